@@ -42,22 +42,22 @@ const (
 
 // simulatedAgent is the agent of one cluster without a member.
 type simulatedAgent struct {
-	name  string
-	fleet *simulatedFleet
-	hub   client.WithWatch
+	cluster client.ObjectKey
+	fleet   *simulatedFleet
+	hub     client.WithWatch
 	// credential is the agent's own, exchanged for the one in the manifest.
 	credential *join.Credential
 	engine     *noopEngine
 }
 
 // newAgent starts the session of an agent with the manifest that the hub has written for its cluster.
-func newAgent(ctx context.Context, fleet *simulatedFleet, name string, manifest []byte) (*simulatedAgent, error) {
+func newAgent(ctx context.Context, fleet *simulatedFleet, cluster client.ObjectKey, manifest []byte) (*simulatedAgent, error) {
 	secret, err := kubeconfigSecret(manifest)
 	if err != nil {
 		return nil, err
 	}
 	credential, err := join.OpenCredential(ctx, join.CredentialOptions{
-		Secrets: fake.NewClientset(secret).CoreV1().Secrets(kube.AgentNamespace), Secret: secret.Name, Namespace: name, Name: name,
+		Secrets: fake.NewClientset(secret).CoreV1().Secrets(kube.AgentNamespace), Secret: secret.Name, Namespace: cluster.Namespace, Name: cluster.Name,
 	})
 	if err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func newAgent(ctx context.Context, fleet *simulatedFleet, name string, manifest 
 	if err != nil {
 		return nil, err
 	}
-	a := &simulatedAgent{name: name, fleet: fleet, hub: hub, credential: credential}
+	a := &simulatedAgent{cluster: cluster, fleet: fleet, hub: hub, credential: credential}
 	a.engine = &noopEngine{agent: a, digests: map[bundle.ID]bundle.Digest{}}
 	return a, nil
 }
@@ -98,7 +98,7 @@ func kubeconfigSecret(manifest []byte) (*corev1.Secret, error) {
 
 // run works for the hub until ctx ends.
 func (a *simulatedAgent) run(ctx context.Context) {
-	source := deliver.NewAgentSource(a.hub, a.credential.DeliveryNamespace(), a.name)
+	source := deliver.NewAgentSource(a.hub, a.credential.DeliveryNamespace(), a.cluster.Name)
 	worker := &session.Worker{
 		Source: source, Engine: a.engine, Gate: session.NewGate(false), OnKindsChanged: func() {}, OnConverged: func(error) {}, OnWithdrawn: func() {},
 	}
@@ -106,7 +106,7 @@ func (a *simulatedAgent) run(ctx context.Context) {
 	running.Go(func() { a.runHeartbeats(ctx) })
 	running.Go(func() {
 		session.ClusterWatcher[*libv1beta1.SveltosCluster]{
-			Key: a.key(), Example: &libv1beta1.SveltosCluster{}, NewList: func() client.ObjectList { return &libv1beta1.SveltosClusterList{} },
+			Key: a.cluster, Example: &libv1beta1.SveltosCluster{}, NewList: func() client.ObjectList { return &libv1beta1.SveltosClusterList{} },
 			OnChange: func(ctx context.Context, cluster *libv1beta1.SveltosCluster) { a.reportReady(ctx, cluster) },
 		}.Run(ctx, a.hub)
 	})
@@ -114,21 +114,17 @@ func (a *simulatedAgent) run(ctx context.Context) {
 	running.Wait()
 }
 
-func (a *simulatedAgent) key() client.ObjectKey {
-	return client.ObjectKey{Namespace: a.name, Name: a.name}
-}
-
 // runHeartbeats claims the Lease and renews it.
 func (a *simulatedAgent) runHeartbeats(ctx context.Context) {
 	for {
 		patch := map[string]any{
-			"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationMember: "member-of-" + a.name, kube.AnnotationExchanged: a.credential.Exchanged()}},
+			"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationMember: "member-of-" + a.cluster.Name, kube.AnnotationExchanged: a.credential.Exchanged()}},
 			"spec": map[string]any{
-				"holderIdentity": a.name, "leaseDurationSeconds": int32(heartbeats.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(time.Now()),
+				"holderIdentity": a.cluster.Name, "leaseDurationSeconds": int32(heartbeats.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(time.Now()),
 			},
 		}
 		lease := &coordinationv1.Lease{}
-		lease.Namespace, lease.Name = a.credential.DeliveryNamespace(), a.name
+		lease.Namespace, lease.Name = a.credential.DeliveryNamespace(), a.cluster.Name
 		if err := a.patch(ctx, lease, a.hub.Patch, patch); err != nil && ctx.Err() == nil {
 			a.fleet.countError(err)
 		}
@@ -190,7 +186,7 @@ func (e *noopEngine) Converge(_ context.Context, b bundle.Bundle) (bundle.Report
 			return bundle.Report{ID: b.ID, Digest: digest, State: bundle.StateFailed, Message: "ConfigMap refused is refused by the simulated member"}, fmt.Errorf("refused")
 		}
 	}
-	e.agent.fleet.recordArrival(e.agent.name, b.ID.RequestorName, digest)
+	e.agent.fleet.recordArrival(e.agent.cluster.Name, b.ID.RequestorName, digest)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.digests[b.ID] = digest

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -130,8 +132,8 @@ func (f *simulatedFleet) recordCluster(obj client.Object) {
 // startAgent starts the agent of a cluster when its manifest is there.
 func (f *simulatedFleet) startAgent(obj client.Object) {
 	secret := obj.(*corev1.Secret)
-	name := secret.Namespace
-	if secret.Name != join.RegistrationSecret(name) || len(secret.Data[join.ManifestKey]) == 0 {
+	name, isRegistration := strings.CutSuffix(secret.Name, join.RegistrationSecret(""))
+	if !isRegistration || len(secret.Data[join.ManifestKey]) == 0 {
 		return
 	}
 	f.mu.Lock()
@@ -141,7 +143,7 @@ func (f *simulatedFleet) startAgent(obj client.Object) {
 	}
 	f.running[name] = true
 	f.agents.Go(func() {
-		agent, err := newAgent(f.ctx, f, name, secret.Data[join.ManifestKey])
+		agent, err := newAgent(f.ctx, f, client.ObjectKey{Namespace: secret.Namespace, Name: name}, secret.Data[join.ManifestKey])
 		if err != nil {
 			f.countError(err)
 			return
@@ -150,14 +152,15 @@ func (f *simulatedFleet) startAgent(obj client.Object) {
 	})
 }
 
-// register creates SveltosClusters in pull mode.
-func (f *simulatedFleet) register(ctx context.Context, names []string, labels func(i int) map[string]string) error {
+// register creates SveltosClusters in pull mode, each in a namespace with its name, or all in the same namespace if that
+// is not "".
+func (f *simulatedFleet) register(ctx context.Context, names []string, shared string, labels func(i int) map[string]string) error {
 	return inParallel(len(names), func(i int) error {
-		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: names[i]}}
+		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: cmp.Or(shared, names[i])}}
 		if err := f.hub.client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
 			return err
 		}
-		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: names[i], Name: names[i], Labels: labels(i)}}
+		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: names[i], Labels: labels(i)}}
 		cluster.Spec.PullMode = true
 		return f.hub.client.Create(ctx, cluster)
 	})

@@ -30,6 +30,8 @@ type options struct {
 	clusters, objects int
 	// matrixProfiles profiles are created at once for matrixClusters clusters.
 	matrixProfiles, matrixClusters int
+	// namespace of all clusters, "" for a namespace for each.
+	namespace string
 	// private puts the content into Secrets, so that each cluster has a copy of its own.
 	private   bool
 	scenarios []string
@@ -84,7 +86,7 @@ func register(ctx context.Context, r *run, result *result) error {
 		}
 		return all
 	}
-	if err := r.fleet.register(ctx, names, labels); err != nil {
+	if err := r.fleet.register(ctx, names, r.namespace, labels); err != nil {
 		return err
 	}
 	delays, err := r.fleet.await(ctx, "clusters are ready", r.clusters, began, func() []time.Time {

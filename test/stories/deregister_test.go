@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/towline/towline/internal/localkube"
 )
@@ -202,7 +203,7 @@ func (w *world) has(plane *localkube.Plane) {
 // hasNot checks that it is not: a deregistration that says that it is done has withdrawn it.
 func (w *world) hasNot(plane *localkube.Plane) {
 	w.t.Helper()
-	if err := w.absent(plane, "configmap", "delivered", "default"); err != nil {
+	if err := w.absent(plane, &corev1.ConfigMap{}, "delivered", "default"); err != nil {
 		w.t.Error(err)
 	}
 }

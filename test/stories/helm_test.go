@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -88,10 +89,11 @@ func (m *helmMember) deployed(revision int) {
 	m.t.Helper()
 	m.eventually(fmt.Sprintf("revision %d of %s is deployed on %s", revision, m.release, m.cluster), func() error {
 		reported := m.wantStatuses("fleet", m.summary(), "Provisioned")
-		out, err := m.try(m.plane, "kubectl", "get", "secret", fmt.Sprintf("sh.helm.release.v1.%s.v%d", m.release, revision), "-n", m.release,
-			"-o", "jsonpath={.metadata.labels.status}")
-		if err == nil && out != "deployed" {
-			err = fmt.Errorf("revision %d is %s", revision, out)
+		record := &corev1.Secret{}
+		name := fmt.Sprintf("sh.helm.release.v1.%s.v%d", m.release, revision)
+		err := m.client(m.plane).Get(m.t.Context(), client.ObjectKey{Namespace: m.release, Name: name}, record)
+		if status := record.Labels["status"]; err == nil && status != "deployed" {
+			err = fmt.Errorf("revision %d is %s", revision, status)
 		}
 		return errors.Join(err, reported)
 	})

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/towline/towline/examples"
@@ -173,7 +175,7 @@ func (s *commandsStory) isAdopted() {
 	s.deployed(2)
 	s.wantHistory("1 superseded commands-0.1.0: Install complete", "2 deployed commands-0.2.0: Upgrade complete")
 	s.wantRuns("the adoption", map[string]int{"pre-install": 1, "pre-upgrade": 1, "post-upgrade": 1})
-	if err := s.absent(s.plane, "configmap", "dropped", "web"); err != nil {
+	if err := s.absent(s.plane, &corev1.ConfigMap{}, "dropped", "web"); err != nil {
 		s.t.Errorf("an object that version 2 drops: %v", err)
 	}
 	if data := s.kubectl(s.plane, "get", "configmap", "kept", "-n", "web", "-o", "jsonpath={.data}"); data != `{"version":"0.2.0"}` {
@@ -345,7 +347,7 @@ func (s *commandsStory) endsWithTheProfile() {
 		if err == nil && strings.TrimSpace(out) != "[]" {
 			err = fmt.Errorf("helm list prints %s", out)
 		}
-		return errors.Join(err, s.absent(s.plane, "deployment", "web", "web"))
+		return errors.Join(err, s.absent(s.plane, &appsv1.Deployment{}, "web", "web"))
 	})
 	if after := s.hookRuns()["pre-delete"]; after != before+1 {
 		s.t.Errorf("the hook before the uninstallation ran %d times", after-before)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/examples"
 )
 
@@ -157,7 +158,7 @@ func TestHelmHooks(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.startHub()
-		w.eventually("the hub hears of it", func() error { return w.absent(w.hub, "clustersummary", s.summary(), "fleet") })
+		w.eventually("the hub hears of it", func() error { return w.absent(w.hub, &configv1beta1.ClusterSummary{}, s.summary(), "fleet") })
 	})
 }
 
@@ -299,9 +300,7 @@ spec:
 	}
 	s.failed("upgrade of revision", "pre-upgrade hook Job batch hooked/hook-pre-upgrade-hangs failed: it did not end within 45s")
 	// A hook with the default policy stays, for people to look at.
-	if err := s.absent(s.plane, "job", "hook-pre-upgrade-hangs", s.release); err == nil {
-		s.t.Error("the hook that hung was deleted")
-	}
+	s.kubectl(s.plane, "get", "job", "hook-pre-upgrade-hangs", "-n", s.release)
 }
 
 // hookFails upgrades to a revision with a hook that fails. The policy hook-failed deletes it.

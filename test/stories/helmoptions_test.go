@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 
 	"github.com/towline/towline/examples"
 )
@@ -190,13 +191,13 @@ func (s *optionStory) skips() {
 	s.deploy()
 	s.deployed(1)
 	const crd = ".examples.towline.dev"
-	if err := s.absent(s.plane, "crd", "greetings."+s.release+crd, ""); err != nil {
+	if err := s.absent(s.plane, &apiextensionsv1.CustomResourceDefinition{}, "greetings."+s.release+crd, ""); err != nil {
 		s.t.Error(err)
 	}
 	s.options = map[string]any{"skipSchemaValidation": true}
 	s.deploy()
 	s.eventually("the CustomResourceDefinition is there", func() error {
-		if s.absent(s.plane, "crd", "greetings."+s.release+crd, "") == nil {
+		if s.absent(s.plane, &apiextensionsv1.CustomResourceDefinition{}, "greetings."+s.release+crd, "") == nil {
 			return errors.New("it is not")
 		}
 		return nil

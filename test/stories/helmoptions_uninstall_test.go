@@ -7,6 +7,10 @@ import (
 	"strings"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 )
 
 // remove deletes the profile, and waits until the release is withdrawn.
@@ -24,7 +28,7 @@ func (s *optionStory) beginRemoval() {
 func (s *optionStory) removed() {
 	s.t.Helper()
 	s.eventually("the release is withdrawn", func() error {
-		return errors.Join(s.absent(s.hub, "clustersummary", s.summary(), "fleet"), s.absent(s.plane, "configmap", "main", s.release))
+		return errors.Join(s.absent(s.hub, &configv1beta1.ClusterSummary{}, s.summary(), "fleet"), s.absent(s.plane, &corev1.ConfigMap{}, "main", s.release))
 	})
 }
 
@@ -82,7 +86,7 @@ func (s *optionStory) orphans() {
 	s.t.Helper()
 	s.deployWithReplicaSet("orphan")
 	s.remove()
-	if err := s.absent(s.plane, "deployment", s.release, s.release); err != nil {
+	if err := s.absent(s.plane, &appsv1.Deployment{}, s.release, s.release); err != nil {
 		s.t.Error(err)
 	}
 	if out := s.kubectl(s.plane, "get", "replicasets", "-n", s.release, "-o", `jsonpath={.items[*].metadata.ownerReferences}`); out != "" {
@@ -111,7 +115,7 @@ func (s *optionStory) deletesDependents(propagation string) {
 		}
 		return err
 	})
-	gone := s.absent(s.plane, "deployment", s.release, s.release)
+	gone := s.absent(s.plane, &appsv1.Deployment{}, s.release, s.release)
 	if waits := propagation == "foreground"; (gone != nil) != waits {
 		s.t.Errorf("%s on %s: the Deployment waits for its ReplicaSet: %t, want %t", propagation, s.cluster, gone != nil, waits)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/examples"
 )
 
@@ -66,7 +67,7 @@ func (s *commandsStory) readsItsRevision() {
 	// The profile leaves the release on the member and comes back.
 	m.kubectl(m.hub, "patch", "clusterprofile", m.profile(), "--type=merge", "-p", `{"spec":{"stopMatchingBehavior":"LeavePolicies"}}`)
 	m.kubectl(m.hub, "delete", "clusterprofile", m.profile())
-	m.eventually("the profile has left", func() error { return m.absent(m.hub, "clustersummary", m.summary(), "fleet") })
+	m.eventually("the profile has left", func() error { return m.absent(m.hub, &configv1beta1.ClusterSummary{}, m.summary(), "fleet") })
 	m.deploy()
 	m.wantRead(5, "5 false true b")
 }

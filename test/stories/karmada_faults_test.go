@@ -261,7 +261,7 @@ func (w *world) interruptedUnregister(plane *localkube.Plane) {
 	}
 	w.kubectl(plane, "scale", "deployment", "karmada-agent", "-n", agentSpace, "--replicas=1")
 	w.typed(plane, w.unregister(plane))
-	if err := w.absent(plane, "configmap", "delivered", "default"); err != nil {
+	if err := w.absent(plane, &corev1.ConfigMap{}, "delivered", "default"); err != nil {
 		w.t.Error(err)
 	}
 	w.wantLeft(plane)

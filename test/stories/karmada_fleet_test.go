@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/towline/towline/internal/localkube"
 )
 
@@ -50,7 +52,7 @@ func TestKarmadaFleet(t *testing.T) {
 	for i, m := range members {
 		w.kubectl(w.hub, append(append([]string{"label"}, m.object...), "env-")...)
 		w.eventually("the profile leaves "+m.plane.Name, func() error {
-			return errors.Join(w.absent(m.plane, "configmap", "delivered", "default"), w.hasNoSummary(m.namespace, m.plane.Name))
+			return errors.Join(w.absent(m.plane, &corev1.ConfigMap{}, "delivered", "default"), w.hasNoSummary(m.namespace, m.plane.Name))
 		})
 		for _, other := range members[i+1:] {
 			w.has(other.plane)
@@ -60,7 +62,7 @@ func TestKarmadaFleet(t *testing.T) {
 	for _, plane := range planes[2:] {
 		w.sends(plane, "until it is deleted")
 		w.kubectl(w.hub, "delete", "cluster", plane.Name, "--timeout=60s")
-		if err := w.absent(plane, "configmap", "delivered", "default"); err != nil {
+		if err := w.absent(plane, &corev1.ConfigMap{}, "delivered", "default"); err != nil {
 			t.Error(err)
 		}
 		w.wantLeft(plane)

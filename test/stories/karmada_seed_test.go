@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/towline/towline/internal/localkube"
 )
@@ -37,7 +38,7 @@ func TestSeed004Push(t *testing.T) {
 		return wantFields(w.row(w.kubectl(w.hub, "get", "works", "-n", "karmada-es-member1"), "delivered"), "delivered", "ConfigMap", "True", "*")
 	})
 	w.typed(planes[0], seed.Replace("karmadactl unjoin member1 --kubeconfig=<karmada kubeconfig> --cluster-kubeconfig=<member1 kubeconfig>"))
-	if err := w.absent(planes[0], "configmap", "delivered", "default"); err != nil {
+	if err := w.absent(planes[0], &corev1.ConfigMap{}, "delivered", "default"); err != nil {
 		t.Error(err)
 	}
 	w.wantLeft(planes[0])
@@ -120,7 +121,7 @@ func TestSeed004Pull(t *testing.T) {
 	w.sends(member3, "hello")
 	w.typed(w.hub, seed.Replace("karmadactl unregister member3 --cluster-kubeconfig=<member3 kubeconfig> --cluster-context=<member3 context> "+
 		"--karmada-config=<karmada kubeconfig> --karmada-context=<karmada context>"))
-	if err := w.absent(member3, "configmap", "delivered", "default"); err != nil {
+	if err := w.absent(member3, &corev1.ConfigMap{}, "delivered", "default"); err != nil {
 		t.Error(err)
 	}
 	w.wantLeft(member3)
@@ -129,7 +130,7 @@ func TestSeed004Pull(t *testing.T) {
 	w.registers(member3)
 	w.sends(member3, "again")
 	w.typed(member3, seed.Replace("karmadactl unregister member3 --cluster-kubeconfig=<member3 kubeconfig>"))
-	if err := w.absent(member3, "configmap", "delivered", "default"); err != nil {
+	if err := w.absent(member3, &corev1.ConfigMap{}, "delivered", "default"); err != nil {
 		t.Error(err)
 	}
 	w.wantLeft(member3)

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/localkube"
 )
@@ -70,7 +72,7 @@ func TestProgrammaticRegistration(t *testing.T) {
 	for name := range members {
 		w.ready("edge", name)
 		w.eventually("the manifest of "+name+" is kept no longer than it is needed", func() error {
-			return w.absent(w.hub, "secret", name+"-sveltos-registration", "edge")
+			return w.absent(w.hub, &corev1.Secret{}, name+"-sveltos-registration", "edge")
 		})
 	}
 	w.apply(w.hub, programmaticProfile)
@@ -82,7 +84,7 @@ func TestProgrammaticRegistration(t *testing.T) {
 	}
 	w.kubectl(w.hub, "delete", "sveltoscluster", "first", "-n", "edge", "--timeout=60s")
 	w.wantNoAgent(members["first"])
-	if err := w.absent(members["first"], "configmap", "delivered", "default"); err != nil {
+	if err := w.absent(members["first"], &corev1.ConfigMap{}, "delivered", "default"); err != nil {
 		t.Error(err)
 	}
 	w.ready("edge", "second")
@@ -108,15 +110,12 @@ func (w *world) keptManifest(namespace, cluster string) string {
 }
 
 // absent says what is wrong unless an object is not there.
-func (w *world) absent(plane *localkube.Plane, kind, name, namespace string) error {
-	out, err := w.try(plane, "kubectl", "get", kind, name, "-n", namespace, "--ignore-not-found", "-o", "name")
-	if err != nil {
-		return err
+func (w *world) absent(plane *localkube.Plane, kind client.Object, name, namespace string) error {
+	err := w.client(plane).Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, kind)
+	if err == nil {
+		return fmt.Errorf("%T %s/%s is there", kind, namespace, name)
 	}
-	if out != "" {
-		return fmt.Errorf("%s %s/%s is there", kind, namespace, name)
-	}
-	return nil
+	return client.IgnoreNotFound(err)
 }
 
 // wantNoAgent waits until nothing is left on a member of what the manifest put there.

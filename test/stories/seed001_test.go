@@ -1,6 +1,7 @@
 package stories
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -8,6 +9,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 
 	"github.com/towline/towline/internal/localkube"
 )
@@ -165,15 +170,12 @@ func (r *kyvernoRelease) isUninstalled() {
 	r.t.Helper()
 	r.wantHooks("the uninstallation", "prepare", "prepare", "migrate-resources", "scale-to-zero")
 	r.eventually("kyverno is uninstalled", func() error {
-		for _, object := range [][]string{
-			{"crd", "clusterpolicies.kyverno.io"}, {"validatingwebhookconfiguration", "kyverno-latest-policy"},
-			{"clusterrole", "kyverno-latest:admission-controller"}, {"deployment", "kyverno-latest"},
-		} {
-			if err := r.absent(r.plane, object[0], object[1], "kyverno"); err != nil {
-				return err
-			}
-		}
-		return nil
+		return errors.Join(
+			r.absent(r.plane, &apiextensionsv1.CustomResourceDefinition{}, "clusterpolicies.kyverno.io", ""),
+			r.absent(r.plane, &admissionv1.ValidatingWebhookConfiguration{}, "kyverno-latest-policy", ""),
+			r.absent(r.plane, &rbacv1.ClusterRole{}, "kyverno-latest:admission-controller", ""),
+			r.absent(r.plane, &appsv1.Deployment{}, "kyverno-latest", "kyverno"),
+		)
 	})
 	r.kubectl(r.plane, "get", "configmap", "kyverno-latest-config", "-n", "kyverno")
 }

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -181,7 +183,7 @@ func (p *statusProfile) wantWithdrawn() {
 		if strings.Contains(groups, p.summary()) {
 			return errors.New("a group is left")
 		}
-		return errors.Join(p.absent(p.member, "configmap", p.name, "default"), p.absent(p.member, "deployment", p.name, p.name))
+		return errors.Join(p.absent(p.member, &corev1.ConfigMap{}, p.name, "default"), p.absent(p.member, &appsv1.Deployment{}, p.name, p.name))
 	})
 }
 

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/examples"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
@@ -26,7 +27,7 @@ import (
 
 const (
 	// waitTimeout bounds every wait of a story. It is loose: a slow machine must pass, a hang must fail.
-	waitTimeout = 2 * time.Minute
+	waitTimeout = 4 * time.Minute
 	// pollInterval is the pause between two checks of a wait at first. It doubles within 3 s: most checks start kubectl,
 	// which takes up to a tenth of a second of a processor.
 	pollInterval = 250 * time.Millisecond
@@ -123,15 +124,16 @@ func (w *world) provisioned(namespace, summary string) {
 
 // wantStatuses says what is wrong unless every feature of the summary has the status want.
 func (w *world) wantStatuses(namespace, summary, want string) error {
-	out, err := w.try(w.hub, "kubectl", "get", "clustersummary", summary, "-n", namespace, "-o",
-		`jsonpath={range .status.featureSummaries[*]}{.status}: {.failureMessage}{"\n"}{end}`)
-	if err != nil {
+	found := &configv1beta1.ClusterSummary{}
+	if err := w.client(w.hub).Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: summary}, found); err != nil {
 		return err
 	}
-	lines := strings.Split(strings.TrimSpace(out), "\n")
-	for _, line := range lines {
-		if status, _, _ := strings.Cut(line, ":"); status != want {
-			return fmt.Errorf("features of %s/%s are %q, want all %s", namespace, summary, lines, want)
+	if len(found.Status.FeatureSummaries) == 0 {
+		return fmt.Errorf("%s/%s has no features, want all %s", namespace, summary, want)
+	}
+	for _, feature := range found.Status.FeatureSummaries {
+		if string(feature.Status) != want {
+			return fmt.Errorf("feature %s of %s/%s is %s: %s, want %s", feature.FeatureID, namespace, summary, feature.Status, feature.FailureMessage, want)
 		}
 	}
 	return nil
