@@ -152,8 +152,7 @@ func (f *simulatedFleet) startAgent(obj client.Object) {
 	})
 }
 
-// register creates SveltosClusters in pull mode, each in a namespace with its name, or all in the same namespace if that
-// is not "".
+// register creates SveltosClusters in pull mode: all in the namespace shared, or each in its own if that is "".
 func (f *simulatedFleet) register(ctx context.Context, names []string, shared string, labels func(i int) map[string]string) error {
 	return inParallel(len(names), func(i int) error {
 		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: cmp.Or(shared, names[i])}}
