@@ -42,6 +42,7 @@ func command(ctx context.Context, args []string, out, progress io.Writer) error 
 	flags.IntVar(&opts.matrixClusters, "matrix-clusters", 50, "number of clusters in the scenario matrix")
 	flags.StringVar(&opts.namespace, "namespace", "", "namespace of all clusters (default a namespace for each)")
 	flags.BoolVar(&opts.private, "private", false, "keep the content in a Secret, so that each cluster has a copy of its own")
+	flags.DurationVar(&opts.outage, "outage", time.Minute, "time without an API server in the scenario reconnect")
 	flags.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "time for each scenario")
 	selected := flags.String("scenarios", strings.Join(names, ","), "comma-separated scenarios, in this order; register is needed by all")
 	asJSON := flags.Bool("json", false, "print one JSON object per scenario")

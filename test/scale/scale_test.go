@@ -13,7 +13,7 @@ func TestScenarios(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	err := command(t.Context(), []string{
-		"--clusters=3", "--namespace=fleet", "--matrix-profiles=3", "--matrix-clusters=2", "--timeout=2m", "--json", "--scenarios=register,new,change,tenth,matrix,restart,reconnect,hanging",
+		"--clusters=3", "--namespace=fleet", "--outage=2s", "--matrix-profiles=3", "--matrix-clusters=2", "--timeout=2m", "--json", "--scenarios=register,new,change,tenth,matrix,restart,reconnect,hanging",
 	}, &out, io.Discard)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out.String())

@@ -35,7 +35,8 @@ type options struct {
 	// private puts the content into Secrets, so that each cluster has a copy of its own.
 	private   bool
 	scenarios []string
-	timeout   time.Duration
+	// outage is the time without an API server in the scenario reconnect.
+	outage, timeout time.Duration
 }
 
 // run is one run of all scenarios.
@@ -278,12 +279,12 @@ func restart(ctx context.Context, r *run, result *result) error {
 	return nil
 }
 
-// reconnect kills the API server, starts it, and measures a change that is made then.
+// reconnect kills the API server, starts it after the outage, and measures a change that is made then.
 func reconnect(ctx context.Context, r *run, result *result) error {
 	if err := r.hub.plane.Kill(); err != nil {
 		return err
 	}
-	sleep(ctx, 5*time.Second)
+	sleep(ctx, r.outage)
 	if err := r.hub.plane.Restart(ctx); err != nil {
 		return err
 	}

@@ -10,9 +10,10 @@ import (
 )
 
 const (
-	// retryFirst and retryLast bound the growing delay between attempts.
+	// retryFirst and retryLast bound the growing delay between attempts. With them every agent works again within 30 s
+	// after an outage of the hub.
 	retryFirst = time.Second
-	retryLast  = 30 * time.Second
+	retryLast  = 20 * time.Second
 	// jitter spreads the attempts of many agents: each delay is shortened by up to this fraction.
 	jitter = 0.2
 )

@@ -19,7 +19,7 @@ import (
 // most doubles it.
 const (
 	backoffFirst = 500 * time.Millisecond
-	backoffLast  = 15 * time.Second
+	backoffLast  = 10 * time.Second
 	backoffSteps = 6
 )
 
