@@ -8,7 +8,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/localkube"
 )
 
@@ -195,7 +197,7 @@ func (w *world) pushInto(namespace, cluster string) *localkube.Plane {
 func (w *world) has(plane *localkube.Plane) {
 	w.t.Helper()
 	w.eventually("the profile is on "+plane.Name, func() error {
-		_, err := w.try(plane, "kubectl", "get", "configmap", "delivered")
+		_, err := w.data(plane, "default", "delivered")
 		return err
 	})
 }
@@ -210,14 +212,12 @@ func (w *world) hasNot(plane *localkube.Plane) {
 
 // isLeaving says what is wrong unless the cluster is being deregistered.
 func (w *world) isLeaving(namespace, cluster string) error {
-	out, err := w.try(w.hub, "kubectl", "get", "sveltoscluster", cluster, "-n", namespace, "-o", "jsonpath={.metadata.deletionTimestamp}")
-	if err != nil {
-		return err
+	found := &libv1beta1.SveltosCluster{}
+	err := w.client(w.hub).Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: cluster}, found)
+	if err == nil && found.DeletionTimestamp == nil {
+		err = fmt.Errorf("cluster %s/%s is not being deleted", namespace, cluster)
 	}
-	if out == "" {
-		return fmt.Errorf("cluster %s/%s is not being deleted", namespace, cluster)
-	}
-	return nil
+	return err
 }
 
 // traces lists the objects of the hub that name a cluster.

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/examples"
@@ -261,9 +263,9 @@ func (s *hookStory) lifeOfRelease() {
 
 	s.upgrade(nil)
 	s.eventually("the last revision is deployed", func() error {
-		out, err := s.try(s.plane, "kubectl", "get", "configmap", "revision", "-n", s.release, "-o", "jsonpath={.data.revision}")
-		if err == nil && out != strconv.Itoa(s.revision) {
-			err = fmt.Errorf("values of revision %s are deployed, want %d", out, s.revision)
+		data, err := s.data(s.plane, s.release, "revision")
+		if err == nil && data["revision"] != strconv.Itoa(s.revision) {
+			err = fmt.Errorf("values of revision %s are deployed, want %d", data["revision"], s.revision)
 		}
 		return errors.Join(err, s.wantStatuses("fleet", s.summary(), "Provisioned"), s.seen("ended", "hook-post-upgrade-late"))
 	})
@@ -315,9 +317,10 @@ func (s *hookStory) hookFails() {
 func (s *hookStory) uninstalled() {
 	s.t.Helper()
 	s.eventually("the release is uninstalled", func() error {
-		out, err := s.try(s.plane, "kubectl", "get", "secrets", "-n", s.release, "-l", "owner=helm", "-o", "name")
-		if err == nil && out != "" {
-			err = errors.New(out)
+		records := &corev1.SecretList{}
+		err := s.client(s.plane).List(s.t.Context(), records, client.InNamespace(s.release), client.MatchingLabels{"owner": "helm"})
+		if err == nil && len(records.Items) > 0 {
+			err = fmt.Errorf("%d release records are left", len(records.Items))
 		}
 		return err
 	})

@@ -144,9 +144,9 @@ func (w *world) sends(plane *localkube.Plane, text string) {
 	w.t.Helper()
 	w.apply(w.hub, fmt.Sprintf(karmadaWork, plane.Name, text))
 	w.eventually(plane.Name+" has what the Work says", func() error {
-		out, err := w.try(plane, "kubectl", "get", "configmap", "delivered", "-o", "jsonpath={.data.text}")
-		if err == nil && out != text {
-			err = fmt.Errorf("it says %q, want %q", out, text)
+		data, err := w.data(plane, "default", "delivered")
+		if err == nil && data["text"] != text {
+			err = fmt.Errorf("it says %q, want %q", data["text"], text)
 		}
 		return err
 	})

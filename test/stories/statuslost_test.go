@@ -145,11 +145,11 @@ func (p *statusProfile) tamperUntilGone() {
 func (p *statusProfile) wantDeployed(version string, features ...string) {
 	p.t.Helper()
 	p.eventually(p.name+" is deployed", func() error {
-		out, err := p.try(p.member, "kubectl", "get", "configmap", p.name, "-o", "jsonpath={.data.version}")
+		data, err := p.data(p.member, "default", p.name)
 		if err != nil {
 			return err
 		}
-		got := []string{out}
+		got := []string{data["version"]}
 		summary := &configv1beta1.ClusterSummary{}
 		if err := p.client(p.hub).Get(p.t.Context(), client.ObjectKey{Namespace: "fleet", Name: p.summary()}, summary); err != nil {
 			return err

@@ -15,10 +15,12 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/examples"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
@@ -106,11 +108,12 @@ func (w *world) pushMember(namespace, cluster, labels string) *localkube.Plane {
 func (w *world) ready(namespace, cluster string) {
 	w.t.Helper()
 	w.eventually(cluster+" is ready", func() error {
-		out, err := w.try(w.hub, "kubectl", "get", "sveltosclusters", "-n", namespace)
-		if err != nil {
-			return err
+		found := &libv1beta1.SveltosCluster{}
+		err := w.client(w.hub).Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: cluster}, found)
+		if err == nil && !found.Status.Ready {
+			err = fmt.Errorf("the status is %+v", found.Status)
 		}
-		return wantFields(w.row(out, cluster), cluster, "true", "*", "*")
+		return err
 	})
 }
 
@@ -151,6 +154,13 @@ func (w *world) client(plane *localkube.Plane) client.Client {
 	}
 	w.clients.Store(plane, c)
 	return c
+}
+
+// data returns the data of a ConfigMap.
+func (w *world) data(plane *localkube.Plane, namespace, name string) (map[string]string, error) {
+	found := &corev1.ConfigMap{}
+	err := w.client(plane).Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, found)
+	return found.Data, err
 }
 
 // kubectl runs kubectl against a plane and returns its standard output.
