@@ -124,3 +124,26 @@ func isListening(port int) bool {
 	_ = conn.Close()
 	return true
 }
+
+func TestRequestsAreCounted(t *testing.T) {
+	t.Parallel()
+	p := localkube.ForTest(t, localkube.Named("counted"))
+	before, err := p.Requests(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		created := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "counted-", Namespace: "default"}}
+		if _, err := clientOf(p).CoreV1().ConfigMaps("default").Create(t.Context(), created, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after, err := p.Requests(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	creations := after.Since(before).Select(func(r localkube.Request) bool { return r.IsWrite() && r.Resource == "configmaps" && r.Group == "" })
+	if creations.Total() < 3 {
+		t.Errorf("got these requests, want 3 creations of ConfigMaps:\n%s", after.Since(before))
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -198,6 +199,42 @@ func (b *bed) agentPID(cluster string) int {
 	}
 	b.Fatalf("no agent of %s is running", cluster)
 	return 0
+}
+
+// watch sends the text of each event of the objects of a kind in a namespace of a plane, unless it is "", until the
+// benchmark ends.
+func (b *bed) watch(out chan<- string, plane *localkube.Plane, list client.ObjectList, namespace string, text func(watch.Event) string) {
+	b.Helper()
+	watcher, err := client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(b.Context()))
+	events, err := watcher.Watch(ctx, list, client.InNamespace(namespace))
+	if err != nil {
+		cancel()
+		b.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for event := range events.ResultChan() {
+			found := text(event)
+			if found == "" {
+				continue
+			}
+			select {
+			case out <- found:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	b.Cleanup(func() {
+		cancel()
+		events.Stop()
+		<-ended
+	})
 }
 
 // reportQuantiles reports the median and the 99th percentile in milliseconds.

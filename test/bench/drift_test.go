@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -12,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
 
@@ -104,36 +102,13 @@ func driftContent() string {
 // watchCorrections returns the names of the objects on a member that are as they were applied, one for each event.
 func (b *bed) watchCorrections(plane *localkube.Plane) <-chan string {
 	b.Helper()
-	watcher, err := client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()})
-	if err != nil {
-		b.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(b.Context()))
-	events, err := watcher.Watch(ctx, &corev1.ConfigMapList{}, client.InNamespace(driftNamespace))
-	if err != nil {
-		cancel()
-		b.Fatal(err)
-	}
 	names := make(chan string, driftObjects)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for event := range events.ResultChan() {
-			obj, ok := event.Object.(*corev1.ConfigMap)
-			if !ok || event.Type == watch.Deleted || obj.Data["text"] != "applied" {
-				continue
-			}
-			select {
-			case names <- obj.Name:
-			case <-ctx.Done():
-				return
-			}
+	b.watch(names, plane, &corev1.ConfigMapList{}, driftNamespace, func(event watch.Event) string {
+		obj, ok := event.Object.(*corev1.ConfigMap)
+		if !ok || event.Type == watch.Deleted || obj.Data["text"] != "applied" {
+			return ""
 		}
-	}()
-	b.Cleanup(func() {
-		cancel()
-		events.Stop()
-		<-ended
+		return obj.Name
 	})
 	return names
 }

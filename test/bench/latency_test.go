@@ -1,21 +1,21 @@
 package bench
 
 import (
-	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
 
-// edits is how many changes are measured in a row.
+// edits is the number of changes that are measured, one after the other.
 const edits = 50
 
 const latencyProfile = `
@@ -28,7 +28,36 @@ spec:
   - {kind: ConfigMap, namespace: default, name: latency}
 `
 
-// BenchmarkChangeToApplied measures the time from a change of a ConfigMap on the hub, which a profile points at, to the
+// latencyKind is a kind of object whose changes are measured.
+type latencyKind struct {
+	list client.ObjectList
+	// manifest is the object, with a verb for its text.
+	manifest string
+}
+
+func configMapLatency() latencyKind {
+	return latencyKind{&corev1.ConfigMapList{}, `
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: measured, annotations: {text: %[1]q}}
+data: {text: %[1]q}
+`}
+}
+
+func deploymentLatency() latencyKind {
+	return latencyKind{&appsv1.DeploymentList{}, `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {namespace: default, name: measured, annotations: {text: %[1]q}}
+spec:
+  selector: {matchLabels: {app: measured}}
+  template:
+    metadata: {labels: {app: measured}}
+    spec: {containers: [{name: main, image: "example.com/measured:1", env: [{name: TEXT, value: %[1]q}]}]}
+`}
+}
+
+// BenchmarkChangeToApplied measures the time from a change of a ConfigMap on the hub, which a profile refers to, to the
 // changed object on the member.
 func BenchmarkChangeToApplied(b *testing.B) {
 	for mode, member := range map[string]func(*bed) *localkube.Plane{
@@ -37,97 +66,101 @@ func BenchmarkChangeToApplied(b *testing.B) {
 	} {
 		b.Run(mode, func(b *testing.B) {
 			bd := newBed(b)
-			texts := bd.follow(member(bd))
-			source := &corev1.ConfigMap{
-				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "latency"},
-				Data:       map[string]string{"object.yaml": latencyObject(0)},
-			}
-			if err := bd.hub.Create(b.Context(), source); err != nil {
-				b.Fatal(err)
-			}
-			bd.apply(latencyProfile)
-			bd.await(texts, latencyText(0))
-			b.ResetTimer()
-			b.ReportMetric(0, "ns/op") // how long all edits take together says nothing
-			for range b.N {
-				bd.reportQuantiles(bd.edit(source, texts))
-			}
+			times := bd.edit(configMapLatency(), []*localkube.Plane{member(bd)}) // once, and not b.N times
+			b.ReportMetric(0, "ns/op")
+			bd.reportQuantiles(times)
 		})
 	}
 }
 
-// edit changes the source time and again and returns how long each change took to arrive.
-func (b *bed) edit(source *corev1.ConfigMap, texts <-chan string) []time.Duration {
+// BenchmarkChangeOnTenMembers measures the same with ten pull members, each with an agent, and the requests of Towline
+// that change objects on the hub, for each change and member.
+func BenchmarkChangeOnTenMembers(b *testing.B) {
+	bd := newBed(b)
+	var members []*localkube.Plane
+	for i := range 10 {
+		members = append(members, bd.pull(fmt.Sprintf("member%d", i), "env=latency"))
+	}
+	for name, kind := range map[string]latencyKind{"ConfigMap": configMapLatency(), "Deployment": deploymentLatency()} {
+		before, err := bd.plane.Requests(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		times := bd.edit(kind, members)
+		after, err := bd.plane.Requests(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		writes := after.Since(before).Select(func(r localkube.Request) bool {
+			return r.IsWrite() && (r.Resource == "events" || strings.HasSuffix(r.Group, ".projectsveltos.io"))
+		})
+		b.Run(name, func(b *testing.B) {
+			measured := *bd
+			measured.B = b
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(float64(writes.Total())/float64(len(times)), "writes/change")
+			measured.reportQuantiles(times)
+		})
+	}
+}
+
+// edit deploys an object of kind to all members, changes it repeatedly, and returns the times from each change until it
+// was on each member. It removes profile and content in the end.
+func (b *bed) edit(kind latencyKind, members []*localkube.Plane) []time.Duration {
 	b.Helper()
+	texts := make(chan string, len(members))
+	for _, member := range members {
+		var last string
+		b.watch(texts, member, kind.list, "default", func(event watch.Event) string {
+			obj, ok := event.Object.(client.Object)
+			if !ok || obj.GetName() != "measured" || obj.GetAnnotations()["text"] == last {
+				return ""
+			}
+			last = obj.GetAnnotations()["text"]
+			return last
+		})
+	}
+	source := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "latency"}}
+	content := func(i int) string {
+		text := fmt.Sprintf("revision %d", i)
+		source.Data = map[string]string{"object.yaml": fmt.Sprintf(kind.manifest, text)}
+		return text
+	}
+	text := content(0)
+	if err := b.hub.Create(b.Context(), source); err != nil {
+		b.Fatal(err)
+	}
+	b.apply(latencyProfile)
+	b.await(texts, text, len(members), time.Now())
 	var times []time.Duration
 	for i := range edits {
-		source.Data["object.yaml"] = latencyObject(i + 1)
+		text := content(i + 1)
 		began := time.Now()
 		if err := b.hub.Update(b.Context(), source); err != nil {
 			b.Fatal(err)
 		}
-		b.await(texts, latencyText(i+1))
-		times = append(times, time.Since(began))
+		times = append(times, b.await(texts, text, len(members), began)...)
 	}
+	b.run(b.plane, "", "kubectl", "delete", "clusterprofile", "latency")
+	b.run(b.plane, "", "kubectl", "delete", "configmap", "latency")
 	return times
 }
 
-func latencyText(i int) string { return fmt.Sprintf("edition %d", i) }
-
-func latencyObject(i int) string {
-	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: measured}\ndata: {text: %q}\n", latencyText(i))
-}
-
-// follow returns the texts of the measured object on a member, as they appear.
-func (b *bed) follow(plane *localkube.Plane) <-chan string {
-	b.Helper()
-	watcher, err := client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()})
-	if err != nil {
-		b.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(b.Context()))
-	events, err := watcher.Watch(ctx, &corev1.ConfigMapList{}, client.InNamespace("default"),
-		client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", "measured")})
-	if err != nil {
-		cancel()
-		b.Fatal(err)
-	}
-	texts := make(chan string, edits)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for event := range events.ResultChan() {
-			object, ok := event.Object.(*corev1.ConfigMap)
-			if !ok {
-				continue
-			}
-			select {
-			case texts <- object.Data["text"]:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	b.Cleanup(func() {
-		cancel()
-		events.Stop()
-		<-ended
-	})
-	return texts
-}
-
-// await waits for a text.
-func (b *bed) await(texts <-chan string, want string) {
+// await waits until a text has come from n members, and returns the times since began.
+func (b *bed) await(texts <-chan string, want string, n int, began time.Time) []time.Duration {
 	b.Helper()
 	deadline := time.After(waitTimeout)
-	for {
+	var times []time.Duration
+	for len(times) < n {
 		select {
 		case text := <-texts:
 			if text == want {
-				return
+				times = append(times, time.Since(began))
 			}
 		case <-deadline:
-			b.Fatalf("%q did not arrive within %s:\n%s", want, waitTimeout, b.run(b.plane, "", "kubectl", "get", "clustersummaries", "-A", "-o", "yaml"))
+			b.Fatalf("%q arrived on %d of %d members within %s:\n%s", want, len(times), n, waitTimeout,
+				b.run(b.plane, "", "kubectl", "get", "clustersummaries", "-A", "-o", "yaml"))
 		}
 	}
+	return times
 }

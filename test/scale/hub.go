@@ -12,7 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/kube"
@@ -84,12 +83,12 @@ type usage struct {
 	at       time.Time
 	hubCPU   float64
 	planeCPU float64
-	requests requestCounts
+	requests localkube.RequestCounts
 }
 
 // measure reads the present usage.
 func (h *testHub) measure(ctx context.Context) (usage, error) {
-	requests, err := h.requests(ctx)
+	requests, err := h.plane.Requests(ctx)
 	if err != nil {
 		return usage{}, err
 	}
@@ -133,64 +132,5 @@ func residentMiB(pid int) float64 {
 	return kib / 1024
 }
 
-// requestCounts are the requests to the API server by verb and resource, for example "PATCH clustersummaries/status".
-type requestCounts map[string]int
-
-var requestMetric = regexp.MustCompile(`(?m)^apiserver_request_total\{(.*)\} ([0-9.e+]+)$`)
-
-// requests reads the request counts of the API server. Lease requests of Kubernetes' own controllers count as well.
-func (h *testHub) requests(ctx context.Context) (requestCounts, error) {
-	clientset, err := kubernetes.NewForConfig(h.plane.Config)
-	if err != nil {
-		return nil, err
-	}
-	raw, err := clientset.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return nil, err
-	}
-	counts := requestCounts{}
-	for _, line := range requestMetric.FindAllStringSubmatch(string(raw), -1) {
-		labels := map[string]string{}
-		for pair := range strings.SplitSeq(line[1], ",") {
-			name, value, _ := strings.Cut(pair, "=")
-			labels[name] = strings.Trim(value, `"`)
-		}
-		count, err := strconv.ParseFloat(line[2], 64)
-		if err != nil || labels["resource"] == "" {
-			continue
-		}
-		counts[strings.TrimSuffix(labels["verb"]+" "+labels["resource"]+"/"+labels["subresource"], "/")] += int(count)
-	}
-	return counts, nil
-}
-
-// since returns the requests after before.
-func (c requestCounts) since(before requestCounts) requestCounts {
-	delta := requestCounts{}
-	for kind, count := range c {
-		if n := count - before[kind]; n > 0 {
-			delta[kind] = n
-		}
-	}
-	return delta
-}
-
-// isHeartbeat returns whether requests of kind are heartbeats.
-func isHeartbeat(kind string) bool { return strings.HasSuffix(kind, " leases") }
-
-// isWrite returns whether requests of kind change objects.
-func isWrite(kind string) bool {
-	verb, _, _ := strings.Cut(kind, " ")
-	return verb == "POST" || verb == "PUT" || verb == "PATCH" || verb == "APPLY" || verb == "DELETE"
-}
-
-// total returns the number of requests for which selected returns true.
-func (c requestCounts) total(selected func(kind string) bool) int {
-	total := 0
-	for kind, count := range c {
-		if selected(kind) {
-			total += count
-		}
-	}
-	return total
-}
+// isHeartbeat returns whether a request is a heartbeat.
+func isHeartbeat(r localkube.Request) bool { return r.Resource == "leases" }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/towline/towline/internal/localkube"
 )
 
 // value is one measured figure.
@@ -63,12 +65,10 @@ func (r *result) finish(ctx context.Context, hub *testHub, clusters int) error {
 	if err != nil {
 		return err
 	}
-	requests := after.requests.since(r.before.requests)
+	requests := after.requests.Since(r.before.requests)
 	per := func(n int) float64 { return float64(n) / float64(clusters) }
-	r.add("writes per cluster", per(requests.total(isWriteOfTowline)), "")
-	r.add("reads per cluster", per(requests.total(func(kind string) bool {
-		return strings.HasPrefix(kind, "GET ") || strings.HasPrefix(kind, "LIST ")
-	})), "")
+	r.add("writes per cluster", per(requests.Select(isWriteOfTowline).Total()), "")
+	r.add("reads per cluster", per(requests.Select(func(r localkube.Request) bool { return r.Verb == "GET" || r.Verb == "LIST" }).Total()), "")
 	seconds := after.at.Sub(r.before.at).Seconds()
 	r.add("duration", seconds, "s")
 	// A process that was started meanwhile has less processor time than before.
@@ -81,9 +81,9 @@ func (r *result) finish(ctx context.Context, hub *testHub, clusters int) error {
 	r.add("hub memory", residentMiB(hub.hub.Process.Pid), "MiB")
 	r.add("API server memory", residentMiB(hub.planePID()), "MiB")
 	r.Requests = map[string]float64{}
-	for kind, n := range requests {
-		if !isHeartbeat(kind) && per(n) >= 0.05 {
-			r.Requests[kind] = per(n)
+	for request, n := range requests {
+		if !isHeartbeat(request) && per(n) >= 0.05 {
+			r.Requests[request.String()] += per(n)
 		}
 	}
 	return nil

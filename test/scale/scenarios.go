@@ -14,6 +14,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/localkube"
 )
 
 const (
@@ -342,14 +343,14 @@ users: [{name: a, user: {token: t}}]
 
 // awaitQuiet waits until there was no write of Towline for quietWindow.
 func (r *run) awaitQuiet(ctx context.Context) error {
-	before, err := r.hub.requests(ctx)
+	before, err := r.hub.plane.Requests(ctx)
 	for err == nil {
 		sleep(ctx, quietWindow)
-		var after requestCounts
-		if after, err = r.hub.requests(ctx); err != nil {
+		var after localkube.RequestCounts
+		if after, err = r.hub.plane.Requests(ctx); err != nil {
 			return err
 		}
-		if after.since(before).total(isWriteOfTowline) == 0 {
+		if after.Since(before).Select(isWriteOfTowline).Total() == 0 {
 			return nil
 		}
 		before = after
@@ -357,10 +358,10 @@ func (r *run) awaitQuiet(ctx context.Context) error {
 	return err
 }
 
-// isWriteOfTowline returns whether requests of kind change objects, and are neither heartbeats nor writes of endpoints
-// by the control plane.
-func isWriteOfTowline(kind string) bool {
-	return isWrite(kind) && !isHeartbeat(kind) && !strings.Contains(kind, "endpoint")
+// isWriteOfTowline returns whether a request changes objects, and is neither a heartbeat nor a write of endpoints by the
+// control plane.
+func isWriteOfTowline(r localkube.Request) bool {
+	return r.IsWrite() && !isHeartbeat(r) && !strings.Contains(r.Resource, "endpoint")
 }
 
 // sleep waits for a time that is part of a measurement.

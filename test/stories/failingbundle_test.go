@@ -111,19 +111,19 @@ func TestFailingBundleIsQuiet(t *testing.T) {
 
 	// The agent checks its credential and the hub its API server every 5 s.
 	checks := int(quietTime / (5 * time.Second))
-	heartbeats := map[string]requestCounts{"hub": {"GET namespaces": checks}, "far": {"GET secrets": checks}}
+	heartbeats := map[string]localkube.RequestCounts{"hub": {{Verb: "GET", Resource: "namespaces"}: checks}, "far": {{Verb: "GET", Resource: "secrets"}: checks}}
 	statuses.forget()
 	planes := map[string]*localkube.Plane{"hub": w.hub, "far": members["far"], "near": members["near"]}
-	before := map[string]requestCounts{}
+	before := map[string]localkube.RequestCounts{}
 	for name, plane := range planes {
 		before[name] = w.requestsFor(plane, isWorkload)
 	}
 	<-time.After(quietTime)
 	for name, plane := range planes {
-		cost := w.requestsFor(plane, isWorkload).since(before[name]).since(heartbeats[name])
+		cost := w.requestsFor(plane, isWorkload).Since(before[name]).Since(heartbeats[name])
 		t.Logf("requests to %s in %s:\n%s", name, quietTime, cost)
-		if cost.total() > quietRequests {
-			t.Errorf("%d requests to %s in %s, want at most %d:\n%s", cost.total(), name, quietTime, quietRequests, cost)
+		if cost.Total() > quietRequests {
+			t.Errorf("%d requests to %s in %s, want at most %d:\n%s", cost.Total(), name, quietTime, quietRequests, cost)
 		}
 	}
 	if changes := statuses.seen(); len(changes) > 0 {
@@ -142,15 +142,14 @@ func TestFailingBundleIsQuiet(t *testing.T) {
 
 // isWorkload selects the requests that deliver and apply bundles. It omits watches, which are opened again from time to
 // time, the edits of startContest, and heartbeats.
-func isWorkload(labels map[string]string) bool {
-	verb, resource := labels["verb"], labels["resource"]
+func isWorkload(r localkube.Request) bool {
 	switch {
-	case verb == "WATCH", verb == "PATCH" && resource == "configmaps":
+	case r.Verb == "WATCH", r.Verb == "PATCH" && r.Resource == "configmaps":
 		return false
-	case labels["group"] == "":
-		return (resource == "configmaps" || resource == "secrets" || resource == "namespaces") && (verb != "LIST")
+	case r.Group == "":
+		return (r.Resource == "configmaps" || r.Resource == "secrets" || r.Resource == "namespaces") && r.Verb != "LIST"
 	}
-	return strings.HasSuffix(labels["group"], ".projectsveltos.io") || resource == "events"
+	return strings.HasSuffix(r.Group, ".projectsveltos.io") || r.Resource == "events"
 }
 
 // statusLog has the statuses of summaries, as a watch returned them.

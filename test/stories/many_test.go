@@ -5,9 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -17,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -68,7 +65,7 @@ spec:
 `)
 	times := seen.provisioned(began)
 	seen.swept()
-	cost := w.requests(w.hub).since(before)
+	cost := w.requests(w.hub).Since(before)
 	for i := range crowdSize {
 		if err := w.wantCount(planes[i%crowdPlanes], crowdGroup(i), crowdObjects); err != nil {
 			t.Error(err)
@@ -78,7 +75,7 @@ spec:
 		[]string{"from apply to Provisioned, p50", quantile(times, 50).String()},
 		[]string{"from apply to Provisioned, p99", quantile(times, 99).String()},
 		[]string{"from apply to Provisioned, max", times[len(times)-1].String()},
-		[]string{"hub requests per member", perMember(cost.total())},
+		[]string{"hub requests per member", perMember(cost.Total())},
 		[]string{"hub bytes per member, during (bundles)", perMember(seen.bundleBytes())},
 		[]string{"hub bytes per member, after (group, summary, configuration)", perMember(w.hubBytes())},
 		[]string{"member bytes per member (record)", perMember(w.recordBytes(planes))},
@@ -341,77 +338,22 @@ func sizeOf(w *world, object any) int {
 	return len(raw)
 }
 
-// requestCounts counts requests to an API server by what was asked.
-type requestCounts map[string]int
-
-var requestMetric = regexp.MustCompile(`(?m)^apiserver_request_total\{(.*)\} ([0-9.e+]+)$`)
-
-// requests returns how often the API server of a plane has been asked for what Towline stores: its own kinds, and
-// events.
-func (w *world) requests(plane *localkube.Plane) requestCounts {
+// requests returns the requests to the API server of a plane for what Towline stores: its own kinds, and events.
+func (w *world) requests(plane *localkube.Plane) localkube.RequestCounts {
 	w.t.Helper()
-	return w.requestsFor(plane, func(labels map[string]string) bool {
-		return strings.HasSuffix(labels["group"], ".projectsveltos.io") || labels["resource"] == "events"
+	return w.requestsFor(plane, func(r localkube.Request) bool {
+		return strings.HasSuffix(r.Group, ".projectsveltos.io") || r.Resource == "events"
 	})
 }
 
-// requestsFor counts the requests to the API server of a plane whose labels are counted.
-func (w *world) requestsFor(plane *localkube.Plane, isCounted func(labels map[string]string) bool) requestCounts {
+// requestsFor returns the requests to the API server of a plane that are selected.
+func (w *world) requestsFor(plane *localkube.Plane, selected func(localkube.Request) bool) localkube.RequestCounts {
 	w.t.Helper()
-	raw, err := kubernetes.NewForConfigOrDie(plane.Config).Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(w.t.Context())
+	counts, err := plane.Requests(w.t.Context())
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	counts := requestCounts{}
-	for _, line := range requestMetric.FindAllStringSubmatch(string(raw), -1) {
-		labels := map[string]string{}
-		for pair := range strings.SplitSeq(line[1], ",") {
-			name, value, _ := strings.Cut(pair, "=")
-			labels[name] = strings.Trim(value, `"`)
-		}
-		if !isCounted(labels) {
-			continue
-		}
-		count, err := strconv.ParseFloat(line[2], 64)
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		counts[strings.TrimSuffix(labels["verb"]+" "+labels["resource"]+"/"+labels["subresource"], "/")] += int(count)
-	}
-	return counts
-}
-
-func (c requestCounts) since(before requestCounts) requestCounts {
-	delta := requestCounts{}
-	for what, count := range c {
-		if n := count - before[what]; n > 0 {
-			delta[what] = n
-		}
-	}
-	return delta
-}
-
-func (c requestCounts) total() int {
-	total := 0
-	for _, count := range c {
-		total += count
-	}
-	return total
-}
-
-// String lists the counts, greatest first.
-func (c requestCounts) String() string {
-	var rows [][]string
-	for what, count := range c {
-		rows = append(rows, []string{what, strconv.Itoa(count)})
-	}
-	slices.SortFunc(rows, func(a, b []string) int {
-		if d := c[b[0]] - c[a[0]]; d != 0 {
-			return d
-		}
-		return strings.Compare(a[0], b[0])
-	})
-	return table(rows...)
+	return counts.Select(selected)
 }
 
 func perMember(total int) string { return fmt.Sprintf("%.1f", float64(total)/crowdSize) }

@@ -5,7 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
 )
 
 const (
@@ -80,8 +82,9 @@ spec:
 	}
 	seen.swept()
 
+	creation := localkube.Request{Verb: "POST", Group: libv1beta1.GroupVersion.Group, Resource: "configurationbundles"}
 	const shared, private = 2, 2 // bundles: before and after the Secret; the Secret, and the content from a Secret
-	if got, want := w.requests(w.hub).since(before)["POST configurationbundles"], shared+private*sharers; got != want {
+	if got, want := w.requests(w.hub).Since(before)[creation], shared+private*sharers; got != want {
 		t.Errorf("requests to create bundles: got %d, want %d", got, want)
 	}
 	contents := payloads.contents(w)
