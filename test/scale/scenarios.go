@@ -358,7 +358,7 @@ func (r *run) awaitQuiet(ctx context.Context) error {
 	return err
 }
 
-// isWriteOfTowline returns whether a request changes objects, and is neither a heartbeat nor a write of endpoints by the
+// isWriteOfTowline returns whether a request changes objects and is neither a heartbeat nor a write of endpoints by the
 // control plane.
 func isWriteOfTowline(r localkube.Request) bool {
 	return r.IsWrite() && !isHeartbeat(r) && !strings.Contains(r.Resource, "endpoint")
