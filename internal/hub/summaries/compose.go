@@ -230,7 +230,11 @@ func tier(t int32) int32 { return cmp.Or(t, bundle.DefaultTier) }
 
 // composeReleases fetches and renders helmCharts in the order of the list, without the charts to uninstall.
 func (c *Composer) composeReleases(ctx context.Context, r ComposeRequest) (composedItems, error) {
-	if err := checkDistinct(resolveCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject)); err != nil {
+	charts, err := resolveCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject)
+	if err == nil {
+		err = checkDistinct(charts)
+	}
+	if err != nil {
 		return composedItems{}, withReason(status.ReasonRender, err)
 	}
 	var all composedItems

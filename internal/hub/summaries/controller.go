@@ -190,8 +190,9 @@ func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Ob
 	}
 	changed, summaries, err := c.loadClusterSummaries(ctx, obj.(*configv1beta1.ClusterSummary))
 	if err != nil {
-		log.FromContext(ctx).Error(err, "find the summaries of a cluster", logkeys.Summary, client.ObjectKeyFromObject(obj))
-		return nil
+		log.FromContext(ctx).Error(err, "find the summaries with the same release", logkeys.Summary, client.ObjectKeyFromObject(obj))
+		all, _ := c.listSummaries(ctx, match.Target(obj.(*configv1beta1.ClusterSummary))) // the same error is logged
+		return toRequests(all)
 	}
 	changedReleases := match.Installed(changed)
 	return toRequests(slices.DeleteFunc(summaries, func(s configv1beta1.ClusterSummary) bool {

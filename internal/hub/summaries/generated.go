@@ -97,7 +97,8 @@ func generatedSecretName(m fleet.Member, release match.Release) client.ObjectKey
 // users delete such a Secret to generate new values.
 func generatedReferences(r ComposeRequest) []source.Reference {
 	var all []source.Reference
-	for _, chart := range resolveCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject) {
+	charts, _ := resolveCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject) // Compose returns the error
+	for _, chart := range charts {
 		name := generatedSecretName(r.Member, match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName})
 		all = append(all, source.Reference{Kind: "Secret", Namespace: name.Namespace, Name: name.Name})
 	}

@@ -2,6 +2,7 @@ package summaries
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -48,14 +49,38 @@ func (c *Controller) resolveReleaseNames(ctx context.Context, cluster fleet.ID, 
 	if err != nil {
 		return nil, err
 	}
-	subject := subjectOf(found, c.Composer.Sandbox)
+	return resolveNames(summaries, subjectOf(found, c.Composer.Sandbox))
+}
+
+// resolveNames expands the templates in the names of releases in summaries. If a name cannot be expanded now, it
+// returns an error for the last summary. Any other summary keeps the releases in its status, so that it neither loses a
+// release nor stops the last one.
+func resolveNames(summaries []configv1beta1.ClusterSummary, subject source.Subject) ([]configv1beta1.ClusterSummary, error) {
 	all := make([]configv1beta1.ClusterSummary, 0, len(summaries))
-	for _, summary := range summaries {
+	for i, summary := range summaries {
+		charts, err := resolveCharts(summary.Spec.ClusterProfileSpec.HelmCharts, subject)
+		if err != nil && i == len(summaries)-1 {
+			return nil, err
+		}
+		if err != nil {
+			charts = append(charts, managedCharts(&summary)...)
+		}
 		// The charts are in the informer cache: they are replaced and not modified.
-		summary.Spec.ClusterProfileSpec.HelmCharts = resolveCharts(summary.Spec.ClusterProfileSpec.HelmCharts, subject)
+		summary.Spec.ClusterProfileSpec.HelmCharts = charts
 		all = append(all, summary)
 	}
 	return all, nil
+}
+
+// managedCharts returns a chart, with a name only, for each release that a summary manages according to its status.
+func managedCharts(summary *configv1beta1.ClusterSummary) []configv1beta1.HelmChart {
+	var charts []configv1beta1.HelmChart
+	for _, r := range summary.Status.HelmReleaseSummaries {
+		if r.Status == configv1beta1.HelmChartStatusManaging {
+			charts = append(charts, configv1beta1.HelmChart{ReleaseNamespace: r.ReleaseNamespace, ReleaseName: r.ReleaseName})
+		}
+	}
+	return charts
 }
 
 func hasTemplatedRelease(summary configv1beta1.ClusterSummary) bool {
@@ -65,18 +90,25 @@ func hasTemplatedRelease(summary configv1beta1.ClusterSummary) bool {
 }
 
 // resolveCharts expands the templates in the release names of charts. It omits a chart with an invalid template, which
-// is not deployed either: the Composer reports the error.
-func resolveCharts(charts []configv1beta1.HelmChart, subject source.Subject) []configv1beta1.HelmChart {
-	all := make([]configv1beta1.HelmChart, 0, len(charts))
+// is not deployed either: the Composer reports the error. All other errors are returned together with the other charts,
+// for example a sandbox.LimitError: such a chart can be deployed.
+func resolveCharts(charts []configv1beta1.HelmChart, subject source.Subject) (resolved []configv1beta1.HelmChart, err error) {
 	for _, chart := range charts {
-		var nameErr, namespaceErr error
-		chart.ReleaseName, nameErr = subject.Expand("releaseName", chart.ReleaseName)
-		chart.ReleaseNamespace, namespaceErr = subject.Expand("releaseNamespace", chart.ReleaseNamespace)
-		if nameErr == nil && namespaceErr == nil {
-			all = append(all, chart)
+		release := chart.ReleaseNamespace + "/" + chart.ReleaseName
+		var expandErr error
+		if chart.ReleaseName, expandErr = subject.Expand("releaseName", chart.ReleaseName); expandErr == nil {
+			chart.ReleaseNamespace, expandErr = subject.Expand("releaseNamespace", chart.ReleaseNamespace)
 		}
+		if _, isInvalid := errors.AsType[phase.Invalid](expandErr); isInvalid {
+			continue
+		}
+		if expandErr != nil {
+			err = errors.Join(err, fmt.Errorf("helm release %s: %w", release, expandErr))
+			continue
+		}
+		resolved = append(resolved, chart)
 	}
-	return all
+	return resolved, err
 }
 
 // checkDistinct returns an error if two charts have the same release: each would replace the objects and the stored
