@@ -213,6 +213,7 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, only map[kube.Ref]boo
 		return bundle.Report{ID: id}, false, nil
 	}
 	if err != nil {
+		e.failedRuns.postpone(id, e.clock.Now())
 		return bundle.Report{ID: id}, false, err
 	}
 	if prior.Suspended || (len(only) == 0 && prior.State == bundle.StateApplying && e.isWaiting(ctx, id, prior.BundleDigest())) {
@@ -223,6 +224,7 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, only map[kube.Ref]boo
 		return bundle.Report{ID: id}, false, nil
 	}
 	if err != nil {
+		e.failedRuns.postpone(id, e.clock.Now())
 		return prior.Report(), true, err
 	}
 	report, err = e.newResumedRun(b, prior, only).run(ctx)

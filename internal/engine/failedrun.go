@@ -80,6 +80,20 @@ func (f *failedRuns) add(run *failedRun, ended time.Time) (isNew bool) {
 	return before == nil || !isSameReport(before.report, run.report)
 }
 
+// postpone delays the next run of id after an attempt that failed before the run began.
+func (f *failedRuns) postpone(id bundle.ID, now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	run := f.byID[id]
+	if run == nil || now.Before(run.next) {
+		return
+	}
+	postponed := *run
+	postponed.failures++
+	postponed.next = now.Add(drift.Backoff(postponed.failures - 1))
+	f.byID[id] = &postponed
+}
+
 // endPause ends the pause after the failed run of id if one of its failed objects has been applied since.
 func (f *failedRuns) endPause(id bundle.ID, changes bundle.ChangeSet, now time.Time) {
 	f.mu.Lock()

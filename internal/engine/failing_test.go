@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
@@ -108,6 +109,26 @@ func TestDriftBesideARefusedObject(t *testing.T) {
 	}
 	b.Items[0].Objects = b.Items[0].Objects[:2]
 	converge(t, h.Engine, b)
+}
+
+// TestFailedBundleIsRetriedSlowlyDuringAnOutage cuts the connection while the retry of a failed bundle is due.
+func TestFailedBundleIsRetriedSlowlyDuringAnOutage(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	m := &meter{}
+	h := c.startRun(t, m)
+	homeless := c.configMap("a", "1")
+	homeless.SetNamespace(c.ns + "-missing")
+	b := c.bundle("one", homeless)
+	b.Items[0].SkipNamespaceCreation = true
+	convergeFailsFinally(t, h.Engine, b)
+	m.cutAfter(0)
+	eventually(t, "the retry is due", func() bool { return m.refused() > 0 })
+	before := m.refused()
+	<-time.After(3 * time.Second)
+	if got := m.refused() - before; got > 50 {
+		t.Errorf("%d requests within 3 s, want pauses between them", got)
+	}
 }
 
 // TestDeletionOfARefusedObjectEndsTheFailure deletes an object whose immutable field differs: then the bundle can be
