@@ -124,6 +124,30 @@ func (t *Slot) Release(slow ...string) {
 	}
 }
 
+// RateLimiter returns a limiter that keeps the back-off of requests that wait for a slot. The controller calls Forget
+// for them, although they have neither succeeded nor failed. Without it, requests that fail and wait in turn would be
+// repeated without a pause.
+func (s *Slots) RateLimiter(limiter workqueue.TypedRateLimiter[reconcile.Request]) workqueue.TypedRateLimiter[reconcile.Request] {
+	return rateLimiter{limiter, s}
+}
+
+type rateLimiter struct {
+	workqueue.TypedRateLimiter[reconcile.Request]
+
+	slots *Slots
+}
+
+// Forget ends the back-off of req unless it waits.
+func (l rateLimiter) Forget(req reconcile.Request) {
+	l.slots.mu.Lock()
+	_, isWoken := l.slots.woken[req]
+	waits := isWoken || l.slots.isWaiting[req]
+	l.slots.mu.Unlock()
+	if !waits {
+		l.TypedRateLimiter.Forget(req)
+	}
+}
+
 // claims returns the slots that a request needs. The caller must hold mu.
 func (s *Slots) claims(pool Pool, keys []Key) []claim {
 	claims := []claim{{place: place{pool: pool.Name}, workers: pool.Workers, most: pool.Workers, shared: pool.Workers}}

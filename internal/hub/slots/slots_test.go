@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
@@ -87,6 +88,35 @@ func TestSlowKeysHaveOneSlotEachAndFewTogether(t *testing.T) {
 	}
 	if got := len(acquireAll(s, 9, push, key("a"))); got != 3 {
 		t.Errorf("a cluster that answers again has %d slots, want 3", got)
+	}
+}
+
+// TestWaitingKeepsTheBackoff calls Forget as the controller does for a reconcile without a result.
+func TestWaitingKeepsTheBackoff(t *testing.T) {
+	t.Parallel()
+	s := slots.New()
+	s.Queue = workqueue.NewTypedRateLimitingQueue(s.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](time.Hour, time.Hour)))
+	defer s.Queue.ShutDown()
+	pool, failing := slots.Pool{Name: "one", Workers: 1, Slow: 1}, request(1)
+	slot, _ := s.Acquire(request(0), pool, key("a"))
+	for range 3 {
+		s.Queue.AddRateLimited(failing)
+	}
+	if _, ok := s.Acquire(failing, pool, key("a")); ok {
+		t.Fatal("the pool has two workers")
+	}
+	s.Queue.Forget(failing)
+	slot.Release()
+	s.Queue.Forget(failing)
+	if got := s.Queue.NumRequeues(failing); got != 3 {
+		t.Errorf("%d failures while it waits, want 3", got)
+	}
+	if slot, ok := s.Acquire(failing, pool, key("a")); ok {
+		slot.Release()
+	}
+	s.Queue.Forget(failing)
+	if got := s.Queue.NumRequeues(failing); got != 0 {
+		t.Errorf("%d failures after a success, want none", got)
 	}
 }
 

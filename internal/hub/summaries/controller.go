@@ -116,7 +116,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: pullWorkers + pushWorkers,
 			ReconciliationTimeout:   reconcileTimeout,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, maxRetryDelay),
+			RateLimiter:             c.slots.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, maxRetryDelay)),
 		})
 	for _, cluster := range fleet.Kinds() {
 		controllerBuilder = controllerBuilder.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.summariesOfCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
