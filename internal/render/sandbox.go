@@ -66,6 +66,9 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 	if err != nil {
 		return Release{}, err
 	}
+	if member != nil {
+		key += " " + request.Owner // objects of one member must not stop the renderings for others
+	}
 	var rendered renderedRelease
 	err = c.sandbox.Call(sandbox.Call{
 		Function: renderFunction, Key: renderFunction + " " + key, Limit: renderLimit,

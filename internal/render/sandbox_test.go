@@ -39,3 +39,23 @@ func TestTemplatesAreLimited(t *testing.T) {
 		t.Errorf("got %v, want an error", err)
 	}
 }
+
+// TestLimitOfOneMemberIsNotRememberedForOthers renders a chart that takes too much memory only with an object of one
+// member.
+func TestLimitOfOneMemberIsNotRememberedForOthers(t *testing.T) {
+	t.Parallel()
+	asked := request(t, withTemplate(`{{ if lookup "v1" "ConfigMap" "site" "large" }}{{ range until 10000000000 }}{{ end }}{{ end }}`))
+	charts := render.NewCharts(pool)
+	renderOn := func(member string, found map[string]any) error {
+		asked.Owner = member
+		asked.Lookup = func(string, string, string, string) (map[string]any, error) { return found, nil }
+		_, err := charts.Render(t.Context(), asked)
+		return err
+	}
+	if _, ok := errors.AsType[*sandbox.LimitError](renderOn("one", map[string]any{"kind": "ConfigMap"})); !ok {
+		t.Error("the rendering for the first member is not limited")
+	}
+	if err := renderOn("two", map[string]any{}); err != nil {
+		t.Errorf("the rendering for another member: %v", err)
+	}
+}
