@@ -58,8 +58,12 @@ func (o *PullTransport) Trigger() {
 // NeedLeaderElection makes a controller-runtime manager run the collector in the leader only.
 func (c *GarbageCollector) NeedLeaderElection() bool { return true }
 
-// Start collects at once, after each trigger and every collectInterval, until ctx ends.
+// Start collects after each trigger and every collectInterval, until ctx ends. The first collection waits for Grace:
+// the tracker does not know the deliveries of the former leader, and the cache may not have their groups yet.
 func (c *GarbageCollector) Start(ctx context.Context) error {
+	if !c.sleep(ctx, nil, c.Grace) {
+		return nil
+	}
 	for {
 		if err := c.Collect(ctx); err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "delete unused bundles")

@@ -2,6 +2,7 @@ package deliver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -157,6 +158,34 @@ func TestGarbageCollector(t *testing.T) {
 		if len(h.pull.trigger) != 0 {
 			t.Error("observing what has been provisioned triggers a sweep")
 		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("waits before it deletes bundles of a former leader", func(t *testing.T) {
+		h := newHub(t, h.plane)
+		m := h.member("former")
+		for _, version := range []string{"1", "2"} {
+			mustDeliver(t, h.pull, m, testBundle(objects("a", version)))
+		}
+		h.restart()
+		ctx, cancel := context.WithCancel(t.Context())
+		ended, clock := make(chan error, 1), testclock.NewFakeClock(time.Now())
+		go func() {
+			ended <- (&GarbageCollector{Transport: h.pull, Grace: CollectorGrace, Clock: clock}).Start(ctx)
+		}()
+		waits := func(context.Context) error {
+			if !clock.HasWaiters() {
+				return errors.New("it does not wait")
+			}
+			return nil
+		}
+		eventually(t, "the collector waits", waits)
+		wantBundles(t, h, m.DeliveryNamespace, 2)
+		clock.Step(CollectorGrace)
+		eventually(t, "the collector waits for a trigger", waits)
+		wantBundles(t, h, m.DeliveryNamespace, 1)
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
