@@ -104,7 +104,8 @@ func (c *child) exitReason() string {
 	switch {
 	case bytes.Contains(text, []byte("stack exceeds")):
 		return "it nests without end"
-	case bytes.Contains(text, []byte("out of memory")), bytes.Contains(text, []byte("cannot allocate memory")):
+	case bytes.Contains(text, []byte("out of memory")), bytes.Contains(text, []byte("cannot allocate memory")),
+		bytes.Contains(text, []byte("pthread_create failed")): // no memory for the stack of a thread
 		return fmt.Sprintf("it took more than %d MiB of memory", maxMemory>>20)
 	default:
 		line, _, _ := bytes.Cut(bytes.TrimSpace(text), []byte("\n"))

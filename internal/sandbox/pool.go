@@ -22,6 +22,9 @@ const (
 	// startDelay is the time that a call waits for a child if as many as processor cores are in use. So short calls
 	// share a few children, and long ones do not delay them.
 	startDelay = 250 * time.Millisecond
+	// maxSameKey is the number of calls with the same key that run at the same time, since each of them can reach its
+	// limits: a profile with an endless template can have a thousand clusters. The others wait, and then return the error.
+	maxSameKey = 2
 	// A call that exceeded a limit is not repeated for minPause, and for twice the former pause after each further
 	// failure, up to maxPause.
 	minPause = 30 * time.Second
@@ -35,8 +38,15 @@ type Pool struct {
 	idle    chan *child
 	inUse   atomic.Int32
 
-	mu       sync.Mutex // guards failures
+	mu       sync.Mutex // guards the fields below
 	failures map[string]failure
+	sameKey  map[string]*keyCalls
+}
+
+// keyCalls are the calls with one key that run or wait. Those that run have a value in slots.
+type keyCalls struct {
+	number int
+	slots  chan struct{}
 }
 
 // failure is a call that exceeded a limit.
@@ -48,7 +58,7 @@ type failure struct {
 
 // NewPool returns a Pool without children. command starts a process that calls Serve.
 func NewPool(command []string, clock clock.PassiveClock) *Pool {
-	return &Pool{command: command, clock: clock, idle: make(chan *child, maxIdle), failures: map[string]failure{}}
+	return &Pool{command: command, clock: clock, idle: make(chan *child, maxIdle), failures: map[string]failure{}, sameKey: map[string]*keyCalls{}}
 }
 
 // Call is one execution of a function.
@@ -73,6 +83,7 @@ func (e *LimitError) Error() string { return e.reason }
 // Call runs a function in a child, and returns its error. It returns a LimitError if the child exceeds a limit. An
 // error that is a phase.Invalid in the child is one here, too.
 func (p *Pool) Call(call Call) error {
+	defer p.acquireKey(call.Key)()
 	if err := p.failureOf(call.Key); err != nil {
 		return err
 	}
@@ -153,6 +164,27 @@ func (p *Pool) release(used *child) {
 	case p.idle <- used:
 	default:
 		used.kill()
+	}
+}
+
+// acquireKey waits until less than maxSameKey calls with the key run. The caller must call release.
+func (p *Pool) acquireKey(key string) (release func()) {
+	p.mu.Lock()
+	calls := p.sameKey[key]
+	if calls == nil {
+		calls = &keyCalls{slots: make(chan struct{}, maxSameKey)}
+		p.sameKey[key] = calls
+	}
+	calls.number++
+	p.mu.Unlock()
+	calls.slots <- struct{}{}
+	return func() {
+		<-calls.slots
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if calls.number--; calls.number == 0 {
+			delete(p.sameKey, key)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package sandbox_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -147,9 +148,9 @@ func TestLongCallsDelayNoOther(t *testing.T) {
 	pool, _ := newPool()
 	ended := make(chan error, 1)
 	const long = 8
-	for range long {
+	for i := range long {
 		go func() {
-			ended <- pool.Call(sandbox.Call{Function: "endless", Key: "endless", Limit: 5 * time.Second})
+			ended <- pool.Call(sandbox.Call{Function: "endless", Key: fmt.Sprint("endless ", i), Limit: 5 * time.Second})
 		}()
 	}
 	var output string
@@ -163,5 +164,25 @@ func TestLongCallsDelayNoOther(t *testing.T) {
 	}
 	for range long {
 		<-ended
+	}
+}
+
+// TestFewCallsWithTheSameKeyReachTheLimit starts an endless call for many clusters at once.
+func TestFewCallsWithTheSameKeyReachTheLimit(t *testing.T) {
+	t.Parallel()
+	pool, _ := newPool()
+	const calls = 12
+	failed := make(chan error, calls)
+	for range calls {
+		go func() {
+			failed <- pool.Call(sandbox.Call{Function: "endless", Key: "endless", Limit: time.Second})
+		}()
+	}
+	processes := map[error]bool{}
+	for range calls {
+		processes[<-failed] = true
+	}
+	if len(processes) > 2 || processes[nil] {
+		t.Errorf("%d processes reach the limit, want at most 2", len(processes))
 	}
 }
