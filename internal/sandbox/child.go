@@ -20,6 +20,7 @@ type child struct {
 	in      io.WriteCloser
 	out     *json.Decoder
 	errors  *prefix
+	memory  int64
 	// wait waits for the end of the process. It may be called several times.
 	wait func() error
 	// expiry ends an idle child.
@@ -36,12 +37,12 @@ func (p *prefix) Write(text []byte) (int, error) {
 }
 
 // startChild starts a child. It has no environment, which can have credentials, and ends when this process ends.
-func startChild(command []string) (*child, error) {
+func startChild(command []string, memory int64) (*child, error) {
 	started := &child{
-		process: exec.Command(command[0], command[1:]...), errors: &prefix{}, //nolint:noctx // it outlives a call; kill ends it
+		process: exec.Command(command[0], command[1:]...), errors: &prefix{}, memory: memory, //nolint:noctx // it outlives a call; kill ends it
 	}
 	started.wait = sync.OnceValue(started.process.Wait)
-	started.process.Env, started.process.Dir, started.process.Stderr = []string{"GOMAXPROCS=2"}, "/", started.errors
+	started.process.Env, started.process.Dir, started.process.Stderr = []string{"GOMAXPROCS=2", fmt.Sprint("GOMEMLIMIT=", memory)}, "/", started.errors
 	out, err := started.process.StdoutPipe()
 	if err == nil {
 		started.in, err = started.process.StdinPipe()
@@ -106,7 +107,7 @@ func (c *child) exitReason() string {
 		return "it nests without end"
 	case bytes.Contains(text, []byte("out of memory")), bytes.Contains(text, []byte("cannot allocate memory")),
 		bytes.Contains(text, []byte("pthread_create failed")): // no memory for the stack of a thread
-		return fmt.Sprintf("it took more than %d MiB of memory", maxMemory>>20)
+		return fmt.Sprintf("it took more than %d MiB of memory", c.memory>>20)
 	default:
 		line, _, _ := bytes.Cut(bytes.TrimSpace(text), []byte("\n"))
 		return fmt.Sprintf("its process ended: %v %s", err, line)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,7 @@ const (
 // Pool runs calls in children. Create it with NewPool.
 type Pool struct {
 	command []string
+	memory  int64 // limit of a child in bytes
 	clock   clock.PassiveClock
 	idle    chan *child
 	inUse   atomic.Int32
@@ -56,9 +58,12 @@ type failure struct {
 	retryAt time.Time
 }
 
-// NewPool returns a Pool without children. command starts a process that calls Serve.
+// NewPool returns a Pool without children. command starts a process that calls Serve. The memory of a child is limited
+// to a quarter of the memory limit of this process (GOMEMLIMIT), with which it shares a container: if the container
+// exceeds its limit, Kubernetes kills all its processes.
 func NewPool(command []string, clock clock.PassiveClock) *Pool {
-	return &Pool{command: command, clock: clock, idle: make(chan *child, maxIdle), failures: map[string]failure{}, sameKey: map[string]*keyCalls{}}
+	memory := max(minMemory, min(maxMemory, debug.SetMemoryLimit(-1)/4))
+	return &Pool{command: command, memory: memory, clock: clock, idle: make(chan *child, maxIdle), failures: map[string]failure{}, sameKey: map[string]*keyCalls{}}
 }
 
 // Call is one execution of a function.
@@ -152,7 +157,7 @@ func (p *Pool) child() (*child, error) {
 				return idle, nil
 			}
 		case <-timer.C:
-			return startChild(p.command)
+			return startChild(p.command, p.memory)
 		}
 	}
 }

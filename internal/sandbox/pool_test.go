@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -101,7 +102,7 @@ func TestCallsShareAProcess(t *testing.T) {
 		t.Errorf("got %q, error %v", text, err)
 	}
 	var environment []string
-	if err := call("env", nil, &environment); err != nil || len(environment) != 1 {
+	if err := call("env", nil, &environment); err != nil || len(environment) != 2 {
 		t.Errorf("got environment %v, error %v", environment, err)
 	}
 }
@@ -140,6 +141,16 @@ func TestLimitsEndAProcess(t *testing.T) {
 				t.Errorf("got %q, error %v from the next call", output, err)
 			}
 		})
+	}
+}
+
+// TestMemoryOfAChildIsAPartOfTheLimit has no parallel tests beside it: the limit is that of the process.
+func TestMemoryOfAChildIsAPartOfTheLimit(t *testing.T) { //nolint:paralleltest // see above
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1200 << 20))
+	pool, _ := newPool()
+	err := pool.Call(sandbox.Call{Function: "memory", Key: "a", Limit: time.Minute})
+	if err == nil || err.Error() != "it took more than 300 MiB of memory" {
+		t.Errorf("got %v, want the limit of 300 MiB", err)
 	}
 }
 

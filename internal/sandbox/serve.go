@@ -11,10 +11,9 @@ import (
 )
 
 const (
-	// maxMemory is the limit for the data of a child, and gcLimit the size at which its garbage collector works harder.
-	// Most charts need less than 100 MiB.
+	// minMemory and maxMemory are the bounds of the limit for the data of a child. Most charts need less than 100 MiB.
+	minMemory = 256 << 20
 	maxMemory = 1 << 30
-	gcLimit   = 768 << 20
 	// maxStack is the limit for the stack of a child. Nested templates reach their own limit before.
 	maxStack = 256 << 20
 )
@@ -42,10 +41,11 @@ type response struct {
 
 // Serve runs functions for the process that started this one, until in ends.
 func Serve(functions map[string]Function, in io.Reader, out io.Writer) error {
-	if err := limitData(maxMemory); err != nil {
+	memory := min(maxMemory, debug.SetMemoryLimit(-1)) // the Pool sets it in the environment
+	if err := limitData(uint64(memory)); err != nil {  //nolint:gosec // it is positive
 		return fmt.Errorf("limit the memory: %w", err)
 	}
-	debug.SetMemoryLimit(gcLimit)
+	debug.SetMemoryLimit(memory * 3 / 4) // the garbage collector works harder before the limit
 	debug.SetMaxStack(maxStack)
 	received := make(chan request)
 	go func() {
