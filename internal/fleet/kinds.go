@@ -30,48 +30,44 @@ type kind struct {
 	key func(namespace, name string) (key types.NamespacedName, ok bool)
 	// namespace returns the namespace of the member that a reference names.
 	namespace func(ref corev1.ObjectReference) string
-	// matches returns true if obj is of the kind. member and strip expect such an object.
-	matches func(obj client.Object) bool
-	member  func(obj client.Object) Member
-	strip   func(obj client.Object) client.Object
+	// member and strip expect an object of the kind.
+	member func(obj client.Object) Member
+	strip  func(obj client.Object) client.Object
 }
 
 // kinds returns the kinds of objects that declare members.
 func kinds() map[Type]kind {
-	return map[Type]kind{
-		TypeSveltos: {
-			GroupVersionKind: libv1beta1.GroupVersion.WithKind(libv1beta1.SveltosClusterKind),
-			resource:         "sveltosclusters",
-			newObject:        func() client.Object { return &libv1beta1.SveltosCluster{} },
-			newList:          func() client.ObjectList { return &libv1beta1.SveltosClusterList{} },
-			key: func(namespace, name string) (types.NamespacedName, bool) {
-				return types.NamespacedName{Namespace: namespace, Name: name}, true
-			},
-			namespace: func(ref corev1.ObjectReference) string { return ref.Namespace },
-			matches:   isType[*libv1beta1.SveltosCluster],
-			member:    func(obj client.Object) Member { return FromSveltosCluster(obj.(*libv1beta1.SveltosCluster)) },
-			strip:     func(obj client.Object) client.Object { return stripSveltosCluster(obj.(*libv1beta1.SveltosCluster)) },
+	return map[Type]kind{TypeSveltos: sveltosKind(), TypeKarmada: karmadaKind()}
+}
+
+func sveltosKind() kind {
+	return kind{
+		GroupVersionKind: libv1beta1.GroupVersion.WithKind(libv1beta1.SveltosClusterKind),
+		resource:         "sveltosclusters",
+		newObject:        func() client.Object { return &libv1beta1.SveltosCluster{} },
+		newList:          func() client.ObjectList { return &libv1beta1.SveltosClusterList{} },
+		key: func(namespace, name string) (types.NamespacedName, bool) {
+			return types.NamespacedName{Namespace: namespace, Name: name}, true
 		},
-		TypeKarmada: {
-			GroupVersionKind: clusterv1alpha1.GroupVersion.WithKind(clusterv1alpha1.ClusterKind),
-			resource:         "clusters",
-			newObject:        func() client.Object { return &clusterv1alpha1.Cluster{} },
-			newList:          func() client.ObjectList { return &clusterv1alpha1.ClusterList{} },
-			key: func(namespace, name string) (types.NamespacedName, bool) {
-				return types.NamespacedName{Name: name}, namespace == ExecutionSpace(name)
-			},
-			namespace: func(ref corev1.ObjectReference) string { return ExecutionSpace(ref.Name) },
-			matches:   isType[*clusterv1alpha1.Cluster],
-			member:    func(obj client.Object) Member { return FromCluster(obj.(*clusterv1alpha1.Cluster)) },
-			strip:     func(obj client.Object) client.Object { return stripCluster(obj.(*clusterv1alpha1.Cluster)) },
-		},
+		namespace: func(ref corev1.ObjectReference) string { return ref.Namespace },
+		member:    func(obj client.Object) Member { return FromSveltosCluster(obj.(*libv1beta1.SveltosCluster)) },
+		strip:     func(obj client.Object) client.Object { return stripSveltosCluster(obj.(*libv1beta1.SveltosCluster)) },
 	}
 }
 
-// isType returns true if obj is a T.
-func isType[T client.Object](obj client.Object) bool {
-	_, ok := obj.(T)
-	return ok
+func karmadaKind() kind {
+	return kind{
+		GroupVersionKind: clusterv1alpha1.GroupVersion.WithKind(clusterv1alpha1.ClusterKind),
+		resource:         "clusters",
+		newObject:        func() client.Object { return &clusterv1alpha1.Cluster{} },
+		newList:          func() client.ObjectList { return &clusterv1alpha1.ClusterList{} },
+		key: func(namespace, name string) (types.NamespacedName, bool) {
+			return types.NamespacedName{Name: name}, namespace == ExecutionSpace(name)
+		},
+		namespace: func(ref corev1.ObjectReference) string { return ExecutionSpace(ref.Name) },
+		member:    func(obj client.Object) Member { return FromCluster(obj.(*clusterv1alpha1.Cluster)) },
+		strip:     func(obj client.Object) client.Object { return stripCluster(obj.(*clusterv1alpha1.Cluster)) },
+	}
 }
 
 // Kinds returns an empty object of each kind that declares members, always in the same order.
@@ -91,12 +87,14 @@ func FromObject(obj client.Object) Member {
 }
 
 func kindOf(obj client.Object) kind {
-	for _, k := range kinds() {
-		if k.matches(obj) {
-			return k
-		}
+	switch obj.(type) {
+	case *libv1beta1.SveltosCluster:
+		return sveltosKind()
+	case *clusterv1alpha1.Cluster:
+		return karmadaKind()
+	default:
+		panic(fmt.Sprintf("%T declares no member", obj))
 	}
-	panic(fmt.Sprintf("%T declares no member", obj))
 }
 
 // WithoutVolatileFields returns obj, which declares a member, without the fields that change all the time and matter

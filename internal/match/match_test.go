@@ -97,10 +97,10 @@ func TestMembers(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := match.Members(&tc.spec, tc.namespace, members, tc.served)
+			selection, err := match.NewSelection(&tc.spec, tc.namespace)
 			if tc.wantErr != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.wantErr) {
-					t.Errorf("Members() error = %v, want %q", err, tc.wantErr)
+					t.Errorf("NewSelection() error = %v, want %q", err, tc.wantErr)
 				}
 				return
 			}
@@ -108,7 +108,7 @@ func TestMembers(t *testing.T) {
 				t.Fatal(err)
 			}
 			var keys []string
-			for _, m := range got {
+			for _, m := range selection.Members(members, tc.served) {
 				keys = append(keys, m.Key())
 			}
 			if diff := cmp.Diff(tc.want, keys); diff != "" {

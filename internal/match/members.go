@@ -13,36 +13,58 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// Members returns the members that spec selects, sorted by namespace and name: the ready members whose labels match
-// clusterSelector, and the members in clusterRefs, ready or not. A member that is being deleted never matches.
-// namespace is the namespace of a Profile, which selects only members in it, and "" for a ClusterProfile. served are
-// the members with a summary of the profile. They match even if they are not ready, since their status can be lost.
-// Members fails only if the selector is invalid.
-func Members(spec *configv1beta1.ProfileSpec, namespace string, members []fleet.Member, served map[fleet.ID]bool) ([]fleet.Member, error) {
+// Selection is the parsed clusterSelector and clusterRefs of a profile. The zero value selects nothing.
+type Selection struct {
+	// namespace is the namespace of a Profile, which selects only members in it, and "" for a ClusterProfile.
+	namespace string
+	selector  labels.Selector
+	named     map[fleet.ID]bool
+}
+
+// NewSelection returns the Selection of spec. namespace is the namespace of a Profile, and "" for a ClusterProfile. It
+// fails only if the selector is invalid.
+func NewSelection(spec *configv1beta1.ProfileSpec, namespace string) (Selection, error) {
 	selector, err := selectorOf(spec.ClusterSelector)
 	if err != nil {
-		return nil, err
+		return Selection{}, err
 	}
-	named := map[fleet.ID]bool{}
+	named := make(map[fleet.ID]bool, len(spec.ClusterRefs))
 	for _, ref := range spec.ClusterRefs {
 		ref.Namespace = cmp.Or(ref.Namespace, namespace)
 		if id, ok := fleet.FromReference(ref); ok {
 			named[id] = true
 		}
 	}
+	return Selection{namespace: namespace, selector: selector, named: named}, nil
+}
+
+// Selects returns whether m is selected, ready or not. A member that is being deleted is not.
+func (s Selection) Selects(m fleet.Member) bool {
+	return s.allows(m) && (s.named[m.ID()] || s.hasLabelsOf(m))
+}
+
+func (s Selection) allows(m fleet.Member) bool {
+	return !m.Deleting && (s.namespace == "" || m.Namespace == s.namespace)
+}
+
+func (s Selection) hasLabelsOf(m fleet.Member) bool {
+	return s.selector != nil && s.selector.Matches(labels.Set(m.Labels))
+}
+
+// Members returns the selected members, sorted by namespace and name: the ready members whose labels match
+// clusterSelector, and the members in clusterRefs, ready or not. served are the members with a summary of the profile.
+// They match even if they are not ready, since their status can be lost.
+func (s Selection) Members(members []fleet.Member, served map[fleet.ID]bool) []fleet.Member {
 	var matching []fleet.Member
 	for _, m := range members {
-		if m.Deleting || (namespace != "" && m.Namespace != namespace) {
-			continue
-		}
-		if named[m.ID()] || ((m.Ready || served[m.ID()]) && selector.Matches(labels.Set(m.Labels))) {
+		if s.allows(m) && (s.named[m.ID()] || ((m.Ready || served[m.ID()]) && s.hasLabelsOf(m))) {
 			matching = append(matching, m)
 		}
 	}
 	slices.SortFunc(matching, func(a, b fleet.Member) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Type, b.Type))
 	})
-	return matching, nil
+	return matching
 }
 
 func selectorOf(selector metav1.LabelSelector) (labels.Selector, error) {

@@ -3,13 +3,10 @@ package profiles
 import (
 	"context"
 	"fmt"
-	"maps"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -52,7 +49,9 @@ type Controller struct {
 // reconciler is the Controller for one kind of profile.
 type reconciler struct {
 	*Controller
-	kind kind
+	kind       kind
+	selections selections
+	changes    matchingChanges
 }
 
 // Setup adds one controller to mgr for each kind of profile, and creates OwnerIndex.
@@ -79,7 +78,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 				RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax),
 			})
 		for _, cluster := range fleet.Kinds() {
-			built = built.Watches(cluster, handler.EnqueueRequestsFromMapFunc(r.profilesOf), builder.WithPredicates(matchingChanged()))
+			built = built.Watches(cluster, r.clusterEvents())
 		}
 		if err := built.Complete(r); err != nil {
 			return err
@@ -104,39 +103,14 @@ func deletionBegan() predicate.Predicate {
 	}}
 }
 
-// matchingChanged selects the updates of a cluster that can change the profiles that match it, or that allow it to have
-// a summary.
-func matchingChanged() predicate.Predicate {
-	return predicate.Or(deletionBegan(), predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		before, after := fleet.FromObject(e.ObjectOld), fleet.FromObject(e.ObjectNew)
-		return before.Ready != after.Ready || before.HasFinalizer != after.HasFinalizer || before.Refused != after.Refused || !maps.Equal(before.Labels, after.Labels)
-	}})
-}
-
-// profilesOf maps a cluster to the profiles that it may match: all ClusterProfiles, or the Profiles of its namespace.
-func (r *reconciler) profilesOf(ctx context.Context, cluster client.Object) []reconcile.Request {
-	list := r.kind.newList()
-	var options []client.ListOption
-	if r.kind.name == configv1beta1.ProfileKind {
-		options = append(options, client.InNamespace(fleet.FromObject(cluster).Namespace))
-	}
-	if err := r.Hub.List(ctx, list, options...); err != nil {
-		log.FromContext(ctx).Error(err, "list profiles")
-		return nil
-	}
-	var requests []reconcile.Request
-	// The callback returns no error, and list is a list.
-	_ = meta.EachListItem(list, func(obj runtime.Object) error {
-		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj.(client.Object))})
-		return nil
-	})
-	return requests
-}
-
 // Reconcile creates, updates and deletes the ClusterSummaries of one profile.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	profile := r.kind.newObject()
 	if err := r.Hub.Get(ctx, req.NamespacedName, profile); err != nil {
+		if apierrors.IsNotFound(err) {
+			r.selections.forget(req.NamespacedName)
+			r.changes.forget(req.NamespacedName)
+		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Profile, r.kind.name+"/"+req.String()))

@@ -3,6 +3,7 @@ package profiles
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -53,6 +54,9 @@ func (r *reconciler) report(ctx context.Context, s *state, outcome phase.Outcome
 	patch := client.MergeFromWithOptions(s.profile, client.MergeFromWithOptimisticLock{})
 	if err := r.Hub.Status().Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("report on %s %s: %w", r.kind.name, client.ObjectKeyFromObject(s.profile), err))
+	}
+	if !equality.Semantic.DeepEqual(before.MatchingClusters, updated.MatchingClusters) {
+		r.changes.record(client.ObjectKeyFromObject(s.profile), time.Now())
 	}
 	s.profile = changed
 	s.spec, s.status = r.kind.fields(changed)

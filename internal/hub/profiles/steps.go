@@ -40,8 +40,9 @@ type state struct {
 	// summaries has the summaries of the profile by member.
 	summaries map[fleet.ID]*configv1beta1.ClusterSummary
 	members   []fleet.Member
-	// matched is true if members is set.
+	// matched is true if members is set. pulling is the number of its pull members.
 	matched bool
+	pulling int
 	// withoutNamespace is the number of members whose namespace for summaries does not exist or is being deleted.
 	withoutNamespace atomic.Int32
 	// refusal is the reason why the profile is not supported, "" if it is.
@@ -66,10 +67,11 @@ func (s *state) membersWithSummary() map[fleet.ID]bool {
 	return members
 }
 
-// load reads the summaries that the profile owns. Their owner and spec identify them, not their names.
+// load reads the summaries that the profile owns. Their owner and spec identify them, not their names. They are from
+// the cache and must not be changed.
 func (r *reconciler) load(ctx context.Context, s *state) error {
 	var list configv1beta1.ClusterSummaryList
-	if err := r.Hub.List(ctx, &list, client.MatchingFields{OwnerIndex: string(s.profile.GetUID())}); err != nil {
+	if err := r.Hub.List(ctx, &list, client.MatchingFields{OwnerIndex: string(s.profile.GetUID())}, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list summaries: %w", err)
 	}
 	s.summaries = make(map[fleet.ID]*configv1beta1.ClusterSummary, len(list.Items))
@@ -112,15 +114,16 @@ func (r *reconciler) pause(ctx context.Context, s *state) error {
 // match determines the members that must have a summary.
 func (r *reconciler) match(ctx context.Context, s *state) error {
 	s.refusal = status.Unsupported(r.Unsupported(*s.spec, s.profile.GetLabels()))
+	selection, err := r.selections.of(r.kind, s.profile)
+	if err != nil {
+		return phase.Invalid{Err: err}
+	}
 	members, err := fleet.List(ctx, r.Hub)
 	if err != nil {
 		return err
 	}
-	matching, err := match.Members(s.spec, s.profile.GetNamespace(), members, s.membersWithSummary())
-	if err != nil {
-		return phase.Invalid{Err: err}
-	}
-	s.members, s.matched = matching, true
+	s.members, s.matched = selection.Members(members, s.membersWithSummary()), true
+	s.pulling = match.Pulling(s.members)
 	return nil
 }
 
@@ -146,7 +149,7 @@ func (r *reconciler) writeSummaries(ctx context.Context, s *state) error {
 }
 
 func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error {
-	summary := r.desired(s, m, &configv1beta1.ClusterSummary{})
+	summary := r.desired(s, m, &configv1beta1.ClusterSummary{}).DeepCopy()
 	summary.Namespace = m.Namespace
 	summary.Name = match.SummaryName(r.kind.name, s.profile.GetName(), m)
 	if isDeliveredAtOnce(s, m) {
@@ -197,9 +200,11 @@ func (r *reconciler) takeOver(ctx context.Context, s *state, m fleet.Member, sum
 	return r.update(ctx, summary, r.desired(s, m, summary))
 }
 
-// desired returns a copy of existing with the desired metadata and spec for m.
+// desired returns existing with the desired metadata and spec for m. It shares memory with existing and the profile,
+// and must not be changed: most summaries do not differ, and copies of thousands would be expensive.
 func (r *reconciler) desired(s *state, m fleet.Member, existing *configv1beta1.ClusterSummary) *configv1beta1.ClusterSummary {
-	changed := existing.DeepCopy()
+	shared := *existing
+	changed := &shared
 	labels, annotations := s.profile.GetLabels(), maps.Clone(s.profile.GetAnnotations())
 	delete(annotations, lastApplied)
 	changed.Labels = merged(without(changed.Labels, changed.Annotations[copiedLabels]), labels, map[string]string{
@@ -211,7 +216,7 @@ func (r *reconciler) desired(s *state, m fleet.Member, existing *configv1beta1.C
 	setCopied(changed.Annotations, copiedLabels, labels)
 	setCopied(changed.Annotations, copiedAnnotations, annotations)
 	delete(changed.Annotations, libv1beta1.ProfilePausedAnnotation)
-	changed.Annotations[match.AudienceAnnotation] = strconv.Itoa(match.Pulling(s.members))
+	changed.Annotations[match.AudienceAnnotation] = strconv.Itoa(s.pulling)
 	changed.OwnerReferences = []metav1.OwnerReference{r.kind.ownerReference(s.profile)}
 	changed.Spec.ClusterNamespace, changed.Spec.ClusterName, changed.Spec.ClusterType = m.Namespace, m.Name, libv1beta1.ClusterType(m.Type)
 	changed.Spec.ClusterProfileSpec = specFor(*s.spec, existing)
@@ -254,17 +259,17 @@ func merged(parts ...map[string]string) map[string]string {
 	return all
 }
 
-// specFor returns the copy of a profile's spec for a summary. A provisioned OneTime summary keeps its spec, except for
-// the fields that determine how it is matched and withdrawn.
+// specFor returns a profile's spec for a summary. A provisioned OneTime summary keeps its spec, except for the fields
+// that determine how it is matched and withdrawn. The result shares memory with spec and existing.
 func specFor(spec configv1beta1.ProfileSpec, existing *configv1beta1.ClusterSummary) configv1beta1.ProfileSpec {
 	if spec.SyncMode != configv1beta1.SyncModeOneTime || !Provisioned(existing) && !hasLostStatus(existing) {
-		return *spec.DeepCopy()
+		return spec
 	}
-	frozen := *existing.Spec.ClusterProfileSpec.DeepCopy()
+	frozen := existing.Spec.ClusterProfileSpec
 	frozen.SyncMode = spec.SyncMode
 	frozen.StopMatchingBehavior = spec.StopMatchingBehavior
-	frozen.ClusterSelector = *spec.ClusterSelector.DeepCopy()
-	frozen.ClusterRefs = slices.Clone(spec.ClusterRefs)
+	frozen.ClusterSelector = spec.ClusterSelector
+	frozen.ClusterRefs = spec.ClusterRefs
 	return frozen
 }
 
@@ -290,16 +295,17 @@ func Provisioned(summary *configv1beta1.ClusterSummary) bool {
 	return provisioned > 0
 }
 
+// update writes changed, which can share memory with the cache, if it differs from existing.
 func (r *reconciler) update(ctx context.Context, existing, changed *configv1beta1.ClusterSummary) error {
 	// A change of AudienceAnnotation alone does not justify a write to every summary.
-	withSameAudience := changed.DeepCopy()
+	withSameAudience := *changed
 	if size, ok := existing.Annotations[match.AudienceAnnotation]; ok {
-		metav1.SetMetaDataAnnotation(&withSameAudience.ObjectMeta, match.AudienceAnnotation, size)
+		withSameAudience.Annotations = merged(changed.Annotations, map[string]string{match.AudienceAnnotation: size})
 	}
-	if equality.Semantic.DeepEqual(existing, withSameAudience) {
+	if equality.Semantic.DeepEqual(existing, &withSameAudience) {
 		return nil
 	}
-	if err := r.Hub.Update(ctx, changed, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+	if err := r.Hub.Update(ctx, changed.DeepCopy(), client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("update summary %s: %w", client.ObjectKeyFromObject(changed), err)
 	}
 	return nil

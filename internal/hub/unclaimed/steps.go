@@ -159,11 +159,11 @@ func profileStateOf(profile client.Object, spec *configv1beta1.ProfileSpec, m fl
 		return profileDeleting
 	}
 	_, paused := profile.GetAnnotations()[libv1beta1.ProfilePausedAnnotation]
-	matching, err := match.Members(spec, profile.GetNamespace(), []fleet.Member{m}, nil)
+	selection, err := match.NewSelection(spec, profile.GetNamespace())
 	switch {
 	case paused || err != nil:
 		return profileUndecided
-	case len(matching) > 0:
+	case len(selection.Members([]fleet.Member{m}, nil)) > 0:
 		return profileMatches
 	}
 	return profileUnmatched
