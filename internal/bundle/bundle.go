@@ -35,6 +35,9 @@ type Bundle struct {
 	// KeepObjects is true if the member seems to have a newer bundle of this ID than the hub, as after a restore of the
 	// hub. Objects that this bundle lacks are then kept until the bundle is withdrawn.
 	KeepObjects bool `json:"-"`
+	// KnownDigest is the digest of the bundle if it was calculated before, or zero. A copy with other content must not
+	// have it.
+	KnownDigest Digest `json:"-"`
 }
 
 // Owner is the profile of a bundle. Of two profiles with the same object, the one with the lower tier deploys it, and

@@ -30,9 +30,12 @@ func DigestFromBytes(raw []byte) Digest {
 	return d
 }
 
-// Digest returns the digest of b's content, owner and options. ReleaseData.Defaults are no part of it, so that agents
-// of versions without them calculate the same. It fails only if an object cannot be encoded.
+// Digest returns the digest of b's content, owner and options, KnownDigest if it is set. ReleaseData.Defaults are no
+// part of it, so that agents of versions without them calculate the same. It fails only if an object cannot be encoded.
 func (b Bundle) Digest() (Digest, error) {
+	if b.KnownDigest != (Digest{}) {
+		return b.KnownDigest, nil
+	}
 	sum := sha256.New()
 	if err := b.writeJSON(sum); err != nil {
 		return Digest{}, fmt.Errorf("encode bundle %s: %w", b.ID, err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"slices"
 
 	"github.com/klauspost/compress/zstd"
@@ -56,6 +57,7 @@ type chunk struct {
 	private bool        // it may be stored only in the member's own delivery namespace
 	last    bool        // of its item
 	index   int         // within its item
+	size    int         // of its stream, in bytes
 	header  string
 	payload []byte // zstd
 	hash    [sha256.Size]byte
@@ -166,12 +168,11 @@ type part struct {
 	payload   []byte
 }
 
-// chunker splits the documents of an item into parts that fit into chunks.
+// chunker splits the documents of an item into parts that fit into chunks. It is safe for concurrent use.
 type chunker struct{ encoder *zstd.Encoder }
 
 func newChunker() (*chunker, error) {
-	// With one goroutine, the same input has the same output.
-	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true))
+	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(runtime.GOMAXPROCS(0)), zstd.WithLowerEncoderMem(true))
 	if err != nil {
 		return nil, fmt.Errorf("make compressor: %w", err)
 	}

@@ -337,6 +337,31 @@ func TestDecompressionIsBounded(t *testing.T) {
 	}
 }
 
+func TestEncoderCompressesManyContentsOnce(t *testing.T) {
+	t.Parallel()
+	encoder, err := newEncoder(testKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encode := func(i int) chunk {
+		t.Helper()
+		chunks, err := encoder.encode(testBundle(bundle.Item{Objects: []*unstructured.Unstructured{configMap("a", fmt.Sprint(i))}}))
+		if err != nil || len(chunks) != 1 {
+			t.Fatalf("got %d chunks, error %v", len(chunks), err)
+		}
+		return chunks[0]
+	}
+	first := map[int]chunk{}
+	for i := range 200 {
+		first[i] = encode(i)
+	}
+	for i := range 200 {
+		if again := encode(i); &again.payload[0] != &first[i].payload[0] {
+			t.Fatalf("content %d was compressed again", i)
+		}
+	}
+}
+
 func TestEncodeRefusesWhatIsNoObject(t *testing.T) {
 	t.Parallel()
 	for name, obj := range map[string]*unstructured.Unstructured{

@@ -4,23 +4,20 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
-	"sync"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/cache"
 )
 
-// cachedItems is the number of cached encoded items. Members with the same item use the same chunks.
-const cachedItems = 64
+// maxChunksSize limits the cached chunks of an encoder, in bytes. Members with the same item use the same chunks.
+const maxChunksSize = 32 << 20
 
-// encoder encodes items as chunks. It compresses the same item once, and not once per member.
+// encoder encodes items as chunks. It compresses the same item once, and not once per member. It is safe for concurrent
+// use: deliveries of the same item wait for one of them, and deliveries of different items do not wait.
 type encoder struct {
-	key Key
-
-	// mu guards chunker and cache. It is held while an item is compressed, so that concurrent deliveries of the same item
-	// compress it once.
-	mu      sync.Mutex
+	key     Key
 	chunker *chunker
-	cache   map[[sha256.Size]byte][]chunk
+	cache   *cache.Cache[[]chunk] // by hashItem
 }
 
 func newEncoder(key Key) (*encoder, error) {
@@ -28,7 +25,7 @@ func newEncoder(key Key) (*encoder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &encoder{key: key, chunker: chunker, cache: map[[sha256.Size]byte][]chunk{}}, nil
+	return &encoder{key: key, chunker: chunker, cache: cache.New[[]chunk](maxChunksSize)}, nil
 }
 
 // encode returns the chunks of b in order: at least one per item.
@@ -36,17 +33,13 @@ func (e *encoder) encode(b bundle.Bundle) ([]chunk, error) {
 	var chunks []chunk
 	total := 0
 	for _, item := range b.Items {
-		docs, err := documents(item)
-		if err != nil {
-			return nil, fmt.Errorf("encode bundle %s: %w", b.ID, err)
+		more, err := e.encodeItem(item)
+		for _, c := range more {
+			total += c.size
 		}
-		for _, doc := range docs {
-			total += len(doc)
+		if err == nil {
+			err = checkSize(total)
 		}
-		if total > maxContent {
-			return nil, fmt.Errorf("encode bundle %s: it is larger than %d bytes", b.ID, maxContent)
-		}
-		more, err := e.encodeItem(item, docs)
 		if err != nil {
 			return nil, fmt.Errorf("encode bundle %s: %w", b.ID, err)
 		}
@@ -55,47 +48,74 @@ func (e *encoder) encode(b bundle.Bundle) ([]chunk, error) {
 	return chunks, nil
 }
 
-// encodeItem returns the chunks of one item whose objects are docs.
-func (e *encoder) encodeItem(item bundle.Item, docs [][]byte) ([]chunk, error) {
+// checkSize fails if documents of size bytes are too large.
+func checkSize(size int) error {
+	if size > maxContent {
+		return fmt.Errorf("it is larger than %d bytes", maxContent)
+	}
+	return nil
+}
+
+// encodeItem returns the chunks of one item.
+func (e *encoder) encodeItem(item bundle.Item) ([]chunk, error) {
 	outline := outlineOf(item)
-	id, err := hashItem(outline, item.OnlySecretsPrivate, docs)
+	id, err := hashItem(outline, item)
 	if err != nil {
 		return nil, err
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if chunks, ok := e.cache[id]; ok {
-		return chunks, nil
-	}
+	return e.cache.GetOrCompute(string(id), func() ([]chunk, int, error) {
+		docs, err := documents(item)
+		size := 0
+		for _, doc := range docs {
+			size += len(doc)
+		}
+		if err == nil {
+			err = checkSize(size)
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		return e.compressItem(outline, item, docs)
+	})
+}
+
+// compressItem returns the chunks of one item whose objects are docs, and their size in the cache.
+func (e *encoder) compressItem(outline, item bundle.Item, docs [][]byte) ([]chunk, int, error) {
 	parts := e.chunker.splitItem(item, docs)
 	chunks := make([]chunk, 0, len(parts))
+	size := 0
 	for i, p := range parts {
 		raw, err := json.Marshal(header{Item: outline, Continues: p.continues})
 		if err != nil {
-			return nil, fmt.Errorf("encode %s: %w", sourceOf(item), err)
+			return nil, 0, fmt.Errorf("encode %s: %w", sourceOf(item), err)
 		}
 		content := canonical(string(raw), p.stream)
 		chunks = append(chunks, chunk{
-			item: outline, private: p.private, last: i == len(parts)-1, index: i,
+			item: outline, private: p.private, last: i == len(parts)-1, index: i, size: len(p.stream),
 			header: string(raw), payload: p.payload, hash: sha256.Sum256(content), name: e.key.bundleName(content),
 		})
+		size += cache.MinSize + len(raw) + len(p.payload)
 	}
-	if len(e.cache) >= cachedItems {
-		clear(e.cache)
-	}
-	e.cache[id] = chunks
-	return chunks, nil
+	return chunks, size, nil
 }
 
 // hashItem returns a hash of the contents of an item's chunks and of the choice which ones are private.
-func hashItem(outline bundle.Item, onlySecretsPrivate bool, docs [][]byte) (id [sha256.Size]byte, err error) {
+func hashItem(outline, item bundle.Item) ([]byte, error) {
 	hash := sha256.New()
-	_, _ = fmt.Fprintln(hash, onlySecretsPrivate) // a hash returns no error
-	if err := json.NewEncoder(hash).Encode(outline); err != nil {
-		return id, fmt.Errorf("encode %s: %w", sourceOf(outline), err)
+	_, _ = fmt.Fprintln(hash, item.OnlySecretsPrivate) // a hash returns no error
+	out := json.NewEncoder(hash)
+	if err := out.Encode(outline); err != nil {
+		return nil, fmt.Errorf("encode %s: %w", sourceOf(item), err)
 	}
-	for _, doc := range docs {
-		_, _ = hash.Write(doc)
+	if item.Release != nil {
+		if err := out.Encode(item.Release.Data); err != nil {
+			return nil, fmt.Errorf("encode the data of %s: %w", sourceOf(item), err)
+		}
 	}
-	return [sha256.Size]byte(hash.Sum(nil)), nil
+	digest, err := item.Documents.Digest(item.Objects)
+	if err != nil {
+		return nil, err
+	}
+	_, _ = hash.Write(digest[:])
+	return hash.Sum(nil), nil
 }

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"sync"
@@ -8,16 +9,22 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// Documents caches the JSON of a list of objects, so that all bundles with the same list encode it once.
+// Documents caches the JSON of a list of objects and its digest, so that all bundles with the same list encode it once.
 // The list and its objects must not be changed. It is safe for concurrent use.
 type Documents struct {
 	objects []*unstructured.Unstructured
 	encode  func() ([][]byte, error)
+	digest  func() ([sha256.Size]byte, error)
 }
 
 // NewDocuments returns the Documents of objects, which are encoded at the first use.
 func NewDocuments(objects []*unstructured.Unstructured) *Documents {
-	return &Documents{objects: objects, encode: sync.OnceValues(func() ([][]byte, error) { return encodeObjects(objects) })}
+	encode := sync.OnceValues(func() ([][]byte, error) { return encodeObjects(objects) })
+	digest := sync.OnceValues(func() ([sha256.Size]byte, error) {
+		docs, err := encode()
+		return digestOf(docs), err
+	})
+	return &Documents{objects: objects, encode: encode, digest: digest}
 }
 
 // isOf returns whether d caches this list.
@@ -32,6 +39,24 @@ func (d *Documents) Encode(objects []*unstructured.Unstructured) ([][]byte, erro
 		return d.encode()
 	}
 	return encodeObjects(objects)
+}
+
+// Digest returns a digest of the result of Encode, from the cache if d is of this list.
+func (d *Documents) Digest(objects []*unstructured.Unstructured) ([sha256.Size]byte, error) {
+	if d.isOf(objects) {
+		return d.digest()
+	}
+	docs, err := encodeObjects(objects)
+	return digestOf(docs), err
+}
+
+func digestOf(docs [][]byte) [sha256.Size]byte {
+	hash := sha256.New()
+	for _, doc := range docs {
+		_, _ = hash.Write(doc) // a hash returns no error
+		_, _ = hash.Write([]byte("\n"))
+	}
+	return [sha256.Size]byte(hash.Sum(nil))
 }
 
 func encodeObjects(objects []*unstructured.Unstructured) ([][]byte, error) {

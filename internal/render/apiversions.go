@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"helm.sh/helm/v4/pkg/chart/common"
+
+	"github.com/towline/towline/internal/cache"
 )
 
 // recordedCapabilities is .Capabilities for a chart that only calls .APIVersions.Has.
@@ -76,7 +78,7 @@ func (c *Charts) renderForCheckedAPIs(ctx context.Context, request ChartRequest)
 		return Release{}, err
 	}
 	created := Release{apiVariants: &apiVariants{}}
-	variants := c.sharedReleases.getOrPut("API variants of "+baseKey, created, minCountedSize).apiVariants
+	variants := c.sharedReleases.GetOrPut("API variants of "+baseKey, created, cache.MinSize).apiVariants
 	known, ok := variants.find(request.APIVersions)
 	if ok {
 		request.APIVersions = known

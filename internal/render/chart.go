@@ -22,6 +22,7 @@ import (
 	helmrelease "helm.sh/helm/v4/pkg/release/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/towline/towline/internal/cache"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/sandbox"
@@ -30,6 +31,14 @@ import (
 
 // maxRenderedSize is the maximum size in bytes of the rendered text of one chart. It limits the memory of the hub.
 const maxRenderedSize = 256 << 20
+
+// maxSharedSize and maxMemberSize limit the two caches of Charts, in bytes of rendered text and generated values. The
+// first one has the releases that all members share, the second one the releases for one member each. Decoded objects
+// need about six times as much memory.
+const (
+	maxSharedSize = 64 << 20
+	maxMemberSize = 32 << 20
+)
 
 // notesFile is the file name of the templates with notes.
 const notesFile = "NOTES.txt"
@@ -85,7 +94,7 @@ type ChartRequest struct {
 type Charts struct {
 	inFlight singleflight.Group
 	// sharedReleases caches releases for all members, memberReleases releases for one member.
-	sharedReleases, memberReleases *sizedCache[Release]
+	sharedReleases, memberReleases *cache.Cache[Release]
 	facts                          *factsCache
 	// sandbox renders in child processes that have SandboxFunctions. If it is nil, charts are rendered in this process.
 	sandbox *sandbox.Pool
@@ -94,7 +103,7 @@ type Charts struct {
 // NewCharts returns Charts with empty caches, which renders in the sandbox. Without a sandbox it renders in this
 // process, and a template that does not end is not stopped.
 func NewCharts(inSandbox *sandbox.Pool) *Charts {
-	return &Charts{sandbox: inSandbox, sharedReleases: newSizedCache[Release](maxSharedSize), memberReleases: newSizedCache[Release](maxMemberSize), facts: newFactsCache()}
+	return &Charts{sandbox: inSandbox, sharedReleases: cache.New[Release](maxSharedSize), memberReleases: cache.New[Release](maxMemberSize), facts: newFactsCache()}
 }
 
 // Render returns a release. Errors name the chart and the template or value. An error in the chart or its values is a
@@ -154,7 +163,7 @@ func (r ChartRequest) inputs() (string, error) {
 
 // renderShared returns the rendering for all members from the cache, or renders it.
 func (c *Charts) renderShared(ctx context.Context, key string, request ChartRequest) (Release, error) {
-	if known, ok := c.sharedReleases.get(key); ok {
+	if known, ok := c.sharedReleases.Get(key); ok {
 		return known, nil
 	}
 	return c.renderDeduplicated(ctx, key, request, func() (Release, error) { return c.renderForAll(key, request) })
@@ -162,12 +171,12 @@ func (c *Charts) renderShared(ctx context.Context, key string, request ChartRequ
 
 // renderForAll renders a chart without generated values, and without lookup.
 func (c *Charts) renderForAll(key string, request ChartRequest) (Release, error) {
-	if known, ok := c.sharedReleases.get(key); ok {
+	if known, ok := c.sharedReleases.Get(key); ok {
 		return known, nil // another call has rendered it meanwhile
 	}
 	release, err := c.evaluate(request, nil)
 	if err == nil {
-		c.sharedReleases.getOrPut(key, release, release.size)
+		c.sharedReleases.GetOrPut(key, release, release.size)
 	}
 	return release, err
 }
@@ -186,7 +195,7 @@ func (c *Charts) renderForMember(ctx context.Context, sharedKey string, request 
 	if err != nil {
 		return Release{}, err
 	}
-	if known, ok := c.memberReleases.get(key); ok {
+	if known, ok := c.memberReleases.Get(key); ok {
 		return known, nil
 	}
 	inputs, err := request.inputs()
@@ -203,7 +212,7 @@ func (c *Charts) renderForMember(ctx context.Context, sharedKey string, request 
 	if key, err = request.memberKey(sharedKey, stored.Add(release.Generated)); err != nil {
 		return Release{}, err
 	}
-	c.memberReleases.getOrPut(key, release, release.size)
+	c.memberReleases.GetOrPut(key, release, release.size)
 	return release, nil
 }
 
@@ -263,7 +272,7 @@ func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 	needsMember := calls.needsMember || err != nil && len(calls.lookedUp) > 0
 	switch {
 	case needsMember && !calls.forMember:
-		return Release{needsMember: true, checkedAPIs: r.checkedAPIs, size: minCountedSize}, nil
+		return Release{needsMember: true, checkedAPIs: r.checkedAPIs, size: cache.MinSize}, nil
 	case err != nil && calls.lookupErr != nil:
 		return Release{}, calls.lookupErr // it can be retried, unlike an error of the template
 	case err != nil:
@@ -290,7 +299,7 @@ func (r ChartRequest) buildRelease(chart *helmchart.Chart, collected *releaseBui
 	}
 	release := collected.build()
 	if !calls.forMember && calls.looksUpOwnObject(release.Objects, r.Namespace) {
-		return Release{needsMember: true, checkedAPIs: r.checkedAPIs, size: minCountedSize}, nil
+		return Release{needsMember: true, checkedAPIs: r.checkedAPIs, size: cache.MinSize}, nil
 	}
 	release.checkedAPIs = r.checkedAPIs
 	release.Chart, release.Defaults, release.Notes = metadata, defaults, notes

@@ -189,29 +189,48 @@ func wantInvalid(t *testing.T, err error, texts ...string) {
 	}
 }
 
-// TestManifestRendererSharesObjects renders content for two members. Only templates are rendered for each.
+// TestManifestRendererSharesObjects renders content for two members. Only templates that read the cluster are expanded
+// for each, and equal results are decoded once.
 func TestManifestRendererSharesObjects(t *testing.T) {
 	t.Parallel()
 	renderer := render.NewManifestRenderer()
 	plain := content("a", object("Namespace", "a"))
 	plain.Digest = "sha256:plain"
-	templated := content("a", object("Namespace", "{{ .ClusterName }}"))
-	templated.Digest, templated.Template = "sha256:templated", true
+	template := func(digest, text string) source.Content {
+		templated := content("a", object("Namespace", text))
+		templated.Digest, templated.Template = digest, true
+		return templated
+	}
+	templated := template("sha256:templated", "{{ .ClusterName }}")
+	equal := template("sha256:equal", `{{ "a" }}{{ with .ClusterNamespace }}{{ end }}`)
+	shared := template("sha256:shared", `{{ $name := "a" }}{{ $name }}{{ if eq $name "b" }}-b{{ end }}`)
+	expansions := 0
 	render := func(content source.Content, cluster string) []*unstructured.Unstructured {
 		t.Helper()
 		subject := subject()
 		subject.Name = cluster
+		subject.Cluster = func() (map[string]any, error) {
+			expansions++
+			return map[string]any{}, nil
+		}
 		objects, documents, err := renderer.Render(content, subject)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if cached := documents != nil; cached == content.Template {
-			t.Errorf("%s: documents are cached: %t", content.Digest, cached)
+		if documents == nil {
+			t.Errorf("%s: documents are not cached", content.Digest)
 		}
 		return objects
 	}
-	if one, two := render(plain, "one"), render(plain, "two"); one[0] != two[0] {
-		t.Error("the same content was decoded twice")
+	for _, same := range []source.Content{plain, shared, equal} {
+		if one, two := render(same, "one"), render(same, "two"); one[0] != two[0] {
+			t.Errorf("%s was decoded twice", same.Digest)
+		}
+	}
+	expansions = 0
+	render(shared, "three")
+	if expansions != 0 {
+		t.Error("a template that does not read the cluster was expanded again")
 	}
 	if got := refs(append(render(templated, "one"), render(templated, "two")...)); !slices.Equal(got, []string{"Namespace one", "Namespace two"}) {
 		t.Errorf("got %v", got)

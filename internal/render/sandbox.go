@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	kubejson "k8s.io/apimachinery/pkg/util/json"
 
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
 )
@@ -160,5 +161,6 @@ func (r renderedRelease) decode() (Release, error) {
 		fields, _ := object.(map[string]any)
 		release.Objects = append(release.Objects, &unstructured.Unstructured{Object: fields})
 	}
+	release.Documents = kube.NewDocuments(release.Objects)
 	return release, nil
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/towline/towline/examples"
 	"github.com/towline/towline/internal/render"
 	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
@@ -27,6 +28,10 @@ func TestTemplatesAreLimited(t *testing.T) {
 			}
 		})
 	}
+	rendered, err := render.NewCharts(pool).Render(t.Context(), request(t, examples.Chart{}))
+	if err != nil || rendered.Documents == nil {
+		t.Errorf("got documents %v, error %v", rendered.Documents, err)
+	}
 	cluster := func() (map[string]any, error) {
 		return map[string]any{"spec": map[string]any{"number": int64(12345678)}}, nil
 	}
@@ -34,7 +39,12 @@ func TestTemplatesAreLimited(t *testing.T) {
 	if got, err := subject.Expand("text", `{{ .Cluster.spec.number }} {{ kindOf .Cluster.spec.number }} {{ .ClusterNamespace }}/{{ .ClusterName }}`); err != nil || got != "12345678 int64 ns/one" {
 		t.Errorf("got %q, error %v", got, err)
 	}
-	_, err := subject.Expand("the text", nested)
+	for text, want := range map[string]bool{`{{ .ClusterName }}`: false, `{{ upper "text" }}`: true} {
+		if got, err := subject.ExpandText("text", text); err != nil || got.IsShared != want {
+			t.Errorf("%s: got %+v, error %v", text, got, err)
+		}
+	}
+	_, err = subject.Expand("the text", nested)
 	if limit, ok := errors.AsType[*sandbox.LimitError](err); !ok || err.Error() != "expand the text: "+limit.Error() {
 		t.Errorf("got %v, want an error", err)
 	}

@@ -23,14 +23,14 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 		return nil, phase.Invalidf("parse values: %w", err)
 	}
 	for _, content := range plainFirst(from) {
-		for _, file := range content.Files {
-			raw, err := expandFile(content, file, subject)
-			if err != nil {
-				return nil, err
-			}
+		texts, _, err := expandFiles(content, subject)
+		if err != nil {
+			return nil, err
+		}
+		for i, raw := range texts {
 			values, err := loader.LoadValues(bytes.NewReader(raw))
 			if err != nil {
-				return nil, phase.Invalid{Err: fmt.Errorf("parse values in %s, key %s: %w", content.Reference, file.Name, err)}
+				return nil, phase.Invalid{Err: fmt.Errorf("parse values in %s, key %s: %w", content.Reference, content.Files[i].Name, err)}
 			}
 			merged = loader.MergeMaps(merged, values)
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"text/template"
 	"time"
@@ -57,7 +58,7 @@ func ExpandFunctions() map[string]sandbox.Function {
 		if err := kubejson.Unmarshal(e.Cluster, &cluster); err != nil { // integers stay integers
 			return nil, err
 		}
-		return Subject{Namespace: e.Namespace, Name: e.Name}.expand(e.Description, e.Text, cluster)
+		return Subject{Namespace: e.Namespace, Name: e.Name}.expandHere(e.Description, e.Text, cluster)
 	}}
 }
 
@@ -66,46 +67,61 @@ func ExpandFunctions() map[string]sandbox.Function {
 // since the result would be deployed again and again. It returns a sandbox.LimitError for a template that takes too
 // much time or memory.
 func (s Subject) Expand(description, text string) (string, error) {
+	expanded, err := s.ExpandText(description, text)
+	return expanded.Text, err
+}
+
+// Expanded is the result of Subject.ExpandText.
+type Expanded struct {
+	Text string
+	// IsShared is true if the templates read nothing of the subject, so that the result, also an error, is the same for
+	// all subjects.
+	IsShared bool
+}
+
+// ExpandText is like Expand and returns whether the result is the same for all subjects.
+func (s Subject) ExpandText(description, text string) (Expanded, error) {
 	if !strings.Contains(text, "{{") {
-		return text, nil
+		return Expanded{Text: text, IsShared: true}, nil
 	}
 	var cluster map[string]any
 	if s.Cluster != nil {
 		var err error
 		if cluster, err = s.Cluster(); err != nil {
-			return "", fmt.Errorf("expand %s: %w", description, err)
+			return Expanded{}, fmt.Errorf("expand %s: %w", description, err)
 		}
 	}
 	if s.Sandbox == nil {
-		return s.expand(description, text, cluster)
+		return s.expandHere(description, text, cluster)
 	}
 	encoded, err := json.Marshal(cluster)
 	if err != nil {
-		return "", phase.Invalidf("expand %s: %w", description, err)
+		return Expanded{}, phase.Invalidf("expand %s: %w", description, err)
 	}
-	var expanded string
+	var expanded Expanded
 	err = s.Sandbox.Call(sandbox.Call{
 		Function: expandFunction, Key: fmt.Sprintf("%s %x", expandFunction, sha256.Sum256([]byte(text))), Limit: expandLimit,
 		Input: expansion{Description: description, Text: text, Cluster: encoded, Namespace: s.Namespace, Name: s.Name}, Output: &expanded,
 	})
 	if limit, ok := errors.AsType[*sandbox.LimitError](err); ok {
-		return "", fmt.Errorf("expand %s: %w", description, limit)
+		return Expanded{}, fmt.Errorf("expand %s: %w", description, limit)
 	}
 	return expanded, err
 }
 
-// expand expands a template in this process.
-func (s Subject) expand(description, text string, cluster map[string]any) (string, error) {
+// expandHere expands a template in this process.
+func (s Subject) expandHere(description, text string, cluster map[string]any) (Expanded, error) {
 	parsed, err := template.New(templateName).Option("missingkey=error").Funcs(functions()).Parse(text)
 	if err != nil {
-		return "", phase.Invalidf("parse %s: %s", description, templateMessage(err))
+		return Expanded{IsShared: true}, phase.Invalidf("parse %s: %s", description, templateMessage(err))
 	}
+	isShared := !slices.ContainsFunc(parsed.Templates(), func(t *template.Template) bool { return t.Tree != nil && readsData(t.Root) })
 	out := &boundedBuilder{left: maxExpanded}
 	data := map[string]any{"Cluster": cluster, "ClusterNamespace": s.Namespace, "ClusterName": s.Name}
 	if err := parsed.Execute(out, data); err != nil {
-		return "", phase.Invalidf("expand %s: %s", description, templateMessage(err))
+		return Expanded{IsShared: isShared}, phase.Invalidf("expand %s: %s", description, templateMessage(err))
 	}
-	return out.String(), nil
+	return Expanded{Text: out.String(), IsShared: isShared}, nil
 }
 
 // templateName is the name of all templates in errors of text/template. templateMessage removes it.

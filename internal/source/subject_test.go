@@ -72,6 +72,35 @@ func TestExpandRefuses(t *testing.T) {
 	}
 }
 
+func TestResultsWithoutTheSubjectAreShared(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{
+		"plain": true,
+		`{{ upper "a" | quote }}{{ $x := list 1 2 }}{{ index $x 0 }}{{ break_ }}`: true, // it cannot be parsed
+		`{{ if true }}a{{ else if false }}b{{ else }}c{{ end }}`:                  true,
+		`{{ fail "reason" }}`:                                             true,
+		`{{ define "t" }}text{{ end }}{{ template "t" }}`:                 true,
+		`{{ .ClusterName }}`:                                              false,
+		`{{ $.ClusterName }}`:                                             false,
+		`{{ . }}`:                                                         false,
+		`{{ $x := . }}{{ index $x "ClusterName" }}`:                       false,
+		`{{ (index . "Cluster").metadata.name }}`:                         false,
+		`{{ printf "%v" (list $) }}`:                                      false,
+		`{{ if .Cluster }}a{{ end }}`:                                     false,
+		`{{ if true }}a{{ else }}{{ .Nothing }}{{ end }}`:                 false,
+		`{{ range list 1 }}{{ $.ClusterName }}{{ end }}`:                  false,
+		`{{ with "a" }}{{ else with .ClusterName }}{{ end }}`:             false,
+		`{{ define "t" }}{{ .ClusterName }}{{ end }}{{ template "t" . }}`: false,
+		`{{ block "t" . }}text{{ end }}`:                                  false,
+		`{{ .Cluster.metadata.labels.region }}`:                           false, // an error
+	} {
+		got, err := subject().ExpandText("text", text)
+		if got.IsShared != want {
+			t.Errorf("%s: got %t, want %t (error: %v)", text, got.IsShared, want, err)
+		}
+	}
+}
+
 // wantInvalid checks that only the user can cure err and that it says all of texts.
 func wantInvalid(t *testing.T, err error, texts ...string) {
 	t.Helper()

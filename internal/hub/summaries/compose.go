@@ -171,6 +171,7 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	if composition.Digest, err = composition.Bundle.Digest(); err != nil {
 		return Composition{}, withReason(status.ReasonRender, phase.Invalid{Err: err})
 	}
+	composition.Bundle.KnownDigest = composition.Digest
 	return composition, nil
 }
 
