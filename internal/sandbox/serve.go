@@ -14,8 +14,9 @@ const (
 	// minMemory and maxMemory are the bounds of the limit for the data of a child. Most charts need less than 100 MiB.
 	minMemory = 256 << 20
 	maxMemory = 1 << 30
-	// maxStack is the limit for the stack of a child. Nested templates reach their own limit before.
-	maxStack = 256 << 20
+	// maxStack is the limit for the stack of a child. A stack that grows is copied: with the former one, it takes a small
+	// part of minMemory.
+	maxStack = 64 << 20
 )
 
 // Function is a function that runs in a child. It may return an output together with an error. ask sends a question to
