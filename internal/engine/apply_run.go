@@ -224,7 +224,7 @@ func (p *applyRun) readAndDecide(ctx context.Context) ([]decision, error) {
 func (p *applyRun) saveIntent(ctx context.Context, decisions []decision) error {
 	p.next = p.prior.Edit()
 	p.next.Head = inventory.Head{
-		ID: p.bundle.ID, Owner: p.bundle.Owner, Options: p.bundle.Options, Digest: p.digest[:],
+		ID: p.bundle.ID, Owner: p.bundle.Owner, Options: p.bundle.Options, Digest: slices.Clone(p.digest[:]),
 		State: bundle.StateApplying, LastApplied: p.prior.LastApplied, Hub: cmp.Or(p.bundle.Hub, p.prior.Hub), Releases: p.next.Releases,
 	}
 	if p.isPartial() {

@@ -55,7 +55,7 @@ func (s *Store) readValue(ctx context.Context, from storedValue, into any) error
 		}
 		packed = append(packed, secret.Data[keyChunk]...)
 	}
-	if err := unpack(packed, into); err != nil {
+	if err := s.compressor.unpack(packed, into); err != nil {
 		return fmt.Errorf("%w: %w", ErrIncomplete, err)
 	}
 	return nil

@@ -3,31 +3,40 @@ package inventory
 import (
 	"encoding/json"
 	"fmt"
+	"sync"
 
 	"github.com/klauspost/compress/zstd"
 )
 
+// compressor compresses values as JSON. It reuses its encoders and decoders, each of which has about a megabyte of
+// tables, until the next garbage collections. The zero compressor can be used. It is safe for concurrent use.
+type compressor struct{ encoders, decoders sync.Pool }
+
 // pack compresses a value as JSON.
-func pack(value any) ([]byte, error) {
+func (c *compressor) pack(value any) ([]byte, error) {
 	raw, err := json.Marshal(value)
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
-	encoder, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
-	if err != nil {
-		return nil, fmt.Errorf("compress: %w", err)
+	encoder, ok := c.encoders.Get().(*zstd.Encoder)
+	if !ok {
+		if encoder, err = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1)); err != nil {
+			return nil, fmt.Errorf("compress: %w", err)
+		}
 	}
-	defer encoder.Close()
+	defer c.encoders.Put(encoder)
 	return encoder.EncodeAll(raw, nil), nil
 }
 
 // unpack is the reverse of pack.
-func unpack(packed []byte, into any) error {
-	decoder, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1))
-	if err != nil {
-		return fmt.Errorf("decompress: %w", err)
+func (c *compressor) unpack(packed []byte, into any) (err error) {
+	decoder, ok := c.decoders.Get().(*zstd.Decoder)
+	if !ok {
+		if decoder, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1)); err != nil {
+			return fmt.Errorf("decompress: %w", err)
+		}
 	}
-	defer decoder.Close()
+	defer c.decoders.Put(decoder)
 	raw, err := decoder.DecodeAll(packed, nil)
 	if err != nil {
 		return fmt.Errorf("decompress: %w", err)

@@ -52,9 +52,23 @@ type Head struct {
 type storedValue struct {
 	inline []byte
 	chunks []string
+	// isReleased is true for a value in the head Secret that was deleted from inline, so that it takes no memory.
+	isReleased bool
 }
 
-func (s storedValue) empty() bool { return len(s.inline) == 0 && len(s.chunks) == 0 }
+func (s storedValue) empty() bool { return !s.isReleased && len(s.inline) == 0 && len(s.chunks) == 0 }
+
+// released returns the value without inline.
+func (s storedValue) released() storedValue {
+	return storedValue{chunks: s.chunks, isReleased: s.isReleased || len(s.inline) > 0}
+}
+
+// withoutInline returns a copy of r without the values that the head Secret has.
+func (r *Record) withoutInline() *Record {
+	copied := *r
+	copied.content, copied.entryData = r.content.released(), r.entryData.released()
+	return &copied
+}
 
 // Edit returns a deep copy of r to change and save.
 func (r *Record) Edit() *Record {

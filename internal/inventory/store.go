@@ -61,11 +61,13 @@ type Store struct {
 	metadata   metadata.ResourceInterface // of the same Secrets
 	namespaces corev1client.NamespaceInterface
 	// changed is the channel of Changes.
-	changed chan struct{}
+	changed    chan struct{}
+	compressor compressor
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// cache holds the records as they were last read or written. listed is true if it has all of them.
+	// cache holds the records as they were last read or written, without the values in the head Secrets: the process of a
+	// hub has a Store for each push member. listed is true if it has all of them.
 	cache  map[bundle.ID]*Record
 	listed bool
 }
@@ -173,11 +175,13 @@ func (s *Store) decode(ctx context.Context, secret *corev1.Secret) (*Record, err
 	if err := json.Unmarshal(secret.Data[keyHead], &rec.Head); err != nil || s.nameOf(rec.ID) != secret.Name {
 		return nil, fmt.Errorf("read %s: %w", secret.Name, ErrIncomplete)
 	}
-	if known := s.Cached(rec.ID); known != nil && known.version == rec.version {
-		return known, nil
-	}
 	rec.content = storedValue{inline: secret.Data[keyContent], chunks: rec.ContentChunks}
 	rec.entryData = storedValue{inline: secret.Data[keyInventory], chunks: rec.InventoryChunks}
+	if known := s.Cached(rec.ID); known != nil && known.version == rec.version {
+		copied := *known
+		copied.content = rec.content
+		return &copied, nil
+	}
 	var items []Entry
 	if !rec.entryData.empty() {
 		if err := s.readValue(ctx, rec.entryData, &items); err != nil {
@@ -187,11 +191,12 @@ func (s *Store) decode(ctx context.Context, secret *corev1.Secret) (*Record, err
 	for _, item := range items {
 		rec.Entries[item.Ref.Key()] = item
 	}
-	s.setCached(rec)
+	s.setCached(rec.withoutInline())
 	return rec, nil
 }
 
-// Bundle returns the content of rec; the error wraps ErrIncomplete if it is missing.
+// Bundle returns the content of rec, which must be a result of Load or Save. The error wraps ErrIncomplete if it is
+// missing.
 func (s *Store) Bundle(ctx context.Context, rec *Record) (bundle.Bundle, error) {
 	var b bundle.Bundle
 	if rec.content.empty() {
@@ -241,8 +246,11 @@ func (s *Store) IsComplete(ctx context.Context, rec *Record) (bool, error) {
 func (s *Store) Save(ctx context.Context, prior, next *Record, content *bundle.Bundle) (*Record, error) {
 	saved := next.Edit()
 	saved.content = prior.content
+	if content == nil && prior.content.isReleased {
+		return nil, fmt.Errorf("write the record of %s: its content is not in memory", next.ID)
+	}
 	if content != nil {
-		packed, err := pack(content)
+		packed, err := s.compressor.pack(content)
 		if err != nil {
 			return nil, fmt.Errorf("pack bundle %s: %w", next.ID, err)
 		}
@@ -255,7 +263,7 @@ func (s *Store) Save(ctx context.Context, prior, next *Record, content *bundle.B
 
 // write writes the entries and the head of saved in place of prior, and deletes the chunks that the head does not name.
 func (s *Store) write(ctx context.Context, prior, saved *Record) (_ *Record, err error) {
-	packed, err := pack(saved.SortedEntries())
+	packed, err := s.compressor.pack(saved.SortedEntries())
 	if err != nil {
 		return nil, fmt.Errorf("pack inventory of %s: %w", saved.ID, err)
 	}
@@ -272,7 +280,7 @@ func (s *Store) write(ctx context.Context, prior, saved *Record) (_ *Record, err
 			return nil, err
 		}
 	}
-	s.setCached(saved)
+	s.setCached(saved.withoutInline())
 	return saved, nil
 }
 
@@ -361,14 +369,14 @@ func (s *Store) Delete(ctx context.Context, rec *Record) error {
 	return nil
 }
 
-// ListCached returns the records as they were last read or written, in no order.
+// ListCached returns the records as they were last read or written, in no order. They are not for Bundle and Save.
 func (s *Store) ListCached() []*Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Values(s.cache))
 }
 
-// Cached returns the record of id as it was last read or written, nil if there is none.
+// Cached returns the record of id as it was last read or written, nil if there is none. It is not for Bundle and Save.
 func (s *Store) Cached(id bundle.ID) *Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -228,3 +228,36 @@ func TestScopesDoNotSeeEachOther(t *testing.T) {
 		}
 	}
 }
+
+// TestCachedRecordsHaveNoContent saves and reads a record: its content is on the member, and not in the cache.
+func TestCachedRecordsHaveNoContent(t *testing.T) {
+	t.Parallel()
+	m := newMember(t)
+	s := m.store(inventory.OwnerScope{})
+	none := m.load(s)
+	b := content(t, 100<<10)
+	rec := m.save(s, none, edited(none), b)
+	for range 2 {
+		cached := s.Cached(id())
+		if size := cached.InlineSize(); size != 0 || !cached.HasContent() {
+			t.Errorf("the cached record has %d bytes of content, HasContent: %t", size, cached.HasContent())
+		}
+		if _, err := s.Save(t.Context(), cached, cached.Edit(), nil); err == nil {
+			t.Error("a cached record was saved without its content")
+		}
+		next := rec.Edit()
+		next.Message += "changed "
+		rec = m.save(s, rec, next, nil)
+		got, err := s.Bundle(t.Context(), rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(got.Items, b.Items); diff != "" {
+			t.Errorf("content (-got +want):\n%s", diff)
+		}
+		rec = m.load(s)
+	}
+	if rec.Message != "changed changed " {
+		t.Errorf("got message %q", rec.Message)
+	}
+}
