@@ -32,6 +32,8 @@ type Bundle struct {
 	// Hub is the uid of the namespace kube-system of the hub that delivers the bundle, "" if it is not known. It is not
 	// part of the digest, so a change of the hub alone changes nothing on the member.
 	Hub string `json:"-"`
+	// Inputs identifies the inputs that the bundle was built from, "" if they are not known. It is not part of the digest.
+	Inputs string `json:"-"`
 	// KeepObjects is true if the member seems to have a newer bundle of this ID than the hub, as after a restore of the
 	// hub. Objects that this bundle lacks are then kept until the bundle is withdrawn.
 	KeepObjects bool `json:"-"`

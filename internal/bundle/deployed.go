@@ -15,6 +15,8 @@ type Deployed struct {
 	CorrectDrift bool `json:"-"`
 	// Requested is true if the hub has a ConfigurationGroup for the bundle, to deploy or to withdraw it.
 	Requested bool `json:"-"`
+	// Inputs is Bundle.Inputs of the bundle that was delivered last, "" if it is not known.
+	Inputs string `json:"-"`
 	// Report is the last known report of the member.
 	Report Report `json:"-"`
 	// Releases are the Helm releases of the bundle that was delivered last.

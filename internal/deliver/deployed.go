@@ -32,7 +32,7 @@ func deployedBy(group *libv1beta1.ConfigurationGroup) (bundle.Deployed, bool) {
 		ID: id, Hub: group.Annotations[kube.AnnotationHub],
 		Owner:    bundle.Owner{Kind: group.Annotations[kube.AnnotationOwnerKind], Name: group.Annotations[kube.AnnotationOwnerName], Tier: group.Spec.Tier},
 		Removing: group.Spec.Action == libv1beta1.ActionRemove, Orphan: group.Spec.LeavePolicies, CorrectDrift: group.Spec.DriftDetection, Requested: true, Report: report,
-		Releases: releasesOf(group),
+		Releases: releasesOf(group), Inputs: group.Annotations[annotationInputs],
 	}, ok
 }
 

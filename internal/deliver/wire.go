@@ -25,6 +25,8 @@ import (
 const (
 	// annotationBundle on a group has its outline as JSON.
 	annotationBundle = "towline.dev/bundle"
+	// annotationInputs on a group has Bundle.Inputs.
+	annotationInputs = "towline.dev/inputs"
 	// annotationItem on a bundle has the header of its chunk.
 	annotationItem = "towline.dev/item"
 	// labelManagedBy marks our bundles.
@@ -126,6 +128,9 @@ func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []
 	group.Annotations[kube.AnnotationOwnerName] = b.Owner.Name
 	if b.Hub != "" {
 		group.Annotations[kube.AnnotationHub] = b.Hub
+	}
+	if b.Inputs != "" {
+		group.Annotations[annotationInputs] = b.Inputs
 	}
 	group.Spec.Action = libv1beta1.ActionDeploy
 	group.Spec.SourceStatus = libv1beta1.SourceActive

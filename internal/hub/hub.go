@@ -19,6 +19,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/towline/towline/internal/deliver"
@@ -358,8 +359,12 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir 
 	if err != nil {
 		return nil, err
 	}
+	codeVersion, err := summaries.CodeVersion()
+	if err != nil {
+		log.FromContext(ctx).Error(err, "after a restart, all bundles will be built again")
+	}
 	return &summaries.Composer{
-		Contents: newContentCache(mgr.GetCache(), live), Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), HubUID: hubUID, Sandbox: pool,
+		Contents: newContentCache(mgr.GetCache(), live), Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), HubUID: hubUID, CodeVersion: codeVersion, Sandbox: pool,
 	}, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -82,10 +83,32 @@ func sizeOfFeatures(features []configv1beta1.DeployedFeature) int {
 	return size
 }
 
+// FindDeployedFeature returns the entry of a profile for a feature; ok is false if there is none. kind is ProfileKind
+// or ClusterProfileKind. The result shares memory with s.
+func FindDeployedFeature(s configv1beta1.ClusterConfigurationStatus, kind, profile string, id libv1beta1.FeatureID) (feature configv1beta1.DeployedFeature, ok bool) {
+	var features []configv1beta1.DeployedFeature
+	if kind == configv1beta1.ProfileKind {
+		if i := slices.IndexFunc(s.ProfileResources, func(r configv1beta1.ProfileResource) bool { return r.ProfileName == profile }); i >= 0 {
+			features = s.ProfileResources[i].Features
+		}
+	} else if i := slices.IndexFunc(s.ClusterProfileResources, func(r configv1beta1.ClusterProfileResource) bool { return r.ClusterProfileName == profile }); i >= 0 {
+		features = s.ClusterProfileResources[i].Features
+	}
+	i := slices.IndexFunc(features, func(f configv1beta1.DeployedFeature) bool { return f.FeatureID == id })
+	if i < 0 {
+		return configv1beta1.DeployedFeature{}, false
+	}
+	return features[i], true
+}
+
 // SetDeployedFeature returns a copy of old in which feature replaces the profile's former entry for the same feature. A
 // feature without resources and charts is removed, and so is a profile without features. Resources beyond maxInventory
-// are omitted. kind is ProfileKind or ClusterProfileKind.
+// are omitted. kind is ProfileKind or ClusterProfileKind. If nothing changes, the result is old itself: after a restart
+// every profile sets its entry again, and a copy for each of them would be quadratic.
 func SetDeployedFeature(old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature) configv1beta1.ClusterConfigurationStatus {
+	if existing, ok := FindDeployedFeature(old, kind, profile, feature.FeatureID); ok && equality.Semantic.DeepEqual(existing, feature) {
+		return old
+	}
 	without := replaceFeature(old, kind, profile, configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
 	if len(feature.Resources) == 0 && len(feature.Charts) == 0 {
 		return without

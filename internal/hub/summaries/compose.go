@@ -52,6 +52,8 @@ type Composer struct {
 	Sandbox *sandbox.Pool
 	// HubUID is the UID of the hub's namespace kube-system. Every bundle has it.
 	HubUID string
+	// CodeVersion identifies the code that renders bundles, "" if it is not known. It is part of the inputs of a bundle.
+	CodeVersion string
 }
 
 // ComposeRequest has the inputs of the bundles of one summary.
@@ -113,17 +115,13 @@ func withReason(reason string, err error) error {
 // References returns the objects on the hub that the bundles are built from. It omits references that cannot be
 // resolved: Compose returns their errors.
 func (c *Composer) References(r ComposeRequest) []source.Reference {
-	spec := r.Summary.Spec.ClusterProfileSpec
-	var all []source.Reference
+	all, _ := manifestReferences(r) // Compose returns the error
 	add := func(ref source.Reference, err error) {
 		if err == nil {
 			all = append(all, ref)
 		}
 	}
-	for _, ref := range spec.PolicyRefs {
-		add(source.ManifestsReference(ref, r.Subject))
-	}
-	for _, chart := range spec.HelmCharts {
+	for _, chart := range r.Summary.Spec.ClusterProfileSpec.HelmCharts {
 		for _, ref := range chart.ValuesFrom {
 			add(source.ValuesReference(ref, r.Subject))
 		}
@@ -139,6 +137,21 @@ func (c *Composer) References(r ComposeRequest) []source.Reference {
 		}
 	}
 	return all
+}
+
+// manifestReferences returns the references of the feature Resources that can be resolved, and the first error.
+func manifestReferences(r ComposeRequest) ([]source.Reference, error) {
+	var all []source.Reference
+	var first error
+	for _, ref := range r.Summary.Spec.ClusterProfileSpec.PolicyRefs {
+		resolved, err := source.ManifestsReference(ref, r.Subject)
+		if err == nil {
+			all = append(all, resolved)
+		} else if first == nil {
+			first = err
+		}
+	}
+	return all, first
 }
 
 // Compose builds the bundle of one feature. It returns a phase.Invalid for an error that only a change by the user can

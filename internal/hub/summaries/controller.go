@@ -201,18 +201,18 @@ func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Ob
 	}))
 }
 
-// findMember returns the member of summary, and whether it belongs to this shard. The default shard serves the
-// summaries whose cluster does not exist, so that their finalizers are removed.
-func (c *Controller) findMember(ctx context.Context, summary *configv1beta1.ClusterSummary) (member fleet.Member, isServed bool, err error) {
+// findMember returns the member of summary with its cluster, nil if that does not exist, and whether it belongs to this
+// shard. The default shard serves the summaries whose cluster does not exist, so that their finalizers are removed.
+func (c *Controller) findMember(ctx context.Context, summary *configv1beta1.ClusterSummary) (member fleet.Member, cluster client.Object, isServed bool, err error) {
 	target := match.Target(summary)
-	member, cluster, err := fleet.Get(ctx, c.Hub, target.Type, target.Namespace, target.Name)
+	member, cluster, err = fleet.Get(ctx, c.Hub, target.Type, target.Namespace, target.Name)
 	if apierrors.IsNotFound(err) {
-		return fleet.Member{Type: target.Type, Namespace: target.Namespace, Name: target.Name}, c.Shard.IsDefault(), nil
+		return fleet.Member{Type: target.Type, Namespace: target.Namespace, Name: target.Name}, nil, c.Shard.IsDefault(), nil
 	}
 	if err != nil {
-		return fleet.Member{}, false, err
+		return fleet.Member{}, nil, false, err
 	}
-	return member, c.Shard.Serves(cluster), nil
+	return member, cluster, c.Shard.Serves(cluster), nil
 }
 
 // listSummaries returns the summaries of a cluster from the cache. They must not be changed.
@@ -256,7 +256,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	member, isServed, err := c.findMember(ctx, summary)
+	member, cluster, isServed, err := c.findMember(ctx, summary)
 	if err != nil || !isServed {
 		c.references.set(req.NamespacedName, nil)
 		return reconcile.Result{}, err
@@ -269,7 +269,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !ok {
 		return reconcile.Result{}, nil
 	}
-	s := &state{summary: summary}
+	s := &state{summary: summary, cluster: cluster, member: member}
 	defer func() { slot.Release(slowKeys(s, member)...) }()
 	return c.reconcileSummary(ctx, s)
 }
@@ -279,7 +279,7 @@ func (c *Controller) reconcileSummary(ctx context.Context, s *state) (reconcile.
 	summary := s.summary
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Summary, client.ObjectKeyFromObject(summary).String()))
 	steps := []phase.Step[*state]{
-		{Name: "load", Run: c.load},
+		{Name: "check cluster", Run: c.checkCluster},
 		{Name: "check preconditions", Run: c.checkPreconditions},
 		{Name: "find deployed", Run: c.findDeployed},
 		{Name: "compose", Run: c.compose},
@@ -292,7 +292,7 @@ func (c *Controller) reconcileSummary(ctx context.Context, s *state) (reconcile.
 	}
 	if !summary.DeletionTimestamp.IsZero() {
 		steps = []phase.Step[*state]{
-			{Name: "load", Run: c.load},
+			{Name: "check cluster", Run: c.checkCluster},
 			{Name: "check preconditions", Run: c.checkPreconditions},
 			{Name: "find deployed", Run: c.findDeployed},
 			{Name: "withdraw", Run: c.withdrawFeatures},

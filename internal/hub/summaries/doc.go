@@ -4,11 +4,12 @@
 // A profile has up to three features: Resources (policyRefs), Helm (helmCharts) and Kustomize (kustomizationRefs). Each
 // feature becomes one bundle on the cluster. Controller.Reconcile runs these steps over one state:
 //
-//  1. load reads the cluster of the summary.
+//  1. checkCluster ends the reconcile if the cluster of the summary does not exist.
 //  2. checkPreconditions ends the reconcile if the cluster is paused, unreachable, or being deregistered, or if the
 //     profile is paused or unsupported.
 //  3. findDeployed asks the transport which bundles the member has.
-//  4. compose builds a bundle per feature: it reads the sources and renders them (compose.go, releases.go).
+//  4. compose builds a bundle per feature: it reads the sources and renders them (compose.go, releases.go). It skips a
+//     bundle that the member has applied and that was built from the same inputs (inputs.go).
 //  5. addFinalizer adds the finalizer to the summary before the first delivery (finalizer.go).
 //  6. reportStart writes the status Provisioning for a push member, since its delivery can take minutes. For a pull
 //     member, report writes it if the agent has not reported a result after two seconds (starts.go).
@@ -27,6 +28,7 @@
 //
 // Terms:
 //
+//   - inputs: the versions of everything that a bundle is built from.
 //   - Composition: the bundle of a feature, with the fields of the status that describe it.
 //   - generated values: results of random functions in a chart. A Secret on the hub keeps them per release, so that the
 //     next rendering gets the same values (generated.go).

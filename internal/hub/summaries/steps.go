@@ -125,24 +125,14 @@ func (s *state) featuresToWithdraw() []libv1beta1.FeatureID {
 	return features
 }
 
-// load reads the cluster of the summary.
-func (c *Controller) load(ctx context.Context, s *state) error {
-	target := match.Target(s.summary)
-	member, cluster, err := fleet.Get(ctx, c.Hub, target.Type, target.Namespace, target.Name)
-	if apierrors.IsNotFound(err) {
-		s.member = fleet.Member{Type: target.Type, Namespace: target.Namespace, Name: target.Name}
-		if s.isDeleting() {
-			return nil
-		}
-		// The profile controller deletes the summary, unless the cluster is created again first.
-		s.result.Message = fmt.Sprintf("cluster %s does not exist", s.member.Key())
-		return phase.Wait{Reason: s.result.Message}
+// checkCluster ends the reconcile if the cluster of the summary does not exist, unless the summary is deleted.
+func (c *Controller) checkCluster(_ context.Context, s *state) error {
+	if s.cluster != nil || s.isDeleting() {
+		return nil
 	}
-	if err != nil {
-		return err
-	}
-	s.cluster, s.member = cluster, member
-	return nil
+	// The profile controller deletes the summary, unless the cluster is created again first.
+	s.result.Message = fmt.Sprintf("cluster %s does not exist", s.member.Key())
+	return phase.Wait{Reason: s.result.Message}
 }
 
 // findDeployed reads the bundles of the summary that the member has.
@@ -262,7 +252,15 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 			s.restoreOneTimeStatus(feature)
 			continue
 		}
+		inputs, err := c.inputsOf(ctx, s, request, feature)
+		if err != nil {
+			return err
+		}
+		if c.reuseDelivered(ctx, s, feature, inputs) {
+			continue
+		}
 		composition, err := c.composeFeature(ctx, s, request, feature)
+		composition.Bundle.Inputs = inputs
 		if apierrors.IsConflict(err) {
 			return err // the summary or its generated values have changed: the reconcile is repeated
 		}

@@ -1,0 +1,151 @@
+package summaries
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/source"
+	"github.com/towline/towline/internal/status"
+)
+
+// The ConfigurationGroup of a delivered bundle has a digest of the inputs that the bundle was built from. While it
+// equals the digest of the present inputs, a bundle that the member has applied is neither built nor delivered again.
+// So after a restart of the hub an unchanged summary costs reads from the cache only: no template is expanded, and no
+// content is read. The group is not the status of the summary, and is written together with the reference to the
+// content: a lost group, or one without the digest, only means that the bundle is built as before.
+//
+// Only the feature Resources in pull mode has a digest. The hub's engine for a push member needs the bundle to watch
+// its objects. The bundle of a Helm release also depends on the repository, on generated values and on other summaries.
+
+// bundleInputs are the inputs of a bundle of the feature Resources. Each field prevents that an outdated bundle stays:
+type bundleInputs struct {
+	// Code: after an upgrade of the hub, the same inputs can be rendered differently.
+	Code string
+	// Summary and Generation: the spec has the references and the options. The UID is for a summary that is deleted and
+	// created again, or restored from a backup, with the same generation.
+	Summary    types.UID
+	Generation int64
+	// Owner: a profile that takes over the summary is the new owner of the objects. A Profile can read less content than
+	// a ClusterProfile.
+	Owner bundle.Owner
+	// Objects: content that is changed, deleted, or created after an optional reference to it. Their names also cover the
+	// templates in references.
+	Objects []inputObject
+	// Cluster is the cluster if templates in the content can read it: labels or facts of the cluster can change. It is
+	// empty otherwise, so that they do not invalidate the digest.
+	Cluster []byte
+}
+
+// inputObject is a version of a ConfigMap or a Secret. UID and Version are "" if it does not exist.
+type inputObject struct {
+	Reference source.Reference
+	UID       types.UID
+	Version   string
+}
+
+// inputsOf returns the digest of the inputs of a feature's bundle, "" if it has none. It reads the cache before the
+// bundle is built: if the cache is behind, the digest is of inputs that never come back, and the event of the change
+// reconciles the summary again.
+func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, feature libv1beta1.FeatureID) (string, error) {
+	if feature != libv1beta1.FeatureResources || s.member.Mode != fleet.Pull || c.Composer.CodeVersion == "" {
+		return "", nil
+	}
+	references, err := manifestReferences(r)
+	if err != nil {
+		return "", nil //nolint:nilerr // Compose returns the error
+	}
+	inputs := bundleInputs{Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner}
+	isTemplate := false
+	for _, reference := range references {
+		object, err := c.readMetadata(ctx, reference)
+		if err != nil {
+			return "", err
+		}
+		inputs.Objects = append(inputs.Objects, inputObject{Reference: reference, UID: object.UID, Version: object.ResourceVersion})
+		_, isMarked := object.Annotations[libv1beta1.TemplateAnnotation]
+		isTemplate = isTemplate || isMarked
+	}
+	if isTemplate {
+		if inputs.Cluster, err = json.Marshal(fleet.WithoutVolatileFields(s.cluster)); err != nil {
+			return "", fmt.Errorf("encode cluster %s: %w", s.member.Key(), err)
+		}
+	}
+	raw, err := json.Marshal(inputs)
+	if err != nil {
+		return "", fmt.Errorf("encode the inputs of %s: %w", s.bundleID(feature), err)
+	}
+	sum := sha256.Sum256(raw)
+	return base64.RawStdEncoding.EncodeToString(sum[:]), nil
+}
+
+// readMetadata returns the cached metadata of a ConfigMap or a Secret, empty metadata if it does not exist.
+func (c *Controller) readMetadata(ctx context.Context, reference source.Reference) (*metav1.PartialObjectMetadata, error) {
+	object := &metav1.PartialObjectMetadata{}
+	object.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(reference.Kind))
+	key := client.ObjectKey{Namespace: reference.Namespace, Name: reference.Name}
+	if err := c.metadata.Get(ctx, key, object, client.UnsafeDisableDeepCopy); client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("read metadata of %s: %w", reference, err)
+	}
+	return object, nil
+}
+
+// reuseDelivered adds the result of a feature whose delivered bundle was built from the same inputs, and returns
+// whether it did. Then the bundle is neither built nor delivered. Any state but Applied needs the bundle: a failure is
+// reported again, missing content is written again, and a withdrawal is replaced by a delivery.
+func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1beta1.FeatureID, inputs string) bool {
+	deployed, ok := s.deployed[feature]
+	if inputs == "" || !ok || deployed.Inputs != inputs || deployed.Removing || deployed.Report.State != bundle.StateApplied {
+		return false
+	}
+	result := status.FeatureResult{Feature: feature, Kind: status.Delivered, DesiredDigest: deployed.Report.Digest, Report: deployed.Report}
+	updated := status.ComputeStatus(s.summary.Status, status.ReconcileResult{Features: []status.FeatureResult{result}})
+	owner := metav1.GetControllerOf(s.summary)
+	if owner == nil || !c.Configurations.hasDeployed(ctx, s.member, *owner, status.FeatureOf(updated, feature)) {
+		return false
+	}
+	s.addResult(result)
+	return true
+}
+
+// hasDeployed returns whether the cached ClusterConfiguration of m lists the objects that a feature applied last. The
+// hub may have been killed before it wrote them.
+func (c *Configurations) hasDeployed(ctx context.Context, m fleet.Member, owner metav1.OwnerReference, feature configv1beta1.FeatureSummary) bool {
+	configuration := &configv1beta1.ClusterConfiguration{}
+	if err := c.hub.Get(ctx, ConfigurationKey(m), configuration, client.UnsafeDisableDeepCopy); err != nil {
+		return false // the bundle is built, and its objects are recorded
+	}
+	deployed, ok := status.FindDeployedFeature(configuration.Status, owner.Kind, owner.Name, feature.FeatureID)
+	return ok && len(deployed.Resources) > 0 && deployed.Resources[0].LastAppliedTime.Equal(feature.LastAppliedTime)
+}
+
+// CodeVersion returns the digest of the running program: the same program renders the same inputs equally.
+func CodeVersion() (string, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find the program: %w", err)
+	}
+	program, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("open the program: %w", err)
+	}
+	defer program.Close() //nolint:errcheck // it was only read
+	sum := sha256.New()
+	if _, err := io.Copy(sum, program); err != nil {
+		return "", fmt.Errorf("read the program: %w", err)
+	}
+	return base64.RawStdEncoding.EncodeToString(sum.Sum(nil)), nil
+}

@@ -1,0 +1,254 @@
+package summaries
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/render"
+	"github.com/towline/towline/internal/status"
+)
+
+// restarts is a hub with one summary. Each reconcile is the first one after a restart of the hub. It is also the
+// transport to the member, which applies every bundle, and the reader of content.
+type restarts struct {
+	deliver.Transport
+	client.Reader
+	t           *testing.T
+	hub         client.Client
+	codeVersion string
+	deployed    map[bundle.ID]bundle.Deployed
+	deliveries  int
+	reads       int
+}
+
+var resourcesID = bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: "web-one", Feature: string(libv1beta1.FeatureResources)}
+
+func newRestarts(t *testing.T) *restarts {
+	t.Helper()
+	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "one", UID: "c", Finalizers: []string{kube.FinalizerCluster}}}
+	cluster.Spec.PullMode, cluster.Status.Ready = true, true
+	isController := true
+	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "fleet", Name: "web-one", UID: "s", Generation: 1, Finalizers: []string{configv1beta1.ClusterSummaryFinalizer},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: configv1beta1.ClusterProfileKind, Name: "web", UID: "p", Controller: &isController}},
+	}}
+	summary.Spec.ClusterNamespace, summary.Spec.ClusterName, summary.Spec.ClusterType = "fleet", "one", libv1beta1.ClusterTypeSveltos
+	summary.Spec.ClusterProfileSpec.SyncMode = configv1beta1.SyncModeContinuous
+	summary.Spec.ClusterProfileSpec.PolicyRefs = []libv1beta1.PolicyRef{
+		{Kind: "ConfigMap", Namespace: "fleet", Name: "content"}, {Kind: "ConfigMap", Namespace: "fleet", Name: "optional", Optional: true},
+	}
+	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithStatusSubresource(summary, cluster, &configv1beta1.ClusterConfiguration{}).
+		WithIndex(&corev1.Secret{}, generatedIndex, generatedOwnerUIDs).WithObjects(cluster, summary, content("content", "1")).Build()
+	r := &restarts{t: t, hub: hub, Reader: hub, codeVersion: "v1", deployed: map[bundle.ID]bundle.Deployed{}}
+	r.reconcile()
+	return r
+}
+
+func content(name, value string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: name}, Data: map[string]string{
+		"objects.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: " + name + "}\ndata: {value: '" + value + "'}\n",
+	}}
+}
+
+// Get counts the reads of content.
+func (r *restarts) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+	r.reads++
+	return r.hub.Get(ctx, key, obj, opts...)
+}
+
+func (r *restarts) Deliver(_ context.Context, _ fleet.Member, b bundle.Bundle) (bundle.Report, error) {
+	digest, err := b.Digest()
+	r.deliveries++
+	if former := r.deployed[b.ID]; former.Report.Digest != digest || former.Report.State != bundle.StateApplied || former.Removing {
+		report := bundle.Report{ID: b.ID, Digest: digest, State: bundle.StateApplied, LastApplied: time.Now()}
+		r.deployed[b.ID] = bundle.Deployed{ID: b.ID, Inputs: b.Inputs, CorrectDrift: b.Options.CorrectDrift, Report: report}
+	}
+	return r.deployed[b.ID].Report, err
+}
+
+func (r *restarts) FindDeployed(_ context.Context, _ fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+	deployed, ok := r.deployed[id]
+	return deployed, ok, nil
+}
+
+// reconcile restarts the hub, and reconciles the summary. It returns the status of the feature.
+func (r *restarts) reconcile() configv1beta1.FeatureSummary {
+	r.t.Helper()
+	r.reads, r.deliveries = 0, 0
+	c := &Controller{
+		Hub: r.hub, Live: r.hub, metadata: r.hub, Transport: r, Configurations: NewConfigurations(r.hub, r.hub), references: newReferenceIndex(),
+		Events: events.NewFakeRecorder(100), Clock: clock.RealClock{}, normalEvents: newEventLimiter(),
+		Composer: &Composer{Contents: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), HubUID: "hub", CodeVersion: r.codeVersion},
+	}
+	summary := r.summary()
+	member, cluster, _, err := c.findMember(r.t.Context(), summary)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if _, err := c.reconcileSummary(r.t.Context(), &state{summary: summary, cluster: cluster, member: member}); err != nil {
+		r.t.Logf("reconcile: %v", err)
+	}
+	if err := c.Configurations.writeAll(r.t.Context()); err != nil {
+		r.t.Fatal(err)
+	}
+	return status.FeatureOf(r.summary().Status, libv1beta1.FeatureResources)
+}
+
+func (r *restarts) summary() *configv1beta1.ClusterSummary {
+	summary := &configv1beta1.ClusterSummary{}
+	if err := r.hub.Get(r.t.Context(), client.ObjectKey{Namespace: "fleet", Name: "web-one"}, summary); err != nil {
+		r.t.Fatal(err)
+	}
+	return summary
+}
+
+func (r *restarts) update(obj client.Object, change func()) {
+	if err := r.hub.Get(r.t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
+		r.t.Fatal(err)
+	}
+	change()
+	if err := r.hub.Update(r.t.Context(), obj); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *restarts) must(err error) {
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func TestUnchangedSummaryIsNotBuiltAgain(t *testing.T) {
+	t.Parallel()
+	cluster := func() *libv1beta1.SveltosCluster {
+		return &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "one"}}
+	}
+	label := func(r *restarts) {
+		one := cluster()
+		r.update(one, func() { one.Labels = map[string]string{"env": "prod"} })
+	}
+	useTemplate := func(r *restarts) {
+		c := content("content", "")
+		r.update(c, func() {
+			c.Annotations = map[string]string{libv1beta1.TemplateAnnotation: ""}
+			c.Data = content("content", "{{ .ClusterName }}").Data
+		})
+	}
+	for name, test := range map[string]struct {
+		// prepare is called before the bundle is delivered a second time, change before the restart.
+		prepare, change func(r *restarts)
+		isBuilt         bool
+		want            libv1beta1.FeatureStatus // default: Provisioned
+	}{
+		"nothing": {},
+		"the status is lost": {change: func(r *restarts) {
+			s := r.summary()
+			s.Status = configv1beta1.ClusterSummaryStatus{}
+			r.must(r.hub.Status().Update(r.t.Context(), s))
+		}},
+		"a label without templates": {change: label},
+		"a label with templates":    {isBuilt: true, change: label, prepare: useTemplate},
+		"a heartbeat with templates": {
+			prepare: useTemplate,
+			change: func(r *restarts) {
+				one := cluster()
+				r.update(one, func() {})
+				one.Status.AgentLastReportTime = &metav1.Time{Time: time.Now()}
+				r.must(r.hub.Status().Update(r.t.Context(), one))
+			},
+		},
+		"content": {isBuilt: true, change: func(r *restarts) {
+			c := content("content", "")
+			r.update(c, func() { c.Data = content("content", "2").Data })
+		}},
+		"an optional reference": {isBuilt: true, change: func(r *restarts) { r.must(r.hub.Create(r.t.Context(), content("optional", "1"))) }},
+		"missing content": {isBuilt: true, want: libv1beta1.FeatureStatusFailed, change: func(r *restarts) {
+			r.must(r.hub.Delete(r.t.Context(), content("content", "")))
+		}},
+		"the spec": {isBuilt: true, change: func(r *restarts) {
+			s := r.summary()
+			s.Generation++
+			s.Spec.ClusterProfileSpec.ContinueOnError = true
+			r.must(r.hub.Update(r.t.Context(), s))
+		}},
+		"a summary that is created again": {isBuilt: true, change: func(r *restarts) {
+			s := r.summary()
+			s.UID = "s2"
+			r.must(r.hub.Update(r.t.Context(), s))
+		}},
+		"the owner": {isBuilt: true, change: func(r *restarts) {
+			s := r.summary()
+			s.OwnerReferences[0].Name = "other"
+			r.must(r.hub.Update(r.t.Context(), s))
+		}},
+		"the program": {isBuilt: true, change: func(r *restarts) { r.codeVersion = "v2" }},
+		"no version of the code": {isBuilt: true, prepare: func(r *restarts) {
+			r.codeVersion = ""
+			c := content("content", "")
+			r.update(c, func() { c.Data = content("content", "2").Data })
+		}},
+		"a failure on the member": {isBuilt: true, change: func(r *restarts) {
+			d := r.deployed[resourcesID]
+			d.Report.State = bundle.StateFailed
+			r.deployed[resourcesID] = d
+		}},
+		"a withdrawal": {isBuilt: true, change: func(r *restarts) {
+			d := r.deployed[resourcesID]
+			d.Removing = true
+			r.deployed[resourcesID] = d
+		}},
+		"a lost group": {isBuilt: true, change: func(r *restarts) { delete(r.deployed, resourcesID) }},
+		"a group without a digest": {isBuilt: true, change: func(r *restarts) {
+			d := r.deployed[resourcesID]
+			d.Inputs = ""
+			r.deployed[resourcesID] = d
+		}},
+		"a lost ClusterConfiguration": {isBuilt: true, change: func(r *restarts) {
+			key := ConfigurationKey(fleet.Member{Type: fleet.TypeSveltos, Namespace: "fleet", Name: "one"})
+			r.must(r.hub.Delete(r.t.Context(), &configv1beta1.ClusterConfiguration{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}))
+		}},
+		"push mode": {isBuilt: true, prepare: func(r *restarts) {
+			one := cluster()
+			r.update(one, func() { one.Spec.PullMode = false })
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRestarts(t)
+			if test.prepare != nil {
+				test.prepare(r)
+				r.reconcile()
+			}
+			if test.change != nil {
+				test.change(r)
+			}
+			want := libv1beta1.FeatureStatusProvisioned
+			if test.want != "" {
+				want = test.want
+			}
+			if got := r.reconcile(); got.Status != want {
+				t.Errorf("status of the feature: got %s (%v), want %s", got.Status, got.FailureMessage, want)
+			}
+			if got := r.reads > 0; got != test.isBuilt {
+				t.Errorf("%d reads of content and %d deliveries, want the bundle built: %t", r.reads, r.deliveries, test.isBuilt)
+			}
+			if !test.isBuilt && r.deliveries > 0 {
+				t.Errorf("the bundle was delivered %d times", r.deliveries)
+			}
+		})
+	}
+}
