@@ -6,6 +6,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
@@ -13,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/internal/hub/approvals"
 )
 
@@ -29,10 +31,54 @@ func cacheOptions() cache.Options {
 	)
 	requests, requestOptions := approvals.CacheOptions()
 	return cache.Options{
-		DefaultTransform: cache.TransformStripManagedFields(),
+		DefaultTransform: stripUnread,
 		NewInformer:      newInformer,
-		ByObject:         map[client.Object]cache.ByObject{&coordinationv1.Lease{}: {Field: leaseSelector}, requests: requestOptions},
+		ByObject: map[client.Object]cache.ByObject{
+			&coordinationv1.Lease{}:         {Field: leaseSelector},
+			&configv1beta1.ClusterSummary{}: {Transform: newSharedSpecs().transform},
+			requests:                        requestOptions,
+		},
 	}
+}
+
+// stripUnread removes fields that no controller reads from an object before it is cached. Of an object whose metadata
+// is cached, this includes the copy of its content in the annotation of kubectl apply. Other objects keep that
+// annotation: an update would delete it on the API server.
+func stripUnread(obj any) (any, error) {
+	if object, ok := obj.(*metav1.PartialObjectMetadata); ok {
+		delete(object.Annotations, corev1.LastAppliedConfigAnnotation)
+	}
+	return cache.TransformStripManagedFields()(obj)
+}
+
+// maxSharedSpecs is the maximum number of profiles whose specs are shared.
+const maxSharedSpecs = 4096
+
+// sharedSpecs makes cached summaries of one profile share the memory of their specs, which are equal on most clusters.
+// Cached objects are not changed, so the memory can be shared.
+type sharedSpecs struct {
+	// byProfile has the last spec that differed, by the UID of its profile.
+	byProfile *lru.Cache
+}
+
+func newSharedSpecs() *sharedSpecs { return &sharedSpecs{byProfile: lru.New(maxSharedSpecs)} }
+
+// transform is stripUnread for ClusterSummaries.
+func (s *sharedSpecs) transform(obj any) (any, error) {
+	summary, ok := obj.(*configv1beta1.ClusterSummary)
+	if !ok {
+		return stripUnread(obj)
+	}
+	if owner := metav1.GetControllerOf(summary); owner != nil {
+		spec := &summary.Spec.ClusterProfileSpec
+		if shared, found := s.byProfile.Get(owner.UID); found && equality.Semantic.DeepEqual(shared, spec) {
+			*spec = *shared.(*configv1beta1.ProfileSpec)
+		} else {
+			shared := *spec
+			s.byProfile.Add(owner.UID, &shared)
+		}
+	}
+	return stripUnread(obj)
 }
 
 // contentCache reads ConfigMaps and Secrets. The metadata of all of them is in the hub's cache. The content of each
