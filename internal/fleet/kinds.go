@@ -40,6 +40,18 @@ func kinds() map[Type]kind {
 	return map[Type]kind{TypeSveltos: sveltosKind(), TypeKarmada: karmadaKind()}
 }
 
+// kindOfType returns the kind of the objects that declare members of a type; ok is false for an unknown type.
+func kindOfType(t Type) (k kind, ok bool) {
+	switch t {
+	case TypeSveltos:
+		return sveltosKind(), true
+	case TypeKarmada:
+		return karmadaKind(), true
+	default:
+		return kind{}, false
+	}
+}
+
 func sveltosKind() kind {
 	return kind{
 		GroupVersionKind: libv1beta1.GroupVersion.WithKind(libv1beta1.SveltosClusterKind),
@@ -107,7 +119,7 @@ func WithoutVolatileFields(obj client.Object) client.Object {
 // Get returns a member and the object that declares it. It fails with the API error NotFound if there is none, also for
 // an unknown type.
 func Get(ctx context.Context, hub client.Reader, memberType Type, namespace, name string) (Member, client.Object, error) {
-	k, ok := kinds()[memberType]
+	k, ok := kindOfType(memberType)
 	if !ok {
 		return Member{}, nil, apierrors.NewNotFound(schema.GroupResource{Resource: string(memberType) + " clusters"}, name)
 	}
@@ -175,7 +187,7 @@ func FromReference(ref corev1.ObjectReference) (id ID, ok bool) {
 
 // Reference returns a reference to the object that declares m.
 func Reference(m Member) corev1.ObjectReference {
-	k, ok := kinds()[m.Type]
+	k, ok := kindOfType(m.Type)
 	if !ok {
 		return corev1.ObjectReference{Namespace: m.Namespace, Name: m.Name}
 	}

@@ -10,6 +10,9 @@
 //
 // If the profile is being deleted, all summaries are deleted, and then the finalizer is removed.
 //
+// An event of a cluster reconciles the profiles whose match it can change (events.go). Each reconcile reads all
+// clusters and summaries from the cache, so a lost event only delays a change until the next reconcile.
+//
 // Terms: a profile is refused if it uses unsupported fields; it is suspended, with a reason in its status, if it is
 // refused, invalid or paused. OneTime summaries keep the spec that was deployed.
 //
