@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/cli/agents"
 	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/join"
@@ -120,6 +121,7 @@ func (f *hubFlags) run(ctx context.Context) error {
 		}
 	}
 	log.FromContext(ctx).Info("hub starts", "server", config.Host, "version", command.Version())
+	go agents.LimitMemory(ctx)
 	return runHub(ctx, config, f.options)
 }
 

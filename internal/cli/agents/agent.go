@@ -88,6 +88,6 @@ func (f *agentFlags) run(ctx context.Context) error {
 	options.Identity = cmp.Or(os.Getenv("HOSTNAME"), host)
 	log.FromContext(ctx).Info("agent starts", "cluster", options.Namespace+"/"+options.Name, "version", command.Version(),
 		"manifest", f.release)
-	go limitMemory(ctx)
+	go LimitMemory(ctx)
 	return agent.Run(ctx, options)
 }

@@ -39,7 +39,7 @@ command. The agent can run anywhere with access to both sides: its cluster is th
 				}
 			}
 			log.FromContext(ctx).Info("agent starts", "cluster", options.Cluster, "version", command.Version())
-			go limitMemory(ctx)
+			go LimitMemory(ctx)
 			return karmada.Run(ctx, options)
 		},
 	}

@@ -8,22 +8,22 @@ import (
 )
 
 const (
-	// gcPercent is the growth of the heap after which the garbage collector runs, unless GOGC is set. The heap of an
-	// agent is small, and the default value would double it.
+	// gcPercent is the growth of the heap after which the garbage collector runs, unless GOGC is set. The default value
+	// would double the heap, which is small in an agent, and consists of caches in a hub.
 	gcPercent = 50
 	// releaseInterval is the time between two releases of memory.
 	releaseInterval = 2 * time.Minute
 )
 
-// limitMemory keeps the memory of an agent small until ctx ends.
-func limitMemory(ctx context.Context) {
+// LimitMemory keeps the memory of an agent or a hub small until ctx ends.
+func LimitMemory(ctx context.Context) {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
 	releaseMemory(ctx)
 }
 
-// releaseMemory returns memory that an idle agent does not use to the operating system, until ctx ends: the heap that
+// releaseMemory returns memory that an idle program does not use to the operating system, until ctx ends: the heap that
 // the last deliveries needed, and the pages of the program that only its start and the last deliveries needed. Pages
 // that are needed again are still in the page cache.
 func releaseMemory(ctx context.Context) {
