@@ -21,10 +21,11 @@ func (c *Controller) addFinalizer(ctx context.Context, s *state) error {
 }
 
 func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
-	updated := s.summary.DeepCopy()
-	if !controllerutil.AddFinalizer(updated, configv1beta1.ClusterSummaryFinalizer) {
+	if controllerutil.ContainsFinalizer(s.summary, configv1beta1.ClusterSummaryFinalizer) {
 		return nil
 	}
+	updated := s.summary.DeepCopy()
+	controllerutil.AddFinalizer(updated, configv1beta1.ClusterSummaryFinalizer)
 	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
 	if err := c.Hub.Patch(ctx, updated, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("add finalizer: %w", err)
