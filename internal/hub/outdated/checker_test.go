@@ -26,6 +26,7 @@ import (
 	"github.com/towline/towline/internal/hub/outdated"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
 )
 
@@ -249,6 +250,21 @@ func TestCheckReportsOutdatedCharts(t *testing.T) {
 	w.must(w.Delete(t.Context(), old))
 	w.must(w.checker.Check(t.Context()))
 	w.want("_check_failures_total{"+guardedURL+"} 2", lastCheck, "secret apps/hello-secret hello 0.1.0 < 0.3.0: 1")
+}
+
+// TestChartThatCannotBeExpandedNowKeepsItsResult expands names in a sandbox whose processes do not start.
+func TestChartThatCannotBeExpandedNowKeepsItsResult(t *testing.T) {
+	t.Parallel()
+	w := newTestEnv(t, nil)
+	_, repositoryURL := w.serve("", "0.1.0", "0.2.0")
+	w.deploy("one", hello(repositoryURL, "0.1.0"), libv1beta1.FeatureStatusProvisioned)
+	w.must(w.checker.Check(t.Context()))
+	close(w.elected)
+	lastCheck, outdatedChart := fmt.Sprintf("_check_last_run_timestamp_seconds{} %d", start.Unix()), "one apps/hello-one hello 0.1.0 < 0.2.0: 1"
+	w.want(lastCheck, outdatedChart)
+	w.checker.Sandbox = sandbox.NewPool([]string{"/does/not/exist"}, w.clock)
+	w.must(w.checker.Check(t.Context()))
+	w.want("_check_failures_total{"+repositoryURL+"} 1", lastCheck, outdatedChart)
 }
 
 func TestFirstCheckIsSomeMinutesAfterTheStart(t *testing.T) {

@@ -2,6 +2,7 @@ package outdated
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/url"
@@ -14,6 +15,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/source"
 	"github.com/towline/towline/internal/status"
 )
@@ -45,9 +47,14 @@ func (w *Checker) queries(ctx context.Context) (map[string]*query, error) {
 		if err != nil {
 			continue // its profile is being deleted
 		}
-		charts := expandedCharts(summary, subject)
+		charts, expandErr := expandedCharts(summary, subject)
 		for rel := range releasesOf(summary) {
 			chart, ok := charts[rel.namespace+"/"+rel.name]
+			if !ok && expandErr != nil {
+				// It can be the release of a chart that is not expanded now: it keeps its earlier result.
+				queryOf(queries, "not expanded "+rel.repository, source.Repository{URL: rel.repository}, expandErr).charts[rel] = ""
+				continue
+			}
 			if !ok || chart.RepositoryURL != rel.repository {
 				continue // the chart has changed and is not provisioned yet
 			}
@@ -57,16 +64,21 @@ func (w *Checker) queries(ctx context.Context) (map[string]*query, error) {
 			if err != nil {
 				key = "no login " + key
 			}
-			if queries[key] == nil {
-				queries[key] = &query{repository: repository, charts: map[release]string{}}
-			}
-			queries[key].charts[rel] = name
-			if err != nil {
-				queries[key].err = err
-			}
+			queryOf(queries, key, repository, err).charts[rel] = name
 		}
 	}
 	return queries, nil
+}
+
+// queryOf returns the query with a key, and adds it if there is none. A query with an error is not sent.
+func queryOf(queries map[string]*query, key string, repository source.Repository, err error) *query {
+	if queries[key] == nil {
+		queries[key] = &query{repository: repository, charts: map[release]string{}}
+	}
+	if err != nil {
+		queries[key].err = err
+	}
+	return queries[key]
 }
 
 // deployed returns the clusters of the shard, and their summaries whose charts are provisioned, in a stable order.
@@ -110,16 +122,19 @@ func releasesOf(summary *configv1beta1.ClusterSummary) map[release]string {
 	return versions
 }
 
-// expandedCharts returns the charts of a summary by release. It omits charts that cannot be expanded, which are not
-// deployed.
-func expandedCharts(summary *configv1beta1.ClusterSummary, subject source.Subject) map[string]configv1beta1.HelmChart {
-	charts := map[string]configv1beta1.HelmChart{}
+// expandedCharts returns the charts of a summary by release. It omits charts with an invalid template, which are not
+// deployed. Another error, for example a sandbox.LimitError, is returned together with the other charts.
+func expandedCharts(summary *configv1beta1.ClusterSummary, subject source.Subject) (charts map[string]configv1beta1.HelmChart, err error) {
+	charts = map[string]configv1beta1.HelmChart{}
 	for _, chart := range summary.Spec.ClusterProfileSpec.HelmCharts {
-		if chart, err := source.ExpandChart(chart, subject); err == nil {
-			charts[chart.ReleaseNamespace+"/"+chart.ReleaseName] = chart
+		expanded, expandErr := source.ExpandChart(chart, subject)
+		if expandErr == nil {
+			charts[expanded.ReleaseNamespace+"/"+expanded.ReleaseName] = expanded
+		} else if _, isInvalid := errors.AsType[phase.Invalid](expandErr); !isInvalid {
+			err = errors.Join(err, expandErr)
 		}
 	}
-	return charts
+	return charts, err
 }
 
 // plainURL returns address without credentials.
