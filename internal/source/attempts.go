@@ -100,15 +100,15 @@ func (a *attempts) begin(request chartRequest) {
 	a.get(request.repositoryKey()).running[request.key()] = a.clock.Now()
 }
 
-// end records the result of a request. If the repository cannot be reached, no chart in it is requested for a while;
-// after other errors only the chart is not.
+// end records the result of a request. After an error of the whole repository, no chart in it is requested for a while.
+// After any other error, only the same chart is not requested.
 func (a *attempts) end(request chartRequest, err error, revision func() string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	repository := a.get(request.repositoryKey())
 	delete(repository.running, request.key())
 	switch {
-	case isUnreachable(err):
+	case isRepositoryError(err):
 		a.fail(repository, err, revision)
 	case isRetriable(err):
 		repository.reset()
@@ -147,17 +147,17 @@ func (k *attempt) reset() {
 	clear(k.revisions)
 }
 
-// isUnreachable returns whether a repository did not respond, or responded that it is not available.
-func isUnreachable(err error) bool {
-	status := 0
+// isRepositoryError returns whether an error concerns all charts of a repository: no response, too many requests, or a
+// server error for its index. A server error for any other URL, for example of an archive, concerns one chart.
+func isRepositoryError(err error) bool {
+	if _, isNetwork := errors.AsType[net.Error](err); isNetwork {
+		return true
+	}
 	if response, ok := errors.AsType[*responseError](err); ok {
-		status = response.code
+		return response.code == http.StatusTooManyRequests || response.isIndex && response.code >= http.StatusInternalServerError
 	}
-	if response, ok := errors.AsType[*errcode.ErrorResponse](err); ok {
-		status = response.StatusCode
-	}
-	_, isNetwork := errors.AsType[net.Error](err)
-	return isNetwork || status >= http.StatusInternalServerError || status == http.StatusTooManyRequests
+	response, ok := errors.AsType[*errcode.ErrorResponse](err)
+	return ok && response.StatusCode == http.StatusTooManyRequests
 }
 
 // isRetriable returns whether a later request can succeed although neither the profile nor the repository is changed. A

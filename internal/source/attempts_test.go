@@ -69,23 +69,43 @@ func TestFailingRepositoryIsRememberedForAGrowingTime(t *testing.T) {
 
 func TestOneFailingChartDoesNotFailItsRepository(t *testing.T) {
 	t.Parallel()
-	server := counted(nil)
 	archive, err := examples.Chart{}.Archive()
 	if err != nil {
 		t.Fatal(err)
 	}
-	server.exchange(at(map[string]string{"/hello.tgz": string(archive), "/broken.tgz": "x", "/index.yaml": "entries:\n" +
-		"  hello:\n  - {version: 0.1.0, urls: [hello.tgz]}\n  broken:\n  - {version: 0.1.0, urls: [broken.tgz]}\n"}))
-	address, charts := serve(t, server), newCharts(t, t.TempDir())
-	for range 2 {
-		_, err := charts.Fetch(t.Context(), helmChart(address, "broken", "0.1.0"), source.Login{}, source.Verification{}, nil)
-		wantTexts(t, err, "read the archive")
-	}
-	if got := server.counted("/broken.tgz"); got != 1 {
-		t.Errorf("the broken archive was requested %d times, want once", got)
-	}
-	if _, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, source.Verification{}, nil); err != nil {
-		t.Error(err)
+	repository := at(map[string]string{"/hello.tgz": string(archive), "/index.yaml": "entries:\n" +
+		"  hello:\n  - {version: 0.1.0, urls: [hello.tgz]}\n  broken:\n  - {version: 0.1.0, urls: [broken.tgz]}\n"})
+	for name, test := range map[string]struct {
+		status               int
+		want                 string
+		isRepositoryAffected bool
+	}{
+		"not an archive":    {http.StatusOK, "read the archive", false},
+		"bad gateway":       {http.StatusBadGateway, "502 Bad Gateway", false},
+		"too many requests": {http.StatusTooManyRequests, "429 Too Many Requests", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := counted(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/broken.tgz" {
+					w.WriteHeader(test.status)
+				} else {
+					repository.ServeHTTP(w, r)
+				}
+			}))
+			address, charts := serve(t, server), newCharts(t, t.TempDir())
+			for range 2 {
+				_, err := charts.Fetch(t.Context(), helmChart(address, "broken", "0.1.0"), source.Login{}, source.Verification{}, nil)
+				wantTexts(t, err, test.want)
+			}
+			if got := server.counted("/broken.tgz"); got != 1 {
+				t.Errorf("the broken archive was requested %d times, want once", got)
+			}
+			_, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, source.Verification{}, nil)
+			if (err != nil) != test.isRepositoryAffected {
+				t.Errorf("another chart: got error %v, want one: %t", err, test.isRepositoryAffected)
+			}
+		})
 	}
 }
 

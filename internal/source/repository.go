@@ -168,6 +168,9 @@ func (r *httpRepository) fetchIndex(ctx context.Context, known *index) (*index, 
 		header.Set("If-Modified-Since", known.modified)
 	}
 	response, err := r.get(ctx, r.url+"index.yaml", header)
+	if failed, ok := errors.AsType[*responseError](err); ok {
+		failed.isIndex = true
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -234,6 +237,8 @@ func (r *httpRepository) get(ctx context.Context, address string, header http.He
 type responseError struct {
 	code   int
 	status string
+	// isIndex is true if the request was for the index, which all charts of the repository need.
+	isIndex bool
 }
 
 func (e *responseError) Error() string { return "the repository returned " + e.status }
