@@ -182,22 +182,21 @@ func (c *Controller) summariesOfCluster(ctx context.Context, cluster client.Obje
 	return toRequests(summaries)
 }
 
-// summariesWithSameRelease returns the other summaries that have a Helm release of this one: after a change of this
-// one, another summary can become the manager of the release.
+// summariesWithSameRelease returns the other summaries that can have a Helm release of this one: after a change of this
+// one, another summary can become the manager of the release. It expands no templates, since an event handler must not
+// block: a release whose name is a template can be any release.
 func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Object) []reconcile.Request {
-	if len(obj.(*configv1beta1.ClusterSummary).Spec.ClusterProfileSpec.HelmCharts) == 0 {
+	changed := obj.(*configv1beta1.ClusterSummary)
+	if len(changed.Spec.ClusterProfileSpec.HelmCharts) == 0 {
 		return nil
 	}
-	changed, summaries, err := c.loadClusterSummaries(ctx, obj.(*configv1beta1.ClusterSummary))
+	summaries, err := c.listSummaries(ctx, match.Target(changed))
 	if err != nil {
 		log.FromContext(ctx).Error(err, "find the summaries with the same release", logkeys.Summary, client.ObjectKeyFromObject(obj))
-		all, _ := c.listSummaries(ctx, match.Target(obj.(*configv1beta1.ClusterSummary))) // the same error is logged
-		return toRequests(all)
+		return nil
 	}
-	changedReleases := match.Installed(changed)
 	return toRequests(slices.DeleteFunc(summaries, func(s configv1beta1.ClusterSummary) bool {
-		shared := slices.ContainsFunc(match.Installed(&s), func(r match.Release) bool { return slices.Contains(changedReleases, r) })
-		return s.Name == changed.Name || !shared
+		return s.Name == changed.Name || !canShareRelease(changed, &s)
 	}))
 }
 

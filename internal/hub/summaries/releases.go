@@ -89,6 +89,17 @@ func hasTemplatedRelease(summary configv1beta1.ClusterSummary) bool {
 	})
 }
 
+// canShareRelease returns whether two summaries of a cluster have a release with the same name, or a name that is a
+// template, which is not expanded.
+func canShareRelease(a, b *configv1beta1.ClusterSummary) bool {
+	inA, inB := match.Installed(a), match.Installed(b)
+	if len(inA) == 0 || len(inB) == 0 {
+		return false
+	}
+	return hasTemplatedRelease(*a) || hasTemplatedRelease(*b) ||
+		slices.ContainsFunc(inA, func(r match.Release) bool { return slices.Contains(inB, r) })
+}
+
 // resolveCharts expands the templates in the release names of charts. It omits a chart with an invalid template, which
 // is not deployed either: the Composer reports the error. All other errors are returned together with the other charts,
 // for example a sandbox.LimitError: such a chart can be deployed.

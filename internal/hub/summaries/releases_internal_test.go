@@ -1,12 +1,18 @@
 package summaries
 
 import (
+	"context"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
@@ -37,5 +43,52 @@ func TestReleaseWhoseNameCannotBeExpandedIsKept(t *testing.T) {
 	invalid := configv1beta1.HelmChart{ReleaseNamespace: "web", ReleaseName: "{{ .NoField }}"}
 	if charts, err := resolveCharts([]configv1beta1.HelmChart{invalid}, source.Subject{Name: "one"}); err != nil || len(charts) > 0 {
 		t.Errorf("an invalid template: got %v, error %v; want neither", charts, err)
+	}
+}
+
+// summaryClient reads the summaries of one cluster.
+type summaryClient struct {
+	client.Client
+
+	summaries []configv1beta1.ClusterSummary
+}
+
+// Get returns an empty object.
+func (summaryClient) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	return nil
+}
+
+// List lists the summaries.
+func (c summaryClient) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	list.(*configv1beta1.ClusterSummaryList).Items = c.summaries
+	return nil
+}
+
+// TestSummariesWithSameReleaseAreFoundWithoutTheSandbox has a sandbox that writes a file when it starts a process.
+func TestSummariesWithSameReleaseAreFoundWithoutTheSandbox(t *testing.T) {
+	t.Parallel()
+	started := filepath.Join(t.TempDir(), "started")
+	pool := sandbox.NewPool([]string{"/bin/sh", "-c", "echo >" + started}, clocktesting.NewFakePassiveClock(time.Unix(0, 0)))
+	summary := func(name string, releases ...string) configv1beta1.ClusterSummary {
+		s := configv1beta1.ClusterSummary{Spec: configv1beta1.ClusterSummarySpec{ClusterNamespace: "eu", ClusterName: "one", ClusterType: libv1beta1.ClusterTypeSveltos}}
+		s.Name = name
+		for _, release := range releases {
+			s.Spec.ClusterProfileSpec.HelmCharts = append(s.Spec.ClusterProfileSpec.HelmCharts, configv1beta1.HelmChart{ReleaseName: release})
+		}
+		return s
+	}
+	all := []configv1beta1.ClusterSummary{summary("none"), summary("web", "web"), summary("web-too", "db", "web"), summary("other", "other"), summary("template", "{{ .ClusterName }}")}
+	c := &Controller{Hub: summaryClient{summaries: all}, Composer: &Composer{Sandbox: pool}}
+	for i, want := range [][]string{nil, {"web-too", "template"}, {"web", "template"}, {"template"}, {"web", "web-too", "other"}} {
+		var got []string
+		for _, req := range c.summariesWithSameRelease(t.Context(), &all[i]) {
+			got = append(got, req.Name)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("for %s (-want +got):\n%s", all[i].Name, diff)
+		}
+	}
+	if _, err := os.Stat(started); err == nil {
+		t.Error("the sandbox has started a process")
 	}
 }
