@@ -69,3 +69,35 @@ func TestLimitOfOneMemberIsNotRememberedForOthers(t *testing.T) {
 		t.Errorf("the rendering for another member: %v", err)
 	}
 }
+
+// TestLimitOfOneClusterIsNotRememberedForOthers expands a template that takes too much memory with some clusters only.
+func TestLimitOfOneClusterIsNotRememberedForOthers(t *testing.T) {
+	t.Parallel()
+	expand := func(profile, cluster string, number int64) error {
+		fields := func() (map[string]any, error) { return map[string]any{"number": number}, nil }
+		subject := source.Subject{Sandbox: pool, Cluster: fields, Profile: profile, Namespace: "ns", Name: cluster}
+		_, err := subject.Expand("text", "{{ range until (int .Cluster.number) }}{{ end }}")
+		return err
+	}
+	isLimited := func(err error) bool {
+		_, ok := errors.AsType[*sandbox.LimitError](err)
+		return ok
+	}
+	if !isLimited(expand("a", "one", 10000000000)) || !isLimited(expand("a", "one", 1)) {
+		t.Error("the first cluster is not limited")
+	}
+	if err := expand("a", "two", 1); err != nil {
+		t.Errorf("another cluster: %v", err)
+	}
+	for _, cluster := range []string{"three", "four"} {
+		if !isLimited(expand("a", cluster, 10000000000)) {
+			t.Errorf("cluster %s is not limited", cluster)
+		}
+	}
+	if !isLimited(expand("a", "two", 1)) {
+		t.Error("a template that exceeds the limit for two clusters in succession is expanded for others")
+	}
+	if err := expand("b", "two", 1); err != nil {
+		t.Errorf("another profile: %v", err)
+	}
+}

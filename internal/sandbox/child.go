@@ -14,11 +14,14 @@ import (
 // maxErrors is the number of bytes of a child's standard error that are kept: the reason comes first.
 const maxErrors = 4 << 10
 
+// errMessageTooLarge is returned for a message with more than maxMessage bytes.
+var errMessageTooLarge = fmt.Errorf("its result has more than %d MiB", maxMessage>>20)
+
 // child is a process that runs calls, one at a time.
 type child struct {
 	process *exec.Cmd
 	in      io.WriteCloser
-	out     *json.Decoder
+	out     io.Reader
 	errors  *prefix
 	memory  int64
 	// wait waits for the end of the process. It may be called several times.
@@ -53,7 +56,7 @@ func startChild(command []string, memory int64) (*child, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start a process for templates: %w", err)
 	}
-	started.out = json.NewDecoder(out)
+	started.out = out
 	return started, nil
 }
 
@@ -63,9 +66,9 @@ func (c *child) exchange(call request, answer func(json.RawMessage) (any, error)
 		if err := write(c.in, call); err != nil {
 			return response{}, err
 		}
-		var received response
-		if err := c.out.Decode(&received); err != nil {
-			return response{}, fmt.Errorf("read a message: %w", err)
+		received, err := c.receive()
+		if err != nil {
+			return response{}, err
 		}
 		if received.Question == nil {
 			return received, nil
@@ -75,6 +78,21 @@ func (c *child) exchange(call request, answer func(json.RawMessage) (any, error)
 		}
 		call = newAnswer(answer(received.Question))
 	}
+}
+
+// receive reads one message. The child sends the next one only after the answer or the next call, so the decoder, with
+// its memory, is not used again.
+func (c *child) receive() (response, error) {
+	var received response
+	limited := &io.LimitedReader{R: c.out, N: maxMessage}
+	err := json.NewDecoder(limited).Decode(&received)
+	switch {
+	case err != nil && limited.N <= 0:
+		return response{}, errMessageTooLarge
+	case err != nil:
+		return response{}, fmt.Errorf("read a message: %w", err)
+	}
+	return received, nil
 }
 
 func newAnswer(answer any, err error) request {

@@ -26,6 +26,8 @@ const (
 	// maxSameKey is the number of calls with the same key that run at the same time, since each of them can reach its
 	// limits: a profile with an endless template can have a thousand clusters. The others wait, and then return the error.
 	maxSameKey = 2
+	// maxMessage is the maximum size of a message of a child in bytes. A decoded message needs about six times as much.
+	maxMessage = 64 << 20
 	// A call that exceeded a limit is not repeated for minPause, and for twice the former pause after each further
 	// failure, up to maxPause.
 	minPause = 30 * time.Second
@@ -41,9 +43,12 @@ type Pool struct {
 	inUse   atomic.Int32
 
 	mu       sync.Mutex // guards the fields below
-	failures map[string]failure
+	failures map[callKey]failure
 	sameKey  map[string]*keyCalls
 }
+
+// callKey identifies calls with the same failure: those of one member, or of all members if member is "".
+type callKey struct{ key, member string }
 
 // keyCalls are the calls with one key that run or wait. Those that run have a value in slots.
 type keyCalls struct {
@@ -53,7 +58,9 @@ type keyCalls struct {
 
 // failure is a call that exceeded a limit.
 type failure struct {
-	err     error
+	err error
+	// member is the Call.Member of the last failure.
+	member  string
 	pause   time.Duration
 	retryAt time.Time
 }
@@ -63,14 +70,17 @@ type failure struct {
 // exceeds its limit, Kubernetes kills all its processes.
 func NewPool(command []string, clock clock.PassiveClock) *Pool {
 	memory := max(minMemory, min(maxMemory, debug.SetMemoryLimit(-1)/4))
-	return &Pool{command: command, memory: memory, clock: clock, idle: make(chan *child, maxIdle), failures: map[string]failure{}, sameKey: map[string]*keyCalls{}}
+	return &Pool{command: command, memory: memory, clock: clock, idle: make(chan *child, maxIdle), failures: map[callKey]failure{}, sameKey: map[string]*keyCalls{}}
 }
 
 // Call is one execution of a function.
 type Call struct {
 	Function string
-	// Key identifies the input. After a LimitError, calls with the same key return the error for a growing time.
-	Key   string
+	// Key identifies the input without the data of a member, and Member the member with the data, if any. After a
+	// LimitError, calls with the same key and member return the error for a growing time. If two members in succession
+	// had it, the data is not the reason, and calls for all members return it.
+	Key, Member string
+
 	Limit time.Duration
 	Input any
 	// Output is a pointer that receives the output.
@@ -89,7 +99,7 @@ func (e *LimitError) Error() string { return e.reason }
 // error that is a phase.Invalid in the child is one here, too.
 func (p *Pool) Call(call Call) error {
 	defer p.acquireKey(call.Key)()
-	if err := p.failureOf(call.Key); err != nil {
+	if err := p.failureOf(call); err != nil {
 		return err
 	}
 	input, err := marshal(call.Input)
@@ -107,15 +117,18 @@ func (p *Pool) Call(call Call) error {
 	isInTime := limit.Stop()
 	if isInTime && err == nil {
 		p.release(used)
-		p.forget(call.Key)
+		p.forget(call)
 		return decodeResult(result, call.Output)
 	}
 	used.kill()
 	reason := used.exitReason()
-	if !isInTime {
+	switch {
+	case !isInTime:
 		reason = fmt.Sprintf("it took longer than %s", call.Limit)
+	case errors.Is(err, errMessageTooLarge):
+		reason = err.Error()
 	}
-	return p.remember(call.Key, reason)
+	return p.remember(call, reason)
 }
 
 // decodeResult decodes the output and returns the error of a call. There may be both.
@@ -193,28 +206,48 @@ func (p *Pool) acquireKey(key string) (release func()) {
 	}
 }
 
-func (p *Pool) failureOf(key string) error {
+// failureOf returns the error of the last call with the same key, for all members or for the same one, until its pause
+// ends.
+func (p *Pool) failureOf(call Call) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if known, ok := p.failures[key]; ok && p.clock.Now().Before(known.retryAt) {
-		return known.err
+	for _, key := range []callKey{{key: call.Key}, {call.Key, call.Member}} {
+		if known, ok := p.failures[key]; ok && p.clock.Now().Before(known.retryAt) {
+			return known.err
+		}
 	}
 	return nil
 }
 
-func (p *Pool) forget(key string) {
+// forget removes the failures of a call that succeeded. A key that succeeds for one member does so for others.
+func (p *Pool) forget(call Call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.failures, key)
+	delete(p.failures, callKey{key: call.Key})
+	delete(p.failures, callKey{call.Key, call.Member})
 }
 
 // remember returns a LimitError, and stores it for further calls.
-func (p *Pool) remember(key, reason string) error {
+func (p *Pool) remember(call Call, reason string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.failures, func(_ string, old failure) bool { return p.clock.Since(old.retryAt) > maxPause })
-	pause := min(max(2*p.failures[key].pause, minPause), maxPause)
-	known := failure{err: &LimitError{reason: reason}, pause: pause, retryAt: p.clock.Now().Add(pause)}
-	p.failures[key] = known
-	return known.err
+	maps.DeleteFunc(p.failures, func(_ callKey, old failure) bool { return p.clock.Since(old.retryAt) > maxPause })
+	forAll, forMember := callKey{key: call.Key}, callKey{call.Key, call.Member}
+	last, isKnown := p.failures[forAll]
+	err := &LimitError{reason: reason}
+	if call.Member == "" || isKnown && (last.pause > 0 || last.member != call.Member) {
+		p.failures[forAll] = p.nextFailure(last, call, err)
+	} else {
+		p.failures[forAll] = failure{err: err, member: call.Member, retryAt: p.clock.Now()}
+	}
+	if call.Member != "" {
+		p.failures[forMember] = p.nextFailure(p.failures[forMember], call, err)
+	}
+	return err
+}
+
+// nextFailure returns the failure after last, with twice its pause.
+func (p *Pool) nextFailure(last failure, call Call, err error) failure {
+	pause := min(max(2*last.pause, minPause), maxPause)
+	return failure{err: err, member: call.Member, pause: pause, retryAt: p.clock.Now().Add(pause)}
 }

@@ -55,6 +55,7 @@ func functions() map[string]sandbox.Function {
 				all = append(all, []byte(strings.Repeat("x", 1<<20))) //nolint:staticcheck // this is its purpose
 			}
 		},
+		"large": func(json.RawMessage, ask) (any, error) { return strings.Repeat("x", 65<<20), nil },
 		"stack": func(json.RawMessage, ask) (any, error) {
 			loop := &node{}
 			loop.next = loop
@@ -110,12 +111,16 @@ func TestCallsShareAProcess(t *testing.T) {
 func TestLimitsEndAProcess(t *testing.T) {
 	t.Parallel()
 	for function, want := range map[string]string{
+		"large":   "its result has more than 64 MiB",
 		"endless": "it took longer than 1s",
 		"memory":  "it took more than 1024 MiB of memory",
 		"stack":   "it nests without end",
 	} {
 		t.Run(function, func(t *testing.T) {
 			t.Parallel()
+			if function != "endless" {
+				skipWithRace(t)
+			}
 			pool, clock := newPool()
 			limit := time.Minute
 			if function == "endless" {
@@ -144,8 +149,18 @@ func TestLimitsEndAProcess(t *testing.T) {
 	}
 }
 
+// skipWithRace skips a test of a limit of memory or stack, or with a large result: the race detector needs several
+// times as much memory, and the child ends for that reason.
+func skipWithRace(t *testing.T) {
+	t.Helper()
+	if isRace {
+		t.Skip("the race detector needs more memory than the limit of a child")
+	}
+}
+
 // TestMemoryOfAChildIsAPartOfTheLimit has no parallel tests beside it: the limit is that of the process.
 func TestMemoryOfAChildIsAPartOfTheLimit(t *testing.T) { //nolint:paralleltest // see above
+	skipWithRace(t)
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1200 << 20))
 	pool, _ := newPool()
 	err := pool.Call(sandbox.Call{Function: "memory", Key: "a", Limit: time.Minute})
@@ -196,4 +211,36 @@ func TestFewCallsWithTheSameKeyReachTheLimit(t *testing.T) {
 	if len(processes) > 2 || processes[nil] {
 		t.Errorf("%d processes reach the limit, want at most 2", len(processes))
 	}
+}
+
+// TestLimitOfOneMemberIsNotRememberedForOthers has a call that exceeds a limit with the data of some members.
+func TestLimitOfOneMemberIsNotRememberedForOthers(t *testing.T) {
+	t.Parallel()
+	pool, clock := newPool()
+	call := func(step, member string, isEndless bool, want error) error {
+		t.Helper()
+		function := "echo"
+		if isEndless {
+			function = "large"
+		}
+		var output string
+		err := pool.Call(sandbox.Call{Function: function, Key: "template", Member: member, Limit: time.Minute, Input: "a", Output: &output})
+		if want != nil && err != want || !isEndless && want == nil && err != nil { //nolint:errorlint // the same error shows that there was no call
+			t.Errorf("%s: got %v, want %v", step, err, want)
+		}
+		return err
+	}
+	failed := call("a member fails", "one", true, nil)
+	_ = call("the same member", "one", false, failed)
+	_ = call("another member", "two", false, nil)
+	again := call("a third member fails after a success", "three", true, nil)
+	_ = call("a fourth one succeeds", "four", false, nil)
+	_ = call("the first one still fails", "one", false, failed)
+	_ = call("the third one still fails", "three", false, again)
+	_ = call("one more fails", "five", true, nil)
+	failed = call("a second one in succession", "six", true, nil)
+	_ = call("all members fail", "two", false, failed)
+	clock.SetTime(time.Unix(31, 0))
+	_ = call("after the pause", "two", false, nil)
+	_ = call("and so the others", "one", false, nil)
 }

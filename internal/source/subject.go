@@ -26,6 +26,9 @@ type Subject struct {
 	Cluster   func() (map[string]any, error)
 	Namespace string
 	Name      string
+	// Profile identifies the profile with the template. After a sandbox.LimitError, other profiles with the same text are
+	// expanded: a slow template can be slow because of the clusters of one profile.
+	Profile string
 	// Confined is the only hub namespace that may be read for a Profile. It is empty for a ClusterProfile, which may read
 	// every namespace.
 	Confined string
@@ -100,7 +103,8 @@ func (s Subject) ExpandText(description, text string) (Expanded, error) {
 	}
 	var expanded Expanded
 	err = s.Sandbox.Call(sandbox.Call{
-		Function: expandFunction, Key: fmt.Sprintf("%s %x", expandFunction, sha256.Sum256([]byte(text))), Limit: expandLimit,
+		Function: expandFunction, Key: fmt.Sprintf("%s %s %x", expandFunction, s.Profile, sha256.Sum256([]byte(text))),
+		Member: s.Namespace + "/" + s.Name, Limit: expandLimit,
 		Input: expansion{Description: description, Text: text, Cluster: encoded, Namespace: s.Namespace, Name: s.Name}, Output: &expanded,
 	})
 	if limit, ok := errors.AsType[*sandbox.LimitError](err); ok {

@@ -58,6 +58,7 @@ func (c *Controller) resolveReleaseNames(ctx context.Context, cluster fleet.ID, 
 func resolveNames(summaries []configv1beta1.ClusterSummary, subject source.Subject) ([]configv1beta1.ClusterSummary, error) {
 	all := make([]configv1beta1.ClusterSummary, 0, len(summaries))
 	for i, summary := range summaries {
+		subject.Profile = profileKey(&summary)
 		charts, err := resolveCharts(summary.Spec.ClusterProfileSpec.HelmCharts, subject)
 		if err != nil && i == len(summaries)-1 {
 			return nil, err

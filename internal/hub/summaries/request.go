@@ -55,6 +55,7 @@ func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object, po
 		return source.Subject{}, err
 	}
 	subject := subjectOf(cluster, pool)
+	subject.Profile = profileKey(summary)
 	if owner.Kind == configv1beta1.ProfileKind {
 		// Users who may write Profiles in one namespace must not read other namespaces through them.
 		subject.Confined = summary.Namespace
