@@ -1,8 +1,15 @@
 // Package slots shares the workers of a controller among clusters and profiles.
 //
 // internal/hub/summaries and internal/hub/works acquire a slot for each request. A cluster that does not answer, or a
-// profile whose rendering does not end, occupies its own share of the workers only. A request without a free slot waits
-// outside the queue and occupies no worker.
+// profile whose rendering does not end, occupies at most its own share of the workers. A request without a free slot
+// waits outside the queue and occupies no worker.
+//
+// Terms:
+//
+//   - Pool: workers for the requests of one kind, for example for push members.
+//   - Slot: the right to use a worker for one request.
+//   - Scope: a pool, a key in a pool, or the slow keys of a pool. A request needs a slot in several scopes.
+//   - Quota: a scope with the maximum of its slots.
 package slots
 
 import (
@@ -13,19 +20,20 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// Pool is a number of workers that no other pool uses. The controller must have as many workers as all its pools.
+// Pool is a group of workers. The controller must have as many workers as all its pools together.
 type Pool struct {
 	Name string
-	// Workers is the maximum of requests at the same time, and Slow the maximum of requests with a slow key.
+	// Workers is the maximum of concurrent requests, and Slow the maximum of concurrent requests with a slow key.
 	Workers, Slow int
 }
 
 // Key is a cluster or a profile that occupies workers of a pool.
 type Key struct {
 	Name string
-	// Most is the maximum of requests with this key at the same time. When Shared workers of the pool are in use, the
-	// other workers serve only keys that have none, so that a few keys cannot occupy all workers. A slow key has one.
-	Most, Shared int
+	// Max is the maximum of concurrent requests with this key; it is 1 while the key is slow. Shared is the number of
+	// workers that all keys share. When they are in use, the other workers of the pool serve only keys without a running
+	// request, so that a few keys cannot occupy all workers.
+	Max, Shared int
 }
 
 // Slots assigns workers to requests. Create it with New.
@@ -35,98 +43,98 @@ type Slots struct {
 
 	// mu guards the fields below.
 	mu   sync.Mutex
-	used map[place]int
-	// slow has the keys whose last request was slow.
-	slow map[place]bool
-	// waiting has the requests without a slot, by the place that has none free.
-	waiting   map[place][]reconcile.Request
+	used map[scope]int
+	// slow has the scopes of the keys whose last request was slow.
+	slow map[scope]bool
+	// waiting has the requests without a slot, by the scope without a free slot.
+	waiting   map[scope][]reconcile.Request
 	isWaiting map[reconcile.Request]bool
-	// woken has the requests that were moved from waiting to the queue, and the place with the free slot.
-	woken map[reconcile.Request]claim
+	// queued has the requests that were moved from waiting to the queue, with the quota that had a free slot.
+	queued map[reconcile.Request]quota
 }
 
-// place is what has slots: a key in a pool, a pool (key ""), or the part of a pool for slow keys (key slowKeys).
-type place struct{ pool, key string }
+// scope identifies a key in a pool, a whole pool (key ""), or the slow keys of a pool (key slowKeys).
+type scope struct{ pool, key string }
 
-// slowKeys is the name of the part of a pool for slow keys. It is not the name of a cluster or a profile.
+// slowKeys is the key of the scope for all slow keys of a pool. No cluster and no profile has this name.
 const slowKeys = " slow"
 
-// claim is a place with its limits.
-type claim struct {
-	place
-	workers, most, shared int
+// quota is a scope with the maximum of its slots. See Pool and Key for its fields.
+type quota struct {
+	scope
+	workers, limit, shared int
 }
 
 // Slot is the right to use a worker for one request.
 type Slot struct {
 	slots  *Slots
-	claims []claim
+	quotas []quota
 }
 
 // New returns Slots without requests.
 func New() *Slots {
 	return &Slots{
-		used: map[place]int{}, slow: map[place]bool{},
-		waiting: map[place][]reconcile.Request{}, isWaiting: map[reconcile.Request]bool{}, woken: map[reconcile.Request]claim{},
+		used: map[scope]int{}, slow: map[scope]bool{},
+		waiting: map[scope][]reconcile.Request{}, isWaiting: map[reconcile.Request]bool{}, queued: map[reconcile.Request]quota{},
 	}
 }
 
-// Acquire takes a slot of the pool and of each key. If one of them has no free slot, ok is false, and req returns to
-// the queue when there is one. The caller must release the slot.
+// Acquire acquires a slot in the scopes of the pool and of each key. If one of them has no free slot, ok is false, and
+// req is queued again when the scope has one. If ok is true, the caller must release the slot.
 func (s *Slots) Acquire(req reconcile.Request, pool Pool, keys ...Key) (slot *Slot, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	claims := s.claims(pool, keys)
-	full := slices.IndexFunc(claims, func(c claim) bool { return s.free(c) <= 0 })
-	woken, isWoken := s.woken[req]
-	delete(s.woken, req)
+	quotas := s.quotas(pool, keys)
+	full := slices.IndexFunc(quotas, func(q quota) bool { return s.freeSlots(q) <= 0 })
+	queued, isQueued := s.queued[req]
+	delete(s.queued, req)
 	if full >= 0 {
-		s.wait(req, claims[full].place)
+		s.addWaiting(req, quotas[full].scope)
 	} else {
-		for _, c := range claims {
-			s.used[c.place]++
+		for _, q := range quotas {
+			s.used[q.scope]++
 		}
 	}
-	if isWoken && (full >= 0 || !slices.Contains(claims, woken)) {
-		s.wake(woken) // another request can use that slot
+	if isQueued && (full >= 0 || !slices.Contains(quotas, queued)) {
+		s.queueWaiting(queued) // another request can use that slot
 	}
-	return &Slot{slots: s, claims: claims}, full < 0
+	return &Slot{slots: s, quotas: quotas}, full < 0
 }
 
 // Skip must be called for a request that ends without Acquire.
 func (s *Slots) Skip(req reconcile.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if woken, ok := s.woken[req]; ok {
-		delete(s.woken, req)
-		s.wake(woken)
+	if queued, ok := s.queued[req]; ok {
+		delete(s.queued, req)
+		s.queueWaiting(queued)
 	}
 }
 
-// Release returns the slot, and records which of its keys were slow. It queues as many waiting requests as slots are
-// free.
+// Release releases the slot, and records which of its keys were slow. It queues as many waiting requests as there are
+// free slots.
 func (t *Slot) Release(slow ...string) {
 	s := t.slots
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, c := range t.claims {
-		if s.used[c.place]--; s.used[c.place] == 0 {
-			delete(s.used, c.place)
+	for _, q := range t.quotas {
+		if s.used[q.scope]--; s.used[q.scope] == 0 {
+			delete(s.used, q.scope)
 		}
-		if slices.Contains(slow, c.key) {
-			s.slow[c.place] = true
+		if slices.Contains(slow, q.key) {
+			s.slow[q.scope] = true
 		} else {
-			delete(s.slow, c.place)
+			delete(s.slow, q.scope)
 		}
 	}
-	for _, c := range t.claims {
-		s.wake(c)
+	for _, q := range t.quotas {
+		s.queueWaiting(q)
 	}
 }
 
-// RateLimiter returns a limiter that keeps the back-off of requests that wait for a slot. The controller calls Forget
-// for them, although they have neither succeeded nor failed. Without it, requests that fail and wait in turn would be
-// repeated without a pause.
+// RateLimiter returns a rate limiter that keeps the back-off of requests that wait for a slot. The controller calls
+// Forget for these requests, although they have neither succeeded nor failed. Without RateLimiter, requests that fail
+// and wait in turn would be retried without a pause.
 func (s *Slots) RateLimiter(limiter workqueue.TypedRateLimiter[reconcile.Request]) workqueue.TypedRateLimiter[reconcile.Request] {
 	return rateLimiter{limiter, s}
 }
@@ -140,63 +148,63 @@ type rateLimiter struct {
 // Forget ends the back-off of req unless it waits.
 func (l rateLimiter) Forget(req reconcile.Request) {
 	l.slots.mu.Lock()
-	_, isWoken := l.slots.woken[req]
-	waits := isWoken || l.slots.isWaiting[req]
+	_, isQueued := l.slots.queued[req]
+	isWaiting := isQueued || l.slots.isWaiting[req]
 	l.slots.mu.Unlock()
-	if !waits {
+	if !isWaiting {
 		l.TypedRateLimiter.Forget(req)
 	}
 }
 
-// claims returns the slots that a request needs. The caller must hold mu.
-func (s *Slots) claims(pool Pool, keys []Key) []claim {
-	claims := []claim{{place: place{pool: pool.Name}, workers: pool.Workers, most: pool.Workers, shared: pool.Workers}}
+// quotas returns the quotas in which a request needs a slot. The caller must hold mu.
+func (s *Slots) quotas(pool Pool, keys []Key) []quota {
+	quotas := []quota{{scope: scope{pool: pool.Name}, workers: pool.Workers, limit: pool.Workers, shared: pool.Workers}}
 	isSlow := false
 	for _, key := range keys {
-		at := place{pool.Name, key.Name}
-		claims = append(claims, claim{place: at, workers: pool.Workers, most: key.Most, shared: key.Shared})
+		at := scope{pool.Name, key.Name}
+		quotas = append(quotas, quota{scope: at, workers: pool.Workers, limit: key.Max, shared: key.Shared})
 		isSlow = isSlow || s.slow[at]
 	}
 	if isSlow {
-		claims = append(claims, claim{place: place{pool.Name, slowKeys}, workers: pool.Workers, most: pool.Slow, shared: pool.Workers})
+		quotas = append(quotas, quota{scope: scope{pool.Name, slowKeys}, workers: pool.Workers, limit: pool.Slow, shared: pool.Workers})
 	}
-	return claims
+	return quotas
 }
 
-// free returns the number of free slots. The caller must hold mu.
-func (s *Slots) free(c claim) int {
-	total := s.used[place{pool: c.pool}]
+// freeSlots returns the number of free slots of a quota. The caller must hold mu.
+func (s *Slots) freeSlots(q quota) int {
+	total := s.used[scope{pool: q.pool}]
 	switch {
-	case s.slow[c.place]:
-		return 1 - s.used[c.place]
-	case c.key == "":
-		return c.workers - total
+	case s.slow[q.scope]:
+		return 1 - s.used[q.scope]
+	case q.key == "":
+		return q.workers - total
 	default:
-		return max(1, min(c.most, s.used[c.place]+c.shared-total)) - s.used[c.place]
+		return max(1, min(q.limit, s.used[q.scope]+q.shared-total)) - s.used[q.scope]
 	}
 }
 
-// wait adds req to the requests that wait for a slot. The caller must hold mu.
-func (s *Slots) wait(req reconcile.Request, at place) {
+// addWaiting adds req to the requests that wait for a slot. The caller must hold mu.
+func (s *Slots) addWaiting(req reconcile.Request, at scope) {
 	if !s.isWaiting[req] {
 		s.isWaiting[req] = true
 		s.waiting[at] = append(s.waiting[at], req)
 	}
 }
 
-// wake queues as many waiting requests as c has free slots. Each of them calls Acquire or Skip. The caller must hold
-// mu.
-func (s *Slots) wake(c claim) {
-	waiting := s.waiting[c.place]
-	for n := s.free(c); n > 0 && len(waiting) > 0; n-- {
+// queueWaiting queues as many waiting requests as q has free slots. Each of them calls Acquire or Skip. The caller must
+// hold mu.
+func (s *Slots) queueWaiting(q quota) {
+	waiting := s.waiting[q.scope]
+	for n := s.freeSlots(q); n > 0 && len(waiting) > 0; n-- {
 		next := waiting[0]
 		waiting = waiting[1:]
 		delete(s.isWaiting, next)
-		s.woken[next] = c
+		s.queued[next] = q
 		s.Queue.Add(next)
 	}
-	s.waiting[c.place] = waiting
+	s.waiting[q.scope] = waiting
 	if len(waiting) == 0 {
-		delete(s.waiting, c.place)
+		delete(s.waiting, q.scope)
 	}
 }

@@ -19,7 +19,7 @@ var (
 )
 
 // key returns a key with at most 3 of the workers, and a free worker for others.
-func key(name string) slots.Key { return slots.Key{Name: name, Most: 3, Shared: 4} }
+func key(name string) slots.Key { return slots.Key{Name: name, Max: 3, Shared: 4} }
 
 func request(i int) reconcile.Request {
 	return reconcile.Request{NamespacedName: types.NamespacedName{Name: fmt.Sprint(i)}}

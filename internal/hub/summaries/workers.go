@@ -13,29 +13,30 @@ import (
 
 const (
 	// pullWorkers is the number of concurrent reconciles for pull members, and pullProfileWorkers the maximum for one
-	// profile. They wait for the hub's API server only, except for renderings.
+	// profile. These reconciles wait only for the hub's API server and for renderings.
 	pullWorkers        = 30
 	pullProfileWorkers = 20
-	// pushWorkers is the number of concurrent reconciles for push members. They wait for the members. When
-	// pushSharedWorkers are in use, the others serve only clusters that have none.
+	// pushWorkers is the number of concurrent reconciles for push members. These reconciles wait for the members, too.
+	// When pushSharedWorkers are in use, the other workers serve only clusters without a running reconcile.
 	pushWorkers        = 100
 	pushSharedWorkers  = 50
 	pushClusterWorkers = 10
 	pushProfileWorkers = 80
-	// slowPullWorkers and slowPushWorkers are the maximum for all slow clusters and profiles together.
+	// slowPullWorkers and slowPushWorkers are the maximum of concurrent reconciles for all slow clusters and profiles.
 	slowPullWorkers = 10
 	slowPushWorkers = 30
 )
 
-// workersFor returns the workers that can reconcile a summary, so that no cluster and no profile occupies all of them.
+// workersFor returns the pool and the keys for the reconcile of a summary. They limit the workers that one cluster or
+// one profile occupies.
 func workersFor(summary *configv1beta1.ClusterSummary, m fleet.Member) (slots.Pool, []slots.Key) {
 	if m.Mode != fleet.Push {
 		return slots.Pool{Name: string(fleet.Pull), Workers: pullWorkers, Slow: slowPullWorkers},
-			[]slots.Key{{Name: profileKey(summary), Most: pullProfileWorkers, Shared: pullProfileWorkers}}
+			[]slots.Key{{Name: profileKey(summary), Max: pullProfileWorkers, Shared: pullProfileWorkers}}
 	}
 	return slots.Pool{Name: string(fleet.Push), Workers: pushWorkers, Slow: slowPushWorkers}, []slots.Key{
-		{Name: clusterKey(m), Most: pushClusterWorkers, Shared: pushSharedWorkers},
-		{Name: profileKey(summary), Most: pushProfileWorkers, Shared: pushWorkers},
+		{Name: clusterKey(m), Max: pushClusterWorkers, Shared: pushSharedWorkers},
+		{Name: profileKey(summary), Max: pushProfileWorkers, Shared: pushWorkers},
 	}
 }
 

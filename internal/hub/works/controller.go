@@ -154,7 +154,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !ok {
 		return reconcile.Result{}, nil
 	}
-	slot, ok := c.slots.Acquire(req, slots.Pool{Workers: workers, Slow: silentWorkers}, slots.Key{Name: name, Most: clusterWorkers, Shared: sharedWorkers})
+	slot, ok := c.slots.Acquire(req, slots.Pool{Workers: workers, Slow: silentWorkers}, slots.Key{Name: name, Max: clusterWorkers, Shared: sharedWorkers})
 	if !ok {
 		return reconcile.Result{}, nil
 	}
