@@ -13,8 +13,8 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// renderFunction is the name of the function in the sandbox that renders a chart, and renderLimit its time limit, with
-// all calls of lookup.
+// renderFunction is the name of the function in the sandbox that renders a chart. renderLimit is its time limit, which
+// includes all calls of lookup.
 const (
 	renderFunction = "render"
 	renderLimit    = 30 * time.Second
@@ -38,7 +38,7 @@ type rendering struct {
 	Member *memberInputs
 }
 
-// memberInputs are the inputs of newMemberCalls.
+// memberInputs are the inputs of newMemberCalls, which make a rendering one for a single member.
 type memberInputs struct {
 	Stored    Generated
 	HasLookup bool
@@ -58,7 +58,7 @@ type renderedRelease struct {
 	CheckedAPIs                map[string]bool
 }
 
-// evaluate renders a chart in the sandbox, or in this process if there is none.
+// evaluate renders a chart without the caches of c: in the sandbox, or in this process if there is no sandbox.
 func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, error) {
 	if c.sandbox == nil {
 		return request.render(request.callsFor(member, request.Lookup))
@@ -75,9 +75,9 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 		Function: renderFunction, Key: renderFunction + " " + key, Limit: renderLimit,
 		Input:  rendering{Request: request, Path: request.Chart.Path, RecordsAPIs: request.checkedAPIs != nil, Member: member},
 		Output: &rendered,
-		Answer: func(question json.RawMessage) (any, error) {
+		Callback: func(input json.RawMessage) (any, error) {
 			var call [4]string
-			if err := json.Unmarshal(question, &call); err != nil {
+			if err := json.Unmarshal(input, &call); err != nil {
 				return nil, err
 			}
 			return request.Lookup(call[0], call[1], call[2], call[3])
@@ -91,7 +91,7 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 }
 
 // renderInSandbox renders a chart in a child.
-func renderInSandbox(input json.RawMessage, ask func(any) (json.RawMessage, error)) (any, error) {
+func renderInSandbox(input json.RawMessage, callBack func(any) (json.RawMessage, error)) (any, error) {
 	var r rendering
 	if err := json.Unmarshal(input, &r); err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func renderInSandbox(input json.RawMessage, ask func(any) (json.RawMessage, erro
 	var lookup LookupFunc
 	if r.Member != nil && r.Member.HasLookup {
 		lookup = func(apiVersion, kind, namespace, name string) (map[string]any, error) {
-			raw, err := ask([4]string{apiVersion, kind, namespace, name})
+			raw, err := callBack([4]string{apiVersion, kind, namespace, name})
 			if err != nil {
 				return nil, err
 			}

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// maxErrors is the number of bytes of a child's standard error that are kept: the reason comes first.
+// maxErrors is the number of bytes of a child's standard error that are kept: it begins with the reason for its end.
 const maxErrors = 4 << 10
 
 // errMessageTooLarge is returned for a message with more than maxMessage bytes.
@@ -60,8 +60,8 @@ func startChild(command []string, memory int64) (*child, error) {
 	return started, nil
 }
 
-// exchange sends a call, answers its questions, and returns its result.
-func (c *child) exchange(call request, answer func(json.RawMessage) (any, error)) (response, error) {
+// exchange sends a call, calls callback when the function requests data, and returns the result.
+func (c *child) exchange(call request, callback func(json.RawMessage) (any, error)) (response, error) {
 	for {
 		if err := write(c.in, call); err != nil {
 			return response{}, err
@@ -70,17 +70,17 @@ func (c *child) exchange(call request, answer func(json.RawMessage) (any, error)
 		if err != nil {
 			return response{}, err
 		}
-		if received.Question == nil {
+		if received.Callback == nil {
 			return received, nil
 		}
-		if answer == nil {
-			return response{}, errors.New("unexpected question")
+		if callback == nil {
+			return response{}, errors.New("unexpected callback")
 		}
-		call = newAnswer(answer(received.Question))
+		call = newCallbackResult(callback(received.Callback))
 	}
 }
 
-// receive reads one message. The child sends the next one only after the answer or the next call, so the decoder, with
+// receive reads one message. The child sends the next one only after the next request, so the decoder, with
 // its memory, is not used again.
 func (c *child) receive() (response, error) {
 	var received response
@@ -95,12 +95,12 @@ func (c *child) receive() (response, error) {
 	return received, nil
 }
 
-func newAnswer(answer any, err error) request {
-	raw, encodeErr := marshal(answer)
+func newCallbackResult(result any, err error) request {
+	raw, encodeErr := marshal(result)
 	if err = errors.Join(err, encodeErr); err != nil {
 		return request{Error: err.Error()}
 	}
-	return request{Answer: raw}
+	return request{CallbackResult: raw}
 }
 
 // suspend ends the child after idle unless resume is called before.

@@ -2,13 +2,14 @@
 //
 // internal/source and internal/render expand templates in it. Go cannot stop a template from outside, and one call of a
 // template function can take any time or memory, or overflow the stack, which ends the whole process
-// (docs/adr/0014). A Pool starts children by the command that calls Serve, and uses them again.
+// (docs/adr/0014). A Pool starts children with a command that calls Serve, and reuses them.
 //
 // Terms:
 //
 //   - Call: one execution of a function in a child. Input and output are JSON.
-//   - Question: a child asks the caller for data while it runs, for example an object of a member.
-//   - Limit: of time (Call.Limit), memory or stack. A LimitError is remembered for a growing time.
+//   - Callback: a function in a child requests data from the caller while it runs, for example an object of a member.
+//   - Limit: the maximum of time (Call.Limit), memory, stack or size of the result. A LimitError is remembered for a
+//     growing time.
 //
 // Start reading at Pool.Call in pool.go.
 package sandbox

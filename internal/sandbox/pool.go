@@ -20,12 +20,13 @@ const (
 	// maxIdle is the number of children that wait for calls, and idleTime the time after which they end.
 	maxIdle  = 4
 	idleTime = time.Minute
-	// startDelay is the time that a call waits for a child if as many as processor cores are in use. So short calls
-	// share a few children, and long ones do not delay them.
+	// startDelay is the time for which a call waits for an idle child if as many children are running as there are
+	// processor cores. Then it starts a child. So short calls share a few children, and long ones do not delay them.
 	startDelay = 250 * time.Millisecond
-	// maxSameKey is the number of calls with the same key that run at the same time, since each of them can reach its
-	// limits: a profile with an endless template can have a thousand clusters. The others wait, and then return the error.
-	maxSameKey = 2
+	// maxPerKey is the number of calls with the same key that run at the same time, since each of them can reach its
+	// limits: a profile with an endless template can have a thousand clusters. The other calls wait for them, and return
+	// their error.
+	maxPerKey = 2
 	// maxMessage is the maximum size of a message of a child in bytes. A decoded message needs about six times as much.
 	maxMessage = 64 << 20
 	// A call that exceeded a limit is not repeated for minPause, and for twice the former pause after each further
@@ -40,17 +41,18 @@ type Pool struct {
 	memory  int64 // limit of a child in bytes
 	clock   clock.PassiveClock
 	idle    chan *child
-	inUse   atomic.Int32
+	// running is the number of calls that have a child or wait for one.
+	running atomic.Int32
 
-	mu       sync.Mutex // guards the fields below
-	failures map[callKey]failure
-	sameKey  map[string]*keyCalls
+	mu         sync.Mutex // guards the fields below
+	failures   map[callKey]failure
+	callsByKey map[string]*keyCalls
 }
 
 // callKey identifies calls with the same failure: those of one member, or of all members if member is "".
 type callKey struct{ key, member string }
 
-// keyCalls are the calls with one key that run or wait. Those that run have a value in slots.
+// keyCalls are the calls with one key that are running or waiting. Each running call has a value in slots.
 type keyCalls struct {
 	number int
 	slots  chan struct{}
@@ -70,7 +72,7 @@ type failure struct {
 // exceeds its limit, Kubernetes kills all its processes.
 func NewPool(command []string, clock clock.PassiveClock) *Pool {
 	memory := max(minMemory, min(maxMemory, debug.SetMemoryLimit(-1)/4))
-	return &Pool{command: command, memory: memory, clock: clock, idle: make(chan *child, maxIdle), failures: map[callKey]failure{}, sameKey: map[string]*keyCalls{}}
+	return &Pool{command: command, memory: memory, clock: clock, idle: make(chan *child, maxIdle), failures: map[callKey]failure{}, callsByKey: map[string]*keyCalls{}}
 }
 
 // Call is one execution of a function.
@@ -85,8 +87,8 @@ type Call struct {
 	Input any
 	// Output is a pointer that receives the output.
 	Output any
-	// Answer answers questions. It may be nil for functions that have none.
-	Answer func(question json.RawMessage) (any, error)
+	// Callback is called when the function requests data. It may be nil for functions without callbacks.
+	Callback func(input json.RawMessage) (any, error)
 }
 
 // LimitError is returned for a call that exceeded a limit.
@@ -106,17 +108,17 @@ func (p *Pool) Call(call Call) error {
 	if err != nil {
 		return phase.Invalid{Err: err}
 	}
-	p.inUse.Add(1)
-	defer p.inUse.Add(-1)
-	used, err := p.child()
+	p.running.Add(1)
+	defer p.running.Add(-1)
+	used, err := p.acquireChild()
 	if err != nil {
 		return err
 	}
 	limit := time.AfterFunc(call.Limit, used.kill)
-	result, err := used.exchange(request{Function: call.Function, Input: input}, call.Answer)
+	result, err := used.exchange(request{Function: call.Function, Input: input}, call.Callback)
 	isInTime := limit.Stop()
 	if isInTime && err == nil {
-		p.release(used)
+		p.releaseChild(used)
 		p.forget(call)
 		return decodeResult(result, call.Output)
 	}
@@ -147,10 +149,10 @@ func decodeResult(result response, output any) error {
 	return nil
 }
 
-// child returns an idle child, or starts one.
-func (p *Pool) child() (*child, error) {
+// acquireChild returns an idle child, or starts one.
+func (p *Pool) acquireChild() (*child, error) {
 	var delay time.Duration
-	if p.inUse.Load() > int32(min(runtime.GOMAXPROCS(0), maxIdle)) { //nolint:gosec // a small number
+	if p.running.Load() > int32(min(runtime.GOMAXPROCS(0), maxIdle)) { //nolint:gosec // a small number
 		delay = startDelay
 	}
 	timer := time.NewTimer(delay)
@@ -175,8 +177,8 @@ func (p *Pool) child() (*child, error) {
 	}
 }
 
-// release keeps a child for the next call, or ends it if there are enough.
-func (p *Pool) release(used *child) {
+// releaseChild keeps a child for the next call, or ends it if there are enough.
+func (p *Pool) releaseChild(used *child) {
 	used.suspend(idleTime)
 	select {
 	case p.idle <- used:
@@ -185,13 +187,13 @@ func (p *Pool) release(used *child) {
 	}
 }
 
-// acquireKey waits until less than maxSameKey calls with the key run. The caller must call release.
+// acquireKey waits until less than maxPerKey calls with the key are running. The caller must call release.
 func (p *Pool) acquireKey(key string) (release func()) {
 	p.mu.Lock()
-	calls := p.sameKey[key]
+	calls := p.callsByKey[key]
 	if calls == nil {
-		calls = &keyCalls{slots: make(chan struct{}, maxSameKey)}
-		p.sameKey[key] = calls
+		calls = &keyCalls{slots: make(chan struct{}, maxPerKey)}
+		p.callsByKey[key] = calls
 	}
 	calls.number++
 	p.mu.Unlock()
@@ -201,7 +203,7 @@ func (p *Pool) acquireKey(key string) (release func()) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if calls.number--; calls.number == 0 {
-			delete(p.sameKey, key)
+			delete(p.callsByKey, key)
 		}
 	}
 }

@@ -75,7 +75,7 @@ func TestCallsShareAProcess(t *testing.T) {
 	call := func(function string, input, output any) error {
 		return pool.Call(sandbox.Call{
 			Function: function, Key: function, Limit: time.Minute, Input: input, Output: output,
-			Answer: func(question json.RawMessage) (any, error) {
+			Callback: func(question json.RawMessage) (any, error) {
 				if string(question) == `"fail"` {
 					return nil, errors.New("no answer")
 				}

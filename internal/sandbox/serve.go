@@ -19,21 +19,21 @@ const (
 	maxStack = 64 << 20
 )
 
-// Function is a function that runs in a child. It may return an output together with an error. ask sends a question to
-// the caller and decodes the answer.
-type Function func(input json.RawMessage, ask func(question any) (json.RawMessage, error)) (output any, err error)
+// Function is a function that runs in a child. It may return an output together with an error. callBack calls
+// Call.Callback in the process of the Pool, and returns its result.
+type Function func(input json.RawMessage, callBack func(input any) (json.RawMessage, error)) (output any, err error)
 
-// request is a message to a child: a call, or the answer to a question.
+// request is a message to a child: a call, or the result of a callback.
 type request struct {
-	Function string          `json:"function,omitempty"`
-	Input    json.RawMessage `json:"input,omitempty"`
-	Answer   json.RawMessage `json:"answer,omitempty"`
-	Error    string          `json:"error,omitempty"`
+	Function       string          `json:"function,omitempty"`
+	Input          json.RawMessage `json:"input,omitempty"`
+	CallbackResult json.RawMessage `json:"callbackResult,omitempty"`
+	Error          string          `json:"error,omitempty"`
 }
 
-// response is a message from a child: a question, or the result of the call.
+// response is a message from a child: a callback, or the result of the call.
 type response struct {
-	Question json.RawMessage `json:"question,omitempty"`
+	Callback json.RawMessage `json:"callback,omitempty"`
 	Output   json.RawMessage `json:"output,omitempty"`
 	Error    string          `json:"error,omitempty"`
 	// Invalid is true if the error is a phase.Invalid.
@@ -67,36 +67,36 @@ func Serve(functions map[string]Function, in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// serveCall runs one function. It returns before the function if the caller ends.
+// serveCall runs one function. It returns before the function does if the caller ends.
 func serveCall(function Function, input json.RawMessage, received <-chan request, out io.Writer) error {
 	if function == nil {
 		return errors.New("the function does not exist")
 	}
-	questions, answers, results := make(chan json.RawMessage), make(chan request), make(chan response, 1)
+	callbacks, callbackResults, results := make(chan json.RawMessage), make(chan request), make(chan response, 1)
 	go func() {
-		output, err := function(input, func(question any) (json.RawMessage, error) {
-			raw, err := marshal(question)
+		output, err := function(input, func(input any) (json.RawMessage, error) {
+			raw, err := marshal(input)
 			if err != nil {
 				return nil, err
 			}
-			questions <- raw
-			answer := <-answers
-			if answer.Error != "" {
-				return nil, errors.New(answer.Error)
+			callbacks <- raw
+			result := <-callbackResults
+			if result.Error != "" {
+				return nil, errors.New(result.Error)
 			}
-			return answer.Answer, nil
+			return result.CallbackResult, nil
 		})
 		results <- newResponse(output, err)
 	}()
 	for {
 		select {
-		case answer, ok := <-received:
+		case next, ok := <-received:
 			if !ok {
 				return nil
 			}
-			answers <- answer
-		case question := <-questions:
-			if err := write(out, response{Question: question}); err != nil {
+			callbackResults <- next
+		case callback := <-callbacks:
+			if err := write(out, response{Callback: callback}); err != nil {
 				return err
 			}
 		case result := <-results:

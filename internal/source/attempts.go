@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// maxWait is the time for which callers of Charts.Fetch wait for a request. Later they get a PendingError.
+	// maxWait is the time for which callers of Charts.Fetch wait for a request. Then they get a PendingError.
 	maxWait = 2 * time.Second
 	// A repository is not requested for minPause after a failure, and for twice the former pause after each further one,
 	// up to maxPause.
@@ -42,7 +42,7 @@ type attempts struct {
 	byKey map[string]*attempt
 }
 
-// attempt is the state of one repository with one login, or of one chart in it.
+// attempt is the state of the requests to one repository with one login, or for one chart in it.
 type attempt struct {
 	// running has the start of each request that is under way.
 	running map[string]time.Time
@@ -50,7 +50,7 @@ type attempt struct {
 	err     error
 	pause   time.Duration
 	retryAt time.Time
-	// revisions are the specs that have been tried since the first failure.
+	// revisions identify the specs that have been tried since the first failure, see Charts.Fetch.
 	revisions map[string]bool
 }
 
@@ -141,7 +141,7 @@ func (a *attempts) get(key string) *attempt {
 	return known
 }
 
-// reset forgets the failures.
+// reset removes the failures. Requests that are running stay.
 func (k *attempt) reset() {
 	k.err, k.pause = nil, 0
 	clear(k.revisions)
