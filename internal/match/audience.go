@@ -11,8 +11,8 @@ import (
 // last written. It decides only where content is stored, so it may be outdated.
 const AudienceAnnotation = "towline.dev/audience"
 
-// Pulling returns the number of pull members in members.
-func Pulling(members []fleet.Member) int {
+// CountPull returns the number of pull members in members.
+func CountPull(members []fleet.Member) int {
 	count := 0
 	for _, m := range members {
 		if m.Mode == fleet.Pull {

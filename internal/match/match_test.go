@@ -195,18 +195,18 @@ func TestLost(t *testing.T) {
 	tests := map[string]struct {
 		me     configv1beta1.ClusterSummary
 		others []configv1beta1.ClusterSummary
-		want   []match.Contest
+		want   []match.Conflict
 	}{
 		"alone":                      {me: me, others: []configv1beta1.ClusterSummary{me}},
-		"a lower tier wins":          {me: managing(me), others: []configv1beta1.ClusterSummary{summary("low", 50, 0), summary("high", 200, 0)}, want: []match.Contest{{release, "low"}}},
-		"the incumbent wins a tie":   {me: me, others: []configv1beta1.ClusterSummary{managing(summary("new", 100, 0))}, want: []match.Contest{{release, "new"}}},
-		"the older wins a tie":       {me: me, others: []configv1beta1.ClusterSummary{summary("old", 100, 2*time.Hour), summary("new", 100, 0)}, want: []match.Contest{{release, "old"}}},
+		"a lower tier wins":          {me: managing(me), others: []configv1beta1.ClusterSummary{summary("low", 50, 0), summary("high", 200, 0)}, want: []match.Conflict{{release, "low"}}},
+		"the incumbent wins a tie":   {me: me, others: []configv1beta1.ClusterSummary{managing(summary("new", 100, 0))}, want: []match.Conflict{{release, "new"}}},
+		"the older wins a tie":       {me: me, others: []configv1beta1.ClusterSummary{summary("old", 100, 2*time.Hour), summary("new", 100, 0)}, want: []match.Conflict{{release, "old"}}},
 		"an uninstall wants nothing": {me: me, others: []configv1beta1.ClusterSummary{uninstalling}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(tc.want, match.Lost(&tc.me, tc.others)); diff != "" {
+			if diff := cmp.Diff(tc.want, match.FindConflicts(&tc.me, tc.others)); diff != "" {
 				t.Errorf("Lost() (-want +got):\n%s", diff)
 			}
 		})

@@ -14,40 +14,40 @@ type Release struct{ Namespace, Name string }
 // String returns namespace/name.
 func (r Release) String() string { return r.Namespace + "/" + r.Name }
 
-// Contest is a release of a summary that another summary of the same member manages.
-type Contest struct {
+// Conflict is a release of a summary that another summary of the same member manages.
+type Conflict struct {
 	Release Release
-	// Holder is the name of the other summary.
-	Holder string
+	// Manager is the name of the other summary.
+	Manager string
 }
 
 // Message names the summary that manages the release.
-func (c Contest) Message() string {
-	return fmt.Sprintf("helm release %s is managed by ClusterSummary %s", c.Release, c.Holder)
+func (c Conflict) Message() string {
+	return fmt.Sprintf("helm release %s is managed by ClusterSummary %s", c.Release, c.Manager)
 }
 
-// Lost returns the releases of summary that another summary of the same member manages, in the order of the charts. The
-// summary with the lowest tier manages a release. Of equal tiers it is the one that manages it already, and otherwise
-// the oldest one. Summaries that are being deleted count until they are deleted. The caller must expand the templates
-// in the names of releases.
-func Lost(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterSummary) []Contest {
-	var lost []Contest
+// FindConflicts returns the releases of summary that another summary of the same member manages, in the order of the
+// charts. The summary with the lowest tier manages a release. Of equal tiers it is the one that manages it already, and
+// otherwise the oldest one. Summaries that are being deleted count until they are deleted. The caller must expand the
+// templates in the names of releases.
+func FindConflicts(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterSummary) []Conflict {
+	var conflicts []Conflict
 	for _, release := range Installed(summary) {
-		var holder *configv1beta1.ClusterSummary
+		var manager *configv1beta1.ClusterSummary
 		for i := range others {
 			other := &others[i]
 			if other.UID == summary.UID || !hasChart(other, release) || !hasPriority(other, summary, release) {
 				continue
 			}
-			if holder == nil || hasPriority(other, holder, release) {
-				holder = other
+			if manager == nil || hasPriority(other, manager, release) {
+				manager = other
 			}
 		}
-		if holder != nil {
-			lost = append(lost, Contest{Release: release, Holder: holder.Name})
+		if manager != nil {
+			conflicts = append(conflicts, Conflict{Release: release, Manager: manager.Name})
 		}
 	}
-	return lost
+	return conflicts
 }
 
 // Installed returns the releases of a summary's charts, except those with the action Uninstall, in the order of the

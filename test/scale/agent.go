@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -77,7 +78,7 @@ func newAgent(ctx context.Context, fleet *simulatedFleet, cluster client.ObjectK
 		return nil, err
 	}
 	a := &simulatedAgent{cluster: cluster, fleet: fleet, hub: hub, credential: credential}
-	a.engine = &noopEngine{agent: a, digests: map[bundle.ID]bundle.Digest{}}
+	a.engine = &noopEngine{agent: a, digests: map[bundle.ID]bundle.Digest{}, refused: map[bundle.ID]bundle.Report{}}
 	return a, nil
 }
 
@@ -170,9 +171,9 @@ func (a *simulatedAgent) patch(
 type noopEngine struct {
 	agent *simulatedAgent
 
-	// mu guards digests, the accepted bundles.
-	mu      sync.Mutex
-	digests map[bundle.ID]bundle.Digest
+	mu      sync.Mutex                  // guards the fields below
+	digests map[bundle.ID]bundle.Digest // of accepted bundles
+	refused map[bundle.ID]bundle.Report
 }
 
 // Converge accepts b, and records its arrival.
@@ -183,7 +184,11 @@ func (e *noopEngine) Converge(_ context.Context, b bundle.Bundle) (bundle.Report
 	}
 	for _, ref := range b.Refs() {
 		if ref.Name == refusedName {
-			return bundle.Report{ID: b.ID, Digest: digest, State: bundle.StateFailed, Message: "ConfigMap refused is refused by the simulated member"}, fmt.Errorf("refused")
+			report := bundle.Report{ID: b.ID, Digest: digest, State: bundle.StateFailed, Message: "ConfigMap refused is refused by the simulated member"}
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.refused[b.ID] = report
+			return report, &bundle.TerminalError{Err: errors.New(report.Message)}
 		}
 	}
 	e.agent.fleet.recordArrival(e.agent.cluster.Name, b.ID.RequestorName, digest)
@@ -237,9 +242,12 @@ func (e *noopEngine) Have(_ context.Context, id bundle.ID) (bundle.Digest, bundl
 	return digest, bundle.StateApplied, ok, nil
 }
 
-// Failure keeps no failures.
-func (e *noopEngine) Failure(bundle.ID, bundle.Digest) (bundle.Report, bool) {
-	return bundle.Report{}, false
+// Failure returns the report of a refused bundle, as the real engine does between its retries.
+func (e *noopEngine) Failure(id bundle.ID, digest bundle.Digest) (bundle.Report, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	report, ok := e.refused[id]
+	return report, ok && report.Digest == digest
 }
 
 // KnownDeployed lists the accepted bundles.

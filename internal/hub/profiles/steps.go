@@ -123,7 +123,7 @@ func (r *reconciler) match(ctx context.Context, s *state) error {
 		return err
 	}
 	s.members, s.matched = selection.Members(members, s.membersWithSummary()), true
-	s.pulling = match.Pulling(s.members)
+	s.pulling = match.CountPull(s.members)
 	return nil
 }
 

@@ -70,7 +70,7 @@ type ComposeRequest struct {
 	// Outdated is bundle.Report.Outdated of the Helm bundle on the member.
 	Outdated []bundle.OutdatedRelease
 	// Conflicts are the releases of the summary that another summary manages.
-	Conflicts []match.Contest
+	Conflicts []match.Conflict
 	// EnsureFinalizer adds the finalizer to the summary. It is called before generated values are stored. Without the
 	// finalizer, the values would not be deleted with the summary.
 	EnsureFinalizer func(ctx context.Context) error

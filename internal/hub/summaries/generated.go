@@ -62,7 +62,7 @@ type generatedStore struct {
 // newGeneratedStore returns the store of a release for r.
 func (c *Composer) newGeneratedStore(r ComposeRequest, release match.Release) *generatedStore {
 	store := &generatedStore{hub: c.Hub, member: r.Member, summary: r.Summary, release: release, ensureFinalizer: r.EnsureFinalizer}
-	store.isManagedByOther = slices.ContainsFunc(r.Conflicts, func(conflict match.Contest) bool { return conflict.Release == release })
+	store.isManagedByOther = slices.ContainsFunc(r.Conflicts, func(conflict match.Conflict) bool { return conflict.Release == release })
 	former, ok := findRelease(r, release)
 	if !ok || store.isManagedByOther {
 		return store

@@ -134,7 +134,7 @@ func TestLookupOfALostRelease(t *testing.T) {
 	owner.Member.Mode, loser.Member.Mode = fleet.Push, fleet.Push
 	loser.Summary.Name, loser.Summary.UID = "loser", "loser"
 	loser.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = "message: other\n"
-	loser.Conflicts = []match.Contest{{Release: match.Release{Namespace: "site", Name: "web"}, Holder: owner.Summary.Name}}
+	loser.Conflicts = []match.Conflict{{Release: match.Release{Namespace: "site", Name: "web"}, Manager: owner.Summary.Name}}
 	composeNow := func(r summaries.ComposeRequest) bundle.Item {
 		composer := newComposer(t, hub)
 		composer.MemberConfig = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){
@@ -238,7 +238,7 @@ func TestUpgradeFindsTheObjectsOfTheReleaseOwner(t *testing.T) {
 	hub, address := newHub(interceptor.Funcs{}), charts(t, managing())
 	owner, loser := requestFor("one", address), requestFor("one", address)
 	loser.Summary.Name, loser.Summary.UID = "loser", "loser"
-	loser.Conflicts = []match.Contest{{Release: match.Release{Namespace: "site", Name: "web"}, Holder: owner.Summary.Name}}
+	loser.Conflicts = []match.Conflict{{Release: match.Release{Namespace: "site", Name: "web"}, Manager: owner.Summary.Name}}
 	deploy := func(r *summaries.ComposeRequest, message string) bundle.Item {
 		t.Helper()
 		r.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = "message: " + message + "\n"

@@ -34,8 +34,8 @@ func TestReleaseWhoseNameCannotBeExpandedIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if lost := match.Lost(&all[1], all[:1]); len(lost) != 1 {
-		t.Errorf("conflicts of the other summary: got %v, want one", lost)
+	if conflicts := match.FindConflicts(&all[1], all[:1]); len(conflicts) != 1 {
+		t.Errorf("conflicts of the other summary: got %v, want one", conflicts)
 	}
 	if all, err := resolveNames([]configv1beta1.ClusterSummary{other, manager}, broken); err == nil {
 		t.Errorf("the summary itself has the releases %v and no error", match.Installed(&all[1]))

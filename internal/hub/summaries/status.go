@@ -75,7 +75,7 @@ func isDelivered(s libv1beta1.FeatureStatus) bool {
 }
 
 // conflictError is the error for releases that other profiles manage.
-type conflictError struct{ conflicts []match.Contest }
+type conflictError struct{ conflicts []match.Conflict }
 
 // Error returns one sentence per release, with the profile that manages it.
 func (e *conflictError) Error() string {
@@ -90,7 +90,7 @@ func (e *conflictError) Error() string {
 func (e *conflictError) Unwrap() error { return phase.Invalid{Err: errors.New("conflict")} }
 
 // markConflicts returns releases with the status Conflict on those that other profiles manage.
-func markConflicts(releases []configv1beta1.HelmChartSummary, conflicts []match.Contest) []configv1beta1.HelmChartSummary {
+func markConflicts(releases []configv1beta1.HelmChartSummary, conflicts []match.Conflict) []configv1beta1.HelmChartSummary {
 	marked := slices.Clone(releases)
 	for _, conflict := range conflicts {
 		index := slices.IndexFunc(marked, func(r configv1beta1.HelmChartSummary) bool {

@@ -305,7 +305,7 @@ func (s *state) restoreOneTimeStatus(feature libv1beta1.FeatureID) {
 }
 
 func (c *Controller) composeFeature(ctx context.Context, s *state, request ComposeRequest, feature libv1beta1.FeatureID) (Composition, error) {
-	var conflicts []match.Contest
+	var conflicts []match.Conflict
 	var charts []configv1beta1.HelmChart
 	if feature == libv1beta1.FeatureHelm {
 		resolved, others, err := c.loadClusterSummaries(ctx, s.summary)
@@ -319,7 +319,7 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 		if err := c.restoreReleaseStatus(ctx, s.member, all); err != nil {
 			return Composition{}, err
 		}
-		charts, conflicts = resolved.Spec.ClusterProfileSpec.HelmCharts, match.Lost(resolved, others)
+		charts, conflicts = resolved.Spec.ClusterProfileSpec.HelmCharts, match.FindConflicts(resolved, others)
 		request.Conflicts = conflicts
 		if len(conflicts) > 0 && !s.spec().ContinueOnConflict {
 			return Composition{}, &conflictError{conflicts: conflicts}
