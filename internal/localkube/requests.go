@@ -78,7 +78,7 @@ func (p *Plane) metrics(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer response.Body.Close() //nolint:errcheck // it is only read
+	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("the API server answers %s", response.Status)
 	}
