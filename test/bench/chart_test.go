@@ -139,9 +139,9 @@ func (b *bed) awaitNoDefinitions(objects metadata.Interface) {
 	})
 }
 
-// changeDefinitions changes the definitions of the chart if the last change was some time ago, and returns their number.
-// After a conflict the API server can pause for minutes before it tries again to delete a definition, unless the
-// definition changes.
+// changeDefinitions changes the definitions of the chart, if the last change was some time ago, and returns their
+// number. After a conflict the API server can pause for minutes before it tries again to delete a definition, unless
+// the definition changes.
 func (b *bed) changeDefinitions(objects metadata.Interface, changed *time.Time) (left int) {
 	b.Helper()
 	definitions := objects.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
