@@ -49,7 +49,7 @@ type Pool struct {
 	callsByKey map[string]*keyCalls
 }
 
-// callKey identifies calls with the same failure: those of one member, or of all members if member is "".
+// callKey identifies the calls that a remembered failure applies to. An empty member stands for all members.
 type callKey struct{ key, member string }
 
 // keyCalls are the calls with one key that are running or waiting. Each running call has a value in slots.

@@ -158,7 +158,7 @@ func skipWithRace(t *testing.T) {
 	}
 }
 
-// TestMemoryOfAChildIsAPartOfTheLimit has no parallel tests beside it: the limit is that of the process.
+// TestMemoryOfAChildIsAPartOfTheLimit changes the memory limit of this process, so it does not run in parallel.
 func TestMemoryOfAChildIsAPartOfTheLimit(t *testing.T) { //nolint:paralleltest // see above
 	skipWithRace(t)
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1200 << 20))

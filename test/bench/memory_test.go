@@ -11,12 +11,12 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/join"
-	"github.com/towline/towline/internal/kube"
 )
 
 const (
@@ -138,30 +138,12 @@ func (b *bed) standIn(name string) {
 // answerGroups answers every group as an agent does that has applied it.
 func (b *bed) answerGroups() {
 	b.Helper()
-	watcher, err := client.NewWithWatch(b.plane.Config, client.Options{Scheme: kube.Scheme()})
-	if err != nil {
-		b.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(b.Context()))
-	events, err := watcher.Watch(ctx, &libv1beta1.ConfigurationGroupList{})
-	if err != nil {
-		cancel()
-		b.Fatal(err)
-	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for event := range events.ResultChan() {
-			if group, ok := event.Object.(*libv1beta1.ConfigurationGroup); ok && group.Status.ObservedGeneration != group.Generation {
-				// A group that changed meanwhile comes again.
-				_ = b.hub.Status().Patch(ctx, answered(group), client.MergeFrom(group))
-			}
+	b.watch(nil, b.plane, &libv1beta1.ConfigurationGroupList{}, "", func(event watch.Event) string {
+		if group, ok := event.Object.(*libv1beta1.ConfigurationGroup); ok && group.Status.ObservedGeneration != group.Generation {
+			// A group that changed meanwhile comes again.
+			_ = b.hub.Status().Patch(b.Context(), answered(group), client.MergeFrom(group))
 		}
-	}()
-	b.Cleanup(func() {
-		cancel()
-		events.Stop()
-		<-ended
+		return ""
 	})
 }
 
