@@ -241,7 +241,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 	}
 	return errors.Join(
 		h.addChartChecker(composer),
-		h.addSveltosControllers(ctx, composer.Contents),
+		h.addSveltosControllers(ctx, composer.Objects),
 		h.addKarmadaControllers(ctx),
 		(&clusters.Controller{
 			Hub: h.GetClient(), Shard: shard, MemberConfig: h.members.Config, Forget: h.engines.forget, Heartbeats: h.heartbeats,
@@ -291,7 +291,7 @@ func (h *hub) addChartChecker(composer *summaries.Composer) error {
 		return nil
 	}
 	checker := outdated.New(outdated.Options{
-		Hub: h.GetCache(), Secrets: composer.Contents, Newest: composer.Charts.Newest, Shard: h.opts.shard(), Elected: h.Elected(), Sandbox: composer.Sandbox,
+		Hub: h.GetCache(), Secrets: composer.Objects, Newest: composer.Charts.Newest, Shard: h.opts.shard(), Elected: h.Elected(), Sandbox: composer.Sandbox,
 		Interval: h.opts.OutdatedChartInterval, Clock: clock.RealClock{},
 	})
 	if err := h.registry.Register(checker); err != nil {
@@ -363,8 +363,9 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir 
 	if err != nil {
 		log.FromContext(ctx).Error(err, "after a restart, all bundles will be built again")
 	}
+	objects := newContentCache(mgr.GetCache(), live)
 	return &summaries.Composer{
-		Contents: newContentCache(mgr.GetCache(), live), Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), HubUID: hubUID, CodeVersion: codeVersion, Sandbox: pool,
+		Contents: &source.Contents{Hub: objects}, Objects: objects, Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), HubUID: hubUID, CodeVersion: codeVersion, Sandbox: pool,
 	}, nil
 }
 

@@ -75,23 +75,29 @@ func LoginReference(ref corev1.SecretReference, subject Subject) (Reference, err
 	return resolve(Reference{Kind: kindSecret, Namespace: ref.Namespace, Name: ref.Name}, subject)
 }
 
-// Manifests reads the ConfigMap or Secret of ref. It fails with ErrNotFound if the object is missing and not optional,
-// and with phase.Invalid for a Secret of the wrong type or an unsupported annotation.
-func Manifests(ctx context.Context, hub client.Reader, ref libv1beta1.PolicyRef, subject Subject) (Content, error) {
+// Contents reads the content that profiles refer to.
+type Contents struct {
+	// Hub reads ConfigMaps and Secrets of the hub.
+	Hub client.Reader
+}
+
+// Manifests reads the content of ref. It fails with ErrNotFound if the object is missing and not optional, and with
+// phase.Invalid for a Secret of the wrong type or an unsupported annotation.
+func (c *Contents) Manifests(ctx context.Context, ref libv1beta1.PolicyRef, subject Subject) (Content, error) {
 	reference, err := ManifestsReference(ref, subject)
 	if err != nil {
 		return Content{}, err
 	}
-	return read(ctx, hub, reference, ref.Optional)
+	return c.read(ctx, reference, ref.Optional)
 }
 
 // Values reads the values in the ConfigMap or Secret of ref. It fails like Manifests.
-func Values(ctx context.Context, hub client.Reader, ref configv1beta1.ValueFrom, subject Subject) (Content, error) {
+func (c *Contents) Values(ctx context.Context, ref configv1beta1.ValueFrom, subject Subject) (Content, error) {
 	reference, err := ValuesReference(ref, subject)
 	if err != nil {
 		return Content{}, err
 	}
-	return read(ctx, hub, reference, ref.Optional)
+	return c.read(ctx, reference, ref.Optional)
 }
 
 func resolve(ref Reference, subject Subject) (Reference, error) {
@@ -112,8 +118,8 @@ func resolve(ref Reference, subject Subject) (Reference, error) {
 	return ref, nil
 }
 
-func read(ctx context.Context, hub client.Reader, ref Reference, isOptional bool) (Content, error) {
-	meta, data, err := readData(ctx, hub, ref)
+func (c *Contents) read(ctx context.Context, ref Reference, isOptional bool) (Content, error) {
+	meta, data, err := readData(ctx, c.Hub, ref)
 	if apierrors.IsNotFound(err) {
 		if isOptional {
 			return newContent(ref, nil), nil

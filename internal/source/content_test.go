@@ -36,6 +36,8 @@ func hubWith(t *testing.T, objects ...client.Object) (client.Client, source.Subj
 	return hub, subject
 }
 
+func contentsOf(hub client.Reader) *source.Contents { return &source.Contents{Hub: hub} }
+
 func configMap(name string, data map[string]string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: data}
 }
@@ -51,7 +53,7 @@ func TestManifestsReadsConfigMaps(t *testing.T) {
 	web.Annotations = map[string]string{libv1beta1.TemplateAnnotation: "ok"}
 	hub, subject := hubWith(t, web)
 	ref := libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: "{{ .ClusterNamespace }}", Name: "web-{{ .ClusterName }}"}
-	got, err := source.Manifests(t.Context(), hub, ref, subject)
+	got, err := contentsOf(hub).Manifests(t.Context(), ref, subject)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +74,7 @@ func TestManifestsReadsConfigMaps(t *testing.T) {
 	if err := hub.Update(t.Context(), web); err != nil {
 		t.Fatal(err)
 	}
-	changed, err := source.Manifests(t.Context(), hub, ref, subject)
+	changed, err := contentsOf(hub).Manifests(t.Context(), ref, subject)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,29 +89,29 @@ func TestManifestsReadsSecretsMadeForProfiles(t *testing.T) {
 		secret("made-for-it", libv1beta1.ProfileSecretType, map[string]string{"a.yaml": "a"}),
 		secret("something-else", corev1.SecretTypeOpaque, map[string]string{"a.yaml": "hidden"}),
 	)
-	got, err := source.Manifests(t.Context(), hub, libv1beta1.PolicyRef{Kind: libv1beta1.SourceSecret, Name: "made-for-it"}, subject)
+	got, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceSecret, Name: "made-for-it"}, subject)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !got.Sensitive || len(got.Files) != 1 || string(got.Files[0].Data) != "a" {
 		t.Errorf("got %+v, want one sensitive file", got)
 	}
-	_, err = source.Manifests(t.Context(), hub, libv1beta1.PolicyRef{Kind: libv1beta1.SourceSecret, Name: "something-else"}, subject)
+	_, err = contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceSecret, Name: "something-else"}, subject)
 	wantInvalid(t, err, "Secret "+subject.Namespace+"/something-else", `"Opaque"`, `"addons.projectsveltos.io/cluster-profile"`)
 }
 
 func TestMissingContent(t *testing.T) {
 	t.Parallel()
 	hub, subject := hubWith(t)
-	_, err := source.Manifests(t.Context(), hub, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "nowhere"}, subject)
+	_, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "nowhere"}, subject)
 	if !errors.Is(err, source.ErrNotFound) {
 		t.Errorf("got %v, want ErrNotFound", err)
 	}
 	wantTexts(t, err, "ConfigMap "+subject.Namespace+"/nowhere does not exist")
-	_, err = source.Values(t.Context(), hub, configv1beta1.ValueFrom{Kind: configv1beta1.ValueFromSecret, Name: "nowhere"}, subject)
+	_, err = contentsOf(hub).Values(t.Context(), configv1beta1.ValueFrom{Kind: configv1beta1.ValueFromSecret, Name: "nowhere"}, subject)
 	wantTexts(t, err, "Secret "+subject.Namespace+"/nowhere does not exist")
 
-	got, err := source.Manifests(t.Context(), hub, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "nowhere", Optional: true}, subject)
+	got, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "nowhere", Optional: true}, subject)
 	if err != nil || len(got.Files) != 0 {
 		t.Errorf("optional and missing: got %v and %v, want nothing", got, err)
 	}
@@ -131,7 +133,7 @@ func TestContentThatIsNotSupportedIsRefused(t *testing.T) {
 		"no name":      {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap}, "a reference to a ConfigMap has no name"},
 		"bad template": {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "{{ .Nothing }}"}, "name of a ConfigMap"},
 	} {
-		_, err := source.Manifests(t.Context(), hub, test.ref, subject)
+		_, err := contentsOf(hub).Manifests(t.Context(), test.ref, subject)
 		t.Run(name, func(t *testing.T) { wantInvalid(t, err, test.want) })
 	}
 }
@@ -199,7 +201,7 @@ func TestConfinedSubjectReadsOneNamespace(t *testing.T) {
 	hub, subject := hubWith(t, configMap("content", map[string]string{"a.yaml": "a"}))
 	subject.Confined = subject.Namespace
 	subject.Cluster = func() (map[string]any, error) { return map[string]any{"elsewhere": elsewhere.Namespace}, nil }
-	if _, err := source.Manifests(t.Context(), hub, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: subject.Namespace, Name: "content"}, subject); err != nil {
+	if _, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: subject.Namespace, Name: "content"}, subject); err != nil {
 		t.Errorf("its own namespace: %v", err)
 	}
 	login := func(config configv1beta1.RegistryCredentialsConfig) error {
@@ -212,8 +214,8 @@ func TestConfinedSubjectReadsOneNamespace(t *testing.T) {
 	}
 	for _, namespace := range []string{elsewhere.Namespace, "{{ .Cluster.elsewhere }}"} {
 		held := &corev1.SecretReference{Namespace: namespace, Name: "login"}
-		_, manifests := source.Manifests(t.Context(), hub, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: namespace, Name: "content"}, subject)
-		_, values := source.Values(t.Context(), hub, configv1beta1.ValueFrom{Kind: configv1beta1.ValueFromConfigMap, Namespace: namespace, Name: "content", Optional: true}, subject)
+		_, manifests := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: namespace, Name: "content"}, subject)
+		_, values := contentsOf(hub).Values(t.Context(), configv1beta1.ValueFrom{Kind: configv1beta1.ValueFromConfigMap, Namespace: namespace, Name: "content", Optional: true}, subject)
 		for name, test := range map[string]struct {
 			err  error
 			want string

@@ -34,8 +34,9 @@ const lookupTimeout = 10 * time.Second
 
 // Composer builds bundles: it reads the sources of a profile and renders them for one member.
 type Composer struct {
-	// Contents reads ConfigMaps and Secrets of the hub.
-	Contents client.Reader
+	// Contents reads the content that profiles refer to, and Objects their Secrets of the hub.
+	Contents *source.Contents
+	Objects  client.Reader
 	// Hub reads and writes the Secrets with the values that charts generate, at the API server.
 	Hub client.Client
 	// Charts fetches charts; Renderer renders them.
@@ -195,7 +196,7 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 	var items []bundle.Item
 	tiers := map[kube.Ref]int32{}
 	for _, ref := range refs {
-		content, err := source.Manifests(ctx, c.Contents, ref, r.Subject)
+		content, err := c.Contents.Manifests(ctx, ref, r.Subject)
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonSource, err)
 		}
@@ -374,17 +375,17 @@ func (c *Composer) memberConfig(ctx context.Context, m fleet.Member) (*rest.Conf
 func (c *Composer) fetchChart(ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart) (source.Chart, []source.Content, error) {
 	var contents []source.Content
 	for _, ref := range chart.ValuesFrom {
-		content, err := source.Values(ctx, c.Contents, ref, r.Subject)
+		content, err := c.Contents.Values(ctx, ref, r.Subject)
 		if err != nil {
 			return source.Chart{}, nil, err
 		}
 		contents = append(contents, content)
 	}
-	login, err := source.LoginFor(ctx, c.Contents, chart, r.Subject)
+	login, err := source.LoginFor(ctx, c.Objects, chart, r.Subject)
 	if err != nil {
 		return source.Chart{}, nil, err
 	}
-	verification, err := source.VerificationFor(ctx, c.Contents, chart, r.Subject)
+	verification, err := source.VerificationFor(ctx, c.Objects, chart, r.Subject)
 	if err != nil {
 		return source.Chart{}, nil, err
 	}

@@ -47,7 +47,7 @@ func BenchmarkDeliveries(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			composer := &summaries.Composer{Contents: hub, Hub: hub, Manifests: render.NewManifestRenderer(), HubUID: "hub"}
+			composer := &summaries.Composer{Contents: &source.Contents{Hub: hub}, Objects: hub, Hub: hub, Manifests: render.NewManifestRenderer(), HubUID: "hub"}
 			member := 0
 			b.ReportAllocs()
 			begin := cpuTime(b)

@@ -19,6 +19,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/render"
+	"github.com/towline/towline/internal/source"
 	"github.com/towline/towline/internal/status"
 )
 
@@ -92,7 +93,7 @@ func (r *restarts) reconcile() configv1beta1.FeatureSummary {
 	c := &Controller{
 		Hub: r.hub, Live: r.hub, metadata: r.hub, Transport: r, Configurations: NewConfigurations(r.hub, r.hub), references: newReferenceIndex(),
 		Events: events.NewFakeRecorder(100), Clock: clock.RealClock{}, normalEvents: newEventLimiter(),
-		Composer: &Composer{Contents: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), HubUID: "hub", CodeVersion: r.codeVersion},
+		Composer: &Composer{Contents: &source.Contents{Hub: r}, Objects: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), HubUID: "hub", CodeVersion: r.codeVersion},
 	}
 	summary := r.summary()
 	member, cluster, _, err := c.findMember(r.t.Context(), summary)

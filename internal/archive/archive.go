@@ -1,0 +1,185 @@
+// Package archive reads tar and zip archives of untrusted origin into memory, within limits.
+//
+// Read returns the regular files of an archive. An archive with a file outside of its root, a link or a device is
+// refused as a whole, with an error that names the file.
+//
+// Start reading at Read.
+package archive
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+)
+
+// Limits bound the files of one archive.
+type Limits struct {
+	// Files is the maximal number of files, and Size the maximal sum of their sizes in bytes.
+	Files int
+	Size  int64
+}
+
+// DefaultLimits are Helm's limit for the size of an unpacked chart, and more files than any known repository of
+// manifests has.
+func DefaultLimits() Limits { return Limits{Files: 50_000, Size: 100 << 20} }
+
+// ErrFormat means that the data is not an archive.
+var ErrFormat = errors.New("it is neither a tar nor a zip archive")
+
+// The first bytes of the formats. The magic number of tar is behind the first header.
+const (
+	gzipMagic   = "\x1f\x8b"
+	zipMagic    = "PK\x03\x04"
+	tarMagic    = "ustar"
+	tarMagicPos = 257
+)
+
+// IsArchive returns whether Read knows the format of data.
+func IsArchive(data []byte) bool {
+	return hasPrefixAt(data, gzipMagic, 0) || hasPrefixAt(data, zipMagic, 0) || hasPrefixAt(data, tarMagic, tarMagicPos)
+}
+
+func hasPrefixAt(data []byte, magic string, position int) bool {
+	return len(data) >= position && bytes.HasPrefix(data[position:], []byte(magic))
+}
+
+// Read returns the regular files of a tar, tar.gz or zip archive by their clean relative path, for example
+// "base/kustomization.yaml". It returns an error that wraps ErrFormat for other data.
+func Read(data []byte, limits Limits) (map[string][]byte, error) {
+	files := &fileSet{limits: limits, byPath: map[string][]byte{}}
+	var err error
+	switch {
+	case hasPrefixAt(data, gzipMagic, 0):
+		var unpacked *gzip.Reader
+		if unpacked, err = gzip.NewReader(bytes.NewReader(data)); err == nil {
+			err = files.readTar(unpacked)
+		}
+	case hasPrefixAt(data, zipMagic, 0):
+		err = files.readZip(data)
+	case hasPrefixAt(data, tarMagic, tarMagicPos):
+		err = files.readTar(bytes.NewReader(data))
+	default:
+		err = ErrFormat
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read archive: %w", err)
+	}
+	return files.byPath, nil
+}
+
+// fileSet collects the files of one archive.
+type fileSet struct {
+	limits Limits
+	size   int64
+	byPath map[string][]byte
+}
+
+func (s *fileSet) readTar(unpacked io.Reader) error {
+	// Headers and padding count as well: an archive of empty entries has no files that could exceed a limit.
+	reader := tar.NewReader(&boundedReader{reader: unpacked, rest: s.limits.Size + int64(s.limits.Files)*tarEntryOverhead})
+	for {
+		header, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		switch header.Typeflag {
+		case tar.TypeDir, tar.TypeXGlobalHeader: // git archive writes a global header with the commit
+			continue
+		case tar.TypeReg:
+			if err := s.add(header.Name, reader); err != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("%q is a link or a device, and only files and directories are allowed", header.Name)
+		}
+	}
+}
+
+// tarEntryOverhead is the size of the headers and of the padding of a file in a tar archive, long names included.
+const tarEntryOverhead = 4 << 10
+
+func (s *fileSet) readZip(data []byte) error {
+	reader, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
+	if err != nil {
+		return err
+	}
+	for _, entry := range reader.File {
+		if entry.FileInfo().IsDir() {
+			continue
+		}
+		if !entry.Mode().IsRegular() {
+			return fmt.Errorf("%q is a link or a device, and only files and directories are allowed", entry.Name)
+		}
+		if err := s.addZipEntry(entry); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *fileSet) addZipEntry(entry *zip.File) error {
+	content, err := entry.Open()
+	if err != nil {
+		return fmt.Errorf("%q: %w", entry.Name, err)
+	}
+	defer content.Close()
+	return s.add(entry.Name, content)
+}
+
+// add reads one file. It never reads more than the rest of the limit: sizes in headers can be wrong.
+func (s *fileSet) add(name string, content io.Reader) error {
+	clean, err := CleanPath(name)
+	if err != nil {
+		return err
+	}
+	if _, isKnown := s.byPath[clean]; !isKnown && len(s.byPath) >= s.limits.Files {
+		return fmt.Errorf("it has more than %d files", s.limits.Files)
+	}
+	raw, err := io.ReadAll(io.LimitReader(content, s.limits.Size-s.size+1))
+	if err != nil {
+		return fmt.Errorf("%q: %w", name, err)
+	}
+	if s.size += int64(len(raw)); s.size > s.limits.Size {
+		return fmt.Errorf("%w (at %q)", s.limits.sizeError(), name)
+	}
+	s.byPath[clean] = raw
+	return nil
+}
+
+func (l Limits) sizeError() error {
+	return fmt.Errorf("its files have more than %d MiB", l.Size>>20)
+}
+
+// CleanPath returns the relative path of a file in a tree. It returns an error for an empty path, and for one that
+// leaves the tree.
+func CleanPath(name string) (string, error) {
+	clean := path.Clean(strings.TrimPrefix(name, "./"))
+	if strings.ContainsAny(name, "\x00\\") || path.IsAbs(clean) || clean == "." || clean == ".." || strings.HasPrefix(clean, "../") {
+		return "", fmt.Errorf("%q is not a path below the root", name)
+	}
+	return clean, nil
+}
+
+// boundedReader returns an error when more than rest bytes are read.
+type boundedReader struct {
+	reader io.Reader
+	rest   int64
+}
+
+// Read implements io.Reader.
+func (r *boundedReader) Read(buffer []byte) (int, error) {
+	n, err := r.reader.Read(buffer)
+	if r.rest -= int64(n); r.rest < 0 {
+		return 0, errors.New("it is too large when unpacked")
+	}
+	return n, err
+}

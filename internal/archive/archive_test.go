@@ -1,0 +1,129 @@
+package archive_test
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"io/fs"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/towline/towline/internal/archive"
+)
+
+// tarOf returns a tar archive with the headers. Files have as many bytes as their header says.
+func tarOf(t *testing.T, headers ...tar.Header) []byte {
+	t.Helper()
+	var buffer bytes.Buffer
+	writer := tar.NewWriter(&buffer)
+	for _, header := range headers {
+		header.Mode = 0o600
+		if err := writer.WriteHeader(&header); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.CopyN(writer, zeros{}, header.Size); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := writer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buffer.Bytes()
+}
+
+type zeros struct{}
+
+func (zeros) Read(buffer []byte) (int, error) { clear(buffer); return len(buffer), nil }
+
+func gzipOf(t *testing.T, raw []byte) []byte {
+	t.Helper()
+	var buffer bytes.Buffer
+	writer := gzip.NewWriter(&buffer)
+	if _, err := writer.Write(raw); err != nil {
+		t.Fatal(err)
+	}
+	if err := writer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buffer.Bytes()
+}
+
+// zipOf returns a zip archive with one file of size bytes.
+func zipOf(t *testing.T, name string, mode fs.FileMode, size int64) []byte {
+	t.Helper()
+	var buffer bytes.Buffer
+	writer := zip.NewWriter(&buffer)
+	header := &zip.FileHeader{Name: name, Method: zip.Deflate}
+	header.SetMode(mode)
+	file, err := writer.CreateHeader(header)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.CopyN(file, zeros{}, size); err != nil {
+		t.Fatal(err)
+	}
+	if err := writer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buffer.Bytes()
+}
+
+func TestReadReturnsTheFiles(t *testing.T) {
+	t.Parallel()
+	files := tarOf(t, tar.Header{Typeflag: tar.TypeDir, Name: "./base/"}, tar.Header{Name: "./base/a.yaml", Size: 2}, tar.Header{Name: "b", Size: 1})
+	want := map[string][]byte{"base/a.yaml": {0, 0}, "b": {0}}
+	for name, raw := range map[string][]byte{"tar": files, "tar.gz": gzipOf(t, files)} {
+		if got, err := archive.Read(raw, archive.DefaultLimits()); err != nil || !cmp.Equal(got, want) || !archive.IsArchive(raw) {
+			t.Errorf("%s: Read() = %v, %v, want %v", name, got, err, want)
+		}
+	}
+	zipped := zipOf(t, "base/a.yaml", 0o600, 2)
+	if got, err := archive.Read(zipped, archive.DefaultLimits()); err != nil || !cmp.Equal(got, map[string][]byte{"base/a.yaml": {0, 0}}) || !archive.IsArchive(zipped) {
+		t.Errorf("Read(zip) = %v, %v", got, err)
+	}
+	text := []byte("apiVersion: v1\n")
+	if _, err := archive.Read(text, archive.DefaultLimits()); !errors.Is(err, archive.ErrFormat) || archive.IsArchive(text) {
+		t.Errorf("Read(text) = %v, want ErrFormat", err)
+	}
+}
+
+func TestReadRefusesHostileArchives(t *testing.T) {
+	t.Parallel()
+	limits := archive.Limits{Files: 10, Size: 1 << 20}
+	many := make([]tar.Header, 11)
+	directories := make([]tar.Header, 5000)
+	for i := range many {
+		many[i] = tar.Header{Name: strings.Repeat("x", i+1)}
+	}
+	for i := range directories {
+		directories[i] = tar.Header{Typeflag: tar.TypeDir, Name: "d/"}
+	}
+	tests := map[string]struct {
+		raw  []byte
+		want string
+	}{
+		"tar bomb":         {gzipOf(t, tarOf(t, tar.Header{Name: "big", Size: 64 << 20})), `its files have more than 1 MiB (at "big")`},
+		"zip bomb":         {zipOf(t, "big", 0o600, 64<<20), `its files have more than 1 MiB (at "big")`},
+		"many files":       {tarOf(t, many...), "it has more than 10 files"},
+		"many directories": {gzipOf(t, tarOf(t, directories...)), "it is too large when unpacked"},
+		"parent":           {tarOf(t, tar.Header{Name: "a/../../etc/passwd"}), `"a/../../etc/passwd" is not a path below the root`},
+		"absolute":         {tarOf(t, tar.Header{Name: "/etc/passwd"}), `"/etc/passwd" is not a path below the root`},
+		"zip parent":       {zipOf(t, "../x", 0o600, 1), `"../x" is not a path below the root`},
+		"backslashes":      {zipOf(t, `..\x`, 0o600, 1), `is not a path below the root`},
+		"symbolic link":    {tarOf(t, tar.Header{Typeflag: tar.TypeSymlink, Name: "link", Linkname: "/etc/passwd"}), `"link" is a link or a device`},
+		"hard link":        {tarOf(t, tar.Header{Typeflag: tar.TypeLink, Name: "link", Linkname: "/etc/passwd"}), `"link" is a link or a device`},
+		"zip link":         {zipOf(t, "link", fs.ModeSymlink|0o777, 1), `"link" is a link or a device`},
+		"cut off":          {gzipOf(t, tarOf(t, tar.Header{Name: "a", Size: 5000}))[:30], "read archive: "},
+	}
+	for name, test := range tests {
+		got, err := archive.Read(test.raw, limits)
+		if err == nil || got != nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: Read() = %d files, %v, want %q", name, len(got), err, test.want)
+		}
+	}
+}
