@@ -13,9 +13,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
+// MaxObjects is the maximum number of objects in one manifest, chart or bundle. It limits the memory of the hub and of
+// the agents, and is a hundred times the number of objects of the largest charts in test/charts.
+const MaxObjects = 20_000
+
 // DecodeManifest decodes the Kubernetes objects in a stream of YAML or JSON documents, in order. A list is replaced by
 // its items. Errors name the document, counted from one without the empty ones, and the line. A duplicate key is an
-// error.
+// error, and so are more than MaxObjects objects.
 func DecodeManifest(stream []byte) ([]*unstructured.Unstructured, error) {
 	return decode(stream, yaml.YAMLToJSONStrict)
 }
@@ -123,7 +127,9 @@ func decode(stream []byte, convert converter) ([]*unstructured.Unstructured, err
 		if err != nil {
 			return nil, fmt.Errorf("document %d, line %d: %w", doc.number, doc.first(), err)
 		}
-		all = append(all, found...)
+		if all = append(all, found...); len(all) > MaxObjects {
+			return nil, fmt.Errorf("document %d, line %d: there are more than %d objects", doc.number, doc.first(), MaxObjects)
+		}
 	}
 	return all, nil
 }

@@ -17,7 +17,11 @@ func TestDecodeManifest(t *testing.T) {
 		want    []string
 		wantErr string
 	}{
-		"nothing":              {text: ""},
+		"nothing": {text: ""},
+		"too many objects": {
+			text:    `{"apiVersion":"v1","kind":"List","items":[` + strings.Repeat(`{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"}},`, kube.MaxObjects) + `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"b"}}]}`,
+			wantErr: "document 1, line 1: there are more than 20000 objects",
+		},
 		"only comments":        {text: "# a\n---\n# b\n---\n"},
 		"two documents":        {text: configMap + "a\n---\n" + configMap + "b\n", want: []string{"ConfigMap a", "ConfigMap b"}},
 		"leading separator":    {text: "---\n" + configMap + "a\n", want: []string{"ConfigMap a"}},

@@ -133,6 +133,12 @@ func values(t *testing.T, text string) map[string]any {
 	return parsed
 }
 
+// manyObjects returns a chart with two templates that each have fewer than kube.MaxObjects objects, but not together.
+func manyObjects() examples.Chart {
+	list := `{"apiVersion":"v1","kind":"List","items":[{{ range 12000 }}{"apiVersion":"v1","kind":"Secret","metadata":{"name":"s{{ . }}"}},{{ end }}]}`
+	return examples.Chart{Files: map[string]string{"templates/a.yaml": list, "templates/b.yaml": list}}
+}
+
 func TestRenderErrorsNameTheChartAndThePlace(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -143,6 +149,7 @@ func TestRenderErrorsNameTheChartAndThePlace(t *testing.T) {
 		"schema":           {change: func(r *render.ChartRequest) { r.Values = values(t, "replicas: many\n") }, want: []string{"render chart hello 0.1.0", "at '/replicas': got string, want integer"}},
 		"subchart schema":  {change: func(r *render.ChartRequest) { r.Values = values(t, "greeting: {language: xx}\n") }, want: []string{"greeting: - at '/language': value must be one of"}},
 		"template":         {chart: withTemplate("{{ fail \"not like this\" }}"), want: []string{"render chart hello 0.1.0", "hello/templates/added.yaml", "not like this"}},
+		"many objects":     {chart: manyObjects(), want: []string{"render chart hello 0.1.0: it renders to more than 20000 objects"}},
 		"missing value":    {chart: withTemplate("a: {{ .Values.nothing.here }}"), want: []string{"hello/templates/added.yaml:1"}},
 		"broken YAML":      {chart: withTemplate(object("ConfigMap", "a") + "data: [\n"), want: []string{"hello/templates/added.yaml, document 1, line 5"}},
 		"no kind":          {chart: withTemplate("apiVersion: v1\n"), want: []string{"hello/templates/added.yaml, document 1, line 1: it has no kind"}},

@@ -63,7 +63,7 @@ type releaseObject struct {
 // releaseBuilder collects the objects of a release.
 type releaseBuilder struct {
 	crds, manifest, hooks []releaseObject
-	size                  int
+	size, count           int // of the rendered texts in bytes, and of their objects
 }
 
 // addCRDs adds the objects of a file of a crds directory.
@@ -111,7 +111,7 @@ func separateDocuments(text string) string {
 	return regexp.MustCompile(`(?m)^---[ \t]*`).ReplaceAllString(text, "--- ")
 }
 
-// decode decodes the objects in text. It fails if the whole release exceeds maxRenderedSize.
+// decode decodes the objects in text. It fails if the whole release exceeds maxRenderedSize or kube.MaxObjects.
 func (p *releaseBuilder) decode(path string, text []byte, decode func([]byte) ([]*unstructured.Unstructured, error)) ([]releaseObject, error) {
 	if p.size += len(text); p.size > maxRenderedSize {
 		return nil, phase.Invalidf("it renders to more than %d MiB", maxRenderedSize>>20)
@@ -119,6 +119,9 @@ func (p *releaseBuilder) decode(path string, text []byte, decode func([]byte) ([
 	objects, err := decode(text)
 	if err != nil {
 		return nil, phase.Invalidf("%s, %w", path, err)
+	}
+	if p.count += len(objects); p.count > kube.MaxObjects {
+		return nil, phase.Invalidf("it renders to more than %d objects", kube.MaxObjects)
 	}
 	found := make([]releaseObject, 0, len(objects))
 	for _, object := range objects {

@@ -169,6 +169,9 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	if err != nil {
 		return Composition{}, err
 	}
+	if err := checkObjects(composed.items); err != nil {
+		return Composition{}, withReason(status.ReasonRender, err)
+	}
 	spec := r.Summary.Spec.ClusterProfileSpec
 	composition := Composition{Feature: feature, Releases: composed.releases, UnansweredLookups: composed.unansweredLookups, Bundle: bundle.Bundle{
 		ID:    bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: r.Summary.Name, Feature: string(feature)},
@@ -187,6 +190,18 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	}
 	composition.Bundle.KnownDigest = composition.Digest
 	return composition, nil
+}
+
+// checkObjects returns a phase.Invalid if a bundle has more than kube.MaxObjects objects.
+func checkObjects(items []bundle.Item) error {
+	count := 0
+	for _, item := range items {
+		count += len(item.Objects)
+	}
+	if count > kube.MaxObjects {
+		return phase.Invalidf("there are %d objects, and a cluster gets at most %d per feature of a profile", count, kube.MaxObjects)
+	}
+	return nil
 }
 
 // composeManifests reads and renders policyRefs: by tier, then in list order.

@@ -1,17 +1,21 @@
 package summaries
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/phase"
 )
 
 func TestReleaseOptions(t *testing.T) {
@@ -74,5 +78,17 @@ func TestReleaseOptionsAreRefused(t *testing.T) {
 		if _, err := releaseOptions(&options); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got error %v, want %q in it", err, want)
 		}
+	}
+}
+
+func TestBundlesHaveAMaximalNumberOfObjects(t *testing.T) {
+	t.Parallel()
+	half := bundle.Item{Objects: make([]*unstructured.Unstructured, kube.MaxObjects/2)}
+	if err := checkObjects([]bundle.Item{half, half}); err != nil {
+		t.Error(err)
+	}
+	err := checkObjects([]bundle.Item{half, half, {Objects: half.Objects[:1]}})
+	if _, isInvalid := errors.AsType[phase.Invalid](err); !isInvalid || !strings.HasPrefix(err.Error(), "there are 20001 objects") {
+		t.Errorf("checkObjects() = %v", err)
 	}
 }
