@@ -132,32 +132,62 @@ func chartOf(repository, chart, values string) string {
 func TestBadInput(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
-	members := map[string]*localkube.Plane{"pull-1": w.pullMember("edge", "pull-1", "env=bad"), "push-1": w.pushMember("cloud", "push-1", "env=bad")}
-	namespaces := map[string]string{"pull-1": "edge", "push-1": "cloud"}
+	members := w.badMembers()
 	charts, nowhere := badRepository(t), closedAddress(t)
-	cases := badCases()
+	w.deliverGood(members, badCases(), "%[2]s", charts, "%[3]s", nowhere).wantAllTold()
+}
+
+// badMembers are a pull and a push member with env=bad.
+func (w *world) badMembers() map[string]*localkube.Plane {
+	w.t.Helper()
+	return map[string]*localkube.Plane{"edge pull-1": w.pullMember("edge", "pull-1", "env=bad"), "cloud push-1": w.pushMember("cloud", "push-1", "env=bad")}
+}
+
+// badDeliveries are the good profiles of cases on members, which are known by namespace and name.
+type badDeliveries struct {
+	*world
+	members map[string]*localkube.Plane
+	cases   map[string]badCase
+	fills   []string // old and new texts of a strings.Replacer
+	// before has the objects of each member and case.
+	before map[string]map[string]fingerprint
+}
+
+// deliverGood delivers the good profile of each case to the members. In the texts of the cases it replaces fills.
+func (w *world) deliverGood(members map[string]*localkube.Plane, cases map[string]badCase, fills ...string) *badDeliveries {
+	w.t.Helper()
+	d := &badDeliveries{world: w, members: members, cases: cases, fills: fills, before: map[string]map[string]fingerprint{}}
 	for _, name := range slices.Sorted(maps.Keys(cases)) {
-		fill := strings.NewReplacer("%[1]s", name, "%[2]s", charts, "%[3]s", nowhere)
-		w.apply(w.hub, fill.Replace(badGood+badProfile+cases[name].good))
+		w.apply(w.hub, d.fill(name, badGood+badProfile+cases[name].good))
 	}
-	before := map[string]map[string]fingerprint{}
-	for cluster, member := range members {
+	for member, plane := range members {
+		namespace, cluster, _ := strings.Cut(member, " ")
 		for name := range cases {
-			w.provisioned(namespaces[cluster], name+"-sveltos-"+cluster)
-			before[cluster+" "+name] = w.fingerprints(member, name)
+			w.provisioned(namespace, name+"-sveltos-"+cluster)
+			d.before[member+" "+name] = w.fingerprints(plane, name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(cases)) {
-		fill := strings.NewReplacer("%[1]s", name, "%[2]s", charts, "%[3]s", nowhere)
-		w.apply(w.hub, fill.Replace(cases[name].breaks))
+	return d
+}
+
+func (d *badDeliveries) fill(name, text string) string {
+	return strings.NewReplacer(append([]string{"%[1]s", name}, d.fills...)...).Replace(text)
+}
+
+// wantAllTold makes the mistake of each case.
+func (d *badDeliveries) wantAllTold() {
+	d.t.Helper()
+	for _, name := range slices.Sorted(maps.Keys(d.cases)) {
+		d.apply(d.hub, d.fill(name, d.cases[name].breaks))
 	}
-	for _, name := range slices.Sorted(maps.Keys(cases)) {
-		for cluster, member := range members {
-			t.Run(name+"/"+cluster, func(t *testing.T) {
-				told := *w
+	for _, name := range slices.Sorted(maps.Keys(d.cases)) {
+		for member, plane := range d.members {
+			namespace, cluster, _ := strings.Cut(member, " ")
+			d.t.Run(name+"/"+cluster, func(t *testing.T) {
+				told := *d.world
 				told.t = t
-				told.wantTold(namespaces[cluster], name+"-sveltos-"+cluster, cases[name].names)
-				if diff := cmp.Diff(before[cluster+" "+name], told.fingerprints(member, name)); diff != "" {
+				told.wantTold(namespace, name+"-sveltos-"+cluster, d.cases[name].names)
+				if diff := cmp.Diff(d.before[member+" "+name], told.fingerprints(plane, name)); diff != "" {
 					t.Errorf("what was delivered before (-want +got):\n%s", diff)
 				}
 			})

@@ -38,6 +38,7 @@ func TestNoisyNeighbours(t *testing.T) {
 	pushed := w.pushMember("fleet", "pushed", "mode=healthy")
 	pulled := w.pullMember("fleet", "pulled", "mode=healthy")
 	proxy := newHangingProxy(t, pushed)
+	healthy := map[string]*localkube.Plane{"pushed": pushed, "pulled": pulled}
 	var hanging []string
 	for i := range hangingClusters {
 		name := fmt.Sprintf("hanging-%d", i)
@@ -60,13 +61,13 @@ func TestNoisyNeighbours(t *testing.T) {
 	silent := w.chartProfile("silent", strings.Replace(repository.URL, "http://", "http://me:s3cret@", 1), "hello", "0.1.0")
 	w.apply(w.hub, endless)
 	w.apply(w.hub, silent)
-	w.measureChange("while the others begin to hang", "two", pushed, pulled)
+	w.measureChange("while the others begin to hang", "two", healthy)
 	for _, cluster := range []string{"pushed", "pulled"} {
 		w.failsWith("endless-text-sveltos-"+cluster, "ConfigMap default/endless-text, key a.yaml: it took longer than 10s")
 		w.failsWith("endless-sveltos-"+cluster, "render chart endless 0.1.0: it took longer than 30s")
 		w.failsWith("silent-sveltos-"+cluster, "chart stories/hello 0.1.0 in "+repository.URL+": get "+repository.URL+"/index.yaml")
 	}
-	w.measureChange("while the others hang", "three", pushed, pulled)
+	w.measureChange("while the others hang", "three", healthy)
 
 	proxy.answer()
 	repository.answer()
@@ -84,12 +85,12 @@ func TestNoisyNeighbours(t *testing.T) {
 }
 
 // measureChange changes the content and logs how long it takes to the healthy members.
-func (w *world) measureChange(when, version string, pushed, pulled *localkube.Plane) {
+func (w *world) measureChange(when, version string, members map[string]*localkube.Plane) {
 	w.t.Helper()
 	began := time.Now()
 	w.apply(w.hub, neighbourContent(version))
 	var all sync.WaitGroup
-	for name, plane := range map[string]*localkube.Plane{"pushed": pushed, "pulled": pulled} {
+	for name, plane := range members {
 		all.Go(func() {
 			for w.hasContent(plane, name, version) != nil && time.Since(began) < waitTimeout {
 				select {
