@@ -17,7 +17,7 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/towline/towline/internal/agent/session"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
@@ -50,7 +50,7 @@ func (f *clusterFacts) watchKinds(ctx context.Context) {
 		goroutines.Go(func() {
 			cache.NewReflectorWithOptions(
 				cache.ToListWatcherWithWatchListSemantics(source, f.metadataClient), &metav1.PartialObjectMetadata{}, kindsListener(f.requestRead),
-				cache.ReflectorOptions{Name: resource.Resource, TypeDescription: resource.String(), Backoff: session.HubBackoff()},
+				cache.ReflectorOptions{Name: resource.Resource, TypeDescription: resource.String(), Backoff: kube.WatchBackoff()},
 			).RunWithContext(ctx)
 		})
 	}

@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -27,10 +26,6 @@ const (
 	// retryFirst and retryLast are the limits of the back-off for failed deliveries.
 	retryFirst = 200 * time.Millisecond
 	retryLast  = 5 * time.Minute
-	// dialFirst and dialLast are the limits of the back-off for a hub that does not respond. Jitter doubles it at most.
-	dialFirst = 300 * time.Millisecond
-	dialLast  = 8 * time.Second
-	dialSteps = 6
 )
 
 // Handler executes a delivery. After an error the AgentSource calls it again later, with the then current delivery.
@@ -42,8 +37,7 @@ type Handler func(ctx context.Context, d Delivery) error
 // While the hub is not reachable Run retries. After that it handles all groups that are not provisioned.
 func (i *AgentSource) Run(ctx context.Context, workers int, handle Handler) error {
 	reflector := cache.NewReflectorWithOptions(i.listWatch(), &libv1beta1.ConfigurationGroup{}, i.groups, cache.ReflectorOptions{
-		Name:    "inbox",
-		Backoff: &wait.Backoff{Duration: dialFirst, Cap: dialLast, Steps: dialSteps, Factor: 2, Jitter: 1},
+		Name: "inbox", Backoff: kube.WatchBackoff(),
 	})
 	var running sync.WaitGroup
 	running.Go(func() { reflector.RunWithContext(ctx) })
@@ -92,7 +86,7 @@ func (i *AgentSource) listWatch() cache.ListerWatcher {
 	options := func(raw metav1.ListOptions) []client.ListOption {
 		return append(slices.Clone(mine), &client.ListOptions{Raw: &raw, Limit: raw.Limit, Continue: raw.Continue})
 	}
-	return cache.ToListWatcherWithWatchListSemantics(kube.DetectRestore(&cache.ListWatch{
+	return cache.ToListWatcherWithWatchListSemantics(kube.RetryConnection(kube.DetectRestore(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {
 			list := &libv1beta1.ConfigurationGroupList{}
 			err := i.hub.List(ctx, list, options(raw)...)
@@ -101,7 +95,7 @@ func (i *AgentSource) listWatch() cache.ListerWatcher {
 		WatchFuncWithContext: func(ctx context.Context, raw metav1.ListOptions) (watch.Interface, error) {
 			return i.hub.Watch(ctx, &libv1beta1.ConfigurationGroupList{}, options(raw)...)
 		},
-	}), i.hub)
+	}), kube.AgentReconnectInterval), i.hub)
 }
 
 // groups is the store of the reflector: the groups by name, and a queue with the names of the groups to handle.

@@ -65,7 +65,7 @@ func newWorkQueue(hub client.WithWatch, namespace string, o Options) *workQueue 
 // run watches and executes Works until ctx ends, with this number of workers.
 func (w *workQueue) run(ctx context.Context, workers int) {
 	reflector := cache.NewReflectorWithOptions(w.listWatch(), &workv1alpha1.Work{}, w, cache.ReflectorOptions{
-		Name: "works", ResyncPeriod: w.resync, Clock: w.clock, Backoff: session.HubBackoff(),
+		Name: "works", ResyncPeriod: w.resync, Clock: w.clock, Backoff: kube.WatchBackoff(),
 	})
 	var goroutines sync.WaitGroup
 	goroutines.Go(func() { reflector.RunWithContext(ctx) })
@@ -84,7 +84,7 @@ func (w *workQueue) listWatch() cache.ListerWatcher {
 	options := func(raw metav1.ListOptions) []client.ListOption {
 		return []client.ListOption{client.InNamespace(w.namespace), &client.ListOptions{Raw: &raw, Limit: raw.Limit, Continue: raw.Continue}}
 	}
-	return cache.ToListWatcherWithWatchListSemantics(kube.DetectRestore(&cache.ListWatch{
+	return cache.ToListWatcherWithWatchListSemantics(kube.RetryConnection(kube.DetectRestore(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {
 			list := &workv1alpha1.WorkList{}
 			err := w.hub.List(ctx, list, options(raw)...)
@@ -93,7 +93,7 @@ func (w *workQueue) listWatch() cache.ListerWatcher {
 		WatchFuncWithContext: func(ctx context.Context, raw metav1.ListOptions) (watch.Interface, error) {
 			return w.hub.Watch(ctx, &workv1alpha1.WorkList{}, options(raw)...)
 		},
-	}), w.hub)
+	}), kube.AgentReconnectInterval), w.hub)
 }
 
 // processNext executes one Work; it returns false after the shutdown of the queue.

@@ -2,31 +2,16 @@ package session
 
 import (
 	"context"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/kube"
 )
-
-// backoffFirst and backoffLast bound the growing delay between attempts to reach a hub that does not answer; jitter at
-// most doubles it.
-const (
-	backoffFirst = 500 * time.Millisecond
-	backoffLast  = 10 * time.Second
-	backoffSteps = 6
-)
-
-// HubBackoff returns the backoff of a watch on the hub.
-func HubBackoff() *wait.Backoff {
-	return &wait.Backoff{Duration: backoffFirst, Cap: backoffLast, Steps: backoffSteps, Factor: 2, Jitter: 1}
-}
 
 // ClusterWatcher watches the cluster object of an agent.
 type ClusterWatcher[T client.Object] struct {
@@ -47,7 +32,7 @@ func (w ClusterWatcher[T]) Run(ctx context.Context, hub client.WithWatch) {
 		raw.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.Key.Name).String()
 		return []client.ListOption{client.InNamespace(w.Key.Namespace), &client.ListOptions{Raw: &raw, Limit: raw.Limit, Continue: raw.Continue}}
 	}
-	lister := cache.ToListWatcherWithWatchListSemantics(kube.DetectRestore(&cache.ListWatch{
+	lister := cache.ToListWatcherWithWatchListSemantics(kube.RetryConnection(kube.DetectRestore(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {
 			list := w.NewList()
 			err := hub.List(ctx, list, options(raw)...)
@@ -56,8 +41,8 @@ func (w ClusterWatcher[T]) Run(ctx context.Context, hub client.WithWatch) {
 		WatchFuncWithContext: func(ctx context.Context, raw metav1.ListOptions) (watch.Interface, error) {
 			return hub.Watch(ctx, w.NewList(), options(raw)...)
 		},
-	}), hub)
-	reflector := cache.NewReflectorWithOptions(lister, w.Example, watchStore[T]{ctx, w.OnChange}, cache.ReflectorOptions{Name: "own cluster", Backoff: HubBackoff()})
+	}), kube.AgentReconnectInterval), hub)
+	reflector := cache.NewReflectorWithOptions(lister, w.Example, watchStore[T]{ctx, w.OnChange}, cache.ReflectorOptions{Name: "own cluster", Backoff: kube.WatchBackoff()})
 	reflector.RunWithContext(ctx)
 }
 
