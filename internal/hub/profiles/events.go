@@ -2,6 +2,7 @@ package profiles
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -35,6 +36,9 @@ func (r *reconciler) clusterEvents() handler.EventHandler {
 		},
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			before, after := fleet.FromObject(e.ObjectOld), fleet.FromObject(e.ObjectNew)
+			if !canAffectProfiles(before, after) {
+				return
+			}
 			r.enqueueProfiles(ctx, queue, after.Namespace, func(s match.Selection) bool { return isAffected(s, before, after) })
 		},
 		// The last known state decides: with the events before, the profiles that selected the cluster are complete.
@@ -44,6 +48,13 @@ func (r *reconciler) clusterEvents() handler.EventHandler {
 			r.enqueueProfiles(ctx, queue, member.Namespace, func(s match.Selection) bool { return s.Selects(member) })
 		},
 	}
+}
+
+// canAffectProfiles returns whether an update of a cluster can affect any profile: most updates are reports of agents,
+// and the list of all profiles need not be read for them.
+func canAffectProfiles(before, after fleet.Member) bool {
+	return before.Ready != after.Ready || before.HasFinalizer != after.HasFinalizer || before.Refused != after.Refused ||
+		before.Deleting != after.Deleting || !maps.Equal(before.Labels, after.Labels)
 }
 
 // isAffected returns whether an update of a cluster can change the members of a profile, or allows the member to have a

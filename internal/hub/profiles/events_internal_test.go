@@ -116,6 +116,16 @@ func TestClusterEventsEnqueueAffectedProfiles(t *testing.T) {
 	}
 }
 
+// TestReportsOfAgentsReadNoProfiles has a client that cannot list profiles.
+func TestReportsOfAgentsReadNoProfiles(t *testing.T) {
+	t.Parallel()
+	r, queue := newReconciler(kinds()[0]), newQueue(t)
+	r.Hub = nil
+	r.clusterEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: cluster("prod"), ObjectNew: cluster("prod", func(c *libv1beta1.SveltosCluster) {
+		c.Status.Version = "v1.36.3"
+	})}, queue)
+}
+
 func TestClusterEventsEnqueueProfilesOfTheirNamespace(t *testing.T) {
 	t.Parallel()
 	in := func(namespace string) *configv1beta1.Profile {

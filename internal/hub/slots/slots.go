@@ -49,6 +49,8 @@ type Slots struct {
 	// waiting has the requests without a slot, by the scope without a free slot.
 	waiting   map[scope][]reconcile.Request
 	isWaiting map[reconcile.Request]bool
+	// short has the keys whose requests wait although the key has fewer than Key.Max: they wait for shared workers.
+	short map[scope]quota
 	// queued has the requests that were moved from waiting to the queue, with the quota that had a free slot.
 	queued map[reconcile.Request]quota
 }
@@ -75,7 +77,7 @@ type Slot struct {
 func New() *Slots {
 	return &Slots{
 		used: map[scope]int{}, slow: map[scope]bool{},
-		waiting: map[scope][]reconcile.Request{}, isWaiting: map[reconcile.Request]bool{}, queued: map[reconcile.Request]quota{},
+		waiting: map[scope][]reconcile.Request{}, isWaiting: map[reconcile.Request]bool{}, short: map[scope]quota{}, queued: map[reconcile.Request]quota{},
 	}
 }
 
@@ -89,7 +91,7 @@ func (s *Slots) Acquire(req reconcile.Request, pool Pool, keys ...Key) (slot *Sl
 	queued, isQueued := s.queued[req]
 	delete(s.queued, req)
 	if full >= 0 {
-		s.addWaiting(req, quotas[full].scope)
+		s.addWaiting(req, quotas[full])
 	} else {
 		for _, q := range quotas {
 			s.used[q.scope]++
@@ -128,6 +130,9 @@ func (t *Slot) Release(slow ...string) {
 		}
 	}
 	for _, q := range t.quotas {
+		s.queueWaiting(q)
+	}
+	for _, q := range s.short {
 		s.queueWaiting(q)
 	}
 }
@@ -184,11 +189,15 @@ func (s *Slots) freeSlots(q quota) int {
 	}
 }
 
-// addWaiting adds req to the requests that wait for a slot. The caller must hold mu.
-func (s *Slots) addWaiting(req reconcile.Request, at scope) {
-	if !s.isWaiting[req] {
-		s.isWaiting[req] = true
-		s.waiting[at] = append(s.waiting[at], req)
+// addWaiting adds req to the requests that wait for a slot of a full quota. The caller must hold mu.
+func (s *Slots) addWaiting(req reconcile.Request, full quota) {
+	if s.isWaiting[req] {
+		return
+	}
+	s.isWaiting[req] = true
+	s.waiting[full.scope] = append(s.waiting[full.scope], req)
+	if full.key != "" && s.used[full.scope] < full.limit {
+		s.short[full.scope] = full
 	}
 }
 
@@ -206,5 +215,6 @@ func (s *Slots) queueWaiting(q quota) {
 	s.waiting[q.scope] = waiting
 	if len(waiting) == 0 {
 		delete(s.waiting, q.scope)
+		delete(s.short, q.scope)
 	}
 }

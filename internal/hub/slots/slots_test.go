@@ -91,6 +91,26 @@ func TestSlowKeysHaveOneSlotEachAndFewTogether(t *testing.T) {
 	}
 }
 
+// TestSharedWorkersAreUsedAgain has a request of a key that other keys keep from a second worker, until they end.
+func TestSharedWorkersAreUsedAgain(t *testing.T) {
+	t.Parallel()
+	s := newSlots(t)
+	others := acquireAll(s, 3, push, key("b"))
+	if got := len(acquireAll(s, 2, push, key("a"))); got != 1 {
+		t.Fatalf("got %d slots beside another key, want 1", got)
+	}
+	for _, slot := range others {
+		slot.Release()
+	}
+	if s.Queue.Len() != 1 {
+		t.Fatalf("%d requests are queued after the other key has released its slots, want 1", s.Queue.Len())
+	}
+	req, _ := s.Queue.Get()
+	if _, ok := s.Acquire(req, push, key("a")); !ok {
+		t.Error("the request got no slot")
+	}
+}
+
 // TestWaitingKeepsTheBackoff calls Forget as the controller does for a reconcile without a result.
 func TestWaitingKeepsTheBackoff(t *testing.T) {
 	t.Parallel()
