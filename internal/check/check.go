@@ -2,7 +2,6 @@ package check
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -10,13 +9,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/script"
 )
 
 // maxMessage is the maximal length of a message in bytes. It is written to the status of a cluster.
 const maxMessage = 1024
-
-// errInvalidScript is wrapped in errors about the script itself.
-var errInvalidScript = errors.New("invalid script")
 
 // Run evaluates checks in order and stops at the first one that fails. failure is "" if all pass, else "check <name>:
 // <message>" of the failed check; an invalid script fails its check. An error means that a request to the cluster
@@ -67,16 +64,16 @@ func scriptFailure(ctx context.Context, err error) (failure string, _ error) {
 
 // evaluateCondition runs the condition of a check; failure is "" if it passes.
 func evaluateCondition(ctx context.Context, condition string, objects []map[string]any) (failure string, err error) {
-	interpreter, err := newSandbox(ctx, condition)
+	interpreter, err := script.New(ctx, condition)
 	if err != nil {
 		return "", err
 	}
-	defer interpreter.close()
-	resources := interpreter.state.NewTable()
+	defer interpreter.Close()
+	resources := make([]any, 0, len(objects))
 	for _, object := range objects {
-		resources.Append(interpreter.toLua(object))
+		resources = append(resources, object)
 	}
-	result, err := interpreter.evaluate("resources", resources)
+	result, err := interpreter.Evaluate("resources", interpreter.ToLua(resources))
 	if err != nil {
 		return "", err
 	}
@@ -91,18 +88,18 @@ func evaluateCondition(ctx context.Context, condition string, objects []map[stri
 }
 
 // filter returns the objects for which script returns matching = true, or all objects without a script.
-func filter(ctx context.Context, objects []map[string]any, script string) ([]map[string]any, error) {
-	if script == "" || len(objects) == 0 {
+func filter(ctx context.Context, objects []map[string]any, code string) ([]map[string]any, error) {
+	if code == "" || len(objects) == 0 {
 		return objects, nil
 	}
-	interpreter, err := newSandbox(ctx, script)
+	interpreter, err := script.New(ctx, code)
 	if err != nil {
 		return nil, err
 	}
-	defer interpreter.close()
+	defer interpreter.Close()
 	var matching []map[string]any
 	for _, object := range objects {
-		result, err := interpreter.evaluate("obj", interpreter.toLua(object))
+		result, err := interpreter.Evaluate("obj", interpreter.ToLua(object))
 		if err != nil {
 			return nil, err
 		}
@@ -121,10 +118,10 @@ func filter(ctx context.Context, objects []map[string]any, script string) ([]map
 func boolField(table *lua.LTable, name string) (bool, error) {
 	value := table.RawGetString(name)
 	if value == lua.LNil {
-		return false, fmt.Errorf("%w: the table that evaluate returns has no field %q", errInvalidScript, name)
+		return false, fmt.Errorf("%w: the table that evaluate returns has no field %q", script.ErrInvalid, name)
 	}
 	if value.Type() != lua.LTBool {
-		return false, fmt.Errorf("%w: field %q of the table that evaluate returns is a %s, not a bool", errInvalidScript, name, value.Type())
+		return false, fmt.Errorf("%w: field %q of the table that evaluate returns is a %s, not a bool", script.ErrInvalid, name, value.Type())
 	}
 	return lua.LVAsBool(value), nil
 }

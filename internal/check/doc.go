@@ -4,13 +4,7 @@
 // handles one list of checks: it lists the objects that a check selects (select.go), filters them by the script of each
 // selector, and passes them to the script of the condition (check.go).
 //
-// Scripts come from users, so a sandbox limits them (sandbox.go):
-//
-//   - They have the tables, strings, math and base functions of Lua, without files, output and code loading.
-//   - scriptLimiter bounds time, instructions and memory (limiter.go). The interpreter calls it before each
-//     instruction.
-//   - Functions that create text account for its bytes, also the operator ".." (strings.go).
-//   - Pattern matching cannot be interrupted, so a match that could take too long is refused before (patterns.go).
+// Scripts come from users: internal/script limits their time, their memory and their functions.
 //
 // A check fails if its condition does not pass, and also if a script is invalid or exceeds a limit. Only failed
 // requests to the cluster are errors. Messages are one line of at most 1024 bytes, because they are written to a

@@ -1,4 +1,4 @@
-package check
+package script
 
 import (
 	"reflect"
@@ -58,14 +58,8 @@ func replaceConcatenation(part reflect.Value) {
 }
 
 // limitStrings adds the limits to the functions that create text or match patterns.
-func (s *sandbox) limitStrings() {
-	remaining := maxText
-	account := func(state *lua.LState, bytes int) {
-		if remaining -= bytes; remaining < 0 || bytes < 0 {
-			remaining = 0
-			state.RaiseError("the script makes more than %d bytes of text", maxText)
-		}
-	}
+func (s *Script) limitStrings() {
+	account := s.accountText
 	accountArguments := func(state *lua.LState) {
 		for i := range state.GetTop() {
 			if argument, ok := state.Get(i + 1).(lua.LString); ok {
@@ -120,6 +114,14 @@ func (s *sandbox) limitStrings() {
 		}
 		return join(state, account, state.OptString(2, ""), parts)
 	}))
+}
+
+// accountText raises an error if the script creates too much text.
+func (s *Script) accountText(state *lua.LState, bytes int) {
+	if s.remainingText -= bytes; s.remainingText < 0 || bytes < 0 {
+		s.remainingText = 0
+		state.RaiseError("the script makes more than %d bytes of text", maxText)
+	}
 }
 
 // call calls function with the arguments of the running function, and returns its results.

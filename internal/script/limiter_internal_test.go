@@ -1,4 +1,4 @@
-package check
+package script
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package check
+package script
 
 import (
 	"context"
@@ -28,46 +28,57 @@ const (
 //nolint:gochecknoglobals // the interpreter keeps its limit in a package variable; this is the one place that sets it
 var limitArrays = sync.OnceFunc(func() { lua.MaxArrayIndex = maxArrayIndex })
 
-// sandbox is one script with its interpreter, which has few libraries and limits.
-type sandbox struct {
+// ErrInvalid is wrapped by the errors that the author of a script must correct.
+var ErrInvalid = errors.New("invalid script")
+
+// Script is one script with its interpreter, which has few libraries and limits. It is not safe for concurrent use.
+type Script struct {
 	state   *lua.LState
 	limiter *scriptLimiter
 	cancel  context.CancelFunc
+	// remainingText is the number of bytes of text that the script may still create.
+	remainingText int
 }
 
-// newSandbox compiles and runs a script. The error wraps errInvalidScript or a limit.
-func newSandbox(ctx context.Context, script string) (*sandbox, error) {
+// New compiles and runs a script with the libraries base, table, string and math. The caller must call Close. The error
+// wraps ErrInvalid or is the error of a limit.
+func New(ctx context.Context, script string) (*Script, error) {
+	return newScript(ctx, script, (*Script).openLibraries)
+}
+
+func newScript(ctx context.Context, script string, open func(*Script)) (*Script, error) {
 	chunk, err := parse.Parse(strings.NewReader(script), "script")
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s", errInvalidScript, strings.TrimPrefix(strings.TrimSpace(err.Error()), "script "))
+		return nil, fmt.Errorf("%w: %s", ErrInvalid, strings.TrimPrefix(strings.TrimSpace(err.Error()), "script "))
 	}
 	limitConcatenation(chunk)
 	proto, err := lua.Compile(chunk, "script")
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s", errInvalidScript, strings.TrimSpace(err.Error()))
+		return nil, fmt.Errorf("%w: %s", ErrInvalid, strings.TrimSpace(err.Error()))
 	}
 	limitArrays()
 	ctx, cancel := context.WithTimeout(ctx, scriptTimeout)
-	s := &sandbox{
+	s := &Script{
 		state:   lua.NewState(lua.Options{SkipOpenLibs: true, CallStackSize: maxCallDepth, RegistryMaxSize: maxRegistry}),
-		limiter: newScriptLimiter(ctx), cancel: cancel,
+		limiter: newScriptLimiter(ctx), cancel: cancel, remainingText: maxText,
 	}
-	s.openLibraries()
+	open(s)
 	s.state.SetContext(s.limiter) //nolint:contextcheck // the meter wraps ctx
 	if err := s.call(s.state.NewFunctionFromProto(proto), 0); err != nil {
-		s.close()
+		s.Close()
 		return nil, err
 	}
 	return s, nil
 }
 
-func (s *sandbox) close() {
+// Close ends the interpreter.
+func (s *Script) Close() {
 	s.state.Close()
 	s.cancel()
 }
 
 // openLibraries adds the libraries for scripts.
-func (s *sandbox) openLibraries() {
+func (s *Script) openLibraries() {
 	for _, library := range []struct {
 		name string
 		open lua.LGFunction
@@ -89,7 +100,7 @@ func (s *sandbox) openLibraries() {
 }
 
 // limitSort checks the limits at each comparison of a sort.
-func (s *sandbox) limitSort() {
+func (s *Script) limitSort() {
 	library := s.state.GetGlobal(lua.TabLibName).(*lua.LTable)
 	sort := library.RawGetString("sort").(*lua.LFunction)
 	less := s.state.NewFunction(func(state *lua.LState) int {
@@ -109,27 +120,27 @@ func (s *sandbox) limitSort() {
 	}))
 }
 
-// evaluate sets a global variable, calls the function evaluate of the script, and returns its result.
-func (s *sandbox) evaluate(global string, value lua.LValue) (*lua.LTable, error) {
+// Evaluate sets a global variable, calls the function evaluate of the script with its value, and returns the result.
+func (s *Script) Evaluate(global string, value lua.LValue) (*lua.LTable, error) {
 	s.state.SetGlobal(global, value)
 	function, ok := s.state.GetGlobal("evaluate").(*lua.LFunction)
 	if !ok {
-		return nil, fmt.Errorf("%w: function evaluate is missing", errInvalidScript)
+		return nil, fmt.Errorf("%w: function evaluate is missing", ErrInvalid)
 	}
-	if err := s.call(function, 1); err != nil {
+	if err := s.call(function, 1, value); err != nil {
 		return nil, err
 	}
 	result := s.state.Get(-1)
 	s.state.Pop(1)
 	table, ok := result.(*lua.LTable)
 	if !ok {
-		return nil, fmt.Errorf("%w: evaluate returns a %s, not a table", errInvalidScript, result.Type())
+		return nil, fmt.Errorf("%w: evaluate returns a %s, not a table", ErrInvalid, result.Type())
 	}
 	return table, nil
 }
 
-func (s *sandbox) call(function *lua.LFunction, results int) error {
-	err := s.state.CallByParam(lua.P{Fn: function, NRet: results, Protect: true})
+func (s *Script) call(function *lua.LFunction, results int, arguments ...lua.LValue) error {
+	err := s.state.CallByParam(lua.P{Fn: function, NRet: results, Protect: true}, arguments...)
 	if err == nil {
 		return nil
 	}
@@ -138,29 +149,32 @@ func (s *sandbox) call(function *lua.LFunction, results int) error {
 	}
 	var raised *lua.ApiError
 	if !errors.As(err, &raised) {
-		return fmt.Errorf("%w: %w", errInvalidScript, err)
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	// The text of a table has its address, which differs each time.
 	message := "it raised a value that is not text"
 	if raised.Object != nil && (raised.Object.Type() == lua.LTString || raised.Object.Type() == lua.LTNumber) {
-		message = strings.TrimPrefix(raised.Object.String(), "script:")
+		message = raised.Object.String()
+		if position, found := strings.CutPrefix(message, "script:"); found {
+			message = "line " + position
+		}
 	}
-	return fmt.Errorf("%w: %s", errInvalidScript, message)
+	return fmt.Errorf("%w: %s", ErrInvalid, message)
 }
 
-// toLua converts a part of an object; null becomes nil, so the field is missing.
-func (s *sandbox) toLua(part any) lua.LValue {
+// ToLua converts a part of an object; null becomes nil, so the field is missing.
+func (s *Script) ToLua(part any) lua.LValue {
 	switch part := part.(type) {
 	case map[string]any:
 		table := s.state.NewTable()
 		for key, entry := range part {
-			table.RawSetString(key, s.toLua(entry))
+			table.RawSetString(key, s.ToLua(entry))
 		}
 		return table
 	case []any:
 		table := s.state.NewTable()
 		for _, entry := range part {
-			table.Append(s.toLua(entry))
+			table.Append(s.ToLua(entry))
 		}
 		return table
 	case string:

@@ -1,0 +1,81 @@
+package script_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/towline/towline/internal/script"
+)
+
+// evaluate runs a script with one resource and returns the field text of its result.
+func evaluate(t *testing.T, text string) (string, error) {
+	t.Helper()
+	s, err := script.NewForContent(t.Context(), text)
+	if err != nil {
+		return "", err
+	}
+	defer s.Close()
+	result, err := s.Evaluate("resources", s.ToLua(map[string]any{"web": map[string]any{
+		"metadata": map[string]any{"name": "web-1", "labels": map[string]any{"tier": "front"}, "annotations": map[string]any{"a/b": "c"}},
+		"spec":     map[string]any{"replicas": int64(3), "ports": []any{int64(80), int64(443)}},
+	}}))
+	if err != nil {
+		return "", err
+	}
+	return result.RawGetString("text").String(), nil
+}
+
+func TestFunctionsForContent(t *testing.T) {
+	t.Parallel()
+	for expression, want := range map[string]string{
+		`getResource(resources, "web").metadata.name`:                                                "web-1",
+		`tostring(getResource(resources, "other"))`:                                                  "nil",
+		`getLabel(resources.web, "tier")`:                                                            "front",
+		`tostring(getLabel(resources.web, "other"))`:                                                 "nil",
+		`tostring(getLabel({}, "tier"))`:                                                             "nil",
+		`getAnnotation(resources.web, "a/b")`:                                                        "c",
+		`base64Encode("text")`:                                                                       "dGV4dA==",
+		`base64Decode("dGV4dA==")`:                                                                   "text",
+		`select(2, base64Decode("?"))`:                                                               "the text is not base64",
+		`json.encode(resources.web.spec)`:                                                            `{"ports":[80,443],"replicas":3}`,
+		`json.encode({[2] = "x", a = "<"})`:                                                          `{"2":"x","a":"\u003c"}`,
+		`json.encode({"x", nil, "z", a = "y"})`:                                                      `{"1":"x","3":"z","a":"y"}`,
+		`json.decode("{\"a\": [1, {\"b\": \"c\"}]}").a[2].b`:                                         "c",
+		`select(2, json.decode("{"))`:                                                                "the text is not JSON",
+		`strings.ToUpper("a") .. strings.ToLower("B") .. strings.TrimSpace(" c ")`:                   "Abc",
+		`strings.Join(strings.Split("a-b-c", "-"), "+")`:                                             "a+b+c",
+		`strings.Replace("aaa", "a", "b", 2) .. strings.Replace("aaa", "a", "b", -1)`:                "bbabbb",
+		`tostring(strings.Contains("abc", "b") and strings.HasPrefix("abc", "a"))`:                   "true",
+		`tostring(strings.HasSuffix("abc", "b"))`:                                                    "false",
+		`strings.Compare("a", "b") .. strings.Compare("b", "b")`:                                     "-10",
+		`strings.Trim("xax", "x") .. strings.TrimPrefix("xa", "x") .. strings.TrimSuffix("ax", "x")`: "aaa",
+		`require("json").encode("a") .. require("strings").ToUpper("b")`:                             `"a"B`,
+	} {
+		got, err := evaluate(t, "function evaluate() print('ignored') return {text = "+expression+"} end")
+		if err != nil || got != want {
+			t.Errorf("%s: got %q, %v, want %q", expression, got, err, want)
+		}
+	}
+}
+
+func TestScriptsForContentEnd(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ text, want string }{
+		"an unknown module":    {`local http = require("http")`, `invalid script: line 1: module "http" does not exist`},
+		"a resource of no one": {"function evaluate()\n return {text = resources.x.y}\nend", "invalid script: line 2: attempt to index"},
+		"files":                {`function evaluate() return io.open("/etc/passwd") end`, "invalid script: line 1: "},
+		"a cycle":              {`function evaluate() local t = {} t.t = t return json.encode(t) end`, "tables are nested deeper than 100"},
+		"a wide tree": {
+			`function evaluate() local t = {"x"} for i = 1, 40 do t = {t, t} end return json.encode(t) end`, "the script makes more than",
+		},
+		"deep JSON":         {`function evaluate() return json.decode(("["):rep(1000)) end`, "nested deeper than 100"},
+		"long JSON":         {`function evaluate() return json.decode("[" .. ("0,"):rep(5e6) .. "0]") end`, "the script makes more than"},
+		"many parts":        {`function evaluate() return strings.Split(("a"):rep(1e6), "") end`, "the script makes more than"},
+		"long replacements": {`function evaluate() return strings.Replace(("a"):rep(1e5), "a", ("b"):rep(1e5), -1) end`, "the script makes more than"},
+		"repeated encoding": {`function evaluate() local s = "xxxx" while true do s = base64Encode(s) end end`, "the script makes more than"},
+	} {
+		if _, err := evaluate(t, test.text); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want %q", name, err, test.want)
+		}
+	}
+}
