@@ -29,6 +29,7 @@ import (
 	"github.com/towline/towline/internal/hub/clusters"
 	"github.com/towline/towline/internal/hub/outdated"
 	"github.com/towline/towline/internal/hub/profiles"
+	"github.com/towline/towline/internal/hub/resources"
 	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/hub/unclaimed"
 	"github.com/towline/towline/internal/join"
@@ -195,15 +196,13 @@ type hub struct {
 	bundleWithdrawer unclaimed.BundleWithdrawer
 	// heartbeats evaluates the agents of pull members for all controllers of this hub.
 	heartbeats *heartbeats.Monitor
+	// resources reads the objects that templates refer to.
+	resources *resources.Watcher
 }
 
 // addControllers adds all controllers of a hub to its manager, in the order of the data flow.
 func (h *hub) addControllers(ctx context.Context) error {
-	var err error
-	if h.live, err = newClient(h, nil); err != nil {
-		return err
-	}
-	if err := ensureNamespace(ctx, h.live, kube.AgentNamespace); err != nil {
+	if err := h.setupClients(ctx); err != nil {
 		return err
 	}
 	if err := h.setupMetrics(ctx); err != nil {
@@ -250,13 +249,25 @@ func (h *hub) addControllers(ctx context.Context) error {
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport, Configurations: configurations,
 			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Wakeups: h.engines.reportedSummaries, UnreachableReason: h.unreachableReason(),
-			Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
+			Resources: h.resources, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&unclaimed.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Transport: transport, Configurations: configurations,
 			HubUID: composer.HubUID, Events: h.GetEventRecorder(reportingController),
 		}).Setup(ctx, h),
 	)
+}
+
+// setupClients creates the clients for the cluster of the hub.
+func (h *hub) setupClients(ctx context.Context) error {
+	var err error
+	if h.live, err = newClient(h, nil); err != nil {
+		return err
+	}
+	if h.resources, err = newResources(h, h.live); err != nil {
+		return err
+	}
+	return ensureNamespace(ctx, h.live, kube.AgentNamespace)
 }
 
 // addFleetControllers adds the controllers that only the hub of the default shard runs.
@@ -291,7 +302,7 @@ func (h *hub) addChartChecker(composer *summaries.Composer) error {
 		return nil
 	}
 	checker := outdated.New(outdated.Options{
-		Hub: h.GetCache(), Secrets: composer.Objects, Newest: composer.Charts.Newest, Shard: h.opts.shard(), Elected: h.Elected(), Sandbox: composer.Sandbox,
+		Hub: h.GetCache(), Secrets: composer.Objects, Newest: composer.Charts.Newest, Shard: h.opts.shard(), Elected: h.Elected(), Sandbox: composer.Sandbox, Resources: h.resources,
 		Interval: h.opts.OutdatedChartInterval, Clock: clock.RealClock{},
 	})
 	if err := h.registry.Register(checker); err != nil {

@@ -29,8 +29,28 @@ type ManifestRenderer struct {
 type renderedManifests struct {
 	objects   []*unstructured.Unstructured
 	documents *kube.Documents
-	// needsCluster is true, and all other fields are empty, for templates that read the cluster.
-	needsCluster bool
+	// dependsOn is not dependsOnNothing, and all other fields are empty, for templates that read the subject.
+	dependsOn dependency
+}
+
+// dependency is the part of the subject that determines the result of templates.
+type dependency int
+
+const (
+	dependsOnNothing dependency = iota
+	dependsOnResources
+	dependsOnSubject
+)
+
+// dependencyOf returns what the result of a template or script depends on.
+func dependencyOf(expanded source.Expanded) dependency {
+	switch {
+	case expanded.IsShared:
+		return dependsOnNothing
+	case expanded.OnlyResources:
+		return dependsOnResources
+	}
+	return dependsOnSubject
 }
 
 // NewManifestRenderer returns a ManifestRenderer with empty caches.
@@ -41,18 +61,12 @@ func NewManifestRenderer() *ManifestRenderer {
 // Render returns Manifests and the documents of the objects. Neither must be changed.
 func (r *ManifestRenderer) Render(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, *kube.Documents, error) {
 	// The keys have the reference because errors name it.
-	key := fmt.Sprintf("%s %s %t", content.Reference, content.Digest, content.Template)
-	rendered, err := r.shared.GetOrCompute(key, func() (renderedManifests, int, error) {
-		texts, isShared, err := expandFiles(content, subject)
-		if !isShared {
-			return renderedManifests{needsCluster: true}, cache.MinSize, nil
-		}
-		if err != nil {
-			return renderedManifests{}, 0, err
-		}
-		return newRenderedManifests(content, texts)
-	})
-	if rendered.needsCluster {
+	key := fmt.Sprintf("%s %s %t %t", content.Reference, content.Digest, content.Template, content.Lua)
+	rendered, err := r.renderShared(key, dependsOnNothing, content, subject)
+	if rendered.dependsOn == dependsOnResources {
+		rendered, err = r.renderShared(key+" "+subject.Resources.Digest, dependsOnResources, content, subject)
+	}
+	if rendered.dependsOn == dependsOnSubject {
 		texts, _, expandErr := expandFiles(content, subject)
 		if expandErr != nil {
 			return nil, nil, expandErr
@@ -62,6 +76,21 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 		})
 	}
 	return rendered.objects, rendered.documents, err
+}
+
+// renderShared renders content once for all subjects that have the same key. If the result depends on more than
+// allowed, it returns dependsOn only.
+func (r *ManifestRenderer) renderShared(key string, allowed dependency, content source.Content, subject source.Subject) (renderedManifests, error) {
+	return r.shared.GetOrCompute(key, func() (renderedManifests, int, error) {
+		texts, dependsOn, err := expandFiles(content, subject)
+		if dependsOn > allowed {
+			return renderedManifests{dependsOn: dependsOn}, cache.MinSize, nil
+		}
+		if err != nil {
+			return renderedManifests{}, 0, err
+		}
+		return newRenderedManifests(content, texts)
+	})
 }
 
 // newRenderedManifests decodes the texts of the files of content, and returns the size of the result as well.
@@ -85,7 +114,8 @@ func hashTexts(texts [][]byte) []byte {
 }
 
 // Manifests returns the Kubernetes objects in content, in the order of its files. The items of a list replace the list.
-// Each file is a YAML stream. If content.Template is true, it is a template that is expanded for the subject. Errors
+// Each file is a YAML stream, the template of one if content.Template is true, or the script that returns one if
+// content.Lua is true. Errors
 // are phase.Invalid and name the ConfigMap or Secret, the key, the document and the line.
 func Manifests(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, error) {
 	texts, _, err := expandFiles(content, subject)
@@ -108,23 +138,27 @@ func decodeTexts(content source.Content, texts [][]byte) ([]*unstructured.Unstru
 	return all, nil
 }
 
-// expandFiles returns the text of each file of content. It expands the files if content has templates. isShared is true
-// if the result, also an error, does not depend on the subject.
-func expandFiles(content source.Content, subject source.Subject) (texts [][]byte, isShared bool, err error) {
-	texts, isShared = make([][]byte, 0, len(content.Files)), true
+// expandFiles returns the text of each file of content. It expands the files if content has templates, and runs them if
+// they are scripts. dependsOn is what the result, also an error, depends on.
+func expandFiles(content source.Content, subject source.Subject) (texts [][]byte, dependsOn dependency, err error) {
+	texts = make([][]byte, 0, len(content.Files))
+	expand := subject.ExpandText
+	if content.Lua {
+		expand = subject.RunScript
+	}
 	for _, file := range content.Files {
-		if !content.Template {
+		if !content.Template && !content.Lua {
 			texts = append(texts, file.Data)
 			continue
 		}
-		expanded, err := subject.ExpandText(fmt.Sprintf("%s, key %s", content.Reference, file.Name), string(file.Data))
-		isShared = isShared && expanded.IsShared
+		expanded, err := expand(fmt.Sprintf("%s, key %s", content.Reference, file.Name), string(file.Data))
+		dependsOn = max(dependsOn, dependencyOf(expanded))
 		if err != nil {
-			return nil, isShared, err
+			return nil, dependsOn, err
 		}
 		texts = append(texts, []byte(expanded.Text))
 	}
-	return texts, isShared, nil
+	return texts, dependsOn, nil
 }
 
 // HasSecret returns whether any of the objects is a Secret, so that all of them must be delivered in Secrets.

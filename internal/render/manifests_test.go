@@ -1,6 +1,7 @@
 package render_test
 
 import (
+	"encoding/json"
 	"errors"
 	"slices"
 	"strings"
@@ -240,4 +241,46 @@ func TestManifestRendererSharesObjects(t *testing.T) {
 	if got := refs(render(changed, "one")); !slices.Equal(got, []string{"Namespace b"}) {
 		t.Errorf("after a change: got %v", got)
 	}
+}
+
+// TestManifestRendererSharesWhatReadsResources renders content for two members with the same objects of the hub, and
+// then with other ones. A template that reads only these objects, and a script, is expanded once for both members.
+func TestManifestRendererSharesWhatReadsResources(t *testing.T) {
+	t.Parallel()
+	renderer := render.NewManifestRenderer()
+	template := content("a", object("Namespace", "{{ .MgmtResources.Web.metadata.name }}"))
+	template.Digest, template.Template = "sha256:template", true
+	script := content("a", `function evaluate() return {resources = "apiVersion: v1\nkind: Namespace\nmetadata: {name: " .. resources.Web.metadata.name .. "}\n"} end`)
+	script.Digest, script.Lua = "sha256:script", true
+	plain := content("a", object("Namespace", "web"))
+	plain.Digest = "sha256:script"
+	asked := func(cluster, name string) source.Subject {
+		subject := subject()
+		subject.Name = cluster
+		subject.Resources = source.Resources{Digest: name, Objects: map[string]json.RawMessage{"Web": []byte(`{"metadata": {"name": "` + name + `"}}`)}}
+		return subject
+	}
+	render := func(content source.Content, subject source.Subject) *unstructured.Unstructured {
+		t.Helper()
+		objects, _, err := renderer.Render(content, subject)
+		if err != nil || len(objects) != 1 {
+			t.Fatalf("got %v, %v", objects, err)
+		}
+		return objects[0]
+	}
+	for name, content := range map[string]source.Content{"a template": template, "a script": script} {
+		one := render(content, asked("one", "web"))
+		if two := render(content, asked("two", "web")); one != two || one.GetName() != "web" {
+			t.Errorf("%s: got %v and %v, want the same object", name, one, two)
+		}
+		if three := render(content, asked("three", "shop")); three.GetName() != "shop" {
+			t.Errorf("%s: got %v with another object of the hub", name, three)
+		}
+	}
+	if got := render(plain, asked("one", "web")); got == render(script, asked("one", "web")) {
+		t.Error("a script and a text with the same digest are the same")
+	}
+	script.Files[0].Data, script.Digest = []byte("function evaluate()\n  return {resources = resources.None.name}\nend"), "sha256:broken"
+	_, _, err := renderer.Render(script, asked("one", "web"))
+	wantInvalid(t, err, "ConfigMap eu/web, key a", "line 2")
 }

@@ -87,6 +87,8 @@ func supportOf(pattern string, value any) support {
 		return supportOfSpec(pattern, value)
 	case list == "policyRefs":
 		return supportOfPolicyRef(field, value)
+	case list == "templateResourceRefs":
+		return supportOfResourceRef(field)
 	case list == "helmCharts":
 		if option, ok := strings.CutPrefix(field, "options."); ok {
 			return supportOfHelmOption(option, value)
@@ -102,7 +104,7 @@ func supportOfSpec(field string, value any) support {
 		return supported
 	case "syncMode":
 		return supportedIf(value != string(configv1beta1.SyncModeDryRun))
-	case "policyRefs", "helmCharts":
+	case "policyRefs", "helmCharts", "templateResourceRefs":
 		return nested
 	case "reloader":
 		return supportedIf(value == false)
@@ -118,6 +120,16 @@ func supportOfPolicyRef(field string, value any) support {
 		return supportedIf(value == string(libv1beta1.SourceConfigMap) || value == string(libv1beta1.SourceSecret))
 	case "deploymentType":
 		return supportedIf(value == string(libv1beta1.DeploymentTypeRemote))
+	}
+	return unsupported
+}
+
+func supportOfResourceRef(field string) support {
+	switch field {
+	case "identifier", "optional", "ignoreStatusChanges", "watchFields", "resource.apiVersion", "resource.kind", "resource.namespace", "resource.name":
+		return supported
+	case "resource":
+		return nested
 	}
 	return unsupported
 }

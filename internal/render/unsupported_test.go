@@ -27,6 +27,9 @@ func everyField() map[string]string {
 		"": `clusterSelector clusterRefs syncMode tier continueOnConflict continueOnError stopMatchingBehavior
 			policyRefs[0].namespace policyRefs[0].name policyRefs[0].kind policyRefs[0].deploymentType policyRefs[0].optional
 			policyRefs[0].tier policyRefs[0].skipNamespaceCreation policyRefs[0].force
+			templateResourceRefs[0].identifier templateResourceRefs[0].optional templateResourceRefs[0].ignoreStatusChanges
+			templateResourceRefs[0].watchFields templateResourceRefs[0].resource.apiVersion templateResourceRefs[0].resource.kind
+			templateResourceRefs[0].resource.namespace templateResourceRefs[0].resource.name
 			helmCharts[0].repositoryURL helmCharts[0].repositoryName helmCharts[0].chartName helmCharts[0].chartVersion
 			helmCharts[0].releaseName helmCharts[0].releaseNamespace helmCharts[0].values helmCharts[0].valuesFrom
 			helmCharts[0].helmChartAction helmCharts[0].registryCredentialsConfig
@@ -49,9 +52,10 @@ func everyField() map[string]string {
 			helmCharts[0].options.disableOpenAPIValidation helmCharts[0].options.enableClientCache
 			helmCharts[0].options.upgradeOptions.reuseValues helmCharts[0].options.upgradeOptions.resetThenReuseValues
 			helmCharts[0].options.upgradeOptions.recreate
-			setRefs maxUpdate templateResourceRefs dependsOn transitionFrom kustomizationRefs preDeployChecks validateHealths
+			setRefs maxUpdate dependsOn transitionFrom kustomizationRefs preDeployChecks validateHealths
 			preDeleteChecks postDeleteChecks patches patchesFrom driftExclusions extraLabels extraAnnotations
-			policyRefs[0].remoteURL`,
+			policyRefs[0].remoteURL templateResourceRefs[0].resource.uid templateResourceRefs[0].resource.resourceVersion
+			templateResourceRefs[0].resource.fieldPath`,
 	} {
 		for _, field := range strings.Fields(fields) {
 			table[field] = ""

@@ -55,8 +55,8 @@ type Content struct {
 	Digest string
 	// Sensitive is true if the content is from a Secret.
 	Sensitive bool
-	// Template is true if the files are Go templates, see Subject.
-	Template bool
+	// Template is true if the files are Go templates, and Lua if they are scripts in Lua, see Subject.
+	Template, Lua bool
 }
 
 // ManifestsReference expands the templates in ref for the subject. The namespace defaults to the cluster's namespace.
@@ -129,13 +129,17 @@ func (c *Contents) read(ctx context.Context, ref Reference, isOptional bool) (Co
 	if err != nil {
 		return Content{}, fmt.Errorf("read %s: %w", ref, err)
 	}
-	for _, unsupported := range []string{libv1beta1.LuaAnnotation, libv1beta1.SubresourcesAnnotation} {
+	for _, unsupported := range []string{libv1beta1.SubresourcesAnnotation} {
 		if _, marked := meta.Annotations[unsupported]; marked {
 			return Content{}, phase.Invalidf("%s: annotation %s is not supported yet", ref, unsupported)
 		}
 	}
 	content := newContent(ref, data)
 	_, content.Template = meta.Annotations[libv1beta1.TemplateAnnotation]
+	_, content.Lua = meta.Annotations[libv1beta1.LuaAnnotation]
+	if content.Template && content.Lua {
+		return Content{}, phase.Invalidf("%s: it cannot have both annotations %s and %s", ref, libv1beta1.TemplateAnnotation, libv1beta1.LuaAnnotation)
+	}
 	return content, nil
 }
 

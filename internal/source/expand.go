@@ -2,6 +2,8 @@ package source
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 )
@@ -28,5 +30,29 @@ func ExpandChart(chart configv1beta1.HelmChart, subject Subject) (configv1beta1.
 		}
 		*field.text = expanded
 	}
+	options, err := expandOptions(chart.Options, subject)
+	if err != nil {
+		return configv1beta1.HelmChart{}, fmt.Errorf("release %s: %w", release, err)
+	}
+	chart.Options = options
 	return chart, nil
+}
+
+// expandOptions returns options with the description and the labels expanded.
+func expandOptions(options *configv1beta1.HelmOptions, subject Subject) (*configv1beta1.HelmOptions, error) {
+	if options == nil {
+		return nil, nil //nolint:nilnil // there are no options
+	}
+	expanded := *options // the options are in the informer cache
+	var err error
+	if expanded.Description, err = subject.Expand("options.description", options.Description); err != nil {
+		return nil, err
+	}
+	expanded.Labels = maps.Clone(options.Labels)
+	for _, name := range slices.Sorted(maps.Keys(options.Labels)) {
+		if expanded.Labels[name], err = subject.Expand("options.labels."+name, options.Labels[name]); err != nil {
+			return nil, err
+		}
+	}
+	return &expanded, nil
 }

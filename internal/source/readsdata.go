@@ -5,43 +5,93 @@ import (
 	templateparse "text/template/parse"
 )
 
-// readsData returns whether a node of a template may read the data of the template. Within range and with, the dot is
-// another value, but counts as the data as well.
-func readsData(node templateparse.Node) bool {
+// reads is the data of a template that a node may read.
+type reads struct{ cluster, resources bool }
+
+func (r reads) or(others ...reads) reads {
+	for _, other := range others {
+		r.cluster, r.resources = r.cluster || other.cluster, r.resources || other.resources
+	}
+	return r
+}
+
+// dataReader finds the data that a template reads.
+type dataReader struct {
+	// isDotCounted is true where the dot is a value that was read before: in a range or with, or in a template that is
+	// called with a value.
+	isDotCounted bool
+}
+
+// readsOf returns the data that node may read.
+func (d dataReader) readsOf(node templateparse.Node) reads {
 	switch n := node.(type) {
-	case *templateparse.DotNode, *templateparse.FieldNode:
-		return true
+	case *templateparse.DotNode:
+		return reads{cluster: !d.isDotCounted, resources: !d.isDotCounted}
+	case *templateparse.FieldNode:
+		return d.fieldReads(n.Ident)
 	case *templateparse.VariableNode:
-		return n.Ident[0] == "$"
+		if n.Ident[0] != "$" {
+			return reads{} // it was read before
+		}
+		return dataReader{}.fieldReads(n.Ident[1:])
+	case *templateparse.IdentifierNode:
+		return reads{resources: slices.Contains(resourceFunctions(), n.Ident)}
 	case *templateparse.ChainNode:
-		return readsData(n.Node)
+		return d.readsOf(n.Node)
 	case *templateparse.CommandNode:
-		return slices.ContainsFunc(n.Args, readsData)
+		return readsOfAll(d, n.Args)
 	case *templateparse.PipeNode:
-		return n != nil && slices.ContainsFunc(n.Cmds, func(command *templateparse.CommandNode) bool { return readsData(command) })
+		if n == nil {
+			return reads{}
+		}
+		return readsOfAll(d, n.Cmds)
 	case *templateparse.ActionNode:
-		return readsData(n.Pipe)
+		return d.readsOf(n.Pipe)
 	case *templateparse.TemplateNode:
-		return readsData(n.Pipe)
+		return d.readsOf(n.Pipe)
 	case *templateparse.ListNode:
-		return n != nil && slices.ContainsFunc(n.Nodes, readsData)
+		if n == nil {
+			return reads{}
+		}
+		return readsOfAll(d, n.Nodes)
 	default:
-		return branchReadsData(node)
+		return d.branchReads(node)
 	}
 }
 
-// branchReadsData is readsData for if, range and with. It returns false for texts, literals and functions.
-func branchReadsData(node templateparse.Node) bool {
+// fieldReads returns the data that a field of the dot reads.
+func (d dataReader) fieldReads(names []string) reads {
+	switch {
+	case len(names) > 0 && names[0] == resourcesField:
+		return reads{resources: true}
+	case len(names) > 0 && slices.Contains([]string{"Cluster", "ClusterNamespace", "ClusterName"}, names[0]):
+		return reads{cluster: true}
+	default:
+		return reads{cluster: !d.isDotCounted, resources: !d.isDotCounted}
+	}
+}
+
+// branchReads is readsOf for if, range and with. It returns nothing for texts and literals.
+func (d dataReader) branchReads(node templateparse.Node) reads {
+	body := d
 	var branch *templateparse.BranchNode
 	switch n := node.(type) {
 	case *templateparse.IfNode:
 		branch = &n.BranchNode
 	case *templateparse.RangeNode:
-		branch = &n.BranchNode
+		branch, body.isDotCounted = &n.BranchNode, true
 	case *templateparse.WithNode:
-		branch = &n.BranchNode
+		branch, body.isDotCounted = &n.BranchNode, true
 	default:
-		return false
+		return reads{}
 	}
-	return readsData(branch.Pipe) || readsData(branch.List) || readsData(branch.ElseList)
+	return d.readsOf(branch.Pipe).or(body.readsOf(branch.List), d.readsOf(branch.ElseList))
+}
+
+func readsOfAll[N templateparse.Node](d dataReader, nodes []N) reads {
+	var all reads
+	for _, node := range nodes {
+		all = all.or(d.readsOf(node))
+	}
+	return all
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"text/template"
 	"time"
@@ -19,8 +18,12 @@ import (
 // maxExpanded limits the size of an expanded template in bytes. It is larger than any single object may be.
 const maxExpanded = 64 << 20
 
+// resourcesField is the field of templates with Subject.Resources.
+const resourcesField = "MgmtResources"
+
 // Subject is the cluster for which templates in names, chart fields and content are expanded. They have the fields
-// .Cluster (the whole object, as in YAML), .ClusterNamespace and .ClusterName.
+// .Cluster (the whole object, as in YAML), .ClusterNamespace, .ClusterName and .MgmtResources (whole objects of the
+// hub, by identifier).
 type Subject struct {
 	// Cluster returns the object as in YAML, nil if there is none. It is called only for a text with a template.
 	Cluster   func() (map[string]any, error)
@@ -32,37 +35,42 @@ type Subject struct {
 	// Confined is the only hub namespace that may be read for a Profile. It is empty for a ClusterProfile, which may read
 	// every namespace.
 	Confined string
+	// Resources are the objects of the hub that templates and scripts can read.
+	Resources Resources
 	// Sandbox expands the templates in child processes that call ExpandFunction. Without it, they are expanded in this
 	// process, and one that does not end is not stopped.
 	Sandbox *sandbox.Pool
 }
 
-// expandFunction is the name of ExpandFunction in the sandbox. expandLimit is the time limit of one template.
+// expandFunction and scriptFunction are names of ExpandFunctions. expandLimit is the time limit of one template or
+// script.
 const (
 	expandFunction = "expand"
+	scriptFunction = "script"
 	expandLimit    = 10 * time.Second
 )
 
-// expansion is the input of ExpandFunction.
+// expansion is the input of ExpandFunctions.
 type expansion struct {
 	Description, Text string
 	Cluster           json.RawMessage
 	Namespace, Name   string
+	Resources         Resources
 }
 
 // ExpandFunctions returns the functions of this package for the children of the sandbox.
 func ExpandFunctions() map[string]sandbox.Function {
-	return map[string]sandbox.Function{expandFunction: func(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
-		var e expansion
-		if err := json.Unmarshal(input, &e); err != nil {
-			return nil, err
+	functions := map[string]sandbox.Function{}
+	for name, function := range map[string]func(expansion) (Expanded, error){expandFunction: expansion.expand, scriptFunction: expansion.runScript} {
+		functions[name] = func(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
+			var e expansion
+			if err := json.Unmarshal(input, &e); err != nil {
+				return nil, err
+			}
+			return function(e)
 		}
-		var cluster map[string]any
-		if err := kubejson.Unmarshal(e.Cluster, &cluster); err != nil { // integers stay integers
-			return nil, err
-		}
-		return Subject{Namespace: e.Namespace, Name: e.Name}.expandHere(e.Description, e.Text, cluster)
-	}}
+	}
+	return functions
 }
 
 // Expand expands the templates in text. Errors are phase.Invalid and begin with description. A field that does not
@@ -74,15 +82,18 @@ func (s Subject) Expand(description, text string) (string, error) {
 	return expanded.Text, err
 }
 
-// Expanded is the result of Subject.ExpandText.
+// Expanded is the result of Subject.ExpandText and Subject.RunScript.
 type Expanded struct {
 	Text string
 	// IsShared is true if the templates read nothing of the subject, so that the result, also an error, is the same for
 	// all subjects.
 	IsShared bool
+	// OnlyResources is true if they read nothing of the subject but its Resources, so that the result is the same for all
+	// subjects with the same Resources.Digest.
+	OnlyResources bool
 }
 
-// ExpandText is like Expand and returns whether the result is the same for all subjects.
+// ExpandText is like Expand and returns what the result depends on.
 func (s Subject) ExpandText(description, text string) (Expanded, error) {
 	if !strings.Contains(text, "{{") {
 		return Expanded{Text: text, IsShared: true}, nil
@@ -94,38 +105,62 @@ func (s Subject) ExpandText(description, text string) (Expanded, error) {
 			return Expanded{}, fmt.Errorf("expand %s: %w", description, err)
 		}
 	}
-	if s.Sandbox == nil {
-		return s.expandHere(description, text, cluster)
-	}
 	encoded, err := json.Marshal(cluster)
 	if err != nil {
 		return Expanded{}, phase.Invalidf("expand %s: %w", description, err)
 	}
+	return s.run(expandFunction, expansion.expand, expansion{Description: description, Text: text, Cluster: encoded})
+}
+
+// run runs a function in the sandbox, or in this process if there is none.
+func (s Subject) run(name string, function func(expansion) (Expanded, error), e expansion) (Expanded, error) {
+	e.Namespace, e.Name, e.Resources = s.Namespace, s.Name, s.Resources
+	if s.Sandbox == nil {
+		return function(e)
+	}
 	var expanded Expanded
-	err = s.Sandbox.Call(sandbox.Call{
-		Function: expandFunction, Key: fmt.Sprintf("%s %s %x", expandFunction, s.Profile, sha256.Sum256([]byte(text))),
-		Member: s.Namespace + "/" + s.Name, Limit: expandLimit,
-		Input: expansion{Description: description, Text: text, Cluster: encoded, Namespace: s.Namespace, Name: s.Name}, Output: &expanded,
+	err := s.Sandbox.Call(sandbox.Call{
+		Function: name, Key: fmt.Sprintf("%s %s %x", name, s.Profile, sha256.Sum256([]byte(e.Text))),
+		Member: s.Namespace + "/" + s.Name, Limit: expandLimit, Input: e, Output: &expanded,
 	})
 	if limit, ok := errors.AsType[*sandbox.LimitError](err); ok {
-		return Expanded{}, fmt.Errorf("expand %s: %w", description, limit)
+		return Expanded{}, fmt.Errorf("expand %s: %w", e.Description, limit)
 	}
 	return expanded, err
 }
 
-// expandHere expands a template in this process.
-func (s Subject) expandHere(description, text string, cluster map[string]any) (Expanded, error) {
-	parsed, err := template.New(templateName).Option("missingkey=error").Funcs(functions()).Parse(text)
+// expand expands a template in this process.
+func (e expansion) expand() (Expanded, error) {
+	var cluster map[string]any
+	if err := kubejson.Unmarshal(e.Cluster, &cluster); err != nil { // integers stay integers
+		return Expanded{}, err
+	}
+	objects, err := e.Resources.decode()
 	if err != nil {
-		return Expanded{IsShared: true}, phase.Invalidf("parse %s: %s", description, templateMessage(err))
+		return Expanded{}, err
 	}
-	isShared := !slices.ContainsFunc(parsed.Templates(), func(t *template.Template) bool { return t.Tree != nil && readsData(t.Root) })
+	parsed, err := template.New(templateName).Option("missingkey=error").Funcs(functions()).Funcs(e.Resources.objectFunctions(objects)).Parse(e.Text)
+	if err != nil {
+		return Expanded{IsShared: true}, phase.Invalidf("parse %s: %s", e.Description, templateMessage(err))
+	}
+	var read reads
+	for _, defined := range parsed.Templates() {
+		if defined.Tree != nil {
+			read = read.or(dataReader{isDotCounted: defined.Name() != templateName}.readsOf(defined.Root))
+		}
+	}
+	expanded := Expanded{IsShared: read == reads{}, OnlyResources: read == reads{resources: true}}
 	out := &boundedBuilder{left: maxExpanded}
-	data := map[string]any{"Cluster": cluster, "ClusterNamespace": s.Namespace, "ClusterName": s.Name}
+	data := map[string]any{"Cluster": cluster, "ClusterNamespace": e.Namespace, "ClusterName": e.Name, resourcesField: objects}
 	if err := parsed.Execute(out, data); err != nil {
-		return Expanded{IsShared: isShared}, phase.Invalidf("expand %s: %s", description, templateMessage(err))
+		message := templateMessage(err)
+		if read.resources && e.Resources.HasSecret {
+			message = withoutValues(message)
+		}
+		return expanded, phase.Invalidf("expand %s: %s", e.Description, message)
 	}
-	return Expanded{Text: out.String(), IsShared: isShared}, nil
+	expanded.Text = out.String()
+	return expanded, nil
 }
 
 // templateName is the name of all templates in errors of text/template. templateMessage removes it.
@@ -134,6 +169,20 @@ const templateName = "text"
 // templateMessage returns the message of a template error, beginning with the line and the column.
 func templateMessage(err error) string {
 	return strings.NewReplacer("template: "+templateName+":", "line ", `executing "`+templateName+`" at`, "at").Replace(err.Error())
+}
+
+// withoutValues returns the message of a template error without the parts that can have a value of the data.
+func withoutValues(message string) string {
+	for _, before := range []string{"error calling ", "range can't iterate over "} {
+		if start := strings.Index(message, before); start >= 0 {
+			name, _, _ := strings.Cut(message[start+len(before):], ":")
+			if before != "error calling " {
+				name = "this value"
+			}
+			return message[:start] + before + name + " (details are not shown, because the template can read a Secret)"
+		}
+	}
+	return message
 }
 
 // boundedBuilder is a strings.Builder with a limit: left is the number of bytes that can be added.

@@ -56,7 +56,10 @@ func TestExpandRefuses(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ text, want string }{
 		"missing field":    {"{{ .Cluster.metadata.labels.region }}", `map has no entry for key "region"`},
-		"missing object":   {"{{ .MgmtResources.x }}", `map has no entry for key "MgmtResources"`},
+		"missing object":   {"{{ .MgmtResources.x }}", `map has no entry for key "x"`},
+		"unknown object":   {`{{ getResource "x" }}`, `error calling getResource: templateResourceRefs has no identifier "x"`},
+		"a recursion":      {`{{ define "t" }}{{ template "t" }}{{ end }}{{ template "t" }}`, "exceeded maximum template depth"},
+		"nested ranges":    {`{{ $a := until 4000 }}{{ range $a }}{{ range $a }}{{ range $a }}{{ repeat 1000 "x" }}{{ end }}{{ end }}{{ end }}`, "larger than 64 MiB"},
 		"broken template":  {"{{ .Cluster", "unclosed action"},
 		"the clock":        {"{{ now }}", `function "now" not defined`},
 		"chance":           {"{{ randAlphaNum 8 }}", `function "randAlphaNum" not defined`},

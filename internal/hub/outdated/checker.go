@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/resources"
 	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
 )
@@ -49,6 +50,8 @@ type Options struct {
 	Clock    clock.WithTicker
 	// Sandbox expands templates, see source.Subject.
 	Sandbox *sandbox.Pool
+	// Resources reads the objects of templateResourceRefs.
+	Resources *resources.Watcher
 }
 
 // Checker requests the newest versions of deployed charts from their repositories at an interval, and reports the

@@ -47,7 +47,7 @@ func (w *Checker) queries(ctx context.Context) (map[string]*query, error) {
 		if err != nil {
 			continue // its profile is being deleted
 		}
-		charts, expandErr := expandedCharts(summary, subject)
+		charts, expandErr := w.expandedCharts(ctx, summary, subject)
 		for rel := range releasesOf(summary) {
 			chart, ok := charts[rel.namespace+"/"+rel.name]
 			if !ok && expandErr != nil {
@@ -124,7 +124,10 @@ func releasesOf(summary *configv1beta1.ClusterSummary) map[release]string {
 
 // expandedCharts returns the charts of a summary by release. It omits charts with an invalid template, which are not
 // deployed. Another error, for example a sandbox.LimitError, is returned together with the other charts.
-func expandedCharts(summary *configv1beta1.ClusterSummary, subject source.Subject) (charts map[string]configv1beta1.HelmChart, err error) {
+func (w *Checker) expandedCharts(ctx context.Context, summary *configv1beta1.ClusterSummary, subject source.Subject) (charts map[string]configv1beta1.HelmChart, err error) {
+	if subject, err = summaries.WithResources(ctx, w.Resources, summary, subject); err != nil {
+		return nil, err
+	}
 	charts = map[string]configv1beta1.HelmChart{}
 	for _, chart := range summary.Spec.ClusterProfileSpec.HelmCharts {
 		expanded, expandErr := source.ExpandChart(chart, subject)

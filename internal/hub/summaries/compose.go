@@ -172,6 +172,7 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	if err := checkObjects(composed.items); err != nil {
 		return Composition{}, withReason(status.ReasonRender, err)
 	}
+	hideSecrets(composed.items, r.Subject)
 	spec := r.Summary.Spec.ClusterProfileSpec
 	composition := Composition{Feature: feature, Releases: composed.releases, UnansweredLookups: composed.unansweredLookups, Bundle: bundle.Bundle{
 		ID:    bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: r.Summary.Name, Feature: string(feature)},

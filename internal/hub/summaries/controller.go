@@ -30,6 +30,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/resources"
 	"github.com/towline/towline/internal/hub/slots"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/match"
@@ -59,8 +60,10 @@ type Controller struct {
 	Hub  client.Client
 	Live client.Reader
 	// Shard selects the clusters of this hub.
-	Shard     fleet.Shard
-	Composer  *Composer
+	Shard    fleet.Shard
+	Composer *Composer
+	// Resources reads the objects of templateResourceRefs.
+	Resources *resources.Watcher
 	Transport deliver.Transport
 	// Configurations writes the ClusterConfigurations.
 	Configurations *Configurations
@@ -109,6 +112,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		WatchesMetadata(configMaps, c.enqueueReferring("ConfigMap")).
 		WatchesMetadata(secrets, c.enqueueReferring("Secret")).
 		WatchesRawSource(ctrlsource.Channel(c.Wakeups, &handler.EnqueueRequestForObject{})).
+		WatchesRawSource(ctrlsource.Channel(c.Resources.Changed, &handler.EnqueueRequestForObject{})).
 		WatchesRawSource(ctrlsource.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			c.slots.Queue = queue
 			return nil
@@ -249,7 +253,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	summary := &configv1beta1.ClusterSummary{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, summary); err != nil {
 		if apierrors.IsNotFound(err) {
-			c.references.set(req.NamespacedName, nil)
+			c.forgetReferences(req.NamespacedName)
 			c.ownWrites.forget(req.NamespacedName)
 			c.starts.forget(req.NamespacedName)
 		}
@@ -257,7 +261,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	member, cluster, isServed, err := c.findMember(ctx, summary)
 	if err != nil || !isServed {
-		c.references.set(req.NamespacedName, nil)
+		c.forgetReferences(req.NamespacedName)
 		return reconcile.Result{}, err
 	}
 	if c.ownWrites.isBehind(req.NamespacedName, summary.ResourceVersion, c.Clock.Now()) {

@@ -45,6 +45,8 @@ type bundleInputs struct {
 	// Objects: content that is changed, deleted, or created after an optional reference to it. Their names also cover the
 	// templates in references.
 	Objects []inputObject
+	// Resources is source.Resources.Digest: what counts in the objects that templates and scripts can read.
+	Resources string
 	// Cluster is the cluster if templates in the content can read it: labels or facts of the cluster can change. It is
 	// empty otherwise, so that they do not invalidate the digest.
 	Cluster []byte
@@ -68,7 +70,7 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 	if err != nil {
 		return "", nil //nolint:nilerr // Compose returns the error
 	}
-	inputs := bundleInputs{Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner}
+	inputs := bundleInputs{Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.Subject.Resources.Digest}
 	isTemplate := false
 	for _, reference := range references {
 		object, err := c.readMetadata(ctx, reference)

@@ -49,17 +49,31 @@ func (c *Controller) resolveReleaseNames(ctx context.Context, cluster fleet.ID, 
 	if err != nil {
 		return nil, err
 	}
-	return resolveNames(summaries, subjectOf(found, c.Composer.Sandbox))
+	subjectFor := func(summary *configv1beta1.ClusterSummary) (source.Subject, error) {
+		subject, err := SubjectFor(summary, found, c.Composer.Sandbox)
+		if err != nil {
+			return subject, err
+		}
+		return WithResources(ctx, c.Resources, summary, subject)
+	}
+	return resolveNames(summaries, subjectFor)
 }
 
 // resolveNames expands the templates in the names of releases in summaries. If a name cannot be expanded now, it
 // returns an error for the last summary. Any other summary keeps the releases in its status, so that it neither loses a
 // release nor stops the last one.
-func resolveNames(summaries []configv1beta1.ClusterSummary, subject source.Subject) ([]configv1beta1.ClusterSummary, error) {
+func resolveNames(summaries []configv1beta1.ClusterSummary, subjectFor func(*configv1beta1.ClusterSummary) (source.Subject, error)) ([]configv1beta1.ClusterSummary, error) {
 	all := make([]configv1beta1.ClusterSummary, 0, len(summaries))
 	for i, summary := range summaries {
-		subject.Profile = profileKey(&summary)
-		charts, err := resolveCharts(summary.Spec.ClusterProfileSpec.HelmCharts, subject)
+		if !hasTemplatedRelease(summary) {
+			all = append(all, summary)
+			continue
+		}
+		var charts []configv1beta1.HelmChart
+		subject, err := subjectFor(&summary)
+		if err == nil {
+			charts, err = resolveCharts(summary.Spec.ClusterProfileSpec.HelmCharts, subject)
+		}
 		if err != nil && i == len(summaries)-1 {
 			return nil, err
 		}

@@ -22,7 +22,9 @@ import (
 // seems to be absent would be taken over by another profile, and its generated values would be deleted.
 func TestReleaseWhoseNameCannotBeExpandedIsKept(t *testing.T) {
 	t.Parallel()
-	broken := source.Subject{Name: "one", Sandbox: sandbox.NewPool([]string{"/does/not/exist"}, clocktesting.NewFakePassiveClock(time.Unix(0, 0)))}
+	broken := func(*configv1beta1.ClusterSummary) (source.Subject, error) {
+		return source.Subject{Name: "one", Sandbox: sandbox.NewPool([]string{"/does/not/exist"}, clocktesting.NewFakePassiveClock(time.Unix(0, 0)))}, nil
+	}
 	templated := configv1beta1.HelmChart{ReleaseNamespace: "web", ReleaseName: "{{ .ClusterName }}-web"}
 	manager, other := configv1beta1.ClusterSummary{}, configv1beta1.ClusterSummary{}
 	manager.UID, other.UID = "manager", "other"

@@ -245,6 +245,9 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 		return err
 	}
 	request.EnsureFinalizer = func(ctx context.Context) error { return c.ensureFinalizer(ctx, s) }
+	if request.Subject, err = WithResources(ctx, c.Resources, s.summary, request.Subject); err != nil {
+		return s.reportFailures(err)
+	}
 	references := append(c.Composer.References(request), generatedReferences(request)...)
 	c.references.set(client.ObjectKeyFromObject(s.summary), references)
 	for _, feature := range s.wantedFeatures() {
@@ -331,6 +334,18 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 	}
 	composition.Releases = markConflicts(withUninstallEntries(composition.Releases, charts), conflicts)
 	return composition, nil
+}
+
+// reportFailures adds a failed result for each feature that is not done. Deployed objects do not change.
+func (s *state) reportFailures(err error) error {
+	for _, feature := range s.wantedFeatures() {
+		if s.isOneTimeDone(feature) {
+			s.restoreOneTimeStatus(feature)
+			continue
+		}
+		s.reportFailure(feature, err)
+	}
+	return nil
 }
 
 // reportFailure adds the result for a feature whose bundle could not be built.

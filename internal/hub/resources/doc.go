@@ -1,0 +1,17 @@
+// Package resources reads and watches the objects of the hub that templates refer to (templateResourceRefs).
+//
+// internal/hub/summaries calls Watcher.Load in each reconcile of a ClusterSummary. The Watcher keeps the JSON of each
+// object, once for all summaries that refer to it, and sends the summaries to Watcher.Changed when something of the
+// object changes that counts for them.
+//
+//   - Watches: the metadata of all objects of a kind, for the kinds that are referred to and no longer. Of each object
+//     only the name, the UID and the version are kept. ConfigMaps and Secrets are watched by the hub anyway.
+//   - Reads: after an event of an object that is referred to, the object is read once, at most once a second.
+//   - Pin: what a reference sees. It stays until something changes that counts for the reference. So a reference that
+//     ignores changes of the status sees the status of its last pin, in whichever reconcile.
+//
+// A kind that the API server does not serve is requested again every few seconds, and so is one that the hub may not
+// list: no watch reports either of them.
+//
+// Start reading at Watcher.Load in load.go.
+package resources

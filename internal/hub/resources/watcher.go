@@ -1,0 +1,316 @@
+package resources
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/source"
+)
+
+const (
+	// maxKinds is the maximum number of kinds that are watched, since each of them takes memory.
+	maxKinds = 100
+	// minKindDelay and maxKindDelay bound the delay until a kind that cannot be watched is requested again.
+	minKindDelay, maxKindDelay = time.Second, 10 * time.Second
+	// minReadInterval is the minimum time between two reads of an object after events.
+	minReadInterval = time.Second
+	// probeTimeout is the timeout of the first request for a kind.
+	probeTimeout = 10 * time.Second
+	// readers and kindWorkers are the numbers of workers.
+	readers, kindWorkers = 4, 4
+)
+
+// objectKey identifies an object. The namespace is empty for a cluster-scoped object.
+type objectKey struct {
+	gvk             schema.GroupVersionKind
+	namespace, name string
+}
+
+func keyOf(r source.ResourceReference) objectKey {
+	return objectKey{gvk: schema.FromAPIVersionAndKind(r.APIVersion, r.Kind), namespace: r.Namespace, name: r.Name}
+}
+
+// object is an object that summaries refer to.
+type object struct {
+	// reading is held while the object is read, so that it is read once for concurrent callers. It is acquired before
+	// Watcher.mu.
+	reading sync.Mutex
+
+	// summaries has the summaries that refer to the object, by reference.
+	summaries map[source.ResourceReference]map[types.NamespacedName]struct{}
+	// isRead is true after the object was read. Then latest is its last version, without content if it does not exist.
+	isRead bool
+	latest version
+	readAt time.Time
+	// pins has the version that each reference sees.
+	pins map[source.ResourceReference]pin
+}
+
+// Watcher reads and watches objects. Create it with New, and add it to the manager of the hub.
+type Watcher struct {
+	// Changed receives the ClusterSummaries to reconcile.
+	Changed chan event.GenericEvent
+
+	live client.Client
+	// kinds watches the metadata of the kinds in use, and content that of ConfigMaps and Secrets.
+	kinds, content cache.Cache
+	// objectQueue has the objects to read, and kindQueue the kinds to watch, or not to watch any more.
+	objectQueue workqueue.TypedRateLimitingInterface[objectKey]
+	kindQueue   workqueue.TypedRateLimitingInterface[schema.GroupVersionKind]
+
+	mu      sync.Mutex // guards the fields below, and the fields of the objects
+	objects map[objectKey]*object
+	// references has the references of each summary.
+	references map[types.NamespacedName][]source.ResourceReference
+	// numbers has the number of objects of each kind that is referred to, and kindErrors why a kind cannot be watched.
+	numbers    map[schema.GroupVersionKind]int
+	kindErrors map[schema.GroupVersionKind]error
+	watched    map[schema.GroupVersionKind]bool
+}
+
+// New returns a Watcher that reads objects by live. kinds must be a cache for this Watcher only, whose transform is
+// StripObject. The Watcher starts it. content is the hub's cache of the metadata of ConfigMaps and Secrets.
+func New(live client.Client, kinds, content cache.Cache) *Watcher {
+	return &Watcher{
+		Changed: make(chan event.GenericEvent), live: live, kinds: kinds, content: content,
+		objectQueue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[objectKey](minReadInterval, time.Minute)),
+		kindQueue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[schema.GroupVersionKind](minKindDelay, maxKindDelay)),
+		objects:     map[objectKey]*object{}, references: map[types.NamespacedName][]source.ResourceReference{},
+		numbers: map[schema.GroupVersionKind]int{}, kindErrors: map[schema.GroupVersionKind]error{}, watched: map[schema.GroupVersionKind]bool{},
+	}
+}
+
+// StripObject returns the metadata of an object with its name and its version only.
+func StripObject(obj any) (any, error) {
+	full, ok := obj.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return obj, nil
+	}
+	return &metav1.PartialObjectMetadata{TypeMeta: full.TypeMeta, ObjectMeta: metav1.ObjectMeta{
+		Namespace: full.Namespace, Name: full.Name, UID: full.UID, ResourceVersion: full.ResourceVersion,
+	}}, nil
+}
+
+// Start runs the Watcher until ctx ends.
+func (w *Watcher) Start(ctx context.Context) error {
+	for _, kind := range []string{"ConfigMap", "Secret"} {
+		if err := w.watch(ctx, w.content, corev1.SchemeGroupVersion.WithKind(kind)); err != nil {
+			return err
+		}
+	}
+	var running sync.WaitGroup
+	for range readers {
+		running.Go(func() { work(ctx, w.objectQueue, w.refresh) })
+	}
+	for range kindWorkers {
+		running.Go(func() { work(ctx, w.kindQueue, w.ensureKind) })
+	}
+	err := w.kinds.Start(ctx)
+	w.objectQueue.ShutDown()
+	w.kindQueue.ShutDown()
+	running.Wait()
+	return err
+}
+
+// work calls do for the items of a queue until it is shut down. After an error it repeats the call with backoff.
+func work[T comparable](ctx context.Context, queue workqueue.TypedRateLimitingInterface[T], do func(context.Context, T) error) {
+	for {
+		item, isShutDown := queue.Get()
+		if isShutDown {
+			return
+		}
+		if err := do(ctx, item); err != nil {
+			log.FromContext(ctx).V(1).Info("an object for templates cannot be read or watched yet", "object", item, "reason", err.Error())
+			queue.AddRateLimited(item)
+		} else {
+			queue.Forget(item)
+		}
+		queue.Done(item)
+	}
+}
+
+// setReferences replaces the references of a summary.
+func (w *Watcher) setReferences(summary types.NamespacedName, references []source.ResourceReference) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	former := w.references[summary]
+	w.references[summary] = references
+	for _, reference := range references {
+		w.addReference(summary, reference)
+	}
+	for _, reference := range former {
+		if !slices.Contains(references, reference) {
+			w.deleteReference(summary, reference)
+		}
+	}
+	if len(references) == 0 {
+		delete(w.references, summary)
+	}
+}
+
+func (w *Watcher) addReference(summary types.NamespacedName, reference source.ResourceReference) {
+	key := keyOf(reference)
+	found := w.objects[key]
+	if found == nil {
+		found = &object{summaries: map[source.ResourceReference]map[types.NamespacedName]struct{}{}, pins: map[source.ResourceReference]pin{}}
+		w.objects[key] = found
+		if w.numbers[key.gvk]++; !isContent(key.gvk) && !w.watched[key.gvk] {
+			w.kindQueue.Add(key.gvk)
+		}
+	}
+	if found.summaries[reference] == nil {
+		found.summaries[reference] = map[types.NamespacedName]struct{}{}
+	}
+	found.summaries[reference][summary] = struct{}{}
+}
+
+func (w *Watcher) deleteReference(summary types.NamespacedName, reference source.ResourceReference) {
+	key := keyOf(reference)
+	found := w.objects[key]
+	if delete(found.summaries[reference], summary); len(found.summaries[reference]) > 0 {
+		return
+	}
+	delete(found.summaries, reference)
+	delete(found.pins, reference)
+	if len(found.summaries) > 0 {
+		return
+	}
+	delete(w.objects, key)
+	if w.numbers[key.gvk]--; w.numbers[key.gvk] == 0 {
+		delete(w.numbers, key.gvk)
+		w.kindQueue.Add(key.gvk)
+	}
+}
+
+// isContent returns whether the hub watches all objects of a kind anyway.
+func isContent(gvk schema.GroupVersionKind) bool {
+	return gvk == corev1.SchemeGroupVersion.WithKind("ConfigMap") || gvk == corev1.SchemeGroupVersion.WithKind("Secret")
+}
+
+func metadataOf(gvk schema.GroupVersionKind) *metav1.PartialObjectMetadata {
+	object := &metav1.PartialObjectMetadata{}
+	object.SetGroupVersionKind(gvk)
+	return object
+}
+
+// ensureKind begins to watch a kind that is referred to, and ends the watch of another one.
+func (w *Watcher) ensureKind(ctx context.Context, gvk schema.GroupVersionKind) error {
+	w.mu.Lock()
+	isNeeded, isWatched, number := w.numbers[gvk] > 0 && !isContent(gvk), w.watched[gvk], len(w.watched)
+	w.mu.Unlock()
+	var err error
+	switch {
+	case isNeeded == isWatched:
+		return nil
+	case !isNeeded:
+		err = w.kinds.RemoveInformer(ctx, metadataOf(gvk))
+	case number >= maxKinds:
+		err = errTooManyKinds
+	default:
+		if err = w.probe(ctx, gvk); err == nil {
+			err = w.watch(ctx, w.kinds, gvk)
+		}
+	}
+	w.mu.Lock()
+	// With the error, all summaries that refer to the kind have another result.
+	isChanged := (err == nil) != (w.kindErrors[gvk] == nil)
+	if w.kindErrors[gvk] = err; err == nil {
+		delete(w.kindErrors, gvk)
+		if delete(w.watched, gvk); isNeeded {
+			w.watched[gvk] = true
+		}
+		// The references can have changed meanwhile.
+		w.kindQueue.Add(gvk)
+	}
+	summaries := w.summariesOf(gvk)
+	w.mu.Unlock()
+	if isChanged {
+		w.enqueue(ctx, summaries)
+	}
+	return err
+}
+
+// summariesOf returns the summaries that refer to an object of a kind.
+func (w *Watcher) summariesOf(gvk schema.GroupVersionKind) map[types.NamespacedName]struct{} {
+	all := map[types.NamespacedName]struct{}{}
+	for key, found := range w.objects {
+		if key.gvk != gvk {
+			continue
+		}
+		for _, summaries := range found.summaries {
+			for summary := range summaries {
+				all[summary] = struct{}{}
+			}
+		}
+	}
+	return all
+}
+
+// probe returns the error that an informer for a kind would only log: the API server does not serve the kind, or the
+// hub may not list it.
+func (w *Watcher) probe(ctx context.Context, gvk schema.GroupVersionKind) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
+	return w.live.List(ctx, list, client.Limit(1))
+}
+
+// watch adds an event handler to the informer of a kind.
+func (w *Watcher) watch(ctx context.Context, informers cache.Cache, gvk schema.GroupVersionKind) error {
+	informer, err := informers.GetInformer(ctx, metadataOf(gvk), cache.BlockUntilSynced(false))
+	if err != nil {
+		return err
+	}
+	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { w.onEvent(gvk, obj, false) },
+		UpdateFunc: func(_, obj any) { w.onEvent(gvk, obj, false) },
+		DeleteFunc: func(obj any) { w.onEvent(gvk, obj, true) },
+	})
+	return err
+}
+
+// onEvent enqueues an object that is referred to, unless this version of it was read.
+func (w *Watcher) onEvent(gvk schema.GroupVersionKind, obj any, isDeleted bool) {
+	if unknown, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+		obj = unknown.Obj
+	}
+	changed, ok := obj.(client.Object)
+	if !ok {
+		return
+	}
+	key := objectKey{gvk: gvk, namespace: changed.GetNamespace(), name: changed.GetName()}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	found := w.objects[key]
+	if found == nil || !isDeleted && found.isRead && found.latest.resourceVersion == changed.GetResourceVersion() {
+		return
+	}
+	w.objectQueue.AddAfter(key, minReadInterval-time.Since(found.readAt))
+}
+
+// enqueue sends summaries to Changed.
+func (w *Watcher) enqueue(ctx context.Context, summaries map[types.NamespacedName]struct{}) {
+	for name := range summaries {
+		summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
+		select {
+		case w.Changed <- event.GenericEvent{Object: summary}:
+		case <-ctx.Done():
+			return
+		}
+	}
+}

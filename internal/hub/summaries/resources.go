@@ -1,0 +1,46 @@
+package summaries
+
+import (
+	"context"
+	"errors"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/hub/resources"
+	"github.com/towline/towline/internal/source"
+	"github.com/towline/towline/internal/status"
+)
+
+// WithResources returns subject with the objects of the hub that the templates of a summary can read, and watches them.
+// watcher may be nil for a summary without templateResourceRefs.
+func WithResources(ctx context.Context, watcher *resources.Watcher, summary *configv1beta1.ClusterSummary, subject source.Subject) (source.Subject, error) {
+	refs := summary.Spec.ClusterProfileSpec.TemplateResourceRefs
+	if watcher == nil && len(refs) > 0 {
+		return subject, errors.New("no reader for templateResourceRefs")
+	}
+	if watcher == nil {
+		return subject, nil
+	}
+	var err error
+	subject.Resources, err = watcher.Load(ctx, client.ObjectKeyFromObject(summary), refs, subject)
+	return subject, withReason(status.ReasonSource, err)
+}
+
+// forgetReferences ends the watches of the objects that a summary refers to.
+func (c *Controller) forgetReferences(summary client.ObjectKey) {
+	c.references.set(summary, nil)
+	if c.Resources != nil {
+		c.Resources.Forget(summary)
+	}
+}
+
+// hideSecrets makes all objects of items private if templates could read a Secret: each of them can have its data.
+func hideSecrets(items []bundle.Item, subject source.Subject) {
+	for i := range items {
+		if subject.Resources.HasSecret {
+			items[i].Sensitive, items[i].OnlySecretsPrivate = true, false
+		}
+	}
+}

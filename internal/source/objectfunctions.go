@@ -1,0 +1,129 @@
+package source
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"text/template"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	kubejson "k8s.io/apimachinery/pkg/util/json"
+)
+
+// resourceFunctions are the names of the template functions that read Resources.
+func resourceFunctions() []string {
+	return []string{"getResource", "copy", "getField", "setField", "removeField"}
+}
+
+// objectFunctions returns the template functions for objects of the hub. objects are the decoded objects of r.
+func (r Resources) objectFunctions(objects map[string]any) template.FuncMap {
+	// get returns a copy of an object, nil for an optional one that does not exist.
+	get := func(identifier string) (object map[string]any, err error) {
+		if found, ok := objects[identifier].(map[string]any); ok {
+			return deployable(found)
+		}
+		if !slices.Contains(r.Absent, identifier) {
+			err = fmt.Errorf("templateResourceRefs has no identifier %q", identifier)
+		}
+		return nil, err
+	}
+	encode := func(object map[string]any, err error) (string, error) {
+		if err != nil || object == nil {
+			return "", err
+		}
+		return toYAML(object)
+	}
+	return template.FuncMap{
+		"getResource": get,
+		"copy":        func(identifier string) (string, error) { return encode(get(identifier)) },
+		"getField": func(identifier, path string) (any, error) {
+			object, err := get(identifier)
+			value, found := valueAt(object, fieldNames(path))
+			if err != nil || !found {
+				return "", err
+			}
+			return value, nil
+		},
+		"setField": func(identifier, path string, value any) (string, error) {
+			object, err := get(identifier)
+			if err != nil || object == nil {
+				return "", err
+			}
+			return encode(setField(object, path, value))
+		},
+		"removeField": func(identifier, path string) (string, error) {
+			object, err := get(identifier)
+			if err != nil || object == nil {
+				return "", err
+			}
+			return encode(removeField(object, path))
+		},
+		"chainSetField":    setField,
+		"chainRemoveField": removeField,
+	}
+}
+
+// deployable returns a copy of an object of the hub without the metadata that belongs to this object only. An owner or
+// a finalizer of the hub would delete the copy on another cluster, or prevent its deletion.
+func deployable(object map[string]any) (map[string]any, error) {
+	copied, err := copyObject(object)
+	if err != nil {
+		return nil, err
+	}
+	for _, field := range []string{
+		"managedFields", "resourceVersion", "uid", "generation", "creationTimestamp", "selfLink", "ownerReferences", "finalizers",
+		"deletionTimestamp", "deletionGracePeriodSeconds",
+	} {
+		unstructured.RemoveNestedField(copied, "metadata", field)
+	}
+	unstructured.RemoveNestedField(copied, "metadata", "annotations", corev1.LastAppliedConfigAnnotation)
+	return copied, nil
+}
+
+// setField returns a copy of object with a field set.
+func setField(object map[string]any, path string, value any) (map[string]any, error) {
+	copied, err := copyObject(object)
+	if err != nil {
+		return nil, err
+	}
+	if value, err = copyValue(value); err != nil {
+		return nil, err
+	}
+	return copied, unstructured.SetNestedField(copied, value, fieldNames(path)...)
+}
+
+// removeField returns a copy of object without a field.
+func removeField(object map[string]any, path string) (map[string]any, error) {
+	copied, err := copyObject(object)
+	if err != nil {
+		return nil, err
+	}
+	unstructured.RemoveNestedField(copied, fieldNames(path)...)
+	return copied, nil
+}
+
+func fieldNames(path string) []string { return strings.Split(strings.TrimPrefix(path, "."), ".") }
+
+func copyObject(object map[string]any) (map[string]any, error) {
+	copied, err := copyValue(object)
+	if err != nil {
+		return nil, err
+	}
+	fields, ok := copied.(map[string]any)
+	if !ok {
+		return nil, fmt.Errorf("there is no object to change")
+	}
+	return fields, nil
+}
+
+// copyValue returns a copy of a value of a template with the types of JSON. Integers stay integers.
+func copyValue(value any) (any, error) {
+	raw, err := json.Marshal(value)
+	if err != nil {
+		return nil, fmt.Errorf("copy a value: %w", err)
+	}
+	var copied any
+	return copied, kubejson.Unmarshal(raw, &copied)
+}

@@ -1,0 +1,171 @@
+package source
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	kubejson "k8s.io/apimachinery/pkg/util/json"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/phase"
+)
+
+// MaxResourcesSize is the maximum size of the Resources of a Subject in bytes of JSON.
+const MaxResourcesSize = 16 << 20
+
+// Resources are the objects of the hub that the templates of a Subject can read (templateResourceRefs).
+type Resources struct {
+	// Objects has the JSON of the objects by identifier, without managedFields.
+	Objects map[string]json.RawMessage
+	// Absent are the identifiers of optional objects that do not exist.
+	Absent []string
+	// HasSecret is true if one of the objects is a Secret.
+	HasSecret bool
+	// Digest identifies the references and, of their objects, what counts according to the references.
+	Digest string
+}
+
+// decode returns the objects by identifier.
+func (r Resources) decode() (map[string]any, error) {
+	objects := map[string]any{}
+	for identifier, raw := range r.Objects {
+		var object map[string]any
+		if err := kubejson.Unmarshal(raw, &object); err != nil { // integers stay integers
+			return nil, fmt.Errorf("decode the object %s: %w", identifier, err)
+		}
+		objects[identifier] = object
+	}
+	return objects, nil
+}
+
+// ResourceReference identifies an object of any kind on the hub, and which of its changes count.
+type ResourceReference struct {
+	APIVersion, Kind, Namespace, Name string
+	// IgnoreStatus is true if changes of the status do not count.
+	IgnoreStatus bool
+	// WatchFields are the paths whose changes count, separated by line breaks. If it is empty, every change counts.
+	WatchFields string
+}
+
+// String returns r for messages, for example "apps/v1 Deployment eu/web".
+func (r ResourceReference) String() string {
+	text := r.Kind + " " + r.Name
+	if r.Namespace != "" {
+		text = r.Kind + " " + r.Namespace + "/" + r.Name
+	}
+	if r.APIVersion == "v1" {
+		return text
+	}
+	return r.APIVersion + " " + text
+}
+
+// ResolveResource expands the templates in ref for the subject. The namespace defaults to the cluster's namespace.
+// Errors are phase.Invalid, also for a namespace that Subject.Confined does not allow.
+func ResolveResource(ref configv1beta1.TemplateResourceRef, subject Subject) (ResourceReference, error) {
+	subject.Resources = Resources{} // they are not read yet
+	resolved := ResourceReference{
+		APIVersion: cmp.Or(ref.Resource.APIVersion, "v1"), Kind: ref.Resource.Kind,
+		IgnoreStatus: ref.IgnoreStatusChanges, WatchFields: strings.Join(ref.WatchFields, "\n"),
+	}
+	for _, path := range ref.WatchFields {
+		if strings.ContainsAny(path, "[]{}*\n") || len(pathSegments(path)) == 0 {
+			return ResourceReference{}, phase.Invalidf("watchFields: %q is neither names that are separated by dots nor a JSON pointer", path)
+		}
+	}
+	var err error
+	if resolved.Name, err = subject.Expand("name of a "+resolved.Kind, ref.Resource.Name); err != nil {
+		return ResourceReference{}, err
+	}
+	if resolved.Namespace, err = subject.Expand("namespace of "+resolved.Kind+" "+resolved.Name, ref.Resource.Namespace); err != nil {
+		return ResourceReference{}, err
+	}
+	resolved.Namespace = cmp.Or(resolved.Namespace, subject.Namespace)
+	if resolved.Kind == "" || resolved.Name == "" {
+		return ResourceReference{}, phase.Invalidf("the reference to %s needs a kind and a name", resolved)
+	}
+	if subject.Confined != "" && resolved.Namespace != subject.Confined {
+		return ResourceReference{}, phase.Invalidf("%s: a Profile reads its own namespace %s only", resolved, subject.Confined)
+	}
+	return resolved, nil
+}
+
+// Digest returns a digest of what counts in an object, nil if it does not exist.
+func (r ResourceReference) Digest(object map[string]any) (string, error) {
+	var counts any = object
+	switch {
+	case object == nil:
+		counts = nil
+	case r.WatchFields != "":
+		values := []any{}
+		for path := range strings.SplitSeq(r.WatchFields, "\n") {
+			value, found := valueAt(r.withoutStatus(object), pathSegments(path))
+			values = append(values, value, found)
+		}
+		counts = values
+	case r.IgnoreStatus:
+		counts = r.withoutStatus(object)
+	}
+	raw, err := json.Marshal(counts)
+	if err != nil {
+		return "", fmt.Errorf("encode %s: %w", r, err)
+	}
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// withoutStatus returns object without its status and its version if changes of the status do not count.
+func (r ResourceReference) withoutStatus(object map[string]any) map[string]any {
+	if !r.IgnoreStatus {
+		return object
+	}
+	stripped := (&unstructured.Unstructured{Object: object}).DeepCopy()
+	stripped.SetResourceVersion("")
+	unstructured.RemoveNestedField(stripped.Object, "status")
+	return stripped.Object
+}
+
+// pathSegments returns the names in a path: of a JSON pointer, or separated by dots.
+func pathSegments(path string) []string {
+	if pointer, ok := strings.CutPrefix(path, "/"); ok {
+		segments := strings.Split(pointer, "/")
+		for i := range segments {
+			segments[i] = strings.NewReplacer("~1", "/", "~0", "~").Replace(segments[i])
+		}
+		return segments
+	}
+	segments := strings.Split(strings.TrimPrefix(path, "."), ".")
+	if slices.Contains(segments, "") {
+		return nil
+	}
+	return segments
+}
+
+// valueAt returns the value at a path. A number is an index in a list.
+func valueAt(value any, segments []string) (any, bool) {
+	for _, segment := range segments {
+		switch container := value.(type) {
+		case map[string]any:
+			next, ok := container[segment]
+			if !ok {
+				return nil, false
+			}
+			value = next
+		case []any:
+			index, err := strconv.Atoi(segment)
+			if err != nil || index < 0 || index >= len(container) {
+				return nil, false
+			}
+			value = container[index]
+		default:
+			return nil, false
+		}
+	}
+	return value, true
+}

@@ -1,0 +1,41 @@
+package source
+
+import (
+	"context"
+
+	lua "github.com/yuin/gopher-lua"
+
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/script"
+)
+
+// RunScript runs a script in Lua. Its function evaluate gets the Resources of the subject, by identifier, as its
+// argument and as the global variable resources, and returns a table with the text resources. Errors are phase.Invalid
+// and begin with description, except for a sandbox.LimitError.
+func (s Subject) RunScript(description, text string) (Expanded, error) {
+	return s.run(scriptFunction, expansion.runScript, expansion{Description: description, Text: text})
+}
+
+// runScript runs a script in this process.
+func (e expansion) runScript() (Expanded, error) {
+	expanded := Expanded{OnlyResources: true}
+	objects, err := e.Resources.decode()
+	if err != nil {
+		return expanded, err
+	}
+	running, err := script.NewForContent(context.Background(), e.Text) // it has a time limit
+	if err != nil {
+		return expanded, phase.Invalidf("run %s: %w", e.Description, err)
+	}
+	defer running.Close()
+	result, err := running.Evaluate("resources", running.ToLua(objects))
+	if err != nil {
+		return expanded, phase.Invalidf("run %s: %w", e.Description, err)
+	}
+	text, ok := result.RawGetString("resources").(lua.LString)
+	if !ok {
+		return expanded, phase.Invalidf("run %s: the field resources of the table that evaluate returns is not a text", e.Description)
+	}
+	expanded.Text = string(text)
+	return expanded, nil
+}

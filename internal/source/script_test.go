@@ -1,0 +1,31 @@
+package source_test
+
+import (
+	"testing"
+)
+
+func TestRunScript(t *testing.T) {
+	t.Parallel()
+	got, err := subjectWithResources().RunScript("text", `
+function evaluate(all)
+  local web = getResource(resources, "Web")
+  return {resources = web.metadata.name .. web.spec.replicas .. getLabel(all.Web, "tier") .. tostring(all.Other)}
+end`)
+	if err != nil || got.Text != "web3frontnil" || !got.OnlyResources {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+func TestRunScriptNamesThePlaceOfAnError(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"function evaluate()\n  return resources.None.metadata\nend": "run the text: invalid script: line 2: attempt to index",
+		"x = ":                              "run the text: invalid script: at EOF:",
+		"function other() end":              "run the text: invalid script: function evaluate is missing",
+		"function evaluate() return {} end": "run the text: the field resources of the table that evaluate returns is not a text",
+		"while true do end":                 "run the text: the script took more than 5000000 steps",
+	} {
+		_, err := subjectWithResources().RunScript("the text", text)
+		wantInvalid(t, err, want)
+	}
+}
