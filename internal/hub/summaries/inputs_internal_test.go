@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta/testrestmapper"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -17,6 +18,7 @@ import (
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/resources"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/render"
 	"github.com/towline/towline/internal/source"
@@ -52,7 +54,7 @@ func newRestarts(t *testing.T) *restarts {
 	summary.Spec.ClusterProfileSpec.PolicyRefs = []libv1beta1.PolicyRef{
 		{Kind: "ConfigMap", Namespace: "fleet", Name: "content"}, {Kind: "ConfigMap", Namespace: "fleet", Name: "optional", Optional: true},
 	}
-	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithStatusSubresource(summary, cluster, &configv1beta1.ClusterConfiguration{}).
+	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithRESTMapper(testrestmapper.TestOnlyStaticRESTMapper(kube.Scheme())).WithStatusSubresource(summary, cluster, &configv1beta1.ClusterConfiguration{}).
 		WithIndex(&corev1.Secret{}, generatedIndex, generatedOwnerUIDs).WithObjects(cluster, summary, content("content", "1")).Build()
 	r := &restarts{t: t, hub: hub, Reader: hub, codeVersion: "v1", deployed: map[bundle.ID]bundle.Deployed{}}
 	r.reconcile()
@@ -92,7 +94,7 @@ func (r *restarts) reconcile() configv1beta1.FeatureSummary {
 	r.reads, r.deliveries = 0, 0
 	c := &Controller{
 		Hub: r.hub, Live: r.hub, metadata: r.hub, Transport: r, Configurations: NewConfigurations(r.hub, r.hub), references: newReferenceIndex(),
-		Events: events.NewFakeRecorder(100), Clock: clock.RealClock{}, normalEvents: newEventLimiter(),
+		Resources: resources.New(r.hub, nil, nil), Events: events.NewFakeRecorder(100), Clock: clock.RealClock{}, normalEvents: newEventLimiter(),
 		Composer: &Composer{Contents: &source.Contents{Hub: r}, Objects: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), HubUID: "hub", CodeVersion: r.codeVersion},
 	}
 	summary := r.summary()
@@ -149,6 +151,18 @@ func TestUnchangedSummaryIsNotBuiltAgain(t *testing.T) {
 			c.Data = content("content", "{{ .ClusterName }}").Data
 		})
 	}
+	useResource := func(r *restarts) {
+		useTemplate(r)
+		settings := content("settings", "1")
+		settings.Labels = map[string]string{"size": "1"}
+		r.must(r.hub.Create(r.t.Context(), settings))
+		s := r.summary()
+		s.Generation++
+		s.Spec.ClusterProfileSpec.TemplateResourceRefs = []configv1beta1.TemplateResourceRef{
+			{Identifier: "Settings", Resource: corev1.ObjectReference{Kind: "ConfigMap", Name: "settings"}, WatchFields: []string{"metadata.labels.size"}},
+		}
+		r.must(r.hub.Update(r.t.Context(), s))
+	}
 	for name, test := range map[string]struct {
 		// prepare is called before the bundle is delivered a second time, change before the restart.
 		prepare, change func(r *restarts)
@@ -179,6 +193,14 @@ func TestUnchangedSummaryIsNotBuiltAgain(t *testing.T) {
 		"an optional reference": {isBuilt: true, change: func(r *restarts) { r.must(r.hub.Create(r.t.Context(), content("optional", "1"))) }},
 		"missing content": {isBuilt: true, want: libv1beta1.FeatureStatusFailed, change: func(r *restarts) {
 			r.must(r.hub.Delete(r.t.Context(), content("content", "")))
+		}},
+		"an object for templates": {isBuilt: true, prepare: useResource, change: func(r *restarts) {
+			c := content("settings", "")
+			r.update(c, func() { c.Labels["size"] = "2" })
+		}},
+		"a field of it that is not watched": {prepare: useResource, change: func(r *restarts) {
+			c := content("settings", "")
+			r.update(c, func() { c.Data = content("settings", "2").Data })
 		}},
 		"the spec": {isBuilt: true, change: func(r *restarts) {
 			s := r.summary()
@@ -251,5 +273,40 @@ func TestUnchangedSummaryIsNotBuiltAgain(t *testing.T) {
 				t.Errorf("the bundle was delivered %d times", r.deliveries)
 			}
 		})
+	}
+}
+
+// TestMissingObjectForTemplates deletes an object that templates refer to: the feature fails by name, and what was
+// delivered stays.
+func TestMissingObjectForTemplates(t *testing.T) {
+	t.Parallel()
+	r := newRestarts(t)
+	s := r.summary()
+	s.Generation++
+	s.Spec.ClusterProfileSpec.TemplateResourceRefs = []configv1beta1.TemplateResourceRef{
+		{Identifier: "Settings", Resource: corev1.ObjectReference{Kind: "ConfigMap", Name: "settings"}},
+	}
+	r.must(r.hub.Update(t.Context(), s))
+	before := r.deployed[resourcesID]
+	got := r.reconcile()
+	if want := "templateResourceRefs Settings: ConfigMap fleet/settings does not exist"; got.Status != libv1beta1.FeatureStatusFailed || got.FailureMessage != want {
+		t.Errorf("got %s, %s, want %s", got.Status, got.FailureMessage, want)
+	}
+	if after := r.deployed[resourcesID]; r.deliveries > 0 || after.Report.Digest != before.Report.Digest || after.Removing {
+		t.Errorf("%d deliveries, and the bundle is %+v, want %+v", r.deliveries, after, before)
+	}
+}
+
+// TestSecretsOfTheHubMakeContentPrivate composes a bundle whose templates can read a Secret of the hub.
+func TestSecretsOfTheHubMakeContentPrivate(t *testing.T) {
+	t.Parallel()
+	r := newRestarts(t)
+	composer := &Composer{Contents: &source.Contents{Hub: r.hub}, Objects: r.hub, Hub: r.hub, Manifests: render.NewManifestRenderer()}
+	for _, hasSecret := range []bool{false, true} {
+		subject := source.Subject{Namespace: "fleet", Name: "one", Resources: source.Resources{HasSecret: hasSecret}}
+		got, err := composer.Compose(t.Context(), ComposeRequest{Summary: r.summary(), Subject: subject}, libv1beta1.FeatureResources)
+		if err != nil || len(got.Bundle.Items) != 1 || got.Bundle.Items[0].Sensitive != hasSecret || got.Bundle.Items[0].OnlySecretsPrivate == hasSecret {
+			t.Errorf("with a Secret %t: got %+v, %v", hasSecret, got.Bundle.Items, err)
+		}
 	}
 }
