@@ -17,14 +17,14 @@ import (
 const (
 	// maxWait is the time for which callers of Charts.Fetch wait for a request. Then they get a PendingError.
 	maxWait = 2 * time.Second
-	// A repository is not requested for minPause after a failure, and for twice the former pause after each further one,
-	// up to maxPause.
+	// A repository or a URL is not requested for minPause after a failure, and for twice the former pause after each
+	// further one, up to maxPause.
 	minPause = 10 * time.Second
 	maxPause = 5 * time.Minute
 )
 
-// PendingError is returned while a repository has not responded yet. The request continues, and the caller must try
-// again after After.
+// PendingError is returned while a repository or a URL has not responded yet. The request continues, and the caller
+// must try again after After.
 type PendingError struct {
 	After time.Duration
 	// repository is the URL without credentials.
@@ -46,12 +46,24 @@ type attempts struct {
 type attempt struct {
 	// running has the start of each request that is under way.
 	running map[string]time.Time
+	backoff
+	// revisions identify the specs that have been tried since the first failure, see Charts.Fetch.
+	revisions map[string]bool
+}
+
+// backoff is the pause after failed requests, which grows with each failure.
+type backoff struct {
 	// err is the last error, nil after a success. Nothing is requested before retryAt.
 	err     error
 	pause   time.Duration
 	retryAt time.Time
-	// revisions identify the specs that have been tried since the first failure, see Charts.Fetch.
-	revisions map[string]bool
+}
+
+// fail records an error at now.
+func (b *backoff) fail(err error, now time.Time) {
+	b.err = err
+	b.pause = min(max(2*b.pause, minPause), maxPause)
+	b.retryAt = now.Add(b.pause)
 }
 
 func newAttempts(clock clock.PassiveClock) *attempts {
@@ -124,9 +136,7 @@ func (a *attempts) end(request chartRequest, err error, revision func() string) 
 
 // fail records an error. The caller must hold mu.
 func (a *attempts) fail(known *attempt, err error, revision func() string) {
-	known.err = err
-	known.pause = min(max(2*known.pause, minPause), maxPause)
-	known.retryAt = a.clock.Now().Add(known.pause)
+	known.fail(err, a.clock.Now())
 	if revision != nil {
 		known.revisions[revision()] = true
 	}
@@ -143,7 +153,7 @@ func (a *attempts) get(key string) *attempt {
 
 // reset removes the failures. Requests that are running stay.
 func (k *attempt) reset() {
-	k.err, k.pause = nil, 0
+	k.backoff = backoff{}
 	clear(k.revisions)
 }
 

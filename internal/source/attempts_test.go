@@ -24,7 +24,7 @@ func TestFailingRepositoryIsRememberedForAGrowingTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	secret := strings.Replace(address, "http://", "http://me:s%3Acret@", 1) + "?token=s3cret"
-	want := "chart hello 0.1.0 in " + address + ": get " + address + "/index.yaml: the repository returned 503 Service Unavailable"
+	want := "chart hello 0.1.0 in " + address + ": get " + address + "/index.yaml: the server returned 503 Service Unavailable"
 	requests := 0
 	fetch := func(step, address, name, revision string, isRequested bool) {
 		t.Helper()

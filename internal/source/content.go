@@ -30,30 +30,40 @@ const (
 	kindSecret    = string(libv1beta1.SourceSecret)
 )
 
-// Reference identifies one ConfigMap or Secret on the hub.
+// Reference identifies one ConfigMap or Secret on the hub, or one URL.
 type Reference struct {
 	Kind      string
 	Namespace string
 	Name      string
+	// URL is set for KindURL. Namespace and Name are then those of the Secret with the login, "" if there is none.
+	URL string
+	// InsecureSkipTLSVerify and PlainHTTP are the options of the connection to the URL.
+	InsecureSkipTLSVerify, PlainHTTP bool
 }
 
-// String returns r for messages, for example "ConfigMap eu/web".
-func (r Reference) String() string { return r.Kind + " " + r.Namespace + "/" + r.Name }
+// String returns r for messages, for example "ConfigMap eu/web" or "URL https://example.com/web.yaml".
+func (r Reference) String() string {
+	if r.Kind == KindURL {
+		return r.Kind + " " + redactedRemote(r.URL)
+	}
+	return r.Kind + " " + r.Namespace + "/" + r.Name
+}
 
-// File is one key of a ConfigMap or Secret.
+// File is one key of a ConfigMap or Secret, or one file behind a URL.
 type File struct {
+	// Name is the key, or the clean relative path.
 	Name string
 	Data []byte
 }
 
-// Content is the content of one ConfigMap or Secret. It must not be changed.
+// Content is the content of one ConfigMap or Secret, or the files behind one URL. It must not be changed.
 type Content struct {
 	Reference Reference
 	// Files are sorted by name. There are none if the object of an optional reference does not exist.
 	Files []File
 	// Digest is "sha256:" and the hex digest of the files' names and bytes.
 	Digest string
-	// Sensitive is true if the content is from a Secret.
+	// Sensitive is true if the content is from a Secret, or was fetched with credentials.
 	Sensitive bool
 	// Template is true if the files are Go templates, and Lua if they are scripts in Lua, see Subject.
 	Template, Lua bool
@@ -62,6 +72,9 @@ type Content struct {
 // ManifestsReference expands the templates in ref for the subject. The namespace defaults to the cluster's namespace.
 // Errors are phase.Invalid, also for a namespace that Subject.Confined does not allow.
 func ManifestsReference(ref libv1beta1.PolicyRef, subject Subject) (Reference, error) {
+	if ref.RemoteURL != nil {
+		return RemoteReference(ref.RemoteURL.RemoteSource, subject)
+	}
 	return resolve(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
 }
 
@@ -79,6 +92,8 @@ func LoginReference(ref corev1.SecretReference, subject Subject) (Reference, err
 type Contents struct {
 	// Hub reads ConfigMaps and Secrets of the hub.
 	Hub client.Reader
+	// Remote fetches the content behind URLs.
+	Remote *RemoteFetcher
 }
 
 // Manifests reads the content of ref. It fails with ErrNotFound if the object is missing and not optional, and with
@@ -88,7 +103,12 @@ func (c *Contents) Manifests(ctx context.Context, ref libv1beta1.PolicyRef, subj
 	if err != nil {
 		return Content{}, err
 	}
-	return c.read(ctx, reference, ref.Optional)
+	content, err := c.read(ctx, reference, ref.Optional)
+	if err != nil || ref.RemoteURL == nil {
+		return content, err
+	}
+	content.Template = ref.RemoteURL.Template
+	return onlyManifests(content)
 }
 
 // Values reads the values in the ConfigMap or Secret of ref. It fails like Manifests.
@@ -119,6 +139,9 @@ func resolve(ref Reference, subject Subject) (Reference, error) {
 }
 
 func (c *Contents) read(ctx context.Context, ref Reference, isOptional bool) (Content, error) {
+	if ref.Kind == KindURL {
+		return c.readRemote(ctx, ref, isOptional)
+	}
 	meta, data, err := readData(ctx, c.Hub, ref)
 	if apierrors.IsNotFound(err) {
 		if isOptional {

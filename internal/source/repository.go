@@ -233,7 +233,7 @@ func (r *httpRepository) get(ctx context.Context, address string, header http.He
 	return nil, fmt.Errorf("get %s: %w", redacted(address), &responseError{code: response.StatusCode, status: response.Status})
 }
 
-// responseError is a response of a repository with an unexpected status.
+// responseError is a response with an unexpected status.
 type responseError struct {
 	code   int
 	status string
@@ -241,7 +241,7 @@ type responseError struct {
 	isIndex bool
 }
 
-func (e *responseError) Error() string { return "the repository returned " + e.status }
+func (e *responseError) Error() string { return "the server returned " + e.status }
 
 func (r *httpRepository) isOwnHost(address *url.URL) bool {
 	own, err := url.Parse(r.url)

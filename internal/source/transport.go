@@ -62,6 +62,12 @@ func readAtMost(r io.Reader, limit int64) ([]byte, error) {
 	return raw, nil
 }
 
+// isNetworkError returns whether err is an error of the network or a timeout.
+func isNetworkError(err error) bool {
+	_, isNetwork := errors.AsType[net.Error](err)
+	return isNetwork || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
 // stableError returns err without repetitions and without parts that differ between attempts, such as a local port.
 func stableError(err error) error {
 	if asked, ok := errors.AsType[*url.Error](err); ok {

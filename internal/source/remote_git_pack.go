@@ -1,0 +1,206 @@
+package source
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	"github.com/go-git/go-git/v5/plumbing"
+	"github.com/go-git/go-git/v5/plumbing/filemode"
+	"github.com/go-git/go-git/v5/plumbing/format/packfile"
+	"github.com/go-git/go-git/v5/plumbing/object"
+	"github.com/go-git/go-git/v5/storage/memory"
+
+	"github.com/towline/towline/internal/archive"
+)
+
+// maxGitDepth limits the depth of directories, and of tags that point at tags.
+const maxGitDepth = 100
+
+var errGitPack = errors.New("the Git server returned an invalid pack")
+
+// filesInPack returns the files of a commit below a directory, without symbolic links and submodules. hash is the
+// commit or a tag of it.
+func filesInPack(pack []byte, hash plumbing.Hash, directory string) (map[string][]byte, error) {
+	limits := archive.DefaultLimits()
+	if err := checkPack(pack, limits); err != nil {
+		return nil, err
+	}
+	objects := memory.NewStorage()
+	parser, err := packfile.NewParserWithStorage(packfile.NewScanner(bytes.NewReader(pack)), objects)
+	if err != nil {
+		return nil, errGitPack
+	}
+	if _, err := parser.Parse(); err != nil {
+		return nil, errGitPack
+	}
+	commit, err := findCommit(objects, hash)
+	if err != nil {
+		return nil, err
+	}
+	root, err := object.GetTree(objects, commit.TreeHash)
+	if err == nil && directory != "" {
+		if root, err = root.Tree(directory); errors.Is(err, object.ErrDirectoryNotFound) {
+			return nil, fmt.Errorf("the directory %q %w", directory, ErrNotFound)
+		}
+	}
+	if err != nil {
+		return nil, errGitPack
+	}
+	walk := &gitWalk{objects: objects, limits: limits, files: map[string][]byte{}}
+	if err := walk.add(root, "", 0); err != nil {
+		return nil, err
+	}
+	return walk.files, nil
+}
+
+// checkPack returns an error if the objects in a pack have more bytes than the limit when they are unpacked.
+func checkPack(pack []byte, limits archive.Limits) error {
+	scanner := packfile.NewScanner(bytes.NewReader(pack))
+	_, count, err := scanner.Header()
+	if err != nil {
+		return errGitPack
+	}
+	// There are more objects than files: trees and commits.
+	if int64(count) > int64(limits.Files)*4 {
+		return fmt.Errorf("the Git repository has more than %d objects", limits.Files*4)
+	}
+	var total int64
+	for range count {
+		header, err := scanner.NextObjectHeader()
+		if err != nil {
+			return errGitPack
+		}
+		// The scanner returns an error if the object is larger than its header says.
+		if total += header.Length; header.Length < 0 || total > limits.Size {
+			return gitSizeError(limits)
+		}
+		start := &prefixWriter{}
+		if _, _, err := scanner.NextObject(start); err != nil {
+			return errGitPack
+		}
+		if !header.Type.IsDelta() {
+			continue
+		}
+		size, ok := deltaTarget(start.prefix)
+		if !ok {
+			return errGitPack
+		}
+		if total += size; size > limits.Size || total > limits.Size {
+			return gitSizeError(limits)
+		}
+	}
+	return nil
+}
+
+func gitSizeError(limits archive.Limits) error {
+	return fmt.Errorf("the Git repository has more than %d MiB", limits.Size>>20)
+}
+
+// prefixWriter keeps the first bytes that are written.
+type prefixWriter struct{ prefix []byte }
+
+// Write implements io.Writer.
+func (w *prefixWriter) Write(p []byte) (int, error) {
+	const twoSizes = 20
+	w.prefix = append(w.prefix, p[:min(len(p), twoSizes-len(w.prefix))]...)
+	return len(p), nil
+}
+
+// deltaTarget returns the size of the object that a delta makes: the second number in it.
+func deltaTarget(delta []byte) (int64, bool) {
+	var size int64
+	for range 2 {
+		size = 0
+		for shift := 0; ; shift += 7 {
+			if len(delta) == 0 || shift > 42 {
+				return 0, false
+			}
+			size |= int64(delta[0]&0x7f) << shift
+			isLast := delta[0] < 0x80
+			delta = delta[1:]
+			if isLast {
+				break
+			}
+		}
+	}
+	return size, true
+}
+
+// findCommit returns the commit with a hash, or the commit that the tag with that hash points at.
+func findCommit(objects *memory.Storage, hash plumbing.Hash) (*object.Commit, error) {
+	for range maxGitDepth {
+		tag, err := object.GetTag(objects, hash)
+		if err != nil {
+			break
+		}
+		hash = tag.Target
+	}
+	commit, err := object.GetCommit(objects, hash)
+	if err != nil {
+		return nil, fmt.Errorf("the commit %s %w", hash, ErrNotFound)
+	}
+	return commit, nil
+}
+
+// gitWalk collects the files of a tree. A tree can have the same tree many times, so all entries count.
+type gitWalk struct {
+	objects *memory.Storage
+	limits  archive.Limits
+	entries int
+	size    int64
+	files   map[string][]byte
+}
+
+func (w *gitWalk) add(tree *object.Tree, directory string, depth int) error {
+	if depth > maxGitDepth {
+		return fmt.Errorf("its directories are more than %d levels deep", maxGitDepth)
+	}
+	for _, entry := range tree.Entries {
+		if w.entries++; w.entries > w.limits.Files {
+			return fmt.Errorf("it has more than %d files", w.limits.Files)
+		}
+		name, err := archive.CleanPath(path.Join(directory, entry.Name))
+		if err != nil || strings.Contains(entry.Name, "/") {
+			return errGitPack
+		}
+		switch entry.Mode {
+		case filemode.Dir:
+			below, err := object.GetTree(w.objects, entry.Hash)
+			if err != nil {
+				return errGitPack
+			}
+			if err := w.add(below, name, depth+1); err != nil {
+				return err
+			}
+		case filemode.Regular, filemode.Deprecated, filemode.Executable:
+			if err := w.addFile(name, entry.Hash); err != nil {
+				return err
+			}
+		default: // symbolic links and submodules
+		}
+	}
+	return nil
+}
+
+func (w *gitWalk) addFile(name string, hash plumbing.Hash) error {
+	blob, err := object.GetBlob(w.objects, hash)
+	if err != nil {
+		return errGitPack
+	}
+	if w.size += blob.Size; w.size > w.limits.Size {
+		return fmt.Errorf("its files have more than %d MiB", w.limits.Size>>20)
+	}
+	content, err := blob.Reader()
+	if err != nil {
+		return errGitPack
+	}
+	defer content.Close()
+	if w.files[name], err = io.ReadAll(content); err != nil {
+		return errGitPack
+	}
+	return nil
+}

@@ -1,0 +1,180 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/towline/towline/internal/archive"
+)
+
+const (
+	// requestTimeout limits one request of a remote source, and remoteTimeout one fetch.
+	requestTimeout = 30 * time.Second
+	remoteTimeout  = 2 * time.Minute
+	// maxRedirects is the limit of the standard library.
+	maxRedirects = 10
+)
+
+// remoteRevision identifies the content behind a URL on its server.
+type remoteRevision struct {
+	// ETag and LastModified are the header fields of a response.
+	ETag, LastModified string
+	// Digest is the digest of an OCI manifest, or the hash of a Git commit.
+	Digest string
+}
+
+// remoteFetch is the result of one fetch. files are by their clean relative path.
+type remoteFetch struct {
+	files    map[string][]byte
+	revision remoteRevision
+	// isUnchanged is true, and there are no files, if the content has the known revision.
+	isUnchanged bool
+}
+
+// remoteRequest is one fetch of a URL.
+type remoteRequest struct {
+	reference Reference
+	login     remoteLogin
+	// known is the revision of the content that is already there, the zero revision if there is none.
+	known    remoteRevision
+	limits   *remoteLimits
+	download *remoteDownload
+	client   *http.Client
+	timeout  time.Duration
+}
+
+// fetch fetches a URL. Errors have neither credentials nor texts of the server.
+func (f *RemoteFetcher) fetch(ctx context.Context, ref Reference, login remoteLogin, known remoteRevision) (remoteFetch, error) {
+	ctx, cancel := context.WithTimeout(ctx, remoteTimeout)
+	defer cancel()
+	transport, err := newTransport(login.Login)
+	if err != nil {
+		return remoteFetch{}, err
+	}
+	defer transport.CloseIdleConnections()
+	transport.MaxResponseHeaderBytes = maxResponseHeader
+	address, err := url.Parse(ref.URL)
+	if err != nil {
+		return remoteFetch{}, errors.New("it is not a URL") // the reference was checked
+	}
+	request := remoteRequest{
+		reference: ref, login: login, known: known, limits: f.limits, download: &remoteDownload{limits: f.limits},
+		client:  &http.Client{Transport: transport, Timeout: f.timeout, CheckRedirect: checkRedirect},
+		timeout: f.timeout,
+	}
+	defer request.download.close()
+	fetch := request.fetchFile
+	if address.Scheme == schemeOCI {
+		fetch = request.fetchArtifact
+	} else if isGit(address.Scheme) {
+		fetch = request.fetchCommit
+	}
+	fetched, err := fetch(ctx, address)
+	if err == nil && !fetched.isUnchanged && len(fetched.files) == 0 {
+		return remoteFetch{}, errors.New("it has no files")
+	}
+	return fetched, err
+}
+
+// maxResponseHeader limits the header of a response.
+const maxResponseHeader = 64 << 10
+
+// checkRedirect refuses redirects from https to http. A redirect to another host gets neither credentials nor the URL
+// of the request before it, which can have credentials as parameters.
+func checkRedirect(next *http.Request, via []*http.Request) error {
+	if len(via) >= maxRedirects {
+		return fmt.Errorf("the server redirected more than %d times", maxRedirects)
+	}
+	if via[0].URL.Scheme == schemeHTTPS && next.URL.Scheme != schemeHTTPS {
+		return errors.New("the server redirected from https to http, which is refused")
+	}
+	next.Header.Del("Referer")
+	for _, former := range append(via, next) {
+		if !isSameOrigin(former.URL, via[0].URL) {
+			next.Header.Del("Authorization")
+		}
+	}
+	return nil
+}
+
+func isSameOrigin(a, b *url.URL) bool { return a.Scheme == b.Scheme && a.Host == b.Host }
+
+// fetchFile fetches a file or an archive. An unchanged one is not transferred again if the server supports it.
+func (r *remoteRequest) fetchFile(ctx context.Context, address *url.URL) (remoteFetch, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address.String(), nil)
+	if err != nil {
+		return remoteFetch{}, stableError(err)
+	}
+	r.login.authorize(request)
+	if r.known.ETag != "" {
+		request.Header.Set("If-None-Match", r.known.ETag)
+	}
+	if r.known.LastModified != "" {
+		request.Header.Set("If-Modified-Since", r.known.LastModified)
+	}
+	response, err := r.do(request)
+	if err != nil {
+		return remoteFetch{}, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode == http.StatusNotModified {
+		return remoteFetch{isUnchanged: true, revision: r.known}, nil
+	}
+	raw, err := r.download.readAll(response.Body)
+	if err != nil {
+		return remoteFetch{}, err
+	}
+	fetched := remoteFetch{revision: remoteRevision{ETag: response.Header.Get("ETag"), LastModified: response.Header.Get("Last-Modified")}}
+	fetched.files, err = r.filesIn(raw, fileName(address))
+	return fetched, err
+}
+
+// do sends a request. It returns a response with the status OK or, for a conditional request, Not Modified. It fails
+// with ErrNotFound for Not Found and Gone, and with a responseError for any other status.
+func (r *remoteRequest) do(request *http.Request) (*http.Response, error) {
+	request.Header.Set("User-Agent", "towline")
+	response, err := r.client.Do(request)
+	if err != nil {
+		return nil, requestError(err)
+	}
+	isConditional := request.Header.Get("If-None-Match")+request.Header.Get("If-Modified-Since") != ""
+	if response.StatusCode == http.StatusOK || response.StatusCode == http.StatusNotModified && isConditional {
+		return response, nil
+	}
+	response.Body.Close()
+	return nil, statusError(response.StatusCode)
+}
+
+// requestError returns the error of a request without texts of the server.
+func requestError(err error) error {
+	err = stableError(err)
+	if text := err.Error(); strings.Contains(text, "malformed") || strings.Contains(text, "failed to parse") {
+		return errors.New("the server returned an invalid response")
+	}
+	return err
+}
+
+// statusError returns the error for the status of a response. It has no text of the server.
+func statusError(code int) error {
+	if code == http.StatusNotFound || code == http.StatusGone {
+		return ErrNotFound
+	}
+	return &responseError{code: code, status: fmt.Sprintf("%d %s", code, http.StatusText(code))}
+}
+
+// filesIn returns the files of an archive, or data as a file with name. HTML is refused: it is a login page, or an
+// error with the status OK.
+func (r *remoteRequest) filesIn(data []byte, name string) (map[string][]byte, error) {
+	if archive.IsArchive(data) {
+		return r.limits.unpack(data)
+	}
+	if http.DetectContentType(data) == "text/html; charset=utf-8" {
+		return nil, errors.New("the server returned HTML, and not YAML or an archive")
+	}
+	return map[string][]byte{name: data}, nil
+}

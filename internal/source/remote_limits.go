@@ -1,0 +1,100 @@
+package source
+
+import (
+	"fmt"
+	"io"
+	"sync/atomic"
+
+	"github.com/towline/towline/internal/archive"
+)
+
+const (
+	// maxRemoteDownload limits the bytes that one fetch of a URL reads from the network.
+	maxRemoteDownload = 64 << 20
+	// maxRemoteTotal limits the content of all URLs, and the bytes that are being read from the network.
+	maxRemoteTotal = 256 << 20
+	// maxUnpacking is the number of archives that are unpacked at the same time. This takes no longer than the download.
+	maxUnpacking = 2
+	// remoteFileOverhead is the memory of a file in addition to its name and data.
+	remoteFileOverhead = 64
+)
+
+// remoteLimits bounds the memory of a RemoteFetcher.
+type remoteLimits struct {
+	total     int64
+	used      atomic.Int64
+	unpacking chan struct{} // has an element for each archive that is being unpacked
+}
+
+func newRemoteLimits(total int64) *remoteLimits {
+	return &remoteLimits{total: total, unpacking: make(chan struct{}, maxUnpacking)}
+}
+
+// reserve returns an error if n more bytes exceed the limit. The caller must free them.
+func (l *remoteLimits) reserve(n int64) error {
+	if l.used.Add(n) <= l.total {
+		return nil
+	}
+	l.free(n)
+	return &sizeError{fmt.Sprintf("the content of all URLs has more than %d MiB", l.total>>20)}
+}
+
+func (l *remoteLimits) free(n int64) { l.used.Add(-n) }
+
+// unpack returns the files of an archive.
+func (l *remoteLimits) unpack(raw []byte) (map[string][]byte, error) {
+	l.unpacking <- struct{}{}
+	defer func() { <-l.unpacking }()
+	return archive.Read(raw, archive.DefaultLimits())
+}
+
+// remoteDownload is the reader of everything that one fetch reads from the network. Its bytes count until it is closed.
+type remoteDownload struct {
+	limits *remoteLimits
+	size   int64
+}
+
+// reader returns a reader that counts the bytes of r.
+func (d *remoteDownload) reader(r io.Reader) io.Reader { return &countedReader{download: d, reader: r} }
+
+// readAll reads all of r.
+func (d *remoteDownload) readAll(r io.Reader) ([]byte, error) {
+	raw, err := io.ReadAll(d.reader(r))
+	if err != nil {
+		return nil, stableError(err)
+	}
+	return raw, nil
+}
+
+func (d *remoteDownload) add(n int64) error {
+	if d.size+n > maxRemoteDownload {
+		return &sizeError{fmt.Sprintf("it has more than %d MiB", int64(maxRemoteDownload)>>20)}
+	}
+	if err := d.limits.reserve(n); err != nil {
+		return err
+	}
+	d.size += n
+	return nil
+}
+
+// close frees the bytes.
+func (d *remoteDownload) close() { d.limits.free(d.size) }
+
+type countedReader struct {
+	download *remoteDownload
+	reader   io.Reader
+}
+
+// Read implements io.Reader.
+func (r *countedReader) Read(buffer []byte) (int, error) {
+	n, err := r.reader.Read(buffer)
+	if limitErr := r.download.add(int64(n)); limitErr != nil {
+		return 0, limitErr
+	}
+	return n, err
+}
+
+// sizeError is the error of a limit.
+type sizeError struct{ message string }
+
+func (e *sizeError) Error() string { return e.message }
