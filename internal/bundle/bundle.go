@@ -75,12 +75,20 @@ type Item struct {
 	Documents *kube.Documents `json:"-"`
 }
 
-// Reference is the hub object that an item was read from.
+// Reference is the hub object, or the URL, that an item was read from.
 type Reference struct {
 	Kind      string `json:"kind,omitempty"`
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
 	Tier      int32  `json:"tier,omitempty"`
+}
+
+// String returns r for messages, for example "ConfigMap eu/web". A URL has no namespace.
+func (r Reference) String() string {
+	if r.Namespace == "" {
+		return r.Kind + " " + r.Name
+	}
+	return r.Kind + " " + r.Namespace + "/" + r.Name
 }
 
 // Options are the options for applying a bundle.

@@ -147,7 +147,7 @@ func sourceOf(item bundle.Item) string {
 	case item.Release != nil:
 		return "release " + item.Release.Namespace + "/" + item.Release.Name
 	case item.Reference.Kind != "":
-		return item.Reference.Kind + " " + item.Reference.Namespace + "/" + item.Reference.Name
+		return item.Reference.String()
 	default:
 		return "item"
 	}

@@ -209,7 +209,9 @@ func currentOwner(t *target, existing *live, owner bundle.Owner) (current string
 		return "", false // an older engine, which sets no requestor, deployed it for the same profile
 	}
 	if ref := existing.Annotations[kube.AnnotationReferenceName]; ref != "" {
-		current += fmt.Sprintf(" (%s %s/%s)", existing.Annotations[kube.AnnotationReferenceKind], existing.Annotations[kube.AnnotationReferenceNS], ref)
+		current += fmt.Sprintf(" (%s)", bundle.Reference{
+			Kind: existing.Annotations[kube.AnnotationReferenceKind], Namespace: existing.Annotations[kube.AnnotationReferenceNS], Name: ref,
+		})
 	}
 	ours := parseTier(t.marks.annotations[kube.AnnotationReferenceTier])
 	return current, ours >= parseTier(existing.Annotations[kube.AnnotationReferenceTier])

@@ -294,7 +294,7 @@ func originOf(item bundle.Item) string {
 		return originOfRelease(releaseKey(item).String())
 	}
 	if ref := item.Reference; ref.Kind != "" {
-		return fmt.Sprintf("%s %s/%s", ref.Kind, ref.Namespace, ref.Name)
+		return ref.String()
 	}
 	return ""
 }

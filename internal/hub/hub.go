@@ -375,8 +375,12 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir 
 		log.FromContext(ctx).Error(err, "after a restart, all bundles will be built again")
 	}
 	objects := newContentCache(mgr.GetCache(), live)
+	remote := source.NewRemoteFetcher(objects, clock.RealClock{})
+	if err := mgr.Add(remote); err != nil {
+		return nil, fmt.Errorf("add the fetcher of URLs: %w", err)
+	}
 	return &summaries.Composer{
-		Contents: &source.Contents{Hub: objects}, Objects: objects, Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), HubUID: hubUID, CodeVersion: codeVersion, Sandbox: pool,
+		Contents: &source.Contents{Hub: objects, Remote: remote}, Objects: objects, Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), HubUID: hubUID, CodeVersion: codeVersion, Sandbox: pool,
 	}, nil
 }
 

@@ -114,7 +114,7 @@ func supportOfSpec(field string, value any) support {
 
 func supportOfPolicyRef(field string, value any) support {
 	switch field {
-	case "namespace", "name", "optional", "tier", "skipNamespaceCreation", "force":
+	case "namespace", "name", "optional", "tier", "skipNamespaceCreation", "force", "remoteURL":
 		return supported
 	case "kind":
 		return supportedIf(value == string(libv1beta1.SourceConfigMap) || value == string(libv1beta1.SourceSecret))

@@ -26,7 +26,7 @@ func everyField() map[string]string {
 	for refused, fields := range map[string]string{
 		"": `clusterSelector clusterRefs syncMode tier continueOnConflict continueOnError stopMatchingBehavior
 			policyRefs[0].namespace policyRefs[0].name policyRefs[0].kind policyRefs[0].deploymentType policyRefs[0].optional
-			policyRefs[0].tier policyRefs[0].skipNamespaceCreation policyRefs[0].force
+			policyRefs[0].tier policyRefs[0].skipNamespaceCreation policyRefs[0].remoteURL policyRefs[0].force
 			templateResourceRefs[0].identifier templateResourceRefs[0].optional templateResourceRefs[0].ignoreStatusChanges
 			templateResourceRefs[0].watchFields templateResourceRefs[0].resource.apiVersion templateResourceRefs[0].resource.kind
 			templateResourceRefs[0].resource.namespace templateResourceRefs[0].resource.name
@@ -54,7 +54,7 @@ func everyField() map[string]string {
 			helmCharts[0].options.upgradeOptions.recreate
 			setRefs maxUpdate dependsOn transitionFrom kustomizationRefs preDeployChecks validateHealths
 			preDeleteChecks postDeleteChecks patches patchesFrom driftExclusions extraLabels extraAnnotations
-			policyRefs[0].remoteURL templateResourceRefs[0].resource.uid templateResourceRefs[0].resource.resourceVersion
+			templateResourceRefs[0].resource.uid templateResourceRefs[0].resource.resourceVersion
 			templateResourceRefs[0].resource.fieldPath`,
 	} {
 		for _, field := range strings.Fields(fields) {
@@ -225,7 +225,6 @@ kustomizationRefs: [{kind: ConfigMap, name: k}]
 		"spec.policyRefs[0].deploymentType",
 		"spec.policyRefs[1].kind",
 		"spec.policyRefs[1].path",
-		"spec.policyRefs[2].remoteURL",
 		"spec.syncMode",
 	}
 	if diff := cmp.Diff(want, render.Unsupported(spec)); diff != "" {

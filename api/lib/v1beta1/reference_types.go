@@ -39,17 +39,19 @@ const (
 
 // RemoteSource is content behind a URL, fetched by the hub.
 type RemoteSource struct {
-	// URL of a file, a tar archive (plain or gzip) or, with the scheme oci, an artifact. A URL that cannot be fetched
-	// fails the feature and is tried again.
-	// +kubebuilder:validation:Pattern=`^(https?|oci)://`
+	// URL of a file or an archive (tar, tar.gz, zip), of an artifact (oci://host/path:tag or @digest), or of a Git
+	// repository (git+https://host/path?ref=<branch, tag or commit>&path=<directory>, or git+ssh). May be a Go template. A
+	// URL that cannot be fetched fails the feature and is tried again.
+	// +kubebuilder:validation:Pattern=`^(https?|oci|git\+(https?|ssh))://`
 	URL string `json:"url"`
 
-	// Interval after which the URL is read again. Default 5m.
+	// Interval after which the URL is read again, at least 1s. Default 5m. With several users, the shortest one counts.
 	// +kubebuilder:default:="5m"
 	// +optional
 	Interval *metav1.Duration `json:"interval,omitempty"`
 
-	// SecretRef is a Secret on the hub with the key token, or username and password, and optionally caFile.
+	// SecretRef is a Secret on the hub with the key token, or username and password, and optionally caFile. For git+ssh,
+	// identity and known_hosts. Namespace and name may be Go templates.
 	// +optional
 	SecretRef *corev1.SecretReference `json:"secretRef,omitempty"`
 
@@ -57,7 +59,7 @@ type RemoteSource struct {
 	// +optional
 	InsecureSkipTLSVerify bool `json:"insecureSkipTLSVerify,omitempty"`
 
-	// PlainHTTP talks to an OCI registry without TLS. Default false.
+	// PlainHTTP talks to an OCI registry without TLS. Default false. Only for oci.
 	// +optional
 	PlainHTTP bool `json:"plainHTTP,omitempty"`
 }

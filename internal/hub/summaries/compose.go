@@ -137,7 +137,7 @@ func (c *Composer) References(r ComposeRequest) []source.Reference {
 			add(source.LoginReference(ref, r.Subject))
 		}
 	}
-	return all
+	return append(all, loginReferences(all)...)
 }
 
 // manifestReferences returns the references of the feature Resources that can be resolved, and the first error.
@@ -224,12 +224,11 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 		if len(objects) == 0 {
 			continue
 		}
+		kind, namespace, name := content.Reference.Origin()
 		items = append(items, bundle.Item{
-			Objects:   objects,
-			Documents: documents,
-			Reference: bundle.Reference{
-				Kind: content.Reference.Kind, Namespace: content.Reference.Namespace, Name: content.Reference.Name, Tier: tier(ref.Tier),
-			},
+			Objects:               objects,
+			Documents:             documents,
+			Reference:             bundle.Reference{Kind: kind, Namespace: namespace, Name: name, Tier: tier(ref.Tier)},
 			Sensitive:             content.Sensitive || render.HasSecret(objects),
 			OnlySecretsPrivate:    !content.Sensitive,
 			SkipNamespaceCreation: ref.SkipNamespaceCreation,

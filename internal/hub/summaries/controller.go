@@ -122,6 +122,9 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 			ReconciliationTimeout:   reconcileTimeout,
 			RateLimiter:             c.slots.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, maxRetryDelay)),
 		})
+	if c.remoteFetcher() != nil {
+		controllerBuilder = controllerBuilder.WatchesRawSource(c.changedURLs())
+	}
 	for _, cluster := range fleet.Kinds() {
 		controllerBuilder = controllerBuilder.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.summariesOfCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
 	}
@@ -238,12 +241,7 @@ func toRequests(summaries []configv1beta1.ClusterSummary) []reconcile.Request {
 // enqueueReferring enqueues the summaries that refer to an object of kind.
 func (c *Controller) enqueueReferring(kind string) handler.EventHandler {
 	return handler.EnqueueRequestsFromMapFunc(func(_ context.Context, obj client.Object) []reconcile.Request {
-		referring := c.references.summariesFor(source.Reference{Kind: kind, Namespace: obj.GetNamespace(), Name: obj.GetName()})
-		all := make([]reconcile.Request, 0, len(referring))
-		for _, summary := range referring {
-			all = append(all, reconcile.Request{NamespacedName: summary})
-		}
-		return all
+		return c.requestsReferring(source.Reference{Kind: kind, Namespace: obj.GetNamespace(), Name: obj.GetName()})
 	})
 }
 
@@ -253,16 +251,18 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	summary := &configv1beta1.ClusterSummary{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, summary); err != nil {
 		if apierrors.IsNotFound(err) {
-			c.forgetReferences(req.NamespacedName)
 			c.ownWrites.forget(req.NamespacedName)
 			c.starts.forget(req.NamespacedName)
+			return reconcile.Result{}, c.forgetReferences(ctx, req.NamespacedName)
 		}
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+		return reconcile.Result{}, err
 	}
 	member, cluster, isServed, err := c.findMember(ctx, summary)
-	if err != nil || !isServed {
-		c.forgetReferences(req.NamespacedName)
+	if err != nil {
 		return reconcile.Result{}, err
+	}
+	if !isServed {
+		return reconcile.Result{}, c.forgetReferences(ctx, req.NamespacedName)
 	}
 	if c.ownWrites.isBehind(req.NamespacedName, summary.ResourceVersion, c.Clock.Now()) {
 		return reconcile.Result{RequeueAfter: staleDelay}, nil

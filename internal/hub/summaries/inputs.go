@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,7 +53,8 @@ type bundleInputs struct {
 	Cluster []byte
 }
 
-// inputObject is a version of a ConfigMap or a Secret. UID and Version are "" if it does not exist.
+// inputObject is a version of a ConfigMap or a Secret. UID and Version are "" if it does not exist. The version of the
+// content behind a URL is its digest.
 type inputObject struct {
 	Reference source.Reference
 	UID       types.UID
@@ -71,8 +73,16 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 		return "", nil //nolint:nilerr // Compose returns the error
 	}
 	inputs := bundleInputs{Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.Subject.Resources.Digest}
-	isTemplate := false
+	isTemplate := slices.ContainsFunc(s.spec().PolicyRefs, func(ref libv1beta1.PolicyRef) bool { return ref.RemoteURL != nil && ref.RemoteURL.Template })
 	for _, reference := range references {
+		if reference.Kind == source.KindURL {
+			object, ok := c.Composer.urlInput(ctx, reference)
+			if !ok {
+				return "", nil // Compose returns the error
+			}
+			inputs.Objects = append(inputs.Objects, object)
+			continue
+		}
 		object, err := c.readMetadata(ctx, reference)
 		if err != nil {
 			return "", err

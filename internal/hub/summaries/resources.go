@@ -28,12 +28,12 @@ func WithResources(ctx context.Context, watcher *resources.Watcher, summary *con
 	return subject, withReason(status.ReasonSource, err)
 }
 
-// forgetReferences ends the watches of the objects that a summary refers to.
-func (c *Controller) forgetReferences(summary client.ObjectKey) {
-	c.references.set(summary, nil)
+// forgetReferences ends the watches of the objects that a summary refers to, and the requests to its URLs.
+func (c *Controller) forgetReferences(ctx context.Context, summary client.ObjectKey) error {
 	if c.Resources != nil {
 		c.Resources.Forget(summary)
 	}
+	return c.setReferences(ctx, summary, nil, nil)
 }
 
 // hideSecrets makes all objects of items private if templates could read a Secret: each of them can have its data.

@@ -249,7 +249,9 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 		return s.reportFailures(err)
 	}
 	references := append(c.Composer.References(request), generatedReferences(request)...)
-	c.references.set(client.ObjectKeyFromObject(s.summary), references)
+	if err := c.setReferences(ctx, client.ObjectKeyFromObject(s.summary), references, c.Composer.RemoteUses(request)); err != nil {
+		return err
+	}
 	for _, feature := range s.wantedFeatures() {
 		if s.isOneTimeDone(feature) {
 			s.restoreOneTimeStatus(feature)
