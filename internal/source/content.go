@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -30,7 +31,7 @@ const (
 	kindSecret    = string(libv1beta1.SourceSecret)
 )
 
-// Reference identifies one ConfigMap or Secret on the hub, or one URL.
+// Reference identifies one ConfigMap, Secret or Flux source on the hub, or one URL.
 type Reference struct {
 	Kind      string
 	Namespace string
@@ -49,14 +50,14 @@ func (r Reference) String() string {
 	return r.Kind + " " + r.Namespace + "/" + r.Name
 }
 
-// File is one key of a ConfigMap or Secret, or one file behind a URL.
+// File is one key of a ConfigMap or Secret, or one file of a Flux source or behind a URL.
 type File struct {
 	// Name is the key, or the clean relative path.
 	Name string
 	Data []byte
 }
 
-// Content is the content of one ConfigMap or Secret, or the files behind one URL. It must not be changed.
+// Content is the content of one ConfigMap, Secret or Flux source, or the files behind one URL. It must not be changed.
 type Content struct {
 	Reference Reference
 	// Files are sorted by name. There are none if the object of an optional reference does not exist.
@@ -94,6 +95,8 @@ type Contents struct {
 	Hub client.Reader
 	// Remote fetches the content behind URLs.
 	Remote *RemoteFetcher
+	// Artifacts reads Flux sources. Without it, they are not supported.
+	Artifacts *Artifacts
 }
 
 // Manifests reads the content of ref. It fails with ErrNotFound if the object is missing and not optional, and with
@@ -102,6 +105,16 @@ func (c *Contents) Manifests(ctx context.Context, ref libv1beta1.PolicyRef, subj
 	reference, err := ManifestsReference(ref, subject)
 	if err != nil {
 		return Content{}, err
+	}
+	directory, err := subject.Expand("path of "+reference.String(), ref.Path)
+	if err != nil {
+		return Content{}, err
+	}
+	if reference.IsFlux() && c.Artifacts != nil {
+		return c.Artifacts.manifests(ctx, reference, ref.Optional, directory)
+	}
+	if directory != "" {
+		return Content{}, phase.Invalidf("%s has no directories: path %q is for Flux sources", reference, directory)
 	}
 	content, err := c.read(ctx, reference, ref.Optional)
 	if err != nil || ref.RemoteURL == nil {
@@ -142,6 +155,9 @@ func (c *Contents) read(ctx context.Context, ref Reference, isOptional bool) (Co
 	if ref.Kind == KindURL {
 		return c.readRemote(ctx, ref, isOptional)
 	}
+	if ref.IsFlux() && c.Artifacts != nil {
+		return c.Artifacts.read(ctx, ref, isOptional)
+	}
 	meta, data, err := readData(ctx, c.Hub, ref)
 	if apierrors.IsNotFound(err) {
 		if isOptional {
@@ -152,18 +168,36 @@ func (c *Contents) read(ctx context.Context, ref Reference, isOptional bool) (Co
 	if err != nil {
 		return Content{}, fmt.Errorf("read %s: %w", ref, err)
 	}
-	for _, unsupported := range []string{libv1beta1.SubresourcesAnnotation} {
-		if _, marked := meta.Annotations[unsupported]; marked {
-			return Content{}, phase.Invalidf("%s: annotation %s is not supported yet", ref, unsupported)
-		}
-	}
 	content := newContent(ref, data)
-	_, content.Template = meta.Annotations[libv1beta1.TemplateAnnotation]
-	_, content.Lua = meta.Annotations[libv1beta1.LuaAnnotation]
-	if content.Template && content.Lua {
-		return Content{}, phase.Invalidf("%s: it cannot have both annotations %s and %s", ref, libv1beta1.TemplateAnnotation, libv1beta1.LuaAnnotation)
+	err = content.readAnnotations(meta.Annotations)
+	return content, err
+}
+
+// readAnnotations sets the language of the content by the annotations of its object. It returns an error for annotations
+// that are not supported.
+func (c *Content) readAnnotations(annotations map[string]string) error {
+	if _, marked := annotations[libv1beta1.SubresourcesAnnotation]; marked {
+		return phase.Invalidf("%s: annotation %s is not supported yet", c.Reference, libv1beta1.SubresourcesAnnotation)
 	}
-	return content, nil
+	_, c.Template = annotations[libv1beta1.TemplateAnnotation]
+	_, c.Lua = annotations[libv1beta1.LuaAnnotation]
+	if c.Template && c.Lua {
+		return phase.Invalidf("%s: it cannot have both annotations %s and %s", c.Reference, libv1beta1.TemplateAnnotation, libv1beta1.LuaAnnotation)
+	}
+	return nil
+}
+
+// isManifest returns whether a file can have manifests: by its extension, and unless it is a file of kustomize.
+func isManifest(name string) bool {
+	switch path.Base(name) {
+	case "kustomization.yaml", "kustomization.yml", "Kustomization":
+		return false
+	}
+	return hasManifestExtension(name)
+}
+
+func hasManifestExtension(name string) bool {
+	return slices.Contains([]string{".yaml", ".yml", ".json"}, path.Ext(name))
 }
 
 func readData(ctx context.Context, hub client.Reader, ref Reference) (metav1.ObjectMeta, map[string][]byte, error) {

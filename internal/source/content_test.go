@@ -129,7 +129,6 @@ func TestContentThatIsNotSupportedIsRefused(t *testing.T) {
 	}{
 		"both languages": {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "scripted"}, "cannot have both annotations"},
 		"subresources":   {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "partial"}, "annotation projectsveltos.io/subresources is not supported"},
-		"Flux":           {libv1beta1.PolicyRef{Kind: libv1beta1.SourceGitRepository, Name: "repo"}, `kind "GitRepository" is not supported`},
 		"no name":        {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap}, "a reference to a ConfigMap has no name"},
 		"bad template":   {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "{{ .Nothing }}"}, "name of a ConfigMap"},
 	} {

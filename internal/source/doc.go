@@ -3,14 +3,16 @@
 // internal/hub/summaries calls it for each feature of a ClusterSummary, before internal/render makes objects of the
 // result; internal/hub/outdated calls it to find newer versions of deployed charts.
 //
-// The steps for a policyRef: ManifestsReference expands the templates in the reference, Manifests reads the ConfigMap
-// or Secret. A RemoteFetcher polls the URLs that are in use, and Manifests returns their last content. The steps for a
-// chart: ExpandChart expands the templates in its fields, LoginFor and VerificationFor read its Secrets, Charts.Fetch
-// returns the archive, and Values reads the content of valuesFrom.
+// The steps for a policyRef: ManifestsReference expands the templates in the reference, Manifests reads the ConfigMap,
+// the Secret, or the artifact of the Flux source. A RemoteFetcher polls the URLs that are in use, and Manifests returns
+// their last content. The steps for a chart: ExpandChart expands the templates in its fields, LoginFor and
+// VerificationFor read its Secrets, Charts.Fetch returns the archive, or Charts.Package that of a directory in a Flux
+// source, and Values reads the content of valuesFrom.
 //
 // Terms:
 //
-//   - Content: the data of one ConfigMap or Secret on the hub, or the files behind a URL, with a digest.
+//   - Content: the data of one ConfigMap, Secret or Flux source on the hub, or the files behind a URL, with a digest.
+//   - Artifact: the archive that Flux's source-controller serves of a source.
 //   - Subject: the cluster for which templates are expanded, and the hub namespace that they may read.
 //   - Login: the credentials and the transport options for a repository. It is part of the cache keys: a chart that was
 //     fetched with one login is not returned for another one.

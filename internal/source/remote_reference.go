@@ -191,14 +191,10 @@ func fileName(address *url.URL) string {
 	if name == "/" {
 		name = "manifest"
 	}
-	if !isManifest(name) {
+	if !hasManifestExtension(name) {
 		name += ".yaml"
 	}
 	return name
-}
-
-func isManifest(name string) bool {
-	return slices.Contains([]string{".yaml", ".yml", ".json"}, path.Ext(name))
 }
 
 // onlyManifests returns content with the manifests among its files. It is phase.Invalid if there are files, but no

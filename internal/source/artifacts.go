@@ -1,0 +1,193 @@
+package source
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/utils/clock"
+
+	"github.com/towline/towline/internal/archive"
+	"github.com/towline/towline/internal/cache"
+	"github.com/towline/towline/internal/phase"
+)
+
+const (
+	// maxTreesSize limits the files of artifacts in memory, in bytes. Further ones are read from the disk again.
+	maxTreesSize = 128 << 20
+	// fileOverhead is the size of a File without its bytes.
+	fileOverhead = 128
+)
+
+// Artifacts reads the content of Flux's sources. It downloads an artifact once for all members and profiles, and keeps
+// the last one of each source in a directory, which survives restarts. It is safe for concurrent use.
+type Artifacts struct {
+	// Objects returns a source from the hub's cache. It fails with NotFound if the object does not exist, with an error
+	// that wraps ErrNotFound if the hub has no such kind, and with PendingFlux.
+	Objects func(ctx context.Context, ref Reference) (*unstructured.Unstructured, error)
+
+	dir      string
+	attempts *attempts
+	flights  singleflight.Group
+	// trees has the files of an artifact by its digest, and the manifests in a directory of a tree.
+	trees *cache.Cache[Content]
+	// unpacking is held while an artifact is unpacked: only one at a time is in memory twice.
+	unpacking sync.Mutex
+}
+
+// NewArtifacts returns Artifacts that stores the archives in dir, and creates dir if it does not exist. The caller must
+// set Objects.
+func NewArtifacts(dir string, clock clock.PassiveClock) (*Artifacts, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("create the directory of artifacts: %w", err)
+	}
+	return &Artifacts{dir: dir, attempts: newAttempts(clock), trees: cache.New[Content](maxTreesSize)}, nil
+}
+
+// files returns the files of an artifact. Like Charts.Fetch, it returns a PendingError for a slow server, and the last
+// error for a growing time. A new digest is downloaded at once.
+func (a *Artifacts) files(ctx context.Context, ref Reference, artifact Artifact) (Content, error) {
+	if known, ok := a.trees.Get(artifact.Digest); ok {
+		return known, nil
+	}
+	address, err := url.Parse(artifact.URL)
+	if err != nil || address.Host == "" || address.Scheme != "http" && address.Scheme != "https" {
+		return Content{}, errors.New("its URL is not a URL with http or https")
+	}
+	// Each source has a directory of its own, so that one which hangs or fails does not hold up the others.
+	request := chartRequest{repositoryURL: address.JoinPath("..").String(), name: ref.String(), version: artifact.Digest}
+	revision := func() string { return artifact.Digest + " " + artifact.URL }
+	if err := a.attempts.check(request, revision); err != nil {
+		return Content{}, err
+	}
+	flight := a.flights.DoChan(request.key(), func() (any, error) {
+		// Other callers may wait for the same artifact: it is fetched even if the first caller's context ends.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchTimeout)
+		defer cancel()
+		a.attempts.begin(request)
+		content, err := a.fetch(ctx, ref, artifact)
+		a.attempts.end(request, err, revision)
+		return content, err
+	})
+	select {
+	case <-ctx.Done():
+		return Content{}, ctx.Err()
+	case <-time.After(maxWait):
+		return Content{}, &PendingError{After: maxWait, repository: redacted(artifact.URL)}
+	case done := <-flight:
+		content, _ := done.Val.(Content)
+		return content, done.Err
+	}
+}
+
+// fetch downloads an artifact unless its archive is in the directory, and unpacks it.
+func (a *Artifacts) fetch(ctx context.Context, ref Reference, artifact Artifact) (Content, error) {
+	name := sha256.Sum256([]byte(ref.String()))
+	path := filepath.Join(a.dir, hex.EncodeToString(name[:]))
+	if verifyArchive(path, artifact.Digest) != nil {
+		if err := a.download(ctx, artifact, path); err != nil {
+			return Content{}, err
+		}
+	}
+	a.unpacking.Lock()
+	defer a.unpacking.Unlock()
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return Content{}, err
+	}
+	files, err := archive.Read(raw, archive.DefaultLimits())
+	if err != nil {
+		return Content{}, err
+	}
+	content := newContent(Reference{}, files)
+	size := cache.MinSize
+	for _, file := range content.Files {
+		size += fileOverhead + len(file.Name) + len(file.Data)
+	}
+	return a.trees.GetOrPut(artifact.Digest, content, size), nil
+}
+
+// download stores an archive at path after its digest is verified. It follows no redirects: source-controller sends
+// none.
+func (a *Artifacts) download(ctx context.Context, artifact Artifact, path string) error {
+	transport, err := newTransport(Login{})
+	if err != nil {
+		return err
+	}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, artifact.URL, nil)
+	if err != nil {
+		return stableError(err)
+	}
+	request.Header.Set("User-Agent", "towline")
+	response, err := client.Do(request)
+	if err != nil {
+		return stableError(err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return &responseError{code: response.StatusCode, status: response.Status}
+	}
+	file, err := os.CreateTemp(a.dir, "partial-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(file.Name()) // already renamed, unless something failed
+	size, err := io.Copy(file, io.LimitReader(response.Body, maxArchive+1))
+	if closed := file.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return stableError(err)
+	}
+	if size > maxArchive {
+		return fmt.Errorf("it has more than %d MiB", maxArchive>>20)
+	}
+	if err := verifyArchive(file.Name(), artifact.Digest); err != nil {
+		return err
+	}
+	return os.Rename(file.Name(), path)
+}
+
+// verifyArchive returns an error unless the file has the digest.
+func verifyArchive(path, digest string) error {
+	algorithm, want, _ := strings.Cut(digest, ":")
+	var sum hash.Hash
+	switch algorithm {
+	case "sha256":
+		sum = sha256.New()
+	case "sha384":
+		sum = sha512.New384()
+	case "sha512":
+		sum = sha512.New()
+	default:
+		return phase.Invalidf("its digest %q is not of sha256, sha384 or sha512", digest)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close() //nolint:errcheck // it was only read
+	if _, err := io.Copy(sum, file); err != nil {
+		return err
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); got != want {
+		return fmt.Errorf("its digest is %s:%s, and the source says %s", algorithm, got, digest)
+	}
+	return nil
+}

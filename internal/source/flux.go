@@ -1,0 +1,168 @@
+package source
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/archive"
+	"github.com/towline/towline/internal/phase"
+)
+
+// FluxGroupVersion returns the API version of Flux's sources.
+func FluxGroupVersion() schema.GroupVersion {
+	return schema.GroupVersion{Group: "source.toolkit.fluxcd.io", Version: "v1"}
+}
+
+// FluxKinds returns the kinds of Flux's sources that have an artifact with files.
+func FluxKinds() []string {
+	return []string{string(libv1beta1.SourceGitRepository), string(libv1beta1.SourceOCIRepository), string(libv1beta1.SourceBucket)}
+}
+
+// IsFlux returns whether r is a source of Flux.
+func (r Reference) IsFlux() bool { return slices.Contains(FluxKinds(), r.Kind) }
+
+// Artifact is the archive that Flux's source-controller made of a source last.
+type Artifact struct {
+	URL string
+	// Digest is "<algorithm>:<hex>" of the archive.
+	Digest string
+	// IsTemplate and IsLua are true if the annotations of the source make its files templates or scripts.
+	IsTemplate, IsLua bool
+}
+
+// ArtifactOf returns the artifact of a source, the zero Artifact if it has none. Nothing else of the object has an
+// effect on the content: a source that is suspended or not ready keeps its last artifact.
+func ArtifactOf(object *unstructured.Unstructured) Artifact {
+	field := func(name string) string {
+		text, _, _ := unstructured.NestedString(object.Object, "status", "artifact", name) // a wrong type is no artifact
+		return text
+	}
+	_, isTemplate := object.GetAnnotations()[libv1beta1.TemplateAnnotation]
+	_, isLua := object.GetAnnotations()[libv1beta1.LuaAnnotation]
+	return Artifact{URL: field("url"), Digest: field("digest"), IsTemplate: isTemplate, IsLua: isLua}
+}
+
+// noArtifactError returns the error for a source without an artifact. It has the message of Flux.
+func noArtifactError(ref Reference, object *unstructured.Unstructured) error {
+	reason := "Flux's source-controller has not reported on it"
+	conditions, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions") // a wrong type is no condition
+	for _, condition := range conditions {
+		if fields, ok := condition.(map[string]any); ok && fields["type"] == "Ready" {
+			reason = fmt.Sprint(fields["message"])
+		}
+	}
+	if isSuspended, _, _ := unstructured.NestedBool(object.Object, "spec", "suspend"); isSuspended {
+		reason = "it is suspended"
+	}
+	return fmt.Errorf("%s has no artifact: %s", ref, reason)
+}
+
+// PendingFlux returns the error of Artifacts.Objects while the objects are not known yet.
+func PendingFlux(ref Reference, after time.Duration) error {
+	return &PendingError{After: after, repository: ref.String()}
+}
+
+// read returns all files of a source.
+func (a *Artifacts) read(ctx context.Context, ref Reference, isOptional bool) (Content, error) {
+	content, err := a.tree(ctx, ref)
+	if isOptional && errors.Is(err, ErrNotFound) {
+		return newContent(ref, nil), nil
+	}
+	return content, err
+}
+
+// manifests returns the manifests of a source: the files at or below a directory with the extension .yaml, .yml or
+// .json, without the files of kustomize. It fails with phase.Invalid if there is no such directory.
+func (a *Artifacts) manifests(ctx context.Context, ref Reference, isOptional bool, directory string) (Content, error) {
+	directory, err := cleanDirectory(ref, directory)
+	if err != nil {
+		return Content{}, err
+	}
+	content, err := a.tree(ctx, ref)
+	if isOptional && errors.Is(err, ErrNotFound) {
+		return newContent(ref, nil), nil
+	}
+	if err != nil {
+		return Content{}, err
+	}
+	selected, err := a.trees.GetOrCompute(content.Digest+" "+directory, func() (Content, int, error) {
+		files, err := filesBelow(content, directory)
+		if err != nil {
+			return Content{}, 0, err
+		}
+		manifests := map[string][]byte{}
+		for _, file := range files {
+			if isManifest(file.Name) {
+				manifests[file.Name] = file.Data
+			}
+		}
+		// The bytes belong to the whole tree.
+		return newContent(Reference{}, manifests), fileOverhead * (len(manifests) + 1), nil
+	})
+	content.Files, content.Digest = selected.Files, selected.Digest
+	return content, err
+}
+
+// tree returns all files of a source. It fails with ErrNotFound if the object or its kind does not exist.
+func (a *Artifacts) tree(ctx context.Context, ref Reference) (Content, error) {
+	object, err := a.Objects(ctx, ref)
+	if apierrors.IsNotFound(err) {
+		return Content{}, fmt.Errorf("%s %w", ref, ErrNotFound)
+	}
+	if err != nil {
+		return Content{}, err
+	}
+	artifact := ArtifactOf(object)
+	if artifact.URL == "" {
+		return Content{}, noArtifactError(ref, object)
+	}
+	content, err := a.files(ctx, ref, artifact)
+	if err != nil {
+		return Content{}, fmt.Errorf("%s: artifact %s: %w", ref, redacted(artifact.URL), err)
+	}
+	content.Reference = ref
+	err = content.readAnnotations(object.GetAnnotations())
+	return content, err
+}
+
+// cleanDirectory returns the clean path of a directory in a source, "." for the root.
+func cleanDirectory(ref Reference, directory string) (string, error) {
+	directory = cmp.Or(strings.Trim(directory, "/"), ".")
+	if directory = path.Clean(directory); directory == "." {
+		return directory, nil
+	}
+	clean, err := archive.CleanPath(directory)
+	if err != nil {
+		return "", phase.Invalidf("%s: path %w", ref, err)
+	}
+	return clean, nil
+}
+
+// filesBelow returns the files in a directory and below it. The path of a file returns that file. It fails with
+// phase.Invalid if there is no such directory.
+func filesBelow(content Content, directory string) ([]File, error) {
+	if directory == "." {
+		return content.Files, nil
+	}
+	var below []File
+	for _, file := range content.Files {
+		if file.Name == directory || strings.HasPrefix(file.Name, directory+"/") {
+			below = append(below, file)
+		}
+	}
+	if len(below) == 0 {
+		return nil, phase.Invalidf("%s has no directory %q", content.Reference, directory)
+	}
+	return below, nil
+}

@@ -1,0 +1,184 @@
+package source
+
+import (
+	"archive/tar"
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/Masterminds/semver/v3"
+	"helm.sh/helm/v4/pkg/chart/common"
+	helmchart "helm.sh/helm/v4/pkg/chart/v2"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/phase"
+)
+
+// IsFluxURL returns whether the repositoryURL of a chart is a Flux source.
+func IsFluxURL(address string) bool {
+	_, ok := fluxKindOf(address)
+	return ok
+}
+
+// fluxKindOf returns the kind for the scheme of a repositoryURL.
+func fluxKindOf(address string) (kind string, ok bool) {
+	scheme, _, _ := strings.Cut(address, "://")
+	for _, kind := range FluxKinds() {
+		if strings.ToLower(kind) == scheme {
+			return kind, true
+		}
+	}
+	return "", false
+}
+
+// ChartReference returns the Flux source of a chart and the path of the chart's directory in it, for a repositoryURL
+// like gitrepository://<namespace>/<name>/<path>. It returns the zero Reference for any other URL. Errors are
+// phase.Invalid, also for a namespace that Subject.Confined does not allow.
+func ChartReference(chart configv1beta1.HelmChart, subject Subject) (ref Reference, directory string, err error) {
+	address, err := subject.Expand("repositoryURL", chart.RepositoryURL)
+	if err != nil {
+		return Reference{}, "", err
+	}
+	kind, ok := fluxKindOf(address)
+	if !ok {
+		return Reference{}, "", nil
+	}
+	_, rest, _ := strings.Cut(address, "://")
+	parts := append(strings.SplitN(rest, "/", 3), "", "")
+	if parts[0] == "" || parts[1] == "" {
+		return Reference{}, "", phase.Invalidf("repositoryURL %q is not %s://<namespace>/<name>/<path>", address, strings.ToLower(kind))
+	}
+	ref, err = resolve(Reference{Kind: kind, Namespace: parts[0], Name: parts[1]}, subject)
+	return ref, parts[2], err
+}
+
+// Chart returns all files of the Flux source of a chart.
+func (c *Contents) Chart(ctx context.Context, ref Reference) (Content, error) {
+	return c.read(ctx, ref, false)
+}
+
+// Package returns the archive of the chart in a directory of content, as `helm package` makes it: without the files in
+// .helmignore, and with the dependencies in its directory charts. The same files have the same archive. Errors name the
+// chart's directory and are phase.Invalid: only other content, or a change of the profile, corrects them.
+func (c *Charts) Package(chart configv1beta1.HelmChart, content Content, directory string) (Chart, error) {
+	directory, err := cleanDirectory(content.Reference, directory)
+	if err != nil {
+		return Chart{}, err
+	}
+	request := chartRequest{repositoryURL: chart.RepositoryURL, name: directory, version: content.Digest}
+	packaged, err, _ := c.flights.Do("package "+request.key(), func() (any, error) {
+		if cached, ok := c.cached(request); ok {
+			return cached, nil
+		}
+		files, err := filesBelow(content, directory)
+		if err != nil {
+			return Chart{}, err
+		}
+		got, err := c.packageChart(files, directory)
+		if err != nil {
+			return Chart{}, fmt.Errorf("%s: chart in %q: %w", content.Reference, directory, err)
+		}
+		return c.store(request, got)
+	})
+	if err != nil {
+		return Chart{}, err
+	}
+	return packaged.(Chart), checkVersion(chart, packaged.(Chart))
+}
+
+// checkVersion returns an error if the version of a packaged chart is not one that the profile allows.
+func checkVersion(chart configv1beta1.HelmChart, packaged Chart) error {
+	if chart.ChartVersion == "" {
+		return nil
+	}
+	constraint, err := semver.NewConstraint(chart.ChartVersion)
+	if err != nil {
+		return phase.Invalidf("chartVersion %q: %w", chart.ChartVersion, err)
+	}
+	version, err := semver.NewVersion(packaged.Version)
+	if err != nil || !constraint.Check(version) {
+		return phase.Invalidf("%s has chart %s %s, and the profile wants chartVersion %s", chart.RepositoryURL, packaged.Name, packaged.Version, chart.ChartVersion)
+	}
+	return nil
+}
+
+func (c *Charts) packageChart(files []File, directory string) (download, error) {
+	work, err := os.MkdirTemp(c.dir, "package-")
+	if err != nil {
+		return download{}, err
+	}
+	defer os.RemoveAll(work) //nolint:errcheck // a rest is only disk space
+	if err := writeFiles(work, files, directory); err != nil {
+		return download{}, err
+	}
+	if _, err := os.Stat(filepath.Join(work, "Chart.yaml")); err != nil {
+		return download{}, phase.Invalidf("it has no Chart.yaml")
+	}
+	// Helm's loader honours .helmignore, and refuses a chart that is not valid.
+	loaded, err := loader.LoadDir(work)
+	if err != nil {
+		return download{}, phase.Invalid{Err: err}
+	}
+	if missing := missingDependencies(loaded); len(missing) > 0 {
+		return download{}, phase.Invalidf("its dependencies are not in its directory charts: %s", strings.Join(missing, ", "))
+	}
+	archived, err := archiveChart(loaded)
+	return download{archive: archived, metadata: loaded.Metadata}, err
+}
+
+// missingDependencies returns the names of the dependencies that a chart does not contain.
+func missingDependencies(loaded *helmchart.Chart) []string {
+	var missing []string
+	for _, dependency := range loaded.Metadata.Dependencies {
+		isSame := func(c *helmchart.Chart) bool { return c.Name() == dependency.Name }
+		if !slices.ContainsFunc(loaded.Dependencies(), isSame) {
+			missing = append(missing, dependency.Name)
+		}
+	}
+	return missing
+}
+
+// writeFiles writes the files below a directory of a source to an empty directory.
+func writeFiles(work string, files []File, directory string) error {
+	for _, file := range files {
+		path := filepath.Join(work, filepath.FromSlash(strings.TrimPrefix(file.Name, directory+"/")))
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, file.Data, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// archiveChart returns the files of a chart as a gzipped tar archive, sorted and without times.
+func archiveChart(loaded *helmchart.Chart) ([]byte, error) {
+	files := slices.SortedFunc(slices.Values(loaded.Raw), func(a, b *common.File) int { return cmp.Compare(a.Name, b.Name) })
+	var archived bytes.Buffer
+	zipped := gzip.NewWriter(&archived)
+	writer := tar.NewWriter(zipped)
+	for _, file := range files {
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: loaded.Name() + "/" + file.Name, Mode: 0o644, Size: int64(len(file.Data))}
+		if err := writer.WriteHeader(header); err != nil {
+			return nil, err
+		}
+		if _, err := writer.Write(file.Data); err != nil {
+			return nil, err
+		}
+	}
+	if err := writer.Close(); err != nil {
+		return nil, err
+	}
+	if err := zipped.Close(); err != nil {
+		return nil, err
+	}
+	return archived.Bytes(), nil
+}
