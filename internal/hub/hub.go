@@ -249,7 +249,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport, Configurations: configurations,
 			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Wakeups: h.engines.reportedSummaries, UnreachableReason: h.unreachableReason(),
-			Resources: h.resources, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
+			Resources: h.resources, Flux: h.newFluxWatcher(composer.Contents.Artifacts), Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&unclaimed.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Transport: transport, Configurations: configurations,
@@ -370,6 +370,10 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir 
 	if err != nil {
 		return nil, err
 	}
+	artifacts, err := source.NewArtifacts(filepath.Join(dir, "artifacts"), clock.RealClock{})
+	if err != nil {
+		return nil, err
+	}
 	codeVersion, err := summaries.CodeVersion()
 	if err != nil {
 		log.FromContext(ctx).Error(err, "after a restart, all bundles will be built again")
@@ -380,7 +384,7 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir 
 		return nil, fmt.Errorf("add the fetcher of URLs: %w", err)
 	}
 	return &summaries.Composer{
-		Contents: &source.Contents{Hub: objects, Remote: remote}, Objects: objects, Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), HubUID: hubUID, CodeVersion: codeVersion, Sandbox: pool,
+		Contents: &source.Contents{Hub: objects, Remote: remote, Artifacts: artifacts}, Objects: objects, Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), HubUID: hubUID, CodeVersion: codeVersion, Sandbox: pool,
 	}, nil
 }
 

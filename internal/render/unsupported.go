@@ -93,7 +93,7 @@ func supportOf(pattern string, value any) support {
 		if option, ok := strings.CutPrefix(field, "options."); ok {
 			return supportOfHelmOption(option, value)
 		}
-		return supportOfHelmChart(field, value)
+		return supportOfHelmChart(field)
 	}
 	return unsupported
 }
@@ -114,10 +114,8 @@ func supportOfSpec(field string, value any) support {
 
 func supportOfPolicyRef(field string, value any) support {
 	switch field {
-	case "namespace", "name", "optional", "tier", "skipNamespaceCreation", "force", "remoteURL":
+	case "kind", "namespace", "name", "path", "optional", "tier", "skipNamespaceCreation", "force", "remoteURL":
 		return supported
-	case "kind":
-		return supportedIf(value == string(libv1beta1.SourceConfigMap) || value == string(libv1beta1.SourceSecret))
 	case "deploymentType":
 		return supportedIf(value == string(libv1beta1.DeploymentTypeRemote))
 	}
@@ -134,14 +132,11 @@ func supportOfResourceRef(field string) support {
 	return unsupported
 }
 
-func supportOfHelmChart(field string, value any) support {
+func supportOfHelmChart(field string) support {
 	switch field {
-	case "repositoryName", "chartName", "chartVersion", "releaseName", "releaseNamespace", "values", "valuesFrom", "helmChartAction",
+	case "repositoryURL", "repositoryName", "chartName", "chartVersion", "releaseName", "releaseNamespace", "values", "valuesFrom", "helmChartAction",
 		"registryCredentialsConfig", "signatureVerification", "provenanceVerification":
 		return supported
-	case "repositoryURL":
-		scheme, _, _ := strings.Cut(fmt.Sprint(value), "://")
-		return supportedIf(!slices.Contains([]string{"gitrepository", "ocirepository", "bucket"}, scheme))
 	case "options":
 		return nested
 	}

@@ -26,7 +26,7 @@ func everyField() map[string]string {
 	for refused, fields := range map[string]string{
 		"": `clusterSelector clusterRefs syncMode tier continueOnConflict continueOnError stopMatchingBehavior
 			policyRefs[0].namespace policyRefs[0].name policyRefs[0].kind policyRefs[0].deploymentType policyRefs[0].optional
-			policyRefs[0].tier policyRefs[0].skipNamespaceCreation policyRefs[0].remoteURL policyRefs[0].force
+			policyRefs[0].path policyRefs[0].tier policyRefs[0].skipNamespaceCreation policyRefs[0].remoteURL policyRefs[0].force
 			templateResourceRefs[0].identifier templateResourceRefs[0].optional templateResourceRefs[0].ignoreStatusChanges
 			templateResourceRefs[0].watchFields templateResourceRefs[0].resource.apiVersion templateResourceRefs[0].resource.kind
 			templateResourceRefs[0].resource.namespace templateResourceRefs[0].resource.name
@@ -47,7 +47,7 @@ func everyField() map[string]string {
 			helmCharts[0].options.uninstallOptions.keepHistory helmCharts[0].options.uninstallOptions.deletionPropagation
 			helmCharts[0].options.uninstallOptions.disableHooks
 			helmCharts[0].options.upgradeOptions.resetValues helmCharts[0].options.upgradeOptions.upgradeCRDs`,
-		"itself": `reloader maxConsecutiveFailures policyRefs[0].path
+		"itself": `reloader maxConsecutiveFailures
 			helmCharts[0].options.dependencyUpdate helmCharts[0].options.postRenderStrategy
 			helmCharts[0].options.disableOpenAPIValidation helmCharts[0].options.enableClientCache
 			helmCharts[0].options.upgradeOptions.reuseValues helmCharts[0].options.upgradeOptions.resetThenReuseValues
@@ -220,11 +220,8 @@ kustomizationRefs: [{kind: ConfigMap, name: k}]
 		"spec.helmCharts[1].options.upgradeOptions.recreate",
 		"spec.helmCharts[1].options.upgradeOptions.resetThenReuseValues",
 		"spec.helmCharts[1].options.upgradeOptions.reuseValues",
-		"spec.helmCharts[1].repositoryURL",
 		"spec.kustomizationRefs",
 		"spec.policyRefs[0].deploymentType",
-		"spec.policyRefs[1].kind",
-		"spec.policyRefs[1].path",
 		"spec.syncMode",
 	}
 	if diff := cmp.Diff(want, render.Unsupported(spec)); diff != "" {

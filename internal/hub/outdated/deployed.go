@@ -58,6 +58,9 @@ func (w *Checker) queries(ctx context.Context) (map[string]*query, error) {
 			if !ok || chart.RepositoryURL != rel.repository {
 				continue // the chart has changed and is not provisioned yet
 			}
+			if source.IsFluxURL(chart.RepositoryURL) {
+				continue // a source of Flux has one version
+			}
 			login, err := source.LoginFor(ctx, w.Secrets, chart, subject)
 			repository, name := source.RepositoryOf(chart, login)
 			key := repository.Key()

@@ -123,6 +123,9 @@ func (c *Composer) References(r ComposeRequest) []source.Reference {
 		}
 	}
 	for _, chart := range r.Summary.Spec.ClusterProfileSpec.HelmCharts {
+		if ref, _, err := source.ChartReference(chart, r.Subject); ref.IsFlux() {
+			add(ref, err)
+		}
 		for _, ref := range chart.ValuesFrom {
 			add(source.ValuesReference(ref, r.Subject))
 		}
@@ -395,6 +398,10 @@ func (c *Composer) fetchChart(ctx context.Context, r ComposeRequest, chart confi
 			return source.Chart{}, nil, err
 		}
 		contents = append(contents, content)
+	}
+	if source.IsFluxURL(chart.RepositoryURL) {
+		archive, err := c.fetchFluxChart(ctx, r, chart)
+		return archive, contents, err
 	}
 	login, err := source.LoginFor(ctx, c.Objects, chart, r.Subject)
 	if err != nil {

@@ -30,6 +30,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/fluxsources"
 	"github.com/towline/towline/internal/hub/resources"
 	"github.com/towline/towline/internal/hub/slots"
 	"github.com/towline/towline/internal/kube/logkeys"
@@ -75,8 +76,10 @@ type Controller struct {
 	UnreachableReason func(ctx context.Context, cluster client.Object) (string, error)
 	// Wakeups sends summaries to reconcile after changes on push members, which no watch on the hub reports.
 	Wakeups <-chan event.GenericEvent
-	Events  events.EventRecorder
-	Clock   clock.PassiveClock
+	// Flux watches the sources of Flux that summaries refer to.
+	Flux   *fluxsources.Watcher
+	Events events.EventRecorder
+	Clock  clock.PassiveClock
 
 	// metadata reads the metadata of Secrets from the cache.
 	metadata   client.Reader
@@ -96,6 +99,9 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		return []string{match.Target(obj.(*configv1beta1.ClusterSummary)).String()}
 	})
 	if err != nil {
+		return err
+	}
+	if err := c.setupFlux(mgr); err != nil {
 		return err
 	}
 	configMaps, secrets := &metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadata{}

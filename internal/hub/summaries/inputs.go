@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,8 +54,8 @@ type bundleInputs struct {
 	Cluster []byte
 }
 
-// inputObject is a version of a ConfigMap or a Secret. UID and Version are "" if it does not exist. The version of the
-// content behind a URL is its digest.
+// inputObject is a version of a ConfigMap, a Secret, a URL or a Flux source. The version of the content behind a URL is its
+// digest, and that of a Flux source the digest of its artifact.
 type inputObject struct {
 	Reference source.Reference
 	UID       types.UID
@@ -63,7 +64,7 @@ type inputObject struct {
 
 // inputsOf returns the digest of the inputs of a feature's bundle, "" if it has none. It reads the cache before the
 // bundle is built: if the cache is behind, the digest is of inputs that never come back, and the event of the change
-// reconciles the summary again.
+// reconciles the summary again. An object that does not exist can come back as such, so there is no digest with one.
 func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, feature libv1beta1.FeatureID) (string, error) {
 	if feature != libv1beta1.FeatureResources || s.member.Mode != fleet.Pull || c.Composer.CodeVersion == "" {
 		return "", nil
@@ -73,23 +74,19 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 		return "", nil //nolint:nilerr // Compose returns the error
 	}
 	inputs := bundleInputs{Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.Subject.Resources.Digest}
-	isTemplate := slices.ContainsFunc(s.spec().PolicyRefs, func(ref libv1beta1.PolicyRef) bool { return ref.RemoteURL != nil && ref.RemoteURL.Template })
+	// The path of a source can be a template that selects other files of the same artifact.
+	isTemplate := slices.ContainsFunc(s.spec().PolicyRefs, func(ref libv1beta1.PolicyRef) bool {
+		return ref.RemoteURL != nil && ref.RemoteURL.Template || strings.Contains(ref.Path, "{{")
+	})
 	for _, reference := range references {
-		if reference.Kind == source.KindURL {
-			object, ok := c.Composer.urlInput(ctx, reference)
-			if !ok {
-				return "", nil // Compose returns the error
-			}
-			inputs.Objects = append(inputs.Objects, object)
-			continue
-		}
-		object, err := c.readMetadata(ctx, reference)
+		input, isMarked, err := c.inputOf(ctx, reference)
 		if err != nil {
 			return "", err
 		}
-		inputs.Objects = append(inputs.Objects, inputObject{Reference: reference, UID: object.UID, Version: object.ResourceVersion})
-		_, isMarked := object.Annotations[libv1beta1.TemplateAnnotation]
-		isTemplate = isTemplate || isMarked
+		if input.Version == "" {
+			return "", nil
+		}
+		inputs.Objects, isTemplate = append(inputs.Objects, input), isTemplate || isMarked
 	}
 	if isTemplate {
 		if inputs.Cluster, err = json.Marshal(fleet.WithoutVolatileFields(s.cluster)); err != nil {
@@ -102,6 +99,25 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 	}
 	sum := sha256.Sum256(raw)
 	return base64.RawStdEncoding.EncodeToString(sum[:]), nil
+}
+
+// inputOf returns the present version of an object, "" if it does not exist or is not known yet, and whether its content
+// can read the cluster.
+func (c *Controller) inputOf(ctx context.Context, reference source.Reference) (input inputObject, readsCluster bool, err error) {
+	if reference.Kind == source.KindURL {
+		return c.Composer.urlInput(ctx, reference), false, nil
+	}
+	if reference.IsFlux() {
+		input, readsCluster = c.fluxInput(ctx, reference)
+		return input, readsCluster, nil
+	}
+	object, err := c.readMetadata(ctx, reference)
+	if err != nil {
+		return inputObject{}, false, err
+	}
+	_, isTemplate := object.Annotations[libv1beta1.TemplateAnnotation]
+	_, isLua := object.Annotations[libv1beta1.LuaAnnotation]
+	return inputObject{Reference: reference, UID: object.UID, Version: object.ResourceVersion}, isTemplate || isLua, nil
 }
 
 // readMetadata returns the cached metadata of a ConfigMap or a Secret, empty metadata if it does not exist.

@@ -59,3 +59,15 @@ func (w *referenceIndex) summariesFor(object source.Reference) []types.Namespace
 	}
 	return summaries
 }
+
+// hasKind returns whether a summary refers to an object of a kind.
+func (w *referenceIndex) hasKind(kind string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for object := range w.summaries {
+		if object.Kind == kind {
+			return true
+		}
+	}
+	return false
+}

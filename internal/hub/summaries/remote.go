@@ -82,8 +82,11 @@ func loginReferences(references []source.Reference) []source.Reference {
 	return all
 }
 
-// urlInput returns the input of a bundle for the content behind a URL, false if the content is not known.
-func (c *Composer) urlInput(ctx context.Context, reference source.Reference) (inputObject, bool) {
+// urlInput returns the version of the content behind a URL, "" if it is not known. Compose returns the error.
+func (c *Composer) urlInput(ctx context.Context, reference source.Reference) inputObject {
 	content, err := c.Contents.Remote.Read(ctx, reference)
-	return inputObject{Reference: reference, Version: fmt.Sprintf("%s %t", content.Digest, content.Sensitive)}, err == nil
+	if err != nil {
+		return inputObject{}
+	}
+	return inputObject{Reference: reference, Version: fmt.Sprintf("%s %t", content.Digest, content.Sensitive)}
 }

@@ -1,0 +1,115 @@
+package fluxsources
+
+import (
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/source"
+)
+
+// installBuckets installs the CRD of Buckets.
+func installBuckets(t *testing.T, plane *localkube.Plane) {
+	t.Helper()
+	api, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	group := source.FluxGroupVersion().Group
+	err = api.Create(t.Context(), &apiextensionsv1.CustomResourceDefinition{
+		ObjectMeta: metav1.ObjectMeta{Name: "buckets." + group},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: group, Scope: apiextensionsv1.NamespaceScoped,
+			Names: apiextensionsv1.CustomResourceDefinitionNames{Kind: "Bucket", ListKind: "BucketList", Plural: "buckets", Singular: "bucket"},
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
+				Name: source.FluxGroupVersion().Version, Served: true, Storage: true,
+				Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: ptr.To(true)}},
+			}},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newWatcher(t *testing.T, config *rest.Config) (w *Watcher, isReferenced *atomic.Bool) {
+	t.Helper()
+	httpClient, err := rest.HTTPClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mapper, err := apiutil.NewDynamicRESTMapper(config, httpClient)
+	if err != nil {
+		t.Fatal(err)
+	}
+	isReferenced = &atomic.Bool{}
+	w = New()
+	w.Mapper, w.IsReferenced, w.Changed = mapper, func(kind string) bool { return kind == "Bucket" && isReferenced.Load() }, func(source.Reference) {}
+	w.NewCache = func(options cache.Options) (cache.Cache, error) {
+		options.Mapper = mapper
+		return cache.New(config, options)
+	}
+	return w, isReferenced
+}
+
+// awaitAnswer calls Get until its result is not pending.
+func awaitAnswer(t *testing.T, w *Watcher, ref source.Reference, isAnswer func(error) bool) {
+	t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		_, err := w.Get(t.Context(), ref)
+		if isAnswer(err) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("got %v", err)
+		}
+		w.check(t.Context(), ref.Kind)
+	}
+}
+
+func TestKindIsWatchedWhileItIsReferenced(t *testing.T) {
+	t.Parallel()
+	plane := localkube.ForTest(t)
+	w, isReferenced := newWatcher(t, plane.Config)
+	ref := source.Reference{Kind: "Bucket", Namespace: "default", Name: "app"}
+	isPending := func(err error) bool {
+		_, ok := errors.AsType[*source.PendingError](err)
+		return ok
+	}
+	w.check(t.Context(), "Bucket")
+	if _, err := w.Get(t.Context(), ref); !isPending(err) {
+		t.Errorf("before it is referenced: got %v, want a PendingError", err)
+	}
+	isReferenced.Store(true)
+	awaitAnswer(t, w, ref, func(err error) bool { return errors.Is(err, source.ErrNotFound) })
+	installBuckets(t, plane)
+	awaitAnswer(t, w, ref, apierrors.IsNotFound)
+	informer := w.kinds["Bucket"].informer
+	w.check(t.Context(), "Bucket")
+	if w.kinds["Bucket"].informer != informer {
+		t.Error("a watched kind is watched again")
+	}
+	isReferenced.Store(false)
+	w.check(t.Context(), "Bucket")
+	if _, err := w.Get(t.Context(), ref); !isPending(err) {
+		t.Errorf("after the last reference: got %v, want a PendingError", err)
+	}
+	for deadline := time.Now().Add(time.Minute); !informer.IsStopped(); {
+		if time.Now().After(deadline) {
+			t.Fatal("the watch has not ended")
+		}
+	}
+}

@@ -1,0 +1,54 @@
+package summaries
+
+import (
+	"context"
+	"fmt"
+
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/source"
+)
+
+// setupFlux adds the watches of Flux's sources to mgr. A changed artifact reconciles the summaries that refer to it.
+func (c *Controller) setupFlux(mgr manager.Manager) error {
+	c.Flux.IsReferenced = c.references.hasKind
+	c.Flux.Changed = func(ref source.Reference) {
+		for _, summary := range c.references.summariesFor(ref) {
+			c.slots.Queue.Add(reconcile.Request{NamespacedName: summary})
+		}
+	}
+	return mgr.Add(c.Flux)
+}
+
+// fluxInput returns the version of a source: all that is used of its artifact, "" if it has none. readsCluster is true
+// if its files are templates or scripts.
+func (c *Controller) fluxInput(ctx context.Context, reference source.Reference) (input inputObject, readsCluster bool) {
+	object, err := c.Flux.Get(ctx, reference)
+	if err != nil {
+		return inputObject{}, false
+	}
+	artifact := source.ArtifactOf(object)
+	if artifact.URL == "" {
+		return inputObject{}, false
+	}
+	return inputObject{Reference: reference, UID: object.GetUID(), Version: fmt.Sprint(artifact)}, artifact.IsTemplate || artifact.IsLua
+}
+
+// fetchFluxChart returns the chart in a directory of a Flux source.
+func (c *Composer) fetchFluxChart(ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart) (source.Chart, error) {
+	if chart.RegistryCredentialsConfig != nil || chart.SignatureVerification != nil || chart.ProvenanceVerification != nil {
+		return source.Chart{}, phase.Invalidf("repositoryURL %s: registryCredentialsConfig, signatureVerification and provenanceVerification are not for charts from a source of Flux, which has a secretRef and a verification of its own", chart.RepositoryURL)
+	}
+	ref, directory, err := source.ChartReference(chart, r.Subject)
+	if err != nil {
+		return source.Chart{}, err
+	}
+	content, err := c.Contents.Chart(ctx, ref)
+	if err != nil {
+		return source.Chart{}, err
+	}
+	return c.Charts.Package(chart, content, directory)
+}
