@@ -34,7 +34,7 @@ help: ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
-build: towline localkube helm ## Build everything into bin/
+build: towline localkube helm source-controller ## Build everything into bin/
 
 .PHONY: towline
 towline:
@@ -50,6 +50,13 @@ localkube:
 	@echo "building localkube and kubectl (the first time takes some minutes)" >&2
 	@cd localkube && $(LOCALKUBE_ENV) go build $(LOCALKUBE_FLAGS) -o $(BIN)/localkube .
 	@cd localkube && $(LOCALKUBE_ENV) go build $(LOCALKUBE_FLAGS) -o $(BIN)/kubectl ./cmd/kubectl
+
+# Flux's source-controller, for the story about its sources.
+.PHONY: source-controller
+source-controller:
+	@mkdir -p $(BIN)
+	@echo "building source-controller (the first time takes some minutes)" >&2
+	@cd test/flux && $(LOCALKUBE_ENV) go build $(LOCALKUBE_FLAGS) -o $(BIN)/source-controller github.com/fluxcd/source-controller
 
 .PHONY: helm
 helm: $(HELM)

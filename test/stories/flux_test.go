@@ -1,0 +1,288 @@
+package stories
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/source"
+)
+
+// fluxSources are the objects of Flux; the URLs of the servers follow.
+const fluxSources = `
+apiVersion: v1
+kind: Secret
+metadata: {namespace: flux, name: git-login}
+stringData:
+  username: user
+  password: %[1]s
+  ca.crt: %[2]q
+---
+apiVersion: source.toolkit.fluxcd.io/v1
+kind: GitRepository
+metadata: {namespace: flux, name: platform}
+spec: {url: %[3]q, ref: {branch: main}, interval: 2s, timeout: 10s, secretRef: {name: git-login}}
+---
+apiVersion: source.toolkit.fluxcd.io/v1
+kind: OCIRepository
+metadata: {namespace: flux, name: platform}
+spec: {url: %[4]q, ref: {tag: latest}, interval: 2s, insecure: true}
+---
+apiVersion: v1
+kind: Secret
+metadata: {namespace: flux, name: bucket-login}
+stringData: {accesskey: user, secretkey: user-secret}
+---
+apiVersion: source.toolkit.fluxcd.io/v1
+kind: Bucket
+metadata: {namespace: flux, name: platform}
+spec: {endpoint: %[5]q, bucketName: platform, interval: 2s, insecure: true, region: us-east-1, secretRef: {name: bucket-login}}
+`
+
+// fluxProfiles are the profiles of the story, by name. All are there before Flux is.
+func fluxProfiles() map[string]string {
+	return map[string]string{
+		"plain": "policyRefs: [{kind: ConfigMap, namespace: flux, name: plain}]",
+		"git": `policyRefs:
+  - {kind: GitRepository, namespace: flux, name: platform, path: ./apps/web}
+  - {kind: GitRepository, namespace: flux, name: platform, path: apps/db/}`,
+		"oci":    "policyRefs: [{kind: OCIRepository, namespace: flux, name: platform}]",
+		"bucket": "policyRefs: [{kind: Bucket, namespace: flux, name: platform, path: manifests}]",
+		"chart": `helmCharts:
+  - {repositoryURL: "gitrepository://flux/platform/charts/hello", releaseName: hello, releaseNamespace: hello}`,
+		"moved": "policyRefs: [{kind: GitRepository, namespace: flux, name: platform, path: moved}]",
+	}
+}
+
+// fluxStory is TestFluxSources.
+type fluxStory struct {
+	*world
+	git *gitServer
+	// members are by the name of the cluster, and namespaces have their namespaces on the hub.
+	members    map[string]*localkube.Plane
+	namespaces map[string]string
+}
+
+// TestFluxSources deploys what Flux's source-controller reads from a Git server, a registry and a bucket, on a member in
+// pull mode and one in push mode. The profiles are there before Flux is installed, and nobody touches them later.
+func TestFluxSources(t *testing.T) {
+	awaitTurn(t)
+	w := newWorld(t)
+	s := &fluxStory{
+		world: w, git: w.gitServer(), namespaces: map[string]string{"pull-1": "edge", "push-1": "cloud"},
+		members: map[string]*localkube.Plane{"pull-1": w.pullMember("edge", "pull-1", "env=flux"), "push-1": w.pushMember("cloud", "push-1", "env=flux")},
+	}
+	s.beforeFluxIsInstalled()
+	s.installFlux()
+	controller := s.startSourceController()
+	s.deliversAllSources()
+	s.followsPushes()
+	s.namesBadContent()
+	s.outlivesTheGitServer()
+	s.outlivesTheSource()
+	controller.kill()
+	s.outlivesTheController()
+}
+
+func (s *fluxStory) profile(name, spec string) {
+	s.t.Helper()
+	s.apply(s.hub, fmt.Sprintf("apiVersion: config.projectsveltos.io/v1beta1\nkind: ClusterProfile\nmetadata: {name: %s}\nspec:\n  clusterSelector: {matchLabels: {env: flux}}\n  %s\n", name, spec))
+}
+
+func (s *fluxStory) plain(text string) {
+	s.t.Helper()
+	s.apply(s.hub, fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: flux, name: plain}\ndata:\n  content.yaml: %q\n", fluxManifest("plain", text)))
+}
+
+// want waits until a ConfigMap has the text on both members.
+func (s *fluxStory) want(name, text string) {
+	s.t.Helper()
+	for cluster, member := range s.members {
+		s.eventually(fmt.Sprintf("%s has %s: %s", cluster, name, text), func() error {
+			data, err := s.data(member, "flux-content", name)
+			if err == nil && data["text"] != text {
+				err = fmt.Errorf("it has %q", data["text"])
+			}
+			return err
+		})
+	}
+}
+
+// wantStatus waits until the profile's summaries have a status.
+func (s *fluxStory) wantStatus(profile, status string) {
+	s.t.Helper()
+	for cluster, namespace := range s.namespaces {
+		s.eventually(profile+" on "+cluster+" is "+status, func() error {
+			return s.wantStatuses(namespace, profile+"-sveltos-"+cluster, status)
+		})
+	}
+}
+
+// wantFailure waits until the profile's summaries have a message with the texts. The message has no password.
+func (s *fluxStory) wantFailure(profile string, texts ...string) {
+	s.t.Helper()
+	for cluster, namespace := range s.namespaces {
+		s.eventually(profile+" on "+cluster+" names what is wrong", func() error {
+			var got configv1beta1.ClusterSummary
+			if err := s.client(s.hub).Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: profile + "-sveltos-" + cluster}, &got); err != nil {
+				return err
+			}
+			message := failureOf(got)
+			if strings.Contains(message, gitPassword) {
+				s.t.Errorf("the message has the password: %s", message)
+			}
+			return wantTexts(message, texts)
+		})
+	}
+}
+
+// fingerprintsOf returns what the members have.
+func (s *fluxStory) fingerprintsOf(namespace string) map[string]fingerprint {
+	s.t.Helper()
+	all := map[string]fingerprint{}
+	for cluster, member := range s.members {
+		for name, found := range s.fingerprints(member, namespace) {
+			all[cluster+" "+name] = found
+		}
+	}
+	return all
+}
+
+// wantUntouched compares what the members have with before, without the object of the profile plain.
+func (s *fluxStory) wantUntouched(before map[string]fingerprint) {
+	s.t.Helper()
+	now := s.fingerprintsOf("flux-content")
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		if !strings.HasSuffix(name, " plain") && now[name] != before[name] {
+			s.t.Errorf("%s has changed: %+v, before %+v", name, now[name], before[name])
+		}
+	}
+}
+
+// beforeFluxIsInstalled applies the profiles. The one without Flux is served.
+func (s *fluxStory) beforeFluxIsInstalled() {
+	s.t.Helper()
+	s.kubectl(s.hub, "create", "namespace", "flux")
+	s.plain("one")
+	for name, spec := range fluxProfiles() {
+		s.profile(name, spec)
+	}
+	s.want("plain", "one")
+	s.wantFailure("git", "GitRepository flux/platform does not exist", "is Flux's source-controller installed?")
+	s.wantFailure("chart", "hello", "GitRepository flux/platform does not exist")
+}
+
+// deliversAllSources creates the sources.
+func (s *fluxStory) deliversAllSources() {
+	s.t.Helper()
+	files := s.fluxFiles("one")
+	files["moved/here.yaml"] = fluxManifest("git-moved", "one")
+	s.git.push(files)
+	oci := s.ociRepository("platform", map[string]string{"oci.yaml": fluxManifest("from-oci", "one")})
+	bucket := s.bucketServer("platform", map[string]string{"manifests/bucket.json": `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "flux-content", "name": "from-bucket"}, "data": {"text": "one"}}`, "other.yaml": "not: [read\n"})
+	s.apply(s.hub, fmt.Sprintf(fluxSources, gitPassword, s.git.ca(), s.git.url(), oci, bucket))
+	for _, name := range []string{"git-web", "git-db", "git-moved", "from-oci", "from-bucket"} {
+		s.want(name, "one")
+	}
+	for name := range fluxProfiles() {
+		s.wantStatus(name, "Provisioned")
+	}
+	for cluster, member := range s.members {
+		if _, err := s.data(member, "flux-content", "git-unused"); !apierrors.IsNotFound(err) {
+			s.t.Errorf("%s has a manifest of another directory: %v", cluster, err)
+		}
+		if out := s.helm(member, "list", "--namespace=hello", "--no-headers"); !strings.Contains(out, "hello-0.1.0") {
+			s.t.Errorf("%s has the releases %q, want hello", cluster, out)
+		}
+	}
+}
+
+// followsPushes changes manifests and the chart in Git.
+func (s *fluxStory) followsPushes() {
+	s.t.Helper()
+	files := s.fluxFiles("two")
+	files["charts/hello/templates/pushed.yaml"] = "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: flux-content, name: pushed-chart}\ndata: {text: two}\n"
+	s.git.push(files)
+	for _, name := range []string{"git-web", "git-db", "pushed-chart"} {
+		s.want(name, "two")
+	}
+	for _, name := range []string{"git", "chart"} {
+		s.wantStatus(name, "Provisioned")
+	}
+}
+
+// namesBadContent pushes what cannot be deployed. What was delivered before stays.
+func (s *fluxStory) namesBadContent() {
+	s.t.Helper()
+	before := s.fingerprintsOf("flux-content")
+	s.git.git(s.git.clone, "mv", "moved", "elsewhere")
+	s.git.push(map[string]string{"apps/web/broken.yaml": "kind: [ConfigMap\n"})
+	s.wantFailure("git", "GitRepository flux/platform", "apps/web/broken.yaml")
+	s.wantFailure("moved", `GitRepository flux/platform has no directory "moved"`)
+	s.wantUntouched(before)
+	s.git.git(s.git.clone, "mv", "elsewhere", "moved")
+	s.git.push(map[string]string{"apps/web/broken.yaml": fluxManifest("git-mended", "three")})
+	s.want("git-mended", "three")
+	for _, name := range []string{"git", "moved"} {
+		s.wantStatus(name, "Provisioned")
+	}
+}
+
+// outlivesTheGitServer stops the Git server until Flux reports that.
+func (s *fluxStory) outlivesTheGitServer() {
+	s.t.Helper()
+	before := s.fingerprintsOf("flux-content")
+	s.git.server.Close()
+	s.eventually("Flux reports that the Git server is away", func() error {
+		repository := &unstructured.Unstructured{}
+		repository.SetGroupVersionKind(source.FluxGroupVersion().WithKind("GitRepository"))
+		if err := s.client(s.hub).Get(s.t.Context(), client.ObjectKey{Namespace: "flux", Name: "platform"}, repository); err != nil {
+			return err
+		}
+		conditions, _, _ := unstructured.NestedSlice(repository.Object, "status", "conditions")
+		for _, condition := range conditions {
+			if fields := condition.(map[string]any); fields["type"] == "Ready" && fields["status"] != "True" {
+				return nil
+			}
+		}
+		return errors.New("it is ready")
+	})
+	s.plain("while the Git server is away")
+	s.want("plain", "while the Git server is away")
+	s.wantStatus("git", "Provisioned")
+	s.wantUntouched(before)
+}
+
+// outlivesTheSource deletes the GitRepository.
+func (s *fluxStory) outlivesTheSource() {
+	s.t.Helper()
+	before := s.fingerprintsOf("flux-content")
+	s.kubectl(s.hub, "delete", "gitrepository", "-n", "flux", "platform")
+	s.wantFailure("git", "GitRepository flux/platform does not exist")
+	s.wantFailure("chart", "GitRepository flux/platform does not exist")
+	s.wantUntouched(before)
+}
+
+// outlivesTheController deploys another profile with content that the hub has, while source-controller does not run.
+func (s *fluxStory) outlivesTheController() {
+	s.t.Helper()
+	before := s.fingerprintsOf("flux-content")
+	s.profile("late", "policyRefs: [{kind: OCIRepository, namespace: flux, name: platform, path: oci.yaml}]\n  tier: 50")
+	s.plain("while source-controller is away")
+	s.want("plain", "while source-controller is away")
+	s.wantStatus("late", "Provisioned")
+	s.wantStatus("bucket", "Provisioned")
+	s.want("from-bucket", "one")
+	delete(before, "pull-1 ConfigMap from-oci") // the profile with the lower tier takes it over
+	delete(before, "push-1 ConfigMap from-oci")
+	s.wantUntouched(before)
+}

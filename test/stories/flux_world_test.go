@@ -1,0 +1,243 @@
+package stories
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/md5"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"maps"
+	"net/http"
+	"net/http/cgi"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2"
+	"oras.land/oras-go/v2/registry/remote"
+
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/archive"
+)
+
+// gitPassword is the password of the Git server. No message may have it.
+const gitPassword = "git-pa55word"
+
+// gitServer serves one repository over HTTPS, with git's own http-backend, to clients with the password.
+type gitServer struct {
+	*world
+	server *httptest.Server
+	// clone is the working directory of a user.
+	clone string
+	env   []string
+}
+
+func (w *world) gitServer() *gitServer {
+	w.t.Helper()
+	root := filepath.Join(w.dir, "git")
+	g := &gitServer{world: w, clone: filepath.Join(w.dir, "clone")}
+	g.env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null", "GIT_TERMINAL_PROMPT=0",
+		"GIT_AUTHOR_NAME=user", "GIT_AUTHOR_EMAIL=user@example.com", "GIT_COMMITTER_NAME=user", "GIT_COMMITTER_EMAIL=user@example.com")
+	g.git(w.dir, "init", "--quiet", "--bare", "--initial-branch=main", filepath.Join(root, "platform.git"))
+	g.git(filepath.Join(root, "platform.git"), "config", "http.receivepack", "true")
+	backend := &cgi.Handler{
+		Path: filepath.Join(strings.TrimSpace(g.git(w.dir, "--exec-path")), "git-http-backend"),
+		Env:  []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_GLOBAL=/dev/null"},
+	}
+	g.server = httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		if user, password, _ := r.BasicAuth(); user != "user" || password != gitPassword {
+			rw.Header().Set("WWW-Authenticate", `Basic realm="git"`)
+			rw.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		backend.ServeHTTP(rw, r)
+	}))
+	w.t.Cleanup(g.server.Close)
+	g.env = append(g.env, "GIT_SSL_CAINFO="+w.save("git-ca.pem", g.ca()))
+	g.git(w.dir, "clone", "--quiet", strings.Replace(g.url(), "https://", "https://user:"+gitPassword+"@", 1), g.clone)
+	return g
+}
+
+func (g *gitServer) url() string { return g.server.URL + "/platform.git" }
+
+func (g *gitServer) ca() string {
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: g.server.Certificate().Raw}))
+}
+
+// git runs git as the user.
+func (g *gitServer) git(dir string, args ...string) string {
+	g.t.Helper()
+	cmd := exec.CommandContext(g.t.Context(), "git", args...)
+	cmd.Dir, cmd.Env = dir, g.env
+	out, err := output(cmd)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return out
+}
+
+// push commits files and pushes them to the server.
+func (g *gitServer) push(files map[string]string) {
+	g.t.Helper()
+	for name, text := range files {
+		path := filepath.Join(g.clone, name)
+		err := os.MkdirAll(filepath.Dir(path), 0o700)
+		if err == nil {
+			err = os.WriteFile(path, []byte(text), 0o600)
+		}
+		if err != nil {
+			g.t.Fatal(err)
+		}
+	}
+	g.git(g.clone, "add", "--all")
+	g.git(g.clone, "commit", "--quiet", "--message=change")
+	g.git(g.clone, "push", "--quiet", "origin", "HEAD:main")
+}
+
+// fluxFiles are the content of the Git repository: two directories with manifests, and a chart. The file of kustomize
+// is not a manifest.
+func (w *world) fluxFiles(text string) map[string]string {
+	w.t.Helper()
+	files := map[string]string{
+		"README.md":                    "not a manifest\n",
+		"apps/web/one.yaml":            fluxManifest("git-web", text),
+		"apps/web/kustomization.yaml":  "resources: [one.yaml]\n",
+		"apps/db/nested/two.yaml":      fluxManifest("git-db", text),
+		"unused/not-for-this-one.yaml": fluxManifest("git-unused", text),
+	}
+	packaged, err := examples.Chart{}.Archive()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	chart, err := archive.Read(packaged, archive.DefaultLimits())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for name, raw := range chart {
+		files["charts/"+name] = string(raw)
+	}
+	return files
+}
+
+// fluxManifest is a ConfigMap in namespace flux-content.
+func fluxManifest(name, text string) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: flux-content, name: %s}\ndata: {text: %q}\n", name, text)
+}
+
+// ociRepository serves a registry over plain HTTP with one artifact that has files, and returns its address.
+func (w *world) ociRepository(repository string, files map[string]string) string {
+	w.t.Helper()
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	w.t.Cleanup(server.Close)
+	address := strings.TrimPrefix(server.URL, "http://") + "/" + repository
+	target, err := remote.NewRepository(address + ":latest")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	target.PlainHTTP = true
+	layer, err := oras.PushBytes(w.t.Context(), target, "application/vnd.cncf.flux.content.v1.tar+gzip", w.tarball(files))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	manifest, err := oras.PackManifest(w.t.Context(), target, oras.PackManifestVersion1_1, "application/vnd.cncf.flux.config.v1+json",
+		oras.PackManifestOptions{Layers: []ocispec.Descriptor{layer}})
+	if err == nil {
+		err = target.Tag(w.t.Context(), manifest, "latest")
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return "oci://" + address
+}
+
+// tarball returns files as a gzipped tar archive.
+func (w *world) tarball(files map[string]string) []byte {
+	w.t.Helper()
+	var buffer bytes.Buffer
+	zipped := gzip.NewWriter(&buffer)
+	writer := tar.NewWriter(zipped)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		err := writer.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o600, Size: int64(len(files[name]))})
+		if err == nil {
+			_, err = writer.Write([]byte(files[name]))
+		}
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	if err := errors.Join(writer.Close(), zipped.Close()); err != nil {
+		w.t.Fatal(err)
+	}
+	return buffer.Bytes()
+}
+
+// bucketServer serves one bucket with the four requests of S3 that source-controller sends.
+func (w *world) bucketServer(bucket string, files map[string]string) string {
+	w.t.Helper()
+	etag := func(text string) string { return fmt.Sprintf("%x", md5.Sum([]byte(text))) }
+	when := time.Unix(1_700_000_000, 0).UTC()
+	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		key := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/"+bucket), "/")
+		text, isObject := files[key]
+		switch {
+		case r.URL.Query().Has("location"):
+			_, _ = fmt.Fprint(rw, `<LocationConstraint xmlns="http://s3.amazonaws.com/doc/2006-03-01/"></LocationConstraint>`)
+		case isObject:
+			rw.Header().Set("ETag", `"`+etag(text)+`"`)
+			http.ServeContent(rw, r, key, when, strings.NewReader(text))
+		case key != "":
+			rw.WriteHeader(http.StatusNotFound)
+			_, _ = fmt.Fprint(rw, `<Error><Code>NoSuchKey</Code></Error>`)
+		case r.Method == http.MethodGet:
+			var list bytes.Buffer
+			for name, text := range files {
+				fmt.Fprintf(&list, "<Contents><Key>%s</Key><LastModified>%s</LastModified><ETag>&quot;%s&quot;</ETag><Size>%d</Size></Contents>", name, when.Format(time.RFC3339), etag(text), len(text))
+			}
+			_, _ = fmt.Fprintf(rw, `<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>%s</Name><KeyCount>%d</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>%s</ListBucketResult>`, bucket, len(files), list.String())
+		}
+	}))
+	w.t.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "http://")
+}
+
+// startSourceController runs Flux's source-controller against the hub, as a pod there would.
+func (w *world) startSourceController() *process {
+	w.t.Helper()
+	storage := strings.TrimPrefix(closedAddress(w.t), "http://")
+	dir := filepath.Join(w.dir, "storage")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		w.t.Fatal(err)
+	}
+	return w.start("source-controller", w.hub, "source-controller", "--storage-path="+dir, "--storage-addr="+storage, "--storage-adv-addr="+storage,
+		"--metrics-addr=127.0.0.1:0", "--health-addr=127.0.0.1:0", "--events-addr=", "--enable-leader-election=false", "--interval-jitter-percentage=0", "--log-level=info")
+}
+
+// fluxCRDs returns the directory with the CRDs of the source-controller that is in use.
+var fluxCRDs = sync.OnceValues(func() (string, error) {
+	cmd := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/fluxcd/source-controller")
+	cmd.Dir = filepath.Join("..", "flux")
+	dir, err := output(cmd)
+	return filepath.Join(strings.TrimSpace(dir), "config", "crd", "bases"), err
+})
+
+// installFlux installs the CRDs of Flux's sources on the hub.
+func (w *world) installFlux() {
+	w.t.Helper()
+	dir, err := fluxCRDs()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.kubectl(w.hub, "apply", "--server-side", "-f", dir)
+	w.kubectl(w.hub, "wait", "--for=condition=Established", "crd", "--all")
+}
