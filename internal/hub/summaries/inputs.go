@@ -139,6 +139,11 @@ func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1
 	if inputs == "" || !ok || deployed.Inputs != inputs || deployed.Removing || deployed.Report.State != bundle.StateApplied {
 		return false
 	}
+	// The reconcile that sees a new digest first builds the bundle and records its objects.
+	known := s.featureSummary(feature)
+	if known.Status != libv1beta1.FeatureStatusProvisioned || bundle.DigestFromBytes(known.Hash) != deployed.Report.Digest {
+		return false
+	}
 	result := status.FeatureResult{Feature: feature, Kind: status.Delivered, DesiredDigest: deployed.Report.Digest, Report: deployed.Report}
 	updated := status.ComputeStatus(s.summary.Status, status.ReconcileResult{Features: []status.FeatureResult{result}})
 	owner := metav1.GetControllerOf(s.summary)

@@ -36,6 +36,8 @@ type restarts struct {
 	deployed    map[bundle.ID]bundle.Deployed
 	deliveries  int
 	reads       int
+	// isCacheBehind is true while the cache of metadata lacks all objects.
+	isCacheBehind bool
 }
 
 var resourcesID = bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: "web-one", Feature: string(libv1beta1.FeatureResources)}
@@ -55,7 +57,7 @@ func newRestarts(t *testing.T) *restarts {
 		{Kind: "ConfigMap", Namespace: "fleet", Name: "content"}, {Kind: "ConfigMap", Namespace: "fleet", Name: "optional", Optional: true},
 	}
 	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithRESTMapper(testrestmapper.TestOnlyStaticRESTMapper(kube.Scheme())).WithStatusSubresource(summary, cluster, &configv1beta1.ClusterConfiguration{}).
-		WithIndex(&corev1.Secret{}, generatedIndex, generatedOwnerUIDs).WithObjects(cluster, summary, content("content", "1")).Build()
+		WithIndex(&corev1.Secret{}, generatedIndex, generatedOwnerUIDs).WithObjects(cluster, summary, content("content", "1"), content("optional", "1")).Build()
 	r := &restarts{t: t, hub: hub, Reader: hub, codeVersion: "v1", deployed: map[bundle.ID]bundle.Deployed{}}
 	r.reconcile()
 	return r
@@ -71,6 +73,13 @@ func content(name, value string) *corev1.ConfigMap {
 func (r *restarts) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 	r.reads++
 	return r.hub.Get(ctx, key, obj, opts...)
+}
+
+func (r *restarts) metadata() client.Reader {
+	if r.isCacheBehind {
+		return fake.NewClientBuilder().WithScheme(kube.Scheme()).WithIndex(&corev1.Secret{}, generatedIndex, generatedOwnerUIDs).Build()
+	}
+	return r.hub
 }
 
 func (r *restarts) Deliver(_ context.Context, _ fleet.Member, b bundle.Bundle) (bundle.Report, error) {
@@ -93,7 +102,7 @@ func (r *restarts) reconcile() configv1beta1.FeatureSummary {
 	r.t.Helper()
 	r.reads, r.deliveries = 0, 0
 	c := &Controller{
-		Hub: r.hub, Live: r.hub, metadata: r.hub, Transport: r, Configurations: NewConfigurations(r.hub, r.hub), references: newReferenceIndex(),
+		Hub: r.hub, Live: r.hub, metadata: r.metadata(), Transport: r, Configurations: NewConfigurations(r.hub, r.hub), references: newReferenceIndex(),
 		Resources: resources.New(r.hub, nil, nil), Events: events.NewFakeRecorder(100), Clock: clock.RealClock{}, normalEvents: newEventLimiter(),
 		Composer: &Composer{Contents: &source.Contents{Hub: r}, Objects: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), HubUID: "hub", CodeVersion: r.codeVersion},
 	}
@@ -170,7 +179,7 @@ func TestUnchangedSummaryIsNotBuiltAgain(t *testing.T) {
 		want            libv1beta1.FeatureStatus // default: Provisioned
 	}{
 		"nothing": {},
-		"the status is lost": {change: func(r *restarts) {
+		"the status is lost": {isBuilt: true, change: func(r *restarts) {
 			s := r.summary()
 			s.Status = configv1beta1.ClusterSummaryStatus{}
 			r.must(r.hub.Status().Update(r.t.Context(), s))
@@ -190,7 +199,19 @@ func TestUnchangedSummaryIsNotBuiltAgain(t *testing.T) {
 			c := content("content", "")
 			r.update(c, func() { c.Data = content("content", "2").Data })
 		}},
-		"an optional reference": {isBuilt: true, change: func(r *restarts) { r.must(r.hub.Create(r.t.Context(), content("optional", "1"))) }},
+		"a deleted optional reference":     {isBuilt: true, change: func(r *restarts) { r.must(r.hub.Delete(r.t.Context(), content("optional", ""))) }},
+		"an optional reference to nothing": {isBuilt: true, prepare: func(r *restarts) { r.must(r.hub.Delete(r.t.Context(), content("optional", ""))) }},
+		// Content that the cache does not have yet is read from the API server.
+		"a cache that was behind": {
+			isBuilt: true, want: libv1beta1.FeatureStatusFailed,
+			prepare: func(r *restarts) {
+				delete(r.deployed, resourcesID)
+				r.isCacheBehind = true
+				r.reconcile()
+				r.isCacheBehind = false
+			},
+			change: func(r *restarts) { r.must(r.hub.Delete(r.t.Context(), content("content", ""))) },
+		},
 		"missing content": {isBuilt: true, want: libv1beta1.FeatureStatusFailed, change: func(r *restarts) {
 			r.must(r.hub.Delete(r.t.Context(), content("content", "")))
 		}},
@@ -243,6 +264,12 @@ func TestUnchangedSummaryIsNotBuiltAgain(t *testing.T) {
 		"a lost ClusterConfiguration": {isBuilt: true, change: func(r *restarts) {
 			key := ConfigurationKey(fleet.Member{Type: fleet.TypeSveltos, Namespace: "fleet", Name: "one"})
 			r.must(r.hub.Delete(r.t.Context(), &configv1beta1.ClusterConfiguration{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}))
+		}},
+		// Its objects are not recorded yet, also if it was applied in the same second as the former one.
+		"a digest that the status does not have": {isBuilt: true, change: func(r *restarts) {
+			s := r.summary()
+			s.Status.FeatureSummaries[0].Hash = []byte("former")
+			r.must(r.hub.Status().Update(r.t.Context(), s))
 		}},
 		"push mode": {isBuilt: true, prepare: func(r *restarts) {
 			one := cluster()
