@@ -2,6 +2,7 @@ package render
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -66,7 +67,7 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 	if rendered.dependsOn == dependsOnResources {
 		rendered, err = r.renderShared(key+" "+subject.Resources.Digest, dependsOnResources, content, subject)
 	}
-	if rendered.dependsOn == dependsOnSubject {
+	if rendered.dependsOn == dependsOnSubject || errors.Is(err, errNotKnown) {
 		texts, _, expandErr := expandFiles(content, subject)
 		if expandErr != nil {
 			return nil, nil, expandErr
@@ -78,11 +79,18 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 	return rendered.objects, rendered.documents, err
 }
 
+// errNotKnown is the error of renderShared if the sandbox could not expand a template: then it is not known what the
+// result depends on. The reason can be the profile of one caller, so each caller expands the template itself.
+var errNotKnown = errors.New("the template was not expanded")
+
 // renderShared renders content once for all subjects that have the same key. If the result depends on more than
 // allowed, it returns dependsOn only.
 func (r *ManifestRenderer) renderShared(key string, allowed dependency, content source.Content, subject source.Subject) (renderedManifests, error) {
 	return r.shared.GetOrCompute(key, func() (renderedManifests, int, error) {
 		texts, dependsOn, err := expandFiles(content, subject)
+		if _, isInvalid := errors.AsType[phase.Invalid](err); err != nil && !isInvalid {
+			return renderedManifests{}, 0, errNotKnown
+		}
 		if dependsOn > allowed {
 			return renderedManifests{dependsOn: dependsOn}, cache.MinSize, nil
 		}

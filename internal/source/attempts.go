@@ -157,11 +157,18 @@ func (k *attempt) reset() {
 	clear(k.revisions)
 }
 
+// archiveError is an error of the download of a chart. The archive can be on another host than the index.
+type archiveError struct{ error }
+
+// Unwrap returns the wrapped error.
+func (e *archiveError) Unwrap() error { return e.error }
+
 // isRepositoryError returns whether an error concerns all charts of a repository: no response, too many requests, or a
-// server error for its index. A server error for any other URL, for example of an archive, concerns one chart.
+// server error for its index. Any other error for an archive concerns one chart.
 func isRepositoryError(err error) bool {
+	_, isArchive := errors.AsType[*archiveError](err)
 	if _, isNetwork := errors.AsType[net.Error](err); isNetwork {
-		return true
+		return !isArchive
 	}
 	if response, ok := errors.AsType[*responseError](err); ok {
 		return response.code == http.StatusTooManyRequests || response.isIndex && response.code >= http.StatusInternalServerError

@@ -109,6 +109,23 @@ func TestOneFailingChartDoesNotFailItsRepository(t *testing.T) {
 	}
 }
 
+// TestArchiveOnADeadHostFailsOneChart has an index that names an archive on a host that does not answer.
+func TestArchiveOnADeadHostFailsOneChart(t *testing.T) {
+	t.Parallel()
+	archive, err := examples.Chart{}.Archive()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := counted(at(map[string]string{"/hello.tgz": string(archive), "/index.yaml": "entries:\n" +
+		"  hello:\n  - {version: 0.1.0, urls: [hello.tgz]}\n  broken:\n  - {version: 0.1.0, urls: ['http://127.0.0.1:1/broken.tgz']}\n"}))
+	address, charts := serve(t, server), newCharts(t, t.TempDir())
+	_, err = charts.Fetch(t.Context(), helmChart(address, "broken", "0.1.0"), source.Login{}, source.Verification{}, nil)
+	wantTexts(t, err, "connection refused")
+	if _, err := charts.Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), source.Login{}, source.Verification{}, nil); err != nil {
+		t.Errorf("another chart of the repository: %v", err)
+	}
+}
+
 func TestHangingRepositoryKeepsNobodyWaiting(t *testing.T) {
 	t.Parallel()
 	answer := make(chan struct{})

@@ -191,7 +191,7 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 	}
 	archive, err := repository.download(ctx, at)
 	if err != nil {
-		return Chart{}, err
+		return Chart{}, &archiveError{err}
 	}
 	loaded, err := loader.LoadArchive(bytes.NewReader(archive))
 	if err != nil {

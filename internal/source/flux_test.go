@@ -197,6 +197,10 @@ func TestAnnotationsOfAFluxSource(t *testing.T) {
 		t.Errorf("got %+v, %v, want templates", got, err)
 	}
 	h.objects[app].SetAnnotations(map[string]string{libv1beta1.LuaAnnotation: "ok"})
+	if got, err := contents.Manifests(t.Context(), appRef(""), subject()); err != nil || !got.Lua || got.Template {
+		t.Errorf("got %+v, %v, want scripts", got, err)
+	}
+	h.objects[app].SetAnnotations(map[string]string{libv1beta1.LuaAnnotation: "ok", libv1beta1.TemplateAnnotation: "ok"})
 	_, err := contents.Manifests(t.Context(), appRef(""), subject())
 	wantInvalid(t, err, "GitRepository eu/app", libv1beta1.LuaAnnotation)
 }
@@ -264,10 +268,10 @@ func TestArtifactsAreVerified(t *testing.T) {
 		"other bytes":  {h.url + "/good", fmt.Sprintf("sha256:%x", sha256.Sum256(nil)), h.url + "/good: its digest is " + digest256},
 		"md5":          {h.url + "/good", "md5:abc", `"md5:abc" is not of sha256`},
 		"no digest":    {h.url + "/good", "", `its digest "" is not of sha256`},
-		"missing":      {h.url + "/missing", digest256, "/missing: the repository returned 404"},
-		"redirect":     {h.url + "/moved", digest256, "/moved: the repository returned 302"},
+		"missing":      {h.url + "/missing", digest256, "/missing: the server returned 404"},
+		"redirect":     {h.url + "/moved", digest256, "/moved: the server returned 302"},
 		"no archive":   {h.url + "/text", fmt.Sprintf("sha256:%x", sha256.Sum256([]byte("text"))), "neither a tar nor a zip archive"},
-		"credentials":  {strings.Replace(h.url, "http://", "http://me:s3cret@", 1) + "/missing?token=s3cret", digest256, h.url + "/missing: the repository returned 404"},
+		"credentials":  {strings.Replace(h.url, "http://", "http://me:s3cret@", 1) + "/missing?token=s3cret", digest256, h.url + "/missing: the server returned 404"},
 		"other scheme": {"file:///etc/passwd", digest256, "its URL is not a URL with http or https"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -300,7 +304,7 @@ func TestFailingArtifactIsRetriedWithPauses(t *testing.T) {
 		return err
 	}
 	for range 20 {
-		wantTexts(t, read(), "the repository returned 404 Not Found")
+		wantTexts(t, read(), "the server returned 404 Not Found")
 	}
 	if got := requests("one"); got != 1 {
 		t.Errorf("20 callers sent %d requests, want 1", got)

@@ -78,16 +78,16 @@ func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
 	if len(list.Items) == 0 {
 		return nil
 	}
-	summary, others, err := c.loadClusterSummaries(ctx, s.summary)
+	all, err := c.loadClusterSummaries(ctx, s.summary)
 	if err != nil {
 		return err
 	}
 	for i := range list.Items {
 		release := releaseOf(&list.Items[i])
-		if !s.isDeleting() && slices.Contains(match.Installed(summary), release) {
+		if !s.isDeleting() && slices.Contains(match.Installed(all.summary), release) {
 			continue
 		}
-		if err := c.setOwners(ctx, s, &list.Items[i], remainingOwners(s.summary, others, &list.Items[i])); err != nil {
+		if err := c.setOwners(ctx, s, &list.Items[i], remainingOwners(s.summary, all.others, &list.Items[i])); err != nil {
 			return fmt.Errorf("change the owners of the generated values of release %s: %w", release, err)
 		}
 	}

@@ -22,32 +22,43 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// loadClusterSummaries returns summary, and all summaries of its cluster, summary included. The names of their releases
-// are expanded if they are templates.
-func (c *Controller) loadClusterSummaries(ctx context.Context, summary *configv1beta1.ClusterSummary) (*configv1beta1.ClusterSummary, []configv1beta1.ClusterSummary, error) {
+// clusterSummaries are the summaries of one cluster. The names of their releases are expanded if they are templates.
+type clusterSummaries struct {
+	// summary is the one that is reconciled, and others are all of the cluster, summary included.
+	summary *configv1beta1.ClusterSummary
+	others  []configv1beta1.ClusterSummary
+	// isPartial is true if a name cannot be expanded now. The summary has the releases in its status instead.
+	isPartial bool
+}
+
+// loadClusterSummaries returns the summaries of the cluster of summary.
+func (c *Controller) loadClusterSummaries(ctx context.Context, summary *configv1beta1.ClusterSummary) (clusterSummaries, error) {
 	cluster := match.Target(summary)
 	all, err := c.listSummaries(ctx, cluster)
 	if err != nil {
-		return nil, nil, err
+		return clusterSummaries{}, err
 	}
-	if all, err = c.resolveReleaseNames(ctx, cluster, append(all, *summary)); err != nil {
-		return nil, nil, fmt.Errorf("expand release names of cluster %s: %w", cluster, err)
+	all, isPartial, err := c.resolveReleaseNames(ctx, cluster, append(all, *summary))
+	if err != nil {
+		return clusterSummaries{}, fmt.Errorf("expand release names of cluster %s: %w", cluster, err)
 	}
 	last := len(all) - 1
-	return &all[last], all[:last], nil
+	return clusterSummaries{summary: &all[last], others: all[:last], isPartial: isPartial}, nil
 }
 
-// resolveReleaseNames expands the templates in the names of releases in summaries of one cluster.
-func (c *Controller) resolveReleaseNames(ctx context.Context, cluster fleet.ID, summaries []configv1beta1.ClusterSummary) ([]configv1beta1.ClusterSummary, error) {
+// resolveReleaseNames is resolveNames for the summaries of one cluster.
+func (c *Controller) resolveReleaseNames(
+	ctx context.Context, cluster fleet.ID, summaries []configv1beta1.ClusterSummary,
+) (all []configv1beta1.ClusterSummary, isPartial bool, err error) {
 	if !slices.ContainsFunc(summaries, hasTemplatedRelease) {
-		return summaries, nil
+		return summaries, false, nil
 	}
 	_, found, err := fleet.Get(ctx, c.Hub, cluster.Type, cluster.Namespace, cluster.Name)
 	if apierrors.IsNotFound(err) {
-		return summaries, nil // nothing is deployed to a cluster that does not exist
+		return summaries, false, nil // nothing is deployed to a cluster that does not exist
 	}
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	subjectFor := func(summary *configv1beta1.ClusterSummary) (source.Subject, error) {
 		subject, err := SubjectFor(summary, found, c.Composer.Sandbox)
@@ -60,10 +71,12 @@ func (c *Controller) resolveReleaseNames(ctx context.Context, cluster fleet.ID, 
 }
 
 // resolveNames expands the templates in the names of releases in summaries. If a name cannot be expanded now, it
-// returns an error for the last summary. Any other summary keeps the releases in its status, so that it neither loses a
-// release nor stops the last one.
-func resolveNames(summaries []configv1beta1.ClusterSummary, subjectFor func(*configv1beta1.ClusterSummary) (source.Subject, error)) ([]configv1beta1.ClusterSummary, error) {
-	all := make([]configv1beta1.ClusterSummary, 0, len(summaries))
+// returns an error for the last summary, unless that is being deleted. Any other summary keeps the releases in its
+// status, so that it neither loses a release nor stops the last one; isPartial is true then. A summary with an invalid
+// template also keeps them: its error changes nothing on the cluster.
+func resolveNames(
+	summaries []configv1beta1.ClusterSummary, subjectFor func(*configv1beta1.ClusterSummary) (source.Subject, error),
+) (all []configv1beta1.ClusterSummary, isPartial bool, err error) {
 	for i, summary := range summaries {
 		if !hasTemplatedRelease(summary) {
 			all = append(all, summary)
@@ -74,17 +87,18 @@ func resolveNames(summaries []configv1beta1.ClusterSummary, subjectFor func(*con
 		if err == nil {
 			charts, err = resolveCharts(summary.Spec.ClusterProfileSpec.HelmCharts, subject)
 		}
-		if err != nil && i == len(summaries)-1 {
-			return nil, err
+		isLast := i == len(summaries)-1
+		if err != nil && isLast && summary.DeletionTimestamp.IsZero() {
+			return nil, false, err
 		}
-		if err != nil {
+		if len(charts) < len(summary.Spec.ClusterProfileSpec.HelmCharts) && (err != nil || !isLast) {
 			charts = append(charts, managedCharts(&summary)...)
 		}
 		// The charts are in the informer cache: they are replaced and not modified.
 		summary.Spec.ClusterProfileSpec.HelmCharts = charts
-		all = append(all, summary)
+		all, isPartial = append(all, summary), isPartial || err != nil
 	}
-	return all, nil
+	return all, isPartial, nil
 }
 
 // managedCharts returns a chart, with a name only, for each release that a summary manages according to its status.
@@ -115,8 +129,8 @@ func canShareRelease(a, b *configv1beta1.ClusterSummary) bool {
 		slices.ContainsFunc(inA, func(r match.Release) bool { return slices.Contains(inB, r) })
 }
 
-// resolveCharts expands the templates in the release names of charts. It omits a chart with an invalid template, which
-// is not deployed either: the Composer reports the error. All other errors are returned together with the other charts,
+// resolveCharts expands the templates in the release names of charts. It omits a chart with an invalid template: the
+// Composer reports the error. All other errors are returned together with the other charts,
 // for example a sandbox.LimitError: such a chart can be deployed.
 func resolveCharts(charts []configv1beta1.HelmChart, subject source.Subject) (resolved []configv1beta1.HelmChart, err error) {
 	for _, chart := range charts {
@@ -157,7 +171,11 @@ func checkDistinct(charts []configv1beta1.HelmChart) error {
 // restoreReleaseStatus adds the releases of the spec to the status of a summary that lost its status and still has a
 // Helm bundle on the member. It omits releases that another summary manages, so that no release changes its owner. It
 // modifies the summaries, so the caller must own them.
-func (c *Controller) restoreReleaseStatus(ctx context.Context, m fleet.Member, all []*configv1beta1.ClusterSummary) error {
+func (c *Controller) restoreReleaseStatus(ctx context.Context, m fleet.Member, cluster clusterSummaries) error {
+	all := []*configv1beta1.ClusterSummary{cluster.summary}
+	for i := range cluster.others {
+		all = append(all, &cluster.others[i])
+	}
 	managed := map[match.Release]bool{}
 	for _, summary := range all {
 		for _, release := range summary.Status.HelmReleaseSummaries {

@@ -27,6 +27,9 @@ const (
 	// unverifiedInterval is the time until a chart without a signature is verified again. No watch reports a new
 	// signature.
 	unverifiedInterval = 5 * time.Minute
+	// unexpandedInterval is the time until the conflicts with a release are computed again whose name could not be
+	// expanded. It is longer than the time limit of a template.
+	unexpandedInterval = 30 * time.Second
 	// forcedTimeout bounds a withdrawal request to a member that is deregistered by force.
 	forcedTimeout = 20 * time.Second
 )
@@ -313,18 +316,17 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 	var conflicts []match.Conflict
 	var charts []configv1beta1.HelmChart
 	if feature == libv1beta1.FeatureHelm {
-		resolved, others, err := c.loadClusterSummaries(ctx, s.summary)
+		all, err := c.loadClusterSummaries(ctx, s.summary)
 		if err != nil {
 			return Composition{}, err
 		}
-		all := []*configv1beta1.ClusterSummary{resolved}
-		for i := range others {
-			all = append(all, &others[i])
+		if all.isPartial {
+			s.requeueBefore(unexpandedInterval) // the conflicts can be others then, which no watch reports
 		}
 		if err := c.restoreReleaseStatus(ctx, s.member, all); err != nil {
 			return Composition{}, err
 		}
-		charts, conflicts = resolved.Spec.ClusterProfileSpec.HelmCharts, match.FindConflicts(resolved, others)
+		charts, conflicts = all.summary.Spec.ClusterProfileSpec.HelmCharts, match.FindConflicts(all.summary, all.others)
 		request.Conflicts = conflicts
 		if len(conflicts) > 0 && !s.spec().ContinueOnConflict {
 			return Composition{}, &conflictError{conflicts: conflicts}
