@@ -89,6 +89,8 @@ type Call struct {
 	Output any
 	// Callback is called when the function requests data. It may be nil for functions without callbacks.
 	Callback func(input json.RawMessage) (any, error)
+	// Detail returns a text to add to the reason of a call that took too long, for example where it was. It may be nil.
+	Detail func() string
 }
 
 // LimitError is returned for a call that exceeded a limit.
@@ -127,6 +129,9 @@ func (p *Pool) Call(call Call) error {
 	switch {
 	case !isInTime:
 		reason = fmt.Sprintf("it took longer than %s", call.Limit)
+		if call.Detail != nil {
+			reason += call.Detail()
+		}
 	case errors.Is(err, errMessageTooLarge):
 		reason = err.Error()
 	}

@@ -13,11 +13,11 @@ import (
 // argument and as the global variable resources, and returns a table with the text resources. Errors are phase.Invalid
 // and begin with description, except for a sandbox.LimitError.
 func (s Subject) RunScript(description, text string) (Expanded, error) {
-	return s.run(scriptFunction, expansion.runScript, expansion{Description: description, Text: text})
+	return s.run(scriptFunction, expansion{Description: description, Text: text})
 }
 
 // runScript runs a script in this process.
-func (e expansion) runScript() (Expanded, error) {
+func (e expansion) runScript(*currentLine) (Expanded, error) {
 	expanded := Expanded{OnlyResources: true}
 	objects, err := e.Resources.decode()
 	if err != nil {

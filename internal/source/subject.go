@@ -48,6 +48,8 @@ const (
 	expandFunction = "expand"
 	scriptFunction = "script"
 	expandLimit    = 10 * time.Second
+	// reportTime is the time before expandLimit at which a child reports its line.
+	reportTime = 2 * time.Second
 )
 
 // expansion is the input of ExpandFunctions.
@@ -61,16 +63,24 @@ type expansion struct {
 // ExpandFunctions returns the functions of this package for the children of the sandbox.
 func ExpandFunctions() map[string]sandbox.Function {
 	functions := map[string]sandbox.Function{}
-	for name, function := range map[string]func(expansion) (Expanded, error){expandFunction: expansion.expand, scriptFunction: expansion.runScript} {
-		functions[name] = func(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
+	for name, function := range expansionFunctions() {
+		functions[name] = func(input json.RawMessage, callBack func(any) (json.RawMessage, error)) (any, error) {
 			var e expansion
 			if err := json.Unmarshal(input, &e); err != nil {
 				return nil, err
 			}
-			return function(e)
+			line := &currentLine{}
+			// Shortly before its end, the child tells where it is.
+			report := time.AfterFunc(expandLimit-reportTime, func() { _, _ = callBack(line.number.Load()) })
+			defer report.Stop()
+			return function(e, line)
 		}
 	}
 	return functions
+}
+
+func expansionFunctions() map[string]func(expansion, *currentLine) (Expanded, error) {
+	return map[string]func(expansion, *currentLine) (Expanded, error){expandFunction: expansion.expand, scriptFunction: expansion.runScript}
 }
 
 // Expand expands the templates in text. Errors are phase.Invalid and begin with description. A field that does not
@@ -109,19 +119,27 @@ func (s Subject) ExpandText(description, text string) (Expanded, error) {
 	if err != nil {
 		return Expanded{}, phase.Invalidf("expand %s: %w", description, err)
 	}
-	return s.run(expandFunction, expansion.expand, expansion{Description: description, Text: text, Cluster: encoded})
+	return s.run(expandFunction, expansion{Description: description, Text: text, Cluster: encoded})
 }
 
-// run runs a function in the sandbox, or in this process if there is none.
-func (s Subject) run(name string, function func(expansion) (Expanded, error), e expansion) (Expanded, error) {
+// run runs one of expansionFunctions in the sandbox, or in this process if there is none.
+func (s Subject) run(name string, e expansion) (Expanded, error) {
 	e.Namespace, e.Name, e.Resources = s.Namespace, s.Name, s.Resources
 	if s.Sandbox == nil {
-		return function(e)
+		return expansionFunctions()[name](e, &currentLine{})
 	}
 	var expanded Expanded
+	line := 0
 	err := s.Sandbox.Call(sandbox.Call{
 		Function: name, Key: fmt.Sprintf("%s %s %x", name, s.Profile, sha256.Sum256([]byte(e.Text))),
 		Member: s.Namespace + "/" + s.Name, Limit: expandLimit, Input: e, Output: &expanded,
+		Callback: func(input json.RawMessage) (any, error) { return nil, json.Unmarshal(input, &line) },
+		Detail: func() string {
+			if line == 0 {
+				return ""
+			}
+			return fmt.Sprintf(" in line %d", line)
+		},
 	})
 	if limit, ok := errors.AsType[*sandbox.LimitError](err); ok {
 		return Expanded{}, fmt.Errorf("expand %s: %w", e.Description, limit)
@@ -130,7 +148,7 @@ func (s Subject) run(name string, function func(expansion) (Expanded, error), e 
 }
 
 // expand expands a template in this process.
-func (e expansion) expand() (Expanded, error) {
+func (e expansion) expand(line *currentLine) (Expanded, error) {
 	var cluster map[string]any
 	if err := kubejson.Unmarshal(e.Cluster, &cluster); err != nil { // integers stay integers
 		return Expanded{}, err
@@ -139,7 +157,7 @@ func (e expansion) expand() (Expanded, error) {
 	if err != nil {
 		return Expanded{}, err
 	}
-	parsed, err := template.New(templateName).Option("missingkey=error").Funcs(functions()).Funcs(e.Resources.objectFunctions(objects)).Parse(e.Text)
+	parsed, err := template.New(templateName).Option("missingkey=error").Funcs(functions()).Funcs(e.Resources.objectFunctions(objects)).Funcs(line.functions()).Parse(e.Text)
 	if err != nil {
 		return Expanded{IsShared: true}, phase.Invalidf("parse %s: %s", e.Description, templateMessage(err))
 	}
@@ -150,10 +168,13 @@ func (e expansion) expand() (Expanded, error) {
 		}
 	}
 	expanded := Expanded{IsShared: read == reads{}, OnlyResources: read == reads{resources: true}}
+	if err := line.follow(parsed, e.Text); err != nil {
+		return Expanded{}, err
+	}
 	out := &boundedBuilder{left: maxExpanded}
 	data := map[string]any{"Cluster": cluster, "ClusterNamespace": e.Namespace, "ClusterName": e.Name, resourcesField: objects}
 	if err := parsed.Execute(out, data); err != nil {
-		message := templateMessage(err)
+		message := templateMessage(line.wrap(err))
 		if read.resources && e.Resources.HasSecret {
 			message = withoutValues(message)
 		}
@@ -185,6 +206,8 @@ func withoutValues(message string) string {
 	return message
 }
 
+var errTooLarge = errors.New("the result is larger than 64 MiB")
+
 // boundedBuilder is a strings.Builder with a limit: left is the number of bytes that can be added.
 type boundedBuilder struct {
 	strings.Builder
@@ -194,7 +217,7 @@ type boundedBuilder struct {
 func (b *boundedBuilder) Write(p []byte) (int, error) {
 	b.left -= len(p)
 	if b.left < 0 {
-		return 0, errors.New("the result is larger than 64 MiB")
+		return 0, errTooLarge
 	}
 	return b.Builder.Write(p)
 }

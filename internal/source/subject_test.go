@@ -55,17 +55,18 @@ func TestExpand(t *testing.T) {
 func TestExpandRefuses(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ text, want string }{
-		"missing field":    {"{{ .Cluster.metadata.labels.region }}", `map has no entry for key "region"`},
-		"missing object":   {"{{ .MgmtResources.x }}", `map has no entry for key "x"`},
-		"unknown object":   {`{{ getResource "x" }}`, `error calling getResource: templateResourceRefs has no identifier "x"`},
-		"a recursion":      {`{{ define "t" }}{{ template "t" }}{{ end }}{{ template "t" }}`, "exceeded maximum template depth"},
-		"nested ranges":    {`{{ $a := until 4000 }}{{ range $a }}{{ range $a }}{{ range $a }}{{ repeat 1000 "x" }}{{ end }}{{ end }}{{ end }}`, "larger than 64 MiB"},
-		"broken template":  {"{{ .Cluster", "unclosed action"},
-		"the clock":        {"{{ now }}", `function "now" not defined`},
-		"chance":           {"{{ randAlphaNum 8 }}", `function "randAlphaNum" not defined`},
-		"new certificates": {`{{ genCA "ca" 1 }}`, `function "genCA" not defined`},
-		"the environment":  {`{{ env "HOME" }}`, `function "env" not defined`},
-		"too much":         {`{{ range until 1000 }}{{ repeat 1000000 "x" }}{{ end }}`, "larger than 64 MiB"},
+		"missing field":      {"{{ .Cluster.metadata.labels.region }}", `map has no entry for key "region"`},
+		"missing object":     {"{{ .MgmtResources.x }}", `map has no entry for key "x"`},
+		"unknown object":     {`{{ getResource "x" }}`, `error calling getResource: templateResourceRefs has no identifier "x"`},
+		"a recursion":        {`{{ define "t" }}{{ template "t" }}{{ end }}{{ template "t" }}`, "exceeded maximum template depth"},
+		"nested ranges":      {`{{ $a := until 4000 }}{{ range $a }}{{ range $a }}{{ range $a }}{{ repeat 1000 "x" }}{{ end }}{{ end }}{{ end }}`, "line 1: the result is larger than 64 MiB"},
+		"broken template":    {"{{ .Cluster", "unclosed action"},
+		"the clock":          {"{{ now }}", `function "now" not defined`},
+		"chance":             {"{{ randAlphaNum 8 }}", `function "randAlphaNum" not defined`},
+		"new certificates":   {`{{ genCA "ca" 1 }}`, `function "genCA" not defined`},
+		"the environment":    {`{{ env "HOME" }}`, `function "env" not defined`},
+		"too much":           {`{{ range until 1000 }}{{ repeat 1000000 "x" }}{{ end }}`, "larger than 64 MiB"},
+		"too much in line 4": {"a\n{{- /* a\ncomment */ -}}\n{{ range until 1000 }}\n\n{{ repeat 1000000 \"x\" }}{{ end }}", "line 4: the result is larger than 64 MiB"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
