@@ -129,7 +129,7 @@ func TestTemplateResources(t *testing.T) {
 	s.wantResult(want)
 
 	s.ignoresWhatDoesNotCount(want)
-	w.apply(w.hub, "apiVersion: v1\nkind: Secret\nmetadata: {namespace: default, name: login}\nstringData: {password: other-password}\n")
+	w.setLogin("other-password")
 	want["password"] = "other-password"
 	s.wantResult(want)
 	for cluster, namespace := range s.namespaces {
@@ -144,8 +144,13 @@ func TestTemplateResources(t *testing.T) {
 	if diff := cmp.Diff(before, s.results()); diff != "" {
 		t.Errorf("after the deletion of the Secret (-want +got):\n%s", diff)
 	}
-	w.apply(w.hub, "apiVersion: v1\nkind: Secret\nmetadata: {namespace: default, name: login}\nstringData: {password: third-password}\n")
+	w.setLogin("third-password")
 	want["password"] = "third-password"
+	s.wantResult(want)
+	w.hubOS.kill()
+	w.setLogin("password-of-a-hub-that-was-away")
+	w.startHub()
+	want["password"] = "password-of-a-hub-that-was-away"
 	s.wantResult(want)
 
 	s.confinesTenants()
@@ -154,6 +159,12 @@ func TestTemplateResources(t *testing.T) {
 			t.Errorf("a shared bundle has data of the Secret: %s", content)
 		}
 	}
+}
+
+// setLogin creates or changes the Secret.
+func (w *world) setLogin(password string) {
+	w.t.Helper()
+	w.apply(w.hub, "apiVersion: v1\nkind: Secret\nmetadata: {namespace: default, name: login}\nstringData: {password: "+password+"}\n")
 }
 
 // createAnna installs the kind of an object and creates it.

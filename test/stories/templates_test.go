@@ -3,6 +3,7 @@ package stories
 import (
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -141,7 +142,28 @@ func TestTemplates(t *testing.T) {
 			t.Errorf("releases on %s: %s", cluster, got)
 		}
 	}
+	w.appliesExample(members, namespaces)
 	w.tellsBadTemplates(members, namespaces)
+}
+
+// appliesExample applies the example of a profile with templates.
+func (w *world) appliesExample(members map[string]*localkube.Plane, namespaces map[string]string) {
+	w.t.Helper()
+	example, err := os.ReadFile("../../examples/clusterprofile-templates.yaml")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.apply(w.hub, strings.ReplaceAll(string(example), "env: test", "env: templates"))
+	for cluster, plane := range members {
+		w.provisioned(namespaces[cluster], "registry-sveltos-"+cluster)
+		got, err := w.data(plane, "kube-public", "cluster")
+		if diff := cmp.Diff(map[string]string{"name": cluster, "env": "templates"}, got); err != nil || diff != "" {
+			w.t.Errorf("the settings of %s: %v (-want +got):\n%s", cluster, err, diff)
+		}
+		if got := w.kubectl(plane, "get", "secret", "registry-login", "-n", "kube-public", "-o", "jsonpath={.type}"); got != "kubernetes.io/dockerconfigjson" {
+			w.t.Errorf("the login of %s is of type %s", cluster, got)
+		}
+	}
 }
 
 // templateCase is a template or script that is good at first.
