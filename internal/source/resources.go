@@ -48,7 +48,7 @@ func (r Resources) decode() (map[string]any, error) {
 // ResourceReference identifies an object of any kind on the hub, and which of its changes count.
 type ResourceReference struct {
 	APIVersion, Kind, Namespace, Name string
-	// IgnoreStatus is true if changes of the status do not count.
+	// IgnoreStatus is true if changes of the status do not count. It has no effect together with WatchFields.
 	IgnoreStatus bool
 	// WatchFields are the paths whose changes count, separated by line breaks. If it is empty, every change counts.
 	WatchFields string
@@ -105,12 +105,12 @@ func (r ResourceReference) Digest(object map[string]any) (string, error) {
 	case r.WatchFields != "":
 		values := []any{}
 		for path := range strings.SplitSeq(r.WatchFields, "\n") {
-			value, found := valueAt(r.withoutStatus(object), pathSegments(path))
+			value, found := valueAt(object, pathSegments(path))
 			values = append(values, value, found)
 		}
 		counts = values
 	case r.IgnoreStatus:
-		counts = r.withoutStatus(object)
+		counts = withoutStatus(object)
 	}
 	raw, err := json.Marshal(counts)
 	if err != nil {
@@ -120,11 +120,8 @@ func (r ResourceReference) Digest(object map[string]any) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// withoutStatus returns object without its status and its version if changes of the status do not count.
-func (r ResourceReference) withoutStatus(object map[string]any) map[string]any {
-	if !r.IgnoreStatus {
-		return object
-	}
+// withoutStatus returns a copy of object without its status and its version.
+func withoutStatus(object map[string]any) map[string]any {
 	stripped := (&unstructured.Unstructured{Object: object}).DeepCopy()
 	stripped.SetResourceVersion("")
 	unstructured.RemoveNestedField(stripped.Object, "status")

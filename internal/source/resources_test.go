@@ -50,14 +50,14 @@ func TestDigestOfWhatCounts(t *testing.T) {
 		other     map[string]any
 		isEqual   bool
 	}{
-		"a new version":                {source.ResourceReference{}, object("2", "s", "x", 3), false},
-		"an ignored status":            {source.ResourceReference{IgnoreStatus: true}, object("2", "t", "x", 3), true},
-		"a spec":                       {source.ResourceReference{IgnoreStatus: true}, object("2", "t", "x", 4), false},
-		"another field":                {source.ResourceReference{WatchFields: "spec.list.0.replicas"}, object("2", "t", "y", 3), true},
-		"a field":                      {source.ResourceReference{WatchFields: ".spec.list.0.replicas"}, object("1", "s", "x", 4), false},
-		"a pointer":                    {source.ResourceReference{WatchFields: "spec.none\n/metadata/labels/a~1b"}, object("1", "s", "y", 3), false},
-		"the status, although ignored": {source.ResourceReference{IgnoreStatus: true, WatchFields: "status"}, object("1", "t", "x", 3), true},
-		"no object":                    {source.ResourceReference{WatchFields: "spec.none"}, nil, false},
+		"a new version":        {source.ResourceReference{}, object("2", "s", "x", 3), false},
+		"an ignored status":    {source.ResourceReference{IgnoreStatus: true}, object("2", "t", "x", 3), true},
+		"a spec":               {source.ResourceReference{IgnoreStatus: true}, object("2", "t", "x", 4), false},
+		"another field":        {source.ResourceReference{WatchFields: "spec.list.0.replicas"}, object("2", "t", "y", 3), true},
+		"a field":              {source.ResourceReference{WatchFields: ".spec.list.0.replicas"}, object("1", "s", "x", 4), false},
+		"a pointer":            {source.ResourceReference{WatchFields: "spec.none\n/metadata/labels/a~1b"}, object("1", "s", "y", 3), false},
+		"a part of the status": {source.ResourceReference{IgnoreStatus: true, WatchFields: "status"}, object("1", "t", "x", 3), false},
+		"no object":            {source.ResourceReference{WatchFields: "spec.none"}, nil, false},
 	} {
 		a, errA := test.reference.Digest(first)
 		b, errB := test.reference.Digest(test.other)
