@@ -72,8 +72,8 @@ type fluxStory struct {
 	namespaces map[string]string
 }
 
-// TestFluxSources deploys what Flux's source-controller reads from a Git server, a registry and a bucket, on a member in
-// pull mode and one in push mode. The profiles are there before Flux is installed, and nobody touches them later.
+// TestFluxSources deploys what Flux's source-controller reads from a Git server, a registry and a bucket, on a member
+// in pull mode and one in push mode. The profiles are there before Flux is installed, and nobody touches them later.
 func TestFluxSources(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
