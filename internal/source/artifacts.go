@@ -27,10 +27,10 @@ import (
 )
 
 const (
-	// maxTreesSize limits the files of artifacts in memory, in bytes. Further ones are read from the disk again.
-	maxTreesSize = 128 << 20
-	// fileOverhead is the size of a File without its bytes.
-	fileOverhead = 128
+	// maxTreesSize and maxSelectedSize limit the files of artifacts, and the manifests of them, in memory, in bytes.
+	// Further ones are read from the disk again.
+	maxTreesSize    = 128 << 20
+	maxSelectedSize = 64 << 20
 )
 
 // Artifacts reads the content of Flux's sources. It downloads an artifact once for all members and profiles, and keeps
@@ -43,8 +43,9 @@ type Artifacts struct {
 	dir      string
 	attempts *attempts
 	flights  singleflight.Group
-	// trees has the files of an artifact by its digest, and the manifests in a directory of a tree.
-	trees *cache.Cache[Content]
+	// trees has the files of artifacts by their digest. selected has the manifests in a directory: while it is in use, the
+	// tree is not needed.
+	trees, selected *cache.Cache[Content]
 	// unpacking is held while an artifact is unpacked: only one at a time is in memory twice.
 	unpacking sync.Mutex
 }
@@ -55,7 +56,9 @@ func NewArtifacts(dir string, clock clock.PassiveClock) (*Artifacts, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create the directory of artifacts: %w", err)
 	}
-	return &Artifacts{dir: dir, attempts: newAttempts(clock), trees: cache.New[Content](maxTreesSize)}, nil
+	return &Artifacts{
+		dir: dir, attempts: newAttempts(clock), trees: cache.New[Content](maxTreesSize), selected: cache.New[Content](maxSelectedSize),
+	}, nil
 }
 
 // files returns the files of an artifact. Like Charts.Fetch, it returns a PendingError for a slow server, and the last
@@ -114,11 +117,16 @@ func (a *Artifacts) fetch(ctx context.Context, ref Reference, artifact Artifact)
 		return Content{}, err
 	}
 	content := newContent(Reference{}, files)
+	return a.trees.GetOrPut(artifact.Digest, content, sizeOf(content)), nil
+}
+
+// sizeOf returns the size of content in a cache.
+func sizeOf(content Content) int {
 	size := cache.MinSize
 	for _, file := range content.Files {
-		size += fileOverhead + len(file.Name) + len(file.Data)
+		size += len(file.Name) + len(file.Data)
 	}
-	return a.trees.GetOrPut(artifact.Digest, content, size), nil
+	return size
 }
 
 // download stores an archive at path after its digest is verified. It follows no redirects: source-controller sends

@@ -75,11 +75,14 @@ func PendingFlux(ref Reference, after time.Duration) error {
 
 // read returns all files of a source.
 func (a *Artifacts) read(ctx context.Context, ref Reference, isOptional bool) (Content, error) {
-	content, err := a.tree(ctx, ref)
+	artifact, err := a.find(ctx, ref)
 	if isOptional && errors.Is(err, ErrNotFound) {
 		return newContent(ref, nil), nil
 	}
-	return content, err
+	if err != nil {
+		return Content{}, err
+	}
+	return a.tree(ctx, ref, artifact)
 }
 
 // manifests returns the manifests of a source: the files at or below a directory with the extension .yaml, .yml or
@@ -89,15 +92,20 @@ func (a *Artifacts) manifests(ctx context.Context, ref Reference, isOptional boo
 	if err != nil {
 		return Content{}, err
 	}
-	content, err := a.tree(ctx, ref)
+	artifact, err := a.find(ctx, ref)
 	if isOptional && errors.Is(err, ErrNotFound) {
 		return newContent(ref, nil), nil
 	}
 	if err != nil {
 		return Content{}, err
 	}
-	selected, err := a.trees.GetOrCompute(content.Digest+" "+directory, func() (Content, int, error) {
-		files, err := filesBelow(content, directory)
+	// The key has the reference because errors name it.
+	content, err := a.selected.GetOrCompute(fmt.Sprintf("%s %s %s", ref, artifact.Digest, directory), func() (Content, int, error) {
+		tree, err := a.tree(ctx, ref, artifact)
+		if err != nil {
+			return Content{}, 0, err
+		}
+		files, err := filesBelow(tree, directory)
 		if err != nil {
 			return Content{}, 0, err
 		}
@@ -107,33 +115,40 @@ func (a *Artifacts) manifests(ctx context.Context, ref Reference, isOptional boo
 				manifests[file.Name] = file.Data
 			}
 		}
-		// The bytes belong to the whole tree.
-		return newContent(Reference{}, manifests), fileOverhead * (len(manifests) + 1), nil
+		content := newContent(ref, manifests)
+		return content, sizeOf(content), nil
 	})
-	content.Files, content.Digest = selected.Files, selected.Digest
+	content.Template, content.Lua = artifact.IsTemplate, artifact.IsLua
 	return content, err
 }
 
-// tree returns all files of a source. It fails with ErrNotFound if the object or its kind does not exist.
-func (a *Artifacts) tree(ctx context.Context, ref Reference) (Content, error) {
+// find returns the artifact of a source. It fails with ErrNotFound if the object or its kind does not exist.
+func (a *Artifacts) find(ctx context.Context, ref Reference) (Artifact, error) {
 	object, err := a.Objects(ctx, ref)
 	if apierrors.IsNotFound(err) {
-		return Content{}, fmt.Errorf("%s %w", ref, ErrNotFound)
+		return Artifact{}, fmt.Errorf("%s %w", ref, ErrNotFound)
 	}
 	if err != nil {
-		return Content{}, err
+		return Artifact{}, err
+	}
+	if err := (&Content{Reference: ref}).readAnnotations(object.GetAnnotations()); err != nil {
+		return Artifact{}, err
 	}
 	artifact := ArtifactOf(object)
 	if artifact.URL == "" {
-		return Content{}, noArtifactError(ref, object)
+		return Artifact{}, noArtifactError(ref, object)
 	}
+	return artifact, nil
+}
+
+// tree returns all files of an artifact.
+func (a *Artifacts) tree(ctx context.Context, ref Reference, artifact Artifact) (Content, error) {
 	content, err := a.files(ctx, ref, artifact)
 	if err != nil {
 		return Content{}, fmt.Errorf("%s: artifact %s: %w", ref, redacted(artifact.URL), err)
 	}
-	content.Reference = ref
-	err = content.readAnnotations(object.GetAnnotations())
-	return content, err
+	content.Reference, content.Template, content.Lua = ref, artifact.IsTemplate, artifact.IsLua
+	return content, nil
 }
 
 // cleanDirectory returns the clean path of a directory in a source, "." for the root.

@@ -59,31 +59,38 @@ func ChartReference(chart configv1beta1.HelmChart, subject Subject) (ref Referen
 	return ref, parts[2], err
 }
 
-// Chart returns all files of the Flux source of a chart.
-func (c *Contents) Chart(ctx context.Context, ref Reference) (Content, error) {
-	return c.read(ctx, ref, false)
-}
-
-// Package returns the archive of the chart in a directory of content, as `helm package` makes it: without the files in
-// .helmignore, and with the dependencies in its directory charts. The same files have the same archive. Errors name the
-// chart's directory and are phase.Invalid: only other content, or a change of the profile, corrects them.
-func (c *Charts) Package(chart configv1beta1.HelmChart, content Content, directory string) (Chart, error) {
-	directory, err := cleanDirectory(content.Reference, directory)
+// Package returns the archive of the chart in a directory of a Flux source, as `helm package` makes it: without the
+// files in .helmignore, and with the dependencies in its directory charts. The same files have the same archive. An
+// error about the chart names its directory and is phase.Invalid: only another artifact, or a change of the profile,
+// corrects it.
+func (c *Charts) Package(ctx context.Context, chart configv1beta1.HelmChart, artifacts *Artifacts, subject Subject) (Chart, error) {
+	ref, directory, err := ChartReference(chart, subject)
 	if err != nil {
 		return Chart{}, err
 	}
-	request := chartRequest{repositoryURL: chart.RepositoryURL, name: directory, version: content.Digest}
+	if directory, err = cleanDirectory(ref, directory); err != nil {
+		return Chart{}, err
+	}
+	artifact, err := artifacts.find(ctx, ref)
+	if err != nil {
+		return Chart{}, err
+	}
+	request := chartRequest{repositoryURL: chart.RepositoryURL, name: directory, version: artifact.Digest}
 	packaged, err, _ := c.flights.Do("package "+request.key(), func() (any, error) {
 		if cached, ok := c.cached(request); ok {
 			return cached, nil
 		}
-		files, err := filesBelow(content, directory)
+		tree, err := artifacts.tree(ctx, ref, artifact)
+		if err != nil {
+			return Chart{}, err
+		}
+		files, err := filesBelow(tree, directory)
 		if err != nil {
 			return Chart{}, err
 		}
 		got, err := c.packageChart(files, directory)
 		if err != nil {
-			return Chart{}, fmt.Errorf("%s: chart in %q: %w", content.Reference, directory, err)
+			return Chart{}, fmt.Errorf("%s: chart in %q: %w", ref, directory, err)
 		}
 		return c.store(request, got)
 	})

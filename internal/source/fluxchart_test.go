@@ -39,11 +39,7 @@ func packageChart(t *testing.T, charts *source.Charts, chart configv1beta1.HelmC
 	if err != nil || ref != app || directory != "charts/web" {
 		t.Fatalf("ChartReference() = %v, %q, %v", ref, directory, err)
 	}
-	content, err := h.contents().Chart(t.Context(), ref)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return charts.Package(chart, content, directory)
+	return charts.Package(t.Context(), chart, h.contents().Artifacts, subject())
 }
 
 func TestChartOfAFluxSource(t *testing.T) {

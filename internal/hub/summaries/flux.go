@@ -42,13 +42,5 @@ func (c *Composer) fetchFluxChart(ctx context.Context, r ComposeRequest, chart c
 	if chart.RegistryCredentialsConfig != nil || chart.SignatureVerification != nil || chart.ProvenanceVerification != nil {
 		return source.Chart{}, phase.Invalidf("repositoryURL %s: registryCredentialsConfig, signatureVerification and provenanceVerification are not for charts from a source of Flux, which has a secretRef and a verification of its own", chart.RepositoryURL)
 	}
-	ref, directory, err := source.ChartReference(chart, r.Subject)
-	if err != nil {
-		return source.Chart{}, err
-	}
-	content, err := c.Contents.Chart(ctx, ref)
-	if err != nil {
-		return source.Chart{}, err
-	}
-	return c.Charts.Package(chart, content, directory)
+	return c.Charts.Package(ctx, chart, c.Contents.Artifacts, r.Subject)
 }
