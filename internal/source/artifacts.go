@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"os"
@@ -117,16 +118,7 @@ func (a *Artifacts) fetch(ctx context.Context, ref Reference, artifact Artifact)
 		return Content{}, err
 	}
 	content := newContent(Reference{}, files)
-	return a.trees.GetOrPut(artifact.Digest, content, sizeOf(content)), nil
-}
-
-// sizeOf returns the size of content in a cache.
-func sizeOf(content Content) int {
-	size := cache.MinSize
-	for _, file := range content.Files {
-		size += len(file.Name) + len(file.Data)
-	}
-	return size
+	return a.trees.GetOrPut(artifact.Digest, content, int(sizeOf(&content))), nil
 }
 
 // download stores an archive at path after its digest is verified. It follows no redirects: source-controller sends
@@ -153,7 +145,7 @@ func (a *Artifacts) download(ctx context.Context, artifact Artifact, path string
 	}
 	file, err := os.CreateTemp(a.dir, "partial-")
 	if err != nil {
-		return err
+		return withoutPath(err)
 	}
 	defer os.Remove(file.Name()) // already renamed, unless something failed
 	size, err := io.Copy(file, io.LimitReader(response.Body, maxArchive+1))
@@ -161,7 +153,7 @@ func (a *Artifacts) download(ctx context.Context, artifact Artifact, path string
 		err = closed
 	}
 	if err != nil {
-		return stableError(err)
+		return stableError(withoutPath(err))
 	}
 	if size > maxArchive {
 		return fmt.Errorf("it has more than %d MiB", maxArchive>>20)
@@ -170,6 +162,14 @@ func (a *Artifacts) download(ctx context.Context, artifact Artifact, path string
 		return err
 	}
 	return os.Rename(file.Name(), path)
+}
+
+// withoutPath returns an error of a file without its path, which differs between attempts.
+func withoutPath(err error) error {
+	if failed, ok := errors.AsType[*fs.PathError](err); ok {
+		return fmt.Errorf("%s a file: %w", failed.Op, failed.Err)
+	}
+	return err
 }
 
 // verifyArchive returns an error unless the file has the digest.

@@ -116,7 +116,7 @@ func (a *Artifacts) manifests(ctx context.Context, ref Reference, isOptional boo
 			}
 		}
 		content := newContent(ref, manifests)
-		return content, sizeOf(content), nil
+		return content, int(sizeOf(&content)), nil
 	})
 	content.Template, content.Lua = artifact.IsTemplate, artifact.IsLua
 	return content, err

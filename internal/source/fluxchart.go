@@ -119,7 +119,7 @@ func checkVersion(chart configv1beta1.HelmChart, packaged Chart) error {
 func (c *Charts) packageChart(files []File, directory string) (download, error) {
 	work, err := os.MkdirTemp(c.dir, "package-")
 	if err != nil {
-		return download{}, err
+		return download{}, withoutPath(err)
 	}
 	defer os.RemoveAll(work) //nolint:errcheck // a rest is only disk space
 	if err := writeFiles(work, files, directory); err != nil {
@@ -156,11 +156,12 @@ func missingDependencies(loaded *helmchart.Chart) []string {
 func writeFiles(work string, files []File, directory string) error {
 	for _, file := range files {
 		path := filepath.Join(work, filepath.FromSlash(strings.TrimPrefix(file.Name, directory+"/")))
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			return err
+		err := os.MkdirAll(filepath.Dir(path), 0o700)
+		if err == nil {
+			err = os.WriteFile(path, file.Data, 0o600)
 		}
-		if err := os.WriteFile(path, file.Data, 0o600); err != nil {
-			return err
+		if err != nil {
+			return fmt.Errorf("%s: %w", file.Name, withoutPath(err))
 		}
 	}
 	return nil

@@ -104,6 +104,11 @@ func TestChartOfAFluxSourceThatIsNotValid(t *testing.T) {
 		_, err := packageChart(t, newCharts(t, t.TempDir()), fluxChart(test.version), files)
 		t.Run(name, func(t *testing.T) { wantInvalid(t, err, test.want) })
 	}
+	// A tar archive can have a file and a directory of one name.
+	files := fluxChartFiles()
+	files["charts/web/templates"] = "a file"
+	_, err := packageChart(t, newCharts(t, t.TempDir()), fluxChart(""), files)
+	wantTexts(t, err, `GitRepository eu/app: chart in "charts/web": charts/web/templates/configmap.yaml: mkdir a file: not a directory`)
 	chart := fluxChart("")
 	for url, want := range map[string]string{
 		"gitrepository://app":           `repositoryURL "gitrepository://app" is not gitrepository://<namespace>/<name>/<path>`,
@@ -116,6 +121,6 @@ func TestChartOfAFluxSourceThatIsNotValid(t *testing.T) {
 	}
 	confined := subject()
 	confined.Confined = "us"
-	_, _, err := source.ChartReference(fluxChart(""), confined)
+	_, _, err = source.ChartReference(fluxChart(""), confined)
 	wantInvalid(t, err, "GitRepository eu/app: a Profile reads its own namespace us only")
 }

@@ -319,7 +319,7 @@ func digestIn(content *Content) string {
 	return content.Digest
 }
 
-// sizeOf returns the size of the files of content, 0 for nil.
+// sizeOf returns the size of the files of content in memory, 0 for nil.
 func sizeOf(content *Content) int64 {
 	if content == nil {
 		return 0

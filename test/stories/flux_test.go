@@ -272,10 +272,13 @@ func (s *fluxStory) outlivesTheSource() {
 	s.wantUntouched(before)
 }
 
-// outlivesTheController deploys another profile with content that the hub has, while source-controller does not run.
+// outlivesTheController restarts the hub while source-controller does not run, and deploys another profile with content
+// that the hub has.
 func (s *fluxStory) outlivesTheController() {
 	s.t.Helper()
 	before := s.fingerprintsOf("flux-content")
+	s.hubOS.kill()
+	s.startHub()
 	s.profile("late", "policyRefs: [{kind: OCIRepository, namespace: flux, name: platform, path: oci.yaml}]\n  tier: 50")
 	s.plain("while source-controller is away")
 	s.want("plain", "while source-controller is away")

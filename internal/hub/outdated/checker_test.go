@@ -213,6 +213,7 @@ func TestCheckReportsOutdatedCharts(t *testing.T) {
 	old := w.deploy("old", hello(repositoryURL, "0.1.0"), libv1beta1.FeatureStatusProvisioned)
 	current := w.deploy("current", hello(repositoryURL, "0.2.0"), libv1beta1.FeatureStatusProvisioned)
 	w.deploy("failing", hello(repositoryURL, "0.1.0"), libv1beta1.FeatureStatusFailed)
+	w.deploy("flux", hello("gitrepository://flux/app/charts/hello", "0.1.0"), libv1beta1.FeatureStatusProvisioned)
 	w.deploy("secret", secret, libv1beta1.FeatureStatusProvisioned)
 	elsewhere := w.deploy("elsewhere", hello(repositoryURL, "0.1.0"), libv1beta1.FeatureStatusProvisioned)
 	member := &libv1beta1.SveltosCluster{}

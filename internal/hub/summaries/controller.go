@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -82,7 +83,9 @@ type Controller struct {
 	Clock  clock.PassiveClock
 
 	// metadata reads the metadata of Secrets from the cache.
-	metadata   client.Reader
+	metadata client.Reader
+	// fluxObject reads a source of Flux from the cache.
+	fluxObject func(context.Context, source.Reference) (*unstructured.Unstructured, error)
 	references *referenceIndex
 	ownWrites  ownWrites
 	starts     deliveryStarts

@@ -20,13 +20,14 @@ func (c *Controller) setupFlux(mgr manager.Manager) error {
 			c.slots.Queue.Add(reconcile.Request{NamespacedName: summary})
 		}
 	}
+	c.fluxObject = c.Flux.Get
 	return mgr.Add(c.Flux)
 }
 
 // fluxInput returns the version of a source: all that is used of its artifact, "" if it has none. readsCluster is true
 // if its files are templates or scripts.
 func (c *Controller) fluxInput(ctx context.Context, reference source.Reference) (input inputObject, readsCluster bool) {
-	object, err := c.Flux.Get(ctx, reference)
+	object, err := c.fluxObject(ctx, reference)
 	if err != nil {
 		return inputObject{}, false
 	}
