@@ -1,0 +1,106 @@
+package stories
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestGitWithoutFlux deploys the manifests of a Git repository by https and by SSH, in push and in pull mode. Pushes
+// arrive by themselves, tags and commits stay as they are, and an SSH server with another host key is refused.
+func TestGitWithoutFlux(t *testing.T) {
+	awaitTurn(t)
+	w := newWorld(t)
+	members := w.remoteMembers()
+	server := newGitServer(t)
+	w.gitSecrets(server)
+	const password = ", secretRef: {namespace: default, name: git-password}"
+	const key = ", secretRef: {namespace: default, name: git-key}"
+	byHTTPS, bySSH := "git+"+server.URL+"/repo.git", "git+ssh://git@"+server.sshAddress+"/repo.git"
+
+	tree := func(text string) string {
+		all := ""
+		for _, name := range []string{"branch", "tag", "commit", "ssh"} {
+			server.git("-C", "work", "checkout", "--quiet", "main")
+			all = server.push(name+"/objects.yaml", remoteMap(name, text))
+		}
+		return all
+	}
+	server.push("README.md", "not a manifest")
+	first := tree("one")
+	server.git("-C", "work", "tag", "--annotate", "--message", "a", "v1.0.0")
+	server.push("README.md", "the tag is pushed")
+	w.remoteProfile("branch", byHTTPS+"?ref=main&path=branch", password)
+	w.remoteProfile("tag", byHTTPS+"?ref=v1.0.0&path=tag", password)
+	w.remoteProfile("commit", byHTTPS+"?ref="+first+"&path=commit", password)
+	w.remoteProfile("ssh", bySSH+"?path=ssh", key)
+	for _, name := range []string{"branch", "tag", "commit", "ssh"} {
+		w.wantRemoteText(members, name, "one")
+		w.allProvisioned(members, name)
+	}
+	if got := server.packs.Load(); got != 3 {
+		t.Errorf("%d packs were sent by https, want 3: one for each profile, for all clusters", got)
+	}
+
+	tree("two")
+	w.wantRemoteText(members, "branch", "two")
+	w.wantRemoteText(members, "ssh", "two")
+	w.wantRemoteText(members, "tag", "one")
+	w.wantRemoteText(members, "commit", "one")
+
+	w.gitBadInput(members, server, byHTTPS, bySSH)
+
+	before := w.remoteFingerprints(members)
+	if err := server.Listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	server.CloseClientConnections()
+	w.wantFailure(members, "branch", "URL "+byHTTPS, "ref=main", "connection refused")
+	server.push("ssh/objects.yaml", remoteMap("ssh", "three"))
+	w.wantRemoteText(members, "ssh", "three")
+	after := w.remoteFingerprints(members)
+	for cluster := range members {
+		delete(before[cluster], "ConfigMap ssh")
+		delete(after[cluster], "ConfigMap ssh")
+	}
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("deployed objects (-before +after):\n%s", diff)
+	}
+}
+
+// gitSecrets makes the logins, good ones and bad ones.
+func (w *world) gitSecrets(server *gitServer) {
+	w.t.Helper()
+	w.secret("git-password", map[string]string{"username": "me", "password": gitPassword, "caFile": ca(server.Server)})
+	w.secret("git-wrong-password", map[string]string{"username": "me", "password": "wrong", "caFile": ca(server.Server)})
+	w.secret("git-key", map[string]string{"identity": server.identity, "known_hosts": server.knownHosts})
+	otherKey, other := server.newKey()
+	w.secret("git-wrong-key", map[string]string{"identity": otherKey, "known_hosts": server.knownHosts})
+	host := server.sshAddress[:len("127.0.0.1")]
+	w.secret("git-wrong-host", map[string]string{
+		"identity":    server.identity,
+		"known_hosts": fmt.Sprintf("[%s]%s ssh-ed25519 %s", host, server.sshAddress[len(host):], publicKey(other)),
+	})
+	w.secret("git-no-host", map[string]string{"identity": server.identity})
+}
+
+// gitBadInput makes mistakes in profiles, each of which is named.
+func (w *world) gitBadInput(members remoteMembers, server *gitServer, byHTTPS, bySSH string) {
+	w.t.Helper()
+	for name, test := range map[string]struct {
+		url, secret string
+		names       []string
+	}{
+		"no-branch":      {byHTTPS + "?ref=none", "git-password", []string{`the branch or tag "none" does not exist`}},
+		"no-directory":   {byHTTPS + "?path=none", "git-password", []string{`the directory "none" does not exist`}},
+		"no-repository":  {byHTTPS + "-none", "git-password", []string{"does not exist"}},
+		"wrong-password": {byHTTPS, "git-wrong-password", []string{"401 Unauthorized"}},
+		"wrong-key":      {bySSH, "git-wrong-key", []string{"the SSH server refused the key of the Secret"}},
+		"wrong-host":     {bySSH, "git-wrong-host", []string{"the host key of " + server.sshAddress, "is not in known_hosts of Secret default/git-wrong-host"}},
+		"no-host":        {bySSH, "git-no-host", []string{"Secret default/git-no-host", "identity and known_hosts are required"}},
+	} {
+		w.remoteProfile(name, test.url, ", secretRef: {namespace: default, name: "+test.secret+"}")
+		w.wantFailure(members, name, append(test.names, "URL git+")...)
+	}
+}
