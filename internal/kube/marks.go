@@ -1,5 +1,7 @@
 package kube
 
+import "strings"
+
 // FieldManager is the field manager of all write requests of Towline.
 const FieldManager = "towline"
 
@@ -29,6 +31,16 @@ const (
 	AnnotationDeliveryNS     = "towline.dev/delivery-namespace"
 	AnnotationDeliveryHolder = "towline.dev/delivery-cluster" // on a Namespace: the pull-mode cluster whose deliveries it has
 )
+
+// IsReservedKey returns whether only Towline may set a label or an annotation with this key on an object of a member.
+func IsReservedKey(key string) bool {
+	switch key {
+	case LabelReason, AnnotationReferenceKind, AnnotationReferenceNS, AnnotationReferenceName, AnnotationReferenceTier,
+		AnnotationHash, AnnotationOwnerKind, AnnotationOwnerName, AnnotationOwnerTier:
+		return true
+	}
+	return strings.HasPrefix(key, "towline.dev/")
+}
 
 // Annotations for registration and deregistration.
 const (

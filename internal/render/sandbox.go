@@ -20,10 +20,10 @@ const (
 	renderLimit    = 30 * time.Second
 )
 
-// SandboxFunctions returns the functions for the children of the sandbox that Charts and source.Subject use.
+// SandboxFunctions returns the functions for the children of the sandbox that Charts, Changer and source.Subject use.
 func SandboxFunctions() map[string]sandbox.Function {
 	functions := source.ExpandFunctions()
-	functions[renderFunction] = renderInSandbox
+	functions[renderFunction], functions[patchFunction] = renderInSandbox, patchInSandbox
 	return functions
 }
 

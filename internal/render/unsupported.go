@@ -100,7 +100,8 @@ func supportOf(pattern string, value any) support {
 
 func supportOfSpec(field string, value any) support {
 	switch field {
-	case "clusterSelector", "clusterRefs", "tier", "continueOnConflict", "continueOnError", "stopMatchingBehavior":
+	case "clusterSelector", "clusterRefs", "tier", "continueOnConflict", "continueOnError", "stopMatchingBehavior",
+		"patches", "patchesFrom", "extraLabels", "extraAnnotations":
 		return supported
 	case "syncMode":
 		return supportedIf(value != string(configv1beta1.SyncModeDryRun))
@@ -147,7 +148,7 @@ func supportOfHelmChart(field string) support {
 func supportOfHelmOption(option string, value any) support {
 	switch option {
 	case "skipCRDs", "skipSchemaValidation", "disableHooks", "passCredentialsAll", "wait", "waitForJobs", "timeout", "atomic", "runTests",
-		"labels", "description",
+		"labels", "description", "postRenderStrategy",
 		"installOptions.createNamespace", "installOptions.disableHooks", "installOptions.recoverAfterConsecutiveFailures",
 		"upgradeOptions.force", "upgradeOptions.maxHistory", "upgradeOptions.cleanupOnFail", "upgradeOptions.subNotes",
 		"upgradeOptions.disableHooks", "upgradeOptions.upgradeCRDs",

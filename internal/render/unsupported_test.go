@@ -24,7 +24,8 @@ import (
 func everyField() map[string]string {
 	table := map[string]string{}
 	for refused, fields := range map[string]string{
-		"": `clusterSelector clusterRefs syncMode tier continueOnConflict continueOnError stopMatchingBehavior
+		"": `patches patchesFrom extraLabels extraAnnotations helmCharts[0].options.postRenderStrategy
+			clusterSelector clusterRefs syncMode tier continueOnConflict continueOnError stopMatchingBehavior
 			policyRefs[0].namespace policyRefs[0].name policyRefs[0].kind policyRefs[0].deploymentType policyRefs[0].optional
 			policyRefs[0].path policyRefs[0].tier policyRefs[0].skipNamespaceCreation policyRefs[0].remoteURL policyRefs[0].force
 			templateResourceRefs[0].identifier templateResourceRefs[0].optional templateResourceRefs[0].ignoreStatusChanges
@@ -48,12 +49,12 @@ func everyField() map[string]string {
 			helmCharts[0].options.uninstallOptions.disableHooks
 			helmCharts[0].options.upgradeOptions.resetValues helmCharts[0].options.upgradeOptions.upgradeCRDs`,
 		"itself": `reloader maxConsecutiveFailures
-			helmCharts[0].options.dependencyUpdate helmCharts[0].options.postRenderStrategy
+			helmCharts[0].options.dependencyUpdate
 			helmCharts[0].options.disableOpenAPIValidation helmCharts[0].options.enableClientCache
 			helmCharts[0].options.upgradeOptions.reuseValues helmCharts[0].options.upgradeOptions.resetThenReuseValues
 			helmCharts[0].options.upgradeOptions.recreate
 			setRefs maxUpdate dependsOn transitionFrom kustomizationRefs preDeployChecks validateHealths
-			preDeleteChecks postDeleteChecks patches patchesFrom driftExclusions extraLabels extraAnnotations
+			preDeleteChecks postDeleteChecks driftExclusions
 			templateResourceRefs[0].resource.uid templateResourceRefs[0].resource.resourceVersion
 			templateResourceRefs[0].resource.fieldPath`,
 	} {
@@ -216,7 +217,6 @@ kustomizationRefs: [{kind: ConfigMap, name: k}]
 		"spec.dependsOn",
 		"spec.helmCharts[1].options.dependencyUpdate",
 		"spec.helmCharts[1].options.installOptions.replace",
-		"spec.helmCharts[1].options.postRenderStrategy",
 		"spec.helmCharts[1].options.upgradeOptions.recreate",
 		"spec.helmCharts[1].options.upgradeOptions.resetThenReuseValues",
 		"spec.helmCharts[1].options.upgradeOptions.reuseValues",

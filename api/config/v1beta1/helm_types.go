@@ -157,9 +157,9 @@ type PostRenderStrategy string
 
 // The post-render strategies.
 const (
-	// PostRenderCombined patches hooks and other objects together.
+	// PostRenderCombined patches hooks and other objects.
 	PostRenderCombined PostRenderStrategy = "combined"
-	// PostRenderSeparate patches hooks and other objects one after the other.
+	// PostRenderSeparate has the same effect: each object is patched by itself.
 	PostRenderSeparate PostRenderStrategy = "separate"
 	// PostRenderNoHooks does not patch hooks.
 	PostRenderNoHooks PostRenderStrategy = "nohooks"
@@ -238,8 +238,8 @@ type HelmOptions struct {
 	// +optional
 	RunTests bool `json:"runTests,omitempty"`
 
-	// PostRenderStrategy selects the objects that patches are applied to. Default: Helm's. It is refused, since the
-	// patches of a profile are not supported yet.
+	// PostRenderStrategy selects the objects that patches are applied to: with nohooks all but hooks. Default: combined,
+	// as with Helm.
 	// +optional
 	PostRenderStrategy PostRenderStrategy `json:"postRenderStrategy,omitempty"`
 

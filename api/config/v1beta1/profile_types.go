@@ -155,11 +155,11 @@ type ProfileSpec struct {
 	// +optional
 	MaxConsecutiveFailures *int64 `json:"maxConsecutiveFailures,omitempty"`
 
-	// ExtraLabels are set on every deployed object, and replace its own values. Patches can do the same.
+	// ExtraLabels are set on every deployed object after the patches, and replace its own values.
 	// +optional
 	ExtraLabels map[string]string `json:"extraLabels,omitempty"`
 
-	// ExtraAnnotations are set on every deployed object, and replace its own values. Deprecated: use patches.
+	// ExtraAnnotations are set on every deployed object after the patches, and replace its own values.
 	// +optional
 	ExtraAnnotations map[string]string `json:"extraAnnotations,omitempty"`
 }

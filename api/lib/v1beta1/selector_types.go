@@ -113,7 +113,8 @@ type Patch struct {
 	// template. One that does not parse or does not apply fails the feature.
 	Patch string `json:"patch"`
 
-	// Target picks the objects to patch. Default: all objects.
+	// Target picks the objects to patch. Without it, a strategic merge patch changes the object that it names. A JSON 6902
+	// patch needs a target.
 	// +optional
 	Target *PatchSelector `json:"target,omitempty"`
 }

@@ -44,6 +44,8 @@ type Composer struct {
 	Renderer *render.Charts
 	// Manifests renders the objects in ConfigMaps and Secrets.
 	Manifests *render.ManifestRenderer
+	// Changer applies the patches and the labels of profiles.
+	Changer *render.Changer
 	// MemberConfig returns, by mode, the REST config of a member. It is used for charts that call lookup or read the
 	// revision. For a mode without an entry, lookup finds only Secrets and ConfigMaps of the release.
 	MemberConfig map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
@@ -75,6 +77,9 @@ type ComposeRequest struct {
 	// EnsureFinalizer adds the finalizer to the summary. It is called before generated values are stored. Without the
 	// finalizer, the values would not be deleted with the summary.
 	EnsureFinalizer func(ctx context.Context) error
+
+	// changes are the changes of the profile to all rendered objects.
+	changes render.Changes
 }
 
 // Composition is the bundle of one feature, with the fields of the summary's status that describe the bundle.
@@ -92,6 +97,8 @@ type composedItems struct {
 	items             []bundle.Item
 	releases          []configv1beta1.HelmChartSummary
 	unansweredLookups []match.Release
+	// unpatchedHooks are the releases to whose hooks no patches are applied.
+	unpatchedHooks []match.Release
 }
 
 // ComposeError is the error of a bundle that could not be built. Reason is the reason of its event, in CamelCase.
@@ -116,7 +123,7 @@ func withReason(reason string, err error) error {
 // References returns the objects on the hub that the bundles are built from. It omits references that cannot be
 // resolved: Compose returns their errors.
 func (c *Composer) References(r ComposeRequest) []source.Reference {
-	all, _ := manifestReferences(r) // Compose returns the error
+	all, _ := manifestReferences(r) // Compose returns the errors
 	add := func(ref source.Reference, err error) {
 		if err == nil {
 			all = append(all, ref)
@@ -145,8 +152,7 @@ func (c *Composer) References(r ComposeRequest) []source.Reference {
 
 // manifestReferences returns the references of the feature Resources that can be resolved, and the first error.
 func manifestReferences(r ComposeRequest) ([]source.Reference, error) {
-	var all []source.Reference
-	var first error
+	all, first := patchReferences(r)
 	for _, ref := range r.Summary.Spec.ClusterProfileSpec.PolicyRefs {
 		resolved, err := source.ManifestsReference(ref, r.Subject)
 		if err == nil {
@@ -168,7 +174,14 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	if !ok {
 		return Composition{}, withReason(status.ReasonUnsupported, phase.Invalidf("feature %s is not supported yet", feature))
 	}
+	var err error
+	if r.changes, err = c.loadChanges(ctx, r); err != nil {
+		return Composition{}, err
+	}
 	composed, err := compose(ctx, r)
+	if err == nil {
+		composed, err = c.applyChanges(r.changes, composed)
+	}
 	if err != nil {
 		return Composition{}, err
 	}
@@ -282,6 +295,7 @@ func (c *Composer) composeReleases(ctx context.Context, r ComposeRequest) (compo
 		all.items = append(all.items, one.items...)
 		all.releases = append(all.releases, one.releases...)
 		all.unansweredLookups = append(all.unansweredLookups, one.unansweredLookups...)
+		all.unpatchedHooks = append(all.unpatchedHooks, one.unpatchedHooks...)
 	}
 	return all, nil
 }
@@ -324,6 +338,9 @@ func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart c
 		Force:                 isForced(expanded.Options),
 	}
 	all := composedItems{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{releaseSummary(expanded, archive, encoded)}}
+	if expanded.Options != nil && expanded.Options.PostRenderStrategy == configv1beta1.PostRenderNoHooks {
+		all.unpatchedHooks = []match.Release{{Namespace: release.Namespace, Name: release.Name}}
+	}
 	if rendered.Unanswered {
 		all.unansweredLookups = []match.Release{{Namespace: release.Namespace, Name: release.Name}}
 	}
@@ -334,6 +351,9 @@ func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart c
 func (c *Composer) renderRelease(ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart, request render.ChartRequest) (bundle.Release, render.Release, error) {
 	release := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
 	inputsDigest, err := c.Renderer.Inputs(request)
+	if err == nil {
+		inputsDigest, err = withChanges(inputsDigest, r.changes)
+	}
 	if err != nil {
 		return bundle.Release{}, render.Release{}, err
 	}

@@ -50,7 +50,7 @@ func newComposer(t *testing.T, hub client.Client) *summaries.Composer {
 		t.Fatal(err)
 	}
 	return &summaries.Composer{
-		Contents: &source.Contents{Hub: hub}, Objects: hub, Hub: hub, Charts: fetched, Renderer: render.NewCharts(nil), Manifests: render.NewManifestRenderer(), HubUID: "hub",
+		Contents: &source.Contents{Hub: hub}, Objects: hub, Hub: hub, Charts: fetched, Renderer: render.NewCharts(nil), Manifests: render.NewManifestRenderer(), Changer: render.NewChanger(nil), HubUID: "hub",
 		ListDeployed: func(context.Context, fleet.Member) ([]bundle.Deployed, error) { return nil, nil },
 	}
 }

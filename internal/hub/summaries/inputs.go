@@ -49,8 +49,8 @@ type bundleInputs struct {
 	Objects []inputObject
 	// Resources is source.Resources.Digest: what counts in the objects that templates and scripts can read.
 	Resources string
-	// Cluster is the cluster if templates in the content can read it: labels or facts of the cluster can change. It is
-	// empty otherwise, so that they do not invalidate the digest.
+	// Cluster is the cluster if templates in the content or in patches can read it: labels or facts of the cluster can
+	// change. It is empty otherwise, so that they do not invalidate the digest.
 	Cluster []byte
 }
 
@@ -75,7 +75,7 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 	}
 	inputs := bundleInputs{Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.Subject.Resources.Digest}
 	// The path of a source can be a template that selects other files of the same artifact.
-	isTemplate := slices.ContainsFunc(s.spec().PolicyRefs, func(ref libv1beta1.PolicyRef) bool {
+	isTemplate := hasPatchTemplate(s.spec()) || slices.ContainsFunc(s.spec().PolicyRefs, func(ref libv1beta1.PolicyRef) bool {
 		return ref.RemoteURL != nil && ref.RemoteURL.Template || strings.Contains(ref.Path, "{{")
 	})
 	for _, reference := range references {

@@ -104,7 +104,7 @@ func (r *restarts) reconcile() configv1beta1.FeatureSummary {
 	c := &Controller{
 		Hub: r.hub, Live: r.hub, metadata: r.metadata(), Transport: r, Configurations: NewConfigurations(r.hub, r.hub), references: newReferenceIndex(),
 		Resources: resources.New(r.hub, nil, nil), Events: events.NewFakeRecorder(100), Clock: clock.RealClock{}, normalEvents: newEventLimiter(),
-		Composer: &Composer{Contents: &source.Contents{Hub: r}, Objects: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), HubUID: "hub", CodeVersion: r.codeVersion},
+		Composer: &Composer{Contents: &source.Contents{Hub: r}, Objects: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), Changer: render.NewChanger(nil), HubUID: "hub", CodeVersion: r.codeVersion},
 	}
 	summary := r.summary()
 	member, cluster, _, err := c.findMember(r.t.Context(), summary)
@@ -172,6 +172,24 @@ func TestUnchangedSummaryIsNotBuiltAgain(t *testing.T) {
 		}
 		r.must(r.hub.Update(r.t.Context(), s))
 	}
+	patches := func(value string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "patches"}, Data: map[string]string{
+			"a": "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: content}\ndata: {a: " + value + "}",
+		}}
+	}
+	usePatches := func(r *restarts) {
+		r.must(r.hub.Create(r.t.Context(), patches("b")))
+		s := r.summary()
+		s.Generation++
+		s.Spec.ClusterProfileSpec.PatchesFrom = []configv1beta1.ValueFrom{{Kind: configv1beta1.ValueFromConfigMap, Name: "patches"}}
+		r.must(r.hub.Update(r.t.Context(), s))
+	}
+	usePatchTemplate := func(r *restarts) {
+		s := r.summary()
+		s.Generation++
+		s.Spec.ClusterProfileSpec.Patches = []libv1beta1.Patch{{Patch: "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .ClusterName }}'}"}}
+		r.must(r.hub.Update(r.t.Context(), s))
+	}
 	for name, test := range map[string]struct {
 		// prepare is called before the bundle is delivered a second time, change before the restart.
 		prepare, change func(r *restarts)
@@ -212,6 +230,12 @@ func TestUnchangedSummaryIsNotBuiltAgain(t *testing.T) {
 			},
 			change: func(r *restarts) { r.must(r.hub.Delete(r.t.Context(), content("content", ""))) },
 		},
+		"patches that do not change": {prepare: usePatches},
+		"patches": {isBuilt: true, prepare: usePatches, change: func(r *restarts) {
+			c := patches("")
+			r.update(c, func() { c.Data = patches("c").Data })
+		}},
+		"a label with a template in a patch": {isBuilt: true, change: label, prepare: usePatchTemplate},
 		"missing content": {isBuilt: true, want: libv1beta1.FeatureStatusFailed, change: func(r *restarts) {
 			r.must(r.hub.Delete(r.t.Context(), content("content", "")))
 		}},

@@ -1,0 +1,173 @@
+package summaries
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/release"
+	"github.com/towline/towline/internal/render"
+	"github.com/towline/towline/internal/source"
+	"github.com/towline/towline/internal/status"
+)
+
+// patchReferences returns the references in patchesFrom that can be resolved, and the first error.
+func patchReferences(r ComposeRequest) ([]source.Reference, error) {
+	var all []source.Reference
+	var first error
+	for _, ref := range r.Summary.Spec.ClusterProfileSpec.PatchesFrom {
+		resolved, err := source.ValuesReference(ref, r.Subject)
+		if err == nil {
+			all = append(all, resolved)
+		} else if first == nil {
+			first = err
+		}
+	}
+	return all, first
+}
+
+// hasPatchTemplate returns whether an inline patch is a template.
+func hasPatchTemplate(spec configv1beta1.ProfileSpec) bool {
+	return slices.ContainsFunc(spec.Patches, func(p libv1beta1.Patch) bool { return strings.Contains(p.Patch, "{{") })
+}
+
+// loadChanges reads the patches, the labels and the annotations of a profile, and expands the templates in patches. As
+// with Sveltos, the patches of the spec come first, then those from objects with the template annotation, then others.
+func (c *Composer) loadChanges(ctx context.Context, r ComposeRequest) (render.Changes, error) {
+	spec := r.Summary.Spec.ClusterProfileSpec
+	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations}
+	if err := changes.Validate(); err != nil {
+		return render.Changes{}, withReason(status.ReasonRender, err)
+	}
+	for i, patch := range spec.Patches {
+		origin := fmt.Sprintf("patches[%d]", i)
+		text, err := r.Subject.Expand(origin, patch.Patch)
+		if err != nil {
+			return render.Changes{}, withReason(status.ReasonRender, err)
+		}
+		changes.Patches = append(changes.Patches, render.Patch{Origin: origin, Text: text, Target: patch.Target})
+	}
+	var expanded, plain []render.Patch
+	for _, ref := range spec.PatchesFrom {
+		content, err := c.Contents.Values(ctx, ref, r.Subject)
+		if err != nil {
+			return render.Changes{}, withReason(status.ReasonSource, fmt.Errorf("patchesFrom: %w", err))
+		}
+		patches, err := decodePatches(content, r.Subject)
+		if err != nil {
+			return render.Changes{}, withReason(status.ReasonRender, err)
+		}
+		changes.Sensitive = changes.Sensitive || content.Sensitive
+		if content.Template {
+			expanded = append(expanded, patches...)
+		} else {
+			plain = append(plain, patches...)
+		}
+	}
+	changes.Patches = slices.Concat(changes.Patches, expanded, plain)
+	return changes, nil
+}
+
+// decodePatches returns the patches in an object of patchesFrom, in the order of its keys.
+func decodePatches(content source.Content, subject source.Subject) ([]render.Patch, error) {
+	var all []render.Patch
+	for _, file := range content.Files {
+		origin := fmt.Sprintf("patchesFrom %s, key %s", content.Reference, file.Name)
+		text := string(file.Data)
+		if content.Template {
+			var err error
+			if text, err = subject.Expand(origin, text); err != nil {
+				return nil, err
+			}
+		}
+		patches, err := render.DecodePatches(origin, text)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, patches...)
+	}
+	return all, nil
+}
+
+// withChanges returns the inputs of a release that has changes. Another patch can make another revision.
+func withChanges(inputs string, changes render.Changes) (string, error) {
+	digest, err := changes.Digest()
+	if inputs == "" || digest == "" || err != nil {
+		return inputs, err
+	}
+	sum := sha256.Sum256([]byte(inputs + " " + digest))
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// applyChanges applies the changes to the items of a bundle.
+func (c *Composer) applyChanges(changes render.Changes, composed composedItems) (composedItems, error) {
+	if changes.IsEmpty() {
+		return composed, nil
+	}
+	items := make([]bundle.Item, 0, len(composed.items))
+	for _, item := range composed.items {
+		changed, err := c.Changer.Change(item.Objects, item.Documents, changes, unpatchedObjects(item, composed.unpatchedHooks))
+		if err != nil && item.Release != nil {
+			err = fmt.Errorf("helm release %s/%s: %w", item.Release.Namespace, item.Release.Name, err)
+		}
+		if err != nil {
+			return composedItems{}, withReason(status.ReasonRender, err)
+		}
+		if len(changed.Objects) == 0 && item.Release == nil {
+			continue // patches have deleted all objects
+		}
+		item.Objects, item.Documents = changed.Objects, changed.Documents
+		item.Sensitive = item.Sensitive || changes.Sensitive || render.HasSecret(changed.Objects)
+		item.OnlySecretsPrivate = item.OnlySecretsPrivate && !changes.Sensitive
+		if item.Release != nil {
+			item.Release = releaseWithPaths(*item.Release, changed.Indexes)
+		}
+		items = append(items, item)
+	}
+	composed.items = items
+	digest, err := changes.Digest()
+	if err != nil {
+		return composedItems{}, withReason(status.ReasonRender, phase.Invalid{Err: err})
+	}
+	composed.releases = slices.Clone(composed.releases)
+	for i := range composed.releases {
+		composed.releases[i].PatchesHash = []byte(digest)
+	}
+	return composed, nil
+}
+
+// unpatchedObjects returns the indexes of the objects of an item that are not patched: as with a post-renderer of Helm,
+// those in the crds directories of a chart, and the hooks of the releases in unpatchedHooks.
+func unpatchedObjects(item bundle.Item, unpatchedHooks []match.Release) []int {
+	if item.Release == nil {
+		return nil
+	}
+	omitsHooks := slices.Contains(unpatchedHooks, match.Release{Namespace: item.Release.Namespace, Name: item.Release.Name})
+	var indexes []int
+	for i, object := range item.Objects {
+		if release.IsFromCRDFile(item, i) || omitsHooks && bundle.IsHook(object) {
+			indexes = append(indexes, i)
+		}
+	}
+	return indexes
+}
+
+// releaseWithPaths returns a copy of a release with the template paths of the objects that are left.
+func releaseWithPaths(r bundle.Release, indexes []int) *bundle.Release {
+	paths := make([]string, 0, len(indexes))
+	for _, i := range indexes {
+		if i < len(r.Data.Paths) {
+			paths = append(paths, r.Data.Paths[i])
+		}
+	}
+	r.Data.Paths = paths
+	return &r
+}

@@ -1,0 +1,314 @@
+package render
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	jsonpatch "github.com/evanphx/json-patch/v5"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	kubejson "k8s.io/apimachinery/pkg/util/json"
+	"sigs.k8s.io/kustomize/api/provider"
+	"sigs.k8s.io/kustomize/api/resource"
+	"sigs.k8s.io/kustomize/api/types"
+	"sigs.k8s.io/kustomize/kyaml/resid"
+	"sigs.k8s.io/yaml"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/sandbox"
+)
+
+// patchFunction is the name of the function in the sandbox that applies patches. patchLimit is its time limit for all
+// patches and objects. maxPatched limits the size of one patched object in bytes.
+const (
+	patchFunction = "patch"
+	patchLimit    = 30 * time.Second
+	maxPatched    = 8 << 20
+)
+
+// Patch is one patch of a profile, without templates.
+type Patch struct {
+	// Origin names the patch in errors, for example "patches[0]".
+	Origin string `json:"origin"`
+	// Text is a list of JSON 6902 operations, or a strategic merge patch.
+	Text   string                    `json:"text"`
+	Target *libv1beta1.PatchSelector `json:"target,omitempty"`
+}
+
+// DecodePatches returns the patches in a key of a ConfigMap or Secret: one patch with the fields of an item of
+// spec.patches, a list of such patches, or a strategic merge patch that names its object. Errors begin with origin.
+func DecodePatches(origin, text string) ([]Patch, error) {
+	raw, err := yaml.YAMLToJSON([]byte(text))
+	if err != nil {
+		return nil, phase.Invalidf("%s: %w", origin, err)
+	}
+	var list []libv1beta1.Patch
+	var single libv1beta1.Patch
+	var object map[string]any
+	switch {
+	case json.Unmarshal(raw, &list) == nil:
+	case json.Unmarshal(raw, &single) == nil && single.Patch != "":
+		list = []libv1beta1.Patch{single}
+	case json.Unmarshal(raw, &object) == nil && object["kind"] != nil:
+		list = []libv1beta1.Patch{{Patch: text}}
+	default:
+		return nil, phase.Invalidf("%s: it has no field patch", origin)
+	}
+	patches := make([]Patch, 0, len(list))
+	for i, patch := range list {
+		name := origin
+		if len(list) > 1 {
+			name = fmt.Sprintf("%s[%d]", origin, i)
+		}
+		if patch.Patch == "" {
+			return nil, phase.Invalidf("%s: it has no field patch", name)
+		}
+		patches = append(patches, Patch{Origin: name, Text: patch.Patch, Target: patch.Target})
+	}
+	return patches, nil
+}
+
+// patching is the input of patchFunction.
+type patching struct {
+	Objects   []json.RawMessage
+	Patches   []Patch
+	Unpatched []int
+}
+
+// patch returns the objects that the patches change, by their index in docs, nil for a deleted one.
+func (c *Changer) patch(key string, docs [][]byte, patches []Patch, unpatched []int) (map[int]*unstructured.Unstructured, error) {
+	if len(patches) == 0 || len(docs) == 0 {
+		return map[int]*unstructured.Unstructured{}, nil
+	}
+	input := patching{Patches: patches, Unpatched: unpatched}
+	for _, doc := range docs {
+		input.Objects = append(input.Objects, doc)
+	}
+	changed := map[int]json.RawMessage{}
+	var err error
+	if c.sandbox == nil {
+		changed, err = applyPatches(input)
+	} else {
+		err = c.sandbox.Call(sandbox.Call{
+			Function: patchFunction, Key: patchFunction + " " + key, Limit: patchLimit, Input: input, Output: &changed,
+		})
+	}
+	if limit, ok := errors.AsType[*sandbox.LimitError](err); ok {
+		return nil, fmt.Errorf("apply patches: %w", limit)
+	}
+	if err != nil {
+		return nil, err
+	}
+	objects := make(map[int]*unstructured.Unstructured, len(changed))
+	for i, raw := range changed {
+		var fields map[string]any
+		if err := kubejson.Unmarshal(raw, &fields); err != nil { // integers stay integers
+			return nil, fmt.Errorf("decode a patched object: %w", err)
+		}
+		objects[i] = nil
+		if fields != nil {
+			objects[i] = &unstructured.Unstructured{Object: fields}
+		}
+	}
+	return objects, nil
+}
+
+// patchInSandbox applies patches in a child.
+func patchInSandbox(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
+	var p patching
+	if err := json.Unmarshal(input, &p); err != nil {
+		return nil, err
+	}
+	return applyPatches(p)
+}
+
+// applyPatches returns the changed objects, and null for deleted ones.
+func applyPatches(p patching) (map[int]json.RawMessage, error) {
+	objects := make([]*patchedObject, 0, len(p.Objects))
+	for i, raw := range p.Objects {
+		if slices.Contains(p.Unpatched, i) {
+			continue
+		}
+		object := &patchedObject{index: i}
+		if err := kubejson.Unmarshal(raw, &object.fields); err != nil {
+			return nil, err
+		}
+		objects = append(objects, object)
+	}
+	for _, patch := range p.Patches {
+		parsed, err := parsePatch(patch)
+		if err == nil {
+			err = parsed.apply(objects)
+		}
+		if err != nil {
+			return nil, phase.Invalidf("%s: %w", patch.Origin, err)
+		}
+	}
+	changed := map[int]json.RawMessage{}
+	for _, object := range objects {
+		if !object.isChanged {
+			continue
+		}
+		raw, err := json.Marshal(object.fields)
+		if err != nil {
+			return nil, phase.Invalidf("encode a patched object: %w", err)
+		}
+		changed[object.index] = raw
+	}
+	return changed, nil
+}
+
+// patchedObject is an object to which patches are applied. Its fields are nil after a patch has deleted it.
+type patchedObject struct {
+	index     int
+	fields    map[string]any
+	isChanged bool
+}
+
+// parsedPatch is a Patch in the form of kustomize. It has either operations, or objects to merge.
+type parsedPatch struct {
+	factory    *resource.Factory
+	operations jsonpatch.Patch
+	merges     []*resource.Resource
+	// selector is nil for a strategic merge patch that names its object.
+	selector            *types.SelectorRegex
+	hasNamespace        bool
+	labels, annotations labels.Selector
+}
+
+// parsePatch parses a patch as kustomize does.
+func parsePatch(patch Patch) (*parsedPatch, error) {
+	raw, err := yaml.YAMLToJSON([]byte(patch.Text))
+	if err != nil {
+		return nil, err
+	}
+	parsed := &parsedPatch{factory: provider.NewDefaultDepProvider().GetResourceFactory()}
+	if len(raw) > 0 && raw[0] == '[' {
+		if patch.Target == nil {
+			return nil, errors.New("a JSON 6902 patch needs a target")
+		}
+		if parsed.operations, err = jsonpatch.DecodePatch(raw); err != nil {
+			return nil, err
+		}
+	} else if parsed.merges, err = parsed.factory.SliceFromBytes([]byte(patch.Text)); err != nil {
+		return nil, fmt.Errorf("it is neither a JSON 6902 patch nor a strategic merge patch: %w", err)
+	}
+	switch {
+	case len(parsed.operations) == 0 && len(parsed.merges) == 0:
+		return nil, errors.New("it is empty")
+	case patch.Target == nil:
+		return parsed, nil
+	case len(parsed.merges) > 1:
+		return nil, errors.New("a patch with several documents cannot have a target")
+	}
+	return parsed, parsed.setTarget(*patch.Target)
+}
+
+func (p *parsedPatch) setTarget(target libv1beta1.PatchSelector) (err error) {
+	p.hasNamespace = target.Namespace != ""
+	p.selector, err = types.NewSelectorRegex(&types.Selector{ResId: resid.ResId{
+		Gvk:  resid.Gvk{Group: target.Group, Version: target.Version, Kind: target.Kind},
+		Name: target.Name, Namespace: target.Namespace,
+	}})
+	if err != nil {
+		return fmt.Errorf("target: %w", err)
+	}
+	if p.labels, err = labels.Parse(target.LabelSelector); err != nil {
+		return fmt.Errorf("target.labelSelector: %w", err)
+	}
+	if p.annotations, err = labels.Parse(target.AnnotationSelector); err != nil {
+		return fmt.Errorf("target.annotationSelector: %w", err)
+	}
+	return nil
+}
+
+// apply changes the objects that the patch is for. It is no error if there are none.
+func (p *parsedPatch) apply(objects []*patchedObject) error {
+	for _, object := range objects {
+		if object.fields == nil {
+			continue
+		}
+		unchanged := &unstructured.Unstructured{Object: object.fields}
+		ref := kube.RefOf(unchanged)
+		id := resid.NewResIdWithNamespace(resid.NewGvk(ref.Group, ref.Version, ref.Kind), ref.Name, ref.Namespace)
+		var err error
+		switch {
+		case p.selector == nil:
+			for _, merge := range p.merges {
+				if err == nil && object.fields != nil && merge.OrgId().Equals(id) {
+					err = p.merge(object, merge)
+				}
+			}
+		case !p.selects(unchanged, id):
+		case len(p.operations) > 0:
+			err = p.operate(object)
+		default:
+			patch := p.merges[0].DeepCopy()
+			patch.SetGvk(id.Gvk)
+			err = p.merge(object, patch)
+		}
+		if err != nil {
+			return fmt.Errorf("it cannot be applied to %s: %w", ref, err)
+		}
+	}
+	return nil
+}
+
+// selects returns whether an object is a target of the patch.
+func (p *parsedPatch) selects(object *unstructured.Unstructured, id resid.ResId) bool {
+	return p.selector.MatchGvk(id.Gvk) && p.selector.MatchName(id.Name) &&
+		(!p.hasNamespace || p.selector.MatchNamespace(id.EffectiveNamespace())) &&
+		p.labels.Matches(labels.Set(object.GetLabels())) && p.annotations.Matches(labels.Set(object.GetAnnotations()))
+}
+
+// merge applies a strategic merge patch to an object.
+func (p *parsedPatch) merge(object *patchedObject, patch *resource.Resource) error {
+	node, err := p.factory.FromMap(object.fields)
+	if err == nil {
+		err = node.ApplySmPatch(patch.DeepCopy())
+	}
+	if err != nil {
+		return err
+	}
+	if node.IsNilOrEmpty() { // the patch deletes the object
+		object.fields, object.isChanged = nil, true
+		return nil
+	}
+	raw, err := node.MarshalJSON()
+	if err != nil {
+		return err
+	}
+	return object.set(raw)
+}
+
+// operate applies the operations of a JSON 6902 patch to an object.
+func (p *parsedPatch) operate(object *patchedObject) error {
+	raw, err := json.Marshal(object.fields)
+	if err != nil {
+		return err
+	}
+	options := jsonpatch.NewApplyOptions()
+	options.AccumulatedCopySizeLimit = maxPatched // each operation can double the size
+	if raw, err = p.operations.ApplyWithOptions(raw, options); err != nil {
+		return err
+	}
+	return object.set(raw)
+}
+
+// set replaces the fields of an object by those in raw.
+func (o *patchedObject) set(raw []byte) error {
+	if len(raw) > maxPatched {
+		return fmt.Errorf("the result is larger than %d MiB", maxPatched>>20)
+	}
+	var fields map[string]any
+	if err := kubejson.Unmarshal(raw, &fields); err != nil { // integers stay integers
+		return err
+	}
+	o.fields, o.isChanged = fields, true
+	return nil
+}
