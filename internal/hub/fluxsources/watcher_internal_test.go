@@ -1,7 +1,10 @@
 package fluxsources
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -9,6 +12,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -64,19 +68,22 @@ func newWatcher(t *testing.T, config *rest.Config) (w *Watcher, isReferenced *at
 	return w, isReferenced
 }
 
-// awaitAnswer calls Get until its result is not pending.
+// awaitAnswer calls Get until it returns the error that isAnswer accepts.
 func awaitAnswer(t *testing.T, w *Watcher, ref source.Reference, isAnswer func(error) bool) {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for {
-		_, err := w.Get(t.Context(), ref)
-		if isAnswer(err) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("got %v", err)
-		}
+	var last error
+	await(t, func() bool {
 		w.check(t.Context(), ref.Kind)
+		_, last = w.Get(t.Context(), ref)
+		return isAnswer(last)
+	}, func() string { return fmt.Sprint(last) })
+}
+
+func await(t *testing.T, isDone func() bool, describe func() string) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return isDone(), nil })
+	if err != nil {
+		t.Fatalf("got %s", describe())
 	}
 }
 
@@ -107,9 +114,19 @@ func TestKindIsWatchedWhileItIsReferenced(t *testing.T) {
 	if _, err := w.Get(t.Context(), ref); !isPending(err) {
 		t.Errorf("after the last reference: got %v, want a PendingError", err)
 	}
-	for deadline := time.Now().Add(time.Minute); !informer.IsStopped(); {
-		if time.Now().After(deadline) {
-			t.Fatal("the watch has not ended")
-		}
-	}
+	await(t, informer.IsStopped, func() string { return "a watch that has not ended" })
+}
+
+func TestListThatIsForbiddenIsReported(t *testing.T) {
+	t.Parallel()
+	plane := localkube.ForTest(t)
+	installBuckets(t, plane)
+	config := rest.CopyConfig(plane.Config)
+	config.Impersonate = rest.ImpersonationConfig{UserName: "nobody", Groups: []string{"system:authenticated"}}
+	w, isReferenced := newWatcher(t, config)
+	isReferenced.Store(true)
+	ref := source.Reference{Kind: "Bucket", Namespace: "default", Name: "app"}
+	awaitAnswer(t, w, ref, func(err error) bool {
+		return err != nil && strings.HasPrefix(err.Error(), "Bucket default/app: list the kind Bucket on the hub: ") && strings.Contains(err.Error(), "forbidden")
+	})
 }
