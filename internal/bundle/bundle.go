@@ -5,6 +5,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -105,6 +106,9 @@ type Options struct {
 	// unless its item has Overwrite. Of duplicate objects the first one is applied. The labels of the Work in the content
 	// also mark an object as managed.
 	RejectUnmanaged bool `json:"guarded,omitempty"`
+	// DriftExclusions are fields that are applied only to new objects: afterwards others may change them. A member that
+	// does not know the option calculates another digest, and refuses the bundle.
+	DriftExclusions []libv1beta1.DriftExclusion `json:"driftExclusions,omitempty"`
 }
 
 // Withdrawal is the request to remove all objects of a bundle from a member.

@@ -199,6 +199,7 @@ func foreignBundle(group *libv1beta1.ConfigurationGroup, items []bundle.Item) bu
 			ContinueOnConflict: group.Spec.ContinueOnConflict,
 			ContinueOnError:    group.Spec.ContinueOnError,
 			CorrectDrift:       group.Spec.DriftDetection,
+			DriftExclusions:    group.Spec.DriftExclusions,
 		},
 	}
 }

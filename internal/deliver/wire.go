@@ -140,6 +140,7 @@ func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []
 	group.Spec.ContinueOnConflict = b.Options.ContinueOnConflict
 	group.Spec.ContinueOnError = b.Options.ContinueOnError
 	group.Spec.DriftDetection = b.Options.CorrectDrift
+	group.Spec.DriftExclusions = b.Options.DriftExclusions
 	return group, nil
 }
 

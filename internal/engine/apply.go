@@ -148,7 +148,7 @@ func (p *applyRun) applyReplaced(ctx context.Context, v decision) (*live, error)
 
 // requestApply sends the apply request. It retries for establishLimit if this run has defined the object's kind.
 func (p *applyRun) requestApply(ctx context.Context, v decision, uid types.UID) (*live, error) {
-	if uid != "" && v.retains() {
+	if uid != "" && len(v.excluded) > 0 {
 		return p.applyRetaining(ctx, v, uid)
 	}
 	body, err := v.encodeBody(v.adopt, uid)

@@ -48,6 +48,8 @@ type target struct {
 	rejectUnmanaged       bool // do not change an existing object that is not managed
 	overwrite             bool // change this object even if rejectUnmanaged is true
 	createOnly            bool // leave an existing object as it is, unless this content was applied to it before
+	// excluded are the fields that are applied only to a new object.
+	excluded []jsonPath
 }
 
 func (t *target) key() kube.Ref { return t.ref.Key() }
@@ -63,6 +65,10 @@ type kinds struct {
 // plan lists the targets of b in the order in which they are applied. A bundle with RejectUnmanaged has a problem for
 // each invalid object, another bundle fails with the first one.
 func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors, err error) {
+	exclusions, err := parseExclusions(b.Options.DriftExclusions)
+	if err != nil {
+		return nil, nil, &invalidBundleError{err}
+	}
 	defined := definedKinds(b)
 	origin := map[kube.Ref]bundle.Item{}
 	tolerate := func(err error) error {
@@ -95,11 +101,9 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors
 			t.createOnly = isCreateOnly(item, n)
 			gvk := t.ref.GVK()
 			t.served = known.any[gvk]
-			t.resource = known.exact[gvk]
-			if t.resource == (kube.Resource{}) {
-				t.resource = defined[gvk]
-			}
+			t.resource = cmp.Or(known.exact[gvk], defined[gvk])
 			setNamespace(t, item)
+			t.excluded = excludedPaths(exclusions, t.ref, t.content)
 			if first, ok := origin[t.key()]; ok {
 				err := fmt.Errorf("%s is listed twice: in %s and in %s", t.ref, describe(first), describe(item))
 				if err := tolerate(err); err != nil {
@@ -229,11 +233,20 @@ func setNamespace(t *target, item bundle.Item) {
 	}
 }
 
-// setMarks sets the ownership labels and annotations of a target, with the digest of its content.
+// setMarks sets the ownership labels and annotations of a target, with the digest of its content and of its excluded
+// fields: a field that is no longer excluded is applied again.
 func setMarks(t *target, item bundle.Item, b bundle.Bundle) error {
 	raw, err := json.Marshal(t.content)
+	if err == nil && len(t.excluded) > 0 {
+		var paths []byte
+		paths, err = json.Marshal(t.excluded)
+		raw = append(raw, paths...)
+	}
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", t.ref, err)
+	}
+	if t.retains() {
+		t.excluded = append(t.excluded, jsonPath{"spec", "replicas"})
 	}
 	sum := sha256.Sum256(raw)
 	t.marks = marksOf(b, item, "sha256:"+hex.EncodeToString(sum[:]))

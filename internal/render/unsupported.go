@@ -101,7 +101,7 @@ func supportOf(pattern string, value any) support {
 func supportOfSpec(field string, value any) support {
 	switch field {
 	case "clusterSelector", "clusterRefs", "tier", "continueOnConflict", "continueOnError", "stopMatchingBehavior",
-		"patches", "patchesFrom", "extraLabels", "extraAnnotations":
+		"patches", "patchesFrom", "extraLabels", "extraAnnotations", "driftExclusions":
 		return supported
 	case "syncMode":
 		return supportedIf(value != string(configv1beta1.SyncModeDryRun))

@@ -24,7 +24,7 @@ import (
 func everyField() map[string]string {
 	table := map[string]string{}
 	for refused, fields := range map[string]string{
-		"": `patches patchesFrom extraLabels extraAnnotations helmCharts[0].options.postRenderStrategy
+		"": `patches patchesFrom extraLabels extraAnnotations driftExclusions helmCharts[0].options.postRenderStrategy
 			clusterSelector clusterRefs syncMode tier continueOnConflict continueOnError stopMatchingBehavior
 			policyRefs[0].namespace policyRefs[0].name policyRefs[0].kind policyRefs[0].deploymentType policyRefs[0].optional
 			policyRefs[0].path policyRefs[0].tier policyRefs[0].skipNamespaceCreation policyRefs[0].remoteURL policyRefs[0].force
@@ -54,7 +54,7 @@ func everyField() map[string]string {
 			helmCharts[0].options.upgradeOptions.reuseValues helmCharts[0].options.upgradeOptions.resetThenReuseValues
 			helmCharts[0].options.upgradeOptions.recreate
 			setRefs maxUpdate dependsOn transitionFrom kustomizationRefs preDeployChecks validateHealths
-			preDeleteChecks postDeleteChecks driftExclusions
+			preDeleteChecks postDeleteChecks
 			templateResourceRefs[0].resource.uid templateResourceRefs[0].resource.resourceVersion
 			templateResourceRefs[0].resource.fieldPath`,
 	} {

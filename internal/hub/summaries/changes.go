@@ -11,6 +11,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/engine"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/release"
@@ -46,6 +47,9 @@ func (c *Composer) loadChanges(ctx context.Context, r ComposeRequest) (render.Ch
 	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations}
 	if err := changes.Validate(); err != nil {
 		return render.Changes{}, withReason(status.ReasonRender, err)
+	}
+	if err := engine.CheckDriftExclusions(spec.DriftExclusions); err != nil {
+		return render.Changes{}, withReason(status.ReasonRender, phase.Invalid{Err: err})
 	}
 	for i, patch := range spec.Patches {
 		origin := fmt.Sprintf("patches[%d]", i)

@@ -99,6 +99,9 @@ func TestPatchesOfProfile(t *testing.T) {
 		"broken template": {edit: func(s *configv1beta1.ProfileSpec) {
 			s.Patches = []libv1beta1.Patch{setText("a"), setText("{{ .Nothing }}")}
 		}, error: "patches[1]: "},
+		"a path that is no pointer": {edit: func(s *configv1beta1.ProfileSpec) {
+			s.DriftExclusions = []libv1beta1.DriftExclusion{{Paths: []string{"/spec/replicas"}}, {Paths: []string{"spec"}}}
+		}, error: "driftExclusions[1]: \"spec\" is not a JSON pointer"},
 		"ownership": {edit: func(s *configv1beta1.ProfileSpec) {
 			s.ExtraLabels = map[string]string{"projectsveltos.io/reason": "x"}
 		}, error: "extraLabels: only Towline sets projectsveltos.io/reason"},

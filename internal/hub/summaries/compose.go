@@ -198,6 +198,7 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 			ContinueOnConflict: spec.ContinueOnConflict,
 			ContinueOnError:    spec.ContinueOnError,
 			CorrectDrift:       spec.SyncMode != configv1beta1.SyncModeOneTime,
+			DriftExclusions:    spec.DriftExclusions,
 		},
 		SharedBy: r.SharedBy,
 		Hub:      c.HubUID,

@@ -1,0 +1,118 @@
+package stories
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/localkube"
+)
+
+// excludedContent has the number of replicas, and a text.
+const excludedContent = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: excluded}
+data:
+  objects.yaml: |
+    apiVersion: apps/v1
+    kind: Deployment
+    metadata: {namespace: excluded, name: web}
+    spec:
+      replicas: %d
+      selector: {matchLabels: {app: web}}
+      template:
+        metadata: {labels: {app: web}}
+        spec:
+          containers: [{name: web, image: "example.com/web:1"}]
+    ---
+    apiVersion: v1
+    kind: ConfigMap
+    metadata: {namespace: excluded, name: text}
+    data: {text: %s}
+`
+
+const excludedProfile = `
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: excluded}
+spec:
+  clusterSelector: {matchLabels: {env: excluded}}
+  syncMode: ContinuousWithDriftDetection
+  policyRefs:
+  - {kind: ConfigMap, namespace: default, name: excluded}
+%s`
+
+// TestDriftExclusions changes the replicas of a Deployment on the members, which the profile excludes, and a field that
+// it does not exclude. Only the latter is corrected, also after restarts and further deliveries, until the profile no
+// longer excludes the replicas.
+func TestDriftExclusions(t *testing.T) {
+	awaitTurn(t)
+	w := newWorld(t)
+	agent := w.looseAgent("fleet-pulled", "pulled", "env=excluded")
+	members := map[string]*localkube.Plane{"pulled": agent.plane, "pushed": w.pushMember("fleet-pushed", "pushed", "env=excluded")}
+	everywhere := func(what string, replicas int32, text string) {
+		t.Helper()
+		for cluster, member := range members {
+			w.eventually(what+" on "+cluster, func() error {
+				return errors.Join(w.wantExcluded(member, replicas, text), w.wantStatuses("fleet-"+cluster, "excluded-sveltos-"+cluster, "Provisioned"))
+			})
+		}
+	}
+	change := func(text string) {
+		for _, member := range members {
+			w.patchObject(member, &corev1.ConfigMap{}, "text", `{"data":{"text":"`+text+`"}}`)
+		}
+	}
+	deliver := func(replicas int32, text, exclusions string) {
+		w.apply(w.hub, fmt.Sprintf(excludedContent, replicas, text)+"---"+fmt.Sprintf(excludedProfile, exclusions))
+	}
+	const exclusions = "  driftExclusions:\n  - {paths: [/spec/replicas], target: {kind: Deployment, name: w.*}}\n"
+
+	deliver(2, "first", exclusions)
+	everywhere("the first delivery", 2, "first")
+	for _, member := range members {
+		w.patchObject(member, &appsv1.Deployment{}, "web", `{"spec":{"replicas":5}}`)
+	}
+	change("theirs")
+	everywhere("the text is corrected", 5, "first")
+
+	agent.process.kill()
+	w.hubOS.kill()
+	change("theirs, too")
+	agent.start()
+	w.startHub()
+	everywhere("the text is corrected after restarts", 5, "first")
+
+	deliver(3, "second", exclusions)
+	everywhere("the second delivery", 5, "second")
+	deliver(3, "third", "")
+	everywhere("without exclusions", 3, "third")
+}
+
+// patchObject changes an object in the namespace excluded as its user.
+func (w *world) patchObject(plane *localkube.Plane, object client.Object, name, patch string) {
+	w.t.Helper()
+	object.SetNamespace("excluded")
+	object.SetName(name)
+	if err := w.client(plane).Patch(w.t.Context(), object, client.RawPatch("application/merge-patch+json", []byte(patch)), client.FieldOwner("user")); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// wantExcluded returns an error unless the Deployment and the ConfigMap have these values.
+func (w *world) wantExcluded(plane *localkube.Plane, replicas int32, text string) error {
+	found := &appsv1.Deployment{}
+	if err := w.client(plane).Get(w.t.Context(), client.ObjectKey{Namespace: "excluded", Name: "web"}, found); err != nil {
+		return err
+	}
+	data, err := w.data(plane, "excluded", "text")
+	if err == nil && (*found.Spec.Replicas != replicas || data["text"] != text) {
+		err = fmt.Errorf("got %d replicas and the text %s, want %d and %s", *found.Spec.Replicas, data["text"], replicas, text)
+	}
+	return err
+}
