@@ -64,6 +64,9 @@ type Item struct {
 	Sensitive             bool `json:"sensitive,omitempty"`
 	SkipNamespaceCreation bool `json:"skipNamespaceCreation,omitempty"`
 	Force                 bool `json:"force,omitempty"` // delete and create an object again if an immutable field changes
+	// Subresources are applied after each object, for example "status". Drift in them is not corrected. A member that
+	// does not know the field calculates another digest, and refuses the bundle.
+	Subresources []string `json:"subresources,omitempty"`
 	// DecodeError is the error if some objects of this item could not be decoded. It counts as a failure, so nothing is
 	// pruned.
 	DecodeError string `json:"problem,omitempty"`

@@ -59,7 +59,7 @@ func (m *memberClient) apply(ctx context.Context, t *target, body []byte) (*live
 	if err != nil {
 		return nil, err
 	}
-	return liveOf(obj), nil
+	return m.applySubresources(ctx, t, liveOf(obj))
 }
 
 // delete deletes the object with this UID, and its dependents in the background. It returns nil if the object does not

@@ -48,6 +48,8 @@ type target struct {
 	rejectUnmanaged       bool // do not change an existing object that is not managed
 	overwrite             bool // change this object even if rejectUnmanaged is true
 	createOnly            bool // leave an existing object as it is, unless this content was applied to it before
+	// subresources are applied after the object.
+	subresources []string
 	// excluded are the fields that are applied only to a new object.
 	excluded []jsonPath
 }
@@ -162,7 +164,7 @@ func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle
 	return &target{
 		ref: ref, rank: rankOf(ref.GVK().GroupKind()), content: content, release: releaseName, origin: originOf(item),
 		skipNamespaceCreation: item.SkipNamespaceCreation, force: force,
-		rejectUnmanaged: b.Options.RejectUnmanaged, overwrite: item.Overwrite,
+		rejectUnmanaged: b.Options.RejectUnmanaged, overwrite: item.Overwrite, subresources: item.Subresources,
 	}, nil
 }
 
@@ -233,24 +235,35 @@ func setNamespace(t *target, item bundle.Item) {
 	}
 }
 
-// setMarks sets the ownership labels and annotations of a target, with the digest of its content and of its excluded
-// fields: a field that is no longer excluded is applied again.
+// setMarks sets the ownership labels and annotations of a target, with the digest of its content.
 func setMarks(t *target, item bundle.Item, b bundle.Bundle) error {
-	raw, err := json.Marshal(t.content)
-	if err == nil && len(t.excluded) > 0 {
-		var paths []byte
-		paths, err = json.Marshal(t.excluded)
-		raw = append(raw, paths...)
-	}
+	digest, err := t.digest()
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", t.ref, err)
 	}
 	if t.retains() {
 		t.excluded = append(t.excluded, jsonPath{"spec", "replicas"})
 	}
-	sum := sha256.Sum256(raw)
-	t.marks = marksOf(b, item, "sha256:"+hex.EncodeToString(sum[:]))
+	t.marks = marksOf(b, item, digest)
 	return nil
+}
+
+// digest returns the digest of the content of a target. If there are any, its excluded fields and its subresources are
+// part of it, so that the object is applied again after a change of them.
+func (t *target) digest() (string, error) {
+	raw, err := json.Marshal(t.content)
+	if err != nil {
+		return "", err
+	}
+	if len(t.excluded)+len(t.subresources) > 0 {
+		options, err := json.Marshal([]any{t.excluded, t.subresources})
+		if err != nil {
+			return "", err
+		}
+		raw = append(raw, options...)
+	}
+	sum := sha256.Sum256(raw)
+	return "sha256:" + hex.EncodeToString(sum[:]), nil
 }
 
 // body returns the body of an apply request: the content and the ownership labels. With a uid the request fails unless

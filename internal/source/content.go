@@ -68,6 +68,8 @@ type Content struct {
 	Sensitive bool
 	// Template is true if the files are Go templates, and Lua if they are scripts in Lua, see Subject.
 	Template, Lua bool
+	// Subresources are applied after each object in the content.
+	Subresources []string
 }
 
 // ManifestsReference expands the templates in ref for the subject. The namespace defaults to the cluster's namespace.
@@ -173,11 +175,11 @@ func (c *Contents) read(ctx context.Context, ref Reference, isOptional bool) (Co
 	return content, err
 }
 
-// readAnnotations sets the language of the content by the annotations of its object. It returns an error for annotations
-// that are not supported.
-func (c *Content) readAnnotations(annotations map[string]string) error {
-	if _, marked := annotations[libv1beta1.SubresourcesAnnotation]; marked {
-		return phase.Invalidf("%s: annotation %s is not supported yet", c.Reference, libv1beta1.SubresourcesAnnotation)
+// readAnnotations sets the language and the subresources of the content by the annotations of its object. It returns an
+// error for annotations that are not supported.
+func (c *Content) readAnnotations(annotations map[string]string) (err error) {
+	if c.Subresources, err = subresourcesOf(c.Reference, annotations); err != nil {
+		return err
 	}
 	_, c.Template = annotations[libv1beta1.TemplateAnnotation]
 	_, c.Lua = annotations[libv1beta1.LuaAnnotation]

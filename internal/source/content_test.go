@@ -121,16 +121,16 @@ func TestContentThatIsNotSupportedIsRefused(t *testing.T) {
 	t.Parallel()
 	scripted, partial := configMap("scripted", nil), configMap("partial", nil)
 	scripted.Annotations = map[string]string{libv1beta1.LuaAnnotation: "", libv1beta1.TemplateAnnotation: ""}
-	partial.Annotations = map[string]string{libv1beta1.SubresourcesAnnotation: "status"}
+	partial.Annotations = map[string]string{libv1beta1.SubresourcesAnnotation: "status, /scale"}
 	hub, subject := hubWith(t, scripted, partial)
 	for name, test := range map[string]struct {
 		ref  libv1beta1.PolicyRef
 		want string
 	}{
-		"both languages": {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "scripted"}, "cannot have both annotations"},
-		"subresources":   {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "partial"}, "annotation projectsveltos.io/subresources is not supported"},
+		"subresources":   {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "partial"}, "annotation projectsveltos.io/subresources: \"/scale\" is not the name of a subresource"},
 		"no name":        {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap}, "a reference to a ConfigMap has no name"},
 		"bad template":   {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "{{ .Nothing }}"}, "name of a ConfigMap"},
+		"both languages": {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "scripted"}, "cannot have both annotations"},
 	} {
 		_, err := contentsOf(hub).Manifests(t.Context(), test.ref, subject)
 		t.Run(name, func(t *testing.T) { wantInvalid(t, err, test.want) })

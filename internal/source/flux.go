@@ -134,6 +134,9 @@ func (a *Artifacts) find(ctx context.Context, ref Reference) (Artifact, error) {
 	if err := (&Content{Reference: ref}).readAnnotations(object.GetAnnotations()); err != nil {
 		return Artifact{}, err
 	}
+	if _, marked := object.GetAnnotations()[libv1beta1.SubresourcesAnnotation]; marked {
+		return Artifact{}, phase.Invalidf("%s: annotation %s is for ConfigMaps and Secrets", ref, libv1beta1.SubresourcesAnnotation)
+	}
 	artifact := ArtifactOf(object)
 	if artifact.URL == "" {
 		return Artifact{}, noArtifactError(ref, object)

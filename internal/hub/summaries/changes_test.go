@@ -154,6 +154,26 @@ func TestChangesAreComposedOnce(t *testing.T) {
 	}
 }
 
+func TestSubresourcesOfContent(t *testing.T) {
+	t.Parallel()
+	hub := changedHub(t)
+	marked := &corev1.ConfigMap{}
+	if err := hub.Get(t.Context(), client.ObjectKey{Namespace: "fleet", Name: "content"}, marked); err != nil {
+		t.Fatal(err)
+	}
+	marked.Annotations = map[string]string{libv1beta1.SubresourcesAnnotation: "status, scale,status,"}
+	if err := hub.Update(t.Context(), marked); err != nil {
+		t.Fatal(err)
+	}
+	made, err := newComposer(t, hub).Compose(t.Context(), requestForContent(func(*configv1beta1.ProfileSpec) {}), libv1beta1.FeatureResources)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"status", "scale"}, made.Bundle.Items[0].Subresources); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestPatchReferencesAreWatched(t *testing.T) {
 	t.Parallel()
 	r := requestForContent(func(s *configv1beta1.ProfileSpec) {

@@ -250,6 +250,7 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 			OnlySecretsPrivate:    !content.Sensitive,
 			SkipNamespaceCreation: ref.SkipNamespaceCreation,
 			Force:                 ref.Force,
+			Subresources:          content.Subresources,
 		})
 	}
 	return composedItems{items: items}, nil
