@@ -14,6 +14,9 @@
 //   - Content: the data of one ConfigMap, Secret or Flux source on the hub, or the files behind a URL, with a digest.
 //   - Artifact: the archive that Flux's source-controller serves of a source.
 //   - Subject: the cluster for which templates are expanded, and the hub namespace that they may read.
+//   - Resources: the objects of the hub that the templates and scripts of a profile can read. internal/hub/resources
+//     reads them.
+//   - Script: content in Lua that returns manifests. internal/script limits it.
 //   - Login: the credentials and the transport options for a repository. It is part of the cache keys: a chart that was
 //     fetched with one login is not returned for another one.
 //   - Verification: the required provenance file and cosign signature of a chart.

@@ -3,8 +3,11 @@ package resources_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -31,6 +35,7 @@ type world struct {
 	*testing.T
 	*resources.Watcher
 	hub       client.Client
+	reads     atomic.Int32 // of the Watcher
 	kinds     cache.Cache
 	namespace string
 }
@@ -47,7 +52,16 @@ func newWorld(t *testing.T) *world {
 	ended := make(chan struct{}, 2)
 	content := newCache(t, plane.Config)
 	w.kinds = newCache(t, plane.Config)
-	w.Watcher = resources.New(w.hub, w.kinds, content)
+	live, err := client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Watcher = resources.New(interceptor.NewClient(live, interceptor.Funcs{
+		Get: func(ctx context.Context, live client.WithWatch, key client.ObjectKey, object client.Object, options ...client.GetOption) error {
+			w.reads.Add(1)
+			return live.Get(ctx, key, object, options...)
+		},
+	}), w.kinds, content)
 	for _, start := range []func(context.Context) error{content.Start, w.Start} {
 		go func() {
 			defer func() { ended <- struct{}{} }()
@@ -197,6 +211,41 @@ func TestLoadWatchesContent(t *testing.T) {
 	w.wantChanged("reader")
 	if got := w.mustLoad("reader", w.ref("ConfigMap", "settings")); !strings.Contains(got, `"value":"three"`) {
 		t.Errorf("after the creation: got %s", got)
+	}
+}
+
+// TestOneReadForAllSummaries loads an object for many summaries at the same time, and changes it.
+func TestOneReadForAllSummaries(t *testing.T) {
+	t.Parallel()
+	const summaries = 200
+	w := newWorld(t)
+	settings := configMap("settings", "one")
+	w.create(settings)
+	var names []string
+	var loading sync.WaitGroup
+	for i := range summaries {
+		name := fmt.Sprintf("reader-%d", i)
+		names = append(names, name)
+		loading.Go(func() {
+			if _, err := w.load(name, w.ref("ConfigMap", "settings")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	loading.Wait()
+	if got := w.reads.Load(); got != 1 {
+		t.Errorf("%d reads for %d summaries, want 1", got, summaries)
+	}
+	settings.Data["value"] = "two"
+	w.update(settings)
+	w.wantAllChanged(names...)
+	for _, name := range names {
+		if got := w.mustLoad(name, w.ref("ConfigMap", "settings")); !strings.Contains(got, `"value":"two"`) {
+			t.Fatalf("%s reads %s", name, got)
+		}
+	}
+	if got := w.reads.Load(); got != 2 {
+		t.Errorf("%d reads after one change, want 2", got)
 	}
 }
 
