@@ -21,6 +21,8 @@ type gitServer struct {
 	url       string
 	fetches   atomic.Int64 // requests for a pack
 	forbidden atomic.Bool
+	// authorized counts the requests with credentials.
+	authorized atomic.Int64
 }
 
 func newGitServer(t *testing.T) *gitServer {
@@ -37,6 +39,9 @@ func newGitServer(t *testing.T) *gitServer {
 	server := serveFunc(t, func(w http.ResponseWriter, in *http.Request) {
 		if in.Method == http.MethodPost {
 			s.fetches.Add(1)
+		}
+		if in.Header.Get("Authorization") != "" {
+			s.authorized.Add(1)
 		}
 		if s.forbidden.Load() {
 			w.WriteHeader(http.StatusForbidden)
@@ -165,5 +170,27 @@ func TestRemoteFollowsBranches(t *testing.T) {
 	eventually(t, r.clock.HasWaiters)
 	if _, err := r.contents.Manifests(t.Context(), remoteRef(s.url+"?ref="+first), r.subject); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestRemoteGitRedirectsCarryNoCredentials(t *testing.T) {
+	t.Parallel()
+	s := newGitServer(t)
+	s.commit(map[string]string{"a.yaml": "one"})
+	var authorized atomic.Int64
+	front := serveFunc(t, func(w http.ResponseWriter, in *http.Request) {
+		if in.Header.Get("Authorization") != "" {
+			authorized.Add(1)
+		}
+		http.Redirect(w, in, strings.TrimSuffix(strings.TrimPrefix(s.url, "git+"), "/repo.git")+in.URL.Path+"?"+in.URL.RawQuery, http.StatusFound)
+	})
+	r := newRemoteRun(t)
+	r.secrets.set("login", map[string]string{"username": "me", "password": "right"})
+	got, err := r.read(withSecret(remoteRef("git+"+front.URL+"/repo.git"), "login"))
+	if err != nil || filesOf(got)["a.yaml"] != "one" {
+		t.Errorf("got %v %v", filesOf(got), err)
+	}
+	if authorized.Load() != 1 || s.authorized.Load() != 0 {
+		t.Errorf("requests with credentials: %d to the host in the URL, want 1; %d to the other host, want 0", authorized.Load(), s.authorized.Load())
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"crypto/sha1" //nolint:gosec // the format of packs
 	"encoding/binary"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -232,6 +233,47 @@ func TestSSHServerThatDoesNotRespond(t *testing.T) {
 	}
 }
 
+func TestSSHServerWithAnotherHostKeyGetsNoLogin(t *testing.T) {
+	t.Parallel()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hostKey, otherKey := newTestSigner(t), newTestSigner(t)
+	logins := make(chan string, 2)
+	go func() {
+		defer close(logins)
+		for range 2 {
+			connection, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			config := &ssh.ServerConfig{PublicKeyCallback: func(meta ssh.ConnMetadata, _ ssh.PublicKey) (*ssh.Permissions, error) {
+				logins <- meta.User()
+				return nil, errors.New("unknown key")
+			}}
+			config.AddHostKey(hostKey)
+			_, _, _, _ = ssh.NewServerConn(connection, config) // fails: there is no valid key
+			_ = connection.Close()
+		}
+	}()
+	address := listener.Addr().String()
+	login := remoteLogin{Identity: newTestIdentity(t), KnownHosts: []byte(knownhosts.Line([]string{address}, otherKey.PublicKey()))}
+	_, err = fetchOnce(t, "git+ssh://"+address+"/repo", login, requestTimeout)
+	want := "the host key of " + address + " (" + ssh.FingerprintSHA256(hostKey.PublicKey()) + ") is not in known_hosts of Secret eu/login"
+	if err == nil || err.Error() != want || len(logins) != 0 {
+		t.Errorf("got %v, want %s; %d logins", err, want, len(logins))
+	}
+	login.KnownHosts = []byte(knownhosts.Line([]string{address}, hostKey.PublicKey()))
+	_, err = fetchOnce(t, "git+ssh://"+address+"/repo", login, requestTimeout)
+	if err == nil || err.Error() != "the SSH server refused the key of the Secret" || <-logins != "git" {
+		t.Errorf("with the right host key: %v", err)
+	}
+	if err := listener.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // entry is one object in a pack.
 type entry struct {
 	kind plumbing.ObjectType
@@ -378,6 +420,15 @@ func TestGitErrorsHaveNoTextsOfTheServer(t *testing.T) {
 	if _, err = fetchOnce(t, "git+"+plain, remoteLogin{}, requestTimeout); err == nil || err.Error() != "the server returned no list of Git references" {
 		t.Errorf("got %v", err)
 	}
+}
+
+func newTestSigner(t *testing.T) ssh.Signer {
+	t.Helper()
+	signer, err := ssh.ParsePrivateKey(newTestIdentity(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return signer
 }
 
 // newTestIdentity returns a new private key in PEM.
