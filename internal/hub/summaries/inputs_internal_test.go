@@ -38,6 +38,7 @@ type restarts struct {
 	reads       int
 	// isCacheBehind is true while the cache of metadata lacks all objects.
 	isCacheBehind bool
+	remote        *source.RemoteFetcher
 }
 
 var resourcesID = bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: "web-one", Feature: string(libv1beta1.FeatureResources)}
@@ -104,7 +105,7 @@ func (r *restarts) reconcile() configv1beta1.FeatureSummary {
 	c := &Controller{
 		Hub: r.hub, Live: r.hub, metadata: r.metadata(), Transport: r, Configurations: NewConfigurations(r.hub, r.hub), references: newReferenceIndex(),
 		Resources: resources.New(r.hub, nil, nil), Events: events.NewFakeRecorder(100), Clock: clock.RealClock{}, normalEvents: newEventLimiter(),
-		Composer: &Composer{Contents: &source.Contents{Hub: r}, Objects: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), Changer: render.NewChanger(nil), HubUID: "hub", CodeVersion: r.codeVersion},
+		Composer: &Composer{Contents: &source.Contents{Hub: r, Remote: r.remote}, Objects: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), Changer: render.NewChanger(nil), HubUID: "hub", CodeVersion: r.codeVersion},
 	}
 	summary := r.summary()
 	member, cluster, _, err := c.findMember(r.t.Context(), summary)
