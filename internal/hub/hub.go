@@ -384,7 +384,7 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir 
 		return nil, fmt.Errorf("add the fetcher of URLs: %w", err)
 	}
 	return &summaries.Composer{
-		Contents: &source.Contents{Hub: objects, Remote: remote, Artifacts: artifacts}, Objects: objects, Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), Changer: render.NewChanger(pool), HubUID: hubUID, CodeVersion: codeVersion, Sandbox: pool,
+		Contents: &source.Contents{Hub: objects, Remote: remote, Artifacts: artifacts}, Objects: objects, Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), Kustomizations: render.NewKustomizationRenderer(pool), Changer: render.NewChanger(pool), HubUID: hubUID, CodeVersion: codeVersion, Sandbox: pool,
 	}, nil
 }
 

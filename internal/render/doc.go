@@ -1,12 +1,16 @@
 // Package render renders content, with values, as Kubernetes objects.
 //
-// internal/hub/summaries calls Unsupported for the spec of a profile, Manifests for its policyRefs, and Values and
-// Charts.Render for its Helm charts.
+// internal/hub/summaries calls Unsupported for the spec of a profile, Manifests for its policyRefs, Values and
+// Charts.Render for its Helm charts, and NewKustomization and KustomizationRenderer.Render for its kustomizationRefs.
 //
 // Charts.Render has these steps: it reads the facts about the chart, removes the inputs that the chart does not read
 // from the request, and looks for the rendering in the cache that all members share. If it is missing, the chart is
 // rendered for all members. If that rendering generates a value, or looks up an object that it renders itself, the
 // chart is rendered again for this release on this member, with its stored results.
+//
+// A kustomization is built with kustomize's library in the sandbox, in a file system that has the files of its source
+// only (kustomize.go, kustomize_tree.go). The result is the same for all members. If there are values, the built
+// objects that contain "{{" are expanded with them.
 //
 // Terms:
 //

@@ -12,7 +12,7 @@ import (
 )
 
 // Unsupported returns the JSON paths of the fields in spec that Towline does not support yet, sorted, for example
-// "spec.kustomizationRefs" and "spec.helmCharts[0].options.wait". Fields with their default value are supported. The
+// "spec.dependsOn" and "spec.helmCharts[0].options.wait". Fields with their default value are supported. The
 // caller must reject a profile with an unsupported field: no field is silently ignored.
 func Unsupported(spec configv1beta1.ProfileSpec) []string {
 	raw, err := json.Marshal(spec)
@@ -94,6 +94,8 @@ func supportOf(pattern string, value any) support {
 			return supportOfHelmOption(option, value)
 		}
 		return supportOfHelmChart(field)
+	case list == "kustomizationRefs":
+		return supportOfKustomizationRef(field, value)
 	}
 	return unsupported
 }
@@ -105,7 +107,7 @@ func supportOfSpec(field string, value any) support {
 		return supported
 	case "syncMode":
 		return supportedIf(value != string(configv1beta1.SyncModeDryRun))
-	case "policyRefs", "helmCharts", "templateResourceRefs":
+	case "policyRefs", "helmCharts", "kustomizationRefs", "templateResourceRefs":
 		return nested
 	case "reloader":
 		return supportedIf(value == false)
@@ -121,6 +123,18 @@ func supportOfPolicyRef(field string, value any) support {
 		return supportedIf(value == string(libv1beta1.DeploymentTypeRemote))
 	}
 	return unsupported
+}
+
+// supportOfKustomizationRef returns the support of a field of a kustomizationRef. Both kinds of references have the
+// same sources.
+func supportOfKustomizationRef(field string, value any) support {
+	switch field {
+	case "path", "components", "targetNamespace", "values", "valuesFrom":
+		return supported
+	case "deploymentType":
+		return supportedIf(value == string(libv1beta1.DeploymentTypeRemote))
+	}
+	return supportOfPolicyRef(field, value)
 }
 
 func supportOfResourceRef(field string) support {

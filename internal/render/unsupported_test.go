@@ -31,6 +31,11 @@ func everyField() map[string]string {
 			templateResourceRefs[0].identifier templateResourceRefs[0].optional templateResourceRefs[0].ignoreStatusChanges
 			templateResourceRefs[0].watchFields templateResourceRefs[0].resource.apiVersion templateResourceRefs[0].resource.kind
 			templateResourceRefs[0].resource.namespace templateResourceRefs[0].resource.name
+			kustomizationRefs[0].namespace kustomizationRefs[0].name kustomizationRefs[0].kind kustomizationRefs[0].path
+			kustomizationRefs[0].components kustomizationRefs[0].optional kustomizationRefs[0].targetNamespace
+			kustomizationRefs[0].deploymentType kustomizationRefs[0].values kustomizationRefs[0].valuesFrom
+			kustomizationRefs[0].tier kustomizationRefs[0].skipNamespaceCreation kustomizationRefs[0].force
+			kustomizationRefs[0].remoteURL
 			helmCharts[0].repositoryURL helmCharts[0].repositoryName helmCharts[0].chartName helmCharts[0].chartVersion
 			helmCharts[0].releaseName helmCharts[0].releaseNamespace helmCharts[0].values helmCharts[0].valuesFrom
 			helmCharts[0].helmChartAction helmCharts[0].registryCredentialsConfig
@@ -53,7 +58,7 @@ func everyField() map[string]string {
 			helmCharts[0].options.disableOpenAPIValidation helmCharts[0].options.enableClientCache
 			helmCharts[0].options.upgradeOptions.reuseValues helmCharts[0].options.upgradeOptions.resetThenReuseValues
 			helmCharts[0].options.upgradeOptions.recreate
-			setRefs maxUpdate dependsOn transitionFrom kustomizationRefs preDeployChecks validateHealths
+			setRefs maxUpdate dependsOn transitionFrom preDeployChecks validateHealths
 			preDeleteChecks postDeleteChecks
 			templateResourceRefs[0].resource.uid templateResourceRefs[0].resource.resourceVersion
 			templateResourceRefs[0].resource.fieldPath`,
@@ -153,9 +158,11 @@ func set(v reflect.Value, steps []int, path string) string {
 
 func fill(v reflect.Value, path string) {
 	words := map[string]string{
-		"syncMode":                     string(configv1beta1.SyncModeOneTime),
-		"policyRefs[0].kind":           string(libv1beta1.SourceConfigMap),
-		"policyRefs[0].deploymentType": string(libv1beta1.DeploymentTypeRemote),
+		"syncMode":                            string(configv1beta1.SyncModeOneTime),
+		"policyRefs[0].kind":                  string(libv1beta1.SourceConfigMap),
+		"policyRefs[0].deploymentType":        string(libv1beta1.DeploymentTypeRemote),
+		"kustomizationRefs[0].kind":           string(libv1beta1.SourceSecret),
+		"kustomizationRefs[0].deploymentType": string(libv1beta1.DeploymentTypeRemote),
 		"helmCharts[0].options.uninstallOptions.deletionPropagation": string(configv1beta1.DeletionOrphan),
 	}
 	switch v.Kind() {
@@ -208,7 +215,10 @@ helmCharts:
     dependencyUpdate: true
     installOptions: {createNamespace: false, replace: false}
     upgradeOptions: {force: true, reuseValues: true, resetThenReuseValues: true, recreate: true}
-kustomizationRefs: [{kind: ConfigMap, name: k}]
+kustomizationRefs:
+- {kind: ConfigMap, name: k, path: p, components: [c], targetNamespace: n, values: {a: b}, valuesFrom: [{kind: Secret, name: v}]}
+- {kind: Bucket, name: k, deploymentType: Local}
+- {remoteURL: {url: "https://example.com"}}
 `), &spec)
 	if err != nil {
 		t.Fatal(err)
@@ -220,7 +230,7 @@ kustomizationRefs: [{kind: ConfigMap, name: k}]
 		"spec.helmCharts[1].options.upgradeOptions.recreate",
 		"spec.helmCharts[1].options.upgradeOptions.resetThenReuseValues",
 		"spec.helmCharts[1].options.upgradeOptions.reuseValues",
-		"spec.kustomizationRefs",
+		"spec.kustomizationRefs[1].deploymentType",
 		"spec.policyRefs[0].deploymentType",
 		"spec.syncMode",
 	}

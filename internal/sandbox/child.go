@@ -30,12 +30,13 @@ type child struct {
 	expiry *time.Timer
 }
 
-// prefix keeps the first bytes that are written to it.
-type prefix struct{ bytes.Buffer }
+// prefix keeps the first bytes that are written to it. It is no bytes.Buffer: io.Copy would use its ReadFrom, which has
+// no limit.
+type prefix struct{ text bytes.Buffer }
 
 // Write implements io.Writer.
 func (p *prefix) Write(text []byte) (int, error) {
-	p.Buffer.Write(text[:min(len(text), maxErrors-p.Len())])
+	p.text.Write(text[:min(len(text), maxErrors-p.text.Len())])
 	return len(text), nil
 }
 
@@ -119,7 +120,7 @@ func (c *child) kill() {
 // exitReason waits for the end of the process and returns its reason.
 func (c *child) exitReason() string {
 	err := c.wait()
-	text := c.errors.Bytes()
+	text := c.errors.text.Bytes()
 	switch {
 	case bytes.Contains(text, []byte("stack exceeds")):
 		return "it nests without end"

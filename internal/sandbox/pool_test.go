@@ -4,6 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"runtime/debug"
 	"strings"
@@ -55,6 +58,24 @@ func functions() map[string]sandbox.Function {
 				all = append(all, []byte(strings.Repeat("x", 1<<20))) //nolint:staticcheck // this is its purpose
 			}
 		},
+		"request": func(input json.RawMessage, _ ask) (any, error) {
+			var url string
+			if err := json.Unmarshal(input, &url); err != nil {
+				return nil, err
+			}
+			response, err := http.Get(url)
+			if err == nil {
+				response.Body.Close()
+			}
+			return nil, err
+		},
+		"warnings": func(json.RawMessage, ask) (any, error) {
+			for range 1000 {
+				log.Print("warning")
+				fmt.Fprintln(os.Stderr, "warning")
+			}
+			return nil, nil
+		},
 		"large": func(json.RawMessage, ask) (any, error) { return strings.Repeat("x", 65<<20), nil },
 		"stack": func(json.RawMessage, ask) (any, error) {
 			loop := &node{}
@@ -105,6 +126,34 @@ func TestCallsShareAProcess(t *testing.T) {
 	var environment []string
 	if err := call("env", nil, &environment); err != nil || len(environment) != 2 {
 		t.Errorf("got environment %v, error %v", environment, err)
+	}
+}
+
+func TestFunctionsHaveNoNetwork(t *testing.T) {
+	t.Parallel()
+	requests := 0
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { requests++ }))
+	t.Cleanup(server.Close)
+	pool, _ := newPool()
+	var output any
+	err := pool.Call(sandbox.Call{Function: "request", Key: "request", Limit: time.Minute, Input: server.URL, Output: &output})
+	if err == nil || !strings.Contains(err.Error(), "there is no network") || requests > 0 {
+		t.Errorf("%d requests, error %v", requests, err)
+	}
+}
+
+// TestWarningsDoNotHideTheReason crashes a child after its function has printed more than is kept.
+func TestWarningsDoNotHideTheReason(t *testing.T) {
+	t.Parallel()
+	skipWithRace(t)
+	pool, _ := newPool()
+	var output any
+	if err := pool.Call(sandbox.Call{Function: "warnings", Key: "warnings", Limit: time.Minute, Output: &output}); err != nil {
+		t.Fatal(err)
+	}
+	err := pool.Call(sandbox.Call{Function: "stack", Key: "stack", Limit: time.Minute, Output: &output})
+	if err == nil || err.Error() != "it nests without end" {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
+	"net/http"
+	"os"
 	"runtime/debug"
 
 	"github.com/towline/towline/internal/phase"
@@ -48,6 +51,7 @@ func Serve(functions map[string]Function, in io.Reader, out io.Writer) error {
 	}
 	debug.SetMemoryLimit(memory * 3 / 4) // the garbage collector works harder before the limit
 	debug.SetMaxStack(maxStack)
+	defer isolate()()
 	received := make(chan request)
 	go func() {
 		defer close(received)
@@ -65,6 +69,26 @@ func Serve(functions map[string]Function, in io.Reader, out io.Writer) error {
 		}
 	}
 	return nil
+}
+
+// isolate keeps the libraries of the functions from the network, as far as they use the default transport, and discards
+// their warnings: only the beginning of standard error is kept, for the reason of a crash. restore undoes that.
+func isolate() (restore func()) {
+	transport, stderr := http.DefaultTransport, os.Stderr
+	http.DefaultTransport, os.Stderr = refusingTransport{}, nil
+	log.SetOutput(io.Discard)
+	return func() {
+		http.DefaultTransport, os.Stderr = transport, stderr
+		log.SetOutput(stderr)
+	}
+}
+
+// refusingTransport refuses all requests.
+type refusingTransport struct{}
+
+// RoundTrip implements http.RoundTripper.
+func (refusingTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	return nil, fmt.Errorf("no request to %s: there is no network", request.URL.Host)
 }
 
 // serveCall runs one function. It returns before the function does if the caller ends.

@@ -5,7 +5,7 @@
 //
 // The steps for a policyRef: ManifestsReference expands the templates in the reference, Manifests reads the ConfigMap,
 // the Secret, or the artifact of the Flux source. A RemoteFetcher polls the URLs that are in use, and Manifests returns
-// their last content. The steps for a chart: ExpandChart expands the templates in its fields, LoginFor and
+// their last content. Kustomization does so for a kustomizationRef. The steps for a chart: ExpandChart expands the templates in its fields, LoginFor and
 // VerificationFor read its Secrets, Charts.Fetch returns the archive, or Charts.Package that of a directory in a Flux
 // source, and Values reads the content of valuesFrom.
 //
@@ -17,6 +17,7 @@
 //   - Resources: the objects of the hub that the templates and scripts of a profile can read. internal/hub/resources
 //     reads them.
 //   - Script: content in Lua that returns manifests. internal/script limits it.
+//   - Substitute: to expand texts with values as their data, in place of the cluster.
 //   - Login: the credentials and the transport options for a repository. It is part of the cache keys: a chart that was
 //     fetched with one login is not returned for another one.
 //   - Verification: the required provenance file and cosign signature of a chart.

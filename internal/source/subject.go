@@ -62,7 +62,7 @@ type expansion struct {
 
 // ExpandFunctions returns the functions of this package for the children of the sandbox.
 func ExpandFunctions() map[string]sandbox.Function {
-	functions := map[string]sandbox.Function{}
+	functions := map[string]sandbox.Function{substituteFunction: substituteInSandbox}
 	for name, function := range expansionFunctions() {
 		functions[name] = func(input json.RawMessage, callBack func(any) (json.RawMessage, error)) (any, error) {
 			var e expansion

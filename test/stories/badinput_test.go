@@ -116,8 +116,8 @@ func badCases() map[string]badCase {
 			names:  []string{"hello", "http://127.0.0.1:", "connection refused"},
 		},
 		"field-without-effect": {
-			breaks: badProfile + "  kustomizationRefs:\n  - {kind: ConfigMap, namespace: default, name: %[1]s}\n",
-			names:  []string{"kustomizationRefs"},
+			breaks: badProfile + "  dependsOn: [other]\n",
+			names:  []string{"dependsOn"},
 		},
 	}
 }

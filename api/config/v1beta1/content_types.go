@@ -52,7 +52,8 @@ type KustomizationRef struct {
 	// +optional
 	Name string `json:"name,omitempty"`
 
-	// Kind of the referenced object. A ConfigMap or Secret holds an archive under the key kustomize.tar.gz.
+	// Kind of the referenced object. A ConfigMap or Secret holds an archive (tar, tar.gz or zip) under the key
+	// kustomize.tar.gz, or as its only key; otherwise its keys are the files of the kustomization.
 	// +optional
 	Kind libv1beta1.SourceKind `json:"kind,omitempty"`
 
@@ -60,7 +61,7 @@ type KustomizationRef struct {
 	// +optional
 	Path string `json:"path,omitempty"`
 
-	// Components are directories of further kustomize components, relative to path.
+	// Components are directories of further kustomize components, relative to path. May be Go templates.
 	// +optional
 	Components []string `json:"components,omitempty"`
 
@@ -80,11 +81,12 @@ type KustomizationRef struct {
 	// +optional
 	DeploymentType libv1beta1.DeploymentType `json:"deploymentType,omitempty"`
 
-	// Values are substituted in the built objects, which are a Go template. The values may be Go templates too.
+	// Values are substituted in the built objects, which are Go templates: {{ .key }} is the value of a key. The
+	// values may be Go templates too. Without values and valuesFrom, the objects are no templates.
 	// +optional
 	Values map[string]string `json:"values,omitempty"`
 
-	// ValuesFrom are further values; they override values, and later ones earlier ones.
+	// ValuesFrom are further values: each key of the object is a value. They override values, and later ones earlier ones.
 	// +optional
 	ValuesFrom []ValueFrom `json:"valuesFrom,omitempty"`
 

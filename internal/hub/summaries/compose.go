@@ -46,6 +46,8 @@ type Composer struct {
 	Manifests *render.ManifestRenderer
 	// Changer applies the patches and the labels of profiles.
 	Changer *render.Changer
+	// Kustomizations builds kustomizations.
+	Kustomizations *render.KustomizationRenderer
 	// MemberConfig returns, by mode, the REST config of a member. It is used for charts that call lookup or read the
 	// revision. For a mode without an entry, lookup finds only Secrets and ConfigMaps of the release.
 	MemberConfig map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
@@ -124,6 +126,8 @@ func withReason(reason string, err error) error {
 // resolved: Compose returns their errors.
 func (c *Composer) References(r ComposeRequest) []source.Reference {
 	all, _ := manifestReferences(r) // Compose returns the errors
+	kustomizations, _ := kustomizationReferences(r)
+	all = append(all, kustomizations...)
 	add := func(ref source.Reference, err error) {
 		if err == nil {
 			all = append(all, ref)
@@ -170,6 +174,7 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	compose, ok := map[libv1beta1.FeatureID]func(context.Context, ComposeRequest) (composedItems, error){
 		libv1beta1.FeatureResources: c.composeManifests,
 		libv1beta1.FeatureHelm:      c.composeReleases,
+		libv1beta1.FeatureKustomize: c.composeKustomizations,
 	}[feature]
 	if !ok {
 		return Composition{}, withReason(status.ReasonUnsupported, phase.Invalidf("feature %s is not supported yet", feature))

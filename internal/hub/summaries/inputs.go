@@ -30,10 +30,11 @@ import (
 // content is read. The group is not the status of the summary, and is written together with the reference to the
 // content: a lost group, or one without the digest, only means that the bundle is built as before.
 //
-// Only the feature Resources in pull mode has a digest. The hub's engine for a push member needs the bundle to watch
-// its objects. The bundle of a Helm release also depends on the repository, on generated values and on other summaries.
+// Only the features Resources and Kustomize in pull mode have a digest. The hub's engine for a push member needs the
+// bundle to watch its objects. The bundle of a Helm release also depends on the repository, on generated values and
+// on other summaries.
 
-// bundleInputs are the inputs of a bundle of the feature Resources. Each field prevents that an outdated bundle stays:
+// bundleInputs are the inputs of a bundle of these features. Each field prevents that an outdated bundle stays:
 type bundleInputs struct {
 	// Code: after an upgrade of the hub, the same inputs can be rendered differently.
 	Code string
@@ -49,7 +50,7 @@ type bundleInputs struct {
 	Objects []inputObject
 	// Resources is source.Resources.Digest: what counts in the objects that templates and scripts can read.
 	Resources string
-	// Cluster is the cluster if templates in the content or in patches can read it: labels or facts of the cluster can
+	// Cluster is the cluster if templates in the content, in patches or in references can read it: labels or facts of the cluster can
 	// change. It is empty otherwise, so that they do not invalidate the digest.
 	Cluster []byte
 }
@@ -66,18 +67,20 @@ type inputObject struct {
 // bundle is built: if the cache is behind, the digest is of inputs that never come back, and the event of the change
 // reconciles the summary again. An object that does not exist can come back as such, so there is no digest with one.
 func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, feature libv1beta1.FeatureID) (string, error) {
-	if feature != libv1beta1.FeatureResources || s.member.Mode != fleet.Pull || c.Composer.CodeVersion == "" {
+	referencesOf := map[libv1beta1.FeatureID]func(ComposeRequest) ([]source.Reference, error){
+		libv1beta1.FeatureResources: manifestReferences,
+		libv1beta1.FeatureKustomize: kustomizationReferences,
+	}[feature]
+	if referencesOf == nil || s.member.Mode != fleet.Pull || c.Composer.CodeVersion == "" {
 		return "", nil
 	}
-	references, err := manifestReferences(r)
+	references, err := referencesOf(r)
 	if err != nil {
 		return "", nil //nolint:nilerr // Compose returns the error
 	}
 	inputs := bundleInputs{Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.Subject.Resources.Digest}
-	// The path of a source can be a template that selects other files of the same artifact.
-	isTemplate := hasPatchTemplate(s.spec()) || slices.ContainsFunc(s.spec().PolicyRefs, func(ref libv1beta1.PolicyRef) bool {
-		return ref.RemoteURL != nil && ref.RemoteURL.Template || strings.Contains(ref.Path, "{{")
-	})
+	isTemplate := hasPatchTemplate(s.spec()) || feature == libv1beta1.FeatureResources && hasReferenceTemplate(s.spec().PolicyRefs) ||
+		feature == libv1beta1.FeatureKustomize && hasTemplates(s.spec().KustomizationRefs)
 	for _, reference := range references {
 		input, isMarked, err := c.inputOf(ctx, reference)
 		if err != nil {
@@ -99,6 +102,14 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 	}
 	sum := sha256.Sum256(raw)
 	return base64.RawStdEncoding.EncodeToString(sum[:]), nil
+}
+
+// hasReferenceTemplate returns whether the content behind a URL is a template, or the path in a source is one: it can
+// select other files of the same artifact.
+func hasReferenceTemplate(refs []libv1beta1.PolicyRef) bool {
+	return slices.ContainsFunc(refs, func(ref libv1beta1.PolicyRef) bool {
+		return ref.RemoteURL != nil && ref.RemoteURL.Template || strings.Contains(ref.Path, "{{")
+	})
 }
 
 // inputOf returns the present version of an object, "" if it does not exist or is not known yet, and whether its content

@@ -33,9 +33,11 @@ type restarts struct {
 	t           *testing.T
 	hub         client.Client
 	codeVersion string
-	deployed    map[bundle.ID]bundle.Deployed
-	deliveries  int
-	reads       int
+	// feature is the one that the summary has.
+	feature    libv1beta1.FeatureID
+	deployed   map[bundle.ID]bundle.Deployed
+	deliveries int
+	reads      int
 	// isCacheBehind is true while the cache of metadata lacks all objects.
 	isCacheBehind bool
 	remote        *source.RemoteFetcher
@@ -59,7 +61,7 @@ func newRestarts(t *testing.T) *restarts {
 	}
 	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithRESTMapper(testrestmapper.TestOnlyStaticRESTMapper(kube.Scheme())).WithStatusSubresource(summary, cluster, &configv1beta1.ClusterConfiguration{}).
 		WithIndex(&corev1.Secret{}, generatedIndex, generatedOwnerUIDs).WithObjects(cluster, summary, content("content", "1"), content("optional", "1")).Build()
-	r := &restarts{t: t, hub: hub, Reader: hub, codeVersion: "v1", deployed: map[bundle.ID]bundle.Deployed{}}
+	r := &restarts{t: t, hub: hub, Reader: hub, codeVersion: "v1", feature: libv1beta1.FeatureResources, deployed: map[bundle.ID]bundle.Deployed{}}
 	r.reconcile()
 	return r
 }
@@ -105,7 +107,7 @@ func (r *restarts) reconcile() configv1beta1.FeatureSummary {
 	c := &Controller{
 		Hub: r.hub, Live: r.hub, metadata: r.metadata(), Transport: r, Configurations: NewConfigurations(r.hub, r.hub), references: newReferenceIndex(),
 		Resources: resources.New(r.hub, nil, nil), Events: events.NewFakeRecorder(100), Clock: clock.RealClock{}, normalEvents: newEventLimiter(),
-		Composer: &Composer{Contents: &source.Contents{Hub: r, Remote: r.remote}, Objects: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), Changer: render.NewChanger(nil), HubUID: "hub", CodeVersion: r.codeVersion},
+		Composer: newTestComposer(r),
 	}
 	summary := r.summary()
 	member, cluster, _, err := c.findMember(r.t.Context(), summary)
@@ -118,7 +120,14 @@ func (r *restarts) reconcile() configv1beta1.FeatureSummary {
 	if err := c.Configurations.writeAll(r.t.Context()); err != nil {
 		r.t.Fatal(err)
 	}
-	return status.FeatureOf(r.summary().Status, libv1beta1.FeatureResources)
+	return status.FeatureOf(r.summary().Status, r.feature)
+}
+
+func newTestComposer(r *restarts) *Composer {
+	return &Composer{
+		Contents: &source.Contents{Hub: r, Remote: r.remote}, Objects: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), Changer: render.NewChanger(nil), HubUID: "hub", CodeVersion: r.codeVersion,
+		Kustomizations: render.NewKustomizationRenderer(pool), Sandbox: pool,
+	}
 }
 
 func (r *restarts) summary() *configv1beta1.ClusterSummary {

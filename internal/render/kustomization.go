@@ -1,0 +1,229 @@
+package render
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	kubejson "k8s.io/apimachinery/pkg/util/json"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/archive"
+	"github.com/towline/towline/internal/cache"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/sandbox"
+	"github.com/towline/towline/internal/source"
+)
+
+const (
+	// buildFunction is the name of the function in the sandbox that builds a kustomization, and buildLimit its time limit.
+	buildFunction = "kustomize"
+	buildLimit    = 30 * time.Second
+	// maxBuiltSize and maxSubstitutedSize limit the two caches of a KustomizationRenderer, in bytes of JSON.
+	maxBuiltSize       = 16 << 20
+	maxSubstitutedSize = 8 << 20
+)
+
+// Kustomization has the inputs of one build.
+type Kustomization struct {
+	Content source.Content
+	// Path is the directory with the kustomization, "" for the root of the content.
+	Path string
+	// Components are directories of components, relative to Path. They are added to the kustomization.
+	Components []string
+	// Namespace replaces the namespace of all objects, unless it is empty.
+	Namespace string
+	// Values are the data of the built objects, which are templates. The objects are no templates if it is empty.
+	Values map[string]string
+}
+
+// NewKustomization expands the templates of ref, and its values: those of ref, then those in from, which are the
+// contents of its valuesFrom. Later values replace earlier ones. Errors are phase.Invalid and name the content and
+// the field.
+func NewKustomization(content source.Content, ref configv1beta1.KustomizationRef, from []source.Content, subject source.Subject) (Kustomization, error) {
+	k := Kustomization{Content: content, Namespace: ref.TargetNamespace, Values: make(map[string]string, len(ref.Values))}
+	var err error
+	if k.Path, err = subject.Expand(fmt.Sprintf("%s, path", content.Reference), ref.Path); err != nil {
+		return Kustomization{}, err
+	}
+	for _, component := range ref.Components {
+		expanded, err := subject.Expand(fmt.Sprintf("%s, component %s", content.Reference, component), component)
+		if err != nil {
+			return Kustomization{}, err
+		}
+		k.Components = append(k.Components, expanded)
+	}
+	for _, key := range slices.Sorted(maps.Keys(ref.Values)) {
+		if k.Values[key], err = subject.Expand(fmt.Sprintf("%s, value %s", content.Reference, key), ref.Values[key]); err != nil {
+			return Kustomization{}, err
+		}
+	}
+	for _, values := range from {
+		texts, _, err := expandFiles(values, subject)
+		if err != nil {
+			return Kustomization{}, err
+		}
+		for i, text := range texts {
+			k.Values[values.Files[i].Name] = string(text)
+		}
+	}
+	return k, nil
+}
+
+// String returns k for messages, for example "ConfigMap eu/web, path overlay".
+func (k Kustomization) String() string {
+	if k.Path == "" {
+		return k.Content.Reference.String()
+	}
+	return fmt.Sprintf("%s, path %s", k.Content.Reference, k.Path)
+}
+
+// KustomizationRenderer builds kustomizations in a sandbox, each one once for all members. It is safe for concurrent
+// use.
+type KustomizationRenderer struct {
+	sandbox            *sandbox.Pool
+	built, substituted *cache.Cache[builtKustomization]
+}
+
+// builtKustomization is the result of a build. It must not be changed.
+type builtKustomization struct {
+	objects   []*unstructured.Unstructured
+	documents *kube.Documents
+	// templates are the texts of the objects that can be templates, by their index in objects.
+	templates map[int]string
+}
+
+// NewKustomizationRenderer returns a KustomizationRenderer with empty caches. Without a pool, no kustomization is
+// built.
+func NewKustomizationRenderer(pool *sandbox.Pool) *KustomizationRenderer {
+	return &KustomizationRenderer{
+		sandbox: pool, built: cache.New[builtKustomization](maxBuiltSize), substituted: cache.New[builtKustomization](maxSubstitutedSize),
+	}
+}
+
+// Render builds k, and returns its objects with their documents. Neither must be changed. Errors that only a change of
+// the content or of the profile can correct are phase.Invalid. All errors name the content and the path.
+func (r *KustomizationRenderer) Render(k Kustomization, subject source.Subject) ([]*unstructured.Unstructured, *kube.Documents, error) {
+	var err error
+	if k.Path, err = cleanDirectory(k.Path); err != nil {
+		return nil, nil, phase.Invalidf("%s: path: %w", k.Content.Reference, err)
+	}
+	inputs, err := json.Marshal([]any{k.Content.Reference, k.Content.Digest, k.Path, k.Components, k.Namespace})
+	if err != nil {
+		return nil, nil, phase.Invalidf("%s: %w", k, err)
+	}
+	key := string(inputs)
+	built, err := r.built.GetOrCompute(key, func() (builtKustomization, int, error) { return r.build(k, key) })
+	if err == nil && len(k.Values) > 0 && len(built.templates) > 0 {
+		built, err = r.substituted.GetOrCompute(fmt.Sprintf("%s %x", key, hashValues(k.Values)), func() (builtKustomization, int, error) {
+			return built.substitute(k, subject)
+		})
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", k, err)
+	}
+	return built.objects, built.documents, nil
+}
+
+// cleanDirectory returns the clean relative path of a directory, "" for the root.
+func cleanDirectory(name string) (string, error) {
+	if relative := path.Clean(strings.TrimPrefix(name, "/")); name == "" || relative == "." || relative == "/" {
+		return "", nil
+	}
+	return archive.CleanPath(strings.TrimPrefix(name, "/"))
+}
+
+func hashValues(values map[string]string) []byte {
+	hash := sha256.New()
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		_, _ = fmt.Fprintf(hash, "%q %q\n", key, values[key]) // a hash returns no error
+	}
+	return hash.Sum(nil)
+}
+
+// build builds k in the sandbox, and returns the size of the result as well.
+func (r *KustomizationRenderer) build(k Kustomization, key string) (builtKustomization, int, error) {
+	if r.sandbox == nil {
+		return builtKustomization{}, 0, errors.New("there is no sandbox to build it in")
+	}
+	input := kustomizationInput{Path: k.Path, Components: k.Components, Namespace: k.Namespace}
+	files := map[string][]byte{}
+	if file, ok := k.Content.Archive(); ok {
+		input.ArchiveName, input.Archive = file.Name, file.Data
+	} else {
+		for _, file := range k.Content.Files {
+			input.Names = append(input.Names, file.Name)
+			files[file.Name] = file.Data
+		}
+	}
+	var output kustomizationOutput
+	err := r.sandbox.Call(sandbox.Call{
+		Function: buildFunction, Key: buildFunction + " " + key, Limit: buildLimit, Input: input, Output: &output,
+		Callback: func(input json.RawMessage) (any, error) {
+			var name string
+			if err := json.Unmarshal(input, &name); err != nil {
+				return nil, err
+			}
+			return files[name], nil
+		},
+	})
+	if err != nil {
+		return builtKustomization{}, 0, err
+	}
+	return output.decode()
+}
+
+// decode returns the result of a build, and its size.
+func (o kustomizationOutput) decode() (builtKustomization, int, error) {
+	var objects []any
+	if err := kubejson.Unmarshal(o.Objects, &objects); err != nil { // integers stay integers
+		return builtKustomization{}, 0, fmt.Errorf("decode the objects: %w", err)
+	}
+	built := builtKustomization{templates: o.Templates}
+	for _, object := range objects {
+		fields, _ := object.(map[string]any)
+		built.objects = append(built.objects, &unstructured.Unstructured{Object: fields})
+	}
+	built.documents = kube.NewDocuments(built.objects)
+	size := cache.MinSize + len(o.Objects)
+	for _, text := range o.Templates {
+		size += len(text)
+	}
+	return built, size, nil
+}
+
+// substitute expands the objects that are templates, and returns the size of the result as well.
+func (b builtKustomization) substitute(k Kustomization, subject source.Subject) (builtKustomization, int, error) {
+	indices := slices.Sorted(maps.Keys(b.templates))
+	texts := make([]source.Text, 0, len(indices))
+	for _, i := range indices {
+		texts = append(texts, source.Text{Description: kube.RefOf(b.objects[i]).String(), Text: b.templates[i]})
+	}
+	expanded, err := subject.Substitute(texts, k.Values)
+	if err != nil {
+		return builtKustomization{}, 0, err
+	}
+	substituted := builtKustomization{objects: slices.Clone(b.objects)}
+	size := cache.MinSize
+	for n, i := range indices {
+		decoded, err := kube.DecodeManifest([]byte(expanded[n]))
+		if err == nil && len(decoded) != 1 {
+			err = fmt.Errorf("it became %d objects", len(decoded))
+		}
+		if err != nil {
+			return builtKustomization{}, 0, phase.Invalidf("%s with its values: %w", texts[n].Description, err)
+		}
+		substituted.objects[i] = decoded[0]
+		size += len(expanded[n])
+	}
+	substituted.documents = kube.NewDocuments(substituted.objects)
+	return substituted, size, nil
+}

@@ -1,0 +1,83 @@
+package source_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/source"
+)
+
+func TestKustomizationReadsObjects(t *testing.T) {
+	t.Parallel()
+	web := configMap("web", nil)
+	web.BinaryData = map[string][]byte{"kustomize.tar.gz": {0xff}}
+	marked := configMap("marked", map[string]string{"kustomization.yaml": ""})
+	marked.Annotations = map[string]string{libv1beta1.TemplateAnnotation: "ok"}
+	hub, subject := hubWith(t, web, marked, configMap("empty", nil),
+		secret("private", libv1beta1.ProfileSecretType, map[string]string{"kustomization.yaml": "a"}))
+	read := func(ref configv1beta1.KustomizationRef) (source.Content, error) {
+		return contentsOf(hub).Kustomization(t.Context(), ref, subject)
+	}
+	got, err := read(configv1beta1.KustomizationRef{Kind: libv1beta1.SourceConfigMap, Namespace: "{{ .ClusterNamespace }}", Name: `{{ "web" }}`})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]source.File{{Name: "kustomize.tar.gz", Data: []byte{0xff}}}, got.Files); diff != "" || got.Reference.Name != "web" {
+		t.Errorf("%s (-want +got):\n%s", got.Reference, diff)
+	}
+	if got, err = read(configv1beta1.KustomizationRef{Kind: libv1beta1.SourceSecret, Name: "private"}); err != nil || !got.Sensitive {
+		t.Errorf("a Secret: got %+v, error %v", got, err)
+	}
+	if got, err = read(configv1beta1.KustomizationRef{Kind: libv1beta1.SourceSecret, Name: "nowhere", Optional: true}); err != nil || len(got.Files) > 0 {
+		t.Errorf("an optional one: got %+v, error %v", got, err)
+	}
+	for want, ref := range map[string]configv1beta1.KustomizationRef{
+		"ConfigMap " + subject.Namespace + "/empty has no data": {Kind: libv1beta1.SourceConfigMap, Name: "empty"},
+		"with values or valuesFrom":                             {Kind: libv1beta1.SourceConfigMap, Name: "marked"},
+	} {
+		_, err := read(ref)
+		wantInvalid(t, err, want)
+	}
+}
+
+func TestArchiveOfContent(t *testing.T) {
+	t.Parallel()
+	gzip := []byte{0x1f, 0x8b}
+	for name, test := range map[string]struct {
+		kind  string
+		files []source.File
+		want  string
+	}{
+		"the key":             {"ConfigMap", []source.File{{Name: "README"}, {Name: "kustomize.tar.gz"}}, "kustomize.tar.gz"},
+		"the only key":        {"Secret", []source.File{{Name: "app", Data: gzip}}, "app"},
+		"one of several":      {"Secret", []source.File{{Name: "app", Data: gzip}, {Name: "kustomization.yaml"}}, ""},
+		"plain files":         {"ConfigMap", []source.File{{Name: "kustomization.yaml"}}, ""},
+		"in a Git repository": {"GitRepository", []source.File{{Name: "kustomize.tar.gz", Data: gzip}}, ""},
+	} {
+		content := source.Content{Reference: source.Reference{Kind: test.kind}, Files: test.files}
+		if got, ok := content.Archive(); got.Name != test.want || ok != (test.want != "") {
+			t.Errorf("%s: got %q, %t", name, got.Name, ok)
+		}
+	}
+}
+
+func TestSubstitute(t *testing.T) {
+	t.Parallel()
+	values := map[string]string{"region": "east", "a-b": "<&>"}
+	got, err := subject().Substitute([]source.Text{{Text: `{{ .region | upper }}`}, {Text: `{{ index . "a-b" }}`}, {Text: "text"}}, values)
+	if diff := cmp.Diff([]string{"EAST", "<&>", "text"}, got); err != nil || diff != "" {
+		t.Errorf("error %v (-want +got):\n%s", err, diff)
+	}
+	for text, want := range map[string]string{
+		"{{ .gone }}":          `expand the second: line 1:3: at <.gone>: map has no entry for key "gone"`,
+		"{{ .region":           "parse the second: line 1: unclosed action",
+		"{{ randAlphaNum 5 }}": `function "randAlphaNum" not defined`,
+		"{{ range 10000000000 }}some text{{ end }}": "larger than 64 MiB",
+	} {
+		_, err := subject().Substitute([]source.Text{{Description: "the first"}, {Description: "the second", Text: text}}, values)
+		wantInvalid(t, err, want)
+	}
+}

@@ -1,0 +1,68 @@
+package source
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"text/template"
+
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/sandbox"
+)
+
+// substituteFunction is the name in the sandbox of the function that expands templates with values.
+const substituteFunction = "substitute"
+
+// Text is a template with its description for errors.
+type Text struct{ Description, Text string }
+
+// substitution is the input of substituteFunction.
+type substitution struct {
+	Texts  []Text
+	Values map[string]string
+}
+
+// Substitute expands texts with values as their data: {{ .key }} is the value of a key. Functions, limits and errors
+// are those of Expand. A value that does not exist is an error.
+func (s Subject) Substitute(texts []Text, values map[string]string) ([]string, error) {
+	input := substitution{Texts: texts, Values: values}
+	if s.Sandbox == nil {
+		return input.expand()
+	}
+	raw, err := json.Marshal(texts)
+	if err != nil {
+		return nil, phase.Invalid{Err: err}
+	}
+	var expanded []string
+	err = s.Sandbox.Call(sandbox.Call{
+		Function: substituteFunction, Key: fmt.Sprintf("%s %s %x", substituteFunction, s.Profile, sha256.Sum256(raw)),
+		Member: s.Namespace + "/" + s.Name, Limit: expandLimit, Input: input, Output: &expanded,
+	})
+	return expanded, err
+}
+
+func substituteInSandbox(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
+	var s substitution
+	if err := json.Unmarshal(input, &s); err != nil {
+		return nil, err
+	}
+	return s.expand()
+}
+
+func (s substitution) expand() ([]string, error) {
+	expanded := make([]string, 0, len(s.Texts))
+	left := maxExpanded
+	for _, text := range s.Texts {
+		parsed, err := template.New(templateName).Option("missingkey=error").Funcs(functions()).Parse(text.Text)
+		if err != nil {
+			return nil, phase.Invalidf("parse %s: %s", text.Description, templateMessage(err))
+		}
+		out := &boundedBuilder{left: left}
+		if err := parsed.Execute(out, s.Values); err != nil {
+			return nil, phase.Invalidf("expand %s: %s", text.Description, templateMessage(err))
+		}
+		left = out.left
+		expanded = append(expanded, out.String())
+	}
+	return expanded, nil
+}
