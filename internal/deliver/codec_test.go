@@ -393,12 +393,14 @@ func TestPlainResourcesOfAnotherHub(t *testing.T) {
 	group.Labels = map[string]string{libv1beta1.PullRequestorKindLabel: "ClusterSummary", libv1beta1.PullRequestorFeatureLabel: "Helm"}
 	group.Annotations = map[string]string{libv1beta1.PullRequestorNameAnnotation: "s"}
 	group.Spec.Tier = 7
+	group.Spec.DriftExclusions = []libv1beta1.DriftExclusion{{Paths: []string{"/spec/replicas"}}}
 	obj := &libv1beta1.ConfigurationBundle{Spec: libv1beta1.ConfigurationBundleSpec{
 		Resources: []string{yamlDoc, ""}, HelmReleaseName: "r", HelmReleaseNamespace: "rns", Force: true,
 	}}
 	want := bundle.Bundle{
 		ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "s", Feature: "Helm"}, Owner: bundle.Owner{Kind: "ClusterSummary", Name: "s", Tier: 7},
-		Items: []bundle.Item{{Objects: objects, Sensitive: true, Force: true, Release: &bundle.Release{Name: "r", Namespace: "rns"}}},
+		Items:   []bundle.Item{{Objects: objects, Sensitive: true, Force: true, Release: &bundle.Release{Name: "r", Namespace: "rns"}}},
+		Options: bundle.Options{DriftExclusions: group.Spec.DriftExclusions},
 	}
 	for name, tc := range map[string]struct {
 		hash    []byte

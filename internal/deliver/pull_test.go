@@ -37,6 +37,7 @@ func TestGroupIsWhatTheSveltosSurfaceSays(t *testing.T) {
 	m := h.member("surface")
 	b := testBundle(objects("a", "1"), objects("b", "1"))
 	b.Options.ContinueOnConflict = true
+	b.Options.DriftExclusions = []libv1beta1.DriftExclusion{{Paths: []string{"/spec/replicas"}, Target: &libv1beta1.PatchSelector{Kind: "Deployment"}}}
 	report := mustDeliver(t, h.pull, m, b)
 	if want := (bundle.Report{ID: b.ID, State: bundle.StatePending}); !cmp.Equal(want, report) {
 		t.Errorf("first report: got %+v, want %+v", report, want)
@@ -48,6 +49,9 @@ func TestGroupIsWhatTheSveltosSurfaceSays(t *testing.T) {
 		spec.Tier != 100 || !spec.ContinueOnConflict || !spec.ContinueOnError || !spec.DriftDetection || bundle.DigestFromBytes(spec.RequestorHash) != digest ||
 		spec.SourceRef.Name != b.ID.RequestorName || spec.SourceRef.Namespace != m.Namespace {
 		t.Errorf("spec: got %+v", spec)
+	}
+	if diff := cmp.Diff(b.Options.DriftExclusions, spec.DriftExclusions); diff != "" {
+		t.Errorf("driftExclusions (-want +got):\n%s", diff)
 	}
 	if len(spec.ConfigurationItems) != 2 || spec.ConfigurationItems[0].ContentRef.Namespace != m.DeliveryNamespace {
 		t.Errorf("items: got %+v", spec.ConfigurationItems)

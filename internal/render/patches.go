@@ -131,7 +131,7 @@ func patchInSandbox(input json.RawMessage, _ func(any) (json.RawMessage, error))
 func applyPatches(p patching) (map[int]json.RawMessage, error) {
 	objects := make([]*patchedObject, 0, len(p.Objects))
 	for i, raw := range p.Objects {
-		if slices.Contains(p.Unpatched, i) {
+		if _, isUnpatched := slices.BinarySearch(p.Unpatched, i); isUnpatched {
 			continue
 		}
 		object := &patchedObject{index: i}

@@ -1,7 +1,7 @@
 // Package sandbox runs functions on untrusted input in child processes, which it kills at limits of time and memory.
 //
-// internal/source and internal/render expand templates in it. Go cannot stop a template from outside, and one call of a
-// template function can take any time or memory, or overflow the stack, which ends the whole process
+// internal/source and internal/render expand templates and apply patches in it. Go cannot stop a template from outside,
+// and one call of a template function can take any time or memory, or overflow the stack, which ends the whole process
 // (docs/adr/0014). A Pool starts children with a command that calls Serve, and reuses them.
 //
 // Terms:

@@ -3,12 +3,14 @@ package stories
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/examples"
 	"github.com/towline/towline/internal/localkube"
 )
 
@@ -45,6 +47,14 @@ spec:
   syncMode: ContinuousWithDriftDetection
   policyRefs:
   - {kind: ConfigMap, namespace: default, name: excluded}
+  helmCharts:
+  - repositoryURL: %s
+    repositoryName: stories
+    chartName: stories/hello
+    chartVersion: 0.1.0
+    releaseName: chart
+    releaseNamespace: excluded
+    values: "{replicas: %d, message: %s}"
 %s`
 
 // TestDriftExclusions changes the replicas of a Deployment on the members, which the profile excludes, and a field that
@@ -53,6 +63,7 @@ spec:
 func TestDriftExclusions(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
+	w.serve(examples.Chart{})
 	agent := w.looseAgent("fleet-pulled", "pulled", "env=excluded")
 	members := map[string]*localkube.Plane{"pulled": agent.plane, "pushed": w.pushMember("fleet-pushed", "pushed", "env=excluded")}
 	everywhere := func(what string, replicas int32, text string) {
@@ -66,17 +77,19 @@ func TestDriftExclusions(t *testing.T) {
 	change := func(text string) {
 		for _, member := range members {
 			w.patchObject(member, &corev1.ConfigMap{}, "text", `{"data":{"text":"`+text+`"}}`)
+			w.patchObject(member, &corev1.ConfigMap{}, "chart-page", `{"data":{"index.html":"`+text+`"}}`)
 		}
 	}
 	deliver := func(replicas int32, text, exclusions string) {
-		w.apply(w.hub, fmt.Sprintf(excludedContent, replicas, text)+"---"+fmt.Sprintf(excludedProfile, exclusions))
+		w.apply(w.hub, fmt.Sprintf(excludedContent, replicas, text)+"---"+fmt.Sprintf(excludedProfile, w.Charts, replicas, text, exclusions))
 	}
-	const exclusions = "  driftExclusions:\n  - {paths: [/spec/replicas], target: {kind: Deployment, name: w.*}}\n"
+	const exclusions = "  driftExclusions:\n  - {paths: [/spec/replicas], target: {kind: Deployment, name: web|chart.*}}\n"
 
 	deliver(2, "first", exclusions)
 	everywhere("the first delivery", 2, "first")
 	for _, member := range members {
 		w.patchObject(member, &appsv1.Deployment{}, "web", `{"spec":{"replicas":5}}`)
+		w.patchObject(member, &appsv1.Deployment{}, "chart", `{"spec":{"replicas":5}}`)
 	}
 	change("theirs")
 	everywhere("the text is corrected", 5, "first")
@@ -104,15 +117,21 @@ func (w *world) patchObject(plane *localkube.Plane, object client.Object, name, 
 	}
 }
 
-// wantExcluded returns an error unless the Deployment and the ConfigMap have these values.
+// wantExcluded returns an error unless the Deployments and the ConfigMaps have these values.
 func (w *world) wantExcluded(plane *localkube.Plane, replicas int32, text string) error {
-	found := &appsv1.Deployment{}
-	if err := w.client(plane).Get(w.t.Context(), client.ObjectKey{Namespace: "excluded", Name: "web"}, found); err != nil {
-		return err
+	for _, name := range []string{"web", "chart"} {
+		found := &appsv1.Deployment{}
+		if err := w.client(plane).Get(w.t.Context(), client.ObjectKey{Namespace: "excluded", Name: name}, found); err != nil {
+			return err
+		}
+		if *found.Spec.Replicas != replicas {
+			return fmt.Errorf("Deployment %s has %d replicas, want %d", name, *found.Spec.Replicas, replicas)
+		}
 	}
-	data, err := w.data(plane, "excluded", "text")
-	if err == nil && (*found.Spec.Replicas != replicas || data["text"] != text) {
-		err = fmt.Errorf("got %d replicas and the text %s, want %d and %s", *found.Spec.Replicas, data["text"], replicas, text)
+	manifest, err := w.data(plane, "excluded", "text")
+	page, pageErr := w.data(plane, "excluded", "chart-page")
+	if !strings.Contains(page["index.html"], "<title>"+text+"</title>") || manifest["text"] != text {
+		return fmt.Errorf("got the texts %v and %v, want %s (%w)", manifest, page, text, errors.Join(err, pageErr))
 	}
-	return err
+	return nil
 }
