@@ -23,7 +23,7 @@ apiVersion: v1
 kind: Secret
 metadata: {namespace: flux, name: git-login}
 stringData:
-  username: user
+  username: me
   password: %[1]s
   ca.crt: %[2]q
 ---
@@ -78,7 +78,7 @@ func TestFluxSources(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
 	s := &fluxStory{
-		world: w, git: w.gitServer(), namespaces: map[string]string{"pull-1": "edge", "push-1": "cloud"},
+		world: w, git: newGitServer(w.t), namespaces: map[string]string{"pull-1": "edge", "push-1": "cloud"},
 		members: map[string]*localkube.Plane{"pull-1": w.pullMember("edge", "pull-1", "env=flux"), "push-1": w.pushMember("cloud", "push-1", "env=flux")},
 	}
 	s.beforeFluxIsInstalled()
@@ -186,10 +186,10 @@ func (s *fluxStory) deliversAllSources() {
 	s.t.Helper()
 	files := s.fluxFiles("one")
 	files["moved/here.yaml"] = fluxManifest("git-moved", "one")
-	s.git.push(files)
+	s.git.pushFiles(files)
 	oci := s.ociRepository("platform", map[string]string{"oci.yaml": fluxManifest("from-oci", "one")})
 	bucket := s.bucketServer("platform", map[string]string{"manifests/bucket.json": `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "flux-content", "name": "from-bucket"}, "data": {"text": "one"}}`, "other.yaml": "not: [read\n"})
-	s.apply(s.hub, fmt.Sprintf(fluxSources, gitPassword, s.git.ca(), s.git.url(), oci, bucket))
+	s.apply(s.hub, fmt.Sprintf(fluxSources, gitPassword, s.git.ca(), s.git.URL+"/repo.git", oci, bucket))
 	for _, name := range []string{"git-web", "git-db", "git-moved", "from-oci", "from-bucket"} {
 		s.want(name, "one")
 	}
@@ -211,7 +211,7 @@ func (s *fluxStory) followsPushes() {
 	s.t.Helper()
 	files := s.fluxFiles("two")
 	files["charts/hello/templates/pushed.yaml"] = "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: flux-content, name: pushed-chart}\ndata: {text: two}\n"
-	s.git.push(files)
+	s.git.pushFiles(files)
 	for _, name := range []string{"git-web", "git-db", "pushed-chart"} {
 		s.want(name, "two")
 	}
@@ -224,13 +224,13 @@ func (s *fluxStory) followsPushes() {
 func (s *fluxStory) namesBadContent() {
 	s.t.Helper()
 	before := s.fingerprintsOf("flux-content")
-	s.git.git(s.git.clone, "mv", "moved", "elsewhere")
-	s.git.push(map[string]string{"apps/web/broken.yaml": "kind: [ConfigMap\n"})
+	s.git.git("-C", "work", "mv", "moved", "elsewhere")
+	s.git.pushFiles(map[string]string{"apps/web/broken.yaml": "kind: [ConfigMap\n"})
 	s.wantFailure("git", "GitRepository flux/platform", "apps/web/broken.yaml")
 	s.wantFailure("moved", `GitRepository flux/platform has no directory "moved"`)
 	s.wantUntouched(before)
-	s.git.git(s.git.clone, "mv", "elsewhere", "moved")
-	s.git.push(map[string]string{"apps/web/broken.yaml": fluxManifest("git-mended", "three")})
+	s.git.git("-C", "work", "mv", "elsewhere", "moved")
+	s.git.pushFiles(map[string]string{"apps/web/broken.yaml": fluxManifest("git-mended", "three")})
 	s.want("git-mended", "three")
 	for _, name := range []string{"git", "moved"} {
 		s.wantStatus(name, "Provisioned")
@@ -241,7 +241,7 @@ func (s *fluxStory) namesBadContent() {
 func (s *fluxStory) outlivesTheGitServer() {
 	s.t.Helper()
 	before := s.fingerprintsOf("flux-content")
-	s.git.server.Close()
+	s.git.Close()
 	s.eventually("Flux reports that the Git server is away", func() error {
 		repository := &unstructured.Unstructured{}
 		repository.SetGroupVersionKind(source.FluxGroupVersion().WithKind("GitRepository"))

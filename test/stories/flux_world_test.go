@@ -5,14 +5,12 @@ import (
 	"bytes"
 	"compress/gzip"
 	"crypto/md5"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log"
 	"maps"
 	"net/http"
-	"net/http/cgi"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -30,80 +28,6 @@ import (
 	"github.com/towline/towline/examples"
 	"github.com/towline/towline/internal/archive"
 )
-
-// gitPassword is the password of the Git server. No message may have it.
-const gitPassword = "git-pa55word"
-
-// gitServer serves one repository over HTTPS, with git's own http-backend, to clients with the password.
-type gitServer struct {
-	*world
-	server *httptest.Server
-	// clone is the working directory of a user.
-	clone string
-	env   []string
-}
-
-func (w *world) gitServer() *gitServer {
-	w.t.Helper()
-	root := filepath.Join(w.dir, "git")
-	g := &gitServer{world: w, clone: filepath.Join(w.dir, "clone")}
-	g.env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null", "GIT_TERMINAL_PROMPT=0",
-		"GIT_AUTHOR_NAME=user", "GIT_AUTHOR_EMAIL=user@example.com", "GIT_COMMITTER_NAME=user", "GIT_COMMITTER_EMAIL=user@example.com")
-	g.git(w.dir, "init", "--quiet", "--bare", "--initial-branch=main", filepath.Join(root, "platform.git"))
-	g.git(filepath.Join(root, "platform.git"), "config", "http.receivepack", "true")
-	backend := &cgi.Handler{
-		Path: filepath.Join(strings.TrimSpace(g.git(w.dir, "--exec-path")), "git-http-backend"),
-		Env:  []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "GIT_CONFIG_GLOBAL=/dev/null"},
-	}
-	g.server = httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		if user, password, _ := r.BasicAuth(); user != "user" || password != gitPassword {
-			rw.Header().Set("WWW-Authenticate", `Basic realm="git"`)
-			rw.WriteHeader(http.StatusUnauthorized)
-			return
-		}
-		backend.ServeHTTP(rw, r)
-	}))
-	w.t.Cleanup(g.server.Close)
-	g.env = append(g.env, "GIT_SSL_CAINFO="+w.save("git-ca.pem", g.ca()))
-	g.git(w.dir, "clone", "--quiet", strings.Replace(g.url(), "https://", "https://user:"+gitPassword+"@", 1), g.clone)
-	return g
-}
-
-func (g *gitServer) url() string { return g.server.URL + "/platform.git" }
-
-func (g *gitServer) ca() string {
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: g.server.Certificate().Raw}))
-}
-
-// git runs git as the user.
-func (g *gitServer) git(dir string, args ...string) string {
-	g.t.Helper()
-	cmd := exec.CommandContext(g.t.Context(), "git", args...)
-	cmd.Dir, cmd.Env = dir, g.env
-	out, err := output(cmd)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	return out
-}
-
-// push commits files and pushes them to the server.
-func (g *gitServer) push(files map[string]string) {
-	g.t.Helper()
-	for name, text := range files {
-		path := filepath.Join(g.clone, name)
-		err := os.MkdirAll(filepath.Dir(path), 0o700)
-		if err == nil {
-			err = os.WriteFile(path, []byte(text), 0o600)
-		}
-		if err != nil {
-			g.t.Fatal(err)
-		}
-	}
-	g.git(g.clone, "add", "--all")
-	g.git(g.clone, "commit", "--quiet", "--message=change")
-	g.git(g.clone, "push", "--quiet", "origin", "HEAD:main")
-}
 
 // fluxFiles are the content of the Git repository: two directories with manifests, and a chart. The file of kustomize
 // is not a manifest.

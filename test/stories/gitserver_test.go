@@ -81,20 +81,33 @@ func (s *gitServer) command(args ...string) *exec.Cmd {
 	return command
 }
 
-// push commits one file on a branch, pushes it with all tags, and returns the hash of the commit.
+// push is pushFiles for one file.
 func (s *gitServer) push(name, text string) string {
 	s.t.Helper()
-	path := filepath.Join(s.root, "work", name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		s.t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		s.t.Fatal(err)
+	return s.pushFiles(map[string]string{name: text})
+}
+
+// pushFiles commits files on a branch, pushes it with all tags, and returns the hash of the commit.
+func (s *gitServer) pushFiles(files map[string]string) string {
+	s.t.Helper()
+	for name, text := range files {
+		path := filepath.Join(s.root, "work", name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			s.t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			s.t.Fatal(err)
+		}
 	}
 	s.git("-C", "work", "add", "--all")
 	s.git("-C", "work", "commit", "--quiet", "--message", "a")
 	s.git("-C", "work", "push", "--quiet", "--tags", "origin", "HEAD")
 	return s.git("-C", "work", "rev-parse", "HEAD")
+}
+
+// ca returns the certificate of the server in PEM.
+func (s *gitServer) ca() string {
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
 }
 
 // newKey returns a new private key in PEM, with its signer.
