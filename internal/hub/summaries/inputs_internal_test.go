@@ -366,7 +366,7 @@ func TestSecretsOfTheHubMakeContentPrivate(t *testing.T) {
 	for _, hasSecret := range []bool{false, true} {
 		subject := source.Subject{Namespace: "fleet", Name: "one", Resources: source.Resources{HasSecret: hasSecret}}
 		got, err := composer.Compose(t.Context(), ComposeRequest{Summary: r.summary(), Subject: subject}, libv1beta1.FeatureResources)
-		if err != nil || len(got.Bundle.Items) != 1 || got.Bundle.Items[0].Sensitive != hasSecret || got.Bundle.Items[0].OnlySecretsPrivate == hasSecret {
+		if err != nil || len(got.Bundle.Items) != 2 || got.Bundle.Items[0].Sensitive != hasSecret || got.Bundle.Items[0].OnlySecretsPrivate == hasSecret {
 			t.Errorf("with a Secret %t: got %+v, %v", hasSecret, got.Bundle.Items, err)
 		}
 	}
