@@ -1,10 +1,13 @@
 package cli
 
 import (
+	"context"
+
 	"github.com/spf13/cobra"
 
 	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/cli/demo"
+	"github.com/towline/towline/internal/hub"
 )
 
 func newDemo(streams command.Streams) *cobra.Command {
@@ -21,7 +24,9 @@ deletes everything.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return demo.Run(cmd.Context(), demo.Options{
-				Exit: exit, Out: streams.Out, Err: streams.Err, RunHub: runDemoHub,
+				Exit: exit, Out: streams.Out, Err: streams.Err, RunHub: func(ctx context.Context, kubeconfig, cacheDir string) error {
+					return runDemoHub(ctx, kubeconfig, hub.Options{InstallCRDs: true, RegisterSelf: true, CacheDir: cacheDir, SandboxCommand: sandboxCommand(streams)})
+				},
 			})
 		},
 	}

@@ -175,9 +175,9 @@ func defaultCacheDir(server string) (string, error) {
 	return dir, nil
 }
 
-// runDemoHub runs the hub of the demo in this process. Its log is a file in the parent directory of cacheDir.
-func runDemoHub(ctx context.Context, kubeconfig, cacheDir string) error {
-	file, err := os.OpenFile(filepath.Join(filepath.Dir(cacheDir),
+// runDemoHub runs the hub of the demo in this process. Its log is a file in the parent directory of the cache.
+func runDemoHub(ctx context.Context, kubeconfig string, options hub.Options) error {
+	file, err := os.OpenFile(filepath.Join(filepath.Dir(options.CacheDir),
 		"hub.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("open the hub's log: %w", err)
@@ -192,7 +192,7 @@ func runDemoHub(ctx context.Context, kubeconfig, cacheDir string) error {
 	if err != nil {
 		return fmt.Errorf("read the hub's kubeconfig: %w", err)
 	}
-	return runHub(ctx, config, hub.Options{InstallCRDs: true, RegisterSelf: true, CacheDir: cacheDir})
+	return runHub(ctx, config, options)
 }
 
 // runHub runs a hub. A hub without a shard key first limits the tokens that agents can request, and prepares the

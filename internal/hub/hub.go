@@ -90,7 +90,7 @@ type Options struct {
 	// Default: heartbeats.SveltosLimit and heartbeats.KarmadaLimit. Tests set shorter ones.
 	HeartbeatLimits map[fleet.Type]time.Duration
 	// SandboxCommand starts a process that serves render.SandboxFunctions. Empty: templates are expanded in this process,
-	// without limits of time and memory.
+	// without limits of time and memory, and no kustomization is built.
 	SandboxCommand []string
 	// Version is the release of Towline for the manifests of agents.
 	Version string

@@ -158,6 +158,22 @@ func TestValuesOfKustomizations(t *testing.T) {
 	wantInvalidKustomization(t, err, "GitRepository flux/apps", "ConfigMap a-{{ .name }} with its values")
 }
 
+// TestFilesAnywhereInTheTreeAreRead builds a kustomization that `kubectl kustomize` builds with --load-restrictor
+// LoadRestrictionsNone only.
+func TestFilesAnywhereInTheTreeAreRead(t *testing.T) {
+	t.Parallel()
+	objects, err := buildKustomization(kustomizationOf("app", files{
+		"app/kustomization.yaml": "resources: [../shared/a.yaml]\npatches: [{path: ../shared/p.yaml}]\n",
+		"shared/a.yaml":          object("ConfigMap", "a"), "shared/p.yaml": object("ConfigMap", "a") + "data: {from: patch}\n",
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]any{"from": "patch"}, fieldsByRef(objects)["ConfigMap a"]["data"]); diff != "" {
+		t.Errorf("data (-want +got):\n%s", diff)
+	}
+}
+
 // TestBuildsAreShared builds a kustomization once for two subjects, and again for other inputs.
 func TestBuildsAreShared(t *testing.T) {
 	t.Parallel()
@@ -278,6 +294,10 @@ func TestHostileKustomizations(t *testing.T) {
 	for i := range 12 {
 		fmt.Fprintf(&laughs, "a%[1]d: &a%[1]d [*a%[2]d, *a%[2]d, *a%[2]d, *a%[2]d, *a%[2]d, *a%[2]d, *a%[2]d, *a%[2]d, *a%[2]d]\n", i+1, i)
 	}
+	large := files{"kustomization.yaml": "configMapGenerator:\n", "large": strings.Repeat("x", 1<<20)}
+	for i := range 17 {
+		large["kustomization.yaml"] += fmt.Sprintf("- {name: a%d, files: [large]}\n", i)
+	}
 	noArchive := archived(t, nil)
 	noArchive.Content.Files[0].Data = []byte("this is not an archive")
 	root := files{"kustomization.yaml": "resources: [a.yaml]\n"}
@@ -288,6 +308,7 @@ func TestHostileKustomizations(t *testing.T) {
 		"64 MiB":          {archived(t, root, tar.Header{Name: "large", Size: 64 << 20}), []string{"kustomize.tar.gz", "more than 32 MiB", `"large"`}},
 		"a symlink":       {archived(t, root, tar.Header{Name: "a.yaml", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}), []string{"kustomize.tar.gz", `"a.yaml" is a link`}},
 		"a path":          {archived(t, root, tar.Header{Name: "../../etc/passwd"}), []string{"kustomize.tar.gz", `"../../etc/passwd" is not a path below the root`}},
+		"large objects":   {kustomizationOf("", large), []string{"the objects have more than 16 MiB"}},
 		"no archive":      {noArchive, []string{"key kustomize.tar.gz", "neither a tar nor a zip archive"}},
 		"aliases":         {archived(t, files{"kustomization.yaml": laughs.String() + "resources: []\n"}), []string{"aliasing"}},
 		"aliases in data": {archived(t, with(root, files{"a.yaml": object("ConfigMap", "a") + laughs.String()})), nil},
@@ -299,7 +320,7 @@ func TestHostileKustomizations(t *testing.T) {
 				t.Log(err)
 				return
 			}
-			wantInvalidKustomization(t, err, append(test.want, "ConfigMap eu/web")...)
+			wantInvalidKustomization(t, err, append(test.want, test.kustomization.Content.Reference.String())...)
 		})
 	}
 }

@@ -43,6 +43,9 @@ type kustomizationOutput struct {
 // version to add, and the value for others is no valid label.
 const managedBy = "kustomize-v5.8.1"
 
+// maxBuilt is the maximum size of the objects of a build in bytes. The hub decodes them.
+const maxBuilt = 16 << 20
+
 // maxBuildMessage is the maximum length of an error of kustomize, which can contain whole files.
 const maxBuildMessage = 1 << 10
 
@@ -146,7 +149,13 @@ func newKustomizationOutput(resources []*resource.Resource, isLabelled bool) (ku
 		}
 	}
 	raw, err := json.Marshal(objects)
-	return kustomizationOutput{Objects: raw, Templates: templates}, err
+	if err == nil && len(raw) > maxBuilt {
+		err = phase.Invalidf("the objects have more than %d MiB", maxBuilt>>20)
+	}
+	if err != nil {
+		return kustomizationOutput{}, err
+	}
+	return kustomizationOutput{Objects: raw, Templates: templates}, nil
 }
 
 // buildMessage returns the message of an error of kustomize in one line, with paths relative to the tree. Kustomize

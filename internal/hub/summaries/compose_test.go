@@ -18,6 +18,10 @@ func TestReferencesLeaveOutWhatMayNotBeRead(t *testing.T) {
 	spec := &summary.Spec.ClusterProfileSpec
 	for _, namespace := range []string{"", "eu", "us"} {
 		spec.PolicyRefs = append(spec.PolicyRefs, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: namespace, Name: "manifests" + namespace})
+		spec.KustomizationRefs = append(spec.KustomizationRefs, configv1beta1.KustomizationRef{
+			Kind: libv1beta1.SourceConfigMap, Namespace: namespace, Name: "app" + namespace,
+			ValuesFrom: []configv1beta1.ValueFrom{{Kind: configv1beta1.ValueFromConfigMap, Namespace: namespace, Name: "appvalues" + namespace}},
+		})
 		spec.HelmCharts = append(spec.HelmCharts, configv1beta1.HelmChart{
 			ValuesFrom: []configv1beta1.ValueFrom{{Kind: configv1beta1.ValueFromSecret, Namespace: namespace, Name: "values" + namespace}},
 			RegistryCredentialsConfig: &configv1beta1.RegistryCredentialsConfig{
@@ -41,13 +45,14 @@ func TestReferencesLeaveOutWhatMayNotBeRead(t *testing.T) {
 	}
 	own := []string{
 		"ConfigMap eu/manifests", "ConfigMap eu/manifestseu",
+		"ConfigMap eu/app", "ConfigMap eu/appvalues", "ConfigMap eu/appeu", "ConfigMap eu/appvalueseu",
 		"Secret eu/values", "Secret eu/login", "Secret eu/ca", "Secret eu/keyring", "Secret eu/cosign",
 		"Secret eu/valueseu", "Secret eu/logineu", "Secret eu/caeu", "Secret eu/keyringeu", "Secret eu/cosigneu",
 	}
 	if diff := cmp.Diff(own, references("eu")); diff != "" {
 		t.Errorf("of a Profile (-want +got):\n%s", diff)
 	}
-	if got := references(""); len(got) != len(own)+6 {
+	if got := references(""); len(got) != len(own)+8 {
 		t.Errorf("of a ClusterProfile: %v", got)
 	}
 }
