@@ -14,6 +14,9 @@ const kustomizationKey = "kustomize.tar.gz"
 
 // KustomizationReference is ManifestsReference for kustomizations.
 func KustomizationReference(ref configv1beta1.KustomizationRef, subject Subject) (Reference, error) {
+	if ref.RemoteURL != nil {
+		return RemoteReference(*ref.RemoteURL, subject)
+	}
 	return resolve(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
 }
 
@@ -30,9 +33,9 @@ func (c *Contents) Kustomization(ctx context.Context, ref configv1beta1.Kustomiz
 		return Content{}, err
 	case len(content.Files) == 0 && !ref.Optional:
 		return Content{}, phase.Invalidf("%s has no data", reference)
-	case content.Template && reference.isObject():
-		return Content{}, phase.Invalidf("%s: a kustomization is not a template (annotation %s), but the built objects are one, with values or valuesFrom",
-			reference, libv1beta1.TemplateAnnotation)
+	case (content.Template || content.Lua) && reference.isObject():
+		return Content{}, phase.Invalidf("%s: a kustomization is no template or script (annotations %s and %s), but the built objects are a template, with values or valuesFrom",
+			reference, libv1beta1.TemplateAnnotation, libv1beta1.LuaAnnotation)
 	}
 	return content, nil
 }

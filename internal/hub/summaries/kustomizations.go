@@ -17,8 +17,7 @@ import (
 
 // kustomizationReferences returns the references of the feature Kustomize that can be resolved, and the first error.
 func kustomizationReferences(r ComposeRequest) ([]source.Reference, error) {
-	var all []source.Reference
-	var first error
+	all, first := patchReferences(r)
 	add := func(ref source.Reference, err error) {
 		if err == nil {
 			all = append(all, ref)

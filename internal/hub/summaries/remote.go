@@ -68,6 +68,11 @@ func remoteSources(r ComposeRequest) []libv1beta1.RemoteSource {
 			all = append(all, ref.RemoteURL.RemoteSource)
 		}
 	}
+	for _, ref := range r.Summary.Spec.ClusterProfileSpec.KustomizationRefs {
+		if ref.RemoteURL != nil {
+			all = append(all, *ref.RemoteURL)
+		}
+	}
 	return all
 }
 
