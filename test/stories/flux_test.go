@@ -189,7 +189,7 @@ func (s *fluxStory) deliversAllSources() {
 	s.git.pushFiles(files)
 	oci := s.ociRepository("platform", map[string]string{"oci.yaml": fluxManifest("from-oci", "one")})
 	bucket := s.bucketServer("platform", map[string]string{"manifests/bucket.json": `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "flux-content", "name": "from-bucket"}, "data": {"text": "one"}}`, "other.yaml": "not: [read\n"})
-	s.apply(s.hub, fmt.Sprintf(fluxSources, gitPassword, s.git.ca(), s.git.URL+"/repo.git", oci, bucket))
+	s.apply(s.hub, fmt.Sprintf(fluxSources, gitPassword, ca(s.git.Server), s.git.URL+"/repo.git", oci, bucket))
 	for _, name := range []string{"git-web", "git-db", "git-moved", "from-oci", "from-bucket"} {
 		s.want(name, "one")
 	}

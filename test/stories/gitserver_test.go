@@ -105,11 +105,6 @@ func (s *gitServer) pushFiles(files map[string]string) string {
 	return s.git("-C", "work", "rev-parse", "HEAD")
 }
 
-// ca returns the certificate of the server in PEM.
-func (s *gitServer) ca() string {
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
-}
-
 // newKey returns a new private key in PEM, with its signer.
 func (s *gitServer) newKey() (string, ssh.Signer) {
 	s.t.Helper()

@@ -7,6 +7,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// gitKustomization deploys a kustomization of a Git repository.
+const gitKustomization = `
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: kustomize}
+spec:
+  clusterSelector: {matchLabels: {env: remote}}
+  kustomizationRefs:
+  - {remoteURL: {url: "%s", interval: 1s, secretRef: {namespace: default, name: git-key}}, path: kustomize}
+`
+
 // TestGitWithoutFlux deploys the manifests of a Git repository by https and by SSH, in push and in pull mode. Pushes
 // arrive by themselves, tags and commits stay as they are, and an SSH server with another host key is refused.
 func TestGitWithoutFlux(t *testing.T) {
@@ -35,7 +46,9 @@ func TestGitWithoutFlux(t *testing.T) {
 	w.remoteProfile("tag", byHTTPS+"?ref=v1.0.0&path=tag", password)
 	w.remoteProfile("commit", byHTTPS+"?ref="+first+"&path=commit", password)
 	w.remoteProfile("ssh", bySSH+"?path=ssh", key)
-	for _, name := range []string{"branch", "tag", "commit", "ssh"} {
+	server.pushFiles(map[string]string{"kustomize/kustomization.yaml": "resources: [objects.yaml]", "kustomize/objects.yaml": remoteMap("kustomize", "one")})
+	w.apply(w.hub, fmt.Sprintf(gitKustomization, bySSH))
+	for _, name := range []string{"branch", "tag", "commit", "ssh", "kustomize"} {
 		w.wantRemoteText(members, name, "one")
 		w.allProvisioned(members, name)
 	}
@@ -46,6 +59,8 @@ func TestGitWithoutFlux(t *testing.T) {
 	tree("two")
 	w.wantRemoteText(members, "branch", "two")
 	w.wantRemoteText(members, "ssh", "two")
+	server.push("kustomize/objects.yaml", remoteMap("kustomize", "two"))
+	w.wantRemoteText(members, "kustomize", "two")
 	w.wantRemoteText(members, "tag", "one")
 	w.wantRemoteText(members, "commit", "one")
 

@@ -79,8 +79,7 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 		return "", nil //nolint:nilerr // Compose returns the error
 	}
 	inputs := bundleInputs{Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.Subject.Resources.Digest}
-	isTemplate := hasPatchTemplate(s.spec()) || feature == libv1beta1.FeatureResources && hasReferenceTemplate(s.spec().PolicyRefs) ||
-		feature == libv1beta1.FeatureKustomize && hasTemplates(s.spec().KustomizationRefs)
+	isTemplate := hasPatchTemplate(s.spec()) || hasReferenceTemplate(s.spec(), feature)
 	for _, reference := range references {
 		input, isMarked, err := c.inputOf(ctx, reference)
 		if err != nil {
@@ -104,10 +103,13 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 	return base64.RawStdEncoding.EncodeToString(sum[:]), nil
 }
 
-// hasReferenceTemplate returns whether the content behind a URL is a template, or the path in a source is one: it can
-// select other files of the same artifact.
-func hasReferenceTemplate(refs []libv1beta1.PolicyRef) bool {
-	return slices.ContainsFunc(refs, func(ref libv1beta1.PolicyRef) bool {
+// hasReferenceTemplate returns whether the references of a feature have templates that select other content, or values
+// for it, than the names of the objects tell.
+func hasReferenceTemplate(spec configv1beta1.ProfileSpec, feature libv1beta1.FeatureID) bool {
+	if feature == libv1beta1.FeatureKustomize {
+		return hasTemplates(spec.KustomizationRefs)
+	}
+	return slices.ContainsFunc(spec.PolicyRefs, func(ref libv1beta1.PolicyRef) bool {
 		return ref.RemoteURL != nil && ref.RemoteURL.Template || strings.Contains(ref.Path, "{{")
 	})
 }

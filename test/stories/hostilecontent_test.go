@@ -1,0 +1,260 @@
+package stories
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"compress/gzip"
+	"encoding/base64"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// maxHubMemory is the limit for the memory of the hub and its children in bytes. The hub's container has 2 GiB.
+const maxHubMemory = 1 << 30
+
+// hostileKustomization refers to an archive in a ConfigMap.
+const hostileKustomization = badProfile + `  kustomizationRefs:
+  - {kind: ConfigMap, namespace: default, name: "%[1]s-archive"}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: "%[1]s-archive"}
+binaryData:
+  kustomize.tar.gz: `
+
+// hostileTemplate changes the content of a case to a template.
+const hostileTemplate = `
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: %[1]s, annotations: {projectsveltos.io/template: "ok"}}
+data:
+  objects.yaml: |
+    # a template
+    `
+
+// hostileLaughs is a document whose aliases stand for 10^9 texts.
+const hostileLaughs = `
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: %[1]s}
+data:
+  objects.yaml: |
+    apiVersion: v1
+    kind: ConfigMap
+    metadata: {namespace: %[1]s, name: laughs}
+    a: &a [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]
+    b: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a, *a]
+    c: &c [*b, *b, *b, *b, *b, *b, *b, *b, *b, *b]
+    d: &d [*c, *c, *c, *c, *c, *c, *c, *c, *c, *c]
+    e: &e [*d, *d, *d, *d, *d, *d, *d, *d, *d, *d]
+    f: &f [*e, *e, *e, *e, *e, *e, *e, *e, *e, *e]
+    g: &g [*f, *f, *f, *f, *f, *f, *f, *f, *f, *f]
+    h: &h [*g, *g, *g, *g, *g, *g, *g, *g, *g, *g]
+    i: &i [*h, *h, *h, *h, *h, *h, *h, *h, *h, *h]
+`
+
+// hostileCases have content that takes too much of the hub, or more than it may have. %[2]s stands for the URL of a
+// chart repository and %[4]s for the URL of a hostile server.
+func hostileCases(t *testing.T) map[string]badCase {
+	t.Helper()
+	archive := func(headers ...tar.Header) string {
+		return hostileKustomization + base64.StdEncoding.EncodeToString(hostileTar(t, headers...)) + "\n"
+	}
+	remote := func(path, more string) string {
+		return badProfile + "  - {remoteURL: {url: \"%[4]s/" + path + "\"" + more + "}}\n"
+	}
+	const kustomization = "kustomization.yaml"
+	return map[string]badCase{
+		"tar-bomb":         {breaks: archive(tar.Header{Name: "bomb", Size: 150 << 20}), names: []string{"default/tar-bomb-archive", "kustomize.tar.gz", `more than 100 MiB (at "bomb")`}},
+		"symbolic-link":    {breaks: archive(tar.Header{Name: kustomization, Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}), names: []string{"default/symbolic-link-archive", `"kustomization.yaml" is a link`}},
+		"path-outside":     {breaks: archive(tar.Header{Name: "../../etc/passwd", Size: 1}), names: []string{"default/path-outside-archive", `"../../etc/passwd" is not a path below the root`}},
+		"asks-the-network": {breaks: archive(tar.Header{Name: kustomization, PAXRecords: map[string]string{"CONTENT": "resources: ['https://127.0.0.1:1/x.yaml']"}}), names: []string{"default/asks-the-network-archive", "https://127.0.0.1:1/x.yaml"}},
+		"zip-bomb":         {breaks: remote("zip-bomb", ""), names: []string{"/zip-bomb", `more than 100 MiB (at "bomb.yaml")`}},
+		"endless-body":     {breaks: remote("endless-body", ""), names: []string{"/endless-body", "more than"}},
+		"redirect": {
+			breaks: "---\napiVersion: v1\nkind: Secret\nmetadata: {namespace: default, name: token}\ntype: addons.projectsveltos.io/cluster-profile\nstringData: {token: s3cret}\n" +
+				remote("redirect", ", secretRef: {namespace: default, name: token}"),
+			names: []string{"/redirect"},
+		},
+		"endless-template": {breaks: hostileTemplate + "{{ range 1000000000000 }}{{ end }}\n", names: []string{"ConfigMap default/endless-template, key objects.yaml", "took longer than 10s"}},
+		"endless-output":   {breaks: hostileTemplate + "{{ range 1000000000000 }}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{{ end }}\n", names: []string{"ConfigMap default/endless-output, key objects.yaml", "larger than 64 MiB"}},
+		"many-objects":     {breaks: badProfile + chartOf("%[2]s", "many-objects", ""), names: []string{"many-objects", "there are more than 20000 objects"}},
+		"billion-laughs":   {breaks: hostileLaughs, names: []string{"ConfigMap default/billion-laughs, key objects.yaml", "excessive aliasing"}},
+	}
+}
+
+// TestHostileContent changes profiles that were good to hostile ones. Each is refused by name, nothing that was
+// delivered is touched, the hub takes no more than its memory, and another profile is served meanwhile.
+func TestHostileContent(t *testing.T) {
+	awaitTurn(t)
+	w := newWorld(t)
+	members := w.badMembers()
+	w.serve(examples.Chart{Name: "many-objects", Version: "1.0.0", Files: map[string]string{
+		"templates/many.yaml": "{{ range 50000 }}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: \"c{{ . }}\"}\n{{ end }}",
+	}})
+	server := newHostileServer(t)
+	deliveries := w.deliverGood(members, hostileCases(t), "%[2]s", w.Charts, "%[4]s", server.URL)
+	w.apply(w.hub, neighbourContent("one"))
+	w.apply(w.hub, neighbourProfile("content", "content", "matchLabels: {env: bad}"))
+	memory := w.watchHubMemory()
+	deliveries.wantAllTold()
+	w.measureChange("among hostile content", "two", map[string]*localkube.Plane{"push-1": members["cloud push-1"], "pull-1": members["edge pull-1"]})
+	if largest := memory(); largest > maxHubMemory {
+		t.Errorf("the hub and its children took %d MiB", largest>>20)
+	} else {
+		t.Logf("the hub and its children took at most %d MiB", largest>>20)
+	}
+	if server.leaked() != "" {
+		t.Errorf("the redirect carried the credentials: %q", server.leaked())
+	}
+}
+
+// hostileTar returns a compressed archive. A PAX record CONTENT is the content of a file, and not written; all other
+// files have zeros.
+func hostileTar(t *testing.T, headers ...tar.Header) []byte {
+	t.Helper()
+	var buffer bytes.Buffer
+	compressed := gzip.NewWriter(&buffer)
+	writer := tar.NewWriter(compressed)
+	for _, header := range headers {
+		content := io.LimitReader(zeros{}, header.Size)
+		if text, ok := header.PAXRecords["CONTENT"]; ok {
+			header.Size, header.PAXRecords, content = int64(len(text)), nil, strings.NewReader(text)
+		}
+		header.Mode = 0o600
+		if err := writer.WriteHeader(&header); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(writer, content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := writer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := compressed.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buffer.Bytes()
+}
+
+type zeros struct{}
+
+func (zeros) Read(buffer []byte) (int, error) {
+	clear(buffer)
+	return len(buffer), nil
+}
+
+// hostileServer serves a zip bomb and a body without end, and redirects to another host.
+type hostileServer struct {
+	*httptest.Server
+	// mu guards credentials: what the other host has got.
+	mu          sync.Mutex
+	credentials string
+}
+
+func newHostileServer(t *testing.T) *hostileServer {
+	t.Helper()
+	s := &hostileServer{}
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := &httptest.Server{Listener: listener, Config: &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.credentials += r.Header.Get("Authorization")
+		http.Error(rw, "no", http.StatusForbidden)
+	})}}
+	other.Start()
+	t.Cleanup(other.Close)
+	mux := http.NewServeMux()
+	bomb := hostileZip(t)
+	mux.HandleFunc("/zip-bomb", func(rw http.ResponseWriter, _ *http.Request) { _, _ = rw.Write(bomb) })
+	mux.HandleFunc("/endless-body", func(rw http.ResponseWriter, _ *http.Request) { _, _ = io.Copy(rw, zeros{}) })
+	mux.Handle("/redirect", http.RedirectHandler(other.URL+"/elsewhere", http.StatusFound))
+	s.Server = httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	return s
+}
+
+func (s *hostileServer) leaked() string { s.mu.Lock(); defer s.mu.Unlock(); return s.credentials }
+
+// hostileZip returns an archive of 512 KiB with a file of 512 MiB.
+func hostileZip(t *testing.T) []byte {
+	t.Helper()
+	var buffer bytes.Buffer
+	writer := zip.NewWriter(&buffer)
+	file, err := writer.Create("bomb.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.CopyN(file, zeros{}, 512<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := writer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return buffer.Bytes()
+}
+
+// watchHubMemory returns a function that ends the watch and returns the largest memory in bytes that the hub had
+// together with its children.
+func (w *world) watchHubMemory() func() int64 {
+	w.t.Helper()
+	ended, largest := make(chan struct{}), make(chan int64)
+	pid := w.hubOS.cmd.Process.Pid
+	go func() {
+		most := int64(0)
+		for {
+			select {
+			case <-ended:
+				largest <- most
+				return
+			case <-time.After(200 * time.Millisecond):
+				most = max(most, memoryOfFamily(pid))
+			}
+		}
+	}()
+	return func() int64 { close(ended); return <-largest }
+}
+
+// memoryOfFamily returns the private memory in bytes of a process and its children.
+func memoryOfFamily(pid int) int64 {
+	sum := int64(0)
+	all, _ := filepath.Glob("/proc/[0-9]*/status") // the pattern is valid
+	for _, path := range all {
+		status, _ := os.ReadFile(path) // the process may have ended
+		if field(status, "Pid") == pid || field(status, "PPid") == pid {
+			sum += int64(field(status, "RssAnon")) << 10
+		}
+	}
+	return sum
+}
+
+// field returns a number in the status of a process, -1 if there is none.
+func field(status []byte, name string) int {
+	for line := range strings.Lines(string(status)) {
+		if rest, ok := strings.CutPrefix(line, name+":"); ok {
+			if number, err := strconv.Atoi(strings.Fields(rest)[0]); err == nil {
+				return number
+			}
+		}
+	}
+	return -1
+}
