@@ -42,11 +42,11 @@ func TestGitWithoutFlux(t *testing.T) {
 	first := tree("one")
 	server.git("-C", "work", "tag", "--annotate", "--message", "a", "v1.0.0")
 	server.push("README.md", "the tag is pushed")
+	server.pushFiles(map[string]string{"kustomize/kustomization.yaml": "resources: [objects.yaml]", "kustomize/objects.yaml": remoteMap("kustomize", "one")})
 	w.remoteProfile("branch", byHTTPS+"?ref=main&path=branch", password)
 	w.remoteProfile("tag", byHTTPS+"?ref=v1.0.0&path=tag", password)
 	w.remoteProfile("commit", byHTTPS+"?ref="+first+"&path=commit", password)
 	w.remoteProfile("ssh", bySSH+"?path=ssh", key)
-	server.pushFiles(map[string]string{"kustomize/kustomization.yaml": "resources: [objects.yaml]", "kustomize/objects.yaml": remoteMap("kustomize", "one")})
 	w.apply(w.hub, fmt.Sprintf(gitKustomization, bySSH))
 	for _, name := range []string{"branch", "tag", "commit", "ssh", "kustomize"} {
 		w.wantRemoteText(members, name, "one")
