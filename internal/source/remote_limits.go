@@ -3,6 +3,7 @@ package source
 import (
 	"fmt"
 	"io"
+	"sync"
 	"sync/atomic"
 
 	"github.com/towline/towline/internal/archive"
@@ -51,7 +52,10 @@ func (l *remoteLimits) unpack(raw []byte) (map[string][]byte, error) {
 // remoteDownload is the reader of everything that one fetch reads from the network. Its bytes count until it is closed.
 type remoteDownload struct {
 	limits *remoteLimits
+
+	mu     sync.Mutex // guards the fields below: an SSH connection reads in a goroutine of its own, also after close
 	size   int64
+	closed bool
 }
 
 // reader returns a reader that counts the bytes of r.
@@ -67,6 +71,11 @@ func (d *remoteDownload) readAll(r io.Reader) ([]byte, error) {
 }
 
 func (d *remoteDownload) add(n int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return io.ErrClosedPipe
+	}
 	if d.size+n > maxRemoteDownload {
 		return &sizeError{fmt.Sprintf("it has more than %d MiB", int64(maxRemoteDownload)>>20)}
 	}
@@ -77,8 +86,13 @@ func (d *remoteDownload) add(n int64) error {
 	return nil
 }
 
-// close frees the bytes.
-func (d *remoteDownload) close() { d.limits.free(d.size) }
+// close frees the bytes, and ends all readers.
+func (d *remoteDownload) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	d.limits.free(d.size)
+}
 
 type countedReader struct {
 	download *remoteDownload
