@@ -20,8 +20,8 @@ const (
 	renderLimit    = 30 * time.Second
 )
 
-// SandboxFunctions returns the functions for the children of the sandbox that Charts, Changer, KustomizationRenderer and
-// source.Subject use.
+// SandboxFunctions returns the functions for the children of the sandbox that Charts, Changer, KustomizationRenderer
+// and source.Subject use.
 func SandboxFunctions() map[string]sandbox.Function {
 	functions := source.ExpandFunctions()
 	functions[renderFunction], functions[patchFunction], functions[buildFunction] = renderInSandbox, patchInSandbox, buildInSandbox

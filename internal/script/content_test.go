@@ -66,7 +66,8 @@ func TestScriptsForContentEnd(t *testing.T) {
 		"files":                {`function evaluate() return io.open("/etc/passwd") end`, "invalid script: line 1: "},
 		"a cycle":              {`function evaluate() local t = {} t.t = t return json.encode(t) end`, "tables are nested deeper than 100"},
 		"a wide tree": {
-			`function evaluate() local t = {"x"} for i = 1, 40 do t = {t, t} end return json.encode(t) end`, "the script makes more than",
+			`function evaluate() local t = {"x"} for i = 1, 40 do t = {t, t} end return json.encode(t) end`,
+			"the script ", // makes too much text or, on a busy machine, takes too long
 		},
 		"deep JSON":         {`function evaluate() return json.decode(("["):rep(1000)) end`, "nested deeper than 100"},
 		"long JSON":         {`function evaluate() return json.decode("[" .. ("0,"):rep(5e6) .. "0]") end`, "the script makes more than"},

@@ -5,9 +5,9 @@
 //
 // The steps for a policyRef: ManifestsReference expands the templates in the reference, Manifests reads the ConfigMap,
 // the Secret, or the artifact of the Flux source. A RemoteFetcher polls the URLs that are in use, and Manifests returns
-// their last content. Kustomization does so for a kustomizationRef. The steps for a chart: ExpandChart expands the templates in its fields, LoginFor and
-// VerificationFor read its Secrets, Charts.Fetch returns the archive, or Charts.Package that of a directory in a Flux
-// source, and Values reads the content of valuesFrom.
+// their last content. Kustomization does so for a kustomizationRef. The steps for a chart: ExpandChart expands the
+// templates in its fields, LoginFor and VerificationFor read its Secrets, Charts.Fetch returns the archive, or
+// Charts.Package that of a directory in a Flux source, and Values reads the content of valuesFrom.
 //
 // Terms:
 //

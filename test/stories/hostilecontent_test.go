@@ -80,7 +80,7 @@ func hostileCases(t *testing.T) map[string]badCase {
 	}
 	const kustomization = "kustomization.yaml"
 	return map[string]badCase{
-		"tar-bomb":         {breaks: archive(tar.Header{Name: "bomb", Size: 150 << 20}), names: []string{"default/tar-bomb-archive", "kustomize.tar.gz", `more than 100 MiB (at "bomb")`}},
+		"tar-bomb":         {breaks: archive(tar.Header{Name: "bomb", Size: 150 << 20}), names: []string{"default/tar-bomb-archive", "kustomize.tar.gz", `more than 32 MiB (at "bomb")`}},
 		"symbolic-link":    {breaks: archive(tar.Header{Name: kustomization, Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}), names: []string{"default/symbolic-link-archive", `"kustomization.yaml" is a link`}},
 		"path-outside":     {breaks: archive(tar.Header{Name: "../../etc/passwd", Size: 1}), names: []string{"default/path-outside-archive", `"../../etc/passwd" is not a path below the root`}},
 		"asks-the-network": {breaks: archive(tar.Header{Name: kustomization, PAXRecords: map[string]string{"CONTENT": "resources: ['https://127.0.0.1:1/x.yaml']"}}), names: []string{"default/asks-the-network-archive", "https://127.0.0.1:1/x.yaml"}},

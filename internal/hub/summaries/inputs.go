@@ -50,13 +50,13 @@ type bundleInputs struct {
 	Objects []inputObject
 	// Resources is source.Resources.Digest: what counts in the objects that templates and scripts can read.
 	Resources string
-	// Cluster is the cluster if templates in the content, in patches or in references can read it: labels or facts of the cluster can
-	// change. It is empty otherwise, so that they do not invalidate the digest.
+	// Cluster is the cluster if templates in the content, in patches or in references can read it: labels or facts of
+	// the cluster can change. It is empty otherwise, so that they do not invalidate the digest.
 	Cluster []byte
 }
 
-// inputObject is a version of a ConfigMap, a Secret, a URL or a Flux source. The version of the content behind a URL is its
-// digest, and that of a Flux source the digest of its artifact.
+// inputObject is a version of a ConfigMap, a Secret, a URL or a Flux source. The version of the content behind a URL is
+// its digest, and that of a Flux source is all that is used of its artifact.
 type inputObject struct {
 	Reference source.Reference
 	UID       types.UID
@@ -114,8 +114,8 @@ func hasReferenceTemplate(spec configv1beta1.ProfileSpec, feature libv1beta1.Fea
 	})
 }
 
-// inputOf returns the present version of an object, "" if it does not exist or is not known yet, and whether its content
-// can read the cluster.
+// inputOf returns the present version of an object, "" if it does not exist or is not known yet, and whether its
+// content can read the cluster.
 func (c *Controller) inputOf(ctx context.Context, reference source.Reference) (input inputObject, readsCluster bool, err error) {
 	if reference.Kind == source.KindURL {
 		return c.Composer.urlInput(ctx, reference), false, nil
