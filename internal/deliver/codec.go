@@ -13,6 +13,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
 	"github.com/towline/towline/internal/bundle"
@@ -156,7 +157,7 @@ func sourceOf(item bundle.Item) string {
 // isPrivate returns whether an object of item, nil for its release data, may be stored only in the member's own
 // delivery namespace.
 func isPrivate(item bundle.Item, obj *unstructured.Unstructured) bool {
-	isSecret := obj != nil && obj.GetKind() == "Secret" && obj.GetAPIVersion() == "v1"
+	isSecret := obj != nil && obj.GroupVersionKind().GroupKind() == schema.GroupKind{Kind: "Secret"}
 	return isSecret || (item.Sensitive && !item.OnlySecretsPrivate)
 }
 

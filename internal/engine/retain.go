@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -84,10 +85,28 @@ func retainFields(content map[string]any, existing *unstructured.Unstructured, e
 	}
 	all := ours.Union(others)
 	var desired any = content
-	for _, path := range excluded {
+	for _, path := range lastItemsFirst(excluded) {
 		desired = r.retain(desired, existing.Object, path, ownership{ours: ours.Difference(others), all: all})
 	}
 	return mapOf(desired), r.retained, nil
+}
+
+// lastItemsFirst returns paths without duplicates in an order in which the deletion of an item of a list changes no
+// index of a later path.
+func lastItemsFirst(paths []jsonPath) []jsonPath {
+	sorted := slices.Clone(paths)
+	slices.SortFunc(sorted, func(a, b jsonPath) int { return slices.CompareFunc(b, a, compareSegments) })
+	return slices.CompactFunc(sorted, func(a, b jsonPath) bool { return slices.Equal(a, b) })
+}
+
+// compareSegments compares indexes as numbers.
+func compareSegments(a, b string) int {
+	m, errA := strconv.Atoi(a)
+	n, errB := strconv.Atoi(b)
+	if errA == nil && errB == nil {
+		return cmp.Compare(m, n)
+	}
+	return cmp.Compare(a, b)
 }
 
 // retainer sets excluded fields.

@@ -2,7 +2,7 @@ package engine
 
 import (
 	"context"
-	"fmt"
+	"errors"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -37,7 +37,8 @@ func (m *memberClient) applySubresources(ctx context.Context, t *target, applied
 		obj, err := m.at(t.resource, t.ref.Namespace).Patch(ctx, t.ref.Name, types.ApplyPatchType, raw,
 			metav1.PatchOptions{FieldManager: kube.FieldManager, Force: &force}, name)
 		if err != nil {
-			return nil, fmt.Errorf("apply subresource %s: %w", name, err)
+			// It is not wrapped: the object itself is valid and exists, so it must be neither recreated nor replaced.
+			return nil, errors.New("apply subresource " + name + ": " + err.Error())
 		}
 		applied = liveOf(obj)
 	}

@@ -127,7 +127,7 @@ func TestFluxSources(t *testing.T) {
 	}
 	app, other := w.profile(from("app")), w.profile(from("other"))
 	named := "GitRepository " + w.ns + "/app"
-	failed(app, libv1beta1.FeatureStatusFailed, named+" does not exist: the hub has no kind GitRepository of source.toolkit.fluxcd.io/v1; is Flux's source-controller installed?")
+	failed(app, libv1beta1.FeatureStatusFailed, named+": the hub has no kind GitRepository of source.toolkit.fluxcd.io/v1; is Flux's source-controller installed?")
 	w.installFlux()
 	appSource, otherSource := w.fluxSource("app"), w.fluxSource("other")
 	failed(app, libv1beta1.FeatureStatusFailed, named+" has no artifact: Flux's source-controller has not reported on it")

@@ -17,6 +17,10 @@ import (
 // the agents, and is a hundred times the number of objects of the largest charts in test/charts.
 const MaxObjects = 20_000
 
+// maxDocument is the maximum size of one document in bytes. The API server takes no object of more than 3 MiB, and
+// decoding takes up to a hundred times the memory of the text.
+const maxDocument = 4 << 20
+
 // DecodeManifest decodes the Kubernetes objects in a stream of YAML or JSON documents, in order. A list is replaced by
 // its items. Errors name the document, counted from one without the empty ones, and the line. A duplicate key is an
 // error, and so are more than MaxObjects objects.
@@ -112,6 +116,9 @@ type converter func([]byte) ([]byte, error)
 func decode(stream []byte, convert converter) ([]*unstructured.Unstructured, error) {
 	var all []*unstructured.Unstructured
 	for _, doc := range documents(stream) {
+		if len(doc.text) > maxDocument {
+			return nil, fmt.Errorf("document %d, line %d: it has more than %d MiB", doc.number, doc.first(), maxDocument>>20)
+		}
 		raw, err := convert(doc.text)
 		if err != nil {
 			return nil, fmt.Errorf("document %d, %s", doc.number, doc.located(err))

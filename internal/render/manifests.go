@@ -20,6 +20,9 @@ const (
 	maxExpandedSize  = 8 << 20
 )
 
+// maxContent is the maximum size in bytes of the manifests of one reference, which are decoded in this process.
+const maxContent = 32 << 20
+
 // ManifestRenderer renders manifests. It expands and decodes content that does not depend on the cluster once for all
 // members, and decodes equal results of other templates once. It is safe for concurrent use.
 type ManifestRenderer struct {
@@ -103,11 +106,14 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 
 // newRenderedManifests decodes the texts of the files of content, and returns the size of the result as well.
 func newRenderedManifests(content source.Content, texts [][]byte) (renderedManifests, int, error) {
-	objects, err := decodeTexts(content, texts)
 	size := cache.MinSize
 	for _, text := range texts {
 		size += len(text)
 	}
+	if size > maxContent {
+		return renderedManifests{}, 0, phase.Invalidf("%s has more than %d MiB of manifests", content.Reference, maxContent>>20)
+	}
+	objects, err := decodeTexts(content, texts)
 	return renderedManifests{objects: objects, documents: kube.NewDocuments(objects)}, size, err
 }
 

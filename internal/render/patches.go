@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
@@ -273,7 +274,8 @@ func (p *parsedPatch) merge(object *patchedObject, patch *resource.Resource) err
 		err = node.ApplySmPatch(patch.DeepCopy())
 	}
 	if err != nil {
-		return err
+		message, _, _ := strings.Cut(err.Error(), ": node contents:") // the patch can be from a Secret
+		return errors.New(message)
 	}
 	if node.IsNilOrEmpty() { // the patch deletes the object
 		object.fields, object.isChanged = nil, true

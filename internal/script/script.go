@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -167,8 +169,8 @@ func (s *Script) ToLua(part any) lua.LValue {
 	switch part := part.(type) {
 	case map[string]any:
 		table := s.state.NewTable()
-		for key, entry := range part {
-			table.RawSetString(key, s.ToLua(entry))
+		for _, key := range slices.Sorted(maps.Keys(part)) { // pairs returns the keys in this order
+			table.RawSetString(key, s.ToLua(part[key]))
 		}
 		return table
 	case []any:

@@ -1,6 +1,7 @@
 package source
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/sha512"
@@ -110,6 +111,9 @@ func (a *Artifacts) fetch(ctx context.Context, ref Reference, artifact Artifact)
 	a.unpacking.Lock()
 	defer a.unpacking.Unlock()
 	raw, err := os.ReadFile(path)
+	if err == nil {
+		err = verifyDigest(bytes.NewReader(raw), artifact.Digest) // the archive of another revision can have replaced it
+	}
 	if err != nil {
 		return Content{}, err
 	}
@@ -174,6 +178,16 @@ func withoutPath(err error) error {
 
 // verifyArchive returns an error unless the file has the digest.
 func verifyArchive(path, digest string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close() //nolint:errcheck // it was only read
+	return verifyDigest(file, digest)
+}
+
+// verifyDigest returns an error unless an archive has the digest.
+func verifyDigest(archive io.Reader, digest string) error {
 	algorithm, want, _ := strings.Cut(digest, ":")
 	var sum hash.Hash
 	switch algorithm {
@@ -186,12 +200,7 @@ func verifyArchive(path, digest string) error {
 	default:
 		return phase.Invalidf("its digest %q is not of sha256, sha384 or sha512", digest)
 	}
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close() //nolint:errcheck // it was only read
-	if _, err := io.Copy(sum, file); err != nil {
+	if _, err := io.Copy(sum, archive); err != nil {
 		return err
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != want {

@@ -115,6 +115,10 @@ func (a *Artifacts) manifests(ctx context.Context, ref Reference, isOptional boo
 				manifests[file.Name] = file.Data
 			}
 		}
+		if len(manifests) == 0 {
+			// To deploy nothing would delete everything.
+			return Content{}, 0, phase.Invalidf("%s has no file that ends in .yaml, .yml or .json below %q", ref, directory)
+		}
 		content := newContent(ref, manifests)
 		return content, int(sizeOf(&content)), nil
 	})

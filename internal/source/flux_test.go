@@ -129,7 +129,7 @@ func TestManifestsOfAFluxSource(t *testing.T) {
 		"web/sub/../b/":                      nil,
 		"web/b.yml":                          {"web/b.yml"},
 		"{{ .Cluster.metadata.labels.env }}": {"test/e.yaml"},
-		"empty":                              {},
+		"empty":                              nil,
 		"we":                                 nil,
 		"../elsewhere":                       nil,
 	} {

@@ -91,11 +91,14 @@ func (f *RemoteFetcher) Start(ctx context.Context) error {
 // Use replaces the URLs that a user uses. A URL without users is no longer polled, and its content is freed. Use must
 // be called before the content is read, so that no change is missed.
 func (f *RemoteFetcher) Use(ctx context.Context, user string, uses []RemoteUse) error {
-	for _, added := range f.replaceUses(user, uses) {
+	all := f.replaceUses(user, uses)
+	for i, added := range all {
 		select {
 		case f.toPoll <- added:
 		case <-ctx.Done():
-			f.forget(added)
+			for _, unpolled := range all[i:] {
+				f.forget(unpolled)
+			}
 			return fmt.Errorf("poll %s: %w", added.reference, ctx.Err())
 		}
 	}
@@ -294,7 +297,8 @@ func (f *RemoteFetcher) store(s *remoteSource, login remoteLogin, fetched remote
 		s.content.Sensitive = login.hasCredentials()
 	}
 	after := s.visibleError()
-	return hadLogin != s.login || hadDigest != digestIn(s.content) || errorText(before) != errorText(after)
+	return hadLogin != s.login || hadDigest != digestIn(s.content) || errorText(before) != errorText(after) ||
+		s.content == nil && s.failures == toleratedFailures+1
 }
 
 // keep replaces the content of a source, if there is room for it. The caller must hold mu.
@@ -338,13 +342,24 @@ func errorText(err error) string {
 	return err.Error()
 }
 
+// isConfirmed returns whether more fetches in succession have failed than readers tolerate.
+func (f *RemoteFetcher) isConfirmed(reference Reference) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	used, ok := f.byReference[reference]
+	return ok && used.failures > toleratedFailures
+}
+
 // readRemote is read for a URL.
 func (c *Contents) readRemote(ctx context.Context, ref Reference, isOptional bool) (Content, error) {
 	content, err := c.Remote.Read(ctx, ref)
-	if errors.Is(err, ErrNotFound) && isOptional {
-		return newContent(ref, nil), nil
+	if !errors.Is(err, ErrNotFound) || !isOptional {
+		return content, err
 	}
-	return content, err
+	if !c.Remote.isConfirmed(ref) {
+		return Content{}, &PendingError{After: minPause, repository: ref.String()} // one failure must not delete what was delivered
+	}
+	return newContent(ref, nil), nil
 }
 
 // Size returns the size of all content and of what is being fetched, in bytes.

@@ -1,6 +1,7 @@
 package source
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -22,8 +23,9 @@ const (
 
 // remoteRevision identifies the content behind a URL on its server.
 type remoteRevision struct {
-	// ETag and LastModified are the header fields of a response.
-	ETag, LastModified string
+	// ETag is the header field of a response. Last-Modified is of no use: a server can answer that an older file, which
+	// replaced a newer one, is not modified.
+	ETag string
 	// Digest is the digest of an OCI manifest, or the hash of a Git commit.
 	Digest string
 }
@@ -114,9 +116,6 @@ func (r *remoteRequest) fetchFile(ctx context.Context, address *url.URL) (remote
 	if r.known.ETag != "" {
 		request.Header.Set("If-None-Match", r.known.ETag)
 	}
-	if r.known.LastModified != "" {
-		request.Header.Set("If-Modified-Since", r.known.LastModified)
-	}
 	response, err := r.do(request)
 	if err != nil {
 		return remoteFetch{}, err
@@ -129,7 +128,7 @@ func (r *remoteRequest) fetchFile(ctx context.Context, address *url.URL) (remote
 	if err != nil {
 		return remoteFetch{}, err
 	}
-	fetched := remoteFetch{revision: remoteRevision{ETag: response.Header.Get("ETag"), LastModified: response.Header.Get("Last-Modified")}}
+	fetched := remoteFetch{revision: remoteRevision{ETag: response.Header.Get("ETag")}}
 	fetched.files, err = r.filesIn(raw, fileName(address))
 	return fetched, err
 }
@@ -142,7 +141,7 @@ func (r *remoteRequest) do(request *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, requestError(err)
 	}
-	isConditional := request.Header.Get("If-None-Match")+request.Header.Get("If-Modified-Since") != ""
+	isConditional := request.Header.Get("If-None-Match") != ""
 	if response.StatusCode == http.StatusOK || response.StatusCode == http.StatusNotModified && isConditional {
 		return response, nil
 	}
@@ -172,6 +171,9 @@ func statusError(code int) error {
 func (r *remoteRequest) filesIn(data []byte, name string) (map[string][]byte, error) {
 	if archive.IsArchive(data) {
 		return r.limits.unpack(data)
+	}
+	if len(bytes.TrimSpace(data)) == 0 {
+		return nil, errors.New("the server returned no content") // to deploy nothing would delete everything
 	}
 	if http.DetectContentType(data) == "text/html; charset=utf-8" {
 		return nil, errors.New("the server returned HTML, and not YAML or an archive")

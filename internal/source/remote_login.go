@@ -66,6 +66,9 @@ func (f *RemoteFetcher) readLogin(ctx context.Context, ref Reference) (remoteLog
 	if err != nil {
 		return remoteLogin{}, &loginError{err: fmt.Errorf("login for %s: %w", ref, err)}
 	}
+	if secret.Type == corev1.SecretTypeServiceAccountToken || secret.Type == corev1.SecretTypeBootstrapToken {
+		return remoteLogin{}, phase.Invalidf("login for %s: Secret %s/%s has the type %s, and is not sent to servers", ref, secret.Namespace, secret.Name, secret.Type)
+	}
 	login.Token = string(cmpBytes(secret.Data, keyToken, keyBearerToken))
 	login.Username = string(secret.Data[corev1.BasicAuthUsernameKey])
 	login.Password = string(secret.Data[corev1.BasicAuthPasswordKey])

@@ -401,6 +401,13 @@ func TestOptionalRemoteMayBeMissing(t *testing.T) {
 		t.Errorf("got %v, want ErrNotFound", err)
 	}
 	ref.Optional = true
+	// After a restart, one failure must not delete what was delivered before.
+	_, err := r.contents.Manifests(t.Context(), ref, r.subject)
+	if _, isPending := errors.AsType[*source.PendingError](err); !isPending {
+		t.Errorf("after one failure: got %v, want a PendingError", err)
+	}
+	r.pass(defaultInterval)
+	r.awaitChange()
 	got, err := r.contents.Manifests(t.Context(), ref, r.subject)
 	if err != nil || len(got.Files) > 0 {
 		t.Errorf("got %v with %d files, want no content", err, len(got.Files))

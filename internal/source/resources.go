@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	kubejson "k8s.io/apimachinery/pkg/util/json"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -28,7 +29,8 @@ type Resources struct {
 	Absent []string
 	// HasSecret is true if one of the objects is a Secret.
 	HasSecret bool
-	// Digest identifies the references and, of their objects, what counts according to the references.
+	// Digest identifies the references and the content of their objects. It changes only when something changes that
+	// counts according to a reference, or after a restart, since a reference sees the same version until then.
 	Digest string
 }
 
@@ -70,8 +72,12 @@ func (r ResourceReference) String() string {
 // Errors are phase.Invalid, also for a namespace that Subject.Confined does not allow.
 func ResolveResource(ref configv1beta1.TemplateResourceRef, subject Subject) (ResourceReference, error) {
 	subject.Resources = Resources{} // they are not read yet
+	groupVersion, err := schema.ParseGroupVersion(cmp.Or(ref.Resource.APIVersion, "v1"))
+	if err != nil || groupVersion.Version == "" {
+		return ResourceReference{}, phase.Invalidf("apiVersion %q is invalid", ref.Resource.APIVersion)
+	}
 	resolved := ResourceReference{
-		APIVersion: cmp.Or(ref.Resource.APIVersion, "v1"), Kind: ref.Resource.Kind,
+		APIVersion: groupVersion.String(), Kind: ref.Resource.Kind,
 		IgnoreStatus: ref.IgnoreStatusChanges, WatchFields: strings.Join(ref.WatchFields, "\n"),
 	}
 	for _, path := range ref.WatchFields {
@@ -79,7 +85,6 @@ func ResolveResource(ref configv1beta1.TemplateResourceRef, subject Subject) (Re
 			return ResourceReference{}, phase.Invalidf("watchFields: %q is neither names that are separated by dots nor a JSON pointer", path)
 		}
 	}
-	var err error
 	if resolved.Name, err = subject.Expand("name of a "+resolved.Kind, ref.Resource.Name); err != nil {
 		return ResourceReference{}, err
 	}

@@ -2,6 +2,7 @@ package source
 
 import (
 	"context"
+	"errors"
 
 	lua "github.com/yuin/gopher-lua"
 
@@ -25,12 +26,12 @@ func (e expansion) runScript(*currentLine) (Expanded, error) {
 	}
 	running, err := script.NewForContent(context.Background(), e.Text) // it has a time limit
 	if err != nil {
-		return expanded, phase.Invalidf("run %s: %w", e.Description, err)
+		return expanded, e.scriptError(err)
 	}
 	defer running.Close()
 	result, err := running.Evaluate("resources", running.ToLua(objects))
 	if err != nil {
-		return expanded, phase.Invalidf("run %s: %w", e.Description, err)
+		return expanded, e.scriptError(err)
 	}
 	text, ok := result.RawGetString("resources").(lua.LString)
 	if !ok {
@@ -38,4 +39,12 @@ func (e expansion) runScript(*currentLine) (Expanded, error) {
 	}
 	expanded.Text = string(text)
 	return expanded, nil
+}
+
+// scriptError returns the error of a script. A script that can read a Secret can write its data into the message.
+func (e expansion) scriptError(err error) error {
+	if e.Resources.HasSecret && errors.Is(err, script.ErrInvalid) {
+		return phase.Invalidf("run %s: the script failed (details are not shown, because the script can read a Secret)", e.Description)
+	}
+	return phase.Invalidf("run %s: %w", e.Description, err)
 }

@@ -25,7 +25,11 @@ func TestRunScriptNamesThePlaceOfAnError(t *testing.T) {
 		"function evaluate() return {} end": "run the text: the field resources of the table that evaluate returns is not a text",
 		"while true do end":                 "run the text: the script took ",
 	} {
-		_, err := subjectWithResources().RunScript("the text", text)
+		subject := subjectWithResources()
+		subject.Resources.HasSecret = false
+		_, err := subject.RunScript("the text", text)
 		wantInvalid(t, err, want)
 	}
+	_, err := subjectWithResources().RunScript("the text", `function evaluate() error(resources.Web.metadata.name) end`)
+	wantInvalid(t, err, "run the text: the script failed (details are not shown, because the script can read a Secret)")
 }

@@ -59,7 +59,7 @@ func (s substitution) expand() ([]string, error) {
 		}
 		out := &boundedBuilder{left: left}
 		if err := parsed.Execute(out, s.Values); err != nil {
-			return nil, phase.Invalidf("expand %s: %s", text.Description, templateMessage(err))
+			return nil, phase.Invalidf("expand %s: %s", text.Description, withoutValues(templateMessage(err)))
 		}
 		left = out.left
 		expanded = append(expanded, out.String())

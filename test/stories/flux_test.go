@@ -177,7 +177,7 @@ func (s *fluxStory) beforeFluxIsInstalled() {
 		s.profile(name, spec)
 	}
 	s.want("plain", "one")
-	s.wantFailure("git", "GitRepository flux/platform does not exist", "is Flux's source-controller installed?")
+	s.wantFailure("git", "GitRepository flux/platform: the hub has no kind GitRepository", "is Flux's source-controller installed?")
 	s.wantFailure("chart", "hello", "GitRepository flux/platform does not exist")
 }
 

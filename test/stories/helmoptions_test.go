@@ -351,7 +351,6 @@ func (s *optionStory) isRefused() {
 		"dependencyUpdate":                    {"dependencyUpdate": true},
 		"disableOpenAPIValidation":            {"disableOpenAPIValidation": true},
 		"enableClientCache":                   {"enableClientCache": true},
-		"postRenderStrategy":                  {"postRenderStrategy": "separate"},
 		"installOptions.replace":              {"installOptions": map[string]any{"replace": false}},
 		"upgradeOptions.reuseValues":          {"upgradeOptions": map[string]any{"reuseValues": true}},
 		"upgradeOptions.resetThenReuseValues": {"upgradeOptions": map[string]any{"resetThenReuseValues": true}},

@@ -82,7 +82,7 @@ func (w *Watcher) find(ref source.Reference) (watch, error) {
 		}
 		return watch{}, source.PendingFlux(ref, syncDelay)
 	case meta.IsNoMatchError(known.err):
-		return watch{}, fmt.Errorf("%s %w: the hub has no kind %s of %s; is Flux's source-controller installed?", ref, source.ErrNotFound, ref.Kind, source.FluxGroupVersion())
+		return watch{}, fmt.Errorf("%s: the hub has no kind %s of %s; is Flux's source-controller installed?", ref, ref.Kind, source.FluxGroupVersion())
 	case known.err != nil && (known.informer == nil || !known.informer.HasSynced()):
 		return watch{}, fmt.Errorf("%s: list the kind %s on the hub: %w", ref, ref.Kind, known.err)
 	case known.informer == nil:

