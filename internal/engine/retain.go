@@ -96,7 +96,7 @@ func retainFields(content map[string]any, existing *unstructured.Unstructured, e
 func lastItemsFirst(paths []jsonPath) []jsonPath {
 	sorted := slices.Clone(paths)
 	slices.SortFunc(sorted, func(a, b jsonPath) int { return slices.CompareFunc(b, a, compareSegments) })
-	return slices.CompactFunc(sorted, func(a, b jsonPath) bool { return slices.Equal(a, b) })
+	return slices.CompactFunc(sorted, slices.Equal)
 }
 
 // compareSegments compares indexes as numbers.

@@ -22,6 +22,7 @@ func TestDecodeManifest(t *testing.T) {
 			text:    `{"apiVersion":"v1","kind":"List","items":[` + strings.Repeat(`{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"}},`, kube.MaxObjects) + `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"b"}}]}`,
 			wantErr: "document 1, line 1: there are more than 20000 objects",
 		},
+		"a long document":      {text: configMap + "a\n---\n" + configMap + strings.Repeat("b", 4<<20), wantErr: "document 2, line 6: it has more than 4 MiB"},
 		"only comments":        {text: "# a\n---\n# b\n---\n"},
 		"two documents":        {text: configMap + "a\n---\n" + configMap + "b\n", want: []string{"ConfigMap a", "ConfigMap b"}},
 		"leading separator":    {text: "---\n" + configMap + "a\n", want: []string{"ConfigMap a"}},

@@ -30,6 +30,14 @@ func TestResolveResource(t *testing.T) {
 	wantInvalid(t, err, "needs a kind and a name")
 	_, err = resolve(corev1.ObjectReference{Kind: "Secret", Name: "{{ .MgmtResources.x }}"}, "")
 	wantInvalid(t, err, "name of a Secret", `no entry for key "x"`)
+	// The API server reads /v1 as v1: a Secret must be known as one however its reference is written.
+	if got, err := resolve(corev1.ObjectReference{APIVersion: "/v1", Kind: "Secret", Name: "a"}, ""); err != nil || got.APIVersion != "v1" {
+		t.Errorf("apiVersion /v1: got %+v, %v, want v1", got, err)
+	}
+	for _, version := range []string{"a/b/c", "apps/", "/"} {
+		_, err = resolve(corev1.ObjectReference{APIVersion: version, Kind: "Secret", Name: "a"}, "")
+		wantInvalid(t, err, "apiVersion", "is invalid")
+	}
 	for _, path := range []string{"", "a..b", "a[0]", "{.a}", "a.*"} {
 		_, err = resolve(corev1.ObjectReference{Kind: "Secret", Name: "a"}, "", path)
 		wantInvalid(t, err, "watchFields")
