@@ -176,6 +176,10 @@ func (r *KustomizationRenderer) build(k Kustomization, key string) (builtKustomi
 			return files[name], nil
 		},
 	})
+	if _, isInvalid := errors.AsType[phase.Invalid](err); isInvalid && k.Content.Sensitive {
+		// Messages of kustomize can have whole files.
+		err = phase.Invalidf("kustomize failed (details are not shown, because the source is a Secret or needs one)")
+	}
 	if err != nil {
 		return builtKustomization{}, 0, err
 	}

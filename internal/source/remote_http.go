@@ -128,9 +128,18 @@ func (r *remoteRequest) fetchFile(ctx context.Context, address *url.URL) (remote
 	if err != nil {
 		return remoteFetch{}, err
 	}
+	if isEndUnknown(response) && !archive.IsArchive(raw) {
+		return remoteFetch{}, errors.New("the server does not send the length of its response, so a part of it cannot be told from the whole")
+	}
 	fetched := remoteFetch{revision: remoteRevision{ETag: response.Header.Get("ETag")}}
 	fetched.files, err = r.filesIn(raw, fileName(address))
 	return fetched, err
+}
+
+// isEndUnknown returns whether the end of the connection is the end of the body, so that a body that is cut off seems to
+// be complete. What is missing in it would be deleted on the members.
+func isEndUnknown(response *http.Response) bool {
+	return response.ProtoMajor == 1 && response.ContentLength < 0 && len(response.TransferEncoding) == 0 && !response.Uncompressed
 }
 
 // do sends a request. It returns a response with the status OK or, for a conditional request, Not Modified. It fails

@@ -214,6 +214,28 @@ func serveFunc(t *testing.T, handler http.HandlerFunc) *httptest.Server {
 	return server
 }
 
+// TestRemoteRefusesABodyWithoutAnEnd has a server that ends a response by closing the connection, as a server that dies
+// does, and one that returns nothing.
+func TestRemoteRefusesABodyWithoutAnEnd(t *testing.T) {
+	t.Parallel()
+	endless := serveFunc(t, func(w http.ResponseWriter, _ *http.Request) {
+		connection, buffer, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, _ = buffer.WriteString("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\na: b\n") // the client reports an error
+		_ = buffer.Flush()
+		_ = connection.Close()
+	})
+	empty := serveFunc(t, func(http.ResponseWriter, *http.Request) {})
+	for server, want := range map[*httptest.Server]string{endless: "does not send the length of its response", empty: "the server returned no content"} {
+		if _, err := newRemoteRun(t).read(remoteRef(server.URL)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %q", err, want)
+		}
+	}
+}
+
 func TestRemoteReadsFilesAndArchives(t *testing.T) {
 	t.Parallel()
 	tree := map[string]string{"b/two.yml": "two", "a.json": "{}", "README.md": "text", "./c.yaml": "three"}
