@@ -136,8 +136,8 @@ func (r *remoteRequest) fetchFile(ctx context.Context, address *url.URL) (remote
 	return fetched, err
 }
 
-// isEndUnknown returns whether the end of the connection is the end of the body, so that a body that is cut off seems to
-// be complete. What is missing in it would be deleted on the members.
+// isEndUnknown returns whether the end of the connection is the end of the body, so that a body that is cut off seems
+// to be complete. What is missing in it would be deleted on the members.
 func isEndUnknown(response *http.Response) bool {
 	return response.ProtoMajor == 1 && response.ContentLength < 0 && len(response.TransferEncoding) == 0 && !response.Uncompressed
 }

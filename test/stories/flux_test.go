@@ -178,7 +178,7 @@ func (s *fluxStory) beforeFluxIsInstalled() {
 	}
 	s.want("plain", "one")
 	s.wantFailure("git", "GitRepository flux/platform: the hub has no kind GitRepository", "is Flux's source-controller installed?")
-	s.wantFailure("chart", "hello", "GitRepository flux/platform does not exist")
+	s.wantFailure("chart", "hello", "GitRepository flux/platform: the hub has no kind GitRepository")
 }
 
 // deliversAllSources creates the sources.
