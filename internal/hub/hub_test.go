@@ -18,6 +18,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/status"
 )
 
 // same returns an error that shows the difference, if there is any.
@@ -54,8 +55,12 @@ func TestProfileIsProvisionedAndWithdrawn(t *testing.T) {
 		if err := w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "sveltos--one"}, inventory); err != nil {
 			return err
 		}
+		feature, ok := status.FindDeployedFeature(inventory.Status, configv1beta1.ClusterProfileKind, profile.GetName(), libv1beta1.FeatureResources)
+		if !ok {
+			return errors.New("it is not written yet")
+		}
 		var names []string
-		for _, resource := range inventory.Status.ClusterProfileResources[0].Features[0].Resources {
+		for _, resource := range feature.Resources {
 			names = append(names, resource.Kind+" "+resource.Name)
 		}
 		return same([]string{"ConfigMap a", "ConfigMap b"}, names)
