@@ -16,7 +16,7 @@ import (
 	"github.com/towline/towline/internal/archive"
 )
 
-// tarOf returns a tar archive with the headers. Files have as many bytes as their header says.
+// tarOf returns a tar archive. A file has as many zero bytes as the size in its header.
 func tarOf(t *testing.T, headers ...tar.Header) []byte {
 	t.Helper()
 	var buffer bytes.Buffer

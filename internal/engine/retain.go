@@ -120,7 +120,7 @@ type retainer struct {
 
 // ownership has the managed fields below a field.
 type ownership struct {
-	// ours are the fields that only we have set. all are those of all managers.
+	// ours has the fields that only Towline has set, and all has the fields of all managers.
 	ours, all *fieldpath.Set
 	// isAtomic is true if managers own the field only as a whole.
 	isAtomic bool

@@ -46,8 +46,8 @@ type Kustomization struct {
 	Values map[string]string
 }
 
-// NewKustomization expands the templates of ref, and its values: those of ref, then those in from, which are the
-// contents of its valuesFrom. Later values replace earlier ones. Errors are phase.Invalid and name the content and
+// NewKustomization expands the templates in the fields and in the values of ref. from has the contents of valuesFrom,
+// which replace values, and later ones earlier ones. Errors are phase.Invalid and name the content and
 // the field.
 func NewKustomization(content source.Content, ref configv1beta1.KustomizationRef, from []source.Content, subject source.Subject) (Kustomization, error) {
 	k := Kustomization{Content: content, Namespace: ref.TargetNamespace, Values: make(map[string]string, len(ref.Values))}

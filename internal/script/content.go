@@ -112,7 +112,7 @@ func (s *Script) decodeBase64(state *lua.LState) int {
 	return 1
 }
 
-// stringFunctions returns the module strings. Its functions are those of Go.
+// stringFunctions returns the functions of the module strings, which have the names of functions of Go's package.
 func (s *Script) stringFunctions() map[string]lua.LGFunction {
 	functions := map[string]lua.LGFunction{
 		"Compare": func(state *lua.LState) int {

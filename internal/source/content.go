@@ -36,7 +36,7 @@ type Reference struct {
 	Kind      string
 	Namespace string
 	Name      string
-	// URL is set for KindURL. Namespace and Name are then those of the Secret with the login, "" if there is none.
+	// URL is set for KindURL. Then Namespace and Name are those of the Secret with the login, or "".
 	URL string
 	// InsecureSkipTLSVerify and PlainHTTP are the options of the connection to the URL.
 	InsecureSkipTLSVerify, PlainHTTP bool

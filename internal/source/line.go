@@ -12,8 +12,9 @@ import (
 // lineFunction is the name of the template function that currentLine adds.
 const lineFunction = "towlineLine"
 
-// currentLine is the line of the part of a template that is being executed: text/template does not tell the line of a
-// template that is stopped. A part is an action outside all others, so that the line of a range is always the same.
+// currentLine is the line of the part of a template that is being executed. The error of a template that is stopped
+// needs it, since text/template returns no line then. A part is an action outside all others, so that the line of a
+// range is always the same.
 type currentLine struct{ number atomic.Int64 }
 
 // functions returns the function that sets the line.

@@ -66,7 +66,7 @@ type Watcher struct {
 	Changed chan event.GenericEvent
 
 	live client.Client
-	// kinds watches the metadata of the kinds in use, and content that of ConfigMaps and Secrets.
+	// kinds watches the metadata of all kinds in use but ConfigMaps and Secrets, and content the metadata of these two.
 	kinds, content cache.Cache
 	// objectQueue has the objects to read, and kindQueue the kinds to watch, or not to watch any more.
 	objectQueue workqueue.TypedRateLimitingInterface[objectKey]

@@ -104,7 +104,7 @@ func (w *world) mustLoad(summary string, ref configv1beta1.TemplateResourceRef) 
 	return string(loaded.Objects["x"])
 }
 
-// wantChanged waits until a summary is to be reconciled.
+// wantChanged waits until a change is reported for a summary.
 func (w *world) wantChanged(want string) {
 	w.Helper()
 	select {

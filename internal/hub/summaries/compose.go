@@ -11,7 +11,6 @@ import (
 
 	"helm.sh/helm/v4/pkg/engine"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -405,7 +404,7 @@ func (c *Composer) lookupFunc(ctx context.Context, m fleet.Member) render.Lookup
 	}
 }
 
-// dial returns the REST config of a member whose mode is in MemberConfig, with lookupTimeout.
+// memberConfig returns the REST config of a member whose mode is in MemberConfig, with lookupTimeout.
 func (c *Composer) memberConfig(ctx context.Context, m fleet.Member) (*rest.Config, error) {
 	config, err := c.MemberConfig[m.Mode](ctx, m)
 	if err != nil {
@@ -416,7 +415,7 @@ func (c *Composer) memberConfig(ctx context.Context, m fleet.Member) (*rest.Conf
 	return config, nil
 }
 
-// fetch returns the chart and the objects of its valuesFrom.
+// fetchChart returns the chart and the objects of its valuesFrom.
 func (c *Composer) fetchChart(ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart) (source.Chart, []source.Content, error) {
 	var contents []source.Content
 	for _, ref := range chart.ValuesFrom {
@@ -488,17 +487,4 @@ func releaseSummary(chart configv1beta1.HelmChart, archive source.Chart, values 
 		summary.CredentialsSecretRef = chart.RegistryCredentialsConfig.Credentials
 	}
 	return summary
-}
-
-// ownerOf returns the profile of a summary.
-func ownerOf(summary *configv1beta1.ClusterSummary) (bundle.Owner, error) {
-	controller := metav1.GetControllerOf(summary)
-	if controller == nil {
-		return bundle.Owner{}, phase.Invalidf("ClusterSummary %s belongs to no profile", client.ObjectKeyFromObject(summary))
-	}
-	owner := bundle.Owner{Kind: controller.Kind, Name: controller.Name, Tier: tier(summary.Spec.ClusterProfileSpec.Tier)}
-	if owner.Kind == configv1beta1.ProfileKind {
-		owner.Name = summary.Namespace + "/" + owner.Name
-	}
-	return owner, nil
 }

@@ -56,7 +56,7 @@ type bundleInputs struct {
 }
 
 // inputObject is a version of a ConfigMap, a Secret, a URL or a Flux source. The version of the content behind a URL is
-// its digest, and that of a Flux source is all that is used of its artifact.
+// its digest. The version of a Flux source has the URL, the digest and the language of its artifact.
 type inputObject struct {
 	Reference source.Reference
 	UID       types.UID
@@ -103,8 +103,8 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 	return base64.RawStdEncoding.EncodeToString(sum[:]), nil
 }
 
-// hasReferenceTemplate returns whether the references of a feature have templates that select other content, or values
-// for it, than the names of the objects tell.
+// hasReferenceTemplate returns whether the references of a feature have templates in other fields than the namespace
+// and the name: these fields select the content and the values, and are not part of inputObject.
 func hasReferenceTemplate(spec configv1beta1.ProfileSpec, feature libv1beta1.FeatureID) bool {
 	if feature == libv1beta1.FeatureKustomize {
 		return hasTemplates(spec.KustomizationRefs)

@@ -6,13 +6,16 @@ import (
 	"fmt"
 	"sync"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/render"
 	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
@@ -74,4 +77,17 @@ func subjectOf(cluster client.Object, pool *sandbox.Pool) source.Subject {
 		return fields, nil
 	})
 	return source.Subject{Cluster: convert, Namespace: member.Namespace, Name: member.Name, Sandbox: pool}
+}
+
+// ownerOf returns the profile of a summary.
+func ownerOf(summary *configv1beta1.ClusterSummary) (bundle.Owner, error) {
+	controller := metav1.GetControllerOf(summary)
+	if controller == nil {
+		return bundle.Owner{}, phase.Invalidf("ClusterSummary %s belongs to no profile", client.ObjectKeyFromObject(summary))
+	}
+	owner := bundle.Owner{Kind: controller.Kind, Name: controller.Name, Tier: tier(summary.Spec.ClusterProfileSpec.Tier)}
+	if owner.Kind == configv1beta1.ProfileKind {
+		owner.Name = summary.Namespace + "/" + owner.Name
+	}
+	return owner, nil
 }
