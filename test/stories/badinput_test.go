@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -133,8 +132,8 @@ func TestBadInput(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
 	members := w.badMembers()
-	charts, nowhere := badRepository(t), closedAddress(t)
-	w.deliverGood(members, badCases(), "%[2]s", charts, "%[3]s", nowhere).wantAllTold()
+	charts := badRepository(t)
+	w.deliverGood(members, badCases(), "%[2]s", charts, "%[3]s", nobodyListens).wantAllTold()
 }
 
 // badMembers are a pull and a push member with env=bad.
@@ -210,16 +209,8 @@ func badRepository(t *testing.T) string {
 	return server.URL
 }
 
-// closedAddress returns a URL at which nobody listens.
-func closedAddress(t *testing.T) string {
-	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = listener.Close()
-	return "http://" + listener.Addr().String()
-}
+// nobodyListens is a URL at which nobody listens. A port that a test closes can become the port of another test's server.
+const nobodyListens = "http://127.0.0.1:1"
 
 // wantTold waits until a summary says it failed, with a message that holds all texts, and until an event says so, too.
 func (w *world) wantTold(namespace, summary string, texts []string) {
@@ -304,7 +295,7 @@ func TestBadInputOnTheCommandLine(t *testing.T) {
 	w := newWorld(t)
 	w.kubectl(w.hub, "create", "namespace", "cloud")
 	nothing := w.save("not-a-kubeconfig", "this is not a kubeconfig\n")
-	nobody := w.save("unreachable.kubeconfig", unreachableKubeconfig(closedAddress(t)))
+	nobody := w.save("unreachable.kubeconfig", unreachableKubeconfig(nobodyListens))
 	for name, tc := range map[string]struct {
 		args  []string
 		names []string

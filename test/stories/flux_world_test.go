@@ -10,6 +10,7 @@ import (
 	"io"
 	"log"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -138,7 +139,12 @@ func (w *world) bucketServer(bucket string, files map[string]string) string {
 // startSourceController runs Flux's source-controller against the hub, as a pod there would.
 func (w *world) startSourceController() *process {
 	w.t.Helper()
-	storage := strings.TrimPrefix(closedAddress(w.t), "http://")
+	listener, err := (&net.ListenConfig{}).Listen(w.t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	storage := listener.Addr().String()
+	_ = listener.Close() // the source-controller listens there
 	dir := filepath.Join(w.dir, "storage")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		w.t.Fatal(err)

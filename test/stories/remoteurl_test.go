@@ -335,7 +335,7 @@ func (w *world) remoteOutage(members remoteMembers, server *fileServer, artifact
 		w.t.Fatal(err)
 	}
 	server.CloseClientConnections()
-	w.wantFailure(members, "app", "URL "+server.URL+"/app.yaml", "connection refused")
+	w.wantFailure(members, "app", "URL "+server.URL+"/app.yaml")
 	if diff := cmp.Diff(before, w.remoteFingerprints(members)); diff != "" {
 		w.t.Errorf("deployed objects (-before +after):\n%s", diff)
 	}
