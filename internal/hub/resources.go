@@ -15,7 +15,7 @@ import (
 func newResources(mgr ctrl.Manager, live client.Client) (*resources.Watcher, error) {
 	kinds, err := cache.New(mgr.GetConfig(), cache.Options{
 		Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient(),
-		DefaultTransform: resources.StripObject, NewInformer: newInformer,
+		DefaultTransform: resources.StripObject, NewInformer: newInformer, ReaderFailOnMissingInformer: true,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("create the cache for objects of templates: %w", err)

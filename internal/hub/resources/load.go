@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	kubejson "k8s.io/apimachinery/pkg/util/json"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -24,6 +25,8 @@ import (
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/source"
 )
+
+var errNotInformed = errors.New("the informer does not have the object yet")
 
 var errTooManyKinds = fmt.Errorf("templates already refer to %d other kinds of objects", maxKinds)
 
@@ -44,24 +47,51 @@ type pin struct {
 }
 
 // Load returns the objects that a summary refers to, and watches them until Forget or the next call of Load for the
-// summary. Errors name the identifier. They wrap source.ErrNotFound for an object that does not exist and is not
-// optional, and are phase.Invalid if only the user can correct them.
+// summary. It must be called only in the reconcile of the summary. Errors name the identifier. They wrap
+// source.ErrNotFound for an object that does not exist and is not optional, and are phase.Invalid if only the user can
+// correct them.
 func (w *Watcher) Load(ctx context.Context, summary types.NamespacedName, refs []configv1beta1.TemplateResourceRef, subject source.Subject) (source.Resources, error) {
+	resolved, err := w.resolveAll(refs, subject)
+	if err != nil {
+		// The summary keeps its former references: a new name comes with a new spec or a change of the cluster.
+		return source.Resources{}, err
+	}
+	w.setReferences(summary, resolved) // before the objects are read, so that no change is missed
+	return collect(refs, resolved, subject, func(reference source.ResourceReference) (pin, error) { return w.read(ctx, reference) })
+}
+
+// Read returns the objects that Load returns for a summary with these references, and fails like Load. It watches
+// nothing: a caller that has an older spec or an older cluster than the last reconcile of the summary, or the spec of a
+// deleted one, would otherwise replace the references of that reconcile, and changes would not be reported.
+func (w *Watcher) Read(ctx context.Context, refs []configv1beta1.TemplateResourceRef, subject source.Subject) (source.Resources, error) {
+	resolved, err := w.resolveAll(refs, subject)
+	if err != nil {
+		return source.Resources{}, err
+	}
+	return collect(refs, resolved, subject, func(reference source.ResourceReference) (pin, error) { return w.readUnwatched(ctx, reference) })
+}
+
+func (w *Watcher) resolveAll(refs []configv1beta1.TemplateResourceRef, subject source.Subject) ([]source.ResourceReference, error) {
 	resolved := make([]source.ResourceReference, 0, len(refs))
 	for _, ref := range refs {
 		reference, err := w.resolve(ref, subject)
 		if err != nil {
-			// The summary keeps its former references: a new name comes with a new spec or a change of the cluster.
-			return source.Resources{}, fmt.Errorf("templateResourceRefs %s: %w", ref.Identifier, err)
+			return nil, fmt.Errorf("templateResourceRefs %s: %w", ref.Identifier, err)
 		}
 		resolved = append(resolved, reference)
 	}
-	w.setReferences(summary, resolved) // before the objects are read, so that no change is missed
+	return resolved, nil
+}
+
+// collect reads the objects of references. resolved has the resolved refs.
+func collect(
+	refs []configv1beta1.TemplateResourceRef, resolved []source.ResourceReference, subject source.Subject, read func(source.ResourceReference) (pin, error),
+) (source.Resources, error) {
 	loaded := source.Resources{Objects: map[string]json.RawMessage{}}
 	sum := sha256.New()
 	size := 0
 	for i, ref := range refs {
-		seen, err := w.read(ctx, resolved[i])
+		seen, err := read(resolved[i])
 		if errors.Is(err, source.ErrNotFound) && ref.Optional {
 			seen, err = pin{}, nil
 		}
@@ -175,8 +205,24 @@ func (w *Watcher) read(ctx context.Context, reference source.ResourceReference) 
 			return pin{}, err
 		}
 		w.store(found, latest)
+		w.objectQueue.AddAfter(key, minReadInterval) // refresh compares it with the informer
 	}
 	return w.addPin(found, reference)
+}
+
+// readUnwatched returns what a reference sees, or the object as it is if no summary has read the reference.
+func (w *Watcher) readUnwatched(ctx context.Context, reference source.ResourceReference) (pin, error) {
+	key := keyOf(reference)
+	w.mu.Lock()
+	found := w.objects[key]
+	w.mu.Unlock()
+	if found != nil {
+		if seen, isRead := w.pinOf(found, reference); isRead {
+			return seen, nil
+		}
+	}
+	latest, err := w.get(ctx, key, reference)
+	return pin{version: latest}, err
 }
 
 func (w *Watcher) pinOf(found *object, reference source.ResourceReference) (pin, bool) {
@@ -248,20 +294,53 @@ func (w *Watcher) get(ctx context.Context, key objectKey, reference source.Resou
 	return read, nil
 }
 
-// refresh reads an object again and enqueues the summaries for which something has changed that counts.
+// refresh reads an object again, unless the informer has the version that was read, and enqueues the summaries for
+// which something has changed that counts. It fails while the informer does not have an object that exists: if such an
+// object is deleted before the informer lists it, no event reports the deletion, and it would stay rendered.
 func (w *Watcher) refresh(ctx context.Context, key objectKey) error {
 	w.mu.Lock()
-	found := w.objects[key]
+	found, latest := w.objects[key], version{}
+	isRead := found != nil && found.isRead
+	if isRead {
+		latest = found.latest
+	}
 	w.mu.Unlock()
 	if found == nil {
 		return nil
+	}
+	informed, err := w.informedVersion(ctx, key)
+	if err != nil || isRead && informed == latest.resourceVersion {
+		return err
 	}
 	changed, err := w.readAgain(ctx, key, found)
 	if err != nil {
 		return err
 	}
 	w.enqueue(ctx, changed)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if found.latest.content != nil && informed == "" {
+		return errNotInformed
+	}
 	return nil
+}
+
+// informedVersion returns the version of an object that the informer of its kind has, "" if it has none.
+func (w *Watcher) informedVersion(ctx context.Context, key objectKey) (string, error) {
+	informers := w.kinds
+	if isContent(key.gvk) {
+		informers = w.content
+	}
+	object := metadataOf(key.gvk)
+	// Get waits for the first list until the context ends. The objects of a kind whose list takes long, or never ends,
+	// would occupy all workers.
+	withoutWait, cancel := context.WithCancel(ctx)
+	cancel()
+	err := informers.Get(withoutWait, client.ObjectKey{Namespace: key.namespace, Name: key.name}, object, client.UnsafeDisableDeepCopy)
+	if _, isMissing := errors.AsType[*cache.ErrResourceNotCached](err); isMissing || apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	return object.ResourceVersion, err
 }
 
 // readAgain reads an object and returns the summaries for which the change counts.

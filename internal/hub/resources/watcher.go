@@ -82,8 +82,9 @@ type Watcher struct {
 	watched    map[schema.GroupVersionKind]bool
 }
 
-// New returns a Watcher that reads objects by live. kinds must be a cache for this Watcher only, whose transform is
-// StripObject. The Watcher starts it. content is the hub's cache of the metadata of ConfigMaps and Secrets.
+// New returns a Watcher that reads objects by live. kinds must be a cache for this Watcher only, with the transform
+// StripObject and ReaderFailOnMissingInformer. The Watcher starts it. content is the hub's cache of the metadata of
+// ConfigMaps and Secrets.
 func New(live client.Client, kinds, content cache.Cache) *Watcher {
 	return &Watcher{
 		Changed: make(chan event.GenericEvent), live: live, kinds: kinds, content: content,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +14,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -36,6 +39,7 @@ type world struct {
 	*resources.Watcher
 	hub       client.Client
 	reads     atomic.Int32 // of the Watcher
+	listing   sync.RWMutex // the cache of kinds sends no request while it is locked
 	kinds     cache.Cache
 	namespace string
 }
@@ -51,7 +55,15 @@ func newWorld(t *testing.T) *world {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{}, 2)
 	content := newCache(t, plane.Config)
-	w.kinds = newCache(t, plane.Config)
+	gated := rest.CopyConfig(plane.Config)
+	gated.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			w.listing.RLock()
+			defer w.listing.RUnlock()
+			return next.RoundTrip(request)
+		})
+	})
+	w.kinds = newCache(t, gated)
 	live, err := client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		t.Fatal(err)
@@ -77,6 +89,11 @@ func newWorld(t *testing.T) *world {
 	})
 	return w
 }
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
 
 func newCache(t *testing.T, config *rest.Config) cache.Cache {
 	t.Helper()
@@ -135,6 +152,18 @@ func (w *world) boats() *apiextensionsv1.CustomResourceDefinition {
 			}},
 		},
 	}
+}
+
+func (w *world) install(definition *apiextensionsv1.CustomResourceDefinition) {
+	w.Helper()
+	if err := w.hub.Create(w.Context(), definition); err != nil {
+		w.Fatal(err)
+	}
+	w.Cleanup(func() {
+		if err := w.hub.Delete(context.WithoutCancel(w.Context()), definition); err != nil {
+			w.Error(err)
+		}
+	})
 }
 
 func (w *world) boat(name string) *unstructured.Unstructured {
@@ -265,14 +294,7 @@ func TestChangesThatCount(t *testing.T) {
 	if _, err := w.load("every", every); !errors.Is(err, source.ErrNotFound) || !strings.Contains(err.Error(), "the hub has no kind Boat in "+definition.Spec.Group+"/v1") {
 		t.Fatalf("before the kind is installed: got %v", err)
 	}
-	if err := w.hub.Create(t.Context(), definition); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := w.hub.Delete(context.WithoutCancel(t.Context()), definition); err != nil {
-			t.Error(err)
-		}
-	})
+	w.install(definition)
 	w.wantHealed("every", every, "does not exist")
 	anna := w.boat("anna")
 	w.create(anna)
@@ -406,5 +428,62 @@ func TestProfilesReadTheirNamespace(t *testing.T) {
 		if got := w.mustLoad("administrator", ref); got == "" {
 			t.Errorf("%s %s: a ClusterProfile cannot read it", ref.Resource.Kind, ref.Resource.Name)
 		}
+	}
+}
+
+// TestOtherReadersLeaveTheReferences reads the objects of a summary with an older spec, as the check for newer charts
+// can: changes of the objects that the reconcile has loaded are still reported, and nothing else is watched.
+func TestOtherReadersLeaveTheReferences(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	settings, former := configMap("settings", "one"), configMap("former", "one")
+	w.create(settings)
+	w.create(former)
+	w.mustLoad("reader", w.ref("ConfigMap", "settings"))
+	for name, ref := range map[string]configv1beta1.TemplateResourceRef{"of the summary": w.ref("ConfigMap", "settings"), "former": w.ref("ConfigMap", "former")} {
+		got, err := w.Read(t.Context(), []configv1beta1.TemplateResourceRef{ref}, w.subject())
+		if err != nil || !strings.Contains(string(got.Objects["x"]), `"value":"one"`) {
+			t.Errorf("the reference %s: got %s, %v", name, got.Objects["x"], err)
+		}
+	}
+	former.Data["value"] = "two"
+	w.update(former)
+	settings.Data["value"] = "two"
+	w.update(settings)
+	w.wantAllChanged("reader")
+	if got := w.mustLoad("reader", w.ref("ConfigMap", "settings")); !strings.Contains(got, `"value":"two"`) {
+		t.Errorf("after the change: got %s", got)
+	}
+}
+
+// TestObjectDeletedBeforeTheFirstList deletes an object after it was read, and before the informer of its kind lists
+// it: the informer never has it, and reports no deletion.
+func TestObjectDeletedBeforeTheFirstList(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	definition := w.boats()
+	w.install(definition)
+	anna := w.boat("anna")
+	for deadline := time.Now().Add(time.Minute); ; <-time.After(50 * time.Millisecond) { // until the kind is served
+		anna.SetNamespace(w.namespace)
+		err := w.hub.Create(t.Context(), anna)
+		if err == nil {
+			break
+		}
+		if !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) || time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+	w.listing.Lock()
+	if got := w.mustLoad("reader", w.ref("Boat", "anna")); !strings.Contains(got, `"crew":1`) {
+		t.Errorf("got %s", got)
+	}
+	if err := w.hub.Delete(t.Context(), anna); err != nil {
+		t.Fatal(err)
+	}
+	w.listing.Unlock()
+	w.wantChanged("reader")
+	if _, err := w.load("reader", w.ref("Boat", "anna")); !errors.Is(err, source.ErrNotFound) {
+		t.Errorf("after the deletion: got %v", err)
 	}
 }

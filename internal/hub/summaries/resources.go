@@ -13,18 +13,34 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// WithResources returns subject with the objects of the hub that the templates of a summary can read, and watches them.
-// watcher may be nil for a summary without templateResourceRefs.
+var errNoResources = errors.New("no reader for templateResourceRefs")
+
+// WithResources returns subject with the objects of the hub that the templates of a summary can read. It is for others
+// than the reconcile of the summary: it watches nothing. watcher may be nil for a summary without templateResourceRefs.
 func WithResources(ctx context.Context, watcher *resources.Watcher, summary *configv1beta1.ClusterSummary, subject source.Subject) (source.Subject, error) {
 	refs := summary.Spec.ClusterProfileSpec.TemplateResourceRefs
-	if watcher == nil && len(refs) > 0 {
-		return subject, errors.New("no reader for templateResourceRefs")
+	if len(refs) == 0 {
+		return subject, nil
 	}
 	if watcher == nil {
+		return subject, errNoResources
+	}
+	var err error
+	subject.Resources, err = watcher.Read(ctx, refs, subject)
+	return subject, withReason(status.ReasonSource, err)
+}
+
+// loadResources is WithResources for the reconcile of the summary: it also watches the objects.
+func (c *Controller) loadResources(ctx context.Context, summary *configv1beta1.ClusterSummary, subject source.Subject) (source.Subject, error) {
+	refs := summary.Spec.ClusterProfileSpec.TemplateResourceRefs
+	if c.Resources == nil && len(refs) > 0 {
+		return subject, errNoResources
+	}
+	if c.Resources == nil {
 		return subject, nil
 	}
 	var err error
-	subject.Resources, err = watcher.Load(ctx, client.ObjectKeyFromObject(summary), refs, subject)
+	subject.Resources, err = c.Resources.Load(ctx, client.ObjectKeyFromObject(summary), refs, subject)
 	return subject, withReason(status.ReasonSource, err)
 }
 

@@ -248,7 +248,7 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 		return err
 	}
 	request.EnsureFinalizer = func(ctx context.Context) error { return c.ensureFinalizer(ctx, s) }
-	if request.Subject, err = WithResources(ctx, c.Resources, s.summary, request.Subject); err != nil {
+	if request.Subject, err = c.loadResources(ctx, s.summary, request.Subject); err != nil {
 		return s.reportFailures(err)
 	}
 	references := append(c.Composer.References(request), generatedReferences(request)...)
