@@ -100,6 +100,8 @@ type builtKustomization struct {
 	documents *kube.Documents
 	// templates are the texts of the objects that can be templates, by their index in objects.
 	templates map[int]string
+	// err is the error of the build if it is the same each time. There are no objects then.
+	err error
 }
 
 // NewKustomizationRenderer returns a KustomizationRenderer with empty caches. Without a pool, no kustomization is
@@ -117,12 +119,21 @@ func (r *KustomizationRenderer) Render(k Kustomization, subject source.Subject) 
 	if k.Path, err = cleanDirectory(k.Path); err != nil {
 		return nil, nil, phase.Invalidf("%s: path: %w", k.Content.Reference, err)
 	}
-	inputs, err := json.Marshal([]any{k.Content.Reference, k.Content.Digest, k.Path, k.Components, k.Namespace})
+	inputs, err := json.Marshal([]any{k.Content.Reference, k.Content.Digest, k.Content.Sensitive, k.Path, k.Components, k.Namespace})
 	if err != nil {
 		return nil, nil, phase.Invalidf("%s: %w", k, err)
 	}
 	key := string(inputs)
-	built, err := r.built.GetOrCompute(key, func() (builtKustomization, int, error) { return r.build(k, key) })
+	built, err := r.built.GetOrCompute(key, func() (builtKustomization, int, error) {
+		built, size, err := r.build(k, key)
+		if _, isInvalid := errors.AsType[phase.Invalid](err); isInvalid {
+			return builtKustomization{err: err}, cache.MinSize + len(err.Error()), nil
+		}
+		return built, size, err
+	})
+	if err == nil {
+		err = built.err
+	}
 	if err == nil && len(k.Values) > 0 && len(built.templates) > 0 {
 		built, err = r.substituted.GetOrCompute(fmt.Sprintf("%s %x", key, hashValues(k.Values)), func() (builtKustomization, int, error) {
 			return built.substitute(k, subject)

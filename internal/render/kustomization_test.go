@@ -9,6 +9,8 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -208,6 +210,35 @@ func TestBuildsAreShared(t *testing.T) {
 	}
 }
 
+// TestFailedBuildsAreShared builds a kustomization with an error once for all clusters, and again with other content.
+func TestFailedBuildsAreShared(t *testing.T) {
+	t.Parallel()
+	renderer := render.NewKustomizationRenderer(pool)
+	s := subject()
+	s.Sandbox = pool
+	k := archived(t, files{"kustomization.yaml": "resources: [gone.yaml]\n"})
+	render := func(k render.Kustomization, want string) error {
+		t.Helper()
+		objects, _, err := renderer.Render(k, s)
+		if err == nil || !strings.Contains(err.Error(), want) || objects != nil {
+			t.Errorf("got %d objects, %v, want %s", len(objects), err, want)
+		}
+		return errors.Unwrap(err)
+	}
+	missing := `"gone.yaml" does not exist`
+	first := render(k, missing)
+	// The same digest stands for the same files: other files show whether it is built again.
+	k.Content.Files = archived(t, files{"kustomization.yaml": "resources: [other.yaml]\n"}).Content.Files
+	if again := render(k, missing); again != first {
+		t.Error("the failed build was repeated")
+	}
+	k.Content.Sensitive = true
+	render(k, "details are not shown")
+	k.Content.Digest = "other"
+	k.Content.Sensitive = false
+	render(k, `"other.yaml" does not exist`)
+}
+
 func wantInvalidKustomization(t *testing.T, err error, texts ...string) {
 	t.Helper()
 	if _, ok := errors.AsType[phase.Invalid](err); !ok {
@@ -237,6 +268,19 @@ func TestBrokenKustomizations(t *testing.T) {
 		}
 	})
 	url := server.URL + "/a.yaml"
+	started := filepath.Join(t.TempDir(), "started")
+	program := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\ntouch "+started+"\n"), 0o700); err != nil { //nolint:gosec // it is a program
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := os.Stat(started); err == nil {
+			t.Error("kustomize started a program")
+		}
+	})
+	pluginOf := func(function string) string {
+		return "apiVersion: v1\nkind: Fn\nmetadata: {name: t, annotations: {config.kubernetes.io/function: '" + function + "'}}\n"
+	}
 	ofRoot := func(text string) files { return files{"kustomization.yaml": text, "a.yaml": object("ConfigMap", "a")} }
 	for name, test := range map[string]struct {
 		path string
@@ -274,10 +318,22 @@ func TestBrokenKustomizations(t *testing.T) {
 		"a remote generator file": {"", ofRoot("configMapGenerator: [{name: a, files: ['k=" + url + "']}]"), []string{"configMapGenerator", url, "without a network"}},
 		"a remote file of a transformer": {"", with(ofRoot("resources: [a.yaml]\ntransformers: [t.yaml]"), files{"t.yaml": "apiVersion: builtin\nkind: PatchTransformer\nmetadata: {name: t}\npath: " + url + "\n"}),
 			[]string{"there is no network"}},
-		"a chart":      {"", ofRoot("helmCharts: [{name: a, repo: 'https://example.com'}]"), []string{"kustomization.yaml: helmCharts", "spec.helmCharts"}},
-		"a function":   {"", with(ofRoot("resources: [a.yaml]\ntransformers: [t.yaml]"), files{"t.yaml": "apiVersion: v1\nkind: Fn\nmetadata: {name: t, annotations: {config.kubernetes.io/function: '{container: {image: example.com/x}}'}}\n"}), []string{"plugin", "Fn"}},
-		"a program":    {"", with(ofRoot("generators: [t.yaml]"), files{"t.yaml": "apiVersion: v1\nkind: Fn\nmetadata: {name: t, annotations: {config.kubernetes.io/function: '{exec: {path: /bin/true}}'}}\n"}), []string{"plugin", "Fn"}},
-		"a long error": {"", ofRoot("resources: [a.yaml]\npatches: [{patch: '[" + strings.Repeat("long ", 10_000) + "'}]"), []string{"[long", " ..."}},
+		"a remote generator":            {"", ofRoot("generators: ['" + url + "']"), []string{"generators", url, "without a network"}},
+		"a remote transformer":          {"", ofRoot("resources: [a.yaml]\ntransformers: ['" + url + "']"), []string{"transformers", url, "without a network"}},
+		"a remote validator":            {"", ofRoot("resources: [a.yaml]\nvalidators: ['" + url + "']"), []string{"validators", url, "without a network"}},
+		"a transformer in a repository": {"", ofRoot("resources: [a.yaml]\ntransformers: ['github.com/owner/repo//t?ref=v1']"), []string{"transformers", "github.com/owner/repo//t?ref=v1", "without a network"}},
+		"a remote transformer in a directory": {"", with(ofRoot("resources: [a.yaml]\ntransformers: [t]"), files{"t/kustomization.yaml": "resources: ['" + url + "']\n"}),
+			[]string{"t/kustomization.yaml: resources", url, "without a network"}},
+		"a validator as a function":  {"", with(ofRoot("resources: [a.yaml]\nvalidators: [t.yaml]"), files{"t.yaml": pluginOf("{container: {image: example.com/x, network: true}}")}), []string{"plugin", "Fn"}},
+		"a validator as a program":   {"", with(ofRoot("resources: [a.yaml]\nvalidators: [t.yaml]"), files{"t.yaml": pluginOf("{exec: {path: " + program + "}}")}), []string{"plugin", "Fn"}},
+		"a generator as a function":  {"", with(ofRoot("generators: [t.yaml]"), files{"t.yaml": pluginOf("{container: {image: example.com/x, network: true}}")}), []string{"plugin", "Fn"}},
+		"a transformer as a program": {"", with(ofRoot("resources: [a.yaml]\ntransformers: [t.yaml]"), files{"t.yaml": pluginOf("{exec: {path: " + program + "}}")}), []string{"plugin", "Fn"}},
+		"a program in Starlark":      {"", with(ofRoot("resources: [a.yaml]\ntransformers: [t.yaml]"), files{"t.yaml": pluginOf("{starlark: {url: " + url + "}}")}), []string{"plugin", "Fn"}},
+		"an inline program":          {"", ofRoot("generators:\n- |-\n  " + strings.ReplaceAll(strings.TrimSpace(pluginOf("{exec: {path: "+program+"}}")), "\n", "\n  ")), []string{"plugin", "Fn"}},
+		"a chart":                    {"", ofRoot("helmCharts: [{name: a, repo: 'https://example.com'}]"), []string{"kustomization.yaml: helmCharts", "spec.helmCharts"}},
+		"a function":                 {"", with(ofRoot("resources: [a.yaml]\ntransformers: [t.yaml]"), files{"t.yaml": pluginOf("{container: {image: example.com/x}}")}), []string{"plugin", "Fn"}},
+		"a program":                  {"", with(ofRoot("generators: [t.yaml]"), files{"t.yaml": pluginOf("{exec: {path: " + program + "}}")}), []string{"plugin", "Fn"}},
+		"a long error":               {"", ofRoot("resources: [a.yaml]\npatches: [{patch: '[" + strings.Repeat("long ", 10_000) + "'}]"), []string{"[long", " ..."}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

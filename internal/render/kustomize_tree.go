@@ -125,7 +125,14 @@ func (t *sourceTree) checkEntries(directory string, k types.Kustomization) error
 	}
 	others := otherEntries(k)
 	for _, field := range slices.Sorted(maps.Keys(others)) {
-		if i := slices.IndexFunc(others[field], isURL); i >= 0 {
+		isRemote := isURL
+		if slices.Contains([]string{"generators", "transformers", "validators"}, field) {
+			// These can be repositories, too. An entry with a colon and a space is YAML.
+			isRemote = func(entry string) bool {
+				return isURL(entry) || !t.Exists(path.Join(directory, entry)) && !strings.Contains(entry, ": ") && isRepository(entry)
+			}
+		}
+		if i := slices.IndexFunc(others[field], isRemote); i >= 0 {
 			return remoteError(field, others[field][i])
 		}
 	}
