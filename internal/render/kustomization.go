@@ -44,13 +44,17 @@ type Kustomization struct {
 	Namespace string
 	// Values are the data of the built objects, which are templates. The objects are no templates if it is empty.
 	Values map[string]string
+	// HasPrivateValues is true if values can have text of a Secret.
+	HasPrivateValues bool
 }
 
 // NewKustomization expands the templates in the fields and in the values of ref. from has the contents of valuesFrom,
 // which replace values, and later ones earlier ones. Errors are phase.Invalid and name the content and
 // the field.
 func NewKustomization(content source.Content, ref configv1beta1.KustomizationRef, from []source.Content, subject source.Subject) (Kustomization, error) {
-	k := Kustomization{Content: content, Namespace: ref.TargetNamespace, Values: make(map[string]string, len(ref.Values))}
+	k := Kustomization{
+		Content: content, Namespace: ref.TargetNamespace, Values: make(map[string]string, len(ref.Values)), HasPrivateValues: subject.Resources.HasSecret,
+	}
 	var err error
 	if k.Path, err = subject.Expand(fmt.Sprintf("%s, path", content.Reference), ref.Path); err != nil {
 		return Kustomization{}, err
@@ -72,6 +76,7 @@ func NewKustomization(content source.Content, ref configv1beta1.KustomizationRef
 		if err != nil {
 			return Kustomization{}, err
 		}
+		k.HasPrivateValues = k.HasPrivateValues || values.Sensitive
 		for i, text := range texts {
 			k.Values[values.Files[i].Name] = string(text)
 		}
@@ -224,6 +229,9 @@ func (b builtKustomization) substitute(k Kustomization, subject source.Subject) 
 		texts = append(texts, source.Text{Description: kube.RefOf(b.objects[i]).String(), Text: b.templates[i]})
 	}
 	expanded, err := subject.Substitute(texts, k.Values)
+	if err != nil && k.Content.Sensitive {
+		err = source.HideDetails("the built objects, which are templates with values", err)
+	}
 	if err != nil {
 		return builtKustomization{}, 0, err
 	}
@@ -235,7 +243,12 @@ func (b builtKustomization) substitute(k Kustomization, subject source.Subject) 
 			err = fmt.Errorf("it became %d objects", len(decoded))
 		}
 		if err != nil {
-			return builtKustomization{}, 0, phase.Invalidf("%s with its values: %w", texts[n].Description, err)
+			origin := texts[n].Description + " with its values"
+			err = phase.Invalidf("%s: %w", origin, err)
+			if k.HasPrivateValues || k.Content.Sensitive {
+				err = source.HideDetails(origin, err)
+			}
+			return builtKustomization{}, 0, err
 		}
 		substituted.objects[i] = decoded[0]
 		size += len(expanded[n])

@@ -76,7 +76,7 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 			return nil, nil, expandErr
 		}
 		rendered, err = r.expanded.GetOrCompute(fmt.Sprintf("%s %x", content.Reference, hashTexts(texts)), func() (renderedManifests, int, error) {
-			return newRenderedManifests(content, texts)
+			return newRenderedManifests(content.WithResultsOf(subject), texts)
 		})
 	}
 	return rendered.objects, rendered.documents, err
@@ -100,7 +100,7 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 		if err != nil {
 			return renderedManifests{}, 0, err
 		}
-		return newRenderedManifests(content, texts)
+		return newRenderedManifests(content.WithResultsOf(subject), texts)
 	})
 }
 
@@ -136,7 +136,7 @@ func Manifests(content source.Content, subject source.Subject) ([]*unstructured.
 	if err != nil {
 		return nil, err
 	}
-	return decodeTexts(content, texts)
+	return decodeTexts(content.WithResultsOf(subject), texts)
 }
 
 // decodeTexts returns the objects in the texts of the files of content.
@@ -145,7 +145,12 @@ func decodeTexts(content source.Content, texts [][]byte) ([]*unstructured.Unstru
 	for i, text := range texts {
 		found, err := kube.DecodeManifest(text)
 		if err != nil {
-			return nil, phase.Invalidf("%s, key %s, %w", content.Reference, content.Files[i].Name, err)
+			origin := originOf(content, content.Files[i])
+			err = phase.Invalidf("%s, %w", origin, err)
+			if content.Sensitive {
+				err = source.HideDetails(origin, err)
+			}
+			return nil, err
 		}
 		all = append(all, found...)
 	}
@@ -165,14 +170,23 @@ func expandFiles(content source.Content, subject source.Subject) (texts [][]byte
 			texts = append(texts, file.Data)
 			continue
 		}
-		expanded, err := expand(fmt.Sprintf("%s, key %s", content.Reference, file.Name), string(file.Data))
+		origin := originOf(content, file)
+		expanded, err := expand(origin, string(file.Data))
 		dependsOn = max(dependsOn, dependencyOf(expanded))
+		if err != nil && content.Sensitive {
+			err = source.HideDetails(origin, err)
+		}
 		if err != nil {
 			return nil, dependsOn, err
 		}
 		texts = append(texts, []byte(expanded.Text))
 	}
 	return texts, dependsOn, nil
+}
+
+// originOf returns a file of content for messages.
+func originOf(content source.Content, file source.File) string {
+	return fmt.Sprintf("%s, key %s", content.Reference, file.Name)
 }
 
 // HasSecret returns whether any of the objects is a Secret, so that all of them must be delivered in Secrets.

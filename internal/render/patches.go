@@ -22,6 +22,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/sandbox"
+	"github.com/towline/towline/internal/source"
 )
 
 // patchFunction is the name of the function in the sandbox that applies patches. patchLimit is its time limit for all
@@ -39,6 +40,18 @@ type Patch struct {
 	// Text is a list of JSON 6902 operations, or a strategic merge patch.
 	Text   string                    `json:"text"`
 	Target *libv1beta1.PatchSelector `json:"target,omitempty"`
+	// IsPrivate is true if the text can have text of a Secret.
+	IsPrivate bool `json:"-"`
+}
+
+// withoutPrivateText returns an error about patches, without details if it is about a private one.
+func withoutPrivateText(patches []Patch, err error) error {
+	for _, patch := range patches {
+		if patch.IsPrivate && strings.HasPrefix(err.Error(), patch.Origin+": ") {
+			return source.HideDetails(patch.Origin, err)
+		}
+	}
+	return err
 }
 
 // DecodePatches returns the patches in a key of a ConfigMap or Secret: one patch with the fields of an item of
@@ -103,7 +116,7 @@ func (c *Changer) patch(key string, docs [][]byte, patches []Patch, unpatched []
 		return nil, fmt.Errorf("apply patches: %w", limit)
 	}
 	if err != nil {
-		return nil, err
+		return nil, withoutPrivateText(patches, err)
 	}
 	objects := make(map[int]*unstructured.Unstructured, len(changed))
 	for i, raw := range changed {

@@ -2,7 +2,6 @@ package render
 
 import (
 	"bytes"
-	"fmt"
 
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 
@@ -20,7 +19,11 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 	}
 	merged, err := loader.LoadValues(bytes.NewReader([]byte(text)))
 	if err != nil {
-		return nil, phase.Invalidf("parse values: %w", err)
+		err = phase.Invalidf("parse values: %w", err)
+		if subject.Resources.HasSecret {
+			err = source.HideDetails("parse values", err)
+		}
+		return nil, err
 	}
 	for _, content := range plainFirst(from) {
 		texts, _, err := expandFiles(content, subject)
@@ -30,7 +33,12 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 		for i, raw := range texts {
 			values, err := loader.LoadValues(bytes.NewReader(raw))
 			if err != nil {
-				return nil, phase.Invalid{Err: fmt.Errorf("parse values in %s, key %s: %w", content.Reference, content.Files[i].Name, err)}
+				origin := "parse values in " + originOf(content, content.Files[i])
+				err = phase.Invalidf("%s: %w", origin, err)
+				if content.WithResultsOf(subject).Sensitive {
+					err = source.HideDetails(origin, err)
+				}
+				return nil, err
 			}
 			merged = loader.MergeMaps(merged, values)
 		}

@@ -57,7 +57,8 @@ func (c *Composer) loadChanges(ctx context.Context, r ComposeRequest) (render.Ch
 		if err != nil {
 			return render.Changes{}, withReason(status.ReasonRender, err)
 		}
-		changes.Patches = append(changes.Patches, render.Patch{Origin: origin, Text: text, Target: patch.Target})
+		isPrivate := r.Subject.Resources.HasSecret && text != patch.Patch
+		changes.Patches = append(changes.Patches, render.Patch{Origin: origin, Text: text, Target: patch.Target, IsPrivate: isPrivate})
 	}
 	var expanded, plain []render.Patch
 	for _, ref := range spec.PatchesFrom {
@@ -85,18 +86,26 @@ func decodePatches(content source.Content, subject source.Subject) ([]render.Pat
 	var all []render.Patch
 	for _, file := range content.Files {
 		origin := fmt.Sprintf("patchesFrom %s, key %s", content.Reference, file.Name)
-		text := string(file.Data)
+		text, err := string(file.Data), error(nil)
 		if content.Template {
-			var err error
-			if text, err = subject.Expand(origin, text); err != nil {
-				return nil, err
-			}
+			text, err = subject.Expand(origin, text)
 		}
-		patches, err := render.DecodePatches(origin, text)
+		isPrivate := content.Sensitive
+		var patches []render.Patch
+		if err == nil {
+			isPrivate = content.WithResultsOf(subject).Sensitive
+			patches, err = render.DecodePatches(origin, text)
+		}
+		if err != nil && isPrivate {
+			err = source.HideDetails(origin, err)
+		}
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, patches...)
+		for _, patch := range patches {
+			patch.IsPrivate = isPrivate
+			all = append(all, patch)
+		}
 	}
 	return all, nil
 }
