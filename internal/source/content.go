@@ -64,6 +64,9 @@ type Content struct {
 	Files []File
 	// Digest is "sha256:" and the hex digest of the files' names and bytes.
 	Digest string
+	// Version identifies the content of a URL, or the artifact of a Flux source, with everything that changes how it is
+	// delivered. It is "" for an object, and for an optional reference to nothing.
+	Version string
 	// Sensitive is true if the content is from a Secret, or was fetched with credentials.
 	Sensitive bool
 	// Template is true if the files are Go templates, and Lua if they are scripts in Lua, see Subject.

@@ -41,6 +41,9 @@ type Artifact struct {
 	IsTemplate, IsLua bool
 }
 
+// Version is Content.Version of content from a.
+func (a Artifact) Version() string { return fmt.Sprint(a) }
+
 // ArtifactOf returns the artifact of a source, the zero Artifact if it has none. Nothing else of the object has an
 // effect on the content: a source that is suspended or not ready keeps its last artifact.
 func ArtifactOf(object *unstructured.Unstructured) Artifact {
@@ -122,7 +125,7 @@ func (a *Artifacts) manifests(ctx context.Context, ref Reference, isOptional boo
 		content := newContent(ref, manifests)
 		return content, int(sizeOf(&content)), nil
 	})
-	content.Template, content.Lua = artifact.IsTemplate, artifact.IsLua
+	content.Template, content.Lua, content.Version = artifact.IsTemplate, artifact.IsLua, artifact.Version()
 	return content, err
 }
 
@@ -154,7 +157,7 @@ func (a *Artifacts) tree(ctx context.Context, ref Reference, artifact Artifact) 
 	if err != nil {
 		return Content{}, fmt.Errorf("%s: artifact %s: %w", ref, redacted(artifact.URL), err)
 	}
-	content.Reference, content.Template, content.Lua = ref, artifact.IsTemplate, artifact.IsLua
+	content.Reference, content.Template, content.Lua, content.Version = ref, artifact.IsTemplate, artifact.IsLua, artifact.Version()
 	return content, nil
 }
 

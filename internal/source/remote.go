@@ -199,7 +199,9 @@ func (f *RemoteFetcher) Read(ctx context.Context, reference Reference) (Content,
 	if err := used.visibleError(); err != nil {
 		return Content{}, fmt.Errorf("%s: %w", reference, err)
 	}
-	return *used.content, nil
+	content := *used.content
+	content.Version = fmt.Sprintf("%s %t", content.Digest, content.Sensitive)
+	return content, nil
 }
 
 // visibleError returns the error that readers get. The caller must hold the mutex of the RemoteFetcher.

@@ -91,6 +91,9 @@ type Composition struct {
 	Releases []configv1beta1.HelmChartSummary
 	// UnansweredLookups are the releases whose charts look up objects of a pull member that the hub cannot read.
 	UnansweredLookups []match.Release
+
+	// contents are the URLs and the Flux sources that the bundle was built from.
+	contents []inputObject
 }
 
 // composedItems are the bundle items of one feature or one release, with the entries for the status.
@@ -100,6 +103,8 @@ type composedItems struct {
 	unansweredLookups []match.Release
 	// unpatchedHooks are the releases to whose hooks no patches are applied.
 	unpatchedHooks []match.Release
+	// contents is Composition.contents.
+	contents []inputObject
 }
 
 // ComposeError is the error of a bundle that could not be built. Reason is the reason of its event, in CamelCase.
@@ -194,7 +199,7 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	}
 	hideSecrets(composed.items, r.Subject)
 	spec := r.Summary.Spec.ClusterProfileSpec
-	composition := Composition{Feature: feature, Releases: composed.releases, UnansweredLookups: composed.unansweredLookups, Bundle: bundle.Bundle{
+	composition := Composition{Feature: feature, Releases: composed.releases, UnansweredLookups: composed.unansweredLookups, contents: composed.contents, Bundle: bundle.Bundle{
 		ID:    bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: r.Summary.Name, Feature: string(feature)},
 		Owner: r.Owner,
 		Items: composed.items,
@@ -231,12 +236,14 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 	refs := slices.Clone(r.Summary.Spec.ClusterProfileSpec.PolicyRefs)
 	slices.SortStableFunc(refs, func(a, b libv1beta1.PolicyRef) int { return cmp.Compare(tier(a.Tier), tier(b.Tier)) })
 	var items []bundle.Item
+	var contents []inputObject
 	tiers := map[kube.Ref]int32{}
 	for _, ref := range refs {
 		content, err := c.Contents.Manifests(ctx, ref, r.Subject)
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonSource, err)
 		}
+		contents = append(contents, inputObject{Reference: content.Reference, Version: content.Version})
 		objects, documents, err := c.Manifests.Render(content, r.Subject)
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonRender, err)
@@ -257,7 +264,7 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 			Subresources:          content.Subresources,
 		})
 	}
-	return composedItems{items: items}, nil
+	return composedItems{items: items, contents: contents}, nil
 }
 
 // withoutOverridden omits the objects that a reference with a lower tier also contains, and adds the others to tiers.

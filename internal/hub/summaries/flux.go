@@ -2,7 +2,6 @@ package summaries
 
 import (
 	"context"
-	"fmt"
 
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -35,7 +34,7 @@ func (c *Controller) fluxInput(ctx context.Context, reference source.Reference) 
 	if artifact.URL == "" {
 		return inputObject{}, false
 	}
-	return inputObject{Reference: reference, UID: object.GetUID(), Version: fmt.Sprint(artifact)}, artifact.IsTemplate || artifact.IsLua
+	return inputObject{Reference: reference, UID: object.GetUID(), Version: artifact.Version()}, artifact.IsTemplate || artifact.IsLua
 }
 
 // fetchFluxChart returns the chart in a directory of a Flux source.

@@ -39,11 +39,11 @@ func (f *fluxCase) inputs(t *testing.T) string {
 	summary.Spec.ClusterProfileSpec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceGitRepository, Namespace: "flux", Name: "app", Path: f.path}}
 	s := &state{summary: summary, cluster: f.cluster, member: fleet.FromSveltosCluster(f.cluster)}
 	s.member.Mode = fleet.Pull
-	digest, err := c.inputsOf(t.Context(), s, ComposeRequest{Summary: summary, Subject: subjectOf(f.cluster, nil)}, libv1beta1.FeatureResources)
+	inputs, err := c.inputsOf(t.Context(), s, ComposeRequest{Summary: summary, Subject: subjectOf(f.cluster, nil)}, libv1beta1.FeatureResources)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return digest
+	return inputs.digest
 }
 
 func TestArtifactIsAnInputOfTheBundle(t *testing.T) {

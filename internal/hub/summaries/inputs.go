@@ -63,44 +63,67 @@ type inputObject struct {
 	Version   string
 }
 
-// inputsOf returns the digest of the inputs of a feature's bundle, "" if it has none. It reads the cache before the
+// deliveredInputs are the inputs of a bundle.
+type deliveredInputs struct {
+	digest  string
+	objects []inputObject
+}
+
+// digestFor returns the digest, "" if the bundle was built from other content: a URL or a Flux source has changed since
+// the inputs were read. Unlike an object, it can have the former content again later, and the delivered bundle would
+// then seem to be built from it.
+func (i deliveredInputs) digestFor(contents []inputObject) string {
+	for _, built := range contents {
+		if built.Reference.Kind != source.KindURL && !built.Reference.IsFlux() {
+			continue
+		}
+		if !slices.ContainsFunc(i.objects, func(input inputObject) bool {
+			return input.Reference == built.Reference && input.Version == built.Version
+		}) {
+			return ""
+		}
+	}
+	return i.digest
+}
+
+// inputsOf returns the inputs of a feature's bundle, without a digest if it has none. It reads the cache before the
 // bundle is built: if the cache is behind, the digest is of inputs that never come back, and the event of the change
 // reconciles the summary again. An object that does not exist can come back as such, so there is no digest with one.
-func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, feature libv1beta1.FeatureID) (string, error) {
+func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, feature libv1beta1.FeatureID) (deliveredInputs, error) {
 	referencesOf := map[libv1beta1.FeatureID]func(ComposeRequest) ([]source.Reference, error){
 		libv1beta1.FeatureResources: manifestReferences,
 		libv1beta1.FeatureKustomize: kustomizationReferences,
 	}[feature]
 	if referencesOf == nil || s.member.Mode != fleet.Pull || c.Composer.CodeVersion == "" {
-		return "", nil
+		return deliveredInputs{}, nil
 	}
 	references, err := referencesOf(r)
 	if err != nil {
-		return "", nil //nolint:nilerr // Compose returns the error
+		return deliveredInputs{}, nil //nolint:nilerr // Compose returns the error
 	}
 	inputs := bundleInputs{Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.Subject.Resources.Digest}
 	isTemplate := hasPatchTemplate(s.spec()) || hasReferenceTemplate(s.spec(), feature)
 	for _, reference := range references {
 		input, isMarked, err := c.inputOf(ctx, reference)
 		if err != nil {
-			return "", err
+			return deliveredInputs{}, err
 		}
 		if input.Version == "" {
-			return "", nil
+			return deliveredInputs{}, nil
 		}
 		inputs.Objects, isTemplate = append(inputs.Objects, input), isTemplate || isMarked
 	}
 	if isTemplate {
 		if inputs.Cluster, err = json.Marshal(fleet.WithoutVolatileFields(s.cluster)); err != nil {
-			return "", fmt.Errorf("encode cluster %s: %w", s.member.Key(), err)
+			return deliveredInputs{}, fmt.Errorf("encode cluster %s: %w", s.member.Key(), err)
 		}
 	}
 	raw, err := json.Marshal(inputs)
 	if err != nil {
-		return "", fmt.Errorf("encode the inputs of %s: %w", s.bundleID(feature), err)
+		return deliveredInputs{}, fmt.Errorf("encode the inputs of %s: %w", s.bundleID(feature), err)
 	}
 	sum := sha256.Sum256(raw)
-	return base64.RawStdEncoding.EncodeToString(sum[:]), nil
+	return deliveredInputs{digest: base64.RawStdEncoding.EncodeToString(sum[:]), objects: inputs.Objects}, nil
 }
 
 // hasReferenceTemplate returns whether the references of a feature have templates in other fields than the namespace

@@ -2,7 +2,6 @@ package summaries
 
 import (
 	"context"
-	"fmt"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -93,5 +92,5 @@ func (c *Composer) urlInput(ctx context.Context, reference source.Reference) inp
 	if err != nil {
 		return inputObject{}
 	}
-	return inputObject{Reference: reference, Version: fmt.Sprintf("%s %t", content.Digest, content.Sensitive)}
+	return inputObject{Reference: reference, Version: content.Version}
 }

@@ -106,3 +106,55 @@ func TestReferencesHaveLoginsOfURLs(t *testing.T) {
 		t.Errorf("got uses %v", uses)
 	}
 }
+
+// TestURLThatChangesWhileABundleIsBuilt has content that is replaced between the inputs of a bundle and the bundle. If
+// the URL has its former content later, the bundle must be built again.
+func TestURLThatChangesWhileABundleIsBuilt(t *testing.T) {
+	t.Parallel()
+	first := inputObject{Reference: source.Reference{Kind: source.KindURL, URL: "https://host/a.yaml"}, Version: "sha256:1 false"}
+	changed := first
+	changed.Version = "sha256:2 false"
+	object := inputObject{Reference: source.Reference{Kind: "ConfigMap", Namespace: "fleet", Name: "a"}, UID: "a", Version: "1"}
+	inputs := deliveredInputs{digest: "digest", objects: []inputObject{first, object}}
+	object.UID, object.Version = "", ""
+	for name, test := range map[string]struct {
+		contents []inputObject
+		want     string
+	}{
+		"the same":                {[]inputObject{first, object}, "digest"},
+		"other content":           {[]inputObject{object, changed}, ""},
+		"first other content":     {[]inputObject{changed, first}, ""},
+		"content that disappears": {[]inputObject{{Reference: first.Reference}}, ""},
+	} {
+		if got := inputs.digestFor(test.contents); got != test.want {
+			t.Errorf("%s: got %q, want %q", name, got, test.want)
+		}
+	}
+
+	// The composition has the version that was read.
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(content("remote", "1").Data["objects.yaml"]))
+	}))
+	t.Cleanup(server.Close)
+	r := newRestarts(t)
+	r.remote = source.NewRemoteFetcher(r, clock.RealClock{})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- r.remote.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		r.must(<-done)
+	})
+	summary := r.summary()
+	remote := libv1beta1.RemoteSource{URL: server.URL}
+	summary.Spec.ClusterProfileSpec.PolicyRefs = []libv1beta1.PolicyRef{{RemoteURL: &libv1beta1.RemoteURL{RemoteSource: remote}}}
+	request := ComposeRequest{Summary: summary, Subject: source.Subject{Namespace: "fleet", Name: "one"}}
+	composer := newTestComposer(r)
+	r.must(r.remote.Use(t.Context(), "web-one", composer.RemoteUses(request)))
+	awaitURL(t, r, server.URL)
+	composition, err := composer.Compose(t.Context(), request, libv1beta1.FeatureResources)
+	reference := source.Reference{Kind: source.KindURL, URL: server.URL}
+	if want := composer.urlInput(t.Context(), reference); err != nil || want.Version == "" || len(composition.contents) != 1 || composition.contents[0] != want {
+		t.Errorf("got %+v, %v, want %+v", composition.contents, err, want)
+	}
+}

@@ -264,11 +264,11 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 		if err != nil {
 			return err
 		}
-		if c.reuseDelivered(ctx, s, feature, inputs) {
+		if c.reuseDelivered(ctx, s, feature, inputs.digest) {
 			continue
 		}
 		composition, err := c.composeFeature(ctx, s, request, feature)
-		composition.Bundle.Inputs = inputs
+		composition.Bundle.Inputs = inputs.digestFor(composition.contents)
 		if apierrors.IsConflict(err) {
 			return err // the summary or its generated values have changed: the reconcile is repeated
 		}
