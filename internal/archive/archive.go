@@ -23,6 +23,9 @@ type Limits struct {
 	// Files is the maximal number of files, and Size the maximal sum of their sizes in bytes.
 	Files int
 	Size  int64
+	// Reserve is called with the number of bytes that were unpacked, while they are unpacked. Its error ends Read. It may
+	// be nil.
+	Reserve func(n int64) error
 }
 
 // DefaultLimits are Helm's limit for the size of an unpacked chart, and more files than any known repository of
@@ -144,7 +147,7 @@ func (s *fileSet) add(name string, content io.Reader) error {
 	if _, isKnown := s.byPath[clean]; !isKnown && len(s.byPath) >= s.limits.Files {
 		return fmt.Errorf("it has more than %d files", s.limits.Files)
 	}
-	raw, err := io.ReadAll(io.LimitReader(content, s.limits.Size-s.size+1))
+	raw, err := io.ReadAll(&reservingReader{reader: io.LimitReader(content, s.limits.Size-s.size+1), reserve: s.limits.Reserve})
 	if err != nil {
 		return fmt.Errorf("%q: %w", name, err)
 	}
@@ -167,6 +170,23 @@ func CleanPath(name string) (string, error) {
 		return "", fmt.Errorf("%q is not a path below the root", name)
 	}
 	return clean, nil
+}
+
+// reservingReader reserves the bytes that are read. reserve may be nil.
+type reservingReader struct {
+	reader  io.Reader
+	reserve func(n int64) error
+}
+
+// Read implements io.Reader.
+func (r *reservingReader) Read(buffer []byte) (int, error) {
+	n, err := r.reader.Read(buffer)
+	if r.reserve != nil {
+		if reserveErr := r.reserve(int64(n)); reserveErr != nil {
+			return 0, reserveErr
+		}
+	}
+	return n, err
 }
 
 // boundedReader returns an error when more than rest bytes are read.

@@ -270,7 +270,11 @@ func (f *RemoteFetcher) fetchAndReport(ctx context.Context, s *remoteSource) {
 	if err == nil {
 		fetched, err = f.fetch(ctx, s.reference, login, known)
 	}
-	if ctx.Err() != nil || !f.store(s, login, fetched, err) {
+	if ctx.Err() != nil {
+		f.limits.free(sizeOf(fetched.content))
+		return
+	}
+	if !f.store(s, login, fetched, err) {
 		return
 	}
 	select {
@@ -284,12 +288,13 @@ func (f *RemoteFetcher) store(s *remoteSource, login remoteLogin, fetched remote
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.byReference[s.reference] != s {
+		f.limits.free(sizeOf(fetched.content))
 		return false // the last user was removed meanwhile
 	}
 	before, hadLogin, hadDigest := s.visibleError(), s.login, digestIn(s.content)
 	s.login = login.digest()
-	if err == nil && !fetched.isUnchanged {
-		err = f.keep(s, login, fetched)
+	if fetched.content != nil {
+		f.keep(s, fetched.content)
 	}
 	if err != nil {
 		s.failures++
@@ -303,19 +308,14 @@ func (f *RemoteFetcher) store(s *remoteSource, login remoteLogin, fetched remote
 		s.content == nil && s.failures == toleratedFailures+1
 }
 
-// keep replaces the content of a source, if there is room for it. The caller must hold mu.
-func (f *RemoteFetcher) keep(s *remoteSource, login remoteLogin, fetched remoteFetch) error {
-	content := newContent(s.reference, fetched.files)
+// keep replaces the content of a source, unless the new one is the same. The caller must hold mu.
+func (f *RemoteFetcher) keep(s *remoteSource, content *Content) {
 	if content.Digest == digestIn(s.content) {
-		return nil
-	}
-	content.Sensitive = login.hasCredentials()
-	if err := f.limits.reserve(sizeOf(&content)); err != nil {
-		return err
+		f.limits.free(sizeOf(content))
+		return
 	}
 	f.limits.free(sizeOf(s.content))
-	s.content = &content
-	return nil
+	s.content = content
 }
 
 func digestIn(content *Content) string {

@@ -64,7 +64,7 @@ func (r *remoteRequest) fetchCommit(ctx context.Context, parsed *url.URL) (remot
 	}
 	r.limits.unpacking <- struct{}{}
 	defer func() { <-r.limits.unpacking }()
-	fetched.files, err = filesInPack(pack, hash, address.directory)
+	fetched.files, err = filesInPack(pack, hash, address.directory, r.download.addUnpacked)
 	return fetched, err
 }
 

@@ -23,10 +23,14 @@ const maxGitDepth = 100
 var errGitPack = errors.New("the Git server returned an invalid pack")
 
 // filesInPack returns the files of a commit below a directory, without symbolic links and submodules. hash is the
-// commit or a tag of it.
-func filesInPack(pack []byte, hash plumbing.Hash, directory string) (map[string][]byte, error) {
+// commit or a tag of it. reserve is called with the size of the unpacked objects before they are unpacked.
+func filesInPack(pack []byte, hash plumbing.Hash, directory string, reserve func(int64) error) (map[string][]byte, error) {
 	limits := archive.DefaultLimits()
-	if err := checkPack(pack, limits); err != nil {
+	size, err := checkPack(pack, limits)
+	if err == nil {
+		err = reserve(size)
+	}
+	if err != nil {
 		return nil, err
 	}
 	objects := memory.NewStorage()
@@ -50,50 +54,51 @@ func filesInPack(pack []byte, hash plumbing.Hash, directory string) (map[string]
 	if err != nil {
 		return nil, errGitPack
 	}
-	walk := &gitWalk{objects: objects, limits: limits, files: map[string][]byte{}}
+	walk := &gitWalk{objects: objects, limits: limits, blobs: map[plumbing.Hash][]byte{}, files: map[string][]byte{}}
 	if err := walk.add(root, "", 0); err != nil {
 		return nil, err
 	}
 	return walk.files, nil
 }
 
-// checkPack returns an error if the objects in a pack have more bytes than the limit when they are unpacked.
-func checkPack(pack []byte, limits archive.Limits) error {
+// checkPack returns the size of the objects in a pack when they are unpacked, and an error if they have more bytes than
+// the limit.
+func checkPack(pack []byte, limits archive.Limits) (int64, error) {
 	scanner := packfile.NewScanner(bytes.NewReader(pack))
 	_, count, err := scanner.Header()
 	if err != nil {
-		return errGitPack
+		return 0, errGitPack
 	}
 	// There are more objects than files: trees and commits.
 	if int64(count) > int64(limits.Files)*4 {
-		return fmt.Errorf("the Git repository has more than %d objects", limits.Files*4)
+		return 0, fmt.Errorf("the Git repository has more than %d objects", limits.Files*4)
 	}
 	var total int64
 	for range count {
 		header, err := scanner.NextObjectHeader()
 		if err != nil {
-			return errGitPack
+			return 0, errGitPack
 		}
 		// The scanner returns an error if the object is larger than its header says.
 		if total += header.Length; header.Length < 0 || total > limits.Size {
-			return gitSizeError(limits)
+			return 0, gitSizeError(limits)
 		}
 		start := &prefixWriter{}
 		if _, _, err := scanner.NextObject(start); err != nil {
-			return errGitPack
+			return 0, errGitPack
 		}
 		if !header.Type.IsDelta() {
 			continue
 		}
 		size, ok := deltaTarget(start.prefix)
 		if !ok {
-			return errGitPack
+			return 0, errGitPack
 		}
 		if total += size; size > limits.Size || total > limits.Size {
-			return gitSizeError(limits)
+			return 0, gitSizeError(limits)
 		}
 	}
-	return nil
+	return total, nil
 }
 
 func gitSizeError(limits archive.Limits) error {
@@ -152,7 +157,9 @@ type gitWalk struct {
 	limits  archive.Limits
 	entries int
 	size    int64
-	files   map[string][]byte
+	// blobs has the content of files. It replaces the object, so that a file is in memory once.
+	blobs map[plumbing.Hash][]byte
+	files map[string][]byte
 }
 
 func (w *gitWalk) add(tree *object.Tree, directory string, depth int) error {
@@ -187,20 +194,36 @@ func (w *gitWalk) add(tree *object.Tree, directory string, depth int) error {
 }
 
 func (w *gitWalk) addFile(name string, hash plumbing.Hash) error {
-	blob, err := object.GetBlob(w.objects, hash)
-	if err != nil {
-		return errGitPack
+	content, isRead := w.blobs[hash]
+	if !isRead {
+		var err error
+		if content, err = w.readBlob(hash); err != nil {
+			return err
+		}
 	}
-	if w.size += blob.Size; w.size > w.limits.Size {
+	if w.size += int64(len(content)); w.size > w.limits.Size {
 		return fmt.Errorf("its files have more than %d MiB", w.limits.Size>>20)
 	}
-	content, err := blob.Reader()
-	if err != nil {
-		return errGitPack
-	}
-	defer content.Close()
-	if w.files[name], err = io.ReadAll(content); err != nil {
-		return errGitPack
-	}
+	w.files[name] = content
 	return nil
+}
+
+func (w *gitWalk) readBlob(hash plumbing.Hash) ([]byte, error) {
+	blob, err := object.GetBlob(w.objects, hash)
+	if err != nil {
+		return nil, errGitPack
+	}
+	reader, err := blob.Reader()
+	if err != nil {
+		return nil, errGitPack
+	}
+	defer reader.Close()
+	content, err := io.ReadAll(reader)
+	if err != nil {
+		return nil, errGitPack
+	}
+	delete(w.objects.Blobs, hash)
+	delete(w.objects.Objects, hash)
+	w.blobs[hash] = content
+	return content, nil
 }

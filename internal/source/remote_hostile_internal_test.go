@@ -35,7 +35,7 @@ func fetchOnce(t *testing.T, address string, login remoteLogin, timeout time.Dur
 	f := NewRemoteFetcher(nil, clock.RealClock{})
 	f.timeout = timeout
 	fetched, err := f.fetch(context.Background(), Reference{Kind: KindURL, URL: address, Namespace: "eu", Name: "login"}, login, remoteRevision{})
-	if size := f.Size(); size != 0 {
+	if size := f.Size(); size != sizeOf(fetched.content) {
 		t.Errorf("%d bytes of the download are not freed", size)
 	}
 	return fetched, err
@@ -322,12 +322,12 @@ func TestHostilePacks(t *testing.T) {
 		"many objects":         {append([]byte("PACK\x00\x00\x00\x02"), 0x7f, 0xff, 0xff, 0xff), "more than 400 objects"},
 		"not a pack":           {[]byte("text"), "invalid pack"},
 	} {
-		if err := checkPack(test.pack, limits); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := checkPack(test.pack, limits); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, want %s", name, err, test.want)
 		}
 	}
-	if err := checkPack(packOf(entry{plumbing.BlobObject, len(large), large}), limits); err != nil {
-		t.Errorf("a good pack: %v", err)
+	if size, err := checkPack(packOf(entry{plumbing.BlobObject, len(large), large}), limits); err != nil || size != int64(len(large)) {
+		t.Errorf("a good pack: %d bytes, %v", size, err)
 	}
 }
 
@@ -351,11 +351,11 @@ func TestTreeWithManyPaths(t *testing.T) {
 	}
 	commit := fmt.Appendf(nil, "tree %x\nauthor a <a> 1 +0000\ncommitter a <a> 1 +0000\n\na", below)
 	entries = append(entries, entry{plumbing.CommitObject, len(commit), commit})
-	_, err := filesInPack(packOf(entries...), plumbing.ComputeHash(plumbing.CommitObject, commit), "")
+	_, err := filesInPack(packOf(entries...), plumbing.ComputeHash(plumbing.CommitObject, commit), "", func(int64) error { return nil })
 	if err == nil || !strings.Contains(err.Error(), "more than 50000 files") {
 		t.Errorf("got %v", err)
 	}
-	files, err := filesInPack(packOf(entries...), plumbing.ComputeHash(plumbing.CommitObject, commit), "1/1/1/1/1/1/1/1/1/1/1")
+	files, err := filesInPack(packOf(entries...), plumbing.ComputeHash(plumbing.CommitObject, commit), "1/1/1/1/1/1/1/1/1/1/1", func(int64) error { return nil })
 	if err != nil || len(files) != 10 {
 		t.Errorf("a small directory of it: %d files, %v", len(files), err)
 	}
@@ -374,6 +374,33 @@ func TestContentOfAllURLsIsBounded(t *testing.T) {
 		if isLast := i == 3; (s.failure.err != nil) != isLast || isLast && !strings.Contains(s.failure.err.Error(), "the content of all URLs has more than 3 MiB") {
 			t.Errorf("source %d: %v", i, s.failure.err)
 		}
+	}
+}
+
+// TestUnpackedContentIsReserved fetches an archive that is small before, and large after it is unpacked.
+func TestUnpackedContentIsReserved(t *testing.T) {
+	t.Parallel()
+	raw := bomb(t)
+	server := handle(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(raw) })
+	f := NewRemoteFetcher(nil, clock.RealClock{})
+	f.limits.total = 3 << 20
+	_, err := f.fetch(t.Context(), Reference{Kind: KindURL, URL: server}, remoteLogin{}, remoteRevision{})
+	// Without the reservation, the limit of one archive ends it.
+	if want := `read archive: "a.yaml": the content of all URLs has more than 3 MiB`; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	if size := f.Size(); size != 0 {
+		t.Errorf("%d bytes are not freed", size)
+	}
+	blob := make([]byte, 1<<20)
+	_, err = filesInPack(packOf(entry{plumbing.BlobObject, len(blob), blob}), plumbing.Hash{}, "", func(n int64) error {
+		if n != int64(len(blob)) {
+			t.Errorf("%d bytes of a pack are reserved, want %d", n, len(blob))
+		}
+		return errors.New("no room")
+	})
+	if err == nil || err.Error() != "no room" {
+		t.Errorf("a pack: got %v", err)
 	}
 }
 

@@ -36,6 +36,8 @@ type remoteFetch struct {
 	revision remoteRevision
 	// isUnchanged is true, and there are no files, if the content has the known revision.
 	isUnchanged bool
+	// content has the files. Its size is reserved, and the receiver must free it.
+	content *Content
 }
 
 // remoteRequest is one fetch of a URL.
@@ -50,7 +52,7 @@ type remoteRequest struct {
 	timeout  time.Duration
 }
 
-// fetch fetches a URL. Errors have neither credentials nor texts of the server.
+// fetch fetches a URL. It returns the files as content. Errors have neither credentials nor texts of the server.
 func (f *RemoteFetcher) fetch(ctx context.Context, ref Reference, login remoteLogin, known remoteRevision) (remoteFetch, error) {
 	ctx, cancel := context.WithTimeout(ctx, remoteTimeout)
 	defer cancel()
@@ -77,11 +79,33 @@ func (f *RemoteFetcher) fetch(ctx context.Context, ref Reference, login remoteLo
 		fetch = request.fetchCommit
 	}
 	fetched, err := fetch(ctx, address)
-	if err == nil && !fetched.isUnchanged && len(fetched.files) == 0 {
+	if errors.Is(err, errStatusNotFound) && (login.hasCredentials() || address.RawQuery != "" && !isGit(address.Scheme)) {
+		return remoteFetch{}, errHidden
+	}
+	if err != nil || fetched.isUnchanged {
+		return fetched, err
+	}
+	if len(fetched.files) == 0 {
 		return remoteFetch{}, errors.New("it has no files")
 	}
-	return fetched, err
+	content := newContent(ref, fetched.files)
+	content.Sensitive = login.hasCredentials()
+	request.download.close() // from now on, the files count as content
+	if err := f.limits.reserve(sizeOf(&content)); err != nil {
+		return remoteFetch{}, err
+	}
+	return remoteFetch{content: &content, revision: fetched.revision}, nil
 }
+
+var (
+	// errStatusNotFound is the error of the status Not Found. Other errors that are ErrNotFound are proved by what the
+	// server sent, for example a list of branches without the one in the URL.
+	errStatusNotFound = fmt.Errorf("%w", ErrNotFound)
+	// errHidden replaces errStatusNotFound if the request had credentials, or parameters, which can be credentials. It is
+	// not ErrNotFound: an optional URL would count as missing, and what was delivered would be deleted, because a token
+	// has expired.
+	errHidden = errors.New("404 Not Found, which is also the response of many servers to credentials that are not accepted")
+)
 
 // maxResponseHeader limits the header of a response.
 const maxResponseHeader = 64 << 10
@@ -170,7 +194,7 @@ func requestError(err error) error {
 // statusError returns the error for the status of a response. It has no text of the server.
 func statusError(code int) error {
 	if code == http.StatusNotFound || code == http.StatusGone {
-		return ErrNotFound
+		return errStatusNotFound
 	}
 	return &responseError{code: code, status: fmt.Sprintf("%d %s", code, http.StatusText(code))}
 }
@@ -179,7 +203,7 @@ func statusError(code int) error {
 // error with the status OK.
 func (r *remoteRequest) filesIn(data []byte, name string) (map[string][]byte, error) {
 	if archive.IsArchive(data) {
-		return r.limits.unpack(data)
+		return r.download.unpack(data)
 	}
 	if len(bytes.TrimSpace(data)) == 0 {
 		return nil, errors.New("the server returned no content") // to deploy nothing would delete everything

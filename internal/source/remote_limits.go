@@ -12,7 +12,7 @@ import (
 const (
 	// maxRemoteDownload limits the bytes that one fetch of a URL reads from the network.
 	maxRemoteDownload = 64 << 20
-	// maxRemoteTotal limits the content of all URLs, and the bytes that are being read from the network.
+	// maxRemoteTotal limits the content of all URLs, with what is being read from the network and unpacked.
 	maxRemoteTotal = 256 << 20
 	// maxUnpacking is the number of archives that are unpacked at the same time. This takes no longer than the download.
 	maxUnpacking = 2
@@ -42,20 +42,24 @@ func (l *remoteLimits) reserve(n int64) error {
 
 func (l *remoteLimits) free(n int64) { l.used.Add(-n) }
 
-// unpack returns the files of an archive.
-func (l *remoteLimits) unpack(raw []byte) (map[string][]byte, error) {
-	l.unpacking <- struct{}{}
-	defer func() { <-l.unpacking }()
-	return archive.Read(raw, archive.DefaultLimits())
-}
-
-// remoteDownload is the reader of everything that one fetch reads from the network. Its bytes count until it is closed.
+// remoteDownload is the reader of everything that one fetch reads from the network and unpacks. Its bytes count until
+// it is closed.
 type remoteDownload struct {
 	limits *remoteLimits
 
-	mu     sync.Mutex // guards the fields below: an SSH connection reads in a goroutine of its own, also after close
-	size   int64
-	closed bool
+	mu sync.Mutex // guards the fields below: an SSH connection reads in a goroutine of its own, also after close
+	// size is the number of bytes from the network, and unpacked the number of unpacked bytes.
+	size, unpacked int64
+	closed         bool
+}
+
+// unpack returns the files of an archive.
+func (d *remoteDownload) unpack(raw []byte) (map[string][]byte, error) {
+	d.limits.unpacking <- struct{}{}
+	defer func() { <-d.limits.unpacking }()
+	limits := archive.DefaultLimits()
+	limits.Reserve = d.addUnpacked
+	return archive.Read(raw, limits)
 }
 
 // reader returns a reader that counts the bytes of r.
@@ -86,12 +90,23 @@ func (d *remoteDownload) add(n int64) error {
 	return nil
 }
 
+// addUnpacked counts bytes that are unpacked.
+func (d *remoteDownload) addUnpacked(n int64) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.limits.reserve(n); err != nil {
+		return err
+	}
+	d.unpacked += n
+	return nil
+}
+
 // close frees the bytes, and ends all readers.
 func (d *remoteDownload) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.closed = true
-	d.limits.free(d.size)
+	d.limits.free(d.size + d.unpacked)
+	d.closed, d.size, d.unpacked = true, 0, 0
 }
 
 type countedReader struct {

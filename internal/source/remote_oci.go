@@ -115,7 +115,7 @@ func (r *remoteRequest) readBlob(ctx context.Context, opened *remote.Repository,
 // registryError returns an error of a registry without texts of the registry.
 func registryError(err error) error {
 	if errors.Is(err, errdef.ErrNotFound) {
-		return ErrNotFound
+		return errStatusNotFound
 	}
 	if response, ok := errors.AsType[*errcode.ErrorResponse](err); ok {
 		return statusError(response.StatusCode)

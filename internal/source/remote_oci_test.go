@@ -56,7 +56,7 @@ func TestRemoteReadsArtifacts(t *testing.T) {
 		"tag":        {address: "/flux:1.0.0", want: map[string]string{"a/b.yaml": "one"}},
 		"digest":     {address: "/flux@" + flux.Digest.String(), want: map[string]string{"a/b.yaml": "one"}},
 		"files":      {address: "/oras", want: map[string]string{"web/one.yaml": "one", "layer-1.yaml": "two"}},
-		"no tag":     {address: "/flux:2.0.0", err: "does not exist"},
+		"no tag":     {address: "/flux:2.0.0", err: "404 Not Found, which"},
 		"other path": {address: "/leaves", err: `"../one.yaml" is not a path below the root`},
 	} {
 		t.Run(name, func(t *testing.T) {
