@@ -54,6 +54,67 @@ func checkReplace(state *lua.LState) {
 	}
 }
 
+// replaceMatches is string.gsub with a table or a function as the replacement. It counts each replacement, and copies
+// the text once.
+func (s *Script) replaceMatches(state *lua.LState) int {
+	checkMatches(state)
+	subject := state.CheckString(1)
+	matches, err := pm.Find(state.CheckString(2), []byte(subject), 0, state.OptInt(4, -1))
+	if err != nil {
+		state.RaiseError("%s", err)
+	}
+	var out strings.Builder
+	end := 0
+	for _, match := range matches {
+		replacement := s.replacementOf(state, match, subject)
+		s.accountText(state, match.Capture(0)-end+len(replacement))
+		out.WriteString(subject[end:match.Capture(0)])
+		out.WriteString(replacement)
+		end = match.Capture(1)
+	}
+	s.accountText(state, len(subject)-end)
+	out.WriteString(subject[end:])
+	state.Push(lua.LString(out.String()))
+	state.Push(lua.LNumber(len(matches)))
+	return 2
+}
+
+// replacementOf returns the value of a table for the first capture, or the result of a function of all captures. Nil and
+// false stand for the text that matched.
+func (s *Script) replacementOf(state *lua.LState, match *pm.MatchData, subject string) string {
+	captures := []lua.LValue{lua.LString(subject[match.Capture(0):match.Capture(1)])}
+	matched := captures[0].String()
+	if match.CaptureLength() > 2 {
+		captures = nil
+	}
+	for i := 2; i < match.CaptureLength(); i += 2 {
+		if match.IsPosCapture(i) {
+			captures = append(captures, lua.LNumber(match.Capture(i)))
+		} else {
+			captures = append(captures, lua.LString(subject[match.Capture(i):match.Capture(i+1)]))
+		}
+	}
+	var value lua.LValue
+	if table, ok := state.Get(3).(*lua.LTable); ok {
+		value = state.GetTable(table, captures[0])
+	} else {
+		state.Push(state.Get(3))
+		for _, capture := range captures {
+			state.Push(capture)
+		}
+		state.Call(len(captures), 1)
+		value = state.Get(-1)
+		state.Pop(1)
+	}
+	if lua.LVIsFalse(value) {
+		return matched
+	}
+	if !lua.LVCanConvToString(value) {
+		state.RaiseError("invalid replacement value (a %s)", value.Type())
+	}
+	return value.String()
+}
+
 // matchCost returns the maximal number of steps of a match. Each start position multiplies it. So does each repetition
 // by its number of possible ends, which is at most the longest run of bytes that its item matches. Each step may read
 // the whole pattern.

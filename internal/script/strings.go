@@ -91,7 +91,6 @@ func (s *Script) limitStrings() {
 		"match":  func(state *lua.LState) { checkMatch(state) },
 		"gmatch": func(state *lua.LState) { checkMatches(state) },
 		"gsub": func(state *lua.LState) {
-			// CheckString rejects tables and functions as replacement: they could return text of any length.
 			subject, replacement := len(state.CheckString(1)), len(state.CheckString(3))
 			checkReplace(state)
 			account(state, subject+boundedProduct(replacement, 2*subject+1))
@@ -99,6 +98,9 @@ func (s *Script) limitStrings() {
 	} {
 		function := library.RawGetString(name).(*lua.LFunction)
 		library.RawSetString(name, s.state.NewFunction(func(state *lua.LState) int {
+			if name == "gsub" && (state.Get(3).Type() == lua.LTTable || state.Get(3).Type() == lua.LTFunction) {
+				return s.replaceMatches(state)
+			}
 			checkLimits(state)
 			return call(state, function)
 		}))
