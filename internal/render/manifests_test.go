@@ -284,3 +284,21 @@ func TestManifestRendererSharesWhatReadsResources(t *testing.T) {
 	_, _, err := renderer.Render(script, asked("one", "web"))
 	wantInvalid(t, err, "ConfigMap eu/web, key a", "line 2")
 }
+
+// TestRenderingsOfOtherObjects renders a template with two versions of an object of the hub, as two summaries see it.
+func TestRenderingsOfOtherObjects(t *testing.T) {
+	t.Parallel()
+	renderer := render.NewManifestRenderer()
+	template := content("a", object("ConfigMap", `{{ (getResource "Settings").data.name }}`))
+	template.Template, template.Digest = true, "template"
+	for _, name := range []string{"one", "two", "one"} {
+		s := subject()
+		s.Resources = source.Resources{
+			Objects: map[string]json.RawMessage{"Settings": json.RawMessage(`{"data": {"name": "` + name + `"}}`)}, Digest: "digest of " + name,
+		}
+		got, _, err := renderer.Render(template, s)
+		if diff := cmp.Diff([]string{"ConfigMap " + name}, refs(got)); err != nil || diff != "" {
+			t.Errorf("%s: %v\n%s", name, err, diff)
+		}
+	}
+}

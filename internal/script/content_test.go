@@ -1,6 +1,7 @@
 package script_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -93,6 +94,41 @@ func TestScriptsForContentEnd(t *testing.T) {
 	} {
 		if _, err := evaluate(t, test.text); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, want %q", name, err, test.want)
+		}
+	}
+}
+
+// TestOrderOfResults runs a script that lists the fields of an object, whose order in memory differs between runs.
+func TestOrderOfResults(t *testing.T) {
+	t.Parallel()
+	object := map[string]any{}
+	for i := range 50 {
+		object[fmt.Sprintf("field-%02d", i)] = map[string]any{"b": int64(i), "a": "x", "c": []any{true, "y"}}
+	}
+	const text = `function evaluate(object)
+  local names = {}
+  for name, fields in pairs(object) do
+    for field in pairs(fields) do table.insert(names, name .. "." .. field) end
+  end
+  return {text = table.concat(names, " ") .. json.encode(object)}
+end`
+	var first string
+	for range 20 {
+		s, err := script.NewForContent(t.Context(), text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		result, err := s.Evaluate("resources", s.ToLua(object))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := result.RawGetString("text").String()
+		s.Close()
+		if first == "" {
+			first = got
+		}
+		if got != first || !strings.HasPrefix(got, "field-00.a field-00.b field-00.c field-01.a ") {
+			t.Fatalf("got %s, want %s", got, first)
 		}
 	}
 }

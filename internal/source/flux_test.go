@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -184,6 +186,33 @@ func TestArtifactIsDownloadedOnceForAll(t *testing.T) {
 	h.publish("two", tarball(t, map[string]string{"a.yaml": "2"}))
 	if got, err := contents.Manifests(t.Context(), appRef(""), subject()); err != nil || string(got.Files[0].Data) != "2" {
 		t.Errorf("the second revision: got %+v, %v", got, err)
+	}
+}
+
+// TestStoredArtifactIsVerified replaces the stored archive by another valid one. After a restart of the hub, it must not
+// be deployed as the content of the digest.
+func TestStoredArtifactIsVerified(t *testing.T) {
+	t.Parallel()
+	h := newFluxHub(t)
+	h.publish("one", tarball(t, map[string]string{"a.yaml": "one"}))
+	if _, err := h.contents().Manifests(t.Context(), appRef(""), source.Subject{}); err != nil {
+		t.Fatal(err)
+	}
+	stored, err := filepath.Glob(filepath.Join(h.dir, "*"))
+	if err != nil || len(stored) != 1 {
+		t.Fatalf("stored files: %v, %v", stored, err)
+	}
+	if err := os.WriteFile(stored[0], tarball(t, map[string]string{"a.yaml": "of another source"}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := h.contents().Manifests(t.Context(), appRef(""), source.Subject{})
+	if err != nil || len(got.Files) != 1 || string(got.Files[0].Data) != "one" {
+		t.Errorf("got %q, %v", got.Files, err)
+	}
+	// The server has the other archive, too.
+	h.set(withArtifact(h.url+"/gitrepository/eu/app/one.tar.gz", "sha256:"+strings.Repeat("0", 64)))
+	if got, err := h.contents().Manifests(t.Context(), appRef(""), source.Subject{}); err == nil || len(got.Files) > 0 {
+		t.Errorf("content with another digest: got %q, %v", got.Files, err)
 	}
 }
 

@@ -5,7 +5,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 func TestRemoteLogin(t *testing.T) {
@@ -45,5 +48,22 @@ func TestRemoteLogin(t *testing.T) {
 				t.Errorf("got %v, want %s", err, test.want)
 			}
 		})
+	}
+}
+
+// TestSecretsOfOthersAreNotSent names Secrets that are made for other servers, and that have the key token.
+func TestSecretsOfOthersAreNotSent(t *testing.T) {
+	t.Parallel()
+	var requests atomic.Int32
+	server := serveFunc(t, func(http.ResponseWriter, *http.Request) { requests.Add(1) })
+	for _, secretType := range []corev1.SecretType{corev1.SecretTypeServiceAccountToken, corev1.SecretTypeBootstrapToken} {
+		r := newRemoteRun(t)
+		r.secrets.set("login", map[string]string{"token": "private"})
+		r.secrets.secretType = secretType
+		_, err := r.read(withSecret(remoteRef(server.URL), "login"))
+		wantInvalid(t, err, "Secret eu/login has the type "+string(secretType)+", and is not sent to servers")
+		if strings.Contains(err.Error(), "private") || requests.Load() > 0 {
+			t.Errorf("%s: %v, and %d requests", secretType, err, requests.Load())
+		}
 	}
 }

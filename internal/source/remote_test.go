@@ -37,6 +37,8 @@ type secretReader struct {
 
 	mu      sync.Mutex // guards secrets
 	secrets map[string]map[string]string
+	// secretType is the type of all Secrets.
+	secretType corev1.SecretType
 }
 
 func (r *secretReader) Get(_ context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
@@ -47,7 +49,7 @@ func (r *secretReader) Get(_ context.Context, key client.ObjectKey, obj client.O
 		return apierrors.NewNotFound(schema.GroupResource{Resource: "secrets"}, key.Name)
 	}
 	found := obj.(*corev1.Secret)
-	found.Namespace, found.Name, found.Data = key.Namespace, key.Name, map[string][]byte{}
+	found.Namespace, found.Name, found.Type, found.Data = key.Namespace, key.Name, r.secretType, map[string][]byte{}
 	for name, value := range data {
 		found.Data[name] = []byte(value)
 	}

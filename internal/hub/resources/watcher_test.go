@@ -487,3 +487,24 @@ func TestObjectDeletedBeforeTheFirstList(t *testing.T) {
 		t.Errorf("after the deletion: got %v", err)
 	}
 }
+
+// TestDigestNamesTheContent changes a field that does not count, and refers to the object again: another content has
+// another digest, so that a rendering of the former one is not used.
+func TestDigestNamesTheContent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	settings := configMap("settings", "one")
+	w.create(settings)
+	ref := w.ref("ConfigMap", "settings", func(r *configv1beta1.TemplateResourceRef) { r.WatchFields = []string{"metadata.labels.size"} })
+	before, err := w.load("reader", ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings.Data["value"] = "two"
+	w.update(settings)
+	w.Forget(types.NamespacedName{Namespace: w.namespace, Name: "reader"})
+	after, err := w.load("reader", ref)
+	if err != nil || !strings.Contains(string(after.Objects["x"]), `"value":"two"`) || after.Digest == before.Digest {
+		t.Errorf("got %s with digest %s, %v; before: digest %s", after.Objects["x"], after.Digest, err, before.Digest)
+	}
+}
