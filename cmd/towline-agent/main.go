@@ -18,5 +18,9 @@ func run() int {
 	defer stop()
 	// A second signal ends the process at once.
 	context.AfterFunc(ctx, stop)
-	return agents.Run(ctx, os.Args, command.Streams{Out: os.Stdout, Err: os.Stderr})
+	program, err := os.Executable()
+	if err != nil {
+		program = os.Args[0]
+	}
+	return agents.Run(ctx, os.Args, command.Streams{Out: os.Stdout, Err: os.Stderr, Program: program})
 }

@@ -85,7 +85,7 @@ func Run(ctx context.Context, opts Options) error {
 		metrics:     session.NewMetrics(fleet.TypeSveltos, types.NamespacedName{Namespace: opts.Namespace, Name: opts.Name}, session.NewWatchdog(opts.Clock, opts.Heartbeat)),
 		rejectedLog: &session.AuthErrorLog{Clock: opts.Clock, Repair: join.Repair(opts.Namespace, opts.Name), IsRejected: isRejected},
 	}
-	a.checks = newChecks(opts.Member, opts.Clock, a.facts.requestReport)
+	a.checks = newChecks(opts.Member, opts.checker(), opts.Clock, a.facts.requestReport)
 	a.probes = &session.Probes{Metrics: a.metrics.Registry, Member: opts.Member, Watchdog: a.metrics.Watchdog}
 	if a.uninstaller, err = newUninstaller(opts.Member, opts); err != nil {
 		return err

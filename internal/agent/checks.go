@@ -39,8 +39,9 @@ type checksState struct {
 
 // checks runs the readiness and liveness checks of the SveltosCluster on the member.
 type checks struct {
-	member *rest.Config
-	clock  clock.Clock
+	member  *rest.Config
+	clock   clock.Clock
+	checker check.Checker
 	// runRequested holds one signal to run the checks now.
 	runRequested chan struct{}
 	// onChange is called when the state changes.
@@ -57,8 +58,8 @@ type checks struct {
 	version int
 }
 
-func newChecks(member *rest.Config, clock clock.Clock, onChange func()) *checks {
-	return &checks{member: member, clock: clock, runRequested: make(chan struct{}, 1), onChange: onChange}
+func newChecks(member *rest.Config, checker check.Checker, clock clock.Clock, onChange func()) *checks {
+	return &checks{member: member, checker: checker, clock: clock, runRequested: make(chan struct{}, 1), onChange: onChange}
 }
 
 // setCluster sets the SveltosCluster that has the checks. It requests a run if the checks have changed, or if other
@@ -150,7 +151,7 @@ func (c *checks) evaluate(ctx context.Context, spec *libv1beta1.SveltosClusterSp
 	if err != nil {
 		return check.Result{Ready: isReady, Failure: err.Error()}
 	}
-	return check.EvaluateCluster(ctx, member, spec, isReady)
+	return c.checker.EvaluateCluster(ctx, member, spec, isReady)
 }
 
 // next returns the state after a run with that result. Failures are counted up to threshold.

@@ -36,7 +36,7 @@ func TestChecksFollowTheMember(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Now())
 	changed := make(chan checksState)
 	var c *checks
-	c = newChecks(plane.Config, clock, func() {
+	c = newChecks(plane.Config, check.Checker{}, clock, func() {
 		select {
 		case changed <- c.latest():
 		case <-t.Context().Done():

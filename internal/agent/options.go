@@ -8,7 +8,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
+	"github.com/towline/towline/internal/check"
 	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/sandbox"
 )
 
 const (
@@ -47,8 +49,19 @@ type Options struct {
 	Heartbeat time.Duration
 	// TokenLife is the requested lifetime of the agent's tokens for the hub. Default: join.AgentTokenLife.
 	TokenLife time.Duration
+	// SandboxCommand starts a process that serves check.Functions. Empty: the scripts of checks run in this process, and
+	// its other work counts against their limit of memory.
+	SandboxCommand []string
 	// Clock is the clock of the agent. Default: the real clock.
 	Clock clock.WithTicker
+}
+
+// checker returns what runs the checks of the cluster.
+func (o Options) checker() check.Checker {
+	if len(o.SandboxCommand) == 0 {
+		return check.Checker{}
+	}
+	return check.Checker{Sandbox: sandbox.NewPool(o.SandboxCommand, o.Clock), Cluster: o.Namespace + "/" + o.Name}
 }
 
 // complete sets the defaults, and returns an error for missing options.

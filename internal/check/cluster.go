@@ -19,17 +19,17 @@ type Result struct {
 
 // EvaluateCluster runs the readiness checks of spec, unless ready is true already, and then the liveness checks. The
 // result is invalid if ctx has ended.
-func EvaluateCluster(ctx context.Context, member client.Reader, spec *libv1beta1.SveltosClusterSpec, ready bool) Result {
+func (c Checker) EvaluateCluster(ctx context.Context, member client.Reader, spec *libv1beta1.SveltosClusterSpec, ready bool) Result {
 	if !ready {
-		if failure := runList(ctx, member, "readiness ", spec.ReadinessChecks); failure != "" {
+		if failure := c.runList(ctx, member, "readiness ", spec.ReadinessChecks); failure != "" {
 			return Result{Failure: failure}
 		}
 	}
-	return Result{Ready: true, Failure: runList(ctx, member, "liveness ", spec.LivenessChecks)}
+	return Result{Ready: true, Failure: c.runList(ctx, member, "liveness ", spec.LivenessChecks)}
 }
 
-func runList(ctx context.Context, member client.Reader, prefix string, checks []libv1beta1.ClusterCheck) string {
-	failure, err := Run(ctx, member, checks)
+func (c Checker) runList(ctx context.Context, member client.Reader, prefix string, checks []libv1beta1.ClusterCheck) string {
+	failure, err := c.Run(ctx, member, checks)
 	if err != nil {
 		failure = singleLine(err.Error())
 	}

@@ -1,15 +1,35 @@
 package check_test
 
 import (
+	"os"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/internal/check"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/sandbox"
 )
+
+// serve is the argument with which the tests start their binary as a child of the sandbox.
+const serve = "serve"
+
+//nolint:gochecknoglobals // the children are shared by all tests
+var checker = check.Checker{Sandbox: sandbox.NewPool([]string{os.Args[0], serve}, clock.RealClock{}), Cluster: "one"}
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == serve {
+		if err := sandbox.Serve(check.Functions(), os.Stdin, os.Stdout); err != nil {
+			panic(err)
+		}
+		return
+	}
+	m.Run()
+}
 
 // member returns a namespace of a real API server with two ConfigMaps.
 func member(t *testing.T) (client.Client, string) {

@@ -2,6 +2,7 @@ package check
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -14,21 +15,27 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
 )
 
-// pageSize is the number of objects per request.
-const pageSize = 500
+const (
+	// pageSize is the number of objects per request.
+	pageSize = 500
+	// maxSize is the maximum size of the objects that one selector selects, in bytes of JSON. A cluster can return pages
+	// without end.
+	maxSize = 16 << 20
+)
 
-// listObjects lists the objects that selector selects by kind, namespace, name and labels. A kind that the cluster does
-// not serve has no objects.
-func listObjects(ctx context.Context, member client.Reader, selector *libv1beta1.ResourceSelector) ([]map[string]any, error) {
+// listObjects lists the objects that selector selects by kind, namespace, name and labels, and
+// returns them as JSON. A kind that the cluster does not serve has no objects.
+func listObjects(ctx context.Context, member client.Reader, selector *libv1beta1.ResourceSelector) ([]json.RawMessage, error) {
 	options, err := listOptions(selector)
 	if err != nil {
 		return nil, err
 	}
 	kind := schema.GroupVersionKind{Group: selector.Group, Version: selector.Version, Kind: selector.Kind}
-	var objects []map[string]any
-	for next := ""; ; {
+	var objects []json.RawMessage
+	for next, size := "", 0; ; {
 		page := &unstructured.UnstructuredList{}
 		page.SetGroupVersionKind(kind)
 		err := member.List(ctx, page, append(options, client.Limit(pageSize), client.Continue(next))...)
@@ -41,7 +48,14 @@ func listObjects(ctx context.Context, member client.Reader, selector *libv1beta1
 		for i := range page.Items {
 			// Scripts do not need them, and they are half of many objects.
 			page.Items[i].SetManagedFields(nil)
-			objects = append(objects, page.Items[i].Object)
+			raw, err := json.Marshal(page.Items[i].Object)
+			if err != nil {
+				return nil, fmt.Errorf("encode %s: %w", kube.RefOf(&page.Items[i]), err)
+			}
+			objects, size = append(objects, raw), size+len(raw)
+		}
+		if size > maxSize {
+			return nil, fmt.Errorf("list %s: the objects have more than %d MiB", kind.Kind, maxSize>>20)
 		}
 		if next = page.GetContinue(); next == "" {
 			return objects, nil

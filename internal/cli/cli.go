@@ -69,7 +69,7 @@ control plane.`
 	command.AddGroup(root, "inspection", "Inspection Commands:", newShow(streams))
 	command.AddGroup(root, "components", "Components (run in containers):",
 		newHub(streams), agents.NewAgent(streams), agents.NewKarmadaAgent(streams))
-	root.AddCommand(newDemo(streams), command.NewVersion(streams), newSandbox(streams))
+	root.AddCommand(newDemo(streams), command.NewVersion(streams), command.NewSandbox(streams, sandboxFunctions()))
 	return root
 }
 

@@ -25,7 +25,7 @@ deletes everything.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return demo.Run(cmd.Context(), demo.Options{
 				Exit: exit, Out: streams.Out, Err: streams.Err, RunHub: func(ctx context.Context, kubeconfig, cacheDir string) error {
-					return runDemoHub(ctx, kubeconfig, hub.Options{InstallCRDs: true, RegisterSelf: true, CacheDir: cacheDir, SandboxCommand: sandboxCommand(streams)})
+					return runDemoHub(ctx, kubeconfig, hub.Options{InstallCRDs: true, RegisterSelf: true, CacheDir: cacheDir, SandboxCommand: command.SandboxCommand(streams)})
 				},
 			})
 		},

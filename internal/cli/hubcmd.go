@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -22,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/check"
 	"github.com/towline/towline/internal/cli/agents"
 	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/hub"
@@ -29,6 +31,8 @@ import (
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/join/register"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/render"
+	"github.com/towline/towline/internal/sandbox"
 )
 
 // hubFlags are the flags of `hub`.
@@ -65,7 +69,7 @@ the management cluster.`,
 			if err := f.validate(); err != nil {
 				return err
 			}
-			f.options.SandboxCommand = sandboxCommand(streams)
+			f.options.SandboxCommand = command.SandboxCommand(streams)
 			return f.run(ctx)
 		},
 	}
@@ -268,4 +272,11 @@ func checkInstalled(ctx context.Context, config *rest.Config) error {
 		return join.ErrNotInstalled
 	}
 	return nil
+}
+
+// sandboxFunctions returns the functions that the hub, and agents in the same program, run in child processes.
+func sandboxFunctions() map[string]sandbox.Function {
+	functions := render.SandboxFunctions()
+	maps.Copy(functions, check.Functions())
+	return functions
 }

@@ -89,8 +89,8 @@ type Options struct {
 	// HeartbeatLimits has, by type, the time without a heartbeat after which the agent of a pull member is silent.
 	// Default: heartbeats.SveltosLimit and heartbeats.KarmadaLimit. Tests set shorter ones.
 	HeartbeatLimits map[fleet.Type]time.Duration
-	// SandboxCommand starts a process that serves render.SandboxFunctions. Empty: templates are expanded in this process,
-	// without limits of time and memory, and no kustomization is built.
+	// SandboxCommand starts a process that serves render.SandboxFunctions and check.Functions. Empty: templates are
+	// expanded and checks are run in this process, without limits of time and memory, and no kustomization is built.
 	SandboxCommand []string
 	// Version is the release of Towline for the manifests of agents.
 	Version string
@@ -244,7 +244,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		h.addKarmadaControllers(ctx),
 		(&clusters.Controller{
 			Hub: h.GetClient(), Shard: shard, MemberConfig: h.members.Config, Forget: h.engines.forget, Heartbeats: h.heartbeats,
-			Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
+			Sandbox: pool, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport, Configurations: configurations,

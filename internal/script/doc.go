@@ -1,7 +1,7 @@
 // Package script runs Lua scripts of users within limits of time, memory and steps.
 //
-// internal/check runs the checks of clusters with it, in the hub and in the agent, and internal/source the content that
-// is a script, in child processes of the hub.
+// internal/check runs the checks of clusters with it, in child processes of the hub and of the agent, and
+// internal/source the content that is a script, in child processes of the hub.
 //
 //   - Scripts have the tables, strings, math and base functions of Lua, without files, output and code loading. Content
 //     has more functions (content.go).

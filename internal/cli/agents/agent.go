@@ -42,7 +42,7 @@ register cluster --pullmode prints has a Deployment with this command.`,
 			if err != nil {
 				return err
 			}
-			return f.run(ctx)
+			return f.run(ctx, streams)
 		},
 	}
 	command.AddSection(cmd.Flags(), command.SectionCluster, f.addCluster)
@@ -74,8 +74,9 @@ func (f *agentFlags) validate() error {
 	return nil
 }
 
-func (f *agentFlags) run(ctx context.Context) error {
+func (f *agentFlags) run(ctx context.Context, streams command.Streams) error {
 	options := f.options
+	options.SandboxCommand = command.SandboxCommand(streams)
 	var err error
 	if options.Member, err = command.InClusterConfig(); err != nil {
 		return fmt.Errorf("load the config of the agent's own cluster: %w", err)

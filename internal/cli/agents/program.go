@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/towline/towline/internal/check"
 	"github.com/towline/towline/internal/cli/command"
 )
 
@@ -51,7 +52,8 @@ func Run(ctx context.Context, args []string, streams command.Streams) int {
 }
 
 func newProgram(streams command.Streams) *cobra.Command {
-	root := command.NewParent(Name, "Run the agent of a cluster in pull mode", NewAgent(streams), NewKarmadaAgent(streams), command.NewVersion(streams))
+	root := command.NewParent(Name, "Run the agent of a cluster in pull mode", NewAgent(streams), NewKarmadaAgent(streams), command.NewVersion(streams),
+		command.NewSandbox(streams, check.Functions()))
 	root.CompletionOptions.DisableDefaultCmd = true
 	command.Configure(root, streams)
 	return root

@@ -24,8 +24,8 @@ type Streams struct {
 	Err io.Writer // progress, notes, warnings, errors and logs
 	// Closed reports that the program was started with a closed standard output. Out discards its data then.
 	Closed bool
-	// Program is the path of this program. The hub starts it again to expand templates; if it is empty, the hub expands
-	// them in its own process.
+	// Program is the path of this program, which is started again to expand templates and to run scripts; if it is empty,
+	// that happens in this process.
 	Program string
 }
 

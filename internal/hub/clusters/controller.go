@@ -27,6 +27,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/sandbox"
 )
 
 const (
@@ -67,8 +68,10 @@ type Controller struct {
 	Forget func(member string)
 	// Heartbeats evaluates the agents of pull members.
 	Heartbeats *heartbeats.Monitor
-	Events     events.EventRecorder
-	Clock      clock.PassiveClock
+	// Sandbox runs the scripts of checks; nil runs them in this process.
+	Sandbox *sandbox.Pool
+	Events  events.EventRecorder
+	Clock   clock.PassiveClock
 
 	// mu guards notReady, formerAPIs and checkSlots.
 	mu sync.Mutex

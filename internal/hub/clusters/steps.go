@@ -141,7 +141,7 @@ func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster
 	if err != nil {
 		return check.Result{Failure: err.Error()}, nil
 	}
-	liveness := check.EvaluateCluster(checksCtx, memberClient, &cluster.Spec, cluster.Status.Ready)
+	liveness := check.Checker{Sandbox: c.Sandbox, Cluster: client.ObjectKeyFromObject(cluster).String()}.EvaluateCluster(checksCtx, memberClient, &cluster.Spec, cluster.Status.Ready)
 	return liveness, ctx.Err()
 }
 

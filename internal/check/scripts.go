@@ -1,0 +1,163 @@
+package check
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	lua "github.com/yuin/gopher-lua"
+
+	"github.com/towline/towline/internal/sandbox"
+	"github.com/towline/towline/internal/script"
+)
+
+// scriptLimit limits the time of a call in the sandbox. It is more than the time limit of a script, which is checked
+// before each of its instructions: it limits also the compilation, and single instructions that do not end.
+const scriptLimit = 15 * time.Second
+
+// The names of the functions in the sandbox.
+const (
+	filterFunction    = "filter of a check"
+	conditionFunction = "condition of a check"
+)
+
+// evaluation is the input of the functions: a script, and the objects that it gets.
+type evaluation struct {
+	Script  string
+	Objects []json.RawMessage
+}
+
+// Functions returns the functions of the sandbox that Checker.Sandbox needs.
+func Functions() map[string]sandbox.Function {
+	return map[string]sandbox.Function{
+		filterFunction:    inSandbox(evaluation.matching),
+		conditionFunction: inSandbox(evaluation.condition),
+	}
+}
+
+func inSandbox[Result any](function func(evaluation) (Result, error)) sandbox.Function {
+	return func(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
+		var e evaluation
+		if err := json.Unmarshal(input, &e); err != nil {
+			return nil, err
+		}
+		return function(e)
+	}
+}
+
+// filter returns the objects for which code returns matching = true, or all objects without code.
+func (c Checker) filter(objects []json.RawMessage, code string) ([]json.RawMessage, error) {
+	if code == "" || len(objects) == 0 {
+		return objects, nil
+	}
+	indexes, err := run(c, filterFunction, evaluation{code, objects}, evaluation.matching)
+	matching := make([]json.RawMessage, 0, len(indexes))
+	for _, i := range indexes {
+		matching = append(matching, objects[i])
+	}
+	return matching, err
+}
+
+// evaluateCondition runs the condition of a check; failure is "" if it passes.
+func (c Checker) evaluateCondition(code string, objects []json.RawMessage) (failure string, err error) {
+	return run(c, conditionFunction, evaluation{code, objects}, evaluation.condition)
+}
+
+// run runs one of the functions, in the sandbox if there is one.
+func run[Result any](c Checker, name string, e evaluation, function func(evaluation) (Result, error)) (result Result, err error) {
+	if c.Sandbox == nil {
+		return function(e)
+	}
+	err = c.Sandbox.Call(sandbox.Call{
+		Function: name, Key: fmt.Sprintf("%s %s %x", name, c.Cluster, sha256.Sum256([]byte(e.Script))),
+		Limit: scriptLimit, Input: e, Output: &result,
+	})
+	return result, err
+}
+
+// matching returns the indexes of the objects for which the script returns matching = true.
+func (e evaluation) matching() (indexes []int, err error) {
+	interpreter, err := script.New(context.Background(), e.Script)
+	if err != nil {
+		return nil, err
+	}
+	defer interpreter.Close()
+	for i := range e.Objects {
+		object, err := decode(e.Objects[i])
+		if err != nil {
+			return nil, err
+		}
+		result, err := interpreter.Evaluate("obj", interpreter.ToLua(object))
+		if err != nil {
+			return nil, err
+		}
+		isMatching, err := boolField(result, "matching")
+		if err != nil {
+			return nil, err
+		}
+		if isMatching {
+			indexes = append(indexes, i)
+		}
+	}
+	return indexes, nil
+}
+
+// condition returns the message of a condition that does not pass, "" if it passes.
+func (e evaluation) condition() (failure string, err error) {
+	interpreter, err := script.New(context.Background(), e.Script)
+	if err != nil {
+		return "", err
+	}
+	defer interpreter.Close()
+	resources := make([]any, 0, len(e.Objects))
+	for i := range e.Objects {
+		object, err := decode(e.Objects[i])
+		if err != nil {
+			return "", err
+		}
+		resources = append(resources, object)
+	}
+	result, err := interpreter.Evaluate("resources", interpreter.ToLua(resources))
+	if err != nil {
+		return "", err
+	}
+	pass, err := boolField(result, "pass")
+	if err != nil || pass {
+		return "", err
+	}
+	if message := messageText(result.RawGetString("message")); message != "" {
+		return message, nil
+	}
+	return "the check does not pass, and its script returns no message", nil
+}
+
+// decode decodes an object with the types that Script.ToLua knows.
+func decode(raw json.RawMessage) (object map[string]any, err error) {
+	if err := json.Unmarshal(raw, &object); err != nil {
+		return nil, fmt.Errorf("decode an object: %w", err)
+	}
+	return object, nil
+}
+
+// boolField returns a bool field of the table that a script returned.
+func boolField(table *lua.LTable, name string) (bool, error) {
+	value := table.RawGetString(name)
+	if value == lua.LNil {
+		return false, fmt.Errorf("%w: the table that evaluate returns has no field %q", script.ErrInvalid, name)
+	}
+	if value.Type() != lua.LTBool {
+		return false, fmt.Errorf("%w: field %q of the table that evaluate returns is a %s, not a bool", script.ErrInvalid, name, value.Type())
+	}
+	return lua.LVAsBool(value), nil
+}
+
+// messageText returns a message, or "" if value is neither a string nor a number.
+func messageText(value lua.LValue) string {
+	if value.Type() != lua.LTString && value.Type() != lua.LTNumber {
+		return ""
+	}
+	return strings.TrimSpace(strings.ToValidUTF8(value.String(), "?")) // JSON has only valid UTF-8
+}
