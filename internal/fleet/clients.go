@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -156,7 +157,7 @@ func checkUser(user *clientcmdapi.AuthInfo) error {
 	case user.AuthProvider != nil:
 		return fmt.Errorf("auth provider %q is not supported; use a token or a client certificate", user.AuthProvider.Name)
 	}
-	return errors.Join(
+	return cmp.Or( // one line
 		checkEmbedded("client-certificate", user.ClientCertificate),
 		checkEmbedded("client-key", user.ClientKey),
 		checkEmbedded("tokenFile", user.TokenFile),
@@ -167,7 +168,7 @@ func checkCluster(cluster *clientcmdapi.Cluster) error {
 	if cluster.InsecureSkipTLSVerify {
 		return errors.New("it does not verify the server's certificate (insecure-skip-tls-verify); embed the certificate authority")
 	}
-	return errors.Join(ValidateProxyURL(cluster.ProxyURL), checkEmbedded("certificate-authority", cluster.CertificateAuthority))
+	return cmp.Or(ValidateProxyURL(cluster.ProxyURL), checkEmbedded("certificate-authority", cluster.CertificateAuthority))
 }
 
 // checkEmbedded returns an error if a field of a kubeconfig is the path of a file.

@@ -8,6 +8,10 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
+// maxUnpacked limits the decompressed size of one value. The administrator of a member can replace a record there by
+// one of a megabyte that decompresses to many gigabytes, which would take all memory of the hub or the agent.
+const maxUnpacked = 128 << 20
+
 // compressor compresses values as JSON. It reuses its encoders and decoders, each of which has about a megabyte of
 // tables, until the next garbage collections. The zero compressor can be used. It is safe for concurrent use.
 type compressor struct{ encoders, decoders sync.Pool }
@@ -32,7 +36,7 @@ func (c *compressor) pack(value any) ([]byte, error) {
 func (c *compressor) unpack(packed []byte, into any) (err error) {
 	decoder, ok := c.decoders.Get().(*zstd.Decoder)
 	if !ok {
-		if decoder, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1)); err != nil {
+		if decoder, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxUnpacked)); err != nil {
 			return fmt.Errorf("decompress: %w", err)
 		}
 	}

@@ -1,11 +1,30 @@
 package inventory
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"testing"
 
+	"github.com/klauspost/compress/zstd"
+
 	"github.com/towline/towline/internal/kube"
 )
+
+// TestUnpackIsBounded unpacks a record that decompresses to more than any record has.
+func TestUnpackIsBounded(t *testing.T) {
+	t.Parallel()
+	encoder, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	packed := encoder.EncodeAll(append(bytes.Repeat([]byte(" "), maxUnpacked), "[]"...), nil)
+	var used compressor
+	var entries []Entry
+	if err := used.unpack(packed, &entries); !errors.Is(err, zstd.ErrDecoderSizeExceeded) {
+		t.Errorf("got %v from %d bytes, want an error of the limit", err, len(packed))
+	}
+}
 
 // BenchmarkPack shows the cost of one save of 100 entries.
 func BenchmarkPack(b *testing.B) {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,8 +27,9 @@ import (
 const (
 	// maxEncodedBytes is the maximum size of an encoded record. The API server rejects Secrets of more than 1 MiB.
 	maxEncodedBytes = 1<<20 - 16<<10
-	// maxDecodedBytes limits the memory for a decompressed record, which is untrusted input.
-	maxDecodedBytes = 256 << 20
+	// maxDecodedBytes limits the memory for a decompressed record, which is untrusted input: decoding JSON takes up to
+	// twenty times its size. It is forty times the size of the largest encoded record.
+	maxDecodedBytes = 32 << 20
 )
 
 // ErrTooLarge is the error of a record that does not fit into a Secret.
@@ -246,13 +248,18 @@ func decode(encoded []byte) (*helm.Release, error) {
 	if err != nil {
 		return nil, fmt.Errorf("decompress: %w", err)
 	}
-	raw, err := io.ReadAll(io.LimitReader(reader, maxDecodedBytes))
+	raw, err := io.ReadAll(io.LimitReader(reader, maxDecodedBytes+1))
 	if err != nil {
 		return nil, fmt.Errorf("decompress: %w", err)
+	}
+	if len(raw) > maxDecodedBytes {
+		return nil, fmt.Errorf("it has more than %d MiB", maxDecodedBytes>>20)
 	}
 	record := &helm.Release{}
 	if err := json.Unmarshal(raw, record); err != nil {
 		return nil, fmt.Errorf("decode JSON: %w", err)
 	}
+	// Readers use the hooks without a check: "hooks":[null] would end the process.
+	record.Hooks = slices.DeleteFunc(record.Hooks, func(h *helm.Hook) bool { return h == nil })
 	return record, nil
 }

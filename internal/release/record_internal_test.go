@@ -9,6 +9,8 @@ import (
 	"helm.sh/helm/v4/pkg/chart/common"
 	chart "helm.sh/helm/v4/pkg/chart/v2"
 	helm "helm.sh/helm/v4/pkg/release/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // incompressible returns text that no compressor makes shorter than three quarters of its length.
@@ -66,5 +68,41 @@ func TestRecordsFitIntoASecret(t *testing.T) {
 				t.Errorf("default values: got %v", record.Chart.Values)
 			}
 		})
+	}
+}
+
+// TestDecodeIsBounded decodes a record that decompresses to more than any record has.
+func TestDecodeIsBounded(t *testing.T) {
+	t.Parallel()
+	encoded, err := encodeUnlimited(&helm.Release{Manifest: strings.Repeat("a", maxDecodedBytes)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := decode(encoded); err == nil || err.Error() != "it has more than 32 MiB" {
+		t.Errorf("got %v from %d bytes", err, len(encoded))
+	}
+}
+
+// TestRecordOfAnotherReleaseIsRefused reads Secrets whose record claims another namespace, release or revision.
+func TestRecordOfAnotherReleaseIsRefused(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		record helm.Release
+		wantOK bool
+	}{
+		"its own":           {helm.Release{Name: "web", Namespace: "site", Version: 2, Info: &helm.Info{}}, true},
+		"another namespace": {helm.Release{Name: "web", Namespace: "kube-system", Version: 2, Info: &helm.Info{}}, false},
+		"another release":   {helm.Release{Name: "dns", Namespace: "site", Version: 2, Info: &helm.Info{}}, false},
+		"another revision":  {helm.Release{Name: "web", Namespace: "site", Version: 1, Info: &helm.Info{}}, false},
+		"no info":           {helm.Release{Name: "web", Namespace: "site", Version: 2}, false},
+	} {
+		encoded, err := encode(&test.record)
+		if err != nil {
+			t.Fatal(err)
+		}
+		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "site", Name: "sh.helm.release.v1.web.v2"}, Data: map[string][]byte{dataKey: encoded}}
+		if _, ok := decodeSecret(secret); ok != test.wantOK {
+			t.Errorf("%s: got %t", name, ok)
+		}
 	}
 }

@@ -128,10 +128,14 @@ func (s Store) Get(ctx context.Context, key Key, revision int) (record *helm.Rel
 	return record, true, nil
 }
 
-// decodeSecret returns the record in a Secret. ok is false if the Secret holds no valid record.
+// decodeSecret returns the record in a Secret. ok is false if the Secret holds no valid record, or the record of
+// another release: a writer of Secrets in one namespace could have the engine write Secrets in all others.
 func decodeSecret(secret *corev1.Secret) (record *helm.Release, ok bool) {
 	record, err := decode(secret.Data[dataKey])
-	return record, err == nil && record.Info != nil
+	if err != nil || record.Info == nil {
+		return nil, false
+	}
+	return record, record.Namespace == secret.Namespace && SecretName(record.Name, record.Version) == secret.Name
 }
 
 // Put creates or replaces the record of a revision, and returns the metadata of its Secret.
