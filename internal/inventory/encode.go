@@ -22,6 +22,9 @@ func (c *compressor) pack(value any) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
+	if len(raw) > maxUnpacked {
+		return nil, fmt.Errorf("it has more than %d MiB, and could not be read again", maxUnpacked>>20)
+	}
 	encoder, ok := c.encoders.Get().(*zstd.Encoder)
 	if !ok {
 		if encoder, err = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1)); err != nil {

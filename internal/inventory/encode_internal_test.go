@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
@@ -23,6 +24,15 @@ func TestUnpackIsBounded(t *testing.T) {
 	var entries []Entry
 	if err := used.unpack(packed, &entries); !errors.Is(err, zstd.ErrDecoderSizeExceeded) {
 		t.Errorf("got %v from %d bytes, want an error of the limit", err, len(packed))
+	}
+}
+
+// TestPackRefusesValuesThatUnpackRefuses packs a value of more than the limit.
+func TestPackRefusesValuesThatUnpackRefuses(t *testing.T) {
+	t.Parallel()
+	var used compressor
+	if _, err := used.pack(strings.Repeat("a", maxUnpacked)); err == nil || !strings.Contains(err.Error(), "more than 128 MiB") {
+		t.Errorf("got %v", err)
 	}
 }
 
