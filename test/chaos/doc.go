@@ -1,0 +1,14 @@
+// Package chaos kills and disconnects the programs of a fleet at random times, while profiles, labels and clusters
+// change, and compares the fleet with a model when it has settled.
+//
+// The fleet is a hub, two members in push mode and three in pull mode, all with real API servers. Each round makes a
+// plan of changes and faults from the seed and the number of the round, so that a plan can be repeated; the processes
+// still run at their own speed. After a round:
+//
+//   - each member holds exactly the objects of the profiles that select it;
+//   - objects of others are as they were;
+//   - no hook ran twice for a revision of a release;
+//   - there is a summary for each match and no other one, and each status is true.
+//
+// Start reading at TestChaos. Run it with `make chaos`.
+package chaos

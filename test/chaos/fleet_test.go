@@ -1,0 +1,282 @@
+package chaos
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+const (
+	// clusters is the hub namespace of all clusters.
+	clusters = "fleet"
+	// site is the member namespace of the objects of all profiles. It exists before, so that it is nobody's.
+	site = "site"
+	// chartProfile is the profile with the chart, its release, and the namespace of that.
+	chartProfile = "charted"
+	// settleTimeout is loose: a slow machine must pass, a hang must fail. An agent whose connection is lost takes up to a
+	// minute to notice that.
+	settleTimeout = 5 * time.Minute
+	// retryTimeout limits a change by the test while an API server is down.
+	retryTimeout = 2 * time.Minute
+	pollInterval = 300 * time.Millisecond
+)
+
+// member is a cluster of the fleet.
+type member struct {
+	name   string
+	isPull bool
+	plane  *localkube.Plane
+	admin  client.Client
+	// link leads from the agent to the hub, or from the hub to the member.
+	link *link
+	// agent is nil in push mode, and while the member is not registered.
+	agent *process
+	hooks *hookLog
+	// foreign has the objects of others as they were made, by namespace and name.
+	foreign map[client.ObjectKey]*corev1.ConfigMap
+}
+
+// fleet is a hub with its members.
+type fleet struct {
+	t       *testing.T
+	dir     string
+	plane   *localkube.Plane
+	admin   client.Client
+	hub     *process
+	hubLink *link // leads from the hub to its own API server
+	charts  string
+	members []*member
+	// background waits for API servers that are being restarted.
+	background sync.WaitGroup
+}
+
+func newFleet(t *testing.T, names ...string) *fleet {
+	t.Helper()
+	planes := localkube.SeveralForTest(t, append([]string{"hub"}, names...))
+	f := &fleet{t: t, dir: t.TempDir(), plane: planes[0], admin: newAdmin(t, planes[0]), charts: serveChart(t)}
+	f.hubLink = newLink(t, "hub", hostOf(f.plane))
+	kubeconfig := f.linkedKubeconfig(f.plane, f.hubLink)
+	f.hub = run(t, "hub", []string{"KUBECONFIG=" + kubeconfig}, "towline", "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0",
+		"--health-address=127.0.0.1:0", "--cache-dir="+filepath.Join(f.dir, "cache"))
+	f.try("create the namespace of the clusters", func() error { return createNamespace(t.Context(), f.admin, clusters) })
+	for i, name := range names {
+		m := &member{name: name, isPull: strings.HasPrefix(name, "pull"), plane: planes[i+1], admin: newAdmin(t, planes[i+1])}
+		target := m.plane
+		if m.isPull {
+			target = f.plane
+		}
+		m.link = newLink(t, name, hostOf(target))
+		f.prepare(m)
+		f.members = append(f.members, m)
+	}
+	return f
+}
+
+func newAdmin(t *testing.T, plane *localkube.Plane) client.Client {
+	t.Helper()
+	c, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func hostOf(plane *localkube.Plane) string { return strings.TrimPrefix(plane.Config.Host, "https://") }
+
+// serveChart starts a repository with the chart: a ConfigMap, and a hook before and one after each install and upgrade.
+func serveChart(t *testing.T) string {
+	t.Helper()
+	const hook = `
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: %[1]s
+  annotations: {edition: "{{ .Values.edition }}", helm.sh/hook: "%[1]s-install,%[1]s-upgrade", helm.sh/hook-delete-policy: before-hook-creation}
+spec:
+  backoffLimit: 0
+  template:
+    spec:
+      restartPolicy: Never
+      containers: [{name: main, image: "example.com/hook:1"}]
+`
+	repository, err := examples.Repository(examples.Chart{Name: chartProfile, Files: map[string]string{
+		"templates/pre.yaml": fmt.Sprintf(hook, "pre"), "templates/post.yaml": fmt.Sprintf(hook, "post"),
+		"templates/edition.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: edition}\ndata: {edition: \"{{ .Values.edition }}\"}\n",
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(repository)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// linkedKubeconfig writes the administrator's kubeconfig of a plane with the address of a link.
+func (f *fleet) linkedKubeconfig(plane *localkube.Plane, through *link) string {
+	f.t.Helper()
+	config, err := clientcmd.LoadFromFile(plane.Kubeconfig)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, cluster := range config.Clusters {
+		cluster.Server = through.url()
+	}
+	path := filepath.Join(f.dir, plane.Name+".kubeconfig")
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		f.t.Fatal(err)
+	}
+	return path
+}
+
+// prepare makes the namespaces of a member and objects of others in them, beside those that the profiles deploy.
+func (f *fleet) prepare(m *member) {
+	f.t.Helper()
+	m.foreign = map[client.ObjectKey]*corev1.ConfigMap{}
+	for _, namespace := range []string{site, chartProfile, "theirs"} {
+		f.try("create a namespace of "+m.name, func() error { return createNamespace(f.t.Context(), m.admin, namespace) })
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "theirs", Annotations: map[string]string{"owner": "others"}}, Data: map[string]string{"text": "not yours"}}
+		if err := m.admin.Create(f.t.Context(), object); err != nil {
+			f.t.Fatal(err)
+		}
+		m.foreign[client.ObjectKeyFromObject(object)] = object
+	}
+	m.hooks = watchHooks(f.t, m.plane)
+}
+
+func createNamespace(ctx context.Context, c client.Client, name string) error {
+	err := c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// register brings a member into the fleet.
+func (f *fleet) register(m *member, env string) {
+	f.t.Helper()
+	m.hooks.reset()
+	args := []string{"register", "cluster", "--namespace=" + clusters, "--cluster=" + m.name, "--labels=env=" + env + ",charted=yes"}
+	if !m.isPull {
+		f.command(f.plane, "", "sveltosctl", append(args, "--kubeconfig="+f.linkedKubeconfig(m.plane, m.link))...)
+		return
+	}
+	ca := f.save("hub-ca.crt", string(f.plane.Config.CAData))
+	manifest := f.command(f.plane, "", "sveltosctl", append(args, "--pullmode", "--management-cluster-url="+m.link.url(), "--management-cluster-ca="+ca)...)
+	f.command(m.plane, manifest, "kubectl", "apply", "-f", "-")
+	f.startAgent(m, manifest)
+}
+
+// startAgent runs the agent of a member as its Deployment says, but as a process of the test that can be killed.
+func (f *fleet) startAgent(m *member, manifest string) {
+	f.t.Helper()
+	objects, err := kube.DecodeManifest([]byte(manifest))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	var args []string
+	for _, object := range objects {
+		if object.GetKind() != "Deployment" {
+			continue
+		}
+		raw, err := json.Marshal(object.Object)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		var deployment appsv1.Deployment
+		if err := json.Unmarshal(raw, &deployment); err != nil {
+			f.t.Fatal(err)
+		}
+		args = slices.Clone(deployment.Spec.Template.Spec.Containers[0].Args)
+	}
+	for i, arg := range args {
+		if strings.HasPrefix(arg, "--diagnostics-address=") {
+			args[i] = "--diagnostics-address=127.0.0.1:0" // the ports of all agents are on one machine
+		}
+	}
+	token := f.command(m.plane, "", "kubectl", "create", "token", "sveltos-applier-manager", "-n", kube.AgentNamespace, "--duration=24h")
+	f.save(filepath.Join(m.name, "token"), strings.TrimSpace(token))
+	f.save(filepath.Join(m.name, "ca.crt"), string(m.plane.Config.CAData))
+	f.save(filepath.Join(m.name, "namespace"), kube.AgentNamespace)
+	m.agent = run(f.t, "the agent of "+m.name, []string{
+		"KUBERNETES_SERVICE_HOST=127.0.0.1", fmt.Sprintf("KUBERNETES_SERVICE_PORT=%d", m.plane.Port()),
+		"TOWLINE_SERVICEACCOUNT_DIR=" + filepath.Join(f.dir, m.name), "NAMESPACE=" + kube.AgentNamespace, "KUBECONFIG=",
+	}, "towline", args...)
+}
+
+func (f *fleet) save(name, text string) string {
+	f.t.Helper()
+	path := filepath.Join(f.dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+	return path
+}
+
+// command runs a program against a plane until it succeeds.
+func (f *fleet) command(plane *localkube.Plane, stdin, program string, args ...string) string {
+	f.t.Helper()
+	var stdout, stderr bytes.Buffer
+	f.try(program+" "+strings.Join(args, " "), func() error {
+		stdout.Reset()
+		stderr.Reset()
+		cmd := exec.CommandContext(f.t.Context(), binaryPath(f.t, program), args...)
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+		if err := cmd.Run(); err != nil {
+			return fmt.Errorf("%w: %s", err, stderr.String())
+		}
+		return nil
+	})
+	return stdout.String()
+}
+
+// try repeats a change until it succeeds: API servers are down for some seconds.
+func (f *fleet) try(what string, change func() error) {
+	f.t.Helper()
+	if err := until(f.t.Context(), retryTimeout, change); err != nil {
+		f.t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// until repeats check until it succeeds. It returns the last error.
+func until(ctx context.Context, timeout time.Duration, check func() error) error {
+	deadline := time.After(timeout)
+	for {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(pollInterval):
+		case <-ctx.Done():
+			return errors.Join(err, ctx.Err())
+		case <-deadline:
+			return fmt.Errorf("not within %s: %w", timeout, err)
+		}
+	}
+}

@@ -1,0 +1,130 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/towline/towline/internal/localkube"
+)
+
+// hookLog notes every Job that was created for a hook of the chart.
+type hookLog struct {
+	mu sync.Mutex // guards the fields below
+	// created has the UIDs of the Jobs by hook and edition, "pre 3".
+	created map[string][]types.UID
+	// version is the resource version up to which the log is complete.
+	version string
+	// ignored are the Jobs from before the last registration.
+	ignored map[types.UID]bool
+}
+
+// watchHooks watches the Jobs of a member until the test ends, across restarts of its API server.
+func watchHooks(t *testing.T, plane *localkube.Plane) *hookLog {
+	t.Helper()
+	jobs := kubernetes.NewForConfigOrDie(plane.Config).BatchV1().Jobs(chartProfile)
+	list, err := jobs.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &hookLog{created: map[string][]types.UID{}, version: list.ResourceVersion, ignored: map[types.UID]bool{}}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var reader sync.WaitGroup
+	t.Cleanup(func() { cancel(); reader.Wait() })
+	reader.Go(func() {
+		for ctx.Err() == nil {
+			events, err := jobs.Watch(ctx, metav1.ListOptions{ResourceVersion: l.seen(), AllowWatchBookmarks: true})
+			if err == nil {
+				for event := range events.ResultChan() {
+					l.add(event)
+				}
+			}
+			// An API server that was restarted has no earlier events.
+			if list, err := jobs.List(ctx, metav1.ListOptions{}); err == nil {
+				l.addList(list)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(pollInterval):
+			}
+		}
+	})
+	return l
+}
+
+func (l *hookLog) seen() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.version
+}
+
+func (l *hookLog) add(event watch.Event) {
+	job, ok := event.Object.(*batchv1.Job)
+	if !ok {
+		return // an error: the watch ends
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.version = job.ResourceVersion
+	if event.Type != watch.Bookmark {
+		l.note(job)
+	}
+}
+
+func (l *hookLog) addList(list *batchv1.JobList) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.version = list.ResourceVersion
+	for i := range list.Items {
+		l.note(&list.Items[i])
+	}
+}
+
+// note notes a Job. The caller holds mu.
+func (l *hookLog) note(job *batchv1.Job) {
+	if l.ignored[job.UID] {
+		return
+	}
+	key := job.Name + " " + job.Annotations["edition"]
+	if !slices.Contains(l.created[key], job.UID) {
+		l.created[key] = append(l.created[key], job.UID)
+	}
+}
+
+// reset forgets what was created: a new registration installs the chart again.
+func (l *hookLog) reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, uids := range l.created {
+		for _, uid := range uids {
+			l.ignored[uid] = true
+		}
+	}
+	l.created = map[string][]types.UID{}
+}
+
+// check returns an error if a hook was created more than once for an edition, or not at all for the current one.
+func (l *hookLog) check(edition int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for key, uids := range l.created {
+		if len(uids) > 1 {
+			return fmt.Errorf("hook %s ran %d times", key, len(uids))
+		}
+	}
+	for _, hook := range []string{"pre", "post"} {
+		if key := fmt.Sprintf("%s %d", hook, edition); len(l.created[key]) != 1 {
+			return fmt.Errorf("hook %s did not run", key)
+		}
+	}
+	return nil
+}
