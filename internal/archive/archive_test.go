@@ -17,7 +17,7 @@ import (
 )
 
 // tarOf returns a tar archive. A file has as many zero bytes as the size in its header.
-func tarOf(t *testing.T, headers ...tar.Header) []byte {
+func tarOf(t testing.TB, headers ...tar.Header) []byte {
 	t.Helper()
 	var buffer bytes.Buffer
 	writer := tar.NewWriter(&buffer)
@@ -40,7 +40,7 @@ type zeros struct{}
 
 func (zeros) Read(buffer []byte) (int, error) { clear(buffer); return len(buffer), nil }
 
-func gzipOf(t *testing.T, raw []byte) []byte {
+func gzipOf(t testing.TB, raw []byte) []byte {
 	t.Helper()
 	var buffer bytes.Buffer
 	writer := gzip.NewWriter(&buffer)
@@ -54,7 +54,7 @@ func gzipOf(t *testing.T, raw []byte) []byte {
 }
 
 // zipOf returns a zip archive with one file of size bytes.
-func zipOf(t *testing.T, name string, mode fs.FileMode, size int64) []byte {
+func zipOf(t testing.TB, name string, mode fs.FileMode, size int64) []byte {
 	t.Helper()
 	var buffer bytes.Buffer
 	writer := zip.NewWriter(&buffer)

@@ -35,7 +35,8 @@ func parseExclusions(all []libv1beta1.DriftExclusion) ([]exclusion, error) {
 	for i, one := range all {
 		e, err := parseExclusion(one)
 		if err != nil {
-			return nil, fmt.Errorf("driftExclusions[%d]: %w", i, err)
+			// Errors of regular expressions quote their line breaks as they are.
+			return nil, fmt.Errorf("driftExclusions[%d]: %s", i, strings.Join(strings.Fields(err.Error()), " "))
 		}
 		parsed = append(parsed, e)
 	}

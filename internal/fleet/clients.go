@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"regexp"
 	"slices"
 	"sync"
 
@@ -124,10 +125,24 @@ func newKubeconfigConfig(secret *corev1.Secret, key string) (*rest.Config, error
 	return config, nil
 }
 
+// LoadKubeconfig decodes a kubeconfig of another party without validation. Its error has the line, but no text of the
+// kubeconfig: errors of YAML quote, for example, a password that begins with an asterisk.
+func LoadKubeconfig(raw []byte) (*clientcmdapi.Config, error) {
+	parsed, err := clientcmd.Load(raw)
+	if err == nil {
+		return parsed, nil
+	}
+	place := regexp.MustCompile(`\bline [0-9]+`).FindString(err.Error())
+	if place == "" {
+		return nil, errors.New("it is not a kubeconfig")
+	}
+	return nil, fmt.Errorf("it is not a kubeconfig: there is an error in or near %s", place)
+}
+
 // ParseKubeconfig parses a kubeconfig of another party. It fails if the kubeconfig would run a program, read a local
 // file, or skip the verification of the server's certificate.
 func ParseKubeconfig(raw []byte) (*rest.Config, error) {
-	parsed, err := clientcmd.Load(raw)
+	parsed, err := LoadKubeconfig(raw)
 	if err != nil {
 		return nil, fmt.Errorf("parse kubeconfig: %w", err)
 	}

@@ -31,9 +31,9 @@ const accessTimeout = 10 * time.Second
 // kubeconfig without the other contexts and their credentials. It returns an error if the context refers to files or
 // programs.
 func parseKubeconfig(kubeconfig []byte) (config *rest.Config, minified []byte, err error) {
-	loaded, err := clientcmd.Load(kubeconfig)
+	loaded, err := fleet.LoadKubeconfig(kubeconfig)
 	if err != nil {
-		return nil, nil, fmt.Errorf("it is not a kubeconfig: %w", err)
+		return nil, nil, err
 	}
 	if loaded.Contexts[loaded.CurrentContext] == nil {
 		return nil, nil, fmt.Errorf("its current-context %q is not among its contexts", loaded.CurrentContext)

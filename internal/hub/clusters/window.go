@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"sort"
+	"strings"
 	"time"
 
 	"github.com/robfig/cron/v3"
@@ -120,6 +121,9 @@ func evaluateWindow(cluster *libv1beta1.SveltosCluster, now time.Time) (windowSt
 
 // parseCron parses an expression in the format of Sveltos: five fields, or a name like @daily.
 func parseCron(expression string) (cron.Schedule, error) {
+	if strings.Contains(expression, "TZ=") && !strings.Contains(expression, " ") {
+		return nil, fmt.Errorf("%q is not a cron expression: it has a time zone alone", expression) // the library panics
+	}
 	schedule, err := cron.ParseStandard(expression)
 	if err != nil {
 		return nil, fmt.Errorf("%q is not a cron expression: %w", expression, err)

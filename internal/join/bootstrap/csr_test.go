@@ -36,7 +36,7 @@ type csrBuilder struct {
 	csr      certificatesv1.CertificateSigningRequest
 }
 
-func newCSRBuilder(t *testing.T) *csrBuilder {
+func newCSRBuilder(t testing.TB) *csrBuilder {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -62,7 +62,7 @@ func (a *csrBuilder) setAgentRequester(cluster string) {
 
 func (a *csrBuilder) setCommonName(commonName string) { a.template.Subject.CommonName = commonName }
 
-func (a *csrBuilder) build(t *testing.T) *certificatesv1.CertificateSigningRequest {
+func (a *csrBuilder) build(t testing.TB) *certificatesv1.CertificateSigningRequest {
 	t.Helper()
 	der, err := x509.CreateCertificateRequest(rand.Reader, &a.template, a.key)
 	if err != nil {

@@ -1,0 +1,155 @@
+package deliver
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/test/fuzzing"
+)
+
+// FuzzDecompress reads payloads of others, and its own.
+func FuzzDecompress(f *testing.F) {
+	c, err := newChunker()
+	if err != nil {
+		f.Fatal(err)
+	}
+	payload, _ := c.compress(bytes.Repeat([]byte("a: b\n"), 1000))
+	f.Add(payload)
+	f.Add(c.encoder.EncodeAll(make([]byte, maxStream+1), nil))
+	f.Add([]byte("\x28\xb5\x2f\xfd"))
+	f.Add([]byte("a: b\n---\na: c\n"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var stream []byte
+		var err error
+		// The reader of the stream doubles its buffer.
+		fuzzing.Within(t, 10*maxStream, func() { stream, err = decompress(raw) })
+		if err == nil && len(stream) > maxStream {
+			t.Errorf("got %d bytes", len(stream))
+		}
+		if err != nil && !errors.Is(err, ErrCorrupt) {
+			t.Errorf("got %v, want ErrCorrupt", err)
+		}
+		fuzzing.OneLine(t, err)
+		packed, ok := c.compress(raw)
+		if !ok {
+			return
+		}
+		if again, err := decompress(packed); err != nil || !bytes.Equal(again, raw) {
+			t.Errorf("got %q, %v after compressing and decompressing %q", again, err, raw)
+		}
+	})
+}
+
+// FuzzDecodeBundle reads chunks with any header and documents. Content with the hash of the group is decoded or refused
+// as corrupt, and other content is refused.
+func FuzzDecodeBundle(f *testing.F) {
+	c, err := newChunker()
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, head := range []string{`{"item":{}}`, `{"item":{"Release":{"Name":"a","Namespace":"b"}}}`, `{"item":{"Objects":null},"continues":"item"}`, `{"item":{},"continues":"document"}`} {
+		f.Add(head, []byte(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}`+"\n"), `{"item":{},"continues":"item"}`, []byte(`{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"}}`), false)
+	}
+	f.Add(`{"item":{"Release":{}}}`, []byte(`{"apiVersion":"towline.dev/v1","kind":"ReleaseData","data":{"Notes":"x","Values":{"a":1}}}`+"\n"), `{"item":{},"continues":"document"}`, []byte("---\na: b"), true)
+	f.Fuzz(func(t *testing.T, firstHead string, first []byte, secondHead string, second []byte, isWrong bool) {
+		parts := &decoder{}
+		var group libv1beta1.ConfigurationGroup
+		group.Annotations = map[string]string{annotationBundle: `{}`}
+		decode := func() (bundle.Bundle, error) {
+			for _, part := range []struct {
+				head   string
+				stream []byte
+			}{{firstHead, first}, {secondHead, second}} {
+				payload, ok := c.compress(part.stream)
+				if !ok || part.head == "" {
+					t.Skip()
+				}
+				obj := &libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{annotationItem: part.head}}}
+				obj.Spec.Payload = payload
+				sum := sha256.Sum256(canonical(part.head, part.stream))
+				if isWrong {
+					sum[0]++
+				}
+				if err := parts.add(libv1beta1.ConfigurationItem{Hash: sum[:]}, obj); err != nil {
+					return bundle.Bundle{}, err
+				}
+			}
+			return parts.bundle(&group)
+		}
+		var b bundle.Bundle
+		var err error
+		fuzzing.Within(t, 64<<20+uint64(len(first)+len(second))*20_000, func() { b, err = decode() })
+		if isWrong && !errors.Is(err, ErrCorrupt) {
+			t.Errorf("content with another hash: %v, want ErrCorrupt", err)
+		}
+		if err == nil && len(b.Items) > 2 {
+			t.Errorf("%d items", len(b.Items))
+		}
+		for _, item := range parts.items {
+			for _, object := range item.Objects {
+				if object.GetKind() == "" {
+					t.Errorf("an object without a kind: %v", object.Object)
+				}
+			}
+		}
+	})
+}
+
+// FuzzBundlesRoundTrip delivers the objects of a manifest.
+func FuzzBundlesRoundTrip(f *testing.F) {
+	f.Add([]byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {a: \"---\\n\"}\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: b}\n"), "notes\n---\n", `{"a":1}`)
+	f.Add([]byte("{\"apiVersion\":\"v1\",\"kind\":\"X\",\"metadata\":{\"name\":\"a\"},\"spec\":[1.5,9007199254740993,null,\"<\u2028>\"]}"), "", "")
+	f.Fuzz(func(t *testing.T, manifest []byte, notes, values string) {
+		objects, err := kube.DecodeManifest(manifest)
+		if err != nil {
+			t.Skip()
+		}
+		item := bundle.Item{Objects: objects}
+		if json.Valid([]byte(values)) {
+			item.Release = &bundle.Release{Name: "a", Namespace: "b", Data: bundle.ReleaseData{Notes: notes, Values: json.RawMessage(values)}}
+		}
+		b := testBundle(item, bundle.Item{Objects: objects})
+		group, bundles := pack(t, b)
+		got, err := unpack(group, bundles)
+		if err != nil {
+			t.Fatalf("decode an encoded bundle: %v", err)
+		}
+		for i := range b.Items {
+			if len(got.Items) <= i {
+				t.Fatalf("%d items, want %d", len(got.Items), len(b.Items))
+			}
+			if diff := cmp.Diff(b.Items[i].Objects, got.Items[i].Objects); len(objects) > 0 && diff != "" {
+				t.Errorf("objects of item %d (-want +got):\n%s", i, diff)
+			}
+		}
+	})
+}
+
+// FuzzDecodeForeignBundle reads the resources of a ConfigurationBundle that another hub wrote.
+func FuzzDecodeForeignBundle(f *testing.F) {
+	f.Add("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n", `{"apiVersion":"v1","kind":"List","items":[]}`, []byte{})
+	f.Add("a: &a [x, x]\nb: [*a, *a]\n", "{", []byte{1})
+	f.Add("null", "# comment", []byte{})
+	f.Fuzz(func(t *testing.T, first, second string, hash []byte) {
+		obj := &libv1beta1.ConfigurationBundle{}
+		obj.Spec.Resources = []string{first, second}
+		parts := &decoder{}
+		var err error
+		fuzzing.Within(t, 64<<20+uint64(len(first)+len(second))*20_000, func() { err = parts.add(libv1beta1.ConfigurationItem{Hash: hash}, obj) })
+		if err != nil && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrUnsupported) {
+			t.Errorf("got %v, want ErrCorrupt", err)
+		}
+		if err == nil && len(hash) > 0 && !resourcesMatch(hash, parts.items[0].Objects) {
+			t.Errorf("accepted with another hash: %x", hash)
+		}
+	})
+}

@@ -1,0 +1,142 @@
+package render
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/test/fuzzing"
+)
+
+// FuzzDecodePatches reads patches in ConfigMaps and Secrets.
+func FuzzDecodePatches(f *testing.F) {
+	f.Add("- patch: |\n    - {op: remove, path: /spec}\n  target: {kind: Deployment}\n- patch: x\n")
+	f.Add("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n")
+	f.Add("patch: ''")
+	f.Add("[]")
+	f.Fuzz(func(t *testing.T, text string) {
+		var patches []Patch
+		var err error
+		fuzzing.Within(t, 64<<20+uint64(len(text))*20_000, func() { patches, err = DecodePatches("ConfigMap a/b, key c", text) })
+		fuzzing.OneLine(t, err)
+		for _, patch := range patches {
+			if patch.Text == "" || !strings.HasPrefix(patch.Origin, "ConfigMap a/b, key c") {
+				t.Errorf("got patch %+v", patch)
+			}
+		}
+	})
+}
+
+// FuzzApplyPatches applies patches of profiles. Objects that they do not select stay, and others are within the limit.
+func FuzzApplyPatches(f *testing.F) {
+	for _, text := range []string{
+		"- {op: replace, path: /data/a, value: 1}", "- {op: copy, from: /data, path: /data/b}\n- {op: copy, from: /data, path: /data/c}", "- {op: add, path: /data/-1, value: x}", "- {op: test, path: /kind, value: X}", "- {op: move, from: '', path: /a}",
+		"data: {a: null}", "$patch: delete\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}", "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: b}\nspec: {template: {spec: {containers: [{name: c, $patch: delete}]}}}", "metadata: {name: &a x, labels: {a: *a}}",
+	} {
+		f.Add(text, "ConfigMap|Deployment", "a|b", "", true)
+		f.Add(text, "", "(", "a in (b)", false)
+	}
+	docs := []json.RawMessage{
+		json.RawMessage(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a","labels":{"a":"b"}},"data":{"a":"b"}}`),
+		json.RawMessage(`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"b"},"spec":{"template":{"spec":{"containers":[{"name":"c","args":["x"]}]}}}}`),
+		json.RawMessage(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"never-patched"}}`),
+	}
+	f.Fuzz(func(t *testing.T, text, kind, name, selector string, hasTarget bool) {
+		patch := Patch{Origin: "patches[0]", Text: text}
+		if hasTarget {
+			patch.Target = &libv1beta1.PatchSelector{Kind: kind, Name: name, LabelSelector: selector}
+		}
+		var changed map[int]json.RawMessage
+		var err error
+		fuzzing.Within(t, 256<<20+uint64(len(text))*20_000, func() {
+			changed, err = applyPatches(patching{Objects: docs, Patches: []Patch{patch}, Unpatched: []int{2}})
+		})
+		if _, isChanged := changed[2]; isChanged {
+			t.Error("an object that must not be patched is changed")
+		}
+		for i, raw := range changed {
+			if !json.Valid(raw) || len(raw) > 2*maxPatched {
+				t.Errorf("object %d has %d bytes", i, len(raw))
+			}
+		}
+		if err != nil && !strings.HasPrefix(err.Error(), "patches[0]: ") {
+			t.Errorf("the error does not name the patch: %v", err)
+		}
+	})
+}
+
+// FuzzKustomization builds a kustomization. It has the files of its tree only, and needs no network.
+func FuzzKustomization(f *testing.F) {
+	const object = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {a: b}\n"
+	for _, text := range []string{
+		"resources: [a.yaml]\nnamePrefix: x-\nlabels: [{pairs: {a: b}, includeSelectors: true}]\n", "resources: [https://example.com/a]", "resources: [../../etc/passwd]", "resources: [base]\npatches: [{path: a.yaml}]", "resources: [.]", "bases: [git@example.com:a/b]",
+		"configMapGenerator: [{name: g, files: [a.yaml, x=/etc/passwd], envs: [http://example.com], literals: [a=b]}]", "helmCharts: [{name: a, repo: https://example.com}]", "generators: [a.yaml]\ntransformers: [a.yaml]", "replacements: [{source: {kind: ConfigMap, fieldPath: data.a}, targets: [{select: {kind: ConfigMap}, fieldPaths: ['data.[a=b].c'], options: {create: true}}]}]\nresources: [a.yaml]",
+		"openapi: {path: https://example.com}\nresources: [a.yaml]", "images: [{name: a, newTag: b}]\nreplicas: [{name: a, count: 1}]\nresources: [a.yaml]\nbuildMetadata: [originAnnotations, managedByLabel]", "vars: [{name: V, objref: {kind: ConfigMap, name: a, apiVersion: v1}}]\nresources: [a.yaml]",
+	} {
+		f.Add(text, object)
+	}
+	f.Add("resources: [a.yaml]", "apiVersion: builtin\nkind: NamespaceTransformer\nmetadata: {name: a, namespace: b}\n---\nkind: List\nitems: [1]")
+	f.Fuzz(func(t *testing.T, root, file string) {
+		files := map[string]string{"kustomization.yaml": root, "a.yaml": file, "base/kustomization.yaml": "resources: [../a.yaml]", "sub/a.yaml": file}
+		var names []string
+		for name := range files {
+			names = append(names, name)
+		}
+		tree := newSourceTree(names, func(name string) ([]byte, error) {
+			content, exists := files[name]
+			if !exists {
+				t.Errorf("it reads %q, which is not in the tree", name)
+			}
+			return []byte(content), nil
+		})
+		var output kustomizationOutput
+		var err error
+		fuzzing.Within(t, 512<<20+uint64(len(root)+len(file))*50_000, func() { output, err = tree.build(kustomizationInput{}) })
+		if err != nil {
+			if len(err.Error()) > 4*maxBuildMessage {
+				t.Errorf("the error has %d bytes", len(err.Error()))
+			}
+			return
+		}
+		var objects []unstructured.Unstructured
+		if len(output.Objects) > maxBuilt || json.Unmarshal(output.Objects, &objects) != nil && string(output.Objects) != "[]" {
+			t.Errorf("%d bytes of objects: %.200s", len(output.Objects), output.Objects)
+		}
+		for _, object := range objects {
+			if ref := kube.RefOf(&object); ref.Kind == "" || ref.Name == "" {
+				t.Errorf("an object without an identity: %v", object.Object)
+			}
+		}
+	})
+}
+
+// FuzzReleaseManifest reads rendered templates of charts.
+func FuzzReleaseManifest(f *testing.F) {
+	f.Add("---apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, annotations: {a: 1, b: true, c: null}}\n---\nkind: Job\napiVersion: batch/v1\nmetadata: {name: h, annotations: {helm.sh/hook: 'pre-install,unknown'}}", true)
+	f.Add("apiVersion: v1\nkind: Pod\nmetadata: {name: h, annotations: {helm.sh/hook: test}}\ndata: |\n  x\n\n", false)
+	f.Fuzz(func(t *testing.T, text string, disableHooks bool) {
+		builder := &releaseBuilder{}
+		var err error
+		fuzzing.Within(t, 128<<20+uint64(len(text))*40_000, func() { err = builder.addTemplate("chart/templates/a.yaml", text, disableHooks) })
+		fuzzing.OneLine(t, err)
+		if err != nil {
+			return
+		}
+		release := builder.build()
+		if len(release.Objects) != len(release.Paths) {
+			t.Errorf("%d objects and %d paths", len(release.Objects), len(release.Paths))
+		}
+		for i, object := range release.Objects {
+			if ref := kube.RefOf(object); ref.Kind == "" || ref.Name == "" || object.GetAPIVersion() == "" {
+				t.Errorf("object %d has no identity: %v", i, object.Object)
+			}
+		}
+		if disableHooks && len(builder.hooks) > 0 {
+			t.Errorf("%d hooks although they are disabled", len(builder.hooks))
+		}
+	})
+}

@@ -1,0 +1,224 @@
+package source
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/go-git/go-git/v5/plumbing"
+	corev1 "k8s.io/api/core/v1"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/archive"
+	"github.com/towline/towline/test/fuzzing"
+)
+
+// The secrets in the seeds of the targets below.
+const (
+	secretPassword = "pa55w0rd-of-the-url"
+	secretValue    = "s3cret-value-of-a-Secret"
+)
+
+// FuzzRemoteURL reads URLs of profiles. An accepted URL has no credentials, and each request goes to the host that its
+// message names.
+func FuzzRemoteURL(f *testing.F) {
+	for _, address := range []string{
+		"https://example.com/a.yaml?x=1#y", "http://me:" + secretPassword + "@example.com/a", "git+https://example.com/repo.git?ref=v1&path=/apps//web", "git+ssh://git@example.com:22/repo?path=../a",
+		"oci://example.com/a/b:v1@sha256:aa", "git+https://example.com/?ref=a&ref=b", "file:///etc/passwd", `https://example.com\@other/`, "https://[::1%25lo]/", "git+ssh://-oProxyCommand=x/a", "git+file:///a", "//example.com", "https://a?token=" + secretPassword, "http://a b/", "https://example.com/%zz",
+	} {
+		f.Add(address, true)
+	}
+	f.Fuzz(func(t *testing.T, address string, hasSecret bool) {
+		var remote libv1beta1.RemoteSource
+		if hasSecret {
+			remote.SecretRef = &corev1.SecretReference{Name: "a"}
+		}
+		shown := redactedRemote(address)
+		err := checkRemote(address, remote)
+		fuzzing.OneLine(t, err)
+		fuzzing.HidesSecret(t, err, []byte(address), secretPassword)
+		if err != nil {
+			return
+		}
+		parsed, err := url.Parse(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if named, err := url.Parse(shown); err != nil || named.Host != parsed.Host || named.User != nil {
+			t.Errorf("%q is shown as %q", address, shown)
+		}
+		if _, hasPassword := parsed.User.Password(); hasPassword {
+			t.Errorf("%q is accepted with a password", address)
+		}
+		if !isGit(parsed.Scheme) {
+			return
+		}
+		git, err := parseGitAddress(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if git.url.Host != parsed.Host || git.url.RawQuery != "" || git.directory != "" && !filepath.IsLocal(git.directory) {
+			t.Errorf("%q became %+v", address, git)
+		}
+	})
+}
+
+// FuzzDockerConfig reads logins from Secrets. A login is for the host of the repository only.
+func FuzzDockerConfig(f *testing.F) {
+	auth := base64.StdEncoding.EncodeToString([]byte("me:" + secretValue))
+	f.Add([]byte(`{"auths":{"https://index.docker.io/v1/":{"auth":"`+auth+`"},"example.com":{"username":"me","password":"`+secretValue+`"}}}`), "oci://docker.io/a")
+	f.Add([]byte(`{"auths":{"example.com:443":{"auth":"`+secretValue+`"}}}`), "https://example.com:443/charts")
+	f.Add([]byte(`{"auths":{"":{}}}`), "")
+	f.Fuzz(func(t *testing.T, raw []byte, address string) {
+		secret := &corev1.Secret{Data: map[string][]byte{corev1.DockerConfigJsonKey: raw}}
+		username, _, err := credentials(secret, "", address)
+		fuzzing.OneLine(t, err)
+		fuzzing.HidesSecret(t, err, raw, secretValue)
+		if err != nil || username == "" {
+			return
+		}
+		var config struct{ Auths map[string]json.RawMessage }
+		if err := json.Unmarshal(raw, &config); err != nil {
+			t.Fatal(err)
+		}
+		host, err := registryHost(address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range config.Auths {
+			if named, err := registryHost(name); err == nil && named == host {
+				return
+			}
+		}
+		t.Errorf("a login for %q, which %s does not have", host, raw)
+	})
+}
+
+// FuzzKnownHosts reads known_hosts of Secrets.
+func FuzzKnownHosts(f *testing.F) {
+	const key = " ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEuKFp7jR/d7bIvjRsNwDZYxUF8Hwxsn0nQnj1xg4JNL\n"
+	f.Add([]byte("example.com,[example.org]:2222"+key), "example.com:22")
+	f.Add([]byte("*.com,!bad.com"+key+"@revoked *"+key), "bad.com:22")
+	f.Add([]byte("|1|aGk=|aGk="+key), "example.com:22")
+	f.Add([]byte("[*]:22"+key+"@cert-authority *"+key), "[::1]:22")
+	f.Fuzz(func(t *testing.T, file []byte, address string) {
+		fuzzing.Within(t, 64<<20+uint64(len(file))*1000, func() {
+			keys, err := parseKnownHosts(file, address)
+			fuzzing.OneLine(t, err)
+			// Each accepted key is on a line of its own.
+			if lines := strings.Count(string(file), "\n") + 1; len(keys) > lines {
+				t.Errorf("%d keys in %d lines", len(keys), lines)
+			}
+		})
+	})
+}
+
+// FuzzGitPack reads packs of Git servers: a whole pack, or a pack of a tree, a commit of it and a delta.
+func FuzzGitPack(f *testing.F) {
+	blob := []byte("a: b")
+	sum := plumbing.ComputeHash(plumbing.BlobObject, blob)
+	tree := append([]byte("100644 a.yaml\x00"), sum[:]...)
+	f.Add([]byte{}, tree, []byte("author a <a> 1 +0000\ncommitter a <a> 1 +0000\n\na"), []byte{4, 4, 0x90, 4}, "")
+	f.Add([]byte{}, append([]byte("40000 ..\x00"), sum[:]...), []byte("\n\n"), []byte{1, 0xff, 0xff, 0xff, 0x7f, 0}, "a/b")
+	f.Add([]byte{}, append([]byte("120000 link\x00"), sum[:]...), []byte(""), []byte{}, "..")
+	f.Add([]byte("PACK\x00\x00\x00\x02\x7f\xff\xff\xff"), []byte{}, []byte{}, []byte{}, "")
+	f.Add(packOf(entry{plumbing.BlobObject, 4, blob}), []byte{}, []byte{}, []byte{}, "")
+	limits := archive.DefaultLimits()
+	f.Fuzz(func(t *testing.T, pack, tree, rest, delta []byte, directory string) {
+		treeHash := plumbing.ComputeHash(plumbing.TreeObject, tree)
+		commit := append(fmt.Appendf(nil, "tree %s\n", treeHash), rest...)
+		hash := plumbing.ComputeHash(plumbing.CommitObject, commit)
+		if len(pack) == 0 {
+			pack = packOf(entry{plumbing.BlobObject, len(blob), blob}, entry{plumbing.TreeObject, len(tree), tree},
+				entry{plumbing.CommitObject, len(commit), commit}, entry{plumbing.REFDeltaObject, len(delta), delta})
+		}
+		var files map[string][]byte
+		var err error
+		// A delta can make an object of the maximum size.
+		fuzzing.Within(t, 4*uint64(limits.Size)+uint64(len(pack))*20_000, func() { files, err = filesInPack(pack, hash, directory) })
+		fuzzing.OneLine(t, err)
+		size := 0
+		for name, content := range files {
+			size += len(content)
+			if !filepath.IsLocal(name) {
+				t.Errorf("the path %q is outside of the tree", name)
+			}
+		}
+		if len(files) > limits.Files || int64(size) > limits.Size {
+			t.Errorf("%d files of %d bytes", len(files), size)
+		}
+	})
+}
+
+// FuzzChartIndex reads the index of a chart repository.
+func FuzzChartIndex(f *testing.F) {
+	f.Add([]byte("apiVersion: v1\nentries:\n  a:\n  - {name: a, version: 1.0.0, urls: [a.tgz], digest: aa}\n  - {version: x}\n"))
+	f.Add([]byte(`{"apiVersion":"v1","entries":{"a":[{"version":"1.0.0","urls":["https://other/a.tgz"]},null]}}`))
+	f.Add([]byte("entries: &a {x: *a}"))
+	f.Add([]byte("<html>"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		fuzzing.Within(t, 64<<20+uint64(len(raw))*20_000, func() {
+			parsed, err := parseIndex(raw)
+			if err == nil && parsed.Entries == nil {
+				t.Error("an index without entries")
+			}
+		})
+	})
+}
+
+// FuzzExpand expands templates of users. Inputs that take much time or memory by a number in them are left out, because
+// only the sandbox limits those.
+func FuzzExpand(f *testing.F) {
+	for _, text := range []string{
+		"{{ .Cluster.metadata.name }}", "{{ range $k, $v := .Cluster.metadata.labels }}{{ $k }}={{ $v | quote }}{{ end }}", `{{ (getResource "a").data.x | b64dec }}`, `{{ fail (getResource "a").data.x }}`,
+		`{{ define "a" }}{{ template "a" }}{{ end }}{{ template "a" }}`, "{{ .MgmtResources.a.data.x.y }}", `{{ fromYaml "a: [" }}`, `{{ index .Cluster.metadata.labels 1 }}`, "{{ now }}", `{{ env "HOME" }}`, "{{/* a */}}", `{{ toYaml .Cluster | indent 4 }}`, "{{", `{{ dict "a" }}`, `{{ regexMatch "(" "a" }}`, `{{ atoi .MgmtResources.a.data.x }}`,
+	} {
+		f.Add(text)
+	}
+	resources := Resources{Objects: map[string]json.RawMessage{"a": json.RawMessage(`{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"},"data":{"x":"` + secretValue + `"}}`)}, HasSecret: true}
+	f.Fuzz(func(t *testing.T, text string) {
+		if isCostly(text) {
+			t.Skip()
+		}
+		e := expansion{Description: "the text", Text: text, Namespace: "eu", Name: "eu-1", Resources: resources, Cluster: json.RawMessage(`{"metadata":{"name":"eu-1","labels":{"env":"test"}}}`)}
+		var expanded Expanded
+		var err error
+		fuzzing.Within(t, 1<<30, func() { expanded, err = e.expand(&currentLine{}) })
+		fuzzing.HidesSecret(t, err, []byte(secretValue), secretValue)
+		if len(expanded.Text) > maxExpanded {
+			t.Errorf("%d bytes", len(expanded.Text))
+		}
+		if expanded.IsShared && strings.Contains(expanded.Text, secretValue) {
+			t.Errorf("the result of %q is shared, and depends on the subject", text)
+		}
+	})
+}
+
+// isCostly returns whether a template can take much time or memory by a number in it, or by a costly function.
+func isCostly(text string) bool {
+	return regexp.MustCompile(`[0-9]{4}|[0-9][xXeE_]|mul|repeat|until|seq|gen|derivePassword|bcrypt|htpasswd|encryptAES|ago|pow`).MatchString(text)
+}
+
+// FuzzSignedText reads signatures of registries.
+func FuzzSignedText(f *testing.F) {
+	f.Add([]byte(`{"critical":{"image":{"docker-manifest-digest":"sha256:aa"},"type":"cosign container image signature"}}`), "sha256:aa")
+	f.Add([]byte(`{"SignedEntryTimestamp":"aGk=","Payload":{"body":"e30=","integratedTime":1,"logIndex":1,"logID":"aa"}}`), "")
+	f.Fuzz(func(t *testing.T, raw []byte, digest string) {
+		err := checkPayload(raw, digest)
+		fuzzing.OneLine(t, err)
+		if err == nil && !json.Valid(raw) {
+			t.Errorf("%q is accepted", raw)
+		}
+		if _, err := parseLegacyLogEntry(raw); err != nil {
+			fuzzing.OneLine(t, err)
+		}
+		if _, err := readKeyring(raw); err != nil {
+			fuzzing.OneLine(t, err)
+		}
+	})
+}
