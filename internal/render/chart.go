@@ -336,6 +336,11 @@ func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crd
 	options := common.ReleaseOptions{
 		Name: r.Name, Namespace: r.Namespace, Revision: max(1, r.Revision), IsInstall: !r.IsUpgrade, IsUpgrade: r.IsUpgrade,
 	}
+	if !r.SkipSchemaValidation {
+		if err := checkSchemas(chart); err != nil {
+			return nil, err
+		}
+	}
 	full, err := chartvalues.ToRenderValuesWithSchemaValidation(chart, values, options, capabilities, r.SkipSchemaValidation)
 	if err != nil {
 		return nil, phase.Invalid{Err: joinLines(err)}

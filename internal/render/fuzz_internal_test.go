@@ -1,7 +1,16 @@
 package render
 
 import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
 	"encoding/json"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -9,6 +18,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/source"
 	"github.com/towline/towline/test/fuzzing"
 )
 
@@ -139,4 +149,70 @@ func FuzzReleaseManifest(f *testing.F) {
 			t.Errorf("%d hooks although they are disabled", len(builder.hooks))
 		}
 	})
+}
+
+// FuzzChart renders charts of others. Templates that take much time or memory by a number are left out, because only
+// the sandbox limits those.
+func FuzzChart(f *testing.F) {
+	const chart = "apiVersion: v2\nname: web\nversion: 1.0.0\n"
+	const object = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}}\ndata: {a: {{ .Values.a | quote }}}\n"
+	f.Add(chart, "a: b", object, "templates/NOTES.txt", "{{ .Chart.Name }}")
+	f.Add(chart+"dependencies: [null]\nmaintainers: [null]\n", "a: [", "{{ .Values.a.b.c }}", "values.schema.json", `{"type":"object","properties":{"a":{"$ref":"https://example.com/a.json"}}}`)
+	f.Add(chart+"kubeVersion: '>=1.99'\ntype: library\n", "global: null\nweb: 1\n", `{{ lookup "v1" "Secret" "a" "b" }}{{ randAlphaNum 5 }}`, "crds/a.yaml", "kind: CustomResourceDefinition\nspec: []\n")
+	f.Add(chart+"dependencies: [{name: sub, version: 1.0.0, condition: a.b, import-values: [1], alias: ../x}]", "", "{{ include \"x\" . }}{{ define \"x\" }}{{ include \"x\" . }}{{ end }}", "charts/sub/Chart.yaml", "name: sub\nversion: 1.0.0\napiVersion: v2\n")
+	f.Add(chart, "", "{{ .Files.Get \"/etc/passwd\" }}{{ .Files.Glob \"**\" }}{{ tpl .Values.x . }}{{ .Capabilities.APIVersions.Has \"v1\" }}", "../../x", "a")
+	f.Fuzz(func(t *testing.T, metadata, values, text, name, content string) {
+		if isCostly(text + content + values) {
+			t.Skip()
+		}
+		files := map[string]string{"web/Chart.yaml": metadata, "web/values.yaml": values, "web/templates/a.yaml": text, "web/" + name: content}
+		archived := chartArchive(t, files)
+		path := filepath.Join(t.TempDir(), "chart.tgz")
+		if err := os.WriteFile(path, archived, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		request := ChartRequest{
+			Chart: source.Chart{Name: "web", Version: "1.0.0", Path: path, Digest: "a"}, Name: "release", Namespace: "site",
+			KubeVersion: "v1.36.3", APIVersions: []string{"v1", "apps/v1"}, Owner: "a",
+		}
+		var release Release
+		var err error
+		fuzzing.Within(t, 512<<20+uint64(len(archived))*50_000, func() { release, err = NewCharts(nil).Render(t.Context(), request) })
+		fuzzing.OneLine(t, err)
+		if err != nil {
+			return
+		}
+		if len(release.Objects) != len(release.Paths) {
+			t.Errorf("%d objects and %d paths", len(release.Objects), len(release.Paths))
+		}
+		for i, object := range release.Objects {
+			if ref := kube.RefOf(object); ref.Kind == "" || ref.Name == "" || object.GetAPIVersion() == "" {
+				t.Errorf("object %d has no identity: %v", i, object.Object)
+			}
+		}
+	})
+}
+
+// isCostly returns whether a template can take much time or memory by a number in it, or by a costly function.
+func isCostly(text string) bool {
+	return regexp.MustCompile(`[0-9]{4}|[0-9][xXeE_]|mul|repeat|until|seq|gen|derivePassword|bcrypt|htpasswd|encryptAES|pow`).MatchString(text)
+}
+
+func chartArchive(t *testing.T, files map[string]string) []byte {
+	t.Helper()
+	var raw bytes.Buffer
+	zipped := gzip.NewWriter(&raw)
+	writer := tar.NewWriter(zipped)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if err := writer.WriteHeader(&tar.Header{Name: name, Size: int64(len(files[name])), Mode: 0o600}); err != nil {
+			t.Skip("the name cannot be written")
+		}
+		if _, err := writer.Write([]byte(files[name])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(writer.Close(), zipped.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return raw.Bytes()
 }
