@@ -33,8 +33,8 @@ const (
 	retryMax = time.Minute
 	// writers is the number of summaries of one profile that are written concurrently.
 	writers = 20
-	// OwnerIndex is the index of ClusterSummaries by the UIDs of their owners.
-	OwnerIndex = "owner"
+	// ownerIndex is the index of ClusterSummaries by the UIDs of their owners.
+	ownerIndex = "owner"
 )
 
 // Controller creates, updates and deletes the ClusterSummaries of profiles.
@@ -54,15 +54,9 @@ type reconciler struct {
 	changes    matchingChanges
 }
 
-// Setup adds one controller to mgr for each kind of profile, and creates OwnerIndex.
+// Setup adds one controller to mgr for each kind of profile, and creates ownerIndex.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
-	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, OwnerIndex, func(obj client.Object) []string {
-		var owners []string
-		for _, owner := range obj.GetOwnerReferences() {
-			owners = append(owners, string(owner.UID))
-		}
-		return owners
-	})
+	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, ownerIndex, ownerUIDs)
 	if err != nil {
 		return err
 	}
@@ -85,6 +79,15 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		}
 	}
 	return nil
+}
+
+// ownerUIDs returns the values of ownerIndex.
+func ownerUIDs(obj client.Object) []string {
+	var uids []string
+	for _, owner := range obj.GetOwnerReferences() {
+		uids = append(uids, string(owner.UID))
+	}
+	return uids
 }
 
 // specChanged drops updates that change only the status.
@@ -120,13 +123,11 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		{Name: "ensure finalizer", Run: r.ensureFinalizer},
 		{Name: "pause", Run: r.pause},
 		{Name: "match", Run: r.match},
-		{Name: "report matching", Run: r.reportMatching},
 		{Name: "write summaries", Run: r.writeSummaries},
-		{Name: "withdraw", Run: r.withdraw},
-		{Name: "retry missing namespaces", Run: r.retryMissingNamespaces},
+		{Name: "check missing", Run: r.checkMissing},
 	}
 	if !profile.GetDeletionTimestamp().IsZero() {
-		steps = []phase.Step[*state]{{Name: "load", Run: r.load}, {Name: "withdraw", Run: r.withdraw}, {Name: "remove finalizer", Run: r.removeFinalizer}}
+		steps = []phase.Step[*state]{{Name: "load", Run: r.load}, {Name: "delete summaries", Run: r.writeSummaries}, {Name: "remove finalizer", Run: r.removeFinalizer}}
 	}
 	outcome := phase.Run(ctx, s, steps)
 	err := r.report(ctx, s, outcome)
@@ -134,10 +135,10 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		err = fmt.Errorf("%s %s: %w", r.kind.name, req, outcome.Err)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		// The cache is stale. Its update triggers a reconcile.
+		// The cache is stale. Its update need not trigger a reconcile: create events of summaries are dropped.
 		return reconcile.Result{RequeueAfter: staleDelay}, nil
 	}
-	return reconcile.Result{}, err
+	return reconcile.Result{RequeueAfter: outcome.After}, err
 }
 
 // ownerReference returns the owner reference to profile for its summaries.

@@ -4,9 +4,11 @@
 //
 //  1. Load the summaries of the profile, and set its finalizer.
 //  2. Stop if the profile is paused.
-//  3. Match the clusters, and report them in the status of the profile.
-//  4. Create missing summaries, and update the ones that differ.
-//  5. Delete the summaries of clusters that no longer match. The summary controller withdraws their deployments.
+//  3. Match the clusters.
+//  4. Create missing summaries, update the ones that differ, and delete the ones of clusters that no longer match. The
+//     summary controller withdraws their deployments.
+//  5. Check whether summaries could not be created yet.
+//  6. Report the matching clusters, and why the profile is suspended, in the status of the profile.
 //
 // If the profile is being deleted, all summaries are deleted, and then the finalizer is removed.
 //
@@ -18,10 +20,12 @@
 //
 // Invariants:
 //
-//   - A summary is identified by its owner and its spec, not by its name or its labels.
+//   - A summary is identified by its owner and its spec, not by its name or its labels. Only a summary of an earlier
+//     profile is found by its name.
 //   - Before a summary is deleted, it has the fields of the profile that determine how it is withdrawn.
 //   - Labels and annotations that others set on a summary stay.
-//   - After a restore of the hub, the summaries of an earlier profile with the same name are taken over.
+//   - After a restore of the hub, the summaries of an earlier profile with the same name are taken over,
+//     whichever of its two names a summary has.
 //
 // Start reading at reconciler.Reconcile in controller.go; the steps are in steps.go.
 package profiles

@@ -1,6 +1,7 @@
 package profiles
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -15,12 +16,15 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// statusOf returns the status of a profile after a reconcile.
-func statusOf(old configv1beta1.ProfileStatus, s *state, outcome phase.Outcome) configv1beta1.ProfileStatus {
+// statusOf returns the status of a profile after a reconcile: the suspension and the matching clusters. A reconcile
+// that failed before it has determined them keeps the ones of old.
+func (r *reconciler) statusOf(old configv1beta1.ProfileStatus, s *state, outcome phase.Outcome) configv1beta1.ProfileStatus {
 	updated := *old.DeepCopy()
-	updated.SuspensionReason = s.refusal
-	if outcome.Kind == phase.Waiting || outcome.Kind == phase.Rejected {
+	switch {
+	case outcome.Kind == phase.Waiting || outcome.Kind == phase.Rejected:
 		updated.SuspensionReason = outcome.Message()
+	case s.matched:
+		updated.SuspensionReason = cmp.Or(s.refusal, r.terminatingReason(s))
 	}
 	updated.ReconciliationSuspended = updated.SuspensionReason != ""
 	if s.matched {
@@ -32,18 +36,12 @@ func statusOf(old configv1beta1.ProfileStatus, s *state, outcome phase.Outcome) 
 	return updated
 }
 
-// reportMatching writes the matching members to the status before the summaries are created, because the number of
-// members decides where the content of a summary is stored.
-func (r *reconciler) reportMatching(ctx context.Context, s *state) error {
-	return r.report(ctx, s, phase.Outcome{Kind: phase.Done})
-}
-
 // report patches the profile's status if it differs, and records an event if the reason of the suspension differs.
 func (r *reconciler) report(ctx context.Context, s *state, outcome phase.Outcome) error {
-	if s.isDeleting() || s.released {
+	if s.isDeleting() {
 		return nil
 	}
-	updated := statusOf(*s.status, s, outcome)
+	updated := r.statusOf(*s.status, s, outcome)
 	before := *s.status
 	if equality.Semantic.DeepEqual(before, updated) {
 		return nil

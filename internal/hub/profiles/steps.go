@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -43,11 +43,16 @@ type state struct {
 	// matched is true if members is set. pulling is the number of its pull members.
 	matched bool
 	pulling int
-	// withoutNamespace is the number of members whose namespace for summaries does not exist or is being deleted.
-	withoutNamespace atomic.Int32
 	// refusal is the reason why the profile is not supported, "" if it is.
-	refusal  string
-	released bool
+	refusal string
+
+	// mu guards the fields below, which concurrent writes of summaries set.
+	mu sync.Mutex
+	// withoutNamespace is the number of members whose namespace for summaries does not exist or is being deleted.
+	withoutNamespace int
+	// terminating is the name of a summary of an earlier profile that is still being deleted: the first one by name, ""
+	// if there is none.
+	terminating string
 }
 
 func (r *reconciler) newState(profile client.Object) *state {
@@ -71,7 +76,7 @@ func (s *state) membersWithSummary() map[fleet.ID]bool {
 // the cache and must not be changed.
 func (r *reconciler) load(ctx context.Context, s *state) error {
 	var list configv1beta1.ClusterSummaryList
-	if err := r.Hub.List(ctx, &list, client.MatchingFields{OwnerIndex: string(s.profile.GetUID())}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.Hub.List(ctx, &list, client.MatchingFields{ownerIndex: string(s.profile.GetUID())}, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list summaries: %w", err)
 	}
 	s.summaries = make(map[fleet.ID]*configv1beta1.ClusterSummary, len(list.Items))
@@ -127,50 +132,79 @@ func (r *reconciler) match(ctx context.Context, s *state) error {
 	return nil
 }
 
-// writeSummaries creates missing summaries and updates the ones that differ.
+// writeSummaries creates missing summaries, updates the ones that differ, and deletes the ones of clusters that do not
+// match. A failed write does not prevent the others.
 func (r *reconciler) writeSummaries(ctx context.Context, s *state) error {
-	// A failed write does not prevent the others.
 	var group errgroup.Group
 	group.SetLimit(writers)
+	matching := map[fleet.ID]bool{}
 	for _, m := range s.members {
+		matching[m.ID()] = true
 		group.Go(func() error {
 			existing := s.summaries[m.ID()]
 			if existing == nil {
 				return r.create(ctx, s, m)
 			}
 			if !existing.DeletionTimestamp.IsZero() {
-				// It is created again after it is deleted.
+				// The delete event triggers a reconcile, which creates it again.
 				return nil
 			}
 			return r.update(ctx, existing, r.desired(s, m, existing))
 		})
 	}
+	// While the profile is not supported, the matching clusters are unknown.
+	writeUnmatched := r.deleteSummary
+	if s.refusal != "" {
+		writeUnmatched = r.updateSpec
+	}
+	for cluster, summary := range s.summaries {
+		if !matching[cluster] {
+			group.Go(func() error { return writeUnmatched(ctx, s, summary) })
+		}
+	}
 	return group.Wait()
 }
 
+// updateSpec updates the spec of a summary.
+func (r *reconciler) updateSpec(ctx context.Context, s *state, summary *configv1beta1.ClusterSummary) error {
+	updated := summary.DeepCopy()
+	updated.Spec.ClusterProfileSpec = specFor(*s.spec, summary)
+	return r.update(ctx, summary, updated)
+}
+
+// create creates the summary for m, or takes over the one of an earlier profile with the same name.
 func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error {
+	free := ""
+	for _, name := range []string{match.DistinctSummaryName(r.kind.name, s.profile.GetName(), m), match.SummaryName(r.kind.name, s.profile.GetName(), m)} {
+		existing := &configv1beta1.ClusterSummary{}
+		switch err := r.Hub.Get(ctx, client.ObjectKey{Namespace: m.Namespace, Name: name}, existing); {
+		case apierrors.IsNotFound(err):
+			free = name
+		case err != nil:
+			return fmt.Errorf("read summary %s: %w", name, err)
+		case r.kind.isCreatedFor(existing, s.profile.GetName()) && match.Target(existing) == m.ID():
+			return r.takeOver(ctx, s, m, existing)
+		}
+	}
+	if free == "" {
+		return fmt.Errorf("create summary for %s: other profiles have summaries with both of its names", m.Key())
+	}
+	return r.createNamed(ctx, s, m, free)
+}
+
+func (r *reconciler) createNamed(ctx context.Context, s *state, m fleet.Member, name string) error {
 	summary := r.desired(s, m, &configv1beta1.ClusterSummary{}).DeepCopy()
-	summary.Namespace = m.Namespace
-	summary.Name = match.SummaryName(r.kind.name, s.profile.GetName(), m)
+	summary.Namespace, summary.Name = m.Namespace, name
 	if isDeliveredAtOnce(s, m) {
 		controllerutil.AddFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
 	}
-	existing := &configv1beta1.ClusterSummary{}
-	err := r.Hub.Get(ctx, client.ObjectKeyFromObject(summary), existing)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("read summary %s: %w", summary.Name, err)
-	}
-	if err == nil {
-		if r.kind.isCreatedFor(existing, s.profile.GetName()) && match.Target(existing) == m.ID() {
-			return r.takeOver(ctx, s, m, existing)
-		}
-		summary.Name = match.DistinctSummaryName(r.kind.name, s.profile.GetName(), m)
-	}
-	err = r.Hub.Create(ctx, summary, client.FieldOwner(kube.FieldManager))
+	err := r.Hub.Create(ctx, summary, client.FieldOwner(kube.FieldManager))
 	if apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-		// The registration creates the namespace, unless it is refused. The other members do not wait for it.
+		// The registration creates the namespace. A refused member never gets one. The other members do not wait for it.
 		if m.Refused == "" {
-			s.withoutNamespace.Add(1)
+			s.mu.Lock()
+			s.withoutNamespace++
+			s.mu.Unlock()
 		}
 		return nil
 	}
@@ -195,7 +229,12 @@ func isDeliveredAtOnce(s *state, m fleet.Member) bool {
 // the summary before.
 func (r *reconciler) takeOver(ctx context.Context, s *state, m fleet.Member, summary *configv1beta1.ClusterSummary) error {
 	if !summary.DeletionTimestamp.IsZero() {
-		return phase.Wait{Reason: "summary " + summary.Name + " of an earlier " + r.kind.name + " is being deleted"}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.terminating == "" || summary.Name < s.terminating {
+			s.terminating = summary.Name
+		}
+		return nil
 	}
 	return r.update(ctx, summary, r.desired(s, m, summary))
 }
@@ -262,7 +301,7 @@ func merged(parts ...map[string]string) map[string]string {
 // specFor returns a profile's spec for a summary. A provisioned OneTime summary keeps its spec, except for the fields
 // that determine how it is matched and withdrawn. The result shares memory with spec and existing.
 func specFor(spec configv1beta1.ProfileSpec, existing *configv1beta1.ClusterSummary) configv1beta1.ProfileSpec {
-	if spec.SyncMode != configv1beta1.SyncModeOneTime || !Provisioned(existing) && !hasLostStatus(existing) {
+	if spec.SyncMode != configv1beta1.SyncModeOneTime || !isProvisioned(existing) && !hasLostStatus(existing) {
 		return spec
 	}
 	frozen := existing.Spec.ClusterProfileSpec
@@ -280,8 +319,8 @@ func hasLostStatus(summary *configv1beta1.ClusterSummary) bool {
 	return isOneTime && len(summary.Status.FeatureSummaries) == 0 && controllerutil.ContainsFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
 }
 
-// Provisioned returns whether all features of summary have been provisioned.
-func Provisioned(summary *configv1beta1.ClusterSummary) bool {
+// isProvisioned returns whether all features of summary have been provisioned.
+func isProvisioned(summary *configv1beta1.ClusterSummary) bool {
 	provisioned := 0
 	for _, feature := range summary.Status.FeatureSummaries {
 		switch feature.Status {
@@ -311,38 +350,25 @@ func (r *reconciler) update(ctx context.Context, existing, changed *configv1beta
 	return nil
 }
 
-// withdraw deletes the summaries of clusters that no longer match, or all summaries if the profile is being deleted. It
-// deletes none while the profile is not supported, since the matching clusters are unknown.
-func (r *reconciler) withdraw(ctx context.Context, s *state) error {
-	matching := map[fleet.ID]bool{}
-	for _, m := range s.members {
-		matching[m.ID()] = true
+// checkMissing returns an error while a namespace is missing, so that the reconcile is retried with a growing delay:
+// there is no watch on namespaces. While a summary of an earlier profile is being deleted, it returns a phase.Wait with
+// a delay, since a summary without an owner reference triggers no reconcile.
+func (r *reconciler) checkMissing(_ context.Context, s *state) error {
+	if s.withoutNamespace > 0 {
+		return fmt.Errorf("%d matching clusters have no namespace for their summary yet", s.withoutNamespace)
 	}
-	var group errgroup.Group
-	group.SetLimit(writers)
-	for cluster, summary := range s.summaries {
-		if matching[cluster] {
-			continue
-		}
-		group.Go(func() error {
-			if s.refusal != "" {
-				updated := summary.DeepCopy()
-				updated.Spec.ClusterProfileSpec = specFor(*s.spec, summary)
-				return r.update(ctx, summary, updated)
-			}
-			return r.deleteSummary(ctx, s, summary)
-		})
-	}
-	return group.Wait()
-}
-
-// retryMissingNamespaces returns an error while a namespace is missing, so that the reconcile is retried with a growing
-// delay. There is no watch on namespaces.
-func (r *reconciler) retryMissingNamespaces(_ context.Context, s *state) error {
-	if missing := s.withoutNamespace.Load(); missing > 0 {
-		return fmt.Errorf("%d matching clusters have no namespace for their summary yet", missing)
+	if s.terminating != "" {
+		return phase.Wait{After: retryMax, Reason: r.terminatingReason(s)}
 	}
 	return nil
+}
+
+// terminatingReason returns the reason to suspend the profile for state.terminating, "" if there is none.
+func (r *reconciler) terminatingReason(s *state) string {
+	if s.terminating == "" {
+		return ""
+	}
+	return "summary " + s.terminating + " of an earlier " + r.kind.name + " is being deleted"
 }
 
 // deleteSummary deletes a summary after it has set the fields that determine how the summary is withdrawn.
@@ -357,10 +383,14 @@ func (r *reconciler) deleteSummary(ctx context.Context, s *state, summary *confi
 	if !summary.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	if err := r.Hub.Delete(ctx, updated, client.Preconditions{UID: &updated.UID}); client.IgnoreNotFound(err) != nil {
+	err := r.Hub.Delete(ctx, updated, client.Preconditions{UID: &updated.UID})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("delete summary %s: %w", client.ObjectKeyFromObject(updated), err)
 	}
-	log.FromContext(ctx).Info("deleted summary of cluster that no longer matches", logkeys.Member, summary.Spec.ClusterNamespace+"/"+summary.Spec.ClusterName,
+	log.FromContext(ctx).Info("deleted summary", logkeys.Member, summary.Spec.ClusterNamespace+"/"+summary.Spec.ClusterName,
 		logkeys.Summary, summary.Name)
 	return nil
 }
@@ -378,6 +408,5 @@ func (r *reconciler) removeFinalizer(ctx context.Context, s *state) error {
 	if err := r.Hub.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("remove finalizer: %w", err)
 	}
-	s.released = true
 	return nil
 }
