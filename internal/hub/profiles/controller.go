@@ -6,7 +6,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -51,7 +50,7 @@ type reconciler struct {
 	*Controller
 	kind       kind
 	selections selections
-	changes    matchingChanges
+	matchTimes matchTimes
 }
 
 // Setup adds one controller to mgr for each kind of profile, and creates ownerIndex.
@@ -64,9 +63,9 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		r := &reconciler{Controller: c, kind: kind}
 		built := ctrl.NewControllerManagedBy(mgr).
 			Named("profiles-"+kind.name).
-			For(kind.newObject(), builder.WithPredicates(specChanged())).
+			For(kind.newObject(), builder.WithPredicates(notOnlyStatusChanged())).
 			Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), kind.newObject()),
-				builder.WithPredicates(existing(), specChanged())).
+				builder.WithPredicates(ignoreCreates(), notOnlyStatusChanged())).
 			WithOptions(controller.Options{
 				MaxConcurrentReconciles: workers,
 				RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax),
@@ -90,13 +89,13 @@ func ownerUIDs(obj client.Object) []string {
 	return uids
 }
 
-// specChanged drops updates that change only the status.
-func specChanged() predicate.Predicate {
+// notOnlyStatusChanged drops updates that change only the status.
+func notOnlyStatusChanged() predicate.Predicate {
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}, deletionBegan())
 }
 
-// existing drops create events: this controller creates the summaries.
-func existing() predicate.Predicate {
+// ignoreCreates drops create events: this controller creates the summaries.
+func ignoreCreates() predicate.Predicate {
 	return predicate.Funcs{CreateFunc: func(event.CreateEvent) bool { return false }}
 }
 
@@ -112,7 +111,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.Hub.Get(ctx, req.NamespacedName, profile); err != nil {
 		if apierrors.IsNotFound(err) {
 			r.selections.forget(req.NamespacedName)
-			r.changes.forget(req.NamespacedName)
+			r.matchTimes.forget(req.NamespacedName)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
@@ -121,7 +120,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	steps := []phase.Step[*state]{
 		{Name: "load", Run: r.load},
 		{Name: "ensure finalizer", Run: r.ensureFinalizer},
-		{Name: "pause", Run: r.pause},
+		{Name: "stop if paused", Run: r.stopIfPaused},
 		{Name: "match", Run: r.match},
 		{Name: "write summaries", Run: r.writeSummaries},
 		{Name: "check missing", Run: r.checkMissing},
@@ -139,9 +138,4 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{RequeueAfter: staleDelay}, nil
 	}
 	return reconcile.Result{RequeueAfter: outcome.After}, err
-}
-
-// ownerReference returns the owner reference to profile for its summaries.
-func (k kind) ownerReference(profile client.Object) metav1.OwnerReference {
-	return *metav1.NewControllerRef(profile, configv1beta1.GroupVersion.WithKind(k.name))
 }

@@ -15,8 +15,13 @@
 // An event of a cluster reconciles the profiles whose match it can change (events.go). Each reconcile reads all
 // clusters and summaries from the cache, so a lost event only delays a change until the next reconcile.
 //
-// Terms: a profile is refused if it uses unsupported fields; it is suspended, with a reason in its status, if it is
-// refused, invalid or paused. OneTime summaries keep the spec that was deployed.
+// Words:
+//
+//   - unsupported: the profile uses fields that are not supported yet.
+//   - suspended: the profile is unsupported, invalid, paused, or waits. The reason is in its status.
+//   - matching cluster: a cluster that the profile selects and that is or was ready. It must have a summary.
+//   - earlier profile: a deleted profile of the same kind and name, or the same profile before a restore of the hub.
+//   - OneTime: the sync mode in which a summary keeps the spec that was deployed.
 //
 // Invariants:
 //

@@ -21,9 +21,9 @@ import (
 	"github.com/towline/towline/internal/match"
 )
 
-// gatherInterval is the time after a change of a profile's matching clusters in which further events of clusters wait
-// for a common reconcile. A reconcile writes the list of all matching clusters, so many clusters that join at the same
-// time must not cause one reconcile each.
+// gatherInterval delays cluster events of a profile whose matching clusters have just changed, so that one reconcile
+// handles all of them. A reconcile writes the list of all matching clusters, so many clusters that join at the same time
+// must not cause one reconcile each.
 const gatherInterval = time.Second
 
 // clusterEvents returns the handler of the events of clusters. It enqueues only the profiles that an event can affect,
@@ -41,7 +41,7 @@ func (r *reconciler) clusterEvents() handler.EventHandler {
 			}
 			r.enqueueProfiles(ctx, queue, after.Namespace, func(s match.Selection) bool { return isAffected(s, before, after) })
 		},
-		// The last known state decides: with the events before, the profiles that selected the cluster are complete.
+		// The cluster is matched in its last state. Update events have enqueued the profiles that selected an earlier one.
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			member := fleet.FromObject(e.Object)
 			member.Deleting = false
@@ -50,24 +50,31 @@ func (r *reconciler) clusterEvents() handler.EventHandler {
 	}
 }
 
-// canAffectProfiles returns whether an update of a cluster can affect any profile: most updates are reports of agents,
-// and the list of all profiles need not be read for them.
+// canAffectProfiles returns whether an update of a cluster can affect any profile. Most updates are agents' reports,
+// which cannot: the profiles are not listed for them.
 func canAffectProfiles(before, after fleet.Member) bool {
-	return before.Ready != after.Ready || before.HasFinalizer != after.HasFinalizer || before.Refused != after.Refused ||
-		before.Deleting != after.Deleting || !maps.Equal(before.Labels, after.Labels)
+	return summaryDiffers(before, after) || before.Deleting != after.Deleting || !maps.Equal(before.Labels, after.Labels)
 }
 
-// isAffected returns whether an update of a cluster can change the members of a profile, or allows the member to have a
-// summary. Labels that the selection does not read change nothing.
+// isAffected returns whether an update of a cluster can change the members of a profile, or how the member's summary is
+// written. Labels that the selection does not read change nothing.
 func isAffected(s match.Selection, before, after fleet.Member) bool {
-	was, is := s.Selects(before), s.Selects(after)
-	return was != is || is && (before.Ready != after.Ready || before.HasFinalizer != after.HasFinalizer || before.Refused != after.Refused)
+	if s.Selects(before) != s.Selects(after) {
+		return true
+	}
+	return s.Selects(after) && summaryDiffers(before, after)
 }
 
-// enqueueProfiles enqueues the profiles whose selection is affected: of all ClusterProfiles, or of the Profiles in a
+// summaryDiffers returns whether a field has changed that decides whether and how the summary of a selected cluster is
+// written.
+func summaryDiffers(before, after fleet.Member) bool {
+	return before.Ready != after.Ready || before.HasFinalizer != after.HasFinalizer || before.Refused != after.Refused
+}
+
+// enqueueProfiles enqueues the profiles whose selection meets filter: of all ClusterProfiles, or of the Profiles in a
 // namespace.
 func (r *reconciler) enqueueProfiles(
-	ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], namespace string, isAffected func(match.Selection) bool,
+	ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], namespace string, filter func(match.Selection) bool,
 ) {
 	list := r.kind.newList()
 	options := []client.ListOption{client.UnsafeDisableDeepCopy}
@@ -82,9 +89,9 @@ func (r *reconciler) enqueueProfiles(
 	_ = meta.EachListItem(list, func(obj runtime.Object) error {
 		profile := obj.(client.Object)
 		// A profile with an invalid selector has no matching clusters until its spec changes.
-		if selection, err := r.selections.of(r.kind, profile); err == nil && isAffected(selection) {
+		if selection, err := r.selections.get(r.kind, profile); err == nil && filter(selection) {
 			name := client.ObjectKeyFromObject(profile)
-			queue.AddAfter(reconcile.Request{NamespacedName: name}, r.changes.remaining(name, time.Now()))
+			queue.AddAfter(reconcile.Request{NamespacedName: name}, r.matchTimes.delay(name, time.Now()))
 		}
 		return nil
 	})
@@ -105,14 +112,14 @@ type parsedSelection struct {
 	err        error
 }
 
-// of returns the selection of a profile.
-func (c *selections) of(k kind, profile client.Object) (match.Selection, error) {
+// get returns the selection of a profile.
+func (c *selections) get(k kind, profile client.Object) (match.Selection, error) {
 	name := client.ObjectKeyFromObject(profile)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	parsed, ok := c.byName[name]
 	if !ok || parsed.uid != profile.GetUID() || parsed.generation != profile.GetGeneration() {
-		spec, _ := k.fields(profile)
+		spec, _ := k.specAndStatus(profile)
 		parsed = parsedSelection{uid: profile.GetUID(), generation: profile.GetGeneration()}
 		parsed.selection, parsed.err = match.NewSelection(spec, profile.GetNamespace())
 		if c.byName == nil {
@@ -130,15 +137,15 @@ func (c *selections) forget(name types.NamespacedName) {
 	delete(c.byName, name)
 }
 
-// matchingChanges has the time of the last change of each profile's matching clusters. The zero value is empty.
-type matchingChanges struct {
+// matchTimes has the time of the last change of each profile's matching clusters. The zero value is empty.
+type matchTimes struct {
 	// mu guards last.
 	mu   sync.Mutex
 	last map[types.NamespacedName]time.Time
 }
 
 // record sets the time of the last change.
-func (c *matchingChanges) record(profile types.NamespacedName, now time.Time) {
+func (c *matchTimes) record(profile types.NamespacedName, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.last == nil {
@@ -147,15 +154,15 @@ func (c *matchingChanges) record(profile types.NamespacedName, now time.Time) {
 	c.last[profile] = now
 }
 
-// remaining returns the rest of gatherInterval since the last change.
-func (c *matchingChanges) remaining(profile types.NamespacedName, now time.Time) time.Duration {
+// delay returns the rest of gatherInterval since the last change.
+func (c *matchTimes) delay(profile types.NamespacedName, now time.Time) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return max(0, c.last[profile].Add(gatherInterval).Sub(now))
 }
 
 // forget removes a deleted profile.
-func (c *matchingChanges) forget(profile types.NamespacedName) {
+func (c *matchTimes) forget(profile types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.last, profile)

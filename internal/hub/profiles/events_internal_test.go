@@ -148,7 +148,7 @@ func TestSelectionFollowsTheProfile(t *testing.T) {
 	}{{"1", "prod", 1}, {"1", "test", 2}, {"2", "stage", 2}} {
 		profile := clusterProfile("p", labelled(version.env))
 		profile.UID, profile.Generation = types.UID(version.uid), version.generation
-		selection, err := r.selections.of(r.kind, profile)
+		selection, err := r.selections.get(r.kind, profile)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -164,8 +164,8 @@ func TestSelectionFollowsTheProfile(t *testing.T) {
 func TestClusterEventsAreGathered(t *testing.T) {
 	t.Parallel()
 	r, queue := newReconciler(kinds()[0], clusterProfile("prod", labelled("prod")), clusterProfile("idle", labelled("prod"))), newQueue(t)
-	r.changes.record(client.ObjectKey{Name: "prod"}, time.Now())
-	r.changes.record(client.ObjectKey{Name: "idle"}, time.Now().Add(-gatherInterval))
+	r.matchTimes.record(client.ObjectKey{Name: "prod"}, time.Now())
+	r.matchTimes.record(client.ObjectKey{Name: "idle"}, time.Now().Add(-gatherInterval))
 	for range 3 {
 		r.clusterEvents().Create(t.Context(), event.CreateEvent{Object: cluster("prod")}, queue)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/towline/towline/internal/match"
 )
 
-// kind has the differences between ClusterProfile and Profile.
+// kind describes one of the two kinds of profile.
 type kind struct {
 	name      string
 	finalizer string
@@ -17,8 +17,8 @@ type kind struct {
 	label     string
 	newObject func() client.Object
 	newList   func() client.ObjectList
-	// fields returns the spec and the status of a profile of the kind.
-	fields func(client.Object) (*configv1beta1.ProfileSpec, *configv1beta1.ProfileStatus)
+	// specAndStatus returns the spec and the status of a profile of the kind.
+	specAndStatus func(client.Object) (*configv1beta1.ProfileSpec, *configv1beta1.ProfileStatus)
 }
 
 // kinds returns both kinds.
@@ -30,7 +30,7 @@ func kinds() []kind {
 			label:     configv1beta1.ClusterProfileNameLabel,
 			newObject: func() client.Object { return &configv1beta1.ClusterProfile{} },
 			newList:   func() client.ObjectList { return &configv1beta1.ClusterProfileList{} },
-			fields: func(obj client.Object) (*configv1beta1.ProfileSpec, *configv1beta1.ProfileStatus) {
+			specAndStatus: func(obj client.Object) (*configv1beta1.ProfileSpec, *configv1beta1.ProfileStatus) {
 				profile := obj.(*configv1beta1.ClusterProfile)
 				return &profile.Spec, &profile.Status
 			},
@@ -41,12 +41,17 @@ func kinds() []kind {
 			label:     configv1beta1.ProfileNameLabel,
 			newObject: func() client.Object { return &configv1beta1.Profile{} },
 			newList:   func() client.ObjectList { return &configv1beta1.ProfileList{} },
-			fields: func(obj client.Object) (*configv1beta1.ProfileSpec, *configv1beta1.ProfileStatus) {
+			specAndStatus: func(obj client.Object) (*configv1beta1.ProfileSpec, *configv1beta1.ProfileStatus) {
 				profile := obj.(*configv1beta1.Profile)
 				return &profile.Spec, &profile.Status
 			},
 		},
 	}
+}
+
+// ownerReference returns the owner reference to profile for its summaries.
+func (k kind) ownerReference(profile client.Object) metav1.OwnerReference {
+	return *metav1.NewControllerRef(profile, configv1beta1.GroupVersion.WithKind(k.name))
 }
 
 // isCreatedFor returns whether summary was created for a profile of the kind with this name and any UID. If a restore

@@ -24,7 +24,7 @@ func (r *reconciler) statusOf(old configv1beta1.ProfileStatus, s *state, outcome
 	case outcome.Kind == phase.Waiting || outcome.Kind == phase.Rejected:
 		updated.SuspensionReason = outcome.Message()
 	case s.matched:
-		updated.SuspensionReason = cmp.Or(s.refusal, r.terminatingReason(s))
+		updated.SuspensionReason = cmp.Or(s.unsupported, r.terminatingReason(s))
 	}
 	updated.ReconciliationSuspended = updated.SuspensionReason != ""
 	if s.matched {
@@ -47,17 +47,17 @@ func (r *reconciler) report(ctx context.Context, s *state, outcome phase.Outcome
 		return nil
 	}
 	changed := s.profile.DeepCopyObject().(client.Object)
-	_, status := r.kind.fields(changed)
+	_, status := r.kind.specAndStatus(changed)
 	*status = updated
 	patch := client.MergeFromWithOptions(s.profile, client.MergeFromWithOptimisticLock{})
 	if err := r.Hub.Status().Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return client.IgnoreNotFound(fmt.Errorf("report on %s %s: %w", r.kind.name, client.ObjectKeyFromObject(s.profile), err))
 	}
 	if !equality.Semantic.DeepEqual(before.MatchingClusters, updated.MatchingClusters) {
-		r.changes.record(client.ObjectKeyFromObject(s.profile), time.Now())
+		r.matchTimes.record(client.ObjectKeyFromObject(s.profile), time.Now())
 	}
 	s.profile = changed
-	s.spec, s.status = r.kind.fields(changed)
+	s.spec, s.status = r.kind.specAndStatus(changed)
 	if updated.SuspensionReason != "" && updated.SuspensionReason != before.SuspensionReason {
 		r.Events.Eventf(r.kind.reference(s.profile), nil, corev1.EventTypeWarning, "Suspended", r.kind.name, "%s", updated.SuspensionReason)
 	}

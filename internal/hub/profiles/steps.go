@@ -40,11 +40,11 @@ type state struct {
 	// summaries has the summaries of the profile by member.
 	summaries map[fleet.ID]*configv1beta1.ClusterSummary
 	members   []fleet.Member
-	// matched is true if members is set. pulling is the number of its pull members.
-	matched bool
-	pulling int
-	// refusal is the reason why the profile is not supported, "" if it is.
-	refusal string
+	// matched is true if members is set. pullMembers is the number of its pull members.
+	matched     bool
+	pullMembers int
+	// unsupported is the reason why the profile is not supported, "" if it is.
+	unsupported string
 
 	// mu guards the fields below, which concurrent writes of summaries set.
 	mu sync.Mutex
@@ -57,7 +57,7 @@ type state struct {
 
 func (r *reconciler) newState(profile client.Object) *state {
 	s := &state{profile: profile}
-	s.spec, s.status = r.kind.fields(profile)
+	s.spec, s.status = r.kind.specAndStatus(profile)
 	return s
 }
 
@@ -97,12 +97,13 @@ func (r *reconciler) ensureFinalizer(ctx context.Context, s *state) error {
 		return fmt.Errorf("add finalizer: %w", err)
 	}
 	s.profile = changed
-	s.spec, s.status = r.kind.fields(changed)
+	s.spec, s.status = r.kind.specAndStatus(changed)
 	return nil
 }
 
-// pause stops the reconcile of a paused profile. It annotates the summaries, since their controller must pause, too.
-func (r *reconciler) pause(ctx context.Context, s *state) error {
+// stopIfPaused stops the reconcile of a paused profile. It annotates the summaries, since their controller must pause,
+// too.
+func (r *reconciler) stopIfPaused(ctx context.Context, s *state) error {
 	if _, paused := s.profile.GetAnnotations()[libv1beta1.ProfilePausedAnnotation]; !paused {
 		return nil
 	}
@@ -118,8 +119,8 @@ func (r *reconciler) pause(ctx context.Context, s *state) error {
 
 // match determines the members that must have a summary.
 func (r *reconciler) match(ctx context.Context, s *state) error {
-	s.refusal = status.Unsupported(r.Unsupported(*s.spec, s.profile.GetLabels()))
-	selection, err := r.selections.of(r.kind, s.profile)
+	s.unsupported = status.Unsupported(r.Unsupported(*s.spec, s.profile.GetLabels()))
+	selection, err := r.selections.get(r.kind, s.profile)
 	if err != nil {
 		return phase.Invalid{Err: err}
 	}
@@ -128,7 +129,7 @@ func (r *reconciler) match(ctx context.Context, s *state) error {
 		return err
 	}
 	s.members, s.matched = selection.Members(members, s.membersWithSummary()), true
-	s.pulling = match.CountPull(s.members)
+	s.pullMembers = match.CountPull(s.members)
 	return nil
 }
 
@@ -154,7 +155,7 @@ func (r *reconciler) writeSummaries(ctx context.Context, s *state) error {
 	}
 	// While the profile is not supported, the matching clusters are unknown.
 	writeUnmatched := r.deleteSummary
-	if s.refusal != "" {
+	if s.unsupported != "" {
 		writeUnmatched = r.updateSpec
 	}
 	for cluster, summary := range s.summaries {
@@ -174,6 +175,7 @@ func (r *reconciler) updateSpec(ctx context.Context, s *state, summary *configv1
 
 // create creates the summary for m, or takes over the one of an earlier profile with the same name.
 func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error {
+	// If both names are free, the second one is used.
 	free := ""
 	for _, name := range []string{match.DistinctSummaryName(r.kind.name, s.profile.GetName(), m), match.SummaryName(r.kind.name, s.profile.GetName(), m)} {
 		existing := &configv1beta1.ClusterSummary{}
@@ -218,9 +220,9 @@ func (r *reconciler) createNamed(ctx context.Context, s *state, m fleet.Member, 
 // isDeliveredAtOnce returns whether a new summary for m is probably delivered at once. Then it is created with the
 // finalizer, which saves a request. Otherwise the summary controller adds the finalizer before the first delivery, so
 // that a summary of an unreachable member without a delivery can be deleted. On a OneTime summary the finalizer means
-// that it was delivered, see hasLostStatus.
+// that it may have been delivered, see hasLostStatus.
 func isDeliveredAtOnce(s *state, m fleet.Member) bool {
-	return s.spec.SyncMode != configv1beta1.SyncModeOneTime && s.refusal == "" &&
+	return s.spec.SyncMode != configv1beta1.SyncModeOneTime && s.unsupported == "" &&
 		m.Ready && m.Refused == "" && !m.Down && !m.Paused && m.HasFinalizer
 }
 
@@ -239,27 +241,26 @@ func (r *reconciler) takeOver(ctx context.Context, s *state, m fleet.Member, sum
 	return r.update(ctx, summary, r.desired(s, m, summary))
 }
 
-// desired returns existing with the desired metadata and spec for m. It shares memory with existing and the profile,
-// and must not be changed: most summaries do not differ, and copies of thousands would be expensive.
+// desired returns existing with the desired metadata and spec for m. The result shares memory with existing and the
+// profile, so the caller must not modify it: most summaries do not differ, and copies of thousands would be expensive.
 func (r *reconciler) desired(s *state, m fleet.Member, existing *configv1beta1.ClusterSummary) *configv1beta1.ClusterSummary {
-	shared := *existing
-	changed := &shared
+	result := *existing
 	labels, annotations := s.profile.GetLabels(), maps.Clone(s.profile.GetAnnotations())
 	delete(annotations, lastApplied)
-	changed.Labels = merged(without(changed.Labels, changed.Annotations[copiedLabels]), labels, map[string]string{
+	result.Labels = merged(withoutKeys(existing.Labels, existing.Annotations[copiedLabels]), labels, map[string]string{
 		r.kind.label:                match.LabelValue(s.profile.GetName()),
 		libv1beta1.ClusterNameLabel: match.LabelValue(m.Name),
 		libv1beta1.ClusterTypeLabel: string(m.Type),
 	})
-	changed.Annotations = merged(without(changed.Annotations, changed.Annotations[copiedAnnotations]), annotations)
-	setCopied(changed.Annotations, copiedLabels, labels)
-	setCopied(changed.Annotations, copiedAnnotations, annotations)
-	delete(changed.Annotations, libv1beta1.ProfilePausedAnnotation)
-	changed.Annotations[match.AudienceAnnotation] = strconv.Itoa(s.pulling)
-	changed.OwnerReferences = []metav1.OwnerReference{r.kind.ownerReference(s.profile)}
-	changed.Spec.ClusterNamespace, changed.Spec.ClusterName, changed.Spec.ClusterType = m.Namespace, m.Name, libv1beta1.ClusterType(m.Type)
-	changed.Spec.ClusterProfileSpec = specFor(*s.spec, existing)
-	return changed
+	result.Annotations = merged(withoutKeys(existing.Annotations, existing.Annotations[copiedAnnotations]), annotations)
+	setCopied(result.Annotations, copiedLabels, labels)
+	setCopied(result.Annotations, copiedAnnotations, annotations)
+	delete(result.Annotations, libv1beta1.ProfilePausedAnnotation)
+	result.Annotations[match.AudienceAnnotation] = strconv.Itoa(s.pullMembers)
+	result.OwnerReferences = []metav1.OwnerReference{r.kind.ownerReference(s.profile)}
+	result.Spec.ClusterNamespace, result.Spec.ClusterName, result.Spec.ClusterType = m.Namespace, m.Name, libv1beta1.ClusterType(m.Type)
+	result.Spec.ClusterProfileSpec = specFor(*s.spec, existing)
+	return &result
 }
 
 // lastApplied is an annotation that kubectl sets on the profile. It must not be copied to a summary.
@@ -272,10 +273,10 @@ const (
 	copiedAnnotations = "towline.dev/copied-annotations"
 )
 
-// without returns entries except for the keys in list, which is separated by commas.
-func without(entries map[string]string, list string) map[string]string {
+// withoutKeys returns entries without some keys, which are separated by commas.
+func withoutKeys(entries map[string]string, keys string) map[string]string {
 	kept := maps.Clone(entries)
-	for key := range strings.SplitSeq(list, ",") {
+	for key := range strings.SplitSeq(keys, ",") {
 		delete(kept, key)
 	}
 	return kept
@@ -312,8 +313,8 @@ func specFor(spec configv1beta1.ProfileSpec, existing *configv1beta1.ClusterSumm
 	return frozen
 }
 
-// hasLostStatus returns whether a OneTime summary was delivered but has no status. Its spec stays until its status is
-// reported again.
+// hasLostStatus returns whether a OneTime summary may have been delivered, since it has the finalizer, but has no
+// status. Its spec stays until its status is reported. This includes a summary that was created as Continuous.
 func hasLostStatus(summary *configv1beta1.ClusterSummary) bool {
 	isOneTime := summary.Spec.ClusterProfileSpec.SyncMode == configv1beta1.SyncModeOneTime
 	return isOneTime && len(summary.Status.FeatureSummaries) == 0 && controllerutil.ContainsFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
