@@ -42,23 +42,23 @@ func (s *Store) writeChunks(ctx context.Context, id bundle.ID, packed []byte, li
 	return out, nil
 }
 
-// readValue is the reverse of writeChunks.
-func (s *Store) readValue(ctx context.Context, from storedValue, into any) error {
+// readChunks is the reverse of writeChunks. maxSize limits the value, in bytes.
+func (s *Store) readChunks(ctx context.Context, from storedValue, maxSize int) ([]byte, error) {
+	if len(from.chunks) > maxSize/chunkSize+1 {
+		return nil, fmt.Errorf("%w: it names %d chunks", ErrIncomplete, len(from.chunks))
+	}
 	packed := slices.Clone(from.inline)
 	for _, name := range from.chunks {
 		secret, err := s.secrets.Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			return fmt.Errorf("%w: Secret %s is missing", ErrIncomplete, name)
+			return nil, fmt.Errorf("%w: Secret %s is missing", ErrIncomplete, name)
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 		packed = append(packed, secret.Data[keyChunk]...)
 	}
-	if err := s.compressor.unpack(packed, into); err != nil {
-		return fmt.Errorf("%w: %w", ErrIncomplete, err)
-	}
-	return nil
+	return packed, nil
 }
 
 // listChunks lists the chunks of id that exist, by metadata alone.

@@ -14,7 +14,7 @@ import (
 
 // FuzzUnpack reads records, which the administrators of a member can change.
 func FuzzUnpack(f *testing.F) {
-	var used compressor
+	used := compressor{limit: maxEntries}
 	packed, err := used.pack([]Entry{{Ref: kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "a", Name: "b"}, UID: "c", Fields: "d"}})
 	if err != nil {
 		f.Fatal(err)
@@ -31,7 +31,7 @@ func FuzzUnpack(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		var entries []Entry
 		var err error
-		fuzzing.Within(t, 3*maxUnpacked+64<<20, func() { err = used.unpack(raw, &entries) })
+		fuzzing.Within(t, 3*maxEntries+64<<20, func() { err = used.unpack(raw, &entries) })
 		fuzzing.OneLine(t, err)
 		for _, stored := range [][]Entry{entries, entriesIn(raw)} {
 			packed, err := used.pack(stored)

@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/towline/towline/internal/bundle"
-	"github.com/towline/towline/internal/kube"
 )
 
 // ListHeads returns the records on the member as they are now, sorted by ID. Records that another process has changed
@@ -23,12 +22,12 @@ func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
 	}
 	var all []*Record
 	for i := range list.Items {
-		id, ok := parseID(list.Items[i].Annotations[kube.AnnotationRequestor])
-		if !ok || s.nameOf(id) != list.Items[i].Name {
-			continue // not a record of this scope: the name does not match the ID
+		id, ok := s.idOf(&list.Items[i])
+		if !ok {
+			continue
 		}
 		rec := s.Cached(id)
-		if rec == nil || rec.version != list.Items[i].ResourceVersion {
+		if rec == nil || rec.isIncomplete || rec.version != list.Items[i].ResourceVersion {
 			if rec, err = s.loadHead(ctx, id); err != nil {
 				return nil, err
 			}
@@ -45,7 +44,7 @@ func compareIDs(a, b *Record) int { return strings.Compare(a.ID.String(), b.ID.S
 
 // loadHead reads a record without its entries, of which parts may be missing.
 func (s *Store) loadHead(ctx context.Context, id bundle.ID) (*Record, error) {
-	rec := &Record{Head: Head{ID: id}}
+	rec := &Record{Head: Head{ID: id}, mayHaveUnusedChunks: true}
 	secret, err := s.secrets.Get(ctx, s.nameOf(id), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return rec, nil

@@ -22,8 +22,10 @@ type Record struct {
 	entryData storedValue // Entries as they are stored
 	// version is the resourceVersion of the head Secret, "" if there is none.
 	version string
-	// checkChunks is true if another process may have left chunks that the head does not name.
-	checkChunks bool
+	// isIncomplete is true for a cached record that could not be read: it has nothing but the ID and the version.
+	isIncomplete bool
+	// mayHaveUnusedChunks is true if there may be chunks that neither content nor entryData names.
+	mayHaveUnusedChunks bool
 }
 
 // Head is the part of a record that is stored uncompressed.
@@ -92,10 +94,10 @@ func (r *Record) Exists() bool { return r.version != "" }
 func (r *Record) HasContent() bool { return !r.content.empty() }
 
 // WithoutContent returns a copy of r to change and save that has no content and no digest, for a record of which parts
-// are missing.
+// are missing. The next save deletes the parts that still exist.
 func (r *Record) WithoutContent() *Record {
 	next := r.Edit()
-	next.Digest, next.content = nil, storedValue{}
+	next.Digest, next.content, next.mayHaveUnusedChunks = nil, storedValue{}, true
 	return next
 }
 

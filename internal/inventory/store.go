@@ -61,8 +61,9 @@ type Store struct {
 	metadata   metadata.ResourceInterface // of the same Secrets
 	namespaces corev1client.NamespaceInterface
 	// changed is the channel of Changes.
-	changed    chan struct{}
-	compressor compressor
+	changed chan struct{}
+	// contents and entries compress the two values of a record.
+	contents, entries compressor
 
 	// mu guards the fields below.
 	mu sync.Mutex
@@ -78,6 +79,7 @@ func NewStore(core corev1client.CoreV1Interface, objects metadata.Interface, nam
 		scope: scope, namespace: namespace, secrets: core.Secrets(namespace), namespaces: core.Namespaces(),
 		metadata: objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(namespace),
 		changed:  make(chan struct{}, 1), cache: map[bundle.ID]*Record{},
+		contents: compressor{limit: maxContent}, entries: compressor{limit: maxEntries},
 	}
 }
 
@@ -137,15 +139,21 @@ func (s *Store) Load(ctx context.Context, id bundle.ID) (*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the record of %s: %w", id, err)
 	}
-	rec, err := s.decode(ctx, secret)
+	rec, err := s.readRecord(ctx, secret)
 	if errors.Is(err, ErrIncomplete) {
-		s.deleteCached(id)
-		return &Record{Head: Head{ID: id}, version: secret.ResourceVersion, checkChunks: true}, err
+		rec = incompleteRecord(id, secret.ResourceVersion)
+		s.setCached(rec)
 	}
 	return rec, err
 }
 
-// List returns every record on the member, sorted by ID, and caches them. It omits incomplete records.
+// incompleteRecord returns a record that exists and has nothing but the ID.
+func incompleteRecord(id bundle.ID, version string) *Record {
+	return &Record{Head: Head{ID: id}, version: version, isIncomplete: true, mayHaveUnusedChunks: true}
+}
+
+// List reads every record on the member and caches them. It returns the complete ones, sorted by ID. An incomplete
+// record is in the cache with nothing but its ID.
 func (s *Store) List(ctx context.Context) ([]*Record, error) {
 	list, err := s.secrets.List(ctx, metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + keyHead)})
 	if err != nil {
@@ -153,8 +161,12 @@ func (s *Store) List(ctx context.Context) ([]*Record, error) {
 	}
 	var records []*Record
 	for i := range list.Items {
-		rec, err := s.decode(ctx, &list.Items[i])
+		secret := &list.Items[i]
+		rec, err := s.readRecord(ctx, secret)
 		if errors.Is(err, ErrIncomplete) {
+			if id, ok := s.idOf(secret); ok {
+				s.setCached(incompleteRecord(id, secret.ResourceVersion))
+			}
 			continue
 		}
 		if err != nil {
@@ -169,27 +181,36 @@ func (s *Store) List(ctx context.Context) ([]*Record, error) {
 	return records, nil
 }
 
-// decode reads a record whose head is in secret.
-func (s *Store) decode(ctx context.Context, secret *corev1.Secret) (*Record, error) {
-	rec := &Record{version: secret.ResourceVersion, checkChunks: true, Entries: map[kube.Ref]Entry{}}
+// idOf returns the ID of the record with the head Secret secret; ok is false if it is not a record of this scope.
+func (s *Store) idOf(secret metav1.Object) (id bundle.ID, ok bool) {
+	id, ok = parseID(secret.GetAnnotations()[kube.AnnotationRequestor])
+	return id, ok && s.nameOf(id) == secret.GetName()
+}
+
+// readRecord reads a record whose head is in secret, and caches it.
+func (s *Store) readRecord(ctx context.Context, secret *corev1.Secret) (*Record, error) {
+	rec := &Record{version: secret.ResourceVersion, mayHaveUnusedChunks: true, Entries: map[kube.Ref]Entry{}}
 	if err := json.Unmarshal(secret.Data[keyHead], &rec.Head); err != nil || s.nameOf(rec.ID) != secret.Name {
 		return nil, fmt.Errorf("read %s: %w", secret.Name, ErrIncomplete)
 	}
 	rec.content = storedValue{inline: secret.Data[keyContent], chunks: rec.ContentChunks}
 	rec.entryData = storedValue{inline: secret.Data[keyInventory], chunks: rec.InventoryChunks}
-	if known := s.Cached(rec.ID); known != nil && known.version == rec.version {
-		copied := *known
-		copied.content = rec.content
-		return &copied, nil
+	if known := s.Cached(rec.ID); known != nil && known.version == rec.version && !known.isIncomplete {
+		rec.Entries, rec.mayHaveUnusedChunks = known.Entries, known.mayHaveUnusedChunks
+		return rec, nil
 	}
-	var items []Entry
 	if !rec.entryData.empty() {
-		if err := s.readValue(ctx, rec.entryData, &items); err != nil {
+		packed, err := s.readChunks(ctx, rec.entryData, maxEntries)
+		if err != nil {
 			return nil, fmt.Errorf("read the inventory of %s: %w", rec.ID, err)
 		}
-	}
-	for _, item := range items {
-		rec.Entries[item.Ref.Key()] = item
+		entries, err := s.entries.unpackEntries(packed)
+		if err != nil {
+			return nil, fmt.Errorf("read the inventory of %s: %w: %w", rec.ID, ErrIncomplete, err)
+		}
+		for _, entry := range entries {
+			rec.Entries[entry.Ref.Key()] = entry
+		}
 	}
 	s.setCached(rec.withoutInline())
 	return rec, nil
@@ -202,8 +223,12 @@ func (s *Store) Bundle(ctx context.Context, rec *Record) (bundle.Bundle, error) 
 	if rec.content.empty() {
 		return b, fmt.Errorf("read the content of %s: %w", rec.ID, ErrIncomplete)
 	}
-	if err := s.readValue(ctx, rec.content, &b); err != nil {
+	packed, err := s.readChunks(ctx, rec.content, maxContent)
+	if err != nil {
 		return b, fmt.Errorf("read the content of %s: %w", rec.ID, err)
+	}
+	if err := s.contents.unpack(packed, &b); err != nil {
+		return b, fmt.Errorf("read the content of %s: %w: %w", rec.ID, ErrIncomplete, err)
 	}
 	return b, nil
 }
@@ -250,7 +275,7 @@ func (s *Store) Save(ctx context.Context, prior, next *Record, content *bundle.B
 		return nil, fmt.Errorf("write the record of %s: its content is not in memory", next.ID)
 	}
 	if content != nil {
-		packed, err := s.compressor.pack(content)
+		packed, err := s.contents.pack(content)
 		if err != nil {
 			return nil, fmt.Errorf("pack bundle %s: %w", next.ID, err)
 		}
@@ -263,7 +288,7 @@ func (s *Store) Save(ctx context.Context, prior, next *Record, content *bundle.B
 
 // write writes the entries and the head of saved in place of prior, and deletes the chunks that the head does not name.
 func (s *Store) write(ctx context.Context, prior, saved *Record) (_ *Record, err error) {
-	packed, err := s.compressor.pack(saved.SortedEntries())
+	packed, err := s.entries.pack(saved.SortedEntries())
 	if err != nil {
 		return nil, fmt.Errorf("pack inventory of %s: %w", saved.ID, err)
 	}
@@ -274,8 +299,8 @@ func (s *Store) write(ctx context.Context, prior, saved *Record) (_ *Record, err
 	if saved.version, err = s.commit(ctx, saved, prior.version); err != nil {
 		return nil, err
 	}
-	saved.checkChunks = false
-	if prior.checkChunks || !slices.Equal(chunksOf(prior), chunksOf(saved)) {
+	saved.isIncomplete, saved.mayHaveUnusedChunks = false, false
+	if prior.mayHaveUnusedChunks || !slices.Equal(chunksOf(prior), chunksOf(saved)) {
 		if err := s.deleteUnusedChunks(ctx, saved); err != nil {
 			return nil, err
 		}
@@ -348,9 +373,9 @@ func (s *Store) createSecret(ctx context.Context, secret *corev1.Secret) (*corev
 	return s.secrets.Create(ctx, secret, opts)
 }
 
-// Delete deletes the record: its chunks first, so that none is left without a head.
+// Delete deletes the record: its chunks first, so that none remains without a head.
 func (s *Store) Delete(ctx context.Context, rec *Record) error {
-	if len(chunksOf(rec)) > 0 || rec.checkChunks {
+	if len(chunksOf(rec)) > 0 || rec.mayHaveUnusedChunks {
 		bare := rec.Edit()
 		bare.content, bare.entryData, bare.ContentChunks, bare.InventoryChunks = storedValue{}, storedValue{}, nil, nil
 		clear(bare.Entries)
@@ -400,7 +425,7 @@ func (s *Store) deleteCached(id bundle.ID) {
 	}
 }
 
-// IsListed returns whether List has succeeded once: from then on the cache has all records.
+// IsListed returns whether List has succeeded once: from then on the cache has all records, the incomplete ones too.
 func (s *Store) IsListed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

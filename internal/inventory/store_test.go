@@ -4,6 +4,8 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"maps"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -181,9 +183,74 @@ func TestRecordWithoutAChunkIsIncomplete(t *testing.T) {
 	if _, err := s.Bundle(t.Context(), rec); !errors.Is(err, inventory.ErrIncomplete) {
 		t.Errorf("Bundle: got %v", err)
 	}
-	repaired := m.save(s, rec, rec.WithoutContent(), content(t, 100))
+	rec = rec.WithoutContent()
+	repaired := m.save(s, rec, rec, content(t, 100))
+	if names := m.secrets(); !cmp.Equal(names, s.SecretNames(repaired)) {
+		t.Errorf("the repaired record is in %v, want only %v", names, s.SecretNames(repaired))
+	}
 	if complete, err := s.IsComplete(t.Context(), repaired); err != nil || !complete || len(repaired.Entries) != 1 {
 		t.Errorf("repaired: got %t, %v, %v", complete, err, repaired.Entries)
+	}
+}
+
+// TestIncompleteRecordIsKnown has a record whose entries another client has overwritten.
+func TestIncompleteRecordIsKnown(t *testing.T) {
+	t.Parallel()
+	for name, data := range map[string]map[string][]byte{
+		"no entries":      {"inventory": []byte("x")},
+		"too many chunks": {"head": []byte(`{"id":{"requestorKind":"ClusterSummary","requestorName":"eu/web","feature":"Helm"},"inventoryChunks":[` + strings.Repeat(`"x",`, 1000) + `"x"]}`)},
+		"no head":         {"head": nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMember(t)
+			s := m.store(inventory.OwnerScope{})
+			none := m.load(s)
+			saved := m.save(s, none, edited(none), content(t, 100))
+			secret, err := m.core.Secrets(m.namespace).Get(t.Context(), s.SecretNames(saved)[0], metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			maps.Copy(secret.Data, data)
+			if _, err := m.core.Secrets(m.namespace).Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			next := m.store(inventory.OwnerScope{})
+			if records, err := next.List(t.Context()); err != nil || len(records) != 0 {
+				t.Errorf("List: got %v, %v", records, err)
+			}
+			for range 2 {
+				if cached := next.Cached(id()); cached == nil || !cached.Exists() || cached.ID != id() {
+					t.Errorf("Cached: got %v", cached)
+				}
+				if _, err := next.Load(t.Context(), id()); !errors.Is(err, inventory.ErrIncomplete) {
+					t.Errorf("Load: got %v", err)
+				}
+			}
+			if heads, err := next.ListHeads(t.Context()); err != nil || len(heads) != 1 || heads[0].ID != id() {
+				t.Errorf("ListHeads: got %v, %v", heads, err)
+			}
+		})
+	}
+}
+
+// TestDeletedHeadLeavesNoChunks deletes a record of ListHeads that another process has written.
+func TestDeletedHeadLeavesNoChunks(t *testing.T) {
+	t.Parallel()
+	m := newMember(t)
+	s := m.store(inventory.OwnerScope{})
+	none := m.load(s)
+	m.save(s, none, edited(none), content(t, 2<<20))
+	next := m.store(inventory.OwnerScope{})
+	heads, err := next.ListHeads(t.Context())
+	if err != nil || len(heads) != 1 {
+		t.Fatalf("ListHeads: got %v, %v", heads, err)
+	}
+	if err := next.Delete(t.Context(), heads[0]); err != nil {
+		t.Fatal(err)
+	}
+	if names := m.secrets(); len(names) != 0 {
+		t.Errorf("left after the deletion: %v", names)
 	}
 }
 
