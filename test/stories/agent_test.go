@@ -37,7 +37,7 @@ func (w *world) looseAgent(namespace, cluster, labels string) *looseAgent {
 	a := &looseAgent{w: w, plane: localkube.ForTest(w.t, localkube.Named(cluster)), namespace: namespace, cluster: cluster}
 	a.hub, a.member = w.gate(rest.AnonymousClientConfig(w.hub.Config)), w.gate(rest.AnonymousClientConfig(a.plane.Config))
 	manifest := w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace="+namespace, "--cluster="+cluster, "--pullmode", "--labels="+labels)
-	w.apply(a.plane, a.readManifest(manifest))
+	w.kubectlApply(a.plane, a.readManifest(manifest))
 	a.writeCredentials()
 	a.start()
 	w.ready(namespace, cluster)

@@ -209,7 +209,8 @@ func badRepository(t *testing.T) string {
 	return server.URL
 }
 
-// nobodyListens is a URL at which nobody listens. A port that a test closes can become the port of another test's server.
+// nobodyListens is a URL at which nobody listens. A port that a test closes can become the port of another test's
+// server.
 const nobodyListens = "http://127.0.0.1:1"
 
 // wantTold waits until a summary says it failed, with a message that holds all texts, and until an event says so, too.

@@ -119,9 +119,9 @@ func TestHelmGeneratedValues(t *testing.T) {
 	w.apply(w.hub, widgetsProfile)
 	for _, m := range s.members {
 		w.eventually("the chart sees the new API of "+m.cluster, func() error {
-			out, err := w.try(m.plane, "kubectl", "get", "configmap", "seen", "-n", m.release, "-o", "jsonpath={.data}")
-			if want := `{"found":"true","message":"3","widgets":"true"}`; err == nil && out != want {
-				err = fmt.Errorf("it says %s", out)
+			seen, err := w.data(m.plane, m.release, "seen")
+			if want := map[string]string{"found": "true", "message": "3", "widgets": "true"}; err == nil && !maps.Equal(seen, want) {
+				err = fmt.Errorf("it says %s", seen)
 			}
 			return err
 		})
@@ -153,9 +153,9 @@ func (s *generatedStory) handOver() {
 	s.deployBy("taking", 50, "6")
 	for _, m := range s.members {
 		s.eventually("an upgrade by the other profile on "+m.cluster, func() error {
-			out, err := s.try(m.plane, "kubectl", "get", "configmap", "seen", "-n", m.release, "-o", "jsonpath={.data.message}")
-			if err == nil && out != "6" {
-				err = fmt.Errorf("the message is %q", out)
+			seen, err := s.data(m.plane, m.release, "seen")
+			if err == nil && seen["message"] != "6" {
+				err = fmt.Errorf("the message is %q", seen["message"])
 			}
 			return err
 		})

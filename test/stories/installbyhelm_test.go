@@ -91,7 +91,7 @@ func TestInstallByHelm(t *testing.T) {
 
 	w.rke2 = w.pullMember("rke2", "cluster01", "env=test")
 	w.aks = w.pushMember("aks", "cluster02", "env=test")
-	w.apply(w.hub, fmt.Sprintf(seed001Kyverno, w.Charts))
+	w.kubectlApply(w.hub, fmt.Sprintf(seed001Kyverno, w.Charts))
 	w.eventually("both clusters get their summaries", func() error {
 		return w.wantNames("clustersummary",
 			"clustersummary.config.projectsveltos.io/deploy-kyverno-sveltos-cluster02",
@@ -201,7 +201,7 @@ func (w *helmWorld) wantConnected(watched string) {
 // deployAfterUpgrade shows that the values of the upgrade hold: the hub's address, the image of agents, and the shard.
 func (w *helmWorld) deployAfterUpgrade() {
 	w.t.Helper()
-	w.apply(w.hub, edgeCluster)
+	w.kubectlApply(w.hub, edgeCluster)
 	w.eventually("the hub keeps a manifest for edge/shop", func() error {
 		out, err := w.try(w.hub, "kubectl", "get", "secret", join.RegistrationSecret("shop"), "-n", "edge", "-o", `jsonpath={.data.manifest\.yaml}`)
 		manifest, errDecode := base64.StdEncoding.DecodeString(out)
@@ -214,7 +214,7 @@ func (w *helmWorld) deployAfterUpgrade() {
 	w.kubectl(w.hub, "annotate", "sveltosclusters", "cluster02", "-n", "aks", "sharding.projectsveltos.io/key=eu")
 	w.kubectl(w.hub, "label", "sveltosclusters", "cluster01", "-n", "rke2", "req=tetragon")
 	w.kubectl(w.hub, "label", "sveltosclusters", "cluster02", "-n", "aks", "req=tetragon")
-	w.apply(w.hub, fmt.Sprintf(seed001Tetragon, w.Charts))
+	w.kubectlApply(w.hub, fmt.Sprintf(seed001Tetragon, w.Charts))
 	w.wantTetragon()
 }
 

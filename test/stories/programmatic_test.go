@@ -64,7 +64,7 @@ func TestProgrammaticRegistration(t *testing.T) {
 	members := map[string]*localkube.Plane{"first": w.member("first"), "second": w.member("second")}
 	w.apply(w.hub, programmaticClusters)
 	for name, plane := range members {
-		applied := w.apply(plane, w.keptManifest("edge", name))
+		applied := w.kubectlApply(plane, w.keptManifest("edge", name))
 		if diff := cmp.Diff(appliedManifest+"secret/"+name+"-sveltos-kubeconfig created\n", applied); diff != "" {
 			t.Errorf("kubectl apply of the kept manifest (-want +got):\n%s", diff)
 		}

@@ -216,7 +216,7 @@ func (w *world) wantClusterTable() {
 func (w *world) deployToBoth() {
 	w.t.Helper()
 	bundles := w.start("watch of bundles", w.hub, "kubectl", "get", "configurationbundle", "-A", "--watch")
-	w.apply(w.hub, fmt.Sprintf(seed001Kyverno, w.Charts))
+	w.kubectlApply(w.hub, fmt.Sprintf(seed001Kyverno, w.Charts))
 	w.eventually("deploy-kyverno has its summaries", func() error {
 		_, err := w.try(w.hub, "kubectl", "get", "clustersummary", "-A", "-o", "name")
 		if err != nil {
@@ -239,7 +239,7 @@ func (w *world) deployToBoth() {
 func (w *world) deployToLabelled() {
 	w.t.Helper()
 	w.kubectl(w.hub, "label", "sveltosclusters", "cluster01", "-n", "rke2", "req=tetragon")
-	w.apply(w.hub, fmt.Sprintf(seed001Tetragon, w.Charts))
+	w.kubectlApply(w.hub, fmt.Sprintf(seed001Tetragon, w.Charts))
 	w.eventually("only cluster01 gets tetragon", func() error {
 		return w.wantNames("clusterprofile,clustersummary",
 			"clusterprofile.config.projectsveltos.io/deploy-kyverno",

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
 const kyvernoProfile = `
@@ -50,7 +52,7 @@ func TestSeed003PrivateCluster(t *testing.T) {
 	// A watch misses nothing, however short a state lasts.
 	summaries := w.start("watch of summaries", w.hub, "kubectl", "get", "clustersummaries.config.projectsveltos.io", "-o", "wide", "--watch")
 	bundles := w.start("watch of bundles", w.hub, "kubectl", "get", "configurationbundle", "-A", "--watch")
-	w.apply(w.hub, fmt.Sprintf(kyvernoProfile, w.Charts))
+	w.kubectlApply(w.hub, fmt.Sprintf(kyvernoProfile, w.Charts))
 
 	const summary = "kyvernooinstall-sveltos-kind-private"
 	w.eventually("the chart is provisioned", func() error {
@@ -89,9 +91,11 @@ func TestSeed003PrivateCluster(t *testing.T) {
 func (w *world) bundlesGone() {
 	w.t.Helper()
 	w.eventually("the bundles are removed", func() error {
-		if out := w.kubectl(w.hub, "get", "configurationbundle", "-A", "-o", "name"); out != "" {
-			return fmt.Errorf("still there: %s", out)
+		found := &libv1beta1.ConfigurationBundleList{}
+		err := w.client(w.hub).List(w.t.Context(), found)
+		if len(found.Items) > 0 {
+			err = fmt.Errorf("still there: %d, for example %s", len(found.Items), found.Items[0].Name)
 		}
-		return nil
+		return err
 	})
 }
