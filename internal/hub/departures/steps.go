@@ -238,7 +238,11 @@ func (c *Controller) retractMember(ctx context.Context, s *state) error {
 
 // deleteHubObjects deletes the objects of the registration on the hub, and records the ones that stay.
 func (c *Controller) deleteHubObjects(ctx context.Context, s *state) error {
-	defer c.Locks.Lock(client.ObjectKeyFromObject(s.cluster))()
+	unlock, err := c.Locks.Lock(ctx, client.ObjectKeyFromObject(s.cluster))
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	result, err := join.Retract(ctx, c.Live, c.Kinds, s.cluster)
 	if len(result.Deleted) > 0 {
 		log.FromContext(ctx).Info("deleted the registration of a cluster", logkeys.Count, len(result.Deleted))

@@ -195,7 +195,10 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 			phase.Step[*state]{Name: "ensure identity", Run: c.ensureIdentity},
 			phase.Step[*state]{Name: "ensure manifest", Run: c.ensureManifest})
 	}
-	unlock := c.Locks.Lock(req.NamespacedName)
+	unlock, err := c.Locks.Lock(ctx, req.NamespacedName)
+	if err != nil {
+		return reconcile.Result{}, err
+	}
 	outcome := phase.Run(ctx, s, steps)
 	unlock()
 	if errors.Is(outcome.Err, join.ErrDeregistering) || errors.Is(outcome.Err, join.ErrNotRegistered) {
@@ -224,7 +227,11 @@ func (c *Controller) restoreDelivery(ctx context.Context, cluster *libv1beta1.Sv
 	if !cluster.Spec.PullMode {
 		return nil
 	}
-	defer c.Locks.Lock(client.ObjectKeyFromObject(cluster))()
+	unlock, err := c.Locks.Lock(ctx, client.ObjectKeyFromObject(cluster))
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	return join.RestoreDelivery(ctx, c.Live, cluster)
 }
 

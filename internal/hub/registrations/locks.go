@@ -1,26 +1,54 @@
 package registrations
 
 import (
-	"hash/fnv"
+	"context"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// ClusterLocks has a mutex for each cluster, so that only one controller at a time changes its registration. The zero
+// ClusterLocks has a lock for each cluster, so that only one controller at a time changes its registration. The zero
 // value is ready.
 type ClusterLocks struct {
-	// Clusters with the same hash share a mutex, which can only delay them.
-	locks [64]sync.Mutex
+	// mu guards locked. Nothing is waited for while it is held.
+	mu sync.Mutex
+	// locked has a channel for each locked cluster, which is closed when the cluster is unlocked.
+	locked map[types.NamespacedName]chan struct{}
 }
 
-// Lock waits for the mutex of cluster and returns the function that unlocks it. The caller must check afterwards
-// whether the cluster is being deleted.
-func (l *ClusterLocks) Lock(cluster types.NamespacedName) (unlock func()) {
-	sum := fnv.New32a()
-	// A write to a hash never fails.
-	_, _ = sum.Write([]byte(cluster.String()))
-	lock := &l.locks[sum.Sum32()%uint32(len(l.locks))]
-	lock.Lock()
-	return lock.Unlock
+// Lock waits until nobody else has locked the cluster, and returns the function that unlocks it; or the error of ctx if
+// that ends before. The caller must check afterwards whether the cluster is being deleted.
+func (l *ClusterLocks) Lock(ctx context.Context, cluster types.NamespacedName) (unlock func(), err error) {
+	for {
+		unlocked := l.tryLock(cluster)
+		if unlocked == nil {
+			return func() { l.unlock(cluster) }, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-unlocked:
+		}
+	}
+}
+
+// tryLock locks the cluster and returns nil. If it is locked, it returns the channel that is closed afterwards.
+func (l *ClusterLocks) tryLock(cluster types.NamespacedName) (unlocked <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if existing, ok := l.locked[cluster]; ok {
+		return existing
+	}
+	if l.locked == nil {
+		l.locked = map[types.NamespacedName]chan struct{}{}
+	}
+	l.locked[cluster] = make(chan struct{})
+	return nil
+}
+
+func (l *ClusterLocks) unlock(cluster types.NamespacedName) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	close(l.locked[cluster])
+	delete(l.locked, cluster)
 }
