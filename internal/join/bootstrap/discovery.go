@@ -2,9 +2,16 @@ package bootstrap
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
 	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -166,7 +173,7 @@ func (d Discovery) verifySignature(info *corev1.ConfigMap) (string, error) {
 	if !ok {
 		return "", missingSignatureError{id: d.Token.ID}
 	}
-	if !isSignedBy(d.Token, signature, kubeconfig) {
+	if !hmac.Equal([]byte(signature), []byte(d.Token.signature(kubeconfig))) {
 		return "", errors.New("failed to verify JWS signature of received cluster info object, can't trust this API Server")
 	}
 	return kubeconfig, nil
@@ -206,4 +213,50 @@ func (d Discovery) getClusterInfo(ctx context.Context, trust rest.TLSClientConfi
 		err = fmt.Errorf("%w (does the hub run, and does it know its address?)", err)
 	}
 	return nil, retriableError{fmt.Errorf("read the cluster-info ConfigMap: %w", err)}
+}
+
+// pinPrefix is the prefix of all pins: the SHA-256 of the public key as it is in its certificate.
+const pinPrefix = "sha256:"
+
+// Pins returns "sha256:<hex>" of the public key of every certificate in ca, which is PEM.
+func Pins(ca []byte) ([]string, error) {
+	authorities, err := cert.ParseCertsPEM(ca)
+	if err != nil {
+		return nil, err
+	}
+	var pins []string
+	for _, authority := range authorities {
+		pins = append(pins, pinOf(authority))
+	}
+	return slices.Compact(pins), nil
+}
+
+func pinOf(certificate *x509.Certificate) string {
+	sum := sha256.Sum256(certificate.RawSubjectPublicKeyInfo)
+	return pinPrefix + hex.EncodeToString(sum[:])
+}
+
+// normalizePins returns pins in lower case, or an error for an invalid one.
+func normalizePins(given []string) ([]string, error) {
+	form := regexp.MustCompile(`^` + pinPrefix + `[0-9a-f]{64}$`)
+	var pins []string
+	for _, pin := range given {
+		pin = strings.ToLower(strings.TrimSpace(pin))
+		if !form.MatchString(pin) {
+			return nil, fmt.Errorf("invalid CA certificate hash %q: it must be %q and 64 hexadecimal digits", pin, pinPrefix)
+		}
+		pins = append(pins, pin)
+	}
+	return pins, nil
+}
+
+// pinnedAuthorities returns the authorities whose public key is pinned.
+func pinnedAuthorities(authorities []*x509.Certificate, pins []string) []*x509.Certificate {
+	var pinned []*x509.Certificate
+	for _, authority := range authorities {
+		if slices.Contains(pins, pinOf(authority)) {
+			pinned = append(pinned, authority)
+		}
+	}
+	return pinned
 }

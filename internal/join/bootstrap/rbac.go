@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -22,6 +23,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/join/rollback"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -162,4 +164,25 @@ func systemLabels() map[string]string {
 
 func named(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: namespace, Name: name}
+}
+
+// ensureObject creates obj on the hub or corrects it. It replaces a binding to another role, since the API server does
+// not change the role of a binding.
+func ensureObject(ctx context.Context, hub client.Client, obj client.Object) error {
+	labels := systemLabels()
+	maps.Copy(labels, obj.GetLabels())
+	obj.SetLabels(labels)
+	log := rollback.New(hub, "")
+	_, _, err := log.Apply(ctx, obj, nil)
+	switch obj.(type) {
+	case *rbacv1.ClusterRoleBinding, *rbacv1.RoleBinding:
+		if !apierrors.IsInvalid(err) {
+			return err
+		}
+		if err := hub.Delete(ctx, obj); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+		_, _, err = log.Apply(ctx, obj, nil)
+	}
+	return err
 }

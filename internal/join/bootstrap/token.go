@@ -1,6 +1,10 @@
 package bootstrap
 
 import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"slices"
@@ -8,8 +12,15 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	tokenapi "k8s.io/cluster-bootstrap/token/api"
 	tokenutil "k8s.io/cluster-bootstrap/token/util"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/join/karmada"
+	"github.com/towline/towline/internal/kube"
 )
 
 // Token is one bootstrap token.
@@ -37,6 +48,17 @@ func ParseToken(text string) (Token, error) {
 
 // String returns <id>.<secret>, as ParseToken reads it.
 func (t Token) String() string { return t.ID + "." + t.Secret }
+
+// signature returns the detached JWS of content, signed with the secret of the token. It is byte for byte the one of
+// Kubernetes' signer, with which the clients of Kubernetes compare it too. So a signer cannot select another algorithm.
+func (t Token) signature(content string) string {
+	encode := base64.RawURLEncoding.EncodeToString
+	head := encode([]byte(`{"alg":"HS256","kid":"` + t.ID + `"}`))
+	mac := hmac.New(sha256.New, []byte(t.Secret))
+	// Writing to a hash never fails.
+	_, _ = mac.Write([]byte(head + "." + encode([]byte(content))))
+	return head + ".." + encode(mac.Sum(nil))
+}
 
 // secretData is the content of the token's Secret.
 func (t Token) secretData() map[string][]byte {
@@ -92,4 +114,131 @@ func (t Token) CheckUsable(now time.Time) error {
 		return errors.New("the bootstrap token is not for authentication")
 	}
 	return nil
+}
+
+// DefaultTokenTTL is the default lifetime of a token, as in Karmada.
+const DefaultTokenTTL = 24 * time.Hour
+
+// TokenOptions are options for CreateToken.
+type TokenOptions struct {
+	// TTL is the lifetime of the token; 0 for a token that does not expire.
+	TTL time.Duration
+	// Usages are any of "signing" and "authentication". Default: both.
+	Usages []string
+	// Groups of its holder, each system:bootstrappers:<...>. Default: DefaultTokenGroup.
+	Groups []string
+	// Description is for people.
+	Description string
+	// Cluster binds the token to the Cluster of that name, which may be registered already. Without it the token can
+	// register any new Cluster.
+	Cluster string
+}
+
+// CreateToken creates a bootstrap token on the hub.
+func CreateToken(ctx context.Context, hub client.Client, o TokenOptions) (Token, error) {
+	if err := o.setDefaultsAndValidate(); err != nil {
+		return Token{}, err
+	}
+	text, err := tokenutil.GenerateBootstrapToken()
+	if err != nil {
+		return Token{}, fmt.Errorf("create bootstrap token: %w", err)
+	}
+	t, err := ParseToken(text)
+	if err != nil {
+		return Token{}, err
+	}
+	t.Description, t.Usages, t.Groups = o.Description, o.Usages, o.Groups
+	if o.TTL > 0 {
+		t.Expires = time.Now().Add(o.TTL)
+	}
+	secret := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: tokenutil.BootstrapTokenSecretName(t.ID)},
+		Type:       corev1.SecretTypeBootstrapToken,
+		Data:       t.secretData(),
+	}
+	// The pauses are 5, 10, 20 and 40 s.
+	backoff := wait.Backoff{Duration: 5 * time.Second, Factor: 2, Steps: 5}
+	err = kube.RetryOnWithBackoff(ctx, backoff, isTemporary, func() error {
+		return hub.Create(ctx, secret.DeepCopy(), client.FieldOwner(kube.FieldManager))
+	})
+	if apierrors.IsAlreadyExists(err) {
+		return Token{}, fmt.Errorf("a token with id %q already exists", t.ID)
+	}
+	if err != nil {
+		return Token{}, fmt.Errorf("create bootstrap token: %w", err)
+	}
+	return t, nil
+}
+
+// isTemporary returns whether an API server may accept the same request later.
+func isTemporary(err error) bool {
+	return apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
+}
+
+// setDefaultsAndValidate sets the defaults, and returns an error if the options are not valid.
+func (o *TokenOptions) setDefaultsAndValidate() error {
+	if len(o.Usages) == 0 {
+		o.Usages = tokenapi.KnownTokenUsages
+	}
+	if len(o.Groups) == 0 {
+		o.Groups = []string{DefaultTokenGroup}
+	}
+	if o.TTL < 0 {
+		return fmt.Errorf("the time to live %s is negative", o.TTL)
+	}
+	if err := tokenutil.ValidateUsages(o.Usages); err != nil {
+		return err
+	}
+	if o.Cluster != "" {
+		if err := karmada.ValidateName(o.Cluster); err != nil {
+			return err
+		}
+		o.Groups = append(slices.Clone(o.Groups), clusterGroupPrefix+o.Cluster)
+	}
+	for _, group := range o.Groups {
+		if err := tokenutil.ValidateBootstrapGroupName(group); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ListTokens returns the bootstrap tokens of the hub, sorted by id. hub must read from the API server. It calls warn
+// for Secrets that are not valid.
+func ListTokens(ctx context.Context, hub client.Reader, warn func(string)) ([]Token, error) {
+	var secrets corev1.SecretList
+	err := hub.List(ctx, &secrets, client.InNamespace(metav1.NamespaceSystem), client.MatchingFields{"type": string(corev1.SecretTypeBootstrapToken)})
+	if err != nil {
+		return nil, fmt.Errorf("list bootstrap tokens: %w", err)
+	}
+	var tokens []Token
+	for i := range secrets.Items {
+		t, err := ReadToken(&secrets.Items[i])
+		if err != nil {
+			warn(err.Error())
+			continue
+		}
+		tokens = append(tokens, t)
+	}
+	slices.SortFunc(tokens, func(a, b Token) int { return strings.Compare(a.ID, b.ID) })
+	return tokens, nil
+}
+
+// DeleteToken deletes the bootstrap token with the given id or text, and returns its id.
+func DeleteToken(ctx context.Context, hub client.Client, idOrToken string) (id string, err error) {
+	if !tokenutil.IsValidBootstrapTokenID(idOrToken) && !tokenutil.IsValidBootstrapToken(idOrToken) {
+		return "", fmt.Errorf("the given token is neither of the form %q nor of the form %q", tokenapi.BootstrapTokenIDPattern, tokenapi.BootstrapTokenPattern)
+	}
+	id, _, _ = strings.Cut(idOrToken, ".")
+	key := TokenSecret(id)
+	secret := &corev1.Secret{ObjectMeta: named(key.Namespace, key.Name)}
+	if err := hub.Delete(ctx, secret); err != nil {
+		return id, fmt.Errorf("delete bootstrap token %q: %w", id, err)
+	}
+	return id, nil
+}
+
+// TokenSecret returns the key of the Secret of the token with this id.
+func TokenSecret(id string) client.ObjectKey {
+	return client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: tokenutil.BootstrapTokenSecretName(id)}
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/kube"
@@ -88,7 +89,7 @@ func (l *Log) RollBack(ctx context.Context) error {
 
 // Apply creates obj, or applies it to the existing object if check returns nil for that; a nil check accepts any
 // object. It returns the object after the write. RollBack deletes a created object, and restores the changed fields of
-// an existing one.
+// an existing one; fields that only others have changed since stay.
 func (l *Log) Apply(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (live *unstructured.Unstructured, result Result, err error) {
 	desired, err := kube.ToUnstructured(l.client.Scheme(), obj)
 	if err != nil {
@@ -132,7 +133,7 @@ func (l *Log) Create(ctx context.Context, obj client.Object, check func(live *un
 }
 
 func (l *Log) create(ctx context.Context, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
-	created := l.withAttempt(desired, "")
+	created := withAttempt(desired, l.attempt)
 	l.Add(func(ctx context.Context) error { return l.deleteCreated(ctx, created) })
 	if err := l.client.Create(ctx, created, client.FieldOwner(kube.FieldManager)); err != nil {
 		return nil, fmt.Errorf("write %s: %w", kube.RefOf(desired), err)
@@ -144,7 +145,7 @@ func (l *Log) change(ctx context.Context, existing, desired *unstructured.Unstru
 	if existing.GetDeletionTimestamp() != nil {
 		return nil, "", fmt.Errorf("write %s: %w", kube.RefOf(desired), ErrBeingDeleted)
 	}
-	applied := l.withAttempt(desired, existing.GetAnnotations()[AttemptAnnotation])
+	applied := withAttempt(desired, cmp.Or(l.attempt, existing.GetAnnotations()[AttemptAnnotation]))
 	if l.attempt == "" && contains(existing.Object, applied.Object) {
 		return existing, Unchanged, nil
 	}
@@ -161,10 +162,13 @@ func (l *Log) change(ctx context.Context, existing, desired *unstructured.Unstru
 			if isApplied {
 				written = applied
 			}
-			restore(live.Object, content(written), content(existing))
-			// The API server computes who wrote which field.
-			live.SetManagedFields(nil)
-			return l.client.Update(ctx, live, client.FieldOwner(kube.FieldManager))
+			before := content(existing)
+			before.SetResourceVersion(live.GetResourceVersion()) // a write since this read is a conflict
+			patch, err := client.MergeFrom(content(written)).Data(before)
+			if err != nil {
+				return err
+			}
+			return l.client.Patch(ctx, live, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(kube.FieldManager))
 		})
 	})
 	if err := l.client.Apply(ctx, client.ApplyConfigurationFromUnstructured(applied), client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
@@ -175,34 +179,6 @@ func (l *Log) change(ctx context.Context, existing, desired *unstructured.Unstru
 		return applied.DeepCopy(), Unchanged, nil
 	}
 	return applied.DeepCopy(), Configured, nil
-}
-
-// Delete deletes the object with the kind and the key of obj, if it exists. RollBack creates it again.
-func (l *Log) Delete(ctx context.Context, obj client.Object) (deleted bool, err error) {
-	desired, err := kube.ToUnstructured(l.client.Scheme(), obj)
-	if err != nil {
-		return false, err
-	}
-	live, err := l.read(ctx, desired)
-	if err != nil || live == nil {
-		return false, err
-	}
-	l.Add(func(ctx context.Context) error {
-		again := live.DeepCopy()
-		again.SetUID("")
-		again.SetResourceVersion("")
-		again.SetManagedFields(nil)
-		err := l.client.Create(ctx, again, client.FieldOwner(kube.FieldManager))
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("roll back the deletion of %s: %w", kube.RefOf(live), err)
-		}
-		return nil
-	})
-	uid := live.GetUID()
-	if err := l.client.Delete(ctx, live, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
-		return false, fmt.Errorf("delete %s: %w", kube.RefOf(live), err)
-	}
-	return true, nil
 }
 
 // deleteCreated deletes an object that this run created. If the response was lost, created has no uid, and the attempt
@@ -249,11 +225,6 @@ func (l *Log) read(ctx context.Context, obj *unstructured.Unstructured) (*unstru
 	return live, nil
 }
 
-// withAttempt returns a copy of obj with the attempt of l, or with fallback if l has none.
-func (l *Log) withAttempt(obj *unstructured.Unstructured, fallback string) *unstructured.Unstructured {
-	return withAttempt(obj, cmp.Or(l.attempt, fallback))
-}
-
 // withAttempt returns a copy of obj with the annotation of an attempt, or without one if attempt is empty.
 func withAttempt(obj *unstructured.Unstructured, attempt string) *unstructured.Unstructured {
 	obj = obj.DeepCopy()
@@ -269,50 +240,17 @@ func withAttempt(obj *unstructured.Unstructured, attempt string) *unstructured.U
 	return obj
 }
 
-// content returns the fields of obj that clients write.
-func content(obj *unstructured.Unstructured) map[string]any {
-	fields := obj.DeepCopy().Object
-	delete(fields, "status")
+// content returns a copy of obj with the fields that clients write.
+func content(obj *unstructured.Unstructured) *unstructured.Unstructured {
+	obj = obj.DeepCopy()
+	delete(obj.Object, "status")
 	for _, field := range []string{"creationTimestamp", "generation", "managedFields", "resourceVersion", "uid"} {
-		unstructured.RemoveNestedField(fields, "metadata", field)
+		unstructured.RemoveNestedField(obj.Object, "metadata", field)
 	}
 	if len(obj.GetAnnotations()) == 0 {
-		unstructured.RemoveNestedField(fields, "metadata", "annotations")
+		unstructured.RemoveNestedField(obj.Object, "metadata", "annotations")
 	}
-	return fields
-}
-
-// restore reverts the changes from before to written in live, except in fields that were changed since.
-func restore(live, written, before map[string]any) {
-	for key := range mergedKeys(written, before) {
-		old, existed := before[key]
-		liveMap, isMap := live[key].(map[string]any)
-		writtenMap, writtenIsMap := written[key].(map[string]any)
-		oldMap, oldIsMap := old.(map[string]any)
-		isChanged := !equality.Semantic.DeepEqual(written[key], old)
-		isChangedSince := !equality.Semantic.DeepEqual(live[key], written[key])
-		switch {
-		case isMap && writtenIsMap && (oldIsMap || !existed):
-			restore(liveMap, writtenMap, oldMap)
-		case !isChanged || isChangedSince:
-			// Keep the field.
-		case existed:
-			live[key] = old
-		default:
-			delete(live, key)
-		}
-	}
-}
-
-func mergedKeys(a, b map[string]any) map[string]bool {
-	keys := map[string]bool{}
-	for key := range a {
-		keys[key] = true
-	}
-	for key := range b {
-		keys[key] = true
-	}
-	return keys
+	return obj
 }
 
 // contains returns whether live has each field of desired. A desired null means that the field is not set by the
