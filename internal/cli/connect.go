@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/towline/towline/internal/cli/command"
-	"github.com/towline/towline/internal/join/register"
+	"github.com/towline/towline/internal/kube"
 )
 
 // hubConfig returns the config of the hub for a command that ends with ctx.
@@ -22,7 +22,7 @@ func hubConfig(ctx context.Context) (*rest.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return register.Interruptible(ctx, config), nil
+	return kube.Interruptible(ctx, config), nil
 }
 
 // currentConfig returns the config of a cluster: from file if it is not empty, else from the files in KUBECONFIG, else

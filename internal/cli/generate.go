@@ -11,7 +11,7 @@ import (
 
 	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/join"
-	"github.com/towline/towline/internal/join/register"
+	"github.com/towline/towline/internal/kube"
 )
 
 func newGenerate(streams command.Streams) *cobra.Command {
@@ -70,7 +70,7 @@ func (f *generateFlags) run(ctx context.Context, streams command.Streams) error 
 		streams.PrintErr("generating a kubeconfig for %s", config.Host)
 	}
 	defer startProgress(streams, "generating a kubeconfig for "+config.Host).stop()
-	kubeconfig, err := join.GenerateKubeconfig(ctx, register.Interruptible(ctx, config), f.request)
+	kubeconfig, err := join.GenerateKubeconfig(ctx, kube.Interruptible(ctx, config), f.request)
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,6 @@ import (
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
-	"github.com/towline/towline/internal/join/register"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/render"
 	"github.com/towline/towline/internal/sandbox"
@@ -202,7 +201,7 @@ func runDemoHub(ctx context.Context, kubeconfig string, options hub.Options) err
 // runHub runs a hub. A hub without a shard key first limits the tokens that agents can request, and prepares the
 // registration with tokens.
 func runHub(ctx context.Context, config *rest.Config, options hub.Options) error {
-	startConfig := register.Interruptible(ctx, config)
+	startConfig := kube.Interruptible(ctx, config)
 	if !options.InstallCRDs {
 		if err := checkInstalled(ctx, startConfig); err != nil {
 			return err

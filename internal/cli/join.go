@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join/karmada"
-	"github.com/towline/towline/internal/join/register"
+	"github.com/towline/towline/internal/kube"
 )
 
 // memberFlags are the flags for the kubeconfig of the cluster that joins or leaves. They have the same names as in
@@ -38,7 +38,7 @@ func (m *memberFlags) restConfig(ctx context.Context, name string) (*rest.Config
 	if err != nil {
 		return nil, err
 	}
-	contextName, err := register.MemberContext(&loaded, m.context, name)
+	contextName, err := memberContext(&loaded, m.context, name)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func (m *memberFlags) restConfig(ctx context.Context, name string) (*rest.Config
 	if err != nil {
 		return nil, err
 	}
-	return register.Interruptible(ctx, config), nil
+	return kube.Interruptible(ctx, config), nil
 }
 
 // clusterName returns the only argument of a command, the name of a cluster.

@@ -22,7 +22,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/cli/command"
-	"github.com/towline/towline/internal/join/register"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -124,7 +123,7 @@ func (c *controlPlaneFlags) restConfig(ctx context.Context) (*rest.Config, error
 		var config *rest.Config
 		if config, err = c.config(loaded, c.context); err == nil {
 			config.Impersonate = c.impersonate
-			return register.Interruptible(ctx, config), nil
+			return kube.Interruptible(ctx, config), nil
 		}
 	}
 	return nil, fmt.Errorf("failed to get control plane rest config. context: %s, kubeconfig: %s, error: %w", c.context, c.file, err)

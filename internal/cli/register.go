@@ -14,7 +14,7 @@ import (
 
 	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/join"
-	"github.com/towline/towline/internal/join/register"
+	"github.com/towline/towline/internal/kube"
 )
 
 // registrationFlags are the flags of every `register cluster` command.
@@ -216,7 +216,7 @@ func (f *registerFlags) runPush(ctx context.Context, streams command.Streams) er
 		if request.Member, err = contextConfig(f.context); err != nil {
 			return fmt.Errorf("--fleet-cluster-context: %w", err)
 		}
-		request.Member = register.Interruptible(ctx, request.Member)
+		request.Member = kube.Interruptible(ctx, request.Member)
 	} else if request.Kubeconfig, err = readKubeconfig(f.kubeconfig); err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)
 	}

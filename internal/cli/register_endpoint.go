@@ -138,7 +138,7 @@ func (f *endpointFlags) run(ctx context.Context, streams command.Streams) error 
 		return err
 	}
 	if r.ClusterName == "" {
-		if r.ClusterName, err = register.DefaultClusterName(&loaded); err != nil {
+		if r.ClusterName, err = defaultClusterName(&loaded); err != nil {
 			return err
 		}
 	}

@@ -36,9 +36,9 @@ func newClient(ctx context.Context, config *rest.Config) (client.Client, error) 
 }
 
 // withRequestLimits returns config with a timeout and a higher request rate. Reads end when ctx ends, see
-// Interruptible.
+// kube.Interruptible.
 func withRequestLimits(ctx context.Context, config *rest.Config) *rest.Config {
-	config = Interruptible(ctx, config)
+	config = kube.Interruptible(ctx, config)
 	config.QPS, config.Burst, config.Timeout = requestQPS, requestQPS, requestTimeout
 	return config
 }

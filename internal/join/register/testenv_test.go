@@ -278,3 +278,15 @@ func eventually(t *testing.T, look func() string) {
 		t.Fatalf("%s after %s", wrong, eventuallyTimeout)
 	}
 }
+
+func wantText(t *testing.T, err error, text string) {
+	t.Helper()
+	switch {
+	case err == nil && text != "":
+		t.Errorf("got no error, want one with %q", text)
+	case err != nil && text == "":
+		t.Errorf("got error %v, want none", err)
+	case err != nil && !strings.Contains(err.Error(), text):
+		t.Errorf("error: got %q, want one with %q", err, text)
+	}
+}

@@ -1,12 +1,10 @@
-package register_test
+package cli //nolint:testpackage // the functions are not exported
 
 import (
 	"strings"
 	"testing"
 
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-
-	"github.com/towline/towline/internal/join/register"
 )
 
 // kubeconfig has contexts, each of a cluster with the part of its name behind a slash, or of its own name.
@@ -42,7 +40,7 @@ func TestMemberContext(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := register.MemberContext(c.config, c.explicit, c.cluster)
+			got, err := memberContext(c.config, c.explicit, c.cluster)
 			if got != c.want {
 				t.Errorf("context: got %q, want %q", got, c.want)
 			}
@@ -67,7 +65,7 @@ func TestDefaultClusterName(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := register.DefaultClusterName(c.config)
+			got, err := defaultClusterName(c.config)
 			if got != c.want {
 				t.Errorf("name: got %q, want %q", got, c.want)
 			}

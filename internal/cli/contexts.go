@@ -1,4 +1,4 @@
-package register
+package cli
 
 import (
 	"errors"
@@ -9,10 +9,10 @@ import (
 	"github.com/towline/towline/internal/join/karmada"
 )
 
-// MemberContext returns the context of a kubeconfig for a cluster: the explicit one, else the one with the name of the
+// memberContext returns the context of a kubeconfig for a cluster: the explicit one, else the one with the name of the
 // cluster, else the current one. It returns an error if that context does not exist, and "" if the kubeconfig has no
 // contexts and none is explicit.
-func MemberContext(cfg *clientcmdapi.Config, explicit, cluster string) (string, error) {
+func memberContext(cfg *clientcmdapi.Config, explicit, cluster string) (string, error) {
 	if explicit != "" {
 		if cfg.Contexts[explicit] == nil {
 			return "", fmt.Errorf("the kubeconfig of the cluster has no context %q", explicit)
@@ -34,9 +34,9 @@ func MemberContext(cfg *clientcmdapi.Config, explicit, cluster string) (string, 
 	return cfg.CurrentContext, nil
 }
 
-// DefaultClusterName returns the default name of a Cluster: the name of the cluster entry of the current-context. It
+// defaultClusterName returns the default name of a Cluster: the name of the cluster entry of the current-context. It
 // returns an error if there is no current-context, or if the name is not valid for a Cluster.
-func DefaultClusterName(cfg *clientcmdapi.Config) (string, error) {
+func defaultClusterName(cfg *clientcmdapi.Config) (string, error) {
 	if cfg.CurrentContext == "" {
 		return "", errors.New("the kubeconfig has no current-context to take the cluster's name from: give one with --cluster-name")
 	}
