@@ -81,18 +81,16 @@ func publishedAddress(ctx context.Context, configMaps client.Reader) (HubAddress
 	return HubAddress{}, nil
 }
 
-// configuredAddress returns the address in a configuration for the hub. It returns an error if the CA file cannot be
-// read.
-func configuredAddress(hub *rest.Config) (HubAddress, error) {
-	address := HubAddress{Server: hub.Host, ServerName: hub.ServerName, CA: hub.CAData}
-	if len(address.CA) == 0 && hub.CAFile != "" {
-		ca, err := os.ReadFile(hub.CAFile)
-		if err != nil {
-			return address, fmt.Errorf("read the hub's certificate authority: %w", err)
-		}
-		address.CA = ca
+// configuredAddress returns the address in a configuration, without a proxy. It returns an error if the CA file cannot
+// be read.
+func configuredAddress(config *rest.Config) (HubAddress, error) {
+	config = rest.CopyConfig(config)
+	config.CertFile, config.KeyFile = "", "" // LoadTLSFiles reads them too
+	err := rest.LoadTLSFiles(config)
+	if err != nil {
+		err = fmt.Errorf("read the certificate authority of %s: %w", config.Host, err)
 	}
-	return address, nil
+	return HubAddress{Server: config.Host, ServerName: config.ServerName, CA: config.CAData}, err
 }
 
 // isInCluster returns whether the configuration has the API server's address for pods of this cluster.
@@ -129,6 +127,10 @@ func addressFor(hub *rest.Config, o AgentOptions) (HubAddress, error) {
 
 // kubeconfig returns the agent's kubeconfig for the hub. delivery is the delivery namespace, which its context names.
 func (a HubAddress) kubeconfig(token, delivery string) *clientcmdapi.Config {
-	cluster := &clientcmdapi.Cluster{Server: a.Server, TLSServerName: a.ServerName, CertificateAuthorityData: a.CA, ProxyURL: a.ProxyURL}
-	return tokenKubeconfig(cluster, agentName, token, delivery)
+	return tokenKubeconfig(a.cluster(), agentName, token, delivery)
+}
+
+// cluster returns the cluster entry of a kubeconfig with the address.
+func (a HubAddress) cluster() *clientcmdapi.Cluster {
+	return &clientcmdapi.Cluster{Server: a.Server, TLSServerName: a.ServerName, CertificateAuthorityData: a.CA, ProxyURL: a.ProxyURL}
 }

@@ -98,7 +98,7 @@ type application struct {
 func newApplication(hub client.Client, request ApplyRequest) (*application, error) {
 	config := rest.CopyConfig(request.Member)
 	config.Timeout = accessTimeout
-	member, resources, err := newClient(config)
+	member, resources, err := NewClient(config)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}

@@ -68,11 +68,7 @@ func (a *application) checkAgent(ctx context.Context) error {
 	if err != nil || !found || deployment.DeletionTimestamp != nil || len(deployment.OwnerReferences) > 0 {
 		return err
 	}
-	var args []string
-	for _, container := range deployment.Spec.Template.Spec.Containers {
-		args = append(args, container.Args...)
-	}
-	owner := argument(args, "--cluster-namespace=") + "/" + argument(args, "--cluster-name=")
+	owner := Argument(deployment, "--cluster-namespace=") + "/" + Argument(deployment, "--cluster-name=")
 	if owner == "/" || owner == a.request.key() {
 		return nil
 	}
@@ -80,9 +76,14 @@ func (a *application) checkAgent(ctx context.Context) error {
 		owner, owner, strings.Join(RemoveAgent(), "; "))
 }
 
-func argument(args []string, flag string) string {
-	if i := slices.IndexFunc(args, func(arg string) bool { return strings.HasPrefix(arg, flag) }); i >= 0 {
-		return strings.TrimPrefix(args[i], flag)
+// Argument returns the value of a flag, such as "--v=", on the command line of an agent; "" without the flag.
+func Argument(agent *appsv1.Deployment, flag string) string {
+	for _, container := range agent.Spec.Template.Spec.Containers {
+		for _, word := range slices.Concat(container.Command, container.Args) {
+			if value, ok := strings.CutPrefix(word, flag); ok {
+				return value
+			}
+		}
 	}
 	return ""
 }

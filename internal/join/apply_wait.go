@@ -4,14 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
+	kstatus "github.com/fluxcd/cli-utils/pkg/kstatus/status"
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
 )
 
 // readyPoll is the time between two reads of a cluster that is not ready yet.
@@ -87,4 +94,41 @@ func (a *application) readState(ctx context.Context) (state, version string, isR
 		isReady = isAvailable
 	}
 	return "agent: " + agent + "; hub: " + hub, status.Version, isReady
+}
+
+// agentState describes the agent on the member, and returns whether the applied Deployment is available.
+func agentState(ctx context.Context, member client.Client) (state string, isAvailable bool, err error) {
+	deployment := &unstructured.Unstructured{}
+	deployment.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("Deployment"))
+	if err := member.Get(ctx, client.ObjectKey{Namespace: kube.AgentNamespace, Name: agentDeployment}, deployment); err != nil {
+		return "", false, fmt.Errorf("read the agent's Deployment: %w", err)
+	}
+	result, err := kstatus.Compute(deployment)
+	if err != nil {
+		return "", false, fmt.Errorf("compute the status of the agent's Deployment: %w", err)
+	}
+	pods := &corev1.PodList{}
+	if err := member.List(ctx, pods, client.InNamespace(kube.AgentNamespace), client.MatchingLabels{controlPlaneLabel: agentName}); err != nil {
+		return "", false, fmt.Errorf("list the agent's pods: %w", err)
+	}
+	// The message of a container may have several lines.
+	state = strings.Join(strings.Fields(result.Message+podText(pods.Items)), " ")
+	return state, result.Status == kstatus.CurrentStatus, nil
+}
+
+// podText returns the reason why the youngest pod does not run, "" if none is known.
+func podText(pods []corev1.Pod) string {
+	if len(pods) == 0 {
+		return ""
+	}
+	youngest := slices.MaxFunc(pods, func(a, b corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	for _, container := range youngest.Status.ContainerStatuses {
+		if waiting := container.State.Waiting; waiting != nil {
+			return fmt.Sprintf("; pod %s: %s: %s", youngest.Name, waiting.Reason, waiting.Message)
+		}
+		if ended := container.State.Terminated; ended != nil {
+			return fmt.Sprintf("; pod %s ended with exit code %d: %s", youngest.Name, ended.ExitCode, ended.Message)
+		}
+	}
+	return ""
 }

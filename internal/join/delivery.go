@@ -78,7 +78,7 @@ func (r *registration) claimFreeDelivery(ctx context.Context, cluster *libv1beta
 			return derived, err
 		}
 	}
-	if err := ensureNamespace(ctx, r.hub, r.log, r.resources, namespace); err != nil {
+	if err := r.ensureNamespace(ctx, namespace); err != nil {
 		return "", err
 	}
 	return derived, r.claim(ctx, derived)

@@ -78,7 +78,7 @@ func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (Der
 	if err := r.Validate(); err != nil {
 		return DeregisterResult{}, err
 	}
-	hubClient, resources, err := newClient(hub)
+	hubClient, resources, err := NewClient(hub)
 	if err != nil {
 		return DeregisterResult{}, fmt.Errorf("connect to the hub: %w", err)
 	}

@@ -114,8 +114,7 @@ func ownerOf(cluster *libv1beta1.SveltosCluster) metav1.OwnerReference {
 // by it.
 func (r *registration) ensureIdentity(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
 	if !r.isNew {
-		shared := &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}
-		if err := ensureNamespace(ctx, r.hub, r.log, nil, shared); err != nil {
+		if err := EnsureNamespace(ctx, r.hub, &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}); err != nil {
 			return err
 		}
 		if _, err := EnsureSharedRole(ctx, r.hub); err != nil {

@@ -71,17 +71,11 @@ func (i *identity) generate(ctx context.Context, cluster *rest.Config, r Generat
 	if err := i.ensureAccount(ctx, r); err != nil {
 		return nil, err
 	}
-	var text string
-	var err error
+	secret := ""
 	if r.ServiceAccountToken {
-		text, err = i.tokenFromSecret(ctx, i.account.Name)
-	} else {
-		text, err = i.requestToken(ctx, time.Duration(r.ExpirationSeconds)*time.Second)
+		secret = i.account.Name
 	}
-	if err != nil {
-		return nil, err
-	}
-	return accountKubeconfig(cluster, i.account, text)
+	return i.kubeconfig(ctx, cluster, secret, time.Duration(r.ExpirationSeconds)*time.Second)
 }
 
 // ensureAccount creates or repairs the account if r.Create is set, and otherwise returns an error if it does not exist.

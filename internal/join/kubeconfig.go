@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
-	"os"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -18,7 +16,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
@@ -57,19 +54,6 @@ func Server(kubeconfig []byte) string {
 	return config.Host
 }
 
-// accountKubeconfig returns a kubeconfig for the cluster that config connects to, with the token of a ServiceAccount.
-func accountKubeconfig(config *rest.Config, account client.ObjectKey, token string) ([]byte, error) {
-	cluster, err := addressIn(config)
-	if err != nil {
-		return nil, err
-	}
-	kubeconfig, err := clientcmd.Write(*tokenKubeconfig(cluster, account.Name, token, account.Namespace))
-	if err != nil {
-		return nil, fmt.Errorf("encode the kubeconfig: %w", err)
-	}
-	return kubeconfig, nil
-}
-
 // tokenKubeconfig returns a kubeconfig with one context, for cluster and namespace, and with the token as credential.
 func tokenKubeconfig(cluster *clientcmdapi.Cluster, user, token, namespace string) *clientcmdapi.Config {
 	const name, context = "local", "sveltos-context"
@@ -87,31 +71,36 @@ func addressIn(config *rest.Config) (*clientcmdapi.Cluster, error) {
 	if config.Insecure {
 		return nil, errors.New("the context does not verify the cluster's certificate (insecure-skip-tls-verify), and its kubeconfig must")
 	}
-	cluster := &clientcmdapi.Cluster{
-		Server: config.Host, TLSServerName: config.ServerName, CertificateAuthorityData: config.CAData, DisableCompression: config.DisableCompression,
+	address, err := configuredAddress(config)
+	if err != nil {
+		return nil, err
 	}
-	if len(cluster.CertificateAuthorityData) == 0 && config.CAFile != "" {
-		ca, err := os.ReadFile(config.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("read the cluster's certificate authority: %w", err)
-		}
-		cluster.CertificateAuthorityData = ca
+	if address.ProxyURL, err = ProxyOf(config); err != nil {
+		return nil, err
 	}
-	// config.Proxy is set for the proxy-url of a kubeconfig, but not for a proxy of the environment.
-	if config.Proxy != nil {
-		server, err := url.Parse(config.Host)
-		if err != nil {
-			return nil, fmt.Errorf("read the cluster's address: %w", err)
-		}
-		proxy, err := config.Proxy(&http.Request{URL: server})
-		if err != nil {
-			return nil, fmt.Errorf("read the proxy of the cluster's context: %w", err)
-		}
-		if proxy != nil {
-			cluster.ProxyURL = proxy.String()
-		}
-	}
+	cluster := address.cluster()
+	cluster.DisableCompression = config.DisableCompression
 	return cluster, nil
+}
+
+// ProxyOf returns the URL of the proxy that config uses for its server, "" if it uses none. config.Proxy is set for the
+// proxy-url of a kubeconfig, but not for a proxy of the environment.
+func ProxyOf(config *rest.Config) (string, error) {
+	if config.Proxy == nil {
+		return "", nil
+	}
+	server, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil {
+		return "", fmt.Errorf("read the cluster's address: %w", err)
+	}
+	proxy, err := config.Proxy(&http.Request{URL: server})
+	if err != nil {
+		return "", fmt.Errorf("read the proxy of the cluster's kubeconfig: %w", err)
+	}
+	if proxy == nil {
+		return "", nil
+	}
+	return proxy.String(), nil
 }
 
 // awaitAccess waits until checkAccess succeeds with a new kubeconfig, at most for accessTimeout. The member authorizes

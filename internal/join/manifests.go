@@ -132,7 +132,7 @@ func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster 
 	if left > 0 && former.boundTo == secret.UID && bytes.Equal(manifest, secret.Data[ManifestKey]) {
 		return left, nil
 	}
-	issued, err := requestToken(ctx, m.Hub, secret, life)
+	issued, err := requestManifestToken(ctx, m.Hub, secret, life)
 	if err != nil {
 		return 0, err
 	}

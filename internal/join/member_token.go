@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/utils/ptr"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -23,34 +23,38 @@ func (i *identity) ensureKubeconfig(ctx context.Context, request PushRequest) ([
 	if err := i.ensure(ctx); err != nil {
 		return nil, err
 	}
-	var token string
-	var err error
+	secret := ""
 	if request.ServiceAccountToken {
-		token, err = i.tokenFromSecret(ctx, i.tokenSecret())
-	} else {
-		token, err = i.requestToken(ctx, MemberTokenLife)
+		secret = i.tokenSecret()
 	}
-	if err != nil {
-		return nil, err
-	}
-	kubeconfig, err := accountKubeconfig(request.Member, i.account, token)
+	kubeconfig, err := i.kubeconfig(ctx, request.Member, secret, MemberTokenLife)
 	if err != nil {
 		return nil, err
 	}
 	return kubeconfig, awaitAccess(ctx, kubeconfig)
 }
 
-// requestToken requests a token of the account; zero leaves its life to the cluster.
-func (i *identity) requestToken(ctx context.Context, life time.Duration) (string, error) {
-	request := &authenticationv1.TokenRequest{}
-	if life > 0 {
-		request.Spec.ExpirationSeconds = ptr.To(int64(life / time.Second))
+// kubeconfig returns a kubeconfig for the cluster that config connects to, with the token of the Secret, see
+// tokenFromSecret. Without the name of a Secret, it requests a token; if life is zero, the cluster decides it.
+func (i *identity) kubeconfig(ctx context.Context, config *rest.Config, secret string, life time.Duration) ([]byte, error) {
+	cluster, err := addressIn(config)
+	if err != nil {
+		return nil, err
 	}
-	account := &corev1.ServiceAccount{ObjectMeta: named(i.account.Namespace, i.account.Name)}
-	if err := i.member.SubResource("token").Create(ctx, account, request); err != nil {
-		return "", fmt.Errorf("request a token for ServiceAccount %s: %w", i.account, err)
+	var issued token
+	if secret != "" {
+		issued.text, err = i.tokenFromSecret(ctx, secret)
+	} else {
+		issued, err = requestToken(ctx, i.member, i.account, life, nil)
 	}
-	return request.Status.Token, nil
+	if err != nil {
+		return nil, err
+	}
+	kubeconfig, err := clientcmd.Write(*tokenKubeconfig(cluster, i.account.Name, issued.text, i.account.Namespace))
+	if err != nil {
+		return nil, fmt.Errorf("encode the kubeconfig: %w", err)
+	}
+	return kubeconfig, nil
 }
 
 // tokenFromSecret creates a Secret in which Kubernetes puts a token of the account that does not expire, and waits for

@@ -80,8 +80,7 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 	if _, err := agent.encode(); err != nil {
 		return err
 	}
-	namespace := &corev1.Namespace{ObjectMeta: named("", request.Namespace)}
-	if err := ensureNamespace(ctx, r.hub, r.log, r.resources, namespace); err != nil {
+	if err := r.ensureNamespace(ctx, &corev1.Namespace{ObjectMeta: named("", r.request.Namespace)}); err != nil {
 		return err
 	}
 	cluster, err := r.applyPullCluster(ctx, live, options)
@@ -168,7 +167,7 @@ func (r *registration) issueToken(ctx context.Context, cluster *libv1beta1.Svelt
 	if err != nil {
 		return "", err
 	}
-	issued, err := requestToken(ctx, r.hub, secret, options.manifestTokenLife())
+	issued, err := requestManifestToken(ctx, r.hub, secret, options.manifestTokenLife())
 	if err != nil {
 		return "", err
 	}
@@ -187,17 +186,25 @@ func clusterOf(r Request, live *libv1beta1.SveltosCluster) *libv1beta1.SveltosCl
 	return cluster
 }
 
-// requestToken requests a token for the cluster's ServiceAccount. The token is bound to the registration Secret.
-func requestToken(ctx context.Context, hubClient client.Client, registration *corev1.Secret, life time.Duration) (token, error) {
-	account := &corev1.ServiceAccount{ObjectMeta: named(registration.Namespace, registration.Labels[registrationLabel])}
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
-		ExpirationSeconds: ptr.To(int64(life / time.Second)),
-		BoundObjectRef: &authenticationv1.BoundObjectReference{
-			APIVersion: "v1", Kind: "Secret", Name: registration.Name, UID: registration.UID,
-		},
-	}}
-	if err := hubClient.SubResource("token").Create(ctx, account, request); err != nil {
-		return token{}, fmt.Errorf("request a token for ServiceAccount %s: %w", client.ObjectKeyFromObject(account), err)
+// requestManifestToken requests a token for the cluster's ServiceAccount, which is bound to the registration Secret.
+func requestManifestToken(ctx context.Context, hubClient client.Client, registration *corev1.Secret, life time.Duration) (token, error) {
+	account := client.ObjectKey{Namespace: registration.Namespace, Name: registration.Labels[registrationLabel]}
+	return requestToken(ctx, hubClient, account, life, &authenticationv1.BoundObjectReference{
+		APIVersion: "v1", Kind: "Secret", Name: registration.Name, UID: registration.UID,
+	})
+}
+
+// requestToken requests a token for a ServiceAccount, which is bound to an object if bound is set. If life is zero, the
+// cluster decides it.
+func requestToken(
+	ctx context.Context, c client.Client, account client.ObjectKey, life time.Duration, bound *authenticationv1.BoundObjectReference,
+) (token, error) {
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: bound}}
+	if life > 0 {
+		request.Spec.ExpirationSeconds = ptr.To(int64(life / time.Second))
+	}
+	if err := c.SubResource("token").Create(ctx, &corev1.ServiceAccount{ObjectMeta: named(account.Namespace, account.Name)}, request); err != nil {
+		return token{}, fmt.Errorf("request a token for ServiceAccount %s: %w", account, err)
 	}
 	issued := readToken(request.Status.Token)
 	issued.expires = request.Status.ExpirationTimestamp.Time

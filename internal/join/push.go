@@ -111,7 +111,7 @@ func (r *registration) registerKubeconfig(ctx context.Context, request PushReque
 func (r *registration) identify(ctx context.Context, member *rest.Config, live *libv1beta1.SveltosCluster) (uid string, err error) {
 	config := rest.CopyConfig(member)
 	config.Timeout = accessTimeout
-	memberClient, _, err := newClient(config)
+	memberClient, _, err := NewClient(config)
 	if err != nil {
 		return "", fmt.Errorf("connect to the cluster: %w", err)
 	}
@@ -208,8 +208,7 @@ func (r *registration) kubeconfigCluster(ctx context.Context) (*libv1beta1.Svelt
 // applyPush applies the kubeconfig and then the SveltosCluster. The key stays the one that the cluster refers to, which
 // a renewal of the token may have changed: the next renewal continues with the new kubeconfig.
 func (r *registration) applyPush(ctx context.Context, live, desired *libv1beta1.SveltosCluster, kubeconfig []byte) error {
-	namespace := &corev1.Namespace{ObjectMeta: named("", desired.Namespace)}
-	if err := ensureNamespace(ctx, r.hub, r.log, r.resources, namespace); err != nil {
+	if err := r.ensureNamespace(ctx, &corev1.Namespace{ObjectMeta: named("", r.request.Namespace)}); err != nil {
 		return err
 	}
 	desired.Spec.KubeconfigKeyName = cmp.Or(live.Spec.KubeconfigKeyName, KubeconfigKey)

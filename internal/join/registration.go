@@ -64,7 +64,7 @@ type registration struct {
 }
 
 func newRegistration(hub *rest.Config, r Request) (*registration, error) {
-	hubClient, resources, err := newClient(hub)
+	hubClient, resources, err := NewClient(hub)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the hub: %w", err)
 	}
@@ -79,8 +79,8 @@ func registrationOf(hub client.Client, cluster client.Object) *registration {
 	return &registration{hub: hub, cache: hub, request: request, log: rollback.New(hub, "")}
 }
 
-// newClient returns a client for the requests of one registration.
-func newClient(cluster *rest.Config) (client.WithWatch, foreign.Resources, error) {
+// NewClient returns a client for the requests of one registration, and the resources that the cluster serves.
+func NewClient(cluster *rest.Config) (client.WithWatch, foreign.Resources, error) {
 	config := rest.CopyConfig(cluster)
 	config.QPS, config.Burst = registrationQPS, registrationQPS
 	clusterClient, err := client.NewWithWatch(config, client.Options{Scheme: kube.Scheme()})
@@ -224,42 +224,48 @@ func (r *registration) deleteOrphans(ctx context.Context, created *libv1beta1.Sv
 	return newRetraction(r.hub, r.resources, created).deleteOwn(ctx)
 }
 
-// ensureNamespace creates a namespace if it does not exist. It waits for the end of an earlier one that is being
-// deleted. The rollback deletes the namespace unless it holds foreign objects.
-func ensureNamespace(ctx context.Context, c client.Client, log *rollback.Log, resources foreign.Resources, namespace *corev1.Namespace) error {
-	key := client.ObjectKeyFromObject(namespace)
-	exists := false
+// EnsureNamespace creates a namespace if it does not exist. It waits for the end of an earlier one that is being
+// deleted. An existing namespace is not changed.
+func EnsureNamespace(ctx context.Context, c client.Client, namespace *corev1.Namespace) error {
 	err := wait.PollUntilContextTimeout(ctx, time.Second/4, namespaceTimeout, true, func(context.Context) (bool, error) {
 		live := &corev1.Namespace{}
-		var err error
-		exists, err = read(ctx, c, live, key)
-		return !exists || live.DeletionTimestamp == nil, err
+		exists, err := read(ctx, c, live, client.ObjectKeyFromObject(namespace))
+		if exists || err != nil {
+			return exists && live.DeletionTimestamp == nil, err
+		}
+		err = c.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
+		if client.IgnoreAlreadyExists(err) != nil {
+			return false, fmt.Errorf("create namespace %s: %w", namespace.Name, err)
+		}
+		return true, nil
 	})
 	if wait.Interrupted(err) && ctx.Err() == nil {
-		return fmt.Errorf("namespace %s is still being deleted after %s", key.Name, namespaceTimeout)
+		return fmt.Errorf("namespace %s is still being deleted after %s", namespace.Name, namespaceTimeout)
 	}
-	if exists || err != nil {
-		return err
-	}
+	return err
+}
+
+// ensureNamespace is EnsureNamespace, and the rollback deletes a namespace that this run created, unless it holds
+// foreign objects.
+func ensureNamespace(ctx context.Context, c client.Client, log *rollback.Log, resources foreign.Resources, namespace *corev1.Namespace) error {
+	key := client.ObjectKeyFromObject(namespace)
 	log.Add(func(ctx context.Context) error {
 		live := &corev1.Namespace{}
 		found, err := read(ctx, c, live, key)
 		if err != nil || !found || !log.IsLastWriter(live) {
 			return err
 		}
-		if foreignObject, err := foreign.Find(ctx, c, resources, key.Name, isDependentOfAgent); foreignObject != "" || err != nil {
-			return err
-		}
-		return client.IgnoreNotFound(c.Delete(ctx, live, client.Preconditions{UID: &live.UID}))
+		_, err = foreign.DeleteNamespace(ctx, c, resources, live, isDependentOfAgent)
+		return err
 	})
 	if log.Attempt() != "" {
 		metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, rollback.AttemptAnnotation, log.Attempt())
 	}
-	err = c.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
-	if client.IgnoreAlreadyExists(err) != nil {
-		return fmt.Errorf("create namespace %s: %w", key.Name, err)
-	}
-	return nil
+	return EnsureNamespace(ctx, c, namespace)
+}
+
+func (r *registration) ensureNamespace(ctx context.Context, namespace *corev1.Namespace) error {
+	return ensureNamespace(ctx, r.hub, r.log, r.resources, namespace)
 }
 
 // isDependentOfAgent returns whether controllers created the object for the Deployment or the Service of an agent, so

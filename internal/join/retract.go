@@ -179,14 +179,14 @@ func (r *retraction) deleteObject(ctx context.Context, obj client.Object) error 
 // removes the claim from any other.
 func (r *retraction) releaseNamespace(ctx context.Context, namespace *metav1.PartialObjectMetadata) error {
 	if namespace.Name != r.request.Namespace && namespace.Labels[registrationLabel] == r.request.Name {
-		found, err := foreign.Find(ctx, r.hub, r.resources, namespace.Name, func(item *metav1.PartialObjectMetadata) bool {
+		isDeleted, err := foreign.DeleteNamespace(ctx, r.hub, r.resources, namespace, func(item *metav1.PartialObjectMetadata) bool {
 			return item.Labels[registrationLabel] == r.request.Name
 		})
-		if err != nil {
-			return err
+		if isDeleted {
+			r.done.Deleted = append(r.done.Deleted, refOf(r.hub, namespace))
 		}
-		if found == "" {
-			return r.deleteObject(ctx, namespace)
+		if isDeleted || err != nil {
+			return err
 		}
 	}
 	return releaseClaim(ctx, r.hub, namespace.Name, holderOf(r.request, namespace.Name))

@@ -98,8 +98,7 @@ func (r *registration) registerWorkload(ctx context.Context, request WorkloadReq
 			return err
 		}
 	}
-	namespace := &corev1.Namespace{ObjectMeta: named("", request.Namespace)}
-	if err := ensureNamespace(ctx, r.hub, r.log, r.resources, namespace); err != nil {
+	if err := r.ensureNamespace(ctx, &corev1.Namespace{ObjectMeta: named("", r.request.Namespace)}); err != nil {
 		return err
 	}
 	if request.CA != nil {

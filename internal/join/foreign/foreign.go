@@ -64,6 +64,23 @@ func Find(
 	return "", nil
 }
 
+// DeleteNamespace deletes namespace, which the caller has read, unless Find returns a reason to keep it. It ignores a
+// namespace that has been deleted or created again since.
+func DeleteNamespace(
+	ctx context.Context, c client.Client, resources Resources, namespace client.Object, isOwn func(item *metav1.PartialObjectMetadata) bool,
+) (isDeleted bool, err error) {
+	reason, err := Find(ctx, c, resources, namespace.GetName(), isOwn)
+	if reason != "" || err != nil {
+		return false, err
+	}
+	uid := namespace.GetUID()
+	err = c.Delete(ctx, namespace, client.Preconditions{UID: &uid})
+	if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+		return false, fmt.Errorf("delete namespace %s: %w", namespace.GetName(), err)
+	}
+	return err == nil, nil
+}
+
 // isDerived returns true for resources that cannot be listed or created, and for those that Kubernetes writes itself:
 // events, and Endpoints, which EndpointSlices mirror.
 func isDerived(resource *metav1.APIResource) bool {

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -33,8 +31,6 @@ import (
 const (
 	// systemNamespace is the namespace of Karmada's own components.
 	systemNamespace = "karmada-system"
-	// requestQPS is high enough that the client does not throttle the requests of one registration.
-	requestQPS = 100
 	// requestTimeout limits one request, unless the configuration has a timeout.
 	requestTimeout = 30 * time.Second
 	// hubTimeout limits the wait for the hub to complete the deletion of a Cluster in a rollback.
@@ -166,7 +162,7 @@ func (j *registration) desired(id string) (*clusterv1alpha1.Cluster, error) {
 	if !strings.Contains(endpoint, "://") {
 		endpoint = "https://" + endpoint
 	}
-	proxy, err := proxyOf(r.Member, endpoint)
+	proxy, err := join.ProxyOf(r.Member)
 	if err != nil {
 		return nil, err
 	}
@@ -182,30 +178,11 @@ func (j *registration) desired(id string) (*clusterv1alpha1.Cluster, error) {
 	}, nil
 }
 
-// proxyOf returns the URL of the proxy that config uses for endpoint, "" if it uses none.
-func proxyOf(config *rest.Config, endpoint string) (string, error) {
-	if config.Proxy == nil {
-		return "", nil
-	}
-	target, err := url.Parse(endpoint)
-	if err != nil {
-		return "", fmt.Errorf("the server of the cluster's kubeconfig: %w", err)
-	}
-	proxy, err := config.Proxy(&http.Request{URL: target})
-	if err != nil {
-		return "", fmt.Errorf("the proxy of the cluster's kubeconfig: %w", err)
-	}
-	if proxy == nil {
-		return "", nil
-	}
-	return proxy.String(), nil
-}
-
 // run creates the Cluster first: of several runs for different clusters or names, only one succeeds in creating it. It
 // writes the Secret with the hub's token last, because the hub connects to the cluster as soon as the Secret exists.
 func (j *registration) run(ctx context.Context) error {
 	namespace := &corev1.Namespace{ObjectMeta: systemMeta("", j.request.ClusterNamespace)}
-	if err := ensureNamespace(ctx, j.hub, namespace); err != nil {
+	if err := join.EnsureNamespace(ctx, j.hub, namespace); err != nil {
 		return err
 	}
 	j.log.Add(j.awaitDeletion)

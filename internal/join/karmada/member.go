@@ -13,12 +13,12 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/join/rollback"
 	"github.com/towline/towline/internal/kube"
@@ -60,18 +60,12 @@ func newMemberRegistration(config *rest.Config, cluster, namespace, attempt stri
 }
 
 // newClients returns clients with a request timeout, for a small number of requests.
-func newClients(config *rest.Config) (client.Client, *discovery.DiscoveryClient, error) {
-	config = rest.CopyConfig(config)
-	config.QPS, config.Burst = requestQPS, requestQPS
+func newClients(config *rest.Config) (client.Client, foreign.Resources, error) {
 	if config.Timeout == 0 {
+		config = rest.CopyConfig(config)
 		config.Timeout = requestTimeout
 	}
-	c, err := client.New(config, client.Options{Scheme: kube.Scheme()})
-	if err != nil {
-		return nil, nil, err
-	}
-	resources, err := discovery.NewDiscoveryClientForConfig(config)
-	return c, resources, err
+	return join.NewClient(config)
 }
 
 func (m *memberRegistration) account() string { return accountPrefix + m.cluster }
@@ -179,7 +173,7 @@ func (m *memberRegistration) apply(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("on the cluster: %w", err)
 	}
-	if err := ensureNamespace(ctx, m.client, &corev1.Namespace{ObjectMeta: m.meta("", m.namespace)}); err != nil {
+	if err := join.EnsureNamespace(ctx, m.client, &corev1.Namespace{ObjectMeta: m.meta("", m.namespace)}); err != nil {
 		return fmt.Errorf("on the cluster: %w", err)
 	}
 	for _, obj := range m.accountObjects(impersonator) {

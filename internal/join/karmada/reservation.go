@@ -115,7 +115,7 @@ func reserveID(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.
 	err := hub.Get(ctx, client.ObjectKeyFromObject(desired), reservation)
 	if apierrors.IsNotFound(err) {
 		namespace := &corev1.Namespace{ObjectMeta: systemMeta("", desired.Namespace)}
-		if err := ensureNamespace(ctx, hub, namespace); err != nil {
+		if err := join.EnsureNamespace(ctx, hub, namespace); err != nil {
 			return err
 		}
 		return hub.Create(ctx, desired, client.FieldOwner(kube.FieldManager))

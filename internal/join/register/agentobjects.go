@@ -3,7 +3,6 @@ package register
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -11,6 +10,8 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/join"
 )
 
 // agentObjects are the objects of an agent in a namespace of the cluster; nil for those that do not exist.
@@ -53,13 +54,7 @@ func (a agentObjects) argument(flag string) string {
 	if a.deployment == nil {
 		return ""
 	}
-	for _, container := range a.deployment.Spec.Template.Spec.Containers {
-		words := slices.Concat(container.Command, container.Args)
-		if i := slices.IndexFunc(words, func(word string) bool { return strings.HasPrefix(word, flag) }); i >= 0 {
-			return strings.TrimPrefix(words[i], flag)
-		}
-	}
-	return ""
+	return join.Argument(a.deployment, flag)
 }
 
 // secretKey returns the key of the Secret with the kubeconfig for the control plane.

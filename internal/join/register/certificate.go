@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
@@ -49,7 +50,7 @@ func (g *registration) requestCertificate(ctx context.Context) error {
 	}
 	requester := &rest.Config{
 		Host: "https://" + r.Endpoint, BearerToken: g.token.String(), TLSClientConfig: rest.TLSClientConfig{CAData: ca},
-		Timeout: requestTimeout, QPS: requestQPS, Burst: requestQPS,
+		Timeout: requestTimeout,
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -123,7 +124,7 @@ func (g *registration) setKubeconfig(ctx context.Context, kubeconfig []byte, csr
 	if err != nil {
 		return fmt.Errorf("use the agent's kubeconfig: %w", err)
 	}
-	hub, err := newClient(ctx, config)
+	hub, _, err := join.NewClient(withTimeout(ctx, config))
 	if err != nil {
 		return fmt.Errorf("connect to the control plane: %w", err)
 	}

@@ -131,13 +131,8 @@ func (c cleanup) deleteNamespaceIfUnused(ctx context.Context, name string, isOwn
 	if err != nil || !exists || !isManaged(namespace) || !isOwn(namespace) || !namespace.DeletionTimestamp.IsZero() {
 		return err
 	}
-	found, err := foreign.Find(ctx, c.member, c.member.resources, name, isAgentObject)
-	if err != nil || found != "" {
-		return err
-	}
-	err = c.member.Delete(ctx, namespace, client.Preconditions{UID: &namespace.UID})
-	if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
-		return fmt.Errorf("delete namespace %s on the cluster: %w", name, err)
+	if _, err := foreign.DeleteNamespace(ctx, c.member, c.member.resources, namespace, isAgentObject); err != nil {
+		return fmt.Errorf("on the cluster: %w", err)
 	}
 	return nil
 }

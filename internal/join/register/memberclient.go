@@ -2,7 +2,6 @@ package register
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -13,33 +12,26 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/kube"
 )
 
 const (
 	// requestTimeout limits one request to the cluster or to the control plane.
 	requestTimeout = 10 * time.Second
-	// requestQPS is enough for the requests of one run not to wait for each other.
-	requestQPS = 100
 	// pollInterval is the time between two reads of an object that is expected to change.
 	pollInterval = 250 * time.Millisecond
 )
 
-// newClient returns a client with the limits of withRequestLimits.
-func newClient(ctx context.Context, config *rest.Config) (client.Client, error) {
-	return client.New(withRequestLimits(ctx, config), client.Options{Scheme: kube.Scheme()})
-}
-
-// withRequestLimits returns config with a timeout and a higher request rate. Reads end when ctx ends, see
-// kube.Interruptible.
-func withRequestLimits(ctx context.Context, config *rest.Config) *rest.Config {
+// withTimeout returns config with a timeout. Reads end when ctx ends, see kube.Interruptible.
+func withTimeout(ctx context.Context, config *rest.Config) *rest.Config {
 	config = kube.Interruptible(ctx, config)
-	config.QPS, config.Burst, config.Timeout = requestQPS, requestQPS, requestTimeout
+	config.Timeout = requestTimeout
 	return config
 }
 
@@ -47,15 +39,14 @@ func withRequestLimits(ctx context.Context, config *rest.Config) *rest.Config {
 // client.
 type memberClient struct {
 	client.Client
-	resources discovery.ServerResourcesInterface
+	resources foreign.Resources
 }
 
 func newMemberClient(ctx context.Context, config *rest.Config) (memberClient, error) {
-	config = withRequestLimits(ctx, config)
+	config = withTimeout(ctx, config)
 	config.WarningHandler, config.WarningHandlerWithContext = rest.NoWarnings{}, nil
-	base, baseErr := client.New(config, client.Options{Scheme: kube.Scheme()})
-	resources, err := discovery.NewDiscoveryClientForConfig(config)
-	if err := errors.Join(baseErr, err); err != nil {
+	base, resources, err := join.NewClient(config)
+	if err != nil {
 		return memberClient{}, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	return memberClient{base, resources}, nil

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -148,16 +147,8 @@ func (g *registration) applyObjects(ctx context.Context, m *manifest) error {
 		return err
 	}
 	m.owner = metav1.OwnerReference{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: role.GetName(), UID: role.GetUID()}
-	namespace := m.namespace()
-	found, err := g.member.get(ctx, client.ObjectKeyFromObject(namespace), &corev1.Namespace{})
-	if err != nil {
-		return err
-	}
-	if !found {
-		err := g.member.Create(ctx, namespace, client.FieldOwner(kube.FieldManager))
-		if client.IgnoreAlreadyExists(err) != nil {
-			return fmt.Errorf("create namespace %s on the cluster: %w", namespace.Name, err)
-		}
+	if err := join.EnsureNamespace(ctx, g.member, m.namespace()); err != nil {
+		return fmt.Errorf("on the cluster: %w", err)
 	}
 	for _, obj := range []client.Object{m.secret(), m.serviceAccount(), m.clusterRoleBinding()} {
 		if _, err := g.applyObject(ctx, obj); err != nil {

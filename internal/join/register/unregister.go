@@ -205,7 +205,7 @@ func (u *unregistration) newHubClient(ctx context.Context) (client.Client, error
 			return nil, fmt.Errorf("the kubeconfig in Secret %s on the cluster cannot be used (%w): %w", u.objects.secretKey(), err, errNeedsHubKubeconfig)
 		}
 	}
-	hub, err := newClient(ctx, config)
+	hub, _, err := join.NewClient(withTimeout(ctx, config))
 	if err != nil {
 		return nil, fmt.Errorf("connect to the control plane: %w", err)
 	}
