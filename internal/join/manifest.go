@@ -3,9 +3,12 @@ package join
 import (
 	"bytes"
 	"cmp"
-	"encoding/base64"
+	_ "embed" // for agent.yaml
+	"encoding/json"
 	"fmt"
+	"text/template"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -23,8 +26,6 @@ const (
 	agentName         = "sveltos-applier"
 	agentDeployment   = "sveltos-applier-manager"
 	agentRole         = "sveltos-applier-manager-role"
-	agentRoleBinding  = "sveltos-applier-manager-rolebinding"
-	agentService      = "sveltos-applier-metrics-service"
 	agentNameLabel    = "app.kubernetes.io/name"
 	controlPlaneLabel = "control-plane"
 )
@@ -55,31 +56,9 @@ func (m agentManifest) encode() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode the agent's kubeconfig: %w", err)
 	}
-	deployment, err := m.deploymentSpec()
+	objects, err := m.objects(credentials)
 	if err != nil {
 		return nil, err
-	}
-	objects := []*unstructured.Unstructured{
-		object("v1", "Namespace", metadata{name: kube.AgentNamespace}, nil),
-		object("v1", "ServiceAccount", metadata{kube.AgentNamespace, agentDeployment}, nil),
-		object("rbac.authorization.k8s.io/v1", "ClusterRole", metadata{name: agentRole}, map[string]any{
-			"rules": []any{map[string]any{"apiGroups": []any{"*"}, "resources": []any{"*"}, "verbs": []any{"*"}}},
-		}),
-		object("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", metadata{name: agentRoleBinding}, map[string]any{
-			"roleRef":  map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": agentRole},
-			"subjects": []any{map[string]any{"kind": "ServiceAccount", "name": agentDeployment, "namespace": kube.AgentNamespace}},
-		}),
-		object("v1", "Service", metadata{kube.AgentNamespace, agentService}, map[string]any{
-			"spec": map[string]any{
-				"ports":    []any{map[string]any{"name": "https", "port": 8443, "protocol": "TCP", "targetPort": 8443}},
-				"selector": map[string]any{controlPlaneLabel: agentName},
-			},
-		}),
-		object("apps/v1", "Deployment", metadata{kube.AgentNamespace, agentDeployment}, map[string]any{"spec": deployment}),
-		object("v1", "Secret", metadata{kube.AgentNamespace, KubeconfigSecret(m.request.Name)}, map[string]any{
-			"data": map[string]any{KubeconfigKey: base64.StdEncoding.EncodeToString(credentials)},
-			"type": "Opaque",
-		}),
 	}
 	for _, p := range m.patches {
 		if err := p.applyTo(objects); err != nil {
@@ -100,58 +79,37 @@ func (m agentManifest) encode() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-type metadata struct{ namespace, name string }
+//go:embed agent.yaml
+var agentYAML string
 
-func object(apiVersion, kind string, m metadata, fields map[string]any) *unstructured.Unstructured {
-	meta := map[string]any{"name": m.name, "labels": map[string]any{agentNameLabel: agentName}}
-	if m.namespace != "" {
-		meta["namespace"] = m.namespace
+// RenderManifest returns the objects of a manifest in YAML, which is a template. In it, the function json encodes a
+// value as JSON, which is YAML as well: a value cannot add fields.
+func RenderManifest(manifest string, values any) ([]*unstructured.Unstructured, error) {
+	encode := func(value any) (string, error) {
+		text, err := json.Marshal(value)
+		return string(text), err
 	}
-	document := map[string]any{"apiVersion": apiVersion, "kind": kind, "metadata": meta}
-	for key, value := range fields {
-		document[key] = value
+	parsed, err := template.New("manifest").Funcs(template.FuncMap{"json": encode}).Parse(manifest)
+	if err != nil {
+		return nil, fmt.Errorf("parse the manifest: %w", err)
 	}
-	return &unstructured.Unstructured{Object: document}
+	var text bytes.Buffer
+	if err := parsed.Execute(&text, values); err != nil {
+		return nil, fmt.Errorf("encode the manifest: %w", err)
+	}
+	return kube.DecodeManifest(text.Bytes())
 }
 
-func (m agentManifest) deploymentSpec() (map[string]any, error) {
+// objects returns the objects of agent.yaml, with the label of the agent.
+func (m agentManifest) objects(credentials []byte) ([]*unstructured.Unstructured, error) {
 	requests, limits, err := m.options.resources()
 	if err != nil {
 		return nil, err
 	}
-	container := m.container()
-	container["resources"] = map[string]any{"limits": limits, "requests": requests}
-	pod := map[string]any{
-		"containers": []any{container},
-		"securityContext": map[string]any{
-			"runAsNonRoot": true, "seccompProfile": map[string]any{"type": "RuntimeDefault"},
-		},
-		"serviceAccountName":            agentDeployment,
-		"terminationGracePeriodSeconds": 10,
-	}
-	if len(m.options.ImagePullSecrets) > 0 {
-		secrets := []any{}
-		for _, name := range m.options.ImagePullSecrets {
-			secrets = append(secrets, map[string]any{"name": name})
-		}
-		pod["imagePullSecrets"] = secrets
-	}
-	labels := map[string]any{agentNameLabel: agentName, controlPlaneLabel: agentName}
-	return map[string]any{
-		"replicas": 1,
-		"selector": map[string]any{"matchLabels": labels},
-		// Two agents would work on the same objects.
-		"strategy": map[string]any{"type": "Recreate"},
-		"template": map[string]any{"metadata": map[string]any{"labels": labels}, "spec": pod},
-	}, nil
-}
-
-func (m agentManifest) container() map[string]any {
-	return map[string]any{
-		"name":    "controller",
-		"image":   cmp.Or(m.options.Image, m.image, DefaultAgentImage),
-		"command": []any{"/manager"},
-		"args": []any{
+	values := map[string]any{
+		"Image": cmp.Or(m.options.Image, m.image, DefaultAgentImage), "Requests": requests, "Limits": limits,
+		"Secret": KubeconfigSecret(m.request.Name), "Kubeconfig": credentials,
+		"Args": []string{
 			"agent",
 			"--diagnostics-address=:8443",
 			"--cluster-namespace=" + m.request.Namespace,
@@ -161,29 +119,15 @@ func (m agentManifest) container() map[string]any {
 			"--v=5",
 			"--version=" + m.version,
 		},
-		"env": []any{
-			resourceEnv("GOMEMLIMIT", "limits.memory"),
-			resourceEnv("GOMAXPROCS", "limits.cpu"),
-			map[string]any{"name": "NAMESPACE", "valueFrom": map[string]any{"fieldRef": map[string]any{"fieldPath": "metadata.namespace"}}},
-		},
-		"ports": []any{
-			map[string]any{"containerPort": 8443, "name": "metrics", "protocol": "TCP"},
-			map[string]any{"containerPort": 9440, "name": "healthz", "protocol": "TCP"},
-		},
-		"livenessProbe":  probe("/healthz", 15, 20),
-		"readinessProbe": probe("/readyz", 5, 10),
-		"securityContext": map[string]any{
-			"allowPrivilegeEscalation": false, "capabilities": map[string]any{"drop": []any{"ALL"}},
-		},
 	}
-}
-
-func resourceEnv(name, resource string) map[string]any {
-	return map[string]any{"name": name, "valueFrom": map[string]any{"resourceFieldRef": map[string]any{"resource": resource}}}
-}
-
-func probe(path string, delay, period int) map[string]any {
-	return map[string]any{
-		"httpGet": map[string]any{"path": path, "port": "healthz"}, "initialDelaySeconds": delay, "periodSeconds": period,
+	var secrets []corev1.LocalObjectReference
+	for _, name := range m.options.ImagePullSecrets {
+		secrets = append(secrets, corev1.LocalObjectReference{Name: name})
 	}
+	values["ImagePullSecrets"] = secrets
+	objects, err := RenderManifest(agentYAML, values)
+	for _, obj := range objects {
+		obj.SetLabels(map[string]string{agentNameLabel: agentName})
+	}
+	return objects, err
 }

@@ -1,21 +1,19 @@
 package register
 
 import (
+	_ "embed" // for agent.yaml
 	"fmt"
+	"maps"
 	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	"k8s.io/utils/ptr"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/rollback"
 )
 
@@ -51,7 +49,6 @@ const (
 
 	appLabel               = "app"
 	appLabelValue          = "karmada-agent"
-	agentContainer         = "karmada-agent"
 	secretFlag             = "--karmada-kubeconfig-secret="
 	clusterFlag            = "--cluster-name="
 	inventoryNamespaceFlag = "--cluster-namespace="
@@ -67,8 +64,6 @@ type manifest struct {
 	// csr is the name of the CertificateSigningRequest of the kubeconfig's certificate.
 	csr        string
 	kubeconfig []byte
-	// owner refers to the ClusterRole.
-	owner metav1.OwnerReference
 }
 
 // encodeKubeconfig returns the agent's kubeconfig for the control plane.
@@ -90,103 +85,30 @@ func (m manifest) namespace() *corev1.Namespace {
 	return &corev1.Namespace{ObjectMeta: m.objectMeta("", m.request.Namespace)}
 }
 
-// secret returns the Secret with the kubeconfig.
-func (m manifest) secret() client.Object {
-	secret := &corev1.Secret{
-		ObjectMeta: m.ownedMeta(m.request.Namespace, KubeconfigSecret),
-		Type:       corev1.SecretTypeOpaque,
-		Data:       map[string][]byte{KubeconfigKey: m.kubeconfig},
+//go:embed agent.yaml
+var agentYAML string
+
+// objects returns the objects of agent.yaml, the ClusterRole first and the Deployment last.
+func (m manifest) objects() ([]*unstructured.Unstructured, error) {
+	objects, err := join.RenderManifest(agentYAML, map[string]any{
+		"Namespace": m.request.Namespace, "Role": AgentRole(m.request.Namespace), "CSR": m.csr, "Kubeconfig": m.kubeconfig,
+		"Image": m.request.Image, "Replicas": m.request.Replicas, "Command": append([]string{"/bin/karmada-agent"}, m.arguments()...),
+	})
+	if err != nil {
+		return nil, err
 	}
-	secret.Annotations[certificateAnnotation] = m.csr
-	return secret
-}
-
-func (m manifest) serviceAccount() client.Object {
-	return &corev1.ServiceAccount{ObjectMeta: m.ownedMeta(m.request.Namespace, AgentServiceAccount)}
-}
-
-// clusterRole gives the agent all permissions: the control plane may deploy objects of any kind. It is written first,
-// and marks the registration as unfinished.
-func (m manifest) clusterRole() client.Object {
-	role := &rbacv1.ClusterRole{
-		ObjectMeta: m.objectMeta("", AgentRole(m.request.Namespace)),
-		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}},
-			{NonResourceURLs: []string{"*"}, Verbs: []string{"get"}},
-		},
+	for _, obj := range objects {
+		meta := m.objectMeta("", "")
+		maps.Copy(meta.Annotations, obj.GetAnnotations())
+		obj.SetLabels(meta.Labels)
+		obj.SetAnnotations(meta.Annotations)
 	}
 	// A renewal is never unfinished: if it fails, the agent continues with its earlier certificate.
 	if !m.request.Renew {
-		role.Annotations[unfinishedAnnotation] = "true"
+		role := objects[0]
+		role.SetAnnotations(map[string]string{rollback.AttemptAnnotation: m.attempt, unfinishedAnnotation: "true"})
 	}
-	return role
-}
-
-func (m manifest) clusterRoleBinding() client.Object {
-	name := AgentRole(m.request.Namespace)
-	return &rbacv1.ClusterRoleBinding{
-		ObjectMeta: m.ownedMeta("", name),
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: m.request.Namespace, Name: AgentServiceAccount}},
-	}
-}
-
-func (m manifest) deployment() client.Object {
-	labels := map[string]string{appLabel: appLabelValue}
-	return &appsv1.Deployment{
-		ObjectMeta: m.ownedMeta(m.request.Namespace, DefaultAgentDeployment),
-		Spec: appsv1.DeploymentSpec{
-			Replicas: ptr.To(m.request.Replicas),
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
-			// A second agent would wait for the end of the first one.
-			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
-			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{certificateAnnotation: m.csr}},
-				Spec: corev1.PodSpec{
-					ServiceAccountName:            AgentServiceAccount,
-					TerminationGracePeriodSeconds: ptr.To(int64(10)),
-					Containers:                    []corev1.Container{m.container()},
-					SecurityContext: &corev1.PodSecurityContext{
-						RunAsNonRoot: ptr.To(true), SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-					},
-					Tolerations: []corev1.Toleration{
-						{Key: "node-role.kubernetes.io/master", Operator: corev1.TolerationOpExists},
-						{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists},
-					},
-				},
-			},
-		},
-	}
-}
-
-func (m manifest) container() corev1.Container {
-	return corev1.Container{
-		Name:    agentContainer,
-		Image:   m.request.Image,
-		Command: append([]string{"/bin/karmada-agent"}, m.arguments()...),
-		Ports: []corev1.ContainerPort{
-			{Name: "metrics", ContainerPort: 8080, Protocol: corev1.ProtocolTCP},
-			{Name: "healthz", ContainerPort: 10357, Protocol: corev1.ProtocolTCP},
-		},
-		LivenessProbe:  probe("/healthz", 15, 20),
-		ReadinessProbe: probe("/readyz", 2, 5),
-		Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("50m"), corev1.ResourceMemory: resource.MustParse("64Mi")},
-		},
-		SecurityContext: &corev1.SecurityContext{
-			AllowPrivilegeEscalation: ptr.To(false), ReadOnlyRootFilesystem: ptr.To(true),
-			Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-		},
-		// With it the pod status has the end of the agent's log, which Register reports as the reason.
-		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
-	}
-}
-
-func probe(path string, delay, period int32) *corev1.Probe {
-	return &corev1.Probe{
-		ProbeHandler:        corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: path, Port: intstr.FromString("healthz")}},
-		InitialDelaySeconds: delay, PeriodSeconds: period,
-	}
+	return objects, nil
 }
 
 // arguments are the command line of the agent, without flags that have no value.
@@ -224,11 +146,4 @@ func (m manifest) objectMeta(namespace, name string) metav1.ObjectMeta {
 		Namespace: namespace, Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true", RegistrationLabel: m.request.ClusterName},
 		Annotations: map[string]string{rollback.AttemptAnnotation: m.attempt},
 	}
-}
-
-// ownedMeta is objectMeta with the ClusterRole as the owner.
-func (m manifest) ownedMeta(namespace, name string) metav1.ObjectMeta {
-	meta := m.objectMeta(namespace, name)
-	meta.OwnerReferences = []metav1.OwnerReference{m.owner}
-	return meta
 }

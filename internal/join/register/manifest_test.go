@@ -33,8 +33,15 @@ func TestManifestGolden(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			m := manifest{request: request, attempt: "attempt", memberServer: "https://10.20.0.1:6443", csr: "member3-abcde", kubeconfig: way, owner: metav1.OwnerReference{Name: "owner"}}
-			got := slices.Concat(way, encode(t, m.namespace(), m.secret(), m.clusterRole(), m.serviceAccount(), m.clusterRoleBinding(), m.deployment()))
+			m := manifest{request: request, attempt: "attempt", memberServer: "https://10.20.0.1:6443", csr: "member3-abcde", kubeconfig: way}
+			objects, err := m.objects()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, obj := range objects[1:] {
+				obj.SetOwnerReferences([]metav1.OwnerReference{{Name: "owner"}})
+			}
+			got := slices.Concat(way, encode(t, m.namespace(), objects[1], objects[0], objects[2], objects[3], objects[4]))
 			file := "testdata/" + name + ".yaml"
 			if *update {
 				if err := os.WriteFile(file, got, 0o644); err != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -126,12 +127,16 @@ func (g *registration) run(ctx context.Context) error {
 		request: g.request, attempt: g.log.Attempt(), memberServer: server.Scheme + "://" + server.Host + strings.TrimSuffix(server.Path, "/"),
 		csr: g.csr, kubeconfig: g.kubeconfig,
 	}
+	objects, err := m.objects()
+	if err != nil {
+		return err
+	}
 	out(lineObjects)
-	if err := g.applyObjects(ctx, &m); err != nil {
+	if err := g.applyObjects(ctx, m.namespace(), objects); err != nil {
 		return err
 	}
 	out(lineDeployment)
-	if _, err := g.applyObject(ctx, m.deployment()); err != nil {
+	if _, err := g.applyObject(ctx, objects[len(objects)-1]); err != nil {
 		return err
 	}
 	if err := g.awaitReady(ctx); err != nil {
@@ -140,17 +145,22 @@ func (g *registration) run(ctx context.Context) error {
 	return g.removeUnfinishedMark(ctx)
 }
 
-// applyObjects makes all objects but the Deployment. The ClusterRole reserves the namespace for this run.
-func (g *registration) applyObjects(ctx context.Context, m *manifest) error {
-	role, err := g.applyObject(ctx, m.clusterRole())
+// applyObjects writes all objects but the last one, the Deployment. The first one, the ClusterRole, reserves the
+// namespace for this run, and becomes the owner of the others.
+func (g *registration) applyObjects(ctx context.Context, namespace *corev1.Namespace, objects []*unstructured.Unstructured) error {
+	role, err := g.applyObject(ctx, objects[0])
 	if err != nil {
 		return err
 	}
-	m.owner = metav1.OwnerReference{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: role.GetName(), UID: role.GetUID()}
-	if err := join.EnsureNamespace(ctx, g.member, m.namespace()); err != nil {
+	for _, obj := range objects[1:] {
+		obj.SetOwnerReferences([]metav1.OwnerReference{
+			{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: role.GetName(), UID: role.GetUID()},
+		})
+	}
+	if err := join.EnsureNamespace(ctx, g.member, namespace); err != nil {
 		return fmt.Errorf("on the cluster: %w", err)
 	}
-	for _, obj := range []client.Object{m.secret(), m.serviceAccount(), m.clusterRoleBinding()} {
+	for _, obj := range objects[1 : len(objects)-1] {
 		if _, err := g.applyObject(ctx, obj); err != nil {
 			return err
 		}
