@@ -13,7 +13,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -87,8 +86,6 @@ type application struct {
 	resources foreign.Resources
 	request   ApplyRequest
 	log       *rollback.Log
-	// formerRole is the uid of the ClusterRole of an agent before the manifest was applied, "" if there was none.
-	formerRole types.UID
 	// heartbeat is the last heartbeat of an agent before the manifest was applied.
 	heartbeat *metav1.MicroTime
 	// progress is the last call of Progress.
@@ -112,11 +109,9 @@ func (a *application) applyManifest(ctx context.Context, manifest []byte, out io
 	if err != nil {
 		return fmt.Errorf("read the agent's manifest: %w", err)
 	}
-	role := &rbacv1.ClusterRole{}
-	if _, err := read(ctx, a.member, role, client.ObjectKey{Name: agentRole}); err != nil {
+	if err := a.awaitUninstallation(ctx, objects); err != nil {
 		return err
 	}
-	a.formerRole = role.UID
 	var lines bytes.Buffer
 	for _, obj := range objects {
 		result, err := a.applyObject(ctx, obj)
@@ -131,25 +126,22 @@ func (a *application) applyManifest(ctx context.Context, manifest []byte, out io
 	return nil
 }
 
-// applyObject applies one object of the manifest. It waits while the object of a former agent is being deleted.
-func (a *application) applyObject(ctx context.Context, obj *unstructured.Unstructured) (rollback.Result, error) {
-	limited, cancel := context.WithTimeout(ctx, a.request.Wait)
-	defer cancel()
-	for {
-		result, err := a.tryObject(ctx, obj)
-		if !errors.Is(err, rollback.ErrBeingDeleted) {
-			return result, err
-		}
-		a.report("a former agent is still being removed from it: " + kube.RefOf(obj).String())
-		select {
-		case <-limited.Done():
-			return "", fmt.Errorf("a former agent is still being removed from the cluster: %w", err)
-		case <-time.After(readyPoll):
-		}
+// awaitUninstallation waits until a former agent is removed from the cluster. The agent answers the hub before it
+// removes itself, so that a deregistration may have succeeded already. Only an agent that is being removed has owners.
+func (a *application) awaitUninstallation(ctx context.Context, objects []*unstructured.Unstructured) error {
+	var refs []kube.Ref
+	for _, obj := range objects {
+		refs = append(refs, kube.RefOf(obj))
 	}
+	role := &rbacv1.ClusterRole{ObjectMeta: named("", agentRole)}
+	find := func(ctx context.Context) (string, error) { return FindUninstalled(ctx, a.member, role, refs) }
+	return AwaitUninstallation(ctx, a.request.Wait, find, func(object string) {
+		a.report("a former agent is still being removed from it: " + object)
+	})
 }
 
-func (a *application) tryObject(ctx context.Context, obj *unstructured.Unstructured) (rollback.Result, error) {
+// applyObject applies one object of the manifest.
+func (a *application) applyObject(ctx context.Context, obj *unstructured.Unstructured) (rollback.Result, error) {
 	namespace := &corev1.Namespace{}
 	if obj.GetKind() == "Namespace" {
 		found, err := read(ctx, a.member, namespace, client.ObjectKey{Name: obj.GetName()})
@@ -161,19 +153,8 @@ func (a *application) tryObject(ctx context.Context, obj *unstructured.Unstructu
 			return rollback.Created, ensureNamespace(ctx, a.member, a.log, a.resources, namespace)
 		}
 	}
-	_, result, err := a.log.Apply(ctx, obj, a.checkLeaving)
+	_, result, err := a.log.Apply(ctx, obj, nil)
 	return result, err
-}
-
-// checkLeaving returns rollback.ErrBeingDeleted for an object that the garbage collector may delete at any moment: it
-// belongs to the ClusterRole of a former agent, which has been deleted.
-func (a *application) checkLeaving(live *unstructured.Unstructured) error {
-	for _, owner := range live.GetOwnerReferences() {
-		if owner.Kind == "ClusterRole" && owner.Name == agentRole && owner.UID != a.formerRole {
-			return fmt.Errorf("write %s: %w", kube.RefOf(live), rollback.ErrBeingDeleted)
-		}
-	}
-	return nil
 }
 
 // kubectlName names an object as kubectl does: kind.group/name, in lower case.

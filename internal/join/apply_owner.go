@@ -61,7 +61,7 @@ func checkSameMember(r Request, uid, registered string) error {
 }
 
 // checkAgent returns an error if the member has the agent of another cluster, which the manifest would replace. An
-// agent that is being removed has an owner, see checkLeaving.
+// agent that is being removed has an owner, see awaitUninstallation.
 func (a *application) checkAgent(ctx context.Context) error {
 	deployment := &appsv1.Deployment{}
 	found, err := read(ctx, a.member, deployment, client.ObjectKey{Namespace: kube.AgentNamespace, Name: agentDeployment})

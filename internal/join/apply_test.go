@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -176,6 +178,7 @@ func TestRegisterAndApply(t *testing.T) {
 	refusesAnothersAgent(t, plane, r)
 	waitsUntilReady(t, plane, hubClient, r)
 	refusesAnotherMember(t, plane, hubClient, r)
+	waitsForAnAgentThatRemovesItself(t, plane, memberClient, r)
 	waitsForAFormerAgent(t, plane, memberClient, r)
 }
 
@@ -229,6 +232,29 @@ func patchStatus(t *testing.T, hubClient client.Client, namespace, status string
 	if err := hubClient.Status().Patch(t.Context(), clusterNamed(t, hubClient, namespace, "c"), patch); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// waitsForAnAgentThatRemovesItself makes an object of the agent a dependent of the ClusterRole, which still exists: so
+// does an agent before it answers the hub, which ends the deregistration.
+func waitsForAnAgentThatRemovesItself(t *testing.T, plane *localkube.Plane, memberClient client.Client, r join.ApplyRequest) {
+	t.Helper()
+	const name = "sveltos-applier-manager"
+	role, account := &rbacv1.ClusterRole{}, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: name}}
+	if err := memberClient.Get(t.Context(), client.ObjectKey{Name: name + "-role"}, role); err != nil {
+		t.Fatal(err)
+	}
+	setOwners := func(owners string) {
+		t.Helper()
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"ownerReferences":[`+owners+`]}}`))
+		if err := memberClient.Patch(t.Context(), account.DeepCopy(), patch); err != nil {
+			t.Fatal(err)
+		}
+	}
+	setOwners(fmt.Sprintf(`{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","name":%q,"uid":%q}`, role.Name, role.UID))
+	r.Wait = time.Second
+	_, err := join.RegisterAndApply(t.Context(), plane.Config, r, io.Discard)
+	wantText(t, err, "a former agent is still being removed from the cluster: ServiceAccount projectsveltos/"+name)
+	setOwners("")
 }
 
 // waitsForAFormerAgent lets the namespace of the former agent hang.

@@ -3,15 +3,10 @@ package register
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -72,48 +67,20 @@ func (m memberClient) findObjectBeingUninstalled(ctx context.Context, namespace 
 	if _, err := m.get(ctx, client.ObjectKey{Name: AgentRole(namespace)}, role); err != nil {
 		return "", err
 	}
-	for _, object := range []struct {
-		kind string
-		key  client.ObjectKey
-		obj  client.Object
-	}{
-		{"ClusterRoleBinding", client.ObjectKey{Name: AgentRole(namespace)}, &rbacv1.ClusterRoleBinding{}},
-		{"ServiceAccount", client.ObjectKey{Namespace: namespace, Name: AgentServiceAccount}, &corev1.ServiceAccount{}},
-		{"Secret", client.ObjectKey{Namespace: namespace, Name: KubeconfigSecret}, &corev1.Secret{}},
-		{"Deployment", client.ObjectKey{Namespace: namespace, Name: DefaultAgentDeployment}, &appsv1.Deployment{}},
-		{"Namespace", client.ObjectKey{Name: namespace}, &corev1.Namespace{}},
-	} {
-		found, err := m.get(ctx, object.key, object.obj)
-		if err != nil {
-			return "", err
-		}
-		hasDeletedOwner := slices.ContainsFunc(object.obj.GetOwnerReferences(), func(owner metav1.OwnerReference) bool {
-			return owner.Kind == "ClusterRole" && owner.Name == AgentRole(namespace) && (owner.UID != role.UID || role.DeletionTimestamp != nil)
-		})
-		if found && (hasDeletedOwner || object.obj.GetDeletionTimestamp() != nil) {
-			return object.kind + " " + object.key.String(), nil
-		}
-	}
-	return "", nil
+	role.Name = AgentRole(namespace) // also if it does not exist
+	return join.FindUninstalled(ctx, m, role, []kube.Ref{
+		{Group: rbacv1.GroupName, Version: "v1", Kind: "ClusterRoleBinding", Name: role.Name},
+		{Version: "v1", Kind: "ServiceAccount", Namespace: namespace, Name: AgentServiceAccount},
+		{Version: "v1", Kind: "Secret", Namespace: namespace, Name: KubeconfigSecret},
+		{Group: "apps", Version: "v1", Kind: "Deployment", Namespace: namespace, Name: DefaultAgentDeployment},
+		{Version: "v1", Kind: "Namespace", Name: namespace},
+	})
 }
 
 // awaitUninstallation waits until no agent is being uninstalled from the namespace.
 func (m memberClient) awaitUninstallation(ctx context.Context, namespace string, timeout time.Duration, progress func(string)) error {
-	reported := ""
-	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(context.Context) (bool, error) {
-		// Not limited by the timeout, so that the objects are read at least once.
-		object, err := m.findObjectBeingUninstalled(ctx, namespace)
-		if object != "" && object != reported {
-			progress("waiting for a former agent to be gone from the cluster: " + object)
-			reported = object
-		}
-		return object == "", err
+	find := func(ctx context.Context) (string, error) { return m.findObjectBeingUninstalled(ctx, namespace) }
+	return join.AwaitUninstallation(ctx, timeout, find, func(object string) {
+		progress("waiting for a former agent to be gone from the cluster: " + object)
 	})
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case wait.Interrupted(err):
-		return fmt.Errorf("a former agent is still being removed from the cluster: %s; try again when it is gone", reported)
-	}
-	return err
 }

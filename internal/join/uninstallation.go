@@ -1,0 +1,57 @@
+package join
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+// FindUninstalled returns the kind and the key of the first of the objects that is being deleted, or that the garbage
+// collector will delete: it belongs to an earlier ClusterRole with the name of role, or to role, which is being
+// deleted. It returns "" if there is none.
+func FindUninstalled(ctx context.Context, member client.Reader, role *rbacv1.ClusterRole, objects []kube.Ref) (string, error) {
+	for _, ref := range objects {
+		live, key := &metav1.PartialObjectMetadata{}, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}
+		live.SetGroupVersionKind(ref.GVK())
+		found, err := read(ctx, member, live, key)
+		if err != nil {
+			return "", fmt.Errorf("on the cluster: %w", err)
+		}
+		hasDeletedOwner := slices.ContainsFunc(live.OwnerReferences, func(owner metav1.OwnerReference) bool {
+			return owner.Kind == "ClusterRole" && owner.Name == role.Name && (owner.UID != role.UID || role.DeletionTimestamp != nil)
+		})
+		if found && (hasDeletedOwner || live.DeletionTimestamp != nil) {
+			return ref.Kind + " " + key.String(), nil
+		}
+	}
+	return "", nil
+}
+
+// AwaitUninstallation waits until find, which calls FindUninstalled, returns "". It calls report with each object.
+func AwaitUninstallation(ctx context.Context, timeout time.Duration, find func(context.Context) (string, error), report func(object string)) error {
+	reported := ""
+	err := wait.PollUntilContextTimeout(ctx, readyPoll, timeout, true, func(context.Context) (bool, error) {
+		// Not limited by the timeout, so that the objects are read at least once.
+		object, err := find(ctx)
+		if object != "" && object != reported {
+			report(object)
+			reported = object
+		}
+		return object == "", err
+	})
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case wait.Interrupted(err):
+		return fmt.Errorf("a former agent is still being removed from the cluster: %s; try again when it is gone", reported)
+	}
+	return err
+}
