@@ -140,7 +140,7 @@ func FuzzGitPack(f *testing.F) {
 		var files map[string][]byte
 		var err error
 		// A delta can make an object of the maximum size.
-		fuzzing.Within(t, 4*uint64(limits.Size)+uint64(len(pack))*20_000, func() { files, err = filesInPack(pack, hash, directory) })
+		fuzzing.Within(t, 4*uint64(limits.Size)+uint64(len(pack))*20_000, func() { files, err = filesInPack(pack, hash, directory, func(int64) error { return nil }) })
 		fuzzing.OneLine(t, err)
 		size := 0
 		for name, content := range files {

@@ -22,8 +22,8 @@ func FuzzSignature(f *testing.F) {
 	mac := hmac.New(sha256.New, []byte(token.Secret))
 	mac.Write([]byte(head + "." + base64.RawURLEncoding.EncodeToString([]byte(kubeconfig))))
 	signature := head + ".." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
-	if !isSignedBy(token, signature, kubeconfig) {
-		f.Fatal("the signature is not accepted")
+	if token.signature(kubeconfig) != signature {
+		f.Fatal("the signature is another one")
 	}
 	f.Add(kubeconfig, signature)
 	f.Add(kubeconfig, "..")
