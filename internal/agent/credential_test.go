@@ -72,8 +72,10 @@ func TestAgentExchangesTheManifestsTokenFirst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The API server can still be storing the last renewal of the stopped agent: the patch has no resourceVersion.
+	before := lease.DeepCopy()
 	lease.Annotations = nil
-	if err := w.hubClient.Update(t.Context(), lease); err != nil {
+	if err := w.hubClient.Patch(t.Context(), lease, client.MergeFrom(before)); err != nil {
 		t.Fatal(err)
 	}
 	w.startAgent()

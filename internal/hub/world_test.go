@@ -183,10 +183,18 @@ func (b *mailbox) refs(member, feature string) []string {
 	return refs
 }
 
+// withdrawals lists the withdrawals that were requested. A withdrawal that is requested again counts once: a summary
+// that changes before its finalizer is removed is withdrawn again.
 func (b *mailbox) withdrawals() []bundle.Withdrawal {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return slices.Clone(b.left)
+	var distinct []bundle.Withdrawal
+	for _, w := range b.left {
+		if !slices.Contains(distinct, w) {
+			distinct = append(distinct, w)
+		}
+	}
+	return distinct
 }
 
 // startHub runs a hub on the cluster of config until the returned function is called.
