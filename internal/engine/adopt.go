@@ -41,14 +41,30 @@ func (p *applyRun) adoptFields(ctx context.Context, v decision) error {
 	return p.takeOverFields(ctx, v, v.existing)
 }
 
-// adoptCreated takes over the fields of an object that another client created between our read and our apply, and
-// applies it again.
-func (p *applyRun) adoptCreated(ctx context.Context, v decision, now *live) (*live, error) {
+// createObject applies an object that does not exist, or adopts it if another client has created it meanwhile.
+func (p *applyRun) createObject(ctx context.Context, v decision) (now *live, created bool, err error) {
+	now, err = p.requestApply(ctx, v, "")
+	switch {
+	case apierrors.IsConflict(err):
+		if v.rejectUnmanaged && !v.overwrite {
+			return nil, false, errReplaced
+		}
+		obj, err := p.engine.member.at(v.resource, v.ref.Namespace).Get(ctx, v.ref.Name, metav1.GetOptions{})
+		if err != nil {
+			return nil, false, err
+		}
+		now = liveOf(obj)
+	case err != nil:
+		return nil, false, err
+	case !now.shared:
+		return now, true, nil
+	}
 	v.adopt = true
 	if err := p.takeOverFields(ctx, v, now); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return p.requestApply(ctx, v, now.UID)
+	now, err = p.requestApply(ctx, v, now.UID)
+	return now, false, err
 }
 
 // takeOverFields makes our field manager the owner of the fields that past managers have set on an adopted object, so
@@ -61,15 +77,7 @@ func (p *applyRun) takeOverFields(ctx context.Context, v decision, existing *liv
 		if err != nil || merged == nil {
 			return err
 		}
-		// Replacing the version makes the server refuse the request if the object has changed.
-		body, err := json.Marshal([]map[string]any{
-			{"op": "replace", "path": "/metadata/managedFields", "value": merged},
-			{"op": "replace", "path": "/metadata/resourceVersion", "value": version},
-		})
-		if err != nil {
-			return fmt.Errorf("encode patch: %w", err)
-		}
-		_, err = api.Patch(ctx, v.ref.Name, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: kube.FieldManager})
+		_, err = p.engine.member.replaceManagers(ctx, v.target, merged, version)
 		if !apierrors.IsConflict(err) {
 			return ignoreNotFound("take over its fields", err)
 		}
@@ -80,6 +88,24 @@ func (p *applyRun) takeOverFields(ctx context.Context, v decision, existing *liv
 		entries, version = obj.ManagedFields, obj.ResourceVersion
 	}
 	return errBusy
+}
+
+// replaceManagers replaces the managed fields of an object, and returns its new resourceVersion. It returns a conflict
+// if the object no longer has the given one.
+func (m *memberClient) replaceManagers(ctx context.Context, t *target, managers []metav1.ManagedFieldsEntry, version string) (string, error) {
+	body, err := json.Marshal([]map[string]any{
+		{"op": "replace", "path": "/metadata/managedFields", "value": managers},
+		// Replacing the version makes the server refuse the request if the object has changed.
+		{"op": "replace", "path": "/metadata/resourceVersion", "value": version},
+	})
+	if err != nil {
+		return "", fmt.Errorf("encode patch: %w", err)
+	}
+	obj, err := m.at(t.resource, t.ref.Namespace).Patch(ctx, t.ref.Name, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: kube.FieldManager})
+	if err != nil {
+		return "", err
+	}
+	return obj.ResourceVersion, nil
 }
 
 func ignoreNotFound(operation string, err error) error {
@@ -110,11 +136,11 @@ func mergePastManagers(entries []metav1.ManagedFieldsEntry, next string) ([]meta
 			continue
 		}
 		merges = merges || past
-		var set fieldpath.Set
-		if err := set.FromJSON(entry.FieldsV1.GetRawReader()); err != nil {
-			return nil, fmt.Errorf("decode the fields of manager %s: %w", entry.Manager, err)
+		set, err := fieldsOf(entry)
+		if err != nil {
+			return nil, err
 		}
-		fields = fields.Union(&set)
+		fields = fields.Union(set)
 		if entryTime(entry).After(entryTime(ours)) {
 			ours.Time = entry.Time
 		}
@@ -122,13 +148,31 @@ func mergePastManagers(entries []metav1.ManagedFieldsEntry, next string) ([]meta
 	if !merges {
 		return nil, nil
 	}
+	var err error
+	if ours.FieldsV1, err = encodeFields(fields); err != nil {
+		return nil, err
+	}
+	return append(rest, ours), nil
+}
+
+// fieldsOf returns the fields of an entry of managed fields.
+func fieldsOf(entry metav1.ManagedFieldsEntry) (*fieldpath.Set, error) {
+	fields := &fieldpath.Set{}
+	if err := fields.FromJSON(entry.FieldsV1.GetRawReader()); err != nil {
+		return nil, fmt.Errorf("decode the fields of manager %s: %w", entry.Manager, err)
+	}
+	return fields, nil
+}
+
+// encodeFields returns fields as an entry of managed fields has them.
+func encodeFields(fields *fieldpath.Set) (*metav1.FieldsV1, error) {
 	raw, err := fields.ToJSON()
 	if err != nil {
-		return nil, fmt.Errorf("encode the fields taken over: %w", err)
+		return nil, fmt.Errorf("encode managed fields: %w", err)
 	}
-	ours.FieldsV1 = &metav1.FieldsV1{}
-	ours.FieldsV1.SetRawBytes(raw)
-	return append(rest, ours), nil
+	encoded := &metav1.FieldsV1{}
+	encoded.SetRawBytes(raw)
+	return encoded, nil
 }
 
 // mergeVersion returns the API version of the entries to merge. found is false if no entry is ours or a past manager's.

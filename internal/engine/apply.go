@@ -83,88 +83,90 @@ func (p *applyRun) applyTarget(ctx context.Context, v decision) (bundle.Action, 
 	if v.action == actionReject {
 		return bundle.Failed, v.err
 	}
-	now, err := p.applyOne(ctx, v)
-	err = p.asRefused(v, err)
-	if apierrors.IsNotFound(err) {
-		// The kind may no longer be served.
-		p.engine.member.mapper.Reset()
+	now, created, err := p.applyOne(ctx, v)
+	if err != nil {
+		if apierrors.IsNotFound(err) {
+			// The kind may no longer be served.
+			p.engine.member.mapper.Reset()
+		}
+		return bundle.Failed, p.asRefused(v, err)
 	}
-	if now == nil {
-		return bundle.Failed, err
-	}
-	p.setEntry(v, now)
-	if err == nil && v.isCRD() && (v.existing == nil || v.existing.Version != now.Version || !p.isServed(v)) {
+	if v.isCRD() && (v.existing == nil || v.existing.Version != now.Version || !p.isServed(v)) {
 		p.addUnserved(v)
 	}
+	version, err := p.applySubresources(ctx, v, now, created)
+	if err != nil {
+		p.setEntry(v, now, "")
+		return bundle.Failed, p.asRefused(v, err)
+	}
+	p.setEntry(v, now, now.Fingerprint())
 	switch {
-	case err != nil:
-		return bundle.Failed, err
 	case v.existing == nil:
 		return bundle.Created, nil
-	case v.existing.UID == now.UID && v.existing.Version == now.Version:
+	case v.existing.UID == now.UID && v.existing.Version == version:
 		return bundle.Unchanged, nil
 	}
 	return bundle.Configured, nil
 }
 
-// applyOne applies an object. If the API server refuses the change and the bundle has the option Force, it deletes the
-// object and creates it again.
-func (p *applyRun) applyOne(ctx context.Context, v decision) (*live, error) {
-	var uid types.UID
-	if v.existing != nil {
-		uid = v.existing.UID
+// applyOne applies an object, and returns whether it has created it. If the API server refuses the change and the
+// bundle has the option Force, it deletes the object and creates it again.
+func (p *applyRun) applyOne(ctx context.Context, v decision) (now *live, created bool, err error) {
+	if v.existing == nil {
+		return p.createObject(ctx, v)
 	}
 	if err := p.adoptFields(ctx, v); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	now, err := p.requestApply(ctx, v, uid)
-	if apierrors.IsConflict(err) && uid != "" {
-		now, err = p.applyReplaced(ctx, v)
+	now, err = p.requestApply(ctx, v, v.existing.UID)
+	if apierrors.IsConflict(err) {
+		now, created, err = p.applyReplaced(ctx, v)
 	}
-	if apierrors.IsInvalid(err) && v.force && v.existing != nil && v.rank != rankCRD && v.rank != rankNamespace {
+	if apierrors.IsInvalid(err) && v.force && v.rank != rankCRD && v.rank != rankNamespace {
 		return p.recreate(ctx, v, err)
 	}
-	if err != nil {
-		return nil, err
-	}
-	if v.existing == nil && now.shared && !v.adopt && !now.IsAdopted() {
-		// It did not exist when it was read, and others have set fields: another client created it in between.
-		return p.adoptCreated(ctx, v, now)
-	}
-	return now, nil
+	return now, created, err
 }
 
 // applyReplaced applies an object that was deleted or replaced after it was read. The applied object has another UID
 // than its inventory entry.
-func (p *applyRun) applyReplaced(ctx context.Context, v decision) (*live, error) {
+func (p *applyRun) applyReplaced(ctx context.Context, v decision) (now *live, created bool, err error) {
 	if v.rejectUnmanaged && !v.overwrite {
-		return nil, errReplaced
+		return nil, false, errReplaced
 	}
 	if err := p.clearUID(ctx, v); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return p.requestApply(ctx, v, "")
+	return p.createObject(ctx, v)
 }
 
-// requestApply sends the apply request. It retries for establishLimit if this run has defined the object's kind.
+// requestApply sends the apply request. An object that exists with this uid keeps its excluded fields. Without a uid,
+// the object must not exist. requestApply retries for establishLimit if this run has defined the object's kind.
 func (p *applyRun) requestApply(ctx context.Context, v decision, uid types.UID) (*live, error) {
-	if uid != "" && len(v.excluded) > 0 {
-		return p.applyRetaining(ctx, v, uid)
+	send := func(ctx context.Context, t *target, resourceVersion string) (*live, error) {
+		body := t.body(v.adopt, uid)
+		if resourceVersion != "" {
+			mapOf(body["metadata"])["resourceVersion"] = resourceVersion
+		}
+		raw, err := encode(t.ref, body)
+		if err != nil {
+			return nil, err
+		}
+		return p.engine.member.apply(ctx, t, raw, uid)
 	}
-	body, err := v.encodeBody(v.adopt, uid)
-	if err != nil {
-		return nil, err
+	if uid != "" && len(v.excluded) > 0 {
+		return p.sendRetaining(ctx, v, uid, send)
 	}
 	p.mu.Lock()
 	isNew := p.defined[v.ref.GVK().GroupKind()]
 	p.mu.Unlock()
 	if !isNew {
-		return p.engine.member.apply(ctx, v.target, body)
+		return send(ctx, v.target, "")
 	}
 	var now *live
 	var last error
-	err = wait.PollUntilContextTimeout(ctx, pollInterval, establishLimit, true, func(ctx context.Context) (bool, error) {
-		now, last = p.engine.member.apply(ctx, v.target, body)
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, establishLimit, true, func(ctx context.Context) (bool, error) {
+		now, last = send(ctx, v.target, "")
 		if apierrors.IsNotFound(last) && !missesNamespace(last) {
 			return false, nil
 		}
@@ -182,11 +184,12 @@ func missesNamespace(err error) bool {
 	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
 }
 
-// setEntry sets the entry of an applied object in the next inventory.
-func (p *applyRun) setEntry(v decision, now *live) {
+// setEntry sets the entry of an applied object in the next inventory. Without a fingerprint, the next run applies the
+// object again.
+func (p *applyRun) setEntry(v decision, now *live, fingerprint string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.next.Entries[v.key()] = inventory.Entry{Ref: v.ref, UID: now.UID, Fields: now.Fingerprint(), Adopted: now.IsAdopted(), Origin: v.origin}
+	p.next.Entries[v.key()] = inventory.Entry{Ref: v.ref, UID: now.UID, Fields: fingerprint, Adopted: now.IsAdopted(), Origin: v.origin}
 }
 
 // clearUID saves the entry of an object without a UID, before the object gets another one.
@@ -199,38 +202,37 @@ func (p *applyRun) clearUID(ctx context.Context, v decision) error {
 
 // recreate deletes an object and creates it again after the API server refused to change it. It deletes nothing and
 // returns refused if the server would also refuse to create it.
-func (p *applyRun) recreate(ctx context.Context, v decision, refused error) (*live, error) {
+func (p *applyRun) recreate(ctx context.Context, v decision, refused error) (now *live, created bool, err error) {
 	if p.refusesNew(ctx, v) {
-		return nil, refused
+		return nil, false, refused
 	}
 	if err := p.clearUID(ctx, v); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	old := objectLocation{key: v.key(), resource: v.resource}
 	if err := p.engine.member.delete(ctx, old, v.existing.UID); err != nil {
-		return nil, fmt.Errorf("delete it to create it again: %w", err)
+		return nil, false, fmt.Errorf("delete it to create it again: %w", err)
 	}
 	if err := p.engine.member.awaitDeleted(ctx, old, v.existing.UID); err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return p.requestApply(ctx, v, "")
+	return p.createObject(ctx, v)
 }
 
 // refusesNew returns whether the API server refuses to create the object, with a dry run under another name.
 func (p *applyRun) refusesNew(ctx context.Context, v decision) bool {
-	body, err := v.encodeBody(v.adopt, "")
+	raw, err := encode(v.ref, v.body(v.adopt, ""))
 	if err != nil {
 		return true
 	}
 	var probe unstructured.Unstructured
-	if err := json.Unmarshal(body, &probe); err != nil {
+	if err := json.Unmarshal(raw, &probe); err != nil {
 		return true
 	}
 	sum := sha256.Sum256([]byte(v.ref.String()))
 	name := "towline-probe-" + hex.EncodeToString(sum[:10])
 	probe.SetName(name)
-	raw, err := probe.MarshalJSON()
-	if err != nil {
+	if raw, err = probe.MarshalJSON(); err != nil {
 		return true
 	}
 	force := true

@@ -264,8 +264,11 @@ func (p *applyRun) planEntry(v decision) {
 	if v.existing != nil && v.action != actionReject && (v.existing.Signature() == p.engine.ownerScope.Signature(p.bundle.ID) || recorded.UID == v.existing.UID) {
 		item.UID, item.Fields = v.existing.UID, recorded.Fields
 	}
-	if v.action == actionNone {
+	switch {
+	case v.action == actionNone:
 		item.Fields = v.existing.Fingerprint()
+	case len(v.subresources) > 0:
+		item.Fields = "" // after a crash before the subresources are applied, the next run applies the object again
 	}
 	p.next.Entries[v.key()] = item
 }

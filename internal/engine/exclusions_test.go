@@ -1,12 +1,15 @@
 package engine_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -27,6 +30,18 @@ apiVersion: v1
 kind: ConfigMap
 metadata: {name: it, annotations: {note: "N", more: "N"}}
 data: {key: "N", other: "N"}
+`
+	excludedOnlyKey = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: it, annotations: {note: "N"}}
+data: {key: "N"}
+`
+	excludedFinalizers = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: it, finalizers: [example.com/a, example.com/bN]}
+data: {other: "N"}
 `
 	excludedDeployment = `
 apiVersion: apps/v1
@@ -114,6 +129,46 @@ func excludedCases() map[string]excludedCase {
 			`[{"op":"replace","path":"` + webArgs + `/1","value":"theirs"},{"op":"replace","path":"` + webArgs + `/0","value":"theirs"}]`,
 			map[string]string{webArgs + "/0": "1", webArgs + "/1": "theirs"}, map[string]string{webArgs + "/0": "2", webArgs + "/1": "theirs"}, map[string]string{webArgs + "/1": "3"},
 		},
+		"the only key, that is removed": {
+			excludedOnlyKey, []string{"/data/key"}, `[{"op":"remove","path":"/data"},{"op":"replace","path":"/metadata/annotations/note","value":"theirs"}]`,
+			map[string]string{"/data": "<nil>", "/metadata/annotations/note": "1"}, map[string]string{"/data": "<nil>", "/metadata/annotations/note": "2"}, map[string]string{"/data/key": "3"},
+		},
+		"the only key, that nobody changes": {
+			excludedOnlyKey, []string{"/data/key"}, `[{"op":"replace","path":"/metadata/annotations/note","value":"theirs"}]`,
+			map[string]string{"/data/key": "1", "/metadata/annotations/note": "1"}, map[string]string{"/data/key": "1", "/metadata/annotations/note": "2"}, map[string]string{"/data/key": "3"},
+		},
+		"an item that is removed": {
+			excludedDeployment, []string{"/spec/template/spec/containers/1"},
+			`[{"op":"remove","path":"/spec/template/spec/containers/1"},{"op":"replace","path":"` + sideImage + `","value":"theirs"}]`,
+			map[string]string{"image of web": "<nil>", "image of side": "side:1"}, map[string]string{"image of web": "<nil>", "image of side": "side:2"},
+			map[string]string{"image of web": "web:3", "image of side": "side:3"},
+		},
+		// An item without its image would be invalid.
+		"a field of an item that is removed": {
+			excludedDeployment, []string{webImage}, `[{"op":"remove","path":"/spec/template/spec/containers/1"}]`,
+			map[string]string{"image of web": "web:1"}, map[string]string{"image of web": "web:1", "image of side": "side:2"}, map[string]string{"image of web": "web:3"},
+		},
+		"an item of a list without keys that is removed": {
+			excludedDeployment, []string{webArgs + "/1"}, `[{"op":"remove","path":"` + webArgs + `/1"},{"op":"replace","path":"` + sideImage + `","value":"theirs"}]`,
+			map[string]string{webArgs + "/0": "1", webArgs + "/1": "<nil>", sideImage: "side:1"},
+			map[string]string{webArgs + "/0": "2", webArgs + "/1": "<nil>", sideImage: "side:2"}, map[string]string{webArgs + "/1": "3"},
+		},
+		"the items of a list that is removed": {
+			excludedDeployment, []string{webArgs + "/0", webArgs + "/1"}, `[{"op":"remove","path":"` + webArgs + `"},{"op":"replace","path":"` + sideImage + `","value":"theirs"}]`,
+			map[string]string{webArgs: "<nil>", sideImage: "side:1"}, map[string]string{webArgs: "<nil>", sideImage: "side:2"}, map[string]string{webArgs + "/1": "3"},
+		},
+		"an item of a set that is removed": {
+			excludedFinalizers, []string{"/metadata/finalizers/0"}, `[{"op":"remove","path":"/metadata/finalizers/0"},{"op":"replace","path":"/data/other","value":"theirs"}]`,
+			map[string]string{"/metadata/finalizers": "[example.com/b1]", "/data/other": "1"}, map[string]string{"/metadata/finalizers": "[example.com/b2]", "/data/other": "2"},
+			map[string]string{"/data/other": "3"},
+		},
+		"an item of a set after an added one": {
+			excludedFinalizers, []string{"/metadata/finalizers/1"},
+			`[{"op":"replace","path":"/metadata/finalizers","value":["example.com/theirs","example.com/b1"]},{"op":"replace","path":"/data/other","value":"theirs"}]`,
+			map[string]string{"finalizers": "[example.com/a example.com/b1 example.com/theirs]", "/data/other": "1"},
+			map[string]string{"finalizers": "[example.com/a example.com/b1 example.com/theirs]", "/data/other": "2"},
+			map[string]string{"/data/other": "3"},
+		},
 	}
 }
 
@@ -136,6 +191,7 @@ func TestExcludedFieldsStay(t *testing.T) {
 				}
 				return b
 			}
+			t.Cleanup(func() { c.dropFinalizers(resource) })
 			converge(t, c.engine(nil), delivery("1", excluded.paths))
 			c.operate(resource, "it", excluded.change)
 			h := c.heal(t, nil)
@@ -144,7 +200,11 @@ func TestExcludedFieldsStay(t *testing.T) {
 				t.Errorf("changes of the same delivery: %v", changes)
 			}
 			c.eventuallyHas(resource, "after the same delivery", excluded.healed)
-			converge(t, c.engine(nil), delivery("2", excluded.paths)) // after a restart
+			eventually(t, "second delivery, after a restart", func() bool {
+				// The first Engine still runs, and can write the record meanwhile.
+				_, err := c.engine(nil).Converge(t.Context(), delivery("2", excluded.paths))
+				return !apierrors.IsConflict(err)
+			})
 			c.eventuallyHas(resource, "after the second delivery", excluded.second)
 			converge(t, h.Engine, delivery("3", nil))
 			c.eventuallyHas(resource, "without exclusions", excluded.third)
@@ -189,6 +249,99 @@ func TestExclusionsOfAdoptedObject(t *testing.T) {
 	b.Options.DriftExclusions = []libv1beta1.DriftExclusion{{Paths: []string{"/data/key"}}}
 	converge(t, c.engine(nil), b)
 	c.eventuallyHas(configMaps, "adopted", map[string]string{"/data/key": "theirs", "/data/other": "1"})
+}
+
+// TestExcludedFieldsAreNotOwned delivers content without an excluded field, which stays. Then another client applies
+// the field without force, and deletes it.
+func TestExcludedFieldsAreNotOwned(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	delivery := func(keys ...string) bundle.Bundle {
+		b := c.bundle("one", c.withData("it", keys...))
+		b.Options.DriftExclusions = []libv1beta1.DriftExclusion{{Paths: []string{"/data/key"}}}
+		return b
+	}
+	converge(t, e, delivery("key", "a"))
+	converge(t, e, delivery("b"))
+	if diff := cmp.Diff([]string{"b", "key"}, c.keys("it")); diff != "" {
+		t.Errorf("keys (-want +got):\n%s", diff)
+	}
+	theirs := c.configMap("it", "theirs")
+	apply := func() {
+		t.Helper()
+		_, err := c.objects.Resource(configMaps).Namespace(c.ns).Apply(t.Context(), "it", theirs, metav1.ApplyOptions{FieldManager: "somebody"})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply()
+	converge(t, e, delivery("key", "b", "c"))
+	if got := c.value("it"); got != "theirs" {
+		t.Errorf("got %q", got)
+	}
+	delete(theirs.Object, "data")
+	apply()
+	if diff := cmp.Diff([]string{"b", "c"}, c.keys("it")); diff != "" {
+		t.Errorf("keys (-want +got):\n%s", diff)
+	}
+}
+
+// TestExclusionsOfObjectsOfPastManagers adopts objects of kubectl: its fields are taken over, but not the excluded one.
+func TestExclusionsOfObjectsOfPastManagers(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	c.createAs("kubectl-client-side-apply", c.withData("has", "key", "old"))
+	c.createAs("kubectl-client-side-apply", c.withData("lacks", "old"))
+	b := c.bundle("one", c.withData("has", "new"), c.withData("lacks", "key", "new"))
+	b.Options.DriftExclusions = []libv1beta1.DriftExclusion{{Paths: []string{"/data/key"}}}
+	converge(t, c.engine(nil), b)
+	for name, want := range map[string][]string{"has": {"key", "new"}, "lacks": {"new"}} {
+		if diff := cmp.Diff(want, c.keys(name)); diff != "" {
+			t.Errorf("keys of %s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestExclusionsOfObjectChangedMeanwhile has another client create, or replace, an object right before it is applied:
+// its excluded field stays. Force creates the object again, with the delivered value.
+func TestExclusionsOfObjectChangedMeanwhile(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		exists, force bool
+		meanwhile     func(c *cluster)
+		want          string
+	}{
+		"created":  {meanwhile: func(c *cluster) { c.create(configMaps, c.configMap("it", "theirs")) }, want: "theirs"},
+		"replaced": {exists: true, meanwhile: func(c *cluster) { c.delete(configMaps, "it"); c.create(configMaps, c.configMap("it", "theirs")) }, want: "theirs"},
+		"deleted":  {exists: true, meanwhile: func(c *cluster) { c.delete(configMaps, "it") }, want: "2"},
+		"made immutable": {exists: true, force: true, meanwhile: func(c *cluster) {
+			c.patch(configMaps, "it", `{"immutable":true,"data":{"key":"theirs"}}`)
+		}, want: "2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			delivery := func(value string) bundle.Bundle {
+				object := c.configMap("it", value)
+				object.Object["data"].(map[string]any)["other"] = value
+				b := c.bundle("one", object)
+				b.Items[0].Force = test.force
+				b.Options.DriftExclusions = []libv1beta1.DriftExclusion{{Paths: []string{"/data/key"}}}
+				return b
+			}
+			if test.exists {
+				converge(t, c.engine(nil), delivery("1"))
+			}
+			changed := false
+			c.beforePatch("/configmaps/it", func() { changed = true; test.meanwhile(c) })
+			converge(t, c.engine(nil), delivery("2"))
+			c.eventuallyHas(configMaps, "applied", map[string]string{"/data/key": test.want, "/data/other": "2"})
+			if !changed {
+				t.Error("the object was not applied")
+			}
+		})
+	}
 }
 
 func TestInvalidExclusions(t *testing.T) {
@@ -237,7 +390,17 @@ func (c *cluster) operate(gvr schema.GroupVersionResource, name, operations stri
 	}
 }
 
-// eventuallyHas waits until the object "it" has the values at JSON pointers. "image of web" is a container's image.
+// dropFinalizers removes the finalizers of the object "it".
+func (c *cluster) dropFinalizers(gvr schema.GroupVersionResource) {
+	_, err := c.objects.Resource(gvr).Namespace(c.ns).Patch(context.WithoutCancel(c.t.Context()), "it", types.MergePatchType,
+		[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		c.t.Error(err)
+	}
+}
+
+// eventuallyHas waits until the object "it" has the values at JSON pointers. "image of web" is a container's image,
+// and "finalizers" are the finalizers in alphabetical order.
 func (c *cluster) eventuallyHas(gvr schema.GroupVersionResource, what string, want map[string]string) {
 	c.t.Helper()
 	got := map[string]string{}
@@ -257,6 +420,9 @@ func (c *cluster) eventuallyHas(gvr schema.GroupVersionResource, what string, wa
 
 func (c *cluster) valueAt(object *unstructured.Unstructured, pointer string) string {
 	c.t.Helper()
+	if pointer == "finalizers" {
+		return fmt.Sprint(slices.Sorted(slices.Values(object.GetFinalizers())))
+	}
 	if name, ok := strings.CutPrefix(pointer, "image of "); ok {
 		containers, _, _ := unstructured.NestedSlice(object.Object, "spec", "template", "spec", "containers")
 		i := slices.IndexFunc(containers, func(item any) bool { return item.(map[string]any)["name"] == name })
@@ -269,7 +435,7 @@ func (c *cluster) valueAt(object *unstructured.Unstructured, pointer string) str
 			value = parent[token]
 		case []any:
 			var index int
-			if _, err := fmt.Sscan(token, &index); err != nil || index >= len(parent) {
+			if _, err := fmt.Sscan(token, &index); err != nil || index < 0 || index >= len(parent) {
 				return "<nil>"
 			}
 			value = parent[index]

@@ -3,7 +3,9 @@ package engine
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -51,15 +53,29 @@ func (m *memberClient) at(resource kube.Resource, namespace string) metadata.Res
 	return m.objects.Resource(resource.GVR)
 }
 
-// apply sends the server-side apply request of an object.
-func (m *memberClient) apply(ctx context.Context, t *target, body []byte) (*live, error) {
-	force := true
+// apply sends the server-side apply request of an object, or of a subresource of it. With a uid, which the body must
+// have too, it overwrites the fields of other managers, and returns a conflict if no object has this UID. Without a uid
+// it returns a conflict about such fields: another client has created the object, and its excluded fields must stay.
+func (m *memberClient) apply(ctx context.Context, t *target, body []byte, uid types.UID, subresources ...string) (*live, error) {
+	force := uid != ""
 	obj, err := m.at(t.resource, t.ref.Namespace).Patch(ctx, t.ref.Name, types.ApplyPatchType, body,
-		metav1.PatchOptions{FieldManager: kube.FieldManager, Force: &force})
+		metav1.PatchOptions{FieldManager: kube.FieldManager, Force: &force}, subresources...)
+	if isOtherUID(err) {
+		return nil, apierrors.NewConflict(t.resource.GVR.GroupResource(), t.ref.Name, errReplaced)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return m.applySubresources(ctx, t, liveOf(obj))
+	return liveOf(obj), nil
+}
+
+// isOtherUID returns whether the API server has refused a request because the object has another UID than the body.
+func isOtherUID(err error) bool {
+	var status apierrors.APIStatus
+	if !apierrors.IsInvalid(err) || !errors.As(err, &status) || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes, func(cause metav1.StatusCause) bool { return cause.Field == "metadata.uid" })
 }
 
 // delete deletes the object with this UID, and its dependents in the background. It returns nil if the object does not

@@ -289,11 +289,6 @@ func (t *target) body(adopt bool, uid types.UID) map[string]any {
 	return body
 }
 
-// encodeBody returns the body of an apply request in JSON.
-func (t *target) encodeBody(adopt bool, uid types.UID) ([]byte, error) {
-	return encode(t.ref, t.body(adopt, uid))
-}
-
 func encode(ref kube.Ref, body map[string]any) ([]byte, error) {
 	raw, err := json.Marshal(body)
 	if err != nil {

@@ -13,8 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+	"sigs.k8s.io/structured-merge-diff/v6/value"
 
-	"github.com/towline/towline/internal/inventory"
+	"github.com/towline/towline/internal/kube"
 )
 
 const (
@@ -31,64 +32,114 @@ func (t *target) retains() bool {
 	return scales && t.rejectUnmanaged && mapOf(mapOf(t.content["metadata"])["labels"])[labelRetainReplicas] == "true"
 }
 
-// applyRetaining applies an existing object without a change of its excluded fields. The API server deletes a field, or
-// sets its default, if only we have set it and the request lacks it. So the request has the existing values of those
-// fields, and lacks the fields that others have set.
-func (p *applyRun) applyRetaining(ctx context.Context, v decision, uid types.UID) (now *live, err error) {
+// sendRetaining calls send with the target for an object that exists with this UID. The target lacks the excluded
+// fields, and our field manager does not own them: the API server leaves such fields as they are. If managers own a
+// list or map only as a whole, the target has its existing values, and send must send the resourceVersion, which is ""
+// otherwise. sendRetaining repeats send after a conflict. It returns a conflict if the object is deleted or replaced.
+func (p *applyRun) sendRetaining(
+	ctx context.Context, v decision, uid types.UID, send func(ctx context.Context, t *target, resourceVersion string) (*live, error),
+) (*live, error) {
 	for range retainTries {
-		whole, err := p.engine.member.dynamicClient.Resource(v.resource.GVR).Namespace(v.ref.Namespace).Get(ctx, v.ref.Name, metav1.GetOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
-			return nil, err
+		existing, err := p.engine.member.dynamicAt(v.resource, v.ref.Namespace).Get(ctx, v.ref.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || err == nil && existing.GetUID() != uid {
+			return nil, apierrors.NewConflict(v.resource.GVR.GroupResource(), v.ref.Name, errReplaced)
 		}
-		retaining, retained := *v.target, false
-		if err == nil {
-			if retaining.content, retained, err = retainFields(v.content, whole, v.excluded); err != nil {
-				return nil, err
-			}
-		}
-		body := retaining.body(v.adopt, uid)
-		if retained {
-			mapOf(body["metadata"])["resourceVersion"] = whole.GetResourceVersion()
-		}
-		raw, err := encode(v.ref, body)
 		if err != nil {
 			return nil, err
 		}
-		now, err = p.engine.member.apply(ctx, v.target, raw)
-		if !retained || !apierrors.IsConflict(err) || whole.GetUID() != uid {
+		r, err := excludeFields(v.content, existing, v.excluded)
+		if err != nil {
+			return nil, err
+		}
+		version, err := p.releaseFields(ctx, v, existing, r.excluded)
+		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !r.repeats {
+			version = ""
+		}
+		retaining := *v.target
+		retaining.content = r.content
+		now, err := send(ctx, &retaining, version)
+		if !apierrors.IsConflict(err) {
 			return now, err
 		}
 	}
 	return nil, errBusy
 }
 
-// retainFields returns a copy of content in which the excluded fields are as in the existing object if only we have
-// set them, and missing otherwise. retained is true if it has any of the existing values. A field whose parent does not
-// exist has the value in content.
-func retainFields(content map[string]any, existing *unstructured.Unstructured, excluded []jsonPath) (copied map[string]any, retained bool, err error) {
-	var r retainer
-	ours, others := &fieldpath.Set{}, &fieldpath.Set{}
+// releaseFields makes our field manager give up fields of an existing object. It returns the resourceVersion after
+// that, and sends no request if the manager owns none of the fields.
+func (p *applyRun) releaseFields(ctx context.Context, v decision, existing *unstructured.Unstructured, released *fieldpath.Set) (string, error) {
+	var managers []metav1.ManagedFieldsEntry
+	changed := false
 	for _, entry := range existing.GetManagedFields() {
+		if isOurApply(entry) {
+			fields, err := fieldsOf(entry)
+			if err != nil {
+				return "", err
+			}
+			if rest := fields.RecursiveDifference(released); !rest.Equals(fields) {
+				changed = true
+				if rest.Empty() {
+					continue
+				}
+				if entry.FieldsV1, err = encodeFields(rest); err != nil {
+					return "", err
+				}
+			}
+		}
+		managers = append(managers, entry)
+	}
+	if !changed {
+		return existing.GetResourceVersion(), nil
+	}
+	return p.engine.member.replaceManagers(ctx, v.target, managers, existing.GetResourceVersion())
+}
+
+// isOurApply returns whether an entry lists the fields that our last apply to the object or to a subresource has set.
+func isOurApply(entry metav1.ManagedFieldsEntry) bool {
+	return entry.Manager == kube.FieldManager && entry.Operation == metav1.ManagedFieldsOperationApply && entry.FieldsV1 != nil
+}
+
+// retention makes the content for an existing object.
+type retention struct {
+	content map[string]any
+	// excluded are the excluded fields that content lacks.
+	excluded *fieldpath.Set
+	// repeats is true if content has existing values of excluded fields.
+	repeats bool
+}
+
+// excludeFields returns a copy of content with the excluded fields as sendRetaining describes. If we have applied the
+// object with another API version, it is not known which fields are ours, and the copy has all existing values.
+func excludeFields(content map[string]any, existing *unstructured.Unstructured, excluded []jsonPath) (retention, error) {
+	root := place{fields: &fieldpath.Set{}}
+	for _, entry := range existing.GetManagedFields() {
+		if entry.APIVersion != existing.GetAPIVersion() {
+			if isOurApply(entry) {
+				root.fields = &fieldpath.Set{}
+				break
+			}
+			continue
+		}
 		if entry.FieldsV1 == nil {
 			continue
 		}
-		var fields fieldpath.Set
-		if err := fields.FromJSON(entry.FieldsV1.GetRawReader()); err != nil {
-			return nil, false, fmt.Errorf("decode the fields of manager %s: %w", entry.Manager, err)
+		fields, err := fieldsOf(entry)
+		if err != nil {
+			return retention{}, err
 		}
-		if inventory.IsOwnApply(entry) {
-			ours = &fields
-			r.isOtherVersion = entry.APIVersion != existing.GetAPIVersion()
-		} else {
-			others = others.Union(&fields)
-		}
+		root.fields = root.fields.Union(fields)
 	}
-	all := ours.Union(others)
-	var desired any = content
+	r := retention{content: content, excluded: &fieldpath.Set{}}
 	for _, path := range lastItemsFirst(excluded) {
-		desired = r.retain(desired, existing.Object, path, ownership{ours: ours.Difference(others), all: all})
+		r.content = r.retainInMap(r.content, existing.Object, path, root)
 	}
-	return mapOf(desired), r.retained, nil
+	return r, nil
 }
 
 // lastItemsFirst returns paths without duplicates in an order in which the deletion of an item of a list changes no
@@ -109,203 +160,164 @@ func compareSegments(a, b string) int {
 	return cmp.Compare(a, b)
 }
 
-// retainer sets excluded fields.
-type retainer struct {
-	// retained is true if an existing value was set.
-	retained bool
-	// isOtherVersion is true if we have applied the object with another API version. Then it is not known which fields
-	// are ours, and all existing values are retained.
-	isOtherVersion bool
+// place is a map or a list in an object.
+type place struct {
+	path fieldpath.Path
+	// fields are the fields or items in it that managers own. It is empty if managers own the place only as a whole, or if
+	// nobody owns anything in it.
+	fields *fieldpath.Set
 }
 
-// ownership has the managed fields below a field.
-type ownership struct {
-	// ours has the fields that only Towline has set, and all has the fields of all managers.
-	ours, all *fieldpath.Set
-	// isAtomic is true if managers own the field only as a whole.
-	isAtomic bool
+// below returns the place at an element.
+func (at place) below(element fieldpath.PathElement) place {
+	return place{path: at.pathOf(element), fields: at.fields.WithPrefix(element)}
 }
 
-// below returns the ownership below an element of a field, which has the given value.
-func (o ownership) below(element fieldpath.PathElement, value any) ownership {
-	next := ownership{ours: o.ours.WithPrefix(element), all: o.all.WithPrefix(element)}
-	next.isAtomic = o.isAtomic || next.all.Empty() && !isLeaf(value)
-	return next
+func (at place) pathOf(element fieldpath.PathElement) fieldpath.Path {
+	return append(at.path.Copy(), element)
 }
 
-// isLeaf returns whether a value has no fields or items.
-func isLeaf(value any) bool {
-	switch value := value.(type) {
-	case map[string]any:
-		return len(value) == 0
-	case []any:
-		return len(value) == 0
+// isKey returns whether the place is an item of a list that a field identifies.
+func (at place) isKey(field string) bool {
+	if len(at.path) == 0 || at.path[len(at.path)-1].Key == nil {
+		return false
 	}
-	return true
+	return slices.ContainsFunc(*at.path[len(at.path)-1].Key, func(key value.Field) bool { return key.Name == field })
 }
 
-// retain returns a copy of desired with the field at path as in existing. It returns desired if either has no parent of
-// the field.
-func (r *retainer) retain(desired, existing any, path jsonPath, owned ownership) any {
+// retain returns a copy of desired in which the field at path is excluded.
+func (r *retention) retain(desired, existing any, path jsonPath, at place) any {
 	switch desired := desired.(type) {
 	case map[string]any:
-		if existing, ok := existing.(map[string]any); ok {
-			return r.retainInMap(desired, existing, path, owned)
-		}
+		return r.retainInMap(desired, mapOf(existing), path, at)
 	case []any:
-		if existing, ok := existing.([]any); ok {
-			return r.retainInList(desired, existing, path, owned)
+		items, _ := existing.([]any)
+		return r.retainInList(desired, items, path, at)
+	case nil:
+		// An earlier revision can have had the field.
+		if fields, ok := existing.(map[string]any); ok {
+			return r.retainInMap(map[string]any{}, fields, path, at)
 		}
 	}
 	return desired
 }
 
-func (r *retainer) retainInMap(desired, existing map[string]any, path jsonPath, owned ownership) any {
+func (r *retention) retainInMap(desired, existing map[string]any, path jsonPath, at place) map[string]any {
 	key := path[0]
-	value, exists := existing[key]
 	element := fieldpath.PathElement{FieldName: &key}
 	copied := maps.Clone(desired)
 	if len(path) > 1 {
-		if child, ok := desired[key]; ok && exists {
-			copied[key] = r.retain(child, value, path[1:], owned.below(element, value))
+		child := r.retain(desired[key], existing[key], path[1:], at.below(element))
+		if !isEmpty(child) {
+			copied[key] = child
+		} else if !isEmpty(desired[key]) {
+			delete(copied, key) // it had excluded fields only
 		}
 		return copied
 	}
+	if at.isKey(key) {
+		return copied // the API server refuses an item without its key
+	}
 	delete(copied, key)
-	if exists {
-		if kept, ok := r.ownValue(value, element, owned); ok {
-			copied[key], r.retained = kept, true
-		}
+	if !at.fields.Empty() {
+		r.excluded.Insert(at.pathOf(element))
+	} else if held, exists := existing[key]; exists {
+		copied[key], r.repeats = held, true
 	}
 	return copied
 }
 
-// retainInList is retain for a list. The index in path counts the items in desired. The existing item is the one with
-// the same keys, or the one with the same index if the list has no keys.
-func (r *retainer) retainInList(desired, existing []any, path jsonPath, owned ownership) any {
+// isEmpty returns whether a value is nil, or a map or a list without content.
+func isEmpty(value any) bool {
+	switch value := value.(type) {
+	case nil:
+		return true
+	case map[string]any:
+		return len(value) == 0
+	case []any:
+		return len(value) == 0
+	}
+	return false
+}
+
+// retainInList is retain for a list. The index in path counts the items in desired. An item that does not exist is
+// applied with all its fields.
+func (r *retention) retainInList(desired, existing []any, path jsonPath, at place) []any {
 	index, err := strconv.Atoi(path[0])
 	if err != nil || index < 0 || index >= len(desired) {
 		return desired
 	}
-	element, value, exists := findItem(desired[index], existing, owned)
-	next := ownership{isAtomic: true, ours: &fieldpath.Set{}, all: &fieldpath.Set{}}
-	if element.Key != nil {
-		next = owned.below(element, value)
-	} else if index < len(existing) {
-		value, exists = existing[index], true
-	}
+	item, below, exists := at.findItem(desired[index], existing, index)
 	copied := slices.Clone(desired)
 	switch {
 	case len(path) > 1 && exists:
-		copied[index] = r.retain(desired[index], value, path[1:], next)
+		copied[index] = r.retain(desired[index], item, path[1:], below)
 	case len(path) > 1:
-	case exists:
-		kept, ok := value, true
-		if element.Key != nil {
-			kept, ok = r.ownValue(value, element, owned)
-		}
-		if !ok {
-			return slices.Delete(copied, index, index+1)
-		}
-		copied[index], r.retained = kept, true
+	case !exists:
+		return slices.Delete(copied, index, index+1)
+	case len(below.path) > 0:
+		r.excluded.Insert(below.path)
+		return slices.Delete(copied, index, index+1)
+	default:
+		copied[index], r.repeats = item, true
 	}
 	return copied
 }
 
-// ownValue returns the parts of an existing value that only we have set, false if there are none.
-func (r *retainer) ownValue(value any, element fieldpath.PathElement, owned ownership) (any, bool) {
-	if owned.isAtomic || r.isOtherVersion {
-		return value, true
+// findItem returns the existing item of a list that has the keys, or in a set the value, of a desired item, and its
+// place. If managers own no items, it returns the one with the same index, and a place without a path.
+func (at place) findItem(desired any, existing []any, index int) (item any, below place, exists bool) {
+	sample, ok := at.anyItem()
+	if !ok {
+		if index < len(existing) {
+			item, exists = existing[index], true
+		}
+		return item, place{fields: &fieldpath.Set{}}, exists
 	}
-	return extract(value, element, owned.ours)
+	for _, item := range existing {
+		element, ok := elementLike(sample, item)
+		if ok && identifies(element, desired) {
+			return item, at.below(element), true
+		}
+	}
+	return nil, place{}, false
 }
 
-// extract returns the parts of the value of an element that are in a set of fields.
-func extract(value any, element fieldpath.PathElement, fields *fieldpath.Set) (any, bool) {
-	below, hasBelow := fields.Children.Get(element)
-	if !hasBelow {
-		return value, fields.Members.Has(element) // a leaf, or an atomic map or list
-	}
-	switch value := value.(type) {
-	case map[string]any:
-		parts := map[string]any{}
-		for key, child := range value {
-			if part, ok := extract(child, fieldpath.PathElement{FieldName: &key}, below); ok {
-				parts[key] = part
-			}
-		}
-		if element.Key != nil {
-			for _, field := range *element.Key {
-				parts[field.Name] = value[field.Name]
-			}
-		}
-		return parts, true
-	case []any:
-		parts := []any{}
-		for _, item := range value {
-			child, ok := elementOf(item, below)
-			if !ok {
-				continue
-			}
-			if part, ok := extract(item, child, below); ok {
-				parts = append(parts, part)
-			}
-		}
-		return parts, true
-	}
-	return value, true
+// anyItem returns the element of any item of a list. It returns false if managers own no items.
+func (at place) anyItem() (sample fieldpath.PathElement, ok bool) {
+	use := func(element fieldpath.PathElement) { sample, ok = element, true }
+	at.fields.Children.Iterate(use)
+	at.fields.Members.Iterate(use)
+	return sample, ok
 }
 
-// elementOf returns the element in a set of fields that identifies an item of a list.
-func elementOf(item any, fields *fieldpath.Set) (fieldpath.PathElement, bool) {
-	for _, elements := range []func(func(fieldpath.PathElement)){fields.Children.Iterate, fields.Members.Iterate} {
-		var found *fieldpath.PathElement
-		elements(func(element fieldpath.PathElement) {
-			if found == nil && identifies(element, item, false) {
-				found = &element
-			}
-		})
-		if found != nil {
-			return *found, true
-		}
-	}
-	return fieldpath.PathElement{}, false
-}
-
-// findItem returns the existing item with the keys of a desired one. element has no Key if the list has no keys.
-func findItem(desired any, existing []any, owned ownership) (element fieldpath.PathElement, item any, found bool) {
-	for candidate := range owned.all.Children.All() {
-		if candidate.Key == nil {
-			continue
-		}
-		element = candidate
-		if !identifies(candidate, desired, true) {
-			continue
-		}
-		for _, item := range existing {
-			if identifies(candidate, item, false) {
-				return candidate, item, true
-			}
-		}
-	}
-	return element, nil, false
-}
-
-// identifies returns whether an element of a list has the keys or the value of an item. With canOmit, the item may lack
-// keys, for which the API server sets defaults.
-func identifies(element fieldpath.PathElement, item any, canOmit bool) bool {
-	if element.Value != nil {
-		return fmt.Sprint((*element.Value).Unstructured()) == fmt.Sprint(item)
+// elementLike returns the element of an existing item of the list that has the element sample.
+func elementLike(sample fieldpath.PathElement, item any) (fieldpath.PathElement, bool) {
+	if sample.Value != nil {
+		return fieldpath.ValueElement(value.NewValueInterface(item)), true
 	}
 	fields, ok := item.(map[string]any)
-	if element.Key == nil || !ok {
-		return false
+	if sample.Key == nil || !ok {
+		return fieldpath.PathElement{}, false
 	}
-	for _, key := range *element.Key {
-		value, ok := fields[key.Name]
-		if ok && fmt.Sprint(value) != fmt.Sprint(key.Value.Unstructured()) || !ok && !canOmit {
-			return false
+	var keys []value.Field
+	for _, key := range *sample.Key {
+		if held, ok := fields[key.Name]; ok {
+			keys = append(keys, value.Field{Name: key.Name, Value: value.NewValueInterface(held)})
 		}
 	}
-	return true
+	return fieldpath.KeyElement(keys...), true
+}
+
+// identifies returns whether an element of a list has the keys or the value of a desired item. The item may lack keys,
+// for which the API server sets defaults.
+func identifies(element fieldpath.PathElement, desired any) bool {
+	if element.Value != nil {
+		return fmt.Sprint((*element.Value).Unstructured()) == fmt.Sprint(desired)
+	}
+	fields, ok := desired.(map[string]any)
+	return ok && !slices.ContainsFunc(*element.Key, func(key value.Field) bool {
+		held, ok := fields[key.Name]
+		return ok && fmt.Sprint(held) != fmt.Sprint(key.Value.Unstructured())
+	})
 }

@@ -2,45 +2,62 @@ package engine
 
 import (
 	"context"
-	"errors"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-
-	"github.com/towline/towline/internal/kube"
+	"fmt"
+	"maps"
 )
 
 // subresourceStatus is the subresource for the field status. The request to apply an object has no effect on it.
 const subresourceStatus = "status"
 
-// applySubresources applies the subresources of a target to the object that was applied before, and returns the
-// object. An object without the field status has no status to apply.
-func (m *memberClient) applySubresources(ctx context.Context, t *target, applied *live) (*live, error) {
-	force := true
-	for _, name := range t.subresources {
-		body := t.body(false, applied.UID)
-		if name == subresourceStatus {
-			status, ok := t.content["status"]
-			if !ok {
-				continue
+// applySubresources applies the subresources of an object that was applied before, and returns its resourceVersion
+// after that. An object without the field status has no status to apply. Unless the object was created now, it keeps
+// its excluded fields.
+func (p *applyRun) applySubresources(ctx context.Context, v decision, now *live, created bool) (version string, err error) {
+	version = now.Version
+	for _, name := range v.subresources {
+		send := func(ctx context.Context, t *target, resourceVersion string) (*live, error) {
+			body := t.subresourceBody(name, now)
+			if body == nil {
+				return now, nil
 			}
-			metadata := map[string]any{"name": t.ref.Name, "uid": string(applied.UID)}
-			if t.ref.Namespace != "" {
-				metadata["namespace"] = t.ref.Namespace
+			if resourceVersion != "" {
+				mapOf(body["metadata"])["resourceVersion"] = resourceVersion
 			}
-			body = map[string]any{"apiVersion": t.content["apiVersion"], "kind": t.content["kind"], "metadata": metadata, "status": status}
+			raw, err := encode(t.ref, body)
+			if err != nil {
+				return nil, err
+			}
+			return p.engine.member.apply(ctx, t, raw, now.UID, name)
 		}
-		raw, err := encode(t.ref, body)
+		var applied *live
+		if created || len(v.excluded) == 0 {
+			applied, err = send(ctx, v.target, "")
+		} else {
+			applied, err = p.sendRetaining(ctx, v, now.UID, send)
+		}
 		if err != nil {
-			return nil, err
+			return "", fmt.Errorf("apply subresource %s: %w", name, err)
 		}
-		obj, err := m.at(t.resource, t.ref.Namespace).Patch(ctx, t.ref.Name, types.ApplyPatchType, raw,
-			metav1.PatchOptions{FieldManager: kube.FieldManager, Force: &force}, name)
-		if err != nil {
-			// It is not wrapped: the object itself is valid and exists, so it must be neither recreated nor replaced.
-			return nil, errors.New("apply subresource " + name + ": " + err.Error())
-		}
-		applied = liveOf(obj)
+		version = applied.Version
 	}
-	return applied, nil
+	return version, nil
+}
+
+// subresourceBody returns the body of the apply request of a subresource of an applied object: the field status for
+// status, the whole content without metadata for another one. It is nil if there is nothing to apply.
+func (t *target) subresourceBody(subresource string, now *live) map[string]any {
+	body := maps.Clone(t.content)
+	if subresource == subresourceStatus {
+		status, ok := t.content["status"]
+		if !ok {
+			return nil
+		}
+		body = map[string]any{"apiVersion": t.content["apiVersion"], "kind": t.content["kind"], "status": status}
+	}
+	metadata := map[string]any{"name": t.ref.Name, "uid": string(now.UID)}
+	if t.ref.Namespace != "" {
+		metadata["namespace"] = t.ref.Namespace
+	}
+	body["metadata"] = metadata
+	return body
 }
