@@ -19,6 +19,7 @@ import (
 
 	"github.com/towline/towline/localkube/internal/controlplane"
 	"github.com/towline/towline/localkube/internal/node"
+	_ "github.com/towline/towline/localkube/internal/queuemetrics"
 	"github.com/towline/towline/localkube/internal/quiet"
 	"github.com/towline/towline/localkube/internal/release"
 )

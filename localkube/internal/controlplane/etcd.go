@@ -32,8 +32,10 @@ func startEtcd(ctx context.Context, opts Options) (*embed.Etcd, error) {
 	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Host: etcdSocket}}
 	cfg.EnableGRPCGateway = false
 	cfg.UnsafeNoFsync = true
-	cfg.TickMs = 10
-	cfg.ElectionMs = 100
+	// The only member elects itself after 1 to 6 ticks of the smallest number per election, which is 5. It ticks for as long as
+	// it lives: 100 times a second, as it was, takes a third of the processor time of an idle control plane.
+	cfg.TickMs = 50
+	cfg.ElectionMs = 250
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(errorLogger(opts.Log))
 	server, err := embed.StartEtcd(cfg)
 	if err != nil {
