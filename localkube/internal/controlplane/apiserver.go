@@ -44,6 +44,9 @@ func newAPIServer(ctx context.Context, listener net.Listener, advertise net.IP, 
 	if err != nil {
 		return nil, fmt.Errorf("configure API server: %w", err)
 	}
+	// Clients of today read OpenAPI v3. Without v2 a start takes a fifth less of the processor.
+	config.KubeAPIs.ControlPlane.Generic.OpenAPIConfig = nil
+	config.Aggregator.GenericConfig.OpenAPIConfig = nil
 	done, err := config.Complete()
 	if err != nil {
 		return nil, fmt.Errorf("complete API server configuration: %w", err)
