@@ -1,0 +1,56 @@
+package source_test
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/source"
+)
+
+func TestOptionalRemoteMayBeMissing(t *testing.T) {
+	t.Parallel()
+	server := serveFunc(t, http.NotFound)
+	r := newRemoteRun(t)
+	ref := remoteRef(server.URL)
+	if _, err := r.read(ref); !errors.Is(err, source.ErrNotFound) || !strings.Contains(err.Error(), server.URL) {
+		t.Errorf("got %v, want ErrNotFound", err)
+	}
+	ref.Optional = true
+	// After a restart, one failure must not delete what was delivered before.
+	_, err := r.contents.Manifests(t.Context(), ref, r.subject)
+	if _, isPending := errors.AsType[*source.PendingError](err); !isPending {
+		t.Errorf("after one failure: got %v, want a PendingError", err)
+	}
+	r.pass(defaultInterval)
+	r.awaitChange()
+	got, err := r.contents.Manifests(t.Context(), ref, r.subject)
+	if err != nil || len(got.Files) > 0 {
+		t.Errorf("got %v with %d files, want no content", err, len(got.Files))
+	}
+	// Servers hide with the same status that credentials are not accepted.
+	r.secrets.set("login", map[string]string{"token": "expired"})
+	for name, ref := range map[string]libv1beta1.PolicyRef{
+		"a token": withSecret(remoteRef(server.URL+"/token"), "login"), "a parameter": remoteRef(server.URL + "/parameter?token=expired"),
+		"a token for a registry": withSecret(libv1beta1.PolicyRef{RemoteURL: &libv1beta1.RemoteURL{RemoteSource: libv1beta1.RemoteSource{
+			URL: strings.Replace(server.URL, "http", "oci", 1) + "/app", PlainHTTP: true,
+		}}}, "login"),
+		"a token for a repository": withSecret(remoteRef("git+"+server.URL+"/app"), "login"),
+	} {
+		ref.Optional = true
+		_, _ = r.read(ref)
+		r.pass(time.Minute)
+		r.awaitChange()
+		if got, err := r.contents.Manifests(t.Context(), ref, r.subject); err == nil || errors.Is(err, source.ErrNotFound) || !strings.Contains(err.Error(), "404 Not Found, which") {
+			t.Errorf("with %s: got %d files, %v, want an error", name, len(got.Files), err)
+		}
+	}
+	// A missing Secret is an error nevertheless.
+	ref = withSecret(ref, "missing")
+	if _, err := r.read(ref); err == nil || !strings.Contains(err.Error(), "eu/missing") {
+		t.Errorf("got %v, want an error about the Secret", err)
+	}
+}
