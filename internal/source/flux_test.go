@@ -189,8 +189,8 @@ func TestArtifactIsDownloadedOnceForAll(t *testing.T) {
 	}
 }
 
-// TestStoredArtifactIsVerified replaces the stored archive by another valid one. After a restart of the hub, it must not
-// be deployed as the content of the digest.
+// TestStoredArtifactIsVerified replaces the stored archive by another valid one. After a restart of the hub, it must
+// not be deployed as the content of the digest.
 func TestStoredArtifactIsVerified(t *testing.T) {
 	t.Parallel()
 	h := newFluxHub(t)
