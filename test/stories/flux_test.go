@@ -59,7 +59,8 @@ func fluxProfiles() map[string]string {
 		"bucket": "policyRefs: [{kind: Bucket, namespace: flux, name: platform, path: manifests}]",
 		"chart": `helmCharts:
   - {repositoryURL: "gitrepository://flux/platform/charts/hello", releaseName: hello, releaseNamespace: hello}`,
-		"moved": "policyRefs: [{kind: GitRepository, namespace: flux, name: platform, path: moved}]",
+		"kustomized": "kustomizationRefs: [{kind: GitRepository, namespace: flux, name: platform, path: kustomized/overlay}]",
+		"moved":      "policyRefs: [{kind: GitRepository, namespace: flux, name: platform, path: moved}]",
 	}
 }
 
@@ -179,6 +180,7 @@ func (s *fluxStory) beforeFluxIsInstalled() {
 	s.want("plain", "one")
 	s.wantFailure("git", "GitRepository flux/platform: the hub has no kind GitRepository", "is Flux's source-controller installed?")
 	s.wantFailure("chart", "hello", "GitRepository flux/platform: the hub has no kind GitRepository")
+	s.wantFailure("kustomized", "GitRepository flux/platform: the hub has no kind GitRepository")
 }
 
 // deliversAllSources creates the sources.
@@ -190,7 +192,7 @@ func (s *fluxStory) deliversAllSources() {
 	oci := s.ociRepository("platform", map[string]string{"oci.yaml": fluxManifest("from-oci", "one")})
 	bucket := s.bucketServer("platform", map[string]string{"manifests/bucket.json": `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "flux-content", "name": "from-bucket"}, "data": {"text": "one"}}`, "other.yaml": "not: [read\n"})
 	s.apply(s.hub, fmt.Sprintf(fluxSources, gitPassword, ca(s.git.Server), s.git.URL+"/repo.git", oci, bucket))
-	for _, name := range []string{"git-web", "git-db", "git-moved", "from-oci", "from-bucket"} {
+	for _, name := range []string{"git-web", "git-db", "git-kustomized", "git-moved", "from-oci", "from-bucket"} {
 		s.want(name, "one")
 	}
 	for name := range fluxProfiles() {
@@ -212,10 +214,10 @@ func (s *fluxStory) followsPushes() {
 	files := s.fluxFiles("two")
 	files["charts/hello/templates/pushed.yaml"] = "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: flux-content, name: pushed-chart}\ndata: {text: two}\n"
 	s.git.pushFiles(files)
-	for _, name := range []string{"git-web", "git-db", "pushed-chart"} {
+	for _, name := range []string{"git-web", "git-db", "git-kustomized", "pushed-chart"} {
 		s.want(name, "two")
 	}
-	for _, name := range []string{"git", "chart"} {
+	for _, name := range []string{"git", "chart", "kustomized"} {
 		s.wantStatus(name, "Provisioned")
 	}
 }
@@ -225,14 +227,17 @@ func (s *fluxStory) namesBadContent() {
 	s.t.Helper()
 	before := s.fingerprintsOf("flux-content")
 	s.git.git("-C", "work", "mv", "moved", "elsewhere")
-	s.git.pushFiles(map[string]string{"apps/web/broken.yaml": "kind: [ConfigMap\n"})
+	s.git.pushFiles(map[string]string{"apps/web/broken.yaml": "kind: [ConfigMap\n", "kustomized/base/kustomization.yaml": "resources: [gone.yaml]\n"})
 	s.wantFailure("git", "GitRepository flux/platform", "apps/web/broken.yaml")
+	s.wantFailure("kustomized", "GitRepository flux/platform, path kustomized/overlay", `kustomized/base/kustomization.yaml: resources: "gone.yaml" does not exist`)
 	s.wantFailure("moved", `GitRepository flux/platform has no directory "moved"`)
 	s.wantUntouched(before)
 	s.git.git("-C", "work", "mv", "elsewhere", "moved")
-	s.git.pushFiles(map[string]string{"apps/web/broken.yaml": fluxManifest("git-mended", "three")})
+	s.git.pushFiles(map[string]string{
+		"apps/web/broken.yaml": fluxManifest("git-mended", "three"), "kustomized/base/kustomization.yaml": "resources: [kustomized.yaml]\n",
+	})
 	s.want("git-mended", "three")
-	for _, name := range []string{"git", "moved"} {
+	for _, name := range []string{"git", "kustomized", "moved"} {
 		s.wantStatus(name, "Provisioned")
 	}
 }
@@ -269,6 +274,7 @@ func (s *fluxStory) outlivesTheSource() {
 	s.kubectl(s.hub, "delete", "gitrepository", "-n", "flux", "platform")
 	s.wantFailure("git", "GitRepository flux/platform does not exist")
 	s.wantFailure("chart", "GitRepository flux/platform does not exist")
+	s.wantFailure("kustomized", "GitRepository flux/platform does not exist")
 	s.wantUntouched(before)
 }
 

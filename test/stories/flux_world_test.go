@@ -30,8 +30,8 @@ import (
 	"github.com/towline/towline/internal/archive"
 )
 
-// fluxFiles are the content of the Git repository: two directories with manifests, and a chart. The file of kustomize
-// is not a manifest.
+// fluxFiles are the content of the Git repository: two directories with manifests, a kustomization, and a chart. The
+// files of kustomize are no manifests.
 func (w *world) fluxFiles(text string) map[string]string {
 	w.t.Helper()
 	files := map[string]string{
@@ -40,6 +40,10 @@ func (w *world) fluxFiles(text string) map[string]string {
 		"apps/web/kustomization.yaml":  "resources: [one.yaml]\n",
 		"apps/db/nested/two.yaml":      fluxManifest("git-db", text),
 		"unused/not-for-this-one.yaml": fluxManifest("git-unused", text),
+
+		"kustomized/overlay/kustomization.yaml": "resources: [../base]\nnamePrefix: git-\n",
+		"kustomized/base/kustomization.yaml":    "resources: [kustomized.yaml]\n",
+		"kustomized/base/kustomized.yaml":       fluxManifest("kustomized", text),
 	}
 	packaged, err := examples.Chart{}.Archive()
 	if err != nil {
