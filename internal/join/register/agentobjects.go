@@ -8,9 +8,9 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
 )
 
@@ -172,7 +172,7 @@ func (g *registration) preflight(ctx context.Context) error {
 // checkControlPlane returns an error if the kubeconfig of an unfinished registration is for another control plane: the
 // Cluster of that registration would stay there.
 func (r Request) checkControlPlane(kubeconfig []byte) error {
-	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
+	config, err := fleet.ParseKubeconfig(kubeconfig)
 	if err != nil || config.Host == "https://"+r.Endpoint {
 		return nil //nolint:nilerr // no control plane knows the agent
 	}

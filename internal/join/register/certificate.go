@@ -13,10 +13,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/join/karmada"
@@ -95,7 +95,7 @@ func (g *registration) useExistingKubeconfig(ctx context.Context) bool {
 	if secret == nil {
 		return false
 	}
-	config, err := clientcmd.RESTConfigFromKubeConfig(secret.Data[KubeconfigKey])
+	config, err := fleet.ParseKubeconfig(secret.Data[KubeconfigKey])
 	if err != nil || !g.isPinned(config.CAData) || g.setKubeconfig(ctx, secret.Data[KubeconfigKey], secret.Annotations[certificateAnnotation]) != nil {
 		return false
 	}
@@ -120,7 +120,7 @@ func (g *registration) isPinned(ca []byte) bool {
 
 // setKubeconfig sets the kubeconfig of the agent and the client with it.
 func (g *registration) setKubeconfig(ctx context.Context, kubeconfig []byte, csr string) error {
-	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
+	config, err := fleet.ParseKubeconfig(kubeconfig)
 	if err != nil {
 		return fmt.Errorf("use the agent's kubeconfig: %w", err)
 	}

@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
@@ -201,7 +200,7 @@ func (u *unregistration) newHubClient(ctx context.Context) (client.Client, error
 			return nil, fmt.Errorf("the agent itself may not ask for --orphan: %w", errNeedsHubKubeconfig)
 		}
 		var err error
-		if config, err = clientcmd.RESTConfigFromKubeConfig(secret.Data[KubeconfigKey]); err != nil {
+		if config, err = fleet.ParseKubeconfig(secret.Data[KubeconfigKey]); err != nil {
 			return nil, fmt.Errorf("the kubeconfig in Secret %s on the cluster cannot be used (%w): %w", u.objects.secretKey(), err, errNeedsHubKubeconfig)
 		}
 	}
