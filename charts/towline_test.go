@@ -207,6 +207,10 @@ func TestRightsFollowTheValues(t *testing.T) {
 	if slices.Contains(args, "--install-crds") {
 		t.Errorf("argument --install-crds in %q", args)
 	}
+	shard := mustTemplate(t, `shards=["eu"]`, `registerSelf=false`).container(t, "towline-hub-eu").Args
+	if !slices.Contains(shard, "--register-self=false") {
+		t.Errorf("a shard has the arguments %q and would give mgmt/mgmt the identity of the hub", shard)
+	}
 }
 
 func TestEveryValueReachesThePod(t *testing.T) {

@@ -26,6 +26,7 @@ import (
 	"github.com/towline/towline/internal/check"
 	"github.com/towline/towline/internal/cli/agents"
 	"github.com/towline/towline/internal/cli/command"
+	"github.com/towline/towline/internal/egress"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
@@ -36,10 +37,13 @@ import (
 
 // hubFlags are the flags of `hub`.
 type hubFlags struct {
-	options    hub.Options
-	kubeconfig string
-	agentsCA   string
-	log        command.LogFlags
+	options hub.Options
+	// allowedHosts and deniedNetworks are for the options' Egress.
+	allowedHosts   []string
+	deniedNetworks []string
+	kubeconfig     string
+	agentsCA       string
+	log            command.LogFlags
 }
 
 // outdatedChartInterval is the default interval of requests for newer charts. It is long, since the repositories
@@ -88,7 +92,8 @@ func (f *hubFlags) addHub(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.options.InstallCRDs, "install-crds", false,
 		"install or upgrade the CustomResourceDefinitions at the start; not with --shard-key")
 	flags.BoolVar(&f.options.RegisterSelf, "register-self", true,
-		"register the management cluster itself as mgmt/mgmt; not with --shard-key")
+		"register the management cluster itself as mgmt/mgmt, unless there is a --shard-key; only with this flag, "+
+			"the hub uses its own identity for mgmt/mgmt")
 	flags.StringVar(&f.options.ShardKey, "shard-key", "",
 		"`key` of the shard: this hub handles only clusters with annotation sharding.projectsveltos.io/key=key; "+
 			"a hub without a key handles clusters without it, and alone matches profiles and registers clusters")
@@ -96,6 +101,12 @@ func (f *hubFlags) addHub(flags *pflag.FlagSet) {
 		"leader election among the hubs of a shard, one of which is active")
 	flags.StringVar(&f.options.CacheDir, "cache-dir", "",
 		"`directory` of fetched chart archives (default towline/hub-<hash of the server> in the user's cache directory)")
+	flags.StringSliceVar(&f.allowedHosts, "allowed-hosts", nil,
+		"only `hosts` to which the hub connects for charts, files, repositories and members; *.example.com is a domain "+
+			"(default all)")
+	flags.StringSliceVar(&f.deniedNetworks, "denied-networks", nil,
+		"`networks`, such as 10.0.0.0/8, to which the hub never connects for them; empty: none "+
+			"(default link-local addresses and the metadata services of clouds, in a pod also loopback addresses)")
 	flags.DurationVar(&f.options.OutdatedChartInterval, "outdated-chart-interval", outdatedChartInterval,
 		"interval of the search for newer versions of deployed charts, for the metrics; 0 to disable")
 }
@@ -135,6 +146,13 @@ func (f *hubFlags) validate() error {
 	}
 	if f.options.ShardKey != "" && f.options.InstallCRDs {
 		return errors.New("--install-crds and --shard-key exclude each other; use --install-crds for the hub without a shard")
+	}
+	if f.deniedNetworks == nil {
+		f.deniedNetworks = egress.DefaultDenied()
+	}
+	var err error
+	if f.options.Egress, err = egress.New(f.allowedHosts, f.deniedNetworks); err != nil {
+		return fmt.Errorf("--allowed-hosts and --denied-networks: %w", err)
 	}
 	return f.loadAgentOptions()
 }

@@ -2,29 +2,18 @@ package fleet
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
-)
-
-// The values of client-go. Its transport does not support proxy headers.
-const (
-	dialTimeout      = 30 * time.Second
-	handshakeTimeout = 10 * time.Second
-	maxIdlePerHost   = 25
 )
 
 // configFromAccess returns the client configuration of a member with an Access. It reads the Secret each time, so that
@@ -43,7 +32,7 @@ func (c *Clients) configFromAccess(ctx context.Context, m Member) (*rest.Config,
 	if ok && equality.Semantic.DeepEqual(cached.access, m.Access) && cached.secretUID == secret.UID && cached.resourceVersion == secret.ResourceVersion {
 		return cached.config, nil
 	}
-	config, err := newAccessConfig(m.Access, secret)
+	config, err := c.newAccessConfig(m.Access, secret)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
 	}
@@ -52,7 +41,7 @@ func (c *Clients) configFromAccess(ctx context.Context, m Member) (*rest.Config,
 }
 
 // newAccessConfig returns the client configuration for an Access and its Secret. Errors name the field of the Cluster.
-func newAccessConfig(a *Access, secret *corev1.Secret) (*rest.Config, error) {
+func (c *Clients) newAccessConfig(a *Access, secret *corev1.Secret) (*rest.Config, error) {
 	endpoint, err := ParseEndpoint(a.Server)
 	if err != nil {
 		return nil, fmt.Errorf("spec.apiEndpoint: %w", err)
@@ -67,14 +56,15 @@ func newAccessConfig(a *Access, secret *corev1.Secret) (*rest.Config, error) {
 		return nil, err
 	}
 	if a.ProxyURL == "" {
-		return config, nil
+		return config, c.Limit(config)
 	}
 	proxy, err := url.Parse(a.ProxyURL)
 	if err != nil || ValidateProxyURL(a.ProxyURL) != nil {
 		// The value is left out of the error, because it may contain a password.
 		return nil, errors.New("spec.proxyURL: not an http://, https:// or socks5:// address")
 	}
-	return withProxy(config, proxy, proxyHeader(a.ProxyHeader))
+	config.Proxy = http.ProxyURL(proxy)
+	return config, c.setTransport(config, proxyHeader(a.ProxyHeader))
 }
 
 // tlsConfigOf returns the TLS settings for the member's API server.
@@ -102,26 +92,4 @@ func proxyHeader(given map[string]string) http.Header {
 		}
 	}
 	return header
-}
-
-// withProxy sets a transport in config, which all copies of config share. client-go does not support proxy headers, and
-// would create a transport per client for a config with a proxy.
-func withProxy(config *rest.Config, proxy *url.URL, header http.Header) (*rest.Config, error) {
-	tlsConfig, err := rest.TLSConfigFor(config)
-	if err != nil {
-		return nil, fmt.Errorf("load the certificate authority of the member: %w", err)
-	}
-	if tlsConfig == nil {
-		tlsConfig = &tls.Config{MinVersion: tls.VersionTLS12}
-	}
-	config.TLSClientConfig = rest.TLSClientConfig{}
-	config.Transport = utilnet.SetTransportDefaults(&http.Transport{
-		Proxy:               http.ProxyURL(proxy),
-		ProxyConnectHeader:  header,
-		TLSClientConfig:     tlsConfig,
-		TLSHandshakeTimeout: handshakeTimeout,
-		MaxIdleConnsPerHost: maxIdlePerHost,
-		DialContext:         (&net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout}).DialContext,
-	})
-	return config, nil
 }

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/egress"
 )
 
 // ErrPull is returned for the client configuration of a pull member, which accepts no connections.
@@ -30,6 +31,7 @@ type Clients struct {
 	hubReader     client.Reader
 	hub           *rest.Config
 	wrapTransport IdentityTransport
+	egress        *egress.Policy
 
 	// mu guards cache.
 	mu    sync.Mutex
@@ -53,9 +55,11 @@ type cachedConfig struct {
 type IdentityTransport func(w *libv1beta1.WorkloadIdentity, endpoint *url.URL) (transport.WrapperFunc, error)
 
 // NewClients returns Clients that read kubeconfigs through hubReader, which should not cache all Secrets of the hub.
-// hub is the configuration of the hub itself. wrapTransport is for members with a cloud identity.
-func NewClients(hubReader client.Reader, hub *rest.Config, wrapTransport IdentityTransport) *Clients {
-	return &Clients{hubReader: hubReader, hub: hub, wrapTransport: wrapTransport, cache: map[string]cachedConfig{}}
+// hub is the configuration of the hub itself, or nil if the hub is not one of its members: whoever may create
+// SveltosClusters in the namespace HubNamespace would get the rights of the hub otherwise. wrapTransport is for members
+// with a cloud identity. policy limits the connections to all members but the hub.
+func NewClients(hubReader client.Reader, hub *rest.Config, wrapTransport IdentityTransport, policy *egress.Policy) *Clients {
+	return &Clients{hubReader: hubReader, hub: hub, wrapTransport: wrapTransport, egress: policy, cache: map[string]cachedConfig{}}
 }
 
 // Config returns the client configuration of m. It returns the same pointer until one of its inputs changes: the
@@ -75,6 +79,9 @@ func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 		return c.configFromIdentity(ctx, m)
 	}
 	if m.KubeconfigSecret == "" {
+		if c.hub == nil {
+			return nil, fmt.Errorf("connect to %s: the hub manages its own cluster only with --register-self", m.Key())
+		}
 		return c.hub, nil
 	}
 	secret := &corev1.Secret{}
@@ -89,6 +96,9 @@ func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 		return cached.config, nil
 	}
 	config, err := newKubeconfigConfig(secret, m.KubeconfigKey)
+	if err == nil {
+		err = c.Limit(config)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig of %s: %w", m.Key(), err)
 	}
@@ -160,6 +170,12 @@ func ParseKubeconfig(raw []byte) (*rest.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parse kubeconfig: %w", err)
 	}
+	// client-go connects without TLS if there is neither a scheme nor a certificate.
+	server, _, err := rest.DefaultServerUrlFor(config)
+	if err != nil || server.Scheme != "https" {
+		return nil, errors.New("its server is not an https address")
+	}
+	config.Host = server.String()
 	// The member's priority and fairness limits the rate better than a client can.
 	config.QPS = -1
 	return config, nil

@@ -1,11 +1,13 @@
 package fleet_test
 
 import (
+	"crypto/x509"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -23,7 +25,7 @@ func TestConfigOfAnIdentityIsCached(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	clients := fleet.NewClients(hubClient, plane.Config, identity.Wrap)
+	clients := fleet.NewClients(hubClient, plane.Config, identity.Wrap, nil)
 	member := func() fleet.Member {
 		return fleet.Member{Namespace: ns, Name: "one", Mode: fleet.Push, Identity: &libv1beta1.WorkloadIdentity{
 			Provider: libv1beta1.WorkloadIdentityGCP, Endpoint: "127.0.0.1:1", GCP: &libv1beta1.GCPIdentity{}, CASecretRef: &corev1.SecretReference{Name: "ca"},
@@ -51,8 +53,11 @@ func TestConfigOfAnIdentityIsCached(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first.Host != "https://127.0.0.1:1" || string(first.CAData) != string(plane.Config.CAData) || first.BearerToken != "" {
-		t.Errorf("Config() = %+v", first)
+	authority := x509.NewCertPool()
+	authority.AppendCertsFromPEM(plane.Config.CAData)
+	trusted, err := utilnet.TLSClientConfig(first.Transport)
+	if err != nil || !authority.Equal(trusted.RootCAs) || first.Host != "https://127.0.0.1:1" || first.BearerToken != "" {
+		t.Errorf("Config() = %+v with the TLS configuration %+v, %v", first, trusted, err)
 	}
 	secret.Labels = map[string]string{"other": "label"}
 	set("ca.crt", string(plane.Config.CAData))

@@ -245,8 +245,8 @@ func TestChartFromARegistryThatWantsALogin(t *testing.T) {
 	w.member("one", w.prod())
 	address := w.registry()
 	login := &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "login"},
-		Data:       map[string][]byte{"username": []byte("me"), "password": []byte("a guess")},
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "login"}, Type: libv1beta1.ProfileSecretType,
+		Data: map[string][]byte{"username": []byte("me"), "password": []byte("a guess")},
 	}
 	w.create(login)
 	profile := w.profile(hello(address, func(c *configv1beta1.HelmChart) {

@@ -23,6 +23,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/egress"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/fleet/identity"
@@ -64,7 +65,8 @@ type Options struct {
 	CacheDir string
 	// InstallCRDs installs or upgrades the CRDs of Towline at startup.
 	InstallCRDs bool
-	// RegisterSelf registers the hub as the member mgmt/mgmt unless it is registered.
+	// RegisterSelf registers the hub as the member mgmt/mgmt unless it is registered. Without it, a SveltosCluster of this
+	// name needs a kubeconfig as any other.
 	RegisterSelf bool
 	// LeaderElection makes one hub per shard the leader, and the others wait. It is required if a second hub may be
 	// started.
@@ -92,6 +94,9 @@ type Options struct {
 	// SandboxCommand starts a process that serves render.SandboxFunctions and check.Functions. Empty: templates are
 	// expanded and checks are run in this process, without limits of time and memory, and no kustomization is built.
 	SandboxCommand []string
+	// Egress limits the connections to addresses that users choose: of charts, files, repositories, and members.
+	// Default: egress.Default.
+	Egress *egress.Policy
 	// Version is the release of Towline for the manifests of agents.
 	Version string
 }
@@ -106,6 +111,9 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 	cfg.UserAgent = rest.DefaultKubernetesUserAgent() + "/towline-hub"
 	// No rate limit in the client: API priority and fairness limits the requests.
 	cfg.QPS = -1
+	if opts.Egress == nil {
+		opts.Egress = egress.Default()
+	}
 	health, err := newHealth(cfg, clock.RealClock{})
 	if err != nil {
 		return err
@@ -208,7 +216,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 	if err := h.setupMetrics(ctx); err != nil {
 		return err
 	}
-	h.members = fleet.NewClients(h.live, h.GetConfig(), identity.Wrap)
+	h.members = fleet.NewClients(h.live, h.selfConfig(), identity.Wrap, h.opts.Egress)
 	h.engines = newEngines(h.members, h.isServed, h.metricsRecorder.recordDrift)
 	if err := h.Add(h.engines); err != nil {
 		return fmt.Errorf("add the engines: %w", err)
@@ -218,7 +226,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		return err
 	}
 	pool := h.opts.sandbox()
-	composer, err := newComposer(ctx, h, h.live, h.opts.CacheDir, pool)
+	composer, err := newComposer(ctx, h, h.live, h.opts, pool)
 	if err != nil {
 		return err
 	}
@@ -243,7 +251,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		h.addSveltosControllers(ctx, composer.Objects),
 		h.addKarmadaControllers(ctx),
 		(&clusters.Controller{
-			Hub: h.GetClient(), Shard: shard, MemberConfig: h.members.Config, Forget: h.engines.forget, Heartbeats: h.heartbeats,
+			Hub: h.GetClient(), Shard: shard, LimitConfig: h.members.Limit, MemberConfig: h.members.Config, Forget: h.engines.forget, Heartbeats: h.heartbeats,
 			Sandbox: pool, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&summaries.Controller{
@@ -256,6 +264,14 @@ func (h *hub) addControllers(ctx context.Context) error {
 			HubUID: composer.HubUID, Events: h.GetEventRecorder(reportingController),
 		}).Setup(ctx, h),
 	)
+}
+
+// selfConfig returns the configuration with which the hub manages its own cluster, or nil if it does not.
+func (h *hub) selfConfig() *rest.Config {
+	if !h.opts.RegisterSelf {
+		return nil
+	}
+	return h.GetConfig()
 }
 
 // setupClients creates the clients for the cluster of the hub.
@@ -361,16 +377,16 @@ func (h *hub) newTransport(ctx context.Context) (deliver.Transport, error) {
 	return countingTransport{deliver.ByMode{fleet.Push: &deliver.PushTransport{Engines: h.engines.forTransport}, fleet.Pull: pull}, h.metricsRecorder.operations}, nil
 }
 
-func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir string, pool *sandbox.Pool) (*summaries.Composer, error) {
+func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, opts Options, pool *sandbox.Pool) (*summaries.Composer, error) {
 	hubUID, err := join.HubUID(ctx, live)
 	if err != nil {
 		return nil, err
 	}
-	charts, err := source.NewCharts(filepath.Join(dir, "charts"), clock.RealClock{})
+	charts, err := source.NewCharts(filepath.Join(opts.CacheDir, "charts"), clock.RealClock{})
 	if err != nil {
 		return nil, err
 	}
-	artifacts, err := source.NewArtifacts(filepath.Join(dir, "artifacts"), clock.RealClock{})
+	artifacts, err := source.NewArtifacts(filepath.Join(opts.CacheDir, "artifacts"), clock.RealClock{})
 	if err != nil {
 		return nil, err
 	}
@@ -380,6 +396,7 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, dir 
 	}
 	objects := newContentCache(mgr.GetCache(), live)
 	remote := source.NewRemoteFetcher(objects, clock.RealClock{})
+	charts.Egress, artifacts.Egress, remote.Egress = opts.Egress, opts.Egress, opts.Egress
 	if err := mgr.Add(remote); err != nil {
 		return nil, fmt.Errorf("add the fetcher of URLs: %w", err)
 	}

@@ -50,6 +50,8 @@ type Renewal struct {
 	Hub client.Client
 	// Member returns the hub's configuration for the cluster. Run reads the times of the current token from it.
 	Member func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (*rest.Config, error)
+	// Limit limits the connections of a configuration for the cluster. Default: no limit.
+	Limit func(config *rest.Config) error
 	// Clock is for tests. Default: the real clock.
 	Clock clock.PassiveClock
 }
@@ -139,7 +141,7 @@ func (r Renewal) renew(ctx context.Context, cluster *libv1beta1.SveltosCluster) 
 	if used == "" && len(secret.Data) > 0 {
 		used = slices.Min(slices.Collect(maps.Keys(secret.Data)))
 	}
-	renewed, fresh, err := renewKubeconfig(ctx, secret.Data[used], option)
+	renewed, fresh, err := r.renewKubeconfig(ctx, secret.Data[used], option)
 	if err != nil {
 		return token{}, err
 	}
@@ -192,8 +194,8 @@ func (r Renewal) useKubeconfig(ctx context.Context, live *libv1beta1.SveltosClus
 
 // renewKubeconfig returns the kubeconfig with a new token in place of its credentials, after checkAccess with the
 // token.
-func renewKubeconfig(ctx context.Context, current []byte, option *libv1beta1.TokenRequestRenewalOption) ([]byte, token, error) {
-	config, err := fleet.ParseKubeconfig(current)
+func (r Renewal) renewKubeconfig(ctx context.Context, current []byte, option *libv1beta1.TokenRequestRenewalOption) ([]byte, token, error) {
+	config, err := r.parse(current)
 	if err != nil {
 		return nil, token{}, err
 	}
@@ -211,13 +213,22 @@ func renewKubeconfig(ctx context.Context, current []byte, option *libv1beta1.Tok
 	if err != nil {
 		return nil, token{}, fmt.Errorf("encode the renewed kubeconfig: %w", err)
 	}
-	if config, err = fleet.ParseKubeconfig(renewed); err != nil {
+	if config, err = r.parse(renewed); err != nil {
 		return nil, token{}, err
 	}
 	if err := checkAccess(ctx, config); err != nil {
 		return nil, token{}, fmt.Errorf("try the new token: %w", err)
 	}
 	return renewed, readToken(text), nil
+}
+
+// parse parses a kubeconfig and limits its connections.
+func (r Renewal) parse(kubeconfig []byte) (*rest.Config, error) {
+	config, err := fleet.ParseKubeconfig(kubeconfig)
+	if err != nil || r.Limit == nil {
+		return config, err
+	}
+	return config, r.Limit(config)
 }
 
 // renewToken requests a new token from the member with the current kubeconfig.

@@ -72,6 +72,10 @@ const (
 	AnnotationMember = "towline.dev/member"
 )
 
+// AnnotationAllowedHosts on a Secret of the hub names the servers to which its credentials may be sent: host or
+// host:port, separated by commas.
+const AnnotationAllowedHosts = "towline.dev/allowed-hosts"
+
 // Towline's own annotations for clusters of the Karmada API.
 const (
 	// AnnotationHub is the uid of the namespace kube-system of the hub that a Cluster, a ConfigurationGroup, or an object

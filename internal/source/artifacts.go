@@ -25,6 +25,7 @@ import (
 
 	"github.com/towline/towline/internal/archive"
 	"github.com/towline/towline/internal/cache"
+	"github.com/towline/towline/internal/egress"
 	"github.com/towline/towline/internal/phase"
 )
 
@@ -41,6 +42,8 @@ type Artifacts struct {
 	// Objects returns a source from the hub's cache. It fails with NotFound if the object does not exist, with an error
 	// that wraps ErrNotFound if the hub has no such kind, and with PendingFlux.
 	Objects func(ctx context.Context, ref Reference) (*unstructured.Unstructured, error)
+	// Egress limits the connections to the servers of artifacts. Default: no limit.
+	Egress *egress.Policy
 
 	dir      string
 	attempts *attempts
@@ -128,7 +131,7 @@ func (a *Artifacts) fetch(ctx context.Context, ref Reference, artifact Artifact)
 // download stores an archive at path after its digest is verified. It follows no redirects: source-controller sends
 // none.
 func (a *Artifacts) download(ctx context.Context, artifact Artifact, path string) error {
-	transport, err := newTransport(Login{})
+	transport, err := newTransport(Login{}, a.Egress)
 	if err != nil {
 		return err
 	}
@@ -145,7 +148,7 @@ func (a *Artifacts) download(ctx context.Context, artifact Artifact, path string
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return &responseError{code: response.StatusCode, status: response.Status}
+		return statusTextError(response.StatusCode)
 	}
 	file, err := os.CreateTemp(a.dir, "partial-")
 	if err != nil {

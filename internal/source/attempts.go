@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
-	"oras.land/oras-go/v2/registry/remote/errcode"
 
 	"github.com/towline/towline/internal/phase"
 )
@@ -173,8 +172,7 @@ func isRepositoryError(err error) bool {
 	if response, ok := errors.AsType[*responseError](err); ok {
 		return response.code == http.StatusTooManyRequests || response.isIndex && response.code >= http.StatusInternalServerError
 	}
-	response, ok := errors.AsType[*errcode.ErrorResponse](err)
-	return ok && response.StatusCode == http.StatusTooManyRequests
+	return false
 }
 
 // isRetriable returns whether a later request can succeed although neither the profile nor the repository is changed. A

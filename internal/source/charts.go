@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/egress"
 	"github.com/towline/towline/internal/phase"
 )
 
@@ -42,6 +43,9 @@ type Chart struct {
 // includes the login and the verification: an archive that was fetched with one login is not used for another one, and
 // an archive is in the cache for a verification only after it has been verified.
 type Charts struct {
+	// Egress limits the connections to repositories. It must not be changed after the first fetch. Default: no limit.
+	Egress *egress.Policy
+
 	dir     string
 	clock   clock.PassiveClock
 	flights singleflight.Group
@@ -174,7 +178,7 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 	if err := c.cachedFailure(request); err != nil {
 		return Chart{}, err
 	}
-	transport, err := newTransport(request.login)
+	transport, err := newTransport(request.login, c.Egress)
 	if err != nil {
 		return Chart{}, err
 	}

@@ -137,16 +137,28 @@ func TestContentThatIsNotSupportedIsRefused(t *testing.T) {
 	}
 }
 
+// annotated returns a Secret of another type with a login for hosts.
+func annotated(name, hosts string) *corev1.Secret {
+	named := secret(name, corev1.SecretTypeOpaque, map[string]string{"username": "me", "password": "s:cret"})
+	named.Annotations = map[string]string{kube.AnnotationAllowedHosts: hosts}
+	return named
+}
+
 func TestLogin(t *testing.T) {
 	t.Parallel()
 	docker := `{"auths":{"https://other.example.com/v1/":{"auth":"b3RoZXI6bm8="},"registry.example.com:5000":{"auth":"bWU6czpjcmV0"}}}`
 	hub, subject := hubWith(t,
-		secret("basic", corev1.SecretTypeOpaque, map[string]string{"username": "me", "password": "s:cret"}),
+		secret("basic", libv1beta1.ProfileSecretType, map[string]string{"username": "me", "password": "s:cret"}),
+		secret("other", corev1.SecretTypeBasicAuth, map[string]string{"username": "me", "password": "s:cret"}),
+		annotated("named", "example.com, registry.example.com:5000"),
+		annotated("named-without-port", "registry.example.com"),
+		annotated("named-otherwise", "registry.example.com:443"),
 		secret("docker", corev1.SecretTypeDockerConfigJson, map[string]string{".dockerconfigjson": docker}),
 		secret("generic", corev1.SecretTypeOpaque, map[string]string{"config.json": docker, "x": "y"}),
 		secret("keyed", corev1.SecretTypeOpaque, map[string]string{"a": docker, "b": "not it"}),
 		secret("ca", corev1.SecretTypeOpaque, map[string]string{"ca.crt": "PEM"}),
 	)
+	docked := source.Login{Username: "me", Password: "s:cret", Hosts: []string{"registry.example.com:5000"}}
 	chart := func(config configv1beta1.RegistryCredentialsConfig, secretName string) configv1beta1.HelmChart {
 		if secretName != "" {
 			config.Credentials = &corev1.SecretReference{Name: secretName}
@@ -160,9 +172,13 @@ func TestLogin(t *testing.T) {
 	}{
 		"none":          {chart: configv1beta1.HelmChart{}},
 		"basic":         {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "basic"), want: source.Login{Username: "me", Password: "s:cret"}},
-		"docker":        {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "docker"), want: source.Login{Username: "me", Password: "s:cret"}},
-		"generic":       {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "generic"), want: source.Login{Username: "me", Password: "s:cret"}},
-		"by key":        {chart: chart(configv1beta1.RegistryCredentialsConfig{Key: "a"}, "keyed"), want: source.Login{Username: "me", Password: "s:cret"}},
+		"docker":        {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "docker"), want: docked},
+		"generic":       {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "generic"), want: docked},
+		"by key":        {chart: chart(configv1beta1.RegistryCredentialsConfig{Key: "a"}, "keyed"), want: docked},
+		"another type":  {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "other"), err: `Secret NS/other: it has the type "kubernetes.io/basic-auth", so its login is not sent`},
+		"named host":    {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "named"), want: source.Login{Username: "me", Password: "s:cret", Hosts: []string{"example.com", "registry.example.com:5000"}}},
+		"any port":      {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "named-without-port"), want: source.Login{Username: "me", Password: "s:cret", Hosts: []string{"registry.example.com"}}},
+		"another port":  {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "named-otherwise"), err: `its annotation towline.dev/allowed-hosts does not name registry.example.com:5000`},
 		"no such key":   {chart: chart(configv1beta1.RegistryCredentialsConfig{Key: "c"}, "keyed"), err: `Secret NS/keyed: no key "c"`},
 		"not a config":  {chart: chart(configv1beta1.RegistryCredentialsConfig{Key: "b"}, "keyed"), err: `Secret NS/keyed: key "b" is not a Docker configuration`},
 		"no Secret":     {chart: chart(configv1beta1.RegistryCredentialsConfig{}, "none"), err: "Secret NS/none does not exist"},

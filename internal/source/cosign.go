@@ -161,7 +161,7 @@ func (c *Charts) trustRoot(trustedRoot []byte) (root.TrustedMaterial, error) {
 // day. The options can name another TUF repository.
 func publicRoot(dir string, options *tuf.Options) func() (root.TrustedMaterial, error) {
 	return func() (root.TrustedMaterial, error) {
-		transport, err := newTransport(Login{})
+		transport, err := newTransport(Login{}, nil) // the operator of the hub chooses this address
 		if err != nil {
 			return nil, err
 		}

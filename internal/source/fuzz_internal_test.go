@@ -76,10 +76,11 @@ func FuzzDockerConfig(f *testing.F) {
 	f.Add([]byte(`{"auths":{"":{}}}`), "")
 	f.Fuzz(func(t *testing.T, raw []byte, address string) {
 		secret := &corev1.Secret{Data: map[string][]byte{corev1.DockerConfigJsonKey: raw}}
-		username, _, err := credentials(secret, "", address)
+		var login Login
+		err := login.readCredentials(secret, "", address)
 		fuzzing.OneLine(t, err)
 		fuzzing.HidesSecret(t, err, raw, secretValue)
-		if err != nil || username == "" {
+		if err != nil || login.Username == "" {
 			return
 		}
 		var config struct{ Auths map[string]json.RawMessage }

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 )
 
@@ -32,6 +35,47 @@ type Login struct {
 	PlainHTTP bool
 	// PassCredentialsAll sends the login to every host that the repository's index names.
 	PassCredentialsAll bool
+	// Hosts are the only hosts that may get the login, each with or without a port. Empty: any host.
+	Hosts []string
+}
+
+// isAllowed returns whether a server may get the login.
+func (l Login) isAllowed(server *url.URL) bool {
+	return len(l.Hosts) == 0 || slices.Contains(l.Hosts, server.Host) || slices.Contains(l.Hosts, server.Hostname())
+}
+
+// allowedHosts returns the only hosts to which the user name, the password and the token in a Secret may be sent, none
+// for any host. The author of a profile chooses the Secret and the URL, and need not have the right to read the Secret:
+// without this rule, the login of a database in the same namespace would be sent to a server of the author's choice.
+func allowedHosts(secret *corev1.Secret) ([]string, error) {
+	if names, ok := secret.Annotations[kube.AnnotationAllowedHosts]; ok {
+		hosts := strings.FieldsFunc(names, func(r rune) bool { return r == ',' || r == ' ' })
+		if len(hosts) == 0 {
+			return nil, fmt.Errorf("its annotation %s names no host", kube.AnnotationAllowedHosts)
+		}
+		return hosts, nil
+	}
+	if secret.Type != libv1beta1.ProfileSecretType {
+		return nil, fmt.Errorf("it has the type %q, so its login is not sent to servers: create it with the type %q, or with the annotation %s that names the host",
+			secret.Type, libv1beta1.ProfileSecretType, kube.AnnotationAllowedHosts)
+	}
+	return nil, nil
+}
+
+// hostsFor returns allowedHosts, and an error if the server at address is not one of them.
+func hostsFor(secret *corev1.Secret, address string) ([]string, error) {
+	hosts, err := allowedHosts(secret)
+	if err != nil {
+		return nil, err
+	}
+	server, err := url.Parse(address)
+	if err != nil || server.Host == "" {
+		return nil, fmt.Errorf("%q is not a URL with a host", redacted(address))
+	}
+	if !(Login{Hosts: hosts}).isAllowed(server) {
+		return nil, fmt.Errorf("its annotation %s does not name %s", kube.AnnotationAllowedHosts, server.Host)
+	}
+	return hosts, nil
 }
 
 // digest identifies the login in cache keys, without its secrets. So charts that were read with one login are not
@@ -69,7 +113,7 @@ func LoginFor(ctx context.Context, hub client.Reader, chart configv1beta1.HelmCh
 		if err != nil {
 			return Login{}, fmt.Errorf("registryCredentialsConfig.credentials: %w", err)
 		}
-		if login.Username, login.Password, err = credentials(secret, config.Key, chart.RepositoryURL); err != nil {
+		if err := login.readCredentials(secret, config.Key, chart.RepositoryURL); err != nil {
 			return Login{}, phase.Invalidf("Secret %s/%s: %w", secret.Namespace, secret.Name, err)
 		}
 	}
@@ -91,11 +135,25 @@ func readSecret(ctx context.Context, hub client.Reader, ref corev1.SecretReferen
 	return &secret, nil
 }
 
-// credentials returns the login for repositoryURL in secret. Errors never contain data of the Secret.
-func credentials(secret *corev1.Secret, key, repositoryURL string) (username, password string, err error) {
+// readCredentials sets the user name and the password for repositoryURL from secret. A Docker configuration names the
+// host of each login itself. Errors never contain data of the Secret.
+func (l *Login) readCredentials(secret *corev1.Secret, key, repositoryURL string) (err error) {
 	if user, ok := secret.Data[corev1.BasicAuthUsernameKey]; ok && key == "" {
-		return string(user), string(secret.Data[corev1.BasicAuthPasswordKey]), nil
+		l.Username, l.Password = string(user), string(secret.Data[corev1.BasicAuthPasswordKey])
+		l.Hosts, err = hostsFor(secret, repositoryURL)
+		return err
 	}
+	host, err := registryHost(repositoryURL)
+	if err != nil {
+		return err
+	}
+	l.Hosts = []string{host}
+	l.Username, l.Password, err = dockerLogin(secret, key, host)
+	return err
+}
+
+// dockerLogin returns the login for host in the Docker configuration of a Secret.
+func dockerLogin(secret *corev1.Secret, key, host string) (username, password string, err error) {
 	raw, key := dockerConfig(secret, key)
 	if raw == nil {
 		return "", "", fmt.Errorf("no key %q, and no keys username and password", cmp.Or(key, corev1.DockerConfigJsonKey))
@@ -109,10 +167,6 @@ func credentials(secret *corev1.Secret, key, repositoryURL string) (username, pa
 	}
 	if json.Unmarshal(raw, &config) != nil {
 		return "", "", fmt.Errorf("key %q is not a Docker configuration in JSON", key)
-	}
-	host, err := registryHost(repositoryURL)
-	if err != nil {
-		return "", "", err
 	}
 	for name, auth := range config.Auths {
 		if named, err := registryHost(name); err != nil || named != host {

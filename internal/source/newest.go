@@ -39,7 +39,7 @@ func (c *Charts) Newest(ctx context.Context, r Repository, names []string) (map[
 	if err != nil {
 		return nil, err
 	}
-	transport, err := newTransport(r.Login)
+	transport, err := newTransport(r.Login, c.Egress)
 	if err != nil {
 		return nil, err
 	}

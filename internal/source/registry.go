@@ -34,7 +34,7 @@ func newOCIRegistry(_ *Charts, address string, login Login, transport *http.Tran
 	return &ociRegistry{
 		base:  strings.TrimRight(strings.TrimPrefix(address, "oci://"), "/"),
 		login: login,
-		http:  &http.Client{Transport: transport},
+		http:  &http.Client{Transport: transport, CheckRedirect: checkRedirect},
 	}
 }
 
@@ -76,7 +76,7 @@ func (r *ociRegistry) locate(ctx context.Context, name, version string) (locatio
 			continue
 		}
 		if err != nil {
-			return location{}, fmt.Errorf("look up %s:%s: %w", opened.Reference.Repository, tagOf(candidate), stableError(err))
+			return location{}, fmt.Errorf("look up %s:%s: %w", opened.Reference.Repository, tagOf(candidate), registryError(err))
 		}
 		return location{
 			version: candidate,
@@ -102,7 +102,7 @@ func listVersions(ctx context.Context, opened *remote.Repository) ([]string, err
 		return nil, ErrNotFound
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list the tags of %s: %w", opened.Reference.Repository, stableError(err))
+		return nil, fmt.Errorf("list the tags of %s: %w", opened.Reference.Repository, registryError(err))
 	}
 	return versions, nil
 }
@@ -145,11 +145,11 @@ func (r *ociRegistry) downloadLayer(
 	return nil, ErrNotFound
 }
 
-// readManifest returns the manifest with a digest or tag. It fails with errdef.ErrNotFound if the manifest is missing.
+// readManifest returns the manifest with a digest or tag. It fails with ErrNotFound if the manifest is missing.
 func readManifest(ctx context.Context, opened *remote.Repository, reference string) (ocispec.Manifest, error) {
 	described, err := opened.Resolve(ctx, reference)
 	if err != nil {
-		return ocispec.Manifest{}, fmt.Errorf("look up %s of %s: %w", reference, opened.Reference.Repository, stableError(err))
+		return ocispec.Manifest{}, fmt.Errorf("look up %s of %s: %w", reference, opened.Reference.Repository, registryError(err))
 	}
 	raw, err := fetch(ctx, opened, described, maxManifest)
 	if err != nil {
@@ -157,7 +157,7 @@ func readManifest(ctx context.Context, opened *remote.Repository, reference stri
 	}
 	var manifest ocispec.Manifest
 	if err := json.Unmarshal(raw, &manifest); err != nil {
-		return ocispec.Manifest{}, fmt.Errorf("parse the manifest %s of %s: %w", reference, opened.Reference.Repository, err)
+		return ocispec.Manifest{}, fmt.Errorf("the manifest %s of %s is invalid", reference, opened.Reference.Repository)
 	}
 	return manifest, nil
 }
@@ -169,7 +169,7 @@ func fetch(ctx context.Context, opened *remote.Repository, described ocispec.Des
 	}
 	raw, err := content.FetchAll(ctx, opened, described)
 	if err != nil {
-		return nil, stableError(err)
+		return nil, registryError(err)
 	}
 	return raw, nil
 }

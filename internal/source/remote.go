@@ -12,6 +12,8 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"github.com/towline/towline/internal/egress"
 )
 
 const (
@@ -30,6 +32,9 @@ const (
 //
 // Each URL has a goroutine of its own, so that a server that does not respond delays nothing else.
 type RemoteFetcher struct {
+	// Egress limits the connections to the servers of URLs. It must not be changed after Start. Default: no limit.
+	Egress *egress.Policy
+
 	hub    client.Reader
 	clock  clock.Clock
 	limits *remoteLimits

@@ -40,7 +40,7 @@ func (r *remoteRequest) dialGit(ctx context.Context, repository *url.URL) (gitCo
 	if err != nil {
 		return nil, r.secretError(err)
 	}
-	network, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", host)
+	network, err := r.egress.Dial(ctx, &net.Dialer{Timeout: dialTimeout}, "tcp", host)
 	if err != nil {
 		return nil, stableError(err)
 	}

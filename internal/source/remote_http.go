@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/towline/towline/internal/archive"
+	"github.com/towline/towline/internal/egress"
 )
 
 const (
@@ -49,6 +50,7 @@ type remoteRequest struct {
 	limits   *remoteLimits
 	download *remoteDownload
 	client   *http.Client
+	egress   *egress.Policy
 	timeout  time.Duration
 }
 
@@ -56,7 +58,7 @@ type remoteRequest struct {
 func (f *RemoteFetcher) fetch(ctx context.Context, ref Reference, login remoteLogin, known remoteRevision) (remoteFetch, error) {
 	ctx, cancel := context.WithTimeout(ctx, remoteTimeout)
 	defer cancel()
-	transport, err := newTransport(login.Login)
+	transport, err := newTransport(login.Login, f.Egress)
 	if err != nil {
 		return remoteFetch{}, err
 	}
@@ -69,6 +71,7 @@ func (f *RemoteFetcher) fetch(ctx context.Context, ref Reference, login remoteLo
 	request := remoteRequest{
 		reference: ref, login: login, known: known, limits: f.limits, download: &remoteDownload{limits: f.limits},
 		client:  &http.Client{Transport: transport, Timeout: f.timeout, CheckRedirect: checkRedirect},
+		egress:  f.Egress,
 		timeout: f.timeout,
 	}
 	defer request.download.close()
@@ -196,7 +199,12 @@ func statusError(code int) error {
 	if code == http.StatusNotFound || code == http.StatusGone {
 		return errStatusNotFound
 	}
-	return &responseError{code: code, status: fmt.Sprintf("%d %s", code, http.StatusText(code))}
+	return statusTextError(code)
+}
+
+// statusTextError returns a responseError without the text of the server.
+func statusTextError(code int) *responseError {
+	return &responseError{code: code, status: strings.TrimSpace(fmt.Sprintf("%d %s", code, http.StatusText(code)))}
 }
 
 // filesIn returns the files of an archive, or data as a file with name. HTML is refused: it is a login page, or an

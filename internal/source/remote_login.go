@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -66,14 +67,17 @@ func (f *RemoteFetcher) readLogin(ctx context.Context, ref Reference) (remoteLog
 	if err != nil {
 		return remoteLogin{}, &loginError{err: fmt.Errorf("login for %s: %w", ref, err)}
 	}
-	if secret.Type == corev1.SecretTypeServiceAccountToken || secret.Type == corev1.SecretTypeBootstrapToken {
-		return remoteLogin{}, phase.Invalidf("login for %s: Secret %s/%s has the type %s, and is not sent to servers", ref, secret.Namespace, secret.Name, secret.Type)
-	}
 	login.Token = string(cmpBytes(secret.Data, keyToken, keyBearerToken))
 	login.Username = string(secret.Data[corev1.BasicAuthUsernameKey])
 	login.Password = string(secret.Data[corev1.BasicAuthPasswordKey])
 	login.CA = cmpBytes(secret.Data, keyCAFile, keyCACert)
 	login.Identity, login.KnownHosts = secret.Data[keyIdentity], secret.Data[keyKnownHosts]
+	// With SSH, nothing of the Secret is sent: the key signs, and the password decrypts the key.
+	if isSent := login.Token != "" || login.Username != "" || login.Password != ""; isSent && !strings.HasPrefix(ref.URL, schemeGitSSH+":") {
+		if login.Hosts, err = hostsFor(secret, ref.URL); err != nil {
+			return remoteLogin{}, phase.Invalidf("login for %s: Secret %s/%s: %w", ref, secret.Namespace, secret.Name, err)
+		}
+	}
 	if !login.hasCredentials() && len(login.CA) == 0 {
 		return remoteLogin{}, phase.Invalidf("login for %s: Secret %s/%s has none of the keys %s, %s and %s, %s, %s", ref, secret.Namespace, secret.Name,
 			keyToken, corev1.BasicAuthUsernameKey, corev1.BasicAuthPasswordKey, keyIdentity, keyCAFile)

@@ -124,7 +124,7 @@ func registryError(err error) error {
 		return requestError(err)
 	}
 	if errors.Is(err, auth.ErrBasicCredentialNotFound) {
-		return errors.New("the registry asks for a login, and the Secret of secretRef has none")
+		return errors.New("the registry asks for a login, and there is none")
 	}
 	return errors.New("the registry returned an invalid response")
 }

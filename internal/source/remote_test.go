@@ -37,7 +37,7 @@ type secretReader struct {
 
 	mu      sync.Mutex // guards secrets
 	secrets map[string]map[string]string
-	// secretType is the type of all Secrets.
+	// secretType is the type of all Secrets. Default: libv1beta1.ProfileSecretType.
 	secretType corev1.SecretType
 }
 
@@ -49,7 +49,10 @@ func (r *secretReader) Get(_ context.Context, key client.ObjectKey, obj client.O
 		return apierrors.NewNotFound(schema.GroupResource{Resource: "secrets"}, key.Name)
 	}
 	found := obj.(*corev1.Secret)
-	found.Namespace, found.Name, found.Type, found.Data = key.Namespace, key.Name, r.secretType, map[string][]byte{}
+	found.Namespace, found.Name, found.Data = key.Namespace, key.Name, map[string][]byte{}
+	if found.Type = r.secretType; found.Type == "" {
+		found.Type = libv1beta1.ProfileSecretType
+	}
 	for name, value := range data {
 		found.Data[name] = []byte(value)
 	}

@@ -50,7 +50,7 @@ func newHTTPRepository(charts *Charts, address string, login Login, transport *h
 		charts: charts,
 		url:    strings.TrimRight(address, "/") + "/",
 		login:  login,
-		client: &http.Client{Transport: transport},
+		client: &http.Client{Transport: transport, CheckRedirect: checkRedirect},
 	}
 }
 
@@ -200,7 +200,8 @@ func parseIndex(raw []byte) (*index, error) {
 	}
 	parsed := &index{}
 	if err := unmarshal(raw, parsed); err != nil {
-		return nil, fmt.Errorf("parse the repository's index.yaml: %w", err)
+		// The error would have parts of the response, which can be of a server that is not meant for users.
+		return nil, errors.New("the repository's index.yaml is not valid YAML, or not an index of charts")
 	}
 	if parsed.Entries == nil {
 		return nil, errors.New("the repository's index.yaml is not an index of charts")
@@ -219,7 +220,7 @@ func (r *httpRepository) get(ctx context.Context, address string, header http.He
 		request.Header.Set(name, header.Get(name))
 	}
 	request.Header.Set("User-Agent", "towline")
-	if r.login.Username != "" && (r.login.PassCredentialsAll || r.isOwnHost(request.URL)) {
+	if r.login.Username != "" && (r.login.PassCredentialsAll && r.login.isAllowed(request.URL) || r.isOwnHost(request.URL)) {
 		request.SetBasicAuth(r.login.Username, r.login.Password)
 	}
 	response, err := r.client.Do(request)
@@ -230,7 +231,7 @@ func (r *httpRepository) get(ctx context.Context, address string, header http.He
 		return response, nil
 	}
 	response.Body.Close()
-	return nil, fmt.Errorf("get %s: %w", redacted(address), &responseError{code: response.StatusCode, status: response.Status})
+	return nil, fmt.Errorf("get %s: %w", redacted(address), statusTextError(response.StatusCode))
 }
 
 // responseError is a response with an unexpected status.

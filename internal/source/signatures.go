@@ -18,7 +18,6 @@ import (
 	protocommon "github.com/sigstore/protobuf-specs/gen/pb-go/common/v1"
 	protorekor "github.com/sigstore/protobuf-specs/gen/pb-go/rekor/v1"
 	"github.com/sigstore/sigstore-go/pkg/bundle"
-	"oras.land/oras-go/v2/errdef"
 	"oras.land/oras-go/v2/registry/remote"
 )
 
@@ -48,7 +47,7 @@ func (r *ociRegistry) legacySignatures(
 		return nil, nil, err
 	}
 	manifest, err := readManifest(ctx, opened, strings.ReplaceAll(at.digest, ":", "-")+".sig")
-	if errors.Is(err, errdef.ErrNotFound) {
+	if errors.Is(err, ErrNotFound) {
 		return nil, nil, nil
 	}
 	if err != nil {
@@ -134,7 +133,7 @@ func listSignatureReferrers(
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list the signatures of %s: %w", opened.Reference.Repository, stableError(err))
+		return nil, fmt.Errorf("list the signatures of %s: %w", opened.Reference.Repository, registryError(err))
 	}
 	return referrers, nil
 }

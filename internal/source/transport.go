@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/towline/towline/internal/egress"
 	"github.com/towline/towline/internal/phase"
 )
 
@@ -28,7 +29,7 @@ const (
 )
 
 // newTransport returns a transport for one fetch; the caller closes its idle connections.
-func newTransport(login Login) (*http.Transport, error) {
+func newTransport(login Login, policy *egress.Policy) (*http.Transport, error) {
 	config := &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		// A profile can set it for one repository.
@@ -40,14 +41,14 @@ func newTransport(login Login) (*http.Transport, error) {
 			return nil, phase.Invalidf("the repository's CA is not PEM")
 		}
 	}
-	return &http.Transport{
-		Proxy:                 http.ProxyFromEnvironment,
-		DialContext:           (&net.Dialer{Timeout: dialTimeout}).DialContext,
+	transport := &http.Transport{
 		TLSClientConfig:       config,
 		TLSHandshakeTimeout:   dialTimeout,
 		ResponseHeaderTimeout: headerTimeout,
 		ForceAttemptHTTP2:     true,
-	}, nil
+	}
+	policy.Limit(transport, &net.Dialer{Timeout: dialTimeout})
+	return transport, nil
 }
 
 // readAtMost reads all of r, which must not have more than limit bytes.

@@ -393,7 +393,7 @@ func (s *optionStory) passesCredentials() {
 apiVersion: v1
 kind: Secret
 metadata: {namespace: fleet, name: %s}
-type: kubernetes.io/basic-auth
+type: addons.projectsveltos.io/cluster-profile
 stringData: {username: story, password: teller}
 `, s.login))
 	w := *s.world

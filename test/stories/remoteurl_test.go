@@ -99,7 +99,7 @@ func ca(server *httptest.Server) string {
 // secret makes a Secret in the namespace default on the hub.
 func (w *world) secret(name string, data map[string]string) {
 	w.t.Helper()
-	text := "apiVersion: v1\nkind: Secret\nmetadata: {namespace: default, name: " + name + "}\nstringData:\n"
+	text := "apiVersion: v1\nkind: Secret\nmetadata: {namespace: default, name: " + name + "}\ntype: addons.projectsveltos.io/cluster-profile\nstringData:\n"
 	for key, value := range data {
 		text += fmt.Sprintf("  %s: %q\n", key, value)
 	}

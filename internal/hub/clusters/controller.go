@@ -61,6 +61,8 @@ type Controller struct {
 	Hub client.Client
 	// Shard is the part of the fleet that this hub manages.
 	Shard fleet.Shard
+	// LimitConfig limits the connections of a configuration for a push member. It may be nil.
+	LimitConfig func(config *rest.Config) error
 	// MemberConfig returns the configuration for requests to a push member.
 	MemberConfig func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// Forget drops all cached state of the member "namespace/name". It is called when the member is deleted or belongs

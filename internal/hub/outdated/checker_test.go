@@ -206,7 +206,7 @@ func TestCheckReportsOutdatedCharts(t *testing.T) {
 	open, repositoryURL := w.serve("", "0.1.0", "0.2.0", "1.0.0-rc.1")
 	guarded, guardedURL := w.serve("me:s3cret", "0.1.0", "0.3.0")
 	w.must(w.Create(t.Context(), &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "login"}, StringData: map[string]string{"username": "me", "password": "s3cret"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "login"}, Type: libv1beta1.ProfileSecretType, StringData: map[string]string{"username": "me", "password": "s3cret"},
 	}))
 	secret := hello(guardedURL, "0.1.0")
 	secret.RegistryCredentialsConfig = &configv1beta1.RegistryCredentialsConfig{Credentials: &corev1.SecretReference{Name: "login"}}

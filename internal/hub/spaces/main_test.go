@@ -103,7 +103,7 @@ func (w *testEnv) run() error {
 	if err != nil {
 		return err
 	}
-	members := fleet.NewClients(w.hubClient, w.hub.Config, identity.Wrap)
+	members := fleet.NewClients(w.hubClient, w.hub.Config, identity.Wrap, nil)
 	hubClock := fastClock{time.Now()}
 	c := &spaces.Controller{
 		Heartbeats: &heartbeats.Monitor{Clock: hubClock},

@@ -1,0 +1,176 @@
+// Package egress limits the hosts and networks to which the hub connects for users.
+//
+// Users choose addresses: of charts, files and repositories, of API servers and of their proxies. The hub connects to
+// them from its own place in the network. Without a limit, a user could reach the services beside the hub, such as the
+// metadata service of a cloud, which gives credentials to everyone who asks from there.
+//
+// A Policy is checked when a connection is made: the name before the name server is asked, and the address after that.
+// So it also holds for redirects, and for names that resolve to denied addresses.
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// ErrDenied is wrapped by the errors of connections that a Policy denies.
+var ErrDenied = errors.New("the hub does not connect to this address")
+
+// Policy decides to which hosts and networks the hub connects. A nil Policy allows everything.
+type Policy struct {
+	hosts  []string
+	denied []netip.Prefix
+	// proxies are the addresses of the proxies in the environment of the process, which its operator has chosen.
+	proxies []string
+}
+
+// New returns a Policy that allows connections to allowedHosts, where *.example.com stands for all hosts of a domain,
+// or to all hosts if there are none, unless they have an address in one of deniedNetworks, which are in CIDR notation.
+func New(allowedHosts, deniedNetworks []string) (*Policy, error) {
+	p := &Policy{proxies: environmentProxies()}
+	for _, host := range allowedHosts {
+		host = normalize(strings.TrimSpace(host))
+		if host == "" || strings.ContainsAny(strings.TrimPrefix(host, "*."), "*/ ") {
+			return nil, fmt.Errorf("allowed host %q is neither a host nor *.<domain>", host)
+		}
+		p.hosts = append(p.hosts, host)
+	}
+	for _, text := range deniedNetworks {
+		network, err := netip.ParsePrefix(strings.TrimSpace(text))
+		if err != nil {
+			return nil, fmt.Errorf("denied network %q is not in CIDR notation, such as 10.0.0.0/8", text)
+		}
+		p.denied = append(p.denied, network.Masked())
+	}
+	return p, nil
+}
+
+// Default returns the Policy for DefaultDenied.
+func Default() *Policy {
+	p := &Policy{proxies: environmentProxies()}
+	for _, text := range DefaultDenied() {
+		p.denied = append(p.denied, netip.MustParsePrefix(text))
+	}
+	return p
+}
+
+// DefaultDenied returns the networks that are denied by default: link-local addresses and the metadata services of
+// clouds; and in a pod also loopback addresses, which are those of the pod's own containers. A hub outside of a cluster
+// is often on the machine of its user, with everything else.
+func DefaultDenied() []string {
+	denied := []string{
+		"169.254.0.0/16", "fe80::/10", // link-local, and the metadata services of most clouds
+		"fd00:ec2::/32", "fd20:ce::/32", // AWS and Google Cloud over IPv6
+		"100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32", // Alibaba Cloud, Azure, Oracle Cloud
+	}
+	if os.Getenv("KUBERNETES_SERVICE_HOST") != "" {
+		denied = append(denied, "127.0.0.0/8", "::1/128", "0.0.0.0/8", "::/128")
+	}
+	return denied
+}
+
+// Limit makes a transport follow the policy. It keeps the proxy of the transport; the default is that of the
+// environment. The name server of a proxy in the environment resolves names, so their addresses are not checked then.
+func (p *Policy) Limit(transport *http.Transport, dialer *net.Dialer) {
+	proxy := transport.Proxy
+	if proxy == nil {
+		proxy = http.ProxyFromEnvironment
+	}
+	transport.Proxy = func(request *http.Request) (*url.URL, error) {
+		// With a proxy, the host of the request is not dialled.
+		if err := p.checkHost(request.URL.Hostname()); err != nil {
+			return nil, err
+		}
+		if address, err := netip.ParseAddr(request.URL.Hostname()); err == nil && p.isDenied(address) {
+			return nil, ErrDenied
+		}
+		return proxy(request)
+	}
+	transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		return p.Dial(ctx, dialer, network, address)
+	}
+}
+
+// Dial connects to an address with dialer, if the policy allows it.
+func (p *Policy) Dial(ctx context.Context, dialer *net.Dialer, network, address string) (net.Conn, error) {
+	if p == nil || slices.Contains(p.proxies, address) {
+		return dialer.DialContext(ctx, network, address)
+	}
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDenied, err)
+	}
+	if err := p.checkHost(host); err != nil {
+		return nil, err
+	}
+	limited := *dialer
+	limited.ControlContext = func(_ context.Context, _, resolved string, _ syscall.RawConn) error {
+		target, err := netip.ParseAddrPort(resolved)
+		if err != nil || p.isDenied(target.Addr()) {
+			return ErrDenied
+		}
+		return nil
+	}
+	return limited.DialContext(ctx, network, address)
+}
+
+func (p *Policy) checkHost(host string) error {
+	if p == nil || len(p.hosts) == 0 {
+		return nil
+	}
+	host = normalize(host)
+	for _, allowed := range p.hosts {
+		domain, isDomain := strings.CutPrefix(allowed, "*")
+		if host == allowed || isDomain && strings.HasSuffix(host, domain) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %s is not an allowed host", ErrDenied, host)
+}
+
+// isDenied also checks the IPv4 address in an IPv6 address that a gateway translates to it.
+func (p *Policy) isDenied(address netip.Addr) bool {
+	if p == nil {
+		return false
+	}
+	address = address.Unmap().WithZone("")
+	if translated := netip.MustParsePrefix("64:ff9b::/96"); translated.Contains(address) {
+		raw := address.As16()
+		if p.isDenied(netip.AddrFrom4([4]byte(raw[12:]))) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(p.denied, func(network netip.Prefix) bool { return network.Contains(address) })
+}
+
+func normalize(host string) string { return strings.TrimSuffix(strings.ToLower(host), ".") }
+
+// environmentProxies returns the proxies that http.ProxyFromEnvironment uses, as host:port.
+func environmentProxies() []string {
+	var proxies []string
+	for _, name := range []string{"HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"} {
+		text := os.Getenv(name)
+		if text != "" && !strings.Contains(text, "://") {
+			text = "http://" + text
+		}
+		proxy, err := url.Parse(text)
+		if err != nil || proxy.Host == "" {
+			continue
+		}
+		port := proxy.Port()
+		if port == "" {
+			port = map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}[proxy.Scheme]
+		}
+		proxies = append(proxies, net.JoinHostPort(proxy.Hostname(), port))
+	}
+	return proxies
+}

@@ -1,0 +1,94 @@
+package fleet
+
+import (
+	"bytes"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
+)
+
+// The values of client-go. Its transport supports neither a limit of the addresses nor proxy headers.
+const (
+	dialTimeout      = 30 * time.Second
+	handshakeTimeout = 10 * time.Second
+	maxIdlePerHost   = 25
+)
+
+// maxStatus limits the body of a response with an error. API servers send less than a KiB.
+const maxStatus = 1 << 20
+
+// Limit applies the limits for connections to members to config, and sets a transport in it, which all copies of config
+// share.
+func (c *Clients) Limit(config *rest.Config) error { return c.setTransport(config, nil) }
+
+// setTransport is Limit with headers for the proxy of config. client-go supports neither, and would create a transport
+// per client for a config with a dialer.
+func (c *Clients) setTransport(config *rest.Config, proxyHeader http.Header) error {
+	tlsConfig, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return fmt.Errorf("load the certificates for the member: %w", err)
+	}
+	if tlsConfig == nil {
+		tlsConfig = &tls.Config{MinVersion: tls.VersionTLS12}
+	}
+	transport := &http.Transport{
+		Proxy:               config.Proxy,
+		ProxyConnectHeader:  proxyHeader,
+		TLSClientConfig:     tlsConfig,
+		TLSHandshakeTimeout: handshakeTimeout,
+		MaxIdleConnsPerHost: maxIdlePerHost,
+	}
+	c.egress.Limit(transport, &net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout})
+	config.TLSClientConfig, config.Proxy = rest.TLSClientConfig{}, nil
+	config.Transport = statusTransport{utilnet.SetTransportDefaults(transport)}
+	return nil
+}
+
+// statusTransport removes the body of a response with an error that is not from an API server. client-go would make it
+// a part of the error, which the hub writes to the status of the cluster: so a user could read responses of a server
+// that is not meant for users, as if it was his cluster.
+type statusTransport struct{ *http.Transport }
+
+// RoundTrip implements http.RoundTripper.
+func (t statusTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := t.Transport.RoundTrip(request)
+	if err != nil || response.StatusCode < http.StatusBadRequest {
+		return response, err
+	}
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxStatus))
+	response.Body.Close()
+	if err != nil {
+		return nil, err
+	}
+	if !isStatus(body) && !isHealth(request) {
+		body = nil
+	}
+	response.Body, response.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	return response, nil
+}
+
+// WrappedRoundTripper returns the wrapped transport, as client-go's transport utilities expect.
+func (t statusTransport) WrappedRoundTripper() http.RoundTripper { return t.Transport }
+
+// isStatus returns whether the body of a response is a Status of Kubernetes, in JSON or in Protobuf.
+func isStatus(body []byte) bool {
+	var kind struct{ Kind, APIVersion string }
+	if json.Unmarshal(body, &kind) == nil {
+		return kind.Kind == "Status" && kind.APIVersion == "v1"
+	}
+	return bytes.HasPrefix(body, []byte("k8s\x00"))
+}
+
+// isHealth returns whether a request is for the health of an API server, which is text. survey reports only the names
+// of checks in it.
+func isHealth(request *http.Request) bool {
+	return strings.HasSuffix(request.URL.Path, "/readyz") || strings.HasSuffix(request.URL.Path, "/healthz")
+}

@@ -1,0 +1,152 @@
+package attacks
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+)
+
+// internalText is the response of a server that is not meant for users.
+const internalText = "internal-secret"
+
+// TestServerSideRequestForgery: the author of a Profile wants the hub to request addresses of its own surroundings, and
+// to show him the responses. The hub of the tests denies 127.0.0.3, which stands for them.
+func TestServerSideRequestForgery(t *testing.T) {
+	w := newWorld(t)
+	tenant := w.tenant()
+	w.pullCluster(tenant, "mine")
+	var reached atomic.Int32
+	denied := w.serveAt(deniedAddress, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
+	redirecting := w.listen(func(rw http.ResponseWriter, r *http.Request) {
+		http.Redirect(rw, r, denied.URL+"/metadata", http.StatusFound)
+	})
+	host := strings.TrimPrefix(denied.URL, "http://")
+	for name, address := range map[string]string{
+		"metadata": "http://169.254.169.254/latest", "in-v6": "http://[::ffff:169.254.169.254]/latest", "direct": denied.URL, "redirect": redirecting.URL,
+	} {
+		w.profile(tenant, "chart-"+name, chartFrom(address, ""))
+		w.profile(tenant, "file-"+name, remoteFrom(address, ""))
+		w.failure("chart-"+name, saying("does not connect to this address"))
+		w.failure("file-"+name, saying("does not connect to this address"))
+	}
+	for name, address := range map[string]string{"git": "git+http://" + host + "/x.git", "ssh": "git+http://" + host, "oci": "oci://" + host + "/x:1"} {
+		w.profile(tenant, "remote-"+name, remoteFrom(address, ""))
+		w.failure("remote-"+name, saying("does not connect to this address"))
+	}
+	if n := reached.Load(); n > 0 {
+		t.Errorf("the denied server got %d requests", n)
+	}
+}
+
+// TestResponsesAreNotRepeated: a server that users cannot reach is allowed for the hub. Its responses are not in a
+// status.
+func TestResponsesAreNotRepeated(t *testing.T) {
+	w := newWorld(t)
+	tenant := w.tenant()
+	w.pullCluster(tenant, "mine")
+	for name, handler := range map[string]http.HandlerFunc{
+		"text": func(rw http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(rw, internalText) },
+		"yaml": func(rw http.ResponseWriter, _ *http.Request) {
+			_, _ = fmt.Fprintf(rw, "entries: {%q: %q}\n", internalText, internalText)
+		},
+		"error": func(rw http.ResponseWriter, _ *http.Request) {
+			http.Error(rw, `{"errors":[{"code":"DENIED","message":"`+internalText+`"}]}`, http.StatusForbidden)
+		},
+	} {
+		server := w.listen(handler)
+		host := strings.TrimPrefix(server.URL, "http://")
+		w.profile(tenant, name+"-chart", chartFrom(server.URL, ""))
+		w.profile(tenant, name+"-registry", chartFrom("oci://"+host, ""))
+		w.profile(tenant, name+"-file", remoteFrom(server.URL+"/x.yaml", ""))
+		for _, kind := range []string{"chart", "registry", "file"} {
+			if message := w.failure(name+"-"+kind, nil); strings.Contains(message, internalText) {
+				t.Errorf("%s %s: the status has the response: %s", name, kind, message)
+			}
+		}
+	}
+}
+
+// TestEndpointsOfClusters: whoever may create SveltosClusters and their Secrets wants the hub to request addresses as
+// if they were API servers.
+func TestEndpointsOfClusters(t *testing.T) {
+	w := newWorld(t)
+	var reached atomic.Int32
+	denied := w.serveAt(deniedAddress, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
+	internal := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("Content-Type", "application/json")
+		rw.WriteHeader(http.StatusInternalServerError)
+		_, _ = fmt.Fprintf(rw, `{"error": %q}`, internalText)
+	}))
+	t.Cleanup(internal.Close)
+	ca := certificateOf(internal)
+	for name, test := range map[string]struct {
+		cluster clientcmdapi.Cluster
+		want    string
+	}{
+		"plain":         {clientcmdapi.Cluster{Server: denied.URL}, "its server is not an https address"},
+		"no-scheme":     {clientcmdapi.Cluster{Server: strings.TrimPrefix(denied.URL, "http://")}, "its server is not an https address"},
+		"denied":        {clientcmdapi.Cluster{Server: strings.Replace(denied.URL, "http", "https", 1)}, "does not connect to this address"},
+		"metadata":      {clientcmdapi.Cluster{Server: "https://169.254.169.254"}, "does not connect to this address"},
+		"by-a-proxy":    {clientcmdapi.Cluster{Server: "https://example.com", ProxyURL: denied.URL}, "does not connect to this address"},
+		"their-service": {clientcmdapi.Cluster{Server: internal.URL, CertificateAuthorityData: ca}, "an error on the server"},
+	} {
+		cluster := w.pushCluster(name, test.cluster)
+		var message string
+		w.eventually("cluster "+name+" fails", func() error {
+			if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
+				return err
+			}
+			if message = cluster.Status.FailureMessage; !strings.Contains(message, test.want) {
+				return fmt.Errorf("its message is %q, want %q", message, test.want)
+			}
+			return nil
+		})
+		if strings.Contains(message, internalText) {
+			t.Errorf("%s: the status has the response: %s", name, message)
+		}
+	}
+	if n := reached.Load(); n > 0 {
+		t.Errorf("the denied server got %d requests", n)
+	}
+}
+
+// pushCluster creates a cluster in push mode with a kubeconfig.
+func (w *world) pushCluster(name string, server clientcmdapi.Cluster) *libv1beta1.SveltosCluster {
+	w.Helper()
+	raw, err := clientcmd.Write(clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{"c": &server}, AuthInfos: map[string]*clientcmdapi.AuthInfo{"c": {Token: "t"}},
+		Contexts: map[string]*clientcmdapi.Context{"c": {Cluster: "c", AuthInfo: "c"}}, CurrentContext: "c",
+	})
+	w.must(err)
+	w.must(w.Create(w.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name + "-sveltos-kubeconfig"}, Data: map[string][]byte{"kubeconfig": raw},
+	}))
+	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
+	w.must(w.Create(w.Context(), cluster))
+	return cluster
+}
+
+// serveAt starts a server at an address.
+func (w *world) serveAt(address string, handler http.HandlerFunc) *httptest.Server {
+	w.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(w.Context(), "tcp", net.JoinHostPort(address, "0"))
+	w.must(err)
+	server := httptest.NewUnstartedServer(handler)
+	server.Listener.Close()
+	server.Listener = listener
+	server.Start()
+	w.Cleanup(server.Close)
+	return server
+}

@@ -1,0 +1,275 @@
+package attacks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/cli"
+	"github.com/towline/towline/internal/cli/command"
+	"github.com/towline/towline/internal/egress"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// waitTimeout bounds every wait. It is loose: a slow machine must pass, a hang must fail.
+const waitTimeout = 2 * time.Minute
+
+// deniedAddress is an address to which the hub of the tests must not connect.
+const deniedAddress = "127.0.0.3"
+
+// TestMain is also the child process in which the hub expands templates.
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == "sandbox" {
+		os.Exit(cli.Run(context.Background(), []string{"towline", "sandbox"}, command.Streams{Out: os.Stdout, Err: os.Stderr}))
+	}
+	ctrl.SetLogger(logr.Discard())
+	m.Run()
+}
+
+// sharedHub starts the hub of all tests. It ends with the test binary.
+var sharedHub = sync.OnceValues(func() (*localkube.Plane, error) {
+	ctx := context.Background()
+	plane, err := localkube.Start(ctx, localkube.Options{Name: "hub"})
+	if err != nil {
+		return nil, err
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	policy, err := egress.New(nil, append(egress.DefaultDenied(), deniedAddress+"/32"))
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(hub.InstallCRDs(ctx, plane.Config), join.Guard(ctx, plane.Config)); err != nil {
+		return nil, err
+	}
+	go func() {
+		options := hub.Options{
+			Egress:         policy,
+			SandboxCommand: []string{program, "sandbox"},
+			// The tests report once for the agents of clusters in pull mode.
+			HeartbeatLimits: map[fleet.Type]time.Duration{fleet.TypeSveltos: time.Hour},
+		}
+		if err := hub.Run(ctx, plane.Config, options); err != nil {
+			panic(err)
+		}
+	}()
+	return plane, nil
+})
+
+// world is the hub as its administrator sees it, with a namespace for the test.
+type world struct {
+	testing.TB
+	client.Client
+	hub *localkube.Plane
+	ns  string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	t.Parallel()
+	plane, err := sharedHub()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &world{TB: t, hub: plane, ns: plane.Namespace(t, "tenant")}
+	w.Client = w.clientFor(plane.Config)
+	return w
+}
+
+func (w *world) clientFor(config *rest.Config) client.Client {
+	w.Helper()
+	c, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	w.must(err)
+	return c
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// eventually waits until check returns nil.
+func (w *world) eventually(what string, check func() error) {
+	w.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(w.Context(), 50*time.Millisecond, waitTimeout, true, func(context.Context) (bool, error) {
+		last = check()
+		return last == nil, nil
+	})
+	if err != nil {
+		w.Fatalf("%s: %v", what, last)
+	}
+}
+
+// tenant returns a client with all rights on Towline's kinds and on ConfigMaps in the namespace of the test.
+func (w *world) tenant() client.Client {
+	w.Helper()
+	return w.account("tenant",
+		rbacv1.PolicyRule{APIGroups: []string{configv1beta1.GroupVersion.Group, libv1beta1.GroupVersion.Group}, Resources: []string{"*"}, Verbs: []string{"*"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}})
+}
+
+// account returns a client with the token of a new ServiceAccount that has rights in the namespace of the test.
+func (w *world) account(name string, rules ...rbacv1.PolicyRule) client.Client {
+	w.Helper()
+	meta := metav1.ObjectMeta{Namespace: w.ns, Name: name}
+	account := &corev1.ServiceAccount{ObjectMeta: meta}
+	for _, obj := range []client.Object{
+		account,
+		&rbacv1.Role{ObjectMeta: meta, Rules: rules},
+		&rbacv1.RoleBinding{
+			ObjectMeta: meta, Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: w.ns, Name: name}},
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
+		},
+	} {
+		w.must(w.Create(w.Context(), obj))
+	}
+	request := &authenticationv1.TokenRequest{}
+	w.must(w.SubResource("token").Create(w.Context(), account, request))
+	config := rest.AnonymousClientConfig(w.hub.Config)
+	config.BearerToken = request.Status.Token
+	return w.clientFor(config)
+}
+
+// pullCluster has the tenant create a cluster in pull mode, and reports for its agent.
+func (w *world) pullCluster(tenant client.Client, name string) *libv1beta1.SveltosCluster {
+	w.Helper()
+	cluster := &libv1beta1.SveltosCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: w.labels()}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
+	}
+	w.must(tenant.Create(w.Context(), cluster))
+	w.eventually("heartbeat of "+name, func() error {
+		if err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
+			return err
+		}
+		lease := &coordinationv1.Lease{}
+		if err := w.Get(w.Context(), client.ObjectKey{Namespace: fleet.FromSveltosCluster(cluster).DeliveryNamespace, Name: name}, lease); err != nil {
+			return err
+		}
+		lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+		return w.Update(w.Context(), lease)
+	})
+	before := cluster.DeepCopy()
+	cluster.Status.Ready, cluster.Status.Version = true, "v1.34.0"
+	w.must(w.Status().Patch(w.Context(), cluster, client.MergeFrom(before)))
+	return cluster
+}
+
+// labels are the labels of the clusters of the test.
+func (w *world) labels() map[string]string { return map[string]string{"test": w.ns} }
+
+// profile has the tenant create a Profile for the clusters of the test.
+func (w *world) profile(tenant client.Client, name string, change func(*configv1beta1.ProfileSpec)) *configv1beta1.Profile {
+	w.Helper()
+	profile := &configv1beta1.Profile{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
+		Spec:       configv1beta1.ProfileSpec{ClusterSelector: metav1.LabelSelector{MatchLabels: w.labels()}},
+	}
+	change(&profile.Spec)
+	for i := range profile.Spec.HelmCharts {
+		profile.Spec.HelmCharts[i].ReleaseName = name
+	}
+	w.must(tenant.Create(w.Context(), profile))
+	return profile
+}
+
+// failure waits until a feature of a summary of the profile fails, and returns its message. isWanted may be nil.
+func (w *world) failure(profile string, isWanted func(message string) bool) string {
+	w.Helper()
+	var message string
+	w.eventually("profile "+profile+" fails", func() error {
+		summaries := &configv1beta1.ClusterSummaryList{}
+		if err := w.List(w.Context(), summaries, client.InNamespace(w.ns), client.MatchingLabels{configv1beta1.ProfileNameLabel: profile}); err != nil {
+			return err
+		}
+		var features []configv1beta1.FeatureSummary
+		for _, summary := range summaries.Items {
+			features = append(features, summary.Status.FeatureSummaries...)
+		}
+		at := slices.IndexFunc(features, func(f configv1beta1.FeatureSummary) bool {
+			return f.FailureMessage != "" && (isWanted == nil || isWanted(f.FailureMessage))
+		})
+		if at < 0 {
+			return fmt.Errorf("its features are %+v", features)
+		}
+		message = features[at].FailureMessage
+		return nil
+	})
+	return message
+}
+
+// wantText returns an error unless message has the text.
+func wantText(message, text string) error {
+	if !strings.Contains(message, text) {
+		return fmt.Errorf("the message is %q, want %q", message, text)
+	}
+	return nil
+}
+
+// saying returns a function for failure that wants all texts in the message.
+func saying(texts ...string) func(string) bool {
+	return func(message string) bool {
+		return !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(message, text) })
+	}
+}
+
+// listener is an attacker's server. It records the credentials of requests.
+type listener struct {
+	*httptest.Server
+
+	mu          sync.Mutex // guards the fields below
+	requests    int
+	credentials []string
+}
+
+// listen starts a server at an address, which responds with handler.
+func (w *world) listen(handler http.HandlerFunc) *listener {
+	w.Helper()
+	l := &listener{}
+	l.Server = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		l.mu.Lock()
+		l.requests++
+		if sent := r.Header.Get("Authorization"); sent != "" {
+			l.credentials = append(l.credentials, sent)
+		}
+		l.mu.Unlock()
+		handler(rw, r)
+	}))
+	w.Cleanup(l.Close)
+	return l
+}
+
+func (l *listener) sent() (requests int, credentials []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.requests, slices.Clone(l.credentials)
+}
