@@ -112,6 +112,10 @@ type Options struct {
 	// DriftExclusions are fields that are applied only to new objects: afterwards others may change them. A member that
 	// does not know the option calculates another digest, and refuses the bundle.
 	DriftExclusions []libv1beta1.DriftExclusion `json:"driftExclusions,omitempty"`
+	// ServiceAccount is the "namespace/name" of the ServiceAccount of the member as which objects are applied, "" for the
+	// engine's own identity. The engine's identity keeps the inventory, and deletes applied objects: a withdrawal must not
+	// fail because the ServiceAccount has lost its rights. Agents do not know the option.
+	ServiceAccount string `json:"serviceAccount,omitempty"`
 }
 
 // Withdrawal is the request to remove all objects of a bundle from a member.

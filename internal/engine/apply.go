@@ -32,7 +32,7 @@ func (p *applyRun) ensureNamespaces(ctx context.Context, decisions []decision) e
 	work.SetLimit(parallel)
 	for _, name := range p.missingNamespaces(decisions) {
 		work.Go(func() error {
-			err := p.engine.member.ensureNamespace(limited, name)
+			err := p.engine.member.ensureNamespace(withAccount(limited, p.bundle.Options.ServiceAccount), name)
 			if err == nil {
 				return nil
 			}
@@ -83,6 +83,7 @@ func (p *applyRun) applyTarget(ctx context.Context, v decision) (bundle.Action, 
 	if v.action == actionReject {
 		return bundle.Failed, v.err
 	}
+	ctx = withAccount(ctx, p.bundle.Options.ServiceAccount)
 	now, created, err := p.applyOne(ctx, v)
 	if err != nil {
 		if apierrors.IsNotFound(err) {

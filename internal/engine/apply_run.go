@@ -279,7 +279,7 @@ func (p *applyRun) save(ctx context.Context) error {
 	if p.saved.BundleDigest() != p.digest || !p.saved.HasContent() {
 		content = &p.bundle
 	}
-	saved, err := p.engine.store.Save(ctx, p.saved, p.next, content)
+	saved, err := p.engine.store.Save(withAccount(ctx, ""), p.saved, p.next, content)
 	if err != nil {
 		return err
 	}

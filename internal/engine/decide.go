@@ -175,6 +175,9 @@ func hasNotDrifted(existing *live, recorded inventory.Entry) bool {
 // another requestor: the cluster was registered again under another name. The latest delivery owns the object. Drift
 // correction takes nothing back.
 func isFromOtherRequestor(t *target, existing *live, requestedBy requester) bool {
+	if existing.OwnerScope().IsLocal() || requestedBy.ownerScope.IsLocal() {
+		return false // the hub deploys it for another cluster, which can exist as long as this one
+	}
 	if existing.Annotations[kube.AnnotationOwnerKind] != requestedBy.owner.Kind || existing.Annotations[kube.AnnotationOwnerName] != requestedBy.owner.Name ||
 		existing.Requestor() == "" || existing.Labels[kube.LabelReason] != requestedBy.id.Feature {
 		return false
@@ -212,6 +215,9 @@ func currentOwner(t *target, existing *live, owner bundle.Owner) (current string
 		current += fmt.Sprintf(" (%s)", bundle.Reference{
 			Kind: existing.Annotations[kube.AnnotationReferenceKind], Namespace: existing.Annotations[kube.AnnotationReferenceNS], Name: ref,
 		})
+	}
+	if existing.OwnerScope().IsLocal() {
+		current += " for " + existing.Requestor()
 	}
 	ours := parseTier(t.marks.annotations[kube.AnnotationReferenceTier])
 	return current, ours >= parseTier(existing.Annotations[kube.AnnotationReferenceTier])

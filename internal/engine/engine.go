@@ -100,6 +100,7 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 	if cfg.UserAgent == "" {
 		cfg.UserAgent = "towline-engine"
 	}
+	cfg.Wrap(newImpersonator)
 	cfg.Wrap(limitRequests(cmp.Or(opts.RequestLimit, requestLimit)))
 	member, core, err := connect(cfg)
 	if err != nil {

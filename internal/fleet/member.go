@@ -9,10 +9,12 @@ import (
 // Mode is the direction of the connections between hub and member.
 type Mode string
 
-// The two modes.
+// The modes.
 const (
 	Push Mode = "Push" // the hub connects to the member
 	Pull Mode = "Pull" // an agent in the member connects to the hub
+	// Local is the mode of Member.OnHub. No cluster object has it.
+	Local Mode = "Local"
 )
 
 // Type is the kind of a member, with the values of ClusterSummary's clusterType.
@@ -102,6 +104,13 @@ func (m Member) ID() ID { return ID{Type: m.Type, Namespace: m.Namespace, Name: 
 
 // Key returns "namespace/name", which is unique among members that are not refused.
 func (m Member) Key() string { return m.Namespace + "/" + m.Name }
+
+// OnHub returns m with the mode Local: the target of what is deployed for m to the cluster of the hub, which needs
+// neither an agent nor a connection to m.
+func (m Member) OnHub() Member {
+	m.Mode = Local
+	return m
+}
 
 // String returns "type namespace/name".
 func (i ID) String() string { return string(i.Type) + " " + i.Namespace + "/" + i.Name }

@@ -1,6 +1,8 @@
 package inventory
 
 import (
+	"strings"
+
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
 )
@@ -11,6 +13,15 @@ type OwnerScope struct {
 	// Hub identifies the hub, and Registration the object on it that declares the cluster.
 	Hub, Registration string
 }
+
+// LocalScope returns the OwnerScope of what the hub of a shard deploys to its own cluster for other clusters.
+func LocalScope(shard string) OwnerScope { return OwnerScope{Registration: localPrefix + shard} }
+
+// localPrefix begins the Registration of a LocalScope. The UID of an object has no slash.
+const localPrefix = "Local/"
+
+// IsLocal returns whether s is a LocalScope.
+func (s OwnerScope) IsLocal() bool { return strings.HasPrefix(s.Registration, localPrefix) }
 
 // Signature identifies the deployer of a bundle. An object that is marked for it has the same LiveMeta.Signature.
 func (s OwnerScope) Signature(id bundle.ID) string { return s.signatureOf(id.String()) }

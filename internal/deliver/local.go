@@ -1,0 +1,78 @@
+package deliver
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+)
+
+// LocalTransport is the Transport for fleet.Member.OnHub: it delivers bundles for members to the hub's cluster. One
+// engine has the bundles for all members. It has longer IDs, with the member in them, because clusters in different
+// namespaces have summaries of the same name. Callers see the IDs without the member.
+type LocalTransport struct {
+	// Push runs the engine for the cluster of the hub, whatever the member.
+	Push *PushTransport
+}
+
+var _ Transport = (*LocalTransport)(nil)
+
+// Deliver converges the hub to b. The engine records the digest of b with the ID that the caller knows.
+func (d *LocalTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (report bundle.Report, err error) {
+	known := b.ID
+	if b.KnownDigest, err = b.Digest(); err != nil {
+		return bundle.Report{ID: known, State: bundle.StatePending}, err
+	}
+	b.ID = LocalID(m.ID(), known)
+	report, err = d.Push.Deliver(ctx, m, b)
+	report.ID = known
+	return report, err
+}
+
+// Withdraw withdraws w from the hub.
+func (d *LocalTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+	w.ID = LocalID(m.ID(), w.ID)
+	return d.Push.Withdraw(ctx, m, w)
+}
+
+// FindDeployed returns the bundle id for m on the hub.
+func (d *LocalTransport) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+	found, ok, err := d.Push.FindDeployed(ctx, m, LocalID(m.ID(), id))
+	found.ID, found.Report.ID = id, id
+	return found, ok, err
+}
+
+// ListDeployed lists the bundles for m on the hub.
+func (d *LocalTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
+	all, err := d.Push.ListDeployed(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.Clone(all)
+	for i := range all {
+		cluster, id, ok := ParseLocalID(all[i].ID)
+		if !ok || cluster != m.ID() {
+			id = bundle.ID{}
+		}
+		all[i].ID, all[i].Report.ID = id, id
+	}
+	return slices.DeleteFunc(all, func(d bundle.Deployed) bool { return d.ID == bundle.ID{} }), nil
+}
+
+// LocalID returns the ID, in the engine for the cluster of the hub, of the bundle id for a cluster.
+func LocalID(cluster fleet.ID, id bundle.ID) bundle.ID {
+	id.RequestorName = strings.Join([]string{string(cluster.Type), cluster.Namespace, cluster.Name, id.RequestorName}, "/")
+	return id
+}
+
+// ParseLocalID is the reverse of LocalID; ok is false for another ID. None of the parts can have a slash.
+func ParseLocalID(local bundle.ID) (cluster fleet.ID, id bundle.ID, ok bool) {
+	parts := strings.Split(local.RequestorName, "/")
+	if len(parts) != 4 {
+		return fleet.ID{}, local, false
+	}
+	local.RequestorName = parts[3]
+	return fleet.ID{Type: fleet.Type(parts[0]), Namespace: parts[1], Name: parts[2]}, local, true
+}
