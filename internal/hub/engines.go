@@ -16,6 +16,8 @@ import (
 	"github.com/towline/towline/internal/engine"
 	"github.com/towline/towline/internal/fleet"
 	hubworks "github.com/towline/towline/internal/hub/works"
+	"github.com/towline/towline/internal/inventory"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
@@ -25,6 +27,9 @@ const changeBacklog = 1024
 // engines runs one engine per push member, from the first delivery until forget is called.
 type engines struct {
 	members *fleet.Clients
+	// self is the member for the engine of the hub's own cluster, and hub the configuration of a client for it.
+	self fleet.Member
+	hub  *rest.Config
 	// isServed returns whether this hub manages a member.
 	isServed func(context.Context, fleet.Member) (bool, error)
 	// recordDrift is called with the changes of an engine that has corrected drift.
@@ -65,11 +70,11 @@ func engineScopeOf(m fleet.Member) engineScope {
 	return engineScope{uid: m.UID, namespace: m.MemberNamespace, scope: m.Scope, hub: m.Hub}
 }
 
-func newEngines(members *fleet.Clients, isServed func(context.Context, fleet.Member) (bool, error),
+func newEngines(members *fleet.Clients, hub *rest.Config, shard fleet.Shard, isServed func(context.Context, fleet.Member) (bool, error),
 	recordDrift func(fleet.Member, bundle.ID, bundle.ChangeSet),
 ) *engines {
 	return &engines{
-		members: members, isServed: isServed, recordDrift: recordDrift,
+		members: members, self: newSelf(shard), hub: hub, isServed: isServed, recordDrift: recordDrift,
 		reportedSummaries: make(chan event.GenericEvent, changeBacklog), changedWorks: make(chan event.GenericEvent, changeBacklog),
 		stopped: make(chan struct{}), toRun: make(chan *memberEngine), byMember: map[string]*memberEngine{},
 	}
@@ -123,12 +128,41 @@ func (e *engines) forTransport(ctx context.Context, m fleet.Member) (deliver.Inv
 	return started, nil
 }
 
+// forLocal returns the engine for the hub's own cluster, for deliver.LocalTransport. Its inventories are separate from
+// those of the member that the hub registers for itself, and from those of the hubs of other shards.
+func (e *engines) forLocal(ctx context.Context, _ fleet.Member) (deliver.Inventory, error) {
+	started, err := e.engineFor(ctx, e.self)
+	if err != nil {
+		return nil, err
+	}
+	return localEngine{started}, nil
+}
+
+// newSelf returns the member for the engine of the hub's own cluster. No registered member has an empty namespace.
+func newSelf(shard fleet.Shard) fleet.Member {
+	return fleet.Member{Name: "hub", Mode: fleet.Local, MemberNamespace: kube.AgentNamespace, Scope: inventory.LocalScope(string(shard)).Registration}
+}
+
+// localEngine is the engine for the hub's own cluster.
+type localEngine struct{ *memberEngine }
+
+// ListDeployed returns the cached list if there is one: it is called for each cluster, and has the bundles for all.
+func (l localEngine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
+	if all, ok := l.engine.KnownDeployed(); ok {
+		return all, nil
+	}
+	return l.memberEngine.ListDeployed(ctx)
+}
+
 // engineFor returns the engine of a push member. It creates a new one if the credentials or the registration of the
 // member have changed.
 func (e *engines) engineFor(ctx context.Context, m fleet.Member) (*memberEngine, error) {
-	config, err := e.members.Config(ctx, m)
-	if err != nil {
-		return nil, err
+	config := e.hub
+	if m.Mode != fleet.Local {
+		var err error
+		if config, err = e.members.Config(ctx, m); err != nil {
+			return nil, err
+		}
 	}
 	started, isNew, err := e.getOrCreate(m, config)
 	if err != nil {
@@ -265,9 +299,20 @@ func (e *engines) remove(member string, r *memberEngine) bool {
 func (e *engines) onCorrect(m fleet.Member) func(bundle.ID, bundle.ChangeSet) {
 	return func(id bundle.ID, changes bundle.ChangeSet) {
 		if id.RequestorKind == configv1beta1.ClusterSummaryKind {
+			m, id = requestorOf(m, id)
 			e.recordDrift(m, id, changes)
 		}
 	}
+}
+
+// requestorOf returns the member for which the engine of m has a bundle, and the ID of the bundle for this member. They
+// are others only in the engine of the hub's own cluster.
+func requestorOf(m fleet.Member, id bundle.ID) (fleet.Member, bundle.ID) {
+	if m.Mode != fleet.Local {
+		return m, id
+	}
+	cluster, id, _ := deliver.ParseLocalID(id)
+	return fleet.Member{Type: cluster.Type, Namespace: cluster.Namespace, Name: cluster.Name}, id
 }
 
 // onReport returns the function that an engine calls when its report about a bundle changes. The function triggers a
@@ -278,7 +323,8 @@ func (e *engines) onReport(m fleet.Member, stopped <-chan struct{}) func(bundle.
 			e.onChange(m, stopped)(id)
 			return
 		}
-		summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: id.RequestorName}}
+		member, id := requestorOf(m, id)
+		summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: member.Namespace, Name: id.RequestorName}}
 		e.send(e.reportedSummaries, event.GenericEvent{Object: summary}, stopped)
 	}
 }

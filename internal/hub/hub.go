@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -217,7 +218,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		return err
 	}
 	h.members = fleet.NewClients(h.live, h.selfConfig(), identity.Wrap, h.opts.Egress)
-	h.engines = newEngines(h.members, h.isServed, h.metricsRecorder.recordDrift)
+	h.engines = newEngines(h.members, h.GetConfig(), h.opts.shard(), h.isServed, h.metricsRecorder.recordDrift)
 	if err := h.Add(h.engines); err != nil {
 		return fmt.Errorf("add the engines: %w", err)
 	}
@@ -256,7 +257,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		}).Setup(ctx, h),
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport, Configurations: configurations,
-			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck}, Wakeups: h.engines.reportedSummaries, UnreachableReason: h.unreachableReason(),
+			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck, fleet.Local: pushRecheck}, Wakeups: h.engines.reportedSummaries, UnreachableReason: h.unreachableReason(),
 			Resources: h.resources, Flux: h.newFluxWatcher(composer.Contents.Artifacts), Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&unclaimed.Controller{
@@ -356,8 +357,11 @@ func newClient(mgr ctrl.Manager, reads *client.CacheOptions) (client.Client, err
 
 // newTransport returns the transport that delivers by the mode of the member, and counts the operations.
 func (h *hub) newTransport(ctx context.Context) (deliver.Transport, error) {
+	local := &deliver.LocalTransport{Push: &deliver.PushTransport{Engines: h.engines.forLocal}}
 	if h.opts.Transports != nil {
-		return countingTransport{deliver.ByMode(h.opts.Transports), h.metricsRecorder.operations}, nil
+		transports := deliver.ByMode{fleet.Local: local}
+		maps.Copy(transports, h.opts.Transports)
+		return countingTransport{transports, h.metricsRecorder.operations}, nil
 	}
 	key, err := deliver.LoadOrCreateKey(ctx, h.live)
 	if err != nil {
@@ -374,7 +378,7 @@ func (h *hub) newTransport(ctx context.Context) (deliver.Transport, error) {
 	if err := h.Add(&deliver.GarbageCollector{Transport: pull, Grace: deliver.CollectorGrace, Clock: clock.RealClock{}}); err != nil {
 		return nil, fmt.Errorf("add the garbage collector: %w", err)
 	}
-	return countingTransport{deliver.ByMode{fleet.Push: &deliver.PushTransport{Engines: h.engines.forTransport}, fleet.Pull: pull}, h.metricsRecorder.operations}, nil
+	return countingTransport{deliver.ByMode{fleet.Push: &deliver.PushTransport{Engines: h.engines.forTransport}, fleet.Pull: pull, fleet.Local: local}, h.metricsRecorder.operations}, nil
 }
 
 func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, opts Options, pool *sandbox.Pool) (*summaries.Composer, error) {

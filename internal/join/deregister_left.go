@@ -34,8 +34,8 @@ func readDeployed(ctx context.Context, hub client.Client, r Request) ([]string, 
 	return ListDeployed(inventory.Status, func(string, string, libv1beta1.FeatureID) bool { return true }), nil
 }
 
-// ListDeployed describes the releases and objects in inventory of the features for which wanted returns true. It gets
-// the kind and the name of the profile.
+// ListDeployed describes the releases and objects in inventory of the features for which wanted returns true. It omits
+// objects on the hub. wanted gets the kind and the name of the profile.
 func ListDeployed(inventory configv1beta1.ClusterConfigurationStatus, wanted func(kind, profile string, feature libv1beta1.FeatureID) bool) []string {
 	var all []string
 	add := func(kind, profile string, features []configv1beta1.DeployedFeature) {
@@ -60,6 +60,9 @@ func deployedBy(feature configv1beta1.DeployedFeature) []string {
 		all = append(all, fmt.Sprintf("Helm release %s/%s", chart.Namespace, chart.ReleaseName))
 	}
 	for _, resource := range feature.Resources {
+		if resource.DeploymentType == libv1beta1.DeploymentTypeLocal {
+			continue
+		}
 		// The objects of a release go without saying.
 		if feature.FeatureID == libv1beta1.FeatureHelm && len(feature.Charts) > 0 {
 			break

@@ -31,16 +31,32 @@ func Unsupported(spec configv1beta1.ProfileSpec) []string {
 	return paths
 }
 
-// UnsupportedLabels is Unsupported for the labels of a profile. To deploy as a ServiceAccount is not supported yet: to
-// deploy as Towline instead would give the profile more rights than its author has.
-func UnsupportedLabels(labels map[string]string) []string {
+// UnsupportedLabels is Unsupported for the labels of a profile. To deploy to a member as a ServiceAccount is not
+// supported yet: to deploy as Towline instead would give the profile more rights than its author has. The labels are
+// supported if the profile has content with deploymentType Local only.
+func UnsupportedLabels(spec configv1beta1.ProfileSpec, labels map[string]string) []string {
 	var paths []string
+	if isOnlyLocal(spec) {
+		return nil
+	}
 	for _, label := range []string{libv1beta1.ServiceAccountNameLabel, libv1beta1.ServiceAccountNamespaceLabel} {
 		if labels[label] != "" {
 			paths = append(paths, fmt.Sprintf("metadata.labels[%s]", label))
 		}
 	}
 	return paths
+}
+
+// isOnlyLocal returns whether a profile has content, and none of it is for a member.
+func isOnlyLocal(spec configv1beta1.ProfileSpec) bool {
+	isLocal := true
+	for _, ref := range spec.PolicyRefs {
+		isLocal = isLocal && ref.DeploymentType == libv1beta1.DeploymentTypeLocal
+	}
+	for _, ref := range spec.KustomizationRefs {
+		isLocal = isLocal && ref.DeploymentType == libv1beta1.DeploymentTypeLocal
+	}
+	return isLocal && len(spec.HelmCharts) == 0 && len(spec.PolicyRefs)+len(spec.KustomizationRefs) > 0
 }
 
 // support is the support of one field.
@@ -86,7 +102,7 @@ func supportOf(pattern string, value any) support {
 	case !inItem:
 		return supportOfSpec(pattern, value)
 	case list == "policyRefs":
-		return supportOfPolicyRef(field, value)
+		return supportOfPolicyRef(field)
 	case list == "templateResourceRefs":
 		return supportOfResourceRef(field)
 	case list == "helmCharts":
@@ -95,7 +111,7 @@ func supportOf(pattern string, value any) support {
 		}
 		return supportOfHelmChart(field)
 	case list == "kustomizationRefs":
-		return supportOfKustomizationRef(field, value)
+		return supportOfKustomizationRef(field)
 	}
 	return unsupported
 }
@@ -115,26 +131,22 @@ func supportOfSpec(field string, value any) support {
 	return unsupported
 }
 
-func supportOfPolicyRef(field string, value any) support {
+func supportOfPolicyRef(field string) support {
 	switch field {
-	case "kind", "namespace", "name", "path", "optional", "tier", "skipNamespaceCreation", "force", "remoteURL":
+	case "kind", "namespace", "name", "path", "optional", "tier", "skipNamespaceCreation", "force", "remoteURL", "deploymentType":
 		return supported
-	case "deploymentType":
-		return supportedIf(value == string(libv1beta1.DeploymentTypeRemote))
 	}
 	return unsupported
 }
 
 // supportOfKustomizationRef returns the support of a field of a kustomizationRef. Both kinds of references have the
 // same sources.
-func supportOfKustomizationRef(field string, value any) support {
+func supportOfKustomizationRef(field string) support {
 	switch field {
 	case "path", "components", "targetNamespace", "values", "valuesFrom":
 		return supported
-	case "deploymentType":
-		return supportedIf(value == string(libv1beta1.DeploymentTypeRemote))
 	}
-	return supportOfPolicyRef(field, value)
+	return supportOfPolicyRef(field)
 }
 
 func supportOfResourceRef(field string) support {

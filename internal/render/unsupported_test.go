@@ -230,8 +230,6 @@ kustomizationRefs:
 		"spec.helmCharts[1].options.upgradeOptions.recreate",
 		"spec.helmCharts[1].options.upgradeOptions.resetThenReuseValues",
 		"spec.helmCharts[1].options.upgradeOptions.reuseValues",
-		"spec.kustomizationRefs[1].deploymentType",
-		"spec.policyRefs[0].deploymentType",
 		"spec.syncMode",
 	}
 	if diff := cmp.Diff(want, render.Unsupported(spec)); diff != "" {
@@ -271,8 +269,18 @@ helmCharts:
 
 func TestUnsupportedLabels(t *testing.T) {
 	t.Parallel()
-	got := render.UnsupportedLabels(map[string]string{"env": "test", "projectsveltos.io/serviceaccount-name": "tenant"})
+	got := render.UnsupportedLabels(configv1beta1.ProfileSpec{}, map[string]string{"env": "test", "projectsveltos.io/serviceaccount-name": "tenant"})
 	if want := []string{"metadata.labels[projectsveltos.io/serviceaccount-name]"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+	labels := map[string]string{"projectsveltos.io/serviceaccount-name": "tenant"}
+	local := configv1beta1.ProfileSpec{PolicyRefs: []libv1beta1.PolicyRef{{DeploymentType: libv1beta1.DeploymentTypeLocal}}}
+	if got := render.UnsupportedLabels(local, labels); len(got) != 0 {
+		t.Errorf("got %q for a profile with local content, want nothing", got)
+	}
+	both := local
+	both.KustomizationRefs = []configv1beta1.KustomizationRef{{}}
+	if got := render.UnsupportedLabels(both, labels); len(got) != 1 {
+		t.Errorf("got %q for a profile with content for members, too, want the label", got)
 	}
 }

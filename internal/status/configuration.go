@@ -12,8 +12,9 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// DeployedFeatureOf returns the entry of an applied bundle in a ClusterConfiguration: its objects and Helm releases.
-func DeployedFeatureOf(b bundle.Bundle, lastApplied *metav1.Time) configv1beta1.DeployedFeature {
+// DeployedFeatureOf returns the entry of an applied bundle in a ClusterConfiguration: its objects and Helm releases on
+// the cluster of the given type.
+func DeployedFeatureOf(b bundle.Bundle, lastApplied *metav1.Time, on libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
 	feature := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(b.ID.Feature)}
 	for _, item := range b.Items {
 		if item.Release != nil {
@@ -24,7 +25,7 @@ func DeployedFeatureOf(b bundle.Bundle, lastApplied *metav1.Time) configv1beta1.
 			gvk := obj.GroupVersionKind()
 			feature.Resources = append(feature.Resources, configv1beta1.DeployedResource{
 				Name: obj.GetName(), Namespace: obj.GetNamespace(), Group: gvk.Group, Kind: gvk.Kind, Version: gvk.Version,
-				LastAppliedTime: lastApplied, DeploymentType: libv1beta1.DeploymentTypeRemote,
+				LastAppliedTime: lastApplied, DeploymentType: on,
 			})
 		}
 	}
@@ -101,19 +102,49 @@ func FindDeployedFeature(s configv1beta1.ClusterConfigurationStatus, kind, profi
 	return features[i], true
 }
 
-// SetDeployedFeature returns a copy of old in which feature replaces the profile's former entry for the same feature. A
-// feature without resources and charts is removed, and so is a profile without features. Resources beyond maxInventory
-// are omitted. kind is ProfileKind or ClusterProfileKind. If nothing changes, the result is old itself: after a restart
-// every profile sets its entry again, and a copy for each of them would be quadratic.
-func SetDeployedFeature(old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature) configv1beta1.ClusterConfigurationStatus {
-	if existing, ok := FindDeployedFeature(old, kind, profile, feature.FeatureID); ok && equality.Semantic.DeepEqual(existing, feature) {
-		return old
+// SetDeployedFeature returns a copy of old in which feature replaces, in the profile's former entry for the same
+// feature, the resources on the cluster of the given type; Remote also replaces the charts. A feature without resources
+// and charts is removed, and so is a profile without features. Resources beyond maxInventory are omitted. kind is
+// ProfileKind or ClusterProfileKind. If nothing changes, the result is old itself: after a restart every profile sets
+// its entry again, and a copy for each of them would be quadratic.
+func SetDeployedFeature(
+	old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature, on libv1beta1.DeploymentType,
+) configv1beta1.ClusterConfigurationStatus {
+	if existing, ok := FindDeployedFeature(old, kind, profile, feature.FeatureID); ok {
+		if feature = withOtherResources(feature, existing, on); equality.Semantic.DeepEqual(existing, feature) {
+			return old
+		}
 	}
 	without := replaceFeature(old, kind, profile, configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
 	if len(feature.Resources) == 0 && len(feature.Charts) == 0 {
 		return without
 	}
 	return replaceFeature(without, kind, profile, truncateResources(feature, without))
+}
+
+// withOtherResources adds to feature the resources of existing on the cluster of the other type, and with Local the
+// charts. Resources of the type Remote are first.
+func withOtherResources(feature, existing configv1beta1.DeployedFeature, on libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
+	others := ResourcesOf(existing, libv1beta1.DeploymentTypeLocal)
+	if on != libv1beta1.DeploymentTypeLocal {
+		feature.Resources = append(slices.Clip(feature.Resources), others...)
+		return feature
+	}
+	feature.Resources = append(ResourcesOf(existing, libv1beta1.DeploymentTypeRemote), feature.Resources...)
+	feature.Charts = existing.Charts
+	return feature
+}
+
+// ResourcesOf returns the resources of a feature on the cluster of the given type.
+func ResourcesOf(feature configv1beta1.DeployedFeature, on libv1beta1.DeploymentType) []configv1beta1.DeployedResource {
+	isLocal := on == libv1beta1.DeploymentTypeLocal
+	var all []configv1beta1.DeployedResource
+	for _, resource := range feature.Resources {
+		if (resource.DeploymentType == libv1beta1.DeploymentTypeLocal) == isLocal {
+			all = append(all, resource)
+		}
+	}
+	return all
 }
 
 func replaceFeature(old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature) configv1beta1.ClusterConfigurationStatus {

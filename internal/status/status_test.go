@@ -233,15 +233,15 @@ func TestEventsTellASummaryWideMessageOnce(t *testing.T) {
 func TestInventory(t *testing.T) {
 	t.Parallel()
 	obj := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"name": "web", "namespace": "eu"}}}
-	resources := status.DeployedFeatureOf(bundle.Bundle{ID: bundle.ID{Feature: "Resources"}, Items: []bundle.Item{{Objects: []*unstructured.Unstructured{obj}}}}, noonAt)
+	resources := status.DeployedFeatureOf(bundle.Bundle{ID: bundle.ID{Feature: "Resources"}, Items: []bundle.Item{{Objects: []*unstructured.Unstructured{obj}}}}, noonAt, "Remote")
 	release := &bundle.Release{Name: "r", Namespace: "web", RepoURL: "https://charts.test", ChartVersion: "1.2.3", AppVersion: "9"}
-	charts := status.DeployedFeatureOf(bundle.Bundle{ID: bundle.ID{Feature: "Helm"}, Items: []bundle.Item{{Release: release, Objects: []*unstructured.Unstructured{obj}}, {Release: release}}}, noonAt)
+	charts := status.DeployedFeatureOf(bundle.Bundle{ID: bundle.ID{Feature: "Helm"}, Items: []bundle.Item{{Release: release, Objects: []*unstructured.Unstructured{obj}}, {Release: release}}}, noonAt, "Remote")
 
 	var s configv1beta1.ClusterConfigurationStatus
-	s = status.SetDeployedFeature(s, "ClusterProfile", "b", charts)
-	s = status.SetDeployedFeature(s, "ClusterProfile", "b", resources)
-	s = status.SetDeployedFeature(s, "ClusterProfile", "a", resources)
-	s = status.SetDeployedFeature(s, "Profile", "a", resources)
+	s = status.SetDeployedFeature(s, "ClusterProfile", "b", charts, "Remote")
+	s = status.SetDeployedFeature(s, "ClusterProfile", "b", resources, "Remote")
+	s = status.SetDeployedFeature(s, "ClusterProfile", "a", resources, "Remote")
+	s = status.SetDeployedFeature(s, "Profile", "a", resources, "Remote")
 	deployment := configv1beta1.DeployedFeature{FeatureID: "Resources", Resources: []configv1beta1.DeployedResource{{Name: "web", Namespace: "eu", Group: "apps", Kind: "Deployment", Version: "v1", LastAppliedTime: noonAt, DeploymentType: "Remote"}}}
 	want := configv1beta1.ClusterConfigurationStatus{
 		ClusterProfileResources: []configv1beta1.ClusterProfileResource{
@@ -257,7 +257,7 @@ func TestInventory(t *testing.T) {
 		if status.IsEmpty(s) {
 			t.Fatalf("empty before %v was taken out", gone)
 		}
-		s = status.SetDeployedFeature(s, gone.kind, gone.name, configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(gone.feature)})
+		s = status.SetDeployedFeature(s, gone.kind, gone.name, configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(gone.feature)}, "Remote")
 	}
 	if !status.IsEmpty(s) {
 		t.Errorf("Inventory() after all = %+v, want empty", s)
@@ -271,9 +271,9 @@ func TestInventoryHasLimits(t *testing.T) {
 		feature.Resources = append(feature.Resources, configv1beta1.DeployedResource{Name: strconv.Itoa(i), Kind: "ConfigMap", Version: "v1"})
 	}
 	var s configv1beta1.ClusterConfigurationStatus
-	s = status.SetDeployedFeature(s, "ClusterProfile", "a", feature)
-	s = status.SetDeployedFeature(s, "ClusterProfile", "a", feature)
-	s = status.SetDeployedFeature(s, "Profile", "b", feature)
+	s = status.SetDeployedFeature(s, "ClusterProfile", "a", feature, "Remote")
+	s = status.SetDeployedFeature(s, "ClusterProfile", "a", feature, "Remote")
+	s = status.SetDeployedFeature(s, "Profile", "b", feature, "Remote")
 	raw, err := json.Marshal(s)
 	if err != nil {
 		t.Fatal(err)

@@ -79,6 +79,9 @@ type ComposeRequest struct {
 	// finalizer, the values would not be deleted with the summary.
 	EnsureFinalizer func(ctx context.Context) error
 
+	// IsLocal is true if Summary has the content for the cluster of the hub, and not that for the member.
+	IsLocal bool
+
 	// changes are the changes of the profile to all rendered objects.
 	changes render.Changes
 }
@@ -183,7 +186,10 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	if !ok {
 		return Composition{}, withReason(status.ReasonUnsupported, phase.Invalidf("feature %s is not supported yet", feature))
 	}
-	var err error
+	account, err := r.account()
+	if err != nil {
+		return Composition{}, withReason(status.ReasonUnsupported, err)
+	}
 	if r.changes, err = c.loadChanges(ctx, r); err != nil {
 		return Composition{}, err
 	}
@@ -194,7 +200,7 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	if err != nil {
 		return Composition{}, err
 	}
-	if err := checkObjects(composed.items); err != nil {
+	if err := r.check(composed.items); err != nil {
 		return Composition{}, withReason(status.ReasonRender, err)
 	}
 	hideSecrets(composed.items, r.Subject)
@@ -208,6 +214,7 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 			ContinueOnError:    spec.ContinueOnError,
 			CorrectDrift:       spec.SyncMode != configv1beta1.SyncModeOneTime,
 			DriftExclusions:    spec.DriftExclusions,
+			ServiceAccount:     account,
 		},
 		SharedBy: r.SharedBy,
 		Hub:      c.HubUID,

@@ -28,15 +28,20 @@ import (
 
 // recordDeployed gives the deployed features to the writer of the ClusterConfiguration.
 func (c *Controller) recordDeployed(_ context.Context, s *state) error {
-	owner := metav1.GetControllerOf(s.summary)
-	if owner == nil {
-		return nil
+	if owner := metav1.GetControllerOf(s.summary); owner != nil {
+		c.recordOn(s, *owner)
+		c.recordOn(s.local, *owner)
 	}
+	return nil
+}
+
+// recordOn is recordDeployed for the features on the member or on the hub.
+func (c *Controller) recordOn(s *state, owner metav1.OwnerReference) {
 	var changes []configv1beta1.DeployedFeature
 	updated := status.ComputeStatus(s.summary.Status, s.result)
 	for _, composition := range s.compositions {
 		if feature := status.FeatureOf(updated, composition.Feature); feature.Status == libv1beta1.FeatureStatusProvisioned {
-			changes = append(changes, status.DeployedFeatureOf(composition.Bundle, feature.LastAppliedTime))
+			changes = append(changes, status.DeployedFeatureOf(composition.Bundle, feature.LastAppliedTime, s.deploymentType()))
 		}
 	}
 	for _, feature := range s.removedFeatures {
@@ -48,8 +53,7 @@ func (c *Controller) recordDeployed(_ context.Context, s *state) error {
 			changes = append(changes, configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
 		}
 	}
-	c.Configurations.Set(s.member, *owner, changes)
-	return nil
+	c.Configurations.Set(s.member, owner, changes)
 }
 
 const (
@@ -89,17 +93,19 @@ type pendingConfiguration struct {
 type deployedKey struct {
 	kind, profile string
 	feature       libv1beta1.FeatureID
+	on            libv1beta1.DeploymentType
 }
 
 type deployedChange struct {
 	owner   metav1.OwnerReference
 	feature configv1beta1.DeployedFeature
+	on      libv1beta1.DeploymentType
 }
 
 // applyTo returns the status with the changes.
 func (p pendingConfiguration) applyTo(current configv1beta1.ClusterConfigurationStatus) configv1beta1.ClusterConfigurationStatus {
 	for _, change := range p.sorted() {
-		current = status.SetDeployedFeature(current, change.owner.Kind, change.owner.Name, change.feature)
+		current = status.SetDeployedFeature(current, change.owner.Kind, change.owner.Name, change.feature, change.on)
 	}
 	return current
 }
@@ -107,7 +113,7 @@ func (p pendingConfiguration) applyTo(current configv1beta1.ClusterConfiguration
 // sorted returns the changes in a fixed order.
 func (p pendingConfiguration) sorted() []*deployedChange {
 	return slices.SortedFunc(maps.Values(p.changes), func(a, b *deployedChange) int {
-		return cmp.Or(cmp.Compare(a.owner.Kind, b.owner.Kind), cmp.Compare(a.owner.Name, b.owner.Name), cmp.Compare(a.feature.FeatureID, b.feature.FeatureID))
+		return cmp.Or(cmp.Compare(a.owner.Kind, b.owner.Kind), cmp.Compare(a.owner.Name, b.owner.Name), cmp.Compare(a.feature.FeatureID, b.feature.FeatureID), cmp.Compare(a.on, b.on))
 	})
 }
 
@@ -126,12 +132,12 @@ func ConfigurationKey(m fleet.Member) client.ObjectKey {
 }
 
 // Set replaces the entries of the profile owner for the features in changes. A feature without resources and charts is
-// removed.
+// removed. With Member.OnHub it replaces the resources on the cluster of the hub, otherwise those on the member.
 func (c *Configurations) Set(m fleet.Member, owner metav1.OwnerReference, changes []configv1beta1.DeployedFeature) {
 	if len(changes) == 0 {
 		return
 	}
-	key := ConfigurationKey(m)
+	key, on := ConfigurationKey(m), deploymentTypeOf(m.Mode)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.pending[key] == nil {
@@ -139,7 +145,7 @@ func (c *Configurations) Set(m fleet.Member, owner metav1.OwnerReference, change
 	}
 	c.pending[key].member = m
 	for _, change := range changes {
-		c.pending[key].changes[deployedKey{owner.Kind, owner.Name, change.FeatureID}] = &deployedChange{owner, change}
+		c.pending[key].changes[deployedKey{owner.Kind, owner.Name, change.FeatureID, on}] = &deployedChange{owner, change, on}
 	}
 	delay := time.Until(c.written[key].Add(configurationInterval))
 	if slices.ContainsFunc(changes, isRemoval) {

@@ -281,7 +281,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if !ok {
 		return reconcile.Result{}, nil
 	}
-	s := &state{summary: summary, cluster: cluster, member: member}
+	s := newState(summary, cluster, member)
 	defer func() { slot.Release(slowKeys(s, member)...) }()
 	return c.reconcileSummary(ctx, s)
 }
@@ -292,7 +292,9 @@ func (c *Controller) reconcileSummary(ctx context.Context, s *state) (reconcile.
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Summary, client.ObjectKeyFromObject(summary).String()))
 	steps := []phase.Step[*state]{
 		{Name: "check cluster", Run: c.checkCluster},
-		{Name: "check preconditions", Run: c.checkPreconditions},
+		{Name: "check suspension", Run: c.checkSuspended},
+		{Name: "withdraw from the hub", Run: c.withdrawLocal},
+		{Name: "check reachability", Run: c.checkReachable},
 		{Name: "find deployed", Run: c.findDeployed},
 		{Name: "compose", Run: c.compose},
 		{Name: "add finalizer", Run: c.addFinalizer},
@@ -305,7 +307,9 @@ func (c *Controller) reconcileSummary(ctx context.Context, s *state) (reconcile.
 	if !summary.DeletionTimestamp.IsZero() {
 		steps = []phase.Step[*state]{
 			{Name: "check cluster", Run: c.checkCluster},
-			{Name: "check preconditions", Run: c.checkPreconditions},
+			{Name: "check suspension", Run: c.checkSuspended},
+			{Name: "withdraw from the hub", Run: c.withdrawLocal},
+			{Name: "check reachability", Run: c.checkReachable},
 			{Name: "find deployed", Run: c.findDeployed},
 			{Name: "withdraw", Run: c.withdrawFeatures},
 			{Name: "record", Run: c.recordDeployed},
@@ -313,6 +317,7 @@ func (c *Controller) reconcileSummary(ctx context.Context, s *state) (reconcile.
 		}
 	}
 	outcome := phase.Run(ctx, s, steps)
+	s.mergeLocal()
 	err := c.report(ctx, s, outcome)
 	if err == nil && outcome.Kind == phase.Done {
 		err = c.removeFinalizer(ctx, s)

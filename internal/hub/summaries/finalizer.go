@@ -14,7 +14,7 @@ import (
 // addFinalizer adds the finalizer to the summary before the first delivery. A summary without the finalizer has neither
 // objects on the member nor generated values.
 func (c *Controller) addFinalizer(ctx context.Context, s *state) error {
-	if len(s.compositions) == 0 && len(s.deployed) == 0 {
+	if len(s.compositions)+len(s.local.compositions) == 0 && len(s.deployed)+len(s.local.deployed) == 0 {
 		return nil
 	}
 	return c.ensureFinalizer(ctx, s)
@@ -36,7 +36,7 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 
 // removeFinalizer removes the finalizer of a deleted summary after everything is withdrawn or abandoned.
 func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
-	if !s.isDeleting() || !s.withdrawn {
+	if !s.isDeleting() || !s.withdrawn || !s.local.withdrawn {
 		return nil
 	}
 	updated := s.summary.DeepCopy()

@@ -37,7 +37,7 @@ func (f *fluxCase) inputs(t *testing.T) string {
 	}}
 	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "web-one"}}
 	summary.Spec.ClusterProfileSpec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceGitRepository, Namespace: "flux", Name: "app", Path: f.path}}
-	s := &state{summary: summary, cluster: f.cluster, member: fleet.FromSveltosCluster(f.cluster)}
+	s := newState(summary, f.cluster, fleet.FromSveltosCluster(f.cluster))
 	s.member.Mode = fleet.Pull
 	inputs, err := c.inputsOf(t.Context(), s, ComposeRequest{Summary: summary, Subject: subjectOf(f.cluster, nil)}, libv1beta1.FeatureResources)
 	if err != nil {

@@ -198,7 +198,8 @@ func (c *Configurations) hasDeployed(ctx context.Context, m fleet.Member, owner 
 		return false // the bundle is built, and its objects are recorded
 	}
 	deployed, ok := status.FindDeployedFeature(configuration.Status, owner.Kind, owner.Name, feature.FeatureID)
-	return ok && len(deployed.Resources) > 0 && deployed.Resources[0].LastAppliedTime.Equal(feature.LastAppliedTime)
+	resources := status.ResourcesOf(deployed, libv1beta1.DeploymentTypeRemote)
+	return ok && len(resources) > 0 && resources[0].LastAppliedTime.Equal(feature.LastAppliedTime)
 }
 
 // CodeVersion returns the digest of the running program: the same program renders the same inputs equally.

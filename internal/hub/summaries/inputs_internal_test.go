@@ -95,7 +95,10 @@ func (r *restarts) Deliver(_ context.Context, _ fleet.Member, b bundle.Bundle) (
 	return r.deployed[b.ID].Report, err
 }
 
-func (r *restarts) FindDeployed(_ context.Context, _ fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+func (r *restarts) FindDeployed(_ context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+	if m.Mode == fleet.Local {
+		return bundle.Deployed{}, false, nil
+	}
 	deployed, ok := r.deployed[id]
 	return deployed, ok, nil
 }
@@ -114,7 +117,7 @@ func (r *restarts) reconcile() configv1beta1.FeatureSummary {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	if _, err := c.reconcileSummary(r.t.Context(), &state{summary: summary, cluster: cluster, member: member}); err != nil {
+	if _, err := c.reconcileSummary(r.t.Context(), newState(summary, cluster, member)); err != nil {
 		r.t.Logf("reconcile: %v", err)
 	}
 	if err := c.Configurations.writeAll(r.t.Context()); err != nil {

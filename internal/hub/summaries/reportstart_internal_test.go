@@ -27,7 +27,7 @@ func TestUnansweredLookupIsReportedOnce(t *testing.T) {
 	}
 	recorder := events.NewFakeRecorder(10)
 	c := &Controller{Hub: hub, Events: recorder, Clock: clock.RealClock{}, normalEvents: newEventLimiter()}
-	s := &state{summary: summary, member: fleet.Member{Type: fleet.TypeSveltos, Namespace: "fleet", Name: "one"}}
+	s := newState(summary, nil, fleet.Member{Type: fleet.TypeSveltos, Namespace: "fleet", Name: "one"})
 	for i, step := range []struct {
 		version string
 		digest  bundle.Digest

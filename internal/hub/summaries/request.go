@@ -23,7 +23,7 @@ import (
 
 // Unsupported returns the fields and labels of a summary that have no effect yet.
 func Unsupported(spec configv1beta1.ProfileSpec, labels map[string]string) []string {
-	fields := append(render.Unsupported(spec), render.UnsupportedLabels(labels)...)
+	fields := append(render.Unsupported(spec), render.UnsupportedLabels(spec, labels)...)
 	return append(fields, match.UnsupportedRefs(spec)...)
 }
 

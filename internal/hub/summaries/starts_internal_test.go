@@ -35,7 +35,7 @@ func TestQuickDeliveryIsOneStatusWrite(t *testing.T) {
 			t.Fatal(err)
 		}
 		summary.Spec.ClusterProfileSpec.SyncMode = syncMode
-		s := &state{summary: summary, member: fleet.Member{Type: fleet.TypeSveltos, Namespace: "fleet", Name: "one", Mode: mode}}
+		s := newState(summary, nil, fleet.Member{Type: fleet.TypeSveltos, Namespace: "fleet", Name: "one", Mode: mode})
 		s.addResult(status.FeatureResult{
 			Feature: libv1beta1.FeatureResources, Kind: status.Delivered, DesiredDigest: bundle.Digest{digest},
 			Report: bundle.Report{State: reported, Digest: bundle.Digest{digest}, Message: map[bundle.State]string{bundle.StateFailed: "no room"}[reported]},

@@ -64,8 +64,9 @@ func unreachableStatus(old libv1beta1.FeatureStatus, m fleet.Member) libv1beta1.
 // removingStatus returns the status of a feature that the hub (push) or the agent (pull) is withdrawing.
 func removingStatus(m fleet.Member) libv1beta1.FeatureStatus {
 	return map[fleet.Mode]libv1beta1.FeatureStatus{
-		fleet.Push: libv1beta1.FeatureStatusRemoving,
-		fleet.Pull: libv1beta1.FeatureStatusAgentRemoving,
+		fleet.Push:  libv1beta1.FeatureStatusRemoving,
+		fleet.Pull:  libv1beta1.FeatureStatusAgentRemoving,
+		fleet.Local: libv1beta1.FeatureStatusRemoving,
 	}[m.Mode]
 }
 

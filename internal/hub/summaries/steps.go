@@ -22,16 +22,12 @@ import (
 )
 
 const (
-	// maxWithdrawalInterval is the longest pause between two requests for the same withdrawal.
-	maxWithdrawalInterval = 30 * time.Second
 	// unverifiedInterval is the time until a chart without a signature is verified again. No watch reports a new
 	// signature.
 	unverifiedInterval = 5 * time.Minute
 	// unexpandedInterval is the time until the conflicts with a release are computed again whose name could not be
 	// expanded. It is longer than the time limit of a template.
 	unexpandedInterval = 30 * time.Second
-	// forcedTimeout bounds a withdrawal request to a member that is deregistered by force.
-	forcedTimeout = 20 * time.Second
 )
 
 // state is the data that the steps of one reconcile share.
@@ -57,6 +53,8 @@ type state struct {
 	isSilent, isEndless bool
 	// withdrawn is true if the finalizer of a deleted summary can be removed.
 	withdrawn bool
+	// local is the state of what the summary deploys to the cluster of the hub. It is nil in that state itself.
+	local *state
 }
 
 // requeueBefore makes the next reconcile begin within delay.
@@ -68,7 +66,10 @@ func (s *state) requeueBefore(delay time.Duration) {
 
 func (s *state) isDeleting() bool { return !s.summary.DeletionTimestamp.IsZero() }
 
-func (s *state) spec() configv1beta1.ProfileSpec { return s.summary.Spec.ClusterProfileSpec }
+// spec returns the spec with the content for the cluster of this state: the member or the hub.
+func (s *state) spec() configv1beta1.ProfileSpec {
+	return ContentFor(s.summary.Spec.ClusterProfileSpec, s.member.Mode)
+}
 
 func (s *state) addResult(featureResult status.FeatureResult) {
 	s.result.Features = append(s.result.Features, featureResult)
@@ -120,6 +121,9 @@ func (s *state) featuresToWithdraw() []libv1beta1.FeatureID {
 		}
 		_, deployed := s.deployed[feature]
 		reported := s.featureSummary(feature).Status
+		if s.isLocal() || s.local != nil && s.local.specHas(feature) && !s.specHas(feature) {
+			reported = libv1beta1.FeatureStatusRemoved // the status is that of the other cluster, or of both
+		}
 		mayBeDeployed := reported != "" || s.isDeleting() && s.specHas(feature)
 		if deployed || (mayBeDeployed && reported != libv1beta1.FeatureStatusRemoved) {
 			features = append(features, feature)
@@ -141,12 +145,12 @@ func (c *Controller) checkCluster(_ context.Context, s *state) error {
 // findDeployed reads the bundles of the summary that the member has.
 func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 	s.deployed = map[libv1beta1.FeatureID]bundle.Deployed{}
-	if s.cluster == nil {
+	if s.cluster == nil && !s.isLocal() {
 		return nil
 	}
 	for _, feature := range allFeatures() {
 		deployed, ok, err := c.Transport.FindDeployed(ctx, s.member, s.bundleID(feature))
-		if err != nil && s.isDeleting() && s.member.Forced {
+		if err != nil && s.isDeleting() && s.member.Forced && !s.isLocal() {
 			return nil // a deregistration by force does not wait for the member
 		}
 		if err != nil {
@@ -175,9 +179,9 @@ func (s *state) reportDeployedUnknown(err error) error {
 	return phase.Wait{Reason: err.Error()}
 }
 
-// checkPreconditions ends the reconcile if nothing may be delivered or withdrawn, for example because the cluster is
-// paused or unreachable. A pause does not stop the deregistration of a cluster.
-func (c *Controller) checkPreconditions(_ context.Context, s *state) error {
+// checkSuspended ends the reconcile if nothing may be delivered or withdrawn because of a pause, or if the profile has
+// an unsupported field. A pause does not stop the deregistration of a cluster.
+func (c *Controller) checkSuspended(_ context.Context, s *state) error {
 	if s.isDeleting() && (s.cluster == nil || s.member.Forced) {
 		return nil
 	}
@@ -189,8 +193,16 @@ func (c *Controller) checkPreconditions(_ context.Context, s *state) error {
 	if s.result.Suspended != "" {
 		return phase.Wait{Reason: s.result.Suspended}
 	}
-	if message := status.Unsupported(Unsupported(s.spec(), s.summary.Labels)); message != "" && !s.isDeleting() {
+	if message := status.Unsupported(Unsupported(s.summary.Spec.ClusterProfileSpec, s.summary.Labels)); message != "" && !s.isDeleting() {
 		return s.reportUnsupported(message)
+	}
+	return nil
+}
+
+// checkReachable ends the reconcile if the member is unreachable.
+func (c *Controller) checkReachable(_ context.Context, s *state) error {
+	if s.isDeleting() && (s.cluster == nil || s.member.Forced) {
+		return nil
 	}
 	if reason := unreachableReason(s.member); reason != "" {
 		s.reportUnreachable(reason)
@@ -220,7 +232,7 @@ func (s *state) pauseReason() string {
 func (s *state) reportUnsupported(message string) error {
 	err := errors.New(message)
 	s.result.Message = message
-	for _, feature := range s.wantedFeatures() {
+	for _, feature := range s.allWantedFeatures() {
 		s.addResult(status.FeatureResult{
 			Feature: feature, Kind: status.Failed, Err: err, Reason: status.ReasonUnsupported,
 			Status: libv1beta1.FeatureStatusFailedNonRetriable,
@@ -232,7 +244,7 @@ func (s *state) reportUnsupported(message string) error {
 // reportUnreachable adds a skipped result for each feature: the member cannot be reached.
 func (s *state) reportUnreachable(message string) {
 	s.result.Message = message
-	for _, feature := range append(s.wantedFeatures(), s.featuresToWithdraw()...) {
+	for _, feature := range append(s.allWantedFeatures(), s.featuresToWithdraw()...) {
 		s.addResult(status.FeatureResult{
 			Feature: feature, Kind: status.Skipped, Err: errors.New(message), Reason: status.ReasonNotReady,
 			Status: unreachableStatus(s.featureSummary(feature).Status, s.member),
@@ -249,12 +261,20 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	}
 	request.EnsureFinalizer = func(ctx context.Context) error { return c.ensureFinalizer(ctx, s) }
 	if request.Subject, err = c.loadResources(ctx, s.summary, request.Subject); err != nil {
-		return s.reportFailures(err)
+		return errors.Join(s.reportFailures(err), s.local.reportFailures(err))
 	}
 	references := append(c.Composer.References(request), generatedReferences(request)...)
 	if err := c.setReferences(ctx, client.ObjectKeyFromObject(s.summary), references, c.Composer.RemoteUses(request)); err != nil {
 		return err
 	}
+	if err := c.composeFeatures(ctx, s, request.forMode(s.member.Mode)); err != nil {
+		return err
+	}
+	return c.composeFeatures(ctx, s.local, request.forMode(fleet.Local))
+}
+
+// composeFeatures builds the bundles for the member or for the hub.
+func (c *Controller) composeFeatures(ctx context.Context, s *state, request ComposeRequest) error {
 	for _, feature := range s.wantedFeatures() {
 		if s.isOneTimeDone(feature) {
 			s.restoreOneTimeStatus(feature)
@@ -398,6 +418,13 @@ func (c *Controller) reportStart(ctx context.Context, s *state) error {
 // deliver delivers the bundles in order. The transport can return an error together with a report; a report with
 // StateFailed has the reason of the failure.
 func (c *Controller) deliver(ctx context.Context, s *state) error {
+	if err := c.deliverBundles(ctx, s); err != nil {
+		return err
+	}
+	return c.deliverBundles(ctx, s.local)
+}
+
+func (c *Controller) deliverBundles(ctx context.Context, s *state) error {
 	for _, composition := range s.compositions {
 		composition.Bundle.KeepObjects = s.hasNewerBundle(composition)
 		report, err := c.Transport.Deliver(ctx, s.member, composition.Bundle)
@@ -426,61 +453,10 @@ func (c *Controller) deliver(ctx context.Context, s *state) error {
 // hasNewerBundle returns whether a push member has another bundle than the one in the status, although the status is
 // Provisioned: the hub was restored from a backup. In pull mode the agent detects that.
 func (s *state) hasNewerBundle(c Composition) bool {
+	if s.isLocal() {
+		return false // a backup of the hub has its own objects, too
+	}
 	old, deployed := s.featureSummary(c.Feature), s.deployed[c.Feature]
 	return old.Status == libv1beta1.FeatureStatusProvisioned && bundle.DigestFromBytes(old.Hash) == c.Digest &&
 		deployed.Report.State == bundle.StateApplied && deployed.Report.Digest != c.Digest
-}
-
-// withdrawFeatures withdraws the features that are no longer wanted: all features if the summary is deleted.
-func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
-	reason, err := c.abandonReason(ctx, s)
-	if err != nil {
-		return err
-	}
-	if reason != "" {
-		return c.abandon(ctx, s, reason)
-	}
-	s.withdrawn = true
-	for _, feature := range s.featuresToWithdraw() {
-		w := bundle.Withdrawal{ID: s.bundleID(feature), Orphan: s.orphansObjects()}
-		done, err := c.withdraw(ctx, s.member, w)
-		if ctx.Err() != nil {
-			return fmt.Errorf("withdraw %s from %s: %w", w.ID, s.member.Key(), ctx.Err())
-		}
-		if done && err == nil {
-			s.addResult(status.FeatureResult{Feature: feature, Kind: status.Withdrawn})
-			s.removedFeatures = append(s.removedFeatures, feature)
-			continue
-		}
-		s.withdrawn = false
-		s.isSilent = s.isSilent || isTimeout(err)
-		s.retryErr = errors.Join(s.retryErr, err)
-		s.recheckAfter = c.withdrawalInterval(s)
-		featureResult := status.FeatureResult{Feature: feature, Kind: status.Withdrawing, Err: err, Status: removingStatus(s.member)}
-		if err != nil {
-			featureResult.Reason = status.ReasonDeliver
-		}
-		s.addResult(featureResult)
-	}
-	return nil
-}
-
-// withdraw withdraws a bundle. A deregistration by force limits the time, because the member possibly does not answer.
-func (c *Controller) withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
-	if m.Forced {
-		limitedCtx, cancel := context.WithTimeout(ctx, forcedTimeout)
-		defer cancel()
-		ctx = limitedCtx
-	}
-	return c.Transport.Withdraw(ctx, m, w)
-}
-
-// withdrawalInterval returns the pause until the withdrawal is requested again: a quarter of the time since the
-// deletion, between Recheck and maxWithdrawalInterval.
-func (c *Controller) withdrawalInterval(s *state) time.Duration {
-	minInterval := c.Recheck[s.member.Mode]
-	if minInterval == 0 || !s.isDeleting() {
-		return minInterval
-	}
-	return min(max(c.Clock.Since(s.summary.DeletionTimestamp.Time)/4, minInterval), maxWithdrawalInterval)
 }

@@ -3,7 +3,7 @@ package unclaimed
 import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
-	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/hub/summaries"
 )
 
 // decision is the result of decide for one bundle on a member.
@@ -32,7 +32,7 @@ const (
 
 // evidence has the facts about one bundle on a member. gatherEvidence collects them.
 type evidence struct {
-	deployed bundle.Deployed
+	deployed located
 	hubUID   string
 	// summary is the ClusterSummary named in the bundle's ID, nil if it does not exist.
 	summary *configv1beta1.ClusterSummary
@@ -79,6 +79,7 @@ func (e evidence) isDropped() bool {
 	if !e.summary.DeletionTimestamp.IsZero() || e.deployed.Requested || spec.SyncMode == configv1beta1.SyncModeOneTime {
 		return false
 	}
+	spec = summaries.ContentFor(spec, e.deployed.on.Mode)
 	return map[string]bool{
 		string(libv1beta1.FeatureResources): len(spec.PolicyRefs) == 0,
 		string(libv1beta1.FeatureHelm):      len(spec.HelmCharts) == 0,

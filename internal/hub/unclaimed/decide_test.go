@@ -8,6 +8,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
 )
 
 func TestDecide(t *testing.T) {
@@ -29,32 +30,39 @@ func TestDecide(t *testing.T) {
 	}{
 		"summary has the feature":                               {evidence{summary: summary("", libv1beta1.PolicyRef{})}, claimed},
 		"summary no longer has the feature":                     {evidence{summary: summary("")}, withdraw},
-		"summary no longer has the feature, bundle has a group": {evidence{summary: summary(""), deployed: requested}, claimed},
+		"summary no longer has the feature, bundle has a group": {evidence{summary: summary(""), deployed: located{Deployed: requested}}, claimed},
 		"summary no longer has the feature, OneTime":            {evidence{summary: summary(configv1beta1.SyncModeOneTime)}, claimed},
-		"summary is being deleted":                              {evidence{summary: deleted}, claimed},
-		"no evidence":                                           {evidence{profile: profileMissing}, keep},
-		"user requests withdrawal":                              {evidence{profile: profileMissing, withdrawRequested: true}, withdraw},
-		"user requests withdrawal, bundle of another hub":       {evidence{deployed: foreign, profile: profileMissing, withdrawRequested: true}, withdraw},
-		"withdrawal has started":                                {evidence{deployed: with(func(d *bundle.Deployed) { d.Removing = true }), profile: profileMissing}, withdraw},
-		"withdrawal by another hub has started":                 {evidence{deployed: with(func(d *bundle.Deployed) { d.Removing, d.Hub = true, "them" }), profile: profileMissing}, keep},
-		"profile is being deleted":                              {evidence{profile: profileDeleting}, withdraw},
-		"profile matches, no summary yet":                       {evidence{profile: profileMatches}, claimed},
-		"profile is paused":                                     {evidence{profile: profileUndecided}, claimed},
-		"another hub's profile has the same name":               {evidence{deployed: foreign, profile: profileUnmatched, isListed: true}, keep},
-		"profile no longer matches, pull mode":                  {evidence{deployed: requested, profile: profileUnmatched}, withdraw},
-		"profile no longer matches, push mode":                  {evidence{profile: profileUnmatched, isListed: true}, withdraw},
-		"profile no longer matches, unknown hub":                {evidence{deployed: unknown, profile: profileUnmatched, isListed: true}, withdraw},
-		"profile does not match, hub may be a backup":           {evidence{profile: profileUnmatched}, keep},
-		"deletion of profile and summary was seen":              {evidence{profile: profileMissing, seenDeleted: true}, withdraw},
-		"profile is missing, bundle has a group":                {evidence{deployed: requested, profile: profileMissing}, keep},
-		"profile is missing, bundle is listed":                  {evidence{profile: profileMissing, isListed: true}, keep},
+		"summary has the feature for the member only": {evidence{
+			summary: summary("", libv1beta1.PolicyRef{}), deployed: located{Deployed: resources, on: fleet.Member{Mode: fleet.Local}},
+		}, withdraw},
+		"summary has the feature for the hub": {evidence{
+			summary:  summary("", libv1beta1.PolicyRef{DeploymentType: libv1beta1.DeploymentTypeLocal}),
+			deployed: located{Deployed: resources, on: fleet.Member{Mode: fleet.Local}},
+		}, claimed},
+		"summary is being deleted":                        {evidence{summary: deleted}, claimed},
+		"no evidence":                                     {evidence{profile: profileMissing}, keep},
+		"user requests withdrawal":                        {evidence{profile: profileMissing, withdrawRequested: true}, withdraw},
+		"user requests withdrawal, bundle of another hub": {evidence{deployed: located{Deployed: foreign}, profile: profileMissing, withdrawRequested: true}, withdraw},
+		"withdrawal has started":                          {evidence{deployed: located{Deployed: with(func(d *bundle.Deployed) { d.Removing = true })}, profile: profileMissing}, withdraw},
+		"withdrawal by another hub has started":           {evidence{deployed: located{Deployed: with(func(d *bundle.Deployed) { d.Removing, d.Hub = true, "them" })}, profile: profileMissing}, keep},
+		"profile is being deleted":                        {evidence{profile: profileDeleting}, withdraw},
+		"profile matches, no summary yet":                 {evidence{profile: profileMatches}, claimed},
+		"profile is paused":                               {evidence{profile: profileUndecided}, claimed},
+		"another hub's profile has the same name":         {evidence{deployed: located{Deployed: foreign}, profile: profileUnmatched, isListed: true}, keep},
+		"profile no longer matches, pull mode":            {evidence{deployed: located{Deployed: requested}, profile: profileUnmatched}, withdraw},
+		"profile no longer matches, push mode":            {evidence{profile: profileUnmatched, isListed: true}, withdraw},
+		"profile no longer matches, unknown hub":          {evidence{deployed: located{Deployed: unknown}, profile: profileUnmatched, isListed: true}, withdraw},
+		"profile does not match, hub may be a backup":     {evidence{profile: profileUnmatched}, keep},
+		"deletion of profile and summary was seen":        {evidence{profile: profileMissing, seenDeleted: true}, withdraw},
+		"profile is missing, bundle has a group":          {evidence{deployed: located{Deployed: requested}, profile: profileMissing}, keep},
+		"profile is missing, bundle is listed":            {evidence{profile: profileMissing, isListed: true}, keep},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := tc.evidence
 			if e.deployed.ID.Feature == "" {
-				e.deployed = resources
+				e.deployed.Deployed = resources
 			}
 			e.hubUID = "us"
 			if got := decide(e); got != tc.want {

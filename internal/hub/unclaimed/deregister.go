@@ -24,6 +24,9 @@ type BundleWithdrawer struct {
 // complete: the caller calls Withdraw again. kept describes the bundles of other or unknown hubs, which stay. The
 // caller must check that m is reachable.
 func (r BundleWithdrawer) Withdraw(ctx context.Context, m fleet.Member) (pending, kept []string, err error) {
+	if pending, err = r.withdrawFromHub(ctx, m); err != nil || len(pending) > 0 {
+		return pending, nil, err
+	}
 	deployed, err := r.Transport.ListDeployed(ctx, m)
 	if err != nil {
 		return nil, nil, err
@@ -46,6 +49,24 @@ func (r BundleWithdrawer) Withdraw(ctx context.Context, m fleet.Member) (pending
 		}
 	}
 	return pending, kept, nil
+}
+
+// withdrawFromHub withdraws from the cluster of the hub every bundle for m.
+func (r BundleWithdrawer) withdrawFromHub(ctx context.Context, m fleet.Member) (pending []string, err error) {
+	deployed, err := r.Transport.ListDeployed(ctx, m.OnHub())
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range deployed {
+		done, err := r.Transport.Withdraw(ctx, m.OnHub(), bundle.Withdrawal{ID: d.ID, Orphan: m.KeepAddons})
+		if err != nil {
+			return pending, fmt.Errorf("withdraw %s from the hub: %w", d.ID, err)
+		}
+		if !done {
+			pending = append(pending, Describe(d)+" on the hub")
+		}
+	}
+	return pending, nil
 }
 
 // isFromThisHub returns whether this hub delivered a bundle. If the inventory does not name the hub, a group or an

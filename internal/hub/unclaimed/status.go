@@ -49,10 +49,10 @@ func (c *Controller) patchCondition(ctx context.Context, s *state) error {
 		}
 		return c.patchStatus(ctx, s, patched)
 	}
-	message := Message(s.member, s.kept)
-	isNew := before == nil || before.Message != message
+	text := message(s.member, s.kept)
+	isNew := before == nil || before.Message != text
 	if !meta.SetStatusCondition(conditions, metav1.Condition{
-		Type: libv1beta1.ConditionUnclaimedBundles, Status: metav1.ConditionTrue, Reason: reasonKept, Message: message,
+		Type: libv1beta1.ConditionUnclaimedBundles, Status: metav1.ConditionTrue, Reason: reasonKept, Message: text,
 		ObservedGeneration: patched.GetGeneration(),
 	}) {
 		return nil
@@ -61,7 +61,7 @@ func (c *Controller) patchCondition(ctx context.Context, s *state) error {
 		return err
 	}
 	if isNew {
-		c.Events.Eventf(patched, nil, corev1.EventTypeWarning, libv1beta1.ConditionUnclaimedBundles, "Keep", "%s", message)
+		c.Events.Eventf(patched, nil, corev1.EventTypeWarning, libv1beta1.ConditionUnclaimedBundles, "Keep", "%s", text)
 	}
 	return nil
 }
@@ -75,11 +75,15 @@ func (c *Controller) patchStatus(ctx context.Context, s *state, patched client.O
 	return nil
 }
 
-// Message returns the condition message: the bundles that are kept on m, and the command that withdraws them.
-func Message(m fleet.Member, kept []bundle.Deployed) string {
+// message returns the condition message: the bundles that are kept on m, and the command that withdraws them.
+func message(m fleet.Member, kept []located) string {
 	texts, names := make([]string, 0, len(kept)), []string{}
 	for _, d := range kept {
-		texts = append(texts, Describe(d))
+		text := Describe(d.Deployed)
+		if d.isOnHub() {
+			text += " on the hub"
+		}
+		texts = append(texts, text)
 		if !slices.Contains(names, d.ID.RequestorName) {
 			names = append(names, d.ID.RequestorName)
 		}

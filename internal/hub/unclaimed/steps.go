@@ -19,28 +19,46 @@ import (
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/internal/status"
 )
 
 // state is the data that the steps of one reconcile share.
 type state struct {
 	cluster client.Object
 	member  fleet.Member
-	// deployed are the bundles of ClusterSummaries on the cluster.
-	deployed []bundle.Deployed
+	// deployed are the bundles of ClusterSummaries on the cluster, and those for it on the hub.
+	deployed []located
 	// summaries has the summaries of the cluster in the cache by name.
 	summaries map[string]*configv1beta1.ClusterSummary
 	// kept are the bundles for which decide returned keep.
-	kept []bundle.Deployed
+	kept []located
 	// isWithdrawing is true if a withdrawal is not complete. withdrawnCount is the number of complete withdrawals.
 	isWithdrawing  bool
 	withdrawnCount int
 }
 
-// listBundles reads the bundles on the cluster.
+// located is a bundle with the cluster that has it: the member, or fleet.Member.OnHub.
+type located struct {
+	bundle.Deployed
+	on fleet.Member
+}
+
+func (l located) isOnHub() bool { return l.on.Mode == fleet.Local }
+
+// listBundles reads the bundles on the cluster, and those for it on the hub.
 func (c *Controller) listBundles(ctx context.Context, s *state) error {
-	deployed, err := c.Transport.ListDeployed(ctx, s.member)
-	s.deployed = slices.DeleteFunc(deployed, func(d bundle.Deployed) bool { return d.ID.RequestorKind != configv1beta1.ClusterSummaryKind })
-	return err
+	for _, on := range []fleet.Member{s.member, s.member.OnHub()} {
+		deployed, err := c.Transport.ListDeployed(ctx, on)
+		if err != nil {
+			return err
+		}
+		for _, d := range deployed {
+			if d.ID.RequestorKind == configv1beta1.ClusterSummaryKind {
+				s.deployed = append(s.deployed, located{Deployed: d, on: on})
+			}
+		}
+	}
+	return nil
 }
 
 // withdrawBundles calls decide for each bundle, and withdraws the bundles for which it returns withdraw.
@@ -62,7 +80,7 @@ func (c *Controller) withdrawBundles(ctx context.Context, s *state) error {
 		switch decide(e) {
 		case withdraw:
 			// The bundle is withdrawn before the next one is checked: the evidence can become stale.
-			err = c.withdraw(ctx, s, bundle.Withdrawal{ID: d.ID, Orphan: orphan || (d.Removing && d.Orphan)})
+			err = c.withdraw(ctx, s, d.on, bundle.Withdrawal{ID: d.ID, Orphan: orphan || (d.Removing && d.Orphan)})
 		case keep:
 			s.kept = append(s.kept, d)
 		case claimed:
@@ -108,7 +126,7 @@ func (c *Controller) gatherEvidence(ctx context.Context, s *state, e *evidence) 
 	namespace, name := splitName(owner)
 	e.seenDeleted = e.profile == profileMissing && c.wasDeletionSeen(deletion{owner.Kind, namespace, name}) &&
 		c.wasDeletionSeen(deletion{configv1beta1.ClusterSummaryKind, s.member.Namespace, e.deployed.ID.RequestorName})
-	e.isListed, err = isListed(ctx, c.Live, s.member, e.deployed)
+	e.isListed, err = isListed(ctx, c.Live, e.deployed.on, e.deployed.Deployed)
 	return spec != nil && spec.StopMatchingBehavior == configv1beta1.LeavePolicies, err
 }
 
@@ -176,13 +194,13 @@ func isListed(ctx context.Context, hub client.Reader, m fleet.Member, d bundle.D
 		return false, fmt.Errorf("read ClusterConfiguration of cluster %s: %w", m.Key(), err)
 	}
 	_, name := splitName(d.Owner)
-	features := listedFeatures(configuration.Status)[bundle.Owner{Kind: d.Owner.Kind, Name: name}]
+	features := listedFeatures(configuration.Status, m)[bundle.Owner{Kind: d.Owner.Kind, Name: name}]
 	return slices.ContainsFunc(features, func(f configv1beta1.DeployedFeature) bool { return string(f.FeatureID) == d.ID.Feature }), nil
 }
 
 // withdraw withdraws one bundle.
-func (c *Controller) withdraw(ctx context.Context, s *state, w bundle.Withdrawal) error {
-	done, err := c.Transport.Withdraw(ctx, s.member, w)
+func (c *Controller) withdraw(ctx context.Context, s *state, on fleet.Member, w bundle.Withdrawal) error {
+	done, err := c.Transport.Withdraw(ctx, on, w)
 	if err != nil {
 		return err
 	}
@@ -191,7 +209,7 @@ func (c *Controller) withdraw(ctx context.Context, s *state, w bundle.Withdrawal
 		return nil
 	}
 	s.withdrawnCount++
-	s.deployed = slices.DeleteFunc(s.deployed, func(d bundle.Deployed) bool { return d.ID == w.ID })
+	s.deployed = slices.DeleteFunc(s.deployed, func(d located) bool { return d.ID == w.ID && d.on.Mode == on.Mode })
 	log.FromContext(ctx).Info("withdrew a bundle without a summary", logkeys.Bundle, w.ID.String())
 	return nil
 }
@@ -209,35 +227,51 @@ func (c *Controller) deleteStaleEntries(ctx context.Context, s *state) error {
 			owners[bundle.Owner{Kind: owner.Kind, Name: owner.Name}] = true
 		}
 	}
-	for owner, features := range listedFeatures(configuration.Status) {
+	for _, on := range []fleet.Member{s.member, s.member.OnHub()} {
+		c.deleteStaleOn(s, on, configuration.Status, owners)
+	}
+	return nil
+}
+
+// deleteStaleOn is deleteStaleEntries for the member or the hub. owners are the profiles of the summaries.
+func (c *Controller) deleteStaleOn(s *state, on fleet.Member, listed configv1beta1.ClusterConfigurationStatus, owners map[bundle.Owner]bool) {
+	for owner, features := range listedFeatures(listed, on) {
 		staleFeatures := slices.DeleteFunc(features, func(feature configv1beta1.DeployedFeature) bool {
-			return owners[owner] || slices.ContainsFunc(s.deployed, func(d bundle.Deployed) bool {
+			return owners[owner] || slices.ContainsFunc(s.deployed, func(d located) bool {
 				_, name := splitName(d.Owner)
-				return d.Owner.Kind == owner.Kind && name == owner.Name && d.ID.Feature == string(feature.FeatureID)
+				return d.on.Mode == on.Mode && d.Owner.Kind == owner.Kind && name == owner.Name && d.ID.Feature == string(feature.FeatureID)
 			})
 		})
 		if len(staleFeatures) == 0 {
 			continue
 		}
 		reference := metav1.OwnerReference{APIVersion: configv1beta1.GroupVersion.String(), Kind: owner.Kind, Name: owner.Name}
-		c.Configurations.Set(s.member, reference, staleFeatures)
+		c.Configurations.Set(on, reference, staleFeatures)
 	}
-	return nil
 }
 
-// listedFeatures returns the IDs of the features in a ClusterConfiguration by profile.
-func listedFeatures(status configv1beta1.ClusterConfigurationStatus) map[bundle.Owner][]configv1beta1.DeployedFeature {
+// listedFeatures returns the IDs of the features in a ClusterConfiguration by profile. For fleet.Member.OnHub they are
+// those with objects on the hub, for the member all others.
+func listedFeatures(configuration configv1beta1.ClusterConfigurationStatus, on fleet.Member) map[bundle.Owner][]configv1beta1.DeployedFeature {
 	all := map[bundle.Owner][]configv1beta1.DeployedFeature{}
 	add := func(kind, name string, features []configv1beta1.DeployedFeature) {
 		for _, feature := range features {
+			onHub := len(status.ResourcesOf(feature, libv1beta1.DeploymentTypeLocal))
+			isOnlyOther := onHub == 0
+			if on.Mode != fleet.Local {
+				isOnlyOther = onHub > 0 && onHub == len(feature.Resources) && len(feature.Charts) == 0
+			}
+			if isOnlyOther {
+				continue
+			}
 			owner := bundle.Owner{Kind: kind, Name: name}
 			all[owner] = append(all[owner], configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
 		}
 	}
-	for _, profile := range status.ClusterProfileResources {
+	for _, profile := range configuration.ClusterProfileResources {
 		add(configv1beta1.ClusterProfileKind, profile.ClusterProfileName, profile.Features)
 	}
-	for _, profile := range status.ProfileResources {
+	for _, profile := range configuration.ProfileResources {
 		add(configv1beta1.ProfileKind, profile.ProfileName, profile.Features)
 	}
 	return all

@@ -1,0 +1,200 @@
+package summaries
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/phase"
+	"github.com/towline/towline/internal/status"
+)
+
+// Content with deploymentType Local goes to the cluster of the hub, once for each matching cluster. A reconcile has a
+// second state for it, whose member is fleet.Member.OnHub: the same steps build, deliver and withdraw a bundle of its
+// own for each feature. Both states share the status of the summary, which has the worse state of both bundles.
+
+// newState returns the state of a reconcile.
+func newState(summary *configv1beta1.ClusterSummary, cluster client.Object, member fleet.Member) *state {
+	local := &state{summary: summary, cluster: cluster, member: member.OnHub()}
+	return &state{summary: summary, cluster: cluster, member: member, local: local}
+}
+
+// isLocal returns whether this is the state of what is deployed to the cluster of the hub.
+func (s *state) isLocal() bool { return s.member.Mode == fleet.Local }
+
+// deploymentType returns the type of the content of this state.
+func (s *state) deploymentType() libv1beta1.DeploymentType { return deploymentTypeOf(s.member.Mode) }
+
+func deploymentTypeOf(mode fleet.Mode) libv1beta1.DeploymentType {
+	if mode == fleet.Local {
+		return libv1beta1.DeploymentTypeLocal
+	}
+	return libv1beta1.DeploymentTypeRemote
+}
+
+// ContentFor returns spec with the content for the hub in the mode Local, and for the member in the other modes.
+func ContentFor(spec configv1beta1.ProfileSpec, mode fleet.Mode) configv1beta1.ProfileSpec {
+	if mode != fleet.Local && !hasLocal(spec) {
+		return spec
+	}
+	isOther := func(t libv1beta1.DeploymentType) bool {
+		return (t == libv1beta1.DeploymentTypeLocal) != (mode == fleet.Local)
+	}
+	spec.PolicyRefs = slices.DeleteFunc(slices.Clone(spec.PolicyRefs), func(r libv1beta1.PolicyRef) bool { return isOther(r.DeploymentType) })
+	spec.KustomizationRefs = slices.DeleteFunc(slices.Clone(spec.KustomizationRefs), func(r configv1beta1.KustomizationRef) bool {
+		return isOther(r.DeploymentType)
+	})
+	if mode == fleet.Local {
+		spec.HelmCharts = nil
+	}
+	return spec
+}
+
+// hasLocal returns whether a spec has content for the cluster of the hub.
+func hasLocal(spec configv1beta1.ProfileSpec) bool {
+	return slices.ContainsFunc(spec.PolicyRefs, func(r libv1beta1.PolicyRef) bool { return r.DeploymentType == libv1beta1.DeploymentTypeLocal }) ||
+		slices.ContainsFunc(spec.KustomizationRefs, func(r configv1beta1.KustomizationRef) bool {
+			return r.DeploymentType == libv1beta1.DeploymentTypeLocal
+		})
+}
+
+// allWantedFeatures returns the features of the whole spec.
+func (s *state) allWantedFeatures() []libv1beta1.FeatureID {
+	return slices.DeleteFunc(allFeatures(), func(f libv1beta1.FeatureID) bool {
+		return !slices.Contains(s.wantedFeatures(), f) && !slices.Contains(s.local.wantedFeatures(), f)
+	})
+}
+
+// forMode returns the request for the content of the hub in the mode Local, and of the member in the other modes.
+func (r ComposeRequest) forMode(mode fleet.Mode) ComposeRequest {
+	summary := *r.Summary
+	summary.Spec.ClusterProfileSpec = ContentFor(summary.Spec.ClusterProfileSpec, mode)
+	r.Summary, r.IsLocal = &summary, mode == fleet.Local
+	return r
+}
+
+// withdrawLocal withdraws the features that the cluster of the hub must no longer have. It does not need the member.
+func (c *Controller) withdrawLocal(ctx context.Context, s *state) error {
+	if err := c.findDeployed(ctx, s.local); err != nil {
+		return err
+	}
+	if err := c.withdrawFrom(ctx, s.local); err != nil {
+		return err
+	}
+	if owner := metav1.GetControllerOf(s.summary); owner != nil {
+		c.recordOn(s.local, *owner) // also if the member is unreachable
+	}
+	return nil
+}
+
+// mergeLocal adds the result of the state for the hub to s.
+func (s *state) mergeLocal() {
+	isWanted := func(s *state) func(libv1beta1.FeatureID) bool {
+		return func(f libv1beta1.FeatureID) bool { return slices.Contains(s.wantedFeatures(), f) }
+	}
+	s.result.Features = status.MergeLocal(s.result.Features, s.local.result.Features, isWanted(s), isWanted(s.local))
+	s.retryErr = errors.Join(s.retryErr, s.local.retryErr)
+	s.isEndless = s.isEndless || s.local.isEndless
+	if s.local.recheckAfter > 0 {
+		s.requeueBefore(s.local.recheckAfter)
+	}
+}
+
+// localAccount returns the "namespace/name" of the ServiceAccount as which the content of a profile is applied to the
+// cluster of the hub, "" for the identity of the hub. A ClusterProfile deploys with the permissions of the hub.
+// The author of a Profile may only be able to write Profiles in one namespace. So a Profile needs a ServiceAccount of its
+// namespace, whose permissions limit it.
+func localAccount(owner bundle.Owner, summary *configv1beta1.ClusterSummary) (string, error) {
+	name, namespace := summary.Labels[libv1beta1.ServiceAccountNameLabel], summary.Labels[libv1beta1.ServiceAccountNamespaceLabel]
+	isProfile := owner.Kind == configv1beta1.ProfileKind
+	if namespace == "" && isProfile {
+		namespace = summary.Namespace
+	}
+	switch {
+	case name == "" && isProfile:
+		return "", phase.Invalidf("a Profile deploys to the hub as a ServiceAccount of its namespace: set label %s of the Profile to the name of one that may write the objects",
+			libv1beta1.ServiceAccountNameLabel)
+	case isProfile && namespace != summary.Namespace:
+		return "", phase.Invalidf("a Profile deploys to the hub as a ServiceAccount of its own namespace %s, and label %s names %s",
+			summary.Namespace, libv1beta1.ServiceAccountNamespaceLabel, namespace)
+	case name == "" && namespace == "":
+		return "", nil
+	case name == "" || namespace == "":
+		return "", phase.Invalidf("labels %s and %s must be set together", libv1beta1.ServiceAccountNameLabel, libv1beta1.ServiceAccountNamespaceLabel)
+	}
+	return namespace + "/" + name, nil
+}
+
+// account returns the ServiceAccount as which a bundle is applied, "" for the hub's own identity.
+func (r ComposeRequest) account() (string, error) {
+	if !r.IsLocal {
+		return "", nil
+	}
+	return localAccount(r.Owner, r.Summary)
+}
+
+// check returns an error if items must not be delivered.
+func (r ComposeRequest) check(items []bundle.Item) error {
+	if err := checkObjects(items); err != nil || !r.IsLocal {
+		return err
+	}
+	return checkLocal(items)
+}
+
+// checkLocal returns an error if items have an object that belongs to Towline itself. Otherwise, a template with a
+// wrong name could replace the hub that applies it, or the state of a cluster that the hub keeps there.
+func checkLocal(items []bundle.Item) error {
+	for _, item := range items {
+		for _, obj := range item.Objects {
+			if reason := ownReason(obj); reason != "" {
+				return phase.Invalidf("%s belongs to Towline: %s", kube.RefOf(obj), reason)
+			}
+		}
+	}
+	return nil
+}
+
+// ownReason returns the reason why an object of the hub's cluster belongs to Towline, "" for other objects.
+func ownReason(obj *unstructured.Unstructured) string {
+	group, kind := obj.GroupVersionKind().Group, obj.GetKind()
+	switch {
+	case obj.GetNamespace() == kube.AgentNamespace, kind == "Namespace" && group == "" && obj.GetName() == kube.AgentNamespace:
+		return fmt.Sprintf("namespace %s is that of the hub", kube.AgentNamespace)
+	case kind == "CustomResourceDefinition" && isOwnGroup(definedGroup(obj)):
+		return "the hub installs it"
+	case slices.Contains(writtenByHub(), kind) && isOwnGroup(group):
+		return "only the hub and its agents write objects of this kind"
+	case strings.HasPrefix(obj.GetName(), "towline-") && (group == "rbac.authorization.k8s.io" || group == "admissionregistration.k8s.io"):
+		return "the name begins with towline-"
+	}
+	return ""
+}
+
+// isOwnGroup returns whether an API group is one of Towline, Sveltos or Karmada.
+func isOwnGroup(group string) bool {
+	return slices.ContainsFunc([]string{"projectsveltos.io", "karmada.io"}, func(domain string) bool {
+		return group == domain || strings.HasSuffix(group, "."+domain)
+	})
+}
+
+// definedGroup returns the group of a CustomResourceDefinition by its name, which is <plural>.<group>.
+func definedGroup(obj *unstructured.Unstructured) string {
+	_, group, _ := strings.Cut(obj.GetName(), ".")
+	return group
+}
+
+// writtenByHub returns the kinds of Towline that no user writes.
+func writtenByHub() []string {
+	return []string{configv1beta1.ClusterSummaryKind, "ClusterConfiguration", "ConfigurationGroup", "ConfigurationBundle"}
+}

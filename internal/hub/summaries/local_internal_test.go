@@ -1,0 +1,79 @@
+package summaries
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+)
+
+func TestLocalAccount(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		kind, name, namespace string
+		want                  string
+		isRefused             bool
+	}{
+		"ClusterProfile":                            {configv1beta1.ClusterProfileKind, "", "", "", false},
+		"ClusterProfile with both labels":           {configv1beta1.ClusterProfileKind, "deployer", "other", "other/deployer", false},
+		"ClusterProfile without a namespace":        {configv1beta1.ClusterProfileKind, "deployer", "", "", true},
+		"ClusterProfile without a name":             {configv1beta1.ClusterProfileKind, "", "other", "", true},
+		"Profile":                                   {configv1beta1.ProfileKind, "", "", "", true},
+		"Profile with a name":                       {configv1beta1.ProfileKind, "deployer", "", "team/deployer", false},
+		"Profile with both labels":                  {configv1beta1.ProfileKind, "deployer", "team", "team/deployer", false},
+		"Profile with an account of others":         {configv1beta1.ProfileKind, "deployer", "other", "", true},
+		"Profile with the namespace of others only": {configv1beta1.ProfileKind, "", "other", "", true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Labels: map[string]string{
+				libv1beta1.ServiceAccountNameLabel: tc.name, libv1beta1.ServiceAccountNamespaceLabel: tc.namespace,
+			}}}
+			got, err := localAccount(bundle.Owner{Kind: tc.kind}, summary)
+			if got != tc.want || (err != nil) != tc.isRefused {
+				t.Errorf("localAccount() = %q, %v; want %q, refused %v", got, err, tc.want, tc.isRefused)
+			}
+		})
+	}
+}
+
+func TestCheckLocal(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		apiVersion, kind, namespace, name string
+		isRefused                         bool
+	}{
+		"ConfigMap":                  {"v1", "ConfigMap", "team", "towline-hub", false},
+		"in the hub's namespace":     {"v1", "ConfigMap", "projectsveltos", "any", true},
+		"the hub's namespace":        {"v1", "Namespace", "", "projectsveltos", true},
+		"another namespace":          {"v1", "Namespace", "", "team", false},
+		"the hub's ClusterRole":      {"rbac.authorization.k8s.io/v1", "ClusterRole", "", "towline-hub", true},
+		"another ClusterRole":        {"rbac.authorization.k8s.io/v1", "ClusterRole", "", "view", false},
+		"the hub's policy":           {"admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", "", "towline-token-life", true},
+		"a definition of Towline":    {"apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "profiles.config.projectsveltos.io", true},
+		"another definition":         {"apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "widgets.example.com", false},
+		"a summary":                  {"config.projectsveltos.io/v1beta1", "ClusterSummary", "team", "any", true},
+		"a group":                    {"lib.projectsveltos.io/v1beta1", "ConfigurationGroup", "team", "any", true},
+		"a cluster":                  {"lib.projectsveltos.io/v1beta1", "SveltosCluster", "team", "any", false},
+		"a kind with the same name":  {"example.com/v1", "ClusterSummary", "team", "any", false},
+		"a group with the same tail": {"notprojectsveltos.io/v1", "ClusterSummary", "team", "any", false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			obj := &unstructured.Unstructured{}
+			obj.SetAPIVersion(tc.apiVersion)
+			obj.SetKind(tc.kind)
+			obj.SetNamespace(tc.namespace)
+			obj.SetName(tc.name)
+			if err := checkLocal([]bundle.Item{{Objects: []*unstructured.Unstructured{obj}}}); (err != nil) != tc.isRefused {
+				t.Errorf("checkLocal() = %v, want refused %v", err, tc.isRefused)
+			}
+		})
+	}
+}

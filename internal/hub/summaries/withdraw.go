@@ -1,0 +1,78 @@
+package summaries
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/status"
+)
+
+const (
+	// maxWithdrawalInterval is the longest pause between two requests for the same withdrawal.
+	maxWithdrawalInterval = 30 * time.Second
+	// forcedTimeout bounds a withdrawal request to a member that is deregistered by force.
+	forcedTimeout = 20 * time.Second
+)
+
+// withdrawFeatures withdraws the features that are no longer wanted: all features if the summary is deleted.
+func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
+	reason, err := c.abandonReason(ctx, s)
+	if err != nil {
+		return err
+	}
+	if reason != "" {
+		return c.abandon(ctx, s, reason)
+	}
+	return c.withdrawFrom(ctx, s)
+}
+
+// withdrawFrom withdraws features from the member or from the hub.
+func (c *Controller) withdrawFrom(ctx context.Context, s *state) error {
+	s.withdrawn = true
+	for _, feature := range s.featuresToWithdraw() {
+		w := bundle.Withdrawal{ID: s.bundleID(feature), Orphan: s.orphansObjects()}
+		done, err := c.withdraw(ctx, s.member, w)
+		if ctx.Err() != nil {
+			return fmt.Errorf("withdraw %s from %s: %w", w.ID, s.member.Key(), ctx.Err())
+		}
+		if done && err == nil {
+			s.addResult(status.FeatureResult{Feature: feature, Kind: status.Withdrawn})
+			s.removedFeatures = append(s.removedFeatures, feature)
+			continue
+		}
+		s.withdrawn = false
+		s.isSilent = s.isSilent || isTimeout(err)
+		s.retryErr = errors.Join(s.retryErr, err)
+		s.recheckAfter = c.withdrawalInterval(s)
+		featureResult := status.FeatureResult{Feature: feature, Kind: status.Withdrawing, Err: err, Status: removingStatus(s.member)}
+		if err != nil {
+			featureResult.Reason = status.ReasonDeliver
+		}
+		s.addResult(featureResult)
+	}
+	return nil
+}
+
+// withdraw withdraws a bundle. A deregistration by force limits the time, because the member possibly does not answer.
+func (c *Controller) withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+	if m.Forced {
+		limitedCtx, cancel := context.WithTimeout(ctx, forcedTimeout)
+		defer cancel()
+		ctx = limitedCtx
+	}
+	return c.Transport.Withdraw(ctx, m, w)
+}
+
+// withdrawalInterval returns the pause until the withdrawal is requested again: a quarter of the time since the
+// deletion, between Recheck and maxWithdrawalInterval.
+func (c *Controller) withdrawalInterval(s *state) time.Duration {
+	minInterval := c.Recheck[s.member.Mode]
+	if minInterval == 0 || !s.isDeleting() {
+		return minInterval
+	}
+	return min(max(c.Clock.Since(s.summary.DeletionTimestamp.Time)/4, minInterval), maxWithdrawalInterval)
+}
