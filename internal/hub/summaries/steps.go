@@ -261,7 +261,9 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	}
 	request.EnsureFinalizer = func(ctx context.Context) error { return c.ensureFinalizer(ctx, s) }
 	if request.Subject, err = c.loadResources(ctx, s.summary, request.Subject); err != nil {
-		return errors.Join(s.reportFailures(err), s.local.reportFailures(err))
+		s.reportFailures(err)
+		s.local.reportFailures(err)
+		return nil
 	}
 	references := append(c.Composer.References(request), generatedReferences(request)...)
 	if err := c.setReferences(ctx, client.ObjectKeyFromObject(s.summary), references, c.Composer.RemoteUses(request)); err != nil {
@@ -361,7 +363,7 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 }
 
 // reportFailures adds a failed result for each feature that is not done. Deployed objects do not change.
-func (s *state) reportFailures(err error) error {
+func (s *state) reportFailures(err error) {
 	for _, feature := range s.wantedFeatures() {
 		if s.isOneTimeDone(feature) {
 			s.restoreOneTimeStatus(feature)
@@ -369,7 +371,6 @@ func (s *state) reportFailures(err error) error {
 		}
 		s.reportFailure(feature, err)
 	}
-	return nil
 }
 
 // reportFailure adds the result for a feature whose bundle could not be built.
