@@ -15,16 +15,16 @@ import (
 // chunksOf lists the chunks that the head of a record names.
 func chunksOf(r *Record) []string { return slices.Concat(r.content.chunks, r.entryData.chunks) }
 
-// writeChunks returns the stored form of a value. A value of at most limit bytes is stored in the head. A larger value
-// is written to chunks, which are named by their content.
-func (s *Store) writeChunks(ctx context.Context, id bundle.ID, packed []byte, limit int) (storedValue, error) {
-	if len(packed) <= limit {
+// storeValue returns the stored form of a value. A value of at most maxInline bytes is inline: the caller writes it to
+// the head Secret. A larger value is written to chunks, which are named by their content.
+func (s *Store) storeValue(ctx context.Context, id bundle.ID, packed []byte, maxInline int) (storedValue, error) {
+	if len(packed) <= maxInline {
 		return storedValue{inline: packed}, nil
 	}
 	var out storedValue
 	immutable := true
 	for chunk := range slices.Chunk(packed, chunkSize) {
-		labels := s.labels(keyChunk)
+		labels := s.labels(partChunk)
 		labels[labelRecordOf] = s.nameOf(id)
 		secret := &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{
@@ -42,8 +42,8 @@ func (s *Store) writeChunks(ctx context.Context, id bundle.ID, packed []byte, li
 	return out, nil
 }
 
-// readChunks is the reverse of writeChunks. maxSize limits the value, in bytes.
-func (s *Store) readChunks(ctx context.Context, from storedValue, maxSize int) ([]byte, error) {
+// readValue is the reverse of storeValue. maxSize limits the value, in bytes.
+func (s *Store) readValue(ctx context.Context, from storedValue, maxSize int) ([]byte, error) {
 	if len(from.chunks) > maxSize/chunkSize+1 {
 		return nil, fmt.Errorf("%w: it names %d chunks", ErrIncomplete, len(from.chunks))
 	}

@@ -5,9 +5,12 @@
 // member. The member alone is the source of truth: an agent or a hub that is killed, replaced or restored from a backup
 // continues from the records, and only objects with an entry in a record are pruned.
 //
-// The head Secret of a record has the label towline.dev/record=head and a name that is computed from the bundle ID. It
-// holds the head as JSON and the content and the entries as compressed JSON. Larger content and entries are in chunk
-// Secrets, which are immutable and named by their content.
+// The engine calls Load, changes a copy from Record.Edit, and calls Save before and after it applies objects, and
+// Delete after a withdrawal. Package drift calls List once, and then reads the cached records.
+//
+// The head Secret of a record has the label towline.dev/record=head and a name that is computed from the OwnerScope and
+// the bundle ID. It holds the head as JSON and the content and the entries as compressed JSON. Larger content and
+// entries are in chunk Secrets, which are immutable and named by their content.
 //
 // Invariants:
 //
@@ -18,9 +21,24 @@
 //     overwritten.
 //   - A record that was loaded or saved is never changed. Edit returns a copy to change and save.
 //   - Each record belongs to one OwnerScope: a hub and a registration of the cluster with it. Records of other scopes
-//     are neither read nor written. Records of earlier registrations with the same hub are deleted after the hub has
-//     confirmed the current one.
+//     are neither read nor written, with one exception: DeleteOlderRegistrations.
+//   - A hub does not trust its members: the size of values and the number of chunks that it reads are limited.
 //
 // LiveMeta is the state that is compared with an Entry: the ownership labels and annotations of an existing object, and
 // the fingerprint of the fields that Towline has set.
+//
+// Words:
+//
+//   - inline: stored in the head Secret. Cached records lack their inline values, to save memory.
+//   - incomplete: a part of the record is missing or cannot be decoded. The bundle must be delivered again.
+//   - fingerprint: a digest of the fields that Towline has set on an object (Entry.Fields, LiveMeta.Fingerprint).
+//   - signature: the key of the owner of an object, which is a bundle ID in an OwnerScope.
+//   - kept: the bundle lacks the object, but the object is not pruned.
+//   - adopted: the object existed before it was applied, so it is never deleted.
+//   - claim: the resourceVersion at which an object is taken over from another requestor.
+//   - rival: the competing requestor that has taken an object over.
+//   - origin: the Helm release, or the object of the hub, that an object came from.
+//   - attempt: the ID of one Helm operation; former: the revision that was deployed before it.
+//
+// Start reading at Record, Entry and Store.Save.
 package inventory

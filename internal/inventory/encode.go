@@ -21,7 +21,7 @@ const (
 // pools. It is safe for concurrent use.
 type compressor struct {
 	// limit is the maximal size of the JSON of a value, in bytes.
-	limit              int
+	limit              uint64
 	encoders, decoders sync.Pool
 }
 
@@ -31,7 +31,7 @@ func (c *compressor) pack(value any) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode: %w", err)
 	}
-	if len(raw) > c.limit {
+	if uint64(len(raw)) > c.limit {
 		return nil, fmt.Errorf("it has %d bytes, the limit is %d MiB", len(raw), c.limit>>20)
 	}
 	encoder, ok := c.encoders.Get().(*zstd.Encoder)
@@ -85,7 +85,7 @@ func (c *compressor) unpackEntries(packed []byte) ([]Entry, error) {
 func (c *compressor) decompress(packed []byte) (raw []byte, err error) {
 	decoder, ok := c.decoders.Get().(*zstd.Decoder)
 	if !ok {
-		if decoder, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(uint64(c.limit))); err != nil {
+		if decoder, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(c.limit)); err != nil {
 			return nil, fmt.Errorf("decompress: %w", err)
 		}
 	}

@@ -13,8 +13,9 @@ type Entry struct {
 	UID types.UID `json:"uid,omitempty"`
 	// Fields is the LiveMeta.Fingerprint of the object after the last apply.
 	Fields string `json:"fields,omitempty"`
-	// Adopted is true if the object existed before it was applied: it is never deleted. Without a UID, the adoption is
-	// planned. Records of earlier versions lack it; the annotation kube.AnnotationAdopted of the object counts as well.
+	// Adopted is true if the object existed before it was applied: it is never deleted. If UID is empty, the object has
+	// not been adopted yet. Records of earlier versions lack it; the annotation kube.AnnotationAdopted of the object
+	// counts as well.
 	Adopted bool `json:"adopted,omitempty"`
 	// Kept is true if the bundle lacks the object and the object is not pruned: see bundle.Bundle.KeepObjects.
 	Kept bool `json:"kept,omitempty"`
@@ -24,11 +25,12 @@ type Entry struct {
 	// Claim is the resourceVersion at which the object is taken over from another requestor, "" if it is not taken
 	// over.
 	Claim string `json:"claimed,omitempty"`
-	// FromHelm is true if a client of Helm deployed the object, in a revision before the bundle's first one.
+	// FromHelm is true if a client of Helm deployed the object, in a revision before the bundle's first revision.
 	FromHelm bool `json:"fromHelm,omitempty"`
-	// IsReleaseRecord is true if the object is a release record, which is in no Record.Entries: see Record.FindTracked.
+	// IsReleaseRecord is true for the entry that Record.FindTracked returns for a release record. It is in no
+	// Record.Entries.
 	IsReleaseRecord bool `json:"-"`
-	// Rival is the requestor that deploys the object now, for the same profile. The entry has no UID then.
+	// Rival is the competing requestor that deploys the object now, for the same profile. The entry has no UID then.
 	Rival string `json:"rival,omitempty"`
 }
 

@@ -13,10 +13,11 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// ListHeads returns the records on the member as they are now, sorted by ID. Records that another process has changed
-// have no Entries. It costs one list of metadata, and one read of each such record.
+// ListHeads returns the heads of the records on the member as they are now, sorted by ID. A record that another process
+// has changed, or that is incomplete, has no Entries and no content: do not pass the results to Bundle or Save. It
+// costs one list of metadata, and one read of each such record.
 func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
-	list, err := s.metadata.List(ctx, metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + keyHead)})
+	list, err := s.metadata.List(ctx, metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + partHead)})
 	if err != nil {
 		return nil, fmt.Errorf("list records: %w", err)
 	}
@@ -42,7 +43,7 @@ func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
 
 func compareIDs(a, b *Record) int { return strings.Compare(a.ID.String(), b.ID.String()) }
 
-// loadHead reads a record without its entries, of which parts may be missing.
+// loadHead reads the head of a record. It does not check that the chunks exist.
 func (s *Store) loadHead(ctx context.Context, id bundle.ID) (*Record, error) {
 	rec := &Record{Head: Head{ID: id}, mayHaveUnusedChunks: true}
 	secret, err := s.secrets.Get(ctx, s.nameOf(id), metav1.GetOptions{})

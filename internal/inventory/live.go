@@ -24,16 +24,16 @@ type LiveMeta struct {
 
 // LiveMetaOf returns the LiveMeta of an object.
 func LiveMetaOf(meta *metav1.PartialObjectMetadata) *LiveMeta {
-	seen := &LiveMeta{
+	live := &LiveMeta{
 		UID: meta.UID, Version: meta.ResourceVersion, Labels: meta.Labels, Annotations: meta.Annotations,
 		Deleting: meta.DeletionTimestamp != nil,
 	}
 	for _, entry := range meta.ManagedFields {
 		if IsOwnApply(entry) {
-			seen.Fields = fingerprint(entry.FieldsV1.GetRawBytes())
+			live.Fields = fingerprint(entry.FieldsV1.GetRawBytes())
 		}
 	}
-	return seen
+	return live
 }
 
 // Fingerprint identifies the state of the fields that Towline has set. It changes when another client changes one of
@@ -66,8 +66,7 @@ func (l *LiveMeta) Requestor() string { return l.Annotations[kube.AnnotationRequ
 // IsAdopted returns whether the object is marked as one that existed before it was applied.
 func (l *LiveMeta) IsAdopted() bool { return l.Annotations[kube.AnnotationAdopted] == "true" }
 
-// IgnoresDrift returns whether the annotations exclude the object from drift detection. The key alone does that, but
-// for the value "false".
+// IgnoresDrift returns whether an annotation excludes the object from drift detection: any value but "false" does.
 func (l *LiveMeta) IgnoresDrift() bool {
 	value, ok := l.Annotations[kube.AnnotationDriftIgnore]
 	return ok && value != "false"

@@ -54,25 +54,25 @@ type Head struct {
 type storedValue struct {
 	inline []byte
 	chunks []string
-	// isReleased is true for a value in the head Secret that was deleted from inline, so that it takes no memory.
-	isReleased bool
+	// isOmitted is true if the value is in the head Secret, but inline was dropped to save memory.
+	isOmitted bool
 }
 
-func (s storedValue) empty() bool { return !s.isReleased && len(s.inline) == 0 && len(s.chunks) == 0 }
+func (s storedValue) empty() bool { return !s.isOmitted && len(s.inline) == 0 && len(s.chunks) == 0 }
 
-// released returns the value without inline.
-func (s storedValue) released() storedValue {
-	return storedValue{chunks: s.chunks, isReleased: s.isReleased || len(s.inline) > 0}
+func (s storedValue) withoutInline() storedValue {
+	return storedValue{chunks: s.chunks, isOmitted: s.isOmitted || len(s.inline) > 0}
 }
 
-// withoutInline returns a copy of r without the values that the head Secret has.
+// withoutInline returns a copy of r without the inline values.
 func (r *Record) withoutInline() *Record {
 	copied := *r
-	copied.content, copied.entryData = r.content.released(), r.entryData.released()
+	copied.content, copied.entryData = r.content.withoutInline(), r.entryData.withoutInline()
 	return &copied
 }
 
-// Edit returns a deep copy of r to change and save.
+// Edit returns a copy of r to change and save. Entries, Releases and their hooks are copied. Digest, the names of
+// chunks and all options share memory with r: the caller may replace them, but not modify them.
 func (r *Record) Edit() *Record {
 	next := *r
 	next.Entries = maps.Clone(r.Entries)
@@ -104,23 +104,24 @@ func (r *Record) WithoutContent() *Record {
 // BundleDigest returns the digest of the bundle that was delivered last.
 func (r *Record) BundleDigest() bundle.Digest { return bundle.DigestFromBytes(r.Digest) }
 
-// Equal returns whether saving next in place of r would change nothing but LastApplied.
+// Equal returns whether next need not be saved in place of r: r is stored, and next differs at most in LastApplied,
+// Owner and Options, which the digest covers.
 func (r *Record) Equal(next *Record) bool {
 	return r.version != "" && r.BundleDigest() == next.BundleDigest() && r.State == next.State && r.Message == next.Message &&
 		r.Hub == next.Hub && r.Orphan == next.Orphan && r.Suspended == next.Suspended && maps.Equal(r.Entries, next.Entries) &&
 		reflect.DeepEqual(r.Releases, next.Releases)
 }
 
-// Covers returns whether r already names everything that next does, so that next need not be saved before the first
-// object is applied.
+// Covers returns whether r already has the objects and releases of next, so that next need not be saved before the
+// first object is applied. Other fields of the entries can be saved after the apply.
 func (r *Record) Covers(next *Record) bool {
 	if r.version == "" || r.BundleDigest() != next.BundleDigest() || r.State == bundle.StateRemoving || r.Suspended ||
 		!reflect.DeepEqual(r.Releases, next.Releases) {
 		return false
 	}
-	for key, item := range next.Entries {
-		// A UID that is added can be saved later; one that is no longer true cannot.
-		if had, ok := r.Entries[key]; !ok || (had.UID != item.UID && had.UID != "") || had.Adopted != item.Adopted {
+	for key, entry := range next.Entries {
+		// A new UID may be saved after the apply. A changed or removed UID must be saved before.
+		if recorded, ok := r.Entries[key]; !ok || (recorded.UID != entry.UID && recorded.UID != "") || recorded.Adopted != entry.Adopted {
 			return false
 		}
 	}
@@ -128,7 +129,7 @@ func (r *Record) Covers(next *Record) bool {
 }
 
 // IsUnfinished returns whether the bundle must be run again: the last run has failed or was interrupted, or a Helm
-// release waits.
+// release waits, during which the state is Applying.
 func (r *Record) IsUnfinished() bool {
 	return r.State == bundle.StateFailed || r.State == bundle.StateApplying
 }
@@ -149,9 +150,9 @@ func (r *Record) Report() bundle.Report {
 // kinds returns the kinds of the existing objects, as "Kind.version.group".
 func (r *Record) kinds() []string {
 	set := map[string]bool{}
-	for _, item := range r.Entries {
-		if item.UID != "" {
-			set[fmt.Sprintf("%s.%s.%s", item.Ref.Kind, item.Ref.Version, item.Ref.Group)] = true
+	for _, entry := range r.Entries {
+		if entry.UID != "" {
+			set[fmt.Sprintf("%s.%s.%s", entry.Ref.Kind, entry.Ref.Version, entry.Ref.Group)] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(set))

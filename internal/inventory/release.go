@@ -78,8 +78,9 @@ type ReleaseState struct {
 	Inputs           string `json:"inputs,omitempty"`
 	RenderedRevision int    `json:"renderedRevision,omitempty"`
 	IsUpgrade        bool   `json:"isUpgrade,omitempty"`
-	// IsUnconfirmed is bundle.Release.IsUnconfirmed, and false after the comparison. If NextRevision is not 0, it has
-	// shown a difference: the hub must render the release for NextRevision and NextIsUpgrade.
+	// IsUnconfirmed is bundle.Release.IsUnconfirmed, and false after the engine has compared RenderedRevision with the
+	// release records. A NextRevision above 0 means that they differ: the hub must render the release for NextRevision and
+	// NextIsUpgrade.
 	IsUnconfirmed bool `json:"isUnconfirmed,omitempty"`
 	NextRevision  int  `json:"nextRevision,omitempty"`
 	NextIsUpgrade bool `json:"nextIsUpgrade,omitempty"`
@@ -124,8 +125,8 @@ func (r *Record) FindRelease(key release.Key) *ReleaseState {
 	return nil
 }
 
-// DeployedReleases describes the releases as they were delivered. If no template reads the revision, it is that of the
-// release record.
+// DeployedReleases describes the releases as they were delivered. Revision is RenderedRevision, or the recorded
+// revision if Inputs is empty: then no template reads it.
 func (r *Record) DeployedReleases() []bundle.DeployedRelease {
 	var all []bundle.DeployedRelease
 	for _, s := range r.Releases {
@@ -141,7 +142,8 @@ func (r *Record) DeployedReleases() []bundle.DeployedRelease {
 	return all
 }
 
-// outdatedReleases returns Report.Outdated of the bundle.
+// outdatedReleases returns Report.Outdated of the bundle: if one release waits to be rendered again, all waiting ones
+// that templates render for a revision, since the hub renders them together.
 func (r *Record) outdatedReleases() []bundle.OutdatedRelease {
 	if !slices.ContainsFunc(r.Releases, func(s ReleaseState) bool { return s.NextRevision > 0 && !s.HasBegun() }) {
 		return nil
@@ -163,8 +165,8 @@ func (r *Record) DeleteRelease(key release.Key) {
 // FindTracked returns the entry of an object whose drift matters: one of Entries, or the release record of a deployed
 // release, which then is an entry with IsReleaseRecord.
 func (r *Record) FindTracked(key kube.Ref) (Entry, bool) {
-	if item, ok := r.Entries[key]; ok {
-		return item, true
+	if entry, ok := r.Entries[key]; ok {
+		return entry, true
 	}
 	for i := range r.Releases {
 		s := &r.Releases[i]
@@ -178,8 +180,8 @@ func (r *Record) FindTracked(key kube.Ref) (Entry, bool) {
 // TrackedRefs lists the objects that FindTracked finds.
 func (r *Record) TrackedRefs() []kube.Ref {
 	refs := make([]kube.Ref, 0, len(r.Entries)+len(r.Releases))
-	for _, item := range r.Entries {
-		refs = append(refs, item.Ref)
+	for _, entry := range r.Entries {
+		refs = append(refs, entry.Ref)
 	}
 	for i := range r.Releases {
 		if s := &r.Releases[i]; s.Stage == StageDeployed && s.SecretUID != "" {

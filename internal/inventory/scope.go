@@ -23,7 +23,8 @@ const localPrefix = "Local/"
 // IsLocal returns whether s is a LocalScope.
 func (s OwnerScope) IsLocal() bool { return strings.HasPrefix(s.Registration, localPrefix) }
 
-// Signature identifies the deployer of a bundle. An object that is marked for it has the same LiveMeta.Signature.
+// Signature is the key of the owner of a bundle's objects: the bundle ID and the scope. An object that is marked for
+// the bundle has the same LiveMeta.Signature.
 func (s OwnerScope) Signature(id bundle.ID) string { return s.signatureOf(id.String()) }
 
 func (s OwnerScope) signatureOf(requestor string) string {

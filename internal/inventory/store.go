@@ -27,8 +27,10 @@ import (
 )
 
 const (
-	// labelRecord is on every Secret of a record; its values are "head" and "chunk".
+	// labelRecord is on every Secret of a record; its values are partHead and partChunk.
 	labelRecord = "towline.dev/record"
+	partHead    = "head"
+	partChunk   = "chunk"
 	// labelRecordOf names the head that a chunk belongs to.
 	labelRecordOf = "towline.dev/record-of"
 
@@ -37,6 +39,7 @@ const (
 	labelRecordScope = "towline.dev/record-scope"
 	labelRecordHub   = "towline.dev/record-hub"
 
+	// The keys in the Secrets.
 	keyHead      = "head"
 	keyContent   = "content"
 	keyInventory = "inventory"
@@ -67,8 +70,8 @@ type Store struct {
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// cache holds the records as they were last read or written, without the values in the head Secrets: the process of a
-	// hub has a Store for each push member. listed is true if it has all of them.
+	// cache holds the records as they were last read or written, without inline values, to save memory: a hub has one
+	// Store for each push member. listed is true if it has all of them.
 	cache  map[bundle.ID]*Record
 	listed bool
 }
@@ -105,19 +108,19 @@ func (s *Store) nameOf(id bundle.ID) string {
 // labels returns the labels of a Secret of a record.
 func (s *Store) labels(part string) map[string]string {
 	labels := map[string]string{labelRecord: part}
-	if key := s.scope.label(); key != "" {
-		labels[labelRecordScope] = key
+	if value := s.scope.label(); value != "" {
+		labels[labelRecordScope] = value
 	}
-	if key := s.scope.hubLabel(); key != "" {
-		labels[labelRecordHub] = key
+	if value := s.scope.hubLabel(); value != "" {
+		labels[labelRecordHub] = value
 	}
 	return labels
 }
 
 // selector narrows a label selector to the records of the store's scope.
 func (s *Store) selector(base string) string {
-	if key := s.scope.label(); key != "" {
-		return base + "," + labelRecordScope + "=" + key
+	if value := s.scope.label(); value != "" {
+		return base + "," + labelRecordScope + "=" + value
 	}
 	return base + ",!" + labelRecordScope
 }
@@ -155,7 +158,7 @@ func incompleteRecord(id bundle.ID, version string) *Record {
 // List reads every record on the member and caches them. It returns the complete ones, sorted by ID. An incomplete
 // record is in the cache with nothing but its ID.
 func (s *Store) List(ctx context.Context) ([]*Record, error) {
-	list, err := s.secrets.List(ctx, metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + keyHead)})
+	list, err := s.secrets.List(ctx, metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + partHead)})
 	if err != nil {
 		return nil, fmt.Errorf("list records: %w", err)
 	}
@@ -200,7 +203,7 @@ func (s *Store) readRecord(ctx context.Context, secret *corev1.Secret) (*Record,
 		return rec, nil
 	}
 	if !rec.entryData.empty() {
-		packed, err := s.readChunks(ctx, rec.entryData, maxEntries)
+		packed, err := s.readValue(ctx, rec.entryData, maxEntries)
 		if err != nil {
 			return nil, fmt.Errorf("read the inventory of %s: %w", rec.ID, err)
 		}
@@ -223,7 +226,7 @@ func (s *Store) Bundle(ctx context.Context, rec *Record) (bundle.Bundle, error) 
 	if rec.content.empty() {
 		return b, fmt.Errorf("read the content of %s: %w", rec.ID, ErrIncomplete)
 	}
-	packed, err := s.readChunks(ctx, rec.content, maxContent)
+	packed, err := s.readValue(ctx, rec.content, maxContent)
 	if err != nil {
 		return b, fmt.Errorf("read the content of %s: %w", rec.ID, err)
 	}
@@ -233,20 +236,24 @@ func (s *Store) Bundle(ctx context.Context, rec *Record) (bundle.Bundle, error) 
 	return b, nil
 }
 
-// IsLost returns whether the record of id does not exist or is incomplete, chunks included.
+// IsLost loads the record of id, and returns whether it does not exist or is incomplete, chunks included.
 func (s *Store) IsLost(ctx context.Context, id bundle.ID) (bool, error) {
 	rec, err := s.Load(ctx, id)
 	if errors.Is(err, ErrIncomplete) {
 		return true, nil
 	}
-	if err != nil || rec.version == "" {
-		return err == nil, err
+	if err != nil {
+		return false, err
+	}
+	if !rec.Exists() {
+		return true, nil
 	}
 	complete, err := s.IsComplete(ctx, rec)
 	return err == nil && !complete, err
 }
 
-// IsComplete returns whether rec has content and all its chunks exist. A record that does not exist is complete.
+// IsComplete returns whether rec has content and all its chunks exist. It returns true for a record that does not
+// exist.
 func (s *Store) IsComplete(ctx context.Context, rec *Record) (bool, error) {
 	if rec.version != "" && rec.content.empty() {
 		return false, nil
@@ -267,11 +274,11 @@ func (s *Store) IsComplete(ctx context.Context, rec *Record) (bool, error) {
 }
 
 // Save replaces prior by next. prior must be the last result of Load or Save for the ID, or a copy of it. Without
-// content the content of prior stays. Save returns the stored record; the caller may change next further.
+// content the content of prior stays. Save returns the stored record. It does not keep next.
 func (s *Store) Save(ctx context.Context, prior, next *Record, content *bundle.Bundle) (*Record, error) {
 	saved := next.Edit()
 	saved.content = prior.content
-	if content == nil && prior.content.isReleased {
+	if content == nil && prior.content.isOmitted {
 		return nil, fmt.Errorf("write the record of %s: its content is not in memory", next.ID)
 	}
 	if content != nil {
@@ -279,7 +286,7 @@ func (s *Store) Save(ctx context.Context, prior, next *Record, content *bundle.B
 		if err != nil {
 			return nil, fmt.Errorf("pack bundle %s: %w", next.ID, err)
 		}
-		if saved.content, err = s.writeChunks(ctx, next.ID, packed, maxInlineContent); err != nil {
+		if saved.content, err = s.storeValue(ctx, next.ID, packed, maxInlineContent); err != nil {
 			return nil, err
 		}
 	}
@@ -292,11 +299,11 @@ func (s *Store) write(ctx context.Context, prior, saved *Record) (_ *Record, err
 	if err != nil {
 		return nil, fmt.Errorf("pack inventory of %s: %w", saved.ID, err)
 	}
-	if saved.entryData, err = s.writeChunks(ctx, saved.ID, packed, maxInlineInventory); err != nil {
+	if saved.entryData, err = s.storeValue(ctx, saved.ID, packed, maxInlineInventory); err != nil {
 		return nil, err
 	}
 	saved.ContentChunks, saved.InventoryChunks = saved.content.chunks, saved.entryData.chunks
-	if saved.version, err = s.commit(ctx, saved, prior.version); err != nil {
+	if saved.version, err = s.writeHead(ctx, saved, prior.version); err != nil {
 		return nil, err
 	}
 	saved.isIncomplete, saved.mayHaveUnusedChunks = false, false
@@ -326,8 +333,9 @@ func (s *Store) ListWatch() *toolscache.ListWatch {
 	}
 }
 
-// commit writes the head Secret in place of the one of the given resourceVersion, "" for none, and returns the new one.
-func (s *Store) commit(ctx context.Context, rec *Record, version string) (string, error) {
+// writeHead creates the head Secret if version is "", and otherwise updates the one of that resourceVersion. It returns
+// the new resourceVersion.
+func (s *Store) writeHead(ctx context.Context, rec *Record, version string) (string, error) {
 	raw, err := json.Marshal(rec.Head)
 	if err != nil {
 		return "", fmt.Errorf("encode the record of %s: %w", rec.ID, err)
@@ -339,7 +347,7 @@ func (s *Store) commit(ctx context.Context, rec *Record, version string) (string
 			Name:            s.nameOf(rec.ID),
 			Namespace:       s.namespace,
 			ResourceVersion: version,
-			Labels:          s.labels(keyHead),
+			Labels:          s.labels(partHead),
 			Annotations:     annotations,
 		},
 		Data: map[string][]byte{keyHead: raw, keyContent: rec.content.inline, keyInventory: rec.entryData.inline},
@@ -394,14 +402,16 @@ func (s *Store) Delete(ctx context.Context, rec *Record) error {
 	return nil
 }
 
-// ListCached returns the records as they were last read or written, in no order. They are not for Bundle and Save.
+// ListCached returns the records as they were last read or written, in no order. They lack inline values: do not pass
+// them to Bundle or Save.
 func (s *Store) ListCached() []*Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Values(s.cache))
 }
 
-// Cached returns the record of id as it was last read or written, nil if there is none. It is not for Bundle and Save.
+// Cached returns the record of id as it was last read or written, nil if there is none. It lacks inline values:
+// do not pass it to Bundle or Save.
 func (s *Store) Cached(id bundle.ID) *Record {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -417,10 +427,10 @@ func (s *Store) setCached(rec *Record) {
 
 func (s *Store) deleteCached(id bundle.ID) {
 	s.mu.Lock()
-	_, had := s.cache[id]
+	_, existed := s.cache[id]
 	delete(s.cache, id)
 	s.mu.Unlock()
-	if had {
+	if existed {
 		s.notify()
 	}
 }

@@ -22,8 +22,8 @@ import (
 )
 
 // gatherInterval delays cluster events of a profile whose matching clusters have just changed, so that one reconcile
-// handles all of them. A reconcile writes the list of all matching clusters, so many clusters that join at the same time
-// must not cause one reconcile each.
+// handles all of them. A reconcile writes the list of all matching clusters, so many clusters that join at the same
+// time must not cause one reconcile each.
 const gatherInterval = time.Second
 
 // clusterEvents returns the handler of the events of clusters. It enqueues only the profiles that an event can affect,
