@@ -23,10 +23,11 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
 )
 
 const (
-	// requestTimeout limits each small request to the hub or the member.
+	// requestTimeout limits a small request to the hub or the member, except for those of an uninstallation.
 	requestTimeout = 15 * time.Second
 	// memberRetryInterval is the time between two attempts to read the paused state from the member.
 	memberRetryInterval = time.Second
@@ -56,16 +57,16 @@ type agent struct {
 	// uninstaller removes the agent from its member when the hub requests that.
 	uninstaller *uninstaller
 	rejectedLog *session.AuthErrorLog
-	// source belongs to the current session; nil without one.
-	source atomic.Pointer[deliver.AgentSource]
+	// deliveries has the source of deliveries of the current session, nil without one.
+	deliveries atomic.Pointer[deliver.AgentSource]
 	// otherRegistrations are the Secrets that logOtherRegistrations has logged.
 	otherRegistrations []string
 }
 
-// Run runs the agent of one member until ctx ends, or until the agent has uninstalled itself on request of the hub, and
-// then returns nil. It corrects drift from the inventory on the member, whether or not the hub is reachable, and
-// reconnects by itself. It fails only for invalid options. Several agents for different clusters can run in one
-// process.
+// Run runs the agent of one member. It returns nil when ctx ends or the agent has uninstalled itself on request of the
+// hub, and an error for invalid options, for example an address that it cannot listen on. It corrects drift from the
+// inventory on the member, whether or not the hub is reachable, and reconnects by itself. Several agents for different
+// clusters can run in one process.
 func Run(ctx context.Context, opts Options) error {
 	opts, err := opts.complete()
 	if err != nil {
@@ -107,9 +108,9 @@ func (a *agent) run(ctx context.Context) error {
 	goroutines.Go(func() { a.facts.run(ctx, func() { a.probes.Ready.Store(true) }) })
 	goroutines.Go(func() { a.facts.watchKinds(ctx) })
 	goroutines.Go(func() {
-		a.gate = session.NewGate(a.awaitPaused(ctx))
+		a.gate = session.NewGate(a.readPaused(ctx))
 		goroutines.Go(func() {
-			a.gate.RunWhileOpen(ctx, func(ctx context.Context) { _ = a.backoffLoop().Run(ctx, "heal", a.engine.Run) })
+			a.gate.RunWhileOpen(ctx, func(ctx context.Context) { _ = a.backoffLoop().Run(ctx, "correct drift", a.engine.Run) })
 		})
 		// It returns when ctx ends, or with session.ErrUninstalled.
 		_ = a.backoffLoop().Run(ctx, "connect to the hub", a.connect)
@@ -141,28 +142,14 @@ func (a *agent) clusterKey() client.ObjectKey {
 	return client.ObjectKey{Namespace: a.opts.Namespace, Name: a.opts.Name}
 }
 
-// setPaused closes the gate of the engine if the cluster is paused, and stores that for a restart.
-func (a *agent) setPaused(ctx context.Context, paused bool) {
-	if !a.gate.SetClosed(paused) {
-		return
-	}
-	log.FromContext(ctx).Info("the cluster was paused or unpaused", "paused", paused)
-	patch := `{"metadata":{"annotations":{"` + pausedAnnotation + `":null}}}`
-	if paused {
-		patch = `{"metadata":{"annotations":{"` + pausedAnnotation + `":"true"}}}`
-	}
-	_, err := a.secrets.Patch(ctx, a.opts.KubeconfigSecret, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: kube.FieldManager})
-	if err != nil {
-		log.FromContext(ctx).Info("cannot store on the member whether the cluster is paused", "reason", err.Error())
-	}
-}
-
-// awaitPaused returns true if the cluster was paused at the last contact with the hub. It retries until the member
-// responds. A member that is not registered yet is not paused.
-func (a *agent) awaitPaused(ctx context.Context) bool {
+// readPaused returns true if the cluster was paused at the last contact with the hub, or if ctx ends. It retries until
+// the member responds. A member that is not registered yet is not paused.
+func (a *agent) readPaused(ctx context.Context) bool {
 	for {
 		a.metrics.Watchdog.Reset()
-		secret, err := a.secrets.Get(ctx, a.opts.KubeconfigSecret, metav1.GetOptions{})
+		requestCtx, cancel := context.WithTimeout(ctx, requestTimeout)
+		secret, err := a.secrets.Get(requestCtx, a.opts.KubeconfigSecret, metav1.GetOptions{})
+		cancel()
 		if err == nil {
 			return secret.Annotations[pausedAnnotation] == "true"
 		}
@@ -170,7 +157,7 @@ func (a *agent) awaitPaused(ctx context.Context) bool {
 			return false
 		}
 		if ctx.Err() == nil {
-			log.FromContext(ctx).Info("cannot read the Secret with the hub's kubeconfig on the member yet", "reason", err.Error())
+			log.FromContext(ctx).Info("cannot read the Secret with the hub's kubeconfig on the member yet", logkeys.Reason, err.Error())
 		}
 		if !session.Sleep(ctx, a.opts.Clock, memberRetryInterval) {
 			return true
@@ -178,9 +165,9 @@ func (a *agent) awaitPaused(ctx context.Context) bool {
 	}
 }
 
-// onReport requeues a bundle whose report has changed.
+// onReport queues a bundle whose report has changed, so that it is reported to the hub.
 func (a *agent) onReport(id bundle.ID) {
-	if source := a.source.Load(); source != nil {
+	if source := a.deliveries.Load(); source != nil {
 		source.Wake(id)
 	}
 }

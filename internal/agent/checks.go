@@ -49,13 +49,14 @@ type checks struct {
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// hasCluster is true after the first setCluster. spec has the checks, and isReady is the reported status.ready.
-	hasCluster bool
-	spec       libv1beta1.SveltosClusterSpec
-	isReady    bool
-	state      checksState
-	// version counts the changes of spec and isReady. The result of a run that began with an older version is dropped.
-	version int
+	// hasCluster is true after the first setCluster. spec has the checks, and reportedReady is the reported status.ready.
+	hasCluster    bool
+	spec          libv1beta1.SveltosClusterSpec
+	reportedReady bool
+	state         checksState
+	// generation counts the changes of spec and reportedReady. The result of a run that began with an older generation is
+	// dropped.
+	generation int
 }
 
 func newChecks(member *rest.Config, checker check.Checker, clock clock.Clock, onChange func()) *checks {
@@ -70,17 +71,17 @@ func (c *checks) setCluster(cluster *libv1beta1.SveltosCluster) {
 		ConsecutiveFailureThreshold: cluster.Spec.ConsecutiveFailureThreshold,
 	}
 	c.mu.Lock()
-	changed := !c.hasCluster || c.isReady != cluster.Status.Ready || !equality.Semantic.DeepEqual(c.spec, spec)
+	changed := !c.hasCluster || c.reportedReady != cluster.Status.Ready || !equality.Semantic.DeepEqual(c.spec, spec)
 	if !c.hasCluster {
 		// A new process continues the count of the previous one.
 		c.state.failures = cluster.Status.AgentCheckFailures
 	}
 	if changed {
-		c.version++
-		c.hasCluster, c.spec, c.isReady = true, *spec.DeepCopy(), cluster.Status.Ready
-		// If the cluster is not reported as ready, for example because the SveltosCluster was created again, nothing is
-		// reported until these checks have run.
-		c.state.isKnown = c.state.isKnown && c.isReady
+		c.generation++
+		c.hasCluster, c.spec, c.reportedReady = true, *spec.DeepCopy(), cluster.Status.Ready
+		// If the cluster is not reported as ready, for example because the SveltosCluster was created again, reportStatus
+		// waits until the readiness checks have run: it could set ready before.
+		c.state.isKnown = c.state.isKnown && c.reportedReady
 	}
 	c.mu.Unlock()
 	if changed {
@@ -116,7 +117,7 @@ func (c *checks) hasChecks() bool {
 // runOnce runs the checks once.
 func (c *checks) runOnce(ctx context.Context) {
 	c.mu.Lock()
-	spec, isReady, version := c.spec, c.isReady, c.version
+	spec, isReady, generation := c.spec, c.reportedReady, c.generation
 	c.mu.Unlock()
 	runCtx, cancel := context.WithTimeout(ctx, checksTimeout)
 	defer cancel()
@@ -125,13 +126,13 @@ func (c *checks) runOnce(ctx context.Context) {
 		return
 	}
 	c.mu.Lock()
-	if c.version != version {
+	if c.generation != generation {
 		// Another run was requested.
 		c.mu.Unlock()
 		return
 	}
 	previous := c.state
-	c.state = previous.next(result, spec.ConsecutiveFailureThreshold)
+	c.state = previous.after(result, spec.ConsecutiveFailureThreshold)
 	state := c.state
 	c.mu.Unlock()
 	if state.message != previous.message {
@@ -154,8 +155,9 @@ func (c *checks) evaluate(ctx context.Context, spec *libv1beta1.SveltosClusterSp
 	return c.checker.EvaluateCluster(ctx, member, spec, isReady)
 }
 
-// next returns the state after a run with that result. Failures are counted up to threshold.
-func (s checksState) next(result check.Result, threshold int32) checksState {
+// after returns the state after a run with that result. Failures are counted up to threshold, and at least one if the
+// threshold is negative.
+func (s checksState) after(result check.Result, threshold int32) checksState {
 	if result.Failure == "" {
 		return checksState{isKnown: true, isReady: true}
 	}

@@ -106,13 +106,13 @@ func TestChecksStateAfterRuns(t *testing.T) {
 		return checksState{isKnown: true, isReady: true, failures: failures, message: "no"}
 	}
 	tests := map[string]struct{ got, want checksState }{
-		"it passes":         {checksState{}.next(passes, 0), checksState{isKnown: true, isReady: true}},
-		"it fails":          {checksState{}.next(fails, 0), failing(1)},
-		"it fails again":    {failing(2).next(fails, 0), failing(3)},
-		"the count stops":   {failing(3).next(fails, 0), failing(3)},
-		"a lower threshold": {failing(3).next(fails, 1), failing(1)},
-		"it passes again":   {failing(3).next(passes, 0), checksState{isKnown: true, isReady: true}},
-		"it is not ready":   {checksState{}.next(check.Result{Failure: "no"}, 0), checksState{isKnown: true, failures: 1, message: "no"}},
+		"it passes":         {checksState{}.after(passes, 0), checksState{isKnown: true, isReady: true}},
+		"it fails":          {checksState{}.after(fails, 0), failing(1)},
+		"it fails again":    {failing(2).after(fails, 0), failing(3)},
+		"the count stops":   {failing(3).after(fails, 0), failing(3)},
+		"a lower threshold": {failing(3).after(fails, 1), failing(1)},
+		"it passes again":   {failing(3).after(passes, 0), checksState{isKnown: true, isReady: true}},
+		"it is not ready":   {checksState{}.after(check.Result{Failure: "no"}, 0), checksState{isKnown: true, failures: 1, message: "no"}},
 	}
 	for name, tc := range tests {
 		if tc.got != tc.want {

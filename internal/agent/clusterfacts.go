@@ -13,6 +13,7 @@ import (
 
 	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube/logkeys"
 )
 
 const (
@@ -49,24 +50,24 @@ func newClusterFacts(member *rest.Config, metadataClient metadata.Interface, clo
 // run reads the facts at once, after each interval and on request, until ctx ends. It calls onRead after each
 // successful read.
 func (f *clusterFacts) run(ctx context.Context, onRead func()) {
-	var changes kindsBackoff
+	var backoff kindsBackoff
 	for {
 		pause := factsInterval
 		if err := f.read(ctx); err != nil {
 			pause = factsRetryInterval
 			if ctx.Err() == nil {
-				log.FromContext(ctx).Info("cannot read the version and the APIs of the cluster", "reason", err.Error())
+				log.FromContext(ctx).Info("cannot read the version and the APIs of the cluster", logkeys.Reason, err.Error())
 			}
 		} else {
 			onRead()
 		}
-		changes.lastRead = f.clock.Now()
+		backoff.lastRead = f.clock.Now()
 		timer := f.clock.NewTimer(pause)
 		select {
 		case <-timer.C():
 		case <-f.readRequested:
 			timer.Stop()
-			if !session.Sleep(ctx, f.clock, min(changes.delay(f.clock.Now()), pause)) {
+			if !session.Sleep(ctx, f.clock, min(backoff.delay(f.clock.Now()), pause)) {
 				return
 			}
 		case <-ctx.Done():

@@ -10,7 +10,7 @@
 //  2. If the cluster was not paused at the last contact with the hub, the engine starts. It corrects drift from the
 //     inventory on the member, also while the hub is away (agent.go).
 //  3. runSession opens the credential, which is in a Secret of the member, and exchanges the manifest's token for
-//     the agent's own (package join). An uninstallation that has begun continues instead (hubsession.go).
+//     the agent's own (package join). If an uninstallation has begun, runSession only continues it (hubsession.go).
 //  4. hubSession.open waits until the hub accepts the credential, and claims the Lease of the cluster, so that only one
 //     member uses a registration (duplicateregistration.go).
 //  5. Until the session ends it runs in parallel: heartbeats and the status of the SveltosCluster (status.go), bundles

@@ -13,12 +13,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/agent/session"
+	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/kube"
 )
 
-// takeoverDelay is the time without heartbeats after which another member may take a registration over. After that time
-// the hub reports the member as Down, also one with an agent of a former release.
-const takeoverDelay = 90 * time.Second
+// takeoverDelay is the time without heartbeats after which another member may take a registration over. It is the
+// longest time after which the hub reports a member as Down.
+const takeoverDelay = heartbeats.SveltosLimit
 
 var (
 	// errDuplicateRegistration means that another member uses the registration.
@@ -30,34 +31,28 @@ var (
 // duplicateRegistration observes in the Lease another member that uses the same registration.
 type duplicateRegistration struct {
 	clock clock.PassiveClock
-	// member is the ID of the other member, renewTime is its last heartbeat by its own clock, and renewedAt is the time
-	// of that heartbeat by this agent's clock.
-	member    string
-	renewTime time.Time
-	renewedAt time.Time
+	// member is the ID of the other member, renewTime is the time of its last heartbeat by its own clock, and observedAt
+	// is the time by this agent's clock at which that heartbeat was first read.
+	member     string
+	renewTime  time.Time
+	observedAt time.Time
 	// loggedAt is the time of the last log message.
 	loggedAt time.Time
 }
 
-// observe records the heartbeat in lease. It returns true if the other member has sent no heartbeat for takeoverDelay.
-// The clocks of the members may differ, so heartbeats are timed by this agent's clock; only the first one is timed by
-// its renewTime.
+// observe records the heartbeat in lease, and returns true if there was no new one for takeoverDelay by this agent's
+// clock. The times that the other member writes are only compared with each other: its clock may be behind, and a
+// member that works must not be taken over.
 func (d *duplicateRegistration) observe(lease *coordinationv1.Lease) (isSilent bool) {
 	now, member := d.clock.Now(), lease.Annotations[kube.AnnotationMember]
 	var renewTime time.Time
 	if lease.Spec.RenewTime != nil {
 		renewTime = lease.Spec.RenewTime.Time
 	}
-	switch {
-	case d.member != member:
-		d.member, d.renewTime, d.renewedAt = member, renewTime, renewTime
-		if renewTime.After(now) {
-			d.renewedAt = now
-		}
-	case !d.renewTime.Equal(renewTime):
-		d.renewTime, d.renewedAt = renewTime, now
+	if d.member != member || !d.renewTime.Equal(renewTime) {
+		d.member, d.renewTime, d.observedAt = member, renewTime, now
 	}
-	return now.Sub(d.renewedAt) >= takeoverDelay
+	return now.Sub(d.observedAt) >= takeoverDelay
 }
 
 // log logs the duplicate registration, at most every session.LogInterval.
@@ -87,12 +82,14 @@ func (s *hubSession) claimLease(ctx context.Context, duplicate *duplicateRegistr
 	if err != nil {
 		return fmt.Errorf("read Lease %s: %w", s.leaseKey, err)
 	}
-	switch holder := lease.Annotations[kube.AnnotationMember]; {
-	case holder == string(s.memberID):
+	holder := lease.Annotations[kube.AnnotationMember]
+	if holder == string(s.memberID) {
 		return nil
-	case holder != "" && !duplicate.observe(lease):
-		return errDuplicateRegistration
-	case holder != "":
+	}
+	if holder != "" {
+		if !duplicate.observe(lease) {
+			return errDuplicateRegistration
+		}
 		log.FromContext(ctx).Info("taking the registration over from a cluster that sends no heartbeats", "otherMember", holder)
 	}
 	// This fails if another member has written the Lease since it was read.

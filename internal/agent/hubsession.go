@@ -20,11 +20,12 @@ import (
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
 )
 
 const (
-	// credentialCheckInterval is the time between two checks of the stored credential, and of a Lease that another
-	// member holds.
+	// credentialCheckInterval is the time between two checks of the stored credential by a waiting session, and between
+	// two reads of a Lease that another member holds.
 	credentialCheckInterval = 5 * time.Second
 	// rejectedRetryInterval is the time between two attempts with a credential that the hub rejects.
 	rejectedRetryInterval = 30 * time.Second
@@ -33,7 +34,7 @@ const (
 	hubQPS = 50
 )
 
-// hubSession is the work of an agent with one credential.
+// hubSession is the connection of an agent to the hub with one credential.
 type hubSession struct {
 	*agent
 	credential *join.Credential
@@ -41,12 +42,16 @@ type hubSession struct {
 	leaseKey   client.ObjectKey
 	// memberID is the UID of the member's namespace kube-system. Several members may use one credential.
 	memberID types.UID
-	// reportedExchange is the value of credential.Exchanged that this session has reported.
+	// reportedExchange is the value of credential.Exchanged, the UID of the Secret with the manifest's token, that this
+	// session has written to the Lease.
 	reportedExchange types.UID
 	// heartbeatRequested holds one signal to send a heartbeat now.
 	heartbeatRequested chan struct{}
-	// reportedUnrequested is the value of kube.AnnotationUnrequested in the hub's last response; nil if unknown.
+	// reportedUnrequested is the value of kube.AnnotationUnrequested, the bundles without a group on the hub, in the hub's
+	// last response; nil if unknown.
 	reportedUnrequested *string
+	// storedPaused is the paused state that this session has stored on the member, nil before the first time.
+	storedPaused *bool
 }
 
 // connect runs sessions one after the other, until one ends with an error that needs a delay or is final.
@@ -55,7 +60,7 @@ func (a *agent) connect(ctx context.Context) error {
 		err := a.runSession(ctx)
 		switch {
 		case errors.Is(err, join.ErrSuperseded), errors.Is(err, errTakenOver):
-			log.FromContext(ctx).Info("reconnecting to the hub", "reason", err.Error())
+			log.FromContext(ctx).Info("reconnecting to the hub", logkeys.Reason, err.Error())
 		default:
 			return err
 		}
@@ -152,14 +157,14 @@ func (s *hubSession) open(ctx context.Context) error {
 		} else if !s.rejectedLog.LogIfRejected(ctx, err) {
 			return err
 		}
-		if err := s.pause(ctx, pause); err != nil {
+		if err := s.waitForRetry(ctx, pause); err != nil {
 			return err
 		}
 	}
 }
 
-// pause waits, and returns an error if ctx ends or the cluster is registered again.
-func (s *hubSession) pause(ctx context.Context, duration time.Duration) error {
+// waitForRetry waits, and returns an error if ctx ends or the cluster is registered again.
+func (s *hubSession) waitForRetry(ctx context.Context, duration time.Duration) error {
 	for end := s.opts.Clock.Now().Add(duration); s.opts.Clock.Now().Before(end); {
 		s.metrics.Watchdog.Reset()
 		if !session.Sleep(ctx, s.opts.Clock, credentialCheckInterval) {
@@ -172,12 +177,12 @@ func (s *hubSession) pause(ctx context.Context, duration time.Duration) error {
 	return nil
 }
 
-// run works for the hub until ctx ends or the credential is superseded. It returns session.ErrUninstallRequested if the
-// hub requests the removal of the agent, and errTakenOver if another member uses the registration now.
+// run serves the session until ctx ends or the credential is superseded. It returns session.ErrUninstallRequested if
+// the hub requests the removal of the agent, and errTakenOver if another member uses the registration now.
 func (s *hubSession) run(ctx context.Context) error {
 	source := deliver.NewAgentSource(s.hubClient, s.credential.DeliveryNamespace(), s.opts.Name)
-	s.source.Store(source)
-	defer s.source.Store(nil)
+	s.deliveries.Store(source)
+	defer s.deliveries.Store(nil)
 	worker := &session.Worker{Source: source, Engine: s.engine, Gate: s.gate, OnKindsChanged: s.facts.requestRead, OnConverged: s.metrics.RecordConverge,
 		OnWithdrawn: func() { session.Signal(s.heartbeatRequested) },
 	}
@@ -226,4 +231,27 @@ func (s *hubSession) onClusterChange(ctx context.Context, cluster *libv1beta1.Sv
 	}
 	// The bundles of a cluster that is being deregistered are removed even if the cluster is paused.
 	s.setPaused(ctx, cluster.Spec.Paused && cluster.DeletionTimestamp == nil)
+}
+
+// setPaused closes the gate of the engine if the cluster is paused, and stores that on the member for a restart. If it
+// cannot be stored, the next version of the SveltosCluster retries it.
+func (s *hubSession) setPaused(ctx context.Context, paused bool) {
+	if s.gate.SetClosed(paused) {
+		log.FromContext(ctx).Info("the cluster was paused or unpaused", "paused", paused)
+	}
+	if s.storedPaused != nil && *s.storedPaused == paused {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	patch := `{"metadata":{"annotations":{"` + pausedAnnotation + `":null}}}`
+	if paused {
+		patch = `{"metadata":{"annotations":{"` + pausedAnnotation + `":"true"}}}`
+	}
+	_, err := s.secrets.Patch(ctx, s.opts.KubeconfigSecret, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: kube.FieldManager})
+	if err != nil {
+		log.FromContext(ctx).Info("cannot store on the member whether the cluster is paused", logkeys.Reason, err.Error())
+		return
+	}
+	s.storedPaused = &paused
 }

@@ -78,8 +78,8 @@ type kindsBackoff struct {
 	lastRead time.Time
 }
 
-// delay returns the time from a change of definitions, now, until the next read. It is minKindsDelay, and longer after
-// each read that is followed by a change within maxKindsDelay.
+// delay returns the delay from a change of definitions, now, to the next read. It is minKindsDelay, and doubles while
+// changes follow reads within maxKindsDelay.
 func (b *kindsBackoff) delay(now time.Time) time.Duration {
 	if b.backoff.Duration == 0 || now.Sub(b.lastRead) > maxKindsDelay {
 		b.backoff = wait.Backoff{Duration: minKindsDelay, Factor: 2, Cap: maxKindsDelay, Steps: math.MaxInt32}
@@ -107,7 +107,8 @@ func (l kindsListener) Replace([]any, string) error { return l.changed() }
 // Resync does nothing.
 func (kindsListener) Resync() error { return nil }
 
-// Transformer drops the metadata that the reflector would keep while it collects the first list.
+// Transformer drops labels, annotations and managed fields, which the reflector keeps in memory until the first list is
+// complete.
 func (kindsListener) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
 		if definition, ok := obj.(*metav1.PartialObjectMetadata); ok {

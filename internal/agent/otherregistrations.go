@@ -14,8 +14,8 @@ import (
 )
 
 // logOtherRegistrations logs the Secrets of other registrations whose manifests were applied to this cluster. Each
-// manifest replaces the agent's Deployment, so that only the agent of the last manifest runs, and the hub waits for the
-// other agents. The running agent continues. The same Secrets are logged only once.
+// manifest replaces the agent's Deployment, so that only the agent of the last manifest runs, and the hub reports
+// the other registrations as Down. The same Secrets are logged only once.
 func (a *agent) logOtherRegistrations(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

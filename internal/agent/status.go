@@ -105,7 +105,7 @@ func (s *hubSession) writeLease(ctx context.Context, resourceVersion string) (*c
 	if exchanged != s.reportedExchange {
 		annotations[kube.AnnotationExchanged] = exchanged
 	}
-	unrequested, known := session.UnrequestedValue(s.engine, s.source.Load())
+	unrequested, known := session.UnrequestedValue(s.engine, s.deliveries.Load())
 	if known && (s.reportedUnrequested == nil || *s.reportedUnrequested != unrequested) {
 		annotations[kube.AnnotationUnrequested] = session.NullIfEmpty(unrequested)
 	}

@@ -39,8 +39,8 @@ func (a *agent) finishUninstall(ctx context.Context, state *session.UninstallSta
 	return u.Finish(ctx, state)
 }
 
-// answerHub answers the removal request. A hub that knows neither the SveltosCluster nor the credential needs no
-// answer.
+// answerHub answers the removal request. A hub that no longer knows the SveltosCluster, or does not accept the
+// credential, needs no answer.
 func (a *agent) answerHub(ctx context.Context, state *session.UninstallState) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

@@ -57,7 +57,7 @@ func (r *engineRunner) ensureEngine(ctx context.Context, clusterUID, hubID strin
 	engineCtx, cancel := context.WithCancel(r.leaderCtx)
 	var goroutine sync.WaitGroup
 	goroutine.Go(func() {
-		a.gate.RunWhileOpen(engineCtx, func(ctx context.Context) { _ = a.backoffLoop().Run(ctx, "heal", newEngine.Run) })
+		a.gate.RunWhileOpen(engineCtx, func(ctx context.Context) { _ = a.backoffLoop().Run(ctx, "correct drift", newEngine.Run) })
 	})
 	r.engine, r.clusterUID, r.hubID = newEngine, clusterUID, hubID
 	r.stopEngine = func() { cancel(); goroutine.Wait() }

@@ -14,7 +14,7 @@ const (
 	// after an outage of the hub.
 	retryFirst = time.Second
 	retryLast  = 20 * time.Second
-	// jitter spreads the attempts of many agents: each delay is shortened by up to this fraction.
+	// jitter is the largest fraction by which Jitter shortens a delay.
 	jitter = 0.2
 )
 
@@ -49,11 +49,16 @@ func (l BackoffLoop) Run(ctx context.Context, action string, task func(context.C
 		if err != nil && !l.LogError(ctx, err) {
 			log.FromContext(ctx).Info("cannot "+action+"; retrying", "reason", err.Error())
 		}
-		if !Sleep(ctx, l.Clock, time.Duration(float64(pause)*(1-jitter*rand.Float64()))) {
+		if !Sleep(ctx, l.Clock, Jitter(pause)) {
 			return nil
 		}
 		pause = min(pause*2, retryLast)
 	}
+}
+
+// Jitter shortens a delay at random, to spread the requests of many agents.
+func Jitter(delay time.Duration) time.Duration {
+	return time.Duration(float64(delay) * (1 - jitter*rand.Float64()))
 }
 
 // SleepOrWake waits until the pause has passed or wake receives a value. It returns false if ctx ended first.
