@@ -108,13 +108,8 @@ func (a *agent) run(ctx context.Context) error {
 	goroutines.Go(func() { a.facts.run(ctx, func() { a.probes.Ready.Store(true) }) })
 	goroutines.Go(func() { a.facts.watchKinds(ctx) })
 	goroutines.Go(func() {
-		a.gate = session.NewGate(a.readPaused(ctx))
-		goroutines.Go(func() {
-			a.gate.RunWhileOpen(ctx, func(ctx context.Context) { _ = a.backoffLoop().Run(ctx, "correct drift", a.engine.Run) })
-		})
-		// It returns when ctx ends, or with session.ErrUninstalled.
-		_ = a.backoffLoop().Run(ctx, "connect to the hub", a.connect)
-		cancel()
+		defer cancel()
+		a.work(ctx)
 	})
 	select {
 	case err := <-probesEnded:
@@ -123,6 +118,20 @@ func (a *agent) run(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
+}
+
+// work corrects drift, and connects to the hub, until ctx ends or the agent has uninstalled itself.
+func (a *agent) work(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	var goroutines sync.WaitGroup
+	defer goroutines.Wait()
+	defer cancel()
+	a.gate = session.NewGate(a.readPaused(ctx))
+	goroutines.Go(func() {
+		a.gate.RunWhileOpen(ctx, func(ctx context.Context) { _ = a.backoffLoop().Run(ctx, "correct drift", a.engine.Run) })
+	})
+	// It returns when ctx ends, or with session.ErrUninstalled.
+	_ = a.backoffLoop().Run(ctx, "connect to the hub", a.connect)
 }
 
 func (a *agent) backoffLoop() session.BackoffLoop {

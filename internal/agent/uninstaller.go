@@ -19,11 +19,12 @@ import (
 
 	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/kube/logkeys"
 )
 
 // The names in a registration's manifest. They are the names that Sveltos uses.
 const (
-	agentAccount     = "sveltos-applier-manager" // the name of the ServiceAccount and the Deployment
+	agentName        = "sveltos-applier-manager" // of the ServiceAccount and the Deployment
 	agentRole        = "sveltos-applier-manager-role"
 	agentRoleBinding = "sveltos-applier-manager-rolebinding"
 	agentService     = "sveltos-applier-metrics-service"
@@ -33,13 +34,12 @@ const (
 )
 
 // uninstaller removes the agent from its member. It first makes the agent's objects dependents of the ClusterRole. The
-// deletion of the ClusterRole then removes them all, although it removes the agent's permissions too and the agent may
-// end.
+// garbage collector then deletes them with the ClusterRole, even if the agent has ended or has no permissions any more.
 type uninstaller struct {
 	*session.OwnerClient
-	member kubernetes.Interface
-	secret string
-	clock  clock.PassiveClock
+	member     kubernetes.Interface
+	secretName string
+	clock      clock.PassiveClock
 }
 
 func newUninstaller(member *rest.Config, opts Options) (*uninstaller, error) {
@@ -51,7 +51,7 @@ func newUninstaller(member *rest.Config, opts Options) (*uninstaller, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &uninstaller{OwnerClient: ownerClient, member: clientset, secret: opts.KubeconfigSecret, clock: opts.Clock}, nil
+	return &uninstaller{OwnerClient: ownerClient, member: clientset, secretName: opts.KubeconfigSecret, clock: opts.Clock}, nil
 }
 
 // dependents are the manifest's objects that become dependents of the ClusterRole, without the Namespace and the
@@ -59,9 +59,9 @@ func newUninstaller(member *rest.Config, opts Options) (*uninstaller, error) {
 func dependents() []session.Object {
 	return []session.Object{
 		session.NewObject(rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings"), "", agentRoleBinding),
-		session.NewObject(corev1.SchemeGroupVersion.WithResource("serviceaccounts"), kube.AgentNamespace, agentAccount),
+		session.NewObject(corev1.SchemeGroupVersion.WithResource("serviceaccounts"), kube.AgentNamespace, agentName),
 		session.NewObject(corev1.SchemeGroupVersion.WithResource("services"), kube.AgentNamespace, agentService),
-		session.NewObject(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, kube.AgentNamespace, agentAccount),
+		session.NewObject(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, kube.AgentNamespace, agentName),
 	}
 }
 
@@ -70,17 +70,17 @@ func agentNamespace() session.Object {
 }
 
 func (u *uninstaller) secretObject() session.Object {
-	return session.NewObject(corev1.SchemeGroupVersion.WithResource("secrets"), kube.AgentNamespace, u.secret)
+	return session.NewObject(corev1.SchemeGroupVersion.WithResource("secrets"), kube.AgentNamespace, u.secretName)
 }
 
 // readState returns the state of an uninstallation that has begun, or nil.
 func (u *uninstaller) readState(ctx context.Context) (*session.UninstallState, error) {
-	secret, err := u.member.CoreV1().Secrets(kube.AgentNamespace).Get(ctx, u.secret, metav1.GetOptions{})
+	secret, err := u.member.CoreV1().Secrets(kube.AgentNamespace).Get(ctx, u.secretName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil //nolint:nilnil // nil means no uninstallation
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read Secret %s/%s with the hub's kubeconfig: %w", kube.AgentNamespace, u.secret, err)
+		return nil, fmt.Errorf("read Secret %s/%s with the hub's kubeconfig: %w", kube.AgentNamespace, u.secretName, err)
 	}
 	if !session.HasUninstallState(secret) {
 		return nil, nil //nolint:nilnil // nil means no uninstallation
@@ -106,7 +106,7 @@ func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*session.
 	secrets := u.member.CoreV1().Secrets(kube.AgentNamespace)
 	state := &session.UninstallState{Cluster: cluster, Since: u.clock.Now().UTC()}
 	err = kube.RetryOnConflict(ctx, func() error {
-		secret, err := secrets.Get(ctx, u.secret, metav1.GetOptions{})
+		secret, err := secrets.Get(ctx, u.secretName, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -116,7 +116,7 @@ func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*session.
 		})
 	})
 	if err != nil {
-		return nil, fmt.Errorf("record the uninstallation in Secret %s/%s: %w", kube.AgentNamespace, u.secret, err)
+		return nil, fmt.Errorf("record the uninstallation in Secret %s/%s: %w", kube.AgentNamespace, u.secretName, err)
 	}
 	return state, nil
 }
@@ -157,22 +157,40 @@ func (u *uninstaller) remove(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	background := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
 	if replaced {
-		err := u.member.CoreV1().Secrets(kube.AgentNamespace).Delete(ctx, u.secret, background)
-		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("delete Secret %s/%s: %w", kube.AgentNamespace, u.secret, err)
-		}
-		return session.ErrUninstalled
+		err = u.removeSecret(ctx)
+	} else {
+		err = u.removeAll(ctx)
 	}
-	_, err = u.member.RbacV1().ClusterRoles().Get(ctx, agentRole, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	return session.ErrUninstalled
+}
+
+// removeSecret deletes the Secret of a registration whose agent was replaced.
+func (u *uninstaller) removeSecret(ctx context.Context) error {
+	err := u.member.CoreV1().Secrets(kube.AgentNamespace).Delete(ctx, u.secretName, deleteInBackground())
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete Secret %s/%s: %w", kube.AgentNamespace, u.secretName, err)
+	}
+	return nil
+}
+
+func deleteInBackground() metav1.DeleteOptions {
+	return metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
+}
+
+// removeAll deletes the ClusterRole with all objects of the agent as its dependents.
+func (u *uninstaller) removeAll(ctx context.Context) error {
+	_, err := u.member.RbacV1().ClusterRoles().Get(ctx, agentRole, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return session.ErrUninstalled
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("read ClusterRole %s: %w", agentRole, err)
 	}
-	// Repeated, because since prepare other objects may have been created in the namespace, and the ClusterRole may have
+	// Repeated, because prepare may be long ago: the namespace may have foreign objects now, and the ClusterRole may have
 	// been created again.
 	owner, err := u.setOwners(ctx)
 	if err != nil {
@@ -181,12 +199,13 @@ func (u *uninstaller) remove(ctx context.Context) error {
 	if err := u.SetOwner(ctx, u.secretObject(), owner); err != nil {
 		return err
 	}
-	background.Preconditions = metav1.NewUIDPreconditions(string(owner.UID))
-	err = u.member.RbacV1().ClusterRoles().Delete(ctx, agentRole, background)
+	options := deleteInBackground()
+	options.Preconditions = metav1.NewUIDPreconditions(string(owner.UID))
+	err = u.member.RbacV1().ClusterRoles().Delete(ctx, agentRole, options)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete ClusterRole %s: %w", agentRole, err)
 	}
-	return session.ErrUninstalled
+	return nil
 }
 
 // rollBack undoes prepare.
@@ -202,7 +221,7 @@ func (u *uninstaller) rollBack(ctx context.Context) error {
 // isReplaced returns true if the Deployment runs the agent of another registration, because the manifest of that
 // registration was applied later. Then only the Secret belongs to this agent.
 func (u *uninstaller) isReplaced(ctx context.Context) (bool, error) {
-	deployment, err := u.member.AppsV1().Deployments(kube.AgentNamespace).Get(ctx, agentAccount, metav1.GetOptions{})
+	deployment, err := u.member.AppsV1().Deployments(kube.AgentNamespace).Get(ctx, agentName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
@@ -211,7 +230,7 @@ func (u *uninstaller) isReplaced(ctx context.Context) (bool, error) {
 	}
 	for _, container := range deployment.Spec.Template.Spec.Containers {
 		for _, arg := range container.Args {
-			if secret, found := strings.CutPrefix(arg, secretFlag); found && secret != u.secret {
+			if secret, found := strings.CutPrefix(arg, secretFlag); found && secret != u.secretName {
 				return true, nil
 			}
 		}
@@ -229,12 +248,13 @@ func (u *uninstaller) setNamespaceOwner(ctx context.Context, owner *metav1.Owner
 	reason := "it was not created by a registration"
 	if live.Labels[agentLabel] == agentLabelValue {
 		if reason, err = u.FindForeignObject(ctx, kube.AgentNamespace, append(dependents(), u.secretObject())); err != nil {
+			// Not returned: an error that does not pass, for example of a conversion webhook, must not prevent the removal.
 			reason = err.Error()
 		}
 	}
 	if reason == "" {
 		return u.SetOwner(ctx, agentNamespace(), owner)
 	}
-	log.FromContext(ctx).Info("keeping the namespace of the agent", "namespace", kube.AgentNamespace, "reason", reason)
+	log.FromContext(ctx).Info("keeping the namespace of the agent", "namespace", kube.AgentNamespace, logkeys.Reason, reason)
 	return u.SetOwner(ctx, agentNamespace(), nil)
 }
