@@ -100,8 +100,8 @@ func TestSubresourcesHaveExclusions(t *testing.T) {
 	deliver("10.0.0.4", "10.0.0.4")
 }
 
-// TestInvalidStatus fails each time, and neither Force nor a withdrawal deletes a Service for it that another client has
-// created.
+// TestInvalidStatus fails each time, and neither Force nor a withdrawal deletes a Service for it that another client
+// has created.
 func TestInvalidStatus(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ exists, meanwhile bool }{

@@ -13,7 +13,8 @@ const (
 	// thousand.
 	maxSteps = 5_000_000
 	// maxMemory is by how many bytes the heap of this process may grow while a script runs: half of the memory limit of
-	// a child process in which it runs, at least. memoryCheckInterval is the number of instructions between two checks of it.
+	// a child process in which it runs, at least. memoryCheckInterval is the number of instructions between two checks
+	// of it.
 	maxMemory           = 128 << 20
 	memoryCheckInterval = 32
 	// heapMetric is the memory of live objects and garbage.

@@ -79,8 +79,8 @@ func (s *Script) replaceMatches(state *lua.LState) int {
 	return 2
 }
 
-// replacementOf returns the value of a table for the first capture, or the result of a function of all captures. Nil and
-// false stand for the text that matched.
+// replacementOf returns the value of a table for the first capture, or the result of a function of all captures. Nil
+// and false stand for the text that matched.
 func (s *Script) replacementOf(state *lua.LState, match *pm.MatchData, subject string) string {
 	captures := []lua.LValue{lua.LString(subject[match.Capture(0):match.Capture(1)])}
 	matched := captures[0].String()

@@ -113,8 +113,8 @@ func (s *state) mergeLocal() {
 
 // localAccount returns the "namespace/name" of the ServiceAccount as which the content of a profile is applied to the
 // cluster of the hub, "" for the identity of the hub. A ClusterProfile deploys with the permissions of the hub.
-// The author of a Profile may only be able to write Profiles in one namespace. So a Profile needs a ServiceAccount of its
-// namespace, whose permissions limit it.
+// The author of a Profile may only be able to write Profiles in one namespace. So a Profile needs a ServiceAccount of
+// its namespace, whose permissions limit it.
 func localAccount(owner bundle.Owner, summary *configv1beta1.ClusterSummary) (string, error) {
 	name, namespace := summary.Labels[libv1beta1.ServiceAccountNameLabel], summary.Labels[libv1beta1.ServiceAccountNamespaceLabel]
 	isProfile := owner.Kind == configv1beta1.ProfileKind
