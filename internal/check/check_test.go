@@ -251,12 +251,12 @@ func TestEndlessPages(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if !strings.HasSuffix(r.URL.Path, "/pods") {
-			fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"pods","kind":"Pod","namespaced":true,"verbs":["list"]}]}`)
+			_, _ = fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"pods","kind":"Pod","namespaced":true,"verbs":["list"]}]}`)
 			return
 		}
 		pages++
 		pod := fmt.Sprintf(`{"metadata":{"name":"p","annotations":{"a":%q}}}`, strings.Repeat("x", 1<<20))
-		fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","metadata":{"continue":"next"},"items":[%s]}`, pod)
+		_, _ = fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","metadata":{"continue":"next"},"items":[%s]}`, pod)
 	}))
 	t.Cleanup(server.Close)
 	endless, err := client.New(&rest.Config{Host: server.URL}, client.Options{})

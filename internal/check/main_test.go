@@ -18,7 +18,7 @@ import (
 // serve is the argument with which the tests start their binary as a child of the sandbox.
 const serve = "serve"
 
-//nolint:gochecknoglobals // the children are shared by all tests
+// checker shares its child processes between all tests.
 var checker = check.Checker{Sandbox: sandbox.NewPool([]string{os.Args[0], serve}, clock.RealClock{}), Cluster: "one"}
 
 func TestMain(m *testing.M) {

@@ -102,7 +102,7 @@ func TestProxyOfTheEnvironment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	connection.Close()
+	_ = connection.Close()
 	if err := get(t, p, "http://example.org"); !errors.Is(err, egress.ErrDenied) {
 		t.Errorf("got error %v", err)
 	}

@@ -12,9 +12,8 @@ const (
 	// maxSteps is the maximal number of instructions of a script: a script over 10,000 objects takes some hundred
 	// thousand.
 	maxSteps = 5_000_000
-	// maxMemory is by how many bytes the heap of this process may grow while a script runs: half of the memory limit of
-	// a child process in which it runs, at least. memoryCheckInterval is the number of instructions between two checks
-	// of it.
+	// maxMemory limits the growth of the heap while a script runs, in bytes. The child process in which the script runs
+	// has at least twice as much memory. memoryCheckInterval is the number of instructions between two checks of it.
 	maxMemory           = 128 << 20
 	memoryCheckInterval = 32
 	// heapMetric is the memory of live objects and garbage.

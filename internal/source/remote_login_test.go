@@ -61,7 +61,7 @@ func TestSecretsOfOthersAreNotSent(t *testing.T) {
 		r.secrets.set("login", map[string]string{"token": "private"})
 		r.secrets.secretType = secretType
 		_, err := r.read(withSecret(remoteRef(server.URL), "login"))
-		wantInvalid(t, err, "Secret eu/login has the type "+string(secretType)+", and is not sent to servers")
+		wantInvalid(t, err, `Secret eu/login: it has the type "`+string(secretType)+`", so its login is not sent to servers`)
 		if strings.Contains(err.Error(), "private") || requests.Load() > 0 {
 			t.Errorf("%s: %v, and %d requests", secretType, err, requests.Load())
 		}

@@ -144,7 +144,7 @@ func (w *world) serveAt(address string, handler http.HandlerFunc) *httptest.Serv
 	listener, err := (&net.ListenConfig{}).Listen(w.Context(), "tcp", net.JoinHostPort(address, "0"))
 	w.must(err)
 	server := httptest.NewUnstartedServer(handler)
-	server.Listener.Close()
+	_ = server.Listener.Close()
 	server.Listener = listener
 	server.Start()
 	w.Cleanup(server.Close)

@@ -45,7 +45,10 @@ const deniedAddress = "127.0.0.3"
 // TestMain is also the child process in which the hub expands templates.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "sandbox" {
-		os.Exit(cli.Run(context.Background(), []string{"towline", "sandbox"}, command.Streams{Out: os.Stdout, Err: os.Stderr}))
+		if code := cli.Run(context.Background(), []string{"towline", "sandbox"}, command.Streams{Out: os.Stdout, Err: os.Stderr}); code != 0 {
+			panic(code)
+		}
+		return
 	}
 	ctrl.SetLogger(logr.Discard())
 	m.Run()
