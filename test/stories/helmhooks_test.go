@@ -121,7 +121,7 @@ func TestHelmHooks(t *testing.T) {
 		w.kubectl(w.hub, "create", "namespace", "fleet")
 		plane, gate := w.gatedPushMember("fleet", "pushed", "mode=pushed")
 		s := w.hookStory(&helmMember{world: w, plane: plane, cluster: "pushed"})
-		s.gate, s.deployer = gate, victim{kill: func() { w.hubOS.kill() }, start: w.startHub}
+		s.gate, s.deployer = gate, victim{kill: func() { w.hubOS.kill() }, start: func() { w.startHub() }}
 		s.both = s.deployer
 		s.lifeOfRelease()
 		s.killedWhileUninstalled(s.deployer)

@@ -81,8 +81,9 @@ func TestLocal(t *testing.T) {
 	w.limitsProfiles()
 	w.keepsWithoutSource()
 	w.hubOS.kill()
-	w.startHub()
+	w.startHub("--register-self=false")
 	w.correctsDrift()
+	w.kustomizes()
 	w.withdraws()
 }
 
@@ -292,6 +293,54 @@ func (w localWorld) keepsWithoutSource() {
 	}
 	w.apply(w.hub, fmt.Sprintf(localContent, "second"))
 	w.everywhere("the source is back", "second")
+}
+
+// localKustomization is a kustomization for the hub.
+const localKustomization = `
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: kustomized}
+data:
+  kustomization.yaml: |
+    resources: [object.yaml]
+    nameSuffix: -kustomized
+  object.yaml: |
+    apiVersion: v1
+    kind: ConfigMap
+    metadata: {name: '{{ .namespace }}', labels: {team: local}}
+    data: {text: third}
+---
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: kustomized}
+spec:
+  clusterSelector: {matchLabels: {env: local}}
+  kustomizationRefs:
+  - kind: ConfigMap
+    namespace: default
+    name: kustomized
+    deploymentType: Local
+    targetNamespace: local
+    values: {namespace: '{{ .Cluster.metadata.namespace }}'}
+`
+
+// kustomizes deploys a kustomization to the hub, and withdraws it.
+func (w localWorld) kustomizes() {
+	w.t.Helper()
+	w.apply(w.hub, localKustomization)
+	for namespace, member := range w.members {
+		name := namespace + "-kustomized"
+		w.eventually("the kustomization for "+namespace+" is on the hub", func() error {
+			return w.wantObject(w.hub, name, map[string]string{"text": "third"})
+		})
+		if err := w.absent(member, &corev1.ConfigMap{}, name, "local"); err != nil {
+			w.t.Errorf("on the member of %s: %v", namespace, err)
+		}
+	}
+	w.kubectl(w.hub, "delete", "clusterprofile", "kustomized")
+	for namespace := range w.members {
+		w.eventually("the kustomization for "+namespace+" is withdrawn", func() error { return w.wantAbsent("local", namespace+"-kustomized") })
+	}
 }
 
 // withdraws changes the content to Remote and back while a member is unreachable, stops a cluster from matching, and

@@ -171,7 +171,7 @@ func TestNothingLostHub(t *testing.T) {
 	w.hubKubeconfig = w.kubeconfig("through-gate.kubeconfig", hub)
 	w.startHub()
 	w.apply(w.hub, lostProfile)
-	w.killAtStages(member, victim{kill: func() { w.hubOS.kill() }, start: w.startHub}, []stage{
+	w.killAtStages(member, victim{kill: func() { w.hubOS.kill() }, start: func() { w.startHub() }}, []stage{
 		{name: "before it writes the first bundle", gate: hub, moment: moment{method: "POST", path: bundlesPath}},
 		{name: "between two bundles", gate: hub, moment: moment{method: "POST", path: bundlesPath, nth: 2}},
 		{name: "between bundles and group", gate: hub, moment: moment{method: "PATCH", path: groupPath}},

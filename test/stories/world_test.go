@@ -68,10 +68,11 @@ func newWorld(t *testing.T, options ...localkube.Option) *world {
 	return w
 }
 
-// startHub runs `towline hub`; it is stopped when the story ends.
-func (w *world) startHub() {
+// startHub runs `towline hub` with more flags; it is stopped when the story ends.
+func (w *world) startHub(flags ...string) {
 	w.t.Helper()
-	w.hubOS = w.startIn(w.hub.Network(), "hub", []string{"KUBECONFIG=" + w.hubKubeconfig}, "towline", "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0", "--health-address=127.0.0.1:0", "--cache-dir="+filepath.Join(w.dir, "cache"))
+	flags = append([]string{"hub", "--install-crds", "--diagnostics-address=127.0.0.1:0", "--health-address=127.0.0.1:0", "--cache-dir=" + filepath.Join(w.dir, "cache")}, flags...)
+	w.hubOS = w.startIn(w.hub.Network(), "hub", []string{"KUBECONFIG=" + w.hubKubeconfig}, "towline", flags...)
 	w.eventually("the hub installs its CRDs", func() error {
 		c := w.client(w.hub)
 		return errors.Join(c.List(w.t.Context(), &libv1beta1.SveltosClusterList{}), c.List(w.t.Context(), &configv1beta1.ClusterProfileList{}),
