@@ -57,6 +57,8 @@ type agent struct {
 	// uninstaller removes the agent from its member when the hub requests that.
 	uninstaller *uninstaller
 	rejectedLog *session.AuthErrorLog
+	// duplicate observes another member in all sessions: it takes longer than a session on a bad connection.
+	duplicate duplicateRegistration
 	// deliveries has the source of deliveries of the current session, nil without one.
 	deliveries atomic.Pointer[deliver.AgentSource]
 	// otherRegistrations are the Secrets that logOtherRegistrations has logged.
@@ -86,6 +88,7 @@ func Run(ctx context.Context, opts Options) error {
 		metrics:     session.NewMetrics(fleet.TypeSveltos, types.NamespacedName{Namespace: opts.Namespace, Name: opts.Name}, session.NewWatchdog(opts.Clock, opts.Heartbeat)),
 		rejectedLog: &session.AuthErrorLog{Clock: opts.Clock, Repair: join.Repair(opts.Namespace, opts.Name), IsRejected: isRejected},
 	}
+	a.duplicate.clock = opts.Clock
 	a.checks = newChecks(opts.Member, opts.checker(), opts.Clock, a.facts.requestReport)
 	a.probes = &session.Probes{Metrics: a.metrics.Registry, Member: opts.Member, Watchdog: a.metrics.Watchdog}
 	if a.uninstaller, err = newUninstaller(opts.Member, opts); err != nil {

@@ -141,9 +141,8 @@ func (a *agent) readMemberID(ctx context.Context) (types.UID, error) {
 // open waits until the hub accepts the credential and no other member uses the registration, and claims the Lease. It
 // returns join.ErrSuperseded if the cluster is registered again meanwhile.
 func (s *hubSession) open(ctx context.Context) error {
-	duplicate := &duplicateRegistration{clock: s.opts.Clock}
 	for {
-		err := s.claimLease(ctx, duplicate)
+		err := s.claimLease(ctx, &s.duplicate)
 		if err == nil {
 			s.rejectedLog.Reset()
 			return nil
@@ -152,7 +151,7 @@ func (s *hubSession) open(ctx context.Context) error {
 		pause := rejectedRetryInterval
 		if errors.Is(err, errDuplicateRegistration) {
 			s.rejectedLog.Reset()
-			duplicate.log(ctx, s.clusterKey())
+			s.duplicate.log(ctx, s.clusterKey())
 			pause = credentialCheckInterval
 		} else if !s.rejectedLog.LogIfRejected(ctx, err) {
 			return err

@@ -105,8 +105,8 @@ func (f *hubFlags) addHub(flags *pflag.FlagSet) {
 		"only `hosts` to which the hub connects for charts, files, repositories and members; *.example.com is a domain "+
 			"(default all)")
 	flags.StringSliceVar(&f.deniedNetworks, "denied-networks", nil,
-		"`networks`, such as 10.0.0.0/8, to which the hub never connects for them; empty: none "+
-			"(default link-local addresses and the metadata services of clouds, in a pod also loopback addresses)")
+		"more `networks`, such as 10.0.0.0/8, to which the hub never connects for them. Link-local addresses, the metadata "+
+			"services of clouds, and in a pod loopback addresses are always denied, unless the list is given and empty")
 	flags.DurationVar(&f.options.OutdatedChartInterval, "outdated-chart-interval", outdatedChartInterval,
 		"interval of the search for newer versions of deployed charts, for the metrics; 0 to disable")
 }
@@ -147,11 +147,12 @@ func (f *hubFlags) validate() error {
 	if f.options.ShardKey != "" && f.options.InstallCRDs {
 		return errors.New("--install-crds and --shard-key exclude each other; use --install-crds for the hub without a shard")
 	}
-	if f.deniedNetworks == nil {
-		f.deniedNetworks = egress.DefaultDenied()
+	denied := f.deniedNetworks
+	if f.deniedNetworks == nil || len(f.deniedNetworks) > 0 {
+		denied = append(egress.DefaultDenied(), denied...)
 	}
 	var err error
-	if f.options.Egress, err = egress.New(f.allowedHosts, f.deniedNetworks); err != nil {
+	if f.options.Egress, err = egress.New(f.allowedHosts, denied); err != nil {
 		return fmt.Errorf("--allowed-hosts and --denied-networks: %w", err)
 	}
 	return f.loadAgentOptions()

@@ -2,10 +2,11 @@ package deliver
 
 import (
 	"errors"
-	"io"
 	"net/http"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/towline/towline/internal/kube"
 )
 
 // maxResponse limits one response of the hub's API server in bytes. It is more than any object that etcd stores, and
@@ -28,31 +29,10 @@ type limiter struct{ next http.RoundTripper }
 func (l limiter) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := l.next.RoundTrip(request)
 	if err == nil && response.Body != nil && request.URL.Query().Get("watch") == "" {
-		response.Body = &limitedBody{body: response.Body, left: maxResponse}
+		response.Body = kube.LimitBody(response.Body, maxResponse, errTooLong)
 	}
 	return response, err
 }
 
 // WrappedRoundTripper returns the next transport, so that client-go can close its idle connections.
 func (l limiter) WrappedRoundTripper() http.RoundTripper { return l.next }
-
-type limitedBody struct {
-	body io.ReadCloser
-	left int64
-}
-
-// Read returns errTooLong if the body is longer than the limit.
-func (b *limitedBody) Read(p []byte) (int, error) {
-	if int64(len(p)) > b.left+1 {
-		p = p[:b.left+1]
-	}
-	n, err := b.body.Read(p)
-	if int64(n) > b.left {
-		return int(b.left), errTooLong
-	}
-	b.left -= int64(n)
-	return n, err
-}
-
-// Close closes the body.
-func (b *limitedBody) Close() error { return b.body.Close() }

@@ -39,14 +39,15 @@ func New(allowedHosts, deniedNetworks []string) (*Policy, error) {
 	p := &Policy{proxies: environmentProxies()}
 	for _, host := range allowedHosts {
 		host = normalize(strings.TrimSpace(host))
-		if host == "" || strings.ContainsAny(strings.TrimPrefix(host, "*."), "*/ ") {
-			return nil, fmt.Errorf("allowed host %q is neither a host nor *.<domain>", host)
+		// Ports are not compared: a host with one would allow nothing.
+		if _, _, err := net.SplitHostPort(host); host == "" || err == nil || strings.ContainsAny(strings.TrimPrefix(host, "*."), "*/[] ") {
+			return nil, fmt.Errorf("allowed host %q is neither a host without a port nor *.<domain>", host)
 		}
 		p.hosts = append(p.hosts, host)
 	}
 	for _, text := range deniedNetworks {
 		network, err := netip.ParsePrefix(strings.TrimSpace(text))
-		if err != nil {
+		if err != nil || network.Addr().Is4In6() {
 			return nil, fmt.Errorf("denied network %q is not in CIDR notation, such as 10.0.0.0/8", text)
 		}
 		p.denied = append(p.denied, network.Masked())

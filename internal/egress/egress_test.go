@@ -110,12 +110,14 @@ func TestProxyOfTheEnvironment(t *testing.T) {
 
 func TestNewRefusesInvalidValues(t *testing.T) {
 	t.Parallel()
-	for _, host := range []string{"", "a b", "http://a", "a.*.b"} {
+	for _, host := range []string{"", "a b", "http://a", "a.*.b", "a:5000", "[::1]"} {
 		if _, err := egress.New([]string{host}, nil); err == nil {
 			t.Errorf("host %q is accepted", host)
 		}
 	}
-	if _, err := egress.New(nil, []string{"10.0.0.1"}); err == nil {
-		t.Error("a network without a length is accepted")
+	for _, network := range []string{"10.0.0.1", "::ffff:10.0.0.0/104"} { // no address is compared in the second form
+		if _, err := egress.New(nil, []string{network}); err == nil {
+			t.Errorf("network %s is accepted", network)
+		}
 	}
 }

@@ -206,7 +206,10 @@ func (p *applyRun) readAndDecide(ctx context.Context) ([]decision, error) {
 			return nil, err
 		}
 	}
-	requestedBy := requester{id: p.bundle.ID, ownerScope: p.engine.ownerScope, owner: p.bundle.Owner, trigger: p.trigger}
+	requestedBy := requester{
+		id: p.bundle.ID, ownerScope: p.engine.ownerScope, owner: p.bundle.Owner, trigger: p.trigger,
+		isImpersonated: p.bundle.Options.ServiceAccount != "",
+	}
 	decisions := make([]decision, len(p.targets))
 	for i, t := range p.targets {
 		if err := unread[t.key()]; err != nil {

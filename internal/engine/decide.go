@@ -74,6 +74,9 @@ type requester struct {
 	ownerScope inventory.OwnerScope
 	owner      bundle.Owner
 	trigger    trigger
+	// isImpersonated is true if a ServiceAccount applies the objects, which the engine deletes with its own identity. The
+	// engine must delete only what the ServiceAccount has created: it may be able to change objects that it may not delete.
+	isImpersonated bool
 }
 
 // signature returns the owner key in the annotations of the requester's objects.
@@ -126,9 +129,12 @@ func decideExisting(v decision, recorded inventory.Entry, requestedBy requester)
 	case isFromOtherRequestor(t, existing, requestedBy), isFromOtherScope(existing, requestedBy):
 		return decideTakeover(v, recorded, requestedBy)
 	default:
-		if owner, ok := currentOwner(t, existing, requestedBy.owner); ok {
+		if owner, keeps := currentOwner(t, existing, requestedBy.owner); keeps || requestedBy.isImpersonated {
 			v.action, v.err = actionReject, &conflictError{ref: t.ref, owner: owner}
 		}
+	}
+	if requestedBy.isImpersonated && v.action == actionApply && recorded.UID != existing.UID {
+		v.adopt = true // its marks may be forged
 	}
 	return v
 }
@@ -209,7 +215,7 @@ func currentOwner(t *target, existing *live, owner bundle.Owner) (current string
 		return current, owner.Tier >= parseTier(existing.Annotations[kube.AnnotationOwnerTier])
 	}
 	if existing.Requestor() == "" {
-		return "", false // an older engine, which sets no requestor, deployed it for the same profile
+		return current, false // an older engine, which sets no requestor, deployed it for the same profile
 	}
 	if ref := existing.Annotations[kube.AnnotationReferenceName]; ref != "" {
 		current += fmt.Sprintf(" (%s)", bundle.Reference{

@@ -218,6 +218,43 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// TestDecideAsServiceAccount applies as a ServiceAccount, which can write any marks: the engine must not delete for it
+// what somebody else has created.
+func TestDecideAsServiceAccount(t *testing.T) {
+	t.Parallel()
+	b := bundle.Bundle{
+		ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "mine", Feature: "Resources"}, Owner: bundle.Owner{Kind: "Profile", Name: "p", Tier: 1},
+		Items: []bundle.Item{{Objects: []*unstructured.Unstructured{object("v1", "ConfigMap", "a", "a")}}},
+	}
+	targets, _, err := plan(b, served())
+	if err != nil {
+		t.Fatal(err)
+	}
+	existing := func(requestor, owner string) *live {
+		return &live{LiveMeta: inventory.LiveMeta{
+			UID: "u", Labels: map[string]string{kube.LabelReason: "Resources"},
+			Annotations: map[string]string{kube.AnnotationRequestor: requestor, kube.AnnotationOwnerKind: "ClusterProfile", kube.AnnotationOwnerName: owner, kube.AnnotationOwnerTier: "100"},
+		}}
+	}
+	for name, test := range map[string]struct {
+		seen  *live
+		had   inventory.Entry
+		want  action
+		adopt bool
+	}{
+		"it was created":                 {existing(b.ID.String(), "p"), inventory.Entry{UID: "u", Fields: "other"}, actionApply, false},
+		"it has forged marks":            {existing(b.ID.String(), "p"), inventory.Entry{}, actionApply, true},
+		"another's with a worse tier":    {existing("ClusterSummary/other/Resources", "x"), inventory.Entry{}, actionReject, false},
+		"nobody's":                       {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{}, actionApply, true},
+		"it was created, its marks gone": {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u"}, actionApply, false},
+	} {
+		got := decide(targets[0], test.seen, test.had, requester{id: b.ID, owner: b.Owner, trigger: triggerDelivery, isImpersonated: true})
+		if got.action != test.want || got.adopt != test.adopt {
+			t.Errorf("%s: got action %d, adopt %t, error %v; want %d, %t", name, got.action, got.adopt, got.err, test.want, test.adopt)
+		}
+	}
+}
+
 func TestDecidePrune(t *testing.T) {
 	t.Parallel()
 	id := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "mine", Feature: "Helm"}

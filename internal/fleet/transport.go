@@ -13,6 +13,8 @@ import (
 
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
+
+	"github.com/towline/towline/internal/kube"
 )
 
 // The values of client-go. Its transport supports neither a limit of the addresses nor proxy headers.
@@ -22,8 +24,16 @@ const (
 	maxIdlePerHost   = 25
 )
 
-// maxStatus limits the body of a response with an error. API servers send less than a KiB.
-const maxStatus = 1 << 20
+const (
+	// maxStatus limits the body of a response with an error. API servers send less than a KiB.
+	maxStatus = 1 << 20
+	// maxResponse limits the body of all other responses but watches, in bytes after decompression: a cluster can send
+	// zeros without end. The longest response is a page of 500 objects.
+	maxResponse = 256 << 20
+)
+
+// errTooLong is the error of a response that is longer than maxResponse.
+var errTooLong = fmt.Errorf("the cluster returned more than %d MiB", maxResponse>>20)
 
 // Limit applies the limits for connections to members to config, and sets a transport in it, which all copies of config
 // share.
@@ -60,8 +70,14 @@ type statusTransport struct{ *http.Transport }
 // RoundTrip implements http.RoundTripper.
 func (t statusTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := t.Transport.RoundTrip(request)
-	if err != nil || response.StatusCode < http.StatusBadRequest {
+	if err != nil {
 		return response, err
+	}
+	if response.StatusCode < http.StatusBadRequest {
+		if request.URL.Query().Get("watch") == "" && response.StatusCode != http.StatusSwitchingProtocols {
+			response.Body = kube.LimitBody(response.Body, maxResponse, errTooLong)
+		}
+		return response, nil
 	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxStatus))
 	response.Body.Close()

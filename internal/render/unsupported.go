@@ -33,10 +33,10 @@ func Unsupported(spec configv1beta1.ProfileSpec) []string {
 
 // UnsupportedLabels is Unsupported for the labels of a profile. To deploy to a member as a ServiceAccount is not
 // supported yet: to deploy as Towline instead would give the profile more rights than its author has. The labels are
-// supported if the profile has content with deploymentType Local only.
+// supported if the profile has no content for a member.
 func UnsupportedLabels(spec configv1beta1.ProfileSpec, labels map[string]string) []string {
 	var paths []string
-	if isOnlyLocal(spec) {
+	if !hasRemote(spec) {
 		return nil
 	}
 	for _, label := range []string{libv1beta1.ServiceAccountNameLabel, libv1beta1.ServiceAccountNamespaceLabel} {
@@ -47,16 +47,13 @@ func UnsupportedLabels(spec configv1beta1.ProfileSpec, labels map[string]string)
 	return paths
 }
 
-// isOnlyLocal returns whether a profile has content, and none of it is for a member.
-func isOnlyLocal(spec configv1beta1.ProfileSpec) bool {
-	isLocal := true
-	for _, ref := range spec.PolicyRefs {
-		isLocal = isLocal && ref.DeploymentType == libv1beta1.DeploymentTypeLocal
-	}
-	for _, ref := range spec.KustomizationRefs {
-		isLocal = isLocal && ref.DeploymentType == libv1beta1.DeploymentTypeLocal
-	}
-	return isLocal && len(spec.HelmCharts) == 0 && len(spec.PolicyRefs)+len(spec.KustomizationRefs) > 0
+// hasRemote returns whether a profile has content for members.
+func hasRemote(spec configv1beta1.ProfileSpec) bool {
+	return len(spec.HelmCharts) > 0 ||
+		slices.ContainsFunc(spec.PolicyRefs, func(r libv1beta1.PolicyRef) bool { return r.DeploymentType != libv1beta1.DeploymentTypeLocal }) ||
+		slices.ContainsFunc(spec.KustomizationRefs, func(r configv1beta1.KustomizationRef) bool {
+			return r.DeploymentType != libv1beta1.DeploymentTypeLocal
+		})
 }
 
 // support is the support of one field.

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -72,8 +71,8 @@ func (f *RemoteFetcher) readLogin(ctx context.Context, ref Reference) (remoteLog
 	login.Password = string(secret.Data[corev1.BasicAuthPasswordKey])
 	login.CA = cmpBytes(secret.Data, keyCAFile, keyCACert)
 	login.Identity, login.KnownHosts = secret.Data[keyIdentity], secret.Data[keyKnownHosts]
-	// With SSH, nothing of the Secret is sent: the key signs, and the password decrypts the key.
-	if isSent := login.Token != "" || login.Username != "" || login.Password != ""; isSent && !strings.HasPrefix(ref.URL, schemeGitSSH+":") {
+	// A key for SSH is not sent, but used: what it may read is deployed to the cluster of the profile's author.
+	if login.Token != "" || login.Username != "" || login.Password != "" || len(login.Identity) > 0 {
 		if login.Hosts, err = hostsFor(secret, ref.URL); err != nil {
 			return remoteLogin{}, phase.Invalidf("login for %s: Secret %s/%s: %w", ref, secret.Namespace, secret.Name, err)
 		}

@@ -296,7 +296,7 @@ func TestBadInputOnTheCommandLine(t *testing.T) {
 	w := newWorld(t)
 	w.kubectl(w.hub, "create", "namespace", "cloud")
 	nothing := w.save("not-a-kubeconfig", "this is not a kubeconfig\n")
-	nobody := w.save("unreachable.kubeconfig", unreachableKubeconfig(nobodyListens))
+	nobody := w.save("unreachable.kubeconfig", unreachableKubeconfig("https://127.0.0.1:1"))
 	for name, tc := range map[string]struct {
 		args  []string
 		names []string

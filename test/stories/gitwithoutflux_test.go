@@ -109,7 +109,7 @@ func (w *world) gitBadInput(members remoteMembers, server *gitServer, byHTTPS, b
 	}{
 		"no-branch":      {byHTTPS + "?ref=none", "git-password", []string{`the branch or tag "none" does not exist`}},
 		"no-directory":   {byHTTPS + "?path=none", "git-password", []string{`the directory "none" does not exist`}},
-		"no-repository":  {byHTTPS + "-none", "git-password", []string{"does not exist"}},
+		"no-repository":  {byHTTPS + "-none", "git-password", []string{"404 Not Found"}},
 		"wrong-password": {byHTTPS, "git-wrong-password", []string{"401 Unauthorized"}},
 		"wrong-key":      {bySSH, "git-wrong-key", []string{"the SSH server refused the key of the Secret"}},
 		"wrong-host":     {bySSH, "git-wrong-host", []string{"the host key of " + server.sshAddress, "is not in known_hosts of Secret default/git-wrong-host"}},

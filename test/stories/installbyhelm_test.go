@@ -22,7 +22,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// hubOnPlane makes the hub fit for a plane, whose pods share the ports of this machine and mount no volumes.
+// hubOnPlane makes the hub fit for a plane, whose pods share the ports and the loopback addresses of this machine, and
+// mount no volumes.
 const hubOnPlane = `
 image:
   repository: %s
@@ -30,6 +31,7 @@ extraArgs:
 - --health-address=127.0.0.1:0
 - --diagnostics-address=127.0.0.1:0
 - --cache-dir=%s/cache
+- --denied-networks=
 `
 
 // edgeCluster is registered without a command.

@@ -268,7 +268,7 @@ func (w *world) remoteBadInput(members remoteMembers, server *fileServer, login 
 		path, options string
 		names         []string
 	}{
-		"missing":   {"/missing", login, []string{"does not exist"}},
+		"missing":   {"/missing", login, []string{"404 Not Found, which is also the response of many servers to credentials that are not accepted"}},
 		"html":      {"/page", login, []string{"the server returned HTML"}},
 		"broken":    {"/broken.yaml", login, []string{"key broken.yaml", "line 1"}},
 		"readme":    {"/readme.tgz", login, []string{"no file that ends in .yaml, .yml or .json"}},
