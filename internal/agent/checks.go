@@ -121,8 +121,12 @@ func (c *checks) runOnce(ctx context.Context) {
 	c.mu.Unlock()
 	runCtx, cancel := context.WithTimeout(ctx, checksTimeout)
 	defer cancel()
-	result := c.evaluate(runCtx, &spec, isReady)
+	result, err := c.evaluate(runCtx, &spec, isReady)
 	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		log.FromContext(ctx).Error(err, "cannot run the cluster's checks; their last result stays")
 		return
 	}
 	c.mu.Lock()
@@ -143,14 +147,14 @@ func (c *checks) runOnce(ctx context.Context) {
 	}
 }
 
-func (c *checks) evaluate(ctx context.Context, spec *libv1beta1.SveltosClusterSpec, isReady bool) check.Result {
+func (c *checks) evaluate(ctx context.Context, spec *libv1beta1.SveltosClusterSpec, isReady bool) (check.Result, error) {
 	if len(spec.ReadinessChecks)+len(spec.LivenessChecks) == 0 {
-		return check.Result{Ready: true}
+		return check.Result{Ready: true}, nil
 	}
 	// A new client for each run discovers the kinds as they are served now, and has no cache.
 	member, err := client.New(c.member, client.Options{})
 	if err != nil {
-		return check.Result{Ready: isReady, Failure: err.Error()}
+		return check.Result{Ready: isReady, Failure: err.Error()}, nil //nolint:nilerr // it is a failure of the cluster
 	}
 	return c.checker.EvaluateCluster(ctx, member, spec, isReady)
 }

@@ -3,6 +3,7 @@ package check
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -62,10 +63,14 @@ func (c Checker) runCheck(ctx context.Context, member client.Reader, check *libv
 	return failure, nil
 }
 
-// scriptFailure returns an error of a script as the failure of its check, unless ctx ended.
+// scriptFailure returns an error of a script as the failure of its check, unless ctx ended, or the script could not be
+// run.
 func scriptFailure(ctx context.Context, err error) (failure string, _ error) {
 	if ctx.Err() != nil {
 		return "", ctx.Err()
+	}
+	if errors.Is(err, sandbox.ErrStart) {
+		return "", err
 	}
 	return err.Error(), nil
 }

@@ -12,9 +12,12 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/check"
+	"github.com/towline/towline/internal/sandbox"
 )
 
 // names returns the names that the script gets, sorted, as its message.
@@ -267,5 +270,21 @@ func TestEndlessPages(t *testing.T) {
 	got, err := checker.Run(t.Context(), endless, pods)
 	if want := "check c: list Pod: the objects have more than 16 MiB"; got != "" || err == nil || err.Error() != want || pages > 17 {
 		t.Errorf("Run() = %q, %v after %d pages, want %s", got, err, pages, want)
+	}
+}
+
+// TestChecksThatCannotBeRun wants an error, and no failure of the cluster, if no process can be started.
+func TestChecksThatCannotBeRun(t *testing.T) {
+	t.Parallel()
+	broken := check.Checker{Sandbox: sandbox.NewPool([]string{"/does/not/exist"}, clock.RealClock{})}
+	checks := []libv1beta1.ClusterCheck{{Name: "c", Condition: "function evaluate() return {pass = false, message = \"no\"} end"}}
+	for _, ready := range []bool{false, true} {
+		spec := &libv1beta1.SveltosClusterSpec{LivenessChecks: checks}
+		if !ready {
+			spec = &libv1beta1.SveltosClusterSpec{ReadinessChecks: checks}
+		}
+		if got, err := broken.EvaluateCluster(t.Context(), nil, spec, ready); !errors.Is(err, sandbox.ErrStart) || got.Failure != "" {
+			t.Errorf("ready %t: got %+v, error %v, want ErrStart", ready, got, err)
+		}
 	}
 }

@@ -2,10 +2,12 @@ package check
 
 import (
 	"context"
+	"errors"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/sandbox"
 )
 
 // Result is the result of a cluster's checks.
@@ -18,23 +20,28 @@ type Result struct {
 }
 
 // EvaluateCluster runs the readiness checks of spec, unless ready is true already, and then the liveness checks. The
-// result is invalid if ctx has ended.
-func (c Checker) EvaluateCluster(ctx context.Context, member client.Reader, spec *libv1beta1.SveltosClusterSpec, ready bool) Result {
+// result is invalid if ctx has ended. An error means that the checks could not be run: it says nothing about the
+// cluster.
+func (c Checker) EvaluateCluster(ctx context.Context, member client.Reader, spec *libv1beta1.SveltosClusterSpec, ready bool) (Result, error) {
 	if !ready {
-		if failure := c.runList(ctx, member, "readiness ", spec.ReadinessChecks); failure != "" {
-			return Result{Failure: failure}
+		if failure, err := c.runList(ctx, member, "readiness ", spec.ReadinessChecks); failure != "" || err != nil {
+			return Result{Failure: failure}, err
 		}
 	}
-	return Result{Ready: true, Failure: c.runList(ctx, member, "liveness ", spec.LivenessChecks)}
+	failure, err := c.runList(ctx, member, "liveness ", spec.LivenessChecks)
+	return Result{Ready: true, Failure: failure}, err
 }
 
-func (c Checker) runList(ctx context.Context, member client.Reader, prefix string, checks []libv1beta1.ClusterCheck) string {
-	failure, err := c.Run(ctx, member, checks)
+func (c Checker) runList(ctx context.Context, member client.Reader, prefix string, checks []libv1beta1.ClusterCheck) (failure string, err error) {
+	failure, err = c.Run(ctx, member, checks)
+	if errors.Is(err, sandbox.ErrStart) {
+		return "", err
+	}
 	if err != nil {
 		failure = singleLine(err.Error())
 	}
 	if failure == "" {
-		return ""
+		return "", nil
 	}
-	return prefix + failure
+	return prefix + failure, nil
 }

@@ -75,7 +75,7 @@ type requester struct {
 	owner      bundle.Owner
 	trigger    trigger
 	// isImpersonated is true if a ServiceAccount applies the objects, which the engine deletes with its own identity. The
-	// engine must delete only what the ServiceAccount has created: it may be able to change objects that it may not delete.
+	// engine must delete only what the ServiceAccount has created: it may be able to change what it may not delete.
 	isImpersonated bool
 }
 
@@ -104,7 +104,7 @@ func decide(t *target, existing *live, recorded inventory.Entry, requestedBy req
 		}
 		return v
 	}
-	return decideExisting(v, recorded, requestedBy)
+	return limitImpersonated(decideExisting(v, recorded, requestedBy), recorded, requestedBy)
 }
 
 // decideExisting is decide for a target that can be applied and exists.
@@ -129,12 +129,23 @@ func decideExisting(v decision, recorded inventory.Entry, requestedBy requester)
 	case isFromOtherRequestor(t, existing, requestedBy), isFromOtherScope(existing, requestedBy):
 		return decideTakeover(v, recorded, requestedBy)
 	default:
-		if owner, keeps := currentOwner(t, existing, requestedBy.owner); keeps || requestedBy.isImpersonated {
+		if owner, keeps := currentOwner(t, existing, requestedBy.owner); keeps {
 			v.action, v.err = actionReject, &conflictError{ref: t.ref, owner: owner}
 		}
 	}
-	if requestedBy.isImpersonated && v.action == actionApply && recorded.UID != existing.UID {
-		v.adopt = true // its marks may be forged
+	return v
+}
+
+// limitImpersonated limits a decision if a ServiceAccount applies the object, and the record does not say that the
+// bundle has created it: its marks may be forged, so it is never deleted, and another owner's object is a conflict.
+func limitImpersonated(v decision, recorded inventory.Entry, requestedBy requester) decision {
+	if !requestedBy.isImpersonated || v.action != actionApply || recorded.UID == v.existing.UID {
+		return v
+	}
+	v.adopt = true
+	if v.existing.IsMarked() && v.existing.Requestor() != requestedBy.id.String() {
+		owner, _ := currentOwner(v.target, v.existing, requestedBy.owner)
+		v.action, v.adopt, v.err = actionReject, false, &conflictError{ref: v.ref, owner: owner}
 	}
 	return v
 }

@@ -40,7 +40,7 @@ func TestResponsesOfMembersAreLimited(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer response.Body.Close() //nolint:errcheck // it was only read
+	defer response.Body.Close()
 	if read, err := io.Copy(io.Discard, response.Body); err == nil || !strings.Contains(err.Error(), "the cluster returned more than 256 MiB") {
 		t.Errorf("read %d bytes, error %v", read, err)
 	}

@@ -14,6 +14,9 @@ import (
 // maxErrors is the number of bytes of a child's standard error that are kept: it begins with the reason for its end.
 const maxErrors = 4 << 10
 
+// ErrStart is wrapped by the errors of calls for which no process could be started: they say nothing about the input.
+var ErrStart = errors.New("start a process of the sandbox")
+
 // errMessageTooLarge is returned for a message with more than maxMessage bytes.
 var errMessageTooLarge = fmt.Errorf("its result has more than %d MiB", maxMessage>>20)
 
@@ -55,7 +58,7 @@ func startChild(command []string, memory int64) (*child, error) {
 		err = started.process.Start()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("start a process for templates: %w", err)
+		return nil, fmt.Errorf("%w: %w", ErrStart, err)
 	}
 	started.out = out
 	return started, nil

@@ -117,7 +117,8 @@ func stableMessage(err error) string {
 	return volatileText.ReplaceAllString(err.Error(), "")
 }
 
-// runChecks runs the readiness and liveness checks of a push member. It returns an error only if ctx ends.
+// runChecks runs the readiness and liveness checks of a push member. It returns an error only if ctx ends, or if the
+// checks could not be run.
 func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Result, error) {
 	if !cluster.DeletionTimestamp.IsZero() {
 		// The objects on the cluster must be removed even if a check fails or the status was lost.
@@ -141,8 +142,9 @@ func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster
 	if err != nil {
 		return check.Result{Failure: err.Error()}, nil
 	}
-	liveness := check.Checker{Sandbox: c.Sandbox, Cluster: client.ObjectKeyFromObject(cluster).String()}.EvaluateCluster(checksCtx, memberClient, &cluster.Spec, cluster.Status.Ready)
-	return liveness, ctx.Err()
+	checker := check.Checker{Sandbox: c.Sandbox, Cluster: client.ObjectKeyFromObject(cluster).String()}
+	liveness, err := checker.EvaluateCluster(checksCtx, memberClient, &cluster.Spec, cluster.Status.Ready)
+	return liveness, errors.Join(ctx.Err(), err)
 }
 
 // renewToken renews the token of a push member before it expires. If that fails, the present token is still valid: the
