@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -280,18 +281,7 @@ func (w *world) remoteBadInput(members remoteMembers, server *fileServer, login 
 		w.remoteProfile(name, server.URL+test.path, test.options)
 		w.wantFailure(members, name, append(test.names, server.URL+test.path)...)
 	}
-	w.apply(w.hub, fmt.Sprintf(`
-apiVersion: config.projectsveltos.io/v1beta1
-kind: ClusterProfile
-metadata: {name: optional}
-spec:
-  clusterSelector: {matchLabels: {env: remote}}
-  policyRefs:
-  - {optional: true, remoteURL: {url: %q, interval: 1s%s}}
-`, server.URL+"/optional.yaml", login))
-	w.allProvisioned(members, "optional")
-	server.put("/optional.yaml", []byte(remoteMap("optional", "one")))
-	w.wantRemoteText(members, "optional", "one")
+	w.remoteOptional(members, server, login)
 	refused := fmt.Sprintf(`
 apiVersion: config.projectsveltos.io/v1beta1
 kind: ClusterProfile
@@ -303,6 +293,37 @@ spec:
 	if _, err := w.try(w.hub, "kubectl", "apply", "-f", w.save("refused.yaml", refused)); err == nil || !strings.Contains(err.Error(), "remoteURL.url") {
 		w.t.Errorf("the API server accepts file:///etc/passwd: %v", err)
 	}
+}
+
+// remoteOptional has optional URLs at which nothing is yet: that proves something only to a request without credentials.
+func (w *world) remoteOptional(members remoteMembers, server *fileServer, login string) {
+	w.t.Helper()
+	var isPublished atomic.Bool
+	public := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, in *http.Request) {
+		if !isPublished.Load() {
+			http.NotFound(rw, in)
+			return
+		}
+		_, _ = rw.Write([]byte(remoteMap("public", "one")))
+	}))
+	w.t.Cleanup(public.Close)
+	profile := `
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: %s}
+spec:
+  clusterSelector: {matchLabels: {env: remote}}
+  policyRefs:
+  - {optional: true, remoteURL: {url: %q, interval: 1s%s}}
+`
+	w.apply(w.hub, fmt.Sprintf(profile, "public", public.URL+"/public.yaml", ""))
+	w.apply(w.hub, fmt.Sprintf(profile, "optional", server.URL+"/optional.yaml", login))
+	w.allProvisioned(members, "public")
+	w.wantFailure(members, "optional", "404 Not Found", server.URL+"/optional.yaml")
+	isPublished.Store(true)
+	server.put("/optional.yaml", []byte(remoteMap("optional", "one")))
+	w.wantRemoteText(members, "public", "one")
+	w.wantRemoteText(members, "optional", "one")
 }
 
 // billionLaughs returns YAML that is much larger when its aliases are expanded.
