@@ -295,7 +295,7 @@ spec:
 	}
 }
 
-// remoteOptional has optional URLs at which nothing is yet: that proves something only to a request without credentials.
+// remoteOptional has optional URLs at which nothing is yet: only a request without credentials proves that.
 func (w *world) remoteOptional(members remoteMembers, server *fileServer, login string) {
 	w.t.Helper()
 	var isPublished atomic.Bool
