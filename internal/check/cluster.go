@@ -20,8 +20,8 @@ type Result struct {
 }
 
 // EvaluateCluster runs the readiness checks of spec, unless ready is true already, and then the liveness checks. The
-// result is invalid if ctx has ended. An error means that the checks could not be run: it says nothing about the
-// cluster.
+// result is invalid if ctx has ended. It returns an error only if the checks could not be run: the
+// cluster may be healthy.
 func (c Checker) EvaluateCluster(ctx context.Context, member client.Reader, spec *libv1beta1.SveltosClusterSpec, ready bool) (Result, error) {
 	if !ready {
 		if failure, err := c.runList(ctx, member, "readiness ", spec.ReadinessChecks); failure != "" || err != nil {

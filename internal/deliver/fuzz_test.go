@@ -71,7 +71,7 @@ func FuzzDecodeBundle(f *testing.F) {
 			}{{firstHead, first}, {secondHead, second}} {
 				payload, ok := c.compress(part.stream)
 				if !ok || part.head == "" {
-					t.Skip()
+					t.Skip("such a part is not sent")
 				}
 				obj := &libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{annotationItem: part.head}}}
 				obj.Spec.Payload = payload
@@ -111,7 +111,7 @@ func FuzzBundlesRoundTrip(f *testing.F) {
 	f.Fuzz(func(t *testing.T, manifest []byte, notes, values string) {
 		objects, err := kube.DecodeManifest(manifest)
 		if err != nil {
-			t.Skip()
+			t.Skip("it is no manifest")
 		}
 		item := bundle.Item{Objects: objects}
 		if json.Valid([]byte(values)) {

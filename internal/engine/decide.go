@@ -136,8 +136,9 @@ func decideExisting(v decision, recorded inventory.Entry, requestedBy requester)
 	return v
 }
 
-// limitImpersonated limits a decision if a ServiceAccount applies the object, and the record does not say that the
-// bundle has created it: its marks may be forged, so it is never deleted, and another owner's object is a conflict.
+// limitImpersonated changes a decision if a ServiceAccount applies the object, and the bundle has no record of its
+// creation. The marks of such an object may be forged: it is adopted, so it is never deleted later. If it has another
+// owner, the decision is a conflict.
 func limitImpersonated(v decision, recorded inventory.Entry, requestedBy requester) decision {
 	if !requestedBy.isImpersonated || v.action != actionApply || recorded.UID == v.existing.UID {
 		return v

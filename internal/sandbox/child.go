@@ -14,7 +14,7 @@ import (
 // maxErrors is the number of bytes of a child's standard error that are kept: it begins with the reason for its end.
 const maxErrors = 4 << 10
 
-// ErrStart is wrapped by the errors of calls for which no process could be started: they say nothing about the input.
+// ErrStart is wrapped by the error of a call for which no process could be started. The input may be valid.
 var ErrStart = errors.New("start a process of the sandbox")
 
 // errMessageTooLarge is returned for a message with more than maxMessage bytes.

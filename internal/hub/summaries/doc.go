@@ -8,7 +8,7 @@
 //  2. checkPreconditions ends the reconcile if the cluster is paused, unreachable, or being deregistered, or if the
 //     profile is paused or unsupported.
 //  3. findDeployed asks the transport which bundles the member has.
-//  4. compose builds a bundle per feature: it reads the sources and renders them (compose.go, releases.go). It skips a
+//  4. compose builds a bundle per feature: it reads the sources and renders them (compose*.go). It skips a
 //     bundle that the member has applied and that was built from the same inputs (inputs.go).
 //  5. addFinalizer adds the finalizer to the summary before the first delivery (finalizer.go).
 //  6. reportStart writes the status Provisioning for a push member, since its delivery can take minutes. For a pull

@@ -122,7 +122,7 @@ func (s *state) featuresToWithdraw() []libv1beta1.FeatureID {
 		_, deployed := s.deployed[feature]
 		reported := s.featureSummary(feature).Status
 		if s.isLocal() || s.local != nil && s.local.specHas(feature) && !s.specHas(feature) {
-			reported = libv1beta1.FeatureStatusRemoved // the status is that of the other cluster, or of both
+			reported = libv1beta1.FeatureStatusRemoved // the status is not about this cluster alone
 		}
 		mayBeDeployed := reported != "" || s.isDeleting() && s.specHas(feature)
 		if deployed || (mayBeDeployed && reported != libv1beta1.FeatureStatusRemoved) {
