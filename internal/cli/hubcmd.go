@@ -107,6 +107,11 @@ func (f *hubFlags) addHub(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.deniedNetworks, "denied-networks", nil,
 		"more `networks`, such as 10.0.0.0/8, to which the hub never connects for them. Link-local addresses, the metadata "+
 			"services of clouds, and in a pod loopback addresses are always denied, unless the list is given and empty")
+	flags.StringSliceVar(&f.options.Identity.Namespaces, "workload-identity-namespaces", nil,
+		"`namespaces` whose SveltosClusters may use the hub's cloud identity (spec.workloadIdentity); * for all (default none)")
+	flags.StringSliceVar(&f.options.Identity.Hosts, "workload-identity-hosts", nil,
+		"more `hosts` of API servers to which the hub sends tokens of its cloud identity, such as the private names of "+
+			"clusters; *.example.com is a domain (default only the hosts of EKS, AKS and GKE)")
 	flags.DurationVar(&f.options.OutdatedChartInterval, "outdated-chart-interval", outdatedChartInterval,
 		"interval of the search for newer versions of deployed charts, for the metrics; 0 to disable")
 }
@@ -154,6 +159,9 @@ func (f *hubFlags) validate() error {
 	var err error
 	if f.options.Egress, err = egress.New(f.allowedHosts, denied); err != nil {
 		return fmt.Errorf("--allowed-hosts and --denied-networks: %w", err)
+	}
+	if err := f.options.Identity.Validate(); err != nil {
+		return fmt.Errorf("--workload-identity-hosts: %w", err)
 	}
 	return f.loadAgentOptions()
 }

@@ -28,7 +28,8 @@ func newRegisterEKS(streams command.Streams) *cobra.Command {
 		Long: `Register an EKS cluster in push mode. The hub connects to the cluster with its own AWS identity
 (IAM Roles for Service Accounts, Pod Identity, or other credentials that the AWS SDK finds) or with
 the role --role-arn, and renews its tokens. An access entry of the cluster must give the identity
-full permissions. The command cannot check that: the status of the SveltosCluster reports it.`,
+full permissions, and the hub must have the namespace in --workload-identity-namespaces. The command
+cannot check that: the status of the SveltosCluster reports it.`,
 		Example: `  aws eks describe-cluster --name=prod --query=cluster.certificateAuthority.data --output=text \
       | base64 -d > prod-ca.crt
   sveltosctl register cluster-eks --namespace=aws --cluster=prod --eks-cluster-name=prod \
@@ -57,8 +58,9 @@ func newRegisterGKE(streams command.Streams) *cobra.Command {
 		Short: "Register a GKE cluster in push mode with the hub's Google identity",
 		Long: `Register a GKE cluster in push mode. The hub connects to the cluster with its own Google identity
 (Workload Identity Federation, or other application default credentials) and renews its tokens. IAM
-or RBAC must give the identity full permissions on the cluster. The command cannot check that: the
-status of the SveltosCluster reports it.`,
+or RBAC must give the identity full permissions on the cluster, and the hub must have the namespace
+in --workload-identity-namespaces. The command cannot check that: the status of the SveltosCluster
+reports it.`,
 		Example: `  gcloud container clusters describe prod --location=europe-west1 \
       --format='value(masterAuth.clusterCaCertificate)' | base64 -d > prod-ca.crt
   sveltosctl register cluster-gke --namespace=gcp --cluster=prod --project-id=shop \
@@ -82,8 +84,9 @@ func newRegisterAKS(streams command.Streams) *cobra.Command {
 		Long: `Register an AKS cluster in push mode. The hub connects to the cluster as the managed identity or
 application --client-id, which must have a federated credential for the ServiceAccount of the hub
 (Microsoft Entra Workload ID), and renews its tokens. The cluster must have the Entra integration,
-and Azure RBAC or Kubernetes RBAC must give the identity full permissions. The command cannot check
-that: the status of the SveltosCluster reports it.`,
+and Azure RBAC or Kubernetes RBAC must give the identity full permissions. The hub must have the
+namespace in --workload-identity-namespaces. The command cannot check that: the status of the
+SveltosCluster reports it.`,
 		Example: `  az aks get-credentials --resource-group=shop --name=prod --file=prod.yaml
   kubectl --kubeconfig=prod.yaml config view --raw \
       -o jsonpath='{.clusters[0].cluster.certificate-authority-data}' | base64 -d > prod-ca.crt

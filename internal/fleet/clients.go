@@ -15,7 +15,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -28,10 +27,10 @@ var ErrPull = errors.New("a pull member cannot be dialled")
 // Clients returns client configurations of push members. Create it with NewClients. Its methods may be called
 // concurrently.
 type Clients struct {
-	hubReader     client.Reader
-	hub           *rest.Config
-	wrapTransport IdentityTransport
-	egress        *egress.Policy
+	hubReader client.Reader
+	hub       *rest.Config
+	identity  IdentityPolicy
+	egress    *egress.Policy
 
 	// mu guards cache.
 	mu    sync.Mutex
@@ -50,16 +49,12 @@ type cachedConfig struct {
 	config          *rest.Config
 }
 
-// IdentityTransport returns a wrapper that adds tokens of a cloud identity to the requests to endpoint: identity.Wrap.
-// It is a parameter, so that agents do not link the libraries of the cloud providers.
-type IdentityTransport func(w *libv1beta1.WorkloadIdentity, endpoint *url.URL) (transport.WrapperFunc, error)
-
 // NewClients returns Clients that read kubeconfigs through hubReader, which should not cache all Secrets of the hub.
 // hub is the configuration of the hub itself, or nil if the hub is not one of its members: whoever may create
-// SveltosClusters in the namespace HubNamespace would get the rights of the hub otherwise. wrapTransport is for members
+// SveltosClusters in the namespace HubNamespace would get the rights of the hub otherwise. identity limits the members
 // with a cloud identity. policy limits the connections to all members but the hub.
-func NewClients(hubReader client.Reader, hub *rest.Config, wrapTransport IdentityTransport, policy *egress.Policy) *Clients {
-	return &Clients{hubReader: hubReader, hub: hub, wrapTransport: wrapTransport, egress: policy, cache: map[string]cachedConfig{}}
+func NewClients(hubReader client.Reader, hub *rest.Config, identity IdentityPolicy, policy *egress.Policy) *Clients {
+	return &Clients{hubReader: hubReader, hub: hub, identity: identity, egress: policy, cache: map[string]cachedConfig{}}
 }
 
 // Config returns the client configuration of m. It returns the same pointer until one of its inputs changes: the

@@ -12,7 +12,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/fleet"
-	"github.com/towline/towline/internal/fleet/identity"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
@@ -25,7 +24,7 @@ func TestConfigOfAPushMember(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	clients := fleet.NewClients(hubClient, plane.Config, identity.Wrap, nil)
+	clients := fleet.NewClients(hubClient, plane.Config, fleet.IdentityPolicy{}, nil)
 	m := fleet.Member{Namespace: ns, Name: "one", Mode: fleet.Push, KubeconfigSecret: "k"}
 
 	if _, err := clients.Config(t.Context(), m); err == nil || !strings.Contains(err.Error(), `"k" not found`) {
@@ -70,7 +69,7 @@ func TestConfigOfAPushMember(t *testing.T) {
 func TestClientsWithoutASecret(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
-	clients := fleet.NewClients(nil, plane.Config, identity.Wrap, nil)
+	clients := fleet.NewClients(nil, plane.Config, fleet.IdentityPolicy{}, nil)
 	if got, err := clients.Config(t.Context(), fleet.Member{Mode: fleet.Push}); err != nil || got != plane.Config {
 		t.Errorf("Config() of the hub = %v, %v", got, err)
 	}

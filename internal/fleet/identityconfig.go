@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
@@ -24,6 +25,10 @@ const AuthorityKey = "ca.crt"
 
 // configFromIdentity returns the client configuration of a member that is accessed with the hub's cloud identity.
 func (c *Clients) configFromIdentity(ctx context.Context, m Member) (*rest.Config, error) {
+	err := c.identity.checkNamespace(m.Namespace)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
+	}
 	authority, err := c.readAuthority(ctx, m)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
@@ -48,21 +53,23 @@ func authoritySecret(m Member) types.NamespacedName {
 	return types.NamespacedName{Namespace: cmp.Or(ref.Namespace, m.Namespace), Name: ref.Name}
 }
 
-// readAuthority returns the certificate authority of an identity, or nil for the system's authorities.
+// readAuthority returns the certificate authority of an identity, or nil for the system's authorities. Its errors are
+// the same for all Secrets without a certificate authority: the author of a SveltosCluster may have no rights to see
+// which Secrets exist.
 func (c *Clients) readAuthority(ctx context.Context, m Member) ([]byte, error) {
 	if m.Identity.CASecretRef == nil {
 		return nil, nil
 	}
 	key, secret := authoritySecret(m), &corev1.Secret{}
-	if err := c.hubReader.Get(ctx, key, secret); err != nil {
+	if err := c.identity.checkNamespace(key.Namespace); err != nil {
+		return nil, fmt.Errorf("spec.workloadIdentity.caSecretRef: %w", err)
+	}
+	if err := c.hubReader.Get(ctx, key, secret); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read spec.workloadIdentity.caSecretRef: %w", err)
 	}
-	authority, ok := secret.Data[AuthorityKey]
-	if !ok {
-		return nil, fmt.Errorf("spec.workloadIdentity.caSecretRef: secret %s has no key %q", key, AuthorityKey)
-	}
+	authority := secret.Data[AuthorityKey]
 	if _, err := cert.ParseCertsPEM(authority); err != nil {
-		return nil, fmt.Errorf("spec.workloadIdentity.caSecretRef: key %q of secret %s: %w", AuthorityKey, key, err)
+		return nil, fmt.Errorf("spec.workloadIdentity.caSecretRef: key %q of Secret %s: there is no certificate in PEM", AuthorityKey, key)
 	}
 	return authority, nil
 }
@@ -72,7 +79,12 @@ func (c *Clients) newIdentityConfig(w *libv1beta1.WorkloadIdentity, authority []
 	if err != nil {
 		return nil, err
 	}
-	wrap, err := c.wrapTransport(w, endpoint)
+	isKnown := c.identity.isKnownHost(w.Provider, endpoint.Hostname())
+	if !isKnown && w.Provider != libv1beta1.WorkloadIdentityGCP {
+		return nil, fmt.Errorf("spec.workloadIdentity.endpoint: %s is not a host of API servers of %s, and not in the hub's --workload-identity-hosts",
+			endpoint.Hostname(), w.Provider)
+	}
+	wrap, err := c.identity.Transport(w, endpoint, !isKnown)
 	if err != nil {
 		return nil, err
 	}

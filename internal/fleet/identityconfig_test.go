@@ -2,12 +2,16 @@ package fleet_test
 
 import (
 	"crypto/x509"
+	"net/http"
+	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -25,14 +29,16 @@ func TestConfigOfAnIdentityIsCached(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	clients := fleet.NewClients(hubClient, plane.Config, identity.Wrap, nil)
+	policy := fleet.IdentityPolicy{Namespaces: []string{ns}, Hosts: []string{"127.0.0.1", "h"}, Transport: identity.Wrap}
+	clients := fleet.NewClients(hubClient, plane.Config, policy, nil)
 	member := func() fleet.Member {
 		return fleet.Member{Namespace: ns, Name: "one", Mode: fleet.Push, Identity: &libv1beta1.WorkloadIdentity{
 			Provider: libv1beta1.WorkloadIdentityGCP, Endpoint: "127.0.0.1:1", GCP: &libv1beta1.GCPIdentity{}, CASecretRef: &corev1.SecretReference{Name: "ca"},
 		}}
 	}
 	_, err = clients.Config(t.Context(), member())
-	wantText(t, err, "connect to "+ns+`/one: read spec.workloadIdentity.caSecretRef: secrets "ca" not found`)
+	missing := "connect to " + ns + `/one: spec.workloadIdentity.caSecretRef: key "ca.crt" of Secret ` + ns + `/ca: there is no certificate in PEM`
+	wantText(t, err, missing)
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "ca"}}
 	if err := hubClient.Create(t.Context(), secret); err != nil {
 		t.Fatal(err)
@@ -44,10 +50,10 @@ func TestConfigOfAnIdentityIsCached(t *testing.T) {
 		}
 	}
 	_, err = clients.Config(t.Context(), member())
-	wantText(t, err, `secret `+ns+`/ca has no key "ca.crt"`)
+	wantText(t, err, missing)
 	set("ca.crt", "nonsense")
 	_, err = clients.Config(t.Context(), member())
-	wantText(t, err, `key "ca.crt" of secret `+ns+`/ca: `)
+	wantText(t, err, missing)
 	set("ca.crt", string(plane.Config.CAData))
 	first, err := clients.Config(t.Context(), member())
 	if err != nil {
@@ -80,6 +86,82 @@ func TestConfigOfAnIdentityIsCached(t *testing.T) {
 	m.Identity = &libv1beta1.WorkloadIdentity{Provider: libv1beta1.WorkloadIdentityAzure, Endpoint: "h", Azure: &libv1beta1.AzureIdentity{}}
 	_, err = clients.Config(t.Context(), m)
 	wantText(t, err, "spec.workloadIdentity.azure.tenantID is missing")
+}
+
+// TestIdentityPolicy checks who gets a connection with the cloud identity of the hub, and to which hosts.
+func TestIdentityPolicy(t *testing.T) {
+	t.Parallel()
+	aws := func(endpoint string) *libv1beta1.WorkloadIdentity {
+		return &libv1beta1.WorkloadIdentity{Provider: libv1beta1.WorkloadIdentityAWS, Endpoint: endpoint, AWS: &libv1beta1.AWSIdentity{ClusterName: "victim"}}
+	}
+	azure := func(endpoint string) *libv1beta1.WorkloadIdentity {
+		return &libv1beta1.WorkloadIdentity{
+			Provider: libv1beta1.WorkloadIdentityAzure, Endpoint: endpoint, Azure: &libv1beta1.AzureIdentity{TenantID: "t", ClientID: "c"},
+		}
+	}
+	google := func(endpoint string) *libv1beta1.WorkloadIdentity {
+		return &libv1beta1.WorkloadIdentity{Provider: libv1beta1.WorkloadIdentityGCP, Endpoint: endpoint}
+	}
+	foreignSecret := aws("a.gr7.eu-west-1.eks.amazonaws.com")
+	foreignSecret.CASecretRef = &corev1.SecretReference{Namespace: "other", Name: "ca"}
+	var wasUnverified []string
+	policy := fleet.IdentityPolicy{
+		Namespaces: []string{"listed"}, Hosts: []string{"k8s.example.com", "*.clusters.example.com"},
+		Transport: func(w *libv1beta1.WorkloadIdentity, _ *url.URL, isUnverified bool) (transport.WrapperFunc, error) {
+			if isUnverified {
+				wasUnverified = append(wasUnverified, w.Endpoint)
+			}
+			return func(next http.RoundTripper) http.RoundTripper { return next }, nil
+		},
+	}
+	const notIts, notListed = "is not a host of API servers of ", "is not in the hub's --workload-identity-namespaces"
+	for i, test := range []struct {
+		namespace string
+		identity  *libv1beta1.WorkloadIdentity
+		want      string
+	}{
+		{"listed", aws("ABC.gr7.eu-west-1.eks.amazonaws.com"), ""},
+		{"listed", aws("abc.gr7.cn-north-1.eks.amazonaws.com.cn:443"), ""},
+		{"listed", aws("abc.eks-cluster.eu-west-1.api.aws"), ""},
+		{"listed", aws("k8s.example.com"), ""},
+		{"listed", aws("a.clusters.example.com:6443"), ""},
+		{"listed", azure("https://prod-1234.hcp.westeurope.azmk8s.io:443"), ""},
+		{"listed", azure("prod.1234.privatelink.westeurope.azmk8s.io"), ""},
+		{"listed", google("gke-123.europe-west1.gke.goog"), ""},
+		{"listed", google("34.1.2.3"), ""}, // the GKE API is asked
+		{"other", aws("abc.gr7.eu-west-1.eks.amazonaws.com"), notListed},
+		{"", aws("abc.gr7.eu-west-1.eks.amazonaws.com"), notListed},
+		{"listed", foreignSecret, notListed},
+		{"listed", aws("attacker.example.com"), notIts},
+		{"listed", aws("clusters.example.com"), notIts},
+		{"listed", aws("eks.amazonaws.com.attacker.example.com"), notIts},
+		{"listed", aws("xeks.amazonaws.com"), notIts},
+		{"listed", aws("abc.execute-api.eu-west-1.api.aws"), notIts},
+		{"listed", aws("prod-1234.hcp.westeurope.azmk8s.io"), notIts},
+		{"listed", azure("abc.gr7.eu-west-1.eks.amazonaws.com"), notIts},
+		{"listed", aws("34.1.2.3"), notIts},
+	} {
+		clients := fleet.NewClients(nil, nil, policy, nil)
+		_, err := clients.Config(t.Context(), fleet.Member{Namespace: test.namespace, Name: "one", Mode: fleet.Push, Identity: test.identity})
+		if test.want == "" && err != nil {
+			t.Errorf("%d: got error %v for %s", i, err, test.identity.Endpoint)
+		}
+		if test.want != "" {
+			wantText(t, err, test.want)
+		}
+	}
+	if !slices.Equal(wasUnverified, []string{"34.1.2.3"}) {
+		t.Errorf("the provider was asked about %q, want 34.1.2.3 only", wasUnverified)
+	}
+	everywhere := fleet.NewClients(nil, nil, fleet.IdentityPolicy{Namespaces: []string{fleet.AllNamespaces}, Transport: policy.Transport}, nil)
+	if _, err := everywhere.Config(t.Context(), fleet.Member{Namespace: "any", Identity: aws("abc.gr7.eu-west-1.eks.amazonaws.com")}); err != nil {
+		t.Error(err)
+	}
+	for _, host := range []string{"", "*.", "a:443", "https://a", "*"} {
+		if err := (fleet.IdentityPolicy{Hosts: []string{host}}).Validate(); err == nil {
+			t.Errorf("got no error for the host %q", host)
+		}
+	}
 }
 
 func TestParseEndpoint(t *testing.T) {

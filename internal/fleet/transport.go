@@ -62,7 +62,7 @@ func (c *Clients) setTransport(config *rest.Config, proxyHeader http.Header) err
 	return nil
 }
 
-// statusTransport removes the body of a response with an error that is not from an API server. client-go would make it
+// statusTransport replaces the body of a response with an error that is not from an API server. client-go would make it
 // a part of the error, which the hub writes to the status of the cluster: so a user could read responses of a server
 // that is not meant for users, as if it was his cluster.
 type statusTransport struct{ *http.Transport }
@@ -85,7 +85,7 @@ func (t statusTransport) RoundTrip(request *http.Request) (*http.Response, error
 		return nil, err
 	}
 	if !isStatus(body) && !isHealth(request) {
-		body = nil
+		body = fmt.Appendf(nil, "the server answered %d %s, without a Status of Kubernetes", response.StatusCode, http.StatusText(response.StatusCode))
 	}
 	response.Body, response.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	return response, nil

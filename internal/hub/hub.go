@@ -98,6 +98,9 @@ type Options struct {
 	// Egress limits the connections to addresses that users choose: of charts, files, repositories, and members.
 	// Default: egress.Default.
 	Egress *egress.Policy
+	// Identity limits the use of the hub's cloud identity. Default: no cluster may use it. Its Transport is always that of
+	// package identity.
+	Identity fleet.IdentityPolicy
 	// Version is the release of Towline for the manifests of agents.
 	Version string
 }
@@ -217,7 +220,9 @@ func (h *hub) addControllers(ctx context.Context) error {
 	if err := h.setupMetrics(ctx); err != nil {
 		return err
 	}
-	h.members = fleet.NewClients(h.live, h.selfConfig(), identity.Wrap, h.opts.Egress)
+	identities := h.opts.Identity
+	identities.Transport = identity.Wrap
+	h.members = fleet.NewClients(h.live, h.selfConfig(), identities, h.opts.Egress)
 	h.engines = newEngines(h.members, h.GetConfig(), h.opts.shard(), h.isServed, h.metricsRecorder.recordDrift)
 	if err := h.Add(h.engines); err != nil {
 		return fmt.Errorf("add the engines: %w", err)

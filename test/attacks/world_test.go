@@ -42,6 +42,9 @@ const waitTimeout = 2 * time.Minute
 // deniedAddress is an address to which the hub of the tests must not connect.
 const deniedAddress = "127.0.0.3"
 
+// cloudNamespace is the namespace whose clusters may use the cloud identity of the hub.
+const cloudNamespace = "cloud"
+
 // TestMain is also the child process in which the hub expands templates.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "sandbox" {
@@ -69,12 +72,19 @@ var sharedHub = sync.OnceValues(func() (*localkube.Plane, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The cloud identity of the hub. No request to AWS is needed for a token.
+	for name, value := range map[string]string{"AWS_ACCESS_KEY_ID": "hub", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "eu-west-1"} {
+		if err := os.Setenv(name, value); err != nil {
+			return nil, err
+		}
+	}
 	if err := errors.Join(hub.InstallCRDs(ctx, plane.Config), join.Guard(ctx, plane.Config)); err != nil {
 		return nil, err
 	}
 	go func() {
 		options := hub.Options{
 			Egress:         policy,
+			Identity:       fleet.IdentityPolicy{Namespaces: []string{cloudNamespace}, Hosts: []string{"127.0.0.1"}},
 			SandboxCommand: []string{program, "sandbox"},
 			// The tests report once for the agents of clusters in pull mode.
 			HeartbeatLimits: map[fleet.Type]time.Duration{fleet.TypeSveltos: time.Hour},
@@ -254,11 +264,19 @@ type listener struct {
 	credentials []string
 }
 
-// listen starts a server at an address, which responds with handler.
+// listen starts a server, which responds with handler.
 func (w *world) listen(handler http.HandlerFunc) *listener {
 	w.Helper()
+	l := newListener(handler)
+	l.Start()
+	w.Cleanup(l.Close)
+	return l
+}
+
+// newListener returns a server that is not started.
+func newListener(handler http.HandlerFunc) *listener {
 	l := &listener{}
-	l.Server = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+	l.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		l.mu.Lock()
 		l.requests++
 		if sent := r.Header.Get("Authorization"); sent != "" {
@@ -267,7 +285,6 @@ func (w *world) listen(handler http.HandlerFunc) *listener {
 		l.mu.Unlock()
 		handler(rw, r)
 	}))
-	w.Cleanup(l.Close)
 	return l
 }
 

@@ -2,30 +2,116 @@ package identity
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
 
 	"golang.org/x/oauth2"
 	"golang.org/x/oauth2/google"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 )
 
-// gcpScope is the scope that GKE requires.
-const gcpScope = "https://www.googleapis.com/auth/cloud-platform"
+const (
+	// gcpScope is the scope that GKE requires.
+	gcpScope = "https://www.googleapis.com/auth/cloud-platform"
+	// gkeAPI is the address of the API that manages GKE clusters, and gkeFields the fields of its response with endpoints.
+	gkeAPI    = "https://container.googleapis.com/v1"
+	gkeFields = "endpoint,privateClusterConfig(privateEndpoint,publicEndpoint)," +
+		"controlPlaneEndpointsConfig(dnsEndpointConfig(endpoint),ipEndpointsConfig(privateEndpoint,publicEndpoint))"
+)
 
-func newGCP(_ *libv1beta1.WorkloadIdentity, o Options) issuer {
-	return func(ctx context.Context) (Token, error) {
-		if o.Client != nil {
-			ctx = context.WithValue(ctx, oauth2.HTTPClient, o.Client)
-		}
-		credentials, err := google.FindDefaultCredentials(ctx, gcpScope)
-		if err != nil {
-			return Token{}, fmt.Errorf("load the hub's credentials: %w", err)
-		}
-		issued, err := credentials.TokenSource.Token()
-		if err != nil {
+// gcpIssuer issues tokens for one GKE cluster.
+type gcpIssuer struct {
+	cluster  libv1beta1.GCPIdentity
+	endpoint string
+	Options
+}
+
+func newGCP(w *libv1beta1.WorkloadIdentity, o Options) issuer {
+	g := &gcpIssuer{endpoint: w.Endpoint, Options: o}
+	if w.GCP != nil {
+		g.cluster = *w.GCP
+	}
+	return g.issue
+}
+
+func (g *gcpIssuer) issue(ctx context.Context) (Token, error) {
+	if g.Client != nil {
+		ctx = context.WithValue(ctx, oauth2.HTTPClient, g.Client)
+	}
+	credentials, err := google.FindDefaultCredentials(ctx, gcpScope)
+	if err != nil {
+		return Token{}, fmt.Errorf("load the hub's credentials: %w", err)
+	}
+	issued, err := credentials.TokenSource.Token()
+	if err != nil {
+		return Token{}, err
+	}
+	if g.VerifyEndpoint {
+		if err := g.verifyEndpoint(ctx, oauth2.NewClient(ctx, oauth2.StaticTokenSource(issued))); err != nil {
 			return Token{}, err
 		}
-		return Token{Text: issued.AccessToken, Expires: issued.Expiry}, nil
 	}
+	return Token{Text: issued.AccessToken, Expires: issued.Expiry}, nil
+}
+
+// gkeEndpoints are the endpoints of a cluster, as in the response of the GKE API.
+type gkeEndpoints struct {
+	Endpoint             string `json:"endpoint"`
+	PrivateClusterConfig struct {
+		PrivateEndpoint string `json:"privateEndpoint"`
+		PublicEndpoint  string `json:"publicEndpoint"`
+	} `json:"privateClusterConfig"`
+	ControlPlaneEndpointsConfig struct {
+		DNS struct {
+			Endpoint string `json:"endpoint"`
+		} `json:"dnsEndpointConfig"`
+		IP struct {
+			PrivateEndpoint string `json:"privateEndpoint"`
+			PublicEndpoint  string `json:"publicEndpoint"`
+		} `json:"ipEndpointsConfig"`
+	} `json:"controlPlaneEndpointsConfig"`
+}
+
+// verifyEndpoint returns an error unless the GKE API lists the endpoint for the cluster.
+func (g *gcpIssuer) verifyEndpoint(ctx context.Context, authorized *http.Client) error {
+	endpoint, err := fleet.ParseEndpoint(g.endpoint)
+	if err != nil {
+		return err
+	}
+	if g.cluster.ProjectID == "" || g.cluster.Location == "" || g.cluster.ClusterName == "" {
+		return errors.New("spec.workloadIdentity.gcp must have projectID, location and clusterName: the hub asks the GKE API for the endpoint of the cluster")
+	}
+	name := fmt.Sprintf("projects/%s/locations/%s/clusters/%s", url.PathEscape(g.cluster.ProjectID), url.PathEscape(g.cluster.Location), url.PathEscape(g.cluster.ClusterName))
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, gkeAPI+"/"+name+"?fields="+url.QueryEscape(gkeFields), nil)
+	if err != nil {
+		return fmt.Errorf("verify the endpoint: %w", err)
+	}
+	response, err := authorized.Do(request)
+	if err != nil {
+		return fmt.Errorf("verify the endpoint: %w", err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("verify the endpoint: the GKE API answered %s about %s: the identity needs the permission container.clusters.get", response.Status, name)
+	}
+	var found gkeEndpoints
+	if err := json.NewDecoder(io.LimitReader(response.Body, maxBody)).Decode(&found); err != nil {
+		return fmt.Errorf("verify the endpoint: decode the response of the GKE API: %w", err)
+	}
+	ip := found.ControlPlaneEndpointsConfig.IP
+	endpoints := []string{
+		found.Endpoint, found.PrivateClusterConfig.PrivateEndpoint, found.PrivateClusterConfig.PublicEndpoint,
+		found.ControlPlaneEndpointsConfig.DNS.Endpoint, ip.PrivateEndpoint, ip.PublicEndpoint,
+	}
+	if !slices.Contains(endpoints, endpoint.Hostname()) {
+		return fmt.Errorf("spec.workloadIdentity.endpoint: %s is not an endpoint of %s, and not in the hub's --workload-identity-hosts", endpoint.Hostname(), name)
+	}
+	return nil
 }

@@ -43,6 +43,9 @@ type Options struct {
 	Client *http.Client
 	// Clock gives the time. Default: the real clock.
 	Clock clock.PassiveClock
+	// VerifyEndpoint makes Token fail if the provider does not confirm that the endpoint is one of the cluster. Only GCP
+	// can: its clusters have addresses without a name.
+	VerifyEndpoint bool
 }
 
 // issuer requests a new token. It keeps no state, so that changes of the hub's environment apply to the next token.

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -194,6 +195,57 @@ func TestAKSTokenReachesAMember(t *testing.T) {
 		_, err := identity.New(spec, identity.Options{})
 		wantLine(t, err, "spec.workloadIdentity.azure."+field+" is missing")
 	}
+}
+
+// roundTripper is a function as a transport.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// TestGKEEndpointIsVerified checks that a token for an address is given out only if the GKE API confirms the address.
+func TestGKEEndpointIsVerified(t *testing.T) {
+	google := gcpHub(t)
+	google.respondWith(http.StatusOK, issued("secret-token"))
+	var status int
+	var body string
+	var asked []string
+	client := &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r.URL.Host != "container.googleapis.com" {
+			return http.DefaultTransport.RoundTrip(r)
+		}
+		asked = append(asked, r.URL.EscapedPath()+" "+r.Header.Get("Authorization"))
+		return &http.Response{StatusCode: status, Status: fmt.Sprint(status), Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+	})}
+	token := func(endpoint string, cluster libv1beta1.GCPIdentity) (string, error) {
+		w := gke()
+		w.Endpoint, w.GCP = endpoint, &cluster
+		source, err := identity.New(w, identity.Options{Client: client, VerifyEndpoint: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return source.Token(t.Context())
+	}
+	whole := libv1beta1.GCPIdentity{ProjectID: "shop", Location: "europe-west1", ClusterName: "a/../prod"}
+	const name = "projects/shop/locations/europe-west1/clusters/a%2F..%2Fprod"
+	status, body = http.StatusOK, `{"endpoint": "34.1.2.3", "controlPlaneEndpointsConfig": {"ipEndpointsConfig": {"privateEndpoint": "10.0.0.2"}}}`
+	for _, endpoint := range []string{"34.1.2.3", "https://10.0.0.2:443"} {
+		if got, err := token(endpoint, whole); got != "secret-token" || err != nil {
+			t.Errorf("token for %s: got %q and %v", endpoint, got, err)
+		}
+	}
+	if want := "/v1/" + name + " Bearer secret-token"; len(asked) != 2 || asked[0] != want {
+		t.Errorf("requests to the GKE API: got %q, want two of %q", asked, want)
+	}
+	_, err := token("198.51.100.1", whole)
+	wantLine(t, err, "198.51.100.1 is not an endpoint of "+name)
+	_, err = token("34.1.2.3", libv1beta1.GCPIdentity{ProjectID: "shop"})
+	wantLine(t, err, "spec.workloadIdentity.gcp must have projectID, location and clusterName")
+	status = http.StatusForbidden
+	_, err = token("34.1.2.3", whole)
+	wantLine(t, err, "the GKE API answered 403", "container.clusters.get")
+	status, body = http.StatusOK, "<html>"
+	_, err = token("34.1.2.3", whole)
+	wantLine(t, err, "decode the response of the GKE API")
 }
 
 func TestTokenIsUsedUntilItExpires(t *testing.T) {

@@ -9,9 +9,9 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// Wrap returns the wrapper of a new Source for w.
-func Wrap(w *libv1beta1.WorkloadIdentity, endpoint *url.URL) (clienttransport.WrapperFunc, error) {
-	source, err := New(w, Options{})
+// Wrap returns the wrapper of a new Source for w. It is a fleet.IdentityTransport.
+func Wrap(w *libv1beta1.WorkloadIdentity, endpoint *url.URL, isUnverified bool) (clienttransport.WrapperFunc, error) {
+	source, err := New(w, Options{VerifyEndpoint: isUnverified})
 	if err != nil {
 		return nil, err
 	}

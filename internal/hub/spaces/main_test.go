@@ -25,7 +25,6 @@ import (
 
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
-	"github.com/towline/towline/internal/fleet/identity"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/hub/spaces"
 	"github.com/towline/towline/internal/join/karmada"
@@ -103,7 +102,7 @@ func (w *testEnv) run() error {
 	if err != nil {
 		return err
 	}
-	members := fleet.NewClients(w.hubClient, w.hub.Config, identity.Wrap, nil)
+	members := fleet.NewClients(w.hubClient, w.hub.Config, fleet.IdentityPolicy{}, nil)
 	hubClock := fastClock{time.Now()}
 	c := &spaces.Controller{
 		Heartbeats: &heartbeats.Monitor{Clock: hubClock},

@@ -1,0 +1,66 @@
+package attacks
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+)
+
+// TestCloudIdentity: whoever may create SveltosClusters has the hub sign a token for somebody else's EKS cluster, and
+// send it to a server of his.
+func TestCloudIdentity(t *testing.T) {
+	w := newWorld(t)
+	server := newListener(func(rw http.ResponseWriter, _ *http.Request) { http.Error(rw, "no", http.StatusForbidden) })
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	// identify registers the victim's cluster with an endpoint, and waits until the hub says text about it.
+	identify := func(tenant client.Client, name, endpoint, text string) {
+		t.Helper()
+		cluster := &libv1beta1.SveltosCluster{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
+			Spec: libv1beta1.SveltosClusterSpec{WorkloadIdentity: &libv1beta1.WorkloadIdentity{
+				Provider: libv1beta1.WorkloadIdentityAWS, Endpoint: endpoint, AWS: &libv1beta1.AWSIdentity{ClusterName: "victim"},
+				CASecretRef: &corev1.SecretReference{Name: "ca"},
+			}},
+		}
+		w.must(tenant.Create(t.Context(), cluster))
+		w.eventually("the hub connects, or says why not", func() error {
+			if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
+				return err
+			}
+			return wantText(cluster.Status.FailureMessage, text)
+		})
+	}
+	prepare := func() client.Client {
+		t.Helper()
+		tenant := w.account("operator",
+			rbacv1.PolicyRule{APIGroups: []string{configv1beta1.GroupVersion.Group, libv1beta1.GroupVersion.Group}, Resources: []string{"*"}, Verbs: []string{"*"}},
+			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"*"}})
+		w.must(tenant.Create(t.Context(), &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "ca"}, Data: map[string][]byte{"ca.crt": certificateOf(server.Server)},
+		}))
+		return tenant
+	}
+	identify(prepare(), "stolen", server.URL, "--workload-identity-namespaces")
+
+	// In a namespace that may use the identity, tokens go only to the hosts that the operator has listed.
+	w.ns = cloudNamespace
+	w.must(w.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}}))
+	tenant := prepare()
+	identify(tenant, "elsewhere", strings.Replace(server.URL, "127.0.0.1", "localhost", 1), "--workload-identity-hosts")
+	if requests, _ := server.sent(); requests > 0 {
+		t.Errorf("the server got %d requests", requests)
+	}
+	identify(tenant, "listed", server.URL, "403")
+	if _, credentials := server.sent(); len(credentials) == 0 || !strings.HasPrefix(credentials[0], "Bearer k8s-aws-v1.") {
+		t.Errorf("a listed host got the credentials %q, want a token", credentials)
+	}
+}
