@@ -246,11 +246,11 @@ func runHub(ctx context.Context, config *rest.Config, options hub.Options) error
 	return hub.Run(ctx, config, options)
 }
 
-// limitTokens limits the lifetime of the tokens that agents can request, if the hub has Kubernetes 1.30 or later.
+// limitTokens limits the tokens that agents can request.
 func limitTokens(ctx context.Context, config *rest.Config) error {
 	err := join.Guard(ctx, config)
-	if apierrors.IsNotFound(err) {
-		log.FromContext(ctx).Info("the lifetime of tokens that agents request is not limited: the hub has no ValidatingAdmissionPolicies")
+	if errors.Is(err, join.ErrNoAdmissionPolicies) {
+		log.FromContext(ctx).Info("clusters cannot register in pull mode", "reason", err.Error())
 		return nil
 	}
 	return err
@@ -274,9 +274,8 @@ func prepareRegistration(ctx context.Context, config *rest.Config, options hub.O
 		}
 		return true, last
 	})
-	if errors.Is(last, bootstrap.ErrNoAdmissionPolicies) {
-		log.FromContext(ctx).Info("clusters cannot register in pull mode as in Karmada", "reason", last.Error())
-		return nil
+	if errors.Is(last, join.ErrNoAdmissionPolicies) {
+		return nil // limitTokens has reported it
 	}
 	return cmp.Or(last, err)
 }

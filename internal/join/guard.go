@@ -2,14 +2,24 @@ package join
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	admission "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/kube"
 )
@@ -20,6 +30,8 @@ const MaxTokenLife = 24 * time.Hour
 const (
 	// guardName is the name of the policy and of its binding.
 	guardName = "towline-token-life"
+	// audienceAccount is the ServiceAccount whose token shows the audiences of the API server.
+	audienceAccount = "towline-audiences"
 	// isOwnToken is true if a ServiceAccount requests a token for itself.
 	isOwnToken = "request.userInfo.username == 'system:serviceaccount:' + request.namespace + ':' + request.name"
 	// isAgent is true for a user who may patch the status of this cluster only: not for an administrator, and not for a
@@ -32,17 +44,46 @@ const (
 	mayReport = "authorizer.group('lib.projectsveltos.io').resource('sveltosclusters').subresource('status').namespace(request.namespace)"
 )
 
+// ErrNoAdmissionPolicies is returned for a hub without ValidatingAdmissionPolicies, which Kubernetes has since 1.30.
+// Agents of such a hub could not be limited, so none is registered.
+var ErrNoAdmissionPolicies = errors.New("the hub has no ValidatingAdmissionPolicies (Kubernetes 1.30), which limit what agents may do")
+
+// checkAdmissionPolicies returns ErrNoAdmissionPolicies if the hub has none.
+func checkAdmissionPolicies(hub client.Client) error {
+	_, err := hub.RESTMapper().RESTMapping(schema.GroupKind{Group: admissionv1.GroupName, Kind: "ValidatingAdmissionPolicy"}, "v1")
+	if meta.IsNoMatchError(err) {
+		return ErrNoAdmissionPolicies
+	}
+	if err != nil {
+		return fmt.Errorf("look for ValidatingAdmissionPolicies: %w", err)
+	}
+	return nil
+}
+
 // Guard creates or updates a ValidatingAdmissionPolicy and its binding on the hub. The policy denies an agent's request
-// of a token for itself if the life is longer than MaxTokenLife, or if the token is not bound to the agent's anchor
-// Secret. RBAC cannot restrict this: the holder of a copied token could request a token that is valid for years, or
-// that stays valid after a revocation. The API server enforces a new policy after some seconds.
+// of a token for itself if the life is longer than MaxTokenLife, if the token is not bound to the agent's anchor
+// Secret, or if it is for another audience than the API server. RBAC cannot restrict this: the holder of a copied token
+// could request a token that is valid for years, that stays valid after a revocation, or that other systems accept
+// which trust the issuer of the hub, such as a cloud. The API server enforces a new policy after some seconds. It
+// returns ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies.
 func Guard(ctx context.Context, hub *rest.Config) error {
+	hubClient, err := client.New(hub, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return fmt.Errorf("connect to the hub: %w", err)
+	}
+	if err := checkAdmissionPolicies(hubClient); err != nil {
+		return err
+	}
 	clientset, err := kubernetes.NewForConfig(hub)
 	if err != nil {
 		return fmt.Errorf("connect to the hub: %w", err)
 	}
+	audiences, err := findAudiences(ctx, hubClient)
+	if err != nil {
+		return err
+	}
 	options := metav1.ApplyOptions{FieldManager: kube.FieldManager, Force: true}
-	if _, err := clientset.AdmissionregistrationV1().ValidatingAdmissionPolicies().Apply(ctx, guardPolicy(), options); err != nil {
+	if _, err := clientset.AdmissionregistrationV1().ValidatingAdmissionPolicies().Apply(ctx, guardPolicy(audiences), options); err != nil {
 		return fmt.Errorf("write ValidatingAdmissionPolicy %s: %w", guardName, err)
 	}
 	if _, err := clientset.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Apply(ctx, guardBinding(), options); err != nil {
@@ -51,7 +92,34 @@ func Guard(ctx context.Context, hub *rest.Config) error {
 	return nil
 }
 
-func guardPolicy() *admission.ValidatingAdmissionPolicyApplyConfiguration {
+// findAudiences returns the audiences of the hub's API server. Only a token shows them: it is for a ServiceAccount
+// without any rights, and is not used.
+func findAudiences(ctx context.Context, hub client.Client) ([]string, error) {
+	if err := EnsureNamespace(ctx, hub, &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}); err != nil {
+		return nil, err
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: named(kube.AgentNamespace, audienceAccount), AutomountServiceAccountToken: ptr.To(false)}
+	if err := hub.Create(ctx, account, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, fmt.Errorf("create ServiceAccount %s: %w", audienceAccount, err)
+	}
+	request := &authenticationv1.TokenRequest{}
+	if err := hub.SubResource("token").Create(ctx, account, request); err != nil {
+		return nil, fmt.Errorf("request a token for ServiceAccount %s: %w", audienceAccount, err)
+	}
+	return request.Spec.Audiences, nil
+}
+
+// isForAudiences returns the expression that is true if a token is for some of the audiences only. The API server has
+// set its own audiences where the request had none.
+func isForAudiences(audiences []string) string {
+	quoted := make([]string, 0, len(audiences))
+	for _, audience := range audiences {
+		quoted = append(quoted, strconv.Quote(audience))
+	}
+	return fmt.Sprintf("!has(object.spec.audiences) || object.spec.audiences.all(audience, audience in [%s])", strings.Join(quoted, ", "))
+}
+
+func guardPolicy(audiences []string) *admission.ValidatingAdmissionPolicyApplyConfiguration {
 	seconds := int64(MaxTokenLife / time.Second)
 	return admission.ValidatingAdmissionPolicy(guardName).
 		WithLabels(map[string]string{"app.kubernetes.io/name": "towline"}).
@@ -70,6 +138,10 @@ func guardPolicy() *admission.ValidatingAdmissionPolicyApplyConfiguration {
 				admission.Validation().
 					WithExpression(isAnchored).
 					WithMessage("an agent may request only tokens that are bound to Secret <cluster>"+anchorSuffix+" for itself").
+					WithReason(metav1.StatusReasonForbidden),
+				admission.Validation().
+					WithExpression(isForAudiences(audiences)).
+					WithMessage("an agent may request only tokens for the API server for itself").
 					WithReason(metav1.StatusReasonForbidden)))
 }
 

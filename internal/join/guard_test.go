@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
@@ -27,12 +28,14 @@ import (
 
 // requestToken requests a token for ServiceAccount namespace/c, bound to a Secret of that name unless it is "", with
 // the credentials of config.
-func requestToken(ctx context.Context, config *rest.Config, namespace, secret string, seconds int64) error {
+func requestToken(ctx context.Context, config *rest.Config, namespace, secret string, seconds int64, audiences ...string) error {
 	clientset, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
 	}
-	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(seconds)}}
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		ExpirationSeconds: ptr.To(seconds), Audiences: audiences,
+	}}
 	if secret != "" {
 		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: secret}
 	}
@@ -59,6 +62,13 @@ func TestGuardBoundsTheTokensThatAnAgentRequests(t *testing.T) {
 	const unbound = "an agent may request only tokens that are bound to Secret <cluster>-sveltos-agent for itself"
 	wantText(t, requestToken(t.Context(), config, n, "", day), unbound)
 	wantText(t, requestToken(t.Context(), config, n, registration, day), unbound)
+	const foreign = "an agent may request only tokens for the API server for itself"
+	wantText(t, requestToken(t.Context(), config, n, anchor, day, "sts.amazonaws.com"), foreign)
+	const own = "https://kubernetes.default.svc.cluster.local"
+	wantText(t, requestToken(t.Context(), config, n, anchor, day, own, "sts.amazonaws.com"), foreign)
+	if err := requestToken(t.Context(), config, n, anchor, day, own); err != nil {
+		t.Errorf("a token for the audience of the API server: %v", err)
+	}
 	if err := requestToken(t.Context(), config, n, anchor, day); err != nil {
 		t.Errorf("a token of a day: %v", err)
 	}
@@ -70,6 +80,45 @@ func TestGuardBoundsTheTokensThatAnAgentRequests(t *testing.T) {
 	eventually(t, "a ServiceAccount that is no agent gets a token of ten years", func() bool {
 		return requestToken(t.Context(), foreignConfig, "token", "", tenYears) == nil
 	})
+}
+
+// roundTripper is a function as a transport.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// TestNoAgentWithoutAdmissionPolicies registers a cluster on a hub before Kubernetes 1.30.
+func TestNoAgentWithoutAdmissionPolicies(t *testing.T) {
+	t.Parallel()
+	plane, hubClient := hub(t)
+	n := plane.Namespace(t, "old")
+	cluster := declared(t, hubClient, n, "c")
+	config := rest.CopyConfig(plane.Config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			r = r.Clone(r.Context())
+			switch r.URL.Path {
+			case "/apis":
+				r.Header.Set("Accept", "application/json") // the groups without their resources
+			case "/apis/admissionregistration.k8s.io/v1":
+				r.URL.Path = "/apis/admissionregistration.k8s.io/v0"
+			}
+			return next.RoundTrip(r)
+		})
+	})
+	old, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := join.Establish(t.Context(), old, cluster); !errors.Is(err, join.ErrNoAdmissionPolicies) {
+		t.Errorf("Establish: got error %v", err)
+	}
+	if err := hubClient.Get(t.Context(), client.ObjectKey{Namespace: n, Name: "c"}, &corev1.ServiceAccount{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the ServiceAccount of the agent: got error %v, want that there is none", err)
+	}
+	if err := join.Guard(t.Context(), config); !errors.Is(err, join.ErrNoAdmissionPolicies) {
+		t.Errorf("Guard: got error %v", err)
+	}
 }
 
 // nonAgentConfig returns the credential of a ServiceAccount c, of a new namespace, that may request its own tokens and

@@ -30,6 +30,10 @@ const (
 	maxIDLength = 253
 )
 
+// MaxLife is the longest life of an agent's certificate that the hub approves. It is the default of karmadactl and of
+// Kubernetes' signer. A request without a life gets the one that the operator of the hub has chosen for the signer.
+const MaxLife = 365 * 24 * time.Hour
+
 // ParsedCSR is the content of a CertificateSigningRequest for the certificate of an agent.
 type ParsedCSR struct {
 	// Cluster is the name of the agent's Cluster.
@@ -58,7 +62,7 @@ func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, is
 	if err != nil {
 		return ParsedCSR{}, true, err
 	}
-	if err := errors.Join(checkSubject(request), checkExtensions(request), checkKey(request), checkUsages(csr.Spec.Usages)); err != nil {
+	if err := errors.Join(checkSubject(request), checkExtensions(request), checkKey(request), checkUsages(csr.Spec.Usages), checkLife(csr.Spec.ExpirationSeconds)); err != nil {
 		return ParsedCSR{}, true, oneLine(err)
 	}
 	p.Cluster = strings.TrimPrefix(request.Subject.CommonName, AgentUserPrefix)
@@ -180,6 +184,14 @@ func checkUsages(given []certificatesv1.KeyUsage) error {
 	withRSA := []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth, certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment}
 	if !slices.Equal(usages, client) && !slices.Equal(usages, withRSA) {
 		return fmt.Errorf("the usages must be digital signature, client auth and perhaps key encipherment, and are %q", given)
+	}
+	return nil
+}
+
+// checkLife accepts a life of at most MaxLife: a certificate cannot be revoked.
+func checkLife(seconds *int32) error {
+	if longest := int32(MaxLife / time.Second); seconds != nil && *seconds > longest {
+		return fmt.Errorf("spec.expirationSeconds must be at most %d, and is %d", longest, *seconds)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
@@ -92,6 +93,7 @@ func TestValidateCSRAcceptsAgents(t *testing.T) {
 	}{
 		"first certificate":       {func(*csrBuilder) {}, first},
 		"with key encipherment":   {func(a *csrBuilder) { a.csr.Spec.Usages = append(a.csr.Spec.Usages, "key encipherment") }, first},
+		"a year":                  {func(a *csrBuilder) { a.csr.Spec.ExpirationSeconds = ptr.To[int32](31536000) }, first},
 		"usages in another order": {func(a *csrBuilder) { slices.Reverse(a.csr.Spec.Usages) }, first},
 		"with a deadline":         {func(a *csrBuilder) { a.csr.Annotations[kube.AnnotationUntil] = until.Format(time.RFC3339) }, late},
 		"blanks after the block":  {func(a *csrBuilder) { a.rewrap = func(text []byte) []byte { return append(text, "\n \n"...) } }, first},
@@ -211,6 +213,7 @@ func contentAttacks(t *testing.T) map[string]attack {
 		"cert sign":       {func(a *csrBuilder) { a.csr.Spec.Usages = append(a.csr.Spec.Usages, "cert sign") }, "usages must be"},
 		"a usage twice":   {func(a *csrBuilder) { a.csr.Spec.Usages = append(a.csr.Spec.Usages, "client auth") }, "usages must be"},
 		"no client auth":  {func(a *csrBuilder) { a.csr.Spec.Usages = a.csr.Spec.Usages[:1] }, "usages must be"},
+		"ten years":       {func(a *csrBuilder) { a.csr.Spec.ExpirationSeconds = ptr.To[int32](10 * 31536000) }, "must be at most 31536000"},
 		"no usages":       {func(a *csrBuilder) { a.csr.Spec.Usages = nil }, "usages must be"},
 		"another PEM":     {func(a *csrBuilder) { a.kind = "NEW CERTIFICATE REQUEST" }, "is of type"},
 		"a certificate":   {func(a *csrBuilder) { a.kind = "CERTIFICATE" }, "is of type"},

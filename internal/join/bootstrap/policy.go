@@ -15,19 +15,17 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
 
 // policyName names the policy and its binding.
 const policyName = "towline-karmada-agents"
 
-// ErrNoAdmissionPolicies is returned for a hub without ValidatingAdmissionPolicies, which Kubernetes has since 1.30.
-var ErrNoAdmissionPolicies = errors.New("the hub has no ValidatingAdmissionPolicies")
-
 // EnsureAgentPolicy creates or updates the ValidatingAdmissionPolicy that limits the fields that agents may change,
 // since RBAC rules cannot limit fields. An agent must not change the labels of its Cluster, by which profiles match it,
 // and the id, credentials and finalizers of the Cluster. Of a Work it may change only the status and its own finalizer.
-// It can be repeated, and returns whether it has changed the policy. It returns ErrNoAdmissionPolicies for a hub
+// It can be repeated, and returns whether it has changed the policy. It returns join.ErrNoAdmissionPolicies for a hub
 // without ValidatingAdmissionPolicies. hub must read from the API server.
 func EnsureAgentPolicy(ctx context.Context, hub client.Client) (changed bool, err error) {
 	hub = client.WithFieldOwner(hub, kube.FieldManager)
@@ -45,7 +43,7 @@ func EnsureAgentPolicy(ctx context.Context, hub client.Client) (changed bool, er
 	err = errors.Join(policyErr, bindingErr)
 	switch {
 	case meta.IsNoMatchError(policyErr):
-		err = fmt.Errorf("%w: %w", ErrNoAdmissionPolicies, err)
+		err = fmt.Errorf("%w: %w", join.ErrNoAdmissionPolicies, err)
 	case err != nil:
 		err = fmt.Errorf("write the admission policy for agents: %w", err)
 	}

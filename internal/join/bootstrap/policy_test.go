@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
 )
 
@@ -91,7 +92,7 @@ func TestEnsureAgentPolicyReturnsErrNoAdmissionPolicies(t *testing.T) {
 					return tc.err
 				},
 			})
-			if _, err := bootstrap.EnsureAgentPolicy(t.Context(), fails); err == nil || errors.Is(err, bootstrap.ErrNoAdmissionPolicies) != tc.want {
+			if _, err := bootstrap.EnsureAgentPolicy(t.Context(), fails); err == nil || errors.Is(err, join.ErrNoAdmissionPolicies) != tc.want {
 				t.Errorf("error %v", err)
 			}
 		})

@@ -114,6 +114,11 @@ func (r Request) validate() error {
 	if err := r.validateLocation(); err != nil {
 		return err
 	}
+	return r.validateLimits()
+}
+
+// validateLimits checks what has a smallest or a largest value, and that there is a member.
+func (r Request) validateLimits() error {
 	switch {
 	case r.Member == nil:
 		return errors.New("the way to the cluster is not given")
@@ -121,6 +126,8 @@ func (r Request) validate() error {
 		return errors.New("--discovery-timeout must be positive")
 	case r.CertLifetime < minCertLifetime:
 		return fmt.Errorf("--cert-expiration-seconds must be at least %d, since Kubernetes issues no shorter certificates", int(minCertLifetime.Seconds()))
+	case r.CertLifetime > bootstrap.MaxLife:
+		return fmt.Errorf("--cert-expiration-seconds must be at most %d, since hubs approve no longer certificates", int(bootstrap.MaxLife.Seconds()))
 	case r.Replicas < 0:
 		return errors.New("--karmada-agent-replicas must be at least 1")
 	}
