@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/internal/fleet"
@@ -174,7 +175,21 @@ func TestSummaryNames(t *testing.T) {
 	}
 }
 
-func TestLost(t *testing.T) {
+// TestShortenedNamesAreValid cuts names at each of their characters: a name must not have ".-" in it.
+func TestShortenedNamesAreValid(t *testing.T) {
+	t.Parallel()
+	for length := 220; length <= 253; length++ {
+		profile := strings.Repeat("x", length-1) + ".y"
+		m := fleet.Member{Type: fleet.TypeSveltos, Namespace: "eu", Name: "c-" + strings.Repeat("z", 40)}
+		for _, name := range []string{match.SummaryName("ClusterProfile", profile, m), match.DistinctSummaryName("ClusterProfile", profile, m)} {
+			if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
+				t.Errorf("%s: %v", name, problems)
+			}
+		}
+	}
+}
+
+func TestFindConflicts(t *testing.T) {
 	t.Parallel()
 	release := match.Release{Namespace: "web", Name: "nginx"}
 	summary := func(name string, tier int32, age time.Duration) configv1beta1.ClusterSummary {
@@ -207,7 +222,7 @@ func TestLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if diff := cmp.Diff(tc.want, match.FindConflicts(&tc.me, tc.others)); diff != "" {
-				t.Errorf("Lost() (-want +got):\n%s", diff)
+				t.Errorf("FindConflicts() (-want +got):\n%s", diff)
 			}
 		})
 	}

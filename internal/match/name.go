@@ -22,25 +22,31 @@ func SummaryName(profileKind, profile string, m fleet.Member) string {
 	if profileKind == configv1beta1.ProfileKind {
 		name = "p--" + name
 	}
-	return shorten(name, validation.DNS1123SubdomainMaxLength)
+	if len(name) <= validation.DNS1123SubdomainMaxLength {
+		return name
+	}
+	return withHash(name, name)
 }
 
 // DistinctSummaryName returns the name of the ClusterSummary if the SummaryName of another pair is the same.
 func DistinctSummaryName(profileKind, profile string, m fleet.Member) string {
 	identity := strings.Join([]string{profileKind, profile, string(m.Type), m.Name}, "/")
-	name := SummaryName(profileKind, profile, m)
-	limit := validation.DNS1123SubdomainMaxLength - hashLength - 1
-	return name[:min(len(name), limit)] + "-" + hash(identity)
+	return withHash(SummaryName(profileKind, profile, m), identity)
+}
+
+// withHash adds the hash of identity to name, and shortens name if the result is too long. Then name must not end in a
+// dot: ".-" is invalid in the name of an object.
+func withHash(name, identity string) string {
+	name = name[:min(len(name), validation.DNS1123SubdomainMaxLength-hashLength-1)]
+	return strings.TrimSuffix(name, ".") + "-" + hash(identity)
 }
 
 // LabelValue returns s as the value of a label. A longer value is shortened, and a hash makes it unique.
-func LabelValue(s string) string { return shorten(s, validation.LabelValueMaxLength) }
-
-func shorten(s string, limit int) string {
-	if len(s) <= limit {
+func LabelValue(s string) string {
+	if len(s) <= validation.LabelValueMaxLength {
 		return s
 	}
-	return s[:limit-hashLength-1] + "-" + hash(s)
+	return s[:validation.LabelValueMaxLength-hashLength-1] + "-" + hash(s)
 }
 
 func hash(s string) string {
