@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/check"
 	"github.com/towline/towline/internal/join"
@@ -61,7 +62,7 @@ func (o Options) checker() check.Checker {
 	if len(o.SandboxCommand) == 0 {
 		return check.Checker{}
 	}
-	return check.Checker{Sandbox: sandbox.NewPool(o.SandboxCommand, o.Clock), Cluster: o.Namespace + "/" + o.Name}
+	return check.Checker{Sandbox: sandbox.NewPool(o.SandboxCommand, o.Clock), Cluster: client.ObjectKey{Namespace: o.Namespace, Name: o.Name}}
 }
 
 // complete sets the defaults, and returns an error for missing options.

@@ -21,8 +21,10 @@ type Checker struct {
 	// Sandbox runs the scripts. If it is nil, they run in this process, where all other work counts against their limit
 	// of memory: only tests do that.
 	Sandbox *sandbox.Pool
-	// Cluster is the name of the cluster. A script that exceeds a limit is not run again at once for the same cluster.
-	Cluster string
+	// Cluster is the namespace and the name of the cluster. A script that exceeds a limit of the sandbox is not run again
+	// at once for the cluster. If it exceeds one for several clusters of a namespace, it is not run for any of them. Other
+	// namespaces have other users, and must not notice it.
+	Cluster client.ObjectKey
 }
 
 // Run evaluates checks in order and stops at the first one that fails. failure is "" if all pass, else "check <name>:

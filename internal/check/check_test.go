@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -286,5 +288,56 @@ func TestChecksThatCannotBeRun(t *testing.T) {
 		if got, err := broken.EvaluateCluster(t.Context(), nil, spec, ready); !errors.Is(err, sandbox.ErrStart) || got.Failure != "" {
 			t.Errorf("ready %t: got %+v, error %v, want ErrStart", ready, got, err)
 		}
+	}
+}
+
+// TestWrongIndexes has a child that returns an index which no object has.
+func TestWrongIndexes(t *testing.T) {
+	t.Parallel()
+	reader, ns := member(t)
+	wrong := check.Checker{Sandbox: sandbox.NewPool([]string{os.Args[0], serveWrong}, clock.RealClock{})}
+	selector := libv1beta1.ResourceSelector{Version: "v1", Kind: "ConfigMap", Namespace: ns, Evaluate: "function evaluate() end"}
+	got, err := wrong.Run(t.Context(), reader, []libv1beta1.ClusterCheck{{Name: "c", Condition: names, ResourceSelectors: []libv1beta1.ResourceSelector{selector}}})
+	if want := "check c: resourceSelectors[0].evaluate: the sandbox returned index 7 of "; err != nil || !strings.HasPrefix(got, want) {
+		t.Errorf("Run() = %q, %v, want %s...", got, err, want)
+	}
+}
+
+// TestLimitsOfSeveralClusters has a script that ends its process for each cluster.
+func TestLimitsOfSeveralClusters(t *testing.T) {
+	t.Parallel()
+	started := filepath.Join(t.TempDir(), "started")
+	pool := sandbox.NewPool([]string{"/bin/sh", "-c", "echo >> " + started}, clock.RealClock{})
+	for _, step := range []struct {
+		cluster client.ObjectKey
+		want    int
+	}{
+		{client.ObjectKey{Namespace: "eu", Name: "a"}, 1},
+		{client.ObjectKey{Namespace: "eu", Name: "b"}, 2},
+		{client.ObjectKey{Namespace: "eu", Name: "c"}, 2},
+		{client.ObjectKey{Namespace: "us", Name: "a"}, 3},
+	} {
+		checker := check.Checker{Sandbox: pool, Cluster: step.cluster}
+		if got, err := checker.Run(t.Context(), nil, []libv1beta1.ClusterCheck{{Name: "c"}}); got == "" || err != nil {
+			t.Errorf("%s: Run() = %q, %v, want a failure", step.cluster, got, err)
+		}
+		raw, err := os.ReadFile(started)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(raw); got != step.want {
+			t.Errorf("%s: %d processes were started, want %d", step.cluster, got, step.want)
+		}
+	}
+}
+
+// TestLongFailureOfCluster has a message whose prefix makes it too long.
+func TestLongFailureOfCluster(t *testing.T) {
+	t.Parallel()
+	script := `function evaluate() return {pass = false, message = string.rep("x", 2000)} end`
+	spec := &libv1beta1.SveltosClusterSpec{ReadinessChecks: []libv1beta1.ClusterCheck{{Name: "c", Condition: script}}}
+	got, err := checker.EvaluateCluster(t.Context(), nil, spec, false)
+	if err != nil || len(got.Failure) != 1024 || !strings.HasPrefix(got.Failure, "readiness check c: xxx") {
+		t.Errorf("got %d bytes, error %v: %s", len(got.Failure), err, got.Failure)
 	}
 }

@@ -12,36 +12,37 @@ import (
 
 // Result is the result of a cluster's checks.
 type Result struct {
-	// Ready is true if the cluster is ready. It stays true once it is.
+	// Ready is true if the readiness checks have passed, now or earlier.
 	Ready bool
 	// Failure is "readiness check <name>: <message>" or "liveness check <name>: <message>" of the first check that
-	// fails or whose requests fail; "" if all pass.
+	// fails, or that returns an error; "" if all pass. It is one line of at most maxMessage bytes.
 	Failure string
 }
 
-// EvaluateCluster runs the readiness checks of spec, unless ready is true already, and then the liveness checks. The
-// result is invalid if ctx has ended. It returns an error only if the checks could not be run: the
-// cluster may be healthy.
+// EvaluateCluster runs the liveness checks of spec, and before them the readiness checks if ready is false. ready is
+// the former Result.Ready. EvaluateCluster returns an error only if no script could be run: the cluster may be healthy.
+// The caller must ignore the result if ctx has ended.
 func (c Checker) EvaluateCluster(ctx context.Context, member client.Reader, spec *libv1beta1.SveltosClusterSpec, ready bool) (Result, error) {
 	if !ready {
-		if failure, err := c.runList(ctx, member, "readiness ", spec.ReadinessChecks); failure != "" || err != nil {
+		if failure, err := c.failureOf(ctx, member, "readiness", spec.ReadinessChecks); failure != "" || err != nil {
 			return Result{Failure: failure}, err
 		}
 	}
-	failure, err := c.runList(ctx, member, "liveness ", spec.LivenessChecks)
+	failure, err := c.failureOf(ctx, member, "liveness", spec.LivenessChecks)
 	return Result{Ready: true, Failure: failure}, err
 }
 
-func (c Checker) runList(ctx context.Context, member client.Reader, prefix string, checks []libv1beta1.ClusterCheck) (failure string, err error) {
+// failureOf returns the Result.Failure of one list of checks. kind is "readiness" or "liveness".
+func (c Checker) failureOf(ctx context.Context, member client.Reader, kind string, checks []libv1beta1.ClusterCheck) (failure string, err error) {
 	failure, err = c.Run(ctx, member, checks)
 	if errors.Is(err, sandbox.ErrStart) {
 		return "", err
 	}
 	if err != nil {
-		failure = singleLine(err.Error())
+		failure = err.Error()
 	}
 	if failure == "" {
 		return "", nil
 	}
-	return prefix + failure, nil
+	return singleLine(kind + " " + failure), nil
 }

@@ -1,6 +1,7 @@
 package check_test
 
 import (
+	"encoding/json"
 	"os"
 	"testing"
 
@@ -15,15 +16,29 @@ import (
 	"github.com/towline/towline/internal/sandbox"
 )
 
-// serve is the argument with which the tests start their binary as a child of the sandbox.
-const serve = "serve"
+// The arguments with which the tests start their binary as a child of the sandbox.
+const (
+	serve = "serve"
+	// serveWrong starts a child whose functions return the index 7.
+	serveWrong = "serve-wrong"
+)
 
 // checker shares its child processes between all tests.
-var checker = check.Checker{Sandbox: sandbox.NewPool([]string{os.Args[0], serve}, clock.RealClock{}), Cluster: "one"}
+var checker = check.Checker{Sandbox: sandbox.NewPool([]string{os.Args[0], serve}, clock.RealClock{}), Cluster: client.ObjectKey{Namespace: "eu", Name: "one"}}
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == serve {
 		if err := sandbox.Serve(check.Functions(), os.Stdin, os.Stdout); err != nil {
+			panic(err)
+		}
+		return
+	}
+	if len(os.Args) > 1 && os.Args[1] == serveWrong {
+		functions := check.Functions()
+		for name := range functions {
+			functions[name] = func(json.RawMessage, func(any) (json.RawMessage, error)) (any, error) { return []int{7}, nil }
+		}
+		if err := sandbox.Serve(functions, os.Stdin, os.Stdout); err != nil {
 			panic(err)
 		}
 		return

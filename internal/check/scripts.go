@@ -54,11 +54,18 @@ func (c Checker) filter(objects []json.RawMessage, code string) ([]json.RawMessa
 		return objects, nil
 	}
 	indexes, err := run(c, filterFunction, evaluation{code, objects}, evaluation.matching)
+	if err != nil {
+		return nil, err
+	}
 	matching := make([]json.RawMessage, 0, len(indexes))
 	for _, i := range indexes {
+		// A child runs scripts of users: a wrong index must not end this process.
+		if i < 0 || i >= len(objects) {
+			return nil, fmt.Errorf("the sandbox returned index %d of %d objects", i, len(objects))
+		}
 		matching = append(matching, objects[i])
 	}
-	return matching, err
+	return matching, nil
 }
 
 // evaluateCondition runs the condition of a check; failure is "" if it passes.
@@ -72,8 +79,8 @@ func run[Result any](c Checker, name string, e evaluation, function func(evaluat
 		return function(e)
 	}
 	err = c.Sandbox.Call(sandbox.Call{
-		Function: name, Key: fmt.Sprintf("%s %s %x", name, c.Cluster, sha256.Sum256([]byte(e.Script))),
-		Limit: scriptLimit, Input: e, Output: &result,
+		Function: name, Key: fmt.Sprintf("%s %s %x", name, c.Cluster.Namespace, sha256.Sum256([]byte(e.Script))),
+		Member: c.Cluster.String(), Limit: scriptLimit, Input: e, Output: &result,
 	})
 	return result, err
 }

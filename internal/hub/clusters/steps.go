@@ -142,7 +142,7 @@ func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster
 	if err != nil {
 		return check.Result{Failure: err.Error()}, nil
 	}
-	checker := check.Checker{Sandbox: c.Sandbox, Cluster: client.ObjectKeyFromObject(cluster).String()}
+	checker := check.Checker{Sandbox: c.Sandbox, Cluster: client.ObjectKeyFromObject(cluster)}
 	liveness, err := checker.EvaluateCluster(checksCtx, memberClient, &cluster.Spec, cluster.Status.Ready)
 	return liveness, errors.Join(ctx.Err(), err)
 }
