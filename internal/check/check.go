@@ -28,8 +28,8 @@ type Checker struct {
 }
 
 // Run evaluates checks in order and stops at the first one that fails. failure is "" if all pass, else "check <name>:
-// <message>" of the failed check; an invalid script fails its check. An error means that a request to the cluster
-// failed. member should read from the API server, because the selected objects are not needed again.
+// <message>" of the failed check; an invalid script fails its check. An error means that the objects could not be
+// listed, or that no script could be run. member must not be a cache, which would keep all listed objects.
 func (c Checker) Run(ctx context.Context, member client.Reader, checks []libv1beta1.ClusterCheck) (failure string, err error) {
 	for i := range checks {
 		message, err := c.runCheck(ctx, member, &checks[i])
@@ -47,15 +47,17 @@ func (c Checker) Run(ctx context.Context, member client.Reader, checks []libv1be
 func (c Checker) runCheck(ctx context.Context, member client.Reader, check *libv1beta1.ClusterCheck) (failure string, err error) {
 	var objects []json.RawMessage
 	for i := range check.ResourceSelectors {
-		selected, err := listObjects(ctx, member, &check.ResourceSelectors[i])
+		selector := &check.ResourceSelectors[i]
+		if len(selector.EvaluateCEL) > 0 {
+			return fmt.Sprintf("resourceSelectors[%d].evaluateCEL is not supported; use evaluate", i), nil
+		}
+		listed, err := listObjects(ctx, member, selector)
 		if err != nil {
 			return "", err
 		}
-		if selected, err = c.filter(selected, check.ResourceSelectors[i].Evaluate); err != nil {
+		selected, err := c.filter(listed, selector.Evaluate)
+		if err != nil {
 			return scriptFailure(ctx, fmt.Errorf("resourceSelectors[%d].evaluate: %w", i, err))
-		}
-		if len(check.ResourceSelectors[i].EvaluateCEL) > 0 {
-			return fmt.Sprintf("resourceSelectors[%d].evaluateCEL is not supported; use evaluate", i), nil
 		}
 		objects = append(objects, selected...)
 	}
@@ -65,8 +67,8 @@ func (c Checker) runCheck(ctx context.Context, member client.Reader, check *libv
 	return failure, nil
 }
 
-// scriptFailure returns an error of a script as the failure of its check, unless ctx ended, or the script could not be
-// run.
+// scriptFailure converts the error of a script to the failure of its check. It returns an error if ctx has ended, or if
+// the script could not be run.
 func scriptFailure(ctx context.Context, err error) (failure string, _ error) {
 	if ctx.Err() != nil {
 		return "", ctx.Err()

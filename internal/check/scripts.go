@@ -14,9 +14,9 @@ import (
 	"github.com/towline/towline/internal/script"
 )
 
-// scriptLimit limits the time of a call in the sandbox. It is more than the time limit of a script, which is checked
-// before each of its instructions: it limits also the compilation, and single instructions that do not end.
-const scriptLimit = 15 * time.Second
+// callTimeout limits the time of a call in the sandbox. It is longer than the limit of package script, which is checked
+// between instructions, and so does not stop a slow compilation or one endless instruction.
+const callTimeout = 15 * time.Second
 
 // The names of the functions in the sandbox.
 const (
@@ -33,12 +33,13 @@ type evaluation struct {
 // Functions returns the functions of the sandbox that Checker.Sandbox needs.
 func Functions() map[string]sandbox.Function {
 	return map[string]sandbox.Function{
-		filterFunction:    inSandbox(evaluation.matching),
-		conditionFunction: inSandbox(evaluation.condition),
+		filterFunction:    asSandboxFunction(evaluation.matchingIndexes),
+		conditionFunction: asSandboxFunction(evaluation.conditionFailure),
 	}
 }
 
-func inSandbox[Result any](function func(evaluation) (Result, error)) sandbox.Function {
+// asSandboxFunction returns function with JSON as its input.
+func asSandboxFunction[Result any](function func(evaluation) (Result, error)) sandbox.Function {
 	return func(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
 		var e evaluation
 		if err := json.Unmarshal(input, &e); err != nil {
@@ -48,12 +49,12 @@ func inSandbox[Result any](function func(evaluation) (Result, error)) sandbox.Fu
 	}
 }
 
-// filter returns the objects for which code returns matching = true, or all objects without code.
-func (c Checker) filter(objects []json.RawMessage, code string) ([]json.RawMessage, error) {
-	if code == "" || len(objects) == 0 {
+// filter returns the objects for which script returns matching = true, or all objects if script is "".
+func (c Checker) filter(objects []json.RawMessage, script string) ([]json.RawMessage, error) {
+	if script == "" || len(objects) == 0 {
 		return objects, nil
 	}
-	indexes, err := run(c, filterFunction, evaluation{code, objects}, evaluation.matching)
+	indexes, err := callFunction(c, filterFunction, evaluation{script, objects}, evaluation.matchingIndexes)
 	if err != nil {
 		return nil, err
 	}
@@ -69,31 +70,31 @@ func (c Checker) filter(objects []json.RawMessage, code string) ([]json.RawMessa
 }
 
 // evaluateCondition runs the condition of a check; failure is "" if it passes.
-func (c Checker) evaluateCondition(code string, objects []json.RawMessage) (failure string, err error) {
-	return run(c, conditionFunction, evaluation{code, objects}, evaluation.condition)
+func (c Checker) evaluateCondition(script string, objects []json.RawMessage) (failure string, err error) {
+	return callFunction(c, conditionFunction, evaluation{script, objects}, evaluation.conditionFailure)
 }
 
-// run runs one of the functions, in the sandbox if there is one.
-func run[Result any](c Checker, name string, e evaluation, function func(evaluation) (Result, error)) (result Result, err error) {
+// callFunction calls one of the functions, in the sandbox if there is one.
+func callFunction[Result any](c Checker, name string, e evaluation, function func(evaluation) (Result, error)) (result Result, err error) {
 	if c.Sandbox == nil {
 		return function(e)
 	}
 	err = c.Sandbox.Call(sandbox.Call{
 		Function: name, Key: fmt.Sprintf("%s %s %x", name, c.Cluster.Namespace, sha256.Sum256([]byte(e.Script))),
-		Member: c.Cluster.String(), Limit: scriptLimit, Input: e, Output: &result,
+		Member: c.Cluster.String(), Limit: callTimeout, Input: e, Output: &result,
 	})
 	return result, err
 }
 
-// matching returns the indexes of the objects for which the script returns matching = true.
-func (e evaluation) matching() (indexes []int, err error) {
+// matchingIndexes returns the indexes of the objects for which the script returns matching = true.
+func (e evaluation) matchingIndexes() (indexes []int, err error) {
 	interpreter, err := script.New(context.Background(), e.Script)
 	if err != nil {
 		return nil, err
 	}
 	defer interpreter.Close()
 	for i := range e.Objects {
-		object, err := decode(e.Objects[i])
+		object, err := decodeObject(e.Objects[i])
 		if err != nil {
 			return nil, err
 		}
@@ -112,8 +113,8 @@ func (e evaluation) matching() (indexes []int, err error) {
 	return indexes, nil
 }
 
-// condition returns the message of a condition that does not pass, "" if it passes.
-func (e evaluation) condition() (failure string, err error) {
+// conditionFailure returns the message of a condition that does not pass, "" if it passes.
+func (e evaluation) conditionFailure() (failure string, err error) {
 	interpreter, err := script.New(context.Background(), e.Script)
 	if err != nil {
 		return "", err
@@ -121,7 +122,7 @@ func (e evaluation) condition() (failure string, err error) {
 	defer interpreter.Close()
 	resources := make([]any, 0, len(e.Objects))
 	for i := range e.Objects {
-		object, err := decode(e.Objects[i])
+		object, err := decodeObject(e.Objects[i])
 		if err != nil {
 			return "", err
 		}
@@ -141,8 +142,8 @@ func (e evaluation) condition() (failure string, err error) {
 	return "the check does not pass, and its script returns no message", nil
 }
 
-// decode decodes an object with the types that Script.ToLua knows.
-func decode(raw json.RawMessage) (object map[string]any, err error) {
+// decodeObject decodes an object with the Go types that ToLua of the interpreter accepts.
+func decodeObject(raw json.RawMessage) (object map[string]any, err error) {
 	if err := json.Unmarshal(raw, &object); err != nil {
 		return nil, fmt.Errorf("decode an object: %w", err)
 	}

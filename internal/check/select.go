@@ -21,13 +21,13 @@ import (
 const (
 	// pageSize is the number of objects per request.
 	pageSize = 500
-	// maxSize is the maximum size of the objects that one selector selects, in bytes of JSON. A cluster can return pages
-	// without end.
+	// maxSize is the maximum size of the objects that one selector lists, in bytes of JSON. It also limits
+	// a cluster that returns objects without end.
 	maxSize = 16 << 20
 )
 
-// listObjects lists the objects that selector selects by kind, namespace, name and labels, and
-// returns them as JSON. A kind that the cluster does not serve has no objects.
+// listObjects lists the objects with the kind, namespace, name and labels of selector, and returns them as JSON. A kind
+// that the cluster does not serve has no objects.
 func listObjects(ctx context.Context, member client.Reader, selector *libv1beta1.ResourceSelector) ([]json.RawMessage, error) {
 	options, err := listOptions(selector)
 	if err != nil {
@@ -35,7 +35,8 @@ func listObjects(ctx context.Context, member client.Reader, selector *libv1beta1
 	}
 	kind := schema.GroupVersionKind{Group: selector.Group, Version: selector.Version, Kind: selector.Kind}
 	var objects []json.RawMessage
-	for next, size := "", 0; ; {
+	size, next := 0, ""
+	for {
 		page := &unstructured.UnstructuredList{}
 		page.SetGroupVersionKind(kind)
 		err := member.List(ctx, page, append(options, client.Limit(pageSize), client.Continue(next))...)
