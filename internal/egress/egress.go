@@ -2,10 +2,10 @@
 //
 // Users choose addresses: of charts, files and repositories, of API servers and of their proxies. The hub connects to
 // them from its own place in the network. Without a limit, a user could reach the services beside the hub, such as the
-// metadata service of a cloud, which gives credentials to everyone who asks from there.
+// metadata service of a cloud, which gives credentials to every client in that place.
 //
-// A Policy is checked when a connection is made: the name before the name server is asked, and the address after that.
-// So it also holds for redirects, and for names that resolve to denied addresses.
+// A Policy is checked for each connection: the host name before it is resolved, and then each resolved address. So it
+// also holds for redirects, and for names that resolve to denied addresses.
 package egress
 
 import (
@@ -29,12 +29,13 @@ var ErrDenied = errors.New("the hub does not connect to this address")
 type Policy struct {
 	hosts  []string
 	denied []netip.Prefix
-	// proxies are the addresses of the proxies in the environment of the process, which its operator has chosen.
+	// proxies are the addresses of the proxies in the environment of the process. They are allowed, because the operator
+	// of the hub has chosen them.
 	proxies []string
 }
 
-// New returns a Policy that allows connections to allowedHosts, where *.example.com stands for all hosts of a domain,
-// or to all hosts if there are none, unless they have an address in one of deniedNetworks, which are in CIDR notation.
+// New returns a Policy. If allowedHosts is not empty, only these hosts are allowed; *.example.com allows all
+// subdomains, but not example.com itself. Addresses in deniedNetworks, in CIDR notation, are always denied.
 func New(allowedHosts, deniedNetworks []string) (*Policy, error) {
 	p := &Policy{proxies: environmentProxies()}
 	for _, host := range allowedHosts {
@@ -55,7 +56,7 @@ func New(allowedHosts, deniedNetworks []string) (*Policy, error) {
 	return p, nil
 }
 
-// Default returns the Policy for DefaultDenied.
+// Default returns the Policy that denies only DefaultDenied.
 func Default() *Policy {
 	p := &Policy{proxies: environmentProxies()}
 	for _, text := range DefaultDenied() {
@@ -65,8 +66,8 @@ func Default() *Policy {
 }
 
 // DefaultDenied returns the networks that are denied by default: link-local addresses and the metadata services of
-// clouds; and in a pod also loopback addresses, which are those of the pod's own containers. A hub outside of a cluster
-// is often on the machine of its user, with everything else.
+// clouds; and in a pod also loopback addresses, at which the containers of the pod listen. Outside of a pod loopback is
+// allowed: a hub on the machine of its user needs the services there.
 func DefaultDenied() []string {
 	denied := []string{
 		"169.254.0.0/16", "fe80::/10", // link-local, and the metadata services of most clouds
@@ -79,15 +80,15 @@ func DefaultDenied() []string {
 	return denied
 }
 
-// Limit makes a transport follow the policy. It keeps the proxy of the transport; the default is that of the
-// environment. The name server of a proxy in the environment resolves names, so their addresses are not checked then.
-func (p *Policy) Limit(transport *http.Transport, dialer *net.Dialer) {
+// ApplyTo makes a transport follow the policy. It keeps transport.Proxy, or sets the proxies of the environment. A
+// connection through a proxy is checked by host name only, because the proxy resolves the name.
+func (p *Policy) ApplyTo(transport *http.Transport, dialer *net.Dialer) {
 	proxy := transport.Proxy
 	if proxy == nil {
 		proxy = http.ProxyFromEnvironment
 	}
 	transport.Proxy = func(request *http.Request) (*url.URL, error) {
-		// With a proxy, the host of the request is not dialled.
+		// Dial gets the address of the proxy. So the host of the request is checked here, before a proxy is selected.
 		if err := p.checkHost(request.URL.Hostname()); err != nil {
 			return nil, err
 		}
@@ -101,7 +102,7 @@ func (p *Policy) Limit(transport *http.Transport, dialer *net.Dialer) {
 	}
 }
 
-// Dial connects to an address with dialer, if the policy allows it.
+// Dial connects to an address with dialer, if the policy allows it. The proxies of the environment are always allowed.
 func (p *Policy) Dial(ctx context.Context, dialer *net.Dialer, network, address string) (net.Conn, error) {
 	if p == nil || slices.Contains(p.proxies, address) {
 		return dialer.DialContext(ctx, network, address)
@@ -138,13 +139,13 @@ func (p *Policy) checkHost(host string) error {
 	return fmt.Errorf("%w: %s is not an allowed host", ErrDenied, host)
 }
 
-// isDenied also checks the IPv4 address in an IPv6 address that a gateway translates to it.
+// isDenied also checks the IPv4 address in a NAT64 address, to which a gateway translates it.
 func (p *Policy) isDenied(address netip.Addr) bool {
 	if p == nil {
 		return false
 	}
 	address = address.Unmap().WithZone("")
-	if translated := netip.MustParsePrefix("64:ff9b::/96"); translated.Contains(address) {
+	if nat64 := netip.MustParsePrefix("64:ff9b::/96"); nat64.Contains(address) {
 		raw := address.As16()
 		if p.isDenied(netip.AddrFrom4([4]byte(raw[12:]))) {
 			return true

@@ -16,7 +16,7 @@ import (
 func get(t *testing.T, p *egress.Policy, address string) error {
 	t.Helper()
 	transport := &http.Transport{}
-	p.Limit(transport, &net.Dialer{Timeout: 10 * time.Second})
+	p.ApplyTo(transport, &net.Dialer{Timeout: 10 * time.Second})
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, nil)
 	if err != nil {

@@ -56,7 +56,7 @@ func (c *Clients) setTransport(config *rest.Config, proxyHeader http.Header) err
 		TLSHandshakeTimeout: handshakeTimeout,
 		MaxIdleConnsPerHost: maxIdlePerHost,
 	}
-	c.egress.Limit(transport, &net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout})
+	c.egress.ApplyTo(transport, &net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout})
 	config.TLSClientConfig, config.Proxy = rest.TLSClientConfig{}, nil
 	config.Transport = statusTransport{utilnet.SetTransportDefaults(transport)}
 	return nil

@@ -47,7 +47,7 @@ func newTransport(login Login, policy *egress.Policy) (*http.Transport, error) {
 		ResponseHeaderTimeout: headerTimeout,
 		ForceAttemptHTTP2:     true,
 	}
-	policy.Limit(transport, &net.Dialer{Timeout: dialTimeout})
+	policy.ApplyTo(transport, &net.Dialer{Timeout: dialTimeout})
 	return transport, nil
 }
 
