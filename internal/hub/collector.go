@@ -98,7 +98,7 @@ func (c *metricsCollector) Collect(to chan<- prometheus.Metric) {
 		return
 	}
 	for i := range summaries.Items {
-		if served[match.Target(&summaries.Items[i])] {
+		if served[match.MemberID(&summaries.Items[i])] {
 			c.collectSummary(to, &summaries.Items[i])
 		}
 	}

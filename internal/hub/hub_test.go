@@ -390,7 +390,7 @@ func TestGates(t *testing.T) {
 	w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusRemoved})
 }
 
-func TestAudienceCountsPullMembers(t *testing.T) {
+func TestPullMembersAreCounted(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))
 	for _, name := range []string{"one", "two"} {
@@ -403,8 +403,8 @@ func TestAudienceCountsPullMembers(t *testing.T) {
 	profile := w.profile(nil)
 	for _, name := range []string{"one", "two"} {
 		summary := w.wantProvisioned(profile, name)
-		if got := match.Audience(summary); got != 2 {
-			t.Errorf("audience of %s = %d, want 2", name, got)
+		if got := match.PullMembers(summary); got != 2 {
+			t.Errorf("pull members of %s = %d, want 2", name, got)
 		}
 	}
 }

@@ -108,7 +108,7 @@ func (t *metricsRecorder) isCounted(summary *configv1beta1.ClusterSummary) bool 
 	default:
 		return false
 	}
-	target := match.Target(summary)
+	target := match.MemberID(summary)
 	_, cluster, err := fleet.Get(context.Background(), t.hub, target.Type, target.Namespace, target.Name)
 	return err == nil && t.shard.Serves(cluster)
 }

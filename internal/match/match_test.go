@@ -38,28 +38,28 @@ func TestMembers(t *testing.T) {
 	both := metav1.LabelSelector{MatchLabels: map[string]string{"env": "both"}}
 	selector := metav1.LabelSelector{MatchLabels: prod}
 	tests := map[string]struct {
-		spec      configv1beta1.ProfileSpec
-		namespace string
-		served    map[fleet.ID]bool
-		want      []string
-		wantErr   string
+		spec       configv1beta1.ProfileSpec
+		namespace  string
+		hasSummary map[fleet.ID]bool
+		want       []string
+		wantErr    string
 	}{
 		"an empty selector matches nothing": {},
 		"a selector matches ready members":  {spec: configv1beta1.ProfileSpec{ClusterSelector: selector}, want: []string{"eu/a", "eu/down", "us/b"}},
 		"a Profile sees its namespace":      {spec: configv1beta1.ProfileSpec{ClusterSelector: selector}, namespace: "us", want: []string{"us/b"}},
 		"a selector keeps matching a member that has a summary": {
 			spec: configv1beta1.ProfileSpec{ClusterSelector: selector},
-			served: map[fleet.ID]bool{
+			hasSummary: map[fleet.ID]bool{
 				{Type: fleet.TypeSveltos, Namespace: "eu", Name: "new"}: true, {Type: fleet.TypeSveltos, Namespace: "eu", Name: "gone"}: true,
 				{Type: fleet.TypeSveltos, Namespace: "eu", Name: "test"}: true, {Type: fleet.TypeKarmada, Namespace: "karmada-es-new", Name: "new"}: true,
 			},
 			want: []string{"eu/a", "eu/down", "eu/new", "us/b"},
 		},
 		"a summary on a member of the other kind is none": {
-			spec:      configv1beta1.ProfileSpec{ClusterSelector: selector},
-			namespace: "eu",
-			served:    map[fleet.ID]bool{{Type: fleet.TypeKarmada, Namespace: "eu", Name: "new"}: true},
-			want:      []string{"eu/a", "eu/down"},
+			spec:       configv1beta1.ProfileSpec{ClusterSelector: selector},
+			namespace:  "eu",
+			hasSummary: map[fleet.ID]bool{{Type: fleet.TypeKarmada, Namespace: "eu", Name: "new"}: true},
+			want:       []string{"eu/a", "eu/down"},
 		},
 		"a ref needs no readiness": {
 			spec: configv1beta1.ProfileSpec{ClusterRefs: []corev1.ObjectReference{{Kind: "SveltosCluster", Namespace: "eu", Name: "new"}, {Namespace: "eu", Name: "gone"}, {Namespace: "eu", Name: "none"}}},
@@ -109,7 +109,7 @@ func TestMembers(t *testing.T) {
 				t.Fatal(err)
 			}
 			var keys []string
-			for _, m := range selection.Members(members, tc.served) {
+			for _, m := range selection.Members(members, tc.hasSummary) {
 				keys = append(keys, m.Key())
 			}
 			if diff := cmp.Diff(tc.want, keys); diff != "" {

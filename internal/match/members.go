@@ -16,9 +16,9 @@ import (
 // Selection is the parsed clusterSelector and clusterRefs of a profile. The zero value selects nothing.
 type Selection struct {
 	// namespace is the namespace of a Profile, which selects only members in it, and "" for a ClusterProfile.
-	namespace string
-	selector  labels.Selector
-	named     map[fleet.ID]bool
+	namespace   string
+	selector    labels.Selector
+	clusterRefs map[fleet.ID]bool
 }
 
 // NewSelection returns the Selection of spec. namespace is the namespace of a Profile, and "" for a ClusterProfile. It
@@ -28,36 +28,32 @@ func NewSelection(spec *configv1beta1.ProfileSpec, namespace string) (Selection,
 	if err != nil {
 		return Selection{}, err
 	}
-	named := make(map[fleet.ID]bool, len(spec.ClusterRefs))
+	clusterRefs := make(map[fleet.ID]bool, len(spec.ClusterRefs))
 	for _, ref := range spec.ClusterRefs {
 		ref.Namespace = cmp.Or(ref.Namespace, namespace)
 		if id, ok := fleet.FromReference(ref); ok {
-			named[id] = true
+			clusterRefs[id] = true
 		}
 	}
-	return Selection{namespace: namespace, selector: selector, named: named}, nil
+	return Selection{namespace: namespace, selector: selector, clusterRefs: clusterRefs}, nil
 }
 
-// Selects returns whether m is selected, ready or not. A member that is being deleted is not.
+// Selects returns whether the labels or clusterRefs select m. Readiness does not count. A member that is being deleted
+// is never selected.
 func (s Selection) Selects(m fleet.Member) bool {
-	return s.allows(m) && (s.named[m.ID()] || s.hasLabelsOf(m))
+	if m.Deleting || s.namespace != "" && m.Namespace != s.namespace {
+		return false
+	}
+	return s.clusterRefs[m.ID()] || s.selector != nil && s.selector.Matches(labels.Set(m.Labels))
 }
 
-func (s Selection) allows(m fleet.Member) bool {
-	return !m.Deleting && (s.namespace == "" || m.Namespace == s.namespace)
-}
-
-func (s Selection) hasLabelsOf(m fleet.Member) bool {
-	return s.selector != nil && s.selector.Matches(labels.Set(m.Labels))
-}
-
-// Members returns the selected members, sorted by namespace and name: the ready members whose labels match
-// clusterSelector, and the members in clusterRefs, ready or not. served are the members with a summary of the profile.
-// They match even if they are not ready, since their status can be lost.
-func (s Selection) Members(members []fleet.Member, served map[fleet.ID]bool) []fleet.Member {
+// Members returns the selected members that get a summary, sorted by namespace and name: those that are ready, those in
+// clusterRefs, and those with a summary of the profile (hasSummary). The latter stay if they are not ready any more:
+// the status of a cluster can be lost, for example in a restore of the hub, and then nothing must be withdrawn.
+func (s Selection) Members(members []fleet.Member, hasSummary map[fleet.ID]bool) []fleet.Member {
 	var matching []fleet.Member
 	for _, m := range members {
-		if s.allows(m) && (s.named[m.ID()] || ((m.Ready || served[m.ID()]) && s.hasLabelsOf(m))) {
+		if s.Selects(m) && (m.Ready || s.clusterRefs[m.ID()] || hasSummary[m.ID()]) {
 			matching = append(matching, m)
 		}
 	}
@@ -88,7 +84,7 @@ func Refs(members []fleet.Member) []corev1.ObjectReference {
 	return refs
 }
 
-// UnsupportedRefs returns the paths of the entries in clusterRefs with an unknown kind.
+// UnsupportedRefs returns the paths of the kinds in clusterRefs that are unknown or have another API group.
 func UnsupportedRefs(spec configv1beta1.ProfileSpec) []string {
 	var fields []string
 	for i, ref := range spec.ClusterRefs {
@@ -99,8 +95,8 @@ func UnsupportedRefs(spec configv1beta1.ProfileSpec) []string {
 	return fields
 }
 
-// Target returns the ID of the summary's member.
-func Target(summary *configv1beta1.ClusterSummary) fleet.ID {
+// MemberID returns the ID of the summary's member.
+func MemberID(summary *configv1beta1.ClusterSummary) fleet.ID {
 	spec := summary.Spec
 	return fleet.ID{Type: fleet.Type(spec.ClusterType), Namespace: spec.ClusterNamespace, Name: spec.ClusterName}
 }

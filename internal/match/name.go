@@ -14,9 +14,10 @@ import (
 // hashLength is the number of hex digits (40 bits) that are added to a name to make it unique.
 const hashLength = 10
 
-// SummaryName returns the name of the ClusterSummary of one profile on m: <profile>-sveltos-<cluster>, with the prefix
-// "p--" for a Profile. Two pairs can have the same name ("a-sveltos-b" on "c", "a" on "b-sveltos-c"), see
-// DistinctSummaryName. Names must not be parsed: the labels and the owner identify the profile and the member.
+// SummaryName returns the name of the ClusterSummary of a profile for m: <profile>-sveltos-<cluster>, with the prefix
+// "p--" for a Profile. Profile a-sveltos-b for cluster c, and profile a for cluster b-sveltos-c, have the same name.
+// Then one of them has its DistinctSummaryName. Names must not be parsed: the labels and the owner of a summary
+// identify its profile and its member.
 func SummaryName(profileKind, profile string, m fleet.Member) string {
 	name := profile + "-" + strings.ToLower(string(m.Type)) + "-" + m.Name
 	if profileKind == configv1beta1.ProfileKind {
@@ -28,7 +29,7 @@ func SummaryName(profileKind, profile string, m fleet.Member) string {
 	return withHash(name, name)
 }
 
-// DistinctSummaryName returns the name of the ClusterSummary if the SummaryName of another pair is the same.
+// DistinctSummaryName returns the name of the ClusterSummary of a profile for m if another summary has the SummaryName.
 func DistinctSummaryName(profileKind, profile string, m fleet.Member) string {
 	identity := strings.Join([]string{profileKind, profile, string(m.Type), m.Name}, "/")
 	return withHash(SummaryName(profileKind, profile, m), identity)

@@ -28,18 +28,18 @@ func (c Conflict) Message() string {
 
 // FindConflicts returns the releases of summary that another summary of the same member manages, in the order of the
 // charts. The summary with the lowest tier manages a release. Of equal tiers it is the one that manages it already, and
-// otherwise the oldest one. Summaries that are being deleted count until they are deleted. The caller must expand the
+// otherwise the oldest one. A summary that is being deleted still manages its releases. The caller must expand the
 // templates in the names of releases.
 func FindConflicts(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterSummary) []Conflict {
 	var conflicts []Conflict
-	for _, release := range Installed(summary) {
+	for _, release := range WantedReleases(summary) {
 		var manager *configv1beta1.ClusterSummary
 		for i := range others {
 			other := &others[i]
-			if other.UID == summary.UID || !hasChart(other, release) || !hasPriority(other, summary, release) {
+			if other.UID == summary.UID || !hasChart(other, release) || !precedes(other, summary, release) {
 				continue
 			}
-			if manager == nil || hasPriority(other, manager, release) {
+			if manager == nil || precedes(other, manager, release) {
 				manager = other
 			}
 		}
@@ -50,9 +50,8 @@ func FindConflicts(summary *configv1beta1.ClusterSummary, others []configv1beta1
 	return conflicts
 }
 
-// Installed returns the releases of a summary's charts, except those with the action Uninstall, in the order of the
-// charts.
-func Installed(summary *configv1beta1.ClusterSummary) []Release {
+// WantedReleases returns the releases of a summary's charts, in their order, except charts with the action Uninstall.
+func WantedReleases(summary *configv1beta1.ClusterSummary) []Release {
 	var releases []Release
 	for _, chart := range summary.Spec.ClusterProfileSpec.HelmCharts {
 		if chart.HelmChartAction != configv1beta1.HelmChartActionUninstall {
@@ -63,26 +62,34 @@ func Installed(summary *configv1beta1.ClusterSummary) []Release {
 }
 
 func hasChart(summary *configv1beta1.ClusterSummary, release Release) bool {
-	return slices.Contains(Installed(summary), release)
+	return slices.Contains(WantedReleases(summary), release)
 }
 
-// hasPriority returns whether a manages release if both a and b have it.
-func hasPriority(a, b *configv1beta1.ClusterSummary, release Release) bool {
+// precedes returns whether a, and not b, manages release if both have it.
+func precedes(a, b *configv1beta1.ClusterSummary, release Release) bool {
 	return cmp.Or(
 		cmp.Compare(a.Spec.ClusterProfileSpec.Tier, b.Spec.ClusterProfileSpec.Tier),
-		-cmp.Compare(manages(a, release), manages(b, release)),
+		compareBools(isManaging(b, release), isManaging(a, release)),
 		a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
 		cmp.Compare(a.Name, b.Name),
 	) < 0
 }
 
-// manages returns 1 if summary manages release according to its status, and 0 otherwise.
-func manages(summary *configv1beta1.ClusterSummary, release Release) int {
-	for _, managed := range summary.Status.HelmReleaseSummaries {
-		if managed.ReleaseName == release.Name && managed.ReleaseNamespace == release.Namespace &&
-			managed.Status == configv1beta1.HelmChartStatusManaging {
-			return 1
-		}
+// isManaging returns whether summary manages release according to its status.
+func isManaging(summary *configv1beta1.ClusterSummary, release Release) bool {
+	return slices.ContainsFunc(summary.Status.HelmReleaseSummaries, func(r configv1beta1.HelmChartSummary) bool {
+		return r.ReleaseName == release.Name && r.ReleaseNamespace == release.Namespace && r.Status == configv1beta1.HelmChartStatusManaging
+	})
+}
+
+// compareBools orders false before true.
+func compareBools(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	default:
+		return -1
 	}
-	return 0
 }

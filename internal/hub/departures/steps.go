@@ -110,7 +110,7 @@ func (c *Controller) listSummaries(ctx context.Context, m fleet.Member) ([]confi
 	}
 	var ours []configv1beta1.ClusterSummary
 	for _, summary := range list.Items {
-		if match.Target(&summary) == m.ID() {
+		if match.MemberID(&summary) == m.ID() {
 			ours = append(ours, summary)
 		}
 	}

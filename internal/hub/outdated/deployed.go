@@ -43,7 +43,7 @@ func (w *Checker) queries(ctx context.Context) (map[string]*query, error) {
 	}
 	queries := map[string]*query{}
 	for _, summary := range deployed {
-		subject, err := summaries.SubjectFor(summary, clusters[match.Target(summary)], w.Sandbox)
+		subject, err := summaries.SubjectFor(summary, clusters[match.MemberID(summary)], w.Sandbox)
 		if err != nil {
 			continue // its profile is being deleted
 		}
@@ -104,7 +104,7 @@ func (w *Checker) deployed(ctx context.Context) (map[fleet.ID]client.Object, []*
 	for i := range list.Items {
 		summary := &list.Items[i]
 		provisioned := status.FeatureOf(summary.Status, libv1beta1.FeatureHelm).Status == libv1beta1.FeatureStatusProvisioned
-		if provisioned && clusters[match.Target(summary)] != nil {
+		if provisioned && clusters[match.MemberID(summary)] != nil {
 			deployed = append(deployed, summary)
 		}
 	}
@@ -119,7 +119,7 @@ func releasesOf(summary *configv1beta1.ClusterSummary) map[release]string {
 			continue
 		}
 		versions[release{
-			cluster: match.Target(summary), namespace: r.ReleaseNamespace, name: r.ReleaseName, repository: r.RepoURL, chart: r.ChartName,
+			cluster: match.MemberID(summary), namespace: r.ReleaseNamespace, name: r.ReleaseName, repository: r.RepoURL, chart: r.ChartName,
 		}] = r.ChartVersion
 	}
 	return versions

@@ -81,7 +81,7 @@ func (r *reconciler) load(ctx context.Context, s *state) error {
 	}
 	s.summaries = make(map[fleet.ID]*configv1beta1.ClusterSummary, len(list.Items))
 	for i := range list.Items {
-		s.summaries[match.Target(&list.Items[i])] = &list.Items[i]
+		s.summaries[match.MemberID(&list.Items[i])] = &list.Items[i]
 	}
 	return nil
 }
@@ -184,7 +184,7 @@ func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error
 			free = name
 		case err != nil:
 			return fmt.Errorf("read summary %s: %w", name, err)
-		case r.kind.isCreatedFor(existing, s.profile.GetName()) && match.Target(existing) == m.ID():
+		case r.kind.isCreatedFor(existing, s.profile.GetName()) && match.MemberID(existing) == m.ID():
 			return r.takeOver(ctx, s, m, existing)
 		}
 	}
@@ -256,7 +256,7 @@ func (r *reconciler) desired(s *state, m fleet.Member, existing *configv1beta1.C
 	setCopied(result.Annotations, copiedLabels, labels)
 	setCopied(result.Annotations, copiedAnnotations, annotations)
 	delete(result.Annotations, libv1beta1.ProfilePausedAnnotation)
-	result.Annotations[match.AudienceAnnotation] = strconv.Itoa(s.pullMembers)
+	result.Annotations[match.PullMembersAnnotation] = strconv.Itoa(s.pullMembers)
 	result.OwnerReferences = []metav1.OwnerReference{r.kind.ownerReference(s.profile)}
 	result.Spec.ClusterNamespace, result.Spec.ClusterName, result.Spec.ClusterType = m.Namespace, m.Name, libv1beta1.ClusterType(m.Type)
 	result.Spec.ClusterProfileSpec = specFor(*s.spec, existing)
@@ -337,12 +337,12 @@ func isProvisioned(summary *configv1beta1.ClusterSummary) bool {
 
 // update writes changed, which can share memory with the cache, if it differs from existing.
 func (r *reconciler) update(ctx context.Context, existing, changed *configv1beta1.ClusterSummary) error {
-	// A change of AudienceAnnotation alone does not justify a write to every summary.
-	withSameAudience := *changed
-	if size, ok := existing.Annotations[match.AudienceAnnotation]; ok {
-		withSameAudience.Annotations = merged(changed.Annotations, map[string]string{match.AudienceAnnotation: size})
+	// A change of PullMembersAnnotation alone does not justify a write to every summary.
+	withSameCount := *changed
+	if count, ok := existing.Annotations[match.PullMembersAnnotation]; ok {
+		withSameCount.Annotations = merged(changed.Annotations, map[string]string{match.PullMembersAnnotation: count})
 	}
-	if equality.Semantic.DeepEqual(existing, &withSameAudience) {
+	if equality.Semantic.DeepEqual(existing, &withSameCount) {
 		return nil
 	}
 	if err := r.Hub.Update(ctx, changed.DeepCopy(), client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {

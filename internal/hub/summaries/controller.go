@@ -99,7 +99,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	c.references, c.metadata, c.slots = newReferenceIndex(), mgr.GetCache(), slots.New()
 	c.normalEvents = newEventLimiter()
 	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, ClusterIndex, func(obj client.Object) []string {
-		return []string{match.Target(obj.(*configv1beta1.ClusterSummary)).String()}
+		return []string{match.MemberID(obj.(*configv1beta1.ClusterSummary)).String()}
 	})
 	if err != nil {
 		return err
@@ -206,7 +206,7 @@ func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Ob
 	if len(changed.Spec.ClusterProfileSpec.HelmCharts) == 0 {
 		return nil
 	}
-	summaries, err := c.listSummaries(ctx, match.Target(changed))
+	summaries, err := c.listSummaries(ctx, match.MemberID(changed))
 	if err != nil {
 		log.FromContext(ctx).Error(err, "find the summaries with the same release", logkeys.Summary, client.ObjectKeyFromObject(obj))
 		return nil
@@ -219,7 +219,7 @@ func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Ob
 // findMember returns the member of summary with its cluster, nil if that does not exist, and whether it belongs to this
 // shard. The default shard serves the summaries whose cluster does not exist, so that their finalizers are removed.
 func (c *Controller) findMember(ctx context.Context, summary *configv1beta1.ClusterSummary) (member fleet.Member, cluster client.Object, isServed bool, err error) {
-	target := match.Target(summary)
+	target := match.MemberID(summary)
 	member, cluster, err = fleet.Get(ctx, c.Hub, target.Type, target.Namespace, target.Name)
 	if apierrors.IsNotFound(err) {
 		return fleet.Member{Type: target.Type, Namespace: target.Namespace, Name: target.Name}, nil, c.Shard.IsDefault(), nil

@@ -84,7 +84,7 @@ func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
 	}
 	for i := range list.Items {
 		release := releaseOf(&list.Items[i])
-		if !s.isDeleting() && slices.Contains(match.Installed(all.summary), release) {
+		if !s.isDeleting() && slices.Contains(match.WantedReleases(all.summary), release) {
 			continue
 		}
 		if err := c.setOwners(ctx, s, &list.Items[i], remainingOwners(s.summary, all.others, &list.Items[i])); err != nil {
@@ -119,7 +119,7 @@ func remainingOwners(summary *configv1beta1.ClusterSummary, others []configv1bet
 	var all []metav1.OwnerReference
 	for i := range others {
 		other := &others[i]
-		wants := other.DeletionTimestamp.IsZero() && slices.Contains(match.Installed(other), releaseOf(secret))
+		wants := other.DeletionTimestamp.IsZero() && slices.Contains(match.WantedReleases(other), releaseOf(secret))
 		if other.UID != summary.UID && (wants || isOwner(secret.GetOwnerReferences(), other.UID)) {
 			all = append(all, summaryOwner(other))
 		}

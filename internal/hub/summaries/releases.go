@@ -33,7 +33,7 @@ type clusterSummaries struct {
 
 // loadClusterSummaries returns the summaries of the cluster of summary.
 func (c *Controller) loadClusterSummaries(ctx context.Context, summary *configv1beta1.ClusterSummary) (clusterSummaries, error) {
-	cluster := match.Target(summary)
+	cluster := match.MemberID(summary)
 	all, err := c.listSummaries(ctx, cluster)
 	if err != nil {
 		return clusterSummaries{}, err
@@ -121,7 +121,7 @@ func hasTemplatedRelease(summary configv1beta1.ClusterSummary) bool {
 // canShareRelease returns whether two summaries of a cluster have a release with the same name, or a name that is a
 // template, which is not expanded.
 func canShareRelease(a, b *configv1beta1.ClusterSummary) bool {
-	inA, inB := match.Installed(a), match.Installed(b)
+	inA, inB := match.WantedReleases(a), match.WantedReleases(b)
 	if len(inA) == 0 || len(inB) == 0 {
 		return false
 	}
@@ -208,7 +208,7 @@ func managedReleases(summary *configv1beta1.ClusterSummary) []configv1beta1.Helm
 		return summary.Status.HelmReleaseSummaries
 	}
 	var all []configv1beta1.HelmChartSummary
-	for _, release := range match.Installed(summary) {
+	for _, release := range match.WantedReleases(summary) {
 		all = append(all, configv1beta1.HelmChartSummary{
 			ReleaseNamespace: release.Namespace, ReleaseName: release.Name, Status: configv1beta1.HelmChartStatusManaging,
 		})

@@ -41,11 +41,11 @@ func TestReleaseWhoseNameCannotBeExpandedIsKept(t *testing.T) {
 		t.Errorf("conflicts of the other summary: got %v, want one", conflicts)
 	}
 	if all, _, err := resolveNames([]configv1beta1.ClusterSummary{other, manager}, broken); err == nil {
-		t.Errorf("the summary itself has the releases %v and no error", match.Installed(&all[1]))
+		t.Errorf("the summary itself has the releases %v and no error", match.WantedReleases(&all[1]))
 	}
 	deleted := manager
 	deleted.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
-	if all, _, err := resolveNames([]configv1beta1.ClusterSummary{other, deleted}, broken); err != nil || len(match.Installed(&all[1])) != 1 {
+	if all, _, err := resolveNames([]configv1beta1.ClusterSummary{other, deleted}, broken); err != nil || len(match.WantedReleases(&all[1])) != 1 {
 		t.Errorf("a summary that is being deleted: got %v, error %v; want the release in its status", all, err)
 	}
 	manager.Spec.ClusterProfileSpec.HelmCharts[0].ReleaseName = "{{ .NoField }}"

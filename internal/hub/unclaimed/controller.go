@@ -190,7 +190,7 @@ func clusterItself(_ context.Context, obj client.Object) []fleet.ID {
 }
 
 func (c *Controller) clustersOfSummary(_ context.Context, obj client.Object) []fleet.ID {
-	return []fleet.ID{match.Target(obj.(*configv1beta1.ClusterSummary))}
+	return []fleet.ID{match.MemberID(obj.(*configv1beta1.ClusterSummary))}
 }
 
 // clustersOfGroup returns the cluster of a group whose summary does not exist, nothing for other groups.
