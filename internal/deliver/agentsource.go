@@ -153,8 +153,9 @@ func unsupportedFields(spec libv1beta1.ConfigurationGroupSpec) string {
 }
 
 // Report writes report to the status of d's group. It sends one request, or none if the status does not change. The
-// report may be about an older bundle, see report.Digest. It returns nil if the group no longer exists. It fails if the
-// hub does not store the outdated releases, since the hub would never render them again.
+// report may be about an older bundle, see report.Digest. Report returns nil if the group no longer exists. It fails if
+// the stored status differs: a hub with an earlier CustomResourceDefinition, which drops fields, would never learn that
+// it must write missing content again, or render outdated releases.
 func (i *AgentSource) Report(ctx context.Context, d Delivery, report bundle.Report) error {
 	_, err := i.writeReport(ctx, d, report)
 	return err
@@ -175,8 +176,8 @@ func (i *AgentSource) writeReport(ctx context.Context, d Delivery, report bundle
 	known := i.groups.latest(d.group)
 	status := statusFor(d.group, known.Status, report)
 	defer i.groups.beginReport(known.Name)()
-	// The patch has only the differences to the known status. If another client has changed the status, the response shows
-	// it.
+	// The patch has only the differences to the known status. If another client has changed the status, the response
+	// differs, and the next patch has the differences to the response.
 	for tries := 0; tries < reportTries && !isSameReport(known.Status, status); tries++ {
 		group := known.DeepCopy()
 		group.Status = status
@@ -190,8 +191,10 @@ func (i *AgentSource) writeReport(ctx context.Context, d Delivery, report bundle
 		i.groups.storeWritten(group)
 		known = group
 	}
-	if missing := len(status.OutdatedReleases) - len(known.Status.OutdatedReleases); missing > 0 {
-		return nil, fmt.Errorf("report %s: the hub has not stored %d outdated releases: its CustomResourceDefinition may be an earlier one", d.ID, missing)
+	stored := known.Status
+	stored.ObservedGeneration = status.ObservedGeneration // optional, see isObserved
+	if !isSameReport(stored, status) {
+		return nil, fmt.Errorf("report %s: the hub has not stored the whole status: its CustomResourceDefinition may be an earlier one", d.ID)
 	}
 	return known, nil
 }

@@ -180,8 +180,8 @@ func TestAgentSourceReadsOnlyBundlesForItsMember(t *testing.T) {
 	}
 }
 
-// TestReportFailsIfOutdatedReleasesAreNotStored reports to a hub whose CustomResourceDefinition lacks the field.
-func TestReportFailsIfOutdatedReleasesAreNotStored(t *testing.T) {
+// TestReportFailsIfItIsNotStored reports to a hub whose CustomResourceDefinition lacks Towline's own fields.
+func TestReportFailsIfItIsNotStored(t *testing.T) {
 	t.Parallel()
 	group, _ := pack(t, testBundle())
 	for name, isPruned := range map[string]bool{"stored": false, "pruned": true} {
@@ -192,7 +192,7 @@ func TestReportFailsIfOutdatedReleasesAreNotStored(t *testing.T) {
 					return fmt.Errorf("unexpected type %T", obj)
 				}
 				if isPruned {
-					group.Status.OutdatedReleases = nil
+					group.Status.OutdatedReleases, group.Status.ContentMissing = nil, false
 				}
 				return c.SubResource(name).Patch(ctx, group, patch, opts...)
 			},
@@ -214,6 +214,9 @@ func TestReportFailsIfOutdatedReleasesAreNotStored(t *testing.T) {
 		report.State, report.Outdated = bundle.StateApplied, nil
 		if err := NewAgentSource(hub, group.Namespace, "eu-1").Report(t.Context(), d, report); err != nil {
 			t.Errorf("%s: the report of an applied bundle: %v", name, err)
+		}
+		if err := NewAgentSource(hub, group.Namespace, "eu-1").Report(t.Context(), d, d.MissingReport("")); (err != nil) != isPruned {
+			t.Errorf("%s: the report of missing content: got error %v", name, err)
 		}
 	}
 }

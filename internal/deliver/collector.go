@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -44,7 +43,6 @@ type GarbageCollector struct {
 	// Grace is the time for which a bundle stays after the last delivery that used it. It must be longer than the delay
 	// of the cache from which the PullTransport reads groups, and is 0 without a cache.
 	Grace time.Duration
-	Clock clock.Clock
 }
 
 // Trigger requests a collection. The PullTransport calls it itself.
@@ -76,7 +74,7 @@ func (c *GarbageCollector) Start(ctx context.Context) error {
 
 // sleep returns after limit, or when wake has a value. It returns false if ctx ends.
 func (c *GarbageCollector) sleep(ctx context.Context, wake <-chan struct{}, limit time.Duration) bool {
-	timer := c.Clock.NewTimer(limit)
+	timer := c.Transport.tracker.clock.NewTimer(limit)
 	defer timer.Stop()
 	select {
 	case <-ctx.Done():
@@ -92,8 +90,12 @@ func (c *GarbageCollector) Collect(ctx context.Context) error {
 	// The groups of deliveries that ended before are in the list of groups.
 	began := c.Transport.tracker.clock.Now().Add(-c.Grace)
 	bundles, err := c.listBundles(ctx)
-	if err != nil || len(bundles) == 0 {
+	if err != nil {
 		return err
+	}
+	c.Transport.tracker.removeMissing(bundles, began)
+	if len(bundles) == 0 {
+		return nil
 	}
 	if err := c.omitNeeded(ctx, bundles); err != nil {
 		return err
@@ -111,7 +113,7 @@ func (c *GarbageCollector) canDelete(bundle client.Object) bool {
 	if bundle.GetLabels()[labelShard] == labelValue(string(shard)) {
 		return true
 	}
-	return shard.IsDefault() && c.Clock.Since(bundle.GetCreationTimestamp().Time) > otherShardAge
+	return shard.IsDefault() && c.Transport.tracker.clock.Since(bundle.GetCreationTimestamp().Time) > otherShardAge
 }
 
 // listBundles lists the bundles that this collector is responsible for.

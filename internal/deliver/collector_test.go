@@ -9,7 +9,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/clock"
 	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -22,7 +21,7 @@ import (
 
 func sweep(t *testing.T, h *hub) {
 	t.Helper()
-	collector := &GarbageCollector{Transport: h.pull, Clock: clock.RealClock{}}
+	collector := &GarbageCollector{Transport: h.pull}
 	if err := collector.Collect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +92,7 @@ func TestGarbageCollector(t *testing.T) {
 		}
 		sweep(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 1)
-		if err := (&GarbageCollector{Transport: other, Clock: clock.RealClock{}}).Collect(t.Context()); err != nil {
+		if err := (&GarbageCollector{Transport: other}).Collect(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		wantBundles(t, h, m.DeliveryNamespace, 0)
@@ -108,8 +107,8 @@ func TestGarbageCollector(t *testing.T) {
 		for _, version := range []string{"1", "2"} {
 			mustDeliver(t, other, m, testBundle(objects("a", version)))
 		}
-		later := testclock.NewFakeClock(time.Now().Add(2 * otherShardAge))
-		if err := (&GarbageCollector{Transport: h.pull, Clock: later}).Collect(t.Context()); err != nil {
+		h.pull.tracker.clock = testclock.NewFakeClock(time.Now().Add(2 * otherShardAge))
+		if err := (&GarbageCollector{Transport: h.pull}).Collect(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		wantBundles(t, h, m.DeliveryNamespace, 1)
@@ -137,7 +136,7 @@ func TestGarbageCollector(t *testing.T) {
 		h := newHub(t, h.plane)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- (&GarbageCollector{Transport: h.pull, Clock: clock.RealClock{}}).Start(ctx) }()
+		go func() { ended <- (&GarbageCollector{Transport: h.pull}).Start(ctx) }()
 		m := h.member("soon")
 		h.startAgent(m, newMemberEngine())
 		b := testBundle(objects("a", "1"))
@@ -172,9 +171,8 @@ func TestGarbageCollector(t *testing.T) {
 		h.restart()
 		ctx, cancel := context.WithCancel(t.Context())
 		ended, clock := make(chan error, 1), testclock.NewFakeClock(time.Now())
-		go func() {
-			ended <- (&GarbageCollector{Transport: h.pull, Grace: CollectorGrace, Clock: clock}).Start(ctx)
-		}()
+		h.pull.tracker.clock = clock
+		go func() { ended <- (&GarbageCollector{Transport: h.pull, Grace: CollectorGrace}).Start(ctx) }()
 		waits := func(context.Context) error {
 			if !clock.HasWaiters() {
 				return errors.New("it does not wait")
@@ -191,6 +189,16 @@ func TestGarbageCollector(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	t.Run("forgets what was deleted with its namespace", func(t *testing.T) {
+		h := newHub(t, h.plane)
+		m := h.member("deregistered")
+		mustDeliver(t, h.pull, m, testBundle(objects("a", "1")))
+		h.deleteBundles(m.DeliveryNamespace)
+		sweep(t, h)
+		if got := len(h.pull.tracker.bundles); got != 0 {
+			t.Errorf("%d entries in the tracker, want none", got)
+		}
+	})
 	t.Run("does not race with deliveries", func(t *testing.T) { sweepAgainstDeliveries(t, newHub(t, h.plane)) })
 }
 
@@ -203,7 +211,7 @@ func sweepAgainstDeliveries(t *testing.T, h *hub) {
 	go func() {
 		defer close(swept)
 		for ctx.Err() == nil {
-			if err := (&GarbageCollector{Transport: h.pull, Clock: clock.RealClock{}}).Collect(ctx); err != nil && ctx.Err() == nil {
+			if err := (&GarbageCollector{Transport: h.pull}).Collect(ctx); err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
 			sweeps++

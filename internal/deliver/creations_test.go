@@ -49,3 +49,38 @@ func TestSharedContentIsCreatedOnce(t *testing.T) {
 		}
 	})
 }
+
+// TestEndedDeliveryDoesNotEndOthers ends the first of two deliveries that write the same content.
+func TestEndedDeliveryDoesNotEndOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithInterceptorFuncs(interceptor.Funcs{
+			Create: func(ctx context.Context, hub client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+				select {
+				case <-time.After(time.Second):
+					return hub.Create(ctx, obj, opts...)
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			},
+		}).Build()
+		transport, err := NewPullTransport(hub, hub, Key{1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		content := &libv1beta1.ConfigurationBundle{}
+		content.Namespace, content.Name = kube.AgentNamespace, "shared"
+		first, cancel := context.WithCancel(t.Context())
+		var deliveries sync.WaitGroup
+		deliveries.Go(func() { _ = transport.write(first, content.DeepCopy()) })
+		synctest.Wait()
+		deliveries.Go(func() {
+			if err := transport.write(t.Context(), content.DeepCopy()); err != nil {
+				t.Errorf("the second delivery: %v", err)
+			}
+		})
+		synctest.Wait()
+		cancel()
+		deliveries.Wait()
+	})
+}

@@ -83,8 +83,8 @@ func (o *PullTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bu
 	}
 	if !exists(group) || group.Spec.Action != libv1beta1.ActionDeploy || bundle.DigestFromBytes(group.Spec.RequestorHash) != digest {
 		group, err = o.writeContent(ctx, request{member: m, bundle: b, digest: digest}, group)
-	} else {
-		group, err = o.ensureContent(ctx, request{member: m, bundle: b, digest: digest}, group)
+	} else if group, err = o.ensureContent(ctx, request{member: m, bundle: b, digest: digest}, group); err == nil {
+		group, err = o.refreshInputs(ctx, request{member: m, bundle: b, digest: digest}, group)
 	}
 	if err != nil {
 		return pending, fmt.Errorf("deliver %s to member %s: %w", b.ID, m.Key(), err)
@@ -123,6 +123,20 @@ func (o *PullTransport) ensureContent(ctx context.Context, r request, group *lib
 		return group, err
 	}
 	return o.writeContent(ctx, r, group)
+}
+
+// refreshInputs writes the inputs of a request to the annotation of group if they differ, for example after an upgrade
+// of the hub that built the same bundle. Otherwise the bundle would be built after each further restart of the hub. It
+// writes the whole group with its items, because an annotation of another field manager would stay for later bundles.
+func (o *PullTransport) refreshInputs(ctx context.Context, r request, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
+	if r.bundle.Inputs == "" || group.Annotations[annotationInputs] == r.bundle.Inputs {
+		return group, nil
+	}
+	want, err := deployGroup(r.member, r.bundle, r.digest, group.Spec.ConfigurationItems)
+	if err != nil {
+		return nil, err
+	}
+	return o.apply(ctx, want)
 }
 
 // contentExists returns whether all ConfigurationBundles of group exist. It sends one request for each bundle that is
@@ -238,11 +252,13 @@ func (o *PullTransport) write(ctx context.Context, obj *libv1beta1.Configuration
 	if o.tracker.exists(key) {
 		return nil
 	}
+	// The deliveries that wait for this request must not fail if the one that sends it ends.
+	creationCtx := context.WithoutCancel(ctx)
 	_, err, _ := o.creations.Do(key.String(), func() (any, error) {
 		if o.tracker.exists(key) {
 			return nil, nil //nolint:nilnil // the result is the error
 		}
-		if err := o.hub.Create(ctx, obj); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := o.hub.Create(creationCtx, obj); err != nil && !apierrors.IsAlreadyExists(err) {
 			return nil, fmt.Errorf("write bundle %s: %w", key, err)
 		}
 		o.tracker.setExists(key, true)

@@ -86,6 +86,40 @@ func TestRedeliveryWritesNothing(t *testing.T) {
 	}
 }
 
+// TestInputsAreRefreshed delivers a bundle that was built again from other inputs, for example after an upgrade of the
+// hub, with the same result.
+func TestInputsAreRefreshed(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("inputs")
+	b := testBundle(objects("a", "1"))
+	b.Inputs = "one"
+	mustDeliver(t, h.pull, m, b)
+	before := h.group(m, b.ID)
+	for _, step := range []struct {
+		inputs, want string
+		writes       int
+	}{{"one", "one", 0}, {"two", "two", 1}, {"two", "two", 0}, {"", "two", 0}} {
+		b.Inputs = step.inputs
+		h.requests.take()
+		mustDeliver(t, h.pull, m, b)
+		if got := writes(h.requests.take()); len(got) != step.writes {
+			t.Errorf("inputs %q: got the writes %v, want %d", step.inputs, got, step.writes)
+		}
+		if found, ok, err := h.pull.FindDeployed(t.Context(), m, b.ID); err != nil || !ok || found.Inputs != step.want {
+			t.Errorf("inputs %q: got %q, %t, %v, want %q", step.inputs, found.Inputs, ok, err, step.want)
+		}
+	}
+	if diff := cmp.Diff(before.Spec, h.group(m, b.ID).Spec); diff != "" || before.Generation != h.group(m, b.ID).Generation {
+		t.Errorf("the spec has changed (-before +after):\n%s", diff)
+	}
+	changed := testBundle(objects("a", "2"))
+	mustDeliver(t, h.pull, m, changed)
+	if found, _, err := h.pull.FindDeployed(t.Context(), m, b.ID); err != nil || found.Inputs != "" {
+		t.Errorf("a bundle without inputs: got %q, %v", found.Inputs, err)
+	}
+}
+
 func TestRequestsPerChange(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)

@@ -2,9 +2,11 @@ package deliver
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -13,7 +15,7 @@ import (
 // so that the garbage collector deletes no bundle whose group is not written yet. It may be lost. If another client
 // deletes a bundle, an agent reports it as missing, and it is written again.
 type bundleTracker struct {
-	clock clock.PassiveClock
+	clock clock.Clock
 
 	// mu guards the fields below.
 	mu      sync.Mutex
@@ -114,6 +116,18 @@ func (t *bundleTracker) setExists(bundle client.ObjectKey, exists bool) {
 	} else if tracked := t.bundles[bundle]; tracked != nil {
 		tracked.exists = false
 	}
+}
+
+// removeMissing removes the bundles that are not in listed, a list that was read from the hub after the given time. The
+// namespace of a member that was deregistered is deleted with its bundles. A bundle that a delivery uses, or has used
+// since then, stays: it may have been written after the list was read.
+func (t *bundleTracker) removeMissing(listed map[client.ObjectKey]types.UID, since time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	maps.DeleteFunc(t.bundles, func(key client.ObjectKey, tracked *trackedBundle) bool {
+		_, isListed := listed[key]
+		return !isListed && tracked.deliveries == 0 && tracked.deleted == nil && tracked.lastUse.Before(since)
+	})
 }
 
 // trackGroup adds a group that is not provisioned yet.

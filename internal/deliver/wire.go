@@ -206,7 +206,7 @@ func ReportOf(group *libv1beta1.ConfigurationGroup) bundle.Report {
 	}
 	report.Digest = bundle.DigestFromBytes(status.ObservedRequestorHash)
 	report.State = stateOf(status)
-	report.Message = truncate(status.FailureMessage)
+	report.Message = kube.Truncate(status.FailureMessage, maxMessage)
 	report.Kinds = slices.Clone(status.DeployedGroupVersionKind)
 	if report.State == bundle.StateApplying || report.State == bundle.StateFailed {
 		report.Outdated = outdatedOf(status)
@@ -278,9 +278,9 @@ func statusFor(group *libv1beta1.ConfigurationGroup, old libv1beta1.Configuratio
 	}
 	switch {
 	case report.State == bundle.StateFailed, report.State == bundle.StateApplied, report.State == bundle.StateApplying:
-		status.FailureMessage = truncate(report.Message)
+		status.FailureMessage = kube.Truncate(report.Message, maxMessage)
 	case status.ContentMissing:
-		status.FailureMessage = truncate(strings.TrimSuffix(missingPrefix+": "+report.Message, ": "))
+		status.FailureMessage = kube.Truncate(strings.TrimSuffix(missingPrefix+": "+report.Message, ": "), maxMessage)
 	}
 	status.ObservedRequestorHash = group.Spec.RequestorHash
 	status.ObservedGeneration = group.Generation
@@ -308,14 +308,6 @@ func isFromTowline(group *libv1beta1.ConfigurationGroup) bool {
 func isSameReport(a, b libv1beta1.ConfigurationGroupStatus) bool {
 	a.LastAppliedTime, b.LastAppliedTime = nil, nil
 	return apiequality.Semantic.DeepEqual(a, b)
-}
-
-// truncate shortens a message to maxMessage bytes, at a whole character.
-func truncate(message string) string {
-	if len(message) <= maxMessage {
-		return message
-	}
-	return strings.ToValidUTF8(message[:maxMessage], "") + "…"
 }
 
 // hashMatches returns whether the item has the hash of the content.

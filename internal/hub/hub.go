@@ -380,7 +380,7 @@ func (h *hub) newTransport(ctx context.Context) (deliver.Transport, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create the pull transport: %w", err)
 	}
-	if err := h.Add(&deliver.GarbageCollector{Transport: pull, Grace: deliver.CollectorGrace, Clock: clock.RealClock{}}); err != nil {
+	if err := h.Add(&deliver.GarbageCollector{Transport: pull, Grace: deliver.CollectorGrace}); err != nil {
 		return nil, fmt.Errorf("add the garbage collector: %w", err)
 	}
 	return countingTransport{deliver.ByMode{fleet.Push: &deliver.PushTransport{Engines: h.engines.forTransport}, fleet.Pull: pull, fleet.Local: local}, h.metricsRecorder.operations}, nil

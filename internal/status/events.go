@@ -9,6 +9,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
 )
 
 // Reasons of failures, in failureReason and in events.
@@ -101,14 +102,7 @@ func failureReason(f configv1beta1.FeatureSummary) string {
 	}
 }
 
-// truncate shortens a note to the limit of the API, at a whole character.
-func truncate(note string) string {
-	if len(note) <= maxNote {
-		return note
-	}
-	const mark = "…"
-	return strings.ToValidUTF8(note[:maxNote-len(mark)], "") + mark
-}
+func truncate(note string) string { return kube.Truncate(note, maxNote) }
 
 // Abandoned returns the event about objects of a profile that stay on a cluster and are no longer managed. reason
 // completes the sentence "cluster <name> …", for example "is unreachable".
