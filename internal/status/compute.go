@@ -129,6 +129,12 @@ func computeFeature(old configv1beta1.FeatureSummary, result FeatureResult) conf
 	}
 }
 
+// isFailureReport returns whether the report of r is about a failure of the desired bundle. A report without a digest
+// is: the member failed before it knew the digest.
+func isFailureReport(r FeatureResult) bool {
+	return r.Report.State == bundle.StateFailed && (r.Report.Digest == r.DesiredDigest || r.Report.Digest == bundle.Digest{})
+}
+
 func computeFromReport(old configv1beta1.FeatureSummary, result FeatureResult) configv1beta1.FeatureSummary {
 	sameDigest := bundle.DigestFromBytes(old.Hash) == result.DesiredDigest
 	updated := old

@@ -14,7 +14,7 @@ import (
 
 // DeployedFeatureOf returns the entry of an applied bundle in a ClusterConfiguration: its objects and Helm releases on
 // the cluster of the given type.
-func DeployedFeatureOf(b bundle.Bundle, lastApplied *metav1.Time, on libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
+func DeployedFeatureOf(b bundle.Bundle, lastApplied *metav1.Time, deploymentType libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
 	feature := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(b.ID.Feature)}
 	for _, item := range b.Items {
 		if item.Release != nil {
@@ -25,7 +25,7 @@ func DeployedFeatureOf(b bundle.Bundle, lastApplied *metav1.Time, on libv1beta1.
 			gvk := obj.GroupVersionKind()
 			feature.Resources = append(feature.Resources, configv1beta1.DeployedResource{
 				Name: obj.GetName(), Namespace: obj.GetNamespace(), Group: gvk.Group, Kind: gvk.Kind, Version: gvk.Version,
-				LastAppliedTime: lastApplied, DeploymentType: on,
+				LastAppliedTime: lastApplied, DeploymentType: deploymentType,
 			})
 		}
 	}
@@ -44,9 +44,9 @@ func addChart(charts []configv1beta1.DeployedChart, r bundle.Release, lastApplie
 }
 
 const (
-	// maxInventory limits the size in bytes of all resources in a ClusterConfiguration. The API server limits an
-	// object, with its metadata, to 1.5 MiB.
-	maxInventory = 1 << 20
+	// maxResourcesSize limits all resources in a ClusterConfiguration, in bytes. The API server limits an object, with its
+	// metadata, to 1.5 MiB.
+	maxResourcesSize = 1 << 20
 	// entryOverhead is the size in bytes of one entry without the values of its fields.
 	entryOverhead = 170
 )
@@ -55,18 +55,10 @@ func sizeOf(r configv1beta1.DeployedResource) int {
 	return entryOverhead + len(r.Name) + len(r.Namespace) + len(r.Group) + len(r.Kind) + len(r.Version)
 }
 
-// truncateResources removes resources from the end of feature until feature and existing together have at most
-// maxInventory bytes.
-func truncateResources(feature configv1beta1.DeployedFeature, existing configv1beta1.ClusterConfigurationStatus) configv1beta1.DeployedFeature {
-	remaining := maxInventory
-	for _, profile := range existing.ClusterProfileResources {
-		remaining -= sizeOfFeatures(profile.Features)
-	}
-	for _, profile := range existing.ProfileResources {
-		remaining -= sizeOfFeatures(profile.Features)
-	}
+// truncateResources removes resources from the end of feature until it has at most limit bytes.
+func truncateResources(feature configv1beta1.DeployedFeature, limit int) configv1beta1.DeployedFeature {
 	for i, resource := range feature.Resources {
-		if remaining -= sizeOf(resource); remaining < 0 {
+		if limit -= sizeOf(resource); limit < 0 {
 			feature.Resources = feature.Resources[:i:i]
 			break
 		}
@@ -74,7 +66,18 @@ func truncateResources(feature configv1beta1.DeployedFeature, existing configv1b
 	return feature
 }
 
-func sizeOfFeatures(features []configv1beta1.DeployedFeature) int {
+func sizeOfStatus(s configv1beta1.ClusterConfigurationStatus) int {
+	size := 0
+	for _, profile := range s.ClusterProfileResources {
+		size += sizeOfFeatures(profile.Features...)
+	}
+	for _, profile := range s.ProfileResources {
+		size += sizeOfFeatures(profile.Features...)
+	}
+	return size
+}
+
+func sizeOfFeatures(features ...configv1beta1.DeployedFeature) int {
 	size := 0
 	for _, feature := range features {
 		for _, resource := range feature.Resources {
@@ -102,31 +105,31 @@ func FindDeployedFeature(s configv1beta1.ClusterConfigurationStatus, kind, profi
 	return features[i], true
 }
 
-// SetDeployedFeature returns a copy of old in which feature replaces, in the profile's former entry for the same
-// feature, the resources on the cluster of the given type; Remote also replaces the charts. A feature without resources
-// and charts is removed, and so is a profile without features. Resources beyond maxInventory are omitted. kind is
-// ProfileKind or ClusterProfileKind. If nothing changes, the result is old itself: after a restart every profile sets
-// its entry again, and a copy for each of them would be quadratic.
+// SetDeployedFeature returns a copy of old with a new entry of a profile for a feature. feature has the resources on the
+// cluster of one deployment type; those of the other type stay, and charts stay unless the type is Remote. An entry
+// without resources and charts is removed, and so is a profile without entries. Resources beyond maxResourcesSize are
+// omitted. kind is ProfileKind or ClusterProfileKind. If nothing changes, the result is old itself: after a restart
+// every profile sets its entry again, and a copy for each of them would be quadratic.
 func SetDeployedFeature(
-	old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature, on libv1beta1.DeploymentType,
+	old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature, deploymentType libv1beta1.DeploymentType,
 ) configv1beta1.ClusterConfigurationStatus {
-	if existing, ok := FindDeployedFeature(old, kind, profile, feature.FeatureID); ok {
-		if feature = withOtherResources(feature, existing, on); equality.Semantic.DeepEqual(existing, feature) {
-			return old
-		}
+	existing, exists := FindDeployedFeature(old, kind, profile, feature.FeatureID)
+	if exists {
+		feature = withOtherType(feature, existing, deploymentType)
 	}
-	without := replaceFeature(old, kind, profile, configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
-	if len(feature.Resources) == 0 && len(feature.Charts) == 0 {
-		return without
+	feature = truncateResources(feature, maxResourcesSize-sizeOfStatus(old)+sizeOfFeatures(existing))
+	isEmpty := len(feature.Resources) == 0 && len(feature.Charts) == 0
+	if !exists && isEmpty || equality.Semantic.DeepEqual(existing, feature) {
+		return old
 	}
-	return replaceFeature(without, kind, profile, truncateResources(feature, without))
+	return replaceFeature(old, kind, profile, feature)
 }
 
-// withOtherResources adds to feature the resources of existing on the cluster of the other type, and with Local the
-// charts. Resources of the type Remote are first.
-func withOtherResources(feature, existing configv1beta1.DeployedFeature, on libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
+// withOtherType returns feature with the resources that existing has of the other deployment type, and with the charts
+// of existing if feature is of the type Local. Resources of the type Remote are first.
+func withOtherType(feature, existing configv1beta1.DeployedFeature, deploymentType libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
 	others := ResourcesOf(existing, libv1beta1.DeploymentTypeLocal)
-	if on != libv1beta1.DeploymentTypeLocal {
+	if deploymentType != libv1beta1.DeploymentTypeLocal {
 		feature.Resources = append(slices.Clip(feature.Resources), others...)
 		return feature
 	}
@@ -136,8 +139,8 @@ func withOtherResources(feature, existing configv1beta1.DeployedFeature, on libv
 }
 
 // ResourcesOf returns the resources of a feature on the cluster of the given type.
-func ResourcesOf(feature configv1beta1.DeployedFeature, on libv1beta1.DeploymentType) []configv1beta1.DeployedResource {
-	isLocal := on == libv1beta1.DeploymentTypeLocal
+func ResourcesOf(feature configv1beta1.DeployedFeature, deploymentType libv1beta1.DeploymentType) []configv1beta1.DeployedResource {
+	isLocal := deploymentType == libv1beta1.DeploymentTypeLocal
 	var all []configv1beta1.DeployedResource
 	for _, resource := range feature.Resources {
 		if (resource.DeploymentType == libv1beta1.DeploymentTypeLocal) == isLocal {

@@ -13,35 +13,36 @@ import (
 // localPrefix begins messages about what is deployed to the cluster of the hub.
 const localPrefix = "on the hub (deploymentType Local): "
 
-// MergeLocal returns the results of the member's features, combined with those of the same features on the cluster of
-// the hub. There is one result per feature, with the worse state of both, and with the digest of the member's bundle if
-// there is one. isRemote and isLocal return whether the profile has content of a feature for the member or the hub.
+// MergeLocal returns the results of the member's features, combined with the results of the same features on the
+// cluster of the hub. A feature is Withdrawn only if both clusters have withdrawn it. Two reports are merged to one, with
+// the member's digest and the worse state. Otherwise Failed, Skipped and Withdrawing win over Delivered, and the messages
+// of both clusters are joined. isRemote and isLocal return whether the profile has content of a feature for the member or
+// the hub.
 func MergeLocal(remote, local []FeatureResult, isRemote, isLocal func(libv1beta1.FeatureID) bool) []FeatureResult {
-	// What is withdrawn from one cluster is not removed while the other one has the feature.
 	merged := slices.DeleteFunc(slices.Clone(remote), func(r FeatureResult) bool { return r.Kind == Withdrawn && isLocal(r.Feature) })
 	for _, result := range local {
 		if result.Kind == Withdrawn && isRemote(result.Feature) {
 			continue
 		}
-		result = asLocal(result)
+		result = withLocalPrefix(result)
 		index := slices.IndexFunc(merged, func(r FeatureResult) bool { return r.Feature == result.Feature })
 		switch {
 		case index >= 0:
-			merged[index] = mergeResult(merged[index], result)
+			merged[index] = mergeResults(merged[index], result)
 		case !isRemote(result.Feature):
 			merged = append(merged, result)
-		case result.Kind != Delivered:
-			merged = append(merged, result)
-		case result.Report.State == bundle.StateFailed:
-			merged = append(merged, failedResult(result))
+		default:
+			// The member's bundle is not built yet, so its state and its digest stay, unless the hub has a problem.
+			if result = failedIfReported(result); result.Kind != Delivered {
+				merged = append(merged, result)
+			}
 		}
-		// Without a result for the member, its state and its digest do not change.
 	}
 	return merged
 }
 
-// asLocal returns a result with the cluster of the hub in its messages.
-func asLocal(r FeatureResult) FeatureResult {
+// withLocalPrefix returns a result with the cluster of the hub in its messages.
+func withLocalPrefix(r FeatureResult) FeatureResult {
 	if r.Err != nil {
 		r.Err = fmt.Errorf(localPrefix+"%w", r.Err)
 	}
@@ -51,36 +52,44 @@ func asLocal(r FeatureResult) FeatureResult {
 	return r
 }
 
-// failedResult converts a result with a report about a failure to a result without a report.
-func failedResult(r FeatureResult) FeatureResult {
-	return FeatureResult{
-		Feature: r.Feature, Kind: Failed, Err: reportError(r.Report.Message), Reason: cmp.Or(r.Reason, ReasonApply), Status: libv1beta1.FeatureStatusFailed,
-	}
-}
-
-func mergeResult(remote, local FeatureResult) FeatureResult {
+// mergeResults returns the result of a feature that has a result for the member (remote) and for the hub (local).
+func mergeResults(remote, local FeatureResult) FeatureResult {
 	switch {
 	case remote.Kind == Delivered && local.Kind == Delivered:
 		return mergeReports(remote, local)
-	case remote.Kind == Delivered || remote.Kind == Withdrawn:
-		local.Releases = remote.Releases
-		return local
 	case local.Kind == Withdrawn:
 		return remote
-	case local.Kind == Delivered && local.Report.State != bundle.StateFailed:
-		return remote
-	case local.Kind == Delivered:
-		local = failedResult(local)
+	case remote.Kind == Withdrawn:
+		return local
 	}
-	if remote.Err == nil {
+	remote, local = failedIfReported(remote), failedIfReported(local)
+	switch {
+	case local.Kind == Delivered:
+		return remote
+	case remote.Kind == Delivered:
+		local.Releases = remote.Releases
+		return local
+	case remote.Err == nil:
 		remote.Err, remote.Reason = local.Err, cmp.Or(remote.Reason, local.Reason)
-	} else if local.Err != nil && !errors.Is(local.Err, remote.Err) {
+	case local.Err != nil && !errors.Is(local.Err, remote.Err):
 		remote.Err = fmt.Errorf("%w; %w", remote.Err, local.Err)
 	}
 	return remote
 }
 
-// mergeReports returns the result for the member, whose report has the worse state of both.
+// failedIfReported converts a Delivered result whose report is a failure to a Failed result.
+func failedIfReported(r FeatureResult) FeatureResult {
+	if r.Kind != Delivered || !isFailureReport(r) {
+		return r
+	}
+	return FeatureResult{
+		Feature: r.Feature, Kind: Failed, Err: reportError(r.Report.Message), Reason: cmp.Or(r.Reason, ReasonApply),
+		Status: libv1beta1.FeatureStatusFailed, Releases: r.Releases,
+	}
+}
+
+// mergeReports returns the result for the member with the worse state of both reports. The state of the member's report
+// changes only if it has applied its bundle, or if the hub has failed.
 func mergeReports(remote, local FeatureResult) FeatureResult {
 	merged := remote
 	report := &merged.Report
@@ -90,20 +99,28 @@ func mergeReports(remote, local FeatureResult) FeatureResult {
 	if local.Report.LastApplied.After(report.LastApplied) {
 		report.LastApplied = local.Report.LastApplied
 	}
-	state := local.Report.State
-	if state != bundle.StateFailed && local.Report.Digest != local.DesiredDigest {
-		state = bundle.StatePending
+	isRemoteApplied := remote.Report.State == bundle.StateApplied && remote.Report.Digest == remote.DesiredDigest
+	localState := local.Report.State
+	if local.Report.Digest != local.DesiredDigest {
+		localState = bundle.StatePending
 	}
-	isApplied := remote.Report.State == bundle.StateApplied && remote.Report.Digest == remote.DesiredDigest
 	switch {
-	case state == bundle.StateFailed && remote.Report.State == bundle.StateFailed && remote.Report.Digest == remote.DesiredDigest:
-		report.Message += "; " + local.Report.Message
-	case state == bundle.StateFailed:
-		report.State, report.Digest, report.Message, merged.Reason = state, remote.DesiredDigest, local.Report.Message, local.Reason
-	case isApplied && state != bundle.StateApplied:
-		report.State, report.Message = state, local.Report.Message
-	case isApplied && report.Message == "":
-		report.Message = local.Report.Message
+	case isFailureReport(local) && isFailureReport(remote):
+		report.Message = joinMessages(report.Message, local.Report.Message)
+	case isFailureReport(local):
+		report.State, report.Digest, report.Message, merged.Reason = bundle.StateFailed, remote.DesiredDigest, local.Report.Message, local.Reason
+	case isRemoteApplied && localState != bundle.StateApplied:
+		report.State, report.Message = localState, local.Report.Message
+	case isRemoteApplied:
+		report.Message = joinMessages(report.Message, local.Report.Message)
 	}
 	return merged
+}
+
+// joinMessages joins two messages, each of which may be "".
+func joinMessages(a, b string) string {
+	if a == "" || b == "" {
+		return a + b
+	}
+	return a + "; " + b
 }

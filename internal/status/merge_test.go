@@ -23,6 +23,11 @@ func TestMergeLocal(t *testing.T) {
 	failed := func(message string) *status.FeatureResult {
 		return &status.FeatureResult{Kind: status.Failed, Err: errors.New(message), Status: libv1beta1.FeatureStatusFailed}
 	}
+	skipped := func(message string) *status.FeatureResult {
+		return &status.FeatureResult{Kind: status.Skipped, Err: errors.New(message), Status: libv1beta1.FeatureStatusProvisioning}
+	}
+	older := delivered(bundle.Digest{4}, bundle.StateFailed, "never")
+	older.DesiredDigest = remoteDigest
 	withdrawn := &status.FeatureResult{Kind: status.Withdrawn}
 	outdated := delivered(localDigest, bundle.StateApplied, "")
 	outdated.Report.Digest = bundle.Digest{3}
@@ -32,22 +37,27 @@ func TestMergeLocal(t *testing.T) {
 		isRemote, isLocal bool
 		want              []string
 	}{
-		"only the member":               {delivered(remoteDigest, bundle.StateApplied, ""), nil, true, false, []string{"Delivered 1 1 Applied [1] "}},
-		"only the hub":                  {nil, delivered(localDigest, bundle.StateApplied, ""), false, true, []string{"Delivered 2 2 Applied [2] "}},
-		"only the hub, failed":          {nil, delivered(localDigest, bundle.StateFailed, "no"), false, true, []string{"Delivered 2 2 Failed [2] " + onHub + "no"}},
-		"both applied":                  {delivered(remoteDigest, bundle.StateApplied, ""), delivered(localDigest, bundle.StateApplied, ""), true, true, []string{"Delivered 1 1 Applied [1 2] "}},
-		"the member is not done":        {delivered(remoteDigest, bundle.StateApplying, ""), delivered(localDigest, bundle.StateApplied, ""), true, true, []string{"Delivered 1 1 Applying [1 2] "}},
-		"the hub is not done":           {delivered(remoteDigest, bundle.StateApplied, ""), outdated, true, true, []string{"Delivered 1 1 Pending [1 2] "}},
-		"the hub has failed":            {delivered(remoteDigest, bundle.StateApplied, ""), delivered(localDigest, bundle.StateFailed, "no"), true, true, []string{"Delivered 1 1 Failed [1 2] " + onHub + "no"}},
-		"both have failed":              {delivered(remoteDigest, bundle.StateFailed, "never"), delivered(localDigest, bundle.StateFailed, "no"), true, true, []string{"Delivered 1 1 Failed [1 2] never; " + onHub + "no"}},
-		"the hub's is not built":        {delivered(remoteDigest, bundle.StateApplied, ""), failed("no"), true, true, []string{"Failed " + onHub + "no"}},
-		"neither is built":              {failed("never"), failed("no"), true, true, []string{"Failed never; " + onHub + "no"}},
-		"the member's is not built":     {failed("never"), delivered(localDigest, bundle.StateApplied, ""), true, true, []string{"Failed never"}},
-		"withdrawn from the hub":        {delivered(remoteDigest, bundle.StateApplied, ""), withdrawn, true, false, []string{"Delivered 1 1 Applied [1] "}},
-		"withdrawn from the member":     {withdrawn, delivered(localDigest, bundle.StateApplied, ""), false, true, []string{"Delivered 2 2 Applied [2] "}},
-		"withdrawn from both":           {withdrawn, withdrawn, false, false, []string{"Withdrawn"}},
-		"no result for the member":      {nil, delivered(localDigest, bundle.StateApplied, ""), true, true, nil},
-		"no result, the hub has failed": {nil, delivered(localDigest, bundle.StateFailed, "no"), true, true, []string{"Failed " + onHub + "no"}},
+		"only the member":                                {delivered(remoteDigest, bundle.StateApplied, ""), nil, true, false, []string{"Delivered 1 1 Applied [1] "}},
+		"only the hub":                                   {nil, delivered(localDigest, bundle.StateApplied, ""), false, true, []string{"Delivered 2 2 Applied [2] "}},
+		"only the hub, failed":                           {nil, delivered(localDigest, bundle.StateFailed, "no"), false, true, []string{"Delivered 2 2 Failed [2] " + onHub + "no"}},
+		"both applied":                                   {delivered(remoteDigest, bundle.StateApplied, ""), delivered(localDigest, bundle.StateApplied, ""), true, true, []string{"Delivered 1 1 Applied [1 2] "}},
+		"the member is not done":                         {delivered(remoteDigest, bundle.StateApplying, ""), delivered(localDigest, bundle.StateApplied, ""), true, true, []string{"Delivered 1 1 Applying [1 2] "}},
+		"the hub is not done":                            {delivered(remoteDigest, bundle.StateApplied, ""), outdated, true, true, []string{"Delivered 1 1 Pending [1 2] "}},
+		"the hub has failed":                             {delivered(remoteDigest, bundle.StateApplied, ""), delivered(localDigest, bundle.StateFailed, "no"), true, true, []string{"Delivered 1 1 Failed [1 2] " + onHub + "no"}},
+		"both have failed":                               {delivered(remoteDigest, bundle.StateFailed, "never"), delivered(localDigest, bundle.StateFailed, "no"), true, true, []string{"Delivered 1 1 Failed [1 2] never; " + onHub + "no"}},
+		"the hub's is not built":                         {delivered(remoteDigest, bundle.StateApplied, ""), failed("no"), true, true, []string{"Failed " + onHub + "no"}},
+		"neither is built":                               {failed("never"), failed("no"), true, true, []string{"Failed never; " + onHub + "no"}},
+		"the member's is not built":                      {failed("never"), delivered(localDigest, bundle.StateApplied, ""), true, true, []string{"Failed never"}},
+		"the member has failed, the hub's is not built":  {delivered(remoteDigest, bundle.StateFailed, "never"), failed("no"), true, true, []string{"Failed never; " + onHub + "no"}},
+		"the member is not done, the hub's is not built": {delivered(remoteDigest, bundle.StateApplying, "waits"), failed("no"), true, true, []string{"Failed " + onHub + "no"}},
+		"an older bundle of the member has failed":       {older, failed("no"), true, true, []string{"Failed " + onHub + "no"}},
+		"the member has failed, the hub's is skipped":    {delivered(remoteDigest, bundle.StateFailed, "never"), skipped("later"), true, true, []string{"Failed never; " + onHub + "later"}},
+		"both keep objects":                              {delivered(remoteDigest, bundle.StateApplied, "kept a"), delivered(localDigest, bundle.StateApplied, "kept b"), true, true, []string{"Delivered 1 1 Applied [1 2] kept a; " + onHub + "kept b"}},
+		"withdrawn from the hub":                         {delivered(remoteDigest, bundle.StateApplied, ""), withdrawn, true, false, []string{"Delivered 1 1 Applied [1] "}},
+		"withdrawn from the member":                      {withdrawn, delivered(localDigest, bundle.StateApplied, ""), false, true, []string{"Delivered 2 2 Applied [2] "}},
+		"withdrawn from both":                            {withdrawn, withdrawn, false, false, []string{"Withdrawn"}},
+		"no result for the member":                       {nil, delivered(localDigest, bundle.StateApplied, ""), true, true, nil},
+		"no result, the hub has failed":                  {nil, delivered(localDigest, bundle.StateFailed, "no"), true, true, []string{"Failed " + onHub + "no"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -282,3 +282,18 @@ func TestInventoryHasLimits(t *testing.T) {
 		t.Errorf("inventory has %d bytes and lists %d objects", len(raw), listed)
 	}
 }
+
+// TestUnchangedFeatureIsNotCopied sets features that change nothing, also one of which only a part is listed.
+func TestUnchangedFeatureIsNotCopied(t *testing.T) {
+	t.Parallel()
+	large := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureResources}
+	for i := range 10_000 {
+		large.Resources = append(large.Resources, configv1beta1.DeployedResource{Name: strconv.Itoa(i), Kind: "ConfigMap", Version: "v1"})
+	}
+	s := status.SetDeployedFeature(configv1beta1.ClusterConfigurationStatus{}, "ClusterProfile", "a", large, "Remote")
+	for name, feature := range map[string]configv1beta1.DeployedFeature{"a large feature": large, "an empty feature": {FeatureID: libv1beta1.FeatureHelm}} {
+		if got := status.SetDeployedFeature(s, "ClusterProfile", "a", feature, "Remote"); &got.ClusterProfileResources[0] != &s.ClusterProfileResources[0] {
+			t.Errorf("%s is copied", name)
+		}
+	}
+}
