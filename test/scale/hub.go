@@ -25,6 +25,7 @@ const clockTicks = 100
 type testHub struct {
 	plane  *localkube.Plane
 	client client.WithWatch
+	etcd   *etcd
 	dir    string
 	hub    *exec.Cmd
 }
@@ -35,7 +36,7 @@ func startHub(ctx context.Context, dir string) (*testHub, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &testHub{plane: plane, dir: dir}
+	h := &testHub{plane: plane, etcd: newEtcd(plane.Dir), dir: dir}
 	if h.client, err = client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()}); err != nil {
 		h.stop()
 		return nil, err

@@ -97,6 +97,9 @@ func measureIn(ctx context.Context, dir string, opts options, progress io.Writer
 	}); err != nil {
 		return err
 	}
+	if r.storedBefore, err = hub.etcd.readSizes(ctx); err != nil {
+		return err
+	}
 	for _, s := range allScenarios() {
 		if !slices.Contains(opts.scenarios, s.name) {
 			continue
@@ -124,6 +127,9 @@ func (r *run) runScenario(ctx context.Context, s scenario, report func(*result) 
 		return err
 	}
 	if err := result.finish(ctx, r.hub, r.clusters); err != nil {
+		return err
+	}
+	if err := r.addStored(ctx, result); err != nil {
 		return err
 	}
 	r.fleet.mu.Lock()

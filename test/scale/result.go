@@ -26,7 +26,10 @@ type result struct {
 	Values   []value `json:"values"`
 	// Requests are the requests per cluster by kind.
 	Requests map[string]float64 `json:"requestsPerCluster"`
+	// Stored is what etcd stores at the end for all clusters, by resource: custom resources as JSON, others as protobuf.
+	Stored sizes `json:"stored"`
 
+	clusters int
 	before   usage
 	finished bool
 }
@@ -109,5 +112,6 @@ func (r *result) print(out io.Writer) {
 	for _, kind := range kinds {
 		_, _ = fmt.Fprintf(table, "    %s per cluster\t%.2f\n", kind, r.Requests[kind])
 	}
+	r.printStored(table)
 	_ = table.Flush() // the caller cannot do anything about a closed standard output
 }

@@ -27,6 +27,9 @@ func TestScenarios(t *testing.T) {
 		if got.Scenario != want || len(got.Values) < 5 {
 			t.Errorf("got scenario %q with %d figures, want %q with more", got.Scenario, len(got.Values), want)
 		}
+		if clusters := got.Stored["sveltosclusters"]; clusters.Objects < 3 || clusters.Bytes < 100*clusters.Objects {
+			t.Errorf("%s: got %+v for the stored clusters, want 3 or more", want, clusters)
+		}
 	}
 }
 

@@ -9,8 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -49,6 +47,8 @@ type run struct {
 	fleet *simulatedFleet
 	// revision makes each version of the content differ.
 	revision int
+	// storedBefore is what etcd stores without clusters.
+	storedBefore sizes
 }
 
 // scenario measures one thing. It appends rows to the result.
@@ -250,43 +250,11 @@ func idle(ctx context.Context, r *run, result *result) error {
 	if err := r.awaitQuiet(ctx); err != nil {
 		return err
 	}
-	if err := r.addStoredBytes(ctx, result); err != nil {
-		return err
-	}
 	if err := result.beginMeasuring(ctx, r.hub); err != nil {
 		return err
 	}
 	sleep(ctx, idleTime)
 	return ctx.Err()
-}
-
-// addStoredBytes adds the size per cluster of the objects whose number grows with the clusters. The API server stores
-// custom resources as JSON.
-func (r *run) addStoredBytes(ctx context.Context, result *result) error {
-	sum := 0
-	for _, kind := range []schema.GroupVersionKind{
-		libv1beta1.GroupVersion.WithKind(libv1beta1.SveltosClusterKind), libv1beta1.GroupVersion.WithKind(libv1beta1.ConfigurationGroupKind),
-		libv1beta1.GroupVersion.WithKind(libv1beta1.ConfigurationBundleKind), configv1beta1.GroupVersion.WithKind(configv1beta1.ClusterSummaryKind),
-		configv1beta1.GroupVersion.WithKind(configv1beta1.ClusterConfigurationKind),
-	} {
-		list := &unstructured.UnstructuredList{}
-		list.SetGroupVersionKind(kind)
-		if err := r.hub.client.List(ctx, list); err != nil {
-			return err
-		}
-		size := 0
-		for i := range list.Items {
-			raw, err := list.Items[i].MarshalJSON()
-			if err != nil {
-				return err
-			}
-			size += len(raw)
-		}
-		sum += size
-		result.add(fmt.Sprintf("stored per cluster in %s objects (%d)", kind.Kind, len(list.Items)), float64(size)/float64(r.clusters)/1000, "kB")
-	}
-	result.add("stored per cluster", float64(sum)/float64(r.clusters)/1000, "kB")
-	return nil
 }
 
 // restart kills the hub, changes the content and starts the hub. The use of resources counts from the start, the delays
