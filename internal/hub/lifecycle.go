@@ -29,8 +29,8 @@ func (h *hub) addSveltosControllers(ctx context.Context, configMaps client.Reade
 	}
 	return errors.Join(
 		(&registrations.Controller{
-			Hub: h.GetClient(), Live: h.live, Shard: h.opts.shard(), EnsureManifest: h.ensureManifestFunc(configMaps), Locks: locks,
-			Events: h.GetEventRecorder(reportingController),
+			Hub: h.GetClient(), Live: h.live, Cache: h.GetCache(), Shard: h.opts.shard(), EnsureManifest: h.ensureManifestFunc(configMaps),
+			Locks: locks, Events: h.GetEventRecorder(reportingController),
 		}).Setup(ctx, h),
 		(&departures.Controller{
 			Hub: h.GetClient(), Live: h.live, Kinds: kinds, Shard: h.opts.shard(), Reachability: h.reachability(), Config: h.members.Config, RetractMember: join.RetractMember,

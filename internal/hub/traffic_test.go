@@ -1,6 +1,7 @@
 package hub_test
 
 import (
+	"fmt"
 	"maps"
 	"net/http"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,6 +20,7 @@ import (
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
@@ -131,6 +134,64 @@ func TestRegistrationReadsNothing(t *testing.T) {
 	w.eventually("the manifest is deleted", func() error { return w.gone(&corev1.Secret{}, w.ns, secret.Name) })
 	if seen := requests.take(); methods(seen)[http.MethodGet] > 0 {
 		t.Errorf("requests while the agent connects: %q", seen)
+	}
+}
+
+// TestRestartReadsNoIdentityAlone restarts the hub while one of several identities is damaged.
+func TestRestartReadsNoIdentityAlone(t *testing.T) {
+	t.Parallel()
+	w := worldOn(t, localkube.ForTest(t, localkube.Named("restart")))
+	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
+	own := &switchboard{tests: map[string]*mailbox{w.ns: w.mailbox}}
+	opts := hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}}
+	stop := w.start(w.plane.Config, opts)
+	const clusters = 5
+	for i := range clusters {
+		w.unready(fmt.Sprint("c", i), nil)
+		w.manifestOf(fmt.Sprint("c", i))
+	}
+	stop()
+	damaged := &rbacv1.Role{}
+	w.must(w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "c0"}, damaged))
+	update(w, damaged, func(r *rbacv1.Role) { r.Rules = nil })
+
+	requests := &traffic{}
+	w.start(requests.on(w.plane.Config), opts)
+	w.eventually("the Role is repaired", func() error {
+		if err := w.Get(t.Context(), client.ObjectKeyFromObject(damaged), damaged); err != nil || len(damaged.Rules) == 0 {
+			return fmt.Errorf("rules %v: %w", damaged.Rules, err)
+		}
+		return nil
+	})
+	// The manifest of a cluster is read after its identity has been checked.
+	var manifests, identities, lists []string
+	w.eventually("all clusters are checked", func() error {
+		for _, request := range requests.take() {
+			method, url, _ := strings.Cut(request, " ")
+			path, query, _ := strings.Cut(url, "?")
+			switch {
+			case method != http.MethodGet:
+			case strings.Contains(query, "labelSelector=towline.dev%2Fregistration"):
+				lists = append(lists, path)
+			case !strings.Contains(path, "/"+w.ns+"/"):
+			case strings.HasSuffix(path, join.RegistrationSecret("")):
+				manifests = append(manifests, path)
+			default:
+				identities = append(identities, path)
+			}
+		}
+		if len(manifests) < clusters {
+			return fmt.Errorf("manifests: %q", manifests)
+		}
+		return nil
+	})
+	if len(lists) != 3 {
+		t.Errorf("got lists %q, want 3", lists)
+	}
+	for _, path := range identities {
+		if name := strings.TrimPrefix(path[strings.LastIndex(path, "/")+1:], w.ns+":"); !strings.HasPrefix(name, "c0") {
+			t.Errorf("read of an unchanged identity: %s", path)
+		}
 	}
 }
 

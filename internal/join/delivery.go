@@ -52,7 +52,7 @@ func checkDelivery(cluster *libv1beta1.SveltosCluster) error {
 // cluster's own namespace if no other pull-mode cluster has claimed it, else one derived from both names. A cluster
 // keeps the namespace that it has claimed, whatever its annotation is.
 func (r *registration) claimDelivery(ctx context.Context, cluster *libv1beta1.SveltosCluster) (string, error) {
-	claimed, err := r.claimedDelivery(ctx)
+	claimed, err := r.claimedDelivery(ctx, r.hub)
 	if claimed != "" || err != nil {
 		return claimed, err
 	}
@@ -86,8 +86,8 @@ func (r *registration) claimFreeDelivery(ctx context.Context, cluster *libv1beta
 
 // claimedDelivery returns the namespace that is claimed for the deliveries of a cluster, "" if there is none or it is
 // being deleted.
-func (r *registration) claimedDelivery(ctx context.Context) (string, error) {
-	claimed, err := claimedNamespaces(ctx, r.hub, r.request)
+func (r *registration) claimedDelivery(ctx context.Context, reader client.Reader) (string, error) {
+	claimed, err := claimedNamespaces(ctx, reader, r.request)
 	for _, namespace := range claimed {
 		isOwn := namespace.Name == r.request.Namespace
 		isCreated := namespace.Labels[registrationLabel] == r.request.Name

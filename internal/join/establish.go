@@ -83,7 +83,7 @@ func EstablishNew(ctx context.Context, hub client.Client, cache client.Reader, c
 // cluster that is being deleted.
 func RestoreDelivery(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) error {
 	r := registrationOf(hub, cluster)
-	claimed, err := r.claimedDelivery(ctx)
+	claimed, err := r.claimedDelivery(ctx, r.hub)
 	if claimed == "" || err != nil {
 		return err
 	}
@@ -114,8 +114,7 @@ func ownerOf(cluster *libv1beta1.SveltosCluster) metav1.OwnerReference {
 	}
 }
 
-// ensureIdentity creates the objects that the agent needs on the hub. The objects beside the SveltosCluster are owned
-// by it.
+// ensureIdentity creates the objects that the agent needs on the hub.
 func (r *registration) ensureIdentity(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
 	if !r.isNew {
 		if err := EnsureNamespace(ctx, r.hub, &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}); err != nil {
@@ -125,15 +124,25 @@ func (r *registration) ensureIdentity(ctx context.Context, cluster *libv1beta1.S
 			return err
 		}
 	}
-	for _, obj := range identityObjects(r.request, delivery) {
-		if obj.GetNamespace() == r.request.Namespace {
-			obj.SetOwnerReferences([]metav1.OwnerReference{ownerOf(cluster)})
-		}
-		if err := r.applyOwn(ctx, obj); err != nil {
+	for _, obj := range r.ownedIdentity(cluster, delivery) {
+		if err := r.apply(ctx, obj, r.checkOwn); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// ownedIdentity returns the identityObjects with the label of the registration. Those beside the SveltosCluster are
+// owned by it.
+func (r *registration) ownedIdentity(cluster *libv1beta1.SveltosCluster, delivery string) []client.Object {
+	objects := identityObjects(r.request, delivery)
+	for _, obj := range objects {
+		if obj.GetNamespace() == r.request.Namespace {
+			obj.SetOwnerReferences([]metav1.OwnerReference{ownerOf(cluster)})
+		}
+		labelled(obj, r.request.Name)
+	}
+	return objects
 }
 
 // EnsureSharedRole creates the Role in kube.AgentNamespace by which agents read a shared bundle whose name they know,

@@ -55,6 +55,8 @@ type Controller struct {
 	// Hub reads SveltosClusters and Leases from a cache; Live reads from the API server.
 	Hub  client.Client
 	Live client.Client
+	// Cache also has the metadata of Secrets, which Hub does not read from a cache.
+	Cache client.Reader
 	// EnsureManifest maintains the manifest of a cluster until its agent has registered, and returns the delay before
 	// the next call; zero means that only a change of the cluster requires one.
 	EnsureManifest func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (after time.Duration, err error)
@@ -66,6 +68,8 @@ type Controller struct {
 
 	// checks has the last identityCheck of each cluster.
 	checks sync.Map
+	// snapshots saves the requests of checks.
+	snapshots snapshots
 	// hasSharedRole is true if the Role of join.EnsureSharedRole has existed since the start of this process.
 	hasSharedRole atomic.Bool
 }

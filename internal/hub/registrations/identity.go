@@ -22,29 +22,39 @@ import (
 type identityCheck struct {
 	// delivery is the delivery namespace that the cluster has claimed.
 	delivery string
-	// inputs are the identityInputs of the cluster.
+	// inputs are the identityInputs of the cluster. They are empty after a check that failed.
 	inputs string
 	// until is the time of the next check.
 	until time.Time
 }
 
 // ensureIdentity creates or repairs the identity of the cluster's agent. It sends no request if the identity has been
-// checked since the last change: a cluster is reconciled several times while its agent connects.
+// checked since the last change: a cluster is reconciled several times while its agent connects. The first check after
+// a start, and those after resync, send none for a cluster that is unchanged in a snapshot of all clusters.
 func (c *Controller) ensureIdentity(ctx context.Context, s *state) error {
 	key := client.ObjectKeyFromObject(s.cluster)
-	checked, isChecked := c.checks.Load(key)
-	if !isChecked || !c.isCurrent(ctx, checked.(identityCheck), s.cluster) {
-		c.checks.Delete(key)
-		delivery, err := c.establish(ctx, s)
-		if err != nil {
-			return err
+	last, isChecked := c.checks.Load(key)
+	checked, _ := last.(identityCheck)
+	isCurrent := isChecked && c.isCurrent(ctx, checked, s.cluster)
+	if !isCurrent || !time.Now().Before(checked.until) {
+		// A snapshot can be from before a change, and before an attempt to repair it failed.
+		delivery := ""
+		if isCurrent || !isChecked && !s.isNew {
+			delivery = c.snapshots.findEstablished(ctx, c, s.cluster)
+		}
+		if delivery == "" {
+			c.checks.Store(key, identityCheck{})
+			var err error
+			if delivery, err = c.establish(ctx, s); err != nil {
+				return err
+			}
 		}
 		checked = identityCheck{delivery: delivery, inputs: identityInputs(s.cluster), until: time.Now().Add(resync)}
 		c.checks.Store(key, checked)
 	}
 	// The cache does not have the annotation yet, and the manifest names the namespace.
 	s.cluster = s.cluster.DeepCopy()
-	metav1.SetMetaDataAnnotation(&s.cluster.ObjectMeta, kube.AnnotationDeliveryNS, checked.(identityCheck).delivery)
+	metav1.SetMetaDataAnnotation(&s.cluster.ObjectMeta, kube.AnnotationDeliveryNS, checked.delivery)
 	return nil
 }
 
@@ -61,10 +71,10 @@ func (c *Controller) establish(ctx context.Context, s *state) (delivery string, 
 }
 
 // isCurrent returns whether nothing has changed since a check of the cluster's identity: the cluster, its claim, or its
-// Lease. Other objects of the identity are checked again after resync.
+// Lease. Other objects of the identity are checked again after resync, see identityCheck.until.
 func (c *Controller) isCurrent(ctx context.Context, checked identityCheck, cluster *libv1beta1.SveltosCluster) bool {
 	delivery, isForeign := fleet.DeliveryNamespace(cluster)
-	if delivery != checked.delivery || isForeign || identityInputs(cluster) != checked.inputs || !time.Now().Before(checked.until) {
+	if delivery != checked.delivery || isForeign || identityInputs(cluster) != checked.inputs {
 		return false
 	}
 	// A deregistration can have begun while this reconcile waited for the lock.

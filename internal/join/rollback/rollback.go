@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -251,6 +252,17 @@ func content(obj *unstructured.Unstructured) *unstructured.Unstructured {
 		unstructured.RemoveNestedField(obj.Object, "metadata", "annotations")
 	}
 	return obj
+}
+
+// IsUnchanged returns whether Apply of a Log without an attempt would not write desired, if the existing object is as
+// given. Of existing, only the metadata is needed if desired has nothing else.
+func IsUnchanged(scheme *runtime.Scheme, existing, desired client.Object) bool {
+	live, err := kube.ToUnstructured(scheme, existing)
+	if err != nil || live.GetDeletionTimestamp() != nil {
+		return false
+	}
+	wanted, err := kube.ToUnstructured(scheme, desired)
+	return err == nil && contains(live.Object, wanted.Object)
 }
 
 // contains returns whether live has each field of desired. A desired null means that the field is not set by the
