@@ -12,7 +12,8 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// NoDependencies is the value of status.dependencies in a ClusterSummary that does not wait for another profile.
+// NoDependencies is the value of status.dependencies in every ClusterSummary: profiles that depend on other profiles
+// are not supported.
 const NoDependencies = "no dependencies"
 
 // ResultKind is the kind of a FeatureResult.
@@ -28,8 +29,7 @@ const (
 	// Skipped means that the reconcile tried nothing because of Err, for example because the cluster is not ready. A
 	// provisioned or removed feature keeps its status.
 	Skipped ResultKind = "Skipped"
-	// Withdrawing means that the feature is being withdrawn. Err is the reason if the withdrawal is delayed, otherwise
-	// nil.
+	// Withdrawing means that the feature is being withdrawn. If the withdrawal is delayed, Err is the reason.
 	Withdrawing ResultKind = "Withdrawing"
 	// Withdrawn means that the feature is withdrawn.
 	Withdrawn ResultKind = "Withdrawn"
@@ -39,11 +39,13 @@ const (
 type FeatureResult struct {
 	Feature libv1beta1.FeatureID
 	Kind    ResultKind
-	// DesiredDigest is the digest of the bundle to deliver, and Report the report of the member, for Delivered.
+	// DesiredDigest is the digest of the bundle that was delivered. It is set for Delivered.
 	DesiredDigest bundle.Digest
-	Report        bundle.Report
-	Err           error
-	// Status is the status of the feature for Failed, Skipped and Withdrawing.
+	// Report is the newest report of the member, possibly about an older bundle. It is set for Delivered.
+	Report bundle.Report
+	// Err is set for Failed and Skipped, and for a Withdrawing that is delayed.
+	Err error
+	// Status is the new status of the feature for Failed, Skipped and Withdrawing.
 	Status libv1beta1.FeatureStatus
 	// Reason is the reason of a failure, one of the Reason constants. It is "" without a failure.
 	Reason string
@@ -55,10 +57,10 @@ type FeatureResult struct {
 // ReconcileResult is the result of one reconcile of a ClusterSummary. Features without a result keep their status.
 type ReconcileResult struct {
 	Features []FeatureResult
-	// Message is the reason why no feature of the profile is deployed, "" if there is none.
-	Message string
-	// Suspended is the reason why the reconciliation is suspended, "" if it is not suspended.
-	Suspended string
+	// FailureMessage is the reason why no feature of the profile is deployed, "" if there is none.
+	FailureMessage string
+	// SuspensionReason is the reason why the reconciliation is suspended, "" if it is not suspended.
+	SuspensionReason string
 }
 
 // ComputeStatus returns the new status of a ClusterSummary: old, changed by the result of a reconcile. It does not
@@ -67,9 +69,9 @@ func ComputeStatus(old configv1beta1.ClusterSummaryStatus, reconcile ReconcileRe
 	updated := *old.DeepCopy()
 	dependencies := NoDependencies
 	updated.Dependencies = &dependencies
-	updated.FailureMessage = reconcile.Message
-	updated.ReconciliationSuspended = reconcile.Suspended != ""
-	updated.SuspensionReason = reconcile.Suspended
+	updated.FailureMessage = reconcile.FailureMessage
+	updated.ReconciliationSuspended = reconcile.SuspensionReason != ""
+	updated.SuspensionReason = reconcile.SuspensionReason
 	for _, result := range reconcile.Features {
 		feature := FeatureOf(updated, result.Feature)
 		setFeature(&updated, computeFeature(feature, result))
@@ -111,17 +113,17 @@ func computeFeature(old configv1beta1.FeatureSummary, result FeatureResult) conf
 	case Delivered:
 		return computeFromReport(old, result)
 	case Failed:
-		return withNewFailure(old, result, result.Status)
+		return withFailure(old, result)
 	case Skipped:
 		if old.Status == libv1beta1.FeatureStatusProvisioned || old.Status == libv1beta1.FeatureStatusRemoved {
 			return old
 		}
-		return withFailure(old, result, result.Status)
+		return withResult(old, result)
 	case Withdrawing:
 		if result.Err != nil {
-			return withNewFailure(old, result, result.Status)
+			return withFailure(old, result)
 		}
-		return withFailure(old, result, result.Status)
+		return withResult(old, result)
 	case Withdrawn:
 		return configv1beta1.FeatureSummary{FeatureID: old.FeatureID, Status: libv1beta1.FeatureStatusRemoved}
 	default:
@@ -129,19 +131,15 @@ func computeFeature(old configv1beta1.FeatureSummary, result FeatureResult) conf
 	}
 }
 
-// isFailureReport returns whether the report of r is about a failure of the desired bundle. A report without a digest
-// is: the member failed before it knew the digest.
-func isFailureReport(r FeatureResult) bool {
-	return r.Report.State == bundle.StateFailed && (r.Report.Digest == r.DesiredDigest || r.Report.Digest == bundle.Digest{})
-}
-
+// computeFromReport returns the summary of a feature whose bundle was delivered. A report about an older bundle does
+// not count: the desired bundle is pending.
 func computeFromReport(old configv1beta1.FeatureSummary, result FeatureResult) configv1beta1.FeatureSummary {
+	report := result.Report
 	sameDigest := bundle.DigestFromBytes(old.Hash) == result.DesiredDigest
 	updated := old
 	updated.Hash = slices.Clone(result.DesiredDigest[:])
-	report := result.Report
-	if report.Digest != result.DesiredDigest && report.State != bundle.StateFailed {
-		report.State = bundle.StatePending
+	if report.Digest != result.DesiredDigest && !isFailureReport(result) {
+		return withPending(updated, sameDigest)
 	}
 	switch report.State {
 	case bundle.StateApplied:
@@ -154,56 +152,54 @@ func computeFromReport(old configv1beta1.FeatureSummary, result FeatureResult) c
 		if !sameDigest || old.Status != libv1beta1.FeatureStatusProvisioned {
 			updated.LastAppliedTime = appliedTime(old, report.LastApplied)
 		}
-	case bundle.StateFailed:
-		if report.Digest != result.DesiredDigest && report.Digest != (bundle.Digest{}) {
-			// An earlier bundle failed.
-			return withPending(updated, old, sameDigest)
-		}
-		result.Err, result.Reason = reportError(report.Message), cmp.Or(result.Reason, ReasonApply)
-		if !sameDigest {
-			updated.FailureMessage = "" // the failure is new, also with the same message
-		}
-		updated = withNewFailure(updated, result, libv1beta1.FeatureStatusFailed)
-	case bundle.StateApplying:
-		return withApplying(updated, old, sameDigest, report.Message)
-	default:
-		return withPending(updated, old, sameDigest)
-	}
-	return updated
-}
-
-// withApplying returns the status of a feature whose bundle is being applied. The message names the hook or the object
-// that a Helm release waits for.
-func withApplying(updated, old configv1beta1.FeatureSummary, sameDigest bool, message string) configv1beta1.FeatureSummary {
-	updated = withPending(updated, old, sameDigest)
-	if updated.Status == libv1beta1.FeatureStatusProvisioning {
-		updated.FailureMessage = message
-	}
-	return updated
-}
-
-// withPending returns the status of a feature whose bundle is not applied yet. A failed feature stays failed until the
-// member reports another result, so that retries do not change its status. sameDigest is true if the bundle has not
-// changed since old was written.
-func withPending(updated, old configv1beta1.FeatureSummary, sameDigest bool) configv1beta1.FeatureSummary {
-	if sameDigest && old.Status == libv1beta1.FeatureStatusFailed {
 		return updated
+	case bundle.StateFailed:
+		result.Err, result.Reason, result.Status = reportError(report.Message), cmp.Or(result.Reason, ReasonApply), libv1beta1.FeatureStatusFailed
+		if !sameDigest {
+			updated.FailureMessage = "" // the same message of a new bundle is a new failure, see withFailure
+		}
+		return withFailure(updated, result)
+	case bundle.StateApplying:
+		updated = withPending(updated, sameDigest)
+		if updated.Status == libv1beta1.FeatureStatusProvisioning {
+			// The message names the hook or the object that a Helm release waits for.
+			updated.FailureMessage = report.Message
+		}
+		return updated
+	default:
+		return withPending(updated, sameDigest)
 	}
-	updated.Status = libv1beta1.FeatureStatusProvisioning
-	updated.FailureMessage, updated.FailureReason = "", ""
-	return updated
 }
 
-func withFailure(old configv1beta1.FeatureSummary, result FeatureResult, status libv1beta1.FeatureStatus) configv1beta1.FeatureSummary {
-	old.Status = status
+// isFailureReport returns whether the report of r is about a failure of the desired bundle. A report without a digest
+// is: the member failed before it knew the digest.
+func isFailureReport(r FeatureResult) bool {
+	return r.Report.State == bundle.StateFailed && (r.Report.Digest == r.DesiredDigest || r.Report.Digest == bundle.Digest{})
+}
+
+// withPending returns the summary of a feature whose bundle is not applied yet. sameDigest is true if the bundle has
+// not changed since old was written. Then a failed feature stays failed until the member reports another result, so
+// that retries do not change its status.
+func withPending(old configv1beta1.FeatureSummary, sameDigest bool) configv1beta1.FeatureSummary {
+	if sameDigest && old.Status == libv1beta1.FeatureStatusFailed {
+		return old
+	}
+	old.Status = libv1beta1.FeatureStatusProvisioning
+	old.FailureMessage, old.FailureReason = "", ""
+	return old
+}
+
+// withResult returns old with the status, the error and the reason of result.
+func withResult(old configv1beta1.FeatureSummary, result FeatureResult) configv1beta1.FeatureSummary {
+	old.Status = result.Status
 	old.FailureMessage, old.FailureReason = errorMessage(result.Err), result.Reason
 	return old
 }
 
-// withNewFailure is withFailure, and counts the failure unless it is a repetition of the former one: a retry that fails
-// again does not change the status.
-func withNewFailure(old configv1beta1.FeatureSummary, result FeatureResult, status libv1beta1.FeatureStatus) configv1beta1.FeatureSummary {
-	updated := withFailure(old, result, status)
+// withFailure is withResult, and increments ConsecutiveFailures if the status or the message changes. A retry that
+// fails in the same way does not change the summary.
+func withFailure(old configv1beta1.FeatureSummary, result FeatureResult) configv1beta1.FeatureSummary {
+	updated := withResult(old, result)
 	if updated.Status != old.Status || updated.FailureMessage != old.FailureMessage {
 		updated.ConsecutiveFailures++
 	}
@@ -231,6 +227,8 @@ func appliedTime(old configv1beta1.FeatureSummary, applied time.Time) *metav1.Ti
 	return &metav1.Time{Time: applied.UTC().Truncate(time.Second)}
 }
 
+// setDeployedKinds updates status.deployedGVKs. A report without kinds does not remove those of the former one, unless
+// the bundle is applied.
 func setDeployedKinds(s *configv1beta1.ClusterSummaryStatus, result FeatureResult) {
 	index := slices.IndexFunc(s.DeployedGVKs, func(d libv1beta1.FeatureDeploymentInfo) bool { return d.FeatureID == result.Feature })
 	switch {
@@ -249,6 +247,7 @@ func setDeployedKinds(s *configv1beta1.ClusterSummaryStatus, result FeatureResul
 	}
 }
 
+// setReleases updates status.helmReleaseSummaries.
 func setReleases(s *configv1beta1.ClusterSummaryStatus, result FeatureResult) {
 	if result.Feature != libv1beta1.FeatureHelm {
 		return

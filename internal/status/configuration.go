@@ -51,6 +51,7 @@ const (
 	entryOverhead = 170
 )
 
+// sizeOf returns the approximate size of an entry in bytes.
 func sizeOf(r configv1beta1.DeployedResource) int {
 	return entryOverhead + len(r.Name) + len(r.Namespace) + len(r.Group) + len(r.Kind) + len(r.Version)
 }
@@ -105,8 +106,8 @@ func FindDeployedFeature(s configv1beta1.ClusterConfigurationStatus, kind, profi
 	return features[i], true
 }
 
-// SetDeployedFeature returns a copy of old with a new entry of a profile for a feature. feature has the resources on the
-// cluster of one deployment type; those of the other type stay, and charts stay unless the type is Remote. An entry
+// SetDeployedFeature returns a copy of old with a new entry of a profile for a feature. feature has the resources on
+// the cluster of one deployment type; those of the other type stay, and charts stay unless the type is Remote. An entry
 // without resources and charts is removed, and so is a profile without entries. Resources beyond maxResourcesSize are
 // omitted. kind is ProfileKind or ClusterProfileKind. If nothing changes, the result is old itself: after a restart
 // every profile sets its entry again, and a copy for each of them would be quadratic.
@@ -150,6 +151,8 @@ func ResourcesOf(feature configv1beta1.DeployedFeature, deploymentType libv1beta
 	return all
 }
 
+// replaceFeature returns a copy of old in which feature is the entry of the profile. An empty feature removes the
+// entry.
 func replaceFeature(old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature) configv1beta1.ClusterConfigurationStatus {
 	updated := *old.DeepCopy()
 	if kind == configv1beta1.ProfileKind {
@@ -177,8 +180,8 @@ func IsEmpty(s configv1beta1.ClusterConfigurationStatus) bool {
 	return len(s.ClusterProfileResources) == 0 && len(s.ProfileResources) == 0
 }
 
-// entryAccess has functions for the entries of one profile kind. The Go types of the two kinds differ in the name of
-// one field.
+// entryAccess has functions for the entries of one profile kind. The Go types of the two kinds have different names for
+// the field of the profile.
 type entryAccess[T any] struct {
 	newEntry func() T
 	fields   func(*T) (name string, features *[]configv1beta1.DeployedFeature)

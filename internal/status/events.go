@@ -15,7 +15,7 @@ import (
 // Reasons of failures, in failureReason and in events.
 const (
 	ReasonSource      = "SourceFailed"  // content or a chart could not be read
-	ReasonMissing     = "NotFound"      // a referenced object does not exist
+	ReasonNotFound    = "NotFound"      // a referenced object does not exist
 	ReasonRender      = "RenderFailed"  // content or a chart could not be rendered
 	ReasonDeliver     = "DeliverFailed" // the member or its delivery namespace could not be reached
 	ReasonApply       = "ApplyFailed"   // an object could not be applied
@@ -23,7 +23,7 @@ const (
 	ReasonUnsupported = "Unsupported"   // the profile has a field that is not supported yet
 	ReasonNotReady    = "NotReady"      // the cluster is not ready or not reachable
 	ReasonKept        = "ObjectsKept"   // after a restore of the hub, objects are kept that are not in the profile
-	// ReasonSveltos is the reason of events about a success, as in Sveltos.
+	// ReasonSveltos is the reason of events about a success. Sveltos uses it for all its events.
 	ReasonSveltos = "Sveltos"
 )
 
@@ -33,57 +33,58 @@ const maxNote = 1024
 // Event is one event to record. Type is Normal or Warning.
 type Event struct{ Type, Reason, Note string }
 
-// Events returns the events about the changes from old to now. m is the member of the ClusterSummary.
-func Events(old, now configv1beta1.ClusterSummaryStatus, m fleet.Member) []Event {
+// Events returns the events about the changes from old to updated. m is the member of the ClusterSummary.
+func Events(old, updated configv1beta1.ClusterSummaryStatus, m fleet.Member) []Event {
 	var events []Event
-	if now.FailureMessage != "" && now.FailureMessage != old.FailureMessage {
-		events = append(events, Event{Type: corev1.EventTypeWarning, Reason: summaryReason(now), Note: truncate(now.FailureMessage)})
+	if updated.FailureMessage != "" && updated.FailureMessage != old.FailureMessage {
+		events = append(events, Event{Type: corev1.EventTypeWarning, Reason: summaryReason(updated), Note: truncate(updated.FailureMessage)})
 	}
-	for _, feature := range now.FeatureSummaries {
-		before := FeatureOf(old, feature.FeatureID)
-		if feature.FailureMessage == now.FailureMessage && now.FailureMessage != "" {
-			continue
+	for _, feature := range updated.FeatureSummaries {
+		if feature.FailureMessage == updated.FailureMessage && updated.FailureMessage != "" {
+			continue // the event of the summary has this message
 		}
-		if event, ok := featureEvent(before, feature, m); ok {
+		if event, ok := featureEvent(FeatureOf(old, feature.FeatureID), feature, m); ok {
 			events = append(events, event)
 		}
 	}
 	return events
 }
 
-func summaryReason(now configv1beta1.ClusterSummaryStatus) string {
-	for _, feature := range now.FeatureSummaries {
-		if feature.FailureMessage == now.FailureMessage {
+// summaryReason returns the reason of the feature with the message of the summary. A message that no feature has is
+// about the cluster.
+func summaryReason(s configv1beta1.ClusterSummaryStatus) string {
+	for _, feature := range s.FeatureSummaries {
+		if feature.FailureMessage == s.FailureMessage {
 			return failureReason(feature)
 		}
 	}
 	return ReasonNotReady
 }
 
-func featureEvent(old, now configv1beta1.FeatureSummary, m fleet.Member) (Event, bool) {
+func featureEvent(old, updated configv1beta1.FeatureSummary, m fleet.Member) (event Event, ok bool) {
 	cluster := fmt.Sprintf("%s %s", m.Type, m.Key())
-	switch now.Status {
+	switch updated.Status {
 	case libv1beta1.FeatureStatusProvisioned:
-		if now.FailureMessage != "" && old.FailureMessage != now.FailureMessage {
-			return Event{corev1.EventTypeWarning, failureReason(now), truncate(fmt.Sprintf("Feature: %s: %s", now.FeatureID, now.FailureMessage))}, true
+		if updated.FailureMessage != "" && old.FailureMessage != updated.FailureMessage {
+			return Event{corev1.EventTypeWarning, failureReason(updated), truncate(fmt.Sprintf("Feature: %s: %s", updated.FeatureID, updated.FailureMessage))}, true
 		}
-		if old.Status == now.Status {
+		if old.Status == updated.Status {
 			return Event{}, false
 		}
-		return Event{corev1.EventTypeNormal, ReasonSveltos, fmt.Sprintf("Feature: %s deployed to cluster %s", now.FeatureID, cluster)}, true
+		return Event{corev1.EventTypeNormal, ReasonSveltos, fmt.Sprintf("Feature: %s deployed to cluster %s", updated.FeatureID, cluster)}, true
 	case libv1beta1.FeatureStatusRemoved:
-		if old.Status == now.Status || old.Status == "" {
+		if old.Status == updated.Status || old.Status == "" {
 			return Event{}, false
 		}
-		return Event{corev1.EventTypeNormal, ReasonSveltos, fmt.Sprintf("Feature: %s removed from cluster %s", now.FeatureID, cluster)}, true
+		return Event{corev1.EventTypeNormal, ReasonSveltos, fmt.Sprintf("Feature: %s removed from cluster %s", updated.FeatureID, cluster)}, true
 	default:
-		if now.Status == libv1beta1.FeatureStatusProvisioning && now.FailureReason == "" {
+		if updated.Status == libv1beta1.FeatureStatusProvisioning && updated.FailureReason == "" {
 			return Event{}, false // it waits, and nothing has failed
 		}
-		if now.FailureMessage == "" || (old.FailureMessage == now.FailureMessage && old.Status == now.Status) {
+		if updated.FailureMessage == "" || (old.FailureMessage == updated.FailureMessage && old.Status == updated.Status) {
 			return Event{}, false
 		}
-		return Event{corev1.EventTypeWarning, failureReason(now), truncate(fmt.Sprintf("Feature: %s: %s", now.FeatureID, now.FailureMessage))}, true
+		return Event{corev1.EventTypeWarning, failureReason(updated), truncate(fmt.Sprintf("Feature: %s: %s", updated.FeatureID, updated.FailureMessage))}, true
 	}
 }
 
@@ -104,9 +105,9 @@ func failureReason(f configv1beta1.FeatureSummary) string {
 
 func truncate(note string) string { return kube.Truncate(note, maxNote) }
 
-// Abandoned returns the event about objects of a profile that stay on a cluster and are no longer managed. reason
+// AbandonedEvent returns the event about objects of a profile that stay on a cluster and are no longer managed. reason
 // completes the sentence "cluster <name> …", for example "is unreachable".
-func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member, reason string) Event {
+func AbandonedEvent(s configv1beta1.ClusterSummaryStatus, m fleet.Member, reason string) Event {
 	var kept []string
 	for _, info := range s.DeployedGVKs {
 		kept = append(kept, fmt.Sprintf("%s (%s)", info.FeatureID, strings.Join(info.DeployedGroupVersionKind, ", ")))
@@ -118,16 +119,16 @@ func Abandoned(s configv1beta1.ClusterSummaryStatus, m fleet.Member, reason stri
 	return Event{corev1.EventTypeWarning, "Abandoned", truncate(note)}
 }
 
-// LookupUnanswered returns the event about a Helm release whose templates call lookup for objects that the hub cannot
+// LookupEvent returns the event about a Helm release whose templates call lookup for objects that the hub cannot
 // read: objects on a pull member that do not belong to the release.
-func LookupUnanswered(release string, m fleet.Member) Event {
+func LookupEvent(release string, m fleet.Member) Event {
 	note := fmt.Sprintf("the chart of release %s looks up objects on cluster %s %s that the hub cannot read: "+
 		"in pull mode lookup finds only Secrets and ConfigMaps of the release, by their names", release, m.Type, m.Key())
 	return Event{corev1.EventTypeWarning, "LookupUnanswered", truncate(note)}
 }
 
-// Unsupported returns the message about unsupported fields of a profile, "" if there are none.
-func Unsupported(fields []string) string {
+// UnsupportedMessage returns the message about unsupported fields of a profile, "" if there are none.
+func UnsupportedMessage(fields []string) string {
 	if len(fields) == 0 {
 		return ""
 	}

@@ -14,10 +14,10 @@ import (
 const localPrefix = "on the hub (deploymentType Local): "
 
 // MergeLocal returns the results of the member's features, combined with the results of the same features on the
-// cluster of the hub. A feature is Withdrawn only if both clusters have withdrawn it. Two reports are merged to one, with
-// the member's digest and the worse state. Otherwise Failed, Skipped and Withdrawing win over Delivered, and the messages
-// of both clusters are joined. isRemote and isLocal return whether the profile has content of a feature for the member or
-// the hub.
+// cluster of the hub. A feature is Withdrawn only if both clusters have withdrawn it. Two reports are merged to one,
+// with the member's digest and the worse state. Otherwise Failed, Skipped and Withdrawing win over Delivered, and the
+// messages of both clusters are joined. isRemote and isLocal return whether the profile has content of a feature for
+// the member or the hub.
 func MergeLocal(remote, local []FeatureResult, isRemote, isLocal func(libv1beta1.FeatureID) bool) []FeatureResult {
 	merged := slices.DeleteFunc(slices.Clone(remote), func(r FeatureResult) bool { return r.Kind == Withdrawn && isLocal(r.Feature) })
 	for _, result := range local {

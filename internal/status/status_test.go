@@ -166,7 +166,7 @@ func TestFoldOrdersFeaturesAndTracksKinds(t *testing.T) {
 	if s.FeatureSummaries[0].FeatureID != libv1beta1.FeatureResources || s.DeployedGVKs[1].FeatureID != libv1beta1.FeatureHelm {
 		t.Errorf("order = %v, %v", s.FeatureSummaries, s.DeployedGVKs)
 	}
-	s = status.ComputeStatus(s, status.ReconcileResult{Features: []status.FeatureResult{result(libv1beta1.FeatureResources, status.Withdrawn)}, Suspended: "paused"})
+	s = status.ComputeStatus(s, status.ReconcileResult{Features: []status.FeatureResult{result(libv1beta1.FeatureResources, status.Withdrawn)}, SuspensionReason: "paused"})
 	if len(s.DeployedGVKs) != 1 || !s.ReconciliationSuspended || s.SuspensionReason != "paused" {
 		t.Errorf("status = %+v", s)
 	}
@@ -220,7 +220,7 @@ func TestEventsTellASummaryWideMessageOnce(t *testing.T) {
 	t.Parallel()
 	old := configv1beta1.ClusterSummaryStatus{}
 	message := "spec.reloader is not supported yet" + strings.Repeat("é", 1024)
-	pass := status.ReconcileResult{Message: message}
+	pass := status.ReconcileResult{FailureMessage: message}
 	for _, id := range []libv1beta1.FeatureID{libv1beta1.FeatureResources, libv1beta1.FeatureHelm} {
 		pass.Features = append(pass.Features, status.FeatureResult{Feature: id, Kind: status.Failed, Err: errors.New(message), Reason: status.ReasonUnsupported, Status: libv1beta1.FeatureStatusFailedNonRetriable})
 	}

@@ -119,7 +119,7 @@ func (r *reconciler) stopIfPaused(ctx context.Context, s *state) error {
 
 // match determines the members that must have a summary.
 func (r *reconciler) match(ctx context.Context, s *state) error {
-	s.unsupported = status.Unsupported(r.Unsupported(*s.spec, s.profile.GetLabels()))
+	s.unsupported = status.UnsupportedMessage(r.Unsupported(*s.spec, s.profile.GetLabels()))
 	selection, err := r.selections.get(r.kind, s.profile)
 	if err != nil {
 		return phase.Invalid{Err: err}

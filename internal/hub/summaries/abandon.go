@@ -58,7 +58,7 @@ func (c *Controller) abandon(ctx context.Context, s *state, reason string) error
 			return err
 		}
 	}
-	c.recordEvent(s.summary, status.Abandoned(s.summary.Status, s.member, reason))
+	c.recordEvent(s.summary, status.AbandonedEvent(s.summary.Status, s.member, reason))
 	log.FromContext(ctx).Info("abandoned objects on the cluster", logkeys.Member, s.member.Key(), logkeys.Reason, reason)
 	return c.deleteGroups(ctx, s)
 }

@@ -115,7 +115,7 @@ func reasonOf(err error) string {
 	case errors.As(err, &conflict):
 		return status.ReasonConflict
 	case errors.Is(err, source.ErrNotFound):
-		return status.ReasonMissing
+		return status.ReasonNotFound
 	case errors.As(err, &composeErr):
 		return composeErr.Reason
 	default:
@@ -222,7 +222,7 @@ func lookupEvents(old configv1beta1.ClusterSummaryStatus, c Composition, m fleet
 	var events []status.Event
 	for _, release := range c.UnansweredLookups {
 		if chartOf(old.HelmReleaseSummaries, release) != chartOf(c.Releases, release) {
-			events = append(events, status.LookupUnanswered(release.String(), m))
+			events = append(events, status.LookupEvent(release.String(), m))
 		}
 	}
 	return events

@@ -138,8 +138,8 @@ func (c *Controller) checkCluster(_ context.Context, s *state) error {
 		return nil
 	}
 	// The profile controller deletes the summary, unless the cluster is created again first.
-	s.result.Message = fmt.Sprintf("cluster %s does not exist", s.member.Key())
-	return phase.Wait{Reason: s.result.Message}
+	s.result.FailureMessage = fmt.Sprintf("cluster %s does not exist", s.member.Key())
+	return phase.Wait{Reason: s.result.FailureMessage}
 }
 
 // findDeployed reads the bundles of the summary that the member has.
@@ -186,14 +186,14 @@ func (c *Controller) checkSuspended(_ context.Context, s *state) error {
 		return nil
 	}
 	if s.member.Deleting && !s.isDeleting() {
-		s.result.Suspended = fmt.Sprintf("cluster %s is being deregistered", s.member.Key())
+		s.result.SuspensionReason = fmt.Sprintf("cluster %s is being deregistered", s.member.Key())
 	} else if !s.member.Deleting {
-		s.result.Suspended = s.pauseReason()
+		s.result.SuspensionReason = s.pauseReason()
 	}
-	if s.result.Suspended != "" {
-		return phase.Wait{Reason: s.result.Suspended}
+	if s.result.SuspensionReason != "" {
+		return phase.Wait{Reason: s.result.SuspensionReason}
 	}
-	if message := status.Unsupported(Unsupported(s.summary.Spec.ClusterProfileSpec, s.summary.Labels)); message != "" && !s.isDeleting() {
+	if message := status.UnsupportedMessage(Unsupported(s.summary.Spec.ClusterProfileSpec, s.summary.Labels)); message != "" && !s.isDeleting() {
 		return s.reportUnsupported(message)
 	}
 	return nil
@@ -231,7 +231,7 @@ func (s *state) pauseReason() string {
 // change.
 func (s *state) reportUnsupported(message string) error {
 	err := errors.New(message)
-	s.result.Message = message
+	s.result.FailureMessage = message
 	for _, feature := range s.allWantedFeatures() {
 		s.addResult(status.FeatureResult{
 			Feature: feature, Kind: status.Failed, Err: err, Reason: status.ReasonUnsupported,
@@ -243,7 +243,7 @@ func (s *state) reportUnsupported(message string) error {
 
 // reportUnreachable adds a skipped result for each feature: the member cannot be reached.
 func (s *state) reportUnreachable(message string) {
-	s.result.Message = message
+	s.result.FailureMessage = message
 	for _, feature := range append(s.allWantedFeatures(), s.featuresToWithdraw()...) {
 		s.addResult(status.FeatureResult{
 			Feature: feature, Kind: status.Skipped, Err: errors.New(message), Reason: status.ReasonNotReady,
