@@ -2,12 +2,18 @@ package deliver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -78,29 +84,99 @@ type AgentSource struct {
 	hub       client.WithWatch
 	namespace string
 	cluster   string
-	groups    *groups
+	groups    *groupStore
 }
 
 // NewAgentSource returns the AgentSource of a member. Its groups are in the given namespace of the hub and have a label
 // with the name of the cluster. hub must have the agent's own credential, no cache, and a config of LimitResponses.
 func NewAgentSource(hub client.WithWatch, namespace, cluster string) *AgentSource {
-	return &AgentSource{hub: hub, namespace: namespace, cluster: cluster, groups: newGroups()}
+	return &AgentSource{hub: hub, namespace: namespace, cluster: cluster, groups: newGroupStore()}
+}
+
+// Handler executes a delivery. After an error the AgentSource calls it again later, with the then current delivery.
+type Handler func(ctx context.Context, d Delivery) error
+
+// Run watches the member's groups with one watch and calls handle for each changed request, until ctx ends. It calls
+// handle for up to workers groups concurrently, and not concurrently for the same group. After an error it calls handle
+// again with a back-off. It does not call handle for a deleted group: only a delivery with Remove removes objects.
+// While the hub is not reachable Run retries. After that it handles all groups that are not provisioned.
+func (s *AgentSource) Run(ctx context.Context, workers int, handle Handler) error {
+	reflector := cache.NewReflectorWithOptions(s.listWatch(), &libv1beta1.ConfigurationGroup{}, s.groups, cache.ReflectorOptions{
+		Name: "groups", Backoff: kube.WatchBackoff(),
+	})
+	var running sync.WaitGroup
+	running.Go(func() { reflector.RunWithContext(ctx) })
+	for range workers {
+		running.Go(func() {
+			for s.groups.handleNext(ctx, handle) {
+			}
+		})
+	}
+	<-ctx.Done()
+	s.groups.queue.ShutDown()
+	running.Wait()
+	return nil
+}
+
+// Find returns the last known delivery for id; ok is false if there is none, or if the hub was not reached yet.
+func (s *AgentSource) Find(id bundle.ID) (d Delivery, ok bool) {
+	s.groups.mu.Lock()
+	defer s.groups.mu.Unlock()
+	for _, group := range s.groups.byName {
+		if d, ok := newDelivery(group); ok && d.ID == id {
+			return d, true
+		}
+	}
+	return Delivery{}, false
+}
+
+// Wake makes Run handle the delivery for id again.
+func (s *AgentSource) Wake(id bundle.ID) {
+	if d, ok := s.Find(id); ok {
+		s.groups.queue.Add(d.Name())
+	}
+}
+
+// Synced returns whether all groups have been listed at least once.
+func (s *AgentSource) Synced() bool {
+	s.groups.mu.Lock()
+	defer s.groups.mu.Unlock()
+	return s.groups.synced
+}
+
+func (s *AgentSource) listWatch() cache.ListerWatcher {
+	mine := []client.ListOption{
+		client.InNamespace(s.namespace), client.MatchingLabels{libv1beta1.PullClusterNameLabel: labelValue(s.cluster)},
+	}
+	options := func(raw metav1.ListOptions) []client.ListOption {
+		return append(slices.Clone(mine), &client.ListOptions{Raw: &raw, Limit: raw.Limit, Continue: raw.Continue})
+	}
+	return cache.ToListWatcherWithWatchListSemantics(kube.RetryConnection(kube.DetectRestore(&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {
+			list := &libv1beta1.ConfigurationGroupList{}
+			err := s.hub.List(ctx, list, options(raw)...)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, raw metav1.ListOptions) (watch.Interface, error) {
+			return s.hub.Watch(ctx, &libv1beta1.ConfigurationGroupList{}, options(raw)...)
+		},
+	}), kube.AgentReconnectInterval), s.hub)
 }
 
 // Fetch returns the bundle that d requests. It verifies every part with the hash in the group, and the bundle with
 // d.Digest. It fails with ErrContentMissing if a part is not on the hub, with ErrCorrupt if a hash differs or a part
 // cannot be decoded, and with ErrUnsupported.
-func (i *AgentSource) Fetch(ctx context.Context, d Delivery) (bundle.Bundle, error) {
+func (s *AgentSource) Fetch(ctx context.Context, d Delivery) (bundle.Bundle, error) {
 	if fields := unsupportedFields(d.group.Spec); fields != "" {
 		return bundle.Bundle{}, fmt.Errorf("fetch %s: %s is %w", d.ID, fields, ErrUnsupported)
 	}
 	decoder := &decoder{}
 	for _, item := range d.group.Spec.ConfigurationItems {
-		if err := i.fetchItem(ctx, decoder, item); err != nil {
+		if err := s.fetchItem(ctx, decoder, item); err != nil {
 			return bundle.Bundle{}, fmt.Errorf("fetch %s: %w", d.ID, err)
 		}
 	}
-	b, err := decoder.bundle(d.group)
+	b, err := decoder.result(d.group)
 	if err != nil {
 		return bundle.Bundle{}, fmt.Errorf("fetch %s: %w", d.ID, err)
 	}
@@ -110,19 +186,19 @@ func (i *AgentSource) Fetch(ctx context.Context, d Delivery) (bundle.Bundle, err
 	return b, nil
 }
 
-func (i *AgentSource) fetchItem(ctx context.Context, decoder *decoder, item libv1beta1.ConfigurationItem) error {
+func (s *AgentSource) fetchItem(ctx context.Context, decoder *decoder, item libv1beta1.ConfigurationItem) error {
 	if item.ContentRef == nil {
 		return fmt.Errorf("%w: an item refers to no bundle", ErrCorrupt)
 	}
 	key := client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name}
 	if key.Namespace == "" {
-		key.Namespace = i.namespace
+		key.Namespace = s.namespace
 	}
-	if key.Namespace != i.namespace && key.Namespace != kube.AgentNamespace {
+	if key.Namespace != s.namespace && key.Namespace != kube.AgentNamespace {
 		return fmt.Errorf("%w: an item refers to bundle %s, which is not for this member", ErrCorrupt, key)
 	}
 	obj := &libv1beta1.ConfigurationBundle{}
-	err := i.hub.Get(ctx, key, obj)
+	err := s.hub.Get(ctx, key, obj)
 	if apierrors.IsNotFound(err) {
 		return fmt.Errorf("%w: bundle %s", ErrContentMissing, key)
 	}
@@ -156,15 +232,15 @@ func unsupportedFields(spec libv1beta1.ConfigurationGroupSpec) string {
 // report may be about an older bundle, see report.Digest. Report returns nil if the group no longer exists. It fails if
 // the stored status differs: a hub with an earlier CustomResourceDefinition, which drops fields, would never learn that
 // it must write missing content again, or render outdated releases.
-func (i *AgentSource) Report(ctx context.Context, d Delivery, report bundle.Report) error {
-	_, err := i.writeReport(ctx, d, report)
+func (s *AgentSource) Report(ctx context.Context, d Delivery, report bundle.Report) error {
+	_, err := s.writeReport(ctx, d, report)
 	return err
 }
 
 // ReportStart reports that the revisions of the Helm releases of d may begin. The agent must begin none before: until
 // then the hub forgets a rendering that it replaces. It fails with ErrReplaced if the hub has done that.
-func (i *AgentSource) ReportStart(ctx context.Context, d Delivery) error {
-	group, err := i.writeReport(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying})
+func (s *AgentSource) ReportStart(ctx context.Context, d Delivery) error {
+	group, err := s.writeReport(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying})
 	if err == nil && (group.UID != d.group.UID || group.Generation != d.group.Generation) {
 		return fmt.Errorf("report the start of %s: %w", d.ID, ErrReplaced)
 	}
@@ -172,23 +248,23 @@ func (i *AgentSource) ReportStart(ctx context.Context, d Delivery) error {
 }
 
 // writeReport implements Report. It returns the group with the report.
-func (i *AgentSource) writeReport(ctx context.Context, d Delivery, report bundle.Report) (*libv1beta1.ConfigurationGroup, error) {
-	known := i.groups.latest(d.group)
+func (s *AgentSource) writeReport(ctx context.Context, d Delivery, report bundle.Report) (*libv1beta1.ConfigurationGroup, error) {
+	known := s.groups.latest(d.group)
 	status := statusFor(d.group, known.Status, report)
-	defer i.groups.beginReport(known.Name)()
+	defer s.groups.beginReport(known.Name)()
 	// The patch has only the differences to the known status. If another client has changed the status, the response
 	// differs, and the next patch has the differences to the response.
 	for tries := 0; tries < reportTries && !isSameReport(known.Status, status); tries++ {
 		group := known.DeepCopy()
 		group.Status = status
-		err := i.hub.Status().Patch(ctx, group, client.MergeFrom(known))
+		err := s.hub.Status().Patch(ctx, group, client.MergeFrom(known))
 		if apierrors.IsNotFound(err) {
 			return &libv1beta1.ConfigurationGroup{}, nil
 		}
 		if err != nil {
 			return nil, fmt.Errorf("report %s: %w", d.ID, err)
 		}
-		i.groups.storeWritten(group)
+		s.groups.storeWritten(group)
 		known = group
 	}
 	stored := known.Status
@@ -202,4 +278,29 @@ func (i *AgentSource) writeReport(ctx context.Context, d Delivery, report bundle
 // MissingReport returns the report that requests the content of d again. detail names the missing content.
 func (d Delivery) MissingReport(detail string) bundle.Report {
 	return bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateMissing, Message: strings.TrimSpace(detail)}
+}
+
+// Unrequested returns the value of kube.AnnotationUnrequested: the bundles in deployed without a group, "" if there are
+// none. known is false before the groups have been listed.
+func (s *AgentSource) Unrequested(deployed []bundle.Deployed) (value string, known bool) {
+	s.groups.mu.Lock()
+	defer s.groups.mu.Unlock()
+	if !s.groups.synced {
+		return "", false
+	}
+	requested := make(map[bundle.ID]bool, len(s.groups.byName))
+	for _, group := range s.groups.byName {
+		if id, ok := IDOf(group); ok {
+			requested[id] = true
+		}
+	}
+	rest := slices.DeleteFunc(slices.Clone(deployed), func(d bundle.Deployed) bool { return requested[d.ID] })
+	if len(rest) == 0 {
+		return "", true
+	}
+	raw, err := json.Marshal(rest[:min(len(rest), maxUnrequested)])
+	if err != nil {
+		return "", false // strings always have a JSON form
+	}
+	return string(raw), true
 }

@@ -16,41 +16,41 @@ import (
 // errUnclaimed is the error if no namespace is claimed for the deliveries of a member yet.
 var errUnclaimed = errors.New("no namespace is claimed for its deliveries yet")
 
-// checkClaim returns whether the delivery namespace of m is claimed for it. The annotation of a cluster object that
-// names the namespace can be lost or changed; the claim is on the namespace itself. It fails if the claim of m is on
-// its other namespace: otherwise the agent of another cluster could read m's bundles, and its deployed bundles would
-// seem to be missing.
-func (o *PullTransport) checkClaim(ctx context.Context, m fleet.Member) (claimed bool, err error) {
+// checkClaim returns nil if m.DeliveryNamespace has m's claim, which is an annotation on the namespace. It returns
+// errUnclaimed if no namespace has it, and another error if another namespace has it. m.DeliveryNamespace comes from an
+// annotation on the cluster object, which can be lost or changed: with the wrong namespace, the agent of another
+// cluster could read m's bundles, and m's deployed bundles would seem to be missing.
+func (t *PullTransport) checkClaim(ctx context.Context, m fleet.Member) error {
 	if m.DeliveryNamespace == "" {
-		return false, errors.New("it has no delivery namespace")
+		return errors.New("it has no delivery namespace")
 	}
 	if m.Type != fleet.TypeSveltos {
-		return true, nil // no annotation names it
+		return nil // only Sveltos clusters can name their namespace in an annotation
 	}
-	claimed, err = o.isClaimed(ctx, m, m.DeliveryNamespace)
+	claimed, err := t.isClaimed(ctx, m, m.DeliveryNamespace)
 	if claimed || err != nil {
-		return claimed, err
+		return err
 	}
 	for _, other := range []string{fleet.DerivedNamespace(m.Namespace, m.Name), m.Namespace} {
 		if other == m.DeliveryNamespace {
 			continue
 		}
-		claimed, err = o.isClaimed(ctx, m, other)
+		claimed, err := t.isClaimed(ctx, m, other)
 		if err != nil {
-			return false, err
+			return err
 		}
 		if claimed {
-			return false, fmt.Errorf("namespace %s carries its deliveries; annotation %s of the cluster does not name it", other, kube.AnnotationDeliveryNS)
+			return fmt.Errorf("namespace %s carries its deliveries; annotation %s of the cluster does not name it", other, kube.AnnotationDeliveryNS)
 		}
 	}
-	return false, nil
+	return errUnclaimed
 }
 
-// isClaimed returns whether namespace is claimed for the deliveries of m.
-func (o *PullTransport) isClaimed(ctx context.Context, m fleet.Member, namespace string) (bool, error) {
+// isClaimed returns whether namespace has m's claim.
+func (t *PullTransport) isClaimed(ctx context.Context, m fleet.Member, namespace string) (bool, error) {
 	obj := &metav1.PartialObjectMetadata{}
 	obj.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	if err := o.hub.Get(ctx, client.ObjectKey{Name: namespace}, obj); client.IgnoreNotFound(err) != nil {
+	if err := t.hub.Get(ctx, client.ObjectKey{Name: namespace}, obj); client.IgnoreNotFound(err) != nil {
 		return false, fmt.Errorf("read namespace %s: %w", namespace, err)
 	}
 	return obj.Annotations[kube.AnnotationDeliveryHolder] == fleet.DeliveryHolder(m.Namespace, m.Name, namespace), nil

@@ -93,13 +93,13 @@ func documents(item bundle.Item) ([][]byte, error) {
 			TypeMeta: metav1.TypeMeta{APIVersion: "towline.dev/v1", Kind: releaseDataKind}, Data: item.Release.Data,
 		})
 		if err != nil {
-			return nil, fmt.Errorf("encode the data of %s: %w", sourceOf(item), err)
+			return nil, fmt.Errorf("encode the data of %s: %w", describe(item), err)
 		}
 		docs = append(docs, append(raw, '\n'))
 	}
 	for i, obj := range item.Objects {
 		if obj == nil || obj.GetKind() == "" || obj.GetAPIVersion() == "" {
-			return nil, fmt.Errorf("encode object %d of %s: it has no kind or no apiVersion", i, sourceOf(item))
+			return nil, fmt.Errorf("encode object %d of %s: it has no kind or no apiVersion", i, describe(item))
 		}
 	}
 	encoded, err := item.Documents.Encode(item.Objects)
@@ -129,8 +129,8 @@ func takeReleaseData(item *bundle.Item, stream []byte) (rest []byte) {
 	return rest
 }
 
-// outlineOf returns item without its documents.
-func outlineOf(item bundle.Item) bundle.Item {
+// itemOutline returns item without its documents.
+func itemOutline(item bundle.Item) bundle.Item {
 	if len(item.Objects) > 0 {
 		item.Objects = nil
 	}
@@ -143,7 +143,7 @@ func outlineOf(item bundle.Item) bundle.Item {
 }
 
 // sourceOf names the origin of an item in messages.
-func sourceOf(item bundle.Item) string {
+func describe(item bundle.Item) string {
 	switch {
 	case item.Release != nil:
 		return "release " + item.Release.Namespace + "/" + item.Release.Name
@@ -161,15 +161,15 @@ func isPrivate(item bundle.Item, obj *unstructured.Unstructured) bool {
 	return isSecret || (item.Sensitive && !item.OnlySecretsPrivate)
 }
 
-// part is a part of an item's stream that fits into one chunk.
-type part struct {
+// piece is the part of an item's stream that one chunk has.
+type piece struct {
 	private   bool
 	continues string
 	stream    []byte
 	payload   []byte
 }
 
-// chunker splits the documents of an item into parts that fit into chunks. It is safe for concurrent use.
+// chunker splits the documents of an item into pieces that fit into chunks. It is safe for concurrent use.
 type chunker struct{ encoder *zstd.Encoder }
 
 func newChunker() (*chunker, error) {
@@ -180,51 +180,51 @@ func newChunker() (*chunker, error) {
 	return &chunker{encoder: encoder}, nil
 }
 
-// splitItem splits the documents of item: private and other ones into different parts, so that a Secret does not make
+// splitItem splits the documents of item: private and other ones into different pieces, so that a Secret does not make
 // the other objects of a chart private. The order stays.
-func (c *chunker) splitItem(item bundle.Item, docs [][]byte) []part {
+func (c *chunker) splitItem(item bundle.Item, docs [][]byte) []piece {
 	private := make([]bool, len(docs))
-	first := len(docs) - len(item.Objects) // the release data
+	firstObject := len(docs) - len(item.Objects) // after the release data
 	for i := range docs {
 		var obj *unstructured.Unstructured
-		if i >= first {
-			obj = item.Objects[i-first]
+		if i >= firstObject {
+			obj = item.Objects[i-firstObject]
 		}
 		private[i] = isPrivate(item, obj)
 	}
 	if len(docs) == 0 {
 		return c.split(nil, "", isPrivate(item, nil))
 	}
-	var parts []part
+	var pieces []piece
 	continues := ""
 	for begin := 0; begin < len(docs); {
 		end := begin + 1
 		for end < len(docs) && private[end] == private[begin] {
 			end++
 		}
-		parts = append(parts, c.split(docs[begin:end], continues, private[begin])...)
+		pieces = append(pieces, c.split(docs[begin:end], continues, private[begin])...)
 		continues, begin = continuesItem, end
 	}
-	return parts
+	return pieces
 }
 
 // split halves docs until each half fits into a chunk. A single document that does not fit is split at a byte.
-// continues is header.Continues of the first part.
-func (c *chunker) split(docs [][]byte, continues string, private bool) []part {
+// continues is header.Continues of the first piece.
+func (c *chunker) split(docs [][]byte, continues string, private bool) []piece {
 	stream := bytes.Join(docs, []byte(separator))
 	if len(docs) <= 1 {
 		return c.splitBytes(stream, continues, private)
 	}
 	if payload, ok := c.compress(stream); ok {
-		return []part{{private: private, continues: continues, stream: stream, payload: payload}}
+		return []piece{{private: private, continues: continues, stream: stream, payload: payload}}
 	}
 	half := len(docs) / 2
 	return append(c.split(docs[:half], continues, private), c.split(docs[half:], continuesItem, private)...)
 }
 
-func (c *chunker) splitBytes(stream []byte, continues string, private bool) []part {
+func (c *chunker) splitBytes(stream []byte, continues string, private bool) []piece {
 	if payload, ok := c.compress(stream); ok {
-		return []part{{private: private, continues: continues, stream: stream, payload: payload}}
+		return []piece{{private: private, continues: continues, stream: stream, payload: payload}}
 	}
 	half := len(stream) / 2
 	return append(c.splitBytes(stream[:half], continues, private), c.splitBytes(stream[half:], continuesDocument, private)...)

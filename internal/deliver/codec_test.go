@@ -62,8 +62,8 @@ func pack(t *testing.T, b bundle.Bundle) (*libv1beta1.ConfigurationGroup, []*lib
 	var items []libv1beta1.ConfigurationItem
 	var bundles []*libv1beta1.ConfigurationBundle
 	for _, c := range chunks {
-		items = append(items, configurationItem(namespaceOf(m, b, c), c))
-		bundles = append(bundles, throughJSON(t, bundleObject(m, b.ID, namespaceOf(m, b, c), c)))
+		items = append(items, configurationItem(contentNamespace(m, b, c), c))
+		bundles = append(bundles, throughJSON(t, contentObject(m, b.ID, contentNamespace(m, b, c), c)))
 	}
 	digest, err := b.Digest()
 	if err != nil {
@@ -96,7 +96,7 @@ func unpack(group *libv1beta1.ConfigurationGroup, bundles []*libv1beta1.Configur
 			return bundle.Bundle{}, err
 		}
 	}
-	return parts.bundle(group)
+	return parts.result(group)
 }
 
 func TestBundlesRoundTrip(t *testing.T) {
@@ -240,7 +240,7 @@ func TestCorruptContentIsAnError(t *testing.T) {
 			b[0].Spec.Payload = b[0].Spec.Payload[:100]
 		},
 		"other header": func(_ *libv1beta1.ConfigurationGroup, b []*libv1beta1.ConfigurationBundle) {
-			b[0].Annotations[annotationItem] += " "
+			b[0].Annotations[annotationHeader] += " "
 		},
 		"swapped": func(_ *libv1beta1.ConfigurationGroup, b []*libv1beta1.ConfigurationBundle) { b[0], b[1] = b[1], b[0] },
 		"starts inside": func(g *libv1beta1.ConfigurationGroup, b []*libv1beta1.ConfigurationBundle) {
@@ -252,10 +252,10 @@ func TestCorruptContentIsAnError(t *testing.T) {
 		},
 		"other digest": func(g *libv1beta1.ConfigurationGroup, _ []*libv1beta1.ConfigurationBundle) { g.Spec.RequestorHash[0]++ },
 		"other owner": func(g *libv1beta1.ConfigurationGroup, _ []*libv1beta1.ConfigurationBundle) {
-			g.Annotations[annotationBundle] = `{"id":{},"owner":{"tier":1}}`
+			g.Annotations[annotationOutline] = `{"id":{},"owner":{"tier":1}}`
 		},
 		"outline is noise": func(g *libv1beta1.ConfigurationGroup, _ []*libv1beta1.ConfigurationBundle) {
-			g.Annotations[annotationBundle] = "}"
+			g.Annotations[annotationOutline] = "}"
 		},
 	}
 	for name, spoil := range tests {

@@ -46,9 +46,9 @@ type GarbageCollector struct {
 }
 
 // Trigger requests a collection. The PullTransport calls it itself.
-func (o *PullTransport) Trigger() {
+func (t *PullTransport) Trigger() {
 	select {
-	case o.trigger <- struct{}{}:
+	case t.trigger <- struct{}{}:
 	default:
 	}
 }
@@ -59,21 +59,21 @@ func (c *GarbageCollector) NeedLeaderElection() bool { return true }
 // Start collects after each trigger and every collectInterval, until ctx ends. The first collection waits for Grace:
 // the tracker does not know the deliveries of the former leader, and the cache may not have their groups yet.
 func (c *GarbageCollector) Start(ctx context.Context) error {
-	if !c.sleep(ctx, nil, c.Grace) {
+	if !c.waitFor(ctx, nil, c.Grace) {
 		return nil
 	}
 	for {
 		if err := c.Collect(ctx); err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "delete unused bundles")
 		}
-		if !c.sleep(ctx, c.Transport.trigger, collectInterval) || !c.sleep(ctx, nil, c.Grace+collectDelay) {
+		if !c.waitFor(ctx, c.Transport.trigger, collectInterval) || !c.waitFor(ctx, nil, c.Grace+collectDelay) {
 			return nil
 		}
 	}
 }
 
 // sleep returns after limit, or when wake has a value. It returns false if ctx ends.
-func (c *GarbageCollector) sleep(ctx context.Context, wake <-chan struct{}, limit time.Duration) bool {
+func (c *GarbageCollector) waitFor(ctx context.Context, wake <-chan struct{}, limit time.Duration) bool {
 	timer := c.Transport.tracker.clock.NewTimer(limit)
 	defer timer.Stop()
 	select {
@@ -88,27 +88,27 @@ func (c *GarbageCollector) sleep(ctx context.Context, wake <-chan struct{}, limi
 // Collect deletes the bundles that no group needs.
 func (c *GarbageCollector) Collect(ctx context.Context) error {
 	// The groups of deliveries that ended before are in the list of groups.
-	began := c.Transport.tracker.clock.Now().Add(-c.Grace)
-	bundles, err := c.listBundles(ctx)
+	cutoff := c.Transport.tracker.clock.Now().Add(-c.Grace)
+	bundles, err := c.listContent(ctx)
 	if err != nil {
 		return err
 	}
-	c.Transport.tracker.removeMissing(bundles, began)
+	c.Transport.tracker.removeMissing(bundles, cutoff)
 	if len(bundles) == 0 {
 		return nil
 	}
-	if err := c.omitNeeded(ctx, bundles); err != nil {
+	if err := c.removeNeeded(ctx, bundles); err != nil {
 		return err
 	}
-	n, err := c.deleteBundles(ctx, bundles, began)
+	n, err := c.deleteContent(ctx, bundles, cutoff)
 	if n > 0 {
 		log.FromContext(ctx).Info("deleted unused bundles", logkeys.Count, n)
 	}
 	return err
 }
 
-// canDelete returns whether this collector is responsible for bundle.
-func (c *GarbageCollector) canDelete(bundle client.Object) bool {
+// isResponsibleFor returns whether this collector is responsible for bundle.
+func (c *GarbageCollector) isResponsibleFor(bundle client.Object) bool {
 	shard := c.Transport.shard
 	if bundle.GetLabels()[labelShard] == labelValue(string(shard)) {
 		return true
@@ -116,8 +116,8 @@ func (c *GarbageCollector) canDelete(bundle client.Object) bool {
 	return shard.IsDefault() && c.Transport.tracker.clock.Since(bundle.GetCreationTimestamp().Time) > otherShardAge
 }
 
-// listBundles lists the bundles that this collector is responsible for.
-func (c *GarbageCollector) listBundles(ctx context.Context) (map[client.ObjectKey]types.UID, error) {
+// listContent lists the bundles that this collector is responsible for.
+func (c *GarbageCollector) listContent(ctx context.Context) (map[client.ObjectKey]types.UID, error) {
 	found := map[client.ObjectKey]types.UID{}
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(libv1beta1.ConfigurationBundleKind + "List"))
@@ -127,7 +127,7 @@ func (c *GarbageCollector) listBundles(ctx context.Context) (map[client.ObjectKe
 			return nil, fmt.Errorf("list bundles: %w", err)
 		}
 		for i := range list.Items {
-			if c.canDelete(&list.Items[i]) {
+			if c.isResponsibleFor(&list.Items[i]) {
 				found[client.ObjectKeyFromObject(&list.Items[i])] = list.Items[i].UID
 			}
 		}
@@ -137,8 +137,8 @@ func (c *GarbageCollector) listBundles(ctx context.Context) (map[client.ObjectKe
 	}
 }
 
-// omitNeeded deletes the bundles of groups that are not provisioned yet from bundles.
-func (c *GarbageCollector) omitNeeded(ctx context.Context, bundles map[client.ObjectKey]types.UID) error {
+// removeNeeded deletes the bundles of groups that are not provisioned yet from bundles.
+func (c *GarbageCollector) removeNeeded(ctx context.Context, bundles map[client.ObjectKey]types.UID) error {
 	groups := &libv1beta1.ConfigurationGroupList{}
 	if err := c.Transport.hub.List(ctx, groups, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list groups: %w", err)
@@ -158,13 +158,13 @@ func (c *GarbageCollector) omitNeeded(ctx context.Context, bundles map[client.Ob
 }
 
 // deleteBundles deletes the bundles that no delivery has used since the given time, and returns their number.
-func (c *GarbageCollector) deleteBundles(ctx context.Context, bundles map[client.ObjectKey]types.UID, since time.Time) (int, error) {
+func (c *GarbageCollector) deleteContent(ctx context.Context, bundles map[client.ObjectKey]types.UID, cutoff time.Time) (int, error) {
 	deletions, ctx := errgroup.WithContext(ctx)
 	deletions.SetLimit(deleteParallel)
 	var deleted atomic.Int32
 	for key, uid := range bundles {
 		deletions.Go(func() error {
-			end, ok := c.Transport.tracker.beginDeletion(key, since)
+			end, ok := c.Transport.tracker.beginDeletion(key, cutoff)
 			if !ok {
 				return nil
 			}

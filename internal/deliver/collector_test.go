@@ -195,7 +195,7 @@ func TestGarbageCollector(t *testing.T) {
 		mustDeliver(t, h.pull, m, testBundle(objects("a", "1")))
 		h.deleteBundles(m.DeliveryNamespace)
 		sweep(t, h)
-		if got := len(h.pull.tracker.bundles); got != 0 {
+		if got := len(h.pull.tracker.contents); got != 0 {
 			t.Errorf("%d entries in the tracker, want none", got)
 		}
 	})

@@ -33,7 +33,7 @@ var transports = map[string]func(t *testing.T) fixture{
 
 func pushFixture(*testing.T) fixture {
 	engine := newMemberEngine()
-	direct := &PushTransport{Engines: func(context.Context, fleet.Member) (Inventory, error) { return engine, nil }}
+	direct := &PushTransport{Engines: func(context.Context, fleet.Member) (Engine, error) { return engine, nil }}
 	return fixture{transport: direct, engine: engine, member: fleet.Member{Namespace: "eu", Name: "eu-1", Mode: fleet.Push}}
 }
 
@@ -196,7 +196,7 @@ func TestTransportKeepsWhatWasDeliveredWhenTheNewCannotBeEncoded(t *testing.T) {
 func TestDirectNamesTheMemberItCannotReach(t *testing.T) {
 	t.Parallel()
 	down := errors.New("connection refused")
-	direct := &PushTransport{Engines: func(context.Context, fleet.Member) (Inventory, error) { return nil, down }}
+	direct := &PushTransport{Engines: func(context.Context, fleet.Member) (Engine, error) { return nil, down }}
 	m := fleet.Member{Namespace: "eu", Name: "eu-1"}
 	if _, err := direct.Deliver(t.Context(), m, testBundle()); !errors.Is(err, down) || !strings.Contains(err.Error(), "eu/eu-1") {
 		t.Errorf("deliver: got %v", err)

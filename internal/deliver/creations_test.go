@@ -38,7 +38,7 @@ func TestSharedContentIsCreatedOnce(t *testing.T) {
 			deliveries.Go(func() {
 				bundle := &libv1beta1.ConfigurationBundle{}
 				bundle.Namespace, bundle.Name = kube.AgentNamespace, "shared"
-				if err := transport.write(t.Context(), bundle); err != nil {
+				if err := transport.createContent(t.Context(), bundle); err != nil {
 					t.Error(err)
 				}
 			})
@@ -72,10 +72,10 @@ func TestEndedDeliveryDoesNotEndOthers(t *testing.T) {
 		content.Namespace, content.Name = kube.AgentNamespace, "shared"
 		first, cancel := context.WithCancel(t.Context())
 		var deliveries sync.WaitGroup
-		deliveries.Go(func() { _ = transport.write(first, content.DeepCopy()) })
+		deliveries.Go(func() { _ = transport.createContent(first, content.DeepCopy()) })
 		synctest.Wait()
 		deliveries.Go(func() {
-			if err := transport.write(t.Context(), content.DeepCopy()); err != nil {
+			if err := transport.createContent(t.Context(), content.DeepCopy()); err != nil {
 				t.Errorf("the second delivery: %v", err)
 			}
 		})

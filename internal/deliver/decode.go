@@ -25,27 +25,27 @@ type decoder struct {
 // add decodes the next ConfigurationBundle, to which item of the group refers. It decompresses a limited payload and
 // verifies the hash before it uses anything else.
 func (d *decoder) add(item libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle) error {
-	if obj.Annotations[annotationItem] == "" {
+	if obj.Annotations[annotationHeader] == "" {
 		return d.addResources(item, obj)
 	}
 	stream, err := decompress(obj.Spec.Payload)
 	if err != nil {
 		return err
 	}
-	text := obj.Annotations[annotationItem]
+	text := obj.Annotations[annotationHeader]
 	if !hashMatches(item, canonical(text, stream)) {
 		return fmt.Errorf("%w: its hash is not the one in the group", ErrCorrupt)
 	}
 	var head header
 	if err := json.Unmarshal([]byte(text), &head); err != nil {
-		return fmt.Errorf("%w: parse annotation %s: %w", ErrCorrupt, annotationItem, err)
+		return fmt.Errorf("%w: parse annotation %s: %w", ErrCorrupt, annotationHeader, err)
 	}
 	if err := d.addSize(len(stream)); err != nil {
 		return err
 	}
 	switch {
 	case head.Continues == "":
-		if err := d.finish(); err != nil {
+		if err := d.finishItem(); err != nil {
 			return err
 		}
 		d.items = append(d.items, head.Item)
@@ -69,7 +69,7 @@ func (d *decoder) addResources(item libv1beta1.ConfigurationItem, obj *libv1beta
 	if len(obj.Spec.Payload) > 0 || obj.Spec.NotTracked || obj.Spec.HelmReleaseUninstall {
 		return fmt.Errorf("%w: it has options that this agent does not know", ErrUnsupported)
 	}
-	if err := d.finish(); err != nil {
+	if err := d.finishItem(); err != nil {
 		return err
 	}
 	var objects []*unstructured.Unstructured
@@ -133,8 +133,8 @@ func (d *decoder) addSize(n int) error {
 	return nil
 }
 
-// finish parses the documents of the last item.
-func (d *decoder) finish() error {
+// finishItem parses the documents of the last item.
+func (d *decoder) finishItem() error {
 	if len(d.stream) == 0 {
 		return nil
 	}
@@ -148,17 +148,17 @@ func (d *decoder) finish() error {
 	return nil
 }
 
-// bundle returns the decoded bundle of group.
-func (d *decoder) bundle(group *libv1beta1.ConfigurationGroup) (bundle.Bundle, error) {
-	if err := d.finish(); err != nil {
+// result returns the decoded bundle of group.
+func (d *decoder) result(group *libv1beta1.ConfigurationGroup) (bundle.Bundle, error) {
+	if err := d.finishItem(); err != nil {
 		return bundle.Bundle{}, err
 	}
 	if !isFromTowline(group) {
 		return foreignBundle(group, d.items), nil
 	}
-	var outlined outline
-	if err := json.Unmarshal([]byte(group.Annotations[annotationBundle]), &outlined); err != nil {
-		return bundle.Bundle{}, fmt.Errorf("%w: parse annotation %s: %w", ErrCorrupt, annotationBundle, err)
+	var outlined bundleOutline
+	if err := json.Unmarshal([]byte(group.Annotations[annotationOutline]), &outlined); err != nil {
+		return bundle.Bundle{}, fmt.Errorf("%w: parse annotation %s: %w", ErrCorrupt, annotationOutline, err)
 	}
 	b := outlined.Bundle
 	if len(d.items) > 0 {

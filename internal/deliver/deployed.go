@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -20,8 +21,8 @@ import (
 // others follow when listed bundles are withdrawn.
 const maxUnrequested = 200
 
-// deployedBy converts a group to a Deployed. Its report is Pending unless the status is about the current spec.
-func deployedBy(group *libv1beta1.ConfigurationGroup) (bundle.Deployed, bool) {
+// deployedOf converts a group to a Deployed. Its report is Pending unless the status is about the current spec.
+func deployedOf(group *libv1beta1.ConfigurationGroup) (bundle.Deployed, bool) {
 	id, ok := IDOf(group)
 	report := ReportOf(group)
 	if !isObserved(group) {
@@ -39,8 +40,8 @@ func deployedBy(group *libv1beta1.ConfigurationGroup) (bundle.Deployed, bool) {
 // releasesOf returns the Helm releases that a group lists. Groups that request a removal, and groups of other hubs,
 // list none.
 func releasesOf(group *libv1beta1.ConfigurationGroup) []bundle.DeployedRelease {
-	var outlined outline
-	if !isFromTowline(group) || json.Unmarshal([]byte(group.Annotations[annotationBundle]), &outlined) != nil {
+	var outlined bundleOutline
+	if !isFromTowline(group) || json.Unmarshal([]byte(group.Annotations[annotationOutline]), &outlined) != nil {
 		return nil
 	}
 	return outlined.Releases
@@ -48,34 +49,34 @@ func releasesOf(group *libv1beta1.ConfigurationGroup) []bundle.DeployedRelease {
 
 // FindDeployed returns the Deployed of the group of id. It makes no request if the PullTransport reads groups from a
 // cache.
-func (o *PullTransport) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
-	group, err := o.readClaimedGroup(ctx, o.hub, m, id)
-	if err != nil || !exists(group) {
+func (t *PullTransport) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+	group, err := t.readClaimedGroup(ctx, t.hub, m, id)
+	if err != nil || !isStored(group) {
 		return bundle.Deployed{}, false, err
 	}
-	found, ok := deployedBy(group)
+	found, ok := deployedOf(group)
 	return found, ok, nil
 }
 
 // ListDeployed lists the bundles in m's groups and the unrequested bundles on its agent's Lease.
-func (o *PullTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
-	if _, err := o.checkClaim(ctx, m); err != nil {
+func (t *PullTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
+	if err := t.checkClaim(ctx, m); err != nil && !errors.Is(err, errUnclaimed) {
 		return nil, fmt.Errorf("list bundles of member %s: %w", m.Key(), err)
 	}
 	groups := &libv1beta1.ConfigurationGroupList{}
 	mine := client.MatchingLabels{libv1beta1.PullClusterNameLabel: labelValue(m.Name)}
-	if err := o.hub.List(ctx, groups, client.InNamespace(m.DeliveryNamespace), mine, client.UnsafeDisableDeepCopy); err != nil {
+	if err := t.hub.List(ctx, groups, client.InNamespace(m.DeliveryNamespace), mine, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list groups of member %s: %w", m.Key(), err)
 	}
 	lease := &coordinationv1.Lease{}
 	key := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: m.Name}
-	if err := o.hub.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
+	if err := t.hub.Get(ctx, key, lease); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read Lease %s: %w", key, err)
 	}
 	var all []bundle.Deployed
 	requested := map[bundle.ID]bool{}
 	for i := range groups.Items {
-		if d, ok := deployedBy(&groups.Items[i]); ok {
+		if d, ok := deployedOf(&groups.Items[i]); ok {
 			all, requested[d.ID] = append(all, d), true
 		}
 	}
@@ -100,29 +101,4 @@ func unrequestedOn(lease *coordinationv1.Lease) []bundle.Deployed {
 	return slices.DeleteFunc(all, func(d bundle.Deployed) bool {
 		return d.ID.RequestorKind == "" || d.ID.RequestorName == "" || d.ID.Feature == ""
 	})
-}
-
-// Unrequested returns the value of kube.AnnotationUnrequested: the bundles in deployed without a group, "" if there are
-// none. known is false before the groups have been listed.
-func (i *AgentSource) Unrequested(deployed []bundle.Deployed) (value string, known bool) {
-	i.groups.mu.Lock()
-	defer i.groups.mu.Unlock()
-	if !i.groups.synced {
-		return "", false
-	}
-	requested := make(map[bundle.ID]bool, len(i.groups.byName))
-	for _, group := range i.groups.byName {
-		if id, ok := IDOf(group); ok {
-			requested[id] = true
-		}
-	}
-	rest := slices.DeleteFunc(slices.Clone(deployed), func(d bundle.Deployed) bool { return requested[d.ID] })
-	if len(rest) == 0 {
-		return "", true
-	}
-	raw, err := json.Marshal(rest[:min(len(rest), maxUnrequested)])
-	if err != nil {
-		return "", false // strings always have a JSON form
-	}
-	return string(raw), true
 }

@@ -23,18 +23,18 @@ func TestDeployedListsHelmReleases(t *testing.T) {
 		{Namespace: "a", Name: "looks", Inputs: "x", Revision: 3, IsUpgrade: true, IsUnconfirmed: true},
 		{Namespace: "b", Name: "plain"},
 	}
-	if deployed, ok := deployedBy(group); !ok || cmp.Diff(want, deployed.Releases) != "" {
+	if deployed, ok := deployedOf(group); !ok || cmp.Diff(want, deployed.Releases) != "" {
 		t.Errorf("got %t and %+v, want %+v", ok, deployed.Releases, want)
 	}
 	if got, err := unpack(group, bundles); err != nil || cmp.Diff(b, got) != "" {
 		t.Errorf("the agent does not get the bundle: %v\n%s", err, cmp.Diff(b, got))
 	}
 	removal := removeGroup(fleet.Member{Namespace: "eu", Name: "eu-1"}, bundle.Withdrawal{ID: b.ID}, group)
-	if deployed, _ := deployedBy(removal); deployed.Releases != nil {
+	if deployed, _ := deployedOf(removal); deployed.Releases != nil {
 		t.Errorf("of a removal: got %+v, want none", deployed.Releases)
 	}
 	foreign := &libv1beta1.ConfigurationGroup{}
-	if deployed, _ := deployedBy(foreign); deployed.Releases != nil {
+	if deployed, _ := deployedOf(foreign); deployed.Releases != nil {
 		t.Errorf("of another hub: got %+v, want none", deployed.Releases)
 	}
 }
@@ -46,17 +46,17 @@ func TestOutdatedReleasesAreThoseOfTheCurrentGroup(t *testing.T) {
 	group, _ := pack(t, testBundle(bundle.Item{Release: &bundle.Release{Namespace: "a", Name: "adopted", Inputs: "x", Revision: 1}}))
 	outdated := []bundle.OutdatedRelease{{Namespace: "a", Name: "adopted", Revision: 3, IsUpgrade: true}}
 	group.Status = statusFor(group, group.Status, bundle.Report{State: bundle.StateApplying, Outdated: outdated})
-	if deployed, _ := deployedBy(group); cmp.Diff(outdated, deployed.Report.Outdated) != "" {
+	if deployed, _ := deployedOf(group); cmp.Diff(outdated, deployed.Report.Outdated) != "" {
 		t.Errorf("got %+v, want %+v", deployed.Report.Outdated, outdated)
 	}
 	newer := group.DeepCopy()
 	newer.Spec.RequestorHash = sum([]byte("rendered again"))
 	done := group.DeepCopy()
 	done.Status.DeploymentStatus = libv1beta1.FeatureStatusProvisioned
-	if deployed, _ := deployedBy(done); deployed.Report.Outdated != nil {
+	if deployed, _ := deployedOf(done); deployed.Report.Outdated != nil {
 		t.Errorf("of an applied bundle: got %+v, want none", deployed.Report.Outdated)
 	}
-	if deployed, _ := deployedBy(newer); deployed.Report.Outdated != nil {
+	if deployed, _ := deployedOf(newer); deployed.Report.Outdated != nil {
 		t.Errorf("of a newer bundle: got %+v, want none", deployed.Report.Outdated)
 	}
 	newer.Status = statusFor(newer, newer.Status, bundle.Report{State: bundle.StateApplying})

@@ -15,7 +15,7 @@
 //     Content without secrets that several members get is stored once, in the hub's own namespace.
 //
 // A bundle has items (see package bundle). An item is encoded as a stream of JSON documents, which is compressed and
-// split into chunks that fit into an API object. annotationItem on a ConfigurationBundle has the header of its chunk.
+// split into chunks that fit into an API object. annotationHeader on a ConfigurationBundle has the header of its chunk.
 //
 // PullTransport writes the chunks before the group that refers to them, so an agent never sees a group without content.
 // GarbageCollector deletes chunks that no group needs. An agent stores the content that it applies, so chunks are not

@@ -58,7 +58,7 @@ func checkSize(size int) error {
 
 // encodeItem returns the chunks of one item.
 func (e *encoder) encodeItem(item bundle.Item) ([]chunk, error) {
-	outline := outlineOf(item)
+	outline := itemOutline(item)
 	id, err := hashItem(outline, item)
 	if err != nil {
 		return nil, err
@@ -81,17 +81,17 @@ func (e *encoder) encodeItem(item bundle.Item) ([]chunk, error) {
 
 // compressItem returns the chunks of one item whose objects are docs, and their size in the cache.
 func (e *encoder) compressItem(outline, item bundle.Item, docs [][]byte) ([]chunk, int, error) {
-	parts := e.chunker.splitItem(item, docs)
-	chunks := make([]chunk, 0, len(parts))
+	pieces := e.chunker.splitItem(item, docs)
+	chunks := make([]chunk, 0, len(pieces))
 	size := 0
-	for i, p := range parts {
+	for i, p := range pieces {
 		raw, err := json.Marshal(header{Item: outline, Continues: p.continues})
 		if err != nil {
-			return nil, 0, fmt.Errorf("encode %s: %w", sourceOf(item), err)
+			return nil, 0, fmt.Errorf("encode %s: %w", describe(item), err)
 		}
 		content := canonical(string(raw), p.stream)
 		chunks = append(chunks, chunk{
-			item: outline, private: p.private, last: i == len(parts)-1, index: i, size: len(p.stream),
+			item: outline, private: p.private, last: i == len(pieces)-1, index: i, size: len(p.stream),
 			header: string(raw), payload: p.payload, hash: sha256.Sum256(content), name: e.key.bundleName(content),
 		})
 		size += cache.MinSize + len(raw) + len(p.payload)
@@ -105,11 +105,11 @@ func hashItem(outline, item bundle.Item) ([]byte, error) {
 	_, _ = fmt.Fprintln(hash, item.OnlySecretsPrivate) // a hash returns no error
 	out := json.NewEncoder(hash)
 	if err := out.Encode(outline); err != nil {
-		return nil, fmt.Errorf("encode %s: %w", sourceOf(item), err)
+		return nil, fmt.Errorf("encode %s: %w", describe(item), err)
 	}
 	if item.Release != nil {
 		if err := out.Encode(item.Release.Data); err != nil {
-			return nil, fmt.Errorf("encode the data of %s: %w", sourceOf(item), err)
+			return nil, fmt.Errorf("encode the data of %s: %w", describe(item), err)
 		}
 	}
 	digest, err := item.Documents.Digest(item.Objects)

@@ -63,7 +63,7 @@ func FuzzDecodeBundle(f *testing.F) {
 	f.Fuzz(func(t *testing.T, firstHead string, first []byte, secondHead string, second []byte, isWrong bool) {
 		parts := &decoder{}
 		var group libv1beta1.ConfigurationGroup
-		group.Annotations = map[string]string{annotationBundle: `{}`}
+		group.Annotations = map[string]string{annotationOutline: `{}`}
 		decode := func() (bundle.Bundle, error) {
 			for _, part := range []struct {
 				head   string
@@ -73,7 +73,7 @@ func FuzzDecodeBundle(f *testing.F) {
 				if !ok || part.head == "" {
 					t.Skip("such a part is not sent")
 				}
-				obj := &libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{annotationItem: part.head}}}
+				obj := &libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{annotationHeader: part.head}}}
 				obj.Spec.Payload = payload
 				sum := sha256.Sum256(canonical(part.head, part.stream))
 				if isWrong {
@@ -83,7 +83,7 @@ func FuzzDecodeBundle(f *testing.F) {
 					return bundle.Bundle{}, err
 				}
 			}
-			return parts.bundle(&group)
+			return parts.result(&group)
 		}
 		var b bundle.Bundle
 		var err error

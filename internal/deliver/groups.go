@@ -3,22 +3,16 @@ package deliver
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
-	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
@@ -28,78 +22,8 @@ const (
 	retryLast  = 5 * time.Minute
 )
 
-// Handler executes a delivery. After an error the AgentSource calls it again later, with the then current delivery.
-type Handler func(ctx context.Context, d Delivery) error
-
-// Run watches the member's groups with one watch and calls handle for each changed request, until ctx ends. It calls
-// handle for up to workers groups concurrently, and not concurrently for the same group. After an error it calls handle
-// again with a back-off. It does not call handle for a deleted group: only a delivery with Remove removes objects.
-// While the hub is not reachable Run retries. After that it handles all groups that are not provisioned.
-func (i *AgentSource) Run(ctx context.Context, workers int, handle Handler) error {
-	reflector := cache.NewReflectorWithOptions(i.listWatch(), &libv1beta1.ConfigurationGroup{}, i.groups, cache.ReflectorOptions{
-		Name: "inbox", Backoff: kube.WatchBackoff(),
-	})
-	var running sync.WaitGroup
-	running.Go(func() { reflector.RunWithContext(ctx) })
-	for range workers {
-		running.Go(func() {
-			for i.groups.handleNext(ctx, handle) {
-			}
-		})
-	}
-	<-ctx.Done()
-	i.groups.queue.ShutDown()
-	running.Wait()
-	return nil
-}
-
-// Find returns the last known delivery for id; ok is false if there is none, or if the hub was not reached yet.
-func (i *AgentSource) Find(id bundle.ID) (d Delivery, ok bool) {
-	i.groups.mu.Lock()
-	defer i.groups.mu.Unlock()
-	for _, group := range i.groups.byName {
-		if d, ok := newDelivery(group); ok && d.ID == id {
-			return d, true
-		}
-	}
-	return Delivery{}, false
-}
-
-// Wake makes Run handle the delivery for id again.
-func (i *AgentSource) Wake(id bundle.ID) {
-	if d, ok := i.Find(id); ok {
-		i.groups.queue.Add(d.Name())
-	}
-}
-
-// Synced returns whether all groups have been listed at least once.
-func (i *AgentSource) Synced() bool {
-	i.groups.mu.Lock()
-	defer i.groups.mu.Unlock()
-	return i.groups.synced
-}
-
-func (i *AgentSource) listWatch() cache.ListerWatcher {
-	mine := []client.ListOption{
-		client.InNamespace(i.namespace), client.MatchingLabels{libv1beta1.PullClusterNameLabel: labelValue(i.cluster)},
-	}
-	options := func(raw metav1.ListOptions) []client.ListOption {
-		return append(slices.Clone(mine), &client.ListOptions{Raw: &raw, Limit: raw.Limit, Continue: raw.Continue})
-	}
-	return cache.ToListWatcherWithWatchListSemantics(kube.RetryConnection(kube.DetectRestore(&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {
-			list := &libv1beta1.ConfigurationGroupList{}
-			err := i.hub.List(ctx, list, options(raw)...)
-			return list, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, raw metav1.ListOptions) (watch.Interface, error) {
-			return i.hub.Watch(ctx, &libv1beta1.ConfigurationGroupList{}, options(raw)...)
-		},
-	}), kube.AgentReconnectInterval), i.hub)
-}
-
-// groups is the store of the reflector: the groups by name, and a queue with the names of the groups to handle.
-type groups struct {
+// groupStore is the store of the reflector: the groups by name, and a queue with the names of the groups to handle.
+type groupStore struct {
 	queue workqueue.TypedRateLimitingInterface[string]
 
 	// mu guards the fields below.
@@ -110,17 +34,17 @@ type groups struct {
 	synced    bool
 }
 
-var _ cache.ReflectorStore = (*groups)(nil)
+var _ cache.ReflectorStore = (*groupStore)(nil)
 
-func newGroups() *groups {
-	return &groups{
+func newGroupStore() *groupStore {
+	return &groupStore{
 		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryLast)),
 		byName: map[string]*libv1beta1.ConfigurationGroup{}, reporting: map[string]int{},
 	}
 }
 
 // handleNext handles one group. It returns false after the shutdown of the queue.
-func (g *groups) handleNext(ctx context.Context, handle Handler) bool {
+func (g *groupStore) handleNext(ctx context.Context, handle Handler) bool {
 	name, shutdown := g.queue.Get()
 	if shutdown {
 		return false
@@ -150,13 +74,13 @@ func (g *groups) handleNext(ctx context.Context, handle Handler) bool {
 }
 
 // Add stores a new group.
-func (g *groups) Add(obj any) error { return g.put(obj) }
+func (g *groupStore) Add(obj any) error { return g.put(obj) }
 
 // Update stores a changed group.
-func (g *groups) Update(obj any) error { return g.put(obj) }
+func (g *groupStore) Update(obj any) error { return g.put(obj) }
 
 // Delete deletes a group from the store. This removes nothing from the member.
-func (g *groups) Delete(obj any) error {
+func (g *groupStore) Delete(obj any) error {
 	group, err := asGroup(obj)
 	if err != nil {
 		return err
@@ -168,7 +92,7 @@ func (g *groups) Delete(obj any) error {
 }
 
 // Replace stores the list of all groups.
-func (g *groups) Replace(objects []any, _ string) error {
+func (g *groupStore) Replace(objects []any, _ string) error {
 	g.mu.Lock()
 	deleted := make(map[string]struct{}, len(g.byName))
 	for name := range g.byName {
@@ -183,7 +107,7 @@ func (g *groups) Replace(objects []any, _ string) error {
 		delete(deleted, group.Name)
 		// An older version is stored, too: the hub may have been restored from a backup.
 		g.mu.Lock()
-		g.store(group)
+		g.storeAndQueue(group)
 		g.mu.Unlock()
 		if ReportOf(group).State != bundle.StateApplied || !isObserved(group) {
 			// It may have changed back after a change that was missed.
@@ -200,9 +124,9 @@ func (g *groups) Replace(objects []any, _ string) error {
 }
 
 // Resync does nothing, since the queue has all groups to handle.
-func (g *groups) Resync() error { return nil }
+func (g *groupStore) Resync() error { return nil }
 
-func (g *groups) put(obj any) error {
+func (g *groupStore) put(obj any) error {
 	group, err := asGroup(obj)
 	if err != nil {
 		return err
@@ -210,13 +134,13 @@ func (g *groups) put(obj any) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !isOlder(group, g.byName[group.Name]) {
-		g.store(group)
+		g.storeAndQueue(group)
 	}
 	return nil
 }
 
-// store stores group, and queues it if the hub has changed the request. The caller must hold mu.
-func (g *groups) store(group *libv1beta1.ConfigurationGroup) {
+// storeAndQueue stores group, and queues it if the hub has changed the request. The caller must hold mu.
+func (g *groupStore) storeAndQueue(group *libv1beta1.ConfigurationGroup) {
 	old := g.byName[group.Name]
 	g.byName[group.Name] = group
 	if isNewRequest(old, group) || (g.reporting[group.Name] == 0 && !isSameReport(old.Status, group.Status)) {
@@ -226,7 +150,7 @@ func (g *groups) store(group *libv1beta1.ConfigurationGroup) {
 }
 
 // beginReport must be called before the status of a group is written, and end after it.
-func (g *groups) beginReport(name string) (end func()) {
+func (g *groupStore) beginReport(name string) (end func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.reporting[name]++
@@ -240,7 +164,7 @@ func (g *groups) beginReport(name string) (end func()) {
 }
 
 // latest returns the newest known version of group.
-func (g *groups) latest(group *libv1beta1.ConfigurationGroup) *libv1beta1.ConfigurationGroup {
+func (g *groupStore) latest(group *libv1beta1.ConfigurationGroup) *libv1beta1.ConfigurationGroup {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if known := g.byName[group.Name]; known != nil && known.UID == group.UID && isOlder(group, known) {
@@ -250,7 +174,7 @@ func (g *groups) latest(group *libv1beta1.ConfigurationGroup) *libv1beta1.Config
 }
 
 // storeWritten stores the group in the response of a status write.
-func (g *groups) storeWritten(group *libv1beta1.ConfigurationGroup) {
+func (g *groupStore) storeWritten(group *libv1beta1.ConfigurationGroup) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	// If the response has a new request, which the watch has not delivered yet, it must not replace the group: then the

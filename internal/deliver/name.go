@@ -80,17 +80,17 @@ func (k Key) forShard(shard fleet.Shard) Key {
 func (k Key) bundleName(content []byte) string {
 	mac := hmac.New(sha256.New, k)
 	_, _ = mac.Write(content)
-	return nameOf(mac.Sum(nil))
+	return nameFromHash(mac.Sum(nil))
 }
 
 // GroupName returns the name of the one ConfigurationGroup of id on m, in m.DeliveryNamespace.
 func GroupName(m fleet.Member, id bundle.ID) string {
 	tuple := strings.Join([]string{m.DeliveryNamespace, m.Name, id.RequestorKind, id.Feature, id.RequestorName}, "\x00")
 	sum := sha256.Sum256([]byte(tuple))
-	return nameOf(sum[:])
+	return nameFromHash(sum[:])
 }
 
-func nameOf(sum []byte) string {
+func nameFromHash(sum []byte) string {
 	text := base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum)
 	return namePrefix + strings.ToLower(text[:nameLength])
 }
@@ -101,5 +101,5 @@ func labelValue(name string) string {
 		return name
 	}
 	sum := sha256.Sum256([]byte(name))
-	return nameOf(sum[:])
+	return nameFromHash(sum[:])
 }

@@ -2,6 +2,7 @@ package deliver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"golang.org/x/sync/singleflight"
@@ -26,7 +27,7 @@ type PullTransport struct {
 	hub     client.Client
 	live    client.Reader
 	encoder *encoder
-	tracker *bundleTracker
+	tracker *contentTracker
 	// creations makes one request for a bundle that several deliveries need at the same time.
 	creations singleflight.Group
 	trigger   chan struct{}
@@ -48,11 +49,11 @@ func NewShardPullTransport(hub client.Client, live client.Reader, key Key, shard
 	if err != nil {
 		return nil, err
 	}
-	return &PullTransport{shard: shard, hub: hub, live: live, encoder: encoder, tracker: newBundleTracker(), trigger: make(chan struct{}, 1)}, nil
+	return &PullTransport{shard: shard, hub: hub, live: live, encoder: encoder, tracker: newContentTracker(), trigger: make(chan struct{}, 1)}, nil
 }
 
-// request is a request to deliver one bundle to one member.
-type request struct {
+// desiredBundle is the bundle that a member must have.
+type desiredBundle struct {
 	member fleet.Member
 	bundle bundle.Bundle
 	digest bundle.Digest
@@ -60,20 +61,16 @@ type request struct {
 
 // Deliver writes b for m and returns the last report of the agent. It sends no request if b is written already. An
 // error does not change the bundle that was delivered before.
-func (o *PullTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
+func (t *PullTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
 	pending := bundle.Report{ID: b.ID, State: bundle.StatePending}
-	claimed, err := o.checkClaim(ctx, m)
-	if err == nil && !claimed {
-		err = errUnclaimed
-	}
-	if err != nil {
+	if err := t.checkClaim(ctx, m); err != nil {
 		return pending, fmt.Errorf("deliver %s to member %s: %w", b.ID, m.Key(), err)
 	}
 	digest, err := b.Digest()
 	if err != nil {
 		return pending, err
 	}
-	group, err := o.readGroup(ctx, o.hub, m, b.ID)
+	group, err := t.readGroup(ctx, t.hub, m, b.ID)
 	if err != nil {
 		return pending, err
 	}
@@ -81,85 +78,86 @@ func (o *PullTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bu
 		// It can be created again after it is deleted, which triggers the watch on groups.
 		return pending, nil
 	}
-	if !exists(group) || group.Spec.Action != libv1beta1.ActionDeploy || bundle.DigestFromBytes(group.Spec.RequestorHash) != digest {
-		group, err = o.writeContent(ctx, request{member: m, bundle: b, digest: digest}, group)
-	} else if group, err = o.ensureContent(ctx, request{member: m, bundle: b, digest: digest}, group); err == nil {
-		group, err = o.refreshInputs(ctx, request{member: m, bundle: b, digest: digest}, group)
+	desired := desiredBundle{member: m, bundle: b, digest: digest}
+	if !isStored(group) || group.Spec.Action != libv1beta1.ActionDeploy || bundle.DigestFromBytes(group.Spec.RequestorHash) != digest {
+		group, err = t.writeBundle(ctx, desired, group)
+	} else if group, err = t.ensureContent(ctx, desired, group); err == nil {
+		group, err = t.refreshInputs(ctx, desired, group)
 	}
 	if err != nil {
 		return pending, fmt.Errorf("deliver %s to member %s: %w", b.ID, m.Key(), err)
 	}
 	report := ReportOf(group)
 	report.ID = b.ID
-	o.trackReport(group, report, digest)
+	t.triggerIfProvisioned(group, report, digest)
 	return report, nil
 }
 
-// trackReport triggers the garbage collector when a group is provisioned.
-func (o *PullTransport) trackReport(group *libv1beta1.ConfigurationGroup, report bundle.Report, digest bundle.Digest) {
+// triggerIfProvisioned triggers the garbage collector when a group is provisioned.
+func (t *PullTransport) triggerIfProvisioned(group *libv1beta1.ConfigurationGroup, report bundle.Report, digest bundle.Digest) {
 	key := client.ObjectKeyFromObject(group)
 	if report.State != bundle.StateApplied || report.Digest != digest {
-		o.tracker.trackGroup(key)
+		t.tracker.addUnprovisioned(key)
 		return
 	}
-	if o.tracker.untrackGroup(key) {
-		o.Trigger()
+	if t.tracker.removeUnprovisioned(key) {
+		t.Trigger()
 	}
 }
 
 // ensureContent writes the content of group again if the agent needs it and it is missing. group already requests the
 // bundle.
-func (o *PullTransport) ensureContent(ctx context.Context, r request, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
+func (t *PullTransport) ensureContent(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	state := ReportOf(group).State
 	if state == bundle.StateMissing {
-		return o.rewriteContent(ctx, r, group)
+		return t.rewriteContent(ctx, d, group)
 	}
 	if isObserved(group) && state != bundle.StateApplying {
 		// The agent has stored the content, even if it fails to apply it.
 		return group, nil
 	}
-	exists, err := o.contentExists(ctx, group)
-	if err != nil || exists {
+	stored, err := t.isContentStored(ctx, group)
+	if err != nil || stored {
 		return group, err
 	}
-	return o.writeContent(ctx, r, group)
+	return t.writeBundle(ctx, d, group)
 }
 
 // refreshInputs writes the inputs of a request to the annotation of group if they differ, for example after an upgrade
 // of the hub that built the same bundle. Otherwise the bundle would be built after each further restart of the hub. It
 // writes the whole group with its items, because an annotation of another field manager would stay for later bundles.
-func (o *PullTransport) refreshInputs(ctx context.Context, r request, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
-	if r.bundle.Inputs == "" || group.Annotations[annotationInputs] == r.bundle.Inputs {
+func (t *PullTransport) refreshInputs(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
+	if d.bundle.Inputs == "" || group.Annotations[annotationInputs] == d.bundle.Inputs {
 		return group, nil
 	}
-	want, err := deployGroup(r.member, r.bundle, r.digest, group.Spec.ConfigurationItems)
+	want, err := deployGroup(d.member, d.bundle, d.digest, group.Spec.ConfigurationItems)
 	if err != nil {
 		return nil, err
 	}
-	return o.apply(ctx, want)
+	return t.applyGroup(ctx, want)
 }
 
-// contentExists returns whether all ConfigurationBundles of group exist. It sends one request for each bundle that is
+// isContentStored returns whether all ConfigurationBundles of group exist. It sends one request for each bundle that is
 // not known to exist.
-func (o *PullTransport) contentExists(ctx context.Context, group *libv1beta1.ConfigurationGroup) (bool, error) {
+func (t *PullTransport) isContentStored(ctx context.Context, group *libv1beta1.ConfigurationGroup) (bool, error) {
 	for _, item := range group.Spec.ConfigurationItems {
 		if item.ContentRef == nil {
 			return false, nil
 		}
 		key := client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name}
-		if o.tracker.exists(key) {
+		if t.tracker.isKnown(key) {
 			continue
 		}
 		obj := &metav1.PartialObjectMetadata{}
 		obj.SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(libv1beta1.ConfigurationBundleKind))
-		err := o.live.Get(ctx, key, obj)
+		err := t.live.Get(ctx, key, obj)
 		if apierrors.IsNotFound(err) {
 			return false, nil
 		}
 		if err != nil {
 			return false, fmt.Errorf("read bundle %s: %w", key, err)
 		}
-		o.tracker.setExists(key, true)
+		t.tracker.setKnown(key, true)
 	}
 	return true, nil
 }
@@ -167,13 +165,13 @@ func (o *PullTransport) contentExists(ctx context.Context, group *libv1beta1.Con
 // rewriteContent writes content that the agent reports as missing, and resets that report in the status, which triggers
 // the agent. In all other cases only the agent writes the status. If the
 // agent has written it meanwhile, its status is kept.
-func (o *PullTransport) rewriteContent(ctx context.Context, r request, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
+func (t *PullTransport) rewriteContent(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	for _, item := range group.Spec.ConfigurationItems {
 		if item.ContentRef != nil {
-			o.tracker.setExists(client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name}, false)
+			t.tracker.setKnown(client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name}, false)
 		}
 	}
-	written, err := o.writeContent(ctx, r, group)
+	written, err := t.writeBundle(ctx, d, group)
 	if err != nil {
 		return nil, err
 	}
@@ -184,7 +182,7 @@ func (o *PullTransport) rewriteContent(ctx context.Context, r request, group *li
 	updated := group.DeepCopy()
 	updated.Status.ContentMissing = false
 	updated.Status.FailureMessage = ""
-	err = o.hub.Status().Patch(ctx, updated, client.MergeFromWithOptions(group, client.MergeFromWithOptimisticLock{}))
+	err = t.hub.Status().Patch(ctx, updated, client.MergeFromWithOptions(group, client.MergeFromWithOptimisticLock{}))
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return group, nil
 	}
@@ -194,39 +192,39 @@ func (o *PullTransport) rewriteContent(ctx context.Context, r request, group *li
 	return updated, nil
 }
 
-// writeContent writes the ConfigurationBundles of a request, and then the group that refers to them if it differs.
-func (o *PullTransport) writeContent(ctx context.Context, r request, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
-	m, b := r.member, r.bundle
-	chunks, err := o.encoder.encode(b)
+// writeBundle writes the ConfigurationBundles of a request, and then the group that refers to them if it differs.
+func (t *PullTransport) writeBundle(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
+	m, b := d.member, d.bundle
+	chunks, err := t.encoder.encode(b)
 	if err != nil {
 		return nil, err
 	}
 	items := make([]libv1beta1.ConfigurationItem, 0, len(chunks))
 	for _, c := range chunks {
-		items = append(items, configurationItem(namespaceOf(m, b, c), c))
+		items = append(items, configurationItem(contentNamespace(m, b, c), c))
 	}
-	want, err := deployGroup(m, b, r.digest, items)
+	want, err := deployGroup(m, b, d.digest, items)
 	if err != nil {
 		return nil, err
 	}
 	for _, c := range chunks {
-		obj := bundleObject(m, b.ID, namespaceOf(m, b, c), c)
-		endUse, err := o.tracker.beginUse(ctx, client.ObjectKeyFromObject(obj))
+		obj := contentObject(m, b.ID, contentNamespace(m, b, c), c)
+		endUse, err := t.tracker.beginUse(ctx, client.ObjectKeyFromObject(obj))
 		if err != nil {
 			return nil, err
 		}
 		defer endUse() // after the group is written
-		if !o.shard.IsDefault() {
-			obj.Labels[labelShard] = labelValue(string(o.shard))
+		if !t.shard.IsDefault() {
+			obj.Labels[labelShard] = labelValue(string(t.shard))
 		}
-		if err := o.write(ctx, obj); err != nil {
+		if err := t.createContent(ctx, obj); err != nil {
 			return nil, err
 		}
 	}
-	if exists(group) && hasSpecOf(group, want) {
+	if isStored(group) && hasSpecOf(group, want) {
 		return group, nil
 	}
-	return o.apply(ctx, want)
+	return t.applyGroup(ctx, want)
 }
 
 // hasSpecOf returns whether group requests the same as want.
@@ -236,9 +234,9 @@ func hasSpecOf(group, want *libv1beta1.ConfigurationGroup) bool {
 		apiequality.Semantic.DeepEqual(group.Spec.ConfigurationItems, want.Spec.ConfigurationItems)
 }
 
-// namespaceOf returns the namespace of a chunk of b: a shared one if several members have the same chunk and it is not
-// private.
-func namespaceOf(m fleet.Member, b bundle.Bundle, c chunk) string {
+// contentNamespace returns the namespace of a chunk of b: a shared one if several members have the same chunk and it is
+// not private.
+func contentNamespace(m fleet.Member, b bundle.Bundle, c chunk) string {
 	if b.SharedBy > 1 && !c.private {
 		return kube.AgentNamespace
 	}
@@ -247,35 +245,35 @@ func namespaceOf(m fleet.Member, b bundle.Bundle, c chunk) string {
 
 // write creates an immutable ConfigurationBundle. An existing one with the same name has the same content, since the
 // name is a hash of the content.
-func (o *PullTransport) write(ctx context.Context, obj *libv1beta1.ConfigurationBundle) error {
+func (t *PullTransport) createContent(ctx context.Context, obj *libv1beta1.ConfigurationBundle) error {
 	key := client.ObjectKeyFromObject(obj)
-	if o.tracker.exists(key) {
+	if t.tracker.isKnown(key) {
 		return nil
 	}
 	// The deliveries that wait for this request must not fail if the one that sends it ends.
 	creationCtx := context.WithoutCancel(ctx)
-	_, err, _ := o.creations.Do(key.String(), func() (any, error) {
-		if o.tracker.exists(key) {
+	_, err, _ := t.creations.Do(key.String(), func() (any, error) {
+		if t.tracker.isKnown(key) {
 			return nil, nil //nolint:nilnil // the result is the error
 		}
-		if err := o.hub.Create(creationCtx, obj); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := t.hub.Create(creationCtx, obj); err != nil && !apierrors.IsAlreadyExists(err) {
 			return nil, fmt.Errorf("write bundle %s: %w", key, err)
 		}
-		o.tracker.setExists(key, true)
+		t.tracker.setKnown(key, true)
 		return nil, nil //nolint:nilnil // the result is the error
 	})
 	return err
 }
 
 // apply writes a group in one request and returns the stored group.
-func (o *PullTransport) apply(ctx context.Context, want *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
+func (t *PullTransport) applyGroup(ctx context.Context, want *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	key := client.ObjectKeyFromObject(want)
 	raw, err := runtime.DefaultUnstructuredConverter.ToUnstructured(want)
 	if err != nil {
 		return nil, fmt.Errorf("encode group %s: %w", key, err)
 	}
 	obj := &unstructured.Unstructured{Object: raw}
-	err = o.hub.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(kube.FieldManager), client.ForceOwnership)
+	err = t.hub.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(kube.FieldManager), client.ForceOwnership)
 	if err != nil {
 		return nil, fmt.Errorf("write group %s: %w", key, err)
 	}
@@ -288,11 +286,11 @@ func (o *PullTransport) apply(ctx context.Context, want *libv1beta1.Configuratio
 
 // Withdraw requests the agent to remove w. done is true after the agent has reported the removal. Without a group it
 // creates one, since only the agent knows its bundles.
-func (o *PullTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
-	group, err := o.readClaimedGroup(ctx, o.hub, m, w.ID)
-	if err == nil && !exists(group) {
+func (t *PullTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+	group, err := t.readClaimedGroup(ctx, t.hub, m, w.ID)
+	if err == nil && !isStored(group) {
 		// The cache may not have a group that was written a moment ago.
-		group, err = o.readGroup(ctx, o.live, m, w.ID)
+		group, err = t.readGroup(ctx, t.live, m, w.ID)
 	}
 	if err != nil {
 		return false, err
@@ -301,45 +299,45 @@ func (o *PullTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.W
 		return false, nil // it is created again after it is deleted, which triggers the watch
 	}
 	if group.Spec.Action != libv1beta1.ActionRemove || group.Spec.LeavePolicies != w.Orphan {
-		if group, err = o.apply(ctx, removeGroup(m, w, group)); err != nil {
+		if group, err = t.applyGroup(ctx, removeGroup(m, w, group)); err != nil {
 			return false, fmt.Errorf("withdraw %s from member %s: %w", w.ID, m.Key(), err)
 		}
 	}
 	if ReportOf(group).State != bundle.StateRemoved || !isObserved(group) {
 		return false, nil
 	}
-	if err := o.deleteGroup(ctx, group); err != nil {
+	if err := t.deleteGroup(ctx, group); err != nil {
 		return false, fmt.Errorf("withdraw %s from member %s: %w", w.ID, m.Key(), err)
 	}
 	return true, nil
 }
 
 // deleteGroup deletes a group. It fails if the group has changed since it was read, so that a new delivery is not lost.
-func (o *PullTransport) deleteGroup(ctx context.Context, group *libv1beta1.ConfigurationGroup) error {
+func (t *PullTransport) deleteGroup(ctx context.Context, group *libv1beta1.ConfigurationGroup) error {
 	key := client.ObjectKeyFromObject(group)
-	err := o.hub.Delete(ctx, group, client.Preconditions{UID: &group.UID, ResourceVersion: &group.ResourceVersion})
+	err := t.hub.Delete(ctx, group, client.Preconditions{UID: &group.UID, ResourceVersion: &group.ResourceVersion})
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete group %s: %w", key, err)
 	}
-	o.tracker.untrackGroup(key)
-	o.Trigger()
+	t.tracker.removeUnprovisioned(key)
+	t.Trigger()
 	return nil
 }
 
-// exists returns whether the hub has the group.
-func exists(group *libv1beta1.ConfigurationGroup) bool { return group.UID != "" }
+// isStored returns whether the hub has the group.
+func isStored(group *libv1beta1.ConfigurationGroup) bool { return group.UID != "" }
 
 // readClaimedGroup reads the group of id. It fails if another namespace is claimed for m. It also reads if no namespace
 // is claimed yet.
-func (o *PullTransport) readClaimedGroup(ctx context.Context, reader client.Reader, m fleet.Member, id bundle.ID) (*libv1beta1.ConfigurationGroup, error) {
-	if _, err := o.checkClaim(ctx, m); err != nil {
+func (t *PullTransport) readClaimedGroup(ctx context.Context, reader client.Reader, m fleet.Member, id bundle.ID) (*libv1beta1.ConfigurationGroup, error) {
+	if err := t.checkClaim(ctx, m); err != nil && !errors.Is(err, errUnclaimed) {
 		return nil, fmt.Errorf("read group of member %s: %w", m.Key(), err)
 	}
-	return o.readGroup(ctx, reader, m, id)
+	return t.readGroup(ctx, reader, m, id)
 }
 
 // readGroup reads the group of id on m. The group is empty if it does not exist.
-func (o *PullTransport) readGroup(ctx context.Context, reader client.Reader, m fleet.Member, id bundle.ID) (*libv1beta1.ConfigurationGroup, error) {
+func (t *PullTransport) readGroup(ctx context.Context, reader client.Reader, m fleet.Member, id bundle.ID) (*libv1beta1.ConfigurationGroup, error) {
 	group := &libv1beta1.ConfigurationGroup{}
 	key := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: GroupName(m, id)}
 	err := reader.Get(ctx, key, group)

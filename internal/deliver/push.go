@@ -12,15 +12,15 @@ import (
 // PushTransport is the Transport for push members. It runs the engine in this process, with a client of the member.
 type PushTransport struct {
 	// Engines returns the engine of a member. It is called for every delivery, so it should cache engines.
-	Engines func(ctx context.Context, m fleet.Member) (Inventory, error)
+	Engines func(ctx context.Context, m fleet.Member) (Engine, error)
 }
 
 var _ Transport = (*PushTransport)(nil)
 
 // Deliver converges m to b. With an error the report has the changes that were made before. There is no error if the
 // caller must not repeat the failed run: then the state of the report is Failed, as in pull mode.
-func (d *PushTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
-	engine, err := d.Engines(ctx, m)
+func (t *PushTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
+	engine, err := t.Engines(ctx, m)
 	if err != nil {
 		return bundle.Report{ID: b.ID, State: bundle.StatePending}, fmt.Errorf("reach member %s: %w", m.Key(), err)
 	}
@@ -35,8 +35,8 @@ func (d *PushTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bu
 }
 
 // Withdraw withdraws w from m.
-func (d *PushTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
-	engine, err := d.Engines(ctx, m)
+func (t *PushTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+	engine, err := t.Engines(ctx, m)
 	if err != nil {
 		return false, fmt.Errorf("reach member %s: %w", m.Key(), err)
 	}
@@ -48,8 +48,8 @@ func (d *PushTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.W
 }
 
 // FindDeployed returns the bundle id according to the inventory on m.
-func (d *PushTransport) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
-	engine, err := d.Engines(ctx, m)
+func (t *PushTransport) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+	engine, err := t.Engines(ctx, m)
 	if err != nil {
 		return bundle.Deployed{}, false, fmt.Errorf("reach member %s: %w", m.Key(), err)
 	}
@@ -61,8 +61,8 @@ func (d *PushTransport) FindDeployed(ctx context.Context, m fleet.Member, id bun
 }
 
 // ListDeployed lists the bundles in the inventory on m.
-func (d *PushTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
-	engine, err := d.Engines(ctx, m)
+func (t *PushTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
+	engine, err := t.Engines(ctx, m)
 	if err != nil {
 		return nil, fmt.Errorf("reach member %s: %w", m.Key(), err)
 	}

@@ -23,21 +23,16 @@ type Transport interface {
 	ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error)
 }
 
-// Engine applies bundles to one cluster. The implementation is in package engine. It runs in the hub for push members,
-// and in the agent for pull members.
+// Engine applies bundles to one cluster, and lists them. The implementation is in package engine. It runs in the hub
+// for push members, and in the agent for pull members.
 type Engine interface {
 	// Converge makes the cluster equal b. With an error the report has the changes that were made before. The caller must
 	// call again after an error, unless it wraps bundle.TerminalError.
 	Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
 	// Withdraw removes the objects of w.ID; done is false while a deleted object still exists.
 	Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error)
-}
-
-// Inventory is an Engine that lists the bundles on its cluster.
-type Inventory interface {
-	Engine
-	// FindDeployed returns the bundle of the record of id; ok is false if there is no record.
+	// FindDeployed returns the bundle in the inventory of id; ok is false if there is no inventory.
 	FindDeployed(ctx context.Context, id bundle.ID) (d bundle.Deployed, ok bool, err error)
-	// ListDeployed lists the bundles of the records on the cluster, sorted by ID.
+	// ListDeployed lists the bundles in the inventories on the cluster, sorted by ID.
 	ListDeployed(ctx context.Context) ([]bundle.Deployed, error)
 }

@@ -23,12 +23,12 @@ import (
 
 // Towline's own labels and annotations on groups and bundles. Fields that Sveltos has, too, are also set in the spec.
 const (
-	// annotationBundle on a group has its outline as JSON.
-	annotationBundle = "towline.dev/bundle"
+	// annotationOutline on a group has its outline as JSON.
+	annotationOutline = "towline.dev/bundle"
 	// annotationInputs on a group has Bundle.Inputs.
 	annotationInputs = "towline.dev/inputs"
-	// annotationItem on a bundle has the header of its chunk.
-	annotationItem = "towline.dev/item"
+	// annotationHeader on a bundle has the header of its chunk.
+	annotationHeader = "towline.dev/item"
 	// labelManagedBy marks our bundles.
 	labelManagedBy = "app.kubernetes.io/managed-by"
 	managedBy      = "towline"
@@ -62,15 +62,15 @@ func requestorLabels(m fleet.Member, id bundle.ID) map[string]string {
 	}
 }
 
-// bundleObject returns the ConfigurationBundle of c for id on m in namespace. A shared bundle has no labels of a
+// contentObject returns the ConfigurationBundle of c for id on m in namespace. A shared bundle has no labels of a
 // member.
-func bundleObject(m fleet.Member, id bundle.ID, namespace string, c chunk) *libv1beta1.ConfigurationBundle {
+func contentObject(m fleet.Member, id bundle.ID, namespace string, c chunk) *libv1beta1.ConfigurationBundle {
 	obj := &libv1beta1.ConfigurationBundle{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:   namespace,
 			Name:        c.name,
 			Labels:      map[string]string{labelManagedBy: managedBy},
-			Annotations: map[string]string{annotationItem: c.header, libv1beta1.PullIndexAnnotation: indexOf(c)},
+			Annotations: map[string]string{annotationHeader: c.header, libv1beta1.PullIndexAnnotation: indexAnnotationOf(c)},
 		},
 		Spec: libv1beta1.ConfigurationBundleSpec{
 			Payload:                   c.payload,
@@ -97,7 +97,7 @@ func bundleObject(m fleet.Member, id bundle.ID, namespace string, c chunk) *libv
 	return obj
 }
 
-func indexOf(c chunk) string {
+func indexAnnotationOf(c chunk) string {
 	parts := []string{c.item.Reference.Kind, c.item.Reference.Namespace, c.item.Reference.Name}
 	if c.item.Release != nil {
 		parts = []string{c.item.Release.Namespace, c.item.Release.Name, c.item.Release.ChartName}
@@ -106,15 +106,15 @@ func indexOf(c chunk) string {
 	return strings.Join(parts, "-")
 }
 
-// outline is a bundle without its items, but with its Helm releases.
-type outline struct {
+// bundleOutline is a bundle without its items, but with its Helm releases.
+type bundleOutline struct {
 	bundle.Bundle
 	Releases []bundle.DeployedRelease `json:"releases,omitempty"`
 }
 
 // deployGroup returns the group that asks m for b, whose content is in items.
 func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []libv1beta1.ConfigurationItem) (*libv1beta1.ConfigurationGroup, error) {
-	outlined := outline{Bundle: b, Releases: b.DeployedReleases()}
+	outlined := bundleOutline{Bundle: b, Releases: b.DeployedReleases()}
 	if len(outlined.Items) > 0 {
 		outlined.Items = nil
 	}
@@ -123,7 +123,7 @@ func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []
 		return nil, fmt.Errorf("encode bundle %s: %w", b.ID, err)
 	}
 	group := newGroup(m, b.ID)
-	group.Annotations[annotationBundle] = string(raw)
+	group.Annotations[annotationOutline] = string(raw)
 	group.Annotations[kube.AnnotationOwnerKind] = b.Owner.Kind
 	group.Annotations[kube.AnnotationOwnerName] = b.Owner.Name
 	if b.Hub != "" {
@@ -301,7 +301,7 @@ func statusFor(group *libv1beta1.ConfigurationGroup, old libv1beta1.Configuratio
 
 // isFromTowline returns whether a Towline hub has written group. Then requestorHash is the digest of its bundle.
 func isFromTowline(group *libv1beta1.ConfigurationGroup) bool {
-	return group.Annotations[annotationBundle] != ""
+	return group.Annotations[annotationOutline] != ""
 }
 
 // isSameReport returns whether a and b are equal, except for the time of the last run.

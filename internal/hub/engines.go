@@ -120,7 +120,7 @@ func (r *memberEngine) run(ctx context.Context) {
 }
 
 // forTransport returns the engine of a push member for deliver.PushTransport.
-func (e *engines) forTransport(ctx context.Context, m fleet.Member) (deliver.Inventory, error) {
+func (e *engines) forTransport(ctx context.Context, m fleet.Member) (deliver.Engine, error) {
 	started, err := e.engineFor(ctx, m)
 	if err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func (e *engines) forTransport(ctx context.Context, m fleet.Member) (deliver.Inv
 
 // forLocal returns the engine for the hub's own cluster, for deliver.LocalTransport. Its inventories are separate from
 // those of the member that the hub registers for itself, and from those of the hubs of other shards.
-func (e *engines) forLocal(ctx context.Context, _ fleet.Member) (deliver.Inventory, error) {
+func (e *engines) forLocal(ctx context.Context, _ fleet.Member) (deliver.Engine, error) {
 	started, err := e.engineFor(ctx, e.self)
 	if err != nil {
 		return nil, err

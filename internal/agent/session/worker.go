@@ -38,7 +38,7 @@ type Source interface {
 
 // Engine is the part of *engine.Engine that a Worker uses.
 type Engine interface {
-	deliver.Inventory
+	deliver.Engine
 	// CompareRenderings returns a report with Outdated releases if the bundle must not be converged.
 	CompareRenderings(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
 	// Have returns the digest and state in the inventory of id; ok is false if there is no complete inventory.
