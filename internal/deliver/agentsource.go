@@ -99,7 +99,7 @@ type Handler func(ctx context.Context, d Delivery) error
 // Run watches the member's groups with one watch and calls handle for each changed request, until ctx ends. It calls
 // handle for up to workers groups concurrently, and not concurrently for the same group. After an error it calls handle
 // again with a back-off. It does not call handle for a deleted group: only a delivery with Remove removes objects.
-// While the hub is not reachable Run retries. After that it handles all groups that are not provisioned.
+// When the hub is reachable again after an outage, Run handles all groups that are not provisioned.
 func (s *AgentSource) Run(ctx context.Context, workers int, handle Handler) error {
 	reflector := cache.NewReflectorWithOptions(s.listWatch(), &libv1beta1.ConfigurationGroup{}, s.groups, cache.ReflectorOptions{
 		Name: "groups", Backoff: kube.WatchBackoff(),
@@ -118,7 +118,7 @@ func (s *AgentSource) Run(ctx context.Context, workers int, handle Handler) erro
 	return nil
 }
 
-// Find returns the last known delivery for id; ok is false if there is none, or if the hub was not reached yet.
+// Find returns the last known delivery for id; ok is false if there is none, or if the groups were not listed yet.
 func (s *AgentSource) Find(id bundle.ID) (d Delivery, ok bool) {
 	s.groups.mu.Lock()
 	defer s.groups.mu.Unlock()
@@ -163,16 +163,17 @@ func (s *AgentSource) listWatch() cache.ListerWatcher {
 	}), kube.AgentReconnectInterval), s.hub)
 }
 
-// Fetch returns the bundle that d requests. It verifies every part with the hash in the group, and the bundle with
-// d.Digest. It fails with ErrContentMissing if a part is not on the hub, with ErrCorrupt if a hash differs or a part
-// cannot be decoded, and with ErrUnsupported.
+// Fetch returns the bundle that d requests. It verifies each ConfigurationBundle with the hash in the group, and the
+// bundle with d.Digest. Groups of other hubs have no digest, and may have no hashes. Fetch fails with ErrContentMissing
+// if content is not on the hub, with ErrCorrupt if a hash differs or content cannot be decoded, and with ErrUnsupported
+// if another hub has set options that this agent does not support.
 func (s *AgentSource) Fetch(ctx context.Context, d Delivery) (bundle.Bundle, error) {
 	if fields := unsupportedFields(d.group.Spec); fields != "" {
 		return bundle.Bundle{}, fmt.Errorf("fetch %s: %s is %w", d.ID, fields, ErrUnsupported)
 	}
 	decoder := &decoder{}
-	for _, item := range d.group.Spec.ConfigurationItems {
-		if err := s.fetchItem(ctx, decoder, item); err != nil {
+	for _, reference := range d.group.Spec.ConfigurationItems {
+		if err := s.fetchContent(ctx, decoder, reference); err != nil {
 			return bundle.Bundle{}, fmt.Errorf("fetch %s: %w", d.ID, err)
 		}
 	}
@@ -186,27 +187,28 @@ func (s *AgentSource) Fetch(ctx context.Context, d Delivery) (bundle.Bundle, err
 	return b, nil
 }
 
-func (s *AgentSource) fetchItem(ctx context.Context, decoder *decoder, item libv1beta1.ConfigurationItem) error {
-	if item.ContentRef == nil {
-		return fmt.Errorf("%w: an item refers to no bundle", ErrCorrupt)
+// fetchContent reads the ConfigurationBundle of reference, and adds it to decoder.
+func (s *AgentSource) fetchContent(ctx context.Context, decoder *decoder, reference libv1beta1.ConfigurationItem) error {
+	if reference.ContentRef == nil {
+		return fmt.Errorf("%w: an item refers to no content", ErrCorrupt)
 	}
-	key := client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name}
+	key := client.ObjectKey{Namespace: reference.ContentRef.Namespace, Name: reference.ContentRef.Name}
 	if key.Namespace == "" {
 		key.Namespace = s.namespace
 	}
 	if key.Namespace != s.namespace && key.Namespace != kube.AgentNamespace {
-		return fmt.Errorf("%w: an item refers to bundle %s, which is not for this member", ErrCorrupt, key)
+		return fmt.Errorf("%w: an item refers to content %s, which is not for this member", ErrCorrupt, key)
 	}
 	obj := &libv1beta1.ConfigurationBundle{}
 	err := s.hub.Get(ctx, key, obj)
 	if apierrors.IsNotFound(err) {
-		return fmt.Errorf("%w: bundle %s", ErrContentMissing, key)
+		return fmt.Errorf("%w: %s", ErrContentMissing, key)
 	}
 	if err != nil {
-		return fmt.Errorf("read bundle %s: %w", key, err)
+		return fmt.Errorf("read content %s: %w", key, err)
 	}
-	if err := decoder.add(item, obj); err != nil {
-		return fmt.Errorf("read bundle %s: %w", key, err)
+	if err := decoder.add(reference, obj); err != nil {
+		return fmt.Errorf("read content %s: %w", key, err)
 	}
 	return nil
 }
@@ -214,17 +216,18 @@ func (s *AgentSource) fetchItem(ctx context.Context, decoder *decoder, item libv
 // unsupportedFields returns the names of the set fields in spec that this agent does not support, "" if there are none.
 func unsupportedFields(spec libv1beta1.ConfigurationGroupSpec) string {
 	var names []string
-	for name, present := range map[string]bool{
-		"serviceAccountName": spec.ServiceAccountName != "",
-		"preDeployChecks":    len(spec.PreDeployChecks)+len(spec.PreDeployCheckJobs) > 0,
-		"validateHealths":    len(spec.ValidateHealths)+len(spec.ValidateHealthJobs) > 0,
+	for _, field := range []struct {
+		name  string
+		isSet bool
+	}{
+		{"preDeployChecks", len(spec.PreDeployChecks)+len(spec.PreDeployCheckJobs) > 0},
+		{"serviceAccountName", spec.ServiceAccountName != ""},
+		{"validateHealths", len(spec.ValidateHealths)+len(spec.ValidateHealthJobs) > 0},
 	} {
-		if present {
-			names = append(names, name)
+		if field.isSet {
+			names = append(names, field.name)
 		}
 	}
-	// The order is fixed, so that the same problem has the same message.
-	slices.Sort(names)
 	return strings.Join(names, ", ")
 }
 
@@ -237,8 +240,9 @@ func (s *AgentSource) Report(ctx context.Context, d Delivery, report bundle.Repo
 	return err
 }
 
-// ReportStart reports that the revisions of the Helm releases of d may begin. The agent must begin none before: until
-// then the hub forgets a rendering that it replaces. It fails with ErrReplaced if the hub has done that.
+// ReportStart reports StateApplying. The agent must call it before it begins a revision of a Helm release: from then on
+// the hub keeps the rendering in d, because a revision of it may exist. Until then the hub may replace the rendering.
+// If it has, ReportStart fails with ErrReplaced, and the agent must not begin.
 func (s *AgentSource) ReportStart(ctx context.Context, d Delivery) error {
 	group, err := s.writeReport(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying})
 	if err == nil && (group.UID != d.group.UID || group.Generation != d.group.Generation) {
@@ -247,7 +251,7 @@ func (s *AgentSource) ReportStart(ctx context.Context, d Delivery) error {
 	return err
 }
 
-// writeReport implements Report. It returns the group with the report.
+// writeReport implements Report. It returns the group with the report, an empty one if the group no longer exists.
 func (s *AgentSource) writeReport(ctx context.Context, d Delivery, report bundle.Report) (*libv1beta1.ConfigurationGroup, error) {
 	known := s.groups.latest(d.group)
 	status := statusFor(d.group, known.Status, report)
@@ -280,8 +284,8 @@ func (d Delivery) MissingReport(detail string) bundle.Report {
 	return bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateMissing, Message: strings.TrimSpace(detail)}
 }
 
-// Unrequested returns the value of kube.AnnotationUnrequested: the bundles in deployed without a group, "" if there are
-// none. known is false before the groups have been listed.
+// Unrequested returns the value of kube.AnnotationUnrequested on the agent's Lease: the bundles in deployed without a
+// group, "" if there are none. ListDeployed reads it on the hub. known is false before the groups have been listed.
 func (s *AgentSource) Unrequested(deployed []bundle.Deployed) (value string, known bool) {
 	s.groups.mu.Lock()
 	defer s.groups.mu.Unlock()

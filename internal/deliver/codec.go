@@ -26,8 +26,8 @@ const (
 	maxPayload = 512 << 10
 	// maxStream limits the decompressed bytes per ConfigurationBundle, and with it the memory of a reader.
 	maxStream = 8 << 20
-	// maxContent limits the documents of a bundle in bytes, and with it the memory of a reader. It is far more than etcd
-	// could store on a member.
+	// maxContent limits the documents of a bundle in bytes, and with it the memory of a reader. It is half of the
+	// default quota of etcd, which stores them on a member.
 	maxContent = 1 << 30
 	// separator separates two documents of a stream. A document is JSON in one line, so it does not have the separator.
 	separator = "---\n"
@@ -42,23 +42,24 @@ const (
 	continuesDocument = "document" // the stream continues the last document of the previous chunk
 )
 
-// header has the data of a chunk without its documents. It is stored and hashed as text, so that a reader with other
-// versions of the API types computes the same hash.
+// header has the data of a chunk without its documents. It is stored and hashed as text, so that a reader with another
+// version of the API types computes the same hash.
 type header struct {
 	// Item is the item without its objects and its release data. An empty list of objects stays, since the digest
 	// distinguishes it from nil.
 	Item bundle.Item `json:"item"`
-	// Continues is "" for the first chunk of an item, or else how the chunk continues the previous one.
+	// Continues is "" for the first chunk of an item. Otherwise it is a constant that describes how the chunk continues
+	// the previous one.
 	Continues string `json:"continues,omitempty"`
 }
 
 // chunk is the content of one ConfigurationBundle. It must not be changed, since the encoder caches chunks.
 type chunk struct {
-	item    bundle.Item // without objects
-	private bool        // it may be stored only in the member's own delivery namespace
-	last    bool        // of its item
-	index   int         // within its item
-	size    int         // of its stream, in bytes
+	item    bundle.Item // the itemOutline
+	private bool        // the chunk may be stored only in the member's own delivery namespace
+	last    bool        // the chunk is the last one of its item
+	index   int         // the number of the chunk in its item
+	size    int         // the size of the stream in bytes
 	header  string
 	payload []byte // zstd
 	hash    [sha256.Size]byte
@@ -93,13 +94,13 @@ func documents(item bundle.Item) ([][]byte, error) {
 			TypeMeta: metav1.TypeMeta{APIVersion: "towline.dev/v1", Kind: releaseDataKind}, Data: item.Release.Data,
 		})
 		if err != nil {
-			return nil, fmt.Errorf("encode the data of %s: %w", describe(item), err)
+			return nil, fmt.Errorf("encode the data of %s: %w", describeSource(item), err)
 		}
 		docs = append(docs, append(raw, '\n'))
 	}
 	for i, obj := range item.Objects {
 		if obj == nil || obj.GetKind() == "" || obj.GetAPIVersion() == "" {
-			return nil, fmt.Errorf("encode object %d of %s: it has no kind or no apiVersion", i, describe(item))
+			return nil, fmt.Errorf("encode object %d of %s: it has no kind or no apiVersion", i, describeSource(item))
 		}
 	}
 	encoded, err := item.Documents.Encode(item.Objects)
@@ -112,8 +113,8 @@ func documents(item bundle.Item) ([][]byte, error) {
 	return docs, nil
 }
 
-// takeReleaseData moves the release data at the beginning of stream into item, and returns the rest. It does not parse
-// the values and the chart metadata, since the digest depends on the order of their keys.
+// takeReleaseData moves the release data at the beginning of stream into item, and returns the rest. Values and chart
+// metadata stay raw JSON, since the digest depends on the order of their keys.
 func takeReleaseData(item *bundle.Item, stream []byte) (rest []byte) {
 	if item.Release == nil {
 		return stream
@@ -132,7 +133,7 @@ func takeReleaseData(item *bundle.Item, stream []byte) (rest []byte) {
 // itemOutline returns item without its documents.
 func itemOutline(item bundle.Item) bundle.Item {
 	if len(item.Objects) > 0 {
-		item.Objects = nil
+		item.Objects = nil // an empty list stays: its digest differs from that of nil
 	}
 	if item.Release != nil {
 		release := *item.Release
@@ -142,8 +143,8 @@ func itemOutline(item bundle.Item) bundle.Item {
 	return item
 }
 
-// sourceOf names the origin of an item in messages.
-func describe(item bundle.Item) string {
+// describeSource names the origin of an item for messages.
+func describeSource(item bundle.Item) string {
 	switch {
 	case item.Release != nil:
 		return "release " + item.Release.Namespace + "/" + item.Release.Name
@@ -154,8 +155,8 @@ func describe(item bundle.Item) string {
 	}
 }
 
-// isPrivate returns whether an object of item, nil for its release data, may be stored only in the member's own
-// delivery namespace.
+// isPrivate returns whether an object of item may be stored only in the member's own delivery namespace. obj is nil for
+// the release data.
 func isPrivate(item bundle.Item, obj *unstructured.Unstructured) bool {
 	isSecret := obj != nil && obj.GroupVersionKind().GroupKind() == schema.GroupKind{Kind: "Secret"}
 	return isSecret || (item.Sensitive && !item.OnlySecretsPrivate)
@@ -180,8 +181,8 @@ func newChunker() (*chunker, error) {
 	return &chunker{encoder: encoder}, nil
 }
 
-// splitItem splits the documents of item: private and other ones into different pieces, so that a Secret does not make
-// the other objects of a chart private. The order stays.
+// splitItem splits the documents of item. Private documents and other ones are in different pieces, so that a Secret
+// does not make the other objects of a chart private. The order of the documents stays.
 func (c *chunker) splitItem(item bundle.Item, docs [][]byte) []piece {
 	private := make([]bool, len(docs))
 	firstObject := len(docs) - len(item.Objects) // after the release data
@@ -222,6 +223,7 @@ func (c *chunker) split(docs [][]byte, continues string, private bool) []piece {
 	return append(c.split(docs[:half], continues, private), c.split(docs[half:], continuesItem, private)...)
 }
 
+// splitBytes halves stream until each half fits into a chunk.
 func (c *chunker) splitBytes(stream []byte, continues string, private bool) []piece {
 	if payload, ok := c.compress(stream); ok {
 		return []piece{{private: private, continues: continues, stream: stream, payload: payload}}
@@ -240,7 +242,7 @@ func (c *chunker) compress(stream []byte) (payload []byte, ok bool) {
 }
 
 // decompress returns the stream in payload. It fails with ErrCorrupt if the payload is invalid or the stream longer
-// than maxStream. The limit for the payload is twice the writer's, so that a later version may write more.
+// than maxStream. The limit for the payload is twice that of the writer, so that a later version may write more.
 func decompress(payload []byte) ([]byte, error) {
 	if len(payload) > 2*maxPayload {
 		return nil, fmt.Errorf("%w: a payload of %d bytes", ErrCorrupt, len(payload))

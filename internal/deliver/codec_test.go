@@ -197,7 +197,7 @@ func TestNamesComeFromContentAndKey(t *testing.T) {
 	if first[0].Name == third[0].Name {
 		t.Error("other flags, same name")
 	}
-	if name := Key("other").bundleName([]byte("x")); name == testKey.bundleName([]byte("x")) || len(name) != len("config-")+20 {
+	if name := Key("other").contentName([]byte("x")); name == testKey.contentName([]byte("x")) || len(name) != len("config-")+20 {
 		t.Errorf("name with another key: %s", name)
 	}
 	a := fleet.Member{DeliveryNamespace: "eu", Name: "a"}

@@ -18,30 +18,31 @@ import (
 )
 
 const (
-	// CollectorGrace is the GarbageCollector.Grace of a hub whose PullTransport reads groups from a cache. A watch is
-	// rarely that late. If it is, the agent reports missing content, which is written again.
+	// CollectorGrace is the GarbageCollector.Grace of a hub whose PullTransport reads groups from a cache. If the watch of
+	// the cache is later than that, content can be deleted too early: the agent reports it as missing, and it is written
+	// again.
 	CollectorGrace = 15 * time.Second
 	// collectDelay is the delay after a trigger and the grace period, so that one collection handles many triggers.
 	collectDelay = 1500 * time.Millisecond
-	// collectInterval is the longest time between two collections. Some bundles have no trigger, for example content that
-	// was replaced before it was applied.
+	// collectInterval is the longest time between two collections. Not all unneeded content has a trigger, for example
+	// content that was replaced before it was applied.
 	collectInterval = 10 * time.Minute
-	// deleteParallel is the number of concurrent requests to delete bundles.
+	// deleteParallel is the number of concurrent requests to delete content.
 	deleteParallel = 8
-	// otherShardAge is the age after which the default shard deletes an unused bundle of another shard. The collector of
-	// that shard has not deleted it, so it no longer runs.
+	// otherShardAge is the age after which the default shard deletes content of another shard that no group needs, because
+	// the shard may have been removed. If the shard still runs and needs the content again, the agent reports it as
+	// missing, and it is written again.
 	otherShardAge = 24 * time.Hour
 	// listPage is the maximum number of objects per list request.
 	listPage = 500
 )
 
-// GarbageCollector deletes the ConfigurationBundles that no group needs any more: their groups are provisioned, changed
-// or deleted. Only the process with the PullTransport may run it, since it must not delete bundles of running
-// deliveries.
+// GarbageCollector deletes the content that no group needs any more: the groups are provisioned, changed or deleted.
+// Only the process with the PullTransport may run it, since it must not delete the content of running deliveries.
 type GarbageCollector struct {
 	Transport *PullTransport
-	// Grace is the time for which a bundle stays after the last delivery that used it. It must be longer than the delay
-	// of the cache from which the PullTransport reads groups, and is 0 without a cache.
+	// Grace is the time for which content stays after the last delivery that used it. It must be longer than the delay of
+	// the cache from which the PullTransport reads groups, and is 0 without a cache.
 	Grace time.Duration
 }
 
@@ -64,7 +65,7 @@ func (c *GarbageCollector) Start(ctx context.Context) error {
 	}
 	for {
 		if err := c.Collect(ctx); err != nil && ctx.Err() == nil {
-			log.FromContext(ctx).Error(err, "delete unused bundles")
+			log.FromContext(ctx).Error(err, "delete unneeded content")
 		}
 		if !c.waitFor(ctx, c.Transport.trigger, collectInterval) || !c.waitFor(ctx, nil, c.Grace+collectDelay) {
 			return nil
@@ -72,7 +73,7 @@ func (c *GarbageCollector) Start(ctx context.Context) error {
 	}
 }
 
-// sleep returns after limit, or when wake has a value. It returns false if ctx ends.
+// waitFor waits until wake has a value, for at most limit. It returns false if ctx ends.
 func (c *GarbageCollector) waitFor(ctx context.Context, wake <-chan struct{}, limit time.Duration) bool {
 	timer := c.Transport.tracker.clock.NewTimer(limit)
 	defer timer.Stop()
@@ -85,38 +86,38 @@ func (c *GarbageCollector) waitFor(ctx context.Context, wake <-chan struct{}, li
 	return true
 }
 
-// Collect deletes the bundles that no group needs.
+// Collect deletes the content that no group needs.
 func (c *GarbageCollector) Collect(ctx context.Context) error {
-	// The groups of deliveries that ended before are in the list of groups.
+	// A delivery that ended before the cutoff has its group in the cache, so removeNeeded reads it.
 	cutoff := c.Transport.tracker.clock.Now().Add(-c.Grace)
-	bundles, err := c.listContent(ctx)
+	content, err := c.listContent(ctx)
 	if err != nil {
 		return err
 	}
-	c.Transport.tracker.removeMissing(bundles, cutoff)
-	if len(bundles) == 0 {
+	c.Transport.tracker.removeMissing(content, cutoff)
+	if len(content) == 0 {
 		return nil
 	}
-	if err := c.removeNeeded(ctx, bundles); err != nil {
+	if err := c.removeNeeded(ctx, content); err != nil {
 		return err
 	}
-	n, err := c.deleteContent(ctx, bundles, cutoff)
+	n, err := c.deleteContent(ctx, content, cutoff)
 	if n > 0 {
-		log.FromContext(ctx).Info("deleted unused bundles", logkeys.Count, n)
+		log.FromContext(ctx).Info("deleted unneeded content", logkeys.Count, n)
 	}
 	return err
 }
 
-// isResponsibleFor returns whether this collector is responsible for bundle.
-func (c *GarbageCollector) isResponsibleFor(bundle client.Object) bool {
+// isResponsibleFor returns whether this collector may delete content.
+func (c *GarbageCollector) isResponsibleFor(content client.Object) bool {
 	shard := c.Transport.shard
-	if bundle.GetLabels()[labelShard] == labelValue(string(shard)) {
+	if content.GetLabels()[labelShard] == labelValue(string(shard)) {
 		return true
 	}
-	return shard.IsDefault() && c.Transport.tracker.clock.Since(bundle.GetCreationTimestamp().Time) > otherShardAge
+	return shard.IsDefault() && c.Transport.tracker.clock.Since(content.GetCreationTimestamp().Time) > otherShardAge
 }
 
-// listContent lists the bundles that this collector is responsible for.
+// listContent lists the content that this collector may delete.
 func (c *GarbageCollector) listContent(ctx context.Context) (map[client.ObjectKey]types.UID, error) {
 	found := map[client.ObjectKey]types.UID{}
 	list := &metav1.PartialObjectMetadataList{}
@@ -124,7 +125,7 @@ func (c *GarbageCollector) listContent(ctx context.Context) (map[client.ObjectKe
 	for {
 		err := c.Transport.live.List(ctx, list, client.MatchingLabels{labelManagedBy: managedBy}, client.Limit(listPage), client.Continue(list.Continue))
 		if err != nil {
-			return nil, fmt.Errorf("list bundles: %w", err)
+			return nil, fmt.Errorf("list content: %w", err)
 		}
 		for i := range list.Items {
 			if c.isResponsibleFor(&list.Items[i]) {
@@ -137,8 +138,8 @@ func (c *GarbageCollector) listContent(ctx context.Context) (map[client.ObjectKe
 	}
 }
 
-// removeNeeded deletes the bundles of groups that are not provisioned yet from bundles.
-func (c *GarbageCollector) removeNeeded(ctx context.Context, bundles map[client.ObjectKey]types.UID) error {
+// removeNeeded removes the content of groups that are not provisioned yet from content.
+func (c *GarbageCollector) removeNeeded(ctx context.Context, content map[client.ObjectKey]types.UID) error {
 	groups := &libv1beta1.ConfigurationGroupList{}
 	if err := c.Transport.hub.List(ctx, groups, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list groups: %w", err)
@@ -150,19 +151,19 @@ func (c *GarbageCollector) removeNeeded(ctx context.Context, bundles map[client.
 		}
 		for _, item := range group.Spec.ConfigurationItems {
 			if item.ContentRef != nil {
-				delete(bundles, client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name})
+				delete(content, client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name})
 			}
 		}
 	}
 	return nil
 }
 
-// deleteBundles deletes the bundles that no delivery has used since the given time, and returns their number.
-func (c *GarbageCollector) deleteContent(ctx context.Context, bundles map[client.ObjectKey]types.UID, cutoff time.Time) (int, error) {
+// deleteContent deletes the content that no delivery has used since cutoff, and returns the number of deleted objects.
+func (c *GarbageCollector) deleteContent(ctx context.Context, content map[client.ObjectKey]types.UID, cutoff time.Time) (int, error) {
 	deletions, ctx := errgroup.WithContext(ctx)
 	deletions.SetLimit(deleteParallel)
 	var deleted atomic.Int32
-	for key, uid := range bundles {
+	for key, uid := range content {
 		deletions.Go(func() error {
 			end, ok := c.Transport.tracker.beginDeletion(key, cutoff)
 			if !ok {
@@ -172,7 +173,7 @@ func (c *GarbageCollector) deleteContent(ctx context.Context, bundles map[client
 			obj := &libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
 			err := c.Transport.hub.Delete(ctx, obj, client.Preconditions{UID: &uid})
 			if client.IgnoreNotFound(err) != nil {
-				return fmt.Errorf("delete bundle %s: %w", key, err)
+				return fmt.Errorf("delete content %s: %w", key, err)
 			}
 			deleted.Add(1)
 			return nil

@@ -17,23 +17,24 @@ import (
 // decoder decodes a bundle from its ConfigurationBundles, in the order of the group.
 type decoder struct {
 	items []bundle.Item
-	// stream holds the documents of the last item of items, which are parsed when the next item begins.
+	// stream has the documents of the last item of items, which finishItem parses.
 	stream []byte
-	total  int
+	// total is the size of all documents in bytes.
+	total int
 }
 
-// add decodes the next ConfigurationBundle, to which item of the group refers. It decompresses a limited payload and
-// verifies the hash before it uses anything else.
-func (d *decoder) add(item libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle) error {
-	if obj.Annotations[annotationHeader] == "" {
-		return d.addResources(item, obj)
+// add decodes obj, the ConfigurationBundle to which the group's next item (reference) refers. It decompresses the
+// payload, within limits, and verifies the hash before it uses anything else.
+func (d *decoder) add(reference libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle) error {
+	text := obj.Annotations[annotationHeader]
+	if text == "" {
+		return d.addResources(reference, obj)
 	}
 	stream, err := decompress(obj.Spec.Payload)
 	if err != nil {
 		return err
 	}
-	text := obj.Annotations[annotationHeader]
-	if !hashMatches(item, canonical(text, stream)) {
+	if !hashMatches(reference, canonical(text, stream)) {
 		return fmt.Errorf("%w: its hash is not the one in the group", ErrCorrupt)
 	}
 	var head header
@@ -52,7 +53,7 @@ func (d *decoder) add(item libv1beta1.ConfigurationItem, obj *libv1beta1.Configu
 		d.stream = stream
 		return nil
 	case len(d.items) == 0:
-		return fmt.Errorf("%w: the first part continues another part", ErrCorrupt)
+		return fmt.Errorf("%w: the first chunk continues another chunk", ErrCorrupt)
 	case head.Continues == continuesDocument:
 		d.stream = append(d.stream, stream...)
 		return nil
@@ -64,8 +65,9 @@ func (d *decoder) add(item libv1beta1.ConfigurationItem, obj *libv1beta1.Configu
 	}
 }
 
-// addResources adds a ConfigurationBundle of another hub as one item. Its documents are in spec.resources.
-func (d *decoder) addResources(item libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle) error {
+// addResources adds a ConfigurationBundle of another hub as one item. Its documents are in spec.resources. Another hub
+// may set no hash in the group.
+func (d *decoder) addResources(reference libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle) error {
 	if len(obj.Spec.Payload) > 0 || obj.Spec.NotTracked || obj.Spec.HelmReleaseUninstall {
 		return fmt.Errorf("%w: it has options that this agent does not know", ErrUnsupported)
 	}
@@ -82,7 +84,7 @@ func (d *decoder) addResources(item libv1beta1.ConfigurationItem, obj *libv1beta
 			return err
 		}
 	}
-	if len(item.Hash) > 0 && !resourcesMatch(item.Hash, objects) {
+	if len(reference.Hash) > 0 && !resourcesMatch(reference.Hash, objects) {
 		return fmt.Errorf("%w: its hash is not the one in the group", ErrCorrupt)
 	}
 	d.items = append(d.items, itemFromSpec(obj.Spec, objects))
@@ -110,7 +112,7 @@ func itemFromSpec(spec libv1beta1.ConfigurationBundleSpec, objects []*unstructur
 }
 
 // resourcesMatch returns whether hash is the SHA-256 of the JSON of all objects in order, with or without a newline
-// after each: unstructured objects are encoded in both forms.
+// after each: MarshalJSON of unstructured objects adds one and json.Marshal removes it, and a hub may hash either.
 func resourcesMatch(hash []byte, objects []*unstructured.Unstructured) bool {
 	lines, plain := sha256.New(), sha256.New()
 	for _, obj := range objects {
@@ -133,7 +135,7 @@ func (d *decoder) addSize(n int) error {
 	return nil
 }
 
-// finishItem parses the documents of the last item.
+// finishItem parses the documents of the last item. It is called when the next item begins, and at the end.
 func (d *decoder) finishItem() error {
 	if len(d.stream) == 0 {
 		return nil
@@ -161,7 +163,7 @@ func (d *decoder) result(group *libv1beta1.ConfigurationGroup) (bundle.Bundle, e
 		return bundle.Bundle{}, fmt.Errorf("%w: parse annotation %s: %w", ErrCorrupt, annotationOutline, err)
 	}
 	b := outlined.Bundle
-	if len(d.items) > 0 {
+	if len(d.items) > 0 { // otherwise the outline has nil or an empty list, with different digests
 		b.Items = d.items
 	}
 	digest, err := b.Digest()
@@ -176,7 +178,7 @@ func (d *decoder) result(group *libv1beta1.ConfigurationGroup) (bundle.Bundle, e
 	return b, nil
 }
 
-// setUnconfirmed sets Release.IsUnconfirmed, which the content does not have.
+// setUnconfirmed sets Release.IsUnconfirmed, which is not part of the content, from the releases of the outline.
 func setUnconfirmed(b bundle.Bundle, listed []bundle.DeployedRelease) {
 	for _, item := range b.Items {
 		if release := item.Release; release != nil {

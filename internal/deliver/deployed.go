@@ -17,17 +17,16 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxUnrequested is the maximum number of bundles that an agent lists on its Lease: an annotation holds 256 KiB. The
-// others follow when listed bundles are withdrawn.
+// maxUnrequested is the maximum number of bundles that an agent lists on its Lease: an annotation holds 256 KiB.
+// Further ones are listed after these are withdrawn.
 const maxUnrequested = 200
 
 // deployedOf converts a group to a Deployed. Its report is Pending unless the status is about the current spec.
 func deployedOf(group *libv1beta1.ConfigurationGroup) (bundle.Deployed, bool) {
 	id, ok := IDOf(group)
-	report := ReportOf(group)
-	if !isObserved(group) {
-		// The status describes an older spec.
-		report = bundle.Report{ID: id, State: bundle.StatePending}
+	report := bundle.Report{ID: id, State: bundle.StatePending}
+	if isObserved(group) {
+		report = ReportOf(group)
 	}
 	return bundle.Deployed{
 		ID: id, Hub: group.Annotations[kube.AnnotationHub],
@@ -47,8 +46,8 @@ func releasesOf(group *libv1beta1.ConfigurationGroup) []bundle.DeployedRelease {
 	return outlined.Releases
 }
 
-// FindDeployed returns the Deployed of the group of id. It makes no request if the PullTransport reads groups from a
-// cache.
+// FindDeployed returns the Deployed of the group of id. It makes no request if the PullTransport reads groups and
+// namespaces from a cache.
 func (t *PullTransport) FindDeployed(ctx context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
 	group, err := t.readClaimedGroup(ctx, t.hub, m, id)
 	if err != nil || !isStored(group) {
@@ -91,8 +90,8 @@ func (t *PullTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bun
 
 func compareDeployed(a, b bundle.Deployed) int { return cmp.Compare(a.ID.String(), b.ID.String()) }
 
-// unrequestedOn reads the bundles that an agent lists on its Lease. An invalid list is ignored; the agent overwrites
-// it.
+// unrequestedOn returns the bundles that an agent lists on its Lease, see AgentSource.Unrequested. An invalid list is
+// ignored; the agent overwrites it.
 func unrequestedOn(lease *coordinationv1.Lease) []bundle.Deployed {
 	var all []bundle.Deployed
 	if text := lease.Annotations[kube.AnnotationUnrequested]; text != "" && json.Unmarshal([]byte(text), &all) != nil {

@@ -12,8 +12,8 @@ import (
 // maxChunksSize limits the cached chunks of an encoder, in bytes. Members with the same item use the same chunks.
 const maxChunksSize = 32 << 20
 
-// encoder encodes items as chunks. It compresses the same item once, and not once per member. It is safe for concurrent
-// use: deliveries of the same item wait for one of them, and deliveries of different items do not wait.
+// encoder encodes items as chunks. It compresses an item once for all members. It is safe for concurrent use:
+// deliveries of the same item wait for the first one of them.
 type encoder struct {
 	key     Key
 	chunker *chunker
@@ -34,13 +34,13 @@ func (e *encoder) encode(b bundle.Bundle) ([]chunk, error) {
 	total := 0
 	for _, item := range b.Items {
 		more, err := e.encodeItem(item)
+		if err != nil {
+			return nil, fmt.Errorf("encode bundle %s: %w", b.ID, err)
+		}
 		for _, c := range more {
 			total += c.size
 		}
-		if err == nil {
-			err = checkSize(total)
-		}
-		if err != nil {
+		if err := checkSize(total); err != nil {
 			return nil, fmt.Errorf("encode bundle %s: %w", b.ID, err)
 		}
 		chunks = append(chunks, more...)
@@ -48,7 +48,7 @@ func (e *encoder) encode(b bundle.Bundle) ([]chunk, error) {
 	return chunks, nil
 }
 
-// checkSize fails if documents of size bytes are too large.
+// checkSize returns an error if size, the size of documents, is more than maxContent.
 func checkSize(size int) error {
 	if size > maxContent {
 		return fmt.Errorf("it is larger than %d bytes", maxContent)
@@ -59,20 +59,20 @@ func checkSize(size int) error {
 // encodeItem returns the chunks of one item.
 func (e *encoder) encodeItem(item bundle.Item) ([]chunk, error) {
 	outline := itemOutline(item)
-	id, err := hashItem(outline, item)
+	hash, err := hashItem(outline, item)
 	if err != nil {
 		return nil, err
 	}
-	return e.cache.GetOrCompute(string(id), func() ([]chunk, int, error) {
+	return e.cache.GetOrCompute(string(hash), func() ([]chunk, int, error) {
 		docs, err := documents(item)
+		if err != nil {
+			return nil, 0, err
+		}
 		size := 0
 		for _, doc := range docs {
 			size += len(doc)
 		}
-		if err == nil {
-			err = checkSize(size)
-		}
-		if err != nil {
+		if err := checkSize(size); err != nil {
 			return nil, 0, err
 		}
 		return e.compressItem(outline, item, docs)
@@ -87,29 +87,29 @@ func (e *encoder) compressItem(outline, item bundle.Item, docs [][]byte) ([]chun
 	for i, p := range pieces {
 		raw, err := json.Marshal(header{Item: outline, Continues: p.continues})
 		if err != nil {
-			return nil, 0, fmt.Errorf("encode %s: %w", describe(item), err)
+			return nil, 0, fmt.Errorf("encode %s: %w", describeSource(item), err)
 		}
 		content := canonical(string(raw), p.stream)
 		chunks = append(chunks, chunk{
 			item: outline, private: p.private, last: i == len(pieces)-1, index: i, size: len(p.stream),
-			header: string(raw), payload: p.payload, hash: sha256.Sum256(content), name: e.key.bundleName(content),
+			header: string(raw), payload: p.payload, hash: sha256.Sum256(content), name: e.key.contentName(content),
 		})
 		size += cache.MinSize + len(raw) + len(p.payload)
 	}
 	return chunks, size, nil
 }
 
-// hashItem returns a hash of the contents of an item's chunks and of the choice which ones are private.
+// hashItem returns the cache key of an item: a hash of all data that its chunks depend on.
 func hashItem(outline, item bundle.Item) ([]byte, error) {
 	hash := sha256.New()
 	_, _ = fmt.Fprintln(hash, item.OnlySecretsPrivate) // a hash returns no error
 	out := json.NewEncoder(hash)
 	if err := out.Encode(outline); err != nil {
-		return nil, fmt.Errorf("encode %s: %w", describe(item), err)
+		return nil, fmt.Errorf("encode %s: %w", describeSource(item), err)
 	}
 	if item.Release != nil {
 		if err := out.Encode(item.Release.Data); err != nil {
-			return nil, fmt.Errorf("encode the data of %s: %w", describe(item), err)
+			return nil, fmt.Errorf("encode the data of %s: %w", describeSource(item), err)
 		}
 	}
 	digest, err := item.Documents.Digest(item.Objects)

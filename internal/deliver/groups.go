@@ -3,6 +3,7 @@ package deliver
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -22,14 +23,16 @@ const (
 	retryLast  = 5 * time.Minute
 )
 
-// groupStore is the store of the reflector: the groups by name, and a queue with the names of the groups to handle.
+// groupStore is the store of the reflector of an AgentSource: the groups by name, and a queue with the names of the
+// groups to handle.
 type groupStore struct {
 	queue workqueue.TypedRateLimitingInterface[string]
 
 	// mu guards the fields below.
 	mu     sync.Mutex
 	byName map[string]*libv1beta1.ConfigurationGroup
-	// reporting counts the running status writes of each group. Status changes in the watch meanwhile are the agent's own.
+	// reporting has the number of running status writes of each group. Status changes that the watch delivers meanwhile
+	// are the agent's own.
 	reporting map[string]int
 	synced    bool
 }
@@ -94,31 +97,22 @@ func (g *groupStore) Delete(obj any) error {
 // Replace stores the list of all groups.
 func (g *groupStore) Replace(objects []any, _ string) error {
 	g.mu.Lock()
-	deleted := make(map[string]struct{}, len(g.byName))
-	for name := range g.byName {
-		deleted[name] = struct{}{}
-	}
-	g.mu.Unlock()
+	defer g.mu.Unlock()
+	listed := make(map[string]bool, len(objects))
 	for _, obj := range objects {
 		group, err := asGroup(obj)
 		if err != nil {
 			return err
 		}
-		delete(deleted, group.Name)
+		listed[group.Name] = true
 		// An older version is stored, too: the hub may have been restored from a backup.
-		g.mu.Lock()
 		g.storeAndQueue(group)
-		g.mu.Unlock()
 		if ReportOf(group).State != bundle.StateApplied || !isObserved(group) {
-			// It may have changed back after a change that was missed.
+			// Its status may have changed and changed back while the watch was interrupted.
 			g.queue.Add(group.Name)
 		}
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for name := range deleted {
-		delete(g.byName, name)
-	}
+	maps.DeleteFunc(g.byName, func(name string, _ *libv1beta1.ConfigurationGroup) bool { return !listed[name] })
 	g.synced = true
 	return nil
 }
@@ -149,7 +143,7 @@ func (g *groupStore) storeAndQueue(group *libv1beta1.ConfigurationGroup) {
 	}
 }
 
-// beginReport must be called before the status of a group is written, and end after it.
+// beginReport must be called before the status of a group is written, and end after the write.
 func (g *groupStore) beginReport(name string) (end func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -177,8 +171,7 @@ func (g *groupStore) latest(group *libv1beta1.ConfigurationGroup) *libv1beta1.Co
 func (g *groupStore) storeWritten(group *libv1beta1.ConfigurationGroup) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	// If the response has a new request, which the watch has not delivered yet, it must not replace the group: then the
-	// request would not be queued.
+	// A response with a new request is not stored: the watch delivers it later, and storeAndQueue queues it.
 	if known := g.byName[group.Name]; known != nil && !isNewRequest(known, group) && isOlder(known, group) {
 		g.byName[group.Name] = group
 	}

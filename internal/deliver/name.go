@@ -21,15 +21,16 @@ import (
 )
 
 const (
-	// keySecret is the Secret in kube.AgentNamespace of the hub that holds the key of bundle names.
+	// keySecret is the Secret in kube.AgentNamespace of the hub that holds the HMAC key of the names of content.
 	keySecret = "towline-bundle-key"
 	keyField  = "key"
-	// namePrefix and nameLength give groups and bundles names of the same form as in Sveltos.
+	// namePrefix and nameLength give groups and content names of the same form as in Sveltos.
 	namePrefix = "config-"
 	nameLength = 20
 )
 
-// Key makes the names of bundles: without it a name cannot be guessed from the content.
+// Key is the HMAC key of the names of ConfigurationBundles. Without it nobody can compute the name of known content, to
+// test whether the hub stores it.
 type Key []byte
 
 // LoadOrCreateKey returns the hub's key, and creates it on first use. hub must read from the API server, not from a
@@ -66,7 +67,7 @@ func createKey(ctx context.Context, hub client.Client, name client.ObjectKey) er
 	})
 }
 
-// forShard returns the key of a shard.
+// forShard returns the key of a shard. Shards have different keys, so that they never share content.
 func (k Key) forShard(shard fleet.Shard) Key {
 	if shard.IsDefault() {
 		return k
@@ -76,8 +77,8 @@ func (k Key) forShard(shard fleet.Shard) Key {
 	return mac.Sum(nil)
 }
 
-// bundleName returns the name of the ConfigurationBundle with this canonical content.
-func (k Key) bundleName(content []byte) string {
+// contentName returns the name of the ConfigurationBundle with this canonical content.
+func (k Key) contentName(content []byte) string {
 	mac := hmac.New(sha256.New, k)
 	_, _ = mac.Write(content)
 	return nameFromHash(mac.Sum(nil))
@@ -90,6 +91,7 @@ func GroupName(m fleet.Member, id bundle.ID) string {
 	return nameFromHash(sum[:])
 }
 
+// nameFromHash returns a name with the first nameLength base32 digits of sum.
 func nameFromHash(sum []byte) string {
 	text := base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum)
 	return namePrefix + strings.ToLower(text[:nameLength])

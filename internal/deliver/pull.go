@@ -28,22 +28,24 @@ type PullTransport struct {
 	live    client.Reader
 	encoder *encoder
 	tracker *contentTracker
-	// creations makes one request for a bundle that several deliveries need at the same time.
+	// creations merges concurrent requests to create the same content.
 	creations singleflight.Group
-	trigger   chan struct{}
+	// trigger wakes the GarbageCollector.
+	trigger chan struct{}
 }
 
 var _ Transport = (*PullTransport)(nil)
 
-// NewPullTransport returns a PullTransport of the hub. hub may read groups from a cache; live reads from the API
-// server. Both need a timeout per request. The caller must watch groups and call Deliver again when a group changes.
+// NewPullTransport returns a PullTransport of the hub. hub may read groups, namespaces (as metadata) and Leases from a
+// cache; live reads from the API server. Both need a timeout per request. The caller must watch groups and call Deliver
+// again when a group changes.
 func NewPullTransport(hub client.Client, live client.Reader, key Key) (*PullTransport, error) {
 	return NewShardPullTransport(hub, live, key, "")
 }
 
 // NewShardPullTransport returns a PullTransport for the members of one shard. Its ConfigurationBundles have their own
 // names and a label, so that only the GarbageCollector of this PullTransport deletes them: other processes do not know
-// the bundles of its running deliveries.
+// which content its running deliveries use.
 func NewShardPullTransport(hub client.Client, live client.Reader, key Key, shard fleet.Shard) (*PullTransport, error) {
 	encoder, err := newEncoder(key.forShard(shard))
 	if err != nil {
@@ -59,8 +61,8 @@ type desiredBundle struct {
 	digest bundle.Digest
 }
 
-// Deliver writes b for m and returns the last report of the agent. It sends no request if b is written already. An
-// error does not change the bundle that was delivered before.
+// Deliver writes b for m and returns the last report of the agent. It sends no request if the group requests b already
+// and needs no content. After an error the bundle that was delivered before is unchanged.
 func (t *PullTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
 	pending := bundle.Report{ID: b.ID, State: bundle.StatePending}
 	if err := t.checkClaim(ctx, m); err != nil {
@@ -75,7 +77,7 @@ func (t *PullTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bu
 		return pending, err
 	}
 	if group.DeletionTimestamp != nil {
-		// It can be created again after it is deleted, which triggers the watch on groups.
+		// The delete event triggers the next call, which creates the group again.
 		return pending, nil
 	}
 	desired := desiredBundle{member: m, bundle: b, digest: digest}
@@ -93,7 +95,7 @@ func (t *PullTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bu
 	return report, nil
 }
 
-// triggerIfProvisioned triggers the garbage collector when a group is provisioned.
+// triggerIfProvisioned triggers the garbage collector when a group becomes provisioned.
 func (t *PullTransport) triggerIfProvisioned(group *libv1beta1.ConfigurationGroup, report bundle.Report, digest bundle.Digest) {
 	key := client.ObjectKeyFromObject(group)
 	if report.State != bundle.StateApplied || report.Digest != digest {
@@ -105,8 +107,7 @@ func (t *PullTransport) triggerIfProvisioned(group *libv1beta1.ConfigurationGrou
 	}
 }
 
-// ensureContent writes the content of group again if the agent needs it and it is missing. group already requests the
-// bundle.
+// ensureContent writes the content of group again if the agent needs it and it is missing. group requests d already.
 func (t *PullTransport) ensureContent(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	state := ReportOf(group).State
 	if state == bundle.StateMissing {
@@ -137,8 +138,8 @@ func (t *PullTransport) refreshInputs(ctx context.Context, d desiredBundle, grou
 	return t.applyGroup(ctx, want)
 }
 
-// isContentStored returns whether all ConfigurationBundles of group exist. It sends one request for each bundle that is
-// not known to exist.
+// isContentStored returns whether all content of group exists. It sends one request for each object that is not known
+// to exist.
 func (t *PullTransport) isContentStored(ctx context.Context, group *libv1beta1.ConfigurationGroup) (bool, error) {
 	for _, item := range group.Spec.ConfigurationItems {
 		if item.ContentRef == nil {
@@ -155,16 +156,16 @@ func (t *PullTransport) isContentStored(ctx context.Context, group *libv1beta1.C
 			return false, nil
 		}
 		if err != nil {
-			return false, fmt.Errorf("read bundle %s: %w", key, err)
+			return false, fmt.Errorf("read content %s: %w", key, err)
 		}
 		t.tracker.setKnown(key, true)
 	}
 	return true, nil
 }
 
-// rewriteContent writes content that the agent reports as missing, and resets that report in the status, which triggers
-// the agent. In all other cases only the agent writes the status. If the
-// agent has written it meanwhile, its status is kept.
+// rewriteContent writes content that the agent reports as missing, and then sets status.contentMissing to false: the
+// agent watches its group, and fetches the content again. The hub writes no other part of a status. If the agent has
+// changed the status meanwhile, its status is kept.
 func (t *PullTransport) rewriteContent(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	for _, item := range group.Spec.ConfigurationItems {
 		if item.ContentRef != nil {
@@ -192,7 +193,7 @@ func (t *PullTransport) rewriteContent(ctx context.Context, d desiredBundle, gro
 	return updated, nil
 }
 
-// writeBundle writes the ConfigurationBundles of a request, and then the group that refers to them if it differs.
+// writeBundle writes the content of d, and then the group that refers to it if it differs.
 func (t *PullTransport) writeBundle(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	m, b := d.member, d.bundle
 	chunks, err := t.encoder.encode(b)
@@ -227,15 +228,16 @@ func (t *PullTransport) writeBundle(ctx context.Context, d desiredBundle, group 
 	return t.applyGroup(ctx, want)
 }
 
-// hasSpecOf returns whether group requests the same as want.
+// hasSpecOf returns whether group requests the same bundle as want, with the same content. The digest covers the
+// other fields, except the inputs (see refreshInputs), the hub, and Release.IsUnconfirmed.
 func hasSpecOf(group, want *libv1beta1.ConfigurationGroup) bool {
 	return group.Spec.Action == want.Spec.Action &&
 		apiequality.Semantic.DeepEqual(group.Spec.RequestorHash, want.Spec.RequestorHash) &&
 		apiequality.Semantic.DeepEqual(group.Spec.ConfigurationItems, want.Spec.ConfigurationItems)
 }
 
-// contentNamespace returns the namespace of a chunk of b: a shared one if several members have the same chunk and it is
-// not private.
+// contentNamespace returns the namespace of a chunk of b: the hub's own one if several members have the same chunk and
+// it is not private.
 func contentNamespace(m fleet.Member, b bundle.Bundle, c chunk) string {
 	if b.SharedBy > 1 && !c.private {
 		return kube.AgentNamespace
@@ -243,8 +245,8 @@ func contentNamespace(m fleet.Member, b bundle.Bundle, c chunk) string {
 	return m.DeliveryNamespace
 }
 
-// write creates an immutable ConfigurationBundle. An existing one with the same name has the same content, since the
-// name is a hash of the content.
+// createContent creates an immutable ConfigurationBundle. An existing one with the same name has the same content,
+// since the name is a hash of the content.
 func (t *PullTransport) createContent(ctx context.Context, obj *libv1beta1.ConfigurationBundle) error {
 	key := client.ObjectKeyFromObject(obj)
 	if t.tracker.isKnown(key) {
@@ -257,7 +259,7 @@ func (t *PullTransport) createContent(ctx context.Context, obj *libv1beta1.Confi
 			return nil, nil //nolint:nilnil // the result is the error
 		}
 		if err := t.hub.Create(creationCtx, obj); err != nil && !apierrors.IsAlreadyExists(err) {
-			return nil, fmt.Errorf("write bundle %s: %w", key, err)
+			return nil, fmt.Errorf("write content %s: %w", key, err)
 		}
 		t.tracker.setKnown(key, true)
 		return nil, nil //nolint:nilnil // the result is the error
@@ -265,7 +267,7 @@ func (t *PullTransport) createContent(ctx context.Context, obj *libv1beta1.Confi
 	return err
 }
 
-// apply writes a group in one request and returns the stored group.
+// applyGroup writes a group in one request, by server-side apply, and returns the stored group.
 func (t *PullTransport) applyGroup(ctx context.Context, want *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	key := client.ObjectKeyFromObject(want)
 	raw, err := runtime.DefaultUnstructuredConverter.ToUnstructured(want)
@@ -284,8 +286,8 @@ func (t *PullTransport) applyGroup(ctx context.Context, want *libv1beta1.Configu
 	return got, nil
 }
 
-// Withdraw requests the agent to remove w. done is true after the agent has reported the removal. Without a group it
-// creates one, since only the agent knows its bundles.
+// Withdraw requests the agent to remove w. done is true after the agent has reported the removal. If there is no group,
+// Withdraw creates one: the agent may have the bundle although the hub has lost its group.
 func (t *PullTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
 	group, err := t.readClaimedGroup(ctx, t.hub, m, w.ID)
 	if err == nil && !isStored(group) {
@@ -296,7 +298,7 @@ func (t *PullTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.W
 		return false, err
 	}
 	if group.DeletionTimestamp != nil {
-		return false, nil // it is created again after it is deleted, which triggers the watch
+		return false, nil // the delete event triggers the next call, which creates the group again
 	}
 	if group.Spec.Action != libv1beta1.ActionRemove || group.Spec.LeavePolicies != w.Orphan {
 		if group, err = t.applyGroup(ctx, removeGroup(m, w, group)); err != nil {
@@ -327,8 +329,7 @@ func (t *PullTransport) deleteGroup(ctx context.Context, group *libv1beta1.Confi
 // isStored returns whether the hub has the group.
 func isStored(group *libv1beta1.ConfigurationGroup) bool { return group.UID != "" }
 
-// readClaimedGroup reads the group of id. It fails if another namespace is claimed for m. It also reads if no namespace
-// is claimed yet.
+// readClaimedGroup reads the group of id. It fails if m's claim is on another namespace. A missing claim is no error.
 func (t *PullTransport) readClaimedGroup(ctx context.Context, reader client.Reader, m fleet.Member, id bundle.ID) (*libv1beta1.ConfigurationGroup, error) {
 	if err := t.checkClaim(ctx, m); err != nil && !errors.Is(err, errUnclaimed) {
 		return nil, fmt.Errorf("read group of member %s: %w", m.Key(), err)

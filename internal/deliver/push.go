@@ -17,8 +17,8 @@ type PushTransport struct {
 
 var _ Transport = (*PushTransport)(nil)
 
-// Deliver converges m to b. With an error the report has the changes that were made before. There is no error if the
-// caller must not repeat the failed run: then the state of the report is Failed, as in pull mode.
+// Deliver converges m to b. With an error the report has the changes that were made before. A bundle.TerminalError of
+// the engine is not returned: the report has StateFailed, as in pull mode.
 func (t *PushTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
 	engine, err := t.Engines(ctx, m)
 	if err != nil {

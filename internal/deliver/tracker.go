@@ -12,26 +12,29 @@ import (
 )
 
 // contentTracker records which ConfigurationBundles exist on the hub, to save requests, and which ones deliveries use,
-// so that the garbage collector deletes no bundle whose group is not written yet. It may be lost. If another client
-// deletes a bundle, an agent reports it as missing, and it is written again.
+// so that the garbage collector deletes no content whose group is not written yet. It is kept in memory only: after a
+// restart existence is read again, and the collector waits for its grace period. If another client deletes content, the
+// agent reports it as missing, and it is written again.
 type contentTracker struct {
 	clock clock.Clock
 
 	// mu guards the fields below.
 	mu       sync.Mutex
 	contents map[client.ObjectKey]*trackedContent
-	// unprovisioned has the groups that are not provisioned yet. Their bundles can be deleted afterwards.
+	// unprovisioned has the groups that are not provisioned yet. When one becomes provisioned, its content can be deleted,
+	// and the collector is triggered.
 	unprovisioned map[client.ObjectKey]struct{}
 }
 
-// trackedContent is the state of one bundle.
+// trackedContent is the state of one ConfigurationBundle.
 type trackedContent struct {
-	// exists is true if the bundle is known to exist.
+	// isKnown is true if the object is known to exist.
 	isKnown bool
-	// deliveries is the number of running deliveries with the bundle; lastUse is the end of the last one.
+	// deliveries is the number of running deliveries that use the object; lastUse is the end of the last one.
 	deliveries int
 	lastUse    time.Time
-	// deleted is closed when the garbage collector has deleted the bundle. It is nil while no deletion is running.
+	// deletion is closed at the end of the garbage collector's request to delete the object, also if the request fails. It
+	// is nil while there is none.
 	deletion chan struct{}
 }
 
@@ -39,7 +42,7 @@ func newContentTracker() *contentTracker {
 	return &contentTracker{clock: clock.RealClock{}, contents: map[client.ObjectKey]*trackedContent{}, unprovisioned: map[client.ObjectKey]struct{}{}}
 }
 
-// get returns the state of bundle. The caller must hold mu.
+// get returns the state of an object, which it adds if it is new. The caller must hold mu.
 func (t *contentTracker) get(key client.ObjectKey) *trackedContent {
 	tracked := t.contents[key]
 	if tracked == nil {
@@ -49,29 +52,31 @@ func (t *contentTracker) get(key client.ObjectKey) *trackedContent {
 	return tracked
 }
 
-// beginUse must be called before a delivery writes bundle. It waits for the end of a running deletion. The delivery
-// calls end after its group refers to the bundle.
+// beginUse must be called before a delivery writes an object. It waits for the end of a running deletion. The delivery
+// calls end after its group refers to the object.
 func (t *contentTracker) beginUse(ctx context.Context, key client.ObjectKey) (end func(), err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	for {
-		tracked := t.get(key)
-		if tracked.deletion == nil {
-			tracked.deliveries++
+		tracked, deletion := t.tryUse(key)
+		if deletion == nil {
 			return func() { t.endUse(tracked) }, nil
 		}
-		deletion := tracked.deletion
-		t.mu.Unlock()
 		select {
 		case <-deletion:
 		case <-ctx.Done():
-			err = ctx.Err()
-		}
-		t.mu.Lock()
-		if err != nil {
-			return nil, err
+			return nil, ctx.Err()
 		}
 	}
+}
+
+// tryUse begins a use, unless a deletion is running, which it returns.
+func (t *contentTracker) tryUse(key client.ObjectKey) (tracked *trackedContent, deletion <-chan struct{}) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	tracked = t.get(key)
+	if tracked.deletion == nil {
+		tracked.deliveries++
+	}
+	return tracked, tracked.deletion
 }
 
 func (t *contentTracker) endUse(tracked *trackedContent) {
@@ -81,13 +86,13 @@ func (t *contentTracker) endUse(tracked *trackedContent) {
 	tracked.lastUse = t.clock.Now()
 }
 
-// beginDeletion returns true if no delivery uses bundle or has used it since the given time. Then new deliveries with
-// the bundle wait until end is called.
-func (t *contentTracker) beginDeletion(key client.ObjectKey, since time.Time) (end func(), ok bool) {
+// beginDeletion returns ok if no delivery uses the object, or has used it since cutoff. Then new deliveries that need
+// the object wait until end is called.
+func (t *contentTracker) beginDeletion(key client.ObjectKey, cutoff time.Time) (end func(), ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	tracked := t.get(key)
-	if tracked.deliveries > 0 || !tracked.lastUse.Before(since) || tracked.deletion != nil {
+	if tracked.deliveries > 0 || !tracked.lastUse.Before(cutoff) || tracked.deletion != nil {
 		return nil, false
 	}
 	tracked.deletion = make(chan struct{})
@@ -99,7 +104,7 @@ func (t *contentTracker) beginDeletion(key client.ObjectKey, since time.Time) (e
 	}, true
 }
 
-// exists returns whether bundle is known to exist.
+// isKnown returns whether the object is known to exist.
 func (t *contentTracker) isKnown(key client.ObjectKey) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,7 +112,7 @@ func (t *contentTracker) isKnown(key client.ObjectKey) bool {
 	return tracked != nil && tracked.isKnown
 }
 
-// setExists records that bundle exists on the hub, or that it may not exist.
+// setKnown records that the object exists on the hub, or that it may not exist.
 func (t *contentTracker) setKnown(key client.ObjectKey, isKnown bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -118,15 +123,15 @@ func (t *contentTracker) setKnown(key client.ObjectKey, isKnown bool) {
 	}
 }
 
-// removeMissing removes the bundles that are not in listed, a list that was read from the hub after the given time. The
-// namespace of a member that was deregistered is deleted with its bundles. A bundle that a delivery uses, or has used
-// since then, stays: it may have been written after the list was read.
-func (t *contentTracker) removeMissing(listed map[client.ObjectKey]types.UID, since time.Time) {
+// removeMissing removes the objects that are not in listed, a list that was read from the hub after cutoff. The
+// namespace of a member that was deregistered is deleted with its content. An object that a delivery uses, or has used
+// since cutoff, stays: it may have been written after the list was read.
+func (t *contentTracker) removeMissing(listed map[client.ObjectKey]types.UID, cutoff time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	maps.DeleteFunc(t.contents, func(key client.ObjectKey, tracked *trackedContent) bool {
 		_, isListed := listed[key]
-		return !isListed && tracked.deliveries == 0 && tracked.deletion == nil && tracked.lastUse.Before(since)
+		return !isListed && tracked.deliveries == 0 && tracked.deletion == nil && tracked.lastUse.Before(cutoff)
 	})
 }
 
@@ -137,7 +142,7 @@ func (t *contentTracker) addUnprovisioned(group client.ObjectKey) {
 	t.unprovisioned[group] = struct{}{}
 }
 
-// removeUnprovisioned removes a group that no longer needs its bundles, and returns whether it was tracked.
+// removeUnprovisioned removes a group that is provisioned or deleted, and returns whether it was in the set.
 func (t *contentTracker) removeUnprovisioned(group client.ObjectKey) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -7,11 +7,11 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// Transport delivers bundles to members. It has no method to observe a bundle: the caller calls Deliver again.
+// Transport delivers bundles to members. To read the newest report, call Deliver again.
 type Transport interface {
 	// Deliver makes b the desired bundle of m and returns the newest known report for b.ID. The report may be about an
-	// older bundle: the caller must compare the digest. The caller must call again after an error, but not after a report
-	// with StateFailed: the member repeats the run, unless only another bundle can succeed.
+	// older bundle: the caller must compare the digest. The caller must call again after an error. After a report with
+	// StateFailed it need not: the member retries, or only another bundle can succeed.
 	Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error)
 	// Withdraw removes the objects of w.ID from m. done is true when all are removed. It requests this from the member
 	// even if the hub does not know w.ID.

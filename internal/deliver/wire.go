@@ -21,18 +21,18 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Towline's own labels and annotations on groups and bundles. Fields that Sveltos has, too, are also set in the spec.
+// Towline's own labels and annotations on groups and content. The data that a Sveltos agent needs is also in the spec.
 const (
-	// annotationOutline on a group has its outline as JSON.
+	// annotationOutline on a group has its bundleOutline as JSON.
 	annotationOutline = "towline.dev/bundle"
 	// annotationInputs on a group has Bundle.Inputs.
 	annotationInputs = "towline.dev/inputs"
-	// annotationHeader on a bundle has the header of its chunk.
+	// annotationHeader on content has the header of its chunk.
 	annotationHeader = "towline.dev/item"
-	// labelManagedBy marks our bundles.
+	// labelManagedBy marks the content of Towline.
 	labelManagedBy = "app.kubernetes.io/managed-by"
 	managedBy      = "towline"
-	// labelShard on a bundle names the shard whose PullTransport wrote it. Bundles of the default shard do not have it.
+	// labelShard on content names the shard whose PullTransport wrote it. Content of the default shard does not have it.
 	labelShard = "towline.dev/shard"
 )
 
@@ -62,7 +62,7 @@ func requestorLabels(m fleet.Member, id bundle.ID) map[string]string {
 	}
 }
 
-// contentObject returns the ConfigurationBundle of c for id on m in namespace. A shared bundle has no labels of a
+// contentObject returns the ConfigurationBundle of chunk c for id on m in namespace. Shared content has no labels of a
 // member.
 func contentObject(m fleet.Member, id bundle.ID, namespace string, c chunk) *libv1beta1.ConfigurationBundle {
 	obj := &libv1beta1.ConfigurationBundle{
@@ -97,6 +97,8 @@ func contentObject(m fleet.Member, id bundle.ID, namespace string, c chunk) *lib
 	return obj
 }
 
+// indexAnnotationOf returns the source of a chunk's item and the number of the chunk. Nothing in Towline reads it: it
+// helps people, and Sveltos agents.
 func indexAnnotationOf(c chunk) string {
 	parts := []string{c.item.Reference.Kind, c.item.Reference.Namespace, c.item.Reference.Name}
 	if c.item.Release != nil {
@@ -106,17 +108,17 @@ func indexAnnotationOf(c chunk) string {
 	return strings.Join(parts, "-")
 }
 
-// bundleOutline is a bundle without its items, but with its Helm releases.
+// bundleOutline is a bundle without the content of its items, but with a list of its Helm releases.
 type bundleOutline struct {
 	bundle.Bundle
 	Releases []bundle.DeployedRelease `json:"releases,omitempty"`
 }
 
-// deployGroup returns the group that asks m for b, whose content is in items.
+// deployGroup returns the group that requests m to deploy b. items refer to its content.
 func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []libv1beta1.ConfigurationItem) (*libv1beta1.ConfigurationGroup, error) {
 	outlined := bundleOutline{Bundle: b, Releases: b.DeployedReleases()}
 	if len(outlined.Items) > 0 {
-		outlined.Items = nil
+		outlined.Items = nil // an empty list stays: its digest differs from that of nil
 	}
 	raw, err := json.Marshal(outlined)
 	if err != nil {
@@ -144,18 +146,18 @@ func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []
 	return group, nil
 }
 
-// removeGroup returns the group that requests m to withdraw w. before is the existing group, or an empty one.
-func removeGroup(m fleet.Member, w bundle.Withdrawal, before *libv1beta1.ConfigurationGroup) *libv1beta1.ConfigurationGroup {
+// removeGroup returns the group that requests m to withdraw w. existing is the stored group, or an empty one.
+func removeGroup(m fleet.Member, w bundle.Withdrawal, existing *libv1beta1.ConfigurationGroup) *libv1beta1.ConfigurationGroup {
 	group := newGroup(m, w.ID)
 	for _, name := range []string{kube.AnnotationOwnerKind, kube.AnnotationOwnerName, kube.AnnotationHub} {
-		if value, ok := before.Annotations[name]; ok {
+		if value, ok := existing.Annotations[name]; ok {
 			group.Annotations[name] = value
 		}
 	}
 	group.Spec.Action = libv1beta1.ActionRemove
 	group.Spec.SourceStatus = libv1beta1.SourceDeleted
 	group.Spec.LeavePolicies = w.Orphan
-	group.Spec.RequestorHash = before.Spec.RequestorHash
+	group.Spec.RequestorHash = existing.Spec.RequestorHash
 	return group
 }
 
@@ -186,8 +188,8 @@ func configurationItem(namespace string, c chunk) libv1beta1.ConfigurationItem {
 	}
 }
 
-// isObserved returns whether the status of a group is about its current spec. Without an observed generation, which
-// other agents do not set, the hash alone decides.
+// isObserved returns whether the status of a group is about its current spec. Agents of Sveltos set no observed
+// generation: then the hash alone decides.
 func isObserved(group *libv1beta1.ConfigurationGroup) bool {
 	status := group.Status
 	return (status.ObservedGeneration == 0 || status.ObservedGeneration == group.Generation) &&
@@ -195,7 +197,8 @@ func isObserved(group *libv1beta1.ConfigurationGroup) bool {
 }
 
 // ReportOf returns the agent's report about group. A report about an older bundle has the digest of that bundle. If the
-// status is about an older spec with the same hash, the report is Pending.
+// status is about an older spec with the same hash, for example before a withdrawal was requested, the report is
+// Pending.
 func ReportOf(group *libv1beta1.ConfigurationGroup) bundle.Report {
 	id, _ := IDOf(group)
 	report := bundle.Report{ID: id, State: bundle.StatePending}
@@ -208,6 +211,7 @@ func ReportOf(group *libv1beta1.ConfigurationGroup) bundle.Report {
 	report.State = stateOf(status)
 	report.Message = kube.Truncate(status.FailureMessage, maxMessage)
 	report.Kinds = slices.Clone(status.DeployedGroupVersionKind)
+	// In the other states no release waits for the hub.
 	if report.State == bundle.StateApplying || report.State == bundle.StateFailed {
 		report.Outdated = outdatedOf(status)
 	}
@@ -249,6 +253,7 @@ func stateOf(status libv1beta1.ConfigurationGroupStatus) bundle.State {
 	}
 }
 
+// featureStatusOf is the reverse of stateOf. StateMissing is Provisioning, and ContentMissing distinguishes it.
 func featureStatusOf(state bundle.State) libv1beta1.FeatureStatus {
 	switch state {
 	case bundle.StateApplied:
@@ -264,7 +269,7 @@ func featureStatusOf(state bundle.State) libv1beta1.FeatureStatus {
 	}
 }
 
-// statusFor returns the status of group with report. Fields that report does not set stay as in old.
+// statusFor converts report to a status of group. Fields that report does not set stay as in old.
 func statusFor(group *libv1beta1.ConfigurationGroup, old libv1beta1.ConfigurationGroupStatus, report bundle.Report) libv1beta1.ConfigurationGroupStatus {
 	status := *old.DeepCopy()
 	status.DeploymentStatus = featureStatusOf(report.State)
@@ -293,13 +298,13 @@ func statusFor(group *libv1beta1.ConfigurationGroup, old libv1beta1.Configuratio
 		status.DeployedGroupVersionKind = slices.Clone(report.Kinds)
 	}
 	if !report.LastApplied.IsZero() {
-		// The API stores whole seconds. A more precise time would differ each time.
+		// The API stores whole seconds.
 		status.LastAppliedTime = &metav1.Time{Time: report.LastApplied.UTC().Truncate(time.Second)}
 	}
 	return status
 }
 
-// isFromTowline returns whether a Towline hub has written group. Then requestorHash is the digest of its bundle.
+// isFromTowline returns whether a Towline hub has written group. Then spec.requestorHash is the digest of its bundle.
 func isFromTowline(group *libv1beta1.ConfigurationGroup) bool {
 	return group.Annotations[annotationOutline] != ""
 }
@@ -310,8 +315,8 @@ func isSameReport(a, b libv1beta1.ConfigurationGroupStatus) bool {
 	return apiequality.Semantic.DeepEqual(a, b)
 }
 
-// hashMatches returns whether the item has the hash of the content.
-func hashMatches(item libv1beta1.ConfigurationItem, content []byte) bool {
+// hashMatches returns whether reference has the hash of the content.
+func hashMatches(reference libv1beta1.ConfigurationItem, content []byte) bool {
 	sum := sha256.Sum256(content)
-	return bytes.Equal(item.Hash, sum[:])
+	return bytes.Equal(reference.Hash, sum[:])
 }
