@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/transport"
 )
 
@@ -17,6 +18,19 @@ type accountKey struct{}
 // objects of a kind need not be able to read all of them.
 func withAccount(ctx context.Context, account string) context.Context {
 	return context.WithValue(ctx, accountKey{}, account)
+}
+
+// asAccountIfForbidden sends a request, and again as the ServiceAccount account if it is forbidden. Errors of both name
+// the missing verbs.
+func asAccountIfForbidden(ctx context.Context, account string, request func(context.Context) error) error {
+	err := request(ctx)
+	if account == "" || !apierrors.IsForbidden(err) {
+		return err
+	}
+	if accountErr := request(withAccount(ctx, account)); accountErr != nil {
+		return fmt.Errorf("%w; as ServiceAccount %s: %w", err, account, accountErr)
+	}
+	return nil
 }
 
 // impersonator sends requests with the ServiceAccount of their context.

@@ -32,6 +32,9 @@ type removeOptions struct {
 	instead map[pruneAction]pruneAction
 	// propagation is the policy for dependents. Default: Background.
 	propagation metav1.DeletionPropagation
+	// account is the "namespace/name" of the ServiceAccount that has applied the objects, "" for this engine. It removes
+	// what this engine must not remove.
+	account string
 }
 
 // removeRank removes those objects of one rank that the bundle still owns. With an error it has removed nothing.
@@ -54,9 +57,13 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []inventory
 			var err error
 			switch action {
 			case pruneDelete:
-				err = e.member.deleteWith(ctx, locations[i], existing.UID, cmp.Or(options.propagation, metav1.DeletePropagationBackground))
+				err = asAccountIfForbidden(ctx, options.account, func(ctx context.Context) error {
+					return e.member.deleteWith(ctx, locations[i], existing.UID, cmp.Or(options.propagation, metav1.DeletePropagationBackground))
+				})
 			case pruneOrphan:
-				err = e.member.unmark(ctx, locations[i], existing)
+				err = asAccountIfForbidden(ctx, options.account, func(ctx context.Context) error {
+					return e.member.unmark(ctx, locations[i], existing)
+				})
 			case pruneForget, pruneAwait:
 			}
 			mu.Lock()
@@ -145,7 +152,7 @@ func (p *applyRun) keepRecorded(groups [][]inventory.Entry) {
 
 // pruneGroup removes objects. proceed is true if the next group may be removed.
 func (p *applyRun) pruneGroup(ctx context.Context, items []inventory.Entry) (proceed bool, err error) {
-	removals, err := p.engine.removeRank(ctx, p.bundle.ID, items, removeOptions{})
+	removals, err := p.engine.removeRank(ctx, p.bundle.ID, items, removeOptions{account: p.bundle.Options.ServiceAccount})
 	if err != nil {
 		return false, err
 	}

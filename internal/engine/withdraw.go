@@ -120,7 +120,7 @@ func (e *Engine) removeAll(ctx context.Context, rec *inventory.Record) (done boo
 		return false, err
 	}
 	for _, items := range groups {
-		removals, err := e.removeRank(ctx, rec.ID, items, removeOptions{instead: instead})
+		removals, err := e.removeRank(ctx, rec.ID, items, removeOptions{instead: instead, account: rec.Options.ServiceAccount})
 		if err != nil {
 			return false, err
 		}
