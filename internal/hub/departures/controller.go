@@ -65,8 +65,8 @@ type Controller struct {
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// RetractMember deletes the identity of this hub from a push member.
 	RetractMember func(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error
-	// WithdrawRemaining withdraws the deployments on a member that belong to no summary. It returns the pending ones,
-	// and the ones of others, which stay on the member.
+	// WithdrawRemaining withdraws the deployments on a member that belong to no summary, or with Member.OnHub those for
+	// it on the hub. It returns the pending ones, and the ones of others, which stay.
 	WithdrawRemaining func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
 	// Forget discards the cached state of the member "namespace/name" that is abandoned, and cancels running operations
 	// on it. It may be nil.

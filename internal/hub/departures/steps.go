@@ -65,17 +65,26 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 	return s.waitFor(describePending(summaries))
 }
 
-// withdrawRemaining withdraws this hub's deployments on the member that belong to no summary, and records the
-// deployments of others, which stay on it.
+// withdrawRemaining withdraws this hub's deployments that belong to no summary: those for the member on the hub, and
+// those on the member.
 func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
 	ordered := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
-	if c.WithdrawRemaining == nil || ordered || (s.member.Forced && (s.unreachable != "" || c.timeLeft(s) <= 0)) {
+	if c.WithdrawRemaining == nil || ordered || (s.member.Forced && c.timeLeft(s) <= 0) {
 		return nil
+	}
+	if err := c.withdrawRemainingFrom(ctx, s, s.member.OnHub()); err != nil || (s.member.Forced && s.unreachable != "") {
+		return err
 	}
 	if s.unreachable != "" {
 		return c.awaitAgent(ctx, s)
 	}
-	pending, kept, err := c.WithdrawRemaining(ctx, s.member)
+	return c.withdrawRemainingFrom(ctx, s, s.member)
+}
+
+// withdrawRemainingFrom withdraws this hub's deployments from a member or from the hub, and records the deployments of
+// others, which stay.
+func (c *Controller) withdrawRemainingFrom(ctx context.Context, s *state, on fleet.Member) error {
+	pending, kept, err := c.WithdrawRemaining(ctx, on)
 	if err != nil {
 		return err
 	}

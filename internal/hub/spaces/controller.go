@@ -59,8 +59,8 @@ type Controller struct {
 	Shard fleet.Shard
 	// Config returns the connection to a push member.
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
-	// WithdrawRemaining withdraws the deployments on a member that belong to no summary and no Work. It returns the
-	// pending ones, and the ones of others, which stay on the member.
+	// WithdrawRemaining withdraws the deployments on a member that belong to no summary and no Work, or with
+	// Member.OnHub those for it on the hub. It returns the pending ones, and the ones of others, which stay.
 	WithdrawRemaining func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
 	// Forget discards the cached state of the member "namespace/name" and cancels running operations on it. It is
 	// called for Clusters that are deleted or abandoned. It may be nil.

@@ -7,13 +7,16 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// withdrawRemaining withdraws this hub's deployments on the member that belong to no summary and no Work, and records
-// the deployments of others, which stay on it.
+// withdrawRemaining withdraws this hub's deployments that belong to no summary and no Work: those for the member on the
+// hub, and those on the member. It records the deployments of others, which stay.
 func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
-	if c.WithdrawRemaining == nil || s.member.Abandoned || s.cluster.Annotations[kube.AnnotationAgentOrder] != "" {
+	if c.WithdrawRemaining == nil || s.cluster.Annotations[kube.AnnotationAgentOrder] != "" {
 		return nil
 	}
-	pending, kept, err := c.WithdrawRemaining(ctx, s.member)
+	pending, kept, err := c.WithdrawRemaining(ctx, s.member.OnHub())
+	if err == nil && len(pending) == 0 && !s.member.Abandoned {
+		pending, kept, err = c.WithdrawRemaining(ctx, s.member)
+	}
 	if err != nil {
 		pending = []string{"its other deployments (" + err.Error() + ")"}
 	}

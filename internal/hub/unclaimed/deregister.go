@@ -20,13 +20,10 @@ type BundleWithdrawer struct {
 	HubUID string
 }
 
-// Withdraw withdraws every bundle that this hub delivered to m. pending describes the bundles whose withdrawal is not
-// complete: the caller calls Withdraw again. kept describes the bundles of other or unknown hubs, which stay. The
-// caller must check that m is reachable.
+// Withdraw withdraws every bundle that this hub delivered to m, or from the hub those for m if m is a Member.OnHub.
+// pending describes the bundles whose withdrawal is not complete: the caller calls Withdraw again. kept describes the
+// bundles of other or unknown hubs, which stay. The caller must check that m is reachable.
 func (r BundleWithdrawer) Withdraw(ctx context.Context, m fleet.Member) (pending, kept []string, err error) {
-	if pending, err = r.withdrawFromHub(ctx, m); err != nil || len(pending) > 0 {
-		return pending, nil, err
-	}
 	deployed, err := r.Transport.ListDeployed(ctx, m)
 	if err != nil {
 		return nil, nil, err
@@ -45,35 +42,17 @@ func (r BundleWithdrawer) Withdraw(ctx context.Context, m fleet.Member) (pending
 			return pending, kept, fmt.Errorf("withdraw %s: %w", d.ID, err)
 		}
 		if !done {
-			pending = append(pending, Describe(d))
+			pending = append(pending, located{d, m}.describe())
 		}
 	}
 	return pending, kept, nil
 }
 
-// withdrawFromHub withdraws from the cluster of the hub every bundle for m.
-func (r BundleWithdrawer) withdrawFromHub(ctx context.Context, m fleet.Member) (pending []string, err error) {
-	deployed, err := r.Transport.ListDeployed(ctx, m.OnHub())
-	if err != nil {
-		return nil, err
-	}
-	for _, d := range deployed {
-		done, err := r.Transport.Withdraw(ctx, m.OnHub(), bundle.Withdrawal{ID: d.ID, Orphan: m.KeepAddons})
-		if err != nil {
-			return pending, fmt.Errorf("withdraw %s from the hub: %w", d.ID, err)
-		}
-		if !done {
-			pending = append(pending, Describe(d)+" on the hub")
-		}
-	}
-	return pending, nil
-}
-
 // isFromThisHub returns whether this hub delivered a bundle. If the inventory does not name the hub, a group or an
 // entry in the ClusterConfiguration is sufficient.
 func (r BundleWithdrawer) isFromThisHub(ctx context.Context, m fleet.Member, d bundle.Deployed) (bool, error) {
-	if d.Requested || d.Hub != "" {
-		return d.Requested || d.Hub == r.HubUID, nil
+	if d.Requested || d.Hub != "" || m.Mode == fleet.Local {
+		return d.Requested || d.Hub == r.HubUID || m.Mode == fleet.Local, nil
 	}
 	return isListed(ctx, r.Live, m, d)
 }

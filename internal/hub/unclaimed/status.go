@@ -79,11 +79,7 @@ func (c *Controller) patchStatus(ctx context.Context, s *state, patched client.O
 func message(m fleet.Member, kept []located) string {
 	texts, names := make([]string, 0, len(kept)), []string{}
 	for _, d := range kept {
-		text := Describe(d.Deployed)
-		if d.isOnHub() {
-			text += " on the hub"
-		}
-		texts = append(texts, text)
+		texts = append(texts, d.describe())
 		if !slices.Contains(names, d.ID.RequestorName) {
 			names = append(names, d.ID.RequestorName)
 		}
@@ -103,6 +99,14 @@ func Describe(d bundle.Deployed) string {
 		text += fmt.Sprintf(" (%s %s)", d.Owner.Kind, d.Owner.Name)
 	}
 	return text
+}
+
+// describe is Describe with the cluster that has the bundle, if it is the hub.
+func (l located) describe() string {
+	if l.isOnHub() {
+		return Describe(l.Deployed) + " on the hub"
+	}
+	return Describe(l.Deployed)
 }
 
 func annotateCommand(m fleet.Member) string {
