@@ -24,24 +24,30 @@ const (
 	moreLeft = "more than can be listed here"
 )
 
-// readDeployed describes the releases and objects that are deployed on a cluster.
+// readDeployed describes the releases and objects that are deployed for a cluster.
 func readDeployed(ctx context.Context, hub client.Client, r Request) ([]string, error) {
 	inventory := &configv1beta1.ClusterConfiguration{}
 	err := hub.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: "sveltos--" + r.Name}, inventory)
 	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read what is deployed on cluster %s: %w", r.key(), err)
 	}
-	return ListDeployed(inventory.Status, func(string, string, libv1beta1.FeatureID) bool { return true }), nil
+	return ListDeployed(inventory.Status, func(string, string, libv1beta1.FeatureID, libv1beta1.DeploymentType) bool { return true }), nil
 }
 
-// ListDeployed describes the releases and objects in inventory of the features for which wanted returns true. It omits
-// objects on the hub. wanted gets the kind and the name of the profile.
-func ListDeployed(inventory configv1beta1.ClusterConfigurationStatus, wanted func(kind, profile string, feature libv1beta1.FeatureID) bool) []string {
+// ListDeployed describes the releases and objects in inventory of the features for which wanted returns true. wanted
+// gets the kind and the name of the profile, and whether the objects are on the cluster (Remote) or on the hub (Local).
+func ListDeployed(
+	inventory configv1beta1.ClusterConfigurationStatus,
+	wanted func(kind, profile string, feature libv1beta1.FeatureID, on libv1beta1.DeploymentType) bool,
+) []string {
 	var all []string
 	add := func(kind, profile string, features []configv1beta1.DeployedFeature) {
 		for _, feature := range features {
-			if wanted(kind, profile, feature.FeatureID) {
+			if wanted(kind, profile, feature.FeatureID, libv1beta1.DeploymentTypeRemote) {
 				all = append(all, deployedBy(feature)...)
+			}
+			if wanted(kind, profile, feature.FeatureID, libv1beta1.DeploymentTypeLocal) {
+				all = append(all, deployedOnHub(feature)...)
 			}
 		}
 	}
@@ -67,9 +73,23 @@ func deployedBy(feature configv1beta1.DeployedFeature) []string {
 		if feature.FeatureID == libv1beta1.FeatureHelm && len(feature.Charts) > 0 {
 			break
 		}
-		all = append(all, kube.Ref{Group: resource.Group, Kind: resource.Kind, Namespace: resource.Namespace, Name: resource.Name}.String())
+		all = append(all, refOfDeployed(resource).String())
 	}
 	return all
+}
+
+func deployedOnHub(feature configv1beta1.DeployedFeature) []string {
+	var all []string
+	for _, resource := range feature.Resources {
+		if resource.DeploymentType == libv1beta1.DeploymentTypeLocal {
+			all = append(all, refOfDeployed(resource).String()+" on the hub")
+		}
+	}
+	return all
+}
+
+func refOfDeployed(r configv1beta1.DeployedResource) kube.Ref {
+	return kube.Ref{Group: r.Group, Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
 }
 
 // ListLeftBehind describes the objects that the hub has left on the member of a cluster that is deregistered by force.

@@ -105,16 +105,20 @@ func failureReason(f configv1beta1.FeatureSummary) string {
 
 func truncate(note string) string { return kube.Truncate(note, maxNote) }
 
-// AbandonedEvent returns the event about objects of a profile that stay on a cluster and are no longer managed. reason
-// completes the sentence "cluster <name> …", for example "is unreachable".
-func AbandonedEvent(s configv1beta1.ClusterSummaryStatus, m fleet.Member, reason string) Event {
+// AbandonedEvent returns the event about objects of a profile that stay and are no longer managed: those of the kinds in
+// deployed on the cluster, and those in onHub. reason completes the sentence "cluster <name> …", for example "is
+// unreachable".
+func AbandonedEvent(deployed []libv1beta1.FeatureDeploymentInfo, onHub []string, m fleet.Member, reason string) Event {
 	var kept []string
-	for _, info := range s.DeployedGVKs {
+	for _, info := range deployed {
 		kept = append(kept, fmt.Sprintf("%s (%s)", info.FeatureID, strings.Join(info.DeployedGroupVersionKind, ", ")))
 	}
 	note := fmt.Sprintf("cluster %s %s %s", m.Type, m.Key(), reason)
 	if len(kept) > 0 {
 		note += ", left there: " + strings.Join(kept, "; ")
+	}
+	if len(onHub) > 0 {
+		note += "; left: " + strings.Join(onHub, ", ")
 	}
 	return Event{corev1.EventTypeWarning, "Abandoned", truncate(note)}
 }

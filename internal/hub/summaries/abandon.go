@@ -3,6 +3,7 @@ package summaries
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -21,6 +22,13 @@ func (s *state) orphansObjects() bool {
 	return s.isDeleting() && (s.member.KeepAddons || s.spec().StopMatchingBehavior == configv1beta1.LeavePolicies)
 }
 
+// isOrphaned returns whether the objects of a feature stay because their withdrawal has begun so. The cluster object,
+// which had the option, does not exist any more.
+func (s *state) isOrphaned(feature libv1beta1.FeatureID) bool {
+	deployed := s.deployed[feature]
+	return s.cluster == nil && deployed.Removing && deployed.Orphan
+}
+
 // abandonReason returns the reason why objects stay on the cluster without a withdrawal, "" if they are withdrawn. The
 // reason completes the sentence "cluster <name> …". Objects stay if the cluster object does not exist, or if the
 // cluster is deregistered by force and is unreachable or has exceeded the time limit.
@@ -28,7 +36,7 @@ func (c *Controller) abandonReason(ctx context.Context, s *state) (string, error
 	if s.cluster == nil {
 		return "does not exist; nothing was withdrawn from it", nil
 	}
-	if !s.isDeleting() || !s.member.Forced || len(s.featuresToWithdraw()) == 0 {
+	if !s.isDeleting() || !s.member.Forced || len(s.featuresToWithdraw()) == 0 && s.local.withdrawn {
 		return "", nil
 	}
 	if s.member.Abandoned {
@@ -41,58 +49,97 @@ func (c *Controller) abandonReason(ctx context.Context, s *state) (string, error
 	return "is unreachable and is force-deregistered; nothing was withdrawn from it", nil
 }
 
-// abandon completes the deletion of the summary without a withdrawal. It writes the list of objects that stay on the
-// cluster to an event and to the cluster object. The command that deregisters the cluster reads it there.
-func (c *Controller) abandon(ctx context.Context, s *state, reason string) error {
-	s.withdrawn = true
-	s.removedFeatures = s.featuresToWithdraw()
-	if len(s.removedFeatures) == 0 {
-		return nil
-	}
-	if s.cluster != nil {
-		remaining, err := c.listAbandonedObjects(ctx, s)
-		if err != nil {
-			return err
-		}
-		if s.cluster, err = join.RecordLeftBehind(ctx, c.Hub, s.cluster, remaining...); err != nil {
-			return err
-		}
-	}
-	c.recordEvent(s.summary, status.AbandonedEvent(s.summary.Status, s.member, reason))
-	log.FromContext(ctx).Info("abandoned objects on the cluster", logkeys.Member, s.member.Key(), logkeys.Reason, reason)
-	return c.deleteGroups(ctx, s)
+// abandonment is what reportAbandoned reports: the features whose objects stay on the cluster and on the hub.
+type abandonment struct {
+	onMember, onHub []libv1beta1.FeatureID
+	event           status.Event
 }
 
-// listAbandonedObjects returns one text for each object of removedFeatures on the member, as far as they are known.
-func (c *Controller) listAbandonedObjects(ctx context.Context, s *state) ([]string, error) {
+// abandon completes the deletion of the summary without a withdrawal. It writes the list of objects that stay on the
+// cluster and on the hub to the cluster object. The command that deregisters the cluster reads it there.
+func (c *Controller) abandon(ctx context.Context, s *state, reason string) error {
+	onMember, onHub := s.featuresToWithdraw(), s.local.pendingFeatures()
+	s.withdrawn, s.local.withdrawn = true, true
+	if len(onMember)+len(onHub) == 0 {
+		return nil
+	}
+	remaining, err := c.listAbandonedObjects(ctx, s, onMember)
+	if err != nil {
+		return err
+	}
+	remainingOnHub, err := c.listAbandonedObjects(ctx, s.local, onHub)
+	if err != nil {
+		return err
+	}
+	if s.cluster != nil {
+		if s.cluster, err = join.RecordLeftBehind(ctx, c.Hub, s.cluster, slices.Concat(remaining, remainingOnHub)...); err != nil {
+			return err
+		}
+	}
+	var kinds []libv1beta1.FeatureDeploymentInfo
+	if len(onMember) > 0 {
+		kinds = s.summary.Status.DeployedGVKs
+	}
+	s.abandoned = &abandonment{onMember: onMember, onHub: onHub, event: status.AbandonedEvent(kinds, remainingOnHub, s.member, reason)}
+	return c.deleteGroups(ctx, s, onMember)
+}
+
+// reportAbandoned writes the objects that stay to an event, and deletes them from the ClusterConfiguration. Only the
+// reconcile that has removed the finalizer calls it: until then, a failed one is repeated with the same
+// ClusterConfiguration.
+func (c *Controller) reportAbandoned(ctx context.Context, s *state) error {
+	s.removedFeatures, s.local.removedFeatures = s.abandoned.onMember, append(s.local.removedFeatures, s.abandoned.onHub...)
+	c.recordEvent(s.summary, s.abandoned.event)
+	log.FromContext(ctx).Info("abandoned objects", logkeys.Member, s.member.Key(), logkeys.Reason, s.abandoned.event.Note)
+	return c.recordDeployed(ctx, s)
+}
+
+// pendingFeatures returns the features whose withdrawal is not complete.
+func (s *state) pendingFeatures() []libv1beta1.FeatureID {
+	if s.withdrawn {
+		return nil
+	}
+	return slices.DeleteFunc(s.featuresToWithdraw(), func(f libv1beta1.FeatureID) bool { return slices.Contains(s.removedFeatures, f) })
+}
+
+// listAbandonedObjects returns one text for each object of features on the member or on the hub, as far as they are
+// known.
+func (c *Controller) listAbandonedObjects(ctx context.Context, s *state, features []libv1beta1.FeatureID) ([]string, error) {
+	if len(features) == 0 {
+		return nil, nil
+	}
 	deployed, err := c.Configurations.Read(ctx, s.member)
 	if err != nil {
 		return nil, err
 	}
 	var all []string
 	owner := metav1.GetControllerOf(s.summary)
-	for _, feature := range s.removedFeatures {
-		listed := join.ListDeployed(deployed, func(kind, profile string, f libv1beta1.FeatureID) bool {
-			return owner != nil && kind == owner.Kind && profile == owner.Name && f == feature
+	for _, feature := range features {
+		listed := join.ListDeployed(deployed, func(kind, profile string, f libv1beta1.FeatureID, on libv1beta1.DeploymentType) bool {
+			return owner != nil && kind == owner.Kind && profile == owner.Name && f == feature && on == s.deploymentType()
 		})
 		if len(listed) == 0 && s.featureSummary(feature).LastAppliedTime == nil {
 			// No object of it is in the ClusterConfiguration yet.
-			listed = []string{fmt.Sprintf("objects of feature %s of ClusterSummary %s, which are not listed yet", feature, client.ObjectKeyFromObject(s.summary))}
+			text := fmt.Sprintf("objects of feature %s of ClusterSummary %s, which are not listed yet", feature, client.ObjectKeyFromObject(s.summary))
+			if s.isLocal() {
+				text += ", on the hub"
+			}
+			listed = []string{text}
 		}
 		all = append(all, listed...)
 	}
 	return all, nil
 }
 
-// deleteGroups deletes the ConfigurationGroups of removedFeatures. They are in the delivery namespace of the cluster,
+// deleteGroups deletes the ConfigurationGroups of features. They are in the delivery namespace of the cluster,
 // or in the cluster's namespace if the delivery namespace is unknown. The agent does not remove objects when a group is
 // deleted.
-func (c *Controller) deleteGroups(ctx context.Context, s *state) error {
+func (c *Controller) deleteGroups(ctx context.Context, s *state, features []libv1beta1.FeatureID) error {
 	member := s.member
 	if member.DeliveryNamespace == "" {
 		member.DeliveryNamespace = member.Namespace
 	}
-	for _, feature := range s.removedFeatures {
+	for _, feature := range features {
 		group := &libv1beta1.ConfigurationGroup{}
 		group.Namespace, group.Name = member.DeliveryNamespace, deliver.GroupName(member, s.bundleID(feature))
 		if err := c.Hub.Delete(ctx, group); client.IgnoreNotFound(err) != nil {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/lru"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -52,6 +53,8 @@ const (
 	// normalEventsPerSecond and normalEventsBurst limit the events about deliveries and withdrawals without an error.
 	normalEventsPerSecond = 10
 	normalEventsBurst     = 100
+	// maxDeletedClusters is the maximum number of entries in deletedClusters.
+	maxDeletedClusters = 10_000
 	// ClusterIndex is the name of the index of summaries by the text of their cluster's fleet.ID.
 	ClusterIndex = "cluster"
 )
@@ -90,6 +93,8 @@ type Controller struct {
 	ownWrites  ownWrites
 	starts     deliveryStarts
 	slots      *slots.Slots
+	// deletedClusters has the fleet.ID of the clusters that were deleted while this process watched them.
+	deletedClusters *lru.Cache
 	// normalEvents limits the events that are not warnings.
 	normalEvents *rate.Limiter
 }
@@ -97,6 +102,7 @@ type Controller struct {
 // Setup adds the indexes and the controller to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	c.references, c.metadata, c.slots = newReferenceIndex(), mgr.GetCache(), slots.New()
+	c.deletedClusters = lru.New(maxDeletedClusters)
 	c.normalEvents = newEventLimiter()
 	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, ClusterIndex, func(obj client.Object) []string {
 		return []string{match.MemberID(obj.(*configv1beta1.ClusterSummary)).String()}
@@ -135,7 +141,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		controllerBuilder = controllerBuilder.WatchesRawSource(c.changedURLs())
 	}
 	for _, cluster := range fleet.Kinds() {
-		controllerBuilder = controllerBuilder.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.summariesOfCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
+		controllerBuilder = controllerBuilder.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.summariesOfCluster), builder.WithPredicates(c.recordDeletions(), c.Shard.Predicate(), memberChanged()))
 	}
 	return controllerBuilder.Complete(c)
 }
@@ -294,6 +300,7 @@ func (c *Controller) reconcileSummary(ctx context.Context, s *state) (reconcile.
 		{Name: "check cluster", Run: c.checkCluster},
 		{Name: "check suspension", Run: c.checkSuspended},
 		{Name: "withdraw from the hub", Run: c.withdrawLocal},
+		{Name: "check support", Run: c.checkSupported},
 		{Name: "check reachability", Run: c.checkReachable},
 		{Name: "find deployed", Run: c.findDeployed},
 		{Name: "compose", Run: c.compose},

@@ -44,8 +44,12 @@ func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
 		return nil
 	}
 	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
-	if err := c.Hub.Patch(ctx, updated, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+	err := c.Hub.Patch(ctx, updated, patch, client.FieldOwner(kube.FieldManager))
+	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("remove finalizer: %w", err)
 	}
-	return nil
+	if err != nil || s.abandoned == nil {
+		return nil
+	}
+	return c.reportAbandoned(ctx, s)
 }

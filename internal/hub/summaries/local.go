@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -84,10 +87,19 @@ func (r ComposeRequest) forMode(mode fleet.Mode) ComposeRequest {
 	return r
 }
 
-// withdrawLocal withdraws the features that the cluster of the hub must no longer have. It does not need the member.
+// withdrawLocal withdraws the features that the cluster of the hub must no longer have. It does not need the member,
+// unless other content for the hub must be deployed first: withdrawFeatures withdraws them after that.
 func (c *Controller) withdrawLocal(ctx context.Context, s *state) error {
-	if err := c.findDeployed(ctx, s.local); err != nil {
+	if err := c.findDeployed(ctx, s.local); err != nil || s.local.lacksFeature() {
 		return err
+	}
+	isProved, err := c.isWithdrawalProved(ctx, s)
+	if err != nil {
+		return err
+	}
+	s.local.isAbandoned = !isProved || s.isDeleting() && s.member.Abandoned
+	if !isProved {
+		return nil
 	}
 	if err := c.withdrawFrom(ctx, s.local); err != nil {
 		return err
@@ -96,6 +108,55 @@ func (c *Controller) withdrawLocal(ctx context.Context, s *state) error {
 		c.recordOn(s.local, *owner) // also if the member is unreachable
 	}
 	return nil
+}
+
+// isWithdrawalProved returns whether the objects on the hub may be deleted. If the cluster object of a deleted summary
+// does not exist, the hub may be restored from a backup without it. Then there must be evidence that a user has deleted
+// the cluster or the profile.
+func (c *Controller) isWithdrawalProved(ctx context.Context, s *state) (bool, error) {
+	if s.cluster != nil || !s.isDeleting() {
+		return true, nil
+	}
+	_, seen := c.deletedClusters.Get(s.member.ID())
+	isKept := slices.ContainsFunc(slices.Collect(maps.Values(s.local.deployed)), func(d bundle.Deployed) bool { return !d.Removing })
+	if seen || !isKept {
+		return true, nil // also if the withdrawal has begun
+	}
+	owner := metav1.GetControllerOf(s.summary)
+	if owner == nil {
+		return false, nil
+	}
+	profile, key := client.Object(&configv1beta1.ClusterProfile{}), client.ObjectKey{Name: owner.Name}
+	if owner.Kind == configv1beta1.ProfileKind {
+		profile, key.Namespace = &configv1beta1.Profile{}, s.summary.Namespace
+	}
+	err := c.Live.Get(ctx, key, profile)
+	return err == nil && !profile.GetDeletionTimestamp().IsZero(), client.IgnoreNotFound(err)
+}
+
+// recordDeletions adds the clusters whose deletion this process sees to deletedClusters. It does not add a cluster that
+// a relist no longer returned. The predicate selects all events.
+func (c *Controller) recordDeletions() predicate.Predicate {
+	return predicate.Funcs{
+		CreateFunc: func(e event.CreateEvent) bool {
+			c.deletedClusters.Remove(fleet.FromObject(e.Object).ID())
+			return true
+		},
+		DeleteFunc: func(e event.DeleteEvent) bool {
+			if !e.DeleteStateUnknown {
+				c.deletedClusters.Add(fleet.FromObject(e.Object).ID(), true)
+			}
+			return true
+		},
+	}
+}
+
+// lacksFeature returns whether a wanted feature is not deployed.
+func (s *state) lacksFeature() bool {
+	return slices.ContainsFunc(s.wantedFeatures(), func(f libv1beta1.FeatureID) bool {
+		deployed, ok := s.deployed[f]
+		return !ok || deployed.Removing
+	})
 }
 
 // mergeLocal adds the result of the state for the hub to s.

@@ -5,6 +5,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -75,5 +76,26 @@ func TestCheckLocal(t *testing.T) {
 				t.Errorf("checkLocal() = %v, want refused %v", err, tc.isRefused)
 			}
 		})
+	}
+}
+
+func TestWithdrawalFromTheHubStaysAsItHasBegunWithoutACluster(t *testing.T) {
+	t.Parallel()
+	const feature = libv1beta1.FeatureResources
+	tests := map[string]struct {
+		cluster  client.Object
+		deployed bundle.Deployed
+		want     bool
+	}{
+		"begun with --keep-addons":                    {nil, bundle.Deployed{Removing: true, Orphan: true}, true},
+		"begun as a deletion":                         {nil, bundle.Deployed{Removing: true}, false},
+		"not begun":                                   {nil, bundle.Deployed{Orphan: true}, false},
+		"the cluster exists, which now has no option": {&libv1beta1.SveltosCluster{}, bundle.Deployed{Removing: true, Orphan: true}, false},
+	}
+	for name, tc := range tests {
+		s := &state{cluster: tc.cluster, deployed: map[libv1beta1.FeatureID]bundle.Deployed{feature: tc.deployed}}
+		if got := s.isOrphaned(feature); got != tc.want {
+			t.Errorf("%s: isOrphaned() = %v, want %v", name, got, tc.want)
+		}
 	}
 }

@@ -53,6 +53,10 @@ type state struct {
 	isSilent, isEndless bool
 	// withdrawn is true if the finalizer of a deleted summary can be removed.
 	withdrawn bool
+	// isAbandoned is true if a deleted summary does not wait for the withdrawal of its objects on the hub.
+	isAbandoned bool
+	// abandoned is set if objects of a deleted summary stay without a withdrawal.
+	abandoned *abandonment
 	// local is the state of what the summary deploys to the cluster of the hub. It is nil in that state itself.
 	local *state
 }
@@ -179,8 +183,8 @@ func (s *state) reportDeployedUnknown(err error) error {
 	return phase.Wait{Reason: err.Error()}
 }
 
-// checkSuspended ends the reconcile if nothing may be delivered or withdrawn because of a pause, or if the profile has
-// an unsupported field. A pause does not stop the deregistration of a cluster.
+// checkSuspended ends the reconcile if nothing may be delivered or withdrawn because of a pause. A pause does not stop
+// the deregistration of a cluster.
 func (c *Controller) checkSuspended(_ context.Context, s *state) error {
 	if s.isDeleting() && (s.cluster == nil || s.member.Forced) {
 		return nil
@@ -193,7 +197,12 @@ func (c *Controller) checkSuspended(_ context.Context, s *state) error {
 	if s.result.SuspensionReason != "" {
 		return phase.Wait{Reason: s.result.SuspensionReason}
 	}
-	if message := status.UnsupportedMessage(Unsupported(s.summary.Spec.ClusterProfileSpec, s.summary.Labels)); message != "" && !s.isDeleting() {
+	return nil
+}
+
+// checkSupported ends the reconcile if the profile has an unsupported field.
+func (c *Controller) checkSupported(_ context.Context, s *state) error {
+	if message := status.UnsupportedMessage(Unsupported(s.summary.Spec.ClusterProfileSpec, s.summary.Labels)); message != "" {
 		return s.reportUnsupported(message)
 	}
 	return nil

@@ -20,21 +20,29 @@ const (
 
 // withdrawFeatures withdraws the features that are no longer wanted: all features if the summary is deleted.
 func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
+	if s.local.lacksFeature() {
+		if err := c.withdrawFrom(ctx, s.local); err != nil {
+			return err
+		}
+	}
 	reason, err := c.abandonReason(ctx, s)
 	if err != nil {
 		return err
 	}
-	if reason != "" {
-		return c.abandon(ctx, s, reason)
+	if reason == "" {
+		return c.withdrawFrom(ctx, s)
 	}
-	return c.withdrawFrom(ctx, s)
+	if !s.local.withdrawn && !s.local.isAbandoned {
+		return nil // abandon runs once: after the withdrawal from the hub
+	}
+	return c.abandon(ctx, s, reason)
 }
 
 // withdrawFrom withdraws features from the member or from the hub.
 func (c *Controller) withdrawFrom(ctx context.Context, s *state) error {
 	s.withdrawn = true
 	for _, feature := range s.featuresToWithdraw() {
-		w := bundle.Withdrawal{ID: s.bundleID(feature), Orphan: s.orphansObjects()}
+		w := bundle.Withdrawal{ID: s.bundleID(feature), Orphan: s.orphansObjects() || s.isOrphaned(feature)}
 		done, err := c.withdraw(ctx, s.member, w)
 		if ctx.Err() != nil {
 			return fmt.Errorf("withdraw %s from %s: %w", w.ID, s.member.Key(), ctx.Err())

@@ -1,0 +1,96 @@
+package hub_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/hub"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+)
+
+// wantOrphaned waits until an object on the hub has no owner, and fails if it is another one.
+func (w *world) wantOrphaned(before *corev1.ConfigMap) {
+	w.Helper()
+	w.eventually(before.Name+" has no owner", func() error {
+		after := &corev1.ConfigMap{}
+		if err := w.Get(w.Context(), client.ObjectKeyFromObject(before), after); err != nil {
+			return err
+		}
+		if after.Annotations[kube.AnnotationOwnerName] != "" {
+			return fmt.Errorf("it has the annotations %v", after.Annotations)
+		}
+		return nil
+	})
+	w.wantSame(before)
+}
+
+func TestLocalObjectsStayIfTheyAreLeft(t *testing.T) {
+	t.Run("LeavePolicies", func(t *testing.T) {
+		w := newWorld(t)
+		w.configMap("manifests", w.onHub("left", "a", ""))
+		one := w.member("one", w.prod())
+		profile := w.localProfile(func(spec *configv1beta1.ProfileSpec) { spec.StopMatchingBehavior = configv1beta1.LeavePolicies })
+		w.wantProvisioned(profile, "one")
+		left := w.wantOnHub("left", "a")
+		update(w, one, func(c *libv1beta1.SveltosCluster) { c.Labels["env"] = "other" })
+		w.wantGone(profile, "one")
+		w.wantOrphaned(left)
+	})
+	t.Run("keep-addons", func(t *testing.T) {
+		w := newWorld(t)
+		w.configMap("manifests", w.onHub("left", "a", ""))
+		one := w.member("one", w.prod())
+		profile := w.localProfile(nil)
+		w.wantProvisioned(profile, "one")
+		left := w.wantOnHub("left", "a")
+		w.wantListedOnHub("one", "left")
+		d := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}, KeepAddons: true})
+		w.agentLeaves(one)
+		if err := same([]string{"ConfigMap " + w.ns + "/left on the hub"}, d.wait(w).Left); err != nil {
+			t.Errorf("left %v", err)
+		}
+		w.wantOrphaned(left)
+	})
+}
+
+// TestLocalContentIsChangedLikeOtherContent has patches, labels, annotations and drift exclusions in a profile for the
+// hub.
+func TestLocalContentIsChangedLikeOtherContent(t *testing.T) {
+	w, run := ownWorldWith(t, "changes", hub.Options{SandboxCommand: []string{os.Args[0], serve}})
+	run()
+	w.configMap("manifests", w.onHub("changed", "a", ""))
+	w.member("one", w.prod())
+	profile := w.localProfile(func(spec *configv1beta1.ProfileSpec) {
+		spec.SyncMode = configv1beta1.SyncModeContinuousWithDriftDetection
+		spec.ExtraLabels, spec.ExtraAnnotations = map[string]string{"team": "a"}, map[string]string{"contact": "b"}
+		spec.Patches = []libv1beta1.Patch{{Patch: `[{"op": "add", "path": "/data/patched", "value": "yes"}]`, Target: &libv1beta1.PatchSelector{Kind: "ConfigMap", Name: "change.*"}}}
+		spec.DriftExclusions = []libv1beta1.DriftExclusion{{Paths: []string{"/data/text"}, Target: &libv1beta1.PatchSelector{Kind: "ConfigMap"}}}
+	})
+	w.wantProvisioned(profile, "one")
+	changed := w.wantOnHub("changed", "a")
+	if changed.Labels["team"] != "a" || changed.Annotations["contact"] != "b" {
+		t.Errorf("labels %v, annotations %v", changed.Labels, changed.Annotations)
+	}
+	if diff := cmp.Diff(map[string]string{"text": "a", "patched": "yes"}, changed.Data); diff != "" {
+		t.Errorf("data (-want +got):\n%s", diff)
+	}
+	update(w, changed, func(cm *corev1.ConfigMap) { cm.Data = map[string]string{"text": "theirs", "patched": "no"} })
+	w.eventually("only the field that is not excluded is corrected", func() error {
+		if err := w.Get(t.Context(), client.ObjectKeyFromObject(changed), changed); err != nil {
+			return err
+		}
+		if diff := cmp.Diff(map[string]string{"text": "theirs", "patched": "yes"}, changed.Data); diff != "" {
+			return errors.New(diff)
+		}
+		return nil
+	})
+}
