@@ -144,12 +144,13 @@ func (s *AgentSource) Synced() bool {
 	return s.groups.synced
 }
 
+// listWatch lists and watches the groups of the member.
 func (s *AgentSource) listWatch() cache.ListerWatcher {
-	mine := []client.ListOption{
+	ofMember := []client.ListOption{
 		client.InNamespace(s.namespace), client.MatchingLabels{libv1beta1.PullClusterNameLabel: labelValue(s.cluster)},
 	}
 	options := func(raw metav1.ListOptions) []client.ListOption {
-		return append(slices.Clone(mine), &client.ListOptions{Raw: &raw, Limit: raw.Limit, Continue: raw.Continue})
+		return append(slices.Clone(ofMember), &client.ListOptions{Raw: &raw, Limit: raw.Limit, Continue: raw.Continue})
 	}
 	return cache.ToListWatcherWithWatchListSemantics(kube.RetryConnection(kube.DetectRestore(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {
@@ -279,9 +280,9 @@ func (s *AgentSource) writeReport(ctx context.Context, d Delivery, report bundle
 	return known, nil
 }
 
-// MissingReport returns the report that requests the content of d again. detail names the missing content.
-func (d Delivery) MissingReport(detail string) bundle.Report {
-	return bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateMissing, Message: strings.TrimSpace(detail)}
+// MissingReport returns the report that requests the content of d again. message names the missing content.
+func (d Delivery) MissingReport(message string) bundle.Report {
+	return bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateMissing, Message: strings.TrimSpace(message)}
 }
 
 // Unrequested returns the value of kube.AnnotationUnrequested on the agent's Lease: the bundles in deployed without a

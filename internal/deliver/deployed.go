@@ -63,8 +63,8 @@ func (t *PullTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bun
 		return nil, fmt.Errorf("list bundles of member %s: %w", m.Key(), err)
 	}
 	groups := &libv1beta1.ConfigurationGroupList{}
-	mine := client.MatchingLabels{libv1beta1.PullClusterNameLabel: labelValue(m.Name)}
-	if err := t.hub.List(ctx, groups, client.InNamespace(m.DeliveryNamespace), mine, client.UnsafeDisableDeepCopy); err != nil {
+	ofMember := client.MatchingLabels{libv1beta1.PullClusterNameLabel: labelValue(m.Name)}
+	if err := t.hub.List(ctx, groups, client.InNamespace(m.DeliveryNamespace), ofMember, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list groups of member %s: %w", m.Key(), err)
 	}
 	lease := &coordinationv1.Lease{}

@@ -34,7 +34,8 @@ type groupStore struct {
 	// reporting has the number of running status writes of each group. Status changes that the watch delivers meanwhile
 	// are the agent's own.
 	reporting map[string]int
-	synced    bool
+	// synced is true after the first list.
+	synced bool
 }
 
 var _ cache.ReflectorStore = (*groupStore)(nil)
@@ -120,6 +121,7 @@ func (g *groupStore) Replace(objects []any, _ string) error {
 // Resync does nothing, since the queue has all groups to handle.
 func (g *groupStore) Resync() error { return nil }
 
+// put stores a group of the watch, unless the response of a status write was newer.
 func (g *groupStore) put(obj any) error {
 	group, err := asGroup(obj)
 	if err != nil {

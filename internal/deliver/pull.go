@@ -81,10 +81,10 @@ func (t *PullTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bu
 		return pending, nil
 	}
 	desired := desiredBundle{member: m, bundle: b, digest: digest}
-	if !isStored(group) || group.Spec.Action != libv1beta1.ActionDeploy || bundle.DigestFromBytes(group.Spec.RequestorHash) != digest {
+	if isRequested(group, digest) {
+		group, err = t.refresh(ctx, desired, group)
+	} else {
 		group, err = t.writeBundle(ctx, desired, group)
-	} else if group, err = t.ensureContent(ctx, desired, group); err == nil {
-		group, err = t.refreshInputs(ctx, desired, group)
 	}
 	if err != nil {
 		return pending, fmt.Errorf("deliver %s to member %s: %w", b.ID, m.Key(), err)
@@ -93,6 +93,20 @@ func (t *PullTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bu
 	report.ID = b.ID
 	t.triggerIfProvisioned(group, report, digest)
 	return report, nil
+}
+
+// isRequested returns whether group requests the bundle with digest.
+func isRequested(group *libv1beta1.ConfigurationGroup, digest bundle.Digest) bool {
+	return isStored(group) && group.Spec.Action == libv1beta1.ActionDeploy && bundle.DigestFromBytes(group.Spec.RequestorHash) == digest
+}
+
+// refresh writes the parts of d that can change while group requests it: missing content and the inputs.
+func (t *PullTransport) refresh(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
+	group, err := t.ensureContent(ctx, d, group)
+	if err != nil {
+		return nil, err
+	}
+	return t.refreshInputs(ctx, d, group)
 }
 
 // triggerIfProvisioned triggers the garbage collector when a group becomes provisioned.

@@ -53,6 +53,7 @@ func IDOf(obj client.Object) (id bundle.ID, ok bool) {
 	return id, id.RequestorKind != "" && id.RequestorName != "" && id.Feature != ""
 }
 
+// requestorLabels returns the labels of the groups, and of the content that is not shared.
 func requestorLabels(m fleet.Member, id bundle.ID) map[string]string {
 	return map[string]string{
 		libv1beta1.PullClusterNameLabel:      labelValue(m.Name),

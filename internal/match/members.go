@@ -75,7 +75,7 @@ func selectorOf(selector metav1.LabelSelector) (labels.Selector, error) {
 	return parsed, nil
 }
 
-// Refs returns the references to members in a profile's status.
+// Refs returns references to members, for the status of a profile.
 func Refs(members []fleet.Member) []corev1.ObjectReference {
 	refs := make([]corev1.ObjectReference, 0, len(members))
 	for _, m := range members {

@@ -108,6 +108,7 @@ func rank(id libv1beta1.FeatureID) int {
 	return slices.Index([]libv1beta1.FeatureID{libv1beta1.FeatureResources, libv1beta1.FeatureHelm, libv1beta1.FeatureKustomize}, id)
 }
 
+// computeFeature returns the summary of a feature after a reconcile with result.
 func computeFeature(old configv1beta1.FeatureSummary, result FeatureResult) configv1beta1.FeatureSummary {
 	switch result.Kind {
 	case Delivered:
@@ -247,7 +248,8 @@ func setDeployedKinds(s *configv1beta1.ClusterSummaryStatus, result FeatureResul
 	}
 }
 
-// setReleases updates status.helmReleaseSummaries.
+// setReleases updates status.helmReleaseSummaries: the releases of result, and until its bundle is applied also those
+// of the former one.
 func setReleases(s *configv1beta1.ClusterSummaryStatus, result FeatureResult) {
 	if result.Feature != libv1beta1.FeatureHelm {
 		return
@@ -257,9 +259,8 @@ func setReleases(s *configv1beta1.ClusterSummaryStatus, result FeatureResult) {
 		return
 	}
 	releases := slices.Clone(result.Releases)
-	applied := result.Kind == Delivered && result.Report.State == bundle.StateApplied && result.Report.Digest == result.DesiredDigest
-	if !applied {
-		// Releases of the former bundle stay on the member until the new bundle is applied.
+	isApplied := result.Kind == Delivered && result.Report.State == bundle.StateApplied && result.Report.Digest == result.DesiredDigest
+	if !isApplied {
 		for _, old := range s.HelmReleaseSummaries {
 			index := slices.IndexFunc(releases, func(r configv1beta1.HelmChartSummary) bool { return sameRelease(r, old) })
 			switch {
