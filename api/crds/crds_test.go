@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -276,6 +277,11 @@ func TestPullModeIsImmutable(t *testing.T) {
 		_, err = h.resource(t, cluster).Update(t.Context(), stored, metav1.UpdateOptions{})
 		if err == nil || !strings.Contains(err.Error(), "Value is immutable") {
 			t.Errorf("%s: got error %v, want pullMode to be immutable", name, err)
+		}
+		// The mode must not be changed with the whole spec either.
+		_, err = h.resource(t, cluster).Patch(t.Context(), name, types.MergePatchType, []byte(`{"spec": null}`), metav1.PatchOptions{})
+		if isRefused := err != nil && strings.Contains(err.Error(), "spec.pullMode: Invalid value"); isRefused != pull {
+			t.Errorf("%s: a patch without the spec: got error %v", name, err)
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -28,8 +29,9 @@ import (
 const MaxTokenLife = 24 * time.Hour
 
 const (
-	// guardName is the name of the policy and of its binding.
-	guardName = "towline-token-life"
+	// guardName and summaryPolicyName are the names of the policies and of their bindings.
+	guardName         = "towline-token-life"
+	summaryPolicyName = "towline-cluster-summaries"
 	// audienceAccount is the ServiceAccount whose token shows the audiences of the API server.
 	audienceAccount = "towline-audiences"
 	// isOwnToken is true if a ServiceAccount requests a token for itself.
@@ -60,8 +62,8 @@ func checkAdmissionPolicies(hub client.Client) error {
 	return nil
 }
 
-// Guard creates or updates a ValidatingAdmissionPolicy and its binding on the hub. The policy denies an agent's request
-// of a token for itself if the life is longer than MaxTokenLife, if the token is not bound to the agent's anchor
+// Guard creates or updates the ValidatingAdmissionPolicies of the hub and their bindings: the policy for the tokens of
+// agents, and summaryPolicy. The former denies an agent's request of a token for itself if the life is longer than MaxTokenLife, if the token is not bound to the agent's anchor
 // Secret, or if it is for another audience than the API server. RBAC cannot restrict this: the holder of a copied token
 // could request a token that is valid for years, that stays valid after a revocation, or that other systems accept
 // which trust the issuer of the hub, such as a cloud. The API server enforces a new policy after some seconds. It
@@ -83,11 +85,16 @@ func Guard(ctx context.Context, hub *rest.Config) error {
 		return err
 	}
 	options := metav1.ApplyOptions{FieldManager: kube.FieldManager, Force: true}
-	if _, err := clientset.AdmissionregistrationV1().ValidatingAdmissionPolicies().Apply(ctx, guardPolicy(audiences), options); err != nil {
-		return fmt.Errorf("write ValidatingAdmissionPolicy %s: %w", guardName, err)
-	}
-	if _, err := clientset.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Apply(ctx, guardBinding(), options); err != nil {
-		return fmt.Errorf("write ValidatingAdmissionPolicyBinding %s: %w", guardName, err)
+	for name, spec := range map[string]*admission.ValidatingAdmissionPolicySpecApplyConfiguration{
+		guardName: guardPolicy(audiences), summaryPolicyName: summaryPolicy(),
+	} {
+		policy := admission.ValidatingAdmissionPolicy(name).WithLabels(policyLabels()).WithSpec(spec.WithFailurePolicy(admissionv1.Fail))
+		if _, err := clientset.AdmissionregistrationV1().ValidatingAdmissionPolicies().Apply(ctx, policy, options); err != nil {
+			return fmt.Errorf("write ValidatingAdmissionPolicy %s: %w", name, err)
+		}
+		if _, err := clientset.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Apply(ctx, bindingOf(name), options); err != nil {
+			return fmt.Errorf("write ValidatingAdmissionPolicyBinding %s: %w", name, err)
+		}
 	}
 	return nil
 }
@@ -119,34 +126,58 @@ func isForAudiences(audiences []string) string {
 	return fmt.Sprintf("!has(object.spec.audiences) || object.spec.audiences.all(audience, audience in [%s])", strings.Join(quoted, ", "))
 }
 
-func guardPolicy(audiences []string) *admission.ValidatingAdmissionPolicyApplyConfiguration {
+func policyLabels() map[string]string { return map[string]string{"app.kubernetes.io/name": "towline"} }
+
+func guardPolicy(audiences []string) *admission.ValidatingAdmissionPolicySpecApplyConfiguration {
 	seconds := int64(MaxTokenLife / time.Second)
-	return admission.ValidatingAdmissionPolicy(guardName).
-		WithLabels(map[string]string{"app.kubernetes.io/name": "towline"}).
-		WithSpec(admission.ValidatingAdmissionPolicySpec().
-			WithFailurePolicy(admissionv1.Fail).
-			WithMatchConstraints(admission.MatchResources().WithResourceRules(admission.NamedRuleWithOperations().
-				WithAPIGroups("").WithAPIVersions("v1").WithOperations(admissionv1.Create).WithResources("serviceaccounts/token"))).
-			WithMatchConditions(
-				admission.MatchCondition().WithName("for-itself").WithExpression(isOwnToken),
-				admission.MatchCondition().WithName("is-an-agent").WithExpression(isAgent)).
-			WithValidations(
-				admission.Validation().
-					WithExpression(fmt.Sprintf("!has(object.spec.expirationSeconds) || object.spec.expirationSeconds <= %d", seconds)).
-					WithMessage(fmt.Sprintf("an agent may request a token of at most %d seconds for itself", seconds)).
-					WithReason(metav1.StatusReasonForbidden),
-				admission.Validation().
-					WithExpression(isAnchored).
-					WithMessage("an agent may request only tokens that are bound to Secret <cluster>"+anchorSuffix+" for itself").
-					WithReason(metav1.StatusReasonForbidden),
-				admission.Validation().
-					WithExpression(isForAudiences(audiences)).
-					WithMessage("an agent may request only tokens for the API server for itself").
-					WithReason(metav1.StatusReasonForbidden)))
+	return admission.ValidatingAdmissionPolicySpec().
+		WithMatchConstraints(admission.MatchResources().WithResourceRules(admission.NamedRuleWithOperations().
+			WithAPIGroups("").WithAPIVersions("v1").WithOperations(admissionv1.Create).WithResources("serviceaccounts/token"))).
+		WithMatchConditions(
+			admission.MatchCondition().WithName("for-itself").WithExpression(isOwnToken),
+			admission.MatchCondition().WithName("is-an-agent").WithExpression(isAgent)).
+		WithValidations(
+			admission.Validation().
+				WithExpression(fmt.Sprintf("!has(object.spec.expirationSeconds) || object.spec.expirationSeconds <= %d", seconds)).
+				WithMessage(fmt.Sprintf("an agent may request a token of at most %d seconds for itself", seconds)).
+				WithReason(metav1.StatusReasonForbidden),
+			admission.Validation().
+				WithExpression(isAnchored).
+				WithMessage("an agent may request only tokens that are bound to Secret <cluster>"+anchorSuffix+" for itself").
+				WithReason(metav1.StatusReasonForbidden),
+			admission.Validation().
+				WithExpression(isForAudiences(audiences)).
+				WithMessage("an agent may request only tokens for the API server for itself").
+				WithReason(metav1.StatusReasonForbidden))
 }
 
-func guardBinding() *admission.ValidatingAdmissionPolicyBindingApplyConfiguration {
-	return admission.ValidatingAdmissionPolicyBinding(guardName).
-		WithLabels(map[string]string{"app.kubernetes.io/name": "towline"}).
-		WithSpec(admission.ValidatingAdmissionPolicyBindingSpec().WithPolicyName(guardName).WithValidationActions(admissionv1.Deny))
+// summaryPolicy denies that a user who may not write ClusterSummaries in all namespaces creates one that belongs to a
+// ClusterProfile, or changes its content. The content of a ClusterProfile is not confined to the namespace of its
+// summaries: without the policy, whoever may write ClusterSummaries in his namespace could have the hub read the
+// Secrets of others, and deploy to the hub with its rights.
+func summaryPolicy() *admission.ValidatingAdmissionPolicySpecApplyConfiguration {
+	const (
+		belongs = "object.metadata.?ownerReferences.orValue([]).exists(owner, owner.kind == 'ClusterProfile')"
+		changes = "request.operation == 'CREATE' || object.spec != oldObject.spec || object.metadata.?labels != oldObject.metadata.?labels" +
+			" || object.metadata.?ownerReferences != oldObject.metadata.?ownerReferences"
+		isConfined = "!authorizer.group('config.projectsveltos.io').resource('clustersummaries').check('update').allowed()"
+	)
+	return admission.ValidatingAdmissionPolicySpec().
+		WithMatchConstraints(admission.MatchResources().WithResourceRules(admission.NamedRuleWithOperations().
+			WithAPIGroups(configv1beta1.GroupVersion.Group).WithAPIVersions(configv1beta1.GroupVersion.Version).
+			WithOperations(admissionv1.Create, admissionv1.Update).WithResources("clustersummaries"))).
+		WithMatchConditions(
+			admission.MatchCondition().WithName("belongs-to-a-clusterprofile").WithExpression(belongs),
+			admission.MatchCondition().WithName("changes-the-content").WithExpression(changes),
+			admission.MatchCondition().WithName("by-a-user-of-some-namespaces").WithExpression(isConfined)).
+		WithValidations(admission.Validation().
+			WithExpression("false").
+			WithMessage("only users who may update ClusterSummaries in all namespaces may write one that belongs to a ClusterProfile").
+			WithReason(metav1.StatusReasonForbidden))
+}
+
+func bindingOf(policy string) *admission.ValidatingAdmissionPolicyBindingApplyConfiguration {
+	return admission.ValidatingAdmissionPolicyBinding(policy).
+		WithLabels(policyLabels()).
+		WithSpec(admission.ValidatingAdmissionPolicyBindingSpec().WithPolicyName(policy).WithValidationActions(admissionv1.Deny))
 }

@@ -26,6 +26,9 @@ var ErrPatch = errors.New("patches of the agent's manifest")
 // patches, for clusters without annotation libv1beta1.AgentConfigAnnotation.
 const patchesAnnotation = "towline.dev/agent-patch-config-map"
 
+// defaultPatchesSource names in errors where the reference to the default ConfigMap is from.
+const defaultPatchesSource = "--agent-patch-config-map of the hub"
+
 // PublishPatches records the default patch ConfigMap, as <namespace>/<name>, on Namespace kube.AgentNamespace, "" for
 // none. The hub and sveltosctl read it when they create the manifest of a pull-mode cluster that has no annotation
 // libv1beta1.AgentConfigAnnotation. The ConfigMap may be created later.
@@ -71,7 +74,7 @@ func patchesFor(ctx context.Context, hub, cache client.Reader, cluster *libv1bet
 		if err := cache.Get(ctx, client.ObjectKey{Name: kube.AgentNamespace}, namespace); client.IgnoreNotFound(err) != nil {
 			return nil, fmt.Errorf("read namespace %s: %w", kube.AgentNamespace, err)
 		}
-		reference, referenceSource = namespace.Annotations[patchesAnnotation], "--agent-patch-config-map of the hub"
+		reference, referenceSource = namespace.Annotations[patchesAnnotation], defaultPatchesSource
 	}
 	if reference == "" {
 		return nil, nil
@@ -81,7 +84,15 @@ func patchesFor(ctx context.Context, hub, cache client.Reader, cluster *libv1bet
 		return nil, fmt.Errorf("%w: %s: %w", ErrPatch, referenceSource, err)
 	}
 	configMap := &corev1.ConfigMap{}
-	if err := hub.Get(ctx, key, configMap); apierrors.IsNotFound(err) {
+	err = hub.Get(ctx, key, configMap)
+	if isForeign := referenceSource != defaultPatchesSource && key.Namespace != cluster.Namespace && key.Namespace != kube.AgentNamespace; isForeign {
+		// Whoever may annotate clusters in one namespace must not read the ConfigMaps of others, and need not know which exist.
+		if client.IgnoreNotFound(err) == nil && configMap.Labels[kube.LabelAgentPatches] != "true" {
+			return nil, fmt.Errorf("%w: ConfigMap %s, which %s names, does not exist or does not have the label %s: \"true\", which clusters in other namespaces need",
+				ErrPatch, key, referenceSource, kube.LabelAgentPatches)
+		}
+	}
+	if apierrors.IsNotFound(err) {
 		return nil, fmt.Errorf("%w: ConfigMap %s, which %s names, does not exist", ErrPatch, key, referenceSource)
 	} else if err != nil {
 		return nil, fmt.Errorf("read ConfigMap %s: %w", key, err)

@@ -154,6 +154,7 @@ func TestPatchesThatCannotBeUsedAreNamed(t *testing.T) {
 		}
 	}
 	fail("does not exist", libv1beta1.AgentConfigAnnotation)
+	failForeign(t, plane, hubClient)
 	for value, want := range map[string]string{
 		"[":                                    "it is not YAML",
 		"text":                                 "neither a strategic merge patch",
@@ -181,6 +182,36 @@ func TestPatchesThatCannotBeUsedAreNamed(t *testing.T) {
 	}
 	patchesIn(t, hubClient, namespace, nil)
 	registered(t, plane, pullRequest(namespace, "c"))
+}
+
+// failForeign checks that a cluster cannot use the ConfigMaps of other namespaces, and gets the same error whether they
+// exist or not, unless they have the label.
+func failForeign(t *testing.T, plane *localkube.Plane, hubClient client.Client) {
+	t.Helper()
+	foreign, own := plane.Namespace(t, "foreign"), plane.Namespace(t, "own")
+	cluster := patchedCluster(t, hubClient, own)
+	cluster.Annotations[libv1beta1.AgentConfigAnnotation] = foreign + "/patches"
+	if err := hubClient.Update(t.Context(), cluster); err != nil {
+		t.Fatal(err)
+	}
+	register := func() error { return join.RegisterPull(t.Context(), plane.Config, pullRequest(own, "c"), io.Discard) }
+	missing := register()
+	wantText(t, missing, "does not exist or does not have the label towline.dev/agent-patches")
+	patchesIn(t, hubClient, foreign, map[string]string{"a": "{kind: Deployment, metadata: {labels: {a: b}}}"})
+	if existing := register(); existing == nil || existing.Error() != missing.Error() {
+		t.Errorf("got error %v, want the one for a missing ConfigMap, %v", existing, missing)
+	}
+	configMap := &corev1.ConfigMap{}
+	if err := hubClient.Get(t.Context(), client.ObjectKey{Namespace: foreign, Name: "patches"}, configMap); err != nil {
+		t.Fatal(err)
+	}
+	configMap.Labels = map[string]string{kube.LabelAgentPatches: "true"}
+	if err := hubClient.Update(t.Context(), configMap); err != nil {
+		t.Fatal(err)
+	}
+	if err := register(); err != nil {
+		t.Errorf("with the label: %v", err)
+	}
 }
 
 func TestKeepFollowsThePatches(t *testing.T) {

@@ -111,3 +111,7 @@ const (
 // FinalizerCluster on a SveltosCluster lets the hub withdraw the deployed objects and delete the identity and the
 // credentials first. Only a running hub adds it, before it does anything for the cluster.
 const FinalizerCluster = "towline.dev/deregistration"
+
+// LabelAgentPatches on a ConfigMap of the hub, with the value "true", lets clusters in other namespaces use it as the
+// patches of their agents' manifests.
+const LabelAgentPatches = "towline.dev/agent-patches"

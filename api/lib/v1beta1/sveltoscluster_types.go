@@ -87,7 +87,6 @@ type SveltosClusterSpec struct {
 	// PullMode is true if an agent in the cluster dials the hub, and false if the hub dials the cluster. Default false. It
 	// cannot be changed.
 	// +kubebuilder:default:=false
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="Value is immutable"
 	// +optional
 	PullMode bool `json:"pullMode,omitempty"`
 
@@ -193,6 +192,7 @@ type SveltosClusterStatus struct {
 // +kubebuilder:resource:path=sveltosclusters,scope=Namespaced
 // +kubebuilder:storageversion
 // +kubebuilder:subresource:status
+// +kubebuilder:validation:XValidation:rule="(has(self.spec) && has(self.spec.pullMode) && self.spec.pullMode) == (has(oldSelf.spec) && has(oldSelf.spec.pullMode) && oldSelf.spec.pullMode)",fieldPath=".spec.pullMode",message="Value is immutable"
 // +kubebuilder:printcolumn:name="Ready",type="boolean",JSONPath=`.status.ready`,description="Whether the cluster has been reached"
 // +kubebuilder:printcolumn:name="ConnectionStatus",type="string",JSONPath=`.status.connectionStatus`,description="Whether hub and cluster are in touch",priority=1
 // +kubebuilder:printcolumn:name="Version",type="string",JSONPath=`.status.version`,description="Kubernetes version of the cluster"

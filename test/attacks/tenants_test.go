@@ -1,0 +1,147 @@
+package attacks
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
+)
+
+// wantForbidden waits until write is refused with text: the API server needs a moment for a new policy.
+func (w *world) wantForbidden(what, text string, write func() error) {
+	w.Helper()
+	w.eventually(what, func() error {
+		if err := write(); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), text) {
+			return fmt.Errorf("got error %w, want Forbidden with %q", err, text)
+		}
+		return nil
+	})
+}
+
+// TestSummaryOfATenant: a tenant with all rights on Towline's kinds in his namespace writes a ClusterSummary that
+// belongs to a ClusterProfile, which may read the Secrets of all namespaces.
+func TestSummaryOfATenant(t *testing.T) {
+	w := newWorld(t)
+	tenant := w.tenant()
+	isController := true
+	claimed := []metav1.OwnerReference{{
+		APIVersion: configv1beta1.GroupVersion.String(), Kind: configv1beta1.ClusterProfileKind, Name: "platform", UID: types.UID(w.ns), Controller: &isController,
+	}}
+	spec := configv1beta1.ClusterSummarySpec{
+		ClusterNamespace: w.ns, ClusterName: "mine", ClusterType: libv1beta1.ClusterTypeSveltos,
+		ClusterProfileSpec: configv1beta1.ProfileSpec{PolicyRefs: []libv1beta1.PolicyRef{{Kind: "Secret", Namespace: "kube-system", Name: "token"}}},
+	}
+	const text = "may write one that belongs to a ClusterProfile"
+	w.wantForbidden("a new summary", text, func() error {
+		return tenant.Create(t.Context(), &configv1beta1.ClusterSummary{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "forged", OwnerReferences: claimed}, Spec: spec,
+		})
+	})
+	// Without an owner, the hub does nothing with it.
+	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "later"}, Spec: spec}
+	w.must(tenant.Create(t.Context(), summary))
+	w.wantForbidden("an owner that is added", text, func() error {
+		changed := summary.DeepCopy()
+		changed.OwnerReferences = claimed
+		return tenant.Patch(t.Context(), changed, client.MergeFrom(summary))
+	})
+
+	// The summary of a ClusterProfile, in the namespace of the tenant.
+	cluster := w.pullCluster(tenant, "mine")
+	profile := &configv1beta1.ClusterProfile{
+		ObjectMeta: metav1.ObjectMeta{Name: w.ns},
+		Spec:       configv1beta1.ProfileSpec{ClusterSelector: metav1.LabelSelector{MatchLabels: cluster.Labels}},
+	}
+	w.must(w.Create(t.Context(), profile))
+	t.Cleanup(func() { _ = w.Delete(w.Context(), profile) })
+	var summaries configv1beta1.ClusterSummaryList
+	w.eventually("the hub creates the summary", func() error {
+		err := w.List(t.Context(), &summaries, client.InNamespace(w.ns), client.MatchingLabels{configv1beta1.ClusterProfileNameLabel: profile.Name})
+		if err == nil && len(summaries.Items) == 0 {
+			return fmt.Errorf("there is none")
+		}
+		return err
+	})
+	real := &summaries.Items[0]
+	w.wantForbidden("other content", text, func() error {
+		changed := real.DeepCopy()
+		changed.Spec.ClusterProfileSpec.PolicyRefs = spec.ClusterProfileSpec.PolicyRefs
+		return tenant.Patch(t.Context(), changed, client.MergeFrom(real))
+	})
+	annotated := real.DeepCopy()
+	metav1.SetMetaDataAnnotation(&annotated.ObjectMeta, "note", "harmless")
+	w.must(tenant.Patch(t.Context(), annotated, client.MergeFrom(real)))
+}
+
+// TestLabelsOfClusters: a tenant labels his cluster so that a ClusterProfile delivers to it. The administrator has
+// applied the policy and the example of docs/tenants.md.
+func TestLabelsOfClusters(t *testing.T) {
+	w := newWorld(t)
+	w.ns = "team-b"
+	for _, file := range []string{"../../config/policies/cluster-labels.yaml", "../../examples/tenants.yaml"} {
+		raw, err := os.ReadFile(file)
+		w.must(err)
+		for document := range strings.SplitSeq(string(raw), "\n---\n") {
+			obj := &unstructured.Unstructured{}
+			w.must(yaml.Unmarshal([]byte(document), obj))
+			w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), obj)))
+		}
+	}
+	tenant := w.tenant()
+	cluster := func(name string, labels map[string]string) *libv1beta1.SveltosCluster {
+		return &libv1beta1.SveltosCluster{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: labels}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
+		}
+	}
+	w.wantForbidden("a cluster with a label of others", "may not have these values of labels: env", func() error {
+		return tenant.Create(t.Context(), cluster("stolen", map[string]string{"env": "production", "tier": "web"}))
+	})
+	mine := cluster("mine", map[string]string{"env": "test", "tier": "web"})
+	w.must(tenant.Create(t.Context(), mine))
+	relabel := func(user client.Client, labels map[string]string) error {
+		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(mine), mine))
+		changed := mine.DeepCopy()
+		changed.Labels = labels
+		return user.Patch(t.Context(), changed, client.MergeFrom(mine))
+	}
+	w.wantForbidden("a changed label", "may not have these values of labels: env", func() error {
+		return relabel(tenant, map[string]string{"env": "production"})
+	})
+	w.must(relabel(w, map[string]string{"env": "production", "tier": "web", "restricted": "true"}))
+	w.must(relabel(tenant, map[string]string{"env": "production", "tier": "api", "restricted": "true"}))
+	w.wantForbidden("a removed label", "only an administrator may remove these labels: restricted", func() error {
+		return relabel(tenant, map[string]string{"env": "production"})
+	})
+}
+
+// TestPatchesOfAgents: a tenant has the ConfigMap of another namespace used as patches, to read it in his manifest.
+func TestPatchesOfAgents(t *testing.T) {
+	w := newWorld(t)
+	foreign := w.hub.Namespace(t, "foreign")
+	w.must(w.Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: foreign, Name: "settings"}, Data: map[string]string{"a": "{kind: Deployment, metadata: {labels: {password: secret}}}"},
+	}))
+	cluster := &libv1beta1.SveltosCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "mine", Annotations: map[string]string{libv1beta1.AgentConfigAnnotation: foreign + "/settings"}},
+		Spec:       libv1beta1.SveltosClusterSpec{PullMode: true},
+	}
+	w.must(w.tenant().Create(t.Context(), cluster))
+	w.eventually("the hub refuses", func() error {
+		if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
+			return err
+		}
+		return wantText(cluster.Status.FailureMessage, kube.LabelAgentPatches)
+	})
+}
