@@ -49,3 +49,14 @@ func (b objectBackoff) pause(now time.Time) time.Duration {
 	}
 	return pause - now.Sub(b.last)
 }
+
+// isOver returns whether the object has not drifted for quietPeriod.
+func (b objectBackoff) isOver(now time.Time) bool { return now.Sub(b.last) > quietPeriod }
+
+// at returns b, or a zero objectBackoff if b is over.
+func (b objectBackoff) at(now time.Time) objectBackoff {
+	if b.isOver(now) {
+		return objectBackoff{}
+	}
+	return b
+}

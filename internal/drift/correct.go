@@ -180,11 +180,6 @@ func (c *Corrector) recordResult(id bundle.ID, selected map[kube.Ref]bool, chang
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.Clock.Now()
-	for key, b := range c.backoffs {
-		if now.Sub(b.last) > quietPeriod {
-			delete(c.backoffs, key)
-		}
-	}
 	failed := map[kube.Ref]bool{}
 	for key := range selected {
 		failed[key] = err != nil
@@ -193,11 +188,11 @@ func (c *Corrector) recordResult(id bundle.ID, selected map[kube.Ref]bool, chang
 		key := change.Ref.Key()
 		failed[key] = change.Action == bundle.Failed
 		if change.Action == bundle.Created || change.Action == bundle.Configured {
-			c.backoffs[objectKey{id, key}] = objectBackoff{corrections: c.backoffs[objectKey{id, key}].corrections + 1, last: now}
+			c.backoffs[objectKey{id, key}] = objectBackoff{corrections: c.backoffs[objectKey{id, key}].at(now).corrections + 1, last: now}
 		}
 	}
 	for key, hasFailed := range failed {
-		if b := c.backoffs[objectKey{id, key}]; hasFailed {
+		if b := c.backoffs[objectKey{id, key}].at(now); hasFailed {
 			c.backoffs[objectKey{id, key}] = objectBackoff{corrections: b.corrections, failures: b.failures + 1, last: now}
 		}
 	}

@@ -2,6 +2,7 @@ package drift
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -134,9 +135,15 @@ func (c *Corrector) watchAll(ctx context.Context) {
 	c.listRecords(ctx)
 	confirmed := c.ScopeConfirmed
 	watches.watchRecords(ctx)
-	for {
-		watches.update(ctx, c.Store.ListCached())
-		c.queueUnfinished()
+	for isFirst := true; ; isFirst = false {
+		changes := c.Store.TakeChanges()
+		watches.update(ctx, c.Store.WatchedKinds())
+		for _, change := range changes {
+			c.queueUnfinished(change.Record)
+			if change.WasRead && !isFirst { // the first watches compare the objects of the records that are read before
+				c.queueComparison(change.Record)
+			}
+		}
 		select {
 		case <-ctx.Done():
 			return
@@ -145,7 +152,11 @@ func (c *Corrector) watchAll(ctx context.Context) {
 			confirmed = nil
 		case <-c.Store.Changes():
 		case <-resync.C():
-			c.queueAll()
+			c.expireBackoffs()
+			for _, rec := range c.Store.ListCached() {
+				c.queueUnfinished(rec)
+				c.queueComparison(rec)
+			}
 		}
 	}
 }
@@ -153,7 +164,7 @@ func (c *Corrector) watchAll(ctx context.Context) {
 // listRecords reads all records. It retries until the API server answers or ctx ends.
 func (c *Corrector) listRecords(ctx context.Context) {
 	for pause := minBackoff; ctx.Err() == nil; pause = min(2*pause, MaxBackoff) {
-		if _, err := c.Store.List(ctx); err == nil {
+		if err := c.Store.List(ctx); err == nil {
 			return
 		}
 		select {
@@ -163,18 +174,16 @@ func (c *Corrector) listRecords(ctx context.Context) {
 	}
 }
 
-// queueUnfinished queues a retry of each bundle whose last run failed or is not complete, unless one is queued.
-func (c *Corrector) queueUnfinished() {
-	for _, rec := range c.Store.ListCached() {
-		if rec.Suspended || !rec.IsUnfinished() && rec.State != bundle.StateRemoving {
-			continue
-		}
-		c.mu.Lock()
-		isQueued := c.retrying[rec.ID]
-		c.mu.Unlock()
-		if !isQueued {
-			c.queueRetry(rec)
-		}
+// queueUnfinished queues a retry of a bundle whose last run failed or is not complete, unless one is queued.
+func (c *Corrector) queueUnfinished(rec *inventory.Record) {
+	if rec.Suspended || !rec.IsUnfinished() && rec.State != bundle.StateRemoving {
+		return
+	}
+	c.mu.Lock()
+	isQueued := c.retrying[rec.ID]
+	c.mu.Unlock()
+	if !isQueued {
+		c.queueRetry(rec)
 	}
 }
 
@@ -201,16 +210,23 @@ func (c *Corrector) queueRetry(rec *inventory.Record) {
 	c.queue.AddAfter(rec.ID, pause)
 }
 
-// queueAll queues a comparison of all objects of each bundle whose drift is corrected.
-func (c *Corrector) queueAll() {
-	for _, rec := range c.Store.ListCached() {
-		if needsDriftCorrection(rec) {
-			c.mu.Lock()
-			c.taskFor(rec.ID).all = true
-			c.mu.Unlock()
-			c.queue.Add(rec.ID)
-		}
+// queueComparison queues a comparison of all objects of a bundle whose drift is corrected.
+func (c *Corrector) queueComparison(rec *inventory.Record) {
+	if !needsDriftCorrection(rec) {
+		return
 	}
+	c.mu.Lock()
+	c.taskFor(rec.ID).all = true
+	c.mu.Unlock()
+	c.queue.Add(rec.ID)
+}
+
+// expireBackoffs deletes the backoffs that have passed.
+func (c *Corrector) expireBackoffs() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.Clock.Now()
+	maps.DeleteFunc(c.backoffs, func(_ objectKey, b objectBackoff) bool { return b.isOver(now) })
 }
 
 // taskFor returns the task of id, which it creates if necessary. The caller must hold mu.
@@ -224,11 +240,8 @@ func (c *Corrector) taskFor(id bundle.ID) *task {
 // onEvent passes an event of an object to the notifier for each bundle with the object, and queues the bundles with a
 // record from which the object differs.
 func (c *Corrector) onEvent(key kube.Ref, o observation) {
-	for _, rec := range c.Store.ListCached() {
-		entry, ok := rec.FindTracked(key)
-		if !ok {
-			continue
-		}
+	for _, rec := range c.Store.FindTracking(key) {
+		entry, _ := rec.FindTracked(key)
 		c.notifier.add(rec.ID, o)
 		if !needsDriftCorrection(rec) || !isDrifted(entry, o, c.Store.Scope().Signature(rec.ID)) {
 			continue

@@ -2,6 +2,7 @@ package drift
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,24 +29,13 @@ type watchSet struct {
 	reflectors sync.WaitGroup
 }
 
-// update starts and stops watches so that there is one for each kind in the records. It omits kinds that the API server
-// does not serve. When such a kind is defined again, the engine applies its objects, and the records change.
-func (w *watchSet) update(ctx context.Context, records []*inventory.Record) {
+// update starts and stops watches so that there is one for each of the kinds. It omits kinds that the API server does
+// not serve. When such a kind is defined again, the engine applies its objects, and the records change.
+func (w *watchSet) update(ctx context.Context, kinds []schema.GroupVersionKind) {
 	wanted := map[watchedKind]bool{}
-	checked := map[schema.GroupVersionKind]bool{}
-	for _, rec := range records {
-		if !rec.Options.CorrectDrift {
-			continue
-		}
-		for _, ref := range rec.TrackedRefs() {
-			gvk := ref.GVK()
-			if checked[gvk] {
-				continue
-			}
-			checked[gvk] = true
-			if resource, err := w.corrector.Mapper.AnyVersion(gvk); err == nil {
-				wanted[watchedKind{gvk.GroupKind(), resource}] = true
-			}
+	for _, gvk := range kinds {
+		if resource, err := w.corrector.Mapper.AnyVersion(gvk); err == nil {
+			wanted[watchedKind{gvk.GroupKind(), resource}] = true
 		}
 	}
 	for kind, cancel := range w.running {
@@ -145,9 +135,8 @@ func (s *objectSink) Replace(objects []any, _ string) error {
 		if !rec.Options.CorrectDrift {
 			continue
 		}
-		for _, ref := range rec.TrackedRefs() {
-			key := ref.Key()
-			if key.Group == s.gk.Group && key.Kind == s.gk.Kind && !existing[key] {
+		for _, key := range rec.TrackedOf(s.gk) {
+			if !existing[key] {
 				s.corrector.onEvent(key, observation{deleted: true})
 			}
 		}
@@ -172,7 +161,9 @@ func (*recordSink) Update(any) error { return nil }
 // Delete handles a deleted Secret. Most of them are deleted by the engine itself, which no longer caches their records.
 func (s *recordSink) Delete(obj any) error {
 	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
-		s.checkRecords(func(name string) bool { return name != meta.Name })
+		if rec := s.corrector.Store.FindBySecret(meta.Name); rec != nil {
+			s.corrector.queueRecordCheck(rec.ID, recordCheckDelay)
+		}
 	}
 	return nil
 }
@@ -185,20 +176,12 @@ func (s *recordSink) Replace(objects []any, _ string) error {
 			existing[meta.Name] = true
 		}
 	}
-	s.checkRecords(func(name string) bool { return existing[name] })
-	return nil
-}
-
-// checkRecords queues a check of the records that have a Secret for which exists returns false.
-func (s *recordSink) checkRecords(exists func(name string) bool) {
 	for _, rec := range s.corrector.Store.ListCached() {
-		for _, name := range s.corrector.Store.SecretNames(rec) {
-			if !exists(name) {
-				s.corrector.queueRecordCheck(rec.ID, recordCheckDelay)
-				break
-			}
+		if slices.ContainsFunc(s.corrector.Store.SecretNames(rec), func(name string) bool { return !existing[name] }) {
+			s.corrector.queueRecordCheck(rec.ID, recordCheckDelay)
 		}
 	}
+	return nil
 }
 
 // Resync does nothing.

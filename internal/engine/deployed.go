@@ -19,13 +19,13 @@ func (e *Engine) deployed(rec *inventory.Record) bundle.Deployed {
 	}
 }
 
-// FindDeployed returns the Deployed of the record of id; ok is false if there is none. It sends no request after Run
-// has read the records.
+// FindDeployed returns the Deployed of the record of id; ok is false if there is none. It sends no request after Run or
+// ListPartition has read the records.
 func (e *Engine) FindDeployed(ctx context.Context, id bundle.ID) (d bundle.Deployed, ok bool, err error) {
 	if rec := e.store.Cached(id); rec != nil {
 		return e.deployed(rec), true, nil
 	}
-	if e.store.IsListed() {
+	if e.store.HasListed(id) {
 		return bundle.Deployed{}, false, nil
 	}
 	// With inventory.ErrIncomplete the record exists and is empty.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +37,9 @@ type Options struct {
 	// SveltosCluster.
 	Scope string
 	Hub   string
+	// Partitions divide the bundles among several processes. Nil: this Engine has all bundles of its scope. Otherwise the
+	// caller must call Serve before other methods for a bundle.
+	Partitions *inventory.Partitions
 	// OnChange is called, while Run runs, for a bundle with the option CorrectDrift whose objects have changed: their
 	// status, or by this Engine. Events within a short time cause one call, and later ones a call after some seconds. The
 	// deletion of an object is not delayed. It may block, but not longer than Run's context.
@@ -49,7 +51,8 @@ type Options struct {
 }
 
 // Engine makes one cluster equal its bundles. It stores its state on that cluster, in one inventory record per bundle.
-// So it can be killed at any moment, and another Engine continues. Only one Engine at a time may work on a cluster.
+// So it can be killed at any moment, and another Engine continues. Only one Engine at a time may work on a cluster, or
+// on a partition.
 type Engine struct {
 	member *memberClient
 	store  *inventory.Store
@@ -112,7 +115,7 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 		confirmed: make(chan struct{}), observed: &observedStates{byID: map[bundle.ID]map[kube.Ref]observedState{}},
 	}
 	e.confirm = sync.OnceFunc(func() { close(e.confirmed) })
-	e.store = inventory.NewStore(core, member.objects, opts.Namespace, e.ownerScope)
+	e.store = inventory.NewPartitionedStore(core, member.objects, opts.Namespace, e.ownerScope, opts.Partitions)
 	return e, nil
 }
 
@@ -247,7 +250,7 @@ func (e *Engine) newResumedRun(b bundle.Bundle, prior *inventory.Record, only ma
 // hasCompetingBundle returns whether another bundle on the cluster has taken over objects of rec.
 func (e *Engine) hasCompetingBundle(rec *inventory.Record) bool {
 	for _, entry := range rec.Entries {
-		if entry.Rival != "" && slices.ContainsFunc(e.store.ListCached(), func(other *inventory.Record) bool { return other.ID.String() == entry.Rival }) {
+		if id, ok := inventory.ParseID(entry.Rival); ok && e.store.Cached(id) != nil {
 			return true
 		}
 	}

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -57,6 +58,13 @@ func (f *failedRuns) forget(id bundle.ID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.byID, id)
+}
+
+// forgetAll is forget for the bundles for which isForgotten returns true.
+func (f *failedRuns) forgetAll(isForgotten func(bundle.ID) bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.DeleteFunc(f.byID, func(id bundle.ID, _ *failedRun) bool { return isForgotten(id) })
 }
 
 // add stores a failed run that ended at the given time. isNew is true if the former run did not fail in the same way.
@@ -136,6 +144,9 @@ func (p *applyRun) keepFailure(ctx context.Context, report bundle.Report, err er
 	}
 	if e.failedRuns.add(run, e.clock.Now()) {
 		log.FromContext(ctx).Error(err, "apply bundle", logkeys.Bundle, id.String(), logkeys.Profile, p.bundle.Owner.Name, logkeys.Digest, p.digest.String())
+	}
+	if e.isReleased(id) {
+		e.failedRuns.forget(id) // Release may have been called before add
 	}
 	return e.asTerminal(err)
 }

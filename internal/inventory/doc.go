@@ -6,7 +6,10 @@
 // continues from the records, and only objects with an entry in a record are pruned.
 //
 // The engine calls Load, changes a copy from Record.Edit, and calls Save before and after it applies objects, and
-// Delete after a withdrawal. Package drift calls List once, and then reads the cached records.
+// Delete after a withdrawal. Package drift calls List once, and then reads the cached records, by their indexes.
+//
+// The hubs of all shards deploy to their own cluster. They share a scope, whose records are divided by Partitions: one
+// per cluster for which they deploy. A Store caches the partitions between Serve and Release, and no others.
 //
 // The head Secret of a record has the label towline.dev/record=head and a name that is computed from the OwnerScope and
 // the bundle ID. It holds the head as JSON and the content and the entries as compressed JSON. Larger content and
@@ -20,6 +23,7 @@
 //   - The head is updated with the resourceVersion that was read. A record that another process has changed is not
 //     overwritten.
 //   - A record that was loaded or saved is never changed. Edit returns a copy to change and save.
+//   - The work for an event, a saved record or a list of one partition does not grow with the number of cached records.
 //   - Each record belongs to one OwnerScope: a hub and a registration of the cluster with it. Records of other scopes
 //     are neither read nor written, with one exception: DeleteOlderRegistrations.
 //   - A hub does not trust its members: the size of values and the number of chunks that it reads are limited.
@@ -29,6 +33,7 @@
 //
 // Words:
 //
+//   - tracked: an object whose drift matters, see Record.FindTracked.
 //   - inline: stored in the head Secret. Cached records lack their inline values, to save memory.
 //   - incomplete: a part of the record is missing or cannot be decoded. The bundle must be delivered again.
 //   - fingerprint: a digest of the fields that Towline has set on an object (Entry.Fields, LiveMeta.Fingerprint).

@@ -64,7 +64,7 @@ func FuzzParseID(f *testing.F) {
 	f.Add("//")
 	f.Add("a")
 	f.Fuzz(func(t *testing.T, text string) {
-		id, ok := parseID(text)
+		id, ok := ParseID(text)
 		if ok && id.String() != text {
 			t.Errorf("%q became %q", text, id.String())
 		}

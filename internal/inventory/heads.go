@@ -3,10 +3,12 @@ package inventory
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -41,6 +43,81 @@ func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
 	return all, nil
 }
 
+// List reads all records on the member into the cache, page by page. An incomplete record is cached with nothing but
+// its ID. With Partitions it serves those that Partitions lists and those that it finds, and reads no others.
+func (s *Store) List(ctx context.Context) error {
+	unlock, err := s.lockListing(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	known, err := s.servePartitions(ctx)
+	if err != nil {
+		return err
+	}
+	if err := s.listHeads(ctx, labelRecord+"="+partHead, s.partitionFilter()); err != nil {
+		return err
+	}
+	s.setListed(known)
+	s.cache.mu.Lock()
+	s.cache.isListed = true
+	s.cache.mu.Unlock()
+	return nil
+}
+
+// lockListing waits until no other caller lists records.
+func (s *Store) lockListing(ctx context.Context) (unlock func(), err error) {
+	select {
+	case s.listing <- struct{}{}:
+		s.cache.setListing(true)
+		return func() {
+			s.cache.setListing(false)
+			<-s.listing
+		}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// listHeads reads the records whose heads a label selector selects, and for which isWanted returns true.
+func (s *Store) listHeads(ctx context.Context, selector string, isWanted func(context.Context, bundle.ID) (bool, error)) error {
+	opts := metav1.ListOptions{LabelSelector: s.selector(selector), Limit: pageSize}
+	for {
+		page, err := s.secrets.List(ctx, opts)
+		if err != nil {
+			return fmt.Errorf("list records: %w", err)
+		}
+		for i := range page.Items {
+			if err := s.readListed(ctx, &page.Items[i], isWanted); err != nil {
+				return err
+			}
+		}
+		if page.Continue == "" {
+			return nil
+		}
+		opts.Continue = page.Continue
+	}
+}
+
+func (s *Store) readListed(ctx context.Context, secret *corev1.Secret, isWanted func(context.Context, bundle.ID) (bool, error)) error {
+	id, ok := s.idOf(secret)
+	if ok {
+		if wanted, err := isWanted(ctx, id); err != nil || !wanted {
+			return err
+		}
+	}
+	rec, err := s.readRecord(ctx, secret)
+	switch {
+	case err == nil:
+		s.addListed(rec.withoutInline())
+	case !errors.Is(err, ErrIncomplete):
+		return err
+	case ok:
+		s.addListed(incompleteRecord(id, secret.ResourceVersion))
+	}
+	return nil
+}
+
 func compareIDs(a, b *Record) int { return strings.Compare(a.ID.String(), b.ID.String()) }
 
 // loadHead reads the head of a record. It does not check that the chunks exist.
@@ -61,8 +138,8 @@ func (s *Store) loadHead(ctx context.Context, id bundle.ID) (*Record, error) {
 	return rec, nil
 }
 
-// parseID is the reverse of bundle.ID.String.
-func parseID(text string) (bundle.ID, bool) {
+// ParseID is the reverse of bundle.ID.String.
+func ParseID(text string) (bundle.ID, bool) {
 	kind, rest, _ := strings.Cut(text, "/")
 	last := strings.LastIndex(rest, "/")
 	if last < 0 {

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
@@ -16,8 +17,8 @@ func TestFindTrackedKnowsEntriesAndRecordsOfDeployedReleases(t *testing.T) {
 	if item, ok := rec.FindTracked(release.SecretRef()); !ok || !item.IsReleaseRecord || item.UID != "s" {
 		t.Errorf("release record: got %v, %t", item, ok)
 	}
-	if refs := rec.TrackedRefs(); len(refs) != 2 {
-		t.Errorf("tracked: got %v", refs)
+	if keys := rec.TrackedOf(schema.GroupKind{Kind: "Secret"}); len(keys) != 1 || keys[0] != release.SecretRef() {
+		t.Errorf("tracked Secrets: got %v", keys)
 	}
 	rec.Releases[0].Stage = inventory.StagePreHooks
 	if item, ok := rec.FindTracked(release.SecretRef()); ok {

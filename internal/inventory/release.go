@@ -1,10 +1,12 @@
 package inventory
 
 import (
+	"iter"
 	"slices"
 	"time"
 
 	helm "helm.sh/helm/v4/pkg/release/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/towline/towline/internal/bundle"
@@ -177,16 +179,29 @@ func (r *Record) FindTracked(key kube.Ref) (Entry, bool) {
 	return Entry{}, false
 }
 
-// TrackedRefs lists the objects that FindTracked finds.
-func (r *Record) TrackedRefs() []kube.Ref {
-	refs := make([]kube.Ref, 0, len(r.Entries)+len(r.Releases))
-	for _, entry := range r.Entries {
-		refs = append(refs, entry.Ref)
-	}
-	for i := range r.Releases {
-		if s := &r.Releases[i]; s.Stage == StageDeployed && s.SecretUID != "" {
-			refs = append(refs, s.SecretRef())
+// tracked returns the objects that FindTracked finds.
+func (r *Record) tracked() iter.Seq[kube.Ref] {
+	return func(yield func(kube.Ref) bool) {
+		for _, entry := range r.Entries {
+			if !yield(entry.Ref) {
+				return
+			}
+		}
+		for i := range r.Releases {
+			if s := &r.Releases[i]; s.Stage == StageDeployed && s.SecretUID != "" && !yield(s.SecretRef()) {
+				return
+			}
 		}
 	}
-	return refs
+}
+
+// TrackedOf lists the keys of the objects of a kind that FindTracked finds.
+func (r *Record) TrackedOf(kind schema.GroupKind) []kube.Ref {
+	var keys []kube.Ref
+	for ref := range r.tracked() {
+		if ref.Group == kind.Group && ref.Kind == kind.Kind {
+			keys = append(keys, ref.Key())
+		}
+	}
+	return keys
 }

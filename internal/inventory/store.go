@@ -7,10 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -38,6 +36,8 @@ const (
 	// zero OwnerScope have neither.
 	labelRecordScope = "towline.dev/record-scope"
 	labelRecordHub   = "towline.dev/record-hub"
+	// labelRecordPartition is on the head of a record of a Store with Partitions. Its value is a hash of the partition.
+	labelRecordPartition = "towline.dev/record-partition"
 
 	// The keys in the Secrets.
 	keyHead      = "head"
@@ -50,6 +50,12 @@ const (
 	maxInlineContent   = 256 << 10
 	maxInlineInventory = 384 << 10
 	chunkSize          = 900 << 10
+
+	// namePrefix begins the names of the Secrets. A hash of hashLength characters follows.
+	namePrefix = "towline-record-"
+	hashLength = 20
+	// pageSize is the maximum number of Secrets in the response to a list.
+	pageSize = 500
 )
 
 // ErrIncomplete is in the error for a record of which a part is missing: its Secrets were deleted or changed by others.
@@ -68,22 +74,30 @@ type Store struct {
 	// contents and entries compress the two values of a record.
 	contents, entries compressor
 
-	// mu guards the fields below.
-	mu sync.Mutex
-	// cache holds the records as they were last read or written, without inline values, to save memory: a hub has one
-	// Store for each push member. listed is true if it has all of them.
-	cache  map[bundle.ID]*Record
-	listed bool
+	cache *recordCache
+	// partitions is nil if the Store has all records of the scope.
+	partitions *Partitions
+	// listing has a value while records are listed: only one caller does so.
+	listing chan struct{}
 }
 
-// NewStore returns a Store of records in a namespace, which is created with the first record. It makes no request.
+// NewStore returns a Store of all records of a scope in a namespace, which is created with the first record. It makes
+// no request.
 func NewStore(core corev1client.CoreV1Interface, objects metadata.Interface, namespace string, scope OwnerScope) *Store {
 	return &Store{
 		scope: scope, namespace: namespace, secrets: core.Secrets(namespace), namespaces: core.Namespaces(),
 		metadata: objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(namespace),
-		changed:  make(chan struct{}, 1), cache: map[bundle.ID]*Record{},
+		changed:  make(chan struct{}, 1), cache: newRecordCache(), listing: make(chan struct{}, 1),
 		contents: compressor{limit: maxContent}, entries: compressor{limit: maxEntries},
 	}
+}
+
+// NewPartitionedStore is NewStore for the records of the partitions that this process serves: see Serve and List. With
+// nil it has all records.
+func NewPartitionedStore(core corev1client.CoreV1Interface, objects metadata.Interface, namespace string, scope OwnerScope, partitions *Partitions) *Store {
+	s := NewStore(core, objects, namespace, scope)
+	s.partitions = partitions
+	return s
 }
 
 // Scope returns the scope of the records.
@@ -102,8 +116,11 @@ func (s *Store) notify() {
 
 // nameOf returns the name of the head Secret of id.
 func (s *Store) nameOf(id bundle.ID) string {
-	return "towline-record-" + shortHash([]byte(s.scope.Signature(id)))
+	return namePrefix + shortHash([]byte(s.scope.Signature(id)))
 }
+
+// headOf returns the name of the head Secret of the record with the Secret name, which is the head or a chunk.
+func headOf(name string) string { return name[:min(len(name), len(namePrefix)+hashLength)] }
 
 // labels returns the labels of a Secret of a record.
 func (s *Store) labels(part string) map[string]string {
@@ -125,10 +142,10 @@ func (s *Store) selector(base string) string {
 	return base + ",!" + labelRecordScope
 }
 
-// shortHash returns 20 lower-case base32 characters: 100 bits.
+// shortHash returns hashLength lower-case base32 characters: 100 bits.
 func shortHash(raw []byte) string {
 	sum := sha256.Sum256(raw)
-	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:20])
+	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:hashLength])
 }
 
 // Load returns the record of id on the member. If there is none, Record.Exists of the result is false. With
@@ -145,7 +162,9 @@ func (s *Store) Load(ctx context.Context, id bundle.ID) (*Record, error) {
 	rec, err := s.readRecord(ctx, secret)
 	if errors.Is(err, ErrIncomplete) {
 		rec = incompleteRecord(id, secret.ResourceVersion)
-		s.setCached(rec)
+	}
+	if rec != nil && !s.isCached(rec) {
+		s.setCached(rec.withoutInline(), true)
 	}
 	return rec, err
 }
@@ -155,42 +174,13 @@ func incompleteRecord(id bundle.ID, version string) *Record {
 	return &Record{Head: Head{ID: id}, version: version, isIncomplete: true, mayHaveUnusedChunks: true}
 }
 
-// List reads every record on the member and caches them. It returns the complete ones, sorted by ID. An incomplete
-// record is in the cache with nothing but its ID.
-func (s *Store) List(ctx context.Context) ([]*Record, error) {
-	list, err := s.secrets.List(ctx, metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + partHead)})
-	if err != nil {
-		return nil, fmt.Errorf("list records: %w", err)
-	}
-	var records []*Record
-	for i := range list.Items {
-		secret := &list.Items[i]
-		rec, err := s.readRecord(ctx, secret)
-		if errors.Is(err, ErrIncomplete) {
-			if id, ok := s.idOf(secret); ok {
-				s.setCached(incompleteRecord(id, secret.ResourceVersion))
-			}
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		records = append(records, rec)
-	}
-	s.mu.Lock()
-	s.listed = true
-	s.mu.Unlock()
-	slices.SortFunc(records, compareIDs)
-	return records, nil
-}
-
 // idOf returns the ID of the record with the head Secret secret; ok is false if it is not a record of this scope.
 func (s *Store) idOf(secret metav1.Object) (id bundle.ID, ok bool) {
-	id, ok = parseID(secret.GetAnnotations()[kube.AnnotationRequestor])
+	id, ok = ParseID(secret.GetAnnotations()[kube.AnnotationRequestor])
 	return id, ok && s.nameOf(id) == secret.GetName()
 }
 
-// readRecord reads a record whose head is in secret, and caches it.
+// readRecord reads a record whose head is in secret.
 func (s *Store) readRecord(ctx context.Context, secret *corev1.Secret) (*Record, error) {
 	rec := &Record{version: secret.ResourceVersion, mayHaveUnusedChunks: true, Entries: map[kube.Ref]Entry{}}
 	if err := json.Unmarshal(secret.Data[keyHead], &rec.Head); err != nil || s.nameOf(rec.ID) != secret.Name {
@@ -215,7 +205,6 @@ func (s *Store) readRecord(ctx context.Context, secret *corev1.Secret) (*Record,
 			rec.Entries[entry.Ref.Key()] = entry
 		}
 	}
-	s.setCached(rec.withoutInline())
 	return rec, nil
 }
 
@@ -312,7 +301,7 @@ func (s *Store) write(ctx context.Context, prior, saved *Record) (_ *Record, err
 			return nil, err
 		}
 	}
-	s.setCached(saved.withoutInline())
+	s.setCached(saved.withoutInline(), false)
 	return saved, nil
 }
 
@@ -342,12 +331,16 @@ func (s *Store) writeHead(ctx context.Context, rec *Record, version string) (str
 	}
 	annotations := map[string]string{kube.AnnotationRequestor: rec.ID.String()}
 	s.scope.Annotate(annotations)
+	labels := s.labels(partHead)
+	if s.partitions != nil {
+		labels[labelRecordPartition] = shortHash([]byte(s.partitions.Of(rec.ID)))
+	}
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:            s.nameOf(rec.ID),
 			Namespace:       s.namespace,
 			ResourceVersion: version,
-			Labels:          s.labels(partHead),
+			Labels:          labels,
 			Annotations:     annotations,
 		},
 		Data: map[string][]byte{keyHead: raw, keyContent: rec.content.inline, keyInventory: rec.entryData.inline},
@@ -400,44 +393,4 @@ func (s *Store) Delete(ctx context.Context, rec *Record) error {
 	}
 	s.deleteCached(rec.ID)
 	return nil
-}
-
-// ListCached returns the records as they were last read or written, in no order. They lack inline values: do not pass
-// them to Bundle or Save.
-func (s *Store) ListCached() []*Record {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Values(s.cache))
-}
-
-// Cached returns the record of id as it was last read or written, nil if there is none. It lacks inline values:
-// do not pass it to Bundle or Save.
-func (s *Store) Cached(id bundle.ID) *Record {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.cache[id]
-}
-
-func (s *Store) setCached(rec *Record) {
-	s.mu.Lock()
-	s.cache[rec.ID] = rec
-	s.mu.Unlock()
-	s.notify()
-}
-
-func (s *Store) deleteCached(id bundle.ID) {
-	s.mu.Lock()
-	_, existed := s.cache[id]
-	delete(s.cache, id)
-	s.mu.Unlock()
-	if existed {
-		s.notify()
-	}
-}
-
-// IsListed returns whether List has succeeded once: from then on the cache has all records, the incomplete ones too.
-func (s *Store) IsListed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.listed
 }

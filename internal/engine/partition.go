@@ -1,0 +1,62 @@
+package engine
+
+import (
+	"context"
+
+	"github.com/towline/towline/internal/bundle"
+)
+
+// Serve begins to serve a partition: see inventory.Partitions. It sends no request. released is closed when Release is
+// called: then the caller must cancel what it has called for the partition. The error wraps inventory.ErrNotServed if
+// another process serves the partition.
+func (e *Engine) Serve(ctx context.Context, partition string) (released <-chan struct{}, err error) {
+	return e.store.Serve(ctx, partition)
+}
+
+// Release must be called when another process serves a partition. The Engine then stops to correct drift in it, and has
+// nothing of it in memory.
+func (e *Engine) Release(partition string) {
+	e.store.Release(partition)
+	e.failedRuns.forgetAll(e.isReleased)
+}
+
+// isReleased returns whether another process has the bundle id.
+func (e *Engine) isReleased(id bundle.ID) bool {
+	select {
+	case <-e.store.Released(id):
+		return true
+	default:
+		return false
+	}
+}
+
+// ListPartition lists the bundles of a served partition, sorted by ID. It sends a request only if neither Run nor a
+// former call has read the records of the partition since Serve.
+func (e *Engine) ListPartition(ctx context.Context, partition string) ([]bundle.Deployed, error) {
+	records, err := e.store.ListPartition(ctx, partition)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]bundle.Deployed, 0, len(records))
+	for _, rec := range records {
+		all = append(all, e.deployed(rec))
+	}
+	return all, nil
+}
+
+// contextUntilReleased returns a context that is also canceled when another process serves the partition of id.
+func (e *Engine) contextUntilReleased(ctx context.Context, id bundle.ID) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	released := e.store.Released(id)
+	if released == nil {
+		return ctx, cancel
+	}
+	go func() {
+		select {
+		case <-released:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}

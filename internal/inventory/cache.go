@@ -1,0 +1,322 @@
+package inventory
+
+import (
+	"cmp"
+	"hash/maphash"
+	"iter"
+	"slices"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+// recordCache has the records as they were last read or written, without inline values, to save memory: a hub has one
+// Store for each push member. Its indexes make the work for one event or change independent of the number of records.
+type recordCache struct {
+	seed maphash.Seed
+
+	// mu guards the fields below.
+	mu   sync.Mutex
+	byID map[bundle.ID]*cachedRecord
+	// byObject finds records by the hash of a tracked object, byName by the hash of the name of the head Secret.
+	byObject, byName hashIndex
+	// kinds counts the tracked objects of the records with drift correction.
+	kinds map[schema.GroupVersionKind]int
+	// changed has the records with the field isChanged.
+	changed []*cachedRecord
+	// isListed is true if the cache has all records.
+	isListed bool
+	// deleted has the records that were deleted since a list began: it can return them. It is nil if none is running.
+	deleted map[bundle.ID]bool
+	// partitions has the partitions that are served. It is used only if the Store has partitions.
+	partitions map[string]*servedPartition
+}
+
+// cachedRecord is the place of a record in the cache.
+type cachedRecord struct {
+	*Record
+	// isChanged is true until TakeChanges returns the record, wasRead if it was read since the last call.
+	isChanged, wasRead bool
+}
+
+func newRecordCache() *recordCache {
+	return &recordCache{
+		seed: maphash.MakeSeed(), byID: map[bundle.ID]*cachedRecord{}, byObject: newHashIndex(), byName: newHashIndex(),
+		kinds: map[schema.GroupVersionKind]int{}, partitions: map[string]*servedPartition{},
+	}
+}
+
+// hashIndex finds records by the hash of a key. Most keys have one record. A result can also be of another key with
+// the same hash: the caller must check it.
+type hashIndex struct {
+	first map[uint64]*cachedRecord
+	more  map[uint64][]*cachedRecord
+}
+
+func newHashIndex() hashIndex {
+	return hashIndex{first: map[uint64]*cachedRecord{}, more: map[uint64][]*cachedRecord{}}
+}
+
+func (x hashIndex) add(hash uint64, rec *cachedRecord) {
+	switch first := x.first[hash]; {
+	case first == nil:
+		x.first[hash] = rec
+	case first != rec && !slices.Contains(x.more[hash], rec):
+		x.more[hash] = append(x.more[hash], rec)
+	}
+}
+
+func (x hashIndex) remove(hash uint64, rec *cachedRecord) {
+	others := slices.DeleteFunc(x.more[hash], func(other *cachedRecord) bool { return other == rec })
+	if x.first[hash] == rec {
+		delete(x.first, hash)
+		if len(others) > 0 {
+			x.first[hash], others = others[0], others[1:]
+		}
+	}
+	if len(others) == 0 {
+		delete(x.more, hash)
+		return
+	}
+	x.more[hash] = others
+}
+
+func (x hashIndex) find(hash uint64) iter.Seq[*cachedRecord] {
+	return func(yield func(*cachedRecord) bool) {
+		if first := x.first[hash]; first == nil || !yield(first) {
+			return
+		}
+		for _, rec := range x.more[hash] {
+			if !yield(rec) {
+				return
+			}
+		}
+	}
+}
+
+// set replaces the cached record of rec.ID. name is the name of its head Secret. The caller must hold mu.
+func (c *recordCache) set(name string, rec *Record, wasRead bool) {
+	cached := c.byID[rec.ID]
+	var before *Record
+	if cached == nil {
+		cached = &cachedRecord{}
+		c.byID[rec.ID] = cached
+		c.byName.add(maphash.String(c.seed, name), cached)
+	} else {
+		before = cached.Record
+	}
+	cached.Record, cached.wasRead = rec, cached.wasRead || wasRead
+	c.addObjects(cached, rec)
+	if before != nil {
+		c.removeObjects(cached, before, rec)
+	}
+	if !cached.isChanged {
+		cached.isChanged = true
+		c.changed = append(c.changed, cached)
+	}
+}
+
+// remove removes the cached record of id, and returns whether there was one. The caller must hold mu.
+func (c *recordCache) remove(name string, id bundle.ID) bool {
+	cached := c.byID[id]
+	if cached == nil {
+		return false
+	}
+	delete(c.byID, id)
+	c.byName.remove(maphash.String(c.seed, name), cached)
+	c.removeObjects(cached, cached.Record, nil)
+	return true
+}
+
+// addObjects adds the tracked objects of rec to the indexes.
+func (c *recordCache) addObjects(cached *cachedRecord, rec *Record) {
+	for ref := range rec.tracked() {
+		c.byObject.add(maphash.Comparable(c.seed, ref.Key()), cached)
+		if rec.Options.CorrectDrift {
+			c.kinds[ref.GVK()]++
+		}
+	}
+}
+
+// removeObjects removes the tracked objects of a former record from the indexes, but keeps those that next has.
+func (c *recordCache) removeObjects(cached *cachedRecord, former, next *Record) {
+	for ref := range former.tracked() {
+		isTracked := false
+		if next != nil {
+			_, isTracked = next.FindTracked(ref.Key())
+		}
+		if !isTracked {
+			c.byObject.remove(maphash.Comparable(c.seed, ref.Key()), cached)
+		}
+		if former.Options.CorrectDrift {
+			if c.kinds[ref.GVK()]--; c.kinds[ref.GVK()] == 0 {
+				delete(c.kinds, ref.GVK())
+			}
+		}
+	}
+}
+
+// Change is a change of a cached record.
+type Change struct {
+	*Record
+	// WasRead is true if the record was read from the member: another process may have written it, and may not have
+	// corrected its objects since.
+	WasRead bool
+}
+
+// TakeChanges returns the records that have been cached since the last call, without those that were deleted.
+func (s *Store) TakeChanges() []Change {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	var changes []Change
+	for _, cached := range s.cache.changed {
+		if s.cache.byID[cached.ID] == cached {
+			changes = append(changes, Change{Record: cached.Record, WasRead: cached.wasRead})
+		}
+		cached.isChanged, cached.wasRead = false, false
+	}
+	s.cache.changed = nil
+	return changes
+}
+
+// WatchedKinds lists the kinds of the tracked objects of the cached records with drift correction, in no order.
+func (s *Store) WatchedKinds() []schema.GroupVersionKind {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	kinds := make([]schema.GroupVersionKind, 0, len(s.cache.kinds))
+	for kind := range s.cache.kinds {
+		kinds = append(kinds, kind)
+	}
+	return kinds
+}
+
+// FindTracking returns the cached records in which FindTracked finds an object.
+func (s *Store) FindTracking(key kube.Ref) []*Record {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	var found []*Record
+	for cached := range s.cache.byObject.find(maphash.Comparable(s.cache.seed, key)) {
+		if _, ok := cached.FindTracked(key); ok {
+			found = append(found, cached.Record)
+		}
+	}
+	return found
+}
+
+// FindBySecret returns the cached record that is stored in a Secret, nil if there is none.
+func (s *Store) FindBySecret(name string) *Record {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	for cached := range s.cache.byName.find(maphash.String(s.cache.seed, headOf(name))) {
+		if slices.Contains(s.SecretNames(cached.Record), name) {
+			return cached.Record
+		}
+	}
+	return nil
+}
+
+// ListCached returns the records as they were last read or written, in no order. They lack inline values: do not pass
+// them to Bundle or Save.
+func (s *Store) ListCached() []*Record {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	all := make([]*Record, 0, len(s.cache.byID))
+	for _, cached := range s.cache.byID {
+		all = append(all, cached.Record)
+	}
+	return all
+}
+
+// Cached returns the record of id as it was last read or written, nil if there is none. It lacks inline values:
+// do not pass it to Bundle or Save.
+func (s *Store) Cached(id bundle.ID) *Record {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	if cached := s.cache.byID[id]; cached != nil {
+		return cached.Record
+	}
+	return nil
+}
+
+// setListing begins or ends a list.
+func (c *recordCache) setListing(isListing bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deleted = nil
+	if isListing {
+		c.deleted = map[bundle.ID]bool{}
+	}
+}
+
+// isCached returns whether the cache has rec in this version.
+func (s *Store) isCached(rec *Record) bool {
+	known := s.Cached(rec.ID)
+	return known != nil && known.version == rec.version && known.isIncomplete == rec.isIncomplete
+}
+
+// setCached caches rec, unless this process does not serve its partition.
+func (s *Store) setCached(rec *Record, wasRead bool) {
+	name := s.nameOf(rec.ID)
+	s.cache.mu.Lock()
+	if served, ok := s.servedOf(rec.ID); ok {
+		s.cache.set(name, rec, wasRead)
+		served.add(rec.ID)
+	}
+	s.cache.mu.Unlock()
+	s.notify()
+}
+
+// addListed is setCached for a record from a list. It does nothing if the record was saved or deleted since.
+func (s *Store) addListed(rec *Record) {
+	name := s.nameOf(rec.ID)
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	cached := s.cache.byID[rec.ID]
+	served, ok := s.servedOf(rec.ID)
+	if !ok || s.cache.deleted[rec.ID] || cached != nil && !isNewer(rec.version, cached.version) {
+		return
+	}
+	s.cache.set(name, rec, true)
+	served.add(rec.ID)
+	s.notify()
+}
+
+// isNewer returns whether a resourceVersion is newer than another one of the same resource. Both are decimal numbers.
+func isNewer(version, than string) bool {
+	return cmp.Or(cmp.Compare(len(version), len(than)), cmp.Compare(version, than)) > 0
+}
+
+func (s *Store) deleteCached(id bundle.ID) {
+	name := s.nameOf(id)
+	s.cache.mu.Lock()
+	existed := s.cache.remove(name, id)
+	if existed && s.cache.deleted != nil {
+		s.cache.deleted[id] = true
+	}
+	if served, ok := s.servedOf(id); ok {
+		served.remove(id)
+	}
+	s.cache.mu.Unlock()
+	if existed {
+		s.notify()
+	}
+}
+
+// IsListed returns whether List has succeeded once: from then on the cache has all records, the incomplete ones too.
+// With Partitions it has those of the partitions that are listed.
+func (s *Store) IsListed() bool {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	return s.cache.isListed
+}
+
+// HasListed returns whether the record of id does not exist if it is not cached.
+func (s *Store) HasListed(id bundle.ID) bool {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	served, ok := s.servedOf(id)
+	return s.partitions == nil && s.cache.isListed || s.partitions != nil && ok && served.isListed
+}

@@ -1,0 +1,232 @@
+package inventory
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/towline/towline/internal/bundle"
+)
+
+// ErrNotServed is in the error for a partition that another process serves.
+var ErrNotServed = errors.New("another process serves it")
+
+// Partitions divide the records of a scope among processes. Each process reads all records of the partitions that it
+// serves, and caches no others. If a partition moves, both processes can serve it for a moment: then the
+// resourceVersion of a record prevents that one overwrites what the other one has saved.
+type Partitions struct {
+	// Of returns the partition of a record.
+	Of func(bundle.ID) string
+	// List lists the partitions that this process serves, as far as they are known. Serves returns whether it serves a
+	// partition, also one that List does not return.
+	List   func(ctx context.Context) ([]string, error)
+	Serves func(ctx context.Context, partition string) (bool, error)
+}
+
+// servedPartition is a partition that this process serves.
+type servedPartition struct {
+	// released is closed when the process no longer serves the partition.
+	released chan struct{}
+	// isListed is true if the cache has all records of the partition.
+	isListed bool
+	ids      map[bundle.ID]bool // the cached records
+}
+
+func (p *servedPartition) add(id bundle.ID) {
+	if p != nil {
+		p.ids[id] = true
+	}
+}
+
+func (p *servedPartition) remove(id bundle.ID) {
+	if p != nil {
+		delete(p.ids, id)
+	}
+}
+
+// servedOf returns the partition of id; ok is false if it is not served. Without Partitions it returns nil and true.
+// The caller must hold cache.mu.
+func (s *Store) servedOf(id bundle.ID) (served *servedPartition, ok bool) {
+	if s.partitions == nil {
+		return nil, true
+	}
+	served, ok = s.cache.partitions[s.partitions.Of(id)]
+	return served, ok
+}
+
+// Serve begins to serve a partition, unless it is served already. It sends no request. released is closed when Release
+// is called. The error wraps ErrNotServed if another process serves the partition.
+func (s *Store) Serve(ctx context.Context, partition string) (released <-chan struct{}, err error) {
+	served, isNew := s.addPartition(partition)
+	// Partitions.Serves is called after the partition is added: if it does not know yet that the partition has moved, the
+	// later call of Release finds the partition.
+	isServed, err := s.partitions.Serves(ctx, partition)
+	if err != nil {
+		if isNew {
+			s.Release(partition)
+		}
+		return nil, fmt.Errorf("serve %s: %w", partition, err)
+	}
+	if !isServed {
+		s.Release(partition)
+		return nil, fmt.Errorf("serve %s: %w", partition, ErrNotServed)
+	}
+	return served.released, nil
+}
+
+func (s *Store) addPartition(partition string) (served *servedPartition, isNew bool) {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	served = s.cache.partitions[partition]
+	if served != nil {
+		return served, false
+	}
+	served = &servedPartition{released: make(chan struct{}), ids: map[bundle.ID]bool{}}
+	s.cache.partitions[partition] = served
+	return served, true
+}
+
+// Release ends Serve: it removes the records of a partition from the cache. It does nothing for a partition that is not
+// served.
+func (s *Store) Release(partition string) {
+	s.cache.mu.Lock()
+	served := s.cache.partitions[partition]
+	if served != nil {
+		delete(s.cache.partitions, partition)
+		close(served.released)
+		for id := range served.ids {
+			s.cache.remove(s.nameOf(id), id)
+		}
+	}
+	s.cache.mu.Unlock()
+	if served != nil {
+		s.notify()
+	}
+}
+
+// Released returns the channel that is closed when the partition of id is no longer served. It is nil, which is never
+// closed, for a Store without Partitions.
+func (s *Store) Released(id bundle.ID) <-chan struct{} {
+	if s.partitions == nil {
+		return nil
+	}
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	if served, ok := s.servedOf(id); ok {
+		return served.released
+	}
+	released := make(chan struct{})
+	close(released)
+	return released
+}
+
+// ListPartition returns the records of a served partition, sorted by ID, without content: see ListCached. It reads the
+// partition if it has not been listed since Serve.
+func (s *Store) ListPartition(ctx context.Context, partition string) ([]*Record, error) {
+	if records, ok := s.cachedPartition(partition); ok {
+		return records, nil
+	}
+	unlock, err := s.lockListing(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if records, ok := s.cachedPartition(partition); ok {
+		return records, nil // the listing that this one has waited for has read it
+	}
+	served := s.findPartition(partition)
+	if served == nil {
+		return nil, fmt.Errorf("list the records of %s: %w", partition, ErrNotServed)
+	}
+	selector := labelRecordPartition + "=" + shortHash([]byte(partition))
+	if err := s.listHeads(ctx, selector, func(context.Context, bundle.ID) (bool, error) { return true, nil }); err != nil {
+		return nil, err
+	}
+	s.setListed(map[string]*servedPartition{partition: served})
+	records, ok := s.cachedPartition(partition)
+	if !ok {
+		return nil, fmt.Errorf("list the records of %s: %w", partition, ErrNotServed)
+	}
+	return records, nil
+}
+
+func (s *Store) findPartition(partition string) *servedPartition {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	return s.cache.partitions[partition]
+}
+
+// cachedPartition returns the records of a partition, sorted by ID; ok is false if the cache does not have all.
+func (s *Store) cachedPartition(partition string) (records []*Record, ok bool) {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	served := s.cache.partitions[partition]
+	if served == nil || !served.isListed {
+		return nil, false
+	}
+	for id := range served.ids {
+		records = append(records, s.cache.byID[id].Record)
+	}
+	slices.SortFunc(records, compareIDs)
+	return records, true
+}
+
+// servePartitions begins to serve all known partitions, and returns them.
+func (s *Store) servePartitions(ctx context.Context) (map[string]*servedPartition, error) {
+	if s.partitions == nil {
+		return nil, nil //nolint:nilnil // there are none
+	}
+	names, err := s.partitions.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list partitions: %w", err)
+	}
+	known := map[string]*servedPartition{}
+	for _, name := range names {
+		if _, err := s.Serve(ctx, name); err != nil && !errors.Is(err, ErrNotServed) {
+			return nil, err
+		}
+	}
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	for name, served := range s.cache.partitions {
+		known[name] = served
+	}
+	return known, nil
+}
+
+// setListed marks partitions as listed which have been served since before a list was read. A partition that has moved
+// here since can have records that the list lacks.
+func (s *Store) setListed(listed map[string]*servedPartition) {
+	s.cache.mu.Lock()
+	defer s.cache.mu.Unlock()
+	for name, served := range listed {
+		if s.cache.partitions[name] == served {
+			served.isListed = true
+		}
+	}
+}
+
+// partitionFilter returns a function that returns whether the record of an ID must be read. It begins to serve the
+// partitions that Partitions.List has not returned, if this process serves them.
+func (s *Store) partitionFilter() func(context.Context, bundle.ID) (bool, error) {
+	if s.partitions == nil {
+		return func(context.Context, bundle.ID) (bool, error) { return true, nil }
+	}
+	notServed := map[string]bool{}
+	return func(ctx context.Context, id bundle.ID) (bool, error) {
+		partition := s.partitions.Of(id)
+		if notServed[partition] {
+			return false, nil
+		}
+		if s.findPartition(partition) != nil {
+			return true, nil
+		}
+		_, err := s.Serve(ctx, partition)
+		if errors.Is(err, ErrNotServed) {
+			notServed[partition] = true
+			return false, nil
+		}
+		return err == nil, err
+	}
+}
