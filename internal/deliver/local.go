@@ -61,9 +61,20 @@ func (d *LocalTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bu
 	return slices.DeleteFunc(all, func(d bundle.Deployed) bool { return d.ID == bundle.ID{} }), nil
 }
 
+// LocalPartition returns the inventory partition of the bundles for a cluster.
+func LocalPartition(cluster fleet.ID) string {
+	return strings.Join([]string{string(cluster.Type), cluster.Namespace, cluster.Name}, "/")
+}
+
+// ParseLocalPartition is the reverse of LocalPartition. It returns an ID that no cluster has for another string.
+func ParseLocalPartition(partition string) fleet.ID {
+	cluster, _, _ := ParseLocalID(bundle.ID{RequestorName: partition + "/"})
+	return cluster
+}
+
 // LocalID returns the ID, in the engine for the cluster of the hub, of the bundle id for a cluster.
 func LocalID(cluster fleet.ID, id bundle.ID) bundle.ID {
-	id.RequestorName = strings.Join([]string{string(cluster.Type), cluster.Namespace, cluster.Name, id.RequestorName}, "/")
+	id.RequestorName = LocalPartition(cluster) + "/" + id.RequestorName
 	return id
 }
 

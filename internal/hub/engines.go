@@ -17,7 +17,6 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	hubworks "github.com/towline/towline/internal/hub/works"
 	"github.com/towline/towline/internal/inventory"
-	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
@@ -27,9 +26,9 @@ const changeBacklog = 1024
 // engines runs one engine per push member, from the first delivery until forget is called.
 type engines struct {
 	members *fleet.Clients
-	// self is the member for the engine of the hub's own cluster, and hub the configuration of a client for it.
-	self fleet.Member
-	hub  *rest.Config
+	// hub is the configuration of a client for the hub's own cluster, and partitions are those of the engine for it.
+	hub        *rest.Config
+	partitions *inventory.Partitions
 	// isServed returns whether this hub manages a member.
 	isServed func(context.Context, fleet.Member) (bool, error)
 	// recordDrift is called with the changes of an engine that has corrected drift.
@@ -58,8 +57,9 @@ type memberEngine struct {
 	previous <-chan struct{}
 	stop     chan struct{}
 	done     chan struct{}
-	// released is closed when this hub no longer manages the member. Running operations are then canceled.
-	released chan struct{}
+	// released is closed by release when this hub no longer manages the member. Running operations are then canceled.
+	released <-chan struct{}
+	release  func()
 }
 
 // engineScope identifies the owner of an engine's objects, and the namespace of its inventory on the member. An engine
@@ -70,11 +70,11 @@ func engineScopeOf(m fleet.Member) engineScope {
 	return engineScope{uid: m.UID, namespace: m.MemberNamespace, scope: m.Scope, hub: m.Hub}
 }
 
-func newEngines(members *fleet.Clients, hub *rest.Config, shard fleet.Shard, isServed func(context.Context, fleet.Member) (bool, error),
+func newEngines(members *fleet.Clients, hub *rest.Config, isServed func(context.Context, fleet.Member) (bool, error),
 	recordDrift func(fleet.Member, bundle.ID, bundle.ChangeSet),
 ) *engines {
 	return &engines{
-		members: members, self: newSelf(shard), hub: hub, isServed: isServed, recordDrift: recordDrift,
+		members: members, hub: hub, isServed: isServed, recordDrift: recordDrift,
 		reportedSummaries: make(chan event.GenericEvent, changeBacklog), changedWorks: make(chan event.GenericEvent, changeBacklog),
 		stopped: make(chan struct{}), toRun: make(chan *memberEngine), byMember: map[string]*memberEngine{},
 	}
@@ -126,32 +126,6 @@ func (e *engines) forTransport(ctx context.Context, m fleet.Member) (deliver.Eng
 		return nil, err
 	}
 	return started, nil
-}
-
-// forLocal returns the engine for the hub's own cluster, for deliver.LocalTransport. Its inventories are separate from
-// those of the member that the hub registers for itself, and from those of the hubs of other shards.
-func (e *engines) forLocal(ctx context.Context, _ fleet.Member) (deliver.Engine, error) {
-	started, err := e.engineFor(ctx, e.self)
-	if err != nil {
-		return nil, err
-	}
-	return localEngine{started}, nil
-}
-
-// newSelf returns the member for the engine of the hub's own cluster. No registered member has an empty namespace.
-func newSelf(shard fleet.Shard) fleet.Member {
-	return fleet.Member{Name: "hub", Mode: fleet.Local, MemberNamespace: kube.AgentNamespace, Scope: inventory.LocalScope(string(shard)).Registration}
-}
-
-// localEngine is the engine for the hub's own cluster.
-type localEngine struct{ *memberEngine }
-
-// ListDeployed returns the cached list if there is one: it is called for each cluster, and has the bundles for all.
-func (l localEngine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
-	if all, ok := l.engine.KnownDeployed(); ok {
-		return all, nil
-	}
-	return l.memberEngine.ListDeployed(ctx)
 }
 
 // engineFor returns the engine of a push member. It creates a new one if the credentials or the registration of the
@@ -254,14 +228,19 @@ func (e *engines) getOrCreate(m fleet.Member, config *rest.Config) (*memberEngin
 		return existing, false, nil
 	}
 	stop := make(chan struct{})
-	created, err := engine.New(config, engine.Options{Namespace: m.MemberNamespace, Scope: m.Scope, Hub: m.Hub, OnCorrect: e.onCorrect(m), OnReport: e.onReport(m, stop), OnChange: e.onChange(m, stop)})
+	options := engine.Options{Namespace: m.MemberNamespace, Scope: m.Scope, Hub: m.Hub, OnCorrect: e.onCorrect(m), OnReport: e.onReport(m, stop), OnChange: e.onChange(m, stop)}
+	if m.Mode == fleet.Local {
+		options.Partitions = e.partitions
+	}
+	created, err := engine.New(config, options)
 	if err != nil {
 		return nil, false, fmt.Errorf("create engine of %s: %w", m.Key(), err)
 	}
 	created.ConfirmScope()
+	released := make(chan struct{})
 	started := &memberEngine{
 		member: m.Key(), scope: engineScopeOf(m), config: config, engine: created,
-		stop: stop, done: make(chan struct{}), released: make(chan struct{}),
+		stop: stop, done: make(chan struct{}), released: released, release: func() { close(released) },
 	}
 	if existing != nil {
 		close(existing.stop)
@@ -279,7 +258,7 @@ func (e *engines) forget(member string) {
 	existing := e.byMember[member]
 	e.mu.Unlock()
 	if existing != nil && e.remove(member, existing) {
-		close(existing.released)
+		existing.release()
 	}
 }
 

@@ -223,7 +223,11 @@ func (h *hub) addControllers(ctx context.Context) error {
 	identities := h.opts.Identity
 	identities.Transport = identity.Wrap
 	h.members = fleet.NewClients(h.live, h.selfConfig(), identities, h.opts.Egress)
-	h.engines = newEngines(h.members, h.GetConfig(), h.opts.shard(), h.isServed, h.metricsRecorder.recordDrift)
+	h.engines = newEngines(h.members, h.GetConfig(), h.isServed, h.metricsRecorder.recordDrift)
+	h.engines.partitions = h.localPartitions()
+	if err := h.watchShards(ctx); err != nil {
+		return err
+	}
 	if err := h.Add(h.engines); err != nil {
 		return fmt.Errorf("add the engines: %w", err)
 	}

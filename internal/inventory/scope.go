@@ -1,8 +1,6 @@
 package inventory
 
 import (
-	"strings"
-
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
 )
@@ -14,14 +12,12 @@ type OwnerScope struct {
 	Hub, Registration string
 }
 
-// LocalScope returns the OwnerScope of what the hub of a shard deploys to its own cluster for other clusters.
-func LocalScope(shard string) OwnerScope { return OwnerScope{Registration: localPrefix + shard} }
+// LocalScope returns the OwnerScope of what the hubs of all shards deploy to their own cluster for other clusters. So
+// the objects for a cluster belong to the hub that serves the cluster.
+func LocalScope() OwnerScope { return OwnerScope{Registration: "Local"} }
 
-// localPrefix begins the Registration of a LocalScope. The UID of an object has no slash.
-const localPrefix = "Local/"
-
-// IsLocal returns whether s is a LocalScope.
-func (s OwnerScope) IsLocal() bool { return strings.HasPrefix(s.Registration, localPrefix) }
+// IsLocal returns whether s is LocalScope. The UID of an object, which other scopes have, is never "Local".
+func (s OwnerScope) IsLocal() bool { return s == LocalScope() }
 
 // Signature is the key of the owner of a bundle's objects: the bundle ID and the scope. An object that is marked for
 // the bundle has the same LiveMeta.Signature.

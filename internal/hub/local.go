@@ -1,0 +1,130 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/inventory"
+	"github.com/towline/towline/internal/kube"
+)
+
+// One engine has the content with deploymentType Local, which the hub deploys to its own cluster for all clusters. The
+// hubs of all shards share one scope on this cluster. Each of them has a partition per cluster that it serves.
+
+// selfMember returns the member for the engine of the hub's own cluster. No registered member has an empty namespace.
+func selfMember() fleet.Member {
+	return fleet.Member{Name: "hub", Mode: fleet.Local, MemberNamespace: kube.AgentNamespace, Scope: inventory.LocalScope().Registration}
+}
+
+// forLocal returns the engine for the hub's own cluster, for deliver.LocalTransport. Its inventories are separate from
+// those of the member that the hub registers for itself.
+func (e *engines) forLocal(ctx context.Context, m fleet.Member) (deliver.Engine, error) {
+	started, err := e.engineFor(ctx, selfMember())
+	if err != nil {
+		return nil, err
+	}
+	partition := deliver.LocalPartition(m.ID())
+	released, err := started.engine.Serve(ctx, partition)
+	if errors.Is(err, inventory.ErrNotServed) {
+		return nil, fmt.Errorf("start engine of the hub for %s: another shard manages it", m.Key())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return localEngine{memberEngine: &memberEngine{engine: started.engine, released: released}, partition: partition}, nil
+}
+
+// localEngine is the engine for the hub's own cluster, for the bundles of one cluster.
+type localEngine struct {
+	*memberEngine
+	partition string
+}
+
+// ListDeployed lists the bundles for the cluster, mostly from the cache.
+func (l localEngine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
+	ctx, cancel := l.contextUntilReleased(ctx)
+	defer cancel()
+	return l.engine.ListPartition(ctx, l.partition)
+}
+
+// releaseLocal releases the partition of a cluster.
+func (e *engines) releaseLocal(cluster fleet.ID) {
+	e.mu.Lock()
+	existing := e.byMember[selfMember().Key()]
+	e.mu.Unlock()
+	if existing != nil {
+		existing.engine.Release(deliver.LocalPartition(cluster))
+	}
+}
+
+// localPartitions returns the partitions of this hub: the clusters of its shard. The default shard also serves those
+// whose cluster does not exist, so that their bundles are withdrawn.
+func (h *hub) localPartitions() *inventory.Partitions {
+	return &inventory.Partitions{
+		Of: func(id bundle.ID) string {
+			cluster, _, _ := deliver.ParseLocalID(id)
+			return deliver.LocalPartition(cluster)
+		},
+		List: func(ctx context.Context) ([]string, error) {
+			clusters, err := fleet.Objects(ctx, h.GetClient())
+			if err != nil {
+				return nil, err
+			}
+			var all []string
+			for _, cluster := range clusters {
+				if h.opts.shard().Serves(cluster) {
+					all = append(all, deliver.LocalPartition(fleet.FromObject(cluster).ID()))
+				}
+			}
+			return all, nil
+		},
+		Serves: func(ctx context.Context, partition string) (bool, error) {
+			id := deliver.ParseLocalPartition(partition)
+			_, cluster, err := fleet.Get(ctx, h.GetClient(), id.Type, id.Namespace, id.Name)
+			if apierrors.IsNotFound(err) {
+				return h.opts.shard().IsDefault(), nil
+			}
+			return err == nil && h.opts.shard().Serves(cluster), err
+		},
+	}
+}
+
+// watchShards releases the partitions of clusters that this hub no longer serves.
+func (h *hub) watchShards(ctx context.Context) error {
+	releaseOthers := func(obj any) {
+		if cluster, ok := obj.(client.Object); ok && !h.opts.shard().Serves(cluster) {
+			h.engines.releaseLocal(fleet.FromObject(cluster).ID())
+		}
+	}
+	for _, kind := range fleet.Kinds() {
+		informer, err := h.GetCache().GetInformer(ctx, kind, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watch the shards of clusters: %w", err)
+		}
+		_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc:    releaseOthers,
+			UpdateFunc: func(_, obj any) { releaseOthers(obj) },
+			DeleteFunc: func(obj any) {
+				if last, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
+					obj = last.Obj
+				}
+				if cluster, ok := obj.(client.Object); ok && !h.opts.shard().IsDefault() {
+					h.engines.releaseLocal(fleet.FromObject(cluster).ID())
+				}
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("watch the shards of clusters: %w", err)
+		}
+	}
+	return nil
+}
