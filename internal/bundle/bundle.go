@@ -13,7 +13,7 @@ import (
 type ID struct {
 	RequestorKind string `json:"requestorKind"` // "ClusterSummary"
 	RequestorName string `json:"requestorName"`
-	Feature       string `json:"feature"` // "Resources" or "Helm"
+	Feature       string `json:"feature"` // "Resources", "Helm" or "Kustomize"
 }
 
 // String returns kind/name/feature.
