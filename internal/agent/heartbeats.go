@@ -20,7 +20,7 @@ import (
 )
 
 // firstHeartbeatRetry is the delay after the first failed heartbeat. The delay doubles after each further failure, up
-// to the time between two heartbeats.
+// to session.MaxRetryDelay or the time between two heartbeats.
 const firstHeartbeatRetry = 5 * time.Second
 
 // runHeartbeats renews the Lease until ctx ends. It returns errTakenOver if another member holds the Lease.
@@ -64,7 +64,7 @@ func (s *hubSession) runHeartbeats(ctx context.Context) error {
 
 // nextHeartbeatRetry returns the delay after a failed heartbeat. previous is the delay before it, zero after a success.
 func nextHeartbeatRetry(previous, interval time.Duration) time.Duration {
-	return min(max(2*previous, firstHeartbeatRetry), interval)
+	return min(max(2*previous, firstHeartbeatRetry), session.MaxRetryDelay, interval)
 }
 
 // renewLease renews the Lease, and claims it if no member holds it. It returns errTakenOver if another member holds it.

@@ -11,7 +11,7 @@ import (
 func TestFailedHeartbeatIsSentAgainSoon(t *testing.T) {
 	t.Parallel()
 	for interval, want := range map[time.Duration][]time.Duration{
-		defaultHeartbeat: {5 * time.Second, 10 * time.Second, 20 * time.Second, 20 * time.Second},
+		defaultHeartbeat: {5 * time.Second, 10 * time.Second, 10 * time.Second, 10 * time.Second},
 		time.Second:      {time.Second, time.Second, time.Second, time.Second},
 	} {
 		var got []time.Duration

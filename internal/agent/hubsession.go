@@ -27,8 +27,9 @@ const (
 	// credentialCheckInterval is the time between two checks of the stored credential by a waiting session, and between
 	// two reads of a Lease that another member holds.
 	credentialCheckInterval = 5 * time.Second
-	// rejectedRetryInterval is the time between two attempts with a credential that the hub rejects.
-	rejectedRetryInterval = 30 * time.Second
+	// rejectedRetryInterval is the time between two attempts with a credential that the hub rejects. An API server that
+	// starts can reject a valid one.
+	rejectedRetryInterval = session.MaxRetryDelay
 	// hubQPS is the maximal number of requests per second of one agent: a big delivery needs some dozens, and the hub
 	// has many agents.
 	hubQPS = 50

@@ -17,11 +17,9 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-const (
-	// firstReportRetry and maxReportRetry bound the growing time between attempts to report.
-	firstReportRetry = time.Second
-	maxReportRetry   = 30 * time.Second
-)
+// firstReportRetry is the time until the second attempt to report. It doubles after each further failure, up to
+// session.MaxRetryDelay.
+const firstReportRetry = time.Second
 
 // runReports reports at once, after each interval and on request, until ctx ends.
 func (s *hubSession) runReports(ctx context.Context) {
@@ -32,7 +30,7 @@ func (s *hubSession) runReports(ctx context.Context) {
 		if err == nil {
 			retry = 0
 		} else {
-			retry = min(max(2*retry, firstReportRetry), maxReportRetry)
+			retry = min(max(2*retry, firstReportRetry), session.MaxRetryDelay)
 			delay = session.Jitter(retry)
 		}
 		if isFirstFailure && ctx.Err() == nil && !s.rejectedLog.LogIfRejected(ctx, err) {

@@ -34,6 +34,10 @@ var (
 	ErrUnsupported = errors.New("not supported")
 )
 
+// errHubUnavailable is the error of requests that failed because the hub was not available: the delivery itself did not
+// fail.
+var errHubUnavailable = errors.New("the hub is not available")
+
 // ErrReplaced is the error of AgentSource.ReportStart if the hub has replaced the request.
 var ErrReplaced = errors.New("the hub has replaced the request")
 
@@ -206,7 +210,7 @@ func (s *AgentSource) fetchContent(ctx context.Context, decoder *decoder, refere
 		return fmt.Errorf("%w: %s", ErrContentMissing, key)
 	}
 	if err != nil {
-		return fmt.Errorf("read content %s: %w", key, err)
+		return fmt.Errorf("read content %s: %w", key, markUnavailable(err))
 	}
 	if err := decoder.add(reference, obj); err != nil {
 		return fmt.Errorf("read content %s: %w", key, err)
@@ -267,7 +271,7 @@ func (s *AgentSource) writeReport(ctx context.Context, d Delivery, report bundle
 			return &libv1beta1.ConfigurationGroup{}, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("report %s: %w", d.ID, err)
+			return nil, fmt.Errorf("report %s: %w", d.ID, markUnavailable(err))
 		}
 		s.groups.storeWritten(group)
 		known = group
@@ -278,6 +282,14 @@ func (s *AgentSource) writeReport(ctx context.Context, d Delivery, report bundle
 		return nil, fmt.Errorf("report %s: the hub has not stored the whole status: its CustomResourceDefinition may be an earlier one", d.ID)
 	}
 	return known, nil
+}
+
+// markUnavailable adds errHubUnavailable to the error of a request to the hub if the hub was not available.
+func markUnavailable(err error) error {
+	if kube.IsUnavailable(err) {
+		return fmt.Errorf("%w: %w", errHubUnavailable, err)
+	}
+	return err
 }
 
 // MissingReport returns the report that requests the content of d again. message names the missing content.

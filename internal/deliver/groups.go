@@ -2,12 +2,14 @@ package deliver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -21,12 +23,16 @@ const (
 	// retryFirst and retryLast are the limits of the back-off for failed deliveries.
 	retryFirst = 200 * time.Millisecond
 	retryLast  = 5 * time.Minute
+	// unavailableRetryLast is retryLast for deliveries that failed because the hub was not available. A random part of it
+	// is added.
+	unavailableRetryLast = 5 * time.Second
 )
 
 // groupStore is the store of the reflector of an AgentSource: the groups by name, and a queue with the names of the
 // groups to handle.
 type groupStore struct {
-	queue workqueue.TypedRateLimitingInterface[string]
+	queue   workqueue.TypedDelayingInterface[string]
+	limiter workqueue.TypedRateLimiter[string]
 
 	// mu guards the fields below.
 	mu     sync.Mutex
@@ -42,8 +48,9 @@ var _ cache.ReflectorStore = (*groupStore)(nil)
 
 func newGroupStore() *groupStore {
 	return &groupStore{
-		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryLast)),
-		byName: map[string]*libv1beta1.ConfigurationGroup{}, reporting: map[string]int{},
+		queue:   workqueue.NewTypedDelayingQueue[string](),
+		limiter: workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryLast),
+		byName:  map[string]*libv1beta1.ConfigurationGroup{}, reporting: map[string]int{},
 	}
 }
 
@@ -58,23 +65,32 @@ func (g *groupStore) handleNext(ctx context.Context, handle Handler) bool {
 	group := g.byName[name]
 	g.mu.Unlock()
 	if group == nil {
-		g.queue.Forget(name)
+		g.limiter.Forget(name)
 		return true
 	}
 	d, ok := newDelivery(group)
 	if !ok {
-		g.queue.Forget(name)
+		g.limiter.Forget(name)
 		return true
 	}
 	if err := handle(ctx, d); err != nil {
 		if ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "handle delivery", logkeys.Bundle, d.ID.String(), logkeys.Group, name)
 		}
-		g.queue.AddRateLimited(name)
+		g.queue.AddAfter(name, g.retryDelay(name, err))
 		return true
 	}
-	g.queue.Forget(name)
+	g.limiter.Forget(name)
 	return true
+}
+
+// retryDelay returns the delay after a delivery failed with err.
+func (g *groupStore) retryDelay(name string, err error) time.Duration {
+	delay := g.limiter.When(name)
+	if errors.Is(err, errHubUnavailable) {
+		return min(delay, wait.Jitter(unavailableRetryLast, 1))
+	}
+	return delay
 }
 
 // Add stores a new group.

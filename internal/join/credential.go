@@ -35,7 +35,7 @@ const (
 	secretPoll = 5 * time.Second
 	// renewRetryMin and renewRetryMax are the limits of the backoff between attempts to renew, without the jitter.
 	renewRetryMin = time.Second
-	renewRetryMax = time.Minute
+	renewRetryMax = 10 * time.Second
 	// requestTimeout is the timeout of one request to the hub or to the member.
 	requestTimeout = 15 * time.Second
 )

@@ -6,27 +6,57 @@ import (
 	"net"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 )
 
-// AgentReconnectInterval is the interval of RetryConnection for agents. A thousand agents make about 130 attempts per
-// second.
-const AgentReconnectInterval = 5 * time.Second
+const (
+	// AgentReconnectInterval is the interval of RetryConnection for agents. A thousand agents make about 130 attempts per
+	// second.
+	AgentReconnectInterval = 5 * time.Second
+	// startTime is the time for which an API server that can be reached again may respond with errors of its start.
+	startTime = time.Minute
+)
 
-// WatchBackoff returns the backoff of a watch after responses with an error. While there is no connection,
-// RetryConnection retries instead.
+// WatchBackoff returns the backoff of a watch after responses with an error. With the jitter a delay is at most 10 s.
+// While there is no connection, and while the API server starts, RetryConnection retries instead.
 func WatchBackoff() *wait.Backoff {
-	return &wait.Backoff{Duration: 300 * time.Millisecond, Cap: 8 * time.Second, Steps: 6, Factor: 2, Jitter: 1}
+	return &wait.Backoff{Duration: 300 * time.Millisecond, Cap: 5 * time.Second, Steps: 6, Factor: 2, Jitter: 1}
 }
 
-// RetryConnection wraps lw: while the API server cannot be reached, a request is repeated after a delay that grows to
-// interval, plus a random part of it. So all clients of a recovered API server connect within twice the interval, and
-// their backoff for errors that it returns while it starts, for example Forbidden, begins at its first step. An attempt
-// is one connection.
+// IsUnreachable returns whether a request failed because there is no connection to the API server.
+func IsUnreachable(err error) bool {
+	_, isNetwork := errors.AsType[*net.OpError](err)
+	return isNetwork || utilnet.IsProbableEOF(err) || utilnet.IsTimeout(err) || utilnet.IsHTTP2ConnectionLost(err)
+}
+
+// IsUnavailable returns whether a request failed because there is no connection, or with an error that an API server
+// returns while it starts: before it has read its objects, it can reject a valid credential, or forbid an allowed
+// request.
+func IsUnavailable(err error) bool {
+	if IsUnreachable(err) {
+		return true
+	}
+	for _, isStartError := range []func(error) bool{
+		apierrors.IsServiceUnavailable, apierrors.IsTooManyRequests, apierrors.IsInternalError, apierrors.IsServerTimeout,
+		apierrors.IsTimeout, apierrors.IsForbidden, apierrors.IsUnauthorized,
+	} {
+		if isStartError(err) {
+			return true
+		}
+	}
+	return false
+}
+
+// RetryConnection wraps lw: while the API server cannot be reached, and while it then starts, a request is repeated
+// after a delay that grows to interval, plus a random part of it. So all clients of a recovered API server connect
+// within twice the interval, and continue their watches: after an error that lw returns, a reflector lists all objects
+// again, and its backoff may have grown. An attempt is one connection.
 func RetryConnection(lw cache.ListerWatcher, interval time.Duration) *cache.ListWatch {
 	inner := cache.ToListerWatcherWithContext(lw)
 	return &cache.ListWatch{
@@ -39,12 +69,23 @@ func RetryConnection(lw cache.ListerWatcher, interval time.Duration) *cache.List
 	}
 }
 
-// retryConnection calls request until it gets a connection or ctx ends.
+// retryConnection calls request until it succeeds, or fails with an error that is not due to an outage, or ctx ends.
 func retryConnection[T any](ctx context.Context, interval time.Duration, request func() (T, error)) (T, error) {
-	pause := wait.Backoff{Duration: interval / 16, Cap: interval, Steps: 6, Factor: 2, Jitter: 1}
+	newPause := func() *wait.Backoff {
+		return &wait.Backoff{Duration: interval / 16, Cap: interval, Steps: 6, Factor: 2, Jitter: 1}
+	}
+	pause, isOutage := newPause(), false
+	var reached time.Time // by the first request after the outage
 	for {
 		result, err := request()
-		if _, isUnreachable := errors.AsType[*net.OpError](err); !isUnreachable {
+		switch {
+		case IsUnreachable(err):
+			isOutage, reached = true, time.Time{}
+		case !isOutage || !IsUnavailable(err):
+			return result, err
+		case reached.IsZero():
+			reached, pause = time.Now(), newPause()
+		case time.Since(reached) > startTime:
 			return result, err
 		}
 		select {

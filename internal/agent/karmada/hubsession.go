@@ -29,8 +29,9 @@ import (
 const (
 	// credentialCheckInterval is the time between two checks of the stored kubeconfig.
 	credentialCheckInterval = 5 * time.Second
-	// rejectedRetryInterval is the time between two attempts with a certificate that the hub rejects.
-	rejectedRetryInterval = 30 * time.Second
+	// rejectedRetryInterval is the time between two attempts with a certificate that the hub rejects. An API server that
+	// starts can reject a valid one.
+	rejectedRetryInterval = session.MaxRetryDelay
 )
 
 var (

@@ -24,7 +24,7 @@ const (
 	minRotationInterval = 5 * time.Second
 	// retryRotationFirst and retryRotationLast bound the growing delay between attempts to renew.
 	retryRotationFirst = time.Second
-	retryRotationLast  = time.Minute
+	retryRotationLast  = 10 * time.Second
 )
 
 // renewal is an issued certificate. It is stored before it is used.

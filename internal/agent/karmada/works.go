@@ -123,6 +123,11 @@ func (w *workQueue) processNext(ctx context.Context) bool {
 		if ctx.Err() == nil && !errors.Is(err, works.ErrStale) {
 			log.FromContext(ctx).Error(err, "execute Work; retrying", "work", name)
 		}
+		if kube.IsUnreachable(err) {
+			// The Work itself did not fail: its delay must not grow during an outage.
+			w.queue.AddAfter(name, session.Jitter(session.MaxRetryDelay))
+			return true
+		}
 		w.queue.AddRateLimited(name)
 		return true
 	case requeueAfter > 0:

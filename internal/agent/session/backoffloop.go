@@ -10,10 +10,11 @@ import (
 )
 
 const (
-	// retryFirst and retryLast bound the growing delay between attempts. With them every agent works again within 30 s
-	// after an outage of the hub.
+	// retryFirst is the delay after the first failure of a BackoffLoop.
 	retryFirst = time.Second
-	retryLast  = 20 * time.Second
+	// MaxRetryDelay is the maximum delay between attempts to reach the hub. With it every agent works again within 30 s
+	// after an outage of the hub, although loops start one another: a session starts its watches.
+	MaxRetryDelay = 10 * time.Second
 	// jitter is the largest fraction by which Jitter shortens a delay.
 	jitter = 0.2
 )
@@ -43,7 +44,7 @@ func (l BackoffLoop) Run(ctx context.Context, action string, task func(context.C
 		if err != nil && l.IsFinal(err) {
 			return err
 		}
-		if l.Clock.Since(started) > retryLast {
+		if l.Clock.Since(started) > MaxRetryDelay {
 			pause = retryFirst
 		}
 		if err != nil && !l.LogError(ctx, err) {
@@ -52,7 +53,7 @@ func (l BackoffLoop) Run(ctx context.Context, action string, task func(context.C
 		if !Sleep(ctx, l.Clock, Jitter(pause)) {
 			return nil
 		}
-		pause = min(pause*2, retryLast)
+		pause = min(pause*2, MaxRetryDelay)
 	}
 }
 

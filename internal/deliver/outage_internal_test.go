@@ -1,0 +1,114 @@
+package deliver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+)
+
+// failingHub has one group. Requests fail with the result of failure, if that is not nil.
+type failingHub struct {
+	client.WithWatch
+	group   *libv1beta1.ConfigurationGroup
+	failure func() error
+
+	mu    sync.Mutex // guards the fields below
+	lists int        // without those that detect a restored hub
+	watch *watch.FakeWatcher
+	// versions are those from which watches began.
+	versions []string
+}
+
+// IsWatchListSemanticsUnSupported makes the reflector list.
+func (*failingHub) IsWatchListSemanticsUnSupported() bool { return true }
+
+func (h *failingHub) List(_ context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	if err := h.failure(); err != nil {
+		return err
+	}
+	options := (&client.ListOptions{}).ApplyOptions(opts)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if options.Limit != 1 {
+		h.lists++
+	}
+	groups := list.(*libv1beta1.ConfigurationGroupList)
+	groups.ResourceVersion, groups.Items = h.group.ResourceVersion, []libv1beta1.ConfigurationGroup{*h.group}
+	return nil
+}
+
+func (h *failingHub) Watch(_ context.Context, _ client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
+	if err := h.failure(); err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.versions = append(h.versions, (&client.ListOptions{}).ApplyOptions(opts).Raw.ResourceVersion)
+	h.watch = watch.NewFake()
+	return h.watch, nil
+}
+
+// TestAgentSourceWorksSoonAfterAnOutage ends the watch of an agent, and lets its reports fail, for longer than the
+// delay of a delivery that fails on the member grows. Then the API server forbids all requests for some seconds.
+func TestAgentSourceWorksSoonAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	group, _ := pack(t, testBundle(objects("a", "1")))
+	group.ResourceVersion = "5"
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		outage, reachable, ready := began.Add(time.Second), began.Add(time.Hour), began.Add(time.Hour+15*time.Second)
+		hub := &failingHub{group: group, failure: func() error {
+			switch now := time.Now(); {
+			case now.Before(outage), !now.Before(ready):
+				return nil
+			case now.Before(reachable):
+				return &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+			}
+			return apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("the roles are not read yet"))
+		}}
+		source := NewAgentSource(hub, group.Namespace, "member")
+		reported := make(chan time.Time, 1)
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() {
+			_ = source.Run(ctx, 1, func(_ context.Context, d Delivery) error { // it ends with ctx
+				if time.Now().Before(outage) {
+					return errors.New("the member is not ready") // the report follows during the outage
+				}
+				if err := hub.failure(); err != nil {
+					return fmt.Errorf("report %s: %w", d.ID, markUnavailable(err))
+				}
+				reported <- time.Now()
+				return nil
+			})
+		})
+		<-time.After(time.Until(outage))
+		hub.mu.Lock()
+		hub.watch.Stop()
+		hub.mu.Unlock()
+		if late := (<-reported).Sub(ready); late > 10*time.Second {
+			t.Errorf("the report was written %s after the API server was ready", late)
+		}
+		<-time.After(time.Until(ready.Add(10 * time.Second)))
+		synctest.Wait()
+		hub.mu.Lock()
+		defer hub.mu.Unlock()
+		if hub.lists != 1 || len(hub.versions) != 2 || hub.versions[1] != "5" {
+			t.Errorf("%d lists and watches from %q 10 s after the API server was ready, want one list and the watch continued from 5", hub.lists, hub.versions)
+		}
+		stop()
+		running.Wait()
+	})
+}
