@@ -107,6 +107,12 @@ func TestRegistrationReadsNothing(t *testing.T) {
 	w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespacePublic, Name: "cluster-info"}})
 	first := w.unready("first", nil)
 	w.manifestOf(first.Name)
+	// Once, the hub reads what all agents share.
+	for _, request := range requests.take() {
+		if strings.HasPrefix(request, http.MethodGet) && strings.Contains(request, "/"+w.ns+"/") && !strings.Contains(request, "watch=true") {
+			t.Errorf("read for the first cluster: %s", request)
+		}
+	}
 	w.must(w.Delete(t.Context(), first))
 	w.wantClusterGone(first.Name)
 	w.eventually("the hub has nothing to do", func() error {

@@ -53,7 +53,7 @@ func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.Svelt
 // EstablishNew is Establish for a SveltosCluster that the caller has just written, and for which nothing should exist.
 // It creates the objects without reading them first, and reads namespaces and Leases from cache. The cache may be
 // stale: the claim to a namespace then fails, and is repeated with the namespace that the API server returns. The
-// caller must have called Establish for any cluster before, which creates the Role for shared bundles.
+// caller must have called EnsureSharedObjects before.
 func EstablishNew(ctx context.Context, hub client.Client, cache client.Reader, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
 	r := registrationOf(hub, cluster)
 	r.cache, r.isNew = cache, true
@@ -117,10 +117,7 @@ func ownerOf(cluster *libv1beta1.SveltosCluster) metav1.OwnerReference {
 // ensureIdentity creates the objects that the agent needs on the hub.
 func (r *registration) ensureIdentity(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
 	if !r.isNew {
-		if err := EnsureNamespace(ctx, r.hub, &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}); err != nil {
-			return err
-		}
-		if _, err := EnsureSharedRole(ctx, r.hub); err != nil {
+		if err := EnsureSharedObjects(ctx, r.hub); err != nil {
 			return err
 		}
 	}
@@ -143,6 +140,16 @@ func (r *registration) ownedIdentity(cluster *libv1beta1.SveltosCluster, deliver
 		labelled(obj, r.request.Name)
 	}
 	return objects
+}
+
+// EnsureSharedObjects creates the objects on the hub that all agents need: kube.AgentNamespace and the Role of
+// EnsureSharedRole.
+func EnsureSharedObjects(ctx context.Context, hub client.Client) error {
+	if err := EnsureNamespace(ctx, hub, &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}); err != nil {
+		return err
+	}
+	_, err := EnsureSharedRole(ctx, hub)
+	return err
 }
 
 // EnsureSharedRole creates the Role in kube.AgentNamespace by which agents read a shared bundle whose name they know,

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -70,8 +69,10 @@ type Controller struct {
 	checks sync.Map
 	// snapshots saves the requests of checks.
 	snapshots snapshots
-	// hasSharedRole is true if the Role of join.EnsureSharedRole has existed since the start of this process.
-	hasSharedRole atomic.Bool
+	// shared guards hasSharedObjects, and is held while they are created. hasSharedObjects is true if the objects of
+	// join.EnsureSharedObjects have existed since the start of this process.
+	shared           sync.Mutex
+	hasSharedObjects bool
 }
 
 // Setup adds the controller to mgr.

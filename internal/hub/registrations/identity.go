@@ -58,16 +58,27 @@ func (c *Controller) ensureIdentity(ctx context.Context, s *state) error {
 	return nil
 }
 
-// establish creates or repairs the identity, and returns the delivery namespace. Establish also creates the Role that
-// EstablishNew needs.
+// establish creates or repairs the identity, and returns the delivery namespace.
 func (c *Controller) establish(ctx context.Context, s *state) (delivery string, err error) {
-	if s.isNew && c.hasSharedRole.Load() {
-		return join.EstablishNew(ctx, c.Live, c.Hub, s.cluster)
+	if !s.isNew {
+		return join.Establish(ctx, c.Live, s.cluster)
 	}
-	if delivery, err = join.Establish(ctx, c.Live, s.cluster); err == nil {
-		c.hasSharedRole.Store(true)
+	if err := c.ensureSharedObjects(ctx); err != nil {
+		return "", err
 	}
-	return delivery, err
+	return join.EstablishNew(ctx, c.Live, c.Hub, s.cluster)
+}
+
+// ensureSharedObjects creates what EstablishNew needs, once: many clusters can be registered at the same time.
+func (c *Controller) ensureSharedObjects(ctx context.Context) error {
+	c.shared.Lock()
+	defer c.shared.Unlock()
+	if c.hasSharedObjects {
+		return nil
+	}
+	err := join.EnsureSharedObjects(ctx, c.Live)
+	c.hasSharedObjects = err == nil
+	return err
 }
 
 // isCurrent returns whether nothing has changed since a check of the cluster's identity: the cluster, its claim, or its
