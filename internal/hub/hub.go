@@ -403,7 +403,11 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, opts
 	if err != nil {
 		return nil, err
 	}
-	codeVersion, err := summaries.CodeVersion()
+	var codeVersion string
+	program, err := os.Executable()
+	if err == nil {
+		codeVersion, err = summaries.CodeVersion(program)
+	}
 	if err != nil {
 		log.FromContext(ctx).Error(err, "after a restart, all bundles will be built again")
 	}

@@ -202,6 +202,13 @@ func appliedReport(id bundle.ID, digest bundle.Digest) bundle.Report {
 	return bundle.Report{ID: id, Digest: digest, State: bundle.StateApplied, Kinds: []string{"ConfigMap.v1."}, LastApplied: time.Now()}
 }
 
+// accept makes a bundle that the hub has not delivered an accepted one.
+func (e *noopEngine) accept(id bundle.ID, digest bundle.Digest) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.digests[id] = digest
+}
+
 // Withdraw forgets a bundle.
 func (e *noopEngine) Withdraw(_ context.Context, w bundle.Withdrawal) (bool, error) {
 	e.mu.Lock()

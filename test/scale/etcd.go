@@ -20,7 +20,7 @@ const (
 	pageSize = 500
 )
 
-// etcd reads the storage of the API server. It is a gRPC client with the one method that is needed.
+// etcd reads and writes the storage of the API server. It is a gRPC client with the two methods that are needed.
 type etcd struct{ http http.Client }
 
 // stored is an object in etcd: custom resources in JSON, others in protobuf.
@@ -68,6 +68,14 @@ func (e *etcd) forEach(ctx context.Context, prefix string, do func(stored) error
 		}
 		key = page[len(page)-1].key + "\x00"
 	}
+}
+
+// put writes an object.
+func (e *etcd) put(ctx context.Context, object stored) error {
+	if _, err := e.call(ctx, "Put", appendBytes(appendBytes(nil, 1, []byte(object.key)), 2, object.value)); err != nil {
+		return fmt.Errorf("write %s to etcd: %w", object.key, err)
+	}
+	return nil
 }
 
 // call calls a method of the service KV with an encoded message, and returns the encoded response.

@@ -33,9 +33,11 @@ type simulatedFleet struct {
 	// and hash of the last status Provisioned, by summary.
 	arrived     map[bundleKey]observation
 	provisioned map[bundleKey]observation
-	// ready has the time when a cluster was Healthy first, running has the clusters with an agent.
+	// ready has the time when a cluster was Healthy first, running has the clusters with an agent, and engines has the
+	// engines of the agents that have connected.
 	ready   map[string]time.Time
 	running map[string]bool
+	engines map[string]*noopEngine
 	// errors is the number of requests of agents that failed.
 	errors  int
 	changed chan struct{}
@@ -52,7 +54,7 @@ type observation struct {
 func newFleet(ctx context.Context, hub *testHub) *simulatedFleet {
 	return &simulatedFleet{
 		hub: hub, ctx: ctx, arrived: map[bundleKey]observation{}, provisioned: map[bundleKey]observation{}, ready: map[string]time.Time{},
-		running: map[string]bool{},
+		running: map[string]bool{}, engines: map[string]*noopEngine{},
 		changed: make(chan struct{}),
 	}
 }
@@ -148,6 +150,9 @@ func (f *simulatedFleet) startAgent(obj client.Object) {
 			f.countError(err)
 			return
 		}
+		f.mu.Lock()
+		f.engines[name] = agent.engine
+		f.mu.Unlock()
 		agent.run(f.ctx)
 	})
 }

@@ -40,6 +40,7 @@ func command(ctx context.Context, args []string, out, progress io.Writer) error 
 	flags.IntVar(&opts.objects, "objects", 10, "number of ConfigMaps of 200 bytes in a profile")
 	flags.IntVar(&opts.matrixProfiles, "matrix-profiles", 50, "number of profiles in the scenario matrix")
 	flags.IntVar(&opts.matrixClusters, "matrix-clusters", 50, "number of clusters in the scenario matrix")
+	flags.IntVar(&opts.fillProfiles, "fill-profiles", 100, "number of profiles in the scenario summaries, each on all clusters")
 	flags.StringVar(&opts.namespace, "namespace", "", "namespace of all clusters (default a namespace for each)")
 	flags.BoolVar(&opts.private, "private", false, "keep the content in a Secret, so that each cluster has a copy of its own")
 	flags.DurationVar(&opts.outage, "outage", time.Minute, "time without an API server in the scenario reconnect")

@@ -77,6 +77,7 @@ func (r *result) finish(ctx context.Context, hub *testHub, clusters int) error {
 	// A process that was started meanwhile has less processor time than before.
 	if cpu := after.hubCPU - r.before.hubCPU; cpu >= 0 {
 		r.add("hub processors", cpu/seconds, "cores")
+		r.add("hub processor time", cpu, "s")
 	}
 	if cpu := after.planeCPU - r.before.planeCPU; cpu >= 0 {
 		r.add("API server processors", cpu/seconds, "cores")

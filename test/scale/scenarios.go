@@ -19,7 +19,7 @@ import (
 
 const (
 	// The labels by which the profiles of the scenarios select clusters.
-	allLabel, tenthLabel, matrixLabel = "scale/all", "scale/tenth", "scale/matrix"
+	allLabel, tenthLabel, matrixLabel, fillLabel = "scale/all", "scale/tenth", "scale/matrix", "scale/fill"
 	// quietWindow is the time without writes after which a hub counts as quiet.
 	quietWindow = 3 * time.Second
 	// idleTime is the time for which an idle hub is measured.
@@ -31,6 +31,8 @@ type options struct {
 	clusters, objects int
 	// matrixProfiles profiles are created at once for matrixClusters clusters.
 	matrixProfiles, matrixClusters int
+	// fillProfiles is the number of profiles on all clusters in the scenario summaries.
+	fillProfiles int
 	// namespace of all clusters, "" for a namespace for each.
 	namespace string
 	// private puts the content into Secrets, so that each cluster has a copy of its own.
@@ -71,6 +73,7 @@ func allScenarios() []scenario {
 		{"restart", "the hub is killed, a change waits, the hub starts", restart},
 		{"reconnect", "the API server is killed and starts", reconnect},
 		{"hanging", "a content change while 5 % push clusters never answer", hanging},
+		{"summaries", "the hub is killed, many profiles are written to etcd, a change waits, the hub starts", manySummaries},
 	}
 }
 
@@ -81,7 +84,7 @@ func register(ctx context.Context, r *run, result *result) error {
 	}
 	began := time.Now()
 	labels := func(i int) map[string]string {
-		all := map[string]string{allLabel: "true"}
+		all := map[string]string{allLabel: "true", fillLabel: "true"}
 		if i%10 == 0 {
 			all[tenthLabel] = "true"
 		}
@@ -257,11 +260,16 @@ func idle(ctx context.Context, r *run, result *result) error {
 	return ctx.Err()
 }
 
-// restart kills the hub, changes the content and starts the hub. The use of resources counts from the start, the delays
-// from the change.
+// restart kills the hub, changes the content and starts the hub.
 func restart(ctx context.Context, r *run, result *result) error {
 	r.hub.kill()
-	changed, err := r.writeContent(ctx, "shared")
+	return r.startWithChange(ctx, result, "shared")
+}
+
+// startWithChange changes the content with that name, which all clusters have, and starts the hub. The use of resources
+// counts from the start, the delays from the change.
+func (r *run) startWithChange(ctx context.Context, result *result, content string) error {
+	changed, err := r.writeContent(ctx, content)
 	if err != nil {
 		return err
 	}

@@ -92,7 +92,7 @@ type Composition struct {
 	UnansweredLookups []match.Release
 
 	// contents are the URLs and the Flux sources that the bundle was built from.
-	contents []inputObject
+	contents []InputObject
 }
 
 // composedItems are the bundle items of one feature or one release, with the entries for the status.
@@ -103,7 +103,7 @@ type composedItems struct {
 	// unpatchedHooks are the releases to whose hooks no patches are applied.
 	unpatchedHooks []match.Release
 	// contents is Composition.contents.
-	contents []inputObject
+	contents []InputObject
 }
 
 // ComposeError is the error of a bundle that could not be built. Reason is the reason of its event, in CamelCase.
@@ -239,14 +239,14 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 	refs := slices.Clone(r.Summary.Spec.ClusterProfileSpec.PolicyRefs)
 	slices.SortStableFunc(refs, func(a, b libv1beta1.PolicyRef) int { return cmp.Compare(tier(a.Tier), tier(b.Tier)) })
 	var items []bundle.Item
-	var contents []inputObject
+	var contents []InputObject
 	tiers := map[kube.Ref]int32{}
 	for _, ref := range refs {
 		content, err := c.Contents.Manifests(ctx, ref, r.Subject)
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonSource, err)
 		}
-		contents = append(contents, inputObject{Reference: content.Reference, Version: content.Version})
+		contents = append(contents, InputObject{Reference: content.Reference, Version: content.Version})
 		objects, documents, err := c.Manifests.Render(content, r.Subject)
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonRender, err)

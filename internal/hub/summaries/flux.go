@@ -25,16 +25,16 @@ func (c *Controller) setupFlux(mgr manager.Manager) error {
 
 // fluxInput returns the version of a source: all that is used of its artifact, "" if it has none. readsCluster is true
 // if its files are templates or scripts.
-func (c *Controller) fluxInput(ctx context.Context, reference source.Reference) (input inputObject, readsCluster bool) {
+func (c *Controller) fluxInput(ctx context.Context, reference source.Reference) (input InputObject, readsCluster bool) {
 	object, err := c.fluxObject(ctx, reference)
 	if err != nil {
-		return inputObject{}, false
+		return InputObject{}, false
 	}
 	artifact := source.ArtifactOf(object)
 	if artifact.URL == "" {
-		return inputObject{}, false
+		return InputObject{}, false
 	}
-	return inputObject{Reference: reference, UID: object.GetUID(), Version: artifact.Version()}, artifact.IsTemplate || artifact.IsLua
+	return InputObject{Reference: reference, UID: object.GetUID(), Version: artifact.Version()}, artifact.IsTemplate || artifact.IsLua
 }
 
 // fetchFluxChart returns the chart in a directory of a Flux source.

@@ -34,8 +34,8 @@ import (
 // bundle to watch its objects. The bundle of a Helm release also depends on the repository, on generated values and
 // on other summaries.
 
-// bundleInputs are the inputs of a bundle of these features. Each field prevents that an outdated bundle stays:
-type bundleInputs struct {
+// BundleInputs are the inputs of a bundle of one of these features. Each field prevents that an outdated bundle stays:
+type BundleInputs struct {
 	// Code: after an upgrade of the hub, the same inputs can be rendered differently.
 	Code string
 	// Summary and Generation: the spec has the references and the options. The UID is for a summary that is deleted and
@@ -47,7 +47,7 @@ type bundleInputs struct {
 	Owner bundle.Owner
 	// Objects: content that is changed, deleted, or created after an optional reference to it. Their names also cover the
 	// templates in references.
-	Objects []inputObject
+	Objects []InputObject
 	// Resources is source.Resources.Digest: what counts in the objects that templates and scripts can read.
 	Resources string
 	// Cluster is the cluster if templates in the content, in patches or in references can read it: labels or facts of
@@ -55,9 +55,9 @@ type bundleInputs struct {
 	Cluster []byte
 }
 
-// inputObject is a version of a ConfigMap, a Secret, a URL or a Flux source. The version of the content behind a URL is
+// InputObject is a version of a ConfigMap, a Secret, a URL or a Flux source. The version of the content behind a URL is
 // its digest. The version of a Flux source has the URL, the digest and the language of its artifact.
-type inputObject struct {
+type InputObject struct {
 	Reference source.Reference
 	UID       types.UID
 	Version   string
@@ -66,18 +66,18 @@ type inputObject struct {
 // deliveredInputs are the inputs of a bundle.
 type deliveredInputs struct {
 	digest  string
-	objects []inputObject
+	objects []InputObject
 }
 
 // digestFor returns the digest, "" if the bundle was built from other content: a URL or a Flux source has changed since
 // the inputs were read. Unlike an object, it can have the former content again later, and the delivered bundle would
 // then seem to be built from it.
-func (i deliveredInputs) digestFor(contents []inputObject) string {
+func (i deliveredInputs) digestFor(contents []InputObject) string {
 	for _, built := range contents {
 		if built.Reference.Kind != source.KindURL && !built.Reference.IsFlux() {
 			continue
 		}
-		if !slices.ContainsFunc(i.objects, func(input inputObject) bool {
+		if !slices.ContainsFunc(i.objects, func(input InputObject) bool {
 			return input.Reference == built.Reference && input.Version == built.Version
 		}) {
 			return ""
@@ -101,7 +101,7 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 	if err != nil {
 		return deliveredInputs{}, nil //nolint:nilerr // Compose returns the error
 	}
-	inputs := bundleInputs{Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.Subject.Resources.Digest}
+	inputs := BundleInputs{Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.Subject.Resources.Digest}
 	isTemplate := hasPatchTemplate(s.spec()) || hasReferenceTemplate(s.spec(), feature)
 	for _, reference := range references {
 		input, isMarked, err := c.inputOf(ctx, reference)
@@ -118,16 +118,25 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 			return deliveredInputs{}, fmt.Errorf("encode cluster %s: %w", s.member.Key(), err)
 		}
 	}
-	raw, err := json.Marshal(inputs)
+	digest, err := inputs.Digest()
 	if err != nil {
 		return deliveredInputs{}, fmt.Errorf("encode the inputs of %s: %w", s.bundleID(feature), err)
 	}
+	return deliveredInputs{digest: digest, objects: inputs.Objects}, nil
+}
+
+// Digest returns the digest that the ConfigurationGroup has.
+func (i BundleInputs) Digest() (string, error) {
+	raw, err := json.Marshal(i)
+	if err != nil {
+		return "", err
+	}
 	sum := sha256.Sum256(raw)
-	return deliveredInputs{digest: base64.RawStdEncoding.EncodeToString(sum[:]), objects: inputs.Objects}, nil
+	return base64.RawStdEncoding.EncodeToString(sum[:]), nil
 }
 
 // hasReferenceTemplate returns whether the references of a feature have templates in other fields than the namespace
-// and the name: these fields select the content and the values, and are not part of inputObject.
+// and the name: these fields select the content and the values, and are not part of InputObject.
 func hasReferenceTemplate(spec configv1beta1.ProfileSpec, feature libv1beta1.FeatureID) bool {
 	if feature == libv1beta1.FeatureKustomize {
 		return hasTemplates(spec.KustomizationRefs)
@@ -139,7 +148,7 @@ func hasReferenceTemplate(spec configv1beta1.ProfileSpec, feature libv1beta1.Fea
 
 // inputOf returns the present version of an object, "" if it does not exist or is not known yet, and whether its
 // content can read the cluster.
-func (c *Controller) inputOf(ctx context.Context, reference source.Reference) (input inputObject, readsCluster bool, err error) {
+func (c *Controller) inputOf(ctx context.Context, reference source.Reference) (input InputObject, readsCluster bool, err error) {
 	if reference.Kind == source.KindURL {
 		return c.Composer.urlInput(ctx, reference), false, nil
 	}
@@ -149,11 +158,11 @@ func (c *Controller) inputOf(ctx context.Context, reference source.Reference) (i
 	}
 	object, err := c.readMetadata(ctx, reference)
 	if err != nil {
-		return inputObject{}, false, err
+		return InputObject{}, false, err
 	}
 	_, isTemplate := object.Annotations[libv1beta1.TemplateAnnotation]
 	_, isLua := object.Annotations[libv1beta1.LuaAnnotation]
-	return inputObject{Reference: reference, UID: object.UID, Version: object.ResourceVersion}, isTemplate || isLua, nil
+	return InputObject{Reference: reference, UID: object.UID, Version: object.ResourceVersion}, isTemplate || isLua, nil
 }
 
 // readMetadata returns the cached metadata of a ConfigMap or a Secret, empty metadata if it does not exist.
@@ -202,12 +211,8 @@ func (c *Configurations) hasDeployed(ctx context.Context, m fleet.Member, owner 
 	return ok && len(resources) > 0 && resources[0].LastAppliedTime.Equal(feature.LastAppliedTime)
 }
 
-// CodeVersion returns the digest of the running program: the same program renders the same inputs equally.
-func CodeVersion() (string, error) {
-	path, err := os.Executable()
-	if err != nil {
-		return "", fmt.Errorf("find the program: %w", err)
-	}
+// CodeVersion returns the digest of the program at path: the same program renders the same inputs equally.
+func CodeVersion(path string) (string, error) {
 	program, err := os.Open(path)
 	if err != nil {
 		return "", fmt.Errorf("open the program: %w", err)

@@ -45,14 +45,14 @@ func (c *Composer) composeKustomizations(ctx context.Context, r ComposeRequest) 
 	refs := slices.Clone(r.Summary.Spec.ClusterProfileSpec.KustomizationRefs)
 	slices.SortStableFunc(refs, func(a, b configv1beta1.KustomizationRef) int { return cmp.Compare(tier(a.Tier), tier(b.Tier)) })
 	var items []bundle.Item
-	var contents []inputObject
+	var contents []InputObject
 	tiers := map[kube.Ref]int32{}
 	for _, ref := range refs {
 		kustomization, isSensitive, err := c.readKustomization(ctx, r, ref)
 		if err != nil {
 			return composedItems{}, err
 		}
-		contents = append(contents, inputObject{Reference: kustomization.Content.Reference, Version: kustomization.Content.Version})
+		contents = append(contents, InputObject{Reference: kustomization.Content.Reference, Version: kustomization.Content.Version})
 		if len(kustomization.Content.Files) == 0 {
 			continue // it is optional
 		}

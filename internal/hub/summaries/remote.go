@@ -87,10 +87,10 @@ func loginReferences(references []source.Reference) []source.Reference {
 }
 
 // urlInput returns the version of the content behind a URL, "" if it is not known. Compose returns the error.
-func (c *Composer) urlInput(ctx context.Context, reference source.Reference) inputObject {
+func (c *Composer) urlInput(ctx context.Context, reference source.Reference) InputObject {
 	content, err := c.Contents.Remote.Read(ctx, reference)
 	if err != nil {
-		return inputObject{}
+		return InputObject{}
 	}
-	return inputObject{Reference: reference, Version: content.Version}
+	return InputObject{Reference: reference, Version: content.Version}
 }

@@ -111,20 +111,20 @@ func TestReferencesHaveLoginsOfURLs(t *testing.T) {
 // the URL has its former content later, the bundle must be built again.
 func TestURLThatChangesWhileABundleIsBuilt(t *testing.T) {
 	t.Parallel()
-	first := inputObject{Reference: source.Reference{Kind: source.KindURL, URL: "https://host/a.yaml"}, Version: "sha256:1 false"}
+	first := InputObject{Reference: source.Reference{Kind: source.KindURL, URL: "https://host/a.yaml"}, Version: "sha256:1 false"}
 	changed := first
 	changed.Version = "sha256:2 false"
-	object := inputObject{Reference: source.Reference{Kind: "ConfigMap", Namespace: "fleet", Name: "a"}, UID: "a", Version: "1"}
-	inputs := deliveredInputs{digest: "digest", objects: []inputObject{first, object}}
+	object := InputObject{Reference: source.Reference{Kind: "ConfigMap", Namespace: "fleet", Name: "a"}, UID: "a", Version: "1"}
+	inputs := deliveredInputs{digest: "digest", objects: []InputObject{first, object}}
 	object.UID, object.Version = "", ""
 	for name, test := range map[string]struct {
-		contents []inputObject
+		contents []InputObject
 		want     string
 	}{
-		"the same":                {[]inputObject{first, object}, "digest"},
-		"other content":           {[]inputObject{object, changed}, ""},
-		"first other content":     {[]inputObject{changed, first}, ""},
-		"content that disappears": {[]inputObject{{Reference: first.Reference}}, ""},
+		"the same":                {[]InputObject{first, object}, "digest"},
+		"other content":           {[]InputObject{object, changed}, ""},
+		"first other content":     {[]InputObject{changed, first}, ""},
+		"content that disappears": {[]InputObject{{Reference: first.Reference}}, ""},
 	} {
 		if got := inputs.digestFor(test.contents); got != test.want {
 			t.Errorf("%s: got %q, want %q", name, got, test.want)
