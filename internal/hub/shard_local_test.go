@@ -95,7 +95,7 @@ func (w *localWorld) wantWithdrawn(what, name string) {
 // wantUntouched waits, and fails if the object exists meanwhile.
 func (w *localWorld) wantUntouched(what, name string) {
 	w.Helper()
-	err := wait.PollUntilContextTimeout(w.Context(), 50*time.Millisecond, untouched, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(w.Context(), 50*time.Millisecond, untouched, true, func(context.Context) (bool, error) {
 		if _, err := w.object(name); !apierrors.IsNotFound(err) {
 			return false, fmt.Errorf("the object exists: %w", err)
 		}

@@ -68,6 +68,7 @@ func TestIndexesFollowTheRecords(t *testing.T) {
 	s.setCached(version("three", "1", a), false)
 	want("saved", map[kube.Ref][]string{a: {"one", "two", "three"}, b: {"two"}, secret: {"one"}}, "ConfigMap", "Secret")
 	s.setCached(version("one", "2", b), false)
+	s.setCached(version("two", "2", b, a), false)
 	want("changed", map[kube.Ref][]string{a: {"two", "three"}, b: {"one", "two"}, secret: nil}, "ConfigMap")
 	s.deleteCached(version("two", "").ID)
 	want("deleted", map[kube.Ref][]string{a: {"three"}, b: {"one"}}, "ConfigMap")
