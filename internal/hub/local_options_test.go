@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -93,4 +94,41 @@ func TestLocalContentIsChangedLikeOtherContent(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestLocalContentHasTheOptionsOfOtherContent replaces an immutable object with force, omits an optional reference, and
+// takes an object over from a profile with a higher tier.
+func TestLocalContentHasTheOptionsOfOtherContent(t *testing.T) {
+	w := newWorld(t)
+	content := w.configMap("manifests", w.onHub("fixed", "a", "")+"immutable: true\n")
+	w.member("one", w.prod())
+	profile := w.localProfile(func(spec *configv1beta1.ProfileSpec) {
+		spec.PolicyRefs[0].Force = true
+		spec.PolicyRefs = append(spec.PolicyRefs, libv1beta1.PolicyRef{
+			Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "missing", Optional: true, DeploymentType: libv1beta1.DeploymentTypeLocal,
+		})
+	})
+	w.wantProvisioned(profile, "one")
+	fixed := w.wantOnHub("fixed", "a")
+	update(w, content, func(cm *corev1.ConfigMap) { cm.Data["content"] = w.onHub("fixed", "b", "") + "immutable: true\n" })
+	if replaced := w.wantOnHub("fixed", "b"); replaced.UID == fixed.UID {
+		t.Error("the object has the same UID")
+	}
+	w.wantProvisioned(profile, "one")
+
+	w.configMap("better", w.onHub("fixed", "b", "")+"immutable: true\n")
+	better := w.localProfile(func(spec *configv1beta1.ProfileSpec) { spec.PolicyRefs[0].Name, spec.Tier = "better", 50 })
+	w.wantProvisioned(better, "one")
+	w.eventually("the former owner has a conflict", func() error {
+		summary, err := w.summary(profile, "one")
+		if err != nil {
+			return err
+		}
+		if message := summary.Status.FeatureSummaries[0].FailureMessage; !strings.Contains(message, "currently deploying this resource is ClusterProfile "+better.Name) {
+			return fmt.Errorf("the message is %q", message)
+		}
+		return nil
+	})
+	w.must(w.Delete(t.Context(), better))
+	w.wantGone(better, "one")
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
@@ -45,10 +46,13 @@ func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
 	}
 	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
 	err := c.Hub.Patch(ctx, updated, patch, client.FieldOwner(kube.FieldManager))
-	if client.IgnoreNotFound(err) != nil {
+	if apierrors.IsNotFound(err) {
+		return nil // an earlier reconcile has removed it, and the cache is behind
+	}
+	if err != nil {
 		return fmt.Errorf("remove finalizer: %w", err)
 	}
-	if err != nil || s.abandoned == nil {
+	if s.abandoned == nil {
 		return nil
 	}
 	return c.reportAbandoned(ctx, s)
