@@ -19,8 +19,8 @@ import (
 	"github.com/towline/towline/internal/hub"
 )
 
-// takeoverLimit is how long the fleet may be without a hub after one was killed. It is twice the promised time, for a busy
-// machine.
+// takeoverLimit is how long the fleet may be without a hub after one was killed. It is twice the promised time, for a
+// busy machine.
 const takeoverLimit = 30 * time.Second
 
 // scissors cut a client off.

@@ -63,11 +63,12 @@ func checkAdmissionPolicies(hub client.Client) error {
 }
 
 // Guard creates or updates the ValidatingAdmissionPolicies of the hub and their bindings: the policy for the tokens of
-// agents, and summaryPolicy. The former denies an agent's request of a token for itself if the life is longer than MaxTokenLife, if the token is not bound to the agent's anchor
-// Secret, or if it is for another audience than the API server. RBAC cannot restrict this: the holder of a copied token
-// could request a token that is valid for years, that stays valid after a revocation, or that other systems accept
-// which trust the issuer of the hub, such as a cloud. The API server enforces a new policy after some seconds. It
-// returns ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies.
+// agents, and summaryPolicy. The former denies an agent's request of a token for itself if the life is longer than
+// MaxTokenLife, if the token is not bound to the agent's anchor Secret, or if it is for another audience than the API
+// server. RBAC cannot restrict this: the holder of a copied token could request a token that is valid for years, that
+// stays valid after a revocation, or that other systems accept which trust the issuer of the hub, such as a cloud. The
+// API server enforces a new policy after some seconds. It returns ErrNoAdmissionPolicies for a hub without
+// ValidatingAdmissionPolicies.
 func Guard(ctx context.Context, hub *rest.Config) error {
 	hubClient, err := client.New(hub, client.Options{Scheme: kube.Scheme()})
 	if err != nil {

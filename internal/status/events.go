@@ -105,8 +105,8 @@ func failureReason(f configv1beta1.FeatureSummary) string {
 
 func truncate(note string) string { return kube.Truncate(note, maxNote) }
 
-// AbandonedEvent returns the event about objects of a profile that stay and are no longer managed: those of the kinds in
-// deployed on the cluster, and those in onHub. reason completes the sentence "cluster <name> …", for example "is
+// AbandonedEvent returns the event about objects of a profile that stay and are no longer managed: those of the kinds
+// in deployed on the cluster, and those in onHub. reason completes the sentence "cluster <name> …", for example "is
 // unreachable".
 func AbandonedEvent(deployed []libv1beta1.FeatureDeploymentInfo, onHub []string, m fleet.Member, reason string) Event {
 	var kept []string
