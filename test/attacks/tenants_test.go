@@ -74,15 +74,15 @@ func TestSummaryOfATenant(t *testing.T) {
 		}
 		return err
 	})
-	real := &summaries.Items[0]
+	existing := &summaries.Items[0]
 	w.wantForbidden("other content", text, func() error {
-		changed := real.DeepCopy()
+		changed := existing.DeepCopy()
 		changed.Spec.ClusterProfileSpec.PolicyRefs = spec.ClusterProfileSpec.PolicyRefs
-		return tenant.Patch(t.Context(), changed, client.MergeFrom(real))
+		return tenant.Patch(t.Context(), changed, client.MergeFrom(existing))
 	})
-	annotated := real.DeepCopy()
+	annotated := existing.DeepCopy()
 	metav1.SetMetaDataAnnotation(&annotated.ObjectMeta, "note", "harmless")
-	w.must(tenant.Patch(t.Context(), annotated, client.MergeFrom(real)))
+	w.must(tenant.Patch(t.Context(), annotated, client.MergeFrom(existing)))
 }
 
 // TestLabelsOfClusters: a tenant labels his cluster so that a ClusterProfile delivers to it. The administrator has
