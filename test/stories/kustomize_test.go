@@ -19,10 +19,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/localkube"
 )
 
-// kustomizeProfile has an overlay with a component and values, and a kustomization in a Secret.
+// kustomizeProfile has an overlay with a component and values, and a kustomization in a Secret. It patches and labels
+// the objects of both.
 const kustomizeProfile = `
 apiVersion: v1
 kind: ConfigMap
@@ -39,23 +41,31 @@ spec:
     namespace: default
     name: app
     path: overlays/{{ .Cluster.metadata.labels.env }}
-    components: [../../components/limits]
+    components: ['../../components/{{ .Cluster.metadata.labels.region }}']
     targetNamespace: shop
     values: {region: '{{ .Cluster.metadata.labels.region }}', color: red}
     valuesFrom: [{kind: ConfigMap, namespace: default, name: values}]
   - {kind: Secret, namespace: default, name: private, targetNamespace: shop}
+  patches:
+  - target: {kind: ConfigMap, name: test-settings}
+    patch: '[{op: add, path: /data/patched, value: "for {{ .ClusterName }}"}]'
+  extraLabels: {team: shop}
 `
 
-// kustomizeTree returns the files of the ConfigMap app, with a mode in its settings.
+// kustomizeTree returns the files of the ConfigMap app, with a mode in its settings and a component for each cluster.
 func kustomizeTree(mode string) map[string]string {
-	return map[string]string{
-		"base/kustomization.yaml":              "resources: [settings.yaml, web.yaml]\n",
-		"base/settings.yaml":                   "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {mode: base, region: '{{ .region }}', color: '{{ .color }}'}\n",
-		"base/web.yaml":                        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {selector: {app: web}, ports: [{port: 80}]}\n",
-		"overlays/test/kustomization.yaml":     "resources: [../../base]\nnamePrefix: test-\npatches: [{path: mode.yaml}]\n",
-		"overlays/test/mode.yaml":              "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {mode: " + mode + "}\n",
-		"components/limits/kustomization.yaml": "apiVersion: kustomize.config.k8s.io/v1alpha1\nkind: Component\npatches:\n- target: {kind: ConfigMap, name: settings}\n  patch: '[{\"op\": \"add\", \"path\": \"/data/limits\", \"value\": \"low\"}]'\n",
+	tree := map[string]string{
+		"base/kustomization.yaml":          "resources: [settings.yaml, web.yaml]\n",
+		"base/settings.yaml":               "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {mode: base, region: '{{ .region }}', color: '{{ .color }}'}\n",
+		"base/web.yaml":                    "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {selector: {app: web}, ports: [{port: 80}]}\n",
+		"overlays/test/kustomization.yaml": "resources: [../../base]\nnamePrefix: test-\npatches: [{path: mode.yaml}]\n",
+		"overlays/test/mode.yaml":          "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {mode: " + mode + "}\n",
 	}
+	for _, cluster := range []string{"pull-1", "push-1"} {
+		tree["components/"+cluster+"/kustomization.yaml"] = "apiVersion: kustomize.config.k8s.io/v1alpha1\nkind: Component\npatches:\n" +
+			"- target: {kind: ConfigMap, name: settings}\n  patch: '[{\"op\": \"add\", \"path\": \"/data/limits\", \"value\": \"of " + cluster + "\"}]'\n"
+	}
+	return tree
 }
 
 // TestKustomize deploys kustomizations from a ConfigMap and a Secret to a pull and a push member: changes arrive by
@@ -163,24 +173,37 @@ func (s *kustomizeStory) wantSettings(mode, color string) {
 	s.w.t.Helper()
 	for name, member := range s.members {
 		s.w.eventually(fmt.Sprintf("%s has mode %s and color %s", name, mode, color), func() error {
-			got, err := s.w.data(member, "shop", "test-settings")
-			want := map[string]string{"mode": mode, "color": color, "region": name, "limits": "low"}
-			if diff := cmp.Diff(want, got); err == nil && diff != "" {
+			settings, login := &corev1.ConfigMap{}, &corev1.Secret{}
+			err := errors.Join(
+				s.w.client(member).Get(s.w.t.Context(), settingsKey(), settings),
+				s.w.client(member).Get(s.w.t.Context(), client.ObjectKey{Namespace: "shop", Name: "login"}, login),
+			)
+			want := map[string]string{"mode": mode, "color": color, "region": name, "limits": "of " + name, "patched": "for " + name}
+			if diff := cmp.Diff(want, settings.Data); err == nil && diff != "" {
 				err = errors.New(diff)
 			}
-			login := &corev1.Secret{}
-			err = errors.Join(err, s.w.client(member).Get(s.w.t.Context(), client.ObjectKey{Namespace: "shop", Name: "login"}, login))
 			if got := string(login.Data["password"]); err == nil && got != password {
 				err = fmt.Errorf("the Secret has password %q", got)
+			}
+			if got := []string{settings.Labels["team"], login.Labels["team"]}; err == nil && !slices.Equal(got, []string{"shop", "shop"}) {
+				err = fmt.Errorf("the label team has the values %q, want shop", got)
 			}
 			return errors.Join(err, s.w.wantStatuses(s.namespaces[name], "kustom-sveltos-"+name, "Provisioned"))
 		})
 	}
 }
 
-// wantReported wants the feature in the summary, in its wide table and in the ClusterConfiguration.
+// wantReported wants the feature in the ConfigurationGroup of the pull member, in the summary, in its wide table and in
+// the ClusterConfiguration.
 func (s *kustomizeStory) wantReported() {
 	s.w.t.Helper()
+	groups := &libv1beta1.ConfigurationGroupList{}
+	if err := s.w.client(s.w.hub).List(s.w.t.Context(), groups, client.MatchingLabels{libv1beta1.PullRequestorFeatureLabel: "Kustomize"}); err != nil {
+		s.w.t.Fatal(err)
+	}
+	if len(groups.Items) != 1 || groups.Items[0].Annotations[libv1beta1.PullRequestorNameAnnotation] != "kustom-sveltos-pull-1" {
+		s.w.t.Errorf("ConfigurationGroups of the feature Kustomize: %v, want one for kustom-sveltos-pull-1", groups.Items)
+	}
 	for name := range s.members {
 		summary := "kustom-sveltos-" + name
 		row := s.w.row(s.w.kubectl(s.w.hub, "get", "clustersummaries", "-n", s.namespaces[name], "-o", "wide"), summary)
