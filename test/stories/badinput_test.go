@@ -244,6 +244,28 @@ func (w *world) wantTold(namespace, summary string, texts []string) {
 	})
 }
 
+// untouched records what Towline made in a namespace of members, which are known by namespace/name. The function that
+// it returns waits until the summaries of a profile tell what is wrong, and compares the objects.
+func (w *world) untouched(members map[string]*localkube.Plane, profile, namespace string) func(texts ...string) {
+	w.t.Helper()
+	before := map[string]map[string]fingerprint{}
+	for member, plane := range members {
+		if before[member] = w.fingerprints(plane, namespace); len(before[member]) == 0 {
+			w.t.Fatalf("%s has no objects in %s", member, namespace)
+		}
+	}
+	return func(texts ...string) {
+		w.t.Helper()
+		for member, plane := range members {
+			fleet, cluster, _ := strings.Cut(member, "/")
+			w.wantTold(fleet, profile+"-sveltos-"+cluster, texts)
+			if diff := cmp.Diff(before[member], w.fingerprints(plane, namespace)); diff != "" {
+				w.t.Errorf("what was delivered to %s before (-want +got):\n%s", member, diff)
+			}
+		}
+	}
+}
+
 // failureOf returns what a summary says of its failures, "" if nothing failed.
 func failureOf(summary configv1beta1.ClusterSummary) string {
 	var messages []string

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -71,7 +70,7 @@ spec:
 const patchesObject = `
 apiVersion: v1
 kind: ConfigMap
-metadata: {namespace: default, name: patches}
+metadata: {namespace: default, name: patches, annotations: {projectsveltos.io/template: ""}}
 data:
   added: |
     target: {kind: ConfigMap, name: "manifest|hook"}
@@ -79,7 +78,8 @@ data:
 %s`
 
 // TestPatches patches and labels the objects of a ConfigMap and of a chart with a hook. A change of the patches arrives
-// by itself, an invalid patch changes nothing, and a label that the profile no longer has is removed.
+// by itself, an invalid patch and a deleted object with patches change nothing, and a label that the profile no longer
+// has is removed.
 func TestPatches(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
@@ -93,7 +93,7 @@ func TestPatches(t *testing.T) {
 	setExtras := func(extras string) {
 		w.apply(w.hub, fmt.Sprintf(patchedProfile, w.Charts, extras))
 	}
-	setPatch("{op: replace, path: /data/text, value: first}")
+	setPatch("{op: replace, path: /data/text, value: 'first on {{ .ClusterName }}'}")
 	w.apply(w.hub, patchedContent)
 	setExtras("  extraLabels: {team: a, stage: b}\n  extraAnnotations: {note: c}\n")
 	extras := func(labels, annotations string) extraMetadata { return extraMetadata{labels, annotations} }
@@ -108,7 +108,7 @@ func TestPatches(t *testing.T) {
 
 	everywhere("the objects are patched", func(cluster string, member *localkube.Plane) error {
 		return errors.Join(
-			w.wantPatched(member, "manifest", cluster, "first", extras("a b", "c")), w.wantPatched(member, "hook", cluster, "first", extras("a b", "c")),
+			w.wantPatched(member, "manifest", cluster, "first on "+cluster, extras("a b", "c")), w.wantPatched(member, "hook", cluster, "first on "+cluster, extras("a b", "c")),
 			w.wantPatched(member, "chart-page", cluster, "", extras("a b", "c")), w.wantPort(member, "web"),
 		)
 	})
@@ -116,23 +116,19 @@ func TestPatches(t *testing.T) {
 		t.Errorf("the pod template has the labels %v", labels)
 	}
 
-	setPatch("{op: replace, path: /data/text, value: second}")
+	setPatch("{op: replace, path: /data/text, value: 'second on {{ .ClusterName }}'}")
 	everywhere("a change of the patches arrives", func(cluster string, member *localkube.Plane) error {
-		return w.wantPatched(member, "manifest", cluster, "second", extras("a b", "c"))
+		return w.wantPatched(member, "manifest", cluster, "second on "+cluster, extras("a b", "c"))
 	})
 
-	before := map[string]map[string]fingerprint{}
-	for cluster, member := range members {
-		before[cluster] = w.fingerprints(member, "patched")
-	}
+	wantFailure := w.untouched(map[string]*localkube.Plane{"fleet-pulled/pulled": members["pulled"], "fleet-pushed/pushed": members["pushed"]}, "patched", "patched")
 	setPatch("{op: replace, path: /nothing/text, value: third}")
-	for cluster, member := range members {
-		w.wantTold("fleet-"+cluster, "patched-sveltos-"+cluster, []string{"patchesFrom ConfigMap default/patches, key added", "cannot be applied to ConfigMap", "/nothing/text"})
+	wantFailure("patchesFrom ConfigMap default/patches, key added", "cannot be applied to ConfigMap", "/nothing/text")
+	for cluster := range members {
 		w.eventually("the failure is final", func() error { return w.wantResourcesStatus(cluster, libv1beta1.FeatureStatusFailedNonRetriable) })
-		if diff := cmp.Diff(before[cluster], w.fingerprints(member, "patched")); diff != "" {
-			t.Errorf("objects on %s (-before +after):\n%s", cluster, diff)
-		}
 	}
+	w.kubectl(w.hub, "delete", "configmap", "patches")
+	wantFailure("patchesFrom: ConfigMap default/patches does not exist")
 
 	setPatch("{op: replace, path: /data/text, value: third}")
 	setExtras("  extraLabels: {team: d}\n")
