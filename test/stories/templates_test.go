@@ -14,13 +14,15 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// orderChart shows the values that it is rendered with.
-func orderChart() examples.Chart {
-	return examples.Chart{Name: "order", Files: map[string]string{"values.schema.json": "{}", "templates/order.yaml": `
+// orderChart shows its version, and the values that it is rendered with.
+func orderChart(version string) examples.Chart {
+	return examples.Chart{Name: "order", Version: version, Files: map[string]string{"values.schema.json": "{}", "templates/order.yaml": `
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: order}
-data: {{ toYaml .Values.order | nindent 2 }}
+data:
+  version: {{ .Chart.Version }}
+  {{- toYaml .Values.order | nindent 2 }}
 `}}
 }
 
@@ -41,6 +43,7 @@ data:
     metadata: {namespace: site, name: settings}
     data:
       city: {{ upper .Cluster.metadata.labels.city | quote }}
+      chart: {{ .Cluster.metadata.labels.chart }}
       registry: {{ (getResource "Registry").data.host }}
       tier: {{ index .MgmtResources.Registry.metadata.labels "tier" }}
     ---
@@ -87,7 +90,7 @@ spec:
   - repositoryURL: %s
     repositoryName: stories
     chartName: stories/order
-    chartVersion: 0.1.0
+    chartVersion: "{{ .Cluster.metadata.labels.chart }}"
     releaseName: "order-{{ .Cluster.metadata.labels.city }}"
     releaseNamespace: site
     values: "order: {first: 'inline for {{ .ClusterName }}', second: inline, third: inline}"
@@ -109,41 +112,71 @@ data:
     data: {of: %[2]s, text: "{{ is no template }}"}
 `
 
-// TestTemplates expands templates and runs scripts for a pull and a push member. What cannot be expanded is told by
-// name, with the line, and nothing that was delivered is touched.
+// TestTemplates expands templates and runs scripts for a pull and a push member. Changes of what they read arrive by
+// themselves. What is deleted or cannot be expanded is told by name, with the line, and nothing that was delivered is
+// touched.
 func TestTemplates(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
-	w.serve(orderChart())
+	w.serve(orderChart("0.1.0"), orderChart("0.2.0"))
 	members := map[string]*localkube.Plane{
-		"pull-1": w.pullMember("edge", "pull-1", "env=templates,city=rome"), "push-1": w.pushMember("cloud", "push-1", "env=templates,city=oslo"),
+		"pull-1": w.pullMember("edge", "pull-1", "env=templates,city=rome,chart=0.1.0"), "push-1": w.pushMember("cloud", "push-1", "env=templates,city=oslo,chart=0.1.0"),
 	}
 	namespaces := map[string]string{"pull-1": "edge", "push-1": "cloud"}
 	for cluster, namespace := range namespaces {
 		w.apply(w.hub, fmt.Sprintf(ownContent, namespace, cluster))
 	}
-	w.apply(w.hub, fmt.Sprintf(templatesProfile, w.Charts))
-	cities := map[string]string{"pull-1": "ROME", "push-1": "OSLO"}
+	profile := fmt.Sprintf(templatesProfile, w.Charts)
+	w.apply(w.hub, profile)
+	w.wantExpanded(members, namespaces, "registry.example.com", "front", "0.1.0")
+	cities := map[string]string{"pull-1": "rome", "push-1": "oslo"}
 	for cluster, plane := range members {
-		w.provisioned(namespaces[cluster], "templates-sveltos-"+cluster)
-		for name, want := range map[string]map[string]string{
-			"settings": {"city": cities[cluster], "registry": "registry.example.com", "tier": "front"},
-			"registry": {"host": "registry.example.com"},
-			"own":      {"of": cluster, "text": "{{ is no template }}"},
-			"scripted": {"host": "REGISTRY.EXAMPLE.COM", "tier": "front"},
-			"order":    {"first": "inline for " + cluster, "second": "plain", "third": "templated for " + cluster + " from registry.example.com"},
-		} {
-			got, err := w.data(plane, "site", name)
-			if diff := cmp.Diff(want, got); err != nil || diff != "" {
-				t.Errorf("ConfigMap site/%s on %s: %v (-want +got):\n%s", name, cluster, err, diff)
-			}
-		}
-		if got := w.helm(plane, "list", "-n", "site", "-q"); strings.TrimSpace(got) != "order-"+strings.ToLower(cities[cluster]) {
+		if got := w.helm(plane, "list", "-n", "site", "-q"); strings.TrimSpace(got) != "order-"+cities[cluster] {
 			t.Errorf("releases on %s: %s", cluster, got)
 		}
 	}
+
+	profile = strings.NewReplacer("registry.example.com", "other.example.com", "tier: front", "tier: back").Replace(profile)
+	w.apply(w.hub, strings.Split(profile, "---")[0])
+	w.wantExpanded(members, namespaces, "other.example.com", "back", "0.1.0")
+	for cluster, namespace := range namespaces {
+		w.kubectl(w.hub, "label", "sveltoscluster", cluster, "-n", namespace, "chart=0.2.0", "--overwrite")
+	}
+	w.wantExpanded(members, namespaces, "other.example.com", "back", "0.2.0")
+
+	wantFailure := w.untouched(map[string]*localkube.Plane{"edge/pull-1": members["pull-1"], "cloud/push-1": members["push-1"]}, "templates", "site")
+	w.kubectl(w.hub, "delete", "configmap", "templated")
+	wantFailure("ConfigMap default/templated does not exist")
+	w.apply(w.hub, profile)
+	w.wantExpanded(members, namespaces, "other.example.com", "back", "0.2.0")
+
 	w.appliesExample(members, namespaces)
 	w.tellsBadTemplates(members, namespaces)
+}
+
+// wantExpanded waits until the members have the objects of templatesProfile, expanded with the host and the tier of the
+// ConfigMap registry, and the chart in this version.
+func (w *world) wantExpanded(members map[string]*localkube.Plane, namespaces map[string]string, host, tier, version string) {
+	w.t.Helper()
+	cities := map[string]string{"pull-1": "ROME", "push-1": "OSLO"}
+	for cluster, plane := range members {
+		for name, want := range map[string]map[string]string{
+			"settings": {"city": cities[cluster], "chart": version, "registry": host, "tier": tier},
+			"registry": {"host": host},
+			"own":      {"of": cluster, "text": "{{ is no template }}"},
+			"scripted": {"host": strings.ToUpper(host), "tier": tier},
+			"order":    {"version": version, "first": "inline for " + cluster, "second": "plain", "third": "templated for " + cluster + " from " + host},
+		} {
+			w.eventually("ConfigMap site/"+name+" is on "+cluster, func() error {
+				got, err := w.data(plane, "site", name)
+				if diff := cmp.Diff(want, got); err == nil && diff != "" {
+					err = fmt.Errorf("it differs (-want +got):\n%s", diff)
+				}
+				return err
+			})
+		}
+		w.provisioned(namespaces[cluster], "templates-sveltos-"+cluster)
+	}
 }
 
 // appliesExample applies the example of a profile with templates.
