@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
@@ -94,15 +95,15 @@ spec:
   policyRefs: [{kind: ConfigMap, namespace: default, name: marker}]
 `
 
-// tenantProfile is a Profile in the namespace of a cluster; %s is the object that it refers to.
+// tenantProfile is a Profile in the namespace of a cluster, %[1]s; %[2]s is the object that it refers to.
 const tenantProfile = `
 apiVersion: config.projectsveltos.io/v1beta1
 kind: Profile
-metadata: {namespace: cloud, name: tenant}
+metadata: {namespace: %[1]s, name: tenant}
 spec:
   clusterSelector: {matchLabels: {env: resources}}
-  templateResourceRefs: [{identifier: Theirs, resource: %s}]
-  policyRefs: [{kind: ConfigMap, namespace: cloud, name: tenant, optional: true}]
+  templateResourceRefs: [{identifier: Theirs, resource: %[2]s}]
+  policyRefs: [{kind: ConfigMap, namespace: %[1]s, name: tenant, optional: true}]
 `
 
 // resourcesStory is a hub with a pull and a push member.
@@ -225,14 +226,21 @@ func (s *resourcesStory) setAnna(value any, path ...string) {
 // confinesTenants lets a Profile refer to objects that it must not read.
 func (s *resourcesStory) confinesTenants() {
 	s.t.Helper()
+	secrets := map[string]string{"pull-1": join.AnchorSecret("pull-1"), "push-1": "push-1-sveltos-kubeconfig"}
 	for resource, text := range map[string]string{
-		"{kind: ConfigMap, namespace: default, name: size}":         "ConfigMap default/size: a Profile reads its own namespace cloud only",
-		"{kind: Node, name: node}":                                  "Node node has no namespace: a Profile reads its own namespace cloud only",
-		"{kind: Secret, name: push-1-sveltos-kubeconfig}":           "Secret cloud/push-1-sveltos-kubeconfig: its type is",
-		"{kind: Secret, namespace: '{{ .Cluster.kind }}', name: x}": "Secret SveltosCluster/x: a Profile reads its own namespace cloud only",
+		"{kind: ConfigMap, namespace: default, name: size}":         "ConfigMap default/size: a Profile reads its own namespace %[1]s only",
+		"{kind: Node, name: node}":                                  "Node node has no namespace: a Profile reads its own namespace %[1]s only",
+		"{kind: Secret, name: %[2]s}":                               "Secret %[1]s/%[2]s: its type is",
+		"{kind: Secret, namespace: '{{ .Cluster.kind }}', name: x}": "Secret SveltosCluster/x: a Profile reads its own namespace %[1]s only",
 	} {
-		s.apply(s.hub, fmt.Sprintf(tenantProfile, resource))
-		s.wantTold("cloud", "p--tenant-sveltos-push-1", []string{"templateResourceRefs Theirs", text})
+		filled := map[string]*strings.Replacer{}
+		for cluster, namespace := range s.namespaces {
+			filled[cluster] = strings.NewReplacer("%[1]s", namespace, "%[2]s", secrets[cluster])
+			s.apply(s.hub, fmt.Sprintf(tenantProfile, namespace, filled[cluster].Replace(resource)))
+		}
+		for cluster, namespace := range s.namespaces {
+			s.wantTold(namespace, "p--tenant-sveltos-"+cluster, []string{"templateResourceRefs Theirs", filled[cluster].Replace(text)})
+		}
 	}
 }
 
