@@ -133,7 +133,9 @@ func TestBadInput(t *testing.T) {
 	w := newWorld(t)
 	members := w.badMembers()
 	charts := badRepository(t)
-	w.deliverGood(members, badCases(), "%[2]s", charts, "%[3]s", nobodyListens).wantAllTold()
+	deliveries := w.deliverGood(members, badCases(), "%[2]s", charts, "%[3]s", nobodyListens)
+	deliveries.makeMistakes()
+	deliveries.wantAllTold()
 }
 
 // badMembers are a pull and a push member with env=bad.
@@ -173,12 +175,17 @@ func (d *badDeliveries) fill(name, text string) string {
 	return strings.NewReplacer(append([]string{"%[1]s", name}, d.fills...)...).Replace(text)
 }
 
-// wantAllTold makes the mistake of each case.
-func (d *badDeliveries) wantAllTold() {
+// makeMistakes makes the mistake of each case.
+func (d *badDeliveries) makeMistakes() {
 	d.t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(d.cases)) {
 		d.apply(d.hub, d.fill(name, d.cases[name].breaks))
 	}
+}
+
+// wantAllTold waits until the mistakes are told, and compares what was delivered before.
+func (d *badDeliveries) wantAllTold() {
+	d.t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(d.cases)) {
 		for member, plane := range d.members {
 			namespace, cluster, _ := strings.Cut(member, " ")
