@@ -59,18 +59,18 @@ spec:
 
 // TestDriftExclusions changes the replicas of a Deployment on the members, which the profile excludes, and a field that
 // it does not exclude. Only the latter is corrected, also after restarts and further deliveries, until the profile no
-// longer excludes the replicas.
+// longer excludes the replicas. An invalid exclusion and a deleted source are told, and change nothing.
 func TestDriftExclusions(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
 	w.serve(examples.Chart{})
 	agent := w.looseAgent("fleet-pulled", "pulled", "env=excluded")
 	members := map[string]*localkube.Plane{"pulled": agent.plane, "pushed": w.pushMember("fleet-pushed", "pushed", "env=excluded")}
-	everywhere := func(what string, replicas int32, text string) {
+	everywhere := func(what string, replicas int32, text, page string) {
 		t.Helper()
 		for cluster, member := range members {
 			w.eventually(what+" on "+cluster, func() error {
-				return errors.Join(w.wantExcluded(member, replicas, text), w.wantStatuses("fleet-"+cluster, "excluded-sveltos-"+cluster, "Provisioned"))
+				return errors.Join(w.wantExcluded(member, replicas, text, page), w.wantStatuses("fleet-"+cluster, "excluded-sveltos-"+cluster, "Provisioned"))
 			})
 		}
 	}
@@ -86,25 +86,43 @@ func TestDriftExclusions(t *testing.T) {
 	const exclusions = "  driftExclusions:\n  - {paths: [/spec/replicas], target: {kind: Deployment, name: web|chart.*}}\n"
 
 	deliver(2, "first", exclusions)
-	everywhere("the first delivery", 2, "first")
+	everywhere("the first delivery", 2, "first", "first")
 	for _, member := range members {
 		w.patchObject(member, &appsv1.Deployment{}, "web", `{"spec":{"replicas":5}}`)
 		w.patchObject(member, &appsv1.Deployment{}, "chart", `{"spec":{"replicas":5}}`)
 	}
 	change("theirs")
-	everywhere("the text is corrected", 5, "first")
+	everywhere("the text is corrected", 5, "first", "first")
 
 	agent.process.kill()
 	w.hubOS.kill()
 	change("theirs, too")
 	agent.start()
 	w.startHub()
-	everywhere("the text is corrected after restarts", 5, "first")
+	everywhere("the text is corrected after restarts", 5, "first", "first")
+
+	w.apply(w.hub, fmt.Sprintf(excludedContent, 2, "alone"))
+	everywhere("a change of the content alone", 5, "alone", "first")
+	untouched := w.untouched(map[string]*localkube.Plane{"fleet-pulled/pulled": members["pulled"], "fleet-pushed/pushed": members["pushed"]}, "excluded", "excluded")
+	wantFailure := func(texts ...string) {
+		t.Helper()
+		untouched(texts...)
+		for cluster, member := range members {
+			if err := w.wantExcluded(member, 5, "alone", "first"); err != nil {
+				t.Errorf("%s: %v", cluster, err)
+			}
+		}
+	}
+	w.apply(w.hub, fmt.Sprintf(excludedProfile, w.Charts, 3, "refused", "  driftExclusions: [{paths: [spec]}]\n"))
+	wantFailure(`driftExclusions[0]: "spec" is not a JSON pointer`)
+	w.kubectl(w.hub, "delete", "configmap", "excluded")
+	w.apply(w.hub, fmt.Sprintf(excludedProfile, w.Charts, 2, "first", exclusions))
+	wantFailure("ConfigMap default/excluded does not exist")
 
 	deliver(3, "second", exclusions)
-	everywhere("the second delivery", 5, "second")
+	everywhere("the second delivery", 5, "second", "second")
 	deliver(3, "third", "")
-	everywhere("without exclusions", 3, "third")
+	everywhere("without exclusions", 3, "third", "third")
 }
 
 // patchObject changes an object in the namespace excluded as its user.
@@ -117,8 +135,9 @@ func (w *world) patchObject(plane *localkube.Plane, object client.Object, name, 
 	}
 }
 
-// wantExcluded returns an error unless the Deployments and the ConfigMaps have these values.
-func (w *world) wantExcluded(plane *localkube.Plane, replicas int32, text string) error {
+// wantExcluded returns an error unless the Deployments have these replicas, the ConfigMap of the content this text, and
+// that of the chart this page.
+func (w *world) wantExcluded(plane *localkube.Plane, replicas int32, text, page string) error {
 	for _, name := range []string{"web", "chart"} {
 		found := &appsv1.Deployment{}
 		if err := w.client(plane).Get(w.t.Context(), client.ObjectKey{Namespace: "excluded", Name: name}, found); err != nil {
@@ -129,9 +148,9 @@ func (w *world) wantExcluded(plane *localkube.Plane, replicas int32, text string
 		}
 	}
 	manifest, err := w.data(plane, "excluded", "text")
-	page, pageErr := w.data(plane, "excluded", "chart-page")
-	if !strings.Contains(page["index.html"], "<title>"+text+"</title>") || manifest["text"] != text {
-		return fmt.Errorf("got the texts %v and %v, want %s (%w)", manifest, page, text, errors.Join(err, pageErr))
+	chart, chartErr := w.data(plane, "excluded", "chart-page")
+	if !strings.Contains(chart["index.html"], "<title>"+page+"</title>") || manifest["text"] != text {
+		return fmt.Errorf("got the texts %v and %v, want %s and %s (%w)", manifest, chart, text, page, errors.Join(err, chartErr))
 	}
 	return nil
 }
