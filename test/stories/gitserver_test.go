@@ -28,6 +28,7 @@ type gitServer struct {
 	t          *testing.T
 	root       string
 	packs      atomic.Int64 // packs that were sent by https
+	ssh        net.Listener
 	sshAddress string
 	// identity is the private key of a user, and hostKey the public key of the SSH server, in its known_hosts format.
 	identity, knownHosts string
@@ -139,7 +140,7 @@ func (s *gitServer) serveSSH() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.sshAddress, s.identity = listener.Addr().String(), identity
+	s.ssh, s.sshAddress, s.identity = listener, listener.Addr().String(), identity
 	s.knownHosts = knownhosts.Line([]string{s.sshAddress}, host.PublicKey())
 	var connections sync.WaitGroup
 	s.t.Cleanup(func() {

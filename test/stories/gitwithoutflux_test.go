@@ -19,7 +19,8 @@ spec:
 `
 
 // TestGitWithoutFlux deploys the manifests of a Git repository by https and by SSH, in push and in pull mode. Pushes
-// arrive by themselves, tags and commits stay as they are, and an SSH server with another host key is refused.
+// arrive by themselves, tags and commits stay as they are, an SSH server with another host key is refused, and a server
+// that goes away changes nothing that is deployed.
 func TestGitWithoutFlux(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
@@ -81,6 +82,17 @@ func TestGitWithoutFlux(t *testing.T) {
 	}
 	if diff := cmp.Diff(before, after); diff != "" {
 		t.Errorf("deployed objects (-before +after):\n%s", diff)
+	}
+
+	before = w.remoteFingerprints(members)
+	if err := server.ssh.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for profile, query := range map[string]string{"ssh": "?path=ssh", "kustomize": ""} {
+		w.wantFailure(members, profile, "URL git+ssh://"+server.sshAddress+"/repo.git"+query+": ", "connection refused")
+	}
+	if diff := cmp.Diff(before, w.remoteFingerprints(members)); diff != "" {
+		t.Errorf("deployed objects after the end of the SSH server (-before +after):\n%s", diff)
 	}
 }
 
