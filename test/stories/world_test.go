@@ -72,7 +72,9 @@ func newWorld(t *testing.T, options ...localkube.Option) *world {
 func (w *world) startHub(flags ...string) {
 	w.t.Helper()
 	flags = append([]string{"hub", "--install-crds", "--diagnostics-address=127.0.0.1:0", "--health-address=127.0.0.1:0", "--cache-dir=" + filepath.Join(w.dir, "cache")}, flags...)
-	w.hubOS = w.startIn(w.hub.Network(), "hub", []string{"KUBECONFIG=" + w.hubKubeconfig}, "towline", flags...)
+	// The memory limit of the chart, which also limits the children of the hub.
+	env := []string{"KUBECONFIG=" + w.hubKubeconfig, "GOMEMLIMIT=2GiB", "GOGC=100"}
+	w.hubOS = w.startIn(w.hub.Network(), "hub", env, "towline", flags...)
 	w.eventually("the hub installs its CRDs", func() error {
 		c := w.client(w.hub)
 		return errors.Join(c.List(w.t.Context(), &libv1beta1.SveltosClusterList{}), c.List(w.t.Context(), &configv1beta1.ClusterProfileList{}),
