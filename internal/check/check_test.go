@@ -126,7 +126,7 @@ func TestRunFailsOtherwise(t *testing.T) {
 		"the system":           {"function evaluate() os.exit(1) end", "condition: invalid script: line 1: attempt to index a non-table object(nil) with key 'exit'"},
 		"code from files":      {"function evaluate() dofile('/x') end", "condition: invalid script: line 1: attempt to call a non-function object"},
 		"code from text":       {"function evaluate() loadstring('x=1')() end", "condition: invalid script: line 1: attempt to call a non-function object"},
-		"an endless loop":      {"function evaluate() while true do pcall(function() while true do end end) end end", "condition: the script took more than 5000000 steps"},
+		"an endless loop":      {"function evaluate() while true do pcall(function() while true do end end) end end", "condition: line 1: the script took more than 5000000 steps"},
 		"an endless recursion": {"function evaluate() evaluate() return 1 end", "condition: invalid script: line 1: stack overflow"},
 		"text without end":     {`function evaluate() local s = "xxxx" while true do s = s .. s end end`, "condition: invalid script: line 1: the script makes more than 67108864 bytes of text"},
 		"repeated text":        {`function evaluate() return ("x"):rep(1e9) end`, "condition: invalid script: line 1: the script makes more than 67108864 bytes of text"},

@@ -79,22 +79,35 @@ func TestScriptsForContentEnd(t *testing.T) {
 			`function evaluate() local t = {"x"} for i = 1, 40 do t = {t, t} end return json.encode(t) end`,
 			"the script ", // makes too much text or, on a busy machine, takes too long
 		},
-		"deep JSON":                       {`function evaluate() return json.decode(("["):rep(1000)) end`, "nested deeper than 100"},
-		"long JSON":                       {`function evaluate() return json.decode("[" .. ("0,"):rep(5e6) .. "0]") end`, "the script makes more than"},
-		"many parts":                      {`function evaluate() return strings.Split(("a"):rep(1e6), "") end`, "the script makes more than"},
-		"long replacements":               {`function evaluate() return strings.Replace(("a"):rep(1e5), "a", ("b"):rep(1e5), -1) end`, "the script makes more than"},
-		"long replacements by a function": {`function evaluate() local b = ("b"):rep(1e5) return string.gsub(("a"):rep(1e5), "a", function() return b end) end`, "the script makes more than"},
-		"long replacements by a table":    {`function evaluate() return string.gsub(("a"):rep(1e5), "a", {a = ("b"):rep(1e5)}) end`, "the script makes more than"},
-		"many matches":                    {`function evaluate() return string.gsub(("a"):rep(4e5), "", {}) end`, "may match too often"},
-		"a slow pattern":                  {`function evaluate() return string.gsub(("a"):rep(2000), ".-.-.-b", {}) end`, "may take too long"},
-		"an endless replacement":          {`function evaluate() return string.gsub("a", "a", function() while true do end end) end`, "the script took "},
-		"a replacement that is a table":   {`function evaluate() return string.gsub("a", "a", function() return {} end) end`, "line 1: invalid replacement value (a table)"},
-		"an error of a replacement":       {`function evaluate() return string.gsub("a", "a", function() error("reason") end) end`, "line 1: reason"},
-		"repeated encoding":               {`function evaluate() local s = "xxxx" while true do s = base64Encode(s) end end`, "the script makes more than"},
+		"deep JSON":         {`function evaluate() return json.decode(("["):rep(1000)) end`, "nested deeper than 100"},
+		"long JSON":         {`function evaluate() return json.decode("[" .. ("0,"):rep(5e6) .. "0]") end`, "the script makes more than"},
+		"many parts":        {`function evaluate() return strings.Split(("a"):rep(1e6), "") end`, "the script makes more than"},
+		"long replacements": {`function evaluate() return strings.Replace(("a"):rep(1e5), "a", ("b"):rep(1e5), -1) end`, "the script makes more than"},
+		"long replacements by a function": {
+			`function evaluate() local b = ("b"):rep(1e5) return string.gsub(("a"):rep(1e5), "a", function() return b end) end`,
+			"the script ", // makes too much text or, depending on the garbage collector, takes too much memory
+		},
+		"long replacements by a table":  {`function evaluate() return string.gsub(("a"):rep(1e5), "a", {a = ("b"):rep(1e5)}) end`, "the script makes more than"},
+		"many matches":                  {`function evaluate() return string.gsub(("a"):rep(4e5), "", {}) end`, "may match too often"},
+		"a slow pattern":                {`function evaluate() return string.gsub(("a"):rep(2000), ".-.-.-b", {}) end`, "may take too long"},
+		"an endless replacement":        {`function evaluate() return string.gsub("a", "a", function() while true do end end) end`, "the script took "},
+		"a replacement that is a table": {`function evaluate() return string.gsub("a", "a", function() return {} end) end`, "line 1: invalid replacement value (a table)"},
+		"an error of a replacement":     {`function evaluate() return string.gsub("a", "a", function() error("reason") end) end`, "line 1: reason"},
+		"repeated encoding":             {`function evaluate() local s = "xxxx" while true do s = base64Encode(s) end end`, "the script makes more than"},
 	} {
 		if _, err := evaluate(t, test.text); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, want %q", name, err, test.want)
 		}
+	}
+}
+
+// TestEndlessScriptNamesItsLine does not run beside other tests, whose memory would count as that of the script.
+//
+//nolint:paralleltest // see above
+func TestEndlessScriptNamesItsLine(t *testing.T) {
+	_, err := evaluate(t, "function evaluate()\n  local i = 0\n  while true do i = i + 1 end\nend")
+	if want := "line 3: the script took more than 5000000 steps"; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %q", err, want)
 	}
 }
 

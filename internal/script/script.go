@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -146,11 +147,16 @@ func (s *Script) call(function *lua.LFunction, results int, arguments ...lua.LVa
 	if err == nil {
 		return nil
 	}
+	var raised *lua.ApiError
+	isRaised := errors.As(err, &raised)
 	if limitErr := s.limiter.Err(); limitErr != nil {
+		// The other limits can end the same script at another line the next time, and messages must not change.
+		if line := lineOf(raised); line != "" && errors.Is(limitErr, errSteps) {
+			return fmt.Errorf("line %s: %w", line, limitErr)
+		}
 		return limitErr
 	}
-	var raised *lua.ApiError
-	if !errors.As(err, &raised) {
+	if !isRaised {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	// The text of a table has its address, which differs each time.
@@ -162,6 +168,19 @@ func (s *Script) call(function *lua.LFunction, results int, arguments ...lua.LVa
 		}
 	}
 	return fmt.Errorf("%w: %s", ErrInvalid, message)
+}
+
+// lineOf returns the line at which a script was stopped, "" if the error does not have it.
+func lineOf(raised *lua.ApiError) string {
+	if raised == nil || raised.Object == nil {
+		return ""
+	}
+	position, _ := strings.CutPrefix(raised.Object.String(), "script:")
+	line, _, _ := strings.Cut(position, ":")
+	if _, err := strconv.Atoi(line); err != nil {
+		return ""
+	}
+	return line
 }
 
 // ToLua converts a part of an object; null becomes nil, so the field is missing.

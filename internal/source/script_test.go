@@ -23,7 +23,7 @@ func TestRunScriptNamesThePlaceOfAnError(t *testing.T) {
 		"x = ":                              "run the text: invalid script: at EOF:",
 		"function other() end":              "run the text: invalid script: function evaluate is missing",
 		"function evaluate() return {} end": "run the text: the field resources of the table that evaluate returns is not a text",
-		"while true do end":                 "run the text: the script took ",
+		"while true do end":                 "the script took ",
 	} {
 		subject := subjectWithResources()
 		subject.Resources.HasSecret = false
