@@ -87,6 +87,63 @@ func TestUnchangedKustomizationIsNotBuiltAgain(t *testing.T) {
 	}
 }
 
+// composedItem is what the tests of compose compare of an item of a bundle.
+type composedItem struct {
+	Name                                       string
+	Tier                                       int32
+	Sensitive, OnlySecretsPrivate, Force, Skip bool
+	Objects                                    []string
+}
+
+func composedItemsOf(items []bundle.Item) []composedItem {
+	var all []composedItem
+	for _, i := range items {
+		item := composedItem{i.Reference.Name, i.Reference.Tier, i.Sensitive, i.OnlySecretsPrivate, i.Force, i.SkipNamespaceCreation, nil}
+		for _, object := range i.Objects {
+			item.Objects = append(item.Objects, kube.RefOf(object).String())
+		}
+		all = append(all, item)
+	}
+	return all
+}
+
+// TestComposeManifests has references whose order is by tier, and then that of the list. An object in several of them
+// is of the lowest tier; within one tier, the member reports the conflict.
+func TestComposeManifests(t *testing.T) {
+	t.Parallel()
+	r := newRestarts(t)
+	manifest := func(name string) string {
+		return "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: " + name + "}\n---\n"
+	}
+	for name, text := range map[string]string{"second": manifest("a") + manifest("b"), "again": manifest("b") + manifest("c"), "covered": manifest("a")} {
+		r.must(r.hub.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: name}, Data: map[string]string{"a.yaml": text}}))
+	}
+	r.must(r.hub.Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "first"}, Type: libv1beta1.ProfileSecretType, Data: map[string][]byte{"a.yaml": []byte(manifest("a"))},
+	}))
+	summary := r.summary()
+	summary.Spec.ClusterProfileSpec.PolicyRefs = []libv1beta1.PolicyRef{
+		{Kind: "ConfigMap", Name: "second", Force: true, SkipNamespaceCreation: true},
+		{Kind: "ConfigMap", Name: "missing", Optional: true},
+		{Kind: "ConfigMap", Name: "again"},
+		{Kind: "ConfigMap", Name: "covered", Tier: 200},
+		{Kind: "Secret", Name: "first", Tier: 50},
+	}
+	request := ComposeRequest{Summary: summary, Subject: source.Subject{Namespace: "fleet", Name: "one", Sandbox: pool}}
+	composition, err := newTestComposer(r).Compose(t.Context(), request, libv1beta1.FeatureResources)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []composedItem{
+		{Name: "first", Tier: 50, Sensitive: true, Objects: []string{"ConfigMap default/a"}},
+		{Name: "second", Tier: bundle.DefaultTier, OnlySecretsPrivate: true, Force: true, Skip: true, Objects: []string{"ConfigMap default/b"}},
+		{Name: "again", Tier: bundle.DefaultTier, OnlySecretsPrivate: true, Objects: []string{"ConfigMap default/b", "ConfigMap default/c"}},
+	}
+	if diff := gocmp.Diff(want, composedItemsOf(composition.Bundle.Items)); diff != "" {
+		t.Errorf("items (-want +got):\n%s", diff)
+	}
+}
+
 func TestComposeKustomizations(t *testing.T) {
 	t.Parallel()
 	r := newRestarts(t)
@@ -109,25 +166,11 @@ func TestComposeKustomizations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	type item struct {
-		Name                                       string
-		Tier                                       int32
-		Sensitive, OnlySecretsPrivate, Force, Skip bool
-		Objects                                    []string
-	}
-	var got []item
-	for _, i := range composition.Bundle.Items {
-		all := item{i.Reference.Name, i.Reference.Tier, i.Sensitive, i.OnlySecretsPrivate, i.Force, i.SkipNamespaceCreation, nil}
-		for _, object := range i.Objects {
-			all.Objects = append(all.Objects, kube.RefOf(object).String())
-		}
-		got = append(got, all)
-	}
-	want := []item{
+	want := []composedItem{
 		{Name: "first", Tier: 50, Sensitive: true, Objects: []string{"ConfigMap default/a"}},
 		{Name: "second", Tier: bundle.DefaultTier, OnlySecretsPrivate: true, Force: true, Skip: true, Objects: []string{"ConfigMap default/b"}},
 	}
-	if diff := gocmp.Diff(want, got); diff != "" {
+	if diff := gocmp.Diff(want, composedItemsOf(composition.Bundle.Items)); diff != "" {
 		t.Errorf("items (-want +got):\n%s", diff)
 	}
 	references := composer.References(request)
