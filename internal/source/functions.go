@@ -2,8 +2,12 @@ package source
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
 	"strings"
 	"text/template"
+	"time"
 
 	"github.com/BurntSushi/toml"
 	"github.com/Masterminds/sprig/v3"
@@ -11,7 +15,7 @@ import (
 )
 
 // functions returns the functions of templates: conversions, and the functions of Sprig except those that read the
-// environment or the clock or return random values.
+// environment or the clock or return random values (docs/adr/0016-functions-of-templates.md).
 func functions() template.FuncMap {
 	funcs := sprig.HermeticTxtFuncMap()
 	// Sprig lists these as hermetic although they return random values or read the clock.
@@ -21,6 +25,7 @@ func functions() template.FuncMap {
 	} {
 		delete(funcs, name)
 	}
+	maps.Copy(funcs, timeFunctions())
 	funcs["toYaml"] = toYAML
 	funcs["fromYaml"] = parse[map[string]any](yamlUnmarshal)
 	funcs["fromYamlArray"] = parse[[]any](yamlUnmarshal)
@@ -29,6 +34,51 @@ func functions() template.FuncMap {
 	funcs["toToml"] = toTOML
 	funcs["fromToml"] = parse[map[string]any](toml.Unmarshal)
 	return funcs
+}
+
+// timeFunctions returns the functions of Sprig for times. Sprig's own ones take the time of the clock for a value that
+// is no time, and the time zone of the machine.
+func timeFunctions() template.FuncMap {
+	inZone := func(layout string, value any, zone string) (string, error) {
+		location, err := time.LoadLocation(zone)
+		if err != nil {
+			return "", fmt.Errorf("time zone %q is not known", zone)
+		}
+		moment, err := momentOf(value)
+		return moment.In(location).Format(layout), err
+	}
+	utc := func(layout string, value any) (string, error) { return inZone(layout, value, "UTC") }
+	htmlInZone := func(value any, zone string) (string, error) { return inZone(time.DateOnly, value, zone) }
+	sprigs := sprig.TxtFuncMap()
+	return template.FuncMap{
+		"date": utc, "dateInZone": inZone, "date_in_zone": inZone, "htmlDateInZone": htmlInZone,
+		"htmlDate":   func(value any) (string, error) { return utc(time.DateOnly, value) },
+		"dateModify": sprigs["dateModify"], "date_modify": sprigs["date_modify"],
+		"toDate": func(layout, text string) time.Time {
+			moment, _ := time.Parse(layout, text) // the zero time, as in Sprig
+			return moment
+		},
+		"mustToDate": time.Parse,
+		"durationRound": func(value any) (string, error) {
+			if _, isTime := value.(time.Time); isTime {
+				return "", errors.New("the time since then differs each time")
+			}
+			return sprigs["durationRound"].(func(any) string)(value), nil
+		},
+	}
+}
+
+// momentOf returns a time, or one in seconds since 1970.
+func momentOf(value any) (time.Time, error) {
+	switch value := value.(type) {
+	case time.Time:
+		return value, nil
+	case int64:
+		return time.Unix(value, 0), nil
+	case int:
+		return time.Unix(int64(value), 0), nil
+	}
+	return time.Time{}, fmt.Errorf("a %T is no time; mustToDate makes one of a text", value)
 }
 
 func toYAML(value any) (string, error) {

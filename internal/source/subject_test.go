@@ -16,7 +16,7 @@ func subject() source.Subject {
 		Cluster: func() (map[string]any, error) {
 			return map[string]any{
 				"metadata": map[string]any{"name": "eu-1", "namespace": "eu", "labels": map[string]any{"env": "test"}},
-				"spec":     map[string]any{"data": map[string]any{"toml": "port = 80\n"}},
+				"spec":     map[string]any{"data": map[string]any{"toml": "port = 80\n", "day": "2020-01-02"}},
 			}, nil
 		},
 	}
@@ -37,6 +37,8 @@ func TestExpand(t *testing.T) {
 		"from a JSON array":   {`{{ index (fromJsonArray "[\"x\"]") 0 }}`, "x"},
 		"to TOML":             {`{{ dict "a" "b" | toToml }}`, "a = \"b\"\n"},
 		"from TOML":           {`{{ (fromToml .Cluster.spec.data.toml).port }}`, "80"},
+		"a date":              {`{{ .Cluster.spec.data.day | mustToDate "2006-01-02" | dateModify "36h" | date "Jan 2 15h" }}`, "Jan 3 12h"},
+		"a date of seconds":   {`{{ htmlDate 86400 }} {{ dateInZone "15h" 0 "UTC" }} {{ durationRound "90s" }}`, "1970-01-02 00h 1m"},
 		"field with a dot in": {`{{ index .Cluster.metadata.labels "env" }}`, "test"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -62,6 +64,9 @@ func TestExpandRefuses(t *testing.T) {
 		"nested ranges":      {`{{ $a := until 4000 }}{{ range $a }}{{ range $a }}{{ range $a }}{{ repeat 1000 "x" }}{{ end }}{{ end }}{{ end }}`, "line 1: the result is larger than 64 MiB"},
 		"broken template":    {"{{ .Cluster", "unclosed action"},
 		"the clock":          {"{{ now }}", `function "now" not defined`},
+		"the date of today":  {`{{ date "2006" "2020-01-02" }}`, "a string is no time"},
+		"the time since":     {`{{ durationRound (toDate "2006" "2020") }}`, "the time since then differs each time"},
+		"an unknown zone":    {`{{ dateInZone "15" 0 "Nowhere/City" }}`, `time zone "Nowhere/City" is not known`},
 		"chance":             {"{{ randAlphaNum 8 }}", `function "randAlphaNum" not defined`},
 		"new certificates":   {`{{ genCA "ca" 1 }}`, `function "genCA" not defined`},
 		"the environment":    {`{{ env "HOME" }}`, `function "env" not defined`},
