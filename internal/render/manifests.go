@@ -4,9 +4,11 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/towline/towline/internal/archive"
 	"github.com/towline/towline/internal/cache"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
@@ -27,6 +29,17 @@ const maxContent = 32 << 20
 // members, and decodes equal results of other templates once. It is safe for concurrent use.
 type ManifestRenderer struct {
 	shared, expanded *cache.Cache[renderedManifests]
+	// unpacking is held while an archive is unpacked, so that one at a time is in memory twice.
+	unpacking sync.Mutex
+}
+
+// maxUnpacked limits the unpacked archives of one ConfigMap or Secret, which has less than 1 MiB itself.
+func maxUnpacked() archive.Limits { return archive.Limits{Files: 10_000, Size: 8 << 20} }
+
+func (r *ManifestRenderer) unpack(content source.Content) (source.Content, error) {
+	r.unpacking.Lock()
+	defer r.unpacking.Unlock()
+	return content.Unpacked(maxUnpacked())
 }
 
 // renderedManifests are the objects of one content. They must not be changed.
@@ -71,6 +84,10 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 		rendered, err = r.renderShared(key+" "+subject.Resources.Digest, dependsOnResources, content, subject)
 	}
 	if rendered.dependsOn == dependsOnSubject || errors.Is(err, errNotKnown) {
+		content, unpackErr := r.unpack(content)
+		if unpackErr != nil {
+			return nil, nil, unpackErr
+		}
 		texts, _, expandErr := expandFiles(content, subject)
 		if expandErr != nil {
 			return nil, nil, expandErr
@@ -90,6 +107,10 @@ var errNotKnown = errors.New("the template was not expanded")
 // allowed, it returns dependsOn only.
 func (r *ManifestRenderer) renderShared(key string, allowed dependency, content source.Content, subject source.Subject) (renderedManifests, error) {
 	return r.shared.GetOrCompute(key, func() (renderedManifests, int, error) {
+		content, err := r.unpack(content)
+		if err != nil {
+			return renderedManifests{}, 0, err
+		}
 		texts, dependsOn, err := expandFiles(content, subject)
 		if _, isInvalid := errors.AsType[phase.Invalid](err); err != nil && !isInvalid {
 			return renderedManifests{}, 0, errNotKnown
@@ -129,9 +150,13 @@ func hashTexts(texts [][]byte) []byte {
 
 // Manifests returns the Kubernetes objects in content, in the order of its files. The items of a list replace the list.
 // Each file is a YAML stream, the template of one if content.Template is true, or the script that returns one if
-// content.Lua is true. Errors
-// are phase.Invalid and name the ConfigMap or Secret, the key, the document and the line.
+// content.Lua is true, or an archive of such files. Errors are phase.Invalid and name the ConfigMap or Secret, the key,
+// the document and the line.
 func Manifests(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, error) {
+	content, err := content.Unpacked(maxUnpacked())
+	if err != nil {
+		return nil, err
+	}
 	texts, _, err := expandFiles(content, subject)
 	if err != nil {
 		return nil, err

@@ -66,6 +66,7 @@ func TestManifests(t *testing.T) {
 		"a typed list":        {content("a", "apiVersion: v1\nkind: ConfigMapList\nitems:\n- metadata: {name: a, namespace: x}\n"), []string{"ConfigMap x/a"}},
 		"a kind named so":     {content("a", "apiVersion: example.com/v1\nkind: AllowList\nmetadata: {name: a}\nspec: {items: []}\n"), []string{"AllowList example.com a"}},
 		"no template without": {content("a", object("ConfigMap", "a")+"data: {x: '{{ .Nothing }}'}\n"), []string{"ConfigMap a"}},
+		"an archive":          {content("a", object("Namespace", "a"), "b.tar.gz", string(archived(t, files{"sub/b.yaml": object("Namespace", "b")}).Content.Files[0].Data)), []string{"Namespace a", "Namespace b"}},
 		"template": {
 			func() source.Content {
 				c := content("a", "{{ range list \"a\" \"b\" }}\n---\n"+object("Namespace", "{{ $.Cluster.metadata.name }}-{{ . }}")+"{{ end }}")

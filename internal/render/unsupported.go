@@ -148,10 +148,8 @@ func supportOfKustomizationRef(field string) support {
 
 func supportOfResourceRef(field string) support {
 	switch field {
-	case "identifier", "optional", "ignoreStatusChanges", "watchFields", "resource.apiVersion", "resource.kind", "resource.namespace", "resource.name":
+	case "identifier", "optional", "ignoreStatusChanges", "watchFields", "resource":
 		return supported
-	case "resource":
-		return nested
 	}
 	return unsupported
 }

@@ -29,8 +29,7 @@ func everyField() map[string]string {
 			policyRefs[0].namespace policyRefs[0].name policyRefs[0].kind policyRefs[0].deploymentType policyRefs[0].optional
 			policyRefs[0].path policyRefs[0].tier policyRefs[0].skipNamespaceCreation policyRefs[0].remoteURL policyRefs[0].force
 			templateResourceRefs[0].identifier templateResourceRefs[0].optional templateResourceRefs[0].ignoreStatusChanges
-			templateResourceRefs[0].watchFields templateResourceRefs[0].resource.apiVersion templateResourceRefs[0].resource.kind
-			templateResourceRefs[0].resource.namespace templateResourceRefs[0].resource.name
+			templateResourceRefs[0].watchFields templateResourceRefs[0].resource
 			kustomizationRefs[0].namespace kustomizationRefs[0].name kustomizationRefs[0].kind kustomizationRefs[0].path
 			kustomizationRefs[0].components kustomizationRefs[0].optional kustomizationRefs[0].targetNamespace
 			kustomizationRefs[0].deploymentType kustomizationRefs[0].values kustomizationRefs[0].valuesFrom
@@ -59,9 +58,7 @@ func everyField() map[string]string {
 			helmCharts[0].options.upgradeOptions.reuseValues helmCharts[0].options.upgradeOptions.resetThenReuseValues
 			helmCharts[0].options.upgradeOptions.recreate
 			setRefs maxUpdate dependsOn transitionFrom preDeployChecks validateHealths
-			preDeleteChecks postDeleteChecks
-			templateResourceRefs[0].resource.uid templateResourceRefs[0].resource.resourceVersion
-			templateResourceRefs[0].resource.fieldPath`,
+			preDeleteChecks postDeleteChecks`,
 	} {
 		for _, field := range strings.Fields(fields) {
 			table[field] = ""

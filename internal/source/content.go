@@ -111,22 +111,25 @@ func (c *Contents) Manifests(ctx context.Context, ref libv1beta1.PolicyRef, subj
 	if err != nil {
 		return Content{}, err
 	}
+	if reference.isObject() {
+		return c.read(ctx, reference, ref.Optional) // path has no effect
+	}
 	directory, err := subject.Expand("path of "+reference.String(), ref.Path)
+	if err == nil {
+		directory, err = cleanDirectory(reference, directory)
+	}
 	if err != nil {
 		return Content{}, err
 	}
 	if reference.IsFlux() && c.Artifacts != nil {
 		return c.Artifacts.manifests(ctx, reference, ref.Optional, directory)
 	}
-	if directory != "" {
-		return Content{}, phase.Invalidf("%s has no directories: path %q is for Flux sources", reference, directory)
-	}
 	content, err := c.read(ctx, reference, ref.Optional)
-	if err != nil || ref.RemoteURL == nil {
+	if err != nil || len(content.Files) == 0 {
 		return content, err
 	}
 	content.Template = ref.RemoteURL.Template
-	return onlyManifests(content)
+	return onlyManifests(content, directory)
 }
 
 // Values reads the values in the ConfigMap or Secret of ref. It fails like Manifests.

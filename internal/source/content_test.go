@@ -52,7 +52,7 @@ func TestManifestsReadsConfigMaps(t *testing.T) {
 	web.BinaryData = map[string][]byte{"aa": {0xff}}
 	web.Annotations = map[string]string{libv1beta1.TemplateAnnotation: "ok"}
 	hub, subject := hubWith(t, web)
-	ref := libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: "{{ .ClusterNamespace }}", Name: "web-{{ .ClusterName }}"}
+	ref := libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: "{{ .ClusterNamespace }}", Name: "web-{{ .ClusterName }}", Path: "has/no/effect"}
 	got, err := contentsOf(hub).Manifests(t.Context(), ref, subject)
 	if err != nil {
 		t.Fatal(err)

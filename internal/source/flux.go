@@ -88,13 +88,8 @@ func (a *Artifacts) read(ctx context.Context, ref Reference, isOptional bool) (C
 	return a.tree(ctx, ref, artifact)
 }
 
-// manifests returns the manifests of a source: the files at or below a directory with the extension .yaml, .yml or
-// .json, without the files of kustomize. It fails with phase.Invalid if there is no such directory.
+// manifests is onlyManifests for a source.
 func (a *Artifacts) manifests(ctx context.Context, ref Reference, isOptional bool, directory string) (Content, error) {
-	directory, err := cleanDirectory(ref, directory)
-	if err != nil {
-		return Content{}, err
-	}
 	artifact, err := a.find(ctx, ref)
 	if isOptional && errors.Is(err, ErrNotFound) {
 		return newContent(ref, nil), nil
@@ -108,22 +103,8 @@ func (a *Artifacts) manifests(ctx context.Context, ref Reference, isOptional boo
 		if err != nil {
 			return Content{}, 0, err
 		}
-		files, err := filesBelow(tree, directory)
-		if err != nil {
-			return Content{}, 0, err
-		}
-		manifests := map[string][]byte{}
-		for _, file := range files {
-			if isManifest(file.Name) {
-				manifests[file.Name] = file.Data
-			}
-		}
-		if len(manifests) == 0 {
-			// To deploy nothing would delete everything.
-			return Content{}, 0, phase.Invalidf("%s has no file that ends in .yaml, .yml or .json below %q", ref, directory)
-		}
-		content := newContent(ref, manifests)
-		return content, int(sizeOf(&content)), nil
+		content, err := onlyManifests(tree, directory)
+		return content, int(sizeOf(&content)), err
 	})
 	content.Template, content.Lua, content.Version = artifact.IsTemplate, artifact.IsLua, artifact.Version()
 	return content, err
@@ -159,6 +140,38 @@ func (a *Artifacts) tree(ctx context.Context, ref Reference, artifact Artifact) 
 	}
 	content.Reference, content.Template, content.Lua, content.Version = ref, artifact.IsTemplate, artifact.IsLua, artifact.Version()
 	return content, nil
+}
+
+// onlyManifests returns content with the manifests at or below a directory: the files with the extension .yaml, .yml or
+// .json, without the files of kustomize. It fails with phase.Invalid if there is no such directory.
+func onlyManifests(content Content, directory string) (Content, error) {
+	files, err := filesBelow(content, directory)
+	if err != nil {
+		return Content{}, err
+	}
+	manifests := map[string][]byte{}
+	for _, file := range files {
+		if isManifest(file.Name) {
+			manifests[file.Name] = file.Data
+		}
+	}
+	if len(manifests) == 0 {
+		// To deploy nothing would delete everything.
+		return Content{}, phase.Invalidf("%s has no file that ends in .yaml, .yml or .json%s", content.Reference, belowText(directory))
+	}
+	if len(manifests) < len(content.Files) {
+		selected := newContent(content.Reference, manifests)
+		content.Files, content.Digest = selected.Files, selected.Digest
+	}
+	return content, nil
+}
+
+// belowText returns the part of a message that names a directory, "" for the root.
+func belowText(directory string) string {
+	if directory == "." {
+		return ""
+	}
+	return fmt.Sprintf(" below %q", directory)
 }
 
 // cleanDirectory returns the clean path of a directory in a source, "." for the root.

@@ -154,8 +154,6 @@ func TestManifestsOfAFluxSource(t *testing.T) {
 	}
 	_, err := contents.Manifests(t.Context(), appRef("we"), subject())
 	wantInvalid(t, err, `GitRepository eu/app has no directory "we"`)
-	_, err = contents.Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "web", Path: "a"}, subject())
-	wantInvalid(t, err, `ConfigMap eu/web has no directories`)
 	if got := h.server.counted("/gitrepository/eu/app/one.tar.gz"); got != 1 {
 		t.Errorf("the artifact was requested %d times, want 1", got)
 	}

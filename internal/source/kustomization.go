@@ -2,9 +2,12 @@ package source
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/archive"
 	"github.com/towline/towline/internal/phase"
 )
@@ -21,23 +24,65 @@ func KustomizationReference(ref configv1beta1.KustomizationRef, subject Subject)
 }
 
 // Kustomization reads the files of ref. It fails like Manifests, and with phase.Invalid for an object without data. See
-// Content.Archive for a ConfigMap or Secret.
+// Content.Archive for a ConfigMap or Secret. The files are no templates and no scripts, whatever the annotations of the
+// object say: values make the built objects templates.
 func (c *Contents) Kustomization(ctx context.Context, ref configv1beta1.KustomizationRef, subject Subject) (Content, error) {
 	reference, err := KustomizationReference(ref, subject)
 	if err != nil {
 		return Content{}, err
 	}
 	content, err := c.read(ctx, reference, ref.Optional)
-	switch {
-	case err != nil:
-		return Content{}, err
-	case len(content.Files) == 0 && !ref.Optional:
-		return Content{}, phase.Invalidf("%s has no data", reference)
-	case (content.Template || content.Lua) && reference.isObject():
-		return Content{}, phase.Invalidf("%s: a kustomization is no template or script (annotations %s and %s), but the built objects are a template, with values or valuesFrom",
-			reference, libv1beta1.TemplateAnnotation, libv1beta1.LuaAnnotation)
+	if err == nil && len(content.Files) == 0 && !ref.Optional {
+		err = phase.Invalidf("%s has no data", reference)
 	}
-	return content, nil
+	return content, err
+}
+
+// Unpacked returns content with the manifests of an archive in place of each key of a ConfigMap or Secret that is one.
+// Their names begin with the key. The limits are those of all archives together. It fails with phase.Invalid.
+func (c Content) Unpacked(limits archive.Limits) (Content, error) {
+	isArchive := func(file File) bool { return archive.IsArchive(file.Data) }
+	if !c.Reference.isObject() || !slices.ContainsFunc(c.Files, isArchive) {
+		return c, nil
+	}
+	var all []File
+	for _, file := range c.Files {
+		if !isArchive(file) {
+			all = append(all, file)
+			continue
+		}
+		manifests, err := unpackManifests(file, &limits)
+		if err != nil {
+			origin := fmt.Sprintf("%s, key %s", c.Reference, file.Name)
+			if c.Sensitive {
+				return Content{}, HideDetails(origin, phase.Invalid{Err: err})
+			}
+			return Content{}, phase.Invalidf("%s: %w", origin, err)
+		}
+		all = append(all, manifests...)
+	}
+	c.Files = all
+	return c, nil
+}
+
+// unpackManifests returns the manifests in an archive by their path, and takes all of its files off the limits.
+func unpackManifests(packed File, limits *archive.Limits) ([]File, error) {
+	files, err := archive.Read(packed.Data, *limits)
+	if err != nil {
+		return nil, err
+	}
+	var manifests []File
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		limits.Files--
+		limits.Size -= int64(len(files[name]))
+		if isManifest(name) {
+			manifests = append(manifests, File{Name: packed.Name + "/" + name, Data: files[name]})
+		}
+	}
+	if len(manifests) == 0 {
+		return nil, errors.New("the archive has no file that ends in .yaml, .yml or .json") // to deploy nothing would delete everything
+	}
+	return manifests, nil
 }
 
 // isObject returns whether the content of r is the data of an object on the hub.

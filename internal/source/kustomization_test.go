@@ -1,12 +1,14 @@
 package source_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/archive"
 	"github.com/towline/towline/internal/source"
 )
 
@@ -28,6 +30,10 @@ func TestKustomizationReadsObjects(t *testing.T) {
 	if diff := cmp.Diff([]source.File{{Name: "kustomize.tar.gz", Data: []byte{0xff}}}, got.Files); diff != "" || got.Reference.Name != "web" {
 		t.Errorf("%s (-want +got):\n%s", got.Reference, diff)
 	}
+	// The annotation of a template has no effect.
+	if got, err = read(configv1beta1.KustomizationRef{Kind: libv1beta1.SourceConfigMap, Name: "marked"}); err != nil || len(got.Files) != 1 {
+		t.Errorf("an object with an annotation: got %+v, error %v", got, err)
+	}
 	if got, err = read(configv1beta1.KustomizationRef{Kind: libv1beta1.SourceSecret, Name: "private"}); err != nil || !got.Sensitive {
 		t.Errorf("a Secret: got %+v, error %v", got, err)
 	}
@@ -36,7 +42,6 @@ func TestKustomizationReadsObjects(t *testing.T) {
 	}
 	for want, ref := range map[string]configv1beta1.KustomizationRef{
 		"ConfigMap " + subject.Namespace + "/empty has no data": {Kind: libv1beta1.SourceConfigMap, Name: "empty"},
-		"with values or valuesFrom":                             {Kind: libv1beta1.SourceConfigMap, Name: "marked"},
 	} {
 		_, err := read(ref)
 		wantInvalid(t, err, want)
@@ -61,6 +66,35 @@ func TestArchiveOfContent(t *testing.T) {
 		if got, ok := content.Archive(); got.Name != test.want || ok != (test.want != "") {
 			t.Errorf("%s: got %q, %t", name, got.Name, ok)
 		}
+	}
+}
+
+func TestArchivesOfManifestsAreUnpacked(t *testing.T) {
+	t.Parallel()
+	web := tarball(t, map[string]string{"README.md": "r", "b/b.yml": "2", "a.yaml": "1", "kustomization.yaml": "k"})
+	limits := archive.Limits{Files: 10, Size: 1000}
+	content := func(kind string, files ...source.File) source.Content {
+		return source.Content{Reference: source.Reference{Kind: kind, Namespace: "eu", Name: "web"}, Files: files, Sensitive: kind == "Secret"}
+	}
+	last := source.File{Name: "last", Data: []byte("3")}
+	got, err := content("ConfigMap", source.File{Name: "app.tar.gz", Data: web}, last).Unpacked(limits)
+	want := map[string]string{"app.tar.gz/a.yaml": "1", "app.tar.gz/b/b.yml": "2", "last": "3"}
+	if diff := cmp.Diff(want, filesOf(got)); err != nil || diff != "" || got.Files[2].Name != "last" {
+		t.Errorf("got %v and %v (-want +got):\n%s", got.Files, err, diff)
+	}
+	// An archive in a Git repository is a file.
+	if got, err = content("GitRepository", source.File{Name: "app.tar.gz", Data: web}).Unpacked(limits); err != nil || len(got.Files) != 1 {
+		t.Errorf("a Git repository: got %v and %v", got.Files, err)
+	}
+	large := tarball(t, map[string]string{"large.yaml": strings.Repeat("x", 600)})
+	for want, refused := range map[string]source.Content{
+		"ConfigMap eu/web, key app: the archive has no file that": content("ConfigMap", source.File{Name: "app", Data: tarball(t, map[string]string{"README.md": "r"})}),
+		"ConfigMap eu/web, key b: read archive: its files":        content("ConfigMap", source.File{Name: "a", Data: large}, source.File{Name: "b", Data: large}),
+		"key cut: read archive":                                   content("ConfigMap", source.File{Name: "cut", Data: web[:50]}),
+		"Secret eu/web, key app: it is invalid (details are not ": content("Secret", source.File{Name: "app", Data: web[:50]}),
+	} {
+		_, err := refused.Unpacked(limits)
+		wantInvalid(t, err, want)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/source"
 )
@@ -52,5 +54,35 @@ func TestOptionalRemoteMayBeMissing(t *testing.T) {
 	ref = withSecret(ref, "missing")
 	if _, err := r.read(ref); err == nil || !strings.Contains(err.Error(), "eu/missing") {
 		t.Errorf("got %v, want an error about the Secret", err)
+	}
+}
+
+// TestPathOfARemoteArchive uses a directory of an archive. Two directories with files of the same content and names
+// below them have different digests.
+func TestPathOfARemoteArchive(t *testing.T) {
+	t.Parallel()
+	packed := tarGz(t, map[string]string{"README.md": "r", "eu/a.yaml": "1", "eu/kustomization.yaml": "k", "test/a.yaml": "1"})
+	server := serveFunc(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(packed) })
+	r := newRemoteRun(t)
+	ref := remoteRef(server.URL + "/all.tgz")
+	if got, err := r.read(ref); err != nil || len(got.Files) != 2 {
+		t.Fatalf("got %v, %v", filesOf(got), err)
+	}
+	digests := map[string]bool{}
+	for path, want := range map[string]string{"eu": "eu/a.yaml", "/{{ .Cluster.metadata.labels.env }}/": "test/a.yaml"} {
+		ref.Path = path
+		got, err := r.contents.Manifests(t.Context(), ref, r.subject)
+		if diff := cmp.Diff(map[string]string{want: "1"}, filesOf(got)); err != nil || diff != "" {
+			t.Errorf("path %q: %v (-want +got):\n%s", path, err, diff)
+		}
+		digests[got.Digest] = true
+	}
+	if len(digests) != 2 {
+		t.Errorf("the digests are %v", digests)
+	}
+	for path, want := range map[string]string{"asia": `has no directory "asia"`, "../eu": "is not a path below the root", "README.md": `no file that ends in .yaml, .yml or .json below "README.md"`} {
+		ref.Path = path
+		_, err := r.contents.Manifests(t.Context(), ref, r.subject)
+		wantInvalid(t, err, "URL "+server.URL+"/all.tgz", want)
 	}
 }

@@ -196,14 +196,3 @@ func fileName(address *url.URL) string {
 	}
 	return name
 }
-
-// onlyManifests returns content with the manifests among its files. It is phase.Invalid if there are files, but no
-// manifest: to deploy nothing would delete everything.
-func onlyManifests(content Content) (Content, error) {
-	manifests := slices.DeleteFunc(slices.Clone(content.Files), func(file File) bool { return !isManifest(file.Name) })
-	if len(manifests) == 0 && len(content.Files) > 0 {
-		return Content{}, phase.Invalidf("%s has no file that ends in .yaml, .yml or .json", content.Reference)
-	}
-	content.Files = manifests
-	return content, nil
-}

@@ -115,7 +115,7 @@ type KustomizationRef struct {
 // TemplateResourceRef makes an object of the hub available to templates.
 type TemplateResourceRef struct {
 	// Resource is the object. Its namespace and name may be Go templates. The namespace defaults to the namespace of the
-	// cluster.
+	// cluster. The fields uid, resourceVersion and fieldPath have no effect: the object with the name is read, as it is.
 	Resource corev1.ObjectReference `json:"resource"`
 
 	// Identifier under which templates find it, as .MgmtResources.<identifier>.

@@ -86,11 +86,13 @@ type PolicyRef struct {
 	// +optional
 	Name string `json:"name,omitempty"`
 
-	// Kind of the referenced object. Of a ConfigMap or Secret every data key is a YAML stream of objects.
+	// Kind of the referenced object. Of a ConfigMap or Secret every data key is a YAML stream of objects, or an archive
+	// (tar, tar.gz, zip) of such files.
 	// +optional
 	Kind SourceKind `json:"kind,omitempty"`
 
-	// Path of the directory to use, for the Flux kinds. May be a Go template. Default: the root.
+	// Path of the directory to use, for the Flux kinds and for the files of a remoteURL. It has no effect on a ConfigMap
+	// or a Secret. May be a Go template. Default: the root.
 	// +optional
 	Path string `json:"path,omitempty"`
 
