@@ -48,26 +48,35 @@ metadata: {namespace: flux, name: platform}
 spec: {endpoint: %[5]q, bucketName: platform, interval: 2s, insecure: true, region: us-east-1, secretRef: {name: bucket-login}}
 `
 
-// fluxProfiles are the profiles of the story, by name. All are there before Flux is.
+// fluxKinds are the kinds of Flux's sources by the first word of the names of their objects.
+func fluxKinds() map[string]string {
+	return map[string]string{"git": "GitRepository", "oci": "OCIRepository", "bucket": "Bucket"}
+}
+
+// fluxProfiles are the profiles of the story, by name: manifests, a chart and a kustomization of each kind of source,
+// and others. All are there before Flux is.
 func fluxProfiles() map[string]string {
-	return map[string]string{
+	all := map[string]string{
 		"plain": "policyRefs: [{kind: ConfigMap, namespace: flux, name: plain}]",
-		"git": `policyRefs:
-  - {kind: GitRepository, namespace: flux, name: platform, path: ./apps/web}
-  - {kind: GitRepository, namespace: flux, name: platform, path: apps/db/}`,
-		"oci":    "policyRefs: [{kind: OCIRepository, namespace: flux, name: platform}]",
-		"bucket": "policyRefs: [{kind: Bucket, namespace: flux, name: platform, path: manifests}]",
-		"chart": `helmCharts:
-  - {repositoryURL: "gitrepository://flux/platform/charts/hello", releaseName: hello, releaseNamespace: hello}`,
-		"kustomized": "kustomizationRefs: [{kind: GitRepository, namespace: flux, name: platform, path: kustomized/overlay}]",
-		"moved":      "policyRefs: [{kind: GitRepository, namespace: flux, name: platform, path: moved}]",
+		"moved": "policyRefs: [{kind: GitRepository, namespace: flux, name: platform, path: moved}]",
 	}
+	for name, kind := range fluxKinds() {
+		all[name] = strings.ReplaceAll(`policyRefs:
+  - {kind: KIND, namespace: flux, name: platform, path: ./apps/web}
+  - {kind: KIND, namespace: flux, name: platform, path: apps/db/}`, "KIND", kind)
+		all[name+"-chart"] = fmt.Sprintf(`helmCharts:
+  - {repositoryURL: "%s://flux/platform/charts/%s", releaseName: hello, releaseNamespace: %[2]s-hello}`, strings.ToLower(kind), name)
+		all[name+"-kustomized"] = "kustomizationRefs: [{kind: " + kind + ", namespace: flux, name: platform, path: kustomized/overlay}]"
+	}
+	return all
 }
 
 // fluxStory is TestFluxSources.
 type fluxStory struct {
 	*world
-	git *gitServer
+	git    *gitServer
+	oci    *ociRepository
+	bucket *bucketServer
 	// members are by the name of the cluster, and namespaces have their namespaces on the hub.
 	members    map[string]*localkube.Plane
 	namespaces map[string]string
@@ -179,45 +188,60 @@ func (s *fluxStory) beforeFluxIsInstalled() {
 	}
 	s.want("plain", "one")
 	s.wantFailure("git", "GitRepository flux/platform: the hub has no kind GitRepository", "is Flux's source-controller installed?")
-	s.wantFailure("chart", "hello", "GitRepository flux/platform: the hub has no kind GitRepository")
-	s.wantFailure("kustomized", "GitRepository flux/platform: the hub has no kind GitRepository")
+	for name, kind := range fluxKinds() {
+		s.wantFailure(name+"-chart", "hello", kind+" flux/platform: the hub has no kind "+kind)
+		s.wantFailure(name+"-kustomized", kind+" flux/platform: the hub has no kind "+kind)
+	}
 }
 
 // deliversAllSources creates the sources.
 func (s *fluxStory) deliversAllSources() {
 	s.t.Helper()
-	files := s.fluxFiles("one")
-	files["moved/here.yaml"] = fluxManifest("git-moved", "one")
-	s.git.pushFiles(files)
-	oci := s.ociRepository("platform", map[string]string{"oci.yaml": fluxManifest("from-oci", "one")})
-	bucket := s.bucketServer("platform", map[string]string{"manifests/bucket.json": `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "flux-content", "name": "from-bucket"}, "data": {"text": "one"}}`, "other.yaml": "not: [read\n"})
-	s.apply(s.hub, fmt.Sprintf(fluxSources, gitPassword, ca(s.git.Server), s.git.URL+"/repo.git", oci, bucket))
-	for _, name := range []string{"git-web", "git-db", "git-kustomized", "git-moved", "from-oci", "from-bucket"} {
-		s.want(name, "one")
-	}
+	s.oci, s.bucket = s.newOCIRepository("platform"), s.newBucketServer("platform")
+	s.publish("one")
+	s.git.pushFiles(map[string]string{"moved/here.yaml": fluxManifest("git-moved", "one")})
+	s.apply(s.hub, fmt.Sprintf(fluxSources, gitPassword, ca(s.git.Server), s.git.URL+"/repo.git", s.oci.url, s.bucket.address))
+	s.wantAll("one", "web", "db", "kustomized", "chart")
+	s.want("git-moved", "one")
 	for name := range fluxProfiles() {
 		s.wantStatus(name, "Provisioned")
 	}
 	for cluster, member := range s.members {
-		if _, err := s.data(member, "flux-content", "git-unused"); !apierrors.IsNotFound(err) {
-			s.t.Errorf("%s has a manifest of another directory: %v", cluster, err)
-		}
-		if out := s.helm(member, "list", "--namespace=hello", "--no-headers"); !strings.Contains(out, "hello-0.1.0") {
-			s.t.Errorf("%s has the releases %q, want hello", cluster, out)
+		for name := range fluxKinds() {
+			if _, err := s.data(member, "flux-content", name+"-unused"); !apierrors.IsNotFound(err) {
+				s.t.Errorf("%s has a manifest of another directory: %v", cluster, err)
+			}
+			if out := s.helm(member, "list", "--namespace="+name+"-hello", "--no-headers"); !strings.Contains(out, name+"-0.1.0") {
+				s.t.Errorf("%s has the releases %q, want the chart %s", cluster, out, name)
+			}
 		}
 	}
 }
 
-// followsPushes changes manifests and the chart in Git.
+// publish makes files with the text the content of all sources: a commit, an artifact and objects.
+func (s *fluxStory) publish(text string) {
+	s.t.Helper()
+	s.git.pushFiles(s.fluxFiles("git", text))
+	s.oci.push(s.fluxFiles("oci", text))
+	s.bucket.put(s.fluxFiles("bucket", text))
+}
+
+// wantAll waits until the objects of each kind of source have the text.
+func (s *fluxStory) wantAll(text string, names ...string) {
+	s.t.Helper()
+	for kind := range fluxKinds() {
+		for _, name := range names {
+			s.want(kind+"-"+name, text)
+		}
+	}
+}
+
+// followsPushes changes manifests, kustomizations and charts in all sources.
 func (s *fluxStory) followsPushes() {
 	s.t.Helper()
-	files := s.fluxFiles("two")
-	files["charts/hello/templates/pushed.yaml"] = "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: flux-content, name: pushed-chart}\ndata: {text: two}\n"
-	s.git.pushFiles(files)
-	for _, name := range []string{"git-web", "git-db", "git-kustomized", "pushed-chart"} {
-		s.want(name, "two")
-	}
-	for _, name := range []string{"git", "chart", "kustomized"} {
+	s.publish("two")
+	s.wantAll("two", "web", "db", "kustomized", "chart")
+	for name := range fluxProfiles() {
 		s.wantStatus(name, "Provisioned")
 	}
 }
@@ -229,7 +253,7 @@ func (s *fluxStory) namesBadContent() {
 	s.git.git("-C", "work", "mv", "moved", "elsewhere")
 	s.git.pushFiles(map[string]string{"apps/web/broken.yaml": "kind: [ConfigMap\n", "kustomized/base/kustomization.yaml": "resources: [gone.yaml]\n"})
 	s.wantFailure("git", "GitRepository flux/platform", "apps/web/broken.yaml")
-	s.wantFailure("kustomized", "GitRepository flux/platform, path kustomized/overlay", `kustomized/base/kustomization.yaml: resources: "gone.yaml" does not exist`)
+	s.wantFailure("git-kustomized", "GitRepository flux/platform, path kustomized/overlay", `kustomized/base/kustomization.yaml: resources: "gone.yaml" does not exist`)
 	s.wantFailure("moved", `GitRepository flux/platform has no directory "moved"`)
 	s.wantUntouched(before)
 	s.git.git("-C", "work", "mv", "elsewhere", "moved")
@@ -237,7 +261,7 @@ func (s *fluxStory) namesBadContent() {
 		"apps/web/broken.yaml": fluxManifest("git-mended", "three"), "kustomized/base/kustomization.yaml": "resources: [kustomized.yaml]\n",
 	})
 	s.want("git-mended", "three")
-	for _, name := range []string{"git", "kustomized", "moved"} {
+	for _, name := range []string{"git", "git-kustomized", "moved"} {
 		s.wantStatus(name, "Provisioned")
 	}
 }
@@ -273,8 +297,8 @@ func (s *fluxStory) outlivesTheSource() {
 	before := s.fingerprintsOf("flux-content")
 	s.kubectl(s.hub, "delete", "gitrepository", "-n", "flux", "platform")
 	s.wantFailure("git", "GitRepository flux/platform does not exist")
-	s.wantFailure("chart", "GitRepository flux/platform does not exist")
-	s.wantFailure("kustomized", "GitRepository flux/platform does not exist")
+	s.wantFailure("git-chart", "GitRepository flux/platform does not exist")
+	s.wantFailure("git-kustomized", "GitRepository flux/platform does not exist")
 	s.wantUntouched(before)
 }
 
@@ -285,13 +309,13 @@ func (s *fluxStory) outlivesTheController() {
 	before := s.fingerprintsOf("flux-content")
 	s.hubOS.kill()
 	s.startHub()
-	s.profile("late", "policyRefs: [{kind: OCIRepository, namespace: flux, name: platform, path: oci.yaml}]\n  tier: 50")
+	s.profile("late", "policyRefs: [{kind: OCIRepository, namespace: flux, name: platform, path: apps/web}]\n  tier: 50")
 	s.plain("while source-controller is away")
 	s.want("plain", "while source-controller is away")
 	s.wantStatus("late", "Provisioned")
 	s.wantStatus("bucket", "Provisioned")
-	s.want("from-bucket", "one")
-	delete(before, "pull-1 ConfigMap from-oci") // the profile with the lower tier takes it over
-	delete(before, "push-1 ConfigMap from-oci")
+	s.want("bucket-web", "two")
+	delete(before, "pull-1 ConfigMap oci-web") // the profile with the lower tier takes it over
+	delete(before, "push-1 ConfigMap oci-web")
 	s.wantUntouched(before)
 }

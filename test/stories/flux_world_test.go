@@ -30,22 +30,22 @@ import (
 	"github.com/towline/towline/internal/archive"
 )
 
-// fluxFiles are the content of the Git repository: two directories with manifests, a kustomization, and a chart. The
-// files of kustomize are no manifests.
-func (w *world) fluxFiles(text string) map[string]string {
+// fluxFiles are the content of a source: two directories with manifests, a kustomization, and a chart. The files of
+// kustomize are no manifests. The names of the objects and of the chart begin with the name of the source.
+func (w *world) fluxFiles(name, text string) map[string]string {
 	w.t.Helper()
 	files := map[string]string{
 		"README.md":                    "not a manifest\n",
-		"apps/web/one.yaml":            fluxManifest("git-web", text),
+		"apps/web/one.yaml":            fluxManifest(name+"-web", text),
 		"apps/web/kustomization.yaml":  "resources: [one.yaml]\n",
-		"apps/db/nested/two.yaml":      fluxManifest("git-db", text),
-		"unused/not-for-this-one.yaml": fluxManifest("git-unused", text),
+		"apps/db/nested/two.json":      fmt.Sprintf(`{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "flux-content", "name": "%s-db"}, "data": {"text": %q}}`, name, text),
+		"unused/not-for-this-one.yaml": fluxManifest(name+"-unused", text),
 
-		"kustomized/overlay/kustomization.yaml": "resources: [../base]\nnamePrefix: git-\n",
+		"kustomized/overlay/kustomization.yaml": "resources: [../base]\nnamePrefix: " + name + "-\n",
 		"kustomized/base/kustomization.yaml":    "resources: [kustomized.yaml]\n",
 		"kustomized/base/kustomized.yaml":       fluxManifest("kustomized", text),
 	}
-	packaged, err := examples.Chart{}.Archive()
+	packaged, err := examples.Chart{Name: name}.Archive()
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -53,9 +53,10 @@ func (w *world) fluxFiles(text string) map[string]string {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	for name, raw := range chart {
-		files["charts/"+name] = string(raw)
+	for file, raw := range chart {
+		files["charts/"+file] = string(raw)
 	}
+	files["charts/"+name+"/templates/flux.yaml"] = fluxManifest(name+"-chart", text)
 	return files
 }
 
@@ -64,8 +65,15 @@ func fluxManifest(name, text string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: flux-content, name: %s}\ndata: {text: %q}\n", name, text)
 }
 
-// ociRepository serves a registry over plain HTTP with one artifact that has files, and returns its address.
-func (w *world) ociRepository(repository string, files map[string]string) string {
+// ociRepository is a repository in a registry over plain HTTP.
+type ociRepository struct {
+	*world
+
+	url    string
+	target *remote.Repository
+}
+
+func (w *world) newOCIRepository(repository string) *ociRepository {
 	w.t.Helper()
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	w.t.Cleanup(server.Close)
@@ -75,19 +83,24 @@ func (w *world) ociRepository(repository string, files map[string]string) string
 		w.t.Fatal(err)
 	}
 	target.PlainHTTP = true
-	layer, err := oras.PushBytes(w.t.Context(), target, "application/vnd.cncf.flux.content.v1.tar+gzip", w.tarball(files))
+	return &ociRepository{world: w, url: "oci://" + address, target: target}
+}
+
+// push makes an artifact with files the one of the tag latest.
+func (r *ociRepository) push(files map[string]string) {
+	r.t.Helper()
+	layer, err := oras.PushBytes(r.t.Context(), r.target, "application/vnd.cncf.flux.content.v1.tar+gzip", r.tarball(files))
 	if err != nil {
-		w.t.Fatal(err)
+		r.t.Fatal(err)
 	}
-	manifest, err := oras.PackManifest(w.t.Context(), target, oras.PackManifestVersion1_1, "application/vnd.cncf.flux.config.v1+json",
+	manifest, err := oras.PackManifest(r.t.Context(), r.target, oras.PackManifestVersion1_1, "application/vnd.cncf.flux.config.v1+json",
 		oras.PackManifestOptions{Layers: []ocispec.Descriptor{layer}})
 	if err == nil {
-		err = target.Tag(w.t.Context(), manifest, "latest")
+		err = r.target.Tag(r.t.Context(), manifest, "latest")
 	}
 	if err != nil {
-		w.t.Fatal(err)
+		r.t.Fatal(err)
 	}
-	return "oci://" + address
 }
 
 // tarball returns files as a gzipped tar archive.
@@ -112,32 +125,53 @@ func (w *world) tarball(files map[string]string) []byte {
 }
 
 // bucketServer serves one bucket with the four requests of S3 that source-controller sends.
-func (w *world) bucketServer(bucket string, files map[string]string) string {
+type bucketServer struct {
+	bucket, address string
+
+	mu    sync.Mutex // guards files
+	files map[string]string
+}
+
+func (w *world) newBucketServer(bucket string) *bucketServer {
 	w.t.Helper()
+	s := &bucketServer{bucket: bucket}
+	server := httptest.NewServer(s)
+	w.t.Cleanup(server.Close)
+	s.address = strings.TrimPrefix(server.URL, "http://")
+	return s
+}
+
+// put replaces the objects.
+func (s *bucketServer) put(files map[string]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.files = files
+}
+
+// ServeHTTP implements http.Handler.
+func (s *bucketServer) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	etag := func(text string) string { return fmt.Sprintf("%x", md5.Sum([]byte(text))) }
 	when := time.Unix(1_700_000_000, 0).UTC()
-	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
-		key := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/"+bucket), "/")
-		text, isObject := files[key]
-		switch {
-		case r.URL.Query().Has("location"):
-			_, _ = fmt.Fprint(rw, `<LocationConstraint xmlns="http://s3.amazonaws.com/doc/2006-03-01/"></LocationConstraint>`)
-		case isObject:
-			rw.Header().Set("ETag", `"`+etag(text)+`"`)
-			http.ServeContent(rw, r, key, when, strings.NewReader(text))
-		case key != "":
-			rw.WriteHeader(http.StatusNotFound)
-			_, _ = fmt.Fprint(rw, `<Error><Code>NoSuchKey</Code></Error>`)
-		case r.Method == http.MethodGet:
-			var list bytes.Buffer
-			for name, text := range files {
-				fmt.Fprintf(&list, "<Contents><Key>%s</Key><LastModified>%s</LastModified><ETag>&quot;%s&quot;</ETag><Size>%d</Size></Contents>", name, when.Format(time.RFC3339), etag(text), len(text))
-			}
-			_, _ = fmt.Fprintf(rw, `<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>%s</Name><KeyCount>%d</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>%s</ListBucketResult>`, bucket, len(files), list.String())
+	key := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/"+s.bucket), "/")
+	text, isObject := s.files[key]
+	switch {
+	case r.URL.Query().Has("location"):
+		_, _ = fmt.Fprint(rw, `<LocationConstraint xmlns="http://s3.amazonaws.com/doc/2006-03-01/"></LocationConstraint>`)
+	case isObject:
+		rw.Header().Set("ETag", `"`+etag(text)+`"`)
+		http.ServeContent(rw, r, key, when, strings.NewReader(text))
+	case key != "":
+		rw.WriteHeader(http.StatusNotFound)
+		_, _ = fmt.Fprint(rw, `<Error><Code>NoSuchKey</Code></Error>`)
+	case r.Method == http.MethodGet:
+		var list bytes.Buffer
+		for name, text := range s.files {
+			fmt.Fprintf(&list, "<Contents><Key>%s</Key><LastModified>%s</LastModified><ETag>&quot;%s&quot;</ETag><Size>%d</Size></Contents>", name, when.Format(time.RFC3339), etag(text), len(text))
 		}
-	}))
-	w.t.Cleanup(server.Close)
-	return strings.TrimPrefix(server.URL, "http://")
+		_, _ = fmt.Fprintf(rw, `<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>%s</Name><KeyCount>%d</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>%s</ListBucketResult>`, s.bucket, len(s.files), list.String())
+	}
 }
 
 // startSourceController runs Flux's source-controller against the hub, as a pod there would.

@@ -91,9 +91,9 @@ type ProvenanceVerification struct {
 
 // HelmChart is one release to install on a cluster, or to uninstall. Every string may be a Go template.
 //
-// +kubebuilder:validation:XValidation:rule="!(self.repositoryURL.startsWith('http') || self.repositoryURL.startsWith('oci')) || (has(self.repositoryName) && self.repositoryName != \"\")",message="RepositoryName must be defined"
-// +kubebuilder:validation:XValidation:rule="!(self.repositoryURL.startsWith('http') || self.repositoryURL.startsWith('oci')) || (has(self.chartName) && self.chartName != \"\")",message="ChartName must be defined"
-// +kubebuilder:validation:XValidation:rule="!(self.repositoryURL.startsWith('http') || self.repositoryURL.startsWith('oci')) || (has(self.chartVersion) && self.chartVersion != \"\")",message="ChartVersion must be defined"
+// +kubebuilder:validation:XValidation:rule="!(self.repositoryURL.startsWith('http') || self.repositoryURL.startsWith('oci:')) || (has(self.repositoryName) && self.repositoryName != \"\")",message="RepositoryName must be defined"
+// +kubebuilder:validation:XValidation:rule="!(self.repositoryURL.startsWith('http') || self.repositoryURL.startsWith('oci:')) || (has(self.chartName) && self.chartName != \"\")",message="ChartName must be defined"
+// +kubebuilder:validation:XValidation:rule="!(self.repositoryURL.startsWith('http') || self.repositoryURL.startsWith('oci:')) || (has(self.chartVersion) && self.chartVersion != \"\")",message="ChartVersion must be defined"
 type HelmChart struct {
 	// RepositoryURL is the location of the chart: a repository (http, https), an OCI registry (oci), or a Flux source
 	// as gitrepository://, ocirepository:// or bucket:// and <namespace>/<name>/<path>.
