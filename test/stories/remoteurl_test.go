@@ -227,14 +227,15 @@ func TestRemoteURL(t *testing.T) {
 	w.remoteProfile("all", server.URL+"/all.tgz", login)
 	w.remoteProfile("own", server.URL+"/{{ .ClusterName }}.yaml", login+", template: true")
 	w.remoteProfile("web", artifact, ", plainHTTP: true")
-	for _, name := range []string{"app", "all", "web"} {
+	w.remoteKustomizations(server, artifacts, login)
+	for _, name := range []string{"app", "all", "web", "tgz-built", "oci-built"} {
 		w.wantRemoteText(members, name, "one")
 	}
 	for cluster, plane := range members {
 		_, name, _ := strings.Cut(cluster, "/")
 		w.wantRemoteText(remoteMembers{cluster: plane}, "own", name)
 	}
-	for _, name := range []string{"app", "all", "own", "web"} {
+	for _, name := range []string{"app", "all", "own", "web", "built"} {
 		w.allProvisioned(members, name)
 	}
 
@@ -256,6 +257,32 @@ func TestRemoteURL(t *testing.T) {
 	w.remoteBadInput(members, server, login)
 	w.wantFailure(members, "hangs", "URL "+server.URL+"/hangs", "no response in time")
 	w.remoteOutage(members, server, artifacts)
+}
+
+// remoteKustomizations makes a profile with two kustomizations: a directory of an archive, and an artifact.
+func (w *world) remoteKustomizations(server *fileServer, artifacts *cosignedRegistry, login string) {
+	w.t.Helper()
+	files := func(prefix string) map[string]string {
+		return map[string]string{
+			"base/kustomization.yaml": "resources: [built.yaml]\n", "base/built.yaml": remoteMap("built", "one"),
+			"overlay/kustomization.yaml": "resources: [../base]\nnamePrefix: " + prefix + "-\n",
+			"kustomization.yaml":         "resources: [overlay]\n",
+		}
+	}
+	archive := files("tgz")
+	delete(archive, "kustomization.yaml")
+	server.put("/built.tgz", w.tarball(archive))
+	artifacts.push("built", "application/vnd.cncf.flux.content.v1.tar+gzip", w.tarball(files("oci")), nil)
+	w.apply(w.hub, fmt.Sprintf(`
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: built}
+spec:
+  clusterSelector: {matchLabels: {env: remote}}
+  kustomizationRefs:
+  - {path: overlay, remoteURL: {url: %q, interval: 1s%s}}
+  - {remoteURL: {url: %q, plainHTTP: true}}
+`, server.URL+"/built.tgz", login, "oci://"+artifacts.host+"/charts/web:built"))
 }
 
 // remoteBadInput makes mistakes in profiles, each of which is named.
