@@ -241,6 +241,7 @@ func runHub(ctx context.Context, config *rest.Config, options hub.Options) error
 		if err := prepareRegistration(ctx, startConfig, options); err != nil {
 			return err
 		}
+		go keepTokensLimited(ctx, config)
 	}
 	options.Version = command.Version()
 	return hub.Run(ctx, config, options)
@@ -254,6 +255,26 @@ func limitTokens(ctx context.Context, config *rest.Config) error {
 		return nil
 	}
 	return err
+}
+
+// policyInterval is the interval between two updates of the policy for tokens. It has the audiences of the API server,
+// which an administrator can change: then agents could not renew their tokens, which live for a day.
+const policyInterval = 10 * time.Minute
+
+// keepTokensLimited updates the policy for tokens until ctx ends.
+func keepTokensLimited(ctx context.Context, config *rest.Config) {
+	ticker := time.NewTicker(policyInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if err := limitTokens(ctx, config); err != nil && ctx.Err() == nil {
+			log.FromContext(ctx).Error(err, "limit the tokens of agents")
+		}
+	}
 }
 
 // prepareRegistration prepares the hub for clusters that register with a token.

@@ -28,6 +28,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub"
 )
 
@@ -152,7 +153,11 @@ func TestClusterWithoutAKubeconfig(t *testing.T) {
 	w, answer := newWorld(t), google(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- hub.Run(ctx, w.hubPlane.Config, hub.Options{CacheDir: t.TempDir()}) }()
+	go func() {
+		ended <- hub.Run(ctx, w.hubPlane.Config, hub.Options{
+			CacheDir: t.TempDir(), Identity: fleet.IdentityPolicy{Namespaces: []string{"gcp"}, Hosts: []string{"127.0.0.1"}},
+		})
+	}()
 	defer func() {
 		cancel()
 		if err := <-ended; err != nil {

@@ -16,6 +16,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
@@ -26,6 +27,9 @@ const (
 	// unavailableRetryLast is retryLast for deliveries that failed because the hub was not available. A random part of it
 	// is added.
 	unavailableRetryLast = 5 * time.Second
+	// startTime is the time after an outage in which the errors of a starting API server count as unavailability. Later
+	// ones have the growing delay: an overloaded API server must not get more requests.
+	startTime = time.Minute
 )
 
 // groupStore is the store of the reflector of an AgentSource: the groups by name, and a queue with the names of the
@@ -42,6 +46,8 @@ type groupStore struct {
 	reporting map[string]int
 	// synced is true after the first list.
 	synced bool
+	// unreachable is the last time that a delivery failed because there was no connection to the hub.
+	unreachable time.Time
 }
 
 var _ cache.ReflectorStore = (*groupStore)(nil)
@@ -87,10 +93,18 @@ func (g *groupStore) handleNext(ctx context.Context, handle Handler) bool {
 // retryDelay returns the delay after a delivery failed with err.
 func (g *groupStore) retryDelay(name string, err error) time.Duration {
 	delay := g.limiter.When(name)
-	if errors.Is(err, errHubUnavailable) {
-		return min(delay, wait.Jitter(unavailableRetryLast, 1))
+	if !errors.Is(err, errHubUnavailable) {
+		return delay
 	}
-	return delay
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if kube.IsUnreachable(err) {
+		g.unreachable = time.Now()
+	}
+	if time.Since(g.unreachable) > startTime {
+		return delay
+	}
+	return min(delay, wait.Jitter(unavailableRetryLast, 1))
 }
 
 // Add stores a new group.

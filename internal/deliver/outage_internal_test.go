@@ -60,6 +60,36 @@ func (h *failingHub) Watch(_ context.Context, _ client.ObjectList, opts ...clien
 	return h.watch, nil
 }
 
+// TestOverloadedHubIsNotPressed lets requests fail with errors of a starting API server, long after an outage.
+func TestOverloadedHubIsNotPressed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := newGroupStore()
+		defer g.queue.ShutDown()
+		overloaded := fmt.Errorf("report: %w", markUnavailable(apierrors.NewTooManyRequestsError("busy")))
+		gone := fmt.Errorf("report: %w", markUnavailable(&net.OpError{Op: "dial", Err: errors.New("connection refused")}))
+		last := func(failure error) (delay time.Duration) {
+			for range 20 {
+				delay = g.retryDelay("group", failure)
+			}
+			return delay
+		}
+		if delay := last(overloaded); delay != retryLast {
+			t.Errorf("without an outage, the delay grows to %s, want %s", delay, retryLast)
+		}
+		if delay := last(gone); delay > 10*time.Second {
+			t.Errorf("in an outage, the delay grows to %s, want 10 s", delay)
+		}
+		if delay := last(overloaded); delay > 10*time.Second {
+			t.Errorf("after an outage, the delay grows to %s, want 10 s", delay)
+		}
+		<-time.After(2 * time.Minute)
+		if delay := last(overloaded); delay != retryLast {
+			t.Errorf("long after an outage, the delay grows to %s, want %s", delay, retryLast)
+		}
+	})
+}
+
 // TestAgentSourceWorksSoonAfterAnOutage ends the watch of an agent, and lets its reports fail, for longer than the
 // delay of a delivery that fails on the member grows. Then the API server forbids all requests for some seconds.
 func TestAgentSourceWorksSoonAfterAnOutage(t *testing.T) {

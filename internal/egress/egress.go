@@ -132,7 +132,8 @@ func (p *Policy) checkHost(host string) error {
 	host = normalize(host)
 	for _, allowed := range p.hosts {
 		domain, isDomain := strings.CutPrefix(allowed, "*")
-		if host == allowed || isDomain && strings.HasSuffix(host, domain) {
+		// The zone of an IPv6 address can look like a domain.
+		if host == allowed || isDomain && strings.HasSuffix(host, domain) && !strings.ContainsAny(host, ":%") {
 			return nil
 		}
 	}

@@ -156,6 +156,8 @@ func ParseEndpoint(text string) (*url.URL, error) {
 		return nil, fmt.Errorf("invalid address: %w", err)
 	case endpoint.Scheme != "https":
 		return nil, fmt.Errorf("%q is not an https address: tokens are sent over TLS only", text)
+	case strings.Contains(endpoint.Hostname(), "%"):
+		return nil, fmt.Errorf("%q has an IPv6 zone", text)
 	case endpoint.Hostname() == "":
 		return nil, fmt.Errorf("%q has no host", text)
 	case endpoint.User != nil || endpoint.RawQuery != "" || endpoint.Fragment != "":

@@ -140,6 +140,7 @@ func TestIdentityPolicy(t *testing.T) {
 		{"listed", aws("prod-1234.hcp.westeurope.azmk8s.io"), notIts},
 		{"listed", azure("abc.gr7.eu-west-1.eks.amazonaws.com"), notIts},
 		{"listed", aws("34.1.2.3"), notIts},
+		{"listed", google("[2001:db8::1%25a.gke.goog]"), "has an IPv6 zone"},
 	} {
 		clients := fleet.NewClients(nil, nil, policy, nil)
 		_, err := clients.Config(t.Context(), fleet.Member{Namespace: test.namespace, Name: "one", Mode: fleet.Push, Identity: test.identity})

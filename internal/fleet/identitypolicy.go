@@ -54,6 +54,9 @@ func (p IdentityPolicy) checkNamespace(namespace string) error {
 // isKnownHost returns whether only the provider, or a server that the operator of the hub trusts, can be at host.
 func (p IdentityPolicy) isKnownHost(provider libv1beta1.WorkloadIdentityProvider, host string) bool {
 	host = strings.TrimSuffix(strings.ToLower(host), ".")
+	if strings.ContainsAny(host, ":%") {
+		return slices.Contains(p.Hosts, host) // the zone of an IPv6 address can look like a domain
+	}
 	isNamed := slices.ContainsFunc(p.Hosts, func(allowed string) bool {
 		domain, isDomain := strings.CutPrefix(strings.ToLower(allowed), "*")
 		return host == strings.ToLower(allowed) || isDomain && strings.HasSuffix(host, domain)

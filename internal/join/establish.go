@@ -28,7 +28,7 @@ var ErrDeregistering = errors.New("it is being deregistered; wait until that is 
 // that cannot limit agents. The registration Secret exists only until the agent has used the manifest (see Manifests).
 // hub must read from the API server.
 func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
-	if err := checkAdmissionPolicies(hub); err != nil {
+	if err := checkAdmissionPolicies(ctx, hub); err != nil {
 		return "", err
 	}
 	r := registrationOf(hub, cluster)
@@ -55,6 +55,9 @@ func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.Svelt
 // stale: the claim to a namespace then fails, and is repeated with the namespace that the API server returns. The
 // caller must have called EnsureSharedObjects before.
 func EstablishNew(ctx context.Context, hub client.Client, cache client.Reader, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
+	if err := checkAdmissionPolicies(ctx, hub); err != nil {
+		return "", err
+	}
 	r := registrationOf(hub, cluster)
 	r.cache, r.isNew = cache, true
 	claimed, err := claimedNamespaces(ctx, cache, r.request)

@@ -51,7 +51,10 @@ const (
 var ErrNoAdmissionPolicies = errors.New("the hub has no ValidatingAdmissionPolicies (Kubernetes 1.30), which limit what agents may do")
 
 // checkAdmissionPolicies returns ErrNoAdmissionPolicies if the hub has none.
-func checkAdmissionPolicies(hub client.Client) error {
+func checkAdmissionPolicies(ctx context.Context, hub client.Client) error {
+	if err := ctx.Err(); err != nil {
+		return err // the discovery takes no context
+	}
 	_, err := hub.RESTMapper().RESTMapping(schema.GroupKind{Group: admissionv1.GroupName, Kind: "ValidatingAdmissionPolicy"}, "v1")
 	if meta.IsNoMatchError(err) {
 		return ErrNoAdmissionPolicies
@@ -74,7 +77,7 @@ func Guard(ctx context.Context, hub *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("connect to the hub: %w", err)
 	}
-	if err := checkAdmissionPolicies(hubClient); err != nil {
+	if err := checkAdmissionPolicies(ctx, hubClient); err != nil {
 		return err
 	}
 	clientset, err := kubernetes.NewForConfig(hub)
@@ -86,11 +89,13 @@ func Guard(ctx context.Context, hub *rest.Config) error {
 		return err
 	}
 	options := metav1.ApplyOptions{FieldManager: kube.FieldManager, Force: true}
-	for name, spec := range map[string]*admission.ValidatingAdmissionPolicySpecApplyConfiguration{
-		guardName: guardPolicy(audiences), summaryPolicyName: summaryPolicy(),
-	} {
-		policy := admission.ValidatingAdmissionPolicy(name).WithLabels(policyLabels()).WithSpec(spec.WithFailurePolicy(admissionv1.Fail))
+	specs := map[string]*admission.ValidatingAdmissionPolicySpecApplyConfiguration{guardName: guardPolicy(audiences), summaryPolicyName: summaryPolicy()}
+	for _, name := range []string{guardName, summaryPolicyName} {
+		policy := admission.ValidatingAdmissionPolicy(name).WithLabels(policyLabels()).WithSpec(specs[name].WithFailurePolicy(admissionv1.Fail))
 		if _, err := clientset.AdmissionregistrationV1().ValidatingAdmissionPolicies().Apply(ctx, policy, options); err != nil {
+			if apierrors.IsForbidden(err) {
+				err = fmt.Errorf("%w; the permissions of the hub are those of an earlier version: apply config/hub.yaml of this version, or upgrade the chart", err)
+			}
 			return fmt.Errorf("write ValidatingAdmissionPolicy %s: %w", name, err)
 		}
 		if _, err := clientset.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Apply(ctx, bindingOf(name), options); err != nil {
@@ -158,7 +163,11 @@ func guardPolicy(audiences []string) *admission.ValidatingAdmissionPolicySpecApp
 // Secrets of others, and deploy to the hub with its rights.
 func summaryPolicy() *admission.ValidatingAdmissionPolicySpecApplyConfiguration {
 	const (
-		belongs = "object.metadata.?ownerReferences.orValue([]).exists(owner, owner.kind == 'ClusterProfile')"
+		// belongs is true for a summary that belongs to a ClusterProfile, or to something unknown, or has the label by which
+		// the hub takes a summary over for a ClusterProfile.
+		belongs = "%[1]s.metadata.?ownerReferences.orValue([]).exists(owner," +
+			" owner.kind == 'ClusterProfile' || (owner.?controller.orValue(false) && owner.kind != 'Profile'))" +
+			" || '" + configv1beta1.ClusterProfileNameLabel + "' in %[1]s.metadata.?labels.orValue({})"
 		changes = "request.operation == 'CREATE' || object.spec != oldObject.spec || object.metadata.?labels != oldObject.metadata.?labels" +
 			" || object.metadata.?ownerReferences != oldObject.metadata.?ownerReferences"
 		isConfined = "!authorizer.group('config.projectsveltos.io').resource('clustersummaries').check('update').allowed()"
@@ -168,7 +177,8 @@ func summaryPolicy() *admission.ValidatingAdmissionPolicySpecApplyConfiguration 
 			WithAPIGroups(configv1beta1.GroupVersion.Group).WithAPIVersions(configv1beta1.GroupVersion.Version).
 			WithOperations(admissionv1.Create, admissionv1.Update).WithResources("clustersummaries"))).
 		WithMatchConditions(
-			admission.MatchCondition().WithName("belongs-to-a-clusterprofile").WithExpression(belongs),
+			admission.MatchCondition().WithName("belongs-to-a-clusterprofile").WithExpression(
+				fmt.Sprintf(belongs, "object")+" || (request.operation == 'UPDATE' && ("+fmt.Sprintf(belongs, "oldObject")+"))"),
 			admission.MatchCondition().WithName("changes-the-content").WithExpression(changes),
 			admission.MatchCondition().WithName("by-a-user-of-some-namespaces").WithExpression(isConfined)).
 		WithValidations(admission.Validation().

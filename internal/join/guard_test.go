@@ -113,6 +113,9 @@ func TestNoAgentWithoutAdmissionPolicies(t *testing.T) {
 	if _, err := join.Establish(t.Context(), old, cluster); !errors.Is(err, join.ErrNoAdmissionPolicies) {
 		t.Errorf("Establish: got error %v", err)
 	}
+	if _, err := join.EstablishNew(t.Context(), old, hubClient, cluster); !errors.Is(err, join.ErrNoAdmissionPolicies) {
+		t.Errorf("EstablishNew: got error %v", err)
+	}
 	if err := hubClient.Get(t.Context(), client.ObjectKey{Namespace: n, Name: "c"}, &corev1.ServiceAccount{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the ServiceAccount of the agent: got error %v, want that there is none", err)
 	}

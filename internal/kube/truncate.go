@@ -2,9 +2,11 @@ package kube
 
 import "strings"
 
-// Truncate returns text with at most limit bytes. A shortened text ends in "…", and is cut at a whole character.
+// Truncate returns text with at most limit bytes. A shortened text ends in "…", and is cut at a whole character. Bytes
+// that are not UTF-8 are replaced as an API server does, so that a stored text is the same.
 func Truncate(text string, limit int) string {
 	const mark = "…"
+	text = strings.ToValidUTF8(text, "\uFFFD")
 	if len(text) <= limit {
 		return text
 	}

@@ -95,8 +95,8 @@ func UnsupportedRefs(spec configv1beta1.ProfileSpec) []string {
 	return fields
 }
 
-// MemberID returns the ID of the summary's member.
+// MemberID returns the ID of the summary's member, which is in the namespace of the summary. spec.clusterNamespace does
+// not count: whoever may write summaries in his namespace must not deploy to the clusters of others.
 func MemberID(summary *configv1beta1.ClusterSummary) fleet.ID {
-	spec := summary.Spec
-	return fleet.ID{Type: fleet.Type(spec.ClusterType), Namespace: spec.ClusterNamespace, Name: spec.ClusterName}
+	return fleet.ID{Type: fleet.Type(summary.Spec.ClusterType), Namespace: summary.Namespace, Name: summary.Spec.ClusterName}
 }

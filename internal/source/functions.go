@@ -8,6 +8,7 @@ import (
 	"strings"
 	"text/template"
 	"time"
+	_ "time/tzdata" // the image of the hub has no time zones
 
 	"github.com/BurntSushi/toml"
 	"github.com/Masterminds/sprig/v3"
@@ -41,7 +42,7 @@ func functions() template.FuncMap {
 func timeFunctions() template.FuncMap {
 	inZone := func(layout string, value any, zone string) (string, error) {
 		location, err := time.LoadLocation(zone)
-		if err != nil {
+		if err != nil || zone == "Local" {
 			return "", fmt.Errorf("time zone %q is not known", zone)
 		}
 		moment, err := momentOf(value)
@@ -55,10 +56,10 @@ func timeFunctions() template.FuncMap {
 		"htmlDate":   func(value any) (string, error) { return utc(time.DateOnly, value) },
 		"dateModify": sprigs["dateModify"], "date_modify": sprigs["date_modify"],
 		"toDate": func(layout, text string) time.Time {
-			moment, _ := time.Parse(layout, text) // the zero time, as in Sprig
+			moment, _ := time.ParseInLocation(layout, text, time.UTC) // the zero time, as in Sprig
 			return moment
 		},
-		"mustToDate": time.Parse,
+		"mustToDate": func(layout, text string) (time.Time, error) { return time.ParseInLocation(layout, text, time.UTC) },
 		"durationRound": func(value any) (string, error) {
 			if _, isTime := value.(time.Time); isTime {
 				return "", errors.New("the time since then differs each time")

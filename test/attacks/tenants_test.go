@@ -3,6 +3,7 @@ package attacks
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -49,7 +50,19 @@ func TestSummaryOfATenant(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "forged", OwnerReferences: claimed}, Spec: spec,
 		})
 	})
-	// Without an owner, the hub does nothing with it.
+	w.wantForbidden("a summary that belongs to something else", text, func() error {
+		other := slices.Clone(claimed)
+		other[0].APIVersion, other[0].Kind = "v1", "ConfigMap"
+		return tenant.Create(t.Context(), &configv1beta1.ClusterSummary{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "forged", OwnerReferences: other}, Spec: spec,
+		})
+	})
+	w.wantForbidden("a summary with the label of a ClusterProfile", text, func() error {
+		return tenant.Create(t.Context(), &configv1beta1.ClusterSummary{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "forged", Labels: map[string]string{configv1beta1.ClusterProfileNameLabel: "platform"}}, Spec: spec,
+		})
+	})
+	// Without an owner and the label, the hub does nothing with it.
 	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "later"}, Spec: spec}
 	w.must(tenant.Create(t.Context(), summary))
 	w.wantForbidden("an owner that is added", text, func() error {
@@ -80,9 +93,46 @@ func TestSummaryOfATenant(t *testing.T) {
 		changed.Spec.ClusterProfileSpec.PolicyRefs = spec.ClusterProfileSpec.PolicyRefs
 		return tenant.Patch(t.Context(), changed, client.MergeFrom(existing))
 	})
+	w.wantForbidden("another owner and content", text, func() error {
+		changed := existing.DeepCopy()
+		changed.OwnerReferences, changed.Labels = nil, nil
+		changed.Spec.ClusterProfileSpec.PolicyRefs = spec.ClusterProfileSpec.PolicyRefs
+		return tenant.Patch(t.Context(), changed, client.MergeFrom(existing))
+	})
 	annotated := existing.DeepCopy()
 	metav1.SetMetaDataAnnotation(&annotated.ObjectMeta, "note", "harmless")
 	w.must(tenant.Patch(t.Context(), annotated, client.MergeFrom(existing)))
+}
+
+// TestSummaryForAForeignCluster: a tenant writes a summary of his own Profile that names a cluster of another namespace.
+func TestSummaryForAForeignCluster(t *testing.T) {
+	w := newWorld(t)
+	tenant, foreign := w.tenant(), w.hub.Namespace(t, "victim")
+	victim := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: foreign, Name: "prod"}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true}}
+	w.must(w.Create(t.Context(), victim))
+	profile := w.profile(tenant, "mine", func(*configv1beta1.ProfileSpec) {})
+	summary := &configv1beta1.ClusterSummary{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "prod", OwnerReferences: []metav1.OwnerReference{
+			*metav1.NewControllerRef(profile, configv1beta1.GroupVersion.WithKind(configv1beta1.ProfileKind)),
+		}},
+		Spec: configv1beta1.ClusterSummarySpec{ClusterNamespace: foreign, ClusterName: "prod", ClusterType: libv1beta1.ClusterTypeSveltos},
+	}
+	w.must(tenant.Create(t.Context(), summary))
+	// The Profile has no such cluster, so the hub deletes its summary. Before, it looks for the cluster in this namespace.
+	w.eventually("the hub deletes the summary", func() error {
+		err := w.Get(t.Context(), client.ObjectKeyFromObject(summary), summary)
+		if client.IgnoreNotFound(err) != nil {
+			return err
+		}
+		if err == nil {
+			return fmt.Errorf("its status is %+v", summary.Status)
+		}
+		return nil
+	})
+	groups := &libv1beta1.ConfigurationGroupList{}
+	if err := w.List(t.Context(), groups, client.InNamespace(foreign)); err != nil || len(groups.Items) > 0 {
+		t.Errorf("the foreign cluster got %d groups (error %v), want none", len(groups.Items), err)
+	}
 }
 
 // TestLabelsOfClusters: a tenant labels his cluster so that a ClusterProfile delivers to it. The administrator has

@@ -25,6 +25,8 @@ const (
 	// retryRotationFirst and retryRotationLast bound the growing delay between attempts to renew.
 	retryRotationFirst = time.Second
 	retryRotationLast  = 10 * time.Second
+	// deniedRotationInterval is the delay after the hub has denied a renewal. Each request leaves objects on the hub.
+	deniedRotationInterval = 10 * time.Minute
 )
 
 // renewal is an issued certificate. It is stored before it is used.
@@ -66,6 +68,9 @@ func (s *hubSession) watchCredential(ctx context.Context) error {
 				return errReplaced
 			}
 			next = s.opts.Clock.Now().Add(retry.Step())
+			if _, isDenied := errors.AsType[*bootstrap.DeniedError](err); isDenied {
+				next = s.opts.Clock.Now().Add(session.Jitter(deniedRotationInterval))
+			}
 			if ctx.Err() == nil && !s.rejectedLog.LogIfRejected(ctx, err) {
 				log.FromContext(ctx).Info("cannot renew the certificate for the hub yet", "reason", err.Error(), "expires", s.transport.certificate().NotAfter)
 			}
@@ -149,7 +154,7 @@ func (s *hubSession) requestCertificate(ctx context.Context) (*renewal, error) {
 			}
 		}
 	})
-	lifetime := lifetimeOf(s.transport.certificate(), s.state.lifetime)
+	lifetime := min(lifetimeOf(s.transport.certificate(), s.state.lifetime), bootstrap.MaxLife)
 	issued, err := bootstrap.RequestCertificate(ctx, s.transport.config, bootstrap.CertificateRequest{
 		Cluster: s.opts.Cluster, Lifetime: lifetime, Until: s.opts.Clock.Now().Add(rotationTimeout),
 		Progress: func(line string) { log.FromContext(ctx).Info(line) },

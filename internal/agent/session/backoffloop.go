@@ -15,6 +15,8 @@ const (
 	// MaxRetryDelay is the maximum delay between attempts to reach the hub. With it every agent works again within 30 s
 	// after an outage of the hub, although loops start one another: a session starts its watches.
 	MaxRetryDelay = 10 * time.Second
+	// stableTime is the time after which an attempt counts as a success. It is longer than the timeout of a request.
+	stableTime = 30 * time.Second
 	// jitter is the largest fraction by which Jitter shortens a delay.
 	jitter = 0.2
 )
@@ -44,7 +46,7 @@ func (l BackoffLoop) Run(ctx context.Context, action string, task func(context.C
 		if err != nil && l.IsFinal(err) {
 			return err
 		}
-		if l.Clock.Since(started) > MaxRetryDelay {
+		if l.Clock.Since(started) > stableTime {
 			pause = retryFirst
 		}
 		if err != nil && !l.LogError(ctx, err) {

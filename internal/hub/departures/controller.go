@@ -121,8 +121,7 @@ func summaryDeleting() predicate.Predicate {
 
 // clusterOfSummary maps a summary to its cluster if the cluster is being deleted.
 func (c *Controller) clusterOfSummary(ctx context.Context, obj client.Object) []reconcile.Request {
-	spec := obj.(*configv1beta1.ClusterSummary).Spec
-	name := types.NamespacedName{Namespace: spec.ClusterNamespace, Name: spec.ClusterName}
+	name := types.NamespacedName{Namespace: obj.GetNamespace(), Name: obj.(*configv1beta1.ClusterSummary).Spec.ClusterName}
 	cluster := &libv1beta1.SveltosCluster{}
 	if err := c.Hub.Get(ctx, name, cluster); err != nil || cluster.DeletionTimestamp.IsZero() {
 		return nil

@@ -52,7 +52,7 @@ func newRestarts(t *testing.T) *restarts {
 	isController := true
 	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "fleet", Name: "web-one", UID: "s", Generation: 1, Finalizers: []string{configv1beta1.ClusterSummaryFinalizer},
-		OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: configv1beta1.ClusterProfileKind, Name: "web", UID: "p", Controller: &isController}},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: configv1beta1.GroupVersion.String(), Kind: configv1beta1.ClusterProfileKind, Name: "web", UID: "p", Controller: &isController}},
 	}}
 	summary.Spec.ClusterNamespace, summary.Spec.ClusterName, summary.Spec.ClusterType = "fleet", "one", libv1beta1.ClusterTypeSveltos
 	summary.Spec.ClusterProfileSpec.SyncMode = configv1beta1.SyncModeContinuous

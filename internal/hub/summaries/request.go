@@ -8,6 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -79,11 +80,18 @@ func subjectOf(cluster client.Object, pool *sandbox.Pool) source.Subject {
 	return source.Subject{Cluster: convert, Namespace: member.Namespace, Name: member.Name, Sandbox: pool}
 }
 
-// ownerOf returns the profile of a summary.
+// ownerOf returns the profile of a summary. Any other owner is an error: what belongs to no Profile is not confined to a
+// namespace.
 func ownerOf(summary *configv1beta1.ClusterSummary) (bundle.Owner, error) {
 	controller := metav1.GetControllerOf(summary)
 	if controller == nil {
 		return bundle.Owner{}, phase.Invalidf("ClusterSummary %s belongs to no profile", client.ObjectKeyFromObject(summary))
+	}
+	gv, err := schema.ParseGroupVersion(controller.APIVersion)
+	isProfile := controller.Kind == configv1beta1.ProfileKind || controller.Kind == configv1beta1.ClusterProfileKind
+	if err != nil || gv.Group != configv1beta1.GroupVersion.Group || !isProfile {
+		return bundle.Owner{}, phase.Invalidf("ClusterSummary %s belongs to %s %s of %s, which is no profile",
+			client.ObjectKeyFromObject(summary), controller.Kind, controller.Name, controller.APIVersion)
 	}
 	owner := bundle.Owner{Kind: controller.Kind, Name: controller.Name, Tier: tier(summary.Spec.ClusterProfileSpec.Tier)}
 	if owner.Kind == configv1beta1.ProfileKind {
