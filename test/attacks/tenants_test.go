@@ -104,7 +104,7 @@ func TestSummaryOfATenant(t *testing.T) {
 	w.must(tenant.Patch(t.Context(), annotated, client.MergeFrom(existing)))
 }
 
-// TestSummaryForAForeignCluster: a tenant writes a summary of his own Profile that names a cluster of another namespace.
+// TestSummaryForAForeignCluster: a tenant writes a summary of his own Profile, for a cluster of another namespace.
 func TestSummaryForAForeignCluster(t *testing.T) {
 	w := newWorld(t)
 	tenant, foreign := w.tenant(), w.hub.Namespace(t, "victim")

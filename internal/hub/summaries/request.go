@@ -80,8 +80,8 @@ func subjectOf(cluster client.Object, pool *sandbox.Pool) source.Subject {
 	return source.Subject{Cluster: convert, Namespace: member.Namespace, Name: member.Name, Sandbox: pool}
 }
 
-// ownerOf returns the profile of a summary. Any other owner is an error: what belongs to no Profile is not confined to a
-// namespace.
+// ownerOf returns the profile of a summary. Any other owner is an error: what belongs to no Profile is not confined to
+// a namespace.
 func ownerOf(summary *configv1beta1.ClusterSummary) (bundle.Owner, error) {
 	controller := metav1.GetControllerOf(summary)
 	if controller == nil {
