@@ -41,6 +41,10 @@ type restarts struct {
 	// isCacheBehind is true while the cache of metadata lacks all objects.
 	isCacheBehind bool
 	remote        *source.RemoteFetcher
+	// isLocal is true if what is deployed is on the hub instead of the member.
+	isLocal bool
+	// refusal is the error of each delivery, if it is not nil.
+	refusal error
 }
 
 var resourcesID = bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: "web-one", Feature: string(libv1beta1.FeatureResources)}
@@ -88,6 +92,9 @@ func (r *restarts) metadata() client.Reader {
 func (r *restarts) Deliver(_ context.Context, _ fleet.Member, b bundle.Bundle) (bundle.Report, error) {
 	digest, err := b.Digest()
 	r.deliveries++
+	if r.refusal != nil {
+		return bundle.Report{ID: b.ID, State: bundle.StatePending}, r.refusal
+	}
 	if former := r.deployed[b.ID]; former.Report.Digest != digest || former.Report.State != bundle.StateApplied || former.Removing {
 		report := bundle.Report{ID: b.ID, Digest: digest, State: bundle.StateApplied, LastApplied: time.Now()}
 		r.deployed[b.ID] = bundle.Deployed{ID: b.ID, Inputs: b.Inputs, CorrectDrift: b.Options.CorrectDrift, Report: report}
@@ -96,7 +103,7 @@ func (r *restarts) Deliver(_ context.Context, _ fleet.Member, b bundle.Bundle) (
 }
 
 func (r *restarts) FindDeployed(_ context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
-	if m.Mode == fleet.Local {
+	if (m.Mode == fleet.Local) != r.isLocal {
 		return bundle.Deployed{}, false, nil
 	}
 	deployed, ok := r.deployed[id]

@@ -39,8 +39,10 @@ func (r *restarts) useKustomization(ref configv1beta1.KustomizationRef) {
 	r.feature = libv1beta1.FeatureKustomize
 }
 
-func (r *restarts) Withdraw(_ context.Context, _ fleet.Member, w bundle.Withdrawal) (bool, error) {
-	delete(r.deployed, w.ID)
+func (r *restarts) Withdraw(_ context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+	if (m.Mode == fleet.Local) == r.isLocal {
+		delete(r.deployed, w.ID)
+	}
 	return true, nil
 }
 

@@ -151,12 +151,20 @@ func (c *Controller) recordDeletions() predicate.Predicate {
 	}
 }
 
-// lacksFeature returns whether a wanted feature is not deployed.
-func (s *state) lacksFeature() bool {
-	return slices.ContainsFunc(s.wantedFeatures(), func(f libv1beta1.FeatureID) bool {
+// lacksFeature returns whether a wanted feature was not deployed when the reconcile began.
+func (s *state) lacksFeature() bool { return len(s.lackingFeatures()) > 0 }
+
+// lackingFeatures returns the wanted features that were not deployed when the reconcile began.
+func (s *state) lackingFeatures() []libv1beta1.FeatureID {
+	return slices.DeleteFunc(s.wantedFeatures(), func(f libv1beta1.FeatureID) bool {
 		deployed, ok := s.deployed[f]
-		return !ok || deployed.Removing
+		return ok && !deployed.Removing
 	})
+}
+
+// hasDeliveredLacking returns whether the reconcile has delivered all lackingFeatures.
+func (s *state) hasDeliveredLacking() bool {
+	return !slices.ContainsFunc(s.lackingFeatures(), func(f libv1beta1.FeatureID) bool { return !slices.Contains(s.delivered, f) })
 }
 
 // mergeLocal adds the result of the state for the hub to s.

@@ -1,6 +1,8 @@
 package summaries
 
 import (
+	"errors"
+	"slices"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -98,4 +100,45 @@ func TestWithdrawalFromTheHubStaysAsItHasBegunWithoutACluster(t *testing.T) {
 			t.Errorf("%s: isOrphaned() = %v, want %v", name, got, tc.want)
 		}
 	}
+}
+
+// TestLocalContentStaysUntilOtherContentIsDelivered replaces policyRefs by kustomizationRefs, whose ConfigMap does not
+// exist at first.
+func TestLocalContentStaysUntilOtherContentIsDelivered(t *testing.T) {
+	t.Parallel()
+	r := newRestarts(t)
+	r.isLocal, r.deployed = true, map[bundle.ID]bundle.Deployed{}
+	change := func(change func(spec *configv1beta1.ProfileSpec)) {
+		s := r.summary()
+		s.Generation++
+		change(&s.Spec.ClusterProfileSpec)
+		r.must(r.hub.Update(t.Context(), s))
+	}
+	want := func(step string, want ...libv1beta1.FeatureID) {
+		t.Helper()
+		r.reconcile()
+		var got []libv1beta1.FeatureID
+		for id := range r.deployed {
+			got = append(got, libv1beta1.FeatureID(id.Feature))
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: the hub has %v, want %v", step, got, want)
+		}
+	}
+	change(func(spec *configv1beta1.ProfileSpec) {
+		for i := range spec.PolicyRefs {
+			spec.PolicyRefs[i].DeploymentType = libv1beta1.DeploymentTypeLocal
+		}
+	})
+	want("at first", libv1beta1.FeatureResources)
+	change(func(spec *configv1beta1.ProfileSpec) {
+		spec.PolicyRefs = nil
+		spec.KustomizationRefs = []configv1beta1.KustomizationRef{{Kind: libv1beta1.SourceConfigMap, Name: "app", DeploymentType: libv1beta1.DeploymentTypeLocal}}
+	})
+	want("without the source", libv1beta1.FeatureResources)
+	r.must(r.hub.Create(t.Context(), kustomization("app", "1")))
+	r.refusal = errors.New("no answer")
+	want("the delivery fails", libv1beta1.FeatureResources)
+	r.refusal = nil
+	want("delivered", libv1beta1.FeatureKustomize)
 }

@@ -40,7 +40,9 @@ type state struct {
 	deployed map[libv1beta1.FeatureID]bundle.Deployed
 	// compositions are the bundles to deliver. A feature whose bundle could not be built has a result instead.
 	compositions []Composition
-	result       status.ReconcileResult
+	// delivered are the features whose bundles were delivered without an error.
+	delivered []libv1beta1.FeatureID
+	result    status.ReconcileResult
 	// removedFeatures are the features whose entries in the ClusterConfiguration must be deleted.
 	removedFeatures []libv1beta1.FeatureID
 	// retryErr is returned by the reconcile, which is then repeated with backoff. recheckAfter is the delay of the next
@@ -445,7 +447,9 @@ func (c *Controller) deliverBundles(ctx context.Context, s *state) error {
 			Feature: composition.Feature, Kind: status.Delivered, DesiredDigest: composition.Digest, Report: report,
 			Reason: reportReason(report), Releases: composition.Releases,
 		}
-		if err != nil {
+		if err == nil {
+			s.delivered = append(s.delivered, composition.Feature)
+		} else {
 			s.isSilent = s.isSilent || isTimeout(err)
 			s.retryErr = errors.Join(s.retryErr, err)
 			if report.State != bundle.StateFailed {

@@ -18,9 +18,10 @@ const (
 	forcedTimeout = 20 * time.Second
 )
 
-// withdrawFeatures withdraws the features that are no longer wanted: all features if the summary is deleted.
+// withdrawFeatures withdraws the features that are no longer wanted: all features if the summary is deleted. Those on
+// the hub that other content replaces stay until it is delivered: its source may not exist yet.
 func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
-	if s.local.lacksFeature() {
+	if s.local.lacksFeature() && s.local.hasDeliveredLacking() {
 		if err := c.withdrawFrom(ctx, s.local); err != nil {
 			return err
 		}
