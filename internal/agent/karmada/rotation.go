@@ -67,10 +67,7 @@ func (s *hubSession) watchCredential(ctx context.Context) error {
 			if errors.Is(err, errReplaced) {
 				return errReplaced
 			}
-			next = s.opts.Clock.Now().Add(retry.Step())
-			if _, isDenied := errors.AsType[*bootstrap.DeniedError](err); isDenied {
-				next = s.opts.Clock.Now().Add(session.Jitter(deniedRotationInterval))
-			}
+			next = s.opts.Clock.Now().Add(delayAfter(err, retry))
 			if ctx.Err() == nil && !s.rejectedLog.LogIfRejected(ctx, err) {
 				log.FromContext(ctx).Info("cannot renew the certificate for the hub yet", "reason", err.Error(), "expires", s.transport.certificate().NotAfter)
 			}
@@ -86,6 +83,14 @@ func (s *hubSession) watchCredential(ctx context.Context) error {
 
 func newRotationBackoff() *wait.Backoff {
 	return &wait.Backoff{Duration: retryRotationFirst, Factor: 2, Jitter: 0.5, Steps: 10, Cap: retryRotationLast}
+}
+
+// delayAfter returns the delay before the next attempt to renew.
+func delayAfter(err error, retry *wait.Backoff) time.Duration {
+	if _, isDenied := errors.AsType[*bootstrap.DeniedError](err); isDenied {
+		return session.Jitter(deniedRotationInterval)
+	}
+	return retry.Step()
 }
 
 // nextRotation returns the time of the next check of the certificate; zero for never.
