@@ -49,6 +49,15 @@ type localEngine struct {
 	partition string
 }
 
+// FindDeployed returns a bundle for the cluster. It reads all bundles for it once: a cluster that is registered while
+// the hub runs would otherwise cost requests in each reconcile of each of its summaries.
+func (l localEngine) FindDeployed(ctx context.Context, id bundle.ID) (bundle.Deployed, bool, error) {
+	if _, err := l.ListDeployed(ctx); err != nil {
+		return bundle.Deployed{}, false, err
+	}
+	return l.memberEngine.FindDeployed(ctx, id)
+}
+
 // ListDeployed lists the bundles for the cluster, mostly from the cache.
 func (l localEngine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
 	ctx, cancel := l.contextUntilReleased(ctx)

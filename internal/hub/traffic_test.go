@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
@@ -92,6 +93,33 @@ func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
 	w.must(w.Status().Patch(t.Context(), one, client.MergeFrom(before)))
 	if err := w.silent(requests, quiet); err != nil {
 		t.Errorf("%d heartbeats made the hub ask: %v", beats, err)
+	}
+}
+
+// TestSummariesOfANewClusterReadNoInventory has a cluster that is registered while the hub runs.
+func TestSummariesOfANewClusterReadNoInventory(t *testing.T) {
+	t.Parallel()
+	w := worldOn(t, localkube.ForTest(t, localkube.Named("inventory")))
+	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
+	own := &switchboard{tests: map[string]*mailbox{w.ns: w.mailbox}}
+	requests := &traffic{}
+	w.start(requests.on(w.plane.Config), hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}})
+	w.configMap("manifests", manifest("a"))
+	w.member("one", w.prod())
+	for range 3 {
+		w.wantSummary(w.profile(nil), "one", func(s configv1beta1.ClusterSummaryStatus) bool { return len(s.FeatureSummaries) > 0 })
+	}
+	lists := 0
+	for _, request := range requests.take() {
+		if strings.HasPrefix(request, "GET /api/v1/namespaces/projectsveltos/secrets/towline-record-") {
+			t.Errorf("read of a record that does not exist: %s", request)
+		}
+		if strings.HasPrefix(request, "GET /api/v1/namespaces/projectsveltos/secrets?") && !strings.Contains(request, "watch=true") {
+			lists++
+		}
+	}
+	if lists > 2 {
+		t.Errorf("%d lists of records, want at most that of the hub and one of the cluster", lists)
 	}
 }
 
