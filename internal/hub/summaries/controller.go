@@ -110,6 +110,9 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
+	if err := c.watchDeletions(ctx, mgr.GetCache()); err != nil {
+		return err
+	}
 	if err := c.setupFlux(mgr); err != nil {
 		return err
 	}
@@ -141,7 +144,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		controllerBuilder = controllerBuilder.WatchesRawSource(c.changedURLs())
 	}
 	for _, cluster := range fleet.Kinds() {
-		controllerBuilder = controllerBuilder.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.summariesOfCluster), builder.WithPredicates(c.recordDeletions(), c.Shard.Predicate(), memberChanged()))
+		controllerBuilder = controllerBuilder.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.summariesOfCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
 	}
 	return controllerBuilder.Complete(c)
 }

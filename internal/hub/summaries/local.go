@@ -10,9 +10,9 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -134,21 +134,32 @@ func (c *Controller) isWithdrawalProved(ctx context.Context, s *state) (bool, er
 	return err == nil && !profile.GetDeletionTimestamp().IsZero(), client.IgnoreNotFound(err)
 }
 
-// recordDeletions adds the clusters whose deletion this process sees to deletedClusters. It does not add a cluster that
-// a relist no longer returned. The predicate selects all events.
-func (c *Controller) recordDeletions() predicate.Predicate {
-	return predicate.Funcs{
-		CreateFunc: func(e event.CreateEvent) bool {
-			c.deletedClusters.Remove(fleet.FromObject(e.Object).ID())
-			return true
-		},
-		DeleteFunc: func(e event.DeleteEvent) bool {
-			if !e.DeleteStateUnknown {
-				c.deletedClusters.Add(fleet.FromObject(e.Object).ID(), true)
-			}
-			return true
-		},
+// watchDeletions adds the clusters whose deletion this process sees to deletedClusters. It does not add a cluster that
+// a relist no longer returned. Its handler does nothing else: if it were behind, for example by the lists of summaries
+// for earlier events, a reconcile would abandon the objects of a cluster whose deletion it does not know yet.
+func (c *Controller) watchDeletions(ctx context.Context, clusters cache.Informers) error {
+	for _, kind := range fleet.Kinds() {
+		informer, err := clusters.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("watch the deletion of clusters: %w", err)
+		}
+		_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc: func(obj any) {
+				if cluster, ok := obj.(client.Object); ok {
+					c.deletedClusters.Remove(fleet.FromObject(cluster).ID())
+				}
+			},
+			DeleteFunc: func(obj any) {
+				if cluster, ok := obj.(client.Object); ok { // it is toolscache.DeletedFinalStateUnknown after a relist
+					c.deletedClusters.Add(fleet.FromObject(cluster).ID(), true)
+				}
+			},
+		})
+		if err != nil {
+			return fmt.Errorf("watch the deletion of clusters: %w", err)
+		}
 	}
+	return nil
 }
 
 // lacksFeature returns whether a wanted feature was not deployed when the reconcile began.
