@@ -229,7 +229,9 @@ func TestProfileIsLeftForAPullClusterInItsSpace(t *testing.T) {
 	w.member("two", w.prod())
 	two := w.declared("two", clusterv1alpha1.ClusterSpec{ID: "another", SyncMode: clusterv1alpha1.Pull})
 	now := metav1.NowMicro()
-	w.create(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-two", Name: "two"}, Spec: coordinationv1.LeaseSpec{RenewTime: &now}})
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-two", Name: "two"}}
+	w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), lease))) // the hub can be first
+	update(w, lease, func(l *coordinationv1.Lease) { l.Spec.RenewTime = &now })
 	unrelated := &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-two", Name: "two", Labels: w.prod()}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
 	}

@@ -1,9 +1,11 @@
 package hub_test
 
 import (
+	"errors"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -12,9 +14,21 @@ import (
 // removed deletes a cluster without a deregistration.
 func (w *world) removed(cluster *libv1beta1.SveltosCluster) {
 	w.Helper()
-	w.removeFinalizers(cluster)
-	w.must(w.Delete(w.Context(), cluster))
-	w.wantClusterGone(cluster.Name)
+	w.eventually("cluster "+cluster.Name+" goes", func() error {
+		live := &libv1beta1.SveltosCluster{}
+		if err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), live); err != nil {
+			return client.IgnoreNotFound(err)
+		}
+		// Before the deletion, the hub sets its finalizer again.
+		if err := w.Delete(w.Context(), live); err != nil {
+			return client.IgnoreNotFound(err)
+		}
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"finalizers": null}}`))
+		if err := w.Patch(w.Context(), live, patch); err != nil {
+			return client.IgnoreNotFound(err)
+		}
+		return errors.New("it is being deleted")
+	})
 }
 
 // TestRestoredHubWithoutAClusterKeepsItsLocalObjects starts a hub that has the summary of a cluster, and not the
