@@ -133,7 +133,7 @@ func takeReleaseData(item *bundle.Item, stream []byte) (rest []byte) {
 // itemOutline returns item without its documents.
 func itemOutline(item bundle.Item) bundle.Item {
 	if len(item.Objects) > 0 {
-		item.Objects = nil // an empty list stays: its digest differs from that of nil
+		item.Objects = nil // not if it is empty: the digest of an empty list differs from that of none
 	}
 	if item.Release != nil {
 		release := *item.Release
@@ -242,7 +242,7 @@ func (c *chunker) compress(stream []byte) (payload []byte, ok bool) {
 }
 
 // decompress returns the stream in payload. It fails with ErrCorrupt if the payload is invalid or the stream longer
-// than maxStream. The limit for the payload is twice that of the writer, so that a later version may write more.
+// than maxStream. A payload may have twice the size that this version writes, so that a later version can write more.
 func decompress(payload []byte) ([]byte, error) {
 	if len(payload) > 2*maxPayload {
 		return nil, fmt.Errorf("%w: a payload of %d bytes", ErrCorrupt, len(payload))

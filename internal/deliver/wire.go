@@ -119,7 +119,7 @@ type bundleOutline struct {
 func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []libv1beta1.ConfigurationItem) (*libv1beta1.ConfigurationGroup, error) {
 	outlined := bundleOutline{Bundle: b, Releases: b.DeployedReleases()}
 	if len(outlined.Items) > 0 {
-		outlined.Items = nil // an empty list stays: its digest differs from that of nil
+		outlined.Items = nil // not if it is empty: the digest of an empty list differs from that of none
 	}
 	raw, err := json.Marshal(outlined)
 	if err != nil {

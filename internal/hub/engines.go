@@ -26,7 +26,7 @@ const changeBacklog = 1024
 // engines runs one engine per push member, from the first delivery until forget is called.
 type engines struct {
 	members *fleet.Clients
-	// hub is the configuration of a client for the hub's own cluster, and partitions are those of the engine for it.
+	// hub and partitions are for the engine of the hub's own cluster: the client configuration, and which records it has.
 	hub        *rest.Config
 	partitions *inventory.Partitions
 	// isServed returns whether this hub manages a member.

@@ -25,8 +25,8 @@ func selfMember() fleet.Member {
 	return fleet.Member{Name: "hub", Mode: fleet.Local, MemberNamespace: kube.AgentNamespace, Scope: inventory.LocalScope().Registration}
 }
 
-// forLocal returns the engine for the hub's own cluster, for deliver.LocalTransport. Its inventories are separate from
-// those of the member that the hub registers for itself.
+// forLocal returns the engine for the hub's own cluster, for deliver.LocalTransport. The hub's cluster can also be the
+// member mgmt/mgmt, whose engine has inventories of its own.
 func (e *engines) forLocal(ctx context.Context, m fleet.Member) (deliver.Engine, error) {
 	started, err := e.engineFor(ctx, selfMember())
 	if err != nil {

@@ -62,14 +62,21 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
 
-func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
-	t.Parallel()
-	w := worldOn(t, localkube.ForTest(t, localkube.Named("beats")))
+// countedWorld starts a hub on a control plane of its own, and counts its requests.
+func countedWorld(t *testing.T, name string) (*world, *traffic) {
+	t.Helper()
+	w := worldOn(t, localkube.ForTest(t, localkube.Named(name)))
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	own := &switchboard{tests: map[string]*mailbox{w.ns: w.mailbox}}
 	requests := &traffic{}
 	w.start(requests.on(w.plane.Config), hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}})
 	w.configMap("manifests", manifest("a"))
+	return w, requests
+}
+
+func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
+	t.Parallel()
+	w, requests := countedWorld(t, "beats")
 	one := w.member("one", w.prod())
 	w.wantProvisioned(w.profile(nil), "one")
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
@@ -99,12 +106,7 @@ func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
 // TestSummariesOfANewClusterReadNoInventory has a cluster that is registered while the hub runs.
 func TestSummariesOfANewClusterReadNoInventory(t *testing.T) {
 	t.Parallel()
-	w := worldOn(t, localkube.ForTest(t, localkube.Named("inventory")))
-	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
-	own := &switchboard{tests: map[string]*mailbox{w.ns: w.mailbox}}
-	requests := &traffic{}
-	w.start(requests.on(w.plane.Config), hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}})
-	w.configMap("manifests", manifest("a"))
+	w, requests := countedWorld(t, "inventory")
 	w.member("one", w.prod())
 	for range 3 {
 		w.wantSummary(w.profile(nil), "one", func(s configv1beta1.ClusterSummaryStatus) bool { return len(s.FeatureSummaries) > 0 })
