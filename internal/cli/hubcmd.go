@@ -235,21 +235,21 @@ func runHub(ctx context.Context, config *rest.Config, options hub.Options) error
 		}
 	}
 	if options.ShardKey == "" {
-		if err := limitTokens(ctx, startConfig); err != nil {
+		if err := ensureAdmissionPolicies(ctx, startConfig); err != nil {
 			return err
 		}
 		if err := prepareRegistration(ctx, startConfig, options); err != nil {
 			return err
 		}
-		go keepTokensLimited(ctx, config)
+		go refreshAdmissionPolicies(ctx, config)
 	}
 	options.Version = command.Version()
 	return hub.Run(ctx, config, options)
 }
 
-// limitTokens limits the tokens that agents can request.
-func limitTokens(ctx context.Context, config *rest.Config) error {
-	err := join.Guard(ctx, config)
+// ensureAdmissionPolicies creates or updates the policies for the tokens of agents and for ClusterSummaries.
+func ensureAdmissionPolicies(ctx context.Context, config *rest.Config) error {
+	err := join.EnsureAdmissionPolicies(ctx, config)
 	if errors.Is(err, join.ErrNoAdmissionPolicies) {
 		log.FromContext(ctx).Info("clusters cannot register in pull mode", "reason", err.Error())
 		return nil
@@ -261,8 +261,8 @@ func limitTokens(ctx context.Context, config *rest.Config) error {
 // which an administrator can change: then agents could not renew their tokens, which live for a day.
 const policyInterval = 10 * time.Minute
 
-// keepTokensLimited updates the policy for tokens until ctx ends.
-func keepTokensLimited(ctx context.Context, config *rest.Config) {
+// refreshAdmissionPolicies updates the policies until ctx ends.
+func refreshAdmissionPolicies(ctx context.Context, config *rest.Config) {
 	ticker := time.NewTicker(policyInterval)
 	defer ticker.Stop()
 	for {
@@ -271,8 +271,8 @@ func keepTokensLimited(ctx context.Context, config *rest.Config) {
 			return
 		case <-ticker.C:
 		}
-		if err := limitTokens(ctx, config); err != nil && ctx.Err() == nil {
-			log.FromContext(ctx).Error(err, "limit the tokens of agents")
+		if err := ensureAdmissionPolicies(ctx, config); err != nil && ctx.Err() == nil {
+			log.FromContext(ctx).Error(err, "update the admission policies")
 		}
 	}
 }
@@ -296,7 +296,7 @@ func prepareRegistration(ctx context.Context, config *rest.Config, options hub.O
 		return true, last
 	})
 	if errors.Is(last, join.ErrNoAdmissionPolicies) {
-		return nil // limitTokens has reported it
+		return nil // ensureAdmissionPolicies has reported it
 	}
 	return cmp.Or(last, err)
 }

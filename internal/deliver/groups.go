@@ -27,9 +27,9 @@ const (
 	// unavailableRetryLast is retryLast for deliveries that failed because the hub was not available. A random part of it
 	// is added.
 	unavailableRetryLast = 5 * time.Second
-	// startTime is the time after an outage in which the errors of a starting API server count as unavailability. Later
+	// apiServerStartup is the time after an outage in which the errors of a starting API server count as unavailability. Later
 	// ones have the growing delay: an overloaded API server must not get more requests.
-	startTime = time.Minute
+	apiServerStartup = time.Minute
 )
 
 // groupStore is the store of the reflector of an AgentSource: the groups by name, and a queue with the names of the
@@ -101,7 +101,7 @@ func (g *groupStore) retryDelay(name string, err error) time.Duration {
 	if kube.IsUnreachable(err) {
 		g.unreachable = time.Now()
 	}
-	if time.Since(g.unreachable) > startTime {
+	if time.Since(g.unreachable) > apiServerStartup {
 		return delay
 	}
 	return min(delay, wait.Jitter(unavailableRetryLast, 1))

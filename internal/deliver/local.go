@@ -2,7 +2,6 @@ package deliver
 
 import (
 	"context"
-	"slices"
 	"strings"
 
 	"github.com/towline/towline/internal/bundle"
@@ -13,7 +12,7 @@ import (
 // engine has the bundles for all members. It has longer IDs, with the member in them, because clusters in different
 // namespaces have summaries of the same name. Callers see the IDs without the member.
 type LocalTransport struct {
-	// Push runs the engine for the cluster of the hub, whatever the member.
+	// Push runs the engine for the cluster of the hub, with the bundles of the given member.
 	Push *PushTransport
 }
 
@@ -50,15 +49,11 @@ func (d *LocalTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bu
 	if err != nil {
 		return nil, err
 	}
-	all = slices.Clone(all)
 	for i := range all {
-		cluster, id, ok := ParseLocalID(all[i].ID)
-		if !ok || cluster != m.ID() {
-			id = bundle.ID{}
-		}
+		_, id, _ := ParseLocalID(all[i].ID)
 		all[i].ID, all[i].Report.ID = id, id
 	}
-	return slices.DeleteFunc(all, func(d bundle.Deployed) bool { return d.ID == bundle.ID{} }), nil
+	return all, nil
 }
 
 // LocalPartition returns the inventory partition of the bundles for a cluster.

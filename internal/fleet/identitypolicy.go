@@ -15,8 +15,8 @@ import (
 // AllNamespaces in IdentityPolicy.Namespaces stands for all namespaces.
 const AllNamespaces = "*"
 
-// IdentityPolicy limits the use of the hub's cloud identity. Without it, whoever may create SveltosClusters could have
-// a token of the hub sent to a server of his choice. The zero value allows nothing.
+// IdentityPolicy limits the use of the hub's cloud identity. Without it, a user who may create SveltosClusters could
+// have a token of the hub sent to any server. The zero value allows nothing.
 type IdentityPolicy struct {
 	// Namespaces are the namespaces whose SveltosClusters may use the identity. The certificate authorities of these
 	// clusters must be in one of these namespaces, too.
@@ -54,8 +54,8 @@ func (p IdentityPolicy) checkNamespace(namespace string) error {
 // isKnownHost returns whether only the provider, or a server that the operator of the hub trusts, can be at host.
 func (p IdentityPolicy) isKnownHost(provider libv1beta1.WorkloadIdentityProvider, host string) bool {
 	host = strings.TrimSuffix(strings.ToLower(host), ".")
-	if strings.ContainsAny(host, ":%") {
-		return slices.Contains(p.Hosts, host) // the zone of an IPv6 address can look like a domain
+	if strings.Contains(host, ":") {
+		return false // an IPv6 address, whose zone can look like a domain
 	}
 	isNamed := slices.ContainsFunc(p.Hosts, func(allowed string) bool {
 		domain, isDomain := strings.CutPrefix(strings.ToLower(allowed), "*")

@@ -18,8 +18,8 @@ import (
 
 // If a hub is killed, another one becomes the leader within 15 s: the Lease expires leaseDuration after its last
 // renewal, and other hubs try to acquire it every retryPeriod. A leader that cannot renew the Lease stops after
-// renewDeadline, before the Lease expires. It then starts again with empty caches, so it bears an API server that is
-// away for some seconds.
+// renewDeadline, before the Lease expires. It then starts again with empty caches. The deadline is
+// long enough that an API server which does not respond for some seconds does not cause this.
 const (
 	leaseDuration = 10 * time.Second
 	renewDeadline = 8 * time.Second

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/towline/towline/internal/bundle"
@@ -181,7 +182,6 @@ func (s *Store) servePartitions(ctx context.Context) (map[string]*servedPartitio
 	if err != nil {
 		return nil, fmt.Errorf("list partitions: %w", err)
 	}
-	known := map[string]*servedPartition{}
 	for _, name := range names {
 		if _, err := s.Serve(ctx, name); err != nil && !errors.Is(err, ErrNotServed) {
 			return nil, err
@@ -189,10 +189,7 @@ func (s *Store) servePartitions(ctx context.Context) (map[string]*servedPartitio
 	}
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
-	for name, served := range s.cache.partitions {
-		known[name] = served
-	}
-	return known, nil
+	return maps.Clone(s.cache.partitions), nil
 }
 
 // setListed marks partitions as listed which have been served since before a list was read. A partition that has moved

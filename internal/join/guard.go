@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	admission "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,12 +24,12 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// MaxTokenLife is the maximum life of a token that an agent requests. Guard enforces it.
+// MaxTokenLife is the maximum life of a token that an agent requests. The hub's admission policy enforces it.
 const MaxTokenLife = 24 * time.Hour
 
 const (
-	// guardName and summaryPolicyName are the names of the policies and of their bindings.
-	guardName         = "towline-token-life"
+	// tokenPolicyName and summaryPolicyName are the names of the policies and of their bindings.
+	tokenPolicyName   = "towline-token-life"
 	summaryPolicyName = "towline-cluster-summaries"
 	// audienceAccount is the ServiceAccount whose token shows the audiences of the API server.
 	audienceAccount = "towline-audiences"
@@ -60,19 +59,19 @@ func checkAdmissionPolicies(ctx context.Context, hub client.Client) error {
 		return ErrNoAdmissionPolicies
 	}
 	if err != nil {
-		return fmt.Errorf("look for ValidatingAdmissionPolicies: %w", err)
+		return fmt.Errorf("discover ValidatingAdmissionPolicies: %w", err)
 	}
 	return nil
 }
 
-// Guard creates or updates the ValidatingAdmissionPolicies of the hub and their bindings: the policy for the tokens of
-// agents, and summaryPolicy. The former denies an agent's request of a token for itself if the life is longer than
-// MaxTokenLife, if the token is not bound to the agent's anchor Secret, or if it is for another audience than the API
-// server. RBAC cannot restrict this: the holder of a copied token could request a token that is valid for years, that
-// stays valid after a revocation, or that other systems accept which trust the issuer of the hub, such as a cloud. The
-// API server enforces a new policy after some seconds. It returns ErrNoAdmissionPolicies for a hub without
+// EnsureAdmissionPolicies creates or updates the ValidatingAdmissionPolicies of the hub and their bindings: the policy
+// for the tokens of agents, and summaryPolicy. The former denies an agent's request of a token for itself if the life
+// is longer than MaxTokenLife, if the token is not bound to the agent's anchor Secret, or if it is for another audience
+// than the API server. RBAC cannot restrict this: the holder of a copied token could request a token that is valid for
+// years, that stays valid after a revocation, or that other systems accept which trust the issuer of the hub, such as a
+// cloud. The API server enforces a new policy after some seconds. It returns ErrNoAdmissionPolicies for a hub without
 // ValidatingAdmissionPolicies.
-func Guard(ctx context.Context, hub *rest.Config) error {
+func EnsureAdmissionPolicies(ctx context.Context, hub *rest.Config) error {
 	hubClient, err := client.New(hub, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		return fmt.Errorf("connect to the hub: %w", err)
@@ -80,25 +79,20 @@ func Guard(ctx context.Context, hub *rest.Config) error {
 	if err := checkAdmissionPolicies(ctx, hubClient); err != nil {
 		return err
 	}
-	clientset, err := kubernetes.NewForConfig(hub)
-	if err != nil {
-		return fmt.Errorf("connect to the hub: %w", err)
-	}
 	audiences, err := findAudiences(ctx, hubClient)
 	if err != nil {
 		return err
 	}
-	options := metav1.ApplyOptions{FieldManager: kube.FieldManager, Force: true}
-	specs := map[string]*admission.ValidatingAdmissionPolicySpecApplyConfiguration{guardName: guardPolicy(audiences), summaryPolicyName: summaryPolicy()}
-	for _, name := range []string{guardName, summaryPolicyName} {
+	specs := map[string]*admission.ValidatingAdmissionPolicySpecApplyConfiguration{tokenPolicyName: tokenPolicy(audiences), summaryPolicyName: summaryPolicy()}
+	for _, name := range []string{tokenPolicyName, summaryPolicyName} {
 		policy := admission.ValidatingAdmissionPolicy(name).WithLabels(policyLabels()).WithSpec(specs[name].WithFailurePolicy(admissionv1.Fail))
-		if _, err := clientset.AdmissionregistrationV1().ValidatingAdmissionPolicies().Apply(ctx, policy, options); err != nil {
+		if err := hubClient.Apply(ctx, policy, client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
 			if apierrors.IsForbidden(err) {
 				err = fmt.Errorf("%w; the permissions of the hub are those of an earlier version: apply config/hub.yaml of this version, or upgrade the chart", err)
 			}
 			return fmt.Errorf("write ValidatingAdmissionPolicy %s: %w", name, err)
 		}
-		if _, err := clientset.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Apply(ctx, bindingOf(name), options); err != nil {
+		if err := hubClient.Apply(ctx, bindingOf(name), client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
 			return fmt.Errorf("write ValidatingAdmissionPolicyBinding %s: %w", name, err)
 		}
 	}
@@ -134,7 +128,7 @@ func isForAudiences(audiences []string) string {
 
 func policyLabels() map[string]string { return map[string]string{"app.kubernetes.io/name": "towline"} }
 
-func guardPolicy(audiences []string) *admission.ValidatingAdmissionPolicySpecApplyConfiguration {
+func tokenPolicy(audiences []string) *admission.ValidatingAdmissionPolicySpecApplyConfiguration {
 	seconds := int64(MaxTokenLife / time.Second)
 	return admission.ValidatingAdmissionPolicySpec().
 		WithMatchConstraints(admission.MatchResources().WithResourceRules(admission.NamedRuleWithOperations().
@@ -159,7 +153,7 @@ func guardPolicy(audiences []string) *admission.ValidatingAdmissionPolicySpecApp
 
 // summaryPolicy denies that a user who may not write ClusterSummaries in all namespaces creates one that belongs to a
 // ClusterProfile, or changes its content. The content of a ClusterProfile is not confined to the namespace of its
-// summaries: without the policy, whoever may write ClusterSummaries in his namespace could have the hub read the
+// summaries: without the policy, a user who may write ClusterSummaries in one namespace could have the hub read the
 // Secrets of others, and deploy to the hub with its rights.
 func summaryPolicy() *admission.ValidatingAdmissionPolicySpecApplyConfiguration {
 	const (

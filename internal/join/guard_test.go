@@ -49,7 +49,7 @@ func TestGuardBoundsTheTokensThatAnAgentRequests(t *testing.T) {
 	n := plane.Namespace(t, "guard")
 	config, _ := agentConfig(t, registered(t, plane, pullRequest(n, "c")))
 	for range 2 {
-		if err := join.Guard(t.Context(), plane.Config); err != nil {
+		if err := join.EnsureAdmissionPolicies(t.Context(), plane.Config); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -119,8 +119,8 @@ func TestNoAgentWithoutAdmissionPolicies(t *testing.T) {
 	if err := hubClient.Get(t.Context(), client.ObjectKey{Namespace: n, Name: "c"}, &corev1.ServiceAccount{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the ServiceAccount of the agent: got error %v, want that there is none", err)
 	}
-	if err := join.Guard(t.Context(), config); !errors.Is(err, join.ErrNoAdmissionPolicies) {
-		t.Errorf("Guard: got error %v", err)
+	if err := join.EnsureAdmissionPolicies(t.Context(), config); !errors.Is(err, join.ErrNoAdmissionPolicies) {
+		t.Errorf("EnsureAdmissionPolicies: got error %v", err)
 	}
 }
 
@@ -184,8 +184,8 @@ func TestRightsOfTheManifestSuffice(t *testing.T) {
 	}
 	config := rest.CopyConfig(plane.Config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: installer}
-	eventually(t, "the hub's own rights suffice", func() bool { return join.Guard(t.Context(), config) == nil })
-	if err := join.Guard(t.Context(), config); err != nil {
+	eventually(t, "the hub's own rights suffice", func() bool { return join.EnsureAdmissionPolicies(t.Context(), config) == nil })
+	if err := join.EnsureAdmissionPolicies(t.Context(), config); err != nil {
 		t.Errorf("once more: %v", err)
 	}
 	checkRegistering(t, plane, config)

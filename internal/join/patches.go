@@ -86,8 +86,7 @@ func patchesFor(ctx context.Context, hub, cache client.Reader, cluster *libv1bet
 	configMap := &corev1.ConfigMap{}
 	err = hub.Get(ctx, key, configMap)
 	if isForeign := referenceSource != defaultPatchesSource && key.Namespace != cluster.Namespace && key.Namespace != kube.AgentNamespace; isForeign {
-		// Whoever may annotate clusters in one namespace must not read the ConfigMaps of others, and need not know which
-		// exist.
+		// A user who may annotate clusters in one namespace must not read the ConfigMaps of others, or learn which exist.
 		if client.IgnoreNotFound(err) == nil && configMap.Labels[kube.LabelAgentPatches] != "true" {
 			return nil, fmt.Errorf("%w: ConfigMap %s, which %s names, does not exist or does not have the label %s: \"true\", which clusters in other namespaces need",
 				ErrPatch, key, referenceSource, kube.LabelAgentPatches)

@@ -96,7 +96,7 @@ func UnsupportedRefs(spec configv1beta1.ProfileSpec) []string {
 }
 
 // MemberID returns the ID of the summary's member, which is in the namespace of the summary. spec.clusterNamespace does
-// not count: whoever may write summaries in his namespace must not deploy to the clusters of others.
+// not count: a user who may write summaries in one namespace must not deploy to the clusters of others.
 func MemberID(summary *configv1beta1.ClusterSummary) fleet.ID {
 	return fleet.ID{Type: fleet.Type(summary.Spec.ClusterType), Namespace: summary.Namespace, Name: summary.Spec.ClusterName}
 }

@@ -78,7 +78,7 @@ var sharedHub = sync.OnceValues(func() (*localkube.Plane, error) {
 			return nil, err
 		}
 	}
-	if err := errors.Join(hub.InstallCRDs(ctx, plane.Config), join.Guard(ctx, plane.Config)); err != nil {
+	if err := errors.Join(hub.InstallCRDs(ctx, plane.Config), join.EnsureAdmissionPolicies(ctx, plane.Config)); err != nil {
 		return nil, err
 	}
 	go func() {

@@ -50,6 +50,9 @@ func command(ctx context.Context, args []string, out, progress io.Writer) error 
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
+	if opts.fillProfiles < 1 {
+		return fmt.Errorf("--fill-profiles: %d is less than 1", opts.fillProfiles)
+	}
 	opts.scenarios = strings.Split(*selected, ",")
 	for _, name := range opts.scenarios {
 		if !slices.Contains(names, name) {

@@ -42,7 +42,7 @@ func (s *snapshots) findEstablished(ctx context.Context, c *Controller, cluster 
 	return delivery
 }
 
-// get returns the latest snapshot. Without permission to take one it is empty: then no cluster is unchanged in it.
+// get returns the latest snapshot. After an error it is empty for snapshotLife: then no cluster is unchanged in it.
 func (s *snapshots) get(ctx context.Context, live client.Client) *join.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,6 +50,9 @@ func (s *snapshots) get(ctx context.Context, live client.Client) *join.Snapshot 
 		return s.latest
 	}
 	snapshot, err := join.TakeSnapshot(ctx, live)
+	if ctx.Err() != nil {
+		return &join.Snapshot{} // the next caller takes one
+	}
 	if err != nil {
 		log.FromContext(ctx).Info("each agent's identity is read alone, since they cannot be listed", logkeys.Reason, err.Error())
 		snapshot = &join.Snapshot{}

@@ -49,10 +49,13 @@ func (r BundleWithdrawer) Withdraw(ctx context.Context, m fleet.Member) (pending
 }
 
 // isFromThisHub returns whether this hub delivered a bundle. If the inventory does not name the hub, a group or an
-// entry in the ClusterConfiguration is sufficient.
+// entry in the ClusterConfiguration is sufficient. All bundles of a Member.OnHub are from this hub.
 func (r BundleWithdrawer) isFromThisHub(ctx context.Context, m fleet.Member, d bundle.Deployed) (bool, error) {
-	if d.Requested || d.Hub != "" || m.Mode == fleet.Local {
-		return d.Requested || d.Hub == r.HubUID || m.Mode == fleet.Local, nil
+	switch {
+	case d.Requested, m.Mode == fleet.Local:
+		return true, nil
+	case d.Hub != "":
+		return d.Hub == r.HubUID, nil
 	}
 	return isListed(ctx, r.Live, m, d)
 }

@@ -117,7 +117,7 @@ func (r Request) validate() error {
 	return r.validateLimits()
 }
 
-// validateLimits checks what has a smallest or a largest value, and that there is a member.
+// validateLimits checks the minimum and maximum values, and that there is a member.
 func (r Request) validateLimits() error {
 	switch {
 	case r.Member == nil:
