@@ -27,8 +27,8 @@ const (
 	// unavailableRetryLast is retryLast for deliveries that failed because the hub was not available. A random part of it
 	// is added.
 	unavailableRetryLast = 5 * time.Second
-	// apiServerStartup is the time after an outage in which the errors of a starting API server count as unavailability. Later
-	// ones have the growing delay: an overloaded API server must not get more requests.
+	// apiServerStartup is the time after an outage in which the errors of a starting API server count as
+	// unavailability. Later ones have the growing delay: an overloaded API server must not get more requests.
 	apiServerStartup = time.Minute
 )
 
