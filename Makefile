@@ -130,23 +130,10 @@ bench: build ## Measure latency, throughput and memory; prints, does not judge
 scale: build ## Measure a hub with many simulated agents: make scale SCALE_FLAGS="--clusters=1000"
 	@go run ./test/scale $(SCALE_FLAGS)
 
-# The packages with fuzz targets, and for how long each target runs. FUZZ selects targets by a regular expression.
-FUZZ_PACKAGES = $(sort $(dir $(shell grep -rl --include='*_test.go' '^func Fuzz' internal 2>/dev/null)))
-FUZZTIME      ?= 1m
-FUZZ          ?= .
-
+# FUZZTIME is for how long each target runs; FUZZ selects targets by a regular expression.
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME; an input that fails becomes a file in testdata/fuzz of the package
-	@# One target at a time with one worker: the targets measure what they allocate.
-	@set -eo pipefail; for dir in $(FUZZ_PACKAGES); do \
-		binary=$(BIN)/fuzz/$${dir//\//_}test; \
-		go test -c -fuzz=. -o $$binary ./$$dir; \
-		for target in $$(cd $$dir && $$binary -test.list='^Fuzz' | grep -E '$(FUZZ)'); do \
-			echo "$$dir$$target"; \
-			(cd $$dir && $$binary -test.run='^$$' -test.fuzz="^$$target\$$" -test.fuzztime=$(FUZZTIME) -test.fuzzminimizetime=10s \
-				-test.parallel=1 -test.fuzzcachedir=$(BIN)/fuzz/corpus/$$dir) | tail -n 40; \
-		done; \
-	done
+	@FUZZTIME='$(FUZZTIME)' FUZZ='$(FUZZ)' .ci/fuzz
 
 .PHONY: vulncheck
 vulncheck: ## Look for known vulnerabilities in what both programs call; skipped if the database cannot be reached

@@ -111,7 +111,8 @@ func TestDefaultsInstallOneHub(t *testing.T) {
 	t.Parallel()
 	objects := mustTemplate(t)
 	want := []string{
-		"ClusterRole/towline-hub", "ClusterRole/towline-metrics-reader", "ClusterRoleBinding/towline-hub", "ClusterRoleBinding/towline-hub-self",
+		"ClusterRole/towline-admin", "ClusterRole/towline-edit", "ClusterRole/towline-hub", "ClusterRole/towline-metrics-reader", "ClusterRole/towline-view",
+		"ClusterRoleBinding/towline-hub", "ClusterRoleBinding/towline-hub-self",
 		"Deployment/towline-hub", "Service/towline-hub-metrics", "ServiceAccount/towline-hub",
 	}
 	if diff := cmp.Diff(want, objects.names()); diff != "" {
@@ -193,7 +194,10 @@ func TestRightsFollowTheValues(t *testing.T) {
 			t.Errorf("group %s: %t with everything on, %t with everything off", group, groups(most)[group], groups(least)[group])
 		}
 	}
-	want := []string{"ClusterRole/towline-hub", "ClusterRoleBinding/towline-hub", "Deployment/towline-hub", "ServiceAccount/towline-hub"}
+	want := []string{
+		"ClusterRole/towline-admin", "ClusterRole/towline-edit", "ClusterRole/towline-hub", "ClusterRole/towline-view",
+		"ClusterRoleBinding/towline-hub", "Deployment/towline-hub", "ServiceAccount/towline-hub",
+	}
 	if diff := cmp.Diff(want, least.names()); diff != "" {
 		t.Errorf("objects (-want +got):\n%s", diff)
 	}
@@ -286,6 +290,20 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		}
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want an error with %q", value, err, want)
+		}
+	}
+}
+
+func TestRolesOfUsersAreAggregated(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"view", "edit", "admin"} {
+		label := "rbac.authorization.k8s.io/aggregate-to-" + name
+		for set, want := range map[string]string{"aggregateRoles=true": "true", "aggregateRoles=false": ""} {
+			role := &rbacv1.ClusterRole{}
+			mustTemplate(t, set).into(t, "ClusterRole/towline-"+name, role)
+			if got := role.Labels[label]; got != want {
+				t.Errorf("%s: label %s of %s is %q, want %q", set, label, role.Name, got, want)
+			}
 		}
 	}
 }

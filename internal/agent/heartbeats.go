@@ -92,7 +92,7 @@ func (s *hubSession) writeLease(ctx context.Context, resourceVersion string) (*c
 	patch := map[string]any{"spec": map[string]any{
 		"holderIdentity": s.opts.Identity, "leaseDurationSeconds": int32(heartbeats.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(s.opts.Clock.Now()),
 	}}
-	annotations := map[string]any{}
+	annotations := map[string]any{kube.AnnotationDecrypts: s.opts.Identity}
 	exchanged := s.credential.Exchanged()
 	if exchanged != s.reportedExchange {
 		annotations[kube.AnnotationExchanged] = exchanged

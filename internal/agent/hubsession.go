@@ -8,6 +8,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -119,6 +120,7 @@ func newHubClient(config *rest.Config) (client.WithWatch, error) {
 		mapper.Add(libv1beta1.GroupVersion.WithKind(kind), meta.RESTScopeNamespace)
 	}
 	mapper.Add(coordinationv1.SchemeGroupVersion.WithKind("Lease"), meta.RESTScopeNamespace)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Secret"), meta.RESTScopeNamespace)
 	config = deliver.LimitResponses(config)
 	config.QPS, config.Burst = hubQPS, 2*hubQPS
 	hub, err := client.NewWithWatch(config, client.Options{Scheme: kube.Scheme(), Mapper: mapper})

@@ -1,6 +1,7 @@
 package bundle
 
 import (
+	"fmt"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -112,10 +113,21 @@ type Options struct {
 	// DriftExclusions are fields that are applied only to new objects: afterwards others may change them. A member that
 	// does not know the option calculates another digest, and refuses the bundle.
 	DriftExclusions []libv1beta1.DriftExclusion `json:"driftExclusions,omitempty"`
-	// ServiceAccount is the "namespace/name" of the ServiceAccount of the member as which objects are applied, "" for the
-	// engine's own identity. The engine's identity keeps the inventory, and deletes applied objects: a withdrawal must not
-	// fail because the ServiceAccount has lost its rights. Agents do not know the option.
+	// ServiceAccount is the "namespace/name" of the ServiceAccount of the member as which objects are applied and deleted,
+	// "" for the engine's own identity. The engine's identity keeps the inventory, and deletes objects that the
+	// ServiceAccount has created and may no longer delete: a withdrawal must not fail because it has lost its rights. A
+	// member that does not know the option calculates another digest, and refuses the bundle.
 	ServiceAccount string `json:"serviceAccount,omitempty"`
+}
+
+// ServiceAccountUser returns the name of the user of an Options.ServiceAccount, as which requests are sent by
+// impersonation.
+func ServiceAccountUser(account string) (string, error) {
+	namespace, name, _ := strings.Cut(account, "/")
+	if namespace == "" || name == "" {
+		return "", fmt.Errorf("act as ServiceAccount %q: it is not namespace/name", account)
+	}
+	return "system:serviceaccount:" + namespace + ":" + name, nil
 }
 
 // Withdrawal is the request to remove all objects of a bundle from a member.
@@ -123,6 +135,9 @@ type Withdrawal struct {
 	ID ID
 	// Orphan keeps the objects and removes only the ownership labels.
 	Orphan bool
+	// ServiceAccount is the Options.ServiceAccount of the bundle, "" if it is not known. The member has it only if its
+	// record of the bundle is not lost.
+	ServiceAccount string
 }
 
 // Refs lists the objects of b in order.

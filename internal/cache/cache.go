@@ -53,6 +53,22 @@ func (c *Cache[V]) GetOrPut(key string, value V, size int) V {
 		c.recent.MoveToFront(element)
 		return element.Value.(entry[V]).value
 	}
+	c.add(key, value, size)
+	return value
+}
+
+// Put caches value, which has size bytes, in place of a cached one.
+func (c *Cache[V]) Put(key string, value V, size int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if element, ok := c.byKey[key]; ok {
+		c.size -= c.recent.Remove(element).(entry[V]).size
+	}
+	c.add(key, value, size)
+}
+
+// add adds a value, and deletes others that exceed the limit. The caller must hold mu.
+func (c *Cache[V]) add(key string, value V, size int) {
 	c.byKey[key] = c.recent.PushFront(entry[V]{key, value, size})
 	c.size += size
 	for c.size > c.limit && c.recent.Len() > 1 {
@@ -60,7 +76,6 @@ func (c *Cache[V]) GetOrPut(key string, value V, size int) V {
 		delete(c.byKey, oldest.key)
 		c.size -= oldest.size
 	}
-	return value
 }
 
 // GetOrCompute returns the cached value. If there is none, it calls compute, which returns the value and its size, and

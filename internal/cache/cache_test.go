@@ -32,6 +32,11 @@ func TestLeastRecentlyUsedValuesAreDeleted(t *testing.T) {
 	if got := c.GetOrPut("large", "other", 1); got != "large" {
 		t.Errorf("got %q, want the cached value", got)
 	}
+	c.Put("large", "small", 1)
+	c.Put("e", "e", 9)
+	if value, ok := c.Get("large"); !ok || value != "small" {
+		t.Errorf("got %q, %t, want the replaced value with its size", value, ok)
+	}
 }
 
 func TestConcurrentCallersComputeOnce(t *testing.T) {

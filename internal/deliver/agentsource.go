@@ -60,7 +60,7 @@ type Delivery struct {
 
 // Withdrawal returns the requested withdrawal if d.Remove is true.
 func (d Delivery) Withdrawal() bundle.Withdrawal {
-	return bundle.Withdrawal{ID: d.ID, Orphan: d.Orphan}
+	return bundle.Withdrawal{ID: d.ID, Orphan: d.Orphan, ServiceAccount: accountOf(d.group)}
 }
 
 // Name returns the name of the group on the hub.
@@ -89,6 +89,10 @@ type AgentSource struct {
 	namespace string
 	cluster   string
 	groups    *groupStore
+
+	keyMu sync.Mutex // guards key
+	// key has decrypted the last encrypted content, nil if there was none.
+	key *contentKey
 }
 
 // NewAgentSource returns the AgentSource of a member. Its groups are in the given namespace of the hub and have a label
@@ -212,7 +216,11 @@ func (s *AgentSource) fetchContent(ctx context.Context, decoder *decoder, refere
 	if err != nil {
 		return fmt.Errorf("read content %s: %w", key, markUnavailable(err))
 	}
-	if err := decoder.add(reference, obj); err != nil {
+	contentKey, err := s.decrypt(ctx, obj)
+	if err != nil {
+		return fmt.Errorf("read content %s: %w", key, err)
+	}
+	if err := decoder.add(reference, obj, contentKey); err != nil {
 		return fmt.Errorf("read content %s: %w", key, err)
 	}
 	return nil
@@ -226,7 +234,6 @@ func unsupportedFields(spec libv1beta1.ConfigurationGroupSpec) string {
 		isSet bool
 	}{
 		{"preDeployChecks", len(spec.PreDeployChecks)+len(spec.PreDeployCheckJobs) > 0},
-		{"serviceAccountName", spec.ServiceAccountName != ""},
 		{"validateHealths", len(spec.ValidateHealths)+len(spec.ValidateHealthJobs) > 0},
 	} {
 		if field.isSet {

@@ -174,7 +174,7 @@ func TestAgentSourceReadsOnlyBundlesForItsMember(t *testing.T) {
 	if _, err := agentSource.Fetch(t.Context(), d); !errors.Is(err, ErrContentMissing) {
 		t.Errorf("got error %v, want %v", err, ErrContentMissing)
 	}
-	group.Spec.ServiceAccountName = "someone"
+	group.Spec.PreDeployChecks = []libv1beta1.ValidateHealth{{}}
 	if _, err := agentSource.Fetch(t.Context(), d); !errors.Is(err, ErrUnsupported) {
 		t.Errorf("got error %v, want %v", err, ErrUnsupported)
 	}

@@ -61,7 +61,8 @@ type chunk struct {
 	index   int         // the number of the chunk in its item
 	size    int         // the size of the stream in bytes
 	header  string
-	payload []byte // zstd
+	payload []byte      // zstd
+	key     *contentKey // encrypts the payload when the chunk is written; nil for none
 	hash    [sha256.Size]byte
 	name    string
 }

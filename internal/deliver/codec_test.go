@@ -92,7 +92,7 @@ func throughJSON[T any](t *testing.T, in *T) *T {
 func unpack(group *libv1beta1.ConfigurationGroup, bundles []*libv1beta1.ConfigurationBundle) (bundle.Bundle, error) {
 	parts := &decoder{}
 	for i, obj := range bundles {
-		if err := parts.add(group.Spec.ConfigurationItems[i], obj); err != nil {
+		if err := parts.add(group.Spec.ConfigurationItems[i], obj, nil); err != nil {
 			return bundle.Bundle{}, err
 		}
 	}

@@ -24,8 +24,9 @@ type decoder struct {
 }
 
 // add decodes obj, the ConfigurationBundle to which the group's next item (reference) refers. It decompresses the
-// payload, within limits, and verifies the hash before it uses anything else.
-func (d *decoder) add(reference libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle) error {
+// payload, within limits, and verifies the hash before it uses anything else. key has decrypted obj; it is nil if obj
+// was not encrypted.
+func (d *decoder) add(reference libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle, key *contentKey) error {
 	text := obj.Annotations[annotationHeader]
 	if text == "" {
 		return d.addResources(reference, obj)
@@ -34,7 +35,7 @@ func (d *decoder) add(reference libv1beta1.ConfigurationItem, obj *libv1beta1.Co
 	if err != nil {
 		return err
 	}
-	if !hashMatches(reference, canonical(text, stream)) {
+	if !hashMatches(reference, canonical(text, stream), key) {
 		return fmt.Errorf("%w: its hash is not the one in the group", ErrCorrupt)
 	}
 	var head header
@@ -202,6 +203,7 @@ func foreignBundle(group *libv1beta1.ConfigurationGroup, items []bundle.Item) bu
 			ContinueOnError:    group.Spec.ContinueOnError,
 			CorrectDrift:       group.Spec.DriftDetection,
 			DriftExclusions:    group.Spec.DriftExclusions,
+			ServiceAccount:     accountOf(group),
 		},
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -79,7 +81,7 @@ func FuzzDecodeBundle(f *testing.F) {
 				if isWrong {
 					sum[0]++
 				}
-				if err := parts.add(libv1beta1.ConfigurationItem{Hash: sum[:]}, obj); err != nil {
+				if err := parts.add(libv1beta1.ConfigurationItem{Hash: sum[:]}, obj, nil); err != nil {
 					return bundle.Bundle{}, err
 				}
 			}
@@ -114,7 +116,9 @@ func FuzzBundlesRoundTrip(f *testing.F) {
 			t.Skip("it is no manifest")
 		}
 		item := bundle.Item{Objects: objects}
-		if json.Valid([]byte(values)) {
+		// The hub reads both as JSON from a child process: they are UTF-8.
+		notes = strings.ToValidUTF8(notes, "\uFFFD")
+		if json.Valid([]byte(values)) && utf8.ValidString(values) {
 			item.Release = &bundle.Release{Name: "a", Namespace: "b", Data: bundle.ReleaseData{Notes: notes, Values: json.RawMessage(values)}}
 		}
 		b := testBundle(item, bundle.Item{Objects: objects})
@@ -144,7 +148,7 @@ func FuzzDecodeForeignBundle(f *testing.F) {
 		obj.Spec.Resources = []string{first, second}
 		parts := &decoder{}
 		var err error
-		fuzzing.Within(t, 64<<20+uint64(len(first)+len(second))*20_000, func() { err = parts.add(libv1beta1.ConfigurationItem{Hash: hash}, obj) })
+		fuzzing.Within(t, 64<<20+uint64(len(first)+len(second))*20_000, func() { err = parts.add(libv1beta1.ConfigurationItem{Hash: hash}, obj, nil) })
 		if err != nil && !errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrUnsupported) {
 			t.Errorf("got %v, want ErrCorrupt", err)
 		}

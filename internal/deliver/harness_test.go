@@ -211,10 +211,21 @@ type hub struct {
 	plane    *localkube.Plane
 	admin    client.Client
 	pull     *PullTransport
+	shard    fleet.Shard // of pull
 	requests *requests
 }
 
 func sharedHub(t *testing.T) *hub { t.Helper(); return newHub(t, localkube.Shared(t)) }
+
+// hubOfShard returns the shared hub with the transport of a shard. A collector that a test runs on the shared hub deletes
+// the content of its own shard only: it does not know the running deliveries of the other tests.
+func hubOfShard(t *testing.T, shard fleet.Shard) *hub {
+	t.Helper()
+	h := sharedHub(t)
+	h.shard = shard
+	h.restart()
+	return h
+}
 
 func newHub(t *testing.T, plane *localkube.Plane) *hub {
 	t.Helper()
@@ -228,7 +239,7 @@ func newHub(t *testing.T, plane *localkube.Plane) *hub {
 func (h *hub) restart() {
 	h.t.Helper()
 	hubClient := clientFor(h.t, h.requests.wrap(h.plane.Config))
-	pull, err := NewPullTransport(hubClient, hubClient, testKey)
+	pull, err := NewShardPullTransport(hubClient, hubClient, testKey, h.shard)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -282,6 +293,7 @@ func (h *hub) member(name string) fleet.Member {
 			{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationgroups"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationbundles"}, Verbs: []string{"get"}},
 			{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationgroups/status"}, Verbs: []string{"patch"}},
+			{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{fleet.ContentKeySecret(name)}, Verbs: []string{"get"}},
 		}},
 		{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: namespace}, Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationbundles"}, Verbs: []string{"get"}},

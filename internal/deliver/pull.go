@@ -2,8 +2,10 @@ package deliver
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 
 	"golang.org/x/sync/singleflight"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -11,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -27,8 +30,13 @@ type PullTransport struct {
 	hub     client.Client
 	live    client.Reader
 	encoder *encoder
-	tracker *contentTracker
-	// creations merges concurrent requests to create the same content.
+	// rootKey is the key of the hub, which is the same in all shards: a cluster keeps its contentKey when it changes
+	// its shard.
+	rootKey Key
+	// storedKeys has the IDs of the content keys that this process has written, by the name of the Secret.
+	storedKeys sync.Map
+	tracker    *contentTracker
+	// creations merges concurrent requests to create the same content or the same key.
 	creations singleflight.Group
 	// trigger wakes the GarbageCollector.
 	trigger chan struct{}
@@ -51,7 +59,7 @@ func NewShardPullTransport(hub client.Client, live client.Reader, key Key, shard
 	if err != nil {
 		return nil, err
 	}
-	return &PullTransport{shard: shard, hub: hub, live: live, encoder: encoder, tracker: newContentTracker(), trigger: make(chan struct{}, 1)}, nil
+	return &PullTransport{shard: shard, hub: hub, live: live, encoder: encoder, rootKey: key, tracker: newContentTracker(), trigger: make(chan struct{}, 1)}, nil
 }
 
 // desiredBundle is the bundle that a member must have.
@@ -127,6 +135,17 @@ func (t *PullTransport) ensureContent(ctx context.Context, d desiredBundle, grou
 	if state == bundle.StateMissing {
 		return t.rewriteContent(ctx, d, group)
 	}
+	if isObserved(group) && state == bundle.StateApplied {
+		return group, nil
+	}
+	// The content of any other group is still on the hub.
+	isOutdated, err := t.hasOutdatedEncryption(ctx, d, group)
+	if err != nil {
+		return nil, err
+	}
+	if isOutdated {
+		return t.writeBundle(ctx, d, group)
+	}
 	if isObserved(group) && state != bundle.StateApplying {
 		// The agent has stored the content, even if it fails to apply it.
 		return group, nil
@@ -139,8 +158,7 @@ func (t *PullTransport) ensureContent(ctx context.Context, d desiredBundle, grou
 }
 
 // refreshInputs writes the inputs of a request to the annotation of group if they differ, for example after an upgrade
-// of the hub that built the same bundle. Otherwise the bundle would be built after each further restart of the hub. It
-// writes the whole group with its items, because an annotation of another field manager would stay for later bundles.
+// of the hub that built the same bundle. Otherwise the bundle would be built after each further restart of the hub.
 func (t *PullTransport) refreshInputs(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	if d.bundle.Inputs == "" || group.Annotations[annotationInputs] == d.bundle.Inputs {
 		return group, nil
@@ -149,7 +167,10 @@ func (t *PullTransport) refreshInputs(ctx context.Context, d desiredBundle, grou
 	if err != nil {
 		return nil, err
 	}
-	return t.applyGroup(ctx, want)
+	if id := group.Annotations[annotationEncryption]; id != "" {
+		want.Annotations[annotationEncryption] = id
+	}
+	return t.writeGroup(ctx, group, want)
 }
 
 // isContentStored returns whether all content of group exists. It sends one request for each object that is not known
@@ -186,6 +207,7 @@ func (t *PullTransport) rewriteContent(ctx context.Context, d desiredBundle, gro
 			t.tracker.setKnown(client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name}, false)
 		}
 	}
+	t.forgetContentKey(d.member)
 	written, err := t.writeBundle(ctx, d, group)
 	if err != nil {
 		return nil, err
@@ -214,6 +236,9 @@ func (t *PullTransport) writeBundle(ctx context.Context, d desiredBundle, group 
 	if err != nil {
 		return nil, err
 	}
+	if chunks, err = t.encryptChunks(ctx, m, chunks); err != nil {
+		return nil, err
+	}
 	items := make([]libv1beta1.ConfigurationItem, 0, len(chunks))
 	for _, c := range chunks {
 		items = append(items, configurationItem(contentNamespace(m, b, c), c))
@@ -222,6 +247,7 @@ func (t *PullTransport) writeBundle(ctx context.Context, d desiredBundle, group 
 	if err != nil {
 		return nil, err
 	}
+	setEncryption(want, chunks)
 	for _, c := range chunks {
 		obj := contentObject(m, b.ID, contentNamespace(m, b, c), c)
 		endUse, err := t.tracker.beginUse(ctx, client.ObjectKeyFromObject(obj))
@@ -239,7 +265,7 @@ func (t *PullTransport) writeBundle(ctx context.Context, d desiredBundle, group 
 	if isStored(group) && hasSpecOf(group, want) {
 		return group, nil
 	}
-	return t.applyGroup(ctx, want)
+	return t.writeGroup(ctx, group, want)
 }
 
 // hasSpecOf returns whether group requests the same bundle as want, with the same content. The digest covers the
@@ -281,23 +307,53 @@ func (t *PullTransport) createContent(ctx context.Context, obj *libv1beta1.Confi
 	return err
 }
 
-// applyGroup writes a group in one request, by server-side apply, and returns the stored group.
-func (t *PullTransport) applyGroup(ctx context.Context, want *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
+// writeGroup writes want in one request, and returns the stored group. existing may be older than the stored group, and
+// is empty if there is none. The hub alone writes the labels, the annotations and the spec of groups.
+func (t *PullTransport) writeGroup(ctx context.Context, existing, want *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	key := client.ObjectKeyFromObject(want)
-	raw, err := runtime.DefaultUnstructuredConverter.ToUnstructured(want)
-	if err != nil {
-		return nil, fmt.Errorf("encode group %s: %w", key, err)
+	got := want.DeepCopy()
+	write := t.applyGroup
+	if isStored(existing) {
+		write = t.replaceGroup
 	}
-	obj := &unstructured.Unstructured{Object: raw}
-	err = t.hub.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(kube.FieldManager), client.ForceOwnership)
+	err := write(ctx, got)
+	if apierrors.IsNotFound(err) && isStored(existing) {
+		err = t.applyGroup(ctx, got)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("write group %s: %w", key, err)
 	}
-	got := &libv1beta1.ConfigurationGroup{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, got); err != nil {
-		return nil, fmt.Errorf("decode group %s: %w", key, err)
-	}
 	return got, nil
+}
+
+// replaceGroup replaces the labels, the annotations and the spec of a stored group, whatever its version.
+func (t *PullTransport) replaceGroup(ctx context.Context, group *libv1beta1.ConfigurationGroup) error {
+	kube.DropManagedFields(group)
+	operations := []map[string]any{}
+	for path, value := range map[string]any{
+		"/metadata/labels": group.Labels, "/metadata/annotations": group.Annotations, "/metadata/managedFields": group.ManagedFields, "/spec": group.Spec,
+	} {
+		operations = append(operations, map[string]any{"op": "add", "path": path, "value": value})
+	}
+	patch, err := json.Marshal(operations)
+	if err != nil {
+		return fmt.Errorf("encode: %w", err)
+	}
+	return t.hub.Patch(ctx, group, client.RawPatch(types.JSONPatchType, patch), client.FieldOwner(kube.FieldManager))
+}
+
+// applyGroup creates group, or replaces its fields if another reconcile has created it a moment ago.
+func (t *PullTransport) applyGroup(ctx context.Context, group *libv1beta1.ConfigurationGroup) error {
+	raw, err := runtime.DefaultUnstructuredConverter.ToUnstructured(group)
+	if err != nil {
+		return fmt.Errorf("encode: %w", err)
+	}
+	delete(raw["metadata"].(map[string]any), "managedFields")
+	obj := &unstructured.Unstructured{Object: raw}
+	if err := t.hub.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
+		return err
+	}
+	return runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, group)
 }
 
 // Withdraw requests the agent to remove w. done is true after the agent has reported the removal. If there is no group,
@@ -314,8 +370,8 @@ func (t *PullTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.W
 	if group.DeletionTimestamp != nil {
 		return false, nil // the delete event triggers the next call, which creates the group again
 	}
-	if group.Spec.Action != libv1beta1.ActionRemove || group.Spec.LeavePolicies != w.Orphan {
-		if group, err = t.applyGroup(ctx, removeGroup(m, w, group)); err != nil {
+	if group.Spec.Action != libv1beta1.ActionRemove || group.Spec.LeavePolicies != w.Orphan || w.ServiceAccount != "" && accountOf(group) != w.ServiceAccount {
+		if group, err = t.writeGroup(ctx, group, removeGroup(m, w, group)); err != nil {
 			return false, fmt.Errorf("withdraw %s from member %s: %w", w.ID, m.Key(), err)
 		}
 	}

@@ -1,6 +1,7 @@
 package deliver
 
 import (
+	gocmp "cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +59,34 @@ func TestGroupIsWhatTheSveltosSurfaceSays(t *testing.T) {
 	}
 	if id, ok := IDOf(group); !ok || id != b.ID || group.Labels[libv1beta1.PullClusterNameLabel] != m.Name {
 		t.Errorf("labels: got %v", group.Labels)
+	}
+}
+
+// TestGroupNamesTheServiceAccount: agents that do not know the field refuse the group, and a withdrawal has it, too.
+func TestGroupNamesTheServiceAccount(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m := h.member("account")
+	b := testBundle(objects("a", "1"))
+	b.Options.ServiceAccount = "team/deployer"
+	mustDeliver(t, h.pull, m, b)
+	group := h.group(m, b.ID)
+	if got := group.Spec.ServiceAccountNamespace + "/" + group.Spec.ServiceAccountName; got != b.Options.ServiceAccount {
+		t.Errorf("got ServiceAccount %s in the group, want %s", got, b.Options.ServiceAccount)
+	}
+	d, _ := newDelivery(group)
+	fetched, err := NewAgentSource(clientFor(t, h.plane.Config), m.DeliveryNamespace, m.Name).Fetch(t.Context(), d)
+	if err != nil || fetched.Options.ServiceAccount != b.Options.ServiceAccount {
+		t.Errorf("the agent gets ServiceAccount %q, error %v", fetched.Options.ServiceAccount, err)
+	}
+	for _, w := range []bundle.Withdrawal{{ID: b.ID}, {ID: b.ID, ServiceAccount: "team/other"}} {
+		if _, err := h.pull.Withdraw(t.Context(), m, w); err != nil {
+			t.Fatal(err)
+		}
+		d, _ := newDelivery(h.group(m, b.ID))
+		if got, want := d.Withdrawal().ServiceAccount, gocmp.Or(w.ServiceAccount, b.Options.ServiceAccount); got != want {
+			t.Errorf("the agent withdraws as %q, want %q", got, want)
+		}
 	}
 }
 
@@ -134,6 +163,9 @@ func TestRequestsPerChange(t *testing.T) {
 		len(hubWrites), strings.Join(hubWrites, "\n"), len(agentLog), strings.Join(agentLog, "\n"))
 	if len(hubWrites) != 2 || len(agentLog) != 3 {
 		t.Errorf("got %d writes of the hub and %d requests of the agent, want 2 (bundle, group) and 3 (bundle, two reports)", len(hubWrites), len(agentLog))
+	}
+	if fields := h.group(m, testBundle().ID).ManagedFields; len(fields) > 0 {
+		t.Errorf("got %d managed fields of the group, want none after a change and a report", len(fields))
 	}
 }
 

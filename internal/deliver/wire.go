@@ -2,6 +2,7 @@ package deliver
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -83,6 +84,10 @@ func contentObject(m fleet.Member, id bundle.ID, namespace string, c chunk) *lib
 			Force:                     c.item.Force,
 		},
 	}
+	if c.key != nil {
+		obj.Annotations[annotationEncryption] = c.key.id
+		obj.Spec.Payload = c.key.encrypt(c.header, c.payload)
+	}
 	if release := c.item.Release; release != nil {
 		obj.Spec.HelmReleaseNamespace = release.Namespace
 		obj.Spec.HelmReleaseName = release.Name
@@ -144,6 +149,7 @@ func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []
 	group.Spec.ContinueOnError = b.Options.ContinueOnError
 	group.Spec.DriftDetection = b.Options.CorrectDrift
 	group.Spec.DriftExclusions = b.Options.DriftExclusions
+	setAccount(group, b.Options.ServiceAccount)
 	return group, nil
 }
 
@@ -159,7 +165,21 @@ func removeGroup(m fleet.Member, w bundle.Withdrawal, existing *libv1beta1.Confi
 	group.Spec.SourceStatus = libv1beta1.SourceDeleted
 	group.Spec.LeavePolicies = w.Orphan
 	group.Spec.RequestorHash = existing.Spec.RequestorHash
+	setAccount(group, cmp.Or(w.ServiceAccount, accountOf(existing)))
 	return group
+}
+
+// setAccount sets the ServiceAccount of the member, "namespace/name" or "", that a group names.
+func setAccount(group *libv1beta1.ConfigurationGroup, account string) {
+	group.Spec.ServiceAccountNamespace, group.Spec.ServiceAccountName, _ = strings.Cut(account, "/")
+}
+
+// accountOf returns the ServiceAccount of the member that a group names: "namespace/name" or "".
+func accountOf(group *libv1beta1.ConfigurationGroup) string {
+	if group.Spec.ServiceAccountName == "" && group.Spec.ServiceAccountNamespace == "" {
+		return ""
+	}
+	return group.Spec.ServiceAccountNamespace + "/" + group.Spec.ServiceAccountName
 }
 
 // newGroup returns a group without an action.
@@ -316,8 +336,11 @@ func isSameReport(a, b libv1beta1.ConfigurationGroupStatus) bool {
 	return apiequality.Semantic.DeepEqual(a, b)
 }
 
-// hashMatches returns whether reference has the hash of the content.
-func hashMatches(reference libv1beta1.ConfigurationItem, content []byte) bool {
+// hashMatches returns whether reference has the hash of the content. key is nil if the content was not encrypted.
+func hashMatches(reference libv1beta1.ConfigurationItem, content []byte, key *contentKey) bool {
 	sum := sha256.Sum256(content)
+	if key != nil {
+		sum = key.hash(sum)
+	}
 	return bytes.Equal(reference.Hash, sum[:])
 }

@@ -190,7 +190,10 @@ func missesNamespace(err error) bool {
 func (p *applyRun) setEntry(v decision, now *live, fingerprint string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.next.Entries[v.key()] = inventory.Entry{Ref: v.ref, UID: now.UID, Fields: fingerprint, Adopted: now.IsAdopted(), Origin: v.origin}
+	prior := p.prior.Entries[v.key()]
+	p.next.Entries[v.key()] = inventory.Entry{
+		Ref: v.ref, UID: now.UID, Fields: fingerprint, Adopted: now.IsAdopted(), Origin: v.origin, Recovered: prior.UID == now.UID && !prior.IsCreated(),
+	}
 }
 
 // clearUID saves the entry of an object without a UID, before the object gets another one.

@@ -208,7 +208,7 @@ func (p *applyRun) readAndDecide(ctx context.Context) ([]decision, error) {
 	}
 	requestedBy := requester{
 		id: p.bundle.ID, ownerScope: p.engine.ownerScope, owner: p.bundle.Owner, trigger: p.trigger,
-		isImpersonated: p.bundle.Options.ServiceAccount != "",
+		isImpersonated: p.bundle.Options.ServiceAccount != "", hasNewAccount: p.hasNewAccount(),
 	}
 	decisions := make([]decision, len(p.targets))
 	for i, t := range p.targets {
@@ -219,6 +219,12 @@ func (p *applyRun) readAndDecide(ctx context.Context) ([]decision, error) {
 		decisions[i] = decide(t, found[t.key()], p.prior.Entries[t.key()], requestedBy)
 	}
 	return decisions, nil
+}
+
+// hasNewAccount returns whether the objects were applied with another identity. They are applied again: the new one
+// may have other rights.
+func (p *applyRun) hasNewAccount() bool {
+	return p.prior.Exists() && p.prior.Options.ServiceAccount != p.bundle.Options.ServiceAccount
 }
 
 // saveIntent plans the next inventory. If the run has anything to write and the stored inventory does not cover the
@@ -266,12 +272,13 @@ func (p *applyRun) planEntry(v decision) {
 	}
 	if v.existing != nil && v.action != actionReject && (v.existing.Signature() == p.engine.ownerScope.Signature(p.bundle.ID) || recorded.UID == v.existing.UID) {
 		item.UID, item.Fields = v.existing.UID, recorded.Fields
+		item.Recovered = recorded.UID == v.existing.UID && !recorded.IsCreated()
 	}
 	switch {
 	case v.action == actionNone:
 		item.Fields = v.existing.Fingerprint()
-	case len(v.subresources) > 0:
-		item.Fields = "" // after a crash before the subresources are applied, the next run applies the object again
+	case len(v.subresources) > 0, p.hasNewAccount():
+		item.Fields = "" // after a crash or a failure before all of it is applied, the next run applies the object again
 	}
 	p.next.Entries[v.key()] = item
 }

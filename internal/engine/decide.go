@@ -74,9 +74,11 @@ type requester struct {
 	ownerScope inventory.OwnerScope
 	owner      bundle.Owner
 	trigger    trigger
-	// isImpersonated is true if a ServiceAccount applies the objects, which the engine deletes with its own identity. The
-	// engine must delete only what the ServiceAccount has created: it may be able to change what it may not delete.
+	// isImpersonated is true if a ServiceAccount applies the objects, which the engine can delete with its own identity.
+	// It must delete only what the ServiceAccount has created: that may be able to change what it may not delete.
 	isImpersonated bool
+	// hasNewAccount is true if the objects were applied with another identity before.
+	hasNewAccount bool
 }
 
 // signature returns the owner key in the annotations of the requester's objects.
@@ -94,6 +96,9 @@ const (
 // decide compares one target with the existing object and with its inventory entry.
 func decide(t *target, existing *live, recorded inventory.Entry, requestedBy requester) decision {
 	v := decision{target: t, existing: existing, action: actionApply}
+	if requestedBy.hasNewAccount {
+		recorded.Fields = "" // so that an object that has not changed is applied, too
+	}
 	if err := checkApplicable(t, existing, recorded, requestedBy); err != nil {
 		v.action, v.err = actionReject, err
 		return v

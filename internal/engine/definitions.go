@@ -68,7 +68,7 @@ func (p *applyRun) awaitServed(ctx context.Context) (proceed bool) {
 	if len(p.unserved) == 0 {
 		return true
 	}
-	refused := p.engine.member.awaitServed(ctx, p.unserved)
+	refused := p.engine.member.awaitServed(withAccount(ctx, ""), p.unserved)
 	p.unserved = nil
 	p.engine.member.mapper.Reset()
 	proceed = true

@@ -4,31 +4,48 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/transport"
+
+	"github.com/towline/towline/internal/bundle"
 )
 
-// accountKey is the key of a context with the ServiceAccount that writes objects.
+// accountKey is the key of a context with its identity.
 type accountKey struct{}
 
-// withAccount returns a context whose write requests are sent as the ServiceAccount "namespace/name", or as this engine
-// itself if it is "". Requests that only read are always sent as this engine: a ServiceAccount that may write some
-// objects of a kind need not be able to read all of them.
-func withAccount(ctx context.Context, account string) context.Context {
-	return context.WithValue(ctx, accountKey{}, account)
+// identity is the ServiceAccount "namespace/name" as which requests are sent, "" for this engine itself.
+type identity struct {
+	account string
+	// reads is true if requests that only read are also sent as the ServiceAccount.
+	reads bool
 }
 
-// asAccountIfForbidden sends a request, and again as the ServiceAccount account if it is forbidden. Errors of both name
-// the missing verbs.
-func asAccountIfForbidden(ctx context.Context, account string, request func(context.Context) error) error {
-	err := request(ctx)
-	if account == "" || !apierrors.IsForbidden(err) {
+// withAccount returns a context whose write requests are sent as the ServiceAccount account, or as this engine itself
+// if it is "". Requests that only read are sent as this engine: a ServiceAccount that may write some objects of a kind
+// need not be able to read all of them. Their responses must be metadata, or must not leave the engine.
+func withAccount(ctx context.Context, account string) context.Context {
+	return context.WithValue(ctx, accountKey{}, identity{account: account})
+}
+
+// withReadingAccount returns a context whose requests, also those that only read, are sent as the ServiceAccount
+// account: parts of the responses can be in reports, or decide what the engine writes, such as Helm's release records.
+func withReadingAccount(ctx context.Context, account string) context.Context {
+	return context.WithValue(ctx, accountKey{}, identity{account: account, reads: true})
+}
+
+// removeAs sends a request that removes an object of a bundle with the ServiceAccount account, as that account. If that
+// is forbidden and isCreated is true, it sends the request as this engine: a withdrawal must not fail because the
+// ServiceAccount has lost its rights. isCreated must be false unless it is certain that the ServiceAccount, or this
+// engine, created the object: otherwise a ServiceAccount that may only change an object could delete it. Errors of both
+// identities name the missing verbs.
+func removeAs(ctx context.Context, account string, isCreated bool, request func(context.Context) error) error {
+	err := request(withAccount(ctx, account))
+	if account == "" || !isCreated || !apierrors.IsForbidden(err) {
 		return err
 	}
-	if accountErr := request(withAccount(ctx, account)); accountErr != nil {
-		return fmt.Errorf("%w; as ServiceAccount %s: %w", err, account, accountErr)
+	if ownErr := request(withAccount(ctx, "")); ownErr != nil {
+		return fmt.Errorf("%w; without impersonation: %w", err, ownErr)
 	}
 	return nil
 }
@@ -43,15 +60,15 @@ var _ transport.WrapperFunc = newImpersonator
 
 // RoundTrip implements http.RoundTripper.
 func (i impersonator) RoundTrip(request *http.Request) (*http.Response, error) {
-	account, _ := request.Context().Value(accountKey{}).(string)
-	if account == "" || request.Method == http.MethodGet {
+	as, _ := request.Context().Value(accountKey{}).(identity)
+	if as.account == "" || request.Method == http.MethodGet && !as.reads {
 		return i.next.RoundTrip(request)
 	}
-	namespace, name, ok := strings.Cut(account, "/")
-	if !ok {
-		return nil, fmt.Errorf("write as ServiceAccount %q: it is not namespace/name", account)
+	user, err := bundle.ServiceAccountUser(as.account)
+	if err != nil {
+		return nil, err
 	}
 	request = request.Clone(request.Context())
-	request.Header.Set(transport.ImpersonateUserHeader, "system:serviceaccount:"+namespace+":"+name)
+	request.Header.Set(transport.ImpersonateUserHeader, user)
 	return i.next.RoundTrip(request)
 }

@@ -43,20 +43,3 @@ func (e *Engine) ListPartition(ctx context.Context, partition string) ([]bundle.
 	}
 	return all, nil
 }
-
-// contextUntilReleased returns a context that is also canceled when another process serves the partition of id.
-func (e *Engine) contextUntilReleased(ctx context.Context, id bundle.ID) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	released := e.store.Released(id)
-	if released == nil {
-		return ctx, cancel
-	}
-	go func() {
-		select {
-		case <-released:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, cancel
-}

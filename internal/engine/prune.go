@@ -32,8 +32,7 @@ type removeOptions struct {
 	instead map[pruneAction]pruneAction
 	// propagation is the policy for dependents. Default: Background.
 	propagation metav1.DeletionPropagation
-	// account is the "namespace/name" of the ServiceAccount that has applied the objects, "" for this engine. It removes
-	// what this engine must not remove.
+	// account is the "namespace/name" of the ServiceAccount that has applied the objects, "" for this engine.
 	account string
 }
 
@@ -57,11 +56,11 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []inventory
 			var err error
 			switch action {
 			case pruneDelete:
-				err = asAccountIfForbidden(ctx, options.account, func(ctx context.Context) error {
+				err = removeAs(ctx, options.account, item.IsCreated(), func(ctx context.Context) error {
 					return e.member.deleteWith(ctx, locations[i], existing.UID, cmp.Or(options.propagation, metav1.DeletePropagationBackground))
 				})
 			case pruneOrphan:
-				err = asAccountIfForbidden(ctx, options.account, func(ctx context.Context) error {
+				err = removeAs(ctx, options.account, true, func(ctx context.Context) error {
 					return e.member.unmark(ctx, locations[i], existing)
 				})
 			case pruneForget, pruneAwait:

@@ -47,9 +47,9 @@ func (m *memberClient) observe(ctx context.Context, locations []objectLocation) 
 }
 
 // observeEach is like observe, and returns an error for each object that it could not read. It sends no further request
-// after a request without a response.
+// after a request without a response. It reads with the identity of this engine.
 func (m *memberClient) observeEach(ctx context.Context, locations []objectLocation) (found map[kube.Ref]*live, unread map[kube.Ref]error) {
-	ctx, abort := context.WithCancelCause(ctx)
+	ctx, abort := context.WithCancelCause(withAccount(ctx, ""))
 	defer abort(nil)
 	r := &reader{member: m, abort: abort, found: make(map[kube.Ref]*live, len(locations)), unread: map[kube.Ref]error{}}
 	collections := map[collection][]kube.Ref{}

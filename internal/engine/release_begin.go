@@ -60,7 +60,7 @@ func (d *releaseDeployment) prepare(ctx context.Context) (prepared bool, err err
 	if d.item.SkipNamespaceCreation {
 		return true, nil
 	}
-	if err := d.engine.member.ensureNamespace(ctx, namespace); err != nil {
+	if err := d.engine.member.ensureNamespace(withAccount(ctx, d.op.account), namespace); err != nil {
 		return false, fmt.Errorf("create namespace %s: %w", namespace, err)
 	}
 	return true, nil

@@ -20,7 +20,7 @@ const annotationRevisionDigest = "towline.dev/revision-digest"
 
 // newReleaseOp returns an operation on a release.
 func (p *applyRun) newReleaseOp(s *inventory.ReleaseState, hooks []release.Hook) *releaseOp {
-	return &releaseOp{engine: p.engine, id: p.bundle.ID, inventory: p.next, save: p.save, state: s, hooks: hooks}
+	return &releaseOp{engine: p.engine, id: p.bundle.ID, account: p.bundle.Options.ServiceAccount, inventory: p.next, save: p.save, state: s, hooks: hooks}
 }
 
 // applyItems applies the items in order, each Helm release in stages. It stops before an item that must wait.
@@ -59,6 +59,7 @@ func (p *applyRun) deployRelease(ctx context.Context, item bundle.Item, decision
 	if s.Stage == inventory.StageDeployed {
 		return p.applyRanks(ctx, decisions)
 	}
+	ctx = withReadingAccount(ctx, p.bundle.Options.ServiceAccount)
 	d := &releaseDeployment{applyRun: p, op: p.newReleaseOp(s, release.ItemHooks(item)), item: item, decisions: decisions, proceed: true}
 	if s.Operation == inventory.RollingBack && s.Stage != inventory.StageBegin && s.Stage != inventory.StageFailed {
 		if err := d.loadFormer(ctx); err != nil {

@@ -41,8 +41,11 @@ func (e *releaseError) Error() string { return e.text }
 
 // releaseOp is an operation on one Helm release. It saves its state before each step that must not run twice.
 type releaseOp struct {
-	engine    *Engine
-	id        bundle.ID
+	engine *Engine
+	id     bundle.ID
+	// account is the "namespace/name" of the ServiceAccount as which all requests are sent, "" for the engine. Requests
+	// for metadata and for the inventory are sent as the engine.
+	account   string
 	inventory *inventory.Record // the next inventory, which contains state
 	save      func(context.Context) error
 	state     *inventory.ReleaseState
@@ -54,7 +57,10 @@ type releaseOp struct {
 }
 
 func (o *releaseOp) wait(message string, isOver func(context.Context) bool) {
-	o.waiting = &pendingWait{message: message, since: o.engine.clock.Now(), isOver: isOver}
+	account := o.account
+	o.waiting = &pendingWait{message: message, since: o.engine.clock.Now(), isOver: func(ctx context.Context) bool {
+		return isOver(withReadingAccount(ctx, account))
+	}}
 }
 
 // runHooks runs the hooks of an event one after the other, except for those that have succeeded in this operation. done
@@ -94,7 +100,9 @@ func (o *releaseOp) deleteHook(ctx context.Context, event helm.HookEvent, h rele
 		return err
 	}
 	if run := findHookRun(o.state, event, ref); run != nil && run.UID != "" {
-		err = o.engine.member.delete(ctx, objectLocation{key: ref, resource: resource}, run.UID)
+		err = removeAs(ctx, o.account, true, func(ctx context.Context) error {
+			return o.engine.member.delete(ctx, objectLocation{key: ref, resource: resource}, run.UID)
+		})
 	}
 	if err != nil && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete hook %s: %w", ref, err)
@@ -109,7 +117,9 @@ func (o *releaseOp) deleteAbandoned(ctx context.Context) error {
 		if err != nil {
 			continue // a kind that is not served has no objects
 		}
-		err = o.engine.member.delete(ctx, objectLocation{key: run.Ref.Key(), resource: resource}, run.UID)
+		err = removeAs(ctx, o.account, true, func(ctx context.Context) error {
+			return o.engine.member.delete(ctx, objectLocation{key: run.Ref.Key(), resource: resource}, run.UID)
+		})
 		if err != nil && !apierrors.IsConflict(err) {
 			return fmt.Errorf("delete hook %s of the former operation: %w", run.Ref, err)
 		}

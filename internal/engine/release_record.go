@@ -107,6 +107,7 @@ func (p *applyRun) verifyRecord(ctx context.Context, s *inventory.ReleaseState, 
 	if existing := found[at.key]; existing != nil && existing.UID == s.SecretUID && existing.Fingerprint() == s.SecretState {
 		return nil
 	}
+	ctx = withReadingAccount(ctx, p.bundle.Options.ServiceAccount)
 	op := p.newReleaseOp(s, nil)
 	entries, err := op.records().List(ctx, s.Key())
 	if err != nil {

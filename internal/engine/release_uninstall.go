@@ -8,6 +8,7 @@ import (
 
 	"helm.sh/helm/v4/pkg/release/common"
 	helm "helm.sh/helm/v4/pkg/release/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -54,7 +55,8 @@ func (o *releaseOp) parseHooks(record *helm.Release) error {
 // the release waits.
 func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
 	s := o.state
-	entries, err := o.records().List(ctx, s.Key())
+	ctx = withReadingAccount(ctx, o.account)
+	records, entries, err := o.listToUninstall(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -64,7 +66,7 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 	isTaken := len(entries) > 0 && o.isFromOtherBundle(entries[len(entries)-1])
 	o.hooks = nil
 	if !isTaken && !s.Options.DisableUninstallHooks {
-		if err := o.loadRecordedHooks(ctx, entries); err != nil {
+		if err := o.loadRecordedHooks(records, entries); err != nil {
 			return false, err
 		}
 	}
@@ -92,7 +94,19 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 	if isTaken {
 		return true, nil
 	}
-	return true, o.removeRecords(ctx, entries)
+	return true, o.removeRecords(records, entries)
+}
+
+// listToUninstall lists the release records, and returns the context for further requests for them. If the
+// ServiceAccount has lost its rights, the engine reads and deletes the records that it has written for this bundle.
+func (o *releaseOp) listToUninstall(ctx context.Context) (context.Context, []release.Entry, error) {
+	entries, err := o.records().List(ctx, o.state.Key())
+	if o.account == "" || !apierrors.IsForbidden(err) {
+		return ctx, entries, err
+	}
+	ctx = withAccount(ctx, "")
+	entries, err = o.records().List(ctx, o.state.Key())
+	return ctx, slices.DeleteFunc(entries, func(entry release.Entry) bool { return !o.isFromBundle(entry.Secret) }), err
 }
 
 // runPostDelete runs the post-delete hooks. As in Helm, a failure is only logged, since the objects are deleted
@@ -142,7 +156,7 @@ func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, i
 	}
 	propagation := propagationOf(o.state.Options.DeletionPropagation)
 	for _, group := range groups {
-		removals, err := o.engine.removeRank(ctx, o.id, group, removeOptions{propagation: propagation})
+		removals, err := o.engine.removeRank(ctx, o.id, group, removeOptions{propagation: propagation, account: o.account})
 		if err != nil {
 			return false, err
 		}
@@ -261,8 +275,8 @@ func (e *Engine) uninstallReleases(ctx context.Context, rec *inventory.Record) (
 		next := rec.Edit()
 		saved := rec
 		s := &next.Releases[len(next.Releases)-1]
-		op := &releaseOp{engine: e, id: rec.ID, inventory: next, state: s, save: func(ctx context.Context) (err error) {
-			saved, err = e.store.Save(ctx, saved, next, nil)
+		op := &releaseOp{engine: e, id: rec.ID, account: rec.Options.ServiceAccount, inventory: next, state: s, save: func(ctx context.Context) (err error) {
+			saved, err = e.store.Save(withAccount(ctx, ""), saved, next, nil)
 			return err
 		}}
 		done, err := op.uninstallAgain(ctx, nil)

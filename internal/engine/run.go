@@ -41,7 +41,7 @@ func (d driftEngine) Acquire(ctx context.Context, id bundle.ID) (release func(),
 // Resume converges objects of a bundle from its record.
 func (d driftEngine) Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (drift.Result, error) {
 	e := d.engine
-	ctx, cancel := e.contextUntilReleased(ctx, id)
+	ctx, cancel := kube.ContextUntil(ctx, e.store.Released(id))
 	defer cancel()
 	var before bundle.Report
 	if rec := e.store.Cached(id); rec != nil {
@@ -57,7 +57,7 @@ func (d driftEngine) Resume(ctx context.Context, id bundle.ID, only map[kube.Ref
 
 // ResumeWithdrawal continues a withdrawal.
 func (d driftEngine) ResumeWithdrawal(ctx context.Context, id bundle.ID) (done bool, err error) {
-	ctx, cancel := d.engine.contextUntilReleased(ctx, id)
+	ctx, cancel := kube.ContextUntil(ctx, d.engine.store.Released(id))
 	defer cancel()
 	return d.engine.resumeWithdrawal(ctx, id)
 }

@@ -103,7 +103,7 @@ func (m *memberClient) listMarkedIn(ctx context.Context, gvr schema.GroupVersion
 			if obj := &page.Items[i]; appliedFor(obj, gvk.Group, requestedBy) {
 				ref := kube.Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.Namespace, Name: obj.Name}
 				existing := liveOf(obj)
-				found = append(found, inventory.Entry{Ref: ref, UID: obj.UID, Adopted: existing.IsAdopted(), Origin: existing.releaseOrigin()})
+				found = append(found, inventory.Entry{Ref: ref, UID: obj.UID, Adopted: existing.IsAdopted(), Origin: existing.releaseOrigin(), Recovered: true})
 			}
 		}
 		if page.Continue == "" {

@@ -31,6 +31,9 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
+	if w.ServiceAccount == "" {
+		w.ServiceAccount = rec.Options.ServiceAccount
+	}
 	return e.withdraw(ctx, rec, w)
 }
 
@@ -51,7 +54,7 @@ func (e *Engine) resumeWithdrawal(ctx context.Context, id bundle.ID) (done bool,
 	if rec.State != bundle.StateRemoving {
 		return true, nil
 	}
-	return e.withdraw(ctx, rec, bundle.Withdrawal{ID: id, Orphan: rec.Orphan})
+	return e.withdraw(ctx, rec, bundle.Withdrawal{ID: id, Orphan: rec.Orphan, ServiceAccount: rec.Options.ServiceAccount})
 }
 
 // withdraw removes the objects of a record. The caller must hold the lock of its ID.
@@ -64,7 +67,7 @@ func (e *Engine) withdraw(ctx context.Context, rec *inventory.Record, w bundle.W
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
 	defer freed()
-	if rec, err = e.beginRemoval(ctx, rec, w.Orphan); err != nil {
+	if rec, err = e.beginRemoval(ctx, rec, w); err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
 	removed := len(rec.Entries)
@@ -94,16 +97,16 @@ func (e *Engine) loadOrTrace(ctx context.Context, id bundle.ID) (*inventory.Reco
 	return rec, err
 }
 
-// beginRemoval saves that the bundle of a record is being withdrawn and whether its objects are orphaned, so that
-// resumeWithdrawal continues in the same way. From then on drift is not corrected.
-func (e *Engine) beginRemoval(ctx context.Context, rec *inventory.Record, leave bool) (*inventory.Record, error) {
-	if rec.State == bundle.StateRemoving && rec.Orphan == leave {
+// beginRemoval saves that the bundle of a record is being withdrawn, whether its objects are orphaned, and as which
+// ServiceAccount, so that resumeWithdrawal continues in the same way. From then on drift is not corrected.
+func (e *Engine) beginRemoval(ctx context.Context, rec *inventory.Record, w bundle.Withdrawal) (*inventory.Record, error) {
+	if rec.State == bundle.StateRemoving && rec.Orphan == w.Orphan && rec.Options.ServiceAccount == w.ServiceAccount {
 		return rec, nil
 	}
 	next := rec.Edit()
-	next.State, next.Message, next.Orphan = bundle.StateRemoving, "", leave
+	next.State, next.Message, next.Orphan, next.Options.ServiceAccount = bundle.StateRemoving, "", w.Orphan, w.ServiceAccount
 	for i := range next.Releases {
-		if s := &next.Releases[i]; s.Operation != inventory.Uninstalling && !leave {
+		if s := &next.Releases[i]; s.Operation != inventory.Uninstalling && !w.Orphan {
 			beginUninstall(s, e.now())
 		}
 	}

@@ -55,6 +55,10 @@ func DeliveryHolder(namespace, cluster, delivery string) string {
 	return namespace + "/" + cluster
 }
 
+// ContentKeySecret returns the name of the Secret in the delivery namespace with the key of a cluster's encrypted
+// content.
+func ContentKeySecret(cluster string) string { return cluster + "-sveltos-content-key" }
+
 // NameTooLong returns a message if the name of a pull-mode cluster is too long for a registration, else "".
 func NameTooLong(c *libv1beta1.SveltosCluster) string {
 	if !c.Spec.PullMode || len(c.Name) <= MaxPullName {

@@ -22,6 +22,13 @@ type Facts struct {
 	Complete bool
 }
 
+// maxVersion and maxAPIVersions limit the facts, as the fields in the status of a SveltosCluster are limited: a hostile
+// cluster must not fill the memory of the hub.
+const (
+	maxVersion     = 256
+	maxAPIVersions = 20_000
+)
+
 // Probe reads the version and the APIs of the cluster behind cfg. It fails if the cluster is unreachable or denies
 // access, or if ctx ends.
 func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
@@ -38,6 +45,9 @@ func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
 	if err != nil {
 		return Facts{}, fmt.Errorf("read the version: %w", err)
 	}
+	if len(version.GitVersion) > maxVersion {
+		return Facts{}, fmt.Errorf("read the version: it has more than %d bytes", maxVersion)
+	}
 	facts := Facts{Version: version.GitVersion, Complete: true}
 	_, resources, err := member.ServerGroupsAndResources()
 	if err != nil {
@@ -47,6 +57,9 @@ func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
 		facts.Complete = false
 	}
 	facts.APIVersions = apiVersions(resources)
+	if len(facts.APIVersions) > maxAPIVersions {
+		return Facts{}, fmt.Errorf("read the APIs: the cluster serves more than %d", maxAPIVersions)
+	}
 	return facts, nil
 }
 

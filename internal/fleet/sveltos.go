@@ -128,11 +128,13 @@ func sveltosRefusal(c *libv1beta1.SveltosCluster) string {
 	return ""
 }
 
-// stripSveltosCluster returns c without heartbeats, failure counters and conditions.
+// stripSveltosCluster returns c without heartbeats, failure counters, conditions, and the results of an agent's checks:
+// the hub derives the message and the connection from them.
 func stripSveltosCluster(c *libv1beta1.SveltosCluster) *libv1beta1.SveltosCluster {
 	stripped := *c
 	stripped.SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(libv1beta1.SveltosClusterKind))
 	stripped.ManagedFields, stripped.ResourceVersion = nil, ""
 	stripped.Status.AgentLastReportTime, stripped.Status.ConnectionFailures, stripped.Status.Conditions = nil, 0, nil
+	stripped.Status.AgentCheckFailures, stripped.Status.AgentCheckMessage = 0, ""
 	return &stripped
 }

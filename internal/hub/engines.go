@@ -17,6 +17,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	hubworks "github.com/towline/towline/internal/hub/works"
 	"github.com/towline/towline/internal/inventory"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
@@ -166,57 +167,44 @@ func (e *engines) engineFor(ctx context.Context, m fleet.Member) (*memberEngine,
 
 // Converge calls Converge of the engine, and is canceled when the member is released.
 func (r *memberEngine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
-	ctx, cancel := r.contextUntilReleased(ctx)
+	ctx, cancel := kube.ContextUntil(ctx, r.released)
 	defer cancel()
 	return r.engine.Converge(ctx, b)
 }
 
 // Withdraw calls Withdraw of the engine, and is canceled when the member is released.
 func (r *memberEngine) Withdraw(ctx context.Context, w bundle.Withdrawal) (bool, error) {
-	ctx, cancel := r.contextUntilReleased(ctx)
+	ctx, cancel := kube.ContextUntil(ctx, r.released)
 	defer cancel()
 	return r.engine.Withdraw(ctx, w)
 }
 
 // FindDeployed calls FindDeployed of the engine, and is canceled when the member is released.
 func (r *memberEngine) FindDeployed(ctx context.Context, id bundle.ID) (bundle.Deployed, bool, error) {
-	ctx, cancel := r.contextUntilReleased(ctx)
+	ctx, cancel := kube.ContextUntil(ctx, r.released)
 	defer cancel()
 	return r.engine.FindDeployed(ctx, id)
 }
 
 // ListDeployed calls ListDeployed of the engine, and is canceled when the member is released.
 func (r *memberEngine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
-	ctx, cancel := r.contextUntilReleased(ctx)
+	ctx, cancel := kube.ContextUntil(ctx, r.released)
 	defer cancel()
 	return r.engine.ListDeployed(ctx)
 }
 
 // Suspend calls Suspend of the engine, and is canceled when the member is released.
 func (r *memberEngine) Suspend(ctx context.Context, id bundle.ID) (bundle.Report, error) {
-	ctx, cancel := r.contextUntilReleased(ctx)
+	ctx, cancel := kube.ContextUntil(ctx, r.released)
 	defer cancel()
 	return r.engine.Suspend(ctx, id)
 }
 
 // Observe calls Observe of the engine, and is canceled when the member is released.
 func (r *memberEngine) Observe(ctx context.Context, id bundle.ID) ([]engine.Observation, error) {
-	ctx, cancel := r.contextUntilReleased(ctx)
+	ctx, cancel := kube.ContextUntil(ctx, r.released)
 	defer cancel()
 	return r.engine.Observe(ctx, id)
-}
-
-// contextUntilReleased returns a context that is also canceled when the member is released.
-func (r *memberEngine) contextUntilReleased(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
-	go func() {
-		select {
-		case <-r.released:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	return ctx, cancel
 }
 
 // getOrCreate returns the engine of m, and whether it is new.

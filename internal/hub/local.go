@@ -60,7 +60,7 @@ func (l localEngine) FindDeployed(ctx context.Context, id bundle.ID) (bundle.Dep
 
 // ListDeployed lists the bundles for the cluster, mostly from the cache.
 func (l localEngine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
-	ctx, cancel := l.contextUntilReleased(ctx)
+	ctx, cancel := kube.ContextUntil(ctx, l.released)
 	defer cancel()
 	return l.engine.ListPartition(ctx, l.partition)
 }

@@ -216,7 +216,7 @@ func TestDeregistrationWithdrawsUnclaimedLocalBundlesOfAnUnreachableCluster(t *t
 	w.wantOffHub("orphan")
 }
 
-func TestRefusedRemoteContentIsWithdrawnFromTheHub(t *testing.T) {
+func TestContentThatBecomesRemoteLeavesTheHub(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", w.onHub("moved", "a", ""))
 	one := w.member("one", w.prod())
@@ -229,12 +229,6 @@ func TestRefusedRemoteContentIsWithdrawnFromTheHub(t *testing.T) {
 		p.Spec.PolicyRefs[0].DeploymentType = libv1beta1.DeploymentTypeRemote
 	})
 	w.wantOffHub("moved")
-	w.wantSummary(profile, "one", func(s configv1beta1.ClusterSummaryStatus) bool {
-		return strings.Contains(s.FailureMessage, libv1beta1.ServiceAccountNameLabel) && s.FeatureSummaries[0].Status == libv1beta1.FeatureStatusFailedNonRetriable
-	})
-	if got := w.refs("one", "Resources"); got != nil {
-		t.Errorf("the member has %v", got)
-	}
 }
 
 func TestLocalContentOneTime(t *testing.T) {

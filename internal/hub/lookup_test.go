@@ -2,6 +2,7 @@ package hub_test
 
 import (
 	"fmt"
+	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -80,4 +81,31 @@ func TestLookupHasTheRightsOfTheHubOnAPushMember(t *testing.T) {
 
 	w.allow(account, w.ns, "secrets")
 	want(libv1beta1.FeatureStatusProvisioned, "", map[string]string{"open": "allowed", "closed": "secret"})
+}
+
+// TestLookupHasTheRightsOfTheServiceAccount deploys a chart of a profile whose labels name a ServiceAccount of the
+// member. The hub may read all Secrets of the member.
+func TestLookupHasTheRightsOfTheServiceAccount(t *testing.T) {
+	w := newWorld(t)
+	releases := w.plane.Namespace(t, "releases")
+	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "closed"}, Data: map[string][]byte{"content": []byte("secret")}})
+	kubeconfig, err := os.ReadFile(w.plane.Kubeconfig)
+	w.must(err)
+	w.pushMemberWith("one", kubeconfig)
+	address := w.charts(examples.Chart{Files: map[string]string{"templates/seen.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\n" +
+		`data: {closed: "{{ (lookup "v1" "Secret" .Values.from "closed").data.content | b64dec }}"}` + "\n"}})
+	profile := w.profile(hello(address, func(c *configv1beta1.HelmChart) {
+		c.ReleaseNamespace, c.Values = releases, fmt.Sprintf("from: %s\n", w.ns)
+	}))
+	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
+	label := func(name string) {
+		update(w, profile, func(p *configv1beta1.ClusterProfile) {
+			p.Labels = map[string]string{libv1beta1.ServiceAccountNamespaceLabel: w.ns, libv1beta1.ServiceAccountNameLabel: name}
+		})
+	}
+	label("tenant")
+	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusFailed, fmt.Sprintf(`helm release %[1]s/hello: render chart hello 0.1.0: look up v1 Secret %[2]s/closed: `+
+		`secrets "closed" is forbidden: User "system:serviceaccount:%[2]s:tenant" cannot get resource "secrets" in API group "" in the namespace "%[2]s"`, releases, w.ns)))
+	w.allow(rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: w.ns, Name: "tenant"}, w.ns, "secrets")
+	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 }

@@ -16,7 +16,7 @@ func TestLabelsAndAnnotationsFollowTheProfile(t *testing.T) {
 	w.wantProvisioned(profile, "one")
 
 	update(w, profile, func(p *configv1beta1.ClusterProfile) {
-		p.Labels = map[string]string{"team": "x", libv1beta1.ServiceAccountNameLabel: "joe"}
+		p.Labels = map[string]string{"team": "x", libv1beta1.ServiceAccountNameLabel: "joe"} // without a namespace
 		p.Annotations = map[string]string{"note": "n"}
 	})
 	w.eventually("refused by label", func() error {
@@ -42,6 +42,22 @@ func TestLabelsAndAnnotationsFollowTheProfile(t *testing.T) {
 	})
 }
 
+// TestServiceAccountOfTheMember: the labels of a profile name the ServiceAccount as which its content is deployed.
+func TestServiceAccountOfTheMember(t *testing.T) {
+	w := newWorld(t)
+	w.configMap("manifests", manifest("a"))
+	w.member("one", w.prod())
+	profile := w.profile(nil)
+	w.wantProvisioned(profile, "one")
+	for _, test := range []struct{ name, namespace, want string }{{"tenant", "team", "team/tenant"}, {"other", "team", "team/other"}, {"", "", ""}} {
+		update(w, profile, func(p *configv1beta1.ClusterProfile) {
+			p.Labels = map[string]string{libv1beta1.ServiceAccountNameLabel: test.name, libv1beta1.ServiceAccountNamespaceLabel: test.namespace}
+		})
+		w.eventually("the bundle has another account", func() error { return same(test.want, w.account("one")) })
+		w.wantProvisioned(profile, "one")
+	}
+}
+
 func TestSwitchToOneTimeStopsHealing(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))
@@ -55,6 +71,18 @@ func TestSwitchToOneTimeStopsHealing(t *testing.T) {
 		})
 		w.wantProvisioned(profile, "one")
 	}
+}
+
+// account returns the ServiceAccount of what a member has of the one profile of the test.
+func (b *mailbox) account(member string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for key, has := range b.has {
+		if key == member+" "+has.ID.String() {
+			return has.Options.ServiceAccount
+		}
+	}
+	return ""
 }
 
 // heals says whether a member keeps what it has of the one profile of the test.

@@ -27,6 +27,9 @@ type Entry struct {
 	Claim string `json:"claimed,omitempty"`
 	// FromHelm is true if a client of Helm deployed the object, in a revision before the bundle's first revision.
 	FromHelm bool `json:"fromHelm,omitempty"`
+	// Recovered is true if the record was lost, and the entry was built again from labels of the object. Whoever may
+	// change the object can set these labels.
+	Recovered bool `json:"recovered,omitempty"`
 	// IsReleaseRecord is true for the entry that Record.FindTracked returns for a release record. It is in no
 	// Record.Entries.
 	IsReleaseRecord bool `json:"-"`
@@ -39,3 +42,6 @@ type Entry struct {
 func (e Entry) RecordsAdoption(uid types.UID) bool {
 	return e.Adopted && (e.UID == "" || e.UID == uid)
 }
+
+// IsCreated returns whether the entry proves that the bundle has created the object with its UID.
+func (e Entry) IsCreated() bool { return e.UID != "" && !e.Recovered && !e.FromHelm }

@@ -3,16 +3,19 @@ package join
 import (
 	"cmp"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -20,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/kube"
@@ -152,27 +156,25 @@ func parseCandidate(kubeconfig []byte) (candidate, error) {
 	if len(kubeconfig) == 0 {
 		return candidate{}, errors.New("it is empty")
 	}
-	client, err := clientcmd.NewClientConfigFromBytes(kubeconfig)
+	raw, err := clientcmd.Load(kubeconfig)
 	if err != nil {
 		return candidate{}, fmt.Errorf("parse kubeconfig: %w", err)
 	}
-	config, err := client.ClientConfig()
+	config, err := clientcmd.NewDefaultClientConfig(*raw, nil).ClientConfig()
 	if err != nil {
 		return candidate{}, fmt.Errorf("parse kubeconfig: %w", err)
 	}
-	namespace, _, err := client.Namespace()
-	if err != nil {
-		return candidate{}, fmt.Errorf("parse kubeconfig: %w", err)
-	}
-	raw, err := client.RawConfig()
-	if err != nil {
-		return candidate{}, fmt.Errorf("parse kubeconfig: %w", err)
+	inUse := raw.Contexts[raw.CurrentContext]
+	if inUse == nil {
+		return candidate{}, errors.New("parse kubeconfig: it has no current context")
 	}
 	address := HubAddress{Server: config.Host, ServerName: config.ServerName, CA: config.CAData}
-	if cluster := raw.Clusters[raw.Contexts[raw.CurrentContext].Cluster]; cluster != nil {
+	if cluster := raw.Clusters[inUse.Cluster]; cluster != nil {
 		address.ProxyURL = cluster.ProxyURL
 	}
-	return candidate{config: config, address: address, namespace: namespace, token: readToken(config.BearerToken)}, nil
+	return candidate{
+		config: config, address: address, namespace: cmp.Or(inUse.Namespace, metav1.NamespaceDefault), token: readToken(config.BearerToken),
+	}, nil
 }
 
 // Config returns a copy of the configuration for the hub. Each request of a client with it has the current token.
@@ -354,3 +356,97 @@ func (b *bearer) RoundTrip(request *http.Request) (*http.Response, error) {
 // WrappedRoundTripper returns the next transport. It implements RoundTripperWrapper of
 // k8s.io/apimachinery/pkg/util/net.
 func (b *bearer) WrappedRoundTripper() http.RoundTripper { return b.next }
+
+// renewalFraction is the fraction of a token's life after which it is renewed. The rest is for retries while the hub is
+// unavailable.
+const renewalFraction = 0.8
+
+// token is a bearer token, with the claims that this package uses. The times and boundTo are zero if the token is no
+// JWT, or if it does not expire.
+type token struct {
+	text    string
+	issued  time.Time
+	expires time.Time
+	// boundTo is the uid of the Secret to which the token is bound, "" for none.
+	boundTo types.UID
+	// account is the ServiceAccount of the token, empty if the token is no JWT of one.
+	account client.ObjectKey
+}
+
+// serviceAccountUser is the prefix of the user name of a ServiceAccount.
+const serviceAccountUser = "system:serviceaccount:"
+
+// readToken reads the claims of a ServiceAccount token without verification, which only its API server can do. The
+// claims are used to schedule renewals.
+func readToken(text string) token {
+	t := token{text: text}
+	parts := strings.Split(text, ".")
+	if len(parts) != 3 {
+		return t
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return t
+	}
+	claims := struct {
+		Subject  string `json:"sub"`
+		IssuedAt int64  `json:"iat"`
+		Expires  int64  `json:"exp"`
+		Bound    struct {
+			Secret struct {
+				UID types.UID `json:"uid"`
+			} `json:"secret"`
+		} `json:"kubernetes.io"`
+	}{}
+	if json.Unmarshal(raw, &claims) != nil {
+		return t
+	}
+	if qualifiedName, isAccount := strings.CutPrefix(claims.Subject, serviceAccountUser); isAccount {
+		t.account.Namespace, t.account.Name, _ = strings.Cut(qualifiedName, ":")
+	}
+	if claims.Expires <= claims.IssuedAt {
+		return t
+	}
+	t.issued, t.expires = time.Unix(claims.IssuedAt, 0), time.Unix(claims.Expires, 0)
+	t.boundTo = claims.Bound.Secret.UID
+	return t
+}
+
+// tokenIn reads the token in a member's manifest. It returns an empty token if patches made the manifest unreadable, or
+// if the manifest has no token.
+func tokenIn(manifest []byte) token {
+	objects, err := kube.DecodeLenient(manifest)
+	if err != nil {
+		return token{}
+	}
+	for _, obj := range objects {
+		encoded, _, _ := unstructured.NestedString(obj.Object, "data", KubeconfigKey)
+		raw, err := base64.StdEncoding.DecodeString(encoded)
+		if obj.GetKind() != "Secret" || err != nil {
+			continue
+		}
+		config, err := clientcmd.Load(raw)
+		if err != nil {
+			continue
+		}
+		for _, user := range config.AuthInfos {
+			if user.Token != "" {
+				return readToken(user.Token)
+			}
+		}
+	}
+	return token{}
+}
+
+// untilRenewal returns the time from the issue of t until its renewal. requestedLife is used as in life.
+func (t token) untilRenewal(requestedLife time.Duration) time.Duration {
+	return time.Duration(float64(t.life(requestedLife)) * renewalFraction)
+}
+
+// life returns the time from the issue of t until it expires, or requestedLife if t has no times.
+func (t token) life(requestedLife time.Duration) time.Duration {
+	if t.expires.IsZero() || t.issued.IsZero() {
+		return requestedLife
+	}
+	return t.expires.Sub(t.issued)
+}

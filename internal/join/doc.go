@@ -5,15 +5,15 @@
 // Retract and RetractMember when a SveltosCluster is deleted. The agent uses Credential. The package has these parts:
 //
 //   - registration.go: the objects of one registration on the hub, and their rollback.
-//   - pull.go, manifest.go, options.go, patch.go: pull mode. The steps are: apply the SveltosCluster; claim a delivery
-//     namespace (delivery.go); create the identity of the agent (establish.go, identity.go); request a token that is
-//     bound to the registration Secret; print the manifest. apply.go applies the manifest to the member as well.
-//   - manifests.go: the manifests of clusters whose agent has never connected, in the registration Secret.
-//   - credential.go, token.go: the agent's token, which it exchanges at once and renews.
+//   - pull.go, options.go, patches.go: pull mode. The steps are: apply the SveltosCluster; claim a delivery
+//     namespace (delivery.go); create the identity of the agent (establish.go); request a token that is bound to the
+//     registration Secret; print the manifest. apply.go applies the manifest to the member as well.
+//   - manifest.go: the manifest of the agent. The registration Secret keeps it until the agent connects.
+//   - credential.go: the agent's token, which it exchanges at once and renews.
 //   - push.go, member.go: push mode, with a given kubeconfig or with an identity that is created on the member.
 //     workload.go is for clusters that the hub dials with its cloud identity. renew.go renews tokens.
-//   - deregister.go follows a deregistration; retract.go deletes the objects of a registration on the hub; kept.go
-//     lists the objects with the names of a registration that Towline did not create.
+//   - deregister.go follows a deregistration; retract.go deletes the objects of a registration on the hub, and lists
+//     the objects with the names of a registration that Towline did not create.
 //
 // Terms: the registration label marks objects that a registration created, with the name of the cluster. An object
 // without it belongs to another party, and is neither changed nor deleted. The agent's tokens are bound to the anchor

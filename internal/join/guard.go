@@ -15,10 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	admission "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/internal/kube"
@@ -83,20 +83,68 @@ func EnsureAdmissionPolicies(ctx context.Context, hub *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	specs := map[string]*admission.ValidatingAdmissionPolicySpecApplyConfiguration{tokenPolicyName: tokenPolicy(audiences), summaryPolicyName: summaryPolicy()}
-	for _, name := range []string{tokenPolicyName, summaryPolicyName} {
-		policy := admission.ValidatingAdmissionPolicy(name).WithLabels(policyLabels()).WithSpec(specs[name].WithFailurePolicy(admissionv1.Fail))
-		if err := hubClient.Apply(ctx, policy, client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
-			if apierrors.IsForbidden(err) {
-				err = fmt.Errorf("%w; the permissions of the hub are those of an earlier version: apply config/hub.yaml of this version, or upgrade the chart", err)
-			}
-			return fmt.Errorf("write ValidatingAdmissionPolicy %s: %w", name, err)
-		}
-		if err := hubClient.Apply(ctx, bindingOf(name), client.FieldOwner(kube.FieldManager), client.ForceOwnership); err != nil {
-			return fmt.Errorf("write ValidatingAdmissionPolicyBinding %s: %w", name, err)
-		}
+	if _, err := EnsureAdmissionPolicy(ctx, hubClient, tokenPolicyName, tokenPolicy(audiences)); err != nil {
+		return err
 	}
-	return nil
+	_, err = EnsureAdmissionPolicy(ctx, hubClient, summaryPolicyName, summaryPolicy())
+	return err
+}
+
+// EnsureAdmissionPolicy creates or restores a ValidatingAdmissionPolicy and the binding with the same name, and returns
+// whether it has changed one of them. spec is from AdmissionPolicySpec. It returns ErrNoAdmissionPolicies for a hub
+// without ValidatingAdmissionPolicies. hub must read from the API server.
+func EnsureAdmissionPolicy(ctx context.Context, hub client.Client, name string, spec admissionv1.ValidatingAdmissionPolicySpec) (changed bool, err error) {
+	hub, labels := client.WithFieldOwner(hub, kube.FieldManager), map[string]string{"app.kubernetes.io/name": "towline"}
+	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: named("", name)}
+	policyResult, err := controllerutil.CreateOrUpdate(ctx, hub, policy, func() error {
+		policy.Labels, policy.Spec = labels, spec
+		return nil
+	})
+	switch {
+	case meta.IsNoMatchError(err):
+		return false, fmt.Errorf("%w: %w", ErrNoAdmissionPolicies, err)
+	case apierrors.IsForbidden(err):
+		err = fmt.Errorf("%w; the permissions of the hub are those of an earlier version: apply config/hub.yaml of this version, or upgrade the chart", err)
+		fallthrough
+	case err != nil:
+		return false, fmt.Errorf("write ValidatingAdmissionPolicy %s: %w", name, err)
+	}
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: named("", name)}
+	bindingResult, err := controllerutil.CreateOrUpdate(ctx, hub, binding, func() error {
+		binding.Labels = labels
+		binding.Spec = admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("write ValidatingAdmissionPolicyBinding %s: %w", name, err)
+	}
+	return policyResult != controllerutil.OperationResultNone || bindingResult != controllerutil.OperationResultNone, nil
+}
+
+// AdmissionPolicySpec returns a policy for requests to the resources for which all conditions are true. It denies those
+// for which a validation is false. It has the defaults of the API server, so that it can be compared with a live one.
+func AdmissionPolicySpec(resources []admissionv1.RuleWithOperations, conditions []admissionv1.MatchCondition, validations ...admissionv1.Validation) admissionv1.ValidatingAdmissionPolicySpec {
+	constraints := &admissionv1.MatchResources{
+		NamespaceSelector: &metav1.LabelSelector{}, ObjectSelector: &metav1.LabelSelector{}, MatchPolicy: ptr.To(admissionv1.Equivalent),
+	}
+	for _, rule := range resources {
+		rule.Scope = ptr.To(admissionv1.AllScopes)
+		constraints.ResourceRules = append(constraints.ResourceRules, admissionv1.NamedRuleWithOperations{RuleWithOperations: rule})
+	}
+	for i := range validations {
+		validations[i].Reason = ptr.To(metav1.StatusReasonForbidden)
+	}
+	return admissionv1.ValidatingAdmissionPolicySpec{
+		FailurePolicy: ptr.To(admissionv1.Fail), MatchConstraints: constraints, MatchConditions: conditions, Validations: validations,
+	}
+}
+
+// AdmissionRule selects requests of one kind to a resource.
+func AdmissionRule(gv schema.GroupVersion, resource string, operations ...admissionv1.OperationType) admissionv1.RuleWithOperations {
+	return admissionv1.RuleWithOperations{
+		Operations: operations,
+		Rule:       admissionv1.Rule{APIGroups: []string{gv.Group}, APIVersions: []string{gv.Version}, Resources: []string{resource}},
+	}
 }
 
 // findAudiences returns the audiences of the hub's API server. Only a token shows them: it is for a ServiceAccount
@@ -126,36 +174,29 @@ func isForAudiences(audiences []string) string {
 	return fmt.Sprintf("!has(object.spec.audiences) || object.spec.audiences.all(audience, audience in [%s])", strings.Join(quoted, ", "))
 }
 
-func policyLabels() map[string]string { return map[string]string{"app.kubernetes.io/name": "towline"} }
-
-func tokenPolicy(audiences []string) *admission.ValidatingAdmissionPolicySpecApplyConfiguration {
+func tokenPolicy(audiences []string) admissionv1.ValidatingAdmissionPolicySpec {
 	seconds := int64(MaxTokenLife / time.Second)
-	return admission.ValidatingAdmissionPolicySpec().
-		WithMatchConstraints(admission.MatchResources().WithResourceRules(admission.NamedRuleWithOperations().
-			WithAPIGroups("").WithAPIVersions("v1").WithOperations(admissionv1.Create).WithResources("serviceaccounts/token"))).
-		WithMatchConditions(
-			admission.MatchCondition().WithName("for-itself").WithExpression(isOwnToken),
-			admission.MatchCondition().WithName("is-an-agent").WithExpression(isAgent)).
-		WithValidations(
-			admission.Validation().
-				WithExpression(fmt.Sprintf("!has(object.spec.expirationSeconds) || object.spec.expirationSeconds <= %d", seconds)).
-				WithMessage(fmt.Sprintf("an agent may request a token of at most %d seconds for itself", seconds)).
-				WithReason(metav1.StatusReasonForbidden),
-			admission.Validation().
-				WithExpression(isAnchored).
-				WithMessage("an agent may request only tokens that are bound to Secret <cluster>"+anchorSuffix+" for itself").
-				WithReason(metav1.StatusReasonForbidden),
-			admission.Validation().
-				WithExpression(isForAudiences(audiences)).
-				WithMessage("an agent may request only tokens for the API server for itself").
-				WithReason(metav1.StatusReasonForbidden))
+	return AdmissionPolicySpec(
+		[]admissionv1.RuleWithOperations{AdmissionRule(corev1.SchemeGroupVersion, "serviceaccounts/token", admissionv1.Create)},
+		[]admissionv1.MatchCondition{{Name: "for-itself", Expression: isOwnToken}, {Name: "is-an-agent", Expression: isAgent}},
+		admissionv1.Validation{
+			Expression: fmt.Sprintf("!has(object.spec.expirationSeconds) || object.spec.expirationSeconds <= %d", seconds),
+			Message:    fmt.Sprintf("an agent may request a token of at most %d seconds for itself", seconds),
+		},
+		admissionv1.Validation{
+			Expression: isAnchored,
+			Message:    "an agent may request only tokens that are bound to Secret <cluster>" + anchorSuffix + " for itself",
+		},
+		admissionv1.Validation{
+			Expression: isForAudiences(audiences), Message: "an agent may request only tokens for the API server for itself",
+		})
 }
 
 // summaryPolicy denies that a user who may not write ClusterSummaries in all namespaces creates one that belongs to a
 // ClusterProfile, or changes its content. The content of a ClusterProfile is not confined to the namespace of its
 // summaries: without the policy, a user who may write ClusterSummaries in one namespace could have the hub read the
 // Secrets of others, and deploy to the hub with its rights.
-func summaryPolicy() *admission.ValidatingAdmissionPolicySpecApplyConfiguration {
+func summaryPolicy() admissionv1.ValidatingAdmissionPolicySpec {
 	const (
 		// belongs is true for a summary that belongs to a ClusterProfile, or to something unknown, or has the label by which
 		// the hub takes a summary over for a ClusterProfile.
@@ -166,23 +207,18 @@ func summaryPolicy() *admission.ValidatingAdmissionPolicySpecApplyConfiguration 
 			" || object.metadata.?ownerReferences != oldObject.metadata.?ownerReferences"
 		isConfined = "!authorizer.group('config.projectsveltos.io').resource('clustersummaries').check('update').allowed()"
 	)
-	return admission.ValidatingAdmissionPolicySpec().
-		WithMatchConstraints(admission.MatchResources().WithResourceRules(admission.NamedRuleWithOperations().
-			WithAPIGroups(configv1beta1.GroupVersion.Group).WithAPIVersions(configv1beta1.GroupVersion.Version).
-			WithOperations(admissionv1.Create, admissionv1.Update).WithResources("clustersummaries"))).
-		WithMatchConditions(
-			admission.MatchCondition().WithName("belongs-to-a-clusterprofile").WithExpression(
-				fmt.Sprintf(belongs, "object")+" || (request.operation == 'UPDATE' && ("+fmt.Sprintf(belongs, "oldObject")+"))"),
-			admission.MatchCondition().WithName("changes-the-content").WithExpression(changes),
-			admission.MatchCondition().WithName("by-a-user-of-some-namespaces").WithExpression(isConfined)).
-		WithValidations(admission.Validation().
-			WithExpression("false").
-			WithMessage("only users who may update ClusterSummaries in all namespaces may write one that belongs to a ClusterProfile").
-			WithReason(metav1.StatusReasonForbidden))
-}
-
-func bindingOf(policy string) *admission.ValidatingAdmissionPolicyBindingApplyConfiguration {
-	return admission.ValidatingAdmissionPolicyBinding(policy).
-		WithLabels(policyLabels()).
-		WithSpec(admission.ValidatingAdmissionPolicyBindingSpec().WithPolicyName(policy).WithValidationActions(admissionv1.Deny))
+	return AdmissionPolicySpec(
+		[]admissionv1.RuleWithOperations{AdmissionRule(configv1beta1.GroupVersion, "clustersummaries", admissionv1.Create, admissionv1.Update)},
+		[]admissionv1.MatchCondition{
+			{
+				Name:       "belongs-to-a-clusterprofile",
+				Expression: fmt.Sprintf(belongs, "object") + " || (request.operation == 'UPDATE' && (" + fmt.Sprintf(belongs, "oldObject") + "))",
+			},
+			{Name: "changes-the-content", Expression: changes},
+			{Name: "by-a-user-of-some-namespaces", Expression: isConfined},
+		},
+		admissionv1.Validation{
+			Expression: "false",
+			Message:    "only users who may update ClusterSummaries in all namespaces may write one that belongs to a ClusterProfile",
+		})
 }

@@ -3,17 +3,24 @@ package join
 import (
 	"bytes"
 	"cmp"
+	"context"
 	_ "embed" // for agent.yaml
 	"encoding/json"
 	"fmt"
 	"text/template"
+	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 )
@@ -130,4 +137,133 @@ func (m agentManifest) objects(credentials []byte) ([]*unstructured.Unstructured
 		obj.SetLabels(map[string]string{agentNameLabel: agentName})
 	}
 	return objects, err
+}
+
+// ManifestKey is the key of the registration Secret under which the member's manifest is, ready to apply.
+const ManifestKey = "manifest.yaml"
+
+// Manifests writes the manifests of pull-mode clusters whose agent has never connected to their registration Secrets.
+type Manifests struct {
+	Hub client.Client
+	// Cache reads Leases, and the metadata of Secrets and namespaces. It may be stale: the reconcile after the next change
+	// of the Lease or the cluster corrects the result. Default: Hub.
+	Cache client.Reader
+	// Address is the hub's address for agents, unless a cluster's AgentOptions have another one.
+	Address HubAddress
+	// Image is the agent's container image unless a cluster's AgentOptions name another one. Default: DefaultAgentImage.
+	Image string
+	// Version is the value of the agent's flag --version: the release of Towline.
+	Version string
+	// Clock is for tests. Default: the real clock.
+	Clock clock.Clock
+}
+
+// Reconcile writes or deletes the registration Secret of a cluster, for which Establish has returned. While the agent
+// has never connected, the Secret contains a manifest whose token has at least a fifth of its lifetime left. After
+// that, Reconcile deletes the Secret as soon as its token has been exchanged, which invalidates all copies of the
+// manifest. A Secret without a manifest, which RegisterPull created for a new token, stays until then. Reconcile must
+// be called again after the returned time unless it is zero. It returns ErrNoHubAddress if no address for the agent is
+// known, and ErrPatch if the manifest cannot be patched; the earlier manifest stays in the Secret then.
+func (m Manifests) Reconcile(ctx context.Context, cluster *libv1beta1.SveltosCluster) (again time.Duration, err error) {
+	if !cluster.Spec.PullMode || cluster.DeletionTimestamp != nil {
+		return 0, nil
+	}
+	m = m.withDefaults()
+	r, lease := registrationOf(m.Hub, cluster), &coordinationv1.Lease{}
+	if _, err := read(ctx, m.Cache, lease, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}); err != nil {
+		return 0, err
+	}
+	existing, err := r.registrationSecretMetadata(ctx, m.Cache)
+	if err != nil {
+		return 0, err
+	}
+	if existing != nil && exchangedSecret(lease) == existing.UID {
+		return 0, deleteObject(ctx, m.Hub, existing)
+	}
+	// An earlier Lease is of an earlier cluster with the same name.
+	isEarlier := lease.CreationTimestamp.Before(&cluster.CreationTimestamp)
+	if !cluster.Status.Ready && (lease.Spec.RenewTime == nil || isEarlier) {
+		r.isNew = existing == nil
+		return m.ensureManifest(ctx, r, cluster)
+	}
+	if existing == nil {
+		return 0, nil
+	}
+	secret := &corev1.Secret{}
+	if found, err := read(ctx, m.Hub, secret, client.ObjectKeyFromObject(existing)); !found || err != nil || len(secret.Data) == 0 {
+		return 0, err
+	}
+	return 0, deleteObject(ctx, m.Hub, secret)
+}
+
+func (m Manifests) withDefaults() Manifests {
+	if m.Clock == nil {
+		m.Clock = clock.RealClock{}
+	}
+	if m.Cache == nil {
+		m.Cache = m.Hub
+	}
+	return m
+}
+
+// ensureManifest writes a manifest with a new token to the registration Secret if the Secret has none, its renewal is
+// due or another part of it has changed. It returns the time until the next renewal.
+func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
+	options, err := optionsOf(cluster)
+	if err != nil {
+		return 0, err
+	}
+	address := m.Address.withOptions(options)
+	if address.Server == "" {
+		return 0, ErrNoHubAddress
+	}
+	patches, err := patchesFor(ctx, m.Hub, m.Cache, cluster)
+	if err != nil {
+		return 0, err
+	}
+	secret, err := r.ensureRegistrationSecret(ctx, ownerOf(cluster))
+	if err != nil {
+		return 0, err
+	}
+	agent := agentManifest{request: r.request, options: options, image: m.Image, version: m.Version, patches: patches}
+	encode := func(token string) ([]byte, error) {
+		agent.kubeconfig = address.kubeconfig(token, deliveryNamespace(cluster))
+		return agent.encode()
+	}
+	life := options.manifestTokenLife()
+	former := tokenIn(secret.Data[ManifestKey])
+	manifest, err := encode(former.text)
+	if err != nil {
+		return 0, err
+	}
+	left := former.issued.Add(former.untilRenewal(life)).Sub(m.Clock.Now())
+	// After a restore the Secret has a new uid, and its token is invalid.
+	if left > 0 && former.boundTo == secret.UID && bytes.Equal(manifest, secret.Data[ManifestKey]) {
+		return left, nil
+	}
+	issued, err := requestManifestToken(ctx, m.Hub, secret, life)
+	if err != nil {
+		return 0, err
+	}
+	if manifest, err = encode(issued.text); err != nil {
+		return 0, err
+	}
+	before := secret.DeepCopy()
+	secret.Data = map[string][]byte{ManifestKey: manifest}
+	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	if err := m.Hub.Patch(ctx, secret, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return 0, fmt.Errorf("write the manifest to Secret %s: %w", client.ObjectKeyFromObject(secret), err)
+	}
+	return issued.untilRenewal(life), nil
+}
+
+// registrationSecretMetadata reads the metadata of the registration Secret; nil if there is none that a registration
+// created.
+func (r *registration) registrationSecretMetadata(ctx context.Context, cache client.Reader) (*metav1.PartialObjectMetadata, error) {
+	secret := metadataOf("Secret")
+	found, err := read(ctx, cache, secret, client.ObjectKey{Namespace: r.request.Namespace, Name: RegistrationSecret(r.request.Name)})
+	if err != nil || !found || secret.Labels[registrationLabel] != r.request.Name {
+		return nil, err
+	}
+	return secret, nil
 }

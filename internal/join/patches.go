@@ -2,17 +2,26 @@ package join
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
+	jsonpatch "github.com/evanphx/json-patch/v5"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apimachinery/pkg/util/validation"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
@@ -107,4 +116,170 @@ func patchesFor(ctx context.Context, hub, cache client.Reader, cluster *libv1bet
 		patches = append(patches, parsed)
 	}
 	return patches, nil
+}
+
+// maxCopied is the maximum size, in bytes, of the results of all copy operations of one JSON 6902 patch.
+const maxCopied = 1 << 20
+
+// patch is one patch of an agent's manifest.
+type patch struct {
+	// origin names the ConfigMap and the key of the patch in errors.
+	origin string
+	// target selects the objects to which the patch applies. An empty field selects all.
+	target libv1beta1.PatchSelector
+	// merge is a strategic merge patch in JSON. It is nil if operations is set.
+	merge []byte
+	// operations is a JSON 6902 patch. It is nil if merge is set.
+	operations jsonpatch.Patch
+}
+
+// parsePatch parses a patch: {patch, target}, or the patch alone. Without a target, a strategic merge patch with a kind
+// selects the object with its kind, namespace and name. All other patches select the Deployment.
+func parsePatch(origin, text string) (patch, error) {
+	p := patch{origin: origin}
+	given := libv1beta1.Patch{Patch: text}
+	var content any
+	if err := decodeDocument(text, &content); err != nil {
+		return p, err
+	}
+	if fields, _ := content.(map[string]any); fields["patch"] != nil {
+		if err := yaml.UnmarshalStrict([]byte(text), &given); err != nil {
+			return p, fmt.Errorf("it is not {patch, target}: %w", err)
+		}
+		content = nil
+		if err := decodeDocument(given.Patch, &content); err != nil {
+			return p, fmt.Errorf("field patch: %w", err)
+		}
+	}
+	p.target = libv1beta1.PatchSelector{Group: "apps", Kind: "Deployment"}
+	if fields, ok := content.(map[string]any); ok {
+		if object := (&unstructured.Unstructured{Object: fields}); object.GetKind() != "" {
+			p.target = selectorOf(object)
+		}
+		if given.Target != nil {
+			// The target selects the objects. A patch must not change their kind or name.
+			for _, path := range [][]string{{"apiVersion"}, {"kind"}, {"metadata", "name"}, {"metadata", "namespace"}} {
+				unstructured.RemoveNestedField(fields, path...)
+			}
+		}
+	}
+	if given.Target != nil {
+		p.target = *given.Target
+	}
+	raw, err := json.Marshal(content)
+	if err != nil {
+		return p, fmt.Errorf("encode it: %w", err)
+	}
+	switch content.(type) {
+	case map[string]any:
+		p.merge = raw
+	case []any:
+		p.operations, err = jsonpatch.DecodePatch(raw)
+	default:
+		err = errors.New("it is neither a strategic merge patch, nor a list of JSON 6902 operations, nor {patch, target}")
+	}
+	return p, err
+}
+
+// decodeDocument decodes text. It returns an error if text is not YAML or has more than one document.
+func decodeDocument(text string, into *any) error {
+	decoder := utilyaml.NewYAMLToJSONDecoder(strings.NewReader(text))
+	if err := decoder.Decode(into); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("it is not YAML: %s", kube.OneLine(err.Error()))
+	}
+	if err := decoder.Decode(new(any)); !errors.Is(err, io.EOF) {
+		return errors.New("it holds more than one document")
+	}
+	return nil
+}
+
+// selectorOf returns the selector of the object that a strategic merge patch names.
+func selectorOf(object *unstructured.Unstructured) libv1beta1.PatchSelector {
+	gvk := object.GroupVersionKind()
+	return libv1beta1.PatchSelector{
+		Group: regexp.QuoteMeta(gvk.Group), Version: regexp.QuoteMeta(gvk.Version), Kind: regexp.QuoteMeta(gvk.Kind),
+		Namespace: regexp.QuoteMeta(object.GetNamespace()), Name: regexp.QuoteMeta(object.GetName()),
+	}
+}
+
+// selects returns whether the target of the patch selects obj. It returns an error for an invalid expression or
+// selector.
+func (p patch) selects(obj *unstructured.Unstructured) (bool, error) {
+	gvk, t := obj.GroupVersionKind(), p.target
+	for expression, value := range map[[2]string]string{
+		{"group", t.Group}: gvk.Group, {"version", t.Version}: gvk.Version, {"kind", t.Kind}: gvk.Kind,
+		{"namespace", t.Namespace}: obj.GetNamespace(), {"name", t.Name}: obj.GetName(),
+	} {
+		isMatch, err := regexp.MatchString("^(?:"+expression[1]+")$", value)
+		if err != nil {
+			return false, fmt.Errorf("target.%s: %w", expression[0], err)
+		}
+		if expression[1] != "" && !isMatch {
+			return false, nil
+		}
+	}
+	byLabels, err := labels.Parse(t.LabelSelector)
+	if err != nil {
+		return false, fmt.Errorf("target.labelSelector: %w", err)
+	}
+	byAnnotations, err := labels.Parse(t.AnnotationSelector)
+	if err != nil {
+		return false, fmt.Errorf("target.annotationSelector: %w", err)
+	}
+	return byLabels.Matches(labels.Set(obj.GetLabels())) && byAnnotations.Matches(labels.Set(obj.GetAnnotations())), nil
+}
+
+// applyTo replaces the selected objects with patched ones. It returns ErrPatch if the patch selects none or fails.
+func (p patch) applyTo(objects []*unstructured.Unstructured) error {
+	isUsed := false
+	for i, obj := range objects {
+		isSelected, err := p.selects(obj)
+		if err == nil && isSelected {
+			isUsed = true
+			if objects[i], err = p.apply(obj); err != nil {
+				err = fmt.Errorf("%s: %w", kube.RefOf(obj), err)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %s: %w", ErrPatch, p.origin, err)
+		}
+	}
+	if !isUsed {
+		return fmt.Errorf("%w: %s: it hits nothing in the manifest", ErrPatch, p.origin)
+	}
+	return nil
+}
+
+// apply returns obj with the patch applied. It returns an error if the patch changes the kind, name or namespace of
+// obj, or if the result is not a valid object of the kind.
+func (p patch) apply(obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
+	typed, err := kube.Scheme().New(obj.GroupVersionKind())
+	if err != nil {
+		return nil, err
+	}
+	raw, err := json.Marshal(obj.Object)
+	if err != nil {
+		return nil, fmt.Errorf("encode it: %w", err)
+	}
+	if p.operations != nil {
+		options := jsonpatch.NewApplyOptions()
+		options.AccumulatedCopySizeLimit = maxCopied
+		raw, err = p.operations.ApplyWithOptions(raw, options)
+	} else {
+		raw, err = strategicpatch.StrategicMergePatch(raw, p.merge, typed)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("apply the patch: %w", err)
+	}
+	changed := &unstructured.Unstructured{}
+	if err := json.Unmarshal(raw, &changed.Object); err != nil {
+		return nil, fmt.Errorf("decode the result: %w", err)
+	}
+	if kube.RefOf(changed) != kube.RefOf(obj) {
+		return nil, errors.New("apiVersion, kind, name and namespace must stay")
+	}
+	if err := yaml.UnmarshalStrict(raw, typed); err != nil {
+		return nil, fmt.Errorf("it is not valid any more: %w", err)
+	}
+	return changed, nil
 }

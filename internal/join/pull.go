@@ -155,8 +155,7 @@ func (r *registration) applyPullCluster(
 	return desired, r.applyCluster(ctx, live, desired)
 }
 
-// issueToken requests a token for a manifest. It is bound to the registration Secret, which gets an annotation with the
-// end of its life.
+// issueToken requests a token for a manifest. It is bound to the registration Secret.
 func (r *registration) issueToken(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) (string, error) {
 	options, err := optionsOf(cluster)
 	if err != nil {
@@ -171,7 +170,7 @@ func (r *registration) issueToken(ctx context.Context, cluster *libv1beta1.Svelt
 	if err != nil {
 		return "", err
 	}
-	return issued.text, annotateExpiry(ctx, r.hub, secret, issued.expires)
+	return issued.text, nil
 }
 
 // clusterOf returns the SveltosCluster with the fields that registrations of both modes apply: labels and shard.

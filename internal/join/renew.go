@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -39,9 +38,6 @@ const (
 	// renewRetry is the time until the next attempt after an error, and the minimum time between two renewals by expiry.
 	renewRetry = time.Minute
 )
-
-// serviceAccountUser is the prefix of the user name of a ServiceAccount.
-const serviceAccountUser = "system:serviceaccount:"
 
 // Renewal renews the token in a push-mode cluster's kubeconfig according to spec.tokenRequestRenewalOption.
 type Renewal struct {
@@ -241,7 +237,7 @@ func renewToken(
 	if err != nil {
 		return "", fmt.Errorf("connect to the cluster: %w", err)
 	}
-	account, err := renewedAccount(ctx, member, loaded, option)
+	account, err := renewedAccount(readToken(config.BearerToken), loaded, option)
 	if err != nil {
 		return "", err
 	}
@@ -254,22 +250,10 @@ func renewToken(
 	return answer.Status.Token, nil
 }
 
-// renewedAccount returns the ServiceAccount of the renewed token. Namespace and name are from the option, else from a
-// SelfSubjectReview, else from the namespace and the user name in the kubeconfig. Without a name, it returns an error.
-func renewedAccount(
-	ctx context.Context, member kubernetes.Interface, loaded *clientcmdapi.Config, option *libv1beta1.TokenRequestRenewalOption,
-) (client.ObjectKey, error) {
-	account := client.ObjectKey{Namespace: option.SANamespace, Name: option.SAName}
-	if account.Namespace != "" && account.Name != "" {
-		return account, nil
-	}
-	// The error is ignored, because old API servers have no SelfSubjectReview.
-	if self, err := member.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{}); err == nil {
-		qualifiedName, isAccount := strings.CutPrefix(self.Status.UserInfo.Username, serviceAccountUser)
-		if namespace, name, ok := strings.Cut(qualifiedName, ":"); ok && isAccount {
-			return client.ObjectKey{Namespace: cmp.Or(account.Namespace, namespace), Name: cmp.Or(account.Name, name)}, nil
-		}
-	}
+// renewedAccount returns the ServiceAccount of the renewed token. Namespace and name are from the option, else from the
+// current token, else from the namespace and the user name in the kubeconfig. Without a name, it returns an error.
+func renewedAccount(current token, loaded *clientcmdapi.Config, option *libv1beta1.TokenRequestRenewalOption) (client.ObjectKey, error) {
+	account := client.ObjectKey{Namespace: cmp.Or(option.SANamespace, current.account.Namespace), Name: cmp.Or(option.SAName, current.account.Name)}
 	if inUse := loaded.Contexts[loaded.CurrentContext]; inUse != nil {
 		account.Namespace = cmp.Or(account.Namespace, inUse.Namespace, metav1.NamespaceDefault)
 		account.Name = cmp.Or(account.Name, inUse.AuthInfo)

@@ -5,20 +5,36 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/kube"
 )
+
+// Kept is an object on the hub that a deregistration does not delete: it has the name of an object of the cluster's
+// registration, and no registration of Towline created it.
+type Kept struct {
+	Ref kube.Ref
+}
+
+// String returns the reason, and the command that deletes the object.
+func (k Kept) String() string {
+	command := "kubectl delete " + strings.ToLower(k.Ref.Kind) + " " + k.Ref.Name
+	if k.Ref.Namespace != "" {
+		command += " -n " + k.Ref.Namespace
+	}
+	return fmt.Sprintf("%s: Towline did not create it; to delete it: %s", k.Ref, command)
+}
 
 // Retracted is what a retraction did.
 type Retracted struct {
@@ -35,11 +51,7 @@ type Retracted struct {
 // API server. Retract can be interrupted and called again.
 func Retract(ctx context.Context, hub client.Client, resources foreign.Resources, cluster *libv1beta1.SveltosCluster) (Retracted, error) {
 	r := newRetraction(hub, resources, cluster)
-	var err error
-	if r.done.Kept, err = r.findKept(ctx); err == nil {
-		err = r.deleteOwn(ctx)
-	}
-	if err != nil {
+	if err := r.deleteOwn(ctx); err != nil {
 		return r.done, fmt.Errorf("take back the registration of cluster %s: %w", r.request.key(), err)
 	}
 	return r.done, nil
@@ -69,7 +81,8 @@ func (r *retraction) deleteOwn(ctx context.Context) error {
 			return err
 		}
 	}
-	objects, err := r.ownObjects(ctx)
+	objects, kept, err := r.readObjects(ctx, claimed)
+	r.done.Kept = kept
 	if err != nil {
 		return err
 	}
@@ -87,19 +100,22 @@ func (r *retraction) deleteOwn(ctx context.Context) error {
 	return nil
 }
 
-// ownObjects reads the objects that a registration of this cluster created, in the order in which they are deleted. The
+// readObjects reads the objects with the names of a registration of this cluster. It returns those that one created, in
+// the order in which they are deleted, and those that another party created, such as the sveltosctl of Sveltos. The
 // ServiceAccount is last: without it all credentials are invalid.
-func (r *retraction) ownObjects(ctx context.Context) ([]client.Object, error) {
-	claimed, err := claimedNamespaces(ctx, r.hub, r.request)
-	if err != nil {
-		return nil, err
-	}
+func (r *retraction) readObjects(ctx context.Context, claimed []*metav1.PartialObjectMetadata) (own []client.Object, kept []Kept, err error) {
 	q := r.request
+	// Registrations of Towline do not create these. Users who may not read them get no list of them.
 	objects := []client.Object{
+		&corev1.Secret{ObjectMeta: named(q.Namespace, q.Name)},
+		&rbacv1.ClusterRole{ObjectMeta: named("", q.Namespace+"-"+q.Name)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", q.Namespace+"-"+q.Name)},
+	}
+	foreign := len(objects)
+	objects = append(objects,
 		&corev1.Secret{ObjectMeta: named(q.Namespace, r.kubeconfigSecret())},
 		&corev1.Secret{ObjectMeta: named(q.Namespace, AuthoritySecret(q.Name))},
-		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, sharedBinding(q))},
-	}
+		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, sharedBinding(q))})
 	for _, namespace := range claimed {
 		objects = append(objects, &coordinationv1.Lease{ObjectMeta: named(namespace.Name, q.Name)})
 		if namespace.Name != q.Namespace {
@@ -114,17 +130,18 @@ func (r *retraction) ownObjects(ctx context.Context) ([]client.Object, error) {
 		&corev1.Secret{ObjectMeta: named(q.Namespace, RegistrationSecret(q.Name))},
 		&corev1.Secret{ObjectMeta: named(q.Namespace, AnchorSecret(q.Name))},
 		&corev1.ServiceAccount{ObjectMeta: named(q.Namespace, q.Name)})
-	var own []client.Object
-	for _, obj := range objects {
+	for i, obj := range objects {
 		found, err := read(ctx, r.hub, obj, client.ObjectKeyFromObject(obj))
-		if err != nil {
-			return nil, err
-		}
-		if found && r.owns(obj) {
+		switch {
+		case err != nil && (i >= foreign || !apierrors.IsForbidden(err)):
+			return nil, nil, err
+		case found && i >= foreign && r.owns(obj):
 			own = append(own, obj)
+		case found && obj.GetLabels()[registrationLabel] == "" && r.isIdentity(obj):
+			kept = append(kept, Kept{Ref: kube.RefIn(r.hub.Scheme(), obj)})
 		}
 	}
-	return own, nil
+	return own, kept, nil
 }
 
 func (r *retraction) kubeconfigSecret() string {
@@ -146,15 +163,18 @@ func (r *retraction) deleteDeliveries(ctx context.Context, delivery string) erro
 	if len(r.request.Name) > fleet.MaxPullName {
 		return nil // a label cannot have this name, and nothing was created for it
 	}
-	for _, kind := range []string{libv1beta1.ConfigurationGroupKind, libv1beta1.ConfigurationBundleKind} {
+	for _, kind := range []schema.GroupVersionKind{
+		libv1beta1.GroupVersion.WithKind(libv1beta1.ConfigurationGroupKind), libv1beta1.GroupVersion.WithKind(libv1beta1.ConfigurationBundleKind),
+		corev1.SchemeGroupVersion.WithKind("Secret"), // the key of the content
+	} {
 		list := &metav1.PartialObjectMetadataList{}
-		list.SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(kind + "List"))
+		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
 		err := r.hub.List(ctx, list, client.InNamespace(delivery), client.MatchingLabels{libv1beta1.PullClusterNameLabel: r.request.Name})
 		if err != nil {
-			return fmt.Errorf("list %ss in namespace %s: %w", kind, delivery, err)
+			return fmt.Errorf("list %ss in namespace %s: %w", kind.Kind, delivery, err)
 		}
 		for i := range list.Items {
-			list.Items[i].SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(kind))
+			list.Items[i].SetGroupVersionKind(kind)
 			if err := r.deleteObject(ctx, &list.Items[i]); err != nil {
 				return err
 			}
@@ -170,7 +190,7 @@ func (r *retraction) deleteObject(ctx context.Context, obj client.Object) error 
 		return nil // another party has deleted and created it since
 	}
 	if err == nil {
-		r.done.Deleted = append(r.done.Deleted, refOf(r.hub, obj))
+		r.done.Deleted = append(r.done.Deleted, kube.RefIn(r.hub.Scheme(), obj))
 	}
 	return err
 }
@@ -183,7 +203,7 @@ func (r *retraction) releaseNamespace(ctx context.Context, namespace *metav1.Par
 			return item.Labels[registrationLabel] == r.request.Name
 		})
 		if isDeleted {
-			r.done.Deleted = append(r.done.Deleted, refOf(r.hub, namespace))
+			r.done.Deleted = append(r.done.Deleted, kube.RefIn(r.hub.Scheme(), namespace))
 		}
 		if isDeleted || err != nil {
 			return err
@@ -192,12 +212,20 @@ func (r *retraction) releaseNamespace(ctx context.Context, namespace *metav1.Par
 	return releaseClaim(ctx, r.hub, namespace.Name, holderOf(r.request, namespace.Name))
 }
 
-// refOf returns the Ref of obj, also if only its metadata was read.
-func refOf(hub client.Client, obj client.Object) kube.Ref {
-	ref := kube.Ref{Namespace: obj.GetNamespace(), Name: obj.GetName()}
-	// Every kind here is in the scheme, or the request before this would have failed.
-	if gvk, err := apiutil.GVKForObject(obj, hub.Scheme()); err == nil {
-		ref.Group, ref.Version, ref.Kind = gvk.Group, gvk.Version, gvk.Kind
+// isIdentity returns whether an object that another party created is the kubeconfig of the cluster, or belongs to the
+// ServiceAccount of its agent. A Secret or a binding may only have the same name.
+func (r *retraction) isIdentity(obj client.Object) bool {
+	isAccount := func(s rbacv1.Subject) bool {
+		return s.Kind == rbacv1.ServiceAccountKind && s.Namespace == r.request.Namespace && s.Name == r.request.Name
 	}
-	return ref
+	isPull := r.cluster.Spec.PullMode
+	switch obj := obj.(type) {
+	case *corev1.Secret:
+		return obj.Name != r.request.Name || isPull && obj.Annotations[corev1.ServiceAccountNameKey] == r.request.Name
+	case *rbacv1.RoleBinding:
+		return isPull && slices.ContainsFunc(obj.Subjects, isAccount)
+	case *rbacv1.ClusterRoleBinding:
+		return isPull && slices.ContainsFunc(obj.Subjects, isAccount)
+	}
+	return isPull
 }

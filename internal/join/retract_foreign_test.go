@@ -75,12 +75,12 @@ func TestObjectsThatSveltosCreatedStay(t *testing.T) {
 	}
 	const reason = ": Towline did not create it; to delete it: kubectl delete "
 	want := []string{
-		"ServiceAccount " + n + "/c" + reason + "serviceaccount c -n " + n,
 		"Secret " + n + "/c" + reason + "secret c -n " + n,
-		"Role rbac.authorization.k8s.io " + n + "/c" + reason + "role c -n " + n,
 		"ClusterRole rbac.authorization.k8s.io " + n + "-c" + reason + "clusterrole " + n + "-c",
-		"RoleBinding rbac.authorization.k8s.io " + n + "/c" + reason + "rolebinding c -n " + n,
 		"ClusterRoleBinding rbac.authorization.k8s.io " + n + "-c" + reason + "clusterrolebinding " + n + "-c",
+		"RoleBinding rbac.authorization.k8s.io " + n + "/c" + reason + "rolebinding c -n " + n,
+		"Role rbac.authorization.k8s.io " + n + "/c" + reason + "role c -n " + n,
+		"ServiceAccount " + n + "/c" + reason + "serviceaccount c -n " + n,
 	}
 	if diff := cmp.Diff(want, keptTexts(departure.Kept)); diff != "" {
 		t.Errorf("kept (-want +got):\n%s", diff)

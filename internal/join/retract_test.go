@@ -15,6 +15,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
@@ -32,9 +33,12 @@ func TestRetractLeavesAloneWhatIsNotItsOwn(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: n + "--second", Name: "g", Labels: map[string]string{libv1beta1.PullClusterNameLabel: "second"}},
 		Spec:       libv1beta1.ConfigurationGroupSpec{Action: libv1beta1.ActionDeploy},
 	}
+	key := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
+		Namespace: n + "--second", Name: fleet.ContentKeySecret("second"), Labels: map[string]string{libv1beta1.PullClusterNameLabel: "second"},
+	}}
 	second := clusterNamed(t, hubClient, n, "second")
 	for _, err := range []error{
-		hubClient.Create(t.Context(), users), hubClient.Create(t.Context(), waiting),
+		hubClient.Create(t.Context(), users), hubClient.Create(t.Context(), waiting), hubClient.Create(t.Context(), key),
 		hubClient.Delete(t.Context(), role.DeepCopy()), hubClient.Create(t.Context(), role),
 	} {
 		if err != nil {
@@ -56,7 +60,7 @@ func TestRetractLeavesAloneWhatIsNotItsOwn(t *testing.T) {
 		t.Errorf("namespace %s is still claimed by %s", namespace.Name, holder)
 	}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: n, Name: "second"}}
-	for _, gone := range []client.Object{waiting, account} {
+	for _, gone := range []client.Object{waiting, key, account} {
 		if err := hubClient.Get(t.Context(), client.ObjectKeyFromObject(gone), gone); !apierrors.IsNotFound(err) {
 			t.Errorf("%T %s is there: %v", gone, gone.GetName(), err)
 		}

@@ -16,6 +16,19 @@ func Interruptible(ctx context.Context, config *rest.Config) *rest.Config {
 	return config
 }
 
+// ContextUntil returns a context that also ends when done is closed. A nil done is never closed.
+func ContextUntil(ctx context.Context, done <-chan struct{}) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		select {
+		case <-done:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
+}
+
 // interruptible is a RoundTripper whose reads end with ctx.
 type interruptible struct {
 	ctx  context.Context //nolint:containedctx // it is that of the command, which all its requests belong to

@@ -64,6 +64,9 @@ const (
 	// AnnotationUnrequested on an agent's Lease lists, as JSON, the bundles that are on the member and have no group on
 	// the hub.
 	AnnotationUnrequested = "towline.dev/unrequested-bundles"
+	// AnnotationDecrypts on an agent's Lease is the holderIdentity of the agent if it can read encrypted content. An
+	// agent of an earlier version writes its own holderIdentity, and does not change the annotation.
+	AnnotationDecrypts = "towline.dev/decrypts-content"
 	// AnnotationWithdraw on a SveltosCluster or Cluster is a user's request to withdraw the objects of deleted
 	// ClusterSummaries: their names, separated by commas. The hub removes the annotation when they are withdrawn.
 	AnnotationWithdraw = "towline.dev/withdraw"

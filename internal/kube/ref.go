@@ -5,7 +5,10 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
 // Ref identifies one object of one cluster. Namespace is empty for cluster-scoped kinds.
@@ -20,6 +23,15 @@ type Ref struct {
 // RefOf returns the Ref of obj.
 func RefOf(obj *unstructured.Unstructured) Ref {
 	gvk := obj.GroupVersionKind()
+	return Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.GetNamespace(), Name: obj.GetName()}
+}
+
+// RefIn returns the Ref of an object whose type may be in scheme: typed objects usually have no kind.
+func RefIn(scheme *runtime.Scheme, obj client.Object) Ref {
+	gvk, err := apiutil.GVKForObject(obj, scheme)
+	if err != nil {
+		gvk = obj.GetObjectKind().GroupVersionKind()
+	}
 	return Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.GetNamespace(), Name: obj.GetName()}
 }
 

@@ -12,3 +12,6 @@ func Truncate(text string, limit int) string {
 	}
 	return strings.ToValidUTF8(text[:limit-len(mark)], "") + mark
 }
+
+// OneLine returns text on one line: messages of libraries quote their input, which can have line breaks.
+func OneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -1,6 +1,7 @@
 package render
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -78,9 +79,14 @@ type ChartRequest struct {
 	// Lookup reads the member for charts that call lookup. If it is nil, lookup finds only the Secrets and ConfigMaps of
 	// the last rendering in Generated.
 	Lookup LookupFunc `json:"-"`
+	// LookupAccount is the ServiceAccount as which Lookup reads the member, "" for the hub. Results are not used for
+	// another one, which may have other rights.
+	LookupAccount string `json:"-"`
 
 	// onlyChecksAPIs is true if the chart uses APIVersions only through .Capabilities.APIVersions.Has.
 	onlyChecksAPIs bool
+	// archive is the content of Chart.Path in a child of the sandbox, which cannot open files.
+	archive []byte
 	// checkedAPIs collects the arguments of .Capabilities.APIVersions.Has if it is not nil.
 	checkedAPIs map[string]bool
 }
@@ -203,7 +209,7 @@ func (c *Charts) renderForMember(ctx context.Context, sharedKey string, request 
 		return Release{}, err
 	}
 	release, err := c.renderDeduplicated(ctx, key, request, func() (Release, error) {
-		return c.evaluate(request, &memberInputs{Stored: stored, HasLookup: request.Lookup != nil, Inputs: inputs})
+		return c.evaluate(request, &memberInputs{Stored: stored, HasLookup: request.Lookup != nil, Inputs: inputs + request.LookupAccount})
 	})
 	if err != nil || release.isTransient {
 		return release, err
@@ -233,7 +239,7 @@ func (c *Charts) renderDeduplicated(ctx context.Context, key string, request Cha
 
 // memberKey returns the cache key of a rendering for one member. sharedKey is the key of the rendering for all members.
 func (r ChartRequest) memberKey(sharedKey string, stored Generated) (string, error) {
-	raw, err := json.Marshal([]any{sharedKey, r.Owner, r.Lookup != nil, stored})
+	raw, err := json.Marshal([]any{sharedKey, r.Owner, r.Lookup != nil, r.LookupAccount, stored})
 	if err != nil {
 		return "", fmt.Errorf("encode generated values: %w", err)
 	}
@@ -255,7 +261,7 @@ func (r ChartRequest) key() (string, error) {
 }
 
 func (r ChartRequest) render(calls *templateCalls) (Release, error) {
-	chart, err := loadChart(r.Chart)
+	chart, err := r.load()
 	if err != nil {
 		return Release{}, err
 	}
@@ -396,6 +402,18 @@ func keepCRDs(crds []releaseObject) {
 }
 
 // loadChart reads the archive. Helm changes a chart while it renders it, so each rendering needs its own copy.
+// load loads the chart from its archive or, without a sandbox, from its file.
+func (r ChartRequest) load() (*helmchart.Chart, error) {
+	if r.archive == nil {
+		return loadChart(r.Chart)
+	}
+	loaded, err := loader.LoadArchive(bytes.NewReader(r.archive))
+	if err != nil {
+		return nil, fmt.Errorf("load chart %s %s: %w", r.Chart.Name, r.Chart.Version, err)
+	}
+	return loaded, nil
+}
+
 func loadChart(chart source.Chart) (*helmchart.Chart, error) {
 	loaded, err := loader.LoadFile(chart.Path)
 	if err != nil {

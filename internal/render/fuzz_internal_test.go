@@ -204,7 +204,7 @@ func chartArchive(t *testing.T, files map[string]string) []byte {
 	zipped := gzip.NewWriter(&raw)
 	writer := tar.NewWriter(zipped)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if err := writer.WriteHeader(&tar.Header{Name: name, Size: int64(len(files[name])), Mode: 0o600}); err != nil {
+		if err := writer.WriteHeader(&tar.Header{Name: name, Size: int64(len(files[name])), Mode: 0o600, Typeflag: tar.TypeReg}); err != nil {
 			t.Skip("the name cannot be written")
 		}
 		if _, err := writer.Write([]byte(files[name])); err != nil {

@@ -75,7 +75,10 @@ func NewManifestRenderer() *ManifestRenderer {
 	return &ManifestRenderer{shared: cache.New[renderedManifests](maxManifestsSize), expanded: cache.New[renderedManifests](maxExpandedSize)}
 }
 
-// Render returns Manifests and the documents of the objects. Neither must be changed.
+// Render returns the Kubernetes objects in content, in the order of its files, and their documents. Neither must be
+// changed. The items of a list replace the list. Each file is a YAML stream, the template of one if content.Template is
+// true, or the script that returns one if content.Lua is true, or an archive of such files. Errors are phase.Invalid
+// and name the ConfigMap or Secret, the key, the document and the line.
 func (r *ManifestRenderer) Render(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, *kube.Documents, error) {
 	// The keys have the reference because errors name it.
 	key := fmt.Sprintf("%s %s %t %t", content.Reference, content.Digest, content.Template, content.Lua)
@@ -146,22 +149,6 @@ func hashTexts(texts [][]byte) []byte {
 		_, _ = hash.Write(text)
 	}
 	return hash.Sum(nil)
-}
-
-// Manifests returns the Kubernetes objects in content, in the order of its files. The items of a list replace the list.
-// Each file is a YAML stream, the template of one if content.Template is true, or the script that returns one if
-// content.Lua is true, or an archive of such files. Errors are phase.Invalid and name the ConfigMap or Secret, the key,
-// the document and the line.
-func Manifests(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, error) {
-	content, err := content.Unpacked(maxUnpacked())
-	if err != nil {
-		return nil, err
-	}
-	texts, _, err := expandFiles(content, subject)
-	if err != nil {
-		return nil, err
-	}
-	return decodeTexts(content.WithResultsOf(subject), texts)
 }
 
 // decodeTexts returns the objects in the texts of the files of content.

@@ -78,7 +78,7 @@ func TestManifests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := render.Manifests(test.content, subject())
+			got, err := renderManifests(test.content, subject())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -89,9 +89,14 @@ func TestManifests(t *testing.T) {
 	}
 }
 
+func renderManifests(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, error) {
+	objects, _, err := render.NewManifestRenderer().Render(content, subject)
+	return objects, err
+}
+
 func TestManifestsKeepsNumbers(t *testing.T) {
 	t.Parallel()
-	got, err := render.Manifests(content("a", object("Thing", "a")+"spec: {big: 9007199254740993, small: 1, part: 1.5, text: \"1\"}\n"), subject())
+	got, err := renderManifests(content("a", object("Thing", "a")+"spec: {big: 9007199254740993, small: 1, part: 1.5, text: \"1\"}\n"), subject())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +126,7 @@ func TestManifestsNamesThePlaceOfAnError(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := render.Manifests(test.content, subject())
+			_, err := renderManifests(test.content, subject())
 			wantInvalid(t, err, test.want)
 		})
 	}
@@ -134,7 +139,7 @@ func TestHasSecret(t *testing.T) {
 		object("ConfigMap", "a"): false,
 		"apiVersion: example.com/v1\nkind: Secret\nmetadata: {name: a}\n": false,
 	} {
-		objects, err := render.Manifests(content("a", text), subject())
+		objects, err := renderManifests(content("a", text), subject())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -118,7 +118,7 @@ func (p *releaseBuilder) decode(path string, text []byte, decode func([]byte) ([
 	}
 	objects, err := decode(text)
 	if err != nil {
-		return nil, phase.Invalidf("%s, %w", path, err)
+		return nil, phase.Invalidf("%s, %w", kube.OneLine(path), err)
 	}
 	if p.count += len(objects); p.count > kube.MaxObjects {
 		return nil, phase.Invalidf("it renders to more than %d objects", kube.MaxObjects)

@@ -3,6 +3,7 @@ package render
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -31,8 +32,8 @@ func SandboxFunctions() map[string]sandbox.Function {
 // rendering is the input of renderFunction.
 type rendering struct {
 	Request ChartRequest
-	// Path is the path of the archive.
-	Path string
+	// Archive is the archive of the chart.
+	Archive []byte
 	// RecordsAPIs is true if ChartRequest.checkedAPIs is not nil.
 	RecordsAPIs bool
 	// Member is nil for a rendering for all members.
@@ -71,10 +72,14 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 	if member != nil {
 		key += " " + request.Owner // objects of one member must not stop the renderings for others
 	}
+	archive, err := os.ReadFile(request.Chart.Path)
+	if err != nil {
+		return Release{}, fmt.Errorf("load chart %s %s: %w", request.Chart.Name, request.Chart.Version, err)
+	}
 	var rendered renderedRelease
 	err = c.sandbox.Call(sandbox.Call{
 		Function: renderFunction, Key: renderFunction + " " + key, Limit: renderLimit,
-		Input:  rendering{Request: request, Path: request.Chart.Path, RecordsAPIs: request.checkedAPIs != nil, Member: member},
+		Input:  rendering{Request: request, Archive: archive, RecordsAPIs: request.checkedAPIs != nil, Member: member},
 		Output: &rendered,
 		Callback: func(input json.RawMessage) (any, error) {
 			var call [4]string
@@ -97,7 +102,7 @@ func renderInSandbox(input json.RawMessage, callBack func(any) (json.RawMessage,
 	if err := json.Unmarshal(input, &r); err != nil {
 		return nil, err
 	}
-	r.Request.Chart.Path = r.Path
+	r.Request.archive = r.Archive
 	if r.RecordsAPIs {
 		r.Request.checkedAPIs = map[string]bool{}
 	}

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
 // Unsupported returns the JSON paths of the fields in spec that Towline does not support yet, sorted, for example
@@ -29,31 +28,6 @@ func Unsupported(spec configv1beta1.ProfileSpec) []string {
 	}
 	slices.Sort(paths)
 	return paths
-}
-
-// UnsupportedLabels is Unsupported for the labels of a profile. To deploy to a member as a ServiceAccount is not
-// supported yet: to deploy as Towline instead would give the profile more rights than its author has. The labels are
-// supported if the profile has no content for a member.
-func UnsupportedLabels(spec configv1beta1.ProfileSpec, labels map[string]string) []string {
-	var paths []string
-	if !hasRemote(spec) {
-		return nil
-	}
-	for _, label := range []string{libv1beta1.ServiceAccountNameLabel, libv1beta1.ServiceAccountNamespaceLabel} {
-		if labels[label] != "" {
-			paths = append(paths, fmt.Sprintf("metadata.labels[%s]", label))
-		}
-	}
-	return paths
-}
-
-// hasRemote returns whether a profile has content for members.
-func hasRemote(spec configv1beta1.ProfileSpec) bool {
-	return len(spec.HelmCharts) > 0 ||
-		slices.ContainsFunc(spec.PolicyRefs, func(r libv1beta1.PolicyRef) bool { return r.DeploymentType != libv1beta1.DeploymentTypeLocal }) ||
-		slices.ContainsFunc(spec.KustomizationRefs, func(r configv1beta1.KustomizationRef) bool {
-			return r.DeploymentType != libv1beta1.DeploymentTypeLocal
-		})
 }
 
 // support is the support of one field.

@@ -263,26 +263,3 @@ helmCharts:
 		t.Errorf("got %q, want nothing", got)
 	}
 }
-
-func TestUnsupportedLabels(t *testing.T) {
-	t.Parallel()
-	remote := configv1beta1.ProfileSpec{PolicyRefs: []libv1beta1.PolicyRef{{}}}
-	got := render.UnsupportedLabels(remote, map[string]string{"env": "test", "projectsveltos.io/serviceaccount-name": "tenant"})
-	if want := []string{"metadata.labels[projectsveltos.io/serviceaccount-name]"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	labels := map[string]string{"projectsveltos.io/serviceaccount-name": "tenant"}
-	// What a profile has deployed to the hub is deleted when its last item is removed.
-	if got := render.UnsupportedLabels(configv1beta1.ProfileSpec{}, labels); len(got) != 0 {
-		t.Errorf("got %q for a profile without content, want nothing", got)
-	}
-	local := configv1beta1.ProfileSpec{PolicyRefs: []libv1beta1.PolicyRef{{DeploymentType: libv1beta1.DeploymentTypeLocal}}}
-	if got := render.UnsupportedLabels(local, labels); len(got) != 0 {
-		t.Errorf("got %q for a profile with local content, want nothing", got)
-	}
-	both := local
-	both.KustomizationRefs = []configv1beta1.KustomizationRef{{}}
-	if got := render.UnsupportedLabels(both, labels); len(got) != 1 {
-		t.Errorf("got %q for a profile with content for members, too, want the label", got)
-	}
-}

@@ -43,7 +43,8 @@ type response struct {
 	Invalid bool `json:"invalid,omitempty"`
 }
 
-// Serve runs functions for the process that started this one, until in ends.
+// Serve runs functions for the process that started this one, until in ends. Afterwards, too, this process can open no
+// files, use no network, and start no programs.
 func Serve(functions map[string]Function, in io.Reader, out io.Writer) error {
 	memory := min(maxMemory, debug.SetMemoryLimit(-1)) // the Pool sets it in the environment
 	if err := limitData(uint64(memory)); err != nil {  //nolint:gosec // it is positive
@@ -52,6 +53,9 @@ func Serve(functions map[string]Function, in io.Reader, out io.Writer) error {
 	debug.SetMemoryLimit(memory * 3 / 4) // the garbage collector works harder before the limit
 	debug.SetMaxStack(maxStack)
 	defer isolate()()
+	if err := confine(); err != nil {
+		return fmt.Errorf("limit the system calls: %w", err)
+	}
 	received := make(chan request)
 	go func() {
 		defer close(received)

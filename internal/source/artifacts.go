@@ -37,7 +37,8 @@ const (
 )
 
 // Artifacts reads the content of Flux's sources. It downloads an artifact once for all members and profiles, and keeps
-// the last one of each source in a directory, which survives restarts. It is safe for concurrent use.
+// the last one of each source in a directory, which survives restarts and has a total size. It is safe for concurrent
+// use.
 type Artifacts struct {
 	// Objects returns a source from the hub's cache. It fails with NotFound if the object does not exist, with an error
 	// that wraps ErrNotFound if the hub has no such kind, and with PendingFlux.
@@ -46,6 +47,7 @@ type Artifacts struct {
 	Egress *egress.Policy
 
 	dir      string
+	archives *fileCache
 	attempts *attempts
 	flights  singleflight.Group
 	// trees has the files of artifacts by their digest. selected has the manifests in a directory: while it is in use, the
@@ -58,11 +60,12 @@ type Artifacts struct {
 // NewArtifacts returns Artifacts that stores the archives in dir, and creates dir if it does not exist. The caller must
 // set Objects.
 func NewArtifacts(dir string, clock clock.PassiveClock) (*Artifacts, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("create the directory of artifacts: %w", err)
+	archives, err := newFileCache(dir, maxArtifactFiles)
+	if err != nil {
+		return nil, err
 	}
 	return &Artifacts{
-		dir: dir, attempts: newAttempts(clock), trees: cache.New[Content](maxTreesSize), selected: cache.New[Content](maxSelectedSize),
+		dir: dir, archives: archives, attempts: newAttempts(clock), trees: cache.New[Content](maxTreesSize), selected: cache.New[Content](maxSelectedSize),
 	}, nil
 }
 
@@ -111,6 +114,7 @@ func (a *Artifacts) fetch(ctx context.Context, ref Reference, artifact Artifact)
 			return Content{}, err
 		}
 	}
+	a.archives.touch(path)
 	a.unpacking.Lock()
 	defer a.unpacking.Unlock()
 	raw, err := os.ReadFile(path)
@@ -168,7 +172,11 @@ func (a *Artifacts) download(ctx context.Context, artifact Artifact, path string
 	if err := verifyArchive(file.Name(), artifact.Digest); err != nil {
 		return err
 	}
-	return os.Rename(file.Name(), path)
+	if err := os.Rename(file.Name(), path); err != nil {
+		return err
+	}
+	_, err = a.archives.add(path)
+	return err
 }
 
 // withoutPath returns an error of a file without its path, which differs between attempts.

@@ -4,16 +4,21 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
-// failureTTL is the time for which a failed verification is cached.
-const failureTTL = time.Minute
+const (
+	// unverifiedTTL is the time for which a failed verification is cached.
+	unverifiedTTL = time.Minute
+	// missingTTL is the time for which it is cached that a chart does not exist. It is short: people deploy a chart
+	// right after they have published it.
+	missingTTL = 10 * time.Second
+)
 
 // cached returns the requested chart if its archive is on disk. The first call verifies the digest of an archive that
 // an earlier process wrote.
@@ -24,6 +29,7 @@ func (c *Charts) cached(request chartRequest) (Chart, bool) {
 	c.mu.Unlock()
 	if ok {
 		_, err := os.Stat(chart.Path)
+		c.touch(key, chart)
 		return chart, err == nil
 	}
 	raw, err := os.ReadFile(c.entryPath(key))
@@ -36,7 +42,14 @@ func (c *Charts) cached(request chartRequest) (Chart, bool) {
 		return Chart{}, false
 	}
 	c.addCached(key, chart)
+	c.touch(key, chart)
 	return chart, true
+}
+
+// touch records the use of a chart.
+func (c *Charts) touch(key string, chart Chart) {
+	c.files.touch(chart.Path)
+	c.files.touch(c.entryPath(key))
 }
 
 // store writes the archive, and then the entry that refers to it: so no incomplete archive is ever read.
@@ -69,29 +82,28 @@ func (c *Charts) addCached(key string, chart Chart) {
 	c.byKey[key] = chart
 }
 
-// failedVerification is the error of a request whose chart is not verified.
-type failedVerification struct {
-	err error
-	at  time.Time
+// failedRequest is the error of a request that is not repeated before an instant.
+type failedRequest struct {
+	err   error
+	until time.Time
 }
 
-// cachedFailure returns the error if the same request failed verification within failureTTL. So a chart without a valid
-// signature is downloaded once a minute, and not once per cluster.
+// cachedFailure returns the error if the same request failed a short time ago. So a chart without a valid signature is
+// downloaded once a minute, and the index for a version that does not exist requested every 10 seconds, and not once
+// per cluster.
 func (c *Charts) cachedFailure(request chartRequest) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.failures, func(_ string, old failedVerification) bool { return c.clock.Since(old.at) >= failureTTL })
+	now := c.clock.Now()
+	maps.DeleteFunc(c.failures, func(_ string, old failedRequest) bool { return !now.Before(old.until) })
 	return c.failures[request.key()].err
 }
 
-// addFailure caches err if it wraps ErrUnverified. Other errors, for example of the network, are not cached.
-func (c *Charts) addFailure(request chartRequest, err error) {
-	if !errors.Is(err, ErrUnverified) {
-		return
-	}
+// addFailure caches err for ttl.
+func (c *Charts) addFailure(request chartRequest, err error, ttl time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.failures[request.key()] = failedVerification{err: err, at: c.clock.Now()}
+	c.failures[request.key()] = failedRequest{err: err, until: c.clock.Now().Add(ttl)}
 }
 
 func (c *Charts) write(path string, content []byte) error {
@@ -110,7 +122,21 @@ func (c *Charts) write(path string, content []byte) error {
 	if err != nil {
 		return fmt.Errorf("store the chart: %w", err)
 	}
-	return nil
+	deleted, err := c.files.add(path)
+	c.forgetDeleted(deleted)
+	return err
+}
+
+// forgetDeleted drops the charts whose files were deleted.
+func (c *Charts) forgetDeleted(paths []string) {
+	if len(paths) == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.byKey, func(key string, chart Chart) bool {
+		return slices.Contains(paths, chart.Path) || slices.Contains(paths, c.entryPath(key))
+	})
 }
 
 func (c *Charts) archivePath(digest string) string { return filepath.Join(c.dir, digest+".tgz") }

@@ -6,9 +6,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/cache"
 	"github.com/towline/towline/internal/egress"
 	"github.com/towline/towline/internal/phase"
 )
@@ -39,6 +40,7 @@ type Chart struct {
 }
 
 // Charts fetches chart archives and caches them in a directory, which survives restarts. Clusters share the archives.
+// Archives and indexes have a total size; the least recently used ones are fetched again.
 // An exact version in the cache is never requested again, even if the repository replaces its archive. The cache key
 // includes the login and the verification: an archive that was fetched with one login is not used for another one, and
 // an archive is in the cache for a verification only after it has been verified.
@@ -47,13 +49,14 @@ type Charts struct {
 	Egress *egress.Policy
 
 	dir     string
+	files   *fileCache
 	clock   clock.PassiveClock
 	flights singleflight.Group
+	indexes *cache.Cache[*index]
 
 	mu       sync.Mutex // guards the fields below; no other lock is acquired while it is held
 	byKey    map[string]Chart
-	indexes  map[string]*index
-	failures map[string]failedVerification
+	failures map[string]failedRequest
 
 	attempts *attempts
 	// publicRoot returns the trust root of Sigstore's public services.
@@ -62,12 +65,13 @@ type Charts struct {
 
 // NewCharts returns Charts that stores its archives in dir, and creates dir if it does not exist.
 func NewCharts(dir string, clock clock.PassiveClock) (*Charts, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("create the chart directory: %w", err)
+	files, err := newFileCache(dir, maxChartFiles)
+	if err != nil {
+		return nil, err
 	}
 	return &Charts{
-		dir: dir, clock: clock, attempts: newAttempts(clock),
-		byKey: map[string]Chart{}, indexes: map[string]*index{}, failures: map[string]failedVerification{},
+		dir: dir, files: files, clock: clock, attempts: newAttempts(clock),
+		byKey: map[string]Chart{}, indexes: cache.New[*index](maxIndexes), failures: map[string]failedRequest{},
 		publicRoot: publicRoot(filepath.Join(dir, "sigstore"), tuf.DefaultOptions()),
 	}, nil
 }
@@ -107,7 +111,7 @@ type chartRequest struct {
 // ErrNotFound if the repository does not have the chart, phase.Invalid if the profile or a Secret must be corrected,
 // and any other error for a repository that cannot be reached or returns an invalid response, which the caller retries.
 // ErrUnverified means that the chart lacks a valid signature that verification requires. This result is cached for a
-// minute.
+// minute, and ErrNotFound for 10 seconds.
 //
 // It returns a PendingError if the repository does not respond within some seconds. The error of a repository that
 // cannot be reached is remembered for a growing time, up to 5 minutes: meanwhile calls return it at once. revision
@@ -185,6 +189,9 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 	defer transport.CloseIdleConnections()
 	repository := open(c, request.repositoryURL, request.login, transport)
 	at, err := repository.locate(ctx, request.name, request.version)
+	if errors.Is(err, ErrNotFound) {
+		c.addFailure(request, err, missingTTL)
+	}
 	if err != nil {
 		return Chart{}, err
 	}
@@ -202,8 +209,11 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 		return Chart{}, fmt.Errorf("read the archive: %w", err)
 	}
 	got := download{at: at, archive: archive, metadata: loaded.Metadata}
-	if err := c.verify(ctx, repository, exact, got); err != nil {
-		c.addFailure(request, err)
+	err = c.verify(ctx, repository, exact, got)
+	if errors.Is(err, ErrUnverified) {
+		c.addFailure(request, err, unverifiedTTL)
+	}
+	if err != nil {
 		return Chart{}, err
 	}
 	return c.store(exact, got)
@@ -226,13 +236,8 @@ func (r chartRequest) key() string {
 }
 
 func (c *Charts) knownIndex(key string) *index {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.indexes[key]
+	known, _ := c.indexes.Get(key)
+	return known
 }
 
-func (c *Charts) keepIndex(key string, fresh *index) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.indexes[key] = fresh
-}
+func (c *Charts) keepIndex(key string, fresh *index) { c.indexes.Put(key, fresh, fresh.size) }

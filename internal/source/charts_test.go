@@ -217,6 +217,36 @@ func TestIndexIsAskedForOnlyAsOftenAsNeeded(t *testing.T) {
 	wantIndexes(3, 1)
 }
 
+// TestMissingVersionIsRemembered fetches a version that does not exist as the clusters of a rollout do, and then after
+// it was published.
+func TestMissingVersionIsRemembered(t *testing.T) {
+	t.Parallel()
+	server := counted(exampleRepository(t, examples.Chart{Version: "0.1.0"}))
+	address := serve(t, server)
+	clock := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
+	charts, err := source.NewCharts(t.TempDir(), clock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fetch := func() error {
+		_, err := charts.Fetch(t.Context(), helmChart(address, "hello", "9.9.9"), source.Login{}, source.Verification{}, nil)
+		return err
+	}
+	for range 10 {
+		if err := fetch(); !errors.Is(err, source.ErrNotFound) {
+			t.Fatalf("got %v, want ErrNotFound", err)
+		}
+	}
+	if got := server.counted("/index.yaml"); got > 2 {
+		t.Errorf("the index was requested %d times", got)
+	}
+	server.exchange(exampleRepository(t, examples.Chart{Version: "9.9.9"}))
+	clock.SetTime(time.Unix(10, 0))
+	if err := fetch(); err != nil {
+		t.Errorf("got %v after the version was published", err)
+	}
+}
+
 func TestFetchErrorsNameWhatAndWhere(t *testing.T) {
 	t.Parallel()
 	archive, err := examples.Chart{}.Archive()

@@ -213,7 +213,7 @@ func checkPayload(payload []byte, digest string) error {
 		return fmt.Errorf("the signed text is of type %q", claim.Critical.Type)
 	}
 	if claim.Critical.Image.Digest != digest {
-		return fmt.Errorf("it signs %s, not %s", claim.Critical.Image.Digest, digest)
+		return fmt.Errorf("it signs %q, not %s", claim.Critical.Image.Digest, digest)
 	}
 	return nil
 }

@@ -224,7 +224,7 @@ func TestSignaturesByKeyAreVerified(t *testing.T) {
 		"another chart's classic signature": {attach: func(t *testing.T, c signedChart) {
 			t.Helper()
 			c.attachClassic(t, classicByKey(t, key, elsewhere))
-		}, want: "it signs " + elsewhere + ", not sha256:"},
+		}, want: `it signs "` + elsewhere + `", not sha256:`},
 		"another chart's bundle": {attach: func(t *testing.T, c signedChart) {
 			t.Helper()
 			c.attachBundle(t, bundleByKey(t, key, statement(elsewhere, signStatement)))

@@ -27,7 +27,7 @@
 // Invariants:
 //
 //   - Exact versions in the cache are not requested again. A range requests the index, or the tags, at most once a
-//     minute.
+//     minute, and a chart that does not exist at most every 10 seconds.
 //   - An archive is stored for a Verification only after it has been verified.
 //   - Errors that a user must correct are phase.Invalid. Errors about missing objects and charts wrap ErrNotFound. All
 //     others are transient, and the caller retries. No error has data of a Secret.

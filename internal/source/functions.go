@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"text/template"
 	"time"
@@ -16,7 +17,8 @@ import (
 )
 
 // functions returns the functions of templates: conversions, and the functions of Sprig except those that read the
-// environment or the clock or return random values (docs/adr/0016-functions-of-templates.md).
+// environment or the clock or return random values (docs/adr/0016-functions-of-templates.md). Those that return keys or
+// values of a map sort them by key.
 func functions() template.FuncMap {
 	funcs := sprig.HermeticTxtFuncMap()
 	// Sprig lists these as hermetic although they return random values or read the clock.
@@ -27,6 +29,7 @@ func functions() template.FuncMap {
 		delete(funcs, name)
 	}
 	maps.Copy(funcs, timeFunctions())
+	funcs["keys"], funcs["values"] = sortedKeys, sortedValues
 	funcs["toYaml"] = toYAML
 	funcs["fromYaml"] = parse[map[string]any](yamlUnmarshal)
 	funcs["fromYamlArray"] = parse[[]any](yamlUnmarshal)
@@ -80,6 +83,24 @@ func momentOf(value any) (time.Time, error) {
 		return time.Unix(int64(value), 0), nil
 	}
 	return time.Time{}, fmt.Errorf("a %T is no time; mustToDate makes one of a text", value)
+}
+
+// sortedKeys replaces keys of Sprig, whose order is random. It sorts the keys of each map.
+func sortedKeys(dicts ...map[string]any) []string {
+	all := []string{}
+	for _, dict := range dicts {
+		all = append(all, slices.Sorted(maps.Keys(dict))...)
+	}
+	return all
+}
+
+// sortedValues replaces values of Sprig, whose order is random. It sorts the values by key.
+func sortedValues(dict map[string]any) []any {
+	all := []any{}
+	for _, key := range slices.Sorted(maps.Keys(dict)) {
+		all = append(all, dict[key])
+	}
+	return all
 }
 
 func toYAML(value any) (string, error) {

@@ -210,7 +210,7 @@ func FuzzSignedText(f *testing.F) {
 	f.Add([]byte(`{"critical":{"image":{"docker-manifest-digest":"sha256:aa"},"type":"cosign container image signature"}}`), "sha256:aa")
 	f.Add([]byte(`{"SignedEntryTimestamp":"aGk=","Payload":{"body":"e30=","integratedTime":1,"logIndex":1,"logID":"aa"}}`), "")
 	f.Fuzz(func(t *testing.T, raw []byte, digest string) {
-		err := checkPayload(raw, digest)
+		err := checkPayload(raw, strings.Join(strings.Fields(digest), "")) // the digest is of the registry's client
 		fuzzing.OneLine(t, err)
 		if err == nil && !json.Valid(raw) {
 			t.Errorf("%q is accepted", raw)

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -148,12 +149,13 @@ func (l *Login) readCredentials(secret *corev1.Secret, key, repositoryURL string
 		return err
 	}
 	l.Hosts = []string{host}
-	l.Username, l.Password, err = dockerLogin(secret, key, host)
+	l.Username, l.Password, err = dockerLogin(secret, key, repositoryURL, host)
 	return err
 }
 
-// dockerLogin returns the login for host in the Docker configuration of a Secret.
-func dockerLogin(secret *corev1.Secret, key, host string) (username, password string, err error) {
+// dockerLogin returns the login for repositoryURL, which is on host, in the Docker configuration of a Secret. If there
+// are several for the host, it is the one with the longest path that contains the repository, else the first by key.
+func dockerLogin(secret *corev1.Secret, key, repositoryURL, host string) (username, password string, err error) {
 	raw, key := dockerConfig(secret, key)
 	if raw == nil {
 		return "", "", fmt.Errorf("no key %q, and no keys username and password", cmp.Or(key, corev1.DockerConfigJsonKey))
@@ -168,21 +170,48 @@ func dockerLogin(secret *corev1.Secret, key, host string) (username, password st
 	if json.Unmarshal(raw, &config) != nil {
 		return "", "", fmt.Errorf("key %q is not a Docker configuration in JSON", key)
 	}
-	for name, auth := range config.Auths {
-		if named, err := registryHost(name); err != nil || named != host {
-			continue
-		}
-		if auth.Username != "" {
-			return auth.Username, auth.Password, nil
-		}
-		decoded, err := base64.StdEncoding.DecodeString(auth.Auth)
-		user, pass, found := strings.Cut(string(decoded), ":")
-		if err != nil || !found {
-			return "", "", fmt.Errorf("key %q has an invalid login for %s", key, host)
-		}
-		return user, pass, nil
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(config.Auths)), func(name string) bool {
+		named, err := registryHost(name)
+		return err != nil || named != host
+	})
+	if len(names) == 0 {
+		return "", "", fmt.Errorf("key %q has no login for %s", key, host)
 	}
-	return "", "", fmt.Errorf("key %q has no login for %s", key, host)
+	slices.SortStableFunc(names, func(a, b string) int {
+		return cmp.Compare(commonPath(b, repositoryURL), commonPath(a, repositoryURL))
+	})
+	auth := config.Auths[names[0]]
+	if auth.Username != "" {
+		return auth.Username, auth.Password, nil
+	}
+	decoded, err := base64.StdEncoding.DecodeString(auth.Auth)
+	user, pass, found := strings.Cut(string(decoded), ":")
+	if err != nil || !found {
+		return "", "", fmt.Errorf("key %q has an invalid login for %s", key, host)
+	}
+	return user, pass, nil
+}
+
+// commonPath returns the length of the path in name, the key of a Docker configuration, if repositoryURL is below it,
+// and -1 if not. Docker writes keys with the version of the API as their path, which is no path of repositories.
+func commonPath(name, repositoryURL string) int {
+	path := repositoryPath(name)
+	switch {
+	case path == "" || path == "/v1" || path == "/v2":
+		return 0
+	case strings.HasPrefix(repositoryPath(repositoryURL)+"/", path+"/"):
+		return len(path)
+	}
+	return -1
+}
+
+// repositoryPath returns the path of a URL, or of a key that has no scheme, without a slash at the end.
+func repositoryPath(address string) string {
+	if _, rest, hasScheme := strings.Cut(address, "://"); hasScheme {
+		address = rest
+	}
+	_, path, _ := strings.Cut(address, "/")
+	return strings.TrimRight("/"+path, "/")
 }
 
 func dockerConfig(secret *corev1.Secret, key string) (raw []byte, found string) {

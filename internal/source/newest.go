@@ -31,9 +31,9 @@ func nameInRepository(chart configv1beta1.HelmChart) string {
 func (r Repository) Key() string { return strings.TrimRight(r.URL, "/") + " " + r.Login.digest() }
 
 // Newest returns, by name, the newest version of each chart in a repository that is not a pre-release, or "" if it has
-// only pre-releases. It requests an index once for all charts, and the tags in a registry once per chart. A chart whose
-// versions cannot be read is missing from the result. The error then wraps ErrNotFound if the repository does not have
-// the chart, and phase.Invalid if the user must correct the URL or the CA.
+// only pre-releases. It requests an index once for all charts, and the tags in a registry once per chart; both at most
+// once a minute. A chart whose versions cannot be read is missing from the result. The error then wraps ErrNotFound if
+// the repository does not have the chart, and phase.Invalid if the user must correct the URL or the CA.
 func (c *Charts) Newest(ctx context.Context, r Repository, names []string) (map[string]string, error) {
 	open, err := openerFor(r.URL)
 	if err != nil {
@@ -51,7 +51,7 @@ func (c *Charts) Newest(ctx context.Context, r Repository, names []string) (map[
 		versions, err := repository.versions(ctx, name)
 		if err != nil {
 			failures = append(failures, fmt.Errorf("chart %s in %s: %w", name, redacted(r.URL), err))
-			if !errors.Is(err, ErrNotFound) {
+			if _, isIndex := errors.AsType[*indexError](err); isIndex || isRepositoryError(err) {
 				break // the next chart would fail too
 			}
 			continue
@@ -86,11 +86,18 @@ func IsOutdated(version, newest string) bool {
 	return haveErr == nil && wantErr == nil && want.GreaterThan(have)
 }
 
+// indexError is an error of the index that all charts of a repository need. A registry has none: each chart has its own
+// tags, and can be denied to a login that may read others.
+type indexError struct{ error }
+
+// Unwrap returns the wrapped error.
+func (e *indexError) Unwrap() error { return e.error }
+
 // versions returns the versions of a chart in the index.
 func (r *httpRepository) versions(ctx context.Context, name string) ([]string, error) {
 	listing, err := r.index(ctx, indexTTL)
 	if err != nil {
-		return nil, err
+		return nil, &indexError{err}
 	}
 	var versions []string
 	for _, entry := range listing.Entries[name] {
@@ -102,13 +109,4 @@ func (r *httpRepository) versions(ctx context.Context, name string) ([]string, e
 		return nil, ErrNotFound
 	}
 	return versions, nil
-}
-
-// versions returns the tags of a chart as versions.
-func (r *ociRegistry) versions(ctx context.Context, name string) ([]string, error) {
-	opened, err := r.open(name)
-	if err != nil {
-		return nil, err
-	}
-	return listVersions(ctx, opened)
 }

@@ -77,6 +77,37 @@ func TestNewestInARegistryNeedsTheLogin(t *testing.T) {
 	}
 }
 
+// TestNewestOfOtherCharts has a registry that denies one chart, as GHCR does for a private one, and then all charts.
+func TestNewestOfOtherCharts(t *testing.T) {
+	t.Parallel()
+	address, server := chartRegistry(t, "0.1.0")
+	registry, tooMany := server.handler, false
+	server.exchange(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case tooMany:
+			w.WriteHeader(http.StatusTooManyRequests)
+		case strings.Contains(r.URL.Path, "/denied/"):
+			w.WriteHeader(http.StatusForbidden)
+		default:
+			registry.ServeHTTP(w, r)
+		}
+	}))
+	repository := source.Repository{URL: address, Login: source.Login{Username: "me", Password: "s:cret", PlainHTTP: true}}
+	got, err := newCharts(t, t.TempDir()).Newest(t.Context(), repository, []string{"denied", "hello"})
+	wantTexts(t, err, "chart denied in "+address, "403")
+	if diff := cmp.Diff(map[string]string{"hello": "0.1.0"}, got); diff != "" {
+		t.Errorf("newest (-want +got):\n%s", diff)
+	}
+	tooMany = true
+	before := server.counted("/v2/charts/hello/tags/list")
+	if got, err := newCharts(t, t.TempDir()).Newest(t.Context(), repository, []string{"denied", "hello"}); err == nil || len(got) > 0 {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if after := server.counted("/v2/charts/hello/tags/list"); after != before {
+		t.Error("a registry with too many requests was asked for the next chart")
+	}
+}
+
 func TestOutdated(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

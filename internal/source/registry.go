@@ -16,25 +16,35 @@ import (
 	"oras.land/oras-go/v2/registry/remote"
 	"oras.land/oras-go/v2/registry/remote/auth"
 	"oras.land/oras-go/v2/registry/remote/errcode"
+
+	"github.com/towline/towline/internal/cache"
 )
+
+// maxTags limits the tags of one chart: a registry can return pages without end.
+const maxTags = 100_000
+
+// tagOverhead is the memory of a tag in addition to its text.
+const tagOverhead = 16
 
 // maxManifest limits a manifest: registries accept up to 4 MiB.
 const maxManifest = 4 << 20
 
 // ociRegistry is a repository of charts in an OCI registry: one artifact per chart, one tag per version.
 type ociRegistry struct {
-	base  string // host and path, without scheme and trailing slash
-	login Login
-	http  *http.Client
+	charts *Charts
+	base   string // host and path, without scheme and trailing slash
+	login  Login
+	http   *http.Client
 }
 
 var _ repository = (*ociRegistry)(nil)
 
-func newOCIRegistry(_ *Charts, address string, login Login, transport *http.Transport) repository {
+func newOCIRegistry(charts *Charts, address string, login Login, transport *http.Transport) repository {
 	return &ociRegistry{
-		base:  strings.TrimRight(strings.TrimPrefix(address, "oci://"), "/"),
-		login: login,
-		http:  &http.Client{Transport: transport, CheckRedirect: checkRedirect},
+		charts: charts,
+		base:   strings.TrimRight(strings.TrimPrefix(address, "oci://"), "/"),
+		login:  login,
+		http:   &http.Client{Transport: transport, CheckRedirect: checkRedirect},
 	}
 }
 
@@ -60,7 +70,7 @@ func (r *ociRegistry) locate(ctx context.Context, name, version string) (locatio
 	}
 	candidates := spellings(version)
 	if !isExact(version) {
-		versions, err := listVersions(ctx, opened)
+		versions, err := r.versions(ctx, name)
 		if err != nil {
 			return location{}, err
 		}
@@ -88,6 +98,29 @@ func (r *ociRegistry) locate(ctx context.Context, name, version string) (locatio
 	return location{}, ErrNotFound
 }
 
+// versions returns the tags of a chart as versions. It sends no request if they were listed within indexTTL: else each
+// cluster of a rollout would list them, and the registry would answer with too many requests.
+func (r *ociRegistry) versions(ctx context.Context, name string) ([]string, error) {
+	key := "tags " + r.base + "/" + name + " " + r.login.digest()
+	if known := r.charts.knownIndex(key); known != nil && r.charts.clock.Since(known.checked) < indexTTL {
+		return known.tags, nil
+	}
+	opened, err := r.open(name)
+	if err != nil {
+		return nil, err
+	}
+	versions, err := listVersions(ctx, opened)
+	if err != nil {
+		return nil, err
+	}
+	size := cache.MinSize
+	for _, version := range versions {
+		size += tagOverhead + len(version)
+	}
+	r.charts.keepIndex(key, &index{tags: versions, checked: r.charts.clock.Now(), size: size})
+	return versions, nil
+}
+
 // listVersions returns the tags of a chart as versions.
 func listVersions(ctx context.Context, opened *remote.Repository) ([]string, error) {
 	var versions []string
@@ -95,6 +128,9 @@ func listVersions(ctx context.Context, opened *remote.Repository) ([]string, err
 		for _, tag := range tags {
 			// A tag cannot hold the plus sign of build metadata.
 			versions = append(versions, strings.ReplaceAll(tag, "_", "+"))
+		}
+		if len(versions) > maxTags {
+			return fmt.Errorf("it has more than %d tags", maxTags)
 		}
 		return nil
 	})

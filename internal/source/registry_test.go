@@ -7,9 +7,11 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	clocktesting "k8s.io/utils/clock/testing"
 	"oras.land/oras-go/v2"
 	"oras.land/oras-go/v2/registry/remote"
 	"oras.land/oras-go/v2/registry/remote/auth"
@@ -122,6 +124,38 @@ func TestFetchFromRegistryDownloadsOnce(t *testing.T) {
 	second, err := newCharts(t, dir).Fetch(t.Context(), helmChart(address, "hello", "0.1.0"), login, source.Verification{}, nil)
 	if err != nil || first != second {
 		t.Errorf("got %v and %v, want the same chart again", second, err)
+	}
+}
+
+// TestTagsAreListedOnceAMinute fetches a range as each cluster of a rollout does.
+func TestTagsAreListedOnceAMinute(t *testing.T) {
+	t.Parallel()
+	address, server := chartRegistry(t, "0.1.0")
+	clock := clocktesting.NewFakePassiveClock(time.Unix(0, 0))
+	charts, err := source.NewCharts(t.TempDir(), clock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		password, version string
+		seconds           int64
+		isListed          bool
+	}{
+		{"s:cret", "0.x", 0, true},
+		{"s:cret", ">=0.1", 59, false},
+		{"wrong", "0.x", 59, true}, // the tags that were listed for another login are not used
+		{"s:cret", "0.x", 61, true},
+	} {
+		clock.SetTime(time.Unix(step.seconds, 0))
+		before := server.counted("/v2/charts/hello/tags/list")
+		login := source.Login{Username: "me", Password: step.password, PlainHTTP: true}
+		_, err := charts.Fetch(t.Context(), helmChart(address, "hello", step.version), login, source.Verification{}, nil)
+		if (err == nil) != (step.password == "s:cret") {
+			t.Errorf("%v: got %v", step, err)
+		}
+		if got := server.counted("/v2/charts/hello/tags/list") > before; got != step.isListed {
+			t.Errorf("%v: the tags were listed: %t", step, got)
+		}
 	}
 }
 

@@ -102,6 +102,9 @@ func checkRemote(address string, remote libv1beta1.RemoteSource) error {
 	if err != nil || parsed.Host == "" {
 		return fmt.Errorf("it is not a URL with a host")
 	}
+	if strings.Contains(parsed.Host, "%") {
+		return fmt.Errorf("its host has an IPv6 zone, which is for link-local addresses only")
+	}
 	schemes := []string{schemeHTTP, schemeHTTPS, schemeOCI, schemeGitHTTP, schemeGitHTTPS, schemeGitSSH}
 	if !slices.Contains(schemes, parsed.Scheme) {
 		return fmt.Errorf("its scheme is none of %s", strings.Join(schemes, ", "))

@@ -20,13 +20,16 @@ import (
 // indexTTL is the time for which a cached index is used without a request.
 const indexTTL = time.Minute
 
-// index is a repository's index.yaml, with the header fields for conditional requests.
+// index is a repository's index.yaml, with the header fields for conditional requests, or the tags of a chart in a
+// registry.
 type index struct {
 	Entries map[string][]*indexEntry `json:"entries"`
+	tags    []string
 
 	etag     string
 	modified string
 	checked  time.Time
+	size     int // of index.yaml in bytes, which is more than the index takes in memory, or of the tags
 }
 
 type indexEntry struct {
@@ -189,6 +192,7 @@ func (r *httpRepository) fetchIndex(ctx context.Context, known *index) (*index, 
 		return nil, err
 	}
 	fresh.etag, fresh.modified = response.Header.Get("ETag"), response.Header.Get("Last-Modified")
+	fresh.size = len(raw)
 	fresh.checked = r.charts.clock.Now()
 	return fresh, nil
 }

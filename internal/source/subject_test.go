@@ -54,6 +54,26 @@ func TestExpand(t *testing.T) {
 	}
 }
 
+// TestFunctionsOfMapsAreSorted expands functions whose result would have the random order of a map.
+func TestFunctionsOfMapsAreSorted(t *testing.T) {
+	t.Parallel()
+	const dict = `(dict "d" 4 "b" 2 "e" 5 "a" 1 "c" 3)`
+	for text, want := range map[string]string{
+		`{{ keys ` + dict + ` | join "," }}`:              "a,b,c,d,e",
+		`{{ keys ` + dict + ` (dict "A" 1) | join "," }}`: "a,b,c,d,e,A",
+		`{{ keys | len }}{{ keys (dict) | toJson }}`:      "0[]",
+		`{{ values ` + dict + ` }}`:                       "[1 2 3 4 5]",
+		`{{ values (dict) | toJson }}`:                    "[]",
+	} {
+		for range 20 {
+			if got, err := subject().Expand("text", text); err != nil || got != want {
+				t.Errorf("%s: got %q, %v, want %q", text, got, err, want)
+				break
+			}
+		}
+	}
+}
+
 func TestExpandRefuses(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ text, want string }{

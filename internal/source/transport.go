@@ -24,6 +24,8 @@ const (
 	headerTimeout = 30 * time.Second
 	// maxIndex is larger than any public index; the largest ones have about 30 MiB.
 	maxIndex = 128 << 20
+	// maxIndexes limits all cached indexes together.
+	maxIndexes = 256 << 20
 	// maxArchive is Helm's limit for the size of an unpacked chart.
 	maxArchive = 100 << 20
 )

@@ -9,13 +9,13 @@ import (
 	"fmt"
 	"path"
 	"regexp"
-	"strings"
 
 	helmchart "helm.sh/helm/v4/pkg/chart/v2"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 )
 
@@ -212,4 +212,4 @@ type unverifiedError struct{ error }
 func (unverifiedError) Is(target error) bool { return target == ErrUnverified }
 
 // oneLine returns the message of err on one line.
-func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+func oneLine(err error) string { return kube.OneLine(err.Error()) }

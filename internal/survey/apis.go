@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/discovery"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/kube"
 )
 
 // listAPIs lists the APIs that the cluster serves. If some group versions fail, it returns the other ones and an error.
@@ -94,7 +95,7 @@ func completenessCondition(found []clusterv1alpha1.APIEnablement, err error) met
 		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsEmpty, "no API is known: the cluster lists none"
 	case err != nil:
 		names := slices.Sorted(maps.Keys(groupVersionNames(failed)))
-		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsPartial, truncate("these APIs do not answer: "+strings.Join(names, ", "))
+		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsPartial, kube.Truncate("these APIs do not answer: "+strings.Join(names, ", "), maxMessage)
 	default:
 		condition.Status = metav1.ConditionTrue
 		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsComplete, "all APIs are known"

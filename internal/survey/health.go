@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/kube"
 )
 
 const (
@@ -105,7 +106,7 @@ func failedChecks(body string) string {
 	if len(checks) == 0 {
 		return ""
 	}
-	return truncate(", failing: " + strings.Join(checks, ", "))
+	return kube.Truncate(", failing: "+strings.Join(checks, ", "), maxMessage)
 }
 
 // sourcePort matches the source address of a connection, whose port differs each time.
@@ -125,19 +126,11 @@ func StableMessage(err error) string {
 	)
 	switch {
 	case errors.As(err, &dnsErr):
-		return truncate(fmt.Sprintf("lookup %s: %s", dnsErr.Name, dnsErr.Err))
+		return kube.Truncate(fmt.Sprintf("lookup %s: %s", dnsErr.Name, dnsErr.Err), maxMessage)
 	case errors.As(err, &certErr) && certErr.Reason == x509.Expired:
 		return fmt.Sprintf("its certificate is valid from %s to %s only", certErr.Cert.NotBefore.UTC().Format(time.RFC3339), certErr.Cert.NotAfter.UTC().Format(time.RFC3339))
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &netErr) && netErr.Timeout():
 		return fmt.Sprintf("it does not answer within %s", healthTimeout)
 	}
-	return truncate(sourcePort.ReplaceAllString(err.Error(), ""))
-}
-
-// truncate limits a text from a cluster to maxMessage bytes.
-func truncate(text string) string {
-	if len(text) <= maxMessage {
-		return text
-	}
-	return strings.ToValidUTF8(text[:maxMessage], "") + "..."
+	return kube.Truncate(sourcePort.ReplaceAllString(err.Error(), ""), maxMessage)
 }

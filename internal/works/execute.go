@@ -113,7 +113,8 @@ func EnsureFinalizer(ctx context.Context, hub client.Client, work *workv1alpha1.
 //
 // A Work without the finalizer (see EnsureFinalizer) is not applied, because its deletion could be missed. If a Work
 // disappears without a deletion, its objects stay. While a Work is suspended, its objects are neither changed nor
-// protected from drift, but they are observed. While the cluster is unreachable, the health of all objects is Unknown.
+// protected from drift, but they are observed. While the cluster is unreachable, all objects keep the status that was
+// read last, with health Unknown.
 func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, state ClusterState) (requeueAfter time.Duration, err error) {
 	hasFinalizer := controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer)
 	switch {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/url"
 	"reflect"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -53,7 +52,7 @@ func pendingCondition() metav1.Condition {
 func interruptedCondition(message string) metav1.Condition {
 	return metav1.Condition{
 		Type: workv1alpha1.WorkApplied, Status: metav1.ConditionFalse, Reason: workv1alpha1.ReasonAppliedFailed,
-		Message: "Not all manifests were applied before the Work was suspended: " + truncate(cmp.Or(message, "it was interrupted")),
+		Message: "Not all manifests were applied before the Work was suspended: " + kube.Truncate(cmp.Or(message, "it was interrupted"), maxMessageBytes),
 	}
 }
 
@@ -113,15 +112,7 @@ func stableMessage(err error, message string) string {
 	if errors.Is(err, engine.ErrTimeUp) {
 		return engine.ErrTimeUp.Error()
 	}
-	return truncate(cmp.Or(message, err.Error()))
-}
-
-// truncate limits text to maxMessageBytes.
-func truncate(text string) string {
-	if len(text) > maxMessageBytes {
-		text = strings.ToValidUTF8(text[:maxMessageBytes], "") + "..."
-	}
-	return text
+	return kube.Truncate(cmp.Or(message, err.Error()), maxMessageBytes)
 }
 
 // setCondition sets a condition in status.
@@ -201,13 +192,18 @@ func manifestStatuses(work *workv1alpha1.Work, observations []engine.Observation
 	return statuses, omitted
 }
 
-// lastObservations returns the objects from the status of the Work, with unknown health.
+// lastObservations returns the objects from the status of the Work, with the status that was read last and unknown
+// health.
 func lastObservations(work *workv1alpha1.Work) []engine.Observation {
 	var all []engine.Observation
 	for _, status := range work.Status.ManifestStatuses {
 		id := status.Identifier
 		ref := kube.Ref{Group: id.Group, Version: id.Version, Kind: id.Kind, Namespace: id.Namespace, Name: id.Name}
-		all = append(all, engine.Observation{Ref: ref, Resource: id.Resource, Health: engine.Unknown})
+		last := engine.Observation{Ref: ref, Resource: id.Resource, Health: engine.Unknown}
+		if status.Status != nil {
+			last.Status = status.Status.Raw
+		}
+		all = append(all, last)
 	}
 	return all
 }

@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -45,11 +46,17 @@ const deniedAddress = "127.0.0.3"
 // cloudNamespace is the namespace whose clusters may use the cloud identity of the hub.
 const cloudNamespace = "cloud"
 
-// TestMain is also the child process in which the hub expands templates.
+// TestMain is also the child process in which the hub expands templates, and the one of TestExploitedSandbox.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "sandbox" {
 		if code := cli.Run(context.Background(), []string{"towline", "sandbox"}, command.Streams{Out: os.Stdout, Err: os.Stderr}); code != 0 {
 			panic(code)
+		}
+		return
+	}
+	if len(os.Args) == 2 && os.Args[1] == exploited {
+		if err := serveExploited(); err != nil {
+			panic(err)
 		}
 		return
 	}
@@ -154,18 +161,24 @@ func (w *world) tenant() client.Client {
 // account returns a client with the token of a new ServiceAccount that has rights in the namespace of the test.
 func (w *world) account(name string, rules ...rbacv1.PolicyRule) client.Client {
 	w.Helper()
-	meta := metav1.ObjectMeta{Namespace: w.ns, Name: name}
-	account := &corev1.ServiceAccount{ObjectMeta: meta}
-	for _, obj := range []client.Object{
-		account,
-		&rbacv1.Role{ObjectMeta: meta, Rules: rules},
-		&rbacv1.RoleBinding{
-			ObjectMeta: meta, Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: w.ns, Name: name}},
-			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
-		},
-	} {
-		w.must(w.Create(w.Context(), obj))
-	}
+	w.must(w.Create(w.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Rules: rules}))
+	return w.bound(name, &rbacv1.RoleBinding{RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}})
+}
+
+// bound returns a client with the token of a new ServiceAccount, to which binding gives its role.
+func (w *world) bound(name string, binding *rbacv1.RoleBinding) client.Client {
+	w.Helper()
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
+	binding.ObjectMeta = account.ObjectMeta
+	binding.Subjects = []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: w.ns, Name: name}}
+	w.must(w.Create(w.Context(), account))
+	w.must(w.Create(w.Context(), binding))
+	return w.withToken(account)
+}
+
+// withToken returns a client with a token of a ServiceAccount.
+func (w *world) withToken(account *corev1.ServiceAccount) client.Client {
+	w.Helper()
 	request := &authenticationv1.TokenRequest{}
 	w.must(w.SubResource("token").Create(w.Context(), account, request))
 	config := rest.AnonymousClientConfig(w.hub.Config)
@@ -189,6 +202,8 @@ func (w *world) pullCluster(tenant client.Client, name string) *libv1beta1.Svelt
 			return err
 		}
 		lease.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
+		lease.Spec.HolderIdentity = ptr.To("pod")
+		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, kube.AnnotationDecrypts, "pod")
 		return w.Update(w.Context(), lease)
 	})
 	before := cluster.DeepCopy()

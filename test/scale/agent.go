@@ -71,6 +71,7 @@ func newAgent(ctx context.Context, fleet *simulatedFleet, cluster client.ObjectK
 		mapper.Add(libv1beta1.GroupVersion.WithKind(kind), meta.RESTScopeNamespace)
 	}
 	mapper.Add(coordinationv1.SchemeGroupVersion.WithKind("Lease"), meta.RESTScopeNamespace)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Secret"), meta.RESTScopeNamespace)
 	config := deliver.LimitResponses(credential.Config())
 	config.QPS = -1
 	hub, err := client.NewWithWatch(config, client.Options{Scheme: kube.Scheme(), Mapper: mapper})
@@ -119,7 +120,7 @@ func (a *simulatedAgent) run(ctx context.Context) {
 func (a *simulatedAgent) runHeartbeats(ctx context.Context) {
 	for {
 		patch := map[string]any{
-			"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationMember: "member-of-" + a.cluster.Name, kube.AnnotationExchanged: a.credential.Exchanged()}},
+			"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationMember: "member-of-" + a.cluster.Name, kube.AnnotationExchanged: a.credential.Exchanged(), kube.AnnotationDecrypts: a.cluster.Name}},
 			"spec": map[string]any{
 				"holderIdentity": a.cluster.Name, "leaseDurationSeconds": int32(heartbeats.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(time.Now()),
 			},

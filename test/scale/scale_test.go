@@ -28,7 +28,7 @@ func TestScenarios(t *testing.T) {
 			t.Errorf("got scenario %q with %d figures, want %q with more", got.Scenario, len(got.Values), want)
 		}
 		// The hub delivers the change, and finds the summaries unchanged that were written to etcd.
-		if writes := got.Requests["APPLY configurationgroups"]; want == "summaries" && (writes < 1 || writes > 2) {
+		if writes := got.Requests["PATCH configurationgroups"]; want == "summaries" && (writes < 1 || writes > 2) {
 			t.Errorf("got %v writes of groups per cluster, want one for the change: %v", writes, got.Requests)
 		}
 		if clusters := got.Stored["sveltosclusters"]; clusters.Objects < 3 || clusters.Bytes < 100*clusters.Objects {

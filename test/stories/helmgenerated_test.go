@@ -258,7 +258,7 @@ func (w *world) wantHidden(plane *localkube.Plane, values map[string]string) {
 // payloads holds the content of all bundles that were ever on the hub, by namespace.
 type payloads struct {
 	mu  sync.Mutex // guards all
-	all map[string][][]byte
+	all map[string][]libv1beta1.ConfigurationBundle
 }
 
 // watchPayloads collects the content of bundles from now on.
@@ -274,13 +274,13 @@ func (w *world) watchPayloads() *payloads {
 		cancel()
 		w.t.Fatal(err)
 	}
-	p := &payloads{all: map[string][][]byte{}}
+	p := &payloads{all: map[string][]libv1beta1.ConfigurationBundle{}}
 	var reader sync.WaitGroup
 	reader.Go(func() {
 		for event := range events.ResultChan() {
 			if b, ok := event.Object.(*libv1beta1.ConfigurationBundle); ok && event.Type == watch.Added {
 				p.mu.Lock()
-				p.all[b.Namespace] = append(p.all[b.Namespace], b.Spec.Payload)
+				p.all[b.Namespace] = append(p.all[b.Namespace], *b)
 				p.mu.Unlock()
 			}
 		}
@@ -289,7 +289,7 @@ func (w *world) watchPayloads() *payloads {
 	return p
 }
 
-// contents returns the decompressed payloads by namespace.
+// contents returns the decrypted and decompressed payloads by namespace.
 func (p *payloads) contents(w *world) map[string][]string {
 	w.t.Helper()
 	decoder, err := zstd.NewReader(nil)
@@ -301,8 +301,8 @@ func (p *payloads) contents(w *world) map[string][]string {
 	defer p.mu.Unlock()
 	contents := map[string][]string{}
 	for namespace, all := range p.all {
-		for _, payload := range all {
-			text, err := decoder.DecodeAll(payload, nil)
+		for _, bundle := range all {
+			text, err := decoder.DecodeAll(w.decrypted(bundle), nil)
 			if err != nil {
 				w.t.Fatal(errors.Join(fmt.Errorf("content of a bundle in %s", namespace), err))
 			}

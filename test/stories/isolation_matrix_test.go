@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -87,7 +88,7 @@ func (p permission) of(a insider) (grants, error) {
 	places := map[string]string{
 		"its delivery namespace": a.delivery, "its execution space": a.delivery, "the cluster's namespace": a.namespace, "namespace `projectsveltos`": kube.AgentNamespace, "everywhere": "",
 	}
-	names := map[string]string{"all": "", "its own": a.cluster}
+	names := map[string]string{"all": "", "its own": a.cluster, "the key of its content": fleet.ContentKeySecret(a.cluster)}
 	place, ok := places[p.where]
 	name, ok2 := names[p.whose]
 	if !ok || !ok2 {

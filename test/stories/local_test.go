@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -66,6 +67,7 @@ const localCluster = "same"
 func TestLocal(t *testing.T) {
 	awaitTurn(t)
 	w := localWorld{world: newWorld(t)}
+	w.grantContent(rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps", "namespaces", "services"}, Verbs: []string{"*"}})
 	w.members = map[string]*localkube.Plane{
 		"fleet-pulled": w.pullMember("fleet-pulled", localCluster, "env=local"), "fleet-pushed": w.pushMember("fleet-pushed", localCluster, "env=local"),
 	}
@@ -81,7 +83,7 @@ func TestLocal(t *testing.T) {
 	w.limitsProfiles()
 	w.keepsWithoutSource()
 	w.hubOS.kill()
-	w.startHub("--register-self=false")
+	w.startHub()
 	w.correctsDrift()
 	w.kustomizes()
 	w.withdraws()

@@ -2,7 +2,10 @@ package stories
 
 import (
 	"flag"
+	"fmt"
+	"os"
 	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -11,7 +14,8 @@ var turns chan struct{}
 
 // TestMain makes -parallel the number of stories that run at the same time. As the testing package counts, a story with
 // parallel subtests gives its place away when they begin, and they queue behind all other stories: its control planes
-// run idle for minutes meanwhile.
+// run idle for minutes meanwhile. With TOWLINE_UNUSED_RIGHTS=fail in the environment, a run of all stories fails if the
+// hub has a right that none of them uses.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	parallel, err := strconv.Atoi(flag.Lookup("test.parallel").Value.String())
@@ -22,7 +26,14 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "1000"); err != nil {
 		panic(err)
 	}
-	m.Run()
+	code := m.Run()
+	if os.Getenv("TOWLINE_UNUSED_RIGHTS") == "" {
+		return
+	}
+	isWhole := flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == ""
+	if unused, err := usedRights.unused(); code == 0 && isWhole && (err != nil || len(unused) > 0) {
+		panic(fmt.Sprintln("rights of the hub:", err, strings.Join(unused, "\n")))
+	}
 }
 
 // awaitTurn runs the story and its subtests beside others, as many as -parallel says.

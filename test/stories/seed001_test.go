@@ -63,6 +63,7 @@ spec:
 func TestSeed001PullAndPush(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
+	w.registerSelf()
 	rke2, aks := w.member("cluster01"), w.member("cluster02")
 
 	if err := wantFields(w.row(w.kubectl(w.hub, "get", "sveltoscluster", "-A"), "mgmt"), "mgmt", "mgmt", "true", "v1.36.3", "*"); err != nil {

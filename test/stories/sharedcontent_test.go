@@ -105,6 +105,7 @@ spec:
 			}
 		}
 	}
+	payloads.wantEncrypted(w)
 	if bytes := seen.bundleBytes(); bytes > 2*len(text) {
 		t.Errorf("%d bytes of bundles for %d bytes of content", bytes, len(text))
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -119,6 +120,7 @@ type resourcesStory struct {
 func TestTemplateResources(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
+	w.grantContent(rbacv1.PolicyRule{APIGroups: []string{"stories.towline.dev"}, Resources: []string{"boats"}, Verbs: []string{"get", "list", "watch"}})
 	s := &resourcesStory{world: w, namespaces: map[string]string{"pull-1": "edge", "push-1": "cloud"}, members: map[string]*localkube.Plane{
 		"pull-1": w.pullMember("edge", "pull-1", "env=resources"), "push-1": w.pushMember("cloud", "push-1", "env=resources"),
 	}}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -46,6 +47,8 @@ type world struct {
 	clients *sync.Map
 	// hubKubeconfig is the kubeconfig of `towline hub`.
 	hubKubeconfig string
+	// granted is true if the hub has more rights than config/hub.yaml gives it.
+	granted bool
 	// Charts is the URL of a Helm repository with the example chart under every name that the stories use.
 	Charts string
 }
@@ -62,19 +65,18 @@ func newWorld(t *testing.T, options ...localkube.Option) *world {
 	w := &world{
 		t: t, dir: t.TempDir(), hub: localkube.ForTest(t, append(options, localkube.Named("hub"))...), Charts: server.URL, clients: &sync.Map{},
 	}
-	w.hubKubeconfig = w.hub.Kubeconfig
+	w.useHubAccount()
 	w.startHub()
-	w.ready("mgmt", "mgmt")
 	return w
 }
 
 // startHub runs `towline hub` with more flags; it is stopped when the story ends.
 func (w *world) startHub(flags ...string) {
 	w.t.Helper()
-	flags = append([]string{"hub", "--install-crds", "--diagnostics-address=127.0.0.1:0", "--health-address=127.0.0.1:0", "--cache-dir=" + filepath.Join(w.dir, "cache")}, flags...)
+	flags = append([]string{"hub", "--install-crds", "--register-self=false", "--v=11", "--diagnostics-address=127.0.0.1:0", "--health-address=127.0.0.1:0", "--cache-dir=" + filepath.Join(w.dir, "cache")}, flags...)
 	// The memory limit of the chart, which also limits the children of the hub.
 	env := []string{"KUBECONFIG=" + w.hubKubeconfig, "GOMEMLIMIT=2GiB", "GOGC=100"}
-	w.hubOS = w.startIn(w.hub.Network(), "hub", env, "towline", flags...)
+	w.hubOS = w.startFiltered(w.hubRequests, w.hub.Network(), "hub", env, "towline", flags...)
 	w.eventually("the hub installs its CRDs", func() error {
 		c := w.client(w.hub)
 		return errors.Join(c.List(w.t.Context(), &libv1beta1.SveltosClusterList{}), c.List(w.t.Context(), &configv1beta1.ClusterProfileList{}),
@@ -180,6 +182,11 @@ func (w *world) apply(plane *localkube.Plane, manifest string) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	w.applyObjects(plane, objects)
+}
+
+func (w *world) applyObjects(plane *localkube.Plane, objects []*unstructured.Unstructured) {
+	w.t.Helper()
 	c := w.client(plane)
 	for _, object := range objects {
 		namespaced, err := c.IsObjectNamespaced(object)
@@ -312,11 +319,20 @@ func (w *world) startWith(what string, env []string, binary string, args ...stri
 // startIn is startWith in a network.
 func (w *world) startIn(network localkube.Network, what string, env []string, binary string, args ...string) *process {
 	w.t.Helper()
+	return w.startFiltered(func(out io.Writer) io.Writer { return out }, network, what, env, binary, args...)
+}
+
+// startFiltered is startIn for a process whose output is written to the result of filter, which writes to out.
+func (w *world) startFiltered(
+	filter func(out io.Writer) io.Writer, network localkube.Network, what string, env []string, binary string, args ...string,
+) *process {
+	w.t.Helper()
 	cmd := network.Command(context.WithoutCancel(w.t.Context()), w.binary(binary), args...)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p := &process{cmd: cmd, out: &lockedBuffer{}, exited: make(chan struct{})}
-	cmd.Stdout, cmd.Stderr = p.out, p.out
+	cmd.Stdout = filter(p.out)
+	cmd.Stderr = cmd.Stdout
 	if err := cmd.Start(); err != nil {
 		w.t.Fatal(err)
 	}

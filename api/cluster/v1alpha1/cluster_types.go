@@ -132,15 +132,18 @@ type ResourceModelRange struct {
 // pull-mode cluster.
 type ClusterStatus struct {
 	// KubernetesVersion is the gitVersion of the cluster.
+	// +kubebuilder:validation:MaxLength=256
 	// +optional
 	KubernetesVersion string `json:"kubernetesVersion,omitempty"`
 
 	// APIEnablements lists the resources that the cluster serves, sorted, without subresources.
+	// +kubebuilder:validation:MaxItems=5000
 	// +listType=atomic
 	// +optional
 	APIEnablements []APIEnablement `json:"apiEnablements,omitempty"`
 
 	// Conditions of the cluster: Ready and CompleteAPIEnablements.
+	// +kubebuilder:validation:MaxItems=32
 	// +listType=map
 	// +listMapKey=type
 	// +optional
@@ -155,6 +158,8 @@ type ClusterStatus struct {
 	ResourceSummary *ResourceSummary `json:"resourceSummary,omitempty"`
 
 	// RemedyActions lists the actions that were asked for to remedy the cluster. Nothing in Towline asks for any.
+	// +kubebuilder:validation:MaxItems=1000
+	// +kubebuilder:validation:items:MaxLength=256
 	// +listType=atomic
 	// +optional
 	RemedyActions []string `json:"remedyActions,omitempty"`
@@ -163,9 +168,11 @@ type ClusterStatus struct {
 // APIEnablement is one version of one API group that a cluster serves.
 type APIEnablement struct {
 	// GroupVersion is the group and version, such as "apps/v1".
+	// +kubebuilder:validation:MaxLength=512
 	GroupVersion string `json:"groupVersion"`
 
 	// Resources of that version, sorted by name.
+	// +kubebuilder:validation:MaxItems=5000
 	// +listType=atomic
 	// +optional
 	Resources []APIResource `json:"resources,omitempty"`
@@ -174,9 +181,11 @@ type APIEnablement struct {
 // APIResource is one resource that a cluster serves.
 type APIResource struct {
 	// Name is the plural name, as in URLs.
+	// +kubebuilder:validation:MaxLength=256
 	Name string `json:"name"`
 
 	// Kind is the kind, as in manifests.
+	// +kubebuilder:validation:MaxLength=256
 	Kind string `json:"kind"`
 }
 
@@ -206,6 +215,7 @@ type ResourceSummary struct {
 	Allocated corev1.ResourceList `json:"allocated,omitempty"`
 
 	// AllocatableModelings counts the nodes of each grade of spec.resourceModels.
+	// +kubebuilder:validation:MaxItems=1000
 	// +listType=atomic
 	// +optional
 	AllocatableModelings []AllocatableModeling `json:"allocatableModelings,omitempty"`

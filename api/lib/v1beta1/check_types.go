@@ -74,6 +74,7 @@ type ValidateHealth struct {
 
 	// Script is a Lua script with a function "evaluate" that looks at the globals "obj" and "metrics" and returns a table
 	// with the bool "healthy" and, if it likes, a "message".
+	// +kubebuilder:validation:MaxLength=262144
 	// +optional
 	Script string `json:"script,omitempty"`
 
@@ -104,5 +105,6 @@ type ClusterCheck struct {
 
 	// Condition is a Lua script with a function "evaluate" that looks at the global "resources", a list of the objects,
 	// and returns a table with the bool "pass" and, if it likes, a "message".
+	// +kubebuilder:validation:MaxLength=262144
 	Condition string `json:"condition"`
 }

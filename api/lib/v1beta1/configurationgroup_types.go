@@ -189,6 +189,7 @@ type ConfigurationGroupStatus struct {
 	DeploymentStatus FeatureStatus `json:"status,omitempty"`
 
 	// FailureMessage says why it has not come further; absent otherwise.
+	// +kubebuilder:validation:MaxLength=32768
 	// +optional
 	FailureMessage string `json:"failureMessage,omitempty"`
 
@@ -197,6 +198,8 @@ type ConfigurationGroupStatus struct {
 	LastAppliedTime *metav1.Time `json:"lastAppliedTime,omitempty"`
 
 	// DeployedGroupVersionKind lists the kinds deployed now, as Kind.version.group.
+	// +kubebuilder:validation:MaxItems=20000
+	// +kubebuilder:validation:items:MaxLength=512
 	// +optional
 	DeployedGroupVersionKind []string `json:"deployedGroupVersionKind,omitempty"`
 
@@ -205,6 +208,7 @@ type ConfigurationGroupStatus struct {
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 
 	// ObservedRequestorHash is spec.requestorHash at that time.
+	// +kubebuilder:validation:MaxLength=256
 	// +optional
 	ObservedRequestorHash []byte `json:"observedRequestorHash,omitempty"`
 
@@ -215,6 +219,7 @@ type ConfigurationGroupStatus struct {
 
 	// OutdatedReleases are the Helm releases whose revision the agent has not begun, if the hub must render one of them
 	// again. The agent begins none of them before the group changes. Towline's own field.
+	// +kubebuilder:validation:MaxItems=1000
 	// +listType=atomic
 	// +optional
 	OutdatedReleases []OutdatedRelease `json:"outdatedReleases,omitempty"`
@@ -224,9 +229,11 @@ type ConfigurationGroupStatus struct {
 // another revision or operation than the one that comes after the release records of the member.
 type OutdatedRelease struct {
 	// Namespace of the release.
+	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
 
 	// Name of the release.
+	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 
 	// Revision is the number that the templates must read as .Release.Revision, 0 if the agent has not compared it yet.

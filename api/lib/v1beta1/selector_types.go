@@ -67,6 +67,7 @@ type ResourceSelector struct {
 
 	// Evaluate is a Lua script with a function "evaluate" that looks at the global "obj" and returns a table with the bool
 	// "matching" and, if it likes, a "message". Default: every object matches.
+	// +kubebuilder:validation:MaxLength=262144
 	// +optional
 	Evaluate string `json:"evaluate,omitempty"`
 

@@ -119,11 +119,14 @@ const AgentReportTooOld = "AgentLastReportTime is older than max allowed age."
 // SveltosClusterStatus is the observed state of a cluster.
 type SveltosClusterStatus struct {
 	// Version of Kubernetes in the cluster: as the cluster reports it in push mode, without build metadata in pull mode.
+	// +kubebuilder:validation:MaxLength=256
 	// +optional
 	Version string `json:"version,omitempty"`
 
 	// APIVersions lists the served APIs, as group/version and group/version/Kind ("v1" and "v1/ConfigMap" for the core
 	// group), sorted. Charts for a pull-mode cluster are rendered with it. Towline's own field.
+	// +kubebuilder:validation:MaxItems=20000
+	// +kubebuilder:validation:items:MaxLength=512
 	// +listType=atomic
 	// +optional
 	APIVersions []string `json:"apiVersions,omitempty"`
@@ -137,10 +140,12 @@ type SveltosClusterStatus struct {
 	ConnectionStatus ConnectionStatus `json:"connectionStatus,omitempty"`
 
 	// FailureMessage is the reason why the last contact failed; absent after a success.
+	// +kubebuilder:validation:MaxLength=32768
 	// +optional
 	FailureMessage string `json:"failureMessage,omitempty"`
 
 	// LastReconciledTokenRequestAt is when the token was last renewed, in RFC 3339.
+	// +kubebuilder:validation:MaxLength=256
 	// +optional
 	LastReconciledTokenRequestAt string `json:"lastReconciledTokenRequestAt,omitempty"`
 
@@ -157,6 +162,7 @@ type SveltosClusterStatus struct {
 	NextPause *metav1.Time `json:"nextPause,omitempty"`
 
 	// ActiveWindowHash is the SHA-256 of the window the two times were computed from.
+	// +kubebuilder:validation:MaxLength=256
 	// +optional
 	ActiveWindowHash []byte `json:"activeWindowHash,omitempty"`
 
@@ -166,6 +172,7 @@ type SveltosClusterStatus struct {
 	AgentCheckFailures int32 `json:"agentCheckFailures,omitempty"`
 
 	// AgentCheckMessage names the failing check and the reason; absent if all pass. Towline's own field.
+	// +kubebuilder:validation:MaxLength=32768
 	// +optional
 	AgentCheckMessage string `json:"agentCheckMessage,omitempty"`
 
@@ -175,6 +182,7 @@ type SveltosClusterStatus struct {
 	AgentRemovedAt *metav1.Time `json:"agentRemovedAt,omitempty"`
 
 	// Conditions of the cluster; ConditionUnclaimedBundles is the only type. Towline's own field.
+	// +kubebuilder:validation:MaxItems=32
 	// +listType=map
 	// +listMapKey=type
 	// +optional

@@ -40,12 +40,14 @@ type Manifest struct {
 // WorkStatus is the state of a Work on its cluster.
 type WorkStatus struct {
 	// Conditions of the Work: Applied and Dispatching.
+	// +kubebuilder:validation:MaxItems=32
 	// +listType=map
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
 	// ManifestStatuses has the status of each manifest's object on the cluster.
+	// +kubebuilder:validation:MaxItems=10000
 	// +listType=atomic
 	// +optional
 	ManifestStatuses []ManifestStatus `json:"manifestStatuses,omitempty"`
@@ -72,23 +74,29 @@ type ResourceIdentifier struct {
 	Ordinal int `json:"ordinal"`
 
 	// Group of the object; empty for the core group.
+	// +kubebuilder:validation:MaxLength=512
 	// +optional
 	Group string `json:"group,omitempty"`
 
 	// Version of the object.
+	// +kubebuilder:validation:MaxLength=512
 	Version string `json:"version"`
 
 	// Kind of the object.
+	// +kubebuilder:validation:MaxLength=512
 	Kind string `json:"kind"`
 
 	// Resource is the plural name of the kind, as in URLs.
+	// +kubebuilder:validation:MaxLength=512
 	Resource string `json:"resource"`
 
 	// Namespace of the object; empty for a kind without namespaces.
+	// +kubebuilder:validation:MaxLength=512
 	// +optional
 	Namespace string `json:"namespace,omitempty"`
 
 	// Name of the object.
+	// +kubebuilder:validation:MaxLength=512
 	Name string `json:"name"`
 }
 

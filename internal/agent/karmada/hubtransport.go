@@ -16,6 +16,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -187,6 +188,7 @@ func newHubClient(config *rest.Config) (client.WithWatch, error) {
 	mapper.Add(libv1beta1.GroupVersion.WithKind(libv1beta1.ConfigurationGroupKind), meta.RESTScopeNamespace)
 	mapper.Add(libv1beta1.GroupVersion.WithKind(libv1beta1.ConfigurationBundleKind), meta.RESTScopeNamespace)
 	mapper.Add(coordinationv1.SchemeGroupVersion.WithKind("Lease"), meta.RESTScopeNamespace)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Secret"), meta.RESTScopeNamespace)
 	hubClient, err := client.NewWithWatch(deliver.LimitResponses(config), client.Options{Scheme: kube.Scheme(), Mapper: mapper})
 	if err != nil {
 		return nil, fmt.Errorf("create a client for the hub: %w", err)

@@ -218,9 +218,11 @@ func (s *hubSession) checkSuperseded(ctx context.Context) (version string, err e
 }
 
 func (s *hubSession) writeLease(ctx context.Context, metadata map[string]any) error {
+	annotations := map[string]any{kube.AnnotationDecrypts: s.opts.Identity}
+	metadata["annotations"] = annotations
 	unrequested, known := session.UnrequestedValue(s.engine, s.source.Load())
 	if known && (s.reportedUnrequested == nil || *s.reportedUnrequested != unrequested) {
-		metadata["annotations"] = map[string]any{kube.AnnotationUnrequested: session.NullIfEmpty(unrequested)}
+		annotations[kube.AnnotationUnrequested] = session.NullIfEmpty(unrequested)
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": metadata, "spec": map[string]any{
 		"holderIdentity": s.opts.Identity, "leaseDurationSeconds": int32(s.opts.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(s.opts.Clock.Now()),

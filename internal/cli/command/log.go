@@ -2,9 +2,11 @@ package command
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/pflag"
@@ -21,7 +23,7 @@ type LogFlags struct {
 
 // Add adds the flags to flags.
 func (l *LogFlags) Add(flags *pflag.FlagSet) {
-	flags.IntVarP(&l.verbosity, "v", "v", 0, "verbosity `level` of the log; levels above 5 are for debugging")
+	flags.IntVarP(&l.verbosity, "v", "v", 0, "verbosity `level` of the log; levels above 5 are for debugging, and level 11 has each request")
 	flags.StringVar(&l.Format, "log-format", LogText, "`format` of the log, text or json")
 }
 
@@ -32,11 +34,22 @@ const LogText = "text"
 // its users expect a short log.
 const infoVerbosity = 5
 
+// setKlogVerbosity sets the verbosity of client-go: at 6 it logs each request to an API server with its response code.
+func setKlogVerbosity(verbosity int) error {
+	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(flags)
+	if err := flags.Set("v", strconv.Itoa(verbosity)); err != nil {
+		return fmt.Errorf("set the verbosity of the log: %w", err)
+	}
+	return nil
+}
+
 // WithLogger returns a context with a logger that writes to out. It is the logger of the libraries in this process,
 // too.
 func (l *LogFlags) WithLogger(ctx context.Context, out io.Writer) (context.Context, error) {
+	debug := max(l.verbosity-infoVerbosity, 0)
 	// logr's V(n) is slog's level -n.
-	options := &slog.HandlerOptions{Level: slog.Level(-max(l.verbosity-infoVerbosity, 0))}
+	options := &slog.HandlerOptions{Level: slog.Level(-debug)}
 	var handler slog.Handler
 	switch l.Format {
 	case LogText:
@@ -49,5 +62,8 @@ func (l *LogFlags) WithLogger(ctx context.Context, out io.Writer) (context.Conte
 	logger := logr.FromSlogHandler(handler)
 	log.SetLogger(logger)
 	klog.SetLogger(logger)
+	if err := setKlogVerbosity(debug); err != nil {
+		return nil, err
+	}
 	return log.IntoContext(ctx, logger), nil
 }

@@ -26,6 +26,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
+	"github.com/towline/towline/internal/hub/ratelimit"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/sandbox"
 )
@@ -51,6 +52,9 @@ const (
 	contactInterval = time.Minute
 	// leaseIndex finds the pull member of a Lease.
 	leaseIndex = "delivery"
+	// The agent of a pull member can cause agentBurst evaluations of its cluster at once, and then one per agentInterval.
+	agentInterval = time.Second
+	agentBurst    = 20
 	// kubeconfigIndex finds the push members that are contacted with the credentials in a Secret.
 	kubeconfigIndex = "kubeconfig"
 )
@@ -82,12 +86,15 @@ type Controller struct {
 	notReady map[types.NamespacedName]struct{}
 	// formerAPIs has the last complete list of APIs of each push member whose present list is incomplete.
 	formerAPIs map[types.NamespacedName][]string
+	// ofAgents limits the evaluations that the agent of one pull member can cause.
+	ofAgents *ratelimit.Limiter
 	// checkSlots contains one element for each member whose checks run.
 	checkSlots chan struct{}
 }
 
 // Setup adds the indexes and the two controllers to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
+	c.ofAgents = ratelimit.New(agentInterval, agentBurst, c.Clock)
 	for name, key := range map[string]func(*libv1beta1.SveltosCluster) string{leaseIndex: leaseKey, kubeconfigIndex: kubeconfigKey} {
 		err := mgr.GetFieldIndexer().IndexField(ctx, &libv1beta1.SveltosCluster{}, name, func(obj client.Object) []string {
 			if value := key(obj.(*libv1beta1.SveltosCluster)); value != "" {
@@ -102,8 +109,8 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	secrets := &metav1.PartialObjectMetadata{}
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 	// Each mode has its own queue: push members that do not answer must not delay the evaluation of heartbeats.
-	push := c.newBuilder(mgr, "clusters", fleet.Push, pushWorkers).WatchesMetadata(secrets, c.enqueueByIndex(kubeconfigIndex))
-	pull := c.newBuilder(mgr, "clusters-pull", fleet.Pull, pullWorkers).Watches(&coordinationv1.Lease{}, c.enqueueByIndex(leaseIndex))
+	push := c.newBuilder(mgr, "clusters", fleet.Push, pushWorkers).WatchesMetadata(secrets, handler.EnqueueRequestsFromMapFunc(c.findByIndex(kubeconfigIndex)))
+	pull := c.newBuilder(mgr, "clusters-pull", fleet.Pull, pullWorkers).Watches(&coordinationv1.Lease{}, c.ofAgents.Handler(c.findByIndex(leaseIndex), ratelimit.ByAgent))
 	return errors.Join(push.Complete(c.reconcilerFor(fleet.Push)), pull.Complete(c.reconcilerFor(fleet.Pull)))
 }
 
@@ -112,7 +119,7 @@ func (c *Controller) newBuilder(mgr ctrl.Manager, name string, mode fleet.Mode, 
 	hasMode := predicate.NewPredicateFuncs(func(obj client.Object) bool { return modeOf(obj.(*libv1beta1.SveltosCluster)) == mode })
 	return ctrl.NewControllerManagedBy(mgr).
 		Named(name).
-		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Predicate(), hasMode, needsContact())).
+		Watches(&libv1beta1.SveltosCluster{}, c.ofAgents.Handler(itself, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), hasMode, needsContact())).
 		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
 }
 
@@ -145,9 +152,14 @@ func kubeconfigKey(cluster *libv1beta1.SveltosCluster) string {
 	return fleet.FromSveltosCluster(cluster).CredentialsSecret()
 }
 
-// enqueueByIndex returns a handler that enqueues the clusters that index lists under the key of an object.
-func (c *Controller) enqueueByIndex(index string) handler.EventHandler {
-	return handler.EnqueueRequestsFromMapFunc(func(ctx context.Context, obj client.Object) []reconcile.Request {
+// itself returns the request for a cluster.
+func itself(_ context.Context, cluster client.Object) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
+}
+
+// findByIndex returns a function that returns the clusters that index lists under the key of an object.
+func (c *Controller) findByIndex(index string) handler.MapFunc {
+	return func(ctx context.Context, obj client.Object) []reconcile.Request {
 		var clusters libv1beta1.SveltosClusterList
 		key := client.ObjectKeyFromObject(obj).String()
 		if err := c.Hub.List(ctx, &clusters, client.MatchingFields{index: key}); err != nil {
@@ -160,7 +172,7 @@ func (c *Controller) enqueueByIndex(index string) handler.EventHandler {
 			}
 		}
 		return requests
-	})
+	}
 }
 
 // needsContact drops updates that this controller wrote to the status: a contact is expensive. It passes a lost fact

@@ -126,7 +126,7 @@ func parseCron(expression string) (cron.Schedule, error) {
 	}
 	schedule, err := cron.ParseStandard(expression)
 	if err != nil {
-		return nil, fmt.Errorf("%q is not a cron expression: %w", expression, err)
+		return nil, fmt.Errorf("%q is not a cron expression: %s", expression, kube.OneLine(err.Error()))
 	}
 	if _, relative := schedule.(cron.ConstantDelaySchedule); relative {
 		return nil, fmt.Errorf("%q is not supported: %w", expression, errors.New("@every is an interval, not a time"))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -146,7 +145,7 @@ func (s *state) waitFor(pendingWork string) error {
 	if s.unreachable != "" {
 		pendingWork += "; " + s.unreachable
 	}
-	return phase.Wait{Reason: oneLine(pendingWork)}
+	return phase.Wait{Reason: kube.OneLine(pendingWork)}
 }
 
 // removeRegistration removes the objects of the registration from the member. A forced deregistration does not wait for
@@ -290,9 +289,9 @@ func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome
 	if s.released || outcome.Kind == phase.Done || transient {
 		return nil
 	}
-	message := join.WaitingPrefix + oneLine(outcome.Message())
+	message := join.WaitingPrefix + kube.OneLine(outcome.Message())
 	if outcome.Kind != phase.Waiting {
-		message = join.WaitingPrefix + "the hub, which will retry: " + oneLine(outcome.Message())
+		message = join.WaitingPrefix + "the hub, which will retry: " + kube.OneLine(outcome.Message())
 	}
 	if s.cluster.Status.FailureMessage == message {
 		return nil
@@ -305,8 +304,6 @@ func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome
 	}
 	return nil
 }
-
-func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 // recordEvent records an event on the cluster object.
 func (c *Controller) recordEvent(s *state, kind, reason, note string) {

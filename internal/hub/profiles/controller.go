@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,6 +21,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/ratelimit"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/phase"
 )
@@ -32,6 +34,9 @@ const (
 	retryMax = time.Minute
 	// writers is the number of summaries of one profile that are written concurrently.
 	writers = 20
+	// The agent of a member can cause agentBurst reconciles of its profiles at once, and then one per agentInterval.
+	agentInterval = 6 * time.Second
+	agentBurst    = 20
 	// ownerIndex is the index of ClusterSummaries by the UIDs of their owners.
 	ownerIndex = "owner"
 )
@@ -40,8 +45,8 @@ const (
 type Controller struct {
 	// Hub reads profiles, clusters and summaries from a cache.
 	Hub client.Client
-	// Unsupported lists the fields and labels of a profile that are not supported yet.
-	Unsupported func(spec configv1beta1.ProfileSpec, labels map[string]string) []string
+	// Unsupported lists the fields of a profile that are not supported yet.
+	Unsupported func(spec configv1beta1.ProfileSpec) []string
 	Events      events.EventRecorder
 }
 
@@ -51,6 +56,8 @@ type reconciler struct {
 	kind       kind
 	selections selections
 	matchTimes matchTimes
+	// ofAgents limits how often the agent of one member can cause reconciles by its status.
+	ofAgents *ratelimit.Limiter
 }
 
 // Setup adds one controller to mgr for each kind of profile, and creates ownerIndex.
@@ -60,7 +67,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		return err
 	}
 	for _, kind := range kinds() {
-		r := &reconciler{Controller: c, kind: kind}
+		r := &reconciler{Controller: c, kind: kind, ofAgents: ratelimit.New(agentInterval, agentBurst, clock.RealClock{})}
 		built := ctrl.NewControllerManagedBy(mgr).
 			Named("profiles-"+kind.name).
 			For(kind.newObject(), builder.WithPredicates(notOnlyStatusChanged())).

@@ -18,6 +18,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/ratelimit"
 	"github.com/towline/towline/internal/match"
 )
 
@@ -32,20 +33,24 @@ func (r *reconciler) clusterEvents() handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			member := fleet.FromObject(e.Object)
-			r.enqueueProfiles(ctx, queue, member.Namespace, func(s match.Selection) bool { return s.Selects(member) })
+			r.enqueueProfiles(ctx, queue, member.Namespace, 0, func(s match.Selection) bool { return s.Selects(member) })
 		},
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			before, after := fleet.FromObject(e.ObjectOld), fleet.FromObject(e.ObjectNew)
 			if !canAffectProfiles(before, after) {
 				return
 			}
-			r.enqueueProfiles(ctx, queue, after.Namespace, func(s match.Selection) bool { return isAffected(s, before, after) })
+			delay := time.Duration(0)
+			if key := ratelimit.ByAgentOfCluster(e.ObjectOld, e.ObjectNew); key != "" {
+				delay = r.ofAgents.Delay(key)
+			}
+			r.enqueueProfiles(ctx, queue, after.Namespace, delay, func(s match.Selection) bool { return isAffected(s, before, after) })
 		},
 		// The cluster is matched in its last state. Update events have enqueued the profiles that selected an earlier one.
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			member := fleet.FromObject(e.Object)
 			member.Deleting = false
-			r.enqueueProfiles(ctx, queue, member.Namespace, func(s match.Selection) bool { return s.Selects(member) })
+			r.enqueueProfiles(ctx, queue, member.Namespace, 0, func(s match.Selection) bool { return s.Selects(member) })
 		},
 	}
 }
@@ -72,9 +77,10 @@ func summaryDiffers(before, after fleet.Member) bool {
 }
 
 // enqueueProfiles enqueues the profiles whose selection meets filter: of all ClusterProfiles, or of the Profiles in a
-// namespace.
+// namespace. It delays them by minDelay at least.
 func (r *reconciler) enqueueProfiles(
-	ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], namespace string, filter func(match.Selection) bool,
+	ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], namespace string, minDelay time.Duration,
+	filter func(match.Selection) bool,
 ) {
 	list := r.kind.newList()
 	options := []client.ListOption{client.UnsafeDisableDeepCopy}
@@ -91,7 +97,7 @@ func (r *reconciler) enqueueProfiles(
 		// A profile with an invalid selector has no matching clusters until its spec changes.
 		if selection, err := r.selections.get(r.kind, profile); err == nil && filter(selection) {
 			name := client.ObjectKeyFromObject(profile)
-			queue.AddAfter(reconcile.Request{NamespacedName: name}, r.matchTimes.delay(name, time.Now()))
+			queue.AddAfter(reconcile.Request{NamespacedName: name}, max(minDelay, r.matchTimes.delay(name, time.Now())))
 		}
 		return nil
 	})

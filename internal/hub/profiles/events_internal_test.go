@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -18,6 +19,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/ratelimit"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -62,7 +64,28 @@ func cluster(env string, changes ...func(*libv1beta1.SveltosCluster)) *libv1beta
 
 func newReconciler(k kind, profiles ...client.Object) *reconciler {
 	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithObjects(profiles...).Build()
-	return &reconciler{Controller: &Controller{Hub: hub}, kind: k}
+	return &reconciler{Controller: &Controller{Hub: hub}, kind: k, ofAgents: ratelimit.New(agentInterval, agentBurst, clock.RealClock{})}
+}
+
+// An agent sets Ready and removes it, again and again. The hub's own changes are not delayed.
+func TestReadyOfAnAgentIsLimited(t *testing.T) {
+	t.Parallel()
+	r, queue := newReconciler(kinds()[0], clusterProfile("prod", labelled("prod"))), newQueue(t)
+	pull := func(c *libv1beta1.SveltosCluster) { c.Spec.PullMode = true }
+	ready, notReady := cluster("prod", pull), cluster("prod", pull, func(c *libv1beta1.SveltosCluster) { c.Status.Ready = false })
+	reconciles := 0
+	for range 5 * agentBurst {
+		r.clusterEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: ready, ObjectNew: notReady}, queue)
+		reconciles += len(queued(queue))
+	}
+	if reconciles < agentBurst || reconciles > 2*agentBurst {
+		t.Errorf("%d reconciles at once, want about %d", reconciles, agentBurst)
+	}
+	unlabelled := cluster("test", pull)
+	r.clusterEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: ready, ObjectNew: unlabelled}, queue)
+	if got := queued(queue); len(got) != 1 {
+		t.Errorf("a change of labels enqueues %v at once", got)
+	}
 }
 
 func TestClusterEventsEnqueueAffectedProfiles(t *testing.T) {

@@ -119,7 +119,7 @@ func (r *reconciler) stopIfPaused(ctx context.Context, s *state) error {
 
 // match determines the members that must have a summary.
 func (r *reconciler) match(ctx context.Context, s *state) error {
-	s.unsupported = status.UnsupportedMessage(r.Unsupported(*s.spec, s.profile.GetLabels()))
+	s.unsupported = status.UnsupportedMessage(r.Unsupported(*s.spec))
 	selection, err := r.selections.get(r.kind, s.profile)
 	if err != nil {
 		return phase.Invalid{Err: err}
@@ -345,7 +345,9 @@ func (r *reconciler) update(ctx context.Context, existing, changed *configv1beta
 	if equality.Semantic.DeepEqual(existing, &withSameCount) {
 		return nil
 	}
-	if err := r.Hub.Update(ctx, changed.DeepCopy(), client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+	written := changed.DeepCopy()
+	kube.DropManagedFields(written)
+	if err := r.Hub.Update(ctx, written, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("update summary %s: %w", client.ObjectKeyFromObject(changed), err)
 	}
 	return nil

@@ -59,7 +59,7 @@ func newWorld(objects ...client.Object) *world {
 			},
 		}).Build()
 	w.reconciler = &reconciler{kind: kinds()[0], Controller: &Controller{
-		Hub: hub, Events: w.events, Unsupported: func(configv1beta1.ProfileSpec, map[string]string) []string { return nil },
+		Hub: hub, Events: w.events, Unsupported: func(configv1beta1.ProfileSpec) []string { return nil },
 	}}
 	return w
 }

@@ -111,7 +111,11 @@ func (c *Composer) renderRelease(ctx context.Context, r ComposeRequest, chart co
 	store := c.newGeneratedStore(r, release)
 	request.Owner = store.key().String()
 	request.Generated = store.load
-	request.Lookup = c.lookupFunc(ctx, r.Member)
+	account, err := r.account()
+	if err != nil {
+		return bundle.Release{}, render.Release{}, err
+	}
+	request.Lookup, request.LookupAccount = c.lookupFunc(ctx, r.Member, account), account
 	rendered, err := c.Renderer.Render(ctx, request)
 	if err != nil {
 		return bundle.Release{}, render.Release{}, err
@@ -130,8 +134,9 @@ func (c *Composer) renderRelease(ctx context.Context, r ComposeRequest, chart co
 	return next, rendered, nil
 }
 
-// lookupFunc returns the function that reads objects of m, nil if the hub cannot connect to m.
-func (c *Composer) lookupFunc(ctx context.Context, m fleet.Member) render.LookupFunc {
+// lookupFunc returns the function that reads objects of m as a ServiceAccount, or as the hub if account is "". It
+// returns nil if the hub cannot connect to m. The author of a chart can deploy all that it reads.
+func (c *Composer) lookupFunc(ctx context.Context, m fleet.Member, account string) render.LookupFunc {
 	if c.MemberConfig[m.Mode] == nil {
 		return nil
 	}
@@ -139,6 +144,11 @@ func (c *Composer) lookupFunc(ctx context.Context, m fleet.Member) render.Lookup
 		config, err := c.memberConfig(ctx, m)
 		if err != nil {
 			return nil, err
+		}
+		if account != "" {
+			if config.Impersonate.UserName, err = bundle.ServiceAccountUser(account); err != nil {
+				return nil, err
+			}
 		}
 		return engine.NewLookupFunction(config)(apiVersion, kind, namespace, name)
 	}

@@ -297,6 +297,7 @@ func (c *Configurations) apply(
 			return client.IgnoreNotFound(err) // the namespace was deleted
 		}
 	} else if !equality.Semantic.DeepEqual(existing.ObjectMeta, desired.ObjectMeta) {
+		kube.DropManagedFields(desired)
 		if err := c.hub.Update(ctx, desired, client.FieldOwner(kube.FieldManager)); err != nil {
 			return err
 		}

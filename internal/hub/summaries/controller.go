@@ -33,6 +33,7 @@ import (
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/fluxsources"
+	"github.com/towline/towline/internal/hub/ratelimit"
 	"github.com/towline/towline/internal/hub/resources"
 	"github.com/towline/towline/internal/hub/slots"
 	"github.com/towline/towline/internal/kube/logkeys"
@@ -53,6 +54,10 @@ const (
 	// normalEventsPerSecond and normalEventsBurst limit the events about deliveries and withdrawals without an error.
 	normalEventsPerSecond = 10
 	normalEventsBurst     = 100
+	// An agent that changes the status of its cluster, or of one group, causes agentBurst reconciles of each summary at
+	// once, and then one per agentInterval.
+	agentInterval = 6 * time.Second
+	agentBurst    = 20
 	// maxDeletedClusters is the maximum number of entries in deletedClusters.
 	maxDeletedClusters = 10_000
 	// ClusterIndex is the name of the index of summaries by the text of their cluster's fleet.ID.
@@ -122,11 +127,12 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, secrets, generatedIndex, generatedOwnerUIDs); err != nil {
 		return err
 	}
+	ofAgents := ratelimit.New(agentInterval, agentBurst, c.Clock)
 	controllerBuilder := ctrl.NewControllerManagedBy(mgr).
 		Named("summaries").
 		For(&configv1beta1.ClusterSummary{}, builder.WithPredicates(predicate.Or(specOrMetadataChanged(), c.statusChangedByOthers()))).
 		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.summariesWithSameRelease), builder.WithPredicates(specOrMetadataChanged())).
-		Watches(&libv1beta1.ConfigurationGroup{}, handler.EnqueueRequestsFromMapFunc(summaryOfGroup), builder.WithPredicates(reportChanged())).
+		Watches(&libv1beta1.ConfigurationGroup{}, ofAgents.Handler(summaryOfGroup, ratelimit.ByAgentOfGroup), builder.WithPredicates(reportChanged())).
 		WatchesMetadata(configMaps, c.enqueueReferring("ConfigMap")).
 		WatchesMetadata(secrets, c.enqueueReferring("Secret")).
 		WatchesRawSource(ctrlsource.Channel(c.Wakeups, &handler.EnqueueRequestForObject{})).
@@ -144,7 +150,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		controllerBuilder = controllerBuilder.WatchesRawSource(c.changedURLs())
 	}
 	for _, cluster := range fleet.Kinds() {
-		controllerBuilder = controllerBuilder.Watches(cluster, handler.EnqueueRequestsFromMapFunc(c.summariesOfCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
+		controllerBuilder = controllerBuilder.Watches(cluster, ofAgents.Handler(c.summariesOfCluster, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
 	}
 	return controllerBuilder.Complete(c)
 }

@@ -53,6 +53,8 @@ type BundleInputs struct {
 	// Cluster is the cluster if templates in the content, in patches or in references can read it: labels or facts of
 	// the cluster can change. It is empty otherwise, so that they do not invalidate the digest.
 	Cluster []byte
+	// Account is bundle.Options.ServiceAccount: the labels of the profile are not part of its generation.
+	Account string `json:",omitempty"`
 }
 
 // InputObject is a version of a ConfigMap, a Secret, a URL or a Flux source. The version of the content behind a URL is
@@ -101,7 +103,11 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 	if err != nil {
 		return deliveredInputs{}, nil //nolint:nilerr // Compose returns the error
 	}
-	inputs := BundleInputs{Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.Subject.Resources.Digest}
+	account, err := r.account()
+	if err != nil {
+		return deliveredInputs{}, nil //nolint:nilerr // Compose returns the error
+	}
+	inputs := BundleInputs{Account: account, Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.Subject.Resources.Digest}
 	isTemplate := hasPatchTemplate(s.spec()) || hasReferenceTemplate(s.spec(), feature)
 	for _, reference := range references {
 		input, isMarked, err := c.inputOf(ctx, reference)

@@ -191,39 +191,6 @@ func (s *state) mergeLocal() {
 	}
 }
 
-// localAccount returns the "namespace/name" of the ServiceAccount as which the content of a profile is applied to the
-// cluster of the hub, "" for the identity of the hub. A ClusterProfile deploys with the permissions of the hub.
-// The author of a Profile may only be able to write Profiles in one namespace. So a Profile needs a ServiceAccount of
-// its namespace, whose permissions limit it.
-func localAccount(owner bundle.Owner, summary *configv1beta1.ClusterSummary) (string, error) {
-	name, namespace := summary.Labels[libv1beta1.ServiceAccountNameLabel], summary.Labels[libv1beta1.ServiceAccountNamespaceLabel]
-	isProfile := owner.Kind == configv1beta1.ProfileKind
-	if namespace == "" && isProfile {
-		namespace = summary.Namespace
-	}
-	switch {
-	case name == "" && isProfile:
-		return "", phase.Invalidf("a Profile deploys to the hub as a ServiceAccount of its namespace: set label %s of the Profile to the name of one that may write the objects",
-			libv1beta1.ServiceAccountNameLabel)
-	case isProfile && namespace != summary.Namespace:
-		return "", phase.Invalidf("a Profile deploys to the hub as a ServiceAccount of its own namespace %s, and label %s names %s",
-			summary.Namespace, libv1beta1.ServiceAccountNamespaceLabel, namespace)
-	case name == "" && namespace == "":
-		return "", nil
-	case name == "" || namespace == "":
-		return "", phase.Invalidf("labels %s and %s must be set together", libv1beta1.ServiceAccountNameLabel, libv1beta1.ServiceAccountNamespaceLabel)
-	}
-	return namespace + "/" + name, nil
-}
-
-// account returns the ServiceAccount as which a bundle is applied, "" for the hub's own identity.
-func (r ComposeRequest) account() (string, error) {
-	if !r.IsLocal {
-		return "", nil
-	}
-	return localAccount(r.Owner, r.Summary)
-}
-
 // check returns an error if items must not be delivered.
 func (r ComposeRequest) check(items []bundle.Item) error {
 	if err := checkObjects(items); err != nil || !r.IsLocal {

@@ -34,12 +34,42 @@ func TestLocalAccount(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Labels: map[string]string{
-				libv1beta1.ServiceAccountNameLabel: tc.name, libv1beta1.ServiceAccountNamespaceLabel: tc.namespace,
-			}}}
-			got, err := localAccount(bundle.Owner{Kind: tc.kind}, summary)
+			got, err := localAccount(bundle.Owner{Kind: tc.kind}, labelled(tc.name, tc.namespace))
 			if got != tc.want || (err != nil) != tc.isRefused {
 				t.Errorf("localAccount() = %q, %v; want %q, refused %v", got, err, tc.want, tc.isRefused)
+			}
+		})
+	}
+}
+
+// labelled returns a summary in namespace team whose labels name a ServiceAccount.
+func labelled(account, namespace string) *configv1beta1.ClusterSummary {
+	return &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Labels: map[string]string{
+		libv1beta1.ServiceAccountNameLabel: account, libv1beta1.ServiceAccountNamespaceLabel: namespace,
+	}}}
+}
+
+func TestMemberAccount(t *testing.T) {
+	t.Parallel()
+	tests := map[string]struct {
+		kind, name, namespace string
+		want                  string
+		isRefused             bool
+	}{
+		"ClusterProfile":                     {configv1beta1.ClusterProfileKind, "", "", "", false},
+		"ClusterProfile with both labels":    {configv1beta1.ClusterProfileKind, "deployer", "other", "other/deployer", false},
+		"ClusterProfile without a namespace": {configv1beta1.ClusterProfileKind, "deployer", "", "", true},
+		"Profile":                            {configv1beta1.ProfileKind, "", "", "", false},
+		"Profile with a name":                {configv1beta1.ProfileKind, "deployer", "", "team/deployer", false},
+		"Profile with both labels":           {configv1beta1.ProfileKind, "deployer", "other", "other/deployer", false},
+		"Profile with a namespace only":      {configv1beta1.ProfileKind, "", "other", "", true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			got, err := memberAccount(bundle.Owner{Kind: tc.kind}, labelled(tc.name, tc.namespace))
+			if got != tc.want || (err != nil) != tc.isRefused {
+				t.Errorf("memberAccount() = %q, %v; want %q, refused %v", got, err, tc.want, tc.isRefused)
 			}
 		})
 	}

@@ -22,10 +22,9 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// Unsupported returns the fields and labels of a summary that have no effect yet.
-func Unsupported(spec configv1beta1.ProfileSpec, labels map[string]string) []string {
-	fields := append(render.Unsupported(spec), render.UnsupportedLabels(spec, labels)...)
-	return append(fields, match.UnsupportedRefs(spec)...)
+// Unsupported returns the fields of a spec that have no effect yet.
+func Unsupported(spec configv1beta1.ProfileSpec) []string {
+	return append(render.Unsupported(spec), match.UnsupportedRefs(spec)...)
 }
 
 // newComposeRequest returns the inputs of the bundles of a summary.

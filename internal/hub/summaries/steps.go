@@ -204,7 +204,7 @@ func (c *Controller) checkSuspended(_ context.Context, s *state) error {
 
 // checkSupported ends the reconcile if the profile has an unsupported field.
 func (c *Controller) checkSupported(_ context.Context, s *state) error {
-	if message := status.UnsupportedMessage(Unsupported(s.summary.Spec.ClusterProfileSpec, s.summary.Labels)); message != "" {
+	if message := status.UnsupportedMessage(Unsupported(s.summary.Spec.ClusterProfileSpec)); message != "" {
 		return s.reportUnsupported(message)
 	}
 	return nil

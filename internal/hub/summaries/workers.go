@@ -16,6 +16,8 @@ const (
 	// profile. These reconciles wait only for the hub's API server and for renderings.
 	pullWorkers        = 30
 	pullProfileWorkers = 20
+	// pullClusterWorkers is the maximum for one pull member, so that reports of a few agents cannot occupy all workers.
+	pullClusterWorkers = 10
 	// pushWorkers is the number of concurrent reconciles for push members. These reconciles wait for the members, too.
 	// When pushSharedWorkers are in use, the other workers serve only clusters without a running reconcile.
 	pushWorkers        = 100
@@ -32,7 +34,10 @@ const (
 func workersFor(summary *configv1beta1.ClusterSummary, m fleet.Member) (slots.Pool, []slots.Key) {
 	if m.Mode != fleet.Push {
 		return slots.Pool{Name: string(fleet.Pull), Workers: pullWorkers, Slow: slowPullWorkers},
-			[]slots.Key{{Name: profileKey(summary), Max: pullProfileWorkers, Shared: pullProfileWorkers}}
+			[]slots.Key{
+				{Name: clusterKey(m), Max: pullClusterWorkers, Shared: pullProfileWorkers},
+				{Name: profileKey(summary), Max: pullProfileWorkers, Shared: pullProfileWorkers},
+			}
 	}
 	return slots.Pool{Name: string(fleet.Push), Workers: pushWorkers, Slow: slowPushWorkers}, []slots.Key{
 		{Name: clusterKey(m), Max: pushClusterWorkers, Shared: pushSharedWorkers},

@@ -23,6 +23,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/cert"
 	tokenapi "k8s.io/cluster-bootstrap/token/api"
+
+	"github.com/towline/towline/internal/kube"
 )
 
 const (
@@ -183,7 +185,7 @@ func (d Discovery) verifySignature(info *corev1.ConfigMap) (string, error) {
 func caOfKubeconfig(kubeconfig string) ([]byte, error) {
 	config, err := clientcmd.Load([]byte(kubeconfig))
 	if err != nil {
-		return nil, fmt.Errorf("read the kubeconfig in the cluster-info ConfigMap: %w", err)
+		return nil, fmt.Errorf("read the kubeconfig in the cluster-info ConfigMap: %s", kube.OneLine(err.Error()))
 	}
 	if len(config.Clusters) != 1 {
 		return nil, fmt.Errorf("the kubeconfig in the cluster-info ConfigMap must be about exactly one cluster, and is about %d", len(config.Clusters))

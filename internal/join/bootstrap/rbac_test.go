@@ -66,7 +66,7 @@ func TestAgentPermissions(t *testing.T) {
 	}
 	inSpace := append([]string{
 		"configurationbundles[][get]", "configurationgroups/status[][get patch]", "configurationgroups[][get list watch]",
-		"leases[own][get update patch]", "works/status[][get patch]", "works[][get list watch patch]",
+		"leases[own][get update patch]", "secrets[own-sveltos-content-key][get]", "works/status[][get patch]", "works[][get list watch patch]",
 	}, everywhere...)
 	slices.Sort(inSpace)
 	for namespace, want := range map[string][]string{

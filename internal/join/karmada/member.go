@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/join"
@@ -122,9 +121,9 @@ func (m *memberRegistration) getRole(ctx context.Context) (role *rbacv1.ClusterR
 func (m *memberRegistration) checkOwner(live client.Object) error {
 	switch {
 	case !isRegistered(live):
-		return fmt.Errorf("%s on the cluster: it was not made by a registration; choose another name", m.ref(live))
+		return fmt.Errorf("%s on the cluster: it was not made by a registration; choose another name", kube.RefIn(m.client.Scheme(), live))
 	case !m.isOwn(live):
-		return fmt.Errorf("%s on the cluster: it was joined to another hub as %s; choose another name", m.ref(live), m.cluster)
+		return fmt.Errorf("%s on the cluster: it was joined to another hub as %s; choose another name", kube.RefIn(m.client.Scheme(), live), m.cluster)
 	}
 	return nil
 }
@@ -132,15 +131,6 @@ func (m *memberRegistration) checkOwner(live client.Object) error {
 // isOwn returns whether a registration by this hub created live.
 func (m *memberRegistration) isOwn(live client.Object) bool {
 	return isRegistered(live) && live.GetAnnotations()[kube.AnnotationHub] == m.hubID
-}
-
-func (m *memberRegistration) ref(obj client.Object) kube.Ref {
-	ref := kube.Ref{Namespace: obj.GetNamespace(), Name: obj.GetName()}
-	// Every kind here is in the scheme.
-	if gvk, err := apiutil.GVKForObject(obj, m.client.Scheme()); err == nil {
-		ref.Group, ref.Version, ref.Kind = gvk.Group, gvk.Version, gvk.Kind
-	}
-	return ref
 }
 
 // credential is the content of a token Secret on the member.
@@ -178,7 +168,7 @@ func (m *memberRegistration) apply(ctx context.Context) error {
 	}
 	for _, obj := range m.accountObjects(impersonator) {
 		if err := m.ensureShared(ctx, obj, role); err != nil {
-			return fmt.Errorf("write %s on the cluster: %w", m.ref(obj), err)
+			return fmt.Errorf("write %s on the cluster: %w", kube.RefIn(m.client.Scheme(), obj), err)
 		}
 	}
 	for _, obj := range own[1:] {
@@ -259,7 +249,7 @@ func (m *memberRegistration) remove(ctx context.Context) (removed []kube.Ref, er
 		return nil, fmt.Errorf("remove the registration of cluster %s from it: %w", m.cluster, err)
 	}
 	for _, obj := range m.own() {
-		removed = append(removed, m.ref(obj))
+		removed = append(removed, kube.RefIn(m.client.Scheme(), obj))
 	}
 	return removed, nil
 }

@@ -6,10 +6,8 @@ import (
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/foreign"
@@ -51,13 +49,11 @@ func newMemberClient(ctx context.Context, config *rest.Config) (memberClient, er
 func (m memberClient) get(ctx context.Context, key client.ObjectKey, obj client.Object) (bool, error) {
 	err := m.Get(ctx, key, obj)
 	if client.IgnoreNotFound(err) != nil {
-		ref := kube.Ref{Namespace: key.Namespace, Name: key.Name}
-		if gvk, err := apiutil.GVKForObject(obj, m.Scheme()); err == nil {
-			ref.Group, ref.Kind = gvk.Group, gvk.Kind
-		}
+		ref := kube.RefIn(m.Scheme(), obj)
+		ref.Namespace, ref.Name = key.Namespace, key.Name
 		return false, fmt.Errorf("read %s on the cluster: %w", ref, err)
 	}
-	return !apierrors.IsNotFound(err), nil
+	return err == nil, nil
 }
 
 // findObjectBeingUninstalled returns the kind and the key of an agent's object in the namespace that is being deleted,

@@ -1,0 +1,35 @@
+package ratelimit
+
+import (
+	"maps"
+	"slices"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/fleet"
+)
+
+// ByAgent is a key function for Limiter.Handler: all updates of one object share a limit.
+func ByAgent(_, after client.Object) string { return client.ObjectKeyFromObject(after).String() }
+
+// ByAgentOfCluster is a key function for the objects that declare members. It returns "" for updates that the member's
+// agent cannot have written: changes of push members, of metadata, and of the spec of a SveltosCluster.
+func ByAgentOfCluster(before, after client.Object) string {
+	member := fleet.FromObject(after)
+	isOthers := member.Mode != fleet.Pull || before.GetGeneration() != after.GetGeneration() && member.Type == fleet.TypeSveltos ||
+		!maps.Equal(before.GetLabels(), after.GetLabels()) || !maps.Equal(before.GetAnnotations(), after.GetAnnotations()) ||
+		!slices.Equal(before.GetFinalizers(), after.GetFinalizers()) ||
+		before.GetDeletionTimestamp().IsZero() != after.GetDeletionTimestamp().IsZero()
+	if isOthers {
+		return ""
+	}
+	return member.ID().String()
+}
+
+// ByAgentOfGroup is a key function for ConfigurationGroups. It returns "" for updates of the spec, which are the hub's.
+func ByAgentOfGroup(before, after client.Object) string {
+	if before.GetGeneration() != after.GetGeneration() {
+		return ""
+	}
+	return ByAgent(before, after)
+}

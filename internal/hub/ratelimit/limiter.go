@@ -1,0 +1,101 @@
+// Package ratelimit limits the reconciles that the agent of a member can cause.
+//
+// An agent writes the status of its cluster and of its groups, and renews its Lease. Without a limit, an agent that
+// changes them all the time would have the hub render its content all the time, and compare the members of every
+// profile that selects its cluster. A few changes are reconciled at once, so an agent that reports what happens is not
+// delayed.
+package ratelimit
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+)
+
+// minPruneSize is the number of keys from which expired ones are removed.
+const minPruneSize = 1000
+
+// Limiter limits events by key: a burst of them at once, and then one in each interval. It is safe for concurrent use.
+type Limiter struct {
+	interval time.Duration
+	burst    int
+	clock    clock.PassiveClock
+
+	// mu guards the fields below.
+	mu        sync.Mutex
+	byKey     map[string]usage
+	pruneSize int
+}
+
+// usage is the state of one key.
+type usage struct {
+	// next is the time of the last event that was allowed: later events until then are handled with it.
+	next time.Time
+	// full is the time at which the whole burst is allowed again.
+	full time.Time
+}
+
+// New returns a Limiter that allows burst events per key at once, and one per interval afterwards.
+func New(interval time.Duration, burst int, clock clock.PassiveClock) *Limiter {
+	return &Limiter{interval: interval, burst: burst, clock: clock, byKey: map[string]usage{}, pruneSize: minPruneSize}
+}
+
+// Delay returns the time until an event with the key may be handled, 0 for at once. While an event is delayed, further
+// events have the same end of the delay, so one reconcile handles all of them.
+func (l *Limiter) Delay(key string) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.clock.Now()
+	known := l.byKey[key]
+	if known.next.After(now) {
+		return known.next.Sub(now)
+	}
+	full := latest(known.full, now)
+	next := latest(now, full.Add(-time.Duration(l.burst-1)*l.interval))
+	l.byKey[key] = usage{next: next, full: full.Add(l.interval)}
+	if len(l.byKey) > l.pruneSize {
+		maps.DeleteFunc(l.byKey, func(_ string, u usage) bool { return !u.full.After(now) })
+		l.pruneSize = max(minPruneSize, 2*len(l.byKey))
+	}
+	return next.Sub(now)
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// Handler returns a handler that enqueues the requests of an object. It delays updates for which key returns a key; for
+// updates that no agent can have written, key must return "".
+func (l *Limiter) Handler(requests handler.MapFunc, key func(before, after client.Object) string) handler.EventHandler {
+	enqueue := func(ctx context.Context, obj client.Object, queue workqueue.TypedRateLimitingInterface[reconcile.Request], delay time.Duration) {
+		for _, request := range requests(ctx, obj) {
+			queue.AddAfter(request, delay)
+		}
+	}
+	return handler.Funcs{
+		CreateFunc: func(ctx context.Context, e event.CreateEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+			enqueue(ctx, e.Object, queue, 0)
+		},
+		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+			delay := time.Duration(0)
+			if limited := key(e.ObjectOld, e.ObjectNew); limited != "" {
+				delay = l.Delay(limited)
+			}
+			enqueue(ctx, e.ObjectNew, queue, delay)
+		},
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+			enqueue(ctx, e.Object, queue, 0)
+		},
+	}
+}

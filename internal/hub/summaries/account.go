@@ -1,0 +1,71 @@
+package summaries
+
+import (
+	"cmp"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/phase"
+)
+
+// The labels of a profile can name a ServiceAccount. Its content is then deployed as this ServiceAccount: on the member
+// as one of the member, on the cluster of the hub (deploymentType Local) as one of the hub.
+
+// localAccount returns the "namespace/name" of the ServiceAccount as which the content of a profile is applied to the
+// cluster of the hub, "" for the identity of the hub. A ClusterProfile deploys with the permissions of the hub.
+// The author of a Profile may only be able to write Profiles in one namespace. So a Profile needs a ServiceAccount of
+// its namespace, whose permissions limit it.
+func localAccount(owner bundle.Owner, summary *configv1beta1.ClusterSummary) (string, error) {
+	name, namespace := summary.Labels[libv1beta1.ServiceAccountNameLabel], summary.Labels[libv1beta1.ServiceAccountNamespaceLabel]
+	if owner.Kind == configv1beta1.ProfileKind {
+		if name == "" {
+			return "", phase.Invalidf("a Profile deploys to the hub as a ServiceAccount of its namespace: set label %s of the Profile to the name of one that may write the objects",
+				libv1beta1.ServiceAccountNameLabel)
+		}
+		if namespace != "" && namespace != summary.Namespace {
+			return "", phase.Invalidf("a Profile deploys to the hub as a ServiceAccount of its own namespace %s, and label %s names %s",
+				summary.Namespace, libv1beta1.ServiceAccountNamespaceLabel, namespace)
+		}
+	}
+	return memberAccount(owner, summary)
+}
+
+// memberAccount returns the "namespace/name" of the ServiceAccount of the member as which the content of a profile is
+// applied, "" for the identity of the hub or the agent. For a Profile the namespace defaults to that of the Profile.
+func memberAccount(owner bundle.Owner, summary *configv1beta1.ClusterSummary) (string, error) {
+	name, namespace := summary.Labels[libv1beta1.ServiceAccountNameLabel], summary.Labels[libv1beta1.ServiceAccountNamespaceLabel]
+	if name == "" && namespace == "" {
+		return "", nil
+	}
+	if owner.Kind == configv1beta1.ProfileKind {
+		namespace = cmp.Or(namespace, summary.Namespace)
+	}
+	if name == "" || namespace == "" {
+		return "", phase.Invalidf("labels %s and %s must be set together", libv1beta1.ServiceAccountNameLabel, libv1beta1.ServiceAccountNamespaceLabel)
+	}
+	return namespace + "/" + name, nil
+}
+
+// account returns the ServiceAccount as which a bundle is applied, "" for the identity of the hub or the agent.
+func (r ComposeRequest) account() (string, error) {
+	if r.IsLocal {
+		return localAccount(r.Owner, r.Summary)
+	}
+	return memberAccount(r.Owner, r.Summary)
+}
+
+// withdrawalAccount returns the ServiceAccount as which the bundles of s are withdrawn, "" if the labels do not name
+// one: then it is the one that the member has recorded.
+func (s *state) withdrawalAccount() string {
+	owner, err := ownerOf(s.summary)
+	if err != nil {
+		return ""
+	}
+	account, err := ComposeRequest{Summary: s.summary, Owner: owner, IsLocal: s.member.Mode == fleet.Local}.account()
+	if err != nil {
+		return ""
+	}
+	return account
+}

@@ -1,0 +1,9 @@
+package sandbox
+
+import "golang.org/x/sys/unix"
+
+// auditArch identifies the architecture of a system call.
+const auditArch = unix.AUDIT_ARCH_AARCH64
+
+// callsOfArch returns the numbers of the allowed system calls that other architectures do not have.
+func callsOfArch() []uint32 { return nil }

@@ -1,0 +1,105 @@
+package source
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// maxChartFiles and maxArtifactFiles limit the directories of charts and of artifacts in bytes. Kubernetes deletes a
+	// pod whose emptyDir exceeds its limit, 2 GiB by default: so an author of profiles could stop the hub.
+	maxChartFiles    = 1 << 30
+	maxArtifactFiles = 512 << 20
+	// minFileSize is the size that counts for a small file.
+	minFileSize = 4 << 10
+	// touchInterval is the precision of the time of the last use of a file.
+	touchInterval = time.Minute
+)
+
+// fileCache is a directory with files up to a total size. The least recently used ones are deleted first; the time of
+// the last use is the modification time, so that it survives restarts. It is safe for concurrent use.
+type fileCache struct {
+	dir string
+
+	mu    sync.Mutex // guards the fields below; no other lock is acquired while it is held
+	limit int64
+	// used is at least the size of all files: a replaced file counts twice until evict counts again.
+	used int64
+}
+
+// newFileCache creates dir if it does not exist, and deletes files that exceed the limit.
+func newFileCache(dir string, limit int64) (*fileCache, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("create the directory %s: %w", filepath.Base(dir), err)
+	}
+	f := &fileCache{dir: dir, limit: limit}
+	_, err := f.evict()
+	return f, err
+}
+
+// touch records the use of a file.
+func (f *fileCache) touch(path string) {
+	info, err := os.Stat(path)
+	if now := time.Now(); err == nil && now.Sub(info.ModTime()) > touchInterval {
+		_ = os.Chtimes(path, now, now) // otherwise the file is deleted earlier, and fetched again
+	}
+}
+
+// add records a new file, and deletes the least recently used ones if all files exceed the limit. It returns the paths
+// of the deleted files.
+func (f *fileCache) add(path string) ([]string, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("store a file: %w", withoutPath(err))
+	}
+	f.mu.Lock()
+	f.used += fileSize(info)
+	isFull := f.used > f.limit
+	f.mu.Unlock()
+	if !isFull {
+		return nil, nil
+	}
+	return f.evict()
+}
+
+// evict deletes the least recently used files until a tenth of the limit is free, if the files exceed it, so that the
+// directory is not read for each new file.
+func (f *fileCache) evict() (deleted []string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	entries, err := os.ReadDir(f.dir)
+	if err != nil {
+		return nil, fmt.Errorf("list the cached files: %w", withoutPath(err))
+	}
+	var files []os.FileInfo
+	f.used = 0
+	for _, entry := range entries {
+		if info, err := entry.Info(); err == nil && info.Mode().IsRegular() {
+			files, f.used = append(files, info), f.used+fileSize(info)
+		}
+	}
+	if f.used <= f.limit {
+		return nil, nil
+	}
+	slices.SortFunc(files, func(a, b os.FileInfo) int {
+		return cmp.Or(a.ModTime().Compare(b.ModTime()), cmp.Compare(a.Name(), b.Name()))
+	})
+	for _, info := range files {
+		if f.used <= f.limit-f.limit/10 {
+			break
+		}
+		path := filepath.Join(f.dir, info.Name())
+		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+			return deleted, fmt.Errorf("delete a cached file: %w", withoutPath(err))
+		}
+		deleted, f.used = append(deleted, path), f.used-fileSize(info)
+	}
+	return deleted, nil
+}
+
+func fileSize(info os.FileInfo) int64 { return max(info.Size(), minFileSize) }

@@ -1,0 +1,171 @@
+package attacks
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/localkube"
+)
+
+// accountLabels name a ServiceAccount of the member.
+func accountLabels(namespace, name string) map[string]string {
+	return map[string]string{libv1beta1.ServiceAccountNamespaceLabel: namespace, libv1beta1.ServiceAccountNameLabel: name}
+}
+
+// TestAccountsOfProfiles: a tenant, whose Profiles must deploy as a ServiceAccount, writes one that deploys with the
+// rights of the hub, or as another ServiceAccount.
+func TestAccountsOfProfiles(t *testing.T) {
+	w := newWorld(t)
+	w.ns = "team-d"
+	for _, file := range []string{"../../config/policies/profile-accounts.yaml", "../../examples/tenants-accounts.yaml"} {
+		raw, err := os.ReadFile(file)
+		w.must(err)
+		for document := range strings.SplitSeq(string(raw), "\n---\n") {
+			obj := &unstructured.Unstructured{}
+			w.must(yaml.Unmarshal([]byte(document), obj))
+			if obj.GetKind() == "ValidatingAdmissionPolicyBinding" {
+				// The other tests have the same hub.
+				w.must(unstructured.SetNestedField(obj.Object, w.ns, "spec", "matchResources", "namespaceSelector", "matchLabels", corev1.LabelMetadataName))
+			}
+			w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), obj)))
+		}
+	}
+	tenant := w.tenant()
+	const text = "must name a ServiceAccount of namespace team-d: team-d/deployer"
+	for what, labels := range map[string]map[string]string{
+		"no account": nil, "an account of others": accountLabels("team-c", "deployer"), "another account": accountLabels("", "admin"), "a namespace": accountLabels("team-d", ""),
+	} {
+		w.wantForbidden("a Profile with "+what, text, func() error {
+			return tenant.Create(t.Context(), &configv1beta1.Profile{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "forged", Labels: labels}})
+		})
+		w.wantForbidden("a ClusterSummary with "+what, text, func() error {
+			return tenant.Create(t.Context(), &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "forged", Labels: labels},
+				Spec: configv1beta1.ClusterSummarySpec{ClusterNamespace: w.ns, ClusterName: "mine", ClusterType: libv1beta1.ClusterTypeSveltos}})
+		})
+	}
+	profile := &configv1beta1.Profile{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "mine", Labels: accountLabels("team-d", "deployer")}}
+	w.must(tenant.Create(t.Context(), profile))
+	w.wantForbidden("a Profile that loses its labels", text, func() error {
+		changed := profile.DeepCopy()
+		changed.Labels = nil
+		return tenant.Patch(t.Context(), changed, client.MergeFrom(profile))
+	})
+	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile))
+	w.must(tenant.Delete(t.Context(), profile))
+}
+
+// sharedCluster registers a control plane as a member in push mode, with all rights.
+func (w *world) sharedCluster(name string, member *localkube.Plane) {
+	w.Helper()
+	raw, err := os.ReadFile(member.Kubeconfig)
+	w.must(err)
+	w.must(w.Create(w.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: fleet.KubeconfigSecretName(name)}, Data: map[string][]byte{"kubeconfig": raw},
+	}))
+	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: w.labels()}}
+	w.must(w.Create(w.Context(), cluster))
+	w.eventually("cluster "+name+" is ready", func() error {
+		err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster)
+		if err == nil && !cluster.Status.Ready {
+			err = fmt.Errorf("the status is %+v", cluster.Status)
+		}
+		return err
+	})
+}
+
+// TestProfileAsServiceAccount: a tenant may write ConfigMaps in one namespace of a shared member, and tries to write
+// elsewhere, to take over the object of others, and to have the hub do what his ServiceAccount may no longer do.
+func TestProfileAsServiceAccount(t *testing.T) {
+	w := newWorld(t)
+	plane := localkube.ForTest(t, localkube.Named("shared"))
+	member := w.clientFor(plane.Config)
+	const own, foreign = "tenant", "foreign"
+	meta := metav1.ObjectMeta{Namespace: own, Name: "deployer"}
+	role := &rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "patch"}}}}
+	theirs := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: own, Name: "theirs"}, Data: map[string]string{"text": "theirs"}}
+	for _, obj := range []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: own}}, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: foreign}}, role,
+		&rbacv1.RoleBinding{ObjectMeta: meta, Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: own, Name: meta.Name}},
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name}},
+		theirs,
+	} {
+		w.must(member.Create(t.Context(), obj))
+	}
+	w.sharedCluster("shared", plane)
+	tenant := w.tenant()
+	manifest := func(kind, namespace, name string) string {
+		return fmt.Sprintf("apiVersion: v1\nkind: %s\nmetadata: {namespace: %s, name: %s}\ndata: {text: bWluZQ==}\n---\n", kind, namespace, name)
+	}
+	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"}, Data: map[string]string{"content": manifest("ConfigMap", foreign, "forged")}}
+	w.must(tenant.Create(t.Context(), content))
+	profile := &configv1beta1.Profile{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "forged", Labels: accountLabels(own, meta.Name)}, Spec: configv1beta1.ProfileSpec{
+		ClusterSelector: metav1.LabelSelector{MatchLabels: w.labels()}, SyncMode: configv1beta1.SyncModeContinuousWithDriftDetection,
+		PolicyRefs: []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content"}},
+	}}
+	w.must(tenant.Create(t.Context(), profile))
+	deploy := func(text string) {
+		t.Helper()
+		content.Data = map[string]string{"content": text}
+		w.must(tenant.Update(t.Context(), content))
+	}
+	user := "system:serviceaccount:" + own + ":" + meta.Name
+	w.failure("forged", saying(foreign+"/forged", user, "cannot patch resource \"configmaps\""))
+	deploy(manifest("Secret", own, "forged"))
+	w.failure("forged", saying(own+"/forged", user, "cannot patch resource \"secrets\""))
+
+	t.Log("what others have created stays, although the tenant may change it; what he has created is corrected as he")
+	deploy(manifest("ConfigMap", own, "theirs") + manifest("ConfigMap", own, "mine"))
+	text := func(name string) string {
+		found := &corev1.ConfigMap{}
+		_ = member.Get(t.Context(), client.ObjectKey{Namespace: own, Name: name}, found)
+		return found.Data["text"]
+	}
+	want := func(what, name, value string) {
+		t.Helper()
+		w.eventually(what, func() error {
+			if got := text(name); got != value {
+				return fmt.Errorf("%s has text %q, want %q", name, got, value)
+			}
+			return nil
+		})
+	}
+	want("deployed", "mine", "bWluZQ==")
+	role.Rules = nil
+	w.must(member.Update(t.Context(), role))
+	w.eventually("the member knows that", func() error {
+		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: user, ResourceAttributes: &authorizationv1.ResourceAttributes{Namespace: own, Resource: "configmaps", Verb: "patch"},
+		}}
+		if err := member.Create(t.Context(), review); err != nil || review.Status.Allowed {
+			return fmt.Errorf("allowed: %t, error %w", review.Status.Allowed, err)
+		}
+		return nil
+	})
+	t.Log("without rights, drift is not corrected")
+	mine := &corev1.ConfigMap{}
+	w.must(member.Get(t.Context(), client.ObjectKey{Namespace: own, Name: "mine"}, mine))
+	mine.Data["text"] = "drifted"
+	w.must(member.Update(t.Context(), mine))
+	w.failure("forged", saying("ConfigMap "+own+"/mine", user))
+	w.must(tenant.Delete(t.Context(), profile))
+	want("what he has created is withdrawn", "mine", "")
+	if found := (&corev1.ConfigMap{}); member.Get(t.Context(), client.ObjectKeyFromObject(theirs), found) != nil {
+		t.Error("the object of others was deleted")
+	}
+	if err := member.Get(t.Context(), client.ObjectKey{Namespace: foreign, Name: "forged"}, &corev1.ConfigMap{}); err == nil {
+		t.Error("an object in a foreign namespace was created")
+	}
+}

@@ -1,0 +1,93 @@
+package attacks
+
+import (
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
+)
+
+// TestAgentDrivesTheHub: an agent changes its status all the time, so that the hub renders its content all the time. It
+// also writes large values, which fill the memory of the hub.
+func TestAgentDrivesTheHub(t *testing.T) {
+	w := newWorld(t)
+	tenant := w.tenant()
+	cluster := w.pullCluster(tenant, "edge")
+	w.must(tenant.Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"},
+		Data:       map[string]string{"a": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, namespace: default}\n"},
+	}))
+	w.profile(tenant, "content", func(spec *configv1beta1.ProfileSpec) {
+		spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content"}}
+	})
+	groups := &libv1beta1.ConfigurationGroupList{}
+	w.eventually("the content is delivered", func() error {
+		if err := w.List(t.Context(), groups, client.InNamespace(w.ns)); err != nil || len(groups.Items) == 1 {
+			return err
+		}
+		return fmt.Errorf("%d groups", len(groups.Items))
+	})
+	agent := w.account("agent",
+		rbacv1.PolicyRule{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationgroups/status"}, Verbs: []string{"patch"}},
+		rbacv1.PolicyRule{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"sveltosclusters/status"}, ResourceNames: []string{"edge"}, Verbs: []string{"patch"}},
+	)
+
+	written := w.countWrites()
+	group := &groups.Items[0]
+	const reports = 150
+	for i := range reports {
+		before := group.DeepCopy()
+		group.Status = libv1beta1.ConfigurationGroupStatus{
+			DeploymentStatus: libv1beta1.FeatureStatusFailed, FailureMessage: fmt.Sprintf("attack %d", i),
+			ObservedGeneration: group.Generation, ObservedRequestorHash: group.Spec.RequestorHash,
+		}
+		w.must(agent.Status().Patch(t.Context(), group, client.MergeFrom(before)))
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-t.Context().Done():
+		}
+	}
+	last := fmt.Sprintf("attack %d", reports-1)
+	w.failure("content", func(message string) bool { return strings.Contains(message, last) })
+	// A reconcile writes the status. The attack takes 8 s or more: the burst of 20, and one in each 6 s.
+	if n := written.Load(); n > reports/2 {
+		t.Errorf("%d reports caused %d reconciles", reports, n)
+	}
+
+	before := cluster.DeepCopy()
+	cluster.Status.Version = strings.Repeat("1", 1<<20)
+	if err := agent.Status().Patch(t.Context(), cluster, client.MergeFrom(before)); !apierrors.IsInvalid(err) {
+		t.Errorf("a version of a megabyte: %.200v", err)
+	}
+}
+
+// countWrites counts the changes of the ClusterSummaries in the namespace of the test.
+func (w *world) countWrites() *atomic.Int32 {
+	w.Helper()
+	watching, err := client.NewWithWatch(w.hub.Config, client.Options{Scheme: kube.Scheme()})
+	w.must(err)
+	events, err := watching.Watch(w.Context(), &configv1beta1.ClusterSummaryList{}, client.InNamespace(w.ns))
+	w.must(err)
+	w.Cleanup(events.Stop)
+	count := &atomic.Int32{}
+	go func() {
+		for e := range events.ResultChan() {
+			if e.Type == watch.Modified {
+				count.Add(1)
+			}
+		}
+	}()
+	return count
+}

@@ -1,0 +1,104 @@
+package attacks
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/check"
+	"github.com/towline/towline/internal/sandbox"
+)
+
+// The scripts of checks: one that passes and needs some instructions, and two that take all memory and all time.
+const (
+	passingScript    = `function evaluate() local n = 0; for i = 1, 10000 do n = n + i end; return {pass = n > 0} end`
+	allocatingScript = `function evaluate() local t = {}; for i = 1, 1e9 do t[i] = {i} end; return {pass = true} end`
+	loopingScript    = `function evaluate() while true do end end`
+)
+
+// TestChecksBesideARollout: the process of the hub, or of an agent, takes much memory for a rollout, and the checks of
+// other clusters take all that they can get. A healthy cluster stays so.
+func TestChecksBesideARollout(t *testing.T) {
+	w := newWorld(t)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go rollOut(stop, stopped)
+	t.Cleanup(func() { close(stop); <-stopped })
+
+	kubeconfig, err := os.ReadFile(w.hub.Kubeconfig)
+	w.must(err)
+	for name, script := range map[string]string{"healthy": passingScript, "allocating": allocatingScript, "looping": loopingScript} {
+		w.must(w.Create(t.Context(), &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name + "-sveltos-kubeconfig"}, Data: map[string][]byte{"kubeconfig": kubeconfig},
+		}))
+		w.must(w.Create(t.Context(), &libv1beta1.SveltosCluster{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: libv1beta1.SveltosClusterSpec{ReadinessChecks: checksOf(script)},
+		}))
+	}
+	statusOf := func(name string) (libv1beta1.SveltosClusterStatus, error) {
+		cluster := &libv1beta1.SveltosCluster{}
+		err := w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: name}, cluster)
+		return cluster.Status, err
+	}
+	for name, want := range map[string]string{"allocating": "memory", "looping": "steps"} {
+		w.eventually("the check of "+name+" fails", func() error {
+			status, err := statusOf(name)
+			return errors.Join(err, wantText(status.FailureMessage, want))
+		})
+	}
+	// Each change of an annotation is a contact.
+	for i := range 5 {
+		patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"attempt":"%d"}}}`, i))
+		w.must(w.Patch(t.Context(), &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "healthy"}}, patch))
+		w.eventually("the healthy cluster is ready", func() error {
+			status, err := statusOf("healthy")
+			if status.FailureMessage != "" || status.ConnectionFailures > 0 {
+				t.Fatalf("the healthy cluster has the status %+v", status)
+			}
+			if err == nil && !status.Ready {
+				err = errors.New("it is not ready")
+			}
+			return err
+		})
+	}
+
+	// The agent of a cluster in pull mode runs its checks so, in its own child process.
+	program, err := os.Executable()
+	w.must(err)
+	checker := check.Checker{Sandbox: sandbox.NewPool([]string{program, "sandbox"}, clock.RealClock{})}
+	for range 5 {
+		result, err := checker.EvaluateCluster(t.Context(), w.Client, &libv1beta1.SveltosClusterSpec{ReadinessChecks: checksOf(passingScript)}, false)
+		if err != nil || result.Failure != "" || !result.Ready {
+			t.Errorf("the check in pull mode: %+v, %v", result, err)
+		}
+	}
+}
+
+func checksOf(script string) []libv1beta1.ClusterCheck {
+	return []libv1beta1.ClusterCheck{{
+		Name: "check", Condition: script, ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "Namespace", Name: "default"}},
+	}}
+}
+
+// rollOut takes and frees memory until stop is closed: more than a script may take.
+func rollOut(stop <-chan struct{}, stopped chan<- struct{}) {
+	defer close(stopped)
+	var held [][]byte
+	for {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		if held = append(held, make([]byte, 16<<20)); len(held) == 20 {
+			held = nil
+		}
+	}
+}

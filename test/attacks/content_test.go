@@ -1,0 +1,219 @@
+package attacks
+
+import (
+	"bytes"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+)
+
+// canary is the text of a Secret that the attackers want to read.
+const canary = "canary-in-a-secret"
+
+// resource is a kind that can be listed in a namespace.
+type resource struct {
+	plural string
+	kind   schema.GroupVersionKind
+}
+
+// readableResources returns all kinds in namespaces but Secrets that can be listed.
+func (w *world) readableResources() []resource {
+	w.Helper()
+	lists, err := discovery.NewDiscoveryClientForConfigOrDie(w.hub.Config).ServerPreferredNamespacedResources()
+	w.must(err)
+	var all []resource
+	for _, list := range lists {
+		version, err := schema.ParseGroupVersion(list.GroupVersion)
+		w.must(err)
+		for _, r := range list.APIResources {
+			if strings.Contains(strings.Join(r.Verbs, " "), "list") && (version.Group != "" || r.Name != "secrets") {
+				all = append(all, resource{r.Name, version.WithKind(r.Kind)})
+			}
+		}
+	}
+	return all
+}
+
+// search lists everything in the namespaces, and returns the objects with the text, as kind/name.
+func (w *world) search(attacker client.Client, resources []resource, text string, namespaces ...string) (found []string) {
+	w.Helper()
+	for _, r := range resources {
+		for _, namespace := range namespaces {
+			list := &unstructured.UnstructuredList{}
+			list.SetGroupVersionKind(r.kind.GroupVersion().WithKind(r.kind.Kind + "List"))
+			w.must(attacker.List(w.Context(), list, client.InNamespace(namespace)))
+			for _, item := range list.Items {
+				if contains(w, item.Object, text) {
+					found = append(found, r.kind.Kind+"/"+item.GetName())
+				}
+			}
+		}
+	}
+	return found
+}
+
+// contains returns whether a value has the text, also in base64 and compressed.
+func contains(w *world, value any, text string) bool {
+	switch value := value.(type) {
+	case map[string]any:
+		for key, field := range value {
+			if strings.Contains(key, text) || contains(w, field, text) {
+				return true
+			}
+		}
+	case []any:
+		for _, field := range value {
+			if contains(w, field, text) {
+				return true
+			}
+		}
+	case string:
+		decoded, err := base64.StdEncoding.DecodeString(value)
+		if err != nil {
+			return strings.Contains(value, text)
+		}
+		decoder, err := zstd.NewReader(nil)
+		w.must(err)
+		defer decoder.Close()
+		stream, _ := decoder.DecodeAll(decoded, nil) // most values are not compressed
+		return bytes.Contains(bytes.Join([][]byte{[]byte(value), decoded, stream}, nil), []byte(text))
+	}
+	return false
+}
+
+// secretOfATenant writes a Secret, and a Profile that deploys it to the clusters of the test. The objects in it are a
+// Secret and a ConfigMap.
+func (w *world) secretOfATenant(tenant client.Client) {
+	w.Helper()
+	w.must(w.Create(w.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"}, Type: libv1beta1.ProfileSecretType,
+		StringData: map[string]string{"objects.yaml": `
+apiVersion: v1
+kind: Secret
+metadata: {namespace: default, name: login}
+stringData: {password: ` + canary + `}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: from-a-secret}
+data: {token: ` + canary + `}
+`},
+	}))
+	w.profile(tenant, "deploys", func(spec *configv1beta1.ProfileSpec) {
+		spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: "Secret", Namespace: w.ns, Name: "content"}}
+	})
+}
+
+// content waits for the deliveries in a namespace, and returns their content.
+func (w *world) content(namespace string) []libv1beta1.ConfigurationBundle {
+	w.Helper()
+	list := &libv1beta1.ConfigurationBundleList{}
+	w.eventually("deliveries in "+namespace, func() error {
+		groups := &libv1beta1.ConfigurationGroupList{}
+		if err := errors.Join(w.List(w.Context(), list, client.InNamespace(namespace)), w.List(w.Context(), groups, client.InNamespace(namespace))); err != nil {
+			return err
+		}
+		if len(list.Items) == 0 || len(groups.Items) == 0 {
+			return fmt.Errorf("%d groups and %d objects with content", len(groups.Items), len(list.Items))
+		}
+		return nil
+	})
+	return list.Items
+}
+
+// TestSecretsInCustomResources: a user who may read everything in a namespace except Secrets looks for the content of a
+// Secret that is delivered to two clusters.
+func TestSecretsInCustomResources(t *testing.T) {
+	w := newWorld(t)
+	tenant := w.tenant()
+	w.secretOfATenant(tenant)
+	namespaces := []string{}
+	for _, name := range []string{"one", "two"} {
+		cluster := w.pullCluster(tenant, name)
+		namespaces = append(namespaces, fleet.FromSveltosCluster(cluster).DeliveryNamespace)
+	}
+	for _, namespace := range namespaces {
+		w.content(namespace)
+	}
+	resources := w.readableResources()
+	viewer := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: w.ns + "-viewer"}}
+	for _, r := range resources {
+		viewer.Rules = append(viewer.Rules, rbacv1.PolicyRule{APIGroups: []string{r.kind.Group}, Resources: []string{r.plural}, Verbs: []string{"get", "list", "watch"}})
+	}
+	w.must(w.Create(w.Context(), viewer))
+	role := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: viewer.Name}
+	attacker := w.bound("viewer", &rbacv1.RoleBinding{RoleRef: role})
+	w.must(w.Create(w.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespaces[1], Name: "viewer"}, RoleRef: role,
+		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: w.ns, Name: "viewer"}},
+	}))
+	if found := w.search(attacker, resources, canary, namespaces...); len(found) > 0 {
+		t.Errorf("a user without rights on Secrets finds the Secret's content in %v", found)
+	}
+	// He finds content that is not encrypted.
+	encoder, err := zstd.NewWriter(nil)
+	w.must(err)
+	plain := &libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "plain"}}
+	plain.Spec.Payload = encoder.EncodeAll([]byte(canary), nil)
+	w.must(w.Create(w.Context(), plain))
+	if found := w.search(attacker, resources, canary, namespaces...); len(found) != 1 {
+		t.Errorf("the search finds %v, want the content that is not encrypted", found)
+	}
+}
+
+// TestKeysOfOtherClusters: the agents of two clusters in one namespace try to read each other's content, its keys, and
+// the Secrets of the tenant. The first one has its deliveries in the namespace of the tenant.
+func TestKeysOfOtherClusters(t *testing.T) {
+	w := newWorld(t)
+	tenant := w.tenant()
+	w.secretOfATenant(tenant)
+	var members []fleet.Member
+	for _, name := range []string{"one", "two"} {
+		m := fleet.FromSveltosCluster(w.pullCluster(tenant, name))
+		w.content(m.DeliveryNamespace)
+		members = append(members, m)
+	}
+	for i, m := range members {
+		agent := w.withToken(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}})
+		own := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: fleet.ContentKeySecret(m.Name)}
+		w.eventually("the agent of "+m.Name+" reads its key", func() error { return agent.Get(w.Context(), own, &corev1.Secret{}) })
+		other := members[1-i].DeliveryNamespace
+		for _, bundle := range w.content(other) {
+			if err := agent.Get(w.Context(), client.ObjectKeyFromObject(&bundle), &libv1beta1.ConfigurationBundle{}); !apierrors.IsForbidden(err) {
+				t.Errorf("agent %s reads content of the other cluster: %v", m.Name, err)
+			}
+		}
+		for _, namespace := range []string{m.DeliveryNamespace, other} {
+			if err := agent.List(w.Context(), &corev1.SecretList{}, client.InNamespace(namespace)); !apierrors.IsForbidden(err) {
+				t.Errorf("agent %s lists the Secrets in %s: %v", m.Name, namespace, err)
+			}
+			secrets := &corev1.SecretList{}
+			w.must(w.List(w.Context(), secrets, client.InNamespace(namespace)))
+			for _, secret := range secrets.Items {
+				err := agent.Get(w.Context(), client.ObjectKeyFromObject(&secret), &corev1.Secret{})
+				if client.ObjectKeyFromObject(&secret) != own && !apierrors.IsForbidden(err) {
+					t.Errorf("agent %s reads Secret %s/%s: %v", m.Name, secret.Namespace, secret.Name, err)
+				}
+			}
+			if !strings.Contains(fmt.Sprint(secrets.Items), "sveltos-content-key") {
+				t.Errorf("there is no key in %s", namespace)
+			}
+		}
+	}
+}
