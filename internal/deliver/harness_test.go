@@ -205,7 +205,7 @@ func writes(log []string) []string {
 	return slices.DeleteFunc(slices.Clone(log), func(line string) bool { return strings.HasPrefix(line, http.MethodGet) })
 }
 
-// hub is a real API server with our kinds, and an PullTransport on it.
+// hub is a real API server with our kinds, and a PullTransport on it.
 type hub struct {
 	t        *testing.T
 	plane    *localkube.Plane
@@ -217,8 +217,8 @@ type hub struct {
 
 func sharedHub(t *testing.T) *hub { t.Helper(); return newHub(t, localkube.Shared(t)) }
 
-// hubOfShard returns the shared hub with the transport of a shard. A collector that a test runs on the shared hub deletes
-// the content of its own shard only: it does not know the running deliveries of the other tests.
+// hubOfShard returns the shared hub with the transport of a shard. A collector that a test runs on the shared hub
+// deletes the content of its own shard only: it does not know the running deliveries of the other tests.
 func hubOfShard(t *testing.T, shard fleet.Shard) *hub {
 	t.Helper()
 	h := sharedHub(t)
