@@ -38,6 +38,7 @@ func TestNamesAndScopes(t *testing.T) {
 		"sveltosclusters.lib.projectsveltos.io":          "v1beta1 SveltosCluster sveltoscluster Namespaced",
 		"configurationgroups.lib.projectsveltos.io":      "v1beta1 ConfigurationGroup configurationgroup Namespaced",
 		"configurationbundles.lib.projectsveltos.io":     "v1beta1 ConfigurationBundle configurationbundle Namespaced",
+		"rolerequests.lib.projectsveltos.io":             "v1beta1 RoleRequest rolerequest Cluster",
 		"clusters.cluster.karmada.io":                    "v1alpha1 Cluster cluster Cluster",
 		"works.work.karmada.io":                          "v1alpha1 Work work Namespaced",
 	}

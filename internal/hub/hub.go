@@ -32,6 +32,7 @@ import (
 	"github.com/towline/towline/internal/hub/outdated"
 	"github.com/towline/towline/internal/hub/profiles"
 	"github.com/towline/towline/internal/hub/resources"
+	"github.com/towline/towline/internal/hub/rolerequests"
 	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/hub/unclaimed"
 	"github.com/towline/towline/internal/join"
@@ -252,7 +253,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		return fmt.Errorf("add the writer of ClusterConfigurations: %w", err)
 	}
 	if shard.IsDefault() {
-		if err := h.addFleetControllers(ctx); err != nil {
+		if err := h.addFleetControllers(ctx, composer.Contents); err != nil {
 			return err
 		}
 	}
@@ -297,7 +298,7 @@ func (h *hub) setupClients(ctx context.Context) error {
 }
 
 // addFleetControllers adds the controllers that only the hub of the default shard runs.
-func (h *hub) addFleetControllers(ctx context.Context) error {
+func (h *hub) addFleetControllers(ctx context.Context, contents *source.Contents) error {
 	if err := join.PublishPatches(ctx, h.live, h.opts.AgentPatchConfigMap); err != nil {
 		return err
 	}
@@ -306,9 +307,10 @@ func (h *hub) addFleetControllers(ctx context.Context) error {
 			return fmt.Errorf("add the registration of the hub: %w", err)
 		}
 	}
-	return (&profiles.Controller{
-		Hub: h.GetClient(), Unsupported: summaries.Unsupported, Events: h.GetEventRecorder(reportingController),
-	}).Setup(ctx, h)
+	return errors.Join(
+		(&profiles.Controller{Hub: h.GetClient(), Unsupported: summaries.Unsupported, Events: h.GetEventRecorder(reportingController)}).Setup(ctx, h),
+		(&rolerequests.Controller{Hub: h.GetClient(), Contents: contents}).Setup(h),
+	)
 }
 
 // setupMetrics connects the health and the metrics of the hub to its manager.

@@ -58,6 +58,7 @@ func TestRolesOfUsers(t *testing.T) {
 	for what, obj := range map[string]client.Object{
 		"write a profile":         &configv1beta1.Profile{ObjectMeta: meta("x")},
 		"write a cluster profile": &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: "x"}},
+		"write a role request":    &libv1beta1.RoleRequest{ObjectMeta: metav1.ObjectMeta{Name: "x"}},
 		"write a summary":         &configv1beta1.ClusterSummary{ObjectMeta: meta("x")},
 		"write a cluster":         &libv1beta1.SveltosCluster{ObjectMeta: meta("x")},
 		"write content":           &libv1beta1.ConfigurationBundle{ObjectMeta: meta("x")},

@@ -14,6 +14,7 @@ const (
 	SveltosClusterKind      = "SveltosCluster"
 	ConfigurationGroupKind  = "ConfigurationGroup"
 	ConfigurationBundleKind = "ConfigurationBundle"
+	RoleRequestKind         = "RoleRequest"
 )
 
 // GroupVersion is the group and version every kind in this package is served under.
@@ -27,6 +28,7 @@ func AddToScheme(s *runtime.Scheme) error {
 			&SveltosCluster{}, &SveltosClusterList{},
 			&ConfigurationGroup{}, &ConfigurationGroupList{},
 			&ConfigurationBundle{}, &ConfigurationBundleList{},
+			&RoleRequest{}, &RoleRequestList{},
 		)
 		metav1.AddToGroupVersion(s, GroupVersion)
 		return nil
