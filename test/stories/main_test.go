@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/towline/towline/internal/localkube"
 )
 
 // turns has one element for each story that may run now.
@@ -14,8 +16,7 @@ var turns chan struct{}
 
 // TestMain makes -parallel the number of stories that run at the same time. As the testing package counts, a story with
 // parallel subtests gives its place away when they begin, and they queue behind all other stories: its control planes
-// run idle for minutes meanwhile. With TOWLINE_UNUSED_RIGHTS=fail in the environment, a run of all stories fails if the
-// hub has a right that none of them uses.
+// run idle for minutes meanwhile. A run of all stories fails if the hub has a right that none of them uses.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	parallel, err := strconv.Atoi(flag.Lookup("test.parallel").Value.String())
@@ -26,13 +27,37 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "1000"); err != nil {
 		panic(err)
 	}
-	code := m.Run()
-	if os.Getenv("TOWLINE_UNUSED_RIGHTS") == "" {
+	if code := m.Run(); code != 0 || !isRunOfAll(func(name string) string { return flag.Lookup("test." + name).Value.String() }, os.Getenv) {
 		return
 	}
-	isWhole := flag.Lookup("test.run").Value.String() == "" && flag.Lookup("test.skip").Value.String() == ""
-	if unused, err := usedRights.unused(); code == 0 && isWhole && (err != nil || len(unused) > 0) {
+	if unused, err := usedRights.unused(); err != nil || len(unused) > 0 {
 		panic(fmt.Sprintln("rights of the hub:", err, strings.Join(unused, "\n")))
+	}
+}
+
+// isRunOfAll returns whether all stories run, and none is skipped: without networks, some stories are.
+func isRunOfAll(flagValue, getenv func(string) string) bool {
+	for _, selection := range []string{"run", "skip", "list"} {
+		if flagValue(selection) != "" {
+			return false
+		}
+	}
+	return flagValue("short") == "false" && getenv(localkube.NetworksVariable) == "required"
+}
+
+func TestRunOfAll(t *testing.T) {
+	t.Parallel()
+	all := map[string]string{"short": "false", localkube.NetworksVariable: "required"}
+	for name, value := range map[string]string{"": "", "run": "TestHelm", "skip": "TestHelm", "list": ".", "short": "true", localkube.NetworksVariable: ""} {
+		get := func(asked string) string {
+			if asked == name {
+				return value
+			}
+			return all[asked]
+		}
+		if got, want := isRunOfAll(get, get), name == ""; got != want {
+			t.Errorf("%s=%s: got %t, want %t", name, value, got, want)
+		}
 	}
 }
 
