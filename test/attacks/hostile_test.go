@@ -1,0 +1,82 @@
+package attacks
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+)
+
+// hostileContent takes all time or memory. message is a part of the message about it.
+type hostileContent struct{ name, annotation, text, message string }
+
+func hostileContents() []hostileContent {
+	return []hostileContent{
+		{"endless", libv1beta1.TemplateAnnotation, "{{ range 1000000000000 }}{{ range 1000000000000 }}{{ end }}{{ end }}", "took longer than"},
+		{"long", libv1beta1.TemplateAnnotation, "{{ range 1000000000000 }}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{{ end }}", "larger than"},
+		{"repeating", libv1beta1.TemplateAnnotation, `{{ repeat 2000000000 "x" }}`, "of memory"},
+		{"looping", libv1beta1.LuaAnnotation, "function evaluate() while true do end end", "steps"},
+		{"allocating", libv1beta1.LuaAnnotation, "function evaluate() local t = {}; for i = 1, 1e9 do t[i] = {i} end end", "too much memory"},
+	}
+}
+
+// TestHostileContentOfATenant: a tenant has more contents that take all time or memory than the hub has processor
+// cores, for several clusters. Each fails with its limit, and the changes of another tenant are delivered meanwhile.
+func TestHostileContentOfATenant(t *testing.T) {
+	w := newWorld(t)
+	other := &world{TB: w.TB, Client: w.Client, hub: w.hub, ns: w.hub.Namespace(t, "other")}
+	victim, attacker := other.tenant(), w.tenant()
+	delivery := fleet.FromSveltosCluster(other.pullCluster(victim, "healthy")).DeliveryNamespace
+	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: other.ns, Name: "content"}}
+	content.Data = map[string]string{"objects.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: a}\n"}
+	w.must(victim.Create(t.Context(), content))
+	other.profile(victim, "healthy", func(spec *configv1beta1.ProfileSpec) {
+		spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: other.ns, Name: "content"}}
+	})
+	// delivered returns the references to the content for the cluster of the victim.
+	delivered := func() (items []libv1beta1.ConfigurationItem, err error) {
+		groups := &libv1beta1.ConfigurationGroupList{}
+		err = w.List(t.Context(), groups, client.InNamespace(delivery))
+		for _, group := range groups.Items {
+			items = append(items, group.Spec.ConfigurationItems...)
+		}
+		return items, err
+	}
+	other.content(delivery)
+
+	for _, name := range []string{"one", "two", "three"} {
+		w.pullCluster(attacker, name)
+	}
+	for _, hostile := range hostileContents() {
+		w.must(attacker.Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: hostile.name, Annotations: map[string]string{hostile.annotation: "ok"}},
+			Data:       map[string]string{"objects.yaml": hostile.text},
+		}))
+		w.profile(attacker, hostile.name, func(spec *configv1beta1.ProfileSpec) {
+			spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: hostile.name}}
+		})
+	}
+	for i := range 3 {
+		before, err := delivered()
+		w.must(err)
+		content.Data["objects.yaml"] = fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: a}\ndata: {change: '%d'}\n", i)
+		w.must(victim.Update(t.Context(), content))
+		w.eventually("a change of the other tenant is delivered", func() error {
+			after, err := delivered()
+			if err == nil && slices.EqualFunc(before, after, func(a, b libv1beta1.ConfigurationItem) bool { return fmt.Sprint(a) == fmt.Sprint(b) }) {
+				err = fmt.Errorf("the content is still %v", after)
+			}
+			return err
+		})
+	}
+	for _, hostile := range hostileContents() {
+		w.failure(hostile.name, saying(hostile.message))
+	}
+}
