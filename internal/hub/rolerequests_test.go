@@ -30,7 +30,7 @@ func (w *world) roleRequest(name string) *libv1beta1.RoleRequest {
 		ObjectMeta: metav1.ObjectMeta{Name: w.ns + "-" + name},
 		Spec: libv1beta1.RoleRequestSpec{
 			ClusterSelector: metav1.LabelSelector{MatchLabels: w.prod()}, ServiceAccountNamespace: "tenants", ServiceAccountName: name,
-			RoleRefs: []libv1beta1.RoleRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "roles"}},
+			RoleRefs: []libv1beta1.RoleRef{{Kind: "ConfigMap", Namespace: w.ns, Name: "roles"}},
 		},
 	}
 	w.create(request)
@@ -168,6 +168,10 @@ func TestRoleRequestCorrectsWhatItGenerated(t *testing.T) {
 	})
 	w.must(w.Delete(t.Context(), secret))
 	profile := &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: secret.Name}}
+	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile))
+	if profile.Generation != 1 {
+		t.Errorf("the ClusterProfile has changed: %+v", profile.Spec)
+	}
 	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.PolicyRefs = nil })
 	w.eventually("the ClusterProfile and the Secret are corrected", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); err != nil {

@@ -23,7 +23,7 @@ type RoleRef struct {
 
 	// Kind of the object.
 	// +kubebuilder:validation:Enum:=ConfigMap;Secret
-	Kind SourceKind `json:"kind"`
+	Kind string `json:"kind"`
 }
 
 // RoleRequestSpec gives a ServiceAccount rights on clusters.

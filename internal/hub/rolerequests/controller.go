@@ -38,14 +38,14 @@ func (c *Controller) Setup(mgr ctrl.Manager) error {
 		Named("rolerequests").
 		For(&libv1beta1.RoleRequest{}).
 		Owns(&configv1beta1.ClusterProfile{}).
-		WatchesMetadata(configMaps, handler.EnqueueRequestsFromMapFunc(c.requestsReferring(libv1beta1.SourceConfigMap))).
-		WatchesMetadata(secrets, handler.EnqueueRequestsFromMapFunc(c.requestsReferring(libv1beta1.SourceSecret))).
+		WatchesMetadata(configMaps, handler.EnqueueRequestsFromMapFunc(c.requestsReferring(configMaps.Kind))).
+		WatchesMetadata(secrets, handler.EnqueueRequestsFromMapFunc(c.requestsReferring(secrets.Kind))).
 		Complete(c)
 }
 
 // requestsReferring returns a function that returns the RoleRequests that refer to an object of kind, or that it was
 // generated for.
-func (c *Controller) requestsReferring(kind libv1beta1.SourceKind) handler.MapFunc {
+func (c *Controller) requestsReferring(kind string) handler.MapFunc {
 	return func(ctx context.Context, obj client.Object) []reconcile.Request {
 		var list libv1beta1.RoleRequestList
 		if err := c.Hub.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
