@@ -29,13 +29,14 @@ type recordCache struct {
 	changed []*cachedRecord
 	// isListed is true if the cache has all records.
 	isListed bool
-	// deleted has the records that were deleted since a list began: it can return them. It is nil if none is running.
+	// deleted has the records that were deleted since a list began, because its response can still have them. It is nil
+	// while no list is running.
 	deleted map[bundle.ID]bool
 	// partitions has the partitions that are served. It is used only if the Store has partitions.
 	partitions map[string]*servedPartition
 }
 
-// cachedRecord is the place of a record in the cache.
+// cachedRecord is an entry of the cache. Newer versions replace its Record.
 type cachedRecord struct {
 	*Record
 	// isChanged is true until TakeChanges returns the record, wasRead if it was read since the last call.

@@ -8,8 +8,9 @@
 // The engine calls Load, changes a copy from Record.Edit, and calls Save before and after it applies objects, and
 // Delete after a withdrawal. Package drift calls List once, and then reads the cached records, by their indexes.
 //
-// The hubs of all shards deploy to their own cluster. They share a scope, whose records are divided by Partitions: one
-// per cluster for which they deploy. A Store caches the partitions between Serve and Release, and no others.
+// The shards of a hub also deploy to the cluster of the hub, on behalf of other clusters. All shards use one scope for
+// it. Partitions divides its records: one partition per cluster on whose behalf they were deployed. A Store caches the
+// partitions between Serve and Release, and no others.
 //
 // The head Secret of a record has the label towline.dev/record=head and a name that is computed from the OwnerScope and
 // the bundle ID. It holds the head as JSON and the content and the entries as compressed JSON. Larger content and

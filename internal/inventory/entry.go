@@ -33,7 +33,7 @@ type Entry struct {
 	// IsReleaseRecord is true for the entry that Record.FindTracked returns for a release record. It is in no
 	// Record.Entries.
 	IsReleaseRecord bool `json:"-"`
-	// Rival is the competing requestor that deploys the object now, for the same profile. The entry has no UID then.
+	// Rival is the bundle ID, as text, of another bundle that deploys the object now. The entry has no UID then.
 	Rival string `json:"rival,omitempty"`
 }
 

@@ -15,9 +15,9 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// ListHeads returns the heads of the records on the member as they are now, sorted by ID. A record that another process
-// has changed, or that is incomplete, has no Entries and no content: do not pass the results to Bundle or Save. It
-// costs one list of metadata, and one read of each such record.
+// ListHeads returns the records on the member as they are now, sorted by ID. Records that another process has changed,
+// and incomplete ones, have only the fields of their heads: do not pass the results to Bundle or Save. ListHeads costs
+// one list of metadata, and one read of each such record.
 func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
 	list, err := s.metadata.List(ctx, metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + partHead)})
 	if err != nil {
@@ -44,7 +44,8 @@ func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
 }
 
 // List reads all records on the member into the cache, page by page. An incomplete record is cached with nothing but
-// its ID. With Partitions it serves those that Partitions lists and those that it finds, and reads no others.
+// its ID. With Partitions, it reads only partitions that this Store serves. It begins to serve those that
+// Partitions.List returns, and those that it finds on the member and Partitions.Serves accepts.
 func (s *Store) List(ctx context.Context) error {
 	unlock, err := s.lockListing(ctx)
 	if err != nil {

@@ -60,8 +60,8 @@ func (s *Store) servedOf(id bundle.ID) (served *servedPartition, ok bool) {
 // is called. The error wraps ErrNotServed if another process serves the partition.
 func (s *Store) Serve(ctx context.Context, partition string) (released <-chan struct{}, err error) {
 	served, isNew := s.addPartition(partition)
-	// Partitions.Serves is called after the partition is added: if it does not know yet that the partition has moved, the
-	// later call of Release finds the partition.
+	// The partition is added before Partitions.Serves is called: if Serves does not know yet that the partition has
+	// moved to another shard, the call of Release that follows the move must find the partition.
 	isServed, err := s.partitions.Serves(ctx, partition)
 	if err != nil {
 		if isNew {
@@ -134,7 +134,7 @@ func (s *Store) ListPartition(ctx context.Context, partition string) ([]*Record,
 	}
 	defer unlock()
 	if records, ok := s.cachedPartition(partition); ok {
-		return records, nil // the listing that this one has waited for has read it
+		return records, nil // another caller has listed it meanwhile
 	}
 	served := s.findPartition(partition)
 	if served == nil {
@@ -192,8 +192,8 @@ func (s *Store) servePartitions(ctx context.Context) (map[string]*servedPartitio
 	return maps.Clone(s.cache.partitions), nil
 }
 
-// setListed marks partitions as listed which have been served since before a list was read. A partition that has moved
-// here since can have records that the list lacks.
+// setListed marks partitions as listed that were served before the list was read, and are still served. If a partition
+// was released and served again meanwhile, it can have records that the list lacks.
 func (s *Store) setListed(listed map[string]*servedPartition) {
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()

@@ -93,8 +93,8 @@ func (r *Record) Exists() bool { return r.version != "" }
 // HasContent returns whether the record names the content of its bundle.
 func (r *Record) HasContent() bool { return !r.content.empty() }
 
-// WithoutContent returns a copy of r to change and save that has no content and no digest, for a record of which parts
-// are missing. The next save deletes the parts that still exist.
+// WithoutContent returns a copy of r that has no content and no digest, for a record of which parts are missing. It
+// is passed to Save as prior, so that the save writes the content again and deletes the parts that still exist.
 func (r *Record) WithoutContent() *Record {
 	next := r.Edit()
 	next.Digest, next.content, next.mayHaveUnusedChunks = nil, storedValue{}, true
@@ -104,16 +104,16 @@ func (r *Record) WithoutContent() *Record {
 // BundleDigest returns the digest of the bundle that was delivered last.
 func (r *Record) BundleDigest() bundle.Digest { return bundle.DigestFromBytes(r.Digest) }
 
-// Equal returns whether next need not be saved in place of r: r is stored, and next differs at most in LastApplied,
-// Owner and Options, which the digest covers.
+// Equal returns whether next need not be saved in place of r, which is stored. Owner and Options are not compared,
+// since the digest covers them. LastApplied is ignored.
 func (r *Record) Equal(next *Record) bool {
 	return r.version != "" && r.BundleDigest() == next.BundleDigest() && r.State == next.State && r.Message == next.Message &&
 		r.Hub == next.Hub && r.Orphan == next.Orphan && r.Suspended == next.Suspended && maps.Equal(r.Entries, next.Entries) &&
 		reflect.DeepEqual(r.Releases, next.Releases)
 }
 
-// Covers returns whether r already has the objects and releases of next, so that next need not be saved before the
-// first object is applied. Other fields of the entries can be saved after the apply.
+// Covers returns whether the stored record r is sufficient until the objects of next are applied. If the process is
+// killed then, r shows which objects can exist. Otherwise next must be saved before the first object is applied.
 func (r *Record) Covers(next *Record) bool {
 	if r.version == "" || r.BundleDigest() != next.BundleDigest() || r.State == bundle.StateRemoving || r.Suspended ||
 		!reflect.DeepEqual(r.Releases, next.Releases) {

@@ -69,8 +69,8 @@ type ReleaseState struct {
 	Sensitive bool `json:"sensitive,omitempty"`
 	// Former is the revision that was deployed before the operation, 0 if there was none.
 	Former int `json:"former,omitempty"`
-	// Existed is true if objects of the release were deployed before its first recorded revision: no failure uninstalls
-	// them.
+	// Existed is true if objects of the release were deployed before its first recorded revision: they are not
+	// uninstalled after a failure.
 	Existed bool `json:"existed,omitempty"`
 	// ObjectsApplied is true if the objects with Digest are applied on the member.
 	ObjectsApplied bool `json:"objectsApplied,omitempty"`
@@ -80,9 +80,9 @@ type ReleaseState struct {
 	Inputs           string `json:"inputs,omitempty"`
 	RenderedRevision int    `json:"renderedRevision,omitempty"`
 	IsUpgrade        bool   `json:"isUpgrade,omitempty"`
-	// IsUnconfirmed is bundle.Release.IsUnconfirmed, and false after the engine has compared RenderedRevision with the
-	// release records. A NextRevision above 0 means that they differ: the hub must render the release for NextRevision and
-	// NextIsUpgrade.
+	// IsUnconfirmed is copied from bundle.Release. The engine then compares RenderedRevision with the release records
+	// of Helm, and sets IsUnconfirmed to false. If they differ, it sets NextRevision and NextIsUpgrade, for which the
+	// hub must render the release again.
 	IsUnconfirmed bool `json:"isUnconfirmed,omitempty"`
 	NextRevision  int  `json:"nextRevision,omitempty"`
 	NextIsUpgrade bool `json:"nextIsUpgrade,omitempty"`
@@ -144,8 +144,8 @@ func (r *Record) DeployedReleases() []bundle.DeployedRelease {
 	return all
 }
 
-// outdatedReleases returns Report.Outdated of the bundle: if one release waits to be rendered again, all waiting ones
-// that templates render for a revision, since the hub renders them together.
+// outdatedReleases returns Report.Outdated of the bundle: nil if no release has a NextRevision. Otherwise all releases
+// that have not begun and whose templates read the revision, since the hub renders them together.
 func (r *Record) outdatedReleases() []bundle.OutdatedRelease {
 	if !slices.ContainsFunc(r.Releases, func(s ReleaseState) bool { return s.NextRevision > 0 && !s.HasBegun() }) {
 		return nil

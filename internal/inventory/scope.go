@@ -12,8 +12,8 @@ type OwnerScope struct {
 	Hub, Registration string
 }
 
-// LocalScope returns the OwnerScope of what the hubs of all shards deploy to their own cluster for other clusters. So
-// the objects for a cluster belong to the hub that serves the cluster.
+// LocalScope returns the OwnerScope of what the shards of a hub deploy to the cluster of the hub on behalf of other
+// clusters. All shards share it, so a shard that takes over a cluster also takes over these objects.
 func LocalScope() OwnerScope { return OwnerScope{Registration: "Local"} }
 
 // IsLocal returns whether s is LocalScope. The UID of an object, which other scopes have, is never "Local".

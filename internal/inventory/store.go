@@ -119,7 +119,7 @@ func (s *Store) nameOf(id bundle.ID) string {
 	return namePrefix + shortHash([]byte(s.scope.Signature(id)))
 }
 
-// headOf returns the name of the head Secret of the record with the Secret name, which is the head or a chunk.
+// headOf returns the name of the head Secret of a record. name is the name of this Secret or of a chunk of the record.
 func headOf(name string) string { return name[:min(len(name), len(namePrefix)+hashLength)] }
 
 // labels returns the labels of a Secret of a record.

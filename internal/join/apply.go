@@ -54,7 +54,7 @@ func RegisterAndApply(ctx context.Context, hub *rest.Config, request ApplyReques
 	}
 	// Checked first, since a registration may revoke tokens, which cannot be rolled back.
 	if err := checkAccess(ctx, request.Member); err != nil {
-		return "", fmt.Errorf("ask the cluster: %w", err)
+		return "", fmt.Errorf("check the access to the cluster: %w", err)
 	}
 	r, err := newRegistration(hub, request.Request)
 	if err != nil {
@@ -205,7 +205,7 @@ func memberUID(ctx context.Context, member client.Reader) (string, error) {
 		return "", nil
 	}
 	if err != nil {
-		return "", fmt.Errorf("ask the cluster which one it is: %w", err)
+		return "", fmt.Errorf("read the identity of the cluster: %w", err)
 	}
 	return uid, nil
 }
@@ -276,7 +276,7 @@ func (a *application) awaitReady(ctx context.Context) (version string, err error
 	defer cancel()
 	state := ""
 	err = wait.PollUntilContextCancel(limited, readyPoll, true, func(context.Context) (bool, error) {
-		// Not limited by the wait, so that the last state is one of the cluster and not that time is up.
+		// ctx is not limited by the wait: the reported state must be that of the cluster, and not a timeout.
 		var isReady bool
 		state, version, isReady = a.readState(ctx)
 		if err := ctx.Err(); err != nil {
@@ -289,9 +289,9 @@ func (a *application) awaitReady(ctx context.Context) (version string, err error
 	case err == nil:
 		return version, nil
 	case ctx.Err() != nil:
-		return "", fmt.Errorf("%w yet: %s; to wait on, run the same command again: %w", ErrNotReady, state, ctx.Err())
+		return "", fmt.Errorf("%w yet: %s; to continue waiting, run the same command again: %w", ErrNotReady, state, ctx.Err())
 	case errors.Is(err, context.DeadlineExceeded):
-		return "", fmt.Errorf("%w after %s: %s; when the reason is gone, run the same command again", ErrNotReady, a.request.Wait, state)
+		return "", fmt.Errorf("%w after %s: %s; correct the reason, then run the same command again", ErrNotReady, a.request.Wait, state)
 	}
 	return "", err
 }

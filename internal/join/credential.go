@@ -135,7 +135,7 @@ func readCandidate(ctx context.Context, opts CredentialOptions) (candidate, erro
 	defer cancel()
 	secret, err := opts.Secrets.Get(ctx, opts.Secret, metav1.GetOptions{})
 	if err != nil {
-		return candidate{}, fmt.Errorf("read Secret %s/%s with the way to the hub: %w", kube.AgentNamespace, opts.Secret, err)
+		return candidate{}, fmt.Errorf("read Secret %s/%s with the kubeconfig for the hub: %w", kube.AgentNamespace, opts.Secret, err)
 	}
 	var latest candidate
 	for _, key := range []string{KubeconfigKey, renewedKey} {
@@ -261,7 +261,7 @@ func (c *Credential) writeSecret(ctx context.Context, text string, exchanged typ
 	}
 	_, err = c.opts.Secrets.Patch(ctx, c.opts.Secret, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: kube.FieldManager})
 	if err != nil {
-		return fmt.Errorf("keep renewed token in Secret %s/%s: %w", kube.AgentNamespace, c.opts.Secret, err)
+		return fmt.Errorf("write the renewed token to Secret %s/%s: %w", kube.AgentNamespace, c.opts.Secret, err)
 	}
 	return nil
 }
@@ -438,7 +438,8 @@ func tokenIn(manifest []byte) token {
 	return token{}
 }
 
-// untilRenewal returns the time from the issue of t until its renewal. requestedLife is used as in life.
+// untilRenewal returns the time from the issue of t until its renewal. requestedLife is for a token without
+// times.
 func (t token) untilRenewal(requestedLife time.Duration) time.Duration {
 	return time.Duration(float64(t.life(requestedLife)) * renewalFraction)
 }

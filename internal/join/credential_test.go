@@ -160,5 +160,5 @@ func TestOpenCredentialSaysWhatIsMissing(t *testing.T) {
 	wantText(t, err, "read key kubeconfig of Secret projectsveltos/"+o.Secret)
 	o.Secret = "missing"
 	_, err = join.OpenCredential(t.Context(), o)
-	wantText(t, err, "read Secret projectsveltos/missing with the way to the hub")
+	wantText(t, err, "read Secret projectsveltos/missing with the kubeconfig for the hub")
 }

@@ -26,8 +26,7 @@ func deliveryNamespace(cluster *libv1beta1.SveltosCluster) string {
 	return namespace
 }
 
-// derivedNamespace returns the name of the namespace that is made for the deliveries of a cluster which cannot have its
-// own one for them.
+// derivedNamespace returns the name of the delivery namespace of a cluster whose own namespace another cluster uses.
 func derivedNamespace(r Request) string { return fleet.DerivedNamespace(r.Namespace, r.Name) }
 
 // holderOf returns the value of a cluster's claim to a delivery namespace: the cluster's name in its own namespace, and
@@ -98,8 +97,8 @@ func (r *registration) claimedDelivery(ctx context.Context, reader client.Reader
 	return "", err
 }
 
-// claimedNamespaces returns the namespaces that are claimed for the deliveries of a cluster. The derived one comes
-// first: without its annotation, the cluster may have claimed its own one besides.
+// claimedNamespaces returns the namespaces that are claimed for the deliveries of a cluster. The derived one is
+// the first: a cluster that has lost its annotation can have claimed its own one too.
 func claimedNamespaces(ctx context.Context, hub client.Reader, r Request) ([]*metav1.PartialObjectMetadata, error) {
 	var claimed []*metav1.PartialObjectMetadata
 	for _, name := range []string{derivedNamespace(r), r.Namespace} {
@@ -115,9 +114,9 @@ func claimedNamespaces(ctx context.Context, hub client.Reader, r Request) ([]*me
 	return claimed, nil
 }
 
-// claim annotates the namespace with its holder unless it has another one, which is errClaimed. A namespace that is not
-// the cluster's own must have been created for it: every user who may read in a namespace can read the deliveries. If
-// the cache is stale, the write request fails, and the namespace is read from the hub.
+// claim annotates the namespace with its holder. It returns errClaimed if the namespace has another one. A namespace
+// that is not the cluster's own must have been created for it: every user who may read in a namespace can read the
+// deliveries. If the cache is stale, the write request fails, and the namespace is read from the hub.
 func (r *registration) claim(ctx context.Context, name string) error {
 	holder, reader := holderOf(r.request, name), r.cache
 	isStale := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }

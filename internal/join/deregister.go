@@ -42,7 +42,7 @@ const (
 var ErrNotRegistered = errors.New("the cluster is not registered")
 
 // ErrStillDeregistering is returned if the hub has not completed a deregistration in time. The hub continues.
-var ErrStillDeregistering = errors.New("the deregistration goes on by itself")
+var ErrStillDeregistering = errors.New("the hub continues the deregistration")
 
 // DeregisterRequest is a request to remove a cluster from the fleet.
 type DeregisterRequest struct {
@@ -62,8 +62,8 @@ type DeregisterRequest struct {
 type DeregisterResult struct {
 	// Deleted are the objects that were deleted on the hub, in order.
 	Deleted []kube.Ref
-	// Left describes the releases and objects that stay on the member, because the request keeps them, or the member was
-	// not reached or did not delete them in time. In the last two cases they are the last known ones.
+	// Left describes the releases and objects that stay on the member. If the member was not reached, or did not delete
+	// them in time, they are the last known ones. Otherwise the request keeps them.
 	Left []string
 	// Kept are the objects that stay on the hub, since Towline did not create them.
 	Kept []Kept
@@ -168,8 +168,8 @@ func (d *deregistration) deleteCluster(ctx context.Context, cluster *libv1beta1.
 	return nil
 }
 
-// AddDeregisterOptions adds options, values of kube.AnnotationDeregister, to those that cluster has, from which the hub
-// reads them. It updates cluster. hub must read from the API server.
+// AddDeregisterOptions adds options to the annotation kube.AnnotationDeregister of cluster, which the hub reads. It
+// updates cluster. hub must read from the API server.
 func AddDeregisterOptions(ctx context.Context, hub client.Client, cluster client.Object, options ...string) error {
 	existing := strings.FieldsFunc(cluster.GetAnnotations()[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
 	all := union(existing, options)
@@ -205,12 +205,12 @@ func (d *deregistration) awaitDeletion(ctx context.Context, cluster *libv1beta1.
 	switch {
 	case !isWaiting:
 		shard := cmp.Or(fleet.FromSveltosCluster(cluster).Shard, "default")
-		return fmt.Errorf("no hub has taken it up: is the hub of the shard %s running? %w when it is", shard, ErrStillDeregistering)
+		return fmt.Errorf("no hub has started the deregistration: is the hub of the shard %s running? Then %w", shard, ErrStillDeregistering)
 	case d.done.Forced:
-		return fmt.Errorf("still waiting for %s; %w if the hub is running", message, ErrStillDeregistering)
+		return fmt.Errorf("still waiting for %s; %w if it is running", message, ErrStillDeregistering)
 	}
 	return fmt.Errorf("still waiting for %s; %w when the cluster answers; "+
-		"to leave behind what cannot be reached run again with --force", message, ErrStillDeregistering)
+		"to leave the objects on the cluster, run the command again with --force", message, ErrStillDeregistering)
 }
 
 // await watches the SveltosCluster until it is deleted, but no longer than limit. It updates cluster with each change,
@@ -290,8 +290,7 @@ func (d *deregistration) retract(ctx context.Context, cluster *libv1beta1.Svelto
 const (
 	// AgentLeft describes an agent that stays on its member.
 	AgentLeft = "the agent, in namespace " + kube.AgentNamespace
-	// maxLeft is how many bytes the list of what is left behind may take: a quarter of what the annotations of an object
-	// may.
+	// maxLeft limits the list of what is left behind, in bytes. The annotations of an object may have 256 KiB.
 	maxLeft = 64 << 10
 	// moreLeft ends a list that was cut.
 	moreLeft = "more than can be listed here"
@@ -342,7 +341,7 @@ func deployedBy(feature configv1beta1.DeployedFeature) []string {
 		if resource.DeploymentType == libv1beta1.DeploymentTypeLocal {
 			continue
 		}
-		// The objects of a release go without saying.
+		// The release stands for its objects.
 		if feature.FeatureID == libv1beta1.FeatureHelm && len(feature.Charts) > 0 {
 			break
 		}
@@ -397,7 +396,7 @@ func RecordLeftBehind[T client.Object](ctx context.Context, hub client.Client, c
 	}
 	annotations[kube.AnnotationLeftBehind] = string(text)
 	noted.SetAnnotations(annotations)
-	// The lock keeps what is left of other profiles.
+	// With the lock, concurrent calls do not overwrite each other's lists.
 	patch := client.MergeFromWithOptions(cluster, client.MergeFromWithOptimisticLock{})
 	if err := hub.Patch(ctx, noted, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return cluster, fmt.Errorf("note what is left behind on cluster %s: %w", client.ObjectKeyFromObject(cluster), err)

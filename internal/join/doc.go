@@ -12,14 +12,15 @@
 //   - credential.go: the agent's token, which it exchanges at once and renews.
 //   - push.go, member.go: push mode, with a given kubeconfig or with an identity that is created on the member.
 //     workload.go is for clusters that the hub dials with its cloud identity. renew.go renews tokens.
-//   - deregister.go follows a deregistration; retract.go deletes the objects of a registration on the hub, and lists
-//     the objects with the names of a registration that Towline did not create.
+//   - deregister.go deletes a SveltosCluster and waits until the hub has deregistered it; retract.go deletes the
+//     objects of a registration on the hub, and lists those with the same names that Towline did not create.
 //
 // Terms: the registration label marks objects that a registration created, with the name of the cluster. An object
 // without it belongs to another party, and is neither changed nor deleted. The agent's tokens are bound to the anchor
 // Secret, and the tokens in manifests to the registration Secret: they become invalid when the Secret is deleted. An
 // annotation on a delivery namespace, the claim, names the cluster that uses it, the holder.
 //
-// Rollback: the SveltosCluster owns the objects beside it. A registration that fails restores the SveltosCluster, or
-// deletes the one that it created with all its objects. Establish is never rolled back: it can be repeated.
+// Rollback: the SveltosCluster owns the objects in its namespace. A registration that fails restores the
+// SveltosCluster, or deletes the one that it created with all its objects. Establish is never rolled back: it can be
+// repeated.
 package join

@@ -111,7 +111,7 @@ func (r *registration) annotateDelivery(ctx context.Context, cluster *libv1beta1
 	return nil
 }
 
-// ownerOf is the reference by which objects belong to a SveltosCluster, and go with it.
+// ownerOf returns the owner reference to a SveltosCluster.
 func ownerOf(cluster *libv1beta1.SveltosCluster) metav1.OwnerReference {
 	return metav1.OwnerReference{
 		APIVersion: libv1beta1.GroupVersion.String(), Kind: "SveltosCluster", Name: cluster.Name, UID: cluster.UID,
@@ -133,8 +133,8 @@ func (r *registration) ensureIdentity(ctx context.Context, cluster *libv1beta1.S
 	return nil
 }
 
-// ownedIdentity returns the identityObjects with the label of the registration. Those beside the SveltosCluster are
-// owned by it.
+// ownedIdentity returns the identityObjects with the label of the registration. Those in the
+// namespace of the SveltosCluster have it as their owner.
 func (r *registration) ownedIdentity(cluster *libv1beta1.SveltosCluster, delivery string) []client.Object {
 	objects := identityObjects(r.request, delivery)
 	for _, obj := range objects {

@@ -164,8 +164,8 @@ func findAudiences(ctx context.Context, hub client.Client) ([]string, error) {
 	return request.Spec.Audiences, nil
 }
 
-// isForAudiences returns the expression that is true if a token is for some of the audiences only. The API server has
-// set its own audiences where the request had none.
+// isForAudiences returns the expression that is true if all requested audiences of a token are in audiences. The API
+// server has set its own audiences where the request had none.
 func isForAudiences(audiences []string) string {
 	quoted := make([]string, 0, len(audiences))
 	for _, audience := range audiences {

@@ -156,7 +156,8 @@ func (i *identity) addUser(ctx context.Context) error {
 	})
 }
 
-// errForeignIdentity is returned if creating a part of the identity would mix it with that of another party.
+// errForeignIdentity is returned if the ClusterRole belongs to another party, and another object of the identity is
+// missing: creating it would mix both.
 var errForeignIdentity = errors.New("does not exist, while ClusterRole " + memberIdentityName +
 	" on the cluster does and was not made by a registration: delete that one, or register with --kubeconfig")
 
@@ -192,9 +193,9 @@ func (i *identity) bindingName() string {
 
 // RetractMember removes the registration of cluster from the users of the identity on its member. With the last user
 // the identity is deleted, unless it existed before the first registration; the namespace stays. member may have the
-// credentials of that identity: everything is done by one last request, and the member's garbage collector deletes the
-// rest. A cluster whose registration created no identity is ignored. RetractMember can be called again, also if member
-// has lost its access by that.
+// credentials of that identity: one last request deletes the ClusterRole, and the member's garbage collector deletes
+// the rest. A cluster whose registration created no identity is ignored. RetractMember can be called again, even if
+// the first call has deleted the credentials of member.
 func RetractMember(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error {
 	if !hasIdentity(cluster) {
 		return nil
@@ -228,7 +229,8 @@ func (i *identity) retract(ctx context.Context) error {
 	if err != nil || isLast {
 		return err
 	}
-	// Others use the identity. Member may have the token in this Secret, hence it is deleted last.
+	// Other registrations use the identity. The token in this Secret can be the credential of these requests, so it is
+	// deleted last.
 	return i.deleteTokenSecret(ctx)
 }
 
@@ -268,7 +270,7 @@ func (i *identity) changeUsers(ctx context.Context, change func(annotations map[
 		return client.IgnoreNotFound(err)
 	})
 	if err != nil {
-		return false, fmt.Errorf("leave ClusterRole %s on the cluster: %w", memberIdentityName, err)
+		return false, fmt.Errorf("remove the registration from ClusterRole %s of the cluster: %w", memberIdentityName, err)
 	}
 	return isDeleted, nil
 }

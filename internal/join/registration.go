@@ -49,7 +49,7 @@ var ErrForeign = errors.New("exists and was not made by a registration: choose a
 // registration creates the objects of one cluster on the hub.
 type registration struct {
 	hub client.Client
-	// cache reads the metadata of namespaces, and Leases. It may be stale. Without a cache it is hub.
+	// cache reads the metadata of namespaces, and Leases. It may be stale. The default is hub.
 	cache     client.Reader
 	resources foreign.Resources
 	request   Request
@@ -204,8 +204,8 @@ func (r *registration) applyCluster(ctx context.Context, live, desired *libv1bet
 	return r.apply(ctx, desired, nil)
 }
 
-// deleteOrphans deletes the objects of a SveltosCluster that this run created and deleted, unless it has been
-// registered again. The log rolls back the objects of a push-mode cluster.
+// deleteOrphans deletes the objects that belonged to the SveltosCluster of this run, which the rollback has deleted,
+// unless the cluster has been registered again. The log rolls back the objects of a push-mode cluster.
 func (r *registration) deleteOrphans(ctx context.Context, created *libv1beta1.SveltosCluster) error {
 	if created.UID == "" || !created.Spec.PullMode {
 		return nil

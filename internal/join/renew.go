@@ -29,9 +29,9 @@ import (
 const (
 	// RenewedKubeconfigKey is the default key of a renewed kubeconfig, the same as in Sveltos.
 	RenewedKubeconfigKey = "re-kubeconfig"
-	// renewAhead is how long before the end of a longer interval a token is renewed.
+	// renewAhead is how long before the end of its interval a token is renewed, if the interval is longer than that.
 	renewAhead = 10 * time.Minute
-	// renewGrace is added to the interval for the default of the requested life.
+	// renewGrace is the difference between the default of the requested life and the interval.
 	renewGrace = 30 * time.Minute
 	// minTokenLife is the minimum life in a token request. API servers reject a shorter one.
 	minTokenLife = 10 * time.Minute
@@ -164,7 +164,7 @@ func (r Renewal) writeKubeconfig(ctx context.Context, secret *corev1.Secret, key
 	delete(secret.Annotations, rollback.AttemptAnnotation)
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 	if err := r.Hub.Patch(ctx, secret, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("keep the renewed kubeconfig: %w", err)
+		return fmt.Errorf("write the renewed kubeconfig: %w", err)
 	}
 	return nil
 }

@@ -162,7 +162,7 @@ func (c *Charts) Inputs(request ChartRequest) (string, error) {
 // inputs returns a digest of the chart, the values and the options.
 func (r ChartRequest) inputs() (string, error) {
 	r.Revision, r.IsUpgrade = 0, false
-	// If the member serves a new API, the release must not be upgraded without a request.
+	// The digest does not depend on the versions of the member: a new API on the member must not upgrade the release.
 	r.KubeVersion, r.APIVersions = "", nil
 	return r.key()
 }
@@ -401,8 +401,8 @@ func keepCRDs(crds []releaseObject) {
 	}
 }
 
-// loadChart reads the archive. Helm changes a chart while it renders it, so each rendering needs its own copy.
-// load loads the chart from its archive or, without a sandbox, from its file.
+// load loads the chart from its archive or, without a sandbox, from its file. Helm changes a chart while it renders it,
+// so each rendering needs its own copy.
 func (r ChartRequest) load() (*helmchart.Chart, error) {
 	if r.archive == nil {
 		return loadChart(r.Chart)

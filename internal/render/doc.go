@@ -22,8 +22,8 @@
 //   - Pending: rendered objects of a rendering that the member has possibly not started to deploy, see Pend.
 //   - Member-specific: the release depends on Generated or on lookup, so it is not shared and counts as sensitive.
 //   - Unanswered: a lookup found nothing because the hub cannot read the member.
-//   - Inputs: a digest of the chart, the values and the options. While it is the same, results of lookup, the revision
-//     and the operation that templates read do not change.
+//   - Inputs: a digest of the chart, the values and the options. While it is the same, templates
+//     read the same results of lookup, the same revision and the same operation.
 //
 // Invariants:
 //

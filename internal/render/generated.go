@@ -66,7 +66,7 @@ func (g Generated) size() int {
 // errMemberSpecific ends a rendering for all members when a template generates a value.
 var errMemberSpecific = errors.New("its result depends on the member")
 
-// markTemplates inserts calls of these functions at the begin and the end of each template.
+// markTemplates inserts calls of these functions at the beginning and the end of each template.
 const (
 	beginTemplate = "towlineBeginTemplate"
 	endTemplate   = "towlineEndTemplate"
@@ -123,8 +123,8 @@ func (c *templateCalls) resultsToStore() (kept Generated, all bool) {
 		return others, false
 	}
 	if c.lookup == nil {
-		// The results for the other operation are needed if the member requires it for the same inputs, for example
-		// after its ConfigurationGroup was lost.
+		// The results for the other operation are kept: the member can require that operation for the same inputs, for
+		// example after its ConfigurationGroup was lost.
 		sameInputs := lookupPrefix + c.inputs + " "
 		for key, result := range c.stored {
 			if strings.HasPrefix(key, sameInputs) && !strings.HasPrefix(key, sameInputs+c.operation+" ") {

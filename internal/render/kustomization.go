@@ -42,15 +42,14 @@ type Kustomization struct {
 	Components []string
 	// Namespace replaces the namespace of all objects, unless it is empty.
 	Namespace string
-	// Values are the data of the built objects, which are templates. The objects are no templates if it is empty.
+	// Values are the data for the templates in the built objects. If there are none, the objects are not expanded.
 	Values map[string]string
 	// HasPrivateValues is true if values can have text of a Secret.
 	HasPrivateValues bool
 }
 
-// NewKustomization expands the templates in the fields and in the values of ref. from has the contents of valuesFrom,
-// which replace values, and later ones earlier ones. Errors are phase.Invalid and name the content and
-// the field.
+// NewKustomization expands the templates in the fields and in the values of ref. from has the contents of valuesFrom:
+// each of them overrides those before it, and ref.Values. Errors are phase.Invalid and name the content and the field.
 func NewKustomization(content source.Content, ref configv1beta1.KustomizationRef, from []source.Content, subject source.Subject) (Kustomization, error) {
 	k := Kustomization{
 		Content: content, Namespace: ref.TargetNamespace, Values: make(map[string]string, len(ref.Values)), HasPrivateValues: subject.Resources.HasSecret,

@@ -39,8 +39,8 @@ type kustomizationOutput struct {
 	Templates map[int]string
 }
 
-// managedBy is the value of the label that buildMetadata: [managedByLabel] adds. Only kustomize's own program has a
-// version to add, and the value for others is no valid label.
+// managedBy is the value of the label that buildMetadata: [managedByLabel] adds. The library has no
+// version, and would add a value that is no valid label.
 const managedBy = "kustomize-v5.8.1"
 
 // maxBuilt is the maximum size of the objects of a build in bytes. The hub decodes them.
@@ -89,7 +89,8 @@ func (k kustomizationInput) newTree(callBack func(any) (json.RawMessage, error))
 	return newSourceTree(names, read), nil
 }
 
-// build builds a kustomization like `kubectl kustomize`. Unlike there, a file may be anywhere in the tree, as in Flux.
+// build builds a kustomization like `kubectl kustomize`. Unlike kubectl, it accepts files anywhere in the tree, as Flux
+// does.
 func (t *sourceTree) build(k kustomizationInput) (output kustomizationOutput, err error) {
 	defer func() {
 		if reason := recover(); reason != nil {

@@ -29,10 +29,10 @@ type sourceTree struct {
 	// isDir has the paths of all files and directories.
 	isDir map[string]bool
 	read  func(name string) ([]byte, error)
-	// root is the directory that is built, and change the change of its kustomization.
+	// root is the directory that is built. change edits its kustomization before it is built.
 	root   string
 	change func(*types.Kustomization)
-	// refused is the first error of an entry. Kustomize takes a kustomization that it cannot read for a missing one.
+	// refused has the errors of entries. Kustomize reports a kustomization with such an entry as missing.
 	refused error
 }
 
@@ -140,7 +140,7 @@ func (t *sourceTree) checkEntries(directory string, k types.Kustomization) error
 }
 
 // checkEntry returns an error for an entry that is neither a file nor a directory in the tree. A directory must not be
-// or contain the one of the kustomization.
+// or contain the directory of the kustomization.
 func (t *sourceTree) checkEntry(field, directory, entry string, mustBeDirectory bool) error {
 	target := path.Join(directory, entry)
 	switch {

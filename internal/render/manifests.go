@@ -29,7 +29,7 @@ const maxContent = 32 << 20
 // members, and decodes equal results of other templates once. It is safe for concurrent use.
 type ManifestRenderer struct {
 	shared, expanded *cache.Cache[renderedManifests]
-	// unpacking is held while an archive is unpacked, so that one at a time is in memory twice.
+	// unpacking is locked while an archive is unpacked. So only one archive at a time needs memory for both forms.
 	unpacking sync.Mutex
 }
 
@@ -46,7 +46,7 @@ func (r *ManifestRenderer) unpack(content source.Content) (source.Content, error
 type renderedManifests struct {
 	objects   []*unstructured.Unstructured
 	documents *kube.Documents
-	// dependsOn is not dependsOnNothing, and all other fields are empty, for templates that read the subject.
+	// dependsOn is what the templates read. If it is more than the caller allows, all other fields are empty.
 	dependsOn dependency
 }
 
@@ -82,6 +82,8 @@ func NewManifestRenderer() *ManifestRenderer {
 func (r *ManifestRenderer) Render(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, *kube.Documents, error) {
 	// The keys have the reference because errors name it.
 	key := fmt.Sprintf("%s %s %t %t", content.Reference, content.Digest, content.Template, content.Lua)
+	// Content without templates that read anything is rendered once for all, then once for all subjects with the same
+	// resources, and otherwise for this subject only.
 	rendered, err := r.renderShared(key, dependsOnNothing, content, subject)
 	if rendered.dependsOn == dependsOnResources {
 		rendered, err = r.renderShared(key+" "+subject.Resources.Digest, dependsOnResources, content, subject)
@@ -103,7 +105,7 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 }
 
 // errNotKnown is the error of renderShared if the sandbox could not expand a template: then it is not known what the
-// result depends on. The reason can be the profile of one caller, so each caller expands the template itself.
+// result depends on. An expansion that fails for one profile may succeed for another one, so each caller tries it.
 var errNotKnown = errors.New("the template was not expanded")
 
 // renderShared renders content once for all subjects that have the same key. If the result depends on more than

@@ -49,8 +49,8 @@ type Release struct {
 	needsMember bool
 	// checkedAPIs is ChartRequest.checkedAPIs after the rendering.
 	checkedAPIs map[string]bool
-	// apiVariants is set, instead of all other fields, in the cache entry for requests that differ in their API
-	// versions.
+	// apiVariants is set in entries of the cache only. All other fields are empty then: the result depends on the API
+	// versions, and there is another entry for each variant.
 	apiVariants *apiVariants
 }
 

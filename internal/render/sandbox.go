@@ -40,7 +40,7 @@ type rendering struct {
 	Member *memberInputs
 }
 
-// memberInputs are the inputs of newMemberCalls, which make a rendering one for a single member.
+// memberInputs are the inputs of newMemberCalls. With them, a chart is rendered for a single member.
 type memberInputs struct {
 	Stored    Generated
 	HasLookup bool
@@ -70,7 +70,9 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 		return Release{}, err
 	}
 	if member != nil {
-		key += " " + request.Owner // objects of one member must not stop the renderings for others
+		// The sandbox rejects a key that has exceeded its limits. Objects of one member must not stop the renderings
+		// for other members.
+		key += " " + request.Owner
 	}
 	archive, err := os.ReadFile(request.Chart.Path)
 	if err != nil {

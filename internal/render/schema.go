@@ -30,8 +30,8 @@ func checkSchemas(loaded *helmchart.Chart) error {
 	return nil
 }
 
-// checkSchema compiles a schema as Helm does, but loads no other document. It also returns the errors of the schema:
-// Helm could load documents before it finds them.
+// checkSchema compiles a schema as Helm does, but loads no other document. It returns the errors of an invalid schema
+// too, since Helm could load documents before it returns them.
 func checkSchema(raw []byte) (err error) {
 	if len(raw) == 0 {
 		return nil

@@ -40,7 +40,7 @@ const (
 )
 
 // unsupportedPaths returns the unsupported paths at or below path. pattern is path without "spec." and without indices.
-// The JSON of the spec omits unset fields, so the user has set an empty value on purpose.
+// The JSON of the spec omits unset fields. So the user has set an empty value on purpose, and it is checked too.
 func unsupportedPaths(path, pattern string, value any) []string {
 	switch supportOf(pattern, value) {
 	case supported:
@@ -150,7 +150,7 @@ func supportOfHelmOption(option string, value any) support {
 		"uninstallOptions.keepHistory", "uninstallOptions.deletionPropagation", "uninstallOptions.disableHooks":
 		return supported
 	case "installOptions.takeOwnership", "upgradeOptions.takeOwnership":
-		return supported // always true: after defaulting, false does not show whether the user has set it
+		return supported // Towline always takes ownership; false can also be the default, so it is no error
 	case "upgradeOptions.resetValues":
 		return supported // always true: a bundle has no values of earlier releases
 	case "installOptions", "upgradeOptions", "uninstallOptions":

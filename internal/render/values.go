@@ -46,7 +46,7 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 	return merged, nil
 }
 
-// plainFirst returns from with the contents with templates moved to the end.
+// plainFirst returns the contents in from, those with templates last.
 func plainFirst(from []source.Content) []source.Content {
 	var plain, templates []source.Content
 	for _, content := range from {

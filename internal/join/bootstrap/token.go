@@ -49,8 +49,8 @@ func ParseToken(text string) (Token, error) {
 // String returns <id>.<secret>, as ParseToken reads it.
 func (t Token) String() string { return t.ID + "." + t.Secret }
 
-// signature returns the detached JWS of content, signed with the secret of the token. It is byte for byte the one of
-// Kubernetes' signer, with which the clients of Kubernetes compare it too. So a signer cannot select another algorithm.
+// signature returns the detached JWS of content, signed with the secret of the token. It equals the one of the
+// signer in Kubernetes. A client computes it and compares, so the algorithm in a received signature is never used.
 func (t Token) signature(content string) string {
 	encode := base64.RawURLEncoding.EncodeToString
 	head := encode([]byte(`{"alg":"HS256","kid":"` + t.ID + `"}`))

@@ -90,7 +90,7 @@ func (l *Log) RollBack(ctx context.Context) error {
 
 // Apply creates obj, or applies it to the existing object if check returns nil for that; a nil check accepts any
 // object. It returns the object after the write. RollBack deletes a created object, and restores the changed fields of
-// an existing one; fields that only others have changed since stay.
+// an existing one; fields that only other clients have changed are kept.
 func (l *Log) Apply(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (live *unstructured.Unstructured, result Result, err error) {
 	desired, err := kube.ToUnstructured(l.client.Scheme(), obj)
 	if err != nil {
@@ -254,8 +254,8 @@ func content(obj *unstructured.Unstructured) *unstructured.Unstructured {
 	return obj
 }
 
-// IsUnchanged returns whether Apply of a Log without an attempt would not write desired, if the existing object is as
-// given. Of existing, only the metadata is needed if desired has nothing else.
+// IsUnchanged returns whether existing has all fields of desired, so that Apply of a Log without an attempt would write
+// nothing. If desired has metadata only, existing needs no more.
 func IsUnchanged(scheme *runtime.Scheme, existing, desired client.Object) bool {
 	live, err := kube.ToUnstructured(scheme, existing)
 	if err != nil || live.GetDeletionTimestamp() != nil {
