@@ -276,7 +276,7 @@ func (a *application) awaitReady(ctx context.Context) (version string, err error
 	defer cancel()
 	state := ""
 	err = wait.PollUntilContextCancel(limited, readyPoll, true, func(context.Context) (bool, error) {
-		// ctx is not limited by the wait: the reported state must be that of the cluster, and not a timeout.
+		// With the limit of the wait, its end could replace the last state of the cluster by an error.
 		var isReady bool
 		state, version, isReady = a.readState(ctx)
 		if err := ctx.Err(); err != nil {

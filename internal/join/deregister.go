@@ -42,7 +42,7 @@ const (
 var ErrNotRegistered = errors.New("the cluster is not registered")
 
 // ErrStillDeregistering is returned if the hub has not completed a deregistration in time. The hub continues.
-var ErrStillDeregistering = errors.New("the hub continues the deregistration")
+var ErrStillDeregistering = errors.New("the deregistration continues")
 
 // DeregisterRequest is a request to remove a cluster from the fleet.
 type DeregisterRequest struct {
@@ -205,9 +205,9 @@ func (d *deregistration) awaitDeletion(ctx context.Context, cluster *libv1beta1.
 	switch {
 	case !isWaiting:
 		shard := cmp.Or(fleet.FromSveltosCluster(cluster).Shard, "default")
-		return fmt.Errorf("no hub has started the deregistration: is the hub of the shard %s running? Then %w", shard, ErrStillDeregistering)
+		return fmt.Errorf("no hub has started it: %w when the hub of the shard %s runs", ErrStillDeregistering, shard)
 	case d.done.Forced:
-		return fmt.Errorf("still waiting for %s; %w if it is running", message, ErrStillDeregistering)
+		return fmt.Errorf("still waiting for %s; %w if the hub is running", message, ErrStillDeregistering)
 	}
 	return fmt.Errorf("still waiting for %s; %w when the cluster answers; "+
 		"to leave the objects on the cluster, run the command again with --force", message, ErrStillDeregistering)

@@ -88,7 +88,7 @@ func TestDeregisterSaysWhatItWaitsFor(t *testing.T) {
 	var told []string
 	r := join.DeregisterRequest{Request: join.Request{Namespace: n, Name: "c"}, KeepAddons: true, Wait: -1, Progress: func(text string) { told = append(told, text) }}
 	_, err := join.Deregister(t.Context(), plane.Config, r)
-	wantText(t, err, "no hub has started the deregistration: is the hub of the shard default running?")
+	wantText(t, err, "no hub has started it: the deregistration continues when the hub of the shard default runs")
 	if cluster = clusterNamed(t, hubClient, n, "c"); cluster.Annotations[kube.AnnotationDeregister] != kube.DeregisterKeep {
 		t.Errorf("annotations are %v", cluster.Annotations)
 	}
@@ -99,7 +99,7 @@ func TestDeregisterSaysWhatItWaitsFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = join.Deregister(t.Context(), plane.Config, r)
-	wantText(t, err, "still waiting for its agent to remove itself; the hub continues the deregistration when the cluster answers; "+
+	wantText(t, err, "still waiting for its agent to remove itself; the deregistration continues when the cluster answers; "+
 		"to leave the objects on the cluster, run the command again with --force")
 	if !errors.Is(err, join.ErrStillDeregistering) || strings.Join(told, "|") != "waiting for its agent to remove itself" {
 		t.Errorf("told %q, err %v", told, err)
@@ -126,7 +126,7 @@ func TestDeregisterByForceDoesNotWaitForAHubThatIsNotThere(t *testing.T) {
 	begun := time.Now()
 	r := join.DeregisterRequest{Request: join.Request{Namespace: n, Name: "c"}, Force: true, Wait: -1}
 	_, err := join.Deregister(t.Context(), plane.Config, r)
-	wantText(t, err, "still waiting for its agent to remove itself; the hub continues the deregistration if it is running")
+	wantText(t, err, "still waiting for its agent to remove itself; the deregistration continues if the hub is running")
 	if !errors.Is(err, join.ErrStillDeregistering) {
 		t.Errorf("err = %v", err)
 	}

@@ -154,7 +154,7 @@ func (c *templateCalls) storeRendered(objects []*unstructured.Unstructured, name
 			c.used[key] = object
 			continue
 		}
-		// The object cannot be stored. So the next rendering finds nothing either, and the lookup stays unanswered.
+		// No object is stored for the call. So the next rendering finds nothing either: the result need not be stored.
 		if result := c.resultKey(call); string(c.used[result]) == "{}" {
 			c.unanswered = true
 			delete(c.used, result)

@@ -49,8 +49,8 @@ type Release struct {
 	needsMember bool
 	// checkedAPIs is ChartRequest.checkedAPIs after the rendering.
 	checkedAPIs map[string]bool
-	// apiVariants is set in entries of the cache only. All other fields are empty then: the result depends on the API
-	// versions, and there is another entry for each variant.
+	// apiVariants is set, and all other fields are empty, in the cache entry that lists the renderings of requests that
+	// differ only in their API versions.
 	apiVariants *apiVariants
 }
 
