@@ -308,7 +308,7 @@ func (h *hub) addFleetControllers(ctx context.Context, contents *source.Contents
 		}
 	}
 	return errors.Join(
-		(&profiles.Controller{Hub: h.GetClient(), Unsupported: summaries.Unsupported, Events: h.GetEventRecorder(reportingController)}).Setup(ctx, h),
+		(&profiles.Controller{Hub: h.GetClient(), Unsupported: summaries.Unsupported, Events: h.GetEventRecorder(reportingController)}).Setup(h),
 		(&rolerequests.Controller{Hub: h.GetClient(), Contents: contents}).Setup(h),
 	)
 }

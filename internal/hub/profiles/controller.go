@@ -37,8 +37,6 @@ const (
 	// The agent of a member can cause agentBurst reconciles of its profiles at once, and then one per agentInterval.
 	agentInterval = 6 * time.Second
 	agentBurst    = 20
-	// ownerIndex is the index of ClusterSummaries by the UIDs of their owners.
-	ownerIndex = "owner"
 )
 
 // Controller creates, updates and deletes the ClusterSummaries of profiles.
@@ -60,12 +58,8 @@ type reconciler struct {
 	ofAgents *ratelimit.Limiter
 }
 
-// Setup adds one controller to mgr for each kind of profile, and creates ownerIndex.
-func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
-	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, ownerIndex, ownerUIDs)
-	if err != nil {
-		return err
-	}
+// Setup adds one controller to mgr for each kind of profile. mgr must have summaries.OwnerIndex.
+func (c *Controller) Setup(mgr ctrl.Manager) error {
 	for _, kind := range kinds() {
 		r := &reconciler{Controller: c, kind: kind, ofAgents: ratelimit.New(agentInterval, agentBurst, clock.RealClock{})}
 		built := ctrl.NewControllerManagedBy(mgr).
@@ -85,15 +79,6 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		}
 	}
 	return nil
-}
-
-// ownerUIDs returns the values of ownerIndex.
-func ownerUIDs(obj client.Object) []string {
-	var uids []string
-	for _, owner := range obj.GetOwnerReferences() {
-		uids = append(uids, string(owner.UID))
-	}
-	return uids
 }
 
 // notOnlyStatusChanged drops updates that change only the status.

@@ -22,6 +22,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/match"
@@ -76,7 +77,7 @@ func (s *state) membersWithSummary() map[fleet.ID]bool {
 // the cache and must not be changed.
 func (r *reconciler) load(ctx context.Context, s *state) error {
 	var list configv1beta1.ClusterSummaryList
-	if err := r.Hub.List(ctx, &list, client.MatchingFields{ownerIndex: string(s.profile.GetUID())}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.Hub.List(ctx, &list, client.MatchingFields{summaries.OwnerIndex: string(s.profile.GetUID())}, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list summaries: %w", err)
 	}
 	s.summaries = make(map[fleet.ID]*configv1beta1.ClusterSummary, len(list.Items))

@@ -17,6 +17,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/match"
 )
@@ -39,7 +40,7 @@ func newWorld(objects ...client.Object) *world {
 	profile := clusterProfile("p", labelled("prod"))
 	profile.UID, profile.Finalizers = "new", []string{configv1beta1.ClusterProfileFinalizer}
 	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithObjects(append(objects, profile)...).
-		WithStatusSubresource(profile).WithIndex(&configv1beta1.ClusterSummary{}, ownerIndex, ownerUIDs).
+		WithStatusSubresource(profile).WithIndex(&configv1beta1.ClusterSummary{}, summaries.OwnerIndex, summaries.OwnerUIDs).
 		WithInterceptorFuncs(interceptor.Funcs{
 			SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
 				w.statusPatches++

@@ -62,6 +62,8 @@ const (
 	maxDeletedClusters = 10_000
 	// ClusterIndex is the name of the index of summaries by the text of their cluster's fleet.ID.
 	ClusterIndex = "cluster"
+	// OwnerIndex is the name of the index of summaries by the UIDs of their owners.
+	OwnerIndex = "owner"
 )
 
 // Controller delivers profiles to clusters. It reconciles ClusterSummaries: one per profile and cluster.
@@ -98,6 +100,8 @@ type Controller struct {
 	ownWrites  ownWrites
 	starts     deliveryStarts
 	slots      *slots.Slots
+	// raisedProfiles has the UIDs of the profiles whose summaries were queued by raisePriority.
+	raisedProfiles *lru.Cache
 	// deletedClusters has the fleet.ID of the clusters that were deleted while this process watched them.
 	deletedClusters *lru.Cache
 	// normalEvents limits the events that are not warnings.
@@ -107,12 +111,15 @@ type Controller struct {
 // Setup adds the indexes and the controller to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	c.references, c.metadata, c.slots = newReferenceIndex(), mgr.GetCache(), slots.New()
-	c.deletedClusters = lru.New(maxDeletedClusters)
+	c.deletedClusters, c.raisedProfiles = lru.New(maxDeletedClusters), lru.New(maxRaised)
 	c.normalEvents = newEventLimiter()
 	err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, ClusterIndex, func(obj client.Object) []string {
 		return []string{match.MemberID(obj.(*configv1beta1.ClusterSummary)).String()}
 	})
 	if err != nil {
+		return err
+	}
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, OwnerIndex, OwnerUIDs); err != nil {
 		return err
 	}
 	if err := c.watchDeletions(ctx, mgr.GetCache()); err != nil {

@@ -10,8 +10,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/lru"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -19,6 +22,7 @@ import (
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/resources"
+	"github.com/towline/towline/internal/hub/slots"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/render"
 	"github.com/towline/towline/internal/source"
@@ -45,6 +49,8 @@ type restarts struct {
 	isLocal bool
 	// refusal is the error of each delivery, if it is not nil.
 	refusal error
+	// queue is the queue of the controller.
+	queue priorityqueue.PriorityQueue[reconcile.Request]
 }
 
 var resourcesID = bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: "web-one", Feature: string(libv1beta1.FeatureResources)}
@@ -64,8 +70,10 @@ func newRestarts(t *testing.T) *restarts {
 		{Kind: "ConfigMap", Namespace: "fleet", Name: "content"}, {Kind: "ConfigMap", Namespace: "fleet", Name: "optional", Optional: true},
 	}
 	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithRESTMapper(testrestmapper.TestOnlyStaticRESTMapper(kube.Scheme())).WithStatusSubresource(summary, cluster, &configv1beta1.ClusterConfiguration{}).
-		WithIndex(&corev1.Secret{}, generatedIndex, generatedOwnerUIDs).WithObjects(cluster, summary, content("content", "1"), content("optional", "1")).Build()
+		WithIndex(&corev1.Secret{}, generatedIndex, generatedOwnerUIDs).WithIndex(&configv1beta1.ClusterSummary{}, OwnerIndex, OwnerUIDs).WithObjects(cluster, summary, content("content", "1"), content("optional", "1")).Build()
 	r := &restarts{t: t, hub: hub, Reader: hub, codeVersion: "v1", feature: libv1beta1.FeatureResources, deployed: map[bundle.ID]bundle.Deployed{}}
+	r.queue = priorityqueue.New[reconcile.Request]("summaries")
+	t.Cleanup(r.queue.ShutDown)
 	r.reconcile()
 	return r
 }
@@ -117,8 +125,9 @@ func (r *restarts) reconcile() configv1beta1.FeatureSummary {
 	c := &Controller{
 		Hub: r.hub, Live: r.hub, metadata: r.metadata(), Transport: r, Configurations: NewConfigurations(r.hub, r.hub), references: newReferenceIndex(),
 		Resources: resources.New(r.hub, nil, nil), Events: events.NewFakeRecorder(100), Clock: clock.RealClock{}, normalEvents: newEventLimiter(),
-		Composer: newTestComposer(r),
+		Composer: newTestComposer(r), slots: slots.New(), raisedProfiles: lru.New(maxRaised),
 	}
+	c.slots.Queue = r.queue
 	summary := r.summary()
 	member, cluster, _, err := c.findMember(r.t.Context(), summary)
 	if err != nil {

@@ -60,6 +60,13 @@ func (w *referenceIndex) summariesFor(object source.Reference) []types.Namespace
 	return summaries
 }
 
+// has returns whether summary refers to objects. It returns false before the first reconcile of the summary.
+func (w *referenceIndex) has(summary types.NamespacedName) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.objects[summary]) > 0
+}
+
 // hasKind returns whether a summary refers to an object of a kind.
 func (w *referenceIndex) hasKind(kind string) bool {
 	w.mu.Lock()

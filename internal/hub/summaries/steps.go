@@ -300,6 +300,9 @@ func (c *Controller) composeFeatures(ctx context.Context, s *state, request Comp
 		if c.reuseDelivered(ctx, s, feature, inputs.digest) {
 			continue
 		}
+		if err := c.raisePriority(ctx, s, feature, inputs.digest); err != nil {
+			return err
+		}
 		composition, err := c.composeFeature(ctx, s, request, feature)
 		composition.Bundle.Inputs = inputs.digestFor(composition.contents)
 		if apierrors.IsConflict(err) {
