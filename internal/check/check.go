@@ -46,6 +46,7 @@ func (c Checker) Run(ctx context.Context, member client.Reader, checks []libv1be
 // runCheck returns "" if the check passes, else the message.
 func (c Checker) runCheck(ctx context.Context, member client.Reader, check *libv1beta1.ClusterCheck) (failure string, err error) {
 	var objects []json.RawMessage
+	size := 0
 	for i := range check.ResourceSelectors {
 		selector := &check.ResourceSelectors[i]
 		if len(selector.EvaluateCEL) > 0 {
@@ -55,13 +56,19 @@ func (c Checker) runCheck(ctx context.Context, member client.Reader, check *libv
 		if err != nil {
 			return "", err
 		}
-		selected, err := c.filter(listed, selector.Evaluate)
+		selected, err := c.filter(ctx, listed, selector.Evaluate)
 		if err != nil {
 			return scriptFailure(ctx, fmt.Errorf("resourceSelectors[%d].evaluate: %w", i, err))
 		}
+		for _, object := range selected {
+			size += len(object)
+		}
+		if size > maxSize {
+			return "", fmt.Errorf("the objects of its selectors have more than %d MiB", maxSize>>20)
+		}
 		objects = append(objects, selected...)
 	}
-	if failure, err = c.evaluateCondition(check.Condition, objects); err != nil {
+	if failure, err = c.evaluateCondition(ctx, check.Condition, objects); err != nil {
 		return scriptFailure(ctx, fmt.Errorf("condition: %w", err))
 	}
 	return failure, nil

@@ -275,6 +275,47 @@ func TestEndlessPages(t *testing.T) {
 	}
 }
 
+// TestNoScriptAfterTheEnd has a check whose script passes, after the time for all checks of the cluster.
+func TestNoScriptAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, script := range map[string]string{"passing": "function evaluate() return {pass = true} end", "failing": "function evaluate() return {pass = false} end"} {
+		got, err := checker.Run(ctx, nil, []libv1beta1.ClusterCheck{{Name: "c", Condition: script}})
+		if got != "" || !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: Run() = %q, %v, want the end of its context", name, got, err)
+		}
+	}
+}
+
+// TestManySelectors has a check that selects the same objects again and again.
+func TestManySelectors(t *testing.T) {
+	t.Parallel()
+	requests := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if !strings.HasSuffix(r.URL.Path, "/pods") {
+			_, _ = fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"pods","kind":"Pod","namespaced":true,"verbs":["list"]}]}`)
+			return
+		}
+		requests++
+		_, _ = fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":"p","annotations":{"a":%q}}}]}`, strings.Repeat("x", 5<<20))
+	}))
+	t.Cleanup(server.Close)
+	reader, err := client.New(&rest.Config{Host: server.URL}, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	selectors := make([]libv1beta1.ResourceSelector, 100)
+	for i := range selectors {
+		selectors[i] = libv1beta1.ResourceSelector{Version: "v1", Kind: "Pod"}
+	}
+	got, err := checker.Run(t.Context(), reader, []libv1beta1.ClusterCheck{{Name: "c", Condition: names, ResourceSelectors: selectors}})
+	if want := "check c: the objects of its selectors have more than 16 MiB"; got != "" || err == nil || err.Error() != want || requests != 4 {
+		t.Errorf("Run() = %q, %v after %d requests, want %s", got, err, requests, want)
+	}
+}
+
 // TestChecksThatCannotBeRun wants an error, and no failure of the cluster, if no process can be started.
 func TestChecksThatCannotBeRun(t *testing.T) {
 	t.Parallel()

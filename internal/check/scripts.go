@@ -50,11 +50,11 @@ func asSandboxFunction[Result any](function func(evaluation) (Result, error)) sa
 }
 
 // filter returns the objects for which script returns matching = true, or all objects if script is "".
-func (c Checker) filter(objects []json.RawMessage, script string) ([]json.RawMessage, error) {
+func (c Checker) filter(ctx context.Context, objects []json.RawMessage, script string) ([]json.RawMessage, error) {
 	if script == "" || len(objects) == 0 {
 		return objects, nil
 	}
-	indexes, err := callFunction(c, filterFunction, evaluation{script, objects}, evaluation.matchingIndexes)
+	indexes, err := callFunction(ctx, c, filterFunction, evaluation{script, objects}, evaluation.matchingIndexes)
 	if err != nil {
 		return nil, err
 	}
@@ -70,12 +70,16 @@ func (c Checker) filter(objects []json.RawMessage, script string) ([]json.RawMes
 }
 
 // evaluateCondition runs the condition of a check; failure is "" if it passes.
-func (c Checker) evaluateCondition(script string, objects []json.RawMessage) (failure string, err error) {
-	return callFunction(c, conditionFunction, evaluation{script, objects}, evaluation.conditionFailure)
+func (c Checker) evaluateCondition(ctx context.Context, script string, objects []json.RawMessage) (failure string, err error) {
+	return callFunction(ctx, c, conditionFunction, evaluation{script, objects}, evaluation.conditionFailure)
 }
 
-// callFunction calls one of the functions, in the sandbox if there is one.
-func callFunction[Result any](c Checker, name string, e evaluation, function func(evaluation) (Result, error)) (result Result, err error) {
+// callFunction calls one of the functions, in the sandbox if there is one. It calls none after the end of ctx: a
+// cluster can have thousands of checks, and each call takes up to callTimeout.
+func callFunction[Result any](ctx context.Context, c Checker, name string, e evaluation, function func(evaluation) (Result, error)) (result Result, err error) {
+	if ctx.Err() != nil {
+		return result, ctx.Err()
+	}
 	if c.Sandbox == nil {
 		return function(e)
 	}

@@ -21,8 +21,8 @@ import (
 const (
 	// pageSize is the number of objects per request.
 	pageSize = 500
-	// maxSize is the maximum size of the objects that one selector lists, in bytes of JSON. It also limits
-	// a cluster that returns objects without end.
+	// maxSize is the maximum size of the objects that one selector lists, and of those that all selectors of a check
+	// select, in bytes of JSON. It also limits a cluster that returns objects without end.
 	maxSize = 16 << 20
 )
 

@@ -250,6 +250,60 @@ func TestServiceAccountDeploysARelease(t *testing.T) {
 	}
 }
 
+// TestForgedHookIsNotDeleted: a ServiceAccount that may change an object, and not delete it, marks the object as that
+// of a hook which is about to run. The name of the run is on the Job of the hook before.
+func TestForgedHookIsNotDeleted(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	all := []string{"get", "list", "create", "update", "patch", "delete"}
+	c.allow("tenant", rule("", "secrets", all...), rule("batch", "jobs", all...), rule("", "configmaps", "get", "create", "patch"))
+	c.create(configMaps, c.configMap("victim", "1"))
+	cfg := rest.CopyConfig(c.cfg)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			response, err := next.RoundTrip(r)
+			if r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/jobs") {
+				run := c.get(jobs, c.ns, "first").GetAnnotations()["towline.dev/hook-run"]
+				c.patch(configMaps, "victim", `{"metadata":{"annotations":{"towline.dev/hook-run":"`+run+`"}}}`)
+			}
+			return response, err
+		})
+	})
+	e, err := engine.New(cfg, engine.Options{Namespace: c.records})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := c.as("tenant", c.chart(bundle.ReleaseOptions{}, c.configMap("a", "1"),
+		asHook(c.job("first", true), "pre-install", 0, ""), asHook(c.configMap("victim", "2"), "pre-install", 1, "hook-succeeded")))
+	var report bundle.Report
+	eventually(t, "the hook is to be deleted", func() bool {
+		report, err = e.Converge(t.Context(), b)
+		return err != nil && strings.Contains(err.Error(), "delete hook") || report.State == bundle.StateApplied || report.State == bundle.StateFailed
+	})
+	if err != nil {
+		report.Message = err.Error()
+	}
+	wantMessage(t, report, `cannot delete resource "configmaps"`)
+	if c.get(configMaps, c.ns, "victim") == nil {
+		t.Error("the object was deleted")
+	}
+}
+
+// TestServiceAccountHasNoGroupsOfTheKubeconfig deploys with a kubeconfig that impersonates an administrator itself.
+func TestServiceAccountHasNoGroupsOfTheKubeconfig(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	cfg := rest.CopyConfig(c.cfg)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: "admin", Groups: []string{"system:masters"}, Extra: map[string][]string{"reason": {"test"}}}
+	e, err := engine.New(cfg, engine.Options{Namespace: c.records})
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := convergeFails(t, e, c.as("nobody", c.bundle("denied", c.configMap("a", "1"))))
+	wantMessage(t, report, `User "system:serviceaccount:`+c.ns+`:nobody" cannot patch resource "configmaps"`)
+	c.wantAll(configMaps)
+}
+
 // TestUninstallAfterServiceAccountLostItsRights uninstalls a release without hooks.
 func TestUninstallAfterServiceAccountLostItsRights(t *testing.T) {
 	t.Parallel()

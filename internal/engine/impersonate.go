@@ -3,7 +3,9 @@ package engine
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/transport"
@@ -69,6 +71,8 @@ func (i impersonator) RoundTrip(request *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	request = request.Clone(request.Context())
+	// A kubeconfig can impersonate a user, too. client-go has set its groups, which the ServiceAccount must not have.
+	maps.DeleteFunc(request.Header, func(name string, _ []string) bool { return strings.HasPrefix(name, "Impersonate-") })
 	request.Header.Set(transport.ImpersonateUserHeader, user)
 	return i.next.RoundTrip(request)
 }

@@ -100,7 +100,7 @@ func (o *releaseOp) deleteHook(ctx context.Context, event helm.HookEvent, h rele
 		return err
 	}
 	if run := findHookRun(o.state, event, ref); run != nil && run.UID != "" {
-		err = removeAs(ctx, o.account, true, func(ctx context.Context) error {
+		err = removeAs(ctx, o.account, !run.IsFound, func(ctx context.Context) error {
 			return o.engine.member.delete(ctx, objectLocation{key: ref, resource: resource}, run.UID)
 		})
 	}
@@ -117,7 +117,7 @@ func (o *releaseOp) deleteAbandoned(ctx context.Context) error {
 		if err != nil {
 			continue // a kind that is not served has no objects
 		}
-		err = removeAs(ctx, o.account, true, func(ctx context.Context) error {
+		err = removeAs(ctx, o.account, !run.IsFound, func(ctx context.Context) error {
 			return o.engine.member.delete(ctx, objectLocation{key: run.Ref.Key(), resource: resource}, run.UID)
 		})
 		if err != nil && !apierrors.IsConflict(err) {
@@ -266,6 +266,7 @@ func (o *releaseOp) ensureHook(ctx context.Context, h release.Hook, run *invento
 	case err != nil && !apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("read hook %s: %w", run.Ref, err)
 	case err == nil && (run.UID != "" && existing.GetUID() == run.UID || run.UID == "" && existing.GetAnnotations()[annotationHookRun] == hookRun):
+		run.IsFound = run.IsFound || run.UID == ""
 		run.UID = existing.GetUID()
 		return existing, nil
 	case run.UID != "":

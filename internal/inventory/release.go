@@ -101,6 +101,9 @@ type HookRun struct {
 	Started   time.Time      `json:"started,omitzero"`
 	Completed time.Time      `json:"completed,omitzero"`
 	Phase     helm.HookPhase `json:"phase"`
+	// IsFound is true if the UID is of an object that existed and had the annotation of this run. Its creator is not
+	// certain: other users can set the annotation.
+	IsFound bool `json:"found,omitempty"`
 	// DeleteOnSuccess is true if the hook has that delete policy.
 	DeleteOnSuccess bool `json:"deleteOnSuccess,omitempty"`
 }

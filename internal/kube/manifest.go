@@ -114,10 +114,16 @@ func (d document) first() int {
 type converter func([]byte) ([]byte, error)
 
 func decode(stream []byte, convert converter) ([]*unstructured.Unstructured, error) {
+	if CountNodes(stream) > maxStreamNodes {
+		return nil, fmt.Errorf("it has more than %d values", maxStreamNodes)
+	}
 	var all []*unstructured.Unstructured
 	for _, doc := range documents(stream) {
 		if len(doc.text) > maxDocument {
 			return nil, fmt.Errorf("document %d, line %d: it has more than %d MiB", doc.number, doc.first(), maxDocument>>20)
+		}
+		if err := CheckNodes(doc.text); err != nil {
+			return nil, fmt.Errorf("document %d, line %d: %w", doc.number, doc.first(), err)
 		}
 		raw, err := convert(doc.text)
 		if err != nil {

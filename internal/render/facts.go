@@ -32,6 +32,9 @@ type chartFacts struct {
 
 // factsCache caches the facts of each archive.
 type factsCache struct {
+	// loading is locked while a chart is loaded, which takes much memory. It is acquired before mu.
+	loading sync.Mutex
+
 	mu       sync.Mutex // guards byDigest
 	byDigest map[string]chartFacts
 }
@@ -40,17 +43,19 @@ func newFactsCache() *factsCache { return &factsCache{byDigest: map[string]chart
 
 // get returns the facts of a chart. It fails with phase.Invalid if the chart cannot be installed on any member.
 func (t *factsCache) get(chart source.Chart) (chartFacts, error) {
-	t.mu.Lock()
-	facts, ok := t.byDigest[chart.Digest]
-	t.mu.Unlock()
-	if ok {
+	if facts, ok := t.known(chart); ok {
+		return facts, nil
+	}
+	t.loading.Lock()
+	defer t.loading.Unlock()
+	if facts, ok := t.known(chart); ok {
 		return facts, nil
 	}
 	loaded, err := loadChart(chart)
 	if err != nil {
 		return chartFacts{}, err
 	}
-	facts, err = factsOf(loaded)
+	facts, err := factsOf(loaded)
 	if err != nil {
 		return chartFacts{}, phase.Invalid{Err: fmt.Errorf("chart %s %s: %w", chart.Name, chart.Version, err)}
 	}
@@ -58,6 +63,14 @@ func (t *factsCache) get(chart source.Chart) (chartFacts, error) {
 	defer t.mu.Unlock()
 	t.byDigest[chart.Digest] = facts
 	return facts, nil
+}
+
+// known returns the cached facts of a chart.
+func (t *factsCache) known(chart source.Chart) (facts chartFacts, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	facts, ok = t.byDigest[chart.Digest]
+	return facts, ok
 }
 
 func factsOf(loaded *helmchart.Chart) (chartFacts, error) {

@@ -130,6 +130,10 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 	})
 }
 
+// nodeSize is the number of bytes of text per value in usual manifests. Manifests of shorter values take more memory
+// than others of their size.
+const nodeSize = 8
+
 // newRenderedManifests decodes the texts of the files of content, and returns the size of the result as well.
 func newRenderedManifests(content source.Content, texts [][]byte) (renderedManifests, int, error) {
 	size := cache.MinSize
@@ -140,6 +144,11 @@ func newRenderedManifests(content source.Content, texts [][]byte) (renderedManif
 		return renderedManifests{}, 0, phase.Invalidf("%s has more than %d MiB of manifests", content.Reference, maxContent>>20)
 	}
 	objects, err := decodeTexts(content, texts)
+	nodes := 0
+	for _, text := range texts {
+		nodes += kube.CountNodes(text)
+	}
+	size = max(size, nodeSize*nodes)
 	return renderedManifests{objects: objects, documents: kube.NewDocuments(objects)}, size, err
 }
 

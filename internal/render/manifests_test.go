@@ -308,3 +308,16 @@ func TestRenderingsOfOtherObjects(t *testing.T) {
 		}
 	}
 }
+
+// TestTextsOfManyValues has templates of a few bytes whose results would take gigabytes of memory when they are parsed
+// in the process of the hub.
+func TestTextsOfManyValues(t *testing.T) {
+	t.Parallel()
+	many := "a: [{{ range until 2000 }}{{ range until 2000 }}{},{{ end }}{{ end }}]"
+	if _, err := render.Values(many, nil, subject()); err == nil || !strings.Contains(err.Error(), "parse values: it has more than 1000000 values") {
+		t.Errorf("values: got error %v, want one about their number", err)
+	}
+	if _, err := render.DecodePatches("patches", "a: ["+strings.Repeat("{},", 1<<20)+"]"); err == nil || !strings.Contains(err.Error(), "patches: it has more than 1000000 values") {
+		t.Errorf("patches: got error %v, want one about their number", err)
+	}
+}

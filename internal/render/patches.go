@@ -57,6 +57,9 @@ func withoutPrivateText(patches []Patch, err error) error {
 // DecodePatches returns the patches in a key of a ConfigMap or Secret: one patch with the fields of an item of
 // spec.patches, a list of such patches, or a strategic merge patch that names its object. Errors begin with origin.
 func DecodePatches(origin, text string) ([]Patch, error) {
+	if err := kube.CheckNodes([]byte(text)); err != nil {
+		return nil, phase.Invalidf("%s: %w", origin, err)
+	}
 	raw, err := yaml.YAMLToJSON([]byte(text))
 	if err != nil {
 		return nil, phase.Invalidf("%s: %w", origin, err)

@@ -5,6 +5,7 @@ import (
 
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/source"
 )
@@ -17,7 +18,7 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 	if err != nil {
 		return nil, err
 	}
-	merged, err := loader.LoadValues(bytes.NewReader([]byte(text)))
+	merged, err := loadValues([]byte(text))
 	if err != nil {
 		err = phase.Invalidf("parse values: %w", err)
 		if subject.Resources.HasSecret {
@@ -31,7 +32,7 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 			return nil, err
 		}
 		for i, raw := range texts {
-			values, err := loader.LoadValues(bytes.NewReader(raw))
+			values, err := loadValues(raw)
 			if err != nil {
 				origin := "parse values in " + originOf(content, content.Files[i])
 				err = phase.Invalidf("%s: %w", origin, err)
@@ -44,6 +45,13 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 		}
 	}
 	return merged, nil
+}
+
+func loadValues(text []byte) (map[string]any, error) {
+	if err := kube.CheckNodes(text); err != nil {
+		return nil, err
+	}
+	return loader.LoadValues(bytes.NewReader(text))
 }
 
 // plainFirst returns the contents in from, those with templates last.

@@ -34,12 +34,14 @@ func confine() error {
 	return nil
 }
 
-// The offsets of the fields of struct seccomp_data, and of the lower half of an argument.
+// The offsets of the fields of struct seccomp_data.
 const (
-	offsetNumber    = 0
-	offsetArch      = 4
-	offsetArguments = 16
+	offsetNumber = 0
+	offsetArch   = 4
 )
+
+// argument returns the offset of the lower half of the argument with this index.
+func argument(index uint32) uint32 { return 16 + 8*index }
 
 // systemCallFilter returns the filter of a process.
 func systemCallFilter(pid uint32) []unix.SockFilter {
@@ -64,10 +66,15 @@ func systemCallFilter(pid uint32) []unix.SockFilter {
 		filter = append(filter, equal(number, 1), allow)
 	}
 	return append(filter,
+		// With other commands, the kernel sends a signal to any process of the user when a pipe can be read.
+		equal(unix.SYS_FCNTL, 6), load(argument(1)), equal(unix.F_GETFL, 1), allow, equal(unix.F_SETFL, 1), allow, deny,
+		// Shared memory does not count against the limit of memory.
+		equal(unix.SYS_MMAP, 4), load(argument(3)),
+		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, Jf: 1, K: unix.MAP_SHARED}, deny, allow,
 		// The runtime of Go sends signals to its own threads.
-		equal(unix.SYS_TGKILL, 4), load(offsetArguments), equal(pid, 1), allow, deny,
+		equal(unix.SYS_TGKILL, 4), load(argument(0)), equal(pid, 1), allow, deny,
 		// A thread, not a process: that could outlast the limit of time.
-		equal(unix.SYS_CLONE, 4), load(offsetArguments),
+		equal(unix.SYS_CLONE, 4), load(argument(0)),
 		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, Jf: 1, K: unix.CLONE_THREAD}, allow, deny,
 		// Its flags are in memory. With this error, C libraries use clone.
 		equal(unix.SYS_CLONE3, 1), result(unix.SECCOMP_RET_ERRNO, uint32(unix.ENOSYS)),
@@ -79,9 +86,9 @@ func systemCallFilter(pid uint32) []unix.SockFilter {
 func allowedCalls() []uint32 {
 	return append([]uint32{
 		// Memory.
-		unix.SYS_BRK, unix.SYS_MADVISE, unix.SYS_MINCORE, unix.SYS_MMAP, unix.SYS_MPROTECT, unix.SYS_MREMAP, unix.SYS_MUNMAP,
+		unix.SYS_BRK, unix.SYS_MADVISE, unix.SYS_MINCORE, unix.SYS_MPROTECT, unix.SYS_MREMAP, unix.SYS_MUNMAP,
 		// Files that are open already: the standard streams and the pipes of the Go runtime.
-		unix.SYS_CLOSE, unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EVENTFD2, unix.SYS_FCNTL, unix.SYS_FSTAT,
+		unix.SYS_CLOSE, unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EVENTFD2, unix.SYS_FSTAT,
 		unix.SYS_LSEEK, unix.SYS_PIPE2, unix.SYS_PPOLL, unix.SYS_READ, unix.SYS_READV, unix.SYS_WRITE, unix.SYS_WRITEV,
 		// Threads, signals to itself, and time.
 		unix.SYS_CLOCK_GETRES, unix.SYS_CLOCK_GETTIME, unix.SYS_CLOCK_NANOSLEEP, unix.SYS_EXIT, unix.SYS_EXIT_GROUP, unix.SYS_FUTEX, unix.SYS_GETPID,

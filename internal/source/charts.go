@@ -17,6 +17,7 @@ import (
 	"github.com/sigstore/sigstore-go/pkg/root"
 	"github.com/sigstore/sigstore-go/pkg/tuf"
 	"golang.org/x/sync/singleflight"
+	helmchart "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"k8s.io/utils/clock"
 
@@ -53,6 +54,10 @@ type Charts struct {
 	clock   clock.PassiveClock
 	flights singleflight.Group
 	indexes *cache.Cache[*index]
+	// limits has the responses of all fetches. parsing is locked while an index is parsed or a chart is loaded: one takes
+	// much memory.
+	limits  *remoteLimits
+	parsing sync.Mutex
 
 	mu       sync.Mutex // guards the fields below; no other lock is acquired while it is held
 	byKey    map[string]Chart
@@ -72,6 +77,7 @@ func NewCharts(dir string, clock clock.PassiveClock) (*Charts, error) {
 	return &Charts{
 		dir: dir, files: files, clock: clock, attempts: newAttempts(clock),
 		byKey: map[string]Chart{}, indexes: cache.New[*index](maxIndexes), failures: map[string]failedRequest{},
+		limits:     newRemoteLimits("the charts and indexes that are being fetched have", maxFetched),
 		publicRoot: publicRoot(filepath.Join(dir, "sigstore"), tuf.DefaultOptions()),
 	}, nil
 }
@@ -164,7 +170,7 @@ func (c *Charts) Fetch(
 	}
 }
 
-type opener func(charts *Charts, address string, login Login, transport *http.Transport) repository
+type opener func(charts *Charts, address string, login Login, transport http.RoundTripper) repository
 
 // openerFor returns the opener for the scheme of a URL.
 func openerFor(address string) (opener, error) {
@@ -182,11 +188,11 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 	if err := c.cachedFailure(request); err != nil {
 		return Chart{}, err
 	}
-	transport, err := newTransport(request.login, c.Egress)
+	transport, disconnect, err := c.connect(request.login)
 	if err != nil {
 		return Chart{}, err
 	}
-	defer transport.CloseIdleConnections()
+	defer disconnect()
 	repository := open(c, request.repositoryURL, request.login, transport)
 	at, err := repository.locate(ctx, request.name, request.version)
 	if errors.Is(err, ErrNotFound) {
@@ -204,11 +210,11 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 	if err != nil {
 		return Chart{}, &archiveError{err}
 	}
-	loaded, err := loader.LoadArchive(bytes.NewReader(archive))
+	metadata, err := c.metadataOf(archive)
 	if err != nil {
 		return Chart{}, fmt.Errorf("read the archive: %w", err)
 	}
-	got := download{at: at, archive: archive, metadata: loaded.Metadata}
+	got := download{at: at, archive: archive, metadata: metadata}
 	err = c.verify(ctx, repository, exact, got)
 	if errors.Is(err, ErrUnverified) {
 		c.addFailure(request, err, unverifiedTTL)
@@ -217,6 +223,20 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 		return Chart{}, err
 	}
 	return c.store(exact, got)
+}
+
+// metadataOf returns the metadata of a chart that Helm can load.
+func (c *Charts) metadataOf(archive []byte) (*helmchart.Metadata, error) {
+	c.parsing.Lock()
+	defer c.parsing.Unlock()
+	if err := newChartLimits().addArchive(archive); err != nil {
+		return nil, err
+	}
+	loaded, err := loader.LoadArchive(bytes.NewReader(archive))
+	if err != nil {
+		return nil, err
+	}
+	return loaded.Metadata, nil
 }
 
 // repositoryKey identifies the repository and the login.

@@ -1,15 +1,28 @@
 package source
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	chart "helm.sh/helm/v4/pkg/chart/v2"
+	"k8s.io/apimachinery/pkg/util/wait"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/kube"
 )
 
 func TestLeastRecentlyUsedFilesAreDeleted(t *testing.T) {
@@ -100,5 +113,133 @@ func TestIndexesHaveALimit(t *testing.T) {
 	fresh := &index{size: 1}
 	if charts.keepIndex(fmt.Sprint(repositories-1), fresh); charts.knownIndex(fmt.Sprint(repositories-1)) != fresh {
 		t.Error("a fresh index does not replace the former one")
+	}
+}
+
+// An index of two-byte values takes much more memory than its size.
+func TestIndexesOfManyValues(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]struct{ begin, value string }{
+		"JSON": {`{"entries":{"a":[`, "{},"}, "flow style": {"entries: {a: [", "{},"}, "lines": {"entries:\n  a:\n", "  - {}\n"}, "nested": {"entries:\n  a: ", "- "}, "keys": {"entries: {a: [{", "a: ,"},
+	} {
+		raw := []byte(text.begin + strings.Repeat(text.value, maxIndex/2/len(text.value)))
+		before := time.Now()
+		if _, err := parseIndex(raw); err == nil || !strings.Contains(err.Error(), "values") {
+			t.Errorf("%s: got error %v, want one about the number of values", name, err)
+		}
+		if took := time.Since(before); took > 10*time.Second {
+			t.Errorf("%s: it took %s", name, took)
+		}
+	}
+	// The largest public indexes have less than a million lines.
+	var large strings.Builder
+	large.WriteString("apiVersion: v1\nentries:\n  a:\n")
+	for i := range 100_000 {
+		fmt.Fprintf(&large, "  - apiVersion: v2\n    created: \"2026-01-01T00:00:00Z\"\n    description: a, b - c\n    digest: %064x\n    name: a\n    urls:\n    - https://example.com/a-1.0.%d.tgz\n    version: 1.0.%[1]d\n", i, i)
+	}
+	if nodes := kube.CountNodes([]byte(large.String())); nodes > maxIndexNodes*8/10 {
+		t.Errorf("an index of 800,000 lines has %d values by this count", nodes)
+	}
+}
+
+// Two repositories send a part of their index, and then nothing.
+func TestFetchesHaveALimit(t *testing.T) {
+	t.Parallel()
+	release := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(bytes.Repeat([]byte(" "), 700<<10))
+		_ = http.NewResponseController(w).Flush()
+		<-release
+	}))
+	t.Cleanup(server.Close)
+	end := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(end)
+	charts, err := NewCharts(t.TempDir(), clocktesting.NewFakePassiveClock(time.Now()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	charts.limits.total = 1 << 20
+	fetch := func(repository string) error {
+		chart := configv1beta1.HelmChart{RepositoryURL: server.URL + "/" + repository, RepositoryName: repository, ChartName: "a", ChartVersion: "1.0.0"}
+		_, err := charts.Fetch(t.Context(), chart, Login{}, Verification{}, nil)
+		return err
+	}
+	if _, isPending := errors.AsType[*PendingError](fetch("first")); !isPending {
+		t.Fatal("the first repository responds")
+	}
+	eventually := func(what string, condition func() bool) {
+		err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return condition(), nil })
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	eventually("the limit of all fetches", func() bool {
+		err := fetch("second")
+		return err != nil && strings.Contains(err.Error(), "the charts and indexes that are being fetched have more than 1 MiB")
+	})
+	end()
+	eventually("the end of the fetches", func() bool { return charts.limits.used.Load() == 0 })
+}
+
+// archiveOf returns the archive of a chart with these files.
+func archiveOf(t *testing.T, files map[string]string) []byte {
+	t.Helper()
+	var archived bytes.Buffer
+	zipped := gzip.NewWriter(&archived)
+	writer := tar.NewWriter(zipped)
+	for name, text := range files {
+		if err := writer.WriteHeader(&tar.Header{Name: "a/" + name, Mode: 0o644, Size: int64(len(text))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := writer.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, closer := range []io.Closer{writer, zipped} {
+		if err := closer.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return archived.Bytes()
+}
+
+// A chart of a few KiB takes much more memory than Helm's limits suggest.
+func TestChartsThatTakeMuchMemory(t *testing.T) {
+	t.Parallel()
+	chartFile := "apiVersion: v2\nname: a\nversion: 1.0.0\n"
+	values := "a: [" + strings.Repeat("{},", 1<<20) + "]"
+	zeros := archiveOf(t, map[string]string{"Chart.yaml": chartFile, "zeros": strings.Repeat("\x00", 4<<20)})
+	subcharts := map[string]string{"Chart.yaml": chartFile}
+	for i := range 30 {
+		subcharts[fmt.Sprintf("charts/%d.tgz", i)] = string(zeros)
+	}
+	charts, err := NewCharts(t.TempDir(), clocktesting.NewFakePassiveClock(time.Now()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		files map[string]string
+		want  string
+	}{
+		"values":                {map[string]string{"Chart.yaml": chartFile, "values.yaml": values}, "more than 1000000 values"},
+		"metadata":              {map[string]string{"Chart.yaml": chartFile + "annotations: {" + strings.Repeat("a: ,", 600_000) + "}"}, "more than 1000000 values"},
+		"values of a subchart":  {map[string]string{"Chart.yaml": chartFile, "charts/b/values.yaml": values}, "more than 1000000 values"},
+		"values in an archive":  {map[string]string{"Chart.yaml": chartFile, "charts/b.tgz": string(archiveOf(t, map[string]string{"values.yaml": values}))}, "more than 1000000 values"},
+		"archives of subcharts": {subcharts, "the chart and its subcharts have more than 100 MiB"},
+		"archives in archives":  {map[string]string{"Chart.yaml": chartFile, "charts/b.tgz": string(archiveOf(t, subcharts))}, "the chart and its subcharts have more than 100 MiB"},
+	} {
+		if _, err := charts.metadataOf(archiveOf(t, test.files)); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got error %v, want %q", name, err, test.want)
+		}
+		var files []File
+		for file, text := range test.files {
+			files = append(files, File{Name: file, Data: []byte(text)})
+		}
+		if _, err := charts.packageChart(files, ""); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s, from a source of Flux: got error %v, want %q", name, err, test.want)
+		}
+	}
+	if metadata, err := charts.metadataOf(archiveOf(t, map[string]string{"Chart.yaml": chartFile, "values.yaml": "a: [1, 2]"})); err != nil || metadata.Name != "a" {
+		t.Errorf("a chart: %+v, %v", metadata, err)
 	}
 }

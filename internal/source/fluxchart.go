@@ -128,6 +128,14 @@ func (c *Charts) packageChart(files []File, directory string) (download, error) 
 	if _, err := os.Stat(filepath.Join(work, "Chart.yaml")); err != nil {
 		return download{}, phase.Invalidf("it has no Chart.yaml")
 	}
+	c.parsing.Lock()
+	defer c.parsing.Unlock()
+	limits := newChartLimits()
+	for _, file := range files {
+		if err := limits.addFile(file.Name, file.Data); err != nil {
+			return download{}, phase.Invalid{Err: err}
+		}
+	}
 	// Helm's loader honours .helmignore, and refuses a chart that is not valid.
 	loaded, err := loader.LoadDir(work)
 	if err != nil {

@@ -39,11 +39,11 @@ func (c *Charts) Newest(ctx context.Context, r Repository, names []string) (map[
 	if err != nil {
 		return nil, err
 	}
-	transport, err := newTransport(r.Login, c.Egress)
+	transport, disconnect, err := c.connect(r.Login)
 	if err != nil {
 		return nil, err
 	}
-	defer transport.CloseIdleConnections()
+	defer disconnect()
 	repository := open(c, r.URL, r.Login, transport)
 	newest := map[string]string{}
 	var failures []error

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"path"
 	"slices"
@@ -39,7 +40,7 @@ type ociRegistry struct {
 
 var _ repository = (*ociRegistry)(nil)
 
-func newOCIRegistry(charts *Charts, address string, login Login, transport *http.Transport) repository {
+func newOCIRegistry(charts *Charts, address string, login Login, transport http.RoundTripper) repository {
 	return &ociRegistry{
 		charts: charts,
 		base:   strings.TrimRight(strings.TrimPrefix(address, "oci://"), "/"),
@@ -203,7 +204,17 @@ func fetch(ctx context.Context, opened *remote.Repository, described ocispec.Des
 	if described.Size > limit {
 		return nil, fmt.Errorf("it has more than %d MiB", limit>>20)
 	}
-	raw, err := content.FetchAll(ctx, opened, described)
+	reader, err := opened.Fetch(ctx, described)
+	if err != nil {
+		return nil, registryError(err)
+	}
+	defer reader.Close() //nolint:errcheck // it was only read
+	// content.FetchAll allocates the memory for the whole size at once, before the server sends a byte.
+	verified := content.NewVerifyReader(reader, described)
+	raw, err := io.ReadAll(verified)
+	if err == nil {
+		err = verified.Verify()
+	}
 	if err != nil {
 		return nil, registryError(err)
 	}

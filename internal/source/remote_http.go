@@ -69,7 +69,7 @@ func (f *RemoteFetcher) fetch(ctx context.Context, ref Reference, login remoteLo
 		return remoteFetch{}, errors.New("it is not a URL") // the reference was checked
 	}
 	request := remoteRequest{
-		reference: ref, login: login, known: known, limits: f.limits, download: &remoteDownload{limits: f.limits},
+		reference: ref, login: login, known: known, limits: f.limits, download: &remoteDownload{limits: f.limits, maxSize: maxRemoteDownload},
 		client:  &http.Client{Transport: transport, Timeout: f.timeout, CheckRedirect: checkRedirect},
 		egress:  f.Egress,
 		timeout: f.timeout,

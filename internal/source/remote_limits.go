@@ -20,15 +20,17 @@ const (
 	remoteFileOverhead = 64
 )
 
-// remoteLimits bounds the memory of a RemoteFetcher.
+// remoteLimits bounds the memory of a RemoteFetcher, or of the fetches of charts.
 type remoteLimits struct {
+	// what describes what is limited, for errors.
+	what      string
 	total     int64
 	used      atomic.Int64
 	unpacking chan struct{} // has an element for each archive that is being unpacked
 }
 
-func newRemoteLimits(total int64) *remoteLimits {
-	return &remoteLimits{total: total, unpacking: make(chan struct{}, maxUnpacking)}
+func newRemoteLimits(what string, total int64) *remoteLimits {
+	return &remoteLimits{what: what, total: total, unpacking: make(chan struct{}, maxUnpacking)}
 }
 
 // reserve returns an error if n more bytes exceed the limit. The caller must free them.
@@ -37,7 +39,7 @@ func (l *remoteLimits) reserve(n int64) error {
 		return nil
 	}
 	l.free(n)
-	return &sizeError{fmt.Sprintf("the content of all URLs has more than %d MiB", l.total>>20)}
+	return &sizeError{fmt.Sprintf("%s more than %d MiB", l.what, l.total>>20)}
 }
 
 func (l *remoteLimits) free(n int64) { l.used.Add(-n) }
@@ -46,6 +48,8 @@ func (l *remoteLimits) free(n int64) { l.used.Add(-n) }
 // it is closed.
 type remoteDownload struct {
 	limits *remoteLimits
+	// maxSize is the maximum of size.
+	maxSize int64
 
 	mu sync.Mutex // guards the fields below: an SSH connection reads in a goroutine of its own, also after close
 	// size is the number of bytes from the network, and unpacked the number of unpacked bytes.
@@ -80,8 +84,8 @@ func (d *remoteDownload) add(n int64) error {
 	if d.closed {
 		return io.ErrClosedPipe
 	}
-	if d.size+n > maxRemoteDownload {
-		return &sizeError{fmt.Sprintf("it has more than %d MiB", int64(maxRemoteDownload)>>20)}
+	if d.size+n > d.maxSize {
+		return &sizeError{fmt.Sprintf("it has more than %d MiB", d.maxSize>>20)}
 	}
 	if err := d.limits.reserve(n); err != nil {
 		return err

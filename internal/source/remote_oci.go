@@ -117,6 +117,9 @@ func registryError(err error) error {
 	if errors.Is(err, errdef.ErrNotFound) {
 		return errStatusNotFound
 	}
+	if tooLarge, ok := errors.AsType[*sizeError](err); ok {
+		return tooLarge
+	}
 	if response, ok := errors.AsType[*errcode.ErrorResponse](err); ok {
 		return statusError(response.StatusCode)
 	}

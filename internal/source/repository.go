@@ -15,7 +15,12 @@ import (
 	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/towline/towline/internal/kube"
 )
+
+// indexEntrySize is the memory of an indexEntry in addition to its texts, in bytes.
+const indexEntrySize = 128
 
 // indexTTL is the time for which a cached index is used without a request.
 const indexTTL = time.Minute
@@ -29,7 +34,7 @@ type index struct {
 	etag     string
 	modified string
 	checked  time.Time
-	size     int // of index.yaml in bytes, which is more than the index takes in memory, or of the tags
+	size     int // at least what the index takes in memory, or the size of the tags
 }
 
 type indexEntry struct {
@@ -48,7 +53,7 @@ type httpRepository struct {
 
 var _ repository = (*httpRepository)(nil)
 
-func newHTTPRepository(charts *Charts, address string, login Login, transport *http.Transport) repository {
+func newHTTPRepository(charts *Charts, address string, login Login, transport http.RoundTripper) repository {
 	return &httpRepository{
 		charts: charts,
 		url:    strings.TrimRight(address, "/") + "/",
@@ -187,17 +192,25 @@ func (r *httpRepository) fetchIndex(ctx context.Context, known *index) (*index, 
 	if err != nil {
 		return nil, fmt.Errorf("read the repository's index.yaml: %w", err)
 	}
+	r.charts.parsing.Lock()
 	fresh, err := parseIndex(raw)
+	r.charts.parsing.Unlock()
 	if err != nil {
 		return nil, err
 	}
 	fresh.etag, fresh.modified = response.Header.Get("ETag"), response.Header.Get("Last-Modified")
 	fresh.size = len(raw)
+	for _, versions := range fresh.Entries {
+		fresh.size += indexEntrySize * len(versions)
+	}
 	fresh.checked = r.charts.clock.Now()
 	return fresh, nil
 }
 
 func parseIndex(raw []byte) (*index, error) {
+	if kube.CountNodes(raw) > maxIndexNodes {
+		return nil, fmt.Errorf("the repository's index.yaml has more than %d values", maxIndexNodes)
+	}
 	unmarshal := func(raw []byte, into any) error { return yaml.Unmarshal(raw, into) }
 	if bytes.HasPrefix(bytes.TrimSpace(raw), []byte("{")) {
 		unmarshal = json.Unmarshal // much faster for large indexes

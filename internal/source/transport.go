@@ -24,8 +24,14 @@ const (
 	headerTimeout = 30 * time.Second
 	// maxIndex is larger than any public index; the largest ones have about 30 MiB.
 	maxIndex = 128 << 20
+	// maxIndexNodes limits the values in an index. Each takes some hundred bytes of memory while the index is parsed, even
+	// if it has only two bytes. The largest public indexes have half as many.
+	maxIndexNodes = 3_000_000
 	// maxIndexes limits all cached indexes together.
 	maxIndexes = 256 << 20
+	// maxFetched limits the responses of all repositories that are in memory at the same time: the callers of Charts.Fetch
+	// wait only a short time, so they do not limit the number of fetches.
+	maxFetched = 256 << 20
 	// maxArchive is Helm's limit for the size of an unpacked chart.
 	maxArchive = 100 << 20
 )
@@ -51,6 +57,38 @@ func newTransport(login Login, policy *egress.Policy) (*http.Transport, error) {
 	}
 	policy.ApplyTo(transport, &net.Dialer{Timeout: dialTimeout})
 	return transport, nil
+}
+
+// countedTransport counts the bytes of all responses.
+type countedTransport struct {
+	next     *http.Transport
+	download *remoteDownload
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t countedTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := t.next.RoundTrip(request)
+	if err == nil {
+		response.Body = struct {
+			io.Reader
+			io.Closer
+		}{t.download.reader(response.Body), response.Body}
+	}
+	return response, err
+}
+
+// connect returns a transport for one fetch, whose responses count against the limit of all fetches until the caller
+// calls disconnect.
+func (c *Charts) connect(login Login) (transport http.RoundTripper, disconnect func(), err error) {
+	base, err := newTransport(login, c.Egress)
+	if err != nil {
+		return nil, nil, err
+	}
+	counted := countedTransport{base, &remoteDownload{limits: c.limits, maxSize: maxIndex + maxArchive}}
+	return counted, func() {
+		base.CloseIdleConnections()
+		counted.download.close()
+	}, nil
 }
 
 // readAtMost reads all of r, which must not have more than limit bytes.

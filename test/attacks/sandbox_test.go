@@ -73,7 +73,15 @@ func (to targets) attacks() map[string]func() error {
 		},
 		"start a program":     func() error { return exec.Command("/bin/true").Run() },
 		"replace the program": func() error { return syscall.Exec("/no/such/program", nil, nil) },
-		"signal the parent":   func() error { return syscall.Kill(to.Process, 0) },
+		"have the kernel signal the parent": func() error {
+			_, err := unix.FcntlInt(0, unix.F_SETOWN, to.Process)
+			return err
+		},
+		"take memory beyond the limit": func() error {
+			_, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
+			return err
+		},
+		"signal the parent": func() error { return syscall.Kill(to.Process, 0) },
 		"copy the parent's memory": func() error {
 			_, err := unix.ProcessVMReadv(to.Process, nil, nil, 0)
 			return err

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -22,11 +23,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/hub/ratelimit"
+	"github.com/towline/towline/internal/hub/slots"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/sandbox"
 )
@@ -40,8 +43,13 @@ const (
 	// hub only.
 	pullWorkers = 10
 	// maxConcurrentChecks is the number of members whose checks run concurrently: each run can use much memory and CPU
-	// time.
-	maxConcurrentChecks = 4
+	// time. The clusters of one namespace, which are those of one tenant, have at most maxChecksOfNamespace of them. If
+	// the last checks in a namespace took longer than slowChecks, it has one, and all such namespaces have
+	// maxSlowChecks.
+	maxConcurrentChecks  = 4
+	maxChecksOfNamespace = 3
+	maxSlowChecks        = 2
+	slowChecks           = 5 * time.Second
 	// contactTimeout limits the requests of one contact, without the checks.
 	contactTimeout = 10 * time.Second
 	// checksTimeout limits all checks of one member together.
@@ -79,7 +87,7 @@ type Controller struct {
 	Events  events.EventRecorder
 	Clock   clock.PassiveClock
 
-	// mu guards notReady, formerAPIs and checkSlots.
+	// mu guards notReady and formerAPIs.
 	mu sync.Mutex
 	// notReady contains the pull members that were not ready at the last reconcile: their next change to ready is
 	// recorded as an event. After a restart of the hub such an event can be missing.
@@ -88,13 +96,13 @@ type Controller struct {
 	formerAPIs map[types.NamespacedName][]string
 	// ofAgents limits the evaluations that the agent of one pull member can cause.
 	ofAgents *ratelimit.Limiter
-	// checkSlots contains one element for each member whose checks run.
-	checkSlots chan struct{}
+	// checkSlots shares the concurrent checks among namespaces. It is nil before Setup: then nothing limits them.
+	checkSlots *slots.Slots
 }
 
 // Setup adds the indexes and the two controllers to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
-	c.ofAgents = ratelimit.New(agentInterval, agentBurst, c.Clock)
+	c.ofAgents, c.checkSlots = ratelimit.New(agentInterval, agentBurst, c.Clock), slots.New()
 	for name, key := range map[string]func(*libv1beta1.SveltosCluster) string{leaseIndex: leaseKey, kubeconfigIndex: kubeconfigKey} {
 		err := mgr.GetFieldIndexer().IndexField(ctx, &libv1beta1.SveltosCluster{}, name, func(obj client.Object) []string {
 			if value := key(obj.(*libv1beta1.SveltosCluster)); value != "" {
@@ -109,7 +117,11 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	secrets := &metav1.PartialObjectMetadata{}
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 	// Each mode has its own queue: push members that do not answer must not delay the evaluation of heartbeats.
-	push := c.newBuilder(mgr, "clusters", fleet.Push, pushWorkers).WatchesMetadata(secrets, handler.EnqueueRequestsFromMapFunc(c.findByIndex(kubeconfigIndex)))
+	push := c.newBuilder(mgr, "clusters", fleet.Push, pushWorkers).WatchesMetadata(secrets, handler.EnqueueRequestsFromMapFunc(c.findByIndex(kubeconfigIndex))).
+		WatchesRawSource(source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+			c.checkSlots.Queue = queue
+			return nil
+		}))
 	pull := c.newBuilder(mgr, "clusters-pull", fleet.Pull, pullWorkers).Watches(&coordinationv1.Lease{}, c.ofAgents.Handler(c.findByIndex(leaseIndex), ratelimit.ByAgent))
 	return errors.Join(push.Complete(c.reconcilerFor(fleet.Push)), pull.Complete(c.reconcilerFor(fleet.Pull)))
 }
@@ -120,13 +132,19 @@ func (c *Controller) newBuilder(mgr ctrl.Manager, name string, mode fleet.Mode, 
 	return ctrl.NewControllerManagedBy(mgr).
 		Named(name).
 		Watches(&libv1beta1.SveltosCluster{}, c.ofAgents.Handler(itself, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), hasMode, needsContact())).
-		WithOptions(controller.Options{MaxConcurrentReconciles: workers})
+		WithOptions(controller.Options{
+			MaxConcurrentReconciles: workers,
+			RateLimiter:             c.checkSlots.RateLimiter(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]()),
+		})
 }
 
 // reconcilerFor returns a reconciler that ignores members with another mode: the mode can change while a request is
 // queued.
 func (c *Controller) reconcilerFor(mode fleet.Mode) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+		if mode == fleet.Push {
+			defer c.checkSlots.Skip(req)
+		}
 		cluster := &libv1beta1.SveltosCluster{}
 		if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err == nil && modeOf(cluster) != mode {
 			return reconcile.Result{}, nil
@@ -269,14 +287,4 @@ func (c *Controller) keepAPIVersions(name types.NamespacedName, old []string, fa
 	}
 	c.formerAPIs[name], facts.APIVersions = old, old
 	return facts
-}
-
-// getCheckSlots returns the channel to which runChecks sends before the checks and from which it receives afterwards.
-func (c *Controller) getCheckSlots() chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.checkSlots == nil {
-		c.checkSlots = make(chan struct{}, maxConcurrentChecks)
-	}
-	return c.checkSlots
 }

@@ -3,6 +3,8 @@ package clusters_test
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,9 +16,11 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -75,6 +79,86 @@ func TestSilenceIsNoticedWhileManyMembersDoNotAnswer(t *testing.T) {
 	eventually(t, "all workers are taken", func(context.Context) (bool, error) { return dialled.Load() >= 100, nil })
 	silence(t, hub, namespace, listening)
 }
+
+// TestChecksOfOtherNamespaces has more clusters in one namespace whose checks do not end than checks run concurrently.
+// The checks of another namespace run.
+func TestChecksOfOtherNamespaces(t *testing.T) {
+	t.Parallel()
+	plane := localkube.Shared(t)
+	hostile, other := plane.Namespace(t, "hostile"), plane.Namespace(t, "other")
+	mgr, err := ctrl.NewManager(plane.Config, ctrl.Options{
+		Scheme: kube.Scheme(), Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{hostile: {}, other: {}}}, Metrics: server.Options{BindAddress: "0"},
+		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	installCRD(t, hub)
+	var stalled atomic.Int32
+	controller := &clusters.Controller{
+		Heartbeats: &heartbeats.Monitor{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}},
+		Hub:        mgr.GetClient(), Forget: func(string) {}, Events: events.NewFakeRecorder(1000), Clock: clock.RealClock{},
+		MemberConfig: func(_ context.Context, m fleet.Member) (*rest.Config, error) {
+			member := rest.CopyConfig(plane.Config)
+			if m.Namespace == hostile {
+				member.Wrap(func(next http.RoundTripper) http.RoundTripper {
+					return roundTripper(func(r *http.Request) (*http.Response, error) {
+						if !strings.HasSuffix(r.URL.Path, "/configmaps") {
+							return next.RoundTrip(r)
+						}
+						stalled.Add(1)
+						<-r.Context().Done()
+						return nil, r.Context().Err()
+					})
+				})
+			}
+			return member, nil
+		},
+	}
+	if err := controller.Setup(t.Context(), mgr); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() { ended <- mgr.Start(t.Context()) }()
+	t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	create := func(namespace, name string) *libv1beta1.SveltosCluster {
+		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: libv1beta1.SveltosClusterSpec{
+			ReadinessChecks: []libv1beta1.ClusterCheck{{
+				Name: "c", Condition: "function evaluate() return {pass = true} end",
+				ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "ConfigMap", Namespace: namespace}},
+			}},
+		}}
+		if err := hub.Create(t.Context(), cluster); err != nil {
+			t.Fatal(err)
+		}
+		return cluster
+	}
+	for i := range 10 {
+		create(hostile, fmt.Sprint("hostile-", i))
+	}
+	eventually(t, "checks that do not end", func(context.Context) (bool, error) { return stalled.Load() >= 3, nil })
+	cluster, from := create(other, "other"), time.Now()
+	eventually(t, "the cluster of the other namespace is ready", func(ctx context.Context) (bool, error) {
+		err := hub.Get(ctx, client.ObjectKeyFromObject(cluster), cluster)
+		return err == nil && cluster.Status.Ready, err
+	})
+	// The others keep their slots for half a minute.
+	if took := time.Since(from); took > 20*time.Second {
+		t.Errorf("it took %s", took)
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 // silence makes a pull member whose agent falls silent by the clock of the judge, and waits until it is Down.
 func silence(t *testing.T, hub client.Client, namespace string, listening *clocktesting.FakeClock) {

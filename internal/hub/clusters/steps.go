@@ -16,13 +16,16 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/check"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/slots"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
+	"github.com/towline/towline/internal/phase"
 )
 
 // state is the data that the steps of one reconcile share.
@@ -118,7 +121,7 @@ func stableMessage(err error) string {
 }
 
 // runChecks runs the readiness and liveness checks of a push member. It returns an error only if ctx ends, or if the
-// checks could not be run.
+// checks could not be run, or not yet.
 func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Result, error) {
 	if !cluster.DeletionTimestamp.IsZero() {
 		// The objects on the cluster must be removed even if a check fails or the status was lost.
@@ -127,14 +130,11 @@ func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster
 	if len(cluster.Spec.ReadinessChecks)+len(cluster.Spec.LivenessChecks) == 0 {
 		return check.Result{Ready: true}, nil
 	}
-	// Waiting for the checks of other members does not count against checksTimeout.
-	slots := c.getCheckSlots()
-	select {
-	case slots <- struct{}{}:
-		defer func() { <-slots }()
-	case <-ctx.Done():
-		return check.Result{}, ctx.Err()
+	release, ok := c.acquireCheckSlot(cluster)
+	if !ok {
+		return check.Result{}, phase.Wait{Reason: "the checks of other clusters are running"}
 	}
+	defer release()
 	checksCtx, cancel := context.WithTimeout(ctx, checksTimeout)
 	defer cancel()
 	// The default REST mapper sends requests only for the kinds that the checks use.
@@ -145,6 +145,25 @@ func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster
 	checker := check.Checker{Sandbox: c.Sandbox, Cluster: client.ObjectKeyFromObject(cluster)}
 	liveness, err := checker.EvaluateCluster(checksCtx, memberClient, &cluster.Spec, cluster.Status.Ready)
 	return liveness, errors.Join(ctx.Err(), err)
+}
+
+// acquireCheckSlot returns false if other members use all slots for checks: the cluster is then reconciled again when
+// there is one. Otherwise the caller must call release after the checks.
+func (c *Controller) acquireCheckSlot(cluster *libv1beta1.SveltosCluster) (release func(), ok bool) {
+	if c.checkSlots == nil {
+		return func() {}, true
+	}
+	pool := slots.Pool{Name: "checks", Workers: maxConcurrentChecks, Slow: maxSlowChecks}
+	key := slots.Key{Name: cluster.Namespace, Max: maxChecksOfNamespace, Shared: maxChecksOfNamespace}
+	slot, ok := c.checkSlots.Acquire(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(cluster)}, pool, key)
+	start := c.Clock.Now()
+	return func() {
+		if c.Clock.Since(start) > slowChecks {
+			slot.Release(key.Name)
+			return
+		}
+		slot.Release()
+	}, ok
 }
 
 // renewToken renews the token of a push member before it expires. If that fails, the present token is still valid: the

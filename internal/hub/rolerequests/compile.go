@@ -31,25 +31,39 @@ func Compile(request *libv1beta1.RoleRequest, contents []source.Content) ([]byte
 			return nil, phase.Invalidf("%s: roleRefs cannot be templates or scripts", content.Reference)
 		}
 		for _, file := range content.Files {
-			roles, err := kube.DecodeManifest(file.Data)
-			if err != nil {
-				return nil, phase.Invalidf("%s, %s: %w", content.Reference, file.Name, err)
+			err := appendFile(&manifest, request, file, compiled)
+			origin := fmt.Sprintf("%s, %s", content.Reference, file.Name)
+			if err != nil && content.Sensitive {
+				return nil, source.HideDetails(origin, err)
 			}
-			for _, role := range roles {
-				if err := checkRole(role); err != nil {
-					return nil, phase.Invalidf("%s, %s: %w", content.Reference, file.Name, err)
-				}
-				if compiled[kube.RefOf(role).Key()] {
-					return nil, phase.Invalidf("%s, %s: %s is in roleRefs twice", content.Reference, file.Name, kube.RefOf(role))
-				}
-				compiled[kube.RefOf(role).Key()] = true
-				if err := appendRole(&manifest, request, role); err != nil {
-					return nil, err
-				}
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", origin, err)
 			}
 		}
 	}
 	return manifest.Bytes(), nil
+}
+
+// appendFile appends the Roles and ClusterRoles in a file, with their bindings, to the manifest, and to compiled.
+// Errors are phase.Invalid.
+func appendFile(manifest *bytes.Buffer, request *libv1beta1.RoleRequest, file source.File, compiled map[kube.Ref]bool) error {
+	roles, err := kube.DecodeManifest(file.Data)
+	if err != nil {
+		return phase.Invalid{Err: err}
+	}
+	for _, role := range roles {
+		if err := checkRole(role); err != nil {
+			return phase.Invalid{Err: err}
+		}
+		if compiled[kube.RefOf(role).Key()] {
+			return phase.Invalidf("%s is in roleRefs twice", kube.RefOf(role))
+		}
+		compiled[kube.RefOf(role).Key()] = true
+		if err := appendRole(manifest, request, role); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkRole returns an error unless role is a complete Role or ClusterRole.

@@ -109,3 +109,22 @@ func TestCompileRejects(t *testing.T) {
 		}
 	}
 }
+
+// TestErrorsHideSecrets has Secrets whose text must not be in an error, which is part of the status of the RoleRequest.
+func TestErrorsHideSecrets(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"a password in place of a key": "a: 1\nhunter2: 1\nhunter2: 2\n",
+		"an alias":                     "password: *hunter2\n",
+		"another object":               "apiVersion: v1\nkind: Secret\nmetadata: {name: hunter2}\n",
+		"a Role twice":                 strings.Replace(clusterRole, "admin", "hunter2", 1) + "---\n" + strings.Replace(clusterRole, "admin", "hunter2", 1),
+	} {
+		secret := content(text)
+		secret.Reference.Kind, secret.Sensitive = "Secret", true
+		_, err := rolerequests.Compile(request(), []source.Content{secret})
+		var invalid phase.Invalid
+		if !errors.As(err, &invalid) || !strings.HasPrefix(err.Error(), "Secret default/roles, a.yaml") || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: got %v, want an error that names the key only", name, err)
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package source
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"path"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// maxChartSize limits all files of a chart, with those of the archives of subcharts in it. Helm limits each archive
+	// only.
+	maxChartSize = 100 << 20
+	// maxChartNodes limits the values in the files of a chart that Helm parses when it loads the chart, those of subcharts
+	// included. Large charts have some ten thousand.
+	maxChartNodes = 1_000_000
+)
+
+// chartLimits is what the files of a chart may still take. Helm loads a chart with all its subcharts into memory, and
+// parses their values, which can take a hundred times the size of the file.
+type chartLimits struct{ size, nodes int }
+
+func newChartLimits() *chartLimits { return &chartLimits{size: maxChartSize, nodes: maxChartNodes} }
+
+// addArchive subtracts the files in the archive of a chart. It returns an error if they exceed a limit. It does not
+// report an archive that is invalid: Helm does.
+func (l *chartLimits) addArchive(raw []byte) error {
+	unzipped, err := gzip.NewReader(bytes.NewReader(raw))
+	if err != nil {
+		return nil //nolint:nilerr // Helm reports it
+	}
+	for files := tar.NewReader(unzipped); ; {
+		header, err := files.Next()
+		if err != nil {
+			return nil //nolint:nilerr // it is the end, or Helm reports it
+		}
+		data, err := io.ReadAll(io.LimitReader(files, int64(l.size)+1))
+		if err != nil {
+			return nil //nolint:nilerr // Helm reports it
+		}
+		if err := l.addFile(header.Name, data); err != nil {
+			return err
+		}
+	}
+}
+
+// addFile subtracts a file of a chart. It returns an error if the file exceeds a limit.
+func (l *chartLimits) addFile(name string, data []byte) error {
+	if l.size -= len(data); l.size < 0 {
+		return fmt.Errorf("the chart and its subcharts have more than %d MiB", maxChartSize>>20)
+	}
+	switch path.Base(name) {
+	case "Chart.yaml", "Chart.lock", "values.yaml", "requirements.yaml", "requirements.lock":
+		if l.nodes -= kube.CountNodes(data); l.nodes < 0 {
+			return fmt.Errorf("the files of the chart and its subcharts have more than %d values", maxChartNodes)
+		}
+	}
+	if path.Ext(name) == ".tgz" {
+		return l.addArchive(data)
+	}
+	return nil
+}
