@@ -14,6 +14,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/test/fuzzing"
 )
@@ -155,5 +156,47 @@ func FuzzDecodeForeignBundle(f *testing.F) {
 		if err == nil && len(hash) > 0 && !resourcesMatch(hash, parts.items[0].Objects) {
 			t.Errorf("accepted with another hash: %x", hash)
 		}
+	})
+}
+
+// FuzzDecodeGroup reads groups of others, and outlines of bundles. An accepted bundle of Towline has the digest of its
+// group.
+func FuzzDecodeGroup(f *testing.F) {
+	f.Add([]byte(`{"metadata":{"annotations":{"towline.dev/bundle":"{}"}},"spec":{"requestorHash":"AA=="}}`))
+	f.Add([]byte(`{"metadata":{"annotations":{"towline.dev/bundle":"{\"Items\":[{},{}],\"releases\":[{\"Name\":\"a\"}]}"}},"status":{"failureMessage":"a\nb"}}`))
+	f.Add([]byte(`{"metadata":{"labels":{"a":"b"}},"spec":{"configurationItems":[{"name":"a"}],"driftExclusions":[{"paths":["/spec"]}]},"status":{"deploymentStatus":"Failed"}}`))
+	f.Add([]byte(`{"metadata":{"annotations":{"towline.dev/bundle":"null"}}}`))
+	empty := bundle.Bundle{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "a", Feature: "Resources"}}
+	digest, err := empty.Digest()
+	if err != nil {
+		f.Fatal(err)
+	}
+	own, err := deployGroup(fleet.Member{Namespace: "eu", Name: "eu-1", DeliveryNamespace: "eu", Mode: fleet.Pull}, empty, digest, nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	raw, err := json.Marshal(own)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(raw)
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		group := &libv1beta1.ConfigurationGroup{}
+		if json.Unmarshal(raw, group) != nil {
+			t.Skip("the API server does not return it")
+		}
+		fuzzing.Within(t, 64<<20+uint64(len(raw))*2000, func() {
+			b, err := (&decoder{}).result(group)
+			fuzzing.OneLine(t, err)
+			if err != nil && !errors.Is(err, ErrCorrupt) {
+				t.Errorf("got %v, want ErrCorrupt", err)
+			}
+			if err != nil || !isFromTowline(group) {
+				return
+			}
+			if digest, err := b.Digest(); err != nil || digest != bundle.DigestFromBytes(group.Spec.RequestorHash) {
+				t.Errorf("a bundle with digest %s was accepted, error %v", digest, err)
+			}
+		})
 	})
 }

@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -10,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
+
+	"github.com/towline/towline/internal/kube"
 )
 
 // Facts are the version and the APIs of a cluster.
@@ -27,7 +30,14 @@ type Facts struct {
 const (
 	maxVersion     = 256
 	maxAPIVersions = 20_000
+	// maxDiscovery and maxDiscoveryValues limit all responses of one probe together, in bytes and JSON values. An API
+	// takes about 300 bytes and 35 values.
+	maxDiscovery       = 16 << 20
+	maxDiscoveryValues = 800_000
 )
+
+// errTooManyAPIs is the error of a cluster whose responses are longer than that.
+var errTooManyAPIs = fmt.Errorf("read the APIs: the cluster returned more than %d MiB or %d values", maxDiscovery>>20, maxDiscoveryValues)
 
 // Probe reads the version and the APIs of the cluster behind cfg. It fails if the cluster is unreachable or denies
 // access, or if ctx ends.
@@ -37,6 +47,8 @@ func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
 	if end, ok := ctx.Deadline(); ok {
 		cfg.Timeout = max(time.Until(end), time.Millisecond)
 	}
+	budget := kube.NewBudget(maxDiscovery, maxDiscoveryValues, errTooManyAPIs)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return budgetTransport{next, budget} })
 	member, err := discovery.NewDiscoveryClientForConfig(cfg)
 	if err != nil {
 		return Facts{}, fmt.Errorf("create a client: %w", err)
@@ -50,6 +62,9 @@ func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
 	}
 	facts := Facts{Version: version.GitVersion, Complete: true}
 	_, resources, err := member.ServerGroupsAndResources()
+	if budget.Err() != nil {
+		return Facts{}, budget.Err()
+	}
 	if err != nil {
 		if !discovery.IsGroupDiscoveryFailedError(err) {
 			return Facts{}, fmt.Errorf("read the APIs: %w", err)
@@ -61,6 +76,22 @@ func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
 		return Facts{}, fmt.Errorf("read the APIs: the cluster serves more than %d", maxAPIVersions)
 	}
 	return facts, nil
+}
+
+// budgetTransport limits the bodies of all responses together.
+type budgetTransport struct {
+	http.RoundTripper
+
+	budget *kube.Budget
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t budgetTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := t.RoundTripper.RoundTrip(request)
+	if err == nil {
+		response.Body = t.budget.Limit(response.Body)
+	}
+	return response, err
 }
 
 func apiVersions(lists []*metav1.APIResourceList) []string {

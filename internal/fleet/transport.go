@@ -30,10 +30,13 @@ const (
 	// maxResponse limits the body of all other responses but watches, in bytes after decompression: a cluster can send
 	// zeros without end. The longest response is a page of 500 objects.
 	maxResponse = 256 << 20
+	// maxValues limits the JSON values in such a response, which take much more memory than text: 256 MiB of empty
+	// objects would take 5 GiB. A page of 500 large CustomResourceDefinitions has about two million.
+	maxValues = 4_000_000
 )
 
-// errTooLong is the error of a response that is longer than maxResponse.
-var errTooLong = fmt.Errorf("the cluster returned more than %d MiB", maxResponse>>20)
+// errTooLong is the error of a response that is longer than maxResponse, or has more than maxValues.
+var errTooLong = fmt.Errorf("the cluster returned more than %d MiB or %d values", maxResponse>>20, maxValues)
 
 // Limit applies the limits for connections to members to config, and sets a transport in it, which all copies of config
 // share.
@@ -75,7 +78,7 @@ func (t statusTransport) RoundTrip(request *http.Request) (*http.Response, error
 	}
 	if response.StatusCode < http.StatusBadRequest {
 		if request.URL.Query().Get("watch") == "" && response.StatusCode != http.StatusSwitchingProtocols {
-			response.Body = kube.LimitBody(response.Body, maxResponse, errTooLong)
+			response.Body = kube.NewBudget(maxResponse, maxValues, errTooLong).Limit(response.Body)
 		}
 		return response, nil
 	}

@@ -62,6 +62,8 @@ type registration struct {
 	mayRepair bool
 	// isNew is true for a cluster without objects: they are created without reading them first.
 	isNew bool
+	// isRetried is true if the caller retries instead of waiting: the hub registers many clusters with a few workers.
+	isRetried bool
 }
 
 func newRegistration(hub *rest.Config, r Request) (*registration, error) {
@@ -77,7 +79,7 @@ func newRegistration(hub *rest.Config, r Request) (*registration, error) {
 // differs.
 func registrationOf(hub client.Client, cluster client.Object) *registration {
 	request := Request{Namespace: cluster.GetNamespace(), Name: cluster.GetName()}
-	return &registration{hub: hub, cache: hub, request: request, log: rollback.New(hub, "")}
+	return &registration{hub: hub, cache: hub, request: request, log: rollback.New(hub, ""), isRetried: true}
 }
 
 // NewClient returns a client for the requests of one registration, and the resources that the cluster serves.
@@ -266,6 +268,12 @@ func ensureNamespace(ctx context.Context, c client.Client, log *rollback.Log, re
 }
 
 func (r *registration) ensureNamespace(ctx context.Context, namespace *corev1.Namespace) error {
+	if r.isRetried {
+		live := &corev1.Namespace{}
+		if exists, err := read(ctx, r.hub, live, client.ObjectKeyFromObject(namespace)); err != nil || exists && live.DeletionTimestamp != nil {
+			return cmp.Or(err, fmt.Errorf("namespace %s is being deleted", namespace.Name))
+		}
+	}
 	return ensureNamespace(ctx, r.hub, r.log, r.resources, namespace)
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"net/url"
 	"path/filepath"
 	"regexp"
@@ -220,6 +221,47 @@ func FuzzSignedText(f *testing.F) {
 		}
 		if _, err := readKeyring(raw); err != nil {
 			fuzzing.OneLine(t, err)
+		}
+	})
+}
+
+// FuzzRepositoryURL reads the URLs of chart repositories. Requests, and so the login, go to the host for which the
+// login was read, and no message has the password of a URL.
+func FuzzRepositoryURL(f *testing.F) {
+	for _, address := range []string{
+		"https://example.com/charts", "http://me:" + secretPassword + "@example.com/a?token=b", "oci://example.com:5000/charts/", "oci://me:" + secretPassword + "@example.com/a",
+		"oci://example.com@other/a", `oci://example.com\@other/a`, "oci://example.com?@other/a", "oci://example.com#@other/a", "https://a b/", "oci://", "file:///etc/passwd", "oci://docker.io/a", "https://[::1%25lo]/", "OCI://example.com/a",
+	} {
+		f.Add(address, "chart")
+	}
+	f.Add("oci://example.com", "../../other/chart")
+	f.Fuzz(func(t *testing.T, address, name string) {
+		check := func(err error) {
+			t.Helper()
+			fuzzing.OneLine(t, err)
+			fuzzing.HidesSecret(t, err, []byte(address), secretPassword)
+		}
+		open, err := openerFor(address)
+		check(err)
+		if err != nil {
+			return
+		}
+		want, errHost := registryHost(address)
+		switch repository := open(&Charts{}, address, Login{Username: "me", Password: secretPassword}, &http.Transport{}).(type) {
+		case *ociRegistry:
+			opened, err := repository.open(name)
+			check(err)
+			if err != nil {
+				return
+			}
+			if got, err := registryHost(opened.Reference.Host()); err != nil || errHost != nil || got != want {
+				t.Errorf("%q with chart %q: requests go to %q, and the login is for %q (%v)", address, name, got, want, errHost)
+			}
+		case *httpRepository:
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, repository.url+"index.yaml", nil)
+			if err == nil && errHost == nil && request.URL.Host != want && want != "registry-1.docker.io" {
+				t.Errorf("%q: requests go to %q, and the login is for %q", address, request.URL.Host, want)
+			}
 		}
 	})
 }

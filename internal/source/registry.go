@@ -19,6 +19,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/errcode"
 
 	"github.com/towline/towline/internal/cache"
+	"github.com/towline/towline/internal/phase"
 )
 
 // maxTags limits the tags of one chart: a registry can return pages without end.
@@ -52,7 +53,8 @@ func newOCIRegistry(charts *Charts, address string, login Login, transport http.
 func (r *ociRegistry) open(name string) (*remote.Repository, error) {
 	opened, err := remote.NewRepository(r.base + "/" + name)
 	if err != nil {
-		return nil, fmt.Errorf("open %s/%s: %w", r.base, name, err)
+		// The error would have the whole URL, and so a password in it.
+		return nil, phase.Invalidf("%s with chart %q is not a reference to a registry", redacted("oci://"+r.base), name)
 	}
 	opened.PlainHTTP = r.login.PlainHTTP
 	opened.Client = &auth.Client{

@@ -3,4 +3,21 @@
 //
 // All tests share one hub, which runs in this process. A tenant is a ServiceAccount with all rights on Towline's kinds
 // and on ConfigMaps of its namespace, and none on Secrets.
+//
+// The tests by subject:
+//
+//  1. The cloud identity of the hub: TestCloudIdentity.
+//  2. Kubeconfigs in Secrets of members: TestKubeconfigOfAMember.
+//  3. One tenant stops the hub: TestHostileContentOfATenant, TestMemberWithoutEnd.
+//  4. An agent drives the hub: TestAgentDrivesTheHub.
+//  5. Secrets in custom resources: TestSecretsInCustomResources, TestKeysOfOtherClusters, TestRolesOfUsers.
+//  6. Registry credentials: TestRegistryCredentials, TestRegistryCredentialsRedirected.
+//  7. Server-side request forgery: TestServerSideRequestForgery, TestResponsesAreNotRepeated, TestEndpointsOfClusters.
+//  8. Tenants: TestSummaryOfATenant, TestSummaryForAForeignCluster, TestLabelsOfClusters, TestPatchesOfAgents,
+//     TestExistenceOfSecrets, TestAccountsOfProfiles, TestProfileAsServiceAccount.
+//  9. mgmt/mgmt: TestHubOfItsOwn.
+//  10. Tokens and certificates of agents: TestTokensOfAnAgent, TestBootstrapTokenOfAnAttacker.
+//  11. Checks: TestChecksBesideARollout.
+//  12. Registrations: TestRegistrationThatHangs, TestPullModeOfAnEmptySpec.
+//  13. Content that executes code: TestContentReachesNothing, TestExploitedSandbox.
 package attacks

@@ -1,6 +1,7 @@
 package attacks
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -53,7 +54,7 @@ func TestCloudIdentity(t *testing.T) {
 
 	// In a namespace that may use the identity, tokens go only to the hosts that the operator has listed.
 	w.ns = cloudNamespace
-	w.must(w.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}}))
+	w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}})))
 	tenant := prepare()
 	identify(tenant, "elsewhere", strings.Replace(server.URL, "127.0.0.1", "localhost", 1), "--workload-identity-hosts")
 	if requests, _ := server.sent(); requests > 0 {
@@ -62,5 +63,41 @@ func TestCloudIdentity(t *testing.T) {
 	identify(tenant, "listed", server.URL, "403")
 	if _, credentials := server.sent(); len(credentials) == 0 || !strings.HasPrefix(credentials[0], "Bearer k8s-aws-v1.") {
 		t.Errorf("a listed host got the credentials %q, want a token", credentials)
+	}
+}
+
+// TestExistenceOfSecrets: an author of SveltosClusters without rights on Secrets wants to know which ones exist, in his
+// namespace, which may use the cloud identity of the hub, and in another one.
+func TestExistenceOfSecrets(t *testing.T) {
+	w := newWorld(t)
+	foreign := w.ns
+	w.ns = cloudNamespace
+	w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}})))
+	tenant := w.account("curious", rbacv1.PolicyRule{APIGroups: []string{libv1beta1.GroupVersion.Group}, Resources: []string{"*"}, Verbs: []string{"*"}})
+	for i, namespace := range []string{w.ns, foreign} {
+		w.must(w.Create(t.Context(), &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "existing"}, StringData: map[string]string{"password": "s3cret"},
+		}))
+		messages := map[string]string{}
+		for _, secret := range []string{"existing", "missing"} {
+			cluster := &libv1beta1.SveltosCluster{
+				ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: fmt.Sprintf("%s-%d", secret, i)},
+				Spec: libv1beta1.SveltosClusterSpec{WorkloadIdentity: &libv1beta1.WorkloadIdentity{
+					Provider: libv1beta1.WorkloadIdentityAWS, Endpoint: "https://127.0.0.1:1", AWS: &libv1beta1.AWSIdentity{ClusterName: "victim"},
+					CASecretRef: &corev1.SecretReference{Namespace: namespace, Name: secret},
+				}},
+			}
+			w.must(tenant.Create(t.Context(), cluster))
+			w.eventually("the hub says why it does not connect", func() error {
+				if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
+					return err
+				}
+				return wantText(cluster.Status.FailureMessage, "caSecretRef")
+			})
+			messages[secret] = strings.ReplaceAll(cluster.Status.FailureMessage, secret, "secret")
+		}
+		if messages["existing"] != messages["missing"] {
+			t.Errorf("namespace %s: the messages differ: %q", namespace, messages)
+		}
 	}
 }

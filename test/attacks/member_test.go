@@ -1,0 +1,107 @@
+package attacks
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+)
+
+// hostileMember serves the version and the discovery of a cluster with pods. discovery and pods replace the responses
+// about its APIs and its pods, unless they are nil. It counts the bytes of these two.
+func (w *world) hostileMember(discovery, pods http.HandlerFunc) (cluster clientcmdapi.Cluster, sent *atomic.Int64) {
+	w.Helper()
+	sent = &atomic.Int64{}
+	replies := map[string]string{
+		"/version": `{"gitVersion":"v1.34.0"}`,
+		"/api":     `{"kind":"APIVersions","versions":["v1"]}`,
+		"/apis":    `{"kind":"APIGroupList","apiVersion":"v1","groups":[]}`,
+		"/api/v1":  `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"pods","namespaced":true,"kind":"Pod","verbs":["list"]}]}`,
+	}
+	server := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header().Set("Content-Type", "application/json")
+		counted := countingWriter{rw, sent}
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/pods") && pods != nil:
+			pods(counted, r)
+		case r.URL.Path != "/version" && discovery != nil:
+			discovery(counted, r)
+		default:
+			_, _ = fmt.Fprint(rw, replies[r.URL.Path]) // the hub may have gone
+		}
+	}))
+	w.Cleanup(server.Close)
+	return clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: certificateOf(server)}, sent
+}
+
+type countingWriter struct {
+	http.ResponseWriter
+
+	sent *atomic.Int64
+}
+
+func (c countingWriter) Write(p []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(p)
+	c.sent.Add(int64(n))
+	return n, err
+}
+
+// endless writes begin, and then repeated until the connection ends.
+func endless(begin, repeated string) http.HandlerFunc {
+	block := []byte(strings.Repeat(repeated, 1+(64<<10)/len(repeated)))
+	return func(rw http.ResponseWriter, _ *http.Request) {
+		_, err := fmt.Fprint(rw, begin)
+		for err == nil {
+			_, err = rw.Write(block)
+		}
+	}
+}
+
+// TestMemberWithoutEnd: the administrator of a push member returns APIs and pages without end, to fill the memory of
+// the hub. Each is refused long before, and another member is served.
+func TestMemberWithoutEnd(t *testing.T) {
+	w := newWorld(t)
+	pages := func(rw http.ResponseWriter, _ *http.Request) {
+		pod := fmt.Sprintf(`{"metadata":{"name":"p","annotations":{"a":%q}}}`, strings.Repeat("x", 1<<20))
+		_, _ = fmt.Fprintf(rw, `{"kind":"PodList","apiVersion":"v1","metadata":{"continue":"next"},"items":[%s]}`, pod) // the hub may have gone
+	}
+	const tooManyAPIs = "the cluster returned more than 16 MiB or 800000 values"
+	for name, test := range map[string]struct {
+		discovery, pods http.HandlerFunc
+		want            string
+		maxSent         int64
+	}{
+		"many-apis":  {endless(`{"kind":"APIGroupList","apiVersion":"v1","groups":[`, `{},`), nil, tooManyAPIs, 32 << 20},
+		"long-apis":  {endless(`{"kind":"`, "x"), nil, tooManyAPIs, 64 << 20},
+		"pages":      {nil, pages, "the objects have more than 16 MiB", 64 << 20},
+		"many-items": {nil, endless(`{"kind":"PodList","apiVersion":"v1","items":[`, `{},`), "the cluster returned more than 256 MiB or 4000000 values", 64 << 20},
+	} {
+		server, sent := w.hostileMember(test.discovery, test.pods)
+		cluster := w.pushCluster(name, server)
+		before := cluster.DeepCopy()
+		cluster.Spec.LivenessChecks = []libv1beta1.ClusterCheck{{
+			Name: "pods", ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "Pod"}}, Condition: passingScript,
+		}}
+		w.must(w.Patch(t.Context(), cluster, client.MergeFrom(before)))
+		sent.Store(0)
+		w.eventually("the hub refuses "+name, func() error {
+			if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
+				return err
+			}
+			return wantText(cluster.Status.FailureMessage, test.want)
+		})
+		// The hub may have contacted it twice.
+		if n := sent.Load(); n > 2*test.maxSent {
+			t.Errorf("%s: the hub has read %d MiB", name, n>>20)
+		}
+		w.must(w.Delete(t.Context(), cluster))
+	}
+	w.sharedCluster("healthy", w.hub)
+}
