@@ -8,8 +8,8 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// Shard is the key that the hubs with the same part of the fleet have in common; "" is the default shard, whose hub
-// also runs the controllers for the whole fleet, for example the controller that matches profiles.
+// Shard is the name of the hubs that manage the same part of the fleet; "" is the default shard, which also manages the
+// fleet as a whole.
 type Shard string
 
 // IsDefault returns true for the default shard.
