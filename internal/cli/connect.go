@@ -16,7 +16,18 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// hubConfig returns the config of the hub for a command that ends with ctx.
+// loadingRules returns the rules that load a kubeconfig file, or for "" the files in KUBECONFIG, else ~/.kube/config.
+// They never write a file. The default rules of client-go can copy ~/.kube/.kubeconfig to ~/.kube/config.
+func loadingRules(file string) *clientcmd.ClientConfigLoadingRules {
+	if file != "" {
+		return &clientcmd.ClientConfigLoadingRules{ExplicitPath: file}
+	}
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.MigrationRules = nil
+	return rules
+}
+
+// hubConfig returns currentConfig for the hub. Requests with it fail once ctx ends.
 func hubConfig(ctx context.Context) (*rest.Config, error) {
 	config, err := currentConfig("hub", "")
 	if err != nil {
@@ -25,14 +36,12 @@ func hubConfig(ctx context.Context) (*rest.Config, error) {
 	return kube.Interruptible(ctx, config), nil
 }
 
-// currentConfig returns the config of a cluster: from file if it is not empty, else from the files in KUBECONFIG, else
-// of the cluster in which this process runs as a pod, else from ~/.kube/config. role is the cluster in errors, such as
-// hub.
+// currentConfig returns the config of the current context: from file if it is not empty, else from the files in
+// KUBECONFIG, else of the cluster in which this process runs as a pod, else from ~/.kube/config. A pod comes before
+// ~/.kube/config because the hub runs in a pod. role names the cluster in errors, for example "hub".
 func currentConfig(role, file string) (*rest.Config, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	if file != "" {
-		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: file}
-	} else if os.Getenv(clientcmd.RecommendedConfigPathEnvVar) == "" {
+	rules := loadingRules(file)
+	if file == "" && os.Getenv(clientcmd.RecommendedConfigPathEnvVar) == "" {
 		config, err := command.InClusterConfig()
 		if !errors.Is(err, rest.ErrNotInCluster) {
 			return config, err
@@ -51,13 +60,9 @@ func currentConfig(role, file string) (*rest.Config, error) {
 	return config, nil
 }
 
-// contextConfig returns the config of a context of the files in KUBECONFIG, else of ~/.kube/config. It does not write
-// the files.
+// contextConfig returns the config of a named context of the files in KUBECONFIG, else of ~/.kube/config.
 func contextConfig(name string) (*rest.Config, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	// A migration would write a file.
-	rules.MigrationRules = nil
-	merged, err := rules.Load()
+	merged, err := loadingRules("").Load()
 	if err != nil {
 		return nil, fmt.Errorf("read the kubeconfigs: %w", err)
 	}
@@ -76,17 +81,16 @@ func contextConfig(name string) (*rest.Config, error) {
 	return config, nil
 }
 
-// fileConfig returns the config of the current context of a kubeconfig file. It does not write the file.
+// fileConfig returns the config of the current context of a kubeconfig file.
 func fileConfig(path string) (*rest.Config, error) {
-	loaded, err := (&clientcmd.ClientConfigLoadingRules{ExplicitPath: path}).Load()
+	loaded, err := loadingRules(path).Load()
 	if err != nil {
 		return nil, err
 	}
 	if isEmpty(*loaded) {
 		return nil, fmt.Errorf("%s is empty", path)
 	}
-	config, err := clientcmd.NewNonInteractiveClientConfig(*loaded,
-		"", &clientcmd.ConfigOverrides{}, nil).ClientConfig()
+	config, err := clientcmd.NewNonInteractiveClientConfig(*loaded, "", &clientcmd.ConfigOverrides{}, nil).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("use %s: %w", path, err)
 	}

@@ -26,7 +26,7 @@ func memberContext(cfg *clientcmdapi.Config, explicit, cluster string) (string, 
 		return "", nil
 	}
 	if cfg.CurrentContext == "" {
-		return "", fmt.Errorf("the kubeconfig of the cluster has neither a context %q nor a current-context: name the context", cluster)
+		return "", fmt.Errorf("the kubeconfig of the cluster has neither a context %q nor a current-context: pass --cluster-context", cluster)
 	}
 	if cfg.Contexts[cfg.CurrentContext] == nil {
 		return "", fmt.Errorf("the current-context %q of the cluster's kubeconfig is not among its contexts", cfg.CurrentContext)
@@ -38,14 +38,14 @@ func memberContext(cfg *clientcmdapi.Config, explicit, cluster string) (string, 
 // returns an error if there is no current-context, or if the name is not valid for a Cluster.
 func defaultClusterName(cfg *clientcmdapi.Config) (string, error) {
 	if cfg.CurrentContext == "" {
-		return "", errors.New("the kubeconfig has no current-context to take the cluster's name from: give one with --cluster-name")
+		return "", errors.New("the kubeconfig has no current-context, whose cluster would be the default name: pass --cluster-name")
 	}
 	current := cfg.Contexts[cfg.CurrentContext]
 	if current == nil {
-		return "", fmt.Errorf("the kubeconfig's current-context %q is not among its contexts: give the cluster's name with --cluster-name", cfg.CurrentContext)
+		return "", fmt.Errorf("the kubeconfig's current-context %q is not among its contexts: pass --cluster-name", cfg.CurrentContext)
 	}
 	if err := karmada.ValidateName(current.Cluster); err != nil {
-		return "", fmt.Errorf("the cluster entry of the current-context %q cannot be the cluster's name: %w; give another one with --cluster-name",
+		return "", fmt.Errorf("the cluster entry of the current-context %q is not a valid name for a Cluster: %w; pass another name with --cluster-name",
 			cfg.CurrentContext, err)
 	}
 	return current.Cluster, nil

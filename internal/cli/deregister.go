@@ -30,7 +30,7 @@ func newDeregisterCluster(streams command.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cluster --namespace=<namespace> --cluster=<name>",
 		Short: "Remove a SveltosCluster and its add-ons",
-		Long: `Remove a SveltosCluster, in push mode or in pull mode. The hub deletes what it deployed on the
+		Long: `Remove a SveltosCluster, in push mode or in pull mode. The hub deletes the deployed objects on the
 cluster, then the agent uninstalls itself, then the hub deletes the identity, the credentials and
 the objects of the cluster. The command shows each step. If --wait expires, the command fails, the
 hub continues, and the command can be run again. With --force, objects on an unreachable cluster
@@ -80,7 +80,7 @@ func (f *deregisterFlags) run(ctx context.Context, streams command.Streams) erro
 	progress := startProgress(streams, fmt.Sprintf("waiting for the hub to finish removing cluster %s/%s", r.Namespace, r.Name))
 	r.Progress = progress.setStep
 	if f.request.Wait == 0 {
-		r.Wait = -1
+		r.Wait = -1 // join.Deregister takes 0 for its default
 	}
 	departure, err := join.Deregister(ctx, hub, r)
 	progress.stop()

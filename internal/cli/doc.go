@@ -1,9 +1,9 @@
 // Package cli turns arguments into calls of the packages above and errors into exit codes.
 //
 // cmd/towline calls Run, and nothing else does except tests. Run selects the root command by the name under which the
-// program was called: sveltosctl and karmadactl (also kubectl-karmada, a plugin of kubectl) have the verbs of these
-// programs, manager and karmada-agent run the agents, and any other name has all commands, in groups. The containers of
-// agents run cmd/towline-agent, which has only the commands of internal/cli/agents.
+// program was called: sveltosctl and karmadactl (also kubectl-karmada, a plugin of kubectl) have the verbs of Sveltos's
+// and Karmada's programs, manager and karmada-agent run the agents, and any other name has all commands, in groups. The
+// containers of agents run cmd/towline-agent, which has only the commands of internal/cli/agents.
 //
 // A command is built in these steps:
 //
@@ -11,6 +11,17 @@
 //     in sections of the help (command.AddSection).
 //   - validate checks the flags before the command connects to a cluster.
 //   - run loads the kubeconfigs, makes one call of internal/join, internal/hub or an agent, and prints the result.
+//
+// Files:
+//
+//   - cli.go: Run and the root commands.
+//   - register.go, register_pull.go, register_workload.go, deregister.go, generate.go, show.go (with addon.go and
+//     table.go): the commands of sveltosctl.
+//   - join.go, unjoin.go, token.go, register_endpoint.go, unregister.go: the commands of karmadactl.
+//   - hubcmd.go, demo.go: the commands hub and demo. internal/cli/demo has the steps of the demo.
+//   - connect.go: kubeconfigs of the sveltosctl commands, the hub and the demo. kubeconfigflags.go and contexts.go:
+//     kubeconfigs of the karmadactl commands.
+//   - progress.go: progress on standard error.
 //
 // The help needs no cluster. It is at most 100 columns wide: one line with the purpose of the command, a paragraph at
 // most, examples, and flags with units and defaults. Details are in docs.
@@ -21,7 +32,7 @@
 //   - Member: the cluster that is registered. Its kubeconfig is separate from the kubeconfig of the hub.
 //   - Streams: the outputs of the program. Out gets data only, so that it can be piped into kubectl.
 //   - Progress: lines on standard error about the step that a command does or waits for.
-//   - Section: a group of flags in the help. validate uses the sections for the modes, too.
+//   - Section: a group of flags in the help. `register cluster` also uses sections to find flags of the other mode.
 //   - Interrupted: the context has ended before the command has. The exit code is 130, also if the command failed while
 //     it stopped.
 //
@@ -31,6 +42,6 @@
 //   - Kubeconfig files are read and never written.
 //   - Outputs and messages that Sveltos and Karmada document are the same here, byte for byte.
 //
-// internal/cli/command has what the commands of both programs share. Start reading at Run in cli.go and at
-// newRegisterCluster in register.go. internal/cli/demo is the command demo.
+// internal/cli/command has the code that the commands of towline and towline-agent share. Start reading at Run in
+// cli.go and at newRegisterCluster in register.go.
 package cli

@@ -38,7 +38,7 @@ import (
 // hubFlags are the flags of `hub`.
 type hubFlags struct {
 	options hub.Options
-	// allowedHosts and deniedNetworks are for the options' Egress.
+	// allowedHosts and deniedNetworks define options.Egress.
 	allowedHosts   []string
 	deniedNetworks []string
 	kubeconfig     string
@@ -69,7 +69,7 @@ the management cluster.`,
 			if err != nil {
 				return err
 			}
-			if err := f.validate(); err != nil {
+			if err := f.complete(); err != nil {
 				return err
 			}
 			f.options.SandboxCommand = command.SandboxCommand(streams)
@@ -92,26 +92,26 @@ func (f *hubFlags) addHub(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.options.InstallCRDs, "install-crds", false,
 		"install or upgrade the CustomResourceDefinitions at the start; not with --shard-key")
 	flags.BoolVar(&f.options.RegisterSelf, "register-self", true,
-		"register the management cluster itself as mgmt/mgmt, unless there is a --shard-key; only with this flag, "+
-			"the hub uses its own identity for mgmt/mgmt")
+		"register the management cluster itself as mgmt/mgmt, and access it with the identity of the hub; "+
+			"with --shard-key the hub does not register it")
 	flags.StringVar(&f.options.ShardKey, "shard-key", "",
 		"`key` of the shard: this hub handles only clusters with annotation sharding.projectsveltos.io/key=key; "+
-			"a hub without a key handles clusters without it, and alone matches profiles and registers clusters")
+			"a hub without a key handles the clusters without the annotation, and only this hub matches profiles and registers clusters")
 	flags.BoolVar(&f.options.LeaderElection, "leader-elect", false,
-		"leader election among the hubs of a shard, one of which is active")
+		"elect a leader among the hubs with the same shard key; only the leader is active")
 	flags.StringVar(&f.options.CacheDir, "cache-dir", "",
 		"`directory` of fetched chart archives (default towline/hub-<hash of the server> in the user's cache directory)")
 	flags.StringSliceVar(&f.allowedHosts, "allowed-hosts", nil,
-		"only `hosts` to which the hub connects for charts, files, repositories and members; *.example.com is a domain "+
+		"`hosts` to which the hub may connect for charts, files, repositories and members; *.example.com stands for a domain "+
 			"(default all)")
 	flags.StringSliceVar(&f.deniedNetworks, "denied-networks", nil,
-		"more `networks`, such as 10.0.0.0/8, to which the hub never connects for them. Link-local addresses, the metadata "+
-			"services of clouds, and in a pod loopback addresses are always denied, unless the list is given and empty")
+		"`networks`, such as 10.0.0.0/8, to which the hub never connects for them, in addition to link-local addresses, the "+
+			"metadata services of clouds and, in a pod, loopback addresses; an empty list denies nothing at all")
 	flags.StringSliceVar(&f.options.Identity.Namespaces, "workload-identity-namespaces", nil,
 		"`namespaces` whose SveltosClusters may use the hub's cloud identity (spec.workloadIdentity); * for all (default none)")
 	flags.StringSliceVar(&f.options.Identity.Hosts, "workload-identity-hosts", nil,
 		"more `hosts` of API servers to which the hub sends tokens of its cloud identity, such as the private names of "+
-			"clusters; *.example.com is a domain (default only the hosts of EKS, AKS and GKE)")
+			"clusters; *.example.com stands for a domain (default only the hosts of EKS, AKS and GKE)")
 	flags.DurationVar(&f.options.OutdatedChartInterval, "outdated-chart-interval", outdatedChartInterval,
 		"interval of the search for newer versions of deployed charts, for the metrics; 0 to disable")
 }
@@ -144,8 +144,8 @@ func (f *hubFlags) run(ctx context.Context) error {
 	return runHub(ctx, config, f.options)
 }
 
-// validate returns an error for wrong flags.
-func (f *hubFlags) validate() error {
+// complete completes the options from the flags, and validates them.
+func (f *hubFlags) complete() error {
 	if f.options.OutdatedChartInterval < 0 {
 		return fmt.Errorf("--outdated-chart-interval: %s must not be negative", f.options.OutdatedChartInterval)
 	}
@@ -225,8 +225,8 @@ func runDemoHub(ctx context.Context, kubeconfig string, options hub.Options) err
 	return runHub(ctx, config, options)
 }
 
-// runHub runs a hub. A hub without a shard key first limits the tokens that agents can request, and prepares the
-// registration with tokens.
+// runHub runs a hub. A hub without a shard key first creates the admission policies, and the objects for clusters that
+// register with a bootstrap token.
 func runHub(ctx context.Context, config *rest.Config, options hub.Options) error {
 	startConfig := kube.Interruptible(ctx, config)
 	if !options.InstallCRDs {
@@ -257,8 +257,9 @@ func ensureAdmissionPolicies(ctx context.Context, config *rest.Config) error {
 	return err
 }
 
-// policyInterval is the interval between two updates of the policy for tokens. It has the audiences of the API server,
-// which an administrator can change: then agents could not renew their tokens, which live for a day.
+// policyInterval is the interval between two updates of the admission policies. The policy for tokens lists the
+// audiences of the API server. After an administrator has changed the audiences, agents can renew their tokens, which
+// live for a day, only once the policy is updated.
 const policyInterval = 10 * time.Minute
 
 // refreshAdmissionPolicies updates the policies until ctx ends.
@@ -298,6 +299,7 @@ func prepareRegistration(ctx context.Context, config *rest.Config, options hub.O
 	if errors.Is(last, join.ErrNoAdmissionPolicies) {
 		return nil // ensureAdmissionPolicies has reported it
 	}
+	// After a timeout, the error of the last attempt says more than err.
 	return cmp.Or(last, err)
 }
 

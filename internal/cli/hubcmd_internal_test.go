@@ -12,7 +12,7 @@ import (
 func TestDeniedNetworksAreAdded(t *testing.T) {
 	t.Parallel()
 	f := hubFlags{deniedNetworks: []string{"10.0.0.0/8"}}
-	if err := f.validate(); err != nil {
+	if err := f.complete(); err != nil {
 		t.Fatal(err)
 	}
 	for _, address := range []string{"169.254.169.254:80", "10.1.2.3:80"} {

@@ -118,7 +118,7 @@ func addLocation(flags *pflag.FlagSet, provider, region *string, zones *[]string
 }
 
 func addDryRun(flags *pflag.FlagSet, dryRun *bool) {
-	flags.BoolVar(dryRun, "dry-run", false, "checks only, without changes")
+	flags.BoolVar(dryRun, "dry-run", false, "run the checks only, and change nothing")
 }
 
 func (f *joinFlags) run(ctx context.Context, streams command.Streams) error {

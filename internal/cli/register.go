@@ -17,18 +17,18 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// registrationFlags are the flags of every `register cluster` command.
+// registrationFlags are the flags that `register cluster`, `cluster-eks`, `cluster-gke` and `cluster-aks` share.
 type registrationFlags struct {
-	cluster join.Request
+	request join.Request
 	labels  string
 	verbose bool
 }
 
 // addCluster adds the flags for the cluster.
 func (f *registrationFlags) addCluster(flags *pflag.FlagSet) {
-	addClusterFlags(flags, &f.cluster)
+	addClusterFlags(flags, &f.request)
 	flags.StringVar(&f.labels, "labels", "", "labels of the SveltosCluster, as `key=value,key2=value2`")
-	flags.StringVar(&f.cluster.Shard, "shard", "", "`key` of the shard: hubs with this --shard-key handle the cluster")
+	flags.StringVar(&f.request.Shard, "shard", "", "`key` of the shard: hubs with this --shard-key handle the cluster")
 }
 
 func (f *registrationFlags) addVerbose(flags *pflag.FlagSet) { addVerbose(flags, &f.verbose) }
@@ -49,13 +49,14 @@ func (f *registrationFlags) parse() error {
 	if err != nil {
 		return fmt.Errorf("--labels: %w", err)
 	}
-	f.cluster.Labels = labels
-	return f.cluster.Validate()
+	f.request.Labels = labels
+	return f.request.Validate()
 }
 
-// startProgress starts the progress of the registration.
+// startProgress starts the progress of the registration on the hub at an address. mode is "push mode" or "pull mode",
+// optionally with the address of the cluster.
 func (f *registrationFlags) startProgress(streams command.Streams, mode, hub string) *progress {
-	step := fmt.Sprintf("registering cluster %s/%s in %s on %s", f.cluster.Namespace, f.cluster.Name, mode, hub)
+	step := fmt.Sprintf("registering cluster %s/%s in %s with the hub %s", f.request.Namespace, f.request.Name, mode, hub)
 	if f.verbose {
 		streams.PrintErr("%s", step)
 	}
@@ -65,12 +66,12 @@ func (f *registrationFlags) startProgress(streams command.Streams, mode, hub str
 // printRegistered prints the result of a registration in push mode, as Sveltos does.
 func (f *registrationFlags) printRegistered(streams command.Streams) error {
 	_, err := fmt.Fprintf(streams.Out,
-		"cluster %s successfully registered/updated in namespace %s.\n", f.cluster.Name, f.cluster.Namespace)
+		"cluster %s successfully registered/updated in namespace %s.\n", f.request.Name, f.request.Namespace)
 	return err
 }
 
-// registerFlags are the flags of `register cluster`.
-type registerFlags struct {
+// registerClusterFlags are the flags of `register cluster`.
+type registerClusterFlags struct {
 	registrationFlags
 	pullMode bool
 	// Push mode.
@@ -87,8 +88,8 @@ func newRegister(streams command.Streams) *cobra.Command {
 	cmd.Short = "Register a cluster: a SveltosCluster, or a Cluster of Karmada"
 	cmd.Long = `Register a cluster. The subcommands register a SveltosCluster, in push mode or in pull mode.
 Without a subcommand and with the address of the hub, the command registers a Cluster of Karmada in
-pull mode, as karmadactl register does: it runs with the kubeconfig of the cluster, and token
-create --print-register-command prints its arguments on the side of the hub.`
+pull mode, as karmadactl register does. It needs the kubeconfig of the cluster only. To print its
+arguments, run token create --print-register-command with the kubeconfig of the hub.`
 	registerEndpoint := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		switch {
@@ -114,7 +115,7 @@ func registerCommands(streams command.Streams) []*cobra.Command {
 }
 
 func newRegisterCluster(streams command.Streams) *cobra.Command {
-	f := &registerFlags{}
+	f := &registerClusterFlags{}
 	cmd := &cobra.Command{
 		Use:   "cluster --namespace=<namespace> --cluster=<name>",
 		Short: "Register a SveltosCluster in push mode or in pull mode",
@@ -150,7 +151,7 @@ mode. If registering or applying fails or is interrupted, the command undoes its
 	flags := cmd.Flags()
 	command.AddSection(flags, command.SectionCluster, f.addCluster)
 	command.AddSection(flags, command.SectionCluster, func(flags *pflag.FlagSet) {
-		flags.BoolVar(&f.pullMode, "pullmode", false, "pull mode instead of push mode")
+		flags.BoolVar(&f.pullMode, "pullmode", false, "use pull mode instead of push mode")
 	})
 	command.AddSection(flags, command.SectionPush, f.addPush)
 	command.AddSection(flags, command.SectionPull, f.apply.add)
@@ -160,17 +161,17 @@ mode. If registering or applying fails or is interrupted, the command undoes its
 }
 
 // addPush adds the flags of push mode.
-func (f *registerFlags) addPush(flags *pflag.FlagSet) {
+func (f *registerClusterFlags) addPush(flags *pflag.FlagSet) {
 	flags.StringVar(&f.kubeconfig, "kubeconfig", "",
 		"`file` with the kubeconfig of the cluster, which must not refer to files or programs")
 	flags.StringVar(&f.context, "fleet-cluster-context", "",
 		"`context` of the cluster in KUBECONFIG; the hub gets a ServiceAccount in the cluster and renews its token")
 	flags.BoolVar(&f.serviceAccountToken, "service-account-token", false,
-		"token that does not expire instead of a token that the hub renews, with --fleet-cluster-context")
+		"use a token that does not expire, instead of a token that the hub renews; needs --fleet-cluster-context")
 }
 
 // validate returns an error for wrong flags. It does not connect to a cluster.
-func (f *registerFlags) validate(flags *pflag.FlagSet) error {
+func (f *registerClusterFlags) validate(flags *pflag.FlagSet) error {
 	if err := f.parse(); err != nil {
 		return err
 	}
@@ -209,8 +210,8 @@ func firstChanged(flags *pflag.FlagSet, section string) *pflag.Flag {
 	return nil
 }
 
-func (f *registerFlags) runPush(ctx context.Context, streams command.Streams) error {
-	request := join.PushRequest{Request: f.cluster, ServiceAccountToken: f.serviceAccountToken}
+func (f *registerClusterFlags) runPush(ctx context.Context, streams command.Streams) error {
+	request := join.PushRequest{Request: f.request, ServiceAccountToken: f.serviceAccountToken}
 	var err error
 	if f.context != "" {
 		if request.Member, err = contextConfig(f.context); err != nil {
@@ -231,7 +232,7 @@ func (f *registerFlags) runPush(ctx context.Context, streams command.Streams) er
 	if request.Member != nil {
 		server = request.Member.Host
 	}
-	progress := f.startProgress(streams, "push mode, at "+server+",", hub.Host)
+	progress := f.startProgress(streams, "push mode (API server "+server+")", hub.Host)
 	err = join.RegisterPush(ctx, hub, request)
 	progress.stop()
 	if err != nil {
@@ -252,12 +253,12 @@ func readKubeconfig(path string) ([]byte, error) {
 	return text, nil
 }
 
-func (f *registerFlags) runPull(ctx context.Context, streams command.Streams) error {
+func (f *registerClusterFlags) runPull(ctx context.Context, streams command.Streams) error {
 	options, err := f.agent.options()
 	if err != nil {
 		return err
 	}
-	request := join.PullRequest{Request: f.cluster, Options: options, Revoke: f.agent.revoke, Version: command.Version()}
+	request := join.PullRequest{Request: f.request, Options: options, Revoke: f.agent.revoke, Version: command.Version()}
 	if err := request.Validate(); err != nil {
 		return err
 	}
@@ -275,7 +276,7 @@ func (f *registerFlags) runPull(ctx context.Context, streams command.Streams) er
 	return join.RegisterPull(ctx, hub, request, streams.Out)
 }
 
-func (f *registerFlags) runApply(ctx context.Context, streams command.Streams, request join.PullRequest) error {
+func (f *registerClusterFlags) runApply(ctx context.Context, streams command.Streams, request join.PullRequest) error {
 	member, err := f.apply.restConfig()
 	if err != nil {
 		return err
@@ -288,7 +289,7 @@ func (f *registerFlags) runApply(ctx context.Context, streams command.Streams, r
 	version, err := join.RegisterAndApply(ctx, hub, join.ApplyRequest{
 		PullRequest: request, Member: member, Wait: f.apply.wait,
 		Progress: func(step string) {
-			progress.setStep(fmt.Sprintf("waiting for cluster %s/%s: %s", f.cluster.Namespace, f.cluster.Name, step))
+			progress.setStep(fmt.Sprintf("waiting for cluster %s/%s: %s", f.request.Namespace, f.request.Name, step))
 		},
 	}, streams.Out)
 	progress.stop()
@@ -296,6 +297,6 @@ func (f *registerFlags) runApply(ctx context.Context, streams command.Streams, r
 		return err
 	}
 	_, err = fmt.Fprintf(streams.Out, "cluster %s/%s is ready, Kubernetes %s\n",
-		f.cluster.Namespace, f.cluster.Name, cmp.Or(version, "of unknown version"))
+		f.request.Namespace, f.request.Name, cmp.Or(version, "of unknown version"))
 	return err
 }

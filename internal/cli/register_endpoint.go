@@ -31,11 +31,12 @@ func newRegisterEndpoint(streams command.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "register <host:port> --token <token> --discovery-token-ca-cert-hash <hash>",
 		Short: "Register a cluster with the control plane in pull mode",
-		Long: `Register a cluster with the control plane in pull mode, as a Cluster of Karmada. The command runs
-with the kubeconfig of the cluster; token create --print-register-command prints its arguments on
-the side of the control plane. It verifies the control plane by the token and the hash, requests a
-certificate for the agent, creates the agent in the cluster, and waits until the cluster is ready.
-If the command fails or is interrupted, it undoes its changes on both sides.`,
+		Long: `Register a cluster with the control plane in pull mode, as a Cluster of Karmada. The command needs
+the kubeconfig of the cluster only. To print its arguments, run token create
+--print-register-command with the kubeconfig of the control plane. The command verifies the control
+plane by the token and the hash, requests a certificate for the agent, creates the agent in the
+cluster, and waits until the cluster is ready. If it fails or is interrupted, it undoes its changes
+on both sides.`,
 		Example: `  karmadactl register 10.10.1.2:32443 --token t2jgtm.9nybj0526mjw1jbf \
       --discovery-token-ca-cert-hash \
       sha256:f5a5a43869bb44577dba582e794c3e3750f2050d62f1b1dc80fd3d6a371b6ed4
@@ -48,7 +49,7 @@ If the command fails or is interrupted, it undoes its changes on both sides.`,
   karmadactl register 10.10.1.2:32443 --token ... --discovery-token-ca-cert-hash ... --dry-run`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.validate(args); err != nil {
+			if err := f.complete(args); err != nil {
 				return err
 			}
 			return f.run(withVerbosity(cmd.Context(), f.verbosity, streams), streams)
@@ -65,11 +66,11 @@ If the command fails or is interrupted, it undoes its changes on both sides.`,
 // addControlPlane adds the flags for the verification of the control plane.
 func (f *endpointFlags) addControlPlane(flags *pflag.FlagSet) {
 	r := &f.request
-	flags.StringVar(&r.Token, "token", "", "`token` that token create has printed (required)")
+	flags.StringVar(&r.Token, "token", "", "`token` from token create (required)")
 	flags.StringSliceVar(&r.Pins, "discovery-token-ca-cert-hash", nil,
 		"`hash` of a CA certificate of the control plane, as sha256:<hex>; repeatable")
 	flags.BoolVar(&r.UnsafeSkipCA, "discovery-token-unsafe-skip-ca-verification", false,
-		"trust in any control plane that knows the token, without a hash")
+		"trust any control plane that knows the token, without the verification of a hash")
 	flags.DurationVar(&r.DiscoveryTimeout, "discovery-timeout", register.DefaultDiscoveryTimeout,
 		"timeout of each of these steps: discovery of the control plane, certificate, readiness")
 }
@@ -98,15 +99,15 @@ func (f *endpointFlags) addAgent(flags *pflag.FlagSet) {
 		"`namespace` of the agent on the cluster")
 	flags.StringVar(&r.Image, "karmada-agent-image", join.DefaultAgentImage, "container `image` of the agent")
 	flags.Int32Var(&r.Replicas, "karmada-agent-replicas", 1, "`number` of agents, one of which is active")
-	flags.BoolVar(&r.EnableCertRotation, "enable-cert-rotation", true, "renewal of the certificate by the agent")
+	flags.BoolVar(&r.EnableCertRotation, "enable-cert-rotation", true, "let the agent renew its certificate")
 	flags.Int32Var(&f.certSeconds, "cert-expiration-seconds", int32(register.DefaultCertLifetime/time.Second),
 		"lifetime of the agent's certificate in `seconds`")
 	flags.BoolVar(&r.Renew, "renew", false,
-		"new certificate for the agent of a registered cluster, with a token of token create --cluster-name")
+		"create a new certificate for the agent of a registered cluster; needs a token of token create --cluster-name")
 }
 
-// validate returns an error for wrong arguments. It does not connect to a cluster.
-func (f *endpointFlags) validate(args []string) error {
+// complete completes the request from the arguments and flags, and validates it. It does not connect to a cluster.
+func (f *endpointFlags) complete(args []string) error {
 	r := &f.request
 	if len(args) != 1 {
 		return fmt.Errorf("exactly one argument is allowed, the address of the control plane as <host:port>; got %d", len(args))

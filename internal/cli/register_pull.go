@@ -44,10 +44,10 @@ func (a *agentOptionFlags) add(flags *pflag.FlagSet) {
 	}
 	flags.StringVar(&a.tokenLifetime, "token-lifetime", "",
 		"lifetime of the token in the manifest, a `duration` from 10m to 24h (default 1h)")
-	flags.BoolVar(&a.revoke, "revoke", false, "revocation of all earlier tokens of the cluster")
+	flags.BoolVar(&a.revoke, "revoke", false, "revoke all earlier tokens of the cluster")
 }
 
-// options returns the options in the flags. For options that are not set, the cluster keeps its own.
+// options returns the options in the flags. An option that is not set keeps its value from an earlier registration.
 func (a *agentOptionFlags) options() (join.AgentOptions, error) {
 	options := join.AgentOptions{
 		Image: a.image, ImagePullSecrets: a.imagePullSecrets, ProxyURL: a.proxyURL, HubURL: a.hubURL,
@@ -74,11 +74,11 @@ const applyWait = 2 * time.Minute
 
 func (a *applyFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&a.context, "apply-to-context", "",
-		"`context` in KUBECONFIG of the cluster to which the manifest is applied, instead of printing it")
+		"`context` in KUBECONFIG; apply the manifest to the cluster of this context instead of printing it")
 	flags.StringVar(&a.kubeconfig, "apply-to-kubeconfig", "",
-		"`file` with the kubeconfig of that cluster, instead of a context")
+		"`file` with a kubeconfig; apply the manifest to the cluster of its current context")
 	flags.DurationVar(&a.wait, "wait", applyWait,
-		"maximum time to wait until the cluster is ready; if it is not, it stays registered; 0 does not wait")
+		"maximum time to wait until the cluster is ready; a cluster that is not ready stays registered; 0 does not wait")
 }
 
 // isSet reports whether the command applies the manifest.

@@ -42,7 +42,7 @@ cannot check that: the status of the SveltosCluster reports it.`,
       --endpoint=https://ABC.gr7.us-west-2.eks.amazonaws.com`,
 	}
 	aws := f.identity.AWS
-	f.build(streams, cmd, "EKS flags:", func(flags *pflag.FlagSet) {
+	f.configure(streams, cmd, "EKS flags:", func(flags *pflag.FlagSet) {
 		flags.StringVar(&aws.ClusterName, "eks-cluster-name", "", "`name` of the cluster in EKS (required)")
 		flags.StringVar(&aws.RoleARN, "role-arn", "", "`ARN` of the role that the hub assumes (default no role)")
 		flags.StringVar(&aws.Region, "region", "",
@@ -68,7 +68,7 @@ reports it.`,
       container clusters describe prod --location=europe-west1 --format='value(endpoint)')"`,
 	}
 	gcp := f.identity.GCP
-	f.build(streams, cmd, "GKE flags:", func(flags *pflag.FlagSet) {
+	f.configure(streams, cmd, "GKE flags:", func(flags *pflag.FlagSet) {
 		flags.StringVar(&gcp.ProjectID, "project-id", "", "`ID` of the project of the cluster (required)")
 		flags.StringVar(&gcp.ClusterName, "gke-cluster-name", "", "`name` of the cluster in GKE (required)")
 		flags.StringVar(&gcp.Location, "location", "", "`region` or zone of the cluster (required)")
@@ -95,7 +95,7 @@ SveltosCluster reports it.`,
       --tenant-id=<directory> --client-id=<identity>`,
 	}
 	azure := f.identity.Azure
-	f.build(streams, cmd, "AKS flags:", func(flags *pflag.FlagSet) {
+	f.configure(streams, cmd, "AKS flags:", func(flags *pflag.FlagSet) {
 		flags.StringVar(&azure.TenantID, "tenant-id", "", "`ID` of the Entra tenant (required)")
 		flags.StringVar(&azure.ClientID, "client-id", "",
 			"client `ID` of the managed identity or application (required)")
@@ -109,8 +109,8 @@ SveltosCluster reports it.`,
 	return cmd
 }
 
-// build adds the flags of all providers, the flags of one provider, and the function of the command.
-func (f *workloadFlags) build(streams command.Streams, cmd *cobra.Command, title string, addProvider func(*pflag.FlagSet)) {
+// configure adds to cmd the flags that all providers have in common, the flags of one provider, and the run function.
+func (f *workloadFlags) configure(streams command.Streams, cmd *cobra.Command, title string, addProvider func(*pflag.FlagSet)) {
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), streams, cmd.Flags()) }
 	command.AddSection(cmd.Flags(), command.SectionCluster, f.addCluster)
@@ -127,7 +127,7 @@ func (f *workloadFlags) run(ctx context.Context, streams command.Streams, flags 
 	if err := f.parse(); err != nil {
 		return err
 	}
-	request := join.WorkloadRequest{Request: f.cluster, Identity: f.identity}
+	request := join.WorkloadRequest{Request: f.request, Identity: f.identity}
 	if flags.Changed("ca-file") {
 		var err error
 		if request.CA, err = os.ReadFile(f.caFile); err != nil {

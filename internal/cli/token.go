@@ -42,8 +42,8 @@ func newTokenCreate(streams command.Streams) *cobra.Command {
 		Use:   "create",
 		Short: "Create a bootstrap token and print it",
 		Long: `Create a bootstrap token and print it, or print the register command with it. The register command
-runs with the kubeconfig of the cluster. It has the address of the control plane in the kubeconfig
-of this command, and the cluster must be able to connect to that address.`,
+runs with the kubeconfig of the cluster. It contains the address of the control plane, from the
+kubeconfig of token create. The cluster must be able to connect to that address.`,
 		Example: `  karmadactl token create --print-register-command \
       --kubeconfig=/etc/karmada/karmada-apiserver.config
 
@@ -71,7 +71,7 @@ of this command, and the cluster must be able to connect to that address.`,
 // addToken adds the flags for the new token.
 func (f *tokenCreateFlags) addToken(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.printCommand, "print-register-command", false,
-		"output of the register command instead of the token alone")
+		"print the register command instead of the token alone")
 	flags.DurationVar(&f.options.TTL, "ttl", bootstrap.DefaultTokenTTL, "lifetime of the token; 0 never expires")
 	flags.StringSliceVar(&f.options.Usages, "usages", []string{"signing", "authentication"},
 		"`usages` of the token: signing to verify the control plane, authentication to log in")

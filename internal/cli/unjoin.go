@@ -20,6 +20,7 @@ func addWait(flags *pflag.FlagSet, wait *time.Duration) {
 
 func validateWait(wait time.Duration) error {
 	if wait <= 0 {
+		// This is Karmada's message, with its spaces.
 		return fmt.Errorf(" --wait %v  must be a positive duration, e.g. 1m0s ", wait)
 	}
 	return nil
@@ -37,11 +38,11 @@ func newUnjoin(streams command.Streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "unjoin CLUSTER_NAME [--cluster-kubeconfig=<file>]",
 		Short: "Remove a cluster in push mode from the control plane",
-		Long: `Remove a cluster in push mode from the control plane. The control plane deletes the propagated
-objects and the objects of join from the cluster, then its credentials and its Cluster; on a
-cluster that does not answer for about 20 s they stay. If --wait expires, the command fails and the
-control plane continues. --cluster-kubeconfig is needed only if the control plane can no longer
-access the cluster.`,
+		Long: `Remove a cluster in push mode from the control plane. The control plane first deletes the
+propagated objects on the cluster and the objects that join created there, then the Cluster and its
+credentials. If the cluster does not answer for about 20 s, the objects on the cluster stay. If
+--wait expires, the command fails and the control plane continues. --cluster-kubeconfig is needed
+only if the control plane can no longer access the cluster.`,
 		Example: `  karmadactl unjoin member1 --kubeconfig=karmada.config --cluster-kubeconfig=member1.config
 
   # keep the propagated objects on the cluster
@@ -63,7 +64,7 @@ access the cluster.`,
 	}
 	command.AddSection(cmd.Flags(), command.SectionCluster, func(flags *pflag.FlagSet) {
 		f.member.add(flags,
-			"`file` with the kubeconfig of the cluster, for the removal of the objects of join (default none)")
+			"`file` with the kubeconfig of the cluster, to delete the objects of join there (default none)")
 	})
 	command.AddSection(cmd.Flags(), command.SectionControlPlane, func(flags *pflag.FlagSet) {
 		f.hub.add(flags,

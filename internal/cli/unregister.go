@@ -40,7 +40,7 @@ control plane.`,
       --karmada-config=karmada.config --orphan`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.validate(args); err != nil {
+			if err := f.complete(args); err != nil {
 				return err
 			}
 			return f.run(withVerbosity(cmd.Context(), f.hub.verbosity, streams), streams)
@@ -49,7 +49,7 @@ control plane.`,
 	command.AddSection(cmd.Flags(), command.SectionCluster, f.addCluster)
 	command.AddSection(cmd.Flags(), command.SectionControlPlane, func(flags *pflag.FlagSet) {
 		f.hub.add(flags, "karmada-config", "`file` with the kubeconfig of the control plane "+
-			"(default the credentials of the agent; with --karmada-context KUBECONFIG, then ~/.kube/config)")
+			"(default the credentials of the agent; if --karmada-context is set, KUBECONFIG, then ~/.kube/config)")
 	})
 	command.AddSection(cmd.Flags(), command.SectionOther, f.addRemoval)
 	command.AddSection(cmd.Flags(), command.SectionGlobal, f.hub.addVerbosity)
@@ -67,12 +67,13 @@ func (f *unregisterFlags) addCluster(flags *pflag.FlagSet) {
 
 func (f *unregisterFlags) addRemoval(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.request.Orphan, "orphan", false,
-		"keep the propagated objects on the cluster, with --karmada-config or --karmada-context")
+		"keep the propagated objects on the cluster; needs --karmada-config or --karmada-context")
 	addWait(flags, &f.request.Timeout)
 	addDryRun(flags, &f.request.DryRun)
 }
 
-func (f *unregisterFlags) validate(args []string) (err error) {
+// complete completes the request from the arguments, and validates it.
+func (f *unregisterFlags) complete(args []string) (err error) {
 	if f.request.ClusterName, err = clusterName(args); err != nil {
 		return err
 	}

@@ -56,7 +56,7 @@ func (c *Clients) newAccessConfig(a *Access, secret *corev1.Secret) (*rest.Confi
 		return nil, err
 	}
 	if a.ProxyURL == "" {
-		return config, c.Limit(config)
+		return config, c.LimitConnections(config)
 	}
 	proxy, err := url.Parse(a.ProxyURL)
 	if err != nil || ValidateProxyURL(a.ProxyURL) != nil {

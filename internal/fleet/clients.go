@@ -24,11 +24,11 @@ import (
 // ErrPull is returned for the client configuration of a pull member, which accepts no connections.
 var ErrPull = errors.New("a pull member cannot be dialled")
 
-// Clients returns client configurations of push members. Create it with NewClients. Its methods may be called
-// concurrently.
+// Clients returns and caches the client configurations of push members. Create it with NewClients. Its methods may be
+// called concurrently.
 type Clients struct {
 	hubReader client.Reader
-	hub       *rest.Config
+	hubConfig *rest.Config
 	identity  IdentityPolicy
 	egress    *egress.Policy
 
@@ -37,24 +37,27 @@ type Clients struct {
 	cache map[string]cachedConfig
 }
 
-// cachedConfig is a configuration and its inputs: one version and key of a Secret, and an Access if there is one; or an
-// identity and a certificate authority.
+// cachedConfig is a configuration with its inputs. It is valid while the inputs are the same.
 type cachedConfig struct {
+	config *rest.Config
+	// secretUID and resourceVersion identify the version of the Secret, for a kubeconfig and for an access. key is the key
+	// of the kubeconfig.
 	secretUID       types.UID
 	resourceVersion string
 	key             string
-	access          *Access
-	identity        *libv1beta1.WorkloadIdentity
-	authority       []byte
-	config          *rest.Config
+	// access is nil except for an access.
+	access *Access
+	// identity and authority (a certificate authority) are nil except for an identity.
+	identity  *libv1beta1.WorkloadIdentity
+	authority []byte
 }
 
-// NewClients returns Clients that read kubeconfigs through hubReader, which should not cache all Secrets of the hub.
-// hub is the configuration of the hub itself, or nil if the hub is not one of its members: whoever may create
-// SveltosClusters in the namespace HubNamespace would get the rights of the hub otherwise. identity limits the members
-// with a cloud identity. policy limits the connections to all members but the hub.
-func NewClients(hubReader client.Reader, hub *rest.Config, identity IdentityPolicy, policy *egress.Policy) *Clients {
-	return &Clients{hubReader: hubReader, hub: hub, identity: identity, egress: policy, cache: map[string]cachedConfig{}}
+// NewClients returns Clients that read Secrets through hubReader, which should not cache all Secrets of the hub.
+// hubConfig is the configuration of the hub itself, for the member HubNamespace/HubName. It must be nil if the hub does
+// not register itself: otherwise a user who may create this SveltosCluster gets the permissions of the hub. identity
+// limits the members with a cloud identity. policy limits the connections to all members but the hub.
+func NewClients(hubReader client.Reader, hubConfig *rest.Config, identity IdentityPolicy, policy *egress.Policy) *Clients {
+	return &Clients{hubReader: hubReader, hubConfig: hubConfig, identity: identity, egress: policy, cache: map[string]cachedConfig{}}
 }
 
 // Config returns the client configuration of m. It returns the same pointer until one of its inputs changes: the
@@ -74,10 +77,10 @@ func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 		return c.configFromIdentity(ctx, m)
 	}
 	if m.KubeconfigSecret == "" {
-		if c.hub == nil {
+		if c.hubConfig == nil {
 			return nil, fmt.Errorf("connect to %s: the hub manages its own cluster only with --register-self", m.Key())
 		}
-		return c.hub, nil
+		return c.hubConfig, nil
 	}
 	secret := &corev1.Secret{}
 	key := types.NamespacedName{Namespace: m.Namespace, Name: m.KubeconfigSecret}
@@ -90,9 +93,9 @@ func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 	if ok && cached.identity == nil && cached.access == nil && cached.secretUID == secret.UID && cached.resourceVersion == secret.ResourceVersion && cached.key == m.KubeconfigKey {
 		return cached.config, nil
 	}
-	config, err := newKubeconfigConfig(secret, m.KubeconfigKey)
+	config, err := configFromSecret(secret, m.KubeconfigKey)
 	if err == nil {
-		err = c.Limit(config)
+		err = c.LimitConnections(config)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig of %s: %w", m.Key(), err)
@@ -108,7 +111,8 @@ func (c *Clients) Forget(member string) {
 	delete(c.cache, member)
 }
 
-func newKubeconfigConfig(secret *corev1.Secret, key string) (*rest.Config, error) {
+// configFromSecret parses the kubeconfig in a key of a Secret, "" for the first key.
+func configFromSecret(secret *corev1.Secret, key string) (*rest.Config, error) {
 	if key == "" {
 		keys := make([]string, 0, len(secret.Data))
 		for k := range secret.Data {
@@ -130,22 +134,23 @@ func newKubeconfigConfig(secret *corev1.Secret, key string) (*rest.Config, error
 	return config, nil
 }
 
-// LoadKubeconfig decodes a kubeconfig of another party without validation. Its error has the line, but no text of the
-// kubeconfig: errors of YAML quote, for example, a password that begins with an asterisk.
+// LoadKubeconfig decodes a kubeconfig of another party. It does not validate it: see ParseKubeconfig. Its error has a
+// line number, but no text of the kubeconfig. Errors of the YAML parser quote text, which can be a password.
 func LoadKubeconfig(raw []byte) (*clientcmdapi.Config, error) {
 	parsed, err := clientcmd.Load(raw)
 	if err == nil {
 		return parsed, nil
 	}
-	place := regexp.MustCompile(`\bline [0-9]+`).FindString(err.Error())
-	if place == "" {
+	line := regexp.MustCompile(`\bline [0-9]+`).FindString(err.Error())
+	if line == "" {
 		return nil, errors.New("it is not a kubeconfig")
 	}
-	return nil, fmt.Errorf("it is not a kubeconfig: there is an error in or near %s", place)
+	return nil, fmt.Errorf("it is not a kubeconfig: there is an error in or near %s", line)
 }
 
-// ParseKubeconfig parses a kubeconfig of another party. It fails if the kubeconfig would run a program, read a local
-// file, or skip the verification of the server's certificate.
+// ParseKubeconfig decodes and validates a kubeconfig of another party, and returns the configuration of its current
+// context. It fails if the kubeconfig would run a program, read a local file, or skip the verification of the server's
+// certificate.
 func ParseKubeconfig(raw []byte) (*rest.Config, error) {
 	parsed, err := LoadKubeconfig(raw)
 	if err != nil {
@@ -179,11 +184,11 @@ func ParseKubeconfig(raw []byte) (*rest.Config, error) {
 func checkUser(user *clientcmdapi.AuthInfo) error {
 	switch {
 	case user.Exec != nil:
-		return fmt.Errorf("exec plugins are not run, and it runs the program %q; use a token or a client certificate", user.Exec.Command)
+		return fmt.Errorf("exec plugins are not supported, but it runs the program %q; use a token or a client certificate", user.Exec.Command)
 	case user.AuthProvider != nil:
 		return fmt.Errorf("auth provider %q is not supported; use a token or a client certificate", user.AuthProvider.Name)
 	}
-	return cmp.Or( // one line
+	return cmp.Or(
 		checkEmbedded("client-certificate", user.ClientCertificate),
 		checkEmbedded("client-key", user.ClientKey),
 		checkEmbedded("tokenFile", user.TokenFile),

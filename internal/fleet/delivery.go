@@ -17,10 +17,10 @@ const MaxPullName = 63
 // maxNamespace is the maximal length, in bytes, of a namespace name.
 const maxNamespace = 63
 
-// DeliveryNamespace returns the hub namespace with the groups and bundles of a pull-mode cluster. A user who may write
-// SveltosClusters in one namespace must not reach another namespace: the annotation only selects the cluster's own or
-// the derived namespace. isForeign is true if it names any other namespace. Such a cluster is refused, and its own
-// namespace is returned.
+// DeliveryNamespace returns the hub namespace with the groups and bundles of a pull-mode cluster. The annotation
+// kube.AnnotationDeliveryNS selects the cluster's own namespace or the derived namespace. isForeign is true if it names
+// another namespace, which a user who may only write SveltosClusters in one namespace must not reach: such a cluster is
+// refused, and its own namespace is returned.
 func DeliveryNamespace(c *libv1beta1.SveltosCluster) (namespace string, isForeign bool) {
 	derived := DerivedNamespace(c.Namespace, c.Name)
 	switch c.Annotations[kube.AnnotationDeliveryNS] {
@@ -46,10 +46,10 @@ func DerivedNamespace(namespace, cluster string) string {
 	return strings.Trim(name[:min(len(name), maxNamespace-hashLength-1)], "-") + "-" + suffix
 }
 
-// DeliveryHolder returns the value of kube.AnnotationDeliveryHolder on a namespace that is reserved for the deliveries
-// of a cluster: the cluster's name on the cluster's own namespace, and both names elsewhere.
-func DeliveryHolder(namespace, cluster, delivery string) string {
-	if delivery == namespace {
+// DeliveryHolder returns the value of kube.AnnotationDeliveryHolder on the delivery namespace of a cluster: the name of
+// the cluster if this is the cluster's own namespace, else the namespace and the name of the cluster.
+func DeliveryHolder(namespace, cluster, deliveryNamespace string) string {
+	if deliveryNamespace == namespace {
 		return cluster
 	}
 	return namespace + "/" + cluster
@@ -59,7 +59,7 @@ func DeliveryHolder(namespace, cluster, delivery string) string {
 // content.
 func ContentKeySecret(cluster string) string { return cluster + "-sveltos-content-key" }
 
-// NameTooLong returns a message if the name of a pull-mode cluster is too long for a registration, else "".
+// NameTooLong returns an error message if the name of a pull-mode cluster is too long for a registration, else "".
 func NameTooLong(c *libv1beta1.SveltosCluster) string {
 	if !c.Spec.PullMode || len(c.Name) <= MaxPullName {
 		return ""

@@ -10,9 +10,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// RemoveDeregistration removes the annotations that only the hub writes during a deregistration, and returns true if
-// there were any. On a cluster that is not being deleted they come from a backup, and a later deletion would begin in
-// the middle. The options of the user stay.
+// RemoveDeregistration removes the annotations and the option that the hub itself writes during a deregistration, and
+// returns true if there were any. On a cluster that is not being deleted they come from a backup, and a later
+// deregistration would skip its first steps. The options of the user stay.
 func RemoveDeregistration(cluster metav1.Object) bool {
 	annotations := maps.Clone(cluster.GetAnnotations())
 	for _, key := range []string{kube.AnnotationAgentOrder, kube.AnnotationDeadline, kube.AnnotationLeftBehind} {

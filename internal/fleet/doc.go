@@ -10,9 +10,11 @@
 //     that use it.
 //  3. delivery.go: the hub namespace with the groups and bundles of a pull member.
 //  4. clients.go: Clients returns a cached client configuration for each push member, from a kubeconfig, from an access
-//     (accessconfig.go) or from a cloud identity (identityconfig.go, package identity).
-//  5. probe.go reads the version and the APIs of a cluster.
-//  6. shard.go selects the clusters of one shard of hubs; deregister.go removes outdated annotations.
+//     (accessconfig.go) or from a cloud identity (identityconfig.go, identitypolicy.go, package identity). transport.go
+//     limits the connections of all of them.
+//  5. probe.go reads the version and the APIs of a cluster. Package heartbeats evaluates the heartbeats of agents.
+//  6. shard.go selects the clusters of one shard of hubs; deregister.go removes annotations of a deregistration that
+//     were restored from a backup.
 //
 // Words:
 //

@@ -91,7 +91,7 @@ func (c *Clients) newIdentityConfig(w *libv1beta1.WorkloadIdentity, authority []
 	// As with a kubeconfig, the member limits the rate.
 	config := &rest.Config{Host: endpoint.String(), TLSClientConfig: rest.TLSClientConfig{CAData: authority}, QPS: -1}
 	config.Wrap(wrap)
-	return config, c.Limit(config)
+	return config, c.LimitConnections(config)
 }
 
 // ValidateIdentity returns an error, which names the field, if w is incomplete or invalid.

@@ -21,8 +21,8 @@ type IdentityPolicy struct {
 	// Namespaces are the namespaces whose SveltosClusters may use the identity. The certificate authorities of these
 	// clusters must be in one of these namespaces, too.
 	Namespaces []string
-	// Hosts are more hosts of API servers, besides those of the cloud providers. *.example.com stands for all hosts of a
-	// domain, but not for example.com itself.
+	// Hosts are hosts of API servers that may get tokens in addition to the hosts of the cloud providers. *.example.com
+	// stands for all hosts of a domain, but not for example.com itself.
 	Hosts []string
 	// Transport returns the transport that sends the tokens: identity.Wrap. It is a field, so that agents do not link the
 	// libraries of the cloud providers.
@@ -30,7 +30,7 @@ type IdentityPolicy struct {
 }
 
 // IdentityTransport returns a wrapper that adds tokens of a cloud identity to the requests to endpoint. If
-// isUnverified is true, it asks the provider first whether endpoint is the one of the cluster.
+// isUnverified is true, it first verifies with the provider that endpoint belongs to the cluster.
 type IdentityTransport func(w *libv1beta1.WorkloadIdentity, endpoint *url.URL, isUnverified bool) (transport.WrapperFunc, error)
 
 // Validate returns an error if a host has a port or is not a host.
@@ -51,7 +51,8 @@ func (p IdentityPolicy) checkNamespace(namespace string) error {
 	return fmt.Errorf("the cloud identity of the hub is not for clusters in namespace %s: it is not in the hub's --workload-identity-namespaces", namespace)
 }
 
-// isKnownHost returns whether only the provider, or a server that the operator of the hub trusts, can be at host.
+// isKnownHost returns whether host is safe to send a token to: it has a name that only the provider can assign, or the
+// operator of the hub has listed it.
 func (p IdentityPolicy) isKnownHost(provider libv1beta1.WorkloadIdentityProvider, host string) bool {
 	host = strings.TrimSuffix(strings.ToLower(host), ".")
 	if strings.Contains(host, ":") {

@@ -27,8 +27,8 @@ const ReasonTaken = "ClusterIDTaken"
 // ExecutionSpace returns the hub namespace with the Works of a Cluster.
 func ExecutionSpace(cluster string) string { return clusterv1alpha1.ExecutionSpacePrefix + cluster }
 
-// ClusterOfExecutionSpace returns the name of the Cluster whose execution space namespace is; ok is false if it is not
-// an execution space.
+// ClusterOfExecutionSpace returns the name of the Cluster that an execution space belongs to; ok is false if namespace
+// is not an execution space.
 func ClusterOfExecutionSpace(namespace string) (cluster string, ok bool) {
 	cluster, ok = strings.CutPrefix(namespace, clusterv1alpha1.ExecutionSpacePrefix)
 	return cluster, ok && cluster != ""
@@ -49,7 +49,7 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 		KeepAddons: hasDeregisterOption(c, kube.DeregisterKeep),
 		Forced:     hasDeregisterOption(c, kube.DeregisterForce),
 		Abandoned:  hasDeregisterOption(c, kube.DeregisterAbandon),
-		// Without the hub's ID, its objects could not be distinguished from other hubs' objects.
+		// Without its ID, the hub could not distinguish its own objects from the objects of other hubs.
 		HasFinalizer:      slices.Contains(c.Finalizers, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "",
 		Shard:             c.Annotations[libv1beta1.ShardAnnotation],
 		KubernetesVersion: c.Status.KubernetesVersion,
@@ -74,6 +74,7 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 	}
 	if ref := c.Spec.SecretRef; ref != nil {
 		m.Access.Secret = types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
+		// A registration uses one name for the namespaces on the hub and on the member.
 		m.MemberNamespace = cmp.Or(ref.Namespace, m.MemberNamespace)
 	}
 	return m
@@ -87,7 +88,7 @@ func clusterRefusal(c *clusterv1alpha1.Cluster) string {
 	case ready != nil && ready.Reason == ReasonTaken && c.DeletionTimestamp.IsZero():
 		return ready.Message
 	case len(validation.IsDNS1123Label(c.Name)) > 0 || len(c.Name) > clusterv1alpha1.MaxClusterName:
-		return "metadata.name: it must be a label of DNS with no more than 48 characters"
+		return "metadata.name: must be a DNS label of at most 48 characters"
 	}
 	return ""
 }

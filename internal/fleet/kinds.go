@@ -82,7 +82,7 @@ func karmadaKind() kind {
 	}
 }
 
-// Kinds returns an empty object of each kind that declares members, always in the same order.
+// Kinds returns an empty object of each kind that declares members, in a constant order.
 func Kinds() []client.Object {
 	all := kinds()
 	objects := make([]client.Object, 0, len(all))

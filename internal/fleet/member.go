@@ -42,12 +42,12 @@ type Member struct {
 	// Refused is a message about a field of the cluster object that Towline does not support or accept, so that it must
 	// not touch the cluster; "" if there is none.
 	Refused string
-	// HasFinalizer is true once the hub has set its finalizer (and, on a Cluster, its ID), so that deployed objects can
-	// be removed before the cluster object.
+	// HasFinalizer is true once the hub has set its finalizer (and, on a Cluster, the ID of the hub), so that deployed
+	// objects can be removed before the cluster object.
 	HasFinalizer bool
-	// Deleting is true while the cluster is being deregistered. With KeepAddons deployed objects stay; with Forced the
-	// deregistration does not wait for an unreachable cluster; with Abandoned the time for that has passed, and
-	// remaining objects stay.
+	// Deleting is true while the cluster is being deregistered. The next three fields are options of the deregistration.
+	// KeepAddons keeps the deployed objects. With Forced the hub does not wait for an unreachable cluster. Abandoned is
+	// true once the hub has stopped waiting: the remaining objects stay on the cluster.
 	Deleting   bool
 	KeepAddons bool
 	Forced     bool
@@ -61,7 +61,7 @@ type Member struct {
 	// DeliveryNamespace is the hub namespace of a pull member's groups and bundles.
 	DeliveryNamespace string
 	// KubeconfigSecret and KubeconfigKey are the Secret in Namespace, and its key, with the kubeconfig of a push
-	// member. An empty key stands for the first one.
+	// member. An empty key stands for the first key in alphabetical order.
 	KubeconfigSecret string
 	KubeconfigKey    string
 	// Identity is set for push members that are accessed with the hub's cloud identity; nil for members with a
@@ -71,12 +71,12 @@ type Member struct {
 	Access *Access
 	// MemberNamespace is the namespace on the member that has the inventories.
 	MemberNamespace string
-	// Scope and Hub separate the objects deployed for this member from the objects of other hubs and earlier
-	// registrations: they are the UID of the cluster object and the ID of the hub. Both are empty for members of
-	// TypeSveltos.
+	// Scope and Hub are written to the inventories and the labels of deployed objects, to separate them from the objects
+	// of earlier registrations and of other hubs: they are the UID of the cluster object and the ID of the hub. Both are
+	// empty for members of TypeSveltos.
 	Scope string
 	Hub   string
-	// UID is the UID of the cluster object: a cluster that is registered again under its old name is another member.
+	// UID is the UID of the cluster object, for both types. Another registration under the same name has another UID.
 	UID string
 }
 
@@ -102,7 +102,8 @@ type ID struct {
 // ID returns the ID of m.
 func (m Member) ID() ID { return ID{Type: m.Type, Namespace: m.Namespace, Name: m.Name} }
 
-// Key returns "namespace/name", which is unique among members that are not refused.
+// Key returns "namespace/name". It is unique among members that are not refused: a SveltosCluster in an execution space
+// is refused.
 func (m Member) Key() string { return m.Namespace + "/" + m.Name }
 
 // OnHub returns m with the mode Local: the target of what is deployed for m to the cluster of the hub, which needs
@@ -115,8 +116,8 @@ func (m Member) OnHub() Member {
 // String returns "type namespace/name".
 func (i ID) String() string { return string(i.Type) + " " + i.Namespace + "/" + i.Name }
 
-// CredentialsSecret returns "namespace/name" of the Secret with the credentials of a push member, or "": of its
-// kubeconfig, of its token, or of the certificate authority of its identity.
+// CredentialsSecret returns "namespace/name" of the Secret with the token, with the kubeconfig, or with the certificate
+// authority of the identity of a push member. It returns "" if there is no such Secret.
 func (m Member) CredentialsSecret() string {
 	switch {
 	case m.Access != nil && m.Access.Secret.Name != "":

@@ -30,7 +30,7 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 		Ready:       c.Status.Ready,
 		Down:        c.Status.ConnectionStatus == libv1beta1.ConnectionDown,
 		DownMessage: c.Status.FailureMessage,
-		// The deregistration of a paused cluster is executed.
+		// A pause does not stop the deregistration.
 		Paused:            c.Spec.Paused && c.DeletionTimestamp.IsZero(),
 		Refused:           sveltosRefusal(c),
 		Deleting:          !c.DeletionTimestamp.IsZero(),
@@ -95,7 +95,7 @@ const RefusedSuffix = " is not supported yet"
 // the agent of libv1beta1.AgentConfigAnnotation.
 const overrideSuffix = "/config-override-ref"
 
-// IsRefusal returns true if message is a value of Member.Refused.
+// IsRefusal returns true if message is a value of Member.Refused of a SveltosCluster.
 func IsRefusal(message string) bool {
 	return message == longPullName || message == foreignDelivery || message == reservedNamespace || strings.HasSuffix(message, RefusedSuffix)
 }
@@ -128,8 +128,8 @@ func sveltosRefusal(c *libv1beta1.SveltosCluster) string {
 	return ""
 }
 
-// stripSveltosCluster returns c without heartbeats, failure counters, conditions, and the results of an agent's checks:
-// the hub derives the message and the connection from them.
+// stripSveltosCluster returns c without heartbeats, failure counters, conditions, and the results of an agent's checks.
+// The hub derives the failure message and the connection status from these fields, and both stay.
 func stripSveltosCluster(c *libv1beta1.SveltosCluster) *libv1beta1.SveltosCluster {
 	stripped := *c
 	stripped.SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(libv1beta1.SveltosClusterKind))

@@ -17,7 +17,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// The values of client-go. Its transport supports neither a limit of the addresses nor proxy headers.
+// These are the values of client-go, whose transport supports neither an egress policy nor proxy headers.
 const (
 	dialTimeout      = 30 * time.Second
 	handshakeTimeout = 10 * time.Second
@@ -25,8 +25,8 @@ const (
 )
 
 const (
-	// maxStatus limits the body of a response with an error. API servers send less than a KiB.
-	maxStatus = 1 << 20
+	// maxErrorBody limits the body of an error response, in bytes. API servers send less than a KiB.
+	maxErrorBody = 1 << 20
 	// maxResponse limits the body of all other responses but watches, in bytes after decompression: a cluster can send
 	// zeros without end. The longest response is a page of 500 objects.
 	maxResponse = 256 << 20
@@ -38,12 +38,12 @@ const (
 // errTooLong is the error of a response that is longer than maxResponse, or has more than maxValues.
 var errTooLong = fmt.Errorf("the cluster returned more than %d MiB or %d values", maxResponse>>20, maxValues)
 
-// Limit applies the limits for connections to members to config, and sets a transport in it, which all copies of config
-// share.
-func (c *Clients) Limit(config *rest.Config) error { return c.setTransport(config, nil) }
+// LimitConnections replaces the transport of config with a transport that applies the egress policy, limits the sizes
+// of responses, and hides errors that are not from an API server. Copies of config share the transport.
+func (c *Clients) LimitConnections(config *rest.Config) error { return c.setTransport(config, nil) }
 
-// setTransport is Limit with headers for the proxy of config. client-go supports neither, and would create a transport
-// per client for a config with a dialer.
+// setTransport is LimitConnections with headers for the proxy of config. It does not set Dial in config, for which
+// client-go would create a transport per client.
 func (c *Clients) setTransport(config *rest.Config, proxyHeader http.Header) error {
 	tlsConfig, err := rest.TLSConfigFor(config)
 	if err != nil {
@@ -65,9 +65,9 @@ func (c *Clients) setTransport(config *rest.Config, proxyHeader http.Header) err
 	return nil
 }
 
-// statusTransport replaces the body of a response with an error that is not from an API server. client-go would make it
-// a part of the error, which the hub writes to the status of the cluster: so a user could read responses of a server
-// that is not meant for users, as if it was his cluster.
+// statusTransport replaces the body of an error response unless the body is a Status of Kubernetes. client-go makes the
+// body a part of the error, and the hub writes the error to the status of the cluster. Otherwise a user could read the
+// responses of internal servers by registering their addresses as clusters.
 type statusTransport struct{ *http.Transport }
 
 // RoundTrip implements http.RoundTripper.
@@ -82,12 +82,12 @@ func (t statusTransport) RoundTrip(request *http.Request) (*http.Response, error
 		}
 		return response, nil
 	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxStatus))
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxErrorBody))
 	response.Body.Close()
 	if err != nil {
 		return nil, err
 	}
-	if !isStatus(body) && !isHealth(request) {
+	if !isStatus(body) && !isHealthRequest(request) {
 		body = fmt.Appendf(nil, "the server answered %d %s, without a Status of Kubernetes", response.StatusCode, http.StatusText(response.StatusCode))
 	}
 	response.Body, response.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
@@ -106,8 +106,8 @@ func isStatus(body []byte) bool {
 	return bytes.HasPrefix(body, []byte("k8s\x00"))
 }
 
-// isHealth returns whether a request is for the health of an API server, which is text. survey reports only the names
-// of checks in it.
-func isHealth(request *http.Request) bool {
+// isHealthRequest returns whether a request is for the health of an API server. The response is text, from which
+// package survey reports only the names of failed checks.
+func isHealthRequest(request *http.Request) bool {
 	return strings.HasSuffix(request.URL.Path, "/readyz") || strings.HasSuffix(request.URL.Path, "/healthz")
 }

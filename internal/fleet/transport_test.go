@@ -25,7 +25,7 @@ func TestResponsesOfMembersAreLimited(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	config := &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: []byte(authorityOf(server))}}
-	if err := fleet.NewClients(nil, nil, fleet.IdentityPolicy{}, nil).Limit(config); err != nil {
+	if err := fleet.NewClients(nil, nil, fleet.IdentityPolicy{}, nil).LimitConnections(config); err != nil {
 		t.Fatal(err)
 	}
 	client, err := rest.HTTPClientFor(config)

@@ -262,7 +262,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		h.addSveltosControllers(ctx, composer.Objects),
 		h.addKarmadaControllers(ctx),
 		(&clusters.Controller{
-			Hub: h.GetClient(), Shard: shard, LimitConfig: h.members.Limit, MemberConfig: h.members.Config, Forget: h.engines.forget, Heartbeats: h.heartbeats,
+			Hub: h.GetClient(), Shard: shard, LimitConfig: h.members.LimitConnections, MemberConfig: h.members.Config, Forget: h.engines.forget, Heartbeats: h.heartbeats,
 			Sandbox: pool, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&summaries.Controller{

@@ -60,26 +60,26 @@ type discoveryResult struct {
 	err   error
 }
 
-// mergeAPIs returns the APIs of a cluster and, of them, the unavailable ones: those are kept as they were known before,
-// because charts would render differently if an API disappeared from the list. old comes from the status, which may
-// have been overwritten, so unavailable holds the APIs that failed in the previous discovery.
-func mergeAPIs(old, unavailable []clusterv1alpha1.APIEnablement, now discoveryResult) (merged, nowUnavailable []clusterv1alpha1.APIEnablement) {
-	failed, all := failedGroupVersions(now.err)
-	if all || len(now.found) == 0 {
+// mergeAPIs returns the APIs of a cluster after a discovery, and the APIs among them that are unavailable now. An
+// unavailable API stays in the list, as it was known before: charts would render differently without it. The known APIs
+// are old, from the status, and unavailable, from the previous discovery, because the status may have been overwritten.
+func mergeAPIs(old, unavailable []clusterv1alpha1.APIEnablement, result discoveryResult) (merged, nowUnavailable []clusterv1alpha1.APIEnablement) {
+	failed, all := failedGroupVersions(result.err)
+	if all || len(result.found) == 0 {
 		return old, unavailable
 	}
-	known := make(map[string]bool, len(now.found))
-	for _, api := range now.found {
+	known := make(map[string]bool, len(result.found))
+	for _, api := range result.found {
 		known[api.GroupVersion] = true
 	}
 	for _, api := range slices.Concat(old, unavailable) {
 		gv, parseErr := schema.ParseGroupVersion(api.GroupVersion)
-		if _, missing := failed[gv]; parseErr == nil && missing && !known[api.GroupVersion] {
+		if _, hasFailed := failed[gv]; parseErr == nil && hasFailed && !known[api.GroupVersion] {
 			known[api.GroupVersion] = true
 			nowUnavailable = append(nowUnavailable, api)
 		}
 	}
-	merged = slices.Concat(now.found, nowUnavailable)
+	merged = slices.Concat(result.found, nowUnavailable)
 	sortAPIs(merged)
 	return merged, nowUnavailable
 }

@@ -28,15 +28,15 @@ type pod struct {
 	requests amounts
 }
 
-// node is the stored part of a node.
+// node is the stored part of a node. maxPods is the number of pods that it can run.
 type node struct {
 	name        unique.Handle[string]
 	ready       bool
-	pods        int64
+	maxPods     int64
 	allocatable amounts
 }
 
-// load is a number of pods and their total requests, or the number and requests that nodes have room for.
+// load is a number of pods and their total requests. It is also the capacity of nodes: the maximum of both.
 type load struct {
 	pods    int64
 	amounts amounts
@@ -87,7 +87,7 @@ func newPodEntry(p *corev1.Pod) entry[pod] {
 // newNodeEntry converts a node.
 func newNodeEntry(n *corev1.Node) entry[node] {
 	e := entry[node]{uid: hashUID(n.UID), value: node{name: unique.Make(n.Name), allocatable: amountsOf(n.Status.Allocatable)}}
-	e.value.pods = n.Status.Allocatable.Pods().Value()
+	e.value.maxPods = n.Status.Allocatable.Pods().Value()
 	for _, condition := range n.Status.Conditions {
 		if condition.Type == corev1.NodeReady {
 			e.value.ready = condition.Status == corev1.ConditionTrue
@@ -221,29 +221,29 @@ func (c *counters) waitForSync(ctx context.Context, timeout time.Duration) {
 	}
 }
 
-// writeSummaries writes the counters into status, with the spec.resourceModels in models. It removes stale counters and
-// returns the reasons. Counters of a kind that was never listed keep their old value.
+// writeSummaries writes the counters into status. models are the spec.resourceModels of the Cluster. It removes stale
+// counters and returns the reasons. Counters of a kind that was never listed keep their old value.
 func (c *counters) writeSummaries(status *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel, at time.Time) (reasons []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	nodesLost, nodesPending := c.nodeWatch.evaluate(at)
-	podsLost, podsPending := c.podWatch.evaluate(at)
+	nodeFailure, nodesPending := c.nodeWatch.evaluate(at)
+	podFailure, podsPending := c.podWatch.evaluate(at)
 	var summary *clusterv1alpha1.NodeSummary
 	resources := &clusterv1alpha1.ResourceSummary{}
-	if nodesLost == "" {
-		summary, resources.Allocatable = c.room()
+	if nodeFailure == "" {
+		summary, resources.Allocatable = c.sumNodes()
 	} else {
-		reasons = append(reasons, "nodes cannot be counted: "+nodesLost)
+		reasons = append(reasons, "nodes cannot be counted: "+nodeFailure)
 	}
-	if podsLost == "" {
+	if podFailure == "" {
 		resources.Allocating, resources.Allocated = c.unscheduled.amounts.list(c.unscheduled.pods), c.scheduled.amounts.list(c.scheduled.pods)
 	} else {
-		reasons = append(reasons, "pods cannot be counted: "+podsLost)
+		reasons = append(reasons, "pods cannot be counted: "+podFailure)
 	}
 	switch {
-	case nodesLost != "" && podsLost != "":
+	case nodeFailure != "" && podFailure != "":
 		resources = nil
-	case nodesLost == "" && podsLost == "":
+	case nodeFailure == "" && podFailure == "":
 		resources.AllocatableModelings = c.countGrades(models)
 	}
 	if !nodesPending {
@@ -257,17 +257,17 @@ func (c *counters) writeSummaries(status *clusterv1alpha1.ClusterStatus, models 
 }
 
 // sumNodes counts the nodes, and sums their allocatable resources.
-func (c *counters) room() (*clusterv1alpha1.NodeSummary, corev1.ResourceList) {
-	nodes, room := &clusterv1alpha1.NodeSummary{}, load{}
+func (c *counters) sumNodes() (*clusterv1alpha1.NodeSummary, corev1.ResourceList) {
+	nodes, capacity := &clusterv1alpha1.NodeSummary{}, load{}
 	for _, n := range c.nodes {
 		nodes.TotalNum++
 		if n.ready {
 			nodes.ReadyNum++
 		}
-		room.pods += n.pods
-		room.amounts.add(n.allocatable, 1)
+		capacity.pods += n.maxPods
+		capacity.amounts.add(n.allocatable, 1)
 	}
-	return nodes, room.amounts.list(room.pods)
+	return nodes, capacity.amounts.list(capacity.pods)
 }
 
 // countGrades counts the nodes of each grade by their free resources.
@@ -278,7 +278,7 @@ func (c *counters) countGrades(models []clusterv1alpha1.ResourceModel) []cluster
 		counts = append(counts, clusterv1alpha1.AllocatableModeling{Grade: g.Grade})
 	}
 	for _, n := range c.nodes {
-		if free, hasRoom := c.free(n); hasRoom {
+		if free, hasRoom := c.freeAmounts(n); hasRoom {
 			if grade := sorted.indexOf(free); grade >= 0 {
 				counts[grade].Count++
 			}
@@ -289,7 +289,7 @@ func (c *counters) countGrades(models []clusterv1alpha1.ResourceModel) []cluster
 
 // freeAmounts returns the allocatable resources of a node minus the requests of its pods, and whether the node has room
 // for one more pod.
-func (c *counters) free(n node) (free amounts, hasRoom bool) {
+func (c *counters) freeAmounts(n node) (free amounts, hasRoom bool) {
 	used := load{}
 	if onNode := c.loadByNode[n.name]; onNode != nil {
 		used = *onNode
@@ -297,5 +297,5 @@ func (c *counters) free(n node) (free amounts, hasRoom bool) {
 	// add changes the map of its receiver, and the map of the node must stay unchanged.
 	free.add(n.allocatable, 1)
 	free.add(used.amounts, -1)
-	return free, n.pods > used.pods
+	return free, n.maxPods > used.pods
 }

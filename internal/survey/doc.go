@@ -22,7 +22,8 @@
 //     allocating.
 //   - grade: the size class of a node by its free resources; spec.resourceModels defines the grades (models.go).
 //   - synced: all nodes and pods were listed once.
-//   - lost: list or watch has failed for a minute. The counters are stale and removed from the status.
+//   - lost: list or watch has failed for a minute. From then on the counters are stale, and Observe removes them from
+//     the status.
 //   - streak: a series of equal health results.
 //
 // Failures are reported in conditions, not returned as errors. StableMessage gives the same text for the same cause,

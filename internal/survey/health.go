@@ -24,8 +24,11 @@ import (
 const (
 	// maxBody is how many bytes of a response are read: /readyz lists a few hundred checks at most.
 	maxBody = 64 << 10
-	// maxMessage is the length of a message in bytes.
+	// maxMessage is the maximum length of a message in bytes.
 	maxMessage = 512
+	// maxVersion is the maximum length of kubernetesVersion in the status of a Cluster, in bytes. With a longer version
+	// the hub would reject the whole status.
+	maxVersion = 256
 )
 
 // checkHealth requests /readyz, or /healthz if the cluster has no /readyz, and returns the condition Ready.
@@ -41,13 +44,13 @@ func (o *Observer) checkHealth(ctx context.Context) metav1.Condition {
 	return readyCondition(path, code, string(body), err)
 }
 
-// readVersion returns the gitVersion of the cluster, or "" on failure.
+// readVersion returns the gitVersion of the cluster, or "" on failure and if it is too long.
 func (o *Observer) readVersion(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
 	code, body, err := o.get(ctx, "version")
 	info := version.Info{}
-	if err != nil || code != http.StatusOK || json.Unmarshal(body, &info) != nil {
+	if err != nil || code != http.StatusOK || json.Unmarshal(body, &info) != nil || len(info.GitVersion) > maxVersion {
 		return ""
 	}
 	return info.GitVersion

@@ -41,8 +41,9 @@ func sortGrades(models []clusterv1alpha1.ResourceModel) grades {
 	return sorted
 }
 
-// indexOf returns the index of the grade of a node with these free amounts: the lowest of the grades that each resource
-// reaches by itself, or -1 if one resource does not reach the first grade.
+// indexOf returns the index of the grade of a node with these free amounts. The scarcest resource determines it: each
+// resource reaches the highest grade whose minimum it has, and the node has the lowest of these grades. It returns -1
+// if a resource does not reach the first grade.
 func (g grades) indexOf(free amounts) int {
 	lowest := len(g) - 1
 	reached := map[corev1.ResourceName]int{}

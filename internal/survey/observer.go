@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -94,22 +93,22 @@ func NewObserver(cfg *rest.Config, opts Options) (*Observer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create a client for the cluster: %w", err)
 	}
-	withTimeout := *httpClient
-	withTimeout.Timeout = discoveryTimeout
+	discoveryHTTPClient := *httpClient
+	discoveryHTTPClient.Timeout = discoveryTimeout
 	jsonConfig := rest.CopyConfig(cfg)
 	jsonConfig.ContentType, jsonConfig.AcceptContentTypes = "", ""
-	discoveryClient, err := discovery.NewDiscoveryClientForConfigAndClient(jsonConfig, &withTimeout)
+	discoveryClient, err := discovery.NewDiscoveryClientForConfigAndClient(jsonConfig, &discoveryHTTPClient)
 	if err != nil {
 		return nil, fmt.Errorf("create a client for the cluster: %w", err)
 	}
-	noRedirects := *httpClient
-	noRedirects.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return &Observer{opts: opts, base: base, httpClient: &noRedirects, coreClient: coreClient, discoveryClient: discoveryClient, counters: newCounters()}, nil
+	healthHTTPClient := *httpClient
+	healthHTTPClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &Observer{opts: opts, base: base, httpClient: &healthHTTPClient, coreClient: coreClient, discoveryClient: discoveryClient, counters: newCounters()}, nil
 }
 
-// Observe returns the new status of a cluster whose status was old and whose spec.resourceModels are models. Failures
-// are in the conditions, and data that cannot be read keeps its old value; but counters that are stale for a minute are
-// removed. It takes a few seconds if the cluster does not answer, and returns old if ctx ends.
+// Observe returns the new status of a cluster whose status was old and whose spec.resourceModels are models. It reports
+// failures in conditions. Data that cannot be read keeps its old value, but stale counters are removed. Observe takes a
+// few seconds if the cluster does not answer, and returns old if ctx ends.
 func (o *Observer) Observe(ctx context.Context, old clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel) clusterv1alpha1.ClusterStatus {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -117,28 +116,29 @@ func (o *Observer) Observe(ctx context.Context, old clusterv1alpha1.ClusterStatu
 	if ctx.Err() != nil {
 		return old
 	}
-	now := *old.DeepCopy()
+	status := *old.DeepCopy()
 	at := o.opts.Clock.Now()
-	before := meta.FindStatusCondition(old.Conditions, clusterv1alpha1.ClusterConditionReady)
+	oldReady := meta.FindStatusCondition(old.Conditions, clusterv1alpha1.ClusterConditionReady)
 	o.health = o.health.extend(found.Status == metav1.ConditionTrue, at)
-	ready := applyThresholds(before, found, o.health, at, thresholds{o.opts.Success, o.opts.Failure})
-	setCondition(&now.Conditions, ready, at)
+	ready := applyThresholds(oldReady, found, o.health, at, thresholds{o.opts.Success, o.opts.Failure})
+	setCondition(&status.Conditions, ready, at)
 	if found.Status != metav1.ConditionTrue {
 		o.counters.resetFailures()
-		return now
+		return status
 	}
-	if before == nil || before.Status != metav1.ConditionTrue || len(old.APIEnablements) == 0 || old.KubernetesVersion == "" || at.Sub(o.discoveredAt) >= discoveryInterval {
-		o.discover(ctx, &now)
+	if oldReady == nil || oldReady.Status != metav1.ConditionTrue || len(old.APIEnablements) == 0 || old.KubernetesVersion == "" ||
+		at.Sub(o.discoveredAt) >= discoveryInterval {
+		o.discover(ctx, &status)
 	}
-	reasons := o.summarize(ctx, &now, models)
+	reasons := o.summarize(ctx, &status, models)
 	if ctx.Err() != nil {
 		return old
 	}
 	if len(reasons) > 0 && ready.Status == metav1.ConditionTrue {
 		ready.Message += "; " + strings.Join(reasons, "; ")
-		setCondition(&now.Conditions, ready, at)
+		setCondition(&status.Conditions, ready, at)
 	}
-	return now
+	return status
 }
 
 // Failures returns the number of consecutive unhealthy results, 0 if the last result was healthy.
@@ -151,34 +151,30 @@ func (o *Observer) Failures() int {
 	return o.health.count
 }
 
-// discover reads the version and the APIs of the cluster into now.
-func (o *Observer) discover(ctx context.Context, now *clusterv1alpha1.ClusterStatus) {
+// discover reads the version and the APIs of the cluster into status.
+func (o *Observer) discover(ctx context.Context, status *clusterv1alpha1.ClusterStatus) {
 	at := o.opts.Clock.Now()
 	if version := o.readVersion(ctx); version != "" {
-		now.KubernetesVersion = version
+		status.KubernetesVersion = version
 	}
 	list, err := o.listAPIs()
-	now.APIEnablements, o.unavailableAPIs = mergeAPIs(now.APIEnablements, o.unavailableAPIs, discoveryResult{list, err})
-	setCondition(&now.Conditions, completenessCondition(list, err), at)
+	status.APIEnablements, o.unavailableAPIs = mergeAPIs(status.APIEnablements, o.unavailableAPIs, discoveryResult{list, err})
+	setCondition(&status.Conditions, completenessCondition(list, err), at)
 	o.discoveredAt = at
 }
 
-// summarize writes the counters of nodes and pods into now, and returns the reasons why some are stale.
-func (o *Observer) summarize(ctx context.Context, now *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel) (reasons []string) {
+// summarize writes the counters of nodes and pods into status, and returns the reasons why some are stale.
+func (o *Observer) summarize(ctx context.Context, status *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel) (reasons []string) {
 	if !o.hasWaited {
 		o.hasWaited = true
 		o.counters.waitForSync(ctx, syncTimeout)
 	}
-	return o.counters.writeSummaries(now, models, o.opts.Clock.Now())
+	return o.counters.writeSummaries(status, models, o.opts.Clock.Now())
 }
 
-// setCondition sets condition in a copy of conditions. It keeps the transition time unless the status changes to
-// another value.
+// setCondition is meta.SetStatusCondition with the time of the Observer's clock: a new condition, and a condition whose
+// status changes, get the transition time at.
 func setCondition(conditions *[]metav1.Condition, condition metav1.Condition, at time.Time) {
 	condition.LastTransitionTime = metav1.NewTime(at)
-	if old := meta.FindStatusCondition(*conditions, condition.Type); old != nil && old.Status == condition.Status {
-		condition.LastTransitionTime = old.LastTransitionTime
-	}
-	*conditions = slices.Clone(*conditions)
 	meta.SetStatusCondition(conditions, condition)
 }

@@ -28,8 +28,8 @@ type oldCluster struct {
 	*httptest.Server
 	// isUnhealthy makes it unhealthy, isMetricsDown makes the API metrics/v1 unavailable.
 	isUnhealthy, isMetricsDown atomic.Bool
-	// forbidden names the resource that must not be read: "nodes", "pods", "all" or "".
-	forbidden atomic.Value
+	// forbidden names the resource that must not be read: "nodes", "pods", "all" or "". version is its gitVersion.
+	forbidden, version atomic.Value
 	// discoveries counts the requests for its APIs, podPages the pages of pods.
 	discoveries, podPages atomic.Int32
 	// endWatches ends its watches, because a server waits for them when it stops.
@@ -41,6 +41,7 @@ func newOldCluster(t *testing.T) *oldCluster {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	c := &oldCluster{endWatches: cancel, end: ctx.Done()}
+	c.version.Store("v1.20.0")
 	c.Server = httptest.NewServer(http.HandlerFunc(c.answer))
 	t.Cleanup(c.stop)
 	return c
@@ -67,7 +68,7 @@ func (c *oldCluster) answer(out http.ResponseWriter, r *http.Request) {
 			code = http.StatusInternalServerError
 		}
 	case "/version":
-		answer = map[string]string{"gitVersion": "v1.20.0"}
+		answer = map[string]any{"gitVersion": c.version.Load()}
 	case "/api":
 		c.discoveries.Add(1)
 		answer = metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}}
@@ -154,6 +155,19 @@ func TestObserveOldCluster(t *testing.T) {
 	wantSums(t, status.ResourceSummary.Allocated, map[corev1.ResourceName]string{"cpu": "6", "pods": "600"})
 	if pages := old.podPages.Load(); pages != 2 {
 		t.Errorf("%d pages were read, want 2", pages)
+	}
+}
+
+// The schema of a Cluster rejects a status with a longer version.
+func TestVersionsThatAreTooLongAreIgnored(t *testing.T) {
+	t.Parallel()
+	old := newOldCluster(t)
+	old.version.Store(strings.Repeat("v", 257))
+	o := observe(t, &rest.Config{Host: old.URL}, clocktesting.NewFakePassiveClock(noon))
+	status := o.Observe(t.Context(), clusterv1alpha1.ClusterStatus{KubernetesVersion: "v1.19.0"}, nil)
+	wantReady(t, status, "True/ClusterReady cluster is healthy @ 0s")
+	if status.KubernetesVersion != "v1.19.0" {
+		t.Errorf("got version %q, want the old one", status.KubernetesVersion)
 	}
 }
 

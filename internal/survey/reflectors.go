@@ -103,7 +103,8 @@ func (o *Observer) podListerWatcher() cache.ListerWatcher {
 	}), o.coreClient)
 }
 
-// listPages calls list for each page. It serves clusters that cannot stream lists.
+// listPages calls list for each page, on clusters that cannot stream lists. The pages have no resource version: for the
+// version 0, which a reflector requests, an API server ignores the limit.
 func listPages(list func(metav1.ListOptions) (*metav1.ListMeta, error)) error {
 	options := metav1.ListOptions{Limit: pageSize}
 	for {

@@ -33,7 +33,7 @@ type thresholds struct{ success, failure time.Duration }
 //
 // Without a known status, found applies at once. So does the first healthy result of a process. But the first unhealthy
 // result of a process does not: a ready cluster stays ready until the threshold has passed.
-func applyThresholds(old *metav1.Condition, found metav1.Condition, series streak, now time.Time, limits thresholds) metav1.Condition {
+func applyThresholds(old *metav1.Condition, found metav1.Condition, series streak, at time.Time, limits thresholds) metav1.Condition {
 	if old == nil || old.Status == metav1.ConditionUnknown || old.Status == found.Status {
 		return found
 	}
@@ -44,7 +44,7 @@ func applyThresholds(old *metav1.Condition, found metav1.Condition, series strea
 			return found
 		}
 	}
-	if now.Sub(series.since) < limit {
+	if at.Sub(series.since) < limit {
 		return *old
 	}
 	return found

@@ -38,8 +38,8 @@ func (s *watchState) setFailed(verb string, err error, at time.Time) {
 	}
 }
 
-// evaluate returns the failure message if the known objects are stale at this time, else "". isPending is true if the
-// first list has neither succeeded nor failed for long enough.
+// evaluate sets isLost if the requests have failed for long enough. It returns the failure message if the known objects
+// are stale, else "". isPending is true if the first list has neither succeeded nor failed for long enough.
 func (s *watchState) evaluate(at time.Time) (message string, isPending bool) {
 	s.isLost = s.isLost || !s.failingSince.IsZero() && at.Sub(s.failingSince) >= lostAfter
 	if s.isLost {

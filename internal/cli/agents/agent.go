@@ -16,7 +16,7 @@ import (
 	"github.com/towline/towline/internal/cli/command"
 )
 
-// agentFlags are the flags of `agent`. Their names are those in the manifest of Sveltos, which users patch.
+// agentFlags are the flags of `agent`. They have the names of the flags in Sveltos's manifest, because users patch it.
 type agentFlags struct {
 	options     agent.Options
 	clusterType string

@@ -48,7 +48,7 @@ command. The agent can run anywhere with access to both sides: its cluster is th
 	return cmd
 }
 
-// addKarmadaAgentFlags adds the flags of options in sections. Flags without a section are in the last one.
+// addKarmadaAgentFlags adds the flags of options in sections. Flags without a section are in command.SectionOther.
 func addKarmadaAgentFlags(flags *pflag.FlagSet, options *karmada.Options) {
 	all := pflag.NewFlagSet("", pflag.ContinueOnError)
 	options.AddFlags(all)

@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// gcPercent is the growth of the heap after which the garbage collector runs, unless GOGC is set. The default value
-	// would double the heap, which is small in an agent, and consists of caches in a hub.
+	// gcPercent is the growth of the heap after which the garbage collector runs, unless GOGC is set. With the default,
+	// 100, the heap would reach twice its live size before each collection.
 	gcPercent = 50
 	// releaseInterval is the time between two releases of memory.
 	releaseInterval = 2 * time.Minute
@@ -23,9 +23,8 @@ func LimitMemory(ctx context.Context) {
 	releaseMemory(ctx)
 }
 
-// releaseMemory returns memory that an idle program does not use to the operating system, until ctx ends: the heap that
-// the last deliveries needed, and the pages of the program that only its start and the last deliveries needed. Pages
-// that are needed again are still in the page cache.
+// releaseMemory returns unused memory to the operating system, until ctx ends: free heap, and pages of the program that
+// only the start and deliveries need. The kernel reads released pages of the program again from its page cache.
 func releaseMemory(ctx context.Context) {
 	ticker := time.NewTicker(releaseInterval)
 	defer ticker.Stop()

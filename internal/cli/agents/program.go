@@ -20,19 +20,19 @@ import (
 // Name is the name of the program that has only the agents.
 const Name = "towline-agent"
 
-// full is the name of the program that has all commands. It is in the same directory.
-const full = "towline"
+// fullName is the name of the program that has all commands. It is in the same directory.
+const fullName = "towline"
 
-// ByName returns the command that a program runs if it is called by name, without a command: the names of the program
-// in the containers of agents.
+// ByName returns the command of an agent for a name under which the program is called without a command. The manifests
+// of agents call it so: /manager and karmada-agent are names of the program in the image.
 func ByName(name string) (cmd string, ok bool) {
 	cmd, ok = map[string]string{"manager": "agent", "karmada-agent": "karmada-agent"}[name]
 	return cmd, ok
 }
 
 // Run runs the agent in args and returns the exit code. args[0] is the name under which the program was called. If args
-// have a command of the full program, it replaces this process by that program: all manifests, also for the hub, call
-// /manager in the image.
+// name a command that this program does not have, Run replaces the process by the full program: the manifest of the hub
+// calls /manager in the image, too.
 func Run(ctx context.Context, args []string, streams command.Streams) int {
 	name, rest := Name, []string(nil)
 	if len(args) > 0 {
@@ -41,7 +41,7 @@ func Run(ctx context.Context, args []string, streams command.Streams) int {
 	root := newProgram(streams) //nolint:contextcheck // commands get their context from command.Run
 	if len(rest) > 0 && !strings.HasPrefix(rest[0], "-") && !hasCommand(root, rest[0]) {
 		if err := execFull(rest); !errors.Is(err, fs.ErrNotExist) {
-			streams.PrintErr("error: start %s: %v", full, err)
+			streams.PrintErr("error: start %s: %v", fullName, err)
 			return 1
 		}
 	}
@@ -69,6 +69,6 @@ func execFull(args []string) error {
 	if err != nil {
 		return fmt.Errorf("find this program: %w", err)
 	}
-	program := filepath.Join(filepath.Dir(self), full)
+	program := filepath.Join(filepath.Dir(self), fullName)
 	return syscall.Exec(program, append([]string{program}, args...), os.Environ()) //nolint:gosec // a program of the same installation
 }

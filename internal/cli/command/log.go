@@ -23,7 +23,7 @@ type LogFlags struct {
 
 // Add adds the flags to flags.
 func (l *LogFlags) Add(flags *pflag.FlagSet) {
-	flags.IntVarP(&l.verbosity, "v", "v", 0, "verbosity `level` of the log; levels above 5 are for debugging, and level 11 has each request")
+	flags.IntVarP(&l.verbosity, "v", "v", 0, "verbosity `level` of the log; levels above 5 are for debugging, and level 11 logs each request")
 	flags.StringVar(&l.Format, "log-format", LogText, "`format` of the log, text or json")
 }
 

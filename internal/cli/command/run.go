@@ -24,8 +24,8 @@ type Streams struct {
 	Err io.Writer // progress, notes, warnings, errors and logs
 	// Closed reports that the program was started with a closed standard output. Out discards its data then.
 	Closed bool
-	// Program is the path of this program, which is started again to expand templates and to run scripts; if it is empty,
-	// that happens in this process.
+	// Program is the path of this program. Processes of it expand templates and run scripts (NewSandbox); if Program is
+	// empty, this process does so.
 	Program string
 }
 
@@ -71,7 +71,8 @@ func Run(ctx context.Context, root *cobra.Command, args []string, streams Stream
 	return 0
 }
 
-// interruptionMessage returns the message for a command that was interrupted and returned err.
+// interruptionMessage returns the message for a command that was interrupted and returned err. Some errors of package
+// join already are such messages; from others, join.Step removes the error of the aborted request.
 func interruptionMessage(err error) string {
 	text := oneLine(err)
 	switch {

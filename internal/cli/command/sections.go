@@ -31,8 +31,8 @@ const (
 	SectionGlobal = "Global flags:"
 )
 
-// AddSection adds the flags that define defines to flags, and lists them in a section of the help. Sections, and the
-// flags in a section, have the order of their definition.
+// AddSection calls define, adds the flags that it defines to flags, and lists them in a section of the help. Sections,
+// and the flags in a section, have the order of their definition.
 func AddSection(flags *pflag.FlagSet, title string, define func(*pflag.FlagSet)) {
 	section := pflag.NewFlagSet(title, pflag.ContinueOnError)
 	section.SortFlags = false
@@ -77,7 +77,7 @@ func sectionTitles(flags *pflag.FlagSet) []string {
 }
 
 // printUsage prints the help of a command below its description. It prints the parts of cobra's usage, with flags in
-// sections and wrapped to helpWidth. It is no template, since functions of templates are global.
+// sections and wrapped to helpWidth. It is not a template, because cobra's template functions are global variables.
 func printUsage(cmd *cobra.Command) error {
 	var text strings.Builder
 	text.WriteString("Usage:\n")
@@ -88,7 +88,7 @@ func printUsage(cmd *cobra.Command) error {
 		fmt.Fprintf(&text, "  %s [command]\n", cmd.CommandPath())
 	}
 	if cmd.HasExample() {
-		// Examples call the program by the name that the user has called.
+		// In examples the program has the name under which the user has called it.
 		name := "  " + cmd.Root().CommandPath() + " "
 		example := strings.NewReplacer("  sveltosctl ", name, "  karmadactl ", name).Replace(cmd.Example)
 		fmt.Fprintf(&text, "\nExamples:\n%s\n", example)

@@ -166,13 +166,13 @@ func (d *demo) startHub(ctx context.Context, work *errgroup.Group) error {
 func (d *demo) registerPullMember(ctx context.Context) error {
 	manifest := filepath.Join(d.dir, "cluster01.yaml")
 	register := []string{"sveltosctl", "register", "cluster", "--namespace=edge", "--cluster=cluster01", "--pullmode", "--labels=env=test"}
-	if err := d.runPrinted(ctx, command{plane: d.hub, args: register, redirect: manifest}); err != nil {
+	if err := d.runPrinted(ctx, commandLine{plane: d.hub, args: register, redirect: manifest}); err != nil {
 		return err
 	}
-	if err := d.runPrinted(ctx, command{plane: d.hub, args: []string{"kubectl", "get", "sveltosclusters", "-A"}}); err != nil {
+	if err := d.runPrinted(ctx, commandLine{plane: d.hub, args: []string{"kubectl", "get", "sveltosclusters", "-A"}}); err != nil {
 		return err
 	}
-	if err := d.runPrinted(ctx, command{plane: d.pullMember, args: []string{"kubectl", "apply", "-f", manifest}}); err != nil {
+	if err := d.runPrinted(ctx, commandLine{plane: d.pullMember, args: []string{"kubectl", "apply", "-f", manifest}}); err != nil {
 		return err
 	}
 	return d.waitUntilReady(ctx, "edge", "cluster01")
@@ -183,7 +183,7 @@ func (d *demo) registerPushMember(ctx context.Context) error {
 		{"kubectl", "create", "namespace", "cloud"},
 		{"sveltosctl", "register", "cluster", "--namespace=cloud", "--cluster=cluster02", "--kubeconfig=" + d.pushMember.Kubeconfig, "--labels=env=test"},
 	} {
-		if err := d.runPrinted(ctx, command{plane: d.hub, args: args}); err != nil {
+		if err := d.runPrinted(ctx, commandLine{plane: d.hub, args: args}); err != nil {
 			return err
 		}
 	}
@@ -200,7 +200,7 @@ func (d *demo) deploy(ctx context.Context) error {
 		return fmt.Errorf("write the example profiles: %w", err)
 	}
 	started := time.Now()
-	if err := d.runPrinted(ctx, command{plane: d.hub, args: []string{"kubectl", "apply", "-f", file}}); err != nil {
+	if err := d.runPrinted(ctx, commandLine{plane: d.hub, args: []string{"kubectl", "apply", "-f", file}}); err != nil {
 		return err
 	}
 	if err := d.waitUntilProvisioned(ctx); err != nil {
@@ -211,7 +211,7 @@ func (d *demo) deploy(ctx context.Context) error {
 }
 
 func (d *demo) show(ctx context.Context) error {
-	for _, c := range []command{
+	for _, c := range []commandLine{
 		{plane: d.hub, args: []string{"kubectl", "get", "sveltosclusters", "-A", "--show-labels"}},
 		{plane: d.hub, args: []string{"kubectl", "get", "clusterprofile,clustersummary", "-A"}},
 		{plane: d.hub, args: []string{"kubectl", "get", "clustersummaries", "-A", "-o", "wide"}},

@@ -1,3 +1,3 @@
 // Package demo shows registration and deployment on one machine: a hub, a member in pull mode, a member in push mode,
-// and one profile for both.
+// and two profiles for both.
 package demo

@@ -33,9 +33,9 @@ type terminal struct {
 	mu sync.Mutex
 }
 
-// command is a command of the demo with the KUBECONFIG of a control plane. redirect is a file for its standard output,
-// if it is set.
-type command struct {
+// commandLine is a command of the demo with the KUBECONFIG of a control plane. redirect is a file for its standard
+// output, if it is set.
+type commandLine struct {
 	plane    *localkube.Plane
 	args     []string
 	redirect string
@@ -56,7 +56,7 @@ func (t *terminal) progress(format string, args ...any) {
 }
 
 // runPrinted prints the command line, runs the command, and prints its output.
-func (t *terminal) runPrinted(ctx context.Context, c command) error {
+func (t *terminal) runPrinted(ctx context.Context, c commandLine) error {
 	line := strings.Join(c.args, " ")
 	if c.redirect != "" {
 		line += " > " + c.redirect
@@ -77,13 +77,13 @@ func (t *terminal) runPrinted(ctx context.Context, c command) error {
 }
 
 // run runs the command and returns its standard output. Errors contain its standard error.
-func (c command) run(ctx context.Context) ([]byte, error) {
+func (c commandLine) run(ctx context.Context) ([]byte, error) {
 	path, err := programPath(c.args[0])
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, path, c.args[1:]...)
-	cmd.Args[0] = c.args[0] // this program has the commands of that name
+	cmd.Args[0] = c.args[0] // the name selects the root command, see cli.Run
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.plane.Kubeconfig)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -108,7 +108,7 @@ func programPath(name string) (string, error) {
 
 // jsonpath returns a field of an object on the hub, "" if the object or the field does not exist.
 func (d *demo) jsonpath(ctx context.Context, kind, namespace, name, path string) (string, error) {
-	get := command{plane: d.hub, args: []string{"kubectl", "get", kind, name, "-n", namespace, "--ignore-not-found", "-o", "jsonpath=" + path}}
+	get := commandLine{plane: d.hub, args: []string{"kubectl", "get", kind, name, "-n", namespace, "--ignore-not-found", "-o", "jsonpath=" + path}}
 	out, err := get.run(ctx)
 	return strings.TrimSpace(string(out)), err
 }

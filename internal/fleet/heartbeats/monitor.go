@@ -17,9 +17,8 @@ const (
 	// SveltosLimit is the maximum time between two heartbeats of the agent of a SveltosCluster whose Lease has no
 	// duration: three intervals of 30 s, the interval of agents of former releases.
 	SveltosLimit = 90 * time.Second
-	// LeaseDuration is the duration that the agent of a SveltosCluster writes to its Lease. It is the shortest maximum
-	// time that a Lease can request: two intervals of 20 s and the time to write the Lease. A dead agent is Silent within
-	// 45 s.
+	// LeaseDuration is the duration that the agent of a SveltosCluster writes to its Lease: two intervals of 20 s and the
+	// time to write the Lease. The Monitor replaces shorter durations by it. A dead agent is Silent within 45 s.
 	LeaseDuration = 44 * time.Second
 	// KarmadaLimit is the maximum time for the agent of a Cluster, whose interval is 10 s. Karmada writes the status
 	// Unknown after 40 s. The limit is shorter, so that the hub writes it at the latest at the same time.
@@ -54,9 +53,9 @@ type Liveness struct {
 	LastSeen time.Time
 }
 
-// Monitor evaluates agents. A heartbeat is a change of the renew time or of the report. Its time is the time by the
-// hub's clock when the Monitor sees the change: the clocks of members, from which the values come, can be wrong. After
-// a restart of the hub and after an outage of the API server, each agent has the whole limit again.
+// Monitor evaluates agents. A heartbeat is a change of the renew time or of the report. The Monitor dates it by the
+// hub's clock, when it sees the change: the values themselves come from the clocks of members, which can be wrong.
+// After a restart of the hub and after an outage of the API server, each agent has the whole limit again.
 type Monitor struct {
 	// Hub reads Leases from a cache, and Live from the API server.
 	Hub, Live client.Reader
@@ -77,9 +76,11 @@ type Monitor struct {
 type agent struct {
 	// uid is the UID of the cluster object.
 	uid string
-	// renewed is the renew time of the Lease by the member's clock, and former the renew time before it: the cache can
-	// still return former after the API server has returned renewed. report is the last value of the parameter report.
-	renewed, former, report string
+	// renewed is the last renew time of the Lease. previousRenewed is the renew time before it, which the cache can still
+	// return after the API server has returned renewed: it is not a new heartbeat.
+	renewed, previousRenewed string
+	// report is the last value of the parameter report of Evaluate.
+	report string
 	// seen is the time of the last change of renewed or report. It is the time of the first evaluation until hasChanged
 	// is true.
 	seen       time.Time
@@ -90,17 +91,17 @@ type agent struct {
 // the Lease from the API server. report is a value in the status of the cluster object that changes with each report of
 // the agent, "" if it has none.
 func (m *Monitor) Evaluate(ctx context.Context, member fleet.Member, report string) (Liveness, error) {
-	liveness, err := m.read(ctx, m.Hub, member, report)
+	liveness, err := m.evaluateFrom(ctx, m.Hub, member, report)
 	if err != nil || liveness.State != Silent {
 		return liveness, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	return m.read(ctx, m.Live, member, report)
+	return m.evaluateFrom(ctx, m.Live, member, report)
 }
 
-// read is Evaluate for the Lease that hub returns. A missing Lease counts as one without a renew time.
-func (m *Monitor) read(ctx context.Context, hub client.Reader, member fleet.Member, report string) (Liveness, error) {
+// evaluateFrom is Evaluate for the Lease that hub returns. A missing Lease counts as a Lease without a renew time.
+func (m *Monitor) evaluateFrom(ctx context.Context, hub client.Reader, member fleet.Member, report string) (Liveness, error) {
 	lease := &coordinationv1.Lease{}
 	if err := hub.Get(ctx, client.ObjectKey{Namespace: member.DeliveryNamespace, Name: member.Name}, lease); client.IgnoreNotFound(err) != nil {
 		return Liveness{}, fmt.Errorf("read lease of %s: %w", member.Key(), err)
@@ -143,8 +144,8 @@ func (m *Monitor) recordAgent(member fleet.Member, lease *coordinationv1.Lease, 
 	}
 	next := last
 	if lease.Spec.RenewTime != nil {
-		if renewed := lease.Spec.RenewTime.UTC().Format(time.RFC3339Nano); renewed != last.renewed && renewed != last.former {
-			next.renewed, next.former = renewed, last.renewed
+		if renewed := lease.Spec.RenewTime.UTC().Format(time.RFC3339Nano); renewed != last.renewed && renewed != last.previousRenewed {
+			next.renewed, next.previousRenewed = renewed, last.renewed
 		}
 	}
 	if report != "" {
@@ -165,13 +166,13 @@ func (m *Monitor) Forget(member fleet.ID) {
 }
 
 // limit returns the maximum time between two heartbeats. The duration in the Lease can only shorten it.
-func (m *Monitor) limit(of fleet.Type, lease *coordinationv1.Lease) time.Duration {
+func (m *Monitor) limit(memberType fleet.Type, lease *coordinationv1.Lease) time.Duration {
 	limits := m.Limits
 	if limits == nil {
 		limits = map[fleet.Type]time.Duration{fleet.TypeSveltos: SveltosLimit, fleet.TypeKarmada: KarmadaLimit}
 	}
 	if requested := lease.Spec.LeaseDurationSeconds; requested != nil {
-		return min(limits[of], max(time.Duration(*requested)*time.Second, LeaseDuration))
+		return min(limits[memberType], max(time.Duration(*requested)*time.Second, LeaseDuration))
 	}
-	return limits[of]
+	return limits[memberType]
 }

@@ -44,27 +44,27 @@ func newAWS(w *libv1beta1.WorkloadIdentity, o Options) issuer {
 }
 
 func (a *awsIssuer) issue(ctx context.Context) (Token, error) {
-	environment, err := a.environment(ctx)
+	hubConfig, err := a.loadConfig(ctx)
 	if err != nil {
 		return Token{}, err
 	}
-	credentials, err := environment.Credentials.Retrieve(ctx)
+	credentials, err := hubConfig.Credentials.Retrieve(ctx)
 	if err != nil {
 		return Token{}, fmt.Errorf("read the hub's credentials: %w", err)
 	}
 	if a.cluster.RoleARN != "" {
-		role := stscreds.NewAssumeRoleProvider(sts.NewFromConfig(environment), a.cluster.RoleARN, func(o *stscreds.AssumeRoleOptions) {
+		role := stscreds.NewAssumeRoleProvider(sts.NewFromConfig(hubConfig), a.cluster.RoleARN, func(o *stscreds.AssumeRoleOptions) {
 			o.RoleSessionName = roleSession
 		})
 		if credentials, err = role.Retrieve(ctx); err != nil {
 			return Token{}, fmt.Errorf("assume role %s: %w", a.cluster.RoleARN, err)
 		}
 	}
-	return a.sign(ctx, credentials, environment.Region)
+	return a.sign(ctx, credentials, hubConfig.Region)
 }
 
-// environment loads the AWS configuration of the hub's process.
-func (a *awsIssuer) environment(ctx context.Context) (aws.Config, error) {
+// loadConfig loads the AWS configuration from the environment of the hub.
+func (a *awsIssuer) loadConfig(ctx context.Context) (aws.Config, error) {
 	var options []func(*config.LoadOptions) error
 	if a.cluster.Region != "" {
 		options = append(options, config.WithRegion(a.cluster.Region))
@@ -72,14 +72,14 @@ func (a *awsIssuer) environment(ctx context.Context) (aws.Config, error) {
 	if a.Client != nil {
 		options = append(options, config.WithHTTPClient(a.Client))
 	}
-	environment, err := config.LoadDefaultConfig(ctx, options...)
+	hubConfig, err := config.LoadDefaultConfig(ctx, options...)
 	if err != nil {
-		return environment, fmt.Errorf("read the hub's environment: %w", err)
+		return hubConfig, fmt.Errorf("read the hub's environment: %w", err)
 	}
-	if environment.Region == "" {
-		return environment, errors.New("no region: set spec.workloadIdentity.aws.region, or AWS_REGION in the hub's environment")
+	if hubConfig.Region == "" {
+		return hubConfig, errors.New("no region: set spec.workloadIdentity.aws.region, or AWS_REGION in the hub's environment")
 	}
-	return environment, nil
+	return hubConfig, nil
 }
 
 // sign returns a token for credentials.

@@ -17,7 +17,7 @@ const azureScope = "6dae42f8-4368-4678-94ff-3960e28e3630/.default"
 func newAzure(w *libv1beta1.WorkloadIdentity, o Options) issuer {
 	options := &azidentity.WorkloadIdentityCredentialOptions{
 		TenantID: w.Azure.TenantID, ClientID: w.Azure.ClientID,
-		// The operator of the hub configures the trusted directory; no discovery is needed.
+		// The operator of the hub configures the authority host, so it need not be verified with Entra.
 		DisableInstanceDiscovery: true,
 	}
 	if o.Client != nil {

@@ -53,8 +53,8 @@ func describe(err error) string {
 	return text
 }
 
-// describeResponse describes the response of a token endpoint. From the body it takes only the fields for people of RFC
-// 6749.
+// describeResponse describes the response of a token endpoint. From the body it takes only the error fields of RFC
+// 6749, which contain no secrets.
 func describeResponse(response *http.Response, body []byte) string {
 	var oauthError struct {
 		Error       string `json:"error"`

@@ -22,8 +22,8 @@ const (
 	// failureBackoff is the minimal time between a failure and the next token request, so that many requests to a
 	// member do not become many requests to the provider.
 	failureBackoff = 5 * time.Second
-	// maxRenewalMargin is how long before its expiry a token is renewed. A token with less than five times this
-	// lifetime is renewed in its last fifth.
+	// maxRenewalMargin is how long before its expiry a token is renewed. A token that lives for less than 25 minutes is
+	// renewed in the last fifth of its lifetime.
 	maxRenewalMargin = 5 * time.Minute
 	// defaultLifetime is how long a token without an expiry is used.
 	defaultLifetime = 5 * time.Minute
@@ -123,7 +123,7 @@ func (s *Source) renew(ctx context.Context) error {
 		issueCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), issueTimeout)
 		defer cancel()
 		token, err := s.issue(issueCtx)
-		return nil, s.store(token, err)
+		return nil, s.storeResult(token, err)
 	})
 	select {
 	case result := <-done:
@@ -133,7 +133,8 @@ func (s *Source) renew(ctx context.Context) error {
 	}
 }
 
-func (s *Source) store(token Token, err error) error {
+// storeResult stores a new token, or the error of its request, which it returns.
+func (s *Source) storeResult(token Token, err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {

@@ -32,16 +32,9 @@ type kubeconfigFlags struct {
 	fileFlag string
 }
 
-// load reads the kubeconfig of the flag, else the files in KUBECONFIG, else ~/.kube/config. It does not write the
-// files.
+// load reads the kubeconfig of the flag, else the files in KUBECONFIG, else ~/.kube/config.
 func (k kubeconfigFlags) load() (clientcmdapi.Config, error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	// A migration would write a file.
-	rules.MigrationRules = nil
-	if k.file != "" {
-		rules = &clientcmd.ClientConfigLoadingRules{ExplicitPath: k.file}
-	}
-	loaded, err := rules.Load()
+	loaded, err := loadingRules(k.file).Load()
 	if err != nil {
 		return clientcmdapi.Config{}, err
 	}
@@ -186,7 +179,7 @@ func withVerbosity(ctx context.Context, level int, streams command.Streams) cont
 	if level <= 0 {
 		return ctx
 	}
-	// Clients get the level from klog and log to their context.
+	// client-go gets the verbosity from klog, and the logger from the context of a request.
 	levels := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(levels)
 	_ = levels.Set("v", strconv.Itoa(level)) // a number cannot fail
