@@ -16,7 +16,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	e.running.Store(true)
 	defer e.running.Store(false)
 	drift.New(drift.Options{
-		Engine: driftEngine{e}, Store: e.store, Objects: e.member.objects, Mapper: e.member.mapper, Clock: e.clock,
+		Engine: driftEngine{e}, Store: e.store, Metadata: e.member.objects, Mapper: e.member.mapper, Clock: e.clock,
 		ScopeConfirmed: e.confirmed, OnCorrect: e.onCorrect, OnReport: e.onReport, OnLost: e.onLost, OnChange: e.onChange,
 	}).Run(ctx)
 	return nil
