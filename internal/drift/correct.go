@@ -66,11 +66,11 @@ func (c *Corrector) resumeWithdrawal(ctx context.Context, rec *inventory.Record)
 // correct converges the drifted objects of one bundle, or all its objects. It compares again after it has acquired the
 // bundle: an event during a run is compared with the record that the run has saved.
 func (c *Corrector) correct(ctx context.Context, id bundle.ID, t *task) Result {
-	release, err := c.Engine.Acquire(ctx, id)
+	unlock, err := c.Engine.Acquire(ctx, id)
 	if err != nil {
 		return Result{}
 	}
-	defer release()
+	defer unlock()
 	rec := c.Store.Cached(id)
 	if rec == nil {
 		return Result{}
@@ -139,6 +139,8 @@ func (c *Corrector) selectUnfinished(rec *inventory.Record, t *task) (selected m
 	if !isDue && rec.State == bundle.StateApplying {
 		return nil, false // the Engine does not converge single objects of an interrupted run
 	}
+	// The Engine converges all objects of an interrupted bundle. The drifted ones make it do so even while a Helm release
+	// waits.
 	selected = c.selectDrifted(rec, t)
 	return selected, len(selected) > 0 || isDue && isRetry
 }

@@ -26,8 +26,8 @@ const (
 
 // Engine applies and removes bundles for a Corrector.
 type Engine interface {
-	// Acquire waits until id is not locked, and locks it until release is called.
-	Acquire(ctx context.Context, id bundle.ID) (release func(), err error)
+	// Acquire waits until id is not locked, and locks it until unlock is called.
+	Acquire(ctx context.Context, id bundle.ID) (unlock func(), err error)
 	// Resume converges the objects in only, or all objects if only is nil, from the record of id. The caller has
 	// acquired id.
 	Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (Result, error)
@@ -54,11 +54,11 @@ type Result struct {
 // Options are the dependencies of a Corrector. All fields are required.
 type Options struct {
 	Engine Engine
-	// Store has the records of the member, Objects its objects, and Mapper its kinds.
-	Store   *inventory.Store
-	Objects metadata.Interface
-	Mapper  *kube.Mapper
-	Clock   clock.WithTicker
+	// Store reads the records on the member. Metadata watches the objects on the member, and Mapper resolves their kinds.
+	Store    *inventory.Store
+	Metadata metadata.Interface
+	Mapper   *kube.Mapper
+	Clock    clock.WithTicker
 	// ScopeConfirmed is closed when the hub has confirmed the scope of Store. Then records of earlier registrations are
 	// deleted.
 	ScopeConfirmed <-chan struct{}
@@ -66,7 +66,7 @@ type Options struct {
 	OnCorrect func(bundle.ID, bundle.ChangeSet)
 	// OnReport is called after a run whose report is new.
 	OnReport func(bundle.ID)
-	// OnLost is called if the record of a bundle is lost, or if a withdrawal is complete.
+	// OnLost is called if the record of a bundle no longer exists: others have deleted it, or a withdrawal is complete.
 	OnLost func(bundle.ID)
 	// OnChange is called for each bundle with changed objects. It is called at most once per notifyInterval and bundle,
 	// and more often only if an object was deleted.
@@ -140,7 +140,8 @@ func (c *Corrector) watchAll(ctx context.Context) {
 		watches.update(ctx, c.Store.WatchedKinds())
 		for _, change := range changes {
 			c.queueUnfinished(change.Record)
-			if change.WasRead && !isFirst { // the first watches compare the objects of the records that are read before
+			// The lists of the first watches compare the objects of the records that listRecords has read.
+			if change.WasRead && !isFirst {
 				c.queueComparison(change.Record)
 			}
 		}

@@ -30,7 +30,7 @@ type engine struct {
 	next time.Time
 }
 
-func (engine) Acquire(context.Context, bundle.ID) (release func(), err error) { return func() {}, nil }
+func (engine) Acquire(context.Context, bundle.ID) (unlock func(), err error) { return func() {}, nil }
 
 func (e engine) Resume(ctx context.Context, _ bundle.ID, only map[kube.Ref]bool) (drift.Result, error) {
 	return drift.Result{}, e.apply(ctx, only)
@@ -62,7 +62,7 @@ func newBundleInState(t *testing.T, state bundle.State, names ...string) *bundle
 	b := &bundleOnMember{t: t, ns: plane.Namespace(t, "drift")}
 	b.maps = core.ConfigMaps(b.ns)
 	b.options = drift.Options{
-		Store: inventory.NewStore(core, objects, b.ns, inventory.OwnerScope{}), Objects: objects,
+		Store: inventory.NewStore(core, objects, b.ns, inventory.OwnerScope{}), Metadata: objects,
 		Mapper: kube.NewMapper(discovery.NewDiscoveryClientForConfigOrDie(plane.Config)), Clock: clock.RealClock{},
 		OnCorrect: func(bundle.ID, bundle.ChangeSet) {}, OnReport: func(bundle.ID) {}, OnLost: func(bundle.ID) {}, OnChange: func(bundle.ID) {},
 	}
@@ -175,7 +175,7 @@ func TestDeletedRecordIsReported(t *testing.T) {
 	}
 	rec := b.options.Store.Cached(b.id())
 	name := b.options.Store.SecretNames(rec)[0]
-	secrets := b.options.Objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(b.ns)
+	secrets := b.options.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(b.ns)
 	b.run(engine{apply: func(_ context.Context, only map[kube.Ref]bool) error {
 		t.Errorf("corrects %v", only)
 		return nil

@@ -8,8 +8,17 @@
 // All its state is in memory and can be lost: after a restart the watches list all objects, and drift that occurred
 // meanwhile is corrected.
 //
-// Terms: a record is the inventory of one bundle; its entries are objects. A run is one call of the Engine for a
-// bundle.
+// Files, in the order of reading: corrector.go starts everything and queues bundles, watch.go passes the events of the
+// API server to it, observation.go decides whether an object has drifted, correct.go processes one bundle from the
+// queue, backoff.go delays repeated corrections, and notifier.go calls OnChange for bundles with changed objects.
+//
+// Terms:
+//
+//   - record: the inventory of one bundle. Its entries are objects.
+//   - run: one call of the Engine for a bundle. A retry is a run of all objects of an unfinished bundle, a correction a
+//     run of the drifted objects.
+//   - unfinished: the last run of all objects failed, was interrupted, or waits for a Helm release.
+//   - lost: the bundle must be delivered again, because others have deleted its record.
 //
 // Invariants:
 //
@@ -20,8 +29,8 @@
 //     delayed.
 //   - Each failed run is retried at the time that the Engine returns, and never if only another bundle can succeed. No
 //     other part of the process retries it. Its drifted objects are not lost.
-//   - Drift of a failed bundle is corrected object by object. That does not restart the failed run, and its retry is
-//     not earlier.
+//   - Drift of a failed bundle is corrected object by object. That neither restarts the failed run nor changes the time
+//     of its retry.
 //   - Every 10 minutes all objects are compared, independent of the watches.
 //   - No drift is corrected for bundles without the option CorrectDrift, suspended bundles, and bundles that are being
 //     withdrawn.

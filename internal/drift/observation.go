@@ -12,13 +12,14 @@ type observation struct {
 	// uid is "" if a list does not contain the object.
 	uid         types.UID
 	fingerprint string
-	signature   string
+	signature   string // LiveMeta.Signature
 	// ignored is true if the object is being deleted, or its drift is not corrected.
 	ignored bool
 }
 
-// isDrifted returns whether an object differs from the entry in the record of a bundle. signature is
-// OwnerScope.Signature of the bundle, and o.signature identifies the bundle that the object is marked for.
+// isDrifted returns whether an object differs from the entry in the record of a bundle: entry.Fields is the fingerprint
+// of the object after the last apply. signature is OwnerScope.Signature of the bundle, and o.signature is the same key
+// for the bundle that the object is marked for.
 func isDrifted(entry inventory.Entry, o observation, signature string) bool {
 	switch {
 	case entry.Rival != "":

@@ -30,7 +30,8 @@ type watchSet struct {
 }
 
 // update starts and stops watches so that there is one for each of the kinds. It omits kinds that the API server does
-// not serve. When such a kind is defined again, the engine applies its objects, and the records change.
+// not serve. It is called again when the records change, and they change when the engine applies objects of such a
+// kind.
 func (w *watchSet) update(ctx context.Context, kinds []schema.GroupVersionKind) {
 	wanted := map[watchedKind]bool{}
 	for _, gvk := range kinds {
@@ -54,7 +55,7 @@ func (w *watchSet) update(ctx context.Context, kinds []schema.GroupVersionKind) 
 func (w *watchSet) start(ctx context.Context, kind watchedKind) {
 	ctx, cancel := context.WithCancel(ctx)
 	w.running[kind] = cancel
-	api := w.corrector.Objects.Resource(kind.resource.GVR)
+	api := w.corrector.Metadata.Resource(kind.resource.GVR)
 	lister := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
 			opts.LabelSelector = kube.LabelReason

@@ -41,7 +41,8 @@ func (p *applyRun) adoptFields(ctx context.Context, v decision) error {
 	return p.takeOverFields(ctx, v, v.existing)
 }
 
-// createObject applies an object that does not exist, or adopts it if another client has created it meanwhile.
+// createObject applies an object that does not exist, or adopts it if another client has created it meanwhile. created
+// is true if this request created the object: then no other field manager has set fields of it.
 func (p *applyRun) createObject(ctx context.Context, v decision) (now *live, created bool, err error) {
 	now, err = p.requestApply(ctx, v, "")
 	switch {
@@ -83,7 +84,8 @@ func (p *applyRun) takeOverFields(ctx context.Context, v decision, existing *liv
 		}
 		obj, err := api.Get(ctx, v.ref.Name, metav1.GetOptions{})
 		if err != nil || obj.UID != existing.UID {
-			return ignoreNotFound("read its field managers", err) // applying deals with an object that is replaced
+			// The apply request that follows fails if the object was deleted or replaced.
+			return ignoreNotFound("read its field managers", err)
 		}
 		entries, version = obj.ManagedFields, obj.ResourceVersion
 	}
@@ -116,10 +118,10 @@ func ignoreNotFound(operation string, err error) error {
 }
 
 // mergePastManagers moves the fields of past managers to the entry of our last apply, and returns the new
-// managedFields, or nil if there is nothing to move. An entry has one API version: our last apply's if there is one,
-// otherwise preferably next. Entries of past managers with other API versions are not changed.
-func mergePastManagers(entries []metav1.ManagedFieldsEntry, next string) ([]metav1.ManagedFieldsEntry, error) {
-	version, found := mergeVersion(entries, next)
+// managedFields, or nil if there is nothing to move. All fields of an entry are of one API version, so it moves only
+// the entries with the version of mergeVersion. desired is the API version that the bundle has.
+func mergePastManagers(entries []metav1.ManagedFieldsEntry, desired string) ([]metav1.ManagedFieldsEntry, error) {
+	version, found := mergeVersion(entries, desired)
 	if !found {
 		return nil, nil
 	}
@@ -175,17 +177,18 @@ func encodeFields(fields *fieldpath.Set) (*metav1.FieldsV1, error) {
 	return encoded, nil
 }
 
-// mergeVersion returns the API version of the entries to merge. found is false if no entry is ours or a past manager's.
-func mergeVersion(entries []metav1.ManagedFieldsEntry, next string) (version string, found bool) {
+// mergeVersion returns the API version of the entries to merge: that of our last apply, else desired if a past manager
+// has it, else that of the past manager that wrote last. found is false if no entry is ours or a past manager's.
+func mergeVersion(entries []metav1.ManagedFieldsEntry, desired string) (version string, found bool) {
 	var newest metav1.ManagedFieldsEntry
 	for _, entry := range entries {
 		if inventory.IsOwnApply(entry) {
 			return entry.APIVersion, true
 		}
-		if !isPastManager(entry) || (found && version == next) {
+		if !isPastManager(entry) || (found && version == desired) {
 			continue
 		}
-		if !found || entry.APIVersion == next || entryTime(entry).After(entryTime(newest)) {
+		if !found || entry.APIVersion == desired || entryTime(entry).After(entryTime(newest)) {
 			version, found, newest = entry.APIVersion, true, entry
 		}
 	}

@@ -29,7 +29,7 @@ const (
 	roleOwned       roleState = iota // a user or a program, or the object is no ClusterRole
 	roleAggregating                  // the same, and it has an aggregationRule
 	roleRecreated                    // only the aggregation controller: it created a deleted role again
-	roleUnlisted                     // unknown: the metadata has no field managers
+	roleUnknown                      // the metadata has no field managers; readRole decides
 )
 
 func isClusterRole(ref kube.Ref) bool { return ref.Group == groupRBAC && ref.Kind == "ClusterRole" }
@@ -39,7 +39,7 @@ func roleStateOf(role *metav1.PartialObjectMetadata) roleState {
 	bare := len(role.Labels) == 0 && len(role.Annotations) == 0
 	if bare && len(role.ManagedFields) == 0 {
 		// An apply request without rules creates a role without managed fields.
-		return roleUnlisted
+		return roleUnknown
 	}
 	recreated := bare
 	for _, entry := range role.ManagedFields {
@@ -59,12 +59,13 @@ func roleStateOf(role *metav1.PartialObjectMetadata) roleState {
 	return roleOwned
 }
 
-// readRole reads a ClusterRole without field managers in its metadata, and sets its state. A role without any content
-// counts as created again: so the controller creates it when all the roles that it aggregated are deleted, too.
-func (m *memberClient) readRole(ctx context.Context, s objectLocation, existing *live) error {
-	role, err := m.dynamicClient.Resource(s.resource.GVR).Get(ctx, s.key.Name, metav1.GetOptions{})
+// readRole reads a ClusterRole without field managers in its metadata, and sets its state. A role with neither rules
+// nor an aggregationRule counts as created again: the controller creates such a role if the roles that it would
+// aggregate are deleted, too.
+func (m *memberClient) readRole(ctx context.Context, location objectLocation, existing *live) error {
+	role, err := m.dynamicClient.Resource(location.resource.GVR).Get(ctx, location.key.Name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("read %s: %w", s.key, err)
+		return fmt.Errorf("read %s: %w", location.key, err)
 	}
 	existing.role = roleOwned
 	if err == nil && role.GetUID() == existing.UID && role.Object["rules"] == nil && role.Object["aggregationRule"] == nil {
@@ -78,11 +79,11 @@ func (m *memberClient) readRole(ctx context.Context, s objectLocation, existing 
 // to them when the others are deleted. A last group holds all the ClusterRoles again, for those that the controller
 // created meanwhile. Without ClusterRoles it makes no request.
 func (e *Engine) orderRoles(ctx context.Context, groups [][]inventory.Entry) ([][]inventory.Entry, error) {
-	at := slices.IndexFunc(groups, func(items []inventory.Entry) bool { return isClusterRole(items[0].Ref) })
+	at := slices.IndexFunc(groups, func(entries []inventory.Entry) bool { return isClusterRole(entries[0].Ref) })
 	if at < 0 {
 		return groups, nil
 	}
-	_, found, err := e.observe(ctx, groups[at])
+	_, found, err := e.readEntries(ctx, groups[at])
 	if err != nil {
 		return nil, err
 	}
@@ -92,18 +93,19 @@ func (e *Engine) orderRoles(ctx context.Context, groups [][]inventory.Entry) ([]
 // splitRoles implements orderRoles. The group at index at has the ClusterRoles; found has the existing ones.
 func splitRoles(groups [][]inventory.Entry, at int, found map[kube.Ref]*live) [][]inventory.Entry {
 	var aggregating, others []inventory.Entry
-	for _, item := range groups[at] {
-		if existing := found[item.Ref.Key()]; existing.aggregated() {
-			aggregating = append(aggregating, item)
+	for _, entry := range groups[at] {
+		if existing := found[entry.Ref.Key()]; existing.isAggregated() {
+			aggregating = append(aggregating, entry)
 		} else {
-			others = append(others, item)
+			others = append(others, entry)
 		}
 	}
 	ordered := slices.Concat(groups[:at], [][]inventory.Entry{aggregating, others}, groups[at+1:], groups[at:at+1])
-	return slices.DeleteFunc(ordered, func(items []inventory.Entry) bool { return len(items) == 0 })
+	return slices.DeleteFunc(ordered, func(entries []inventory.Entry) bool { return len(entries) == 0 })
 }
 
-// aggregated returns whether the aggregation controller writes to an object, which is nil if it does not exist.
-func (l *live) aggregated() bool {
+// isAggregated returns whether an object is a ClusterRole whose rules the aggregation controller writes. The object is
+// nil if it does not exist.
+func (l *live) isAggregated() bool {
 	return l != nil && (l.role == roleAggregating || l.role == roleRecreated)
 }

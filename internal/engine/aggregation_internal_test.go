@@ -47,7 +47,7 @@ func TestRoleStateOf(t *testing.T) {
 		"ours, aggregated":                       {writers(aggregationManager, rules, "towline", rule), roleAggregating},
 		"somebody's, aggregating":                {labelled(writers("x", rule)), roleAggregating},
 		"with unreadable fields":                 {writers(aggregationManager, `[]`), roleOwned},
-		"without field lists":                    {writers(), roleUnlisted},
+		"without field lists":                    {writers(), roleUnknown},
 		"without field lists, with a label":      {labelled(writers()), roleOwned},
 		"without field lists, annotated":         {annotated(writers()), roleOwned},
 	} {

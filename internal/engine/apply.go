@@ -129,8 +129,8 @@ func (p *applyRun) applyOne(ctx context.Context, v decision) (now *live, created
 	return now, created, err
 }
 
-// applyReplaced applies an object that was deleted or replaced after it was read. The applied object has another UID
-// than its inventory entry.
+// applyReplaced applies an object that was deleted or replaced after it was read. It clears the UID in the inventory
+// first, since the applied object has another one.
 func (p *applyRun) applyReplaced(ctx context.Context, v decision) (now *live, created bool, err error) {
 	if v.rejectUnmanaged && !v.overwrite {
 		return nil, false, errReplaced
@@ -168,7 +168,7 @@ func (p *applyRun) requestApply(ctx context.Context, v decision, uid types.UID) 
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, establishLimit, true, func(ctx context.Context) (bool, error) {
 		now, last = send(ctx, v.target, "")
-		if apierrors.IsNotFound(last) && !missesNamespace(last) {
+		if apierrors.IsNotFound(last) && !isNamespaceMissing(last) {
 			return false, nil
 		}
 		return true, last
@@ -179,8 +179,8 @@ func (p *applyRun) requestApply(ctx context.Context, v decision, uid types.UID) 
 	return now, err
 }
 
-// missesNamespace returns whether the namespace is missing. Otherwise the kind is not served yet.
-func missesNamespace(err error) bool {
+// isNamespaceMissing returns whether the namespace is missing. Otherwise the kind is not served yet.
+func isNamespaceMissing(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
 }
@@ -196,7 +196,7 @@ func (p *applyRun) setEntry(v decision, now *live, fingerprint string) {
 	}
 }
 
-// clearUID saves the entry of an object without a UID, before the object gets another one.
+// clearUID saves the entry of an object without a UID, before the object is created again and gets another one.
 func (p *applyRun) clearUID(ctx context.Context, v decision) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -207,7 +207,7 @@ func (p *applyRun) clearUID(ctx context.Context, v decision) error {
 // recreate deletes an object and creates it again after the API server refused to change it. It deletes nothing and
 // returns refused if the server would also refuse to create it.
 func (p *applyRun) recreate(ctx context.Context, v decision, refused error) (now *live, created bool, err error) {
-	if p.refusesNew(ctx, v) {
+	if p.isCreationRefused(ctx, v) {
 		return nil, false, refused
 	}
 	if err := p.clearUID(ctx, v); err != nil {
@@ -223,8 +223,8 @@ func (p *applyRun) recreate(ctx context.Context, v decision, refused error) (now
 	return p.createObject(ctx, v)
 }
 
-// refusesNew returns whether the API server refuses to create the object, with a dry run under another name.
-func (p *applyRun) refusesNew(ctx context.Context, v decision) bool {
+// isCreationRefused returns whether the API server refuses to create the object. It sends a dry run with another name.
+func (p *applyRun) isCreationRefused(ctx context.Context, v decision) bool {
 	raw, err := encode(v.ref, v.body(v.adopt, ""))
 	if err != nil {
 		return true

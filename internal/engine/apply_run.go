@@ -36,8 +36,8 @@ type applyRun struct {
 
 	targets []*target
 	desired map[kube.Ref]bool
-	// retained are the objects that are not pruned: the desired ones, and others because of KeepObjects.
-	retained map[kube.Ref]bool
+	// kept are the objects that are not pruned: the desired ones, and others because of bundle.Bundle.KeepObjects.
+	kept map[kube.Ref]bool
 
 	// mu guards the fields below while objects are applied in parallel.
 	mu    sync.Mutex
@@ -62,7 +62,7 @@ func (p *applyRun) run(ctx context.Context) (bundle.Report, error) {
 	started := p.engine.clock.Now()
 	report, err := p.execute(ctx)
 	p.logRun(ctx, started, report, err)
-	return report, p.keepFailure(ctx, report, err)
+	return report, p.storeFailure(ctx, report, err)
 }
 
 // execute plans, reads, decides, and then writes: the planned inventory, the objects, and the resulting inventory.
@@ -74,18 +74,18 @@ func (p *applyRun) execute(ctx context.Context) (bundle.Report, error) {
 	if err := p.plan(); err != nil {
 		return failed(report, err)
 	}
-	decisions, release, err := p.lockAndDecide(ctx)
+	decisions, unlock, err := p.lockAndDecide(ctx)
 	if err != nil {
 		return failed(report, err)
 	}
-	defer release()
+	defer unlock()
 	if err := p.saveIntent(ctx, decisions); err != nil {
 		return failed(report, err)
 	}
 	if err := p.applyAll(ctx, decisions); err != nil {
 		return p.abort(ctx, err)
 	}
-	p.awaitServed(ctx)
+	p.awaitServed(ctx) // definitions that are not served are in p.failures
 	if p.only == nil && p.waiting == nil {
 		done := true
 		if len(p.failures) == 0 || p.bundle.Options.ContinueOnError && !slices.ContainsFunc(p.failures, isBundleFailure) {
@@ -98,7 +98,7 @@ func (p *applyRun) execute(ctx context.Context) (bundle.Report, error) {
 			return p.abort(ctx, err)
 		}
 	}
-	if err := p.verifyRecords(ctx); err != nil {
+	if err := p.verifyReleaseRecords(ctx); err != nil {
 		return p.abort(ctx, err)
 	}
 	return p.finish(ctx)
@@ -132,26 +132,26 @@ func (p *applyRun) plan() error {
 
 // lockAndDecide locks all objects that the run may change, and decides about the targets. If the targets show that the
 // inventory was lost, it recovers the inventory and starts again, since then more objects must be locked at once.
-func (p *applyRun) lockAndDecide(ctx context.Context) (decisions []decision, release func(), err error) {
+func (p *applyRun) lockAndDecide(ctx context.Context) (decisions []decision, unlock func(), err error) {
 	if p.lost {
 		if err := p.recoverInventory(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
 	for {
-		release, err := p.engine.objects.acquire(ctx, p.affectedKeys()...)
+		unlock, err := p.engine.objects.acquire(ctx, p.affectedKeys()...)
 		if err != nil {
 			return nil, nil, err
 		}
 		decisions, err := p.readAndDecide(ctx)
 		if err != nil {
-			release()
+			unlock()
 			return nil, nil, err
 		}
 		if p.lost || p.prior.Exists() || !p.hasAppliedTargets(decisions) {
-			return decisions, release, nil
+			return decisions, unlock, nil
 		}
-		release()
+		unlock()
 		p.lost = true
 		if err := p.recoverInventory(ctx); err != nil {
 			return nil, nil, err
@@ -169,12 +169,12 @@ func (p *applyRun) hasAppliedTargets(decisions []decision) bool {
 // recoverInventory rebuilds a lost inventory from the objects with our labels. It continues if some objects cannot be
 // listed, which are then not pruned. It fails if the Helm releases cannot be listed, since their hooks would run again.
 func (p *applyRun) recoverInventory(ctx context.Context) error {
-	traced, err := p.engine.trace(ctx, p.prior)
+	rebuilt, err := p.engine.rebuildInventory(ctx, p.prior)
 	if err != nil {
 		log.FromContext(ctx).Info("could not rebuild the whole inventory", logkeys.Bundle, p.bundle.ID.String(), logkeys.Reason, err.Error())
 	}
-	p.prior = traced
-	var failure *releaseTraceError
+	p.prior = rebuilt
+	var failure *releaseRebuildError
 	if errors.As(err, &failure) {
 		return err
 	}
@@ -199,7 +199,7 @@ func (p *applyRun) readAndDecide(ctx context.Context) ([]decision, error) {
 	for i, t := range p.targets {
 		locations[i] = objectLocation{key: t.key(), resource: t.served}
 	}
-	found, unread := p.engine.member.observeEach(ctx, locations)
+	found, unread := p.engine.member.readMetadataEach(ctx, locations)
 	for _, t := range p.targets {
 		err := unread[t.key()]
 		if status := apierrors.APIStatus(nil); err != nil && (!p.bundle.Options.ContinueOnError || !errors.As(err, &status)) {
@@ -244,43 +244,46 @@ func (p *applyRun) saveIntent(ctx context.Context, decisions []decision) error {
 	}
 	p.saved = p.prior
 	p.defined = map[schema.GroupKind]bool{}
-	p.retain()
-	busy := p.only == nil && len(toPrune(p.prior.Entries, p.retained)) > 0 || !p.next.ReleasesDeployed()
+	p.planKept()
+	needsWrite := p.only == nil && len(toPrune(p.prior.Entries, p.kept)) > 0 || !p.next.ReleasesDeployed()
 	for _, v := range decisions {
 		p.planEntry(v)
-		busy = busy || v.action == actionApply
+		needsWrite = needsWrite || v.action == actionApply
 	}
-	if !busy || p.prior.Covers(p.next) {
+	if !needsWrite || p.prior.Covers(p.next) {
 		return nil
 	}
 	return p.save(ctx)
 }
 
-// planEntry sets the entry of a decision's object in the next inventory.
+// planEntry sets the entry of a decision's object in the next inventory, as it must be if the run is aborted right
+// after saveIntent: UID only if the object is known to be the bundle's, Claim if the object is to be taken over, Rival
+// if another bundle keeps it, and Fields only if nothing has to be applied. An object that is not known to exist, or
+// that is not created, keeps its entry.
 func (p *applyRun) planEntry(v decision) {
 	recorded, ok := p.next.Entries[v.key()]
 	if ok && (v.unread || v.action == actionNone && v.existing == nil) {
 		return
 	}
-	item := inventory.Entry{Ref: v.ref, Claim: v.claim, Adopted: v.adopt, Origin: v.origin}
+	entry := inventory.Entry{Ref: v.ref, Claim: v.claim, Adopted: v.adopt, Origin: v.origin}
 	if v.action == actionReject {
-		item.Adopted = recorded.Adopted
+		entry.Adopted = recorded.Adopted
 	}
 	var conflict *conflictError
 	if errors.As(v.err, &conflict) {
-		item.Rival = conflict.competingOwner
+		entry.Rival = conflict.competingOwner
 	}
 	if v.existing != nil && v.action != actionReject && (v.existing.Signature() == p.engine.ownerScope.Signature(p.bundle.ID) || recorded.UID == v.existing.UID) {
-		item.UID, item.Fields = v.existing.UID, recorded.Fields
-		item.Recovered = recorded.UID == v.existing.UID && !recorded.IsCreated()
+		entry.UID, entry.Fields = v.existing.UID, recorded.Fields
+		entry.Recovered = recorded.UID == v.existing.UID && !recorded.IsCreated()
 	}
 	switch {
 	case v.action == actionNone:
-		item.Fields = v.existing.Fingerprint()
+		entry.Fields = v.existing.Fingerprint()
 	case len(v.subresources) > 0, p.hasNewAccount():
-		item.Fields = "" // after a crash or a failure before all of it is applied, the next run applies the object again
+		entry.Fields = "" // after a crash or a failure before all of it is applied, the next run applies the object again
 	}
-	p.next.Entries[v.key()] = item
+	p.next.Entries[v.key()] = entry
 }
 
 // save stores the next inventory.
@@ -335,14 +338,14 @@ func (p *applyRun) applyRanks(ctx context.Context, decisions []decision) (procee
 	return true, nil
 }
 
-// outcome is the result of one decision.
+// outcome is the result of one decision. Its action is empty if the object was skipped.
 type outcome struct {
 	action bundle.Action
 	err    error
 }
 
-// applyRank applies the objects of one rank concurrently. It starts them in order, so that the first failure in order
-// is always reported.
+// applyRank applies the objects of one rank concurrently. It begins with them in order: an object that is skipped after
+// a failure comes after the failed one, so the first failure is the same in each run.
 func (p *applyRun) applyRank(ctx context.Context, decisions []decision) (proceed bool, err error) {
 	if p.hasDefinedKinds(decisions) && !p.awaitServed(ctx) {
 		p.skipRemaining(decisions)

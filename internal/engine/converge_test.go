@@ -43,7 +43,7 @@ func TestConvergeCreatesConfiguresAndPrunes(t *testing.T) {
 			t.Errorf("annotation %s: got %q, want %q", name, value, want)
 		}
 	}
-	digest, state, ok, err := e.Have(t.Context(), b.ID)
+	digest, state, ok, err := e.RecordedDigest(t.Context(), b.ID)
 	if err != nil || !ok || digest != report.Digest || state != bundle.StateApplied {
 		t.Errorf("have: got %s %s %t %v", digest, state, ok, err)
 	}

@@ -191,11 +191,11 @@ func TestLargeBundle(t *testing.T) {
 	if err := c.objects.Resource(secrets).Namespace(c.records).DeleteCollection(t.Context(), metav1.DeleteOptions{}, parts); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, ok, err := e.Have(t.Context(), b.ID); ok || err != nil {
+	if _, _, ok, err := e.RecordedDigest(t.Context(), b.ID); ok || err != nil {
 		t.Errorf("have, with a part lost: got %t, %v", ok, err)
 	}
 	wantChanges(t, converge(t, e, b).Changes, counts{bundle.Unchanged: count})
-	if _, _, ok, err := e.Have(t.Context(), b.ID); !ok || err != nil {
+	if _, _, ok, err := e.RecordedDigest(t.Context(), b.ID); !ok || err != nil {
 		t.Errorf("have, with all parts back: got %t, %v", ok, err)
 	}
 	wantChanges(t, converge(t, e, c.bundle("large", objects[:10]...)).Changes, counts{bundle.Unchanged: 10, bundle.Deleted: count - 10})
@@ -247,7 +247,7 @@ func TestLostRecordIsRebuiltAndSaidToBeMissing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, ok, err := e.Have(t.Context(), b.ID); ok || err != nil {
+	if _, _, ok, err := e.RecordedDigest(t.Context(), b.ID); ok || err != nil {
 		t.Errorf("have: got %t, %v; want that nothing is known", ok, err)
 	}
 	if _, ok, err := e.Resume(t.Context(), b.ID); ok || err != nil {

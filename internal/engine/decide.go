@@ -17,7 +17,7 @@ import (
 var ErrConflict = errors.New("conflict")
 
 // errDeleting is the error of an object that is being deleted.
-var errDeleting = errors.New("it is being deleted; it is created again once it is gone")
+var errDeleting = errors.New("it is being deleted; it is created again after that")
 
 // conflictError is the error of an object that another owner deploys.
 type conflictError struct {
@@ -74,15 +74,16 @@ type requester struct {
 	ownerScope inventory.OwnerScope
 	owner      bundle.Owner
 	trigger    trigger
-	// isImpersonated is true if a ServiceAccount applies the objects, which the engine can delete with its own identity.
-	// It must delete only what the ServiceAccount has created: that may be able to change what it may not delete.
+	// isImpersonated is true if a ServiceAccount applies the objects. The engine can delete them with its own identity. It
+	// must delete only objects that the ServiceAccount has created, since the rights of the ServiceAccount may allow it to
+	// change an object, but not to delete it.
 	isImpersonated bool
 	// hasNewAccount is true if the objects were applied with another identity before.
 	hasNewAccount bool
 }
 
 // signature returns the owner key in the annotations of the requester's objects.
-func (a requester) signature() string { return a.ownerScope.Signature(a.id) }
+func (r requester) signature() string { return r.ownerScope.Signature(r.id) }
 
 // trigger is the reason for a run.
 type trigger int
@@ -125,11 +126,12 @@ func decideExisting(v decision, recorded inventory.Entry, requestedBy requester)
 			v.action = actionNone
 		}
 	case existing.role == roleRecreated:
-		// The aggregation controller created it again: it was not there before us, and has no other owner.
+		// The aggregation controller created it again after a deletion: it is not adopted, and has no other owner.
 	case t.rejectUnmanaged:
 		return decideUnmanaged(v, recorded, requestedBy)
 	case !existing.IsMarked():
-		// The object with the recorded UID is ours, even if another client removed the labels and annotations.
+		// The object with the recorded UID is ours, even if another client removed the labels and annotations. An object of
+		// the same Helm release belongs to the release, so it is deleted with it.
 		v.adopt = (recorded.UID != existing.UID || recorded.Adopted) && !existing.belongsTo(t.release)
 	case isFromOtherRequestor(t, existing, requestedBy), isFromOtherScope(existing, requestedBy):
 		return decideTakeover(v, recorded, requestedBy)
@@ -141,9 +143,9 @@ func decideExisting(v decision, recorded inventory.Entry, requestedBy requester)
 	return v
 }
 
-// limitImpersonated changes a decision if a ServiceAccount applies the object, and the bundle has no record of its
-// creation. The marks of such an object may be forged: it is adopted, so it is never deleted later. If it has another
-// owner, the decision is a conflict.
+// limitImpersonated changes a decision about an existing object that a ServiceAccount applies, if the object has not
+// the recorded UID. Its ownership labels may be forged, so it counts as adopted, and is never deleted. If the labels
+// are those of another bundle, the decision is a conflict.
 func limitImpersonated(v decision, recorded inventory.Entry, requestedBy requester) decision {
 	if !requestedBy.isImpersonated || v.action != actionApply || recorded.UID == v.existing.UID {
 		return v
@@ -166,7 +168,8 @@ func isExpiredJob(t *target, recorded inventory.Entry, requestedBy requester) bo
 	return expires
 }
 
-// isLeftAlone returns whether an existing object must not be changed to the content of its target.
+// isLeftAlone returns whether a createOnly target has another content than the existing object was applied with, or
+// another owner applied the object: then it must not be changed.
 func (v decision) isLeftAlone() bool {
 	return v.createOnly && v.existing != nil && v.existing.Annotations[kube.AnnotationHash] != v.marks.annotations[kube.AnnotationHash]
 }
@@ -196,10 +199,12 @@ func hasNotDrifted(existing *live, recorded inventory.Entry) bool {
 
 // isFromOtherRequestor returns whether an object was deployed from the same source for the same profile, but for
 // another requestor: the cluster was registered again under another name. The latest delivery owns the object. Drift
-// correction takes nothing back.
+// correction takes nothing back. isFromOtherScope is the same for a cluster that was registered again under its old
+// name, with another inventory.OwnerScope.
 func isFromOtherRequestor(t *target, existing *live, requestedBy requester) bool {
 	if existing.OwnerScope().IsLocal() || requestedBy.ownerScope.IsLocal() {
-		return false // the hub deploys it for another cluster, which can exist as long as this one
+		// The hub deploys it to its own cluster, for another cluster that can exist at the same time.
+		return false
 	}
 	if existing.Annotations[kube.AnnotationOwnerKind] != requestedBy.owner.Kind || existing.Annotations[kube.AnnotationOwnerName] != requestedBy.owner.Name ||
 		existing.Requestor() == "" || existing.Labels[kube.LabelReason] != requestedBy.id.Feature {
@@ -258,25 +263,25 @@ const (
 
 // decidePrune returns the action for an entry that the bundle no longer has, and the reason if the object is kept. It
 // also deletes a ClusterRole that the aggregation controller created again, although its UID is not the recorded one.
-func decidePrune(recorded inventory.Entry, existing *live, id bundle.ID, of inventory.OwnerScope) (pruneAction, string) {
+func decidePrune(recorded inventory.Entry, existing *live, id bundle.ID, ownerScope inventory.OwnerScope) (pruneAction, string) {
 	switch {
 	case existing == nil:
 		return pruneForget, ""
 	case existing.role == roleRecreated:
 		return pruneDelete, ""
 	case recorded.UID != "" && recorded.UID != existing.UID:
-		return pruneForget, "somebody replaced it"
+		return pruneForget, "another client replaced it"
 	case recorded.FromHelm && !existing.IsMarked() && existing.belongsTo(strings.TrimPrefix(recorded.Origin, originOfRelease(""))):
 		if existing.Annotations[kube.AnnotationKeep] == "keep" {
 			return pruneForget, "its " + kube.AnnotationKeep + " annotation says keep"
 		}
 		return pruneDelete, ""
-	case existing.Signature() != of.Signature(id):
+	case existing.Signature() != ownerScope.Signature(id):
 		return pruneForget, "it is no longer marked as deployed for " + id.String()
 	case existing.IsAdopted(), recorded.RecordsAdoption(existing.UID):
 		return pruneOrphan, "it existed before"
-	case existing.isReleased():
-		return pruneOrphan, "its label " + workv1alpha1.ManagedLabel + " was taken off"
+	case existing.hasNoManagedLabel():
+		return pruneOrphan, "its label " + workv1alpha1.ManagedLabel + " was removed"
 	case existing.Annotations[kube.AnnotationKeep] == "keep":
 		return pruneOrphan, "its " + kube.AnnotationKeep + " annotation says keep"
 	case existing.Deleting:

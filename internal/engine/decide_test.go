@@ -300,7 +300,7 @@ func TestDecidePrune(t *testing.T) {
 func TestGateGivesAllKeysOrNone(t *testing.T) {
 	t.Parallel()
 	g := newKeyLock[string]()
-	release, err := g.acquire(t.Context(), "a", "b")
+	unlock, err := g.acquire(t.Context(), "a", "b")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +314,7 @@ func TestGateGivesAllKeysOrNone(t *testing.T) {
 	} else {
 		free()
 	}
-	release()
+	unlock()
 	if _, err := g.acquire(t.Context(), "a", "b", "c"); err != nil {
 		t.Fatal(err)
 	}

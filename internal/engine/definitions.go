@@ -21,9 +21,9 @@ import (
 const (
 	// establishLimit is the timeout until a CustomResourceDefinition is established and its kinds are served.
 	establishLimit = time.Minute
-	// definitionReads is the number of discovery requests per read of the CustomResourceDefinition itself. Definitions can
-	// have hundreds of kilobytes, so frequent reads slow down the API server.
-	definitionReads = 20
+	// definitionReadInterval is the number of discovery requests per read of the CustomResourceDefinition itself.
+	// Definitions can have hundreds of kilobytes, so frequent reads slow down the API server.
+	definitionReadInterval = 20
 )
 
 // errUnserved is the error of a definition whose kinds are not served within establishLimit, although the API server
@@ -33,7 +33,7 @@ var errUnserved = errors.New("its kinds are not served yet")
 // isServed returns whether the REST mapper knows all kinds of a definition.
 func (p *applyRun) isServed(v decision) bool {
 	kinds := map[schema.GroupVersionKind]kube.Resource{}
-	define(kinds, v.content)
+	addServedKinds(kinds, v.content)
 	for gvk := range kinds {
 		if _, err := p.engine.member.mapper.Resource(gvk); err != nil {
 			return false
@@ -50,7 +50,7 @@ func (p *applyRun) addUnserved(v decision) {
 		p.unserved = map[string]map[schema.GroupVersionKind]kube.Resource{}
 	}
 	kinds := map[schema.GroupVersionKind]kube.Resource{}
-	define(kinds, v.content)
+	addServedKinds(kinds, v.content)
 	p.unserved[v.ref.Name] = kinds
 	for gvk := range kinds {
 		p.defined[gvk.GroupKind()] = true
@@ -62,18 +62,18 @@ func (p *applyRun) hasDefinedKinds(decisions []decision) bool {
 	return slices.ContainsFunc(decisions, func(v decision) bool { return v.action == actionApply && p.defined[v.ref.GVK().GroupKind()] })
 }
 
-// awaitServed waits until all kinds that the run has defined are served. It records the definitions that are not served
-// as failures, and returns whether the run may continue.
+// awaitServed waits until all kinds that the run has defined are served. It adds the definitions that are not served to
+// p.failures, and returns whether the run may continue.
 func (p *applyRun) awaitServed(ctx context.Context) (proceed bool) {
 	if len(p.unserved) == 0 {
 		return true
 	}
-	refused := p.engine.member.awaitServed(withAccount(ctx, ""), p.unserved)
+	unserved := p.engine.member.awaitDefinitions(withAccount(ctx, ""), p.unserved)
 	p.unserved = nil
 	p.engine.member.mapper.Reset()
 	proceed = true
 	for i, change := range p.changes {
-		err := refused[change.Ref.Name]
+		err := unserved[change.Ref.Name]
 		if err == nil || change.Ref.Group != groupAPIExtensions {
 			continue
 		}
@@ -85,10 +85,10 @@ func (p *applyRun) awaitServed(ctx context.Context) (proceed bool) {
 	return proceed
 }
 
-// awaitServed waits until the API server serves all kinds of the pending CustomResourceDefinitions. It returns an error
-// for each definition that is not served. The keys are names of definitions.
-func (m *memberClient) awaitServed(ctx context.Context, pending map[string]map[schema.GroupVersionKind]kube.Resource) map[string]error {
-	refused, reasons := map[string]error{}, map[string]string{}
+// awaitDefinitions waits until the API server serves all kinds of the pending CustomResourceDefinitions. It returns an
+// error for each definition that is not served. The keys are names of definitions.
+func (m *memberClient) awaitDefinitions(ctx context.Context, pending map[string]map[schema.GroupVersionKind]kube.Resource) map[string]error {
+	failed, reasons := map[string]error{}, map[string]string{}
 	tries := 0
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, establishLimit, true, func(ctx context.Context) (bool, error) {
 		tries++
@@ -98,22 +98,22 @@ func (m *memberClient) awaitServed(ctx context.Context, pending map[string]map[s
 				delete(pending, name)
 				continue
 			}
-			if tries%definitionReads != 0 {
+			if tries%definitionReadInterval != 0 {
 				continue
 			}
 			// The kinds may never be served: an APIService serves the group, or another definition has the names.
 			established, reason, err := m.definitionState(ctx, name)
 			if reasons[name] = reason; established || err != nil {
-				refused[name] = err
+				failed[name] = err // nil if it is established
 				delete(pending, name)
 			}
 		}
 		return len(pending) == 0, nil
 	})
 	for name := range pending {
-		refused[name] = fmt.Errorf("%w: %s: %w", errUnserved, cmp.Or(reasons[name], "no reason is known"), err)
+		failed[name] = fmt.Errorf("%w: %s: %w", errUnserved, cmp.Or(reasons[name], "no reason is known"), err)
 	}
-	return refused
+	return failed
 }
 
 // servedResources returns the served resources of the API versions of the pending definitions.
@@ -129,7 +129,7 @@ func (m *memberClient) servedResources(
 			}
 			read[gv] = true
 			var list metav1.APIResourceList
-			if m.raw.Get().AbsPath("/apis", gv.Group, gv.Version).Do(ctx).Into(&list) != nil {
+			if m.restClient.Get().AbsPath("/apis", gv.Group, gv.Version).Do(ctx).Into(&list) != nil {
 				continue // not served yet
 			}
 			for _, resource := range list.APIResources {
@@ -152,7 +152,7 @@ func areServed(kinds map[schema.GroupVersionKind]kube.Resource, served map[schem
 
 // definitionState reads a CustomResourceDefinition and returns crdState.
 func (m *memberClient) definitionState(ctx context.Context, name string) (established bool, reason string, err error) {
-	raw, err := m.raw.Get().AbsPath("/apis", groupAPIExtensions, "v1", "customresourcedefinitions", name).Do(ctx).Raw()
+	raw, err := m.restClient.Get().AbsPath("/apis", groupAPIExtensions, "v1", "customresourcedefinitions", name).Do(ctx).Raw()
 	if err != nil {
 		return false, "", err
 	}

@@ -1,17 +1,46 @@
 // Package engine makes one cluster equal one bundle: order, diff, apply, prune, health.
 //
-// A run plans first, then reads the metadata of the objects, then decides about each of them. Before it writes
-// anything it saves in the inventory what it is about to do, and afterwards the UIDs of what it has applied. Objects
-// are applied rank by rank, objects of a Helm release stage by stage. Objects that only the inventory has are pruned
-// last, in the reverse order.
+// The hub (push members) and the agents (pull members) create one Engine per cluster. They call Converge for each
+// bundle, Withdraw for each bundle that is no longer wanted, and Run once, which corrects drift and retries failed runs
+// (internal/drift). All state is in the records of internal/inventory, on the cluster itself.
+//
+// A run (applyRun) has these steps, after the lock of the bundle ID was acquired:
+//
+//  1. plan converts the objects of the bundle to targets (plan.go, rank.go, exclusions.go).
+//  2. lockAndDecide locks the objects, reads their metadata (read.go) and decides about each target: apply it, reject
+//     it or do nothing (decide.go; unmanaged.go for Works). If the record is lost, it is rebuilt first (rebuild.go).
+//  3. saveIntent saves in the record the changes that the run is about to make.
+//  4. applyAll applies the objects rank by rank (apply.go; adopt.go takes over the fields of kubectl and helm,
+//     retain.go leaves excluded fields alone, definitions.go waits for CustomResourceDefinitions). With Helm releases
+//     it goes item by item, and each release in stages (release_deploy.go). A release prunes the objects that its new
+//     revision lacks before it waits for readiness.
+//  5. uninstallDropped and prune remove the other releases and objects that only the record has (release_uninstall.go,
+//     prune.go; after failures partialprune.go), in the reverse order of ranks.
+//  6. finish saves the UIDs of the applied objects, and the result. storeFailure decides who repeats a failed run
+//     (failedrun.go).
+//
+// Terms:
+//
+//   - record, entry: the inventory of one bundle, and one object in it. A release record is Helm's Secret of a
+//     revision.
+//   - item: a part of a bundle: a Helm release, or the objects of one reference. The origin of an object names its
+//     item.
+//   - target, decision: an object of the bundle, and the action for it. live is the metadata of the existing object.
+//   - marks: the ownership label and annotations of an object. Signature is the key of the owner in them.
+//   - adopted: the object existed before the bundle applied it, so it is orphaned and not deleted.
+//   - rank: the position of a kind in the order of application. Stage: the progress of an operation on a release.
+//   - takeover: a bundle gets an object of another bundle, which then has the new owner as the rival of its entry.
+//   - excluded: a field that is applied only to a new object. Kept: an object that is not pruned.
 //
 // Invariants:
 //
-//   - One run or withdrawal per bundle runs at a time, and one per object. Both are acquired in that order.
-//   - The Engine can be killed at any moment: the next run starts from the inventory and is right.
+//   - One run or withdrawal per bundle runs at a time, and one per object. It locks the bundle first, then the objects.
+//   - The Engine can be killed at any moment: the next run starts from the record and is right.
 //   - An object is deleted only if it has the ownership annotations of the bundle and, where one is recorded, the
 //     recorded UID. Objects of a former Helm revision and ClusterRoles that the aggregation controller created again
 //     need no annotations.
 //   - A hook is created after the state of its release was saved, so it runs once per revision.
 //   - Nothing is locked while a Helm release waits: the run ends, and drift resumes it.
+//
+// Start reading at Engine.Converge and applyRun.execute.
 package engine

@@ -24,17 +24,18 @@ import (
 
 // Options change how an Engine works. The zero Options are fine.
 type Options struct {
-	// Namespace is where the records are kept; it is created when the first one is. Default: kube.AgentNamespace.
+	// Namespace has the Secrets of the records. The engine creates it with the first record. Default: kube.AgentNamespace.
 	Namespace string
 	// OnCorrect is called after Run has changed objects, with the changes. It must not block for long.
 	OnCorrect func(bundle.ID, bundle.ChangeSet)
-	// OnReport is called after the report of a bundle has changed without a call of Converge, or if its inventory is lost,
-	// so that the caller calls Converge again. It may block, but not longer than Run's context.
+	// OnReport is called if the report of a bundle changes without a call of Converge. It is also called if the record of
+	// a bundle no longer exists: then the caller must call Converge again. It may block, but not longer than Run's
+	// context.
 	OnReport func(bundle.ID)
-	// Scope is the uid of the object that declares the cluster, Hub the uid of the hub. They separate this Engine from
-	// others on the same cluster: Engines of different scopes do not see each other's inventories. Objects of another hub
-	// are never changed. A delivery takes over objects of another scope of the same hub. Both are empty for a
-	// SveltosCluster.
+	// Scope is the UID of the object that declares the cluster on the hub (inventory.OwnerScope.Registration), and Hub the
+	// UID of the hub. They separate this Engine from others on the same cluster: Engines of different scopes do not see
+	// each other's inventories. Objects of another hub are never changed. A delivery takes over objects of another scope
+	// of the same hub. Both are empty for a SveltosCluster.
 	Scope string
 	Hub   string
 	// Partitions divide the bundles among several processes. Nil: this Engine has all bundles of its scope. Otherwise the
@@ -46,13 +47,13 @@ type Options struct {
 	OnChange func(bundle.ID)
 	// RequestLimit limits each request to the cluster, except watches. Default: one minute.
 	RequestLimit time.Duration
-	// Clock stamps reports and paces healing. Default: the real clock.
+	// Clock has the time of reports, retries and drift correction. Default: the real clock.
 	Clock clock.WithTicker
 }
 
 // Engine makes one cluster equal its bundles. It stores its state on that cluster, in one inventory record per bundle.
-// So it can be killed at any moment, and another Engine continues. Only one Engine at a time may work on a cluster, or
-// on a partition.
+// So it can be killed at any moment, and another Engine continues. Only one Engine at a time may work for a scope of a
+// cluster, or for a partition of that scope.
 type Engine struct {
 	member *memberClient
 	store  *inventory.Store
@@ -115,7 +116,7 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 		confirmed: make(chan struct{}), observed: &observedStates{byID: map[bundle.ID]map[kube.Ref]observedState{}},
 	}
 	e.confirm = sync.OnceFunc(func() { close(e.confirmed) })
-	e.store = inventory.NewPartitionedStore(core, member.objects, opts.Namespace, e.ownerScope, opts.Partitions)
+	e.store = inventory.NewPartitionedStore(core, member.metadataClient, opts.Namespace, e.ownerScope, opts.Partitions)
 	return e, nil
 }
 
@@ -125,7 +126,7 @@ func connect(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, err
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a client of the member: %w", err)
 	}
-	objects, err := metadata.NewForConfigAndClient(cfg, client)
+	metadataClient, err := metadata.NewForConfigAndClient(cfg, client)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a metadata client of the member: %w", err)
 	}
@@ -145,7 +146,8 @@ func connect(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, err
 		return nil, nil, fmt.Errorf("make a core client of the member: %w", err)
 	}
 	return &memberClient{
-		objects: objects, dynamicClient: dynamicClient, core: core, namespaces: core.Namespaces(), raw: discoveryClient.RESTClient(), served: discoveryClient, mapper: kube.NewMapper(discoveryClient),
+		metadataClient: metadataClient, dynamicClient: dynamicClient, core: core, namespaces: core.Namespaces(),
+		restClient: discoveryClient.RESTClient(), discoveryClient: discoveryClient, mapper: kube.NewMapper(discoveryClient),
 	}, core, nil
 }
 
@@ -157,12 +159,12 @@ func connect(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, err
 // send no request. Without the option CorrectDrift, an applied bundle is not read again until it changes. Outdated
 // releases of the report have not begun, see CompareRenderings.
 func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
-	p, release, err := e.newDelivery(ctx, b)
+	p, unlock, err := e.newDelivery(ctx, b)
 	if err != nil {
 		return failed(bundle.Report{ID: b.ID, Digest: p.digest}, err)
 	}
-	defer release()
-	if run := e.failure(b.ID, p.digest); run != nil {
+	defer unlock()
+	if run := e.findFailedRun(b.ID, p.digest); run != nil {
 		return run.report, e.asTerminal(run.err)
 	}
 	if err := p.load(ctx); err != nil {
@@ -181,15 +183,15 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 	return p.run(ctx)
 }
 
-// newDelivery locks the ID of b and returns its run, which has not begun. The caller must call release, and load before
-// the run.
-func (e *Engine) newDelivery(ctx context.Context, b bundle.Bundle) (p *applyRun, release func(), err error) {
+// newDelivery locks the ID of b and returns a run that has not begun. The caller must call load before run, and unlock
+// at the end.
+func (e *Engine) newDelivery(ctx context.Context, b bundle.Bundle) (p *applyRun, unlock func(), err error) {
 	p = &applyRun{engine: e, bundle: b}
 	if p.digest, err = b.Digest(); err != nil {
 		return p, nil, err
 	}
-	release, err = e.ids.acquire(ctx, b.ID)
-	return p, release, err
+	unlock, err = e.ids.acquire(ctx, b.ID)
+	return p, unlock, err
 }
 
 // load reads the record of the bundle.
@@ -235,7 +237,9 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, only map[kube.Ref]boo
 	return report, true, err
 }
 
-// newResumedRun returns the run that resume begins.
+// newResumedRun returns the run that resume begins. With triggerDrift, an object that another bundle has taken over
+// stays a conflict, even if it no longer exists. A retry of a failed bundle uses triggerRequest if none of those other
+// bundles is on the cluster any more: then it creates such objects again.
 func (e *Engine) newResumedRun(b bundle.Bundle, prior *inventory.Record, only map[kube.Ref]bool) *applyRun {
 	if prior.State == bundle.StateApplying {
 		only = nil
@@ -247,7 +251,7 @@ func (e *Engine) newResumedRun(b bundle.Bundle, prior *inventory.Record, only ma
 	return p
 }
 
-// hasCompetingBundle returns whether another bundle on the cluster has taken over objects of rec.
+// hasCompetingBundle returns whether a bundle that has taken over objects of rec is still on the cluster.
 func (e *Engine) hasCompetingBundle(rec *inventory.Record) bool {
 	for _, entry := range rec.Entries {
 		if id, ok := inventory.ParseID(entry.Rival); ok && e.store.Cached(id) != nil {
@@ -257,9 +261,9 @@ func (e *Engine) hasCompetingBundle(rec *inventory.Record) bool {
 	return false
 }
 
-// Have returns the digest and the state of the bundle in the record of id. ok is false if there is no complete record:
-// then the content must be delivered again.
-func (e *Engine) Have(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error) {
+// RecordedDigest returns the digest and the state of the bundle in the record of id. ok is false if there is no
+// complete record: then the content must be delivered again.
+func (e *Engine) RecordedDigest(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error) {
 	rec, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) {
 		return bundle.Digest{}, "", false, nil

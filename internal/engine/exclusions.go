@@ -35,7 +35,7 @@ func parseExclusions(all []libv1beta1.DriftExclusion) ([]exclusion, error) {
 	for i, one := range all {
 		e, err := parseExclusion(one)
 		if err != nil {
-			// Errors of regular expressions quote their line breaks as they are.
+			// The error of a regular expression can contain line breaks.
 			return nil, fmt.Errorf("driftExclusions[%d]: %s", i, strings.Join(strings.Fields(err.Error()), " "))
 		}
 		parsed = append(parsed, e)

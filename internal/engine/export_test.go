@@ -8,10 +8,10 @@ import (
 
 // Resume converges a bundle from the content in its record, as Run does.
 func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report, ok bool, err error) {
-	release, err := e.ids.acquire(ctx, id)
+	unlock, err := e.ids.acquire(ctx, id)
 	if err != nil {
 		return bundle.Report{ID: id}, false, err
 	}
-	defer release()
+	defer unlock()
 	return e.resume(ctx, id, nil)
 }

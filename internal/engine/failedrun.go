@@ -22,7 +22,7 @@ type permanence int
 
 const (
 	failureTransient permanence = iota // it may succeed at any time
-	failureOfMember                    // the API server must decide otherwise about the same objects
+	failureOfMember                    // it succeeds only after the cluster has changed, see refusedError
 	failureOfBundle                    // only another bundle can succeed
 )
 
@@ -53,7 +53,7 @@ func (f *failedRuns) get(id bundle.ID, digest bundle.Digest) *failedRun {
 	return nil
 }
 
-// forget makes the next Converge of id run.
+// forget deletes the failed run of id, so that the next Converge runs.
 func (f *failedRuns) forget(id bundle.ID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -123,9 +123,9 @@ func (f *failedRuns) endPause(id bundle.ID, changes bundle.ChangeSet, now time.T
 	}
 }
 
-// keepFailure stores the result of a run that has failed. It returns err, as a bundle.TerminalError if the caller must
-// not repeat the run. It stores no run that has ended with its context, and none of single objects.
-func (p *applyRun) keepFailure(ctx context.Context, report bundle.Report, err error) error {
+// storeFailure stores the result of a failed run of all objects, unless the context has ended. It returns err, as a
+// bundle.TerminalError if the caller must not repeat the run.
+func (p *applyRun) storeFailure(ctx context.Context, report bundle.Report, err error) error {
 	e, id := p.engine, p.bundle.ID
 	switch {
 	case p.only != nil && err == nil:
@@ -139,13 +139,13 @@ func (p *applyRun) keepFailure(ctx context.Context, report bundle.Report, err er
 	}
 	run := &failedRun{digest: p.digest, report: report, err: err, permanence: permanenceOf(err)}
 	if run.permanence != failureOfBundle && !p.isStoredUnfinished() {
-		e.failedRuns.forget(id) // Run does not know of it: the caller repeats it
+		e.failedRuns.forget(id) // Run finds no unfinished record, so the caller repeats the run
 		return err
 	}
 	if e.failedRuns.add(run, e.clock.Now()) {
 		log.FromContext(ctx).Error(err, "apply bundle", logkeys.Bundle, id.String(), logkeys.Profile, p.bundle.Owner.Name, logkeys.Digest, p.digest.String())
 	}
-	if e.isReleased(id) {
+	if e.isServedElsewhere(id) {
 		e.failedRuns.forget(id) // Release may have been called before add
 	}
 	return e.asTerminal(err)
@@ -169,8 +169,9 @@ func (e *Engine) asTerminal(err error) error {
 	return &bundle.TerminalError{Err: err}
 }
 
-// failure returns the result of the last run of the bundle if it failed and the caller must not repeat it, else nil.
-func (e *Engine) failure(id bundle.ID, digest bundle.Digest) *failedRun {
+// findFailedRun returns the result of the last run of the bundle if it failed and the caller must not repeat it, else
+// nil.
+func (e *Engine) findFailedRun(id bundle.ID, digest bundle.Digest) *failedRun {
 	if !e.running.Load() {
 		return nil
 	}
@@ -180,7 +181,7 @@ func (e *Engine) failure(id bundle.ID, digest bundle.Digest) *failedRun {
 // Failure returns the report of the last run of the bundle, without a request, if it failed and the caller must not
 // repeat it. Otherwise ok is false.
 func (e *Engine) Failure(id bundle.ID, digest bundle.Digest) (report bundle.Report, ok bool) {
-	if run := e.failure(id, digest); run != nil {
+	if run := e.findFailedRun(id, digest); run != nil {
 		return run.report, true
 	}
 	return bundle.Report{}, false

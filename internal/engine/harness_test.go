@@ -198,8 +198,8 @@ func withdraw(t testing.TB, e *engine.Engine, w bundle.Withdrawal) {
 	})
 }
 
-// stallTimer bounds every wait. Kubernetes can take half a minute to delete a namespace on a busy machine.
-const stallTimer = 2 * time.Minute
+// waitLimit bounds every wait. Kubernetes can take half a minute to delete a namespace on a busy machine.
+const waitLimit = 2 * time.Minute
 
 // counts is what a ChangeSet says, in numbers.
 type counts map[bundle.Action]int
@@ -217,7 +217,7 @@ func wantChanges(t testing.TB, changes bundle.ChangeSet, want counts) {
 
 func eventually(t testing.TB, what string, check func() bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, stallTimer, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, waitLimit, true, func(context.Context) (bool, error) {
 		return check(), nil
 	})
 	if err != nil {

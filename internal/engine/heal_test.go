@@ -85,7 +85,7 @@ func TestHealPutsBackEditsAndDeletions(t *testing.T) {
 	// The healed object is known by its new UID: it is ours to delete.
 	e := c.engine(nil)
 	eventually(t, "applied", func() bool {
-		_, state, _, err := e.Have(t.Context(), b.ID)
+		_, state, _, err := e.RecordedDigest(t.Context(), b.ID)
 		return err == nil && state == bundle.StateApplied
 	})
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
@@ -184,13 +184,13 @@ func TestCutPassIsFinishedByTheNextProcess(t *testing.T) {
 		if _, err := e.Converge(t.Context(), b); err == nil {
 			t.Fatal("the pass was not cut")
 		}
-		if _, state, ok, err := c.engine(nil).Have(t.Context(), b.ID); err == nil && ok && state == bundle.StateApplying {
+		if _, state, ok, err := c.engine(nil).RecordedDigest(t.Context(), b.ID); err == nil && ok && state == bundle.StateApplying {
 			break
 		}
 	}
 	h := c.heal(t, nil)
 	eventually(t, "applied", func() bool {
-		_, state, _, err := h.Have(t.Context(), b.ID)
+		_, state, _, err := h.RecordedDigest(t.Context(), b.ID)
 		return err == nil && state == bundle.StateApplied
 	})
 	c.wantNames(configMaps, "a", "b", "c")

@@ -13,28 +13,28 @@ import (
 // maxKeptListed is how many kept objects a message lists.
 const maxKeptListed = 10
 
-// retain computes the objects that prune must not delete: those in the bundle, those marked Kept and, with KeepObjects,
-// all others in the inventory, which it marks Kept.
-func (p *applyRun) retain() {
-	p.retained = maps.Clone(p.desired)
-	for key, item := range p.next.Entries {
-		if p.desired[key] || (!item.Kept && !p.bundle.KeepObjects) {
+// planKept sets the objects that prune must not delete: the desired objects, and those with a Kept entry. With
+// KeepObjects, it first sets Kept in all entries that the bundle lacks.
+func (p *applyRun) planKept() {
+	p.kept = maps.Clone(p.desired)
+	for key, entry := range p.next.Entries {
+		if p.desired[key] || (!entry.Kept && !p.bundle.KeepObjects) {
 			continue
 		}
-		item.Kept = true
-		p.next.Entries[key] = item
-		p.retained[key] = true
+		entry.Kept = true
+		p.next.Entries[key] = entry
+		p.kept[key] = true
 	}
 }
 
-// forgetGone removes Kept entries from the inventory whose objects no longer exist.
-func (p *applyRun) forgetGone(ctx context.Context) error {
+// forgetMissing removes Kept entries from the inventory whose objects no longer exist.
+func (p *applyRun) forgetMissing(ctx context.Context) error {
 	var locations []objectLocation
-	for key, item := range p.next.Entries {
-		if !item.Kept {
+	for key, entry := range p.next.Entries {
+		if !entry.Kept {
 			continue
 		}
-		resource, err := p.engine.locate(item.Ref)
+		resource, err := p.engine.locate(entry.Ref)
 		if err != nil {
 			return fmt.Errorf("look for kept objects: %w", err)
 		}
@@ -43,13 +43,13 @@ func (p *applyRun) forgetGone(ctx context.Context) error {
 	if len(locations) == 0 {
 		return nil
 	}
-	found, err := p.engine.member.observe(ctx, locations)
+	found, err := p.engine.member.readMetadata(ctx, locations)
 	if err != nil {
 		return fmt.Errorf("look for kept objects: %w", err)
 	}
-	for _, s := range locations {
-		if found[s.key] == nil {
-			delete(p.next.Entries, s.key)
+	for _, location := range locations {
+		if found[location.key] == nil {
+			delete(p.next.Entries, location.key)
 		}
 	}
 	return nil
@@ -58,9 +58,9 @@ func (p *applyRun) forgetGone(ctx context.Context) error {
 // keptMessage lists the objects that are kept although the bundle lacks them, "" if there are none.
 func keptMessage(r *inventory.Record) string {
 	var names []string
-	for _, item := range r.SortedEntries() {
-		if item.Kept {
-			names = append(names, item.Ref.String())
+	for _, entry := range r.SortedEntries() {
+		if entry.Kept {
+			names = append(names, entry.Ref.String())
 		}
 	}
 	if len(names) == 0 {

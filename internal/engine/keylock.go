@@ -18,11 +18,11 @@ func newKeyLock[K comparable]() *keyLock[K] {
 }
 
 // acquire waits until all keys are free, locks them and returns the function that releases them.
-func (g *keyLock[K]) acquire(ctx context.Context, keys ...K) (release func(), err error) {
+func (l *keyLock[K]) acquire(ctx context.Context, keys ...K) (unlock func(), err error) {
 	for {
-		freed, ok := g.try(keys)
+		freed, ok := l.try(keys)
 		if ok {
-			return func() { g.release(keys) }, nil
+			return func() { l.release(keys) }, nil
 		}
 		if err := awaitFreed(ctx, freed); err != nil {
 			return nil, err
@@ -30,9 +30,9 @@ func (g *keyLock[K]) acquire(ctx context.Context, keys ...K) (release func(), er
 	}
 }
 
-// awaitFreed waits until keys are released. It pauses the stall timer meanwhile.
+// awaitFreed waits until keys are released. It pauses the work timer meanwhile.
 func awaitFreed(ctx context.Context, freed <-chan struct{}) error {
-	defer pauseStallTimer(ctx)()
+	defer pauseWorkTimer(ctx)()
 	select {
 	case <-freed:
 		return nil
@@ -41,26 +41,26 @@ func awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	}
 }
 
-func (g *keyLock[K]) try(keys []K) (<-chan struct{}, bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (l *keyLock[K]) try(keys []K) (<-chan struct{}, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, key := range keys {
-		if g.taken[key] {
-			return g.freed, false
+		if l.taken[key] {
+			return l.freed, false
 		}
 	}
 	for _, key := range keys {
-		g.taken[key] = true
+		l.taken[key] = true
 	}
 	return nil, true
 }
 
-func (g *keyLock[K]) release(keys []K) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+func (l *keyLock[K]) release(keys []K) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, key := range keys {
-		delete(g.taken, key)
+		delete(l.taken, key)
 	}
-	close(g.freed)
-	g.freed = make(chan struct{})
+	close(l.freed)
+	l.freed = make(chan struct{})
 }

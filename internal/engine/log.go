@@ -12,7 +12,7 @@ import (
 )
 
 // logRun logs the number of objects that a run has created, changed, deleted and left unchanged. It omits a run that
-// has changed nothing, unless it is the first one of a delivery. keepFailure or the caller logs err.
+// has changed nothing, unless it is the first one of a delivery. storeFailure or the caller logs err.
 func (p *applyRun) logRun(ctx context.Context, started time.Time, report bundle.Report, err error) {
 	count := p.changes.Count
 	if count(bundle.Created)+count(bundle.Configured)+count(bundle.Deleted) == 0 && (p.trigger != triggerDelivery || err != nil) {

@@ -69,11 +69,11 @@ func TestLossOfARecordIsNoticed(t *testing.T) {
 			}
 			c.loseRecords(part)
 			eventually(t, "it is told", func() bool { return h.reported() > 0 })
-			if _, _, ok, err := h.Have(t.Context(), b.ID); ok || err != nil {
+			if _, _, ok, err := h.RecordedDigest(t.Context(), b.ID); ok || err != nil {
 				t.Errorf("have: got %t, %v; want that the content is missing", ok, err)
 			}
 			converge(t, h.Engine, b)
-			if _, _, ok, err := c.engine(nil).Have(t.Context(), b.ID); !ok || err != nil {
+			if _, _, ok, err := c.engine(nil).RecordedDigest(t.Context(), b.ID); !ok || err != nil {
 				t.Errorf("have after another delivery: got %t, %v", ok, err)
 			}
 		})

@@ -74,7 +74,7 @@ type live struct {
 	// roleRecreated.
 	shared bool
 	role   roleState // roleOwned if it is no ClusterRole
-	// managers are all field managers of an object that a past manager has written, see isPastManager; nil for others.
+	// managers are the field managers of the object. They are nil if none of them isPastManager.
 	managers []metav1.ManagedFieldsEntry
 }
 

@@ -37,25 +37,26 @@ const (
 
 // memberClient is a client of one cluster. Nearly all responses have only metadata, also those of write requests.
 type memberClient struct {
-	objects       metadata.Interface
-	dynamicClient dynamic.Interface // for the health of objects, and for hooks
-	core          corev1client.CoreV1Interface
-	namespaces    corev1client.NamespaceInterface
-	raw           rest.Interface
-	served        discovery.DiscoveryInterface
-	mapper        *kube.Mapper
+	metadataClient  metadata.Interface
+	dynamicClient   dynamic.Interface // for the health of objects, and for hooks
+	core            corev1client.CoreV1Interface
+	namespaces      corev1client.NamespaceInterface
+	restClient      rest.Interface // for CustomResourceDefinitions and the resources of single API versions
+	discoveryClient discovery.DiscoveryInterface
+	mapper          *kube.Mapper
 }
 
 func (m *memberClient) at(resource kube.Resource, namespace string) metadata.ResourceInterface {
 	if resource.Namespaced {
-		return m.objects.Resource(resource.GVR).Namespace(namespace)
+		return m.metadataClient.Resource(resource.GVR).Namespace(namespace)
 	}
-	return m.objects.Resource(resource.GVR)
+	return m.metadataClient.Resource(resource.GVR)
 }
 
 // apply sends the server-side apply request of an object, or of a subresource of it. With a uid, which the body must
-// have too, it overwrites the fields of other managers, and returns a conflict if no object has this UID. Without a uid
-// it returns a conflict about such fields: another client has created the object, and its excluded fields must stay.
+// have too, it changes the object with this UID, whatever manager owns the fields. It returns a conflict if no object
+// has this UID. Without a uid, it creates the object. If another client has created it meanwhile, with other values, it
+// returns a conflict: some of these fields may be excluded ones, which must not be overwritten.
 func (m *memberClient) apply(ctx context.Context, t *target, body []byte, uid types.UID, subresources ...string) (*live, error) {
 	force := uid != ""
 	obj, err := m.at(t.resource, t.ref.Namespace).Patch(ctx, t.ref.Name, types.ApplyPatchType, body,
@@ -80,13 +81,13 @@ func isOtherUID(err error) bool {
 
 // delete deletes the object with this UID, and its dependents in the background. It returns nil if the object does not
 // exist.
-func (m *memberClient) delete(ctx context.Context, s objectLocation, uid types.UID) error {
-	return m.deleteWith(ctx, s, uid, metav1.DeletePropagationBackground)
+func (m *memberClient) delete(ctx context.Context, location objectLocation, uid types.UID) error {
+	return m.deleteWith(ctx, location, uid, metav1.DeletePropagationBackground)
 }
 
 // deleteWith is delete with another propagation policy.
-func (m *memberClient) deleteWith(ctx context.Context, s objectLocation, uid types.UID, propagation metav1.DeletionPropagation) error {
-	err := m.at(s.resource, s.key.Namespace).Delete(ctx, s.key.Name,
+func (m *memberClient) deleteWith(ctx context.Context, location objectLocation, uid types.UID, propagation metav1.DeletionPropagation) error {
+	err := m.at(location.resource, location.key.Namespace).Delete(ctx, location.key.Name,
 		metav1.DeleteOptions{Preconditions: uidPrecondition(uid), PropagationPolicy: &propagation})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -95,7 +96,7 @@ func (m *memberClient) deleteWith(ctx context.Context, s objectLocation, uid typ
 }
 
 // unmark deletes our ownership labels and annotations, and those of its Work, from the object with the UID of existing.
-func (m *memberClient) unmark(ctx context.Context, s objectLocation, existing *live) error {
+func (m *memberClient) unmark(ctx context.Context, location objectLocation, existing *live) error {
 	labels, annotations := map[string]any{kube.LabelReason: nil}, map[string]any{}
 	for _, name := range markNames() {
 		annotations[name] = nil
@@ -119,7 +120,7 @@ func (m *memberClient) unmark(ctx context.Context, s objectLocation, existing *l
 	if err != nil {
 		return fmt.Errorf("encode patch: %w", err)
 	}
-	_, err = m.at(s.resource, s.key.Namespace).Patch(ctx, s.key.Name, types.MergePatchType, body,
+	_, err = m.at(location.resource, location.key.Namespace).Patch(ctx, location.key.Name, types.MergePatchType, body,
 		metav1.PatchOptions{FieldManager: kube.FieldManager})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -128,9 +129,9 @@ func (m *memberClient) unmark(ctx context.Context, s objectLocation, existing *l
 }
 
 // awaitDeleted waits until the object with this UID no longer exists.
-func (m *memberClient) awaitDeleted(ctx context.Context, s objectLocation, uid types.UID) error {
+func (m *memberClient) awaitDeleted(ctx context.Context, location objectLocation, uid types.UID) error {
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, recreateLimit, true, func(ctx context.Context) (bool, error) {
-		obj, err := m.at(s.resource, s.key.Namespace).Get(ctx, s.key.Name, metav1.GetOptions{})
+		obj, err := m.at(location.resource, location.key.Namespace).Get(ctx, location.key.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return true, nil
 		}

@@ -22,11 +22,11 @@ import (
 // Health is the health of an object.
 type Health string
 
-// The healths of an object. An object of a kind without a notion of health is Healthy while it exists.
+// The healths of an object. An object of a kind for which kstatus has no rules is Healthy while it exists.
 const (
 	Healthy   Health = "Healthy"
 	Unhealthy Health = "Unhealthy" // it failed, is in progress, or is being deleted
-	Unknown   Health = "Unknown"   // it does not exist, or does not belong to the bundle
+	Unknown   Health = "Unknown"   // it does not exist, does not belong to the bundle, or could not be read
 )
 
 // Observation is the state of one object of a bundle.
@@ -39,32 +39,32 @@ type Observation struct {
 	Health Health
 }
 
-// Observe returns the state of the objects in the record of id, in a fixed order, and nothing without a record. It
-// reads only objects that have changed since this Engine read them last. With an error the health of the objects that
-// could not be read is Unknown. After a request without a response no further request is sent. There are no
-// observations if the record could not be read.
+// Observe returns the state of the objects in the record of id, in a fixed order, and nothing without a record. If more
+// than getLimit objects have the same kind and namespace, it reads their metadata first, and then only the changed
+// ones. With an error the health of the objects that could not be read is Unknown. After a request without a response
+// no further request is sent. There are no observations if the record could not be read.
 func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, error) {
-	rec, err := e.recorded(ctx, id)
+	rec, err := e.loadCached(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("observe %s: %w", id, err)
 	}
-	items := rec.SortedEntries()
-	states := make([]observedState, len(items))
-	unread := make(applyErrors, len(items))
+	entries := rec.SortedEntries()
+	states := make([]observedState, len(entries))
+	unread := make(applyErrors, len(entries))
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	unchanged := e.unchanged(ctx, abort, items, e.observed.get(id))
+	unchanged := e.unchanged(ctx, abort, entries, e.observed.get(id))
 	var work errgroup.Group
 	work.SetLimit(parallel)
-	for i, item := range items {
-		if state, ok := unchanged[item.Ref.Key()]; ok {
+	for i, entry := range entries {
+		if state, ok := unchanged[entry.Ref.Key()]; ok {
 			states[i] = state
 			continue
 		}
-		states[i] = newObservedState(item)
+		states[i] = newObservedState(entry)
 		work.Go(func() error {
 			unread[i] = requestUnlessAborted(ctx, abort, func() (err error) {
-				states[i], err = e.member.observeObject(ctx, item)
+				states[i], err = e.member.observeObject(ctx, entry)
 				return err
 			})
 			return nil
@@ -73,7 +73,7 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 	// Errors are in unread and not in the group.
 	_ = work.Wait()
 	e.observed.set(id, states, unread)
-	existing := make([]Observation, len(items))
+	existing := make([]Observation, len(entries))
 	for i, state := range states {
 		existing[i] = state.observation
 	}
@@ -83,16 +83,16 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 	return existing, nil
 }
 
-// recorded returns the cached or stored record of id, or an empty one.
-func (e *Engine) recorded(ctx context.Context, id bundle.ID) (*inventory.Record, error) {
+// loadCached returns the record of id from the cache, else from the cluster. The record is empty if there is none.
+func (e *Engine) loadCached(ctx context.Context, id bundle.ID) (*inventory.Record, error) {
 	if rec := e.store.Cached(id); rec != nil {
 		return rec, nil
 	}
-	release, err := e.ids.acquire(ctx, id)
+	unlock, err := e.ids.acquire(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
+	defer unlock()
 	rec, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) {
 		return rec, nil
@@ -101,10 +101,10 @@ func (e *Engine) recorded(ctx context.Context, id bundle.ID) (*inventory.Record,
 }
 
 // observeObject reads one object of a record.
-func (m *memberClient) observeObject(ctx context.Context, item inventory.Entry) (observedState, error) {
-	state := newObservedState(item)
+func (m *memberClient) observeObject(ctx context.Context, entry inventory.Entry) (observedState, error) {
+	state := newObservedState(entry)
 	existing := &state.observation
-	resource, err := m.mapper.AnyVersion(item.Ref.GVK())
+	resource, err := m.mapper.AnyVersion(entry.Ref.GVK())
 	if meta.IsNoMatchError(err) {
 		return state, nil
 	}
@@ -112,19 +112,19 @@ func (m *memberClient) observeObject(ctx context.Context, item inventory.Entry) 
 		return state, err
 	}
 	existing.Resource = resource.GVR.Resource
-	if item.UID == "" {
+	if entry.UID == "" {
 		return state, nil
 	}
-	obj, err := m.dynamicAt(resource, item.Ref.Namespace).Get(ctx, item.Ref.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || (err == nil && obj.GetUID() != item.UID) {
+	obj, err := m.dynamicAt(resource, entry.Ref.Namespace).Get(ctx, entry.Ref.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || (err == nil && obj.GetUID() != entry.UID) {
 		return state, nil
 	}
 	if err != nil {
-		return state, fmt.Errorf("read %s: %w", item.Ref, err)
+		return state, fmt.Errorf("read %s: %w", entry.Ref, err)
 	}
 	if status, ok := obj.Object["status"]; ok {
 		if existing.Status, err = json.Marshal(status); err != nil {
-			return state, fmt.Errorf("encode the status of %s: %w", item.Ref, err)
+			return state, fmt.Errorf("encode the status of %s: %w", entry.Ref, err)
 		}
 	}
 	state.version, existing.Health = obj.GetResourceVersion(), healthOf(obj)

@@ -22,8 +22,8 @@ type observedState struct {
 	observation Observation
 }
 
-func newObservedState(item inventory.Entry) observedState {
-	return observedState{uid: item.UID, observation: Observation{Ref: item.Ref, Health: Unknown}}
+func newObservedState(entry inventory.Entry) observedState {
+	return observedState{uid: entry.UID, observation: Observation{Ref: entry.Ref, Health: Unknown}}
 }
 
 // observedStates caches the last observations of each bundle, so that a change of one object costs one read.
@@ -43,8 +43,9 @@ func (o *observedStates) get(id bundle.ID) map[kube.Ref]observedState {
 func (o *observedStates) set(id bundle.ID, states []observedState, unread []error) {
 	known := make(map[kube.Ref]observedState, len(states))
 	for i, state := range states {
-		named := state.version != "" || state.observation.Health == Unknown
-		if unread[i] == nil && state.uid != "" && named && len(state.observation.Status) <= maxObservedStatus {
+		// An object that did not exist has no version, and Unknown health.
+		hasVersion := state.version != "" || state.observation.Health == Unknown
+		if unread[i] == nil && state.uid != "" && hasVersion && len(state.observation.Status) <= maxObservedStatus {
 			known[state.observation.Ref.Key()] = state
 		}
 	}
@@ -60,23 +61,23 @@ func (o *observedStates) set(id bundle.ID, states []observedState, unread []erro
 // forget deletes the observations of id.
 func (o *observedStates) forget(id bundle.ID) { o.set(id, nil, nil) }
 
-// unchanged returns the cached states of the objects that have not changed or do not exist, which need not be read
-// whole. It reads metadata only for many objects of one kind and namespace, where that costs fewer requests. It calls
-// abort after a request without a response.
+// unchanged returns the cached states of the objects that have not changed or no longer exist, as their metadata shows.
+// The caller reads all other objects. unchanged reads metadata only where a list costs fewer requests than the objects:
+// for more than getLimit objects of one kind and namespace. It calls abort after a request without a response.
 func (e *Engine) unchanged(
-	ctx context.Context, abort context.CancelCauseFunc, items []inventory.Entry, known map[kube.Ref]observedState,
+	ctx context.Context, abort context.CancelCauseFunc, entries []inventory.Entry, known map[kube.Ref]observedState,
 ) map[kube.Ref]observedState {
 	collections := map[collection][]objectLocation{}
-	for _, item := range items {
-		if state, ok := known[item.Ref.Key()]; !ok || state.uid != item.UID {
+	for _, entry := range entries {
+		if state, ok := known[entry.Ref.Key()]; !ok || state.uid != entry.UID {
 			continue
 		}
-		resource, err := e.member.mapper.AnyVersion(item.Ref.GVK())
+		resource, err := e.member.mapper.AnyVersion(entry.Ref.GVK())
 		if err != nil {
-			continue // reading the object whole deals with it
+			continue // the caller reads the object, and gets the error
 		}
-		a := collection{resource, item.Ref.Namespace}
-		collections[a] = append(collections[a], objectLocation{key: item.Ref.Key(), resource: resource})
+		c := collection{resource, entry.Ref.Namespace}
+		collections[c] = append(collections[c], objectLocation{key: entry.Ref.Key(), resource: resource})
 	}
 	var locations []objectLocation
 	for _, group := range collections {
@@ -84,19 +85,19 @@ func (e *Engine) unchanged(
 			locations = append(locations, group...)
 		}
 	}
-	found, unread := e.member.observeEach(ctx, locations)
+	found, unread := e.member.readMetadataEach(ctx, locations)
 	unchanged := map[kube.Ref]observedState{}
-	for _, s := range locations {
-		state, existing, err := known[s.key], found[s.key], unread[s.key]
+	for _, location := range locations {
+		state, existing, err := known[location.key], found[location.key], unread[location.key]
 		switch {
 		case isUnanswered(err):
 			abort(err)
 		case err != nil:
 		case existing == nil || existing.UID != state.uid:
 			state.version, state.observation.Status, state.observation.Health = "", nil, Unknown
-			unchanged[s.key] = state
+			unchanged[location.key] = state
 		case existing.Version == state.version:
-			unchanged[s.key] = state
+			unchanged[location.key] = state
 		}
 	}
 	return unchanged

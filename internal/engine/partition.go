@@ -13,15 +13,15 @@ func (e *Engine) Serve(ctx context.Context, partition string) (released <-chan s
 	return e.store.Serve(ctx, partition)
 }
 
-// Release must be called when another process serves a partition. The Engine then stops to correct drift in it, and has
-// nothing of it in memory.
+// Release must be called when another process serves a partition. The Engine then stops correcting drift in it, and
+// deletes its records from memory.
 func (e *Engine) Release(partition string) {
 	e.store.Release(partition)
-	e.failedRuns.forgetAll(e.isReleased)
+	e.failedRuns.forgetAll(e.isServedElsewhere)
 }
 
-// isReleased returns whether another process has the bundle id.
-func (e *Engine) isReleased(id bundle.ID) bool {
+// isServedElsewhere returns whether Release was called for the partition of a bundle.
+func (e *Engine) isServedElsewhere(id bundle.ID) bool {
 	select {
 	case <-e.store.Released(id):
 		return true

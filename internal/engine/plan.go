@@ -47,7 +47,7 @@ type target struct {
 	force                 bool
 	rejectUnmanaged       bool // do not change an existing object that is not managed
 	overwrite             bool // change this object even if rejectUnmanaged is true
-	createOnly            bool // leave an existing object as it is, unless this content was applied to it before
+	createOnly            bool // do not change an existing object, see isLeftAlone
 	// subresources are applied after the object.
 	subresources []string
 	// excluded are the fields that are applied only to a new object.
@@ -64,15 +64,16 @@ type kinds struct {
 	any   map[schema.GroupVersionKind]kube.Resource
 }
 
-// plan lists the targets of b in the order in which they are applied. A bundle with RejectUnmanaged has a problem for
-// each invalid object, another bundle fails with the first one.
+// plan lists the targets of b in the order in which they are applied. A bundle with RejectUnmanaged is that of a Work,
+// in which an invalid manifest must not block the others: plan returns a problem for each invalid object. For another
+// bundle it fails with the first one.
 func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors, err error) {
 	exclusions, err := parseExclusions(b.Options.DriftExclusions)
 	if err != nil {
 		return nil, nil, &invalidBundleError{err}
 	}
 	defined := definedKinds(b)
-	origin := map[kube.Ref]bundle.Item{}
+	firstItem := map[kube.Ref]bundle.Item{}
 	tolerate := func(err error) error {
 		err = &invalidBundleError{err}
 		if !b.Options.RejectUnmanaged {
@@ -81,7 +82,7 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors
 		problems = append(problems, err)
 		return nil
 	}
-	inOrder := slices.ContainsFunc(b.Items, func(item bundle.Item) bool { return item.Release != nil })
+	hasReleases := slices.ContainsFunc(b.Items, func(item bundle.Item) bool { return item.Release != nil })
 	for i, item := range b.Items {
 		if item.DecodeError != "" {
 			problems = append(problems, &invalidBundleError{errors.New(item.DecodeError)})
@@ -97,8 +98,8 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors
 				}
 				continue
 			}
-			if inOrder {
-				t.item = i
+			if hasReleases {
+				t.item = i // the items are applied one after the other
 			}
 			t.createOnly = isCreateOnly(item, n)
 			gvk := t.ref.GVK()
@@ -106,14 +107,14 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors
 			t.resource = cmp.Or(known.exact[gvk], defined[gvk])
 			setNamespace(t, item)
 			t.excluded = excludedPaths(exclusions, t.ref, t.content)
-			if first, ok := origin[t.key()]; ok {
+			if first, ok := firstItem[t.key()]; ok {
 				err := fmt.Errorf("%s is listed twice: in %s and in %s", t.ref, describe(first), describe(item))
 				if err := tolerate(err); err != nil {
 					return nil, nil, err
 				}
 				continue
 			}
-			origin[t.key()] = item
+			firstItem[t.key()] = item
 			if err := setMarks(t, item, b); err != nil {
 				if err := tolerate(err); err != nil {
 					return nil, nil, err
@@ -142,8 +143,8 @@ func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle
 		return nil, fmt.Errorf("%s of bundle %s has no metadata", ref, b.ID)
 	}
 	metadata = maps.Clone(metadata)
-	for _, set := range []string{"managedFields", "resourceVersion", "uid", "creationTimestamp", "generation", "selfLink", "deletionTimestamp"} {
-		delete(metadata, set)
+	for _, field := range []string{"managedFields", "resourceVersion", "uid", "creationTimestamp", "generation", "selfLink", "deletionTimestamp"} {
+		delete(metadata, field)
 	}
 	content["metadata"] = metadata
 	releaseName := ""
@@ -328,15 +329,15 @@ func definedKinds(b bundle.Bundle) map[schema.GroupVersionKind]kube.Resource {
 	for _, item := range b.Items {
 		for _, obj := range item.Objects {
 			if obj.GetKind() == "CustomResourceDefinition" && obj.GroupVersionKind().Group == groupAPIExtensions {
-				define(defined, obj.Object)
+				addServedKinds(defined, obj.Object)
 			}
 		}
 	}
 	return defined
 }
 
-// define adds the kinds that a CustomResourceDefinition serves.
-func define(defined map[schema.GroupVersionKind]kube.Resource, crd map[string]any) {
+// addServedKinds adds the kinds of a CustomResourceDefinition to defined, in the versions that it serves.
+func addServedKinds(defined map[schema.GroupVersionKind]kube.Resource, crd map[string]any) {
 	text := func(path ...string) string {
 		value, _, err := unstructured.NestedString(crd, path...)
 		if err != nil {

@@ -37,18 +37,18 @@ type removeOptions struct {
 }
 
 // removeRank removes those objects of one rank that the bundle still owns. With an error it has removed nothing.
-func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []inventory.Entry, options removeOptions) ([]removal, error) {
-	removals := make([]removal, len(items))
-	locations, found, err := e.observe(ctx, items)
+func (e *Engine) removeRank(ctx context.Context, id bundle.ID, entries []inventory.Entry, options removeOptions) ([]removal, error) {
+	removals := make([]removal, len(entries))
+	locations, found, err := e.readEntries(ctx, entries)
 	if err != nil {
 		return nil, err
 	}
 	var work errgroup.Group
 	work.SetLimit(parallel)
 	var mu sync.Mutex // guards removals
-	for i, item := range items {
-		existing := found[item.Ref.Key()]
-		action, reason := decidePrune(item, existing, id, e.ownerScope)
+	for i, entry := range entries {
+		existing := found[entry.Ref.Key()]
+		action, reason := decidePrune(entry, existing, id, e.ownerScope)
 		if instead, ok := options.instead[action]; ok {
 			action, reason = instead, ""
 		}
@@ -56,7 +56,7 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []inventory
 			var err error
 			switch action {
 			case pruneDelete:
-				err = removeAs(ctx, options.account, item.IsCreated(), func(ctx context.Context) error {
+				err = removeAs(ctx, options.account, entry.IsCreated(), func(ctx context.Context) error {
 					return e.member.deleteWith(ctx, locations[i], existing.UID, cmp.Or(options.propagation, metav1.DeletePropagationBackground))
 				})
 			case pruneOrphan:
@@ -67,7 +67,7 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []inventory
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			removals[i] = removal{Entry: item, action: action, reason: reason, location: locations[i], existing: existing, err: err}
+			removals[i] = removal{Entry: entry, action: action, reason: reason, location: locations[i], existing: existing, err: err}
 			return nil
 		})
 	}
@@ -76,17 +76,17 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, items []inventory
 	return removals, nil
 }
 
-// observe reads the metadata of objects of a record.
-func (e *Engine) observe(ctx context.Context, items []inventory.Entry) ([]objectLocation, map[kube.Ref]*live, error) {
-	locations := make([]objectLocation, len(items))
-	for i, item := range items {
-		resource, err := e.locate(item.Ref)
+// readEntries reads the metadata of the objects of entries. Objects that do not exist are not in the map.
+func (e *Engine) readEntries(ctx context.Context, entries []inventory.Entry) ([]objectLocation, map[kube.Ref]*live, error) {
+	locations := make([]objectLocation, len(entries))
+	for i, entry := range entries {
+		resource, err := e.locate(entry.Ref)
 		if err != nil {
 			return nil, nil, err
 		}
-		locations[i] = objectLocation{key: item.Ref.Key(), resource: resource}
+		locations[i] = objectLocation{key: entry.Ref.Key(), resource: resource}
 	}
-	found, err := e.member.observe(ctx, locations)
+	found, err := e.member.readMetadata(ctx, locations)
 	return locations, found, err
 }
 
@@ -111,12 +111,12 @@ func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 // prune removes the objects in the inventory that the bundle lacks, the highest rank first. Objects that are not
 // removed, because of an error or of other failures, stay in the inventory.
 func (p *applyRun) prune(ctx context.Context) error {
-	groups := toPrune(p.prior.Entries, p.retained)
+	groups := toPrune(p.prior.Entries, p.kept)
 	if len(p.failures) > 0 {
 		if groups = p.selectPrunable(groups); len(groups) == 0 {
 			return nil
 		}
-	} else if err := p.forgetGone(ctx); err != nil {
+	} else if err := p.forgetMissing(ctx); err != nil {
 		return err
 	}
 	return p.pruneGroups(ctx, groups)
@@ -128,35 +128,38 @@ func (p *applyRun) pruneGroups(ctx context.Context, groups [][]inventory.Entry) 
 	if err != nil {
 		return fmt.Errorf("prune: %w", err)
 	}
-	for i, items := range groups {
-		proceed, err := p.pruneGroup(ctx, items)
+	for i, entries := range groups {
+		proceed, err := p.pruneGroup(ctx, entries)
 		if err != nil {
-			p.keepRecorded(groups[i:])
+			p.keepEntries(groups[i:])
 			return fmt.Errorf("prune: %w", err)
 		}
 		if !proceed {
-			p.keepRecorded(groups[i+1:])
+			p.keepEntries(groups[i+1:])
 			return nil
 		}
 	}
 	return nil
 }
 
-// keepRecorded keeps the entries of objects that the next prune must read again, even of those deleted by this one.
-func (p *applyRun) keepRecorded(groups [][]inventory.Entry) {
-	for _, item := range slices.Concat(groups...) {
-		p.next.Entries[item.Ref.Key()] = item
+// keepEntries keeps the entries of groups that are not pruned now, so that the next run prunes them. ClusterRoles are
+// in two groups (see orderRoles): those that an earlier group has deleted stay in the inventory, too, for the last
+// group.
+func (p *applyRun) keepEntries(groups [][]inventory.Entry) {
+	for _, entry := range slices.Concat(groups...) {
+		p.next.Entries[entry.Ref.Key()] = entry
 	}
 }
 
 // pruneGroup removes objects. proceed is true if the next group may be removed.
-func (p *applyRun) pruneGroup(ctx context.Context, items []inventory.Entry) (proceed bool, err error) {
-	removals, err := p.engine.removeRank(ctx, p.bundle.ID, items, removeOptions{account: p.bundle.Options.ServiceAccount})
+func (p *applyRun) pruneGroup(ctx context.Context, entries []inventory.Entry) (proceed bool, err error) {
+	removals, err := p.engine.removeRank(ctx, p.bundle.ID, entries, removeOptions{account: p.bundle.Options.ServiceAccount})
 	if err != nil {
 		return false, err
 	}
-	aggregating := slices.DeleteFunc(slices.Clone(removals), func(r removal) bool { return !r.existing.aggregated() })
-	left, err := p.engine.remaining(ctx, aggregating)
+	// An aggregated ClusterRole must be deleted before the roles that it aggregates, which are in a later group.
+	aggregated := slices.DeleteFunc(slices.Clone(removals), func(r removal) bool { return !r.existing.isAggregated() })
+	left, err := p.engine.remaining(ctx, aggregated)
 	if err != nil {
 		return false, err
 	}
@@ -172,7 +175,7 @@ func (p *applyRun) pruneGroup(ctx context.Context, items []inventory.Entry) (pro
 // recordRemoval adds a removal to the changes and failures of the run.
 func (p *applyRun) recordRemoval(r removal) {
 	if _, ok := p.next.Entries[r.Ref.Key()]; !ok && r.err == nil {
-		return // an earlier group of orderRoles had it, too
+		return // a ClusterRole that is also in an earlier group of orderRoles
 	}
 	change := bundle.Change{Ref: r.Ref, Action: bundle.Deleted}
 	switch {
@@ -182,7 +185,7 @@ func (p *applyRun) recordRemoval(r removal) {
 	case r.reason != "":
 		change.Action, change.Reason = bundle.Skipped, r.reason
 	case r.action == pruneForget:
-		change.Reason = "it did not exist any more"
+		change.Reason = "it no longer existed"
 	}
 	if r.err == nil {
 		delete(p.next.Entries, r.Ref.Key())
@@ -195,21 +198,21 @@ func (p *applyRun) recordRemoval(r removal) {
 // toPrune returns the entries that are not in keep, in groups of equal rank, the highest rank first: the order of
 // removal.
 func toPrune(entries map[kube.Ref]inventory.Entry, keep map[kube.Ref]bool) [][]inventory.Entry {
-	var items []inventory.Entry
-	for key, item := range entries {
+	var sorted []inventory.Entry
+	for key, entry := range entries {
 		if !keep[key] {
-			items = append(items, item)
+			sorted = append(sorted, entry)
 		}
 	}
-	slices.SortFunc(items, func(a, b inventory.Entry) int {
+	slices.SortFunc(sorted, func(a, b inventory.Entry) int {
 		return cmp.Or(cmp.Compare(rankOf(b.Ref.GVK().GroupKind()), rankOf(a.Ref.GVK().GroupKind())), kube.CompareRefs(a.Ref, b.Ref))
 	})
 	var groups [][]inventory.Entry
-	for i, item := range items {
-		if i == 0 || rankOf(item.Ref.GVK().GroupKind()) != rankOf(items[i-1].Ref.GVK().GroupKind()) {
+	for i, entry := range sorted {
+		if i == 0 || rankOf(entry.Ref.GVK().GroupKind()) != rankOf(sorted[i-1].Ref.GVK().GroupKind()) {
 			groups = append(groups, nil)
 		}
-		groups[len(groups)-1] = append(groups[len(groups)-1], item)
+		groups[len(groups)-1] = append(groups[len(groups)-1], entry)
 	}
 	return groups
 }

@@ -35,35 +35,35 @@ type collection struct {
 	namespace string
 }
 
-// observe reads the metadata of the objects. Objects that do not exist are not in the result.
-func (m *memberClient) observe(ctx context.Context, locations []objectLocation) (map[kube.Ref]*live, error) {
-	found, unread := m.observeEach(ctx, locations)
-	for _, s := range locations {
-		if err := unread[s.key]; err != nil {
+// readMetadata reads the metadata of the objects. Objects that do not exist are not in the result.
+func (m *memberClient) readMetadata(ctx context.Context, locations []objectLocation) (map[kube.Ref]*live, error) {
+	found, unread := m.readMetadataEach(ctx, locations)
+	for _, location := range locations {
+		if err := unread[location.key]; err != nil {
 			return nil, err
 		}
 	}
 	return found, nil
 }
 
-// observeEach is like observe, and returns an error for each object that it could not read. It sends no further request
-// after a request without a response. It reads with the identity of this engine.
-func (m *memberClient) observeEach(ctx context.Context, locations []objectLocation) (found map[kube.Ref]*live, unread map[kube.Ref]error) {
+// readMetadataEach is like readMetadata, and returns an error for each object that it could not read. It sends no
+// further request after a request without a response. It reads with the identity of this engine.
+func (m *memberClient) readMetadataEach(ctx context.Context, locations []objectLocation) (found map[kube.Ref]*live, unread map[kube.Ref]error) {
 	ctx, abort := context.WithCancelCause(withAccount(ctx, ""))
 	defer abort(nil)
 	r := &reader{member: m, abort: abort, found: make(map[kube.Ref]*live, len(locations)), unread: map[kube.Ref]error{}}
 	collections := map[collection][]kube.Ref{}
-	for _, s := range locations {
-		if s.resource != (kube.Resource{}) {
-			a := collection{s.resource, s.key.Namespace}
-			collections[a] = append(collections[a], s.key)
+	for _, location := range locations {
+		if location.resource != (kube.Resource{}) {
+			c := collection{location.resource, location.key.Namespace}
+			collections[c] = append(collections[c], location.key)
 		}
 	}
 	r.readCollections(ctx, collections)
-	for _, s := range locations {
-		if existing := r.found[s.key]; existing != nil && existing.role == roleUnlisted {
-			if err := requestUnlessAborted(ctx, abort, func() error { return m.readRole(ctx, s, existing) }); err != nil {
-				r.unread[s.key] = err
+	for _, location := range locations {
+		if existing := r.found[location.key]; existing != nil && existing.role == roleUnknown {
+			if err := requestUnlessAborted(ctx, abort, func() error { return m.readRole(ctx, location, existing) }); err != nil {
+				r.unread[location.key] = err
 			}
 		}
 	}
@@ -81,38 +81,38 @@ type reader struct {
 	unread map[kube.Ref]error
 }
 
-// readCollections lists the collections from which many objects are requested. It then reads each object with a get
-// request that the lists do not show as present or missing. The number of requests depends on the number of requested
-// objects, and not on the size of the collections.
+// readCollections lists the collections from which many objects are requested. Then it sends a get request for each
+// object whose existence the lists leave open. The number of requests depends on the number of requested objects, and
+// not on the size of the collections.
 func (r *reader) readCollections(ctx context.Context, collections map[collection][]kube.Ref) {
 	var lists, gets errgroup.Group
 	lists.SetLimit(parallel)
 	gets.SetLimit(parallel)
 	rest := make(map[collection][]kube.Ref, len(collections))
 	var mu sync.Mutex // guards rest
-	for a, keys := range collections {
+	for c, keys := range collections {
 		if len(keys) <= getLimit {
-			rest[a] = keys
+			rest[c] = keys
 			continue
 		}
 		lists.Go(func() error {
-			var missing []kube.Ref
+			var undecided []kube.Ref
 			r.try(ctx, keys, func() (err error) {
-				missing, err = r.list(ctx, a, keys)
+				undecided, err = r.list(ctx, c, keys)
 				return err
 			})
 			mu.Lock()
 			defer mu.Unlock()
-			rest[a] = missing
+			rest[c] = undecided
 			return nil
 		})
 	}
 	// Errors are in unread and not in the group.
 	_ = lists.Wait()
-	for a, keys := range rest {
+	for c, keys := range rest {
 		for _, key := range keys {
 			gets.Go(func() error {
-				r.try(ctx, []kube.Ref{key}, func() error { return r.get(ctx, a, key) })
+				r.try(ctx, []kube.Ref{key}, func() error { return r.get(ctx, c, key) })
 				return nil
 			})
 		}
@@ -141,8 +141,8 @@ func (r *reader) add(key kube.Ref, obj *metav1.PartialObjectMetadata) {
 	r.found[key] = existing
 }
 
-func (r *reader) get(ctx context.Context, a collection, key kube.Ref) error {
-	obj, err := r.member.at(a.resource, a.namespace).Get(ctx, key.Name, metav1.GetOptions{})
+func (r *reader) get(ctx context.Context, c collection, key kube.Ref) error {
+	obj, err := r.member.at(c.resource, c.namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -153,33 +153,33 @@ func (r *reader) get(ctx context.Context, a collection, key kube.Ref) error {
 	return nil
 }
 
-// list reads objects of one collection with list requests, and returns the keys that it could not decide. First it
-// lists the objects with our label: after the first delivery nearly all objects have it. Then it lists the other
-// objects.
-func (r *reader) list(ctx context.Context, a collection, keys []kube.Ref) (missing []kube.Ref, err error) {
-	missing, all, err := r.listSome(ctx, a, keys, kube.LabelReason)
-	if err != nil || !all || len(missing) <= getLimit {
-		return missing, err
+// list reads objects of one collection with list requests. It returns as undecided the keys of objects of which it is
+// not known whether they exist. First it lists the objects with our label: after the first delivery nearly all objects
+// have it. Then it lists the other objects.
+func (r *reader) list(ctx context.Context, c collection, keys []kube.Ref) (undecided []kube.Ref, err error) {
+	undecided, isComplete, err := r.listSome(ctx, c, keys, kube.LabelReason)
+	if err != nil || !isComplete || len(undecided) <= getLimit {
+		return undecided, err
 	}
-	missing, all, err = r.listSome(ctx, a, missing, "!"+kube.LabelReason)
-	if all {
-		missing = nil
+	undecided, isComplete, err = r.listSome(ctx, c, undecided, "!"+kube.LabelReason)
+	if isComplete {
+		undecided = nil // they do not exist
 	}
-	return missing, err
+	return undecided, err
 }
 
-// listSome lists objects of one collection until it has found all keys, at most listFactor objects per key. all is true
-// if the list is complete.
-func (r *reader) listSome(ctx context.Context, a collection, keys []kube.Ref, selector string) (missing []kube.Ref, all bool, err error) {
+// listSome lists objects of one collection until it has found all keys, at most listFactor objects per key. It returns
+// the keys that it has not found. isComplete is true if it has listed all objects.
+func (r *reader) listSome(ctx context.Context, c collection, keys []kube.Ref, selector string) (unfound []kube.Ref, isComplete bool, err error) {
 	wanted := make(map[string]kube.Ref, len(keys))
 	for _, key := range keys {
 		wanted[key.Name] = key
 	}
 	budget := listFactor * len(keys)
 	opts := metav1.ListOptions{LabelSelector: selector}
-	for budget > 0 && len(wanted) > 0 && !all {
+	for budget > 0 && len(wanted) > 0 && !isComplete {
 		opts.Limit = int64(min(budget, pageSize))
-		page, err := r.member.at(a.resource, a.namespace).List(ctx, opts)
+		page, err := r.member.at(c.resource, c.namespace).List(ctx, opts)
 		if apierrors.IsNotFound(err) {
 			return nil, true, nil // the kind is no longer served
 		}
@@ -193,12 +193,12 @@ func (r *reader) listSome(ctx context.Context, a collection, keys []kube.Ref, se
 			}
 		}
 		budget -= len(page.Items)
-		opts.Continue, all = page.Continue, page.Continue == ""
+		opts.Continue, isComplete = page.Continue, page.Continue == ""
 	}
 	for _, key := range wanted {
-		missing = append(missing, key)
+		unfound = append(unfound, key)
 	}
-	return missing, all, nil
+	return unfound, isComplete, nil
 }
 
 // requestUnlessAborted sends a request, and cancels ctx if there is no response. After that all requests fail with the

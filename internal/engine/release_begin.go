@@ -12,14 +12,15 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// begin chooses the operation and starts it.
+// begin chooses the operation and starts it, unless the release must wait. After each RecoverAfter failed installations
+// in a row, the operation is the uninstallation of the failed one.
 func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	s := d.op.state
-	entries, err := d.op.records().List(ctx, s.Key())
+	entries, err := d.op.releaseRecords().List(ctx, s.Key())
 	if err != nil {
 		return false, err
 	}
-	if len(entries) > 0 && d.op.waitForHelmClient(entries[len(entries)-1]) || d.waitForRendering(entries) {
+	if len(entries) > 0 && d.op.setHelmClientWait(entries[len(entries)-1]) || d.setRenderingWait(entries) {
 		return false, nil
 	}
 	if prepared, err := d.prepare(ctx); err != nil || !prepared {
@@ -34,7 +35,9 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	if err := d.failPending(ctx, entries); err != nil {
 		return false, err
 	}
-	if err := d.op.records().Prune(ctx, s.Key(), entries, max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1)), s.Former); err != nil {
+	// The new record makes MaxHistory records. At least one is left, and all if MaxHistory is 0.
+	left := max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1))
+	if err := d.op.releaseRecords().Prune(ctx, s.Key(), entries, left, s.Former); err != nil {
 		return false, err
 	}
 	return true, d.start(ctx, entries)
@@ -44,6 +47,7 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 // release cannot be deployed now.
 func (d *releaseDeployment) prepare(ctx context.Context) (prepared bool, err error) {
 	if conflicts := d.conflicts(); len(conflicts) > 0 {
+		// Report them, and apply nothing: all other decisions are dropped.
 		d.earlyApplied, d.proceed, d.decisions = true, false, nil
 		_, err := d.applyRanks(ctx, conflicts)
 		return false, err
@@ -92,7 +96,7 @@ func (d *releaseDeployment) failPending(ctx context.Context, entries []release.E
 			continue
 		}
 		description := fmt.Sprintf("Replaced by revision %d before it was deployed", d.op.state.Revision)
-		if err := d.op.records().SetStatus(ctx, entry, common.StatusFailed, description); err != nil {
+		if err := d.op.releaseRecords().SetStatus(ctx, entry, common.StatusFailed, description); err != nil {
 			return err
 		}
 	}
@@ -121,5 +125,5 @@ func (d *releaseDeployment) start(ctx context.Context, entries []release.Entry) 
 	if err := d.save(ctx); err != nil {
 		return err
 	}
-	return d.putRecord(ctx, status, description)
+	return d.putReleaseRecord(ctx, status, description)
 }

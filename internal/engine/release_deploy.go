@@ -15,7 +15,7 @@ import (
 )
 
 // annotationRevisionDigest on the Secret of a release record holds the bundle.Item.RevisionDigest of the revision. If
-// the inventory is lost, Engine.traceReleases reads it, so that hooks do not run again.
+// the inventory is lost, Engine.rebuildReleases reads it, so that hooks do not run again.
 const annotationRevisionDigest = "towline.dev/revision-digest"
 
 // newReleaseOp returns an operation on a release.
@@ -74,7 +74,9 @@ func (p *applyRun) deployRelease(ctx context.Context, item bundle.Item, decision
 	return d.run(ctx)
 }
 
-// releaseDeployment is the deployment of one release in one run.
+// releaseDeployment is the deployment of one release in one run. Its steps return done: true if they have entered
+// another stage, false if the run of the release ends because it waits or has failed. proceed is true if the run may go
+// on to the next items of the bundle.
 type releaseDeployment struct {
 	*applyRun
 	op        *releaseOp
@@ -83,7 +85,8 @@ type releaseDeployment struct {
 	// earlyApplied is true if this run applied the Namespaces and CustomResourceDefinitions, allApplied if it applied all
 	// objects.
 	earlyApplied, allApplied bool
-	proceed                  bool
+	// proceed is the result of a run that ends before the release is deployed.
+	proceed bool
 }
 
 // run carries out steps until the release is deployed, waits, or has failed.
@@ -138,7 +141,7 @@ func (d *releaseDeployment) step(ctx context.Context) (done bool, err error) {
 	case s.Stage == inventory.StageObjects:
 		return d.applyObjects(ctx)
 	case s.Stage == inventory.StageWait:
-		return d.waitReady(ctx)
+		return d.checkReady(ctx)
 	case s.Stage == inventory.StagePostHooks:
 		return d.runHooks(ctx, post, inventory.StageTests)
 	case s.Stage == inventory.StageTests && s.Options.RunTests && s.Operation != inventory.RollingBack:
@@ -147,15 +150,15 @@ func (d *releaseDeployment) step(ctx context.Context) (done bool, err error) {
 	return d.recordDeployed(ctx)
 }
 
-// waitReady waits for the objects of the release as its options demand.
-func (d *releaseDeployment) waitReady(ctx context.Context) (done bool, err error) {
+// checkReady checks whether the objects of the release are ready, if its options demand that.
+func (d *releaseDeployment) checkReady(ctx context.Context) (done bool, err error) {
 	s := d.op.state
 	if s.Options.Wait || s.Options.WaitForJobs || s.Options.Atomic {
 		if served, err := d.awaitDefinitions(ctx); err != nil || !served {
 			return false, err
 		}
 	}
-	if done, err := d.op.waitReady(ctx); err != nil || !done {
+	if done, err := d.op.checkReady(ctx); err != nil || !done {
 		return false, err
 	}
 	enterStage(s, inventory.StagePostHooks, d.engine.now())
@@ -208,15 +211,15 @@ func (d *releaseDeployment) awaitDefinitions(ctx context.Context) (served bool, 
 	return false, d.failAtomic(before)
 }
 
-// failAtomic returns the failures after the first ones as a releaseError if the release is atomic and they are final. A
-// slow API server is no reason to undo a release.
-func (d *releaseDeployment) failAtomic(first int) error {
+// failAtomic returns the failures of this release as a releaseError if it is atomic and they are final. A slow API
+// server is no reason to undo a release. before is the number of failures before those of this release.
+func (d *releaseDeployment) failAtomic(before int) error {
 	isSlow := func(err error) bool { return errors.Is(err, errUnserved) }
-	if !d.op.state.Options.Atomic || len(d.failures) == first || slices.ContainsFunc(d.failures[first:], isSlow) {
+	if !d.op.state.Options.Atomic || len(d.failures) == before || slices.ContainsFunc(d.failures[before:], isSlow) {
 		return nil
 	}
-	reason := d.failures[first:].Error()
-	d.failures = d.failures[:first]
+	reason := d.failures[before:].Error()
+	d.failures = d.failures[:before]
 	return &releaseError{text: reason}
 }
 
@@ -264,7 +267,8 @@ func (d *releaseDeployment) skipUnapplied() {
 	}
 }
 
-// applyObjects applies the manifest. After a failure the next run retries the same revision, without its hooks.
+// applyObjects applies the manifest. After a failure of objects the next run retries the same revision, without its
+// hooks before the objects. The failure of an atomic release ends the revision.
 func (d *releaseDeployment) applyObjects(ctx context.Context) (bool, error) {
 	s := d.op.state
 	if s.Operation == inventory.RollingBack {
@@ -293,7 +297,7 @@ func (d *releaseDeployment) applyObjects(ctx context.Context) (bool, error) {
 		}
 		if s.Message != reason {
 			s.Message = reason
-			return false, d.putRecord(ctx, common.StatusFailed, reason)
+			return false, d.putReleaseRecord(ctx, common.StatusFailed, reason)
 		}
 		return false, nil
 	}
@@ -306,7 +310,7 @@ func (d *releaseDeployment) applyObjects(ctx context.Context) (bool, error) {
 
 // pruneDropped deletes the objects of the former revision that this revision lacks, as Helm does before it waits.
 func (d *releaseDeployment) pruneDropped(ctx context.Context) error {
-	return d.pruneGroups(ctx, toPrune(entriesOfRelease(d.prior, d.op.state.Key()), d.retained))
+	return d.pruneGroups(ctx, toPrune(entriesOfRelease(d.prior, d.op.state.Key()), d.kept))
 }
 
 // conflicts returns the decisions about objects of other owners. The caller runs no hook for a release with conflicts.
@@ -333,20 +337,21 @@ func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 	default:
 		description = "Upgrade complete"
 	}
-	if err := d.putRecord(ctx, common.StatusDeployed, description); err != nil {
+	if err := d.putReleaseRecord(ctx, common.StatusDeployed, description); err != nil {
 		return false, err
 	}
-	entries, err := d.op.records().List(ctx, s.Key())
+	entries, err := d.op.releaseRecords().List(ctx, s.Key())
 	if err != nil {
 		return false, err
 	}
-	if err := d.op.records().Supersede(ctx, entries, s.Revision); err != nil {
+	if err := d.op.releaseRecords().Supersede(ctx, entries, s.Revision); err != nil {
 		return false, err
 	}
-	if err := d.op.records().Prune(ctx, s.Key(), entries, s.Options.MaxHistory, s.Revision); err != nil {
+	if err := d.op.releaseRecords().Prune(ctx, s.Key(), entries, s.Options.MaxHistory, s.Revision); err != nil {
 		return false, err
 	}
 	if s.Operation == inventory.RollingBack {
+		// The release has failed: the bundle wants the revision before the rollback.
 		s.Message += fmt.Sprintf("; rolled back to revision %d", s.Former)
 		s.Former, s.ObjectsApplied = s.Revision, false
 		enterStage(s, inventory.StageFailed, d.engine.now())
@@ -354,7 +359,7 @@ func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 	}
 	s.Failures, s.Recovered, s.Message = 0, 0, ""
 	for i := range s.Hooks {
-		s.Hooks[i].DeleteOnSuccess = false // that is done
+		s.Hooks[i].DeleteOnSuccess = false // runHooks has deleted them
 	}
 	enterStage(s, inventory.StageDeployed, d.engine.now())
 	logRelease(ctx, "deployed Helm release", s)

@@ -22,7 +22,7 @@ func (d *releaseDeployment) fail(ctx context.Context, failure *releaseError) err
 		s.Message += "; uninstalling it failed: " + failure.text
 		return nil
 	}
-	if err := d.putRecord(ctx, common.StatusFailed, failure.text); err != nil {
+	if err := d.putReleaseRecord(ctx, common.StatusFailed, failure.text); err != nil {
 		refused, ok := errors.AsType[*releaseError](err)
 		if !ok {
 			return err
@@ -54,13 +54,14 @@ func (d *releaseDeployment) fail(ctx context.Context, failure *releaseError) err
 	return nil
 }
 
-// endFailed ends an operation as failed if err is a releaseError, and returns any other error.
-func (d *releaseDeployment) endFailed(err error, what string) error {
+// endFailed ends an operation as failed if err is a releaseError, and returns any other error. The message of the
+// release gets the given prefix and the reason.
+func (d *releaseDeployment) endFailed(err error, prefix string) error {
 	failure, ok := errors.AsType[*releaseError](err)
 	if !ok {
 		return err
 	}
-	d.op.state.Message += fmt.Sprintf("; %s: %s", what, failure.text)
+	d.op.state.Message += fmt.Sprintf("; %s: %s", prefix, failure.text)
 	enterStage(d.op.state, inventory.StageFailed, d.engine.now())
 	return nil
 }
@@ -83,7 +84,7 @@ func (d *releaseDeployment) reportFailure(ctx context.Context) (proceed bool, er
 // cleanUpCreated deletes the objects that a failed upgrade created.
 func (d *releaseDeployment) cleanUpCreated(ctx context.Context) error {
 	s := d.op.state
-	former, ok, err := d.op.records().Get(ctx, s.Key(), s.Former)
+	former, ok, err := d.op.releaseRecords().Get(ctx, s.Key(), s.Former)
 	if err != nil || !ok || !release.HasManifest(former) {
 		return err
 	}

@@ -25,7 +25,8 @@ import (
 )
 
 const (
-	// annotationHookRun on the object of a hook names the release, the revision and the event that it was created for.
+	// annotationHookRun on the object of a hook has the release, the revision, the event and the attempt that it was
+	// created for.
 	annotationHookRun = "towline.dev/hook-run"
 	// logLines and logBytes limit the part of a failed hook's log that is reported, and logLimit the time to read it.
 	logLines = 10
@@ -56,7 +57,8 @@ type releaseOp struct {
 	releaseRecord *helm.Release
 }
 
-func (o *releaseOp) wait(message string, isOver func(context.Context) bool) {
+// setWait makes the run end, and the release wait until isOver returns true: see pendingWait.
+func (o *releaseOp) setWait(message string, isOver func(context.Context) bool) {
 	account := o.account
 	o.waiting = &pendingWait{message: message, since: o.engine.clock.Now(), isOver: func(ctx context.Context) bool {
 		return isOver(withReadingAccount(ctx, account))
@@ -163,18 +165,19 @@ func (o *releaseOp) runHook(ctx context.Context, event helm.HookEvent, h release
 		run.Phase, run.Completed = helm.HookPhaseSucceeded, o.engine.now()
 		return true, o.save(ctx)
 	}
-	return false, o.failHook(ctx, h, run, o.waitForHook(ctx, run, ref))
+	err = o.setHookWait(ctx, run, ref)
+	return false, o.failHook(ctx, h, run, err)
 }
 
-// waitForHook sets the wait for the Job or Pod of a hook. It fails with a releaseError after the timeout.
-func (o *releaseOp) waitForHook(ctx context.Context, run *inventory.HookRun, ref kube.Ref) error {
+// setHookWait sets the wait for the Job or Pod of a hook. It fails with a releaseError after the timeout.
+func (o *releaseOp) setHookWait(ctx context.Context, run *inventory.HookRun, ref kube.Ref) error {
 	limit := o.state.Options.TimeoutOrDefault()
 	deadline := run.Started.Add(limit)
 	if !o.engine.now().Before(deadline) {
 		return &releaseError{text: fmt.Sprintf("it did not end within %s", limit) + o.readLogTail(ctx, ref)}
 	}
 	engine, uid := o.engine, run.UID
-	o.wait(fmt.Sprintf("waiting for %s hook %s", run.Event, ref), func(ctx context.Context) bool {
+	o.setWait(fmt.Sprintf("waiting for %s hook %s", run.Event, ref), func(ctx context.Context) bool {
 		obj, ok, err := engine.member.read(ctx, ref)
 		if err != nil {
 			return !engine.now().Before(deadline)
@@ -188,8 +191,8 @@ func (o *releaseOp) waitForHook(ctx context.Context, run *inventory.HookRun, ref
 	return nil
 }
 
-// failHook returns err. If err is a releaseError, it marks the hook as failed and deletes its object if it has the
-// delete policy hook-failed.
+// failHook returns err, which can be nil. If err is a releaseError, it marks the hook as failed and deletes its object
+// if it has the delete policy hook-failed.
 func (o *releaseOp) failHook(ctx context.Context, h release.Hook, run *inventory.HookRun, err error) error {
 	var failure *releaseError
 	if !errors.As(err, &failure) {
@@ -249,7 +252,7 @@ func (o *releaseOp) deleteEarlierRun(ctx context.Context, h release.Hook, run *i
 		return false, &releaseError{text: fmt.Sprintf("the object of an earlier run was not deleted within %s", limit)}
 	}
 	engine, ref := o.engine, run.Ref
-	o.wait(fmt.Sprintf("waiting for the deletion of an earlier %s hook %s", run.Event, ref), func(ctx context.Context) bool {
+	o.setWait(fmt.Sprintf("waiting for the deletion of an earlier %s hook %s", run.Event, ref), func(ctx context.Context) bool {
 		_, ok, err := engine.member.read(ctx, ref)
 		return err == nil && !ok || !engine.now().Before(deadline)
 	})
@@ -302,8 +305,8 @@ const (
 	jobFailed
 )
 
-// jobPhase reads the conditions of a Job.
-func jobPhase(obj *unstructured.Unstructured) (jobResult, string) {
+// jobResultOf returns the result of a Job according to its conditions, and the message of a failure.
+func jobResultOf(obj *unstructured.Unstructured) (jobResult, string) {
 	conditions, _, err := unstructured.NestedSlice(obj.Object, "status", "conditions")
 	if err != nil {
 		return jobRunning, ""
@@ -329,11 +332,11 @@ func jobPhase(obj *unstructured.Unstructured) (jobResult, string) {
 func hookResult(obj *unstructured.Unstructured) (completed bool, err error) {
 	switch gk := obj.GroupVersionKind().GroupKind(); {
 	case gk.Group == "batch" && gk.Kind == "Job":
-		phase, message := jobPhase(obj)
-		if phase == jobFailed {
+		result, message := jobResultOf(obj)
+		if result == jobFailed {
 			return false, errors.New(message)
 		}
-		return phase == jobComplete, nil
+		return result == jobComplete, nil
 	case gk.Group == "" && gk.Kind == "Pod":
 		phase, _, _ := unstructured.NestedString(obj.Object, "status", "phase")
 		if phase == string(corev1.PodFailed) {

@@ -11,18 +11,18 @@ import (
 )
 
 // CompareRenderings compares b with the release records before it is delivered, and changes nothing. If the report has
-// Outdated releases, the caller must report it and must not call Converge: the hub may render the revision again that
-// is deployed now, as after the loss of its ConfigurationGroups, and that must not become a new revision. Converge
-// compares each release again before its revision begins, since other clients of Helm may work until then.
+// Outdated releases, the caller must report it and must not call Converge. So a hub that has lost its
+// ConfigurationGroups can render the deployed revision once more, and no new revision begins. Converge compares each
+// release again before its revision begins, since other clients of Helm may work until then.
 func (e *Engine) CompareRenderings(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
 	if !slices.ContainsFunc(b.Items, func(item bundle.Item) bool { return item.Release != nil && item.Release.IsUnconfirmed }) {
 		return bundle.Report{ID: b.ID}, nil
 	}
-	p, release, err := e.newDelivery(ctx, b)
+	p, unlock, err := e.newDelivery(ctx, b)
 	if err != nil {
 		return failed(bundle.Report{ID: b.ID, Digest: p.digest}, err)
 	}
-	defer release()
+	defer unlock()
 	if err := p.load(ctx); err != nil {
 		return failed(bundle.Report{ID: b.ID, Digest: p.digest}, err)
 	}
@@ -41,7 +41,8 @@ func (e *Engine) CompareRenderings(ctx context.Context, b bundle.Bundle) (bundle
 	return report, nil
 }
 
-// findOutdated returns the Outdated releases of the report if the hub must render one of them again.
+// findOutdated returns the releases of the bundle that were rendered for a revision, except those whose revision has
+// begun. A release that the hub must render again has a Revision, the others have none.
 func (p *applyRun) findOutdated(ctx context.Context) ([]bundle.OutdatedRelease, error) {
 	var all []bundle.OutdatedRelease
 	for _, item := range p.bundle.Items {
@@ -57,11 +58,11 @@ func (p *applyRun) findOutdated(ctx context.Context) ([]bundle.OutdatedRelease, 
 		if item.Release.IsUnconfirmed && !p.bundle.KeepObjects {
 			s := inventory.ReleaseState{Namespace: next.Namespace, Name: next.Name}
 			op := p.newReleaseOp(&s, nil)
-			entries, err := op.records().List(ctx, s.Key())
+			entries, err := op.releaseRecords().List(ctx, s.Key())
 			if err != nil {
 				return nil, err
 			}
-			if len(entries) == 0 || !op.waitForHelmClient(entries[len(entries)-1]) {
+			if len(entries) == 0 || !op.setHelmClientWait(entries[len(entries)-1]) {
 				next.Revision, next.IsUpgrade = p.compareRendering(op, item, entries)
 			}
 		}
@@ -70,8 +71,8 @@ func (p *applyRun) findOutdated(ctx context.Context) ([]bundle.OutdatedRelease, 
 	return all, nil
 }
 
-// hasBegun returns whether the revision of an item has begun before, as the inventory says. Then the records change
-// nothing: a later revision of another client of Helm is drift.
+// hasBegun returns whether the inventory shows that the revision of an item has begun. Then its rendering is not
+// compared any more: a later revision of another client of Helm is drift.
 func (p *applyRun) hasBegun(item bundle.Item) (bool, error) {
 	s := p.prior.FindRelease(releaseKey(item))
 	if s == nil || !s.HasBegun() {
@@ -81,8 +82,9 @@ func (p *applyRun) hasBegun(item bundle.Item) (bool, error) {
 	return s.Digest == digest, err
 }
 
-// compareRendering compares the rendering of an item with the release records. It returns the revision and the
-// operation that come next, or 0 if the templates have read them, or if the records were deleted.
+// compareRendering compares the rendering of an item with the release records. If the item was rendered for another
+// revision or operation than the next one, it returns the next one. Otherwise it returns 0, also if the records of a
+// deployed release were deleted.
 func (p *applyRun) compareRendering(op *releaseOp, item bundle.Item, entries []release.Entry) (revision int, isUpgrade bool) {
 	if prior := p.prior.FindRelease(releaseKey(item)); len(entries) == 0 && prior != nil && prior.Revision > 0 {
 		return 0, false
@@ -94,9 +96,9 @@ func (p *applyRun) compareRendering(op *releaseOp, item bundle.Item, entries []r
 	return next.Revision, next.IsUpgrade
 }
 
-// waitForRendering sets a wait and returns true if the hub must render the release again. After the comparison has
-// shown that, only another bundle ends the wait: the hub may rely on it that the revision does not begin.
-func (d *releaseDeployment) waitForRendering(entries []release.Entry) bool {
+// setRenderingWait sets a wait and returns true if the hub must render the release again. Once the comparison has shown
+// that, only another bundle ends the wait, and the hub can rely on that: the release is not compared again.
+func (d *releaseDeployment) setRenderingWait(entries []release.Entry) bool {
 	s := d.op.state
 	if s.IsUnconfirmed {
 		s.NextRevision, s.NextIsUpgrade = d.compareRendering(d.op, d.item, entries)
@@ -105,7 +107,7 @@ func (d *releaseDeployment) waitForRendering(entries []release.Entry) bool {
 	if s.NextRevision == 0 {
 		return false
 	}
-	d.op.wait(renderingMessage(s.NextRevision), func(context.Context) bool { return false })
+	d.op.setWait(renderingMessage(s.NextRevision), func(context.Context) bool { return false })
 	return true
 }
 

@@ -44,7 +44,9 @@ func (p *applyRun) planReleases() error {
 	return nil
 }
 
-// planRelease begins a revision in the next inventory if the release of an item is not deployed.
+// planRelease copies the options of an item to the state of its release. If the bundle is new, it also decides whether
+// a new revision must be deployed (the digest of the item differs), and whether begin must compare the rendering with
+// the release records first (IsUnconfirmed, see setRenderingWait).
 func (p *applyRun) planRelease(item bundle.Item) error {
 	key := releaseKey(item)
 	s := p.next.FindRelease(key)

@@ -25,36 +25,36 @@ const (
 	annotationReleaseNamespace = "meta.helm.sh/release-namespace"
 )
 
-// records returns the store of the cluster's release records. It writes records with the ownership labels and
+// releaseRecords returns the store of the cluster's release records. It writes records with the ownership labels and
 // annotations of the bundle.
-func (o *releaseOp) records() release.Store {
+func (o *releaseOp) releaseRecords() release.Store {
 	annotations := map[string]string{kube.AnnotationRequestor: o.id.String(), annotationRevisionDigest: o.state.Digest}
 	if s := o.state; s.Inputs != "" {
 		release.AnnotateRendering(annotations, release.Rendering{Inputs: s.Inputs, Revision: s.RenderedRevision, IsUpgrade: s.IsUpgrade})
 	}
 	o.engine.ownerScope.Annotate(annotations)
 	return release.Store{
-		Secrets: o.engine.member.core, Metadata: o.engine.member.objects, Clock: o.engine.clock,
+		Secrets: o.engine.member.core, Metadata: o.engine.member.metadataClient, Clock: o.engine.clock,
 		Labels: map[string]string{kube.LabelReason: o.id.Feature}, Annotations: annotations,
 	}
 }
 
 // putRecord writes the release record of the operation's revision.
-func (d *releaseDeployment) putRecord(ctx context.Context, status common.Status, description string) error {
-	return d.op.putRecord(ctx, d.item, status, description)
+func (d *releaseDeployment) putReleaseRecord(ctx context.Context, status common.Status, description string) error {
+	return d.op.putReleaseRecord(ctx, d.item, status, description)
 }
 
-// prepareRecord encodes the manifest of an item for the release record, unless that is done.
-func (o *releaseOp) prepareRecord(item bundle.Item) (err error) {
+// encodeReleaseRecord encodes the manifest of an item for the release record, unless that is done.
+func (o *releaseOp) encodeReleaseRecord(item bundle.Item) (err error) {
 	if o.releaseRecord == nil {
 		o.releaseRecord, err = release.NewRecord(item, o.state.Revision)
 	}
 	return err
 }
 
-func (o *releaseOp) putRecord(ctx context.Context, item bundle.Item, status common.Status, description string) error {
+func (o *releaseOp) putReleaseRecord(ctx context.Context, item bundle.Item, status common.Status, description string) error {
 	s := o.state
-	if err := o.prepareRecord(item); err != nil {
+	if err := o.encodeReleaseRecord(item); err != nil {
 		return err
 	}
 	record := o.releaseRecord
@@ -67,7 +67,7 @@ func (o *releaseOp) putRecord(ctx context.Context, item bundle.Item, status comm
 			}
 		}
 	}
-	written, err := o.records().Put(ctx, record)
+	written, err := o.releaseRecords().Put(ctx, record)
 	if errors.Is(err, release.ErrTooLarge) {
 		return &releaseError{text: err.Error()}
 	}
@@ -79,9 +79,9 @@ func (o *releaseOp) putRecord(ctx context.Context, item bundle.Item, status comm
 	return nil
 }
 
-// verifyRecords corrects drift of release records: it writes a record again that was deleted or changed, or writes a
-// new revision after that of another client. It runs no hooks, since the objects are applied already.
-func (p *applyRun) verifyRecords(ctx context.Context) error {
+// verifyReleaseRecords corrects drift of release records: it writes a record again that was deleted or changed, or
+// writes a new revision after that of another client. It runs no hooks, since the objects are applied already.
+func (p *applyRun) verifyReleaseRecords(ctx context.Context) error {
 	for i := range p.next.Releases {
 		s := &p.next.Releases[i]
 		if s.Stage != inventory.StageDeployed || p.only != nil && !p.only[s.SecretRef()] {
@@ -91,16 +91,16 @@ func (p *applyRun) verifyRecords(ctx context.Context) error {
 		if at < 0 {
 			continue
 		}
-		if err := p.verifyRecord(ctx, s, p.bundle.Items[at]); err != nil {
+		if err := p.verifyReleaseRecord(ctx, s, p.bundle.Items[at]); err != nil {
 			return fmt.Errorf("helm release %s: %w", s.Key(), err)
 		}
 	}
 	return nil
 }
 
-func (p *applyRun) verifyRecord(ctx context.Context, s *inventory.ReleaseState, item bundle.Item) error {
-	at := recordLocation(s)
-	found, err := p.engine.member.observe(ctx, []objectLocation{at})
+func (p *applyRun) verifyReleaseRecord(ctx context.Context, s *inventory.ReleaseState, item bundle.Item) error {
+	at := releaseRecordLocation(s)
+	found, err := p.engine.member.readMetadata(ctx, []objectLocation{at})
 	if err != nil {
 		return err
 	}
@@ -109,7 +109,7 @@ func (p *applyRun) verifyRecord(ctx context.Context, s *inventory.ReleaseState, 
 	}
 	ctx = withReadingAccount(ctx, p.bundle.Options.ServiceAccount)
 	op := p.newReleaseOp(s, nil)
-	entries, err := op.records().List(ctx, s.Key())
+	entries, err := op.releaseRecords().List(ctx, s.Key())
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func (p *applyRun) verifyRecord(ctx context.Context, s *inventory.ReleaseState, 
 		if op.isFromOtherBundle(last) {
 			return nil
 		}
-		if op.waitForHelmClient(last) {
+		if op.setHelmClientWait(last) {
 			p.waiting = op.waiting
 			p.waiting.message = fmt.Sprintf("Helm release %s: %s", s.Key(), p.waiting.message)
 			return nil
@@ -127,24 +127,24 @@ func (p *applyRun) verifyRecord(ctx context.Context, s *inventory.ReleaseState, 
 			s.Revision = last.Revision + 1
 		}
 	}
-	if err := op.putRecord(ctx, item, common.StatusDeployed, "Drift corrected by Towline"); err != nil {
+	if err := op.putReleaseRecord(ctx, item, common.StatusDeployed, "Drift corrected by Towline"); err != nil {
 		return err
 	}
 	ref := s.SecretRef()
 	p.changes = append(p.changes, bundle.Change{Ref: ref, Action: bundle.Configured, Reason: "the release record was changed or deleted"})
-	if entries, err = op.records().List(ctx, s.Key()); err != nil {
+	if entries, err = op.releaseRecords().List(ctx, s.Key()); err != nil {
 		return err
 	}
-	if err := op.records().Supersede(ctx, entries, s.Revision); err != nil {
+	if err := op.releaseRecords().Supersede(ctx, entries, s.Revision); err != nil {
 		return err
 	}
-	return op.records().Prune(ctx, s.Key(), entries, s.Options.MaxHistory, s.Revision)
+	return op.releaseRecords().Prune(ctx, s.Key(), entries, s.Options.MaxHistory, s.Revision)
 }
 
-// traceReleases rebuilds the release states of a bundle from the release records, if the inventory is lost.
-func (e *Engine) traceReleases(ctx context.Context, id bundle.ID) ([]inventory.ReleaseState, error) {
-	selector := fmt.Sprintf("%s=helm,%s=%s", "owner", kube.LabelReason, id.Feature)
-	list, err := e.member.objects.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).List(ctx, metav1.ListOptions{LabelSelector: selector})
+// rebuildReleases rebuilds the release states of a bundle from the release records, if the inventory is lost.
+func (e *Engine) rebuildReleases(ctx context.Context, id bundle.ID) ([]inventory.ReleaseState, error) {
+	selector := fmt.Sprintf("owner=helm,%s=%s", kube.LabelReason, id.Feature)
+	list, err := e.member.metadataClient.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
 		return nil, fmt.Errorf("list release records: %w", err)
 	}
@@ -187,18 +187,18 @@ func isFromHelm(entry release.Entry) bool {
 	return liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret}).Signature() == ""
 }
 
-// waitForHelmClient sets a wait and returns true if another client of Helm is working on the release, since that client
+// setHelmClientWait sets a wait and returns true if another client of Helm is working on the release, since that client
 // fails if the records change. The wait is limited, because a killed client leaves a pending record.
-func (o *releaseOp) waitForHelmClient(last release.Entry) bool {
+func (o *releaseOp) setHelmClientWait(last release.Entry) bool {
 	isOver := func(entry release.Entry) bool {
-		age := o.engine.now().Sub(entry.Modified())
+		age := o.engine.now().Sub(entry.Modified()) // negative if the clock of the other client is ahead
 		return !entry.Status.IsPending() && entry.Status != common.StatusUninstalling || age > bundle.DefaultTimeout || age < -bundle.DefaultTimeout
 	}
 	if isOver(last) || !isFromHelm(last) {
 		return false
 	}
-	key, records := o.state.Key(), o.records()
-	o.wait(fmt.Sprintf("waiting for another client of Helm: revision %d is %s", last.Revision, last.Status),
+	key, records := o.state.Key(), o.releaseRecords()
+	o.setWait(fmt.Sprintf("waiting for another client of Helm: revision %d is %s", last.Revision, last.Status),
 		func(ctx context.Context) bool {
 			entries, err := records.List(ctx, key)
 			return err != nil || len(entries) == 0 || isOver(entries[len(entries)-1])
@@ -210,7 +210,7 @@ func (o *releaseOp) waitForHelmClient(last release.Entry) bool {
 // revision has them, too. So they are deleted after the upgrade, as in Helm.
 func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	s := d.op.state
-	record, ok, err := d.op.records().Get(ctx, s.Key(), s.Former)
+	record, ok, err := d.op.releaseRecords().Get(ctx, s.Key(), s.Former)
 	if err != nil || !ok {
 		return err
 	}
@@ -219,7 +219,7 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var items []inventory.Entry
+	var entries []inventory.Entry
 	for _, obj := range objects {
 		ref := kube.RefOf(obj)
 		resource, err := d.engine.member.mapper.AnyVersion(ref.GVK())
@@ -233,21 +233,21 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 			ref.Namespace = s.Namespace
 		}
 		if _, known := d.next.Entries[ref.Key()]; !known && !d.desired[ref.Key()] {
-			items = append(items, inventory.Entry{Ref: ref, Origin: originOfRelease(s.Key().String()), FromHelm: true})
+			entries = append(entries, inventory.Entry{Ref: ref, Origin: originOfRelease(s.Key().String()), FromHelm: true})
 		}
 	}
-	if len(items) == 0 {
+	if len(entries) == 0 {
 		return nil
 	}
-	_, found, err := d.engine.observe(ctx, items)
+	_, found, err := d.engine.readEntries(ctx, entries)
 	if err != nil {
 		return err
 	}
 	d.prior = d.prior.Edit()
-	for _, item := range items {
-		if existing := found[item.Ref.Key()]; existing != nil && existing.belongsTo(s.Key().String()) {
-			item.UID = existing.UID
-			d.next.Entries[item.Ref.Key()], d.prior.Entries[item.Ref.Key()] = item, item
+	for _, entry := range entries {
+		if existing := found[entry.Ref.Key()]; existing != nil && existing.belongsTo(s.Key().String()) {
+			entry.UID = existing.UID
+			d.next.Entries[entry.Ref.Key()], d.prior.Entries[entry.Ref.Key()] = entry, entry
 		}
 	}
 	return nil
@@ -275,7 +275,7 @@ func (l *live) releaseOrigin() string {
 	return ""
 }
 
-// recordLocation returns the location of the release record of s.
-func recordLocation(s *inventory.ReleaseState) objectLocation {
+// releaseRecordLocation returns the location of the release record of s.
+func releaseRecordLocation(s *inventory.ReleaseState) objectLocation {
 	return objectLocation{key: s.SecretRef(), resource: kube.Resource{GVR: corev1.SchemeGroupVersion.WithResource("secrets"), Namespaced: true}}
 }

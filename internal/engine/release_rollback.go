@@ -11,7 +11,7 @@ import (
 
 // loadFormer replaces the item and the hooks of the operation by those in the record of the former revision.
 func (d *releaseDeployment) loadFormer(ctx context.Context) error {
-	record, ok, err := d.op.records().Get(ctx, d.op.state.Key(), d.op.state.Former)
+	record, ok, err := d.op.releaseRecords().Get(ctx, d.op.state.Key(), d.op.state.Former)
 	if err != nil {
 		return err
 	}
@@ -26,6 +26,8 @@ func (d *releaseDeployment) loadFormer(ctx context.Context) error {
 }
 
 // applyFormer applies the manifest of the former revision, and deletes the objects that only the failed revision has.
+// It applies it with a run of its own, which has the former manifest as its bundle, and writes to the inventory of this
+// run.
 func (d *releaseDeployment) applyFormer(ctx context.Context) (bool, error) {
 	s := d.op.state
 	former := bundle.Bundle{ID: d.bundle.ID, Owner: d.bundle.Owner, Options: d.bundle.Options, Items: []bundle.Item{d.item}}

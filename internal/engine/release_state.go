@@ -77,8 +77,8 @@ func findHookRun(s *inventory.ReleaseState, event helm.HookEvent, ref kube.Ref) 
 // isReleaseKept returns whether the objects of a release are kept although the bundle lacks them, see
 // bundle.Bundle.KeepObjects.
 func isReleaseKept(r *inventory.Record, key release.Key) bool {
-	for _, item := range entriesOfRelease(r, key) {
-		if item.Kept {
+	for _, entry := range entriesOfRelease(r, key) {
+		if entry.Kept {
 			return true
 		}
 	}
@@ -87,11 +87,11 @@ func isReleaseKept(r *inventory.Record, key release.Key) bool {
 
 // entriesOfRelease returns the inventory entries of one release.
 func entriesOfRelease(r *inventory.Record, key release.Key) map[kube.Ref]inventory.Entry {
-	items := map[kube.Ref]inventory.Entry{}
-	for ref, item := range r.Entries {
-		if item.Origin == originOfRelease(key.String()) {
-			items[ref] = item
+	entries := map[kube.Ref]inventory.Entry{}
+	for ref, entry := range r.Entries {
+		if entry.Origin == originOfRelease(key.String()) {
+			entries[ref] = entry
 		}
 	}
-	return items
+	return entries
 }

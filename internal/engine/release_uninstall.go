@@ -26,7 +26,7 @@ func (o *releaseOp) loadRecordedHooks(ctx context.Context, entries []release.Ent
 		if entry.Revision > o.state.Revision && entry.Revision != entries[0].Revision {
 			continue
 		}
-		record, ok, err := o.records().Get(ctx, o.state.Key(), entry.Revision)
+		record, ok, err := o.releaseRecords().Get(ctx, o.state.Key(), entry.Revision)
 		if err != nil {
 			return err
 		}
@@ -94,18 +94,18 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 	if isTaken {
 		return true, nil
 	}
-	return true, o.removeRecords(records, entries)
+	return true, o.deleteReleaseRecords(records, entries)
 }
 
 // listToUninstall lists the release records, and returns the context for further requests for them. If the
 // ServiceAccount has lost its rights, the engine reads and deletes the records that it has written for this bundle.
 func (o *releaseOp) listToUninstall(ctx context.Context) (context.Context, []release.Entry, error) {
-	entries, err := o.records().List(ctx, o.state.Key())
+	entries, err := o.releaseRecords().List(ctx, o.state.Key())
 	if o.account == "" || !apierrors.IsForbidden(err) {
 		return ctx, entries, err
 	}
 	ctx = withAccount(ctx, "")
-	entries, err = o.records().List(ctx, o.state.Key())
+	entries, err = o.releaseRecords().List(ctx, o.state.Key())
 	return ctx, slices.DeleteFunc(entries, func(entry release.Entry) bool { return !o.isFromBundle(entry.Secret) }), err
 }
 
@@ -121,26 +121,26 @@ func (o *releaseOp) runPostDelete(ctx context.Context) (done bool, err error) {
 	return done, err
 }
 
-// removeRecords deletes the release records. With the option keepHistory it sets the status of the last one to
+// deleteReleaseRecords deletes the release records. With the option keepHistory it sets the status of the last one to
 // uninstalled instead.
-func (o *releaseOp) removeRecords(ctx context.Context, entries []release.Entry) error {
+func (o *releaseOp) deleteReleaseRecords(ctx context.Context, entries []release.Entry) error {
 	s := o.state
 	if !s.Options.KeepHistory {
-		return o.records().Delete(ctx, s.Key(), entries)
+		return o.releaseRecords().Delete(ctx, s.Key(), entries)
 	}
 	if len(entries) == 0 {
 		return nil
 	}
 	last := entries[len(entries)-1].Revision
-	if err := o.records().Supersede(ctx, entries, last); err != nil {
+	if err := o.releaseRecords().Supersede(ctx, entries, last); err != nil {
 		return err
 	}
-	record, ok, err := o.records().Get(ctx, s.Key(), last)
+	record, ok, err := o.releaseRecords().Get(ctx, s.Key(), last)
 	if err != nil || !ok {
 		return err
 	}
 	record.Info.Status, record.Info.Description, record.Info.Deleted = common.StatusUninstalled, "Uninstallation complete", o.engine.now()
-	unlabelled := o.records()
+	unlabelled := o.releaseRecords()
 	unlabelled.Labels, unlabelled.Annotations = nil, nil
 	delete(record.Labels, kube.LabelReason)
 	_, err = unlabelled.Put(ctx, record)
@@ -149,8 +149,8 @@ func (o *releaseOp) removeRecords(ctx context.Context, entries []release.Entry) 
 
 // removeObjects deletes the objects of the entries that are not in keep, in reverse order of ranks. It deletes a rank
 // when all objects of the rank before it no longer exist. done is false while it waits for that.
-func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, items map[kube.Ref]inventory.Entry) (done bool, err error) {
-	groups, err := o.engine.orderRoles(ctx, toPrune(items, keep))
+func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, entries map[kube.Ref]inventory.Entry) (done bool, err error) {
+	groups, err := o.engine.orderRoles(ctx, toPrune(entries, keep))
 	if err != nil {
 		return false, err
 	}
@@ -168,7 +168,7 @@ func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, i
 			return false, err
 		}
 		if len(left) > 0 {
-			o.waitDeleted(left)
+			o.setDeletionWait(left)
 			return false, nil
 		}
 		for _, r := range removals {
@@ -178,15 +178,15 @@ func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, i
 	return true, nil
 }
 
-// waitDeleted sets the wait until the first of the objects no longer exists.
-func (o *releaseOp) waitDeleted(left map[kube.Ref]bool) {
+// setDeletionWait sets the wait until the first of the objects no longer exists.
+func (o *releaseOp) setDeletionWait(left map[kube.Ref]bool) {
 	refs := make([]kube.Ref, 0, len(left))
 	for key := range left {
 		refs = append(refs, o.inventory.Entries[key].Ref)
 	}
 	slices.SortFunc(refs, kube.CompareRefs)
 	engine := o.engine
-	o.wait(fmt.Sprintf("waiting for the deletion of %s", refs[0]), func(ctx context.Context) bool {
+	o.setWait(fmt.Sprintf("waiting for the deletion of %s", refs[0]), func(ctx context.Context) bool {
 		_, ok, err := engine.member.read(ctx, refs[0])
 		return err == nil && !ok
 	})
@@ -212,7 +212,7 @@ func (p *applyRun) uninstallDropped(ctx context.Context) (done bool, err error) 
 			continue
 		}
 		op := p.newReleaseOp(s, nil)
-		done, err := op.uninstallAgain(ctx, p.retained)
+		done, err := op.uninstallAgain(ctx, p.kept)
 		var failure *releaseError
 		switch {
 		case errors.As(err, &failure):
@@ -263,7 +263,7 @@ func (p *applyRun) hasItem(key release.Key) bool {
 func (e *Engine) removeReleases(ctx context.Context, rec *inventory.Record) (stored *inventory.Record, done bool, err error) {
 	if rec.Orphan {
 		e.waits.set(rec.ID, nil)
-		return rec, true, e.unmarkRecords(ctx, rec)
+		return rec, true, e.unmarkReleaseRecords(ctx, rec)
 	}
 	return e.uninstallReleases(ctx, rec)
 }
@@ -298,11 +298,11 @@ func (e *Engine) uninstallReleases(ctx context.Context, rec *inventory.Record) (
 	return rec, true, nil
 }
 
-// unmarkRecords removes the ownership labels and annotations from the release records, which are kept.
-func (e *Engine) unmarkRecords(ctx context.Context, rec *inventory.Record) error {
+// unmarkReleaseRecords removes the ownership labels and annotations from the release records, which are kept.
+func (e *Engine) unmarkReleaseRecords(ctx context.Context, rec *inventory.Record) error {
 	for i := range rec.Releases {
 		op := &releaseOp{engine: e, id: rec.ID, state: &rec.Releases[i]}
-		entries, err := op.records().List(ctx, op.state.Key())
+		entries, err := op.releaseRecords().List(ctx, op.state.Key())
 		if err != nil {
 			return err
 		}
@@ -311,7 +311,7 @@ func (e *Engine) unmarkRecords(ctx context.Context, rec *inventory.Record) error
 			if existing.Signature() != e.ownerScope.Signature(rec.ID) {
 				continue
 			}
-			at := recordLocation(&inventory.ReleaseState{Namespace: entry.Namespace, Name: entry.Name, Revision: entry.Revision})
+			at := releaseRecordLocation(&inventory.ReleaseState{Namespace: entry.Namespace, Name: entry.Name, Revision: entry.Revision})
 			if err := e.member.unmark(ctx, at, existing); err != nil {
 				return err
 			}

@@ -78,19 +78,19 @@ func (e *Engine) pollPause(id bundle.ID) (pause time.Duration, ok bool) {
 	return min(max(e.clock.Since(w.since)/10, pollFirst), pollMost), true
 }
 
-// waitReady returns whether all objects of a release are ready by the rules of kstatus. With waitForJobs, Jobs must be
-// complete; otherwise they are ignored.
-func (o *releaseOp) waitReady(ctx context.Context) (done bool, err error) {
+// checkReady returns whether all objects of a release are ready by the rules of kstatus, and sets a wait if they are
+// not. With waitForJobs, Jobs must be complete; otherwise they are ignored.
+func (o *releaseOp) checkReady(ctx context.Context) (done bool, err error) {
 	options := o.state.Options
-	var items []inventory.Entry
-	for _, item := range entriesOfRelease(o.inventory, o.state.Key()) {
-		if isJob(item.Ref) && !options.WaitForJobs || !isJob(item.Ref) && !options.Wait {
+	var entries []inventory.Entry
+	for _, entry := range entriesOfRelease(o.inventory, o.state.Key()) {
+		if isJob(entry.Ref) && !options.WaitForJobs || !isJob(entry.Ref) && !options.Wait {
 			continue
 		}
-		items = append(items, item)
+		entries = append(entries, entry)
 	}
-	items, reason, err := o.engine.listUnready(ctx, items)
-	if err != nil || len(items) == 0 {
+	entries, reason, err := o.engine.listUnready(ctx, entries)
+	if err != nil || len(entries) == 0 {
 		return err == nil, err
 	}
 	deadline := o.state.Changed.Add(options.TimeoutOrDefault())
@@ -98,10 +98,10 @@ func (o *releaseOp) waitReady(ctx context.Context) (done bool, err error) {
 		return false, &releaseError{text: fmt.Sprintf("not ready within %s: %s", options.TimeoutOrDefault(), reason)}
 	}
 	engine := o.engine
-	o.wait("waiting for "+reason, func(ctx context.Context) bool {
+	o.setWait("waiting for "+reason, func(ctx context.Context) bool {
 		var err error
-		items, _, err = engine.listUnready(ctx, items)
-		return err != nil || len(items) == 0 || !engine.now().Before(deadline)
+		entries, _, err = engine.listUnready(ctx, entries)
+		return err != nil || len(entries) == 0 || !engine.now().Before(deadline)
 	})
 	return false, nil
 }
@@ -110,44 +110,44 @@ func isJob(ref kube.Ref) bool { return ref.Group == "batch" && ref.Kind == "Job"
 
 // listUnready returns the entries of objects that are not ready, and the reason of the first one. It fails with a
 // releaseError if a Job has failed.
-func (e *Engine) listUnready(ctx context.Context, items []inventory.Entry) (left []inventory.Entry, reason string, err error) {
-	for _, item := range items {
-		cause, err := e.unreadyReason(ctx, item)
+func (e *Engine) listUnready(ctx context.Context, entries []inventory.Entry) (left []inventory.Entry, reason string, err error) {
+	for _, entry := range entries {
+		cause, err := e.unreadyReason(ctx, entry)
 		if err != nil {
 			return nil, "", err
 		}
 		if cause == "" {
 			continue
 		}
-		if left = append(left, item); reason == "" {
-			reason = fmt.Sprintf("%s: %s", item.Ref, cause)
+		if left = append(left, entry); reason == "" {
+			reason = fmt.Sprintf("%s: %s", entry.Ref, cause)
 		}
 	}
 	return left, reason, nil
 }
 
 // unreadyReason returns the reason why an object is not ready, or "" if it is ready.
-func (e *Engine) unreadyReason(ctx context.Context, item inventory.Entry) (string, error) {
-	obj, ok, err := e.member.read(ctx, item.Ref)
+func (e *Engine) unreadyReason(ctx context.Context, entry inventory.Entry) (string, error) {
+	obj, ok, err := e.member.read(ctx, entry.Ref)
 	if err != nil {
 		return "", err
 	}
 	if !ok {
 		return "it does not exist", nil
 	}
-	if isJob(item.Ref) {
-		phase, message := jobPhase(obj)
-		if phase == jobFailed {
-			return "", &releaseError{text: fmt.Sprintf("%s failed: %s", item.Ref, message)}
+	if isJob(entry.Ref) {
+		result, message := jobResultOf(obj)
+		if result == jobFailed {
+			return "", &releaseError{text: fmt.Sprintf("%s failed: %s", entry.Ref, message)}
 		}
-		if phase == jobRunning {
+		if result == jobRunning {
 			return "it is not complete", nil
 		}
 		return "", nil
 	}
 	result, err := kstatus.Compute(obj)
 	if err != nil {
-		return "", &releaseError{text: fmt.Sprintf("%s has no readable status: %v", item.Ref, err)}
+		return "", &releaseError{text: fmt.Sprintf("%s has no readable status: %v", entry.Ref, err)}
 	}
 	if result.Status == kstatus.CurrentStatus || result.Status == kstatus.UnknownStatus {
 		return "", nil

@@ -32,10 +32,12 @@ func (t *target) retains() bool {
 	return scales && t.rejectUnmanaged && mapOf(mapOf(t.content["metadata"])["labels"])[labelRetainReplicas] == "true"
 }
 
-// sendRetaining calls send with the target for an object that exists with this UID. The target lacks the excluded
-// fields, and our field manager does not own them: the API server leaves such fields as they are. If managers own a
-// list or map only as a whole, the target has its existing values, and send must send the resourceVersion, which is ""
-// otherwise. sendRetaining repeats send after a conflict. It returns a conflict if the object is deleted or replaced.
+// sendRetaining applies a target without its excluded fields to the object with this UID. send must send the request
+// for the target that it gets. That target lacks the excluded fields, and our field manager does not own them, so the
+// API server does not change them. A list or map that managers own only as a whole must be sent as a whole: there the
+// target has the existing values of the excluded fields. So that they do not overwrite newer values, send must then
+// also send the resourceVersion, which is "" otherwise. sendRetaining repeats send after a conflict. It returns a
+// conflict if the object is deleted or replaced.
 func (p *applyRun) sendRetaining(
 	ctx context.Context, v decision, uid types.UID, send func(ctx context.Context, t *target, resourceVersion string) (*live, error),
 ) (*live, error) {
@@ -51,14 +53,14 @@ func (p *applyRun) sendRetaining(
 		if err != nil {
 			return nil, err
 		}
-		version, err := p.releaseFields(ctx, v, existing, r.excluded)
+		version, err := p.disownFields(ctx, v, existing, r.excluded)
 		if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		if !r.repeats {
+		if !r.hasExisting {
 			version = ""
 		}
 		retaining := *v.target
@@ -71,18 +73,18 @@ func (p *applyRun) sendRetaining(
 	return nil, errBusy
 }
 
-// releaseFields makes our field manager give up fields of an existing object. It returns the resourceVersion after
-// that, and sends no request if the manager owns none of the fields.
-func (p *applyRun) releaseFields(ctx context.Context, v decision, existing *unstructured.Unstructured, released *fieldpath.Set) (string, error) {
+// disownFields removes fields of an existing object from those that our field manager owns. It returns the
+// resourceVersion after that, and sends no request if the manager owns none of the fields.
+func (p *applyRun) disownFields(ctx context.Context, v decision, existing *unstructured.Unstructured, disowned *fieldpath.Set) (string, error) {
 	var managers []metav1.ManagedFieldsEntry
 	changed := false
 	for _, entry := range existing.GetManagedFields() {
-		if isOurApply(entry) {
+		if isAnyOwnApply(entry) {
 			fields, err := fieldsOf(entry)
 			if err != nil {
 				return "", err
 			}
-			if rest := fields.RecursiveDifference(released); !rest.Equals(fields) {
+			if rest := fields.RecursiveDifference(disowned); !rest.Equals(fields) {
 				changed = true
 				if rest.Empty() {
 					continue
@@ -100,18 +102,18 @@ func (p *applyRun) releaseFields(ctx context.Context, v decision, existing *unst
 	return p.engine.member.replaceManagers(ctx, v.target, managers, existing.GetResourceVersion())
 }
 
-// isOurApply returns whether an entry lists the fields that our last apply to the object or to a subresource has set.
-func isOurApply(entry metav1.ManagedFieldsEntry) bool {
+// isAnyOwnApply is inventory.IsOwnApply, but it is true for entries of subresources, too.
+func isAnyOwnApply(entry metav1.ManagedFieldsEntry) bool {
 	return entry.Manager == kube.FieldManager && entry.Operation == metav1.ManagedFieldsOperationApply && entry.FieldsV1 != nil
 }
 
-// retention makes the content for an existing object.
+// retention is the content to apply to an existing object.
 type retention struct {
 	content map[string]any
-	// excluded are the excluded fields that content lacks.
+	// excluded are the excluded fields that content lacks. Our field manager must not own them.
 	excluded *fieldpath.Set
-	// repeats is true if content has existing values of excluded fields.
-	repeats bool
+	// hasExisting is true if content has existing values of excluded fields.
+	hasExisting bool
 }
 
 // excludeFields returns a copy of content with the excluded fields as sendRetaining describes. If we have applied the
@@ -120,7 +122,7 @@ func excludeFields(content map[string]any, existing *unstructured.Unstructured, 
 	root := place{fields: &fieldpath.Set{}}
 	for _, entry := range existing.GetManagedFields() {
 		if entry.APIVersion != existing.GetAPIVersion() {
-			if isOurApply(entry) {
+			if isAnyOwnApply(entry) {
 				root.fields = &fieldpath.Set{}
 				break
 			}
@@ -221,8 +223,8 @@ func (r *retention) retainInMap(desired, existing map[string]any, path jsonPath,
 	delete(copied, key)
 	if !at.fields.Empty() {
 		r.excluded.Insert(at.pathOf(element))
-	} else if held, exists := existing[key]; exists {
-		copied[key], r.repeats = held, true
+	} else if existingValue, exists := existing[key]; exists {
+		copied[key], r.hasExisting = existingValue, true
 	}
 	return copied
 }
@@ -259,7 +261,7 @@ func (r *retention) retainInList(desired, existing []any, path jsonPath, at plac
 		r.excluded.Insert(below.path)
 		return slices.Delete(copied, index, index+1)
 	default:
-		copied[index], r.repeats = item, true
+		copied[index], r.hasExisting = item, true
 	}
 	return copied
 }
@@ -291,7 +293,8 @@ func (at place) anyItem() (sample fieldpath.PathElement, ok bool) {
 	return sample, ok
 }
 
-// elementLike returns the element of an existing item of the list that has the element sample.
+// elementLike returns the element that identifies an existing item of a list: its value in a set, or the values of its
+// keys. sample is the element of any item of the list, and shows which of them it is.
 func elementLike(sample fieldpath.PathElement, item any) (fieldpath.PathElement, bool) {
 	if sample.Value != nil {
 		return fieldpath.ValueElement(value.NewValueInterface(item)), true

@@ -22,7 +22,7 @@ func TestExcludeFields(t *testing.T) {
 		desired, existing string // the spec
 		path              jsonPath
 		want              string // the spec
-		repeats           bool
+		hasExisting       bool
 		released          string // "{}" if nothing is
 	}{
 		"a field that nobody owns":      {granular, "", `{"a":1,"b":1}`, `{"a":1,"b":2}`, jsonPath{"b"}, `{"a":1}`, false, `{"f:spec":{"f:b":{}}}`},
@@ -63,8 +63,8 @@ func TestExcludeFields(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(decode(test.want), r.content); diff != "" || r.repeats != test.repeats || string(released) != test.released {
-				t.Errorf("repeats %v, released %s, content (-want +got):\n%s", r.repeats, released, diff)
+			if diff := cmp.Diff(decode(test.want), r.content); diff != "" || r.hasExisting != test.hasExisting || string(released) != test.released {
+				t.Errorf("hasExisting %v, released %s, content (-want +got):\n%s", r.hasExisting, released, diff)
 			}
 			if diff := cmp.Diff(decode(test.desired), desired); diff != "" {
 				t.Errorf("the bundle was changed (-want +got):\n%s", diff)

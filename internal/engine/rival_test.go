@@ -20,7 +20,7 @@ func TestClusterRegisteredAnewTakesItsObjectsOver(t *testing.T) {
 	after.Owner.Name = "profile"
 	wantChanges(t, converge(t, h.Engine, after).Changes, counts{bundle.Configured: 2})
 	eventually(t, "the first one knows that it lost", func() bool {
-		_, state, _, err := h.Have(t.Context(), before.ID)
+		_, state, _, err := h.RecordedDigest(t.Context(), before.ID)
 		return err == nil && state == bundle.StateFailed
 	})
 

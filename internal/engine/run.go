@@ -16,7 +16,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	e.running.Store(true)
 	defer e.running.Store(false)
 	drift.New(drift.Options{
-		Engine: driftEngine{e}, Store: e.store, Objects: e.member.objects, Mapper: e.member.mapper, Clock: e.clock,
+		Engine: driftEngine{e}, Store: e.store, Metadata: e.member.metadataClient, Mapper: e.member.mapper, Clock: e.clock,
 		ScopeConfirmed: e.confirmed, OnCorrect: e.onCorrect, OnReport: e.onReport, OnLost: e.onLost, OnChange: e.onChange,
 	}).Run(ctx)
 	return nil
@@ -33,8 +33,8 @@ type driftEngine struct{ engine *Engine }
 
 var _ drift.Engine = driftEngine{}
 
-// Acquire reserves a bundle.
-func (d driftEngine) Acquire(ctx context.Context, id bundle.ID) (release func(), err error) {
+// Acquire locks a bundle.
+func (d driftEngine) Acquire(ctx context.Context, id bundle.ID) (unlock func(), err error) {
 	return d.engine.ids.acquire(ctx, id)
 }
 
@@ -67,7 +67,7 @@ func (d driftEngine) NextAttempt(id bundle.ID, digest bundle.Digest) (at time.Ti
 	return d.engine.nextAttempt(id, digest)
 }
 
-// PollPause returns the pause before the next check of what a bundle waits for.
+// PollPause returns the time until the next check of the condition that a bundle waits for.
 func (d driftEngine) PollPause(id bundle.ID) (pause time.Duration, ok bool) {
 	return d.engine.pollPause(id)
 }

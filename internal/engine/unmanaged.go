@@ -13,7 +13,7 @@ import (
 var errReplaced = errors.New("it was deleted or replaced just now; it is read again")
 
 // errBusy is the error of an object that changes faster than it can be read and applied.
-var errBusy = errors.New("it changes all the time; it is read again")
+var errBusy = errors.New("other clients change it too often; it is read again")
 
 // decideUnmanaged decides about an existing object without the ownership labels of a bundle with RejectUnmanaged. An
 // object that such a bundle takes over belongs to it, and is deleted with it.
@@ -82,7 +82,7 @@ func otherHubError(t *target, existing *live) error {
 	return &conflictError{ref: t.ref, text: fmt.Sprintf("%s already exists in the cluster and belongs to another hub (%s)", t.ref, existing.OwnerScope().Hub)}
 }
 
-// isReleased returns whether a user removed the managed label from an object of a Work.
-func (l *live) isReleased() bool {
+// hasNoManagedLabel returns whether an object of a Work lacks the managed label: a user removed it, to keep the object.
+func (l *live) hasNoManagedLabel() bool {
 	return l.Annotations[workv1alpha1.WorkNameAnnotation] != "" && l.Labels[workv1alpha1.ManagedLabel] != "true"
 }

@@ -21,13 +21,13 @@ import (
 // while a deleted object still exists: the caller must call again. An error names the objects that could not be
 // removed.
 func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error) {
-	release, err := e.ids.acquire(ctx, w.ID)
+	unlock, err := e.ids.acquire(ctx, w.ID)
 	if err != nil {
 		return false, err
 	}
-	defer release()
+	defer unlock()
 	e.failedRuns.forget(w.ID)
-	rec, err := e.loadOrTrace(ctx, w.ID)
+	rec, err := e.loadOrRebuild(ctx, w.ID)
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
@@ -39,11 +39,11 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 
 // resumeWithdrawal continues the withdrawal of id. done is also true if no withdrawal is in progress.
 func (e *Engine) resumeWithdrawal(ctx context.Context, id bundle.ID) (done bool, err error) {
-	release, err := e.ids.acquire(ctx, id)
+	unlock, err := e.ids.acquire(ctx, id)
 	if err != nil {
 		return false, err
 	}
-	defer release()
+	defer unlock()
 	rec, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) {
 		return true, nil // the requester calls Withdraw, which rebuilds the inventory
@@ -62,11 +62,11 @@ func (e *Engine) withdraw(ctx context.Context, rec *inventory.Record, w bundle.W
 	if !rec.Exists() && len(rec.Entries) == 0 && len(rec.Releases) == 0 {
 		return true, nil
 	}
-	freed, err := e.objects.acquire(ctx, slices.Collect(maps.Keys(rec.Entries))...)
+	unlock, err := e.objects.acquire(ctx, slices.Collect(maps.Keys(rec.Entries))...)
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
-	defer freed()
+	defer unlock()
 	if rec, err = e.beginRemoval(ctx, rec, w); err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
@@ -88,11 +88,11 @@ func (e *Engine) withdraw(ctx context.Context, rec *inventory.Record, w bundle.W
 	return true, nil
 }
 
-// loadOrTrace returns the record of id. If it is lost, it rebuilds the record from the objects on the cluster.
-func (e *Engine) loadOrTrace(ctx context.Context, id bundle.ID) (*inventory.Record, error) {
+// loadOrRebuild returns the record of id. If the record is lost, it is rebuilt from the objects on the cluster.
+func (e *Engine) loadOrRebuild(ctx context.Context, id bundle.ID) (*inventory.Record, error) {
 	rec, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) || (err == nil && !rec.Exists()) {
-		return e.trace(ctx, rec)
+		return e.rebuildInventory(ctx, rec)
 	}
 	return rec, err
 }
@@ -122,8 +122,8 @@ func (e *Engine) removeAll(ctx context.Context, rec *inventory.Record) (done boo
 	} else if groups, err = e.orderRoles(ctx, groups); err != nil {
 		return false, err
 	}
-	for _, items := range groups {
-		removals, err := e.removeRank(ctx, rec.ID, items, removeOptions{instead: instead, account: rec.Options.ServiceAccount})
+	for _, entries := range groups {
+		removals, err := e.removeRank(ctx, rec.ID, entries, removeOptions{instead: instead, account: rec.Options.ServiceAccount})
 		if err != nil {
 			return false, err
 		}
@@ -152,8 +152,8 @@ func removalErrors(removals []removal) error {
 }
 
 // remaining reads the deleted objects again, and returns those that still exist, for example because of a finalizer. A
-// ClusterRole that the aggregation controller created again is removed with the last group of orderRoles. If it was
-// created again after that, it remains, too.
+// ClusterRole that the aggregation controller created again counts as deleted, since the last group of orderRoles
+// removes it. If it was created once more after that group, it counts as existing.
 func (e *Engine) remaining(ctx context.Context, removals []removal) (map[kube.Ref]bool, error) {
 	var locations []objectLocation
 	before := map[kube.Ref]*live{}
@@ -166,7 +166,7 @@ func (e *Engine) remaining(ctx context.Context, removals []removal) (map[kube.Re
 	if len(locations) == 0 {
 		return map[kube.Ref]bool{}, nil
 	}
-	found, err := e.member.observe(ctx, locations)
+	found, err := e.member.readMetadata(ctx, locations)
 	if err != nil {
 		return nil, errors.Join(errors.New("read whether the deleted objects still exist"), err)
 	}

@@ -7,12 +7,15 @@
 //
 //  1. A Work without finalizer is not applied: the caller adds it first, with EnsureFinalizer.
 //  2. A Work that is being deleted: remove its objects from the cluster, then its finalizer. With Orphan or
-//     preserveResourcesOnDeletion the objects stay. With Abandon the cluster gets no request.
-//  3. A suspended Work: the engine stops changing its objects.
-//  4. Any other Work: Bundle converts its manifests (content.go) without server-set fields (serverfields.go), and the
+//     preserveResourcesOnDeletion the objects stay. With Abandon the cluster gets no request. While the cluster is
+//     unreachable, the Work stays.
+//  3. A Work of a cluster that is being deregistered is not applied any more.
+//  4. A Work of an unreachable cluster: only its status is written. The health of all its objects is Unknown.
+//  5. A suspended Work: the engine stops changing its objects.
+//  6. Any other Work: Bundle converts its manifests (content.go) without server-set fields (serverfields.go), and the
 //     engine applies them.
 //
-// Paths 3 and 4 then read the state of the objects and write the status (status.go): the conditions Applied and
+// Paths 5 and 6 then read the state of the objects and write the status (status.go): the conditions Applied and
 // Dispatching, and the health and status of each object.
 //
 // Words:

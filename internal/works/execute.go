@@ -23,7 +23,7 @@ import (
 // their removal earlier.
 const removalRetryInterval = 2 * time.Second
 
-// Limit replaces the constant Limit unless it is zero.
+// Limit is the default time limit of each call of the Engine. Waiting for locks of the Engine does not count.
 const Limit = time.Minute
 
 var (
@@ -79,9 +79,9 @@ func (e *Executor) withLimit(ctx context.Context) (context.Context, context.Canc
 	return engine.WithWorkLimit(ctx, cmp.Or(e.Limit, Limit))
 }
 
-// asUnresponsive returns err, and wraps the cause if the time for the cluster ended: ErrUnresponsive if the cluster
-// sent no response at all, else engine.ErrTimeUp.
-func asUnresponsive(clusterCtx context.Context, err error) error {
+// wrapTimeout returns err. If the time limit of clusterCtx was reached, it wraps err with the cause: ErrUnresponsive if
+// the cluster sent no response at all, otherwise engine.ErrTimeUp.
+func wrapTimeout(clusterCtx context.Context, err error) error {
 	cause := ErrUnresponsive
 	if engine.Answered(clusterCtx) {
 		cause = engine.ErrTimeUp
@@ -151,13 +151,13 @@ func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, state C
 // sync applies or suspends a Work, and reads the state of its objects into newStatus. It returns the condition Applied,
 // also with an error.
 func (e *Executor) sync(ctx context.Context, work *workv1alpha1.Work, newStatus *workv1alpha1.WorkStatus) (metav1.Condition, error) {
-	action := e.apply
+	applyOrSuspend := e.apply
 	if ptr.Deref(work.Spec.SuspendDispatching, false) {
-		action = e.suspend
+		applyOrSuspend = e.suspend
 	}
-	condition, actionErr := action(ctx, work)
+	condition, applyErr := applyOrSuspend(ctx, work)
 	observations, observeErr := lastObservations(work), error(nil)
-	if !isUnresponsive(actionErr) {
+	if !isUnresponsive(applyErr) {
 		observations, observeErr = e.observe(ctx, work)
 	}
 	var omitted int
@@ -165,7 +165,7 @@ func (e *Executor) sync(ctx context.Context, work *workv1alpha1.Work, newStatus 
 	if omitted > 0 {
 		condition.Message += fmt.Sprintf("; %d object statuses are omitted, because the Work would be too large", omitted)
 	}
-	return condition, errors.Join(actionErr, observeErr)
+	return condition, errors.Join(applyErr, observeErr)
 }
 
 // observe reads the state of the objects.
@@ -176,7 +176,7 @@ func (e *Executor) observe(ctx context.Context, work *workv1alpha1.Work) ([]engi
 	if err != nil && observations == nil {
 		observations = lastObservations(work)
 	}
-	return observations, asUnresponsive(ctx, err)
+	return observations, wrapTimeout(ctx, err)
 }
 
 // apply makes the cluster equal the Work, and returns the condition Applied. There is no error if the caller must not
@@ -185,7 +185,7 @@ func (e *Executor) apply(ctx context.Context, work *workv1alpha1.Work) (metav1.C
 	ctx, cancel := e.withLimit(ctx)
 	defer cancel()
 	report, err := e.Engine.Converge(ctx, Bundle(work))
-	err = asUnresponsive(ctx, err)
+	err = wrapTimeout(ctx, err)
 	done := report.Changes.Count(bundle.Created) + report.Changes.Count(bundle.Configured) + report.Changes.Count(bundle.Unchanged)
 	switch {
 	case err == nil:
@@ -206,7 +206,7 @@ func (e *Executor) suspend(ctx context.Context, work *workv1alpha1.Work) (metav1
 	defer cancel()
 	report, err := e.Engine.Suspend(ctx, BundleID(work))
 	if err != nil {
-		err = asUnresponsive(ctx, err)
+		err = wrapTimeout(ctx, err)
 		return unreachableCondition(work, stableMessage(err, "")), err
 	}
 	digest, err := Bundle(work).Digest()
@@ -234,7 +234,7 @@ func (e *Executor) removeWork(ctx context.Context, work *workv1alpha1.Work, stat
 	defer cancel()
 	done, err := e.Engine.Withdraw(clusterCtx, bundle.Withdrawal{ID: BundleID(work), Orphan: orphan})
 	if err != nil {
-		err = asUnresponsive(clusterCtx, err)
+		err = wrapTimeout(clusterCtx, err)
 		newStatus := work.Status.DeepCopy()
 		e.setCondition(newStatus, work, removalFailedCondition(stableMessage(err, "")))
 		if ctx.Err() == nil {

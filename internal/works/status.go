@@ -208,13 +208,18 @@ func lastObservations(work *workv1alpha1.Work) []engine.Observation {
 	return all
 }
 
-// findObservation returns the observation of a manifest's object. The engine may have set or removed its namespace,
-// depending on the scope of the kind.
+// findObservation returns the observation of a manifest's object. The engine may have changed the namespace of the
+// manifest: it sets the namespace default on an object of a namespaced kind without a namespace, and removes the
+// namespace of an object of a cluster-scoped kind.
 func findObservation(ref kube.Ref, byKey map[kube.Ref]engine.Observation) engine.Observation {
-	for _, namespace := range []string{ref.Namespace, metav1.NamespaceDefault, ""} {
-		placed := ref.Key()
-		placed.Namespace = namespace
-		if found, ok := byKey[placed]; ok && (namespace == ref.Namespace || ref.Namespace == "" || namespace == "") {
+	namespaces := []string{ref.Namespace, ""}
+	if ref.Namespace == "" {
+		namespaces = []string{"", metav1.NamespaceDefault}
+	}
+	for _, namespace := range namespaces {
+		key := ref.Key()
+		key.Namespace = namespace
+		if found, ok := byKey[key]; ok {
 			return found
 		}
 	}

@@ -41,8 +41,8 @@ type Engine interface {
 	deliver.Engine
 	// CompareRenderings returns a report with Outdated releases if the bundle must not be converged.
 	CompareRenderings(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
-	// Have returns the digest and state in the inventory of id; ok is false if there is no complete inventory.
-	Have(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error)
+	// RecordedDigest returns the digest and state in the inventory of id; ok is false if there is no complete inventory.
+	RecordedDigest(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error)
 	// Failure returns the report of the last run of a bundle if it failed and the Worker must not repeat it.
 	Failure(id bundle.ID, digest bundle.Digest) (report bundle.Report, ok bool)
 	// KnownDeployed lists the cached inventories without a request; ok is false until they were read.
@@ -163,7 +163,7 @@ func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (i
 	if report, ok := w.Engine.Failure(d.ID, d.Digest); ok {
 		return true, w.Source.Report(ctx, d, report)
 	}
-	digest, state, ok, err := w.Engine.Have(ctx, d.ID)
+	digest, state, ok, err := w.Engine.RecordedDigest(ctx, d.ID)
 	if err != nil {
 		return false, fmt.Errorf("read the inventory of %s: %w", d.ID, err)
 	}

@@ -61,7 +61,7 @@ func (s *steps) ReportStart(context.Context, deliver.Delivery) error {
 	return s.startErr
 }
 
-func (s *steps) Have(context.Context, bundle.ID) (bundle.Digest, bundle.State, bool, error) {
+func (s *steps) RecordedDigest(context.Context, bundle.ID) (bundle.Digest, bundle.State, bool, error) {
 	return bundle.Digest{}, "", false, nil
 }
 

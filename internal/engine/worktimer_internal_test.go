@@ -12,11 +12,11 @@ func TestWorkLimitDoesNotCountWaitingForLocks(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g := newKeyLock[string]()
-		release, err := g.acquire(t.Context(), "a")
+		unlock, err := g.acquire(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.AfterFunc(time.Hour, release)
+		time.AfterFunc(time.Hour, unlock)
 		start := time.Now()
 		ctx, cancel := WithWorkLimit(t.Context(), time.Minute)
 		defer cancel()

@@ -10,14 +10,15 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// selectPrunable returns the entries that are pruned after a failure, see bundle.Options.ContinueOnError. It omits
-// entries without an origin. It also omits Namespaces and CustomResourceDefinitions, whose deletion deletes other
-// objects.
+// selectPrunable returns the entries that are pruned although the run has failures: with ContinueOnError, those of Helm
+// releases and referenced objects (Entry.Origin) without a failure. Entries without an origin could belong to an origin
+// with a failure, so they wait. Namespaces and CustomResourceDefinitions wait, too, because their deletion deletes
+// other objects.
 func (p *applyRun) selectPrunable(groups [][]inventory.Entry) [][]inventory.Entry {
 	if !p.bundle.Options.ContinueOnError || slices.ContainsFunc(p.failures, isBundleFailure) {
 		return nil
 	}
-	incomplete := map[string]bool{"": true}
+	incomplete := map[string]bool{"": true} // by origin
 	for _, err := range p.failures {
 		if failure, ok := errors.AsType[*releaseFailure](err); ok {
 			incomplete[originOfRelease(failure.key.String())] = true
@@ -39,13 +40,13 @@ func (p *applyRun) selectPrunable(groups [][]inventory.Entry) [][]inventory.Entr
 			incomplete[t.origin] = true
 		}
 	}
-	mustWait := func(item inventory.Entry) bool {
-		return incomplete[item.Origin] || rankOf(item.Ref.GVK().GroupKind()) <= rankCRD
+	mustWait := func(entry inventory.Entry) bool {
+		return incomplete[entry.Origin] || rankOf(entry.Ref.GVK().GroupKind()) <= rankCRD
 	}
 	var safe [][]inventory.Entry
-	for _, items := range groups {
-		if items = slices.DeleteFunc(slices.Clone(items), mustWait); len(items) > 0 {
-			safe = append(safe, items)
+	for _, entries := range groups {
+		if entries = slices.DeleteFunc(slices.Clone(entries), mustWait); len(entries) > 0 {
+			safe = append(safe, entries)
 		}
 	}
 	return safe
@@ -66,7 +67,7 @@ func (p *applyRun) pendingPruneMessage() string {
 	}
 	waiting := 0
 	for key := range p.next.Entries {
-		if !p.retained[key] && !tried[key] {
+		if !p.kept[key] && !tried[key] {
 			waiting++
 		}
 	}

@@ -21,38 +21,38 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// trace rebuilds the lost inventory of rec from the objects with the ownership labels of its ID. It lists every kind.
-// With an error it returns the objects that it has found.
-func (e *Engine) trace(ctx context.Context, rec *inventory.Record) (*inventory.Record, error) {
+// rebuildInventory rebuilds the lost inventory of rec from the objects with the ownership labels of its ID. It lists
+// every kind. With an error it returns the objects that it has found.
+func (e *Engine) rebuildInventory(ctx context.Context, rec *inventory.Record) (*inventory.Record, error) {
 	found, err := e.member.listMarked(ctx, rec.ID, e.ownerScope)
-	traced := rec.Edit()
-	for _, item := range found {
-		traced.Entries[item.Ref.Key()] = item
+	rebuilt := rec.Edit()
+	for _, entry := range found {
+		rebuilt.Entries[entry.Ref.Key()] = entry
 	}
-	releases, releaseErr := e.traceReleases(ctx, rec.ID)
-	traced.Releases = releases
+	releases, releaseErr := e.rebuildReleases(ctx, rec.ID)
+	rebuilt.Releases = releases
 	if releaseErr != nil {
-		releaseErr = &releaseTraceError{err: releaseErr}
+		releaseErr = &releaseRebuildError{err: releaseErr}
 	}
 	if err = errors.Join(err, releaseErr); err != nil {
-		return traced, fmt.Errorf("rebuild the inventory: %w", err)
+		return rebuilt, fmt.Errorf("rebuild the inventory: %w", err)
 	}
-	return traced, nil
+	return rebuilt, nil
 }
 
-// releaseTraceError is the error if the Helm releases of a bundle could not be listed.
-type releaseTraceError struct{ err error }
+// releaseRebuildError is the error if the Helm releases of a bundle could not be listed.
+type releaseRebuildError struct{ err error }
 
 // Error returns the reason.
-func (e *releaseTraceError) Error() string { return e.err.Error() }
+func (e *releaseRebuildError) Error() string { return e.err.Error() }
 
 // Unwrap returns the reason.
-func (e *releaseTraceError) Unwrap() error { return e.err }
+func (e *releaseRebuildError) Unwrap() error { return e.err }
 
 // listMarked lists the objects with the ownership labels of id, in all kinds that can be listed. It logs and omits the
 // other kinds, since one broken kind must not prevent finding all other objects.
-func (m *memberClient) listMarked(ctx context.Context, id bundle.ID, of inventory.OwnerScope) ([]inventory.Entry, error) {
-	served, err := discovery.ServerPreferredResources(m.served)
+func (m *memberClient) listMarked(ctx context.Context, id bundle.ID, ownerScope inventory.OwnerScope) ([]inventory.Entry, error) {
+	served, err := discovery.ServerPreferredResources(m.discoveryClient)
 	if err != nil {
 		if !discovery.IsGroupDiscoveryFailedError(err) {
 			return nil, fmt.Errorf("list the kinds of the cluster: %w", err)
@@ -74,10 +74,10 @@ func (m *memberClient) listMarked(ctx context.Context, id bundle.ID, of inventor
 				continue
 			}
 			work.Go(func() error {
-				items, err := m.listMarkedIn(ctx, gv.WithResource(resource.Name), gv.WithKind(resource.Kind), requestorFilter{id, of})
+				entries, err := m.listMarkedIn(ctx, gv.WithResource(resource.Name), gv.WithKind(resource.Kind), bundleFilter{id, ownerScope})
 				mu.Lock()
 				defer mu.Unlock()
-				found = append(found, items...)
+				found = append(found, entries...)
 				return err
 			})
 		}
@@ -86,21 +86,21 @@ func (m *memberClient) listMarked(ctx context.Context, id bundle.ID, of inventor
 	return found, err
 }
 
-func (m *memberClient) listMarkedIn(ctx context.Context, gvr schema.GroupVersionResource, gvk schema.GroupVersionKind, requestedBy requestorFilter) ([]inventory.Entry, error) {
+func (m *memberClient) listMarkedIn(ctx context.Context, gvr schema.GroupVersionResource, gvk schema.GroupVersionKind, filter bundleFilter) ([]inventory.Entry, error) {
 	var found []inventory.Entry
-	opts := metav1.ListOptions{LabelSelector: kube.LabelReason + "=" + requestedBy.id.Feature, Limit: pageSize}
+	opts := metav1.ListOptions{LabelSelector: kube.LabelReason + "=" + filter.id.Feature, Limit: pageSize}
 	for {
-		page, err := m.objects.Resource(gvr).List(ctx, opts)
+		page, err := m.metadataClient.Resource(gvr).List(ctx, opts)
 		if isUnlistable(err) {
 			log.FromContext(ctx).Info("rebuilding the inventory without a kind that cannot be listed",
-				logkeys.Bundle, requestedBy.id.String(), "kind", gvk.String(), logkeys.Reason, err.Error())
+				logkeys.Bundle, filter.id.String(), "kind", gvk.String(), logkeys.Reason, err.Error())
 			return found, nil
 		}
 		if err != nil {
 			return found, fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
 		}
 		for i := range page.Items {
-			if obj := &page.Items[i]; appliedFor(obj, gvk.Group, requestedBy) {
+			if obj := &page.Items[i]; appliedFor(obj, gvk.Group, filter) {
 				ref := kube.Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.Namespace, Name: obj.Name}
 				existing := liveOf(obj)
 				found = append(found, inventory.Entry{Ref: ref, UID: obj.UID, Adopted: existing.IsAdopted(), Origin: existing.releaseOrigin(), Recovered: true})
@@ -113,10 +113,10 @@ func (m *memberClient) listMarkedIn(ctx context.Context, gvr schema.GroupVersion
 	}
 }
 
-// requestorFilter selects the objects of a bundle of one scope.
-type requestorFilter struct {
-	id bundle.ID
-	of inventory.OwnerScope
+// bundleFilter selects the objects of one bundle of one scope.
+type bundleFilter struct {
+	id         bundle.ID
+	ownerScope inventory.OwnerScope
 }
 
 // isUnlistable returns whether a list failed because of its kind: it is forbidden, or its API server or conversion
@@ -129,8 +129,8 @@ func isUnlistable(err error) bool {
 // appliedFor returns whether our own apply request, in this API group, applied obj for a bundle. The ownership labels
 // are not sufficient: restores, operators and users copy them. An object that is served in several groups counts in the
 // group in which it was applied.
-func appliedFor(obj *metav1.PartialObjectMetadata, group string, requestedBy requestorFilter) bool {
-	if liveOf(obj).Signature() != requestedBy.of.Signature(requestedBy.id) || metav1.GetControllerOf(obj) != nil {
+func appliedFor(obj *metav1.PartialObjectMetadata, group string, filter bundleFilter) bool {
+	if liveOf(obj).Signature() != filter.ownerScope.Signature(filter.id) || metav1.GetControllerOf(obj) != nil {
 		return false
 	}
 	return slices.ContainsFunc(obj.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {
