@@ -234,7 +234,7 @@ func (p *applyRun) saveIntent(ctx context.Context, decisions []decision) error {
 	p.next = p.prior.Edit()
 	p.next.Head = inventory.Head{
 		ID: p.bundle.ID, Owner: p.bundle.Owner, Options: p.bundle.Options, Digest: slices.Clone(p.digest[:]),
-		State: bundle.StateApplying, LastApplied: p.prior.LastApplied, Hub: cmp.Or(p.bundle.Hub, p.prior.Hub), Releases: p.next.Releases,
+		State: bundle.StateApplying, LastApplied: p.prior.LastApplied, Hub: cmp.Or(p.bundle.Hub, p.prior.Hub), Releases: p.next.Releases, Inputs: p.inputs(),
 	}
 	if p.isPartial() {
 		p.next.State, p.next.Message = p.prior.State, p.prior.Message
@@ -254,6 +254,14 @@ func (p *applyRun) saveIntent(ctx context.Context, decisions []decision) error {
 		return nil
 	}
 	return p.save(ctx)
+}
+
+// inputs returns the inputs of the bundle. Those in the record are of the same bundle if it has the same digest.
+func (p *applyRun) inputs() string {
+	if p.bundle.Inputs == "" && p.prior.BundleDigest() == p.digest {
+		return p.prior.Inputs
+	}
+	return p.bundle.Inputs
 }
 
 // planEntry sets the entry of a decision's object in the next inventory, as it must be if the run is aborted right
@@ -441,10 +449,11 @@ func (p *applyRun) finish(ctx context.Context) (bundle.Report, error) {
 		p.waiting.digest = p.digest
 	}
 	p.engine.waits.set(p.bundle.ID, p.waiting)
-	if !p.saved.Equal(p.next) {
-		if p.next.State == bundle.StateApplied {
-			p.next.LastApplied = p.engine.now()
-		}
+	isEqual := p.saved.Equal(p.next)
+	if !isEqual && p.next.State == bundle.StateApplied {
+		p.next.LastApplied = p.engine.now()
+	}
+	if !isEqual || p.saved.Inputs != p.next.Inputs {
 		if err := p.save(ctx); err != nil {
 			return p.abort(ctx, err)
 		}

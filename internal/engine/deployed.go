@@ -13,9 +13,13 @@ import (
 
 // deployed returns the description of the bundle of a record.
 func (e *Engine) deployed(rec *inventory.Record) bundle.Deployed {
+	inputs := rec.Inputs
+	if rec.Suspended || e.lost.has(rec.ID) {
+		inputs = "" // only a call of Converge makes the cluster equal the bundle
+	}
 	return bundle.Deployed{
 		ID: rec.ID, Owner: rec.Owner, Hub: cmp.Or(rec.Hub, e.ownerScope.Hub), Removing: rec.State == bundle.StateRemoving, Orphan: rec.Orphan,
-		CorrectDrift: rec.Options.CorrectDrift, Report: e.reportOf(rec), Releases: rec.DeployedReleases(),
+		CorrectDrift: rec.Options.CorrectDrift, Report: e.reportOf(rec), Releases: rec.DeployedReleases(), Inputs: inputs,
 	}
 }
 

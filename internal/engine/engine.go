@@ -67,6 +67,7 @@ type Engine struct {
 	// running is true while Run runs, which then repeats failed runs.
 	running    atomic.Bool
 	failedRuns failedRuns
+	lost       lostBundles
 
 	// A run or withdrawal locks its ID in ids, and then all its objects in objects, until it ends. So bundles with the
 	// same object see each other's ownership labels.
@@ -180,7 +181,11 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 	if prior.BundleDigest() != p.digest {
 		p.trigger = triggerDelivery
 	}
-	return p.run(ctx)
+	report, err := p.run(ctx)
+	if err == nil {
+		e.lost.remove(b.ID)
+	}
+	return report, err
 }
 
 // newDelivery locks the ID of b and returns a run that has not begun. The caller must call load before run, and unlock

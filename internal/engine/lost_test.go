@@ -63,6 +63,7 @@ func TestLossOfARecordIsNoticed(t *testing.T) {
 			c := newCluster(t)
 			h := c.heal(t, nil)
 			b := c.big("one")
+			b.Inputs = "inputs"
 			converge(t, h.Engine, b)
 			if h.reported() != 0 {
 				t.Fatalf("told %d times before anything was lost", h.reported())
@@ -72,7 +73,14 @@ func TestLossOfARecordIsNoticed(t *testing.T) {
 			if _, _, ok, err := h.RecordedDigest(t.Context(), b.ID); ok || err != nil {
 				t.Errorf("have: got %t, %v; want that the content is missing", ok, err)
 			}
+			// Otherwise the caller would not converge again.
+			if found, _, err := h.FindDeployed(t.Context(), b.ID); found.Inputs != "" || err != nil {
+				t.Errorf("inputs of lost content: got %q, %v", found.Inputs, err)
+			}
 			converge(t, h.Engine, b)
+			if found, _, err := h.FindDeployed(t.Context(), b.ID); found.Inputs != b.Inputs || err != nil {
+				t.Errorf("inputs after another delivery: got %q, %v", found.Inputs, err)
+			}
 			if _, _, ok, err := c.engine(nil).RecordedDigest(t.Context(), b.ID); !ok || err != nil {
 				t.Errorf("have after another delivery: got %t, %v", ok, err)
 			}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/towline/towline/internal/bundle"
@@ -25,7 +26,38 @@ func (e *Engine) Run(ctx context.Context) error {
 // onLost makes the next Converge of id run, and requests it.
 func (e *Engine) onLost(id bundle.ID) {
 	e.failedRuns.forget(id)
+	if e.store.Cached(id) != nil { // otherwise FindDeployed does not find it either
+		e.lost.add(id)
+	}
 	e.onReport(id)
+}
+
+// lostBundles are the bundles whose records have lost content, until Converge has stored it again. The heads of the
+// records do not show that.
+type lostBundles struct {
+	mu   sync.Mutex // guards byID
+	byID map[bundle.ID]bool
+}
+
+func (l *lostBundles) add(id bundle.ID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.byID == nil {
+		l.byID = map[bundle.ID]bool{}
+	}
+	l.byID[id] = true
+}
+
+func (l *lostBundles) remove(id bundle.ID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.byID, id)
+}
+
+func (l *lostBundles) has(id bundle.ID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.byID[id]
 }
 
 // driftEngine is the Engine as drift corrects with it.

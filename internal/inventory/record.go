@@ -39,6 +39,8 @@ type Head struct {
 	LastApplied time.Time      `json:"lastApplied,omitzero"`
 	// Hub is the UID of the hub that delivered the bundle, or "" if it is not known.
 	Hub string `json:"hub,omitempty"`
+	// Inputs is Bundle.Inputs of the bundle, "" if it is not known.
+	Inputs string `json:"inputs,omitempty"`
 	// Orphan is true if the bundle is being withdrawn and its objects are kept.
 	Orphan bool `json:"leave,omitempty"`
 	// Suspended is true if drift is not corrected and nothing is retried until the bundle is converged.
@@ -105,7 +107,7 @@ func (r *Record) WithoutContent() *Record {
 func (r *Record) BundleDigest() bundle.Digest { return bundle.DigestFromBytes(r.Digest) }
 
 // Equal returns whether next need not be saved in place of r, which is stored. Owner and Options are not compared,
-// since the digest covers them. LastApplied is ignored.
+// since the digest covers them. LastApplied and Inputs are ignored.
 func (r *Record) Equal(next *Record) bool {
 	return r.version != "" && r.BundleDigest() == next.BundleDigest() && r.State == next.State && r.Message == next.Message &&
 		r.Hub == next.Hub && r.Orphan == next.Orphan && r.Suspended == next.Suspended && maps.Equal(r.Entries, next.Entries) &&

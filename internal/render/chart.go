@@ -159,6 +159,14 @@ func (c *Charts) Inputs(request ChartRequest) (string, error) {
 	return request.inputs()
 }
 
+// ReadsCapabilities returns whether the result can depend on the Kubernetes version, and on the API versions, of the
+// member.
+func (c *Charts) ReadsCapabilities(request ChartRequest) (version, apis bool, err error) {
+	facts, err := c.facts.get(request.Chart)
+	inValues := containsText(request.Values, usesCapabilities)
+	return facts.kubeVersion != "" || facts.usesVersion || inValues, facts.usesAPIs || inValues, err
+}
+
 // inputs returns a digest of the chart, the values and the options.
 func (r ChartRequest) inputs() (string, error) {
 	r.Revision, r.IsUpgrade = 0, false
@@ -211,7 +219,7 @@ func (c *Charts) renderForMember(ctx context.Context, sharedKey string, request 
 	release, err := c.renderDeduplicated(ctx, key, request, func() (Release, error) {
 		return c.evaluate(request, &memberInputs{Stored: stored, HasLookup: request.Lookup != nil, Inputs: inputs + request.LookupAccount})
 	})
-	if err != nil || release.isTransient {
+	if err != nil || release.IsTransient {
 		return release, err
 	}
 	// The stored values of the next request include the values that this rendering has generated.
@@ -313,7 +321,7 @@ func (r ChartRequest) buildRelease(chart *helmchart.Chart, collected *releaseBui
 		return Release{}, err
 	}
 	kept, all := calls.resultsToStore()
-	release.Generated, release.isTransient = kept, !all
+	release.Generated, release.IsTransient = kept, !all
 	release.MemberSpecific, release.Unanswered = calls.memberSpecific, calls.unanswered
 	release.size += len(defaults) + len(notes) + kept.size()
 	return release, nil

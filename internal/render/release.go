@@ -40,10 +40,10 @@ type Release struct {
 	Unanswered bool
 	// MemberSpecific is true if the release contains values that were generated for one member, or read from it.
 	MemberSpecific bool
+	// IsTransient is true if results of lookup were omitted, so that each rendering must read the member.
+	IsTransient bool
 
 	size int // size of the rendered text and the generated values in bytes
-	// isTransient is true if results of lookup were omitted, so that each rendering must read the member.
-	isTransient bool
 	// needsMember is true if the chart must be rendered for each member: it generates values, or may look up a Secret
 	// or ConfigMap of its own. All other fields are empty.
 	needsMember bool

@@ -146,7 +146,7 @@ func encodeRelease(r Release) (renderedRelease, error) {
 	}
 	return renderedRelease{
 		Objects: raw, Paths: r.Paths, Chart: r.Chart, Defaults: r.Defaults, Notes: r.Notes, Generated: r.Generated,
-		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, Size: r.size, IsTransient: r.isTransient,
+		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, Size: r.size, IsTransient: r.IsTransient,
 		NeedsMember: r.needsMember, CheckedAPIs: r.checkedAPIs,
 	}, nil
 }
@@ -155,7 +155,7 @@ func encodeRelease(r Release) (renderedRelease, error) {
 func (r renderedRelease) decode() (Release, error) {
 	release := Release{
 		Paths: r.Paths, Chart: r.Chart, Defaults: r.Defaults, Notes: r.Notes, Generated: r.Generated,
-		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, size: r.Size, isTransient: r.IsTransient,
+		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, size: r.Size, IsTransient: r.IsTransient,
 		needsMember: r.NeedsMember, checkedAPIs: r.CheckedAPIs,
 	}
 	if len(r.Objects) == 0 {

@@ -38,6 +38,9 @@ type Chart struct {
 	Version    string `json:"version"`
 	AppVersion string `json:"appVersion,omitempty"`
 	Icon       string `json:"icon,omitempty"`
+	// Source is the Flux source of the chart, and Artifact its Artifact.Version. They are empty for any other chart.
+	Source   Reference `json:"-"`
+	Artifact string    `json:"-"`
 }
 
 // Charts fetches chart archives and caches them in a directory, which survives restarts. Clusters share the archives.

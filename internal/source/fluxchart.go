@@ -97,7 +97,9 @@ func (c *Charts) Package(ctx context.Context, chart configv1beta1.HelmChart, art
 	if err != nil {
 		return Chart{}, err
 	}
-	return packaged.(Chart), checkVersion(chart, packaged.(Chart))
+	found := packaged.(Chart)
+	found.Source, found.Artifact = ref, artifact.Version()
+	return found, checkVersion(chart, found)
 }
 
 // checkVersion returns an error if the version of a packaged chart is not one that the profile allows.

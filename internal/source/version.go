@@ -10,6 +10,10 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
+// IsExactVersion returns whether the chartVersion of a chart is one version and not a range. Its archive is not
+// requested again, see Charts.
+func IsExactVersion(version string) bool { return isExact(version) }
+
 // isExact returns whether version is one version and not a range.
 func isExact(version string) bool {
 	_, err := semver.StrictNewVersion(strings.TrimPrefix(version, "v"))

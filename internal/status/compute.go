@@ -271,10 +271,16 @@ func setReleases(s *configv1beta1.ClusterSummaryStatus, result FeatureResult) {
 			}
 		}
 	}
-	slices.SortStableFunc(releases, func(a, b configv1beta1.HelmChartSummary) int {
+	s.HelmReleaseSummaries = SortReleases(releases)
+}
+
+// SortReleases returns releases in the order of status.helmReleaseSummaries.
+func SortReleases(releases []configv1beta1.HelmChartSummary) []configv1beta1.HelmChartSummary {
+	sorted := slices.Clone(releases)
+	slices.SortStableFunc(sorted, func(a, b configv1beta1.HelmChartSummary) int {
 		return cmp.Or(cmp.Compare(a.ReleaseNamespace, b.ReleaseNamespace), cmp.Compare(a.ReleaseName, b.ReleaseName))
 	})
-	s.HelmReleaseSummaries = releases
+	return sorted
 }
 
 func sameRelease(a, b configv1beta1.HelmChartSummary) bool {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -69,8 +68,12 @@ type ComposeRequest struct {
 	State bundle.State
 	// Outdated is bundle.Report.Outdated of the Helm bundle on the member.
 	Outdated []bundle.OutdatedRelease
-	// Conflicts are the releases of the summary that another summary manages.
-	Conflicts []match.Conflict
+	// Conflicts are the releases of the summary that another summary manages. hasUnknownConflicts is true if others can
+	// be managed by a summary whose names cannot be expanded now.
+	Conflicts           []match.Conflict
+	hasUnknownConflicts bool
+	// charts are the charts of the summary, with expanded names.
+	charts []configv1beta1.HelmChart
 	// EnsureFinalizer adds the finalizer to the summary. It is called before generated values are stored. Without the
 	// finalizer, the values would not be deleted with the summary.
 	EnsureFinalizer func(ctx context.Context) error
@@ -91,8 +94,18 @@ type Composition struct {
 	// UnansweredLookups are the releases whose charts look up objects of a pull member that the hub cannot read.
 	UnansweredLookups []match.Release
 
-	// contents are the URLs and the Flux sources that the bundle was built from.
-	contents []InputObject
+	builtFrom
+}
+
+// builtFrom are the inputs of a bundle that are known after it was built.
+type builtFrom struct {
+	// contents are the URLs and the Flux sources, and generated the Secrets with generated values.
+	contents, generated []InputObject
+	// readsVersion and readsAPIs are true if a chart can read the Kubernetes version, and the API versions, of the member.
+	readsVersion, readsAPIs bool
+	// hasUnknownInputs is true if a further input can be known only by building the bundle again: the newest chart in a
+	// range of versions, or objects of the member that are not stored with the generated values.
+	hasUnknownInputs bool
 }
 
 // composedItems are the bundle items of one feature or one release, with the entries for the status.
@@ -102,8 +115,8 @@ type composedItems struct {
 	unansweredLookups []match.Release
 	// unpatchedHooks are the releases to whose hooks no patches are applied.
 	unpatchedHooks []match.Release
-	// contents is Composition.contents.
-	contents []InputObject
+
+	builtFrom
 }
 
 // ComposeError is the error of a bundle that could not be built. Reason is the reason of its event, in CamelCase.
@@ -130,30 +143,8 @@ func withReason(reason string, err error) error {
 func (c *Composer) References(r ComposeRequest) []source.Reference {
 	all, _ := manifestReferences(r) // Compose returns the errors
 	kustomizations, _ := kustomizationReferences(r)
-	all = append(all, kustomizations...)
-	add := func(ref source.Reference, err error) {
-		if err == nil {
-			all = append(all, ref)
-		}
-	}
-	for _, chart := range r.Summary.Spec.ClusterProfileSpec.HelmCharts {
-		if ref, _, err := source.ChartReference(chart, r.Subject); ref.IsFlux() {
-			add(ref, err)
-		}
-		for _, ref := range chart.ValuesFrom {
-			add(source.ValuesReference(ref, r.Subject))
-		}
-		if login := chart.RegistryCredentialsConfig; login != nil {
-			for _, ref := range []*corev1.SecretReference{login.Credentials, login.CA} {
-				if ref != nil {
-					add(source.LoginReference(*ref, r.Subject))
-				}
-			}
-		}
-		for _, ref := range source.VerificationSecrets(chart) {
-			add(source.LoginReference(ref, r.Subject))
-		}
-	}
+	charts, _ := chartReferences(r)
+	all = slices.Concat(all, kustomizations, charts)
 	return append(all, loginReferences(all)...)
 }
 
@@ -201,7 +192,7 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	}
 	hideSecrets(composed.items, r.Subject)
 	spec := r.Summary.Spec.ClusterProfileSpec
-	composition := Composition{Feature: feature, Releases: composed.releases, UnansweredLookups: composed.unansweredLookups, contents: composed.contents, Bundle: bundle.Bundle{
+	composition := Composition{Feature: feature, Releases: composed.releases, UnansweredLookups: composed.unansweredLookups, builtFrom: composed.builtFrom, Bundle: bundle.Bundle{
 		ID:    bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: r.Summary.Name, Feature: string(feature)},
 		Owner: r.Owner,
 		Items: composed.items,
@@ -267,7 +258,7 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 			Subresources:          content.Subresources,
 		})
 	}
-	return composedItems{items: items, contents: contents}, nil
+	return composedItems{items: items, builtFrom: builtFrom{contents: contents}}, nil
 }
 
 // withoutOverridden omits the objects that a reference with a lower tier also contains, and adds the others to tiers.

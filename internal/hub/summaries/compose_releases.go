@@ -42,6 +42,7 @@ func (c *Composer) composeReleases(ctx context.Context, r ComposeRequest) (compo
 		all.releases = append(all.releases, one.releases...)
 		all.unansweredLookups = append(all.unansweredLookups, one.unansweredLookups...)
 		all.unpatchedHooks = append(all.unpatchedHooks, one.unpatchedHooks...)
+		all.builtFrom = all.with(one.builtFrom)
 	}
 	return all, nil
 }
@@ -67,7 +68,7 @@ func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart c
 	if err != nil {
 		return composedItems{}, withReason(status.ReasonRender, err)
 	}
-	release, rendered, err := c.renderRelease(ctx, r, expanded, chartRequest(r, expanded, archive, values))
+	release, rendered, from, err := c.renderRelease(ctx, r, expanded, chartRequest(r, expanded, archive, values))
 	if err != nil {
 		return composedItems{}, withReason(status.ReasonRender, err)
 	}
@@ -83,7 +84,7 @@ func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart c
 		SkipNamespaceCreation: !createsNamespace(expanded),
 		Force:                 isForced(expanded.Options),
 	}
-	all := composedItems{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{releaseSummary(expanded, archive, encoded)}}
+	all := composedItems{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{releaseSummary(expanded, archive, encoded)}, builtFrom: from}
 	if expanded.Options != nil && expanded.Options.PostRenderStrategy == configv1beta1.PostRenderNoHooks {
 		all.unpatchedHooks = []match.Release{{Namespace: release.Namespace, Name: release.Name}}
 	}
@@ -93,19 +94,21 @@ func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart c
 	return all, nil
 }
 
-// renderRelease renders a chart and stores its generated values.
-func (c *Composer) renderRelease(ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart, request render.ChartRequest) (bundle.Release, render.Release, error) {
+// renderRelease renders a chart and stores its generated values. from are the inputs of both.
+func (c *Composer) renderRelease(
+	ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart, request render.ChartRequest,
+) (next bundle.Release, rendered render.Release, from builtFrom, err error) {
 	release := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
 	inputsDigest, err := c.Renderer.Inputs(request)
 	if err == nil {
 		inputsDigest, err = withChanges(inputsDigest, r.changes)
 	}
 	if err != nil {
-		return bundle.Release{}, render.Release{}, err
+		return bundle.Release{}, render.Release{}, builtFrom{}, err
 	}
 	if inputsDigest != "" {
 		if request.Revision, request.IsUpgrade, err = c.nextRevision(ctx, r, release, inputsDigest); err != nil {
-			return bundle.Release{}, render.Release{}, err
+			return bundle.Release{}, render.Release{}, builtFrom{}, err
 		}
 	}
 	store := c.newGeneratedStore(r, release)
@@ -113,25 +116,39 @@ func (c *Composer) renderRelease(ctx context.Context, r ComposeRequest, chart co
 	request.Generated = store.load
 	account, err := r.account()
 	if err != nil {
-		return bundle.Release{}, render.Release{}, err
+		return bundle.Release{}, render.Release{}, builtFrom{}, err
 	}
 	request.Lookup, request.LookupAccount = c.lookupFunc(ctx, r.Member, account), account
-	rendered, err := c.Renderer.Render(ctx, request)
-	if err != nil {
-		return bundle.Release{}, render.Release{}, err
+	if rendered, err = c.Renderer.Render(ctx, request); err != nil {
+		return bundle.Release{}, render.Release{}, builtFrom{}, err
 	}
 	if err := store.save(ctx, renderingID(inputsDigest, request.Revision, request.IsUpgrade), rendered.Generated); err != nil {
-		return bundle.Release{}, render.Release{}, err
+		return bundle.Release{}, render.Release{}, builtFrom{}, err
+	}
+	if from, err = c.releaseInputs(chart, request, rendered); err != nil {
+		return bundle.Release{}, render.Release{}, builtFrom{}, err
 	}
 	archive := request.Chart
-	next := bundle.Release{
+	next = bundle.Release{
 		Name: chart.ReleaseName, Namespace: chart.ReleaseNamespace, RepoURL: chart.RepositoryURL,
 		ChartName: archive.Name, ChartVersion: archive.Version, AppVersion: archive.AppVersion, Icon: archive.Icon,
 		Inputs: inputsDigest, Revision: request.Revision, IsUpgrade: request.IsUpgrade,
 		Data: bundle.ReleaseData{Chart: rendered.Chart, Defaults: rendered.Defaults, Notes: rendered.Notes, Paths: rendered.Paths},
 	}
 	next.IsUnconfirmed = inputsDigest != "" && !isConfirmed(r, next)
-	return next, rendered, nil
+	return next, rendered, store.builtFrom(from), nil
+}
+
+// releaseInputs returns the inputs of a rendered release that are known after it is rendered.
+func (c *Composer) releaseInputs(chart configv1beta1.HelmChart, request render.ChartRequest, rendered render.Release) (from builtFrom, err error) {
+	if request.Chart.Artifact != "" {
+		from.contents = []InputObject{{Reference: request.Chart.Source, Version: request.Chart.Artifact}}
+	} else {
+		from.hasUnknownInputs = !source.IsExactVersion(chart.ChartVersion)
+	}
+	from.hasUnknownInputs = from.hasUnknownInputs || rendered.IsTransient
+	from.readsVersion, from.readsAPIs, err = c.Renderer.ReadsCapabilities(request)
+	return from, err
 }
 
 // lookupFunc returns the function that reads objects of m as a ServiceAccount, or as the hub if account is "". It

@@ -43,7 +43,11 @@ func (f *fluxCase) inputs(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return inputs.digest
+	digest, err := inputs.digestFor(Composition{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return digest
 }
 
 func TestArtifactIsAnInputOfTheBundle(t *testing.T) {

@@ -57,6 +57,8 @@ type generatedStore struct {
 	// values. Both are nil before load.
 	secret *corev1.Secret
 	stored render.Generated
+	// isIncomplete is true if save has omitted results that the rendering used. Another rendering can have others.
+	isIncomplete bool
 }
 
 // newGeneratedStore returns the store of a release for r.
@@ -135,6 +137,7 @@ func (g *generatedStore) save(ctx context.Context, rendering string, used render
 	if err != nil {
 		return err
 	}
+	g.isIncomplete = !hasResults(all, used)
 	owners := addOwner(addOwner(g.secret.OwnerReferences, clusterOwner(g.member)), summaryOwner(g.summary))
 	if len(owners) == len(g.secret.OwnerReferences) && isSame(all, g.stored) {
 		return nil
@@ -146,6 +149,7 @@ func (g *generatedStore) save(ctx context.Context, rendering string, used render
 	for _, values := range []render.Generated{all, all.WithoutRendered(), all.WithoutLookup(), used.WithoutLookup()} {
 		raw, err := encodeGenerated(values)
 		if err == nil {
+			g.isIncomplete = !hasResults(values, used)
 			return g.write(ctx, raw, owners)
 		}
 		if !errors.As(err, &tooLarge) {
@@ -171,6 +175,29 @@ func (g *generatedStore) merge(rendering string, used render.Generated) (render.
 	return deployed.Add(used).Pend(rendering, deployed)
 }
 
+// hasResults returns whether values has all results of functions in used. It need not have the rendered objects:
+// another rendering with the same inputs finds the stored results.
+func hasResults(values, used render.Generated) bool {
+	for key := range used.WithoutRendered() {
+		if _, ok := values[key]; !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// builtFrom adds to b the Secret that a rendering has used, if load was called.
+func (g *generatedStore) builtFrom(b builtFrom) builtFrom {
+	if g.secret != nil {
+		key := g.key()
+		b.generated = append(b.generated, InputObject{
+			Reference: source.Reference{Kind: "Secret", Namespace: key.Namespace, Name: key.Name}, UID: g.secret.UID, Version: g.secret.ResourceVersion,
+		})
+	}
+	b.hasUnknownInputs = b.hasUnknownInputs || g.isIncomplete
+	return b
+}
+
 func isSame(a, b render.Generated) bool {
 	return maps.EqualFunc(a, b, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) })
 }
@@ -193,6 +220,7 @@ func (g *generatedStore) write(ctx context.Context, raw []byte, owners []metav1.
 	if err != nil {
 		return fmt.Errorf("store generated values of release %s: %w", g.release, err)
 	}
+	g.secret = desired
 	return nil
 }
 

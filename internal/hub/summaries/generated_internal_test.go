@@ -71,12 +71,13 @@ func TestSavedGeneratedValuesCanBeLoaded(t *testing.T) {
 func TestGeneratedPasswordsAreDroppedLast(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		sizes map[string]int // of the texts in KiB
-		want  []string
+		sizes            map[string]int // of the texts in KiB
+		want             []string
+		hasUnknownInputs bool // the next rendering can look up something else
 	}{
-		"all fit":            {map[string]int{"password": 600, "lookup a": 200, "rendered a": 100}, []string{"lookup a", "password", "rendered a"}},
-		"without rendered":   {map[string]int{"password": 600, "lookup a": 200, "rendered a": 600}, []string{"lookup a", "password"}},
-		"without any lookup": {map[string]int{"password": 600, "lookup a": 800, "rendered a": 10}, []string{"password"}},
+		"all fit":            {map[string]int{"password": 600, "lookup a": 200, "rendered a": 100}, []string{"lookup a", "password", "rendered a"}, false},
+		"without rendered":   {map[string]int{"password": 600, "lookup a": 200, "rendered a": 600}, []string{"lookup a", "password"}, false},
+		"without any lookup": {map[string]int{"password": 600, "lookup a": 800, "rendered a": 10}, []string{"password"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -101,6 +102,9 @@ func TestGeneratedPasswordsAreDroppedLast(t *testing.T) {
 				}
 				if diff := cmp.Diff(test.want, slices.Sorted(maps.Keys(stored))); diff != "" {
 					t.Errorf("stored keys (-want +got):\n%s", diff)
+				}
+				if from := store.builtFrom(builtFrom{}); from.hasUnknownInputs != test.hasUnknownInputs || from.generated[0].Version != store.secret.ResourceVersion {
+					t.Errorf("got inputs %+v, want unknown ones: %t", from, test.hasUnknownInputs)
 				}
 			}
 		})

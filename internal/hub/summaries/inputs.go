@@ -24,15 +24,15 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// The ConfigurationGroup of a delivered bundle has a digest of the inputs that the bundle was built from. While it
-// equals the digest of the present inputs, a bundle that the member has applied is neither built nor delivered again.
-// So after a restart of the hub an unchanged summary costs reads from the cache only: no template is expanded, and no
-// content is read. The group is not the status of the summary, and is written together with the reference to the
-// content: a lost group, or one without the digest, only means that the bundle is built as before.
+// The ConfigurationGroup of a delivered bundle, or in push mode the record of the bundle on the member, has a digest of
+// the inputs that the bundle was built from. While it equals the digest of the present inputs, a bundle that the member
+// has applied is neither built nor delivered again. So after a restart of the hub an unchanged summary costs reads from
+// the cache only, in push mode after the records of the member are read once: no chart is fetched, no template is
+// expanded, and no content is read. Groups and records are not the status of the summary, and are written together with
+// the content: a lost one, or one without the digest, only means that the bundle is built as before.
 //
-// Only the features Resources and Kustomize in pull mode have a digest. The hub's engine for a push member needs the
-// bundle to watch its objects. The bundle of a Helm release also depends on the repository, on generated values and
-// on other summaries.
+// What is deployed to the cluster of the hub has no digest, and a bundle has none whose inputs are known only after it
+// is built: see Composition.hasUnknownInputs.
 
 // BundleInputs are the inputs of a bundle of one of these features. Each field prevents that an outdated bundle stays:
 type BundleInputs struct {
@@ -55,6 +55,8 @@ type BundleInputs struct {
 	Cluster []byte
 	// Account is bundle.Options.ServiceAccount: the labels of the profile are not part of its generation.
 	Account string `json:",omitempty"`
+	// Helm is set for the feature Helm.
+	Helm *HelmInputs `json:",omitempty"`
 }
 
 // InputObject is a version of a ConfigMap, a Secret, a URL or a Flux source. The version of the content behind a URL is
@@ -65,41 +67,62 @@ type InputObject struct {
 	Version   string
 }
 
-// deliveredInputs are the inputs of a bundle.
+// deliveredInputs are the present inputs of a bundle. isKnown is false if the bundle has no digest.
 type deliveredInputs struct {
-	digest  string
-	objects []InputObject
+	BundleInputs
+
+	isKnown bool
 }
 
-// digestFor returns the digest, "" if the bundle was built from other content: a URL or a Flux source has changed since
-// the inputs were read. Unlike an object, it can have the former content again later, and the delivered bundle would
-// then seem to be built from it.
-func (i deliveredInputs) digestFor(contents []InputObject) string {
-	for _, built := range contents {
-		if built.Reference.Kind != source.KindURL && !built.Reference.IsFlux() {
+// digestFor returns the digest for a bundle that was built from the inputs, "" if it has none. It has none if it was
+// built from other content: a URL or a Flux source has changed since the inputs were read. Unlike an object, it can
+// have the former content again later, and the delivered bundle would then seem to be built from it.
+func (i deliveredInputs) digestFor(built Composition) (string, error) {
+	if !i.isKnown || built.hasUnknownInputs {
+		return "", nil
+	}
+	for _, content := range built.contents {
+		if content.Reference.Kind != source.KindURL && !content.Reference.IsFlux() {
 			continue
 		}
-		if !slices.ContainsFunc(i.objects, func(input InputObject) bool {
-			return input.Reference == built.Reference && input.Version == built.Version
+		if !slices.ContainsFunc(i.Objects, func(input InputObject) bool {
+			return input.Reference == content.Reference && input.Version == content.Version
 		}) {
-			return ""
+			return "", nil
 		}
 	}
-	return i.digest
+	if i.Helm != nil {
+		i.Helm = i.Helm.of(built)
+	}
+	return i.Digest()
 }
 
-// inputsOf returns the inputs of a feature's bundle, without a digest if it has none. It reads the cache before the
-// bundle is built: if the cache is behind, the digest is of inputs that never come back, and the event of the change
-// reconciles the summary again. An object that does not exist can come back as such, so there is no digest with one.
+// isDigest returns whether digest is that of the inputs.
+func (i deliveredInputs) isDigest(digest string) (bool, error) {
+	if !i.isKnown || digest == "" {
+		return false, nil
+	}
+	variants := []*HelmInputs{nil}
+	if i.Helm != nil {
+		variants = i.Helm.variants()
+	}
+	for _, i.Helm = range variants {
+		present, err := i.Digest()
+		if err != nil || present == digest {
+			return err == nil, err
+		}
+	}
+	return false, nil
+}
+
+// inputsOf returns the inputs of a feature's bundle. It reads the cache before the bundle is built: if the cache is
+// behind, the digest is of inputs that never come back, and the event of the change reconciles the summary again. An
+// object that does not exist can come back as such, so there is no digest with one.
 func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, feature libv1beta1.FeatureID) (deliveredInputs, error) {
-	referencesOf := map[libv1beta1.FeatureID]func(ComposeRequest) ([]source.Reference, error){
-		libv1beta1.FeatureResources: manifestReferences,
-		libv1beta1.FeatureKustomize: kustomizationReferences,
-	}[feature]
-	if referencesOf == nil || s.member.Mode != fleet.Pull || c.Composer.CodeVersion == "" {
+	if s.isLocal() || c.Composer.CodeVersion == "" || r.hasUnknownConflicts {
 		return deliveredInputs{}, nil
 	}
-	references, err := referencesOf(r)
+	references, err := referencesOf(r, feature)
 	if err != nil {
 		return deliveredInputs{}, nil //nolint:nilerr // Compose returns the error
 	}
@@ -124,14 +147,24 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 			return deliveredInputs{}, fmt.Errorf("encode cluster %s: %w", s.member.Key(), err)
 		}
 	}
-	digest, err := inputs.Digest()
-	if err != nil {
-		return deliveredInputs{}, fmt.Errorf("encode the inputs of %s: %w", s.bundleID(feature), err)
+	if feature == libv1beta1.FeatureHelm {
+		if inputs.Helm, err = c.helmInputsOf(ctx, s, r); err != nil {
+			return deliveredInputs{}, err
+		}
 	}
-	return deliveredInputs{digest: digest, objects: inputs.Objects}, nil
+	return deliveredInputs{BundleInputs: inputs, isKnown: true}, nil
 }
 
-// Digest returns the digest that the ConfigurationGroup has.
+// referencesOf returns the references of a feature that can be resolved, and the first error.
+func referencesOf(r ComposeRequest, feature libv1beta1.FeatureID) ([]source.Reference, error) {
+	return map[libv1beta1.FeatureID]func(ComposeRequest) ([]source.Reference, error){
+		libv1beta1.FeatureResources: manifestReferences,
+		libv1beta1.FeatureHelm:      chartReferences,
+		libv1beta1.FeatureKustomize: kustomizationReferences,
+	}[feature](r)
+}
+
+// Digest returns the digest that the ConfigurationGroup or the record has.
 func (i BundleInputs) Digest() (string, error) {
 	raw, err := json.Marshal(i)
 	if err != nil {
@@ -144,8 +177,11 @@ func (i BundleInputs) Digest() (string, error) {
 // hasReferenceTemplate returns whether the references of a feature have templates in other fields than the namespace
 // and the name: these fields select the content and the values, and are not part of InputObject.
 func hasReferenceTemplate(spec configv1beta1.ProfileSpec, feature libv1beta1.FeatureID) bool {
-	if feature == libv1beta1.FeatureKustomize {
+	switch feature {
+	case libv1beta1.FeatureKustomize:
 		return hasTemplates(spec.KustomizationRefs)
+	case libv1beta1.FeatureHelm:
+		return hasTemplates(spec.HelmCharts)
 	}
 	return slices.ContainsFunc(spec.PolicyRefs, func(ref libv1beta1.PolicyRef) bool {
 		return ref.RemoteURL != nil && ref.RemoteURL.Template || strings.Contains(ref.Path, "{{")
@@ -184,35 +220,45 @@ func (c *Controller) readMetadata(ctx context.Context, reference source.Referenc
 
 // reuseDelivered adds the result of a feature whose delivered bundle was built from the same inputs, and returns
 // whether it did. Then the bundle is neither built nor delivered. Any state but Applied needs the bundle: a failure is
-// reported again, missing content is written again, and a withdrawal is replaced by a delivery.
-func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1beta1.FeatureID, inputs string) bool {
+// reported again, missing content is written again, and a withdrawal is replaced by a delivery. So does a release that
+// must be rendered for another revision.
+func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1beta1.FeatureID, inputs deliveredInputs) (bool, error) {
 	deployed, ok := s.deployed[feature]
-	if inputs == "" || !ok || deployed.Inputs != inputs || deployed.Removing || deployed.Report.State != bundle.StateApplied {
-		return false
+	if !ok || deployed.Removing || deployed.Report.State != bundle.StateApplied || len(deployed.Report.Outdated) > 0 {
+		return false, nil
 	}
 	// The reconcile that sees a new digest first builds the bundle and records its objects.
 	known := s.featureSummary(feature)
 	if known.Status != libv1beta1.FeatureStatusProvisioned || bundle.DigestFromBytes(known.Hash) != deployed.Report.Digest {
-		return false
+		return false, nil
+	}
+	if isSame, err := inputs.isDigest(deployed.Inputs); err != nil || !isSame {
+		return false, err
 	}
 	result := status.FeatureResult{Feature: feature, Kind: status.Delivered, DesiredDigest: deployed.Report.Digest, Report: deployed.Report}
+	if feature == libv1beta1.FeatureHelm {
+		result.Releases = s.summary.Status.HelmReleaseSummaries // HelmInputs.Releases are the same
+	}
 	updated := status.ComputeStatus(s.summary.Status, status.ReconcileResult{Features: []status.FeatureResult{result}})
 	owner := metav1.GetControllerOf(s.summary)
 	if owner == nil || !c.Configurations.hasDeployed(ctx, s.member, *owner, status.FeatureOf(updated, feature)) {
-		return false
+		return false, nil
 	}
 	s.addResult(result)
-	return true
+	return true, nil
 }
 
-// hasDeployed returns whether the cached ClusterConfiguration of m lists the objects that a feature applied last. The
-// hub may have been killed before it wrote them.
+// hasDeployed returns whether the cached ClusterConfiguration of m lists the objects or the charts that a feature
+// applied last. The hub may have been killed before it wrote them.
 func (c *Configurations) hasDeployed(ctx context.Context, m fleet.Member, owner metav1.OwnerReference, feature configv1beta1.FeatureSummary) bool {
 	configuration := &configv1beta1.ClusterConfiguration{}
 	if err := c.hub.Get(ctx, ConfigurationKey(m), configuration, client.UnsafeDisableDeepCopy); err != nil {
 		return false // the bundle is built, and its objects are recorded
 	}
 	deployed, ok := status.FindDeployedFeature(configuration.Status, owner.Kind, owner.Name, feature.FeatureID)
+	if ok && len(deployed.Charts) > 0 {
+		return deployed.Charts[0].LastAppliedTime.Equal(feature.LastAppliedTime)
+	}
 	resources := status.ResourcesOf(deployed, libv1beta1.DeploymentTypeRemote)
 	return ok && len(resources) > 0 && resources[0].LastAppliedTime.Equal(feature.LastAppliedTime)
 }

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta/testrestmapper"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
@@ -24,6 +25,7 @@ import (
 	"github.com/towline/towline/internal/hub/resources"
 	"github.com/towline/towline/internal/hub/slots"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/render"
 	"github.com/towline/towline/internal/source"
 	"github.com/towline/towline/internal/status"
@@ -51,6 +53,8 @@ type restarts struct {
 	refusal error
 	// queue is the queue of the controller.
 	queue priorityqueue.PriorityQueue[reconcile.Request]
+	// memberConfig is Composer.MemberConfig.
+	memberConfig map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error)
 }
 
 var resourcesID = bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: "web-one", Feature: string(libv1beta1.FeatureResources)}
@@ -59,6 +63,7 @@ func newRestarts(t *testing.T) *restarts {
 	t.Helper()
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "one", UID: "c", Finalizers: []string{kube.FinalizerCluster}}}
 	cluster.Spec.PullMode, cluster.Status.Ready = true, true
+	cluster.Status.Version, cluster.Status.APIVersions = "v1.36.0", []string{"apps/v1", "v1"}
 	isController := true
 	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "fleet", Name: "web-one", UID: "s", Generation: 1, Finalizers: []string{configv1beta1.ClusterSummaryFinalizer},
@@ -70,7 +75,9 @@ func newRestarts(t *testing.T) *restarts {
 		{Kind: "ConfigMap", Namespace: "fleet", Name: "content"}, {Kind: "ConfigMap", Namespace: "fleet", Name: "optional", Optional: true},
 	}
 	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithRESTMapper(testrestmapper.TestOnlyStaticRESTMapper(kube.Scheme())).WithStatusSubresource(summary, cluster, &configv1beta1.ClusterConfiguration{}).
-		WithIndex(&corev1.Secret{}, generatedIndex, generatedOwnerUIDs).WithIndex(&configv1beta1.ClusterSummary{}, OwnerIndex, OwnerUIDs).WithObjects(cluster, summary, content("content", "1"), content("optional", "1")).Build()
+		WithIndex(&corev1.Secret{}, generatedIndex, generatedOwnerUIDs).WithIndex(summary, OwnerIndex, OwnerUIDs).WithIndex(summary, ClusterIndex, func(obj client.Object) []string {
+		return []string{match.MemberID(obj.(*configv1beta1.ClusterSummary)).String()}
+	}).WithObjects(cluster, summary, content("content", "1"), content("optional", "1")).Build()
 	r := &restarts{t: t, hub: hub, Reader: hub, codeVersion: "v1", feature: libv1beta1.FeatureResources, deployed: map[bundle.ID]bundle.Deployed{}}
 	r.queue = priorityqueue.New[reconcile.Request]("summaries")
 	t.Cleanup(r.queue.ShutDown)
@@ -105,7 +112,10 @@ func (r *restarts) Deliver(_ context.Context, _ fleet.Member, b bundle.Bundle) (
 	}
 	if former := r.deployed[b.ID]; former.Report.Digest != digest || former.Report.State != bundle.StateApplied || former.Removing {
 		report := bundle.Report{ID: b.ID, Digest: digest, State: bundle.StateApplied, LastApplied: time.Now()}
-		r.deployed[b.ID] = bundle.Deployed{ID: b.ID, Inputs: b.Inputs, CorrectDrift: b.Options.CorrectDrift, Report: report}
+		r.deployed[b.ID] = bundle.Deployed{ID: b.ID, Inputs: b.Inputs, CorrectDrift: b.Options.CorrectDrift, Report: report, Releases: b.DeployedReleases()}
+	} else if b.Inputs != "" {
+		former.Inputs = b.Inputs
+		r.deployed[b.ID] = former
 	}
 	return r.deployed[b.ID].Report, err
 }
@@ -143,8 +153,12 @@ func (r *restarts) reconcile() configv1beta1.FeatureSummary {
 }
 
 func newTestComposer(r *restarts) *Composer {
+	charts, err := source.NewCharts(r.t.TempDir(), clock.RealClock{}) // a restarted hub must fetch charts again
+	r.must(err)
 	return &Composer{
-		Contents: &source.Contents{Hub: r, Remote: r.remote}, Objects: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), Changer: render.NewChanger(nil), HubUID: "hub", CodeVersion: r.codeVersion,
+		Charts: charts, Renderer: render.NewCharts(nil), MemberConfig: r.memberConfig,
+		ListDeployed: func(context.Context, fleet.Member) ([]bundle.Deployed, error) { return nil, nil },
+		Contents:     &source.Contents{Hub: r, Remote: r.remote}, Objects: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), Changer: render.NewChanger(nil), HubUID: "hub", CodeVersion: r.codeVersion,
 		Kustomizations: render.NewKustomizationRenderer(pool), Sandbox: pool,
 	}
 }
@@ -325,9 +339,14 @@ func TestUnchangedSummaryIsNotBuiltAgain(t *testing.T) {
 			s.Status.FeatureSummaries[0].Hash = []byte("former")
 			r.must(r.hub.Status().Update(r.t.Context(), s))
 		}},
-		"push mode": {isBuilt: true, prepare: func(r *restarts) {
+		"push mode": {prepare: func(r *restarts) {
 			one := cluster()
 			r.update(one, func() { one.Spec.PullMode = false })
+		}},
+		"a release that must be rendered again": {isBuilt: true, change: func(r *restarts) {
+			d := r.deployed[resourcesID]
+			d.Report.Outdated = []bundle.OutdatedRelease{{Namespace: "site", Name: "web"}}
+			r.deployed[resourcesID] = d
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -35,7 +35,7 @@ func kustomizationReferences(r ComposeRequest) ([]source.Reference, error) {
 }
 
 // hasTemplates returns whether any field of refs can be a template.
-func hasTemplates(refs []configv1beta1.KustomizationRef) bool {
+func hasTemplates(refs any) bool {
 	raw, err := json.Marshal(refs)
 	return err != nil || bytes.Contains(raw, []byte("{{"))
 }
@@ -74,7 +74,7 @@ func (c *Composer) composeKustomizations(ctx context.Context, r ComposeRequest) 
 			Force:                 ref.Force,
 		})
 	}
-	return composedItems{items: items, contents: contents}, nil
+	return composedItems{items: items, builtFrom: builtFrom{contents: contents}}, nil
 }
 
 // readKustomization reads the files and the values of ref, and expands its templates. isSensitive is true if any of

@@ -10,7 +10,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
 // maxRaised is the maximum number of entries in Controller.raisedProfiles.
@@ -29,14 +28,16 @@ func OwnerUIDs(obj client.Object) []string {
 // the delivered bundle of s was built from other inputs. After a start of the hub all summaries are queued with a low
 // priority, and most of them are unchanged. A change of a profile or its content concerns all its summaries: without
 // this, they would be delivered one by one, as the queue comes to them.
-func (c *Controller) raisePriority(ctx context.Context, s *state, feature libv1beta1.FeatureID, inputs string) error {
-	deployed, ok := s.deployed[feature]
+func (c *Controller) raisePriority(ctx context.Context, s *state, delivered string, inputs deliveredInputs) error {
 	owner := metav1.GetControllerOf(s.summary)
-	if !ok || inputs == "" || deployed.Inputs == "" || deployed.Inputs == inputs || owner == nil {
+	if delivered == "" || !inputs.isKnown || owner == nil {
 		return nil
 	}
 	if _, ok := c.raisedProfiles.Get(owner.UID); ok {
 		return nil
+	}
+	if isSame, err := inputs.isDigest(delivered); isSame || err != nil {
+		return err
 	}
 	c.raisedProfiles.Add(owner.UID, nil)
 	var list configv1beta1.ClusterSummaryList

@@ -115,19 +115,24 @@ func TestURLThatChangesWhileABundleIsBuilt(t *testing.T) {
 	changed := first
 	changed.Version = "sha256:2 false"
 	object := InputObject{Reference: source.Reference{Kind: "ConfigMap", Namespace: "fleet", Name: "a"}, UID: "a", Version: "1"}
-	inputs := deliveredInputs{digest: "digest", objects: []InputObject{first, object}}
+	inputs := deliveredInputs{BundleInputs: BundleInputs{Objects: []InputObject{first, object}}, isKnown: true}
+	digest, err := inputs.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
 	object.UID, object.Version = "", ""
 	for name, test := range map[string]struct {
 		contents []InputObject
 		want     string
 	}{
-		"the same":                {[]InputObject{first, object}, "digest"},
+		"the same":                {[]InputObject{first, object}, digest},
 		"other content":           {[]InputObject{object, changed}, ""},
 		"first other content":     {[]InputObject{changed, first}, ""},
 		"content that disappears": {[]InputObject{{Reference: first.Reference}}, ""},
 	} {
-		if got := inputs.digestFor(test.contents); got != test.want {
-			t.Errorf("%s: got %q, want %q", name, got, test.want)
+		got, err := inputs.digestFor(Composition{builtFrom: builtFrom{contents: test.contents}})
+		if err != nil || got != test.want {
+			t.Errorf("%s: got %q, %v, want %q", name, got, err, test.want)
 		}
 	}
 

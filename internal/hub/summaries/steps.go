@@ -293,18 +293,10 @@ func (c *Controller) composeFeatures(ctx context.Context, s *state, request Comp
 			s.restoreOneTimeStatus(feature)
 			continue
 		}
-		inputs, err := c.inputsOf(ctx, s, request, feature)
-		if err != nil {
-			return err
-		}
-		if c.reuseDelivered(ctx, s, feature, inputs.digest) {
+		composition, isReused, err := c.composeOrReuse(ctx, s, request, feature)
+		if isReused {
 			continue
 		}
-		if err := c.raisePriority(ctx, s, feature, inputs.digest); err != nil {
-			return err
-		}
-		composition, err := c.composeFeature(ctx, s, request, feature)
-		composition.Bundle.Inputs = inputs.digestFor(composition.contents)
 		if apierrors.IsConflict(err) {
 			return err // the summary or its generated values have changed: the reconcile is repeated
 		}
@@ -348,31 +340,57 @@ func (s *state) restoreOneTimeStatus(feature libv1beta1.FeatureID) {
 	s.addResult(status.FeatureResult{Feature: feature, Kind: status.Delivered, DesiredDigest: deployed.Report.Digest, Report: deployed.Report, Releases: releases})
 }
 
-func (c *Controller) composeFeature(ctx context.Context, s *state, request ComposeRequest, feature libv1beta1.FeatureID) (Composition, error) {
-	var conflicts []match.Conflict
-	var charts []configv1beta1.HelmChart
+// composeOrReuse builds the bundle of a feature. isReused is true if the delivered bundle was built from the same
+// inputs: then the result of the feature is added instead.
+func (c *Controller) composeOrReuse(ctx context.Context, s *state, request ComposeRequest, feature libv1beta1.FeatureID) (composition Composition, isReused bool, err error) {
 	if feature == libv1beta1.FeatureHelm {
-		all, err := c.loadClusterSummaries(ctx, s.summary)
-		if err != nil {
-			return Composition{}, err
+		if request, err = c.loadConflicts(ctx, s, request); err != nil {
+			return Composition{}, false, err
 		}
-		if all.isPartial {
-			s.requeueBefore(unexpandedInterval) // the conflicts can be others then, which no watch reports
-		}
-		if err := c.restoreReleaseStatus(ctx, s.member, all); err != nil {
-			return Composition{}, err
-		}
-		charts, conflicts = all.summary.Spec.ClusterProfileSpec.HelmCharts, match.FindConflicts(all.summary, all.others)
-		request.Conflicts = conflicts
-		if len(conflicts) > 0 && !s.spec().ContinueOnConflict {
-			return Composition{}, &conflictError{conflicts: conflicts}
-		}
+	}
+	inputs, err := c.inputsOf(ctx, s, request, feature)
+	if err != nil {
+		return Composition{}, false, err
+	}
+	if isReused, err = c.reuseDelivered(ctx, s, feature, inputs); isReused || err != nil {
+		return Composition{}, isReused, err
+	}
+	if err := c.raisePriority(ctx, s, s.deployed[feature].Inputs, inputs); err != nil {
+		return Composition{}, false, err
+	}
+	if composition, err = c.composeFeature(ctx, s, request, feature); err != nil {
+		return Composition{}, false, err
+	}
+	composition.Bundle.Inputs, err = inputs.digestFor(composition)
+	return composition, false, err
+}
+
+// loadConflicts returns request with the conflicts of the summary's releases.
+func (c *Controller) loadConflicts(ctx context.Context, s *state, request ComposeRequest) (ComposeRequest, error) {
+	all, err := c.loadClusterSummaries(ctx, s.summary)
+	if err != nil {
+		return request, err
+	}
+	if all.isPartial {
+		s.requeueBefore(unexpandedInterval) // the conflicts can be others then, which no watch reports
+	}
+	if err := c.restoreReleaseStatus(ctx, s.member, all); err != nil {
+		return request, err
+	}
+	request.charts, request.hasUnknownConflicts = all.summary.Spec.ClusterProfileSpec.HelmCharts, all.isPartial
+	request.Conflicts = match.FindConflicts(all.summary, all.others)
+	return request, nil
+}
+
+func (c *Controller) composeFeature(ctx context.Context, s *state, request ComposeRequest, feature libv1beta1.FeatureID) (Composition, error) {
+	if len(request.Conflicts) > 0 && !s.spec().ContinueOnConflict {
+		return Composition{}, &conflictError{conflicts: request.Conflicts}
 	}
 	composition, err := c.Composer.Compose(ctx, request, feature)
 	if err != nil {
 		return Composition{}, err
 	}
-	composition.Releases = markConflicts(withUninstallEntries(composition.Releases, charts), conflicts)
+	composition.Releases = markConflicts(withUninstallEntries(composition.Releases, request.charts), request.Conflicts)
 	return composition, nil
 }
 

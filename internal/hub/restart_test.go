@@ -1,0 +1,87 @@
+package hub_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/hub"
+)
+
+// versions lists the resourceVersions of the summaries, the groups and the inventories.
+func (w *world) versions() []string {
+	w.Helper()
+	var summaries configv1beta1.ClusterSummaryList
+	w.must(w.List(w.Context(), &summaries))
+	var groups libv1beta1.ConfigurationGroupList
+	w.must(w.List(w.Context(), &groups))
+	var all []string
+	for _, summary := range summaries.Items {
+		all = append(all, "summary "+summary.Name+" "+summary.ResourceVersion)
+	}
+	for _, group := range groups.Items {
+		all = append(all, "group "+group.Name+" "+group.ResourceVersion)
+	}
+	for _, record := range w.inventories() {
+		all = append(all, "record "+record.Name+" "+record.ResourceVersion)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// TestRestartRendersNoUnchangedRelease restarts a hub with a push and a pull member. The restarted hub has lost its
+// charts, so it would have to fetch them to render, and it cannot start a child that renders.
+func TestRestartRendersNoUnchangedRelease(t *testing.T) {
+	w := realWorld(t)
+	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
+	repository, err := examples.Repository(examples.Chart{Files: map[string]string{
+		"templates/seen.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\ndata:\n  password: {{ randAlphaNum 20 }}\n  operation: {{ .Release.Revision }} {{ .Release.IsUpgrade }}\n",
+	}})
+	w.must(err)
+	var fetches atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, request *http.Request) {
+		fetches.Add(1)
+		repository.ServeHTTP(out, request)
+	}))
+	t.Cleanup(server.Close)
+	stop := w.start(w.plane.Config, hub.Options{CacheDir: t.TempDir()})
+	w.pushMember("pushed")
+	w.member("pulled", w.prod())
+	profile := w.profile(hello(server.URL, nil))
+	w.wantFeature(profile, "pulled", helm(libv1beta1.FeatureStatusProvisioning, ""))
+	w.answer(w.group(libv1beta1.ActionDeploy), libv1beta1.FeatureStatusProvisioned)
+	for _, member := range []string{"pushed", "pulled"} {
+		w.wantFeature(profile, member, helm(libv1beta1.FeatureStatusProvisioned, ""))
+	}
+	stop()
+
+	before := w.versions()
+	fetches.Store(0)
+	requests := &traffic{}
+	w.start(requests.on(w.plane.Config), hub.Options{CacheDir: t.TempDir(), SandboxCommand: []string{"/does/not/exist"}})
+	w.eventually("the hub has nothing to do", func() error {
+		requests.take()
+		return w.silent(requests, 2*time.Second)
+	})
+	if got := fetches.Load(); got > 0 {
+		t.Errorf("%d requests to the chart repository", got)
+	}
+	if err := same(before, w.versions()); err != nil {
+		t.Errorf("the hub has delivered again: %v", err)
+	}
+
+	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.HelmCharts[0].Values = "message: other\n" })
+	w.eventually("the chart is fetched for new values", func() error {
+		if fetches.Load() == 0 {
+			return fmt.Errorf("no request to the chart repository")
+		}
+		return nil
+	})
+}
