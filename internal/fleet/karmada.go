@@ -52,6 +52,7 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 		// Without the hub's ID, its objects could not be distinguished from other hubs' objects.
 		HasFinalizer:      slices.Contains(c.Finalizers, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "",
 		Shard:             c.Annotations[libv1beta1.ShardAnnotation],
+		IsSharded:         isSharded(c),
 		KubernetesVersion: c.Status.KubernetesVersion,
 		APIVersions:       apiVersionsOf(c.Status.APIEnablements),
 		MemberNamespace:   DefaultClusterNamespace,
