@@ -3,6 +3,7 @@ package deliver
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
@@ -33,6 +35,9 @@ const (
 	// the shard may have been removed. If the shard still runs and needs the content again, the agent reports it as
 	// missing, and it is written again.
 	otherShardAge = 24 * time.Hour
+	// otherShardInterval is the shortest time between two collections of the content of other shards. Their groups are not
+	// in the cache, so each one lists them from the API server.
+	otherShardInterval = time.Hour
 	// listPage is the maximum number of objects per list request.
 	listPage = 500
 )
@@ -44,6 +49,9 @@ type GarbageCollector struct {
 	// Grace is the time for which content stays after the last delivery that used it. It must be longer than the delay of
 	// the cache from which the PullTransport reads groups, and is 0 without a cache.
 	Grace time.Duration
+
+	// othersCollected is the start of the last collection with the content of other shards.
+	othersCollected time.Time
 }
 
 // Trigger requests a collection. The PullTransport calls it itself.
@@ -90,16 +98,21 @@ func (c *GarbageCollector) waitFor(ctx context.Context, wake <-chan struct{}, li
 func (c *GarbageCollector) Collect(ctx context.Context) error {
 	// A delivery that ended before the cutoff has its group in the cache, so removeNeeded reads it.
 	cutoff := c.Transport.tracker.clock.Now().Add(-c.Grace)
-	content, err := c.listContent(ctx)
+	content, others, err := c.listContent(ctx)
 	if err != nil {
 		return err
 	}
 	c.Transport.tracker.removeMissing(content, cutoff)
+	if len(content) > 0 {
+		if err := c.removeNeeded(ctx, content); err != nil {
+			return err
+		}
+	}
+	if err := c.addUnneededByOthers(ctx, content, others); err != nil {
+		return err
+	}
 	if len(content) == 0 {
 		return nil
-	}
-	if err := c.removeNeeded(ctx, content); err != nil {
-		return err
 	}
 	n, err := c.deleteContent(ctx, content, cutoff)
 	if n > 0 {
@@ -108,32 +121,32 @@ func (c *GarbageCollector) Collect(ctx context.Context) error {
 	return err
 }
 
-// isResponsibleFor returns whether this collector may delete content.
-func (c *GarbageCollector) isResponsibleFor(content client.Object) bool {
-	shard := c.Transport.shard
-	if content.GetLabels()[labelShard] == labelValue(string(shard)) {
-		return true
-	}
-	return shard.IsDefault() && c.Transport.tracker.clock.Since(content.GetCreationTimestamp().Time) > otherShardAge
+// isOld returns whether the default shard may delete content of another shard.
+func (c *GarbageCollector) isOld(content client.Object) bool {
+	return c.Transport.shard.IsDefault() && c.Transport.tracker.clock.Since(content.GetCreationTimestamp().Time) > otherShardAge
 }
 
-// listContent lists the content that this collector may delete.
-func (c *GarbageCollector) listContent(ctx context.Context) (map[client.ObjectKey]types.UID, error) {
-	found := map[client.ObjectKey]types.UID{}
+// listContent lists the content of this shard, and the content of other shards that this collector may delete.
+func (c *GarbageCollector) listContent(ctx context.Context) (own, others map[client.ObjectKey]types.UID, err error) {
+	own, others = map[client.ObjectKey]types.UID{}, map[client.ObjectKey]types.UID{}
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(libv1beta1.ConfigurationBundleKind + "List"))
 	for {
 		err := c.Transport.live.List(ctx, list, client.MatchingLabels{labelManagedBy: managedBy}, client.Limit(listPage), client.Continue(list.Continue))
 		if err != nil {
-			return nil, fmt.Errorf("list content: %w", err)
+			return nil, nil, fmt.Errorf("list content: %w", err)
 		}
 		for i := range list.Items {
-			if c.isResponsibleFor(&list.Items[i]) {
-				found[client.ObjectKeyFromObject(&list.Items[i])] = list.Items[i].UID
+			content := &list.Items[i]
+			switch {
+			case c.Transport.shard.HasLabel(content):
+				own[client.ObjectKeyFromObject(content)] = content.UID
+			case c.isOld(content):
+				others[client.ObjectKeyFromObject(content)] = content.UID
 			}
 		}
 		if list.Continue == "" {
-			return found, nil
+			return own, others, nil
 		}
 	}
 }
@@ -144,8 +157,48 @@ func (c *GarbageCollector) removeNeeded(ctx context.Context, content map[client.
 	if err := c.Transport.hub.List(ctx, groups, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list groups: %w", err)
 	}
-	for i := range groups.Items {
-		group := &groups.Items[i]
+	removeNeededBy(groups.Items, content)
+	return nil
+}
+
+// addUnneededByOthers adds the content of other shards that no group of any shard needs to content. It does nothing if
+// the last time was less than otherShardInterval ago.
+func (c *GarbageCollector) addUnneededByOthers(ctx context.Context, content, others map[client.ObjectKey]types.UID) error {
+	now := c.Transport.tracker.clock.Now()
+	if len(others) == 0 || now.Sub(c.othersCollected) < otherShardInterval {
+		return nil
+	}
+	if err := c.removeNeeded(ctx, others); err != nil {
+		return err
+	}
+	if err := c.removeNeededInOtherShards(ctx, others); err != nil {
+		return err
+	}
+	maps.Copy(content, others)
+	c.othersCollected = now
+	return nil
+}
+
+// removeNeededInOtherShards is removeNeeded for the groups of other shards, which the cache lacks.
+func (c *GarbageCollector) removeNeededInOtherShards(ctx context.Context, content map[client.ObjectKey]types.UID) error {
+	next := ""
+	for {
+		page := &libv1beta1.ConfigurationGroupList{}
+		err := c.Transport.live.List(ctx, page, client.HasLabels{fleet.LabelShard}, client.Limit(listPage), client.Continue(next))
+		if err != nil {
+			return fmt.Errorf("list groups of other shards: %w", err)
+		}
+		removeNeededBy(page.Items, content)
+		if next = page.Continue; next == "" {
+			return nil
+		}
+	}
+}
+
+// removeNeededBy removes the content of those groups that are not provisioned yet from content.
+func removeNeededBy(groups []libv1beta1.ConfigurationGroup, content map[client.ObjectKey]types.UID) {
+	for i := range groups {
+		group := &groups[i]
 		if isObserved(group) && ReportOf(group).State == bundle.StateApplied {
 			continue
 		}
@@ -155,7 +208,6 @@ func (c *GarbageCollector) removeNeeded(ctx context.Context, content map[client.
 			}
 		}
 	}
-	return nil
 }
 
 // deleteContent deletes the content that no delivery has used since cutoff, and returns the number of deleted objects.

@@ -113,6 +113,21 @@ func TestGarbageCollector(t *testing.T) {
 		}
 		wantBundles(t, h, m.DeliveryNamespace, 1)
 	})
+	t.Run("keeps what a group of another shard needs, which the cache lacks", func(t *testing.T) {
+		h := newHub(t, h.plane)
+		m := h.member("elsewhere")
+		other, err := NewShardPullTransport(clientFor(t, h.plane.Config), clientFor(t, h.plane.Config), testKey, "k")
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustDeliver(t, other, m, testBundle(objects("a", "1")))
+		h.pull.hub = cacheOfShard{h.pull.hub, h.pull.shard}
+		h.pull.tracker.clock = testclock.NewFakeClock(time.Now().Add(2 * otherShardAge))
+		if err := (&GarbageCollector{Transport: h.pull}).Collect(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		wantBundles(t, h, m.DeliveryNamespace, 1)
+	})
 	t.Run("keeps shared content until the last member has it", func(t *testing.T) {
 		h := newHub(t, h.plane)
 		b := testBundle(objects("late-marker", "1"))

@@ -64,7 +64,12 @@ func (t *PullTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bun
 	}
 	groups := &libv1beta1.ConfigurationGroupList{}
 	ofMember := client.MatchingLabels{libv1beta1.PullClusterNameLabel: labelValue(m.Name)}
-	if err := t.hub.List(ctx, groups, client.InNamespace(m.DeliveryNamespace), ofMember, client.UnsafeDisableDeepCopy); err != nil {
+	var reader client.Reader = t.hub
+	if m.IsSharded && m.Deleting {
+		// A deregistration does not wait until all groups have the label of the shard.
+		reader = t.live
+	}
+	if err := reader.List(ctx, groups, client.InNamespace(m.DeliveryNamespace), ofMember, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list groups of member %s: %w", m.Key(), err)
 	}
 	lease := &coordinationv1.Lease{}

@@ -158,9 +158,11 @@ func (t *PullTransport) ensureContent(ctx context.Context, d desiredBundle, grou
 }
 
 // refreshInputs writes the inputs of a request to the annotation of group if they differ, for example after an upgrade
-// of the hub that built the same bundle. Otherwise the bundle would be built after each further restart of the hub.
+// of the hub that built the same bundle. Otherwise the bundle would be built after each further restart of the hub. It
+// also writes a missing label of the shard.
 func (t *PullTransport) refreshInputs(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
-	if d.bundle.Inputs == "" || group.Annotations[annotationInputs] == d.bundle.Inputs {
+	isSame := d.bundle.Inputs == "" || group.Annotations[annotationInputs] == d.bundle.Inputs
+	if isSame && t.shard.HasLabel(group) {
 		return group, nil
 	}
 	want, err := deployGroup(d.member, d.bundle, d.digest, group.Spec.ConfigurationItems)
@@ -192,6 +194,9 @@ func (t *PullTransport) isContentStored(ctx context.Context, group *libv1beta1.C
 		}
 		if err != nil {
 			return false, fmt.Errorf("read content %s: %w", key, err)
+		}
+		if !t.shard.HasLabel(obj) {
+			return false, nil // the collector of the cluster's former shard does not know that it is needed
 		}
 		t.tracker.setKnown(key, true)
 	}
@@ -255,9 +260,7 @@ func (t *PullTransport) writeBundle(ctx context.Context, d desiredBundle, group 
 			return nil, err
 		}
 		defer endUse() // after the group is written
-		if !t.shard.IsDefault() {
-			obj.Labels[labelShard] = labelValue(string(t.shard))
-		}
+		t.shard.SetLabel(obj)
 		if err := t.createContent(ctx, obj); err != nil {
 			return nil, err
 		}
@@ -312,6 +315,7 @@ func (t *PullTransport) createContent(ctx context.Context, obj *libv1beta1.Confi
 func (t *PullTransport) writeGroup(ctx context.Context, existing, want *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	key := client.ObjectKeyFromObject(want)
 	got := want.DeepCopy()
+	t.shard.SetLabel(got)
 	write := t.applyGroup
 	if isStored(existing) {
 		write = t.replaceGroup
@@ -407,11 +411,15 @@ func (t *PullTransport) readClaimedGroup(ctx context.Context, reader client.Read
 	return t.readGroup(ctx, reader, m, id)
 }
 
-// readGroup reads the group of id on m. The group is empty if it does not exist.
+// readGroup reads the group of id on m. The group is empty if it does not exist. A group that the cache lacks can have
+// the label of another shard, if m is or was in one.
 func (t *PullTransport) readGroup(ctx context.Context, reader client.Reader, m fleet.Member, id bundle.ID) (*libv1beta1.ConfigurationGroup, error) {
 	group := &libv1beta1.ConfigurationGroup{}
 	key := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: GroupName(m, id)}
 	err := reader.Get(ctx, key, group)
+	if apierrors.IsNotFound(err) && m.IsSharded {
+		err = t.live.Get(ctx, key, group)
+	}
 	if apierrors.IsNotFound(err) {
 		return &libv1beta1.ConfigurationGroup{}, nil
 	}

@@ -33,8 +33,6 @@ const (
 	// labelManagedBy marks the content of Towline.
 	labelManagedBy = "app.kubernetes.io/managed-by"
 	managedBy      = "towline"
-	// labelShard on content names the shard whose PullTransport wrote it. Content of the default shard does not have it.
-	labelShard = "towline.dev/shard"
 )
 
 // maxMessage limits the failure message in a status in bytes.

@@ -52,6 +52,7 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 		// Without its ID, the hub could not distinguish its own objects from the objects of other hubs.
 		HasFinalizer:      slices.Contains(c.Finalizers, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "",
 		Shard:             c.Annotations[libv1beta1.ShardAnnotation],
+		IsSharded:         isSharded(c),
 		KubernetesVersion: c.Status.KubernetesVersion,
 		APIVersions:       apiVersionsOf(c.Status.APIEnablements),
 		MemberNamespace:   DefaultClusterNamespace,

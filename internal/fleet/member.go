@@ -54,6 +54,9 @@ type Member struct {
 	Abandoned  bool
 	// Shard is the shard of hubs that manages the cluster; "" is the default shard.
 	Shard string
+	// IsSharded is true if the cluster belongs to a shard other than the default one, or did so before. Its objects can
+	// have the label of another shard, so that the cache of the hub lacks them.
+	IsSharded bool
 	// KubernetesVersion is the gitVersion of the member; "" until known.
 	KubernetesVersion string
 	// APIVersions are the served APIs, as "group/version" and "group/version/Kind"; empty until known.

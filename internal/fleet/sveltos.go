@@ -39,6 +39,7 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 		Abandoned:         hasDeregisterOption(c, kube.DeregisterAbandon),
 		HasFinalizer:      slices.Contains(c.Finalizers, kube.FinalizerCluster),
 		Shard:             c.Annotations[libv1beta1.ShardAnnotation],
+		IsSharded:         isSharded(c),
 		KubernetesVersion: c.Status.Version,
 		APIVersions:       c.Status.APIVersions,
 		MemberNamespace:   kube.AgentNamespace,

@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/approvals"
 )
 
@@ -22,21 +24,30 @@ import (
 // refer to are read, and few of them at the same time.
 const maxCachedContents = 128
 
-// cacheOptions returns the options of the hub's cache. They exclude objects that no controller reads.
-func cacheOptions() cache.Options {
+// cacheOptions returns the options of the cache of the hub of a shard. They exclude objects that no controller reads.
+// Of the objects that Towline creates for clusters they select those with the label of the shard. Only the hub of the
+// default shard has the summaries of all shards, because it alone matches profiles; those of other shards are
+// reduced.
+func cacheOptions(shard fleet.Shard) cache.Options {
 	// Leases in these namespaces change often, and belong to nodes and control planes.
 	leaseSelector := fields.AndSelectors(
 		fields.OneTermNotEqualSelector("metadata.namespace", "kube-node-lease"),
 		fields.OneTermNotEqualSelector("metadata.namespace", "kube-system"),
 	)
 	requests, requestOptions := approvals.CacheOptions()
+	summaries := cache.ByObject{Transform: newSharedSpecs(shard).transform}
+	if !shard.IsDefault() {
+		summaries.Label = shard.Selector()
+	}
 	return cache.Options{
 		DefaultTransform: stripUnread,
 		NewInformer:      newInformer,
 		ByObject: map[client.Object]cache.ByObject{
-			&coordinationv1.Lease{}:         {Field: leaseSelector},
-			&configv1beta1.ClusterSummary{}: {Transform: newSharedSpecs().transform},
-			requests:                        requestOptions,
+			&coordinationv1.Lease{}:               {Field: leaseSelector},
+			&configv1beta1.ClusterSummary{}:       summaries,
+			&configv1beta1.ClusterConfiguration{}: {Label: shard.Selector()},
+			&libv1beta1.ConfigurationGroup{}:      {Label: shard.Selector()},
+			requests:                              requestOptions,
 		},
 	}
 }
@@ -57,17 +68,35 @@ const maxSharedSpecs = 4096
 // sharedSpecs makes cached summaries of one profile share the memory of their specs, which are equal on most clusters.
 // Cached objects are not changed, so the memory can be shared.
 type sharedSpecs struct {
+	shard fleet.Shard
 	// byProfile has the last spec that differed, by the UID of its profile.
 	byProfile *lru.Cache
 }
 
-func newSharedSpecs() *sharedSpecs { return &sharedSpecs{byProfile: lru.New(maxSharedSpecs)} }
+func newSharedSpecs(shard fleet.Shard) *sharedSpecs {
+	return &sharedSpecs{shard: shard, byProfile: lru.New(maxSharedSpecs)}
+}
 
-// transform is stripUnread for ClusterSummaries.
+// reduce removes the fields of the status that no controller reads from the summary of another shard. Package profiles
+// reads the state of each feature; the metrics compare it with the one after a move to this shard.
+func reduce(summary *configv1beta1.ClusterSummary) {
+	features := make([]configv1beta1.FeatureSummary, 0, len(summary.Status.FeatureSummaries))
+	for _, feature := range summary.Status.FeatureSummaries {
+		features = append(features, configv1beta1.FeatureSummary{
+			FeatureID: feature.FeatureID, Status: feature.Status, Hash: feature.Hash, ConsecutiveFailures: feature.ConsecutiveFailures,
+		})
+	}
+	summary.Status = configv1beta1.ClusterSummaryStatus{FeatureSummaries: features}
+}
+
+// transform is stripUnread for ClusterSummaries. It also reduces those of other shards.
 func (s *sharedSpecs) transform(obj any) (any, error) {
 	summary, ok := obj.(*configv1beta1.ClusterSummary)
 	if !ok {
 		return stripUnread(obj)
+	}
+	if !s.shard.HasLabel(summary) {
+		reduce(summary)
 	}
 	if owner := metav1.GetControllerOf(summary); owner != nil {
 		spec := &summary.Spec.ClusterProfileSpec

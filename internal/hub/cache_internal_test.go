@@ -29,8 +29,8 @@ func TestCachedObjectsHaveNoUnreadFields(t *testing.T) {
 	}{
 		"metadata":       {stripUnread, &metav1.PartialObjectMetadata{ObjectMeta: newMeta()}, map[string]string{"a": "b"}},
 		"a cluster":      {stripUnread, &libv1beta1.SveltosCluster{ObjectMeta: newMeta()}, both},
-		"a summary":      {newSharedSpecs().transform, &configv1beta1.ClusterSummary{ObjectMeta: newMeta()}, both},
-		"a summary meta": {newSharedSpecs().transform, &metav1.PartialObjectMetadata{ObjectMeta: newMeta()}, map[string]string{"a": "b"}},
+		"a summary":      {newSharedSpecs("").transform, &configv1beta1.ClusterSummary{ObjectMeta: newMeta()}, both},
+		"a summary meta": {newSharedSpecs("").transform, &metav1.PartialObjectMetadata{ObjectMeta: newMeta()}, map[string]string{"a": "b"}},
 	} {
 		if _, err := test.transform(test.obj); err != nil {
 			t.Fatal(err)
@@ -46,7 +46,7 @@ func TestCachedObjectsHaveNoUnreadFields(t *testing.T) {
 
 func TestCachedSummariesShareTheSpecOfTheirProfile(t *testing.T) {
 	t.Parallel()
-	specs := newSharedSpecs()
+	specs := newSharedSpecs("")
 	isController := true
 	cached := func(profile, content string) *configv1beta1.ClusterSummary {
 		summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{{UID: types.UID(profile), Controller: &isController}}}}

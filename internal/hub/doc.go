@@ -12,14 +12,16 @@
 //   - profiles creates a ClusterSummary for each profile and matching cluster. summaries renders its content, and
 //     delivers it as bundles.
 //   - works executes the Works of push Clusters.
+//   - shards labels the objects of clusters with the shard, by which the cache of a hub selects them.
 //   - unclaimed handles bundles on members that no ClusterSummary accounts for.
 //   - outdated reports deployed charts with newer versions.
 //
 // This package has the parts that they share: one engine per push member (engines.go), the cache of ConfigMaps and
 // Secrets (cache.go), leader election (leader.go), health (health.go) and metrics (collector.go, recorder.go).
 //
-// Terms: a hub serves a cluster if the cluster is in its shard. The default shard has all clusters without the shard
-// annotation; only its hub runs the controllers that concern the whole fleet.
+// Terms: a hub serves a cluster if the cluster is in its shard. It serves the summaries of a cluster if, in addition,
+// its cache has all of them (fleet.Shard.SeesAll). The default shard has all clusters without the shard annotation;
+// only its hub runs the controllers that concern the whole fleet.
 //
 // Invariants:
 //

@@ -33,6 +33,7 @@ import (
 	"github.com/towline/towline/internal/hub/profiles"
 	"github.com/towline/towline/internal/hub/resources"
 	"github.com/towline/towline/internal/hub/rolerequests"
+	"github.com/towline/towline/internal/hub/shards"
 	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/hub/unclaimed"
 	"github.com/towline/towline/internal/join"
@@ -168,7 +169,7 @@ func (o Options) sandbox() *sandbox.Pool {
 func newManager(cfg *rest.Config, opts Options, leaseTracker *leaseTracker) (ctrl.Manager, error) {
 	options := ctrl.Options{
 		Scheme: kube.Scheme(),
-		Cache:  cacheOptions(),
+		Cache:  cacheOptions(opts.shard()),
 		Client: client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.ConfigMap{}, &corev1.Secret{}}}},
 		// The metrics server of controller-runtime is disabled: endpoints serves the metrics.
 		Metrics: metricsserver.Options{BindAddress: "0"},
@@ -207,6 +208,8 @@ type hub struct {
 	engines          *engines
 	// bundleWithdrawer withdraws, from clusters that are being deregistered, the bundles without a summary or a Work.
 	bundleWithdrawer unclaimed.BundleWithdrawer
+	// labelGroups labels the groups of a pull member with the shard; nil without a PullTransport.
+	labelGroups func(context.Context, fleet.Member) (done bool, err error)
 	// heartbeats evaluates the agents of pull members for all controllers of this hub.
 	heartbeats *heartbeats.Monitor
 	// resources reads the objects that templates refer to.
@@ -248,7 +251,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 	h.heartbeats = &heartbeats.Monitor{
 		Hub: h.GetClient(), Live: h.live, Clock: clock.RealClock{}, AvailableSince: h.health.availableSince, Limits: h.opts.HeartbeatLimits,
 	}
-	configurations := summaries.NewConfigurations(h.GetClient(), h.live)
+	configurations := summaries.NewConfigurations(h.GetClient(), h.live, shard)
 	if err := h.Add(configurations); err != nil {
 		return fmt.Errorf("add the writer of ClusterConfigurations: %w", err)
 	}
@@ -270,6 +273,9 @@ func (h *hub) addControllers(ctx context.Context) error {
 			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck, fleet.Local: pushRecheck}, Wakeups: h.engines.reportedSummaries, UnreachableReason: h.unreachableReason(),
 			Resources: h.resources, Flux: h.newFluxWatcher(composer.Contents.Artifacts), Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
+		(&shards.Controller{
+			Hub: h.GetClient(), Live: h.live, Shard: shard, SummaryIndex: summaries.ClusterIndex, LabelGroups: h.labelGroups,
+		}).Setup(h),
 		(&unclaimed.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Transport: transport, Configurations: configurations,
 			HubUID: composer.HubUID, Events: h.GetEventRecorder(reportingController),
@@ -386,6 +392,7 @@ func (h *hub) newTransport(ctx context.Context) (deliver.Transport, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create the pull transport: %w", err)
 	}
+	h.labelGroups = pull.LabelGroups
 	if err := h.Add(&deliver.GarbageCollector{Transport: pull, Grace: deliver.CollectorGrace}); err != nil {
 		return nil, fmt.Errorf("add the garbage collector: %w", err)
 	}

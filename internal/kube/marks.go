@@ -73,6 +73,9 @@ const (
 	// AnnotationMember is the uid of the member's namespace kube-system, which identifies the cluster. On an agent's Lease
 	// it is the cluster where the agent runs, on the SveltosCluster of a push-mode cluster the registered cluster.
 	AnnotationMember = "towline.dev/member"
+	// AnnotationLabelledShard on a SveltosCluster or Cluster is the shard whose label all ClusterSummaries and
+	// ConfigurationGroups of the cluster have, see fleet.Shard.SeesAll. Without it they have no label of a shard.
+	AnnotationLabelledShard = "towline.dev/labelled-shard"
 )
 
 // AnnotationAllowedHosts on a Secret of the hub names the servers to which its credentials may be sent: host or

@@ -198,6 +198,7 @@ func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error
 func (r *reconciler) createNamed(ctx context.Context, s *state, m fleet.Member, name string) error {
 	summary := r.desired(s, m, &configv1beta1.ClusterSummary{}).DeepCopy()
 	summary.Namespace, summary.Name = m.Namespace, name
+	fleet.Shard(m.Shard).SetLabel(summary)
 	if isDeliveredAtOnce(s, m) {
 		controllerutil.AddFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
 	}
@@ -246,8 +247,10 @@ func (r *reconciler) takeOver(ctx context.Context, s *state, m fleet.Member, sum
 // profile, so the caller must not modify it: most summaries do not differ, and copies of thousands would be expensive.
 func (r *reconciler) desired(s *state, m fleet.Member, existing *configv1beta1.ClusterSummary) *configv1beta1.ClusterSummary {
 	result := *existing
-	labels, annotations := s.profile.GetLabels(), maps.Clone(s.profile.GetAnnotations())
+	labels, annotations := maps.Clone(s.profile.GetLabels()), maps.Clone(s.profile.GetAnnotations())
 	delete(annotations, lastApplied)
+	// Package shards writes this label.
+	delete(labels, fleet.LabelShard)
 	result.Labels = merged(withoutKeys(existing.Labels, existing.Annotations[copiedLabels]), labels, map[string]string{
 		r.kind.label:                match.LabelValue(s.profile.GetName()),
 		libv1beta1.ClusterNameLabel: match.LabelValue(m.Name),

@@ -74,6 +74,7 @@ const (
 type Configurations struct {
 	hub   client.Client
 	live  client.Reader
+	shard fleet.Shard
 	queue workqueue.TypedRateLimitingInterface[client.ObjectKey]
 
 	// mu guards the fields below.
@@ -117,11 +118,12 @@ func (p pendingConfiguration) sorted() []*deployedChange {
 	})
 }
 
-// NewConfigurations returns a writer; Start must run for the writes. hub reads from a cache, live from the API server.
-func NewConfigurations(hub client.Client, live client.Reader) *Configurations {
+// NewConfigurations returns the writer of a shard; Start must run for the writes. hub reads from a cache, which can
+// lack the objects with the label of another shard; live reads from the API server.
+func NewConfigurations(hub client.Client, live client.Reader, shard fleet.Shard) *Configurations {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[client.ObjectKey](minRetryDelay, maxRetryDelay)
 	return &Configurations{
-		hub: hub, live: live, queue: workqueue.NewTypedRateLimitingQueue(limiter),
+		hub: hub, live: live, shard: shard, queue: workqueue.NewTypedRateLimitingQueue(limiter),
 		pending: map[client.ObjectKey]*pendingConfiguration{}, written: map[client.ObjectKey]time.Time{},
 	}
 }
@@ -251,13 +253,16 @@ func (c *Configurations) Read(ctx context.Context, m fleet.Member) (configv1beta
 	return pending.applyTo(existing.Status), nil
 }
 
-// write applies changes to the ClusterConfiguration. It reads the object from the cache first, and after a conflict
-// from the API server.
+// write applies changes to the ClusterConfiguration. It reads the object from the cache first, and from the API server
+// if the cache does not have it, and after a conflict.
 func (c *Configurations) write(ctx context.Context, key client.ObjectKey, pending pendingConfiguration) error {
 	var reader client.Reader = c.hub
 	return kube.RetryOnConflict(ctx, func() error {
 		existing := &configv1beta1.ClusterConfiguration{}
 		err := reader.Get(ctx, key, existing)
+		if apierrors.IsNotFound(err) {
+			err = c.live.Get(ctx, key, existing)
+		}
 		reader = c.live
 		if client.IgnoreNotFound(err) != nil {
 			return err
@@ -284,6 +289,7 @@ func (c *Configurations) apply(
 		libv1beta1.ClusterNameLabel: match.LabelValue(pending.member.Name),
 		libv1beta1.ClusterTypeLabel: string(pending.member.Type),
 	}
+	c.shard.SetLabel(desired)
 	for _, change := range pending.sorted() {
 		desired.OwnerReferences = desiredOwners(desired.OwnerReferences, updated, change.owner)
 	}

@@ -48,7 +48,7 @@ func runConfigurationTest(t *testing.T, test func(c *configurationTest)) {
 					return hub.SubResource(subresource).Update(ctx, obj, opts...)
 				},
 			}).Build()
-		c.writer = summaries.NewConfigurations(c.hub, c.hub)
+		c.writer = summaries.NewConfigurations(c.hub, c.hub, "")
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- c.writer.Start(ctx) }()

@@ -238,8 +238,9 @@ func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Ob
 	}))
 }
 
-// findMember returns the member of summary with its cluster, nil if that does not exist, and whether it belongs to this
-// shard. The default shard serves the summaries whose cluster does not exist, so that their finalizers are removed.
+// findMember returns the member of summary with its cluster, nil if that does not exist, and whether this hub serves
+// it: it belongs to this shard, and the cache has all summaries of the cluster. The default shard serves the
+// summaries whose cluster does not exist, so that their finalizers are removed.
 func (c *Controller) findMember(ctx context.Context, summary *configv1beta1.ClusterSummary) (member fleet.Member, cluster client.Object, isServed bool, err error) {
 	target := match.MemberID(summary)
 	member, cluster, err = fleet.Get(ctx, c.Hub, target.Type, target.Namespace, target.Name)
@@ -249,7 +250,7 @@ func (c *Controller) findMember(ctx context.Context, summary *configv1beta1.Clus
 	if err != nil {
 		return fleet.Member{}, nil, false, err
 	}
-	return member, cluster, c.Shard.Serves(cluster), nil
+	return member, cluster, c.Shard.SeesAll(cluster) && c.Shard.HasLabel(summary), nil
 }
 
 // listSummaries returns the summaries of a cluster from the cache. They must not be changed.
@@ -297,6 +298,13 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	if c.ownWrites.isBehind(req.NamespacedName, summary.ResourceVersion, c.Clock.Now()) {
 		return reconcile.Result{RequeueAfter: staleDelay}, nil
+	}
+	if !c.Shard.HasLabel(summary) {
+		// The cache has only a part of its status.
+		summary = &configv1beta1.ClusterSummary{}
+		if err := c.Live.Get(ctx, req.NamespacedName, summary); err != nil {
+			return reconcile.Result{}, client.IgnoreNotFound(err)
+		}
 	}
 	pool, keys := workersFor(summary, member)
 	slot, ok := c.slots.Acquire(req, pool, keys...)

@@ -133,7 +133,7 @@ func (r *restarts) reconcile() configv1beta1.FeatureSummary {
 	r.t.Helper()
 	r.reads, r.deliveries = 0, 0
 	c := &Controller{
-		Hub: r.hub, Live: r.hub, metadata: r.metadata(), Transport: r, Configurations: NewConfigurations(r.hub, r.hub), references: newReferenceIndex(),
+		Hub: r.hub, Live: r.hub, metadata: r.metadata(), Transport: r, Configurations: NewConfigurations(r.hub, r.hub, ""), references: newReferenceIndex(),
 		Resources: resources.New(r.hub, nil, nil), Events: events.NewFakeRecorder(100), Clock: clock.RealClock{}, normalEvents: newEventLimiter(),
 		Composer: newTestComposer(r), slots: slots.New(), raisedProfiles: lru.New(maxRaised),
 	}

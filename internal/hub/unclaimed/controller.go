@@ -116,18 +116,26 @@ func enqueueDelayed(mapFunc func(context.Context, client.Object) []fleet.ID) han
 }
 
 // recordDeletions selects deletions and adds them to seenDeleted. It does not add an object that a relist no longer
-// returned (DeleteStateUnknown): the watch can have missed that it was created again.
+// returned (DeleteStateUnknown): the watch can have missed that it was created again. It does not add a summary that
+// only got the label of another shard.
 func (c *Controller) recordDeletions() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		UpdateFunc: func(event.UpdateEvent) bool { return false },
 		DeleteFunc: func(e event.DeleteEvent) bool {
-			if !e.DeleteStateUnknown {
+			if !e.DeleteStateUnknown && !c.canHaveMoved(e.Object) {
 				c.seenDeleted.Add(deletionOf(e.Object), true)
 			}
 			return true
 		},
 	}
+}
+
+// canHaveMoved returns whether the cache can have lost obj because its label changed: it is a summary whose deletion
+// did not begin. The cache of the default shard has all summaries.
+func (c *Controller) canHaveMoved(obj client.Object) bool {
+	_, isSummary := obj.(*configv1beta1.ClusterSummary)
+	return isSummary && !c.Shard.IsDefault() && obj.GetDeletionTimestamp().IsZero()
 }
 
 // deletion identifies a deleted object.
@@ -168,7 +176,7 @@ func unrequestedChanged() predicate.Predicate {
 }
 
 // clusterChanged selects new clusters and the changes that affect a reconcile: reachability, pause, finalizer, shard,
-// refusal and the withdraw annotation.
+// its labels, refusal and the withdraw annotation.
 func clusterChanged() predicate.Predicate {
 	return predicate.Funcs{
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
@@ -176,9 +184,13 @@ func clusterChanged() predicate.Predicate {
 			before, after := fleet.FromObject(e.ObjectOld), fleet.FromObject(e.ObjectNew)
 			withdrawChanged := e.ObjectOld.GetAnnotations()[kube.AnnotationWithdraw] != e.ObjectNew.GetAnnotations()[kube.AnnotationWithdraw]
 			return withdrawChanged || isReachable(before) != isReachable(after) || before.Paused != after.Paused || before.HasFinalizer != after.HasFinalizer ||
-				before.Shard != after.Shard || before.Refused != after.Refused
+				before.Shard != after.Shard || labelledShard(e.ObjectOld) != labelledShard(e.ObjectNew) || before.Refused != after.Refused
 		},
 	}
+}
+
+func labelledShard(cluster client.Object) string {
+	return cluster.GetAnnotations()[kube.AnnotationLabelledShard]
 }
 
 func isReachable(m fleet.Member) bool { return m.Ready && !m.Down }
@@ -231,7 +243,7 @@ func (c *Controller) clustersOfNamespace(ctx context.Context, namespace string) 
 // Reconcile handles the unclaimed bundles on one cluster.
 func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Result, error) {
 	member, cluster, err := fleet.Get(ctx, c.Hub, id.Type, id.Namespace, id.Name)
-	if apierrors.IsNotFound(err) || (err == nil && !c.Shard.Serves(cluster)) {
+	if apierrors.IsNotFound(err) || (err == nil && !c.Shard.SeesAll(cluster)) {
 		return reconcile.Result{}, nil
 	}
 	if err != nil {

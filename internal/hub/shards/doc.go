@@ -1,0 +1,24 @@
+// Package shards gives the ClusterSummaries and ConfigurationGroups of a cluster the label of the cluster's shard, by
+// which the cache of a hub selects them.
+//
+// The hub runs Controller for the clusters of its shard. For a cluster whose objects may have the label of another
+// shard, because it is new in the shard or was moved, the steps are:
+//
+//  1. Set kube.AnnotationLabelledShard to fleet.BeingLabelled. From now on no hub reads the cluster's summaries.
+//  2. Set the label on the summaries and groups that do not have it, as the API server lists them.
+//  3. Wait until the cache of this hub has all of them.
+//  4. Set kube.AnnotationLabelledShard to the shard. Its hub now serves the summaries.
+//
+// The cache of the default shard's hub has the summaries of all shards. If a summary has a wrong label, for example
+// because it was created while its cluster was moved, this hub executes step 1 for its cluster. The hub of the
+// cluster's shard then continues.
+//
+// Invariants:
+//
+//   - A hub serves the summaries of a cluster only if its cache has all of them: which profile manages a Helm release
+//     is decided from all summaries of the cluster.
+//   - No object is deleted. An object that leaves a cache because its label changed still exists.
+//   - A cluster that never had a shard other than the default one causes no request.
+//
+// Start reading at Reconcile in controller.go.
+package shards
