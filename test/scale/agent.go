@@ -243,7 +243,7 @@ func (e *noopEngine) CompareRenderings(context.Context, bundle.Bundle) (bundle.R
 }
 
 // Have returns the digest of an accepted bundle.
-func (e *noopEngine) Have(_ context.Context, id bundle.ID) (bundle.Digest, bundle.State, bool, error) {
+func (e *noopEngine) RecordedDigest(_ context.Context, id bundle.ID) (bundle.Digest, bundle.State, bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	digest, ok := e.digests[id]
