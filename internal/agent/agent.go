@@ -16,12 +16,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/towline/towline/internal/agent/credentials"
 	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/engine"
 	"github.com/towline/towline/internal/fleet"
-	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
@@ -86,7 +86,7 @@ func Run(ctx context.Context, opts Options) error {
 		opts: opts, secrets: member.Secrets(kube.AgentNamespace), namespaces: member.Namespaces(),
 		facts:       newClusterFacts(opts.Member, metadataClient, opts.Clock),
 		metrics:     session.NewMetrics(fleet.TypeSveltos, types.NamespacedName{Namespace: opts.Namespace, Name: opts.Name}, session.NewWatchdog(opts.Clock, opts.Heartbeat)),
-		rejectedLog: &session.AuthErrorLog{Clock: opts.Clock, Repair: join.Repair(opts.Namespace, opts.Name), IsRejected: isRejected},
+		rejectedLog: &session.AuthErrorLog{Clock: opts.Clock, Repair: credentials.Repair(opts.Namespace, opts.Name), IsRejected: isRejected},
 	}
 	a.duplicate.clock = opts.Clock
 	a.checks = newChecks(opts.Member, opts.checker(), opts.Clock, a.facts.requestReport)
@@ -146,7 +146,7 @@ func (a *agent) backoffLoop() session.BackoffLoop {
 
 // isRejected returns true if err means that the hub rejects the agent's credential.
 func isRejected(err error) bool {
-	return errors.Is(err, join.ErrRefused) || apierrors.IsUnauthorized(err)
+	return errors.Is(err, credentials.ErrRefused) || apierrors.IsUnauthorized(err)
 }
 
 // clusterKey is the key of the SveltosCluster on the hub.

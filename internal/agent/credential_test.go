@@ -19,8 +19,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/internal/agent/credentials"
 	"github.com/towline/towline/internal/bundle"
-	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -105,7 +105,7 @@ func TestRejectedAgentIsRepairedInPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.eventually("the agent logs the commands for the repair", func(context.Context) error {
-		if len(logged.linesWith(join.Repair(w.cluster.Namespace, w.cluster.Name))) == 0 {
+		if len(logged.linesWith(credentials.Repair(w.cluster.Namespace, w.cluster.Name))) == 0 {
 			return errors.New("not logged")
 		}
 		return nil
@@ -166,7 +166,7 @@ func TestRejectedAgentSendsAndLogsLittle(t *testing.T) {
 		// The test itself closes connections: requests on them fail with this error.
 		lines := slices.DeleteFunc(log.errorLines(), func(line string) bool { return strings.Contains(line, "unexpected EOF") })
 		other := slices.DeleteFunc(slices.Clone(lines), func(line string) bool {
-			return strings.Contains(line, join.Repair(w.cluster.Namespace, w.cluster.Name))
+			return strings.Contains(line, credentials.Repair(w.cluster.Namespace, w.cluster.Name))
 		})
 		if len(lines)-len(other) != 1 || len(other) > 1 {
 			t.Errorf("errors logged: got %d, want one with the repair and at most one other:\n%s", len(lines), strings.Join(lines, "\n"))

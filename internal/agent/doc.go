@@ -14,7 +14,7 @@
 //  4. hubSession.open waits until the hub accepts the credential, and claims the Lease of the cluster, so that only one
 //     member uses a registration (duplicateregistration.go).
 //  5. Until the session ends it runs in parallel: heartbeats (heartbeats.go), the status of the SveltosCluster
-//     (status.go), bundles (session.Worker), and the renewal of the credential (join.Credential).
+//     (status.go), bundles (session.Worker), and the renewal of the credential (credentials.Credential).
 //  6. A session ends when the cluster is registered again or another member takes the registration over, and the next
 //     one begins. If the hub requests the removal, the agent uninstalls itself (uninstall.go, uninstaller.go).
 //

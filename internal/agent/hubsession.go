@@ -17,9 +17,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/agent/credentials"
 	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/deliver"
-	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
 )
@@ -39,7 +39,7 @@ const (
 // hubSession is the connection of an agent to the hub with one credential.
 type hubSession struct {
 	*agent
-	credential *join.Credential
+	credential *credentials.Credential
 	hubClient  client.WithWatch
 	leaseKey   client.ObjectKey
 	// memberID is the UID of the member's namespace kube-system. Several members may use one credential.
@@ -61,7 +61,7 @@ func (a *agent) connect(ctx context.Context) error {
 	for {
 		err := a.runSession(ctx)
 		switch {
-		case errors.Is(err, join.ErrSuperseded), errors.Is(err, errTakenOver):
+		case errors.Is(err, credentials.ErrSuperseded), errors.Is(err, errTakenOver):
 			log.FromContext(ctx).Info("reconnecting to the hub", logkeys.Reason, err.Error())
 		default:
 			return err
@@ -106,8 +106,8 @@ func (a *agent) runSession(ctx context.Context) error {
 	return err
 }
 
-func (a *agent) openCredential(ctx context.Context) (*join.Credential, error) {
-	return join.OpenCredential(ctx, join.CredentialOptions{
+func (a *agent) openCredential(ctx context.Context) (*credentials.Credential, error) {
+	return credentials.Open(ctx, credentials.Options{
 		Secrets: a.secrets, Secret: a.opts.KubeconfigSecret, Namespace: a.opts.Namespace, Name: a.opts.Name,
 		Life: a.opts.TokenLife, Clock: a.opts.Clock,
 	})
@@ -142,7 +142,7 @@ func (a *agent) readMemberID(ctx context.Context) (types.UID, error) {
 }
 
 // open waits until the hub accepts the credential and no other member uses the registration, and claims the Lease. It
-// returns join.ErrSuperseded if the cluster is registered again meanwhile.
+// returns credentials.ErrSuperseded if the cluster is registered again meanwhile.
 func (s *hubSession) open(ctx context.Context) error {
 	for {
 		err := s.claimLease(ctx, &s.duplicate)
@@ -173,7 +173,7 @@ func (s *hubSession) waitForRetry(ctx context.Context, duration time.Duration) e
 			return ctx.Err()
 		}
 		if s.credential.Superseded(ctx) {
-			return join.ErrSuperseded
+			return credentials.ErrSuperseded
 		}
 	}
 	return nil

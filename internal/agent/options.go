@@ -48,7 +48,7 @@ type Options struct {
 	Workers int
 	// Heartbeat is the time between two renewals of the Lease. Default: 20 s.
 	Heartbeat time.Duration
-	// TokenLife is the requested lifetime of the agent's tokens for the hub. Default: join.AgentTokenLife.
+	// TokenLife is the requested lifetime of the agent's tokens for the hub. Default: credentials.DefaultLife.
 	TokenLife time.Duration
 	// SandboxCommand starts a process that serves check.Functions. Empty: the scripts of checks run in this process, and
 	// its other work counts against their limit of memory.

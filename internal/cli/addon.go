@@ -10,6 +10,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/status"
 )
 
 // addon is one row of `show addons`: an object or a release on a cluster, and the profiles that deployed it.
@@ -41,20 +42,12 @@ func rowsOfCluster(c *configv1beta1.ClusterConfiguration) []addon {
 	// The name is <type>--<cluster>. Types have no dashes.
 	_, cluster, _ := strings.Cut(c.Name, "--")
 	var rows []addon
-	add := func(profile string, features []configv1beta1.DeployedFeature) {
-		for _, feature := range features {
-			for _, row := range rowsOfFeature(feature) {
-				row.Cluster, row.Profiles = c.Namespace+"/"+cluster, []string{profile}
-				rows = append(rows, row)
-			}
+	status.EachDeployedFeature(c.Status, func(kind, profile string, feature configv1beta1.DeployedFeature) {
+		for _, row := range rowsOfFeature(feature) {
+			row.Cluster, row.Profiles = c.Namespace+"/"+cluster, []string{kind + "/" + profile}
+			rows = append(rows, row)
 		}
-	}
-	for _, profile := range c.Status.ClusterProfileResources {
-		add(configv1beta1.ClusterProfileKind+"/"+profile.ClusterProfileName, profile.Features)
-	}
-	for _, profile := range c.Status.ProfileResources {
-		add(configv1beta1.ProfileKind+"/"+profile.ProfileName, profile.Features)
-	}
+	})
 	return rows
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/towline/towline/internal/cli/command"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
 )
 
@@ -131,7 +132,7 @@ func printSummary(streams command.Streams, r join.DeregisterRequest, departure j
 	for _, left := range departure.Left {
 		streams.PrintErr("  - %s", left)
 	}
-	if slices.Contains(departure.Left, join.AgentLeft) {
+	if slices.Contains(departure.Left, fleet.AgentLeft) {
 		streams.PrintErr("note: to remove the agent, run these commands with the kubeconfig of that cluster:")
 		for _, command := range join.RemoveAgent() {
 			streams.PrintErr("  %s", command)

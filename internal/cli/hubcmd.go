@@ -249,8 +249,8 @@ func runHub(ctx context.Context, config *rest.Config, options hub.Options) error
 
 // ensureAdmissionPolicies creates or updates the policies for the tokens of agents and for ClusterSummaries.
 func ensureAdmissionPolicies(ctx context.Context, config *rest.Config) error {
-	err := join.EnsureAdmissionPolicies(ctx, config)
-	if errors.Is(err, join.ErrNoAdmissionPolicies) {
+	err := hub.EnsureAdmissionPolicies(ctx, config)
+	if errors.Is(err, kube.ErrNoAdmissionPolicies) {
 		log.FromContext(ctx).Info("clusters cannot register in pull mode", "reason", err.Error())
 		return nil
 	}
@@ -296,7 +296,7 @@ func prepareRegistration(ctx context.Context, config *rest.Config, options hub.O
 		}
 		return true, last
 	})
-	if errors.Is(last, join.ErrNoAdmissionPolicies) {
+	if errors.Is(last, kube.ErrNoAdmissionPolicies) {
 		return nil // ensureAdmissionPolicies has reported it
 	}
 	// After a timeout, the error of the last attempt says more than err.

@@ -1,11 +1,15 @@
 package fleet
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/kube"
 )
@@ -31,4 +35,83 @@ func RemoveDeregistration(cluster metav1.Object) bool {
 	}
 	cluster.SetAnnotations(annotations)
 	return true
+}
+
+// AddDeregisterOptions adds options to the annotation kube.AnnotationDeregister of cluster, which the hub reads. It
+// updates cluster. hub must read from the API server.
+func AddDeregisterOptions(ctx context.Context, hub client.Client, cluster client.Object, options ...string) error {
+	existing := strings.FieldsFunc(cluster.GetAnnotations()[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
+	all := union(existing, options)
+	if slices.Equal(all, existing) {
+		return nil
+	}
+	before := cluster.DeepCopyObject().(client.Object)
+	annotations := map[string]string{}
+	maps.Copy(annotations, cluster.GetAnnotations())
+	annotations[kube.AnnotationDeregister] = strings.Join(all, ",")
+	cluster.SetAnnotations(annotations)
+	if err := hub.Patch(ctx, cluster, client.MergeFrom(before), client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("annotate %s with the options of its deregistration: %w", kube.RefIn(hub.Scheme(), cluster), err)
+	}
+	return nil
+}
+
+const (
+	// AgentLeft describes an agent that stays on its member.
+	AgentLeft = "the agent, in namespace " + kube.AgentNamespace
+	// maxLeft limits the list of what is left behind, in bytes. The annotations of an object may have 256 KiB.
+	maxLeft = 64 << 10
+	// moreLeft ends a list that was cut.
+	moreLeft = "more than can be listed here"
+)
+
+// ListLeftBehind describes the objects that the hub has left on the member of a cluster that is deregistered by force.
+func ListLeftBehind(cluster client.Object) []string {
+	var left []string
+	// Other parties can write this annotation.
+	if err := json.Unmarshal([]byte(cluster.GetAnnotations()[kube.AnnotationLeftBehind]), &left); err != nil {
+		return nil
+	}
+	return left
+}
+
+// RecordLeftBehind adds to the list of ListLeftBehind, before the cluster object is deleted, and returns the updated
+// object. It fails with a conflict if cluster has been changed since it was read. A list that is too long is truncated.
+func RecordLeftBehind[T client.Object](ctx context.Context, hub client.Client, cluster T, left ...string) (T, error) {
+	all := union(ListLeftBehind(cluster), left)
+	text, err := json.Marshal(all)
+	for err == nil && len(text) > maxLeft {
+		all = append(all[:len(all)/2], moreLeft)
+		text, err = json.Marshal(all)
+	}
+	if err != nil {
+		return cluster, fmt.Errorf("encode what is left behind: %w", err)
+	}
+	if len(all) == 0 || string(text) == cluster.GetAnnotations()[kube.AnnotationLeftBehind] {
+		return cluster, nil
+	}
+	noted := cluster.DeepCopyObject().(T)
+	annotations := maps.Clone(cluster.GetAnnotations())
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[kube.AnnotationLeftBehind] = string(text)
+	noted.SetAnnotations(annotations)
+	// With the lock, concurrent calls do not overwrite each other's lists.
+	patch := client.MergeFromWithOptions(cluster, client.MergeFromWithOptimisticLock{})
+	if err := hub.Patch(ctx, noted, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return cluster, fmt.Errorf("note what is left behind on cluster %s: %w", client.ObjectKeyFromObject(cluster), err)
+	}
+	return noted, nil
+}
+
+// union returns what is in a or in b, once each, in that order.
+func union(a, b []string) []string {
+	var all []string
+	for _, text := range slices.Concat(a, b) {
+		if !slices.Contains(all, text) {
+			all = append(all, text)
+		}
+	}
+	return all
 }

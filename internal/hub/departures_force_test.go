@@ -13,6 +13,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
@@ -101,7 +102,7 @@ func TestForceLeavesBehindAnAgentThatDoesNotGoInTime(t *testing.T) {
 	d := w.forced("one")
 	w.wantMessage(one, "its agent to remove itself")
 	w.timeUp(one)
-	if err := same([]string{join.AgentLeft}, d.wait(w).Left); err != nil {
+	if err := same([]string{fleet.AgentLeft}, d.wait(w).Left); err != nil {
 		t.Errorf("left %v", err)
 	}
 	w.wantNone(w.registration("one", w.ns))

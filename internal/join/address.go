@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -17,6 +18,9 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
+
+// requestTimeout is the timeout of one request to the hub.
+const requestTimeout = 15 * time.Second
 
 // ErrNoHubAddress is returned if no address of the hub for agents is known.
 var ErrNoHubAddress = errors.New("the address under which agents reach the hub is not known: start the hub with --management-cluster-url and --management-cluster-ca")
@@ -125,8 +129,8 @@ func addressFor(hub *rest.Config, o AgentOptions) (HubAddress, error) {
 	return address.withOptions(o), err
 }
 
-// kubeconfig returns the agent's kubeconfig for the hub. delivery is the delivery namespace, which its context names.
-func (a HubAddress) kubeconfig(token, delivery string) *clientcmdapi.Config {
+// Kubeconfig returns the agent's kubeconfig for the hub. delivery is the delivery namespace, which its context names.
+func (a HubAddress) Kubeconfig(token, delivery string) *clientcmdapi.Config {
 	return tokenKubeconfig(a.cluster(), agentName, token, delivery)
 }
 

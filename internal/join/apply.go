@@ -346,24 +346,12 @@ func agentState(ctx context.Context, member client.Client) (state string, isAvai
 	if err := member.List(ctx, pods, client.InNamespace(kube.AgentNamespace), client.MatchingLabels{controlPlaneLabel: agentName}); err != nil {
 		return "", false, fmt.Errorf("list the agent's pods: %w", err)
 	}
-	// The message of a container may have several lines.
-	state = strings.Join(strings.Fields(result.Message+podText(pods.Items)), " ")
+	state = kube.OneLine(result.Message)
+	if len(pods.Items) > 0 {
+		youngest := slices.MaxFunc(pods.Items, func(a, b corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+		if isReady, status := kube.PodStatus(&youngest); !isReady {
+			state += "; pod " + youngest.Name + ": " + status
+		}
+	}
 	return state, result.Status == kstatus.CurrentStatus, nil
-}
-
-// podText returns the reason why the youngest pod does not run, "" if none is known.
-func podText(pods []corev1.Pod) string {
-	if len(pods) == 0 {
-		return ""
-	}
-	youngest := slices.MaxFunc(pods, func(a, b corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
-	for _, container := range youngest.Status.ContainerStatuses {
-		if waiting := container.State.Waiting; waiting != nil {
-			return fmt.Sprintf("; pod %s: %s: %s", youngest.Name, waiting.Reason, waiting.Message)
-		}
-		if ended := container.State.Terminated; ended != nil {
-			return fmt.Sprintf("; pod %s ended with exit code %d: %s", youngest.Name, ended.ExitCode, ended.Message)
-		}
-	}
-	return ""
 }

@@ -3,10 +3,8 @@ package join
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -25,6 +23,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/status"
 )
 
 const (
@@ -146,14 +145,14 @@ func (d *deregistration) requestDeletion(ctx context.Context, cluster *libv1beta
 		options = append(options, kube.DeregisterKeep)
 	}
 	if !cluster.DeletionTimestamp.IsZero() {
-		return AddDeregisterOptions(ctx, d.hubClient, cluster, options...)
+		return fleet.AddDeregisterOptions(ctx, d.hubClient, cluster, options...)
 	}
 	// The options must be set before the deletion. The dry run comes first: a caller who may not delete the object must
 	// not leave options for a later deletion by others.
 	if err := d.deleteCluster(ctx, cluster, client.DryRunAll); err != nil {
 		return err
 	}
-	if err := AddDeregisterOptions(ctx, d.hubClient, cluster, options...); err != nil {
+	if err := fleet.AddDeregisterOptions(ctx, d.hubClient, cluster, options...); err != nil {
 		return err
 	}
 	return d.deleteCluster(ctx, cluster)
@@ -168,32 +167,13 @@ func (d *deregistration) deleteCluster(ctx context.Context, cluster *libv1beta1.
 	return nil
 }
 
-// AddDeregisterOptions adds options to the annotation kube.AnnotationDeregister of cluster, which the hub reads. It
-// updates cluster. hub must read from the API server.
-func AddDeregisterOptions(ctx context.Context, hub client.Client, cluster client.Object, options ...string) error {
-	existing := strings.FieldsFunc(cluster.GetAnnotations()[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
-	all := union(existing, options)
-	if slices.Equal(all, existing) {
-		return nil
-	}
-	before := cluster.DeepCopyObject().(client.Object)
-	annotations := map[string]string{}
-	maps.Copy(annotations, cluster.GetAnnotations())
-	annotations[kube.AnnotationDeregister] = strings.Join(all, ",")
-	cluster.SetAnnotations(annotations)
-	if err := hub.Patch(ctx, cluster, client.MergeFrom(before), client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("annotate %s with the options of its deregistration: %w", kube.RefIn(hub.Scheme(), cluster), err)
-	}
-	return nil
-}
-
 // awaitDeletion waits until the SveltosCluster is deleted or replaced. After the time limit it forces the deletion, if
 // the request has Force, and waits for that.
 func (d *deregistration) awaitDeletion(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	isDeleted, err := d.await(ctx, cluster, max(cmp.Or(d.request.Wait, DeregisterWait), 0))
 	if err == nil && !isDeleted && d.request.Force {
 		d.done.Forced = true
-		if err := AddDeregisterOptions(ctx, d.hubClient, cluster, kube.DeregisterForce); client.IgnoreNotFound(err) != nil {
+		if err := fleet.AddDeregisterOptions(ctx, d.hubClient, cluster, kube.DeregisterForce); client.IgnoreNotFound(err) != nil {
 			return err
 		}
 		isDeleted, err = d.await(ctx, cluster, forcedTimeout)
@@ -264,9 +244,13 @@ func (d *deregistration) finish(ctx context.Context, cluster *libv1beta1.Sveltos
 	if d.request.KeepAddons || !d.hadHub {
 		d.done.Left = d.deployed
 	}
-	d.done.Left = union(d.done.Left, ListLeftBehind(cluster))
+	for _, left := range fleet.ListLeftBehind(cluster) {
+		if !slices.Contains(d.done.Left, left) {
+			d.done.Left = append(d.done.Left, left)
+		}
+	}
 	if !d.hadHub && cluster.Status.AgentLastReportTime != nil {
-		d.done.Left = append(d.done.Left, AgentLeft)
+		d.done.Left = append(d.done.Left, fleet.AgentLeft)
 	}
 	_, found, err := findCluster(ctx, d.hubClient, d.request.Request)
 	if err != nil || found {
@@ -287,15 +271,6 @@ func (d *deregistration) retract(ctx context.Context, cluster *libv1beta1.Svelto
 	return err
 }
 
-const (
-	// AgentLeft describes an agent that stays on its member.
-	AgentLeft = "the agent, in namespace " + kube.AgentNamespace
-	// maxLeft limits the list of what is left behind, in bytes. The annotations of an object may have 256 KiB.
-	maxLeft = 64 << 10
-	// moreLeft ends a list that was cut.
-	moreLeft = "more than can be listed here"
-)
-
 // readDeployed describes the releases and objects that are deployed for a cluster.
 func readDeployed(ctx context.Context, hub client.Client, r Request) ([]string, error) {
 	inventory := &configv1beta1.ClusterConfiguration{}
@@ -303,114 +278,5 @@ func readDeployed(ctx context.Context, hub client.Client, r Request) ([]string, 
 	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read what is deployed on cluster %s: %w", r.key(), err)
 	}
-	return ListDeployed(inventory.Status, func(string, string, libv1beta1.FeatureID, libv1beta1.DeploymentType) bool { return true }), nil
-}
-
-// ListDeployed describes the releases and objects in inventory of the features for which wanted returns true. wanted
-// gets the kind and the name of the profile, and whether the objects are on the cluster (Remote) or on the hub (Local).
-func ListDeployed(
-	inventory configv1beta1.ClusterConfigurationStatus,
-	wanted func(kind, profile string, feature libv1beta1.FeatureID, on libv1beta1.DeploymentType) bool,
-) []string {
-	var all []string
-	add := func(kind, profile string, features []configv1beta1.DeployedFeature) {
-		for _, feature := range features {
-			if wanted(kind, profile, feature.FeatureID, libv1beta1.DeploymentTypeRemote) {
-				all = append(all, deployedBy(feature)...)
-			}
-			if wanted(kind, profile, feature.FeatureID, libv1beta1.DeploymentTypeLocal) {
-				all = append(all, deployedOnHub(feature)...)
-			}
-		}
-	}
-	for _, profile := range inventory.ClusterProfileResources {
-		add(configv1beta1.ClusterProfileKind, profile.ClusterProfileName, profile.Features)
-	}
-	for _, profile := range inventory.ProfileResources {
-		add(configv1beta1.ProfileKind, profile.ProfileName, profile.Features)
-	}
-	return all
-}
-
-func deployedBy(feature configv1beta1.DeployedFeature) []string {
-	var all []string
-	for _, chart := range feature.Charts {
-		all = append(all, fmt.Sprintf("Helm release %s/%s", chart.Namespace, chart.ReleaseName))
-	}
-	for _, resource := range feature.Resources {
-		if resource.DeploymentType == libv1beta1.DeploymentTypeLocal {
-			continue
-		}
-		// The release stands for its objects.
-		if feature.FeatureID == libv1beta1.FeatureHelm && len(feature.Charts) > 0 {
-			break
-		}
-		all = append(all, refOfDeployed(resource).String())
-	}
-	return all
-}
-
-func deployedOnHub(feature configv1beta1.DeployedFeature) []string {
-	var all []string
-	for _, resource := range feature.Resources {
-		if resource.DeploymentType == libv1beta1.DeploymentTypeLocal {
-			all = append(all, refOfDeployed(resource).String()+" on the hub")
-		}
-	}
-	return all
-}
-
-func refOfDeployed(r configv1beta1.DeployedResource) kube.Ref {
-	return kube.Ref{Group: r.Group, Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
-}
-
-// ListLeftBehind describes the objects that the hub has left on the member of a cluster that is deregistered by force.
-func ListLeftBehind(cluster client.Object) []string {
-	var left []string
-	// Other parties can write this annotation.
-	if err := json.Unmarshal([]byte(cluster.GetAnnotations()[kube.AnnotationLeftBehind]), &left); err != nil {
-		return nil
-	}
-	return left
-}
-
-// RecordLeftBehind adds to the list of ListLeftBehind, before the cluster object is deleted, and returns the updated
-// object. It fails with a conflict if cluster has been changed since it was read. A list that is too long is truncated.
-func RecordLeftBehind[T client.Object](ctx context.Context, hub client.Client, cluster T, left ...string) (T, error) {
-	all := union(ListLeftBehind(cluster), left)
-	text, err := json.Marshal(all)
-	for err == nil && len(text) > maxLeft {
-		all = append(all[:len(all)/2], moreLeft)
-		text, err = json.Marshal(all)
-	}
-	if err != nil {
-		return cluster, fmt.Errorf("encode what is left behind: %w", err)
-	}
-	if len(all) == 0 || string(text) == cluster.GetAnnotations()[kube.AnnotationLeftBehind] {
-		return cluster, nil
-	}
-	noted := cluster.DeepCopyObject().(T)
-	annotations := maps.Clone(cluster.GetAnnotations())
-	if annotations == nil {
-		annotations = map[string]string{}
-	}
-	annotations[kube.AnnotationLeftBehind] = string(text)
-	noted.SetAnnotations(annotations)
-	// With the lock, concurrent calls do not overwrite each other's lists.
-	patch := client.MergeFromWithOptions(cluster, client.MergeFromWithOptimisticLock{})
-	if err := hub.Patch(ctx, noted, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		return cluster, fmt.Errorf("note what is left behind on cluster %s: %w", client.ObjectKeyFromObject(cluster), err)
-	}
-	return noted, nil
-}
-
-// union returns what is in a or in b, once each, in that order.
-func union(a, b []string) []string {
-	var all []string
-	for _, text := range slices.Concat(a, b) {
-		if !slices.Contains(all, text) {
-			all = append(all, text)
-		}
-	}
-	return all
+	return status.ListDeployed(inventory.Status, func(string, string, libv1beta1.FeatureID, libv1beta1.DeploymentType) bool { return true }), nil
 }

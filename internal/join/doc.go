@@ -2,14 +2,14 @@
 //
 // sveltosctl calls RegisterPull, RegisterAndApply, RegisterPush, RegisterWorkload, Deregister and GenerateKubeconfig.
 // The hub calls Establish and Manifests.Reconcile for each SveltosCluster in pull mode, Renewal for push mode, and
-// Retract and RetractMember when a SveltosCluster is deleted. The agent uses Credential. The package has these parts:
+// Retract and RetractMember when a SveltosCluster is deleted. The package has these parts:
 //
 //   - registration.go: the objects of one registration on the hub, and their rollback.
 //   - pull.go, options.go, patches.go: pull mode. The steps are: apply the SveltosCluster; claim a delivery
 //     namespace (delivery.go); create the identity of the agent (establish.go); request a token that is bound to the
 //     registration Secret; print the manifest. apply.go applies the manifest to the member as well.
 //   - manifest.go: the manifest of the agent. The registration Secret keeps it until the agent connects.
-//   - credential.go: the agent's token, which it exchanges at once and renews.
+//   - token.go: the claims of tokens, by which they are renewed. tokenpolicy.go limits the tokens of agents.
 //   - push.go, member.go: push mode, with a given kubeconfig or with an identity that is created on the member.
 //     workload.go is for clusters that the hub dials with its cloud identity. renew.go renews tokens.
 //   - deregister.go deletes a SveltosCluster and waits until the hub has deregistered it; retract.go deletes the

@@ -2,19 +2,16 @@ package join_test
 
 import (
 	"context"
-	"encoding/base64"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/localkube/faults"
 )
 
@@ -52,28 +49,6 @@ func cancelOn(cancel context.CancelFunc, suffix string) transport.WrapperFunc {
 			}
 			return next.RoundTrip(request)
 		})
-	}
-}
-
-func decode(t *testing.T, text string) []byte {
-	t.Helper()
-	raw, err := base64.StdEncoding.DecodeString(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return raw
-}
-
-// put writes kubeconfig as `kubectl apply` of a manifest does.
-func put(t *testing.T, o join.CredentialOptions, kubeconfig []byte) {
-	t.Helper()
-	secret, err := o.Secrets.Get(t.Context(), o.Secret, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	secret.Data[join.KubeconfigKey] = kubeconfig
-	if _, err := o.Secrets.Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
 	}
 }
 

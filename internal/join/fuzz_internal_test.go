@@ -49,12 +49,12 @@ func FuzzReadServiceAccountToken(f *testing.F) {
 	f.Add("e30.eyJpYXQiOjkyMjMzNzIwMzY4NTQ3NzU4MDcsImV4cCI6LTF9.")
 	f.Add("a.b.c")
 	f.Fuzz(func(t *testing.T, text string) {
-		read := readToken(text)
-		if read.text != text {
-			t.Errorf("the token %q became %q", text, read.text)
+		read := ReadToken(text)
+		if read.Text != text {
+			t.Errorf("the token %q became %q", text, read.Text)
 		}
-		if !read.expires.IsZero() && !read.issued.Before(read.expires) {
-			t.Errorf("issued %s and expires %s", read.issued, read.expires)
+		if !read.Expires.IsZero() && !read.Issued.Before(read.Expires) {
+			t.Errorf("issued %s and expires %s", read.Issued, read.Expires)
 		}
 	})
 }

@@ -227,25 +227,25 @@ func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster 
 	}
 	agent := agentManifest{request: r.request, options: options, image: m.Image, version: m.Version, patches: patches}
 	encode := func(token string) ([]byte, error) {
-		agent.kubeconfig = address.kubeconfig(token, deliveryNamespace(cluster))
+		agent.kubeconfig = address.Kubeconfig(token, deliveryNamespace(cluster))
 		return agent.encode()
 	}
 	life := options.manifestTokenLife()
 	former := tokenIn(secret.Data[ManifestKey])
-	manifest, err := encode(former.text)
+	manifest, err := encode(former.Text)
 	if err != nil {
 		return 0, err
 	}
-	left := former.issued.Add(former.untilRenewal(life)).Sub(m.Clock.Now())
+	left := former.Issued.Add(former.UntilRenewal(life)).Sub(m.Clock.Now())
 	// After a restore the Secret has a new uid, and its token is invalid.
-	if left > 0 && former.boundTo == secret.UID && bytes.Equal(manifest, secret.Data[ManifestKey]) {
+	if left > 0 && former.BoundTo == secret.UID && bytes.Equal(manifest, secret.Data[ManifestKey]) {
 		return left, nil
 	}
 	issued, err := requestManifestToken(ctx, m.Hub, secret, life)
 	if err != nil {
 		return 0, err
 	}
-	if manifest, err = encode(issued.text); err != nil {
+	if manifest, err = encode(issued.Text); err != nil {
 		return 0, err
 	}
 	before := secret.DeepCopy()
@@ -254,7 +254,7 @@ func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster 
 	if err := m.Hub.Patch(ctx, secret, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return 0, fmt.Errorf("write the manifest to Secret %s: %w", client.ObjectKeyFromObject(secret), err)
 	}
-	return issued.untilRenewal(life), nil
+	return issued.UntilRenewal(life), nil
 }
 
 // registrationSecretMetadata reads the metadata of the registration Secret; nil if there is none that a registration

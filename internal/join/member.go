@@ -207,8 +207,8 @@ func RetractMember(ctx context.Context, member *rest.Config, hubUID string, clus
 	i.setCluster(hubUID, client.ObjectKeyFromObject(cluster))
 	err = i.retract(ctx)
 	// An earlier run has deleted the identity if its rights are lost, or its token is refused before it expires.
-	own := readToken(member.BearerToken)
-	isRefused := apierrors.IsUnauthorized(err) && own.text != "" && (own.expires.IsZero() || time.Now().Before(own.expires))
+	own := ReadToken(member.BearerToken)
+	isRefused := apierrors.IsUnauthorized(err) && own.Text != "" && (own.Expires.IsZero() || time.Now().Before(own.Expires))
 	if err == nil || isRefused || apierrors.IsForbidden(err) && i.hasLostRights(ctx) {
 		return nil
 	}
@@ -304,16 +304,16 @@ func (i *identity) kubeconfig(ctx context.Context, config *rest.Config, secret s
 	if err != nil {
 		return nil, err
 	}
-	var issued token
+	var issued Token
 	if secret != "" {
-		issued.text, err = i.tokenFromSecret(ctx, secret)
+		issued.Text, err = i.tokenFromSecret(ctx, secret)
 	} else {
 		issued, err = requestToken(ctx, i.member, i.account, life, nil)
 	}
 	if err != nil {
 		return nil, err
 	}
-	kubeconfig, err := clientcmd.Write(*tokenKubeconfig(cluster, i.account.Name, issued.text, i.account.Namespace))
+	kubeconfig, err := clientcmd.Write(*tokenKubeconfig(cluster, i.account.Name, issued.Text, i.account.Namespace))
 	if err != nil {
 		return nil, fmt.Errorf("encode the kubeconfig: %w", err)
 	}

@@ -76,7 +76,7 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 		return err
 	}
 	// Patches that cannot be applied are found before the first write request.
-	agent.kubeconfig = address.kubeconfig("", deliveryNamespace(live))
+	agent.kubeconfig = address.Kubeconfig("", deliveryNamespace(live))
 	if _, err := agent.encode(); err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 	if err != nil {
 		return err
 	}
-	agent.kubeconfig = address.kubeconfig(token, delivery)
+	agent.kubeconfig = address.Kubeconfig(token, delivery)
 	manifest, err := agent.encode()
 	if err != nil {
 		return err
@@ -170,7 +170,7 @@ func (r *registration) issueToken(ctx context.Context, cluster *libv1beta1.Svelt
 	if err != nil {
 		return "", err
 	}
-	return issued.text, nil
+	return issued.Text, nil
 }
 
 // clusterOf returns the SveltosCluster with the fields that registrations of both modes apply: labels and shard.
@@ -186,7 +186,7 @@ func clusterOf(r Request, live *libv1beta1.SveltosCluster) *libv1beta1.SveltosCl
 }
 
 // requestManifestToken requests a token for the cluster's ServiceAccount, which is bound to the registration Secret.
-func requestManifestToken(ctx context.Context, hubClient client.Client, registration *corev1.Secret, life time.Duration) (token, error) {
+func requestManifestToken(ctx context.Context, hubClient client.Client, registration *corev1.Secret, life time.Duration) (Token, error) {
 	account := client.ObjectKey{Namespace: registration.Namespace, Name: registration.Labels[registrationLabel]}
 	return requestToken(ctx, hubClient, account, life, &authenticationv1.BoundObjectReference{
 		APIVersion: "v1", Kind: "Secret", Name: registration.Name, UID: registration.UID,
@@ -197,15 +197,15 @@ func requestManifestToken(ctx context.Context, hubClient client.Client, registra
 // cluster decides it.
 func requestToken(
 	ctx context.Context, c client.Client, account client.ObjectKey, life time.Duration, bound *authenticationv1.BoundObjectReference,
-) (token, error) {
+) (Token, error) {
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: bound}}
 	if life > 0 {
 		request.Spec.ExpirationSeconds = ptr.To(int64(life / time.Second))
 	}
 	if err := c.SubResource("token").Create(ctx, &corev1.ServiceAccount{ObjectMeta: named(account.Namespace, account.Name)}, request); err != nil {
-		return token{}, fmt.Errorf("request a token for ServiceAccount %s: %w", account, err)
+		return Token{}, fmt.Errorf("request a token for ServiceAccount %s: %w", account, err)
 	}
-	issued := readToken(request.Status.Token)
-	issued.expires = request.Status.ExpirationTimestamp.Time
+	issued := ReadToken(request.Status.Token)
+	issued.Expires = request.Status.ExpirationTimestamp.Time
 	return issued, nil
 }

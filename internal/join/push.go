@@ -100,7 +100,7 @@ func (r *registration) registerKubeconfig(ctx context.Context, request PushReque
 	desired := clusterOf(r.request, live)
 	annotateMember(desired, uid)
 	// The renewal option of a registration by context stays if the token of this kubeconfig can be renewed.
-	if hasIdentity(live) && !readToken(member.BearerToken).expires.IsZero() {
+	if hasIdentity(live) && !ReadToken(member.BearerToken).Expires.IsZero() {
 		desired.Spec.TokenRequestRenewalOption = live.Spec.TokenRequestRenewalOption
 	}
 	return r.applyPush(ctx, live, desired, request.Kubeconfig)

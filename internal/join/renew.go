@@ -71,7 +71,7 @@ func (r Renewal) Run(ctx context.Context, cluster *libv1beta1.SveltosCluster) (n
 	if err != nil {
 		return renewRetry, fmt.Errorf("renew the token: %w", err)
 	}
-	if pause := renewalDue(cluster, readToken(config.BearerToken)).Sub(r.Clock.Now()); pause > 0 {
+	if pause := renewalDue(cluster, ReadToken(config.BearerToken)).Sub(r.Clock.Now()); pause > 0 {
 		return pause, nil
 	}
 	fresh, err := r.renew(ctx, cluster)
@@ -85,21 +85,21 @@ func (r Renewal) Run(ctx context.Context, cluster *libv1beta1.SveltosCluster) (n
 // renewal, else from the issue of the token, else from the creation of the cluster. If the token's expiry requires an
 // earlier renewal, the time by the expiry is used instead, but at least renewRetry after the last renewal: the times in
 // a token are from the clock of the member, which may be wrong.
-func renewalDue(cluster *libv1beta1.SveltosCluster, current token) time.Time {
+func renewalDue(cluster *libv1beta1.SveltosCluster, current Token) time.Time {
 	interval := cluster.Spec.TokenRequestRenewalOption.RenewTokenRequestInterval.Duration
 	if interval > renewAhead {
 		interval -= renewAhead
 	}
 	since := cluster.CreationTimestamp.Time
-	if !current.issued.IsZero() {
-		since = current.issued
+	if !current.Issued.IsZero() {
+		since = current.Issued
 	}
 	last, err := time.Parse(time.RFC3339, cluster.Status.LastReconciledTokenRequestAt)
 	if err == nil {
 		since = last
 	}
 	byInterval := since.Add(interval)
-	if byExpiry := current.issued.Add(current.untilRenewal(0)); !current.expires.IsZero() && byExpiry.Before(byInterval) {
+	if byExpiry := current.Issued.Add(current.UntilRenewal(0)); !current.Expires.IsZero() && byExpiry.Before(byInterval) {
 		if earliest := last.Add(renewRetry); byExpiry.Before(earliest) {
 			return earliest
 		}
@@ -118,20 +118,20 @@ func renewedLife(option *libv1beta1.TokenRequestRenewalOption) time.Duration {
 
 // renew requests a new token, writes the kubeconfig with it, and makes the cluster use that. It sets the fields of
 // cluster.
-func (r Renewal) renew(ctx context.Context, cluster *libv1beta1.SveltosCluster) (token, error) {
+func (r Renewal) renew(ctx context.Context, cluster *libv1beta1.SveltosCluster) (Token, error) {
 	// The writes of the Secret and of the cluster's spec fail if the object has changed since this read. So a cluster that
 	// is registered again meanwhile keeps its new kubeconfig.
 	live, secret := &libv1beta1.SveltosCluster{}, &corev1.Secret{}
 	if err := r.Hub.Get(ctx, client.ObjectKeyFromObject(cluster), live); err != nil {
-		return token{}, fmt.Errorf("read the SveltosCluster: %w", err)
+		return Token{}, fmt.Errorf("read the SveltosCluster: %w", err)
 	}
 	option := live.Spec.TokenRequestRenewalOption
 	if live.UID != cluster.UID || option == nil {
-		return token{}, errors.New("the cluster has changed meanwhile")
+		return Token{}, errors.New("the cluster has changed meanwhile")
 	}
 	name := cmp.Or(live.Spec.KubeconfigName, KubeconfigSecret(live.Name))
 	if err := r.Hub.Get(ctx, client.ObjectKey{Namespace: live.Namespace, Name: name}, secret); err != nil {
-		return token{}, fmt.Errorf("read the kubeconfig: %w", err)
+		return Token{}, fmt.Errorf("read the kubeconfig: %w", err)
 	}
 	used := live.Spec.KubeconfigKeyName
 	if used == "" && len(secret.Data) > 0 {
@@ -139,14 +139,14 @@ func (r Renewal) renew(ctx context.Context, cluster *libv1beta1.SveltosCluster) 
 	}
 	renewed, fresh, err := r.renewKubeconfig(ctx, secret.Data[used], option)
 	if err != nil {
-		return token{}, err
+		return Token{}, err
 	}
 	key := cmp.Or(option.KubeconfigKeyName, RenewedKubeconfigKey)
 	if err := r.writeKubeconfig(ctx, secret, key, renewed); err != nil {
-		return token{}, err
+		return Token{}, err
 	}
 	if err := r.useKubeconfig(ctx, live, key); err != nil {
-		return token{}, err
+		return Token{}, err
 	}
 	cluster.Spec.KubeconfigKeyName = live.Spec.KubeconfigKeyName
 	cluster.Status.LastReconciledTokenRequestAt = live.Status.LastReconciledTokenRequestAt
@@ -190,32 +190,32 @@ func (r Renewal) useKubeconfig(ctx context.Context, live *libv1beta1.SveltosClus
 
 // renewKubeconfig returns the kubeconfig with a new token in place of its credentials, after checkAccess with the
 // token.
-func (r Renewal) renewKubeconfig(ctx context.Context, current []byte, option *libv1beta1.TokenRequestRenewalOption) ([]byte, token, error) {
+func (r Renewal) renewKubeconfig(ctx context.Context, current []byte, option *libv1beta1.TokenRequestRenewalOption) ([]byte, Token, error) {
 	config, err := r.parse(current)
 	if err != nil {
-		return nil, token{}, err
+		return nil, Token{}, err
 	}
 	loaded, err := clientcmd.Load(current)
 	if err != nil {
-		return nil, token{}, fmt.Errorf("parse kubeconfig: %w", err)
+		return nil, Token{}, fmt.Errorf("parse kubeconfig: %w", err)
 	}
 	text, err := renewToken(ctx, config, loaded, option)
 	if err != nil {
-		return nil, token{}, err
+		return nil, Token{}, err
 	}
 	inUse := loaded.Contexts[loaded.CurrentContext]
 	loaded.AuthInfos[inUse.AuthInfo] = &clientcmdapi.AuthInfo{Token: text}
 	renewed, err := clientcmd.Write(*loaded)
 	if err != nil {
-		return nil, token{}, fmt.Errorf("encode the renewed kubeconfig: %w", err)
+		return nil, Token{}, fmt.Errorf("encode the renewed kubeconfig: %w", err)
 	}
 	if config, err = r.parse(renewed); err != nil {
-		return nil, token{}, err
+		return nil, Token{}, err
 	}
 	if err := checkAccess(ctx, config); err != nil {
-		return nil, token{}, fmt.Errorf("try the new token: %w", err)
+		return nil, Token{}, fmt.Errorf("try the new token: %w", err)
 	}
-	return renewed, readToken(text), nil
+	return renewed, ReadToken(text), nil
 }
 
 // parse parses a kubeconfig and limits its connections.
@@ -237,7 +237,7 @@ func renewToken(
 	if err != nil {
 		return "", fmt.Errorf("connect to the cluster: %w", err)
 	}
-	account, err := renewedAccount(readToken(config.BearerToken), loaded, option)
+	account, err := renewedAccount(ReadToken(config.BearerToken), loaded, option)
 	if err != nil {
 		return "", err
 	}
@@ -251,9 +251,9 @@ func renewToken(
 }
 
 // renewedAccount returns the ServiceAccount of the renewed token. Namespace and name are from the option, else from the
-// current token, else from the namespace and the user name in the kubeconfig. Without a name, it returns an error.
-func renewedAccount(current token, loaded *clientcmdapi.Config, option *libv1beta1.TokenRequestRenewalOption) (client.ObjectKey, error) {
-	account := client.ObjectKey{Namespace: cmp.Or(option.SANamespace, current.account.Namespace), Name: cmp.Or(option.SAName, current.account.Name)}
+// current Token, else from the namespace and the user name in the kubeconfig. Without a name, it returns an error.
+func renewedAccount(current Token, loaded *clientcmdapi.Config, option *libv1beta1.TokenRequestRenewalOption) (client.ObjectKey, error) {
+	account := client.ObjectKey{Namespace: cmp.Or(option.SANamespace, current.Account.Namespace), Name: cmp.Or(option.SAName, current.Account.Name)}
 	if inUse := loaded.Contexts[loaded.CurrentContext]; inUse != nil {
 		account.Namespace = cmp.Or(account.Namespace, inUse.Namespace, metav1.NamespaceDefault)
 		account.Name = cmp.Or(account.Name, inUse.AuthInfo)

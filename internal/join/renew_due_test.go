@@ -12,13 +12,13 @@ import (
 func TestRenewalDue(t *testing.T) {
 	t.Parallel()
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	lives := func(issued time.Time, life time.Duration) token {
-		return token{issued: issued, expires: issued.Add(life)}
+	lives := func(issued time.Time, life time.Duration) Token {
+		return Token{Issued: issued, Expires: issued.Add(life)}
 	}
 	for name, test := range map[string]struct {
 		interval time.Duration
 		last     time.Time
-		current  token
+		current  Token
 		want     time.Duration
 	}{
 		"ten minutes ahead":                       {interval: time.Hour, last: start.Add(time.Hour), current: lives(start.Add(time.Hour), 5*time.Hour), want: 110 * time.Minute},

@@ -32,7 +32,6 @@ import (
 	"github.com/towline/towline/internal/egress"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub"
-	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
@@ -85,7 +84,7 @@ var sharedHub = sync.OnceValues(func() (*localkube.Plane, error) {
 			return nil, err
 		}
 	}
-	if err := errors.Join(hub.InstallCRDs(ctx, plane.Config), join.EnsureAdmissionPolicies(ctx, plane.Config)); err != nil {
+	if err := errors.Join(hub.InstallCRDs(ctx, plane.Config), hub.EnsureAdmissionPolicies(ctx, plane.Config)); err != nil {
 		return nil, err
 	}
 	go func() {

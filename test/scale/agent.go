@@ -22,11 +22,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/agent/credentials"
 	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet/heartbeats"
-	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -47,7 +47,7 @@ type simulatedAgent struct {
 	fleet   *simulatedFleet
 	hub     client.WithWatch
 	// credential is the agent's own, exchanged for the one in the manifest.
-	credential *join.Credential
+	credential *credentials.Credential
 	engine     *noopEngine
 }
 
@@ -57,7 +57,7 @@ func newAgent(ctx context.Context, fleet *simulatedFleet, cluster client.ObjectK
 	if err != nil {
 		return nil, err
 	}
-	credential, err := join.OpenCredential(ctx, join.CredentialOptions{
+	credential, err := credentials.Open(ctx, credentials.Options{
 		Secrets: fake.NewClientset(secret).CoreV1().Secrets(kube.AgentNamespace), Secret: secret.Name, Namespace: cluster.Namespace, Name: cluster.Name,
 	})
 	if err != nil {

@@ -87,7 +87,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := c.Hub.Get(ctx, req.NamespacedName, csr); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	parsed, isForAgent, validationErr := bootstrap.ValidateCSR(csr)
+	parsed, isForAgent, validationErr := ValidateCSR(csr)
 	if !isForAgent || !isPending(csr) {
 		return reconcile.Result{}, nil
 	}

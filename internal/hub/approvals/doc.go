@@ -24,5 +24,7 @@
 //   - A removed Cluster is not created again by the token that registered it.
 //   - No agent gets a certificate while the admission policy is not in effect.
 //
-// Start reading at Controller.Reconcile in controller.go; the steps are in steps.go, tokenuse.go and cluster.go.
+// Start reading at Controller.Reconcile in controller.go; the steps are in csr.go, steps.go, tokenuse.go and
+// cluster.go. ValidateCSR refuses certificates that no agent may have. The other steps check that the requester may
+// have this one.
 package approvals

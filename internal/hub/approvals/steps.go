@@ -36,7 +36,7 @@ const policyDelay = 2 * time.Second
 // state is the data that the steps of one reconcile share.
 type state struct {
 	csr    *certificatesv1.CertificateSigningRequest
-	parsed bootstrap.ParsedCSR
+	parsed ParsedCSR
 	// cluster is the Cluster whose agent requests the certificate. It is nil before the step that reads or creates it.
 	cluster *clusterv1alpha1.Cluster
 	// boundUID is the UID of the only Cluster for which the token is valid, "" if the token has not completed a

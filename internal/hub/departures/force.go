@@ -11,7 +11,6 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
-	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -61,7 +60,7 @@ func (c *Controller) checkForce(ctx context.Context, s *state) error {
 // addOption adds an option to the deregistration.
 func (c *Controller) addOption(ctx context.Context, s *state, option string) error {
 	changed := s.cluster.DeepCopy()
-	if err := join.AddDeregisterOptions(ctx, c.Live, changed, option); err != nil {
+	if err := fleet.AddDeregisterOptions(ctx, c.Live, changed, option); err != nil {
 		return err
 	}
 	s.cluster, s.member = changed, fleet.FromSveltosCluster(changed)
@@ -94,7 +93,7 @@ func (c *Controller) timeLeft(s *state) time.Duration {
 // leaveBehind records that the object item stays on the member, in the list on the cluster and in an event with the
 // text note.
 func (c *Controller) leaveBehind(ctx context.Context, s *state, item, note string) error {
-	changed, err := join.RecordLeftBehind(ctx, c.Live, s.cluster, item)
+	changed, err := fleet.RecordLeftBehind(ctx, c.Live, s.cluster, item)
 	if err != nil {
 		return err
 	}

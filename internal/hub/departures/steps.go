@@ -87,7 +87,7 @@ func (c *Controller) withdrawRemainingFrom(ctx context.Context, s *state, on fle
 	if err != nil {
 		return err
 	}
-	if s.cluster, err = join.RecordLeftBehind(ctx, c.Live, s.cluster, kept...); err != nil {
+	if s.cluster, err = fleet.RecordLeftBehind(ctx, c.Live, s.cluster, kept...); err != nil {
 		return err
 	}
 	if len(pending) > 0 {
@@ -164,7 +164,7 @@ func (c *Controller) removeAgent(ctx context.Context, s *state) error {
 		return err
 	}
 	if s.member.Forced && (s.unreachable != "" || ordered && c.timeLeft(s) <= 0) {
-		return c.leaveBehind(ctx, s, join.AgentLeft, "the agent of cluster "+s.member.Key()+" stays on it, without access to the hub")
+		return c.leaveBehind(ctx, s, fleet.AgentLeft, "the agent of cluster "+s.member.Key()+" stays on it, without access to the hub")
 	}
 	if !ordered {
 		if err := c.orderAgentRemoval(ctx, s); err != nil {

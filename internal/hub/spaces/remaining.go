@@ -3,7 +3,7 @@ package spaces
 import (
 	"context"
 
-	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -20,7 +20,7 @@ func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
 	if err != nil {
 		pending = []string{"its other deployments (" + err.Error() + ")"}
 	}
-	if s.cluster, err = join.RecordLeftBehind(ctx, c.Live, s.cluster, kept...); err != nil {
+	if s.cluster, err = fleet.RecordLeftBehind(ctx, c.Live, s.cluster, kept...); err != nil {
 		return err
 	}
 	if len(pending) == 0 {

@@ -17,7 +17,6 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
-	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
@@ -55,7 +54,7 @@ func (c *Controller) abandon(ctx context.Context, s *state) error {
 		return nil
 	}
 	changed := s.cluster.DeepCopy()
-	if err := join.AddDeregisterOptions(ctx, c.Live, changed, kube.DeregisterForce, kube.DeregisterAbandon); err != nil {
+	if err := fleet.AddDeregisterOptions(ctx, c.Live, changed, kube.DeregisterForce, kube.DeregisterAbandon); err != nil {
 		return err
 	}
 	s.cluster, s.member = changed, fleet.FromCluster(changed)

@@ -12,7 +12,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/deliver"
-	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/status"
 )
@@ -72,7 +72,7 @@ func (c *Controller) abandon(ctx context.Context, s *state, reason string) error
 		return err
 	}
 	if s.cluster != nil {
-		if s.cluster, err = join.RecordLeftBehind(ctx, c.Hub, s.cluster, slices.Concat(remaining, remainingOnHub)...); err != nil {
+		if s.cluster, err = fleet.RecordLeftBehind(ctx, c.Hub, s.cluster, slices.Concat(remaining, remainingOnHub)...); err != nil {
 			return err
 		}
 	}
@@ -115,7 +115,7 @@ func (c *Controller) listAbandonedObjects(ctx context.Context, s *state, feature
 	var all []string
 	owner := metav1.GetControllerOf(s.summary)
 	for _, feature := range features {
-		listed := join.ListDeployed(deployed, func(kind, profile string, f libv1beta1.FeatureID, on libv1beta1.DeploymentType) bool {
+		listed := status.ListDeployed(deployed, func(kind, profile string, f libv1beta1.FeatureID, on libv1beta1.DeploymentType) bool {
 			return owner != nil && kind == owner.Kind && profile == owner.Name && f == feature && on == s.deploymentType()
 		})
 		if len(listed) == 0 && s.featureSummary(feature).LastAppliedTime == nil {

@@ -254,26 +254,17 @@ func (c *Controller) deleteStaleOn(s *state, on fleet.Member, listed configv1bet
 // those with objects on the hub, for the member all others.
 func listedFeatures(configuration configv1beta1.ClusterConfigurationStatus, on fleet.Member) map[bundle.Owner][]configv1beta1.DeployedFeature {
 	all := map[bundle.Owner][]configv1beta1.DeployedFeature{}
-	add := func(kind, name string, features []configv1beta1.DeployedFeature) {
-		for _, feature := range features {
-			onHub := len(status.ResourcesOf(feature, libv1beta1.DeploymentTypeLocal))
-			isOnlyOther := onHub == 0
-			if on.Mode != fleet.Local {
-				isOnlyOther = onHub > 0 && onHub == len(feature.Resources) && len(feature.Charts) == 0
-			}
-			if isOnlyOther {
-				continue
-			}
+	status.EachDeployedFeature(configuration, func(kind, name string, feature configv1beta1.DeployedFeature) {
+		onHub := len(status.ResourcesOf(feature, libv1beta1.DeploymentTypeLocal))
+		isOnlyOther := onHub == 0
+		if on.Mode != fleet.Local {
+			isOnlyOther = onHub > 0 && onHub == len(feature.Resources) && len(feature.Charts) == 0
+		}
+		if !isOnlyOther {
 			owner := bundle.Owner{Kind: kind, Name: name}
 			all[owner] = append(all[owner], configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
 		}
-	}
-	for _, profile := range configuration.ClusterProfileResources {
-		add(configv1beta1.ClusterProfileKind, profile.ClusterProfileName, profile.Features)
-	}
-	for _, profile := range configuration.ProfileResources {
-		add(configv1beta1.ProfileKind, profile.ProfileName, profile.Features)
-	}
+	})
 	return all
 }
 

@@ -13,9 +13,8 @@
 //
 //   - EnsureHubObjects creates the objects for registrations with tokens. cli calls it when the hub starts.
 //   - CreateToken, ListTokens and DeleteToken are the commands of karmadactl token.
-//   - ValidateCSR, EnsureAgentPolicy, EnsureCSRReadRBAC and EnsureAgentRBAC are steps of the approval in package
-//     hub/approvals. ValidateCSR parses a request and refuses a certificate that no agent may have; the approver
-//     decides whether the requester may have it. EnsureAgentRBAC is also called by hub/spaces, which corrects changes.
+//   - EnsureAgentPolicy, EnsureCSRReadRBAC and EnsureAgentRBAC are steps of the approval in package hub/approvals.
+//     EnsureAgentRBAC is also called by hub/spaces, which corrects changes.
 //
 // A token is bound to a Cluster if its auth-extra-groups have that Cluster's group (see BoundCluster). The user of an
 // agent is AgentUserPrefix + name, its group is AgentsGroup. RBAC gives the agent access to the objects with the name

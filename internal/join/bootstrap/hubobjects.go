@@ -45,7 +45,7 @@ const (
 // EnsureHubObjects makes the hub ready for clusters that register with a token. It creates cluster-info if it does not
 // exist and address has a server and a certificate authority, the namespace for the reservations of cluster ids, the
 // permissions to request certificates, and the admission policy for agents (see EnsureAgentPolicy). It can be repeated.
-// If it returns join.ErrNoAdmissionPolicies, it has created all other objects.
+// If it returns kube.ErrNoAdmissionPolicies, it has created all other objects.
 func EnsureHubObjects(ctx context.Context, hub *rest.Config, address join.HubAddress) error {
 	hubClient, err := client.New(hub, client.Options{Scheme: kube.Scheme()})
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
-	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
 )
 
 // policyName names the policy and its binding.
@@ -20,18 +20,18 @@ const policyName = "towline-karmada-agents"
 // EnsureAgentPolicy creates or updates the ValidatingAdmissionPolicy that limits the fields that agents may change,
 // since RBAC rules cannot limit fields. An agent must not change the labels of its Cluster, by which profiles match it,
 // and the id, credentials and finalizers of the Cluster. Of a Work it may change only the status and its own finalizer.
-// It can be repeated, and returns whether it has changed the policy. It returns join.ErrNoAdmissionPolicies for a hub
+// It can be repeated, and returns whether it has changed the policy. It returns kube.ErrNoAdmissionPolicies for a hub
 // without ValidatingAdmissionPolicies. hub must read from the API server.
 func EnsureAgentPolicy(ctx context.Context, hub client.Client) (changed bool, err error) {
-	return join.EnsureAdmissionPolicy(ctx, hub, policyName, agentPolicy())
+	return kube.EnsureAdmissionPolicy(ctx, hub, policyName, agentPolicy())
 }
 
 func agentPolicy() admissionv1.ValidatingAdmissionPolicySpec {
-	return join.AdmissionPolicySpec(
+	return kube.AdmissionPolicySpec(
 		[]admissionv1.RuleWithOperations{
-			join.AdmissionRule(clusterv1alpha1.GroupVersion, "clusters", admissionv1.Update),
-			join.AdmissionRule(workv1alpha1.GroupVersion, "works", admissionv1.Update),
-			join.AdmissionRule(coordinationv1.SchemeGroupVersion, "leases", admissionv1.Update),
+			kube.AdmissionRule(clusterv1alpha1.GroupVersion, "clusters", admissionv1.Update),
+			kube.AdmissionRule(workv1alpha1.GroupVersion, "works", admissionv1.Update),
+			kube.AdmissionRule(coordinationv1.SchemeGroupVersion, "leases", admissionv1.Update),
 		},
 		[]admissionv1.MatchCondition{{Name: "by-an-agent", Expression: "'" + AgentsGroup + "' in request.userInfo.groups"}},
 		validation("clusters", unchanged("object.metadata", "labels", "annotations", "finalizers", "ownerReferences"),

@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
-	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/kube"
 )
 
 func TestEnsureAgentPolicyRestoresAllFields(t *testing.T) {
@@ -92,7 +92,7 @@ func TestEnsureAgentPolicyReturnsErrNoAdmissionPolicies(t *testing.T) {
 					return tc.err
 				},
 			})
-			if _, err := bootstrap.EnsureAgentPolicy(t.Context(), fails); err == nil || errors.Is(err, join.ErrNoAdmissionPolicies) != tc.want {
+			if _, err := bootstrap.EnsureAgentPolicy(t.Context(), fails); err == nil || errors.Is(err, kube.ErrNoAdmissionPolicies) != tc.want {
 				t.Errorf("error %v", err)
 			}
 		})

@@ -38,15 +38,13 @@ func EnsureAgentRBAC(ctx context.Context, hub client.Client, c *clusterv1alpha1.
 	if _, err := karmada.EnsureExecutionNamespace(ctx, hub, c); err != nil {
 		return err
 	}
-	if err := ensureLease(ctx, hub, c); err != nil {
-		return err
-	}
 	sharedRole, err := join.EnsureSharedRole(ctx, hub)
 	if err != nil {
 		return err
 	}
 	name, user := karmada.AgentRoleName(c.Name), rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: AgentUser(c.Name)}
 	for _, obj := range []client.Object{
+		&coordinationv1.Lease{ObjectMeta: named(namespace, c.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)}},
 		&rbacv1.ClusterRole{ObjectMeta: named("", name), Rules: clusterScopedRules(c.Name)},
 		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", name), RoleRef: roleRef("ClusterRole", name), Subjects: []rbacv1.Subject{user}},
 		&rbacv1.Role{ObjectMeta: named(namespace, name), Rules: executionNamespaceRules(c.Name)},
@@ -137,22 +135,6 @@ func executionNamespaceRules(cluster string) []rbacv1.PolicyRule {
 		{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationbundles"}, Verbs: []string{"get"}},
 		{APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{fleet.ContentKeySecret(cluster)}, Verbs: []string{"get"}},
 	}
-}
-
-// ensureLease creates the Lease of the agent if it does not exist.
-func ensureLease(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
-	lease := &coordinationv1.Lease{
-		ObjectMeta: named(fleet.ExecutionSpace(c.Name), c.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)},
-	}
-	karmada.SetOwnerLabels(lease, c.Name)
-	err := hub.Get(ctx, client.ObjectKeyFromObject(lease), &coordinationv1.Lease{})
-	if apierrors.IsNotFound(err) {
-		err = client.IgnoreAlreadyExists(hub.Create(ctx, lease, client.FieldOwner(kube.FieldManager)))
-	}
-	if err != nil {
-		return fmt.Errorf("create Lease %s: %w", client.ObjectKeyFromObject(lease), err)
-	}
-	return nil
 }
 
 func roleRef(kind, name string) rbacv1.RoleRef {

@@ -32,6 +32,10 @@ const (
 	readsBeforeProgress = 5
 )
 
+// MaxLife is the longest life of an agent's certificate that the hub approves. It is the default of karmadactl and of
+// Kubernetes' signer. A request without a life gets the one that the operator of the hub has chosen for the signer.
+const MaxLife = 365 * 24 * time.Hour
+
 // CertificateRequest is a request for the certificate of an agent.
 type CertificateRequest struct {
 	// Cluster is the name of the agent's Cluster.

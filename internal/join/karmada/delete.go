@@ -18,7 +18,6 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
-	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -104,7 +103,7 @@ type deletion struct {
 func (d *deletion) run(ctx context.Context) error {
 	if d.options.Orphan {
 		// The hub must read the option before the deletion.
-		if err := join.AddDeregisterOptions(ctx, d.hub, d.cluster, kube.DeregisterKeep); err != nil {
+		if err := fleet.AddDeregisterOptions(ctx, d.hub, d.cluster, kube.DeregisterKeep); err != nil {
 			return err
 		}
 	}
@@ -126,7 +125,7 @@ func (d *deletion) run(ctx context.Context) error {
 		return fmt.Errorf("wait %s for it to be gone: %w; the hub goes on with it", d.options.Timeout, context.DeadlineExceeded)
 	}
 	report(d.options.Progress, fmt.Sprintf("The cluster object %s is not gone after %s; ending its removal by force", d.cluster.Name, d.options.Timeout))
-	if err := join.AddDeregisterOptions(ctx, d.hub, d.cluster, kube.DeregisterForce, kube.DeregisterAbandon); err != nil {
+	if err := fleet.AddDeregisterOptions(ctx, d.hub, d.cluster, kube.DeregisterForce, kube.DeregisterAbandon); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	if isDeleted, err = d.await(ctx, forceTimeout); isDeleted || err != nil {

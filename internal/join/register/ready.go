@@ -19,6 +19,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
 )
 
 const (
@@ -28,8 +29,6 @@ const (
 	// then, 10 s apart. It is reduced to DiscoveryTimeout/imageTimeoutDivisor if that is shorter.
 	imageTimeout        = 30 * time.Second
 	imageTimeoutDivisor = 10
-	// maxReasonBytes limits the bytes of a reason in a message: the end of a log may be long.
-	maxReasonBytes = 500
 )
 
 // readinessCheck waits until the agent works and the control plane reports its Cluster as ready.
@@ -82,7 +81,7 @@ func (r *readinessCheck) checkAgent(ctx context.Context) (isReady bool, err erro
 	r.problem = fmt.Sprintf("of %d pods, %d are up to date and %d are available", desired, status.UpdatedReplicas, status.AvailableReplicas)
 	for _, condition := range status.Conditions {
 		if condition.Type == appsv1.DeploymentReplicaFailure && condition.Status == corev1.ConditionTrue {
-			r.problem = "it has no pod: " + oneLine(condition.Message)
+			r.problem = "it has no pod: " + kube.OneLine(condition.Message)
 		}
 	}
 	slices.SortFunc(pods.Items, func(a, b corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
@@ -103,7 +102,7 @@ func (r *readinessCheck) checkAgent(ctx context.Context) (isReady bool, err erro
 // checkPod reports the status of a pod. It returns an error if a container ended maxRestarts times, or if an image
 // could not be pulled for imageTimeout.
 func (r *readinessCheck) checkPod(pod *corev1.Pod) error {
-	ready, status := podStatus(pod)
+	ready, status := kube.PodStatus(pod)
 	if ready {
 		r.report(pod.Name, fmt.Sprintf("pod: %s is ready. status: %s", pod.Name, status))
 		return nil
@@ -113,14 +112,14 @@ func (r *readinessCheck) checkPod(pod *corev1.Pod) error {
 		waiting, last := container.State.Waiting, container.LastTerminationState.Terminated
 		switch {
 		case container.RestartCount >= maxRestarts && last != nil && container.State.Running == nil:
-			return fmt.Errorf("it was started %d times and %s", container.RestartCount, terminationText(last))
+			return fmt.Errorf("it was started %d times and %s", container.RestartCount, kube.TerminationText(last))
 		case waiting == nil || !strings.Contains(waiting.Reason, "Image"):
 			r.imageErrorSince = time.Time{}
 		case r.imageErrorSince.IsZero():
 			r.imageErrorSince = time.Now()
 		case time.Since(r.imageErrorSince) >= min(imageTimeout, r.request.DiscoveryTimeout/imageTimeoutDivisor):
 			return fmt.Errorf("the image %s cannot be had (%s); name one that the cluster can pull with --karmada-agent-image",
-				r.request.Image, reasonText(waiting.Reason, waiting.Message))
+				r.request.Image, kube.ReasonText(waiting.Reason, waiting.Message))
 		}
 	}
 	return nil
@@ -146,7 +145,7 @@ func (r *readinessCheck) checkCluster(ctx context.Context) (bool, error) {
 	case ready.Status == metav1.ConditionTrue:
 		return true, nil
 	default:
-		r.reportNotReady("hub", "the agent runs, and the cluster is not ready yet: "+oneLine(ready.Message))
+		r.reportNotReady("hub", "the agent runs, and the cluster is not ready yet: "+kube.OneLine(ready.Message))
 	}
 	return false, nil
 }
@@ -162,42 +161,4 @@ func (r *readinessCheck) report(subject, line string) {
 		r.request.Progress(line)
 	}
 	r.reported[subject] = line
-}
-
-// podStatus returns whether a pod is ready, and its status in a few words.
-func podStatus(pod *corev1.Pod) (ready bool, status string) {
-	for _, container := range pod.Status.ContainerStatuses {
-		switch {
-		case container.State.Waiting != nil:
-			return false, reasonText(container.State.Waiting.Reason, container.State.Waiting.Message)
-		case container.State.Terminated != nil:
-			return false, terminationText(container.State.Terminated)
-		}
-	}
-	for _, condition := range pod.Status.Conditions {
-		switch {
-		case condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse:
-			return false, "cannot be scheduled: " + oneLine(condition.Message)
-		case condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue:
-			ready = true
-		}
-	}
-	return ready, string(cmp.Or(pod.Status.Phase, corev1.PodPending))
-}
-
-func terminationText(state *corev1.ContainerStateTerminated) string {
-	return fmt.Sprintf("ended with exit code %d: %s", state.ExitCode, reasonText(state.Reason, state.Message))
-}
-
-func reasonText(reason, message string) string {
-	return oneLine(strings.Trim(reason+": "+message, ": "))
-}
-
-// oneLine returns text on one line. It keeps the end of a long text: the end of a log has the reason.
-func oneLine(text string) string {
-	text = strings.Join(strings.Fields(text), " ")
-	if len(text) > maxReasonBytes {
-		text = "..." + strings.ToValidUTF8(text[len(text)-maxReasonBytes:], "")
-	}
-	return text
 }

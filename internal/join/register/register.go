@@ -210,7 +210,7 @@ func (g *registration) rollBack(ctx context.Context, failure error) error {
 	}
 	if ctx.Err() != nil {
 		// The caller prints only the interruption.
-		g.request.Progress("warning: not everything could be taken back: " + oneLine(err.Error()))
+		g.request.Progress("warning: not everything could be taken back: " + kube.OneLine(err.Error()))
 	}
 	return fmt.Errorf("%w; and not everything could be taken back: %w", failure, err)
 }

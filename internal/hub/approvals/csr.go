@@ -1,4 +1,4 @@
-package bootstrap
+package approvals
 
 import (
 	"bytes"
@@ -18,6 +18,7 @@ import (
 	tokenapi "k8s.io/cluster-bootstrap/token/api"
 	tokenutil "k8s.io/cluster-bootstrap/token/util"
 
+	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 )
@@ -29,10 +30,6 @@ const (
 	// maxIDLength limits the characters of a cluster's id; a uid has 36.
 	maxIDLength = 253
 )
-
-// MaxLife is the longest life of an agent's certificate that the hub approves. It is the default of karmadactl and of
-// Kubernetes' signer. A request without a life gets the one that the operator of the hub has chosen for the signer.
-const MaxLife = 365 * 24 * time.Hour
 
 // ParsedCSR is the content of a CertificateSigningRequest for the certificate of an agent.
 type ParsedCSR struct {
@@ -52,7 +49,7 @@ type ParsedCSR struct {
 // agent. If isAgent is true, err is the reason why no agent may have the certificate, or nil. The caller must check
 // whether this requester may have it: the API server has written the requester's user and groups into the request.
 func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, isAgent bool, err error) {
-	if csr.Spec.SignerName != Signer {
+	if csr.Spec.SignerName != bootstrap.Signer {
 		return ParsedCSR{}, false, nil
 	}
 	if !hasAgentSubject(csr.Spec.Request) {
@@ -65,7 +62,7 @@ func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, is
 	if err := errors.Join(checkSubject(request), checkExtensions(request), checkKey(request), checkUsages(csr.Spec.Usages), checkLife(csr.Spec.ExpirationSeconds)); err != nil {
 		return ParsedCSR{}, true, oneLine(err)
 	}
-	p.Cluster = strings.TrimPrefix(request.Subject.CommonName, AgentUserPrefix)
+	p.Cluster = strings.TrimPrefix(request.Subject.CommonName, bootstrap.AgentUserPrefix)
 	if err := karmada.ValidateName(p.Cluster); err != nil {
 		return ParsedCSR{}, true, oneLine(err)
 	}
@@ -89,11 +86,11 @@ func hasAgentSubject(text []byte) bool {
 		if err != nil {
 			continue
 		}
-		if slices.Contains(request.Subject.Organization, AgentsGroup) {
+		if slices.Contains(request.Subject.Organization, bootstrap.AgentsGroup) {
 			return true
 		}
 		for _, name := range request.Subject.Names {
-			if value, ok := name.Value.(string); ok && strings.HasPrefix(value, AgentUserPrefix) {
+			if value, ok := name.Value.(string); ok && strings.HasPrefix(value, bootstrap.AgentUserPrefix) {
 				return true
 			}
 		}
@@ -130,11 +127,11 @@ func parseRequest(text []byte) (*x509.CertificateRequest, error) {
 // checkSubject accepts only one organization and one common name. Other systems may give other attributes a meaning.
 func checkSubject(request *x509.CertificateRequest) error {
 	subject := request.Subject
-	if !slices.Equal(subject.Organization, []string{AgentsGroup}) {
-		return fmt.Errorf("the organization must be exactly [%s], and is %q", AgentsGroup, subject.Organization)
+	if !slices.Equal(subject.Organization, []string{bootstrap.AgentsGroup}) {
+		return fmt.Errorf("the organization must be exactly [%s], and is %q", bootstrap.AgentsGroup, subject.Organization)
 	}
-	if !strings.HasPrefix(subject.CommonName, AgentUserPrefix) {
-		return fmt.Errorf("the common name must begin with %s", AgentUserPrefix)
+	if !strings.HasPrefix(subject.CommonName, bootstrap.AgentUserPrefix) {
+		return fmt.Errorf("the common name must begin with %s", bootstrap.AgentUserPrefix)
 	}
 	organization, commonName := asn1.ObjectIdentifier{2, 5, 4, 10}, asn1.ObjectIdentifier{2, 5, 4, 3}
 	for _, name := range subject.Names {
@@ -188,9 +185,9 @@ func checkUsages(given []certificatesv1.KeyUsage) error {
 	return nil
 }
 
-// checkLife accepts a life of at most MaxLife: a certificate cannot be revoked.
+// checkLife accepts a life of at most bootstrap.MaxLife: a certificate cannot be revoked.
 func checkLife(seconds *int32) error {
-	if longest := int32(MaxLife / time.Second); seconds != nil && *seconds > longest {
+	if longest := int32(bootstrap.MaxLife / time.Second); seconds != nil && *seconds > longest {
 		return fmt.Errorf("spec.expirationSeconds must be at most %d, and is %d", longest, *seconds)
 	}
 	return nil
@@ -200,18 +197,18 @@ func checkLife(seconds *int32) error {
 // bootstrap token or the registered agent.
 func (p *ParsedCSR) setRequester(csr *certificatesv1.CertificateSigningRequest) error {
 	user, groups := csr.Spec.Username, csr.Spec.Groups
-	if user == AgentUser(p.Cluster) && slices.Contains(groups, AgentsGroup) {
+	if user == bootstrap.AgentUser(p.Cluster) && slices.Contains(groups, bootstrap.AgentsGroup) {
 		p.Renewal = true
 		return nil
 	}
-	if strings.HasPrefix(user, AgentUserPrefix) {
+	if strings.HasPrefix(user, bootstrap.AgentUserPrefix) {
 		return fmt.Errorf("%s may not have the certificate of the agent of cluster %s", user, p.Cluster)
 	}
-	id, ok := strings.CutPrefix(user, TokenUserPrefix)
+	id, ok := strings.CutPrefix(user, bootstrap.TokenUserPrefix)
 	if !ok || !slices.Contains(groups, tokenapi.BootstrapDefaultGroup) || !tokenutil.IsValidBootstrapTokenID(id) {
 		return fmt.Errorf("%s came with no bootstrap token and is not the agent of cluster %s", user, p.Cluster)
 	}
-	if only, bound := BoundCluster(groups); bound && only != p.Cluster {
+	if only, bound := bootstrap.BoundCluster(groups); bound && only != p.Cluster {
 		return fmt.Errorf("the bootstrap token is for cluster %q alone", only)
 	}
 	p.TokenID, p.ID = id, csr.Annotations[kube.AnnotationClusterID]

@@ -1,4 +1,4 @@
-package join_test
+package credentials_test
 
 import (
 	"errors"
@@ -15,19 +15,20 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/internal/agent/credentials"
 	"github.com/towline/towline/internal/join"
 )
 
-func opened(t *testing.T, o join.CredentialOptions) *join.Credential {
+func opened(t *testing.T, o credentials.Options) *credentials.Credential {
 	t.Helper()
-	credential, err := join.OpenCredential(t.Context(), o)
+	credential, err := credentials.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return credential
 }
 
-func exchanged(t *testing.T, o join.CredentialOptions) *join.Credential {
+func exchanged(t *testing.T, o credentials.Options) *credentials.Credential {
 	t.Helper()
 	credential := opened(t, o)
 	if err := credential.Exchange(t.Context()); err != nil {
@@ -56,7 +57,7 @@ func TestExchangeKnowsWhatTheManifestsTokenWasBoundTo(t *testing.T) {
 	if string(once) != string(stored(t, o)) {
 		t.Error("the second exchange did something")
 	}
-	for what, credential := range map[string]*join.Credential{"after the exchange": credential, "after a restart": opened(t, o)} {
+	for what, credential := range map[string]*credentials.Credential{"after the exchange": credential, "after a restart": opened(t, o)} {
 		if got := credential.Exchanged(); got != registration.UID {
 			t.Errorf("%s: got %q, want %s", what, got, registration.UID)
 		}
@@ -85,10 +86,10 @@ func TestACopiedManifestIsWorthlessOnceItsSecretIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the manifest's token is worthless", func() bool { return !works(t, credential.Config(), o) })
-	if err := credential.Exchange(t.Context()); !errors.Is(err, join.ErrRefused) {
+	if err := credential.Exchange(t.Context()); !errors.Is(err, credentials.ErrRefused) {
 		t.Errorf("got error %v, want ErrRefused", err)
 	}
-	repair := join.Repair(o.Namespace, "c")
+	repair := credentials.Repair(o.Namespace, "c")
 	for _, want := range []string{
 		"sveltosctl register cluster --namespace=" + o.Namespace + " --cluster=c --pullmode > registration.yaml", "kubectl apply -f registration.yaml",
 	} {
@@ -161,7 +162,7 @@ func TestRevokeMakesEveryEarlierTokenWorthless(t *testing.T) {
 	config, _ := agentConfig(t, fresh)
 	eventually(t, "the stolen manifest is worthless", func() bool { return !works(t, stolen, o) })
 	eventually(t, "the agent's own token is worthless", func() bool { return !works(t, credential.Config(), o) })
-	if err := credential.Renew(t.Context()); !errors.Is(err, join.ErrRefused) {
+	if err := credential.Renew(t.Context()); !errors.Is(err, credentials.ErrRefused) {
 		t.Errorf("got error %v, want ErrRefused", err)
 	}
 	eventually(t, "the new manifest works", func() bool { return works(t, config, o) })
@@ -195,7 +196,7 @@ func TestRunNoticesThatTheCredentialIsRefused(t *testing.T) {
 	clock.Step(20 * time.Second)
 	select {
 	case err := <-finished:
-		if !errors.Is(err, join.ErrRefused) {
+		if !errors.Is(err, credentials.ErrRefused) {
 			t.Errorf("got %v, want ErrRefused", err)
 		}
 	case <-time.After(30 * time.Second):

@@ -1,21 +1,20 @@
-package join
+// Package credentials keeps the credential of the agent of a SveltosCluster for the hub: it reads the kubeconfig that a
+// registration wrote to the cluster, exchanges its token at once, and renews the token before it expires.
+package credentials
 
 import (
 	"cmp"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -23,17 +22,17 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
 
 const (
-	// AgentTokenLife is the requested life of an agent's token. The hub may issue a token with a shorter life.
-	AgentTokenLife = 24 * time.Hour
+	// DefaultLife is the requested life of an agent's token. The hub may issue a token with a shorter life.
+	DefaultLife = 24 * time.Hour
 	// renewedKey is the key of a second copy of the renewed kubeconfig. A `kubectl apply` of the manifest overwrites
-	// KubeconfigKey, but not this key.
+	// join.KubeconfigKey, but not this key.
 	renewedKey = "renewed-kubeconfig"
 	// secretPoll is the maximum interval between two reads of the Secret by Run, to detect a new manifest.
 	secretPoll = 5 * time.Second
@@ -45,7 +44,7 @@ const (
 )
 
 // ErrSuperseded is returned if the Secret has a later kubeconfig than the one in use, because the cluster was
-// registered again. The caller must call OpenCredential again.
+// registered again. The caller must call Open again.
 var ErrSuperseded = errors.New("the cluster was registered again")
 
 // ErrRefused is returned if the hub rejects the token, because the token has expired or was revoked. Repair returns the
@@ -58,8 +57,8 @@ func Repair(namespace, cluster string) string {
 		"then with this cluster's kubeconfig run: kubectl apply -f registration.yaml", namespace, cluster)
 }
 
-// CredentialOptions identify the cluster of a Credential and the Secret with its kubeconfig.
-type CredentialOptions struct {
+// Options identify the cluster of a Credential and the Secret with its kubeconfig.
+type Options struct {
 	// Secrets is a client for the Secrets in kube.AgentNamespace on the member.
 	Secrets corev1client.SecretInterface
 	// Secret is the name of the Secret with the kubeconfig.
@@ -67,7 +66,7 @@ type CredentialOptions struct {
 	// Namespace and Name are the key of the SveltosCluster on the hub. The agent's ServiceAccount has the same key.
 	Namespace string
 	Name      string
-	// Life is the requested life of a token, at least ten minutes. Default: AgentTokenLife.
+	// Life is the requested life of a token, at least ten minutes. Default: DefaultLife.
 	Life time.Duration
 	// Clock is for tests. Default: the real clock.
 	Clock clock.Clock
@@ -76,11 +75,11 @@ type CredentialOptions struct {
 // Credential is the address of the hub and a token that Run renews. Clients with the configuration of Config always use
 // the current token.
 type Credential struct {
-	opts      CredentialOptions
+	opts      Options
 	config    *rest.Config
-	address   HubAddress
+	address   join.HubAddress
 	namespace string
-	current   atomic.Pointer[token]
+	current   atomic.Pointer[join.Token]
 	// isRenewed is false for the manifest's token, and true for a token that the agent requested.
 	isRenewed atomic.Bool
 	// exchanged is the result of Exchanged.
@@ -92,20 +91,20 @@ type Credential struct {
 // candidate is the parsed kubeconfig of one key of the Secret.
 type candidate struct {
 	config    *rest.Config
-	address   HubAddress
+	address   join.HubAddress
 	namespace string
-	token     token
+	token     join.Token
 	// isRenewed is true for the kubeconfig of renewedKey.
 	isRenewed bool
 	// exchanged is the value of annotation kube.AnnotationExchanged on the Secret.
 	exchanged types.UID
 }
 
-// OpenCredential reads the latest kubeconfig of the Secret. It does not connect to the hub. It returns an error if the
+// Open reads the latest kubeconfig of the Secret. It does not connect to the hub. It returns an error if the
 // Secret has no valid kubeconfig.
-func OpenCredential(ctx context.Context, opts CredentialOptions) (*Credential, error) {
+func Open(ctx context.Context, opts Options) (*Credential, error) {
 	if opts.Life == 0 {
-		opts.Life = AgentTokenLife
+		opts.Life = DefaultLife
 	}
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
@@ -130,7 +129,7 @@ func OpenCredential(ctx context.Context, opts CredentialOptions) (*Credential, e
 // readCandidate returns the kubeconfig of the Secret with the token that was issued last, or the kubeconfig of
 // renewedKey if both were issued at the same time. Invalid kubeconfigs are ignored; without a valid one, it returns an
 // error.
-func readCandidate(ctx context.Context, opts CredentialOptions) (candidate, error) {
+func readCandidate(ctx context.Context, opts Options) (candidate, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	secret, err := opts.Secrets.Get(ctx, opts.Secret, metav1.GetOptions{})
@@ -138,16 +137,16 @@ func readCandidate(ctx context.Context, opts CredentialOptions) (candidate, erro
 		return candidate{}, fmt.Errorf("read Secret %s/%s with the kubeconfig for the hub: %w", kube.AgentNamespace, opts.Secret, err)
 	}
 	var latest candidate
-	for _, key := range []string{KubeconfigKey, renewedKey} {
+	for _, key := range []string{join.KubeconfigKey, renewedKey} {
 		found, parseErr := parseCandidate(secret.Data[key])
 		found.isRenewed, found.exchanged = key == renewedKey, types.UID(secret.Annotations[kube.AnnotationExchanged])
-		if parseErr == nil && (latest.config == nil || !latest.token.issued.After(found.token.issued)) {
+		if parseErr == nil && (latest.config == nil || !latest.token.Issued.After(found.token.Issued)) {
 			latest = found
 		}
 		err = cmp.Or(err, parseErr)
 	}
 	if latest.config == nil {
-		return candidate{}, fmt.Errorf("read key %s of Secret %s/%s: %w", KubeconfigKey, kube.AgentNamespace, opts.Secret, err)
+		return candidate{}, fmt.Errorf("read key %s of Secret %s/%s: %w", join.KubeconfigKey, kube.AgentNamespace, opts.Secret, err)
 	}
 	return latest, nil
 }
@@ -168,12 +167,12 @@ func parseCandidate(kubeconfig []byte) (candidate, error) {
 	if inUse == nil {
 		return candidate{}, errors.New("parse kubeconfig: it has no current context")
 	}
-	address := HubAddress{Server: config.Host, ServerName: config.ServerName, CA: config.CAData}
+	address := join.HubAddress{Server: config.Host, ServerName: config.ServerName, CA: config.CAData}
 	if cluster := raw.Clusters[inUse.Cluster]; cluster != nil {
 		address.ProxyURL = cluster.ProxyURL
 	}
 	return candidate{
-		config: config, address: address, namespace: cmp.Or(inUse.Namespace, metav1.NamespaceDefault), token: readToken(config.BearerToken),
+		config: config, address: address, namespace: cmp.Or(inUse.Namespace, metav1.NamespaceDefault), token: join.ReadToken(config.BearerToken),
 	}, nil
 }
 
@@ -184,7 +183,7 @@ func (c *Credential) Config() *rest.Config { return rest.CopyConfig(c.config) }
 func (c *Credential) DeliveryNamespace() string { return c.namespace }
 
 // Expires returns the expiry of the current token, zero if it is not known.
-func (c *Credential) Expires() time.Time { return c.current.Load().expires }
+func (c *Credential) Expires() time.Time { return c.current.Load().Expires }
 
 // Exchanged returns the uid of the Secret of the exchanged manifest token. It returns "" before the exchange, and if
 // the manifest's token was not bound to a Secret. The uid is stored in the Secret with the kubeconfig, for restarts.
@@ -213,12 +212,12 @@ func (c *Credential) Renew(ctx context.Context) error {
 	}
 	exchanged := c.Exchanged()
 	if !c.isRenewed.Load() {
-		exchanged = c.current.Load().boundTo
+		exchanged = c.current.Load().BoundTo
 	}
 	if err := c.writeSecret(ctx, text, exchanged); err != nil {
 		return err
 	}
-	fresh := readToken(text)
+	fresh := join.ReadToken(text)
 	c.current.Store(&fresh)
 	c.exchanged.Store(&exchanged)
 	c.isRenewed.Store(true)
@@ -235,7 +234,7 @@ func (c *Credential) request(ctx context.Context) (string, error) {
 	}
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: ptr.To(int64(c.opts.Life / time.Second)),
-		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: AnchorSecret(c.opts.Name)},
+		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: join.AnchorSecret(c.opts.Name)},
 	}}
 	answer, err := hub.ServiceAccounts(c.opts.Namespace).CreateToken(ctx, c.opts.Name, request, metav1.CreateOptions{})
 	if err != nil {
@@ -248,13 +247,13 @@ func (c *Credential) request(ctx context.Context) (string, error) {
 func (c *Credential) writeSecret(ctx context.Context, text string, exchanged types.UID) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	kubeconfig, err := clientcmd.Write(*c.address.kubeconfig(text, c.namespace))
+	kubeconfig, err := clientcmd.Write(*c.address.Kubeconfig(text, c.namespace))
 	if err != nil {
 		return fmt.Errorf("encode renewed kubeconfig: %w", err)
 	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationExchanged: exchanged}},
-		"data":     map[string][]byte{KubeconfigKey: kubeconfig, renewedKey: kubeconfig},
+		"data":     map[string][]byte{join.KubeconfigKey: kubeconfig, renewedKey: kubeconfig},
 	})
 	if err != nil {
 		return fmt.Errorf("encode renewed kubeconfig: %w", err)
@@ -293,7 +292,7 @@ func (c *Credential) Run(ctx context.Context) error {
 		}
 		retry = newRenewBackoff()
 		// The time of issue in the token is not used, because the clocks of hub and member may differ.
-		next = c.opts.Clock.Now().Add(c.current.Load().untilRenewal(c.opts.Life))
+		next = c.opts.Clock.Now().Add(c.current.Load().UntilRenewal(c.opts.Life))
 	}
 }
 
@@ -307,7 +306,7 @@ func (c *Credential) firstRenewal() time.Time {
 		return c.opts.Clock.Now()
 	}
 	current := c.current.Load()
-	return current.issued.Add(current.untilRenewal(c.opts.Life))
+	return current.Issued.Add(current.UntilRenewal(c.opts.Life))
 }
 
 // Superseded returns whether the latest kubeconfig in the Secret has another token than the current one, and is either
@@ -315,10 +314,10 @@ func (c *Credential) firstRenewal() time.Time {
 func (c *Credential) Superseded(ctx context.Context) bool {
 	latest, err := readCandidate(ctx, c.opts)
 	current := c.current.Load()
-	if err != nil || latest.token.text == current.text {
+	if err != nil || latest.token.Text == current.Text {
 		return false
 	}
-	return !latest.isRenewed || latest.token.issued.After(current.issued)
+	return !latest.isRenewed || latest.token.Issued.After(current.Issued)
 }
 
 // sleep waits for the duration of pause. It returns false if ctx ends.
@@ -345,7 +344,7 @@ type bearer struct {
 // RoundTrip sends a copy of the request with the current token.
 func (b *bearer) RoundTrip(request *http.Request) (*http.Response, error) {
 	request = request.Clone(request.Context())
-	request.Header.Set("Authorization", "Bearer "+b.credential.current.Load().text)
+	request.Header.Set("Authorization", "Bearer "+b.credential.current.Load().Text)
 	answer, err := b.next.RoundTrip(request)
 	if err == nil {
 		b.credential.refused.Store(answer.StatusCode == http.StatusUnauthorized)
@@ -356,98 +355,3 @@ func (b *bearer) RoundTrip(request *http.Request) (*http.Response, error) {
 // WrappedRoundTripper returns the next transport. It implements RoundTripperWrapper of
 // k8s.io/apimachinery/pkg/util/net.
 func (b *bearer) WrappedRoundTripper() http.RoundTripper { return b.next }
-
-// renewalFraction is the fraction of a token's life after which it is renewed. The rest is for retries while the hub is
-// unavailable.
-const renewalFraction = 0.8
-
-// token is a bearer token, with the claims that this package uses. The times and boundTo are zero if the token is no
-// JWT, or if it does not expire.
-type token struct {
-	text    string
-	issued  time.Time
-	expires time.Time
-	// boundTo is the uid of the Secret to which the token is bound, "" for none.
-	boundTo types.UID
-	// account is the ServiceAccount of the token, empty if the token is no JWT of one.
-	account client.ObjectKey
-}
-
-// serviceAccountUser is the prefix of the user name of a ServiceAccount.
-const serviceAccountUser = "system:serviceaccount:"
-
-// readToken reads the claims of a ServiceAccount token without verification, which only its API server can do. The
-// claims are used to schedule renewals.
-func readToken(text string) token {
-	t := token{text: text}
-	parts := strings.Split(text, ".")
-	if len(parts) != 3 {
-		return t
-	}
-	raw, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil {
-		return t
-	}
-	claims := struct {
-		Subject  string `json:"sub"`
-		IssuedAt int64  `json:"iat"`
-		Expires  int64  `json:"exp"`
-		Bound    struct {
-			Secret struct {
-				UID types.UID `json:"uid"`
-			} `json:"secret"`
-		} `json:"kubernetes.io"`
-	}{}
-	if json.Unmarshal(raw, &claims) != nil {
-		return t
-	}
-	if qualifiedName, isAccount := strings.CutPrefix(claims.Subject, serviceAccountUser); isAccount {
-		t.account.Namespace, t.account.Name, _ = strings.Cut(qualifiedName, ":")
-	}
-	if claims.Expires <= claims.IssuedAt {
-		return t
-	}
-	t.issued, t.expires = time.Unix(claims.IssuedAt, 0), time.Unix(claims.Expires, 0)
-	t.boundTo = claims.Bound.Secret.UID
-	return t
-}
-
-// tokenIn reads the token in a member's manifest. It returns an empty token if patches made the manifest unreadable, or
-// if the manifest has no token.
-func tokenIn(manifest []byte) token {
-	objects, err := kube.DecodeLenient(manifest)
-	if err != nil {
-		return token{}
-	}
-	for _, obj := range objects {
-		encoded, _, _ := unstructured.NestedString(obj.Object, "data", KubeconfigKey)
-		raw, err := base64.StdEncoding.DecodeString(encoded)
-		if obj.GetKind() != "Secret" || err != nil {
-			continue
-		}
-		config, err := clientcmd.Load(raw)
-		if err != nil {
-			continue
-		}
-		for _, user := range config.AuthInfos {
-			if user.Token != "" {
-				return readToken(user.Token)
-			}
-		}
-	}
-	return token{}
-}
-
-// untilRenewal returns the time from the issue of t until its renewal. requestedLife is for a token without
-// times.
-func (t token) untilRenewal(requestedLife time.Duration) time.Duration {
-	return time.Duration(float64(t.life(requestedLife)) * renewalFraction)
-}
-
-// life returns the time from the issue of t until it expires, or requestedLife if t has no times.
-func (t token) life(requestedLife time.Duration) time.Duration {
-	if t.expires.IsZero() || t.issued.IsZero() {
-		return requestedLife
-	}
-	return t.expires.Sub(t.issued)
-}

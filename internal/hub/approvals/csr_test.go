@@ -1,4 +1,4 @@
-package bootstrap_test
+package approvals_test
 
 import (
 	"crypto"
@@ -22,7 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"github.com/towline/towline/internal/join/bootstrap"
+	"github.com/towline/towline/internal/hub/approvals"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -83,13 +83,13 @@ func attribute(oid asn1.ObjectIdentifier, value string) pkix.AttributeTypeAndVal
 
 func TestValidateCSRAcceptsAgents(t *testing.T) {
 	t.Parallel()
-	first := bootstrap.ParsedCSR{Cluster: "member1", ID: clusterID, TokenID: "abcdef"}
+	first := approvals.ParsedCSR{Cluster: "member1", ID: clusterID, TokenID: "abcdef"}
 	until := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)
 	late := first
 	late.Until = until
 	tests := map[string]struct {
 		change func(*csrBuilder)
-		want   bootstrap.ParsedCSR
+		want   approvals.ParsedCSR
 	}{
 		"first certificate":       {func(*csrBuilder) {}, first},
 		"with key encipherment":   {func(a *csrBuilder) { a.csr.Spec.Usages = append(a.csr.Spec.Usages, "key encipherment") }, first},
@@ -97,7 +97,7 @@ func TestValidateCSRAcceptsAgents(t *testing.T) {
 		"usages in another order": {func(a *csrBuilder) { slices.Reverse(a.csr.Spec.Usages) }, first},
 		"with a deadline":         {func(a *csrBuilder) { a.csr.Annotations[kube.AnnotationUntil] = until.Format(time.RFC3339) }, late},
 		"blanks after the block":  {func(a *csrBuilder) { a.rewrap = func(text []byte) []byte { return append(text, "\n \n"...) } }, first},
-		"an agent's next one":     {func(a *csrBuilder) { a.setAgentRequester("member1") }, bootstrap.ParsedCSR{Cluster: "member1", Renewal: true}},
+		"an agent's next one":     {func(a *csrBuilder) { a.setAgentRequester("member1") }, approvals.ParsedCSR{Cluster: "member1", Renewal: true}},
 		"a token for this cluster alone": {func(a *csrBuilder) {
 			a.csr.Spec.Groups = append(a.csr.Spec.Groups, "system:bootstrappers:karmada:cluster:member1")
 		}, first},
@@ -107,7 +107,7 @@ func TestValidateCSRAcceptsAgents(t *testing.T) {
 			t.Parallel()
 			a := newCSRBuilder(t)
 			tc.change(a)
-			got, ours, err := bootstrap.ValidateCSR(a.build(t))
+			got, ours, err := approvals.ValidateCSR(a.build(t))
 			if err != nil || !ours {
 				t.Fatalf("ours %v, error %v", ours, err)
 			}
@@ -137,7 +137,7 @@ func TestValidateCSRIgnoresOtherRequests(t *testing.T) {
 			t.Parallel()
 			a := newCSRBuilder(t)
 			change(a)
-			if _, ours, err := bootstrap.ValidateCSR(a.build(t)); ours || err != nil {
+			if _, ours, err := approvals.ValidateCSR(a.build(t)); ours || err != nil {
 				t.Errorf("ours %v, error %v", ours, err)
 			}
 		})
@@ -285,14 +285,14 @@ func TestValidateCSRRejectsAttacks(t *testing.T) {
 				t.Parallel()
 				a := newCSRBuilder(t)
 				tc.change(a)
-				p, ours, err := bootstrap.ValidateCSR(a.build(t))
+				p, ours, err := approvals.ValidateCSR(a.build(t))
 				if !ours || err == nil {
 					t.Fatalf("petition %+v, ours %v, error %v", p, ours, err)
 				}
 				if !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "\n") {
 					t.Errorf("error %q, want one line with %q", err, tc.want)
 				}
-				if p != (bootstrap.ParsedCSR{}) {
+				if p != (approvals.ParsedCSR{}) {
 					t.Errorf("petition %+v beside the error", p)
 				}
 			})

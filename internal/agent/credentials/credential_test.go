@@ -1,4 +1,4 @@
-package join_test
+package credentials_test
 
 import (
 	"bytes"
@@ -13,13 +13,14 @@ import (
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/towline/towline/internal/agent/credentials"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
 
 // credentialFixture registers a cluster and puts its kubeconfig where its manifest would, on the same control plane.
-func credentialFixture(t *testing.T, plane *localkube.Plane) (join.CredentialOptions, []byte) {
+func credentialFixture(t *testing.T, plane *localkube.Plane) (credentials.Options, []byte) {
 	t.Helper()
 	namespace := plane.Namespace(t, "cred")
 	manifest := registered(t, plane, pullRequest(namespace, "c"))
@@ -34,11 +35,11 @@ func credentialFixture(t *testing.T, plane *localkube.Plane) (join.CredentialOpt
 	if err != nil {
 		t.Fatal(err)
 	}
-	return join.CredentialOptions{Secrets: secrets, Secret: name, Namespace: namespace, Name: "c", Life: 10 * time.Minute}, kubeconfig
+	return credentials.Options{Secrets: secrets, Secret: name, Namespace: namespace, Name: "c", Life: 10 * time.Minute}, kubeconfig
 }
 
 // works says whether the hub accepts the configuration.
-func works(t *testing.T, config *rest.Config, o join.CredentialOptions) bool {
+func works(t *testing.T, config *rest.Config, o credentials.Options) bool {
 	t.Helper()
 	_, err := kubernetes.NewForConfigOrDie(config).CoordinationV1().Leases(o.Namespace).Get(t.Context(), o.Name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsUnauthorized(err) {
@@ -47,7 +48,7 @@ func works(t *testing.T, config *rest.Config, o join.CredentialOptions) bool {
 	return err == nil
 }
 
-func stored(t *testing.T, o join.CredentialOptions) []byte {
+func stored(t *testing.T, o credentials.Options) []byte {
 	t.Helper()
 	secret, err := o.Secrets.Get(t.Context(), o.Secret, metav1.GetOptions{})
 	if err != nil {
@@ -62,7 +63,7 @@ func TestCredentialIsExchangedAtOnceAndRenewedInPlace(t *testing.T) {
 	o, fromManifest := credentialFixture(t, plane)
 	clock := clocktesting.NewFakeClock(time.Now())
 	o.Clock = clock
-	credential, err := join.OpenCredential(t.Context(), o)
+	credential, err := credentials.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +91,7 @@ func TestCredentialIsExchangedAtOnceAndRenewedInPlace(t *testing.T) {
 	if !works(t, hubConfig, o) {
 		t.Error("a client from before the renewal stopped working")
 	}
-	again, err := join.OpenCredential(t.Context(), o)
+	again, err := credentials.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +107,7 @@ func TestCredentialSurvivesTheManifestAppliedTwice(t *testing.T) {
 	t.Parallel()
 	plane, _ := hub(t)
 	o, fromManifest := credentialFixture(t, plane)
-	credential, err := join.OpenCredential(t.Context(), o)
+	credential, err := credentials.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +116,7 @@ func TestCredentialSurvivesTheManifestAppliedTwice(t *testing.T) {
 		t.Fatal(err)
 	}
 	put(t, o, fromManifest)
-	again, err := join.OpenCredential(t.Context(), o)
+	again, err := credentials.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +131,7 @@ func TestCredentialStopsWhenTheClusterIsRegisteredAgain(t *testing.T) {
 	o, _ := credentialFixture(t, plane)
 	clock := clocktesting.NewFakeClock(time.Now())
 	o.Clock = clock
-	credential, err := join.OpenCredential(t.Context(), o)
+	credential, err := credentials.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +144,7 @@ func TestCredentialStopsWhenTheClusterIsRegisteredAgain(t *testing.T) {
 	clock.Step(time.Minute)
 	select {
 	case err := <-finished:
-		if !errors.Is(err, join.ErrSuperseded) {
+		if !errors.Is(err, credentials.ErrSuperseded) {
 			t.Errorf("got %v, want ErrSuperseded", err)
 		}
 	case <-time.After(30 * time.Second):
@@ -156,9 +157,9 @@ func TestOpenCredentialSaysWhatIsMissing(t *testing.T) {
 	plane, _ := hub(t)
 	o, _ := credentialFixture(t, plane)
 	put(t, o, nil)
-	_, err := join.OpenCredential(t.Context(), o)
+	_, err := credentials.Open(t.Context(), o)
 	wantText(t, err, "read key kubeconfig of Secret projectsveltos/"+o.Secret)
 	o.Secret = "missing"
-	_, err = join.OpenCredential(t.Context(), o)
+	_, err = credentials.Open(t.Context(), o)
 	wantText(t, err, "read Secret projectsveltos/missing with the kubeconfig for the hub")
 }

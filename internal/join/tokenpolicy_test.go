@@ -45,11 +45,11 @@ func requestToken(ctx context.Context, config *rest.Config, namespace, secret st
 
 func TestGuardBoundsTheTokensThatAnAgentRequests(t *testing.T) {
 	t.Parallel()
-	plane, _ := hub(t)
+	plane, hubClient := hub(t)
 	n := plane.Namespace(t, "guard")
 	config, _ := agentConfig(t, registered(t, plane, pullRequest(n, "c")))
 	for range 2 {
-		if err := join.EnsureAdmissionPolicies(t.Context(), plane.Config); err != nil {
+		if err := join.EnsureTokenPolicy(t.Context(), hubClient); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -110,17 +110,17 @@ func TestNoAgentWithoutAdmissionPolicies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := join.Establish(t.Context(), old, cluster); !errors.Is(err, join.ErrNoAdmissionPolicies) {
+	if _, err := join.Establish(t.Context(), old, cluster); !errors.Is(err, kube.ErrNoAdmissionPolicies) {
 		t.Errorf("Establish: got error %v", err)
 	}
-	if _, err := join.EstablishNew(t.Context(), old, hubClient, cluster); !errors.Is(err, join.ErrNoAdmissionPolicies) {
+	if _, err := join.EstablishNew(t.Context(), old, hubClient, cluster); !errors.Is(err, kube.ErrNoAdmissionPolicies) {
 		t.Errorf("EstablishNew: got error %v", err)
 	}
 	if err := hubClient.Get(t.Context(), client.ObjectKey{Namespace: n, Name: "c"}, &corev1.ServiceAccount{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the ServiceAccount of the agent: got error %v, want that there is none", err)
 	}
-	if err := join.EnsureAdmissionPolicies(t.Context(), config); !errors.Is(err, join.ErrNoAdmissionPolicies) {
-		t.Errorf("EnsureAdmissionPolicies: got error %v", err)
+	if err := join.EnsureTokenPolicy(t.Context(), old); !errors.Is(err, kube.ErrNoAdmissionPolicies) {
+		t.Errorf("EnsureTokenPolicy: got error %v", err)
 	}
 }
 
@@ -184,8 +184,15 @@ func TestRightsOfTheManifestSuffice(t *testing.T) {
 	}
 	config := rest.CopyConfig(plane.Config)
 	config.Impersonate = rest.ImpersonationConfig{UserName: installer}
-	eventually(t, "the hub's own rights suffice", func() bool { return join.EnsureAdmissionPolicies(t.Context(), config) == nil })
-	if err := join.EnsureAdmissionPolicies(t.Context(), config); err != nil {
+	ensure := func() error {
+		hubClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+		if err != nil {
+			return err
+		}
+		return join.EnsureTokenPolicy(t.Context(), hubClient)
+	}
+	eventually(t, "the hub's own rights suffice", func() bool { return ensure() == nil })
+	if err := ensure(); err != nil {
 		t.Errorf("once more: %v", err)
 	}
 	checkRegistering(t, plane, config)

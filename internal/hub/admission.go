@@ -1,0 +1,63 @@
+package hub
+
+import (
+	"context"
+	"fmt"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
+)
+
+// summaryPolicyName is the name of the policy for ClusterSummaries and of its binding.
+const summaryPolicyName = "towline-cluster-summaries"
+
+// EnsureAdmissionPolicies creates or updates the ValidatingAdmissionPolicies of the hub and their bindings: the policy
+// of join.EnsureTokenPolicy, and summaryPolicy. It returns kube.ErrNoAdmissionPolicies for a hub without
+// ValidatingAdmissionPolicies.
+func EnsureAdmissionPolicies(ctx context.Context, hub *rest.Config) error {
+	hubClient, err := client.New(hub, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return fmt.Errorf("connect to the hub: %w", err)
+	}
+	if err := join.EnsureTokenPolicy(ctx, hubClient); err != nil {
+		return err
+	}
+	_, err = kube.EnsureAdmissionPolicy(ctx, hubClient, summaryPolicyName, summaryPolicy())
+	return err
+}
+
+// summaryPolicy denies that a user who may not write ClusterSummaries in all namespaces creates one that belongs to a
+// ClusterProfile, or changes its content. The content of a ClusterProfile is not confined to the namespace of its
+// summaries: without the policy, a user who may write ClusterSummaries in one namespace could have the hub read the
+// Secrets of others, and deploy to the hub with its rights.
+func summaryPolicy() admissionv1.ValidatingAdmissionPolicySpec {
+	const (
+		// belongs is true for a summary that belongs to a ClusterProfile, or to something unknown, or has the label by which
+		// the hub takes a summary over for a ClusterProfile.
+		belongs = "%[1]s.metadata.?ownerReferences.orValue([]).exists(owner," +
+			" owner.kind == 'ClusterProfile' || (owner.?controller.orValue(false) && owner.kind != 'Profile'))" +
+			" || '" + configv1beta1.ClusterProfileNameLabel + "' in %[1]s.metadata.?labels.orValue({})"
+		changes = "request.operation == 'CREATE' || object.spec != oldObject.spec || object.metadata.?labels != oldObject.metadata.?labels" +
+			" || object.metadata.?ownerReferences != oldObject.metadata.?ownerReferences"
+		isConfined = "!authorizer.group('config.projectsveltos.io').resource('clustersummaries').check('update').allowed()"
+	)
+	return kube.AdmissionPolicySpec(
+		[]admissionv1.RuleWithOperations{kube.AdmissionRule(configv1beta1.GroupVersion, "clustersummaries", admissionv1.Create, admissionv1.Update)},
+		[]admissionv1.MatchCondition{
+			{
+				Name:       "belongs-to-a-clusterprofile",
+				Expression: fmt.Sprintf(belongs, "object") + " || (request.operation == 'UPDATE' && (" + fmt.Sprintf(belongs, "oldObject") + "))",
+			},
+			{Name: "changes-the-content", Expression: changes},
+			{Name: "by-a-user-of-some-namespaces", Expression: isConfined},
+		},
+		admissionv1.Validation{
+			Expression: "false",
+			Message:    "only users who may update ClusterSummaries in all namespaces may write one that belongs to a ClusterProfile",
+		})
+}

@@ -1,0 +1,63 @@
+package status
+
+import (
+	"fmt"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
+)
+
+// EachDeployedFeature calls visit for each feature in a ClusterConfiguration, with the kind and the name of its
+// profile.
+func EachDeployedFeature(s configv1beta1.ClusterConfigurationStatus, visit func(kind, profile string, feature configv1beta1.DeployedFeature)) {
+	for _, profile := range s.ClusterProfileResources {
+		for _, feature := range profile.Features {
+			visit(configv1beta1.ClusterProfileKind, profile.ClusterProfileName, feature)
+		}
+	}
+	for _, profile := range s.ProfileResources {
+		for _, feature := range profile.Features {
+			visit(configv1beta1.ProfileKind, profile.ProfileName, feature)
+		}
+	}
+}
+
+// ListDeployed describes the releases and objects in a ClusterConfiguration of the features for which wanted returns
+// true. wanted gets the kind and the name of the profile, and whether the objects are on the cluster (Remote) or on the
+// hub (Local).
+func ListDeployed(
+	s configv1beta1.ClusterConfigurationStatus,
+	wanted func(kind, profile string, feature libv1beta1.FeatureID, on libv1beta1.DeploymentType) bool,
+) []string {
+	var all []string
+	EachDeployedFeature(s, func(kind, profile string, feature configv1beta1.DeployedFeature) {
+		if wanted(kind, profile, feature.FeatureID, libv1beta1.DeploymentTypeRemote) {
+			all = append(all, deployedOnMember(feature)...)
+		}
+		if wanted(kind, profile, feature.FeatureID, libv1beta1.DeploymentTypeLocal) {
+			for _, resource := range ResourcesOf(feature, libv1beta1.DeploymentTypeLocal) {
+				all = append(all, refOfDeployed(resource).String()+" on the hub")
+			}
+		}
+	})
+	return all
+}
+
+func deployedOnMember(feature configv1beta1.DeployedFeature) []string {
+	var all []string
+	for _, chart := range feature.Charts {
+		all = append(all, fmt.Sprintf("Helm release %s/%s", chart.Namespace, chart.ReleaseName))
+	}
+	if feature.FeatureID == libv1beta1.FeatureHelm && len(all) > 0 {
+		return all // the releases stand for their objects
+	}
+	for _, resource := range ResourcesOf(feature, libv1beta1.DeploymentTypeRemote) {
+		all = append(all, refOfDeployed(resource).String())
+	}
+	return all
+}
+
+func refOfDeployed(r configv1beta1.DeployedResource) kube.Ref {
+	return kube.Ref{Group: r.Group, Kind: r.Kind, Namespace: r.Namespace, Name: r.Name}
+}
