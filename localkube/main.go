@@ -45,6 +45,7 @@ type settings struct {
 
 func main() {
 	quiet.End()
+	useHugePages()
 	os.Exit(start()) //nolint:forbidigo // this is a command
 }
 
