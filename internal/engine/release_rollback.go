@@ -47,7 +47,8 @@ func (d *releaseDeployment) applyFormer(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if !proceed {
+	if !proceed || len(rollback.failures) > 0 {
+		// With ContinueOnError the other objects are rolled back, but the release record must not be deployed.
 		return false, &releaseError{text: rollback.failures.Error()}
 	}
 	if done, err := d.op.removeObjects(ctx, rollback.desired, entriesOfRelease(d.next, s.Key())); err != nil || !done {

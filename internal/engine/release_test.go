@@ -241,6 +241,30 @@ func TestAtomicUpgradeRollsBack(t *testing.T) {
 	c.wantHistory("1 superseded", "2 failed", "3 superseded", "4 deployed")
 }
 
+// TestPartialRollbackIsNotDeployed checks that a rollback fails if an object cannot be rolled back, also if the bundle
+// tolerates failures of objects.
+func TestPartialRollbackIsNotDeployed(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	e := c.engine(nil)
+	chart := func(objects ...*unstructured.Unstructured) bundle.Bundle {
+		b := c.chart(bundle.ReleaseOptions{Atomic: true, MaxHistory: 5}, objects...)
+		b.Options.ContinueOnError = true
+		return b
+	}
+	deploy(t, e, chart(c.configMap("frozen", "1"), c.configMap("main", "1")))
+	frozen := c.configMap("frozen", "2")
+	frozen.Object["immutable"] = true
+	report := settle(t, e, chart(frozen, c.configMap("main", "2"), asHook(fails(c.job("check", false)), "post-upgrade", 0, "")))
+	if report.State != bundle.StateFailed || !strings.Contains(report.Message, "; the rollback failed: ConfigMap "+c.ns+"/frozen: ") {
+		t.Errorf("got %s %q", report.State, report.Message)
+	}
+	if c.value("main") != "1" {
+		t.Errorf("main is %q", c.value("main"))
+	}
+	c.wantHistory("1 deployed", "2 failed", "3 failed")
+}
+
 func TestAtomicInstallationIsUndone(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
