@@ -45,7 +45,7 @@ func addVerbose(flags *pflag.FlagSet, verbose *bool) {
 
 // parse parses the labels and validates the request.
 func (f *registrationFlags) parse() error {
-	labels, err := join.ParseLabels(f.labels)
+	labels, err := parseLabels(f.labels)
 	if err != nil {
 		return fmt.Errorf("--labels: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/join/register"
 )
@@ -100,7 +101,7 @@ func (f *endpointFlags) addAgent(flags *pflag.FlagSet) {
 	flags.StringVar(&r.Image, "karmada-agent-image", join.DefaultAgentImage, "container `image` of the agent")
 	flags.Int32Var(&r.Replicas, "karmada-agent-replicas", 1, "`number` of agents, one of which is active")
 	flags.BoolVar(&r.EnableCertRotation, "enable-cert-rotation", true, "let the agent renew its certificate")
-	flags.Int32Var(&f.certSeconds, "cert-expiration-seconds", int32(register.DefaultCertLifetime/time.Second),
+	flags.Int32Var(&f.certSeconds, "cert-expiration-seconds", int32(bootstrap.MaxLife/time.Second),
 		"lifetime of the agent's certificate in `seconds`")
 	flags.BoolVar(&r.Renew, "renew", false,
 		"create a new certificate for the agent of a registered cluster; needs a token of token create --cluster-name")

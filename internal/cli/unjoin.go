@@ -10,12 +10,11 @@ import (
 
 	"github.com/towline/towline/internal/cli/command"
 	"github.com/towline/towline/internal/join/karmada"
-	"github.com/towline/towline/internal/join/register"
 )
 
 // addWait adds the flag for the time to wait for the removal of a cluster.
 func addWait(flags *pflag.FlagSet, wait *time.Duration) {
-	flags.DurationVar(wait, "wait", register.DefaultUnregisterTimeout, "maximum time to wait for the removal of the cluster")
+	flags.DurationVar(wait, "wait", karmada.DefaultDeleteTimeout, "maximum time to wait for the removal of the cluster")
 }
 
 func validateWait(wait time.Duration) error {

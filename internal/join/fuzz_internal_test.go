@@ -8,7 +8,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/towline/towline/internal/kube"
@@ -144,38 +143,6 @@ func refsOf(objects []*unstructured.Unstructured) []string {
 		refs = append(refs, kube.RefOf(object).String())
 	}
 	return refs
-}
-
-// FuzzParseLabels reads the labels of a command line.
-func FuzzParseLabels(f *testing.F) {
-	f.Add("a=b, c = d")
-	f.Add("a==b")
-	f.Add(",")
-	f.Fuzz(func(t *testing.T, text string) {
-		labels, err := ParseLabels(text)
-		if err != nil {
-			return
-		}
-		var pairs []string
-		for key, value := range labels {
-			if key == "" {
-				t.Errorf("%q has a label without a key", text)
-			}
-			pairs = append(pairs, key+"="+value)
-		}
-		again, err := ParseLabels(strings.Join(pairs, ","))
-		if err != nil || !cmp.Equal(labels, again, cmpopts.EquateEmpty()) {
-			t.Errorf("%q became %v, and that %v, %v", text, labels, again, err)
-		}
-		request := Request{Namespace: "a", Name: "b", Labels: labels}
-		err = request.Validate()
-		fuzzing.OneLine(t, err)
-		for key, value := range labels {
-			if problems := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...); err == nil && len(problems) > 0 {
-				t.Errorf("label %q=%q is accepted: %s", key, value, problems)
-			}
-		}
-	})
 }
 
 // FuzzPatchesReference reads the annotation that names a ConfigMap with patches.

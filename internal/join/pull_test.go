@@ -324,23 +324,3 @@ func TestEarlierErrorsAreFoundBeforeConnecting(t *testing.T) {
 		})
 	}
 }
-
-func TestParseLabels(t *testing.T) {
-	t.Parallel()
-	blanks := " a = b ,c=d"
-	for text, want := range map[string]map[string]string{
-		"":                   {},
-		"a=b":                {"a": "b"},
-		blanks:               {"a": "b", "c": "d"},
-		"environment=,tier=": {"environment": "", "tier": ""},
-	} {
-		got, err := join.ParseLabels(text)
-		if diff := cmp.Diff(want, got); err != nil || diff != "" {
-			t.Errorf("%q: got error %v and (-want +got):\n%s", text, err, diff)
-		}
-	}
-	for _, text := range []string{"a", "a=b=c", "a=b,", "=b"} {
-		_, err := join.ParseLabels(text)
-		wantText(t, err, "invalid key-value pair format: ")
-	}
-}

@@ -327,19 +327,3 @@ func validateLabel(flag, value string) error {
 
 // key returns "namespace/name".
 func (r Request) key() string { return r.Namespace + "/" + r.Name }
-
-// ParseLabels parses "k=v,k2=v2". It trims blanks around keys and values, and returns no labels for an empty text.
-func ParseLabels(text string) (map[string]string, error) {
-	labels := map[string]string{}
-	if strings.TrimSpace(text) == "" {
-		return labels, nil
-	}
-	for pair := range strings.SplitSeq(text, ",") {
-		parts := strings.Split(pair, "=")
-		if len(parts) != 2 || strings.TrimSpace(parts[0]) == "" {
-			return nil, fmt.Errorf("invalid key-value pair format: %s", pair)
-		}
-		labels[strings.TrimSpace(parts[0])] = strings.TrimSpace(parts[1])
-	}
-	return labels, nil
-}

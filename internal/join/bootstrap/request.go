@@ -1,6 +1,7 @@
 package bootstrap
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509/pkix"
@@ -24,8 +25,6 @@ import (
 )
 
 const (
-	// DefaultCertificateLifetime is the default of the requested lifetime, as in Karmada. The hub may shorten it.
-	DefaultCertificateLifetime = 365 * 24 * time.Hour
 	// pollInterval is the time between two reads of the request.
 	pollInterval = time.Second
 	// readsBeforeProgress is the number of reads before Progress is called.
@@ -42,7 +41,7 @@ type CertificateRequest struct {
 	Cluster string
 	// ID is the uid of that cluster's namespace kube-system; empty for the next certificate of a registered agent.
 	ID string
-	// Lifetime is the requested lifetime, at least ten minutes. Default: DefaultCertificateLifetime.
+	// Lifetime is the requested lifetime, at least ten minutes. Default: MaxLife.
 	Lifetime time.Duration
 	// Until is the time at which the wait ends. The hub approves no request after it. Default: the deadline of the
 	// context.
@@ -131,10 +130,6 @@ func (r CertificateRequest) createCSR(ctx context.Context, csrs certificatesclie
 	if err != nil {
 		return "", err
 	}
-	lifetime := r.Lifetime
-	if lifetime == 0 {
-		lifetime = DefaultCertificateLifetime
-	}
 	csr := &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{
 			GenerateName: r.Cluster + "-", Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}, Annotations: map[string]string{},
@@ -142,7 +137,7 @@ func (r CertificateRequest) createCSR(ctx context.Context, csrs certificatesclie
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			Request:           request,
 			SignerName:        Signer,
-			ExpirationSeconds: ptr.To(int32(lifetime / time.Second)),
+			ExpirationSeconds: ptr.To(int32(cmp.Or(r.Lifetime, MaxLife) / time.Second)),
 			Usages:            []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
 		},
 	}

@@ -24,8 +24,6 @@ const (
 	DefaultAgentDeployment = "karmada-agent"
 	// DefaultDiscoveryTimeout limits each wait of a registration.
 	DefaultDiscoveryTimeout = 5 * time.Minute
-	// DefaultCertLifetime is the requested lifetime of the agent's certificate.
-	DefaultCertLifetime = 365 * 24 * time.Hour
 	// minCertLifetime is the shortest lifetime of a certificate that Kubernetes accepts.
 	minCertLifetime = 10 * time.Minute
 )
@@ -61,7 +59,7 @@ type Request struct {
 	Image string
 	// Replicas of the agent, one of which is the leader. Default 1.
 	Replicas int32
-	// CertLifetime is the requested lifetime of the agent's certificate. Default: DefaultCertLifetime.
+	// CertLifetime is the requested lifetime of the agent's certificate. Default: bootstrap.MaxLife.
 	CertLifetime time.Duration
 	// ProxyServerAddress is the proxy that the control plane uses for the cluster.
 	ProxyServerAddress string
@@ -80,7 +78,7 @@ func (r Request) withDefaults() (Request, error) {
 	r.ClusterNamespace = cmp.Or(r.ClusterNamespace, fleet.DefaultClusterNamespace)
 	r.Image = cmp.Or(r.Image, join.DefaultAgentImage)
 	r.Replicas = cmp.Or(r.Replicas, 1)
-	r.CertLifetime = cmp.Or(r.CertLifetime, DefaultCertLifetime)
+	r.CertLifetime = cmp.Or(r.CertLifetime, bootstrap.MaxLife)
 	r.Endpoint = strings.TrimSuffix(strings.TrimPrefix(r.Endpoint, "https://"), "/")
 	if r.Out == nil {
 		r.Out = func(string) {}
@@ -99,7 +97,7 @@ func (r Request) validate() error {
 		return err
 	}
 	if len(r.Pins) == 0 && !r.UnsafeSkipCA {
-		return errors.New("need to verify CACertHashes, or set --discovery-token-unsafe-skip-ca-verification=true")
+		return bootstrap.ErrUnverifiable
 	}
 	if err := karmada.ValidateName(r.ClusterName); err != nil {
 		return err

@@ -26,8 +26,6 @@ import (
 )
 
 const (
-	// DefaultUnregisterTimeout is the default time limit for the deletion of a Cluster on the control plane.
-	DefaultUnregisterTimeout = time.Minute
 	// unregisteringAnnotation on the Secret is the uid of the Cluster that is being unregistered. The agent loses its
 	// access when the Cluster is deleted. With the annotation a later run that is refused access knows that the Cluster is
 	// deleted.
@@ -48,7 +46,8 @@ type UnregisterRequest struct {
 	// ClusterNamespace is the namespace of the agent's inventory on the cluster, unless the agent's Deployment has
 	// another one. Default: fleet.DefaultClusterNamespace.
 	ClusterNamespace string
-	// Timeout is the time limit for the deletion of the Cluster on the control plane. Default: DefaultUnregisterTimeout.
+	// Timeout is the time limit for the deletion of the Cluster on the control plane. Default:
+	// karmada.DefaultDeleteTimeout.
 	Timeout time.Duration
 	// DryRun only runs the checks. Orphan keeps the propagated objects on the cluster; it needs Hub, since an agent may
 	// not request it.
@@ -61,7 +60,7 @@ func (r UnregisterRequest) withDefaults() (UnregisterRequest, error) {
 	if r.Timeout < 0 {
 		return r, fmt.Errorf(" --wait %v  must be a positive duration, e.g. 1m0s ", r.Timeout)
 	}
-	r.Timeout = cmp.Or(r.Timeout, DefaultUnregisterTimeout)
+	r.Timeout = cmp.Or(r.Timeout, karmada.DefaultDeleteTimeout)
 	r.Namespace = cmp.Or(r.Namespace, DefaultNamespace)
 	r.AgentDeployment = cmp.Or(r.AgentDeployment, DefaultAgentDeployment)
 	r.ClusterNamespace = cmp.Or(r.ClusterNamespace, fleet.DefaultClusterNamespace)
