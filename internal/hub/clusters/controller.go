@@ -96,7 +96,7 @@ type Controller struct {
 	formerAPIs map[types.NamespacedName][]string
 	// ofAgents limits the evaluations that the agent of one pull member can cause.
 	ofAgents *ratelimit.Limiter
-	// checkSlots shares the concurrent checks among namespaces. It is nil before Setup: then nothing limits them.
+	// checkSlots shares the concurrent checks among namespaces. It is nil without Setup, in tests.
 	checkSlots *slots.Slots
 }
 

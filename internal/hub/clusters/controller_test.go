@@ -3,15 +3,10 @@ package clusters_test
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
-	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -226,52 +221,6 @@ func TestChecksGateAPushMember(t *testing.T) {
 	w.must(w.Create(t.Context(), w.configMap("later")))
 	w.want(true, withHealthyConnection, 0, "")
 	w.wantSaid("Normal Healthy cluster ns/one is healthy again")
-}
-
-func TestChecksTakeTurns(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, libv1beta1.SveltosClusterSpec{})
-	var asking, most atomic.Int32
-	api := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
-		if !strings.HasSuffix(r.URL.Path, "/configmaps") {
-			body := map[string]string{
-				"/version": `{"gitVersion":"v1.36.3"}`,
-				"/api":     `{"kind":"APIVersions","versions":["v1"]}`,
-				"/apis":    `{"kind":"APIGroupList","apiVersion":"v1","groups":[]}`,
-				"/api/v1":  `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"configmaps","namespaced":true,"kind":"ConfigMap","verbs":["list"]}]}`,
-			}[r.URL.Path]
-			out.Header().Set("Content-Type", "application/json")
-			_, _ = io.WriteString(out, body)
-			return
-		}
-		now := asking.Add(1)
-		defer asking.Add(-1)
-		for before := most.Load(); now > before && !most.CompareAndSwap(before, now); before = most.Load() {
-		}
-		<-time.After(100 * time.Millisecond)
-		out.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(out, `{"kind":"ConfigMapList","apiVersion":"v1","metadata":{},"items":[]}`)
-	}))
-	t.Cleanup(api.Close)
-	w.controller.MemberConfig = func(context.Context, fleet.Member) (*rest.Config, error) { return &rest.Config{Host: api.URL}, nil }
-	var all sync.WaitGroup
-	for i := range 10 {
-		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: fmt.Sprint("other-", i)}}
-		cluster.Spec.LivenessChecks = w.exists("none")
-		w.must(w.Create(t.Context(), cluster))
-		all.Go(func() {
-			if _, err := w.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(cluster)}); err != nil {
-				t.Error(err)
-			}
-			if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil || cluster.Status.FailureMessage != "liveness check none: there are 0" {
-				t.Errorf("failureMessage is %q, %v", cluster.Status.FailureMessage, err)
-			}
-		})
-	}
-	all.Wait()
-	if got := most.Load(); got < 2 || got > 4 {
-		t.Errorf("the checks of %d members ran at once, want at most 4", got)
-	}
 }
 
 func TestAgentsChecksCountForAPullMember(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/config"
+	controllerconfig "sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -34,12 +34,18 @@ import (
 // unanswered is more push members than are contacted at once.
 const unanswered = 120
 
-func TestSilenceIsNoticedWhileManyMembersDoNotAnswer(t *testing.T) {
-	t.Parallel()
-	plane := localkube.Shared(t)
-	namespace := plane.Namespace(t, "queues")
+// startController runs a controller for the clusters in some namespaces, with the queues of a hub.
+func startController(
+	t *testing.T, plane *localkube.Plane, agents clock.Clock, config func(context.Context, fleet.Member) (*rest.Config, error), namespaces ...string,
+) client.Client {
+	t.Helper()
+	watched := map[string]cache.Config{}
+	for _, namespace := range namespaces {
+		watched[namespace] = cache.Config{}
+	}
 	mgr, err := ctrl.NewManager(plane.Config, ctrl.Options{
-		Scheme: kube.Scheme(), Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{namespace: {}}}, Metrics: server.Options{BindAddress: "0"},
+		Scheme: kube.Scheme(), Cache: cache.Options{DefaultNamespaces: watched}, Metrics: server.Options{BindAddress: "0"},
+		Controller: controllerconfig.Controller{SkipNameValidation: ptr.To(true)},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -49,16 +55,9 @@ func TestSilenceIsNoticedWhileManyMembersDoNotAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	installCRD(t, hub)
-	var dialled atomic.Int32
-	listening := clocktesting.NewFakeClock(start)
 	controller := &clusters.Controller{
-		Heartbeats: &heartbeats.Monitor{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: listening},
-		Hub:        mgr.GetClient(), Forget: func(string) {}, Events: events.NewFakeRecorder(1000), Clock: clock.RealClock{},
-		MemberConfig: func(ctx context.Context, _ fleet.Member) (*rest.Config, error) {
-			dialled.Add(1)
-			<-ctx.Done()
-			return nil, ctx.Err()
-		},
+		Heartbeats: &heartbeats.Monitor{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: agents},
+		Hub:        mgr.GetClient(), Forget: func(string) {}, Events: events.NewFakeRecorder(1000), Clock: clock.RealClock{}, MemberConfig: config,
 	}
 	if err := controller.Setup(t.Context(), mgr); err != nil {
 		t.Fatal(err)
@@ -70,6 +69,20 @@ func TestSilenceIsNoticedWhileManyMembersDoNotAnswer(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return hub
+}
+
+func TestSilenceIsNoticedWhileManyMembersDoNotAnswer(t *testing.T) {
+	t.Parallel()
+	plane := localkube.Shared(t)
+	namespace := plane.Namespace(t, "queues")
+	var dialled atomic.Int32
+	listening := clocktesting.NewFakeClock(start)
+	hub := startController(t, plane, listening, func(ctx context.Context, _ fleet.Member) (*rest.Config, error) {
+		dialled.Add(1)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}, namespace)
 	for i := range unanswered {
 		push := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint("push-", i)}}
 		if err := hub.Create(t.Context(), push); err != nil {
@@ -80,55 +93,75 @@ func TestSilenceIsNoticedWhileManyMembersDoNotAnswer(t *testing.T) {
 	silence(t, hub, namespace, listening)
 }
 
+// TestChecksTakeTurns has more clusters in one namespace than checks of it run concurrently. All are checked.
+func TestChecksTakeTurns(t *testing.T) {
+	t.Parallel()
+	plane := localkube.Shared(t)
+	namespace := plane.Namespace(t, "turns")
+	var running, most atomic.Int32
+	hub := startController(t, plane, clock.RealClock{}, func(context.Context, fleet.Member) (*rest.Config, error) {
+		member := rest.CopyConfig(plane.Config)
+		member.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return roundTripper(func(r *http.Request) (*http.Response, error) {
+				if !strings.HasSuffix(r.URL.Path, "/configmaps") {
+					return next.RoundTrip(r)
+				}
+				now := running.Add(1)
+				defer running.Add(-1)
+				for before := most.Load(); now > before && !most.CompareAndSwap(before, now); before = most.Load() {
+				}
+				<-time.After(100 * time.Millisecond)
+				return next.RoundTrip(r)
+			})
+		})
+		return member, nil
+	}, namespace)
+	var all []*libv1beta1.SveltosCluster
+	for i := range 10 {
+		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint("other-", i)}}
+		cluster.Spec.ReadinessChecks = []libv1beta1.ClusterCheck{{
+			Name: "c", Condition: "function evaluate() return {pass = true} end",
+			ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "ConfigMap", Namespace: namespace}},
+		}}
+		if err := hub.Create(t.Context(), cluster); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, cluster)
+	}
+	for _, cluster := range all {
+		eventually(t, cluster.Name+" is ready", func(ctx context.Context) (bool, error) {
+			err := hub.Get(ctx, client.ObjectKeyFromObject(cluster), cluster)
+			return err == nil && cluster.Status.Ready, err
+		})
+	}
+	if got := most.Load(); got < 2 || got > 3 {
+		t.Errorf("the checks of %d members ran at once, want at most 3 in one namespace", got)
+	}
+}
+
 // TestChecksOfOtherNamespaces has more clusters in one namespace whose checks do not end than checks run concurrently.
 // The checks of another namespace run.
 func TestChecksOfOtherNamespaces(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
 	hostile, other := plane.Namespace(t, "hostile"), plane.Namespace(t, "other")
-	mgr, err := ctrl.NewManager(plane.Config, ctrl.Options{
-		Scheme: kube.Scheme(), Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{hostile: {}, other: {}}}, Metrics: server.Options{BindAddress: "0"},
-		Controller: config.Controller{SkipNameValidation: ptr.To(true)},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	installCRD(t, hub)
 	var stalled atomic.Int32
-	controller := &clusters.Controller{
-		Heartbeats: &heartbeats.Monitor{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: clock.RealClock{}},
-		Hub:        mgr.GetClient(), Forget: func(string) {}, Events: events.NewFakeRecorder(1000), Clock: clock.RealClock{},
-		MemberConfig: func(_ context.Context, m fleet.Member) (*rest.Config, error) {
-			member := rest.CopyConfig(plane.Config)
-			if m.Namespace == hostile {
-				member.Wrap(func(next http.RoundTripper) http.RoundTripper {
-					return roundTripper(func(r *http.Request) (*http.Response, error) {
-						if !strings.HasSuffix(r.URL.Path, "/configmaps") {
-							return next.RoundTrip(r)
-						}
-						stalled.Add(1)
-						<-r.Context().Done()
-						return nil, r.Context().Err()
-					})
+	hub := startController(t, plane, clock.RealClock{}, func(_ context.Context, m fleet.Member) (*rest.Config, error) {
+		member := rest.CopyConfig(plane.Config)
+		if m.Namespace == hostile {
+			member.Wrap(func(next http.RoundTripper) http.RoundTripper {
+				return roundTripper(func(r *http.Request) (*http.Response, error) {
+					if !strings.HasSuffix(r.URL.Path, "/configmaps") {
+						return next.RoundTrip(r)
+					}
+					stalled.Add(1)
+					<-r.Context().Done()
+					return nil, r.Context().Err()
 				})
-			}
-			return member, nil
-		},
-	}
-	if err := controller.Setup(t.Context(), mgr); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error)
-	go func() { ended <- mgr.Start(t.Context()) }()
-	t.Cleanup(func() {
-		if err := <-ended; err != nil {
-			t.Error(err)
+			})
 		}
-	})
+		return member, nil
+	}, hostile, other)
 	create := func(namespace, name string) *libv1beta1.SveltosCluster {
 		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: libv1beta1.SveltosClusterSpec{
 			ReadinessChecks: []libv1beta1.ClusterCheck{{
