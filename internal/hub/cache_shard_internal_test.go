@@ -150,6 +150,9 @@ func TestCacheOfAShard(t *testing.T) {
 			t.Fatal(err)
 		}
 		go func() { _ = hubCache.Start(t.Context()) }()
+		if !hubCache.WaitForCacheSync(t.Context()) {
+			t.Fatal("the cache does not start")
+		}
 		got := map[string][]string{}
 		for kind, list := range map[string]client.ObjectList{
 			"summaries": &configv1beta1.ClusterSummaryList{}, "groups": &libv1beta1.ConfigurationGroupList{}, "configurations": &configv1beta1.ClusterConfigurationList{},
