@@ -224,16 +224,8 @@ func (h *hub) addControllers(ctx context.Context) error {
 	if err := h.setupMetrics(ctx); err != nil {
 		return err
 	}
-	identities := h.opts.Identity
-	identities.Transport = identity.Wrap
-	h.members = fleet.NewClients(h.live, h.selfConfig(), identities, h.opts.Egress)
-	h.engines = newEngines(h.members, h.GetConfig(), h.isServed, h.metricsRecorder.recordDrift)
-	h.engines.partitions = h.localPartitions()
-	if err := h.watchShards(ctx); err != nil {
+	if err := h.addEngines(ctx); err != nil {
 		return err
-	}
-	if err := h.Add(h.engines); err != nil {
-		return fmt.Errorf("add the engines: %w", err)
 	}
 	transport, err := h.newTransport(ctx)
 	if err != nil {
@@ -281,6 +273,22 @@ func (h *hub) addControllers(ctx context.Context) error {
 			HubUID: composer.HubUID, Events: h.GetEventRecorder(reportingController),
 		}).Setup(ctx, h),
 	)
+}
+
+// addEngines creates the clients and the engines of the members in push mode.
+func (h *hub) addEngines(ctx context.Context) error {
+	identities := h.opts.Identity
+	identities.Transport = identity.Wrap
+	h.members = fleet.NewClients(h.live, h.selfConfig(), identities, h.opts.Egress)
+	h.engines = newEngines(h.members, h.GetConfig(), h.isServed, h.metricsRecorder.recordDrift)
+	h.engines.partitions = h.localPartitions()
+	if err := h.watchShards(ctx); err != nil {
+		return err
+	}
+	if err := h.Add(h.engines); err != nil {
+		return fmt.Errorf("add the engines: %w", err)
+	}
+	return nil
 }
 
 // selfConfig returns the configuration with which the hub manages its own cluster, or nil if it does not.

@@ -210,7 +210,7 @@ func fetch(ctx context.Context, opened *remote.Repository, described ocispec.Des
 	if err != nil {
 		return nil, registryError(err)
 	}
-	defer reader.Close() //nolint:errcheck // it was only read
+	defer reader.Close()
 	// content.FetchAll allocates the memory for the whole size at once, before the server sends a byte.
 	verified := content.NewVerifyReader(reader, described)
 	raw, err := io.ReadAll(verified)
