@@ -52,7 +52,7 @@ func cancelOn(cancel context.CancelFunc, suffix string) transport.WrapperFunc {
 	}
 }
 
-// eventually fails the test unless check says yes within half a minute.
+// eventually fails the test if check does not return true within 30 seconds.
 func eventually(t *testing.T, what string, check func() bool) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {

@@ -37,19 +37,22 @@ func FindUninstalled(ctx context.Context, member client.Reader, role *rbacv1.Clu
 
 // AwaitUninstallation waits until find, which calls FindUninstalled, returns "". It calls report with each object.
 func AwaitUninstallation(ctx context.Context, timeout time.Duration, find func(context.Context) (string, error), report func(object string)) error {
-	reported := ""
+	var reported string
+	var findErr error
 	err := wait.PollUntilContextTimeout(ctx, readyPoll, timeout, true, func(context.Context) (bool, error) {
 		// Not limited by the timeout, so that the objects are read at least once.
-		object, err := find(ctx)
-		if object != "" && object != reported {
+		var object string
+		if object, findErr = find(ctx); object != "" && object != reported {
 			report(object)
 			reported = object
 		}
-		return object == "", err
+		return object == "", findErr
 	})
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case findErr != nil: // wait.Interrupted is true for the timeout of its request, too
+		return findErr
 	case wait.Interrupted(err):
 		return fmt.Errorf("a former agent is still being removed from the cluster: %s; try again when it is gone", reported)
 	}

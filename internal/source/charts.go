@@ -59,7 +59,7 @@ type Charts struct {
 	indexes *cache.Cache[*index]
 	// limits has the responses of all fetches. parsing is locked while an index is parsed or a chart is loaded: one takes
 	// much memory.
-	limits  *remoteLimits
+	limits  *fetchLimits
 	parsing sync.Mutex
 
 	mu       sync.Mutex // guards the fields below; no other lock is acquired while it is held
@@ -80,7 +80,7 @@ func NewCharts(dir string, clock clock.PassiveClock) (*Charts, error) {
 	return &Charts{
 		dir: dir, files: files, clock: clock, attempts: newAttempts(clock),
 		byKey: map[string]Chart{}, indexes: cache.New[*index](maxIndexes), failures: map[string]failedRequest{},
-		limits:     newRemoteLimits("the charts and indexes that are being fetched have", maxFetched),
+		limits:     newFetchLimits("the charts and indexes that are being fetched have", maxFetched),
 		publicRoot: publicRoot(filepath.Join(dir, "sigstore"), tuf.DefaultOptions()),
 	}, nil
 }

@@ -37,7 +37,7 @@ type RemoteFetcher struct {
 
 	hub    client.Reader
 	clock  clock.Clock
-	limits *remoteLimits
+	limits *fetchLimits
 	// timeout limits one request.
 	timeout time.Duration
 	// toPoll sends new sources to Start, which polls them.
@@ -70,7 +70,7 @@ type remoteSource struct {
 // NewRemoteFetcher returns a RemoteFetcher that reads the Secrets of logins from hub. Start must be called.
 func NewRemoteFetcher(hub client.Reader, clock clock.Clock) *RemoteFetcher {
 	return &RemoteFetcher{
-		hub: hub, clock: clock, limits: newRemoteLimits("the content of all URLs has", maxRemoteTotal), timeout: requestTimeout, toPoll: make(chan *remoteSource),
+		hub: hub, clock: clock, limits: newFetchLimits("the content of all URLs has", maxRemoteTotal), timeout: requestTimeout, toPoll: make(chan *remoteSource),
 		changes:     make(chan event.TypedGenericEvent[Reference], remoteBacklog),
 		byReference: map[Reference]*remoteSource{}, byUser: map[string][]RemoteUse{},
 	}

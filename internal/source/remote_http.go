@@ -47,7 +47,7 @@ type remoteRequest struct {
 	login     remoteLogin
 	// known is the revision of the content that is already there, the zero revision if there is none.
 	known    remoteRevision
-	limits   *remoteLimits
+	limits   *fetchLimits
 	download *remoteDownload
 	client   *http.Client
 	egress   *egress.Policy

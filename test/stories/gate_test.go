@@ -194,7 +194,7 @@ func (g *gate) release() {
 	g.trap = nil
 }
 
-// forbid answers as an API server does whose authorizer says no.
+// forbid answers as an API server whose authorizer denies the request.
 func forbid(rw http.ResponseWriter, r *http.Request) {
 	rw.Header().Set("Content-Type", "application/json")
 	rw.WriteHeader(http.StatusForbidden)

@@ -20,8 +20,8 @@ const (
 	remoteFileOverhead = 64
 )
 
-// remoteLimits bounds the memory of a RemoteFetcher, or of the fetches of charts.
-type remoteLimits struct {
+// fetchLimits bounds the memory of a RemoteFetcher, or of the fetches of charts.
+type fetchLimits struct {
 	// what describes what is limited, for errors.
 	what      string
 	total     int64
@@ -29,12 +29,12 @@ type remoteLimits struct {
 	unpacking chan struct{} // has an element for each archive that is being unpacked
 }
 
-func newRemoteLimits(what string, total int64) *remoteLimits {
-	return &remoteLimits{what: what, total: total, unpacking: make(chan struct{}, maxUnpacking)}
+func newFetchLimits(what string, total int64) *fetchLimits {
+	return &fetchLimits{what: what, total: total, unpacking: make(chan struct{}, maxUnpacking)}
 }
 
 // reserve returns an error if n more bytes exceed the limit. The caller must free them.
-func (l *remoteLimits) reserve(n int64) error {
+func (l *fetchLimits) reserve(n int64) error {
 	if l.used.Add(n) <= l.total {
 		return nil
 	}
@@ -42,12 +42,12 @@ func (l *remoteLimits) reserve(n int64) error {
 	return &sizeError{fmt.Sprintf("%s more than %d MiB", l.what, l.total>>20)}
 }
 
-func (l *remoteLimits) free(n int64) { l.used.Add(-n) }
+func (l *fetchLimits) free(n int64) { l.used.Add(-n) }
 
 // remoteDownload is the reader of everything that one fetch reads from the network and unpacks. Its bytes count until
 // it is closed.
 type remoteDownload struct {
-	limits *remoteLimits
+	limits *fetchLimits
 	// maxSize is the maximum of size.
 	maxSize int64
 
