@@ -9,10 +9,20 @@ import (
 	"os/exec"
 	"sync"
 	"time"
+
+	"github.com/prometheus/procfs"
 )
 
 // maxErrors is the number of bytes of a child's standard error that are kept: it begins with the reason for its end.
 const maxErrors = 4 << 10
+
+const (
+	// maxWait is the maximum time of a call, as a multiple of Call.Limit. On a busy machine a child waits for a processor,
+	// and its input must not fail for this.
+	maxWait = 3
+	// minTimeCheck is the minimum time between two checks of a child's processor time.
+	minTimeCheck = 50 * time.Millisecond
+)
 
 // ErrStart is wrapped by the error of a call for which no process could be started. The input may be valid.
 var ErrStart = errors.New("start a process of the sandbox")
@@ -118,6 +128,49 @@ func (c *child) kill() {
 	_ = c.process.Process.Kill() // it may have ended already
 	c.in.Close()
 	go c.wait() //nolint:errcheck // so that no zombie remains; exitReason returns the error
+}
+
+// limitTime kills the child when it has used limit of processor time, or after maxWait times limit. stop ends this, and
+// returns false if the child was killed.
+func (c *child) limitTime(limit time.Duration) (stop func() bool) {
+	start, usedBefore := time.Now(), c.processorTime()
+	ended, isInTime := make(chan struct{}), make(chan bool, 1)
+	go func() {
+		for rest := limit; rest > 0; {
+			select {
+			case <-ended:
+				isInTime <- true
+				return
+			case <-time.After(max(rest, minTimeCheck)):
+			}
+			elapsed := time.Since(start)
+			rest = maxWait*limit - elapsed
+			if used := c.processorTime(); used > 0 {
+				rest = min(rest, limit-(used-usedBefore))
+			} else {
+				rest = 0 // it has ended, or the system does not tell
+			}
+		}
+		c.kill()
+		isInTime <- false
+	}()
+	return func() bool {
+		close(ended)
+		return <-isInTime
+	}
+}
+
+// processorTime returns the processor time that the child has used, or zero if the system has no /proc.
+func (c *child) processorTime() time.Duration {
+	process, err := procfs.NewProc(c.process.Process.Pid)
+	if err != nil {
+		return 0
+	}
+	stat, err := process.Stat()
+	if err != nil {
+		return 0
+	}
+	return time.Duration(stat.CPUTime() * float64(time.Second))
 }
 
 // exitReason waits for the end of the process and returns its reason.

@@ -83,6 +83,7 @@ type Call struct {
 	// had it, the data is not the reason, and calls for all members return it.
 	Key, Member string
 
+	// Limit is the maximum of processor time of the child, and a maxWait-th of the maximum time of the call.
 	Limit time.Duration
 	Input any
 	// Output is a pointer that receives the output.
@@ -116,9 +117,9 @@ func (p *Pool) Call(call Call) error {
 	if err != nil {
 		return err
 	}
-	limit := time.AfterFunc(call.Limit, used.kill)
+	stop := used.limitTime(call.Limit)
 	result, err := used.exchange(request{Function: call.Function, Input: input}, call.Callback)
-	isInTime := limit.Stop()
+	isInTime := stop()
 	if isInTime && err == nil {
 		p.releaseChild(used)
 		p.forget(call)

@@ -52,6 +52,12 @@ func functions() map[string]sandbox.Function {
 			for { //nolint:staticcheck // this is its purpose
 			}
 		},
+		"sleep": func(input json.RawMessage, _ ask) (any, error) {
+			var duration time.Duration
+			err := json.Unmarshal(input, &duration)
+			time.Sleep(duration)
+			return nil, err
+		},
 		"memory": func(json.RawMessage, ask) (any, error) {
 			var all [][]byte
 			for {
@@ -215,6 +221,22 @@ func TestMemoryOfAChildIsAPartOfTheLimit(t *testing.T) { //nolint:paralleltest /
 	err := pool.Call(sandbox.Call{Function: "memory", Key: "a", Limit: time.Minute})
 	if err == nil || err.Error() != "it took more than 300 MiB of memory" {
 		t.Errorf("got %v, want the limit of 300 MiB", err)
+	}
+}
+
+// TestWaitingIsNotLimited calls a function that takes longer than its limit, but hardly any processor time.
+func TestWaitingIsNotLimited(t *testing.T) {
+	t.Parallel()
+	pool, _ := newPool()
+	sleep := func(key string, duration time.Duration) error {
+		var output any
+		return pool.Call(sandbox.Call{Function: "sleep", Key: key, Limit: time.Second, Input: duration, Output: &output})
+	}
+	if err := sleep("short", 1500*time.Millisecond); err != nil {
+		t.Errorf("got %v from a call that waits", err)
+	}
+	if err := sleep("long", time.Hour); err == nil || err.Error() != "it took longer than 1s" {
+		t.Errorf("got %v from a call that waits for an hour", err)
 	}
 }
 

@@ -1,11 +1,13 @@
 package script
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
 	"runtime/metrics"
+	"time"
 )
 
 const (
@@ -13,9 +15,9 @@ const (
 	// thousand.
 	maxSteps = 5_000_000
 	// maxMemory limits the growth of the heap while a script runs, in bytes. The child process in which the script runs
-	// has at least twice as much memory. memoryCheckInterval is the number of instructions between two checks of it.
-	maxMemory           = 128 << 20
-	memoryCheckInterval = 32
+	// has at least twice as much memory. checkInterval is the number of instructions between two checks of memory and time.
+	maxMemory     = 128 << 20
+	checkInterval = 32
 	// heapMetric is the memory of live objects and garbage.
 	heapMetric = "/memory/classes/heap/objects:bytes"
 )
@@ -35,6 +37,9 @@ type scriptLimiter struct {
 
 	steps       int
 	initialHeap uint64
+	// start is the time, and initialTime the processor time of this process, before the script.
+	start       time.Time
+	initialTime time.Duration
 	closed      chan struct{} // a closed channel
 	err         error
 }
@@ -44,7 +49,7 @@ var _ context.Context = (*scriptLimiter)(nil)
 func newScriptLimiter(ctx context.Context) *scriptLimiter {
 	closed := make(chan struct{})
 	close(closed)
-	return &scriptLimiter{Context: ctx, initialHeap: heapSize(), closed: closed}
+	return &scriptLimiter{Context: ctx, initialHeap: heapSize(), start: time.Now(), initialTime: processorTime(), closed: closed}
 }
 
 // Done counts one instruction. It returns a closed channel if a limit is exceeded.
@@ -56,12 +61,23 @@ func (l *scriptLimiter) Done() <-chan struct{} {
 	case l.steps > maxSteps:
 		l.err = errSteps
 		return l.closed
-	case l.steps%memoryCheckInterval == 0 && l.exceedsMemory():
+	case l.steps%checkInterval != 0:
+		return l.Context.Done()
+	case l.exceedsMemory():
 		l.err = errMemory
+		return l.closed
+	case l.exceedsTime():
+		l.err = errTime
 		return l.closed
 	default:
 		return l.Context.Done()
 	}
+}
+
+// exceedsTime returns true if the process has used more than scriptTimeout of processor time. A script on a busy machine
+// does not exceed it because it waits.
+func (l *scriptLimiter) exceedsTime() bool {
+	return time.Since(l.start) > scriptTimeout && processorTime()-l.initialTime > scriptTimeout
 }
 
 // exceedsMemory returns true if live objects have grown too much. When the heap reaches maxMemory, it runs the garbage
@@ -76,10 +92,7 @@ func (l *scriptLimiter) exceedsMemory() bool {
 
 // Err returns the error of the exceeded limit.
 func (l *scriptLimiter) Err() error {
-	if l.err == nil && l.Context.Err() != nil {
-		return errTime
-	}
-	return l.err
+	return cmp.Or(l.err, l.Context.Err())
 }
 
 func heapSize() uint64 {

@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// scriptTimeout limits the time of one script.
+	// scriptTimeout limits the processor time of one script.
 	scriptTimeout = 5 * time.Second
 	// maxRegistry is the maximal number of values on the stack, and maxCallDepth the maximal depth of calls.
 	maxRegistry  = 64 * 1024
@@ -38,7 +38,6 @@ var ErrInvalid = errors.New("invalid script")
 type Script struct {
 	state   *lua.LState
 	limiter *scriptLimiter
-	cancel  context.CancelFunc
 	// remainingText is the number of bytes of text that the script may still create.
 	remainingText int
 }
@@ -60,10 +59,9 @@ func newScript(ctx context.Context, script string, open func(*Script)) (*Script,
 		return nil, fmt.Errorf("%w: %s", ErrInvalid, strings.TrimSpace(err.Error()))
 	}
 	limitArrays()
-	ctx, cancel := context.WithTimeout(ctx, scriptTimeout)
 	s := &Script{
 		state:   lua.NewState(lua.Options{SkipOpenLibs: true, CallStackSize: maxCallDepth, RegistryMaxSize: maxRegistry}),
-		limiter: newScriptLimiter(ctx), cancel: cancel, remainingText: maxText,
+		limiter: newScriptLimiter(ctx), remainingText: maxText,
 	}
 	open(s)
 	s.state.SetContext(s.limiter) //nolint:contextcheck // the meter wraps ctx
@@ -77,7 +75,6 @@ func newScript(ctx context.Context, script string, open func(*Script)) (*Script,
 // Close ends the interpreter.
 func (s *Script) Close() {
 	s.state.Close()
-	s.cancel()
 }
 
 // openLibraries adds the libraries for scripts.

@@ -61,10 +61,11 @@ type insider struct {
 	delivery string
 	// config has the agent's credential for the hub, as it is on the member.
 	config *rest.Config
+	plane  *localkube.Plane
 }
 
 // TestIsolation tries the credential of each of four agents, of which two share a hub namespace, on everything that the
-// hub serves. The agents are stopped by then, so that whatever changes on the hub was changed by an insider.
+// hub serves. The agents are stopped before, so that whatever changes on the hub was changed by an insider.
 func TestIsolation(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
@@ -77,6 +78,7 @@ func TestIsolation(t *testing.T) {
 	}
 	w.apply(w.hub, isolationProfile)
 	w.eventually("there is something to steal", func() error { return w.staged(insiders) })
+	w.stopAgents(insiders)
 
 	allowed := documented(t)
 	surface := w.surface()
@@ -93,7 +95,7 @@ func TestIsolation(t *testing.T) {
 	}
 }
 
-// insiders registers members, takes the credentials of their agents and stops the agents.
+// insiders registers members and takes the credentials of their agents.
 func (w *world) insiders(insiders ...insider) []insider {
 	w.t.Helper()
 	var names []string
@@ -109,25 +111,35 @@ func (w *world) insiders(insiders ...insider) []insider {
 	}
 	for n := range insiders {
 		i := &insiders[n]
+		i.plane = planes[n]
 		w.ready(i.namespace, i.cluster)
-		w.eventually("the agent of "+i.cluster+" exchanges its token", func() error { return w.steal(i, planes[n], manifests[i.cluster]) })
-		w.kubectl(planes[n], "scale", "deployment", "sveltos-applier-manager", "-n", kube.AgentNamespace, "--replicas=0")
+		w.eventually("the agent of "+i.cluster+" exchanges its token", func() error { return w.steal(i, manifests[i.cluster]) })
+	}
+	return insiders
+}
+
+// stopAgents stops the agents of members.
+func (w *world) stopAgents(insiders []insider) {
+	w.t.Helper()
+	for _, i := range insiders {
+		w.kubectl(i.plane, "scale", "deployment", "sveltos-applier-manager", "-n", kube.AgentNamespace, "--replicas=0")
+	}
+	for _, i := range insiders {
 		w.eventually("the agent of "+i.cluster+" stops", func() error {
-			out, err := w.try(planes[n], "kubectl", "get", "pods", "-n", kube.AgentNamespace, "-o", "name")
+			out, err := w.try(i.plane, "kubectl", "get", "pods", "-n", kube.AgentNamespace, "-o", "name")
 			if err == nil && out != "" {
 				err = fmt.Errorf("there is %s", out)
 			}
 			return err
 		})
 	}
-	return insiders
 }
 
 // steal reads the agent's way to the hub from its member, once it is another one than the manifest's.
-func (w *world) steal(i *insider, plane *localkube.Plane, manifest string) error {
+func (w *world) steal(i *insider, manifest string) error {
 	secret := &corev1.Secret{}
 	key := client.ObjectKey{Namespace: kube.AgentNamespace, Name: join.KubeconfigSecret(i.cluster)}
-	if err := w.client(plane).Get(w.t.Context(), key, secret); err != nil {
+	if err := w.client(i.plane).Get(w.t.Context(), key, secret); err != nil {
 		return err
 	}
 	kubeconfig := secret.Data[join.KubeconfigKey]
