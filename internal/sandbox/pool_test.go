@@ -55,7 +55,7 @@ func functions() map[string]sandbox.Function {
 		"sleep": func(input json.RawMessage, _ ask) (any, error) {
 			var duration time.Duration
 			err := json.Unmarshal(input, &duration)
-			time.Sleep(duration)
+			<-time.After(duration)
 			return nil, err
 		},
 		"memory": func(json.RawMessage, ask) (any, error) {
