@@ -19,8 +19,9 @@ PLATFORMS ?= linux/amd64,linux/arm64
 CHART_VERSION ?= $(shell sed -E 's/^v//; /^[0-9]+\.[0-9]+\.[0-9]+([-+].*)?$$/! s/^/0.0.0-g/' <<<'$(VERSION)')
 
 # Tests wait for control planes and clocks, so some run in parallel. More of them take longer: with 12 tests at a time on
-# two cores, a control plane takes twice the processor time to start.
+# two cores, a control plane takes twice the processor time to start. So the packages beside the stories run fewer.
 TEST_FLAGS ?= -parallel 3
+PACKAGE_FLAGS := -p 2 -parallel 2
 # Control planes live for seconds: collecting their garbage less often takes a quarter less of the processor, and 100 MiB more of memory each.
 TEST_ENV   := GOGC=400
 
@@ -109,11 +110,11 @@ test: build ## Build everything and run every test, the stories included
 # The stories take longest and wait a lot, so they run beside all other packages from the start.
 .PHONY: teststories
 teststories:
-	@$(TEST_ENV) go test -timeout 40m $(TEST_FLAGS) ./test/stories
+	@$(TEST_ENV) go test -timeout 80m $(TEST_FLAGS) ./test/stories
 
 .PHONY: testpackages
 testpackages:
-	@$(TEST_ENV) go test -timeout 40m -p 1 $(TEST_FLAGS) $$(go list ./... | grep -v /test/stories$$)
+	@$(TEST_ENV) go test -timeout 80m $(TEST_FLAGS) $(PACKAGE_FLAGS) $$(go list ./... | grep -v /test/stories$$)
 
 .PHONY: stories
 stories: build ## Run only the user stories, with their output

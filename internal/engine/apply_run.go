@@ -266,8 +266,8 @@ func (p *applyRun) inputs() string {
 
 // planEntry sets the entry of a decision's object in the next inventory, as it must be if the run is aborted right
 // after saveIntent: UID only if the object is known to be the bundle's, Claim if the object is to be taken over, Rival
-// if another bundle keeps it, and Fields only if nothing has to be applied. An object that is not known to exist, or
-// that is not created, keeps its entry.
+// if another bundle keeps it, and no Fields if the next run must apply the object again. An object that is not known to
+// exist, or that is not created, keeps its entry.
 func (p *applyRun) planEntry(v decision) {
 	recorded, ok := p.next.Entries[v.key()]
 	if ok && (v.unread || v.action == actionNone && v.existing == nil) {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -153,8 +154,11 @@ func areServed(kinds map[schema.GroupVersionKind]kube.Resource, served map[schem
 // definitionState reads a CustomResourceDefinition and returns crdState.
 func (m *memberClient) definitionState(ctx context.Context, name string) (established bool, reason string, err error) {
 	raw, err := m.restClient.Get().AbsPath("/apis", groupAPIExtensions, "v1", "customresourcedefinitions", name).Do(ctx).Raw()
-	if err != nil {
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 		return false, "", err
+	}
+	if err != nil {
+		return false, err.Error(), nil // it is read again
 	}
 	return crdState(raw)
 }

@@ -123,7 +123,8 @@ func (f *failedRuns) endPause(id bundle.ID, changes bundle.ChangeSet, now time.T
 	}
 }
 
-// storeFailure stores the result of a failed run of all objects, unless the context has ended. It returns err, as a
+// storeFailure stores the failure of a run of all objects, unless the context has ended, and forgets it after a run
+// without a failure. A run of some objects only ends the pause after the failure. It returns err, as a
 // bundle.TerminalError if the caller must not repeat the run.
 func (p *applyRun) storeFailure(ctx context.Context, report bundle.Report, err error) error {
 	e, id := p.engine, p.bundle.ID
@@ -131,11 +132,11 @@ func (p *applyRun) storeFailure(ctx context.Context, report bundle.Report, err e
 	case p.only != nil && err == nil:
 		e.failedRuns.endPause(id, p.changes, e.clock.Now())
 		return nil
-	case p.only != nil || ctx.Err() != nil:
-		return err
 	case err == nil:
 		e.failedRuns.forget(id)
 		return nil
+	case p.only != nil || ctx.Err() != nil:
+		return err
 	}
 	run := &failedRun{digest: p.digest, report: report, err: err, permanence: permanenceOf(err)}
 	if run.permanence != failureOfBundle && !p.isStoredUnfinished() {

@@ -66,7 +66,7 @@ type kinds struct {
 
 // plan lists the targets of b in the order in which they are applied. A bundle with RejectUnmanaged is that of a Work,
 // in which an invalid manifest must not block the others: plan returns a problem for each invalid object. For another
-// bundle it fails with the first one.
+// bundle it fails with the first one. An item that could not be decoded is a problem in each bundle.
 func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors, err error) {
 	exclusions, err := parseExclusions(b.Options.DriftExclusions)
 	if err != nil {

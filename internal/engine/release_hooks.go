@@ -116,8 +116,11 @@ func (o *releaseOp) deleteHook(ctx context.Context, event helm.HookEvent, h rele
 func (o *releaseOp) deleteAbandoned(ctx context.Context) error {
 	for _, run := range o.state.Abandoned {
 		resource, err := o.engine.member.mapper.AnyVersion(run.Ref.GVK())
-		if err != nil {
+		if meta.IsNoMatchError(err) {
 			continue // a kind that is not served has no objects
+		}
+		if err != nil {
+			return fmt.Errorf("find the resource of hook %s of the former operation: %w", run.Ref, err)
 		}
 		err = removeAs(ctx, o.account, !run.IsFound, func(ctx context.Context) error {
 			return o.engine.member.delete(ctx, objectLocation{key: run.Ref.Key(), resource: resource}, run.UID)

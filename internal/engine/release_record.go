@@ -9,6 +9,7 @@ import (
 
 	"helm.sh/helm/v4/pkg/release/common"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/towline/towline/internal/bundle"
@@ -39,7 +40,7 @@ func (o *releaseOp) releaseRecords() release.Store {
 	}
 }
 
-// putRecord writes the release record of the operation's revision.
+// putReleaseRecord writes the release record of the operation's revision.
 func (d *releaseDeployment) putReleaseRecord(ctx context.Context, status common.Status, description string) error {
 	return d.op.putReleaseRecord(ctx, d.item, status, description)
 }
@@ -223,8 +224,11 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	for _, obj := range objects {
 		ref := kube.RefOf(obj)
 		resource, err := d.engine.member.mapper.AnyVersion(ref.GVK())
-		if err != nil {
+		if meta.IsNoMatchError(err) {
 			continue // a kind that the cluster does not serve has no objects
+		}
+		if err != nil {
+			return fmt.Errorf("find the resource of %s of the former revision: %w", ref, err)
 		}
 		switch {
 		case !resource.Namespaced:

@@ -18,8 +18,8 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// loadRecordedHooks makes the hooks of the operation those of the recorded revision, or else of the last one that is
-// recorded, as `helm uninstall` does. There are none without a record.
+// loadRecordedHooks makes the hooks of the operation those of the recorded revision, or else of the oldest one that
+// is recorded, as `helm uninstall` does. There are none without a record.
 func (o *releaseOp) loadRecordedHooks(ctx context.Context, entries []release.Entry) error {
 	o.hooks = nil
 	for _, entry := range slices.Backward(entries) {
@@ -178,7 +178,8 @@ func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, e
 	return true, nil
 }
 
-// setDeletionWait sets the wait until the first of the objects no longer exists.
+// setDeletionWait sets the wait until the first of the objects no longer exists, or another client has created it
+// again.
 func (o *releaseOp) setDeletionWait(left map[kube.Ref]bool) {
 	refs := make([]kube.Ref, 0, len(left))
 	for key := range left {
@@ -187,8 +188,8 @@ func (o *releaseOp) setDeletionWait(left map[kube.Ref]bool) {
 	slices.SortFunc(refs, kube.CompareRefs)
 	engine := o.engine
 	o.setWait(fmt.Sprintf("waiting for the deletion of %s", refs[0]), func(ctx context.Context) bool {
-		_, ok, err := engine.member.read(ctx, refs[0])
-		return err == nil && !ok
+		obj, ok, err := engine.member.read(ctx, refs[0])
+		return err == nil && (!ok || obj.GetDeletionTimestamp() == nil)
 	})
 }
 

@@ -81,7 +81,7 @@ func RecordLeftBehind[T client.Object](ctx context.Context, hub client.Client, c
 	all := union(ListLeftBehind(cluster), left)
 	text, err := json.Marshal(all)
 	for err == nil && len(text) > maxLeft {
-		all = append(all[:len(all)/2], moreLeft)
+		all = append(all[:(len(all)-1)/2], moreLeft)
 		text, err = json.Marshal(all)
 	}
 	if err != nil {

@@ -1,9 +1,13 @@
 package fleet_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
@@ -38,6 +42,31 @@ func TestRemoveDeregistration(t *testing.T) {
 			}
 			if diff := cmp.Diff(tc.want, cluster.Annotations); diff != "" {
 				t.Errorf("annotations (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestLongListOfWhatIsLeftBehind: users can write the annotation with the list.
+func TestLongListOfWhatIsLeftBehind(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 70<<10)
+	for name, tc := range map[string]struct{ annotation, want string }{
+		"one long entry":  {fmt.Sprintf("[%q]", long), `["more than can be listed here"]`},
+		"two entries":     {fmt.Sprintf("[%q,%q]", long, "y"), `["more than can be listed here"]`},
+		"three entries":   {fmt.Sprintf("[%q,%q,%q]", "a", "y", long), `["a","more than can be listed here"]`},
+		"short ones only": {`["a","y"]`, `["a","y","new"]`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cluster := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "c", Annotations: map[string]string{kube.AnnotationLeftBehind: tc.annotation}}}
+			hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithObjects(cluster).Build()
+			updated, err := fleet.RecordLeftBehind(t.Context(), hub, cluster, "new")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := updated.Annotations[kube.AnnotationLeftBehind]; got != tc.want {
+				t.Errorf("got %.100s, want %s", got, tc.want)
 			}
 		})
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 
@@ -72,7 +73,7 @@ type statusTransport struct{ *http.Transport }
 
 // RoundTrip implements http.RoundTripper.
 func (t statusTransport) RoundTrip(request *http.Request) (*http.Response, error) {
-	response, err := t.Transport.RoundTrip(request)
+	response, err := t.Transport.RoundTrip(withoutProtobuf(request))
 	if err != nil {
 		return response, err
 	}
@@ -92,6 +93,27 @@ func (t statusTransport) RoundTrip(request *http.Request) (*http.Response, error
 	}
 	response.Body, response.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	return response, nil
+}
+
+// withoutProtobuf returns request with an Accept header without Protobuf, which clients of metadata prefer: maxValues
+// limits the values of JSON only. A kube.Budget refuses responses that are Protobuf nevertheless.
+func withoutProtobuf(request *http.Request) *http.Request {
+	accept := request.Header.Get("Accept")
+	if !strings.Contains(accept, runtime.ContentTypeProtobuf) {
+		return request
+	}
+	var others []string
+	for mediaType := range strings.SplitSeq(accept, ",") {
+		if !strings.Contains(mediaType, runtime.ContentTypeProtobuf) {
+			others = append(others, mediaType)
+		}
+	}
+	if len(others) == 0 {
+		others = []string{runtime.ContentTypeJSON}
+	}
+	changed := request.Clone(request.Context())
+	changed.Header.Set("Accept", strings.Join(others, ","))
+	return changed
 }
 
 // WrappedRoundTripper returns the wrapped transport, as client-go's transport utilities expect.

@@ -24,6 +24,42 @@ func TestResponsesOfMembersAreLimited(t *testing.T) {
 		}
 	}))
 	t.Cleanup(server.Close)
+	response := get(t, server, "")
+	defer response.Body.Close()
+	if read, err := io.Copy(io.Discard, response.Body); err == nil || !strings.Contains(err.Error(), "the cluster returned more than 256 MiB") {
+		t.Errorf("read %d bytes, error %v", read, err)
+	}
+}
+
+// TestMembersReturnNoProtobuf: the limit of values is one of JSON.
+func TestMembersReturnNoProtobuf(t *testing.T) {
+	t.Parallel()
+	const protobuf = "application/vnd.kubernetes.protobuf"
+	var accepted string
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		accepted = r.Header.Get("Accept")
+		_, _ = io.WriteString(w, "k8s\x00\x12\x00") // the client may have gone
+	}))
+	t.Cleanup(server.Close)
+	for accept, want := range map[string]string{
+		protobuf: "application/json",
+		protobuf + ";as=Table,application/json;as=Table,application/json": "application/json;as=Table,application/json",
+		"application/yaml": "application/yaml",
+	} {
+		response := get(t, server, accept)
+		if accepted != want {
+			t.Errorf("Accept: %s is sent as %s, want %s", accept, accepted, want)
+		}
+		if body, err := io.ReadAll(response.Body); len(body) > 0 || err == nil || !strings.Contains(err.Error(), "Protobuf, which was not requested") {
+			t.Errorf("the body is %q, error %v", body, err)
+		}
+		response.Body.Close()
+	}
+}
+
+// get sends a request to server as to a member.
+func get(t *testing.T, server *httptest.Server, accept string) *http.Response {
+	t.Helper()
 	config := &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: []byte(authorityOf(server))}}
 	if err := fleet.NewClients(nil, nil, fleet.IdentityPolicy{}, nil).LimitConnections(config); err != nil {
 		t.Fatal(err)
@@ -36,12 +72,12 @@ func TestResponsesOfMembersAreLimited(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if accept != "" {
+		request.Header.Set("Accept", accept)
+	}
 	response, err := client.Do(request)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer response.Body.Close()
-	if read, err := io.Copy(io.Discard, response.Body); err == nil || !strings.Contains(err.Error(), "the cluster returned more than 256 MiB") {
-		t.Errorf("read %d bytes, error %v", read, err)
-	}
+	return response
 }

@@ -1,17 +1,24 @@
 package kube
 
 import (
+	"errors"
 	"io"
 	"math"
 	"sync/atomic"
 )
 
 // Budget limits what is read of one or several responses together: their bytes, and their JSON values. A value takes
-// two bytes of JSON, and about a hundred bytes of memory when it is decoded. It is safe for concurrent use.
+// two bytes of JSON, and about a hundred bytes of memory when it is decoded. Protobuf, whose values are not counted, is
+// refused. It is safe for concurrent use.
 type Budget struct {
 	bytes, values atomic.Int64
 	exceeded      error
 }
+
+// protobufPrefix begins each object of Kubernetes in Protobuf. No JSON begins with its first byte.
+const protobufPrefix = "k8s\x00"
+
+var errProtobuf = errors.New("the cluster returned Protobuf, which was not requested")
 
 // NewBudget returns a budget of bytes and values. Reads that go beyond it return exceeded.
 func NewBudget(bytes, values int64, exceeded error) *Budget {
@@ -40,8 +47,9 @@ func (b *Budget) Err() error {
 type limitedBody struct {
 	body   io.ReadCloser
 	budget *Budget
-	// inString and isEscaped are the state of JSON after the bytes that were read.
-	inString, isEscaped bool
+	// isStarted is true after the first byte, and inString and isEscaped are the state of JSON after the bytes that were
+	// read.
+	isStarted, inString, isEscaped bool
 }
 
 // Read implements io.Reader.
@@ -52,6 +60,12 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 	}
 	n, err := b.body.Read(p)
 	b.budget.bytes.Add(-int64(n))
+	if n > 0 && !b.isStarted {
+		b.isStarted = true
+		if p[0] == protobufPrefix[0] {
+			return 0, errProtobuf
+		}
+	}
 	b.budget.values.Add(-b.countValues(p[:n]))
 	if b.budget.Err() != nil {
 		return int(min(int64(n), left)), b.budget.exceeded

@@ -15,7 +15,8 @@ const (
 	// thousand.
 	maxSteps = 5_000_000
 	// maxMemory limits the growth of the heap while a script runs, in bytes. The child process in which the script runs
-	// has at least twice as much memory. checkInterval is the number of instructions between two checks of memory and time.
+	// has at least twice as much memory. checkInterval is the number of instructions between two checks of memory and
+	// time.
 	maxMemory     = 128 << 20
 	checkInterval = 32
 	// heapMetric is the memory of live objects and garbage.
@@ -74,8 +75,8 @@ func (l *scriptLimiter) Done() <-chan struct{} {
 	}
 }
 
-// exceedsTime returns true if the process has used more than scriptTimeout of processor time. A script on a busy machine
-// does not exceed it because it waits.
+// exceedsTime returns true if the process has used more than scriptTimeout of processor time. The time for which a
+// script waits for a processor does not count.
 func (l *scriptLimiter) exceedsTime() bool {
 	return time.Since(l.start) > scriptTimeout && processorTime()-l.initialTime > scriptTimeout
 }

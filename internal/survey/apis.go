@@ -90,9 +90,9 @@ func completenessCondition(found []clusterv1alpha1.APIEnablement, err error) met
 	failed, all := failedGroupVersions(err)
 	switch {
 	case all:
-		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsEmpty, "no API is known: "+StableMessage(err)
+		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsEmpty, "the APIs cannot be listed: "+StableMessage(err)
 	case len(found) == 0:
-		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsEmpty, "no API is known: the cluster lists none"
+		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsEmpty, "the cluster lists no API"
 	case err != nil:
 		names := slices.Sorted(maps.Keys(groupVersionNames(failed)))
 		condition.Reason, condition.Message = clusterv1alpha1.ReasonAPIEnablementsPartial, kube.Truncate("these APIs do not answer: "+strings.Join(names, ", "), maxMessage)

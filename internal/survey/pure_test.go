@@ -152,9 +152,9 @@ func TestUnavailableAPIsAreKept(t *testing.T) {
 		},
 		"none": {
 			old: api("a/v1"), away: api("metrics/v1"), want: api("a/v1"), wantAway: api("metrics/v1"),
-			err: errors.New("no"), condition: "False/Empty: no API is known: no",
+			err: errors.New("no"), condition: "False/Empty: the APIs cannot be listed: no",
 		},
-		"no list": {old: api("a/v1"), want: api("a/v1"), condition: "False/Empty: no API is known: the cluster lists none"},
+		"no list": {old: api("a/v1"), want: api("a/v1"), condition: "False/Empty: the cluster lists no API"},
 	} {
 		merged, away := mergeAPIs(c.old, c.away, discoveryResult{c.found, c.err})
 		if diff := cmp.Diff(merged, c.want); diff != "" {

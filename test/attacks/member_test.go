@@ -78,7 +78,10 @@ func TestMemberWithoutEnd(t *testing.T) {
 		want            string
 		maxSent         int64
 	}{
-		"many-apis":  {endless(`{"kind":"APIGroupList","apiVersion":"v1","groups":[`, `{},`), nil, tooManyAPIs, 32 << 20},
+		"many-apis": {endless(`{"kind":"APIGroupList","apiVersion":"v1","groups":[`, `{},`), nil, tooManyAPIs, 32 << 20},
+		"binary-apis": {
+			endless("k8s\x00", "\x12\x00"), nil, "the cluster returned Protobuf, which was not requested", 32 << 20,
+		},
 		"long-apis":  {endless(`{"kind":"`, "x"), nil, tooManyAPIs, 64 << 20},
 		"pages":      {nil, pages, "the objects have more than 16 MiB", 64 << 20},
 		"many-items": {nil, endless(`{"kind":"PodList","apiVersion":"v1","items":[`, `{},`), "the cluster returned more than 256 MiB or 4000000 values", 64 << 20},

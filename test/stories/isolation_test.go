@@ -65,7 +65,7 @@ type insider struct {
 }
 
 // TestIsolation tries the credential of each of four agents, of which two share a hub namespace, on everything that the
-// hub serves. The agents are stopped before, so that whatever changes on the hub was changed by an insider.
+// hub serves. The agents are stopped by then, so that whatever changes on the hub was changed by an insider.
 func TestIsolation(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
@@ -76,9 +76,10 @@ func TestIsolation(t *testing.T) {
 	if one, other := insiders[0].delivery, insiders[1].delivery; one == other {
 		t.Fatalf("two agents share the delivery namespace %s", one)
 	}
+	w.stopAgents(insiders)
+	// The hub deletes content that the agents have applied, so it must be delivered now, before it misses their heartbeats.
 	w.apply(w.hub, isolationProfile)
 	w.eventually("there is something to steal", func() error { return w.staged(insiders) })
-	w.stopAgents(insiders)
 
 	allowed := documented(t)
 	surface := w.surface()
@@ -118,7 +119,7 @@ func (w *world) insiders(insiders ...insider) []insider {
 	return insiders
 }
 
-// stopAgents stops the agents of members.
+// stopAgents stops the agents of members, all at once.
 func (w *world) stopAgents(insiders []insider) {
 	w.t.Helper()
 	for _, i := range insiders {

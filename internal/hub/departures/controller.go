@@ -93,7 +93,7 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 		Complete(c)
 }
 
-// deregistering selects events of clusters that are being deleted. It drops heartbeats and updates by this controller.
+// deregistering selects events of clusters that are being deleted. It drops heartbeats.
 func deregistering() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(e event.CreateEvent) bool { return !e.Object.GetDeletionTimestamp().IsZero() },
@@ -114,7 +114,7 @@ func relevantFields(cluster *libv1beta1.SveltosCluster) any {
 	}
 }
 
-// summaryDeleting selects updates of summaries that are being deleted.
+// summaryDeleting selects creations and deletions of summaries, and updates of those that are being deleted.
 func summaryDeleting() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return !e.ObjectNew.GetDeletionTimestamp().IsZero() }}
 }

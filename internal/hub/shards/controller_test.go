@@ -41,6 +41,14 @@ func newSummary(name string, shard fleet.Shard) *configv1beta1.ClusterSummary {
 	return summary
 }
 
+// newForeignSummary returns a summary that no hub created: it has the label of a shard only.
+func newForeignSummary(name string, shard fleet.Shard) *configv1beta1.ClusterSummary {
+	summary := newSummary(name, "")
+	summary.Labels = nil
+	shard.SetLabel(summary)
+	return summary
+}
+
 // hubOf returns a client of the hub with objects, and the names of the objects that were patched through it.
 func hubOf(objects ...client.Object) (hubClient client.Client, patched *[]string) {
 	patched = &[]string{}
@@ -87,6 +95,9 @@ func TestReconcile(t *testing.T) {
 		},
 		"a wrong label in another shard": {
 			hub: "", cluster: newCluster("a", "a"), summary: newSummary("s", "b"), wantPatched: []string{"one"}, wantLabelled: fleet.BeingLabelled,
+		},
+		"a wrong label on a summary of a user": {
+			hub: "", cluster: newCluster("", "none"), summary: newForeignSummary("s", "b"), wantLabelled: "none",
 		},
 		"a wrong label that another hub changes": {
 			hub: "", cluster: newCluster("a", fleet.BeingLabelled), summary: newSummary("s", "b"), wantLabelled: fleet.BeingLabelled,

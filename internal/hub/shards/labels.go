@@ -6,6 +6,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -36,8 +37,7 @@ func (c *Controller) setLabelled(ctx context.Context, cluster client.Object, sha
 func (c *Controller) labelSummaries(ctx context.Context, m fleet.Member) (done bool, err error) {
 	summaries := &metav1.PartialObjectMetadataList{}
 	summaries.SetGroupVersionKind(configv1beta1.GroupVersion.WithKind(configv1beta1.ClusterSummaryKind + "List"))
-	ofMember := client.MatchingLabels{libv1beta1.ClusterNameLabel: match.LabelValue(m.Name), libv1beta1.ClusterTypeLabel: string(m.Type)}
-	if err := c.Live.List(ctx, summaries, client.InNamespace(m.Namespace), ofMember); err != nil {
+	if err := c.Live.List(ctx, summaries, client.InNamespace(m.Namespace), client.MatchingLabels(ofMember(m))); err != nil {
 		return false, fmt.Errorf("list summaries: %w", err)
 	}
 	done = true
@@ -54,6 +54,11 @@ func (c *Controller) labelSummaries(ctx context.Context, m fleet.Member) (done b
 		done = done && err == nil && c.Shard.HasLabel(cached)
 	}
 	return done, nil
+}
+
+// ofMember returns the labels of the summaries of m.
+func ofMember(m fleet.Member) labels.Set {
+	return labels.Set{libv1beta1.ClusterNameLabel: match.LabelValue(m.Name), libv1beta1.ClusterTypeLabel: string(m.Type)}
 }
 
 // labelSummary labels a summary, unless it has the label or is deleted.
@@ -79,7 +84,8 @@ func (c *Controller) hasMislabelled(ctx context.Context, m fleet.Member, shard f
 		return false, fmt.Errorf("list summaries: %w", err)
 	}
 	for i := range cached.Items {
-		if shard.HasLabel(&cached.Items[i]) {
+		// labelSummaries lists summaries by these labels. Without them it could not correct the label of the shard.
+		if shard.HasLabel(&cached.Items[i]) || !ofMember(m).AsSelector().Matches(labels.Set(cached.Items[i].Labels)) {
 			continue
 		}
 		summary := &configv1beta1.ClusterSummary{}
