@@ -77,7 +77,8 @@ func TestIsolation(t *testing.T) {
 		t.Fatalf("two agents share the delivery namespace %s", one)
 	}
 	w.stopAgents(insiders)
-	// The hub deletes content that the agents have applied, so it must be delivered now, before it misses their heartbeats.
+	// The hub deletes content that the agents have applied, and delivers nothing to clusters that are Down. So it is
+	// delivered now.
 	w.apply(w.hub, isolationProfile)
 	w.eventually("there is something to steal", func() error { return w.staged(insiders) })
 

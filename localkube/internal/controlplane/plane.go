@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -150,10 +151,12 @@ func (p *Plane) awaitServiceAccounts(ctx context.Context) error {
 	})
 }
 
-// await polls try, since neither readiness nor another process's start can be watched.
+// await polls try, since neither readiness nor another process's start can be watched. Each request takes a millisecond
+// of the processor, so the interval is a tenth of the time since the start, and at most a second.
 func (p *Plane) await(ctx context.Context, what string, try func(context.Context) error) error {
 	var last error
-	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+	interval := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.1, Cap: time.Second, Steps: math.MaxInt}
+	err := interval.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		select {
 		case <-p.finished:
 			return false, fmt.Errorf("API server ended: %w", p.failure)
