@@ -25,11 +25,12 @@ type Facts struct {
 	Complete bool
 }
 
-// maxVersion and maxAPIVersions limit the facts, as the fields in the status of a SveltosCluster are limited: a hostile
+// maxVersion and MaxAPIVersions limit the facts, as the fields in the status of a SveltosCluster are limited: a hostile
 // cluster must not fill the memory of the hub.
 const (
-	maxVersion     = 256
-	maxAPIVersions = 20_000
+	maxVersion = 256
+	// MaxAPIVersions is the maximum number of Facts.APIVersions.
+	MaxAPIVersions = 20_000
 	// maxDiscovery and maxDiscoveryValues limit all responses of one probe together, in bytes and JSON values. An API
 	// takes about 300 bytes and 35 values.
 	maxDiscovery       = 16 << 20
@@ -72,8 +73,8 @@ func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
 		facts.Complete = false
 	}
 	facts.APIVersions = apiVersions(resources)
-	if len(facts.APIVersions) > maxAPIVersions {
-		return Facts{}, fmt.Errorf("read the APIs: the cluster serves more than %d", maxAPIVersions)
+	if len(facts.APIVersions) > MaxAPIVersions {
+		return Facts{}, fmt.Errorf("read the APIs: the cluster serves more than %d", MaxAPIVersions)
 	}
 	return facts, nil
 }

@@ -3,6 +3,7 @@ package clusters
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -92,7 +93,7 @@ type Controller struct {
 	// notReady contains the pull members that were not ready at the last reconcile: their next change to ready is
 	// recorded as an event. After a restart of the hub such an event can be missing.
 	notReady map[types.NamespacedName]struct{}
-	// formerAPIs has the last complete list of APIs of each push member whose present list is incomplete.
+	// formerAPIs has the APIs of each push member whose present list is incomplete.
 	formerAPIs map[types.NamespacedName][]string
 	// ofAgents limits the evaluations that the agent of one pull member can cause.
 	ofAgents *ratelimit.Limiter
@@ -266,9 +267,9 @@ func (c *Controller) forget(name types.NamespacedName) {
 	delete(c.formerAPIs, name)
 }
 
-// keepAPIVersions returns facts with the last complete list of APIs if the present list is incomplete: with an
-// incomplete list, charts would be rendered as if an API did not exist. old is the list in the status. The controller
-// keeps a copy of it, because the status can be lost before the member returns a complete list.
+// keepAPIVersions returns facts with the former APIs in addition to the present list if that is incomplete: charts would
+// be rendered as if an API that does not answer did not exist. old is the list in the status. The controller keeps a
+// copy of the result, because the status can be lost before the member returns a complete list.
 func (c *Controller) keepAPIVersions(name types.NamespacedName, old []string, facts fleet.Facts) fleet.Facts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -279,12 +280,14 @@ func (c *Controller) keepAPIVersions(name types.NamespacedName, old []string, fa
 	if len(old) == 0 {
 		old = c.formerAPIs[name]
 	}
-	if len(old) == 0 {
-		return facts
+	all := slices.Concat(old, facts.APIVersions)
+	slices.Sort(all)
+	if all = slices.Compact(all); len(all) <= fleet.MaxAPIVersions {
+		facts.APIVersions = all
 	}
 	if c.formerAPIs == nil {
 		c.formerAPIs = map[types.NamespacedName][]string{}
 	}
-	c.formerAPIs[name], facts.APIVersions = old, old
+	c.formerAPIs[name] = facts.APIVersions
 	return facts
 }
