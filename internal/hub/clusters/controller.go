@@ -44,13 +44,14 @@ const (
 	// hub only.
 	pullWorkers = 10
 	// maxConcurrentChecks is the number of members whose checks run concurrently: each run can use much memory and CPU
-	// time. The clusters of one namespace, which are those of one tenant, have at most maxChecksOfNamespace of them. If
-	// the last checks in a namespace took longer than slowChecks, it has one, and all such namespaces have
-	// maxSlowChecks.
-	maxConcurrentChecks  = 4
+	// time.
+	maxConcurrentChecks = 4
+	// maxChecksOfNamespace is the same number for the members in one namespace, which belong to one tenant.
 	maxChecksOfNamespace = 3
-	maxSlowChecks        = 2
-	slowChecks           = 5 * time.Second
+	// A namespace is slow if its last checks took longer than slowChecks. Then the checks of one of its members run at a
+	// time, and those of maxSlowChecks members in all slow namespaces together.
+	slowChecks    = 5 * time.Second
+	maxSlowChecks = 2
 	// contactTimeout limits the requests of one contact, without the checks.
 	contactTimeout = 10 * time.Second
 	// checksTimeout limits all checks of one member together.
@@ -95,15 +96,15 @@ type Controller struct {
 	notReady map[types.NamespacedName]struct{}
 	// formerAPIs has the APIs of each push member whose present list is incomplete.
 	formerAPIs map[types.NamespacedName][]string
-	// ofAgents limits the evaluations that the agent of one pull member can cause.
-	ofAgents *ratelimit.Limiter
+	// agentLimiter limits the evaluations that the agent of one pull member can cause.
+	agentLimiter *ratelimit.Limiter
 	// checkSlots shares the concurrent checks among namespaces. It is nil without Setup, in tests.
 	checkSlots *slots.Slots
 }
 
 // Setup adds the indexes and the two controllers to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
-	c.ofAgents, c.checkSlots = ratelimit.New(agentInterval, agentBurst, c.Clock), slots.New()
+	c.agentLimiter, c.checkSlots = ratelimit.New(agentInterval, agentBurst, c.Clock), slots.New()
 	for name, key := range map[string]func(*libv1beta1.SveltosCluster) string{leaseIndex: leaseKey, kubeconfigIndex: kubeconfigKey} {
 		err := mgr.GetFieldIndexer().IndexField(ctx, &libv1beta1.SveltosCluster{}, name, func(obj client.Object) []string {
 			if value := key(obj.(*libv1beta1.SveltosCluster)); value != "" {
@@ -119,11 +120,12 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 	// Each mode has its own queue: push members that do not answer must not delay the evaluation of heartbeats.
 	push := c.newBuilder(mgr, "clusters", fleet.Push, pushWorkers).WatchesMetadata(secrets, handler.EnqueueRequestsFromMapFunc(c.findByIndex(kubeconfigIndex))).
+		// A source gets the queue, to which checkSlots adds the requests that wait for a slot.
 		WatchesRawSource(source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			c.checkSlots.Queue = queue
 			return nil
 		}))
-	pull := c.newBuilder(mgr, "clusters-pull", fleet.Pull, pullWorkers).Watches(&coordinationv1.Lease{}, c.ofAgents.Handler(c.findByIndex(leaseIndex), ratelimit.ByAgent))
+	pull := c.newBuilder(mgr, "clusters-pull", fleet.Pull, pullWorkers).Watches(&coordinationv1.Lease{}, c.agentLimiter.Handler(c.findByIndex(leaseIndex), ratelimit.ByAgent))
 	return errors.Join(push.Complete(c.reconcilerFor(fleet.Push)), pull.Complete(c.reconcilerFor(fleet.Pull)))
 }
 
@@ -132,7 +134,7 @@ func (c *Controller) newBuilder(mgr ctrl.Manager, name string, mode fleet.Mode, 
 	hasMode := predicate.NewPredicateFuncs(func(obj client.Object) bool { return modeOf(obj.(*libv1beta1.SveltosCluster)) == mode })
 	return ctrl.NewControllerManagedBy(mgr).
 		Named(name).
-		Watches(&libv1beta1.SveltosCluster{}, c.ofAgents.Handler(itself, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), hasMode, needsContact())).
+		Watches(&libv1beta1.SveltosCluster{}, c.agentLimiter.Handler(requestFor, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), hasMode, needsContact())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
 			RateLimiter:             c.checkSlots.RateLimiter(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]()),
@@ -144,7 +146,7 @@ func (c *Controller) newBuilder(mgr ctrl.Manager, name string, mode fleet.Mode, 
 func (c *Controller) reconcilerFor(mode fleet.Mode) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 		if mode == fleet.Push {
-			defer c.checkSlots.Skip(req)
+			defer c.checkSlots.Skip(req) // if a slot is reserved for req and was not acquired, the next request gets it
 		}
 		cluster := &libv1beta1.SveltosCluster{}
 		if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err == nil && modeOf(cluster) != mode {
@@ -171,8 +173,8 @@ func kubeconfigKey(cluster *libv1beta1.SveltosCluster) string {
 	return fleet.FromSveltosCluster(cluster).CredentialsSecret()
 }
 
-// itself returns the request for a cluster.
-func itself(_ context.Context, cluster client.Object) []reconcile.Request {
+// requestFor returns the request for a cluster.
+func requestFor(_ context.Context, cluster client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 }
 
@@ -194,8 +196,8 @@ func (c *Controller) findByIndex(index string) handler.MapFunc {
 	}
 }
 
-// needsContact drops updates that this controller wrote to the status: a contact is expensive. It passes a lost fact
-// and a changed agentReport: other clients wrote them.
+// needsContact drops updates of the status, because a contact is expensive and this controller writes them. It passes
+// those that other clients wrote: lost facts (see hasLostFacts), and a changed agentReport.
 func needsContact() predicate.Predicate {
 	agentReported := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
@@ -213,7 +215,7 @@ func hasLostFacts(before, after libv1beta1.SveltosClusterStatus) bool {
 // agentReport has the fields of the status that the agent of a pull member writes, and the fields that the controller
 // derives from them. If one changes, also by another client, the member is reconciled.
 type agentReport struct {
-	// reportedAt is a sign of life: the time until the agent is silent starts when the controller sees it.
+	// reportedAt is a heartbeat. The time until the agent is silent starts when the controller reads it.
 	reportedAt    time.Time
 	ready         bool
 	failure       string

@@ -30,14 +30,14 @@ func withFacts(old libv1beta1.SveltosClusterStatus, facts fleet.Facts) libv1beta
 	return now
 }
 
-// afterPushCheck returns the status of a push member that answered and whose checks had the result liveness. threshold
+// afterPushCheck returns the status of a push member that answered and whose checks had the given result. threshold
 // is the number of failures that make the member Down; zero means defaultThreshold.
-func afterPushCheck(old libv1beta1.SveltosClusterStatus, threshold int32, liveness check.Result) libv1beta1.SveltosClusterStatus {
+func afterPushCheck(old libv1beta1.SveltosClusterStatus, threshold int32, result check.Result) libv1beta1.SveltosClusterStatus {
 	now := withHealthyConnection(old)
-	if liveness.Failure != "" {
-		now = contactFailed(old, threshold, liveness.Failure)
+	if result.Failure != "" {
+		now = contactFailed(old, threshold, result.Failure)
 	}
-	now.Ready = old.Ready || liveness.Ready
+	now.Ready = old.Ready || result.Ready
 	return now
 }
 
@@ -74,7 +74,7 @@ func afterPullCheck(old libv1beta1.SveltosClusterStatus, threshold int32, livene
 		silent.ConnectionFailures, silent.ConnectionStatus = threshold, libv1beta1.ConnectionDown
 		return silent, 0
 	case liveness.State == heartbeats.Unknown && old.ConnectionStatus == libv1beta1.ConnectionDown && old.AgentCheckFailures < threshold:
-		// It was silent before. Only a heartbeat ends that.
+		// The hub has restarted and has seen no heartbeat yet, so Down stays.
 		return old, liveness.Remaining
 	case !old.Ready && old.AgentCheckFailures == 0 && old.ConnectionStatus != libv1beta1.ConnectionDown:
 		// The agent has renewed its Lease and has not reported yet.
@@ -117,6 +117,7 @@ func finalStatus(s *state) libv1beta1.SveltosClusterStatus {
 	if s.window != nil {
 		now.NextUnpause, now.NextPause, now.ActiveWindowHash = s.window.unpause, s.window.pause, s.window.hash
 	}
+	// Remove what an earlier reconcile has appended.
 	now.FailureMessage, _, _ = strings.Cut(now.FailureMessage, messageSeparator+windowFieldPrefix)
 	if isSpecMessage(now.FailureMessage) && s.member.Refused == "" {
 		now.FailureMessage = ""

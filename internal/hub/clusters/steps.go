@@ -80,15 +80,15 @@ func (c *Controller) contactPush(ctx context.Context, s *state) error {
 		s.status = contactFailed(s.cluster.Status, threshold, stableMessage(err))
 		return nil
 	}
-	liveness, err := c.runChecks(ctx, config, s.cluster)
+	checked, err := c.runChecks(ctx, config, s.cluster)
 	if err != nil {
 		return fmt.Errorf("check %s: %w", s.member.Key(), err)
 	}
-	if !liveness.Ready {
+	if !checked.Ready {
 		s.requeueWithin(readinessInterval)
 	}
 	facts = c.keepAPIVersions(client.ObjectKeyFromObject(s.cluster), s.cluster.Status.APIVersions, facts)
-	s.status = afterPushCheck(withFacts(s.cluster.Status, facts), threshold, liveness)
+	s.status = afterPushCheck(withFacts(s.cluster.Status, facts), threshold, checked)
 	s.labels, _ = desiredLabels(s.cluster.Labels, facts.Version)
 	c.renewToken(ctx, s)
 	return nil
@@ -120,8 +120,8 @@ func stableMessage(err error) string {
 	return volatileText.ReplaceAllString(err.Error(), "")
 }
 
-// runChecks runs the readiness and liveness checks of a push member. It returns an error only if ctx ends, or if the
-// checks could not be run, or not yet.
+// runChecks runs the readiness and liveness checks of a push member. It returns an error if ctx ends, if the sandbox
+// cannot run the checks, and a phase.Wait if all slots are in use. A failed check is a Failure of the result.
 func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Result, error) {
 	if !cluster.DeletionTimestamp.IsZero() {
 		// The objects on the cluster must be removed even if a check fails or the status was lost.
@@ -143,12 +143,12 @@ func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster
 		return check.Result{Failure: err.Error()}, nil
 	}
 	checker := check.Checker{Sandbox: c.Sandbox, Cluster: client.ObjectKeyFromObject(cluster)}
-	liveness, err := checker.EvaluateCluster(checksCtx, memberClient, &cluster.Spec, cluster.Status.Ready)
-	return liveness, errors.Join(ctx.Err(), err)
+	result, err := checker.EvaluateCluster(checksCtx, memberClient, &cluster.Spec, cluster.Status.Ready)
+	return result, errors.Join(ctx.Err(), err)
 }
 
-// acquireCheckSlot returns false if other members use all slots for checks: the cluster is then reconciled again when
-// there is one. Otherwise the caller must call release after the checks.
+// acquireCheckSlot acquires a slot for the checks of a cluster. The caller must call release after the checks. ok is
+// false if other members use all slots: the cluster is reconciled again when a slot is free.
 func (c *Controller) acquireCheckSlot(cluster *libv1beta1.SveltosCluster) (release func(), ok bool) {
 	if c.checkSlots == nil {
 		return func() {}, true
@@ -159,7 +159,7 @@ func (c *Controller) acquireCheckSlot(cluster *libv1beta1.SveltosCluster) (relea
 	start := c.Clock.Now()
 	return func() {
 		if c.Clock.Since(start) > slowChecks {
-			slot.Release(key.Name)
+			slot.Release(key.Name) // the namespace is slow
 			return
 		}
 		slot.Release()
@@ -187,11 +187,11 @@ func (c *Controller) renewToken(ctx context.Context, s *state) {
 
 // evaluatePull computes the status of a pull member from the heartbeats of its agent.
 func (c *Controller) evaluatePull(ctx context.Context, s *state) error {
-	report := ""
+	lastReport := ""
 	if at := s.cluster.Status.AgentLastReportTime; at != nil {
-		report = at.UTC().String()
+		lastReport = at.UTC().String()
 	}
-	liveness, err := c.Heartbeats.Evaluate(ctx, s.member, report)
+	liveness, err := c.Heartbeats.Evaluate(ctx, s.member, lastReport)
 	if err != nil {
 		return err
 	}
@@ -232,7 +232,6 @@ func (c *Controller) patchStatus(ctx context.Context, s *state) error {
 	if equality.Semantic.DeepEqual(before, s.status) {
 		return nil
 	}
-	// The agent of a pull member writes other fields of the status: a merge patch leaves those alone.
 	patched := s.cluster.DeepCopy()
 	// A merge patch does not change the other fields, which the agent of a pull member writes.
 	patched.Status = s.status
@@ -253,7 +252,7 @@ func (c *Controller) recordEvents(s *state, before libv1beta1.SveltosClusterStat
 	if s.member.Deleting {
 		return
 	}
-	now, hasBecomeReady := s.status, c.trackReadiness(s, before)
+	now, hasBecomeReady := s.status, c.takeReadyTransition(s, before)
 	switch {
 	case hasBecomeReady && now.Version != "":
 		c.recordEvent(s, corev1.EventTypeNormal, "Ready", " is ready, Kubernetes "+now.Version)
@@ -271,9 +270,9 @@ func (c *Controller) recordEvents(s *state, before libv1beta1.SveltosClusterStat
 	}
 }
 
-// trackReadiness returns whether a member has become ready. The agent of a pull member writes Ready itself: the
-// controller compares with its own former observation.
-func (c *Controller) trackReadiness(s *state, before libv1beta1.SveltosClusterStatus) bool {
+// takeReadyTransition returns whether a member has become ready. The agent of a pull member writes Ready itself, so the
+// controller compares with notReady, from which this call removes the member.
+func (c *Controller) takeReadyTransition(s *state, before libv1beta1.SveltosClusterStatus) bool {
 	if s.member.Mode == fleet.Push || !s.status.Ready || s.status.ConnectionStatus != libv1beta1.ConnectionHealthy {
 		return s.status.Ready && !before.Ready
 	}
@@ -310,5 +309,5 @@ func (c *Controller) recordPauseEvent(s *state) {
 	if s.cluster.Spec.Paused {
 		reason, text = "Paused", "paused"
 	}
-	c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, reason, "SveltosCluster", "cluster %s is %s by its active window", s.member.Key(), text)
+	c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, reason, libv1beta1.SveltosClusterKind, "cluster %s is %s by its active window", s.member.Key(), text)
 }

@@ -65,8 +65,9 @@ type Controller struct {
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// RetractMember deletes the identity of this hub from a push member.
 	RetractMember func(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error
-	// WithdrawRemaining withdraws the deployments on a member that belong to no summary, or with Member.OnHub those for
-	// it on the hub. It returns the pending ones, and the ones of others, which stay.
+	// WithdrawRemaining withdraws the deployments on a member that belong to no summary. With Member.OnHub it withdraws
+	// from the hub the deployments that were made for the member. It returns the pending ones, and the ones of others,
+	// which stay.
 	WithdrawRemaining func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
 	// Forget discards the cached state of the member "namespace/name" that is abandoned, and cancels running operations
 	// on it. It may be nil.
@@ -114,7 +115,7 @@ func relevantFields(cluster *libv1beta1.SveltosCluster) any {
 	}
 }
 
-// summaryDeleting selects creations and deletions of summaries, and updates of those that are being deleted.
+// summaryDeleting drops updates of summaries that are not being deleted.
 func summaryDeleting() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return !e.ObjectNew.GetDeletionTimestamp().IsZero() }}
 }

@@ -11,8 +11,9 @@
 //  6. Remove the finalizer.
 //
 // A deregistration is forced by the user, when the grace period of an unreachable member has expired, or when a
-// namespace with the identity of the member is being deleted. A forced one has a deadline, after which the remaining
-// objects stay on the member. The hub lists them in an annotation of the cluster and in events.
+// namespace with the identity of the member is being deleted. A forced one has a deadline. After it, the hub adds the
+// option abandon to the cluster: the remaining summaries are released without a withdrawal, and their objects stay on
+// the member. The hub lists them in an annotation of the cluster and in events.
 //
 // Invariants:
 //

@@ -74,7 +74,8 @@ func (c *Controller) deadline(cluster *libv1beta1.SveltosCluster) (until time.Ti
 	return until, err == nil && !until.After(c.Clock.Now().Add(forceTimeout))
 }
 
-// setDeadline sets the deadline for the next part of a forced deregistration.
+// setDeadline sets the deadline of a forced deregistration: for the withdrawals, or, once the agent was ordered to
+// remove itself, for its answer.
 func (c *Controller) setDeadline(cluster *libv1beta1.SveltosCluster) {
 	limit := forceTimeout
 	if cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove {

@@ -87,8 +87,8 @@ func (r *Reachability) deletingNamespace(ctx context.Context, m fleet.Member) (s
 }
 
 // evaluateAgent evaluates the agent of a pull member. hasReported is false if neither the status nor a heartbeat shows
-// that the agent has ever reported: the status may have been edited or restored. A Lease that is older than the cluster
-// belongs to another cluster.
+// that the agent has ever reported. The status alone is not sufficient, since it may have been edited or restored from
+// a backup. A Lease that is older than the cluster belongs to another cluster.
 func (r *Reachability) evaluateAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (
 	liveness heartbeats.Liveness, hasReported bool, err error,
 ) {

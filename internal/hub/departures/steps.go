@@ -71,10 +71,13 @@ func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
 	if c.WithdrawRemaining == nil || ordered || (s.member.Forced && c.timeLeft(s) <= 0) {
 		return nil
 	}
-	if err := c.withdrawRemainingFrom(ctx, s, s.member.OnHub()); err != nil || (s.member.Forced && s.unreachable != "") {
+	if err := c.withdrawRemainingFrom(ctx, s, s.member.OnHub()); err != nil {
 		return err
 	}
-	if s.unreachable != "" {
+	switch {
+	case s.unreachable != "" && s.member.Forced:
+		return nil // a forced deregistration does not wait for an unreachable member
+	case s.unreachable != "":
 		return c.awaitAgent(ctx, s)
 	}
 	return c.withdrawRemainingFrom(ctx, s, s.member)
@@ -151,7 +154,10 @@ func (s *state) waitFor(pendingWork string) error {
 // removeRegistration removes the objects of the registration from the member. A forced deregistration does not wait for
 // an unreachable member, and not longer than its deadline.
 func (c *Controller) removeRegistration(ctx context.Context, s *state) error {
-	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.removeHubIdentity, fleet.Pull: c.removeAgent}[s.member.Mode](ctx, s)
+	if s.member.Mode == fleet.Pull {
+		return c.removeAgent(ctx, s)
+	}
+	return c.removeHubIdentity(ctx, s)
 }
 
 // removeAgent orders the agent to remove itself and waits for its answer.
