@@ -269,9 +269,9 @@ func (c *Controller) forget(name types.NamespacedName) {
 	delete(c.formerAPIs, name)
 }
 
-// keepAPIVersions returns facts with the former APIs in addition to the present list if that is incomplete: charts would
-// be rendered as if an API that does not answer did not exist. old is the list in the status. The controller keeps a
-// copy of the result, because the status can be lost before the member returns a complete list.
+// keepAPIVersions returns facts with the former APIs in addition to the present list if that is incomplete: charts
+// would be rendered as if an API that does not answer did not exist. old is the list in the status. The controller
+// keeps a copy of the result, because the status can be lost before the member returns a complete list.
 func (c *Controller) keepAPIVersions(name types.NamespacedName, old []string, facts fleet.Facts) fleet.Facts {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -25,8 +25,8 @@ import (
 const maxWindowAge = 5 * 366 * 24 * time.Hour
 
 // AnnotationWindow on a SveltosCluster contains a windowRecord in JSON: the next times of the active window when the
-// controller evaluated it last. The status has a copy. The annotation is authoritative, because the agent of a pull-mode
-// cluster can write the status.
+// controller evaluated it last. The status has a copy. The annotation is authoritative, because the agent of a
+// pull-mode cluster can write the status.
 const AnnotationWindow = "towline.dev/active-window"
 
 // windowFieldPrefix is the first part of each message about an invalid active window.
