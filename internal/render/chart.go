@@ -268,6 +268,9 @@ func (r ChartRequest) key() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
+// render executes the templates with the functions of calls. If they must be executed again with the data of the
+// member, it returns a Release with needsMember and without objects, also beside an error. Beside an error, Unanswered
+// of the Release is set, too. Its callers, also across the sandbox, return both.
 func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 	chart, err := r.load()
 	if err != nil {

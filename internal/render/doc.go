@@ -6,7 +6,9 @@
 // Charts.Render has these steps: it reads the facts about the chart, removes the inputs that the chart does not read
 // from the request, and looks for the rendering in the cache that all members share. If it is missing, the chart is
 // rendered for all members. If that rendering generates a value, or looks up an object that it renders itself, the
-// chart is rendered again for this release on this member, with its stored results.
+// chart is rendered again for this release on this member, with its stored results. A rendering starts a call in the
+// sandbox (sandbox.go), which executes the templates (chart.go) with functions that use stored results (generated.go,
+// lookup.go), and collects the objects (release.go).
 //
 // A kustomization is built with kustomize's library in the sandbox, in a file system that has the files of its source
 // only (kustomize.go, kustomize_tree.go). The result is the same for all members. If there are values, the built
@@ -29,7 +31,8 @@
 //
 //   - Requests with the same inputs have the same release, in the same order, in every process.
 //   - A value that a chart generates differs between members and never changes on one of them.
-//   - Only the template functions now and lookup read a clock or a cluster. Nothing sends requests to the network.
+//   - Only template functions read a clock (such as now, date, ago and genCA) or a cluster (lookup). Nothing sends
+//     requests to the network.
 //
 // Start reading at Charts.Render in chart.go.
 package render

@@ -19,16 +19,15 @@ import (
 
 // Generated holds the results of the non-deterministic template functions of a release as JSON: of randAlphaNum, genCA,
 // now and similar functions, and of lookup. The key identifies the call: the template, the function, a digest of the
-// arguments, and the number of the call. The key of a lookup has no template: it has a digest of the chart, the values
-// and the options, and the operation. Helm evaluates lookup only at an installation and an upgrade. Therefore a lookup
-// that finds the objects of its own release later must not cause another upgrade.
+// arguments, and the number of the call. The result of a lookup is stored per inputs and operation, without a template:
+// a release is not upgraded again only because lookup finds the objects of the release after its installation.
 //
 // For a member that cannot be read, Generated also holds the Secrets and ConfigMaps of the deployed rendering that its
 // templates look up. The key identifies the arguments of lookup. Pend adds the objects of a rendering that is not
 // deployed yet.
 type Generated map[string]json.RawMessage
 
-// Add returns the results to store after a rendering: the used ones, and all other stored results except results of
+// Add returns the results to store after a rendering: those that it used, and the other results in g except those of
 // lookup.
 func (g Generated) Add(used Generated) Generated {
 	all := g.WithoutLookup()
@@ -83,7 +82,7 @@ type templateCalls struct {
 	lookup LookupFunc
 	// inputs is a digest of the chart, the values and the options. operation is "install" or "upgrade".
 	inputs, operation string
-	// lookedUp has the calls of lookup for one Secret or ConfigMap. lookupErr is the error of lookup.
+	// lookedUp has the calls of lookup, in pull mode only those that are storable. lookupErr is the error of lookup.
 	lookedUp  map[lookupCall]bool
 	lookupErr error
 	// needsMember is true if a function was called that needs forMember.

@@ -43,8 +43,8 @@ func (l lookupCall) digest() string {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(strings.Join([]string{l.apiVersion, l.kind, l.namespace, l.name}, "\x00"))))
 }
 
-// isStorable returns whether the call is for one Secret or ConfigMap. Objects of other kinds are not stored: templates
-// read fields that the API server or a controller sets, such as the status.
+// isStorable returns whether the call is for one Secret or ConfigMap. In pull mode objects of other kinds are not
+// stored: templates read fields that the API server or a controller sets, such as the status.
 func (l lookupCall) isStorable() bool {
 	return l.apiVersion == "v1" && (l.kind == "Secret" || l.kind == "ConfigMap") && l.name != ""
 }
@@ -62,7 +62,8 @@ func lookupCallFor(object *unstructured.Unstructured, namespace string) lookupCa
 // renderedKey returns the key of the rendered object in Generated.
 func (l lookupCall) renderedKey() string { return renderedPrefix + l.digest() }
 
-// lookUp implements the template function lookup. For the same inputs it reads the member, or the stored objects, once.
+// lookUp implements the template function lookup. It reads the member, or the stored objects, once, and stores the
+// result: while the inputs of the release stay, it returns that result.
 func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[string]any, error) {
 	call := lookupCall{apiVersion, kind, namespace, name}
 	if c.lookup == nil && (!c.forMember || !call.isStorable()) {
@@ -154,7 +155,8 @@ func (c *templateCalls) storeRendered(objects []*unstructured.Unstructured, name
 			c.used[key] = object
 			continue
 		}
-		// No object is stored for the call. So the next rendering finds nothing either: the result need not be stored.
+		// The object is not stored, so lookup cannot find it later, and the result is unanswered. An empty result need not
+		// be stored: the next rendering finds nothing either.
 		if result := c.resultKey(call); string(c.used[result]) == "{}" {
 			c.unanswered = true
 			delete(c.used, result)
