@@ -29,7 +29,7 @@ func (e *Engine) FindDeployed(ctx context.Context, id bundle.ID) (d bundle.Deplo
 	if rec := e.store.Cached(id); rec != nil {
 		return e.deployed(rec), true, nil
 	}
-	if e.store.HasListed(id) {
+	if e.store.IsPartitionListed(id) {
 		return bundle.Deployed{}, false, nil
 	}
 	// With inventory.ErrIncomplete the record exists and is empty.

@@ -314,8 +314,8 @@ func (s *Store) IsListed() bool {
 	return s.cache.isListed
 }
 
-// HasListed returns whether the record of id does not exist if it is not cached.
-func (s *Store) HasListed(id bundle.ID) bool {
+// IsPartitionListed returns whether the cache has all records of the partition of id: one that it lacks does not exist.
+func (s *Store) IsPartitionListed(id bundle.ID) bool {
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
 	served, ok := s.servedOf(id)

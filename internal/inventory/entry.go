@@ -43,5 +43,6 @@ func (e Entry) RecordsAdoption(uid types.UID) bool {
 	return e.Adopted && (e.UID == "" || e.UID == uid)
 }
 
-// IsCreated returns whether the entry proves that the bundle has created the object with its UID.
+// IsCreated returns whether the entry proves that the bundle has applied the object with its UID: it was neither found
+// by its labels nor deployed by Helm.
 func (e Entry) IsCreated() bool { return e.UID != "" && !e.Recovered && !e.FromHelm }

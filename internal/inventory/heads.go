@@ -56,7 +56,7 @@ func (s *Store) List(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := s.listHeads(ctx, labelRecord+"="+partHead, s.partitionFilter()); err != nil {
+	if err := s.readPages(ctx, labelRecord+"="+partHead, s.partitionFilter()); err != nil {
 		return err
 	}
 	s.setListed(known)
@@ -80,8 +80,8 @@ func (s *Store) lockListing(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// listHeads reads the records whose heads a label selector selects, and for which isWanted returns true.
-func (s *Store) listHeads(ctx context.Context, selector string, isWanted func(context.Context, bundle.ID) (bool, error)) error {
+// readPages reads the records whose heads a label selector selects, and for which isWanted returns true.
+func (s *Store) readPages(ctx context.Context, selector string, isWanted func(context.Context, bundle.ID) (bool, error)) error {
 	opts := metav1.ListOptions{LabelSelector: s.selector(selector), Limit: pageSize}
 	for {
 		page, err := s.secrets.List(ctx, opts)
@@ -132,7 +132,7 @@ func (s *Store) loadHead(ctx context.Context, id bundle.ID) (*Record, error) {
 		return nil, fmt.Errorf("read the record of %s: %w", id, err)
 	}
 	rec.version = secret.ResourceVersion
-	if err := json.Unmarshal(secret.Data[keyHead], &rec.Head); err != nil {
+	if err := json.Unmarshal(secret.Data[keyHead], &rec.Head); err != nil || rec.Head.ID != id {
 		// Keep the ID: a withdrawal finds the objects by their ownership labels.
 		rec.Head = Head{ID: id}
 	}

@@ -141,7 +141,7 @@ func (s *Store) ListPartition(ctx context.Context, partition string) ([]*Record,
 		return nil, fmt.Errorf("list the records of %s: %w", partition, ErrNotServed)
 	}
 	selector := labelRecordPartition + "=" + shortHash([]byte(partition))
-	if err := s.listHeads(ctx, selector, func(context.Context, bundle.ID) (bool, error) { return true, nil }); err != nil {
+	if err := s.readPages(ctx, selector, func(context.Context, bundle.ID) (bool, error) { return true, nil }); err != nil {
 		return nil, err
 	}
 	s.setListed(map[string]*servedPartition{partition: served})

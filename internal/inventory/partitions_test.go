@@ -84,11 +84,11 @@ func TestListReadsOnlyThePartitionsThatAreServed(t *testing.T) {
 	}
 	// The partition lost was not known before the list, which can be incomplete about it.
 	for partition, want := range map[string]bool{"one": true, "empty": true, "two": false, "lost": false} {
-		if got := s.HasListed(in(partition)); got != want {
-			t.Errorf("HasListed of %s: got %t", partition, got)
+		if got := s.IsPartitionListed(in(partition)); got != want {
+			t.Errorf("IsPartitionListed of %s: got %t", partition, got)
 		}
 	}
-	if records, err := s.ListPartition(t.Context(), "lost"); err != nil || len(records) != 1 || !s.HasListed(in("lost")) {
+	if records, err := s.ListPartition(t.Context(), "lost"); err != nil || len(records) != 1 || !s.IsPartitionListed(in("lost")) {
 		t.Errorf("ListPartition: got %v, %v", records, err)
 	}
 	if _, err := s.ListPartition(t.Context(), "two"); !errors.Is(err, inventory.ErrNotServed) {
@@ -129,7 +129,7 @@ func TestPartitionMovesAndComesBack(t *testing.T) {
 	if _, err := b.Serve(t.Context(), "one"); err != nil {
 		t.Fatal(err)
 	}
-	if b.HasListed(in("one")) {
+	if b.IsPartitionListed(in("one")) {
 		t.Error("a partition that has moved here counts as listed")
 	}
 	if records, err := b.ListPartition(t.Context(), "one"); err != nil || len(records) != 1 {
