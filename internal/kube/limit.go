@@ -8,10 +8,11 @@ import (
 )
 
 // Budget limits what is read of one or several responses together: their bytes, and their JSON values. A value takes
-// two bytes of JSON, and about a hundred bytes of memory when it is decoded. Protobuf, whose values are not counted, is
-// refused. It is safe for concurrent use.
+// two bytes of JSON, and about a hundred bytes of memory when it is decoded. If there is a limit of values, Protobuf is
+// refused, whose values are not counted. It is safe for concurrent use.
 type Budget struct {
 	bytes, values atomic.Int64
+	limitsValues  bool
 	exceeded      error
 }
 
@@ -20,9 +21,9 @@ const protobufPrefix = "k8s\x00"
 
 var errProtobuf = errors.New("the cluster returned Protobuf, which was not requested")
 
-// NewBudget returns a budget of bytes and values. Reads that go beyond it return exceeded.
+// NewBudget returns a budget of bytes and values; math.MaxInt64 values are no limit of values. Reads that go beyond it return exceeded.
 func NewBudget(bytes, values int64, exceeded error) *Budget {
-	b := &Budget{exceeded: exceeded}
+	b := &Budget{exceeded: exceeded, limitsValues: values < math.MaxInt64}
 	b.bytes.Store(bytes)
 	b.values.Store(values)
 	return b
@@ -62,7 +63,7 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 	b.budget.bytes.Add(-int64(n))
 	if n > 0 && !b.isStarted {
 		b.isStarted = true
-		if p[0] == protobufPrefix[0] {
+		if b.budget.limitsValues && p[0] == protobufPrefix[0] {
 			return 0, errProtobuf
 		}
 	}
