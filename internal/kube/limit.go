@@ -21,7 +21,8 @@ const protobufPrefix = "k8s\x00"
 
 var errProtobuf = errors.New("the cluster returned Protobuf, which was not requested")
 
-// NewBudget returns a budget of bytes and values; math.MaxInt64 values are no limit of values. Reads that go beyond it return exceeded.
+// NewBudget returns a budget of bytes and values; math.MaxInt64 values are no limit of values. Reads that go beyond it
+// return exceeded.
 func NewBudget(bytes, values int64, exceeded error) *Budget {
 	b := &Budget{exceeded: exceeded, limitsValues: values < math.MaxInt64}
 	b.bytes.Store(bytes)
