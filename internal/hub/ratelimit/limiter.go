@@ -14,22 +14,14 @@ import (
 
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-const (
-	// minPruneSize is the number of keys from which expired ones are removed.
-	minPruneSize = 1000
-	// agentPriority is the priority of the reconciles that agents cause. It is lower than the priority of changes on the
-	// hub (0): a change on all clusters is delivered to the last of them before the reports about the first are evaluated.
-	// It is higher than the priority of unchanged objects after a start of the hub.
-	agentPriority = handler.LowPriority / 2
-)
+// minPruneSize is the number of keys from which expired ones are removed.
+const minPruneSize = 1000
 
 // Limiter limits events by key: a burst of them at once, and then one in each interval. It is safe for concurrent use.
 type Limiter struct {
@@ -83,30 +75,27 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// Handler returns a handler that enqueues the requests of an object. Updates for which key returns a key are delayed,
-// and have agentPriority; for updates that no agent can have written, key must return "". The queue must be a
-// PriorityQueue, which is the default of controllers.
+// Handler returns a handler that enqueues the requests of an object. It delays updates for which key returns a key; for
+// updates that no agent can have written, key must return "".
 func (l *Limiter) Handler(requests handler.MapFunc, key func(before, after client.Object) string) handler.EventHandler {
-	enqueue := func(ctx context.Context, obj client.Object, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+	enqueue := func(ctx context.Context, obj client.Object, queue workqueue.TypedRateLimitingInterface[reconcile.Request], delay time.Duration) {
 		for _, request := range requests(ctx, obj) {
-			queue.Add(request)
+			queue.AddAfter(request, delay)
 		}
 	}
 	return handler.Funcs{
 		CreateFunc: func(ctx context.Context, e event.CreateEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-			enqueue(ctx, e.Object, queue)
+			enqueue(ctx, e.Object, queue, 0)
 		},
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-			limited := key(e.ObjectOld, e.ObjectNew)
-			if limited == "" {
-				enqueue(ctx, e.ObjectNew, queue)
-				return
+			delay := time.Duration(0)
+			if limited := key(e.ObjectOld, e.ObjectNew); limited != "" {
+				delay = l.Delay(limited)
 			}
-			opts := priorityqueue.AddOpts{After: l.Delay(limited), Priority: ptr.To(agentPriority)}
-			queue.(priorityqueue.PriorityQueue[reconcile.Request]).AddWithOpts(opts, requests(ctx, e.ObjectNew)...)
+			enqueue(ctx, e.ObjectNew, queue, delay)
 		},
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-			enqueue(ctx, e.Object, queue)
+			enqueue(ctx, e.Object, queue, 0)
 		},
 	}
 }

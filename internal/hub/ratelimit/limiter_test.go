@@ -3,15 +3,13 @@ package ratelimit_test
 import (
 	"context"
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/workqueue"
 	testingclock "k8s.io/utils/clock/testing"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -95,19 +93,13 @@ func TestUpdatesOfAgents(t *testing.T) {
 	}
 }
 
-// delays records the delays and the priorities of requests.
+// delays records the delays of requests.
 type delays struct {
-	priorityqueue.PriorityQueue[reconcile.Request]
-	of []string
+	workqueue.TypedRateLimitingInterface[reconcile.Request]
+	of []time.Duration
 }
 
-func (d *delays) Add(request reconcile.Request) { d.AddWithOpts(priorityqueue.AddOpts{}, request) }
-
-func (d *delays) AddWithOpts(opts priorityqueue.AddOpts, requests ...reconcile.Request) {
-	for range requests {
-		d.of = append(d.of, fmt.Sprint(opts.After, ptr.Deref(opts.Priority, 0)))
-	}
-}
+func (d *delays) AddAfter(_ reconcile.Request, delay time.Duration) { d.of = append(d.of, delay) }
 
 func TestHandler(t *testing.T) {
 	t.Parallel()
@@ -116,15 +108,14 @@ func TestHandler(t *testing.T) {
 	handler := limiter.Handler(requests, ratelimit.ByAgentOfGroup)
 	group, queue := &libv1beta1.ConfigurationGroup{}, &delays{}
 	changed := group.DeepCopy()
-	changed.Generation, changed.ResourceVersion = 1, "2"
+	changed.Generation = 1
 	handler.Create(t.Context(), event.CreateEvent{Object: group}, queue)
 	for range 2 {
 		handler.Update(t.Context(), event.UpdateEvent{ObjectOld: group, ObjectNew: group}, queue)
 	}
 	handler.Update(t.Context(), event.UpdateEvent{ObjectOld: group, ObjectNew: changed}, queue)
 	handler.Delete(t.Context(), event.DeleteEvent{Object: group}, queue)
-	want := []string{"0s 0", "0s 0", "0s -50", "0s -50", "1s -50", "1s -50", "0s 0", "0s 0", "0s 0", "0s 0"}
-	if !slices.Equal(queue.of, want) {
-		t.Errorf("the requests are queued %q, want %q", queue.of, want)
+	if want := "[0s 0s 0s 0s 1s 1s 0s 0s 0s 0s]"; fmt.Sprint(queue.of) != want {
+		t.Errorf("the delays are %s, want %s", queue.of, want)
 	}
 }
