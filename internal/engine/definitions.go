@@ -158,7 +158,7 @@ func (m *memberClient) definitionState(ctx context.Context, name string) (establ
 		return false, "", err
 	}
 	if err != nil {
-		return false, err.Error(), nil // it is read again
+		return false, err.Error(), nil //nolint:nilerr // it is read again
 	}
 	return crdState(raw)
 }

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/inventory"
@@ -220,28 +221,9 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var entries []inventory.Entry
-	for _, obj := range objects {
-		ref := kube.RefOf(obj)
-		resource, err := d.engine.member.mapper.AnyVersion(ref.GVK())
-		if meta.IsNoMatchError(err) {
-			continue // a kind that the cluster does not serve has no objects
-		}
-		if err != nil {
-			return fmt.Errorf("find the resource of %s of the former revision: %w", ref, err)
-		}
-		switch {
-		case !resource.Namespaced:
-			ref.Namespace = ""
-		case ref.Namespace == "":
-			ref.Namespace = s.Namespace
-		}
-		if _, known := d.next.Entries[ref.Key()]; !known && !d.desired[ref.Key()] {
-			entries = append(entries, inventory.Entry{Ref: ref, Origin: originOfRelease(s.Key().String()), FromHelm: true})
-		}
-	}
-	if len(entries) == 0 {
-		return nil
+	entries, err := d.entriesOfFormer(objects)
+	if err != nil || len(entries) == 0 {
+		return err
 	}
 	_, found, err := d.engine.readEntries(ctx, entries)
 	if err != nil {
@@ -255,6 +237,32 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// entriesOfFormer returns inventory entries for those objects of a former revision that the new revision does not have.
+func (d *releaseDeployment) entriesOfFormer(objects []*unstructured.Unstructured) ([]inventory.Entry, error) {
+	key := d.op.state.Key()
+	var entries []inventory.Entry
+	for _, obj := range objects {
+		ref := kube.RefOf(obj)
+		resource, err := d.engine.member.mapper.AnyVersion(ref.GVK())
+		if meta.IsNoMatchError(err) {
+			continue // a kind that the cluster does not serve has no objects
+		}
+		if err != nil {
+			return nil, fmt.Errorf("find the resource of %s of the former revision: %w", ref, err)
+		}
+		switch {
+		case !resource.Namespaced:
+			ref.Namespace = ""
+		case ref.Namespace == "":
+			ref.Namespace = key.Namespace
+		}
+		if _, known := d.next.Entries[ref.Key()]; !known && !d.desired[ref.Key()] {
+			entries = append(entries, inventory.Entry{Ref: ref, Origin: originOfRelease(key.String()), FromHelm: true})
+		}
+	}
+	return entries, nil
 }
 
 func firstNonZero(times ...time.Time) time.Time {

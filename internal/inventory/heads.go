@@ -132,7 +132,7 @@ func (s *Store) loadHead(ctx context.Context, id bundle.ID) (*Record, error) {
 		return nil, fmt.Errorf("read the record of %s: %w", id, err)
 	}
 	rec.version = secret.ResourceVersion
-	if err := json.Unmarshal(secret.Data[keyHead], &rec.Head); err != nil || rec.Head.ID != id {
+	if err := json.Unmarshal(secret.Data[keyHead], &rec.Head); err != nil || rec.ID != id {
 		// Keep the ID: a withdrawal finds the objects by their ownership labels.
 		rec.Head = Head{ID: id}
 	}
