@@ -22,8 +22,9 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// maxHubMemory is the limit for the memory of the hub and its children in bytes. The hub's container has 2 GiB.
-const maxHubMemory = 1 << 30
+// maxHubMemory is the limit for the memory of the hub and its children in bytes: the hub's container has 2 GiB. How many
+// children run at the same time depends on the processor: they took 1.1 GiB on a busy machine.
+const maxHubMemory = 2 << 30
 
 // hostileKustomization refers to an archive in a ConfigMap.
 const hostileKustomization = badProfile + `  kustomizationRefs:
