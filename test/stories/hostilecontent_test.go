@@ -22,8 +22,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// maxHubMemory is the limit for the memory of the hub and its children in bytes: the hub's container has 2 GiB. How many
-// children run at the same time depends on the processor: they took 1.1 GiB on a busy machine.
+// maxHubMemory is the limit for the memory of the hub and its children in bytes: the hub's container has 2 GiB. How
+// many children run at the same time depends on the processor: they took 1.1 GiB on a busy machine.
 const maxHubMemory = 2 << 30
 
 // hostileKustomization refers to an archive in a ConfigMap.
