@@ -18,8 +18,8 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// loadRecordedHooks makes the hooks of the operation those of the recorded revision, or else of the oldest one that
-// is recorded, as `helm uninstall` does. There are none without a record.
+// loadRecordedHooks reads the hooks of the operation from the record of its revision, or from the oldest record, as
+// helm uninstall does. Without a record there are no hooks.
 func (o *releaseOp) loadRecordedHooks(ctx context.Context, entries []release.Entry) error {
 	o.hooks = nil
 	for _, entry := range slices.Backward(entries) {

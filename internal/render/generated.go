@@ -27,8 +27,8 @@ import (
 // deployed yet.
 type Generated map[string]json.RawMessage
 
-// Add returns the results to store after a rendering: those that it used, and the other results in g except those of
-// lookup.
+// Add returns the results to store after a rendering: the results that it used, and the other results in g without the
+// results of lookup.
 func (g Generated) Add(used Generated) Generated {
 	all := g.WithoutLookup()
 	maps.Copy(all, used)

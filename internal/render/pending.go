@@ -17,9 +17,9 @@ type pendingObjects struct {
 	Objects   Generated `json:"objects"`
 }
 
-// Pend returns g, the results of the rendering with this ID, with its rendered objects as pending objects. lookup finds
-// those of the deployed rendering, which are in former, until Promote is called: before the member has deployed a
-// rendering, it can have other objects with the same names, and require another rendering.
+// Pend returns g, the results of the rendering with this ID, with its rendered objects as pending objects. Until
+// Promote is called, lookup finds the rendered objects in former, the results of the deployed rendering: before the
+// member has deployed a rendering, it can have other objects with the same names, and require another rendering.
 func (g Generated) Pend(rendering string, former Generated) (Generated, error) {
 	objects, deployed := g.rendered(), former.rendered()
 	all := g.WithoutRendered()

@@ -148,7 +148,7 @@ func (c *child) limitTime(limit time.Duration) (stop func() bool) {
 			if used := c.processorTime(); used > 0 {
 				rest = min(rest, limit-(used-usedBefore))
 			} else {
-				rest = 0 // it has ended, or the system does not tell
+				rest = 0 // the child has ended, or the system has no /proc
 			}
 		}
 		c.kill()

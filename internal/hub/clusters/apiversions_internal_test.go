@@ -20,7 +20,7 @@ func TestKeepAPIVersions(t *testing.T) {
 	incomplete := func(apis ...string) fleet.Facts { return fleet.Facts{APIVersions: apis} }
 	complete := func(apis ...string) fleet.Facts { return fleet.Facts{APIVersions: apis, Complete: true} }
 	for name, test := range map[string]struct {
-		// status is the list in the status before each list, "": that of the list before.
+		// status says when the status loses its list: "lost" before each list, "lost later" before the third one.
 		status string
 		lists  []fleet.Facts
 		want   []string

@@ -48,8 +48,8 @@ const (
 	maxConcurrentChecks = 4
 	// maxChecksOfNamespace is the same number for the members in one namespace, which belong to one tenant.
 	maxChecksOfNamespace = 3
-	// A namespace is slow if its last checks took longer than slowChecks. Then the checks of one of its members run at a
-	// time, and those of maxSlowChecks members in all slow namespaces together.
+	// A namespace is slow if its last checks took longer than slowChecks. Then only one of its members is checked at a
+	// time, and at most maxSlowChecks members of all slow namespaces together.
 	slowChecks    = 5 * time.Second
 	maxSlowChecks = 2
 	// contactTimeout limits the requests of one contact, without the checks.
