@@ -151,8 +151,8 @@ func (p *Plane) awaitServiceAccounts(ctx context.Context) error {
 	})
 }
 
-// await polls try, since neither readiness nor another process's start can be watched. Each request takes a millisecond
-// of the processor, so the interval is a tenth of the time since the start, and at most a second.
+// await polls try, since neither readiness nor another process's start can be watched. On a busy machine the requests
+// delay the start, so the interval is about a tenth of the time since the start, and at most a second.
 func (p *Plane) await(ctx context.Context, what string, try func(context.Context) error) error {
 	var last error
 	interval := wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.1, Cap: time.Second, Steps: math.MaxInt}
