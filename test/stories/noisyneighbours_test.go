@@ -100,8 +100,8 @@ func (w *world) measureChange(when, version string, members map[string]*localkub
 			}
 			took := time.Since(began)
 			w.t.Logf("%s: a change on the hub is on the member %s after %s, with kubectl", when, name, took.Round(time.Millisecond))
-			// The goal is 2 s. The limit is loose: less than any of the limits that the others run into.
-			if took > 10*time.Second {
+			// The goal is 2 s. The limit is loose, for busy machines, and no more than the time that a chart may take.
+			if took > 30*time.Second {
 				w.t.Errorf("%s: the change arrived at %s after %s", when, name, took)
 			}
 		})
