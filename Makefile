@@ -7,6 +7,10 @@ LDFLAGS        := -s -w -X github.com/towline/towline/internal/cli/command.versi
 GOLANGCI       := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.14.0
 CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.22.0
 
+# The programs need no C. Without it, tests are compiled as the programs are, and the linker of Go links them in half of
+# the processor time that the system's needs.
+export CGO_ENABLED := 0
+
 # The helm command of the release whose library the hub renders with.
 HELM_VERSION := $(shell awk '$$1 == "helm.sh/helm/v4" {print $$2}' go.mod)
 HELM         := $(BIN)/helm-$(HELM_VERSION)
@@ -20,13 +24,15 @@ CHART_VERSION ?= $(shell sed -E 's/^v//; /^[0-9]+\.[0-9]+\.[0-9]+([-+].*)?$$/! s
 
 # Tests wait for control planes and clocks, so some run in parallel. More of them take longer: with 12 tests at a time on
 # two cores, a control plane takes twice the processor time to start. So the packages beside the stories run fewer.
-TEST_FLAGS ?= -parallel 3
+# The debugger is not used, so its tables are not linked.
+TEST_FLAGS ?= -parallel 3 -ldflags=-w
 PACKAGE_FLAGS ?= -p 2 -parallel 2
 # Control planes live for seconds: collecting their garbage less often takes a quarter less of the processor, and 100 MiB more of memory each.
-TEST_ENV   := GOGC=400
+# Goroutines that start with a stack of the average size copy it less often: a start takes a sixth less of the processor.
+TEST_ENV   := GOGC=400 GODEBUG=adaptivestackstart=1
 
 # The control planes for tests are built without debug information, which is faster: see localkube/README.md.
-LOCALKUBE_ENV   := CGO_ENABLED=0 GOGC=800
+LOCALKUBE_ENV   := GOGC=800
 LOCALKUBE_FLAGS := -gcflags=all=-dwarf=false -ldflags='-s -w'
 
 .DEFAULT_GOAL := help
@@ -42,7 +48,7 @@ build: towline localkube helm source-controller ## Build everything into bin/
 towline:
 	@mkdir -p $(BIN)
 	@echo "building towline" >&2
-	@CGO_ENABLED=0 go build -trimpath -ldflags='$(LDFLAGS)' -o $(BIN)/ ./cmd/towline ./cmd/towline-agent
+	@go build -trimpath -ldflags='$(LDFLAGS)' -o $(BIN)/ ./cmd/towline ./cmd/towline-agent
 	@for name in sveltosctl karmadactl kubectl-karmada; do ln -sf towline $(BIN)/$$name; done
 	@ln -sf towline-agent $(BIN)/karmada-agent
 
@@ -67,7 +73,7 @@ helm: $(HELM)
 $(HELM):
 	@mkdir -p $(BIN)
 	@echo "building helm" >&2
-	@GOBIN=$(BIN)/tmp CGO_ENABLED=0 go install -trimpath -ldflags='-s -w -X helm.sh/helm/v4/internal/version.version=$(HELM_VERSION)' \
+	@GOBIN=$(BIN)/tmp go install -trimpath -ldflags='-s -w -X helm.sh/helm/v4/internal/version.version=$(HELM_VERSION)' \
 		helm.sh/helm/v4/cmd/helm@$(HELM_VERSION)
 	@mv $(BIN)/tmp/helm $@ && rmdir $(BIN)/tmp
 

@@ -18,7 +18,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -32,9 +31,11 @@ import (
 const (
 	// waitTimeout bounds every wait of a story. It is loose: a slow machine must pass, a hang must fail.
 	waitTimeout = 4 * time.Minute
-	// pollInterval is the pause between two checks of a wait at first. It doubles within 3 s: most checks start kubectl,
-	// which takes up to a tenth of a second of a processor.
+	// pollInterval is the minimum time between two checks of a wait.
 	pollInterval = 250 * time.Millisecond
+	// pollCost is the maximum part of a wait that its checks take. Many start kubectl, which takes a fifth of a second of
+	// a processor.
+	pollCost = 0.25
 )
 
 // world is a hub with Towline running in it, a chart repository, and as many members as the story starts.
@@ -259,14 +260,18 @@ func (w *world) eventually(what string, check func() error) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), waitTimeout)
 	defer cancel()
-	var last error
-	pauses := wait.Backoff{Duration: pollInterval, Factor: 1.1, Cap: 2 * pollInterval, Steps: 20}
-	err := pauses.DelayFunc().Until(ctx, true, true, func(context.Context) (bool, error) {
-		last = check()
-		return last == nil, nil
-	})
-	if err != nil {
-		w.t.Fatalf("%s: not within %s: %v", what, waitTimeout, last)
+	for {
+		began := time.Now()
+		err := check()
+		if err == nil {
+			return
+		}
+		took := time.Since(began)
+		select {
+		case <-time.After(max(pollInterval, time.Duration(float64(took)/pollCost)-took)):
+		case <-ctx.Done():
+			w.t.Fatalf("%s: not within %s: %v", what, waitTimeout, err)
+		}
 	}
 }
 
