@@ -4,12 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
+	"path"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -20,14 +26,18 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
+// TestAgentSourceRetriesWhileTheHubIsDown kills the API server of the hub, and starts it again. An API server has no
+// events from before its start: it answers a watch from an earlier version with 410 Expired, "too old resource
+// version". So the agent reads all its groups again, but only once.
 func TestAgentSourceRetriesWhileTheHubIsDown(t *testing.T) {
 	t.Parallel()
 	plane := localkube.ForTest(t)
 	h := newHub(t, plane)
 	m := h.member("outage")
 	engine := newMemberEngine()
-	h.startAgent(m, engine)
+	log, _ := h.startAgent(m, engine)
 	deliverUntil(t, h.pull, m, testBundle(objects("a", "1")), bundle.StateApplied)
+	log.takeSucceeded()
 	if err := plane.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -37,6 +47,106 @@ func TestAgentSourceRetriesWhileTheHubIsDown(t *testing.T) {
 	}
 	deliverUntil(t, h.pull, m, testBundle(objects("b", "1")), bundle.StateApplied)
 	wantNames(t, engine, "b")
+	if lists, _ := readsOfGroups(t, log.takeSucceeded()); len(lists) > 1 {
+		t.Errorf("the agent has read all its groups %d times after the restart, want once: %q", len(lists), lists)
+	}
+}
+
+// TestAgentSourceContinuesItsWatch loses the connections between an agent and an API server. The agent continues its
+// watch, and lists nothing again.
+func TestAgentSourceContinuesItsWatch(t *testing.T) {
+	t.Parallel()
+	h := sharedHub(t)
+	m, engine, network := h.member("continues"), newMemberEngine(), &hubNetwork{}
+	config := rest.CopyConfig(h.plane.Config)
+	config.Dial = network.dial
+	log, _ := h.startAgentOn(config, m, engine)
+	deliverUntil(t, h.pull, m, testBundle(objects("a", "1")), bundle.StateApplied)
+	// A reflector lists again after a short watch without an event. Another delivery is an event.
+	deliverUntil(t, h.pull, m, testBundle(objects("b", "1")), bundle.StateApplied)
+	if lists, _ := readsOfGroups(t, log.take()); len(lists) == 0 {
+		t.Error("the agent has not listed its groups before the outage")
+	}
+	network.setDown(true)
+	mustDeliver(t, h.pull, m, testBundle(objects("c", "1")))
+	eventually(t, "the agent retries", func(context.Context) error { return network.wasUsedWhileDown() })
+	network.setDown(false)
+	deliverUntil(t, h.pull, m, testBundle(objects("c", "1")), bundle.StateApplied)
+	wantNames(t, engine, "c")
+	if lists, watches := readsOfGroups(t, log.take()); len(lists) > 0 || len(watches) == 0 {
+		t.Errorf("after the outage: lists %q and watches %q, want only watches", lists, watches)
+	}
+}
+
+// hubNetwork has the connections of a client to the hub.
+type hubNetwork struct {
+	mu          sync.Mutex // guards the fields below
+	isDown      bool
+	connections []net.Conn
+	refused     int // connections while it is down
+}
+
+// dial opens a connection.
+func (n *hubNetwork) dial(ctx context.Context, protocol, address string) (net.Conn, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.isDown {
+		n.refused++
+		return nil, &net.OpError{Op: "dial", Net: protocol, Err: errors.New("the network is down")}
+	}
+	connection, err := (&net.Dialer{}).DialContext(ctx, protocol, address)
+	if err == nil {
+		n.connections = append(n.connections, connection)
+	}
+	return connection, err
+}
+
+// setDown ends all connections, and refuses others, while isDown is true.
+func (n *hubNetwork) setDown(isDown bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.isDown = isDown
+	for _, connection := range n.connections {
+		_ = connection.Close() // the client may have closed it
+	}
+	n.connections = nil
+}
+
+// wasUsedWhileDown returns an error if the client has not tried to connect while the network was down.
+func (n *hubNetwork) wasUsedWhileDown() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.refused == 0 {
+		return errors.New("no connection was refused")
+	}
+	return nil
+}
+
+// readsOfGroups returns the queries in log that read all groups of a member, and those of watches that continue from a
+// version. It omits the lists with limit 1 of kube.DetectRestore.
+func readsOfGroups(t *testing.T, log []string) (lists, watches []string) {
+	t.Helper()
+	for _, line := range log {
+		uri, isGet := strings.CutPrefix(line, "GET ")
+		if !isGet {
+			continue
+		}
+		request, err := url.Parse(uri)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if path.Base(request.Path) != "configurationgroups" {
+			continue
+		}
+		switch query := request.Query(); {
+		case query.Get("limit") == "1":
+		case query.Has("watch") && query.Get("resourceVersion") != "" && !query.Has("sendInitialEvents"):
+			watches = append(watches, request.RawQuery)
+		default: // a watch with sendInitialEvents begins with all groups
+			lists = append(lists, request.RawQuery)
+		}
+	}
+	return lists, watches
 }
 
 func TestAgentSourceFindsAndWakes(t *testing.T) {

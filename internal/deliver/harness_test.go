@@ -156,6 +156,8 @@ type requests struct {
 	mu   sync.Mutex
 	log  []string
 	fail func(request *http.Request) bool
+	// succeeded are the requests in log without those that fail, or are answered with an error.
+	succeeded []string
 }
 
 var errCrash = errors.New("crash")
@@ -166,12 +168,19 @@ func (r *requests) wrap(config *rest.Config) *rest.Config {
 		return roundTripper(func(request *http.Request) (*http.Response, error) {
 			r.mu.Lock()
 			fail := r.fail != nil && r.fail(request)
-			r.log = append(r.log, request.Method+" "+request.URL.Path+"?"+request.URL.RawQuery)
+			line := request.Method + " " + request.URL.Path + "?" + request.URL.RawQuery
+			r.log = append(r.log, line)
 			r.mu.Unlock()
 			if fail {
 				return nil, errCrash
 			}
-			return next.RoundTrip(request)
+			response, err := next.RoundTrip(request)
+			if err == nil && response.StatusCode < http.StatusBadRequest {
+				r.mu.Lock()
+				r.succeeded = append(r.succeeded, line)
+				r.mu.Unlock()
+			}
+			return response, err
 		})
 	})
 	return wrapped
@@ -192,6 +201,15 @@ func (r *requests) take(words ...string) []string {
 		}
 	}
 	r.log = nil
+	return taken
+}
+
+// takeSucceeded returns the requests that have succeeded since the last takeSucceeded.
+func (r *requests) takeSucceeded() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	taken := r.succeeded
+	r.succeeded = nil
 	return taken
 }
 
@@ -322,8 +340,14 @@ func (h *hub) claim(namespace, holder string) {
 // startAgent runs the agent of m, with an agent's permissions, until stop is called or the test ends.
 func (h *hub) startAgent(m fleet.Member, engine *memberEngine) (log *requests, stop func()) {
 	h.t.Helper()
+	return h.startAgentOn(h.plane.Config, m, engine)
+}
+
+// startAgentOn is startAgent with another config of the hub.
+func (h *hub) startAgentOn(config *rest.Config, m fleet.Member, engine *memberEngine) (log *requests, stop func()) {
+	h.t.Helper()
 	log = &requests{}
-	config := log.wrap(LimitResponses(h.plane.Config))
+	config = log.wrap(LimitResponses(config))
 	config.Impersonate.UserName = m.DeliveryNamespace
 	agentSource := NewAgentSource(clientFor(h.t, config), m.DeliveryNamespace, m.Name)
 	ctx, cancel := context.WithCancel(h.t.Context())

@@ -21,7 +21,7 @@ import (
 func BenchmarkEvent(b *testing.B) {
 	for _, records := range []int{100, 10_000} {
 		b.Run(fmt.Sprintf("%d records", records), func(b *testing.B) {
-			store := inventory.NewStore(fake.NewClientset().CoreV1(), metadatafake.NewSimpleMetadataClient(runtime.NewScheme()), "records", inventory.OwnerScope{})
+			store := newFakeStore()
 			var key kube.Ref
 			for i := range records {
 				key = saveRecord(b, store, i)
@@ -34,6 +34,11 @@ func BenchmarkEvent(b *testing.B) {
 			}
 		})
 	}
+}
+
+// newFakeStore returns a Store on a member that has nothing but records.
+func newFakeStore() *inventory.Store {
+	return inventory.NewStore(fake.NewClientset().CoreV1(), metadatafake.NewSimpleMetadataClient(runtime.NewScheme()), "records", inventory.OwnerScope{})
 }
 
 // saveRecord saves a record with 5 objects, and returns the key of one of them.

@@ -15,6 +15,7 @@ import (
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/drift"
@@ -145,6 +146,16 @@ func TestOnlyTheObjectThatOthersChangedIsCorrected(t *testing.T) {
 		}
 		return b.apply(ctx, "edited")
 	}})
+	b.wantCorrected("edited")
+}
+
+// TestFirstCorrectionIsNotDelayed has a clock that stands still: a correction that waits for it never runs.
+func TestFirstCorrectionIsNotDelayed(t *testing.T) {
+	t.Parallel()
+	b := newBundleOnMember(t, "edited")
+	b.options.Clock = clocktesting.NewFakeClock(time.Now())
+	b.run(engine{apply: func(ctx context.Context, _ map[kube.Ref]bool) error { return b.apply(ctx, "edited") }})
+	b.edit("edited")
 	b.wantCorrected("edited")
 }
 

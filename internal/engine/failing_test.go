@@ -2,11 +2,13 @@ package engine_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/engine"
@@ -30,9 +32,9 @@ func convergeFailsFinally(t *testing.T, e *engine.Engine, b bundle.Bundle) bundl
 }
 
 // startRun returns an engine of which Run has begun: it has corrected drift.
-func (c *cluster) startRun(t *testing.T, m *meter) *triggerDrift {
+func (c *cluster) startRun(t *testing.T, m *meter, change ...func(*engine.Options)) *triggerDrift {
 	t.Helper()
-	h := c.heal(t, m)
+	h := c.heal(t, m, change...)
 	sentinel := c.bundle("sentinel", c.configMap("sentinel", "1"))
 	converge(t, h.Engine, sentinel)
 	c.delete(configMaps, "sentinel")
@@ -109,6 +111,29 @@ func TestDriftBesideARefusedObject(t *testing.T) {
 	}
 	b.Items[0].Objects = b.Items[0].Objects[:2]
 	converge(t, h.Engine, b)
+}
+
+// TestRefusedObjectIsTriedAgainAfterFiveMinutes steps the clock of the engine to one second before the next attempt,
+// and then to the attempt.
+func TestRefusedObjectIsTriedAgainAfterFiveMinutes(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	m, clock := &meter{}, clocktesting.NewFakeClock(time.Now())
+	h := c.startRun(t, m, func(o *engine.Options) { o.Clock = clock })
+	b := c.bundle("one", c.configMap("a", "1"), c.refused("refused"))
+	b.Options.ContinueOnError = true
+	convergeFailsFinally(t, h.Engine, b)
+	m.take()
+	corrections := h.count()
+	clock.Step(5*time.Minute - time.Second)
+	// The correction of an object of the same bundle shows that the engine has processed the bundle since.
+	c.patch(configMaps, "a", `{"data":{"key":"edited"}}`)
+	eventually(t, "the edit is reverted", func() bool { return c.value("a") == "1" && h.count() > corrections })
+	if writes := c.writes(m); !slices.Equal(writes, []string{"PATCH a"}) {
+		t.Errorf("writes within five minutes: %v, want that of the correction", writes)
+	}
+	clock.Step(time.Second)
+	eventually(t, "the refused object is tried again", func() bool { return slices.Contains(c.writes(m), "PATCH refused") })
 }
 
 // TestFailedBundleIsRetriedSlowlyDuringAnOutage cuts the connection while the retry of a failed bundle is due.

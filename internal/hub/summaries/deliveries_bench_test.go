@@ -43,16 +43,15 @@ func BenchmarkDeliveries(b *testing.B) {
 			for i := range test.profiles {
 				hub.addContent(i, test.template)
 			}
-			transport, err := deliver.NewPullTransport(hub, hub, deliver.Key{})
-			if err != nil {
-				b.Fatal(err)
-			}
-			composer := &summaries.Composer{Contents: &source.Contents{Hub: hub}, Objects: hub, Hub: hub, Manifests: render.NewManifestRenderer(), HubUID: "hub"}
+			d := newDeliverer(b, hub)
 			member := 0
 			b.ReportAllocs()
 			begin := cpuTime(b)
 			for b.Loop() {
-				deliverTo(b, composer, transport, fmt.Sprintf("member-%d", member), fmt.Sprintf("content-%d", member%test.profiles))
+				request := manifestsRequest(fmt.Sprintf("member-%d", member), fmt.Sprintf("content-%d", member%test.profiles))
+				if _, err := d.deliver(b.Context(), request); err != nil {
+					b.Fatal(err)
+				}
 				member++
 			}
 			b.ReportMetric(float64((cpuTime(b)-begin).Microseconds())/float64(b.N), "cpu-µs/op")
@@ -70,22 +69,43 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// deliverTo composes a bundle with one ConfigMap and delivers it to a new member.
-func deliverTo(b *testing.B, composer *summaries.Composer, transport *deliver.PullTransport, name, content string) {
-	b.Helper()
-	member := fleet.Member{Type: fleet.TypeKarmada, Namespace: "fleet", Name: name, Mode: fleet.Pull, DeliveryNamespace: name}
+// deliverer composes bundles and delivers them to pull members.
+type deliverer struct {
+	composer  *summaries.Composer
+	transport *deliver.PullTransport
+}
+
+func newDeliverer(tb testing.TB, hub client.Client) deliverer {
+	tb.Helper()
+	transport, err := deliver.NewPullTransport(hub, hub, deliver.Key{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return deliverer{transport: transport, composer: &summaries.Composer{
+		Contents: &source.Contents{Hub: hub}, Objects: hub, Hub: hub, Manifests: render.NewManifestRenderer(), HubUID: "hub",
+	}}
+}
+
+// manifestsRequest returns the request for a bundle of a pull member with one ConfigMap. 1000 members share it.
+func manifestsRequest(name, content string) summaries.ComposeRequest {
 	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: content + "-" + name}}
 	summary.Spec.ClusterProfileSpec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: "fleet", Name: content}}
-	composition, err := composer.Compose(b.Context(), summaries.ComposeRequest{
-		Summary: summary, Member: member, Owner: bundle.Owner{Kind: "ClusterProfile", Name: content}, SharedBy: 1000,
+	return summaries.ComposeRequest{
+		Summary: summary,
+		Member:  fleet.Member{Type: fleet.TypeKarmada, Namespace: "fleet", Name: name, Mode: fleet.Pull, DeliveryNamespace: name},
+		Owner:   bundle.Owner{Kind: "ClusterProfile", Name: content}, SharedBy: 1000,
 		Subject: source.Subject{Namespace: "fleet", Name: name},
-	}, libv1beta1.FeatureResources)
+	}
+}
+
+// deliver composes the bundle that r requests, and delivers it to its member, which has no bundle yet.
+func (d deliverer) deliver(ctx context.Context, r summaries.ComposeRequest) (bundle.Bundle, error) {
+	composition, err := d.composer.Compose(ctx, r, libv1beta1.FeatureResources)
 	if err != nil {
-		b.Fatal(err)
+		return bundle.Bundle{}, err
 	}
-	if _, err := transport.Deliver(b.Context(), member, composition.Bundle); err != nil {
-		b.Fatal(err)
-	}
+	_, err = d.transport.Deliver(ctx, r.Member, composition.Bundle)
+	return composition.Bundle, err
 }
 
 // acceptingHub is a hub with the contents of profiles and no other object, that accepts all writes.
