@@ -33,6 +33,9 @@ func (r Request) IsWrite() bool {
 	return r.Verb != "GET" && r.Verb != "LIST" && r.Verb != "WATCH"
 }
 
+// IsRead returns whether the request reads objects once. A watch is no such request.
+func (r Request) IsRead() bool { return r.Verb == "GET" || r.Verb == "LIST" }
+
 // RequestCounts is the number of requests of each kind.
 type RequestCounts map[Request]int
 

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,6 +35,8 @@ const (
 	// settleTime is how long a process is left alone before its memory is read: an agent releases what it does not use
 	// every two minutes.
 	settleTime = 150 * time.Second
+	// processorWindow is the time over which the use of processors is measured. Linux counts in 10 ms: 0.2 millicores.
+	processorWindow = time.Minute
 )
 
 // bed is a hub with Towline running in it, to measure on.
@@ -177,6 +180,28 @@ func (b *bed) rss(pid int) float64 {
 		b.Fatal(err)
 	}
 	return kib / 1024
+}
+
+// millicores returns the use of processors of a process over processorWindow, in thousandths of a processor.
+func (b *bed) millicores(pid int) float64 {
+	b.Helper()
+	began, before := time.Now(), b.processorSeconds(pid)
+	<-time.After(processorWindow)
+	return (b.processorSeconds(pid) - before) / time.Since(began).Seconds() * 1000
+}
+
+// processorSeconds returns the processor time that a process has used.
+func (b *bed) processorSeconds(pid int) float64 {
+	b.Helper()
+	process, err := procfs.NewProc(pid)
+	if err != nil {
+		b.Fatal(err)
+	}
+	stat, err := process.Stat()
+	if err != nil {
+		b.Fatal(err)
+	}
+	return stat.CPUTime()
 }
 
 // agentPID finds the process of a cluster's agent, which its pod started.

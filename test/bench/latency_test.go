@@ -73,8 +73,8 @@ func BenchmarkChangeToApplied(b *testing.B) {
 	}
 }
 
-// BenchmarkChangeOnTenMembers measures the same with ten pull members, each with an agent, and the requests of Towline
-// that change objects on the hub, for each change and member.
+// BenchmarkChangeOnTenMembers measures the same with ten pull members, each with an agent, and the requests to the hub
+// for each change and member: those of Towline that change objects, and all reads. Heartbeats do not count.
 func BenchmarkChangeOnTenMembers(b *testing.B) {
 	bd := newBed(b)
 	var members []*localkube.Plane
@@ -94,11 +94,14 @@ func BenchmarkChangeOnTenMembers(b *testing.B) {
 		writes := after.Since(before).Select(func(r localkube.Request) bool {
 			return r.IsWrite() && (r.Resource == "events" || strings.HasSuffix(r.Group, ".projectsveltos.io"))
 		})
+		reads := after.Since(before).Select(func(r localkube.Request) bool { return r.IsRead() && r.Resource != "leases" })
 		b.Run(name, func(b *testing.B) {
 			measured := *bd
 			measured.B = b
 			b.ReportMetric(0, "ns/op")
 			b.ReportMetric(float64(writes.Total())/float64(len(times)), "writes/change")
+			b.ReportMetric(float64(reads.Total())/float64(len(times)), "reads/change")
+			b.Logf("reads of %d changes:\n%s", len(times), reads)
 			measured.reportQuantiles(times)
 		})
 	}

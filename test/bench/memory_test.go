@@ -26,12 +26,14 @@ const (
 	standIns = 100
 )
 
-// BenchmarkAgentMemory measures the memory of an agent that has nothing to do, and after it applied 500 objects.
+// BenchmarkAgentMemory measures the memory and the use of processors of an agent that has nothing to do, and its memory
+// after it applied 500 objects.
 func BenchmarkAgentMemory(b *testing.B) {
 	bd := newBed(b)
 	bd.pull("memory", "env=memory")
 	pid := bd.agentPID("memory")
 	b.ReportMetric(bd.rss(pid), "idle-MiB")
+	b.ReportMetric(bd.millicores(pid), "idle-millicores")
 	b.ReportMetric(0, "ns/op") // this is not about time
 	bd.createSource("load", loadObjects)
 	for range b.N {

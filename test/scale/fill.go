@@ -230,7 +230,7 @@ func (f *filler) extendConfiguration(ctx context.Context, object stored) error {
 
 // manySummaries kills the hub, fills etcd, changes the content of one profile and starts the hub.
 func manySummaries(ctx context.Context, r *run, result *result) error {
-	if err := r.rollOut(ctx, nil, fillName(0), fillLabel, r.clusters); err != nil {
+	if err := r.rollOut(ctx, nil, []string{fillName(0)}, fillLabel, r.clusters); err != nil {
 		return err
 	}
 	if err := r.awaitQuiet(ctx); err != nil {

@@ -38,20 +38,24 @@ func command(ctx context.Context, args []string, out, progress io.Writer) error 
 	flags.SetOutput(progress)
 	flags.IntVar(&opts.clusters, "clusters", 100, "number of simulated pull clusters")
 	flags.IntVar(&opts.objects, "objects", 10, "number of ConfigMaps of 200 bytes in a profile")
+	flags.IntVar(&opts.profiles, "profiles", 1, "number of profiles in the scenarios new, change and tenth, each with its own content")
 	flags.IntVar(&opts.matrixProfiles, "matrix-profiles", 50, "number of profiles in the scenario matrix")
 	flags.IntVar(&opts.matrixClusters, "matrix-clusters", 50, "number of clusters in the scenario matrix")
 	flags.IntVar(&opts.fillProfiles, "fill-profiles", 100, "number of profiles in the scenario summaries, each on all clusters")
 	flags.StringVar(&opts.namespace, "namespace", "", "namespace of all clusters (default a namespace for each)")
 	flags.BoolVar(&opts.private, "private", false, "keep the content in a Secret, so that each cluster has a copy of its own")
 	flags.DurationVar(&opts.outage, "outage", time.Minute, "time without an API server in the scenario reconnect")
+	flags.DurationVar(&opts.idle, "idle", time.Minute, "time for which the scenarios idle and failing measure")
 	flags.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "time for each scenario")
 	selected := flags.String("scenarios", strings.Join(names, ","), "comma-separated scenarios, in this order; register is needed by all")
 	asJSON := flags.Bool("json", false, "print one JSON object per scenario")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if opts.fillProfiles < 1 {
-		return fmt.Errorf("--fill-profiles: %d is less than 1", opts.fillProfiles)
+	for name, number := range map[string]int{"profiles": opts.profiles, "fill-profiles": opts.fillProfiles} {
+		if number < 1 {
+			return fmt.Errorf("--%s: %d is less than 1", name, number)
+		}
 	}
 	opts.scenarios = strings.Split(*selected, ",")
 	for _, name := range opts.scenarios {

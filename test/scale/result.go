@@ -71,7 +71,7 @@ func (r *result) finish(ctx context.Context, hub *testHub, clusters int) error {
 	requests := after.requests.Since(r.before.requests)
 	per := func(n int) float64 { return float64(n) / float64(clusters) }
 	r.add("writes per cluster", per(requests.Select(isWriteOfTowline).Total()), "")
-	r.add("reads per cluster", per(requests.Select(func(r localkube.Request) bool { return r.Verb == "GET" || r.Verb == "LIST" }).Total()), "")
+	r.add("reads per cluster", per(requests.Select(localkube.Request.IsRead).Total()), "")
 	seconds := after.at.Sub(r.before.at).Seconds()
 	r.add("duration", seconds, "s")
 	// A process that was started meanwhile has less processor time than before.
@@ -81,6 +81,7 @@ func (r *result) finish(ctx context.Context, hub *testHub, clusters int) error {
 	}
 	if cpu := after.planeCPU - r.before.planeCPU; cpu >= 0 {
 		r.add("API server processors", cpu/seconds, "cores")
+		r.add("API server processor time", cpu, "s")
 	}
 	r.add("hub memory", residentMiB(hub.hub.Process.Pid), "MiB")
 	r.add("API server memory", residentMiB(hub.planePID()), "MiB")

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"strings"
 	"time"
 
@@ -22,13 +21,13 @@ const (
 	allLabel, tenthLabel, matrixLabel, fillLabel = "scale/all", "scale/tenth", "scale/matrix", "scale/fill"
 	// quietWindow is the time without writes after which a hub counts as quiet.
 	quietWindow = 3 * time.Second
-	// idleTime is the time for which an idle hub is measured.
-	idleTime = 60 * time.Second
 )
 
 // options are the flags of the command.
 type options struct {
 	clusters, objects int
+	// profiles is the number of profiles in the scenarios new, change and tenth.
+	profiles int
 	// matrixProfiles profiles are created at once for matrixClusters clusters.
 	matrixProfiles, matrixClusters int
 	// fillProfiles is the number of profiles on all clusters in the scenario summaries.
@@ -38,8 +37,9 @@ type options struct {
 	// private puts the content into Secrets, so that each cluster has a copy of its own.
 	private   bool
 	scenarios []string
-	// outage is the time without an API server in the scenario reconnect.
-	outage, timeout time.Duration
+	// outage is the time without an API server in the scenario reconnect. idle is the time for which a hub that has
+	// nothing to do is measured.
+	outage, idle, timeout time.Duration
 }
 
 // run is one run of all scenarios.
@@ -64,9 +64,9 @@ type scenario struct {
 func allScenarios() []scenario {
 	return []scenario{
 		{"register", "clusters registered by SveltosCluster objects", register},
-		{"new", "a new profile on all clusters", newProfile},
-		{"change", "a content change on all clusters", changeAll},
-		{"tenth", "a content change on a tenth of the clusters", changeTenth},
+		{"new", "new profiles on all clusters", newProfile},
+		{"change", "content changes on all clusters", changeAll},
+		{"tenth", "content changes on a tenth of the clusters", changeTenth},
 		{"matrix", "many new profiles on some clusters", matrix},
 		{"failing", "a profile that fails on all clusters", failing},
 		{"idle", "idle", idle},
@@ -164,34 +164,56 @@ func (r *run) awaitRollout(ctx context.Context, result *result, want int, began 
 	return err
 }
 
-// rollOut creates the profile and its content, and waits for it.
-func (r *run) rollOut(ctx context.Context, result *result, name, label string, clusters int) error {
-	if _, err := r.writeContent(ctx, name); err != nil {
-		return err
+// profileNames returns names of profiles and their contents.
+func profileNames(prefix string, n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("%s-%d", prefix, i)
+	}
+	return names
+}
+
+// sharedNames returns the names of the profiles on all clusters that the scenario new creates.
+func (r *run) sharedNames() []string { return profileNames("shared", r.profiles) }
+
+// rollOut creates the profiles and their contents, and waits for them.
+func (r *run) rollOut(ctx context.Context, result *result, names []string, label string, clusters int) error {
+	for _, name := range names {
+		if _, err := r.writeContent(ctx, name); err != nil {
+			return err
+		}
 	}
 	began := time.Now()
-	if err := r.createProfile(ctx, name, label); err != nil {
-		return err
+	for _, name := range names {
+		if err := r.createProfile(ctx, name, label); err != nil {
+			return err
+		}
 	}
-	return r.awaitRollout(ctx, result, clusters, began)
+	return r.awaitRollout(ctx, result, len(names)*clusters, began)
+}
+
+// changeContents changes the contents with those names, which that many clusters have, and waits for the changes.
+func (r *run) changeContents(ctx context.Context, result *result, names []string, clusters int) error {
+	began := time.Now()
+	for _, name := range names {
+		if _, err := r.writeContent(ctx, name); err != nil {
+			return err
+		}
+	}
+	return r.awaitRollout(ctx, result, len(names)*clusters, began)
 }
 
 func newProfile(ctx context.Context, r *run, result *result) error {
-	return r.rollOut(ctx, result, "shared", allLabel, r.clusters)
+	return r.rollOut(ctx, result, r.sharedNames(), allLabel, r.clusters)
 }
 
 func changeAll(ctx context.Context, r *run, result *result) error {
-	began, err := r.writeContent(ctx, "shared")
-	if err != nil {
-		return err
-	}
-	return r.awaitRollout(ctx, result, r.clusters, began)
+	return r.changeContents(ctx, result, r.sharedNames(), r.clusters)
 }
 
-func (r *run) tenth() int { return (r.clusters + 9) / 10 }
-
 func changeTenth(ctx context.Context, r *run, result *result) error {
-	if err := r.rollOut(ctx, nil, "tenth", tenthLabel, r.tenth()); err != nil {
+	names, clusters := profileNames("tenth", r.profiles), (r.clusters+9)/10
+	if err := r.rollOut(ctx, nil, names, tenthLabel, clusters); err != nil {
 		return err
 	}
 	if err := r.awaitQuiet(ctx); err != nil {
@@ -200,29 +222,14 @@ func changeTenth(ctx context.Context, r *run, result *result) error {
 	if err := result.beginMeasuring(ctx, r.hub); err != nil {
 		return err
 	}
-	began, err := r.writeContent(ctx, "tenth")
-	if err != nil {
-		return err
-	}
-	return r.awaitRollout(ctx, result, r.tenth(), began)
+	return r.changeContents(ctx, result, names, clusters)
 }
 
 func matrix(ctx context.Context, r *run, result *result) error {
-	for i := range r.matrixProfiles {
-		if _, err := r.writeContent(ctx, fmt.Sprintf("matrix-%d", i)); err != nil {
-			return err
-		}
-	}
-	began := time.Now()
-	for i := range r.matrixProfiles {
-		if err := r.createProfile(ctx, fmt.Sprintf("matrix-%d", i), matrixLabel); err != nil {
-			return err
-		}
-	}
-	return r.awaitRollout(ctx, result, r.matrixProfiles*min(r.matrixClusters, r.clusters), began)
+	return r.rollOut(ctx, result, profileNames("matrix", r.matrixProfiles), matrixLabel, min(r.matrixClusters, r.clusters))
 }
 
-// failing measures the requests of a profile that all members refuse, after the first minute.
+// failing measures the requests of a profile that all members refuse, after the first idle time.
 func failing(ctx context.Context, r *run, result *result) error {
 	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "failing"}, Data: map[string]string{
 		"objects.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: " + refusedName + "}\n",
@@ -238,11 +245,11 @@ func failing(ctx context.Context, r *run, result *result) error {
 	if err != nil {
 		return err
 	}
-	sleep(ctx, idleTime)
+	sleep(ctx, r.idle)
 	if err := result.beginMeasuring(ctx, r.hub); err != nil {
 		return err
 	}
-	sleep(ctx, idleTime)
+	sleep(ctx, r.idle)
 	if err := result.finish(ctx, r.hub, r.clusters); err != nil {
 		return err
 	}
@@ -256,14 +263,14 @@ func idle(ctx context.Context, r *run, result *result) error {
 	if err := result.beginMeasuring(ctx, r.hub); err != nil {
 		return err
 	}
-	sleep(ctx, idleTime)
+	sleep(ctx, r.idle)
 	return ctx.Err()
 }
 
 // restart kills the hub, changes the content and starts the hub.
 func restart(ctx context.Context, r *run, result *result) error {
 	r.hub.kill()
-	return r.startWithChange(ctx, result, "shared")
+	return r.startWithChange(ctx, result, r.sharedNames()[0])
 }
 
 // startWithChange changes the content with that name, which all clusters have, and starts the hub. The use of resources
@@ -299,56 +306,11 @@ func reconnect(ctx context.Context, r *run, result *result) error {
 	if err := r.hub.plane.Restart(ctx); err != nil {
 		return err
 	}
-	began, err := r.writeContent(ctx, "shared")
-	if err != nil {
+	// The counters of the API server begin again with its process.
+	if err := result.beginMeasuring(ctx, r.hub); err != nil {
 		return err
 	}
-	return r.awaitRollout(ctx, result, r.clusters, began)
-}
-
-// hanging registers push clusters whose API server accepts connections and never answers, and changes the content.
-func hanging(ctx context.Context, r *run, result *result) error {
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	defer listener.Close() //nolint:errcheck // the process ends
-	n := max(r.clusters/20, 1)
-	kubeconfig := fmt.Sprintf(`
-apiVersion: v1
-kind: Config
-clusters: [{name: a, cluster: {server: "http://%s"}}]
-contexts: [{name: a, context: {cluster: a, user: a}}]
-current-context: a
-users: [{name: a, user: {token: t}}]
-`, listener.Addr())
-	err = inParallel(n, func(i int) error {
-		name := fmt.Sprintf("hanging%05d", i)
-		if err := r.hub.client.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
-			return err
-		}
-		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: name + "-sveltos-kubeconfig"}, StringData: map[string]string{"kubeconfig": kubeconfig}}
-		if err := r.hub.client.Create(ctx, secret); err != nil {
-			return err
-		}
-		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: name, Labels: map[string]string{allLabel: "true"}}}
-		if err := r.hub.client.Create(ctx, cluster); err != nil {
-			return err
-		}
-		// The status claims an earlier answer, so that the hub reconciles the summaries.
-		before := cluster.DeepCopy()
-		cluster.Status.Ready, cluster.Status.Version = true, memberVersion
-		return r.hub.client.Status().Patch(ctx, cluster, client.MergeFrom(before))
-	})
-	if err != nil {
-		return err
-	}
-	sleep(ctx, 5*time.Second)
-	began, err := r.writeContent(ctx, "shared")
-	if err != nil {
-		return err
-	}
-	return r.awaitRollout(ctx, result, r.clusters, began)
+	return r.changeContents(ctx, result, r.sharedNames()[:1], r.clusters)
 }
 
 // awaitQuiet waits until there was no write of Towline for quietWindow.
