@@ -9,34 +9,36 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 )
 
-// configFromAccess returns the client configuration of a member with an Access. It reads the Secret each time, so that
-// a replaced token is used at once.
+// configFromAccess returns the client configuration of a member with an Access.
 func (c *Clients) configFromAccess(ctx context.Context, m Member) (*rest.Config, error) {
 	if m.Access.Secret.Name == "" {
 		return nil, fmt.Errorf("connect to %s: spec.secretRef is missing", m.Key())
 	}
+	if config := c.currentConfig(ctx, m, m.Access.Secret); config != nil {
+		return config, nil
+	}
 	secret := &corev1.Secret{}
-	if err := c.hubReader.Get(ctx, m.Access.Secret, secret); err != nil {
+	if err := c.secrets.Live.Get(ctx, m.Access.Secret, secret); err != nil {
 		return nil, fmt.Errorf("connect to %s: read spec.secretRef: %w", m.Key(), err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cached, ok := c.cache[m.Key()]
-	if ok && equality.Semantic.DeepEqual(cached.access, m.Access) && cached.secretUID == secret.UID && cached.resourceVersion == secret.ResourceVersion {
-		return cached.config, nil
+	if config := c.configOfVersion(m, secret); config != nil {
+		return config, nil
 	}
 	config, err := c.newAccessConfig(m.Access, secret)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
 	}
-	c.cache[m.Key()] = cachedConfig{secretUID: secret.UID, resourceVersion: secret.ResourceVersion, access: m.Access, config: config}
+	c.cache[m.Key()] = cachedConfig{
+		registration: m.UID, secretUID: secret.UID, resourceVersion: secret.ResourceVersion, key: m.KubeconfigKey, access: m.Access, config: config,
+	}
 	return config, nil
 }
 

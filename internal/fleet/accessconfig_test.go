@@ -36,7 +36,7 @@ func newAccess(t *testing.T, server string) *access {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &access{TB: t, hub: hub, clients: fleet.NewClients(hub, plane.Config, fleet.IdentityPolicy{}, nil), secret: &corev1.Secret{}}
+	a := &access{TB: t, hub: hub, clients: fleet.NewClients(fleet.SecretReaders{Live: hub}, plane.Config, fleet.IdentityPolicy{}, nil), secret: &corev1.Secret{}}
 	a.secret.Namespace, a.secret.Name = plane.Namespace(t, "access"), "one"
 	a.member = fleet.Member{
 		Type: fleet.TypeKarmada, Namespace: "karmada-es-one", Name: "one", Mode: fleet.Push,

@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -27,7 +29,7 @@ var ErrPull = errors.New("a pull member cannot be dialled")
 // Clients returns and caches the client configurations of push members. Create it with NewClients. Its methods may be
 // called concurrently.
 type Clients struct {
-	hubReader client.Reader
+	secrets   SecretReaders
 	hubConfig *rest.Config
 	identity  IdentityPolicy
 	egress    *egress.Policy
@@ -37,11 +39,22 @@ type Clients struct {
 	cache map[string]cachedConfig
 }
 
+// SecretReaders read the Secrets of the hub with the credentials of members.
+type SecretReaders struct {
+	// Live reads Secrets from the API server.
+	Live client.Reader
+	// Metadata reads the metadata of all Secrets from a cache that a watch updates. Without it, Live reads the Secret for
+	// each configuration.
+	Metadata client.Reader
+}
+
 // cachedConfig is a configuration with its inputs. It is valid while the inputs are the same.
 type cachedConfig struct {
 	config *rest.Config
-	// secretUID and resourceVersion identify the version of the Secret, for a kubeconfig and for an access. key is the key
-	// of the kubeconfig.
+	// registration is Member.UID: a cluster that is registered again under the same name can be another one, while the
+	// cache of the metadata still has the former Secret.
+	registration string
+	// secretUID and resourceVersion identify the version of the Secret, if there is one. key is the key of the kubeconfig.
 	secretUID       types.UID
 	resourceVersion string
 	key             string
@@ -52,16 +65,20 @@ type cachedConfig struct {
 	authority []byte
 }
 
-// NewClients returns Clients that read Secrets through hubReader, which should not cache all Secrets of the hub.
-// hubConfig is the configuration of the hub itself, for the member HubNamespace/HubName. It must be nil if the hub does
-// not register itself: otherwise a user who may create this SveltosCluster gets the permissions of the hub. identity
-// limits the members with a cloud identity. policy limits the connections to all members but the hub.
-func NewClients(hubReader client.Reader, hubConfig *rest.Config, identity IdentityPolicy, policy *egress.Policy) *Clients {
-	return &Clients{hubReader: hubReader, hubConfig: hubConfig, identity: identity, egress: policy, cache: map[string]cachedConfig{}}
+// NewClients returns Clients that read Secrets through secrets. hubConfig is the configuration of the hub itself, for
+// the member HubNamespace/HubName. It must be nil if the hub does not register itself: otherwise a user who may create
+// this SveltosCluster gets the permissions of the hub. identity limits the members with a cloud identity. policy limits
+// the connections to all members but the hub.
+func NewClients(secrets SecretReaders, hubConfig *rest.Config, identity IdentityPolicy, policy *egress.Policy) *Clients {
+	return &Clients{secrets: secrets, hubConfig: hubConfig, identity: identity, egress: policy, cache: map[string]cachedConfig{}}
 }
 
 // Config returns the client configuration of m. It returns the same pointer until one of its inputs changes: the
 // kubeconfig, the identity and its certificate authority, or the access and its Secret. Copy it before changing it.
+//
+// It reads a Secret from the API server unless the cache of the metadata has the version that the configuration was
+// built from. So after a change or the deletion of a Secret, its former credentials are returned until the watch has
+// updated that cache. The member itself rejects credentials that were revoked.
 //
 // It fails with ErrPull for pull members. It also fails if the kubeconfig is missing, invalid, or refers to a program
 // or a file; if the identity is incomplete; or if the access is incomplete. Tokens of an identity are requested when
@@ -82,16 +99,23 @@ func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 		}
 		return c.hubConfig, nil
 	}
-	secret := &corev1.Secret{}
+	return c.configFromKubeconfig(ctx, m)
+}
+
+// configFromKubeconfig returns the client configuration of a member with a kubeconfig.
+func (c *Clients) configFromKubeconfig(ctx context.Context, m Member) (*rest.Config, error) {
 	key := types.NamespacedName{Namespace: m.Namespace, Name: m.KubeconfigSecret}
-	if err := c.hubReader.Get(ctx, key, secret); err != nil {
+	if config := c.currentConfig(ctx, m, key); config != nil {
+		return config, nil
+	}
+	secret := &corev1.Secret{}
+	if err := c.secrets.Live.Get(ctx, key, secret); err != nil {
 		return nil, fmt.Errorf("read kubeconfig of %s: %w", m.Key(), err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cached, ok := c.cache[m.Key()]
-	if ok && cached.identity == nil && cached.access == nil && cached.secretUID == secret.UID && cached.resourceVersion == secret.ResourceVersion && cached.key == m.KubeconfigKey {
-		return cached.config, nil
+	if config := c.configOfVersion(m, secret); config != nil {
+		return config, nil
 	}
 	config, err := configFromSecret(secret, m.KubeconfigKey)
 	if err == nil {
@@ -100,8 +124,37 @@ func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig of %s: %w", m.Key(), err)
 	}
-	c.cache[m.Key()] = cachedConfig{secretUID: secret.UID, resourceVersion: secret.ResourceVersion, key: m.KubeconfigKey, config: config}
+	c.cache[m.Key()] = cachedConfig{
+		registration: m.UID, secretUID: secret.UID, resourceVersion: secret.ResourceVersion, key: m.KubeconfigKey, config: config,
+	}
 	return config, nil
+}
+
+// currentConfig returns the cached configuration of m if it was built from the version of the Secret that the cache of
+// the metadata has. It returns nil if the Secret must be read.
+func (c *Clients) currentConfig(ctx context.Context, m Member, secret types.NamespacedName) *rest.Config {
+	if c.secrets.Metadata == nil {
+		return nil
+	}
+	metadata := &metav1.PartialObjectMetadata{}
+	metadata.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+	if err := c.secrets.Metadata.Get(ctx, secret, metadata, client.UnsafeDisableDeepCopy); err != nil {
+		return nil // the read of the Secret returns the error
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.configOfVersion(m, metadata)
+}
+
+// configOfVersion returns the cached configuration of m if it was built from this version of the Secret and from the
+// same other inputs, else nil. The caller must hold mu.
+func (c *Clients) configOfVersion(m Member, secret metav1.Object) *rest.Config {
+	cached := c.cache[m.Key()]
+	if cached.registration != m.UID || cached.secretUID != secret.GetUID() || cached.resourceVersion != secret.GetResourceVersion() ||
+		cached.key != m.KubeconfigKey || !equality.Semantic.DeepEqual(cached.access, m.Access) || !equality.Semantic.DeepEqual(cached.identity, m.Identity) {
+		return nil
+	}
+	return cached.config
 }
 
 // Forget removes the member "namespace/name" from the cache.

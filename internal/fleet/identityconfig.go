@@ -29,21 +29,28 @@ func (c *Clients) configFromIdentity(ctx context.Context, m Member) (*rest.Confi
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
 	}
-	authority, err := c.readAuthority(ctx, m)
+	if m.Identity.CASecretRef != nil {
+		if config := c.currentConfig(ctx, m, authoritySecret(m)); config != nil {
+			return config, nil
+		}
+	}
+	secret, err := c.readAuthority(ctx, m)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cached, ok := c.cache[m.Key()]
-	if ok && equality.Semantic.DeepEqual(cached.identity, m.Identity) && bytes.Equal(cached.authority, authority) {
-		return cached.config, nil
+	cached, authority := c.cache[m.Key()], secret.Data[AuthorityKey]
+	config := cached.config
+	if config == nil || !equality.Semantic.DeepEqual(cached.identity, m.Identity) || !bytes.Equal(cached.authority, authority) {
+		if config, err = c.newIdentityConfig(m.Identity, authority); err != nil {
+			return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
+		}
 	}
-	config, err := c.newIdentityConfig(m.Identity, authority)
-	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
+	c.cache[m.Key()] = cachedConfig{
+		registration: m.UID, secretUID: secret.UID, resourceVersion: secret.ResourceVersion, key: m.KubeconfigKey,
+		identity: m.Identity.DeepCopy(), authority: authority, config: config,
 	}
-	c.cache[m.Key()] = cachedConfig{identity: m.Identity.DeepCopy(), authority: authority, config: config}
 	return config, nil
 }
 
@@ -53,25 +60,25 @@ func authoritySecret(m Member) types.NamespacedName {
 	return types.NamespacedName{Namespace: cmp.Or(ref.Namespace, m.Namespace), Name: ref.Name}
 }
 
-// readAuthority returns the certificate authority of an identity, or nil for the system's authorities. Its errors are
-// the same for all Secrets without a certificate authority: the author of a SveltosCluster may have no rights to see
-// which Secrets exist.
-func (c *Clients) readAuthority(ctx context.Context, m Member) ([]byte, error) {
+// readAuthority returns the Secret with the certificate authority of an identity, or an empty one for the system's
+// authorities. Its errors are the same for all Secrets without a certificate authority: the author of a SveltosCluster
+// may have no rights to see which Secrets exist.
+func (c *Clients) readAuthority(ctx context.Context, m Member) (*corev1.Secret, error) {
+	secret := &corev1.Secret{}
 	if m.Identity.CASecretRef == nil {
-		return nil, nil
+		return secret, nil
 	}
-	key, secret := authoritySecret(m), &corev1.Secret{}
+	key := authoritySecret(m)
 	if err := c.identity.checkNamespace(key.Namespace); err != nil {
 		return nil, fmt.Errorf("spec.workloadIdentity.caSecretRef: %w", err)
 	}
-	if err := c.hubReader.Get(ctx, key, secret); client.IgnoreNotFound(err) != nil {
+	if err := c.secrets.Live.Get(ctx, key, secret); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read spec.workloadIdentity.caSecretRef: %w", err)
 	}
-	authority := secret.Data[AuthorityKey]
-	if _, err := cert.ParseCertsPEM(authority); err != nil {
+	if _, err := cert.ParseCertsPEM(secret.Data[AuthorityKey]); err != nil {
 		return nil, fmt.Errorf("spec.workloadIdentity.caSecretRef: key %q of Secret %s: there is no certificate in PEM", AuthorityKey, key)
 	}
-	return authority, nil
+	return secret, nil
 }
 
 func (c *Clients) newIdentityConfig(w *libv1beta1.WorkloadIdentity, authority []byte) (*rest.Config, error) {

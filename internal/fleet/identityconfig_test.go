@@ -30,7 +30,7 @@ func TestConfigOfAnIdentityIsCached(t *testing.T) {
 		t.Fatal(err)
 	}
 	policy := fleet.IdentityPolicy{Namespaces: []string{ns}, Hosts: []string{"127.0.0.1", "h"}, Transport: identity.Wrap}
-	clients := fleet.NewClients(hubClient, plane.Config, policy, nil)
+	clients := fleet.NewClients(fleet.SecretReaders{Live: hubClient}, plane.Config, policy, nil)
 	member := func() fleet.Member {
 		return fleet.Member{Namespace: ns, Name: "one", Mode: fleet.Push, Identity: &libv1beta1.WorkloadIdentity{
 			Provider: libv1beta1.WorkloadIdentityGCP, Endpoint: "127.0.0.1:1", GCP: &libv1beta1.GCPIdentity{}, CASecretRef: &corev1.SecretReference{Name: "ca"},
@@ -142,7 +142,7 @@ func TestIdentityPolicy(t *testing.T) {
 		{"listed", aws("34.1.2.3"), notIts},
 		{"listed", google("[2001:db8::1%25a.gke.goog]"), "has an IPv6 zone"},
 	} {
-		clients := fleet.NewClients(nil, nil, policy, nil)
+		clients := fleet.NewClients(fleet.SecretReaders{}, nil, policy, nil)
 		_, err := clients.Config(t.Context(), fleet.Member{Namespace: test.namespace, Name: "one", Mode: fleet.Push, Identity: test.identity})
 		if test.want == "" && err != nil {
 			t.Errorf("%d: got error %v for %s", i, err, test.identity.Endpoint)
@@ -154,7 +154,7 @@ func TestIdentityPolicy(t *testing.T) {
 	if !slices.Equal(wasUnverified, []string{"34.1.2.3"}) {
 		t.Errorf("the provider was asked about %q, want 34.1.2.3 only", wasUnverified)
 	}
-	everywhere := fleet.NewClients(nil, nil, fleet.IdentityPolicy{Namespaces: []string{fleet.AllNamespaces}, Transport: policy.Transport}, nil)
+	everywhere := fleet.NewClients(fleet.SecretReaders{}, nil, fleet.IdentityPolicy{Namespaces: []string{fleet.AllNamespaces}, Transport: policy.Transport}, nil)
 	if _, err := everywhere.Config(t.Context(), fleet.Member{Namespace: "any", Identity: aws("abc.gr7.eu-west-1.eks.amazonaws.com")}); err != nil {
 		t.Error(err)
 	}

@@ -61,7 +61,7 @@ func TestMembersReturnNoProtobuf(t *testing.T) {
 func get(t *testing.T, server *httptest.Server, accept string) *http.Response {
 	t.Helper()
 	config := &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: []byte(authorityOf(server))}}
-	if err := fleet.NewClients(nil, nil, fleet.IdentityPolicy{}, nil).LimitConnections(config); err != nil {
+	if err := fleet.NewClients(fleet.SecretReaders{}, nil, fleet.IdentityPolicy{}, nil).LimitConnections(config); err != nil {
 		t.Fatal(err)
 	}
 	client, err := rest.HTTPClientFor(config)

@@ -1,15 +1,11 @@
 package hub
 
 import (
-	"context"
-	"fmt"
-
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/lru"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,10 +15,6 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/approvals"
 )
-
-// maxCachedContents is the maximum number of ConfigMaps and Secrets whose content is cached. Only objects that profiles
-// refer to are read, and few of them at the same time.
-const maxCachedContents = 128
 
 // cacheOptions returns the options of the cache of the hub of a shard. They exclude objects that no controller reads.
 // Of the objects that Towline creates for clusters they select those with the label of the shard. Only the hub of the
@@ -108,65 +100,4 @@ func (s *sharedSpecs) transform(obj any) (any, error) {
 		}
 	}
 	return stripUnread(obj)
-}
-
-// contentCache reads ConfigMaps and Secrets. The metadata of all of them is in the hub's cache. The content of each
-// version is read from the API server once and then cached for all members.
-type contentCache struct {
-	metadata  client.Reader
-	live      client.Reader
-	byVersion *lru.Cache
-}
-
-// version identifies one version of one object.
-type version struct {
-	kind            string
-	name            types.NamespacedName
-	uid             types.UID
-	resourceVersion string
-}
-
-func newContentCache(metadata, live client.Reader) *contentCache {
-	return &contentCache{metadata: metadata, live: live, byVersion: lru.New(maxCachedContents)}
-}
-
-// Get implements client.Reader. obj must be a ConfigMap or a Secret.
-func (c *contentCache) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-	var kind string
-	switch obj.(type) {
-	case *corev1.ConfigMap:
-		kind = "ConfigMap"
-	case *corev1.Secret:
-		kind = "Secret"
-	default:
-		return fmt.Errorf("read %T %s: only ConfigMaps and Secrets are supported", obj, key)
-	}
-	cachedMetadata := &metav1.PartialObjectMetadata{}
-	cachedMetadata.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind))
-	if err := c.metadata.Get(ctx, key, cachedMetadata); err == nil {
-		if hit, ok := c.byVersion.Get(version{kind, key, cachedMetadata.UID, cachedMetadata.ResourceVersion}); ok {
-			copyInto(hit, obj)
-			return nil
-		}
-	}
-	// The metadata can be stale: an object that it does not contain can exist.
-	if err := c.live.Get(ctx, key, obj, opts...); err != nil {
-		return err
-	}
-	c.byVersion.Add(version{kind, key, obj.GetUID(), obj.GetResourceVersion()}, obj.DeepCopyObject())
-	return nil
-}
-
-// List reads from the API server.
-func (c *contentCache) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	return c.live.List(ctx, list, opts...)
-}
-
-func copyInto(from any, to client.Object) {
-	switch from := from.(type) {
-	case *corev1.ConfigMap:
-		from.DeepCopyInto(to.(*corev1.ConfigMap))
-	case *corev1.Secret:
-		from.DeepCopyInto(to.(*corev1.Secret))
-	}
 }

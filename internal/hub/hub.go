@@ -279,7 +279,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 func (h *hub) addEngines(ctx context.Context) error {
 	identities := h.opts.Identity
 	identities.Transport = identity.Wrap
-	h.members = fleet.NewClients(h.live, h.selfConfig(), identities, h.opts.Egress)
+	h.members = fleet.NewClients(fleet.SecretReaders{Live: h.live, Metadata: h.GetCache()}, h.selfConfig(), identities, h.opts.Egress)
 	h.engines = newEngines(h.members, h.GetConfig(), h.isServed, h.metricsRecorder.recordDrift)
 	h.engines.partitions = h.localPartitions()
 	if err := h.watchShards(ctx); err != nil {
@@ -435,7 +435,7 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, opts
 		return nil, fmt.Errorf("add the fetcher of URLs: %w", err)
 	}
 	return &summaries.Composer{
-		Contents: &source.Contents{Hub: objects, Remote: remote, Artifacts: artifacts}, Objects: objects, Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), Kustomizations: render.NewKustomizationRenderer(pool), Changer: render.NewChanger(pool), HubUID: hubUID, CodeVersion: codeVersion, Sandbox: pool,
+		Contents: &source.Contents{Hub: objects, Remote: remote, Artifacts: artifacts, Digests: source.NewDigests()}, Objects: objects, Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), Kustomizations: render.NewKustomizationRenderer(pool), Changer: render.NewChanger(pool), HubUID: hubUID, CodeVersion: codeVersion, Sandbox: pool,
 	}, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -65,11 +66,25 @@ func TestRestartRendersNoUnchangedRelease(t *testing.T) {
 	before := w.versions()
 	fetches.Store(0)
 	requests := &traffic{}
-	w.start(requests.on(w.plane.Config), hub.Options{CacheDir: t.TempDir(), SandboxCommand: []string{"/does/not/exist"}})
+	config := requests.on(w.plane.Config)
+	var kubeconfigs atomic.Int32
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			if strings.HasSuffix(request.URL.Path, "/secrets/pushed-sveltos-kubeconfig") {
+				kubeconfigs.Add(1)
+			}
+			return next.RoundTrip(request)
+		})
+	})
+	w.start(config, hub.Options{CacheDir: t.TempDir(), SandboxCommand: []string{"/does/not/exist"}})
 	w.eventually("the hub has nothing to do", func() error {
 		requests.take()
 		return w.silent(requests, 2*time.Second)
 	})
+	// At most the first reconciles of the cluster, its bundles and its summary, which can run at the same time.
+	if got := kubeconfigs.Swap(0); got > 3 {
+		t.Errorf("%d reads of the unchanged kubeconfig", got)
+	}
 	if got := fetches.Load(); got > 0 {
 		t.Errorf("%d requests to the chart repository", got)
 	}
@@ -84,4 +99,10 @@ func TestRestartRendersNoUnchangedRelease(t *testing.T) {
 		}
 		return nil
 	})
+	w.wantSummary(profile, "pushed", func(s configv1beta1.ClusterSummaryStatus) bool {
+		return slices.ContainsFunc(s.FeatureSummaries, func(f configv1beta1.FeatureSummary) bool { return f.FailureMessage != "" })
+	})
+	if got := kubeconfigs.Load(); got > 0 {
+		t.Errorf("%d reads of the unchanged kubeconfig for a change of the profile", got)
+	}
 }

@@ -19,6 +19,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/cache"
 	"github.com/towline/towline/internal/phase"
 )
 
@@ -102,7 +103,15 @@ type Contents struct {
 	Remote *RemoteFetcher
 	// Artifacts reads Flux sources. Without it, they are not supported.
 	Artifacts *Artifacts
+	// Digests has the digests of ConfigMaps and Secrets, from NewDigests. Without it, each read computes the digest.
+	Digests *cache.Cache[string]
 }
+
+// maxDigests is the maximum number of cached digests.
+const maxDigests = 8192
+
+// NewDigests returns an empty cache for Contents.Digests.
+func NewDigests() *cache.Cache[string] { return cache.New[string](maxDigests) }
 
 // Manifests reads the content of ref. It fails with ErrNotFound if the object is missing and not optional, and with
 // phase.Invalid for a Secret of the wrong type or an unsupported annotation.
@@ -176,9 +185,22 @@ func (c *Contents) read(ctx context.Context, ref Reference, isOptional bool) (Co
 	if err != nil {
 		return Content{}, fmt.Errorf("read %s: %w", ref, err)
 	}
-	content := newContent(ref, data)
+	content := newContentWithoutDigest(ref, data)
+	content.Digest = c.digestOf(meta, content.Files)
 	err = content.readAnnotations(meta.Annotations)
 	return content, err
+}
+
+// digestOf returns Content.Digest for the files of one version of an object. It computes it once for all clusters.
+func (c *Contents) digestOf(object metav1.ObjectMeta, files []File) string {
+	if c.Digests == nil || object.UID == "" || object.ResourceVersion == "" {
+		return digestOfFiles(files)
+	}
+	key := string(object.UID) + "/" + object.ResourceVersion
+	if digest, ok := c.Digests.Get(key); ok {
+		return digest
+	}
+	return c.Digests.GetOrPut(key, digestOfFiles(files), 1)
 }
 
 // readAnnotations sets the language and the subresources of the content by the annotations of its object. It returns an
@@ -238,16 +260,27 @@ func readData(ctx context.Context, hub client.Reader, ref Reference) (metav1.Obj
 }
 
 func newContent(ref Reference, data map[string][]byte) Content {
+	content := newContentWithoutDigest(ref, data)
+	content.Digest = digestOfFiles(content.Files)
+	return content
+}
+
+func newContentWithoutDigest(ref Reference, data map[string][]byte) Content {
 	content := Content{Reference: ref, Sensitive: ref.Kind == kindSecret}
-	sum := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(data)) {
 		content.Files = append(content.Files, File{Name: name, Data: data[name]})
-		for _, part := range [][]byte{[]byte(name), data[name]} {
+	}
+	return content
+}
+
+func digestOfFiles(files []File) string {
+	sum := sha256.New()
+	for _, file := range files {
+		for _, part := range [][]byte{[]byte(file.Name), file.Data} {
 			// With the lengths, two lists of different parts never have the same digest.
 			sum.Write(binary.BigEndian.AppendUint64(nil, uint64(len(part))))
 			sum.Write(part)
 		}
 	}
-	content.Digest = "sha256:" + hex.EncodeToString(sum.Sum(nil))
-	return content
+	return "sha256:" + hex.EncodeToString(sum.Sum(nil))
 }

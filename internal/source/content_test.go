@@ -1,6 +1,7 @@
 package source_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -98,6 +100,50 @@ func TestManifestsReadsSecretsMadeForProfiles(t *testing.T) {
 	}
 	_, err = contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceSecret, Name: "something-else"}, subject)
 	wantInvalid(t, err, "Secret "+subject.Namespace+"/something-else", `"Opaque"`, `"addons.projectsveltos.io/cluster-profile"`)
+}
+
+// storedConfigMap is a hub with one ConfigMap.
+type storedConfigMap struct {
+	client.Reader
+	*corev1.ConfigMap
+}
+
+func (s storedConfigMap) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	s.DeepCopyInto(obj.(*corev1.ConfigMap))
+	return nil
+}
+
+// TestDigestIsComputedOncePerVersion has content that changes without its version: only a computed digest follows it.
+func TestDigestIsComputedOncePerVersion(t *testing.T) {
+	t.Parallel()
+	stored := configMap("web", nil)
+	cached, computed := contentsOf(storedConfigMap{ConfigMap: stored}), contentsOf(storedConfigMap{ConfigMap: stored})
+	cached.Digests = source.NewDigests()
+	digest := func(contents *source.Contents, text string) string {
+		t.Helper()
+		stored.Data = map[string]string{"a.yaml": text}
+		content, err := contents.Values(t.Context(), configv1beta1.ValueFrom{Kind: configv1beta1.ValueFromConfigMap, Name: "web"}, subject())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return content.Digest
+	}
+	a, b := digest(computed, "a"), digest(computed, "b")
+	if a == b || a == "" {
+		t.Fatalf("got the digests %q and %q", a, b)
+	}
+	for i, step := range []struct {
+		uid              types.UID
+		version          string
+		text, wantDigest string
+	}{
+		{"1", "1", "a", a}, {"1", "1", "b", a}, {"1", "2", "b", b}, {"2", "1", "b", b}, {"1", "1", "b", a}, {"", "1", "a", a}, {"", "1", "b", b},
+	} {
+		stored.UID, stored.ResourceVersion = step.uid, step.version
+		if got := digest(cached, step.text); got != step.wantDigest {
+			t.Errorf("step %d: got the digest %s, want %s", i, got, step.wantDigest)
+		}
+	}
 }
 
 func TestMissingContent(t *testing.T) {

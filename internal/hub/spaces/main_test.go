@@ -102,7 +102,7 @@ func (w *testEnv) run() error {
 	if err != nil {
 		return err
 	}
-	members := fleet.NewClients(w.hubClient, w.hub.Config, fleet.IdentityPolicy{}, nil)
+	members := fleet.NewClients(fleet.SecretReaders{Live: w.hubClient}, w.hub.Config, fleet.IdentityPolicy{}, nil)
 	hubClock := fastClock{time.Now()}
 	c := &spaces.Controller{
 		Heartbeats: &heartbeats.Monitor{Clock: hubClock},
