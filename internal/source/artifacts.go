@@ -17,9 +17,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
-	"golang.org/x/sync/singleflight"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/clock"
 
@@ -48,8 +46,7 @@ type Artifacts struct {
 
 	dir      string
 	archives *fileCache
-	attempts *attempts
-	flights  singleflight.Group
+	attempts *attempts[Content]
 	// trees has the files of artifacts by their digest. selected has the manifests in a directory: while it is in use, the
 	// tree is not needed.
 	trees, selected *cache.Cache[Content]
@@ -65,7 +62,7 @@ func NewArtifacts(dir string, clock clock.PassiveClock) (*Artifacts, error) {
 		return nil, err
 	}
 	return &Artifacts{
-		dir: dir, archives: archives, attempts: newAttempts(clock), trees: cache.New[Content](maxTreesSize), selected: cache.New[Content](maxSelectedSize),
+		dir: dir, archives: archives, attempts: newAttempts[Content](clock), trees: cache.New[Content](maxTreesSize), selected: cache.New[Content](maxSelectedSize),
 	}, nil
 }
 
@@ -82,27 +79,7 @@ func (a *Artifacts) files(ctx context.Context, ref Reference, artifact Artifact)
 	// Each source has a directory of its own, so that one which hangs or fails does not hold up the others.
 	request := chartRequest{repositoryURL: address.JoinPath("..").String(), name: ref.String(), version: artifact.Digest}
 	revision := func() string { return artifact.Digest + " " + artifact.URL }
-	if err := a.attempts.check(request, revision); err != nil {
-		return Content{}, err
-	}
-	flight := a.flights.DoChan(request.key(), func() (any, error) {
-		// Other callers may wait for the same artifact: it is fetched even if the first caller's context ends.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchTimeout)
-		defer cancel()
-		a.attempts.begin(request)
-		content, err := a.fetch(ctx, ref, artifact)
-		a.attempts.end(request, err, revision)
-		return content, err
-	})
-	select {
-	case <-ctx.Done():
-		return Content{}, ctx.Err()
-	case <-time.After(maxWait):
-		return Content{}, &PendingError{After: maxWait, repository: redacted(artifact.URL)}
-	case done := <-flight:
-		content, _ := done.Val.(Content)
-		return content, done.Err
-	}
+	return a.attempts.fetch(ctx, request, revision, func(ctx context.Context) (Content, error) { return a.fetch(ctx, ref, artifact) })
 }
 
 // fetch downloads an artifact unless its archive is in the directory, and unpacks it.

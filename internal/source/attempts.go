@@ -1,6 +1,7 @@
 package source
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"net"
@@ -14,8 +15,12 @@ import (
 )
 
 const (
-	// maxWait is the time for which callers of Charts.Fetch wait for a request. Then they get a PendingError.
+	// maxWait is the time for which the first caller waits for a request to a repository. Then it gets a PendingError.
 	maxWait = 2 * time.Second
+	// sharedWait is the age of a request up to which further callers wait for it, see attempts.join.
+	sharedWait = 100 * time.Millisecond
+	// minRetry is the shortest PendingError.After of a request.
+	minRetry = 250 * time.Millisecond
 	// A repository or a URL is not requested for minPause after a failure, and for twice the former pause after each
 	// further one, up to maxPause.
 	minPause = 10 * time.Second
@@ -33,21 +38,31 @@ type PendingError struct {
 // Error names the repository.
 func (e *PendingError) Error() string { return "waiting for " + e.repository }
 
-// attempts remembers requests to repositories: which ones are under way, and which ones failed.
-type attempts struct {
+// attempts sends requests to repositories, whose results are of type V. It remembers which ones are under way, and
+// which ones failed.
+type attempts[V any] struct {
 	clock clock.PassiveClock
 
 	mu    sync.Mutex // guards byKey; no other lock is acquired while it is held
-	byKey map[string]*attempt
+	byKey map[string]*attempt[V]
 }
 
 // attempt is the state of the requests to one repository with one login, or for one chart in it.
-type attempt struct {
-	// running has the start of each request that is under way.
-	running map[string]time.Time
+type attempt[V any] struct {
+	// running has the requests that are under way, by the key of the chart.
+	running map[string]*flight[V]
 	backoff
 	// revisions identify the specs that have been tried since the first failure, see Charts.Fetch.
 	revisions map[string]bool
+}
+
+// flight is a request that is under way, or has ended. Its callers share the result.
+type flight[V any] struct {
+	start time.Time
+	// done is closed when result and err are set.
+	done   chan struct{}
+	result V
+	err    error
 }
 
 // backoff is the pause after failed requests, which grows with each failure.
@@ -65,15 +80,81 @@ func (b *backoff) fail(err error, now time.Time) {
 	b.retryAt = now.Add(b.pause)
 }
 
-func newAttempts(clock clock.PassiveClock) *attempts {
-	return &attempts{clock: clock, byKey: map[string]*attempt{}}
+func newAttempts[V any](clock clock.PassiveClock) *attempts[V] {
+	return &attempts[V]{clock: clock, byKey: map[string]*attempt[V]{}}
+}
+
+// fetch returns the result of send, which sends a request. Callers with the same request share one call of send. It
+// returns a PendingError if the caller must not wait for the result any longer, and an error of check.
+func (a *attempts[V]) fetch(
+	ctx context.Context, request chartRequest, revision func() string, send func(ctx context.Context) (V, error),
+) (result V, err error) {
+	current, wait, err := a.join(request, revision, func() (V, error) {
+		// Other callers may wait for the same result: the request continues even if the first caller's context ends.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchTimeout)
+		defer cancel()
+		return send(ctx)
+	})
+	if err != nil {
+		return result, err
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return result, ctx.Err()
+	case <-current.done:
+		return current.result, current.err
+	case <-timer.C:
+		return result, pendingError(request, a.clock.Since(current.start))
+	}
+}
+
+// join returns the flight of a request, and the time for which the caller waits for it. It begins the flight if there
+// is none.
+//
+// The caller that sends the only request to a repository waits for maxWait: a repository that hangs occupies its worker
+// and no other one. All other callers wait only until their flight is sharedWait old. That is enough for a fast
+// repository, and for a cached index, with which charts with a range of versions are found. If the request takes
+// longer, they try again, see pendingError.
+func (a *attempts[V]) join(request chartRequest, revision func() string, send func() (V, error)) (current *flight[V], wait time.Duration, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.check(request, revision); err != nil {
+		return nil, 0, err
+	}
+	repository := a.get(request.repositoryKey())
+	if current, ok := repository.running[request.key()]; ok {
+		return current, sharedWait - a.clock.Since(current.start), nil
+	}
+	wait = sharedWait
+	if len(repository.running) == 0 {
+		wait = maxWait
+	}
+	current = &flight[V]{start: a.clock.Now(), done: make(chan struct{})}
+	repository.running[request.key()] = current
+	go func() {
+		defer close(current.done)
+		current.result, current.err = send()
+		a.end(request, current.err, revision)
+	}()
+	return current, wait, nil
+}
+
+// pendingError returns the error for a request of that age. Until maxWait the callers try again after half the age. So
+// they get the result at most minRetry, or half the time of the request, after the caller that waits. A slower request
+// is checked less often, since each check is a reconcile of a summary.
+func pendingError(request chartRequest, age time.Duration) error {
+	after := max(age/2, minRetry)
+	if age >= maxWait {
+		after = age
+	}
+	return &PendingError{After: after, repository: redacted(request.repositoryURL)}
 }
 
 // check returns an error if a chart must not be requested now: the last error of the repository or of the chart, or a
-// PendingError. A spec that has not been tried since the first failure is tried at once.
-func (a *attempts) check(request chartRequest, revision func() string) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// PendingError. A spec that has not been tried since the first failure is tried at once. The caller must hold mu.
+func (a *attempts[V]) check(request chartRequest, revision func() string) error {
 	for _, key := range []string{request.repositoryKey(), request.key()} {
 		known, ok := a.byKey[key]
 		if !ok || known.err == nil {
@@ -89,31 +170,24 @@ func (a *attempts) check(request chartRequest, revision func() string) error {
 	}
 	if known, ok := a.byKey[request.repositoryKey()]; ok {
 		if age := a.age(known); age >= maxWait {
-			return &PendingError{After: age, repository: redacted(request.repositoryURL)}
+			return pendingError(request, age)
 		}
 	}
 	return nil
 }
 
 // age returns the age of the oldest request that is under way. The caller must hold mu.
-func (a *attempts) age(known *attempt) time.Duration {
+func (a *attempts[V]) age(known *attempt[V]) time.Duration {
 	var oldest time.Duration
-	for _, start := range known.running {
-		oldest = max(oldest, a.clock.Since(start))
+	for _, current := range known.running {
+		oldest = max(oldest, a.clock.Since(current.start))
 	}
 	return oldest
 }
 
-// begin records that a request is under way.
-func (a *attempts) begin(request chartRequest) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.get(request.repositoryKey()).running[request.key()] = a.clock.Now()
-}
-
 // end records the result of a request. After an error of the whole repository, no chart in it is requested for a while.
 // After any other error, only the same chart is not requested.
-func (a *attempts) end(request chartRequest, err error, revision func() string) {
+func (a *attempts[V]) end(request chartRequest, err error, revision func() string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	repository := a.get(request.repositoryKey())
@@ -128,30 +202,30 @@ func (a *attempts) end(request chartRequest, err error, revision func() string) 
 		repository.reset()
 		delete(a.byKey, request.key())
 	}
-	maps.DeleteFunc(a.byKey, func(_ string, known *attempt) bool {
+	maps.DeleteFunc(a.byKey, func(_ string, known *attempt[V]) bool {
 		return len(known.running) == 0 && (known.err == nil || a.clock.Since(known.retryAt) > 2*maxPause)
 	})
 }
 
 // fail records an error. The caller must hold mu.
-func (a *attempts) fail(known *attempt, err error, revision func() string) {
+func (a *attempts[V]) fail(known *attempt[V], err error, revision func() string) {
 	known.fail(err, a.clock.Now())
 	if revision != nil {
 		known.revisions[revision()] = true
 	}
 }
 
-func (a *attempts) get(key string) *attempt {
+func (a *attempts[V]) get(key string) *attempt[V] {
 	known, ok := a.byKey[key]
 	if !ok {
-		known = &attempt{running: map[string]time.Time{}, revisions: map[string]bool{}}
+		known = &attempt[V]{running: map[string]*flight[V]{}, revisions: map[string]bool{}}
 		a.byKey[key] = known
 	}
 	return known
 }
 
 // reset removes the failures. Requests that are running stay.
-func (k *attempt) reset() {
+func (k *attempt[V]) reset() {
 	k.backoff = backoff{}
 	clear(k.revisions)
 }

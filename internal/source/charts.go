@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/sigstore/sigstore-go/pkg/root"
 	"github.com/sigstore/sigstore-go/pkg/tuf"
@@ -66,7 +65,7 @@ type Charts struct {
 	byKey    map[string]Chart
 	failures map[string]failedRequest
 
-	attempts *attempts
+	attempts *attempts[Chart]
 	// publicRoot returns the trust root of Sigstore's public services.
 	publicRoot func() (root.TrustedMaterial, error)
 }
@@ -78,7 +77,7 @@ func NewCharts(dir string, clock clock.PassiveClock) (*Charts, error) {
 		return nil, err
 	}
 	return &Charts{
-		dir: dir, files: files, clock: clock, attempts: newAttempts(clock),
+		dir: dir, files: files, clock: clock, attempts: newAttempts[Chart](clock),
 		byKey: map[string]Chart{}, indexes: cache.New[*index](maxIndexes), failures: map[string]failedRequest{},
 		limits:     newFetchLimits("the charts and indexes that are being fetched have", maxFetched),
 		publicRoot: publicRoot(filepath.Join(dir, "sigstore"), tuf.DefaultOptions()),
@@ -122,10 +121,10 @@ type chartRequest struct {
 // ErrUnverified means that the chart lacks a valid signature that verification requires. This result is cached for a
 // minute, and ErrNotFound for 10 seconds.
 //
-// It returns a PendingError if the repository does not respond within some seconds. The error of a repository that
-// cannot be reached is remembered for a growing time, up to 5 minutes: meanwhile calls return it at once. revision
-// returns a text that identifies the spec with the chart. A new spec, another URL and another login are tried at once.
-// revision may be nil.
+// It returns a PendingError if the repository does not respond within some seconds, and much sooner if another caller
+// already waits for the repository. The error of a repository that cannot be reached is remembered for a growing time,
+// up to 5 minutes: meanwhile calls return it at once. revision returns a text that identifies the spec with the chart.
+// A new spec, another URL and another login are tried at once. revision may be nil.
 func (c *Charts) Fetch(
 	ctx context.Context, chart configv1beta1.HelmChart, login Login, verification Verification, revision func() string,
 ) (Chart, error) {
@@ -145,32 +144,11 @@ func (c *Charts) Fetch(
 			return cached, nil
 		}
 	}
-	named := func(err error) error {
-		return fmt.Errorf("chart %s %s in %s: %w", chart.ChartName, chart.ChartVersion, redacted(chart.RepositoryURL), err)
+	fetched, err := c.attempts.fetch(ctx, request, revision, func(ctx context.Context) (Chart, error) { return c.fetch(ctx, request, open) })
+	if err != nil {
+		return Chart{}, fmt.Errorf("chart %s %s in %s: %w", chart.ChartName, chart.ChartVersion, redacted(chart.RepositoryURL), err)
 	}
-	if err := c.attempts.check(request, revision); err != nil {
-		return Chart{}, named(err)
-	}
-	flight := c.flights.DoChan("chart "+request.key(), func() (any, error) {
-		// Other callers may wait for the same chart: it is fetched even if the first caller's context ends.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchTimeout)
-		defer cancel()
-		c.attempts.begin(request)
-		fetched, err := c.fetch(ctx, request, open)
-		c.attempts.end(request, err, revision)
-		return fetched, err
-	})
-	select {
-	case <-ctx.Done():
-		return Chart{}, fmt.Errorf("fetch chart %s: %w", chart.ChartName, ctx.Err())
-	case <-time.After(maxWait):
-		return Chart{}, named(&PendingError{After: maxWait, repository: redacted(chart.RepositoryURL)})
-	case done := <-flight:
-		if done.Err != nil {
-			return Chart{}, named(done.Err)
-		}
-		return done.Val.(Chart), nil
-	}
+	return fetched, nil
 }
 
 type opener func(charts *Charts, address string, login Login, transport http.RoundTripper) repository

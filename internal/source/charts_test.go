@@ -114,7 +114,9 @@ func TestFetchChoosesVersions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), source.Login{}, source.Verification{}, nil)
+			got, err := fetched(func() (source.Chart, error) {
+				return charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), source.Login{}, source.Verification{}, nil)
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -140,7 +142,10 @@ func TestFetchDownloadsOnce(t *testing.T) {
 	var group sync.WaitGroup
 	for range 50 {
 		group.Go(func() {
-			if _, err := charts.Fetch(t.Context(), helmChart(address, "repo/hello", "0.1.0"), source.Login{}, source.Verification{}, nil); err != nil {
+			_, err := fetched(func() (source.Chart, error) {
+				return charts.Fetch(t.Context(), helmChart(address, "repo/hello", "0.1.0"), source.Login{}, source.Verification{}, nil)
+			})
+			if err != nil {
 				t.Error(err)
 			}
 		})
@@ -276,7 +281,9 @@ func TestFetchErrorsNameWhatAndWhere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := charts.Fetch(t.Context(), helmChart(test.address, "repo/hello", test.version), source.Login{}, source.Verification{}, nil)
+			_, err := fetched(func() (source.Chart, error) {
+				return charts.Fetch(t.Context(), helmChart(test.address, "repo/hello", test.version), source.Login{}, source.Verification{}, nil)
+			})
 			if test.invalid {
 				wantInvalid(t, err)
 			}

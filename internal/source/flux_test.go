@@ -167,7 +167,8 @@ func TestArtifactIsDownloadedOnceForAll(t *testing.T) {
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
-			if _, err := contents.Manifests(t.Context(), appRef(""), subject()); err != nil {
+			_, err := fetched(func() (source.Content, error) { return contents.Manifests(t.Context(), appRef(""), subject()) })
+			if err != nil {
 				t.Error(err)
 			}
 		})

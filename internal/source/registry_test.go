@@ -100,7 +100,9 @@ func TestFetchFromRegistry(t *testing.T) {
 	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
-			got, err := charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), login, source.Verification{}, nil)
+			got, err := fetched(func() (source.Chart, error) {
+				return charts.Fetch(t.Context(), helmChart(address, test.chart, test.version), login, source.Verification{}, nil)
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -182,7 +184,9 @@ func TestFetchFromRegistryErrors(t *testing.T) {
 	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()
-			_, err := charts.Fetch(t.Context(), helmChart(test.address, test.chart, test.version), test.login, source.Verification{}, nil)
+			_, err := fetched(func() (source.Chart, error) {
+				return charts.Fetch(t.Context(), helmChart(test.address, test.chart, test.version), test.login, source.Verification{}, nil)
+			})
 			if errors.Is(err, source.ErrNotFound) != test.missing {
 				t.Errorf("got %v, want ErrNotFound: %v", err, test.missing)
 			}
