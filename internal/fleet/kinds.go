@@ -134,15 +134,15 @@ func Get(ctx context.Context, hub client.Reader, memberType Type, namespace, nam
 	return k.member(obj), obj, nil
 }
 
-// Objects returns all objects that declare members, sorted by type, namespace and name. They may be from hub's cache
-// and must not be changed.
-func Objects(ctx context.Context, hub client.Reader) ([]client.Object, error) {
+// Objects returns the objects that declare members and match options, sorted by type, namespace and name. They may be
+// from hub's cache and must not be changed.
+func Objects(ctx context.Context, hub client.Reader, options ...client.ListOption) ([]client.Object, error) {
 	var objects []client.Object
+	options = append(slices.Clone(options), client.UnsafeDisableDeepCopy) // copies of many clusters would be expensive
 	all := kinds()
 	for _, t := range slices.Sorted(maps.Keys(all)) {
 		list := all[t].newList()
-		// Copies of many clusters would be expensive.
-		if err := hub.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
+		if err := hub.List(ctx, list, options...); err != nil {
 			return nil, fmt.Errorf("list clusters of type %s: %w", t, err)
 		}
 		first := len(objects)
@@ -158,9 +158,9 @@ func Objects(ctx context.Context, hub client.Reader) ([]client.Object, error) {
 	return objects, nil
 }
 
-// List returns all members in the order of Objects. They must not be changed.
-func List(ctx context.Context, hub client.Reader) ([]Member, error) {
-	objects, err := Objects(ctx, hub)
+// List returns the members that match options, in the order of Objects. They must not be changed.
+func List(ctx context.Context, hub client.Reader, options ...client.ListOption) ([]Member, error) {
+	objects, err := Objects(ctx, hub, options...)
 	if err != nil {
 		return nil, err
 	}

@@ -53,6 +53,8 @@ const (
 	maxRetryDelay = 5 * time.Minute
 	// maxSeenDeleted is the maximum number of entries in seenDeleted.
 	maxSeenDeleted = 10_000
+	// deliveryIndex finds the pull clusters with a delivery namespace.
+	deliveryIndex = "delivery-namespace"
 )
 
 // Controller handles the unclaimed bundles of each cluster: at startup, on events that can cause them, and
@@ -74,8 +76,13 @@ type Controller struct {
 }
 
 // Setup adds the controller to mgr. summaries.Controller must be set up before, because it adds the index of summaries.
-func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
+func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	c.seenDeleted = lru.New(maxSeenDeleted)
+	for _, cluster := range fleet.Kinds() {
+		if err := mgr.GetFieldIndexer().IndexField(ctx, cluster, deliveryIndex, deliveryNamespaceOf); err != nil {
+			return err
+		}
+	}
 	controllerBuilder := builder.TypedControllerManagedBy[fleet.ID](mgr).
 		Named("unclaimed").
 		Watches(&configv1beta1.ClusterSummary{}, enqueueDelayed(c.clustersOfSummary), builder.WithPredicates(c.recordDeletions())).
@@ -226,18 +233,24 @@ func (c *Controller) clustersOfLease(ctx context.Context, obj client.Object) []f
 
 // clustersOfNamespace returns the pull clusters with this delivery namespace.
 func (c *Controller) clustersOfNamespace(ctx context.Context, namespace string) []fleet.ID {
-	members, err := fleet.List(ctx, c.Hub)
+	members, err := fleet.List(ctx, c.Hub, client.MatchingFields{deliveryIndex: namespace})
 	if err != nil {
-		log.FromContext(ctx).Error(err, "list clusters")
+		log.FromContext(ctx).Error(err, "list the clusters of a delivery namespace")
 		return nil
 	}
-	var all []fleet.ID
+	all := make([]fleet.ID, 0, len(members))
 	for _, m := range members {
-		if m.Mode == fleet.Pull && m.DeliveryNamespace == namespace {
-			all = append(all, m.ID())
-		}
+		all = append(all, m.ID())
 	}
 	return all
+}
+
+// deliveryNamespaceOf returns the delivery namespace of a pull cluster, nothing for a push cluster.
+func deliveryNamespaceOf(cluster client.Object) []string {
+	if m := fleet.FromObject(cluster); m.Mode == fleet.Pull {
+		return []string{m.DeliveryNamespace}
+	}
+	return nil
 }
 
 // Reconcile handles the unclaimed bundles on one cluster.
