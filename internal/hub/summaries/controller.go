@@ -253,13 +253,14 @@ func (c *Controller) findMember(ctx context.Context, summary *configv1beta1.Clus
 	return member, cluster, c.Shard.SeesAll(cluster) && c.Shard.HasLabel(summary), nil
 }
 
-// listSummaries returns the summaries of a cluster from the cache. They must not be changed.
+// listSummaries returns the summaries of a cluster. The caller owns the slice. The memory to which the summaries refer
+// is in the cache, and must not be changed.
 func (c *Controller) listSummaries(ctx context.Context, cluster fleet.ID) ([]configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList
 	if err := c.Hub.List(ctx, &list, client.MatchingFields{ClusterIndex: cluster.String()}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list summaries of cluster %s: %w", cluster, err)
 	}
-	return slices.Clone(list.Items), nil
+	return list.Items, nil
 }
 
 func toRequests(summaries []configv1beta1.ClusterSummary) []reconcile.Request {

@@ -34,11 +34,15 @@ type clusterSummaries struct {
 // loadClusterSummaries returns the summaries of the cluster of summary.
 func (c *Controller) loadClusterSummaries(ctx context.Context, summary *configv1beta1.ClusterSummary) (clusterSummaries, error) {
 	cluster := match.MemberID(summary)
-	all, err := c.listSummaries(ctx, cluster)
+	others, err := c.listSummaries(ctx, cluster)
 	if err != nil {
 		return clusterSummaries{}, err
 	}
-	all, isPartial, err := c.resolveReleaseNames(ctx, cluster, append(all, *summary))
+	if !hasTemplatedRelease(*summary) && !slices.ContainsFunc(others, hasTemplatedRelease) {
+		own := *summary
+		return clusterSummaries{summary: &own, others: others}, nil
+	}
+	all, isPartial, err := c.resolveReleaseNames(ctx, cluster, append(others, *summary))
 	if err != nil {
 		return clusterSummaries{}, fmt.Errorf("expand release names of cluster %s: %w", cluster, err)
 	}
@@ -50,9 +54,6 @@ func (c *Controller) loadClusterSummaries(ctx context.Context, summary *configv1
 func (c *Controller) resolveReleaseNames(
 	ctx context.Context, cluster fleet.ID, summaries []configv1beta1.ClusterSummary,
 ) (all []configv1beta1.ClusterSummary, isPartial bool, err error) {
-	if !slices.ContainsFunc(summaries, hasTemplatedRelease) {
-		return summaries, false, nil
-	}
 	_, found, err := fleet.Get(ctx, c.Hub, cluster.Type, cluster.Namespace, cluster.Name)
 	if apierrors.IsNotFound(err) {
 		return summaries, false, nil // nothing is deployed to a cluster that does not exist

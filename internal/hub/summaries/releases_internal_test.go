@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -65,6 +66,8 @@ type summaryClient struct {
 	client.Client
 
 	summaries []configv1beta1.ClusterSummary
+	// onList gets the items of each list. It may be nil.
+	onList func(items []configv1beta1.ClusterSummary)
 }
 
 // Get returns an empty object.
@@ -72,10 +75,36 @@ func (summaryClient) Get(context.Context, client.ObjectKey, client.Object, ...cl
 	return nil
 }
 
-// List lists the summaries.
+// List lists the summaries. As with other clients, the caller owns the slice.
 func (c summaryClient) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
-	list.(*configv1beta1.ClusterSummaryList).Items = c.summaries
+	items := slices.Clone(c.summaries)
+	if c.onList != nil {
+		c.onList(items)
+	}
+	list.(*configv1beta1.ClusterSummaryList).Items = items
 	return nil
+}
+
+// TestListedSummariesAreNotCopied compares the summaries of a cluster with the items of the list. They would be copied
+// for each summary of the cluster.
+func TestListedSummariesAreNotCopied(t *testing.T) {
+	t.Parallel()
+	all := []configv1beta1.ClusterSummary{{}, {}, {}}
+	for i := range all {
+		all[i].Spec.ClusterProfileSpec.HelmCharts = []configv1beta1.HelmChart{{ReleaseNamespace: "web", ReleaseName: "web"}}
+	}
+	var listed []configv1beta1.ClusterSummary
+	c := &Controller{Hub: summaryClient{summaries: all, onList: func(items []configv1beta1.ClusterSummary) { listed = items }}}
+	got, err := c.loadClusterSummaries(t.Context(), &all[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.others) != len(all) || &got.others[0] != &listed[0] {
+		t.Errorf("got %d copies, want the %d summaries of the list", len(got.others), len(all))
+	}
+	if got.summary == &all[0] {
+		t.Error("the summary is not a copy, and its releases are replaced")
+	}
 }
 
 // TestSummariesWithSameReleaseAreFoundWithoutTheSandbox has a sandbox that writes a file when it starts a process.
