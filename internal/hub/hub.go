@@ -435,7 +435,10 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, opts
 		return nil, fmt.Errorf("add the fetcher of URLs: %w", err)
 	}
 	return &summaries.Composer{
-		Contents: &source.Contents{Hub: objects, Remote: remote, Artifacts: artifacts, Digests: source.NewDigests()}, Objects: objects, Hub: live, Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(), Kustomizations: render.NewKustomizationRenderer(pool), Changer: render.NewChanger(pool), HubUID: hubUID, CodeVersion: codeVersion, Sandbox: pool,
+		Contents: &source.Contents{Hub: objects, Remote: remote, Artifacts: artifacts, Digests: source.NewDigests()}, Objects: objects, Hub: live,
+		Charts: charts, Renderer: render.NewCharts(pool), Manifests: render.NewManifestRenderer(),
+		Kustomizations: render.NewKustomizationRenderer(pool), Changer: render.NewChanger(pool),
+		HubUID: hubUID, CodeVersion: codeVersion, Sandbox: pool, Expansions: source.NewExpansions(),
 	}, nil
 }
 

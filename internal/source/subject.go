@@ -11,12 +11,16 @@ import (
 
 	kubejson "k8s.io/apimachinery/pkg/util/json"
 
+	"github.com/towline/towline/internal/cache"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/sandbox"
 )
 
 // maxExpanded limits the size of an expanded template in bytes. It is larger than any single object may be.
 const maxExpanded = 64 << 20
+
+// maxExpansionsSize limits the texts in Subject.Expansions in bytes.
+const maxExpansionsSize = 8 << 20
 
 // resourcesField is the field of templates with Subject.Resources.
 const resourcesField = "MgmtResources"
@@ -40,7 +44,13 @@ type Subject struct {
 	// Sandbox expands the templates in child processes that call ExpandFunction. Without it, they are expanded in this
 	// process, and one that does not end is not stopped.
 	Sandbox *sandbox.Pool
+	// Expansions has the results of templates that read nothing of any subject, see NewExpansions. Without it, each of
+	// them is expanded for each subject.
+	Expansions *cache.Cache[string]
 }
+
+// NewExpansions returns an empty cache for Subject.Expansions. All subjects can share it.
+func NewExpansions() *cache.Cache[string] { return cache.New[string](maxExpansionsSize) }
 
 // expandFunction and scriptFunction are names of ExpandFunctions. expandLimit is the time limit of one template or
 // script.
@@ -103,11 +113,31 @@ type Expanded struct {
 	OnlyResources bool
 }
 
-// ExpandText is like Expand and returns what the result depends on.
+// ExpandText is like Expand and returns what the result depends on. A text whose result is in Expansions is not expanded
+// again.
 func (s Subject) ExpandText(description, text string) (Expanded, error) {
 	if !strings.Contains(text, "{{") {
 		return Expanded{Text: text, IsShared: true}, nil
 	}
+	if s.Expansions == nil {
+		return s.expandTemplate(description, text)
+	}
+	// No function of templates has another result in the next call (see functions). So the text alone determines a result
+	// that is shared. Errors also have the description, and are not cached.
+	sum := sha256.Sum256([]byte(text))
+	key := string(sum[:])
+	if known, ok := s.Expansions.Get(key); ok {
+		return Expanded{Text: known, IsShared: true}, nil
+	}
+	expanded, err := s.expandTemplate(description, text)
+	if err == nil && expanded.IsShared {
+		s.Expansions.Put(key, expanded.Text, cache.MinSize+len(expanded.Text))
+	}
+	return expanded, err
+}
+
+// expandTemplate expands a template for this subject.
+func (s Subject) expandTemplate(description, text string) (Expanded, error) {
 	var cluster map[string]any
 	if s.Cluster != nil {
 		var err error

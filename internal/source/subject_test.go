@@ -130,6 +130,44 @@ func TestResultsWithoutTheSubjectAreShared(t *testing.T) {
 	}
 }
 
+// TestSharedResultsAreExpandedOnce has two clusters with the same text. Each expansion reads the cluster.
+func TestSharedResultsAreExpandedOnce(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		text           string
+		want           []string // "" for an error
+		wantExpansions int
+	}{
+		"nothing":    {`{{ upper "a" }}{{ "{{ .Labels.job }}" }}`, []string{"A{{ .Labels.job }}", "A{{ .Labels.job }}"}, 1},
+		"cluster":    {`{{ .ClusterName }}`, []string{"one", "two"}, 2},
+		"resources":  {`{{ (getResource "Web").kind }}`, []string{"Deployment", "Deployment"}, 2},
+		"an error":   {`{{ fail "reason" }}`, []string{"", ""}, 2},
+		"plain text": {"a", []string{"a", "a"}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			known, expansions := source.NewExpansions(), 0
+			for i, cluster := range []string{"one", "two"} {
+				read := func() (map[string]any, error) {
+					expansions++
+					return map[string]any{}, nil
+				}
+				on := source.Subject{Name: cluster, Cluster: read, Resources: webResources(), Expansions: known}
+				got, err := on.ExpandText("text of "+cluster, test.text)
+				if got.Text != test.want[i] || (err != nil) != (test.want[i] == "") || err != nil && !strings.Contains(err.Error(), "text of "+cluster) {
+					t.Errorf("cluster %s: got %+v, error %v, want %q", cluster, got, err, test.want[i])
+				}
+				if _, err := on.ExpandText("text", "another "+test.text); (err != nil) != (test.want[i] == "") {
+					t.Errorf("another text for cluster %s: %v", cluster, err)
+				}
+			}
+			if expansions != 2*test.wantExpansions {
+				t.Errorf("got %d expansions of two texts, want %d", expansions, 2*test.wantExpansions)
+			}
+		})
+	}
+}
+
 // wantInvalid checks that only the user can cure err and that it says all of texts.
 func wantInvalid(t *testing.T, err error, texts ...string) {
 	t.Helper()

@@ -13,6 +13,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/cache"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/match"
@@ -49,6 +50,8 @@ type Composer struct {
 	ListDeployed func(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error)
 	// Sandbox expands templates, see source.Subject.
 	Sandbox *sandbox.Pool
+	// Expansions has the results of templates that are the same for all clusters, see source.Subject. It may be nil.
+	Expansions *cache.Cache[string]
 	// HubUID is the UID of the hub's namespace kube-system. Every bundle has it.
 	HubUID string
 	// CodeVersion identifies the code that renders bundles, "" if it is not known. It is part of the inputs of a bundle.

@@ -66,6 +66,7 @@ func (c *Controller) resolveReleaseNames(
 		if err != nil {
 			return subject, err
 		}
+		subject.Expansions = c.Composer.Expansions
 		return WithResources(ctx, c.Resources, summary, subject)
 	}
 	return resolveNames(summaries, subjectFor)
