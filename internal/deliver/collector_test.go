@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"sync"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -214,7 +216,53 @@ func TestGarbageCollector(t *testing.T) {
 			t.Errorf("%d entries in the tracker, want none", got)
 		}
 	})
+	t.Run("delays no delivery of other content", func(t *testing.T) { deliverDuringADeletion(t, newHub(t, h.plane)) })
 	t.Run("does not race with deliveries", func(t *testing.T) { sweepAgainstDeliveries(t, newHub(t, h.plane)) })
+}
+
+// deliverDuringADeletion delivers while the requests of the collector hang.
+func deliverDuringADeletion(t *testing.T, h *hub) {
+	deleting, release := make(chan struct{}), make(chan struct{})
+	begin, end := sync.OnceFunc(func() { close(deleting) }), sync.OnceFunc(func() { close(release) })
+	defer end()
+	config := rest.CopyConfig(h.plane.Config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			if request.Method == http.MethodDelete {
+				begin()
+				<-release
+			}
+			return next.RoundTrip(request)
+		})
+	})
+	transport, err := NewShardPullTransport(clientFor(t, config), clientFor(t, config), testKey, h.shard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := h.member("hanging")
+	for _, version := range []string{"1", "2"} {
+		mustDeliver(t, transport, m, testBundle(objects("a", version)))
+	}
+	collected, delivered := make(chan error, 1), make(chan error, 1)
+	go func() { collected <- (&GarbageCollector{Transport: transport}).Collect(t.Context()) }()
+	<-deleting
+	go func() {
+		_, err := transport.Deliver(t.Context(), m, testBundle(objects("a", "3")))
+		delivered <- err
+	}()
+	select {
+	case err := <-delivered:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("a delivery of other content waits for the deletion")
+	}
+	end()
+	if err := <-collected; err != nil {
+		t.Error(err)
+	}
+	wantBundles(t, h, m.DeliveryNamespace, 2) // of the versions 2 and 3
 }
 
 // sweepAgainstDeliveries sweeps all the time while members are switched to and fro between the same contents, so that a
