@@ -165,7 +165,7 @@ func TestRunFailsOtherwise(t *testing.T) {
 		before := time.Now()
 		got, err := checker.Run(t.Context(), nil, []libv1beta1.ClusterCheck{{Name: "c", Condition: tc.script}})
 		// Much longer than the timeout of one script, because the machine may be busy.
-		if took := time.Since(before); took > 30*time.Second {
+		if took := time.Since(before); took > 3*time.Minute {
 			t.Errorf("%s: Run() took %s", name, took)
 		}
 		if want := "check c: " + tc.want; err != nil || !strings.HasPrefix(got, want) {

@@ -19,6 +19,8 @@ const (
 	// time.
 	maxMemory     = 128 << 20
 	checkInterval = 32
+	// maxGarbage limits the error of maxMemory in bytes: a larger heap is collected before a script.
+	maxGarbage = maxMemory / 8
 	// heapMetric is the memory of live objects and garbage.
 	heapMetric = "/memory/classes/heap/objects:bytes"
 )
@@ -48,6 +50,9 @@ type scriptLimiter struct {
 var _ context.Context = (*scriptLimiter)(nil)
 
 func newScriptLimiter(ctx context.Context) *scriptLimiter {
+	if heapSize() > maxGarbage {
+		runtime.GC() // garbage of an earlier script would raise the limit
+	}
 	closed := make(chan struct{})
 	close(closed)
 	return &scriptLimiter{Context: ctx, initialHeap: heapSize(), start: time.Now(), initialTime: processorTime(), closed: closed}

@@ -26,6 +26,20 @@ func TestMemoryLimit(t *testing.T) {
 	runtime.KeepAlive(used)
 }
 
+// TestGarbageDoesNotRaiseTheMemoryLimit is not parallel, like TestMemoryLimit.
+func TestGarbageDoesNotRaiseTheMemoryLimit(t *testing.T) {
+	runtime.KeepAlive(make([]byte, 2*maxMemory)) // garbage of an earlier script
+	limiter := newScriptLimiter(t.Context())
+	used := make([]byte, maxMemory*3/2)
+	for range checkInterval {
+		limiter.Done()
+	}
+	if err := limiter.Err(); !errors.Is(err, errMemory) {
+		t.Errorf("with %d MiB used after garbage: got %v, want %v", len(used)>>20, err, errMemory)
+	}
+	runtime.KeepAlive(used)
+}
+
 // TestTimeLimit: the time for which a script waits for a processor does not count.
 func TestTimeLimit(t *testing.T) {
 	t.Parallel()

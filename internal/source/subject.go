@@ -113,8 +113,8 @@ type Expanded struct {
 	OnlyResources bool
 }
 
-// ExpandText is like Expand and returns what the result depends on. A text whose result is in Expansions is not expanded
-// again.
+// ExpandText is like Expand and returns what the result depends on. A text whose result is in Expansions is not
+// expanded again.
 func (s Subject) ExpandText(description, text string) (Expanded, error) {
 	if !strings.Contains(text, "{{") {
 		return Expanded{Text: text, IsShared: true}, nil

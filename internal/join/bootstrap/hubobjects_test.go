@@ -145,26 +145,31 @@ func TestEnsureHubObjectsKeepsClusterInfo(t *testing.T) {
 	}
 }
 
-// rulesOf returns the sorted permissions of the user of config in namespace, without the self-subject reviews that
-// every user may create.
-func rulesOf(t *testing.T, config *rest.Config, namespace string) []string {
+// wantRules waits until the user of config has these permissions in namespace, besides the self-subject reviews that
+// every user may create. The API server reads tokens and roles from caches.
+func wantRules(t *testing.T, config *rest.Config, namespace string, want []string) {
 	t.Helper()
-	review, err := kubernetes.NewForConfigOrDie(config).AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(),
-		&authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: namespace}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var rules []string
-	for _, rule := range review.Status.ResourceRules {
-		for _, resource := range rule.Resources {
-			if strings.HasPrefix(resource, "selfsubject") {
-				continue
-			}
-			rules = append(rules, fmt.Sprintf("%s%s%s", resource, rule.ResourceNames, rule.Verbs))
+	reviews := kubernetes.NewForConfigOrDie(config).AuthorizationV1().SelfSubjectRulesReviews()
+	eventually(t, func() string {
+		review, err := reviews.Create(t.Context(),
+			&authorizationv1.SelfSubjectRulesReview{Spec: authorizationv1.SelfSubjectRulesReviewSpec{Namespace: namespace}}, metav1.CreateOptions{})
+		if err != nil {
+			return fmt.Sprintf("in %s: %v", namespace, err)
 		}
-	}
-	slices.Sort(rules)
-	return slices.Compact(rules)
+		var rules []string
+		for _, rule := range review.Status.ResourceRules {
+			for _, resource := range rule.Resources {
+				if !strings.HasPrefix(resource, "selfsubject") {
+					rules = append(rules, fmt.Sprintf("%s%s%s", resource, rule.ResourceNames, rule.Verbs))
+				}
+			}
+		}
+		slices.Sort(rules)
+		if diff := cmp.Diff(slices.Compact(rules), want); diff != "" {
+			return fmt.Sprintf("in %s (-got +want):\n%s", namespace, diff)
+		}
+		return ""
+	})
 }
 
 // newCSR returns a request for the certificate of an agent. It names another requester than the client that creates it.
@@ -194,9 +199,7 @@ func TestBootstrapTokenMayOnlyRequestACertificate(t *testing.T) {
 	config := tokenConfig(plane.Config, token)
 	want := []string{"certificatesigningrequests/clusteragent[][create]", "certificatesigningrequests[][create]"}
 	for _, namespace := range []string{"default", "kube-system", "kube-public", "projectsveltos", "karmada-cluster"} {
-		if diff := cmp.Diff(rulesOf(t, config, namespace), want); diff != "" {
-			t.Errorf("in %s (-got +want):\n%s", namespace, diff)
-		}
+		wantRules(t, config, namespace, want)
 	}
 	holder := clientOf(t, config)
 	csr := newCSR(t, "bootstrap-may-create")

@@ -74,7 +74,7 @@ func TestAgentPermissions(t *testing.T) {
 		"projectsveltos": append(slices.Clone(everywhere), "configurationbundles[][get]"),
 	} {
 		slices.Sort(want)
-		eventually(t, func() string { return cmp.Diff(rulesOf(t, config, namespace), want) })
+		wantRules(t, config, namespace, want)
 	}
 }
 
