@@ -110,11 +110,16 @@ func (f *chartFacts) scanFiles(loaded *helmchart.Chart) {
 	}
 }
 
+// wholeRelease matches .Release without a field, as in "toYaml .Release".
+const wholeRelease = `\.Release[^.\w]`
+
 // usesRevision returns whether a template in text may read .Release.Revision.
-func usesRevision(text string) bool { return matchesAction(text, `\bRevision\b`) }
+func usesRevision(text string) bool { return matchesAction(text, `\bRevision\b|`+wholeRelease) }
 
 // usesOperation returns whether a template in text may read .Release.IsInstall or .Release.IsUpgrade.
-func usesOperation(text string) bool { return matchesAction(text, `\bIs(Install|Upgrade)\b`) }
+func usesOperation(text string) bool {
+	return matchesAction(text, `\bIs(Install|Upgrade)\b|`+wholeRelease)
+}
 
 // matchesAction returns whether expression matches in a template action ({{ }}) in text.
 func matchesAction(text, expression string) bool {

@@ -361,9 +361,13 @@ func TestRevisionAndOperation(t *testing.T) {
 	if got, err := charts.Inputs(plain); err != nil || got != "" {
 		t.Errorf("got inputs %q, error %v, want none for a chart that does not look", got, err)
 	}
-	plain.Values = map[string]any{"message": "{{ .Release.IsUpgrade }}"}
-	if got, err := charts.Inputs(plain); err != nil || got == "" {
-		t.Errorf("got inputs %q, error %v, want some for values that look", got, err)
+	for message, looks := range map[string]bool{
+		"{{ .Release.IsUpgrade }}": true, "{{ toYaml .Release }}": true, "{{ .Release.Name }} of .Release }}": false,
+	} {
+		plain.Values = map[string]any{"message": message}
+		if got, err := charts.Inputs(plain); err != nil || (got != "") != looks {
+			t.Errorf("got inputs %q, error %v for the value %q, want some: %v", got, err, message, looks)
+		}
 	}
 }
 

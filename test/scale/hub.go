@@ -122,15 +122,19 @@ func cpuSeconds(pid int) float64 {
 	return (user + system) / clockTicks
 }
 
-// residentMiB returns the resident memory of a process in MiB, 0 if it has ended.
-func residentMiB(pid int) float64 {
+// residentMiB returns the resident memory of a process in MiB: the present one, and the most since its start. Both are 0
+// if it has ended.
+func residentMiB(pid int) (present, most float64) {
 	raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)) // a process that has ended has no file
-	match := regexp.MustCompile(`VmRSS:\s+(\d+) kB`).FindStringSubmatch(string(raw))
-	if match == nil {
-		return 0
+	field := func(name string) float64 {
+		match := regexp.MustCompile(name + `:\s+(\d+) kB`).FindStringSubmatch(string(raw))
+		if match == nil {
+			return 0
+		}
+		kib, _ := strconv.ParseFloat(match[1], 64) // the pattern matches digits
+		return kib / 1024
 	}
-	kib, _ := strconv.ParseFloat(match[1], 64) // the pattern matches digits
-	return kib / 1024
+	return field("VmRSS"), field("VmHWM")
 }
 
 // isHeartbeat returns whether a request is a heartbeat.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -49,7 +50,9 @@ func command(ctx context.Context, args []string, out, progress io.Writer) error 
 	flags.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "time for each scenario")
 	selected := flags.String("scenarios", strings.Join(names, ","), "comma-separated scenarios, in this order; register is needed by all")
 	asJSON := flags.Bool("json", false, "print one JSON object per scenario")
-	if err := flags.Parse(args); err != nil {
+	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return nil
+	} else if err != nil {
 		return err
 	}
 	for name, number := range map[string]int{"profiles": opts.profiles, "fill-profiles": opts.fillProfiles} {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"regexp"
 	"testing"
 )
 
@@ -37,6 +38,21 @@ func TestScenarios(t *testing.T) {
 		}
 		if clusters := got.Stored["sveltosclusters"]; clusters.Objects < 3 || clusters.Bytes < 100*clusters.Objects {
 			t.Errorf("%s: got %+v for the stored clusters, want 3 or more", want, clusters)
+		}
+	}
+}
+
+// TestPrivateContent gives each cluster a namespace and a copy of the content of its own, and prints text.
+func TestPrivateContent(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	err := command(t.Context(), []string{"--clusters=3", "--private", "--timeout=2m", "--scenarios=register,new,change"}, &out, io.Discard)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	for _, line := range []string{`(?m)^register: `, `(?m)^change: `, `(?m)^  hub memory +[0-9.]+ MiB$`, `(?m)^    POST configurationbundles per cluster +1\.00$`} {
+		if !regexp.MustCompile(line).MatchString(out.String()) {
+			t.Errorf("no line is like %s:\n%s", line, out.String())
 		}
 	}
 }

@@ -26,8 +26,8 @@ import (
 // that healthy clusters would have to share with them without a limit for each cluster.
 const hangingClusters = 25
 
-// TestNoisyNeighbours has push clusters that never answer, a chart repository that never answers, and templates that do
-// not end. Healthy members get changes as fast as before, and the others recover.
+// TestNoisyNeighbours has push clusters, a chart repository and a Git server that never answer, and templates that do not
+// end. Healthy members get changes as fast as before, and the others recover.
 func TestNoisyNeighbours(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
@@ -61,11 +61,14 @@ func TestNoisyNeighbours(t *testing.T) {
 	silent := w.chartProfile("silent", strings.Replace(repository.URL, "http://", "http://me:s3cret@", 1), "hello", "0.1.0")
 	w.apply(w.hub, endless)
 	w.apply(w.hub, silent)
+	git := "git+" + repository.URL + "/repo.git"
+	w.apply(w.hub, fmt.Sprintf(gitProfile, git))
 	w.measureChange("while the others begin to hang", "two", healthy)
 	for _, cluster := range []string{"pushed", "pulled"} {
 		w.failsWith("endless-text-sveltos-"+cluster, "ConfigMap default/endless-text, key a.yaml: it took longer than 10s")
 		w.failsWith("endless-sveltos-"+cluster, "render chart endless 0.1.0: it took longer than 30s")
 		w.failsWith("silent-sveltos-"+cluster, "chart stories/hello 0.1.0 in "+repository.URL+": get "+repository.URL+"/index.yaml")
+		w.failsWith("git-sveltos-"+cluster, "URL "+git+": ")
 	}
 	w.measureChange("while the others hang", "three", healthy)
 
@@ -73,7 +76,7 @@ func TestNoisyNeighbours(t *testing.T) {
 	repository.answer()
 	w.apply(w.hub, strings.Replace(endless, "0.1.0", "0.2.0", 1))
 	w.apply(w.hub, strings.Replace(silent, "releaseName: silent", "releaseName: answers", 1))
-	w.kubectl(w.hub, "delete", "clusterprofile", "endless-text")
+	w.kubectl(w.hub, "delete", "clusterprofile", "endless-text", "git")
 	for _, cluster := range []string{"pushed", "pulled"} {
 		w.provisioned("fleet", "endless-sveltos-"+cluster)
 		w.provisioned("fleet", "silent-sveltos-"+cluster)
@@ -156,6 +159,15 @@ kind: ConfigMap
 metadata: {namespace: default, name: endless-text, annotations: {projectsveltos.io/template: "ok"}}
 data:
   a.yaml: "{{ range 1000000000000 }}{{ end }}"
+`
+
+const gitProfile = `
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: git}
+spec:
+  clusterSelector: {matchLabels: {mode: healthy}}
+  policyRefs: [{remoteURL: {url: %q}}]
 `
 
 func neighbourProfile(name, content, selector string) string {
@@ -279,7 +291,7 @@ func (p *hangingProxy) set(hangs bool) {
 	p.connections = nil
 }
 
-// repositoryGate is a chart repository that does not answer until answer is called.
+// repositoryGate is a chart repository and a Git server that do not answer until answer is called.
 type repositoryGate struct {
 	*httptest.Server
 	answered chan struct{}
