@@ -241,7 +241,7 @@ func (p patch) applyTo(objects []*unstructured.Unstructured) error {
 			}
 		}
 		if err != nil {
-			return fmt.Errorf("%w: %s: %w", ErrPatch, p.origin, err)
+			return fmt.Errorf("%w: %s: %s", ErrPatch, p.origin, kube.OneLine(err.Error()))
 		}
 	}
 	if !isUsed {

@@ -155,11 +155,12 @@ type opener func(charts *Charts, address string, login Login, transport http.Rou
 
 // openerFor returns the opener for the scheme of a URL.
 func openerFor(address string) (opener, error) {
-	scheme, _, _ := strings.Cut(address, "://")
-	switch scheme {
-	case "http", "https":
+	scheme, _, hasScheme := strings.Cut(address, "://")
+	switch {
+	case !hasScheme:
+	case scheme == "http", scheme == "https":
 		return newHTTPRepository, nil
-	case "oci":
+	case scheme == "oci":
 		return newOCIRegistry, nil
 	}
 	return nil, phase.Invalidf("repositoryURL %q does not begin with http://, https:// or oci://", redacted(address))

@@ -122,8 +122,8 @@ func cpuSeconds(pid int) float64 {
 	return (user + system) / clockTicks
 }
 
-// residentMiB returns the resident memory of a process in MiB: the present one, and the most since its start. Both are 0
-// if it has ended.
+// residentMiB returns the resident memory of a process in MiB: the present one, and the most since its start. Both are
+// 0 if it has ended.
 func residentMiB(pid int) (present, most float64) {
 	raw, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)) // a process that has ended has no file
 	field := func(name string) float64 {

@@ -26,8 +26,8 @@ import (
 // that healthy clusters would have to share with them without a limit for each cluster.
 const hangingClusters = 25
 
-// TestNoisyNeighbours has push clusters, a chart repository and a Git server that never answer, and templates that do not
-// end. Healthy members get changes as fast as before, and the others recover.
+// TestNoisyNeighbours has push clusters, a chart repository and a Git server that never answer, and templates that do
+// not end. Healthy members get changes as fast as before, and the others recover.
 func TestNoisyNeighbours(t *testing.T) {
 	awaitTurn(t)
 	w := newWorld(t)
