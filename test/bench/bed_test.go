@@ -45,8 +45,6 @@ type bed struct {
 	dir   string
 	plane *localkube.Plane
 	hub   client.Client
-	// pid is the process of `towline hub`.
-	pid int
 }
 
 // newBed starts a hub; it is stopped when the benchmark ends.
@@ -70,7 +68,6 @@ func (b *bed) startHub() {
 	if err := cmd.Start(); err != nil {
 		b.Fatal(err)
 	}
-	b.pid = cmd.Process.Pid
 	b.Cleanup(func() {
 		_ = cmd.Process.Kill() // an error means that it has ended
 		_ = cmd.Wait()         // it was killed
