@@ -237,7 +237,7 @@ func registryHost(address string) (string, error) {
 		address = "https://" + address
 	}
 	parsed, err := url.Parse(address)
-	if err != nil || parsed.Host == "" {
+	if err != nil || parsed.Hostname() == "" {
 		return "", fmt.Errorf("%q is not the address of a registry", address)
 	}
 	// Docker's registry has another host name than the one in image references.
