@@ -144,7 +144,7 @@ func parsePatch(origin, text string) (patch, error) {
 	}
 	if fields, _ := content.(map[string]any); fields["patch"] != nil {
 		if err := yaml.UnmarshalStrict([]byte(text), &given); err != nil {
-			return p, fmt.Errorf("it is not {patch, target}: %w", err)
+			return p, fmt.Errorf("it is not {patch, target}: %s", kube.OneLine(err.Error()))
 		}
 		content = nil
 		if err := decodeDocument(given.Patch, &content); err != nil {
