@@ -250,6 +250,16 @@ func (p patch) applyTo(objects []*unstructured.Unstructured) error {
 	return nil
 }
 
+// mergeStrategically is strategicpatch.StrategicMergePatch, which panics if the key of a list item is not a scalar.
+func mergeStrategically(original, patch []byte, typed any) (merged []byte, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("%v", cause)
+		}
+	}()
+	return strategicpatch.StrategicMergePatch(original, patch, typed)
+}
+
 // apply returns obj with the patch applied. It returns an error if the patch changes the kind, name or namespace of
 // obj, or if the result is not a valid object of the kind.
 func (p patch) apply(obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
@@ -266,7 +276,7 @@ func (p patch) apply(obj *unstructured.Unstructured) (*unstructured.Unstructured
 		options.AccumulatedCopySizeLimit = maxCopied
 		raw, err = p.operations.ApplyWithOptions(raw, options)
 	} else {
-		raw, err = strategicpatch.StrategicMergePatch(raw, p.merge, typed)
+		raw, err = mergeStrategically(raw, p.merge, typed)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("apply the patch: %w", err)
