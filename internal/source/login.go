@@ -244,5 +244,5 @@ func registryHost(address string) (string, error) {
 	if parsed.Host == "index.docker.io" || parsed.Host == "docker.io" {
 		return "registry-1.docker.io", nil
 	}
-	return parsed.Host, nil
+	return strings.TrimSuffix(parsed.Host, ":"), nil // an empty port is the default one
 }
