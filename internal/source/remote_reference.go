@@ -166,26 +166,30 @@ func parseGitAddress(address string) (gitAddress, error) {
 	return git, nil
 }
 
-// redactedRemote returns a URL for messages: without its user and its query, which can be credentials. It keeps the
-// parameters of the URL of a Git repository.
+// redactedRemote returns a URL for messages: without what can be credentials, and with the parameters of the URL of a
+// Git repository.
 func redactedRemote(address string) string {
-	parsed, err := url.Parse(address)
-	if err != nil {
+	public, ok := withoutCredentials(address)
+	if !ok {
 		return "that cannot be parsed"
 	}
-	parsed.User, parsed.Fragment = nil, ""
-	if !isGit(parsed.Scheme) {
-		parsed.RawQuery, parsed.ForceQuery = "", false
-		return parsed.String()
+	if isGit(public.Scheme) {
+		public.RawQuery = gitParameters(address).Encode()
 	}
-	kept := url.Values{}
-	for _, name := range []string{"path", "ref"} {
-		if value := parsed.Query().Get(name); value != "" {
-			kept.Set(name, value)
+	return public.String()
+}
+
+// gitParameters returns the parameters of a URL of a Git repository that Towline reads.
+func gitParameters(address string) url.Values {
+	parameters := url.Values{}
+	if parsed, err := url.Parse(address); err == nil {
+		for _, name := range []string{"path", "ref"} {
+			if value := parsed.Query().Get(name); value != "" {
+				parameters.Set(name, value)
+			}
 		}
 	}
-	parsed.RawQuery = kept.Encode()
-	return parsed.String()
+	return parameters
 }
 
 // fileName returns the name of the file behind a URL. A name without the extension of a manifest gets one.

@@ -266,12 +266,22 @@ func (r *httpRepository) isOwnHost(address *url.URL) bool {
 	return err == nil && own.Scheme == address.Scheme && own.Host == address.Host
 }
 
-// redacted returns address without its user, password and query, which can be credentials.
+// redacted returns address for messages: without what can be credentials.
 func redacted(address string) string {
-	parsed, err := url.Parse(address)
-	if err != nil {
+	public, ok := withoutCredentials(address)
+	if !ok {
 		return "the repository"
 	}
-	parsed.User, parsed.RawQuery, parsed.ForceQuery = nil, "", false
-	return parsed.String()
+	return public.String()
+}
+
+// withoutCredentials returns a URL without its user, its query and its fragment. It returns false if it cannot tell them
+// from the rest of the text, as in "me:password@example.com" without a scheme.
+func withoutCredentials(address string) (*url.URL, bool) {
+	parsed, err := url.Parse(address)
+	if err != nil || parsed.Host == "" && strings.Contains(parsed.Opaque+parsed.Path, "@") {
+		return nil, false
+	}
+	parsed.User, parsed.RawQuery, parsed.ForceQuery, parsed.Fragment = nil, "", false, ""
+	return parsed, true
 }
