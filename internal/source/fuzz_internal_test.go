@@ -25,8 +25,8 @@ const (
 	secretValue    = "s3cret-value-of-a-Secret"
 )
 
-// hidesCredentials checks that the error about a URL does not have secretPassword, unless that is in a part of the URL that
-// messages show.
+// hidesCredentials checks that the error about a URL does not have secretPassword, unless that is in a part of the URL
+// that messages show.
 func hidesCredentials(t *testing.T, err error, address string) {
 	t.Helper()
 	if parsed, err := url.Parse(address); err == nil {
