@@ -138,7 +138,7 @@ bench: build ## Measure latency, throughput and memory; prints, does not judge
 scale: build ## Measure a hub with many simulated agents: make scale SCALE_FLAGS="--clusters=1000"
 	@go run ./test/scale $(SCALE_FLAGS)
 
-# FUZZTIME is for how long each target runs; FUZZ selects targets by a regular expression.
+# FUZZTIME is for how long each target runs, FUZZ selects targets by a regular expression, FUZZ_JOBS run at a time.
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME; an input that fails becomes a file in testdata/fuzz of the package
 	@FUZZTIME='$(FUZZTIME)' FUZZ='$(FUZZ)' .ci/fuzz
