@@ -40,8 +40,8 @@ type Options struct {
 	KubeconfigSecret string
 	// Identity is the holder identity in the Lease: the name of the pod or host. Default: Name.
 	Identity string
-	// HealthAddress serves /healthz and /readyz over HTTP, and DiagnosticsAddress /metrics over HTTPS. An empty address
-	// serves nothing.
+	// HealthAddress serves /healthz and /readyz over HTTP, DiagnosticsAddress /metrics and /debug/pprof/ over HTTPS. An
+	// empty address serves nothing.
 	HealthAddress      string
 	DiagnosticsAddress string
 	// Workers is the number of parallel deliveries. Default: 4.

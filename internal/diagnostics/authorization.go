@@ -107,7 +107,7 @@ func (g *authorizer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	status, err := g.review(r.Context(), request, slots)
 	switch {
 	case err != nil:
-		log.FromContext(r.Context()).Info("cannot authorise a request for the metrics", "reason", err.Error())
+		log.FromContext(r.Context()).Info("cannot authorise a request for diagnostics", "reason", err.Error())
 		http.Error(w, "the API server does not answer the review", http.StatusServiceUnavailable)
 	case status != http.StatusOK:
 		g.known.Remove(key)

@@ -1,3 +1,3 @@
-// Package diagnostics serves the health of a process to all clients, and its metrics to clients that a Kubernetes API
-// authorises.
+// Package diagnostics serves the health of a process to all clients, and its metrics and profiles to clients that a
+// Kubernetes API authorises.
 package diagnostics

@@ -28,12 +28,10 @@ type endpoints struct {
 // serve serves the endpoints at the addresses of opts in the background. stop ends that and waits for running requests.
 func (e *endpoints) serve(ctx context.Context, cfg *rest.Config, opts Options) (stop func(), err error) {
 	metricsHandler := promhttp.HandlerFor(prometheus.Gatherers{e.registry, metrics.Registry}, promhttp.HandlerOpts{})
-	authorizedHandler, err := diagnostics.RequireAuthorization(cfg, metricsHandler)
+	authorizedHandler, err := diagnostics.Handler(cfg, metricsHandler)
 	if err != nil {
 		return nil, err
 	}
-	diagnosticsMux := http.NewServeMux()
-	diagnosticsMux.Handle("GET /metrics", authorizedHandler)
 	ctx, cancel := context.WithCancel(ctx)
 	var serving sync.WaitGroup
 	stop = func() {
@@ -46,7 +44,7 @@ func (e *endpoints) serve(ctx context.Context, cfg *rest.Config, opts Options) (
 		secure        func(net.Listener) net.Listener
 	}{
 		{"--health-address", opts.HealthAddress, diagnostics.Health(e.health.Alive, e.health.Ready), func(l net.Listener) net.Listener { return l }},
-		{"--diagnostics-address", opts.DiagnosticsAddress, diagnosticsMux, diagnostics.SelfSignedTLS},
+		{"--diagnostics-address", opts.DiagnosticsAddress, authorizedHandler, diagnostics.SelfSignedTLS},
 	} {
 		if endpoint.address == "" {
 			continue

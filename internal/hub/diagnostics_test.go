@@ -67,7 +67,7 @@ func probe(address, path string, want int) error {
 	return nil
 }
 
-// token returns a token of a new ServiceAccount, which may read the metrics if reader names a ClusterRole.
+// token returns a token of a new ServiceAccount, with the ClusterRole reader, "" being none.
 func (w *world) token(name, reader string) string {
 	w.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
@@ -113,6 +113,17 @@ func TestDiagnosticsTellThoseWhoMayKnow(t *testing.T) {
 		if got, body, err := fetch(metrics, tc.token); err != nil || got != tc.want || strings.Contains(body, "projectsveltos") {
 			t.Errorf("%s: got %d %q and %v, want %d", who, got, body, err, tc.want)
 		}
+	}
+
+	w.create(&rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "profiles"}, Rules: []rbacv1.PolicyRule{{NonResourceURLs: []string{"/debug/pprof/*"}, Verbs: []string{"get"}}},
+	})
+	heap := "https://" + opts.DiagnosticsAddress + "/debug/pprof/heap?debug=1"
+	if got, body, err := fetch(heap, w.token("profiler", "profiles")); err != nil || got != http.StatusOK || !strings.HasPrefix(body, "heap profile: ") {
+		t.Errorf("heap profile: got %d %.100q and %v", got, body, err)
+	}
+	if got, body, err := fetch(heap, reader); err != nil || got != http.StatusForbidden {
+		t.Errorf("a reader of metrics gets the heap profile: %d %.100q and %v", got, body, err)
 	}
 
 	w.configMap("manifests", manifest("a"))

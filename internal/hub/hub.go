@@ -60,8 +60,8 @@ type Options struct {
 	// of the default shard matches profiles, installs CRDs and registers itself.
 	ShardKey string
 	// HealthAddress is the address for /healthz and /readyz over HTTP, without authentication. DiagnosticsAddress is
-	// the address for /metrics over HTTPS; users need the permission to get the non-resource URL /metrics on the hub's
-	// API server. Empty: not served.
+	// the address for /metrics and /debug/pprof/ over HTTPS; users need the permission to get these non-resource URLs on
+	// the hub's API server. Empty: not served.
 	HealthAddress      string
 	DiagnosticsAddress string
 	// CacheDir is a persistent directory for downloaded charts. Empty: a temporary directory.

@@ -28,6 +28,8 @@ type testHub struct {
 	etcd   *etcd
 	dir    string
 	hub    *exec.Cmd
+	// diagnosticsAddress is where each process of the hub serves its metrics and profiles.
+	diagnosticsAddress string
 }
 
 // startHub starts the control plane and the hub. The caller calls stop.
@@ -38,6 +40,10 @@ func startHub(ctx context.Context, dir string) (*testHub, error) {
 	}
 	h := &testHub{plane: plane, etcd: newEtcd(plane.Dir), dir: dir}
 	if h.client, err = client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()}); err != nil {
+		h.stop()
+		return nil, err
+	}
+	if h.diagnosticsAddress, err = freeAddress(ctx); err != nil {
 		h.stop()
 		return nil, err
 	}
@@ -58,8 +64,11 @@ func (h *testHub) startProcess() error {
 	if err != nil {
 		return err
 	}
-	defer log.Close()                                                                                                                                                        //nolint:errcheck // the process has its own descriptor
-	h.hub = exec.Command(binary, "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0", "--health-address=127.0.0.1:0", "--cache-dir="+filepath.Join(h.dir, "cache")) //nolint:noctx // stop ends it
+	defer log.Close() //nolint:errcheck // the process has its own descriptor
+	arguments := []string{
+		"hub", "--install-crds", "--diagnostics-address=" + h.diagnosticsAddress, "--health-address=127.0.0.1:0", "--cache-dir=" + filepath.Join(h.dir, "cache"),
+	}
+	h.hub = exec.Command(binary, arguments...) //nolint:noctx // stop ends it
 	h.hub.Env = append(os.Environ(), "KUBECONFIG="+h.plane.Kubeconfig)
 	h.hub.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	h.hub.Stdout, h.hub.Stderr = log, log

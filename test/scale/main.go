@@ -47,6 +47,7 @@ func command(ctx context.Context, args []string, out, progress io.Writer) error 
 	flags.BoolVar(&opts.private, "private", false, "keep the content in a Secret, so that each cluster has a copy of its own")
 	flags.DurationVar(&opts.outage, "outage", time.Minute, "time without an API server in the scenario reconnect")
 	flags.DurationVar(&opts.idle, "idle", time.Minute, "time for which the scenarios idle and failing measure")
+	flags.StringVar(&opts.heapProfile, "heap-profile", "", "`file` for a heap profile of the hub after the last scenario (default none)")
 	flags.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "time for each scenario")
 	selected := flags.String("scenarios", strings.Join(names, ","), "comma-separated scenarios, in this order; register is needed by all")
 	asJSON := flags.Bool("json", false, "print one JSON object per scenario")
@@ -119,6 +120,12 @@ func measureIn(ctx context.Context, dir string, opts options, progress io.Writer
 		if err := r.runScenario(ctx, s, report); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
+	}
+	if opts.heapProfile == "" {
+		return nil
+	}
+	if err := hub.writeHeapProfile(ctx, opts.heapProfile); err != nil {
+		return fmt.Errorf("--heap-profile: %w", err)
 	}
 	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"os"
+	"path/filepath"
 	"regexp"
 	"testing"
 )
@@ -42,13 +44,18 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// TestPrivateContent gives each cluster a namespace and a copy of the content of its own, and prints text.
+// TestPrivateContent gives each cluster a namespace and a copy of the content of its own, prints text, and writes a
+// heap profile.
 func TestPrivateContent(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	err := command(t.Context(), []string{"--clusters=3", "--private", "--timeout=2m", "--scenarios=register,new,change"}, &out, io.Discard)
+	heap := filepath.Join(t.TempDir(), "heap.pb.gz")
+	err := command(t.Context(), []string{"--clusters=3", "--private", "--timeout=2m", "--scenarios=register,new,change", "--heap-profile=" + heap}, &out, io.Discard)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
+	}
+	if raw, err := os.ReadFile(heap); err != nil || !bytes.HasPrefix(raw, []byte{0x1f, 0x8b}) { // gzip
+		t.Errorf("the heap profile is %.20q, and %v", raw, err)
 	}
 	for _, line := range []string{`(?m)^register: `, `(?m)^change: `, `(?m)^  hub memory +[0-9.]+ MiB$`, `(?m)^    POST configurationbundles per cluster +1\.00$`} {
 		if !regexp.MustCompile(line).MatchString(out.String()) {

@@ -37,6 +37,8 @@ type options struct {
 	// private puts the content into Secrets, so that each cluster has a copy of its own.
 	private   bool
 	scenarios []string
+	// heapProfile is a file for a heap profile of the hub after the last scenario, "" for none.
+	heapProfile string
 	// outage is the time without an API server in the scenario reconnect. idle is the time for which a hub that has
 	// nothing to do is measured.
 	outage, idle, timeout time.Duration

@@ -82,8 +82,8 @@ type Options struct {
 	LeaderElect                              bool
 	ElectNamespace                           string
 	ElectDuration, ElectDeadline, ElectRetry time.Duration
-	// HealthAddress serves /healthz and /readyz over HTTP, and MetricsAddress serves /metrics over HTTPS; an empty
-	// address serves nothing.
+	// HealthAddress serves /healthz and /readyz over HTTP, MetricsAddress serves /metrics and /debug/pprof/ over HTTPS; an
+	// empty address serves nothing.
 	HealthAddress  string
 	MetricsAddress string
 
@@ -134,7 +134,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.ElectDuration, "leader-elect-lease-duration", o.ElectDuration, "how long other agents wait for a leader that does not renew that Lease")
 	flags.DurationVar(&o.ElectDeadline, "leader-elect-renew-deadline", o.ElectDeadline, "how long the leader works without renewing that Lease")
 	flags.DurationVar(&o.ElectRetry, "leader-elect-retry-period", o.ElectRetry, "time between two attempts to renew that Lease")
-	flags.StringVar(&o.MetricsAddress, "metrics-bind-address", o.MetricsAddress, "`address` that serves /metrics over https; empty for none")
+	flags.StringVar(&o.MetricsAddress, "metrics-bind-address", o.MetricsAddress, "`address` that serves /metrics and /debug/pprof/ over https; empty for none")
 	flags.StringVar(&o.HealthAddress, "health-probe-bind-address", o.HealthAddress, "`address` that serves /healthz and /readyz over http; empty for none")
 }
 

@@ -67,12 +67,10 @@ func (w *Watchdog) Check() error {
 // Run serves on the two addresses until ctx ends; an empty address is skipped. An address in use is skipped with a log
 // message, because agents of several clusters may share a machine and work without it.
 func (p *Probes) Run(ctx context.Context, health, metrics string) error {
-	metricsHandler, err := diagnostics.RequireAuthorization(p.Member, promhttp.HandlerFor(p.Metrics, promhttp.HandlerOpts{}))
+	authorizedHandler, err := diagnostics.Handler(p.Member, promhttp.HandlerFor(p.Metrics, promhttp.HandlerOpts{}))
 	if err != nil {
 		return err
 	}
-	metricsMux := http.NewServeMux()
-	metricsMux.Handle("GET /metrics", metricsHandler)
 	var servers sync.WaitGroup
 	defer servers.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -83,7 +81,7 @@ func (p *Probes) Run(ctx context.Context, health, metrics string) error {
 		wrapListener func(net.Listener) net.Listener
 	}{
 		{health, diagnostics.Health(p.Watchdog.Check, p.checkMember), func(l net.Listener) net.Listener { return l }},
-		{metrics, metricsMux, diagnostics.SelfSignedTLS},
+		{metrics, authorizedHandler, diagnostics.SelfSignedTLS},
 	} {
 		if endpoint.address == "" {
 			continue
