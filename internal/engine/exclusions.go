@@ -66,7 +66,7 @@ func parseExclusion(from libv1beta1.DriftExclusion) (exclusion, error) {
 		if field.pattern == "" {
 			continue
 		}
-		if *field.parsed, err = regexp.Compile("^(?:" + field.pattern + ")$"); err != nil {
+		if *field.parsed, err = kube.CompilePattern(field.pattern); err != nil {
 			return exclusion{}, fmt.Errorf("target: %w", err)
 		}
 	}

@@ -210,11 +210,11 @@ func (p patch) selects(obj *unstructured.Unstructured) (bool, error) {
 		{"group", t.Group}: gvk.Group, {"version", t.Version}: gvk.Version, {"kind", t.Kind}: gvk.Kind,
 		{"namespace", t.Namespace}: obj.GetNamespace(), {"name", t.Name}: obj.GetName(),
 	} {
-		isMatch, err := regexp.MatchString("^(?:"+expression[1]+")$", value)
+		pattern, err := kube.CompilePattern(expression[1])
 		if err != nil {
 			return false, fmt.Errorf("target.%s: %w", expression[0], err)
 		}
-		if expression[1] != "" && !isMatch {
+		if expression[1] != "" && !pattern.MatchString(value) {
 			return false, nil
 		}
 	}

@@ -227,6 +227,11 @@ func parsePatch(patch Patch) (*parsedPatch, error) {
 }
 
 func (p *parsedPatch) setTarget(target libv1beta1.PatchSelector) (err error) {
+	for _, pattern := range []string{target.Group, target.Version, target.Kind, target.Namespace, target.Name} {
+		if _, err := kube.CompilePattern(pattern); err != nil {
+			return fmt.Errorf("target: %w", err)
+		}
+	}
 	p.hasNamespace = target.Namespace != ""
 	p.selector, err = types.NewSelectorRegex(&types.Selector{ResId: resid.ResId{
 		Gvk:  resid.Gvk{Group: target.Group, Version: target.Version, Kind: target.Kind},

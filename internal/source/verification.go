@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"regexp"
 
 	helmchart "helm.sh/helm/v4/pkg/chart/v2"
 	corev1 "k8s.io/api/core/v1"
@@ -138,7 +137,7 @@ func expandIdentity(match configv1beta1.OIDCIdentityMatch, subject Subject) (con
 		if expanded == "" {
 			return configv1beta1.OIDCIdentityMatch{}, phase.Invalidf("%s: is empty", field.name)
 		}
-		if _, err := regexp.Compile(expanded); err != nil {
+		if _, err := kube.CompilePattern(expanded); err != nil {
 			return configv1beta1.OIDCIdentityMatch{}, phase.Invalidf("%s: %w", field.name, err)
 		}
 		*field.text = expanded
