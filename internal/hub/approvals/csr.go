@@ -57,7 +57,7 @@ func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, is
 	}
 	request, err := parseRequest(csr.Spec.Request)
 	if err != nil {
-		return ParsedCSR{}, true, err
+		return ParsedCSR{}, true, oneLine(err)
 	}
 	if err := errors.Join(checkSubject(request), checkExtensions(request), checkKey(request), checkUsages(csr.Spec.Usages), checkLife(csr.Spec.ExpirationSeconds)); err != nil {
 		return ParsedCSR{}, true, oneLine(err)
@@ -67,7 +67,7 @@ func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, is
 		return ParsedCSR{}, true, oneLine(err)
 	}
 	if err := p.setRequester(csr); err != nil {
-		return ParsedCSR{}, true, err
+		return ParsedCSR{}, true, oneLine(err)
 	}
 	if until := csr.Annotations[kube.AnnotationUntil]; until != "" {
 		if p.Until, err = time.Parse(time.RFC3339, until); err != nil {
@@ -77,7 +77,11 @@ func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, is
 	return p, true, nil
 }
 
-func oneLine(err error) error { return errors.New(strings.ReplaceAll(err.Error(), "\n", "; ")) }
+// oneLine returns err on one line: the message of joined errors has a line for each, and names of users can have line
+// breaks.
+func oneLine(err error) error {
+	return errors.New(kube.OneLine(strings.ReplaceAll(err.Error(), "\n", "; ")))
+}
 
 // hasAgentSubject returns whether any request in text has the subject of an agent.
 func hasAgentSubject(text []byte) bool {
