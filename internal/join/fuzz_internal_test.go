@@ -1,6 +1,7 @@
 package join
 
 import (
+	"fmt"
 	"net/url"
 	"strings"
 	"testing"
@@ -68,7 +69,9 @@ func FuzzAgentOptions(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		options, err := ParseAgentOptions(text)
 		fuzzing.OneLine(t, err)
-		fuzzing.HidesSecret(t, err, []byte(text), "pa55w0rd-of-proxy")
+		if !strings.Contains(fmt.Sprint(err), "unknown field") { // which may have any name
+			fuzzing.HidesSecret(t, err, []byte(text), "pa55w0rd-of-proxy")
+		}
 		if err != nil {
 			return
 		}
