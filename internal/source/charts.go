@@ -153,9 +153,12 @@ func (c *Charts) Fetch(
 
 type opener func(charts *Charts, address string, login Login, transport http.RoundTripper) repository
 
-// openerFor returns the opener for the scheme of a URL.
+// openerFor returns the opener for the scheme of a URL. It returns an error for a URL without a host.
 func openerFor(address string) (opener, error) {
 	scheme, _, hasScheme := strings.Cut(address, "://")
+	if _, err := registryHost(address); hasScheme && err != nil {
+		return nil, phase.Invalidf("repositoryURL %q has no valid host", redacted(address))
+	}
 	switch {
 	case !hasScheme:
 	case scheme == "http", scheme == "https":

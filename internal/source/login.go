@@ -238,7 +238,7 @@ func registryHost(address string) (string, error) {
 	}
 	parsed, err := url.Parse(address)
 	if err != nil || parsed.Hostname() == "" {
-		return "", fmt.Errorf("%q is not the address of a registry", address)
+		return "", fmt.Errorf("%q is not the address of a registry", redacted(address))
 	}
 	// Docker's registry has another host name than the one in image references.
 	if parsed.Host == "index.docker.io" || parsed.Host == "docker.io" {

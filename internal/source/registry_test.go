@@ -180,7 +180,7 @@ func TestFetchFromRegistryErrors(t *testing.T) {
 		"no login":        {address, "hello", "0.1.0", source.Login{PlainHTTP: true}, []string{address}, false},
 		"TLS expected":    {address, "hello", "0.1.0", source.Login{Username: "me", Password: "s:cret"}, []string{"HTTP response to HTTPS client"}, false},
 		"unreachable":     {"oci://127.0.0.1:1", "hello", "0.1.0", login, []string{"oci://127.0.0.1:1", "connection refused"}, false},
-		"not an address":  {"oci://", "hello", "0.1.0", login, []string{"is not a reference to a registry"}, false},
+		"not an address":  {"oci://", "hello", "0.1.0", login, []string{`repositoryURL "oci:" has no valid host`}, false},
 	} {
 		t.Run(label, func(t *testing.T) {
 			t.Parallel()

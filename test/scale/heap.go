@@ -42,7 +42,7 @@ func (h *testHub) writeHeapProfile(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
-	defer response.Body.Close() //nolint:errcheck // the error of reading counts
+	defer func() { _ = response.Body.Close() }() // the error of reading counts
 	profile, err := io.ReadAll(response.Body)
 	if err != nil {
 		return err
