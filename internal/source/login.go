@@ -9,7 +9,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -231,13 +233,22 @@ func dockerConfig(secret *corev1.Secret, key string) (raw []byte, found string) 
 	return nil, ""
 }
 
+// hostName matches names of hosts: DNS names, also with an underscore, which some private networks have.
+var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?$`)
+
+// isHost returns whether text is a name of a host or an IP address. Package url accepts more.
+func isHost(text string) bool {
+	_, err := netip.ParseAddr(text)
+	return err == nil || hostName.MatchString(text)
+}
+
 // registryHost returns the host and port of a URL, or of the key of a Docker configuration, which often has no scheme.
 func registryHost(address string) (string, error) {
 	if !strings.Contains(address, "://") {
 		address = "https://" + address
 	}
 	parsed, err := url.Parse(address)
-	if err != nil || parsed.Hostname() == "" {
+	if err != nil || !isHost(parsed.Hostname()) {
 		return "", fmt.Errorf("%q is not the address of a registry", redacted(address))
 	}
 	// Docker's registry has another host name than the one in image references.
