@@ -233,13 +233,16 @@ func dockerConfig(secret *corev1.Secret, key string) (raw []byte, found string) 
 	return nil, ""
 }
 
-// hostName matches names of hosts: DNS names, also with an underscore, which some private networks have.
+// hostName matches names of hosts, and IPv4 addresses. Some private networks have names with an underscore.
 var hostName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?\.?$`)
 
-// isHost returns whether text is a name of a host or an IP address. Package url accepts more.
-func isHost(text string) bool {
-	_, err := netip.ParseAddr(text)
-	return err == nil || hostName.MatchString(text)
+// hasHost returns whether the host of a URL is a name or an IP address. Package url accepts more.
+func hasHost(address *url.URL) bool {
+	if strings.HasPrefix(address.Host, "[") {
+		_, err := netip.ParseAddr(address.Hostname())
+		return err == nil
+	}
+	return hostName.MatchString(address.Hostname())
 }
 
 // registryHost returns the host and port of a URL, or of the key of a Docker configuration, which often has no scheme.
@@ -248,7 +251,7 @@ func registryHost(address string) (string, error) {
 		address = "https://" + address
 	}
 	parsed, err := url.Parse(address)
-	if err != nil || !isHost(parsed.Hostname()) {
+	if err != nil || !hasHost(parsed) {
 		return "", fmt.Errorf("%q is not the address of a registry", redacted(address))
 	}
 	// Docker's registry has another host name than the one in image references.
