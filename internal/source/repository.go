@@ -275,8 +275,8 @@ func redacted(address string) string {
 	return public.String()
 }
 
-// withoutCredentials returns a URL without its user, its query and its fragment. It returns false if it cannot tell
-// them from the rest of the text, as in "me:password@example.com" without a scheme.
+// withoutCredentials returns a URL without its user, its query and its fragment. It returns false for a text that is
+// not a URL, and for one without a host that may have a user in its path, such as "me:password@example.com".
 func withoutCredentials(address string) (*url.URL, bool) {
 	parsed, err := url.Parse(address)
 	if err != nil || parsed.Host == "" && strings.Contains(parsed.Opaque+parsed.Path, "@") {
