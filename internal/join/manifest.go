@@ -142,6 +142,9 @@ func (m agentManifest) objects(credentials []byte) ([]*unstructured.Unstructured
 // ManifestKey is the key of the registration Secret under which the member's manifest is, ready to apply.
 const ManifestKey = "manifest.yaml"
 
+// manifestTokenKey is the key of the manifest's token in the registration Secret.
+const manifestTokenKey = "token"
+
 // Manifests writes the manifests of pull-mode clusters whose agent has never connected to their registration Secrets.
 type Manifests struct {
 	Hub client.Client
@@ -231,7 +234,7 @@ func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster 
 		return agent.encode()
 	}
 	life := options.manifestTokenLife()
-	former := tokenIn(secret.Data[ManifestKey])
+	former := ReadToken(string(secret.Data[manifestTokenKey]))
 	manifest, err := encode(former.Text)
 	if err != nil {
 		return 0, err
@@ -249,7 +252,7 @@ func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster 
 		return 0, err
 	}
 	before := secret.DeepCopy()
-	secret.Data = map[string][]byte{ManifestKey: manifest}
+	secret.Data = map[string][]byte{ManifestKey: manifest, manifestTokenKey: []byte(issued.Text)}
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 	if err := m.Hub.Patch(ctx, secret, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return 0, fmt.Errorf("write the manifest to Secret %s: %w", client.ObjectKeyFromObject(secret), err)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -241,6 +242,24 @@ func TestKeepFollowsThePatches(t *testing.T) {
 	delete(w.cluster.Annotations, libv1beta1.AgentConfigAnnotation)
 	if w.keep(t); w.manifest(t) == nil || strings.Contains(string(w.manifest(t)), "x:") {
 		t.Errorf("without patches, the manifest is\n%s", w.manifest(t))
+	}
+}
+
+func TestKeepRenewsNoTokenBecauseOfAPatchThatMovesIt(t *testing.T) {
+	t.Parallel()
+	w := newWaiting(t)
+	w.cluster.Annotations = map[string]string{libv1beta1.AgentConfigAnnotation: w.cluster.Namespace + "/patches"}
+	patchesIn(t, w.hubClient, w.cluster.Namespace, map[string]string{"kubeconfig": `
+target: {kind: Secret}
+patch: "[{op: move, from: /data/kubeconfig, path: /data/elsewhere}]"
+`})
+	w.keep(t)
+	first := w.manifest(t)
+	// A token issued within the same second is the same token.
+	started := time.Now()
+	eventually(t, "the next second", func() bool { return time.Since(started) > time.Second })
+	if w.keep(t); !bytes.Equal(first, w.manifest(t)) || !strings.Contains(string(first), "elsewhere: ") {
+		t.Errorf("the manifest was renewed although nothing changed, or it is not patched:\n%s", first)
 	}
 }
 

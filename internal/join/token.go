@@ -6,12 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"github.com/towline/towline/internal/kube"
 )
 
 // renewalFraction is the fraction of a token's life after which it is renewed. The rest is for retries while the API
@@ -67,32 +63,6 @@ func ReadToken(text string) Token {
 	t.Issued, t.Expires = time.Unix(claims.IssuedAt, 0), time.Unix(claims.Expires, 0)
 	t.BoundTo = claims.Bound.Secret.UID
 	return t
-}
-
-// tokenIn reads the token in a member's manifest. It returns an empty token if patches made the manifest unreadable, or
-// if the manifest has no token.
-func tokenIn(manifest []byte) Token {
-	objects, err := kube.DecodeLenient(manifest)
-	if err != nil {
-		return Token{}
-	}
-	for _, obj := range objects {
-		encoded, _, _ := unstructured.NestedString(obj.Object, "data", KubeconfigKey)
-		raw, err := base64.StdEncoding.DecodeString(encoded)
-		if obj.GetKind() != "Secret" || err != nil {
-			continue
-		}
-		config, err := clientcmd.Load(raw)
-		if err != nil {
-			continue
-		}
-		for _, user := range config.AuthInfos {
-			if user.Token != "" {
-				return ReadToken(user.Token)
-			}
-		}
-	}
-	return Token{}
 }
 
 // UntilRenewal returns the time from the issue of t until its renewal. requestedLife is for a token without
