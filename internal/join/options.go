@@ -79,33 +79,20 @@ func optionsOf(cluster *libv1beta1.SveltosCluster) (AgentOptions, error) {
 
 // Merge returns o with the set fields of over. A new HubURL clears HubCA, unless over sets that too. ImagePullSecrets
 // are replaced as a whole, Requests and Limits per resource.
-func (o AgentOptions) Merge(over AgentOptions) AgentOptions {
+func (o AgentOptions) Merge(over AgentOptions) (AgentOptions, error) {
 	if over.HubURL != "" && over.HubURL != o.HubURL {
 		o.HubCA = ""
 	}
-	for old, fresh := range map[*string]string{
-		&o.Image: over.Image, &o.ProxyURL: over.ProxyURL, &o.HubURL: over.HubURL, &o.HubCA: over.HubCA, &o.TokenLifetime: over.TokenLifetime,
-	} {
-		if fresh != "" {
-			*old = fresh
-		}
-	}
 	if over.ImagePullSecrets != nil {
-		o.ImagePullSecrets = slices.Clone(over.ImagePullSecrets)
+		o.ImagePullSecrets = nil // also if the list of over is empty
 	}
-	o.Requests, o.Limits = mergeQuantities(o.Requests, over.Requests), mergeQuantities(o.Limits, over.Limits)
-	return o
-}
-
-// mergeQuantities returns the union of both maps, with the values of over for common keys. It returns nil for none.
-func mergeQuantities(old, over map[string]string) map[string]string {
-	if len(old)+len(over) == 0 {
-		return nil
+	text, err := over.Encode()
+	if err != nil || text == "" {
+		return o, err
 	}
-	merged := map[string]string{}
-	maps.Copy(merged, old)
-	maps.Copy(merged, over)
-	return merged
+	// Unmarshal writes into existing maps, and keeps the fields and keys that the text does not have.
+	o.Requests, o.Limits = maps.Clone(o.Requests), maps.Clone(o.Limits)
+	return o, json.Unmarshal([]byte(text), &o)
 }
 
 // Encode returns o as the value of annotation kube.AnnotationAgentOptions, "" if no field is set.

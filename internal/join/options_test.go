@@ -65,16 +65,21 @@ func TestAgentOptionsAreChecked(t *testing.T) {
 func TestAgentOptionsAreMerged(t *testing.T) {
 	t.Parallel()
 	old := join.AgentOptions{Image: "a", HubURL: "https://one", HubCA: "ca", Limits: map[string]string{"cpu": "1", "memory": "1Gi"}}
-	for name, test := range map[string]struct{ over, want join.AgentOptions }{
-		"nothing":         {join.AgentOptions{}, old},
-		"one of a map":    {join.AgentOptions{Limits: map[string]string{"cpu": "2"}}, join.AgentOptions{Image: "a", HubURL: "https://one", HubCA: "ca", Limits: map[string]string{"cpu": "2", "memory": "1Gi"}}},
-		"the same hub":    {join.AgentOptions{HubURL: "https://one"}, old},
-		"another hub":     {join.AgentOptions{HubURL: "https://two"}, join.AgentOptions{Image: "a", HubURL: "https://two", Limits: old.Limits}},
-		"another hub, CA": {join.AgentOptions{HubURL: "https://two", HubCA: "new"}, join.AgentOptions{Image: "a", HubURL: "https://two", HubCA: "new", Limits: old.Limits}},
-		"a list":          {join.AgentOptions{ImagePullSecrets: []string{"b"}}, join.AgentOptions{Image: "a", HubURL: "https://one", HubCA: "ca", Limits: old.Limits, ImagePullSecrets: []string{"b"}}},
+	withList := old
+	withList.ImagePullSecrets = []string{"a", "b"}
+	for name, test := range map[string]struct{ old, over, want join.AgentOptions }{
+		"nothing":         {old, join.AgentOptions{}, old},
+		"one of a map":    {old, join.AgentOptions{Limits: map[string]string{"cpu": "2"}}, join.AgentOptions{Image: "a", HubURL: "https://one", HubCA: "ca", Limits: map[string]string{"cpu": "2", "memory": "1Gi"}}},
+		"the same hub":    {old, join.AgentOptions{HubURL: "https://one"}, old},
+		"another hub":     {old, join.AgentOptions{HubURL: "https://two"}, join.AgentOptions{Image: "a", HubURL: "https://two", Limits: old.Limits}},
+		"another hub, CA": {old, join.AgentOptions{HubURL: "https://two", HubCA: "new"}, join.AgentOptions{Image: "a", HubURL: "https://two", HubCA: "new", Limits: old.Limits}},
+		"a list":          {old, join.AgentOptions{ImagePullSecrets: []string{"b"}}, join.AgentOptions{Image: "a", HubURL: "https://one", HubCA: "ca", Limits: old.Limits, ImagePullSecrets: []string{"b"}}},
+		"another list":    {withList, join.AgentOptions{ImagePullSecrets: []string{"c"}}, join.AgentOptions{Image: "a", HubURL: "https://one", HubCA: "ca", Limits: old.Limits, ImagePullSecrets: []string{"c"}}},
+		"an empty list":   {withList, join.AgentOptions{ImagePullSecrets: []string{}}, old},
 	} {
-		if diff := cmp.Diff(test.want, old.Merge(test.over)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
+		got, err := test.old.Merge(test.over)
+		if diff := cmp.Diff(test.want, got); err != nil || diff != "" {
+			t.Errorf("%s: got error %v and (-want +got):\n%s", name, err, diff)
 		}
 	}
 }

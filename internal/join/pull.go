@@ -131,7 +131,9 @@ func (r *registration) findPullCluster(ctx context.Context, request PullRequest)
 	if err != nil {
 		return nil, AgentOptions{}, err
 	}
-	options = options.Merge(request.Options)
+	if options, err = options.Merge(request.Options); err != nil {
+		return nil, AgentOptions{}, err
+	}
 	return live, options, options.Validate()
 }
 

@@ -1,8 +1,8 @@
 package join
 
 import (
-	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -122,15 +122,10 @@ func keepIdentity(requested, live *libv1beta1.WorkloadIdentity) error {
 	if requested.Provider != live.Provider {
 		return fmt.Errorf("it is registered with a workload identity of %s already; deregister it first", live.Provider)
 	}
-	requested.CASecretRef = live.CASecretRef
-	switch {
-	case requested.AWS != nil && live.AWS != nil:
-		requested.AWS.RoleARN = cmp.Or(requested.AWS.RoleARN, live.AWS.RoleARN)
-		requested.AWS.Region = cmp.Or(requested.AWS.Region, live.AWS.Region)
-	case requested.Azure != nil && live.Azure != nil:
-		requested.Azure.SubscriptionID = cmp.Or(requested.Azure.SubscriptionID, live.Azure.SubscriptionID)
-		requested.Azure.ResourceGroup = cmp.Or(requested.Azure.ResourceGroup, live.Azure.ResourceGroup)
-		requested.Azure.ClusterName = cmp.Or(requested.Azure.ClusterName, live.Azure.ClusterName)
+	text, err := json.Marshal(requested)
+	if err != nil {
+		return fmt.Errorf("encode the workload identity: %w", err)
 	}
-	return nil
+	live.DeepCopyInto(requested)
+	return json.Unmarshal(text, requested) // it keeps the fields that the text does not have
 }
