@@ -97,11 +97,16 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 	if err != nil {
 		return err
 	}
-	token, err := r.issueToken(ctx, cluster, delivery)
+	// The rollback deletes a new Secret, and the token is invalid without it.
+	secret, err := r.renewRegistrationSecret(ctx, ownerOf(cluster), delivery)
 	if err != nil {
 		return err
 	}
-	agent.kubeconfig = address.Kubeconfig(token, delivery)
+	issued, err := requestManifestToken(ctx, r.hub, secret, options.manifestTokenLife())
+	if err != nil {
+		return err
+	}
+	agent.kubeconfig = address.Kubeconfig(issued.Text, delivery)
 	manifest, err := agent.encode()
 	if err != nil {
 		return err
@@ -155,24 +160,6 @@ func (r *registration) applyPullCluster(
 		desired.Annotations[kube.AnnotationAgentOptions] = encoded
 	}
 	return desired, r.applyCluster(ctx, live, desired)
-}
-
-// issueToken requests a token for a manifest. It is bound to the registration Secret.
-func (r *registration) issueToken(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) (string, error) {
-	options, err := optionsOf(cluster)
-	if err != nil {
-		return "", err
-	}
-	// The rollback deletes a new Secret, and the token is invalid without it.
-	secret, err := r.renewRegistrationSecret(ctx, ownerOf(cluster), delivery)
-	if err != nil {
-		return "", err
-	}
-	issued, err := requestManifestToken(ctx, r.hub, secret, options.manifestTokenLife())
-	if err != nil {
-		return "", err
-	}
-	return issued.Text, nil
 }
 
 // clusterOf returns the SveltosCluster with the fields that registrations of both modes apply: labels and shard.
