@@ -30,14 +30,10 @@ import (
 const (
 	// requestTimeout limits one request.
 	requestTimeout = 10 * time.Second
-	// connectInterval is the time between two attempts to reach the hub. A random time of at most connectJitter times the
-	// interval is added. Both are as in Karmada.
-	connectInterval = 5 * time.Second
-	connectJitter   = 0.3
-	// signatureInterval and signatureTimeout apply if the hub has not signed cluster-info with the token. The hub signs
-	// with a new token within two seconds.
-	signatureInterval = time.Second
-	signatureTimeout  = 20 * time.Second
+	// connectInterval is the time between two attempts to reach the hub.
+	connectInterval = time.Second
+	// signatureTimeout limits the wait for the hub to sign cluster-info with the token, which takes two seconds.
+	signatureTimeout = 20 * time.Second
 )
 
 // ErrUnverifiable is returned for a Discovery with neither Pins nor UnsafeSkipCA.
@@ -95,32 +91,23 @@ func (d Discovery) awaitCA(ctx context.Context) ([]byte, error) {
 		d.Progress = func(string) {}
 	}
 	started, lastMessage := time.Now(), ""
-	for {
-		ca, err := d.readVerifiedCA(ctx, pins)
-		var missingSignature missingSignatureError
-		var retriable retriableError
-		interval, timeout := wait.Jitter(connectInterval, connectJitter), d.Timeout
-		switch {
-		case err == nil:
-			return ca, nil
-		case errors.As(err, &missingSignature):
-			interval, timeout = signatureInterval, min(signatureTimeout, d.Timeout)
-		case !errors.As(err, &retriable):
-			return nil, err
-		}
-		if ctx.Err() != nil || time.Since(started)+interval > timeout {
-			return nil, err
+	var ca []byte
+	// The requests use ctx without the timeout, so that err describes the hub. A timeout of 0 is one attempt.
+	_ = wait.PollUntilContextTimeout(ctx, connectInterval, d.Timeout, true, func(context.Context) (bool, error) {
+		ca, err = d.readVerifiedCA(ctx, pins)
+		_, isUnsigned := errors.AsType[missingSignatureError](err)
+		_, isRetriable := errors.AsType[retriableError](err)
+		mayRetry := isRetriable || isUnsigned && time.Since(started) < signatureTimeout
+		if !mayRetry || ctx.Err() != nil {
+			return true, nil
 		}
 		if err.Error() != lastMessage {
 			lastMessage = err.Error()
 			d.Progress("waiting for the API Server: " + lastMessage)
 		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(interval):
-		}
-	}
+		return false, nil
+	})
+	return ca, err
 }
 
 // readVerifiedCA reads the certificate authorities from the hub. If there are pins, it reads them again over a
