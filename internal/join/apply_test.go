@@ -138,7 +138,7 @@ func TestRegisterAndApply(t *testing.T) {
 		before := onMember(t, memberClient)
 		failing := r
 		failing.Member = config
-		failing.AgentImage = "another:image"
+		failing.Options.Image = "another:image"
 		failing.Labels = map[string]string{"another": "label"}
 		var out bytes.Buffer
 		_, err := join.RegisterAndApply(ctx, plane.Config, failing, &out)

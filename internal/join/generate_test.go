@@ -117,18 +117,15 @@ func generateIsUndone(t *testing.T, p push) {
 
 func TestRequestsThatMakeNoSense(t *testing.T) {
 	t.Parallel()
-	config, unsafe := &rest.Config{Host: "https://127.0.0.1:1"}, &rest.Config{Host: "https://127.0.0.1:1", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+	unsafe := &rest.Config{Host: "https://127.0.0.1:1", TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
 	cluster := join.Request{Namespace: "n", Name: "c"}
 	for name, test := range map[string]struct {
 		request interface{ Validate() error }
 		want    string
 	}{
-		"no way to the cluster": {join.PushRequest{Request: cluster}, "either kubeconfig or fleet-cluster-context must be specified"},
-		"two ways":              {join.PushRequest{Request: cluster, Kubeconfig: []byte("k"), Member: config}, "exclude each other"},
 		"no check of the cluster": {
 			join.PushRequest{Request: cluster, Member: unsafe}, "--fleet-cluster-context: the context does not verify",
 		},
-		"a token of nobody":     {join.PushRequest{Request: cluster, Kubeconfig: []byte("k"), ServiceAccountToken: true}, "needs --fleet-cluster-context"},
 		"a life too short":      {join.GenerateRequest{ExpirationSeconds: 599}, "--expirationSeconds: 599 is less than 600"},
 		"a life without end":    {join.GenerateRequest{ExpirationSeconds: int64(time.Hour / time.Second), ServiceAccountToken: true}, "does not expire"},
 		"an impossible name":    {join.GenerateRequest{ServiceAccount: "A/B"}, "--serviceaccount"},

@@ -149,7 +149,7 @@ const manifestTokenKey = "token"
 type Manifests struct {
 	Hub client.Client
 	// Cache reads Leases, and the metadata of Secrets and namespaces. It may be stale: the reconcile after the next change
-	// of the Lease or the cluster corrects the result. Default: Hub.
+	// of the Lease or the cluster corrects the result.
 	Cache client.Reader
 	// Address is the hub's address for agents, unless a cluster's AgentOptions have another one.
 	Address HubAddress
@@ -157,8 +157,7 @@ type Manifests struct {
 	Image string
 	// Version is the value of the agent's flag --version: the release of Towline.
 	Version string
-	// Clock is for tests. Default: the real clock.
-	Clock clock.Clock
+	Clock   clock.Clock
 }
 
 // Reconcile writes or deletes the registration Secret of a cluster, for which Establish has returned. While the agent
@@ -171,7 +170,6 @@ func (m Manifests) Reconcile(ctx context.Context, cluster *libv1beta1.SveltosClu
 	if !cluster.Spec.PullMode || cluster.DeletionTimestamp != nil {
 		return 0, nil
 	}
-	m = m.withDefaults()
 	r, lease := registrationOf(m.Hub, cluster), &coordinationv1.Lease{}
 	if _, err := read(ctx, m.Cache, lease, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}); err != nil {
 		return 0, err
@@ -197,16 +195,6 @@ func (m Manifests) Reconcile(ctx context.Context, cluster *libv1beta1.SveltosClu
 		return 0, err
 	}
 	return 0, deleteObject(ctx, m.Hub, secret)
-}
-
-func (m Manifests) withDefaults() Manifests {
-	if m.Clock == nil {
-		m.Clock = clock.RealClock{}
-	}
-	if m.Cache == nil {
-		m.Cache = m.Hub
-	}
-	return m
 }
 
 // ensureManifest writes a manifest with a new token to the registration Secret if the Secret has none, its renewal is

@@ -38,7 +38,7 @@ func newWaiting(t *testing.T) *waiting {
 	w.cluster = declared(t, hubClient, newNamespace(t, hubClient, "keep"), "c")
 	established(t, hubClient, w.cluster)
 	w.manifests = join.Manifests{
-		Hub: hubClient, Address: join.HubAddress{Server: plane.Config.Host, CA: plane.Config.CAData}, Version: "v1.2.3", Clock: w.clock,
+		Hub: hubClient, Cache: hubClient, Address: join.HubAddress{Server: plane.Config.Host, CA: plane.Config.CAData}, Version: "v1.2.3", Clock: w.clock,
 	}
 	return w
 }

@@ -27,8 +27,6 @@ type PullRequest struct {
 	// Revoke invalidates all tokens that were issued for the cluster before. It is not rolled back if the registration
 	// fails.
 	Revoke bool
-	// AgentImage is the container image of the agent if the options name none. Default: DefaultAgentImage.
-	AgentImage string
 	// Version is the value of the agent's flag --version: the release of Towline.
 	Version string
 }
@@ -71,7 +69,7 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 	if err != nil {
 		return err
 	}
-	agent := agentManifest{request: r.request, options: options, image: request.AgentImage, version: request.Version}
+	agent := agentManifest{request: r.request, options: options, version: request.Version}
 	if agent.patches, err = patchesFor(ctx, r.hub, r.hub, live); err != nil {
 		return err
 	}

@@ -43,18 +43,11 @@ func (r PushRequest) Validate() error {
 	if err := r.Request.Validate(); err != nil {
 		return err
 	}
-	switch {
-	case r.Member == nil && len(r.Kubeconfig) == 0:
-		return errors.New("either kubeconfig or fleet-cluster-context must be specified")
-	case r.Member != nil && len(r.Kubeconfig) > 0:
-		return errors.New("--kubeconfig and --fleet-cluster-context exclude each other")
-	case r.Member != nil:
+	if r.Member != nil {
 		if _, err := addressIn(r.Member); err != nil {
 			return fmt.Errorf("--fleet-cluster-context: %w", err)
 		}
 		return nil
-	case r.ServiceAccountToken:
-		return errors.New("--service-account-token needs --fleet-cluster-context")
 	}
 	if _, _, err := parseKubeconfig(r.Kubeconfig); err != nil {
 		return fmt.Errorf("--kubeconfig: %w", err)

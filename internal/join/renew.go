@@ -48,7 +48,6 @@ type Renewal struct {
 	Member func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (*rest.Config, error)
 	// Limit limits the connections of a configuration for the cluster. Default: no limit.
 	Limit func(config *rest.Config) error
-	// Clock is for tests. Default: the real clock.
 	Clock clock.PassiveClock
 }
 
@@ -66,7 +65,6 @@ func (r Renewal) Run(ctx context.Context, cluster *libv1beta1.SveltosCluster) (n
 	if option.RenewTokenRequestInterval.Duration <= 0 {
 		return 0, errors.New("renew the token: spec.tokenRequestRenewalOption.renewTokenRequestInterval is not positive")
 	}
-	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
 	config, err := r.Member(ctx, cluster)
 	if err != nil {
 		return renewRetry, fmt.Errorf("renew the token: %w", err)

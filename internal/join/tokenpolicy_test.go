@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
@@ -206,7 +207,7 @@ func checkRegistering(t *testing.T, plane *localkube.Plane, config *rest.Config)
 	if err := errors.Join(errAdministrator, err, crds.Install(t.Context(), administrator)); err != nil {
 		t.Fatal(err)
 	}
-	manifests := join.Manifests{Hub: hubClient, Address: join.HubAddress{Server: plane.Config.Host}}
+	manifests := join.Manifests{Hub: hubClient, Cache: hubClient, Address: join.HubAddress{Server: plane.Config.Host}, Clock: clock.RealClock{}}
 	for _, name := range []string{"c", "second"} {
 		cluster := declared(t, administrator, metav1.NamespaceDefault, name)
 		established(t, hubClient, cluster)

@@ -158,7 +158,7 @@ func TestRemovalDeletesThePushRegistration(t *testing.T) {
 				failed <- err
 			}()
 			request := tests[kind]
-			request.Hub, request.Name, request.Timeout = w.hub.Config, name, 20*time.Second
+			request.Hub, request.Name, request.Timeout, request.Progress = w.hub.Config, name, 20*time.Second, func(string) {}
 			start := time.Now()
 			// The hub has a kubeconfig of the member.
 			if err := karmada.Unjoin(t.Context(), request); err != nil {

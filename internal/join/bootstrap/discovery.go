@@ -51,7 +51,7 @@ type Discovery struct {
 	UnsafeSkipCA bool
 	// Timeout limits the time until the hub responds. 0: one attempt.
 	Timeout time.Duration
-	// Progress is called with the reason for a wait when the reason changes. It may be nil.
+	// Progress is called with the reason for a wait when the reason changes.
 	Progress func(string)
 }
 
@@ -86,9 +86,6 @@ func (d Discovery) awaitCA(ctx context.Context) ([]byte, error) {
 	}
 	if len(pins) == 0 && !d.UnsafeSkipCA {
 		return nil, ErrUnverifiable
-	}
-	if d.Progress == nil {
-		d.Progress = func(string) {}
 	}
 	started, lastMessage := time.Now(), ""
 	var ca []byte

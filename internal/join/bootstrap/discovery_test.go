@@ -100,7 +100,9 @@ func (s *fakeHub) discovery(t *testing.T) bootstrap.Discovery {
 	if errToken != nil || errPins != nil {
 		t.Fatal(errToken, errPins)
 	}
-	return bootstrap.Discovery{Endpoint: strings.TrimPrefix(s.URL, "https://"), Token: token, Pins: pins, Timeout: 100 * time.Millisecond}
+	return bootstrap.Discovery{
+		Endpoint: strings.TrimPrefix(s.URL, "https://"), Token: token, Pins: pins, Timeout: 100 * time.Millisecond, Progress: func(string) {},
+	}
 }
 
 func TestDiscoveryReturnsTheCA(t *testing.T) {

@@ -19,7 +19,6 @@ import (
 	tokenutil "k8s.io/cluster-bootstrap/token/util"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -183,16 +182,10 @@ func (o *TokenOptions) setDefaultsAndValidate() error {
 	if len(o.Groups) == 0 {
 		o.Groups = []string{DefaultTokenGroup}
 	}
-	if o.TTL < 0 {
-		return fmt.Errorf("the time to live %s is negative", o.TTL)
-	}
 	if err := tokenutil.ValidateUsages(o.Usages); err != nil {
 		return err
 	}
 	if o.Cluster != "" {
-		if err := karmada.ValidateName(o.Cluster); err != nil {
-			return err
-		}
 		o.Groups = append(slices.Clone(o.Groups), clusterGroupPrefix+o.Cluster)
 	}
 	for _, group := range o.Groups {

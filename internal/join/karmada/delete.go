@@ -49,9 +49,9 @@ type DeleteOptions struct {
 	// Force completes the deregistration after Timeout even if objects stay on the cluster, and also without a running
 	// hub.
 	Force bool
-	// Timeout limits the wait for the hub. Default: DefaultDeleteTimeout.
+	// Timeout limits the wait for the hub.
 	Timeout time.Duration
-	// Progress is called with the reasons for waiting. It may be nil.
+	// Progress is called with the reasons for waiting.
 	Progress func(string)
 }
 
@@ -62,9 +62,6 @@ func DeleteCluster(ctx context.Context, hub client.Client, name string, mode clu
 	cluster, err := clusterOfMode(ctx, hub, name, mode)
 	if err != nil {
 		return err
-	}
-	if o.Timeout == 0 {
-		o.Timeout = DefaultDeleteTimeout
 	}
 	d := &deletion{hub: hub, cluster: cluster, options: o}
 	if err := d.run(ctx); err != nil {
@@ -124,7 +121,7 @@ func (d *deletion) run(ctx context.Context) error {
 	if !d.options.Force {
 		return fmt.Errorf("wait %s for it to be gone: %w; the hub goes on with it", d.options.Timeout, context.DeadlineExceeded)
 	}
-	report(d.options.Progress, fmt.Sprintf("The cluster object %s is not gone after %s; ending its removal by force", d.cluster.Name, d.options.Timeout))
+	d.options.Progress(fmt.Sprintf("The cluster object %s is not gone after %s; ending its removal by force", d.cluster.Name, d.options.Timeout))
 	if err := fleet.AddDeregisterOptions(ctx, d.hub, d.cluster, kube.DeregisterForce, kube.DeregisterAbandon); err != nil {
 		return client.IgnoreNotFound(err)
 	}
@@ -167,7 +164,7 @@ func (d *deletion) await(ctx context.Context, limit time.Duration) (isDeleted bo
 		}
 		failure = nil
 		if !isReported {
-			report(d.options.Progress, fmt.Sprintf("Waiting for the cluster object %s to be deleted", d.cluster.Name))
+			d.options.Progress(fmt.Sprintf("Waiting for the cluster object %s to be deleted", d.cluster.Name))
 			isReported = true
 		}
 		return false, nil
@@ -179,12 +176,6 @@ func (d *deletion) await(ctx context.Context, limit time.Duration) (isDeleted bo
 		err = nil
 	}
 	return isDeleted, errors.Join(err, failure)
-}
-
-func report(progress func(string), message string) {
-	if progress != nil {
-		progress(message)
-	}
 }
 
 // ForceDeleteWorks deletes the Works of a cluster and removes their finalizer. The objects on the cluster stay. hub

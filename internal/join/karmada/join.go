@@ -2,6 +2,7 @@ package karmada
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,7 +57,7 @@ type JoinRequest struct {
 	Zones            []string
 	// DryRun runs all checks on both sides, and writes nothing.
 	DryRun bool
-	// Progress is called with warnings. It may be nil.
+	// Progress is called with warnings.
 	Progress func(string)
 }
 
@@ -68,11 +69,9 @@ func Join(ctx context.Context, r JoinRequest) error {
 	if err := ValidateName(r.Name); err != nil {
 		return err
 	}
-	if r.ClusterNamespace == "" {
-		r.ClusterNamespace = fleet.DefaultClusterNamespace
-	}
+	r.ClusterNamespace = cmp.Or(r.ClusterNamespace, fleet.DefaultClusterNamespace)
 	if r.ClusterNamespace == systemNamespace {
-		report(r.Progress, "warning: --cluster-namespace="+systemNamespace+" is the namespace of the control plane itself; it is never deleted with a cluster")
+		r.Progress("warning: --cluster-namespace=" + systemNamespace + " is the namespace of the control plane itself; it is never deleted with a cluster")
 	}
 	j, err := newRegistration(r)
 	if err != nil {

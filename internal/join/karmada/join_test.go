@@ -173,7 +173,8 @@ func TestUnjoinKeepsTheRegistrationOfAnotherHub(t *testing.T) {
 	if err := w.memberClient.Create(t.Context(), theirs); err != nil {
 		t.Fatal(err)
 	}
-	last := karmada.UnjoinRequest{Hub: w.member.Config, Member: w.member.Config, Name: "shared-too", Timeout: 20 * time.Second}
+	last := w.unjoinRequest("shared-too")
+	last.Hub = w.member.Config
 	if err := karmada.Unjoin(t.Context(), last); err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +199,7 @@ func TestForcedUnjoinWithoutHub(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := karmada.UnjoinRequest{Hub: w.hub.Config, Name: "held", Timeout: time.Second}
+	r := karmada.UnjoinRequest{Hub: w.hub.Config, Name: "held", Timeout: time.Second, Progress: func(string) {}}
 	if err := karmada.Unjoin(t.Context(), r); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("without force: got %v, want a deadline", err)
 	}

@@ -99,7 +99,7 @@ func (w *world) joinRequest(name string) karmada.JoinRequest {
 }
 
 func (w *world) unjoinRequest(name string) karmada.UnjoinRequest {
-	return karmada.UnjoinRequest{Hub: w.hub.Config, Member: w.member.Config, Name: name, Timeout: 20 * time.Second}
+	return karmada.UnjoinRequest{Hub: w.hub.Config, Member: w.member.Config, Name: name, Timeout: 20 * time.Second, Progress: func(string) {}}
 }
 
 // everything returns what is in a cluster of the kinds that a registration makes, in JSON. What controllers put into

@@ -230,7 +230,7 @@ func TestForcedUnjoinLeavesForbiddenObjects(t *testing.T) {
 			}, nil
 		})
 	})
-	if err := karmada.Unjoin(t.Context(), karmada.UnjoinRequest{Hub: hub, Name: "barred", Force: true, Timeout: time.Second}); err != nil {
+	if err := karmada.Unjoin(t.Context(), karmada.UnjoinRequest{Hub: hub, Name: "barred", Force: true, Timeout: time.Second, Progress: func(string) {}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.hubClient.Get(t.Context(), client.ObjectKeyFromObject(c), c); !apierrors.IsNotFound(err) {

@@ -1,6 +1,7 @@
 package karmada
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,9 +35,9 @@ type UnjoinRequest struct {
 	DryRun bool
 	// Orphan keeps the propagated objects on the cluster.
 	Orphan bool
-	// Timeout limits the wait for the hub. Default: DefaultDeleteTimeout.
+	// Timeout limits the wait for the hub.
 	Timeout time.Duration
-	// Progress is called with the reasons for waiting, the deleted objects and warnings. It may be nil.
+	// Progress is called with the reasons for waiting, the deleted objects and warnings.
 	Progress func(string)
 }
 
@@ -47,9 +48,7 @@ func Unjoin(ctx context.Context, r UnjoinRequest) error {
 	if err := ValidateName(r.Name); err != nil {
 		return err
 	}
-	if r.ClusterNamespace == "" {
-		r.ClusterNamespace = fleet.DefaultClusterNamespace
-	}
+	r.ClusterNamespace = cmp.Or(r.ClusterNamespace, fleet.DefaultClusterNamespace)
 	hub, _, err := newClients(r.Hub)
 	if err != nil {
 		return fmt.Errorf("connect to the control plane: %w", err)
@@ -64,7 +63,7 @@ func Unjoin(ctx context.Context, r UnjoinRequest) error {
 	}
 	removed, err := r.cleanUpMember(ctx, hub)
 	if err != nil && r.Force && ctx.Err() == nil {
-		report(r.Progress, "warning: "+err.Error())
+		r.Progress("warning: " + err.Error())
 		err = nil
 	}
 	if err != nil || removed > 0 {
@@ -86,7 +85,7 @@ func (r UnjoinRequest) cleanUpMember(ctx context.Context, hub client.Client) (re
 	}
 	refs, err := member.remove(ctx)
 	for _, ref := range refs {
-		report(r.Progress, fmt.Sprintf("Deleted %s from cluster %s", ref, r.Name))
+		r.Progress(fmt.Sprintf("Deleted %s from cluster %s", ref, r.Name))
 	}
 	if err != nil {
 		return len(refs), err

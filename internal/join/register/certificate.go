@@ -188,7 +188,7 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 	if used, err := g.isUsedByOther(ctx); err != nil || used {
 		return err
 	}
-	options := karmada.DeleteOptions{Timeout: deletionTimeout}
+	options := karmada.DeleteOptions{Timeout: deletionTimeout, Progress: func(string) {}}
 	err := karmada.DeleteCluster(ctx, g.hub, g.request.ClusterName, clusterv1alpha1.Pull, options)
 	if errors.Is(err, karmada.ErrNoCluster) {
 		return nil

@@ -82,7 +82,9 @@ func TestRegisterAndUnregister(t *testing.T) {
 		t.Fatal(err)
 	}
 	// With the agent's own identity, and nothing but the cluster's kubeconfig.
-	u := register.UnregisterRequest{Member: r.Member, ClusterName: "once", Namespace: "once", ClusterNamespace: r.ClusterNamespace, Progress: talk.add}
+	u := register.UnregisterRequest{
+		Member: r.Member, ClusterName: "once", Namespace: "once", ClusterNamespace: r.ClusterNamespace, Timeout: time.Minute, Progress: talk.add,
+	}
 	if err := register.Unregister(t.Context(), u); err != nil {
 		t.Fatal(err)
 	}

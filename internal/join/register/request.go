@@ -39,7 +39,6 @@ type Request struct {
 	Pins         []string
 	UnsafeSkipCA bool
 	// DiscoveryTimeout limits each wait: for the control plane, for the certificate, and for the agent.
-	// Default: DefaultDiscoveryTimeout.
 	DiscoveryTimeout time.Duration
 	// Member connects to the cluster.
 	Member *rest.Config
@@ -57,7 +56,7 @@ type Request struct {
 	EnableCertRotation bool
 	// Image is the agent's container image. Default: join.DefaultAgentImage.
 	Image string
-	// Replicas of the agent, one of which is the leader. Default 1.
+	// Replicas of the agent, one of which is the leader.
 	Replicas int32
 	// CertLifetime is the requested lifetime of the agent's certificate. Default: bootstrap.MaxLife.
 	CertLifetime time.Duration
@@ -73,31 +72,17 @@ type Request struct {
 
 // withDefaults returns r with its defaults, or an error if it is not valid.
 func (r Request) withDefaults() (Request, error) {
-	r.DiscoveryTimeout = cmp.Or(r.DiscoveryTimeout, DefaultDiscoveryTimeout)
 	r.Namespace = cmp.Or(r.Namespace, DefaultNamespace)
 	r.ClusterNamespace = cmp.Or(r.ClusterNamespace, fleet.DefaultClusterNamespace)
 	r.Image = cmp.Or(r.Image, join.DefaultAgentImage)
-	r.Replicas = cmp.Or(r.Replicas, 1)
 	r.CertLifetime = cmp.Or(r.CertLifetime, bootstrap.MaxLife)
 	r.Endpoint = strings.TrimSuffix(strings.TrimPrefix(r.Endpoint, "https://"), "/")
-	if r.Out == nil {
-		r.Out = func(string) {}
-	}
-	if r.Progress == nil {
-		r.Progress = func(string) {}
-	}
 	return r, r.validate()
 }
 
 func (r Request) validate() error {
-	if r.Token == "" {
-		return errors.New("token is required")
-	}
 	if _, err := bootstrap.ParseToken(r.Token); err != nil {
 		return err
-	}
-	if len(r.Pins) == 0 && !r.UnsafeSkipCA {
-		return bootstrap.ErrUnverifiable
 	}
 	if err := karmada.ValidateName(r.ClusterName); err != nil {
 		return err
@@ -115,19 +100,13 @@ func (r Request) validate() error {
 	return r.validateLimits()
 }
 
-// validateLimits checks the minimum and maximum values, and that there is a member.
+// validateLimits checks the minimum and maximum values.
 func (r Request) validateLimits() error {
 	switch {
-	case r.Member == nil:
-		return errors.New("the way to the cluster is not given")
-	case r.DiscoveryTimeout < 0:
-		return errors.New("--discovery-timeout must be positive")
 	case r.CertLifetime < minCertLifetime:
 		return fmt.Errorf("--cert-expiration-seconds must be at least %d, since Kubernetes issues no shorter certificates", int(minCertLifetime.Seconds()))
 	case r.CertLifetime > bootstrap.MaxLife:
 		return fmt.Errorf("--cert-expiration-seconds must be at most %d, since hubs approve no longer certificates", int(bootstrap.MaxLife.Seconds()))
-	case r.Replicas < 0:
-		return errors.New("--karmada-agent-replicas must be at least 1")
 	}
 	return nil
 }

@@ -16,20 +16,13 @@ func TestInvalidRequests(t *testing.T) {
 		change func(*register.Request)
 		want   string
 	}{
-		"no token": {func(r *register.Request) { r.Token = "" }, "token is required"},
-		"no pins": {
-			func(r *register.Request) { r.Pins = nil },
-			"need to verify CACertHashes, or set --discovery-token-unsafe-skip-ca-verification=true",
-		},
-		"path":           {func(r *register.Request) { r.Endpoint = "hub:6443/x" }, `the endpoint of the control plane must be <host>:<port>, and it is "hub:6443/x"`},
-		"http":           {func(r *register.Request) { r.Endpoint = "http://hub:6443" }, `the endpoint of the control plane must be <host>:<port>, and it is "http://hub:6443"`},
-		"long life":      {func(r *register.Request) { r.CertLifetime = 366 * 24 * time.Hour }, "--cert-expiration-seconds must be at most 31536000, since hubs approve no longer certificates"},
-		"short life":     {func(r *register.Request) { r.CertLifetime = time.Minute }, "--cert-expiration-seconds must be at least 600, since Kubernetes issues no shorter certificates"},
-		"no cluster":     {func(r *register.Request) { r.Member = nil }, "the way to the cluster is not given"},
-		"negative count": {func(r *register.Request) { r.Replicas = -1 }, "--karmada-agent-replicas must be at least 1"},
-		"proxy":          {func(r *register.Request) { r.ProxyServerAddress = "ftp://x" }, ""},
-		"region":         {func(r *register.Request) { r.Region = "a b" }, ""},
-		"name":           {func(r *register.Request) { r.ClusterName = "rbac-generator" }, ""},
+		"path":       {func(r *register.Request) { r.Endpoint = "hub:6443/x" }, `the endpoint of the control plane must be <host>:<port>, and it is "hub:6443/x"`},
+		"http":       {func(r *register.Request) { r.Endpoint = "http://hub:6443" }, `the endpoint of the control plane must be <host>:<port>, and it is "http://hub:6443"`},
+		"long life":  {func(r *register.Request) { r.CertLifetime = 366 * 24 * time.Hour }, "--cert-expiration-seconds must be at most 31536000, since hubs approve no longer certificates"},
+		"short life": {func(r *register.Request) { r.CertLifetime = time.Minute }, "--cert-expiration-seconds must be at least 600, since Kubernetes issues no shorter certificates"},
+		"proxy":      {func(r *register.Request) { r.ProxyServerAddress = "ftp://x" }, ""},
+		"region":     {func(r *register.Request) { r.Region = "a b" }, ""},
+		"name":       {func(r *register.Request) { r.ClusterName = "rbac-generator" }, ""},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {

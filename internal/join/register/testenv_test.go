@@ -182,7 +182,7 @@ func (w testEnv) request(t *testing.T, name string) (request register.Request, o
 	return register.Request{
 		Endpoint: strings.TrimPrefix(w.plane.Config.Host, "https://"), Token: w.token(t, bootstrap.TokenOptions{TTL: time.Hour}), Pins: pins,
 		DiscoveryTimeout: eventuallyTimeout, Member: w.configWithID(string(uuid.NewUUID())), Namespace: name, ClusterName: name, ClusterNamespace: name + "-records",
-		EnableCertRotation: true, Image: "agent:test", Out: out.add, Progress: talk.add,
+		EnableCertRotation: true, Image: "agent:test", Replicas: 1, Out: out.add, Progress: talk.add,
 	}, out, talk
 }
 

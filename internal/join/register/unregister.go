@@ -46,8 +46,7 @@ type UnregisterRequest struct {
 	// ClusterNamespace is the namespace of the agent's inventory on the cluster, unless the agent's Deployment has
 	// another one. Default: fleet.DefaultClusterNamespace.
 	ClusterNamespace string
-	// Timeout is the time limit for the deletion of the Cluster on the control plane. Default:
-	// karmada.DefaultDeleteTimeout.
+	// Timeout is the time limit for the deletion of the Cluster on the control plane.
 	Timeout time.Duration
 	// DryRun only runs the checks. Orphan keeps the propagated objects on the cluster; it needs Hub, since an agent may
 	// not request it.
@@ -57,19 +56,9 @@ type UnregisterRequest struct {
 }
 
 func (r UnregisterRequest) withDefaults() (UnregisterRequest, error) {
-	if r.Timeout < 0 {
-		return r, fmt.Errorf(" --wait %v  must be a positive duration, e.g. 1m0s ", r.Timeout)
-	}
-	r.Timeout = cmp.Or(r.Timeout, karmada.DefaultDeleteTimeout)
 	r.Namespace = cmp.Or(r.Namespace, DefaultNamespace)
 	r.AgentDeployment = cmp.Or(r.AgentDeployment, DefaultAgentDeployment)
 	r.ClusterNamespace = cmp.Or(r.ClusterNamespace, fleet.DefaultClusterNamespace)
-	if r.Progress == nil {
-		r.Progress = func(string) {}
-	}
-	if r.Member == nil {
-		return r, errors.New("no kubeconfig for the cluster is given")
-	}
 	return r, errors.Join(karmada.ValidateName(r.ClusterName), checkNamespace("--namespace", r.Namespace), checkNamespace("--cluster-namespace", r.ClusterNamespace))
 }
 

@@ -31,7 +31,10 @@ func (w testEnv) registerCluster(t *testing.T, name string) register.UnregisterR
 	if err := register.Register(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	return register.UnregisterRequest{Member: r.Member, ClusterName: name, Namespace: name, ClusterNamespace: r.ClusterNamespace}
+	return register.UnregisterRequest{
+		Member: r.Member, ClusterName: name, Namespace: name, ClusterNamespace: r.ClusterNamespace,
+		Timeout: karmada.DefaultDeleteTimeout, Progress: func(string) {},
+	}
 }
 
 func TestUnregisterRejectsAnotherCluster(t *testing.T) {
@@ -47,7 +50,6 @@ func TestUnregisterRejectsAnotherCluster(t *testing.T) {
 		"other cluster":      {func(u *register.UnregisterRequest) { u.Member = w.configWithID(string(uuid.NewUUID())) }, "is another cluster than that of --cluster-kubeconfig"},
 		"other namespace":    {func(u *register.UnregisterRequest) { u.Namespace = "nowhere" }, "--karmada-config"},
 		"orphan":             {func(u *register.UnregisterRequest) { u.Orphan = true }, "--karmada-config"},
-		"no time":            {func(u *register.UnregisterRequest) { u.Timeout = -time.Second }, " --wait -1s  must be a positive duration, e.g. 1m0s "},
 		"push": {
 			func(u *register.UnregisterRequest) {
 				u.ClusterName, u.Hub = "pushed", w.plane.Config
@@ -120,7 +122,7 @@ func TestUnregisterCleansUpWithoutCluster(t *testing.T) {
 
 func TestUnregisterOfUnreachableCluster(t *testing.T) {
 	t.Parallel()
-	u := register.UnregisterRequest{Member: &rest.Config{Host: "https://127.0.0.1:1"}, ClusterName: "dead"}
+	u := register.UnregisterRequest{Member: &rest.Config{Host: "https://127.0.0.1:1"}, ClusterName: "dead", Timeout: time.Minute}
 	err := register.Unregister(t.Context(), u)
 	wantText(t, err, "read Deployment apps karmada-system/karmada-agent on the cluster: ")
 	wantText(t, err, "; a cluster that is gone for good is taken out on the control plane, by `kubectl delete cluster dead`")
