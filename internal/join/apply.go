@@ -100,9 +100,7 @@ type application struct {
 }
 
 func newApplication(hub client.Client, request ApplyRequest) (*application, error) {
-	config := rest.CopyConfig(request.Member)
-	config.Timeout = accessTimeout
-	member, resources, err := NewClient(config)
+	member, resources, err := NewClient(request.Member, accessTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}

@@ -79,7 +79,7 @@ func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (Der
 	if err := r.Validate(); err != nil {
 		return DeregisterResult{}, err
 	}
-	hubClient, resources, err := NewClient(hub)
+	hubClient, resources, err := NewClient(hub, 0)
 	if err != nil {
 		return DeregisterResult{}, fmt.Errorf("connect to the hub: %w", err)
 	}

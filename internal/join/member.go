@@ -68,7 +68,7 @@ func HubUID(ctx context.Context, hub client.Reader) (string, error) {
 
 // newIdentity returns the identity with this ServiceAccount. setCluster or setUser must be called before its methods.
 func newIdentity(member *rest.Config, account client.ObjectKey) (*identity, error) {
-	memberClient, resources, err := NewClient(member)
+	memberClient, resources, err := NewClient(member, 0)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}

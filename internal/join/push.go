@@ -102,9 +102,7 @@ func (r *registration) registerKubeconfig(ctx context.Context, request PushReque
 // identify returns the uid of the member's kube-system namespace, or the registered uid if that may not be read, "" for
 // none. It returns an error if another member is registered under the name.
 func (r *registration) identify(ctx context.Context, member *rest.Config, live *libv1beta1.SveltosCluster) (uid string, err error) {
-	config := rest.CopyConfig(member)
-	config.Timeout = accessTimeout
-	memberClient, _, err := NewClient(config)
+	memberClient, _, err := NewClient(member, accessTimeout)
 	if err != nil {
 		return "", fmt.Errorf("connect to the cluster: %w", err)
 	}

@@ -67,7 +67,7 @@ type registration struct {
 }
 
 func newRegistration(hub *rest.Config, r Request) (*registration, error) {
-	hubClient, resources, err := NewClient(hub)
+	hubClient, resources, err := NewClient(hub, 0)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the hub: %w", err)
 	}
@@ -82,9 +82,11 @@ func registrationOf(hub client.Client, cluster client.Object) *registration {
 	return &registration{hub: hub, cache: hub, request: request, log: rollback.New(hub, ""), isRetried: true}
 }
 
-// NewClient returns a client for the requests of one registration, and the resources that the cluster serves.
-func NewClient(cluster *rest.Config) (client.WithWatch, foreign.Resources, error) {
+// NewClient returns a client for the requests of one registration, and the resources that the cluster serves. timeout
+// limits each request and watch, unless the configuration has a limit; 0 is no limit.
+func NewClient(cluster *rest.Config, timeout time.Duration) (client.WithWatch, foreign.Resources, error) {
 	config := rest.CopyConfig(cluster)
+	config.Timeout = cmp.Or(config.Timeout, timeout)
 	config.QPS, config.Burst = registrationQPS, registrationQPS
 	clusterClient, err := client.NewWithWatch(config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {

@@ -98,7 +98,7 @@ type registration struct {
 }
 
 func newRegistration(r JoinRequest) (*registration, error) {
-	hub, _, err := newClients(r.Hub)
+	hub, _, err := join.NewClient(r.Hub, requestTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the control plane: %w", err)
 	}

@@ -49,22 +49,13 @@ type memberRegistration struct {
 }
 
 func newMemberRegistration(config *rest.Config, cluster, namespace, attempt string) (*memberRegistration, error) {
-	memberClient, resources, err := newClients(config)
+	memberClient, resources, err := join.NewClient(config, requestTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	return &memberRegistration{
 		client: memberClient, resources: resources, log: rollback.New(memberClient, attempt), cluster: cluster, namespace: namespace,
 	}, nil
-}
-
-// newClients returns clients with a request timeout, for a small number of requests.
-func newClients(config *rest.Config) (client.Client, foreign.Resources, error) {
-	if config.Timeout == 0 {
-		config = rest.CopyConfig(config)
-		config.Timeout = requestTimeout
-	}
-	return join.NewClient(config)
 }
 
 func (m *memberRegistration) account() string { return accountPrefix + m.cluster }

@@ -49,7 +49,7 @@ func Unjoin(ctx context.Context, r UnjoinRequest) error {
 		return err
 	}
 	r.ClusterNamespace = cmp.Or(r.ClusterNamespace, fleet.DefaultClusterNamespace)
-	hub, _, err := newClients(r.Hub)
+	hub, _, err := join.NewClient(r.Hub, requestTimeout)
 	if err != nil {
 		return fmt.Errorf("connect to the control plane: %w", err)
 	}

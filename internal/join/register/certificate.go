@@ -124,7 +124,7 @@ func (g *registration) setKubeconfig(ctx context.Context, kubeconfig []byte, csr
 	if err != nil {
 		return fmt.Errorf("use the agent's kubeconfig: %w", err)
 	}
-	hub, _, err := join.NewClient(withTimeout(ctx, config))
+	hub, _, err := join.NewClient(kube.Interruptible(ctx, config), requestTimeout)
 	if err != nil {
 		return fmt.Errorf("connect to the control plane: %w", err)
 	}

@@ -21,13 +21,6 @@ const (
 	pollInterval = 250 * time.Millisecond
 )
 
-// withTimeout returns config with a timeout. Reads end when ctx ends, see kube.Interruptible.
-func withTimeout(ctx context.Context, config *rest.Config) *rest.Config {
-	config = kube.Interruptible(ctx, config)
-	config.Timeout = requestTimeout
-	return config
-}
-
 // memberClient is a client for the cluster that is registered, which logs no warnings. resources is its discovery
 // client.
 type memberClient struct {
@@ -35,10 +28,11 @@ type memberClient struct {
 	resources foreign.Resources
 }
 
+// newMemberClient returns a client whose reads end when ctx ends, see kube.Interruptible.
 func newMemberClient(ctx context.Context, config *rest.Config) (memberClient, error) {
-	config = withTimeout(ctx, config)
+	config = kube.Interruptible(ctx, config)
 	config.WarningHandler, config.WarningHandlerWithContext = rest.NoWarnings{}, nil
-	base, resources, err := join.NewClient(config)
+	base, resources, err := join.NewClient(config, requestTimeout)
 	if err != nil {
 		return memberClient{}, fmt.Errorf("connect to the cluster: %w", err)
 	}

@@ -197,7 +197,7 @@ func (u *unregistration) newHubClient(ctx context.Context) (client.Client, error
 			return nil, fmt.Errorf("the kubeconfig in Secret %s on the cluster cannot be used (%w): %w", u.objects.secretKey(), err, errNeedsHubKubeconfig)
 		}
 	}
-	hub, _, err := join.NewClient(withTimeout(ctx, config))
+	hub, _, err := join.NewClient(kube.Interruptible(ctx, config), requestTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the control plane: %w", err)
 	}
