@@ -115,14 +115,17 @@ func (i *identity) ensure(ctx context.Context) error {
 // isOwn returns whether a registration created obj.
 func isOwn(obj metav1.Object) bool { return obj.GetLabels()[AnnotationMemberIdentity] == "true" }
 
+// OwnedBy returns the reference of an object to the ClusterRole that owns it.
+func OwnedBy(role client.Object) metav1.OwnerReference {
+	return metav1.OwnerReference{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: role.GetName(), UID: role.GetUID()}
+}
+
 // metadata is the metadata of an object of the identity. Objects that are created after the ClusterRole belong to it.
 func (i *identity) metadata(namespace, name string) metav1.ObjectMeta {
 	meta := named(namespace, name)
 	meta.Labels = map[string]string{AnnotationMemberIdentity: "true"}
 	if i.role != nil && isOwn(i.role) {
-		meta.OwnerReferences = []metav1.OwnerReference{
-			{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: i.role.Name, UID: i.role.UID},
-		}
+		meta.OwnerReferences = []metav1.OwnerReference{OwnedBy(i.role)}
 	}
 	return meta
 }

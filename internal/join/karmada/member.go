@@ -163,7 +163,7 @@ func (m *memberRegistration) apply(ctx context.Context) error {
 		}
 	}
 	for _, obj := range own[1:] {
-		obj.SetOwnerReferences([]metav1.OwnerReference{ownedBy(role)})
+		obj.SetOwnerReferences([]metav1.OwnerReference{join.OwnedBy(role)})
 		if _, _, err := m.log.Apply(ctx, obj, check); err != nil {
 			return fmt.Errorf("on the cluster: %w", err)
 		}
@@ -174,7 +174,7 @@ func (m *memberRegistration) apply(ctx context.Context) error {
 // ensureShared creates obj, or adds role to the owners of the object that another registration created. The garbage
 // collector deletes an object after its last owner.
 func (m *memberRegistration) ensureShared(ctx context.Context, obj, role client.Object) error {
-	obj.SetOwnerReferences([]metav1.OwnerReference{ownedBy(role)})
+	obj.SetOwnerReferences([]metav1.OwnerReference{join.OwnedBy(role)})
 	err := m.client.Create(ctx, obj, client.FieldOwner(kube.FieldManager))
 	if !apierrors.IsAlreadyExists(err) {
 		return err
@@ -183,13 +183,9 @@ func (m *memberRegistration) ensureShared(ctx context.Context, obj, role client.
 		return err
 	}
 	// A strategic merge patch keeps the other owners.
-	owner := ownedBy(role)
+	owner := join.OwnedBy(role)
 	patch := fmt.Appendf(nil, `{"metadata":{"ownerReferences":[{"apiVersion":%q,"kind":%q,"name":%q,"uid":%q}]}}`, owner.APIVersion, owner.Kind, owner.Name, owner.UID)
 	return m.client.Patch(ctx, obj, client.RawPatch(types.StrategicMergePatchType, patch), client.FieldOwner(kube.FieldManager))
-}
-
-func ownedBy(role client.Object) metav1.OwnerReference {
-	return metav1.OwnerReference{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: role.GetName(), UID: role.GetUID()}
 }
 
 // awaitToken waits until the Secret of an account contains a token. It writes all objects again if the Secret does not
@@ -262,7 +258,7 @@ func (m *memberRegistration) releaseNamespace(ctx context.Context, role client.O
 	before := namespace.DeepCopy()
 	namespace.OwnerReferences = slices.DeleteFunc(namespace.OwnerReferences, func(ref metav1.OwnerReference) bool { return ref.UID == role.GetUID() })
 	if object == "" {
-		namespace.OwnerReferences = []metav1.OwnerReference{ownedBy(role)}
+		namespace.OwnerReferences = []metav1.OwnerReference{join.OwnedBy(role)}
 	}
 	return client.IgnoreNotFound(m.client.Patch(ctx, namespace, client.MergeFrom(before), client.FieldOwner(kube.FieldManager)))
 }

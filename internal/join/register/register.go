@@ -153,9 +153,7 @@ func (g *registration) applyObjects(ctx context.Context, namespace *corev1.Names
 		return err
 	}
 	for _, obj := range objects[1:] {
-		obj.SetOwnerReferences([]metav1.OwnerReference{
-			{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: role.GetName(), UID: role.GetUID()},
-		})
+		obj.SetOwnerReferences([]metav1.OwnerReference{join.OwnedBy(role)})
 	}
 	if err := join.EnsureNamespace(ctx, g.member, namespace); err != nil {
 		return fmt.Errorf("on the cluster: %w", err)
