@@ -110,7 +110,7 @@ func (p certificateRequest) csr() (*certificatesv1.CertificateSigningRequest, er
 	}
 	if p.id != "" {
 		csr.Annotations = map[string]string{
-			kube.AnnotationClusterID: p.id, kube.AnnotationUntil: time.Now().Add(time.Minute).Format(time.RFC3339),
+			kube.AnnotationClusterID: p.id, kube.AnnotationUntil: time.Now().Add(waitTimeout).Format(time.RFC3339),
 		}
 	}
 	return csr, nil
