@@ -8,7 +8,7 @@
 //   - pull.go, options.go, patches.go: pull mode. The steps are: apply the SveltosCluster; claim a delivery
 //     namespace (delivery.go); create the identity of the agent (establish.go); request a token that is bound to the
 //     registration Secret; print the manifest. apply.go applies the manifest to the member as well.
-//   - manifest.go: the manifest of the agent. The registration Secret keeps it until the agent connects.
+//   - manifest.go: the manifest of the agent. The registration Secret keeps it and its token until the agent connects.
 //   - token.go: the claims of tokens, by which they are renewed. tokenpolicy.go limits the tokens of agents.
 //   - push.go, member.go: push mode, with a given kubeconfig or with an identity that is created on the member.
 //     workload.go is for clusters that the hub dials with its cloud identity. renew.go renews tokens.

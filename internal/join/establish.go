@@ -237,7 +237,7 @@ func AnchorSecret(cluster string) string { return cluster + anchorSuffix }
 const anchorSuffix = "-sveltos-agent"
 
 // RegistrationSecret returns the name of the Secret, beside the SveltosCluster, that the tokens of the cluster's
-// manifests are bound to. While the cluster waits for its agent the hub keeps a manifest in it, under ManifestKey.
+// manifests are bound to. While the cluster waits for its agent the hub keeps a manifest and its token in it.
 func RegistrationSecret(cluster string) string { return cluster + "-sveltos-registration" }
 
 // identityObjects returns the objects of an agent's identity on the hub, in the order of their creation.

@@ -84,7 +84,7 @@ func (o AgentOptions) Merge(over AgentOptions) (AgentOptions, error) {
 		o.HubCA = ""
 	}
 	if over.ImagePullSecrets != nil {
-		o.ImagePullSecrets = nil // also if the list of over is empty
+		o.ImagePullSecrets = nil // an empty list of over is not in its JSON
 	}
 	text, err := over.Encode()
 	if err != nil || text == "" {
@@ -92,7 +92,8 @@ func (o AgentOptions) Merge(over AgentOptions) (AgentOptions, error) {
 	}
 	// Unmarshal writes into existing maps, and keeps the fields and keys that the text does not have.
 	o.Requests, o.Limits = maps.Clone(o.Requests), maps.Clone(o.Limits)
-	return o, json.Unmarshal([]byte(text), &o)
+	err = json.Unmarshal([]byte(text), &o)
+	return o, err
 }
 
 // Encode returns o as the value of annotation kube.AnnotationAgentOptions, "" if no field is set.

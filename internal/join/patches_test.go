@@ -6,7 +6,6 @@ import (
 	"io"
 	"strings"
 	"testing"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -245,21 +244,24 @@ func TestKeepFollowsThePatches(t *testing.T) {
 	}
 }
 
-func TestKeepRenewsNoTokenBecauseOfAPatchThatMovesIt(t *testing.T) {
+func TestKeepRenewsNoTokenIfAPatchMovesOrRemovesTheKubeconfig(t *testing.T) {
 	t.Parallel()
 	w := newWaiting(t)
 	w.cluster.Annotations = map[string]string{libv1beta1.AgentConfigAnnotation: w.cluster.Namespace + "/patches"}
-	patchesIn(t, w.hubClient, w.cluster.Namespace, map[string]string{"kubeconfig": `
+	for _, operation := range []string{"op: move, from: /data/kubeconfig, path: /data/elsewhere", "op: remove, path: /data/kubeconfig"} {
+		patchesIn(t, w.hubClient, w.cluster.Namespace, map[string]string{"kubeconfig": `
 target: {kind: Secret}
-patch: "[{op: move, from: /data/kubeconfig, path: /data/elsewhere}]"
+patch: "[{` + operation + `}]"
 `})
-	w.keep(t)
-	first := w.manifest(t)
-	// A token issued within the same second is the same token.
-	started := time.Now()
-	eventually(t, "the next second", func() bool { return time.Since(started) > time.Second })
-	if w.keep(t); !bytes.Equal(first, w.manifest(t)) || !strings.Contains(string(first), "elsewhere: ") {
-		t.Errorf("the manifest was renewed although nothing changed, or it is not patched:\n%s", first)
+		w.keep(t)
+		first := secretOf(t, w.hubClient, w.cluster.Namespace, join.RegistrationSecret("c"))
+		w.keep(t)
+		if manifest := string(first.Data[join.ManifestKey]); strings.Contains(manifest, " kubeconfig: ") {
+			t.Errorf("%s: the manifest is not patched:\n%s", operation, manifest)
+		}
+		if again := secretOf(t, w.hubClient, w.cluster.Namespace, join.RegistrationSecret("c")); again.ResourceVersion != first.ResourceVersion {
+			t.Errorf("%s: the Secret was written although nothing changed", operation)
+		}
 	}
 }
 

@@ -26,7 +26,8 @@ const (
 	MemberTokenInterval = time.Hour
 )
 
-// PushRequest is a request to register a cluster in push mode. It must have either Kubeconfig or Member.
+// PushRequest is a request to register a cluster in push mode, with either Kubeconfig or Member; Kubeconfig is ignored
+// with Member.
 type PushRequest struct {
 	Request
 	// Kubeconfig is the kubeconfig for the hub. It must not refer to files or programs.
@@ -34,7 +35,8 @@ type PushRequest struct {
 	// Member is the caller's configuration for the cluster. The registration creates an identity for the hub on the
 	// cluster, and a kubeconfig for it.
 	Member *rest.Config
-	// ServiceAccountToken gives the identity a token that does not expire, instead of one that the hub renews.
+	// ServiceAccountToken is for requests with Member. It gives the identity a token that does not expire, instead of one
+	// that the hub renews.
 	ServiceAccountToken bool
 }
 

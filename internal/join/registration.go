@@ -83,7 +83,7 @@ func registrationOf(hub client.Client, cluster client.Object) *registration {
 }
 
 // NewClient returns a client for the requests of one registration, and the resources that the cluster serves. timeout
-// limits each request and watch, unless the configuration has a limit; 0 is no limit.
+// limits each request and watch, unless the configuration has a limit. With 0, only discovery is limited, by client-go.
 func NewClient(cluster *rest.Config, timeout time.Duration) (client.WithWatch, foreign.Resources, error) {
 	config := rest.CopyConfig(cluster)
 	config.Timeout = cmp.Or(config.Timeout, timeout)

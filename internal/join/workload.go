@@ -127,5 +127,5 @@ func keepIdentity(requested, live *libv1beta1.WorkloadIdentity) error {
 		return fmt.Errorf("encode the workload identity: %w", err)
 	}
 	live.DeepCopyInto(requested)
-	return json.Unmarshal(text, requested) // it keeps the fields that the text does not have
+	return json.Unmarshal(text, requested) // keeps the fields that the text does not have
 }

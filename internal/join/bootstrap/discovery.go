@@ -31,8 +31,9 @@ const (
 	// requestTimeout limits one request.
 	requestTimeout = 10 * time.Second
 	// connectInterval is the time between two attempts to reach the hub.
-	connectInterval = time.Second
-	// signatureTimeout limits the wait for the hub to sign cluster-info with the token, which takes two seconds.
+	connectInterval = 2 * time.Second
+	// signatureTimeout limits the wait until the hub has signed cluster-info with a new token. It usually signs within two
+	// seconds.
 	signatureTimeout = 20 * time.Second
 )
 

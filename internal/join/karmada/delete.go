@@ -49,7 +49,7 @@ type DeleteOptions struct {
 	// Force completes the deregistration after Timeout even if objects stay on the cluster, and also without a running
 	// hub.
 	Force bool
-	// Timeout limits the wait for the hub.
+	// Timeout limits the wait for the hub. 0 is no wait.
 	Timeout time.Duration
 	// Progress is called with the reasons for waiting.
 	Progress func(string)

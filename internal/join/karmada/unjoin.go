@@ -35,7 +35,7 @@ type UnjoinRequest struct {
 	DryRun bool
 	// Orphan keeps the propagated objects on the cluster.
 	Orphan bool
-	// Timeout limits the wait for the hub.
+	// Timeout limits the wait for the hub. 0 is no wait.
 	Timeout time.Duration
 	// Progress is called with the reasons for waiting, the deleted objects and warnings.
 	Progress func(string)

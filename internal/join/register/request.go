@@ -38,7 +38,7 @@ type Request struct {
 	// empty only with UnsafeSkipCA.
 	Pins         []string
 	UnsafeSkipCA bool
-	// DiscoveryTimeout limits each wait: for the control plane, for the certificate, and for the agent.
+	// DiscoveryTimeout limits each wait: for the control plane, for the certificate, and for the agent. 0 is no wait.
 	DiscoveryTimeout time.Duration
 	// Member connects to the cluster.
 	Member *rest.Config
@@ -56,7 +56,7 @@ type Request struct {
 	EnableCertRotation bool
 	// Image is the agent's container image. Default: join.DefaultAgentImage.
 	Image string
-	// Replicas of the agent, one of which is the leader.
+	// Replicas is the number of the agent's replicas, one of which is the leader.
 	Replicas int32
 	// CertLifetime is the requested lifetime of the agent's certificate. Default: bootstrap.MaxLife.
 	CertLifetime time.Duration
@@ -83,6 +83,9 @@ func (r Request) withDefaults() (Request, error) {
 func (r Request) validate() error {
 	if _, err := bootstrap.ParseToken(r.Token); err != nil {
 		return err
+	}
+	if len(r.Pins) == 0 && !r.UnsafeSkipCA {
+		return bootstrap.ErrUnverifiable
 	}
 	if err := karmada.ValidateName(r.ClusterName); err != nil {
 		return err

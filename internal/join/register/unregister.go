@@ -46,7 +46,7 @@ type UnregisterRequest struct {
 	// ClusterNamespace is the namespace of the agent's inventory on the cluster, unless the agent's Deployment has
 	// another one. Default: fleet.DefaultClusterNamespace.
 	ClusterNamespace string
-	// Timeout is the time limit for the deletion of the Cluster on the control plane.
+	// Timeout limits the wait for the deletion of the Cluster on the control plane. 0 is no wait.
 	Timeout time.Duration
 	// DryRun only runs the checks. Orphan keeps the propagated objects on the cluster; it needs Hub, since an agent may
 	// not request it.
