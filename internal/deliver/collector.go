@@ -65,8 +65,8 @@ func (t *PullTransport) Trigger() {
 // NeedLeaderElection makes a controller-runtime manager run the collector in the leader only.
 func (c *GarbageCollector) NeedLeaderElection() bool { return true }
 
-// Start collects after each trigger and every collectInterval, until ctx ends. The first collection waits for Grace:
-// the tracker does not know the deliveries of the former leader, and the cache may not have their groups yet.
+// Start collects after each trigger and failure, and every collectInterval, until ctx ends. The first collection waits
+// for Grace: the tracker does not know the deliveries of the former leader, and the cache may not have their groups yet.
 func (c *GarbageCollector) Start(ctx context.Context) error {
 	if !c.waitFor(ctx, nil, c.Grace) {
 		return nil
@@ -74,6 +74,7 @@ func (c *GarbageCollector) Start(ctx context.Context) error {
 	for {
 		if err := c.Collect(ctx); err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "delete unneeded content")
+			c.Transport.Trigger() // after the failed collection there may be no other trigger
 		}
 		if !c.waitFor(ctx, c.Transport.trigger, collectInterval) || !c.waitFor(ctx, nil, c.Grace+collectDelay) {
 			return nil

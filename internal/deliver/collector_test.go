@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -216,8 +218,47 @@ func TestGarbageCollector(t *testing.T) {
 			t.Errorf("%d entries in the tracker, want none", got)
 		}
 	})
+	t.Run("collects again after a failure", func(t *testing.T) { collectAfterFailure(t, newHub(t, h.plane)) })
 	t.Run("delays no delivery of other content", func(t *testing.T) { deliverDuringADeletion(t, newHub(t, h.plane)) })
 	t.Run("does not race with deliveries", func(t *testing.T) { sweepAgainstDeliveries(t, newHub(t, h.plane)) })
+}
+
+// collectAfterFailure lets the first collection fail, after which no delivery triggers another.
+func collectAfterFailure(t *testing.T, h *hub) {
+	m := h.member("outage")
+	for _, version := range []string{"1", "2"} {
+		mustDeliver(t, h.pull, m, testBundle(objects("a", version)))
+	}
+	var hasFailed atomic.Bool
+	config := rest.CopyConfig(h.plane.Config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			if strings.HasSuffix(request.URL.Path, "/configurationbundles") && !hasFailed.Swap(true) {
+				return nil, errors.New("outage")
+			}
+			return next.RoundTrip(request)
+		})
+	})
+	transport, err := NewShardPullTransport(clientFor(t, config), clientFor(t, config), testKey, h.shard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- (&GarbageCollector{Transport: transport}).Start(ctx) }()
+	eventually(t, "the replaced content is deleted", func(context.Context) error {
+		if found := h.bundles(m.DeliveryNamespace, ""); len(found) != 1 {
+			return fmt.Errorf("there are %v", found)
+		}
+		return nil
+	})
+	if !hasFailed.Load() {
+		t.Error("no collection has failed")
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }
 
 // deliverDuringADeletion delivers while the requests of the collector hang.
