@@ -97,7 +97,7 @@ func (d Discovery) awaitCA(ctx context.Context) ([]byte, error) {
 		_, isRetriable := errors.AsType[retriableError](err)
 		mayRetry := isRetriable || isUnsigned && time.Since(started) < signatureTimeout
 		if !mayRetry || ctx.Err() != nil {
-			return true, nil
+			return err == nil, err
 		}
 		if err.Error() != lastMessage {
 			lastMessage = err.Error()
