@@ -1,6 +1,7 @@
 package crds_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
@@ -62,5 +64,23 @@ func TestLimitsOfStatus(t *testing.T) {
 				t.Errorf("a value that is too large: got error %.200v", err)
 			}
 		})
+	}
+}
+
+// TestScriptsHaveALimit: a script is stored in the profile, and read by each reconcile.
+func TestScriptsHaveALimit(t *testing.T) {
+	t.Parallel()
+	h := newHub(t)
+	for length, isValid := range map[int]bool{262_144: true, 262_145: false} {
+		profile := &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": configv1beta1.GroupVersion.String(), "kind": "ClusterProfile",
+			"spec": map[string]any{"validateHealths": []any{map[string]any{
+				"name": "long", "featureID": "Resources", "group": "", "version": "v1", "kind": "Pod", "script": strings.Repeat("a", length),
+			}}},
+		}}
+		profile.SetName(fmt.Sprintf("script-%d", length))
+		if _, err := h.create(t, profile); (err == nil) != isValid || err != nil && !apierrors.IsInvalid(err) {
+			t.Errorf("a script of %d characters: got error %.200v", length, err)
+		}
 	}
 }

@@ -1,6 +1,8 @@
 package attacks
 
 import (
+	"crypto/ed25519"
+	"encoding/pem"
 	"fmt"
 	"net"
 	"net/http"
@@ -9,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/crypto/ssh/knownhosts"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
@@ -41,12 +45,30 @@ func TestServerSideRequestForgery(t *testing.T) {
 		w.failure("chart-"+name, saying("does not connect to this address"))
 		w.failure("file-"+name, saying("does not connect to this address"))
 	}
-	for name, address := range map[string]string{"git": "git+http://" + host + "/x.git", "ssh": "git+http://" + host, "oci": "oci://" + host + "/x:1"} {
-		w.profile(tenant, "remote-"+name, remoteFrom(address, ""))
+	w.must(w.Create(t.Context(), w.loginBySSH(host)))
+	for name, remote := range map[string]struct{ address, secret string }{
+		"git": {"git+http://" + host + "/x.git", ""}, "ssh": {"git+ssh://" + host + "/x.git", "ssh"}, "oci": {"oci://" + host + "/x:1", ""},
+	} {
+		w.profile(tenant, "remote-"+name, remoteFrom(remote.address, remote.secret))
 		w.failure("remote-"+name, saying("does not connect to this address"))
 	}
 	if n := reached.Load(); n > 0 {
 		t.Errorf("the denied server got %d requests", n)
+	}
+}
+
+// loginBySSH returns a valid Secret for a Git repository on the host.
+func (w *world) loginBySSH(host string) *corev1.Secret {
+	w.Helper()
+	_, key, err := ed25519.GenerateKey(nil)
+	w.must(err)
+	signer, err := ssh.NewSignerFromKey(key)
+	w.must(err)
+	identity, err := ssh.MarshalPrivateKey(key, "")
+	w.must(err)
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "ssh"}, Type: libv1beta1.ProfileSecretType,
+		Data: map[string][]byte{"identity": pem.EncodeToMemory(identity), "known_hosts": []byte(knownhosts.Line([]string{host}, signer.PublicKey()))},
 	}
 }
 
