@@ -66,7 +66,8 @@ func (t *PullTransport) Trigger() {
 func (c *GarbageCollector) NeedLeaderElection() bool { return true }
 
 // Start collects after each trigger and failure, and every collectInterval, until ctx ends. The first collection waits
-// for Grace: the tracker does not know the deliveries of the former leader, and the cache may not have their groups yet.
+// for Grace: the tracker does not know the deliveries of the former leader, and the cache may not have their groups
+// yet.
 func (c *GarbageCollector) Start(ctx context.Context) error {
 	if !c.waitFor(ctx, nil, c.Grace) {
 		return nil
