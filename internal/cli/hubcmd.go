@@ -229,13 +229,16 @@ func runDemoHub(ctx context.Context, kubeconfig string, options hub.Options) err
 // register with a bootstrap token.
 func runHub(ctx context.Context, config *rest.Config, options hub.Options) error {
 	startConfig := kube.Interruptible(ctx, config)
+	if err := checkAdmissionPolicies(ctx, startConfig); err != nil {
+		return err
+	}
 	if !options.InstallCRDs {
 		if err := checkInstalled(ctx, startConfig); err != nil {
 			return err
 		}
 	}
 	if options.ShardKey == "" {
-		if err := ensureAdmissionPolicies(ctx, startConfig); err != nil {
+		if err := hub.EnsureAdmissionPolicies(ctx, startConfig); err != nil {
 			return err
 		}
 		if err := prepareRegistration(ctx, startConfig, options); err != nil {
@@ -245,16 +248,6 @@ func runHub(ctx context.Context, config *rest.Config, options hub.Options) error
 	}
 	options.Version = command.Version()
 	return hub.Run(ctx, config, options)
-}
-
-// ensureAdmissionPolicies creates or updates the policies for the tokens of agents and for ClusterSummaries.
-func ensureAdmissionPolicies(ctx context.Context, config *rest.Config) error {
-	err := hub.EnsureAdmissionPolicies(ctx, config)
-	if errors.Is(err, kube.ErrNoAdmissionPolicies) {
-		log.FromContext(ctx).Info("clusters cannot register in pull mode", "reason", err.Error())
-		return nil
-	}
-	return err
 }
 
 // policyInterval is the interval between two updates of the admission policies. The policy for tokens lists the
@@ -272,7 +265,7 @@ func refreshAdmissionPolicies(ctx context.Context, config *rest.Config) {
 			return
 		case <-ticker.C:
 		}
-		if err := ensureAdmissionPolicies(ctx, config); err != nil && ctx.Err() == nil {
+		if err := hub.EnsureAdmissionPolicies(ctx, config); err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "update the admission policies")
 		}
 	}
@@ -296,9 +289,6 @@ func prepareRegistration(ctx context.Context, config *rest.Config, options hub.O
 		}
 		return true, last
 	})
-	if errors.Is(last, kube.ErrNoAdmissionPolicies) {
-		return nil // ensureAdmissionPolicies has reported it
-	}
 	// After a timeout, the error of the last attempt says more than err.
 	return cmp.Or(last, err)
 }
@@ -308,6 +298,16 @@ const (
 	prepareTimeout  = time.Minute
 	prepareInterval = time.Second
 )
+
+// checkAdmissionPolicies returns kube.ErrNoAdmissionPolicies for an API server without them. They limit agents and the
+// authors of ClusterSummaries.
+func checkAdmissionPolicies(ctx context.Context, config *rest.Config) error {
+	hubClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	if err != nil {
+		return fmt.Errorf("connect to the hub: %w", err)
+	}
+	return kube.CheckAdmissionPolicies(ctx, hubClient)
+}
 
 // checkInstalled returns ErrNotInstalled if the hub does not have the kinds of Towline. It ignores other errors: the
 // hub returns them later.

@@ -3,10 +3,7 @@ package hub
 import (
 	"context"
 	"errors"
-	"fmt"
 
-	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/clock"
 
 	"github.com/towline/towline/internal/fleet"
@@ -20,11 +17,7 @@ import (
 // addKarmadaControllers adds the controllers of Clusters and their Works.
 func (h *hub) addKarmadaControllers(ctx context.Context) error {
 	shard := h.opts.shard()
-	supported, err := h.hasAdmissionPolicies()
-	if err != nil {
-		return err
-	}
-	if shard.IsDefault() && supported {
+	if shard.IsDefault() {
 		approvalController := &approvals.Controller{Hub: h.GetClient(), Live: h.live, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{}}
 		if err := approvalController.Setup(ctx, h); err != nil {
 			return err
@@ -44,21 +37,6 @@ func (h *hub) addKarmadaControllers(ctx context.Context) error {
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Engines: h.engines.forWorks, Changes: h.engines.changedWorks, Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 	)
-}
-
-// hasAdmissionPolicies returns whether the API server supports ValidatingAdmissionPolicies (Kubernetes 1.30). They
-// limit the writes of each agent to its own Cluster. Without them no agent gets a certificate.
-func (h *hub) hasAdmissionPolicies() (bool, error) {
-	policies := schema.GroupKind{Group: "admissionregistration.k8s.io", Kind: "ValidatingAdmissionPolicy"}
-	_, err := h.GetRESTMapper().RESTMapping(policies, "v1")
-	if meta.IsNoMatchError(err) {
-		h.GetLogger().Info("this hub has no ValidatingAdmissionPolicies: Clusters cannot be registered in pull mode")
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("check for ValidatingAdmissionPolicies: %w", err)
-	}
-	return true, nil
 }
 
 // forWorks returns the engine of a push member for the execution of Works.

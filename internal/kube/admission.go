@@ -15,9 +15,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 )
 
-// ErrNoAdmissionPolicies is returned for a hub without ValidatingAdmissionPolicies, which Kubernetes has since 1.30.
-// Agents of such a hub could not be limited, so none is registered.
-var ErrNoAdmissionPolicies = errors.New("the hub has no ValidatingAdmissionPolicies (Kubernetes 1.30), which limit what agents may do")
+// ErrNoAdmissionPolicies is returned for a management cluster without ValidatingAdmissionPolicies, which Kubernetes has
+// since 1.30. They limit what agents and the authors of ClusterSummaries may do: without them, no hub starts and no
+// agent is registered.
+var ErrNoAdmissionPolicies = errors.New("the management cluster has no ValidatingAdmissionPolicies, which limit what agents and tenants may do: it needs Kubernetes 1.30 or later")
 
 // CheckAdmissionPolicies returns ErrNoAdmissionPolicies if the hub has none.
 func CheckAdmissionPolicies(ctx context.Context, hub client.Client) error {
