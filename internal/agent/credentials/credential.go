@@ -24,6 +24,7 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 )
@@ -155,11 +156,11 @@ func parseCandidate(kubeconfig []byte) (candidate, error) {
 	if len(kubeconfig) == 0 {
 		return candidate{}, errors.New("it is empty")
 	}
-	raw, err := clientcmd.Load(kubeconfig)
+	config, err := fleet.ParseKubeconfig(kubeconfig)
 	if err != nil {
-		return candidate{}, fmt.Errorf("parse kubeconfig: %w", err)
+		return candidate{}, err
 	}
-	config, err := clientcmd.NewDefaultClientConfig(*raw, nil).ClientConfig()
+	raw, err := fleet.LoadKubeconfig(kubeconfig)
 	if err != nil {
 		return candidate{}, fmt.Errorf("parse kubeconfig: %w", err)
 	}

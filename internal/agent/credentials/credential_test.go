@@ -3,6 +3,8 @@ package credentials_test
 import (
 	"bytes"
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -11,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/towline/towline/internal/agent/credentials"
@@ -160,4 +164,38 @@ func TestOpenCredentialSaysWhatIsMissing(t *testing.T) {
 	o.Secret = "missing"
 	_, err = credentials.Open(t.Context(), o)
 	wantText(t, err, "read Secret projectsveltos/missing with the kubeconfig for the hub")
+}
+
+// TestOpenRejectsKubeconfigsWithFilesAndPrograms opens kubeconfigs that the administrator of a member has changed.
+func TestOpenRejectsKubeconfigsWithFilesAndPrograms(t *testing.T) {
+	t.Parallel()
+	plane, _ := hub(t)
+	o, kubeconfig := credentialFixture(t, plane)
+	trace := filepath.Join(t.TempDir(), "trace")
+	for want, change := range map[string]func(*clientcmdapi.AuthInfo){
+		"exec plugins are not supported": func(user *clientcmdapi.AuthInfo) {
+			user.Exec = &clientcmdapi.ExecConfig{
+				APIVersion: "client.authentication.k8s.io/v1", Command: "touch", Args: []string{trace}, InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
+			}
+		},
+		"tokenFile is the file": func(user *clientcmdapi.AuthInfo) { user.TokenFile = "/etc/passwd" },
+	} {
+		config, err := clientcmd.Load(kubeconfig)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, user := range config.AuthInfos {
+			change(user)
+		}
+		changed, err := clientcmd.Write(*config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, o, changed)
+		_, err = credentials.Open(t.Context(), o)
+		wantText(t, err, want)
+	}
+	if _, err := os.Stat(trace); err == nil {
+		t.Error("the kubeconfig has run a program")
+	}
 }

@@ -30,6 +30,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/deliver"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -37,10 +38,12 @@ import (
 // continue to work.
 type hubTransport struct {
 	config *rest.Config
-	// kubeconfig is the current kubeconfig, and context the name of the context in it.
+	// kubeconfig is the current kubeconfig, and context the name of the context in it, "" for the current one.
 	kubeconfig []byte
 	context    string
-	current    atomic.Pointer[identity]
+	// isFile is true for the kubeconfig of --karmada-kubeconfig, and false for one from a Secret.
+	isFile  bool
+	current atomic.Pointer[identity]
 }
 
 // identity is a certificate of the agent, and the connections that use it.
@@ -55,7 +58,7 @@ type identity struct {
 }
 
 func newHubTransport(kubeconfig []byte, o Options) (*hubTransport, error) {
-	t := &hubTransport{context: o.HubContext}
+	t := &hubTransport{isFile: o.HubKubeconfig != "", context: o.HubContext}
 	config, err := t.setKubeconfig(kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("load the kubeconfig of the hub: %w", err)
@@ -71,16 +74,9 @@ func newHubTransport(kubeconfig []byte, o Options) (*hubTransport, error) {
 // identity. Watches would keep an identity for minutes that may expire before: they end as if the hub had ended them,
 // and their clients open new ones.
 func (t *hubTransport) setKubeconfig(kubeconfig []byte) (*rest.Config, error) {
-	raw, err := clientcmd.Load(kubeconfig)
+	config, err := t.parseKubeconfig(kubeconfig)
 	if err != nil {
-		return nil, fmt.Errorf("parse kubeconfig: %w", err)
-	}
-	config, err := clientcmd.NewDefaultClientConfig(*raw, &clientcmd.ConfigOverrides{CurrentContext: t.context}).ClientConfig()
-	if err != nil {
-		return nil, fmt.Errorf("parse kubeconfig: %w", err)
-	}
-	if err := rest.LoadTLSFiles(config); err != nil {
-		return nil, fmt.Errorf("read the files of the kubeconfig: %w", err)
+		return nil, err
 	}
 	next := &identity{}
 	next.replaced, next.replace = context.WithCancel(context.Background())
@@ -98,6 +94,26 @@ func (t *hubTransport) setKubeconfig(kubeconfig []byte) (*rest.Config, error) {
 	if previous := t.current.Swap(next); previous != nil {
 		previous.replace()
 		utilnet.CloseIdleConnectionsFor(previous.transport)
+	}
+	return config, nil
+}
+
+// parseKubeconfig returns the configuration of a kubeconfig. One that the agent reads from a Secret is validated.
+// --karmada-kubeconfig is a file of the user who starts the agent: it may refer to other files and run programs.
+func (t *hubTransport) parseKubeconfig(kubeconfig []byte) (*rest.Config, error) {
+	if !t.isFile {
+		return fleet.ParseKubeconfig(kubeconfig)
+	}
+	raw, err := clientcmd.Load(kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("parse kubeconfig: %w", err)
+	}
+	config, err := clientcmd.NewDefaultClientConfig(*raw, &clientcmd.ConfigOverrides{CurrentContext: t.context}).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("parse kubeconfig: %w", err)
+	}
+	if err := rest.LoadTLSFiles(config); err != nil {
+		return nil, fmt.Errorf("read the files of the kubeconfig: %w", err)
 	}
 	return config, nil
 }

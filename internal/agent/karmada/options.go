@@ -203,6 +203,8 @@ func (o Options) validate() error {
 		return errors.New("--cluster-name is required")
 	case (o.HubSecret == "") == (o.HubKubeconfig == ""):
 		return errors.New("one of --karmada-kubeconfig-secret and --karmada-kubeconfig is required")
+	case o.HubContext != "" && o.HubKubeconfig == "":
+		return errors.New("--karmada-context is for --karmada-kubeconfig")
 	case o.Member == nil && o.MemberKubeconfig == "":
 		return errors.New("--kubeconfig is required outside a pod")
 	}

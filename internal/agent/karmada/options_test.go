@@ -54,6 +54,7 @@ func TestInvalidOptions(t *testing.T) {
 		"--karmada-kubeconfig-secret": func(o *Options) { o.HubSecret = "" },
 		"<namespace>/<name>":          func(o *Options) { o.HubSecret = "x" },
 		"is required":                 func(o *Options) { o.HubKubeconfig = "file" },
+		"--karmada-context":           func(o *Options) { o.HubContext = "hub" },
 		"--kubeconfig":                func(o *Options) { o.Member = nil },
 		"between 0 and 1":             func(o *Options) { o.RotationThreshold = 1 },
 		"--controllers":               func(o *Options) { o.Controllers = []string{"*", "-serviceExport"} },

@@ -18,6 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
@@ -352,6 +354,33 @@ func (w testEnv) kubeconfig(t *testing.T, namespace string) string {
 		t.Fatal(err)
 	}
 	return string(secret.Data[register.KubeconfigKey])
+}
+
+// setKubeconfig replaces the kubeconfig of the agent in a namespace.
+func (w testEnv) setKubeconfig(t *testing.T, namespace string, kubeconfig []byte) {
+	t.Helper()
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: register.KubeconfigSecret}}
+	before := secret.DeepCopy()
+	secret.Data = map[string][]byte{register.KubeconfigKey: kubeconfig}
+	if err := w.admin.Patch(t.Context(), secret, client.MergeFrom(before)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kubeconfigWithProgram returns a kubeconfig for the hub whose token a program prints.
+func (w testEnv) kubeconfigWithProgram(t *testing.T, command string, args ...string) []byte {
+	t.Helper()
+	kubeconfig, err := clientcmd.Write(clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{"c": {Server: w.plane.Config.Host, CertificateAuthorityData: w.plane.Config.CAData}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{"c": {Exec: &clientcmdapi.ExecConfig{
+			APIVersion: "client.authentication.k8s.io/v1", Command: command, Args: args, InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
+		}}},
+		Contexts: map[string]*clientcmdapi.Context{"c": {Cluster: "c", AuthInfo: "c"}}, CurrentContext: "c",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig
 }
 
 // setUnfinished marks the registration of the agent in a namespace as unfinished.

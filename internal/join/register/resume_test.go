@@ -2,15 +2,15 @@ package register_test
 
 import (
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
@@ -30,11 +30,16 @@ func TestRegisterResumesAfterKill(t *testing.T) {
 		"before-it-was-through": {true, func(*testing.T, testEnv, string) {}},
 		"before-the-deployment": {true, func(t *testing.T, w testEnv, name string) { w.delete(t, name, &appsv1.Deployment{}, "karmada-agent") }},
 		"without-an-identity": {false, func(t *testing.T, w testEnv, name string) {
-			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: register.KubeconfigSecret}}
-			patch := client.RawPatch(types.MergePatchType, []byte(`{"data":{"karmada-kubeconfig":"bm9uZQ=="}}`))
-			if err := w.admin.Patch(t.Context(), secret, patch); err != nil {
-				t.Fatal(err)
-			}
+			w.setKubeconfig(t, name, []byte("none"))
+		}},
+		"by-a-program": {false, func(t *testing.T, w testEnv, name string) {
+			trace := filepath.Join(t.TempDir(), "trace")
+			w.setKubeconfig(t, name, w.kubeconfigWithProgram(t, "touch", trace))
+			t.Cleanup(func() {
+				if _, err := os.Stat(trace); err == nil {
+					t.Error("the kubeconfig has run a program")
+				}
+			})
 		}},
 	}
 	for kind, c := range cases {
