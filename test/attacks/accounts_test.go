@@ -1,6 +1,8 @@
 package attacks
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -16,7 +18,10 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/agent"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
 
@@ -75,10 +80,37 @@ func (w *world) sharedCluster(name string, member *localkube.Plane) {
 	w.must(w.Create(w.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: fleet.KubeconfigSecretName(name)}, Data: map[string][]byte{"kubeconfig": raw},
 	}))
-	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: w.labels()}}
-	w.must(w.Create(w.Context(), cluster))
+	w.must(w.Create(w.Context(), &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: w.labels()}}))
+	w.wantReady(name)
+}
+
+// sharedPullCluster registers a control plane as a cluster of the test in pull mode, and runs its agent.
+func (w *world) sharedPullCluster(name string, plane *localkube.Plane) {
+	w.Helper()
+	var manifest bytes.Buffer
+	w.must(join.RegisterPull(w.Context(), w.hub.Config, join.PullRequest{Request: join.Request{Namespace: w.ns, Name: name, Labels: w.labels()}}, &manifest))
+	objects, err := kube.DecodeManifest(manifest.Bytes())
+	w.must(err)
+	member := w.clientFor(plane.Config)
+	for _, obj := range objects {
+		// The agent is no pod: it needs only the Secret with its kubeconfig.
+		if obj.GetKind() == "Namespace" || obj.GetKind() == "Secret" {
+			w.must(member.Create(w.Context(), obj))
+		}
+	}
+	ctx, cancel := context.WithCancel(w.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- agent.Run(ctx, agent.Options{Member: plane.Config, Namespace: w.ns, Name: name}) }()
+	w.Cleanup(func() { cancel(); w.must(<-ended) })
+	w.wantReady(name)
+}
+
+// wantReady waits until a cluster of the test is ready.
+func (w *world) wantReady(name string) {
+	w.Helper()
+	cluster := &libv1beta1.SveltosCluster{}
 	w.eventually("cluster "+name+" is ready", func() error {
-		err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster)
+		err := w.Get(w.Context(), client.ObjectKey{Namespace: w.ns, Name: name}, cluster)
 		if err == nil && !cluster.Status.Ready {
 			err = fmt.Errorf("the status is %+v", cluster.Status)
 		}
@@ -89,7 +121,13 @@ func (w *world) sharedCluster(name string, member *localkube.Plane) {
 // TestProfileAsServiceAccount: a tenant may write ConfigMaps in one namespace of a shared member, and tries to write
 // elsewhere, to take over the object of others, and to have the hub do what his ServiceAccount may no longer do.
 func TestProfileAsServiceAccount(t *testing.T) {
-	w := newWorld(t)
+	for mode, register := range map[string]func(*world, string, *localkube.Plane){"push": (*world).sharedCluster, "pull": (*world).sharedPullCluster} {
+		t.Run(mode, func(t *testing.T) { newWorld(t).attackSharedMember(t, register) })
+	}
+}
+
+func (w *world) attackSharedMember(t *testing.T, register func(w *world, name string, plane *localkube.Plane)) {
+	t.Helper()
 	plane := localkube.ForTest(t, localkube.Named("shared"))
 	member := w.clientFor(plane.Config)
 	const own, foreign = "tenant", "foreign"
@@ -104,7 +142,7 @@ func TestProfileAsServiceAccount(t *testing.T) {
 	} {
 		w.must(member.Create(t.Context(), obj))
 	}
-	w.sharedCluster("shared", plane)
+	register(w, "shared", plane)
 	tenant := w.tenant()
 	manifest := func(kind, namespace, name string) string {
 		return fmt.Sprintf("apiVersion: v1\nkind: %s\nmetadata: {namespace: %s, name: %s}\ndata: {text: bWluZQ==}\n---\n", kind, namespace, name)

@@ -1,12 +1,14 @@
 package attacks
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,8 +28,9 @@ func TestAgentDrivesTheHub(t *testing.T) {
 	tenant := w.tenant()
 	cluster := w.pullCluster(tenant, "edge")
 	w.must(tenant.Create(t.Context(), &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"},
-		Data:       map[string]string{"a": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, namespace: default}\n"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content", Annotations: map[string]string{libv1beta1.TemplateAnnotation: "ok"}},
+		Data: map[string]string{"a": `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "default"},
+			"data": {"cluster": "{{ .Cluster.status.version }}-{{ get .Cluster.status ` + "`apiVersions`" + ` }}"}}`},
 	}))
 	w.profile(tenant, "content", func(spec *configv1beta1.ProfileSpec) {
 		spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content"}}
@@ -64,6 +67,37 @@ func TestAgentDrivesTheHub(t *testing.T) {
 	// A reconcile writes the status. The attack takes 8 s or more: the burst of 20, and one in each 6 s.
 	if n := written.Load(); n > reports/2 {
 		t.Errorf("%d reports caused %d reconciles", reports, n)
+	}
+
+	generation := func() int64 {
+		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(group), group))
+		return group.Generation
+	}
+	first := generation()
+	for i := range reports {
+		before := cluster.DeepCopy()
+		cluster.Status.Version, cluster.Status.APIVersions = fmt.Sprintf("v1.34.%d", i), []string{fmt.Sprintf("attack%d/v1", i)}
+		w.must(agent.Status().Patch(t.Context(), cluster, client.MergeFrom(before)))
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-t.Context().Done():
+		}
+	}
+	want := fmt.Sprintf("v1.34.%d-[attack%[1]d/v1]", reports-1)
+	w.eventually("the content is rendered with the last version", func() error {
+		var rendered strings.Builder
+		for _, content := range w.content(w.ns) {
+			frame, err := zstd.NewReader(bytes.NewReader(content.Spec.Payload))
+			w.must(err)
+			_, err = frame.WriteTo(&rendered)
+			frame.Close()
+			w.must(err)
+		}
+		return wantText(rendered.String(), want)
+	})
+	// Each rendering with another version changes the group.
+	if n := generation() - first; n < 2 || n > reports/2 {
+		t.Errorf("%d changes of the version caused %d renderings", reports, n)
 	}
 
 	before := cluster.DeepCopy()

@@ -3,6 +3,7 @@ package attacks
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,8 +24,20 @@ func hostileContents() []hostileContent {
 		{"long", libv1beta1.TemplateAnnotation, "{{ range 1000000000000 }}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{{ end }}", "larger than"},
 		{"repeating", libv1beta1.TemplateAnnotation, `{{ repeat 2000000000 "x" }}`, "of memory"},
 		{"looping", libv1beta1.LuaAnnotation, "function evaluate() while true do end end", "steps"},
+		{"constants", libv1beta1.LuaAnnotation, manyConstants(100_000), "took longer than"},
 		{"allocating", libv1beta1.LuaAnnotation, "function evaluate() local t, list = {}, {}; for i = 1, 200 do list[i] = i end; for i = 1, 1e9 do t[i] = {unpack(list)} end end", "too much memory"},
 	}
+}
+
+// manyConstants returns a script with n constants. The compiler compares each one with all others.
+func manyConstants(n int) string {
+	var script strings.Builder
+	script.WriteString("function evaluate() return {")
+	for i := range n {
+		fmt.Fprintf(&script, "'%d',", i)
+	}
+	script.WriteString("} end")
+	return script.String()
 }
 
 // TestHostileContentOfATenant: a tenant has more contents that take all time or memory than the hub has processor
