@@ -1,5 +1,11 @@
 package bundle
 
+import (
+	"regexp"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
 // Deployed describes a bundle that a member holds, or is asked to hold.
 type Deployed struct {
 	ID ID `json:"id"`
@@ -21,6 +27,22 @@ type Deployed struct {
 	Report Report `json:"-"`
 	// Releases are the Helm releases of the bundle that was delivered last.
 	Releases []DeployedRelease `json:"-"`
+}
+
+// objectName matches names of objects, and several of them with slashes between them. A shell reads each as one word.
+var objectName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)*$`)
+
+// HasValidNames returns whether the names in the ID and the Owner are possible names of kinds, features and objects.
+// Those in the list of a member can be others. The hub uses them in requests, in labels and in commands that it
+// proposes to people.
+func (d Deployed) HasValidNames() bool {
+	for _, label := range []string{d.ID.RequestorKind, d.ID.Feature} {
+		if label == "" || len(validation.IsValidLabelValue(label)) > 0 {
+			return false
+		}
+	}
+	isOwner := d.Owner.Kind == "" && d.Owner.Name == "" || objectName.MatchString(d.Owner.Kind) && objectName.MatchString(d.Owner.Name)
+	return isOwner && objectName.MatchString(d.ID.RequestorName)
 }
 
 // DeployedRelease is a Helm release of a bundle that was delivered. Inputs, Revision, IsUpgrade and IsUnconfirmed are

@@ -95,14 +95,19 @@ func (t *PullTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bun
 
 func compareDeployed(a, b bundle.Deployed) int { return cmp.Compare(a.ID.String(), b.ID.String()) }
 
-// unrequestedOn returns the bundles that an agent lists on its Lease, see AgentSource.Unrequested. An invalid list is
-// ignored; the agent overwrites it.
+// unrequestedOn returns the bundles that an agent lists on its Lease, see AgentSource.Unrequested: each ID once, and at
+// most maxUnrequested, because each costs requests. An invalid list is ignored, and so are bundles with invalid names;
+// the agent overwrites the list.
 func unrequestedOn(lease *coordinationv1.Lease) []bundle.Deployed {
-	var all []bundle.Deployed
-	if text := lease.Annotations[kube.AnnotationUnrequested]; text != "" && json.Unmarshal([]byte(text), &all) != nil {
+	var listed, all []bundle.Deployed
+	if text := lease.Annotations[kube.AnnotationUnrequested]; text != "" && json.Unmarshal([]byte(text), &listed) != nil {
 		return nil
 	}
-	return slices.DeleteFunc(all, func(d bundle.Deployed) bool {
-		return d.ID.RequestorKind == "" || d.ID.RequestorName == "" || d.ID.Feature == ""
-	})
+	known := map[bundle.ID]bool{}
+	for _, d := range listed {
+		if len(all) < maxUnrequested && !known[d.ID] && d.HasValidNames() {
+			all, known[d.ID] = append(all, d), true
+		}
+	}
+	return all
 }

@@ -1,6 +1,8 @@
 package deliver
 
 import (
+	"context"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -36,6 +38,29 @@ func TestDeployedListsHelmReleases(t *testing.T) {
 	foreign := &libv1beta1.ConfigurationGroup{}
 	if deployed, _ := deployedOf(foreign); deployed.Releases != nil {
 		t.Errorf("of another hub: got %+v, want none", deployed.Releases)
+	}
+}
+
+// TestInvalidNamesAreNotListed lists bundles with names that the member chose. The hub proposes a command with the
+// names of summaries.
+func TestInvalidNamesAreNotListed(t *testing.T) {
+	t.Parallel()
+	engine := newMemberEngine()
+	want := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "web.a-b", Feature: "Helm"}
+	local := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "Sveltos/eu/eu-1/web", Feature: "Helm"}
+	for _, id := range []bundle.ID{
+		want, local, {RequestorKind: "ClusterSummary", RequestorName: "a; rm -rf /", Feature: "Helm"}, {RequestorKind: "ClusterSummary", RequestorName: "a$(b)", Feature: "Helm"},
+		{RequestorKind: "ClusterSummary", RequestorName: "--all", Feature: "Helm"}, {RequestorKind: "ClusterSummary", RequestorName: "../a", Feature: "Helm"},
+		{RequestorKind: "ClusterSummary", RequestorName: "a\nb", Feature: "Helm"}, {RequestorKind: "ClusterSummary", RequestorName: "web", Feature: "He lm"},
+		{RequestorKind: "a b", RequestorName: "web", Feature: "Helm"}, {RequestorKind: "ClusterSummary", Feature: "Helm"},
+	} {
+		engine.records[id] = bundle.Bundle{ID: id}
+	}
+	push := &PushTransport{Engines: func(context.Context, fleet.Member) (Engine, error) { return engine, nil }}
+	all, err := push.ListDeployed(t.Context(), fleet.Member{})
+	slices.SortFunc(all, compareDeployed)
+	if err != nil || len(all) != 2 || all[0].ID != local || all[1].ID != want {
+		t.Errorf("got %+v, %v, want only %s and %s", all, err, local, want)
 	}
 }
 

@@ -5,12 +5,18 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
@@ -199,4 +205,77 @@ func FuzzDecodeGroup(f *testing.F) {
 			}
 		})
 	})
+}
+
+// FuzzUnrequested reads the bundles that an agent lists on its Lease. The list is bounded, has each ID once and only
+// names of objects, and an agent can only set the fields that AgentSource.Unrequested sends.
+func FuzzUnrequested(f *testing.F) {
+	const entry = `{"id":{"requestorKind":"ClusterSummary","requestorName":"left","feature":"Helm"},"owner":{"kind":"Profile","name":"eu/left","tier":100},"hub":"uid","removing":true,"leave":true}`
+	f.Add("[" + entry + "]")
+	f.Add("[" + entry + "," + entry + "," + strings.ReplaceAll(entry, "left", "other") + "]")
+	var many []string
+	for i := range 2 * maxUnrequested {
+		many = append(many, strings.ReplaceAll(entry, "left", fmt.Sprintf("left-%d", i)))
+	}
+	f.Add("[" + strings.Join(many, ",") + "]")
+	f.Add(strings.Replace("["+entry+"]", `"hub"`, `"Requested":true,"report":{"State":"Applied"},"Releases":[{"Name":"a"}],"Inputs":"x","hub"`, 1))
+	f.Add(strings.Replace("["+entry+"]", "100", "99999999999999999999", 1))
+	f.Add(strings.Replace("["+entry+"]", "100", "1e400", 1))
+	f.Add(strings.Replace("["+entry+"]", `"left"`, `"../left\n"`, 1))
+	f.Add(strings.Replace("["+entry+"]", `"left"`, `"a; b $(c)"`, 1))
+	f.Add(strings.Replace("["+entry+"]", `"eu/left"`, `"eu/left/\u0000"`, 1))
+	f.Add(strings.Replace("["+entry+"]", `"Helm"`, `"`+strings.Repeat("H", 64)+`"`, 1))
+	f.Add(strings.Replace("["+entry+"]", `"Helm"`, "\"\xff\"", 1))
+	f.Add(`[{"id":{"id":` + strings.Repeat("[", 20_000))
+	f.Add("[" + strings.Repeat("{},", 20_000) + "{}]")
+	f.Add(`{"id":null}`)
+	f.Add("[null]")
+	f.Add("null")
+	f.Fuzz(func(t *testing.T, text string) {
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{kube.AnnotationUnrequested: text}}}
+		var listed []bundle.Deployed
+		fuzzing.Within(t, 16<<20+uint64(len(text))*2000, func() { listed = unrequestedOn(lease) })
+		if len(listed) > maxUnrequested {
+			t.Errorf("%d bundles, want at most %d", len(listed), maxUnrequested)
+		}
+		known := map[bundle.ID]bool{}
+		for _, d := range listed {
+			if known[d.ID] {
+				t.Errorf("%s is listed twice", d.ID)
+			}
+			known[d.ID] = true
+			checkUnrequested(t, d)
+		}
+		raw, err := json.Marshal(listed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lease.Annotations[kube.AnnotationUnrequested] = string(raw)
+		if diff := cmp.Diff(listed, unrequestedOn(lease), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("another list after encoding and decoding (-first +second):\n%s", diff)
+		}
+	})
+}
+
+// checkUnrequested checks that a bundle that an agent lists has names that the hub can use in labels, requests and
+// messages, and no fields that only the hub sets.
+func checkUnrequested(t *testing.T, d bundle.Deployed) {
+	t.Helper()
+	group := newGroup(fleet.Member{Namespace: "eu", Name: "eu-1", DeliveryNamespace: "eu"}, d.ID)
+	if id, ok := IDOf(group); !ok || id != d.ID {
+		t.Errorf("the group for %q is for %q", d.ID, id)
+	}
+	for key, value := range group.Labels {
+		if problems := validation.IsValidLabelValue(value); len(problems) > 0 {
+			t.Errorf("label %s=%q of the group: %s", key, value, problems)
+		}
+	}
+	for _, name := range []string{d.ID.String(), d.Owner.Kind, d.Owner.Name} {
+		if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) || strings.ContainsAny(name, " ;$`'\"|&<>*") || slices.Contains(strings.Split(name, "/"), "..") {
+			t.Errorf("the name %q is accepted", name)
+		}
+	}
+	if !cmp.Equal(d, bundle.Deployed{ID: d.ID, Owner: d.Owner, Hub: d.Hub, Removing: d.Removing, Orphan: d.Orphan}) {
+		t.Errorf("the agent has set more than it may: %+v", d)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
@@ -60,7 +61,8 @@ func (t *PushTransport) FindDeployed(ctx context.Context, m fleet.Member, id bun
 	return found, ok, nil
 }
 
-// ListDeployed lists the bundles in the inventory on m.
+// ListDeployed lists the bundles in the inventory on m, without those with invalid names: the administrators of the
+// member can write there.
 func (t *PushTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
 	engine, err := t.Engines(ctx, m)
 	if err != nil {
@@ -70,5 +72,5 @@ func (t *PushTransport) ListDeployed(ctx context.Context, m fleet.Member) ([]bun
 	if err != nil {
 		return nil, fmt.Errorf("list bundles on member %s: %w", m.Key(), err)
 	}
-	return all, nil
+	return slices.DeleteFunc(all, func(d bundle.Deployed) bool { return !d.HasValidNames() }), nil
 }

@@ -11,6 +11,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
 )
 
 // Selection is the parsed clusterSelector and clusterRefs of a profile. The zero value selects nothing.
@@ -70,7 +71,7 @@ func selectorOf(selector metav1.LabelSelector) (labels.Selector, error) {
 	}
 	parsed, err := metav1.LabelSelectorAsSelector(&selector)
 	if err != nil {
-		return nil, fmt.Errorf("spec.clusterSelector: %w", err)
+		return nil, fmt.Errorf("spec.clusterSelector: %s", kube.OneLine(err.Error())) // it has the keys as they are
 	}
 	return parsed, nil
 }

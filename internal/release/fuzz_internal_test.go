@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/towline/towline/internal/bundle"
@@ -92,6 +93,47 @@ func FuzzParseHook(f *testing.F) {
 			if len(ForEvent([]Hook{h, h}, event)) != 2 {
 				t.Errorf("event %q selects not all of its hooks", event)
 			}
+		}
+	})
+}
+
+// FuzzRecordMetadata reads the labels and the annotation of records, which anyone with access to Secrets of a member
+// can write. An accepted record has the name that its labels say.
+func FuzzRecordMetadata(f *testing.F) {
+	f.Add("sh.helm.release.v1.a.v2", "a", "2", "1767225600", "abc 2 true")
+	f.Add("sh.helm.release.v1.a.v2", "a", "02", "-9223372036854775808", "abc -1 false")
+	f.Add("sh.helm.release.v1..v0", "", "0", "99999999999999999999", "")
+	f.Add("sh.helm.release.v1.a.v1", "a", "99999999999999999999", "1e9", "a 99999999999999999999 true")
+	f.Add("sh.helm.release.v1.a.v9223372036854775807", "a", "9223372036854775807", "", "")
+	f.Add("sh.helm.release.v1.a.v-1", "a", "-1", "", "")
+	f.Add("a", "\xff", "-1", "\n", strings.Repeat("a", 20_000)+" 1 true")
+	f.Add("sh.helm.release.v1.a.v+1", "a", "+1", "", "a\n1\nt")
+	f.Add("sh.helm.release.v1.a.v1", "a", "1", "0", "a 0x10 T and more")
+	f.Fuzz(func(t *testing.T, secret, name, version, modified, annotation string) {
+		object := metav1.ObjectMeta{Namespace: "eu", Name: secret, Annotations: map[string]string{annotationRendering: annotation}, Labels: map[string]string{
+			labelOwner: ownerHelm, labelName: name, labelVersion: version, labelModifiedAt: modified, labelStatus: "deployed",
+		}}
+		fuzzing.Within(t, 16<<20+uint64(len(secret)+len(annotation))*2000, func() {
+			entry, ok := ParseEntry(object)
+			if ok && SecretName(name, entry.Revision) != secret {
+				t.Errorf("%q was read as revision %d of %q", secret, entry.Revision, entry.Name)
+			}
+			entry.Modified()
+			next := NextRendering([]Entry{entry}, "new", func(metav1.ObjectMeta) bool { return true })
+			if ok && (entry.Revision <= 0 || next.Revision <= 0 || next.Inputs != "new") {
+				t.Errorf("after revision %d comes %+v", entry.Revision, next)
+			}
+		})
+		rendering, ok := RenderingOf(object)
+		if !ok {
+			return
+		}
+		if rendering.Revision <= 0 || rendering.Inputs == "" {
+			t.Errorf("%q became %+v", annotation, rendering)
+		}
+		AnnotateRendering(object.Annotations, rendering)
+		if again, ok := RenderingOf(object); !ok || again != rendering {
+			t.Errorf("%q became %+v, and that %+v, %t", annotation, rendering, again, ok)
 		}
 	})
 }

@@ -71,12 +71,14 @@ type Entry struct {
 
 // ParseEntry reads the labels of a Secret. ok is false if the Secret is not a release record.
 func ParseEntry(secret metav1.ObjectMeta) (entry Entry, ok bool) {
-	revision, err := strconv.Atoi(secret.Labels[labelVersion])
+	// With 32 bits, a later revision is no overflow.
+	version, err := strconv.ParseInt(secret.Labels[labelVersion], 10, 32)
+	revision := int(version)
 	entry = Entry{
 		Key:      Key{Namespace: secret.Namespace, Name: secret.Labels[labelName]},
 		Revision: revision, Status: common.Status(secret.Labels[labelStatus]), Secret: secret,
 	}
-	return entry, err == nil && secret.Labels[labelOwner] == ownerHelm && secret.Name == SecretName(entry.Name, revision)
+	return entry, err == nil && revision > 0 && secret.Labels[labelOwner] == ownerHelm && secret.Name == SecretName(entry.Name, revision)
 }
 
 // Modified returns the time of the last write of the record: the label of Helm, or else the Secret's creation time.

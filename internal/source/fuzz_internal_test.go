@@ -3,19 +3,23 @@ package source
 import (
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/go-git/go-git/v5/plumbing"
 	corev1 "k8s.io/api/core/v1"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/archive"
+	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/test/fuzzing"
 )
 
@@ -215,6 +219,64 @@ func FuzzExpand(f *testing.F) {
 			t.Errorf("the result of %q is shared, and depends on the subject", text)
 		}
 	})
+}
+
+// FuzzSubstitute substitutes values in built objects. A value is inserted as it is, and the sandbox returns the same
+// result. As for FuzzExpand, costly inputs are left out.
+func FuzzSubstitute(f *testing.F) {
+	for _, text := range []string{
+		"a: {{ .value }}", `{{ index . "a-b" | quote }}`, "{{ .gone }}", "{{ .value.x }}", "{{ default (default .value .gone) .gone }}", `{{ get . "gone" | default (.value | default "x") }}`,
+		"${value:=${other:=x}}", "{{", "{{ .value", "}}", "{{ {{ .value }} }}", strings.Repeat("{{ .value }}", 5000), strings.Repeat("(", 5000), "{{ " + strings.Repeat("(", 5000), strings.Repeat("{{ if .value }}", 500),
+		"\xff{{ .value }}\xfe", "{{ \"\xff\" }}", `{{ fail .password }}`, `{{ .password | atoi }}`, `{{ index . .password }}`, `{{ range .password }}{{ end }}`, `{{ template .password }}`, `{{ .password.x }}`, `{{ fromJson .password }}`, `{{ mustRegexMatch .password "" }}`, `{{ mustToDate .password "" }}`,
+		`{{ define "a" }}{{ template "a" . }}{{ end }}{{ template "a" . }}`, `{{ getResource "a" }}`, `{{ env "HOME" }}`, `{{ set . "value" "x" }}`, `{{ unset . "value" }}`, "{{ 1e999 }}", "{{ 99999999999999999999 }}", `{{ tpl .value . }}`, "{{ break }}", "{{- /* a */ -}}", "{{ nil }}",
+	} {
+		f.Add(text, "b")
+	}
+	f.Add("{{ .value }}", "{{ .password }}")
+	f.Add("{{ fromJson .value }}", strings.Repeat("[", 20_000))
+	f.Add("{{ fromYaml .value }}", "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]")
+	f.Add("{{ .value | toString | trunc 2 }}", "\xff\x00\u2028\n---\n")
+	f.Fuzz(func(t *testing.T, text, value string) {
+		if isCostly(text) || isCostly(value) {
+			t.Skip("the sandbox stops such a template")
+		}
+		s := substitution{Texts: []Text{{"the first", text}, {"the second", "{{ .value }}"}}, Values: map[string]string{"value": value, "a-b": "c", "password": secretValue}}
+		var expanded []string
+		var err error
+		fuzzing.Within(t, 1<<30+uint64(len(text)+len(value))*20_000, func() { expanded, err = s.expand() })
+		if err != nil {
+			checkSubstitutionError(t, err, text+value)
+			return
+		}
+		if len(expanded) != 2 || len(expanded[0])+len(expanded[1]) > maxExpanded {
+			t.Fatalf("got %d texts, want 2 within the limit", len(expanded))
+		}
+		if expanded[1] != value {
+			t.Errorf("value %q was inserted as %q", value, expanded[1])
+		}
+		if !strings.Contains(text, "{{") && expanded[0] != text {
+			t.Errorf("%q is not a template, and became %q", text, expanded[0])
+		}
+		if !utf8.ValidString(text) || !utf8.ValidString(value) {
+			return // texts and values of objects are UTF-8
+		}
+		input, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := substituteInSandbox(input, nil); err != nil || !slices.Equal(again.([]string), expanded) {
+			t.Errorf("got %q, and in the sandbox %q, %v", expanded, again, err)
+		}
+	})
+}
+
+// checkSubstitutionError checks that an error names the text, and that it has no secret that input does not have.
+func checkSubstitutionError(t *testing.T, err error, input string) {
+	t.Helper()
+	if _, isInvalid := errors.AsType[phase.Invalid](err); !isInvalid || !strings.Contains(err.Error(), "the first") {
+		t.Errorf("got %v, want that the first text is invalid", err)
+	}
+	fuzzing.HidesSecret(t, err, []byte(input+secretValue), secretValue)
 }
 
 // isCostly returns whether a template can take much time or memory by a number in it, or by a costly function.
