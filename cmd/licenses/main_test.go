@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,5 +48,22 @@ func TestModulesNeedAKnownLicense(t *testing.T) {
 				t.Errorf("got %q and %d texts", l.ids, len(l.texts))
 			}
 		})
+	}
+}
+
+func TestTextsOfContainedModulesArePassedOn(t *testing.T) {
+	t.Parallel()
+	contained := []license{{module: module{Path: "example.com/a", Version: "v1.0.0"}, ids: []string{"ISC"}, texts: []string{"text of a\n"}}}
+	development := []license{{module: module{Path: "example.com/b", Version: "v2.0.0"}, ids: []string{"MIT", "Zlib"}, texts: []string{"text of b\n"}}}
+	var out bytes.Buffer
+	if err := write(&out, contained, development); err != nil {
+		t.Fatal(err)
+	}
+	first, second, _ := strings.Cut(out.String(), "It does not contain")
+	if !strings.Contains(first, "\nexample.com/a v1.0.0 (ISC)\n") || !strings.Contains(second, "\nexample.com/b v2.0.0 (MIT, Zlib)\n") {
+		t.Errorf("the modules are not listed:\n%s", out.String())
+	}
+	if !strings.Contains(second, "text of a") || strings.Contains(second, "text of b") {
+		t.Errorf("want only the text of a:\n%s", out.String())
 	}
 }
