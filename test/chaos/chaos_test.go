@@ -38,6 +38,7 @@ func TestChaos(t *testing.T) {
 		m.env[member.name] = environments()[i%len(environments())]
 		f.register(member, m.env[member.name])
 	}
+	f.prepareHub()
 	f.settle(m)
 	for number := range *rounds {
 		began := time.Now()

@@ -1,20 +1,23 @@
 package chaos
 
 import (
-	"cmp"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/status"
 )
 
 // reportInterval is the time between two reports of a fleet that has not settled.
@@ -23,10 +26,7 @@ const reportInterval = time.Minute
 // settle waits until the fleet is as the model says.
 func (f *fleet) settle(m *model) {
 	f.t.Helper()
-	for _, member := range f.members {
-		// What is wrong for good is found before the wait.
-		f.wantForeign(member)
-	}
+	f.wantIntact() // what is wrong for good is found before the wait
 	nextReport := time.Now().Add(reportInterval)
 	err := until(f.t.Context(), settleTimeout, func() error {
 		err := f.compare(m)
@@ -39,8 +39,9 @@ func (f *fleet) settle(m *model) {
 	if err != nil {
 		f.t.Fatalf("the fleet does not settle: %v", err)
 	}
+	f.wantIntact()
+	m.settled()
 	for _, member := range f.members {
-		f.wantForeign(member)
 		if _, isRegistered := m.env[member.name]; !isRegistered && member.agent != nil {
 			member.agent.stop() // its Deployment is deleted
 			member.agent = nil
@@ -48,12 +49,28 @@ func (f *fleet) settle(m *model) {
 	}
 }
 
+// wantIntact checks what cannot become right again: the objects of others, and hooks that ran twice.
+func (f *fleet) wantIntact() {
+	f.t.Helper()
+	f.wantForeign("hub", f.admin, f.foreign)
+	for _, member := range f.members {
+		f.wantForeign(member.name, member.admin, member.foreign)
+		if err := member.hooks.checkRepeated(); err != nil {
+			f.t.Fatalf("%s: %v", member.name, err)
+		}
+	}
+}
+
 // compare returns the differences between the fleet and the model.
 func (f *fleet) compare(m *model) error {
 	ctx := f.t.Context()
-	errs := []error{f.compareSummaries(ctx, m), f.compareProfiles(ctx, m), f.compareBundles(ctx)}
+	errs := []error{
+		f.compareSummaries(ctx, m), f.compareProfiles(ctx, m), f.compareConfigurations(ctx, m),
+		f.compareGroups(ctx, m), f.compareBundles(ctx),
+	}
 	for _, member := range f.members {
-		errs = append(errs, named(member.name, f.compareMember(ctx, m, member)), named(member.name, f.compareCluster(ctx, m, member)))
+		err := errors.Join(f.compareMember(ctx, m, member), f.compareCluster(ctx, m, member), f.compareLeftovers(ctx, m, member))
+		errs = append(errs, named(member.name, err))
 	}
 	return errors.Join(errs...)
 }
@@ -73,7 +90,7 @@ func (f *fleet) compareMember(ctx context.Context, m *model, on *member) error {
 	}
 	found := map[string]string{}
 	for _, object := range list.Items {
-		if _, isForeign := on.foreign[client.ObjectKeyFromObject(&object)]; !isForeign && object.Name != "kube-root-ca.crt" {
+		if !isForeign(&object) && object.Name != "kube-root-ca.crt" {
 			found[object.Name] = object.Data["text"]
 		}
 	}
@@ -86,7 +103,7 @@ func (f *fleet) compareMember(ctx context.Context, m *model, on *member) error {
 		if err == nil {
 			err = errors.New("the chart is still there")
 		}
-		return client.IgnoreNotFound(err)
+		return errors.Join(client.IgnoreNotFound(err), on.hooks.checkUninstalled(m.hadChart[on.name]))
 	}
 	if want := fmt.Sprint(m.chart); err == nil && edition.Data["edition"] != want {
 		err = fmt.Errorf("the chart has edition %s, want %s", edition.Data["edition"], want)
@@ -94,7 +111,7 @@ func (f *fleet) compareMember(ctx context.Context, m *model, on *member) error {
 	if err != nil {
 		return err
 	}
-	return on.hooks.check(m.chart)
+	return on.hooks.checkDeployed(m.chart)
 }
 
 // compareCluster compares the status of a SveltosCluster.
@@ -126,47 +143,123 @@ func (f *fleet) compareSummaries(ctx context.Context, m *model) error {
 		if len(summary.Status.FeatureSummaries) == 0 {
 			errs = append(errs, fmt.Errorf("%s has no status", summary.Name))
 		}
+		errs = append(errs, named(summary.Name, compareReleases(&summary)))
 		for _, feature := range summary.Status.FeatureSummaries {
 			if feature.Status != libv1beta1.FeatureStatusProvisioned {
 				errs = append(errs, fmt.Errorf("%s: %s is %s: %v", summary.Name, feature.FeatureID, feature.Status, feature.FailureMessage))
 			}
 		}
 	}
-	slices.Sort(found)
-	if diff := gocmp.Diff(m.summaries(), found); diff != "" {
-		errs = append(errs, fmt.Errorf("summaries (-want +got):\n%s", diff))
+	return errors.Join(append(errs, difference("summaries", m.summaries(), found))...)
+}
+
+// compareReleases compares the releases in the status of a summary.
+func compareReleases(summary *configv1beta1.ClusterSummary) error {
+	var want, found []string
+	if strings.HasPrefix(summary.Name, chartProfile+"-") {
+		want = []string{fmt.Sprintf("%[1]s/%[1]s is Managing", chartProfile)}
 	}
-	return errors.Join(errs...)
+	for _, r := range summary.Status.HelmReleaseSummaries {
+		found = append(found, fmt.Sprintf("%s/%s is %s%s%s", r.ReleaseNamespace, r.ReleaseName, r.Status, r.ConflictMessage, r.FailureMessage))
+	}
+	return difference("releases", want, found)
 }
 
 // compareProfiles compares the matches in the status of profiles.
 func (f *fleet) compareProfiles(ctx context.Context, m *model) error {
+	errs := []error{f.compareMatching(ctx, chartProfile, m.registered())}
 	for _, p := range m.profiles {
-		stored := &configv1beta1.ClusterProfile{}
-		err := f.admin.Get(ctx, client.ObjectKey{Name: p.name}, stored)
-		if p.isAbsent {
-			if apierrors.IsNotFound(err) {
-				continue
-			}
-			return cmp.Or(err, fmt.Errorf("profile %s still exists", p.name))
+		if !p.isAbsent {
+			errs = append(errs, f.compareMatching(ctx, p.name, m.matching(p)))
+			continue
 		}
-		if err != nil {
-			return err
+		err := f.admin.Get(ctx, client.ObjectKey{Name: p.name}, &configv1beta1.ClusterProfile{})
+		if err == nil {
+			err = fmt.Errorf("profile %s still exists", p.name)
 		}
-		var want, got []string
-		for name := range m.env {
-			if slices.Contains(m.selected(name), p) {
-				want = append(want, name)
-			}
+		errs = append(errs, client.IgnoreNotFound(err))
+	}
+	return errors.Join(errs...)
+}
+
+// compareMatching compares the clusters that the status of a profile lists.
+func (f *fleet) compareMatching(ctx context.Context, profile string, want []string) error {
+	stored := &configv1beta1.ClusterProfile{}
+	if err := f.admin.Get(ctx, client.ObjectKey{Name: profile}, stored); err != nil {
+		return err
+	}
+	var found []string
+	for _, matching := range stored.Status.MatchingClusters {
+		found = append(found, matching.Name)
+	}
+	return difference("clusters of profile "+profile, want, found)
+}
+
+// compareConfigurations compares the ClusterConfigurations.
+func (f *fleet) compareConfigurations(ctx context.Context, m *model) error {
+	var list configv1beta1.ClusterConfigurationList
+	if err := f.admin.List(ctx, &list); err != nil {
+		return err
+	}
+	var found []string
+	for i := range list.Items {
+		found = append(found, configurationLines(&list.Items[i])...)
+	}
+	return difference("ClusterConfigurations", m.deployed(), found)
+}
+
+// configurationLines returns a line with the name of a ClusterConfiguration, and one for each object and release in it.
+func configurationLines(configuration *configv1beta1.ClusterConfiguration) []string {
+	all := []string{configuration.Name}
+	status.EachDeployedFeature(configuration.Status, func(_, profile string, feature configv1beta1.DeployedFeature) {
+		prefix := fmt.Sprintf("%s %s %s: ", configuration.Name, profile, feature.FeatureID)
+		for _, r := range feature.Resources {
+			version := schema.GroupVersion{Group: r.Group, Version: r.Version}
+			all = append(all, fmt.Sprintf("%s%s %s %s/%s %s", prefix, version, r.Kind, r.Namespace, r.Name, r.DeploymentType))
 		}
-		for _, matching := range stored.Status.MatchingClusters {
-			got = append(got, matching.Name)
+		for _, c := range feature.Charts {
+			all = append(all, fmt.Sprintf("%srelease %s/%s %s", prefix, c.Namespace, c.ReleaseName, c.ChartVersion))
 		}
-		slices.Sort(want)
-		slices.Sort(got)
-		if !slices.Equal(want, got) {
-			return fmt.Errorf("profile %s matches %q, want %q", p.name, got, want)
+	})
+	return all
+}
+
+// compareGroups checks that there is one deployed group for each summary of a member in pull mode.
+func (f *fleet) compareGroups(ctx context.Context, m *model) error {
+	var list libv1beta1.ConfigurationGroupList
+	if err := f.admin.List(ctx, &list); err != nil {
+		return err
+	}
+	var want, found []string
+	for _, member := range f.members {
+		if !member.isPull {
+			continue
 		}
+		for _, summary := range m.summariesOf(member.name) {
+			want = append(want, summary+": Deploy, Provisioned")
+		}
+	}
+	for i := range list.Items {
+		found = append(found, groupLine(&list.Items[i]))
+	}
+	return difference("groups", want, found)
+}
+
+// groupLine returns the summary, the action and the state of a group.
+func groupLine(group *libv1beta1.ConfigurationGroup) string {
+	text := fmt.Sprintf("%s: %s, %s", group.Spec.SourceRef.Name, group.Spec.Action, group.Status.DeploymentStatus)
+	if group.Status.ObservedGeneration != group.Generation || !bytes.Equal(group.Status.ObservedRequestorHash, group.Spec.RequestorHash) {
+		text += " for an earlier request"
+	}
+	return text + group.Status.FailureMessage
+}
+
+// difference returns an error if the lists have different elements. It sorts them.
+func difference(what string, want, found []string) error {
+	slices.Sort(want)
+	slices.Sort(found)
+	if diff := gocmp.Diff(want, found, cmpopts.EquateEmpty()); diff != "" {
+		return fmt.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 	return nil
 }
@@ -181,22 +274,4 @@ func (f *fleet) compareBundles(ctx context.Context) error {
 		return fmt.Errorf("%d bundles are left on the hub", len(list.Items))
 	}
 	return nil
-}
-
-// wantForeign checks that the objects of others are as they were made.
-func (f *fleet) wantForeign(on *member) {
-	f.t.Helper()
-	for key, made := range on.foreign {
-		found := &corev1.ConfigMap{}
-		f.try("read an object of others", func() error {
-			err := on.admin.Get(f.t.Context(), key, found)
-			if apierrors.IsNotFound(err) {
-				f.t.Fatalf("%s: ConfigMap %s of others is deleted", on.name, key)
-			}
-			return err
-		})
-		if found.UID != made.UID || found.ResourceVersion != made.ResourceVersion {
-			f.t.Fatalf("%s: ConfigMap %s of others was changed: %+v", on.name, key, found)
-		}
-	}
 }

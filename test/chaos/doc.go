@@ -6,9 +6,11 @@
 // still run at their own speed. After a round:
 //
 //   - each member holds exactly the objects of the profiles that select it;
-//   - objects of others are as they were;
-//   - no hook ran twice for a revision of a release;
-//   - there is a summary for each match and no other one, and each status is true.
+//   - objects of others on the members and on the hub are as they were;
+//   - no hook ran twice for a revision of a release, or for an uninstallation;
+//   - there is a summary for each match, a group for each summary in pull mode, a ClusterConfiguration for each member,
+//     and no other one, and each status is true;
+//   - nothing of a member that left is on the member and on the hub, except for the documented objects.
 //
 // Start reading at TestChaos. Run it with `make chaos`.
 package chaos

@@ -52,10 +52,9 @@ type member struct {
 	// link leads from the agent to the hub, or from the hub to the member.
 	link *link
 	// agent is nil in push mode, and while the member is not registered.
-	agent *process
-	hooks *hookLog
-	// foreign has the objects of others as they were made, by namespace and name.
-	foreign map[client.ObjectKey]*corev1.ConfigMap
+	agent   *process
+	hooks   *hookLog
+	foreign foreignLog
 }
 
 // fleet is a hub with its members.
@@ -68,6 +67,7 @@ type fleet struct {
 	hubLink *link // leads from the hub to its own API server
 	charts  string
 	members []*member
+	foreign foreignLog // on the hub
 	// background waits for API servers that are being restarted.
 	background sync.WaitGroup
 }
@@ -75,7 +75,7 @@ type fleet struct {
 func newFleet(t *testing.T, names ...string) *fleet {
 	t.Helper()
 	planes := localkube.SeveralForTest(t, append([]string{"hub"}, names...))
-	f := &fleet{t: t, dir: t.TempDir(), plane: planes[0], admin: newAdmin(t, planes[0]), charts: serveChart(t)}
+	f := &fleet{t: t, dir: t.TempDir(), plane: planes[0], admin: newAdmin(t, planes[0]), charts: serveChart(t), foreign: foreignLog{}}
 	f.hubLink = newLink(t, "hub", hostOf(f.plane))
 	kubeconfig := f.linkedKubeconfig(f.plane, f.hubLink)
 	f.hub = run(t, "hub", []string{"KUBECONFIG=" + kubeconfig}, "towline", "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0",
@@ -105,7 +105,8 @@ func newAdmin(t *testing.T, plane *localkube.Plane) client.Client {
 
 func hostOf(plane *localkube.Plane) string { return strings.TrimPrefix(plane.Config.Host, "https://") }
 
-// serveChart starts a repository with the chart: a ConfigMap, and a hook before and one after each install and upgrade.
+// serveChart starts a repository with the chart: a ConfigMap, a hook before and one after each install and upgrade, and
+// a hook before the uninstallation.
 func serveChart(t *testing.T) string {
 	t.Helper()
 	const hook = `
@@ -113,7 +114,7 @@ apiVersion: batch/v1
 kind: Job
 metadata:
   name: %[1]s
-  annotations: {edition: "{{ .Values.edition }}", helm.sh/hook: "%[1]s-install,%[1]s-upgrade", helm.sh/hook-delete-policy: before-hook-creation}
+  annotations: {edition: "{{ .Values.edition }}", helm.sh/hook: "%[2]s", helm.sh/hook-delete-policy: before-hook-creation}
 spec:
   backoffLimit: 0
   template:
@@ -122,7 +123,9 @@ spec:
       containers: [{name: main, image: "example.com/hook:1"}]
 `
 	repository, err := examples.Repository(examples.Chart{Name: chartProfile, Files: map[string]string{
-		"templates/pre.yaml": fmt.Sprintf(hook, "pre"), "templates/post.yaml": fmt.Sprintf(hook, "post"),
+		"templates/pre.yaml":     fmt.Sprintf(hook, "pre", "pre-install,pre-upgrade"),
+		"templates/post.yaml":    fmt.Sprintf(hook, "post", "post-install,post-upgrade"),
+		"templates/delete.yaml":  fmt.Sprintf(hook, deleteHook, "pre-delete"),
 		"templates/edition.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: edition}\ndata: {edition: \"{{ .Values.edition }}\"}\n",
 	}})
 	if err != nil {
@@ -150,19 +153,29 @@ func (f *fleet) linkedKubeconfig(plane *localkube.Plane, through *link) string {
 	return path
 }
 
-// prepare makes the namespaces of a member and objects of others in them, beside those that the profiles deploy.
+// prepare makes the namespaces of a member and objects of others in them, beside those that the profiles deploy. On the
+// first member of each mode, the namespace of the agent also has objects of others.
 func (f *fleet) prepare(m *member) {
 	f.t.Helper()
-	m.foreign = map[client.ObjectKey]*corev1.ConfigMap{}
-	for _, namespace := range []string{site, chartProfile, "theirs"} {
+	m.foreign = foreignLog{}
+	namespaces := []string{site, chartProfile, "theirs"}
+	if strings.HasSuffix(m.name, "-1") {
+		namespaces = append(namespaces, kube.AgentNamespace)
+	}
+	for _, namespace := range namespaces {
 		f.try("create a namespace of "+m.name, func() error { return createNamespace(f.t.Context(), m.admin, namespace) })
-		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "theirs", Annotations: map[string]string{"owner": "others"}}, Data: map[string]string{"text": "not yours"}}
-		if err := m.admin.Create(f.t.Context(), object); err != nil {
-			f.t.Fatal(err)
-		}
-		m.foreign[client.ObjectKeyFromObject(object)] = object
+		f.createForeign(m.admin, m.foreign, namespace, "theirs")
 	}
 	m.hooks = watchHooks(f.t, m.plane)
+}
+
+// prepareHub makes objects of others on the hub, in the namespace of the clusters and in the delivery namespace of a
+// member that has one of its own. They have the name of the kubeconfig of a member in push mode.
+func (f *fleet) prepareHub() {
+	f.t.Helper()
+	const name = "pull-2-sveltos-kubeconfig"
+	f.createForeign(f.admin, f.foreign, clusters, name)
+	f.createForeign(f.admin, f.foreign, clusters+"--pull-2", name)
 }
 
 func createNamespace(ctx context.Context, c client.Client, name string) error {

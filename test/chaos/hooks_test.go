@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +17,9 @@ import (
 
 	"github.com/towline/towline/internal/localkube"
 )
+
+// deleteHook is the hook of the chart before an uninstallation.
+const deleteHook = "delete"
 
 // hookLog notes every Job that was created for a hook of the chart.
 type hookLog struct {
@@ -112,8 +116,9 @@ func (l *hookLog) reset() {
 	l.created = map[string][]types.UID{}
 }
 
-// check returns an error if a hook was created more than once for an edition, or not at all for the current one.
-func (l *hookLog) check(edition int) error {
+// checkRepeated returns an error if a hook was created more than once for an edition, or the hook of the uninstallation
+// more than once at all.
+func (l *hookLog) checkRepeated() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for key, uids := range l.created {
@@ -121,10 +126,45 @@ func (l *hookLog) check(edition int) error {
 			return fmt.Errorf("hook %s ran %d times", key, len(uids))
 		}
 	}
+	if count := l.count(deleteHook); count > 1 {
+		return fmt.Errorf("hook %s ran %d times", deleteHook, count)
+	}
+	return nil
+}
+
+// count returns how often a hook was created, for any edition. The caller holds mu.
+func (l *hookLog) count(hook string) int {
+	count := 0
+	for key, uids := range l.created {
+		if strings.HasPrefix(key, hook+" ") {
+			count += len(uids)
+		}
+	}
+	return count
+}
+
+// checkDeployed returns an error unless the hooks of the current edition ran, and that of an uninstallation did not.
+func (l *hookLog) checkDeployed(edition int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, hook := range []string{"pre", "post"} {
 		if key := fmt.Sprintf("%s %d", hook, edition); len(l.created[key]) != 1 {
-			return fmt.Errorf("hook %s did not run", key)
+			return fmt.Errorf("hook %s ran %d times, want once", key, len(l.created[key]))
 		}
+	}
+	if count := l.count(deleteHook); count != 0 {
+		return fmt.Errorf("hook %s of a release that is deployed ran %d times", deleteHook, count)
+	}
+	return nil
+}
+
+// checkUninstalled returns an error unless the hook of the uninstallation ran. It can only run for a release that was
+// deployed, and that is certain if the fleet had settled with it.
+func (l *hookLog) checkUninstalled(wasDeployed bool) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if count := l.count(deleteHook); wasDeployed && count != 1 {
+		return fmt.Errorf("hook %s ran %d times, want once", deleteHook, count)
 	}
 	return nil
 }

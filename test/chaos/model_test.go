@@ -34,10 +34,12 @@ type model struct {
 	chart int
 	// env has the label of each registered member, by its name.
 	env map[string]string
+	// hadChart has the members that were registered when the fleet last settled, so that they had the chart.
+	hadChart map[string]bool
 }
 
 func newModel() *model {
-	m := &model{env: map[string]string{}}
+	m := &model{env: map[string]string{}, hadChart: map[string]bool{}}
 	for i, env := range environments() {
 		m.profiles = append(m.profiles, &profile{name: fmt.Sprintf("content-%d", i), selects: env})
 	}
@@ -59,13 +61,63 @@ func (m *model) objects(member string) map[string]string {
 	return all
 }
 
+// matching returns the sorted names of the members that a profile selects.
+func (m *model) matching(p *profile) []string {
+	var all []string
+	for member := range m.env {
+		if slices.Contains(m.selected(member), p) {
+			all = append(all, member)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// registered returns the sorted names of the registered members, all of which have the chart.
+func (m *model) registered() []string { return slices.Sorted(maps.Keys(m.env)) }
+
+// settled notes that the fleet is as the model says.
+func (m *model) settled() {
+	clear(m.hadChart)
+	for member := range m.env {
+		m.hadChart[member] = true
+	}
+}
+
 // summaries returns the names of the ClusterSummaries that the hub must have.
 func (m *model) summaries() []string {
 	var all []string
 	for member := range m.env {
-		all = append(all, chartProfile+"-sveltos-"+member)
+		all = append(all, m.summariesOf(member)...)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// summariesOf returns the names of the ClusterSummaries of a member.
+func (m *model) summariesOf(member string) []string {
+	if _, isRegistered := m.env[member]; !isRegistered {
+		return nil
+	}
+	all := []string{summaryName(chartProfile, member)}
+	for _, p := range m.selected(member) {
+		all = append(all, summaryName(p.name, member))
+	}
+	return all
+}
+
+func summaryName(profile, member string) string { return profile + "-sveltos-" + member }
+
+// deployed returns the lines of the ClusterConfigurations that the hub must have: see configurationLines.
+func (m *model) deployed() []string {
+	var all []string
+	for member := range m.env {
+		prefix := "sveltos--" + member
+		all = append(all, prefix, fmt.Sprintf("%s %s Helm: release %[2]s/%[2]s 0.1.0", prefix, chartProfile))
 		for _, p := range m.selected(member) {
-			all = append(all, p.name+"-sveltos-"+member)
+			for name := range p.objects() {
+				all = append(all, fmt.Sprintf("%s %s Resources: v1 ConfigMap %s/%s Remote", prefix, p.name, site, name))
+			}
 		}
 	}
 	slices.Sort(all)

@@ -1,0 +1,108 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/towline/towline/internal/kube"
+)
+
+// ownerLabel is on all objects of others. Its value is foreignOwner.
+const (
+	ownerLabel   = "owner"
+	foreignOwner = "others"
+)
+
+// foreignLog has the objects of others on one cluster as they were made: uid and resourceVersion by kind and name.
+type foreignLog map[string]string
+
+// foreignObjects returns objects of others in a namespace. They have the marks that Sveltos and Helm set, and that
+// Towline sets beside its own ones.
+func foreignObjects(namespace, name string) []client.Object {
+	meta := metav1.ObjectMeta{
+		Namespace: namespace, Name: name,
+		Labels: map[string]string{ownerLabel: foreignOwner, kube.LabelReason: "Resources", "app.kubernetes.io/managed-by": "Helm"},
+		Annotations: map[string]string{
+			kube.AnnotationOwnerKind: "ClusterProfile", kube.AnnotationOwnerName: "content-0", kube.AnnotationReferenceKind: "ConfigMap",
+			kube.AnnotationReferenceNS: "default", kube.AnnotationReferenceName: "content-0", "meta.helm.sh/release-name": "theirs",
+		},
+	}
+	return []client.Object{
+		&corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{"text": "not yours"}},
+		&corev1.Secret{ObjectMeta: meta, Data: map[string][]byte{"text": []byte("not yours")}},
+		&corev1.ServiceAccount{ObjectMeta: meta},
+		&rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}}}},
+	}
+}
+
+func isForeign(object client.Object) bool { return object.GetLabels()[ownerLabel] == foreignOwner }
+
+// createForeign creates objects of others in a namespace that exists.
+func (f *fleet) createForeign(admin client.Client, made foreignLog, namespace, name string) {
+	f.t.Helper()
+	for _, object := range foreignObjects(namespace, name) {
+		f.try("create an object of others in namespace "+namespace, func() error { return admin.Create(f.t.Context(), object) })
+		kind, err := admin.GroupVersionKindFor(object)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		made.add(kind.Kind, object)
+	}
+}
+
+func (l foreignLog) add(kind string, object client.Object) {
+	l[describe(kind, object)] = fmt.Sprintf("uid %s, resourceVersion %s", object.GetUID(), object.GetResourceVersion())
+}
+
+// wantForeign checks that the objects of others on a cluster are as they were made.
+func (f *fleet) wantForeign(cluster string, admin client.Client, made foreignLog) {
+	f.t.Helper()
+	found := foreignLog{}
+	f.try("list the objects of others on "+cluster, func() error {
+		clear(found)
+		kinds := []schema.GroupVersionKind{core("ConfigMap"), core("Secret"), core("ServiceAccount"), rbac("Role")}
+		objects, err := listMetadata(f.t.Context(), admin, kinds, client.MatchingLabels{ownerLabel: foreignOwner})
+		for _, object := range objects {
+			found.add(object.Kind, &object)
+		}
+		return err
+	})
+	if diff := gocmp.Diff(made, found); diff != "" {
+		f.t.Fatalf("%s: objects of others (-made +found):\n%s", cluster, diff)
+	}
+}
+
+func core(kind string) schema.GroupVersionKind { return corev1.SchemeGroupVersion.WithKind(kind) }
+
+func rbac(kind string) schema.GroupVersionKind { return rbacv1.SchemeGroupVersion.WithKind(kind) }
+
+// describe returns kind, namespace and name of an object.
+func describe(kind string, object client.Object) string {
+	return kind + " " + client.ObjectKeyFromObject(object).String()
+}
+
+// listMetadata lists the metadata of all objects of some kinds. The objects have their kinds.
+func listMetadata(
+	ctx context.Context, admin client.Client, kinds []schema.GroupVersionKind, options ...client.ListOption,
+) ([]metav1.PartialObjectMetadata, error) {
+	var all []metav1.PartialObjectMetadata
+	for _, kind := range kinds {
+		list := &metav1.PartialObjectMetadataList{}
+		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+		if err := admin.List(ctx, list, options...); err != nil {
+			return nil, fmt.Errorf("list objects of kind %s: %w", kind.Kind, err)
+		}
+		for i := range list.Items {
+			list.Items[i].SetGroupVersionKind(kind)
+		}
+		all = append(all, list.Items...)
+	}
+	return all, nil
+}
