@@ -10,11 +10,13 @@ package egress
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
+	"net/textproto"
 	"net/url"
 	"os"
 	"slices"
@@ -80,14 +82,18 @@ func DefaultDenied() []string {
 	return denied
 }
 
-// ApplyTo makes a transport follow the policy. It keeps transport.Proxy, or sets the proxies of the environment. A
-// connection through a proxy is checked by host name only, because the proxy resolves the name.
-func (p *Policy) ApplyTo(transport *http.Transport, dialer *net.Dialer) {
-	proxy := transport.Proxy
+// Transport sends requests according to a Policy. Its errors do not repeat what the server, or a proxy, has answered: a
+// user could otherwise read the first words of services that are not meant for him.
+type Transport struct{ *http.Transport }
+
+// Transport makes base follow the policy, and returns it. It keeps base.Proxy, or sets the proxies of the environment.
+// A connection through a proxy is checked by host name only, because the proxy resolves the name.
+func (p *Policy) Transport(base *http.Transport, dialer *net.Dialer) Transport {
+	proxy := base.Proxy
 	if proxy == nil {
 		proxy = http.ProxyFromEnvironment
 	}
-	transport.Proxy = func(request *http.Request) (*url.URL, error) {
+	base.Proxy = func(request *http.Request) (*url.URL, error) {
 		// Dial gets the address of the proxy. So the host of the request is checked here, before a proxy is selected.
 		if err := p.checkHost(request.URL.Hostname()); err != nil {
 			return nil, err
@@ -97,9 +103,49 @@ func (p *Policy) ApplyTo(transport *http.Transport, dialer *net.Dialer) {
 		}
 		return proxy(request)
 	}
-	transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+	base.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		return p.Dial(ctx, dialer, network, address)
 	}
+	base.OnProxyConnectResponse = func(_ context.Context, _ *url.URL, _ *http.Request, response *http.Response) error {
+		if response.StatusCode == http.StatusOK {
+			return nil
+		}
+		// net/http would return the reason phrase of the proxy.
+		return fmt.Errorf("the proxy answered %d %s", response.StatusCode, http.StatusText(response.StatusCode))
+	}
+	return Transport{base}
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t Transport) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := t.Transport.RoundTrip(request)
+	if err != nil {
+		return nil, withoutResponse(err)
+	}
+	return response, nil
+}
+
+// WrappedRoundTripper returns the wrapped transport, as client-go's transport utilities expect.
+func (t Transport) WrappedRoundTripper() http.RoundTripper { return t.Transport }
+
+// ErrInvalidResponse is the error for a response that is not HTTP.
+var ErrInvalidResponse = errors.New("the server returned an invalid response")
+
+// withoutResponse returns err, or ErrInvalidResponse if err repeats a part of a response. net/http quotes such parts, or
+// returns them as a textproto.ProtocolError.
+func withoutResponse(err error) error {
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		if op.Op != "proxyconnect" {
+			return err
+		}
+		return fmt.Errorf("connect to the proxy: %w", withoutResponse(op.Err))
+	}
+	_, isCertificate := errors.AsType[*tls.CertificateVerificationError](err)
+	_, isHeader := errors.AsType[textproto.ProtocolError](err)
+	if isCertificate || errors.Is(err, ErrDenied) || !isHeader && !strings.Contains(err.Error(), `"`) {
+		return err
+	}
+	return ErrInvalidResponse
 }
 
 // Dial connects to an address with dialer, if the policy allows it. The proxies of the environment are always allowed.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -15,8 +16,11 @@ import (
 // get requests a URL under a policy.
 func get(t *testing.T, p *egress.Policy, address string) error {
 	t.Helper()
-	transport := &http.Transport{}
-	p.ApplyTo(transport, &net.Dialer{Timeout: 10 * time.Second})
+	return getBy(t, p.Transport(&http.Transport{}, &net.Dialer{Timeout: 10 * time.Second}), address)
+}
+
+func getBy(t *testing.T, transport egress.Transport, address string) error {
+	t.Helper()
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, nil)
 	if err != nil {
@@ -105,6 +109,43 @@ func TestProxyOfTheEnvironment(t *testing.T) {
 	_ = connection.Close()
 	if err := get(t, p, "http://example.org"); !errors.Is(err, egress.ErrDenied) {
 		t.Errorf("got error %v", err)
+	}
+}
+
+// TestErrorsRepeatNoResponse requests services that are not meant for users, directly and as proxies.
+func TestErrorsRepeatNoResponse(t *testing.T) {
+	t.Parallel()
+	const secret = "internal-secret"
+	for name, answer := range map[string]string{
+		"no HTTP":           "-ERR " + secret + "\r\n",
+		"status code":       "HTTP/1.1 " + secret + " OK\r\n\r\n",
+		"header":            "HTTP/1.1 200 OK\r\n" + secret + "\r\n\r\n",
+		"length":            "HTTP/1.1 200 OK\r\nContent-Length: " + secret + "\r\n\r\n",
+		"transfer encoding": "HTTP/1.1 200 OK\r\nTransfer-Encoding: " + secret + "\r\n\r\n",
+		"reason":            "HTTP/1.1 407 " + secret + "\r\nContent-Length: 0\r\n\r\n",
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			connection, _, err := http.NewResponseController(w).Hijack()
+			if err == nil {
+				_, err = connection.Write([]byte(answer))
+				_ = connection.Close()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}))
+		t.Cleanup(server.Close)
+		proxy, err := url.Parse(server.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		byProxy := egress.Default().Transport(&http.Transport{Proxy: http.ProxyURL(proxy)}, &net.Dialer{Timeout: 10 * time.Second})
+		if err := getBy(t, byProxy, "https://192.0.2.1"); err == nil || strings.Contains(err.Error(), secret) {
+			t.Errorf("%s, as a proxy: got error %v", name, err)
+		}
+		if err := get(t, egress.Default(), server.URL); name != "reason" && !errors.Is(err, egress.ErrInvalidResponse) {
+			t.Errorf("%s: got error %v, want ErrInvalidResponse", name, err)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"regexp"
 	"strings"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 
+	"github.com/towline/towline/internal/egress"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -60,16 +62,24 @@ func (c *Clients) setTransport(config *rest.Config, proxyHeader http.Header) err
 		TLSHandshakeTimeout: handshakeTimeout,
 		MaxIdleConnsPerHost: maxIdlePerHost,
 	}
-	c.egress.ApplyTo(transport, &net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout})
+	prefix := ""
+	if server, _, err := rest.DefaultServerUrlFor(config); err == nil {
+		prefix = strings.TrimSuffix(server.Path, "/")
+	}
+	limited := c.egress.Transport(utilnet.SetTransportDefaults(transport), &net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout})
 	config.TLSClientConfig, config.Proxy = rest.TLSClientConfig{}, nil
-	config.Transport = statusTransport{utilnet.SetTransportDefaults(transport)}
+	config.Transport = statusTransport{Transport: limited, prefix: prefix}
 	return nil
 }
 
 // statusTransport replaces the body of an error response unless the body is a Status of Kubernetes. client-go makes the
 // body a part of the error, and the hub writes the error to the status of the cluster. Otherwise a user could read the
-// responses of internal servers by registering their addresses as clusters.
-type statusTransport struct{ *http.Transport }
+// responses of internal servers by registering their addresses as clusters, or by a cluster that redirects to them.
+type statusTransport struct {
+	egress.Transport
+	// prefix is the path of the API server's URL.
+	prefix string
+}
 
 // RoundTrip implements http.RoundTripper.
 func (t statusTransport) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -77,9 +87,16 @@ func (t statusTransport) RoundTrip(request *http.Request) (*http.Response, error
 	if err != nil {
 		return response, err
 	}
+	if response.Header.Get("Location") != "" && response.StatusCode/100 == 3 {
+		response.Body.Close()
+		return nil, fmt.Errorf("the server answered %d %s: it redirects, which API servers do not", response.StatusCode, http.StatusText(response.StatusCode))
+	}
 	if response.StatusCode < http.StatusBadRequest {
 		if request.URL.Query().Get("watch") == "" && response.StatusCode != http.StatusSwitchingProtocols {
 			response.Body = kube.NewBudget(maxResponse, maxValues, errTooLong).Limit(response.Body)
+			if isObjectPath(strings.TrimPrefix(request.URL.Path, t.prefix)) {
+				response.Body = kube.RequireObject(response.Body)
+			}
 		}
 		return response, nil
 	}
@@ -116,9 +133,6 @@ func withoutProtobuf(request *http.Request) *http.Request {
 	return changed
 }
 
-// WrappedRoundTripper returns the wrapped transport, as client-go's transport utilities expect.
-func (t statusTransport) WrappedRoundTripper() http.RoundTripper { return t.Transport }
-
 // isStatus returns whether the body of a response is a Status of Kubernetes, in JSON or in Protobuf.
 func isStatus(body []byte) bool {
 	var kind struct{ Kind, APIVersion string }
@@ -126,6 +140,17 @@ func isStatus(body []byte) bool {
 		return kind.Kind == "Status" && kind.APIVersion == "v1"
 	}
 	return bytes.HasPrefix(body, []byte("k8s\x00"))
+}
+
+// The paths of objects and lists of an API server, and of the logs of pods, which are text.
+var (
+	objectPaths = regexp.MustCompile(`^(/api/v1|/apis/[^/]+/[^/]+)/.`)
+	podLogs     = regexp.MustCompile(`^/api/v1/namespaces/[^/]+/pods/[^/]+/log$`)
+)
+
+// isObjectPath returns whether the response to a request for a path of an API server is an object or a list of objects.
+func isObjectPath(path string) bool {
+	return objectPaths.MatchString(path) && !podLogs.MatchString(path)
 }
 
 // isHealthRequest returns whether a request is for the health of an API server. The response is text, from which

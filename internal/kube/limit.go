@@ -47,11 +47,10 @@ func (b *Budget) Err() error {
 }
 
 type limitedBody struct {
-	body   io.ReadCloser
-	budget *Budget
-	// isStarted is true after the first byte, and inString and isEscaped are the state of JSON after the bytes that were
-	// read.
-	isStarted, inString, isEscaped bool
+	body      io.ReadCloser
+	budget    *Budget
+	isStarted bool // after the first byte
+	scanner   jsonScanner
 }
 
 // Read implements io.Reader.
@@ -68,30 +67,95 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 			return 0, errProtobuf
 		}
 	}
-	b.budget.values.Add(-b.countValues(p[:n]))
+	values := b.scanner.values
+	b.scanner.scan(p[:n])
+	b.budget.values.Add(values - b.scanner.values)
 	if b.budget.Err() != nil {
 		return int(min(int64(n), left)), b.budget.exceeded
 	}
 	return n, err
 }
 
-// countValues returns the number of characters outside of strings with which a JSON value can begin in an array, or a
-// field in an object.
-func (b *limitedBody) countValues(text []byte) (count int64) {
-	for _, c := range text {
+// jsonScanner scans JSON in parts, without decoding it.
+type jsonScanner struct {
+	// values counts the characters outside of strings with which a value can begin in an array, or a field in an object.
+	values int64
+	// hasKind and hasVersion are true if the outermost object has the fields kind and apiVersion.
+	hasKind, hasVersion bool
+
+	// depth is the number of objects and arrays around the current character.
+	depth               int
+	inString, isEscaped bool
+	// text is the start of the current string, if it can be the name of a field of the outermost object.
+	text []byte
+}
+
+// These are the fields that each object and list of Kubernetes has.
+const (
+	fieldKind    = "kind"
+	fieldVersion = "apiVersion"
+)
+
+func (s *jsonScanner) scan(part []byte) {
+	for _, c := range part {
 		switch {
-		case b.isEscaped:
-			b.isEscaped = false
-		case b.inString:
-			b.inString, b.isEscaped = c != '"', c == '\\'
+		case s.inString:
+			s.scanString(c)
 		case c == '"':
-			b.inString = true
-		case c == '{' || c == '[' || c == ',':
-			count++
+			s.inString, s.text = true, s.text[:0]
+		case c == '{' || c == '[':
+			s.values++
+			s.depth++
+		case c == '}' || c == ']':
+			s.depth--
+		case c == ',':
+			s.values++
+		case c == ':' && s.depth == 1:
+			s.hasKind = s.hasKind || string(s.text) == fieldKind
+			s.hasVersion = s.hasVersion || string(s.text) == fieldVersion
 		}
 	}
-	return count
+}
+
+// scanString scans a character in a string.
+func (s *jsonScanner) scanString(c byte) {
+	switch {
+	case s.isEscaped:
+		s.isEscaped = false
+	case c == '"':
+		s.inString = false
+		return
+	case c == '\\':
+		s.isEscaped = true
+	}
+	if len(s.text) <= len(fieldVersion) {
+		s.text = append(s.text, c)
+	}
 }
 
 // Close closes the body.
 func (b *limitedBody) Close() error { return b.body.Close() }
+
+// errNoObject is the error for a response that is no object of Kubernetes. The errors of client-go would have its text.
+var errNoObject = errors.New("the server returned something else than an object of Kubernetes")
+
+// RequireObject returns a body that fails at its end if it is JSON, or other text, without the fields kind and apiVersion.
+// client-go makes such a body a part of its error.
+func RequireObject(body io.ReadCloser) io.ReadCloser { return &objectBody{ReadCloser: body} }
+
+type objectBody struct {
+	io.ReadCloser
+	isStarted bool // after the first byte
+	scanner   jsonScanner
+}
+
+// Read implements io.Reader.
+func (b *objectBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.isStarted = b.isStarted || n > 0
+	b.scanner.scan(p[:n])
+	if err == io.EOF && b.isStarted && !(b.scanner.hasKind && b.scanner.hasVersion) { //nolint:errorlint // io.Reader returns io.EOF itself
+		return 0, errNoObject
+	}
+	return n, err
+}

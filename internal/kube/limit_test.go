@@ -6,6 +6,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/towline/towline/internal/kube"
 )
@@ -29,6 +30,28 @@ func TestBudget(t *testing.T) {
 		_, err := io.ReadAll(budget.Limit(io.NopCloser(strings.NewReader(test.body))))
 		if got := errorText(err); got != test.wantErr {
 			t.Errorf("%s: got error %q, want %q", name, got, test.wantErr)
+		}
+	}
+}
+
+func TestRequireObject(t *testing.T) {
+	t.Parallel()
+	for body, isObject := range map[string]bool{
+		`{"kind":"List","apiVersion":"v1"}`:                                             true,
+		` {"items":[{"a":"\\\"kind"}], "apiVersion" : "v1", "metadata":{}, "kind":"A"}`: true,
+		"":                                     true, // a response without a body
+		`{"password":"kind"}`:                  false,
+		`{"a":{"kind":"A","apiVersion":"v1"}}`: false,
+		`[{"kind":"A","apiVersion":"v1"}]`:     false,
+		`{"kind":"A"}`:                         false,
+		`{"a":"\"kind\":1,\"apiVersion\":2"}`:  false,
+		"kind: A\napiVersion: v1\n":            false,
+	} {
+		for name, reader := range map[string]io.Reader{"whole": strings.NewReader(body), "by bytes": iotest.OneByteReader(strings.NewReader(body))} {
+			raw, err := io.ReadAll(kube.RequireObject(io.NopCloser(reader)))
+			if (err == nil) != isObject || isObject && string(raw) != body {
+				t.Errorf("%s, %s: got %q and error %v", body, name, raw, err)
+			}
 		}
 	}
 }

@@ -175,7 +175,7 @@ func (r *remoteRequest) do(request *http.Request) (*http.Response, error) {
 	request.Header.Set("User-Agent", "towline")
 	response, err := r.client.Do(request)
 	if err != nil {
-		return nil, requestError(err)
+		return nil, stableError(err)
 	}
 	isConditional := request.Header.Get("If-None-Match") != ""
 	if response.StatusCode == http.StatusOK || response.StatusCode == http.StatusNotModified && isConditional {
@@ -183,15 +183,6 @@ func (r *remoteRequest) do(request *http.Request) (*http.Response, error) {
 	}
 	response.Body.Close()
 	return nil, statusError(response.StatusCode)
-}
-
-// requestError returns the error of a request without texts of the server.
-func requestError(err error) error {
-	err = stableError(err)
-	if text := err.Error(); strings.Contains(text, "malformed") || strings.Contains(text, "failed to parse") {
-		return errors.New("the server returned an invalid response")
-	}
-	return err
 }
 
 // statusError returns the error for the status of a response. It has no text of the server.

@@ -124,7 +124,7 @@ func registryError(err error) error {
 		return statusError(response.StatusCode)
 	}
 	if _, ok := errors.AsType[*url.Error](err); ok || isNetworkError(err) {
-		return requestError(err)
+		return stableError(err)
 	}
 	if errors.Is(err, auth.ErrBasicCredentialNotFound) {
 		return errors.New("the registry asks for a login, and there is none")

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/towline/towline/internal/egress"
@@ -37,7 +38,7 @@ const (
 )
 
 // newTransport returns a transport for one fetch; the caller closes its idle connections.
-func newTransport(login Login, policy *egress.Policy) (*http.Transport, error) {
+func newTransport(login Login, policy *egress.Policy) (egress.Transport, error) {
 	config := &tls.Config{
 		MinVersion: tls.VersionTLS12,
 		// A profile can set it for one repository.
@@ -46,7 +47,7 @@ func newTransport(login Login, policy *egress.Policy) (*http.Transport, error) {
 	if len(login.CA) > 0 {
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(login.CA) {
-			return nil, phase.Invalidf("the repository's CA is not PEM")
+			return egress.Transport{}, phase.Invalidf("the repository's CA is not PEM")
 		}
 	}
 	transport := &http.Transport{
@@ -55,13 +56,12 @@ func newTransport(login Login, policy *egress.Policy) (*http.Transport, error) {
 		ResponseHeaderTimeout: headerTimeout,
 		ForceAttemptHTTP2:     true,
 	}
-	policy.ApplyTo(transport, &net.Dialer{Timeout: dialTimeout})
-	return transport, nil
+	return policy.Transport(transport, &net.Dialer{Timeout: dialTimeout}), nil
 }
 
 // countedTransport counts the bytes of all responses.
 type countedTransport struct {
-	next     *http.Transport
+	next     egress.Transport
 	download *remoteDownload
 }
 
@@ -109,10 +109,14 @@ func isNetworkError(err error) bool {
 	return isNetwork || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
-// stableError returns err without repetitions and without parts that differ between attempts, such as a local port.
+// stableError returns the error of a request without repetitions, without texts of the server, and without parts that
+// differ between attempts, such as a local port.
 func stableError(err error) error {
 	if asked, ok := errors.AsType[*url.Error](err); ok {
 		err = asked.Err
+	}
+	if strings.HasPrefix(err.Error(), "failed to parse Location header") {
+		return egress.ErrInvalidResponse // the error of http.Client has the header
 	}
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		if op.Op == "dial" && op.Addr != nil {

@@ -19,6 +19,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
@@ -86,6 +87,9 @@ func TestResponsesAreNotRepeated(t *testing.T) {
 		"error": func(rw http.ResponseWriter, _ *http.Request) {
 			http.Error(rw, `{"errors":[{"code":"DENIED","message":"`+internalText+`"}]}`, http.StatusForbidden)
 		},
+		"no-http":     bytesOf("-ERR " + internalText + "\r\n"),
+		"status-code": bytesOf("HTTP/1.1 " + internalText + "\r\n\r\n"),
+		"location":    bytesOf("HTTP/1.1 302 Found\r\nLocation: http://%zz" + internalText + "\r\nContent-Length: 0\r\n\r\n"),
 	} {
 		server := w.listen(handler)
 		host := strings.TrimPrefix(server.URL, "http://")
@@ -96,6 +100,16 @@ func TestResponsesAreNotRepeated(t *testing.T) {
 			if message := w.failure(name+"-"+kind, nil); strings.Contains(message, internalText) {
 				t.Errorf("%s %s: the status has the response: %s", name, kind, message)
 			}
+		}
+	}
+}
+
+// bytesOf returns a handler that answers without HTTP.
+func bytesOf(answer string) http.HandlerFunc {
+	return func(rw http.ResponseWriter, _ *http.Request) {
+		if connection, _, err := http.NewResponseController(rw).Hijack(); err == nil {
+			_, _ = connection.Write([]byte(answer))
+			_ = connection.Close()
 		}
 	}
 }
@@ -113,6 +127,9 @@ func TestEndpointsOfClusters(t *testing.T) {
 	}))
 	t.Cleanup(internal.Close)
 	ca := certificateOf(internal)
+	banner, refusing := w.listen(bytesOf("-ERR "+internalText+"\r\n")), w.listen(bytesOf("HTTP/1.1 407 "+internalText+"\r\nContent-Length: 0\r\n\r\n"))
+	redirecting := httptest.NewTLSServer(http.RedirectHandler(internal.URL+"/"+internalText, http.StatusFound))
+	t.Cleanup(redirecting.Close)
 	for name, test := range map[string]struct {
 		cluster clientcmdapi.Cluster
 		want    string
@@ -122,6 +139,9 @@ func TestEndpointsOfClusters(t *testing.T) {
 		"denied":        {clientcmdapi.Cluster{Server: strings.Replace(denied.URL, "http", "https", 1)}, "does not connect to this address"},
 		"metadata":      {clientcmdapi.Cluster{Server: "https://169.254.169.254"}, "does not connect to this address"},
 		"by-a-proxy":    {clientcmdapi.Cluster{Server: "https://example.com", ProxyURL: denied.URL}, "does not connect to this address"},
+		"their-banner":  {clientcmdapi.Cluster{Server: "https://192.0.2.1", ProxyURL: banner.URL}, "invalid response"},
+		"their-reason":  {clientcmdapi.Cluster{Server: "https://192.0.2.1", ProxyURL: refusing.URL}, "the proxy answered 407"},
+		"redirected":    {clientcmdapi.Cluster{Server: redirecting.URL, CertificateAuthorityData: certificateOf(redirecting)}, "it redirects"},
 		"their-service": {clientcmdapi.Cluster{Server: internal.URL, CertificateAuthorityData: ca}, "an error on the server"},
 	} {
 		cluster := w.pushCluster(name, test.cluster)
@@ -141,6 +161,56 @@ func TestEndpointsOfClusters(t *testing.T) {
 	}
 	if n := reached.Load(); n > 0 {
 		t.Errorf("the denied server got %d requests", n)
+	}
+}
+
+// TestResponsesOfMembersAreNotRepeated: the owner of a cluster has it answer the discovery, and redirect all else to a
+// server that is not meant for users. Or that server is the cluster, and returns JSON for all paths.
+func TestResponsesOfMembersAreNotRepeated(t *testing.T) {
+	w := newWorld(t)
+	tenant := w.tenant()
+	internal := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("Content-Type", "application/json")
+		_, _ = fmt.Fprintf(rw, `{"password": %q}`, internalText)
+	}))
+	t.Cleanup(internal.Close)
+	discovery := map[string]string{
+		"/version": `{"gitVersion":"v1.34.0"}`,
+		"/api":     `{"kind":"APIVersions","versions":["v1"]}`,
+		"/apis":    `{"kind":"APIGroupList","apiVersion":"v1","groups":[]}`,
+		"/api/v1":  `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"configmaps","namespaced":true,"kind":"ConfigMap","verbs":["list","get","patch"]}]}`,
+	}
+	w.must(tenant.Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"},
+		Data:       map[string]string{"a": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, namespace: default}\n"},
+	}))
+	for name, test := range map[string]struct {
+		other http.Handler
+		want  string
+	}{
+		"redirecting": {http.RedirectHandler(internal.URL+"/config", http.StatusFound), "it redirects"},
+		"direct":      {internal.Config.Handler, "something else than an object"},
+	} {
+		server := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			if reply, ok := discovery[r.URL.Path]; ok {
+				rw.Header().Set("Content-Type", "application/json")
+				_, _ = fmt.Fprint(rw, reply)
+				return
+			}
+			test.other.ServeHTTP(rw, r)
+		}))
+		t.Cleanup(server.Close)
+		cluster := w.pushCluster(name, clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: certificateOf(server)})
+		before := cluster.DeepCopy()
+		cluster.Labels = map[string]string{"test": w.ns + name}
+		w.must(w.Patch(t.Context(), cluster, client.MergeFrom(before)))
+		w.profile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
+			spec.ClusterSelector.MatchLabels = cluster.Labels
+			spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content"}}
+		})
+		if message := w.failure(name, saying(test.want)); strings.Contains(message, internalText) {
+			t.Errorf("%s: the status has the response: %s", name, message)
+		}
 	}
 }
 
