@@ -139,8 +139,8 @@ func (b *limitedBody) Close() error { return b.body.Close() }
 // errNoObject is the error for a response that is no object of Kubernetes. The errors of client-go would have its text.
 var errNoObject = errors.New("the server returned something else than an object of Kubernetes")
 
-// RequireObject returns a body that fails at its end if it has not the fields kind and apiVersion of an object. client-go
-// makes such a body a part of its error.
+// RequireObject returns a body that fails at its end if it lacks the fields kind and apiVersion. client-go makes such a
+// body a part of its error.
 func RequireObject(body io.ReadCloser) io.ReadCloser { return &objectBody{ReadCloser: body} }
 
 type objectBody struct {
