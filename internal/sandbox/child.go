@@ -133,7 +133,8 @@ func (c *child) kill() {
 // limitTime kills the child when it has used limit of processor time, or after maxWait times limit. stop ends this, and
 // returns false if the child was killed.
 func (c *child) limitTime(limit time.Duration) (stop func() bool) {
-	start, usedBefore := time.Now(), c.processorTime()
+	start := time.Now()
+	usedBefore, _ := c.processorTime()
 	ended, isInTime := make(chan struct{}), make(chan bool, 1)
 	go func() {
 		for rest := limit; rest > 0; {
@@ -145,7 +146,7 @@ func (c *child) limitTime(limit time.Duration) (stop func() bool) {
 			}
 			elapsed := time.Since(start)
 			rest = maxWait*limit - elapsed
-			if used := c.processorTime(); used > 0 {
+			if used, ok := c.processorTime(); ok {
 				rest = min(rest, limit-(used-usedBefore))
 			} else {
 				rest = 0 // the child has ended, or the system has no /proc
@@ -160,17 +161,18 @@ func (c *child) limitTime(limit time.Duration) (stop func() bool) {
 	}
 }
 
-// processorTime returns the processor time that the child has used, or zero if the system has no /proc.
-func (c *child) processorTime() time.Duration {
+// processorTime returns the processor time that the child has used, which some systems count in steps of 10 ms. ok is
+// false if the child has ended, or the system has no /proc.
+func (c *child) processorTime() (used time.Duration, ok bool) {
 	process, err := procfs.NewProc(c.process.Process.Pid)
 	if err != nil {
-		return 0
+		return 0, false
 	}
 	stat, err := process.Stat()
 	if err != nil {
-		return 0
+		return 0, false
 	}
-	return time.Duration(stat.CPUTime() * float64(time.Second))
+	return time.Duration(stat.CPUTime() * float64(time.Second)), true
 }
 
 // exitReason waits for the end of the process and returns its reason.

@@ -17,9 +17,11 @@ import (
 )
 
 const (
-	// maxIdle is the number of children that wait for calls, and idleTime the time after which they end.
-	maxIdle  = 4
-	idleTime = time.Minute
+	// maxIdle is the number of children that wait for calls, idleTime the time after which they end, and maxIdleMemory the
+	// memory in bytes that each may keep. Most charts need less.
+	maxIdle       = 4
+	idleTime      = time.Minute
+	maxIdleMemory = 100 << 20
 	// startDelay is the time for which a call waits for an idle child if as many children are running as there are
 	// processor cores. Then it starts a child. So short calls share a few children, and long ones do not delay them.
 	startDelay = 250 * time.Millisecond
@@ -39,6 +41,7 @@ const (
 type Pool struct {
 	command []string
 	memory  int64 // limit of a child in bytes
+	budget  memoryBudget
 	clock   clock.PassiveClock
 	idle    chan *child
 	// running is the number of calls that have a child or wait for one.
@@ -68,11 +71,15 @@ type failure struct {
 }
 
 // NewPool returns a Pool without children. command starts a process that calls Serve. The memory of a child is limited
-// to a quarter of the memory limit of this process (GOMEMLIMIT), with which it shares a container: if the container
-// exceeds its limit, Kubernetes kills all its processes.
+// to a quarter of the memory limit of this process (GOMEMLIMIT), with which it shares a container, and that of all
+// children that run calls to a half.
 func NewPool(command []string, clock clock.PassiveClock) *Pool {
-	memory := max(minMemory, min(maxMemory, debug.SetMemoryLimit(-1)/4))
-	return &Pool{command: command, memory: memory, clock: clock, idle: make(chan *child, maxIdle), failures: map[callKey]failure{}, callsByKey: map[string]*keyCalls{}}
+	limit := debug.SetMemoryLimit(-1)
+	memory := max(minMemory, min(maxMemory, limit/4))
+	return &Pool{
+		command: command, memory: memory, budget: memoryBudget{limit: max(memory, limit/2)}, clock: clock, idle: make(chan *child, maxIdle),
+		failures: map[callKey]failure{}, callsByKey: map[string]*keyCalls{},
+	}
 }
 
 // Call is one execution of a function.
@@ -117,10 +124,11 @@ func (p *Pool) Call(call Call) error {
 	if err != nil {
 		return err
 	}
+	remove := p.budget.add(used)
 	stop := used.limitTime(call.Limit)
 	result, err := used.exchange(request{Function: call.Function, Input: input}, call.Callback)
-	isInTime := stop()
-	if isInTime && err == nil {
+	isInTime, isWithinBudget := stop(), remove()
+	if isInTime && isWithinBudget && err == nil {
 		p.releaseChild(used)
 		p.forget(call)
 		return decodeResult(result, call.Output)
@@ -128,6 +136,8 @@ func (p *Pool) Call(call Call) error {
 	used.kill()
 	reason := used.exitReason()
 	switch {
+	case !isWithinBudget:
+		reason = fmt.Sprintf("it took more memory than all others, which together took more than %d MiB", p.budget.limit>>20)
 	case !isInTime:
 		reason = fmt.Sprintf("it took longer than %s", call.Limit)
 		if call.Detail != nil {
@@ -183,8 +193,12 @@ func (p *Pool) acquireChild() (*child, error) {
 	}
 }
 
-// releaseChild keeps a child for the next call, or ends it if there are enough.
+// releaseChild keeps a child for the next call, or ends it if there are enough, or if it has kept much memory.
 func (p *Pool) releaseChild(used *child) {
+	if used.usedMemory() > maxIdleMemory {
+		used.kill()
+		return
+	}
 	used.suspend(idleTime)
 	select {
 	case p.idle <- used:

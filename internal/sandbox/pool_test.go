@@ -1,6 +1,7 @@
 package sandbox_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,8 +9,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -56,6 +59,14 @@ func functions() map[string]sandbox.Function {
 			var duration time.Duration
 			err := json.Unmarshal(input, &duration)
 			<-time.After(duration)
+			return nil, err
+		},
+		"hold": func(input json.RawMessage, _ ask) (any, error) {
+			var mebibytes int
+			err := json.Unmarshal(input, &mebibytes)
+			held := bytes.Repeat([]byte("x"), mebibytes<<20)
+			<-time.After(3 * time.Second)
+			runtime.KeepAlive(held)
 			return nil, err
 		},
 		"memory": func(json.RawMessage, ask) (any, error) {
@@ -222,6 +233,25 @@ func TestMemoryOfAChildIsAPartOfTheLimit(t *testing.T) { //nolint:paralleltest /
 	if err == nil || err.Error() != "it took more than 300 MiB of memory" {
 		t.Errorf("got %v, want the limit of 300 MiB", err)
 	}
+}
+
+// TestMemoryOfAllChildren has more calls than the memory limit of this process allows, which it changes. Each takes less
+// than its own limit. The call that takes most fails, and a small one does not.
+func TestMemoryOfAllChildren(t *testing.T) { //nolint:paralleltest // see above
+	skipWithRace(t)
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1200 << 20))
+	pool, _ := newPool()
+	const largest = 210
+	var calls sync.WaitGroup
+	for i, mebibytes := range []int{10, 130, 130, 130, largest} {
+		calls.Go(func() {
+			err := pool.Call(sandbox.Call{Function: "hold", Key: fmt.Sprint(i), Limit: time.Minute, Input: mebibytes, Output: new(any)})
+			if isKilled := err != nil && strings.Contains(err.Error(), "together took more than 600 MiB"); isKilled != (mebibytes == largest) || !isKilled && err != nil {
+				t.Errorf("the call with %d MiB: got error %v", mebibytes, err)
+			}
+		})
+	}
+	calls.Wait()
 }
 
 // TestWaitingIsNotLimited calls a function that takes longer than its limit, but hardly any processor time.
