@@ -173,7 +173,7 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 	if err := c.cachedFailure(request); err != nil {
 		return Chart{}, err
 	}
-	transport, disconnect, err := c.connect(request.login)
+	ctx, transport, disconnect, err := c.connect(ctx, request.login)
 	if err != nil {
 		return Chart{}, err
 	}

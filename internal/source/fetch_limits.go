@@ -1,10 +1,13 @@
 package source
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/towline/towline/internal/archive"
 )
@@ -27,19 +30,82 @@ type fetchLimits struct {
 	total     int64
 	used      atomic.Int64
 	unpacking chan struct{} // has an element for each archive that is being unpacked
+	// maxBlocking is the time after which a fetch is ended when others have no room.
+	maxBlocking time.Duration
+
+	mu      sync.Mutex // guards the field below
+	fetches []*endableFetch
+}
+
+// maxBlocking is the time for which a fetch can keep others from the memory that all have together: a repository that
+// sends large charts slowly would otherwise stop all fetches.
+const maxBlocking = 10 * time.Second
+
+// endableFetch is a fetch that is ended if others have no room. ended is closed when its memory is free.
+type endableFetch struct {
+	start time.Time
+	end   context.CancelCauseFunc
+	ended chan struct{}
 }
 
 func newFetchLimits(what string, total int64) *fetchLimits {
-	return &fetchLimits{what: what, total: total, unpacking: make(chan struct{}, maxUnpacking)}
+	return &fetchLimits{what: what, total: total, unpacking: make(chan struct{}, maxUnpacking), maxBlocking: maxBlocking}
+}
+
+// endable returns a context for a fetch that ends when it has blocked others for too long. The caller calls release when
+// the memory of the fetch is free.
+func (l *fetchLimits) endable(ctx context.Context) (fetchContext context.Context, release func()) {
+	fetchContext, end := context.WithCancelCause(ctx)
+	fetch := &endableFetch{start: time.Now(), end: end, ended: make(chan struct{})}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fetches = append(l.fetches, fetch)
+	return fetchContext, func() {
+		end(nil)
+		close(fetch.ended)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.fetches = slices.DeleteFunc(l.fetches, func(other *endableFetch) bool { return other == fetch })
+	}
+}
+
+// endOldest ends the oldest fetch if it has run for maxBlocking, and waits for that. It returns false if there is none.
+func (l *fetchLimits) endOldest() bool {
+	oldest := l.takeOldest()
+	if oldest == nil {
+		return false
+	}
+	oldest.end(&sizeError{"it is slow, and others wait for its memory"})
+	select {
+	case <-oldest.ended:
+	case <-time.After(time.Second): // it can be the one that waits
+	}
+	return true
+}
+
+// takeOldest removes the oldest fetch from the list. It returns nil if none has run for maxBlocking.
+func (l *fetchLimits) takeOldest() *endableFetch {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.fetches) == 0 || time.Since(l.fetches[0].start) < l.maxBlocking {
+		return nil
+	}
+	oldest := l.fetches[0]
+	l.fetches = l.fetches[1:]
+	return oldest
 }
 
 // reserve returns an error if n more bytes exceed the limit. The caller must free them.
 func (l *fetchLimits) reserve(n int64) error {
-	if l.used.Add(n) <= l.total {
-		return nil
+	for {
+		if l.used.Add(n) <= l.total {
+			return nil
+		}
+		l.free(n)
+		if !l.endOldest() {
+			return &sizeError{fmt.Sprintf("%s more than %d MiB", l.what, l.total>>20)}
+		}
 	}
-	l.free(n)
-	return &sizeError{fmt.Sprintf("%s more than %d MiB", l.what, l.total>>20)}
 }
 
 func (l *fetchLimits) free(n int64) { l.used.Add(-n) }

@@ -39,7 +39,7 @@ func (c *Charts) Newest(ctx context.Context, r Repository, names []string) (map[
 	if err != nil {
 		return nil, err
 	}
-	transport, disconnect, err := c.connect(r.Login)
+	ctx, transport, disconnect, err := c.connect(ctx, r.Login)
 	if err != nil {
 		return nil, err
 	}

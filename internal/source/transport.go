@@ -77,17 +77,19 @@ func (t countedTransport) RoundTrip(request *http.Request) (*http.Response, erro
 	return response, err
 }
 
-// connect returns a transport for one fetch, whose responses count against the limit of all fetches until the caller
-// calls disconnect.
-func (c *Charts) connect(login Login) (transport http.RoundTripper, disconnect func(), err error) {
+// connect returns a context and a transport for one fetch, whose responses count against the limit of all fetches until
+// the caller calls disconnect.
+func (c *Charts) connect(ctx context.Context, login Login) (fetchContext context.Context, transport http.RoundTripper, disconnect func(), err error) {
 	base, err := newTransport(login, c.Egress)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	counted := countedTransport{base, &remoteDownload{limits: c.limits, maxSize: maxIndex + maxArchive}}
-	return counted, func() {
+	fetchContext, release := c.limits.endable(ctx)
+	return fetchContext, counted, func() {
 		base.CloseIdleConnections()
 		counted.download.close()
+		release()
 	}, nil
 }
 
