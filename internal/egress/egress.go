@@ -131,8 +131,8 @@ func (t Transport) WrappedRoundTripper() http.RoundTripper { return t.Transport 
 // ErrInvalidResponse is the error for a response that is not HTTP.
 var ErrInvalidResponse = errors.New("the server returned an invalid response")
 
-// withoutResponse returns err, or ErrInvalidResponse if err repeats a part of a response. net/http quotes such parts, or
-// returns them as a textproto.ProtocolError.
+// withoutResponse returns err, or ErrInvalidResponse if err repeats a part of a response. net/http quotes such parts,
+// or returns them as a textproto.ProtocolError.
 func withoutResponse(err error) error {
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		if op.Op != "proxyconnect" {

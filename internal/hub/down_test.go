@@ -76,10 +76,11 @@ func TestProfilesLeaveADownOrPausedPushMemberAlone(t *testing.T) {
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
 		return s.ConnectionStatus == libv1beta1.ConnectionDown && s.FailureMessage == failure
 	})
-	w.rollOut("b")
+	// A reconcile that began before deploys what it finds.
 	summary := w.wantSummary(profile, "one", func(s configv1beta1.ClusterSummaryStatus) bool {
 		return s.FailureMessage == "cluster is down: "+failure
 	})
+	w.rollOut("b")
 	w.eventually("events", func() error {
 		if all := w.events(one); !slices.Contains(all, "Warning Down cluster "+w.ns+"/one is down: "+failure) {
 			return fmt.Errorf("events of the cluster are %q", all)

@@ -235,8 +235,8 @@ func TestMemoryOfAChildIsAPartOfTheLimit(t *testing.T) { //nolint:paralleltest /
 	}
 }
 
-// TestMemoryOfAllChildren has more calls than the memory limit of this process allows, which it changes. Each takes less
-// than its own limit. The call that takes most fails, and a small one does not.
+// TestMemoryOfAllChildren has more calls than the memory limit of this process allows, which it changes. Each takes
+// less than its own limit. Only the call that takes most fails.
 func TestMemoryOfAllChildren(t *testing.T) { //nolint:paralleltest // see above
 	skipWithRace(t)
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1200 << 20))

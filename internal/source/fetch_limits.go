@@ -52,8 +52,8 @@ func newFetchLimits(what string, total int64) *fetchLimits {
 	return &fetchLimits{what: what, total: total, unpacking: make(chan struct{}, maxUnpacking), maxBlocking: maxBlocking}
 }
 
-// endable returns a context for a fetch that ends when it has blocked others for too long. The caller calls release when
-// the memory of the fetch is free.
+// endable returns a context for a fetch that ends when it has blocked others for too long. The caller calls release
+// when the memory of the fetch is free.
 func (l *fetchLimits) endable(ctx context.Context) (fetchContext context.Context, release func()) {
 	fetchContext, end := context.WithCancelCause(ctx)
 	fetch := &endableFetch{start: time.Now(), end: end, ended: make(chan struct{})}
