@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
@@ -33,6 +34,8 @@ type certificateRequest struct {
 	signer  string
 	// id is what the request says is the cluster's.
 	id string
+	// life is spec.expirationSeconds, nil for the longest life of the signer.
+	life *int32
 }
 
 // honest is the request of a cluster that registers.
@@ -42,6 +45,7 @@ func honest(cluster, id string) certificateRequest {
 		usages:  []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
 		signer:  bootstrap.Signer,
 		id:      id,
+		life:    ptr.To[int32](3600),
 	}
 }
 
@@ -105,7 +109,7 @@ func (p certificateRequest) csr() (*certificatesv1.CertificateSigningRequest, er
 	csr := &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "request-", Labels: map[string]string{"karmada.io/system": "true"}},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: raw}), SignerName: p.signer, Usages: p.usages,
+			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: raw}), SignerName: p.signer, Usages: p.usages, ExpirationSeconds: p.life,
 		},
 	}
 	if p.id != "" {
@@ -227,7 +231,9 @@ func forgeries(id string) map[string]struct {
 		"a usage more":             {fresh.but(func(p *certificateRequest) { p.usages = append(p.usages[:2:2], certificatesv1.UsageCertSign) }), "usages"},
 		"a usage less":             {fresh.but(func(p *certificateRequest) { p.usages = p.usages[1:] }), "usages"},
 		"no id":                    {honest("fresh", ""), "kube-system"},
-		"the name of nobody in O=": {certificateRequest{request: x509.CertificateRequest{Subject: pkix.Name{CommonName: "admin", Organization: []string{bootstrap.AgentsGroup}}}, usages: fresh.usages, signer: fresh.signer, id: id}, "common name"},
+		"no life":                  {fresh.but(func(p *certificateRequest) { p.life = nil }), "expirationSeconds"},
+		"a life of ten years":      {fresh.but(func(p *certificateRequest) { p.life = ptr.To[int32](10 * 365 * 24 * 3600) }), "expirationSeconds"},
+		"the name of nobody in O=": {certificateRequest{request: x509.CertificateRequest{Subject: pkix.Name{CommonName: "admin", Organization: []string{bootstrap.AgentsGroup}}}, usages: fresh.usages, signer: fresh.signer, id: id, life: fresh.life}, "common name"},
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
@@ -242,7 +243,7 @@ func certificateRequest(t *testing.T, name string, subject pkix.Name) *certifica
 		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{kube.AnnotationClusterID: "id-" + name}},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
-			SignerName: bootstrap.Signer, Usages: []certificatesv1.KeyUsage{"digital signature", "client auth"},
+			SignerName: bootstrap.Signer, Usages: []certificatesv1.KeyUsage{"digital signature", "client auth"}, ExpirationSeconds: ptr.To[int32](3600),
 		},
 	}
 }

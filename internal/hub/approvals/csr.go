@@ -189,9 +189,14 @@ func checkUsages(given []certificatesv1.KeyUsage) error {
 	return nil
 }
 
-// checkLife accepts a life of at most bootstrap.MaxLife: a certificate cannot be revoked.
+// checkLife accepts a life of at most bootstrap.MaxLife: a certificate cannot be revoked. Without a life in the
+// request, the certificate gets the longest one of the signer (--cluster-signing-duration), which can be ten years.
 func checkLife(seconds *int32) error {
-	if longest := int32(bootstrap.MaxLife / time.Second); seconds != nil && *seconds > longest {
+	longest := int32(bootstrap.MaxLife / time.Second)
+	if seconds == nil {
+		return fmt.Errorf("spec.expirationSeconds is not set, and must be at most %d", longest)
+	}
+	if *seconds > longest {
 		return fmt.Errorf("spec.expirationSeconds must be at most %d, and is %d", longest, *seconds)
 	}
 	return nil

@@ -51,6 +51,8 @@ func newCSRBuilder(t testing.TB) *csrBuilder {
 		Usages:     []certificatesv1.KeyUsage{"digital signature", "client auth"},
 		Username:   "system:bootstrap:abcdef",
 		Groups:     []string{"system:bootstrappers", "system:bootstrappers:karmada:default-cluster-token", "system:authenticated"},
+
+		ExpirationSeconds: ptr.To[int32](3600),
 	}
 	return a
 }
@@ -213,6 +215,8 @@ func contentAttacks(t *testing.T) map[string]attack {
 		"cert sign":       {func(a *csrBuilder) { a.csr.Spec.Usages = append(a.csr.Spec.Usages, "cert sign") }, "usages must be"},
 		"a usage twice":   {func(a *csrBuilder) { a.csr.Spec.Usages = append(a.csr.Spec.Usages, "client auth") }, "usages must be"},
 		"no client auth":  {func(a *csrBuilder) { a.csr.Spec.Usages = a.csr.Spec.Usages[:1] }, "usages must be"},
+		"no life":         {func(a *csrBuilder) { a.csr.Spec.ExpirationSeconds = nil }, "expirationSeconds is not set"},
+		"a year and more": {func(a *csrBuilder) { a.csr.Spec.ExpirationSeconds = ptr.To[int32](31536001) }, "must be at most 31536000"},
 		"ten years":       {func(a *csrBuilder) { a.csr.Spec.ExpirationSeconds = ptr.To[int32](10 * 31536000) }, "must be at most 31536000"},
 		"no usages":       {func(a *csrBuilder) { a.csr.Spec.Usages = nil }, "usages must be"},
 		"another PEM":     {func(a *csrBuilder) { a.kind = "NEW CERTIFICATE REQUEST" }, "is of type"},

@@ -19,24 +19,34 @@ import (
 // requester who may ask for that, and its subject has nothing else.
 func FuzzValidateCSR(f *testing.F) {
 	valid := newCSRBuilder(f).build(f)
-	add := func(request []byte, user, group, id, usage string) { f.Add(request, user, group, id, usage, "") }
+	add := func(request []byte, user, group, id, usage string) {
+		f.Add(request, user, group, id, usage, "", true, int32(3600))
+	}
 	add(valid.Spec.Request, valid.Spec.Username, "system:bootstrappers", clusterID, "client auth")
 	add(append([]byte("x"), valid.Spec.Request...), valid.Spec.Username, "system:bootstrappers", clusterID, "client auth")
 	add(append(valid.Spec.Request, valid.Spec.Request...), valid.Spec.Username, "system:bootstrappers", clusterID, "client auth")
 	add(valid.Spec.Request, "system:karmada:agent:member1", "system:karmada:agents", "", "client auth")
 	add(valid.Spec.Request, "system:karmada:agent:member2", "system:karmada:agents", "", "server auth")
-	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\n\n-----END CERTIFICATE REQUEST-----\n"), "a\nb", "", "a\nb", "", "yesterday")
-	f.Fuzz(func(t *testing.T, request []byte, user, group, id, usage, until string) {
+	f.Add(valid.Spec.Request, valid.Spec.Username, "system:bootstrappers", clusterID, "client auth", "", false, int32(0))
+	f.Add(valid.Spec.Request, valid.Spec.Username, "system:bootstrappers", clusterID, "client auth", "", true, int32(31536001))
+	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\n\n-----END CERTIFICATE REQUEST-----\n"), "a\nb", "", "a\nb", "", "yesterday", true, int32(-1))
+	f.Fuzz(func(t *testing.T, request []byte, user, group, id, usage, until string, hasLife bool, seconds int32) {
 		csr := &certificatesv1.CertificateSigningRequest{}
 		csr.Annotations = map[string]string{kube.AnnotationClusterID: id, kube.AnnotationUntil: until}
 		csr.Spec = certificatesv1.CertificateSigningRequestSpec{
 			SignerName: bootstrap.Signer, Request: request, Username: user, Groups: []string{group, "system:authenticated"},
 			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.KeyUsage(usage)},
 		}
+		if hasLife {
+			csr.Spec.ExpirationSeconds = &seconds
+		}
 		parsed, isAgent, err := approvals.ValidateCSR(csr)
 		fuzzing.OneLine(t, err)
 		if !isAgent || err != nil {
 			return
+		}
+		if !hasLife || seconds > 365*24*3600 {
+			t.Errorf("accepted with a life of %d seconds (given: %v)", seconds, hasLife)
 		}
 		block, _ := pem.Decode(request)
 		inner, err := x509.ParseCertificateRequest(block.Bytes)
