@@ -30,7 +30,7 @@ const (
 )
 
 // Key is the HMAC key of the names of ConfigurationBundles. Without it nobody can compute the name of known content, to
-// test whether the hub stores it.
+// test whether the hub stores it. The keys of the members and of the hashes in the status are derived from it.
 type Key []byte
 
 // LoadOrCreateKey returns the hub's key, and creates it on first use. hub must read from the API server, not from a
@@ -76,6 +76,10 @@ func (k Key) forShard(shard fleet.Shard) Key {
 	_, _ = mac.Write([]byte("shard\x00" + shard))
 	return mac.Sum(nil)
 }
+
+// ForStatus returns the key of the hashes in the status of ClusterSummaries. It is the same for all shards: a cluster
+// that moves to another shard keeps them.
+func (k Key) ForStatus() []byte { return hmacOf(k, "status") }
 
 // contentName returns the name of the ConfigurationBundle with this canonical content.
 func (k Key) contentName(content []byte) string {

@@ -41,6 +41,7 @@ import (
 	"github.com/towline/towline/internal/render"
 	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
+	"github.com/towline/towline/internal/status"
 )
 
 const (
@@ -202,6 +203,7 @@ type hub struct {
 	*endpoints
 	opts             Options
 	live             client.Client
+	bundleKey        deliver.Key
 	members          *fleet.Clients
 	metricsRecorder  *metricsRecorder
 	metricsCollector *metricsCollector
@@ -237,6 +239,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		return err
 	}
 	composer.ListDeployed = transport.ListDeployed
+	composer.HashKey = h.hashKey()
 	composer.MemberConfig = map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error){fleet.Push: h.members.Config}
 	h.bundleWithdrawer = unclaimed.BundleWithdrawer{Live: h.live, Transport: transport, HubUID: composer.HubUID}
 	shard := h.opts.shard()
@@ -308,7 +311,11 @@ func (h *hub) setupClients(ctx context.Context) error {
 	if h.resources, err = newResources(h, h.live); err != nil {
 		return err
 	}
-	return ensureNamespace(ctx, h.live, kube.AgentNamespace)
+	if err := ensureNamespace(ctx, h.live, kube.AgentNamespace); err != nil {
+		return err
+	}
+	h.bundleKey, err = deliver.LoadOrCreateKey(ctx, h.live)
+	return err
 }
 
 // addFleetControllers adds the controllers that only the hub of the default shard runs.
@@ -327,10 +334,14 @@ func (h *hub) addFleetControllers(ctx context.Context, contents *source.Contents
 	)
 }
 
+// hashKey returns the key of the hashes in the status of summaries.
+func (h *hub) hashKey() status.HashKey { return h.bundleKey.ForStatus() }
+
 // setupMetrics connects the health and the metrics of the hub to its manager.
 func (h *hub) setupMetrics(ctx context.Context) error {
 	h.health.setCacheCheck(cachesSyncedFunc(h.GetCache()))
 	h.metricsRecorder = newMetricsRecorder(h.GetCache(), h.opts.shard(), h.Elected(), clock.RealClock{})
+	h.metricsRecorder.hashKey = h.hashKey()
 	h.metricsCollector = newMetricsCollector(h.GetCache(), h.opts.shard(), h.Elected())
 	if err := h.registry.Register(h.metricsCollector); err != nil {
 		return fmt.Errorf("register metrics: %w", err)
@@ -388,15 +399,11 @@ func (h *hub) newTransport(ctx context.Context) (deliver.Transport, error) {
 		maps.Copy(transports, h.opts.Transports)
 		return countingTransport{transports, h.metricsRecorder.operations}, nil
 	}
-	key, err := deliver.LoadOrCreateKey(ctx, h.live)
-	if err != nil {
-		return nil, err
-	}
 	cached, err := newClient(h, &client.CacheOptions{Reader: h.GetCache()})
 	if err != nil {
 		return nil, err
 	}
-	pull, err := deliver.NewShardPullTransport(cached, h.live, key, h.opts.shard())
+	pull, err := deliver.NewShardPullTransport(cached, h.live, h.bundleKey, h.opts.shard())
 	if err != nil {
 		return nil, fmt.Errorf("create the pull transport: %w", err)
 	}

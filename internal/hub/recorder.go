@@ -30,6 +30,8 @@ type metricsRecorder struct {
 	shard   fleet.Shard
 	elected <-chan struct{}
 	clock   clock.PassiveClock
+	// hashKey is the key of the hashes in the status of summaries.
+	hashKey status.HashKey
 
 	durations  *prometheus.HistogramVec
 	operations *prometheus.CounterVec
@@ -121,7 +123,7 @@ func (t *metricsRecorder) summaryChanged(before, after any) {
 	}
 	for _, feature := range current.Status.FeatureSummaries {
 		key := featureKey{summary: client.ObjectKeyFromObject(current), feature: feature.FeatureID}
-		result, ended := outcomeOf(status.FeatureOf(old.Status, feature.FeatureID), feature)
+		result, ended := outcomeOf(status.FeatureOf(old.Status, feature.FeatureID), feature, t.hashKey)
 		if !ended {
 			t.start(key, feature.Status)
 			continue
@@ -136,8 +138,10 @@ func (t *metricsRecorder) summaryChanged(before, after any) {
 
 // outcomeOf returns the result of a deployment or withdrawal that ended between two states of a feature. ended is false
 // if none ended.
-func outcomeOf(old, current configv1beta1.FeatureSummary) (result string, ended bool) {
-	changed := old.Status != current.Status || !bytes.Equal(old.Hash, current.Hash)
+func outcomeOf(old, current configv1beta1.FeatureSummary, key status.HashKey) (result string, ended bool) {
+	// After an upgrade, the hash of the same bundle is written with the key.
+	isSameBundle := bytes.Equal(old.Hash, current.Hash) || key.IsHashOf(current.Hash, bundle.DigestFromBytes(old.Hash))
+	changed := old.Status != current.Status || !isSameBundle
 	switch current.Status {
 	case libv1beta1.FeatureStatusProvisioned, libv1beta1.FeatureStatusRemoved:
 		return "success", changed

@@ -61,6 +61,8 @@ type ReconcileResult struct {
 	FailureMessage string
 	// SuspensionReason is the reason why the reconciliation is suspended, "" if it is not suspended.
 	SuspensionReason string
+	// HashKey is the key of the hashes in the status.
+	HashKey HashKey
 }
 
 // ComputeStatus returns the new status of a ClusterSummary: old, changed by the result of a reconcile. It does not
@@ -74,7 +76,7 @@ func ComputeStatus(old configv1beta1.ClusterSummaryStatus, reconcile ReconcileRe
 	updated.SuspensionReason = reconcile.SuspensionReason
 	for _, result := range reconcile.Features {
 		feature := FeatureOf(updated, result.Feature)
-		setFeature(&updated, computeFeature(feature, result))
+		setFeature(&updated, computeFeature(feature, result, reconcile.HashKey))
 		setDeployedKinds(&updated, result)
 		setReleases(&updated, result)
 	}
@@ -109,10 +111,10 @@ func rank(id libv1beta1.FeatureID) int {
 }
 
 // computeFeature returns the summary of a feature after a reconcile with result.
-func computeFeature(old configv1beta1.FeatureSummary, result FeatureResult) configv1beta1.FeatureSummary {
+func computeFeature(old configv1beta1.FeatureSummary, result FeatureResult, key HashKey) configv1beta1.FeatureSummary {
 	switch result.Kind {
 	case Delivered:
-		return computeFromReport(old, result)
+		return computeFromReport(old, result, key)
 	case Failed:
 		return withFailure(old, result)
 	case Skipped:
@@ -134,11 +136,11 @@ func computeFeature(old configv1beta1.FeatureSummary, result FeatureResult) conf
 
 // computeFromReport returns the summary of a feature whose bundle was delivered. A report about an older bundle does
 // not count: the desired bundle is pending.
-func computeFromReport(old configv1beta1.FeatureSummary, result FeatureResult) configv1beta1.FeatureSummary {
+func computeFromReport(old configv1beta1.FeatureSummary, result FeatureResult, key HashKey) configv1beta1.FeatureSummary {
 	report := result.Report
-	sameDigest := bundle.DigestFromBytes(old.Hash) == result.DesiredDigest
+	sameDigest := key.IsHashOf(old.Hash, result.DesiredDigest)
 	updated := old
-	updated.Hash = slices.Clone(result.DesiredDigest[:])
+	updated.Hash = key.HashOf(result.DesiredDigest)
 	if report.Digest != result.DesiredDigest && !isFailureReport(result) {
 		return withPending(updated, sameDigest)
 	}

@@ -20,6 +20,7 @@ import (
 )
 
 var (
+	key    = status.HashKey("a key")
 	one    = bundle.Digest{1}
 	two    = bundle.Digest{2}
 	noon   = time.Date(2026, 1, 2, 12, 0, 0, 123, time.UTC)
@@ -28,7 +29,7 @@ var (
 )
 
 func feature(s libv1beta1.FeatureStatus, hash bundle.Digest, message string) configv1beta1.FeatureSummary {
-	return configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: s, Hash: hash[:], FailureMessage: message}
+	return configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: s, Hash: key.HashOf(hash), FailureMessage: message}
 }
 
 func TestComputeStatusAndEvents(t *testing.T) {
@@ -136,7 +137,7 @@ func TestComputeStatusAndEvents(t *testing.T) {
 				old.FeatureSummaries = []configv1beta1.FeatureSummary{tc.old}
 			}
 			before := old.DeepCopy()
-			now := status.ComputeStatus(old, status.ReconcileResult{Features: []status.FeatureResult{tc.result}})
+			now := status.ComputeStatus(old, status.ReconcileResult{HashKey: key, Features: []status.FeatureResult{tc.result}})
 			if diff := cmp.Diff(*before, old); diff != "" {
 				t.Errorf("Fold() changed its input (-before +after):\n%s", diff)
 			}
@@ -149,7 +150,7 @@ func TestComputeStatusAndEvents(t *testing.T) {
 			if diff := cmp.Diff(tc.wantEvents, status.Events(old, now, member)); diff != "" {
 				t.Errorf("Events() (-want +got):\n%s", diff)
 			}
-			again := status.ComputeStatus(now, status.ReconcileResult{Features: []status.FeatureResult{tc.result}})
+			again := status.ComputeStatus(now, status.ReconcileResult{HashKey: key, Features: []status.FeatureResult{tc.result}})
 			if events := status.Events(now, again, member); len(events) > 0 {
 				t.Errorf("Events() of the same result again = %v", events)
 			}
@@ -162,11 +163,11 @@ func TestFoldOrdersFeaturesAndTracksKinds(t *testing.T) {
 	result := func(id libv1beta1.FeatureID, kind status.ResultKind) status.FeatureResult {
 		return status.FeatureResult{Feature: id, Kind: kind, DesiredDigest: one, Report: bundle.Report{State: bundle.StateApplied, Digest: one, Kinds: []string{"Pod.v1."}}}
 	}
-	s := status.ComputeStatus(configv1beta1.ClusterSummaryStatus{}, status.ReconcileResult{Features: []status.FeatureResult{result(libv1beta1.FeatureHelm, status.Delivered), result(libv1beta1.FeatureResources, status.Delivered)}})
+	s := status.ComputeStatus(configv1beta1.ClusterSummaryStatus{}, status.ReconcileResult{HashKey: key, Features: []status.FeatureResult{result(libv1beta1.FeatureHelm, status.Delivered), result(libv1beta1.FeatureResources, status.Delivered)}})
 	if s.FeatureSummaries[0].FeatureID != libv1beta1.FeatureResources || s.DeployedGVKs[1].FeatureID != libv1beta1.FeatureHelm {
 		t.Errorf("order = %v, %v", s.FeatureSummaries, s.DeployedGVKs)
 	}
-	s = status.ComputeStatus(s, status.ReconcileResult{Features: []status.FeatureResult{result(libv1beta1.FeatureResources, status.Withdrawn)}, SuspensionReason: "paused"})
+	s = status.ComputeStatus(s, status.ReconcileResult{HashKey: key, Features: []status.FeatureResult{result(libv1beta1.FeatureResources, status.Withdrawn)}, SuspensionReason: "paused"})
 	if len(s.DeployedGVKs) != 1 || !s.ReconciliationSuspended || s.SuspensionReason != "paused" {
 		t.Errorf("status = %+v", s)
 	}
@@ -179,7 +180,7 @@ func TestFoldReleases(t *testing.T) {
 	}
 	old := configv1beta1.ClusterSummaryStatus{HelmReleaseSummaries: []configv1beta1.HelmChartSummary{release("a"), release("b")}}
 	names := func(state bundle.State, kind status.ResultKind) []string {
-		s := status.ComputeStatus(old, status.ReconcileResult{Features: []status.FeatureResult{{
+		s := status.ComputeStatus(old, status.ReconcileResult{HashKey: key, Features: []status.FeatureResult{{
 			Feature: libv1beta1.FeatureHelm, Kind: kind, DesiredDigest: one, Report: bundle.Report{State: state, Digest: one},
 			Releases: []configv1beta1.HelmChartSummary{release("c"), release("b")},
 		}}})
@@ -206,7 +207,7 @@ func TestFoldKeepsAReleaseUntilItIsUninstalled(t *testing.T) {
 	nothing := configv1beta1.HelmChartSummary{ReleaseName: "a", ReleaseNamespace: "web", ConflictMessage: "nothing of ours"}
 	old := configv1beta1.ClusterSummaryStatus{HelmReleaseSummaries: []configv1beta1.HelmChartSummary{managed}}
 	for state, want := range map[bundle.State]configv1beta1.HelmChartSummary{bundle.StateApplying: managed, bundle.StateApplied: nothing} {
-		s := status.ComputeStatus(old, status.ReconcileResult{Features: []status.FeatureResult{{
+		s := status.ComputeStatus(old, status.ReconcileResult{HashKey: key, Features: []status.FeatureResult{{
 			Feature: libv1beta1.FeatureHelm, Kind: status.Delivered, DesiredDigest: one, Report: bundle.Report{State: state, Digest: one},
 			Releases: []configv1beta1.HelmChartSummary{nothing},
 		}}})

@@ -51,6 +51,9 @@ func TestRolesOfUsers(t *testing.T) {
 		"read content": func(c client.Client) error {
 			return c.List(w.Context(), &libv1beta1.ConfigurationBundleList{}, client.InNamespace(w.ns))
 		},
+		"read groups": func(c client.Client) error {
+			return c.List(w.Context(), &libv1beta1.ConfigurationGroupList{}, client.InNamespace(w.ns))
+		},
 		"read secrets": func(c client.Client) error {
 			return c.List(w.Context(), &corev1.SecretList{}, client.InNamespace(w.ns))
 		},
@@ -71,8 +74,8 @@ func TestRolesOfUsers(t *testing.T) {
 	}
 	const profiles, own = "read profiles", "write a profile"
 	for name, allowed := range map[string][]string{
-		"towline-view": {profiles}, "towline-edit": {profiles, own}, "towline-admin": {profiles, own, "read content", "read secrets"},
-		"view": {profiles}, "edit": {profiles, own, "read secrets"}, "admin": {profiles, own, "read content", "read secrets"},
+		"towline-view": {profiles}, "towline-edit": {profiles, own}, "towline-admin": {profiles, own, "read content", "read groups", "read secrets"},
+		"view": {profiles}, "edit": {profiles, own, "read secrets"}, "admin": {profiles, own, "read content", "read groups", "read secrets"},
 	} {
 		account := &corev1.ServiceAccount{ObjectMeta: meta(name)}
 		w.must(w.Create(w.Context(), account))

@@ -152,7 +152,7 @@ func (c *Composer) applyChanges(changes render.Changes, composed composedItems) 
 	}
 	composed.releases = slices.Clone(composed.releases)
 	for i := range composed.releases {
-		composed.releases[i].PatchesHash = []byte(digest)
+		composed.releases[i].PatchesHash = c.HashKey.Hash([]byte(digest))
 	}
 	return composed, nil
 }

@@ -54,6 +54,8 @@ type Composer struct {
 	Expansions *cache.Cache[string]
 	// HubUID is the UID of the hub's namespace kube-system. Every bundle has it.
 	HubUID string
+	// HashKey is the key of the hashes in the status of summaries.
+	HashKey status.HashKey
 	// CodeVersion identifies the code that renders bundles, "" if it is not known. It is part of the inputs of a bundle.
 	CodeVersion string
 }

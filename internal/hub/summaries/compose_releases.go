@@ -2,7 +2,6 @@ package summaries
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -84,7 +83,7 @@ func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart c
 		SkipNamespaceCreation: !createsNamespace(expanded),
 		Force:                 isForced(expanded.Options),
 	}
-	all := composedItems{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{releaseSummary(expanded, archive, encoded)}, builtFrom: from}
+	all := composedItems{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{c.releaseSummary(expanded, archive, encoded)}, builtFrom: from}
 	if expanded.Options != nil && expanded.Options.PostRenderStrategy == configv1beta1.PostRenderNoHooks {
 		all.unpatchedHooks = []match.Release{{Namespace: release.Namespace, Name: release.Name}}
 	}
@@ -244,11 +243,10 @@ func encodeValues(values map[string]any) (json.RawMessage, error) {
 	return raw, nil
 }
 
-func releaseSummary(chart configv1beta1.HelmChart, archive source.Chart, values []byte) configv1beta1.HelmChartSummary {
-	hash := sha256.Sum256(values)
+func (c *Composer) releaseSummary(chart configv1beta1.HelmChart, archive source.Chart, values []byte) configv1beta1.HelmChartSummary {
 	summary := configv1beta1.HelmChartSummary{
 		ReleaseName: chart.ReleaseName, ReleaseNamespace: chart.ReleaseNamespace, Status: configv1beta1.HelmChartStatusManaging,
-		ValuesHash: hash[:], ChartName: archive.Name, RepositoryName: chart.RepositoryName, RepoURL: chart.RepositoryURL, ChartVersion: archive.Version,
+		ValuesHash: c.HashKey.Hash(values), ChartName: archive.Name, RepositoryName: chart.RepositoryName, RepoURL: chart.RepositoryURL, ChartVersion: archive.Version,
 	}
 	if chart.RegistryCredentialsConfig != nil {
 		summary.CredentialsSecretRef = chart.RegistryCredentialsConfig.Credentials

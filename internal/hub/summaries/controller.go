@@ -320,6 +320,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 // reconcileSummary runs the steps for a summary.
 func (c *Controller) reconcileSummary(ctx context.Context, s *state) (reconcile.Result, error) {
 	summary := s.summary
+	s.setHashKey(c.Composer.HashKey)
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Summary, client.ObjectKeyFromObject(summary).String()))
 	steps := []phase.Step[*state]{
 		{Name: "check cluster", Run: c.checkCluster},

@@ -229,7 +229,7 @@ func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1
 	}
 	// The reconcile that sees a new digest first builds the bundle and records its objects.
 	known := s.featureSummary(feature)
-	if known.Status != libv1beta1.FeatureStatusProvisioned || bundle.DigestFromBytes(known.Hash) != deployed.Report.Digest {
+	if known.Status != libv1beta1.FeatureStatusProvisioned || !s.result.HashKey.IsHashOf(known.Hash, deployed.Report.Digest) {
 		return false, nil
 	}
 	if isSame, err := inputs.isDigest(deployed.Inputs); err != nil || !isSame {
@@ -239,7 +239,7 @@ func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1
 	if feature == libv1beta1.FeatureHelm {
 		result.Releases = s.summary.Status.HelmReleaseSummaries // HelmInputs.Releases are the same
 	}
-	updated := status.ComputeStatus(s.summary.Status, status.ReconcileResult{Features: []status.FeatureResult{result}})
+	updated := status.ComputeStatus(s.summary.Status, status.ReconcileResult{Features: []status.FeatureResult{result}, HashKey: s.result.HashKey})
 	owner := metav1.GetControllerOf(s.summary)
 	if owner == nil || !c.Configurations.hasDeployed(ctx, s.member, *owner, status.FeatureOf(updated, feature)) {
 		return false, nil

@@ -191,7 +191,7 @@ func (c *Controller) writeStatus(ctx context.Context, s *state, updated configv1
 	s.statusEdited = c.ownWrites.end(name, patched.ResourceVersion, c.Clock.Now())
 	events := status.Events(before, updated, s.member)
 	for _, composition := range s.compositions {
-		if bundle.DigestFromBytes(status.FeatureOf(before, composition.Feature).Hash) != composition.Digest {
+		if !s.result.HashKey.IsHashOf(status.FeatureOf(before, composition.Feature).Hash, composition.Digest) {
 			events = append(events, lookupEvents(before, composition, s.member)...)
 		}
 	}

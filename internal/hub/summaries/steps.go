@@ -51,7 +51,8 @@ type state struct {
 	recheckAfter time.Duration
 	// statusEdited is true if another client changed the status after this reconcile wrote it.
 	statusEdited bool
-	// isSilent is true if the member has not answered a request in time, and isEndless if a rendering took too long.
+	// isSilent is true if the member has not answered a request in time, or the requests to it took all the time of the
+	// reconcile, and isEndless if a rendering took too long.
 	isSilent, isEndless bool
 	// withdrawn is true if the finalizer of a deleted summary can be removed.
 	withdrawn bool
@@ -75,6 +76,14 @@ func (s *state) isDeleting() bool { return !s.summary.DeletionTimestamp.IsZero()
 // spec returns the spec with the content for the cluster of this state: the member or the hub.
 func (s *state) spec() configv1beta1.ProfileSpec {
 	return ContentFor(s.summary.Spec.ClusterProfileSpec, s.member.Mode)
+}
+
+// setHashKey sets the key of the hashes in the status.
+func (s *state) setHashKey(key status.HashKey) {
+	s.result.HashKey = key
+	if s.local != nil {
+		s.local.setHashKey(key)
+	}
 }
 
 func (s *state) addResult(featureResult status.FeatureResult) {
@@ -435,10 +444,10 @@ func (c *Controller) reportStart(ctx context.Context, s *state) error {
 	if s.member.Mode == fleet.Pull && s.spec().SyncMode != configv1beta1.SyncModeOneTime {
 		return nil
 	}
-	var started status.ReconcileResult
+	started := status.ReconcileResult{HashKey: s.result.HashKey}
 	for _, composition := range s.compositions {
 		old := s.featureSummary(composition.Feature)
-		if bundle.DigestFromBytes(old.Hash) != composition.Digest || !isDelivered(old.Status) {
+		if !s.result.HashKey.IsHashOf(old.Hash, composition.Digest) || !isDelivered(old.Status) {
 			started.Features = append(started.Features, status.FeatureResult{Feature: composition.Feature, Kind: status.Delivered, DesiredDigest: composition.Digest, Releases: composition.Releases})
 		}
 	}
@@ -462,6 +471,7 @@ func (c *Controller) deliverBundles(ctx context.Context, s *state) error {
 		composition.Bundle.KeepObjects = s.hasNewerBundle(composition)
 		report, err := c.Transport.Deliver(ctx, s.member, composition.Bundle)
 		if ctx.Err() != nil {
+			s.isSilent = s.isSilent || isTimeout(ctx.Err())
 			return fmt.Errorf("deliver %s to %s: %w", composition.Bundle.ID, s.member.Key(), ctx.Err())
 		}
 		featureResult := status.FeatureResult{
@@ -492,6 +502,6 @@ func (s *state) hasNewerBundle(c Composition) bool {
 		return false // a backup of the hub has its own objects, too
 	}
 	old, deployed := s.featureSummary(c.Feature), s.deployed[c.Feature]
-	return old.Status == libv1beta1.FeatureStatusProvisioned && bundle.DigestFromBytes(old.Hash) == c.Digest &&
+	return old.Status == libv1beta1.FeatureStatusProvisioned && s.result.HashKey.IsHashOf(old.Hash, c.Digest) &&
 		deployed.Report.State == bundle.StateApplied && deployed.Report.Digest != c.Digest
 }
