@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,19 +41,16 @@ func manyConstants(n int) string {
 	return script.String()
 }
 
-// TestHostileContentOfATenant: a tenant has more contents that take all time or memory than the hub has processor
-// cores, for several clusters. Each fails with its limit, and the changes of another tenant are delivered meanwhile.
+// TestHostileContentOfATenant: a tenant has contents that take all time or memory, for several clusters: together more
+// than the hub has workers. Each fails with its limit, and the changes of another tenant are delivered meanwhile.
 func TestHostileContentOfATenant(t *testing.T) {
 	w := newWorld(t)
 	other := &world{TB: w.TB, Client: w.Client, hub: w.hub, ns: w.hub.Namespace(t, "other")}
 	victim, attacker := other.tenant(), w.tenant()
 	delivery := fleet.FromSveltosCluster(other.pullCluster(victim, "healthy")).DeliveryNamespace
-	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: other.ns, Name: "content"}}
-	content.Data = map[string]string{"objects.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: a}\n"}
+	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: other.ns, Name: "content"}, Data: configMap("default", "first")}
 	w.must(victim.Create(t.Context(), content))
-	other.profile(victim, "healthy", func(spec *configv1beta1.ProfileSpec) {
-		spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: other.ns, Name: "content"}}
-	})
+	other.contentProfile(victim, "healthy", "healthy")
 	// delivered returns the references to the content for the cluster of the victim.
 	delivered := func() (items []libv1beta1.ConfigurationItem, err error) {
 		groups := &libv1beta1.ConfigurationGroupList{}
@@ -64,8 +62,9 @@ func TestHostileContentOfATenant(t *testing.T) {
 	}
 	other.content(delivery)
 
-	for _, name := range []string{"one", "two", "three"} {
-		w.pullCluster(attacker, name)
+	const clusters = 6 // with 6 contents, 36 summaries for 30 workers
+	for i := range clusters {
+		w.pullCluster(attacker, fmt.Sprint("hostile-", i))
 	}
 	for _, hostile := range hostileContents() {
 		w.must(attacker.Create(t.Context(), &corev1.ConfigMap{
@@ -76,11 +75,13 @@ func TestHostileContentOfATenant(t *testing.T) {
 			spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: hostile.name}}
 		})
 	}
+	w.wantSummaries(clusters * len(hostileContents()))
 	for i := range 3 {
 		before, err := delivered()
 		w.must(err)
-		content.Data["objects.yaml"] = fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: a}\ndata: {change: '%d'}\n", i)
+		content.Data = configMap("default", fmt.Sprint("change ", i))
 		w.must(victim.Update(t.Context(), content))
+		from := time.Now()
 		w.eventually("a change of the other tenant is delivered", func() error {
 			after, err := delivered()
 			if err == nil && slices.EqualFunc(before, after, func(a, b libv1beta1.ConfigurationItem) bool { return fmt.Sprint(a) == fmt.Sprint(b) }) {
@@ -88,8 +89,24 @@ func TestHostileContentOfATenant(t *testing.T) {
 			}
 			return err
 		})
+		if took := time.Since(from); took > maxDelay {
+			t.Errorf("change %d of the other tenant was delivered after %s", i, took)
+		}
 	}
 	for _, hostile := range hostileContents() {
 		w.failure(hostile.name, saying(hostile.message))
 	}
+}
+
+// wantSummaries waits until the hub has created n summaries in the namespace of the test.
+func (w *world) wantSummaries(n int) {
+	w.Helper()
+	w.eventually("summaries", func() error {
+		summaries := &configv1beta1.ClusterSummaryList{}
+		err := w.List(w.Context(), summaries, client.InNamespace(w.ns))
+		if err == nil && len(summaries.Items) < n {
+			err = fmt.Errorf("there are %d summaries, want %d", len(summaries.Items), n)
+		}
+		return err
+	})
 }

@@ -14,17 +14,22 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// hostileMember serves the version and the discovery of a cluster with pods. discovery and pods replace the responses
-// about its APIs and its pods, unless they are nil. It counts the bytes of these two.
-func (w *world) hostileMember(discovery, pods http.HandlerFunc) (cluster clientcmdapi.Cluster, sent *atomic.Int64) {
-	w.Helper()
-	sent = &atomic.Int64{}
-	replies := map[string]string{
+// discoveryReplies returns the version and the discovery of a cluster with pods, by path.
+func discoveryReplies() map[string]string {
+	return map[string]string{
 		"/version": `{"gitVersion":"v1.34.0"}`,
 		"/api":     `{"kind":"APIVersions","versions":["v1"]}`,
 		"/apis":    `{"kind":"APIGroupList","apiVersion":"v1","groups":[]}`,
 		"/api/v1":  `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"pods","namespaced":true,"kind":"Pod","verbs":["list"]}]}`,
 	}
+}
+
+// hostileMember serves the version and the discovery of a cluster with pods. discovery and pods replace the responses
+// about its APIs and its pods, unless they are nil. It counts the bytes of these two.
+func (w *world) hostileMember(discovery, pods http.HandlerFunc) (cluster clientcmdapi.Cluster, sent *atomic.Int64) {
+	w.Helper()
+	sent = &atomic.Int64{}
+	replies := discoveryReplies()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		rw.Header().Set("Content-Type", "application/json")
 		counted := countingWriter{rw, sent}

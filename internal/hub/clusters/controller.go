@@ -38,8 +38,12 @@ import (
 const (
 	// pushWorkers is the number of push members that are contacted concurrently. A member that does not answer occupies
 	// a worker for contactTimeout in every contactInterval. Thus other members are delayed only if 600 members do not
-	// answer.
+	// answer, and those of other namespaces only if these are in several namespaces.
 	pushWorkers = 100
+	// pushNamespaceWorkers is the maximum for the members in one namespace, which belong to one tenant. When so many
+	// workers are in use, the others contact only members of namespaces without a running contact: a fleet with one
+	// namespace cannot use them.
+	pushNamespaceWorkers = 80
 	// pullWorkers is the number of pull members that are evaluated concurrently. An evaluation sends requests to the
 	// hub only.
 	pullWorkers = 10
@@ -98,13 +102,14 @@ type Controller struct {
 	formerAPIs map[types.NamespacedName][]string
 	// agentLimiter limits the evaluations that the agent of one pull member can cause.
 	agentLimiter *ratelimit.Limiter
-	// checkSlots shares the concurrent checks among namespaces. It is nil without Setup, in tests.
-	checkSlots *slots.Slots
+	// contactSlots shares the workers for push members among namespaces, and checkSlots the concurrent checks. They are
+	// nil without Setup, in tests.
+	contactSlots, checkSlots *slots.Slots
 }
 
 // Setup adds the indexes and the two controllers to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
-	c.agentLimiter, c.checkSlots = ratelimit.New(agentInterval, agentBurst, c.Clock), slots.New()
+	c.agentLimiter, c.contactSlots, c.checkSlots = ratelimit.New(agentInterval, agentBurst, c.Clock), slots.New(), slots.New()
 	for name, key := range map[string]func(*libv1beta1.SveltosCluster) string{leaseIndex: leaseKey, kubeconfigIndex: kubeconfigKey} {
 		err := mgr.GetFieldIndexer().IndexField(ctx, &libv1beta1.SveltosCluster{}, name, func(obj client.Object) []string {
 			if value := key(obj.(*libv1beta1.SveltosCluster)); value != "" {
@@ -120,9 +125,9 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 	// Each mode has its own queue: push members that do not answer must not delay the evaluation of heartbeats.
 	push := c.newBuilder(mgr, "clusters", fleet.Push, pushWorkers).WatchesMetadata(secrets, handler.EnqueueRequestsFromMapFunc(c.findByIndex(kubeconfigIndex))).
-		// A source gets the queue, to which checkSlots adds the requests that wait for a slot.
+		// A source gets the queue, to which the slots add the requests that wait.
 		WatchesRawSource(source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-			c.checkSlots.Queue = queue
+			c.contactSlots.Queue, c.checkSlots.Queue = queue, queue
 			return nil
 		}))
 	pull := c.newBuilder(mgr, "clusters-pull", fleet.Pull, pullWorkers).Watches(&coordinationv1.Lease{}, c.agentLimiter.Handler(c.findByIndex(leaseIndex), ratelimit.ByAgent))
@@ -137,7 +142,7 @@ func (c *Controller) newBuilder(mgr ctrl.Manager, name string, mode fleet.Mode, 
 		Watches(&libv1beta1.SveltosCluster{}, c.agentLimiter.Handler(requestFor, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), hasMode, needsContact())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
-			RateLimiter:             c.checkSlots.RateLimiter(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]()),
+			RateLimiter:             c.contactSlots.RateLimiter(c.checkSlots.RateLimiter(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())),
 		})
 }
 
@@ -146,14 +151,31 @@ func (c *Controller) newBuilder(mgr ctrl.Manager, name string, mode fleet.Mode, 
 func (c *Controller) reconcilerFor(mode fleet.Mode) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 		if mode == fleet.Push {
-			defer c.checkSlots.Skip(req) // if a slot is reserved for req and was not acquired, the next request gets it
+			// If a slot is reserved for req and was not acquired, the next request gets it.
+			defer c.contactSlots.Skip(req)
+			defer c.checkSlots.Skip(req)
 		}
 		cluster := &libv1beta1.SveltosCluster{}
-		if err := c.Hub.Get(ctx, req.NamespacedName, cluster); err == nil && modeOf(cluster) != mode {
+		err := c.Hub.Get(ctx, req.NamespacedName, cluster)
+		if err == nil && modeOf(cluster) != mode {
 			return reconcile.Result{}, nil
+		}
+		if err == nil && mode == fleet.Push {
+			slot, ok := c.acquireContactSlot(req)
+			if !ok {
+				return reconcile.Result{}, nil
+			}
+			defer slot.Release()
 		}
 		return c.Reconcile(ctx, req)
 	})
+}
+
+// acquireContactSlot acquires a slot for the contact of a push member. If ok is true, the caller must release it.
+// Otherwise req is queued again when its namespace has a free worker.
+func (c *Controller) acquireContactSlot(req reconcile.Request) (slot *slots.Slot, ok bool) {
+	pool := slots.Pool{Name: "contacts", Workers: pushWorkers, Slow: pushWorkers}
+	return c.contactSlots.Acquire(req, pool, slots.Key{Name: req.Namespace, Max: pushNamespaceWorkers, Shared: pushNamespaceWorkers})
 }
 
 func modeOf(cluster *libv1beta1.SveltosCluster) fleet.Mode {

@@ -31,7 +31,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// unanswered is more push members than are contacted at once.
+// unanswered is more push members in one namespace than are contacted at once.
 const unanswered = 120
 
 // startController runs a controller for the clusters in some namespaces, with the queues of a hub.
@@ -89,8 +89,49 @@ func TestSilenceIsNoticedWhileManyMembersDoNotAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "all workers are taken", func(context.Context) (bool, error) { return dialled.Load() >= 100, nil })
+	eventually(t, "all workers of the namespace are taken", func(context.Context) (bool, error) { return dialled.Load() >= 80, nil })
 	silence(t, hub, namespace, listening)
+}
+
+// TestContactsOfOtherNamespaces has more push members in one namespace that do not answer than are contacted at once.
+// A member in another namespace is contacted.
+func TestContactsOfOtherNamespaces(t *testing.T) {
+	t.Parallel()
+	plane := localkube.Shared(t)
+	silent, other := plane.Namespace(t, "silent"), plane.Namespace(t, "other")
+	var running, most atomic.Int32
+	hub := startController(t, plane, clock.RealClock{}, func(ctx context.Context, m fleet.Member) (*rest.Config, error) {
+		if m.Namespace == other {
+			return plane.Config, nil
+		}
+		most.Store(max(most.Load(), running.Add(1)))
+		defer running.Add(-1)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}, silent, other)
+	create := func(namespace, name string) *libv1beta1.SveltosCluster {
+		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+		if err := hub.Create(t.Context(), cluster); err != nil {
+			t.Fatal(err)
+		}
+		return cluster
+	}
+	for i := range unanswered {
+		create(silent, fmt.Sprint("silent-", i))
+	}
+	eventually(t, "all workers of the namespace are taken", func(context.Context) (bool, error) { return running.Load() >= 80, nil })
+	cluster, from := create(other, "other"), time.Now()
+	eventually(t, "the member of the other namespace is ready", func(ctx context.Context) (bool, error) {
+		err := hub.Get(ctx, client.ObjectKeyFromObject(cluster), cluster)
+		return err == nil && cluster.Status.Ready, err
+	})
+	// Those that do not answer keep their workers for ten seconds.
+	if took := time.Since(from); took > 5*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	if got := most.Load(); got > 80 {
+		t.Errorf("%d members of one namespace were contacted at once, want 80", got)
+	}
 }
 
 // TestChecksTakeTurns has more clusters in one namespace than checks of it run concurrently. All are checked.

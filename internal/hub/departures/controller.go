@@ -22,11 +22,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/ratelimit"
 	"github.com/towline/towline/internal/hub/registrations"
+	"github.com/towline/towline/internal/hub/slots"
 	"github.com/towline/towline/internal/join/foreign"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
@@ -35,8 +38,13 @@ import (
 
 const (
 	// workers is the number of concurrent reconciles. A push member that does not answer blocks a worker for up to
-	// contactTimeout at each check; 150 such members delay the others.
+	// contactTimeout at each check; 150 such members delay the others, and those of other namespaces only if these are in
+	// several namespaces.
 	workers = 50
+	// namespaceWorkers is the maximum for the members in one namespace, which belong to one tenant. When so many workers
+	// are in use, the others serve only namespaces without a running reconcile: a fleet with one namespace cannot use
+	// them.
+	namespaceWorkers = 40
 	// pollInterval is the interval between two checks of pending work: there is no watch for an agent that stops its
 	// heartbeats, or for a namespace that is deleted.
 	pollInterval = 30 * time.Second
@@ -50,6 +58,9 @@ const (
 	retryMax = time.Minute
 	// reconcileTimeout limits one reconcile. The next reconcile continues with the unfinished steps.
 	reconcileTimeout = 2 * time.Minute
+	// The agent of a cluster can cause agentBurst reconciles of it at once, and then one per agentInterval.
+	agentInterval = 6 * time.Second
+	agentBurst    = 20
 )
 
 // Controller deregisters every SveltosCluster that is being deleted and has kube.FinalizerCluster.
@@ -78,20 +89,41 @@ type Controller struct {
 	Shard  fleet.Shard
 	Events events.EventRecorder
 	Clock  clock.PassiveClock
+
+	// slots shares the workers among namespaces.
+	slots *slots.Slots
 }
 
 // Setup adds the controller to mgr.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
+	c.slots = slots.New()
+	ofAgents := ratelimit.New(agentInterval, agentBurst, c.Clock)
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("departures").
-		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(deregistering(), c.Shard.Predicate())).
+		Watches(&libv1beta1.SveltosCluster{}, ofAgents.Handler(clusterItself, ratelimit.ByAgentOfCluster), builder.WithPredicates(deregistering(), c.Shard.Predicate())).
 		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.clusterOfSummary), builder.WithPredicates(summaryDeleting())).
+		WatchesRawSource(source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+			c.slots.Queue = queue
+			return nil
+		})).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
 			ReconciliationTimeout:   reconcileTimeout,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax),
+			RateLimiter:             c.slots.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax)),
 		}).
-		Complete(c)
+		Complete(reconcile.Func(c.reconcileInSlot))
+}
+
+// reconcileInSlot calls Reconcile if the namespace of the cluster has a free worker. Otherwise the request is queued
+// again when it has one.
+func (c *Controller) reconcileInSlot(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+	key := slots.Key{Name: req.Namespace, Max: namespaceWorkers, Shared: namespaceWorkers}
+	slot, ok := c.slots.Acquire(req, slots.Pool{Workers: workers, Slow: workers}, key)
+	if !ok {
+		return reconcile.Result{}, nil
+	}
+	defer slot.Release()
+	return c.Reconcile(ctx, req)
 }
 
 // deregistering selects events of clusters that are being deleted. It drops heartbeats.
@@ -113,6 +145,11 @@ func relevantFields(cluster *libv1beta1.SveltosCluster) any {
 		cluster.DeletionTimestamp, cluster.Annotations, cluster.Finalizers, cluster.Spec,
 		s.Ready, s.ConnectionStatus, s.AgentRemovedAt, s.FailureMessage,
 	}
+}
+
+// clusterItself returns the request for a cluster.
+func clusterItself(_ context.Context, cluster client.Object) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 }
 
 // summaryDeleting drops updates of summaries that are not being deleted.

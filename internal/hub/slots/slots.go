@@ -1,14 +1,15 @@
-// Package slots shares the workers of a controller among clusters and profiles.
+// Package slots shares the workers of a controller among clusters, their namespaces and profiles.
 //
-// internal/hub/summaries and internal/hub/works acquire a slot for each request. A cluster that does not answer, or a
-// profile whose rendering does not end, occupies at most its own share of the workers. A request without a free slot
-// waits outside the queue and occupies no worker.
+// The controllers of summaries, Works, clusters and deregistrations acquire a slot for each request. A cluster that
+// does not answer, all clusters of a namespace together, or a profile whose rendering does not end, occupy at most
+// their own share of the workers. A request without a free slot waits outside the queue and occupies no worker.
 //
 // Terms:
 //
 //   - Pool: workers for the requests of one kind, for example for push members.
 //   - Slot: the right to use a worker for one request.
-//   - Scope: a pool, a key in a pool, or the slow keys of a pool. A request needs a slot in several scopes.
+//   - Scope: a pool, a key in a pool, the slow keys of a pool, or the requests of a key with Key.Slow that have a slow
+//     key. A request needs a slot in several scopes.
 //   - Quota: a scope with the maximum of its slots.
 package slots
 
@@ -27,13 +28,16 @@ type Pool struct {
 	Workers, Slow int
 }
 
-// Key is a cluster or a profile that occupies workers of a pool.
+// Key is a cluster, a namespace or a profile that occupies workers of a pool.
 type Key struct {
 	Name string
 	// Max is the maximum of concurrent requests with this key; it is 1 while the key is slow. Shared is the number of
 	// workers that all keys share. When they are in use, the other workers of the pool serve only keys without a running
 	// request, so that a few keys cannot occupy all workers.
 	Max, Shared int
+	// Slow is the maximum of concurrent requests that have this key and a slow key, so that a namespace cannot occupy all
+	// workers for slow keys. Zero is Pool.Slow.
+	Slow int
 }
 
 // Slots assigns workers to requests. Create it with New.
@@ -55,10 +59,11 @@ type Slots struct {
 	queued map[reconcile.Request]quota
 }
 
-// scope identifies a key in a pool, a whole pool (key ""), or the slow keys of a pool (key slowKeys).
+// scope identifies a key in a pool, a whole pool (key ""), the slow keys of a pool (key slowKeys), or the requests of a
+// key with a slow key (key slowKeys and the name).
 type scope struct{ pool, key string }
 
-// slowKeys is the key of the scope for all slow keys of a pool. No cluster and no profile has this name.
+// slowKeys is the key of the scope for all slow keys of a pool. The name of a Key does not begin with it.
 const slowKeys = " slow"
 
 // quota is a scope with the maximum of its slots. See Pool and Key for its fields.
@@ -170,10 +175,15 @@ func (s *Slots) quotas(pool Pool, keys []Key) []quota {
 		quotas = append(quotas, quota{scope: at, workers: pool.Workers, limit: key.Max, shared: key.Shared})
 		isSlow = isSlow || s.slow[at]
 	}
-	if isSlow {
-		quotas = append(quotas, quota{scope: scope{pool.Name, slowKeys}, workers: pool.Workers, limit: pool.Slow, shared: pool.Workers})
+	if !isSlow {
+		return quotas
 	}
-	return quotas
+	for _, key := range keys {
+		if key.Slow > 0 {
+			quotas = append(quotas, quota{scope: scope{pool.Name, slowKeys + " " + key.Name}, workers: pool.Workers, limit: key.Slow, shared: pool.Workers})
+		}
+	}
+	return append(quotas, quota{scope: scope{pool.Name, slowKeys}, workers: pool.Workers, limit: pool.Slow, shared: pool.Workers})
 }
 
 // freeSlots returns the number of free slots of a quota. The caller must hold mu.

@@ -91,6 +91,61 @@ func TestSlowKeysHaveOneSlotEachAndFewTogether(t *testing.T) {
 	}
 }
 
+// TestNoNamespaceOccupiesAllWorkers has more clusters in one namespace than there are workers.
+func TestNoNamespaceOccupiesAllWorkers(t *testing.T) {
+	t.Parallel()
+	s := newSlots(t)
+	namespace := func(name string) slots.Key { return slots.Key{Name: name, Max: 4, Shared: 4} }
+	var hostile []*slots.Slot
+	for i := range 9 {
+		hostile = append(hostile, acquireAll(s, 1, push, key(fmt.Sprint("hostile-", i)), namespace("hostile"))...)
+	}
+	if got := len(hostile); got != 4 {
+		t.Errorf("the clusters of a namespace have %d slots, want 4", got)
+	}
+	for _, name := range []string{"b", "c"} {
+		if got := len(acquireAll(s, 2, push, key(name), namespace(name))); got != 1 {
+			t.Errorf("namespace %s has %d slots, want 1", name, got)
+		}
+	}
+	for _, slot := range hostile {
+		slot.Release()
+	}
+	if got := s.Queue.Len(); got != 5 {
+		t.Errorf("%d requests are queued after the namespaces have free slots, want the 5 that wait", got)
+	}
+}
+
+// TestSlowKeysOfANamespace has more slow clusters in one namespace than slots for slow clusters. A slow cluster of
+// another namespace has one of them.
+func TestSlowKeysOfANamespace(t *testing.T) {
+	t.Parallel()
+	s := newSlots(t)
+	namespace := func(name string) slots.Key { return slots.Key{Name: name, Max: 6, Shared: 6, Slow: 1} }
+	names := []string{"a", "b", "c"}
+	for _, name := range append(names, "other") {
+		for _, slot := range acquireAll(s, 1, push, key(name), namespace("all")) {
+			slot.Release(name)
+		}
+	}
+	var slow []*slots.Slot
+	for _, name := range names {
+		slow = append(slow, acquireAll(s, 1, push, key(name), namespace("hostile"))...)
+	}
+	if got := len(slow); got != 1 {
+		t.Errorf("the slow clusters of a namespace have %d slots, want 1", got)
+	}
+	if got := len(acquireAll(s, 1, push, key("other"), namespace("other"))); got != 1 {
+		t.Error("a slow cluster of another namespace has no slot")
+	}
+	for _, slot := range slow {
+		slot.Release()
+	}
+	if got := s.Queue.Len(); got != 1 {
+		t.Errorf("%d requests are queued after one slot is free, want 1", got)
+	}
+}
+
 // TestSharedWorkersAreUsedAgain has a request of a key that other keys keep from a second worker, until they end.
 func TestSharedWorkersAreUsedAgain(t *testing.T) {
 	t.Parallel()
@@ -171,7 +226,8 @@ func TestNoRequestIsForgotten(t *testing.T) {
 				}
 				name := string(rune('a' + random.IntN(4)))
 				pool := []slots.Pool{pull, push}[random.IntN(2)]
-				if slot, ok := s.Acquire(req, pool, key(name), key(string(rune('x'+random.IntN(2))))); ok {
+				namespace := slots.Key{Name: string(rune('m' + random.IntN(2))), Max: 3, Shared: 3, Slow: 1}
+				if slot, ok := s.Acquire(req, pool, key(name), key(string(rune('x'+random.IntN(2)))), namespace); ok {
 					running = append(running, run{req, slot, name})
 				}
 				continue

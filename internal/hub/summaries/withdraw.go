@@ -47,6 +47,7 @@ func (c *Controller) withdrawFrom(ctx context.Context, s *state) error {
 		w := bundle.Withdrawal{ID: s.bundleID(feature), Orphan: s.orphansObjects() || s.isOrphaned(feature), ServiceAccount: account}
 		done, err := c.withdraw(ctx, s.member, w)
 		if ctx.Err() != nil {
+			s.isSilent = s.isSilent || isTimeout(ctx.Err())
 			return fmt.Errorf("withdraw %s from %s: %w", w.ID, s.member.Key(), ctx.Err())
 		}
 		if done && err == nil {

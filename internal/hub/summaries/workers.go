@@ -27,21 +27,30 @@ const (
 	// slowPullWorkers and slowPushWorkers are the maximum of concurrent reconciles for all slow clusters and profiles.
 	slowPullWorkers = 10
 	slowPushWorkers = 30
+	// The clusters of one namespace, which belong to one tenant, occupy at most four fifths of the workers, and of those
+	// for slow clusters and profiles. When so many workers are in use, the others serve only namespaces without a
+	// running reconcile: a fleet with one namespace cannot use them.
+	pullNamespaceWorkers     = 24
+	pushNamespaceWorkers     = 80
+	slowPullNamespaceWorkers = 8
+	slowPushNamespaceWorkers = 24
 )
 
-// workersFor returns the pool and the keys for the reconcile of a summary. They limit the workers that one cluster or
-// one profile occupies.
+// workersFor returns the pool and the keys for the reconcile of a summary. They limit the workers that one cluster, one
+// profile or one namespace occupies.
 func workersFor(summary *configv1beta1.ClusterSummary, m fleet.Member) (slots.Pool, []slots.Key) {
 	if m.Mode != fleet.Push {
 		return slots.Pool{Name: string(fleet.Pull), Workers: pullWorkers, Slow: slowPullWorkers},
 			[]slots.Key{
 				{Name: clusterKey(m), Max: pullClusterWorkers, Shared: pullProfileWorkers},
 				{Name: profileKey(summary), Max: pullProfileWorkers, Shared: pullProfileWorkers},
+				{Name: namespaceKey(m), Max: pullNamespaceWorkers, Shared: pullNamespaceWorkers, Slow: slowPullNamespaceWorkers},
 			}
 	}
 	return slots.Pool{Name: string(fleet.Push), Workers: pushWorkers, Slow: slowPushWorkers}, []slots.Key{
 		{Name: clusterKey(m), Max: pushClusterWorkers, Shared: pushSharedWorkers},
 		{Name: profileKey(summary), Max: pushProfileWorkers, Shared: pushWorkers},
+		{Name: namespaceKey(m), Max: pushNamespaceWorkers, Shared: pushNamespaceWorkers, Slow: slowPushNamespaceWorkers},
 	}
 }
 
@@ -60,6 +69,9 @@ func slowKeys(s *state, m fleet.Member) []string {
 
 func clusterKey(m fleet.Member) string { return "cluster " + m.ID().String() }
 
+// namespaceKey returns the key of the namespace of a cluster. Each Cluster has a namespace of its own.
+func namespaceKey(m fleet.Member) string { return "namespace " + m.Namespace }
+
 // profileKey returns the key of the profile of a summary.
 func profileKey(summary *configv1beta1.ClusterSummary) string {
 	owner := metav1.GetControllerOf(summary)
@@ -72,7 +84,8 @@ func profileKey(summary *configv1beta1.ClusterSummary) string {
 	return "profile " + owner.Name
 }
 
-// isTimeout returns whether a request to a member has not been answered in time.
+// isTimeout returns whether a request to a member has not been answered in time. It is also true for the end of the
+// time of a reconcile, but not for one that was canceled.
 func isTimeout(err error) bool {
 	timeout, ok := errors.AsType[net.Error](err)
 	return ok && timeout.Timeout()
