@@ -3,6 +3,7 @@ package attacks
 import (
 	"bytes"
 	"fmt"
+	"net/http"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -105,6 +107,64 @@ func TestAgentDrivesTheHub(t *testing.T) {
 	if err := agent.Status().Patch(t.Context(), cluster, client.MergeFrom(before)); !apierrors.IsInvalid(err) {
 		t.Errorf("a version of a megabyte: %.200v", err)
 	}
+}
+
+// TestAgentDrivesItsRegistration: an agent changes between Down and Healthy all the time, so that the hub checks the
+// objects of its registration all the time. It also changes its status all the time while it is deregistered.
+func TestAgentDrivesItsRegistration(t *testing.T) {
+	w := newWorld(t)
+	cluster := w.pullCluster(w.tenant(), "edge")
+	agent := w.account("agent", rbacv1.PolicyRule{
+		APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"sveltosclusters/status"}, ResourceNames: []string{"edge"}, Verbs: []string{"patch"},
+	})
+	report := func(status string) {
+		t.Helper()
+		w.must(agent.Status().Patch(t.Context(), cluster.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(status))))
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-t.Context().Done():
+		}
+	}
+	role := "/apis/rbac.authorization.k8s.io/v1/namespaces/" + w.ns + "/roles/edge"
+	checks := func() int { return hubRequests.count(http.MethodGet, role) }
+	first := checks()
+	const changes = 150
+	for i := range changes {
+		connection := []libv1beta1.ConnectionStatus{libv1beta1.ConnectionDown, libv1beta1.ConnectionHealthy}[i%2]
+		report(fmt.Sprintf(`{"status":{"ready":%t,"connectionStatus":%q,"failureMessage":"registering: %d"}}`, i%2 == 1, connection, i))
+	}
+	// The attack takes 8 s or more: the burst of 20, and one in each 6 s.
+	if n := checks() - first; n < 2 || n > changes/2 {
+		t.Errorf("%d changes caused %d checks of the registration", changes, n)
+	}
+	w.eventually("the cluster is healthy", func() error {
+		if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
+			return err
+		}
+		if s := cluster.Status; !s.Ready || s.ConnectionStatus != libv1beta1.ConnectionHealthy || s.FailureMessage != "" {
+			return fmt.Errorf("its status is %+v", s)
+		}
+		return nil
+	})
+
+	w.must(w.Delete(t.Context(), cluster))
+	reads := func() int {
+		return hubRequests.count(http.MethodGet, "/apis/"+libv1beta1.GroupVersion.String()+"/namespaces/"+w.ns+"/sveltosclusters/edge")
+	}
+	first = reads()
+	for i := range changes {
+		report(fmt.Sprintf(`{"status":{"failureMessage":"attack %d"}}`, i))
+	}
+	if n := reads() - first; n < 2 || n > changes/2 {
+		t.Errorf("%d changes during the deregistration caused %d reads of the cluster", changes, n)
+	}
+	report(fmt.Sprintf(`{"status":{"agentRemovedAt":%q}}`, time.Now().UTC().Format(time.RFC3339)))
+	w.eventually("the cluster is deregistered", func() error {
+		if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("its status is %+v: %w", cluster.Status, err)
+		}
+		return nil
+	})
 }
 
 // countWrites counts the changes of the ClusterSummaries in the namespace of the test.

@@ -8,11 +8,12 @@
 //
 //  1. The cloud identity of the hub: TestCloudIdentity.
 //  2. Kubeconfigs in Secrets of members: TestKubeconfigOfAMember.
-//  3. One tenant stops the hub: TestHostileContentOfATenant, TestMemberWithoutEnd.
-//  4. An agent drives the hub: TestAgentDrivesTheHub.
+//  3. One tenant stops the hub: TestHostileContentOfATenant, TestMemberWithoutEnd, TestPushMembersThatStall.
+//  4. An agent drives the hub: TestAgentDrivesTheHub, TestAgentDrivesItsRegistration.
 //  5. Secrets in custom resources: TestSecretsInCustomResources, TestKeysOfOtherClusters, TestRolesOfUsers.
 //  6. Registry credentials: TestRegistryCredentials, TestRegistryCredentialsRedirected.
-//  7. Server-side request forgery: TestServerSideRequestForgery, TestResponsesAreNotRepeated, TestEndpointsOfClusters.
+//  7. Server-side request forgery: TestServerSideRequestForgery, TestResponsesAreNotRepeated, TestEndpointsOfClusters,
+//     TestResponsesOfMembersAreNotRepeated.
 //  8. Tenants: TestSummaryOfATenant, TestSummaryForAForeignCluster, TestLabelsOfClusters, TestPatchesOfAgents,
 //     TestExistenceOfSecrets, TestAccountsOfProfiles, TestProfileAsServiceAccount.
 //  9. mgmt/mgmt: TestHubOfItsOwn.

@@ -95,12 +95,44 @@ var sharedHub = sync.OnceValues(func() (*localkube.Plane, error) {
 			// The tests report once for the agents of clusters in pull mode.
 			HeartbeatLimits: map[fleet.Type]time.Duration{fleet.TypeSveltos: time.Hour},
 		}
-		if err := hub.Run(ctx, plane.Config, options); err != nil {
+		config := rest.CopyConfig(plane.Config)
+		config.Wrap(hubRequests.wrap)
+		if err := hub.Run(ctx, config, options); err != nil {
 			panic(err)
 		}
 	}()
 	return plane, nil
 })
+
+// hubRequests counts the requests of the hub.
+var hubRequests = &requestCounter{byPath: map[string]int{}}
+
+// requestCounter counts requests by method and path.
+type requestCounter struct {
+	mu     sync.Mutex // guards byPath
+	byPath map[string]int
+}
+
+func (c *requestCounter) wrap(next http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		c.mu.Lock()
+		c.byPath[r.Method+" "+r.URL.Path]++
+		c.mu.Unlock()
+		return next.RoundTrip(r)
+	})
+}
+
+// count returns the number of requests with a method and a path.
+func (c *requestCounter) count(method, path string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.byPath[method+" "+path]
+}
+
+// roundTripper is a function as a http.RoundTripper.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
 
 // world is the hub as its administrator sees it, with a namespace for the test.
 type world struct {

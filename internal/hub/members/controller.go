@@ -28,6 +28,7 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
+	"github.com/towline/towline/internal/hub/ratelimit"
 	"github.com/towline/towline/internal/phase"
 )
 
@@ -47,6 +48,9 @@ const (
 	conflictRetryDelay = 100 * time.Millisecond
 	// minRetryDelay is the delay after the first error. It doubles with each further error, up to observeInterval.
 	minRetryDelay = 200 * time.Millisecond
+	// The agent of a pull member can cause agentBurst evaluations of it at once, and then one per agentInterval.
+	agentInterval = time.Second
+	agentBurst    = 20
 	// credentialsIndex finds the Clusters whose credentials are in a Secret.
 	credentialsIndex = "dialled-with"
 )
@@ -66,6 +70,8 @@ type Controller struct {
 	Clock      clock.PassiveClock
 
 	observers observers
+	// agentLimiter limits the evaluations that the agent of one pull member can cause.
+	agentLimiter *ratelimit.Limiter
 
 	// mu guards lastReady and failures.
 	mu sync.Mutex
@@ -79,6 +85,7 @@ type Controller struct {
 
 // Setup adds the index, the two controllers and the observers to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
+	c.agentLimiter = ratelimit.New(agentInterval, agentBurst, c.Clock)
 	err := mgr.GetFieldIndexer().IndexField(ctx, &clusterv1alpha1.Cluster{}, credentialsIndex, func(obj client.Object) []string {
 		if ref := obj.(*clusterv1alpha1.Cluster).Spec.SecretRef; ref != nil {
 			return []string{ref.Namespace + "/" + ref.Name}
@@ -95,7 +102,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 	// Each mode has its own queue: push members that do not answer must not delay the evaluation of heartbeats.
 	push := c.newBuilder(mgr, clusterv1alpha1.Push, pushWorkers).WatchesMetadata(secrets, handler.EnqueueRequestsFromMapFunc(c.clustersOfSecret))
-	pull := c.newBuilder(mgr, clusterv1alpha1.Pull, pullWorkers).Watches(&coordinationv1.Lease{}, handler.EnqueueRequestsFromMapFunc(clusterOfLease))
+	pull := c.newBuilder(mgr, clusterv1alpha1.Pull, pullWorkers).Watches(&coordinationv1.Lease{}, c.agentLimiter.Handler(clusterOfLease, ratelimit.ByAgent))
 	return errors.Join(push.Complete(c.reconcilerFor(clusterv1alpha1.Push)), pull.Complete(c.reconcilerFor(clusterv1alpha1.Pull)))
 }
 
@@ -107,7 +114,7 @@ func (c *Controller) newBuilder(mgr ctrl.Manager, mode clusterv1alpha1.ClusterSy
 	names := map[clusterv1alpha1.ClusterSyncMode]string{clusterv1alpha1.Push: "members", clusterv1alpha1.Pull: "members-pull"}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named(names[mode]).
-		For(&clusterv1alpha1.Cluster{}, builder.WithPredicates(c.Shard.Predicate(), hasMode(mode), needsReconcile())).
+		Watches(&clusterv1alpha1.Cluster{}, c.agentLimiter.Handler(clusterItself, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), hasMode(mode), needsReconcile())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, observeInterval),
@@ -163,6 +170,11 @@ func (c *Controller) clustersOfSecret(ctx context.Context, secret client.Object)
 		}
 	}
 	return requests
+}
+
+// clusterItself returns the request for a Cluster.
+func clusterItself(_ context.Context, cluster client.Object) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 }
 
 // clusterOfLease returns the Cluster whose agent renews the Lease.

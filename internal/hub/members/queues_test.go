@@ -12,6 +12,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
@@ -231,5 +232,31 @@ func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
 	}
 	if w.read(); w.cluster.ResourceVersion != version {
 		t.Error("something was written")
+	}
+}
+
+// An agent changes between ready and not ready all the time: each change is a write of the taints, and an event.
+func TestChangesOfAnAgentAreLimited(t *testing.T) {
+	t.Parallel()
+	hub, requests := runHub(t, "flips", nil)
+	w := &world{TB: t, Client: hub, cluster: member(t, hub, "flips", "flips", clusterv1alpha1.Pull)}
+	w.beat(w.space(), time.Now())
+	before := quiet(t, requests)
+	const changes = 150
+	for i := range changes {
+		status := []metav1.ConditionStatus{metav1.ConditionFalse, metav1.ConditionTrue}[i%2]
+		patch := fmt.Sprintf(`{"status":{"conditions":[{"type":"Ready","status":%q,"reason":"Reason%d","message":"","lastTransitionTime":"2026-01-02T12:00:00Z"}]}}`, status, i)
+		w.must(hub.Status().Patch(t.Context(), w.cluster.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(patch))))
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-t.Context().Done():
+		}
+	}
+	// The attack takes 3 s or more: the burst of 20, and one in each second.
+	if made := quiet(t, requests) - before; made < 2 || made > changes/2 {
+		t.Errorf("%d changes caused %d requests", changes, made)
+	}
+	if w.read(); len(w.cluster.Spec.Taints) != 0 {
+		t.Errorf("a member that is ready has the taints %+v", w.cluster.Spec.Taints)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,6 +29,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/ratelimit"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
@@ -44,6 +46,9 @@ const (
 	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
 	retryMin = 500 * time.Millisecond
 	retryMax = time.Minute
+	// The agent of a cluster can cause agentBurst reconciles of it at once, and then one per agentInterval.
+	agentInterval = 6 * time.Second
+	agentBurst    = 20
 	// leaseIndex is the index of pull-mode clusters by their agent's Lease.
 	leaseIndex = "registration-lease"
 )
@@ -88,10 +93,11 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	}
 	namespaces := &metav1.PartialObjectMetadata{}
 	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	ofAgents := ratelimit.New(agentInterval, agentBurst, clock.RealClock{})
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("registrations").
-		For(&libv1beta1.SveltosCluster{}, builder.WithPredicates(c.Shard.Predicate(), clusterChanged())).
-		Watches(&coordinationv1.Lease{}, handler.EnqueueRequestsFromMapFunc(c.clustersOfLease), builder.WithPredicates(leaseChanged())).
+		Watches(&libv1beta1.SveltosCluster{}, ofAgents.Handler(clusterItself, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), clusterChanged())).
+		Watches(&coordinationv1.Lease{}, ofAgents.Handler(c.clustersOfLease, ratelimit.ByAgent), builder.WithPredicates(leaseChanged())).
 		WatchesMetadata(namespaces, handler.EnqueueRequestsFromMapFunc(c.clustersOfNamespace), builder.WithPredicates(claimChanged())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
@@ -124,6 +130,11 @@ func leaseChanged() predicate.Predicate {
 			return !maps.Equal(e.ObjectOld.GetAnnotations(), e.ObjectNew.GetAnnotations())
 		},
 	}
+}
+
+// clusterItself returns the request for a cluster.
+func clusterItself(_ context.Context, cluster client.Object) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 }
 
 // clustersOfLease maps an agent's Lease to its cluster.

@@ -33,6 +33,7 @@ import (
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
+	"github.com/towline/towline/internal/hub/ratelimit"
 	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/phase"
 )
@@ -46,6 +47,10 @@ const (
 	retryMax = 30 * time.Second
 	// reconcileTimeout limits one reconcile. The next reconcile continues with the unfinished steps.
 	reconcileTimeout = time.Minute
+	// The agent of a pull member can cause agentBurst reconciles of its Cluster at once, and then one per agentInterval.
+	// The same applies to its Works, which share a limit.
+	agentInterval = 6 * time.Second
+	agentBurst    = 20
 )
 
 // Controller manages the execution namespaces of Clusters. It claims the ID of each Cluster, sets
@@ -77,14 +82,15 @@ type Controller struct {
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	namespaces := &metav1.PartialObjectMetadata{}
 	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	ofAgents := ratelimit.New(agentInterval, agentBurst, c.Clock)
 	toCluster := handler.EnqueueRequestsFromMapFunc(c.clusterOfNamespace)
 	clusters := ctrl.NewControllerManagedBy(mgr).
 		Named("spaces").
-		For(&clusterv1alpha1.Cluster{}, builder.WithPredicates(c.Shard.Predicate(), clusterChanged())).
+		Watches(&clusterv1alpha1.Cluster{}, ofAgents.Handler(requestFor, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), clusterChanged())).
 		Watches(&clusterv1alpha1.Cluster{}, handler.EnqueueRequestsFromMapFunc(c.clustersWithSameID), builder.WithPredicates(deleted())).
 		Watches(&workv1alpha1.Work{}, toCluster, builder.WithPredicates(deleted())).
 		Watches(&configv1beta1.ClusterSummary{}, toCluster, builder.WithPredicates(deleted())).
-		Watches(&coordinationv1.Lease{}, toCluster, builder.WithPredicates(annotationsChanged())).
+		Watches(&coordinationv1.Lease{}, ofAgents.Handler(c.clusterOfNamespace, ratelimit.ByAgent), builder.WithPredicates(annotationsChanged())).
 		WatchesMetadata(namespaces, toCluster, builder.WithPredicates(deleted())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
@@ -94,7 +100,7 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 		Complete(c)
 	works := ctrl.NewControllerManagedBy(mgr).
 		Named("work-holder").
-		For(&workv1alpha1.Work{}, builder.WithPredicates(lacksFinalizer())).
+		Watches(&workv1alpha1.Work{}, ofAgents.Handler(requestFor, agentOfWork), builder.WithPredicates(lacksFinalizer())).
 		Complete(&workFinalizer{hub: c.Hub, live: c.Live, shard: c.Shard})
 	if !c.Shard.IsDefault() {
 		return errors.Join(clusters, works)
@@ -139,6 +145,11 @@ func annotationsChanged() predicate.Predicate {
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 	})
+}
+
+// requestFor returns the request for a Cluster or a Work.
+func requestFor(_ context.Context, obj client.Object) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(obj)}}
 }
 
 // clusterOfNamespace maps obj, an execution namespace or an object in one, to its Cluster. Objects in the namespace are

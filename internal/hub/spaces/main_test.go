@@ -36,6 +36,9 @@ import (
 type testEnv struct {
 	hub, member             *localkube.Plane
 	hubClient, memberClient client.Client
+
+	// requests has the number of requests of the controller that read no cache, by method and path.
+	requests sync.Map
 }
 
 var startEnv = sync.OnceValues(func() (*testEnv, error) {
@@ -73,7 +76,7 @@ var startEnv = sync.OnceValues(func() (*testEnv, error) {
 			return nil, err
 		}
 	}
-	return w, w.run()
+	return w, w.run("", fastClock{time.Now()})
 })
 
 // sharedEnv returns the environment that all tests share. The control planes stop with the test binary.
@@ -86,8 +89,8 @@ func sharedEnv(t *testing.T) *testEnv {
 	return w
 }
 
-// run starts the controller with an unreliable connection.
-func (w *testEnv) run() error {
+// run starts the controller of a shard with an unreliable connection.
+func (w *testEnv) run(shard fleet.Shard, hubClock clock.PassiveClock) error {
 	mgr, err := ctrl.NewManager(w.hub.Config, ctrl.Options{
 		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{
 			SkipNameValidation: ptr.To(true),
@@ -98,15 +101,21 @@ func (w *testEnv) run() error {
 	if err != nil {
 		return err
 	}
-	live, err := client.New(unreliable(w.hub.Config), client.Options{Scheme: kube.Scheme()})
+	counted := unreliable(w.hub.Config)
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(request *http.Request) (*http.Response, error) {
+			w.counter(request.Method, request.URL.Path).Add(1)
+			return next.RoundTrip(request)
+		})
+	})
+	live, err := client.New(counted, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		return err
 	}
 	members := fleet.NewClients(fleet.SecretReaders{Live: w.hubClient}, w.hub.Config, fleet.IdentityPolicy{}, nil)
-	hubClock := fastClock{time.Now()}
 	c := &spaces.Controller{
 		Heartbeats: &heartbeats.Monitor{Clock: hubClock},
-		Hub:        mgr.GetClient(), Live: live, Config: members.Config, Forget: members.Forget, Events: mgr.GetEventRecorder("test"), Clock: hubClock,
+		Hub:        mgr.GetClient(), Live: live, Shard: shard, Config: members.Config, Forget: members.Forget, Events: mgr.GetEventRecorder("test"), Clock: hubClock,
 	}
 	if err := c.Setup(context.Background(), mgr); err != nil {
 		return err
@@ -117,6 +126,12 @@ func (w *testEnv) run() error {
 		return <-failed
 	}
 	return nil
+}
+
+// counter counts the requests with a method and a path.
+func (w *testEnv) counter(method, path string) *atomic.Int32 {
+	counter, _ := w.requests.LoadOrStore(method+" "+path, &atomic.Int32{})
+	return counter.(*atomic.Int32)
 }
 
 // fastClock runs ten times as fast as real time.

@@ -23,6 +23,10 @@ type workFinalizer struct {
 	shard     fleet.Shard
 }
 
+// agentOfWork is a key function for ratelimit.Limiter. An agent can remove the finalizer of its Works and change their
+// status. All Works of a Cluster share a limit.
+func agentOfWork(_, after client.Object) string { return after.GetNamespace() }
+
 // lacksFinalizer selects Works without the finalizer that are not being deleted.
 func lacksFinalizer() predicate.Predicate {
 	lacks := func(obj client.Object) bool {

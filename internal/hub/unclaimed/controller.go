@@ -42,7 +42,8 @@ const (
 	// no request to a pull member and one metadata list to a push member. Up to resyncJitter of the interval is added.
 	resyncInterval = 30 * time.Minute
 	resyncJitter   = 0.2
-	// eventDelay batches related events into one reconcile.
+	// eventDelay batches related events into one reconcile. So an agent that changes its Lease, its groups or its cluster
+	// all the time causes one reconcile in this time.
 	eventDelay = 2 * time.Second
 	// unclaimedResyncInterval is the interval between two reconciles of a cluster with unclaimed bundles. It is longer
 	// than the time until an agent's Lease no longer lists a withdrawn bundle.

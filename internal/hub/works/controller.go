@@ -117,10 +117,12 @@ func relevantWorkFields(work client.Object) any {
 	return []any{work.GetGeneration(), work.GetLabels(), work.GetAnnotations(), work.GetFinalizers(), work.GetDeletionTimestamp()}
 }
 
-// clusterChanged drops updates of a Cluster that cannot change the execution of its Works.
+// clusterChanged drops updates of a Cluster that cannot change the execution of its Works. The Works of a pull Cluster
+// are executed by its agent, which writes its status as often as it wants.
 func clusterChanged() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
-		return !equality.Semantic.DeepEqual(relevantClusterFields(e.ObjectOld), relevantClusterFields(e.ObjectNew))
+		isPush := fleet.FromObject(e.ObjectNew).Mode == fleet.Push
+		return isPush && !equality.Semantic.DeepEqual(relevantClusterFields(e.ObjectOld), relevantClusterFields(e.ObjectNew))
 	}}
 }
 
