@@ -260,7 +260,7 @@ func checkEmbedded(field, path string) error {
 	if path == "" {
 		return nil
 	}
-	return fmt.Errorf("it refers to a file: its %s is the file %q, which the hub does not have; embed the content with: "+
+	return fmt.Errorf("it refers to a file: its %s is the file %q; files are not read; embed the content with: "+
 		"kubectl config view --flatten --minify --raw", field, path)
 }
 

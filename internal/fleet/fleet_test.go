@@ -160,7 +160,7 @@ func TestParseKubeconfigRejectsExternalReferences(t *testing.T) {
 	tests := map[string]struct{ raw, wantErr string }{
 		"a token is fine":  {raw: config("", `"token":"t"`)},
 		"a program":        {raw: config("", `"exec":{"apiVersion":"client.authentication.k8s.io/v1","command":"sh"}`), wantErr: `user "u": exec plugins`},
-		"a token file":     {raw: config("", `"tokenFile":"/etc/passwd"`), wantErr: "refers to a file"},
+		"a token file":     {raw: config("", `"tokenFile":"/etc/passwd"`), wantErr: "files are not read; embed the content with: kubectl config view"},
 		"a CA file":        {raw: config(`,"certificate-authority":"/etc/passwd"`, ""), wantErr: `cluster "k": it refers to a file`},
 		"an unchecked TLS": {raw: config(`,"insecure-skip-tls-verify":true`, ""), wantErr: "insecure-skip-tls-verify"},
 		"no kubeconfig":    {raw: "{", wantErr: "parse kubeconfig"},

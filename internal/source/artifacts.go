@@ -131,7 +131,7 @@ func (a *Artifacts) download(ctx context.Context, artifact Artifact, path string
 	if response.StatusCode != http.StatusOK {
 		return statusTextError(response.StatusCode)
 	}
-	file, err := os.CreateTemp(a.dir, "partial-")
+	file, err := os.CreateTemp(a.dir, partialPrefix)
 	if err != nil {
 		return withoutPath(err)
 	}

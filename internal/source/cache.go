@@ -107,7 +107,7 @@ func (c *Charts) addFailure(request chartRequest, err error, ttl time.Duration) 
 }
 
 func (c *Charts) write(path string, content []byte) error {
-	file, err := os.CreateTemp(c.dir, "partial-")
+	file, err := os.CreateTemp(c.dir, partialPrefix)
 	if err != nil {
 		return fmt.Errorf("store the chart: %w", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -17,6 +18,10 @@ const (
 	maxArtifactFiles = 512 << 20
 	// minFileSize is the size that counts for a small file.
 	minFileSize = 4 << 10
+	// partialPrefix and packagePrefix are the prefixes of temporary files and directories. They are deleted when they are
+	// temporaryLife old: the hubs of several shards can have the same directory, so younger ones can be in use.
+	partialPrefix, packagePrefix = "partial-", "package-"
+	temporaryLife                = 10 * time.Minute
 	// touchInterval is the precision of the time of the last use of a file.
 	touchInterval = time.Minute
 )
@@ -32,14 +37,39 @@ type fileCache struct {
 	used int64
 }
 
-// newFileCache creates dir if it does not exist, and deletes files that exceed the limit.
+// newFileCache creates dir if it does not exist. It deletes the temporary files of a hub that was killed, and the files
+// that exceed the limit.
 func newFileCache(dir string, limit int64) (*fileCache, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create the directory %s: %w", filepath.Base(dir), err)
 	}
+	if err := deleteOldTemporaryFiles(dir, time.Now().Add(-temporaryLife)); err != nil {
+		return nil, err
+	}
 	f := &fileCache{dir: dir, limit: limit}
 	_, err := f.evict()
 	return f, err
+}
+
+// deleteOldTemporaryFiles deletes the temporary files and directories in dir that have not changed since an instant.
+func deleteOldTemporaryFiles(dir string, since time.Time) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("list the cached files: %w", withoutPath(err))
+	}
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), partialPrefix) && !strings.HasPrefix(entry.Name(), packagePrefix) {
+			continue
+		}
+		info, err := entry.Info()
+		if err != nil || info.ModTime().After(since) {
+			continue // another hub has deleted it, or can use it
+		}
+		if err := os.RemoveAll(filepath.Join(dir, entry.Name())); err != nil {
+			return fmt.Errorf("delete a temporary file: %w", withoutPath(err))
+		}
+	}
+	return nil
 }
 
 // touch records the use of a file.

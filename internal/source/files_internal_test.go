@@ -243,3 +243,45 @@ func TestChartsThatTakeMuchMemory(t *testing.T) {
 		t.Errorf("a chart: %+v, %v", metadata, err)
 	}
 }
+
+// A hub was killed while it packaged a chart and while it stored one.
+func TestTemporaryFilesOfAKilledHubAreDeleted(t *testing.T) {
+	t.Parallel()
+	for name, create := range map[string]func(dir string) error{
+		"charts": func(dir string) error {
+			_, err := NewCharts(dir, clocktesting.NewFakePassiveClock(time.Now()))
+			return err
+		},
+		"artifacts": func(dir string) error {
+			_, err := NewArtifacts(dir, clocktesting.NewFakePassiveClock(time.Now()))
+			return err
+		},
+	} {
+		dir, old := t.TempDir(), time.Now().Add(-2*temporaryLife)
+		for _, file := range []string{"package-1/templates/a.yaml", "partial-1", "package-young/a", "partial-young", "kept.tgz", "sigstore/root.json"} {
+			path := filepath.Join(dir, filepath.FromSlash(file))
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte("a"), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, file := range []string{"package-1", "partial-1", "kept.tgz", "sigstore"} {
+			if err := os.Chtimes(filepath.Join(dir, file), old, old); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := create(dir); err != nil {
+			t.Fatal(err)
+		}
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var left []string
+		for _, entry := range entries {
+			left = append(left, entry.Name())
+		}
+		if want := "[kept.tgz package-young partial-young sigstore]"; fmt.Sprint(left) != want {
+			t.Errorf("%s: the directory has %s, want %s", name, left, want)
+		}
+	}
+}

@@ -119,7 +119,7 @@ func checkVersion(chart configv1beta1.HelmChart, packaged Chart) error {
 }
 
 func (c *Charts) packageChart(files []File, directory string) (download, error) {
-	work, err := os.MkdirTemp(c.dir, "package-")
+	work, err := os.MkdirTemp(c.dir, packagePrefix)
 	if err != nil {
 		return download{}, withoutPath(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/errcode"
 
 	"github.com/towline/towline/internal/cache"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 )
 
@@ -30,6 +31,9 @@ const tagOverhead = 16
 
 // maxManifest limits a manifest: registries accept up to 4 MiB.
 const maxManifest = 4 << 20
+
+// maxManifestNodes limits the values in a manifest: a layer of three bytes takes more than a hundred bytes of memory.
+const maxManifestNodes = 50_000
 
 // ociRegistry is a repository of charts in an OCI registry: one artifact per chart, one tag per version.
 type ociRegistry struct {
@@ -133,7 +137,7 @@ func listVersions(ctx context.Context, opened *remote.Repository) ([]string, err
 			versions = append(versions, strings.ReplaceAll(tag, "_", "+"))
 		}
 		if len(versions) > maxTags {
-			return fmt.Errorf("it has more than %d tags", maxTags)
+			return &sizeError{fmt.Sprintf("it has more than %d tags", maxTags)}
 		}
 		return nil
 	})
@@ -194,11 +198,20 @@ func readManifest(ctx context.Context, opened *remote.Repository, reference stri
 	if err != nil {
 		return ocispec.Manifest{}, fmt.Errorf("read the manifest %s of %s: %w", reference, opened.Reference.Repository, err)
 	}
-	var manifest ocispec.Manifest
-	if err := json.Unmarshal(raw, &manifest); err != nil {
+	manifest, err := decodeManifest(raw)
+	if err != nil {
 		return ocispec.Manifest{}, fmt.Errorf("the manifest %s of %s is invalid", reference, opened.Reference.Repository)
 	}
 	return manifest, nil
+}
+
+// decodeManifest decodes a manifest of a registry. Its errors can have texts of the registry.
+func decodeManifest(raw []byte) (manifest ocispec.Manifest, err error) {
+	if kube.CountNodes(raw) > maxManifestNodes {
+		return manifest, fmt.Errorf("it has more than %d values", maxManifestNodes)
+	}
+	err = json.Unmarshal(raw, &manifest)
+	return manifest, err
 }
 
 // fetch reads a blob or manifest of at most limit bytes and verifies its digest.

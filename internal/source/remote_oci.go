@@ -3,7 +3,6 @@ package source
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -40,8 +39,8 @@ func (r *remoteRequest) fetchArtifact(ctx context.Context, address *url.URL) (re
 	if err != nil {
 		return remoteFetch{}, fmt.Errorf("read its manifest: %w", err)
 	}
-	var manifest ocispec.Manifest
-	if err := json.Unmarshal(raw, &manifest); err != nil || len(manifest.Layers) == 0 {
+	manifest, err := decodeManifest(raw)
+	if err != nil || len(manifest.Layers) == 0 {
 		return remoteFetch{}, errors.New("it is not an OCI artifact with layers")
 	}
 	files, err := r.readLayers(ctx, opened, manifest.Layers)
