@@ -3,7 +3,9 @@ package chaos
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -224,13 +226,15 @@ func (r *round) deregister() {
 	delete(r.model.env, m.name)
 }
 
-// drift changes or deletes an object that a profile has deployed.
+// drift changes or deletes an object that a profile or the chart has deployed.
 func (r *round) drift() {
 	m, isDeletion := pick(r.random, r.members), r.random.IntN(2) == 0
-	p := pick(r.random, r.model.profiles)
-	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: site, Name: p.name + "-kept"}}
-	r.t.Logf("%s of %s is deleted (or changed): %t", object.Name, m.name, isDeletion)
-	err := r.driftOf(m, object, isDeletion)
+	key := client.ObjectKey{Namespace: site, Name: pick(r.random, r.model.profiles).name + "-kept"}
+	if r.random.IntN(4) == 0 {
+		key = client.ObjectKey{Namespace: chartProfile, Name: chartObject}
+	}
+	r.t.Logf("%s of %s is deleted (or changed): %t", key.Name, m.name, isDeletion)
+	err := r.driftOf(m, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}, isDeletion)
 	if err != nil && !apierrors.IsNotFound(err) {
 		r.t.Logf("no drift: %v", err) // its API server is down
 	}
@@ -240,7 +244,7 @@ func (r *round) driftOf(m *member, object *corev1.ConfigMap, isDeletion bool) er
 	if isDeletion {
 		return m.admin.Delete(r.t.Context(), object)
 	}
-	return m.admin.Patch(r.t.Context(), object, client.RawPatch("application/merge-patch+json", []byte(`{"data":{"text":"by hand"}}`)))
+	return m.admin.Patch(r.t.Context(), object, client.RawPatch("application/merge-patch+json", []byte(`{"data":{"text":"by hand","edition":"by hand"}}`)))
 }
 
 // applyProfile applies a profile and its ConfigMap, or deletes the profile.
@@ -253,7 +257,9 @@ func (f *fleet) applyProfile(p *profile) {
 		return
 	}
 	var content strings.Builder
-	for name, text := range p.objects() {
+	objects := p.objects()
+	for _, name := range slices.Sorted(maps.Keys(objects)) {
+		text := objects[name]
 		fmt.Fprintf(&content, "    ---\n    apiVersion: v1\n    kind: ConfigMap\n    metadata: {namespace: %s, name: %s}\n    data: {text: %q}\n", site, name, text)
 	}
 	f.apply("profile "+p.name, fmt.Sprintf(`

@@ -11,12 +11,16 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"helm.sh/helm/v4/pkg/release/common"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/release"
 	"github.com/towline/towline/internal/status"
 )
 
@@ -98,7 +102,7 @@ func (f *fleet) compareMember(ctx context.Context, m *model, on *member) error {
 		return fmt.Errorf("objects (-want +got):\n%s", diff)
 	}
 	edition := &corev1.ConfigMap{}
-	err := on.admin.Get(ctx, client.ObjectKey{Namespace: chartProfile, Name: "edition"}, edition)
+	err := on.admin.Get(ctx, client.ObjectKey{Namespace: chartProfile, Name: chartObject}, edition)
 	if _, isRegistered := m.env[on.name]; !isRegistered {
 		if err == nil {
 			err = errors.New("the chart is still there")
@@ -111,7 +115,35 @@ func (f *fleet) compareMember(ctx context.Context, m *model, on *member) error {
 	if err != nil {
 		return err
 	}
-	return on.hooks.checkDeployed(m.chart)
+	return errors.Join(compareRecords(ctx, m, on), on.hooks.checkDeployed(m.chart))
+}
+
+// compareRecords checks that a member has a record of each of its bundles and no other one, and one deployed revision
+// and no unfinished one of the release.
+func compareRecords(ctx context.Context, m *model, on *member) error {
+	var list corev1.SecretList
+	if err := on.admin.List(ctx, &list); err != nil {
+		return err
+	}
+	want := []string{fmt.Sprintf("release %[1]s/%[1]s: deployed", chartProfile)}
+	for _, summary := range m.summariesOf(on.name) {
+		feature := libv1beta1.FeatureResources
+		if summary == summaryName(chartProfile, on.name) {
+			feature = libv1beta1.FeatureHelm
+		}
+		want = append(want, "record "+bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: summary, Feature: string(feature)}.String())
+	}
+	var found []string
+	for _, secret := range list.Items {
+		entry, isRelease := release.ParseEntry(secret.ObjectMeta)
+		switch requestor, isOfBundle := secret.Annotations[kube.AnnotationRequestor]; {
+		case isRelease && entry.Status != common.StatusSuperseded && entry.Status != common.StatusFailed:
+			found = append(found, fmt.Sprintf("release %s/%s: %s", entry.Key.Namespace, entry.Key.Name, entry.Status))
+		case !isRelease && isOfBundle:
+			found = append(found, "record "+requestor)
+		}
+	}
+	return difference("records", want, found)
 }
 
 // compareCluster compares the status of a SveltosCluster.
@@ -124,7 +156,7 @@ func (f *fleet) compareCluster(ctx context.Context, m *model, of *member) error 
 		}
 		return client.IgnoreNotFound(err)
 	}
-	if err == nil && (!cluster.Status.Ready || cluster.Status.ConnectionStatus != libv1beta1.ConnectionHealthy) {
+	if err == nil && (!cluster.Status.Ready || cluster.Status.ConnectionStatus != libv1beta1.ConnectionHealthy || cluster.Status.FailureMessage != "") {
 		err = fmt.Errorf("the status is %+v", cluster.Status)
 	}
 	return err
@@ -140,12 +172,12 @@ func (f *fleet) compareSummaries(ctx context.Context, m *model) error {
 	var errs []error
 	for _, summary := range list.Items {
 		found = append(found, summary.Name)
-		if len(summary.Status.FeatureSummaries) == 0 {
-			errs = append(errs, fmt.Errorf("%s has no status", summary.Name))
+		if len(summary.Status.FeatureSummaries) == 0 || summary.Status.FailureMessage != "" || summary.Status.ReconciliationSuspended {
+			errs = append(errs, fmt.Errorf("%s has the status %+v", summary.Name, summary.Status))
 		}
 		errs = append(errs, named(summary.Name, compareReleases(&summary)))
 		for _, feature := range summary.Status.FeatureSummaries {
-			if feature.Status != libv1beta1.FeatureStatusProvisioned {
+			if feature.Status != libv1beta1.FeatureStatusProvisioned || feature.FailureMessage != "" {
 				errs = append(errs, fmt.Errorf("%s: %s is %s: %v", summary.Name, feature.FeatureID, feature.Status, feature.FailureMessage))
 			}
 		}
@@ -187,6 +219,9 @@ func (f *fleet) compareMatching(ctx context.Context, profile string, want []stri
 	stored := &configv1beta1.ClusterProfile{}
 	if err := f.admin.Get(ctx, client.ObjectKey{Name: profile}, stored); err != nil {
 		return err
+	}
+	if len(stored.Status.FailedClusters) > 0 || stored.Status.ReconciliationSuspended {
+		return fmt.Errorf("profile %s has the status %+v", profile, stored.Status)
 	}
 	var found []string
 	for _, matching := range stored.Status.MatchingClusters {

@@ -35,6 +35,8 @@ const (
 	site = "site"
 	// chartProfile is the profile with the chart, its release, and the namespace of that.
 	chartProfile = "charted"
+	// chartObject is the ConfigMap of the chart.
+	chartObject = "edition"
 	// settleTimeout is loose: a slow machine must pass, a hang must fail. An agent whose connection is lost takes up to a
 	// minute to notice that.
 	settleTimeout = 5 * time.Minute
@@ -126,7 +128,7 @@ spec:
 		"templates/pre.yaml":     fmt.Sprintf(hook, "pre", "pre-install,pre-upgrade"),
 		"templates/post.yaml":    fmt.Sprintf(hook, "post", "post-install,post-upgrade"),
 		"templates/delete.yaml":  fmt.Sprintf(hook, deleteHook, "pre-delete"),
-		"templates/edition.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: edition}\ndata: {edition: \"{{ .Values.edition }}\"}\n",
+		"templates/edition.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: " + chartObject + "}\ndata: {edition: \"{{ .Values.edition }}\"}\n",
 	}})
 	if err != nil {
 		t.Fatal(err)
