@@ -83,10 +83,13 @@ func (s *Store) lockListing(ctx context.Context) (unlock func(), err error) {
 // readPages reads the records whose heads a label selector selects, and for which isWanted returns true.
 func (s *Store) readPages(ctx context.Context, selector string, isWanted func(context.Context, bundle.ID) (bool, error)) error {
 	opts := metav1.ListOptions{LabelSelector: s.selector(selector), Limit: pageSize}
-	for {
+	for listed := 0; ; {
 		page, err := s.secrets.List(ctx, opts)
 		if err != nil {
 			return fmt.Errorf("list records: %w", err)
+		}
+		if listed += len(page.Items); listed > maxRecords && s.partitions == nil {
+			return fmt.Errorf("list records: the cluster has more than %d", maxRecords)
 		}
 		for i := range page.Items {
 			if err := s.readListed(ctx, &page.Items[i], isWanted); err != nil {

@@ -56,6 +56,10 @@ const (
 	hashLength = 20
 	// pageSize is the maximum number of Secrets in the response to a list.
 	pageSize = 500
+	// maxRecords is the maximum number of records on a member, whose administrator could return pages without end. A
+	// member with 1,000 profiles has at most 3,000. The cluster of the hub, which has records of all clusters for
+	// deploymentType Local, has no maximum.
+	maxRecords = 20_000
 )
 
 // ErrIncomplete is in the error for a record of which a part is missing: its Secrets were deleted or changed by others.

@@ -3,17 +3,23 @@ package inventory_test
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/inventory"
@@ -327,5 +333,29 @@ func TestCachedRecordsHaveNoContent(t *testing.T) {
 	}
 	if rec.Message != "changed changed " {
 		t.Errorf("got message %q", rec.Message)
+	}
+}
+
+// TestPagesWithoutEnd lists the records of a member that returns pages without end.
+func TestPagesWithoutEnd(t *testing.T) {
+	t.Parallel()
+	page := &corev1.SecretList{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "SecretList"}, ListMeta: metav1.ListMeta{Continue: "next"}, Items: make([]corev1.Secret, 500),
+	}
+	raw, err := json.Marshal(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pages atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		pages.Add(1)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(raw)
+	}))
+	t.Cleanup(server.Close)
+	config := &rest.Config{Host: server.URL, QPS: -1}
+	s := inventory.NewStore(corev1client.NewForConfigOrDie(config), metadata.NewForConfigOrDie(config), "projectsveltos", inventory.OwnerScope{})
+	if err := s.List(t.Context()); err == nil || err.Error() != "list records: the cluster has more than 20000" || pages.Load() != 41 {
+		t.Errorf("after %d pages: got error %v", pages.Load(), err)
 	}
 }
