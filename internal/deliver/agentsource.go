@@ -110,7 +110,7 @@ type Handler func(ctx context.Context, d Delivery) error
 // When the hub is reachable again after an outage, Run handles all groups that are not provisioned.
 func (s *AgentSource) Run(ctx context.Context, workers int, handle Handler) error {
 	reflector := cache.NewReflectorWithOptions(s.listWatch(), &libv1beta1.ConfigurationGroup{}, s.groups, cache.ReflectorOptions{
-		Name: "groups", Backoff: kube.WatchBackoff(),
+		Name: "groups", Backoff: kube.WatchBackoff(), ResyncPeriod: resyncInterval,
 	})
 	var running sync.WaitGroup
 	running.Go(func() { reflector.RunWithContext(ctx) })

@@ -27,6 +27,8 @@ const (
 	// unavailableRetryLast is retryLast for deliveries that failed because the hub was not available. A random part of it
 	// is added.
 	unavailableRetryLast = 5 * time.Second
+	// resyncInterval is the interval between two checks of the groups that are reported as being applied.
+	resyncInterval = 30 * time.Second
 	// apiServerStartup is the time after an outage in which the errors of a starting API server count as
 	// unavailability. Later ones have the growing delay: an overloaded API server must not get more requests.
 	apiServerStartup = time.Minute
@@ -148,8 +150,18 @@ func (g *groupStore) Replace(objects []any, _ string) error {
 	return nil
 }
 
-// Resync does nothing, since the queue has all groups to handle.
-func (g *groupStore) Resync() error { return nil }
+// Resync queues the groups that are reported as being applied. The report can be of a run that has ended meanwhile: then
+// nothing else would correct it. Answering such a group sends no request, unless the report has changed.
+func (g *groupStore) Resync() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for name, group := range g.byName {
+		if ReportOf(group).State == bundle.StateApplying {
+			g.queue.Add(name)
+		}
+	}
+	return nil
+}
 
 // put stores a group of the watch, unless the response of a status write was newer.
 func (g *groupStore) put(obj any) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -141,4 +142,29 @@ func TestAgentSourceWorksSoonAfterAnOutage(t *testing.T) {
 		stop()
 		running.Wait()
 	})
+}
+
+// TestApplyingGroupsAreAnsweredAgain has groups that nobody changes. One that is reported as being applied is handled
+// again, since the end of the run may have been missed.
+func TestApplyingGroupsAreAnsweredAgain(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[libv1beta1.FeatureStatus]int{
+		libv1beta1.FeatureStatusProvisioning: 4, libv1beta1.FeatureStatusProvisioned: 1, libv1beta1.FeatureStatusFailed: 1,
+	} {
+		group, _ := pack(t, testBundle(objects("a", "1")))
+		group.ResourceVersion, group.Status.DeploymentStatus = "5", status
+		synctest.Test(t, func(t *testing.T) {
+			source := NewAgentSource(&failingHub{group: group, failure: func() error { return nil }}, group.Namespace, "member")
+			var handled atomic.Int32
+			ctx, stop := context.WithTimeout(t.Context(), 3*resyncInterval+time.Second)
+			defer stop()
+			_ = source.Run(ctx, 1, func(context.Context, Delivery) error { // it ends with ctx
+				handled.Add(1)
+				return nil
+			})
+			if got := int(handled.Load()); got != want {
+				t.Errorf("%s: handled %d times, want %d", status, got, want)
+			}
+		})
+	}
 }

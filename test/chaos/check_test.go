@@ -41,6 +41,7 @@ func (f *fleet) settle(m *model) {
 		return err
 	})
 	if err != nil {
+		f.logUnfinishedGroups()
 		f.t.Fatalf("the fleet does not settle: %v", err)
 	}
 	f.wantIntact()
@@ -278,6 +279,19 @@ func (f *fleet) compareGroups(ctx context.Context, m *model) error {
 		found = append(found, groupLine(&list.Items[i]))
 	}
 	return difference("groups", want, found)
+}
+
+// logUnfinishedGroups logs who has written the groups that are not provisioned, and when.
+func (f *fleet) logUnfinishedGroups() {
+	var list libv1beta1.ConfigurationGroupList
+	if err := f.admin.List(f.t.Context(), &list); err != nil {
+		f.t.Log(err)
+	}
+	for _, group := range list.Items {
+		if group.Status.DeploymentStatus != libv1beta1.FeatureStatusProvisioned {
+			f.t.Logf("%s: %+v, written by %+v", groupLine(&group), group.Status, group.ManagedFields)
+		}
+	}
 }
 
 // groupLine returns the summary, the action and the state of a group.
