@@ -80,7 +80,7 @@ func scriptFailure(ctx context.Context, err error) (failure string, _ error) {
 	if ctx.Err() != nil {
 		return "", ctx.Err()
 	}
-	if errors.Is(err, sandbox.ErrStart) {
+	if errors.Is(err, sandbox.ErrStart) || errors.Is(err, sandbox.ErrMemory) {
 		return "", err
 	}
 	return err.Error(), nil

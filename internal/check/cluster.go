@@ -35,7 +35,7 @@ func (c Checker) EvaluateCluster(ctx context.Context, member client.Reader, spec
 // failureOf returns the Result.Failure of one list of checks. kind is "readiness" or "liveness".
 func (c Checker) failureOf(ctx context.Context, member client.Reader, kind string, checks []libv1beta1.ClusterCheck) (failure string, err error) {
 	failure, err = c.Run(ctx, member, checks)
-	if errors.Is(err, sandbox.ErrStart) {
+	if errors.Is(err, sandbox.ErrStart) || errors.Is(err, sandbox.ErrMemory) {
 		return "", err
 	}
 	if err != nil {

@@ -150,7 +150,7 @@ func (g *groupStore) Replace(objects []any, _ string) error {
 	return nil
 }
 
-// Resync queues the groups that are reported as being applied. The report can be of a run that has ended meanwhile: then
+// Resync queues the groups that are reported as being applied. The report can be of a run that has ended meanwhile, and
 // nothing else would correct it. Answering such a group sends no request, unless the report has changed.
 func (g *groupStore) Resync() error {
 	g.mu.Lock()

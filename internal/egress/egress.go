@@ -13,6 +13,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -122,7 +123,22 @@ func (t Transport) RoundTrip(request *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, withoutResponse(err)
 	}
+	if response.StatusCode != http.StatusSwitchingProtocols { // its body is also an io.Writer
+		response.Body = body{response.Body}
+	}
 	return response, nil
+}
+
+// body is the body of a response. Its errors do not repeat a part of it, such as a trailer.
+type body struct{ io.ReadCloser }
+
+// Read implements io.Reader.
+func (b body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF { //nolint:errorlint // io.Reader returns io.EOF itself
+		err = withoutResponse(err)
+	}
+	return n, err
 }
 
 // WrappedRoundTripper returns the wrapped transport, as client-go's transport utilities expect.
@@ -135,14 +151,24 @@ var ErrInvalidResponse = errors.New("the server returned an invalid response")
 // or returns them as a textproto.ProtocolError.
 func withoutResponse(err error) error {
 	if op, ok := errors.AsType[*net.OpError](err); ok {
-		if op.Op != "proxyconnect" {
+		if op.Op == "proxyconnect" {
+			return &net.OpError{Op: op.Op, Net: op.Net, Err: withoutResponse(op.Err)}
+		}
+		return err
+	}
+	text := err.Error()
+	if strings.HasPrefix(text, "http2: server sent GOAWAY") {
+		return errors.New("the server closed the connection")
+	}
+	// These errors are about the request, and the proxies in the environment.
+	for _, prefix := range []string{"net/http: invalid", "invalid proxy address", "unsupported protocol scheme"} {
+		if strings.HasPrefix(text, prefix) {
 			return err
 		}
-		return fmt.Errorf("connect to the proxy: %w", withoutResponse(op.Err))
 	}
 	_, isCertificate := errors.AsType[*tls.CertificateVerificationError](err)
 	_, isHeader := errors.AsType[textproto.ProtocolError](err)
-	if isCertificate || errors.Is(err, ErrDenied) || !isHeader && !strings.Contains(err.Error(), `"`) {
+	if isCertificate || errors.Is(err, ErrDenied) || !isHeader && !strings.Contains(text, `"`) {
 		return err
 	}
 	return ErrInvalidResponse

@@ -2,6 +2,7 @@ package egress_test
 
 import (
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -27,10 +28,11 @@ func getBy(t *testing.T, transport egress.Transport, address string) error {
 		t.Fatal(err)
 	}
 	response, err := (&http.Client{Transport: transport}).Do(request)
-	if err == nil {
-		response.Body.Close()
+	if err != nil {
+		return err
 	}
-	return err
+	_, err = io.Copy(io.Discard, response.Body)
+	return errors.Join(err, response.Body.Close())
 }
 
 func policy(t *testing.T, hosts, networks []string) *egress.Policy {
@@ -122,6 +124,7 @@ func TestErrorsRepeatNoResponse(t *testing.T) {
 		"header":            "HTTP/1.1 200 OK\r\n" + secret + "\r\n\r\n",
 		"length":            "HTTP/1.1 200 OK\r\nContent-Length: " + secret + "\r\n\r\n",
 		"transfer encoding": "HTTP/1.1 200 OK\r\nTransfer-Encoding: " + secret + "\r\n\r\n",
+		"trailer":           "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + secret + "\r\n\r\n",
 		"reason":            "HTTP/1.1 407 " + secret + "\r\nContent-Length: 0\r\n\r\n",
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -89,7 +89,7 @@ func (t statusTransport) RoundTrip(request *http.Request) (*http.Response, error
 	}
 	if response.Header.Get("Location") != "" && response.StatusCode/100 == 3 {
 		response.Body.Close()
-		return nil, fmt.Errorf("the server answered %d %s: it redirects, which API servers do not", response.StatusCode, http.StatusText(response.StatusCode))
+		return nil, fmt.Errorf("the server answered %d %s: it redirects, which API servers do not; use the address to which it redirects", response.StatusCode, http.StatusText(response.StatusCode))
 	}
 	if response.StatusCode < http.StatusBadRequest {
 		if request.URL.Query().Get("watch") == "" && response.StatusCode != http.StatusSwitchingProtocols {

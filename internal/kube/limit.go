@@ -137,7 +137,7 @@ func (s *jsonScanner) scanString(c byte) {
 func (b *limitedBody) Close() error { return b.body.Close() }
 
 // errNoObject is the error for a response that is no object of Kubernetes. The errors of client-go would have its text.
-var errNoObject = errors.New("the server returned something else than an object of Kubernetes")
+var errNoObject = errors.New("the server returned something other than an object of Kubernetes")
 
 // RequireObject returns a body that fails at its end if it lacks the fields kind and apiVersion. client-go makes such a
 // body a part of its error.

@@ -183,7 +183,7 @@ func (c *child) exitReason() string {
 	case bytes.Contains(text, []byte("stack exceeds")):
 		return "it nests without end"
 	case bytes.Contains(text, []byte("out of memory")), bytes.Contains(text, []byte("cannot allocate memory")),
-		bytes.Contains(text, []byte("pthread_create failed")): // no memory for the stack of a thread
+		bytes.Contains(text, []byte("SIGSEGV")), bytes.Contains(text, []byte("pthread_create failed")): // no memory for a stack
 		return fmt.Sprintf("it took more than %d MiB of memory", c.memory>>20)
 	default:
 		line, _, _ := bytes.Cut(bytes.TrimSpace(text), []byte("\n"))

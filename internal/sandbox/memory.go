@@ -14,8 +14,8 @@ import (
 const memoryInterval = 20 * time.Millisecond
 
 // memoryBudget limits the memory of all active children together. They share a container with this process: if it
-// exceeds its limit, Kubernetes kills all its processes. So the child with the most memory is killed before. Without
-// /proc there is no limit.
+// exceeds its limit, Kubernetes kills all its processes. To prevent that, the child with the most memory is killed. A
+// system without /proc has no limit.
 type memoryBudget struct {
 	limit int64 // in bytes
 

@@ -128,16 +128,20 @@ func (p *Pool) Call(call Call) error {
 	stop := used.limitTime(call.Limit)
 	result, err := used.exchange(request{Function: call.Function, Input: input}, call.Callback)
 	isInTime, isWithinBudget := stop(), remove()
-	if isInTime && isWithinBudget && err == nil {
-		p.releaseChild(used)
+	if isInTime && err == nil {
+		if isWithinBudget {
+			p.releaseChild(used)
+		}
 		p.forget(call)
 		return decodeResult(result, call.Output)
 	}
 	used.kill()
+	if !isWithinBudget {
+		// Other calls are as much the reason: it is not remembered.
+		return fmt.Errorf("%w: all calls together took more than %d MiB, and this one took the most", ErrMemory, p.budget.limit>>20)
+	}
 	reason := used.exitReason()
 	switch {
-	case !isWithinBudget:
-		reason = fmt.Sprintf("it took more memory than all others, which together took more than %d MiB", p.budget.limit>>20)
 	case !isInTime:
 		reason = fmt.Sprintf("it took longer than %s", call.Limit)
 		if call.Detail != nil {
@@ -148,6 +152,10 @@ func (p *Pool) Call(call Call) error {
 	}
 	return p.remember(call, reason)
 }
+
+// ErrMemory is wrapped by the error of a call that was ended because all calls together took too much memory. The input
+// may be valid.
+var ErrMemory = errors.New("no memory is left for it")
 
 // decodeResult decodes the output and returns the error of a call. There may be both.
 func decodeResult(result response, output any) error {

@@ -61,13 +61,13 @@ func functions() map[string]sandbox.Function {
 			<-time.After(duration)
 			return nil, err
 		},
-		"hold": func(input json.RawMessage, _ ask) (any, error) {
+		"hold": func(input json.RawMessage, ask ask) (any, error) {
 			var mebibytes int
 			err := json.Unmarshal(input, &mebibytes)
 			held := bytes.Repeat([]byte("x"), mebibytes<<20)
-			<-time.After(3 * time.Second)
+			_, askErr := ask(nil)
 			runtime.KeepAlive(held)
-			return nil, err
+			return nil, errors.Join(err, askErr)
 		},
 		"memory": func(json.RawMessage, ask) (any, error) {
 			var all [][]byte
@@ -241,16 +241,30 @@ func TestMemoryOfAllChildren(t *testing.T) { //nolint:paralleltest // see above
 	skipWithRace(t)
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1200 << 20))
 	pool, _ := newPool()
-	const largest = 210
-	var calls sync.WaitGroup
-	for i, mebibytes := range []int{10, 130, 130, 130, largest} {
-		calls.Go(func() {
-			err := pool.Call(sandbox.Call{Function: "hold", Key: fmt.Sprint(i), Limit: time.Minute, Input: mebibytes, Output: new(any)})
-			if isKilled := err != nil && strings.Contains(err.Error(), "together took more than 600 MiB"); isKilled != (mebibytes == largest) || !isKilled && err != nil {
-				t.Errorf("the call with %d MiB: got error %v", mebibytes, err)
-			}
-		})
+	const largest = 170
+	var filled, calls sync.WaitGroup
+	release := make(chan struct{})
+	hold := func(key, mebibytes int) {
+		var once sync.Once
+		err := pool.Call(sandbox.Call{Function: "hold", Key: fmt.Sprint(key), Limit: time.Minute, Input: mebibytes, Output: new(any), Callback: func(json.RawMessage) (any, error) {
+			once.Do(filled.Done)
+			<-release
+			return nil, nil
+		}})
+		once.Do(filled.Done) // it was killed before
+		if isKilled := err != nil && strings.Contains(err.Error(), "all calls together took more than 600 MiB"); isKilled != (mebibytes == largest) || !isKilled && err != nil {
+			t.Errorf("the call with %d MiB: got error %v", mebibytes, err)
+		}
 	}
+	filled.Add(1)
+	calls.Go(func() { hold(0, largest) })
+	filled.Wait() // it is the largest from the start
+	for i, mebibytes := range []int{10, 125, 125, 125, 125} {
+		filled.Add(1)
+		calls.Go(func() { hold(i+1, mebibytes) })
+	}
+	filled.Wait()
+	close(release)
 	calls.Wait()
 }
 

@@ -169,7 +169,7 @@ func openerFor(address string) (opener, error) {
 	return nil, phase.Invalidf("repositoryURL %q does not begin with http://, https:// or oci://", redacted(address))
 }
 
-func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (Chart, error) {
+func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (fetched Chart, err error) {
 	if err := c.cachedFailure(request); err != nil {
 		return Chart{}, err
 	}
@@ -178,6 +178,7 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 		return Chart{}, err
 	}
 	defer disconnect()
+	defer func() { err = fetchError(ctx, err) }()
 	repository := open(c, request.repositoryURL, request.login, transport)
 	at, err := repository.locate(ctx, request.name, request.version)
 	if errors.Is(err, ErrNotFound) {

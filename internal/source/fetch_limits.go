@@ -2,6 +2,7 @@ package source
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -30,79 +31,90 @@ type fetchLimits struct {
 	total     int64
 	used      atomic.Int64
 	unpacking chan struct{} // has an element for each archive that is being unpacked
-	// maxBlocking is the time after which a fetch is ended when others have no room.
+	// maxBlocking is the time after which a fetch is canceled if others need memory.
 	maxBlocking time.Duration
 
 	mu      sync.Mutex // guards the field below
-	fetches []*endableFetch
+	fetches []*cancelableFetch
 }
 
 // maxBlocking is the time for which a fetch can keep others from the memory that all have together: a repository that
 // sends large charts slowly would otherwise stop all fetches.
 const maxBlocking = 10 * time.Second
 
-// endableFetch is a fetch that is ended if others have no room. ended is closed when its memory is free.
-type endableFetch struct {
-	start time.Time
-	end   context.CancelCauseFunc
-	ended chan struct{}
+// errSlowFetch is the cause of a fetch that was canceled because others need memory.
+var errSlowFetch = &sizeError{"it is slow, and others need its memory"}
+
+// cancelableFetch is a fetch that is canceled if others need its memory. done is closed when its memory is free.
+type cancelableFetch struct {
+	download *remoteDownload
+	start    time.Time
+	cancel   context.CancelCauseFunc
+	done     chan struct{}
 }
 
 func newFetchLimits(what string, total int64) *fetchLimits {
 	return &fetchLimits{what: what, total: total, unpacking: make(chan struct{}, maxUnpacking), maxBlocking: maxBlocking}
 }
 
-// endable returns a context for a fetch that ends when it has blocked others for too long. The caller calls release
-// when the memory of the fetch is free.
-func (l *fetchLimits) endable(ctx context.Context) (fetchContext context.Context, release func()) {
-	fetchContext, end := context.WithCancelCause(ctx)
-	fetch := &endableFetch{start: time.Now(), end: end, ended: make(chan struct{})}
+// cancelable returns a context for a fetch that is canceled when it has kept others from memory for too long. The
+// caller calls release when the memory of the fetch is free.
+func (l *fetchLimits) cancelable(ctx context.Context, download *remoteDownload) (fetchContext context.Context, release func()) {
+	fetchContext, cancel := context.WithCancelCause(ctx)
+	fetch := &cancelableFetch{download: download, start: time.Now(), cancel: cancel, done: make(chan struct{})}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.fetches = append(l.fetches, fetch)
 	return fetchContext, func() {
-		end(nil)
-		close(fetch.ended)
+		cancel(nil)
+		close(fetch.done)
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.fetches = slices.DeleteFunc(l.fetches, func(other *endableFetch) bool { return other == fetch })
+		l.fetches = slices.DeleteFunc(l.fetches, func(other *cancelableFetch) bool { return other == fetch })
 	}
 }
 
-// endOldest ends the oldest fetch if it has run for maxBlocking, and waits for that. It returns false if there is none.
-func (l *fetchLimits) endOldest() bool {
-	oldest := l.takeOldest()
-	if oldest == nil {
+// fetchError returns errSlowFetch instead of err if that was the reason: HTTP/2 returns only that ctx was canceled.
+func fetchError(ctx context.Context, err error) error {
+	if err != nil && errors.Is(context.Cause(ctx), errSlowFetch) {
+		return errSlowFetch
+	}
+	return err
+}
+
+// cancelLargest cancels the fetch that holds most memory of those that have run for maxBlocking, without download, and
+// waits until it has ended. It returns false if there is none.
+func (l *fetchLimits) cancelLargest(download *remoteDownload) bool {
+	l.mu.Lock()
+	var largest *cancelableFetch
+	var held int64
+	for _, fetch := range l.fetches {
+		if fetch.download != download && time.Since(fetch.start) >= l.maxBlocking && fetch.download.held.Load() > held {
+			largest, held = fetch, fetch.download.held.Load()
+		}
+	}
+	l.mu.Unlock()
+	if largest == nil {
 		return false
 	}
-	oldest.end(&sizeError{"it is slow, and others wait for its memory"})
+	largest.cancel(errSlowFetch)
 	select {
-	case <-oldest.ended:
-	case <-time.After(time.Second): // it can be the one that waits
+	case <-largest.done:
+		return true
+	case <-time.After(time.Second): // it is unpacking, or parses what it has fetched
+		return false
 	}
-	return true
 }
 
-// takeOldest removes the oldest fetch from the list. It returns nil if none has run for maxBlocking.
-func (l *fetchLimits) takeOldest() *endableFetch {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.fetches) == 0 || time.Since(l.fetches[0].start) < l.maxBlocking {
-		return nil
-	}
-	oldest := l.fetches[0]
-	l.fetches = l.fetches[1:]
-	return oldest
-}
-
-// reserve returns an error if n more bytes exceed the limit. The caller must free them.
-func (l *fetchLimits) reserve(n int64) error {
+// reserve returns an error if n more bytes exceed the limit. The caller must free them. download, if it is not nil, is
+// the fetch that needs them: others may be canceled for it.
+func (l *fetchLimits) reserve(n int64, download *remoteDownload) error {
 	for {
 		if l.used.Add(n) <= l.total {
 			return nil
 		}
 		l.free(n)
-		if !l.endOldest() {
+		if download == nil || !l.cancelLargest(download) {
 			return &sizeError{fmt.Sprintf("%s more than %d MiB", l.what, l.total>>20)}
 		}
 	}
@@ -121,6 +133,8 @@ type remoteDownload struct {
 	// size is the number of bytes from the network, and unpacked the number of unpacked bytes.
 	size, unpacked int64
 	closed         bool
+
+	held atomic.Int64 // size and unpacked, for other fetches
 }
 
 // unpack returns the files of an archive.
@@ -153,10 +167,11 @@ func (d *remoteDownload) add(n int64) error {
 	if d.size+n > d.maxSize {
 		return &sizeError{fmt.Sprintf("it has more than %d MiB", d.maxSize>>20)}
 	}
-	if err := d.limits.reserve(n); err != nil {
+	if err := d.limits.reserve(n, d); err != nil {
 		return err
 	}
 	d.size += n
+	d.held.Add(n)
 	return nil
 }
 
@@ -164,10 +179,11 @@ func (d *remoteDownload) add(n int64) error {
 func (d *remoteDownload) addUnpacked(n int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.limits.reserve(n); err != nil {
+	if err := d.limits.reserve(n, d); err != nil {
 		return err
 	}
 	d.unpacked += n
+	d.held.Add(n)
 	return nil
 }
 
@@ -177,6 +193,7 @@ func (d *remoteDownload) close() {
 	defer d.mu.Unlock()
 	d.limits.free(d.size + d.unpacked)
 	d.closed, d.size, d.unpacked = true, 0, 0
+	d.held.Store(0)
 }
 
 type countedReader struct {

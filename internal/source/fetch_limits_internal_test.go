@@ -43,15 +43,14 @@ func TestSlowFetchMakesRoom(t *testing.T) {
 		}
 		return ""
 	}
-	for repository, want := range map[string]string{"other": "does not exist", "slow": "others wait for its memory"} {
-		var got string
-		err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-			_ = fetch("slow")
-			got = fetch(repository)
-			return strings.Contains(got, want), nil
-		})
+	eventually := func(what string, condition func() bool) {
+		err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return condition(), nil })
 		if err != nil {
-			t.Errorf("repository %s: got error %q, want %q", repository, got, want)
+			t.Fatalf("%s: %v", what, err)
 		}
 	}
+	_ = fetch("slow")
+	eventually("the slow repository has memory", func() bool { return charts.limits.used.Load() >= 700<<10 })
+	eventually("the other repository gets it", func() bool { return strings.Contains(fetch("other"), "does not exist") })
+	eventually("the reason", func() bool { return strings.Contains(fetch("slow"), "others need its memory") })
 }

@@ -94,7 +94,7 @@ func (f *RemoteFetcher) fetch(ctx context.Context, ref Reference, login remoteLo
 	content := newContent(ref, fetched.files)
 	content.Sensitive = login.hasCredentials()
 	request.download.close() // from now on, the files count as content
-	if err := f.limits.reserve(sizeOf(&content)); err != nil {
+	if err := f.limits.reserve(sizeOf(&content), nil); err != nil {
 		return remoteFetch{}, err
 	}
 	return remoteFetch{content: &content, revision: fetched.revision}, nil

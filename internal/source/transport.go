@@ -85,7 +85,7 @@ func (c *Charts) connect(ctx context.Context, login Login) (fetchContext context
 		return nil, nil, nil, err
 	}
 	counted := countedTransport{base, &remoteDownload{limits: c.limits, maxSize: maxIndex + maxArchive}}
-	fetchContext, release := c.limits.endable(ctx)
+	fetchContext, release := c.limits.cancelable(ctx, counted.download)
 	return fetchContext, counted, func() {
 		base.CloseIdleConnections()
 		counted.download.close()

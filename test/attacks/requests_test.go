@@ -189,7 +189,7 @@ func TestResponsesOfMembersAreNotRepeated(t *testing.T) {
 		want  string
 	}{
 		"redirecting": {http.RedirectHandler(internal.URL+"/config", http.StatusFound), "it redirects"},
-		"direct":      {internal.Config.Handler, "something else than an object"},
+		"direct":      {internal.Config.Handler, "something other than an object"},
 	} {
 		server := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			if reply, ok := discovery[r.URL.Path]; ok {

@@ -123,7 +123,4 @@ func TestPushMembersThatStall(t *testing.T) {
 		w.must(victim.Update(t.Context(), content))
 		other.wantDelivered(text, maxDelay)
 	}
-	if n := reads.Load(); n < occupied {
-		t.Errorf("the attack ended before the changes: %d requests wait", n)
-	}
 }

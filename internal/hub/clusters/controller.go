@@ -38,7 +38,7 @@ import (
 const (
 	// pushWorkers is the number of push members that are contacted concurrently. A member that does not answer occupies
 	// a worker for contactTimeout in every contactInterval. Thus other members are delayed only if 600 members do not
-	// answer, and those of other namespaces only if these are in several namespaces.
+	// answer, or 480 in their namespace.
 	pushWorkers = 100
 	// pushNamespaceWorkers is the maximum for the members in one namespace, which belong to one tenant. When so many
 	// workers are in use, the others contact only members of namespaces without a running contact: a fleet with one

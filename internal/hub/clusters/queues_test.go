@@ -104,7 +104,11 @@ func TestContactsOfOtherNamespaces(t *testing.T) {
 		if m.Namespace == other {
 			return plane.Config, nil
 		}
-		most.Store(max(most.Load(), running.Add(1)))
+		for n := running.Add(1); ; {
+			if last := most.Load(); n <= last || most.CompareAndSwap(last, n) {
+				break
+			}
+		}
 		defer running.Add(-1)
 		<-ctx.Done()
 		return nil, ctx.Err()

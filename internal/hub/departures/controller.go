@@ -38,8 +38,7 @@ import (
 
 const (
 	// workers is the number of concurrent reconciles. A push member that does not answer blocks a worker for up to
-	// contactTimeout at each check; 150 such members delay the others, and those of other namespaces only if these are in
-	// several namespaces.
+	// contactTimeout at each check; 150 such members delay the others, 120 those in their namespace.
 	workers = 50
 	// namespaceWorkers is the maximum for the members in one namespace, which belong to one tenant. When so many workers
 	// are in use, the others serve only namespaces without a running reconcile: a fleet with one namespace cannot use

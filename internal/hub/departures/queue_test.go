@@ -45,7 +45,11 @@ func TestDeparturesOfOtherNamespaces(t *testing.T) {
 			if m.Namespace == other {
 				contacted.Add(1)
 			} else {
-				most.Store(max(most.Load(), running.Add(1)))
+				for n := running.Add(1); ; {
+					if last := most.Load(); n <= last || most.CompareAndSwap(last, n) {
+						break
+					}
+				}
 				defer running.Add(-1)
 			}
 			<-ctx.Done()
