@@ -229,7 +229,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 	if err := h.addEngines(ctx); err != nil {
 		return err
 	}
-	transport, err := h.newTransport(ctx)
+	transport, err := h.newTransport()
 	if err != nil {
 		return err
 	}
@@ -392,7 +392,7 @@ func newClient(mgr ctrl.Manager, reads *client.CacheOptions) (client.Client, err
 }
 
 // newTransport returns the transport that delivers by the mode of the member, and counts the operations.
-func (h *hub) newTransport(ctx context.Context) (deliver.Transport, error) {
+func (h *hub) newTransport() (deliver.Transport, error) {
 	local := &deliver.LocalTransport{Push: &deliver.PushTransport{Engines: h.engines.forLocal}}
 	if h.opts.Transports != nil {
 		transports := deliver.ByMode{fleet.Local: local}

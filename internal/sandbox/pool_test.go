@@ -249,7 +249,7 @@ func TestMemoryOfAllChildren(t *testing.T) { //nolint:paralleltest // see above
 		err := pool.Call(sandbox.Call{Function: "hold", Key: fmt.Sprint(key), Limit: time.Minute, Input: mebibytes, Output: new(any), Callback: func(json.RawMessage) (any, error) {
 			once.Do(filled.Done)
 			<-release
-			return nil, nil
+			return "", nil
 		}})
 		once.Do(filled.Done) // it was killed before
 		if isKilled := err != nil && strings.Contains(err.Error(), "all calls together took more than 600 MiB"); isKilled != (mebibytes == largest) || !isKilled && err != nil {

@@ -139,7 +139,7 @@ func compareRecords(ctx context.Context, m *model, on *member) error {
 		entry, isRelease := release.ParseEntry(secret.ObjectMeta)
 		switch requestor, isOfBundle := secret.Annotations[kube.AnnotationRequestor]; {
 		case isRelease && entry.Status != common.StatusSuperseded && entry.Status != common.StatusFailed:
-			found = append(found, fmt.Sprintf("release %s/%s: %s", entry.Key.Namespace, entry.Key.Name, entry.Status))
+			found = append(found, fmt.Sprintf("release %s/%s: %s", entry.Namespace, entry.Name, entry.Status))
 		case !isRelease && isOfBundle:
 			found = append(found, "record "+requestor)
 		}
