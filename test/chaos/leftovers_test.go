@@ -21,7 +21,9 @@ import (
 //
 //   - a namespace with objects of others (docs/registration.md, SECURITY.md);
 //   - the namespace of the inventory on a member in push mode, but nothing in it;
-//   - the Jobs of hooks, which Helm does not delete either.
+//   - the Jobs of hooks, which Helm does not delete either;
+//   - the agent of a member that left in the round in which it was registered. If it has not connected to the hub,
+//     the hub does not wait for it.
 //
 // Groups, summaries, ClusterConfigurations and the SveltosCluster are compared with the model elsewhere.
 func (f *fleet) compareLeftovers(ctx context.Context, m *model, of *member) error {
@@ -33,10 +35,11 @@ func (f *fleet) compareLeftovers(ctx context.Context, m *model, of *member) erro
 		rbac("Role"), rbac("RoleBinding"), rbac("ClusterRole"), rbac("ClusterRoleBinding"),
 	}
 	onMember := append(slices.Clone(kinds), core("Service"), core("Pod"), appsv1.SchemeGroupVersion.WithKind("Deployment"))
-	return errors.Join(
-		named("on the member", wantNone(ctx, of.admin, onMember, isOfTowline)),
-		named("on the hub", wantNone(ctx, f.admin, kinds, func(o *metav1.PartialObjectMetadata) bool { return isOfCluster(o, of.name) })),
-	)
+	onHub := wantNone(ctx, f.admin, kinds, func(o *metav1.PartialObjectMetadata) bool { return isOfCluster(o, of.name) })
+	if !m.hadChart[of.name] {
+		return named("on the hub", onHub)
+	}
+	return errors.Join(named("on the hub", onHub), named("on the member", wantNone(ctx, of.admin, onMember, isOfTowline)))
 }
 
 // wantNone returns an error with the objects for which isLeft returns true. A namespace with objects of others stays
