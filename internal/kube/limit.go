@@ -154,7 +154,7 @@ func (b *objectBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.isStarted = b.isStarted || n > 0
 	b.scanner.scan(p[:n])
-	if err == io.EOF && b.isStarted && (!b.scanner.hasKind || !b.scanner.hasVersion) { //nolint:errorlint // io.Reader returns io.EOF itself
+	if err == io.EOF && b.isStarted && (!b.scanner.hasKind || !b.scanner.hasVersion) {
 		return 0, errNoObject
 	}
 	return n, err
