@@ -1,6 +1,6 @@
-// Command licenses prints the licenses of the modules that are compiled into a program, with their texts, and those of
-// the modules that only development uses: the file NOTICE. It fails for a module without a license that it knows to
-// allow the distribution of binaries.
+// Command licenses prints the file NOTICE: the licenses of the modules that are compiled into a program, with their
+// texts, and the licenses of the modules that only development uses. It fails for a module without a license that it
+// knows to allow the distribution of binaries.
 package main
 
 import (
@@ -198,7 +198,7 @@ func read(m module) (license, error) {
 // modules that are not distributed: there is no text to pass on.
 func declared(m module) string {
 	if m.Path == "github.com/alibabacloud-go/cr-20160607" && m.Version == "v1.0.1" {
-		return "Apache-2.0" // says its README.md
+		return "Apache-2.0" // according to its README.md
 	}
 	return ""
 }

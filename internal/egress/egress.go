@@ -112,7 +112,7 @@ func (p *Policy) Transport(base *http.Transport, dialer *net.Dialer) Transport {
 			return nil
 		}
 		// net/http would return the reason phrase of the proxy.
-		return fmt.Errorf("the proxy answered %d %s", response.StatusCode, http.StatusText(response.StatusCode))
+		return fmt.Errorf("the proxy returned %d %s", response.StatusCode, http.StatusText(response.StatusCode))
 	}
 	return Transport{base}
 }

@@ -98,7 +98,7 @@ func FuzzParseHook(f *testing.F) {
 }
 
 // FuzzRecordMetadata reads the labels and the annotation of records, which anyone with access to Secrets of a member
-// can write. An accepted record has the name that its labels say.
+// can write. The name of an accepted record is that in its labels.
 func FuzzRecordMetadata(f *testing.F) {
 	f.Add("sh.helm.release.v1.a.v2", "a", "2", "1767225600", "abc 2 true")
 	f.Add("sh.helm.release.v1.a.v2", "a", "02", "-9223372036854775808", "abc -1 false")

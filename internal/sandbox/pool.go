@@ -71,8 +71,8 @@ type failure struct {
 }
 
 // NewPool returns a Pool without children. command starts a process that calls Serve. The memory of a child is limited
-// to a quarter of the memory limit of this process (GOMEMLIMIT), with which it shares a container, and that of all
-// children that run calls to a half.
+// to a quarter of the memory limit of this process (GOMEMLIMIT), with which it shares a container. All children that
+// run calls have a half of it together.
 func NewPool(command []string, clock clock.PassiveClock) *Pool {
 	limit := debug.SetMemoryLimit(-1)
 	memory := max(minMemory, min(maxMemory, limit/4))

@@ -42,8 +42,7 @@ func respond(request *http.Request, status int, header http.Header, body []byte)
 	}
 }
 
-// registryOf returns a registry whose responses are those of serve. It fails the test if the login is sent to another
-// host.
+// registryOf returns a registry that responds with serve. It fails the test if the login is sent to another host.
 func registryOf(t *testing.T, serve roundTripper) *ociRegistry {
 	t.Helper()
 	transport := roundTripper(func(request *http.Request) (*http.Response, error) {

@@ -22,7 +22,7 @@ func (k HashKey) Hash(content []byte) []byte {
 func (k HashKey) HashOf(digest bundle.Digest) []byte { return k.Hash(digest[:]) }
 
 // IsHashOf returns whether hash is FeatureSummary.Hash for the bundle with a digest. Earlier versions wrote the digest
-// itself. An empty hash is that of the zero Digest.
+// itself. An empty hash stands for the zero Digest.
 func (k HashKey) IsHashOf(hash []byte, digest bundle.Digest) bool {
 	return hmac.Equal(hash, k.HashOf(digest)) || bundle.DigestFromBytes(hash) == digest
 }

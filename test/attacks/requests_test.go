@@ -140,7 +140,7 @@ func TestEndpointsOfClusters(t *testing.T) {
 		"metadata":      {clientcmdapi.Cluster{Server: "https://169.254.169.254"}, "does not connect to this address"},
 		"by-a-proxy":    {clientcmdapi.Cluster{Server: "https://example.com", ProxyURL: denied.URL}, "does not connect to this address"},
 		"their-banner":  {clientcmdapi.Cluster{Server: "https://192.0.2.1", ProxyURL: banner.URL}, "invalid response"},
-		"their-reason":  {clientcmdapi.Cluster{Server: "https://192.0.2.1", ProxyURL: refusing.URL}, "the proxy answered 407"},
+		"their-reason":  {clientcmdapi.Cluster{Server: "https://192.0.2.1", ProxyURL: refusing.URL}, "the proxy returned 407"},
 		"redirected":    {clientcmdapi.Cluster{Server: redirecting.URL, CertificateAuthorityData: certificateOf(redirecting)}, "it redirects"},
 		"their-service": {clientcmdapi.Cluster{Server: internal.URL, CertificateAuthorityData: ca}, "an error on the server"},
 	} {

@@ -143,7 +143,7 @@ func (l *hookLog) count(hook string) int {
 	return count
 }
 
-// checkDeployed returns an error unless the hooks of the current edition ran, and that of an uninstallation did not.
+// checkDeployed returns an error unless the hooks of the current edition ran, and deleteHook did not.
 func (l *hookLog) checkDeployed(edition int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -76,7 +76,7 @@ func (m *model) matching(p *profile) []string {
 // registered returns the sorted names of the registered members, all of which have the chart.
 func (m *model) registered() []string { return slices.Sorted(maps.Keys(m.env)) }
 
-// settled notes that the fleet is as the model says.
+// settled records that the members have what the model requires.
 func (m *model) settled() {
 	clear(m.hadChart)
 	for member := range m.env {

@@ -189,8 +189,8 @@ func checkUsages(given []certificatesv1.KeyUsage) error {
 	return nil
 }
 
-// checkLife accepts a life of at most bootstrap.MaxLife: a certificate cannot be revoked. Without a life in the
-// request, the certificate gets the longest one of the signer (--cluster-signing-duration), which can be ten years.
+// checkLife accepts a lifetime of at most bootstrap.MaxLife: a certificate cannot be revoked. A certificate without
+// expirationSeconds gets the longest lifetime of the signer (--cluster-signing-duration), which can be ten years.
 func checkLife(seconds *int32) error {
 	longest := int32(bootstrap.MaxLife / time.Second)
 	if seconds == nil {

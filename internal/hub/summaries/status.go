@@ -29,6 +29,14 @@ const (
 	agentNotHealthy = "agent in managed cluster is not healthy."
 )
 
+// setHashKey sets the key of the hashes in the status.
+func (s *state) setHashKey(key status.HashKey) {
+	s.result.HashKey = key
+	if s.local != nil {
+		s.local.setHashKey(key)
+	}
+}
+
 // unreachableReason returns why nothing can be delivered to m or withdrawn from it, "" if it can be.
 func unreachableReason(m fleet.Member) string {
 	switch {

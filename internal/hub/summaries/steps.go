@@ -78,14 +78,6 @@ func (s *state) spec() configv1beta1.ProfileSpec {
 	return ContentFor(s.summary.Spec.ClusterProfileSpec, s.member.Mode)
 }
 
-// setHashKey sets the key of the hashes in the status.
-func (s *state) setHashKey(key status.HashKey) {
-	s.result.HashKey = key
-	if s.local != nil {
-		s.local.setHashKey(key)
-	}
-}
-
 func (s *state) addResult(featureResult status.FeatureResult) {
 	s.result.Features = append(s.result.Features, featureResult)
 }
