@@ -3,16 +3,15 @@ package cli
 import (
 	"errors"
 	"net"
-	"net/http"
 	"testing"
 
 	"github.com/spf13/pflag"
-	"k8s.io/client-go/rest"
 
 	"github.com/towline/towline/internal/egress"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 // TestEgressFlags connects with the policies of command lines. Nothing listens on port 1.
@@ -61,27 +60,10 @@ func TestEgressFlags(t *testing.T) {
 // Kubernetes 1.30.
 func TestHubNeedsAdmissionPolicies(t *testing.T) {
 	t.Parallel()
-	config := rest.CopyConfig(localkube.Shared(t).Config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(r *http.Request) (*http.Response, error) {
-			r = r.Clone(r.Context())
-			switch r.URL.Path {
-			case "/apis":
-				r.Header.Set("Accept", "application/json") // the groups without their resources
-			case "/apis/admissionregistration.k8s.io/v1":
-				r.URL.Path = "/apis/admissionregistration.k8s.io/v0"
-			}
-			return next.RoundTrip(r)
-		})
-	})
+	config := faults.Wrap(localkube.Shared(t).Config, faults.HideAdmissionPolicies)
 	for name, options := range map[string]hub.Options{"default": {}, "first start": {InstallCRDs: true}, "shard": {ShardKey: "a"}} {
 		if err := runHub(t.Context(), config, options); !errors.Is(err, kube.ErrNoAdmissionPolicies) {
 			t.Errorf("%s: got error %v, want ErrNoAdmissionPolicies", name, err)
 		}
 	}
 }
-
-// roundTripper is a function as a transport.
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

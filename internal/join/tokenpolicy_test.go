@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
@@ -25,6 +24,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 	"github.com/towline/towline/internal/localkube/crds"
+	"github.com/towline/towline/internal/localkube/faults"
 )
 
 // requestToken requests a token for ServiceAccount namespace/c, bound to a Secret of that name unless it is "", with
@@ -83,30 +83,13 @@ func TestGuardBoundsTheTokensThatAnAgentRequests(t *testing.T) {
 	})
 }
 
-// roundTripper is a function as a transport.
-type roundTripper func(*http.Request) (*http.Response, error)
-
-func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
-
 // TestNoAgentWithoutAdmissionPolicies registers a cluster on a hub before Kubernetes 1.30.
 func TestNoAgentWithoutAdmissionPolicies(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	n := plane.Namespace(t, "old")
 	cluster := declared(t, hubClient, n, "c")
-	config := rest.CopyConfig(plane.Config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return roundTripper(func(r *http.Request) (*http.Response, error) {
-			r = r.Clone(r.Context())
-			switch r.URL.Path {
-			case "/apis":
-				r.Header.Set("Accept", "application/json") // the groups without their resources
-			case "/apis/admissionregistration.k8s.io/v1":
-				r.URL.Path = "/apis/admissionregistration.k8s.io/v0"
-			}
-			return next.RoundTrip(r)
-		})
-	})
+	config := faults.Wrap(plane.Config, faults.HideAdmissionPolicies)
 	old, err := client.New(config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		t.Fatal(err)

@@ -80,3 +80,16 @@ func Interrupt(cancel func()) Effect {
 		return next.RoundTrip(request)
 	}
 }
+
+// HideAdmissionPolicies sends a request to an API server that seems to have no ValidatingAdmissionPolicies, as those
+// before Kubernetes 1.30.
+func HideAdmissionPolicies(request *http.Request, next http.RoundTripper) (*http.Response, error) {
+	request = request.Clone(request.Context())
+	switch request.URL.Path {
+	case "/apis":
+		request.Header.Set("Accept", "application/json") // the groups without their resources
+	case "/apis/admissionregistration.k8s.io/v1":
+		request.URL.Path = "/apis/admissionregistration.k8s.io/v0"
+	}
+	return next.RoundTrip(request)
+}
