@@ -46,9 +46,9 @@ func respond(request *http.Request, status int, header http.Header, body []byte)
 func registryOf(t *testing.T, serve roundTripper) *ociRegistry {
 	t.Helper()
 	transport := roundTripper(func(request *http.Request) (*http.Response, error) {
-		// A link such as //@host has an empty user, which http.Client sends.
-		if _, password, _ := request.BasicAuth(); password != "" && request.URL.Host != registryHostName {
-			t.Errorf("the login is sent to %s", request.URL.Host)
+		// http.Client sends the user and password that a link such as //user:password@host names.
+		if _, password, _ := request.BasicAuth(); password == secretPassword && request.URL.Host != registryHostName {
+			t.Errorf("the login is sent to %q", request.URL.Host)
 		}
 		return serve(request)
 	})
