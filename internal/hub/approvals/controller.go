@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/towline/towline/internal/hub/ratelimit"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/phase"
 )
@@ -33,6 +34,10 @@ const (
 	// requester waits for the answer.
 	minRetryDelay = 200 * time.Millisecond
 	maxRetryDelay = 10 * time.Second
+	// requestBurst requests of one requester are answered at once, and afterwards one per requestInterval. A registration
+	// or renewal needs one, and one more for each retry.
+	requestBurst    = maxPerToken
+	requestInterval = 10 * time.Second
 )
 
 // Controller answers the CertificateSigningRequests of agents. It approves a valid request of an authorized requester
@@ -64,7 +69,22 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 			MaxConcurrentReconciles: workers,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, maxRetryDelay),
 		}).
-		Complete(c)
+		Complete(c.limited(ratelimit.New(requestInterval, requestBurst, c.Clock)))
+}
+
+// limited returns c with a limit per requester: an agent that creates requests all the time must not occupy the
+// workers, which answer all agents.
+func (c *Controller) limited(limiter *ratelimit.Limiter) reconcile.Reconciler {
+	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+		csr := &certificatesv1.CertificateSigningRequest{}
+		if err := c.Hub.Get(ctx, req.NamespacedName, csr, client.UnsafeDisableDeepCopy); err != nil {
+			return reconcile.Result{}, client.IgnoreNotFound(err)
+		}
+		if wait := limiter.Wait(csr.Spec.Username); wait > 0 {
+			return reconcile.Result{RequeueAfter: wait}, nil
+		}
+		return c.Reconcile(ctx, req)
+	})
 }
 
 // pendingRequests selects events about requests without an answer.

@@ -435,3 +435,31 @@ func TestOnlyRequesterReadsAnswer(t *testing.T) {
 		}
 	}
 }
+
+// An agent that creates many requests does not delay a registration, and costs the hub few answers.
+func TestManyRequestsOfAnAgentDelayNoOther(t *testing.T) {
+	t.Parallel()
+	w := newTestEnv(t)
+	_, certificate := w.registered("eager")
+	token, agent := w.token(""), w.agent(w.certificateConfig(certificate))
+	const requests = 150
+	subject := pkix.Name{CommonName: bootstrap.AgentUser("another"), Organization: []string{bootstrap.AgentsGroup}}
+	for i := range requests {
+		w.must(agent.Create(t.Context(), certificateRequest(t, fmt.Sprintf("eager-%d", i), subject)))
+	}
+	start := time.Now()
+	if _, err := w.request(w.tokenConfig(token), "patient", "id-patient"); err != nil {
+		t.Error(err)
+	}
+	w.Logf("registered in %s", time.Since(start).Round(time.Millisecond))
+	answered, all := 0, &certificatesv1.CertificateSigningRequestList{}
+	w.must(w.List(t.Context(), all))
+	for _, csr := range all.Items {
+		if csr.Spec.Username == bootstrap.AgentUser("eager") && len(csr.Status.Conditions) > 0 {
+			answered++
+		}
+	}
+	if answered < 10 || answered > 30 {
+		t.Errorf("%d of %d requests are answered, want about 20", answered, requests)
+	}
+}

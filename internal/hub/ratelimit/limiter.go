@@ -58,14 +58,39 @@ func (l *Limiter) Delay(key string) time.Duration {
 	if known.next.After(now) {
 		return known.next.Sub(now)
 	}
-	full := latest(known.full, now)
-	next := latest(now, full.Add(-time.Duration(l.burst-1)*l.interval))
+	next, full := l.next(known, now)
 	l.byKey[key] = usage{next: next, full: full.Add(l.interval)}
+	l.prune(now)
+	return next.Sub(now)
+}
+
+// Wait returns 0 if an event with the key may be handled now, and otherwise the time after which the caller must ask
+// again. Unlike with Delay, each event is handled by itself.
+func (l *Limiter) Wait(key string) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.clock.Now()
+	next, full := l.next(l.byKey[key], now)
+	if next.After(now) {
+		return next.Sub(now)
+	}
+	l.byKey[key] = usage{next: now, full: full.Add(l.interval)}
+	l.prune(now)
+	return 0
+}
+
+// next returns the earliest time of the next event, and the time at which the whole burst is allowed without it.
+func (l *Limiter) next(known usage, now time.Time) (next, full time.Time) {
+	full = latest(known.full, now)
+	return latest(now, full.Add(-time.Duration(l.burst-1)*l.interval)), full
+}
+
+// prune removes expired keys.
+func (l *Limiter) prune(now time.Time) {
 	if len(l.byKey) > l.pruneSize {
 		maps.DeleteFunc(l.byKey, func(_ string, u usage) bool { return !u.full.After(now) })
 		l.pruneSize = max(minPruneSize, 2*len(l.byKey))
 	}
-	return next.Sub(now)
 }
 
 func latest(a, b time.Time) time.Time {

@@ -119,3 +119,22 @@ func TestHandler(t *testing.T) {
 		t.Errorf("the delays are %s, want %s", queue.of, want)
 	}
 }
+
+// Each event that Wait allows counts, and one that has waited does not wait again.
+func TestWaitAllowsBurstAndInterval(t *testing.T) {
+	t.Parallel()
+	clock := testingclock.NewFakePassiveClock(time.Unix(1e9, 0))
+	limiter := ratelimit.New(10*time.Second, 2, clock)
+	for i, step := range []struct{ after, want time.Duration }{
+		{0, 0}, {0, 0}, {0, 10 * time.Second}, {0, 10 * time.Second}, {4 * time.Second, 6 * time.Second},
+		{6 * time.Second, 0}, {0, 10 * time.Second}, {10 * time.Second, 0}, {time.Minute, 0}, {0, 0}, {0, 10 * time.Second},
+	} {
+		clock.SetTime(clock.Now().Add(step.after))
+		if got := limiter.Wait("a"); got != step.want {
+			t.Errorf("step %d: the wait is %s, want %s", i, got, step.want)
+		}
+	}
+	if got := limiter.Wait("b"); got != 0 {
+		t.Errorf("another key waits %s", got)
+	}
+}
