@@ -14,8 +14,11 @@ import (
 
 // DeployedFeatureOf returns the entry of an applied bundle in a ClusterConfiguration: its objects and Helm releases on
 // the cluster of the given type.
-func DeployedFeatureOf(b bundle.Bundle, lastApplied *metav1.Time, deploymentType libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
-	feature := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(b.ID.Feature)}
+func DeployedFeatureOf(b bundle.Bundle, summary configv1beta1.FeatureSummary, deploymentType libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
+	feature, lastApplied := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(b.ID.Feature)}, summary.LastAppliedTime
+	if deploymentType != libv1beta1.DeploymentTypeLocal {
+		feature.Hash = summary.Hash
+	}
 	for _, item := range b.Items {
 		if item.Release != nil {
 			feature.Charts = addChart(feature.Charts, *item.Release, lastApplied)
@@ -127,7 +130,7 @@ func SetDeployedFeature(
 }
 
 // withOtherType returns feature with the resources that existing has of the other deployment type, and with the charts
-// of existing if feature is of the type Local. Resources of the type Remote are first.
+// and the hash of existing if feature is of the type Local. Resources of the type Remote are first.
 func withOtherType(feature, existing configv1beta1.DeployedFeature, deploymentType libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
 	others := ResourcesOf(existing, libv1beta1.DeploymentTypeLocal)
 	if deploymentType != libv1beta1.DeploymentTypeLocal {
@@ -135,7 +138,7 @@ func withOtherType(feature, existing configv1beta1.DeployedFeature, deploymentTy
 		return feature
 	}
 	feature.Resources = append(ResourcesOf(existing, libv1beta1.DeploymentTypeRemote), feature.Resources...)
-	feature.Charts = existing.Charts
+	feature.Charts, feature.Hash = existing.Charts, existing.Hash
 	return feature
 }
 

@@ -234,20 +234,21 @@ func TestEventsTellASummaryWideMessageOnce(t *testing.T) {
 func TestInventory(t *testing.T) {
 	t.Parallel()
 	obj := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"name": "web", "namespace": "eu"}}}
-	resources := status.DeployedFeatureOf(bundle.Bundle{ID: bundle.ID{Feature: "Resources"}, Items: []bundle.Item{{Objects: []*unstructured.Unstructured{obj}}}}, noonAt, "Remote")
+	applied := configv1beta1.FeatureSummary{LastAppliedTime: noonAt, Hash: []byte("hash")}
+	resources := status.DeployedFeatureOf(bundle.Bundle{ID: bundle.ID{Feature: "Resources"}, Items: []bundle.Item{{Objects: []*unstructured.Unstructured{obj}}}}, applied, "Remote")
 	release := &bundle.Release{Name: "r", Namespace: "web", RepoURL: "https://charts.test", ChartVersion: "1.2.3", AppVersion: "9"}
-	charts := status.DeployedFeatureOf(bundle.Bundle{ID: bundle.ID{Feature: "Helm"}, Items: []bundle.Item{{Release: release, Objects: []*unstructured.Unstructured{obj}}, {Release: release}}}, noonAt, "Remote")
+	charts := status.DeployedFeatureOf(bundle.Bundle{ID: bundle.ID{Feature: "Helm"}, Items: []bundle.Item{{Release: release, Objects: []*unstructured.Unstructured{obj}}, {Release: release}}}, applied, "Remote")
 
 	var s configv1beta1.ClusterConfigurationStatus
 	s = status.SetDeployedFeature(s, "ClusterProfile", "b", charts, "Remote")
 	s = status.SetDeployedFeature(s, "ClusterProfile", "b", resources, "Remote")
 	s = status.SetDeployedFeature(s, "ClusterProfile", "a", resources, "Remote")
 	s = status.SetDeployedFeature(s, "Profile", "a", resources, "Remote")
-	deployment := configv1beta1.DeployedFeature{FeatureID: "Resources", Resources: []configv1beta1.DeployedResource{{Name: "web", Namespace: "eu", Group: "apps", Kind: "Deployment", Version: "v1", LastAppliedTime: noonAt, DeploymentType: "Remote"}}}
+	deployment := configv1beta1.DeployedFeature{FeatureID: "Resources", Resources: []configv1beta1.DeployedResource{{Name: "web", Namespace: "eu", Group: "apps", Kind: "Deployment", Version: "v1", LastAppliedTime: noonAt, DeploymentType: "Remote"}}, Hash: []byte("hash")}
 	want := configv1beta1.ClusterConfigurationStatus{
 		ClusterProfileResources: []configv1beta1.ClusterProfileResource{
 			{ClusterProfileName: "a", Features: []configv1beta1.DeployedFeature{deployment}},
-			{ClusterProfileName: "b", Features: []configv1beta1.DeployedFeature{deployment, {FeatureID: "Helm", Charts: []configv1beta1.DeployedChart{{RepoURL: "https://charts.test", ReleaseName: "r", Namespace: "web", ChartVersion: "1.2.3", AppVersion: "9", LastAppliedTime: noonAt}}}}},
+			{ClusterProfileName: "b", Features: []configv1beta1.DeployedFeature{deployment, {FeatureID: "Helm", Charts: []configv1beta1.DeployedChart{{RepoURL: "https://charts.test", ReleaseName: "r", Namespace: "web", ChartVersion: "1.2.3", AppVersion: "9", LastAppliedTime: noonAt}}, Hash: []byte("hash")}}},
 		},
 		ProfileResources: []configv1beta1.ProfileResource{{ProfileName: "a", Features: []configv1beta1.DeployedFeature{deployment}}},
 	}

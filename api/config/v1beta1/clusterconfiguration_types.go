@@ -79,6 +79,10 @@ type DeployedFeature struct {
 	// Charts are its releases.
 	// +optional
 	Charts []DeployedChart `json:"charts,omitempty"`
+
+	// Hash is the hash that the ClusterSummary had for the feature when these objects and releases were recorded.
+	// +optional
+	Hash []byte `json:"hash,omitempty"`
 }
 
 // ClusterProfileResource lists the deployed features of a ClusterProfile on a cluster.

@@ -41,7 +41,7 @@ func (c *Controller) recordOn(s *state, owner metav1.OwnerReference) {
 	updated := status.ComputeStatus(s.summary.Status, s.result)
 	for _, composition := range s.compositions {
 		if feature := status.FeatureOf(updated, composition.Feature); feature.Status == libv1beta1.FeatureStatusProvisioned {
-			changes = append(changes, status.DeployedFeatureOf(composition.Bundle, feature.LastAppliedTime, s.deploymentType()))
+			changes = append(changes, status.DeployedFeatureOf(composition.Bundle, feature, s.deploymentType()))
 		}
 	}
 	for _, feature := range s.removedFeatures {

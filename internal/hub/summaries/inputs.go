@@ -1,6 +1,7 @@
 package summaries
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -249,18 +250,21 @@ func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1
 }
 
 // hasDeployed returns whether the cached ClusterConfiguration of m lists the objects or the charts that a feature
-// applied last. The hub may have been killed before it wrote them.
+// applied last. The hub may have been killed before it wrote them. The time does not suffice, since it is in seconds.
 func (c *Configurations) hasDeployed(ctx context.Context, m fleet.Member, owner metav1.OwnerReference, feature configv1beta1.FeatureSummary) bool {
 	configuration := &configv1beta1.ClusterConfiguration{}
 	if err := c.hub.Get(ctx, ConfigurationKey(m), configuration, client.UnsafeDisableDeepCopy); err != nil {
 		return false // the bundle is built, and its objects are recorded
 	}
 	deployed, ok := status.FindDeployedFeature(configuration.Status, owner.Kind, owner.Name, feature.FeatureID)
-	if ok && len(deployed.Charts) > 0 {
+	if !ok || !bytes.Equal(deployed.Hash, feature.Hash) {
+		return false
+	}
+	if len(deployed.Charts) > 0 {
 		return deployed.Charts[0].LastAppliedTime.Equal(feature.LastAppliedTime)
 	}
 	resources := status.ResourcesOf(deployed, libv1beta1.DeploymentTypeRemote)
-	return ok && len(resources) > 0 && resources[0].LastAppliedTime.Equal(feature.LastAppliedTime)
+	return len(resources) > 0 && resources[0].LastAppliedTime.Equal(feature.LastAppliedTime)
 }
 
 // CodeVersion returns the digest of the program at path: the same program renders the same inputs equally.

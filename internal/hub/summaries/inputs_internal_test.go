@@ -1,7 +1,10 @@
 package summaries
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -51,6 +54,10 @@ type restarts struct {
 	isLocal bool
 	// refusal is the error of each delivery, if it is not nil.
 	refusal error
+	// isKilled is true if the hub is killed before it writes the ClusterConfiguration.
+	isKilled bool
+	// lastApplied is the time at which the member applies bundles. Default: the present time.
+	lastApplied time.Time
 	// queue is the queue of the controller.
 	queue priorityqueue.PriorityQueue[reconcile.Request]
 	// memberConfig is Composer.MemberConfig.
@@ -111,7 +118,7 @@ func (r *restarts) Deliver(_ context.Context, _ fleet.Member, b bundle.Bundle) (
 		return bundle.Report{ID: b.ID, State: bundle.StatePending}, r.refusal
 	}
 	if former := r.deployed[b.ID]; former.Report.Digest != digest || former.Report.State != bundle.StateApplied || former.Removing {
-		report := bundle.Report{ID: b.ID, Digest: digest, State: bundle.StateApplied, LastApplied: time.Now()}
+		report := bundle.Report{ID: b.ID, Digest: digest, State: bundle.StateApplied, LastApplied: cmp.Or(r.lastApplied, time.Now())}
 		r.deployed[b.ID] = bundle.Deployed{ID: b.ID, Inputs: b.Inputs, CorrectDrift: b.Options.CorrectDrift, Report: report, Releases: b.DeployedReleases()}
 	} else if b.Inputs != "" {
 		former.Inputs = b.Inputs
@@ -146,8 +153,8 @@ func (r *restarts) reconcile() configv1beta1.FeatureSummary {
 	if _, err := c.reconcileSummary(r.t.Context(), newState(summary, cluster, member)); err != nil {
 		r.t.Logf("reconcile: %v", err)
 	}
-	if err := c.Configurations.writeAll(r.t.Context()); err != nil {
-		r.t.Fatal(err)
+	if !r.isKilled {
+		r.must(c.Configurations.writeAll(r.t.Context()))
 	}
 	return status.FeatureOf(r.summary().Status, r.feature)
 }
@@ -407,6 +414,34 @@ func TestSecretsOfTheHubMakeContentPrivate(t *testing.T) {
 		got, err := composer.Compose(t.Context(), ComposeRequest{Summary: r.summary(), Subject: subject}, libv1beta1.FeatureResources)
 		if err != nil || len(got.Bundle.Items) != 2 || got.Bundle.Items[0].Sensitive != hasSecret || got.Bundle.Items[0].OnlySecretsPrivate == hasSecret {
 			t.Errorf("with a Secret %t: got %+v, %v", hasSecret, got.Bundle.Items, err)
+		}
+	}
+}
+
+// A hub that is killed before it writes the objects of a changed bundle writes them after its start, also if the member
+// applied the bundle in the same second as the former one.
+func TestKilledHubWritesConfigurationAtNextStart(t *testing.T) {
+	t.Parallel()
+	r := newRestarts(t)
+	for i, applied := range []time.Duration{0, 0, time.Minute} {
+		name := fmt.Sprintf("object-%d", i)
+		c := content("content", "")
+		r.lastApplied = time.Unix(1e9, 0).Add(applied)
+		r.update(c, func() { c.Data = content(name, "1").Data })
+		r.isKilled = i > 0
+		for range 2 { // the second one reads the status of the first one
+			r.reconcile()
+		}
+		r.isKilled = false
+		r.reconcile()
+		configuration := &configv1beta1.ClusterConfiguration{}
+		r.must(r.hub.Get(t.Context(), client.ObjectKey{Namespace: "fleet", Name: "sveltos--one"}, configuration))
+		listed := configuration.Status.ClusterProfileResources[0].Features[0].Resources
+		if !slices.ContainsFunc(listed, func(resource configv1beta1.DeployedResource) bool { return resource.Name == name }) {
+			t.Errorf("change %d: the ClusterConfiguration lists %+v, want %s", i, listed, name)
+		}
+		if r.reconcile(); r.deliveries > 0 {
+			t.Errorf("change %d: the unchanged bundle is built again", i)
 		}
 	}
 }
