@@ -122,10 +122,37 @@ func (l *fetchLimits) reserve(n int64, download *remoteDownload) error {
 
 func (l *fetchLimits) free(n int64) { l.used.Add(-n) }
 
+// fetchShare is the part of the limits that some fetches have. With a namespace, it is three quarters: the profiles of
+// one namespace must not take the memory of all others.
+type fetchShare struct {
+	limits *fetchLimits
+	// namespace is that of all users of a URL, "" if there are several, and for charts.
+	namespace string
+	used      atomic.Int64
+}
+
+// reserve is fetchLimits.reserve, and fails also if n more bytes exceed the share.
+func (s *fetchShare) reserve(n int64, download *remoteDownload) error {
+	if total := s.limits.total / 4 * 3; s.used.Add(n) > total && s.namespace != "" {
+		s.used.Add(-n)
+		return &sizeError{fmt.Sprintf("the content of the URLs of namespace %s has more than %d MiB", s.namespace, total>>20)}
+	}
+	if err := s.limits.reserve(n, download); err != nil {
+		s.used.Add(-n)
+		return err
+	}
+	return nil
+}
+
+func (s *fetchShare) free(n int64) {
+	s.used.Add(-n)
+	s.limits.free(n)
+}
+
 // remoteDownload is the reader of everything that one fetch reads from the network and unpacks. Its bytes count until
 // it is closed.
 type remoteDownload struct {
-	limits *fetchLimits
+	share *fetchShare
 	// maxSize is the maximum of size.
 	maxSize int64
 
@@ -137,10 +164,16 @@ type remoteDownload struct {
 	held atomic.Int64 // size and unpacked, for other fetches
 }
 
+// startUnpacking waits while maxUnpacking archives are being unpacked. The caller must call end.
+func (d *remoteDownload) startUnpacking() (end func()) {
+	unpacking := d.share.limits.unpacking
+	unpacking <- struct{}{}
+	return func() { <-unpacking }
+}
+
 // unpack returns the files of an archive.
 func (d *remoteDownload) unpack(raw []byte) (map[string][]byte, error) {
-	d.limits.unpacking <- struct{}{}
-	defer func() { <-d.limits.unpacking }()
+	defer d.startUnpacking()()
 	limits := archive.DefaultLimits()
 	limits.Reserve = d.addUnpacked
 	return archive.Read(raw, limits)
@@ -167,7 +200,7 @@ func (d *remoteDownload) add(n int64) error {
 	if d.size+n > d.maxSize {
 		return &sizeError{fmt.Sprintf("it has more than %d MiB", d.maxSize>>20)}
 	}
-	if err := d.limits.reserve(n, d); err != nil {
+	if err := d.share.reserve(n, d); err != nil {
 		return err
 	}
 	d.size += n
@@ -179,7 +212,7 @@ func (d *remoteDownload) add(n int64) error {
 func (d *remoteDownload) addUnpacked(n int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.limits.reserve(n, d); err != nil {
+	if err := d.share.reserve(n, d); err != nil {
 		return err
 	}
 	d.unpacked += n
@@ -191,7 +224,7 @@ func (d *remoteDownload) addUnpacked(n int64) error {
 func (d *remoteDownload) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.limits.free(d.size + d.unpacked)
+	d.share.free(d.size + d.unpacked)
 	d.closed, d.size, d.unpacked = true, 0, 0
 	d.held.Store(0)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,6 +48,7 @@ type RemoteFetcher struct {
 	mu          sync.Mutex // guards the fields below, and those of the sources; no other lock is acquired while it is held
 	byReference map[Reference]*remoteSource
 	byUser      map[string][]RemoteUse
+	shares      map[string]*fetchShare // by namespace
 }
 
 // remoteSource is a URL with users.
@@ -57,8 +59,10 @@ type remoteSource struct {
 
 	// The fields below are guarded by the mutex of the RemoteFetcher.
 	intervals map[string]time.Duration // by user
-	// content is the content of the last success, nil before. revision identifies it on the server.
+	// content is the content of the last success, nil before, whose size is reserved in share. revision identifies it on
+	// the server.
 	content  *Content
+	share    *fetchShare
 	revision remoteRevision
 	// failure is the pause after failed fetches, and failures the number of successive ones.
 	failure  backoff
@@ -72,7 +76,7 @@ func NewRemoteFetcher(hub client.Reader, clock clock.Clock) *RemoteFetcher {
 	return &RemoteFetcher{
 		hub: hub, clock: clock, limits: newFetchLimits("the content of all URLs has", maxRemoteTotal), timeout: requestTimeout, toPoll: make(chan *remoteSource),
 		changes:     make(chan event.TypedGenericEvent[Reference], remoteBacklog),
-		byReference: map[Reference]*remoteSource{}, byUser: map[string][]RemoteUse{},
+		byReference: map[Reference]*remoteSource{}, byUser: map[string][]RemoteUse{}, shares: map[string]*fetchShare{},
 	}
 }
 
@@ -93,8 +97,8 @@ func (f *RemoteFetcher) Start(ctx context.Context) error {
 	}
 }
 
-// Use replaces the URLs that a user uses. A URL without users is no longer polled, and its content is freed. Use must
-// be called before the content is read, so that no change is missed.
+// Use replaces the URLs that a user uses, which is a namespace, a slash, and a name. A URL without users is no longer
+// polled, and its content is freed. Use must be called before the content is read, so that no change is missed.
 func (f *RemoteFetcher) Use(ctx context.Context, user string, uses []RemoteUse) error {
 	all := f.replaceUses(user, uses)
 	for i, added := range all {
@@ -155,8 +159,7 @@ func (f *RemoteFetcher) remove(unused *remoteSource) {
 	}
 	delete(f.byReference, unused.reference)
 	close(unused.stop)
-	f.limits.free(sizeOf(unused.content))
-	unused.content = nil
+	unused.replaceContent(nil, nil)
 }
 
 // forget removes a source that is not polled, so that the next Use adds it again.
@@ -268,15 +271,15 @@ func (f *RemoteFetcher) intervalOf(s *remoteSource) time.Duration {
 // fetchAndReport fetches a source once, and reports a change.
 func (f *RemoteFetcher) fetchAndReport(ctx context.Context, s *remoteSource) {
 	f.mu.Lock()
-	known := s.revision
+	known, share := s.revision, f.shareOf(s)
 	f.mu.Unlock()
 	fetched := remoteFetch{}
 	login, err := f.readLogin(ctx, s.reference)
 	if err == nil {
-		fetched, err = f.fetch(ctx, s.reference, login, known)
+		fetched, err = f.fetch(ctx, share, s.reference, login, known)
 	}
 	if ctx.Err() != nil {
-		f.limits.free(sizeOf(fetched.content))
+		fetched.free()
 		return
 	}
 	if !f.store(s, login, fetched, err) {
@@ -293,13 +296,15 @@ func (f *RemoteFetcher) store(s *remoteSource, login remoteLogin, fetched remote
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.byReference[s.reference] != s {
-		f.limits.free(sizeOf(fetched.content))
+		fetched.free()
 		return false // the last user was removed meanwhile
 	}
 	before, hadLogin, hadDigest := s.visibleError(), s.login, digestIn(s.content)
 	s.login = login.digest()
-	if fetched.content != nil {
-		f.keep(s, fetched.content)
+	if fetched.content != nil && fetched.content.Digest == digestIn(s.content) {
+		fetched.free()
+	} else if fetched.content != nil {
+		s.replaceContent(fetched.content, fetched.share)
 	}
 	if err != nil {
 		s.failures++
@@ -313,14 +318,30 @@ func (f *RemoteFetcher) store(s *remoteSource, login remoteLogin, fetched remote
 		s.content == nil && s.failures == toleratedFailures+1
 }
 
-// keep replaces the content of a source, unless the new one is the same. The caller must hold mu.
-func (f *RemoteFetcher) keep(s *remoteSource, content *Content) {
-	if content.Digest == digestIn(s.content) {
-		f.limits.free(sizeOf(content))
-		return
+// replaceContent replaces the content, and frees the former one. The caller must hold the mutex of the RemoteFetcher.
+func (s *remoteSource) replaceContent(content *Content, share *fetchShare) {
+	if s.content != nil {
+		s.share.free(sizeOf(s.content))
 	}
-	f.limits.free(sizeOf(s.content))
-	s.content = content
+	s.content, s.share = content, share
+}
+
+// shareOf returns the share that a fetch counts against: that of the namespace, if all users are of one namespace. The
+// caller must hold mu.
+func (f *RemoteFetcher) shareOf(s *remoteSource) *fetchShare {
+	namespaces := map[string]bool{}
+	for user := range s.intervals {
+		namespace, _, _ := strings.Cut(user, "/")
+		namespaces[namespace] = true
+	}
+	only := ""
+	if len(namespaces) == 1 {
+		only = slices.Collect(maps.Keys(namespaces))[0]
+	}
+	if f.shares[only] == nil {
+		f.shares[only] = &fetchShare{limits: f.limits, namespace: only}
+	}
+	return f.shares[only]
 }
 
 func digestIn(content *Content) string {

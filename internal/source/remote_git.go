@@ -62,8 +62,7 @@ func (r *remoteRequest) fetchCommit(ctx context.Context, parsed *url.URL) (remot
 	if err != nil {
 		return remoteFetch{}, err
 	}
-	r.limits.unpacking <- struct{}{}
-	defer func() { <-r.limits.unpacking }()
+	defer r.download.startUnpacking()()
 	fetched.files, err = filesInPack(pack, hash, address.directory, r.download.addUnpacked)
 	return fetched, err
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/go-git/go-git/v5/plumbing"
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/clock"
 
 	"github.com/towline/towline/internal/archive"
@@ -34,7 +35,7 @@ func fetchOnce(t *testing.T, address string, login remoteLogin, timeout time.Dur
 	t.Helper()
 	f := NewRemoteFetcher(nil, clock.RealClock{})
 	f.timeout = timeout
-	fetched, err := f.fetch(context.Background(), Reference{Kind: KindURL, URL: address, Namespace: "eu", Name: "login"}, login, remoteRevision{})
+	fetched, err := f.fetch(context.Background(), &fetchShare{limits: f.limits}, Reference{Kind: KindURL, URL: address, Namespace: "eu", Name: "login"}, login, remoteRevision{})
 	if size := f.Size(); size != sizeOf(fetched.content) {
 		t.Errorf("%d bytes of the download are not freed", size)
 	}
@@ -365,15 +366,77 @@ func TestContentOfAllURLsIsBounded(t *testing.T) {
 	t.Parallel()
 	server := handle(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(bytes.Repeat([]byte("a"), 1<<20)) })
 	f := NewRemoteFetcher(nil, clock.RealClock{})
-	f.limits.total = 3<<20 + 1<<19
-	for i := range 4 {
-		reference := Reference{Kind: KindURL, URL: fmt.Sprintf("%s/%d", server, i)}
-		s := &remoteSource{reference: reference, intervals: map[string]time.Duration{"a": time.Hour}, stop: make(chan struct{})}
-		f.byReference[reference] = s
-		f.fetchAndReport(t.Context(), s)
-		if isLast := i == 3; (s.failure.err != nil) != isLast || isLast && !strings.Contains(s.failure.err.Error(), "the content of all URLs has more than 3 MiB") {
-			t.Errorf("source %d: %v", i, s.failure.err)
+	f.limits.total = 4<<20 + 1<<19
+	fetch := func(path string, users ...string) *remoteSource {
+		s := &remoteSource{reference: Reference{Kind: KindURL, URL: server + path}, intervals: map[string]time.Duration{}, stop: make(chan struct{})}
+		for _, user := range users {
+			s.intervals[user] = time.Hour
 		}
+		f.byReference[s.reference] = s
+		f.fetchAndReport(t.Context(), s)
+		return s
+	}
+	want := func(s *remoteSource, want string) {
+		t.Helper()
+		if got := errorText(s.failure.err); !strings.HasSuffix(got, want) || want == "" && got != "" {
+			t.Errorf("%s: %q, want %q", s.reference.URL, got, want)
+		}
+	}
+	for i := range 3 {
+		want(fetch(fmt.Sprintf("/%d", i), "eu/a", "eu/b"), "")
+	}
+	want(fetch("/3", "eu/c"), "the content of the URLs of namespace eu has more than 3 MiB")
+	shared := fetch("/shared", "eu/a", "us/a")
+	want(shared, "")
+	want(fetch("/4", "us/a"), "the content of all URLs has more than 4 MiB")
+	clear(shared.intervals)
+	f.remove(shared)
+	want(fetch("/5", "us/a"), "")
+	for _, s := range f.byReference {
+		clear(s.intervals)
+		f.remove(s)
+	}
+	for namespace, share := range f.shares {
+		if used := share.used.Load(); used != 0 || f.Size() != 0 {
+			t.Errorf("%d bytes of namespace %q are not freed, in all %d", used, namespace, f.Size())
+		}
+	}
+}
+
+// TestSlowURLMakesRoom has a server that sends a part of a file, and then nothing. It does not keep the memory of all
+// URLs from another one.
+func TestSlowURLMakesRoom(t *testing.T) {
+	t.Parallel()
+	end := make(chan struct{})
+	server := handle(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			_, _ = w.Write(bytes.Repeat([]byte("a"), 700<<10))
+			_ = http.NewResponseController(w).Flush()
+			<-end
+			return
+		}
+		_, _ = w.Write(bytes.Repeat([]byte("a"), 500<<10))
+	})
+	t.Cleanup(func() { close(end) })
+	f := NewRemoteFetcher(nil, clock.RealClock{})
+	f.limits.total, f.limits.maxBlocking = 1<<20, time.Second
+	fetch := func(path string) error {
+		fetched, err := f.fetch(t.Context(), &fetchShare{limits: f.limits}, Reference{Kind: KindURL, URL: server + path}, remoteLogin{}, remoteRevision{})
+		fetched.free()
+		return err
+	}
+	slow := make(chan error, 1)
+	go func() { slow <- fetch("/slow") }()
+	eventually := func(what string, condition func() bool) {
+		err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return condition(), nil })
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+	eventually("the slow fetch has memory", func() bool { return f.Size() >= 700<<10 })
+	eventually("the other fetch gets it", func() bool { return fetch("/other") == nil })
+	if err := <-slow; !errors.Is(err, errSlowFetch) {
+		t.Errorf("the slow fetch ends with %v", err)
 	}
 }
 
@@ -384,7 +447,7 @@ func TestUnpackedContentIsReserved(t *testing.T) {
 	server := handle(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(raw) })
 	f := NewRemoteFetcher(nil, clock.RealClock{})
 	f.limits.total = 3 << 20
-	_, err := f.fetch(t.Context(), Reference{Kind: KindURL, URL: server}, remoteLogin{}, remoteRevision{})
+	_, err := f.fetch(t.Context(), &fetchShare{limits: f.limits}, Reference{Kind: KindURL, URL: server}, remoteLogin{}, remoteRevision{})
 	// Without the reservation, the limit of one archive ends it.
 	if want := `read archive: "a.yaml": the content of all URLs has more than 3 MiB`; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)

@@ -37,8 +37,16 @@ type remoteFetch struct {
 	revision remoteRevision
 	// isUnchanged is true, and there are no files, if the content has the known revision.
 	isUnchanged bool
-	// content has the files. Its size is reserved, and the receiver must free it.
+	// content has the files. Its size is reserved in share, and the receiver must free it.
 	content *Content
+	share   *fetchShare
+}
+
+// free frees the content.
+func (f remoteFetch) free() {
+	if f.content != nil {
+		f.share.free(sizeOf(f.content))
+	}
 }
 
 // remoteRequest is one fetch of a URL.
@@ -47,17 +55,22 @@ type remoteRequest struct {
 	login     remoteLogin
 	// known is the revision of the content that is already there, the zero revision if there is none.
 	known    remoteRevision
-	limits   *fetchLimits
 	download *remoteDownload
 	client   *http.Client
 	egress   *egress.Policy
 	timeout  time.Duration
 }
 
-// fetch fetches a URL. It returns the files as content. Errors have neither credentials nor texts of the server.
-func (f *RemoteFetcher) fetch(ctx context.Context, ref Reference, login remoteLogin, known remoteRevision) (remoteFetch, error) {
+// fetch fetches a URL. It returns the files as content, whose size is reserved in share. Errors have neither
+// credentials nor texts of the server.
+func (f *RemoteFetcher) fetch(ctx context.Context, share *fetchShare, ref Reference, login remoteLogin, known remoteRevision) (fetched remoteFetch, err error) {
 	ctx, cancel := context.WithTimeout(ctx, remoteTimeout)
 	defer cancel()
+	download := &remoteDownload{share: share, maxSize: maxRemoteDownload}
+	ctx, release := f.limits.cancelable(ctx, download)
+	defer release()
+	defer download.close()
+	defer func() { err = fetchError(ctx, err) }()
 	transport, err := newTransport(login.Login, f.Egress)
 	if err != nil {
 		return remoteFetch{}, err
@@ -69,19 +82,18 @@ func (f *RemoteFetcher) fetch(ctx context.Context, ref Reference, login remoteLo
 		return remoteFetch{}, errors.New("it is not a URL") // the reference was checked
 	}
 	request := remoteRequest{
-		reference: ref, login: login, known: known, limits: f.limits, download: &remoteDownload{limits: f.limits, maxSize: maxRemoteDownload},
+		reference: ref, login: login, known: known, download: download,
 		client:  &http.Client{Transport: transport, Timeout: f.timeout, CheckRedirect: checkRedirect},
 		egress:  f.Egress,
 		timeout: f.timeout,
 	}
-	defer request.download.close()
 	fetch := request.fetchFile
 	if address.Scheme == schemeOCI {
 		fetch = request.fetchArtifact
 	} else if isGit(address.Scheme) {
 		fetch = request.fetchCommit
 	}
-	fetched, err := fetch(ctx, address)
+	fetched, err = fetch(ctx, address)
 	if errors.Is(err, errStatusNotFound) && (login.hasCredentials() || address.RawQuery != "" && !isGit(address.Scheme)) {
 		return remoteFetch{}, errHidden
 	}
@@ -93,11 +105,11 @@ func (f *RemoteFetcher) fetch(ctx context.Context, ref Reference, login remoteLo
 	}
 	content := newContent(ref, fetched.files)
 	content.Sensitive = login.hasCredentials()
-	request.download.close() // from now on, the files count as content
-	if err := f.limits.reserve(sizeOf(&content), nil); err != nil {
+	download.close() // from now on, the files count as content
+	if err := share.reserve(sizeOf(&content), nil); err != nil {
 		return remoteFetch{}, err
 	}
-	return remoteFetch{content: &content, revision: fetched.revision}, nil
+	return remoteFetch{content: &content, share: share, revision: fetched.revision}, nil
 }
 
 var (

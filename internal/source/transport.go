@@ -84,7 +84,7 @@ func (c *Charts) connect(ctx context.Context, login Login) (fetchContext context
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	counted := countedTransport{base, &remoteDownload{limits: c.limits, maxSize: maxIndex + maxArchive}}
+	counted := countedTransport{base, &remoteDownload{share: &fetchShare{limits: c.limits}, maxSize: maxIndex + maxArchive}}
 	fetchContext, release := c.limits.cancelable(ctx, counted.download)
 	return fetchContext, counted, func() {
 		base.CloseIdleConnections()
