@@ -187,16 +187,22 @@ func (g *groupStore) storeAndQueue(group *libv1beta1.ConfigurationGroup) {
 	}
 }
 
-// beginReport must be called before the status of a group is written, and end after the write.
-func (g *groupStore) beginReport(name string) (end func()) {
+// beginReport must be called before the status of a group is written, and end after the write, with the version that the
+// hub has stored last. If another client has changed the status after that, the group is queued: its event seemed to be
+// the agent's own.
+func (g *groupStore) beginReport(name string) (end func(written *libv1beta1.ConfigurationGroup)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.reporting[name]++
-	return func() {
+	return func(written *libv1beta1.ConfigurationGroup) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		if g.reporting[name]--; g.reporting[name] == 0 {
-			delete(g.reporting, name)
+		if g.reporting[name]--; g.reporting[name] > 0 {
+			return
+		}
+		delete(g.reporting, name)
+		if known := g.byName[name]; known != nil && isOlder(written, known) && !isSameReport(written.Status, known.Status) {
+			g.queue.Add(name)
 		}
 	}
 }

@@ -144,6 +144,42 @@ func TestAgentSourceWorksSoonAfterAnOutage(t *testing.T) {
 	})
 }
 
+// TestStatusOfOthersDuringReportIsAnswered has another client that changes the status just after the agent has written
+// it, for example by a late request of an agent that was killed. The event arrives before the response to the agent.
+func TestStatusOfOthersDuringReportIsAnswered(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		events []string // versions with these numbers arrive before the response with version 6
+		want   int
+	}{
+		"own event": {[]string{"6"}, 0}, "event of another client": {[]string{"6", "7"}, 1}, "no event": {nil, 0},
+	} {
+		group, _ := pack(t, testBundle(objects("a", "1")))
+		at := func(version string) *libv1beta1.ConfigurationGroup {
+			changed := group.DeepCopy()
+			changed.ResourceVersion, changed.Status.DeploymentStatus = version, libv1beta1.FeatureStatusProvisioning
+			if version == "6" {
+				changed.Status.DeploymentStatus = libv1beta1.FeatureStatusProvisioned
+			}
+			return changed
+		}
+		groups := newGroupStore()
+		defer groups.queue.ShutDown()
+		groups.byName[group.Name] = at("5")
+		end := groups.beginReport(group.Name)
+		for _, version := range test.events {
+			if err := groups.Update(at(version)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		groups.storeWritten(at("6"))
+		end(at("6"))
+		if got := groups.queue.Len(); got != test.want {
+			t.Errorf("%s: %d groups are queued, want %d", name, got, test.want)
+		}
+	}
+}
+
 // TestApplyingGroupsAreAnsweredAgain has groups that nobody changes. One that is reported as being applied is handled
 // again, since the end of the run may have been missed.
 func TestApplyingGroupsAreAnsweredAgain(t *testing.T) {

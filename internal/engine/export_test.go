@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/drift"
 )
 
 // Resume converges a bundle from the content in its record, as Run does.
@@ -14,4 +15,9 @@ func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report
 	}
 	defer unlock()
 	return e.resume(ctx, id, nil)
+}
+
+// Correct corrects all objects of a bundle as the corrector of drift does.
+func (e *Engine) Correct(ctx context.Context, id bundle.ID) (drift.Result, error) {
+	return driftEngine{e}.Resume(ctx, id, nil)
 }

@@ -241,10 +241,15 @@ type meter struct {
 	late bool
 	// writes counts only the requests that write.
 	writes bool
+	// before, if it is not nil, is called before each request.
+	before func(*http.Request)
 }
 
 func (m *meter) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		if m.before != nil {
+			m.before(r)
+		}
 		if !m.pass(r) {
 			return nil, errCut
 		}

@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -101,6 +102,40 @@ func TestHealWhatHappenedWhileNobodyLooked(t *testing.T) {
 	c.delete(configMaps, "deleted")
 	c.heal(t, nil)
 	eventually(t, "healed", func() bool { return c.value("edited") == "1" && c.value("deleted") == "1" })
+}
+
+// TestCorrectionOfAllObjectsIsReported corrects all objects of an applied bundle. The record says meanwhile that it is
+// being applied, which the agent may have reported.
+func TestCorrectionOfAllObjectsIsReported(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	b := c.bundle("one", c.configMap("deleted", "1"), c.configMap("kept", "1"))
+	var seen []bundle.State
+	var e *engine.Engine
+	m := &meter{before: func(request *http.Request) {
+		if request.Method == http.MethodPatch && strings.Contains(request.URL.Path, "/deleted") {
+			found, _, err := e.FindDeployed(t.Context(), b.ID)
+			if err != nil {
+				t.Error(err)
+			}
+			seen = append(seen, found.Report.State)
+		}
+	}}
+	e = c.engine(m)
+	converge(t, e, b)
+	for _, isDeleted := range []bool{false, true} {
+		seen = nil
+		if isDeleted {
+			c.delete(configMaps, "deleted")
+		}
+		result, err := e.Correct(t.Context(), b.ID)
+		if err != nil || result.IsReportNew != isDeleted {
+			t.Errorf("deleted %t: a new report %t, %v", isDeleted, result.IsReportNew, err)
+		}
+		if isDeleted && !slices.Equal(seen, []bundle.State{bundle.StateApplying}) {
+			t.Errorf("the states during the correction are %v", seen)
+		}
+	}
 }
 
 func TestOwnWritesCauseNoRequests(t *testing.T) {
