@@ -187,9 +187,9 @@ func (g *groupStore) storeAndQueue(group *libv1beta1.ConfigurationGroup) {
 	}
 }
 
-// beginReport must be called before the status of a group is written, and end after the write, with the version that the
-// hub has stored last. If another client has changed the status after that, the group is queued: its event seemed to be
-// the agent's own.
+// beginReport must be called before the status of a group is written, and end after the write, with the version that
+// the hub has stored last. If another client has changed the status after that, the group is queued: its event seemed
+// to be the agent's own.
 func (g *groupStore) beginReport(name string) (end func(written *libv1beta1.ConfigurationGroup)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

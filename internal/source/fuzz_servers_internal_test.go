@@ -119,6 +119,20 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
+func TestErrorsOfManifests(t *testing.T) {
+	t.Parallel()
+	for raw, want := range map[string]string{
+		`{"layers":[]}`:                                        "",
+		`{"layers":["` + secretOfServer + `"]}`:                "it is not the JSON of an OCI manifest",
+		`<html>` + secretOfServer:                              "it is not the JSON of an OCI manifest",
+		`{"layers":[` + strings.Repeat("{},", 60_000) + `{}]}`: "it has more than 50000 values",
+	} {
+		if _, err := decodeManifest([]byte(raw)); errorText(err) != want {
+			t.Errorf("%.40s: got %v, want %s", raw, err, want)
+		}
+	}
+}
+
 // checkServerError checks an error of a server: it has one line, and neither a text of the server nor the password.
 func checkServerError(t *testing.T, err error) {
 	t.Helper()

@@ -200,18 +200,20 @@ func readManifest(ctx context.Context, opened *remote.Repository, reference stri
 	}
 	manifest, err := decodeManifest(raw)
 	if err != nil {
-		return ocispec.Manifest{}, fmt.Errorf("the manifest %s of %s is invalid", reference, opened.Reference.Repository)
+		return ocispec.Manifest{}, fmt.Errorf("read the manifest %s of %s: %w", reference, opened.Reference.Repository, err)
 	}
 	return manifest, nil
 }
 
-// decodeManifest decodes a manifest of a registry. Its errors can have texts of the registry.
+// decodeManifest decodes a manifest of a registry. Its errors have no text of the registry.
 func decodeManifest(raw []byte) (manifest ocispec.Manifest, err error) {
 	if kube.CountNodes(raw) > maxManifestNodes {
 		return manifest, fmt.Errorf("it has more than %d values", maxManifestNodes)
 	}
-	err = json.Unmarshal(raw, &manifest)
-	return manifest, err
+	if json.Unmarshal(raw, &manifest) != nil {
+		return manifest, errors.New("it is not the JSON of an OCI manifest")
+	}
+	return manifest, nil
 }
 
 // fetch reads a blob or manifest of at most limit bytes and verifies its digest.

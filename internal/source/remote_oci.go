@@ -40,7 +40,10 @@ func (r *remoteRequest) fetchArtifact(ctx context.Context, address *url.URL) (re
 		return remoteFetch{}, fmt.Errorf("read its manifest: %w", err)
 	}
 	manifest, err := decodeManifest(raw)
-	if err != nil || len(manifest.Layers) == 0 {
+	if err != nil {
+		return remoteFetch{}, fmt.Errorf("read its manifest: %w", err)
+	}
+	if len(manifest.Layers) == 0 {
 		return remoteFetch{}, errors.New("it is not an OCI artifact with layers")
 	}
 	files, err := r.readLayers(ctx, opened, manifest.Layers)
