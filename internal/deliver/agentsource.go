@@ -267,8 +267,8 @@ func (s *AgentSource) ReportStart(ctx context.Context, d Delivery) error {
 func (s *AgentSource) writeReport(ctx context.Context, d Delivery, report bundle.Report) (*libv1beta1.ConfigurationGroup, error) {
 	known := s.groups.latest(d.group)
 	status := statusFor(d.group, known.Status, report)
-	end := s.groups.beginReport(known.Name)
-	defer func() { end(known) }()
+	endReport := s.groups.beginReport(known.Name)
+	defer func() { endReport(known) }()
 	// The patch has only the differences to the known status. If another client has changed the status, the response
 	// differs, and the next patch has the differences to the response.
 	for tries := 0; tries < reportTries && !isSameReport(known.Status, status); tries++ {

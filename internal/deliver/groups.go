@@ -43,8 +43,8 @@ type groupStore struct {
 	// mu guards the fields below.
 	mu     sync.Mutex
 	byName map[string]*libv1beta1.ConfigurationGroup
-	// reporting has the number of running status writes of each group. Status changes that the watch delivers meanwhile
-	// are the agent's own.
+	// reporting has the number of running status writes of each group. Until the last one ends, a status change from the
+	// watch does not queue the group, see beginReport.
 	reporting map[string]int
 	// synced is true after the first list.
 	synced bool
@@ -187,10 +187,10 @@ func (g *groupStore) storeAndQueue(group *libv1beta1.ConfigurationGroup) {
 	}
 }
 
-// beginReport must be called before the status of a group is written, and end after the write, with the version that
-// the hub has stored last. If another client has changed the status after that, the group is queued: its event seemed
-// to be the agent's own.
-func (g *groupStore) beginReport(name string) (end func(written *libv1beta1.ConfigurationGroup)) {
+// beginReport must be called before the status of a group is written, and endReport after the write, with the newest
+// version that the writer knows. storeAndQueue ignores status changes during a write. endReport therefore queues the
+// group if the stored version is newer than written and has another report: another client has written it.
+func (g *groupStore) beginReport(name string) (endReport func(written *libv1beta1.ConfigurationGroup)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.reporting[name]++

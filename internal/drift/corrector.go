@@ -45,7 +45,8 @@ type Engine interface {
 // Result is the result of Engine.Resume.
 type Result struct {
 	Changes bundle.ChangeSet
-	// IsReportNew is true if the report of the bundle differs from the one before the run.
+	// IsReportNew is true if the report of the bundle differs from the one before the run, or if StateApplying may have
+	// been reported during the run.
 	IsReportNew bool
 	// IsLost is true if the content must be delivered again.
 	IsLost bool

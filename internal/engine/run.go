@@ -82,9 +82,10 @@ func (d driftEngine) Resume(ctx context.Context, id bundle.ID, only map[kube.Ref
 	report, ok, err := e.resume(ctx, id, only)
 	result := drift.Result{Changes: report.Changes, IsLost: !ok && err == nil}
 	if rec := e.store.Cached(id); rec != nil {
-		// A run of all objects saves StateApplying before its first change, which may have been reported meanwhile.
-		wasApplying := len(only) == 0 && report.Changes.Count(bundle.Unchanged) < len(report.Changes)
-		result.IsReportNew = wasApplying || !isSameReport(before, e.reportOf(rec))
+		// A run of all objects saves StateApplying before its first change. The agent may have reported that state, so the
+		// final report is new even if it equals the first one.
+		savedApplying := before.State == bundle.StateApplied && len(only) == 0 && report.Changes.Count(bundle.Unchanged) < len(report.Changes)
+		result.IsReportNew = savedApplying || !isSameReport(before, e.reportOf(rec))
 	}
 	return result, err
 }

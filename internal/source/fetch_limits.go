@@ -83,14 +83,19 @@ func fetchError(ctx context.Context, err error) error {
 }
 
 // cancelLargest cancels the fetch that holds most memory of those that have run for maxBlocking, without download, and
-// waits until it has ended. It returns false if there is none.
-func (l *fetchLimits) cancelLargest(download *remoteDownload) bool {
+// waits until it has ended. It returns false if there is none. With a namespace it looks at the fetches of that
+// namespace only.
+func (l *fetchLimits) cancelLargest(download *remoteDownload, namespace string) bool {
 	l.mu.Lock()
 	var largest *cancelableFetch
-	var held int64
+	var most int64
 	for _, fetch := range l.fetches {
-		if fetch.download != download && time.Since(fetch.start) >= l.maxBlocking && fetch.download.held.Load() > held {
-			largest, held = fetch, fetch.download.held.Load()
+		isOther := fetch.download != download && (namespace == "" || fetch.download.share.namespace == namespace)
+		if !isOther || time.Since(fetch.start) < l.maxBlocking {
+			continue
+		}
+		if held := fetch.download.held.Load(); held > most {
+			largest, most = fetch, held
 		}
 	}
 	l.mu.Unlock()
@@ -107,14 +112,14 @@ func (l *fetchLimits) cancelLargest(download *remoteDownload) bool {
 }
 
 // reserve returns an error if n more bytes exceed the limit. The caller must free them. download, if it is not nil, is
-// the fetch that needs them: others may be canceled for it.
+// the fetch that needs them: others may be canceled for it, those for its own namespace first.
 func (l *fetchLimits) reserve(n int64, download *remoteDownload) error {
 	for {
 		if l.used.Add(n) <= l.total {
 			return nil
 		}
 		l.free(n)
-		if download == nil || !l.cancelLargest(download) {
+		if download == nil || !l.cancelLargest(download, download.share.namespace) && !l.cancelLargest(download, "") {
 			return &sizeError{fmt.Sprintf("%s more than %d MiB", l.what, l.total>>20)}
 		}
 	}
@@ -122,20 +127,27 @@ func (l *fetchLimits) reserve(n int64, download *remoteDownload) error {
 
 func (l *fetchLimits) free(n int64) { l.used.Add(-n) }
 
-// fetchShare is the part of the limits that some fetches have. With a namespace, it is three quarters: the profiles of
-// one namespace must not take the memory of all others.
+// fetchShare counts the memory of the fetches for one namespace. It is limited to three quarters of fetchLimits.total,
+// so that one namespace cannot use all of it.
 type fetchShare struct {
 	limits *fetchLimits
-	// namespace is that of all users of a URL, "" if there are several, and for charts.
+	// namespace is the one of all ClusterSummaries that use a URL. It is "", and there is no such limit, for URLs that are
+	// used in several namespaces, and for charts.
 	namespace string
 	used      atomic.Int64
 }
 
-// reserve is fetchLimits.reserve, and fails also if n more bytes exceed the share.
+// reserve reserves n bytes in the share and in the limits. It fails if one of them would be exceeded. download is that
+// of fetchLimits.reserve.
 func (s *fetchShare) reserve(n int64, download *remoteDownload) error {
-	if total := s.limits.total / 4 * 3; s.used.Add(n) > total && s.namespace != "" {
+	for maximum := s.limits.total / 4 * 3; ; {
+		if s.used.Add(n) <= maximum || s.namespace == "" {
+			break
+		}
 		s.used.Add(-n)
-		return &sizeError{fmt.Sprintf("the content of the URLs of namespace %s has more than %d MiB", s.namespace, total>>20)}
+		if download == nil || !s.limits.cancelLargest(download, s.namespace) {
+			return &sizeError{fmt.Sprintf("the URLs of namespace %s need more than the %d MiB that one namespace may use", s.namespace, maximum>>20)}
+		}
 	}
 	if err := s.limits.reserve(n, download); err != nil {
 		s.used.Add(-n)

@@ -46,7 +46,7 @@ func respond(request *http.Request, status int, header http.Header, body []byte)
 func registryOf(t *testing.T, serve roundTripper) *ociRegistry {
 	t.Helper()
 	transport := roundTripper(func(request *http.Request) (*http.Response, error) {
-		// http.Client sends the user and password that a link such as //user:password@host names.
+		// http.Client sends the user and password of a link such as //user:password@host. Only secretPassword is the login.
 		if _, password, _ := request.BasicAuth(); password == secretPassword && request.URL.Host != registryHostName {
 			t.Errorf("the login is sent to %q", request.URL.Host)
 		}
@@ -119,12 +119,12 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-func TestErrorsOfManifests(t *testing.T) {
+func TestErrorsOfManifestsHaveNoText(t *testing.T) {
 	t.Parallel()
 	for raw, want := range map[string]string{
 		`{"layers":[]}`:                                        "",
-		`{"layers":["` + secretOfServer + `"]}`:                "it is not the JSON of an OCI manifest",
-		`<html>` + secretOfServer:                              "it is not the JSON of an OCI manifest",
+		`{"layers":["` + secretOfServer + `"]}`:                "it is not a valid OCI manifest",
+		`<html>` + secretOfServer:                              "it is not a valid OCI manifest",
 		`{"layers":[` + strings.Repeat("{},", 60_000) + `{}]}`: "it has more than 50000 values",
 	} {
 		if _, err := decodeManifest([]byte(raw)); errorText(err) != want {

@@ -205,13 +205,13 @@ func readManifest(ctx context.Context, opened *remote.Repository, reference stri
 	return manifest, nil
 }
 
-// decodeManifest decodes a manifest of a registry. Its errors have no text of the registry.
+// decodeManifest decodes a manifest of a registry. Its errors contain no text that the registry sent.
 func decodeManifest(raw []byte) (manifest ocispec.Manifest, err error) {
 	if kube.CountNodes(raw) > maxManifestNodes {
 		return manifest, fmt.Errorf("it has more than %d values", maxManifestNodes)
 	}
 	if json.Unmarshal(raw, &manifest) != nil {
-		return manifest, errors.New("it is not the JSON of an OCI manifest")
+		return manifest, errors.New("it is not a valid OCI manifest")
 	}
 	return manifest, nil
 }

@@ -48,7 +48,8 @@ type RemoteFetcher struct {
 	mu          sync.Mutex // guards the fields below, and those of the sources; no other lock is acquired while it is held
 	byReference map[Reference]*remoteSource
 	byUser      map[string][]RemoteUse
-	shares      map[string]*fetchShare // by namespace
+	// shares are by namespace. Entries are never deleted: there is one for each namespace that has used a URL.
+	shares map[string]*fetchShare
 }
 
 // remoteSource is a URL with users.
@@ -59,8 +60,8 @@ type remoteSource struct {
 
 	// The fields below are guarded by the mutex of the RemoteFetcher.
 	intervals map[string]time.Duration // by user
-	// content is the content of the last success, nil before, whose size is reserved in share. revision identifies it on
-	// the server.
+	// content is the content of the last successful fetch, nil before the first. Its size is reserved in share. revision
+	// identifies it on the server.
 	content  *Content
 	share    *fetchShare
 	revision remoteRevision
@@ -97,8 +98,9 @@ func (f *RemoteFetcher) Start(ctx context.Context) error {
 	}
 }
 
-// Use replaces the URLs that a user uses, which is a namespace, a slash, and a name. A URL without users is no longer
-// polled, and its content is freed. Use must be called before the content is read, so that no change is missed.
+// Use replaces the URLs of a user, which is the key of a ClusterSummary, "<namespace>/<name>". A URL without users is
+// no longer polled, and its content is freed. Use must be called before the content is read, so that no change is
+// missed.
 func (f *RemoteFetcher) Use(ctx context.Context, user string, uses []RemoteUse) error {
 	all := f.replaceUses(user, uses)
 	for i, added := range all {
@@ -138,10 +140,12 @@ func (f *RemoteFetcher) replaceUses(user string, uses []RemoteUse) []*remoteSour
 			used.fetchNow()
 		}
 		used.intervals[user] = interval
+		f.moveToShare(used)
 	}
 	for _, former := range f.byUser[user] {
 		if used := f.byReference[former.Reference]; used != nil && intervals[former.Reference] == 0 {
 			delete(used.intervals, user)
+			f.moveToShare(used)
 			f.remove(used)
 		}
 	}
@@ -326,22 +330,35 @@ func (s *remoteSource) replaceContent(content *Content, share *fetchShare) {
 	s.content, s.share = content, share
 }
 
-// shareOf returns the share that a fetch counts against: that of the namespace, if all users are of one namespace. The
-// caller must hold mu.
+// moveToShare moves the content of s to the share of its present users, which may exceed its limit then. The caller
+// must hold mu.
+func (f *RemoteFetcher) moveToShare(s *remoteSource) {
+	share := f.shareOf(s)
+	if s.content == nil || s.share == share {
+		return
+	}
+	size := sizeOf(s.content)
+	s.share.used.Add(-size)
+	share.used.Add(size)
+	s.share = share
+}
+
+// shareOf returns the share of the namespace of all users of s, or the share without a limit if they are in several
+// namespaces or there are none. The caller must hold mu.
 func (f *RemoteFetcher) shareOf(s *remoteSource) *fetchShare {
-	namespaces := map[string]bool{}
+	namespace := ""
 	for user := range s.intervals {
-		namespace, _, _ := strings.Cut(user, "/")
-		namespaces[namespace] = true
+		other, _, _ := strings.Cut(user, "/")
+		if namespace != "" && other != namespace {
+			namespace = ""
+			break
+		}
+		namespace = other
 	}
-	only := ""
-	if len(namespaces) == 1 {
-		only = slices.Collect(maps.Keys(namespaces))[0]
+	if f.shares[namespace] == nil {
+		f.shares[namespace] = &fetchShare{limits: f.limits, namespace: namespace}
 	}
-	if f.shares[only] == nil {
-		f.shares[only] = &fetchShare{limits: f.limits, namespace: only}
-	}
-	return f.shares[only]
+	return f.shares[namespace]
 }
 
 func digestIn(content *Content) string {

@@ -366,7 +366,7 @@ func TestContentOfAllURLsIsBounded(t *testing.T) {
 	t.Parallel()
 	server := handle(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(bytes.Repeat([]byte("a"), 1<<20)) })
 	f := NewRemoteFetcher(nil, clock.RealClock{})
-	f.limits.total = 4<<20 + 1<<19
+	f.limits.total = 4<<20 + 1<<19 // for four files, of which one namespace has three
 	fetch := func(path string, users ...string) *remoteSource {
 		s := &remoteSource{reference: Reference{Kind: KindURL, URL: server + path}, intervals: map[string]time.Duration{}, stop: make(chan struct{})}
 		for _, user := range users {
@@ -385,13 +385,28 @@ func TestContentOfAllURLsIsBounded(t *testing.T) {
 	for i := range 3 {
 		want(fetch(fmt.Sprintf("/%d", i), "eu/a", "eu/b"), "")
 	}
-	want(fetch("/3", "eu/c"), "the content of the URLs of namespace eu has more than 3 MiB")
+	want(fetch("/3", "eu/c"), "the URLs of namespace eu need more than the 3 MiB that one namespace may use")
 	shared := fetch("/shared", "eu/a", "us/a")
 	want(shared, "")
 	want(fetch("/4", "us/a"), "the content of all URLs has more than 4 MiB")
 	clear(shared.intervals)
 	f.remove(shared)
 	want(fetch("/5", "us/a"), "")
+	// Another namespace uses the content of a file instead: it counts there.
+	file := RemoteUse{Reference: Reference{Kind: KindURL, URL: server + "/0"}, Interval: time.Hour}
+	f.byUser["eu/a"], f.byUser["eu/b"] = []RemoteUse{file}, []RemoteUse{file}
+	for _, change := range []struct {
+		user string
+		uses []RemoteUse
+		eu   int64
+	}{{"eu/a", nil, 3}, {"us/b", []RemoteUse{file}, 2}, {"eu/b", nil, 2}} {
+		if added := f.replaceUses(change.user, change.uses); len(added) > 0 || f.shares["eu"].used.Load()>>20 != change.eu {
+			t.Errorf("%s: %d new sources, %d bytes of namespace eu, want %d MiB", change.user, len(added), f.shares["eu"].used.Load(), change.eu)
+		}
+	}
+	if got := f.shares["us"].used.Load() >> 20; got != 2 {
+		t.Errorf("%d MiB of namespace us, want 2", got)
+	}
 	for _, s := range f.byReference {
 		clear(s.intervals)
 		f.remove(s)
@@ -403,40 +418,48 @@ func TestContentOfAllURLsIsBounded(t *testing.T) {
 	}
 }
 
-// TestSlowURLMakesRoom has a server that sends a part of a file, and then nothing. It does not keep the memory of all
-// URLs from another one.
-func TestSlowURLMakesRoom(t *testing.T) {
+// TestSlowFetchOfURLIsCanceled has a server that stops in the middle of a file. Its fetch is canceled when another
+// fetch needs the memory, for the same namespace or another one.
+func TestSlowFetchOfURLIsCanceled(t *testing.T) {
 	t.Parallel()
 	end := make(chan struct{})
 	server := handle(t, func(w http.ResponseWriter, r *http.Request) {
+		size := map[string]int{"/slow": 600 << 10, "/other": 500 << 10}[r.URL.Path]
+		_, _ = w.Write(bytes.Repeat([]byte("a"), size))
 		if r.URL.Path == "/slow" {
-			_, _ = w.Write(bytes.Repeat([]byte("a"), 700<<10))
 			_ = http.NewResponseController(w).Flush()
 			<-end
-			return
 		}
-		_, _ = w.Write(bytes.Repeat([]byte("a"), 500<<10))
 	})
 	t.Cleanup(func() { close(end) })
-	f := NewRemoteFetcher(nil, clock.RealClock{})
-	f.limits.total, f.limits.maxBlocking = 1<<20, time.Second
-	fetch := func(path string) error {
-		fetched, err := f.fetch(t.Context(), &fetchShare{limits: f.limits}, Reference{Kind: KindURL, URL: server + path}, remoteLogin{}, remoteRevision{})
-		fetched.free()
-		return err
-	}
-	slow := make(chan error, 1)
-	go func() { slow <- fetch("/slow") }()
-	eventually := func(what string, condition func() bool) {
-		err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return condition(), nil })
-		if err != nil {
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
-	eventually("the slow fetch has memory", func() bool { return f.Size() >= 700<<10 })
-	eventually("the other fetch gets it", func() bool { return fetch("/other") == nil })
-	if err := <-slow; !errors.Is(err, errSlowFetch) {
-		t.Errorf("the slow fetch ends with %v", err)
+	for name, namespaces := range map[string][2]string{"no namespace": {"", ""}, "one": {"eu", "eu"}, "two": {"eu", "us"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := NewRemoteFetcher(nil, clock.RealClock{})
+			f.limits.total, f.limits.maxBlocking = 1<<20, time.Second
+			shares := map[string]*fetchShare{}
+			for _, namespace := range namespaces {
+				shares[namespace] = &fetchShare{limits: f.limits, namespace: namespace}
+			}
+			fetch := func(path, namespace string) error {
+				fetched, err := f.fetch(t.Context(), shares[namespace], Reference{Kind: KindURL, URL: server + path}, remoteLogin{}, remoteRevision{})
+				fetched.free()
+				return err
+			}
+			slow := make(chan error, 1)
+			go func() { slow <- fetch("/slow", namespaces[0]) }()
+			waitFor := func(what string, condition func() bool) {
+				err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return condition(), nil })
+				if err != nil {
+					t.Fatalf("%s: %v", what, err)
+				}
+			}
+			waitFor("the slow fetch has memory", func() bool { return f.Size() >= 600<<10 })
+			waitFor("the other fetch gets the memory", func() bool { return fetch("/other", namespaces[1]) == nil })
+			if err := <-slow; !errors.Is(err, errSlowFetch) {
+				t.Errorf("the slow fetch ends with %v", err)
+			}
+		})
 	}
 }
 

@@ -37,12 +37,12 @@ type remoteFetch struct {
 	revision remoteRevision
 	// isUnchanged is true, and there are no files, if the content has the known revision.
 	isUnchanged bool
-	// content has the files. Its size is reserved in share, and the receiver must free it.
+	// content has the files. Its size is reserved in share: the caller of fetch must call free, or keep the content.
 	content *Content
 	share   *fetchShare
 }
 
-// free frees the content.
+// free releases the memory that is reserved for the content, if there is any.
 func (f remoteFetch) free() {
 	if f.content != nil {
 		f.share.free(sizeOf(f.content))
@@ -61,14 +61,14 @@ type remoteRequest struct {
 	timeout  time.Duration
 }
 
-// fetch fetches a URL. It returns the files as content, whose size is reserved in share. Errors have neither
-// credentials nor texts of the server.
+// fetch fetches a URL. It returns the files as content, whose size is reserved in share. Errors contain no credentials
+// and no text that the server sent.
 func (f *RemoteFetcher) fetch(ctx context.Context, share *fetchShare, ref Reference, login remoteLogin, known remoteRevision) (fetched remoteFetch, err error) {
 	ctx, cancel := context.WithTimeout(ctx, remoteTimeout)
 	defer cancel()
 	download := &remoteDownload{share: share, maxSize: maxRemoteDownload}
 	ctx, release := f.limits.cancelable(ctx, download)
-	defer release()
+	defer release() // after close: it says that the memory is free
 	defer download.close()
 	defer func() { err = fetchError(ctx, err) }()
 	transport, err := newTransport(login.Login, f.Egress)

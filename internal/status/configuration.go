@@ -13,11 +13,11 @@ import (
 )
 
 // DeployedFeatureOf returns the entry of an applied bundle in a ClusterConfiguration: its objects and Helm releases on
-// the cluster of the given type.
-func DeployedFeatureOf(b bundle.Bundle, summary configv1beta1.FeatureSummary, deploymentType libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
-	feature, lastApplied := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(b.ID.Feature)}, summary.LastAppliedTime
+// the cluster of the given type. The hash is recorded for type Remote only, since the hub reads no other.
+func DeployedFeatureOf(b bundle.Bundle, featureSummary configv1beta1.FeatureSummary, deploymentType libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
+	feature, lastApplied := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(b.ID.Feature)}, featureSummary.LastAppliedTime
 	if deploymentType != libv1beta1.DeploymentTypeLocal {
-		feature.Hash = summary.Hash
+		feature.Hash = featureSummary.Hash
 	}
 	for _, item := range b.Items {
 		if item.Release != nil {

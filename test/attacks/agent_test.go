@@ -11,7 +11,6 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,6 +19,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -44,10 +44,7 @@ func TestAgentDrivesTheHub(t *testing.T) {
 		}
 		return fmt.Errorf("%d groups", len(groups.Items))
 	})
-	agent := w.account("agent",
-		rbacv1.PolicyRule{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationgroups/status"}, Verbs: []string{"patch"}},
-		rbacv1.PolicyRule{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"sveltosclusters/status"}, ResourceNames: []string{"edge"}, Verbs: []string{"patch"}},
-	)
+	agent := w.agentOf(fleet.FromSveltosCluster(cluster))
 
 	written := w.countWrites()
 	group := &groups.Items[0]
@@ -114,9 +111,7 @@ func TestAgentDrivesTheHub(t *testing.T) {
 func TestAgentDrivesItsRegistration(t *testing.T) {
 	w := newWorld(t)
 	cluster := w.pullCluster(w.tenant(), "edge")
-	agent := w.account("agent", rbacv1.PolicyRule{
-		APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"sveltosclusters/status"}, ResourceNames: []string{"edge"}, Verbs: []string{"patch"},
-	})
+	agent := w.agentOf(fleet.FromSveltosCluster(cluster))
 	report := func(status string) {
 		t.Helper()
 		w.must(agent.Status().Patch(t.Context(), cluster.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(status))))

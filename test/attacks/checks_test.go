@@ -3,10 +3,11 @@ package attacks
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
+	"sync/atomic"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
@@ -32,15 +33,17 @@ func TestChecksBesideARollout(t *testing.T) {
 	go rollOut(stop, stopped)
 	t.Cleanup(func() { close(stop); <-stopped })
 
-	kubeconfig, err := os.ReadFile(w.hub.Kubeconfig)
-	w.must(err)
-	for name, script := range map[string]string{"healthy": passingScript, "allocating": allocatingScript, "looping": loopingScript} {
-		w.must(w.Create(t.Context(), &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name + "-sveltos-kubeconfig"}, Data: map[string][]byte{"kubeconfig": kubeconfig},
-		}))
-		w.must(w.Create(t.Context(), &libv1beta1.SveltosCluster{
-			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: libv1beta1.SveltosClusterSpec{ReadinessChecks: checksOf(script)},
-		}))
+	owner := w.clusterOwner()
+	var lists atomic.Int64 // of the checks of the healthy cluster
+	healthy, _ := w.hostileMember(nil, func(rw http.ResponseWriter, _ *http.Request) {
+		lists.Add(1)
+		_, _ = fmt.Fprint(rw, `{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":"p"}}]}`) // the hub may have gone
+	})
+	passing := libv1beta1.SveltosClusterSpec{ReadinessChecks: checksOf(passingScript), LivenessChecks: checksOf(passingScript)}
+	w.pushCluster(owner, "healthy", passing, healthy)
+	other, _ := w.hostileMember(nil, nil)
+	for name, script := range map[string]string{"allocating": allocatingScript, "looping": loopingScript} {
+		w.pushCluster(owner, name, libv1beta1.SveltosClusterSpec{ReadinessChecks: checksOf(script)}, other)
 	}
 	statusOf := func(name string) (libv1beta1.SveltosClusterStatus, error) {
 		cluster := &libv1beta1.SveltosCluster{}
@@ -53,17 +56,19 @@ func TestChecksBesideARollout(t *testing.T) {
 			return errors.Join(err, wantText(status.FailureMessage, want))
 		})
 	}
-	// Each change of an annotation is a contact.
-	for i := range 5 {
+	// Each change of an annotation is a contact, which begins after the status of the one before is written.
+	for i := range 6 {
+		before := lists.Load()
 		patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"attempt":"%d"}}}`, i))
-		w.must(w.Patch(t.Context(), &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "healthy"}}, patch))
+		w.must(owner.Patch(t.Context(), &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "healthy"}}, patch))
 		w.eventually("the healthy cluster is ready", func() error {
+			contacts := lists.Load() - before
 			status, err := statusOf("healthy")
-			if status.FailureMessage != "" || status.ConnectionFailures > 0 {
+			if status.FailureMessage != "" || status.ConnectionFailures > 0 || status.ConnectionStatus == libv1beta1.ConnectionDown {
 				t.Fatalf("the healthy cluster has the status %+v", status)
 			}
-			if err == nil && !status.Ready {
-				err = errors.New("it is not ready")
+			if err == nil && (!status.Ready || contacts == 0) {
+				err = fmt.Errorf("ready: %t, contacts: %d", status.Ready, contacts)
 			}
 			return err
 		})
@@ -74,16 +79,17 @@ func TestChecksBesideARollout(t *testing.T) {
 	w.must(err)
 	checker := check.Checker{Sandbox: sandbox.NewPool([]string{program, "sandbox"}, clock.RealClock{})}
 	for range 5 {
-		result, err := checker.EvaluateCluster(t.Context(), w.Client, &libv1beta1.SveltosClusterSpec{ReadinessChecks: checksOf(passingScript)}, false)
+		result, err := checker.EvaluateCluster(t.Context(), w.Client, &passing, false)
 		if err != nil || result.Failure != "" || !result.Ready {
 			t.Errorf("the check in pull mode: %+v, %v", result, err)
 		}
 	}
 }
 
+// checksOf returns a check of the pods of a cluster with a script.
 func checksOf(script string) []libv1beta1.ClusterCheck {
 	return []libv1beta1.ClusterCheck{{
-		Name: "check", Condition: script, ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "Namespace", Name: "default"}},
+		Name: "check", Condition: script, ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "Pod"}},
 	}}
 }
 

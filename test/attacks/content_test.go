@@ -190,7 +190,7 @@ func TestKeysOfOtherClusters(t *testing.T) {
 		members = append(members, m)
 	}
 	for i, m := range members {
-		agent := w.withToken(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}})
+		agent := w.agentOf(m)
 		own := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: fleet.ContentKeySecret(m.Name)}
 		w.eventually("the agent of "+m.Name+" reads its key", func() error { return agent.Get(w.Context(), own, &corev1.Secret{}) })
 		other := members[1-i].DeliveryNamespace

@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
@@ -42,9 +41,7 @@ func TestCloudIdentity(t *testing.T) {
 	}
 	prepare := func() client.Client {
 		t.Helper()
-		tenant := w.account("operator",
-			rbacv1.PolicyRule{APIGroups: []string{configv1beta1.GroupVersion.Group, libv1beta1.GroupVersion.Group}, Resources: []string{"*"}, Verbs: []string{"*"}},
-			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"*"}})
+		tenant := w.clusterOwner()
 		w.must(tenant.Create(t.Context(), &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "ca"}, Data: map[string][]byte{"ca.crt": certificateOf(server.Server)},
 		}))

@@ -73,6 +73,7 @@ func endless(begin, repeated string) http.HandlerFunc {
 // the hub. Each is refused long before, and another member is served.
 func TestMemberWithoutEnd(t *testing.T) {
 	w := newWorld(t)
+	owner := w.clusterOwner()
 	pages := func(rw http.ResponseWriter, _ *http.Request) {
 		pod := fmt.Sprintf(`{"metadata":{"name":"p","annotations":{"a":%q}}}`, strings.Repeat("x", 1<<20))
 		_, _ = fmt.Fprintf(rw, `{"kind":"PodList","apiVersion":"v1","metadata":{"continue":"next"},"items":[%s]}`, pod) // the hub may have gone
@@ -92,13 +93,7 @@ func TestMemberWithoutEnd(t *testing.T) {
 		"many-items": {nil, endless(`{"kind":"PodList","apiVersion":"v1","items":[`, `{},`), "the cluster returned more than 256 MiB or 4000000 values", 64 << 20},
 	} {
 		server, sent := w.hostileMember(test.discovery, test.pods)
-		cluster := w.pushCluster(name, server)
-		before := cluster.DeepCopy()
-		cluster.Spec.LivenessChecks = []libv1beta1.ClusterCheck{{
-			Name: "pods", ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "Pod"}}, Condition: passingScript,
-		}}
-		w.must(w.Patch(t.Context(), cluster, client.MergeFrom(before)))
-		sent.Store(0)
+		cluster := w.pushCluster(owner, name, libv1beta1.SveltosClusterSpec{LivenessChecks: checksOf(passingScript)}, server)
 		w.eventually("the hub refuses "+name, func() error {
 			if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
 				return err
@@ -109,7 +104,7 @@ func TestMemberWithoutEnd(t *testing.T) {
 		if n := sent.Load(); n > 2*test.maxSent {
 			t.Errorf("%s: the hub has read %d MiB", name, n>>20)
 		}
-		w.must(w.Delete(t.Context(), cluster))
+		w.must(owner.Delete(t.Context(), cluster))
 	}
 	w.sharedCluster("healthy", w.hub)
 }

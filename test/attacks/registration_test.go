@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -31,31 +32,54 @@ func TestPullModeOfAnEmptySpec(t *testing.T) {
 	}
 }
 
-// TestRegistrationThatHangs: a tenant registers clusters for which the hub has to wait, here for namespaces whose
-// deletion does not end. It must not wait: a few of these clusters would occupy all workers of the registrations.
+// maxRegistration bounds the registration of a cluster during an attack. It is loose, for a busy machine.
+const maxRegistration = 15 * time.Second
+
+// TestRegistrationThatHangs: a tenant registers clusters for which the hub would have to wait, here for namespaces
+// whose deletion does not end. There are twice as many as the hub has workers for registrations, so a hub that waits 30
+// s for each of them has no worker for a minute. Meanwhile another tenant registers a cluster.
 func TestRegistrationThatHangs(t *testing.T) {
 	w := newWorld(t)
 	tenant := w.tenant()
 	w.pullCluster(tenant, "first") // has the namespace of the tenant for its deliveries
-	for i := range 3 {
+	var hanging []*libv1beta1.SveltosCluster
+	for i := range 24 {
 		name := fmt.Sprint("hanging-", i)
-		namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.DerivedNamespace(w.ns, name)}}
-		held := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: "held", Finalizers: []string{"example.com/held"}}}
-		w.must(w.Create(t.Context(), namespace))
-		w.must(w.Create(t.Context(), held))
-		t.Cleanup(func() {
-			_ = w.Patch(context.WithoutCancel(t.Context()), held, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))) // the hub of the tests ends soon
-		})
-		w.must(w.Delete(t.Context(), namespace))
-		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true}}
-		w.must(tenant.Create(t.Context(), cluster))
-		w.eventually("the hub says why it does not register "+name, func() error {
-			if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
-				return err
-			}
-			return wantText(cluster.Status.FailureMessage, "namespace "+namespace.Name+" is being deleted")
+		w.hangingNamespace(fleet.DerivedNamespace(w.ns, name))
+		hanging = append(hanging, &libv1beta1.SveltosCluster{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
 		})
 	}
 	other := &world{TB: w.TB, Client: w.Client, hub: w.hub, ns: w.hub.Namespace(t, "other")}
-	other.pullCluster(other.tenant(), "healthy")
+	victim := other.tenant()
+
+	for _, cluster := range hanging {
+		w.must(tenant.Create(t.Context(), cluster))
+	}
+	from := time.Now()
+	other.pullCluster(victim, "healthy")
+	if took := time.Since(from); took > maxRegistration {
+		t.Errorf("the registration of the healthy cluster took %s", took)
+	}
+	for _, cluster := range hanging {
+		w.eventually("the hub reports why it does not register "+cluster.Name, func() error {
+			if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
+				return err
+			}
+			return wantText(cluster.Status.FailureMessage, "namespace "+fleet.DerivedNamespace(w.ns, cluster.Name)+" is being deleted")
+		})
+	}
+}
+
+// hangingNamespace creates a namespace and deletes it. An object with a finalizer keeps it until the end of the test.
+func (w *world) hangingNamespace(name string) {
+	w.Helper()
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	held := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "held", Finalizers: []string{"example.com/held"}}}
+	w.must(w.Create(w.Context(), namespace))
+	w.must(w.Create(w.Context(), held))
+	w.Cleanup(func() {
+		_ = w.Patch(context.WithoutCancel(w.Context()), held, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))) // the hub of the tests ends soon
+	})
+	w.must(w.Delete(w.Context(), namespace))
 }

@@ -118,6 +118,7 @@ func bytesOf(answer string) http.HandlerFunc {
 // if they were API servers.
 func TestEndpointsOfClusters(t *testing.T) {
 	w := newWorld(t)
+	owner := w.clusterOwner()
 	var reached atomic.Int32
 	denied := w.serveAt(deniedAddress, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
 	internal := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
@@ -144,7 +145,7 @@ func TestEndpointsOfClusters(t *testing.T) {
 		"redirected":    {clientcmdapi.Cluster{Server: redirecting.URL, CertificateAuthorityData: certificateOf(redirecting)}, "it redirects"},
 		"their-service": {clientcmdapi.Cluster{Server: internal.URL, CertificateAuthorityData: ca}, "an error on the server"},
 	} {
-		cluster := w.pushCluster(name, test.cluster)
+		cluster := w.pushCluster(owner, name, libv1beta1.SveltosClusterSpec{}, test.cluster)
 		var message string
 		w.eventually("cluster "+name+" fails", func() error {
 			if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
@@ -168,7 +169,7 @@ func TestEndpointsOfClusters(t *testing.T) {
 // server that is not meant for users. Or that server is the cluster, and returns JSON for all paths.
 func TestResponsesOfMembersAreNotRepeated(t *testing.T) {
 	w := newWorld(t)
-	tenant := w.tenant()
+	owner, tenant := w.clusterOwner(), w.tenant()
 	internal := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 		rw.Header().Set("Content-Type", "application/json")
 		_, _ = fmt.Fprintf(rw, `{"password": %q}`, internalText)
@@ -200,10 +201,10 @@ func TestResponsesOfMembersAreNotRepeated(t *testing.T) {
 			test.other.ServeHTTP(rw, r)
 		}))
 		t.Cleanup(server.Close)
-		cluster := w.pushCluster(name, clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: certificateOf(server)})
+		cluster := w.pushCluster(owner, name, libv1beta1.SveltosClusterSpec{}, clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: certificateOf(server)})
 		before := cluster.DeepCopy()
 		cluster.Labels = map[string]string{"test": w.ns + name}
-		w.must(w.Patch(t.Context(), cluster, client.MergeFrom(before)))
+		w.must(owner.Patch(t.Context(), cluster, client.MergeFrom(before)))
 		w.profile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
 			spec.ClusterSelector.MatchLabels = cluster.Labels
 			spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content"}}
@@ -214,19 +215,19 @@ func TestResponsesOfMembersAreNotRepeated(t *testing.T) {
 	}
 }
 
-// pushCluster creates a cluster in push mode with a kubeconfig.
-func (w *world) pushCluster(name string, server clientcmdapi.Cluster) *libv1beta1.SveltosCluster {
+// pushCluster has the owner create a cluster in push mode with a kubeconfig.
+func (w *world) pushCluster(owner client.Client, name string, spec libv1beta1.SveltosClusterSpec, server clientcmdapi.Cluster) *libv1beta1.SveltosCluster {
 	w.Helper()
 	raw, err := clientcmd.Write(clientcmdapi.Config{
 		Clusters: map[string]*clientcmdapi.Cluster{"c": &server}, AuthInfos: map[string]*clientcmdapi.AuthInfo{"c": {Token: "t"}},
 		Contexts: map[string]*clientcmdapi.Context{"c": {Cluster: "c", AuthInfo: "c"}}, CurrentContext: "c",
 	})
 	w.must(err)
-	w.must(w.Create(w.Context(), &corev1.Secret{
+	w.must(owner.Create(w.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name + "-sveltos-kubeconfig"}, Data: map[string][]byte{"kubeconfig": raw},
 	}))
-	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
-	w.must(w.Create(w.Context(), cluster))
+	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: spec}
+	w.must(owner.Create(w.Context(), cluster))
 	return cluster
 }
 

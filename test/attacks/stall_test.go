@@ -91,7 +91,7 @@ func (w *world) wantDelivered(text string, within time.Duration) {
 func TestPushMembersThatStall(t *testing.T) {
 	w := newWorld(t)
 	other := &world{TB: w.TB, Client: w.Client, hub: w.hub, ns: w.hub.Namespace(t, "other")}
-	victim, attacker := other.tenant(), w.tenant()
+	victim, attacker, owner := other.tenant(), w.tenant(), w.clusterOwner() // the attacker has two accounts
 	other.sharedCluster("healthy", w.hub)
 	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: other.ns, Name: "content"}, Data: configMap(other.ns, "first")}
 	w.must(victim.Create(t.Context(), content))
@@ -101,7 +101,7 @@ func TestPushMembersThatStall(t *testing.T) {
 	server, reads := w.stallingMember()
 	var members []string
 	for i := range 110 {
-		members = append(members, w.pushCluster(fmt.Sprint("stalling-", i), server).Name)
+		members = append(members, w.pushCluster(owner, fmt.Sprint("stalling-", i), libv1beta1.SveltosClusterSpec{}, server).Name)
 	}
 	for _, name := range members {
 		w.wantReady(name)

@@ -189,6 +189,14 @@ func (w *world) tenant() client.Client {
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"*"}})
 }
 
+// clusterOwner returns a client with all rights on Towline's kinds and on Secrets in the namespace of the test.
+func (w *world) clusterOwner() client.Client {
+	w.Helper()
+	return w.account("cluster-owner",
+		rbacv1.PolicyRule{APIGroups: []string{configv1beta1.GroupVersion.Group, libv1beta1.GroupVersion.Group}, Resources: []string{"*"}, Verbs: []string{"*"}},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"*"}})
+}
+
 // account returns a client with the token of a new ServiceAccount that has rights in the namespace of the test.
 func (w *world) account(name string, rules ...rbacv1.PolicyRule) client.Client {
 	w.Helper()
@@ -215,6 +223,19 @@ func (w *world) withToken(account *corev1.ServiceAccount) client.Client {
 	config := rest.AnonymousClientConfig(w.hub.Config)
 	config.BearerToken = request.Status.Token
 	return w.clientFor(config)
+}
+
+// agentOf returns a client with a token of the identity that the hub has created for the agent of a cluster in pull
+// mode. It waits until the rights of this identity apply.
+func (w *world) agentOf(m fleet.Member) client.Client {
+	w.Helper()
+	agent := w.withToken(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}})
+	w.eventually("the agent of "+m.Name+" has its rights", func() error {
+		return errors.Join(
+			agent.Get(w.Context(), client.ObjectKey{Namespace: m.Namespace, Name: m.Name}, &libv1beta1.SveltosCluster{}),
+			agent.Get(w.Context(), client.ObjectKey{Namespace: m.DeliveryNamespace, Name: m.Name}, &coordinationv1.Lease{}))
+	})
+	return agent
 }
 
 // pullCluster has the tenant create a cluster in pull mode, and reports for its agent.

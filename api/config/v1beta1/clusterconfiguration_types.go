@@ -80,7 +80,8 @@ type DeployedFeature struct {
 	// +optional
 	Charts []DeployedChart `json:"charts,omitempty"`
 
-	// Hash is the hash that the ClusterSummary had for the feature when these objects and releases were recorded.
+	// Hash is the hash of the feature in the status of the ClusterSummary when the resources of type Remote and the charts
+	// were recorded.
 	// +optional
 	Hash []byte `json:"hash,omitempty"`
 }

@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/lru"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -34,10 +35,13 @@ const (
 	// requester waits for the answer.
 	minRetryDelay = 200 * time.Millisecond
 	maxRetryDelay = 10 * time.Second
-	// requestBurst requests of one requester are answered at once, and afterwards one per requestInterval. A registration
-	// or renewal needs one, and one more for each retry.
-	requestBurst    = maxPerToken
+	// requestBurst is the number of requests of one requester that are examined at once. After the burst, one request is
+	// examined per requestInterval, and the others are denied. A registration or renewal needs one request, and one more
+	// each time the agent tries again.
+	requestBurst    = 20
 	requestInterval = 10 * time.Second
+	// maxCounted is the number of requests for which the controller remembers that they are counted.
+	maxCounted = 10_000
 )
 
 // Controller answers the CertificateSigningRequests of agents. It approves a valid request of an authorized requester
@@ -49,6 +53,11 @@ type Controller struct {
 	Live   client.Client
 	Events events.EventRecorder
 	Clock  clock.Clock
+
+	// limiter limits the requests of one requester, and counted has the UIDs of those that it has allowed. Setup sets
+	// both.
+	limiter *ratelimit.Limiter
+	counted *lru.Cache
 }
 
 // CacheOptions returns the cache options for CertificateSigningRequests. The hub's manager must use them: the cache
@@ -59,6 +68,7 @@ func CacheOptions() (client.Object, cache.ByObject) {
 
 // Setup adds this controller and the one that completes registrations to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
+	c.limiter, c.counted = ratelimit.New(requestInterval, requestBurst, c.Clock), lru.New(maxCounted)
 	if err := c.setupCompletion(mgr); err != nil {
 		return err
 	}
@@ -69,22 +79,23 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 			MaxConcurrentReconciles: workers,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, maxRetryDelay),
 		}).
-		Complete(c.limited(ratelimit.New(requestInterval, requestBurst, c.Clock)))
+		Complete(c)
 }
 
-// limited returns c with a limit per requester: an agent that creates requests all the time must not occupy the
-// workers, which answer all agents.
-func (c *Controller) limited(limiter *ratelimit.Limiter) reconcile.Reconciler {
-	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-		csr := &certificatesv1.CertificateSigningRequest{}
-		if err := c.Hub.Get(ctx, req.NamespacedName, csr, client.UnsafeDisableDeepCopy); err != nil {
-			return reconcile.Result{}, client.IgnoreNotFound(err)
-		}
-		if wait := limiter.Wait(csr.Spec.Username); wait > 0 {
-			return reconcile.Result{RequeueAfter: wait}, nil
-		}
-		return c.Reconcile(ctx, req)
-	})
+// isExcess returns whether the requester has too many requests in a short time: an agent that creates requests all the
+// time must not occupy the workers, which answer all agents. A request counts once, whatever the number of reconciles.
+func (c *Controller) isExcess(csr *certificatesv1.CertificateSigningRequest) bool {
+	if c.limiter == nil {
+		return false
+	}
+	if _, isCounted := c.counted.Get(csr.UID); isCounted {
+		return false
+	}
+	if !c.limiter.Allow(csr.Spec.Username) {
+		return true
+	}
+	c.counted.Add(csr.UID, true)
+	return false
 }
 
 // pendingRequests selects events about requests without an answer.
@@ -113,6 +124,12 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues("csr", csr.Name, "requester", csr.Spec.Username))
 	s := &state{csr: csr, parsed: parsed}
+	if c.isExcess(csr) {
+		// The denial is one request. The requester cannot read it, and sees that its request is not answered.
+		return reconcile.Result{}, c.setCondition(ctx, s, certificatesv1.CertificateDenied, &bootstrap.DeniedError{
+			Reason: bootstrap.ReasonTooManyRequests, Message: csr.Spec.Username + " creates too many requests; request again later",
+		})
+	}
 	steps := []phase.Step[*state]{
 		{Name: "validate", Run: func(context.Context, *state) error { return denied(bootstrap.ReasonInvalidRequest, validationErr) }},
 		{Name: "check deadline", Run: c.checkDeadline},

@@ -97,13 +97,21 @@ func (w *testEnv) want(reason string, after time.Duration, forced bool) {
 	}
 }
 
-// wantDeleted reconciles and checks that the cluster is deleted.
+// wantDeleted reconciles and checks that the cluster is deleted, with a ClusterConfiguration that a killed hub has
+// left.
 func (w *testEnv) wantDeleted() {
 	w.Helper()
+	left := &configv1beta1.ClusterConfiguration{ObjectMeta: metav1.ObjectMeta{Namespace: w.cluster.Namespace, Name: "sveltos--one"}}
+	if err := w.Create(w.Context(), left); err != nil && !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+		w.Error(err)
+	}
 	_, err := w.controller.Reconcile(w.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
 	w.must(err)
 	if err := w.Get(w.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster); !apierrors.IsNotFound(err) {
 		w.Errorf("the cluster is not deleted: %v, %+v", err, w.cluster)
+	}
+	if err := w.Get(w.Context(), client.ObjectKeyFromObject(left), left); !apierrors.IsNotFound(err) {
+		w.Errorf("the ClusterConfiguration is not deleted: %v", err)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
@@ -273,11 +274,14 @@ func (c *Controller) deleteHubObjects(ctx context.Context, s *state) error {
 	return nil
 }
 
-// removeFinalizer lets the API server delete the cluster.
+// removeFinalizer deletes what is recorded about the cluster, and lets the API server delete it.
 func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
 	changed := s.cluster.DeepCopy()
 	if !controllerutil.RemoveFinalizer(changed, kube.FinalizerCluster) {
 		return nil
+	}
+	if err := summaries.DeleteConfiguration(ctx, c.Live, s.member); err != nil {
+		return err
 	}
 	// The lock keeps the finalizers of others.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})

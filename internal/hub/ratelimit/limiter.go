@@ -1,4 +1,5 @@
-// Package ratelimit limits the reconciles that the agent of a member can cause.
+// Package ratelimit limits the reconciles that the agent of a member can cause, and the requests for certificates of
+// one requester.
 //
 // An agent writes the status of its cluster and of its groups, and renews its Lease. Without a limit, an agent that
 // changes them all the time would have the hub render its content all the time, and compare the members of every
@@ -37,7 +38,7 @@ type Limiter struct {
 
 // usage is the state of one key.
 type usage struct {
-	// next is the time of the last event that was allowed: later events until then are handled with it.
+	// next is the time of the last event that was allowed. Delay merges later events until then with it.
 	next time.Time
 	// full is the time at which the whole burst is allowed again.
 	full time.Time
@@ -58,29 +59,30 @@ func (l *Limiter) Delay(key string) time.Duration {
 	if known.next.After(now) {
 		return known.next.Sub(now)
 	}
-	next, full := l.next(known, now)
+	next, full := l.nextAllowed(known, now)
 	l.byKey[key] = usage{next: next, full: full.Add(l.interval)}
 	l.prune(now)
 	return next.Sub(now)
 }
 
-// Wait returns 0 if an event with the key may be handled now, and otherwise the time after which the caller must ask
-// again. Unlike with Delay, each event is handled by itself.
-func (l *Limiter) Wait(key string) time.Duration {
+// Allow counts an event and returns true if it may be handled now. Otherwise it counts nothing. Delay merges delayed
+// events, Allow does not.
+func (l *Limiter) Allow(key string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.clock.Now()
-	next, full := l.next(l.byKey[key], now)
+	next, full := l.nextAllowed(l.byKey[key], now)
 	if next.After(now) {
-		return next.Sub(now)
+		return false
 	}
 	l.byKey[key] = usage{next: now, full: full.Add(l.interval)}
 	l.prune(now)
-	return 0
+	return true
 }
 
-// next returns the earliest time of the next event, and the time at which the whole burst is allowed without it.
-func (l *Limiter) next(known usage, now time.Time) (next, full time.Time) {
+// nextAllowed returns the earliest time of the next event, and the time at which the whole burst is allowed again, not
+// counting that event.
+func (l *Limiter) nextAllowed(known usage, now time.Time) (next, full time.Time) {
 	full = latest(known.full, now)
 	return latest(now, full.Add(-time.Duration(l.burst-1)*l.interval)), full
 }

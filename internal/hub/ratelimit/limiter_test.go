@@ -120,21 +120,25 @@ func TestHandler(t *testing.T) {
 	}
 }
 
-// Each event that Wait allows counts, and one that has waited does not wait again.
-func TestWaitAllowsBurstAndInterval(t *testing.T) {
+// Each event that Allow allows counts, and no other one.
+func TestAllowCountsAllowedEvents(t *testing.T) {
 	t.Parallel()
 	clock := testingclock.NewFakePassiveClock(time.Unix(1e9, 0))
 	limiter := ratelimit.New(10*time.Second, 2, clock)
-	for i, step := range []struct{ after, want time.Duration }{
-		{0, 0}, {0, 0}, {0, 10 * time.Second}, {0, 10 * time.Second}, {4 * time.Second, 6 * time.Second},
-		{6 * time.Second, 0}, {0, 10 * time.Second}, {10 * time.Second, 0}, {time.Minute, 0}, {0, 0}, {0, 10 * time.Second},
+	for i, step := range []struct {
+		after time.Duration
+		want  bool
+	}{
+		{0, true}, {0, true}, {0, false}, {9 * time.Second, false}, // the burst
+		{time.Second, true}, {0, false}, {10 * time.Second, true}, // one per interval
+		{time.Minute, true}, {0, true}, {0, false}, // the whole burst again
 	} {
 		clock.SetTime(clock.Now().Add(step.after))
-		if got := limiter.Wait("a"); got != step.want {
-			t.Errorf("step %d: the wait is %s, want %s", i, got, step.want)
+		if got := limiter.Allow("a"); got != step.want {
+			t.Errorf("step %d: got %t, want %t", i, got, step.want)
 		}
 	}
-	if got := limiter.Wait("b"); got != 0 {
-		t.Errorf("another key waits %s", got)
+	if !limiter.Allow("b") {
+		t.Error("another key is not allowed")
 	}
 }

@@ -17,6 +17,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
@@ -184,11 +185,14 @@ func (c *Controller) deleteAllLeftovers(ctx context.Context) error {
 	return nil
 }
 
-// removeFinalizer lets the API server delete the Cluster.
+// removeFinalizer deletes what is recorded about the Cluster, and lets the API server delete it.
 func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
 	changed := s.cluster.DeepCopy()
 	if !controllerutil.RemoveFinalizer(changed, clusterv1alpha1.ClusterFinalizer) {
 		return nil
+	}
+	if err := summaries.DeleteConfiguration(ctx, c.Live, s.member); err != nil {
+		return err
 	}
 	// The lock keeps the finalizers of others.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})

@@ -206,10 +206,18 @@ func TestRemovalDoesNotWaitForUnreachableMember(t *testing.T) {
 			if err := w.hubClient.Create(t.Context(), summary); err != nil {
 				t.Fatal(err)
 			}
+			// A hub that was killed has left it.
+			left := &configv1beta1.ClusterConfiguration{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + name, Name: "karmada--" + name}}
+			if err := w.hubClient.Create(t.Context(), left); err != nil {
+				t.Fatal(err)
+			}
 			if err := w.hubClient.Delete(t.Context(), c); err != nil {
 				t.Fatal(err)
 			}
 			w.wantDeleted(t, name)
+			if w.has(t, w.hubClient, left) {
+				t.Error("the ClusterConfiguration is not deleted")
+			}
 		})
 	}
 	t.Cleanup(func() {

@@ -70,7 +70,7 @@ const (
 // is their only writer, so that profiles do not compete for the object of their cluster. Changes are kept in memory
 // until they are written: the first one and removals at once, others after configurationInterval. After a kill, the
 // reconciles of the next start set the entries of their summaries again, and unclaimed.Controller deletes the entries
-// of summaries that do not exist.
+// of summaries that do not exist. The controllers that deregister clusters call DeleteConfiguration.
 type Configurations struct {
 	hub   client.Client
 	live  client.Reader
@@ -131,6 +131,17 @@ func NewConfigurations(hub client.Client, live client.Reader, shard fleet.Shard)
 // ConfigurationKey returns the namespace and name of the ClusterConfiguration of m.
 func ConfigurationKey(m fleet.Member) client.ObjectKey {
 	return client.ObjectKey{Namespace: m.Namespace, Name: strings.ToLower(string(m.Type)) + "--" + m.Name}
+}
+
+// DeleteConfiguration deletes the ClusterConfiguration of a cluster that leaves, after its summaries are deleted. The
+// hub may have been killed before it removed their entries.
+func DeleteConfiguration(ctx context.Context, hub client.Writer, m fleet.Member) error {
+	key := ConfigurationKey(m)
+	configuration := &configv1beta1.ClusterConfiguration{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
+	if err := hub.Delete(ctx, configuration); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete ClusterConfiguration %s: %w", key, err)
+	}
+	return nil
 }
 
 // Set replaces the entries of the profile owner for the features in changes. A feature without resources and charts is

@@ -250,14 +250,15 @@ func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1
 }
 
 // hasDeployed returns whether the cached ClusterConfiguration of m lists the objects or the charts that a feature
-// applied last. The hub may have been killed before it wrote them. The time does not suffice, since it is in seconds.
+// applied last. The hub may have been killed before it wrote them. LastAppliedTime has whole seconds, so the hash is
+// compared, too. An entry has none if the CustomResourceDefinition is an earlier one.
 func (c *Configurations) hasDeployed(ctx context.Context, m fleet.Member, owner metav1.OwnerReference, feature configv1beta1.FeatureSummary) bool {
 	configuration := &configv1beta1.ClusterConfiguration{}
 	if err := c.hub.Get(ctx, ConfigurationKey(m), configuration, client.UnsafeDisableDeepCopy); err != nil {
 		return false // the bundle is built, and its objects are recorded
 	}
 	deployed, ok := status.FindDeployedFeature(configuration.Status, owner.Kind, owner.Name, feature.FeatureID)
-	if !ok || !bytes.Equal(deployed.Hash, feature.Hash) {
+	if !ok || len(deployed.Hash) > 0 && !bytes.Equal(deployed.Hash, feature.Hash) {
 		return false
 	}
 	if len(deployed.Charts) > 0 {
