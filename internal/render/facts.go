@@ -10,6 +10,7 @@ import (
 	helmchart "helm.sh/helm/v4/pkg/chart/v2"
 	chartutil "helm.sh/helm/v4/pkg/chart/v2/util"
 
+	"github.com/towline/towline/internal/cache"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/source"
 )
@@ -30,27 +31,28 @@ type chartFacts struct {
 	usesOperation bool
 }
 
-// factsCache caches the facts of each archive.
-type factsCache struct {
-	// loading is locked while a chart is loaded, which takes much memory. It is acquired before mu.
-	loading sync.Mutex
+// maxFactsSize limits the cached facts of all charts in bytes.
+const maxFactsSize = 4 << 20
 
-	mu       sync.Mutex // guards byDigest
-	byDigest map[string]chartFacts
+// factsCache caches the facts of archives.
+type factsCache struct {
+	loading  sync.Mutex // locked while a chart is loaded, which takes much memory
+	byDigest *cache.Cache[chartFacts]
 }
 
-func newFactsCache() *factsCache { return &factsCache{byDigest: map[string]chartFacts{}} }
+func newFactsCache() *factsCache { return &factsCache{byDigest: cache.New[chartFacts](maxFactsSize)} }
 
 // get returns the facts of a chart. It fails with phase.Invalid if the chart cannot be installed on any member.
 func (t *factsCache) get(chart source.Chart) (chartFacts, error) {
-	if facts, ok := t.known(chart); ok {
-		return facts, nil
-	}
-	t.loading.Lock()
-	defer t.loading.Unlock()
-	if facts, ok := t.known(chart); ok {
-		return facts, nil
-	}
+	return t.byDigest.GetOrCompute(chart.Digest, func() (chartFacts, int, error) {
+		t.loading.Lock()
+		defer t.loading.Unlock()
+		facts, err := loadFacts(chart)
+		return facts, cache.MinSize + len(facts.name) + len(facts.kubeVersion), err
+	})
+}
+
+func loadFacts(chart source.Chart) (chartFacts, error) {
 	loaded, err := loadChart(chart)
 	if err != nil {
 		return chartFacts{}, err
@@ -59,18 +61,7 @@ func (t *factsCache) get(chart source.Chart) (chartFacts, error) {
 	if err != nil {
 		return chartFacts{}, phase.Invalid{Err: fmt.Errorf("chart %s %s: %w", chart.Name, chart.Version, err)}
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.byDigest[chart.Digest] = facts
 	return facts, nil
-}
-
-// known returns the cached facts of a chart.
-func (t *factsCache) known(chart source.Chart) (facts chartFacts, ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	facts, ok = t.byDigest[chart.Digest]
-	return facts, ok
 }
 
 func factsOf(loaded *helmchart.Chart) (chartFacts, error) {

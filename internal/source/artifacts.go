@@ -152,8 +152,7 @@ func (a *Artifacts) download(ctx context.Context, artifact Artifact, path string
 	if err := os.Rename(file.Name(), path); err != nil {
 		return err
 	}
-	_, err = a.archives.add(path)
-	return err
+	return a.archives.add(path)
 }
 
 // withoutPath returns an error of a file without its path, which differs between attempts.

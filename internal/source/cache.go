@@ -8,8 +8,9 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
+
+	"github.com/towline/towline/internal/cache"
 )
 
 const (
@@ -20,13 +21,11 @@ const (
 	missingTTL = 10 * time.Second
 )
 
-// cached returns the requested chart if its archive is on disk. The first call verifies the digest of an archive that
-// an earlier process wrote.
+// cached returns the requested chart if its archive is on disk. It verifies the digest of the archive, which an earlier
+// process can have written, if the chart is not in memory.
 func (c *Charts) cached(request chartRequest) (Chart, bool) {
 	key := request.key()
-	c.mu.Lock()
-	chart, ok := c.byKey[key]
-	c.mu.Unlock()
+	chart, ok := c.known.Get(key)
 	if ok {
 		_, err := os.Stat(chart.Path)
 		c.touch(key, chart)
@@ -59,7 +58,7 @@ func (c *Charts) store(request chartRequest, got download) (Chart, error) {
 		Name:       got.metadata.Name,
 		Version:    got.metadata.Version,
 		AppVersion: got.metadata.AppVersion,
-		Icon:       got.metadata.Icon,
+		Icon:       iconOf(got.metadata),
 	}
 	chart.Path = c.archivePath(chart.Digest)
 	entry, err := json.Marshal(chart)
@@ -77,9 +76,8 @@ func (c *Charts) store(request chartRequest, got download) (Chart, error) {
 }
 
 func (c *Charts) addCached(key string, chart Chart) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.byKey[key] = chart
+	size := cache.MinSize + len(chart.Name) + len(chart.Version) + len(chart.AppVersion) + len(chart.Icon)
+	c.known.Put(key, chart, size)
 }
 
 // failedRequest is the error of a request that is not repeated before an instant.
@@ -122,21 +120,7 @@ func (c *Charts) write(path string, content []byte) error {
 	if err != nil {
 		return fmt.Errorf("store the chart: %w", err)
 	}
-	deleted, err := c.files.add(path)
-	c.forgetDeleted(deleted)
-	return err
-}
-
-// forgetDeleted drops the charts whose files were deleted.
-func (c *Charts) forgetDeleted(paths []string) {
-	if len(paths) == 0 {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	maps.DeleteFunc(c.byKey, func(key string, chart Chart) bool {
-		return slices.Contains(paths, chart.Path) || slices.Contains(paths, c.entryPath(key))
-	})
+	return c.files.add(path)
 }
 
 func (c *Charts) archivePath(digest string) string { return filepath.Join(c.dir, digest+".tgz") }

@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"strings"
+
+	helmchart "helm.sh/helm/v4/pkg/chart/v2"
 
 	"github.com/towline/towline/internal/kube"
 )
@@ -18,6 +21,10 @@ const (
 	// maxChartNodes limits the values in the files of a chart that Helm parses when it loads the chart, those of subcharts
 	// included. Large charts have some ten thousand.
 	maxChartNodes = 1_000_000
+	// maxFieldSize limits the fields of Chart.yaml that the hub keeps in memory and writes to objects.
+	maxFieldSize = 1 << 10
+	// maxIconSize limits the icon of a chart, which can be a data URI.
+	maxIconSize = 64 << 10
 )
 
 // chartLimits is what the files of a chart may still take. Helm loads a chart with all its subcharts into memory, and
@@ -50,6 +57,8 @@ func (l *chartLimits) addArchive(raw []byte) error {
 
 // addFile subtracts a file of a chart. It returns an error if the file exceeds a limit.
 func (l *chartLimits) addFile(name string, data []byte) error {
+	// Helm's loader changes the names in an archive in this way.
+	name = path.Clean(strings.ReplaceAll(name, `\`, "/"))
 	if l.size -= len(data); l.size < 0 {
 		return fmt.Errorf("the chart and its subcharts have more than %d MiB", maxChartSize>>20)
 	}
@@ -63,4 +72,31 @@ func (l *chartLimits) addFile(name string, data []byte) error {
 		return l.addArchive(data)
 	}
 	return nil
+}
+
+// checkLoaded returns an error if a field of a loaded chart is too long, and otherwise err. loaded and err are the
+// results of Helm's loader. Its error about a field contains the whole field.
+func checkLoaded(loaded *helmchart.Chart, err error) error {
+	if loaded == nil || loaded.Metadata == nil {
+		return err
+	}
+	for _, field := range []struct{ name, value string }{
+		{"name", loaded.Metadata.Name},
+		{"version", loaded.Metadata.Version},
+		{"appVersion", loaded.Metadata.AppVersion},
+		{"kubeVersion", loaded.Metadata.KubeVersion},
+	} {
+		if len(field.value) > maxFieldSize {
+			return fmt.Errorf("%s of the chart has more than %d KiB", field.name, maxFieldSize>>10)
+		}
+	}
+	return err
+}
+
+// iconOf returns the icon of a chart. It returns "" for an icon that is too large: a chart works without it.
+func iconOf(metadata *helmchart.Metadata) string {
+	if len(metadata.Icon) > maxIconSize {
+		return ""
+	}
+	return metadata.Icon
 }

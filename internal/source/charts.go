@@ -32,7 +32,7 @@ type Chart struct {
 	Path string `json:"-"`
 	// Digest is the hex SHA-256 of the archive.
 	Digest string `json:"digest"`
-	// Name, Version, AppVersion and Icon are the fields of the archive's Chart.yaml.
+	// Name, Version, AppVersion and Icon are the fields of the archive's Chart.yaml. Icon is empty if it is large.
 	Name       string `json:"name"`
 	Version    string `json:"version"`
 	AppVersion string `json:"appVersion,omitempty"`
@@ -56,13 +56,14 @@ type Charts struct {
 	clock   clock.PassiveClock
 	flights singleflight.Group
 	indexes *cache.Cache[*index]
+	// known has charts whose archives are on disk, by the key of the request. An archive may have been deleted meanwhile.
+	known *cache.Cache[Chart]
 	// limits has the responses of all fetches. parsing is locked while an index is parsed or a chart is loaded: one takes
 	// much memory.
 	limits  *fetchLimits
 	parsing sync.Mutex
 
-	mu       sync.Mutex // guards the fields below; no other lock is acquired while it is held
-	byKey    map[string]Chart
+	mu       sync.Mutex // guards failures; no other lock is acquired while it is held
 	failures map[string]failedRequest
 
 	attempts *attempts[Chart]
@@ -78,7 +79,7 @@ func NewCharts(dir string, clock clock.PassiveClock) (*Charts, error) {
 	}
 	return &Charts{
 		dir: dir, files: files, clock: clock, attempts: newAttempts[Chart](clock),
-		byKey: map[string]Chart{}, indexes: cache.New[*index](maxIndexes), failures: map[string]failedRequest{},
+		known: cache.New[Chart](maxKnownCharts), indexes: cache.New[*index](maxIndexes), failures: map[string]failedRequest{},
 		limits:     newFetchLimits("the charts and indexes that are being fetched have", maxFetched),
 		publicRoot: publicRoot(filepath.Join(dir, "sigstore"), tuf.DefaultOptions()),
 	}, nil
@@ -219,7 +220,7 @@ func (c *Charts) metadataOf(archive []byte) (*helmchart.Metadata, error) {
 		return nil, err
 	}
 	loaded, err := loader.LoadArchive(bytes.NewReader(archive))
-	if err != nil {
+	if err := checkLoaded(loaded, err); err != nil {
 		return nil, err
 	}
 	return loaded.Metadata, nil

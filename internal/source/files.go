@@ -47,8 +47,7 @@ func newFileCache(dir string, limit int64) (*fileCache, error) {
 		return nil, err
 	}
 	f := &fileCache{dir: dir, limit: limit}
-	_, err := f.evict()
-	return f, err
+	return f, f.evict()
 }
 
 // deleteOldTemporaryFiles deletes the temporary files and directories in dir that have not changed since an instant.
@@ -80,31 +79,30 @@ func (f *fileCache) touch(path string) {
 	}
 }
 
-// add records a new file, and deletes the least recently used ones if all files exceed the limit. It returns the paths
-// of the deleted files.
-func (f *fileCache) add(path string) ([]string, error) {
+// add records a new file, and deletes the least recently used ones if all files exceed the limit.
+func (f *fileCache) add(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, fmt.Errorf("store a file: %w", withoutPath(err))
+		return fmt.Errorf("store a file: %w", withoutPath(err))
 	}
 	f.mu.Lock()
 	f.used += fileSize(info)
 	isFull := f.used > f.limit
 	f.mu.Unlock()
 	if !isFull {
-		return nil, nil
+		return nil
 	}
 	return f.evict()
 }
 
 // evict deletes the least recently used files until a tenth of the limit is free, if the files exceed it, so that the
 // directory is not read for each new file.
-func (f *fileCache) evict() (deleted []string, err error) {
+func (f *fileCache) evict() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	entries, err := os.ReadDir(f.dir)
 	if err != nil {
-		return nil, fmt.Errorf("list the cached files: %w", withoutPath(err))
+		return fmt.Errorf("list the cached files: %w", withoutPath(err))
 	}
 	var files []os.FileInfo
 	f.used = 0
@@ -114,7 +112,7 @@ func (f *fileCache) evict() (deleted []string, err error) {
 		}
 	}
 	if f.used <= f.limit {
-		return nil, nil
+		return nil
 	}
 	slices.SortFunc(files, func(a, b os.FileInfo) int {
 		return cmp.Or(a.ModTime().Compare(b.ModTime()), cmp.Compare(a.Name(), b.Name()))
@@ -125,11 +123,11 @@ func (f *fileCache) evict() (deleted []string, err error) {
 		}
 		path := filepath.Join(f.dir, info.Name())
 		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
-			return deleted, fmt.Errorf("delete a cached file: %w", withoutPath(err))
+			return fmt.Errorf("delete a cached file: %w", withoutPath(err))
 		}
-		deleted, f.used = append(deleted, path), f.used-fileSize(info)
+		f.used -= fileSize(info)
 	}
-	return deleted, nil
+	return nil
 }
 
 func fileSize(info os.FileInfo) int64 { return max(info.Size(), minFileSize) }

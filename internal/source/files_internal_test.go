@@ -44,7 +44,7 @@ func TestLeastRecentlyUsedFilesAreDeleted(t *testing.T) {
 		if i == 4 {
 			files.touch(filepath.Join(dir, "0"))
 		}
-		if _, err := files.add(path); err != nil {
+		if err := files.add(path); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -82,8 +82,8 @@ func TestChartFilesHaveALimit(t *testing.T) {
 			t.Fatalf("%d files after %d charts, %v", len(left), i+1, err)
 		}
 	}
-	if len(charts.byKey) > 10 {
-		t.Errorf("%d charts are known", len(charts.byKey))
+	if _, ok := charts.cached(chartRequest{repositoryURL: last.repositoryURL, name: "0", version: last.version}); ok {
+		t.Error("the first chart is cached without its files")
 	}
 	if _, ok := charts.cached(last); !ok {
 		t.Error("the last chart is deleted")
@@ -221,10 +221,14 @@ func TestChartsThatTakeMuchMemory(t *testing.T) {
 		files map[string]string
 		want  string
 	}{
-		"values":                {map[string]string{"Chart.yaml": chartFile, "values.yaml": values}, "more than 1000000 values"},
-		"metadata":              {map[string]string{"Chart.yaml": chartFile + "annotations: {" + strings.Repeat("a: ,", 600_000) + "}"}, "more than 1000000 values"},
-		"values of a subchart":  {map[string]string{"Chart.yaml": chartFile, "charts/b/values.yaml": values}, "more than 1000000 values"},
-		"values in an archive":  {map[string]string{"Chart.yaml": chartFile, "charts/b.tgz": string(archiveOf(t, map[string]string{"values.yaml": values}))}, "more than 1000000 values"},
+		"values":               {map[string]string{"Chart.yaml": chartFile, "values.yaml": values}, "more than 1000000 values"},
+		"metadata":             {map[string]string{"Chart.yaml": chartFile + "annotations: {" + strings.Repeat("a: ,", 600_000) + "}"}, "more than 1000000 values"},
+		"values of a subchart": {map[string]string{"Chart.yaml": chartFile, "charts/b/values.yaml": values}, "more than 1000000 values"},
+		"values in an archive": {map[string]string{"Chart.yaml": chartFile, "charts/b.tgz": string(archiveOf(t, map[string]string{"values.yaml": values}))}, "more than 1000000 values"},
+		// Helm loads both files as values.yaml.
+		"values behind \\":      {map[string]string{"Chart.yaml": chartFile, `b\values.yaml`: values}, "more than 1000000 values"},
+		"values before /.":      {map[string]string{"Chart.yaml": chartFile, "values.yaml/.": values}, "more than 1000000 values"},
+		"subcharts before /.":   {map[string]string{"Chart.yaml": chartFile, "charts/b.tgz/.": string(archiveOf(t, map[string]string{"values.yaml": values}))}, "more than 1000000 values"},
 		"archives of subcharts": {subcharts, "the chart and its subcharts have more than 100 MiB"},
 		"archives in archives":  {map[string]string{"Chart.yaml": chartFile, "charts/b.tgz": string(archiveOf(t, subcharts))}, "the chart and its subcharts have more than 100 MiB"},
 	} {
@@ -241,6 +245,98 @@ func TestChartsThatTakeMuchMemory(t *testing.T) {
 	}
 	if metadata, err := charts.metadataOf(archiveOf(t, map[string]string{"Chart.yaml": chartFile, "values.yaml": "a: [1, 2]"})); err != nil || metadata.Name != "a" {
 		t.Errorf("a chart: %+v, %v", metadata, err)
+	}
+}
+
+// The fields of Chart.yaml that the hub keeps have no limit in Helm. requirements.yaml can set them too.
+func TestChartsWithLongFieldsAreRefused(t *testing.T) {
+	t.Parallel()
+	charts, err := NewCharts(t.TempDir(), clocktesting.NewFakePassiveClock(time.Now()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	errorsOf := func(files map[string]string) map[string]error {
+		var fluxFiles []File
+		for file, text := range files {
+			fluxFiles = append(fluxFiles, File{Name: file, Data: []byte(text)})
+		}
+		_, ofRepository := charts.metadataOf(archiveOf(t, files))
+		_, ofFlux := charts.packageChart(fluxFiles, "")
+		return map[string]error{"a repository": ofRepository, "a source of Flux": ofFlux}
+	}
+	for name, test := range map[string]struct{ field, format string }{
+		"name":            {"name", "name: %s\nversion: 1.0.0\n"},
+		"path as name":    {"name", "name: ../%s\nversion: 1.0.0\n"},
+		"version":         {"version", "name: a\nversion: 1.0.0-%s\n"},
+		"invalid version": {"version", "name: a\nversion: \"%s\"\n"},
+		"appVersion":      {"appVersion", "name: a\nversion: 1.0.0\nappVersion: \"%s\"\n"},
+		"kubeVersion":     {"kubeVersion", "name: a\nversion: 1.0.0\nkubeVersion: \">=1.%s\"\n"},
+	} {
+		for _, file := range []string{"Chart.yaml", "requirements.yaml"} {
+			files := map[string]string{"Chart.yaml": "apiVersion: v1\nname: a\nversion: 1.0.0\n"}
+			files[file] = "apiVersion: v1\n" + fmt.Sprintf(test.format, strings.Repeat("1", 1<<10+1))
+			for origin, err := range errorsOf(files) {
+				if want := test.field + " of the chart has more than 1 KiB"; err == nil || err.Error() != want {
+					t.Errorf("%s in %s, from %s: got error %.100q, want %q", name, file, origin, fmt.Sprint(err), want)
+				}
+			}
+		}
+	}
+	for origin, err := range errorsOf(map[string]string{"Chart.yaml": "apiVersion: v2\nname: a\nversion: 1.0.0\nappVersion: " + strings.Repeat("a", 1<<10)}) {
+		if err != nil {
+			t.Errorf("a field of 1 KiB, from %s: %v", origin, err)
+		}
+	}
+}
+
+func TestLargeIconsAreLeftOut(t *testing.T) {
+	t.Parallel()
+	charts, err := NewCharts(t.TempDir(), clocktesting.NewFakePassiveClock(time.Now()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for size, want := range map[int]int{64 << 10: 64 << 10, 64<<10 + 1: 0} {
+		request := chartRequest{repositoryURL: "https://example.com", name: fmt.Sprint(size), version: "1.0.0"}
+		stored, err := charts.store(request, download{metadata: &chart.Metadata{Icon: strings.Repeat("a", size)}})
+		if err != nil || len(stored.Icon) != want {
+			t.Errorf("got an icon of %d bytes for one of %d, %v", len(stored.Icon), size, err)
+		}
+		if cached, ok := charts.cached(request); !ok || cached != stored {
+			t.Errorf("the cached chart with an icon of %d bytes has one of %d", size, len(cached.Icon))
+		}
+	}
+}
+
+// The hub keeps some charts in memory, and the files of all.
+func TestChartsInMemoryHaveALimit(t *testing.T) {
+	t.Parallel()
+	charts, err := NewCharts(t.TempDir(), clocktesting.NewFakePassiveClock(time.Now()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	requestOf := func(i int) chartRequest {
+		return chartRequest{repositoryURL: "https://example.com", name: fmt.Sprint(i), version: "1.0.0"}
+	}
+	const count = 300 // their icons have more than 16 MiB
+	for i := range count {
+		metadata := &chart.Metadata{Name: fmt.Sprint(i), Icon: strings.Repeat("a", 64<<10)}
+		if _, err := charts.store(requestOf(i), download{archive: []byte(metadata.Name), metadata: metadata}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, i := range []int{0, count - 1} {
+		if err := os.Remove(charts.entryPath(requestOf(i).key())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, ok := charts.cached(requestOf(0)); ok {
+		t.Error("the first chart is still in memory")
+	}
+	if _, ok := charts.cached(requestOf(count - 1)); !ok {
+		t.Error("the last chart is not in memory")
+	}
+	if known, ok := charts.cached(requestOf(1)); !ok || known.Name != "1" {
+		t.Errorf("a chart that is not in memory: got name %q, %t", known.Name, ok)
 	}
 }
 

@@ -140,7 +140,7 @@ func (c *Charts) packageChart(files []File, directory string) (download, error) 
 	}
 	// Helm's loader honours .helmignore, and refuses a chart that is not valid.
 	loaded, err := loader.LoadDir(work)
-	if err != nil {
+	if err := checkLoaded(loaded, err); err != nil {
 		return download{}, phase.Invalid{Err: err}
 	}
 	if missing := missingDependencies(loaded); len(missing) > 0 {

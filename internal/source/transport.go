@@ -30,6 +30,8 @@ const (
 	maxIndexNodes = 3_000_000
 	// maxIndexes limits all cached indexes together.
 	maxIndexes = 256 << 20
+	// maxKnownCharts limits the entries of charts in memory. Others are read from disk again.
+	maxKnownCharts = 16 << 20
 	// maxFetched limits the responses of all repositories that are in memory at the same time: the callers of Charts.Fetch
 	// wait only a short time, so they do not limit the number of fetches.
 	maxFetched = 256 << 20
