@@ -4,8 +4,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -98,6 +100,43 @@ func TestAgentProgramLinksNoLargeLibraries(t *testing.T) {
 		isForbidden := slices.ContainsFunc(forbidden, func(prefix string) bool { return strings.HasPrefix(dep, prefix) })
 		if isForbidden && !slices.Contains(allowed, dep) {
 			t.Errorf("cmd/towline-agent links %s", dep)
+		}
+	}
+}
+
+// TestKubeconfigsHaveOneValidator lists the packages that may decode kubeconfigs, or use decoded ones, without
+// fleet.ParseKubeconfig, which refuses programs and files. Those that only read an address or a certificate may, too.
+func TestKubeconfigsHaveOneValidator(t *testing.T) {
+	t.Parallel()
+	allowed := map[string][]string{
+		"Load":                            {"agent/karmada", "fleet", "join", "join/bootstrap"},
+		"NewDefaultClientConfig":          {"agent/karmada", "fleet"},
+		"NewNonInteractiveClientConfig":   {"cli"}, // for files of the user
+		"BuildConfigFromKubeconfigGetter": nil, "GetConfigFromFileOrDie": nil, "LoadFromFile": nil, "NewClientConfigFromBytes": nil,
+		"NewInteractiveClientConfig": nil, "RESTConfigFromKubeConfig": nil,
+	}
+	// Other names of the package, and its decoder, are not used.
+	imports := regexp.MustCompile(`(?m)^(?:import |\t)(?:[\w.]+ "k8s\.io/client-go/tools/clientcmd"|(?:[\w.]+ )?"k8s\.io/client-go/tools/clientcmd/api/(?:latest|v1)")`)
+	calls := regexp.MustCompile(`\bclientcmd\.(\w+)`)
+	for _, root := range []string{"../cmd", "."} {
+		err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			if imports.Match(text) {
+				t.Errorf("%s decodes kubeconfigs by itself, or imports clientcmd under another name: %s", path, imports.Find(text))
+			}
+			for _, call := range calls.FindAllStringSubmatch(string(text), -1) {
+				packages, isLoader := allowed[call[1]]
+				if isLoader && !slices.Contains(packages, filepath.ToSlash(filepath.Dir(path))) {
+					t.Errorf("%s uses clientcmd.%s: use fleet.ParseKubeconfig, which validates", path, call[1])
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
 	}
 }

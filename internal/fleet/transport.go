@@ -96,6 +96,8 @@ func (t statusTransport) RoundTrip(request *http.Request) (*http.Response, error
 			response.Body = kube.NewBudget(maxResponse, maxValues, errTooLong).Limit(response.Body)
 			if isObjectPath(strings.TrimPrefix(request.URL.Path, t.prefix)) {
 				response.Body = kube.RequireObject(response.Body)
+				// As YAML, which client-go would decode too, the same body can be another object.
+				response.Header.Set("Content-Type", runtime.ContentTypeJSON)
 			}
 		}
 		return response, nil

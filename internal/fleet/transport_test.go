@@ -24,7 +24,7 @@ func TestResponsesOfMembersAreLimited(t *testing.T) {
 		}
 	}))
 	t.Cleanup(server.Close)
-	response := get(t, server, "")
+	response := get(t, server, "/version", "")
 	defer response.Body.Close()
 	if read, err := io.Copy(io.Discard, response.Body); err == nil || !strings.Contains(err.Error(), "the cluster returned more than 256 MiB") {
 		t.Errorf("read %d bytes, error %v", read, err)
@@ -46,7 +46,7 @@ func TestMembersReturnNoProtobuf(t *testing.T) {
 		protobuf + ";as=Table,application/json;as=Table,application/json": "application/json;as=Table,application/json",
 		"application/yaml": "application/yaml",
 	} {
-		response := get(t, server, accept)
+		response := get(t, server, "/version", accept)
 		if accepted != want {
 			t.Errorf("Accept: %s is sent as %s, want %s", accept, accepted, want)
 		}
@@ -57,8 +57,23 @@ func TestMembersReturnNoProtobuf(t *testing.T) {
 	}
 }
 
+// TestObjectsOfMembersAreJSON: a text with an object in it is another object if it is decoded as YAML.
+func TestObjectsOfMembersAreJSON(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/yaml")
+		_, _ = io.WriteString(w, "text: |\n  {\"kind\":\"A\",\"apiVersion\":\"v1\"}\n")
+	}))
+	t.Cleanup(server.Close)
+	response := get(t, server, "/api/v1/pods", "")
+	defer response.Body.Close()
+	if got, want := response.Header.Get("Content-Type"), "application/json"; got != want {
+		t.Errorf("the response is %s, want %s", got, want)
+	}
+}
+
 // get sends a request to server as to a member.
-func get(t *testing.T, server *httptest.Server, accept string) *http.Response {
+func get(t *testing.T, server *httptest.Server, path, accept string) *http.Response {
 	t.Helper()
 	config := &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: []byte(authorityOf(server))}}
 	if err := fleet.NewClients(fleet.SecretReaders{}, nil, fleet.IdentityPolicy{}, nil).LimitConnections(config); err != nil {
@@ -68,7 +83,7 @@ func get(t *testing.T, server *httptest.Server, accept string) *http.Response {
 	if err != nil {
 		t.Fatal(err)
 	}
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/version", nil)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

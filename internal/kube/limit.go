@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"strings"
 	"sync/atomic"
 )
 
@@ -56,7 +57,7 @@ type limitedBody struct {
 // Read implements io.Reader.
 func (b *limitedBody) Read(p []byte) (int, error) {
 	left := max(0, b.budget.bytes.Load())
-	if int64(len(p)) > left+1 {
+	if int64(len(p))-1 > left {
 		p = p[:left+1]
 	}
 	n, err := b.body.Read(p)
@@ -82,12 +83,20 @@ type jsonScanner struct {
 	values int64
 	// hasKind and hasVersion are true if the outermost object has the fields kind and apiVersion.
 	hasKind, hasVersion bool
+	// hasUnclearField is true if the outermost object has a field that decoders can take for an empty kind or apiVersion.
+	hasUnclearField bool
 
 	// depth is the number of objects and arrays around the current character.
 	depth               int
 	inString, isEscaped bool
+	// hasEscape is true if the current string has an escape.
+	hasEscape bool
 	// text is the start of the current string, if it can be the name of a field of the outermost object.
 	text []byte
+	// needsText is true from the name of the outermost object's kind or apiVersion to the end of its text.
+	needsText bool
+	// last is the last character of the current string.
+	last byte
 }
 
 // These are the fields that each object and list of Kubernetes has.
@@ -96,23 +105,27 @@ const (
 	fieldVersion = "apiVersion"
 )
 
+// maxText is more than the length of each name that encoding/json reads as apiVersion: s matches ſ, of two bytes.
+const maxText = len(fieldVersion) + 2
+
 func (s *jsonScanner) scan(part []byte) {
 	for _, c := range part {
 		switch {
 		case s.inString:
 			s.scanString(c)
 		case c == '"':
-			s.inString, s.text = true, s.text[:0]
+			s.inString, s.hasEscape, s.text, s.last = true, false, s.text[:0], 0
 		case c == '{' || c == '[':
 			s.values++
 			s.depth++
 		case c == '}' || c == ']':
 			s.depth--
+			s.endField()
 		case c == ',':
 			s.values++
+			s.endField()
 		case c == ':' && s.depth == 1:
-			s.hasKind = s.hasKind || string(s.text) == fieldKind
-			s.hasVersion = s.hasVersion || string(s.text) == fieldVersion
+			s.beginField()
 		}
 	}
 }
@@ -124,14 +137,47 @@ func (s *jsonScanner) scanString(c byte) {
 		s.isEscaped = false
 	case c == '"':
 		s.inString = false
+		s.endText()
 		return
 	case c == '\\':
-		s.isEscaped = true
+		s.isEscaped, s.hasEscape = true, true
 	}
-	if len(s.text) <= len(fieldVersion) {
+	s.last = c
+	if len(s.text) < maxText {
 		s.text = append(s.text, c)
 	}
 }
+
+// beginField reads the name of a field of the outermost object. Decoders ignore its case, and decode escapes.
+func (s *jsonScanner) beginField() {
+	switch name := string(s.text); {
+	case name == fieldKind || name == fieldVersion:
+		s.needsText = true
+		s.hasKind = s.hasKind || name == fieldKind
+		s.hasVersion = s.hasVersion || name == fieldVersion
+	case strings.EqualFold(name, fieldKind) || strings.EqualFold(name, fieldVersion) || s.hasEscape:
+		s.hasUnclearField = true
+	}
+}
+
+// endText ends a string, which can be the kind or the apiVersion. The version of v1/ is empty, and that of a text with
+// escapes can be.
+func (s *jsonScanner) endText() {
+	if !s.needsText || s.depth != 1 {
+		return
+	}
+	s.hasUnclearField = s.hasUnclearField || s.last == 0 || s.last == '/' || s.hasEscape
+	s.needsText = false
+}
+
+// endField ends a field. If it still needs a text, its value is none.
+func (s *jsonScanner) endField() {
+	s.hasUnclearField = s.hasUnclearField || s.needsText
+	s.needsText = false
+}
+
+// hasType returns whether the scanned object has a kind and an apiVersion for each decoder.
+func (s *jsonScanner) hasType() bool { return s.hasKind && s.hasVersion && !s.hasUnclearField }
 
 // Close closes the body.
 func (b *limitedBody) Close() error { return b.body.Close() }
@@ -139,8 +185,9 @@ func (b *limitedBody) Close() error { return b.body.Close() }
 // errNoObject is the error for a response that is no object of Kubernetes. The errors of client-go would have its text.
 var errNoObject = errors.New("the server returned something other than an object of Kubernetes")
 
-// RequireObject returns a body that fails at its end if it lacks the fields kind and apiVersion. client-go makes such a
-// body a part of its error.
+// RequireObject returns a body that fails at its end if it lacks the fields kind and apiVersion, or one is empty.
+// client-go makes such a body a part of its error. The body may be invalid JSON: the error of client-go for that has
+// one character of it.
 func RequireObject(body io.ReadCloser) io.ReadCloser { return &objectBody{ReadCloser: body} }
 
 type objectBody struct {
@@ -154,7 +201,7 @@ func (b *objectBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.isStarted = b.isStarted || n > 0
 	b.scanner.scan(p[:n])
-	if err == io.EOF && b.isStarted && (!b.scanner.hasKind || !b.scanner.hasVersion) {
+	if err == io.EOF && b.isStarted && !b.scanner.hasType() {
 		return 0, errNoObject
 	}
 	return n, err

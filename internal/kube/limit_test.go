@@ -46,6 +46,14 @@ func TestRequireObject(t *testing.T) {
 		`{"kind":"A"}`:                         false,
 		`{"a":"\"kind\":1,\"apiVersion\":2"}`:  false,
 		"kind: A\napiVersion: v1\n":            false,
+		`{"kind":"","apiVersion":"v1"}`:        false,
+		`{"kind":"A","apiVersion":"v1/"}`:      false,
+		`{"kind":["A"],"apiVersion":"v1"}`:     false,
+		`{"apiVersion":"v1","kind":1}`:         false,
+		// Decoders take the last field.
+		`{"kind":"A","apiVersion":"v1","KIND":""}`:                     false,
+		`{"kind":"A","apiVersion":"v1","\u006bind":""}`:                false,
+		`{"kind":"A","apiVersion":"v1","items":[{"Kind":"","a":"/"}]}`: true,
 	} {
 		for name, reader := range map[string]io.Reader{"whole": strings.NewReader(body), "by bytes": iotest.OneByteReader(strings.NewReader(body))} {
 			raw, err := io.ReadAll(kube.RequireObject(io.NopCloser(reader)))

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -30,10 +31,10 @@ func testsIn(t *testing.T, directory, name, pattern string) map[string]bool {
 }
 
 // TestThreatTable compares the tests of this package with those in the threat table of SECURITY.md, and with the list
-// in the comment of this package. Each test that they name exists.
+// in the comment of this package. Each test or fuzz target that they name exists.
 func TestThreatTable(t *testing.T) {
 	t.Parallel()
-	const functions, names = `(?m)^func (Test\w+)\(`, `\b(Test[A-Z]\w+)`
+	const functions, names = `(?m)^func ((?:Test|Fuzz)\w+)\(`, `\b((?:Test|Fuzz)[A-Z]\w+)`
 	raw, err := os.ReadFile("../../SECURITY.md")
 	if err != nil {
 		t.Fatal(err)
@@ -48,6 +49,7 @@ func TestThreatTable(t *testing.T) {
 	listed := testsIn(t, ".", "doc_test.go", names)
 	delete(own, "TestThreatTable")
 	delete(own, "TestMain")
+	checkSubjects(t, regexp.MustCompile(names))
 	for name := range own {
 		if !documented[name] {
 			t.Errorf("%s is not in the threat table of SECURITY.md", name)
@@ -61,6 +63,29 @@ func TestThreatTable(t *testing.T) {
 			if !all[name] {
 				t.Errorf("there is no test %s", name)
 			}
+		}
+	}
+}
+
+// checkSubjects checks that the list in the comment of this package has all subjects, each with a test.
+func checkSubjects(t *testing.T, names *regexp.Regexp) {
+	t.Helper()
+	const subjects = 13
+	raw, err := os.ReadFile("doc_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := regexp.MustCompile(`(?m)^// +(\d+)\. `)
+	numbers, texts := number.FindAllStringSubmatch(string(raw), -1), number.Split(string(raw), -1)
+	if len(numbers) != subjects {
+		t.Errorf("the list of doc_test.go has %d subjects, want %d", len(numbers), subjects)
+	}
+	for i := range numbers {
+		if got, want := numbers[i][1], strconv.Itoa(i+1); got != want {
+			t.Errorf("the list of doc_test.go has number %s, want %s", got, want)
+		}
+		if !names.MatchString(texts[i+1]) {
+			t.Errorf("the list of doc_test.go has no test for number %s", numbers[i][1])
 		}
 	}
 }

@@ -367,15 +367,14 @@ func (w testEnv) setKubeconfig(t *testing.T, namespace string, kubeconfig []byte
 	}
 }
 
-// kubeconfigWithProgram returns a kubeconfig for the hub whose token a program prints.
-func (w testEnv) kubeconfigWithProgram(t *testing.T, command string, args ...string) []byte {
+// kubeconfigOfUser returns a kubeconfig with the credentials of user, for a server whose certificate is signed by an
+// authority of the hub or by one in authorities.
+func (w testEnv) kubeconfigOfUser(t *testing.T, user *clientcmdapi.AuthInfo, server string, authorities []byte) []byte {
 	t.Helper()
 	kubeconfig, err := clientcmd.Write(clientcmdapi.Config{
-		Clusters: map[string]*clientcmdapi.Cluster{"c": {Server: w.plane.Config.Host, CertificateAuthorityData: w.plane.Config.CAData}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{"c": {Exec: &clientcmdapi.ExecConfig{
-			APIVersion: "client.authentication.k8s.io/v1", Command: command, Args: args, InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
-		}}},
-		Contexts: map[string]*clientcmdapi.Context{"c": {Cluster: "c", AuthInfo: "c"}}, CurrentContext: "c",
+		Clusters:  map[string]*clientcmdapi.Cluster{"c": {Server: server, CertificateAuthorityData: slices.Concat(w.plane.Config.CAData, authorities)}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{"c": user},
+		Contexts:  map[string]*clientcmdapi.Context{"c": {Cluster: "c", AuthInfo: "c"}}, CurrentContext: "c",
 	})
 	if err != nil {
 		t.Fatal(err)

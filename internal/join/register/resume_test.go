@@ -1,7 +1,9 @@
 package register_test
 
 import (
+	"encoding/pem"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
@@ -34,12 +37,26 @@ func TestRegisterResumesAfterKill(t *testing.T) {
 		}},
 		"by-a-program": {false, func(t *testing.T, w testEnv, name string) {
 			trace := filepath.Join(t.TempDir(), "trace")
-			w.setKubeconfig(t, name, w.kubeconfigWithProgram(t, "touch", trace))
+			w.setKubeconfig(t, name, w.kubeconfigOfUser(t, &clientcmdapi.AuthInfo{Exec: &clientcmdapi.ExecConfig{
+				APIVersion: "client.authentication.k8s.io/v1", Command: "touch", Args: []string{trace}, InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
+			}}, w.plane.Config.Host, nil))
 			t.Cleanup(func() {
 				if _, err := os.Stat(trace); err == nil {
 					t.Error("the kubeconfig has run a program")
 				}
 			})
+		}},
+		"with-a-file": {false, func(t *testing.T, w testEnv, name string) {
+			file := filepath.Join(t.TempDir(), "token")
+			if err := os.WriteFile(file, []byte("text-of-the-file"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			server := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, request *http.Request) {
+				t.Errorf("the server of the kubeconfig gets a request with Authorization %q", request.Header.Get("Authorization"))
+			}))
+			t.Cleanup(server.Close)
+			authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+			w.setKubeconfig(t, name, w.kubeconfigOfUser(t, &clientcmdapi.AuthInfo{TokenFile: file}, server.URL, authority))
 		}},
 	}
 	for kind, c := range cases {
