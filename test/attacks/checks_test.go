@@ -18,9 +18,10 @@ import (
 	"github.com/towline/towline/internal/sandbox"
 )
 
-// The scripts of checks: one that passes and needs some instructions, and two that take all memory and all time.
+// The scripts of checks: one that passes, and two that take all memory and all time. The first one takes millions of
+// steps: a short one may end before another goroutine of its process takes memory.
 const (
-	passingScript    = `function evaluate() local n = 0; for i = 1, 10000 do n = n + i end; return {pass = n > 0} end`
+	passingScript    = `function evaluate() local n = 0; for i = 1, 1e6 do n = n + i end; return {pass = n > 0} end`
 	allocatingScript = `function evaluate() local t = {}; for i = 1, 1e9 do t[i] = {i} end; return {pass = true} end`
 	loopingScript    = `function evaluate() while true do end end`
 )
@@ -34,14 +35,14 @@ func TestChecksBesideARollout(t *testing.T) {
 	t.Cleanup(func() { close(stop); <-stopped })
 
 	owner := w.clusterOwner()
-	var lists atomic.Int64 // of the checks of the healthy cluster
-	healthy, _ := w.hostileMember(nil, func(rw http.ResponseWriter, _ *http.Request) {
-		lists.Add(1)
+	var lists atomic.Int64 // requests for the checks of the healthy cluster
+	pods := func(rw http.ResponseWriter, _ *http.Request) {
 		_, _ = fmt.Fprint(rw, `{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":"p"}}]}`) // the hub may have gone
-	})
+	}
+	healthy, _ := w.hostileMember(nil, func(rw http.ResponseWriter, r *http.Request) { lists.Add(1); pods(rw, r) })
 	passing := libv1beta1.SveltosClusterSpec{ReadinessChecks: checksOf(passingScript), LivenessChecks: checksOf(passingScript)}
 	w.pushCluster(owner, "healthy", passing, healthy)
-	other, _ := w.hostileMember(nil, nil)
+	other, _ := w.hostileMember(nil, pods)
 	for name, script := range map[string]string{"allocating": allocatingScript, "looping": loopingScript} {
 		w.pushCluster(owner, name, libv1beta1.SveltosClusterSpec{ReadinessChecks: checksOf(script)}, other)
 	}
@@ -56,7 +57,7 @@ func TestChecksBesideARollout(t *testing.T) {
 			return errors.Join(err, wantText(status.FailureMessage, want))
 		})
 	}
-	// Each change of an annotation is a contact, which begins after the status of the one before is written.
+	// Each change of an annotation causes a contact. It begins after the status of the contact before it is written.
 	for i := range 6 {
 		before := lists.Load()
 		patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"attempt":"%d"}}}`, i))
@@ -78,10 +79,10 @@ func TestChecksBesideARollout(t *testing.T) {
 	program, err := os.Executable()
 	w.must(err)
 	checker := check.Checker{Sandbox: sandbox.NewPool([]string{program, "sandbox"}, clock.RealClock{})}
-	for range 5 {
+	for range 20 { // each time at another point of the rollout
 		result, err := checker.EvaluateCluster(t.Context(), w.Client, &passing, false)
 		if err != nil || result.Failure != "" || !result.Ready {
-			t.Errorf("the check in pull mode: %+v, %v", result, err)
+			t.Fatalf("the check in pull mode: %+v, %v", result, err)
 		}
 	}
 }
