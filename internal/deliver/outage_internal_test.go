@@ -144,18 +144,18 @@ func TestAgentSourceWorksSoonAfterAnOutage(t *testing.T) {
 	})
 }
 
-// TestStatusOfOthersDuringReportIsAnswered has another client that changes the status just after the agent has written
-// it, for example by a late request of an agent that was killed. The event arrives before the response to the agent.
-func TestStatusOfOthersDuringReportIsAnswered(t *testing.T) {
+// TestStatusChangeDuringReportQueuesGroup has another client that changes the status after the agent has written it,
+// for example a killed agent with a late request. Its event arrives before the response to the agent.
+func TestStatusChangeDuringReportQueuesGroup(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		events []string // versions with these numbers arrive before the response with version 6
-		want   int
+		events     []string // the resource versions that the watch delivers before the response, which has version 6
+		wantQueued int
 	}{
 		"own event": {[]string{"6"}, 0}, "event of another client": {[]string{"6", "7"}, 1}, "no event": {nil, 0},
 	} {
 		group, _ := pack(t, testBundle(objects("a", "1")))
-		at := func(version string) *libv1beta1.ConfigurationGroup {
+		groupWithVersion := func(version string) *libv1beta1.ConfigurationGroup {
 			changed := group.DeepCopy()
 			changed.ResourceVersion, changed.Status.DeploymentStatus = version, libv1beta1.FeatureStatusProvisioning
 			if version == "6" {
@@ -165,17 +165,17 @@ func TestStatusOfOthersDuringReportIsAnswered(t *testing.T) {
 		}
 		groups := newGroupStore()
 		defer groups.queue.ShutDown()
-		groups.byName[group.Name] = at("5")
-		end := groups.beginReport(group.Name)
+		groups.byName[group.Name] = groupWithVersion("5")
+		endReport := groups.beginReport(group.Name)
 		for _, version := range test.events {
-			if err := groups.Update(at(version)); err != nil {
+			if err := groups.Update(groupWithVersion(version)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		groups.storeWritten(at("6"))
-		end(at("6"))
-		if got := groups.queue.Len(); got != test.want {
-			t.Errorf("%s: %d groups are queued, want %d", name, got, test.want)
+		groups.storeWritten(groupWithVersion("6"))
+		endReport(groupWithVersion("6"))
+		if got := groups.queue.Len(); got != test.wantQueued {
+			t.Errorf("%s: %d groups are queued, want %d", name, got, test.wantQueued)
 		}
 	}
 }

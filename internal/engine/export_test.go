@@ -17,7 +17,7 @@ func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report
 	return e.resume(ctx, id, nil)
 }
 
-// Correct corrects all objects of a bundle as the corrector of drift does.
+// Correct corrects all objects of a bundle as drift.Corrector does.
 func (e *Engine) Correct(ctx context.Context, id bundle.ID) (drift.Result, error) {
 	return driftEngine{e}.Resume(ctx, id, nil)
 }

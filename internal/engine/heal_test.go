@@ -104,13 +104,13 @@ func TestHealWhatHappenedWhileNobodyLooked(t *testing.T) {
 	eventually(t, "healed", func() bool { return c.value("edited") == "1" && c.value("deleted") == "1" })
 }
 
-// TestCorrectionOfAllObjectsIsReported corrects all objects of an applied bundle. The record says meanwhile that it is
-// being applied, which the agent may have reported.
+// TestCorrectionOfAllObjectsIsReported corrects all objects of an applied bundle. During the correction the record has
+// StateApplying, and the agent may have reported it. So the final report is new.
 func TestCorrectionOfAllObjectsIsReported(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	b := c.bundle("one", c.configMap("deleted", "1"), c.configMap("kept", "1"))
-	var seen []bundle.State
+	var states []bundle.State
 	var e *engine.Engine
 	m := &meter{before: func(request *http.Request) {
 		if request.Method == http.MethodPatch && strings.Contains(request.URL.Path, "/deleted") {
@@ -118,22 +118,22 @@ func TestCorrectionOfAllObjectsIsReported(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			seen = append(seen, found.Report.State)
+			states = append(states, found.Report.State)
 		}
 	}}
 	e = c.engine(m)
 	converge(t, e, b)
 	for _, isDeleted := range []bool{false, true} {
-		seen = nil
+		states = nil
 		if isDeleted {
 			c.delete(configMaps, "deleted")
 		}
 		result, err := e.Correct(t.Context(), b.ID)
 		if err != nil || result.IsReportNew != isDeleted {
-			t.Errorf("deleted %t: a new report %t, %v", isDeleted, result.IsReportNew, err)
+			t.Errorf("object deleted %t: IsReportNew = %t, error %v", isDeleted, result.IsReportNew, err)
 		}
-		if isDeleted && !slices.Equal(seen, []bundle.State{bundle.StateApplying}) {
-			t.Errorf("the states during the correction are %v", seen)
+		if isDeleted && !slices.Equal(states, []bundle.State{bundle.StateApplying}) {
+			t.Errorf("the states during the correction are %v", states)
 		}
 	}
 }

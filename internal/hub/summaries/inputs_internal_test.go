@@ -418,8 +418,8 @@ func TestSecretsOfTheHubMakeContentPrivate(t *testing.T) {
 	}
 }
 
-// A hub that is killed before it writes the objects of a changed bundle writes them after its start, also if the member
-// applied the bundle in the same second as the former one.
+// TestKilledHubWritesConfigurationAtNextStart has a hub that is killed before it writes the ClusterConfiguration of a
+// changed bundle. It writes it at the next start, even if both versions were applied in the same second.
 func TestKilledHubWritesConfigurationAtNextStart(t *testing.T) {
 	t.Parallel()
 	r := newRestarts(t)
@@ -428,8 +428,8 @@ func TestKilledHubWritesConfigurationAtNextStart(t *testing.T) {
 		c := content("content", "")
 		r.lastApplied = time.Unix(1e9, 0).Add(applied)
 		r.update(c, func() { c.Data = content(name, "1").Data })
-		r.isKilled = i > 0
-		for range 2 { // the second one reads the status of the first one
+		r.isKilled = i > 0 // the first version is recorded
+		for range 2 {      // the second reconcile reads the status that the first one has written
 			r.reconcile()
 		}
 		r.isKilled = false
