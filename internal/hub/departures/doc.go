@@ -8,7 +8,7 @@
 //  4. Remove the registration from the member: in push mode the hub deletes its identity, in pull mode the agent
 //     removes itself.
 //  5. Delete the objects of the registration on the hub.
-//  6. Remove the finalizer.
+//  6. Delete the ClusterConfiguration, and remove the finalizer.
 //
 // A deregistration is forced by the user, when the grace period of an unreachable member has expired, or when a
 // namespace with the identity of the member is being deleted. A forced one has a deadline. After it, the hub adds the

@@ -15,7 +15,7 @@
 //  2. Withdraw the summaries, the Works and other deployments of this hub from the member.
 //  3. Remove the registration from the member: in push mode the hub deletes its account, in pull mode the agent removes
 //     itself.
-//  4. Delete the objects of the Cluster on the hub, and remove the finalizer.
+//  4. Delete the objects of the Cluster on the hub and its ClusterConfiguration, and remove the finalizer.
 //
 // Terms: to abandon a member is to leave the deployments on it, recorded in an annotation of the Cluster. A removal is
 // stalled if its pending work has not changed for stallTimeout and the member does not answer, or for maxStallTimeout.
