@@ -3,7 +3,8 @@
 //
 // The hub of the default shard runs Controller. The steps for a request are:
 //
-//  1. Validate it, and check its deadline and the number of requests of the requester.
+//  1. Deny it if the requester creates requests faster than requestInterval. Validate it, and check its deadline and
+//     the number of requests of the requester.
 //  2. Check the requester's RBAC, and ensure the admission policy that limits the writes of agents.
 //  3. For a registration: bind the token to the cluster, create or adopt the Cluster, and create the agent's RBAC. For
 //     a renewal: read the Cluster.
