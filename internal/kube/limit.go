@@ -160,8 +160,8 @@ func (s *jsonScanner) beginField() {
 	}
 }
 
-// endText ends a string, which can be the kind or the apiVersion. The version of v1/ is empty, and that of a text with
-// escapes can be.
+// endText ends a string. If the string is the kind or the apiVersion, it must not be empty for any decoder: the version
+// in the apiVersion "v1/" is empty, and a string with escapes is refused since it is not decoded here.
 func (s *jsonScanner) endText() {
 	if !s.needsText || s.depth != 1 {
 		return

@@ -140,10 +140,8 @@ type fetchShare struct {
 // reserve reserves n bytes in the share and in the limits. It fails if one of them would be exceeded. download is that
 // of fetchLimits.reserve.
 func (s *fetchShare) reserve(n int64, download *remoteDownload) error {
-	for maximum := s.limits.total / 4 * 3; ; {
-		if s.used.Add(n) <= maximum || s.namespace == "" {
-			break
-		}
+	maximum := s.limits.total / 4 * 3
+	for s.used.Add(n) > maximum && s.namespace != "" {
 		s.used.Add(-n)
 		if download == nil || !s.limits.cancelLargest(download, s.namespace) {
 			return &sizeError{fmt.Sprintf("the URLs of namespace %s need more than the %d MiB that one namespace may use", s.namespace, maximum>>20)}

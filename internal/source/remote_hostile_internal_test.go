@@ -24,7 +24,6 @@ import (
 	"github.com/go-git/go-git/v5/plumbing"
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/crypto/ssh/knownhosts"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/clock"
 
 	"github.com/towline/towline/internal/archive"
@@ -359,107 +358,6 @@ func TestTreeWithManyPaths(t *testing.T) {
 	files, err := filesInPack(packOf(entries...), plumbing.ComputeHash(plumbing.CommitObject, commit), "1/1/1/1/1/1/1/1/1/1/1", func(int64) error { return nil })
 	if err != nil || len(files) != 10 {
 		t.Errorf("a small directory of it: %d files, %v", len(files), err)
-	}
-}
-
-func TestContentOfAllURLsIsBounded(t *testing.T) {
-	t.Parallel()
-	server := handle(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(bytes.Repeat([]byte("a"), 1<<20)) })
-	f := NewRemoteFetcher(nil, clock.RealClock{})
-	f.limits.total = 4<<20 + 1<<19 // for four files, of which one namespace has three
-	fetch := func(path string, users ...string) *remoteSource {
-		s := &remoteSource{reference: Reference{Kind: KindURL, URL: server + path}, intervals: map[string]time.Duration{}, stop: make(chan struct{})}
-		for _, user := range users {
-			s.intervals[user] = time.Hour
-		}
-		f.byReference[s.reference] = s
-		f.fetchAndReport(t.Context(), s)
-		return s
-	}
-	want := func(s *remoteSource, want string) {
-		t.Helper()
-		if got := errorText(s.failure.err); !strings.HasSuffix(got, want) || want == "" && got != "" {
-			t.Errorf("%s: %q, want %q", s.reference.URL, got, want)
-		}
-	}
-	for i := range 3 {
-		want(fetch(fmt.Sprintf("/%d", i), "eu/a", "eu/b"), "")
-	}
-	want(fetch("/3", "eu/c"), "the URLs of namespace eu need more than the 3 MiB that one namespace may use")
-	shared := fetch("/shared", "eu/a", "us/a")
-	want(shared, "")
-	want(fetch("/4", "us/a"), "the content of all URLs has more than 4 MiB")
-	clear(shared.intervals)
-	f.remove(shared)
-	want(fetch("/5", "us/a"), "")
-	// Another namespace uses the content of a file instead: it counts there.
-	file := RemoteUse{Reference: Reference{Kind: KindURL, URL: server + "/0"}, Interval: time.Hour}
-	f.byUser["eu/a"], f.byUser["eu/b"] = []RemoteUse{file}, []RemoteUse{file}
-	for _, change := range []struct {
-		user string
-		uses []RemoteUse
-		eu   int64
-	}{{"eu/a", nil, 3}, {"us/b", []RemoteUse{file}, 2}, {"eu/b", nil, 2}} {
-		if added := f.replaceUses(change.user, change.uses); len(added) > 0 || f.shares["eu"].used.Load()>>20 != change.eu {
-			t.Errorf("%s: %d new sources, %d bytes of namespace eu, want %d MiB", change.user, len(added), f.shares["eu"].used.Load(), change.eu)
-		}
-	}
-	if got := f.shares["us"].used.Load() >> 20; got != 2 {
-		t.Errorf("%d MiB of namespace us, want 2", got)
-	}
-	for _, s := range f.byReference {
-		clear(s.intervals)
-		f.remove(s)
-	}
-	for namespace, share := range f.shares {
-		if used := share.used.Load(); used != 0 || f.Size() != 0 {
-			t.Errorf("%d bytes of namespace %q are not freed, in all %d", used, namespace, f.Size())
-		}
-	}
-}
-
-// TestSlowFetchOfURLIsCanceled has a server that stops in the middle of a file. Its fetch is canceled when another
-// fetch needs the memory, for the same namespace or another one.
-func TestSlowFetchOfURLIsCanceled(t *testing.T) {
-	t.Parallel()
-	end := make(chan struct{})
-	server := handle(t, func(w http.ResponseWriter, r *http.Request) {
-		size := map[string]int{"/slow": 600 << 10, "/other": 500 << 10}[r.URL.Path]
-		_, _ = w.Write(bytes.Repeat([]byte("a"), size))
-		if r.URL.Path == "/slow" {
-			_ = http.NewResponseController(w).Flush()
-			<-end
-		}
-	})
-	t.Cleanup(func() { close(end) })
-	for name, namespaces := range map[string][2]string{"no namespace": {"", ""}, "one": {"eu", "eu"}, "two": {"eu", "us"}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := NewRemoteFetcher(nil, clock.RealClock{})
-			f.limits.total, f.limits.maxBlocking = 1<<20, time.Second
-			shares := map[string]*fetchShare{}
-			for _, namespace := range namespaces {
-				shares[namespace] = &fetchShare{limits: f.limits, namespace: namespace}
-			}
-			fetch := func(path, namespace string) error {
-				fetched, err := f.fetch(t.Context(), shares[namespace], Reference{Kind: KindURL, URL: server + path}, remoteLogin{}, remoteRevision{})
-				fetched.free()
-				return err
-			}
-			slow := make(chan error, 1)
-			go func() { slow <- fetch("/slow", namespaces[0]) }()
-			waitFor := func(what string, condition func() bool) {
-				err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) { return condition(), nil })
-				if err != nil {
-					t.Fatalf("%s: %v", what, err)
-				}
-			}
-			waitFor("the slow fetch has memory", func() bool { return f.Size() >= 600<<10 })
-			waitFor("the other fetch gets the memory", func() bool { return fetch("/other", namespaces[1]) == nil })
-			if err := <-slow; !errors.Is(err, errSlowFetch) {
-				t.Errorf("the slow fetch ends with %v", err)
-			}
-		})
 	}
 }
 

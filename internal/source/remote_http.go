@@ -68,7 +68,7 @@ func (f *RemoteFetcher) fetch(ctx context.Context, share *fetchShare, ref Refere
 	defer cancel()
 	download := &remoteDownload{share: share, maxSize: maxRemoteDownload}
 	ctx, release := f.limits.cancelable(ctx, download)
-	defer release() // after close: it says that the memory is free
+	defer release() // runs after download.close, which frees the memory
 	defer download.close()
 	defer func() { err = fetchError(ctx, err) }()
 	transport, err := newTransport(login.Login, f.Egress)
