@@ -128,7 +128,7 @@ func (c *Corrector) Run(ctx context.Context) {
 // watchAll starts and stops watches when the records change, and queues retries and resyncs, until ctx ends.
 func (c *Corrector) watchAll(ctx context.Context) {
 	ctx, stop := context.WithCancel(ctx)
-	watches := &watchSet{corrector: c, running: map[watchedKind]context.CancelFunc{}}
+	watches := newWatchSet(c)
 	defer watches.stop()
 	defer stop()
 	resync := c.Clock.NewTicker(resyncInterval)

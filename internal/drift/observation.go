@@ -1,10 +1,17 @@
 package drift
 
 import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/towline/towline/internal/inventory"
+	"github.com/towline/towline/internal/kube"
 )
+
+// maxSignature limits the signature of an observation, in bytes. A longer one is of no bundle.
+const maxSignature = 1 << 10
 
 // observation is the state of one object in a watch event or a list.
 type observation struct {
@@ -15,6 +22,33 @@ type observation struct {
 	signature   string // LiveMeta.Signature
 	// ignored is true if the object is being deleted, or its drift is not corrected.
 	ignored bool
+}
+
+// observationOf returns the observation of an object that exists.
+func observationOf(meta *metav1.PartialObjectMetadata) observation {
+	live := inventory.LiveMetaOf(meta)
+	return observation{
+		uid: live.UID, fingerprint: live.Fingerprint(), signature: kube.Truncate(live.Signature(), maxSignature),
+		ignored: live.Deleting || live.IgnoresDrift(),
+	}
+}
+
+// size returns how much memory o needs besides the struct, in bytes.
+func (o observation) size() int { return len(o.uid) + len(o.fingerprint) + len(o.signature) }
+
+// listedObject is an object of a list. It is a runtime.Object for the reflector.
+type listedObject struct {
+	key kube.Ref
+	observation
+}
+
+// GetObjectKind returns no kind.
+func (*listedObject) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+
+// DeepCopyObject returns a copy.
+func (o *listedObject) DeepCopyObject() runtime.Object {
+	copied := *o
+	return &copied
 }
 
 // isDrifted returns whether an object differs from the entry in the record of a bundle: entry.Fields is the fingerprint

@@ -2,6 +2,7 @@ package drift
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
 
@@ -24,9 +25,27 @@ type watchedKind struct {
 // watchSet has one metadata-only watch for each kind in the bundles with drift correction, and one for the records. The
 // watches select objects with Towline's label.
 type watchSet struct {
-	corrector  *Corrector
-	running    map[watchedKind]context.CancelFunc
+	corrector *Corrector
+	running   map[watchedKind]context.CancelFunc
+	// limit limits the lists of all watches together: the records, which others can change, name the kinds.
+	limit      *kube.ListLimit
 	reflectors sync.WaitGroup
+}
+
+const (
+	// maxListed is the maximum number of objects in the lists that are read at the same time. The cluster of the hub,
+	// which has the objects of all clusters for deploymentType Local, has no maximum.
+	maxListed = 200_000
+	// pageSize is the number of objects per page on clusters that cannot stream lists.
+	pageSize = 500
+)
+
+func newWatchSet(c *Corrector) *watchSet {
+	maximum := int64(maxListed)
+	if c.Store.IsPartitioned() {
+		maximum = math.MaxInt64
+	}
+	return &watchSet{corrector: c, running: map[watchedKind]context.CancelFunc{}, limit: kube.NewListLimit(maximum, "objects")}
 }
 
 // update starts and stops watches so that there is one for each of the kinds. It omits kinds that the API server does
@@ -66,18 +85,24 @@ func (w *watchSet) start(ctx context.Context, kind watchedKind) {
 			return api.Watch(ctx, opts)
 		},
 	}
-	w.runReflector(ctx, "engine "+kind.gk.String(), lister, &objectSink{corrector: w.corrector, gk: kind.gk})
+	sink := &objectSink{corrector: w.corrector, gk: kind.gk}
+	w.runReflector(ctx, "engine "+kind.gk.String(), lister, kube.NewLimitedStore(sink, w.limit, sink.trim))
 }
 
 // watchRecords starts the watch on the Secrets of the records.
 func (w *watchSet) watchRecords(ctx context.Context) {
-	w.runReflector(ctx, "engine records", w.corrector.Store.ListWatch(), &recordSink{w.corrector})
+	sink := &recordSink{w.corrector}
+	w.runReflector(ctx, "engine records", w.corrector.Store.ListWatch(), kube.NewLimitedStore(sink, w.limit, sink.trim))
 }
 
-// runReflector runs a reflector from lister to sink in the background until ctx ends.
-func (w *watchSet) runReflector(ctx context.Context, name string, lister cache.ListerWatcher, sink cache.ReflectorStore) {
-	reflector := cache.NewReflectorWithOptions(lister, &metav1.PartialObjectMetadata{}, sink, cache.ReflectorOptions{Name: name})
-	w.reflectors.Go(func() { reflector.RunWithContext(ctx) })
+// runReflector runs a reflector from lister to store in the background until ctx ends.
+func (w *watchSet) runReflector(ctx context.Context, name string, lister *cache.ListWatch, store *kube.LimitedStore) {
+	source := store.Source(lister, pageSize)
+	reflector := cache.NewReflectorWithOptions(source, &metav1.PartialObjectMetadata{}, store, cache.ReflectorOptions{Name: name})
+	w.reflectors.Go(func() {
+		defer store.Close()
+		reflector.RunWithContext(ctx)
+	})
 }
 
 func (w *watchSet) stop() {
@@ -99,13 +124,20 @@ func (s *objectSink) key(obj *metav1.PartialObjectMetadata) kube.Ref {
 	return kube.Ref{Group: s.gk.Group, Kind: s.gk.Kind, Namespace: obj.Namespace, Name: obj.Name}
 }
 
+// trim returns the listedObject of an object.
+func (s *objectSink) trim(obj runtime.Object) (trimmed runtime.Object, size int) {
+	meta, ok := obj.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return obj, 0
+	}
+	o := observationOf(meta)
+	return &listedObject{key: s.key(meta), observation: o}, o.size()
+}
+
 // Add reports an object that exists.
 func (s *objectSink) Add(obj any) error {
 	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
-		live := inventory.LiveMetaOf(meta)
-		s.corrector.onEvent(s.key(meta), observation{
-			uid: live.UID, fingerprint: live.Fingerprint(), signature: live.Signature(), ignored: live.Deleting || live.IgnoresDrift(),
-		})
+		s.corrector.onEvent(s.key(meta), observationOf(meta))
 	}
 	return nil
 }
@@ -116,7 +148,7 @@ func (s *objectSink) Update(obj any) error { return s.Add(obj) }
 // Delete reports an object that was deleted, or whose label was removed.
 func (s *objectSink) Delete(obj any) error {
 	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
-		s.corrector.onEvent(s.key(meta), observation{deleted: true, uid: meta.UID})
+		s.corrector.onEvent(s.key(meta), observation{deleted: true, uid: inventory.LiveMetaOf(meta).UID})
 	}
 	return nil
 }
@@ -125,11 +157,9 @@ func (s *objectSink) Delete(obj any) error {
 func (s *objectSink) Replace(objects []any, _ string) error {
 	existing := map[kube.Ref]bool{}
 	for _, obj := range objects {
-		if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
-			existing[s.key(meta)] = true
-			if err := s.Add(meta); err != nil {
-				return err
-			}
+		if listed, ok := obj.(*listedObject); ok {
+			existing[listed.key] = true
+			s.corrector.onEvent(listed.key, listed.observation)
 		}
 	}
 	for _, rec := range s.corrector.Store.ListCached() {
@@ -152,6 +182,14 @@ func (s *objectSink) Resync() error { return nil }
 type recordSink struct{ corrector *Corrector }
 
 var _ cache.ReflectorStore = (*recordSink)(nil)
+
+// trim returns the metadata of a Secret with nothing but its name.
+func (*recordSink) trim(obj runtime.Object) (trimmed runtime.Object, size int) {
+	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
+		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: meta.Name}}, 0
+	}
+	return obj, 0
+}
 
 // Add does nothing: only this process writes the Secrets.
 func (*recordSink) Add(any) error { return nil }

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
@@ -41,6 +40,8 @@ type Options struct {
 	// Partitions divide the bundles among several processes. Nil: this Engine has all bundles of its scope. Otherwise the
 	// caller must call Serve before other methods for a bundle.
 	Partitions *inventory.Partitions
+	// Memory limits the memory of the records, while they are decoded and later. Nil is no limit.
+	Memory *kube.Reservation
 	// OnChange is called, while Run runs, for a bundle with the option CorrectDrift whose objects have changed: their
 	// status, or by this Engine. Events within a short time cause one call, and later ones a call after some seconds. The
 	// deletion of an object is not delayed. It may block, but not longer than Run's context.
@@ -118,6 +119,7 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 	}
 	e.confirm = sync.OnceFunc(func() { close(e.confirmed) })
 	e.store = inventory.NewPartitionedStore(core, member.metadataClient, opts.Namespace, e.ownerScope, opts.Partitions)
+	e.store.LimitMemory(opts.Memory)
 	return e, nil
 }
 
@@ -135,7 +137,7 @@ func connect(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, err
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a dynamic client of the member: %w", err)
 	}
-	discoveryClient, err := discovery.NewDiscoveryClientForConfigAndClient(cfg, client)
+	discoveryClient, err := kube.NewDiscovery(cfg, client)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a discovery client of the member: %w", err)
 	}

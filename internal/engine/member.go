@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/metadata"
@@ -42,7 +41,7 @@ type memberClient struct {
 	core            corev1client.CoreV1Interface
 	namespaces      corev1client.NamespaceInterface
 	restClient      rest.Interface // for CustomResourceDefinitions and the resources of single API versions
-	discoveryClient discovery.DiscoveryInterface
+	discoveryClient *kube.Discovery
 	mapper          *kube.Mapper
 }
 

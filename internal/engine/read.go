@@ -192,7 +192,7 @@ func (r *reader) listSome(ctx context.Context, c collection, keys []kube.Ref, se
 				delete(wanted, key.Name)
 			}
 		}
-		budget -= len(page.Items)
+		budget -= max(1, len(page.Items)) // a cluster could return empty pages without end
 		opts.Continue, isComplete = page.Continue, page.Continue == ""
 	}
 	for _, key := range wanted {

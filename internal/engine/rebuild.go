@@ -21,6 +21,13 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
+// maxRebuilt is the maximum number of objects in a rebuilt inventory, and of the pages that are read for it: a cluster
+// could return pages without end.
+const maxRebuilt = 100_000
+
+// maxLogged is the maximum length of an error of discovery in the log, in bytes. It names each API that failed.
+const maxLogged = 1 << 10
+
 // rebuildInventory rebuilds the lost inventory of rec from the objects with the ownership labels of its ID. It lists
 // every kind. With an error it returns the objects that it has found.
 func (e *Engine) rebuildInventory(ctx context.Context, rec *inventory.Record) (*inventory.Record, error) {
@@ -52,16 +59,17 @@ func (e *releaseRebuildError) Unwrap() error { return e.err }
 // listMarked lists the objects with the ownership labels of id, in all kinds that can be listed. It logs and omits the
 // other kinds, since one broken kind must not prevent finding all other objects.
 func (m *memberClient) listMarked(ctx context.Context, id bundle.ID, ownerScope inventory.OwnerScope) ([]inventory.Entry, error) {
-	served, err := discovery.ServerPreferredResources(m.discoveryClient)
+	served, err := m.discoveryClient.ServerPreferredResources()
 	if err != nil {
 		if !discovery.IsGroupDiscoveryFailedError(err) {
 			return nil, fmt.Errorf("list the kinds of the cluster: %w", err)
 		}
 		log.FromContext(ctx).Info("rebuilding the inventory without the kinds that discovery does not return",
-			logkeys.Bundle, id.String(), logkeys.Reason, err.Error())
+			logkeys.Bundle, id.String(), logkeys.Reason, kube.Truncate(err.Error(), maxLogged))
 	}
 	var mu sync.Mutex // guards found
 	var found []inventory.Entry
+	filter := bundleFilter{id, ownerScope, kube.NewListLimit(maxRebuilt, "objects")}
 	var work errgroup.Group
 	work.SetLimit(parallel)
 	for _, group := range served {
@@ -74,7 +82,7 @@ func (m *memberClient) listMarked(ctx context.Context, id bundle.ID, ownerScope 
 				continue
 			}
 			work.Go(func() error {
-				entries, err := m.listMarkedIn(ctx, gv.WithResource(resource.Name), gv.WithKind(resource.Kind), bundleFilter{id, ownerScope})
+				entries, err := m.listMarkedIn(ctx, gv.WithResource(resource.Name), gv.WithKind(resource.Kind), filter)
 				mu.Lock()
 				defer mu.Unlock()
 				found = append(found, entries...)
@@ -99,24 +107,35 @@ func (m *memberClient) listMarkedIn(ctx context.Context, gvr schema.GroupVersion
 		if err != nil {
 			return found, fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
 		}
+		err = filter.limit.Add(0) // the page
 		for i := range page.Items {
-			if obj := &page.Items[i]; appliedFor(obj, gvk.Group, filter) {
-				ref := kube.Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.Namespace, Name: obj.Name}
-				existing := liveOf(obj)
-				found = append(found, inventory.Entry{Ref: ref, UID: obj.UID, Adopted: existing.IsAdopted(), Origin: existing.releaseOrigin(), Recovered: true})
+			if obj := &page.Items[i]; err == nil && appliedFor(obj, gvk.Group, filter) {
+				entry := recoveredEntry(gvk, obj)
+				err = filter.limit.Add(len(entry.Ref.Namespace) + len(entry.Ref.Name) + len(entry.Origin))
+				found = append(found, entry)
 			}
 		}
-		if page.Continue == "" {
-			return found, nil
+		if err != nil || page.Continue == "" {
+			return found, err
 		}
 		opts.Continue = page.Continue
 	}
 }
 
-// bundleFilter selects the objects of one bundle of one scope.
+// recoveredEntry returns the entry of an object with our ownership labels.
+func recoveredEntry(gvk schema.GroupVersionKind, obj *metav1.PartialObjectMetadata) inventory.Entry {
+	existing := liveOf(obj)
+	return inventory.Entry{
+		Ref: kube.Ref{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind, Namespace: obj.Namespace, Name: obj.Name},
+		UID: existing.UID, Adopted: existing.IsAdopted(), Origin: existing.releaseOrigin(), Recovered: true,
+	}
+}
+
+// bundleFilter selects the objects of one bundle of one scope. limit limits them.
 type bundleFilter struct {
 	id         bundle.ID
 	ownerScope inventory.OwnerScope
+	limit      *kube.ListLimit
 }
 
 // isUnlistable returns whether a list failed because of its kind: it is forbidden, or its API server or conversion

@@ -32,7 +32,7 @@ func (c *Clients) configFromAccess(ctx context.Context, m Member) (*rest.Config,
 	if config := c.configOfVersion(m, secret); config != nil {
 		return config, nil
 	}
-	config, err := c.newAccessConfig(m.Access, secret)
+	config, err := c.newAccessConfig(m, secret)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
 	}
@@ -42,8 +42,10 @@ func (c *Clients) configFromAccess(ctx context.Context, m Member) (*rest.Config,
 	return config, nil
 }
 
-// newAccessConfig returns the client configuration for an Access and its Secret. Errors name the field of the Cluster.
-func (c *Clients) newAccessConfig(a *Access, secret *corev1.Secret) (*rest.Config, error) {
+// newAccessConfig returns the client configuration of a member with an Access and its Secret. Errors name the field of
+// the Cluster.
+func (c *Clients) newAccessConfig(m Member, secret *corev1.Secret) (*rest.Config, error) {
+	a := m.Access
 	endpoint, err := ParseEndpoint(a.Server)
 	if err != nil {
 		return nil, fmt.Errorf("spec.apiEndpoint: %w", err)
@@ -58,7 +60,7 @@ func (c *Clients) newAccessConfig(a *Access, secret *corev1.Secret) (*rest.Confi
 		return nil, err
 	}
 	if a.ProxyURL == "" {
-		return config, c.LimitConnections(config)
+		return config, c.LimitConnections(config, m.Namespace)
 	}
 	proxy, err := url.Parse(a.ProxyURL)
 	if err != nil || ValidateProxyURL(a.ProxyURL) != nil {
@@ -66,7 +68,7 @@ func (c *Clients) newAccessConfig(a *Access, secret *corev1.Secret) (*rest.Confi
 		return nil, errors.New("spec.proxyURL: not an http://, https:// or socks5:// address")
 	}
 	config.Proxy = http.ProxyURL(proxy)
-	return config, c.setTransport(config, proxyHeader(a.ProxyHeader))
+	return config, c.setTransport(config, m.Namespace, proxyHeader(a.ProxyHeader))
 }
 
 // tlsConfigOf returns the TLS settings for the member's API server.

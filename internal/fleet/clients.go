@@ -21,6 +21,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/egress"
+	"github.com/towline/towline/internal/kube"
 )
 
 // ErrPull is returned for the client configuration of a pull member, which accepts no connections.
@@ -33,6 +34,7 @@ type Clients struct {
 	hubConfig *rest.Config
 	identity  IdentityPolicy
 	egress    *egress.Policy
+	memory    *kube.ResponseMemory
 
 	// mu guards cache.
 	mu    sync.Mutex
@@ -70,7 +72,7 @@ type cachedConfig struct {
 // this SveltosCluster gets the permissions of the hub. identity limits the members with a cloud identity. policy limits
 // the connections to all members but the hub.
 func NewClients(secrets SecretReaders, hubConfig *rest.Config, identity IdentityPolicy, policy *egress.Policy) *Clients {
-	return &Clients{secrets: secrets, hubConfig: hubConfig, identity: identity, egress: policy, cache: map[string]cachedConfig{}}
+	return &Clients{secrets: secrets, hubConfig: hubConfig, identity: identity, egress: policy, memory: responseMemory(), cache: map[string]cachedConfig{}}
 }
 
 // Config returns the client configuration of m. It returns the same pointer until one of its inputs changes: the
@@ -119,7 +121,7 @@ func (c *Clients) configFromKubeconfig(ctx context.Context, m Member) (*rest.Con
 	}
 	config, err := configFromSecret(secret, m.KubeconfigKey)
 	if err == nil {
-		err = c.LimitConnections(config)
+		err = c.LimitConnections(config, m.Namespace)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig of %s: %w", m.Key(), err)

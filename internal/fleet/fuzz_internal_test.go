@@ -115,7 +115,7 @@ func FuzzEndpoint(f *testing.F) {
 			return
 		}
 		secret := &corev1.Secret{Data: map[string][]byte{clusterv1alpha1.SecretTokenKey: []byte("token")}}
-		config, err := (&Clients{}).newAccessConfig(&Access{Server: text, Insecure: true, Secret: client.ObjectKey{Namespace: "a", Name: "b"}}, secret)
+		config, err := (&Clients{}).newAccessConfig(Member{Access: &Access{Server: text, Insecure: true, Secret: client.ObjectKey{Namespace: "a", Name: "b"}}}, secret)
 		if err != nil {
 			t.Fatalf("%q is a valid address, and gives no configuration: %v", text, err)
 		}

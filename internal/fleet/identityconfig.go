@@ -43,7 +43,7 @@ func (c *Clients) configFromIdentity(ctx context.Context, m Member) (*rest.Confi
 	cached, authority := c.cache[m.Key()], secret.Data[AuthorityKey]
 	config := cached.config
 	if config == nil || !equality.Semantic.DeepEqual(cached.identity, m.Identity) || !bytes.Equal(cached.authority, authority) {
-		if config, err = c.newIdentityConfig(m.Identity, authority); err != nil {
+		if config, err = c.newIdentityConfig(m, authority); err != nil {
 			return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
 		}
 	}
@@ -81,7 +81,8 @@ func (c *Clients) readAuthority(ctx context.Context, m Member) (*corev1.Secret, 
 	return secret, nil
 }
 
-func (c *Clients) newIdentityConfig(w *libv1beta1.WorkloadIdentity, authority []byte) (*rest.Config, error) {
+func (c *Clients) newIdentityConfig(m Member, authority []byte) (*rest.Config, error) {
+	w := m.Identity
 	endpoint, err := parseIdentity(w)
 	if err != nil {
 		return nil, err
@@ -98,7 +99,7 @@ func (c *Clients) newIdentityConfig(w *libv1beta1.WorkloadIdentity, authority []
 	// As with a kubeconfig, the member limits the rate.
 	config := &rest.Config{Host: endpoint.String(), TLSClientConfig: rest.TLSClientConfig{CAData: authority}, QPS: -1}
 	config.Wrap(wrap)
-	return config, c.LimitConnections(config)
+	return config, c.LimitConnections(config, m.Namespace)
 }
 
 // ValidateIdentity returns an error, which names the field, if w is incomplete or invalid.

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"regexp"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -27,27 +28,41 @@ const (
 	maxIdlePerHost   = 25
 )
 
+// maxErrorBody limits the body of an error response, in bytes. API servers send less than a KiB.
+const maxErrorBody = 1 << 20
+
+// maxHeader limits the header of a response, in bytes. API servers send less than a KiB.
+const maxHeader = 256 << 10
+
+// minMemory and maxMemory limit what responseMemory returns, in bytes.
 const (
-	// maxErrorBody limits the body of an error response, in bytes. API servers send less than a KiB.
-	maxErrorBody = 1 << 20
-	// maxResponse limits the body of all other responses but watches, in bytes after decompression: a cluster can send
-	// zeros without end. The longest response is a page of 500 objects.
-	maxResponse = 256 << 20
-	// maxValues limits the JSON values in such a response, which take much more memory than text: 256 MiB of empty
-	// objects would take 5 GiB. A page of 500 large CustomResourceDefinitions has about two million.
-	maxValues = 4_000_000
+	minMemory = 256 << 20
+	maxMemory = 1 << 30
 )
 
-// errTooLong is the error of a response that is longer than maxResponse, or has more than maxValues.
-var errTooLong = fmt.Errorf("the cluster returned more than %d MiB or %d values", maxResponse>>20, maxValues)
+// responseMemory returns the memory for the responses of all members: a quarter of the limit of the hub (GOMEMLIMIT).
+func responseMemory() *kube.ResponseMemory {
+	return kube.NewResponseMemory(max(minMemory, min(maxMemory, debug.SetMemoryLimit(-1)/4)))
+}
 
-// LimitConnections replaces the transport of config with a transport that applies the egress policy, limits the sizes
-// of responses, and hides errors that are not from an API server. Copies of config share the transport.
-func (c *Clients) LimitConnections(config *rest.Config) error { return c.setTransport(config, nil) }
+// freeRecords is the memory of the records of a member that is not counted, in bytes: about that of 6,000 objects.
+const freeRecords = 4 << 20
+
+// ReserveMemory returns a reservation for the records of a member. The caller must close it.
+func (c *Clients) ReserveMemory(m Member) *kube.Reservation {
+	return c.memory.Reserve(m.Namespace, freeRecords)
+}
+
+// LimitConnections replaces the transport of config with a transport that applies the egress policy, limits the memory
+// for responses, and hides errors that are not from an API server. The member belongs to namespace. Copies of config
+// share the transport.
+func (c *Clients) LimitConnections(config *rest.Config, namespace string) error {
+	return c.setTransport(config, namespace, nil)
+}
 
 // setTransport is LimitConnections with headers for the proxy of config. It does not set Dial in config, for which
 // client-go would create a transport per client.
-func (c *Clients) setTransport(config *rest.Config, proxyHeader http.Header) error {
+func (c *Clients) setTransport(config *rest.Config, namespace string, proxyHeader http.Header) error {
 	tlsConfig, err := rest.TLSConfigFor(config)
 	if err != nil {
 		return fmt.Errorf("load the certificates for the member: %w", err)
@@ -56,11 +71,12 @@ func (c *Clients) setTransport(config *rest.Config, proxyHeader http.Header) err
 		tlsConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
 	transport := &http.Transport{
-		Proxy:               config.Proxy,
-		ProxyConnectHeader:  proxyHeader,
-		TLSClientConfig:     tlsConfig,
-		TLSHandshakeTimeout: handshakeTimeout,
-		MaxIdleConnsPerHost: maxIdlePerHost,
+		Proxy:                  config.Proxy,
+		ProxyConnectHeader:     proxyHeader,
+		TLSClientConfig:        tlsConfig,
+		TLSHandshakeTimeout:    handshakeTimeout,
+		MaxIdleConnsPerHost:    maxIdlePerHost,
+		MaxResponseHeaderBytes: maxHeader,
 	}
 	prefix := ""
 	if server, _, err := rest.DefaultServerUrlFor(config); err == nil {
@@ -68,21 +84,25 @@ func (c *Clients) setTransport(config *rest.Config, proxyHeader http.Header) err
 	}
 	limited := c.egress.Transport(utilnet.SetTransportDefaults(transport), &net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout})
 	config.TLSClientConfig, config.Proxy = rest.TLSClientConfig{}, nil
-	config.Transport = statusTransport{Transport: limited, prefix: prefix}
+	config.Transport = memberTransport{Transport: limited, prefix: prefix, memory: c.memory, namespace: namespace}
 	return nil
 }
 
-// statusTransport replaces the body of an error response unless the body is a Status of Kubernetes. client-go makes the
-// body a part of the error, and the hub writes the error to the status of the cluster. Otherwise a user could read the
-// responses of internal servers by registering their addresses as clusters, or by a cluster that redirects to them.
-type statusTransport struct {
+// memberTransport limits the memory for responses, and replaces the body of an error response unless the body is a
+// Status of Kubernetes. client-go makes the body a part of the error, and the hub writes the error to the status of the
+// cluster. Otherwise a user could read the responses of internal servers by registering their addresses as clusters, or
+// by a cluster that redirects to them.
+type memberTransport struct {
 	egress.Transport
 	// prefix is the path of the API server's URL.
 	prefix string
+	memory *kube.ResponseMemory
+	// namespace is that of the member.
+	namespace string
 }
 
 // RoundTrip implements http.RoundTripper.
-func (t statusTransport) RoundTrip(request *http.Request) (*http.Response, error) {
+func (t memberTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := t.Transport.RoundTrip(withoutProtobuf(request))
 	if err != nil {
 		return response, err
@@ -91,31 +111,58 @@ func (t statusTransport) RoundTrip(request *http.Request) (*http.Response, error
 		response.Body.Close()
 		return nil, fmt.Errorf("the server answered %d %s: it redirects, which API servers do not; use the address to which it redirects", response.StatusCode, http.StatusText(response.StatusCode))
 	}
-	if response.StatusCode < http.StatusBadRequest {
-		if request.URL.Query().Get("watch") == "" && response.StatusCode != http.StatusSwitchingProtocols {
-			response.Body = kube.NewBudget(maxResponse, maxValues, errTooLong).Limit(response.Body)
-			if isObjectPath(strings.TrimPrefix(request.URL.Path, t.prefix)) {
-				response.Body = kube.RequireObject(response.Body)
-				// As YAML, which client-go would decode too, the same body can be another object.
-				response.Header.Set("Content-Type", runtime.ContentTypeJSON)
-			}
+	path := strings.TrimPrefix(request.URL.Path, t.prefix)
+	isError, isWatch := response.StatusCode >= http.StatusBadRequest, request.URL.Query().Get("watch") != ""
+	switch {
+	case response.StatusCode == http.StatusSwitchingProtocols:
+	case isError:
+		if err := t.replaceError(request, response); err != nil {
+			return nil, err
 		}
-		return response, nil
+	case isWatch:
+		response.Body = t.memory.LimitEvents(response.Body, t.namespace, decoderOf(request, path))
+	default:
+		response.Body = t.memory.Limit(response.Body, t.namespace, decoderOf(request, path))
+		if isObjectPath(path) {
+			response.Body = kube.RequireObject(response.Body)
+			// As YAML, which client-go would decode too, the same body can be another object.
+			response.Header.Set("Content-Type", runtime.ContentTypeJSON)
+		}
 	}
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxErrorBody))
-	response.Body.Close()
+	return response, nil
+}
+
+// replaceError replaces the body of an error response that is not a Status of Kubernetes.
+func (t memberTransport) replaceError(request *http.Request, response *http.Response) error {
+	limited := t.memory.Limit(response.Body, t.namespace, kube.DecodeAny)
+	defer limited.Close()
+	body, err := io.ReadAll(io.LimitReader(limited, maxErrorBody))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if !isStatus(body) && !isHealthRequest(request) {
 		body = fmt.Appendf(nil, "the server answered %d %s, without a Status of Kubernetes", response.StatusCode, http.StatusText(response.StatusCode))
 	}
 	response.Body, response.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	return response, nil
+	return nil
 }
 
-// withoutProtobuf returns request with an Accept header without Protobuf, which clients of metadata prefer: maxValues
-// limits the values of JSON only. A kube.Budget refuses responses that are Protobuf nevertheless.
+// typedPaths are the paths of the objects that package survey and the engine decode as corev1.Pod and corev1.Node.
+var typedPaths = regexp.MustCompile(`^/api/v1/(namespaces/[^/]+/)?(pods|nodes)$`)
+
+// decoderOf returns the decoder of the response to a request.
+func decoderOf(request *http.Request, path string) kube.Decoder {
+	switch {
+	case strings.Contains(request.Header.Get("Accept"), "as=PartialObjectMetadata"):
+		return kube.DecodeMetadata
+	case typedPaths.MatchString(path):
+		return kube.DecodeTyped
+	}
+	return kube.DecodeAny
+}
+
+// withoutProtobuf returns request with an Accept header without Protobuf, which clients of metadata prefer: only values
+// of JSON are counted. A kube.ResponseMemory refuses responses that are Protobuf nevertheless.
 func withoutProtobuf(request *http.Request) *http.Request {
 	accept := request.Header.Get("Accept")
 	if !strings.Contains(accept, runtime.ContentTypeProtobuf) {
@@ -135,13 +182,10 @@ func withoutProtobuf(request *http.Request) *http.Request {
 	return changed
 }
 
-// isStatus returns whether the body of a response is a Status of Kubernetes, in JSON or in Protobuf.
+// isStatus returns whether the body of a response is a Status of Kubernetes, in JSON.
 func isStatus(body []byte) bool {
 	var kind struct{ Kind, APIVersion string }
-	if json.Unmarshal(body, &kind) == nil {
-		return kind.Kind == "Status" && kind.APIVersion == "v1"
-	}
-	return bytes.HasPrefix(body, []byte("k8s\x00"))
+	return json.Unmarshal(body, &kind) == nil && kind.Kind == "Status" && kind.APIVersion == "v1"
 }
 
 // The paths of objects and lists of an API server, and of the logs of pods, which are text.

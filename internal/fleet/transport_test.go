@@ -1,15 +1,20 @@
 package fleet_test
 
 import (
+	"bytes"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
 )
 
 // TestResponsesOfMembersAreLimited reads a response without end.
@@ -26,7 +31,7 @@ func TestResponsesOfMembersAreLimited(t *testing.T) {
 	t.Cleanup(server.Close)
 	response := get(t, server, "/version", "")
 	defer response.Body.Close()
-	if read, err := io.Copy(io.Discard, response.Body); err == nil || !strings.Contains(err.Error(), "the cluster returned more than 256 MiB") {
+	if read, err := io.Copy(io.Discard, response.Body); err == nil || !strings.Contains(err.Error(), "the cluster returned what needs more than 512 MiB of memory") {
 		t.Errorf("read %d bytes, error %v", read, err)
 	}
 }
@@ -72,14 +77,62 @@ func TestObjectsOfMembersAreJSON(t *testing.T) {
 	}
 }
 
+// TestEventsOfMembersAreLimited watches objects of a member that sends one event without end.
+func TestEventsOfMembersAreLimited(t *testing.T) {
+	t.Parallel()
+	const sent = 300 << 20 // a hub without limits must fail, and not fill the machine of the test
+	text := bytes.Repeat([]byte("x"), 1<<20)
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, err := io.WriteString(w, `{"type":"ADDED","object":{"metadata":{"name":"`)
+		for n := 0; n < sent && err == nil; n += len(text) {
+			_, err = w.Write(text)
+		}
+		_, _ = io.WriteString(w, `"}}}`) // the client may have gone
+	}))
+	t.Cleanup(server.Close)
+	objects, err := metadata.NewForConfig(limitedConfig(t, server))
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := objects.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Stop()
+	event := <-events.ResultChan()
+	status, _ := event.Object.(*metav1.Status)
+	if status == nil || !strings.Contains(status.Message, "the cluster returned what needs more than 512 MiB of memory") {
+		t.Errorf("the watch returned %.200v", event)
+	}
+}
+
+// TestHeadersOfMembersAreLimited reads a response with a header without end.
+func TestHeadersOfMembersAreLimited(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Text", strings.Repeat("x", 1<<20))
+	}))
+	t.Cleanup(server.Close)
+	client, err := rest.HTTPClientFor(limitedConfig(t, server))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/version", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := client.Do(request)
+	if err == nil {
+		response.Body.Close()
+		t.Errorf("the header of %d bytes was read", len(response.Header.Get("Text")))
+	}
+}
+
 // get sends a request to server as to a member.
 func get(t *testing.T, server *httptest.Server, path, accept string) *http.Response {
 	t.Helper()
-	config := &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: []byte(authorityOf(server))}}
-	if err := fleet.NewClients(fleet.SecretReaders{}, nil, fleet.IdentityPolicy{}, nil).LimitConnections(config); err != nil {
-		t.Fatal(err)
-	}
-	client, err := rest.HTTPClientFor(config)
+	client, err := rest.HTTPClientFor(limitedConfig(t, server))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,4 +148,22 @@ func get(t *testing.T, server *httptest.Server, path, accept string) *http.Respo
 		t.Fatal(err)
 	}
 	return response
+}
+
+// limitedConfig returns the configuration for requests to server as to a member.
+func limitedConfig(t *testing.T, server *httptest.Server) *rest.Config {
+	t.Helper()
+	return limitedConfigWith(t, server, kube.NewResponseMemory(1<<30))
+}
+
+// limitedConfigWith is limitedConfig with the memory for responses.
+func limitedConfigWith(t *testing.T, server *httptest.Server, memory *kube.ResponseMemory) *rest.Config {
+	t.Helper()
+	config := &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: []byte(authorityOf(server))}}
+	clients := fleet.NewClients(fleet.SecretReaders{}, nil, fleet.IdentityPolicy{}, nil)
+	clients.SetResponseMemory(memory)
+	if err := clients.LimitConnections(config, "eu"); err != nil {
+		t.Fatal(err)
+	}
+	return config
 }

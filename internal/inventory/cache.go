@@ -21,6 +21,8 @@ type recordCache struct {
 	// mu guards the fields below.
 	mu   sync.Mutex
 	byID map[bundle.ID]*cachedRecord
+	// memory is the sum of Record.memory.
+	memory int64
 	// byObject finds records by the hash of a tracked object, byName by the hash of the name of the head Secret.
 	byObject, byName hashIndex
 	// kinds counts the tracked objects of the records with drift correction.
@@ -108,7 +110,9 @@ func (c *recordCache) set(name string, rec *Record, wasRead bool) {
 		c.byName.add(maphash.String(c.seed, name), cached)
 	} else {
 		before = cached.Record
+		c.memory -= before.memory
 	}
+	c.memory += rec.memory
 	cached.Record, cached.wasRead = rec, cached.wasRead || wasRead
 	c.addObjects(cached, rec)
 	if before != nil {
@@ -127,6 +131,7 @@ func (c *recordCache) remove(name string, id bundle.ID) bool {
 		return false
 	}
 	delete(c.byID, id)
+	c.memory -= cached.memory
 	c.byName.remove(maphash.String(c.seed, name), cached)
 	c.removeObjects(cached, cached.Record, nil)
 	return true
@@ -294,6 +299,7 @@ func (s *Store) deleteCached(id bundle.ID) {
 	name := s.nameOf(id)
 	s.cache.mu.Lock()
 	existed := s.cache.remove(name, id)
+	memory := s.cache.memory
 	if existed && s.cache.deleted != nil {
 		s.cache.deleted[id] = true
 	}
@@ -302,6 +308,7 @@ func (s *Store) deleteCached(id bundle.ID) {
 	}
 	s.cache.mu.Unlock()
 	if existed {
+		_ = s.memory.Resize(memory) // it needs less than before
 		s.notify()
 	}
 }

@@ -56,6 +56,9 @@ func (s *Store) readValue(ctx context.Context, from storedValue, maxSize int) ([
 		if err != nil {
 			return nil, err
 		}
+		if len(secret.Data[keyChunk]) > chunkSize {
+			return nil, fmt.Errorf("%w: Secret %s is too long", ErrIncomplete, name)
+		}
 		packed = append(packed, secret.Data[keyChunk]...)
 	}
 	return packed, nil

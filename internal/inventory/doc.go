@@ -27,7 +27,8 @@
 //   - The work for an event, a saved record or a list of one partition does not grow with the number of cached records.
 //   - Each record belongs to one OwnerScope: a hub and a registration of the cluster with it. Records of other scopes
 //     are neither read nor written, with one exception: DeleteOlderRegistrations.
-//   - A hub does not trust its members: the size of values and the number of chunks that it reads are limited.
+//   - A hub does not trust its members: the size of values and the number of chunks that it reads are limited, and so
+//     are the number and the memory of all records (limits.go).
 //
 // LiveMeta is the state that is compared with an Entry: the ownership labels and annotations of an existing object, and
 // the fingerprint of the fields that Towline has set.

@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/towline/towline/internal/kube"
 )
 
 // maxContent and maxEntries limit the JSON of the content and of the entries of a record, in bytes. A hub reads records
@@ -16,6 +18,9 @@ const (
 	maxContent = 256 << 20
 	maxEntries = 32 << 20
 )
+
+// maxUnsized is the maximum size of a value, in bytes, that an encoder compresses without its size.
+const maxUnsized = 255
 
 // compressor compresses values as JSON. Its encoders and decoders, each of which has about a megabyte of tables, are in
 // pools. It is safe for concurrent use.
@@ -44,25 +49,62 @@ func (c *compressor) pack(value any) ([]byte, error) {
 	return encoder.EncodeAll(raw, nil), nil
 }
 
-// unpack is the reverse of pack.
-func (c *compressor) unpack(packed []byte, into any) error {
-	raw, err := c.decompress(packed)
-	if err != nil {
+// unpack is the reverse of pack. It decompresses a value, and calls decode with its JSON. memory is that of the member.
+// If the value is invalid, the error wraps ErrIncomplete.
+func (c *compressor) unpack(packed []byte, memory *kube.Reservation, decode func(raw []byte) error) error {
+	var header zstd.Header
+	if err := header.Decode(packed); err != nil || header.FrameContentSize > c.limit {
+		return fmt.Errorf("%w: it is not a compressed value of at most %d MiB", ErrIncomplete, c.limit>>20)
+	}
+	size := int64(header.FrameContentSize)
+	if !header.HasFCS {
+		size = maxUnsized
+	}
+	needed := memory.New()
+	defer needed.Close()
+	if err := needed.Resize(size); err != nil {
 		return err
 	}
-	if err := json.Unmarshal(raw, into); err != nil {
-		return fmt.Errorf("decode: %w", err)
+	raw, err := c.decompress(packed, size)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrIncomplete, err)
 	}
-	return nil
+	if needed != nil {
+		if err := needed.Resize(kube.MemoryOf(raw)); err != nil {
+			return err
+		}
+	}
+	return decode(raw)
 }
 
-// unpackEntries is unpack for entries. It stops at the first one without a kind: a list of empty objects would take
-// a hundred times the memory of its JSON.
-func (c *compressor) unpackEntries(packed []byte) ([]Entry, error) {
-	raw, err := c.decompress(packed)
-	if err != nil {
-		return nil, err
+// decodeInto returns a function that decodes JSON into value.
+func decodeInto(value any) func(raw []byte) error {
+	return func(raw []byte) error {
+		if err := json.Unmarshal(raw, value); err != nil {
+			return fmt.Errorf("%w: decode: %w", ErrIncomplete, err)
+		}
+		return nil
 	}
+}
+
+// decompress returns the JSON of a value, of size bytes at most.
+func (c *compressor) decompress(packed []byte, size int64) (raw []byte, err error) {
+	decoder, ok := c.decoders.Get().(*zstd.Decoder)
+	if !ok {
+		if decoder, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecodeAllCapLimit(true)); err != nil {
+			return nil, fmt.Errorf("decompress: %w", err)
+		}
+	}
+	defer c.decoders.Put(decoder)
+	if raw, err = decoder.DecodeAll(packed, make([]byte, 0, size)); err != nil {
+		return nil, fmt.Errorf("decompress: %w", err)
+	}
+	return raw, nil
+}
+
+// decodeEntries decodes entries. It stops at the first one without a kind: a list of empty objects would take a hundred
+// times the memory of its JSON.
+func decodeEntries(raw []byte) ([]Entry, error) {
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	if start, err := decoder.Token(); err != nil || start == nil { // null: no entries
 		return nil, err
@@ -78,20 +120,6 @@ func (c *compressor) unpackEntries(packed []byte) ([]Entry, error) {
 		}
 		entries = append(entries, entry)
 	}
-	_, err = decoder.Token()
+	_, err := decoder.Token()
 	return entries, err
-}
-
-func (c *compressor) decompress(packed []byte) (raw []byte, err error) {
-	decoder, ok := c.decoders.Get().(*zstd.Decoder)
-	if !ok {
-		if decoder, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(c.limit)); err != nil {
-			return nil, fmt.Errorf("decompress: %w", err)
-		}
-	}
-	defer c.decoders.Put(decoder)
-	if raw, err = decoder.DecodeAll(packed, nil); err != nil {
-		return nil, fmt.Errorf("decompress: %w", err)
-	}
-	return raw, nil
 }

@@ -24,14 +24,15 @@ func BenchmarkPack(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		got, err := used.unpackEntries(packed)
+		var got []Entry
+		err = used.unpack(packed, nil, func(raw []byte) (err error) { got, err = decodeEntries(raw); return err })
 		if err != nil || len(got) != len(entries) {
 			b.Fatalf("got %d entries, error %v", len(got), err)
 		}
 	}
 }
 
-func TestUnpackEntries(t *testing.T) {
+func TestDecodeEntries(t *testing.T) {
 	t.Parallel()
 	entries := []Entry{{Ref: kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "site", Name: "a"}, UID: "u"}, {Ref: kube.Ref{Version: "v1", Kind: "Namespace", Name: "site"}}}
 	c := compressor{limit: maxEntries}
@@ -53,7 +54,8 @@ func TestUnpackEntries(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := c.unpackEntries(packed)
+			var got []Entry
+			err = c.unpack(packed, nil, func(raw []byte) (err error) { got, err = decodeEntries(raw); return err })
 			if (err != nil) != test.wantErr {
 				t.Errorf("error %v", err)
 			}
@@ -74,13 +76,13 @@ func TestUnpackIsLimited(t *testing.T) {
 		t.Fatalf("%d bytes, error %v", len(packed), err)
 	}
 	var got string
-	if err := limited.unpack(packed, &got); err == nil {
+	if err := limited.unpack(packed, nil, decodeInto(&got)); err == nil {
 		t.Error("a value above the limit was unpacked")
 	}
 	if _, err := limited.pack(value); err == nil {
 		t.Error("a value above the limit was packed: it could not be read again")
 	}
-	if err := unlimited.unpack(packed, &got); err != nil || got != value {
+	if err := unlimited.unpack(packed, nil, decodeInto(&got)); err != nil || got != value {
 		t.Errorf("got %d bytes, error %v", len(got), err)
 	}
 }

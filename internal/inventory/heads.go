@@ -2,7 +2,6 @@ package inventory
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -17,30 +16,51 @@ import (
 
 // ListHeads returns the records on the member as they are now, sorted by ID. Records that another process has changed,
 // and incomplete ones, have only the fields of their heads: do not pass the results to Bundle or Save. ListHeads costs
-// one list of metadata, and one read of each such record.
+// lists of metadata, and one read of each such record.
 func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
-	list, err := s.metadata.List(ctx, metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + partHead)})
-	if err != nil {
-		return nil, fmt.Errorf("list records: %w", err)
-	}
+	opts := metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + partHead), Limit: metadataPageSize}
 	var all []*Record
-	for i := range list.Items {
-		id, ok := s.idOf(&list.Items[i])
-		if !ok {
-			continue
+	var memory int64
+	for listed := 0; ; {
+		page, err := s.metadata.List(ctx, opts)
+		if err != nil {
+			return nil, fmt.Errorf("list records: %w", err)
 		}
-		rec := s.Cached(id)
-		if rec == nil || rec.isIncomplete || rec.version != list.Items[i].ResourceVersion {
-			if rec, err = s.loadHead(ctx, id); err != nil {
+		listed += max(1, len(page.Items))
+		if err := s.checkNumber(listed); err != nil {
+			return nil, err
+		}
+		for i := range page.Items {
+			rec, err := s.readHead(ctx, &page.Items[i])
+			if err != nil {
 				return nil, err
 			}
+			if !rec.Exists() {
+				continue
+			}
+			all, memory = append(all, rec), memory+rec.memory
+			if memory > maxHeads && s.partitions == nil {
+				return nil, fmt.Errorf("list records: they need more than %d MiB of memory", maxHeads>>20)
+			}
 		}
-		if rec.Exists() {
-			all = append(all, rec)
+		if opts.Continue = page.Continue; opts.Continue == "" {
+			slices.SortFunc(all, compareIDs)
+			return all, nil
 		}
 	}
-	slices.SortFunc(all, compareIDs)
-	return all, nil
+}
+
+// readHead returns the record with a head Secret: the cached one, or its head if the Secret has changed. The result
+// does not exist if the Secret has no record of this scope.
+func (s *Store) readHead(ctx context.Context, secret *metav1.PartialObjectMetadata) (*Record, error) {
+	id, ok := s.idOf(secret)
+	if !ok {
+		return &Record{}, nil
+	}
+	if rec := s.Cached(id); rec != nil && !rec.isIncomplete && rec.version == versionOf(secret) {
+		return rec, nil
+	}
+	return s.loadHead(ctx, id)
 }
 
 // List reads all records on the member into the cache, page by page. An incomplete record is cached with nothing but
@@ -88,8 +108,9 @@ func (s *Store) readPages(ctx context.Context, selector string, isWanted func(co
 		if err != nil {
 			return fmt.Errorf("list records: %w", err)
 		}
-		if listed += len(page.Items); listed > maxRecords && s.partitions == nil {
-			return fmt.Errorf("list records: the cluster has more than %d", maxRecords)
+		listed += max(1, len(page.Items))
+		if err := s.checkNumber(listed); err != nil {
+			return err
 		}
 		for i := range page.Items {
 			if err := s.readListed(ctx, &page.Items[i], isWanted); err != nil {
@@ -117,7 +138,7 @@ func (s *Store) readListed(ctx context.Context, secret *corev1.Secret, isWanted 
 	case !errors.Is(err, ErrIncomplete):
 		return err
 	case ok:
-		s.addListed(incompleteRecord(id, secret.ResourceVersion))
+		s.addListed(incompleteRecord(id, versionOf(secret)))
 	}
 	return nil
 }
@@ -134,8 +155,8 @@ func (s *Store) loadHead(ctx context.Context, id bundle.ID) (*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the record of %s: %w", id, err)
 	}
-	rec.version = secret.ResourceVersion
-	if err := json.Unmarshal(secret.Data[keyHead], &rec.Head); err != nil || rec.ID != id {
+	rec.version = versionOf(secret)
+	if rec.Head, rec.memory, err = decodeHead(secret); err != nil || rec.ID != id {
 		// Keep the ID: a withdrawal finds the objects by their ownership labels.
 		rec.Head = Head{ID: id}
 	}

@@ -22,11 +22,11 @@ type LiveMeta struct {
 	Deleting bool
 }
 
-// LiveMetaOf returns the LiveMeta of an object.
+// LiveMetaOf returns the LiveMeta of an object. A UID or resourceVersion that is too long is cut.
 func LiveMetaOf(meta *metav1.PartialObjectMetadata) *LiveMeta {
 	live := &LiveMeta{
-		UID: meta.UID, Version: meta.ResourceVersion, Labels: meta.Labels, Annotations: meta.Annotations,
-		Deleting: meta.DeletionTimestamp != nil,
+		UID: types.UID(kube.Truncate(string(meta.UID), maxIdentifier)), Version: versionOf(meta),
+		Labels: meta.Labels, Annotations: meta.Annotations, Deleting: meta.DeletionTimestamp != nil,
 	}
 	for _, entry := range meta.ManagedFields {
 		if IsOwnApply(entry) {

@@ -22,6 +22,8 @@ type Record struct {
 	entryData storedValue // Entries as they are stored
 	// version is the resourceVersion of the head Secret, "" if there is none.
 	version string
+	// memory is an estimate of the memory of Head and Entries when they were last read, in bytes.
+	memory int64
 	// isIncomplete is true for a cached record that could not be read: it has nothing but the ID and the version.
 	isIncomplete bool
 	// mayHaveUnusedChunks is true if there may be chunks that neither content nor entryData names.

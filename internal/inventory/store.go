@@ -54,12 +54,10 @@ const (
 	// namePrefix begins the names of the Secrets. A hash of hashLength characters follows.
 	namePrefix = "towline-record-"
 	hashLength = 20
-	// pageSize is the maximum number of Secrets in the response to a list.
-	pageSize = 500
-	// maxRecords is the maximum number of records on a member, whose administrator could return pages without end. A
-	// member with 1,000 profiles has at most 3,000. The cluster of the hub, which has records of all clusters for
-	// deploymentType Local, has no maximum.
-	maxRecords = 20_000
+	// pageSize is the maximum number of Secrets in the response to a list, and metadataPageSize of their metadata. A head
+	// Secret can have a MiB.
+	pageSize         = 50
+	metadataPageSize = 500
 )
 
 // ErrIncomplete is in the error for a record of which a part is missing: its Secrets were deleted or changed by others.
@@ -79,6 +77,8 @@ type Store struct {
 	contents, entries compressor
 
 	cache *recordCache
+	// memory limits the memory of records; nil is no limit.
+	memory *kube.Reservation
 	// partitions is nil if the Store has all records of the scope.
 	partitions *Partitions
 	// listing has a value while records are listed: only one caller does so.
@@ -106,6 +106,9 @@ func NewPartitionedStore(core corev1client.CoreV1Interface, objects metadata.Int
 
 // Scope returns the scope of the records.
 func (s *Store) Scope() OwnerScope { return s.scope }
+
+// IsPartitioned returns whether the Store has Partitions. Then it is on the cluster of the hub.
+func (s *Store) IsPartitioned() bool { return s.partitions != nil }
 
 // Changes returns a channel that has a value when the cached records have changed since a value was last received. It
 // has one receiver.
@@ -165,7 +168,7 @@ func (s *Store) Load(ctx context.Context, id bundle.ID) (*Record, error) {
 	}
 	rec, err := s.readRecord(ctx, secret)
 	if errors.Is(err, ErrIncomplete) {
-		rec = incompleteRecord(id, secret.ResourceVersion)
+		rec = incompleteRecord(id, versionOf(secret))
 	}
 	if rec != nil && !s.isCached(rec) {
 		s.setCached(rec.withoutInline(), true)
@@ -180,36 +183,63 @@ func incompleteRecord(id bundle.ID, version string) *Record {
 
 // idOf returns the ID of the record with the head Secret secret; ok is false if it is not a record of this scope.
 func (s *Store) idOf(secret metav1.Object) (id bundle.ID, ok bool) {
-	id, ok = ParseID(secret.GetAnnotations()[kube.AnnotationRequestor])
+	text := secret.GetAnnotations()[kube.AnnotationRequestor]
+	if len(text) > maxID {
+		return bundle.ID{}, false
+	}
+	id, ok = ParseID(text)
 	return id, ok && s.nameOf(id) == secret.GetName()
+}
+
+// decodeHead decodes the head in a Secret, which needs memory bytes.
+func decodeHead(secret *corev1.Secret) (head Head, memory int64, err error) {
+	raw := secret.Data[keyHead]
+	if memory = kube.MemoryOf(raw); memory > maxHead {
+		return Head{}, 0, errors.New("the head is too long")
+	}
+	err = json.Unmarshal(raw, &head)
+	return head, memory, err
 }
 
 // readRecord reads a record whose head is in secret.
 func (s *Store) readRecord(ctx context.Context, secret *corev1.Secret) (*Record, error) {
-	rec := &Record{version: secret.ResourceVersion, mayHaveUnusedChunks: true, Entries: map[kube.Ref]Entry{}}
-	if err := json.Unmarshal(secret.Data[keyHead], &rec.Head); err != nil || s.nameOf(rec.ID) != secret.Name {
+	rec := &Record{version: versionOf(secret), mayHaveUnusedChunks: true, Entries: map[kube.Ref]Entry{}}
+	var err error
+	if rec.Head, rec.memory, err = decodeHead(secret); err != nil || s.nameOf(rec.ID) != secret.Name {
 		return nil, fmt.Errorf("read %s: %w", secret.Name, ErrIncomplete)
 	}
 	rec.content = storedValue{inline: secret.Data[keyContent], chunks: rec.ContentChunks}
 	rec.entryData = storedValue{inline: secret.Data[keyInventory], chunks: rec.InventoryChunks}
 	if known := s.Cached(rec.ID); known != nil && known.version == rec.version && !known.isIncomplete {
-		rec.Entries, rec.mayHaveUnusedChunks = known.Entries, known.mayHaveUnusedChunks
+		rec.Entries, rec.mayHaveUnusedChunks, rec.memory = known.Entries, known.mayHaveUnusedChunks, known.memory
 		return rec, nil
 	}
-	if !rec.entryData.empty() {
-		packed, err := s.readValue(ctx, rec.entryData, maxEntries)
+	if err := s.readEntries(ctx, rec); err != nil {
+		return nil, fmt.Errorf("read the inventory of %s: %w", rec.ID, err)
+	}
+	return rec, nil
+}
+
+// readEntries reads the entries of a record.
+func (s *Store) readEntries(ctx context.Context, rec *Record) error {
+	if rec.entryData.empty() {
+		return s.reserveMemory(rec)
+	}
+	packed, err := s.readValue(ctx, rec.entryData, maxEntries)
+	if err != nil {
+		return err
+	}
+	return s.entries.unpack(packed, s.memory, func(raw []byte) error {
+		entries, err := decodeEntries(raw)
 		if err != nil {
-			return nil, fmt.Errorf("read the inventory of %s: %w", rec.ID, err)
-		}
-		entries, err := s.entries.unpackEntries(packed)
-		if err != nil {
-			return nil, fmt.Errorf("read the inventory of %s: %w: %w", rec.ID, ErrIncomplete, err)
+			return fmt.Errorf("%w: %w", ErrIncomplete, err)
 		}
 		for _, entry := range entries {
 			rec.Entries[entry.Ref.Key()] = entry
 		}
-	}
-	return rec, nil
+		rec.memory += int64(len(raw) + entryMemory*len(entries))
+		return s.reserveMemory(rec)
+	})
 }
 
 // Bundle returns the content of rec, which must be a result of Load or Save. The error wraps ErrIncomplete if it is
@@ -223,8 +253,8 @@ func (s *Store) Bundle(ctx context.Context, rec *Record) (bundle.Bundle, error) 
 	if err != nil {
 		return b, fmt.Errorf("read the content of %s: %w", rec.ID, err)
 	}
-	if err := s.contents.unpack(packed, &b); err != nil {
-		return b, fmt.Errorf("read the content of %s: %w: %w", rec.ID, ErrIncomplete, err)
+	if err := s.contents.unpack(packed, s.memory, decodeInto(&b)); err != nil {
+		return b, fmt.Errorf("read the content of %s: %w", rec.ID, err)
 	}
 	return b, nil
 }
@@ -358,7 +388,7 @@ func (s *Store) writeHead(ctx context.Context, rec *Record, version string) (str
 	if err != nil {
 		return "", fmt.Errorf("write the record of %s: %w", rec.ID, err)
 	}
-	return written.ResourceVersion, nil
+	return versionOf(written), nil
 }
 
 // createSecret creates a Secret, and its namespace if that does not exist.

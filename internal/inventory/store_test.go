@@ -1,6 +1,7 @@
 package inventory_test
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -204,6 +205,7 @@ func TestIncompleteRecordIsKnown(t *testing.T) {
 	t.Parallel()
 	for name, data := range map[string]map[string][]byte{
 		"no entries":      {"inventory": []byte("x")},
+		"a long head":     {"head": []byte(`{"id":{"requestorKind":"ClusterSummary","requestorName":"eu/web","feature":"Helm"},"releases":[` + strings.Repeat(`{},`, 40_000) + `{}]}`)},
 		"too many chunks": {"head": []byte(`{"id":{"requestorKind":"ClusterSummary","requestorName":"eu/web","feature":"Helm"},"inventoryChunks":[` + strings.Repeat(`"x",`, 1000) + `"x"]}`)},
 		"no head":         {"head": nil},
 	} {
@@ -355,7 +357,13 @@ func TestPagesWithoutEnd(t *testing.T) {
 	t.Cleanup(server.Close)
 	config := &rest.Config{Host: server.URL, QPS: -1}
 	s := inventory.NewStore(corev1client.NewForConfigOrDie(config), metadata.NewForConfigOrDie(config), "projectsveltos", inventory.OwnerScope{})
-	if err := s.List(t.Context()); err == nil || err.Error() != "list records: the cluster has more than 20000" || pages.Load() != 41 {
-		t.Errorf("after %d pages: got error %v", pages.Load(), err)
+	for name, list := range map[string]func(context.Context) error{
+		"List":      s.List,
+		"ListHeads": func(ctx context.Context) error { _, err := s.ListHeads(ctx); return err },
+	} {
+		pages.Store(0)
+		if err := list(t.Context()); err == nil || err.Error() != "list records: the cluster has more than 20000" || pages.Load() != 41 {
+			t.Errorf("%s: after %d pages: got error %v", name, pages.Load(), err)
+		}
 	}
 }

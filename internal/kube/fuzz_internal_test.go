@@ -32,6 +32,7 @@ func FuzzBudget(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body, sizes []byte, maxBytes, maxValues uint16) {
 		checkReads(t, body, sizes, int64(maxBytes), int64(maxValues))
+		checkMemory(t, body, sizes)
 		var whole jsonScanner
 		whole.scan(body)
 		if isObject := checkObject(t, body, sizes); isObject != (len(body) == 0 || whole.hasType()) {
@@ -41,8 +42,8 @@ func FuzzBudget(f *testing.F) {
 			t.Errorf("the scanner keeps %d bytes", cap(whole.text))
 		}
 		var decoded any
-		if json.Unmarshal(body, &decoded) == nil && whole.values < elements(decoded) {
-			t.Errorf("%q: counted %d values, want at least %d", body, whole.values, elements(decoded))
+		if json.Unmarshal(body, &decoded) == nil && whole.values() < elements(decoded) {
+			t.Errorf("%q: counted %d values, want at least %d", body, whole.values(), elements(decoded))
 		}
 	})
 }
@@ -68,6 +69,32 @@ func checkReads(t *testing.T, body, sizes []byte, maxBytes, maxValues int64) {
 		}
 		if got, want := inParts.values.Load(), atOnce.values.Load(); err == nil && got != want {
 			t.Errorf("%q, limits %d: %d values are left in parts, %d at once", body, limits, got, want)
+		}
+	}
+}
+
+// checkMemory checks that the sizes of reads do not change the memory that a response or the events of a watch need,
+// and that all of it is freed.
+func checkMemory(t *testing.T, body, sizes []byte) {
+	t.Helper()
+	for _, isWatch := range []bool{false, true} {
+		var needed [2]int64
+		var errs [2]error
+		for i, reader := range []io.Reader{&partReader{rest: body, sizes: sizes}, bytes.NewReader(body)} {
+			memory := NewResponseMemory(1 << 40)
+			counted := memory.limit(io.NopCloser(reader), "a", DecodeAny, 0)
+			counted.isWatch = isWatch
+			_, errs[i] = io.CopyBuffer(struct{ io.Writer }{io.Discard}, counted, make([]byte, len(body)+1))
+			needed[i] = counted.needed()
+			if counted.reserved != max(0, needed[i]) && errs[i] == nil {
+				t.Errorf("%q: %d bytes are reserved, want %d", body, counted.reserved, needed[i])
+			}
+			if err := counted.Close(); err != nil || counted.reserved != 0 {
+				t.Errorf("%q: %d bytes are reserved after the end, error %v", body, counted.reserved, err)
+			}
+		}
+		if !errors.Is(errs[0], errs[1]) || errs[0] == nil && needed[0] != needed[1] {
+			t.Errorf("%q, watch %t: needs %d bytes in parts, error %v, and %d bytes at once, error %v", body, isWatch, needed[0], errs[0], needed[1], errs[1])
 		}
 	}
 }

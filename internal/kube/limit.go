@@ -68,26 +68,38 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 			return 0, errProtobuf
 		}
 	}
-	values := b.scanner.values
+	values := b.scanner.values()
 	b.scanner.scan(p[:n])
-	b.budget.values.Add(values - b.scanner.values)
+	b.budget.values.Add(values - b.scanner.values())
 	if b.budget.Err() != nil {
 		return int(min(int64(n), left)), b.budget.exceeded
 	}
 	return n, err
 }
 
+// jsonCounts counts the characters outside of strings with which a value can begin in an array, or a field in an
+// object.
+type jsonCounts struct {
+	// objects and arrays are the opening brackets, and fields, items and elements the commas: those in objects, in the
+	// array of the items of a list, and in other arrays.
+	objects, arrays, fields, items, elements int64
+}
+
 // jsonScanner scans JSON in parts, without decoding it.
 type jsonScanner struct {
-	// values counts the characters outside of strings with which a value can begin in an array, or a field in an object.
-	values int64
+	jsonCounts
+
+	// maxDepth is the maximum depth of the characters that are counted; 0 is none.
+	maxDepth int
 	// hasKind and hasVersion are true if the outermost object has the fields kind and apiVersion.
 	hasKind, hasVersion bool
 	// hasUnclearField is true if the outermost object has a field that decoders can take for an empty kind or apiVersion.
 	hasUnclearField bool
 
-	// depth is the number of objects and arrays around the current character.
+	// depth is the number of objects and arrays around the current character. Bit i of inArray is set if the i-th of them
+	// is an array.
 	depth               int
+	inArray             uint64
 	inString, isEscaped bool
 	// hasEscape is true if the current string has an escape.
 	hasEscape bool
@@ -108,27 +120,82 @@ const (
 // maxText is more than the length of each name that encoding/json reads as apiVersion: s matches ſ, of two bytes.
 const maxText = len(fieldVersion) + 2
 
+// scan scans the next part.
 func (s *jsonScanner) scan(part []byte) {
-	for _, c := range part {
+	for len(part) > 0 {
+		part = part[s.scanValue(part):]
+	}
+}
+
+// scanValue scans a part to the end of the outermost object or array, or to the end of the part, and returns the number
+// of scanned characters.
+func (s *jsonScanner) scanValue(part []byte) int {
+	for i, c := range part {
 		switch {
 		case s.inString:
 			s.scanString(c)
 		case c == '"':
 			s.inString, s.hasEscape, s.text, s.last = true, false, s.text[:0], 0
 		case c == '{' || c == '[':
-			s.values++
-			s.depth++
+			s.begin(c == '[')
 		case c == '}' || c == ']':
 			s.depth--
 			s.endField()
+			if s.depth <= 0 {
+				return i + 1
+			}
 		case c == ',':
-			s.values++
+			s.countComma()
 			s.endField()
 		case c == ':' && s.depth == 1:
 			s.beginField()
 		}
 	}
+	return len(part)
 }
+
+// isAtEnd returns whether the outermost object or array has ended with the last scanned character.
+func (s *jsonScanner) isAtEnd(last byte) bool {
+	return (last == '}' || last == ']') && !s.inString && s.depth <= 0
+}
+
+// maxMarked is the maximum depth whose bit of inArray is used. What is deeper counts as an array.
+const maxMarked = 63
+
+// itemsDepth is the depth in the array of the items of a list.
+const itemsDepth = 2
+
+// begin begins an object or an array.
+func (s *jsonScanner) begin(isArray bool) {
+	if s.isCounted() && isArray {
+		s.arrays++
+	} else if s.isCounted() {
+		s.objects++
+	}
+	s.depth++
+	if bit := uint64(1) << uint(max(0, min(s.depth, maxMarked))); isArray || s.depth >= maxMarked {
+		s.inArray |= bit
+	} else {
+		s.inArray &^= bit
+	}
+}
+
+func (s *jsonScanner) countComma() {
+	switch {
+	case !s.isCounted():
+	case s.depth <= 0 || s.inArray&(1<<uint(min(s.depth, maxMarked))) == 0:
+		s.fields++
+	case s.depth == itemsDepth:
+		s.items++
+	default:
+		s.elements++
+	}
+}
+
+func (s *jsonScanner) isCounted() bool { return s.maxDepth == 0 || s.depth <= s.maxDepth }
+
+// values returns the sum of the counts.
+func (c *jsonCounts) values() int64 { return c.objects + c.arrays + c.fields + c.items + c.elements }
 
 // scanString scans a character in a string.
 func (s *jsonScanner) scanString(c byte) {

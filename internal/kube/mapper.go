@@ -1,14 +1,20 @@
 package kube
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"unique"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/discovery/cached/memory"
-	"k8s.io/client-go/restmapper"
 )
 
 // Resource is the API resource of a kind. The zero Resource stands for no kind.
@@ -18,27 +24,48 @@ type Resource struct {
 }
 
 // Mapper finds the resources of kinds. It caches discovery until Reset. It is safe for concurrent use.
+//
+// There is a Mapper for each cluster, so it keeps no more than it needs, and shares that with other Mappers. Unlike the
+// mapper of client-go, it has no resources for kinds in lower case and for the lists of kinds, which are guesses.
 type Mapper struct {
-	live   discovery.DiscoveryInterface
-	mapper *restmapper.DeferredDiscoveryRESTMapper
+	client discovery.ServerResourcesInterface
+	// loaded is nil before the first load and after Reset.
+	loaded atomic.Pointer[servedKinds]
+	// loading admits one load at a time, and no Reset meanwhile.
+	loading sync.Mutex
 }
 
-// NewMapper returns a Mapper over client. It connects on first use.
-func NewMapper(client discovery.DiscoveryInterface) *Mapper {
-	return &Mapper{live: client, mapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(client))}
+// servedKind is a kind in one version, and its resource.
+type servedKind struct {
+	schema.GroupVersionKind
+
+	resource   string
+	namespaced bool
 }
+
+// servedKinds are the kinds that a cluster serves, sorted by group and kind. The versions of a kind are in the order in
+// which the cluster prefers them.
+type servedKinds []unique.Handle[servedKind]
+
+// NewMapper returns a Mapper over client, which must limit the APIs of a cluster that may be hostile, see Discovery. It
+// connects on first use.
+func NewMapper(client discovery.ServerResourcesInterface) *Mapper { return &Mapper{client: client} }
 
 // Reset clears the cache, so that new kinds are found and deleted ones are not.
-func (m *Mapper) Reset() { m.mapper.Reset() }
+func (m *Mapper) Reset() {
+	m.loading.Lock()
+	defer m.loading.Unlock()
+	m.loaded.Store(nil)
+}
 
 // Resource returns the resource of gvk in exactly its version. The error satisfies meta.IsNoMatchError if the server
 // does not serve the kind.
 func (m *Mapper) Resource(gvk schema.GroupVersionKind) (Resource, error) {
-	mapping, err := m.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	found, err := m.find(gvk.GroupKind(), gvk.Version)
 	if err != nil {
 		return Resource{}, fmt.Errorf("find resource of %s: %w", gvk, err)
 	}
-	return resourceOf(mapping), nil
+	return found, nil
 }
 
 // AnyVersion returns the resource of gvk in its version, or in the preferred version of the server. This is sufficient
@@ -49,17 +76,41 @@ func (m *Mapper) AnyVersion(gvk schema.GroupVersionKind) (Resource, error) {
 	if !meta.IsNoMatchError(err) {
 		return found, err
 	}
-	mapping, err := m.mapper.RESTMapping(gvk.GroupKind())
-	if err != nil {
+	if found, err = m.find(gvk.GroupKind(), ""); err != nil {
 		return Resource{}, fmt.Errorf("find resource of %s: %w", gvk.GroupKind(), err)
 	}
-	return resourceOf(mapping), nil
+	return found, nil
+}
+
+// find returns the resource of a kind in a version, or in the preferred version if version is empty.
+func (m *Mapper) find(kind schema.GroupKind, version string) (Resource, error) {
+	kinds, err := m.load()
+	if err != nil {
+		return Resource{}, err
+	}
+	start, _ := slices.BinarySearchFunc(kinds, kind, func(served unique.Handle[servedKind], kind schema.GroupKind) int {
+		return compareKinds(served.Value().GroupKind(), kind)
+	})
+	for _, handle := range kinds[start:] {
+		served := handle.Value()
+		if served.GroupKind() != kind {
+			break
+		}
+		if served.Version == version || version == "" {
+			return Resource{GVR: served.GroupVersion().WithResource(served.resource), Namespaced: served.namespaced}, nil
+		}
+	}
+	noMatch := &meta.NoKindMatchError{GroupKind: kind}
+	if version != "" {
+		noMatch.SearchedVersions = []string{version}
+	}
+	return Resource{}, noMatch
 }
 
 // Gone requests from the server whether it no longer serves gvk. A missing mapping is not sufficient: an aggregated API
 // server may be unavailable.
 func (m *Mapper) Gone(gvk schema.GroupVersionKind) (bool, error) {
-	list, err := m.live.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
+	list, err := m.client.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
 	if apierrors.IsNotFound(err) {
 		return true, nil
 	}
@@ -74,6 +125,59 @@ func (m *Mapper) Gone(gvk schema.GroupVersionKind) (bool, error) {
 	return true, nil
 }
 
-func resourceOf(mapping *meta.RESTMapping) Resource {
-	return Resource{GVR: mapping.Resource, Namespaced: mapping.Scope.Name() == meta.RESTScopeNameNamespace}
+// load returns the kinds that the cluster serves, without those of API versions that fail.
+func (m *Mapper) load() (servedKinds, error) {
+	if loaded := m.loaded.Load(); loaded != nil {
+		return *loaded, nil
+	}
+	m.loading.Lock()
+	defer m.loading.Unlock()
+	if loaded := m.loaded.Load(); loaded != nil {
+		return *loaded, nil
+	}
+	groups, lists, err := m.client.ServerGroupsAndResources()
+	if len(lists) == 0 {
+		return nil, fmt.Errorf("read the APIs: %w", cmp.Or(err, errNoAPI))
+	}
+	kinds := newServedKinds(groups, lists)
+	m.loaded.Store(&kinds)
+	return kinds, nil
+}
+
+var errNoAPI = errors.New("the cluster lists no API")
+
+// newServedKinds returns the kinds in the result of a discovery.
+func newServedKinds(groups []*metav1.APIGroup, lists []*metav1.APIResourceList) servedKinds {
+	resources := map[string][]metav1.APIResource{}
+	for _, list := range lists {
+		resources[list.GroupVersion] = list.APIResources
+	}
+	var all []servedKind
+	for _, group := range groups {
+		for _, version := range slices.Concat([]metav1.GroupVersionForDiscovery{group.PreferredVersion}, group.Versions) {
+			gv, err := schema.ParseGroupVersion(version.GroupVersion)
+			if err != nil {
+				continue // no object can have it
+			}
+			for _, resource := range resources[version.GroupVersion] {
+				if !strings.Contains(resource.Name, "/") {
+					all = append(all, servedKind{gv.WithKind(resource.Kind), resource.Name, resource.Namespaced})
+				}
+			}
+			delete(resources, version.GroupVersion) // a hostile cluster can name it again and again
+		}
+	}
+	slices.SortStableFunc(all, func(a, b servedKind) int { return compareKinds(a.GroupKind(), b.GroupKind()) })
+	kinds := make(servedKinds, 0, len(all))
+	for i, kind := range all {
+		// Of several resources of one kind, the last one counts.
+		if i+1 == len(all) || all[i+1].GroupVersionKind != kind.GroupVersionKind {
+			kinds = append(kinds, unique.Make(kind))
+		}
+	}
+	return kinds
+}
+
+func compareKinds(a, b schema.GroupKind) int {
+	return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Kind, b.Kind))
 }

@@ -2,7 +2,9 @@ package survey
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -13,6 +15,13 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/kube"
+)
+
+// maxItems limits the API versions in the status of a Cluster, and the resources of each. maxAPIs limits all of them as
+// JSON, in bytes: the hub would reject the whole status, again and again.
+const (
+	maxItems = 5000
+	maxAPIs  = 1 << 20
 )
 
 // listAPIs lists the APIs that the cluster serves. If some group versions fail, it returns the other ones and an error.
@@ -82,6 +91,22 @@ func mergeAPIs(old, unavailable []clusterv1alpha1.APIEnablement, result discover
 	merged = slices.Concat(result.found, nowUnavailable)
 	sortAPIs(merged)
 	return merged, nowUnavailable
+}
+
+// checkLimits returns an error if the status of a Cluster cannot have the APIs.
+func checkLimits(apis []clusterv1alpha1.APIEnablement) error {
+	if len(apis) > maxItems {
+		return fmt.Errorf("the cluster serves more than %d API versions", maxItems)
+	}
+	for _, api := range apis {
+		if len(api.Resources) > maxItems {
+			return fmt.Errorf("the cluster serves more than %d resources in %s", maxItems, api.GroupVersion)
+		}
+	}
+	if raw, err := json.Marshal(apis); err != nil || len(raw) > maxAPIs {
+		return fmt.Errorf("the cluster serves APIs of more than %d MiB", maxAPIs>>20)
+	}
+	return nil
 }
 
 // completenessCondition returns the condition CompleteAPIEnablements for the result of a discovery.

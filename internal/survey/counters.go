@@ -9,9 +9,22 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/kube"
+)
+
+const (
+	// maxNodes and maxPods limit the nodes and pods of a cluster, which could return objects without end. Kubernetes
+	// supports 5,000 nodes and 150,000 pods.
+	maxNodes = 20_000
+	maxPods  = 200_000
+	// maxName is the maximum length of the name of a node. An object with a longer name is not counted: no API server
+	// stores it.
+	maxName = 253
 )
 
 // uidHash identifies an object in less memory than its UID.
@@ -28,6 +41,9 @@ type pod struct {
 	requests amounts
 }
 
+// size returns how much memory p needs besides the struct, in bytes.
+func (p pod) size() int { return p.requests.size() }
+
 // node is the stored part of a node. maxPods is the number of pods that it can run.
 type node struct {
 	name        unique.Handle[string]
@@ -35,6 +51,9 @@ type node struct {
 	maxPods     int64
 	allocatable amounts
 }
+
+// size returns how much memory n needs besides the struct, in bytes.
+func (n node) size() int { return n.allocatable.size() }
 
 // load is a number of pods and their total requests. It is also the capacity of nodes: the maximum of both.
 type load struct {
@@ -53,6 +72,9 @@ type counters struct {
 	mu    sync.Mutex
 	pods  map[uidHash]pod
 	nodes map[uidHash]node
+	// podLimit limits pods to maxPods, and nodeLimit limits nodes to maxNodes.
+	podLimit, nodeLimit *kube.ListLimit
+	maxPods, maxNodes   int64
 	// unscheduled is the load of the pods without a node, scheduled the load of all others, and loadByNode splits
 	// scheduled by node.
 	unscheduled, scheduled load
@@ -62,21 +84,46 @@ type counters struct {
 	synced              chan struct{}
 }
 
-func newCounters() *counters {
-	return &counters{pods: map[uidHash]pod{}, nodes: map[uidHash]node{}, loadByNode: map[unique.Handle[string]]*load{}, synced: make(chan struct{})}
+func newCounters() *counters { return newLimitedCounters(maxNodes, maxPods) }
+
+// newLimitedCounters returns counters for at most these numbers of nodes and pods.
+func newLimitedCounters(maxNodes, maxPods int64) *counters {
+	return &counters{
+		pods: map[uidHash]pod{}, nodes: map[uidHash]node{}, loadByNode: map[unique.Handle[string]]*load{}, synced: make(chan struct{}),
+		maxNodes: maxNodes, nodeLimit: kube.NewListLimit(maxNodes, "nodes"), maxPods: maxPods, podLimit: kube.NewListLimit(maxPods, "pods"),
+	}
 }
 
-// entry is the stored part of an object, as a reflector passes it on.
-type entry[T any] struct {
+// entry is the stored part of an object, as a reflector passes it on. It is a runtime.Object for the lists of the
+// reflector.
+type entry[T sized] struct {
 	uid   uidHash
 	value T
 	// isRemoved is true if the object was deleted or has finished, and does not count any more.
 	isRemoved bool
 }
 
+// sized is the stored part of a pod or node.
+type sized interface{ size() int }
+
+var _ runtime.Object = &entry[pod]{}
+
+// GetObjectKind returns no kind.
+func (*entry[T]) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
+
+// DeepCopyObject returns a copy. The value is never changed.
+func (e *entry[T]) DeepCopyObject() runtime.Object {
+	copied := *e
+	return &copied
+}
+
 // newPodEntry converts a pod.
-func newPodEntry(p *corev1.Pod) entry[pod] {
-	e := entry[pod]{uid: hashUID(p.UID), isRemoved: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed}
+func newPodEntry(p *corev1.Pod) *entry[pod] {
+	e := &entry[pod]{uid: hashUID(p.UID), isRemoved: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed}
+	if len(p.Spec.NodeName) > maxName {
+		e.isRemoved = true
+		return e
+	}
 	e.value.requests = podRequests(&p.Spec)
 	if p.Spec.NodeName != "" {
 		e.value.node = unique.Make(p.Spec.NodeName)
@@ -85,8 +132,13 @@ func newPodEntry(p *corev1.Pod) entry[pod] {
 }
 
 // newNodeEntry converts a node.
-func newNodeEntry(n *corev1.Node) entry[node] {
-	e := entry[node]{uid: hashUID(n.UID), value: node{name: unique.Make(n.Name), allocatable: amountsOf(n.Status.Allocatable)}}
+func newNodeEntry(n *corev1.Node) *entry[node] {
+	e := &entry[node]{uid: hashUID(n.UID)}
+	if len(n.Name) > maxName {
+		e.isRemoved = true
+		return e
+	}
+	e.value = node{name: unique.Make(n.Name), allocatable: amountsOf(n.Status.Allocatable)}
 	e.value.maxPods = n.Status.Allocatable.Pods().Value()
 	for _, condition := range n.Status.Conditions {
 		if condition.Type == corev1.NodeReady {
@@ -96,23 +148,29 @@ func newNodeEntry(n *corev1.Node) entry[node] {
 	return e
 }
 
-// setPod counts the current state of a pod.
-func (c *counters) setPod(e entry[pod]) {
+// setPod counts the current state of a pod. It returns an error, and does not count the pod, if there are too many.
+func (c *counters) setPod(e *entry[pod]) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.setPodLocked(e)
+	return c.setPodLocked(e)
 }
 
 // setPodLocked is setPod for callers that hold mu.
-func (c *counters) setPodLocked(e entry[pod]) {
+func (c *counters) setPodLocked(e *entry[pod]) error {
 	if old, ok := c.pods[e.uid]; ok {
 		c.addToLoads(old, -1)
+		c.podLimit.Remove(old.size())
 		delete(c.pods, e.uid)
 	}
-	if !e.isRemoved {
-		c.addToLoads(e.value, 1)
-		c.pods[e.uid] = e.value
+	if e.isRemoved {
+		return nil
 	}
+	if err := c.podLimit.Add(e.value.size()); err != nil {
+		return err
+	}
+	c.addToLoads(e.value, 1)
+	c.pods[e.uid] = e.value
+	return nil
 }
 
 // addToLoads adds a pod to the loads (factor 1) or subtracts it (factor -1).
@@ -133,41 +191,49 @@ func (c *counters) addToLoads(p pod, factor int64) {
 	}
 }
 
-// setPods counts these pods and removes all others.
-func (c *counters) setPods(all []entry[pod]) {
+// setPods counts these pods and removes all others. The reflector has limited their number.
+func (c *counters) setPods(all []*entry[pod]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pods, c.loadByNode = make(map[uidHash]pod, len(all)), map[unique.Handle[string]]*load{}
+	c.podLimit = kube.NewListLimit(c.maxPods, "pods")
 	c.unscheduled, c.scheduled = load{}, load{}
 	for _, e := range all {
-		c.setPodLocked(e)
+		_ = c.setPodLocked(e)
 	}
 	c.setSynced(&c.podWatch)
 }
 
-// setNode counts the current state of a node.
-func (c *counters) setNode(e entry[node]) {
+// setNode is like setPod.
+func (c *counters) setNode(e *entry[node]) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.setNodeLocked(e)
+	return c.setNodeLocked(e)
 }
 
 // setNodeLocked is setNode for callers that hold mu.
-func (c *counters) setNodeLocked(e entry[node]) {
-	if e.isRemoved {
+func (c *counters) setNodeLocked(e *entry[node]) error {
+	if old, ok := c.nodes[e.uid]; ok {
+		c.nodeLimit.Remove(old.size())
 		delete(c.nodes, e.uid)
-		return
+	}
+	if e.isRemoved {
+		return nil
+	}
+	if err := c.nodeLimit.Add(e.value.size()); err != nil {
+		return err
 	}
 	c.nodes[e.uid] = e.value
+	return nil
 }
 
-// setNodes counts these nodes and removes all others.
-func (c *counters) setNodes(all []entry[node]) {
+// setNodes is like setPods.
+func (c *counters) setNodes(all []*entry[node]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.nodes = make(map[uidHash]node, len(all))
+	c.nodes, c.nodeLimit = make(map[uidHash]node, len(all)), kube.NewListLimit(c.maxNodes, "nodes")
 	for _, e := range all {
-		c.setNodeLocked(e)
+		_ = c.setNodeLocked(e)
 	}
 	c.setSynced(&c.nodeWatch)
 }

@@ -4,8 +4,9 @@
 // for each cluster. They call Run in a goroutine and Observe at each heartbeat, and write the returned status.
 //
 // Run keeps a reflector for nodes and one for pods (reflectors.go). A reflector converts each object to an entry, the
-// small part that is counted (counters.go), because a cluster may have many thousand pods. Each list and watch reports
-// to a watchState (watchstate.go), so that Observe can report stale counters.
+// small part that is counted (counters.go), because a cluster may have many thousand pods. A hub does not trust its
+// members: the numbers of nodes and pods are limited, while they are listed and while they are counted. Each list and
+// watch reports to a watchState (watchstate.go), so that Observe can report stale counters.
 //
 // Observe takes these steps (observer.go):
 //

@@ -35,7 +35,7 @@ const (
 func TestPodObjectsAreNotKept(t *testing.T) {
 	before := heap()
 	sums := newCounters()
-	nodes, pods := newStores(sums)
+	nodes, pods := sums.newStores()
 	if err := nodes.Replace(nil, "1"); err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func TestPodObjectsAreNotKept(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var following sync.WaitGroup
 	following.Go(func() {
-		runReflector(ctx, &corev1.Pod{}, cache.ToListWatcherWithWatchListSemantics(source.listWatch(), nil), pods)
+		runReflector(ctx, &corev1.Pod{}, cache.ToListWatcherWithWatchListSemantics(pods.Source(source.listWatch(), pageSize), nil), pods)
 	})
 	t.Cleanup(func() {
 		cancel()

@@ -12,12 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/discovery"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/kube"
 )
 
 const (
@@ -50,7 +50,7 @@ type Observer struct {
 	base            *url.URL
 	httpClient      *http.Client
 	coreClient      typedcorev1.CoreV1Interface
-	discoveryClient discovery.DiscoveryInterface
+	discoveryClient *kube.Discovery
 	counters        *counters
 
 	// mu guards the fields below, and admits one observation at a time.
@@ -97,7 +97,7 @@ func NewObserver(cfg *rest.Config, opts Options) (*Observer, error) {
 	discoveryHTTPClient.Timeout = discoveryTimeout
 	jsonConfig := rest.CopyConfig(cfg)
 	jsonConfig.ContentType, jsonConfig.AcceptContentTypes = "", ""
-	discoveryClient, err := discovery.NewDiscoveryClientForConfigAndClient(jsonConfig, &discoveryHTTPClient)
+	discoveryClient, err := kube.NewDiscovery(jsonConfig, &discoveryHTTPClient)
 	if err != nil {
 		return nil, fmt.Errorf("create a client for the cluster: %w", err)
 	}
@@ -158,7 +158,12 @@ func (o *Observer) discover(ctx context.Context, status *clusterv1alpha1.Cluster
 		status.KubernetesVersion = version
 	}
 	list, err := o.listAPIs()
-	status.APIEnablements, o.unavailableAPIs = mergeAPIs(status.APIEnablements, o.unavailableAPIs, discoveryResult{list, err})
+	merged, unavailable := mergeAPIs(status.APIEnablements, o.unavailableAPIs, discoveryResult{list, err})
+	if limitErr := checkLimits(merged); limitErr != nil {
+		err = limitErr
+	} else {
+		status.APIEnablements, o.unavailableAPIs = merged, unavailable
+	}
 	setCondition(&status.Conditions, completenessCondition(list, err), at)
 	o.discoveredAt = at
 }

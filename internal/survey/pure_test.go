@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -182,6 +184,36 @@ func TestAPIsAreSortedAndWithoutSubresources(t *testing.T) {
 	}
 }
 
+// TestCheckLimits has as many APIs as the status of a Cluster can have, and one more.
+func TestCheckLimits(t *testing.T) {
+	t.Parallel()
+	versions := func(n int) []clusterv1alpha1.APIEnablement { return make([]clusterv1alpha1.APIEnablement, n) }
+	// A resource has 23 bytes of JSON besides its name.
+	resources := func(n, length int) []clusterv1alpha1.APIEnablement {
+		one := clusterv1alpha1.APIResource{Name: strings.Repeat("x", length), Kind: "K"}
+		return []clusterv1alpha1.APIEnablement{{Resources: slices.Repeat([]clusterv1alpha1.APIResource{one}, n)}}
+	}
+	for name, test := range map[string]struct {
+		apis []clusterv1alpha1.APIEnablement
+		want string
+	}{
+		"versions":           {versions(5000), ""},
+		"too many versions":  {versions(5001), "the cluster serves more than 5000 API versions"},
+		"resources":          {resources(5000, 1), ""},
+		"too many resources": {resources(5001, 1), "the cluster serves more than 5000 resources in "},
+		"text":               {resources(4000, 230), ""},
+		"too much text":      {resources(4000, 240), "the cluster serves APIs of more than 1 MiB"},
+	} {
+		got := ""
+		if err := checkLimits(test.apis); err != nil {
+			got = err.Error()
+		}
+		if got != test.want {
+			t.Errorf("%s: got %q, want %q", name, got, test.want)
+		}
+	}
+}
+
 func requests(pairs ...string) corev1.ResourceList {
 	list := corev1.ResourceList{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -238,15 +270,10 @@ func testNode(name string, ready corev1.ConditionStatus, pairs ...string) *corev
 	}}
 }
 
-// newStores returns the stores of the two reflectors.
-func newStores(t *counters) (*entryStore[*corev1.Node, node], *entryStore[*corev1.Pod, pod]) {
-	return &entryStore[*corev1.Node, node]{convert: newNodeEntry, put: t.setNode, replace: t.setNodes}, &entryStore[*corev1.Pod, pod]{convert: newPodEntry, put: t.setPod, replace: t.setPods}
-}
-
 func TestSumsFollowNodesAndPods(t *testing.T) {
 	t.Parallel()
 	sums := newCounters()
-	nodes, pods := newStores(sums)
+	nodes, pods := sums.newStores()
 	do := func(errs ...error) {
 		t.Helper()
 		if err := errors.Join(errs...); err != nil {

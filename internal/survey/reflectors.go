@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"github.com/towline/towline/internal/kube"
 )
 
 const (
@@ -21,8 +23,9 @@ const (
 	retryFirst = time.Second
 	retryLast  = 30 * time.Second
 	retrySteps = 8
-	// pageSize is the number of objects per page on clusters that cannot stream lists.
-	pageSize = 500
+	// pageSize is the number of objects per page on clusters that cannot stream lists. A hub can read pages of many
+	// clusters at a time, and a decoded pod needs much memory.
+	pageSize = 50
 )
 
 // Run maintains the counters of nodes and pods until ctx ends, and returns nil. It retries while the cluster does not
@@ -30,13 +33,16 @@ const (
 func (o *Observer) Run(ctx context.Context) error {
 	// Conditions report these failures. A log line for each attempt adds nothing.
 	ctx = klog.NewContext(ctx, logr.Discard())
+	nodes, pods := o.counters.newStores()
 	var all sync.WaitGroup
 	defer all.Wait()
 	all.Go(func() {
-		runReflector(ctx, &corev1.Node{}, o.nodeListerWatcher(), &entryStore[*corev1.Node, node]{convert: newNodeEntry, put: o.counters.setNode, replace: o.counters.setNodes})
+		source := o.trackFailures(&o.counters.nodeWatch, nodes.Source(o.nodeListWatch(), pageSize))
+		runReflector(ctx, &corev1.Node{}, cache.ToListWatcherWithWatchListSemantics(source, o.coreClient), nodes)
 	})
 	all.Go(func() {
-		runReflector(ctx, &corev1.Pod{}, o.podListerWatcher(), &entryStore[*corev1.Pod, pod]{convert: newPodEntry, put: o.counters.setPod, replace: o.counters.setPods})
+		source := o.trackFailures(&o.counters.podWatch, pods.Source(o.podListWatch(), pageSize))
+		runReflector(ctx, &corev1.Pod{}, cache.ToListWatcherWithWatchListSemantics(source, o.coreClient), pods)
 	})
 	return nil
 }
@@ -48,123 +54,71 @@ func runReflector(ctx context.Context, kind runtime.Object, source cache.ListerW
 	}).RunWithContext(ctx)
 }
 
-// nodeListerWatcher lists and watches the nodes.
-func (o *Observer) nodeListerWatcher() cache.ListerWatcher {
-	return cache.ToListWatcherWithWatchListSemantics(o.trackFailures(&o.counters.nodeWatch, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
-			all := &corev1.NodeList{}
-			err := listPages(func(options metav1.ListOptions) (*metav1.ListMeta, error) {
-				page, err := o.coreClient.Nodes().List(ctx, options)
-				if err != nil {
-					return nil, err
-				}
-				for i := range page.Items {
-					all.Items = append(all.Items, trimNode(&page.Items[i]))
-				}
-				all.ListMeta = page.ListMeta
-				return &all.ListMeta, nil
-			})
-			return all, err
+// nodeListWatch lists and watches the nodes.
+func (o *Observer) nodeListWatch() *cache.ListWatch {
+	nodes := o.coreClient.Nodes()
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return nodes.List(ctx, options)
 		},
-		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			return o.coreClient.Nodes().Watch(ctx, options)
-		},
-	}), o.coreClient)
+		WatchFuncWithContext: nodes.Watch,
+	}
 }
 
-// podListerWatcher lists and watches the pods that are neither succeeded nor failed.
-func (o *Observer) podListerWatcher() cache.ListerWatcher {
+// podListWatch lists and watches the pods that are neither succeeded nor failed.
+func (o *Observer) podListWatch() *cache.ListWatch {
 	unfinished := fields.AndSelectors(
 		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodSucceeded)),
 		fields.OneTermNotEqualSelector("status.phase", string(corev1.PodFailed)),
 	).String()
 	pods := o.coreClient.Pods(metav1.NamespaceAll)
-	return cache.ToListWatcherWithWatchListSemantics(o.trackFailures(&o.counters.podWatch, &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
-			all := &corev1.PodList{}
-			err := listPages(func(options metav1.ListOptions) (*metav1.ListMeta, error) {
-				options.FieldSelector = unfinished
-				page, err := pods.List(ctx, options)
-				if err != nil {
-					return nil, err
-				}
-				for i := range page.Items {
-					all.Items = append(all.Items, trimPod(&page.Items[i]))
-				}
-				all.ListMeta = page.ListMeta
-				return &all.ListMeta, nil
-			})
-			return all, err
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.FieldSelector = unfinished
+			return pods.List(ctx, options)
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			options.FieldSelector = unfinished
 			return pods.Watch(ctx, options)
 		},
-	}), o.coreClient)
-}
-
-// listPages calls list for each page, on clusters that cannot stream lists. The pages have no resource version: for the
-// version 0, which a reflector requests, an API server ignores the limit.
-func listPages(list func(metav1.ListOptions) (*metav1.ListMeta, error)) error {
-	options := metav1.ListOptions{Limit: pageSize}
-	for {
-		page, err := list(options)
-		if err != nil {
-			return err
-		}
-		if page.Continue == "" {
-			return nil
-		}
-		options.Continue = page.Continue
 	}
 }
 
-// trimNode returns a copy of n that has only the fields which are counted.
-func trimNode(n *corev1.Node) corev1.Node {
-	return corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID},
-		Status:     corev1.NodeStatus{Allocatable: n.Status.Allocatable, Conditions: n.Status.Conditions},
-	}
-}
-
-// trimPod returns a copy of p that has only the fields which are counted.
-func trimPod(p *corev1.Pod) corev1.Pod {
-	trimmed := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name, UID: p.UID}}
-	trimmed.Spec.NodeName, trimmed.Spec.Overhead, trimmed.Spec.Resources = p.Spec.NodeName, p.Spec.Overhead, p.Spec.Resources
-	trimmed.Status.Phase = p.Status.Phase
-	trimmed.Spec.Containers, trimmed.Spec.InitContainers = trimContainers(p.Spec.Containers), trimContainers(p.Spec.InitContainers)
-	return trimmed
-}
-
-func trimContainers(all []corev1.Container) []corev1.Container {
-	trimmed := make([]corev1.Container, 0, len(all))
-	for i := range all {
-		trimmed = append(trimmed, corev1.Container{
-			RestartPolicy: all[i].RestartPolicy, Resources: corev1.ResourceRequirements{Requests: all[i].Resources.Requests},
-		})
-	}
-	return trimmed
+// newStores returns the stores of the two reflectors, which update c.
+func (c *counters) newStores() (nodes, pods *kube.LimitedStore) {
+	nodeEntries := &entryStore[*corev1.Node, node]{convert: newNodeEntry, put: c.setNode, replace: c.setNodes}
+	podEntries := &entryStore[*corev1.Pod, pod]{convert: newPodEntry, put: c.setPod, replace: c.setPods}
+	return kube.NewLimitedStore(nodeEntries, kube.NewListLimit(c.maxNodes, "nodes"), nodeEntries.trim),
+		kube.NewLimitedStore(podEntries, kube.NewListLimit(c.maxPods, "pods"), podEntries.trim)
 }
 
 // entryStore is the store of a reflector for one kind. It converts each object to an entry, passes it to the counters
 // and keeps nothing itself.
-type entryStore[K runtime.Object, T any] struct {
-	convert func(K) entry[T]
-	put     func(entry[T])
-	replace func([]entry[T])
+type entryStore[K runtime.Object, T sized] struct {
+	convert func(K) *entry[T]
+	put     func(*entry[T]) error
+	replace func([]*entry[T])
 }
 
-var _ cache.TransformingStore = &entryStore[*corev1.Pod, pod]{}
+var _ cache.ReflectorStore = &entryStore[*corev1.Pod, pod]{}
 
-// toEntry converts an object, unless Transformer has converted it already.
-func (s *entryStore[K, T]) toEntry(obj any) (entry[T], bool) {
+// toEntry converts an object, unless trim has converted it already.
+func (s *entryStore[K, T]) toEntry(obj any) (*entry[T], bool) {
 	switch obj := obj.(type) {
-	case entry[T]:
+	case *entry[T]:
 		return obj, true
 	case K:
 		return s.convert(obj), true
 	}
-	return entry[T]{}, false
+	return nil, false
+}
+
+// trim converts an object of a list, so that whole objects are not in memory while the list is read.
+func (s *entryStore[K, T]) trim(obj runtime.Object) (trimmed runtime.Object, size int) {
+	if e, ok := s.toEntry(obj); ok {
+		return e, e.value.size()
+	}
+	return obj, 0
 }
 
 // Add counts a new object.
@@ -173,7 +127,7 @@ func (s *entryStore[K, T]) Add(obj any) error { return s.Update(obj) }
 // Update counts the current state of an object.
 func (s *entryStore[K, T]) Update(obj any) error {
 	if e, ok := s.toEntry(obj); ok {
-		s.put(e)
+		return s.put(e)
 	}
 	return nil
 }
@@ -182,14 +136,14 @@ func (s *entryStore[K, T]) Update(obj any) error {
 func (s *entryStore[K, T]) Delete(obj any) error {
 	if e, ok := s.toEntry(obj); ok {
 		e.isRemoved = true
-		s.put(e)
+		return s.put(e)
 	}
 	return nil
 }
 
 // Replace counts these objects and removes all others.
 func (s *entryStore[K, T]) Replace(objects []any, _ string) error {
-	all := make([]entry[T], 0, len(objects))
+	all := make([]*entry[T], 0, len(objects))
 	for _, obj := range objects {
 		if e, ok := s.toEntry(obj); ok {
 			all = append(all, e)
@@ -201,14 +155,3 @@ func (s *entryStore[K, T]) Replace(objects []any, _ string) error {
 
 // Resync does nothing.
 func (*entryStore[K, T]) Resync() error { return nil }
-
-// Transformer returns a function that converts objects to entries, so that the reflector does not hold whole objects
-// while it receives the first list.
-func (s *entryStore[K, T]) Transformer() cache.TransformFunc {
-	return func(obj any) (any, error) {
-		if e, ok := s.toEntry(obj); ok {
-			return e, nil
-		}
-		return obj, nil
-	}
-}

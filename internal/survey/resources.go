@@ -15,6 +15,19 @@ type amounts struct {
 	others map[corev1.ResourceName]int64
 }
 
+// size returns how much memory a needs besides the struct, in bytes.
+func (a amounts) size() int {
+	if a.others == nil {
+		return 0
+	}
+	const table, slot = 256, 32 // of a map
+	size := table
+	for name := range a.others {
+		size += slot + len(name)
+	}
+	return size
+}
+
 // amountsOf converts a resource list. It leaves out the resource "pods", because pods are counted.
 func amountsOf(list corev1.ResourceList) amounts {
 	var a amounts

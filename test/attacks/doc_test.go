@@ -8,7 +8,8 @@
 //
 //  1. The cloud identity of the hub: TestCloudIdentity.
 //  2. Kubeconfigs in Secrets of members: TestKubeconfigOfAMember.
-//  3. One tenant stops the hub: TestHostileContentOfATenant, TestMemberWithoutEnd, TestPushMembersThatStall.
+//  3. One tenant stops the hub: TestHostileContentOfATenant, TestMemberWithoutEnd, TestPushMembersThatStall,
+//     TestManyMembersThatFillTheMemory.
 //  4. An agent drives the hub: TestAgentDrivesTheHub, TestAgentDrivesItsRegistration.
 //  5. Secrets in custom resources: TestSecretsInCustomResources, TestKeysOfOtherClusters, TestRolesOfUsers.
 //  6. Registry credentials: TestRegistryCredentials, TestRegistryCredentialsRedirected.

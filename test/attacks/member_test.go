@@ -78,19 +78,22 @@ func TestMemberWithoutEnd(t *testing.T) {
 		pod := fmt.Sprintf(`{"metadata":{"name":"p","annotations":{"a":%q}}}`, strings.Repeat("x", 1<<20))
 		_, _ = fmt.Fprintf(rw, `{"kind":"PodList","apiVersion":"v1","metadata":{"continue":"next"},"items":[%s]}`, pod) // the hub may have gone
 	}
-	const tooManyAPIs = "the cluster returned more than 16 MiB or 800000 values"
+	const (
+		tooLong       = "the cluster returned more than 16 MiB or 800000 values"
+		tooMuchMemory = "the cluster returned what needs more than 256 MiB of memory"
+	)
 	for name, test := range map[string]struct {
 		discovery, pods http.HandlerFunc
 		want            string
 		maxSent         int64
 	}{
-		"many-apis": {endless(`{"kind":"APIGroupList","apiVersion":"v1","groups":[`, `{},`), nil, tooManyAPIs, 32 << 20},
+		"many-apis": {endless(`{"kind":"APIGroupList","apiVersion":"v1","groups":[`, `{},`), nil, tooMuchMemory, 32 << 20},
 		"binary-apis": {
 			endless("k8s\x00", "\x12\x00"), nil, "the cluster returned Protobuf, which was not requested", 32 << 20,
 		},
-		"long-apis":  {endless(`{"kind":"`, "x"), nil, tooManyAPIs, 64 << 20},
+		"long-apis":  {endless(`{"kind":"`, "x"), nil, tooLong, 64 << 20},
 		"pages":      {nil, pages, "the objects have more than 16 MiB", 64 << 20},
-		"many-items": {nil, endless(`{"kind":"PodList","apiVersion":"v1","items":[`, `{},`), "the cluster returned more than 256 MiB or 4000000 values", 64 << 20},
+		"many-items": {nil, endless(`{"kind":"PodList","apiVersion":"v1","items":[`, `{},`), tooMuchMemory, 64 << 20},
 	} {
 		server, sent := w.hostileMember(test.discovery, test.pods)
 		cluster := w.pushCluster(owner, name, libv1beta1.SveltosClusterSpec{LivenessChecks: checksOf(passingScript)}, server)

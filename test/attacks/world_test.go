@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -66,6 +67,7 @@ func TestMain(m *testing.M) {
 // sharedHub starts the hub of all tests. It ends with the test binary.
 var sharedHub = sync.OnceValues(func() (*localkube.Plane, error) {
 	ctx := context.Background()
+	debug.SetMemoryLimit(hubMemory)
 	plane, err := localkube.Start(ctx, localkube.Options{Name: "hub"})
 	if err != nil {
 		return nil, err

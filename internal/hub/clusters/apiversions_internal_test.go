@@ -3,20 +3,23 @@ package clusters
 import (
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
 )
 
 // TestKeepAPIVersions has a member with an aggregated API that does not answer, and lists of its APIs in succession.
 func TestKeepAPIVersions(t *testing.T) {
 	t.Parallel()
-	many := make([]string, fleet.MaxAPIVersions)
+	many := make([]string, kube.MaxAPIs)
 	for i := range many {
 		many[i] = "many/v" + strconv.Itoa(i)
 	}
+	long := "long/v" + strings.Repeat("1", kube.MaxAPIText)
 	incomplete := func(apis ...string) fleet.Facts { return fleet.Facts{APIVersions: apis} }
 	complete := func(apis ...string) fleet.Facts { return fleet.Facts{APIVersions: apis, Complete: true} }
 	for name, test := range map[string]struct {
@@ -32,6 +35,7 @@ func TestKeepAPIVersions(t *testing.T) {
 		"the status is lost later":      {"lost later", []fleet.Facts{complete("metrics/v1", "v1"), incomplete("v1"), incomplete("v1")}, []string{"metrics/v1", "v1"}},
 		"an API is removed":             {"", []fleet.Facts{incomplete("metrics/v1", "v1"), complete("v1")}, []string{"v1"}},
 		"more APIs than a status holds": {"", []fleet.Facts{complete(many...), incomplete("v1")}, []string{"v1"}},
+		"more text than a status holds": {"", []fleet.Facts{complete(long), incomplete("v1")}, []string{"v1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -79,8 +79,8 @@ type Controller struct {
 	Hub client.Client
 	// Shard is the part of the fleet that this hub manages.
 	Shard fleet.Shard
-	// LimitConfig limits the connections of a configuration for a push member. It may be nil.
-	LimitConfig func(config *rest.Config) error
+	// LimitConfig limits the connections of a configuration for a push member in namespace. It may be nil.
+	LimitConfig func(config *rest.Config, namespace string) error
 	// MemberConfig returns the configuration for requests to a push member.
 	MemberConfig func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// Forget drops all cached state of the member "namespace/name". It is called when the member is deleted or belongs
@@ -306,7 +306,7 @@ func (c *Controller) keepAPIVersions(name types.NamespacedName, old []string, fa
 	}
 	all := slices.Concat(old, facts.APIVersions)
 	slices.Sort(all)
-	if all = slices.Compact(all); len(all) <= fleet.MaxAPIVersions {
+	if all = slices.Compact(all); fitsStatus(all) {
 		facts.APIVersions = all
 	}
 	if c.formerAPIs == nil {

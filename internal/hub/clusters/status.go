@@ -30,6 +30,15 @@ func withFacts(old libv1beta1.SveltosClusterStatus, facts fleet.Facts) libv1beta
 	return now
 }
 
+// fitsStatus returns whether the status of a member can have these APIs.
+func fitsStatus(apis []string) bool {
+	text := 0
+	for _, api := range apis {
+		text += len(api)
+	}
+	return len(apis) <= kube.MaxAPIs && text <= kube.MaxAPIText
+}
+
 // afterPushCheck returns the status of a push member that answered and whose checks had the given result. threshold
 // is the number of failures that make the member Down; zero means defaultThreshold.
 func afterPushCheck(old libv1beta1.SveltosClusterStatus, threshold int32, result check.Result) libv1beta1.SveltosClusterStatus {

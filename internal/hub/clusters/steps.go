@@ -173,9 +173,12 @@ func (c *Controller) renewToken(ctx context.Context, s *state) {
 	if s.cluster.Spec.TokenRequestRenewalOption == nil || s.member.Identity != nil {
 		return
 	}
-	renewal := join.Renewal{Hub: c.Hub, Clock: c.Clock, Limit: c.LimitConfig, Member: func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (*rest.Config, error) {
+	renewal := join.Renewal{Hub: c.Hub, Clock: c.Clock, Member: func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (*rest.Config, error) {
 		return c.MemberConfig(ctx, fleet.FromSveltosCluster(cluster))
 	}}
+	if c.LimitConfig != nil {
+		renewal.Limit = func(config *rest.Config) error { return c.LimitConfig(config, s.cluster.Namespace) }
+	}
 	renewAfter, err := renewal.Run(ctx, s.cluster)
 	s.requeueWithin(renewAfter)
 	if err == nil || ctx.Err() != nil {

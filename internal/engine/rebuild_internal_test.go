@@ -1,0 +1,72 @@
+package engine
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	metadatafake "k8s.io/client-go/metadata/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
+)
+
+// manyPages is the number of pages of a cluster that returns pages without end, so that a test without a limit ends.
+const manyPages = 10_000
+
+// newPagingClient returns a client of a cluster that returns copies of items in each page, and counts the pages.
+func newPagingClient(items []runtime.RawExtension) (member *memberClient, pages *int) {
+	client := metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme())
+	pages = new(int)
+	client.PrependReactor("list", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		list := &metav1.List{Items: items}
+		if *pages++; *pages < manyPages {
+			list.Continue = fmt.Sprint(*pages)
+		}
+		return true, list, nil
+	})
+	return &memberClient{metadataClient: client}, pages
+}
+
+func TestRebuildEndsWithoutALastPage(t *testing.T) {
+	t.Parallel()
+	id := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "eu/web", Feature: "Resources"}
+	owned := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Name: "a", Namespace: "default", UID: "uid", Labels: map[string]string{kube.LabelReason: id.Feature}, Annotations: map[string]string{kube.AnnotationRequestor: id.String()},
+		ManagedFields: []metav1.ManagedFieldsEntry{{
+			Manager: kube.FieldManager, Operation: metav1.ManagedFieldsOperationApply, APIVersion: "v1", FieldsV1: metav1.NewFieldsV1("{}"),
+		}},
+	}}
+	for name, items := range map[string][]runtime.RawExtension{"objects": {{Object: owned}, {Object: owned}}, "empty pages": nil} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			member, pages := newPagingClient(items)
+			filter := bundleFilter{id: id, limit: kube.NewListLimit(300, "objects")}
+			found, err := member.listMarkedIn(t.Context(), corev1.SchemeGroupVersion.WithResource("configmaps"), corev1.SchemeGroupVersion.WithKind("ConfigMap"), filter)
+			if err == nil || err.Error() != "the cluster returned more than 300 objects" {
+				t.Errorf("got error %v", err)
+			}
+			if len(found) > 300 || *pages > 301 || len(items) > 0 && len(found) == 0 {
+				t.Errorf("got %d objects in %d pages", len(found), *pages)
+			}
+		})
+	}
+}
+
+func TestReadEndsWithoutALastPage(t *testing.T) {
+	t.Parallel()
+	member, pages := newPagingClient(nil)
+	resource := kube.Resource{GVR: corev1.SchemeGroupVersion.WithResource("configmaps"), Namespaced: true}
+	var keys []kube.Ref
+	for i := range 5 {
+		keys = append(keys, kube.Ref{Kind: "ConfigMap", Namespace: "default", Name: fmt.Sprint(i)})
+	}
+	r := &reader{member: member, abort: func(error) {}, found: map[kube.Ref]*live{}, unread: map[kube.Ref]error{}}
+	undecided, err := r.list(t.Context(), collection{resource, "default"}, keys)
+	if err != nil || len(undecided) != len(keys) || *pages > listFactor*len(keys) {
+		t.Errorf("%d of %d objects are undecided after %d pages, error %v", len(undecided), len(keys), *pages, err)
+	}
+}

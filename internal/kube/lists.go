@@ -1,0 +1,208 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/pager"
+)
+
+// objectSize is the size, in bytes, up to which an object counts as one object of a ListLimit.
+const objectSize = 512
+
+// ListLimit limits how many objects of a cluster are in memory: the cluster could return objects without end. Several
+// lists can share it. It is safe for concurrent use.
+type ListLimit struct {
+	maximum  int64
+	resource string
+	count    atomic.Int64
+}
+
+// NewListLimit returns a limit of maximum objects. resource is their plural name in the error.
+func NewListLimit(maximum int64, resource string) *ListLimit {
+	return &ListLimit{maximum: maximum, resource: resource}
+}
+
+// Add counts an object of size bytes. A large object counts as several objects. If there would be more objects than the
+// maximum, Add returns an error and does not count the object.
+func (l *ListLimit) Add(size int) error {
+	if n := countOf(size); l.count.Add(n) > l.maximum {
+		l.count.Add(-n)
+		return fmt.Errorf("the cluster returned more than %d %s", l.maximum, l.resource)
+	}
+	return nil
+}
+
+// Remove is the reverse of Add.
+func (l *ListLimit) Remove(size int) { l.count.Add(-countOf(size)) }
+
+// countOf returns as how many objects an object of size bytes counts.
+func countOf(size int) int64 { return 1 + int64(size/objectSize) }
+
+// LimitedStore is the store of a reflector whose lists, streamed or in pages, are limited by a ListLimit while they are
+// read. It passes the objects to another store: the objects of a list trimmed, and those of a watch as they are. If the
+// other store returns an error for an object of a watch, the watch ends: the next request of the reflector fails with
+// that error, and after its backoff the reflector lists again.
+//
+// Its methods are called by one reflector, except Close.
+type LimitedStore struct {
+	cache.ReflectorStore
+	limit *ListLimit
+	trim  func(runtime.Object) (trimmed runtime.Object, size int)
+
+	// events is the current watch. watchErr is the error with which the next request must fail.
+	events   watch.Interface
+	watchErr error
+
+	// mu guards the fields below.
+	mu sync.Mutex
+	// count is the part of limit.count for the current list.
+	count    int64
+	isClosed bool
+}
+
+var _ cache.TransformingStore = (*LimitedStore)(nil)
+
+// NewLimitedStore returns a LimitedStore that passes objects to store. trim returns the part of an object that store
+// uses, and the size of that part in bytes, without the name and the namespace of the object.
+func NewLimitedStore(store cache.ReflectorStore, limit *ListLimit, trim func(runtime.Object) (trimmed runtime.Object, size int)) *LimitedStore {
+	return &LimitedStore{ReflectorStore: store, limit: limit, trim: trim}
+}
+
+// Source returns the source for the reflector. It lists in pages of pageSize objects, without a resource version: for
+// the version 0, which a reflector requests, an API server returns all objects in one page.
+func (s *LimitedStore) Source(source *cache.ListWatch, pageSize int64) *cache.ListWatch {
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
+			s.reset()
+			pages := pager.ListPager{PageSize: pageSize, PageFn: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+				page, err := source.ListWithContextFunc(ctx, options)
+				if err != nil {
+					return nil, err
+				}
+				return s.trimPage(page)
+			}}
+			list, _, err := pages.List(ctx, metav1.ListOptions{})
+			if err != nil {
+				s.reset()
+			}
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			if options.SendInitialEvents != nil || s.watchErr != nil {
+				s.reset()
+			}
+			err := s.watchErr
+			if s.watchErr = nil; err != nil {
+				return nil, err
+			}
+			s.events, err = source.WatchFuncWithContext(ctx, options)
+			return s.events, err
+		},
+	}
+}
+
+// trimPage returns a page with the trimmed objects. An empty page counts as one object.
+func (s *LimitedStore) trimPage(page runtime.Object) (runtime.Object, error) {
+	listMeta, err := meta.ListAccessor(page)
+	if err != nil {
+		return nil, err
+	}
+	trimmed := &internalversion.List{ListMeta: metav1.ListMeta{ResourceVersion: listMeta.GetResourceVersion(), Continue: listMeta.GetContinue()}}
+	if meta.LenList(page) == 0 {
+		return trimmed, s.hold(0)
+	}
+	err = meta.EachListItem(page, func(whole runtime.Object) error {
+		obj, err := s.trimAndHold(whole)
+		trimmed.Items = append(trimmed.Items, obj)
+		return err
+	})
+	return trimmed, err
+}
+
+// trimAndHold trims an object of a list, and adds it to the limit.
+func (s *LimitedStore) trimAndHold(whole runtime.Object) (trimmed runtime.Object, err error) {
+	trimmed, size := s.trim(whole)
+	if object, err := meta.Accessor(whole); err == nil {
+		size += len(object.GetNamespace()) + len(object.GetName())
+	}
+	return trimmed, s.hold(size)
+}
+
+// hold adds an object of the current list to the limit.
+func (s *LimitedStore) hold(size int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.isClosed {
+		return context.Canceled
+	}
+	if err := s.limit.Add(size); err != nil {
+		return err
+	}
+	s.count += countOf(size)
+	return nil
+}
+
+// reset removes the objects of the current list from the limit.
+func (s *LimitedStore) reset() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.limit.count.Add(-s.count)
+	s.count = 0
+}
+
+// Close removes the objects of the current list from the limit after the reflector has ended.
+func (s *LimitedStore) Close() {
+	s.reset()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.isClosed = true
+}
+
+// Transformer returns a function that trims and counts the objects of a streamed list. If there are too many, it ends
+// the stream.
+func (s *LimitedStore) Transformer() cache.TransformFunc {
+	return func(obj any) (any, error) {
+		whole, ok := obj.(runtime.Object)
+		if !ok {
+			return obj, nil
+		}
+		trimmed, err := s.trimAndHold(whole)
+		s.endWatch(err)
+		return trimmed, nil
+	}
+}
+
+// endWatch ends the current watch if err is not nil. A reflector only logs an error of its store.
+func (s *LimitedStore) endWatch(err error) {
+	if err != nil && s.watchErr == nil {
+		s.watchErr = err
+		s.events.Stop()
+	}
+}
+
+// Add passes a new object of a watch.
+func (s *LimitedStore) Add(obj any) error {
+	s.endWatch(s.ReflectorStore.Add(obj))
+	return nil
+}
+
+// Update passes a changed object of a watch.
+func (s *LimitedStore) Update(obj any) error {
+	s.endWatch(s.ReflectorStore.Update(obj))
+	return nil
+}
+
+// Replace passes the objects of a list, and removes them from the limit.
+func (s *LimitedStore) Replace(objects []any, version string) error {
+	defer s.reset()
+	return s.ReflectorStore.Replace(objects, version)
+}

@@ -1,0 +1,162 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apidiscovery "k8s.io/api/apidiscovery/v2"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/json"
+)
+
+// TestMemoryOfDecoders decodes the JSON that needs most memory for its length, with the decoders of the clients, and
+// compares the memory with the estimate.
+//
+//nolint:paralleltest // it measures the memory of the whole process
+func TestMemoryOfDecoders(t *testing.T) {
+	const n = 100_000
+	for _, test := range []struct {
+		begin, element, end string
+		decoder             Decoder
+		value               any
+	}{
+		{`{"items":[`, `{"":0}`, `]}`, DecodeAny, &map[string]any{}},
+		{`{"items":[`, `{"":{"":0}}`, `]}`, DecodeAny, &map[string]any{}},
+		{`{"kind":"A","apiVersion":"v1","a":[`, `{"":0}`, `]}`, DecodeAny, &map[string]any{}},
+		{`{"kind":"A","apiVersion":"v1","a":[`, `[[]]`, `]}`, DecodeAny, &map[string]any{}},
+		{`{"kind":"A","apiVersion":"v1","a":[`, `0`, `]}`, DecodeAny, &map[string]any{}},
+		{`{"items":[`, `null`, `]}`, DecodeAny, &corev1.SecretList{}},
+		{`{"items":[`, `{"data":{"":""}}`, `]}`, DecodeAny, &corev1.SecretList{}},
+		{`{"resources":[`, `null`, `]}`, DecodeAny, &metav1.APIResourceList{}},
+		{`{"groups":[`, `null`, `]}`, DecodeAny, &metav1.APIGroupList{}},
+		{`{"items":[`, `null`, `]}`, DecodeAny, &apidiscovery.APIGroupDiscoveryList{}},
+		{`{"items":[{"versions":[{"resources":[`, `null`, `]}]}]}`, DecodeAny, &apidiscovery.APIGroupDiscoveryList{}},
+		{`{"items":[{"versions":[{"resources":[`, `{"responseKind":{}}`, `]}]}]}`, DecodeAny, &apidiscovery.APIGroupDiscoveryList{}},
+		{`{"details":{"causes":[`, `null`, `]}}`, DecodeAny, &metav1.Status{}},
+		{`{"items":[`, `null`, `]}`, DecodeMetadata, &metav1.PartialObjectMetadataList{}},
+		{`{"items":[`, `{"metadata":{"labels":{"":""},"annotations":{"":""}}}`, `]}`, DecodeMetadata, &metav1.PartialObjectMetadataList{}},
+		{`{"items":[{"metadata":{"managedFields":[`, `null`, `]}}]}`, DecodeMetadata, &metav1.PartialObjectMetadataList{}},
+		{`{"items":[{"metadata":{"managedFields":[`, `{"fieldsV1":{"a":{"b":{}}}}`, `]}}]}`, DecodeMetadata, &metav1.PartialObjectMetadataList{}},
+		{`{"metadata":{"managedFields":[`, `{"time":"2006-01-02T15:04:05Z"}`, `]}}`, DecodeMetadata, &metav1.PartialObjectMetadata{}},
+		{`{"items":[`, `null`, `]}`, DecodeTyped, &corev1.PodList{}},
+		{`{"items":[`, `null`, `]}`, DecodeTyped, &corev1.NodeList{}},
+		{`{"items":[`, `{"spec":{"containers":[{}]}}`, `]}`, DecodeTyped, &corev1.PodList{}},
+		{`{"spec":{"containers":[`, `null`, `]}}`, DecodeTyped, &corev1.Pod{}},
+		{`{"spec":{"containers":[`, `{"resources":{"requests":{"a":"1"}}}`, `]}}`, DecodeTyped, &corev1.Pod{}},
+		{`{"spec":{"containers":[`, `{"securityContext":{"capabilities":{}},"livenessProbe":{"exec":{}},"lifecycle":{}}`, `]}}`, DecodeTyped, &corev1.Pod{}},
+		{`{"spec":{"volumes":[`, `null`, `]}}`, DecodeTyped, &corev1.Pod{}},
+	} {
+		raw := []byte(test.begin + strings.TrimSuffix(strings.Repeat(test.element+",", n), ",") + test.end)
+		body := NewResponseMemory(1<<50).Limit(io.NopCloser(strings.NewReader(string(raw))), "a", test.decoder)
+		if _, err := io.Copy(io.Discard, body); err != nil {
+			t.Fatal(err)
+		}
+		estimate := body.(*countedBody).needed()
+		before := heap()
+		if err := json.UnmarshalCaseSensitivePreserveInts(raw, test.value); err != nil {
+			t.Errorf("%s%s: %v", test.begin, test.element, err)
+		}
+		// A slice that grows needs 1 + 1.25 of the memory of its elements, and the one after that has 1.25.
+		used := (heap() - before) * 9 / 5
+		t.Logf("%T %s%s: needs %d bytes per element, estimate %d", test.value, test.begin, test.element, used/n, estimate/n)
+		if used > estimate {
+			t.Errorf("%T %s%s: needs %d bytes per element, the estimate is %d", test.value, test.begin, test.element, used/n, estimate/n)
+		}
+		runtime.KeepAlive(test.value)
+	}
+}
+
+// heap returns the bytes of the objects in use.
+func heap() int64 {
+	runtime.GC()
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return int64(stats.HeapAlloc)
+}
+
+// wantReserved reads n bytes of nothing but text from a body for namespace, and compares the error.
+func wantReserved(t *testing.T, memory *ResponseMemory, namespace string, n int64, want string) io.Closer {
+	t.Helper()
+	body := memory.Limit(io.NopCloser(strings.NewReader(strings.Repeat("x", int(n)))), namespace, DecodeAny)
+	_, err := io.Copy(io.Discard, body)
+	if got := fmt.Sprint(err); !strings.Contains(got, want) {
+		t.Errorf("%d bytes in namespace %s: got %q, want %q", n, namespace, got, want)
+	}
+	return body
+}
+
+func TestResponseMemory(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const tooLarge, noMemory = "the cluster returned what needs more than 6 MiB", "the hub has no memory for it while it holds other responses"
+		memory := NewResponseMemory(12 << 20)
+		// One byte of text is three of memory, of which half a MiB is free.
+		ofText := func(mebibytes float64) int64 { return int64((mebibytes*(1<<20) + freeResponse) / byteMemory) }
+		wantReserved(t, memory, "a", ofText(6.1), tooLarge).Close()
+		<-time.After(time.Second)
+		first := wantReserved(t, memory, "a", ofText(5.9), "<nil>")
+		wantReserved(t, memory, "a", ofText(1), noMemory).Close()
+		wantReserved(t, memory, "a", ofText(0), "<nil>").Close()
+		wantReserved(t, memory, "b", ofText(4), noMemory).Close()
+		<-time.After(time.Second)
+		second := wantReserved(t, memory, "b", ofText(2.9), "<nil>")
+		third := wantReserved(t, memory, "c", ofText(1.4), "<nil>")
+		// The memory is free only when the response must have been decoded.
+		first.Close()
+		closedAt := time.Now()
+		fourth := wantReserved(t, memory, "a", ofText(3), "<nil>")
+		if waited := time.Since(closedAt); waited < 5<<20*decodeTime {
+			t.Errorf("a response has the memory of another one after %s", waited)
+		}
+		for _, body := range []io.Closer{second, second, third, fourth} {
+			body.Close()
+		}
+		<-time.After(time.Second)
+		if memory.used != 0 || len(memory.byNamespace) != 0 {
+			t.Errorf("%d bytes are still used, by %v", memory.used, memory.byNamespace)
+		}
+	})
+}
+
+// TestMemoryOfWatches: the memory of each event counts, and not that of all of them. After a long event the watch ends,
+// so that its decoder does not keep the buffer.
+func TestMemoryOfWatches(t *testing.T) {
+	t.Parallel()
+	event := func(n int) string { return `{"type":"ADDED","object":{"a":"` + strings.Repeat("}", n) + "\"}}\n" }
+	for name, test := range map[string]struct {
+		body    string
+		repeats int
+		want    error
+		isEnded bool
+	}{
+		"many events":            {event(1000), 20_000, nil, false},
+		"a long event":           {event(maxWatchBuffer), 1, nil, true},
+		"an event without end":   {`{"type":"`, 1 << 20, errAny, false},
+		"many values":            {`{"object":{"items":[` + strings.Repeat("{},", 4_000) + "{}]}}", 1, nil, false},
+		"too many values":        {`{"object":{"items":[` + strings.Repeat("{},", 100_000) + "{}]}}", 1, errAny, false},
+		"a number without end":   {"1", 4 << 20, errAny, false},
+		"closed without a begin": {"]", 4 << 20, nil, false},
+		"a string without end":   {`"` + strings.Repeat("}", 8<<20), 1, errAny, false},
+		"Protobuf":               {"k8s\x00", 1, errProtobuf, false},
+	} {
+		memory := NewResponseMemory(16 << 20)
+		source := strings.NewReader(strings.Repeat(test.body, test.repeats) + event(1))
+		body := memory.LimitEvents(io.NopCloser(source), "a", DecodeAny)
+		_, err := io.Copy(io.Discard, body)
+		if test.want == nil != (err == nil) || errors.Is(test.want, errProtobuf) && !errors.Is(err, errProtobuf) {
+			t.Errorf("%s: error %v, want %v", name, err, test.want)
+		}
+		if isEnded := body.(*countedBody).isComplete; isEnded != test.isEnded {
+			t.Errorf("%s: the watch has ended: %t", name, isEnded)
+		}
+	}
+}
+
+var errAny = errors.New("an error")

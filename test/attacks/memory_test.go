@@ -1,0 +1,139 @@
+package attacks
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"runtime/metrics"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+)
+
+// hubMemory is the memory limit of the hub of the tests in bytes, which is that of its chart.
+const hubMemory = 2 << 30
+
+// maxEvent is the length of the events of a hostile member in bytes: a hub without limits must fail, and not fill the
+// machine of the test.
+const maxEvent = 96 << 20
+
+// memoryInUse returns the memory of the process of the hub, which is that of the test, in bytes.
+func memoryInUse() uint64 {
+	samples := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+	metrics.Read(samples)
+	return samples[0].Value.Uint64() - samples[1].Value.Uint64()
+}
+
+// largestMemory samples the memory of the hub until stop is called, which returns the maximum.
+func largestMemory() (stop func() uint64) {
+	ended, maximum := make(chan struct{}), make(chan uint64)
+	go func() {
+		var most uint64
+		for ticks := time.Tick(20 * time.Millisecond); ; {
+			select {
+			case <-ticks:
+				most = max(most, memoryInUse())
+			case <-ended:
+				maximum <- most
+				return
+			}
+		}
+	}()
+	return func() uint64 { close(ended); return <-maximum }
+}
+
+// elements is a part of a response with many values, which need hundreds of times as much memory as text.
+func elements(n int) string { return strings.TrimSuffix(strings.Repeat("null,", n), ",") }
+
+// fillingMember serves a cluster that fills the memory of the hub by all its responses for one kind of request: "apis",
+// "lists" or "events". It counts them.
+func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled *atomic.Int64) {
+	w.Helper()
+	filled = &atomic.Int64{}
+	replies := discoveryReplies()
+	replies["/api/v1"] = `{"kind":"APIResourceList","groupVersion":"v1","resources":[` +
+		`{"name":"secrets","namespaced":true,"kind":"Secret","verbs":["list"]},{"name":"configmaps","namespaced":true,"kind":"ConfigMap","verbs":["list"]}]}`
+	apis := `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[` + elements(790_000) + `]}`
+	list := `"apiVersion":"v1","metadata":{"continue":"next"},"items":[` + elements(3_900_000) + `]}`
+	event := strings.Repeat("x", 1<<20)
+	server := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header().Set("Content-Type", "application/json")
+		isWatch, isList := r.URL.Query().Has("watch"), r.Method == http.MethodGet && r.URL.Query().Has("labelSelector")
+		switch reply, isDiscovery := replies[r.URL.Path]; {
+		case kind == "apis" && r.URL.Path == "/api/v1":
+			filled.Add(1)
+			_, _ = fmt.Fprint(rw, apis) // here and below the hub may have gone
+		case isDiscovery:
+			_, _ = fmt.Fprint(rw, reply)
+		case kind == "events" && isWatch:
+			filled.Add(1)
+			_, err := fmt.Fprint(rw, `{"type":"ADDED","object":{"metadata":{"name":"`)
+			for i := 0; i < maxEvent>>20 && err == nil; i++ {
+				_, err = fmt.Fprint(rw, event)
+			}
+		case isWatch:
+			http.Error(rw, "", http.StatusServiceUnavailable)
+		case kind == "lists" && isList:
+			filled.Add(1)
+			_, _ = fmt.Fprint(rw, `{"kind":"SecretList",`, list)
+		case isList:
+			_, _ = fmt.Fprint(rw, `{"kind":"SecretList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}`)
+		default:
+			http.Error(rw, "", http.StatusServiceUnavailable)
+		}
+	}))
+	w.Cleanup(server.Close)
+	return clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: certificateOf(server)}, filled
+}
+
+// TestManyMembersThatFillTheMemory: a tenant has many push members, which return at the same time what needs as much
+// memory as possible. The hub stays below its memory limit, and the changes of another tenant are delivered meanwhile.
+func TestManyMembersThatFillTheMemory(t *testing.T) {
+	w := newWorld(t)
+	other := &world{TB: w.TB, Client: w.Client, hub: w.hub, ns: w.hub.Namespace(t, "other")}
+	victim, attacker, owner := other.tenant(), w.tenant(), w.clusterOwner()
+	other.sharedCluster("healthy", w.hub)
+	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: other.ns, Name: "content"}, Data: configMap(other.ns, "first")}
+	w.must(victim.Create(t.Context(), content))
+	other.contentProfile(victim, "web", "healthy")
+	other.wantDelivered("first", waitTimeout)
+
+	stop := largestMemory()
+	const perKind = 25
+	var members []string
+	filled := map[string]*atomic.Int64{}
+	for _, kind := range []string{"apis", "lists", "events"} {
+		var server clientcmdapi.Cluster
+		server, filled[kind] = w.fillingMember(kind)
+		for i := range perKind {
+			members = append(members, w.pushCluster(owner, fmt.Sprint(kind, "-", i), libv1beta1.SveltosClusterSpec{}, server).Name)
+		}
+	}
+	w.must(attacker.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"}, Data: configMap("default", "hostile")}))
+	w.contentProfile(attacker, "hostile", members...)
+	for kind, n := range filled {
+		w.eventually("the members have returned their "+kind, func() error {
+			if n := n.Load(); n < perKind {
+				return fmt.Errorf("%d responses", n)
+			}
+			return nil
+		})
+	}
+	for _, text := range []string{"second", "third"} {
+		content.Data = configMap(other.ns, text)
+		w.must(victim.Update(t.Context(), content))
+		other.wantDelivered(text, maxDelay)
+	}
+	if most := stop(); most > hubMemory {
+		t.Errorf("the hub needed %d MiB of memory", most>>20)
+	} else {
+		t.Logf("the hub needed at most %d MiB of memory", most>>20)
+	}
+}
