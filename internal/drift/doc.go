@@ -32,8 +32,8 @@
 //   - Drift of a failed bundle is corrected object by object. That neither restarts the failed run nor changes the time
 //     of its retry.
 //   - Every 10 minutes all objects are compared, independent of the watches.
-//   - A hub does not trust its members: the lists of one member together have a maximum number of objects. A list with
-//     more fails, and is read again later.
+//   - A hub does not trust its members: the lists of one member together have a maximum number of objects. A list that
+//     exceeds it fails, and is read again later.
 //   - No drift is corrected for bundles without the option CorrectDrift, suspended bundles, and bundles that are being
 //     withdrawn.
 //

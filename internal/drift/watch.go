@@ -27,8 +27,8 @@ type watchedKind struct {
 type watchSet struct {
 	corrector *Corrector
 	running   map[watchedKind]context.CancelFunc
-	// limit limits the lists of all watches together: the records, which others can change, name the kinds.
-	limit      *kube.ListLimit
+	// limit limits the lists of all watches together: users of the member can change the records, and so add kinds.
+	limit      *kube.ObjectLimit
 	reflectors sync.WaitGroup
 }
 
@@ -42,10 +42,10 @@ const (
 
 func newWatchSet(c *Corrector) *watchSet {
 	maximum := int64(maxListed)
-	if c.Store.IsPartitioned() {
+	if c.Store.IsHubCluster() {
 		maximum = math.MaxInt64
 	}
-	return &watchSet{corrector: c, running: map[watchedKind]context.CancelFunc{}, limit: kube.NewListLimit(maximum, "objects")}
+	return &watchSet{corrector: c, running: map[watchedKind]context.CancelFunc{}, limit: kube.NewObjectLimit(maximum, "objects")}
 }
 
 // update starts and stops watches so that there is one for each of the kinds. It omits kinds that the API server does

@@ -156,7 +156,7 @@ func newLimitedWatchSet(t *testing.T, server *largeServer, engine Engine) (*watc
 	w := newWatchSet(New(Options{
 		Engine: engine, Store: store, Metadata: objects, Clock: clocktesting.NewFakeClock(time.Now()), OnCorrect: func(bundle.ID, bundle.ChangeSet) {},
 	}))
-	w.limit = kube.NewListLimit(lowLimit, "objects")
+	w.limit = kube.NewObjectLimit(lowLimit, "objects")
 	t.Cleanup(func() {
 		end()
 		w.stop()

@@ -40,8 +40,8 @@ type Options struct {
 	// Partitions divide the bundles among several processes. Nil: this Engine has all bundles of its scope. Otherwise the
 	// caller must call Serve before other methods for a bundle.
 	Partitions *inventory.Partitions
-	// Memory limits the memory of the records, while they are decoded and later. Nil is no limit.
-	Memory *kube.Reservation
+	// RecordMemory limits the memory of the records: of the cached ones, and while they are decoded. Nil is no limit.
+	RecordMemory *kube.Reservation
 	// OnChange is called, while Run runs, for a bundle with the option CorrectDrift whose objects have changed: their
 	// status, or by this Engine. Events within a short time cause one call, and later ones a call after some seconds. The
 	// deletion of an object is not delayed. It may block, but not longer than Run's context.
@@ -119,7 +119,7 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 	}
 	e.confirm = sync.OnceFunc(func() { close(e.confirmed) })
 	e.store = inventory.NewPartitionedStore(core, member.metadataClient, opts.Namespace, e.ownerScope, opts.Partitions)
-	e.store.LimitMemory(opts.Memory)
+	e.store.LimitMemory(opts.RecordMemory)
 	return e, nil
 }
 

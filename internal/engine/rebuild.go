@@ -21,8 +21,8 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// maxRebuilt is the maximum number of objects in a rebuilt inventory, and of the pages that are read for it: a cluster
-// could return pages without end.
+// maxRebuilt is the maximum number of objects in a rebuilt inventory and of pages that are read for it, together. A
+// cluster could return pages without end.
 const maxRebuilt = 100_000
 
 // maxLogged is the maximum length of an error of discovery in the log, in bytes. It names each API that failed.
@@ -69,7 +69,7 @@ func (m *memberClient) listMarked(ctx context.Context, id bundle.ID, ownerScope 
 	}
 	var mu sync.Mutex // guards found
 	var found []inventory.Entry
-	filter := bundleFilter{id, ownerScope, kube.NewListLimit(maxRebuilt, "objects")}
+	filter, limit := bundleFilter{id, ownerScope}, kube.NewObjectLimit(maxRebuilt, "objects")
 	var work errgroup.Group
 	work.SetLimit(parallel)
 	for _, group := range served {
@@ -82,7 +82,7 @@ func (m *memberClient) listMarked(ctx context.Context, id bundle.ID, ownerScope 
 				continue
 			}
 			work.Go(func() error {
-				entries, err := m.listMarkedIn(ctx, gv.WithResource(resource.Name), gv.WithKind(resource.Kind), filter)
+				entries, err := m.listMarkedIn(ctx, gv.WithResource(resource.Name), gv.WithKind(resource.Kind), filter, limit)
 				mu.Lock()
 				defer mu.Unlock()
 				found = append(found, entries...)
@@ -94,7 +94,9 @@ func (m *memberClient) listMarked(ctx context.Context, id bundle.ID, ownerScope 
 	return found, err
 }
 
-func (m *memberClient) listMarkedIn(ctx context.Context, gvr schema.GroupVersionResource, gvk schema.GroupVersionKind, filter bundleFilter) ([]inventory.Entry, error) {
+func (m *memberClient) listMarkedIn(
+	ctx context.Context, gvr schema.GroupVersionResource, gvk schema.GroupVersionKind, filter bundleFilter, limit *kube.ObjectLimit,
+) ([]inventory.Entry, error) {
 	var found []inventory.Entry
 	opts := metav1.ListOptions{LabelSelector: kube.LabelReason + "=" + filter.id.Feature, Limit: pageSize}
 	for {
@@ -107,18 +109,22 @@ func (m *memberClient) listMarkedIn(ctx context.Context, gvr schema.GroupVersion
 		if err != nil {
 			return found, fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
 		}
-		err = filter.limit.Add(0) // the page
-		for i := range page.Items {
-			if obj := &page.Items[i]; err == nil && appliedFor(obj, gvk.Group, filter) {
-				entry := recoveredEntry(gvk, obj)
-				err = filter.limit.Add(len(entry.Ref.Namespace) + len(entry.Ref.Name) + len(entry.Origin))
-				found = append(found, entry)
-			}
-		}
-		if err != nil || page.Continue == "" {
+		if err := limit.Add(0); err != nil { // pages count, too: they can have no objects
 			return found, err
 		}
-		opts.Continue = page.Continue
+		for i := range page.Items {
+			if !appliedFor(&page.Items[i], gvk.Group, filter) {
+				continue
+			}
+			entry := recoveredEntry(gvk, &page.Items[i])
+			if err := limit.Add(len(entry.Ref.Namespace) + len(entry.Ref.Name) + len(entry.Origin)); err != nil {
+				return found, err
+			}
+			found = append(found, entry)
+		}
+		if opts.Continue = page.Continue; opts.Continue == "" {
+			return found, nil
+		}
 	}
 }
 
@@ -131,11 +137,10 @@ func recoveredEntry(gvk schema.GroupVersionKind, obj *metav1.PartialObjectMetada
 	}
 }
 
-// bundleFilter selects the objects of one bundle of one scope. limit limits them.
+// bundleFilter selects the objects of one bundle of one scope.
 type bundleFilter struct {
 	id         bundle.ID
 	ownerScope inventory.OwnerScope
-	limit      *kube.ListLimit
 }
 
 // isUnlistable returns whether a list failed because of its kind: it is forbidden, or its API server or conversion

@@ -44,8 +44,8 @@ func TestRebuildEndsWithoutALastPage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			member, pages := newPagingClient(items)
-			filter := bundleFilter{id: id, limit: kube.NewListLimit(300, "objects")}
-			found, err := member.listMarkedIn(t.Context(), corev1.SchemeGroupVersion.WithResource("configmaps"), corev1.SchemeGroupVersion.WithKind("ConfigMap"), filter)
+			limit := kube.NewObjectLimit(300, "objects")
+			found, err := member.listMarkedIn(t.Context(), corev1.SchemeGroupVersion.WithResource("configmaps"), corev1.SchemeGroupVersion.WithKind("ConfigMap"), bundleFilter{id: id}, limit)
 			if err == nil || err.Error() != "the cluster returned more than 300 objects" {
 				t.Errorf("got error %v", err)
 			}

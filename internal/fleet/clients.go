@@ -72,7 +72,7 @@ type cachedConfig struct {
 // this SveltosCluster gets the permissions of the hub. identity limits the members with a cloud identity. policy limits
 // the connections to all members but the hub.
 func NewClients(secrets SecretReaders, hubConfig *rest.Config, identity IdentityPolicy, policy *egress.Policy) *Clients {
-	return &Clients{secrets: secrets, hubConfig: hubConfig, identity: identity, egress: policy, memory: responseMemory(), cache: map[string]cachedConfig{}}
+	return &Clients{secrets: secrets, hubConfig: hubConfig, identity: identity, egress: policy, memory: newResponseMemory(), cache: map[string]cachedConfig{}}
 }
 
 // Config returns the client configuration of m. It returns the same pointer until one of its inputs changes: the

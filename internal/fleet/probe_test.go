@@ -47,7 +47,7 @@ func TestProbeLimitsText(t *testing.T) {
 	if len(facts.APIVersions) != 3001 || text > kube.MaxAPIText {
 		t.Errorf("got %d APIs with %d bytes", len(facts.APIVersions), text)
 	}
-	const want = "read the APIs: the cluster serves more than 20000, or their names have more than 1 MiB"
+	const want = "read the APIs: the cluster serves more than 20000 API versions and resources, or their names have more than 1 MiB"
 	if facts, err = probe(4000); err == nil || err.Error() != want {
 		t.Errorf("got %d APIs and error %v, want %q", len(facts.APIVersions), err, want)
 	}

@@ -34,23 +34,25 @@ const maxErrorBody = 1 << 20
 // maxHeader limits the header of a response, in bytes. API servers send less than a KiB.
 const maxHeader = 256 << 10
 
-// minMemory and maxMemory limit what responseMemory returns, in bytes.
+// minMemory and maxMemory limit the memory for the responses of all members, in bytes.
 const (
 	minMemory = 256 << 20
 	maxMemory = 1 << 30
 )
 
-// responseMemory returns the memory for the responses of all members: a quarter of the limit of the hub (GOMEMLIMIT).
-func responseMemory() *kube.ResponseMemory {
+// newResponseMemory returns the memory for the responses of all members: a quarter of GOMEMLIMIT, which -1 only reads,
+// and 1 GiB without one.
+func newResponseMemory() *kube.ResponseMemory {
 	return kube.NewResponseMemory(max(minMemory, min(maxMemory, debug.SetMemoryLimit(-1)/4)))
 }
 
-// freeRecords is the memory of the records of a member that is not counted, in bytes: about that of 6,000 objects.
-const freeRecords = 4 << 20
+// uncountedRecordMemory is the memory for records of a member that needs no reservation, in bytes: about that of 6,000
+// objects.
+const uncountedRecordMemory = 4 << 20
 
-// ReserveMemory returns a reservation for the records of a member. The caller must close it.
-func (c *Clients) ReserveMemory(m Member) *kube.Reservation {
-	return c.memory.Reserve(m.Namespace, freeRecords)
+// ReserveRecordMemory returns a Reservation for the records of a member. The caller must close it.
+func (c *Clients) ReserveRecordMemory(m Member) *kube.Reservation {
+	return c.memory.Reserve(m.Namespace, uncountedRecordMemory)
 }
 
 // LimitConnections replaces the transport of config with a transport that applies the egress policy, limits the memory
@@ -120,9 +122,9 @@ func (t memberTransport) RoundTrip(request *http.Request) (*http.Response, error
 			return nil, err
 		}
 	case isWatch:
-		response.Body = t.memory.LimitEvents(response.Body, t.namespace, decoderOf(request, path))
+		response.Body = t.memory.LimitEvents(response.Body, t.namespace, decodedType(request, path))
 	default:
-		response.Body = t.memory.Limit(response.Body, t.namespace, decoderOf(request, path))
+		response.Body = t.memory.Limit(response.Body, t.namespace, decodedType(request, path))
 		if isObjectPath(path) {
 			response.Body = kube.RequireObject(response.Body)
 			// As YAML, which client-go would decode too, the same body can be another object.
@@ -134,7 +136,7 @@ func (t memberTransport) RoundTrip(request *http.Request) (*http.Response, error
 
 // replaceError replaces the body of an error response that is not a Status of Kubernetes.
 func (t memberTransport) replaceError(request *http.Request, response *http.Response) error {
-	limited := t.memory.Limit(response.Body, t.namespace, kube.DecodeAny)
+	limited := t.memory.Limit(response.Body, t.namespace, kube.TypeAny)
 	defer limited.Close()
 	body, err := io.ReadAll(io.LimitReader(limited, maxErrorBody))
 	if err != nil {
@@ -147,18 +149,18 @@ func (t memberTransport) replaceError(request *http.Request, response *http.Resp
 	return nil
 }
 
-// typedPaths are the paths of the objects that package survey and the engine decode as corev1.Pod and corev1.Node.
+// typedPaths are the paths of the lists and watches that are decoded as corev1.Pod and corev1.Node.
 var typedPaths = regexp.MustCompile(`^/api/v1/(namespaces/[^/]+/)?(pods|nodes)$`)
 
-// decoderOf returns the decoder of the response to a request.
-func decoderOf(request *http.Request, path string) kube.Decoder {
+// decodedType returns the type into which the response to a request is decoded.
+func decodedType(request *http.Request, path string) kube.DecodedType {
 	switch {
 	case strings.Contains(request.Header.Get("Accept"), "as=PartialObjectMetadata"):
-		return kube.DecodeMetadata
+		return kube.TypeMetadata
 	case typedPaths.MatchString(path):
-		return kube.DecodeTyped
+		return kube.TypePodOrNode
 	}
-	return kube.DecodeAny
+	return kube.TypeAny
 }
 
 // withoutProtobuf returns request with an Accept header without Protobuf, which clients of metadata prefer: only values

@@ -54,8 +54,8 @@ type memberEngine struct {
 	scope  engineScope
 	config *rest.Config
 	engine *engine.Engine
-	// memory is what the engine keeps of the member's responses; nil for the hub's own cluster.
-	memory *kube.Reservation
+	// recordMemory limits the memory of the member's records; nil for the hub's own cluster.
+	recordMemory *kube.Reservation
 	// previous is closed when the engine that this one replaces has stopped; nil if there was none.
 	previous <-chan struct{}
 	stop     chan struct{}
@@ -101,7 +101,7 @@ func (e *engines) Start(ctx context.Context) error {
 // run waits until the previous engine has stopped, and then corrects drift until this engine is stopped or ctx ends.
 func (r *memberEngine) run(ctx context.Context) {
 	defer close(r.done)
-	defer r.memory.Close()
+	defer r.recordMemory.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
@@ -152,7 +152,7 @@ func (e *engines) engineFor(ctx context.Context, m fleet.Member) (*memberEngine,
 		case <-ctx.Done():
 			e.remove(m.Key(), started)
 			close(started.done)
-			started.memory.Close()
+			started.recordMemory.Close()
 			return nil, fmt.Errorf("start engine of %s: %w", m.Key(), ctx.Err())
 		}
 	}
@@ -224,7 +224,7 @@ func (e *engines) getOrCreate(m fleet.Member, config *rest.Config) (*memberEngin
 	if m.Mode == fleet.Local {
 		options.Partitions = e.partitions
 	} else {
-		options.Memory = e.members.ReserveMemory(m)
+		options.RecordMemory = e.members.ReserveRecordMemory(m)
 	}
 	created, err := engine.New(config, options)
 	if err != nil {
@@ -233,7 +233,7 @@ func (e *engines) getOrCreate(m fleet.Member, config *rest.Config) (*memberEngin
 	created.ConfirmScope()
 	released := make(chan struct{})
 	started := &memberEngine{
-		member: m.Key(), scope: engineScopeOf(m), config: config, engine: created, memory: options.Memory,
+		member: m.Key(), scope: engineScopeOf(m), config: config, engine: created, recordMemory: options.RecordMemory,
 		stop: stop, done: make(chan struct{}), released: released, release: func() { close(released) },
 	}
 	if existing != nil {

@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"cmp"
+	"context"
 	"hash/maphash"
 	"iter"
 	"slices"
@@ -308,7 +309,7 @@ func (s *Store) deleteCached(id bundle.ID) {
 	}
 	s.cache.mu.Unlock()
 	if existed {
-		_ = s.memory.Resize(memory) // it needs less than before
+		_ = s.memory.Resize(context.Background(), memory) // it needs less than before
 		s.notify()
 	}
 }

@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,9 +50,10 @@ func (c *compressor) pack(value any) ([]byte, error) {
 	return encoder.EncodeAll(raw, nil), nil
 }
 
-// unpack is the reverse of pack. It decompresses a value, and calls decode with its JSON. memory is that of the member.
-// If the value is invalid, the error wraps ErrIncomplete.
-func (c *compressor) unpack(packed []byte, memory *kube.Reservation, decode func(raw []byte) error) error {
+// unpack is the reverse of pack. It decompresses a value, and calls decode with its JSON. While decode runs, the memory
+// for that is reserved beside records, the Reservation of the records. If the value is invalid, the error wraps
+// ErrIncomplete.
+func (c *compressor) unpack(ctx context.Context, packed []byte, records *kube.Reservation, decode func(raw []byte) error) error {
 	var header zstd.Header
 	if err := header.Decode(packed); err != nil || header.FrameContentSize > c.limit {
 		return fmt.Errorf("%w: it is not a compressed value of at most %d MiB", ErrIncomplete, c.limit>>20)
@@ -60,17 +62,17 @@ func (c *compressor) unpack(packed []byte, memory *kube.Reservation, decode func
 	if !header.HasFCS {
 		size = maxUnsized
 	}
-	needed := memory.New()
-	defer needed.Close()
-	if err := needed.Resize(size); err != nil {
+	memory := records.ForSameNamespace()
+	defer memory.Close()
+	if err := memory.Resize(ctx, size); err != nil {
 		return err
 	}
 	raw, err := c.decompress(packed, size)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrIncomplete, err)
 	}
-	if needed != nil {
-		if err := needed.Resize(kube.MemoryOf(raw)); err != nil {
+	if memory != nil { // MemoryOf scans all of it
+		if err := memory.Resize(ctx, kube.MemoryOf(raw)); err != nil {
 			return err
 		}
 	}

@@ -39,8 +39,8 @@ func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
 				continue
 			}
 			all, memory = append(all, rec), memory+rec.memory
-			if memory > maxHeads && s.partitions == nil {
-				return nil, fmt.Errorf("list records: they need more than %d MiB of memory", maxHeads>>20)
+			if memory > maxListedHeadMemory && !s.IsHubCluster() {
+				return nil, fmt.Errorf("list records: they need more than %d MiB of memory", maxListedHeadMemory>>20)
 			}
 		}
 		if opts.Continue = page.Continue; opts.Continue == "" {

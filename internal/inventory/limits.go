@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"context"
 	"fmt"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -10,18 +11,19 @@ import (
 
 // A hub reads records of members that it must not trust: a member could return records without end, or records that
 // need gigabytes of memory. The cluster of the hub, which has records of all clusters for deploymentType Local, has no
-// maxRecords. Only a Store with LimitMemory limits the memory of all records together.
+// maxRecords.
 const (
 	// maxRecords is the maximum number of records on a member. A member with 1,000 profiles has at most 3,000.
 	maxRecords = 20_000
-	// maxHead limits the memory of one head, and maxHeads that of the heads that ListHeads returns.
-	maxHead  = 16 << 20
-	maxHeads = 256 << 20
+	// maxHeadMemory limits the memory of one head, and maxListedHeadMemory that of the heads that ListHeads returns.
+	maxHeadMemory       = 16 << 20
+	maxListedHeadMemory = 256 << 20
 	// entryMemory is the memory of an Entry in a map, without its texts.
 	entryMemory = 512
 	// maxID limits the text of an ID, in bytes. The names in it have at most 253 bytes.
 	maxID = 1 << 10
-	// maxIdentifier limits a UID and a resourceVersion, in bytes. A UID of Kubernetes has 36.
+	// maxIdentifier limits a UID and a resourceVersion, in bytes. A UID of Kubernetes has 36. With a resourceVersion that
+	// was cut, each write is a conflict.
 	maxIdentifier = 128
 )
 
@@ -29,20 +31,21 @@ const (
 // all other methods.
 func (s *Store) LimitMemory(memory *kube.Reservation) { s.memory = memory }
 
-// reserveMemory returns an error if there is not enough memory for rec and the other cached records.
-func (s *Store) reserveMemory(rec *Record) error {
+// reserveMemory reserves the memory of the cached records and of rec. If several records are read at once, the last one
+// counts, until the next is read.
+func (s *Store) reserveMemory(ctx context.Context, rec *Record) error {
 	s.cache.mu.Lock()
 	memory := s.cache.memory + rec.memory
 	if cached := s.cache.byID[rec.ID]; cached != nil {
 		memory -= cached.memory
 	}
 	s.cache.mu.Unlock()
-	return s.memory.Resize(memory)
+	return s.memory.Resize(ctx, memory)
 }
 
 // checkNumber returns an error if a member has too many records.
 func (s *Store) checkNumber(records int) error {
-	if records > maxRecords && s.partitions == nil {
+	if records > maxRecords && !s.IsHubCluster() {
 		return fmt.Errorf("list records: the cluster has more than %d", maxRecords)
 	}
 	return nil

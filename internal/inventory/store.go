@@ -107,8 +107,9 @@ func NewPartitionedStore(core corev1client.CoreV1Interface, objects metadata.Int
 // Scope returns the scope of the records.
 func (s *Store) Scope() OwnerScope { return s.scope }
 
-// IsPartitioned returns whether the Store has Partitions. Then it is on the cluster of the hub.
-func (s *Store) IsPartitioned() bool { return s.partitions != nil }
+// IsHubCluster returns whether the Store is on the cluster of the hub, which has the objects of all clusters for
+// deploymentType Local. Only there it has Partitions.
+func (s *Store) IsHubCluster() bool { return s.partitions != nil }
 
 // Changes returns a channel that has a value when the cached records have changed since a value was last received. It
 // has one receiver.
@@ -194,8 +195,8 @@ func (s *Store) idOf(secret metav1.Object) (id bundle.ID, ok bool) {
 // decodeHead decodes the head in a Secret, which needs memory bytes.
 func decodeHead(secret *corev1.Secret) (head Head, memory int64, err error) {
 	raw := secret.Data[keyHead]
-	if memory = kube.MemoryOf(raw); memory > maxHead {
-		return Head{}, 0, errors.New("the head is too long")
+	if memory = kube.MemoryOf(raw); memory > maxHeadMemory {
+		return Head{}, 0, fmt.Errorf("the head needs more than %d MiB of memory", maxHeadMemory>>20)
 	}
 	err = json.Unmarshal(raw, &head)
 	return head, memory, err
@@ -223,13 +224,13 @@ func (s *Store) readRecord(ctx context.Context, secret *corev1.Secret) (*Record,
 // readEntries reads the entries of a record.
 func (s *Store) readEntries(ctx context.Context, rec *Record) error {
 	if rec.entryData.empty() {
-		return s.reserveMemory(rec)
+		return s.reserveMemory(ctx, rec)
 	}
 	packed, err := s.readValue(ctx, rec.entryData, maxEntries)
 	if err != nil {
 		return err
 	}
-	return s.entries.unpack(packed, s.memory, func(raw []byte) error {
+	return s.entries.unpack(ctx, packed, s.memory, func(raw []byte) error {
 		entries, err := decodeEntries(raw)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrIncomplete, err)
@@ -238,7 +239,7 @@ func (s *Store) readEntries(ctx context.Context, rec *Record) error {
 			rec.Entries[entry.Ref.Key()] = entry
 		}
 		rec.memory += int64(len(raw) + entryMemory*len(entries))
-		return s.reserveMemory(rec)
+		return s.reserveMemory(ctx, rec)
 	})
 }
 
@@ -253,7 +254,7 @@ func (s *Store) Bundle(ctx context.Context, rec *Record) (bundle.Bundle, error) 
 	if err != nil {
 		return b, fmt.Errorf("read the content of %s: %w", rec.ID, err)
 	}
-	if err := s.contents.unpack(packed, s.memory, decodeInto(&b)); err != nil {
+	if err := s.contents.unpack(ctx, packed, s.memory, decodeInto(&b)); err != nil {
 		return b, fmt.Errorf("read the content of %s: %w", rec.ID, err)
 	}
 	return b, nil

@@ -24,8 +24,8 @@ const (
 	// takes about 300 bytes and 35 values.
 	maxDiscovery       = 16 << 20
 	maxDiscoveryValues = 800_000
-	// maxSeparateVersions is the maximum number of API versions that are read one by one, which client-go does at once.
-	// This is the case for an API server without aggregated discovery, which is older than Kubernetes 1.27.
+	// maxSeparateVersions is the maximum number of API versions for which client-go sends one request each, from one
+	// goroutine each: those of an API server without aggregated discovery, which is older than Kubernetes 1.27.
 	maxSeparateVersions = 1000
 	// maxConcurrent is the maximum number of concurrent requests, each of which can need a connection.
 	maxConcurrent = 20
@@ -44,8 +44,8 @@ const (
 
 var (
 	errLongDiscovery   = fmt.Errorf("the cluster returned more than %d MiB or %d values", maxDiscovery>>20, maxDiscoveryValues)
-	errTooManyAPIs     = fmt.Errorf("the cluster serves more than %d, or their names have more than %d MiB", MaxAPIs, MaxAPIText>>20)
-	errTooManyVersions = fmt.Errorf("the cluster serves more than %d versions, and no aggregated discovery", maxSeparateVersions)
+	errTooManyAPIs     = fmt.Errorf("the cluster serves more than %d API versions and resources, or their names have more than %d MiB", MaxAPIs, MaxAPIText>>20)
+	errTooManyVersions = fmt.Errorf("the cluster serves more than %d API versions without aggregated discovery", maxSeparateVersions)
 )
 
 // Discovery is a discovery client for a cluster that may be hostile. It limits the memory of the responses: of all
@@ -54,21 +54,22 @@ type Discovery struct {
 	limitedClient
 
 	config *rest.Config
-	client *http.Client
+	// httpClient sends the requests.
+	httpClient *http.Client
 }
 
-// NewDiscovery returns a Discovery for the cluster of config, which sends its requests with client.
-func NewDiscovery(config *rest.Config, client *http.Client) (*Discovery, error) {
-	single, err := newLimitedClient(config, client, newDiscoveryBudget)
+// NewDiscovery returns a Discovery for the cluster of config, which sends its requests with httpClient.
+func NewDiscovery(config *rest.Config, httpClient *http.Client) (*Discovery, error) {
+	perResponse, err := newLimitedClient(config, httpClient, newDiscoveryBudget)
 	if err != nil {
 		return nil, err
 	}
-	return &Discovery{limitedClient: single, config: config, client: client}, nil
+	return &Discovery{limitedClient: perResponse, config: config, httpClient: httpClient}, nil
 }
 
 // ServerGroupsAndResources returns the groups and resources of the cluster, without subresources. If some API versions
-// fail, it returns the other ones and a discovery.ErrGroupDiscoveryFailed. It omits resources with names that are too
-// long for Kubernetes. It fails if there are more than MaxAPIs, or more than MaxAPIText in their names.
+// fail, it returns the other ones and a discovery.ErrGroupDiscoveryFailed. It omits names that Kubernetes does not
+// allow. It fails if there are more than MaxAPIs, or more than MaxAPIText in their names.
 func (d *Discovery) ServerGroupsAndResources() (groups []*metav1.APIGroup, lists []*metav1.APIResourceList, err error) {
 	lists, err = d.readLimited(func(client discovery.DiscoveryInterface) (lists []*metav1.APIResourceList, err error) {
 		groups, lists, err = discovery.ServerGroupsAndResources(client)
@@ -86,7 +87,7 @@ func (d *Discovery) ServerPreferredResources() ([]*metav1.APIResourceList, error
 // readLimited calls read with a client that limits all responses together. It limits the result, too.
 func (d *Discovery) readLimited(read func(discovery.DiscoveryInterface) ([]*metav1.APIResourceList, error)) ([]*metav1.APIResourceList, error) {
 	budget := newDiscoveryBudget()
-	client, err := newLimitedClient(d.config, d.client, func() *Budget { return budget })
+	client, err := newLimitedClient(d.config, d.httpClient, func() *Budget { return budget })
 	if err != nil {
 		return nil, err
 	}
@@ -100,18 +101,20 @@ func (d *Discovery) readLimited(read func(discovery.DiscoveryInterface) ([]*meta
 			break
 		}
 	}
-	if lists = withValidNames(lists); exceedLimits(lists) {
+	if lists = removeInvalidNames(lists); exceedLimits(lists) {
 		return nil, errTooManyAPIs
 	}
 	return lists, err
 }
 
+var _ discovery.AggregatedDiscoveryInterface = limitedClient{}
+
 // limitedClient is a discovery client that limits its responses and the number of its concurrent requests.
 type limitedClient struct{ *discovery.DiscoveryClient }
 
 // newLimitedClient returns a client that limits each response by the budget that newBudget returns.
-func newLimitedClient(config *rest.Config, client *http.Client, newBudget func() *Budget) (limitedClient, error) {
-	limited := *client
+func newLimitedClient(config *rest.Config, httpClient *http.Client, newBudget func() *Budget) (limitedClient, error) {
+	limited := *httpClient
 	if limited.Transport == nil {
 		limited.Transport = http.DefaultTransport
 	}
@@ -125,7 +128,7 @@ func newDiscoveryBudget() *Budget {
 }
 
 // GroupsAndMaybeResources implements discovery.AggregatedDiscoveryInterface. If it returns no resources, the caller
-// reads all API versions at once.
+// reads all API versions at once. The functions of package discovery call it; the methods of DiscoveryClient do not.
 func (c limitedClient) GroupsAndMaybeResources() (
 	groups *metav1.APIGroupList, resources map[schema.GroupVersion]*metav1.APIResourceList, failed map[schema.GroupVersion]error, err error,
 ) {
@@ -143,9 +146,9 @@ func (c limitedClient) GroupsAndMaybeResources() (
 	return groups, resources, failed, nil
 }
 
-// withValidNames removes the API versions and resources from lists whose names cannot be those of Kubernetes, and the
-// subresources.
-func withValidNames(lists []*metav1.APIResourceList) []*metav1.APIResourceList {
+// removeInvalidNames removes API versions and resources with names that Kubernetes does not allow. That removes
+// subresources, too: their names have a slash.
+func removeInvalidNames(lists []*metav1.APIResourceList) []*metav1.APIResourceList {
 	for _, list := range lists {
 		list.APIResources = slices.DeleteFunc(list.APIResources, func(resource metav1.APIResource) bool {
 			return !isAPIName(resource.Name, maxResourceName) || !isAPIName(resource.Kind, maxKindName)

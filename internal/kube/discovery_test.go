@@ -227,7 +227,7 @@ func TestHostileDiscovery(t *testing.T) {
 	}{
 		"much text": {500, long, "the cluster returned more than 16 MiB or 800000 values", 2000},
 		"many groups": {
-			1001, `{"kind":"APIResourceList","apiVersion":"v1","resources":[]}`, "the cluster serves more than 1000 versions, and no aggregated discovery", 2,
+			1001, `{"kind":"APIResourceList","apiVersion":"v1","resources":[]}`, "the cluster serves more than 1000 API versions without aggregated discovery", 2,
 		},
 	} {
 		url, requests := hostileCluster(t, test.groups, test.resources)
@@ -261,7 +261,7 @@ func TestDiscoveryLimitsAPIs(t *testing.T) {
 		}
 		return served
 	}
-	const tooMany = "the cluster serves more than 20000, or their names have more than 1 MiB"
+	const tooMany = "the cluster serves more than 20000 API versions and resources, or their names have more than 1 MiB"
 	for name, test := range map[string]struct {
 		served *servedAPIs
 		want   string

@@ -82,15 +82,15 @@ func checkMemory(t *testing.T, body, sizes []byte) {
 		var errs [2]error
 		for i, reader := range []io.Reader{&partReader{rest: body, sizes: sizes}, bytes.NewReader(body)} {
 			memory := NewResponseMemory(1 << 40)
-			counted := memory.limit(io.NopCloser(reader), "a", DecodeAny, 0)
+			counted := memory.limit(io.NopCloser(reader), "a", TypeAny, 0)
 			counted.isWatch = isWatch
 			_, errs[i] = io.CopyBuffer(struct{ io.Writer }{io.Discard}, counted, make([]byte, len(body)+1))
 			needed[i] = counted.needed()
-			if counted.reserved != max(0, needed[i]) && errs[i] == nil {
-				t.Errorf("%q: %d bytes are reserved, want %d", body, counted.reserved, needed[i])
+			if counted.reservation.reserved != max(0, needed[i]) && errs[i] == nil {
+				t.Errorf("%q: %d bytes are reserved, want %d", body, counted.reservation.reserved, needed[i])
 			}
-			if err := counted.Close(); err != nil || counted.reserved != 0 {
-				t.Errorf("%q: %d bytes are reserved after the end, error %v", body, counted.reserved, err)
+			if err := counted.Close(); err != nil || counted.reservation.reserved != 0 {
+				t.Errorf("%q: %d bytes are reserved after the end, error %v", body, counted.reservation.reserved, err)
 			}
 		}
 		if !errors.Is(errs[0], errs[1]) || errs[0] == nil && needed[0] != needed[1] {

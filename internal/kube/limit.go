@@ -8,9 +8,9 @@ import (
 	"sync/atomic"
 )
 
-// Budget limits what is read of one or several responses together: their bytes, and their JSON values. A value takes
-// two bytes of JSON, and about a hundred bytes of memory when it is decoded. If there is a limit of values, Protobuf is
-// refused, whose values are not counted. It is safe for concurrent use.
+// Budget limits what is read of one or several responses together: their bytes, and their JSON values. If there is a
+// limit of values, Protobuf is refused, whose values cannot be counted. A ResponseMemory estimates the memory of
+// responses. It is safe for concurrent use.
 type Budget struct {
 	bytes, values atomic.Int64
 	limitsValues  bool
@@ -77,29 +77,31 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// jsonCounts counts the characters outside of strings with which a value can begin in an array, or a field in an
-// object.
+// jsonCounts counts the characters, outside of strings, with which a field of an object or an element of an array can
+// begin.
 type jsonCounts struct {
-	// objects and arrays are the opening brackets, and fields, items and elements the commas: those in objects, in the
-	// array of the items of a list, and in other arrays.
-	objects, arrays, fields, items, elements int64
+	objects  int64 // opening brackets of objects
+	arrays   int64 // opening brackets of arrays
+	fields   int64 // commas in objects
+	items    int64 // commas in arrays at depth 2, where a list has its items
+	elements int64 // commas in other arrays
 }
 
 // jsonScanner scans JSON in parts, without decoding it.
 type jsonScanner struct {
 	jsonCounts
 
-	// maxDepth is the maximum depth of the characters that are counted; 0 is none.
+	// maxDepth is the deepest level whose characters are counted; 0: all levels.
 	maxDepth int
 	// hasKind and hasVersion are true if the outermost object has the fields kind and apiVersion.
 	hasKind, hasVersion bool
 	// hasUnclearField is true if the outermost object has a field that decoders can take for an empty kind or apiVersion.
 	hasUnclearField bool
 
-	// depth is the number of objects and arrays around the current character. Bit i of inArray is set if the i-th of them
-	// is an array.
+	// depth is the number of objects and arrays around the current character. The arrayBit of a depth is set in arrayBits
+	// if the innermost of so many is an array.
 	depth               int
-	inArray             uint64
+	arrayBits           uint64
 	inString, isEscaped bool
 	// hasEscape is true if the current string has an escape.
 	hasEscape bool
@@ -159,11 +161,11 @@ func (s *jsonScanner) isAtEnd(last byte) bool {
 	return (last == '}' || last == ']') && !s.inString && s.depth <= 0
 }
 
-// maxMarked is the maximum depth whose bit of inArray is used. What is deeper counts as an array.
-const maxMarked = 63
-
 // itemsDepth is the depth in the array of the items of a list.
 const itemsDepth = 2
+
+// arrayBit returns the bit of a depth in arrayBits. All depths from 63 on share the last bit.
+func arrayBit(depth int) uint64 { return 1 << uint(max(0, min(depth, 63))) }
 
 // begin begins an object or an array.
 func (s *jsonScanner) begin(isArray bool) {
@@ -173,17 +175,17 @@ func (s *jsonScanner) begin(isArray bool) {
 		s.objects++
 	}
 	s.depth++
-	if bit := uint64(1) << uint(max(0, min(s.depth, maxMarked))); isArray || s.depth >= maxMarked {
-		s.inArray |= bit
+	if isArray {
+		s.arrayBits |= arrayBit(s.depth)
 	} else {
-		s.inArray &^= bit
+		s.arrayBits &^= arrayBit(s.depth)
 	}
 }
 
 func (s *jsonScanner) countComma() {
 	switch {
 	case !s.isCounted():
-	case s.depth <= 0 || s.inArray&(1<<uint(min(s.depth, maxMarked))) == 0:
+	case s.arrayBits&arrayBit(s.depth) == 0:
 		s.fields++
 	case s.depth == itemsDepth:
 		s.items++

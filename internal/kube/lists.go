@@ -15,25 +15,25 @@ import (
 	"k8s.io/client-go/tools/pager"
 )
 
-// objectSize is the size, in bytes, up to which an object counts as one object of a ListLimit.
-const objectSize = 512
+// bytesPerObject is the size, in bytes, that an ObjectLimit counts as one more object.
+const bytesPerObject = 512
 
-// ListLimit limits how many objects of a cluster are in memory: the cluster could return objects without end. Several
-// lists can share it. It is safe for concurrent use.
-type ListLimit struct {
+// ObjectLimit limits how many objects of a cluster are in memory: the cluster could return objects without end. Several
+// lists can share one. It is safe for concurrent use.
+type ObjectLimit struct {
 	maximum  int64
 	resource string
 	count    atomic.Int64
 }
 
-// NewListLimit returns a limit of maximum objects. resource is their plural name in the error.
-func NewListLimit(maximum int64, resource string) *ListLimit {
-	return &ListLimit{maximum: maximum, resource: resource}
+// NewObjectLimit returns a limit of maximum objects. resource is their plural name in the error.
+func NewObjectLimit(maximum int64, resource string) *ObjectLimit {
+	return &ObjectLimit{maximum: maximum, resource: resource}
 }
 
 // Add counts an object of size bytes. A large object counts as several objects. If there would be more objects than the
 // maximum, Add returns an error and does not count the object.
-func (l *ListLimit) Add(size int) error {
+func (l *ObjectLimit) Add(size int) error {
 	if n := countOf(size); l.count.Add(n) > l.maximum {
 		l.count.Add(-n)
 		return fmt.Errorf("the cluster returned more than %d %s", l.maximum, l.resource)
@@ -42,20 +42,20 @@ func (l *ListLimit) Add(size int) error {
 }
 
 // Remove is the reverse of Add.
-func (l *ListLimit) Remove(size int) { l.count.Add(-countOf(size)) }
+func (l *ObjectLimit) Remove(size int) { l.count.Add(-countOf(size)) }
 
 // countOf returns as how many objects an object of size bytes counts.
-func countOf(size int) int64 { return 1 + int64(size/objectSize) }
+func countOf(size int) int64 { return 1 + int64(size/bytesPerObject) }
 
-// LimitedStore is the store of a reflector whose lists, streamed or in pages, are limited by a ListLimit while they are
-// read. It passes the objects to another store: the objects of a list trimmed, and those of a watch as they are. If the
-// other store returns an error for an object of a watch, the watch ends: the next request of the reflector fails with
-// that error, and after its backoff the reflector lists again.
+// LimitedStore is the store of a reflector whose lists, streamed or in pages, are limited by a ObjectLimit while they
+// are read. It passes the objects to another store: the objects of a list trimmed, and those of a watch as they are. If
+// the other store returns an error for an object of a watch, the watch ends: the next request of the reflector fails
+// with that error, and after its backoff the reflector lists again.
 //
 // Its methods are called by one reflector, except Close.
 type LimitedStore struct {
 	cache.ReflectorStore
-	limit *ListLimit
+	limit *ObjectLimit
 	trim  func(runtime.Object) (trimmed runtime.Object, size int)
 
 	// events is the current watch. watchErr is the error with which the next request must fail.
@@ -72,8 +72,9 @@ type LimitedStore struct {
 var _ cache.TransformingStore = (*LimitedStore)(nil)
 
 // NewLimitedStore returns a LimitedStore that passes objects to store. trim returns the part of an object that store
-// uses, and the size of that part in bytes, without the name and the namespace of the object.
-func NewLimitedStore(store cache.ReflectorStore, limit *ListLimit, trim func(runtime.Object) (trimmed runtime.Object, size int)) *LimitedStore {
+// uses, and the size of that part in bytes, without the name and the namespace of the object. Replace of store gets
+// trimmed objects; Add, Update and Delete get untrimmed ones.
+func NewLimitedStore(store cache.ReflectorStore, limit *ObjectLimit, trim func(runtime.Object) (trimmed runtime.Object, size int)) *LimitedStore {
 	return &LimitedStore{ReflectorStore: store, limit: limit, trim: trim}
 }
 
@@ -97,15 +98,17 @@ func (s *LimitedStore) Source(source *cache.ListWatch, pageSize int64) *cache.Li
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			if options.SendInitialEvents != nil || s.watchErr != nil {
+			if err := s.watchErr; err != nil {
+				s.watchErr = nil
 				s.reset()
-			}
-			err := s.watchErr
-			if s.watchErr = nil; err != nil {
 				return nil, err
 			}
-			s.events, err = source.WatchFuncWithContext(ctx, options)
-			return s.events, err
+			if options.SendInitialEvents != nil { // the watch begins with a list
+				s.reset()
+			}
+			events, err := source.WatchFuncWithContext(ctx, options)
+			s.events = events
+			return events, err
 		},
 	}
 }
@@ -118,27 +121,27 @@ func (s *LimitedStore) trimPage(page runtime.Object) (runtime.Object, error) {
 	}
 	trimmed := &internalversion.List{ListMeta: metav1.ListMeta{ResourceVersion: listMeta.GetResourceVersion(), Continue: listMeta.GetContinue()}}
 	if meta.LenList(page) == 0 {
-		return trimmed, s.hold(0)
+		return trimmed, s.add(0)
 	}
-	err = meta.EachListItem(page, func(whole runtime.Object) error {
-		obj, err := s.trimAndHold(whole)
+	err = meta.EachListItem(page, func(object runtime.Object) error {
+		obj, err := s.trimAndCount(object)
 		trimmed.Items = append(trimmed.Items, obj)
 		return err
 	})
 	return trimmed, err
 }
 
-// trimAndHold trims an object of a list, and adds it to the limit.
-func (s *LimitedStore) trimAndHold(whole runtime.Object) (trimmed runtime.Object, err error) {
-	trimmed, size := s.trim(whole)
-	if object, err := meta.Accessor(whole); err == nil {
-		size += len(object.GetNamespace()) + len(object.GetName())
+// trimAndCount trims an object of a list, and adds it to the limit.
+func (s *LimitedStore) trimAndCount(object runtime.Object) (trimmed runtime.Object, err error) {
+	trimmed, size := s.trim(object)
+	if metadata, err := meta.Accessor(object); err == nil {
+		size += len(metadata.GetNamespace()) + len(metadata.GetName())
 	}
-	return trimmed, s.hold(size)
+	return trimmed, s.add(size)
 }
 
-// hold adds an object of the current list to the limit.
-func (s *LimitedStore) hold(size int) error {
+// add adds an object of the current list to the limit.
+func (s *LimitedStore) add(size int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.isClosed {
@@ -159,7 +162,8 @@ func (s *LimitedStore) reset() {
 	s.count = 0
 }
 
-// Close removes the objects of the current list from the limit after the reflector has ended.
+// Close removes the objects of the current list from the limit. It must be called after the reflector has ended if
+// others share the limit. A list that is still running then fails.
 func (s *LimitedStore) Close() {
 	s.reset()
 	s.mu.Lock()
@@ -171,11 +175,11 @@ func (s *LimitedStore) Close() {
 // the stream.
 func (s *LimitedStore) Transformer() cache.TransformFunc {
 	return func(obj any) (any, error) {
-		whole, ok := obj.(runtime.Object)
+		object, ok := obj.(runtime.Object)
 		if !ok {
 			return obj, nil
 		}
-		trimmed, err := s.trimAndHold(whole)
+		trimmed, err := s.trimAndCount(object)
 		s.endWatch(err)
 		return trimmed, nil
 	}

@@ -16,7 +16,7 @@ import (
 
 func TestLargeObjectsCountAsSeveral(t *testing.T) {
 	t.Parallel()
-	limit := kube.NewListLimit(10, "objects")
+	limit := kube.NewObjectLimit(10, "objects")
 	for _, size := range []int{0, 100, 511} {
 		if err := limit.Add(size); err != nil {
 			t.Errorf("%d bytes: %v", size, err)
@@ -38,7 +38,7 @@ func TestLargeObjectsCountAsSeveral(t *testing.T) {
 }
 
 // newNamesStore returns a LimitedStore, and a function that lists ConfigMaps with these names for its reflector.
-func newNamesStore(t *testing.T, limit *kube.ListLimit) (*kube.LimitedStore, func(names ...string) error) {
+func newNamesStore(t *testing.T, limit *kube.ObjectLimit) (*kube.LimitedStore, func(names ...string) error) {
 	t.Helper()
 	store := kube.NewLimitedStore(cache.NewStore(cache.MetaNamespaceKeyFunc), limit, func(obj runtime.Object) (runtime.Object, int) { return obj, 0 })
 	return store, func(names ...string) error {
@@ -58,7 +58,7 @@ func newNamesStore(t *testing.T, limit *kube.ListLimit) (*kube.LimitedStore, fun
 
 func TestListsShareALimit(t *testing.T) {
 	t.Parallel()
-	limit := kube.NewListLimit(3, "objects")
+	limit := kube.NewObjectLimit(3, "objects")
 	first, listFirst := newNamesStore(t, limit)
 	second, listSecond := newNamesStore(t, limit)
 	want := func(step string, err error, wantErr bool) {

@@ -25,8 +25,9 @@ type Resource struct {
 
 // Mapper finds the resources of kinds. It caches discovery until Reset. It is safe for concurrent use.
 //
-// There is a Mapper for each cluster, so it keeps no more than it needs, and shares that with other Mappers. Unlike the
-// mapper of client-go, it has no resources for kinds in lower case and for the lists of kinds, which are guesses.
+// There is a Mapper for each cluster, so it keeps no more than it needs. Kinds are interned (package unique), so that
+// Mappers of similar clusters share them. Unlike the RESTMapper of client-go, it does not map "PodList" and "pod" to
+// resources, which no API server serves.
 type Mapper struct {
 	client discovery.ServerResourcesInterface
 	// loaded is nil before the first load and after Reset.
@@ -58,8 +59,8 @@ func (m *Mapper) Reset() {
 	m.loaded.Store(nil)
 }
 
-// Resource returns the resource of gvk in exactly its version. The error satisfies meta.IsNoMatchError if the server
-// does not serve the kind.
+// Resource returns the resource of gvk in exactly its version; an empty version is the preferred one. The error
+// satisfies meta.IsNoMatchError if the server does not serve the kind.
 func (m *Mapper) Resource(gvk schema.GroupVersionKind) (Resource, error) {
 	found, err := m.find(gvk.GroupKind(), gvk.Version)
 	if err != nil {
@@ -164,7 +165,8 @@ func newServedKinds(groups []*metav1.APIGroup, lists []*metav1.APIResourceList) 
 					all = append(all, servedKind{gv.WithKind(resource.Kind), resource.Name, resource.Namespaced})
 				}
 			}
-			delete(resources, version.GroupVersion) // a hostile cluster can name it again and again
+			// Each version once: the preferred one is also in group.Versions, and a hostile cluster can repeat versions.
+			delete(resources, version.GroupVersion)
 		}
 	}
 	slices.SortStableFunc(all, func(a, b servedKind) int { return compareKinds(a.GroupKind(), b.GroupKind()) })

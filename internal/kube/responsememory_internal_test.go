@@ -16,45 +16,45 @@ import (
 	"sigs.k8s.io/json"
 )
 
-// TestMemoryOfDecoders decodes the JSON that needs most memory for its length, with the decoders of the clients, and
-// compares the memory with the estimate.
+// TestMemoryOfTypes decodes the JSON that needs most memory for its length, into the types of the clients, and compares
+// the memory with the estimate.
 //
 //nolint:paralleltest // it measures the memory of the whole process
-func TestMemoryOfDecoders(t *testing.T) {
+func TestMemoryOfTypes(t *testing.T) {
 	const n = 100_000
 	for _, test := range []struct {
 		begin, element, end string
-		decoder             Decoder
+		into                DecodedType
 		value               any
 	}{
-		{`{"items":[`, `{"":0}`, `]}`, DecodeAny, &map[string]any{}},
-		{`{"items":[`, `{"":{"":0}}`, `]}`, DecodeAny, &map[string]any{}},
-		{`{"kind":"A","apiVersion":"v1","a":[`, `{"":0}`, `]}`, DecodeAny, &map[string]any{}},
-		{`{"kind":"A","apiVersion":"v1","a":[`, `[[]]`, `]}`, DecodeAny, &map[string]any{}},
-		{`{"kind":"A","apiVersion":"v1","a":[`, `0`, `]}`, DecodeAny, &map[string]any{}},
-		{`{"items":[`, `null`, `]}`, DecodeAny, &corev1.SecretList{}},
-		{`{"items":[`, `{"data":{"":""}}`, `]}`, DecodeAny, &corev1.SecretList{}},
-		{`{"resources":[`, `null`, `]}`, DecodeAny, &metav1.APIResourceList{}},
-		{`{"groups":[`, `null`, `]}`, DecodeAny, &metav1.APIGroupList{}},
-		{`{"items":[`, `null`, `]}`, DecodeAny, &apidiscovery.APIGroupDiscoveryList{}},
-		{`{"items":[{"versions":[{"resources":[`, `null`, `]}]}]}`, DecodeAny, &apidiscovery.APIGroupDiscoveryList{}},
-		{`{"items":[{"versions":[{"resources":[`, `{"responseKind":{}}`, `]}]}]}`, DecodeAny, &apidiscovery.APIGroupDiscoveryList{}},
-		{`{"details":{"causes":[`, `null`, `]}}`, DecodeAny, &metav1.Status{}},
-		{`{"items":[`, `null`, `]}`, DecodeMetadata, &metav1.PartialObjectMetadataList{}},
-		{`{"items":[`, `{"metadata":{"labels":{"":""},"annotations":{"":""}}}`, `]}`, DecodeMetadata, &metav1.PartialObjectMetadataList{}},
-		{`{"items":[{"metadata":{"managedFields":[`, `null`, `]}}]}`, DecodeMetadata, &metav1.PartialObjectMetadataList{}},
-		{`{"items":[{"metadata":{"managedFields":[`, `{"fieldsV1":{"a":{"b":{}}}}`, `]}}]}`, DecodeMetadata, &metav1.PartialObjectMetadataList{}},
-		{`{"metadata":{"managedFields":[`, `{"time":"2006-01-02T15:04:05Z"}`, `]}}`, DecodeMetadata, &metav1.PartialObjectMetadata{}},
-		{`{"items":[`, `null`, `]}`, DecodeTyped, &corev1.PodList{}},
-		{`{"items":[`, `null`, `]}`, DecodeTyped, &corev1.NodeList{}},
-		{`{"items":[`, `{"spec":{"containers":[{}]}}`, `]}`, DecodeTyped, &corev1.PodList{}},
-		{`{"spec":{"containers":[`, `null`, `]}}`, DecodeTyped, &corev1.Pod{}},
-		{`{"spec":{"containers":[`, `{"resources":{"requests":{"a":"1"}}}`, `]}}`, DecodeTyped, &corev1.Pod{}},
-		{`{"spec":{"containers":[`, `{"securityContext":{"capabilities":{}},"livenessProbe":{"exec":{}},"lifecycle":{}}`, `]}}`, DecodeTyped, &corev1.Pod{}},
-		{`{"spec":{"volumes":[`, `null`, `]}}`, DecodeTyped, &corev1.Pod{}},
+		{`{"items":[`, `{"":0}`, `]}`, TypeAny, &map[string]any{}},
+		{`{"items":[`, `{"":{"":0}}`, `]}`, TypeAny, &map[string]any{}},
+		{`{"kind":"A","apiVersion":"v1","a":[`, `{"":0}`, `]}`, TypeAny, &map[string]any{}},
+		{`{"kind":"A","apiVersion":"v1","a":[`, `[[]]`, `]}`, TypeAny, &map[string]any{}},
+		{`{"kind":"A","apiVersion":"v1","a":[`, `0`, `]}`, TypeAny, &map[string]any{}},
+		{`{"items":[`, `null`, `]}`, TypeAny, &corev1.SecretList{}},
+		{`{"items":[`, `{"data":{"":""}}`, `]}`, TypeAny, &corev1.SecretList{}},
+		{`{"resources":[`, `null`, `]}`, TypeAny, &metav1.APIResourceList{}},
+		{`{"groups":[`, `null`, `]}`, TypeAny, &metav1.APIGroupList{}},
+		{`{"items":[`, `null`, `]}`, TypeAny, &apidiscovery.APIGroupDiscoveryList{}},
+		{`{"items":[{"versions":[{"resources":[`, `null`, `]}]}]}`, TypeAny, &apidiscovery.APIGroupDiscoveryList{}},
+		{`{"items":[{"versions":[{"resources":[`, `{"responseKind":{}}`, `]}]}]}`, TypeAny, &apidiscovery.APIGroupDiscoveryList{}},
+		{`{"details":{"causes":[`, `null`, `]}}`, TypeAny, &metav1.Status{}},
+		{`{"items":[`, `null`, `]}`, TypeMetadata, &metav1.PartialObjectMetadataList{}},
+		{`{"items":[`, `{"metadata":{"labels":{"":""},"annotations":{"":""}}}`, `]}`, TypeMetadata, &metav1.PartialObjectMetadataList{}},
+		{`{"items":[{"metadata":{"managedFields":[`, `null`, `]}}]}`, TypeMetadata, &metav1.PartialObjectMetadataList{}},
+		{`{"items":[{"metadata":{"managedFields":[`, `{"fieldsV1":{"a":{"b":{}}}}`, `]}}]}`, TypeMetadata, &metav1.PartialObjectMetadataList{}},
+		{`{"metadata":{"managedFields":[`, `{"time":"2006-01-02T15:04:05Z"}`, `]}}`, TypeMetadata, &metav1.PartialObjectMetadata{}},
+		{`{"items":[`, `null`, `]}`, TypePodOrNode, &corev1.PodList{}},
+		{`{"items":[`, `null`, `]}`, TypePodOrNode, &corev1.NodeList{}},
+		{`{"items":[`, `{"spec":{"containers":[{}]}}`, `]}`, TypePodOrNode, &corev1.PodList{}},
+		{`{"spec":{"containers":[`, `null`, `]}}`, TypePodOrNode, &corev1.Pod{}},
+		{`{"spec":{"containers":[`, `{"resources":{"requests":{"a":"1"}}}`, `]}}`, TypePodOrNode, &corev1.Pod{}},
+		{`{"spec":{"containers":[`, `{"securityContext":{"capabilities":{}},"livenessProbe":{"exec":{}},"lifecycle":{}}`, `]}}`, TypePodOrNode, &corev1.Pod{}},
+		{`{"spec":{"volumes":[`, `null`, `]}}`, TypePodOrNode, &corev1.Pod{}},
 	} {
 		raw := []byte(test.begin + strings.TrimSuffix(strings.Repeat(test.element+",", n), ",") + test.end)
-		body := NewResponseMemory(1<<50).Limit(io.NopCloser(strings.NewReader(string(raw))), "a", test.decoder)
+		body := NewResponseMemory(1<<50).Limit(io.NopCloser(strings.NewReader(string(raw))), "a", test.into)
 		if _, err := io.Copy(io.Discard, body); err != nil {
 			t.Fatal(err)
 		}
@@ -63,7 +63,7 @@ func TestMemoryOfDecoders(t *testing.T) {
 		if err := json.UnmarshalCaseSensitivePreserveInts(raw, test.value); err != nil {
 			t.Errorf("%s%s: %v", test.begin, test.element, err)
 		}
-		// A slice that grows needs 1 + 1.25 of the memory of its elements, and the one after that has 1.25.
+		// While append copies, both arrays exist: 1 + 1.25. Measured is only the new one, 1.25.
 		used := (heap() - before) * 9 / 5
 		t.Logf("%T %s%s: needs %d bytes per element, estimate %d", test.value, test.begin, test.element, used/n, estimate/n)
 		if used > estimate {
@@ -84,7 +84,7 @@ func heap() int64 {
 // wantReserved reads n bytes of nothing but text from a body for namespace, and compares the error.
 func wantReserved(t *testing.T, memory *ResponseMemory, namespace string, n int64, want string) io.Closer {
 	t.Helper()
-	body := memory.Limit(io.NopCloser(strings.NewReader(strings.Repeat("x", int(n)))), namespace, DecodeAny)
+	body := memory.Limit(io.NopCloser(strings.NewReader(strings.Repeat("x", int(n)))), namespace, TypeAny)
 	_, err := io.Copy(io.Discard, body)
 	if got := fmt.Sprint(err); !strings.Contains(got, want) {
 		t.Errorf("%d bytes in namespace %s: got %q, want %q", n, namespace, got, want)
@@ -95,10 +95,10 @@ func wantReserved(t *testing.T, memory *ResponseMemory, namespace string, n int6
 func TestResponseMemory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const tooLarge, noMemory = "the cluster returned what needs more than 6 MiB", "the hub has no memory for it while it holds other responses"
+		const tooLarge, noMemory = "the cluster returned what needs more than 6 MiB", "the hub has not enough memory for the responses of clusters in namespace"
 		memory := NewResponseMemory(12 << 20)
-		// One byte of text is three of memory, of which half a MiB is free.
-		ofText := func(mebibytes float64) int64 { return int64((mebibytes*(1<<20) + freeResponse) / byteMemory) }
+		// A byte of text costs three, and uncountedPerResponse need no reservation.
+		ofText := func(mebibytes float64) int64 { return int64((mebibytes*(1<<20) + uncountedPerResponse) / byteCost) }
 		wantReserved(t, memory, "a", ofText(6.1), tooLarge).Close()
 		<-time.After(time.Second)
 		first := wantReserved(t, memory, "a", ofText(5.9), "<nil>")
@@ -119,8 +119,8 @@ func TestResponseMemory(t *testing.T) {
 			body.Close()
 		}
 		<-time.After(time.Second)
-		if memory.used != 0 || len(memory.byNamespace) != 0 {
-			t.Errorf("%d bytes are still used, by %v", memory.used, memory.byNamespace)
+		if memory.reserved != 0 || len(memory.byNamespace) != 0 {
+			t.Errorf("%d bytes are still reserved, by %v", memory.reserved, memory.byNamespace)
 		}
 	})
 }
@@ -148,12 +148,12 @@ func TestMemoryOfWatches(t *testing.T) {
 	} {
 		memory := NewResponseMemory(16 << 20)
 		source := strings.NewReader(strings.Repeat(test.body, test.repeats) + event(1))
-		body := memory.LimitEvents(io.NopCloser(source), "a", DecodeAny)
+		body := memory.LimitEvents(io.NopCloser(source), "a", TypeAny)
 		_, err := io.Copy(io.Discard, body)
 		if test.want == nil != (err == nil) || errors.Is(test.want, errProtobuf) && !errors.Is(err, errProtobuf) {
 			t.Errorf("%s: error %v, want %v", name, err, test.want)
 		}
-		if isEnded := body.(*countedBody).isComplete; isEnded != test.isEnded {
+		if isEnded := body.(*countedBody).isEnded; isEnded != test.isEnded {
 			t.Errorf("%s: the watch has ended: %t", name, isEnded)
 		}
 	}

@@ -17,11 +17,11 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxItems limits the API versions in the status of a Cluster, and the resources of each. maxAPIs limits all of them as
-// JSON, in bytes: the hub would reject the whole status, again and again.
+// maxStatusAPIs limits the API versions in the status of a Cluster, and the resources of each. maxStatusAPIBytes limits
+// all of them as JSON, in bytes: the API server of the hub would reject the whole status, again and again.
 const (
-	maxItems = 5000
-	maxAPIs  = 1 << 20
+	maxStatusAPIs     = 5000
+	maxStatusAPIBytes = 1 << 20
 )
 
 // listAPIs lists the APIs that the cluster serves. If some group versions fail, it returns the other ones and an error.
@@ -93,18 +93,18 @@ func mergeAPIs(old, unavailable []clusterv1alpha1.APIEnablement, result discover
 	return merged, nowUnavailable
 }
 
-// checkLimits returns an error if the status of a Cluster cannot have the APIs.
-func checkLimits(apis []clusterv1alpha1.APIEnablement) error {
-	if len(apis) > maxItems {
-		return fmt.Errorf("the cluster serves more than %d API versions", maxItems)
+// checkFitsStatus returns an error if the status of a Cluster cannot have the APIs.
+func checkFitsStatus(apis []clusterv1alpha1.APIEnablement) error {
+	if len(apis) > maxStatusAPIs {
+		return fmt.Errorf("the cluster serves more than %d API versions", maxStatusAPIs)
 	}
 	for _, api := range apis {
-		if len(api.Resources) > maxItems {
-			return fmt.Errorf("the cluster serves more than %d resources in %s", maxItems, api.GroupVersion)
+		if len(api.Resources) > maxStatusAPIs {
+			return fmt.Errorf("the cluster serves more than %d resources in %s", maxStatusAPIs, api.GroupVersion)
 		}
 	}
-	if raw, err := json.Marshal(apis); err != nil || len(raw) > maxAPIs {
-		return fmt.Errorf("the cluster serves APIs of more than %d MiB", maxAPIs>>20)
+	if raw, err := json.Marshal(apis); err != nil || len(raw) > maxStatusAPIBytes {
+		return fmt.Errorf("the cluster serves APIs of more than %d MiB", maxStatusAPIBytes>>20)
 	}
 	return nil
 }

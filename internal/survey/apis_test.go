@@ -68,7 +68,7 @@ func TestHostileAPIs(t *testing.T) {
 		want string
 	}{
 		"responses without end": {hostileAPIs(t, 500, list(`{"name":"`+strings.Repeat("x", 200<<10)+`"}`)), "the cluster returned more than 16 MiB or 800000 values"},
-		"many groups":           {hostileAPIs(t, 1001, list()), "the cluster serves more than 1000 versions, and no aggregated discovery"},
+		"many groups":           {hostileAPIs(t, 1001, list()), "the cluster serves more than 1000 API versions without aggregated discovery"},
 		"many resources":        {hostileAPIs(t, 1, list(many...)), "the cluster serves more than 5000 resources in g0/v1"},
 	} {
 		status := observe(t, test.cfg, clocktesting.NewFakePassiveClock(noon)).Observe(t.Context(), clusterv1alpha1.ClusterStatus{APIEnablements: known}, nil)

@@ -44,11 +44,11 @@ type pod struct {
 // size returns how much memory p needs besides the struct, in bytes.
 func (p pod) size() int { return p.requests.size() }
 
-// node is the stored part of a node. maxPods is the number of pods that it can run.
+// node is the stored part of a node. podCapacity is the number of pods that it can run.
 type node struct {
 	name        unique.Handle[string]
 	ready       bool
-	maxPods     int64
+	podCapacity int64
 	allocatable amounts
 }
 
@@ -73,7 +73,7 @@ type counters struct {
 	pods  map[uidHash]pod
 	nodes map[uidHash]node
 	// podLimit limits pods to maxPods, and nodeLimit limits nodes to maxNodes.
-	podLimit, nodeLimit *kube.ListLimit
+	podLimit, nodeLimit *kube.ObjectLimit
 	maxPods, maxNodes   int64
 	// unscheduled is the load of the pods without a node, scheduled the load of all others, and loadByNode splits
 	// scheduled by node.
@@ -90,7 +90,7 @@ func newCounters() *counters { return newLimitedCounters(maxNodes, maxPods) }
 func newLimitedCounters(maxNodes, maxPods int64) *counters {
 	return &counters{
 		pods: map[uidHash]pod{}, nodes: map[uidHash]node{}, loadByNode: map[unique.Handle[string]]*load{}, synced: make(chan struct{}),
-		maxNodes: maxNodes, nodeLimit: kube.NewListLimit(maxNodes, "nodes"), maxPods: maxPods, podLimit: kube.NewListLimit(maxPods, "pods"),
+		maxNodes: maxNodes, nodeLimit: kube.NewObjectLimit(maxNodes, "nodes"), maxPods: maxPods, podLimit: kube.NewObjectLimit(maxPods, "pods"),
 	}
 }
 
@@ -99,8 +99,8 @@ func newLimitedCounters(maxNodes, maxPods int64) *counters {
 type entry[T sized] struct {
 	uid   uidHash
 	value T
-	// isRemoved is true if the object was deleted or has finished, and does not count any more.
-	isRemoved bool
+	// isIgnored is true if the object was deleted, has finished or has an invalid node name, and does not count.
+	isIgnored bool
 }
 
 // sized is the stored part of a pod or node.
@@ -119,9 +119,9 @@ func (e *entry[T]) DeepCopyObject() runtime.Object {
 
 // newPodEntry converts a pod.
 func newPodEntry(p *corev1.Pod) *entry[pod] {
-	e := &entry[pod]{uid: hashUID(p.UID), isRemoved: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed}
+	e := &entry[pod]{uid: hashUID(p.UID), isIgnored: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed}
 	if len(p.Spec.NodeName) > maxName {
-		e.isRemoved = true
+		e.isIgnored = true
 		return e
 	}
 	e.value.requests = podRequests(&p.Spec)
@@ -135,11 +135,11 @@ func newPodEntry(p *corev1.Pod) *entry[pod] {
 func newNodeEntry(n *corev1.Node) *entry[node] {
 	e := &entry[node]{uid: hashUID(n.UID)}
 	if len(n.Name) > maxName {
-		e.isRemoved = true
+		e.isIgnored = true
 		return e
 	}
 	e.value = node{name: unique.Make(n.Name), allocatable: amountsOf(n.Status.Allocatable)}
-	e.value.maxPods = n.Status.Allocatable.Pods().Value()
+	e.value.podCapacity = n.Status.Allocatable.Pods().Value()
 	for _, condition := range n.Status.Conditions {
 		if condition.Type == corev1.NodeReady {
 			e.value.ready = condition.Status == corev1.ConditionTrue
@@ -162,7 +162,7 @@ func (c *counters) setPodLocked(e *entry[pod]) error {
 		c.podLimit.Remove(old.size())
 		delete(c.pods, e.uid)
 	}
-	if e.isRemoved {
+	if e.isIgnored {
 		return nil
 	}
 	if err := c.podLimit.Add(e.value.size()); err != nil {
@@ -196,7 +196,7 @@ func (c *counters) setPods(all []*entry[pod]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pods, c.loadByNode = make(map[uidHash]pod, len(all)), map[unique.Handle[string]]*load{}
-	c.podLimit = kube.NewListLimit(c.maxPods, "pods")
+	c.podLimit = kube.NewObjectLimit(c.maxPods, "pods")
 	c.unscheduled, c.scheduled = load{}, load{}
 	for _, e := range all {
 		_ = c.setPodLocked(e)
@@ -217,7 +217,7 @@ func (c *counters) setNodeLocked(e *entry[node]) error {
 		c.nodeLimit.Remove(old.size())
 		delete(c.nodes, e.uid)
 	}
-	if e.isRemoved {
+	if e.isIgnored {
 		return nil
 	}
 	if err := c.nodeLimit.Add(e.value.size()); err != nil {
@@ -231,7 +231,7 @@ func (c *counters) setNodeLocked(e *entry[node]) error {
 func (c *counters) setNodes(all []*entry[node]) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.nodes, c.nodeLimit = make(map[uidHash]node, len(all)), kube.NewListLimit(c.maxNodes, "nodes")
+	c.nodes, c.nodeLimit = make(map[uidHash]node, len(all)), kube.NewObjectLimit(c.maxNodes, "nodes")
 	for _, e := range all {
 		_ = c.setNodeLocked(e)
 	}
@@ -330,7 +330,7 @@ func (c *counters) sumNodes() (*clusterv1alpha1.NodeSummary, corev1.ResourceList
 		if n.ready {
 			nodes.ReadyNum++
 		}
-		capacity.pods += n.maxPods
+		capacity.pods += n.podCapacity
 		capacity.amounts.add(n.allocatable, 1)
 	}
 	return nodes, capacity.amounts.list(capacity.pods)
@@ -363,5 +363,5 @@ func (c *counters) freeAmounts(n node) (free amounts, hasRoom bool) {
 	// add changes the map of its receiver, and the map of the node must stay unchanged.
 	free.add(n.allocatable, 1)
 	free.add(used.amounts, -1)
-	return free, n.maxPods > used.pods
+	return free, n.podCapacity > used.pods
 }

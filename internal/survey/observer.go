@@ -159,7 +159,7 @@ func (o *Observer) discover(ctx context.Context, status *clusterv1alpha1.Cluster
 	}
 	list, err := o.listAPIs()
 	merged, unavailable := mergeAPIs(status.APIEnablements, o.unavailableAPIs, discoveryResult{list, err})
-	if limitErr := checkLimits(merged); limitErr != nil {
+	if limitErr := checkFitsStatus(merged); limitErr != nil {
 		err = limitErr
 	} else {
 		status.APIEnablements, o.unavailableAPIs = merged, unavailable

@@ -184,8 +184,8 @@ func TestAPIsAreSortedAndWithoutSubresources(t *testing.T) {
 	}
 }
 
-// TestCheckLimits has as many APIs as the status of a Cluster can have, and one more.
-func TestCheckLimits(t *testing.T) {
+// TestCheckFitsStatus has as many APIs as the status of a Cluster can have, and one more.
+func TestCheckFitsStatus(t *testing.T) {
 	t.Parallel()
 	versions := func(n int) []clusterv1alpha1.APIEnablement { return make([]clusterv1alpha1.APIEnablement, n) }
 	// A resource has 23 bytes of JSON besides its name.
@@ -205,7 +205,7 @@ func TestCheckLimits(t *testing.T) {
 		"too much text":      {resources(4000, 240), "the cluster serves APIs of more than 1 MiB"},
 	} {
 		got := ""
-		if err := checkLimits(test.apis); err != nil {
+		if err := checkFitsStatus(test.apis); err != nil {
 			got = err.Error()
 		}
 		if got != test.want {

@@ -49,7 +49,14 @@ func largestMemory() (stop func() uint64) {
 	return func() uint64 { close(ended); return <-maximum }
 }
 
-// elements is a part of a response with many values, which need hundreds of times as much memory as text.
+// The numbers of values in a response about the APIs, and in a page of a list. When they are decoded, they need 300 MiB
+// and 2 GiB.
+const (
+	manyAPIs    = 790_000
+	manyObjects = 3_900_000
+)
+
+// elements is a part of a response with n values, which need hundreds of times as much memory as text.
 func elements(n int) string { return strings.TrimSuffix(strings.Repeat("null,", n), ",") }
 
 // fillingMember serves a cluster that fills the memory of the hub by all its responses for one kind of request: "apis",
@@ -60,8 +67,8 @@ func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled
 	replies := discoveryReplies()
 	replies["/api/v1"] = `{"kind":"APIResourceList","groupVersion":"v1","resources":[` +
 		`{"name":"secrets","namespaced":true,"kind":"Secret","verbs":["list"]},{"name":"configmaps","namespaced":true,"kind":"ConfigMap","verbs":["list"]}]}`
-	apis := `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[` + elements(790_000) + `]}`
-	list := `"apiVersion":"v1","metadata":{"continue":"next"},"items":[` + elements(3_900_000) + `]}`
+	apis := `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[` + elements(manyAPIs) + `]}`
+	list := `"apiVersion":"v1","metadata":{"continue":"next"},"items":[` + elements(manyObjects) + `]}`
 	event := strings.Repeat("x", 1<<20)
 	server := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		rw.Header().Set("Content-Type", "application/json")
