@@ -33,7 +33,8 @@
 //     of its retry.
 //   - Every 10 minutes all objects are compared, independent of the watches.
 //   - A hub does not trust its members: the lists of one member together have a maximum number of objects. A list that
-//     exceeds it fails, and is read again later.
+//     exceeds it fails, and is read again later. The watched kinds have a maximum number, too: the objects of further
+//     kinds are only compared every 10 minutes.
 //   - No drift is corrected for bundles without the option CorrectDrift, suspended bundles, and bundles that are being
 //     withdrawn.
 //

@@ -1,9 +1,12 @@
 package drift
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -11,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
@@ -27,12 +31,17 @@ type watchedKind struct {
 type watchSet struct {
 	corrector *Corrector
 	running   map[watchedKind]context.CancelFunc
+	// unwatched is the number of kinds beyond maxWatched.
+	unwatched int
 	// limit limits the lists of all watches together: users of the member can change the records, and so add kinds.
 	limit      *kube.ObjectLimit
 	reflectors sync.WaitGroup
 }
 
 const (
+	// maxWatched is the maximum number of watched kinds, except on the cluster of the hub. The objects of further kinds
+	// are only compared at each resync.
+	maxWatched = 250
 	// maxListed is the maximum number of objects in the lists that are read at the same time. The cluster of the hub,
 	// which has the objects of all clusters for deploymentType Local, has no maximum.
 	maxListed = 200_000
@@ -48,9 +57,9 @@ func newWatchSet(c *Corrector) *watchSet {
 	return &watchSet{corrector: c, running: map[watchedKind]context.CancelFunc{}, limit: kube.NewObjectLimit(maximum, "objects")}
 }
 
-// update starts and stops watches so that there is one for each of the kinds. It omits kinds that the API server does
-// not serve. It is called again when the records change, and they change when the engine applies objects of such a
-// kind.
+// update starts and stops watches so that there is one for each of the kinds, at most maxWatched. It omits kinds that
+// the API server does not serve. It is called again when the records change, and they change when the engine applies
+// objects of such a kind.
 func (w *watchSet) update(ctx context.Context, kinds []schema.GroupVersionKind) {
 	wanted := map[watchedKind]bool{}
 	for _, gvk := range kinds {
@@ -63,12 +72,26 @@ func (w *watchSet) update(ctx context.Context, kinds []schema.GroupVersionKind) 
 			cancel()
 			delete(w.running, kind)
 		}
+		delete(wanted, kind)
 	}
-	for kind := range wanted {
-		if w.running[kind] == nil {
-			w.start(ctx, kind)
-		}
+	added := slices.SortedFunc(maps.Keys(wanted), func(a, b watchedKind) int {
+		return cmp.Or(strings.Compare(a.gk.String(), b.gk.String()), strings.Compare(a.resource.GVR.String(), b.resource.GVR.String()))
+	})
+	if maximum := max(0, maxWatched-len(w.running)); !w.corrector.Store.IsHubCluster() {
+		added = added[:min(len(added), maximum)]
 	}
+	for _, kind := range added {
+		w.start(ctx, kind)
+	}
+	w.setUnwatched(ctx, len(wanted)-len(added))
+}
+
+// setUnwatched sets the number of kinds that are not watched, and logs it if it has changed.
+func (w *watchSet) setUnwatched(ctx context.Context, n int) {
+	if n != w.unwatched {
+		log.FromContext(ctx).Info("drift of kinds that are not watched is corrected only every 10 minutes", "watched", maxWatched, "unwatched", n)
+	}
+	w.unwatched = n
 }
 
 func (w *watchSet) start(ctx context.Context, kind watchedKind) {

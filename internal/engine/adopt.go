@@ -71,23 +71,23 @@ func (p *applyRun) createObject(ctx context.Context, v decision) (now *live, cre
 // takeOverFields makes our field manager the owner of the fields that past managers have set on an adopted object, so
 // that the next apply deletes the fields that the bundle lacks. It sends no request if no past manager has set fields.
 func (p *applyRun) takeOverFields(ctx context.Context, v decision, existing *live) error {
-	api := p.engine.member.at(v.resource, v.ref.Namespace)
-	entries, version := existing.managers, existing.Version
+	if !existing.hasPastManager {
+		return nil
+	}
 	for range maxAdoptAttempts {
-		merged, err := mergePastManagers(entries, v.ref.GVK().GroupVersion().String())
-		if err != nil || merged == nil {
-			return err
-		}
-		_, err = p.engine.member.replaceManagers(ctx, v.target, merged, version)
-		if !apierrors.IsConflict(err) {
-			return ignoreNotFound("take over its fields", err)
-		}
-		obj, err := api.Get(ctx, v.ref.Name, metav1.GetOptions{})
+		obj, err := p.engine.member.at(v.resource, v.ref.Namespace).Get(ctx, v.ref.Name, metav1.GetOptions{})
 		if err != nil || obj.UID != existing.UID {
 			// The apply request that follows fails if the object was deleted or replaced.
 			return ignoreNotFound("read its field managers", err)
 		}
-		entries, version = obj.ManagedFields, obj.ResourceVersion
+		merged, err := mergePastManagers(obj.ManagedFields, v.ref.GVK().GroupVersion().String())
+		if err != nil || merged == nil {
+			return err
+		}
+		_, err = p.engine.member.replaceManagers(ctx, v.target, merged, obj.ResourceVersion)
+		if !apierrors.IsConflict(err) {
+			return ignoreNotFound("take over its fields", err)
+		}
 	}
 	return errBusy
 }

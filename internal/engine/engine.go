@@ -40,7 +40,8 @@ type Options struct {
 	// Partitions divide the bundles among several processes. Nil: this Engine has all bundles of its scope. Otherwise the
 	// caller must call Serve before other methods for a bundle.
 	Partitions *inventory.Partitions
-	// RecordMemory limits the memory of the records: of the cached ones, and while they are decoded. Nil is no limit.
+	// RecordMemory limits the memory of the records: of the cached ones, and while they are decoded. It also limits that
+	// of the release records, while they are used. Nil is no limit.
 	RecordMemory *kube.Reservation
 	// OnChange is called, while Run runs, for a bundle with the option CorrectDrift whose objects have changed: their
 	// status, or by this Engine. Events within a short time cause one call, and later ones a call after some seconds. The
@@ -64,7 +65,9 @@ type Engine struct {
 	onReport   func(bundle.ID)
 	onChange   func(bundle.ID)
 	ownerScope inventory.OwnerScope
-	observed   *observedStates
+	// recordMemory is Options.RecordMemory.
+	recordMemory *kube.Reservation
+	observed     *observedStates
 	// running is true while Run runs, which then repeats failed runs.
 	running    atomic.Bool
 	failedRuns failedRuns
@@ -114,7 +117,8 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 	}
 	e := &Engine{
 		member: member, clock: opts.Clock, onCorrect: opts.OnCorrect, onReport: opts.OnReport, onChange: opts.OnChange, ownerScope: inventory.OwnerScope{Hub: opts.Hub, Registration: opts.Scope},
-		ids: newKeyLock[bundle.ID](), objects: newKeyLock[kube.Ref](),
+		recordMemory: opts.RecordMemory,
+		ids:          newKeyLock[bundle.ID](), objects: newKeyLock[kube.Ref](),
 		confirmed: make(chan struct{}), observed: &observedStates{byID: map[bundle.ID]map[kube.Ref]observedState{}},
 	}
 	e.confirm = sync.OnceFunc(func() { close(e.confirmed) })

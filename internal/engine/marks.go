@@ -3,9 +3,11 @@ package engine
 import (
 	"slices"
 	"strconv"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/inventory"
 	"github.com/towline/towline/internal/kube"
@@ -67,24 +69,53 @@ func parseTier(text string) int32 {
 	return int32(tier)
 }
 
-// live is the metadata of an existing object.
+// maxMarks limits the labels and the annotations of an existing object that are kept, in bytes. The longest valid ones
+// are those of a reference to a URL, whose other annotations have 2 KiB at most.
+const maxMarks = 8 << 10
+
+// live is the metadata of an existing object. Its labels and annotations are those that the engine uses.
 type live struct {
 	inventory.LiveMeta
 	// shared is true if other field managers have set fields of the object. The aggregation controller does not count: see
 	// roleRecreated.
 	shared bool
 	role   roleState // roleOwned if it is no ClusterRole
-	// managers are the field managers of the object. They are nil if none of them isPastManager.
-	managers []metav1.ManagedFieldsEntry
+	// hasPastManager is true if isPastManager is true for one of the field managers.
+	hasPastManager bool
 }
 
 func liveOf(meta *metav1.PartialObjectMetadata) *live {
 	existing := &live{LiveMeta: *inventory.LiveMetaOf(meta)}
-	if slices.ContainsFunc(meta.ManagedFields, isPastManager) {
-		existing.managers = meta.ManagedFields
-	}
+	existing.Labels = usedMarks(meta.Labels, []string{kube.LabelReason, workv1alpha1.ManagedLabel})
+	existing.Annotations = usedMarks(meta.Annotations, append(markNames(),
+		kube.AnnotationDriftIgnore, kube.AnnotationKeep, annotationReleaseName, annotationReleaseNamespace, annotationRevisionDigest,
+		workv1alpha1.WorkNameAnnotation, workv1alpha1.WorkNamespaceAnnotation))
+	existing.hasPastManager = slices.ContainsFunc(meta.ManagedFields, isPastManager)
 	existing.shared = slices.ContainsFunc(meta.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {
 		return entry.Manager != kube.FieldManager && entry.Manager != aggregationManager
 	})
 	return existing
+}
+
+// usedMarks returns the labels or annotations of an object that have one of the names, or the API group of Works as
+// prefix. It omits those that do not fit into maxMarks: of the names, the last ones, and of the Works any.
+func usedMarks(all map[string]string, names []string) map[string]string {
+	used, size := map[string]string{}, 0
+	add := func(name string) {
+		value, ok := all[name]
+		if _, isUsed := used[name]; !ok || isUsed || size+len(name)+len(value) > maxMarks {
+			return
+		}
+		used[name] = value
+		size += len(name) + len(value)
+	}
+	for _, name := range names {
+		add(name)
+	}
+	for name := range all {
+		if strings.HasPrefix(name, workv1alpha1.GroupName+"/") {
+			add(name)
+		}
+	}
+	return used
 }

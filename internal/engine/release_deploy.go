@@ -61,6 +61,7 @@ func (p *applyRun) deployRelease(ctx context.Context, item bundle.Item, decision
 	}
 	ctx = withReadingAccount(ctx, p.bundle.Options.ServiceAccount)
 	d := &releaseDeployment{applyRun: p, op: p.newReleaseOp(s, release.ItemHooks(item)), item: item, decisions: decisions, proceed: true}
+	defer d.op.close()
 	if s.Operation == inventory.RollingBack && s.Stage != inventory.StageBegin && s.Stage != inventory.StageFailed {
 		if err := d.loadFormer(ctx); err != nil {
 			if err = d.endFailed(err, "the rollback failed"); err != nil {

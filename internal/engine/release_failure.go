@@ -85,10 +85,14 @@ func (d *releaseDeployment) reportFailure(ctx context.Context) (proceed bool, er
 func (d *releaseDeployment) cleanUpCreated(ctx context.Context) error {
 	s := d.op.state
 	former, ok, err := d.op.releaseRecords().Get(ctx, s.Key(), s.Former)
-	if err != nil || !ok || !release.HasManifest(former) {
+	if err != nil || !ok {
 		return err
 	}
-	item, err := release.Item(former, s.Options)
+	defer former.Close()
+	if !release.HasManifest(former.Release) {
+		return nil
+	}
+	item, err := former.Item(ctx, s.Options)
 	if err != nil {
 		return err
 	}

@@ -55,7 +55,18 @@ type releaseOp struct {
 	waiting *pendingWait
 	// releaseRecord is the release record of the item that is deployed: encoding its manifest is expensive.
 	releaseRecord *helm.Release
+	// stored is the record from which the operation has its hooks or its item, nil if there is none.
+	stored *release.StoredRecord
 }
+
+// useRecord makes record the one from which the operation has its hooks or its item, until close is called.
+func (o *releaseOp) useRecord(record *release.StoredRecord) {
+	o.close()
+	o.stored = record
+}
+
+// close releases the memory of the operation. It must be called after the operation.
+func (o *releaseOp) close() { o.stored.Close() }
 
 // setWait makes the run end, and the release wait until isOver returns true: see pendingWait.
 func (o *releaseOp) setWait(message string, isOver func(context.Context) bool) {

@@ -37,7 +37,7 @@ func (o *releaseOp) releaseRecords() release.Store {
 	o.engine.ownerScope.Annotate(annotations)
 	return release.Store{
 		Secrets: o.engine.member.core, Metadata: o.engine.member.metadataClient, Clock: o.engine.clock,
-		Labels: map[string]string{kube.LabelReason: o.id.Feature}, Annotations: annotations,
+		Labels: map[string]string{kube.LabelReason: o.id.Feature}, Annotations: annotations, Memory: o.engine.recordMemory,
 	}
 }
 
@@ -216,8 +216,9 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	if err != nil || !ok {
 		return err
 	}
+	defer record.Close()
 	s.FirstDeployed = firstNonZero(record.Info.FirstDeployed, s.FirstDeployed)
-	objects, err := release.Objects(record)
+	objects, err := record.Objects(ctx)
 	if err != nil {
 		return err
 	}

@@ -33,11 +33,11 @@ func TestReleaseRecordsAreHealed(t *testing.T) {
 		t.Fatal(err)
 	}
 	theirs.Version = 2
-	if _, err := c.releases().Put(t.Context(), theirs); err != nil {
+	if _, err := c.releases().Put(t.Context(), theirs.Release); err != nil {
 		t.Fatal(err)
 	}
 	theirs.Version, theirs.Info.Status = 1, common.StatusSuperseded
-	if _, err := c.releases().Put(t.Context(), theirs); err != nil {
+	if _, err := c.releases().Put(t.Context(), theirs.Release); err != nil {
 		t.Fatal(err)
 	}
 	c.patch(configMaps, "main", `{"data":{"key":"theirs"}}`)
@@ -63,7 +63,7 @@ func TestRecordsAreNotHealedWhileHelmWorks(t *testing.T) {
 	put := func(revision int, status common.Status) {
 		t.Helper()
 		theirs.Version, theirs.Info.Status = revision, status
-		if _, err := c.releases().Put(t.Context(), theirs); err != nil {
+		if _, err := c.releases().Put(t.Context(), theirs.Release); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -15,10 +15,11 @@ func (d *releaseDeployment) loadFormer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if !ok || !release.HasManifest(record) {
+	d.op.useRecord(record)
+	if !ok || !release.HasManifest(record.Release) {
 		return &releaseError{text: fmt.Sprintf("revision %d is not recorded any more", d.op.state.Former)}
 	}
-	if d.item, err = release.Item(record, d.op.state.Options); err != nil {
+	if d.item, err = record.Item(ctx, d.op.state.Options); err != nil {
 		return err
 	}
 	d.op.hooks, d.op.releaseRecord = release.ItemHooks(d.item), nil

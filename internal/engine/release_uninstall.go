@@ -31,20 +31,9 @@ func (o *releaseOp) loadRecordedHooks(ctx context.Context, entries []release.Ent
 			return err
 		}
 		if ok {
-			return o.parseHooks(record)
-		}
-	}
-	return nil
-}
-
-func (o *releaseOp) parseHooks(record *helm.Release) error {
-	for _, h := range record.Hooks {
-		objects, err := kube.DecodeLenient([]byte(h.Manifest))
-		if err != nil {
-			return fmt.Errorf("parse hook %s in the record of release %s: %w", h.Path, o.state.Key(), err)
-		}
-		for _, obj := range objects {
-			o.hooks = append(o.hooks, release.ParseHook(obj, h.Path))
+			o.useRecord(record)
+			o.hooks, err = record.DecodeHooks(ctx)
+			return err
 		}
 	}
 	return nil
@@ -94,6 +83,8 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 	if isTaken {
 		return true, nil
 	}
+	o.hooks = nil
+	o.close() // deleteReleaseRecords needs memory
 	return true, o.deleteReleaseRecords(records, entries)
 }
 
@@ -139,11 +130,12 @@ func (o *releaseOp) deleteReleaseRecords(ctx context.Context, entries []release.
 	if err != nil || !ok {
 		return err
 	}
+	defer record.Close()
 	record.Info.Status, record.Info.Description, record.Info.Deleted = common.StatusUninstalled, "Uninstallation complete", o.engine.now()
 	unlabelled := o.releaseRecords()
 	unlabelled.Labels, unlabelled.Annotations = nil, nil
 	delete(record.Labels, kube.LabelReason)
-	_, err = unlabelled.Put(ctx, record)
+	_, err = unlabelled.Put(ctx, record.Release)
 	return err
 }
 
@@ -230,8 +222,9 @@ func (p *applyRun) uninstallDropped(ctx context.Context) (done bool, err error) 
 	return true, nil
 }
 
-// uninstallAgain uninstalls a release. After a failure it begins again when retryAt has passed.
+// uninstallAgain uninstalls a release. After a failure it begins again when retryAt has passed. It closes o.
 func (o *releaseOp) uninstallAgain(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
+	defer o.close()
 	s := o.state
 	if s.Stage == inventory.StageFailed {
 		if o.engine.now().Before(retryAt(s)) {

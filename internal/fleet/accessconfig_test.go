@@ -89,7 +89,7 @@ func (a *access) request() (string, error) {
 	if err != nil {
 		a.Fatal(err)
 	}
-	request, err := http.NewRequestWithContext(a.Context(), http.MethodGet, config.Host+"/version", nil)
+	request, err := http.NewRequestWithContext(a.Context(), http.MethodGet, config.Host+"/healthz", nil)
 	if err != nil {
 		a.Fatal(err)
 	}

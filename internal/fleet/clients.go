@@ -34,7 +34,8 @@ type Clients struct {
 	hubConfig *rest.Config
 	identity  IdentityPolicy
 	egress    *egress.Policy
-	memory    *kube.ResponseMemory
+	// memory is for the responses of members, and recordMemory for the records on them.
+	memory, recordMemory *kube.ResponseMemory
 
 	// mu guards cache.
 	mu    sync.Mutex
@@ -72,7 +73,8 @@ type cachedConfig struct {
 // this SveltosCluster gets the permissions of the hub. identity limits the members with a cloud identity. policy limits
 // the connections to all members but the hub.
 func NewClients(secrets SecretReaders, hubConfig *rest.Config, identity IdentityPolicy, policy *egress.Policy) *Clients {
-	return &Clients{secrets: secrets, hubConfig: hubConfig, identity: identity, egress: policy, memory: newResponseMemory(), cache: map[string]cachedConfig{}}
+	responses, records := newResponseMemory()
+	return &Clients{secrets: secrets, hubConfig: hubConfig, identity: identity, egress: policy, memory: responses, recordMemory: records, cache: map[string]cachedConfig{}}
 }
 
 // Config returns the client configuration of m. It returns the same pointer until one of its inputs changes: the

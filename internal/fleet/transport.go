@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net"
 	"net/http"
 	"regexp"
@@ -34,16 +36,18 @@ const maxErrorBody = 1 << 20
 // maxHeader limits the header of a response, in bytes. API servers send less than a KiB.
 const maxHeader = 256 << 10
 
-// minMemory and maxMemory limit the memory for the responses of all members, in bytes.
+// minMemory is the minimum of the memory for the responses of all members, and of that for their records, in bytes.
+// maxMemory is the maximum for the responses.
 const (
 	minMemory = 256 << 20
 	maxMemory = 1 << 30
 )
 
-// newResponseMemory returns the memory for the responses of all members: a quarter of GOMEMLIMIT, which -1 only reads,
-// and 1 GiB without one.
-func newResponseMemory() *kube.ResponseMemory {
-	return kube.NewResponseMemory(max(minMemory, min(maxMemory, debug.SetMemoryLimit(-1)/4)))
+// newResponseMemory returns the memory for the responses of all members, and for their records. Each is a quarter of
+// GOMEMLIMIT, which -1 only reads.
+func newResponseMemory() (responses, records *kube.ResponseMemory) {
+	quarter := max(minMemory, debug.SetMemoryLimit(-1)/4)
+	return kube.NewResponseMemory(min(maxMemory, quarter)), kube.NewResponseMemory(quarter)
 }
 
 // uncountedRecordMemory is the memory for records of a member that needs no reservation, in bytes: about that of 6,000
@@ -52,7 +56,7 @@ const uncountedRecordMemory = 4 << 20
 
 // ReserveRecordMemory returns a Reservation for the records of a member. The caller must close it.
 func (c *Clients) ReserveRecordMemory(m Member) *kube.Reservation {
-	return c.memory.Reserve(m.Namespace, uncountedRecordMemory)
+	return c.recordMemory.Reserve(m.Namespace, uncountedRecordMemory)
 }
 
 // LimitConnections replaces the transport of config with a transport that applies the egress policy, limits the memory
@@ -79,6 +83,8 @@ func (c *Clients) setTransport(config *rest.Config, namespace string, proxyHeade
 		TLSHandshakeTimeout:    handshakeTimeout,
 		MaxIdleConnsPerHost:    maxIdlePerHost,
 		MaxResponseHeaderBytes: maxHeader,
+		// What the hub does not read at once, because it waits for memory, is in these buffers.
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: 256 << 10, MaxReceiveBufferPerConnection: 1 << 20},
 	}
 	prefix := ""
 	if server, _, err := rest.DefaultServerUrlFor(config); err == nil {
@@ -114,20 +120,27 @@ func (t memberTransport) RoundTrip(request *http.Request) (*http.Response, error
 		return nil, fmt.Errorf("the server answered %d %s: it redirects, which API servers do not; use the address to which it redirects", response.StatusCode, http.StatusText(response.StatusCode))
 	}
 	path := strings.TrimPrefix(request.URL.Path, t.prefix)
-	isError, isWatch := response.StatusCode >= http.StatusBadRequest, request.URL.Query().Get("watch") != ""
+	content := contentOf(request, path)
 	switch {
 	case response.StatusCode == http.StatusSwitchingProtocols:
-	case isError:
+		response.Body.Close()
+		return nil, errors.New("the server switches the protocol, which was not requested")
+	case response.StatusCode >= http.StatusBadRequest:
 		if err := t.replaceError(request, response); err != nil {
 			return nil, err
 		}
-	case isWatch:
-		response.Body = t.memory.LimitEvents(response.Body, t.namespace, decodedType(request, path))
+	case request.URL.Query().Get("watch") != "":
+		beginsWithList := request.URL.Query().Get("sendInitialEvents") != ""
+		response.Body = t.memory.LimitEvents(response.Body, t.namespace, content, beginsWithList)
+		response.Header.Set("Content-Type", runtime.ContentTypeJSON)
 	default:
-		response.Body = t.memory.Limit(response.Body, t.namespace, decodedType(request, path))
+		response.Body = t.memory.Limit(response.Body, t.namespace, content)
 		if isObjectPath(path) {
 			response.Body = kube.RequireObject(response.Body)
-			// As YAML, which client-go would decode too, the same body can be another object.
+		}
+		// As YAML, which client-go would decode too, the same body can be another object. The parameters of JSON are for
+		// aggregated discovery.
+		if mediaType, _, err := mime.ParseMediaType(response.Header.Get("Content-Type")); content != kube.ContentText && (err != nil || mediaType != runtime.ContentTypeJSON) {
 			response.Header.Set("Content-Type", runtime.ContentTypeJSON)
 		}
 	}
@@ -136,7 +149,7 @@ func (t memberTransport) RoundTrip(request *http.Request) (*http.Response, error
 
 // replaceError replaces the body of an error response that is not a Status of Kubernetes.
 func (t memberTransport) replaceError(request *http.Request, response *http.Response) error {
-	limited := t.memory.Limit(response.Body, t.namespace, kube.TypeAny)
+	limited := t.memory.Limit(response.Body, t.namespace, kube.ContentText)
 	defer limited.Close()
 	body, err := io.ReadAll(io.LimitReader(limited, maxErrorBody))
 	if err != nil {
@@ -149,18 +162,15 @@ func (t memberTransport) replaceError(request *http.Request, response *http.Resp
 	return nil
 }
 
-// typedPaths are the paths of the lists and watches that are decoded as corev1.Pod and corev1.Node.
-var typedPaths = regexp.MustCompile(`^/api/v1/(namespaces/[^/]+/)?(pods|nodes)$`)
-
-// decodedType returns the type into which the response to a request is decoded.
-func decodedType(request *http.Request, path string) kube.DecodedType {
+// contentOf returns what the response to a request must have.
+func contentOf(request *http.Request, path string) kube.Content {
 	switch {
+	case podLogs.MatchString(path) || isHealthRequest(request):
+		return kube.ContentText
 	case strings.Contains(request.Header.Get("Accept"), "as=PartialObjectMetadata"):
-		return kube.TypeMetadata
-	case typedPaths.MatchString(path):
-		return kube.TypePodOrNode
+		return kube.ContentMetadata
 	}
-	return kube.TypeAny
+	return kube.ContentObjects
 }
 
 // withoutProtobuf returns request with an Accept header without Protobuf, which clients of metadata prefer: only values

@@ -2,7 +2,6 @@ package inventory
 
 import (
 	"cmp"
-	"context"
 	"hash/maphash"
 	"iter"
 	"slices"
@@ -300,7 +299,6 @@ func (s *Store) deleteCached(id bundle.ID) {
 	name := s.nameOf(id)
 	s.cache.mu.Lock()
 	existed := s.cache.remove(name, id)
-	memory := s.cache.memory
 	if existed && s.cache.deleted != nil {
 		s.cache.deleted[id] = true
 	}
@@ -309,7 +307,6 @@ func (s *Store) deleteCached(id bundle.ID) {
 	}
 	s.cache.mu.Unlock()
 	if existed {
-		_ = s.memory.Resize(context.Background(), memory) // it needs less than before
 		s.notify()
 	}
 }

@@ -53,7 +53,7 @@ func (c *compressor) pack(value any) ([]byte, error) {
 // unpack is the reverse of pack. It decompresses a value, and calls decode with its JSON. While decode runs, the memory
 // for that is reserved beside records, the Reservation of the records. If the value is invalid, the error wraps
 // ErrIncomplete.
-func (c *compressor) unpack(ctx context.Context, packed []byte, records *kube.Reservation, decode func(raw []byte) error) error {
+func (c *compressor) unpack(ctx context.Context, packed []byte, records *kube.Reservation, decoded kube.DecodedType, decode func(raw []byte) error) error {
 	var header zstd.Header
 	if err := header.Decode(packed); err != nil || header.FrameContentSize > c.limit {
 		return fmt.Errorf("%w: it is not a compressed value of at most %d MiB", ErrIncomplete, c.limit>>20)
@@ -72,7 +72,7 @@ func (c *compressor) unpack(ctx context.Context, packed []byte, records *kube.Re
 		return fmt.Errorf("%w: %w", ErrIncomplete, err)
 	}
 	if memory != nil { // MemoryOf scans all of it
-		if err := memory.Resize(ctx, kube.MemoryOf(raw)); err != nil {
+		if err := memory.Resize(ctx, kube.MemoryOf(raw, decoded)); err != nil {
 			return err
 		}
 	}

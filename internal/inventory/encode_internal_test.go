@@ -25,7 +25,7 @@ func BenchmarkPack(b *testing.B) {
 			b.Fatal(err)
 		}
 		var got []Entry
-		err = used.unpack(b.Context(), packed, nil, func(raw []byte) (err error) { got, err = decodeEntries(raw); return err })
+		err = used.unpack(b.Context(), packed, nil, kube.TypeAny, func(raw []byte) (err error) { got, err = decodeEntries(raw); return err })
 		if err != nil || len(got) != len(entries) {
 			b.Fatalf("got %d entries, error %v", len(got), err)
 		}
@@ -55,7 +55,7 @@ func TestDecodeEntries(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got []Entry
-			err = c.unpack(t.Context(), packed, nil, func(raw []byte) (err error) { got, err = decodeEntries(raw); return err })
+			err = c.unpack(t.Context(), packed, nil, kube.TypeAny, func(raw []byte) (err error) { got, err = decodeEntries(raw); return err })
 			if (err != nil) != test.wantErr {
 				t.Errorf("error %v", err)
 			}
@@ -76,13 +76,13 @@ func TestUnpackIsLimited(t *testing.T) {
 		t.Fatalf("%d bytes, error %v", len(packed), err)
 	}
 	var got string
-	if err := limited.unpack(t.Context(), packed, nil, decodeInto(&got)); err == nil {
+	if err := limited.unpack(t.Context(), packed, nil, kube.TypeAny, decodeInto(&got)); err == nil {
 		t.Error("a value above the limit was unpacked")
 	}
 	if _, err := limited.pack(value); err == nil {
 		t.Error("a value above the limit was packed: it could not be read again")
 	}
-	if err := unlimited.unpack(t.Context(), packed, nil, decodeInto(&got)); err != nil || got != value {
+	if err := unlimited.unpack(t.Context(), packed, nil, kube.TypeAny, decodeInto(&got)); err != nil || got != value {
 		t.Errorf("got %d bytes, error %v", len(got), err)
 	}
 }

@@ -31,7 +31,7 @@ func FuzzUnpack(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		var entries []Entry
 		var err error
-		fuzzing.Within(t, 3*maxEntries+64<<20, func() { err = used.unpack(t.Context(), raw, nil, decodeInto(&entries)) })
+		fuzzing.Within(t, 3*maxEntries+64<<20, func() { err = used.unpack(t.Context(), raw, nil, kube.TypeAny, decodeInto(&entries)) })
 		fuzzing.OneLine(t, err)
 		for _, stored := range [][]Entry{entries, entriesIn(raw)} {
 			packed, err := used.pack(stored)
@@ -39,7 +39,7 @@ func FuzzUnpack(f *testing.F) {
 				t.Fatal(err)
 			}
 			var again []Entry
-			if err := used.unpack(t.Context(), packed, nil, decodeInto(&again)); err != nil {
+			if err := used.unpack(t.Context(), packed, nil, kube.TypeAny, decodeInto(&again)); err != nil {
 				t.Fatal(err)
 			}
 			if diff := cmp.Diff(stored, again); diff != "" {

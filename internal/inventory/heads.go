@@ -20,7 +20,9 @@ import (
 func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
 	opts := metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + partHead), Limit: metadataPageSize}
 	var all []*Record
-	var memory int64
+	memory := s.memory.ForSameNamespace()
+	defer memory.Close()
+	var needed int64
 	for listed := 0; ; {
 		page, err := s.metadata.List(ctx, opts)
 		if err != nil {
@@ -38,9 +40,9 @@ func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
 			if !rec.Exists() {
 				continue
 			}
-			all, memory = append(all, rec), memory+rec.memory
-			if memory > maxListedHeadMemory && !s.IsHubCluster() {
-				return nil, fmt.Errorf("list records: they need more than %d MiB of memory", maxListedHeadMemory>>20)
+			all, needed = append(all, rec), needed+rec.memory
+			if err := memory.Resize(ctx, needed); err != nil {
+				return nil, fmt.Errorf("list records: %w", err)
 			}
 		}
 		if opts.Continue = page.Continue; opts.Continue == "" {

@@ -15,9 +15,8 @@ import (
 const (
 	// maxRecords is the maximum number of records on a member. A member with 1,000 profiles has at most 3,000.
 	maxRecords = 20_000
-	// maxHeadMemory limits the memory of one head, and maxListedHeadMemory that of the heads that ListHeads returns.
-	maxHeadMemory       = 16 << 20
-	maxListedHeadMemory = 256 << 20
+	// maxHeadMemory limits the memory of one head.
+	maxHeadMemory = 16 << 20
 	// entryMemory is the memory of an Entry in a map, without its texts.
 	entryMemory = 512
 	// maxID limits the text of an ID, in bytes. The names in it have at most 253 bytes.
@@ -30,6 +29,9 @@ const (
 // LimitMemory limits the memory of the cached records, and of records while they are decoded. It must be called before
 // all other methods.
 func (s *Store) LimitMemory(memory *kube.Reservation) { s.memory = memory }
+
+// memoryOfEntries returns the memory of the entries of rec without their texts.
+func memoryOfEntries(rec *Record) int64 { return entryMemory * int64(len(rec.Entries)) }
 
 // reserveMemory reserves the memory of the cached records and of rec. If several records are read at once, the last one
 // counts, until the next is read.

@@ -90,7 +90,7 @@ func TestMemoryOfContentIsLimited(t *testing.T) {
 	for _, test := range []struct {
 		total   int64
 		wantErr bool
-	}{{400 << 20, false}, {100 << 20, true}} {
+	}{{400 << 20, false}, {60 << 20, true}} {
 		s.LimitMemory(kube.NewResponseMemory(test.total).Reserve("eu", 0))
 		if _, err := s.Bundle(t.Context(), rec); (err != nil) != test.wantErr || errors.Is(err, ErrIncomplete) {
 			t.Errorf("%d MiB: got error %v", test.total>>20, err)

@@ -195,7 +195,7 @@ func (s *Store) idOf(secret metav1.Object) (id bundle.ID, ok bool) {
 // decodeHead decodes the head in a Secret, which needs memory bytes.
 func decodeHead(secret *corev1.Secret) (head Head, memory int64, err error) {
 	raw := secret.Data[keyHead]
-	if memory = kube.MemoryOf(raw); memory > maxHeadMemory {
+	if memory = kube.MemoryOf(raw, kube.TypeAny); memory > maxHeadMemory {
 		return Head{}, 0, fmt.Errorf("the head needs more than %d MiB of memory", maxHeadMemory>>20)
 	}
 	err = json.Unmarshal(raw, &head)
@@ -230,7 +230,7 @@ func (s *Store) readEntries(ctx context.Context, rec *Record) error {
 	if err != nil {
 		return err
 	}
-	return s.entries.unpack(ctx, packed, s.memory, func(raw []byte) error {
+	return s.entries.unpack(ctx, packed, s.memory, kube.TypeAny, func(raw []byte) error {
 		entries, err := decodeEntries(raw)
 		if err != nil {
 			return fmt.Errorf("%w: %w", ErrIncomplete, err)
@@ -238,7 +238,7 @@ func (s *Store) readEntries(ctx context.Context, rec *Record) error {
 		for _, entry := range entries {
 			rec.Entries[entry.Ref.Key()] = entry
 		}
-		rec.memory += int64(len(raw) + entryMemory*len(entries))
+		rec.memory += int64(len(raw)) + memoryOfEntries(rec)
 		return s.reserveMemory(ctx, rec)
 	})
 }
@@ -254,7 +254,7 @@ func (s *Store) Bundle(ctx context.Context, rec *Record) (bundle.Bundle, error) 
 	if err != nil {
 		return b, fmt.Errorf("read the content of %s: %w", rec.ID, err)
 	}
-	if err := s.contents.unpack(ctx, packed, s.memory, decodeInto(&b)); err != nil {
+	if err := s.contents.unpack(ctx, packed, s.memory, kube.TypeUnstructured, decodeInto(&b)); err != nil {
 		return b, fmt.Errorf("read the content of %s: %w", rec.ID, err)
 	}
 	return b, nil
@@ -330,7 +330,7 @@ func (s *Store) write(ctx context.Context, prior, saved *Record) (_ *Record, err
 	if saved.version, err = s.writeHead(ctx, saved, prior.version); err != nil {
 		return nil, err
 	}
-	saved.isIncomplete, saved.mayHaveUnusedChunks = false, false
+	saved.isIncomplete, saved.mayHaveUnusedChunks, saved.memory = false, false, memoryOfEntries(saved)
 	if prior.mayHaveUnusedChunks || !slices.Equal(chunksOf(prior), chunksOf(saved)) {
 		if err := s.deleteUnusedChunks(ctx, saved); err != nil {
 			return nil, err

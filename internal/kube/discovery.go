@@ -86,13 +86,14 @@ func (d *Discovery) ServerPreferredResources() ([]*metav1.APIResourceList, error
 
 // readLimited calls read with a client that limits all responses together. It limits the result, too.
 func (d *Discovery) readLimited(read func(discovery.DiscoveryInterface) ([]*metav1.APIResourceList, error)) ([]*metav1.APIResourceList, error) {
-	budget := newDiscoveryBudget()
+	var budget *Budget
 	client, err := newLimitedClient(d.config, d.httpClient, func() *Budget { return budget })
 	if err != nil {
 		return nil, err
 	}
 	var lists []*metav1.APIResourceList
 	for range discoveryTries {
+		budget = newDiscoveryBudget()
 		lists, err = read(client)
 		if budget.Err() != nil {
 			return nil, budget.Err() // client-go can make it an error of some API versions

@@ -83,20 +83,26 @@ type jsonCounts struct {
 	objects  int64 // opening brackets of objects
 	arrays   int64 // opening brackets of arrays
 	fields   int64 // commas in objects
-	items    int64 // commas in arrays at depth 2, where a list has its items
+	items    int64 // commas in arrays that are fields of the object, as the items of a list
 	elements int64 // commas in other arrays
 }
 
 // jsonScanner scans JSON in parts, without decoding it.
 type jsonScanner struct {
-	jsonCounts
+	// all are the counts of all levels, and shallow those of maxMetadataDepth levels.
+	all, shallow jsonCounts
 
-	// maxDepth is the deepest level whose characters are counted; 0: all levels.
-	maxDepth int
-	// hasKind and hasVersion are true if the outermost object has the fields kind and apiVersion.
+	// isEvent is true for events of a watch, which have their object in a field. The scanner then looks for the kind in
+	// the objects at depth 2, and not in the outermost object.
+	isEvent bool
+	// hasKind and hasVersion are true if the object has the fields kind and apiVersion.
 	hasKind, hasVersion bool
-	// hasUnclearField is true if the outermost object has a field that decoders can take for an empty kind or apiVersion.
+	// hasUnclearField is true if the object has a field that decoders can take for another, or an empty, kind or
+	// apiVersion.
 	hasUnclearField bool
+	// hasBuiltin is true if a kind of the object is one of client-go, and hasOther if one is neither that nor
+	// PartialObjectMetadata or a list of it. Of several kinds, decoders take the last one.
+	hasBuiltin, hasOther bool
 
 	// depth is the number of objects and arrays around the current character. The arrayBit of a depth is set in arrayBits
 	// if the innermost of so many is an array.
@@ -105,10 +111,10 @@ type jsonScanner struct {
 	inString, isEscaped bool
 	// hasEscape is true if the current string has an escape.
 	hasEscape bool
-	// text is the start of the current string, if it can be the name of a field of the outermost object.
+	// text is the start of the current string in the object.
 	text []byte
-	// needsText is true from the name of the outermost object's kind or apiVersion to the end of its text.
-	needsText bool
+	// field is the name of the current field if it is kind or apiVersion and its text has not ended yet, else "".
+	field string
 	// last is the last character of the current string.
 	last byte
 }
@@ -119,8 +125,20 @@ const (
 	fieldVersion = "apiVersion"
 )
 
-// maxText is more than the length of each name that encoding/json reads as apiVersion: s matches ſ, of two bytes.
-const maxText = len(fieldVersion) + 2
+// maxText is more than the length of each kind, and of each name that encoding/json reads as apiVersion.
+const maxText = maxKindName + 1
+
+// maxMetadataDepth is the depth of the entries of metadata.managedFields in a list. What is deeper in metadata is not
+// decoded.
+const maxMetadataDepth = 6
+
+// objectDepth returns the depth in the object whose kind is needed.
+func (s *jsonScanner) objectDepth() int {
+	if s.isEvent {
+		return 2
+	}
+	return 1
+}
 
 // scan scans the next part.
 func (s *jsonScanner) scan(part []byte) {
@@ -149,7 +167,7 @@ func (s *jsonScanner) scanValue(part []byte) int {
 		case c == ',':
 			s.countComma()
 			s.endField()
-		case c == ':' && s.depth == 1:
+		case c == ':' && s.depth == s.objectDepth():
 			s.beginField()
 		}
 	}
@@ -161,19 +179,16 @@ func (s *jsonScanner) isAtEnd(last byte) bool {
 	return (last == '}' || last == ']') && !s.inString && s.depth <= 0
 }
 
-// itemsDepth is the depth in the array of the items of a list.
-const itemsDepth = 2
-
 // arrayBit returns the bit of a depth in arrayBits. All depths from 63 on share the last bit.
 func arrayBit(depth int) uint64 { return 1 << uint(max(0, min(depth, 63))) }
 
 // begin begins an object or an array.
 func (s *jsonScanner) begin(isArray bool) {
-	if s.isCounted() && isArray {
-		s.arrays++
-	} else if s.isCounted() {
-		s.objects++
+	one := jsonCounts{objects: 1}
+	if isArray {
+		one = jsonCounts{arrays: 1}
 	}
+	s.count(one)
 	s.depth++
 	if isArray {
 		s.arrayBits |= arrayBit(s.depth)
@@ -184,20 +199,35 @@ func (s *jsonScanner) begin(isArray bool) {
 
 func (s *jsonScanner) countComma() {
 	switch {
-	case !s.isCounted():
 	case s.arrayBits&arrayBit(s.depth) == 0:
-		s.fields++
-	case s.depth == itemsDepth:
-		s.items++
+		s.count(jsonCounts{fields: 1})
+	case s.depth == s.objectDepth()+1:
+		s.count(jsonCounts{items: 1})
 	default:
-		s.elements++
+		s.count(jsonCounts{elements: 1})
 	}
 }
 
-func (s *jsonScanner) isCounted() bool { return s.maxDepth == 0 || s.depth <= s.maxDepth }
+// count adds a character at the current depth.
+func (s *jsonScanner) count(one jsonCounts) {
+	s.all.add(one)
+	if s.depth <= maxMetadataDepth {
+		s.shallow.add(one)
+	}
+}
 
-// values returns the sum of the counts.
-func (c *jsonCounts) values() int64 { return c.objects + c.arrays + c.fields + c.items + c.elements }
+func (c *jsonCounts) add(other jsonCounts) {
+	c.objects += other.objects
+	c.arrays += other.arrays
+	c.fields += other.fields
+	c.items += other.items
+	c.elements += other.elements
+}
+
+// values returns the number of values.
+func (s *jsonScanner) values() int64 {
+	return s.all.objects + s.all.arrays + s.all.fields + s.all.items + s.all.elements
+}
 
 // scanString scans a character in a string.
 func (s *jsonScanner) scanString(c byte) {
@@ -212,16 +242,16 @@ func (s *jsonScanner) scanString(c byte) {
 		s.isEscaped, s.hasEscape = true, true
 	}
 	s.last = c
-	if len(s.text) < maxText {
+	if s.depth == s.objectDepth() && len(s.text) < maxText {
 		s.text = append(s.text, c)
 	}
 }
 
-// beginField reads the name of a field of the outermost object. Decoders ignore its case, and decode escapes.
+// beginField reads the name of a field of the object. Decoders ignore its case, and decode escapes.
 func (s *jsonScanner) beginField() {
 	switch name := string(s.text); {
 	case name == fieldKind || name == fieldVersion:
-		s.needsText = true
+		s.field = name
 		s.hasKind = s.hasKind || name == fieldKind
 		s.hasVersion = s.hasVersion || name == fieldVersion
 	case strings.EqualFold(name, fieldKind) || strings.EqualFold(name, fieldVersion) || s.hasEscape:
@@ -232,17 +262,30 @@ func (s *jsonScanner) beginField() {
 // endText ends a string. If the string is the kind or the apiVersion, it must not be empty for any decoder: the version
 // in the apiVersion "v1/" is empty, and a string with escapes is refused since it is not decoded here.
 func (s *jsonScanner) endText() {
-	if !s.needsText || s.depth != 1 {
+	if s.field == "" || s.depth != s.objectDepth() {
 		return
 	}
 	s.hasUnclearField = s.hasUnclearField || s.last == 0 || s.last == '/' || s.hasEscape
-	s.needsText = false
+	if s.field == fieldKind {
+		s.addKind(string(s.text))
+	}
+	s.field = ""
 }
 
 // endField ends a field. If it still needs a text, its value is none.
 func (s *jsonScanner) endField() {
-	s.hasUnclearField = s.hasUnclearField || s.needsText
-	s.needsText = false
+	s.hasUnclearField = s.hasUnclearField || s.field != ""
+	s.field = ""
+}
+
+// addKind records a kind of the object.
+func (s *jsonScanner) addKind(kind string) {
+	switch {
+	case builtinKinds()[kind]:
+		s.hasBuiltin = true
+	case kind != "PartialObjectMetadata" && kind != "PartialObjectMetadataList":
+		s.hasOther = true
+	}
 }
 
 // hasType returns whether the scanned object has a kind and an apiVersion for each decoder.

@@ -1,17 +1,22 @@
 package kube
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
+
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // ResponseMemory limits the memory for the responses of clusters while they are read and decoded, and for what is kept
 // of them: in total, and for the clusters of one namespace. A namespace may reserve as much as stays unreserved: at
-// most half of the total, a third beside one other namespace, and so on. So no number of namespaces takes all. Create
-// it with NewResponseMemory. It is safe for concurrent use.
+// most half of the total, or a quarter if another namespace already has a half. So no number of namespaces takes all.
+// Create it with NewResponseMemory. It is safe for concurrent use.
 //
 // It estimates the memory from the bytes and the JSON values of the responses. The estimate is for the worst JSON,
 // several times the need of an ordinary response.
@@ -43,74 +48,118 @@ const (
 	maxWait = 5 * time.Second
 	// maxWatchBuffer is the length of an event, in bytes, after which a watch ends and must begin again: the decoder of a
 	// watch keeps a buffer for the longest event.
-	maxWatchBuffer = 256 << 10
+	maxWatchBuffer = 64 << 10
+	// maxEvent limits an event of a watch, in bytes. API servers store objects of at most 1.5 MiB.
+	maxEvent = 4 << 20
+	// maxHold is how long a response can have a reservation while it is read: a cluster could stop to send.
+	maxHold = time.Minute
 )
 
-// DecodedType selects the estimate for the Go types into which a response is decoded.
+// Content is what a body has.
+type Content int
+
+// The contents.
+const (
+	// ContentObjects is JSON that begins with an object.
+	ContentObjects Content = iota
+	// ContentMetadata is the JSON that a client of metav1.PartialObjectMetadata has requested.
+	ContentMetadata
+	// ContentText is any text.
+	ContentText
+)
+
+// errNotJSON is the error for responses that are no JSON: values of other formats cannot be counted.
+var errNotJSON = errors.New("the cluster returned something other than JSON objects")
+
+// errLongEvent ends the list at the start of a watch: the reflector then lists in pages.
+var errLongEvent = fmt.Errorf("an event has more than %d KiB", maxWatchBuffer>>10)
+
+// DecodedType selects the estimate for the Go types into which JSON is decoded.
 type DecodedType int
 
 // The types.
 const (
 	// TypeMetadata is metav1.PartialObjectMetadata. Managed fields are not decoded.
 	TypeMetadata DecodedType = iota
-	// TypePodOrNode is corev1.Pod and corev1.Node, which have large structures even if they are empty.
-	TypePodOrNode
-	// TypeAny are all others. The worst case is unstructured objects with one field.
+	// TypeUnstructured are unstructured objects in memory that is not needed for a response. The worst case is objects
+	// with one field.
+	TypeUnstructured
+	// TypeAny are unstructured objects, and the types of discovery and of package metav1.
 	TypeAny
+	// TypeBuiltin are the types of client-go, some of which have large structures even if they are empty.
+	TypeBuiltin
 )
 
-// valueCosts is the memory for each character that can begin a value, in bytes. See jsonCounts.
-type valueCosts struct {
-	item, element, object int64
-	// maxDepth is the deepest level whose values are counted; 0: all levels.
-	maxDepth int
-}
+// valueCosts is the memory for each of jsonCounts, in bytes.
+type valueCosts struct{ object, field, item, element int64 }
+
+// These costs, in bytes, are the same for all types. A byte of text is in the buffer of the response, which grows, and
+// in the decoded value.
+const (
+	arrayCost = 64
+	byteCost  = 3
+)
 
 // costs returns the costs of a type: the highest that TestMemoryOfTypes measures, with the old and the new array of a
 // slice that grows, rounded up.
 func (t DecodedType) costs() valueCosts {
 	switch t {
 	case TypeMetadata:
-		// Level 6 has the entries of metadata.managedFields in a list, and not what is in fieldsV1.
-		return valueCosts{item: 640, element: 200, object: 640, maxDepth: 6}
-	case TypePodOrNode:
-		return valueCosts{item: 2560, element: 900, object: 640}
+		return valueCosts{object: 640, field: 128, item: 640, element: 200}
+	case TypeUnstructured:
+		return valueCosts{object: 384, field: 76, item: 48, element: 48}
+	case TypeBuiltin:
+		return valueCosts{object: 640, field: 128, item: 4096, element: 1100}
 	case TypeAny:
 	}
-	return valueCosts{item: 720, element: 340, object: 640}
+	return valueCosts{object: 640, field: 128, item: 720, element: 340}
 }
 
-// These costs, in bytes, are the same for all types. A byte of text is in the buffer of the response, which grows, and
-// in the decoded value.
-const (
-	arrayCost = 64
-	fieldCost = 128
-	byteCost  = 3
-)
-
-// MemoryOf returns the estimate for JSON of TypeAny, in bytes.
-func MemoryOf(raw []byte) int64 {
-	counted := countedBody{costs: TypeAny.costs(), bytes: int64(len(raw))}
-	counted.scanner.scan(raw)
-	return counted.needed()
+// memoryOf returns the estimate for JSON.
+func (s *jsonScanner) memoryOf(bytes int64, decoded DecodedType) int64 {
+	counts, costs := s.all, decoded.costs()
+	if decoded == TypeMetadata {
+		counts = s.shallow
+	}
+	return bytes*byteCost + counts.arrays*arrayCost + counts.objects*costs.object + counts.fields*costs.field +
+		counts.items*costs.item + counts.elements*costs.element
 }
+
+// MemoryOf returns the estimate for JSON that is decoded into a type, in bytes.
+func MemoryOf(raw []byte, decoded DecodedType) int64 {
+	var scanner jsonScanner
+	scanner.scan(raw)
+	return scanner.memoryOf(int64(len(raw)), decoded)
+}
+
+// builtinKinds returns the kinds whose types client-go has.
+//
+//nolint:gochecknoglobals // it never changes
+var builtinKinds = sync.OnceValue(func() map[string]bool {
+	kinds := map[string]bool{}
+	for gvk, goType := range scheme.Scheme.AllKnownTypes() {
+		if !strings.HasPrefix(goType.PkgPath(), "k8s.io/apimachinery/") && !strings.HasPrefix(goType.PkgPath(), "k8s.io/api/apidiscovery/") {
+			kinds[gvk.Kind] = true
+		}
+	}
+	return kinds
+})
 
 // Limit returns a body of a response for a cluster in namespace. Reads fail if there is not enough memory for it, or if
-// it is Protobuf, whose values cannot be counted.
-func (m *ResponseMemory) Limit(body io.ReadCloser, namespace string, into DecodedType) io.ReadCloser {
-	return m.limit(body, namespace, into, uncountedPerResponse)
+// it does not have the content.
+func (m *ResponseMemory) Limit(body io.ReadCloser, namespace string, content Content) io.ReadCloser {
+	return &countedBody{reservation: m.Reserve(namespace, uncountedPerResponse), body: body, content: content}
 }
 
-// LimitEvents is Limit for a watch, in which each event counts like a response. The watch ends after a long event.
-func (m *ResponseMemory) LimitEvents(body io.ReadCloser, namespace string, into DecodedType) io.ReadCloser {
-	limited := m.limit(body, namespace, into, uncountedPerEvent)
-	limited.isWatch = true
+// LimitEvents is Limit for a watch, in which each event counts like a response. The watch ends after a long event; if
+// it begins with a list, it ends with an error.
+func (m *ResponseMemory) LimitEvents(body io.ReadCloser, namespace string, content Content, beginsWithList bool) io.ReadCloser {
+	limited := &countedBody{reservation: m.Reserve(namespace, uncountedPerEvent), body: body, content: content}
+	limited.scanner.isEvent, limited.endOfLongEvent = true, io.EOF
+	if beginsWithList {
+		limited.endOfLongEvent = errLongEvent
+	}
 	return limited
-}
-
-func (m *ResponseMemory) limit(body io.ReadCloser, namespace string, into DecodedType, uncounted int64) *countedBody {
-	costs := into.costs()
-	return &countedBody{reservation: m.Reserve(namespace, uncounted), body: body, costs: costs, scanner: jsonScanner{maxDepth: costs.maxDepth}}
 }
 
 // Reserve returns a Reservation, of nothing yet, for a cluster in namespace. Its first bytes, uncounted, need no
@@ -171,7 +220,7 @@ func (r *Reservation) Resize(ctx context.Context, n int64) error {
 		case <-released:
 			ok, released = r.tryResize(n)
 		case <-ctx.Done():
-			return fmt.Errorf("the hub has not enough memory for the responses of clusters in namespace %s, because others are being read; it tries again", r.namespace)
+			return fmt.Errorf("the hub has not enough memory for the responses of clusters in namespace %s, because it has others of them; it tries again", r.namespace)
 		}
 	}
 	return nil
@@ -191,13 +240,13 @@ func (r *Reservation) tryResize(n int64) (ok bool, released <-chan struct{}) {
 	return ok, released
 }
 
-// ForSameNamespace returns another Reservation for a cluster in the same namespace, or nil if r is nil. The caller must
-// close it.
+// ForSameNamespace returns another Reservation for a cluster in the same namespace, as for a response, or nil if r is
+// nil. The caller must close it.
 func (r *Reservation) ForSameNamespace() *Reservation {
 	if r == nil {
 		return nil
 	}
-	return r.memory.Reserve(r.namespace, 0)
+	return r.memory.Reserve(r.namespace, uncountedPerResponse)
 }
 
 // Close releases the memory.
@@ -225,36 +274,44 @@ func (r *Reservation) releaseWhenDecoded(isLast bool) {
 type countedBody struct {
 	reservation *Reservation
 	body        io.ReadCloser
-	costs       valueCosts
-	isWatch     bool
+	content     Content
+	// endOfLongEvent is the result of the read after an event longer than maxWatchBuffer.
+	endOfLongEvent error
 
-	isStarted bool // after the first byte
-	// isEnded is true after an event longer than maxWatchBuffer. The next read returns io.EOF.
-	isEnded bool
-	scanner jsonScanner
-	bytes   int64 // of the response or the event
+	isStarted bool // after the first character that is no space
+	isEnded   bool // after a long event
+	scanner   jsonScanner
+	bytes     int64 // of the response or the event
+
+	mu sync.Mutex // guards the field below: a watch is closed while it is read
+	// expiry closes the body after maxHold; nil if nothing is reserved.
+	expiry *time.Timer
 }
 
 // Read implements io.Reader.
 func (b *countedBody) Read(p []byte) (int, error) {
 	if b.isEnded {
-		return 0, io.EOF
+		return 0, b.endOfLongEvent
 	}
 	n, err := b.body.Read(p)
-	if n > 0 && !b.isStarted {
-		b.isStarted = true
-		if p[0] == protobufPrefix[0] {
-			return 0, errProtobuf
+	if !b.isStarted && b.content != ContentText {
+		if start := bytes.TrimLeft(p[:n], " \t\r\n"); len(start) > 0 {
+			b.isStarted = true
+			if start[0] != '{' {
+				return 0, errNotJSON
+			}
 		}
 	}
 	for part := p[:n]; len(part) > 0; {
 		scanned := b.scanner.scanValue(part)
 		b.bytes += int64(scanned)
-		// A Reader has no context. maxWait limits the wait.
-		if err := b.reservation.Resize(context.Background(), b.needed()); err != nil {
+		if b.scanner.isEvent && b.bytes > maxEvent {
+			return 0, fmt.Errorf("the cluster returned an event of more than %d MiB", maxEvent>>20)
+		}
+		if err := b.reserve(); err != nil {
 			return 0, err
 		}
-		if b.isWatch && b.scanner.isAtEnd(part[scanned-1]) {
+		if b.scanner.isEvent && b.scanner.isAtEnd(part[scanned-1]) {
 			b.endEvent()
 		}
 		part = part[scanned:]
@@ -262,22 +319,51 @@ func (b *countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// needed returns the memory that the response or the event needs.
-func (b *countedBody) needed() int64 {
-	counts, costs := &b.scanner.jsonCounts, b.costs
-	return b.bytes*byteCost + counts.arrays*arrayCost + counts.fields*fieldCost +
-		counts.items*costs.item + counts.elements*costs.element + counts.objects*costs.object
+// reserve reserves the memory that the response or the event needs by now.
+func (b *countedBody) reserve() error {
+	needed := b.scanner.memoryOf(b.bytes, b.decodedType())
+	// A Reader has no context. maxWait limits the wait.
+	if err := b.reservation.Resize(context.Background(), needed); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.expiry == nil && needed > b.reservation.uncounted {
+		b.expiry = time.AfterFunc(maxHold, func() { _ = b.body.Close() }) // the read fails
+	}
+	return nil
+}
+
+// decodedType returns the type into which the response or the event is decoded, as far as it was read.
+func (b *countedBody) decodedType() DecodedType {
+	switch {
+	case b.scanner.hasBuiltin || b.scanner.hasUnclearField:
+		return TypeBuiltin
+	case b.content == ContentMetadata && !b.scanner.hasOther:
+		return TypeMetadata
+	}
+	return TypeAny
 }
 
 // endEvent ends an event of a watch.
 func (b *countedBody) endEvent() {
 	b.isEnded = b.isEnded || b.bytes > maxWatchBuffer
-	b.bytes, b.scanner.jsonCounts = 0, jsonCounts{}
-	b.reservation.releaseWhenDecoded(false)
+	b.bytes, b.scanner = 0, jsonScanner{isEvent: true}
+	b.release(false)
 }
 
 // Close closes the body.
 func (b *countedBody) Close() error {
-	b.reservation.releaseWhenDecoded(true)
+	b.release(true)
 	return b.body.Close()
+}
+
+func (b *countedBody) release(isLast bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.expiry != nil {
+		b.expiry.Stop()
+		b.expiry = nil
+	}
+	b.reservation.releaseWhenDecoded(isLast)
 }

@@ -5,7 +5,7 @@
 // the manifest and the hooks. Every user who may write Secrets can change it, so a record is untrusted input.
 //
 // The engine decides when a record is written; this package only converts and stores it:
-//   - NewRecord and Item convert between a Helm item of a bundle and a record.
+//   - NewRecord makes a record of a Helm item of a bundle. StoredRecord is a record that was read, with limited memory.
 //   - Hook describes a hook by its annotations, ForEvent sorts the hooks of an event.
 //   - Store lists, reads, writes and deletes the records of one cluster.
 package release

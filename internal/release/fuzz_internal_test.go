@@ -32,31 +32,31 @@ func FuzzDecodeRecord(f *testing.F) {
 
 func checkRecord(t *testing.T, encoded []byte) {
 	t.Helper()
-	record, err := decode(encoded)
+	record, err := decode(t.Context(), encoded, nil)
 	fuzzing.OneLine(t, err)
 	if err != nil {
 		return
 	}
-	item, err := Item(record, bundle.ReleaseOptions{})
+	item, err := record.Item(t.Context(), bundle.ReleaseOptions{})
 	fuzzing.OneLine(t, err)
 	if err == nil && len(item.Objects) != len(item.Release.Data.Paths) {
 		t.Errorf("%d objects and %d paths", len(item.Objects), len(item.Release.Data.Paths))
 	}
-	again, err := encode(record)
+	again, err := encode(record.Release)
 	if err != nil {
 		return // a record of a chart with values that JSON cannot have
 	}
 	if len(again) > maxEncodedBytes {
 		t.Errorf("the record has %d bytes", len(again))
 	}
-	second, err := decode(again)
+	second, err := decode(t.Context(), again, nil)
 	if err != nil {
 		t.Fatalf("decode an encoded record: %v", err)
 	}
 	if second.Name != record.Name || second.Namespace != record.Namespace || second.Version != record.Version {
 		t.Errorf("got %s/%s v%d, want %s/%s v%d", second.Namespace, second.Name, second.Version, record.Namespace, record.Name, record.Version)
 	}
-	if HasManifest(second) && second.Manifest != record.Manifest {
+	if HasManifest(second.Release) && second.Manifest != record.Manifest {
 		t.Errorf("got manifest %q, want %q", second.Manifest, record.Manifest)
 	}
 }

@@ -7,9 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
@@ -18,7 +16,6 @@ import (
 	chart "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/release/common"
 	helm "helm.sh/helm/v4/pkg/release/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
@@ -27,10 +24,15 @@ import (
 const (
 	// maxEncodedBytes is the maximum size of an encoded record. The API server rejects Secrets of more than 1 MiB.
 	maxEncodedBytes = 1<<20 - 16<<10
-	// maxDecodedBytes limits the memory for a decompressed record, which is untrusted input: decoding JSON takes up to
-	// twenty times its size. It is forty times the size of the largest encoded record.
+	// maxStoredBytes is the maximum size of the data of a Secret.
+	maxStoredBytes = 1 << 20
+	// maxDecodedBytes is the maximum size of a decompressed record, which is untrusted input. It is forty times the size
+	// of the largest encoded record. Decoding JSON can take a hundred times its size: Store.Memory limits that.
 	maxDecodedBytes = 32 << 20
 )
+
+// errInvalid is in the error of a value that is no encoded record.
+var errInvalid = errors.New("it is not a release record")
 
 // ErrTooLarge is the error of a record that does not fit into a Secret.
 var ErrTooLarge = errors.New("the release record is larger than a Secret may be")
@@ -113,73 +115,8 @@ func isCRDFile(source string) bool {
 	}
 }
 
-// Item returns the Helm item that deploys a record again, with the given options. Its objects are those of the
-// manifest, without template paths, and then the hooks.
-func Item(record *helm.Release, options bundle.ReleaseOptions) (bundle.Item, error) {
-	item := bundle.Item{
-		Release:   &bundle.Release{Name: record.Name, Namespace: record.Namespace, Options: options},
-		Sensitive: true,
-	}
-	if record.Info != nil {
-		item.Release.Data.Notes = record.Info.Notes
-	}
-	if record.Chart != nil && record.Chart.Metadata != nil {
-		m := record.Chart.Metadata
-		item.Release.ChartName, item.Release.ChartVersion, item.Release.AppVersion = m.Name, m.Version, m.AppVersion
-		raw, err := json.Marshal(m)
-		if err != nil {
-			return bundle.Item{}, fmt.Errorf("encode the chart metadata of release %s/%s: %w",
-				record.Namespace, record.Name, err)
-		}
-		item.Release.Data.Chart = raw
-	}
-	if record.Chart != nil && len(record.Chart.Values) > 0 {
-		raw, err := json.Marshal(record.Chart.Values)
-		if err != nil {
-			return bundle.Item{}, fmt.Errorf("encode the default values of release %s/%s: %w", record.Namespace, record.Name, err)
-		}
-		item.Release.Data.Defaults = raw
-	}
-	if len(record.Config) > 0 {
-		raw, err := json.Marshal(record.Config)
-		if err != nil {
-			return bundle.Item{}, fmt.Errorf("encode the values of release %s/%s: %w", record.Namespace, record.Name, err)
-		}
-		item.Release.Data.Values = raw
-	}
-	add := func(manifest, source string) error {
-		objects, err := kube.DecodeLenient([]byte(manifest))
-		if err != nil {
-			return fmt.Errorf("parse the record of release %s/%s: %w", record.Namespace, record.Name, err)
-		}
-		for range objects {
-			item.Release.Data.Paths = append(item.Release.Data.Paths, source)
-		}
-		item.Objects = append(item.Objects, objects...)
-		return nil
-	}
-	if err := add(record.Manifest, ""); err != nil {
-		return bundle.Item{}, err
-	}
-	for _, h := range record.Hooks {
-		if err := add(h.Manifest, h.Path); err != nil {
-			return bundle.Item{}, err
-		}
-	}
-	return item, nil
-}
-
 // HasManifest returns whether a record has the manifest of its release, so that the release can be rolled back to it.
 func HasManifest(record *helm.Release) bool { return record.Manifest != manifestTooLarge }
-
-// Objects returns the objects in the manifest of a record.
-func Objects(record *helm.Release) ([]*unstructured.Unstructured, error) {
-	objects, err := kube.DecodeLenient([]byte(record.Manifest))
-	if err != nil {
-		return nil, fmt.Errorf("parse the record of release %s/%s: %w", record.Namespace, record.Name, err)
-	}
-	return objects, nil
-}
 
 // SetStatus sets the status, the description and the times of a revision, which `helm list` and `helm status` print.
 func SetStatus(record *helm.Release, status common.Status, description string, firstDeployed, now time.Time) {
@@ -236,30 +173,4 @@ func encodeUnlimited(record *helm.Release) ([]byte, error) {
 		return nil, fmt.Errorf("compress the record of release %s/%s: %w", record.Namespace, record.Name, err)
 	}
 	return []byte(base64.StdEncoding.EncodeToString(packed.Bytes())), nil
-}
-
-// decode is the reverse of encode.
-func decode(encoded []byte) (*helm.Release, error) {
-	packed, err := base64.StdEncoding.DecodeString(string(encoded))
-	if err != nil {
-		return nil, fmt.Errorf("decode base64: %w", err)
-	}
-	reader, err := gzip.NewReader(bytes.NewReader(packed))
-	if err != nil {
-		return nil, fmt.Errorf("decompress: %w", err)
-	}
-	raw, err := io.ReadAll(io.LimitReader(reader, maxDecodedBytes+1))
-	if err != nil {
-		return nil, fmt.Errorf("decompress: %w", err)
-	}
-	if len(raw) > maxDecodedBytes {
-		return nil, fmt.Errorf("it has more than %d MiB", maxDecodedBytes>>20)
-	}
-	record := &helm.Release{}
-	if err := json.Unmarshal(raw, record); err != nil {
-		return nil, fmt.Errorf("decode JSON: %w", err)
-	}
-	// Readers use the hooks without a check: "hooks":[null] would end the process.
-	record.Hooks = slices.DeleteFunc(record.Hooks, func(h *helm.Hook) bool { return h == nil })
-	return record, nil
 }

@@ -54,11 +54,11 @@ func TestRecordsFitIntoASecret(t *testing.T) {
 			if err != nil || len(encoded) > 1<<20 {
 				t.Fatalf("%d bytes, %v", len(encoded), err)
 			}
-			record, err := decode(encoded)
+			record, err := decode(t.Context(), encoded, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if HasManifest(record) != test.wantManifest || test.wantManifest && record.Manifest != test.record.Manifest {
+			if HasManifest(record.Release) != test.wantManifest || test.wantManifest && record.Manifest != test.record.Manifest {
 				t.Errorf("manifest: got %.80q", record.Manifest)
 			}
 			if test.record.Chart != nil && (record.Chart.Metadata.Name != "web" || len(record.Chart.Templates) > 0) {
@@ -78,7 +78,7 @@ func TestDecodeIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := decode(encoded); err == nil || err.Error() != "it has more than 32 MiB" {
+	if _, err := decode(t.Context(), encoded, nil); !errors.Is(err, errInvalid) || !strings.HasSuffix(err.Error(), "it has more than 32 MiB") {
 		t.Errorf("got %v from %d bytes", err, len(encoded))
 	}
 }
@@ -101,8 +101,8 @@ func TestRecordOfAnotherReleaseIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "site", Name: "sh.helm.release.v1.web.v2"}, Data: map[string][]byte{dataKey: encoded}}
-		if _, ok := decodeSecret(secret); ok != test.wantOK {
-			t.Errorf("%s: got %t", name, ok)
+		if _, ok, err := decodeSecret(t.Context(), secret, nil); ok != test.wantOK || err != nil {
+			t.Errorf("%s: got %t, error %v", name, ok, err)
 		}
 	}
 }

@@ -59,7 +59,7 @@ func TestRecordHasTheDefaultValues(t *testing.T) {
 	if diff := cmp.Diff(map[string]any{"image": "nginx", "replicas": 3.0}, map[string]any(all)); diff != "" {
 		t.Errorf("all values (-want +got):\n%s", diff)
 	}
-	again, err := release.Item(record, bundle.ReleaseOptions{})
+	again, err := (&release.StoredRecord{Release: record}).Item(t.Context(), bundle.ReleaseOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

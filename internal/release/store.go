@@ -2,6 +2,7 @@ package release
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -59,6 +60,8 @@ type Store struct {
 	Clock    clock.PassiveClock
 	// Labels and Annotations are added to every Secret that Put writes.
 	Labels, Annotations map[string]string
+	// Memory is a Reservation of the namespace whose memory is used for records that are read. Nil is no limit.
+	Memory *kube.Reservation
 }
 
 // Entry is a recorded revision, as the labels of its Secret describe it.
@@ -109,16 +112,36 @@ func (s Store) List(ctx context.Context, key Key) ([]Entry, error) {
 	return entries, nil
 }
 
-// Get reads the record of a revision. ok is false if the record does not exist or cannot be decoded.
-func (s Store) Get(ctx context.Context, key Key, revision int) (record *helm.Release, ok bool, err error) {
+// Get reads the record of a revision. ok is false if the record does not exist or cannot be decoded. If there is not
+// enough memory, it returns an error. If ok is true, the caller must close the record.
+func (s Store) Get(ctx context.Context, key Key, revision int) (record *StoredRecord, ok bool, err error) {
 	secret, err := s.Secrets.Secrets(key.Namespace).Get(ctx, SecretName(key.Name, revision), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, false, nil
 	}
+	if err == nil {
+		record, ok, err = decodeSecret(ctx, secret, s.Memory)
+	}
 	if err != nil {
 		return nil, false, fmt.Errorf("read the record of release %s, revision %d: %w", key, revision, err)
 	}
-	if record, ok = decodeSecret(secret); !ok {
+	return record, ok, nil
+}
+
+// decodeSecret returns the record in a Secret. ok is false if the Secret holds no valid record, or the record of
+// another release: a writer of Secrets in one namespace could have the engine write Secrets in all others.
+func decodeSecret(ctx context.Context, secret *corev1.Secret, memory *kube.Reservation) (record *StoredRecord, ok bool, err error) {
+	memory = memory.ForSameNamespace()
+	defer func() {
+		if !ok {
+			memory.Close()
+		}
+	}()
+	record, err = decode(ctx, secret.Data[dataKey], memory)
+	if err != nil {
+		return nil, false, ignoreInvalid(err)
+	}
+	if record.Info == nil || record.Namespace != secret.Namespace || SecretName(record.Name, record.Version) != secret.Name {
 		return nil, false, nil
 	}
 	record.Labels = map[string]string{}
@@ -130,14 +153,11 @@ func (s Store) Get(ctx context.Context, key Key, revision int) (record *helm.Rel
 	return record, true, nil
 }
 
-// decodeSecret returns the record in a Secret. ok is false if the Secret holds no valid record, or the record of
-// another release: a writer of Secrets in one namespace could have the engine write Secrets in all others.
-func decodeSecret(secret *corev1.Secret) (record *helm.Release, ok bool) {
-	record, err := decode(secret.Data[dataKey])
-	if err != nil || record.Info == nil {
-		return nil, false
+func ignoreInvalid(err error) error {
+	if errors.Is(err, errInvalid) {
+		return nil
 	}
-	return record, record.Namespace == secret.Namespace && SecretName(record.Name, record.Version) == secret.Name
+	return err
 }
 
 // Put creates or replaces the record of a revision, and returns the metadata of its Secret.
@@ -208,6 +228,7 @@ func (s Store) SetStatus(ctx context.Context, entry Entry, status common.Status,
 	if err != nil || !ok {
 		return err
 	}
+	defer record.Close()
 	record.Info.Status = status
 	if description != "" {
 		record.Info.Description = description
@@ -217,7 +238,7 @@ func (s Store) SetStatus(ctx context.Context, entry Entry, status common.Status,
 	for name := range s.Labels {
 		delete(record.Labels, name)
 	}
-	_, err = unlabelled.Put(ctx, record)
+	_, err = unlabelled.Put(ctx, record.Release)
 	return err
 }
 

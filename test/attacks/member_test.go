@@ -89,7 +89,7 @@ func TestMemberWithoutEnd(t *testing.T) {
 	}{
 		"many-apis": {endless(`{"kind":"APIGroupList","apiVersion":"v1","groups":[`, `{},`), nil, tooMuchMemory, 32 << 20},
 		"binary-apis": {
-			endless("k8s\x00", "\x12\x00"), nil, "the cluster returned Protobuf, which was not requested", 32 << 20,
+			endless("k8s\x00", "\x12\x00"), nil, "the cluster returned something other than JSON objects", 32 << 20,
 		},
 		"long-apis":  {endless(`{"kind":"`, "x"), nil, tooLong, 64 << 20},
 		"pages":      {nil, pages, "the objects have more than 16 MiB", 64 << 20},
