@@ -157,8 +157,15 @@ func mergePastManagers(entries []metav1.ManagedFieldsEntry, desired string) ([]m
 	return append(rest, ours), nil
 }
 
+// maxFields limits the managed fields of one manager that are decoded, in bytes. API servers store objects of at most
+// 1.5 MiB.
+const maxFields = 1 << 20
+
 // fieldsOf returns the fields of an entry of managed fields.
 func fieldsOf(entry metav1.ManagedFieldsEntry) (*fieldpath.Set, error) {
+	if len(entry.FieldsV1.GetRawBytes()) > maxFields {
+		return nil, fmt.Errorf("the fields of manager %s have more than %d MiB", entry.Manager, maxFields>>20)
+	}
 	fields := &fieldpath.Set{}
 	if err := fields.FromJSON(entry.FieldsV1.GetRawReader()); err != nil {
 		return nil, fmt.Errorf("decode the fields of manager %s: %w", entry.Manager, err)

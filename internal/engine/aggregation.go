@@ -44,7 +44,7 @@ func roleStateOf(role *metav1.PartialObjectMetadata) roleState {
 	recreated := bare
 	for _, entry := range role.ManagedFields {
 		var fields map[string]json.RawMessage
-		if entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
+		if entry.FieldsV1 == nil || len(entry.FieldsV1.GetRawBytes()) > maxFields || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
 			return roleOwned
 		}
 		if _, ok := fields["f:aggregationRule"]; ok {

@@ -126,7 +126,7 @@ func (t memberTransport) RoundTrip(request *http.Request) (*http.Response, error
 		response.Body.Close()
 		return nil, errors.New("the server switches the protocol, which was not requested")
 	case response.StatusCode >= http.StatusBadRequest:
-		if err := t.replaceError(request, response); err != nil {
+		if err := t.replaceError(path, response); err != nil {
 			return nil, err
 		}
 	case request.URL.Query().Get("watch") != "":
@@ -147,15 +147,15 @@ func (t memberTransport) RoundTrip(request *http.Request) (*http.Response, error
 	return response, nil
 }
 
-// replaceError replaces the body of an error response that is not a Status of Kubernetes.
-func (t memberTransport) replaceError(request *http.Request, response *http.Response) error {
+// replaceError replaces the body of an error response for a path, if it is not a Status of Kubernetes.
+func (t memberTransport) replaceError(path string, response *http.Response) error {
 	limited := t.memory.Limit(response.Body, t.namespace, kube.ContentText)
 	defer limited.Close()
 	body, err := io.ReadAll(io.LimitReader(limited, maxErrorBody))
 	if err != nil {
 		return err
 	}
-	if !isStatus(body) && !isHealthRequest(request) {
+	if !isStatus(body) && !isHealthPath(path) {
 		body = fmt.Appendf(nil, "the server answered %d %s, without a Status of Kubernetes", response.StatusCode, http.StatusText(response.StatusCode))
 	}
 	response.Body, response.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
@@ -165,7 +165,7 @@ func (t memberTransport) replaceError(request *http.Request, response *http.Resp
 // contentOf returns what the response to a request must have.
 func contentOf(request *http.Request, path string) kube.Content {
 	switch {
-	case podLogs.MatchString(path) || isHealthRequest(request):
+	case podLogs.MatchString(path) || isHealthPath(path):
 		return kube.ContentText
 	case strings.Contains(request.Header.Get("Accept"), "as=PartialObjectMetadata"):
 		return kube.ContentMetadata
@@ -211,8 +211,6 @@ func isObjectPath(path string) bool {
 	return objectPaths.MatchString(path) && !podLogs.MatchString(path)
 }
 
-// isHealthRequest returns whether a request is for the health of an API server. The response is text, from which
-// package survey reports only the names of failed checks.
-func isHealthRequest(request *http.Request) bool {
-	return strings.HasSuffix(request.URL.Path, "/readyz") || strings.HasSuffix(request.URL.Path, "/healthz")
-}
+// isHealthPath returns whether a path of an API server is that of its health. The response is text, from which package
+// survey reports only the names of failed checks.
+func isHealthPath(path string) bool { return path == "/readyz" || path == "/healthz" }

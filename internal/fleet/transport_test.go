@@ -43,19 +43,20 @@ func TestContentOfMembers(t *testing.T) {
 	repeated := func(text string, n int) string { return strings.TrimSuffix(strings.Repeat(text+",", n), ",") }
 	deep := `{"metadata":{"managedFields":[{"fieldsV1":{"f:a":[` + repeated(`{"":0}`, 20_000) + `]}}]}}`
 	for name, test := range map[string]struct{ path, accept, contentType, body, want string }{
-		"metadata":               {"/api/v1/pods", metadataOnly, "application/json", `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","items":[` + deep + `]}`, ""},
-		"metadata, not so asked": {"/api/v1/pods", "application/json", "application/json", `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","items":[` + deep + `]}`, tooMuch},
-		"table":                  {"/api/v1/pods", metadataOnly, "application/json", `{"kind":"Table","apiVersion":"meta.k8s.io/v1","rows":[{"cells":[[[[` + repeated(`{"":0}`, 20_000) + `]]]]}]}`, tooMuch},
-		"few objects":            {"/api/v1/secrets", "", "application/json", `{"kind":"SecretList","apiVersion":"v1","items":[` + repeated("null", 1000) + `]}`, ""},
-		"other objects":          {"/api/v1/secrets", "", "application/json", `{"kind":"CronJobList","apiVersion":"batch/v1","items":[` + repeated("null", 4000) + `]}`, tooMuch},
-		"the kind at the end":    {"/api/v1/secrets", "", "application/json", `{"items":[` + repeated("null", 4000) + `],"apiVersion":"batch/v1","kind":"CronJobList"}`, tooMuch},
-		"other APIs":             {"/apis/a/v1", "", "application/json", `{"items":[` + repeated("null", 4000) + `],"apiVersion":"batch/v1","kind":"CronJobList"}`, tooMuch},
-		"APIs as YAML":           {"/apis/a/v1", "", "application/yaml", "kind: APIResourceList\napiVersion: v1\nresources:\n- {}\n", notJSON},
-		"a list as YAML":         {"/api/v1/pods", "", "application/json", "- kind: A\n", notJSON},
-		"Protobuf":               {"/version", "", "application/vnd.kubernetes.protobuf", "k8s\x00\x12\x00", notJSON},
-		"a watch in Protobuf":    {"/api/v1/pods?watch=true", "", "application/vnd.kubernetes.protobuf;stream=watch", "\x00\x00\x00\x06k8s\x00\x12\x00", notJSON},
-		"a log":                  {"/api/v1/namespaces/a/pods/b/log", "", "text/plain", "k8s\x00, kubectl", ""},
-		"health":                 {"/readyz", "", "text/plain", "ok", ""},
+		"metadata":                {"/api/v1/pods", metadataOnly, "application/json", `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","items":[` + deep + `]}`, ""},
+		"metadata, not so asked":  {"/api/v1/pods", "application/json", "application/json", `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","items":[` + deep + `]}`, tooMuch},
+		"table":                   {"/api/v1/pods", metadataOnly, "application/json", `{"kind":"Table","apiVersion":"meta.k8s.io/v1","rows":[{"cells":[[[[` + repeated(`{"":0}`, 20_000) + `]]]]}]}`, tooMuch},
+		"few objects":             {"/api/v1/secrets", "", "application/json", `{"kind":"SecretList","apiVersion":"v1","items":[` + repeated("null", 1000) + `]}`, ""},
+		"other objects":           {"/api/v1/secrets", "", "application/json", `{"kind":"CronJobList","apiVersion":"batch/v1","items":[` + repeated("null", 4000) + `]}`, tooMuch},
+		"the kind at the end":     {"/api/v1/secrets", "", "application/json", `{"items":[` + repeated("null", 4000) + `],"apiVersion":"batch/v1","kind":"CronJobList"}`, tooMuch},
+		"other APIs":              {"/apis/a/v1", "", "application/json", `{"items":[` + repeated("null", 4000) + `],"apiVersion":"batch/v1","kind":"CronJobList"}`, tooMuch},
+		"APIs as YAML":            {"/apis/a/v1", "", "application/yaml", "kind: APIResourceList\napiVersion: v1\nresources:\n- {}\n", notJSON},
+		"a list as YAML":          {"/api/v1/pods", "", "application/json", "- kind: A\n", notJSON},
+		"Protobuf":                {"/version", "", "application/vnd.kubernetes.protobuf", "k8s\x00\x12\x00", notJSON},
+		"a watch in Protobuf":     {"/api/v1/pods?watch=true", "", "application/vnd.kubernetes.protobuf;stream=watch", "\x00\x00\x00\x06k8s\x00\x12\x00", notJSON},
+		"an object named healthz": {"/api/v1/namespaces/a/configmaps/healthz", metadataOnly, "application/vnd.kubernetes.protobuf", "k8s\x00\x12\x00", notJSON},
+		"a log":                   {"/api/v1/namespaces/a/pods/b/log", "", "text/plain", "k8s\x00, kubectl", ""},
+		"health":                  {"/readyz", "", "text/plain", "ok", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -299,6 +299,7 @@ func (s *Store) deleteCached(id bundle.ID) {
 	name := s.nameOf(id)
 	s.cache.mu.Lock()
 	existed := s.cache.remove(name, id)
+	s.memory.Shrink(s.cache.memory)
 	if existed && s.cache.deleted != nil {
 		s.cache.deleted[id] = true
 	}

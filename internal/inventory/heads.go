@@ -40,7 +40,10 @@ func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
 			if !rec.Exists() {
 				continue
 			}
-			all, needed = append(all, rec), needed+rec.memory
+			all = append(all, rec)
+			if rec != s.Cached(rec.ID) { // the memory of cached records is reserved
+				needed += rec.memory
+			}
 			if err := memory.Resize(ctx, needed); err != nil {
 				return nil, fmt.Errorf("list records: %w", err)
 			}

@@ -71,6 +71,11 @@ func TestMemoryOfRecordsIsLimited(t *testing.T) {
 	}
 	s.deleteCached(cached[0].ID)
 	s.deleteCached(cached[1].ID)
+	another := memory.ForSameNamespace()
+	if err := another.Resize(t.Context(), 29<<20); err != nil {
+		t.Errorf("the memory of deleted records is still reserved: %v", err)
+	}
+	another.Close()
 	for _, id := range ids[:2] {
 		if _, err := s.Load(t.Context(), id); err != nil {
 			t.Errorf("Load after others were deleted: got error %v", err)

@@ -84,7 +84,7 @@ func (s *LimitedStore) Source(source *cache.ListWatch, pageSize int64) *cache.Li
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
 			s.reset()
-			pages := pager.ListPager{PageSize: pageSize, FullListIfExpired: true, PageFn: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			pages := pager.ListPager{PageSize: pageSize, PageFn: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 				page, err := source.ListWithContextFunc(ctx, options)
 				if err != nil {
 					return nil, err

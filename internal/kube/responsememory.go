@@ -226,6 +226,19 @@ func (r *Reservation) Resize(ctx context.Context, n int64) error {
 	return nil
 }
 
+// Shrink changes the reservation to n bytes if it is larger.
+func (r *Reservation) Shrink(n int64) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if delta := max(0, n-r.uncounted) - r.reserved; delta < 0 {
+		r.memory.tryAdd(r.namespace, delta)
+		r.reserved += delta
+	}
+}
+
 // tryResize is Resize without a wait.
 func (r *Reservation) tryResize(n int64) (ok bool, released <-chan struct{}) {
 	r.mu.Lock()

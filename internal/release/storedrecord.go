@@ -48,9 +48,9 @@ func (r *StoredRecord) Close() {
 }
 
 // Item returns the Helm item that deploys a record again, with the given options. Its objects are those of the
-// manifest, without template paths, and then the hooks. The memory is also enough for the NewRecord of the item.
+// manifest, without template paths, and then the hooks.
 func (r *StoredRecord) Item(ctx context.Context, options bundle.ReleaseOptions) (bundle.Item, error) {
-	if err := r.reserve(ctx, r.size+memoryOfManifest(r.Manifest)+memoryOfHooks(r.Hooks)); err != nil {
+	if err := r.reserve(ctx, memoryOfManifest(r.Manifest)+memoryOfHooks(r.Hooks)); err != nil {
 		return bundle.Item{}, err
 	}
 	return itemOf(r.Release, options)

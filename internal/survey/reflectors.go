@@ -25,7 +25,7 @@ const (
 	retrySteps = 8
 	// pageSize is the number of objects per page on clusters that cannot stream lists. A hub can read pages of many
 	// clusters at a time, and a decoded pod needs much memory.
-	pageSize = 250
+	pageSize = 100
 )
 
 // Run maintains the counters of nodes and pods until ctx ends, and returns nil. It retries while the cluster does not
