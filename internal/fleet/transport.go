@@ -50,8 +50,8 @@ func newResponseMemory() (responses, records *kube.ResponseMemory) {
 	return kube.NewResponseMemory(min(maxMemory, quarter)), kube.NewResponseMemory(quarter)
 }
 
-// uncountedRecordMemory is the memory for records of a member that needs no reservation, in bytes: about that of 6,000
-// objects.
+// uncountedRecordMemory is how much memory the records of a member can have without a reservation, in bytes. The
+// records of 6,000 objects need about as much.
 const uncountedRecordMemory = 4 << 20
 
 // ReserveRecordMemory returns a Reservation for the records of a member. The caller must close it.
@@ -105,7 +105,7 @@ type memberTransport struct {
 	// prefix is the path of the API server's URL.
 	prefix string
 	memory *kube.ResponseMemory
-	// namespace is that of the member.
+	// namespace is the namespace of the member.
 	namespace string
 }
 
@@ -211,6 +211,6 @@ func isObjectPath(path string) bool {
 	return objectPaths.MatchString(path) && !podLogs.MatchString(path)
 }
 
-// isHealthPath returns whether a path of an API server is that of its health. The response is text, from which package
-// survey reports only the names of failed checks.
+// isHealthPath returns whether path is a health check of an API server. Its response is text, from which package survey
+// reports only the names of failed checks.
 func isHealthPath(path string) bool { return path == "/readyz" || path == "/healthz" }

@@ -215,7 +215,8 @@ func hostileCluster(t *testing.T, groups int, resources string) (url string, req
 	return server.URL, requests
 }
 
-// TestHostileDiscovery: a cluster that serves its APIs one by one has no limit but that of all responses together.
+// TestHostileDiscovery has a cluster that serves each API version in a response of its own. Only the limit of all
+// responses together ends that.
 func TestHostileDiscovery(t *testing.T) {
 	t.Parallel()
 	long := `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"` + strings.Repeat("x", 200<<10) + `"}]}`

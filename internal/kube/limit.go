@@ -89,7 +89,7 @@ type jsonCounts struct {
 
 // jsonScanner scans JSON in parts, without decoding it.
 type jsonScanner struct {
-	// all are the counts of all levels, and shallow those of maxMetadataDepth levels.
+	// all counts the characters of all levels, shallow only those of the first maxMetadataDepth levels.
 	all, shallow jsonCounts
 
 	// isEvent is true for events of a watch, which have their object in a field. The scanner then looks for the kind in

@@ -82,7 +82,7 @@ func TestMemoryOfTypes(t *testing.T) {
 	}
 }
 
-// TestLargestBuiltinTypes: the costs of TypeBuiltin are those of the largest types of client-go.
+// TestLargestBuiltinTypes: the costs of TypeBuiltin are enough for the largest types of client-go.
 func TestLargestBuiltinTypes(t *testing.T) {
 	t.Parallel()
 	seen := map[reflect.Type]bool{}
@@ -174,7 +174,7 @@ func TestResponseMemory(t *testing.T) {
 	})
 }
 
-// TestMemoryOfWatches: the memory of each event counts, and not that of all of them. After a long event the watch ends,
+// TestMemoryOfWatches: only the memory of the current event counts. After a long event the watch ends,
 // so that its decoder does not keep the buffer.
 func TestMemoryOfWatches(t *testing.T) {
 	t.Parallel()
