@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -151,8 +150,7 @@ func (c *checks) evaluate(ctx context.Context, spec *libv1beta1.SveltosClusterSp
 	if len(spec.ReadinessChecks)+len(spec.LivenessChecks) == 0 {
 		return check.Result{Ready: true}, nil
 	}
-	// A new client for each run discovers the kinds as they are served now, and has no cache.
-	member, err := client.New(c.member, client.Options{})
+	member, err := check.NewReader(c.member)
 	if err != nil {
 		return check.Result{Ready: isReady, Failure: err.Error()}, nil //nolint:nilerr // it is a failure of the cluster
 	}

@@ -3,6 +3,7 @@ package check_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -206,7 +208,7 @@ func TestScriptsHaveTheirLibraries(t *testing.T) {
 
 func TestRunReturnsErrorsOfRequests(t *testing.T) {
 	t.Parallel()
-	nobody, err := client.New(&rest.Config{Host: "https://127.0.0.1:1"}, client.Options{})
+	nobody, err := check.NewReader(&rest.Config{Host: "https://127.0.0.1:1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,27 +251,66 @@ func TestMemoryOfTheProcessDoesNotCount(t *testing.T) {
 	}
 }
 
+// readerOf returns a reader of a cluster whose group apps has the given number of versions with as many resources each.
+// pods writes the response to a list of Pods.
+func readerOf(t *testing.T, versions, resources int, pods http.HandlerFunc) client.Reader {
+	t.Helper()
+	group := metav1.APIGroup{Name: "apps"}
+	for i := range versions {
+		version := metav1.GroupVersionForDiscovery{GroupVersion: fmt.Sprintf("apps/v%d", i), Version: fmt.Sprintf("v%d", i)}
+		group.Versions = append(group.Versions, version)
+		group.PreferredVersion = version
+	}
+	many := make([]metav1.APIResource, resources)
+	for i := range many {
+		many[i] = metav1.APIResource{Name: fmt.Sprintf("kinds%d", i), Kind: fmt.Sprintf("Kind%d", i), Verbs: metav1.Verbs{"list"}}
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch version, isApps := strings.CutPrefix(r.URL.Path, "/apis/"); {
+		case r.URL.Path == "/api":
+			_ = json.NewEncoder(w).Encode(metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}})
+		case r.URL.Path == "/apis":
+			_ = json.NewEncoder(w).Encode(metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{group}})
+		case r.URL.Path == "/api/v1":
+			_, _ = fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"pods","kind":"Pod","namespaced":true,"verbs":["list"]}]}`)
+		case isApps:
+			_ = json.NewEncoder(w).Encode(metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: version, APIResources: many})
+		default:
+			pods(w, r)
+		}
+	}))
+	t.Cleanup(server.Close)
+	reader, err := check.NewReader(&rest.Config{Host: server.URL, QPS: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reader
+}
+
+// TestManyAPIs has a cluster with many versions of one group, each of which has not too many resources.
+func TestManyAPIs(t *testing.T) {
+	t.Parallel()
+	selector := libv1beta1.ResourceSelector{Group: "apps", Version: "v7", Kind: "Kind1"}
+	checks := []libv1beta1.ClusterCheck{{Name: "c", Condition: names, ResourceSelectors: []libv1beta1.ResourceSelector{selector}}}
+	reader := readerOf(t, 300, 100, func(http.ResponseWriter, *http.Request) {})
+	got, err := checker.Run(t.Context(), reader, checks)
+	if want := "the cluster serves more than 20000 API versions and resources"; got != "" || err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Run() = %q, %v, want %s", got, err, want)
+	}
+}
+
 // TestEndlessPages lists the objects of a cluster that returns pages without end.
 func TestEndlessPages(t *testing.T) {
 	t.Parallel()
 	pages := 0
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		if !strings.HasSuffix(r.URL.Path, "/pods") {
-			_, _ = fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"pods","kind":"Pod","namespaced":true,"verbs":["list"]}]}`)
-			return
-		}
+	reader := readerOf(t, 1, 1, func(w http.ResponseWriter, _ *http.Request) {
 		pages++
 		pod := fmt.Sprintf(`{"metadata":{"name":"p","annotations":{"a":%q}}}`, strings.Repeat("x", 1<<20))
 		_, _ = fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","metadata":{"continue":"next"},"items":[%s]}`, pod)
-	}))
-	t.Cleanup(server.Close)
-	endless, err := client.New(&rest.Config{Host: server.URL}, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	})
 	pods := []libv1beta1.ClusterCheck{{Name: "c", Condition: names, ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "Pod"}}}}
-	got, err := checker.Run(t.Context(), endless, pods)
+	got, err := checker.Run(t.Context(), reader, pods)
 	if want := "check c: list Pod: the objects have more than 16 MiB"; got != "" || err == nil || err.Error() != want || pages > 17 {
 		t.Errorf("Run() = %q, %v after %d pages, want %s", got, err, pages, want)
 	}
@@ -292,20 +333,10 @@ func TestNoScriptAfterTheEnd(t *testing.T) {
 func TestManySelectors(t *testing.T) {
 	t.Parallel()
 	requests := 0
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		if !strings.HasSuffix(r.URL.Path, "/pods") {
-			_, _ = fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"pods","kind":"Pod","namespaced":true,"verbs":["list"]}]}`)
-			return
-		}
+	reader := readerOf(t, 1, 1, func(w http.ResponseWriter, _ *http.Request) {
 		requests++
 		_, _ = fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":"p","annotations":{"a":%q}}}]}`, strings.Repeat("x", 5<<20))
-	}))
-	t.Cleanup(server.Close)
-	reader, err := client.New(&rest.Config{Host: server.URL}, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	})
 	selectors := make([]libv1beta1.ResourceSelector, 100)
 	for i := range selectors {
 		selectors[i] = libv1beta1.ResourceSelector{Version: "v1", Kind: "Pod"}

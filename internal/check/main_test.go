@@ -46,8 +46,8 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// member returns a namespace of a real API server with two ConfigMaps.
-func member(t *testing.T) (client.Client, string) {
+// member returns a reader of a real API server, and a namespace of it with two ConfigMaps.
+func member(t *testing.T) (client.Reader, string) {
 	t.Helper()
 	plane := localkube.Shared(t)
 	ns := plane.Namespace(t, "check")
@@ -61,5 +61,9 @@ func member(t *testing.T) (client.Client, string) {
 			t.Fatal(err)
 		}
 	}
-	return member, ns
+	reader, err := check.NewReader(plane.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reader, ns
 }

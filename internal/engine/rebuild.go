@@ -25,6 +25,9 @@ import (
 // cluster could return pages without end.
 const maxRebuilt = 100_000
 
+// maxRebuiltReleases is the maximum number of Helm releases in a rebuilt inventory.
+const maxRebuiltReleases = 1000
+
 // maxLogged is the maximum length of an error of discovery in the log, in bytes. It names each API that failed.
 const maxLogged = 1 << 10
 
@@ -98,34 +101,24 @@ func (m *memberClient) listMarkedIn(
 	ctx context.Context, gvr schema.GroupVersionResource, gvk schema.GroupVersionKind, filter bundleFilter, limit *kube.ObjectLimit,
 ) ([]inventory.Entry, error) {
 	var found []inventory.Entry
-	opts := metav1.ListOptions{LabelSelector: kube.LabelReason + "=" + filter.id.Feature, Limit: pageSize}
-	for {
-		page, err := m.metadataClient.Resource(gvr).List(ctx, opts)
-		if isUnlistable(err) {
-			log.FromContext(ctx).Info("rebuilding the inventory without a kind that cannot be listed",
-				logkeys.Bundle, filter.id.String(), "kind", gvk.String(), logkeys.Reason, err.Error())
-			return found, nil
+	selector := kube.LabelReason + "=" + filter.id.Feature
+	err := kube.EachMetadata(ctx, m.metadataClient.Resource(gvr), selector, limit, func(object *metav1.PartialObjectMetadata) error {
+		if !appliedFor(object, gvk.Group, filter) {
+			return nil
 		}
-		if err != nil {
-			return found, fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
-		}
-		if err := limit.Add(0); err != nil { // pages count, too: they can have no objects
-			return found, err
-		}
-		for i := range page.Items {
-			if !appliedFor(&page.Items[i], gvk.Group, filter) {
-				continue
-			}
-			entry := recoveredEntry(gvk, &page.Items[i])
-			if err := limit.Add(len(entry.Ref.Namespace) + len(entry.Ref.Name) + len(entry.Origin)); err != nil {
-				return found, err
-			}
-			found = append(found, entry)
-		}
-		if opts.Continue = page.Continue; opts.Continue == "" {
-			return found, nil
-		}
+		entry := recoveredEntry(gvk, object)
+		found = append(found, entry)
+		return limit.Add(len(entry.Ref.Namespace) + len(entry.Ref.Name) + len(entry.Origin))
+	})
+	if isUnlistable(err) {
+		log.FromContext(ctx).Info("rebuilding the inventory without a kind that cannot be listed",
+			logkeys.Bundle, filter.id.String(), "kind", gvk.String(), logkeys.Reason, err.Error())
+		return found, nil
 	}
+	if err != nil {
+		return found, fmt.Errorf("list %s: %w", gvr.GroupResource(), err)
+	}
+	return found, nil
 }
 
 // recoveredEntry returns the entry of an object with our ownership labels.

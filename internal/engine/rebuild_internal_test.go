@@ -46,7 +46,7 @@ func TestRebuildEndsWithoutALastPage(t *testing.T) {
 			member, pages := newPagingClient(items)
 			limit := kube.NewObjectLimit(300, "objects")
 			found, err := member.listMarkedIn(t.Context(), corev1.SchemeGroupVersion.WithResource("configmaps"), corev1.SchemeGroupVersion.WithKind("ConfigMap"), bundleFilter{id: id}, limit)
-			if err == nil || err.Error() != "the cluster returned more than 300 objects" {
+			if err == nil || err.Error() != "list configmaps: the cluster returned more than 300 objects" {
 				t.Errorf("got error %v", err)
 			}
 			if len(found) > 300 || *pages > 301 || len(items) > 0 && len(found) == 0 {

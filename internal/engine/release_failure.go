@@ -47,7 +47,7 @@ func (d *releaseDeployment) fail(ctx context.Context, failure *releaseError) err
 		return nil
 	case s.Options.CleanupOnFail && s.Operation == inventory.Upgrading:
 		if err := d.cleanUpCreated(ctx); err != nil {
-			return err
+			return d.endFailed(err, "the objects that it created are not deleted")
 		}
 	}
 	enterStage(s, inventory.StageFailed, now)
@@ -84,7 +84,7 @@ func (d *releaseDeployment) reportFailure(ctx context.Context) (proceed bool, er
 // cleanUpCreated deletes the objects that a failed upgrade created.
 func (d *releaseDeployment) cleanUpCreated(ctx context.Context) error {
 	s := d.op.state
-	former, ok, err := d.op.releaseRecords().Get(ctx, s.Key(), s.Former)
+	former, ok, err := d.op.readReleaseRecord(ctx, s.Former)
 	if err != nil || !ok {
 		return err
 	}
@@ -94,7 +94,7 @@ func (d *releaseDeployment) cleanUpCreated(ctx context.Context) error {
 	}
 	item, err := former.Item(ctx, s.Options)
 	if err != nil {
-		return err
+		return asMemoryFailure(err)
 	}
 	keep := map[kube.Ref]bool{}
 	for _, obj := range item.Objects {

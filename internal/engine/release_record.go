@@ -41,6 +41,20 @@ func (o *releaseOp) releaseRecords() release.Store {
 	}
 }
 
+// readReleaseRecord is release.Store.Get for the release of the operation.
+func (o *releaseOp) readReleaseRecord(ctx context.Context, revision int) (record *release.StoredRecord, ok bool, err error) {
+	record, ok, err = o.releaseRecords().Get(ctx, o.state.Key(), revision)
+	return record, ok, asMemoryFailure(err)
+}
+
+// asMemoryFailure converts the error of a record that needs too much memory to a releaseError.
+func asMemoryFailure(err error) error {
+	if errors.Is(err, kube.ErrTooMuchMemory) {
+		return &releaseError{text: err.Error()}
+	}
+	return err
+}
+
 // putReleaseRecord writes the release record of the operation's revision.
 func (d *releaseDeployment) putReleaseRecord(ctx context.Context, status common.Status, description string) error {
 	return d.op.putReleaseRecord(ctx, d.item, status, description)
@@ -146,30 +160,35 @@ func (p *applyRun) verifyReleaseRecord(ctx context.Context, s *inventory.Release
 // rebuildReleases rebuilds the release states of a bundle from the release records, if the inventory is lost.
 func (e *Engine) rebuildReleases(ctx context.Context, id bundle.ID) ([]inventory.ReleaseState, error) {
 	selector := fmt.Sprintf("owner=helm,%s=%s", kube.LabelReason, id.Feature)
-	list, err := e.member.metadataClient.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).List(ctx, metav1.ListOptions{LabelSelector: selector})
-	if err != nil {
-		return nil, fmt.Errorf("list release records: %w", err)
-	}
+	objects := e.member.metadataClient.Resource(corev1.SchemeGroupVersion.WithResource("secrets"))
+	limit := kube.NewObjectLimit(maxRebuilt, "release records")
 	found := &inventory.Record{}
-	for i := range list.Items {
-		existing := liveOf(&list.Items[i])
-		entry, ok := release.ParseEntry(list.Items[i].ObjectMeta)
+	err := kube.EachMetadata(ctx, objects, selector, limit, func(secret *metav1.PartialObjectMetadata) error {
+		existing := liveOf(secret)
+		entry, ok := release.ParseEntry(secret.ObjectMeta)
 		if !ok || existing.Signature() != e.ownerScope.Signature(id) {
-			continue
+			return nil
 		}
 		s := found.FindRelease(entry.Key)
 		if s == nil {
+			if len(found.Releases) == maxRebuiltReleases {
+				return fmt.Errorf("the records are of more than %d releases", maxRebuiltReleases)
+			}
 			found.Releases = append(found.Releases, inventory.ReleaseState{Namespace: entry.Namespace, Name: entry.Name})
 			s = found.FindRelease(entry.Key)
 		}
 		if entry.Revision < s.Revision {
-			continue
+			return nil
 		}
 		s.Revision, s.Digest, s.Stage, s.Operation = entry.Revision, "", inventory.StageBegin, inventory.Upgrading
 		s.SecretUID, s.SecretState = existing.UID, existing.Fingerprint()
 		if entry.Status == common.StatusDeployed {
 			s.Digest, s.Stage, s.ObjectsApplied = existing.Annotations[annotationRevisionDigest], inventory.StageDeployed, true
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list release records: %w", err)
 	}
 	return found.Releases, nil
 }
@@ -212,7 +231,7 @@ func (o *releaseOp) setHelmClientWait(last release.Entry) bool {
 // revision has them, too. So they are deleted after the upgrade, as in Helm.
 func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	s := d.op.state
-	record, ok, err := d.op.releaseRecords().Get(ctx, s.Key(), s.Former)
+	record, ok, err := d.op.readReleaseRecord(ctx, s.Former)
 	if err != nil || !ok {
 		return err
 	}
@@ -220,7 +239,7 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	s.FirstDeployed = firstNonZero(record.Info.FirstDeployed, s.FirstDeployed)
 	objects, err := record.Objects(ctx)
 	if err != nil {
-		return err
+		return asMemoryFailure(err)
 	}
 	entries, err := d.entriesOfFormer(objects)
 	if err != nil || len(entries) == 0 {

@@ -11,7 +11,7 @@ import (
 
 // loadFormer replaces the item and the hooks of the operation by those in the record of the former revision.
 func (d *releaseDeployment) loadFormer(ctx context.Context) error {
-	record, ok, err := d.op.releaseRecords().Get(ctx, d.op.state.Key(), d.op.state.Former)
+	record, ok, err := d.op.readReleaseRecord(ctx, d.op.state.Former)
 	if err != nil {
 		return err
 	}
@@ -20,7 +20,7 @@ func (d *releaseDeployment) loadFormer(ctx context.Context) error {
 		return &releaseError{text: fmt.Sprintf("revision %d is not recorded any more", d.op.state.Former)}
 	}
 	if d.item, err = record.Item(ctx, d.op.state.Options); err != nil {
-		return err
+		return asMemoryFailure(err)
 	}
 	d.op.hooks, d.op.releaseRecord = release.ItemHooks(d.item), nil
 	return nil

@@ -26,14 +26,14 @@ func (o *releaseOp) loadRecordedHooks(ctx context.Context, entries []release.Ent
 		if entry.Revision > o.state.Revision && entry.Revision != entries[0].Revision {
 			continue
 		}
-		record, ok, err := o.releaseRecords().Get(ctx, o.state.Key(), entry.Revision)
+		record, ok, err := o.readReleaseRecord(ctx, entry.Revision)
 		if err != nil {
 			return err
 		}
 		if ok {
 			o.useRecord(record)
 			o.hooks, err = record.DecodeHooks(ctx)
-			return err
+			return asMemoryFailure(err)
 		}
 	}
 	return nil
@@ -126,7 +126,7 @@ func (o *releaseOp) deleteReleaseRecords(ctx context.Context, entries []release.
 	if err := o.releaseRecords().Supersede(ctx, entries, last); err != nil {
 		return err
 	}
-	record, ok, err := o.releaseRecords().Get(ctx, s.Key(), last)
+	record, ok, err := o.readReleaseRecord(ctx, last)
 	if err != nil || !ok {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/pager"
 )
@@ -46,6 +47,32 @@ func (l *ObjectLimit) Remove(size int) { l.count.Add(-countOf(size)) }
 
 // countOf returns as how many objects an object of size bytes counts.
 func countOf(size int) int64 { return 1 + int64(size/bytesPerObject) }
+
+// metadataPageSize is the number of objects in a page of EachMetadata.
+const metadataPageSize = 500
+
+// EachMetadata calls visit for the metadata of each object that a label selector selects, page by page, until visit
+// returns an error. It adds the pages to limit, since pages can be empty; visit must add what it keeps.
+func EachMetadata(ctx context.Context, objects metadata.ResourceInterface, selector string, limit *ObjectLimit, visit func(*metav1.PartialObjectMetadata) error) error {
+	options := metav1.ListOptions{LabelSelector: selector, Limit: metadataPageSize}
+	for {
+		page, err := objects.List(ctx, options)
+		if err != nil {
+			return err
+		}
+		if err := limit.Add(0); err != nil {
+			return err
+		}
+		for i := range page.Items {
+			if err := visit(&page.Items[i]); err != nil {
+				return err
+			}
+		}
+		if options.Continue = page.Continue; options.Continue == "" {
+			return nil
+		}
+	}
+}
 
 // LimitedStore is the store of a reflector whose lists, streamed or in pages, are limited by a ObjectLimit while they
 // are read. It passes the objects to another store: the objects of a list trimmed, and those of a watch as they are. If

@@ -68,6 +68,9 @@ const (
 	ContentText
 )
 
+// ErrTooMuchMemory is the error for what a cluster returned if it needs more memory than can ever be reserved.
+var ErrTooMuchMemory = errors.New("the cluster returned what needs too much memory")
+
 // errNotJSON is the error for responses that are no JSON: values of other formats cannot be counted.
 var errNotJSON = errors.New("the cluster returned something other than JSON objects")
 
@@ -200,14 +203,14 @@ type Reservation struct {
 	isClosed bool
 }
 
-// Resize changes the reservation to n bytes. It returns an error, and changes nothing, if the cluster can never have as
-// much, or cannot have it within maxWait. After Close it does nothing.
+// Resize changes the reservation to n bytes. It returns an error, and changes nothing, if the cluster cannot have as
+// much within maxWait, or, with ErrTooMuchMemory, ever. After Close it does nothing.
 func (r *Reservation) Resize(ctx context.Context, n int64) error {
 	if r == nil {
 		return nil
 	}
 	if limit := r.memory.total / 2; n-r.uncounted > limit {
-		return fmt.Errorf("the cluster returned what needs more than %d MiB of memory", limit>>20)
+		return fmt.Errorf("%w: more than %d MiB", ErrTooMuchMemory, limit>>20)
 	}
 	ok, released := r.tryResize(n)
 	if ok {

@@ -2,6 +2,7 @@ package release
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,8 +10,14 @@ import (
 
 	helm "helm.sh/helm/v4/pkg/release/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/metadata"
+	metadatafake "k8s.io/client-go/metadata/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
@@ -29,7 +36,7 @@ func newLimitedStore(t *testing.T, memory *kube.ResponseMemory, fields string) S
 	return Store{Secrets: fake.NewClientset(secret).CoreV1(), Memory: memory.Reserve("eu", 0)}
 }
 
-func isNoMemory(err error) bool { return err != nil && strings.Contains(err.Error(), "MiB of memory") }
+func isNoMemory(err error) bool { return errors.Is(err, kube.ErrTooMuchMemory) }
 
 // TestRecordsThatNeedMuchMemory reads small Secrets whose records need much memory, or are decompressed to much.
 func TestRecordsThatNeedMuchMemory(t *testing.T) {
@@ -46,8 +53,8 @@ func TestRecordsThatNeedMuchMemory(t *testing.T) {
 			if _, ok, err := s.Get(t.Context(), Key{"site", "web"}, 1); ok || !isNoMemory(err) {
 				t.Errorf("%s: got %t, error %v", name, ok, err)
 			}
-			if err := s.SetStatus(t.Context(), Entry{Key: Key{"site", "web"}, Revision: 1}, "superseded", ""); !isNoMemory(err) {
-				t.Errorf("%s: set the status: got error %v", name, err)
+			if err := s.SetStatus(t.Context(), Entry{Key: Key{"site", "web"}, Revision: 1}, "superseded", ""); err != nil {
+				t.Errorf("%s: it is not left alone: got error %v", name, err)
 			}
 		})
 	}
@@ -99,4 +106,53 @@ func TestRecordsReserveMemoryUntilTheyAreClosed(t *testing.T) {
 	var none *StoredRecord
 	none.Close()
 	(&StoredRecord{Release: &helm.Release{}}).Close()
+}
+
+// TestListKeepsNoMoreThanItUses lists records with large metadata, in pages.
+func TestListKeepsNoMoreThanItUses(t *testing.T) {
+	t.Parallel()
+	large := strings.Repeat("a", 1<<20)
+	secret := func(revision int) metav1.PartialObjectMetadata {
+		return metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+			Namespace: "site", Name: SecretName("web", revision), UID: "uid", Finalizers: []string{large},
+			Labels:        map[string]string{labelOwner: ownerHelm, labelName: "web", labelVersion: fmt.Sprint(revision), labelStatus: "deployed", kube.LabelReason: "Helm", large: ""},
+			Annotations:   map[string]string{kube.AnnotationRequestor: "requestor", kube.AnnotationHub: large, "other": large},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: large}},
+		}}
+	}
+	foreign := secret(3)
+	foreign.UID = types.UID(large)
+	store := Store{Metadata: pagesOf([]metav1.PartialObjectMetadata{secret(2)}, nil, []metav1.PartialObjectMetadata{foreign, secret(1)})}
+	entries, err := store.List(t.Context(), Key{"site", "web"})
+	if err != nil || len(entries) != 2 || entries[0].Revision != 1 || entries[1].Revision != 2 {
+		t.Fatalf("got %d entries, error %v", len(entries), err)
+	}
+	want := metav1.ObjectMeta{
+		Namespace: "site", Name: SecretName("web", 2), UID: "uid", Annotations: map[string]string{kube.AnnotationRequestor: "requestor"},
+		Labels: map[string]string{labelOwner: ownerHelm, labelName: "web", labelVersion: "2", labelStatus: "deployed", kube.LabelReason: "Helm"},
+	}
+	if got := entries[1].Secret; !equality.Semantic.DeepEqual(got, want) {
+		t.Errorf("got metadata of %d bytes, want %v", got.Size(), want)
+	}
+
+	endless := make([][]metav1.PartialObjectMetadata, maxEntries+1)
+	if _, err := (Store{Metadata: pagesOf(endless...)}).List(t.Context(), Key{"site", "web"}); err == nil || !strings.HasSuffix(err.Error(), "more than 5000 revisions") {
+		t.Errorf("empty pages: got error %v", err)
+	}
+}
+
+// pagesOf returns a client of a cluster that returns these pages.
+func pagesOf(pages ...[]metav1.PartialObjectMetadata) metadata.Interface {
+	client := metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme())
+	client.PrependReactor("list", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
+		list := &metav1.List{}
+		for i := range pages[0] {
+			list.Items = append(list.Items, runtime.RawExtension{Object: &pages[0][i]})
+		}
+		if pages = pages[1:]; len(pages) > 0 {
+			list.Continue = "next"
+		}
+		return true, list, nil
+	})
+	return client
 }

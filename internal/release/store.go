@@ -64,16 +64,26 @@ type Store struct {
 	Memory *kube.Reservation
 }
 
+// maxEntries limits the entries of a release, which are in memory during an operation. The helm command keeps 10
+// revisions unless it has other options.
+const maxEntries = 5000
+
+// maxValue limits a namespace, name, UID, label or annotation of an Entry, in bytes. The longest one is the requestor,
+// a bundle.ID.
+const maxValue = 1 << 10
+
 // Entry is a recorded revision, as the labels of its Secret describe it.
 type Entry struct {
 	Key
 	Revision int
 	Status   common.Status
-	Secret   metav1.ObjectMeta
+	// Secret has the metadata of the Secret that NextRendering, Store and the owners of releases use.
+	Secret metav1.ObjectMeta
 }
 
-// ParseEntry reads the labels of a Secret. ok is false if the Secret is not a release record.
+// ParseEntry reads the metadata of a Secret. ok is false if the Secret is not a release record.
 func ParseEntry(secret metav1.ObjectMeta) (entry Entry, ok bool) {
+	secret = usedMeta(secret)
 	// With 32 bits, a later revision is no overflow.
 	version, err := strconv.ParseInt(secret.Labels[labelVersion], 10, 32)
 	revision := int(version)
@@ -81,7 +91,38 @@ func ParseEntry(secret metav1.ObjectMeta) (entry Entry, ok bool) {
 		Key:      Key{Namespace: secret.Namespace, Name: secret.Labels[labelName]},
 		Revision: revision, Status: common.Status(secret.Labels[labelStatus]), Secret: secret,
 	}
-	return entry, err == nil && revision > 0 && secret.Labels[labelOwner] == ownerHelm && secret.Name == SecretName(entry.Name, revision)
+	isRecord := err == nil && revision > 0 && secret.Labels[labelOwner] == ownerHelm && secret.Name == SecretName(entry.Name, revision)
+	return entry, isRecord && max(len(secret.Namespace), len(secret.Name), len(secret.UID)) <= maxValue
+}
+
+// usedMeta returns the metadata of a Secret that is used, without longer labels and annotations than maxValue.
+func usedMeta(secret metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: secret.Namespace, Name: secret.Name, UID: secret.UID, CreationTimestamp: secret.CreationTimestamp,
+		Labels:      usedValues(secret.Labels, append(SystemLabels(), kube.LabelReason)...),
+		Annotations: usedValues(secret.Annotations, kube.AnnotationRequestor, kube.AnnotationHub, kube.AnnotationScope, annotationRendering),
+	}
+}
+
+func usedValues(all map[string]string, names ...string) map[string]string {
+	used := make(map[string]string, len(names))
+	for _, name := range names {
+		if value, ok := all[name]; ok && len(value) <= maxValue {
+			used[name] = value
+		}
+	}
+	return used
+}
+
+// size returns the size of the values of an entry, in bytes.
+func (e Entry) size() int {
+	size := len(e.Secret.UID)
+	for _, values := range []map[string]string{e.Secret.Labels, e.Secret.Annotations} {
+		for _, value := range values {
+			size += len(value)
+		}
+	}
+	return size
 }
 
 // Modified returns the time of the last write of the record: the label of Helm, or else the Secret's creation time.
@@ -94,19 +135,22 @@ func (e Entry) Modified() time.Time {
 	return e.Secret.CreationTimestamp.Time
 }
 
-// List returns the recorded revisions of a release, oldest first. It reads metadata only.
+// List returns the recorded revisions of a release, oldest first. It reads metadata only. It fails if there are more
+// than maxEntries.
 func (s Store) List(ctx context.Context, key Key) ([]Entry, error) {
-	selector := labels.Set{labelOwner: ownerHelm, labelName: key.Name}.String()
-	list, err := s.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(key.Namespace).
-		List(ctx, metav1.ListOptions{LabelSelector: selector})
+	var entries []Entry
+	secrets := s.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(key.Namespace)
+	selector, limit := labels.Set{labelOwner: ownerHelm, labelName: key.Name}.String(), kube.NewObjectLimit(maxEntries, "revisions")
+	err := kube.EachMetadata(ctx, secrets, selector, limit, func(secret *metav1.PartialObjectMetadata) error {
+		entry, ok := ParseEntry(secret.ObjectMeta)
+		if !ok {
+			return nil
+		}
+		entries = append(entries, entry)
+		return limit.Add(entry.size())
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list the records of release %s: %w", key, err)
-	}
-	var entries []Entry
-	for i := range list.Items {
-		if entry, ok := ParseEntry(list.Items[i].ObjectMeta); ok {
-			entries = append(entries, entry)
-		}
 	}
 	slices.SortFunc(entries, func(a, b Entry) int { return a.Revision - b.Revision })
 	return entries, nil
@@ -221,10 +265,13 @@ func (s Store) Supersede(ctx context.Context, entries []Entry, except int) error
 }
 
 // SetStatus sets the status of a revision that is no longer the current one, and its description unless that is empty.
-// It removes s.Labels and s.Annotations from the Secret: they describe the current revision. A record that
-// does not exist or cannot be decoded is left alone.
+// It removes s.Labels and s.Annotations from the Secret: they describe the current revision. A record that does not
+// exist, cannot be decoded or needs more memory than can be reserved is left alone.
 func (s Store) SetStatus(ctx context.Context, entry Entry, status common.Status, description string) error {
 	record, ok, err := s.Get(ctx, entry.Key, entry.Revision)
+	if errors.Is(err, kube.ErrTooMuchMemory) {
+		return nil
+	}
 	if err != nil || !ok {
 		return err
 	}

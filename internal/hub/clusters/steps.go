@@ -137,8 +137,7 @@ func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster
 	defer release()
 	checksCtx, cancel := context.WithTimeout(ctx, checksTimeout)
 	defer cancel()
-	// The default REST mapper sends requests only for the kinds that the checks use.
-	memberClient, err := client.New(config, client.Options{})
+	memberClient, err := check.NewReader(config)
 	if err != nil {
 		return check.Result{Failure: err.Error()}, nil
 	}
