@@ -250,7 +250,7 @@ func TestEveryValueReachesThePod(t *testing.T) {
 		"affinity":                   pod.Affinity.NodeAffinity != nil,
 		"priorityClassName":          pod.PriorityClassName == "system-cluster-critical",
 		"topologySpreadConstraints":  pod.TopologySpreadConstraints[0].TopologyKey == "zone",
-		"extraEnv":                   container.Env[1].Name == "HTTPS_PROXY",
+		"extraEnv":                   container.Env[len(container.Env)-1].Name == "HTTPS_PROXY",
 		"extraArgs":                  container.Args[len(container.Args)-1] == "--cache-dir=/elsewhere",
 		"metrics.readers":            readers.Subjects[0].Name == "prometheus",
 	} {

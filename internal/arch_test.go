@@ -141,6 +141,38 @@ func TestKubeconfigsHaveOneValidator(t *testing.T) {
 	}
 }
 
+// TestYAMLHasOneDecoder lists the files that may decode YAML without kube.YAMLToJSON and kube.UnmarshalYAML: aliases
+// make text of a few KiB as large as all memory.
+func TestYAMLHasOneDecoder(t *testing.T) {
+	t.Parallel()
+	allowed := []string{
+		"kube/aliases.go", "kube/manifest.go", "kube/yaml.go",
+		// They count values and aliases first.
+		"fleet/clients.go", "join/patches.go", "join/renew.go", "render/values.go", "source/charts.go", "source/fluxchart.go", "source/repository.go",
+		"render/chart.go", // in a child, which has a limit of memory
+		// Files of this program, or of the cluster in which it runs.
+		"agent/karmada/hubtransport.go", "hub/crds.go", "join/address.go", "join/bootstrap/discovery.go", "localkube/crds/crds.go",
+		"release/record.go", // encodes only
+	}
+	decoders := regexp.MustCompile(`\byaml\.(?:Unmarshal|YAMLToJSON|NewDecoder)|\bloader\.Load\w*\(|\bclientcmd\.Load\(|` +
+		`\w+ "sigs\.k8s\.io/yaml|"(?:go\.yaml\.in/yaml/|gopkg\.in/yaml\.|k8s\.io/apimachinery/pkg/util/yaml"|sigs\.k8s\.io/(?:yaml/|kustomize/kyaml/yaml"))`)
+	for _, root := range []string{"../cmd", "."} {
+		err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			if found := decoders.Find(text); found != nil && !slices.Contains(allowed, filepath.ToSlash(path)) {
+				t.Errorf("%s has %s: use kube.YAMLToJSON or kube.UnmarshalYAML, which limit aliases", path, found)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func checkContract(t *testing.T, pkg goPackage) {
 	t.Helper()
 	for _, dep := range pkg.Imports {

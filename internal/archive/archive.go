@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"path"
 	"strings"
 )
@@ -84,16 +85,26 @@ type fileSet struct {
 }
 
 func (s *fileSet) readTar(unpacked io.Reader) error {
-	// Headers and padding count as well: an archive of empty entries has no files that could exceed a limit.
-	reader := tar.NewReader(&boundedReader{reader: unpacked, rest: s.limits.Size + int64(s.limits.Files)*tarEntryOverhead})
+	// An archive of empty entries has no files that could exceed a limit, and a header can have any number of records.
+	headers := int64(s.limits.Files) * tarEntryOverhead
+	limited := &io.LimitedReader{R: unpacked}
+	reader := tar.NewReader(limited)
 	for {
+		limited.N = headers
 		header, err := reader.Next()
+		if headers = limited.N; headers == 0 {
+			return fmt.Errorf("its headers have more than %d KiB", int64(s.limits.Files)*tarEntryOverhead>>10)
+		}
 		if errors.Is(err, io.EOF) {
 			return nil
+		}
+		if err == nil {
+			err = checkName(header.Name)
 		}
 		if err != nil {
 			return err
 		}
+		limited.N = math.MaxInt64 // add limits the data
 		switch header.Typeflag {
 		case tar.TypeDir, tar.TypeXGlobalHeader: // git archive writes a global header with the commit
 			continue
@@ -107,15 +118,35 @@ func (s *fileSet) readTar(unpacked io.Reader) error {
 	}
 }
 
-// tarEntryOverhead is the size of the headers and of the padding of a file in a tar archive, long names included.
-const tarEntryOverhead = 4 << 10
+const (
+	// tarEntryOverhead is the size of the header and of the padding of most files in a tar archive.
+	tarEntryOverhead = 1 << 10
+	// maxName is the maximal length of a path on Linux. Errors have names.
+	maxName = 4 << 10
+	// zipEntryMagic is at the begin of each entry in the directory of a zip archive.
+	zipEntryMagic = "PK\x01\x02"
+)
+
+func checkName(name string) error {
+	if len(name) > maxName {
+		return fmt.Errorf("a file has a name of more than %d KiB", maxName>>10)
+	}
+	return nil
+}
 
 func (s *fileSet) readZip(data []byte) error {
+	// The library decodes the whole directory at once. An entry, also one of a directory, takes some hundred bytes.
+	if bytes.Count(data, []byte(zipEntryMagic)) > 2*s.limits.Files {
+		return s.limits.filesError()
+	}
 	reader, err := zip.NewReader(bytes.NewReader(data), int64(len(data)))
 	if err != nil {
 		return err
 	}
 	for _, entry := range reader.File {
+		if err := checkName(entry.Name); err != nil {
+			return err
+		}
 		if entry.FileInfo().IsDir() {
 			continue
 		}
@@ -145,7 +176,7 @@ func (s *fileSet) add(name string, content io.Reader) error {
 		return err
 	}
 	if _, isKnown := s.byPath[clean]; !isKnown && len(s.byPath) >= s.limits.Files {
-		return fmt.Errorf("it has more than %d files", s.limits.Files)
+		return s.limits.filesError()
 	}
 	raw, err := io.ReadAll(&reservingReader{reader: io.LimitReader(content, s.limits.Size-s.size+1), reserve: s.limits.Reserve})
 	if err != nil {
@@ -157,6 +188,8 @@ func (s *fileSet) add(name string, content io.Reader) error {
 	s.byPath[clean] = raw
 	return nil
 }
+
+func (l Limits) filesError() error { return fmt.Errorf("it has more than %d files", l.Files) }
 
 func (l Limits) sizeError() error {
 	return fmt.Errorf("its files have more than %d MiB", l.Size>>20)
@@ -185,21 +218,6 @@ func (r *reservingReader) Read(buffer []byte) (int, error) {
 		if reserveErr := r.reserve(int64(n)); reserveErr != nil {
 			return 0, reserveErr
 		}
-	}
-	return n, err
-}
-
-// boundedReader returns an error when more than rest bytes are read.
-type boundedReader struct {
-	reader io.Reader
-	rest   int64
-}
-
-// Read implements io.Reader.
-func (r *boundedReader) Read(buffer []byte) (int, error) {
-	n, err := r.reader.Read(buffer)
-	if r.rest -= int64(n); r.rest < 0 {
-		return 0, errors.New("it is too large when unpacked")
 	}
 	return n, err
 }

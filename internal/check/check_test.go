@@ -3,7 +3,6 @@ package check_test
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -14,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -251,52 +249,65 @@ func TestMemoryOfTheProcessDoesNotCount(t *testing.T) {
 	}
 }
 
-// readerOf returns a reader of a cluster whose group apps has the given number of versions with as many resources each.
-// pods writes the response to a list of Pods.
-func readerOf(t *testing.T, versions, resources int, pods http.HandlerFunc) client.Reader {
+// readerOf returns a reader of a cluster that serves Pods, and API version m.example.com/v1 by the other handler.
+func readerOf(t *testing.T, pods, other http.HandlerFunc) client.Reader {
 	t.Helper()
-	group := metav1.APIGroup{Name: "apps"}
-	for i := range versions {
-		version := metav1.GroupVersionForDiscovery{GroupVersion: fmt.Sprintf("apps/v%d", i), Version: fmt.Sprintf("v%d", i)}
-		group.Versions = append(group.Versions, version)
-		group.PreferredVersion = version
-	}
-	many := make([]metav1.APIResource, resources)
-	for i := range many {
-		many[i] = metav1.APIResource{Name: fmt.Sprintf("kinds%d", i), Kind: fmt.Sprintf("Kind%d", i), Verbs: metav1.Verbs{"list"}}
-	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("/api/v1", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprint(w, `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"pods/log","kind":"Pod"},{"name":"pods","kind":"Pod","namespaced":true}]}`)
+	})
+	mux.HandleFunc("/api/v1/pods", pods)
+	mux.HandleFunc("/apis/m.example.com/v1", other)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		switch version, isApps := strings.CutPrefix(r.URL.Path, "/apis/"); {
-		case r.URL.Path == "/api":
-			_ = json.NewEncoder(w).Encode(metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}})
-		case r.URL.Path == "/apis":
-			_ = json.NewEncoder(w).Encode(metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{group}})
-		case r.URL.Path == "/api/v1":
-			_, _ = fmt.Fprint(w, `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[{"name":"pods","kind":"Pod","namespaced":true,"verbs":["list"]}]}`)
-		case isApps:
-			_ = json.NewEncoder(w).Encode(metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: version, APIResources: many})
-		default:
-			pods(w, r)
-		}
+		mux.ServeHTTP(w, r)
 	}))
 	t.Cleanup(server.Close)
-	reader, err := check.NewReader(&rest.Config{Host: server.URL, QPS: -1})
+	reader, err := check.NewReader(&rest.Config{Host: server.URL})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return reader
 }
 
-// TestManyAPIs has a cluster with many versions of one group, each of which has not too many resources.
-func TestManyAPIs(t *testing.T) {
+// TestKindsOfOtherVersions has an API version that fails, takes too long, or returns too much. Checks of its kinds
+// fail, and not as if there were no objects; checks of other kinds do not notice it.
+func TestKindsOfOtherVersions(t *testing.T) {
 	t.Parallel()
-	selector := libv1beta1.ResourceSelector{Group: "apps", Version: "v7", Kind: "Kind1"}
-	checks := []libv1beta1.ClusterCheck{{Name: "c", Condition: names, ResourceSelectors: []libv1beta1.ResourceSelector{selector}}}
-	reader := readerOf(t, 300, 100, func(http.ResponseWriter, *http.Request) {})
-	got, err := checker.Run(t.Context(), reader, checks)
-	if want := "the cluster serves more than 20000 API versions and resources"; got != "" || err == nil || !strings.Contains(err.Error(), want) {
-		t.Errorf("Run() = %q, %v, want %s", got, err, want)
+	checkOf := func(count int, selector libv1beta1.ResourceSelector) []libv1beta1.ClusterCheck {
+		condition := fmt.Sprintf(`function evaluate() return {pass = #resources == %d} end`, count)
+		return []libv1beta1.ClusterCheck{{Name: "c", Condition: condition, ResourceSelectors: []libv1beta1.ResourceSelector{selector}}}
+	}
+	for name, test := range map[string]struct {
+		other http.HandlerFunc
+		want  string
+	}{
+		"fails":         {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }, "check c: list M: "},
+		"never answers": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "check c: list M: "},
+		"has many kinds": {func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = fmt.Fprint(w, `{"resources":[`+strings.Repeat("{},", 900_000))
+		}, "800000 values"},
+		"has no such kind": {func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = fmt.Fprint(w, `{"kind":"APIResourceList","resources":[{"name":"ns","kind":"N"}]}`)
+		}, "<nil>"},
+		"is not served": {http.NotFound, "<nil>"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pods := func(w http.ResponseWriter, _ *http.Request) {
+				_, _ = fmt.Fprint(w, `{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":"p"}}]}`)
+			}
+			reader := readerOf(t, pods, test.other)
+			for _, pod := range []libv1beta1.ResourceSelector{{Version: "v1", Kind: "Pod"}, {Version: "v1", Kind: "pod"}} {
+				if got, err := checker.Run(t.Context(), reader, checkOf(1, pod)); got != "" || err != nil {
+					t.Errorf("%+v: Run() = %q, %v", pod, got, err)
+				}
+			}
+			got, err := checker.Run(t.Context(), reader, checkOf(0, libv1beta1.ResourceSelector{Group: "m.example.com", Version: "v1", Kind: "M"}))
+			if got != "" || !strings.Contains(fmt.Sprint(err), test.want) {
+				t.Errorf("Run() = %q, %v, want %s", got, err, test.want)
+			}
+		})
 	}
 }
 
@@ -304,11 +315,11 @@ func TestManyAPIs(t *testing.T) {
 func TestEndlessPages(t *testing.T) {
 	t.Parallel()
 	pages := 0
-	reader := readerOf(t, 1, 1, func(w http.ResponseWriter, _ *http.Request) {
+	reader := readerOf(t, func(w http.ResponseWriter, _ *http.Request) {
 		pages++
 		pod := fmt.Sprintf(`{"metadata":{"name":"p","annotations":{"a":%q}}}`, strings.Repeat("x", 1<<20))
 		_, _ = fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","metadata":{"continue":"next"},"items":[%s]}`, pod)
-	})
+	}, http.NotFound)
 	pods := []libv1beta1.ClusterCheck{{Name: "c", Condition: names, ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "Pod"}}}}
 	got, err := checker.Run(t.Context(), reader, pods)
 	if want := "check c: list Pod: the objects have more than 16 MiB"; got != "" || err == nil || err.Error() != want || pages > 17 {
@@ -333,10 +344,10 @@ func TestNoScriptAfterTheEnd(t *testing.T) {
 func TestManySelectors(t *testing.T) {
 	t.Parallel()
 	requests := 0
-	reader := readerOf(t, 1, 1, func(w http.ResponseWriter, _ *http.Request) {
+	reader := readerOf(t, func(w http.ResponseWriter, _ *http.Request) {
 		requests++
 		_, _ = fmt.Fprintf(w, `{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":"p","annotations":{"a":%q}}}]}`, strings.Repeat("x", 5<<20))
-	})
+	}, http.NotFound)
 	selectors := make([]libv1beta1.ResourceSelector, 100)
 	for i := range selectors {
 		selectors[i] = libv1beta1.ResourceSelector{Version: "v1", Kind: "Pod"}

@@ -2,7 +2,10 @@ package check
 
 import (
 	"fmt"
+	"strings"
+	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
@@ -11,39 +14,53 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// NewReader returns a client for Checker of the cluster of config, which may be hostile. It discovers the kinds of the
-// cluster once, before its first list, and has no cache: each run of checks must have its own.
+// discoveryTimeout limits a request of discovery. It has no context.
+const discoveryTimeout = 10 * time.Second
+
+// NewReader returns a client for Checker of the cluster of config, which may be hostile. It discovers each kind once,
+// and has no cache: each run of checks must have its own.
 func NewReader(config *rest.Config) (client.Reader, error) {
 	httpClient, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("make a client of the cluster: %w", err)
 	}
-	discovery, err := kube.NewDiscovery(config, httpClient)
+	discoveryHTTPClient := *httpClient
+	discoveryHTTPClient.Timeout = discoveryTimeout
+	discovery, err := kube.NewDiscovery(config, &discoveryHTTPClient)
 	if err != nil {
 		return nil, fmt.Errorf("make a discovery client of the cluster: %w", err)
 	}
-	mapper := restMapper{meta.NewDefaultRESTMapper(nil), kube.NewMapper(discovery)}
-	return client.New(config, client.Options{HTTPClient: httpClient, Mapper: mapper})
+	return client.New(config, client.Options{HTTPClient: httpClient, Mapper: restMapper{meta.NewDefaultRESTMapper(nil), discovery}})
 }
 
-// restMapper is the part of a RESTMapper that lists of unstructured objects use. The mapper of package apiutil has no
-// limit for all responses of a discovery together.
+// restMapper is the part of a RESTMapper that lists of unstructured objects use. Unlike that of package apiutil, it
+// reads only the API version of the kind: the cluster has no way to fill the memory with others, or to fail by them.
 type restMapper struct {
 	*meta.DefaultRESTMapper
 
-	mapper *kube.Mapper
+	discovery *kube.Discovery
 }
 
-// RESTMapping implements meta.RESTMapper.
+// RESTMapping implements meta.RESTMapper. It finds kinds in any case.
 func (m restMapper) RESTMapping(kind schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
-	gvk := kind.WithVersion(append(versions, "")[0])
-	found, err := m.mapper.Resource(gvk)
+	noMatch := &meta.NoKindMatchError{GroupKind: kind, SearchedVersions: versions}
+	gv := schema.GroupVersion{Group: kind.Group, Version: strings.Join(versions, "")} // an unstructured list has one version
+	list, err := m.discovery.ServerResourcesForGroupVersion(gv.String())
+	if apierrors.IsNotFound(err) {
+		return nil, noMatch
+	}
 	if err != nil {
 		return nil, err
 	}
-	var scope meta.RESTScope = meta.RESTScopeRoot
-	if found.Namespaced {
-		scope = meta.RESTScopeNamespace
+	for _, resource := range list.APIResources {
+		if !strings.EqualFold(resource.Kind, kind.Kind) || strings.Contains(resource.Name, "/") {
+			continue
+		}
+		var scope meta.RESTScope = meta.RESTScopeRoot
+		if resource.Namespaced {
+			scope = meta.RESTScopeNamespace
+		}
+		return &meta.RESTMapping{Resource: gv.WithResource(resource.Name), GroupVersionKind: gv.WithKind(resource.Kind), Scope: scope}, nil
 	}
-	return &meta.RESTMapping{Resource: found.GVR, GroupVersionKind: found.GVR.GroupVersion().WithKind(kind.Kind), Scope: scope}, nil
+	return nil, noMatch
 }

@@ -110,8 +110,9 @@ func (f *hubFlags) addHub(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&f.options.Identity.Namespaces, "workload-identity-namespaces", nil,
 		"`namespaces` whose SveltosClusters may use the hub's cloud identity (spec.workloadIdentity); * for all (default none)")
 	flags.StringSliceVar(&f.options.Identity.Hosts, "workload-identity-hosts", nil,
-		"more `hosts` of API servers to which the hub sends tokens of its cloud identity, such as the private names of "+
-			"clusters; *.example.com stands for a domain (default only the hosts of EKS, AKS and GKE)")
+		"more `hosts` of API servers to which the hub sends tokens of its cloud identity, such as the private names and "+
+			"addresses of clusters; *.example.com stands for a domain (default only the hosts of EKS and AKS, and the DNS names "+
+			"and public addresses of GKE)")
 	flags.DurationVar(&f.options.OutdatedChartInterval, "outdated-chart-interval", outdatedChartInterval,
 		"interval of the search for newer versions of deployed charts, for the metrics; 0 to disable")
 }

@@ -14,9 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"sigs.k8s.io/yaml"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
 )
 
 // The limits of one ConfigurationBundle and of one bundle.Bundle.
@@ -283,7 +283,7 @@ func parseDocument(objects []*unstructured.Unstructured, doc []byte) ([]*unstruc
 		return objects, nil
 	}
 	if doc[0] != '{' {
-		raw, err := yaml.YAMLToJSON(doc)
+		raw, err := kube.YAMLToJSON(doc)
 		if err != nil {
 			return nil, fmt.Errorf("%w: parse document: %w", ErrCorrupt, err)
 		}

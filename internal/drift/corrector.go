@@ -245,11 +245,11 @@ func (c *Corrector) onEvent(key kube.Ref, o observation) {
 	for _, rec := range c.Store.FindTracking(key) {
 		entry, _ := rec.FindTracked(key)
 		c.notifier.add(rec.ID, o)
-		if !needsDriftCorrection(rec) || !isDrifted(entry, o, c.Store.Scope().Signature(rec.ID)) {
+		if !needsDriftCorrection(rec) || !isDrifted(entry, o, digestOf(c.Store.Scope().Signature(rec.ID))) {
 			continue
 		}
 		c.mu.Lock()
-		c.taskFor(rec.ID).observed[key] = o
+		c.taskFor(rec.ID).observed[entry.Ref.Key()] = o // it has the texts of the record
 		c.mu.Unlock()
 		// Events during a run are collected for the next one.
 		c.queue.Add(rec.ID)

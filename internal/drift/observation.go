@@ -1,6 +1,8 @@
 package drift
 
 import (
+	"crypto/sha256"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -10,16 +12,13 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxSignature limits the signature of an observation, in bytes. A longer one is of no bundle.
-const maxSignature = 1 << 10
-
 // observation is the state of one object in a watch event or a list.
 type observation struct {
 	deleted bool
 	// uid is "" if a list does not contain the object.
 	uid         types.UID
 	fingerprint string
-	signature   string // LiveMeta.Signature
+	signature   string // the digest of LiveMeta.Signature
 	// ignored is true if the object is being deleted, or its drift is not corrected.
 	ignored bool
 }
@@ -28,9 +27,18 @@ type observation struct {
 func observationOf(meta *metav1.PartialObjectMetadata) observation {
 	live := inventory.LiveMetaOf(meta)
 	return observation{
-		uid: live.UID, fingerprint: live.Fingerprint(), signature: kube.Truncate(live.Signature(), maxSignature),
+		uid: live.UID, fingerprint: live.Fingerprint(), signature: digestOf(live.Signature()),
 		ignored: live.Deleting || live.IgnoresDrift(),
 	}
+}
+
+// digestOf returns a digest of a signature, "" if there is none: an object could have a long one.
+func digestOf(signature string) string {
+	if signature == "" {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(signature))
+	return string(sum[:8])
 }
 
 // size returns how much memory o needs besides the struct, in bytes.
@@ -52,8 +60,8 @@ func (o *listedObject) DeepCopyObject() runtime.Object {
 }
 
 // isDrifted returns whether an object differs from the entry in the record of a bundle: entry.Fields is the fingerprint
-// of the object after the last apply. signature is OwnerScope.Signature of the bundle, and o.signature is the same key
-// for the bundle that the object is marked for.
+// of the object after the last apply. signature is the digest of OwnerScope.Signature of the bundle, and o.signature is
+// the same for the bundle that the object is marked for.
 func isDrifted(entry inventory.Entry, o observation, signature string) bool {
 	switch {
 	case entry.Rival != "":

@@ -33,8 +33,10 @@ type watchSet struct {
 	running   map[watchedKind]context.CancelFunc
 	// unwatched is the number of kinds beyond maxWatched.
 	unwatched int
-	// limit limits the lists of all watches together: users of the member can change the records, and so add kinds.
+	// limit and memory limit the lists of all watches together: users of the member can change the records, and so add
+	// kinds.
 	limit      *kube.ObjectLimit
+	memory     *kube.Reservation
 	reflectors sync.WaitGroup
 }
 
@@ -42,8 +44,8 @@ const (
 	// maxWatched is the maximum number of watched kinds, except on the cluster of the hub. The objects of further kinds
 	// are only compared at each resync.
 	maxWatched = 250
-	// maxListed is the maximum number of objects in the lists that are read at the same time. The cluster of the hub,
-	// which has the objects of all clusters for deploymentType Local, has no maximum.
+	// maxListed is the maximum number of objects in the lists of a member that are read at the same time. The cluster
+	// of the hub, which has the objects of all clusters for deploymentType Local, has no maximum.
 	maxListed = 200_000
 	// pageSize is the number of objects per page on clusters that cannot stream lists.
 	pageSize = 500
@@ -54,7 +56,10 @@ func newWatchSet(c *Corrector) *watchSet {
 	if c.Store.IsHubCluster() {
 		maximum = math.MaxInt64
 	}
-	return &watchSet{corrector: c, running: map[watchedKind]context.CancelFunc{}, limit: kube.NewObjectLimit(maximum, "objects")}
+	return &watchSet{
+		corrector: c, running: map[watchedKind]context.CancelFunc{},
+		limit: kube.NewObjectLimit(maximum, "objects"), memory: c.Store.ReserveLists(),
+	}
 }
 
 // update starts and stops watches so that there is one for each of the kinds, at most maxWatched. It omits kinds that
@@ -109,13 +114,13 @@ func (w *watchSet) start(ctx context.Context, kind watchedKind) {
 		},
 	}
 	sink := &objectSink{corrector: w.corrector, gk: kind.gk}
-	w.runReflector(ctx, "engine "+kind.gk.String(), lister, kube.NewLimitedStore(sink, w.limit, sink.trim))
+	w.runReflector(ctx, "engine "+kind.gk.String(), lister, kube.NewLimitedStore(sink, w.limit, w.memory, sink.trim))
 }
 
 // watchRecords starts the watch on the Secrets of the records.
 func (w *watchSet) watchRecords(ctx context.Context) {
 	sink := &recordSink{w.corrector}
-	w.runReflector(ctx, "engine records", w.corrector.Store.ListWatch(), kube.NewLimitedStore(sink, w.limit, sink.trim))
+	w.runReflector(ctx, "engine records", w.corrector.Store.ListWatch(), kube.NewLimitedStore(sink, w.limit, w.memory, sink.trim))
 }
 
 // runReflector runs a reflector from lister to store in the background until ctx ends.
@@ -133,6 +138,7 @@ func (w *watchSet) stop() {
 		cancel()
 	}
 	w.reflectors.Wait()
+	w.memory.Close()
 }
 
 // objectSink is a ReflectorStore that passes the events of one kind to the Corrector. It stores nothing.

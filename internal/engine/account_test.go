@@ -320,3 +320,37 @@ func TestUninstallAfterServiceAccountLostItsRights(t *testing.T) {
 		t.Errorf("history: got %q, want none", got)
 	}
 }
+
+// TestHooksOfADroppedReleaseHaveNoNewRights takes over the bundle of an account without the account. The hooks of its
+// release run as that account all the same.
+func TestHooksOfADroppedReleaseHaveNoNewRights(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(e *engine.Engine, b bundle.Bundle) error{
+		"dropped": func(e *engine.Engine, b bundle.Bundle) error {
+			b.Options.ServiceAccount, b.Items = "", nil
+			_, err := e.Converge(t.Context(), b)
+			return err
+		},
+		"dropped and withdrawn": func(e *engine.Engine, b bundle.Bundle) error {
+			b.Options.ServiceAccount, b.Items = "", nil
+			_, _ = e.Converge(t.Context(), b)
+			_, err := e.Withdraw(t.Context(), bundle.Withdrawal{ID: b.ID})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			all := []string{"get", "list", "create", "update", "patch", "delete"}
+			c.allow("tenant", rule("", "secrets", all...), rule("", "configmaps", all...))
+			e := c.engine(nil)
+			b := c.as("tenant", c.chart(bundle.ReleaseOptions{}, c.configMap("a", "1"), asHook(c.job("escape", true), "pre-delete", 0, "")))
+			deploy(t, e, b)
+			want := `User "system:serviceaccount:` + c.ns + `:tenant" cannot`
+			if err := end(e, b); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("got error %v, want %s", err, want)
+			}
+			c.wantAll(jobs)
+		})
+	}
+}

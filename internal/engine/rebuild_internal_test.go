@@ -12,6 +12,7 @@ import (
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/internal/release"
 )
 
 // manyPages is the number of pages of a cluster that returns pages without end, so that a test without a limit ends.
@@ -53,6 +54,31 @@ func TestRebuildEndsWithoutALastPage(t *testing.T) {
 				t.Errorf("got %d objects in %d pages", len(found), *pages)
 			}
 		})
+	}
+}
+
+// TestRebuildLimitsReleases has a cluster with the records of many releases, and one that returns pages without end.
+func TestRebuildLimitsReleases(t *testing.T) {
+	t.Parallel()
+	id := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "eu/web", Feature: "Helm"}
+	recordsOf := func(releases int) (items []runtime.RawExtension) {
+		for i := range releases {
+			name := fmt.Sprint("web-", i)
+			items = append(items, runtime.RawExtension{Object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+				Name: release.SecretName(name, 1), Namespace: "default", UID: "uid", Annotations: map[string]string{kube.AnnotationRequestor: id.String()},
+				Labels: map[string]string{kube.LabelReason: id.Feature, "owner": "helm", "name": name, "version": "1", "status": "deployed"},
+			}}})
+		}
+		return items
+	}
+	for releases, want := range map[int]string{
+		maxRebuiltReleases + 1: "list release records: the records are of more than 1000 releases",
+		100:                    "list release records: the cluster returned more than 100000 release records",
+	} {
+		member, _ := newPagingClient(recordsOf(releases))
+		if _, err := (&Engine{member: member}).rebuildReleases(t.Context(), id); err == nil || err.Error() != want {
+			t.Errorf("%d releases: got error %v, want %s", releases, err, want)
+		}
 	}
 }
 

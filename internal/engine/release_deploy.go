@@ -341,6 +341,10 @@ func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 	if err := d.putReleaseRecord(ctx, common.StatusDeployed, description); err != nil {
 		return false, err
 	}
+	if s.Operation == inventory.RollingBack {
+		d.item, d.op.hooks, d.op.releaseRecord = bundle.Item{}, nil, nil
+		d.op.close() // Supersede needs memory
+	}
 	entries, err := d.op.releaseRecords().List(ctx, s.Key())
 	if err != nil {
 		return false, err

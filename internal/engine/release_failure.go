@@ -94,7 +94,7 @@ func (d *releaseDeployment) cleanUpCreated(ctx context.Context) error {
 	}
 	item, err := former.Item(ctx, s.Options)
 	if err != nil {
-		return asMemoryFailure(err)
+		return d.op.asMemoryFailure(err, s.Former)
 	}
 	keep := map[kube.Ref]bool{}
 	for _, obj := range item.Objects {

@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -16,20 +17,23 @@ import (
 // tooMuchMemory is in the message of a release that needs a record for which limitedEngine has not enough memory.
 const tooMuchMemory = "the cluster returned what needs too much memory"
 
-// limitedEngine returns an engine that has not enough memory for the records of inflateRecord.
+// tooLarge is the size of notes for which a limitedEngine has not enough memory.
+const tooLarge = 10 << 20
+
+// limitedEngine returns an engine with a limit of 8 MiB for a record.
 func (c *cluster) limitedEngine() *engine.Engine {
 	memory := kube.NewResponseMemory(16 << 20)
 	return c.engine(nil, func(o *engine.Options) { o.RecordMemory = memory.Reserve("eu", 4<<20) })
 }
 
-// inflateRecord writes the record of a revision of release web with 10 MiB of notes, which Helm compresses.
-func (c *cluster) inflateRecord(revision int) {
+// inflateRecord writes the record of a revision of release web with notes of size bytes, which Helm compresses.
+func (c *cluster) inflateRecord(revision, size int) {
 	c.t.Helper()
 	record, ok, err := c.releases().Get(c.t.Context(), release.Key{Namespace: c.ns, Name: "web"}, revision)
 	if err != nil || !ok {
 		c.t.Fatalf("read revision %d: got %t, error %v", revision, ok, err)
 	}
-	record.Info.Notes = strings.Repeat("a", 10<<20)
+	record.Info.Notes = strings.Repeat("a", size)
 	store := c.releases()
 	found, err := store.List(c.t.Context(), release.Key{Namespace: c.ns, Name: "web"})
 	if err != nil {
@@ -53,14 +57,14 @@ func (c *cluster) wantFailed(report bundle.Report, text string) {
 func TestFailedUpgradeWithoutMemoryForTheFormerRecord(t *testing.T) {
 	t.Parallel()
 	for text, options := range map[string]bundle.ReleaseOptions{
-		"; it is not rolled back: ":                        {Atomic: true, MaxHistory: 5},
+		"; it is not rolled back: ":                       {Atomic: true, MaxHistory: 5},
 		"; the objects that it created are not deleted: ": {CleanupOnFail: true, MaxHistory: 5},
 	} {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
 			deploy(t, c.engine(nil), c.chart(options, c.configMap("main", "1")))
-			c.inflateRecord(1)
+			c.inflateRecord(1, tooLarge)
 			failing := c.chart(options, c.configMap("main", "2"), asHook(fails(c.job("check", false)), "post-upgrade", 0, ""))
 			c.wantFailed(settle(t, c.limitedEngine(), failing), text)
 			c.wantHistory("1 deployed", "2 failed")
@@ -68,21 +72,35 @@ func TestFailedUpgradeWithoutMemoryForTheFormerRecord(t *testing.T) {
 	}
 }
 
-// TestUpgradeWithoutMemoryForTheFormerRecord leaves the status of that record as it is.
+// TestRollbackToALargeRecord has a record that fits into the memory once, but not twice.
+func TestRollbackToALargeRecord(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	options := bundle.ReleaseOptions{Atomic: true, MaxHistory: 5}
+	deploy(t, c.engine(nil), c.chart(options, c.configMap("main", "1")))
+	c.inflateRecord(1, 700<<10)
+	failing := c.chart(options, c.configMap("main", "2"), asHook(fails(c.job("check", false)), "post-upgrade", 0, ""))
+	if report := settle(t, c.limitedEngine(), failing); report.State != bundle.StateFailed || !strings.HasSuffix(report.Message, "; rolled back to revision 1") {
+		t.Errorf("got %s %q", report.State, report.Message)
+	}
+	c.wantHistory("1 superseded", "2 failed", "3 deployed")
+}
+
+// TestUpgradeWithoutMemoryForTheFormerRecord changes only the label of that record.
 func TestUpgradeWithoutMemoryForTheFormerRecord(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	options := bundle.ReleaseOptions{MaxHistory: 5}
 	deploy(t, c.engine(nil), c.chart(options, c.configMap("main", "1")))
-	c.inflateRecord(1)
+	c.inflateRecord(1, tooLarge)
 	e := c.limitedEngine()
 	deploy(t, e, c.chart(options, c.configMap("main", "2")))
-	c.wantHistory("1 deployed", "2 deployed")
+	c.wantHistory("1 superseded", "2 deployed")
 	deploy(t, e, c.chart(options, c.configMap("main", "3")))
-	c.wantHistory("1 deployed", "2 superseded", "3 deployed")
+	c.wantHistory("1 superseded", "2 superseded", "3 deployed")
 }
 
-// TestAdoptionWithoutMemoryForTheRecordOfHelm fails, and changes none of its objects.
+// TestAdoptionWithoutMemoryForTheRecordOfHelm fails. Then a withdrawal leaves the release as it was.
 func TestAdoptionWithoutMemoryForTheRecordOfHelm(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -94,10 +112,21 @@ func TestAdoptionWithoutMemoryForTheRecordOfHelm(t *testing.T) {
 	if _, err := c.releases().Put(t.Context(), record); err != nil {
 		t.Fatal(err)
 	}
-	c.inflateRecord(7)
-	c.wantFailed(settle(t, c.limitedEngine(), c.chart(bundle.ReleaseOptions{}, c.configMap("new", "1"))), "upgrade of revision 8 failed: ")
-	c.wantAll(configMaps)
-	c.wantHistory("7 deployed", "8 failed")
+	c.inflateRecord(7, tooLarge)
+	c.create(configMaps, c.configMap("main", "helm"))
+	e, b := c.limitedEngine(), c.chart(bundle.ReleaseOptions{}, c.configMap("new", "1"), asHook(c.job("before", true), "pre-delete", 0, ""))
+	for range 2 {
+		report, err := e.Converge(t.Context(), b)
+		c.wantFailed(report, "release "+c.ns+"/web, revision 7: ")
+		if err == nil {
+			t.Error("it does not return an error")
+		}
+	}
+	c.wantHistory("7 deployed")
+	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
+	c.wantAll(configMaps, "main")
+	c.wantAll(jobs)
+	c.wantHistory("7 deployed")
 }
 
 // TestUninstallationWithoutMemoryForTheHooks fails, and deletes nothing: the hooks that run before must not be left
@@ -107,15 +136,38 @@ func TestUninstallationWithoutMemoryForTheHooks(t *testing.T) {
 	c := newCluster(t)
 	b := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(c.job("before", true), "pre-delete", 0, ""))
 	deploy(t, c.engine(nil), b)
-	c.inflateRecord(1)
+	c.inflateRecord(1, tooLarge)
 	e := c.limitedEngine()
-	const want = "uninstalling failed: read the record of release "
+	const want, remedy = "uninstalling failed: read the record of release ", "delete the record, Secret sh.helm.release.v1.web.v1, on the cluster"
 	for range 2 {
 		done, err := e.Withdraw(t.Context(), bundle.Withdrawal{ID: b.ID})
-		if done || err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), tooMuchMemory) {
+		if text := fmt.Sprint(err); done || !strings.Contains(text, want) || !strings.Contains(text, tooMuchMemory) || !strings.Contains(text, remedy) {
 			t.Errorf("got %t, error %v, want %s", done, err, want)
 		}
 	}
 	c.wantAll(configMaps, "main")
 	c.wantHistory("1 deployed")
+}
+
+// TestUninstallationWithoutHooksNeedsNoMemory keeps the history by the label of the record.
+func TestUninstallationWithoutHooksNeedsNoMemory(t *testing.T) {
+	t.Parallel()
+	for want, options := range map[string]bundle.ReleaseOptions{
+		"":              {DisableUninstallHooks: true},
+		"1 uninstalled": {DisableUninstallHooks: true, KeepHistory: true},
+	} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t)
+			b := c.chart(options, c.configMap("main", "1"), asHook(c.job("before", true), "pre-delete", 0, ""))
+			deploy(t, c.engine(nil), b)
+			c.inflateRecord(1, tooLarge)
+			withdraw(t, c.limitedEngine(), bundle.Withdrawal{ID: b.ID})
+			c.wantAll(configMaps)
+			c.wantAll(jobs)
+			if got := strings.Join(c.history(), ", "); got != want {
+				t.Errorf("history: got %q, want %q", got, want)
+			}
+		})
+	}
 }

@@ -39,7 +39,7 @@ func (p *applyRun) planReleases() error {
 		if p.bundle.KeepObjects || isReleaseKept(p.next, s.Key()) {
 			continue // the hub was restored from a backup: the objects are kept, and so is the release
 		}
-		beginUninstall(s, p.engine.now())
+		beginUninstall(s, p.prior.Options.ServiceAccount, p.engine.now())
 	}
 	return nil
 }

@@ -44,15 +44,16 @@ func (o *releaseOp) releaseRecords() release.Store {
 // readReleaseRecord is release.Store.Get for the release of the operation.
 func (o *releaseOp) readReleaseRecord(ctx context.Context, revision int) (record *release.StoredRecord, ok bool, err error) {
 	record, ok, err = o.releaseRecords().Get(ctx, o.state.Key(), revision)
-	return record, ok, asMemoryFailure(err)
+	return record, ok, o.asMemoryFailure(err, revision)
 }
 
 // asMemoryFailure converts the error of a record that needs too much memory to a releaseError.
-func asMemoryFailure(err error) error {
-	if errors.Is(err, kube.ErrTooMuchMemory) {
-		return &releaseError{text: err.Error()}
+func (o *releaseOp) asMemoryFailure(err error, revision int) error {
+	if !errors.Is(err, kube.ErrTooMuchMemory) {
+		return err
 	}
-	return err
+	return &releaseError{text: fmt.Sprintf("%s; give the hub more memory, or delete the record, Secret %s, on the cluster",
+		err, release.SecretName(o.state.Name, revision))}
 }
 
 // putReleaseRecord writes the release record of the operation's revision.
@@ -164,6 +165,9 @@ func (e *Engine) rebuildReleases(ctx context.Context, id bundle.ID) ([]inventory
 	limit := kube.NewObjectLimit(maxRebuilt, "release records")
 	found := &inventory.Record{}
 	err := kube.EachMetadata(ctx, objects, selector, limit, func(secret *metav1.PartialObjectMetadata) error {
+		if err := limit.Add(0); err != nil {
+			return err
+		}
 		existing := liveOf(secret)
 		entry, ok := release.ParseEntry(secret.ObjectMeta)
 		if !ok || existing.Signature() != e.ownerScope.Signature(id) {
@@ -231,7 +235,7 @@ func (o *releaseOp) setHelmClientWait(last release.Entry) bool {
 // revision has them, too. So they are deleted after the upgrade, as in Helm.
 func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	s := d.op.state
-	record, ok, err := d.op.readReleaseRecord(ctx, s.Former)
+	record, ok, err := d.op.releaseRecords().Get(ctx, s.Key(), s.Former)
 	if err != nil || !ok {
 		return err
 	}
@@ -239,7 +243,7 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	s.FirstDeployed = firstNonZero(record.Info.FirstDeployed, s.FirstDeployed)
 	objects, err := record.Objects(ctx)
 	if err != nil {
-		return asMemoryFailure(err)
+		return err
 	}
 	entries, err := d.entriesOfFormer(objects)
 	if err != nil || len(entries) == 0 {

@@ -20,7 +20,7 @@ func (d *releaseDeployment) loadFormer(ctx context.Context) error {
 		return &releaseError{text: fmt.Sprintf("revision %d is not recorded any more", d.op.state.Former)}
 	}
 	if d.item, err = record.Item(ctx, d.op.state.Options); err != nil {
-		return asMemoryFailure(err)
+		return d.op.asMemoryFailure(err, d.op.state.Former)
 	}
 	d.op.hooks, d.op.releaseRecord = release.ItemHooks(d.item), nil
 	return nil

@@ -44,8 +44,9 @@ func beginOperation(s *inventory.ReleaseState, operation inventory.Operation, no
 
 // beginUninstall begins to uninstall a release that the bundle no longer has. It deletes the digest, so that the
 // release is deployed again if the bundle has it again.
-func beginUninstall(s *inventory.ReleaseState, now time.Time) {
-	s.Digest, s.IsUnconfirmed, s.NextRevision = "", false, 0
+// account has deployed it: its hooks must not get the rights of another account.
+func beginUninstall(s *inventory.ReleaseState, account string, now time.Time) {
+	s.Digest, s.IsUnconfirmed, s.NextRevision, s.UninstallAs = "", false, 0, account
 	beginOperation(s, inventory.Uninstalling, now)
 }
 

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,15 +34,26 @@ func (o *releaseOp) loadRecordedHooks(ctx context.Context, entries []release.Ent
 		if ok {
 			o.useRecord(record)
 			o.hooks, err = record.DecodeHooks(ctx)
-			return asMemoryFailure(err)
+			return o.asMemoryFailure(err, entry.Revision)
 		}
 	}
 	return nil
 }
 
+// isForeign returns whether this bundle has no record and no objects of the release: it did not deploy the release, and
+// could not adopt it from Helm.
+func (o *releaseOp) isForeign(entries []release.Entry) bool {
+	for _, entry := range entriesOfRelease(o.inventory, o.state.Key()) {
+		if entry.UID != "" {
+			return false
+		}
+	}
+	return o.state.SecretUID == "" && !slices.ContainsFunc(entries, func(entry release.Entry) bool { return o.isFromBundle(entry.Secret) })
+}
+
 // uninstall runs the pre-delete hooks, deletes the objects that are not in keep, runs the post-delete hooks and deletes
-// the release records. If another bundle has taken over the release, it only deletes the objects. done is false while
-// the release waits.
+// the release records. If the release is foreign or another bundle has taken it over, it only deletes the objects. done
+// is false while the release waits.
 func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
 	s := o.state
 	ctx = withReadingAccount(ctx, o.account)
@@ -52,7 +64,7 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 	if err := o.deleteAbandoned(ctx); err != nil {
 		return false, err
 	}
-	isTaken := len(entries) > 0 && o.isFromOtherBundle(entries[len(entries)-1])
+	isTaken := len(entries) > 0 && (o.isFromOtherBundle(entries[len(entries)-1]) || o.isForeign(entries))
 	o.hooks = nil
 	if !isTaken && !s.Options.DisableUninstallHooks {
 		if err := o.loadRecordedHooks(records, entries); err != nil {
@@ -115,28 +127,22 @@ func (o *releaseOp) runPostDelete(ctx context.Context) (done bool, err error) {
 // deleteReleaseRecords deletes the release records. With the option keepHistory it sets the status of the last one to
 // uninstalled instead.
 func (o *releaseOp) deleteReleaseRecords(ctx context.Context, entries []release.Entry) error {
-	s := o.state
-	if !s.Options.KeepHistory {
-		return o.releaseRecords().Delete(ctx, s.Key(), entries)
+	records := o.releaseRecords()
+	if !o.state.Options.KeepHistory {
+		err := records.Delete(ctx, o.state.Key(), entries)
+		if err == nil && len(entries) == release.MaxEntries {
+			return fmt.Errorf("more than %d release records were deleted; deleting the others", release.MaxEntries)
+		}
+		return err
 	}
 	if len(entries) == 0 {
 		return nil
 	}
-	last := entries[len(entries)-1].Revision
-	if err := o.releaseRecords().Supersede(ctx, entries, last); err != nil {
+	last := entries[len(entries)-1]
+	if err := records.Supersede(ctx, entries, last.Revision); err != nil {
 		return err
 	}
-	record, ok, err := o.readReleaseRecord(ctx, last)
-	if err != nil || !ok {
-		return err
-	}
-	defer record.Close()
-	record.Info.Status, record.Info.Description, record.Info.Deleted = common.StatusUninstalled, "Uninstallation complete", o.engine.now()
-	unlabelled := o.releaseRecords()
-	unlabelled.Labels, unlabelled.Annotations = nil, nil
-	delete(record.Labels, kube.LabelReason)
-	_, err = unlabelled.Put(ctx, record.Release)
-	return err
+	return records.SetStatus(ctx, last, common.StatusUninstalled, "Uninstallation complete")
 }
 
 // removeObjects deletes the objects of the entries that are not in keep, in reverse order of ranks. It deletes a rank
@@ -205,6 +211,7 @@ func (p *applyRun) uninstallDropped(ctx context.Context) (done bool, err error) 
 			continue
 		}
 		op := p.newReleaseOp(s, nil)
+		op.account = cmp.Or(s.UninstallAs, op.account)
 		done, err := op.uninstallAgain(ctx, p.kept)
 		var failure *releaseError
 		switch {
@@ -269,7 +276,7 @@ func (e *Engine) uninstallReleases(ctx context.Context, rec *inventory.Record) (
 		next := rec.Edit()
 		saved := rec
 		s := &next.Releases[len(next.Releases)-1]
-		op := &releaseOp{engine: e, id: rec.ID, account: rec.Options.ServiceAccount, inventory: next, state: s, save: func(ctx context.Context) (err error) {
+		op := &releaseOp{engine: e, id: rec.ID, account: cmp.Or(s.UninstallAs, rec.Options.ServiceAccount), inventory: next, state: s, save: func(ctx context.Context) (err error) {
 			saved, err = e.store.Save(withAccount(ctx, ""), saved, next, nil)
 			return err
 		}}

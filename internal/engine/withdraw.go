@@ -31,7 +31,7 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
-	if w.ServiceAccount == "" {
+	if rec.Options.ServiceAccount != "" {
 		w.ServiceAccount = rec.Options.ServiceAccount
 	}
 	return e.withdraw(ctx, rec, w)
@@ -107,7 +107,7 @@ func (e *Engine) beginRemoval(ctx context.Context, rec *inventory.Record, w bund
 	next.State, next.Message, next.Orphan, next.Options.ServiceAccount = bundle.StateRemoving, "", w.Orphan, w.ServiceAccount
 	for i := range next.Releases {
 		if s := &next.Releases[i]; s.Operation != inventory.Uninstalling && !w.Orphan {
-			beginUninstall(s, e.now())
+			beginUninstall(s, w.ServiceAccount, e.now())
 		}
 	}
 	return e.store.Save(ctx, rec, next, nil)

@@ -3,18 +3,21 @@ package fleet_test
 import (
 	"crypto/tls"
 	"encoding/pem"
+	"errors"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/towline/towline/internal/egress"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
@@ -198,6 +201,60 @@ func TestProxyGetsItsHeaders(t *testing.T) {
 	a.setSecret("token", "t", "caBundle", string(localkube.Shared(t).Config.CAData))
 	if _, err := a.request(); err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("a server of another authority: error = %v", err)
+	}
+}
+
+// TestAccessFollowsTheEgressPolicy has a user's Cluster lead the hub to an address that the policy denies: as its API
+// server, as the proxy to it, and behind a proxy that is allowed.
+func TestAccessFollowsTheEgressPolicy(t *testing.T) {
+	t.Parallel()
+	const deniedAddress = "127.0.0.3"
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", net.JoinHostPort(deniedAddress, "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reached atomic.Int32
+	denied := httptest.NewUnstartedServer(http.NotFoundHandler())
+	denied.Config.ConnState = func(connection net.Conn, state http.ConnState) {
+		if state == http.StateNew {
+			reached.Add(1)
+			_ = connection.Close()
+		}
+	}
+	_ = denied.Listener.Close()
+	denied.Listener = listener
+	denied.Start()
+	t.Cleanup(denied.Close)
+	policy, err := egress.New(nil, []string{deniedAddress + "/32"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, proxy := newMember(t), newProxy(t)
+	a := newAccess(t, server.URL)
+	a.clients = fleet.NewClients(fleet.SecretReaders{Live: a.hub}, nil, fleet.IdentityPolicy{}, policy)
+	a.setSecret("token", "t", "caBundle", authorityOf(server))
+	secret, address := a.member.Access.Secret, listener.Addr().String()
+	for name, access := range map[string]fleet.Access{
+		"apiEndpoint":                  {Server: "https://" + address},
+		"apiEndpoint behind a proxy":   {Server: "https://" + address, ProxyURL: proxy.URL},
+		"proxyURL":                     {Server: server.URL, ProxyURL: "http://" + address},
+		"proxyURL of SOCKS":            {Server: server.URL, ProxyURL: "socks5://" + address},
+		"proxyURL with a proxy header": {Server: server.URL, ProxyURL: "http://" + address, ProxyHeader: map[string]string{"X-Route": "a"}},
+	} {
+		access.Secret = secret
+		a.member.Access = &access
+		if _, err := a.request(); !errors.Is(err, egress.ErrDenied) {
+			t.Errorf("%s: got error %v, want ErrDenied", name, err)
+		}
+	}
+	if n := reached.Load(); n > 0 || proxy.last() != nil {
+		t.Errorf("the denied server got %d connections, the allowed proxy a request with the headers %v", n, proxy.last())
+	}
+	for name, proxyURL := range map[string]string{"an allowed apiEndpoint": "", "an allowed proxyURL": proxy.URL} {
+		a.member.Access = &fleet.Access{Server: server.URL, Secret: secret, ProxyURL: proxyURL}
+		if got, err := a.request(); got != "Bearer t" || err != nil {
+			t.Errorf("%s: the member saw %q, %v", name, got, err)
+		}
 	}
 }
 

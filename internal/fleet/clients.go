@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -30,6 +31,9 @@ var ErrPull = errors.New("a pull member cannot be dialled")
 // Clients returns and caches the client configurations of push members. Create it with NewClients. Its methods may be
 // called concurrently.
 type Clients struct {
+	// Wrap wraps the transports to all members but the hub; nil wraps none. Set it before the first use.
+	Wrap transport.WrapperFunc
+
 	secrets   SecretReaders
 	hubConfig *rest.Config
 	identity  IdentityPolicy
@@ -194,6 +198,9 @@ func configFromSecret(secret *corev1.Secret, key string) (*rest.Config, error) {
 // LoadKubeconfig decodes a kubeconfig of another party. It does not validate it: see ParseKubeconfig. Its error has a
 // line number, but no text of the kubeconfig. Errors of the YAML parser quote text, which can be a password.
 func LoadKubeconfig(raw []byte) (*clientcmdapi.Config, error) {
+	if err := kube.CheckNodes(raw); err != nil {
+		return nil, err
+	}
 	parsed, err := clientcmd.Load(raw)
 	if err == nil {
 		return parsed, nil

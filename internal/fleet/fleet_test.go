@@ -165,6 +165,10 @@ func TestParseKubeconfigRejectsExternalReferences(t *testing.T) {
 		"an unchecked TLS": {raw: config(`,"insecure-skip-tls-verify":true`, ""), wantErr: "insecure-skip-tls-verify"},
 		"no kubeconfig":    {raw: "{", wantErr: "parse kubeconfig"},
 		"an empty one":     {raw: "", wantErr: "parse kubeconfig"},
+		"aliases": {
+			raw:     "apiVersion: v1\nkind: Config\npreferences: &a " + strings.Repeat("x", 50<<10) + "\nextensions: [" + strings.Repeat("*a, ", 500) + "]\n",
+			wantErr: "parse kubeconfig: aliases make it too large",
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,24 +53,25 @@ func (c *Clients) configFromIdentity(ctx context.Context, m Member) (*rest.Confi
 	return config, nil
 }
 
-// authoritySecret returns the key of the Secret with the certificate authority of an identity.
+// authoritySecret returns the key of the Secret with the certificate authority of an identity, which is in the
+// namespace of the member.
 func authoritySecret(m Member) types.NamespacedName {
-	ref := m.Identity.CASecretRef
-	return types.NamespacedName{Namespace: cmp.Or(ref.Namespace, m.Namespace), Name: ref.Name}
+	return types.NamespacedName{Namespace: m.Namespace, Name: m.Identity.CASecretRef.Name}
 }
 
 // readAuthority returns the Secret with the certificate authority of an identity, or an empty one for the system's
-// authorities. Its errors are the same for all Secrets without a certificate authority: the author of a SveltosCluster
-// may have no rights to see which Secrets exist.
+// authorities. A Secret in another namespace than the member is an error: the author of a SveltosCluster could
+// otherwise learn which Secrets there have a certificate authority, as those of TLS have. The errors are the same for
+// all Secrets without a certificate authority: the author may have no rights to see which Secrets exist.
 func (c *Clients) readAuthority(ctx context.Context, m Member) (*corev1.Secret, error) {
 	secret := &corev1.Secret{}
 	if m.Identity.CASecretRef == nil {
 		return secret, nil
 	}
-	key := authoritySecret(m)
-	if err := c.identity.checkNamespace(key.Namespace); err != nil {
-		return nil, fmt.Errorf("spec.workloadIdentity.caSecretRef: %w", err)
+	if namespace := m.Identity.CASecretRef.Namespace; namespace != "" && namespace != m.Namespace {
+		return nil, fmt.Errorf("spec.workloadIdentity.caSecretRef: the Secret must be in the namespace of the cluster, %s", m.Namespace)
 	}
+	key := authoritySecret(m)
 	if err := c.secrets.Live.Get(ctx, key, secret); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("read spec.workloadIdentity.caSecretRef: %w", err)
 	}

@@ -103,10 +103,10 @@ func TestIdentityPolicy(t *testing.T) {
 		return &libv1beta1.WorkloadIdentity{Provider: libv1beta1.WorkloadIdentityGCP, Endpoint: endpoint}
 	}
 	foreignSecret := aws("a.gr7.eu-west-1.eks.amazonaws.com")
-	foreignSecret.CASecretRef = &corev1.SecretReference{Namespace: "other", Name: "ca"}
+	foreignSecret.CASecretRef = &corev1.SecretReference{Namespace: "also-listed", Name: "ca"}
 	var wasUnverified []string
 	policy := fleet.IdentityPolicy{
-		Namespaces: []string{"listed"}, Hosts: []string{"k8s.example.com", "*.clusters.example.com"},
+		Namespaces: []string{"listed", "also-listed"}, Hosts: []string{"k8s.example.com", "*.clusters.example.com"},
 		Transport: func(w *libv1beta1.WorkloadIdentity, _ *url.URL, isUnverified bool) (transport.WrapperFunc, error) {
 			if isUnverified {
 				wasUnverified = append(wasUnverified, w.Endpoint)
@@ -131,7 +131,7 @@ func TestIdentityPolicy(t *testing.T) {
 		{"listed", google("34.1.2.3"), ""}, // the GKE API is asked
 		{"other", aws("abc.gr7.eu-west-1.eks.amazonaws.com"), notListed},
 		{"", aws("abc.gr7.eu-west-1.eks.amazonaws.com"), notListed},
-		{"listed", foreignSecret, notListed},
+		{"listed", foreignSecret, "must be in the namespace of the cluster, listed"},
 		{"listed", aws("attacker.example.com"), notIts},
 		{"listed", aws("clusters.example.com"), notIts},
 		{"listed", aws("eks.amazonaws.com.attacker.example.com"), notIts},

@@ -18,8 +18,7 @@ const AllNamespaces = "*"
 // IdentityPolicy limits the use of the hub's cloud identity. Without it, a user who may create SveltosClusters could
 // have a token of the hub sent to any server. The zero value allows nothing.
 type IdentityPolicy struct {
-	// Namespaces are the namespaces whose SveltosClusters may use the identity. The certificate authorities of these
-	// clusters must be in one of these namespaces, too.
+	// Namespaces are the namespaces whose SveltosClusters may use the identity.
 	Namespaces []string
 	// Hosts are hosts of API servers that may get tokens in addition to the hosts of the cloud providers. *.example.com
 	// stands for all hosts of a domain, but not for example.com itself.
@@ -30,7 +29,7 @@ type IdentityPolicy struct {
 }
 
 // IdentityTransport returns a wrapper that adds tokens of a cloud identity to the requests to endpoint. If
-// isUnverified is true, it first verifies with the provider that endpoint belongs to the cluster.
+// isUnverified is true, it first verifies with the provider that endpoint is a public one of the cluster.
 type IdentityTransport func(w *libv1beta1.WorkloadIdentity, endpoint *url.URL, isUnverified bool) (transport.WrapperFunc, error)
 
 // Validate returns an error if a host has a port or is not a host.

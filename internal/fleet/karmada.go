@@ -114,7 +114,7 @@ func stripCluster(c *clusterv1alpha1.Cluster) *clusterv1alpha1.Cluster {
 	stripped.SetGroupVersionKind(clusterv1alpha1.GroupVersion.WithKind(clusterv1alpha1.ClusterKind))
 	stripped.ManagedFields, stripped.ResourceVersion, stripped.Generation = nil, "", 0
 	stripped.Annotations = maps.Clone(c.Annotations)
-	delete(stripped.Annotations, kube.AnnotationApproved)
+	delete(stripped.Annotations, kube.AnnotationFirstUse)
 	stripped.Spec.Taints = slices.DeleteFunc(slices.Clone(c.Spec.Taints), func(taint corev1.Taint) bool {
 		return taint.Key == clusterv1alpha1.TaintNotReady || taint.Key == clusterv1alpha1.TaintUnreachable
 	})

@@ -160,8 +160,8 @@ func TestWithoutVolatileFields(t *testing.T) {
 		"a version":    {func(c *clusterv1alpha1.Cluster) { c.ResourceVersion, c.Generation = "2", 2 }, true},
 		"nodes":        {func(c *clusterv1alpha1.Cluster) { c.Status.NodeSummary = &clusterv1alpha1.NodeSummary{TotalNum: 3} }, true},
 		"a transition": {func(c *clusterv1alpha1.Cluster) { c.Status.Conditions[0].LastTransitionTime = metav1.Now() }, true},
-		"an approval": {func(c *clusterv1alpha1.Cluster) {
-			c.Annotations = map[string]string{kube.AnnotationApproved: time.Now().String()}
+		"a registration": {func(c *clusterv1alpha1.Cluster) {
+			c.Annotations = map[string]string{kube.AnnotationFirstUse: time.Now().String()}
 		}, true},
 		"the hub's taint": {func(c *clusterv1alpha1.Cluster) {
 			c.Spec.Taints = []corev1.Taint{{Key: clusterv1alpha1.TaintNotReady, Effect: corev1.TaintEffectNoSchedule}}

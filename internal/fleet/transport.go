@@ -52,7 +52,7 @@ func newResponseMemory() (responses, records *kube.ResponseMemory) {
 
 // uncountedRecordMemory is how much memory the records of a member can have without a reservation, in bytes. The
 // records of 6,000 objects need about as much.
-const uncountedRecordMemory = 4 << 20
+const uncountedRecordMemory = 8 << 20
 
 // ReserveRecordMemory returns a Reservation for the records of a member. The caller must close it.
 func (c *Clients) ReserveRecordMemory(m Member) *kube.Reservation {
@@ -93,6 +93,9 @@ func (c *Clients) setTransport(config *rest.Config, namespace string, proxyHeade
 	limited := c.egress.Transport(utilnet.SetTransportDefaults(transport), &net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout})
 	config.TLSClientConfig, config.Proxy = rest.TLSClientConfig{}, nil
 	config.Transport = memberTransport{Transport: limited, prefix: prefix, memory: c.memory, namespace: namespace}
+	if c.Wrap != nil {
+		config.Wrap(c.Wrap)
+	}
 	return nil
 }
 

@@ -24,23 +24,25 @@ func EnsureAdmissionPolicies(ctx context.Context, hub *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("connect to the hub: %w", err)
 	}
-	if err := join.EnsureTokenPolicy(ctx, hubClient); err != nil {
+	if _, err := join.EnsureTokenPolicy(ctx, hubClient); err != nil {
 		return err
 	}
-	_, err = kube.EnsureAdmissionPolicy(ctx, hubClient, summaryPolicyName, summaryPolicy())
+	_, err = kube.EnsureAdmissionPolicy(ctx, hubClient, summaryPolicyName, kube.Always(summaryPolicy()))
 	return err
 }
 
 // summaryPolicy denies that a user who may not write ClusterSummaries in all namespaces creates one that belongs to a
-// ClusterProfile, or changes its content. The content of a ClusterProfile is not confined to the namespace of its
-// summaries: without the policy, a user who may write ClusterSummaries in one namespace could have the hub read the
-// Secrets of others, and deploy to the hub with its rights.
+// ClusterProfile, or changes its content. The same holds for every owner that is not a Profile of this version: the
+// garbage collector deletes a summary with the UID of something else only if it knows the kind. The content of a
+// ClusterProfile is not confined to the namespace of its summaries: without the policy, a user who may write
+// ClusterSummaries in one namespace could have the hub read the Secrets of others, and deploy to the hub with its
+// rights.
 func summaryPolicy() admissionv1.ValidatingAdmissionPolicySpec {
 	const (
 		// belongs is true for a summary that belongs to a ClusterProfile, or to something unknown, or has the label by which
 		// the hub takes a summary over for a ClusterProfile.
 		belongs = "%[1]s.metadata.?ownerReferences.orValue([]).exists(owner," +
-			" owner.kind == 'ClusterProfile' || (owner.?controller.orValue(false) && owner.kind != 'Profile'))" +
+			" owner.kind != '" + configv1beta1.ProfileKind + "' || owner.apiVersion != 'config.projectsveltos.io/v1beta1')" +
 			" || '" + configv1beta1.ClusterProfileNameLabel + "' in %[1]s.metadata.?labels.orValue({})"
 		changes = "request.operation == 'CREATE' || object.spec != oldObject.spec || object.metadata.?labels != oldObject.metadata.?labels" +
 			" || object.metadata.?ownerReferences != oldObject.metadata.?ownerReferences"
@@ -58,6 +60,7 @@ func summaryPolicy() admissionv1.ValidatingAdmissionPolicySpec {
 		},
 		admissionv1.Validation{
 			Expression: "false",
-			Message:    "only users who may update ClusterSummaries in all namespaces may write one that belongs to a ClusterProfile",
+			Message: "only users who may update ClusterSummaries in all namespaces may write one that belongs to a ClusterProfile," +
+				" or has an owner that is not a Profile",
 		})
 }

@@ -12,6 +12,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/approvals"
 )
@@ -46,10 +47,14 @@ func cacheOptions(shard fleet.Shard) cache.Options {
 
 // stripUnread removes fields that no controller reads from an object before it is cached. Of an object whose metadata
 // is cached, this includes the copy of its content in the annotation of kubectl apply. Other objects keep that
-// annotation: an update would delete it on the API server.
+// annotation: an update would delete it on the API server. Of a Work it includes the statuses of its objects: agents
+// write them, in any size, and would fill the memory of the hub. Package works reads them from the API server.
 func stripUnread(obj any) (any, error) {
-	if object, ok := obj.(*metav1.PartialObjectMetadata); ok {
+	switch object := obj.(type) {
+	case *metav1.PartialObjectMetadata:
 		delete(object.Annotations, corev1.LastAppliedConfigAnnotation)
+	case *workv1alpha1.Work:
+		object.Status.ManifestStatuses = nil
 	}
 	return cache.TransformStripManagedFields()(obj)
 }

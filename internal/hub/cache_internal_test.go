@@ -11,6 +11,7 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 )
 
 func TestCachedObjectsHaveNoUnreadFields(t *testing.T) {
@@ -41,6 +42,21 @@ func TestCachedObjectsHaveNoUnreadFields(t *testing.T) {
 		if len(test.obj.GetManagedFields()) > 0 {
 			t.Errorf("%s has managedFields", name)
 		}
+	}
+}
+
+// The agent of a Cluster in pull mode writes the statuses of objects, which have any size.
+func TestCachedWorksHaveNoStatusesOfObjects(t *testing.T) {
+	t.Parallel()
+	work := &workv1alpha1.Work{Status: workv1alpha1.WorkStatus{
+		Conditions: []metav1.Condition{{Type: workv1alpha1.WorkApplied}}, ManifestStatuses: make([]workv1alpha1.ManifestStatus, 10_000),
+	}}
+	cached, err := stripUnread(work)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status := cached.(*workv1alpha1.Work).Status; status.ManifestStatuses != nil || len(status.Conditions) != 1 {
+		t.Errorf("the cached status is %+v, want only the condition", status)
 	}
 }
 

@@ -26,7 +26,8 @@
 // Invariants:
 //
 //   - All state is in API objects. The engines, caches and counters in memory can be lost.
-//   - One process per shard runs controllers. A leader that loses its lease exits.
+//   - One process per shard runs controllers. A leader that has not renewed its lease writes nothing, and exits unless
+//     it renews the lease before another hub acquires it.
 //   - Each push member has at most one running engine, and none after forget is called.
 //
 // Start reading at Run in hub.go, and then addControllers.

@@ -34,7 +34,8 @@ func TestHealthMeansWhatItSays(t *testing.T) {
 		"a look is late":                    {answers: answers, full: full, ago: 2 * checkInterval, alive: true, ready: true},
 		"nobody looks":                      {answers: answers, full: full, ago: 2 * maxCheckAge},
 		"the lead was renewed":              {answers: answers, full: full, led: true, ago: leaseDuration / 2, alive: true, ready: true},
-		"the lead was lost":                 {answers: answers, full: full, led: true, ago: 2 * leaseDuration, ready: true},
+		"the lead is not renewed":           {answers: answers, full: full, led: true, ago: 2 * leaseDuration, alive: true, ready: true},
+		"the lead was lost":                 {answers: answers, full: full, led: true, ago: electorDuration + time.Second},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -54,7 +55,7 @@ func TestHealthMeansWhatItSays(t *testing.T) {
 				}
 			}
 			if tc.led {
-				h.leaseTracker.recordWrite(resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
+				h.leaseTracker.recordWrite(clock.Now(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
 			}
 			clock.Step(tc.ago)
 			if err := h.Alive(); (err == nil) != tc.alive {
@@ -71,8 +72,8 @@ func TestLeadThatWasGivenUpIsNotMissed(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 	lead := &leaseTracker{clock: clock}
-	lead.recordWrite(resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
-	lead.recordWrite(resourcelock.LeaderElectionRecord{}, "me")
+	lead.recordWrite(clock.Now(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
+	lead.recordWrite(clock.Now(), resourcelock.LeaderElectionRecord{}, "me")
 	clock.Step(time.Hour)
 	if lead.hasExpired() {
 		t.Error("it counts as lost")

@@ -188,7 +188,9 @@ func newManager(cfg *rest.Config, opts Options, leaseTracker *leaseTracker) (ctr
 		}
 		options.LeaderElection, options.LeaderElectionResourceLockInterface = true, lock
 		options.LeaderElectionReleaseOnCancel = true
-		options.LeaseDuration, options.RenewDeadline, options.RetryPeriod = ptr.To(leaseDuration), ptr.To(renewDeadline), ptr.To(retryPeriod)
+		options.LeaseDuration, options.RenewDeadline, options.RetryPeriod = ptr.To(electorDuration), ptr.To(renewDeadline), ptr.To(retryPeriod)
+		cfg = rest.CopyConfig(cfg)
+		cfg.Wrap(leaseTracker.fenceWrites)
 	}
 	mgr, err := ctrl.NewManager(cfg, options)
 	if err != nil {
@@ -283,6 +285,7 @@ func (h *hub) addEngines(ctx context.Context) error {
 	identities := h.opts.Identity
 	identities.Transport = identity.Wrap
 	h.members = fleet.NewClients(fleet.SecretReaders{Live: h.live, Metadata: h.GetCache()}, h.selfConfig(), identities, h.opts.Egress)
+	h.members.Wrap = h.health.leaseTracker.fenceWrites
 	h.engines = newEngines(h.members, h.GetConfig(), h.isServed, h.metricsRecorder.recordDrift)
 	h.engines.partitions = h.localPartitions()
 	if err := h.watchShards(ctx); err != nil {

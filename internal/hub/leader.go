@@ -2,7 +2,9 @@ package hub
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"sync"
 	"time"
@@ -17,13 +19,25 @@ import (
 )
 
 // If a hub is killed, another one becomes the leader within 15 s: the Lease expires leaseDuration after its last
-// renewal, and other hubs try to acquire it every retryPeriod. A leader that cannot renew the Lease stops after
-// renewDeadline, before the Lease expires. It then starts again with empty caches. The deadline is
-// long enough that an API server which does not respond for some seconds does not cause this.
+// renewal, and other hubs try to acquire it every retryPeriod. A leader that cannot renew the Lease sends no writes
+// after writeDeadline, before the Lease expires, so two hubs never write at the same time. It keeps its caches and
+// tries to renew the Lease until renewDeadline, since an API server that restarts takes longer than writeDeadline. If
+// no other hub has acquired the Lease, it is still the leader. Otherwise, and after renewDeadline, the process ends.
 const (
 	leaseDuration = 10 * time.Second
-	renewDeadline = 8 * time.Second
-	retryPeriod   = time.Second
+	writeDeadline = 8 * time.Second
+	renewDeadline = 40 * time.Second
+	// electorDuration is the duration of the Lease in the configuration of the elector, which requires that it is longer
+	// than renewDeadline. The Lease has leaseDuration.
+	electorDuration = 45 * time.Second
+	// lockTimeout limits one request for the Lease.
+	lockTimeout = 4 * time.Second
+	retryPeriod = time.Second
+)
+
+var (
+	errNotRenewed = errors.New("the hub has not renewed its leader lease: another hub may be the leader")
+	errLeadLost   = errors.New("the hub is no longer the leader")
 )
 
 // leaseName returns the name of the Lease in kube.AgentNamespace for the leader election of a shard.
@@ -37,29 +51,78 @@ func leaseName(shard fleet.Shard) string {
 // leaseTracker records when this process renewed its Lease.
 type leaseTracker struct {
 	clock clock.PassiveClock
-	// mu guards renewed, which is zero while this process is not the leader.
+	// mu guards the fields below. renewed is zero while this process is not the leader. ended is true after this
+	// process has released its Lease, or has read that another one holds it.
 	mu      sync.Mutex
 	renewed time.Time
+	ended   bool
 }
 
-// hasExpired returns whether the Lease of this process has expired without a release: another hub may be the leader.
-func (t *leaseTracker) hasExpired() bool {
+// hasExpired returns whether this process is past the time at which it must have renewed its Lease or ended.
+func (t *leaseTracker) hasExpired() bool { return t.isOlderThan(electorDuration) }
+
+// canWrite returns false if another hub can have taken over the lead of this process.
+func (t *leaseTracker) canWrite() bool { return !t.hasEnded() && !t.isOlderThan(writeDeadline) }
+
+func (t *leaseTracker) isOlderThan(age time.Duration) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return !t.renewed.IsZero() && t.clock.Since(t.renewed) > leaseDuration
+	return !t.renewed.IsZero() && t.clock.Since(t.renewed) > age
 }
 
-// recordWrite records a write of the Lease. identity is the holder identity of this process.
-func (t *leaseTracker) recordWrite(record resourcelock.LeaderElectionRecord, identity string) {
+// recordWrite records a write of the Lease, which was sent at a time: other hubs can have seen it since then. identity
+// is the holder identity of this process.
+func (t *leaseTracker) recordWrite(sent time.Time, record resourcelock.LeaderElectionRecord, identity string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.renewed = time.Time{}
 	if record.HolderIdentity == identity {
-		t.renewed = t.clock.Now()
+		t.renewed = sent
+		return
 	}
+	t.renewed, t.ended = time.Time{}, true
 }
 
-// trackedLock is a lock that records the renewals of its lease.
+// recordRead records the holder of a Lease that was read.
+func (t *leaseTracker) recordRead(holder, identity string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ended = t.ended || !t.renewed.IsZero() && holder != identity
+}
+
+// hasEnded returns whether this process was the leader and is not any more.
+func (t *leaseTracker) hasEnded() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.ended
+}
+
+// fenceWrites wraps a transport so that it sends no writes while canWrite returns false. Otherwise a leader that is cut
+// off from the API server of the hub, but not from members, would change them together with the next leader.
+func (t *leaseTracker) fenceWrites(next http.RoundTripper) http.RoundTripper {
+	return fence{next: next, leaseTracker: t}
+}
+
+type fence struct {
+	next         http.RoundTripper
+	leaseTracker *leaseTracker
+}
+
+// RoundTrip implements http.RoundTripper.
+func (f fence) RoundTrip(request *http.Request) (*http.Response, error) {
+	isRead := request.Method == http.MethodGet || request.Method == http.MethodHead
+	if isRead || f.leaseTracker.canWrite() {
+		return f.next.RoundTrip(request)
+	}
+	if request.Body != nil {
+		_ = request.Body.Close()
+	}
+	return nil, errNotRenewed
+}
+
+// WrappedRoundTripper returns the next transport, so that client-go can close its idle connections.
+func (f fence) WrappedRoundTripper() http.RoundTripper { return f.next }
+
+// trackedLock is a lock that records the renewals of its lease, which other hubs may acquire after leaseDuration.
 type trackedLock struct {
 	resourcelock.Interface
 	leaseTracker *leaseTracker
@@ -72,27 +135,47 @@ func newLock(cfg *rest.Config, shard fleet.Shard, leaseTracker *leaseTracker) (r
 		return nil, fmt.Errorf("read the host name: %w", err)
 	}
 	lock, err := resourcelock.NewFromKubeconfig(resourcelock.LeasesResourceLock, kube.AgentNamespace, leaseName(shard),
-		resourcelock.ResourceLockConfig{Identity: host + "_" + string(uuid.NewUUID())}, cfg, renewDeadline)
+		resourcelock.ResourceLockConfig{Identity: host + "_" + string(uuid.NewUUID())}, cfg, 2*lockTimeout) // it uses half of that
 	if err != nil {
 		return nil, fmt.Errorf("create the lock for the leader election: %w", err)
 	}
 	return &trackedLock{Interface: lock, leaseTracker: leaseTracker}, nil
 }
 
+// Get reads the lease.
+func (l *trackedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	record, raw, err := l.Interface.Get(ctx)
+	if err == nil {
+		l.leaseTracker.recordRead(record.HolderIdentity, l.Identity())
+	}
+	return record, raw, err
+}
+
 // Create creates the lease.
 func (l *trackedLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	err := l.Interface.Create(ctx, record)
-	if err == nil {
-		l.leaseTracker.recordWrite(record, l.Identity())
-	}
-	return err
+	return l.write(ctx, record, l.Interface.Create)
 }
 
 // Update acquires, renews or releases the lease.
 func (l *trackedLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	err := l.Interface.Update(ctx, record)
+	return l.write(ctx, record, l.Interface.Update)
+}
+
+// write writes the lease, unless another hub was the leader since this process was: its controllers do not continue
+// from before that.
+func (l *trackedLock) write(
+	ctx context.Context, record resourcelock.LeaderElectionRecord, write func(context.Context, resourcelock.LeaderElectionRecord) error,
+) error {
+	if l.leaseTracker.hasEnded() {
+		return errLeadLost
+	}
+	if record.HolderIdentity == l.Identity() {
+		record.LeaseDurationSeconds = int(leaseDuration.Seconds())
+	}
+	sent := l.leaseTracker.clock.Now()
+	err := write(ctx, record)
 	if err == nil {
-		l.leaseTracker.recordWrite(record, l.Identity())
+		l.leaseTracker.recordWrite(sent, record, l.Identity())
 	}
 	return err
 }

@@ -1,18 +1,29 @@
 package hub_test
 
 import (
+	"errors"
+	"net/http"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/hub"
 )
 
-// shortOutage is how long the API server can be away without a change of the leader.
-const shortOutage = 5 * time.Second
+// shortOutage is how long the API server can be away without a change of the leader. leaseEnd is more than the duration
+// of the Lease.
+const (
+	shortOutage = 30 * time.Second
+	leaseEnd    = 12 * time.Second
+)
 
 // TestShortOutageDoesNotEndTheLead cuts the leader off from its API server for shortOutage. It stays the leader, so it
 // does not start again with empty caches.
@@ -28,11 +39,7 @@ func TestShortOutageDoesNotEndTheLead(t *testing.T) {
 	before := w.leaderLease()
 
 	cut.Store(true)
-	outage := time.NewTimer(shortOutage)
-	select {
-	case <-outage.C:
-	case <-t.Context().Done():
-	}
+	pass(t, shortOutage)
 	during := w.leaderLease()
 	cut.Store(false)
 	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("a") + "---\n" + manifest("b") })
@@ -50,6 +57,66 @@ func TestShortOutageDoesNotEndTheLead(t *testing.T) {
 	}
 	if err := end(); err != nil {
 		t.Errorf("the hub has ended: %v", err)
+	}
+}
+
+// TestLeaderWithoutLeaseWritesNothing cuts the leader off from its Lease only. Another hub could be the leader after
+// leaseEnd, so the leader must not change members or the hub until it has renewed the Lease.
+func TestLeaderWithoutLeaseWritesNothing(t *testing.T) {
+	w := realWorld(t)
+	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
+	config, cut := rest.CopyConfig(w.plane.Config), &atomic.Bool{}
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return leaseScissors{cut, next} })
+	end := startHub(config, hub.Options{LeaderElection: true, CacheDir: t.TempDir()})
+	cm := w.configMap("manifests", manifest("a"))
+	w.pushMember("one")
+	profile := w.profile(nil)
+	w.wantProvisioned(profile, "one")
+	before := w.leaderLease()
+
+	cut.Store(true)
+	pass(t, leaseEnd)
+	w.must(w.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "a"}}))
+	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = manifest("a") + "---\n" + manifest("b") })
+	pass(t, leaseEnd/2)
+	for _, name := range []string{"a", "b"} {
+		if _, err := w.version(name); !apierrors.IsNotFound(err) {
+			t.Errorf("ConfigMap %s is written without a Lease (%v)", name, err)
+		}
+	}
+	cut.Store(false)
+	w.eventually("the hub delivers", func() error {
+		_, err := w.version("b")
+		return err
+	})
+	if after := w.leaderLease(); *after.Spec.HolderIdentity != *before.Spec.HolderIdentity {
+		t.Errorf("the leader is %s, before %s", *after.Spec.HolderIdentity, *before.Spec.HolderIdentity)
+	}
+	if err := end(); err != nil {
+		t.Errorf("the hub has ended: %v", err)
+	}
+}
+
+// leaseScissors cut a hub off from its Lease.
+type leaseScissors struct {
+	cut  *atomic.Bool
+	next http.RoundTripper
+}
+
+// RoundTrip fails for the Lease once it is cut off.
+func (s leaseScissors) RoundTrip(r *http.Request) (*http.Response, error) {
+	if s.cut.Load() && strings.HasSuffix(r.URL.Path, "/leases/towline-hub") {
+		return nil, errors.New("cut off")
+	}
+	return s.next.RoundTrip(r)
+}
+
+// pass waits for some time, or until the test ends.
+func pass(t *testing.T, duration time.Duration) {
+	t.Helper()
+	select {
+	case <-time.After(duration):
+	case <-t.Context().Done():
 	}
 }
 

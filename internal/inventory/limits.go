@@ -17,18 +17,23 @@ const (
 	maxRecords = 20_000
 	// maxHeadMemory limits the memory of one head.
 	maxHeadMemory = 16 << 20
-	// entryMemory is the memory of an Entry in a map, without its texts.
-	entryMemory = 512
+	// entryMemory is the memory for an object of a record without the texts of its Entry: the Entry in a map, and the
+	// state and the backoff of the object that package drift keeps.
+	entryMemory = 1200
 	// maxID limits the text of an ID, in bytes. The names in it have at most 253 bytes.
 	maxID = 1 << 10
 	// maxIdentifier limits a UID and a resourceVersion, in bytes. A UID of Kubernetes has 36. With a resourceVersion that
 	// was cut, each write is a conflict.
-	maxIdentifier = 128
+	maxIdentifier = 64
 )
 
 // LimitMemory limits the memory of the cached records, and of records while they are decoded. It must be called before
 // all other methods.
 func (s *Store) LimitMemory(memory *kube.Reservation) { s.memory = memory }
+
+// ReserveLists returns a Reservation for all lists of objects that are read from the member at the same time, nil if
+// the memory is not limited. The caller must close it.
+func (s *Store) ReserveLists() *kube.Reservation { return s.memory.ForLists() }
 
 // memoryOfEntries returns the memory of the entries of rec without their texts.
 func memoryOfEntries(rec *Record) int64 { return entryMemory * int64(len(rec.Entries)) }

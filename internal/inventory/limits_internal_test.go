@@ -46,8 +46,8 @@ func TestMemoryOfRecordsIsLimited(t *testing.T) {
 		fmt.Fprintf(&entries, `,{"ref":{"kind":"a","name":"%d"}}`, i)
 	}
 	s := newCachingStore()
-	// A record needs 5.5 MB, and 18 MB while it is decoded. A cluster can have half of the total.
-	memory := kube.NewResponseMemory(60<<20).Reserve("eu", 0)
+	// A record needs 12 MB, and 18 MB while it is decoded. A cluster can have half of the total.
+	memory := kube.NewResponseMemory(96<<20).Reserve("eu", 0)
 	s.LimitMemory(memory)
 	var ids []bundle.ID
 	for _, name := range []string{"first", "second", "third"} {
@@ -72,7 +72,7 @@ func TestMemoryOfRecordsIsLimited(t *testing.T) {
 	s.deleteCached(cached[0].ID)
 	s.deleteCached(cached[1].ID)
 	another := memory.ForSameNamespace()
-	if err := another.Resize(t.Context(), 29<<20); err != nil {
+	if err := another.Resize(t.Context(), 47<<20); err != nil {
 		t.Errorf("the memory of deleted records is still reserved: %v", err)
 	}
 	another.Close()

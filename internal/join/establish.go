@@ -24,12 +24,12 @@ var ErrDeregistering = errors.New("it is being deregistered; wait until that is 
 
 // Establish creates or repairs the objects on the hub for the agent of an existing pull-mode SveltosCluster: delivery
 // namespace and claim, ServiceAccount, anchor Secret, Lease, Roles and RoleBindings. It returns the delivery namespace.
-// It sends no write request if no object has to change. It returns ErrForeign for an object that exists and was not
-// created by a registration, ErrDeregistering for a cluster that is being deleted, and kube.ErrNoAdmissionPolicies for
-// a hub that cannot limit agents. The registration Secret exists only until the agent has used the manifest (see
-// Manifests). hub must read from the API server.
+// Before, it restores the policy of EnsureTokenPolicy if that is missing. It changes nothing if no object has to
+// change. It returns ErrForeign for an object that exists and was not created by a registration, ErrDeregistering for a
+// cluster that is being deleted, and kube.ErrNoAdmissionPolicies for a hub that cannot limit agents. The registration
+// Secret exists only until the agent has used the manifest (see Manifests). hub must read from the API server.
 func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
-	if err := kube.CheckAdmissionPolicies(ctx, hub); err != nil {
+	if err := enforceTokenPolicy(ctx, hub); err != nil {
 		return "", err
 	}
 	r := registrationOf(hub, cluster)
@@ -52,11 +52,11 @@ func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.Svelt
 }
 
 // EstablishNew is Establish for a SveltosCluster that the caller has just written, and for which nothing should exist.
-// It creates the objects without reading them first, and reads namespaces and Leases from cache. The cache may be
-// stale: the claim to a namespace then fails, and is repeated with the namespace that the API server returns. The
-// caller must have called EnsureSharedObjects before.
+// Except for the policy, it creates the objects without reading them first, and reads namespaces and Leases from cache.
+// The cache may be stale: the claim to a namespace then fails, and is repeated with the namespace that the API server
+// returns. The caller must have called EnsureSharedObjects before.
 func EstablishNew(ctx context.Context, hub client.Client, cache client.Reader, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
-	if err := kube.CheckAdmissionPolicies(ctx, hub); err != nil {
+	if err := enforceTokenPolicy(ctx, hub); err != nil {
 		return "", err
 	}
 	r := registrationOf(hub, cluster)

@@ -33,7 +33,7 @@ func clientOf(t *testing.T, config *rest.Config, hubClient client.Client) client
 	return c
 }
 
-func TestEstablishNewReadsNothing(t *testing.T) {
+func TestEstablishNewReadsOnlyThePolicy(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	established(t, hubClient, declared(t, hubClient, newNamespace(t, hubClient, "warm"), "c"))
@@ -54,10 +54,10 @@ func TestEstablishNewReadsNothing(t *testing.T) {
 		cluster, delivery string
 		want              map[string]int
 	}{
-		// The claim; ServiceAccount, anchor Secret, Lease, Role and two RoleBindings.
-		{"one", namespace, map[string]int{http.MethodPatch: 1, http.MethodPost: 6}},
+		// The policy and its binding; the claim; ServiceAccount, anchor Secret, Lease, Role and two RoleBindings.
+		{"one", namespace, map[string]int{http.MethodGet: 2, http.MethodPatch: 1, http.MethodPost: 6}},
 		// The annotation with the delivery namespace; that namespace, and a Role and a RoleBinding in it.
-		{"two", namespace + "--two", map[string]int{http.MethodPatch: 1, http.MethodPost: 9}},
+		{"two", namespace + "--two", map[string]int{http.MethodGet: 2, http.MethodPatch: 1, http.MethodPost: 9}},
 	} {
 		cluster := declared(t, hubClient, namespace, test.cluster)
 		clear(methods)

@@ -143,7 +143,7 @@ func parsePatch(origin, text string) (patch, error) {
 		return p, err
 	}
 	if fields, _ := content.(map[string]any); fields["patch"] != nil {
-		if err := yaml.UnmarshalStrict([]byte(text), &given); err != nil {
+		if err := yaml.UnmarshalStrict([]byte(text), &given); err != nil { // decodeDocument has checked the size
 			return p, fmt.Errorf("it is not {patch, target}: %s", kube.OneLine(err.Error()))
 		}
 		content = nil
@@ -183,6 +183,9 @@ func parsePatch(origin, text string) (patch, error) {
 
 // decodeDocument decodes text. It returns an error if text is not YAML or has more than one document.
 func decodeDocument(text string, into *any) error {
+	if err := kube.CheckNodes([]byte(text)); err != nil {
+		return err
+	}
 	decoder := utilyaml.NewYAMLToJSONDecoder(strings.NewReader(text))
 	if err := decoder.Decode(into); err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("it is not YAML: %s", kube.OneLine(err.Error()))

@@ -172,6 +172,7 @@ func TestPatchesThatCannotBeUsedAreNamed(t *testing.T) {
 		"{kind: Namespace, $patch: delete}":                                                                             "must stay",
 		"{kind: Deployment, spec: {replica: 2}}":                                                                        `unknown field "replica"`,
 		"[{op: add, path: /spec/template/spec/containers/0/args/-, value: --v=2}, {op: test, path: /kind, value: Pod}]": "apply the patch",
+		"a: &a " + strings.Repeat("x", 50<<10) + "\nb: [" + strings.Repeat("*a, ", 500) + "]":                           "aliases make it too large",
 	} {
 		patchesIn(t, hubClient, namespace, map[string]string{"bad": value})
 		fail("key bad", want)

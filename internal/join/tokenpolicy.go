@@ -2,6 +2,7 @@ package join
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
@@ -33,6 +34,9 @@ const (
 	// isAnchored is true for the request of a token that is bound to the anchor Secret.
 	isAnchored = "has(object.spec.boundObjectRef) && has(object.spec.boundObjectRef.kind) && object.spec.boundObjectRef.kind == 'Secret'" +
 		" && has(object.spec.boundObjectRef.name) && object.spec.boundObjectRef.name == request.name + '" + anchorSuffix + "'"
+	// isForAudiences, with a list of quoted audiences, is true if all requested audiences of a token are in the list. The
+	// API server has set its own audiences where the request had none.
+	isForAudiences = "!has(object.spec.audiences) || object.spec.audiences.all(audience, audience in [%s])"
 	// mayReport is the authorizer check for the status of SveltosClusters in the account's namespace.
 	mayReport = "authorizer.group('lib.projectsveltos.io').resource('sveltosclusters').subresource('status').namespace(request.namespace)"
 )
@@ -41,48 +45,77 @@ const (
 // denies an agent's request of a token for itself if the life is longer than MaxTokenLife, if the token is not bound to
 // the agent's anchor Secret, or if it is for another audience than the API server. RBAC cannot restrict this: the
 // holder of a copied token could request a token that is valid for years, that stays valid after a revocation, or that
-// other systems accept which trust the issuer of the hub, such as a cloud. The API server enforces a new policy after
-// some seconds. It returns kube.ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies.
-func EnsureTokenPolicy(ctx context.Context, hub client.Client) error {
+// other systems accept which trust the issuer of the hub, such as a cloud. isNew is true if the API server may not
+// enforce the policy yet. It returns kube.ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies.
+func EnsureTokenPolicy(ctx context.Context, hub client.Client) (isNew bool, err error) {
 	if err := kube.CheckAdmissionPolicies(ctx, hub); err != nil {
-		return err
+		return false, err
 	}
 	audiences, err := findAudiences(ctx, hub)
 	if err != nil {
+		return false, err
+	}
+	return kube.EnsureAdmissionPolicy(ctx, hub, tokenPolicyName, kube.Always(tokenPolicy(audiences)))
+}
+
+// enforceTokenPolicy ensures the policy before an agent gets an identity, and waits until the API server enforces it.
+// Otherwise the agent would get tokens without limits if no hub has created the policy yet, or if somebody has deleted
+// it. To save a request for each registration, it keeps the audiences of the policy, which hubs update.
+func enforceTokenPolicy(ctx context.Context, hub client.Client) error {
+	if err := kube.CheckAdmissionPolicies(ctx, hub); err != nil {
 		return err
 	}
-	_, err = kube.EnsureAdmissionPolicy(ctx, hub, tokenPolicyName, tokenPolicy(audiences))
-	return err
+	isNew, err := kube.EnsureAdmissionPolicy(ctx, hub, tokenPolicyName, func(live kube.PolicySpec) (kube.PolicySpec, error) {
+		if audiences := audiencesOf(live); len(audiences) > 0 {
+			return tokenPolicy(audiences), nil
+		}
+		audiences, err := findAudiences(ctx, hub)
+		return tokenPolicy(audiences), err
+	})
+	if err != nil || !isNew {
+		return err
+	}
+	return kube.AwaitPolicy(ctx)
 }
 
 // findAudiences returns the audiences of the hub's API server. Only a token shows them: it is for a ServiceAccount
-// without any rights, and is not used.
+// without any rights, which is created if it does not exist, and is not used.
 func findAudiences(ctx context.Context, hub client.Client) ([]string, error) {
-	if err := EnsureNamespace(ctx, hub, &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}); err != nil {
-		return nil, err
-	}
 	account := &corev1.ServiceAccount{ObjectMeta: named(kube.AgentNamespace, audienceAccount), AutomountServiceAccountToken: ptr.To(false)}
-	if err := hub.Create(ctx, account, client.FieldOwner(kube.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
-		return nil, fmt.Errorf("create ServiceAccount %s: %w", audienceAccount, err)
-	}
 	request := &authenticationv1.TokenRequest{}
-	if err := hub.SubResource("token").Create(ctx, account, request); err != nil {
+	err := hub.SubResource("token").Create(ctx, account, request)
+	if apierrors.IsNotFound(err) {
+		if err := EnsureNamespace(ctx, hub, &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}); err != nil {
+			return nil, err
+		}
+		if err := hub.Create(ctx, account, client.FieldOwner(kube.FieldManager)); client.IgnoreAlreadyExists(err) != nil {
+			return nil, fmt.Errorf("create ServiceAccount %s: %w", audienceAccount, err)
+		}
+		err = hub.SubResource("token").Create(ctx, account, request)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("request a token for ServiceAccount %s: %w", audienceAccount, err)
 	}
 	return request.Spec.Audiences, nil
 }
 
-// isForAudiences returns the expression that is true if all requested audiences of a token are in audiences. The API
-// server has set its own audiences where the request had none.
-func isForAudiences(audiences []string) string {
+// audiencesOf returns the audiences in the spec of a policy, nil for another spec than that of tokenPolicy.
+func audiencesOf(live kube.PolicySpec) (audiences []string) {
+	prefix, suffix, _ := strings.Cut(isForAudiences, "%s")
+	for _, validation := range live.Validations {
+		list, isFound := strings.CutPrefix(validation.Expression, prefix)
+		if isFound && json.Unmarshal([]byte("["+strings.TrimSuffix(list, suffix)+"]"), &audiences) == nil {
+			return audiences
+		}
+	}
+	return nil
+}
+
+func tokenPolicy(audiences []string) kube.PolicySpec {
 	quoted := make([]string, 0, len(audiences))
 	for _, audience := range audiences {
 		quoted = append(quoted, strconv.Quote(audience))
 	}
-	return fmt.Sprintf("!has(object.spec.audiences) || object.spec.audiences.all(audience, audience in [%s])", strings.Join(quoted, ", "))
-}
-
-func tokenPolicy(audiences []string) admissionv1.ValidatingAdmissionPolicySpec {
 	seconds := int64(MaxTokenLife / time.Second)
 	return kube.AdmissionPolicySpec(
 		[]admissionv1.RuleWithOperations{kube.AdmissionRule(corev1.SchemeGroupVersion, "serviceaccounts/token", admissionv1.Create)},
@@ -96,6 +129,6 @@ func tokenPolicy(audiences []string) admissionv1.ValidatingAdmissionPolicySpec {
 			Message:    "an agent may request only tokens that are bound to Secret <cluster>" + anchorSuffix + " for itself",
 		},
 		admissionv1.Validation{
-			Expression: isForAudiences(audiences), Message: "an agent may request only tokens for the API server for itself",
+			Expression: fmt.Sprintf(isForAudiences, strings.Join(quoted, ", ")), Message: "an agent may request only tokens for the API server for itself",
 		})
 }

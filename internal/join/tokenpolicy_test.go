@@ -4,10 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -50,7 +54,7 @@ func TestGuardBoundsTheTokensThatAnAgentRequests(t *testing.T) {
 	n := plane.Namespace(t, "guard")
 	config, _ := agentConfig(t, registered(t, plane, pullRequest(n, "c")))
 	for range 2 {
-		if err := join.EnsureTokenPolicy(t.Context(), hubClient); err != nil {
+		if _, err := join.EnsureTokenPolicy(t.Context(), hubClient); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -103,8 +107,108 @@ func TestNoAgentWithoutAdmissionPolicies(t *testing.T) {
 	if err := hubClient.Get(t.Context(), client.ObjectKey{Namespace: n, Name: "c"}, &corev1.ServiceAccount{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the ServiceAccount of the agent: got error %v, want that there is none", err)
 	}
-	if err := join.EnsureTokenPolicy(t.Context(), old); !errors.Is(err, kube.ErrNoAdmissionPolicies) {
+	if _, err := join.EnsureTokenPolicy(t.Context(), old); !errors.Is(err, kube.ErrNoAdmissionPolicies) {
 		t.Errorf("EnsureTokenPolicy: got error %v", err)
+	}
+}
+
+// TestRegistrationRestoresTheTokenPolicy registers clusters before a hub has created the policy, or after somebody has
+// deleted it. The agent then requests a token of ten years.
+func TestRegistrationRestoresTheTokenPolicy(t *testing.T) {
+	t.Parallel()
+	plane := localkube.ForTest(t)
+	hubClient, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err := errors.Join(err, crds.Install(t.Context(), hubClient)); err != nil {
+		t.Fatal(err)
+	}
+	for name, register := range map[string]func(namespace string) error{
+		"Establish": func(namespace string) error {
+			_, err := join.Establish(t.Context(), hubClient, declared(t, hubClient, namespace, "c"))
+			return err
+		},
+		"EstablishNew": func(namespace string) error {
+			_, err := join.EstablishNew(t.Context(), hubClient, hubClient, declared(t, hubClient, namespace, "c"))
+			return err
+		},
+		"RegisterPull": func(namespace string) error {
+			return join.RegisterPull(t.Context(), plane.Config, pullRequest(namespace, "c"), io.Discard)
+		},
+	} {
+		deleteTokenPolicy(t, hubClient)
+		n, from := plane.Namespace(t, "unlimited"), time.Now()
+		if err := register(n); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if took := time.Since(from); took < kube.PolicyDelay {
+			t.Errorf("%s does not wait until the policy is enforced: it took %s", name, took)
+		}
+		issued, err := kubernetes.NewForConfigOrDie(plane.Config).CoreV1().ServiceAccounts(n).CreateToken(t.Context(), "c", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		agent := rest.AnonymousClientConfig(plane.Config)
+		agent.BearerToken = issued.Status.Token
+		// The API server is slow on a busy machine.
+		eventually(t, "after "+name+", a token of ten years is refused", func() bool {
+			err := requestToken(t.Context(), agent, n, join.AnchorSecret("c"), 87600*3600)
+			return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "at most 86400 seconds")
+		})
+	}
+}
+
+// TestRegistrationByAUserWithoutRightsForPolicies registers clusters as a user who may write all but admission
+// policies.
+func TestRegistrationByAUserWithoutRightsForPolicies(t *testing.T) {
+	t.Parallel()
+	plane := localkube.ForTest(t)
+	hubClient, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	if err := errors.Join(err, crds.Install(t.Context(), hubClient)); err != nil {
+		t.Fatal(err)
+	}
+	grant := func(name string, rule rbacv1.PolicyRule) {
+		t.Helper()
+		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{rule}}
+		binding := &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "registrar"}},
+		}
+		if err := errors.Join(hubClient.Create(t.Context(), role), hubClient.Create(t.Context(), binding)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	grant("all-but-policies", rbacv1.PolicyRule{
+		APIGroups: []string{"", "lib.projectsveltos.io", rbacv1.GroupName, "coordination.k8s.io"}, Resources: []string{"*"}, Verbs: []string{"*"},
+	})
+	user := rest.CopyConfig(plane.Config)
+	user.Impersonate = rest.ImpersonationConfig{UserName: "registrar"}
+	n := plane.Namespace(t, "registrar")
+	register := func() error { return join.RegisterPull(t.Context(), user, pullRequest(n, "c"), io.Discard) }
+	eventually(t, "the registration fails because of the policy", func() bool {
+		err := register()
+		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ensure ValidatingAdmissionPolicy towline-token-life")
+	})
+	if left := leftBy(t, hubClient, n); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	if _, err := join.EnsureTokenPolicy(t.Context(), hubClient); err != nil {
+		t.Fatal(err)
+	}
+	grant("reads-policies", rbacv1.PolicyRule{
+		APIGroups: []string{"admissionregistration.k8s.io"}, Resources: []string{"*"}, ResourceNames: []string{"towline-token-life"}, Verbs: []string{"get"},
+	})
+	eventually(t, "a user who may only read the policy registers a cluster", func() bool { return register() == nil })
+}
+
+// deleteTokenPolicy deletes the policy for the tokens of agents and its binding.
+func deleteTokenPolicy(t *testing.T, hubClient client.Client) {
+	t.Helper()
+	named := metav1.ObjectMeta{Name: "towline-token-life"}
+	for _, obj := range []client.Object{
+		&admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: named}, &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: named},
+	} {
+		if err := hubClient.Delete(t.Context(), obj); client.IgnoreNotFound(err) != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
@@ -173,7 +277,8 @@ func TestRightsOfTheManifestSuffice(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return join.EnsureTokenPolicy(t.Context(), hubClient)
+		_, err = join.EnsureTokenPolicy(t.Context(), hubClient)
+		return err
 	}
 	eventually(t, "the hub's own rights suffice", func() bool { return ensure() == nil })
 	if err := ensure(); err != nil {

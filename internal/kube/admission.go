@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,40 +36,90 @@ func CheckAdmissionPolicies(ctx context.Context, hub client.Client) error {
 	return nil
 }
 
-// EnsureAdmissionPolicy creates or restores a ValidatingAdmissionPolicy and the binding with the same name, and returns
-// whether it has changed one of them. spec is from AdmissionPolicySpec. It returns ErrNoAdmissionPolicies for a hub
-// without ValidatingAdmissionPolicies. hub must read from the API server.
-func EnsureAdmissionPolicy(ctx context.Context, hub client.Client, name string, spec admissionv1.ValidatingAdmissionPolicySpec) (changed bool, err error) {
-	hub, labels := client.WithFieldOwner(hub, FieldManager), map[string]string{"app.kubernetes.io/name": "towline"}
+// PolicySpec is the spec of a ValidatingAdmissionPolicy.
+type PolicySpec = admissionv1.ValidatingAdmissionPolicySpec
+
+// PolicyDelay is the time that the API server needs to enforce a new ValidatingAdmissionPolicy.
+const PolicyDelay = 2 * time.Second
+
+// EnsureAdmissionPolicy creates or restores a ValidatingAdmissionPolicy and the binding with the same name. specOf
+// returns the spec, from AdmissionPolicySpec, for the live one, which is empty if there is no policy. isNew is true if
+// policy or binding was written, by this call or by another client, less than PolicyDelay ago: the API server may not
+// enforce the policy yet. It returns ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies. hub must
+// read from the API server. It sends no write request if nothing has to change.
+func EnsureAdmissionPolicy(ctx context.Context, hub client.Client, name string, specOf func(live PolicySpec) (PolicySpec, error)) (isNew bool, err error) {
 	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	policyResult, err := controllerutil.CreateOrUpdate(ctx, hub, policy, func() error {
-		policy.Labels, policy.Spec = labels, spec
+	isPolicyNew, err := ensurePolicyObject(ctx, hub, policy, func() error {
+		policy.Spec, err = specOf(policy.Spec)
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("ensure ValidatingAdmissionPolicy %s: %w", name, err)
+	}
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	isBindingNew, err := ensurePolicyObject(ctx, hub, binding, func() error {
+		binding.Spec = admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}
 		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("ensure ValidatingAdmissionPolicyBinding %s: %w", name, err)
+	}
+	return isPolicyNew || isBindingNew, nil
+}
+
+// Always returns a function for EnsureAdmissionPolicy that returns spec.
+func Always(spec PolicySpec) func(PolicySpec) (PolicySpec, error) {
+	return func(PolicySpec) (PolicySpec, error) { return spec, nil }
+}
+
+// ensurePolicyObject creates or restores a policy or a binding, and returns whether it was written less than
+// PolicyDelay ago. Several registrations can restore it at the same time.
+func ensurePolicyObject(ctx context.Context, hub client.Client, obj client.Object, setSpec func() error) (isNew bool, err error) {
+	var result controllerutil.OperationResult
+	err = RetryOn(ctx, IsStaleWrite, func() error {
+		obj.SetResourceVersion("") // of an earlier attempt, if the object has been deleted since
+		result, err = controllerutil.CreateOrUpdate(ctx, client.WithFieldOwner(hub, FieldManager), obj, func() error {
+			obj.SetLabels(map[string]string{"app.kubernetes.io/name": "towline"})
+			return setSpec()
+		})
+		return err
 	})
 	switch {
 	case meta.IsNoMatchError(err):
 		return false, fmt.Errorf("%w: %w", ErrNoAdmissionPolicies, err)
 	case apierrors.IsForbidden(err):
-		err = fmt.Errorf("%w; the permissions of the hub are those of an earlier version: apply config/hub.yaml of this version, or upgrade the chart", err)
-		fallthrough
-	case err != nil:
-		return false, fmt.Errorf("write ValidatingAdmissionPolicy %s: %w", name, err)
+		return false, fmt.Errorf("%w; a hub needs the permissions in config/hub.yaml or in the chart of this version, "+
+			"and a user who registers a cluster in pull mode those for this object", err)
 	}
-	binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	bindingResult, err := controllerutil.CreateOrUpdate(ctx, hub, binding, func() error {
-		binding.Labels = labels
-		binding.Spec = admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}
+	return result != controllerutil.OperationResultNone || isRecent(obj), err
+}
+
+// isRecent returns whether an object was written less than PolicyDelay ago. A time in the future says that the clocks
+// differ, and nothing about the age.
+func isRecent(obj client.Object) bool {
+	written := obj.GetCreationTimestamp().Time
+	for _, entry := range obj.GetManagedFields() {
+		if entry.Time != nil && entry.Time.After(written) {
+			written = entry.Time.Time
+		}
+	}
+	age := time.Since(written)
+	return age >= 0 && age < PolicyDelay+time.Second // the times of objects are in whole seconds
+}
+
+// AwaitPolicy waits until the API server enforces a policy that EnsureAdmissionPolicy has just written.
+func AwaitPolicy(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(PolicyDelay):
 		return nil
-	})
-	if err != nil {
-		return false, fmt.Errorf("write ValidatingAdmissionPolicyBinding %s: %w", name, err)
 	}
-	return policyResult != controllerutil.OperationResultNone || bindingResult != controllerutil.OperationResultNone, nil
 }
 
 // AdmissionPolicySpec returns a policy for requests to the resources for which all conditions are true. It denies those
 // for which a validation is false. It has the defaults of the API server, so that it can be compared with a live one.
-func AdmissionPolicySpec(resources []admissionv1.RuleWithOperations, conditions []admissionv1.MatchCondition, validations ...admissionv1.Validation) admissionv1.ValidatingAdmissionPolicySpec {
+func AdmissionPolicySpec(resources []admissionv1.RuleWithOperations, conditions []admissionv1.MatchCondition, validations ...admissionv1.Validation) PolicySpec {
 	constraints := &admissionv1.MatchResources{
 		NamespaceSelector: &metav1.LabelSelector{}, ObjectSelector: &metav1.LabelSelector{}, MatchPolicy: ptr.To(admissionv1.Equivalent),
 	}
@@ -79,7 +130,7 @@ func AdmissionPolicySpec(resources []admissionv1.RuleWithOperations, conditions 
 	for i := range validations {
 		validations[i].Reason = ptr.To(metav1.StatusReasonForbidden)
 	}
-	return admissionv1.ValidatingAdmissionPolicySpec{
+	return PolicySpec{
 		FailurePolicy: ptr.To(admissionv1.Fail), MatchConstraints: constraints, MatchConditions: conditions, Validations: validations,
 	}
 }

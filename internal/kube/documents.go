@@ -15,6 +15,7 @@ type Documents struct {
 	objects []*unstructured.Unstructured
 	encode  func() ([][]byte, error)
 	digest  func() ([sha256.Size]byte, error)
+	values  func() int
 }
 
 // NewDocuments returns the Documents of objects, which are encoded at the first use.
@@ -24,7 +25,39 @@ func NewDocuments(objects []*unstructured.Unstructured) *Documents {
 		docs, err := encode()
 		return digestOf(docs), err
 	})
-	return &Documents{objects: objects, encode: encode, digest: digest}
+	return &Documents{objects: objects, encode: encode, digest: digest, values: sync.OnceValue(func() int { return valuesOf(objects) })}
+}
+
+// CountValues returns the number of values in the objects, which determines their memory. It is 0 if d is nil.
+func (d *Documents) CountValues() int {
+	if d == nil {
+		return 0
+	}
+	return d.values()
+}
+
+func valuesOf(objects []*unstructured.Unstructured) (values int) {
+	for _, obj := range objects {
+		if obj != nil {
+			values += countValues(obj.Object)
+		}
+	}
+	return values
+}
+
+func countValues(value any) int {
+	values := 1
+	switch value := value.(type) {
+	case map[string]any:
+		for _, field := range value {
+			values += countValues(field)
+		}
+	case []any:
+		for _, element := range value {
+			values += countValues(element)
+		}
+	}
+	return values
 }
 
 // isOf returns whether d caches this list.

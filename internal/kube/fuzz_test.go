@@ -3,6 +3,7 @@ package kube_test
 import (
 	"bytes"
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -17,18 +18,19 @@ func FuzzDecodeManifest(f *testing.F) {
 		"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {text: |\n  a\n  b\n",
 		"# comment\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: a}\n--- # next\n{\"apiVersion\":\"v1\",\"kind\":\"List\",\"items\":[{\"metadata\":{\"name\":\"x\"}}]}",
 		"apiVersion: v1\nkind: ConfigMapList\nitems:\n- metadata: {name: a}\n- metadata: {name: b}\n",
-		"a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: [*c, *c]\n", "base: &base {a: 1}\n<<: *base\n<<: *base\n", "a: 1\na: 2\n", "- a\n", "--- |\n text",
+		"a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: [*c, *c]\n", "base: &base {a: 1}\n<<: *base\n<<: *base\n", "a: 1\na: 2\n", "- a\n", "--- |\n text", "a: &a text\nb: {<<: [*a], ? *a : *a}\n",
 		"\ufeffapiVersion: v1\nkind: X\nmetadata: {name: 0x1}\nspec: {n: 9007199254740993, f: 1e300, inf: .inf, d: 2026-01-01, b: !!binary aGk=}\n", "{\"a\":",
 	} {
 		f.Add([]byte(text))
 	}
+	f.Add([]byte("apiVersion: v1\nkind: X\nmetadata: {name: a}\na: &a \"" + strings.Repeat("x", 9<<10) + "\"\nb: [" + strings.Repeat("*a,", 100) + "]\n"))
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		for name, decode := range map[string]func([]byte) ([]*unstructured.Unstructured, error){
 			"strict": kube.DecodeManifest, "lenient": kube.DecodeLenient, "of Helm": kube.DecodeManifestOfHelm,
 		} {
 			var objects []*unstructured.Unstructured
 			var err error
-			fuzzing.Within(t, 64<<20+uint64(len(stream))*20_000, func() { objects, err = decode(bytes.Clone(stream)) })
+			fuzzing.Within(t, 64<<20+uint64(len(stream))*200, func() { objects, err = decode(bytes.Clone(stream)) })
 			fuzzing.OneLine(t, err)
 			if len(objects) > kube.MaxObjects {
 				t.Errorf("%s: %d objects", name, len(objects))

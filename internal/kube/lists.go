@@ -74,16 +74,26 @@ func EachMetadata(ctx context.Context, objects metadata.ResourceInterface, selec
 	}
 }
 
+const (
+	// listedMemory is the memory of an object in a list of a LimitedStore without its texts, in bytes. Until the list is
+	// passed, the object is also in slices and maps, whose keys repeat its name.
+	listedMemory = 512
+	// uncountedOfLists are the bytes of all lists of a cluster that need no reservation. 5,000 objects need less.
+	uncountedOfLists = 4 << 20
+)
+
 // LimitedStore is the store of a reflector whose lists, streamed or in pages, are limited by a ObjectLimit while they
-// are read. It passes the objects to another store: the objects of a list trimmed, and those of a watch as they are. If
-// the other store returns an error for an object of a watch, the watch ends: the next request of the reflector fails
-// with that error, and after its backoff the reflector lists again.
+// are read, and have memory reserved: a cluster could let many pages wait for the last one. It passes the objects to
+// another store: the objects of a list trimmed, and those of a watch as they are. If the other store returns an error
+// for an object of a watch, the watch ends: the next request of the reflector fails with that error, and after its
+// backoff the reflector lists again.
 //
 // Its methods are called by one reflector, except Close.
 type LimitedStore struct {
 	cache.ReflectorStore
-	limit *ObjectLimit
-	trim  func(runtime.Object) (trimmed runtime.Object, size int)
+	limit  *ObjectLimit
+	memory *Reservation
+	trim   func(runtime.Object) (trimmed runtime.Object, size int)
 
 	// events is the current watch. watchErr is the error with which the next request must fail.
 	events   watch.Interface
@@ -91,18 +101,19 @@ type LimitedStore struct {
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// count is the part of limit.count for the current list.
-	count    int64
-	isClosed bool
+	// count and reserved are the parts of limit.count and of memory for the current list.
+	count, reserved int64
+	isClosed        bool
 }
 
 var _ cache.TransformingStore = (*LimitedStore)(nil)
 
 // NewLimitedStore returns a LimitedStore that passes objects to store. trim returns the part of an object that store
 // uses, and the size of that part in bytes, without the name and the namespace of the object. Replace of store gets
-// trimmed objects; Add, Update and Delete get untrimmed ones.
-func NewLimitedStore(store cache.ReflectorStore, limit *ObjectLimit, trim func(runtime.Object) (trimmed runtime.Object, size int)) *LimitedStore {
-	return &LimitedStore{ReflectorStore: store, limit: limit, trim: trim}
+// trimmed objects; Add, Update and Delete get untrimmed ones. Several LimitedStores can share limit and memory, which
+// is nil or from ForLists.
+func NewLimitedStore(store cache.ReflectorStore, limit *ObjectLimit, memory *Reservation, trim func(runtime.Object) (trimmed runtime.Object, size int)) *LimitedStore {
+	return &LimitedStore{ReflectorStore: store, limit: limit, memory: memory, trim: trim}
 }
 
 // Source returns the source for the reflector. It lists in pages of pageSize objects, without a resource version: for
@@ -116,7 +127,7 @@ func (s *LimitedStore) Source(source *cache.ListWatch, pageSize int64) *cache.Li
 				if err != nil {
 					return nil, err
 				}
-				return s.trimPage(page)
+				return s.trimPage(ctx, page)
 			}}
 			list, _, err := pages.List(ctx, metav1.ListOptions{})
 			if err != nil {
@@ -141,61 +152,68 @@ func (s *LimitedStore) Source(source *cache.ListWatch, pageSize int64) *cache.Li
 }
 
 // trimPage returns a page with the trimmed objects. An empty page counts as one object.
-func (s *LimitedStore) trimPage(page runtime.Object) (runtime.Object, error) {
+func (s *LimitedStore) trimPage(ctx context.Context, page runtime.Object) (runtime.Object, error) {
 	listMeta, err := meta.ListAccessor(page)
 	if err != nil {
 		return nil, err
 	}
 	trimmed := &internalversion.List{ListMeta: metav1.ListMeta{ResourceVersion: listMeta.GetResourceVersion(), Continue: listMeta.GetContinue()}}
 	if meta.LenList(page) == 0 {
-		return trimmed, s.add(0)
+		return trimmed, s.add(ctx, 0)
 	}
 	err = meta.EachListItem(page, func(object runtime.Object) error {
-		obj, err := s.trimAndCount(object)
+		obj, err := s.trimAndCount(ctx, object)
 		trimmed.Items = append(trimmed.Items, obj)
 		return err
 	})
 	return trimmed, err
 }
 
-// trimAndCount trims an object of a list, and adds it to the limit.
-func (s *LimitedStore) trimAndCount(object runtime.Object) (trimmed runtime.Object, err error) {
+// trimAndCount trims an object of a list, and adds it to the limit and to the memory.
+func (s *LimitedStore) trimAndCount(ctx context.Context, object runtime.Object) (trimmed runtime.Object, err error) {
 	trimmed, size := s.trim(object)
 	if metadata, err := meta.Accessor(object); err == nil {
 		size += len(metadata.GetNamespace()) + len(metadata.GetName())
 	}
-	return trimmed, s.add(size)
+	return trimmed, s.add(ctx, size)
 }
 
-// add adds an object of the current list to the limit.
-func (s *LimitedStore) add(size int) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.isClosed {
-		return context.Canceled
-	}
-	if err := s.limit.Add(size); err != nil {
+// add adds an object of the current list to the limit and to the memory.
+func (s *LimitedStore) add(ctx context.Context, size int) error {
+	needed := int64(listedMemory + 2*size)
+	if err := s.memory.Add(ctx, needed); err != nil {
 		return err
 	}
-	s.count += countOf(size)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := context.Canceled
+	if !s.isClosed {
+		err = s.limit.Add(size)
+	}
+	if err != nil {
+		s.memory.Subtract(needed)
+		return err
+	}
+	s.count, s.reserved = s.count+countOf(size), s.reserved+needed
 	return nil
 }
 
-// reset removes the objects of the current list from the limit.
+// reset removes the objects of the current list from the limit and from the memory.
 func (s *LimitedStore) reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.limit.count.Add(-s.count)
-	s.count = 0
+	s.memory.Subtract(s.reserved)
+	s.count, s.reserved = 0, 0
 }
 
-// Close removes the objects of the current list from the limit. It must be called after the reflector has ended if
-// others share the limit. A list that is still running then fails.
+// Close removes the objects of the current list from the limit and from the memory. It must be called after the
+// reflector has ended if others share them. A list that is still running then fails.
 func (s *LimitedStore) Close() {
-	s.reset()
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.isClosed = true
+	s.mu.Unlock()
+	s.reset()
 }
 
 // Transformer returns a function that trims and counts the objects of a streamed list. If there are too many, it ends
@@ -206,7 +224,8 @@ func (s *LimitedStore) Transformer() cache.TransformFunc {
 		if !ok {
 			return obj, nil
 		}
-		trimmed, err := s.trimAndCount(object)
+		// A TransformFunc has no context. The wait is limited.
+		trimmed, err := s.trimAndCount(context.Background(), object)
 		s.endWatch(err)
 		return trimmed, nil
 	}
@@ -232,7 +251,7 @@ func (s *LimitedStore) Update(obj any) error {
 	return nil
 }
 
-// Replace passes the objects of a list, and removes them from the limit.
+// Replace passes the objects of a list, and removes them from the limit and from the memory.
 func (s *LimitedStore) Replace(objects []any, version string) error {
 	defer s.reset()
 	return s.ReflectorStore.Replace(objects, version)

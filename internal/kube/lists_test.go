@@ -40,7 +40,7 @@ func TestLargeObjectsCountAsSeveral(t *testing.T) {
 // newNamesStore returns a LimitedStore, and a function that lists ConfigMaps with these names for its reflector.
 func newNamesStore(t *testing.T, limit *kube.ObjectLimit) (*kube.LimitedStore, func(names ...string) error) {
 	t.Helper()
-	store := kube.NewLimitedStore(cache.NewStore(cache.MetaNamespaceKeyFunc), limit, func(obj runtime.Object) (runtime.Object, int) { return obj, 0 })
+	store := kube.NewLimitedStore(cache.NewStore(cache.MetaNamespaceKeyFunc), limit, nil, func(obj runtime.Object) (runtime.Object, int) { return obj, 0 })
 	return store, func(names ...string) error {
 		source := store.Source(&cache.ListWatch{ListWithContextFunc: func(_ context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			first := 0

@@ -17,9 +17,25 @@ import (
 // the agents, and is a hundred times the number of objects of the largest charts in test/charts.
 const MaxObjects = 20_000
 
+// MaxValues is the maximum number of values in the objects of one bundle.
+const MaxValues = maxStreamNodes
+
 // maxDocument is the maximum size of one document in bytes. The API server takes no object of more than 3 MiB, and
 // decoding takes up to a hundred times the memory of the text.
 const maxDocument = 4 << 20
+
+// manifestByteCost and manifestNodeCost are the memory to decode a manifest, for each byte and for each value that
+// CountNodes counts. They are the highest measured ones, of text and of maps with one field, rounded up.
+const (
+	manifestByteCost = 4
+	manifestNodeCost = 400
+)
+
+// MemoryOfManifest returns the estimate of the memory to decode a manifest with a size in bytes and a result of
+// CountNodes.
+func MemoryOfManifest(size, nodes int) int64 {
+	return int64(size)*manifestByteCost + int64(nodes)*manifestNodeCost
+}
 
 // DecodeManifest decodes the Kubernetes objects in a stream of YAML or JSON documents, in order. A list is replaced by
 // its items. Errors name the document, counted from one without the empty ones, and the line. A duplicate key is an
@@ -114,15 +130,20 @@ func (d document) first() int {
 type converter func([]byte) ([]byte, error)
 
 func decode(stream []byte, convert converter) ([]*unstructured.Unstructured, error) {
-	if CountNodes(stream) > maxStreamNodes {
+	if countIndicators(stream) > maxStreamNodes {
 		return nil, fmt.Errorf("it has more than %d values", maxStreamNodes)
 	}
 	var all []*unstructured.Unstructured
+	nodes := 0
 	for _, doc := range documents(stream) {
 		if len(doc.text) > maxDocument {
 			return nil, fmt.Errorf("document %d, line %d: it has more than %d MiB", doc.number, doc.first(), maxDocument>>20)
 		}
-		if err := CheckNodes(doc.text); err != nil {
+		counted, err := checkNodes(doc.text)
+		if nodes += counted; err == nil && nodes > maxStreamNodes {
+			err = errAliases
+		}
+		if err != nil {
 			return nil, fmt.Errorf("document %d, line %d: %w", doc.number, doc.first(), err)
 		}
 		raw, err := convert(doc.text)

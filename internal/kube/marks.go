@@ -100,8 +100,9 @@ const (
 	AnnotationBootstrapToken = "towline.dev/bootstrap-token"
 	// AnnotationRegistered on the Secret of a bootstrap token is the registered cluster: <name>/<id>.
 	AnnotationRegistered = "towline.dev/registered"
-	// AnnotationApproved on a Cluster is the time (RFC 3339) of the last approval of a certificate for its registration.
-	AnnotationApproved = "towline.dev/approved"
+	// AnnotationFirstUse on the Secret of a bootstrap token is the time (RFC 3339) of its first use. A Cluster that was
+	// registered with the token has it until the registration is complete.
+	AnnotationFirstUse = "towline.dev/registered-since"
 )
 
 // Values of AnnotationDeregister and AnnotationAgentOrder.

@@ -199,6 +199,7 @@ type Reservation struct {
 	uncounted int64
 
 	mu       sync.Mutex // guards the fields below
+	size     int64      // with the uncounted bytes
 	reserved int64
 	isClosed bool
 }
@@ -206,27 +207,34 @@ type Reservation struct {
 // Resize changes the reservation to n bytes. It returns an error, and changes nothing, if the cluster cannot have as
 // much within maxWait, or, with ErrTooMuchMemory, ever. After Close it does nothing.
 func (r *Reservation) Resize(ctx context.Context, n int64) error {
+	return r.resize(ctx, func(int64) int64 { return n })
+}
+
+// Add is Resize by n more bytes. Several callers can share r with Add and Subtract.
+func (r *Reservation) Add(ctx context.Context, n int64) error {
+	return r.resize(ctx, func(size int64) int64 { return size + n })
+}
+
+// resize is Resize to the size that newSize returns for the present one.
+func (r *Reservation) resize(ctx context.Context, newSize func(size int64) int64) error {
 	if r == nil {
 		return nil
 	}
-	if limit := r.memory.total / 2; n-r.uncounted > limit {
-		return fmt.Errorf("%w: more than %d MiB", ErrTooMuchMemory, limit>>20)
-	}
-	ok, released := r.tryResize(n)
-	if ok {
-		return nil
+	ok, released, err := r.tryResize(newSize)
+	if ok || err != nil {
+		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
-	for !ok {
+	for !ok && err == nil {
 		select {
 		case <-released:
-			ok, released = r.tryResize(n)
+			ok, released, err = r.tryResize(newSize)
 		case <-ctx.Done():
 			return fmt.Errorf("the hub has not enough memory for the responses of clusters in namespace %s, because it has others of them; it tries again", r.namespace)
 		}
 	}
-	return nil
+	return err
 }
 
 // Shrink changes the reservation to n bytes if it is larger.
@@ -236,24 +244,47 @@ func (r *Reservation) Shrink(n int64) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.shrink(n)
+}
+
+// Subtract is Shrink by n bytes.
+func (r *Reservation) Subtract(n int64) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.shrink(max(0, r.size-n)) // it is 0 after Close
+}
+
+// shrink is Shrink for a caller that holds mu.
+func (r *Reservation) shrink(n int64) {
+	r.size = min(r.size, n)
 	if delta := max(0, n-r.uncounted) - r.reserved; delta < 0 {
 		r.memory.tryAdd(r.namespace, delta)
 		r.reserved += delta
 	}
 }
 
-// tryResize is Resize without a wait.
-func (r *Reservation) tryResize(n int64) (ok bool, released <-chan struct{}) {
+// tryResize is resize without a wait.
+func (r *Reservation) tryResize(newSize func(size int64) int64) (ok bool, released <-chan struct{}, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	n := newSize(r.size)
+	if limit := r.memory.total / 2; n-r.uncounted > limit {
+		return false, nil, fmt.Errorf("%w: more than %d MiB", ErrTooMuchMemory, limit>>20)
+	}
+	if r.isClosed {
+		return true, nil, nil
+	}
 	delta := max(0, n-r.uncounted) - r.reserved
-	if delta == 0 || r.isClosed {
-		return true, nil
+	if delta != 0 {
+		if ok, released := r.memory.tryAdd(r.namespace, delta); !ok {
+			return false, released, nil
+		}
 	}
-	if ok, released = r.memory.tryAdd(r.namespace, delta); ok {
-		r.reserved += delta
-	}
-	return ok, released
+	r.size, r.reserved = n, r.reserved+delta
+	return true, nil, nil
 }
 
 // ForSameNamespace returns another Reservation for a cluster in the same namespace, as for a response, or nil if r is
@@ -265,6 +296,14 @@ func (r *Reservation) ForSameNamespace() *Reservation {
 	return r.memory.Reserve(r.namespace, uncountedPerResponse)
 }
 
+// ForLists is ForSameNamespace for all lists of one cluster that LimitedStores read at the same time.
+func (r *Reservation) ForLists() *Reservation {
+	if r == nil {
+		return nil
+	}
+	return r.memory.Reserve(r.namespace, uncountedOfLists)
+}
+
 // Close releases the memory.
 func (r *Reservation) Close() {
 	if r == nil {
@@ -273,7 +312,7 @@ func (r *Reservation) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.memory.tryAdd(r.namespace, -r.reserved)
-	r.reserved, r.isClosed = 0, true
+	r.size, r.reserved, r.isClosed = 0, 0, true
 }
 
 // releaseWhenDecoded releases the memory when a response must have been decoded, and closes r if it was the last one.
@@ -283,7 +322,7 @@ func (r *Reservation) releaseWhenDecoded(isLast bool) {
 	if n := r.reserved; n > 0 {
 		time.AfterFunc(time.Duration(n)*decodeTime, func() { r.memory.tryAdd(r.namespace, -n) })
 	}
-	r.reserved, r.isClosed = 0, r.isClosed || isLast
+	r.size, r.reserved, r.isClosed = 0, 0, r.isClosed || isLast
 }
 
 // countedBody is a body that reserves the memory of a response, or of each event of a watch, while it is read.

@@ -2,8 +2,11 @@ package release
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -12,12 +15,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/metadata"
-	metadatafake "k8s.io/client-go/metadata/fake"
-	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/rest"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/kube"
@@ -54,7 +55,7 @@ func TestRecordsThatNeedMuchMemory(t *testing.T) {
 				t.Errorf("%s: got %t, error %v", name, ok, err)
 			}
 			if err := s.SetStatus(t.Context(), Entry{Key: Key{"site", "web"}, Revision: 1}, "superseded", ""); err != nil {
-				t.Errorf("%s: it is not left alone: got error %v", name, err)
+				t.Errorf("%s: set the status: got error %v", name, err)
 			}
 		})
 	}
@@ -113,46 +114,73 @@ func TestListKeepsNoMoreThanItUses(t *testing.T) {
 	t.Parallel()
 	large := strings.Repeat("a", 1<<20)
 	secret := func(revision int) metav1.PartialObjectMetadata {
-		return metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
-			Namespace: "site", Name: SecretName("web", revision), UID: "uid", Finalizers: []string{large},
-			Labels:        map[string]string{labelOwner: ownerHelm, labelName: "web", labelVersion: fmt.Sprint(revision), labelStatus: "deployed", kube.LabelReason: "Helm", large: ""},
-			Annotations:   map[string]string{kube.AnnotationRequestor: "requestor", kube.AnnotationHub: large, "other": large},
-			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: large}},
-		}}
+		secret := recordSecret(revision)
+		secret.Finalizers, secret.Labels[large] = []string{large}, ""
+		secret.Annotations = map[string]string{kube.AnnotationRequestor: "requestor", kube.AnnotationHub: large, "other": large}
+		secret.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: large}}
+		return secret
 	}
 	foreign := secret(3)
 	foreign.UID = types.UID(large)
-	store := Store{Metadata: pagesOf([]metav1.PartialObjectMetadata{secret(2)}, nil, []metav1.PartialObjectMetadata{foreign, secret(1)})}
+	store := Store{Metadata: pagesOf(t, []metav1.PartialObjectMetadata{secret(2)}, nil, []metav1.PartialObjectMetadata{foreign, secret(1)})}
 	entries, err := store.List(t.Context(), Key{"site", "web"})
 	if err != nil || len(entries) != 2 || entries[0].Revision != 1 || entries[1].Revision != 2 {
 		t.Fatalf("got %d entries, error %v", len(entries), err)
 	}
-	want := metav1.ObjectMeta{
-		Namespace: "site", Name: SecretName("web", 2), UID: "uid", Annotations: map[string]string{kube.AnnotationRequestor: "requestor"},
-		Labels: map[string]string{labelOwner: ownerHelm, labelName: "web", labelVersion: "2", labelStatus: "deployed", kube.LabelReason: "Helm"},
-	}
+	want := recordSecret(2).ObjectMeta
+	want.Annotations = map[string]string{kube.AnnotationRequestor: "requestor"}
 	if got := entries[1].Secret; !equality.Semantic.DeepEqual(got, want) {
 		t.Errorf("got metadata of %d bytes, want %v", got.Size(), want)
 	}
 
-	endless := make([][]metav1.PartialObjectMetadata, maxEntries+1)
-	if _, err := (Store{Metadata: pagesOf(endless...)}).List(t.Context(), Key{"site", "web"}); err == nil || !strings.HasSuffix(err.Error(), "more than 5000 revisions") {
+	endless := make([][]metav1.PartialObjectMetadata, maxListed+1)
+	if _, err := (Store{Metadata: pagesOf(t, endless...)}).List(t.Context(), Key{"site", "web"}); err == nil || !strings.HasSuffix(err.Error(), "more than 20000 release records") {
 		t.Errorf("empty pages: got error %v", err)
 	}
 }
 
-// pagesOf returns a client of a cluster that returns these pages.
-func pagesOf(pages ...[]metav1.PartialObjectMetadata) metadata.Interface {
-	client := metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme())
-	client.PrependReactor("list", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) {
-		list := &metav1.List{}
-		for i := range pages[0] {
-			list.Items = append(list.Items, runtime.RawExtension{Object: &pages[0][i]})
+// TestListReturnsTheLastRevisions has more than MaxEntries records, not in the order of their revisions.
+func TestListReturnsTheLastRevisions(t *testing.T) {
+	t.Parallel()
+	var pages [][]metav1.PartialObjectMetadata
+	const count = 2*MaxEntries + 10
+	for revision := count; revision > 0; revision -= 5 {
+		page := make([]metav1.PartialObjectMetadata, 5)
+		for i := range page {
+			page[i] = recordSecret((revision+i)%count + 1)
 		}
+		pages = append(pages, page)
+	}
+	entries, err := (Store{Metadata: pagesOf(t, pages...)}).List(t.Context(), Key{"site", "web"})
+	if err != nil || len(entries) != MaxEntries || entries[0].Revision != count-MaxEntries+1 || entries[MaxEntries-1].Revision != count {
+		t.Fatalf("got %d entries, error %v", len(entries), err)
+	}
+}
+
+func recordSecret(revision int) metav1.PartialObjectMetadata {
+	return metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "site", Name: SecretName("web", revision), UID: "uid",
+		Labels: map[string]string{labelOwner: ownerHelm, labelName: "web", labelVersion: fmt.Sprint(revision), labelStatus: "deployed", kube.LabelReason: "Helm"},
+	}}
+}
+
+// pagesOf returns a client of a cluster that returns these pages, to requests with a limit and the token of the last
+// response.
+func pagesOf(t *testing.T, pages ...[]metav1.PartialObjectMetadata) metadata.Interface {
+	t.Helper()
+	next := ""
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if query := r.URL.Query(); query.Get("limit") == "" || query.Get("continue") != next || len(pages) == 0 {
+			t.Errorf("got request %s for %d pages", r.URL, len(pages))
+		}
+		list := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadataList", APIVersion: "meta.k8s.io/v1"}, Items: pages[0]}
 		if pages = pages[1:]; len(pages) > 0 {
-			list.Continue = "next"
+			next = fmt.Sprint(len(pages))
+			list.Continue = next
 		}
-		return true, list, nil
-	})
-	return client
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(list)
+	}))
+	t.Cleanup(server.Close)
+	return metadata.NewForConfigOrDie(&rest.Config{Host: server.URL, QPS: -1})
 }

@@ -2,6 +2,7 @@ package release
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -64,9 +65,13 @@ type Store struct {
 	Memory *kube.Reservation
 }
 
-// maxEntries limits the entries of a release, which are in memory during an operation. The helm command keeps 10
-// revisions unless it has other options.
-const maxEntries = 5000
+const (
+	// MaxEntries limits the entries of a release, which are in memory during an operation. The helm command keeps 10
+	// revisions unless it has other options.
+	MaxEntries = 5000
+	// maxListed limits the Secrets and pages that List reads.
+	maxListed = 20_000
+)
 
 // maxValue limits a namespace, name, UID, label or annotation of an Entry, in bytes. The longest one is the requestor,
 // a bundle.ID.
@@ -114,17 +119,6 @@ func usedValues(all map[string]string, names ...string) map[string]string {
 	return used
 }
 
-// size returns the size of the values of an entry, in bytes.
-func (e Entry) size() int {
-	size := len(e.Secret.UID)
-	for _, values := range []map[string]string{e.Secret.Labels, e.Secret.Annotations} {
-		for _, value := range values {
-			size += len(value)
-		}
-	}
-	return size
-}
-
 // Modified returns the time of the last write of the record: the label of Helm, or else the Secret's creation time.
 func (e Entry) Modified() time.Time {
 	for _, label := range []string{labelModifiedAt, labelCreatedAt} {
@@ -135,24 +129,29 @@ func (e Entry) Modified() time.Time {
 	return e.Secret.CreationTimestamp.Time
 }
 
-// List returns the recorded revisions of a release, oldest first. It reads metadata only. It fails if there are more
-// than maxEntries.
+// List returns the recorded revisions of a release, oldest first; if there are more than MaxEntries, only the last
+// ones. It reads metadata only.
 func (s Store) List(ctx context.Context, key Key) ([]Entry, error) {
 	var entries []Entry
+	sortAndLimit := func() {
+		slices.SortFunc(entries, func(a, b Entry) int { return a.Revision - b.Revision })
+		entries = slices.Delete(entries, 0, max(0, len(entries)-MaxEntries))
+	}
 	secrets := s.Metadata.Resource(corev1.SchemeGroupVersion.WithResource("secrets")).Namespace(key.Namespace)
-	selector, limit := labels.Set{labelOwner: ownerHelm, labelName: key.Name}.String(), kube.NewObjectLimit(maxEntries, "revisions")
+	selector, limit := labels.Set{labelOwner: ownerHelm, labelName: key.Name}.String(), kube.NewObjectLimit(maxListed, "release records")
 	err := kube.EachMetadata(ctx, secrets, selector, limit, func(secret *metav1.PartialObjectMetadata) error {
-		entry, ok := ParseEntry(secret.ObjectMeta)
-		if !ok {
-			return nil
+		if entry, ok := ParseEntry(secret.ObjectMeta); ok {
+			entries = append(entries, entry)
 		}
-		entries = append(entries, entry)
-		return limit.Add(entry.size())
+		if len(entries) == 2*MaxEntries {
+			sortAndLimit()
+		}
+		return limit.Add(0)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the records of release %s: %w", key, err)
 	}
-	slices.SortFunc(entries, func(a, b Entry) int { return a.Revision - b.Revision })
+	sortAndLimit()
 	return entries, nil
 }
 
@@ -266,17 +265,20 @@ func (s Store) Supersede(ctx context.Context, entries []Entry, except int) error
 
 // SetStatus sets the status of a revision that is no longer the current one, and its description unless that is empty.
 // It removes s.Labels and s.Annotations from the Secret: they describe the current revision. A record that does not
-// exist, cannot be decoded or needs more memory than can be reserved is left alone.
+// exist or cannot be decoded is left alone. If a record needs too much memory, only its label has the status.
 func (s Store) SetStatus(ctx context.Context, entry Entry, status common.Status, description string) error {
 	record, ok, err := s.Get(ctx, entry.Key, entry.Revision)
 	if errors.Is(err, kube.ErrTooMuchMemory) {
-		return nil
+		return s.setLabel(ctx, entry, status)
 	}
 	if err != nil || !ok {
 		return err
 	}
 	defer record.Close()
 	record.Info.Status = status
+	if status == common.StatusUninstalled {
+		record.Info.Deleted = s.Clock.Now()
+	}
 	if description != "" {
 		record.Info.Description = description
 	}
@@ -287,6 +289,26 @@ func (s Store) SetStatus(ctx context.Context, entry Entry, status common.Status,
 	}
 	_, err = unlabelled.Put(ctx, record.Release)
 	return err
+}
+
+// setLabel is SetStatus without the record.
+func (s Store) setLabel(ctx context.Context, entry Entry, status common.Status) error {
+	labels, annotations := map[string]any{labelStatus: status}, map[string]any{}
+	for name := range s.Labels {
+		labels[name] = nil
+	}
+	for name := range s.Annotations {
+		annotations[name] = nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": entry.Secret.UID, "labels": labels, "annotations": annotations}})
+	if err != nil {
+		return fmt.Errorf("encode the labels of release %s, revision %d: %w", entry.Key, entry.Revision, err)
+	}
+	_, err = s.Secrets.Secrets(entry.Namespace).Patch(ctx, SecretName(entry.Name, entry.Revision), types.MergePatchType, patch, metav1.PatchOptions{FieldManager: kube.FieldManager})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("write the labels of release %s, revision %d: %w", entry.Key, entry.Revision, err)
+	}
+	return nil
 }
 
 // Prune deletes all records in entries but the newest limit ones. It never deletes the record of revision keep. A limit

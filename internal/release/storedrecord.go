@@ -24,10 +24,6 @@ const (
 	// character that encoding/json escapes.
 	encodedByteCost = 4
 	escapedBytes    = 6
-	// manifestByteCost and manifestNodeCost are the memory to decode a manifest, for each byte and for each value that
-	// kube.CountNodes counts. They are the highest measured ones, of text and of maps with one field, rounded up.
-	manifestByteCost = 4
-	manifestNodeCost = 400
 )
 
 // StoredRecord is a record that Store.Get has read. It reserves the memory for the record and for the results of its
@@ -149,7 +145,7 @@ func (r *StoredRecord) reserve(ctx context.Context, result int64) error {
 }
 
 func memoryOfManifest(text string) int64 {
-	return int64(len(text))*manifestByteCost + int64(kube.CountNodes([]byte(text)))*manifestNodeCost
+	return kube.MemoryOfManifest(len(text), kube.CountNodes([]byte(text)))
 }
 
 func memoryOfHooks(hooks []*helm.Hook) (size int64) {

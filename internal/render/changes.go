@@ -28,6 +28,8 @@ type Changes struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 	// Sensitive is true if a patch is from a Secret.
 	Sensitive bool `json:"-"`
+	// Scope is that of sandbox.Call. Results are not shared with other scopes.
+	Scope string `json:"-"`
 }
 
 // IsEmpty returns whether there are no changes.
@@ -104,19 +106,19 @@ func (c *Changer) Change(objects []*unstructured.Unstructured, documents *kube.D
 	if err != nil {
 		return Changed{}, err
 	}
-	key := fmt.Sprintf("%x %s %v", digest, ofChanges, unpatched)
+	key := fmt.Sprintf("%x %s %v %s", digest, ofChanges, unpatched, changes.Scope)
 	return c.changed.GetOrCompute(key, func() (Changed, int, error) {
 		docs, err := documents.Encode(objects)
 		if err != nil {
 			return Changed{}, 0, phase.Invalid{Err: err}
 		}
-		size := cache.MinSize
-		for _, doc := range docs {
-			size += len(doc)
-		}
-		patched, err := c.patch(key, docs, changes.Patches, unpatched)
+		patched, size, err := c.patch(key, docs, changes, unpatched)
 		if err != nil {
 			return Changed{}, 0, err
+		}
+		size += cache.MinSize
+		for _, doc := range docs {
+			size += len(doc)
 		}
 		var result Changed
 		for i, object := range objects {

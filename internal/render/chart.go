@@ -68,6 +68,8 @@ type ChartRequest struct {
 	// IsUpgrade is false, .Release.IsInstall is true.
 	Revision  int
 	IsUpgrade bool
+	// Scope is that of sandbox.Call. Renderings are not shared with other scopes.
+	Scope string `json:",omitempty"`
 
 	// Owner names the release on its member. Renderings that depend on Generated or Lookup are not shared with other
 	// owners.
@@ -94,9 +96,9 @@ type ChartRequest struct {
 // Charts renders charts as Helm does. It reads no cluster, except for lookup, and sends no request to the network. It
 // is safe for concurrent use.
 //
-// Members share identical renderings: requests that differ only in inputs that the chart does not read, see chartFacts,
-// have one result. A chart is rendered for each release on each member, see ChartRequest.Owner, if it generates values,
-// or if it looks up objects that it renders itself, or that ChartRequest.Lookup reads.
+// Members share identical renderings of a scope: requests that differ only in inputs that the chart does not read, see
+// chartFacts, have one result. A chart is rendered for each release on each member, see ChartRequest.Owner, if it
+// generates values, or if it looks up objects that it renders itself, or that ChartRequest.Lookup reads.
 type Charts struct {
 	inFlight singleflight.Group
 	// sharedReleases caches releases for all members, memberReleases releases for one member.
@@ -169,7 +171,7 @@ func (c *Charts) ReadsCapabilities(request ChartRequest) (version, apis bool, er
 
 // inputs returns a digest of the chart, the values and the options.
 func (r ChartRequest) inputs() (string, error) {
-	r.Revision, r.IsUpgrade = 0, false
+	r.Revision, r.IsUpgrade, r.Scope = 0, false, ""
 	// The digest does not depend on the versions of the member: a new API on the member must not upgrade the release.
 	r.KubeVersion, r.APIVersions = "", nil
 	return r.key()
@@ -232,7 +234,14 @@ func (c *Charts) renderForMember(ctx context.Context, sharedKey string, request 
 
 // renderDeduplicated calls render once for concurrent callers with the same key. Its error names the chart.
 func (c *Charts) renderDeduplicated(ctx context.Context, key string, request ChartRequest, render func() (Release, error)) (Release, error) {
-	result := c.inFlight.DoChan(key, func() (any, error) { return render() })
+	result := c.inFlight.DoChan(key, func() (release any, err error) {
+		defer func() {
+			if reason := recover(); reason != nil {
+				err = fmt.Errorf("panic: %v", reason) // in this goroutine, it would end the process
+			}
+		}()
+		return render()
+	})
 	select {
 	case <-ctx.Done():
 		return Release{}, fmt.Errorf("render chart %s: %w", request.Chart.Name, ctx.Err())

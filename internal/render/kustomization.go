@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	kubejson "k8s.io/apimachinery/pkg/util/json"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/internal/archive"
@@ -123,13 +122,13 @@ func (r *KustomizationRenderer) Render(k Kustomization, subject source.Subject) 
 	if k.Path, err = cleanDirectory(k.Path); err != nil {
 		return nil, nil, phase.Invalidf("%s: path: %w", k.Content.Reference, err)
 	}
-	inputs, err := json.Marshal([]any{k.Content.Reference, k.Content.Digest, k.Content.Sensitive, k.Path, k.Components, k.Namespace})
+	inputs, err := json.Marshal([]any{subject.Confined, k.Content.Reference, k.Content.Digest, k.Content.Sensitive, k.Path, k.Components, k.Namespace})
 	if err != nil {
 		return nil, nil, phase.Invalidf("%s: %w", k, err)
 	}
 	key := string(inputs)
 	built, err := r.built.GetOrCompute(key, func() (builtKustomization, int, error) {
-		built, size, err := r.build(k, key)
+		built, size, err := r.build(k, key, subject.Confined)
 		if _, isInvalid := errors.AsType[phase.Invalid](err); isInvalid {
 			return builtKustomization{err: err}, cache.MinSize + len(err.Error()), nil
 		}
@@ -165,8 +164,8 @@ func hashValues(values map[string]string) []byte {
 	return hash.Sum(nil)
 }
 
-// build builds k in the sandbox, and returns the size of the result as well.
-func (r *KustomizationRenderer) build(k Kustomization, key string) (builtKustomization, int, error) {
+// build builds k in the sandbox, and returns the size of the result as well. scope is that of sandbox.Call.
+func (r *KustomizationRenderer) build(k Kustomization, key, scope string) (builtKustomization, int, error) {
 	if r.sandbox == nil {
 		return builtKustomization{}, 0, errors.New("there is no sandbox to build it in")
 	}
@@ -182,7 +181,7 @@ func (r *KustomizationRenderer) build(k Kustomization, key string) (builtKustomi
 	}
 	var output kustomizationOutput
 	err := r.sandbox.Call(sandbox.Call{
-		Function: buildFunction, Key: buildFunction + " " + key, Limit: buildLimit, Input: input, Output: &output,
+		Function: buildFunction, Scope: scope, Key: buildFunction + " " + key, Limit: buildLimit, Input: input, Output: &output,
 		Callback: func(input json.RawMessage) (any, error) {
 			var name string
 			if err := json.Unmarshal(input, &name); err != nil {
@@ -203,18 +202,17 @@ func (r *KustomizationRenderer) build(k Kustomization, key string) (builtKustomi
 
 // decode returns the result of a build, and its size.
 func (o kustomizationOutput) decode() (builtKustomization, int, error) {
-	var objects []any
-	if err := kubejson.Unmarshal(o.Objects, &objects); err != nil { // integers stay integers
-		return builtKustomization{}, 0, fmt.Errorf("decode the objects: %w", err)
+	objects, err := decodeObjects(o.Objects)
+	if err != nil {
+		return builtKustomization{}, 0, err
 	}
-	built := builtKustomization{templates: o.Templates}
-	for _, object := range objects {
-		fields, _ := object.(map[string]any)
-		built.objects = append(built.objects, &unstructured.Unstructured{Object: fields})
-	}
+	built := builtKustomization{objects: objects, templates: o.Templates}
 	built.documents = kube.NewDocuments(built.objects)
 	size := cache.MinSize + len(o.Objects)
-	for _, text := range o.Templates {
+	for i, text := range o.Templates {
+		if i < 0 || i >= len(objects) {
+			return builtKustomization{}, 0, fmt.Errorf("the sandbox returned a template with index %d of %d objects", i, len(objects))
+		}
 		size += len(text)
 	}
 	return built, size, nil

@@ -1,6 +1,7 @@
 package render
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -31,7 +32,17 @@ type ManifestRenderer struct {
 	shared, expanded *cache.Cache[renderedManifests]
 	// unpacking is locked while an archive is unpacked. So only one archive at a time needs memory for both forms.
 	unpacking sync.Mutex
+	// decoding has the memory in which manifests are decoded.
+	decoding *kube.ResponseMemory
 }
+
+const (
+	// decodingMemory is the memory in which manifests are decoded, in bytes. The clusters of one namespace have at most a
+	// half of it: several contents of 1 MiB at once could otherwise take all memory of the hub.
+	decodingMemory = 256 << 20
+	// uncountedDecoding is the memory for each content without a reservation, in bytes. Usual contents never wait.
+	uncountedDecoding = 4 << 20
+)
 
 // maxUnpacked limits the unpacked archives of one ConfigMap or Secret, which has less than 1 MiB itself.
 func maxUnpacked() archive.Limits { return archive.Limits{Files: 10_000, Size: 8 << 20} }
@@ -72,7 +83,10 @@ func dependencyOf(expanded source.Expanded) dependency {
 
 // NewManifestRenderer returns a ManifestRenderer with empty caches.
 func NewManifestRenderer() *ManifestRenderer {
-	return &ManifestRenderer{shared: cache.New[renderedManifests](maxManifestsSize), expanded: cache.New[renderedManifests](maxExpandedSize)}
+	return &ManifestRenderer{
+		shared: cache.New[renderedManifests](maxManifestsSize), expanded: cache.New[renderedManifests](maxExpandedSize),
+		decoding: kube.NewResponseMemory(decodingMemory),
+	}
 }
 
 // Render returns the Kubernetes objects in content, in the order of its files, and their documents. Neither must be
@@ -80,8 +94,8 @@ func NewManifestRenderer() *ManifestRenderer {
 // true, or the script that returns one if content.Lua is true, or an archive of such files. Errors are phase.Invalid
 // and name the ConfigMap or Secret, the key, the document and the line.
 func (r *ManifestRenderer) Render(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, *kube.Documents, error) {
-	// The keys have the reference because errors name it.
-	key := fmt.Sprintf("%s %s %t %t", content.Reference, content.Digest, content.Template, content.Lua)
+	// The keys have the reference because errors name it, and the scope of the calls of the sandbox.
+	key := fmt.Sprintf("%s %s %t %t %s", content.Reference, content.Digest, content.Template, content.Lua, subject.Confined)
 	// Content without templates that read anything is rendered once for all, then once for all subjects with the same
 	// resources, and otherwise for this subject only.
 	rendered, err := r.renderShared(key, dependsOnNothing, content, subject)
@@ -98,7 +112,7 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 			return nil, nil, expandErr
 		}
 		rendered, err = r.expanded.GetOrCompute(fmt.Sprintf("%s %x", content.Reference, hashTexts(texts)), func() (renderedManifests, int, error) {
-			return newRenderedManifests(content.WithResultsOf(subject), texts)
+			return r.decode(content.WithResultsOf(subject), texts, subject.Namespace)
 		})
 	}
 	return rendered.objects, rendered.documents, err
@@ -126,7 +140,7 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 		if err != nil {
 			return renderedManifests{}, 0, err
 		}
-		return newRenderedManifests(content.WithResultsOf(subject), texts)
+		return r.decode(content.WithResultsOf(subject), texts, subject.Namespace)
 	})
 }
 
@@ -134,8 +148,9 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 // than others of their size.
 const nodeSize = 8
 
-// newRenderedManifests decodes the texts of the files of content, and returns the size of the result as well.
-func newRenderedManifests(content source.Content, texts [][]byte) (renderedManifests, int, error) {
+// decode decodes the texts of the files of content for a cluster in namespace, and returns the size of the result as
+// well. It waits while other contents for the namespace are decoded that need all memory for it.
+func (r *ManifestRenderer) decode(content source.Content, texts [][]byte, namespace string) (renderedManifests, int, error) {
 	size := cache.MinSize
 	for _, text := range texts {
 		size += len(text)
@@ -143,13 +158,30 @@ func newRenderedManifests(content source.Content, texts [][]byte) (renderedManif
 	if size > maxContent {
 		return renderedManifests{}, 0, phase.Invalidf("%s has more than %d MiB of manifests", content.Reference, maxContent>>20)
 	}
-	objects, err := decodeTexts(content, texts)
-	nodes := 0
+	withoutAliases, nodes := 0, 0
 	for _, text := range texts {
-		nodes += kube.CountNodes(text)
+		withoutAliases += kube.CountNodesUpTo(text, 0)
 	}
+	memory := r.decoding.Reserve(namespace, uncountedDecoding)
+	defer memory.Close()
+	waitForMemory(memory, kube.MemoryOfManifest(size, withoutAliases))
+	for _, text := range texts {
+		nodes += kube.CountNodes(text) // parses text with aliases
+	}
+	if nodes > withoutAliases {
+		memory.Shrink(0) // nobody who has memory waits for more
+		waitForMemory(memory, kube.MemoryOfManifest(size, nodes))
+	}
+	objects, err := decodeTexts(content, texts)
 	size = max(size, nodeSize*nodes)
 	return renderedManifests{objects: objects, documents: kube.NewDocuments(objects)}, size, err
+}
+
+// waitForMemory waits until memory has n bytes, or a quarter of all, which is left if another namespace has its half.
+// Others hold theirs for the seconds in which they decode.
+func waitForMemory(memory *kube.Reservation, n int64) {
+	for memory.Resize(context.Background(), min(n, decodingMemory/4)) != nil {
+	}
 }
 
 // hashTexts returns a hash of texts.

@@ -317,6 +317,14 @@ func TestTextsOfManyValues(t *testing.T) {
 	if _, err := render.Values(many, nil, subject()); err == nil || !strings.Contains(err.Error(), "parse values: it has more than 1000000 values") {
 		t.Errorf("values: got error %v, want one about their number", err)
 	}
+	aliases := "a: &a {{ repeat 5000 `0123456789` }}\n---\nb: &b {{ repeat 5000 `0123456789` }}\nc: [{{ range until 500 }}*b, {{ end }}]"
+	if _, err := render.Values(aliases, nil, subject()); err == nil || !strings.Contains(err.Error(), "parse values: aliases make it too large") {
+		t.Errorf("values with aliases: got error %v, want one about their size", err)
+	}
+	aliases = "patch: &a " + strings.Repeat("x", 50<<10) + "\nb: [" + strings.Repeat("*a, ", 500) + "]"
+	if _, err := render.DecodePatches("patches", aliases); err == nil || !strings.Contains(err.Error(), "patches: aliases make it too large") {
+		t.Errorf("patches with aliases: got error %v, want one about their size", err)
+	}
 	if _, err := render.DecodePatches("patches", "a: ["+strings.Repeat("{},", 1<<20)+"]"); err == nil || !strings.Contains(err.Error(), "patches: it has more than 1000000 values") {
 		t.Errorf("patches: got error %v, want one about their number", err)
 	}

@@ -16,7 +16,6 @@ import (
 	"sigs.k8s.io/kustomize/api/resource"
 	"sigs.k8s.io/kustomize/api/types"
 	"sigs.k8s.io/kustomize/kyaml/resid"
-	"sigs.k8s.io/yaml"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/kube"
@@ -57,10 +56,7 @@ func withoutPrivateText(patches []Patch, err error) error {
 // DecodePatches returns the patches in a key of a ConfigMap or Secret: one patch with the fields of an item of
 // spec.patches, a list of such patches, or a strategic merge patch that names its object. Errors begin with origin.
 func DecodePatches(origin, text string) ([]Patch, error) {
-	if err := kube.CheckNodes([]byte(text)); err != nil {
-		return nil, phase.Invalidf("%s: %w", origin, err)
-	}
-	raw, err := yaml.YAMLToJSON([]byte(text))
+	raw, err := kube.YAMLToJSON([]byte(text))
 	if err != nil {
 		return nil, phase.Invalidf("%s: %w", origin, err)
 	}
@@ -97,12 +93,12 @@ type patching struct {
 	Unpatched []int
 }
 
-// patch returns the objects that the patches change, by their index in docs, nil for a deleted one.
-func (c *Changer) patch(key string, docs [][]byte, patches []Patch, unpatched []int) (map[int]*unstructured.Unstructured, error) {
-	if len(patches) == 0 || len(docs) == 0 {
-		return map[int]*unstructured.Unstructured{}, nil
+// patch returns the objects that the patches change, by their index in docs, nil for a deleted one, and their size.
+func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []int) (map[int]*unstructured.Unstructured, int, error) {
+	if len(changes.Patches) == 0 || len(docs) == 0 {
+		return map[int]*unstructured.Unstructured{}, 0, nil
 	}
-	input := patching{Patches: patches, Unpatched: unpatched}
+	input := patching{Patches: changes.Patches, Unpatched: unpatched}
 	for _, doc := range docs {
 		input.Objects = append(input.Objects, doc)
 	}
@@ -112,27 +108,31 @@ func (c *Changer) patch(key string, docs [][]byte, patches []Patch, unpatched []
 		changed, err = applyPatches(input)
 	} else {
 		err = c.sandbox.Call(sandbox.Call{
-			Function: patchFunction, Key: patchFunction + " " + key, Limit: patchLimit, Input: input, Output: &changed,
+			Function: patchFunction, Scope: changes.Scope, Key: patchFunction + " " + key, Limit: patchLimit, Input: input, Output: &changed,
 		})
 	}
 	if limit, ok := errors.AsType[*sandbox.LimitError](err); ok {
-		return nil, fmt.Errorf("apply patches: %w", limit)
+		return nil, 0, fmt.Errorf("apply patches: %w", limit)
 	}
 	if err != nil {
-		return nil, withoutPrivateText(patches, err)
+		return nil, 0, withoutPrivateText(changes.Patches, err)
 	}
-	objects := make(map[int]*unstructured.Unstructured, len(changed))
+	objects, size := make(map[int]*unstructured.Unstructured, len(changed)), 0
 	for i, raw := range changed {
+		if i < 0 || i >= len(docs) {
+			return nil, 0, fmt.Errorf("the sandbox returned index %d of %d objects", i, len(docs))
+		}
 		var fields map[string]any
 		if err := kubejson.Unmarshal(raw, &fields); err != nil { // integers stay integers
-			return nil, fmt.Errorf("decode a patched object: %w", err)
+			return nil, 0, fmt.Errorf("decode a patched object: %w", err)
 		}
 		objects[i] = nil
 		if fields != nil {
 			objects[i] = &unstructured.Unstructured{Object: fields}
 		}
+		size += len(raw)
 	}
-	return objects, nil
+	return objects, size, nil
 }
 
 // patchInSandbox applies patches in a child.
@@ -200,7 +200,7 @@ type parsedPatch struct {
 
 // parsePatch parses a patch as kustomize does.
 func parsePatch(patch Patch) (*parsedPatch, error) {
-	raw, err := yaml.YAMLToJSON([]byte(patch.Text))
+	raw, err := kube.YAMLToJSON([]byte(patch.Text))
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package render
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	kubejson "k8s.io/apimachinery/pkg/util/json"
 
+	"github.com/towline/towline/internal/cache"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
@@ -55,7 +57,6 @@ type renderedRelease struct {
 	Notes                      string
 	Generated                  Generated
 	Unanswered, MemberSpecific bool
-	Size                       int
 	IsTransient, NeedsMember   bool
 	CheckedAPIs                map[string]bool
 }
@@ -79,18 +80,21 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 		return Release{}, fmt.Errorf("load chart %s %s: %w", request.Chart.Name, request.Chart.Version, err)
 	}
 	var rendered renderedRelease
-	err = c.sandbox.Call(sandbox.Call{
-		Function: renderFunction, Key: renderFunction + " " + key, Limit: renderLimit,
+	call := sandbox.Call{
+		Function: renderFunction, Scope: request.Scope, Key: renderFunction + " " + key, Limit: renderLimit,
 		Input:  rendering{Request: request, Archive: archive, RecordsAPIs: request.checkedAPIs != nil, Member: member},
 		Output: &rendered,
-		Callback: func(input json.RawMessage) (any, error) {
+	}
+	if member != nil && member.HasLookup {
+		call.Callback = func(input json.RawMessage) (any, error) {
 			var call [4]string
 			if err := json.Unmarshal(input, &call); err != nil {
 				return nil, err
 			}
 			return request.Lookup(call[0], call[1], call[2], call[3])
-		},
-	})
+		}
+	}
+	err = c.sandbox.Call(call)
 	release, decodeErr := rendered.decode()
 	if err != nil {
 		return release, err
@@ -146,29 +150,49 @@ func encodeRelease(r Release) (renderedRelease, error) {
 	}
 	return renderedRelease{
 		Objects: raw, Paths: r.Paths, Chart: r.Chart, Defaults: r.Defaults, Notes: r.Notes, Generated: r.Generated,
-		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, Size: r.size, IsTransient: r.IsTransient,
+		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, IsTransient: r.IsTransient,
 		NeedsMember: r.needsMember, CheckedAPIs: r.checkedAPIs,
 	}, nil
 }
 
-// decode returns the Release.
+// decode returns the Release. It counts the size itself: with a wrong one, the caches would have no limit.
 func (r renderedRelease) decode() (Release, error) {
 	release := Release{
 		Paths: r.Paths, Chart: r.Chart, Defaults: r.Defaults, Notes: r.Notes, Generated: r.Generated,
-		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, size: r.Size, IsTransient: r.IsTransient,
+		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, IsTransient: r.IsTransient,
 		needsMember: r.NeedsMember, checkedAPIs: r.CheckedAPIs,
+		size: cache.MinSize + len(r.Objects) + len(r.Defaults) + len(r.Notes) + r.Generated.size(),
 	}
 	if len(r.Objects) == 0 {
 		return release, nil
 	}
-	var objects []any
-	if err := kubejson.Unmarshal(r.Objects, &objects); err != nil { // integers stay integers
-		return Release{}, fmt.Errorf("decode the objects: %w", err)
+	objects, err := decodeObjects(r.Objects)
+	if err != nil {
+		return Release{}, err
 	}
-	for _, object := range objects {
-		fields, _ := object.(map[string]any)
-		release.Objects = append(release.Objects, &unstructured.Unstructured{Object: fields})
+	if len(r.Paths) != len(objects) {
+		return Release{}, fmt.Errorf("the sandbox returned %d paths of %d objects", len(r.Paths), len(objects))
 	}
-	release.Documents = kube.NewDocuments(release.Objects)
+	release.Objects, release.Documents = objects, kube.NewDocuments(objects)
 	return release, nil
+}
+
+// decodeObjects decodes the objects that a child returns. A child with wrong ones must not end this process.
+func decodeObjects(raw json.RawMessage) ([]*unstructured.Unstructured, error) {
+	var decoded []any
+	if err := kubejson.Unmarshal(raw, &decoded); err != nil { // integers stay integers
+		return nil, fmt.Errorf("decode the objects: %w", err)
+	}
+	if len(decoded) > kube.MaxObjects {
+		return nil, fmt.Errorf("the sandbox returned more than %d objects", kube.MaxObjects)
+	}
+	objects := make([]*unstructured.Unstructured, 0, len(decoded))
+	for _, object := range decoded {
+		fields, ok := object.(map[string]any)
+		if !ok {
+			return nil, errors.New("the sandbox returned an object that is no map")
+		}
+		objects = append(objects, &unstructured.Unstructured{Object: fields})
+	}
+	return objects, nil
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/prometheus/procfs"
+
+	"github.com/towline/towline/internal/kube"
 )
 
 // maxErrors is the number of bytes of a child's standard error that are kept: it begins with the reason for its end.
@@ -27,8 +29,17 @@ const (
 // ErrStart is wrapped by the error of a call for which no process could be started. The input may be valid.
 var ErrStart = errors.New("start a process of the sandbox")
 
-// errMessageTooLarge is returned for a message with more than maxMessage bytes.
-var errMessageTooLarge = fmt.Errorf("its result has more than %d MiB", maxMessage>>20)
+// messageError is the reason for the end of a child with a wrong message.
+type messageError string
+
+// Error implements error.
+func (e messageError) Error() string { return string(e) }
+
+var (
+	errMessageTooLarge    = messageError(fmt.Sprintf("its result has more than %d MiB", maxMessage>>20))
+	errTooManyValues      = messageError(fmt.Sprintf("its result has more than %d values", maxValues))
+	errUnexpectedCallback = messageError("it requested data that it must not have")
+)
 
 // child is a process that runs calls, one at a time.
 type child struct {
@@ -37,10 +48,13 @@ type child struct {
 	out     io.Reader
 	errors  *prefix
 	memory  int64
+	// scope is the Call.Scope of all its calls.
+	scope string
 	// wait waits for the end of the process. It may be called several times.
 	wait func() error
-	// expiry ends an idle child.
-	expiry *time.Timer
+	// idleSince is the time of the last release, and idleUse the processor time used before. children.mu guards them.
+	idleSince time.Time
+	idleUse   time.Duration
 }
 
 // prefix keeps the first bytes that are written to it. It is no bytes.Buffer: io.Copy would use its ReadFrom, which has
@@ -88,7 +102,7 @@ func (c *child) exchange(call request, callback func(json.RawMessage) (any, erro
 			return received, nil
 		}
 		if callback == nil {
-			return response{}, errors.New("unexpected callback")
+			return response{}, errUnexpectedCallback
 		}
 		call = newCallbackResult(callback(received.Callback))
 	}
@@ -105,6 +119,8 @@ func (c *child) receive() (response, error) {
 		return response{}, errMessageTooLarge
 	case err != nil:
 		return response{}, fmt.Errorf("read a message: %w", err)
+	case kube.CountNodes(received.Output) > maxValues || kube.CountNodes(received.Callback) > maxValues:
+		return response{}, errTooManyValues
 	}
 	return received, nil
 }
@@ -116,12 +132,6 @@ func newCallbackResult(result any, err error) request {
 	}
 	return request{CallbackResult: raw}
 }
-
-// suspend ends the child after idle unless resume is called before.
-func (c *child) suspend(idle time.Duration) { c.expiry = time.AfterFunc(idle, c.kill) }
-
-// resume returns false if the child has ended.
-func (c *child) resume() bool { return c.expiry.Stop() }
 
 // kill ends the process.
 func (c *child) kill() {

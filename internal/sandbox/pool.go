@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -17,20 +16,23 @@ import (
 )
 
 const (
-	// maxIdle is the number of children that wait for calls, idleTime the time after which they end, and maxIdleMemory the
-	// memory in bytes that each may keep. Most charts need less.
-	maxIdle       = 4
-	idleTime      = time.Minute
-	maxIdleMemory = 100 << 20
-	// startDelay is the time for which a call waits for an idle child if as many children are running as there are
-	// processor cores. Then it starts a child. So short calls share a few children, and long ones do not delay them.
+	// maxBusy is the maximum number of running calls of a scope, at most one for each processor core, that start children
+	// without a delay. Further ones wait for startDelay for an idle child before they start one. So short calls share a
+	// few children, and long ones do not delay them.
+	maxBusy    = 4
 	startDelay = 250 * time.Millisecond
 	// maxPerKey is the number of calls with the same key that run at the same time, since each of them can reach its
 	// limits: a profile with an endless template can have a thousand clusters. The other calls wait for them, and return
 	// their error.
 	maxPerKey = 2
-	// maxMessage is the maximum size of a message of a child in bytes. A decoded message needs about six times as much.
+	// maxPerScope is the number of calls of a scope that run at the same time, on a machine with up to four processors,
+	// and then two for each. So the templates of a tenant, each of which may use two processors, leave some for others.
+	maxPerScope = 8
+	// maxMessage is the maximum size of a message of a child in bytes, and maxValues the maximum number of its values,
+	// which kube.CountNodes counts. A decoded message usually needs about six times its size, but one of many small values
+	// more memory than this process has.
 	maxMessage = 64 << 20
+	maxValues  = 4_000_000
 	// A call that exceeded a limit is not repeated for minPause, and for twice the former pause after each further
 	// failure, up to maxPause.
 	minPause = 30 * time.Second
@@ -39,15 +41,14 @@ const (
 
 // Pool runs calls in children. Create it with NewPool.
 type Pool struct {
-	command []string
-	memory  int64 // limit of a child in bytes
-	budget  memoryBudget
-	clock   clock.PassiveClock
-	idle    chan *child
-	// running is the number of calls that have a child or wait for one.
-	running atomic.Int32
+	command  []string
+	memory   int64 // limit of a child in bytes
+	children *children
+	clock    clock.PassiveClock
 
-	mu         sync.Mutex // guards the fields below
+	mu sync.Mutex // guards the fields below
+	// running is the number of calls of each scope that have a child or wait for one.
+	running    map[string]int
 	failures   map[callKey]failure
 	callsByKey map[string]*keyCalls
 }
@@ -71,20 +72,25 @@ type failure struct {
 }
 
 // NewPool returns a Pool without children. command starts a process that calls Serve. The memory of a child is limited
-// to a quarter of the memory limit of this process (GOMEMLIMIT), with which it shares a container. All children that
-// run calls have a half of it together.
+// to a quarter of the memory limit of this process (GOMEMLIMIT), with which it shares a container. All children
+// together have a half of it.
 func NewPool(command []string, clock clock.PassiveClock) *Pool {
 	limit := debug.SetMemoryLimit(-1)
 	memory := max(minMemory, min(maxMemory, limit/4))
 	return &Pool{
-		command: command, memory: memory, budget: memoryBudget{limit: max(memory, limit/2)}, clock: clock, idle: make(chan *child, maxIdle),
-		failures: map[callKey]failure{}, callsByKey: map[string]*keyCalls{},
+		command: command, memory: memory, children: newChildren(max(memory, limit/2)), clock: clock,
+		running: map[string]int{}, failures: map[callKey]failure{}, callsByKey: map[string]*keyCalls{},
 	}
 }
 
 // Call is one execution of a function.
 type Call struct {
 	Function string
+	// Scope identifies the users who trust each other with the results of their calls, for example the namespace of a
+	// tenant. Calls share a child, and remembered errors, only within a scope: input that executes code in a child,
+	// because of a bug in an interpreter, determines the results of the further calls there. Callers that cache results
+	// must have the scope in their keys, too.
+	Scope string
 	// Key identifies the input without the data of a member, and Member the member with the data, if any. After a
 	// LimitError, calls with the same key and member return the error for a growing time. If two members in succession
 	// had it, the data is not the reason, and calls for all members return it.
@@ -95,7 +101,8 @@ type Call struct {
 	Input any
 	// Output is a pointer that receives the output.
 	Output any
-	// Callback is called when the function requests data. It may be nil for functions without callbacks.
+	// Callback is called when the function requests data. It must be nil for inputs with which the function requests none.
+	// Then a request is an error. Both the requests and the output can be forged: the caller must check what it relies on.
 	Callback func(input json.RawMessage) (any, error)
 	// Detail returns a text to add to the reason of a call that took too long, for example where it was. It may be nil.
 	Detail func() string
@@ -110,7 +117,9 @@ func (e *LimitError) Error() string { return e.reason }
 // Call runs a function in a child, and returns its error. It returns a LimitError if the child exceeds a limit. An
 // error that is a phase.Invalid in the child is one here, too.
 func (p *Pool) Call(call Call) error {
-	defer p.acquireKey(call.Key)()
+	call.Key = call.Scope + " " + call.Key
+	defer p.acquireKey(call.Key, maxPerKey)()
+	defer p.acquireKey("scope "+call.Scope, max(maxPerScope, 2*runtime.GOMAXPROCS(0)))()
 	if err := p.failureOf(call); err != nil {
 		return err
 	}
@@ -118,37 +127,34 @@ func (p *Pool) Call(call Call) error {
 	if err != nil {
 		return phase.Invalid{Err: err}
 	}
-	p.running.Add(1)
-	defer p.running.Add(-1)
-	used, err := p.acquireChild()
+	defer p.addRunning(call.Scope, -1)
+	used, err := p.acquireChild(call.Scope)
 	if err != nil {
 		return err
 	}
-	remove := p.budget.add(used)
 	stop := used.limitTime(call.Limit)
 	result, err := used.exchange(request{Function: call.Function, Input: input}, call.Callback)
-	isInTime, isWithinBudget := stop(), remove()
+	isInTime := stop()
 	if isInTime && err == nil {
-		if isWithinBudget {
-			p.releaseChild(used)
-		}
+		p.children.release(used)
 		p.forget(call)
 		return decodeResult(result, call.Output)
 	}
 	used.kill()
-	if !isWithinBudget {
+	if !p.children.remove(used) {
 		// Other calls are as much the reason: it is not remembered.
-		return fmt.Errorf("%w: all calls together took more than %d MiB, and this one took the most", ErrMemory, p.budget.limit>>20)
+		return fmt.Errorf("%w: all calls together took more than %d MiB, and this one took the most", ErrMemory, p.children.limit>>20)
 	}
 	reason := used.exitReason()
+	wrongMessage, isWrong := errors.AsType[messageError](err)
 	switch {
 	case !isInTime:
 		reason = fmt.Sprintf("it took longer than %s", call.Limit)
 		if call.Detail != nil {
 			reason += call.Detail()
 		}
-	case errors.Is(err, errMessageTooLarge):
-		reason = err.Error()
+	case isWrong:
+		reason = wrongMessage.Error()
 	}
 	return p.remember(call, reason)
 }
@@ -173,54 +179,55 @@ func decodeResult(result response, output any) error {
 	return nil
 }
 
-// acquireChild returns an idle child, or starts one.
-func (p *Pool) acquireChild() (*child, error) {
+// acquireChild returns an idle child of the scope, or starts one.
+func (p *Pool) acquireChild(scope string) (*child, error) {
 	var delay time.Duration
-	if p.running.Load() > int32(min(runtime.GOMAXPROCS(0), maxIdle)) { //nolint:gosec // a small number
+	if p.addRunning(scope, 1) > min(runtime.GOMAXPROCS(0), maxBusy) {
 		delay = startDelay
 	}
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
 	for {
-		select {
-		case idle := <-p.idle:
-			if idle.resume() {
-				return idle, nil
-			}
-			continue
-		default:
+		idle, released := p.children.takeIdle(scope)
+		if idle != nil {
+			return idle, nil
 		}
 		select {
-		case idle := <-p.idle:
-			if idle.resume() {
-				return idle, nil
-			}
+		case <-released:
 		case <-timer.C:
-			return startChild(p.command, p.memory)
+			return p.startChild(scope)
 		}
 	}
 }
 
-// releaseChild keeps a child for the next call, or ends it if there are enough, or if it has kept much memory.
-func (p *Pool) releaseChild(used *child) {
-	if used.usedMemory() > maxIdleMemory {
-		used.kill()
-		return
+// addRunning changes the number of running calls of a scope, and returns it.
+func (p *Pool) addRunning(scope string, calls int) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running[scope] += calls
+	running := p.running[scope]
+	if running == 0 {
+		delete(p.running, scope)
 	}
-	used.suspend(idleTime)
-	select {
-	case p.idle <- used:
-	default:
-		used.kill()
-	}
+	return running
 }
 
-// acquireKey waits until less than maxPerKey calls with the key are running. The caller must call release.
-func (p *Pool) acquireKey(key string) (release func()) {
+func (p *Pool) startChild(scope string) (*child, error) {
+	started, err := startChild(p.command, p.memory)
+	if err != nil {
+		return nil, err
+	}
+	started.scope = scope
+	p.children.add(started)
+	return started, nil
+}
+
+// acquireKey waits until less than limit calls with the key are running. The caller must call release.
+func (p *Pool) acquireKey(key string, limit int) (release func()) {
 	p.mu.Lock()
 	calls := p.callsByKey[key]
 	if calls == nil {
-		calls = &keyCalls{slots: make(chan struct{}, maxPerKey)}
+		calls = &keyCalls{slots: make(chan struct{}, limit)}
 		p.callsByKey[key] = calls
 	}
 	calls.number++

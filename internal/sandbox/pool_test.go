@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,7 +49,26 @@ func functions() map[string]sandbox.Function {
 			answer, err := ask(input)
 			return []json.RawMessage{answer, input}, err
 		},
-		"pid":     func(json.RawMessage, ask) (any, error) { return os.Getpid(), nil },
+		"pid": func(json.RawMessage, ask) (any, error) { return os.Getpid(), nil },
+		"continue": func(json.RawMessage, ask) (any, error) {
+			go func() {
+				for { //nolint:staticcheck // this is its purpose
+				}
+			}()
+			return os.Getpid(), nil
+		},
+		"grow": func(json.RawMessage, ask) (any, error) {
+			go func() {
+				<-time.After(100 * time.Millisecond) // it is idle then
+				filled := make([]byte, 170<<20)
+				for i := range filled {
+					filled[i] = 1
+				}
+				<-time.After(time.Hour)
+				runtime.KeepAlive(filled)
+			}()
+			return os.Getpid(), nil
+		},
 		"env":     func(json.RawMessage, ask) (any, error) { return os.Environ(), nil },
 		"invalid": func(json.RawMessage, ask) (any, error) { return "partly", phase.Invalidf("wrong input") },
 		"endless": func(json.RawMessage, ask) (any, error) {
@@ -93,7 +113,8 @@ func functions() map[string]sandbox.Function {
 			}
 			return nil, nil
 		},
-		"large": func(json.RawMessage, ask) (any, error) { return strings.Repeat("x", 65<<20), nil },
+		"large":  func(json.RawMessage, ask) (any, error) { return strings.Repeat("x", 65<<20), nil },
+		"values": func(json.RawMessage, ask) (any, error) { return make([]int, 5_000_000), nil },
 		"stack": func(json.RawMessage, ask) (any, error) {
 			loop := &node{}
 			loop.next = loop
@@ -178,6 +199,8 @@ func TestLimitsEndAProcess(t *testing.T) {
 	t.Parallel()
 	for function, want := range map[string]string{
 		"large":   "its result has more than 64 MiB",
+		"values":  "its result has more than 4000000 values",
+		"ask":     "it requested data that it must not have",
 		"endless": "it took longer than 1s",
 		"memory":  "it took more than 1024 MiB of memory",
 		"stack":   "it nests without end",
@@ -284,18 +307,25 @@ func TestWaitingIsNotLimited(t *testing.T) {
 	}
 }
 
+// TestLongCallsDelayNoOther has more long calls of a scope than may run at the same time. They delay none of another
+// scope.
 func TestLongCallsDelayNoOther(t *testing.T) {
 	t.Parallel()
 	pool, _ := newPool()
-	ended := make(chan error, 1)
-	const long = 8
+	long := max(8, 2*runtime.GOMAXPROCS(0)) + 4
+	var running, most atomic.Int32
+	ended := make(chan error, long)
 	for i := range long {
 		go func() {
-			ended <- pool.Call(sandbox.Call{Function: "endless", Key: fmt.Sprint("endless ", i), Limit: 5 * time.Second})
+			ended <- pool.Call(sandbox.Call{
+				Scope: "eu", Function: "endless", Key: fmt.Sprint("endless ", i), Limit: 5 * time.Second,
+				Input:  inputFunc(func() { most.Store(max(most.Load(), running.Add(1))) }),
+				Detail: func() string { running.Add(-1); return "" },
+			})
 		}()
 	}
 	var output string
-	if err := pool.Call(sandbox.Call{Function: "echo", Key: "b", Limit: time.Minute, Input: "b", Output: &output}); err != nil {
+	if err := pool.Call(sandbox.Call{Scope: "us", Function: "echo", Key: "b", Limit: time.Minute, Input: "b", Output: &output}); err != nil {
 		t.Error(err)
 	}
 	select {
@@ -306,7 +336,16 @@ func TestLongCallsDelayNoOther(t *testing.T) {
 	for range long {
 		<-ended
 	}
+	if limit := int32(long - 4); most.Load() > limit {
+		t.Errorf("%d calls of a scope ran at the same time, want at most %d", most.Load(), limit)
+	}
 }
+
+// inputFunc is an input that is encoded when its call has begun.
+type inputFunc func()
+
+// MarshalJSON implements json.Marshaler.
+func (f inputFunc) MarshalJSON() ([]byte, error) { f(); return []byte(`""`), nil }
 
 // TestFewCallsWithTheSameKeyReachTheLimit starts an endless call for many clusters at once.
 func TestFewCallsWithTheSameKeyReachTheLimit(t *testing.T) {

@@ -216,7 +216,7 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 func (c *Charts) metadataOf(archive []byte) (*helmchart.Metadata, error) {
 	c.parsing.Lock()
 	defer c.parsing.Unlock()
-	if err := newChartLimits().addArchive(archive); err != nil {
+	if err := newChartLimits().addArchive(archive, 0); err != nil {
 		return nil, err
 	}
 	loaded, err := loader.LoadArchive(bytes.NewReader(archive))

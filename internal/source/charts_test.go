@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -259,7 +260,7 @@ func TestFetchErrorsNameWhatAndWhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	entry := "entries:\n  hello:\n  - {version: 0.1.0, digest: abcd, urls: [hello.tgz]}\n"
-	const nobody = "http://127.0.0.1:1"
+	const nobody, textOfServer = "http://127.0.0.1:1", "text-of-the-server"
 	example, charts := serve(t, exampleRepository(t)), newCharts(t, t.TempDir())
 	for name, test := range map[string]struct {
 		address, version string
@@ -277,6 +278,7 @@ func TestFetchErrorsNameWhatAndWhere(t *testing.T) {
 		"wrong digest":    {address: serve(t, at(map[string]string{"/index.yaml": entry, "/hello.tgz": string(archive)})), version: "0.1.0", want: []string{"/hello.tgz", "digest"}},
 		"not an archive":  {address: serve(t, at(map[string]string{"/index.yaml": "entries:\n  hello:\n  - {version: 0.1.0, urls: [hello.tgz]}\n", "/hello.tgz": "x"})), version: "0.1.0", want: []string{"read the archive"}},
 		"no URL":          {address: serve(t, text("entries:\n  hello:\n  - {version: 0.1.0}\n")), version: "0.1.0", want: []string{"has no URL for it"}},
+		"no valid URL":    {address: serve(t, text("entries:\n  hello:\n  - {version: 0.1.0, urls: ['http://%zz"+textOfServer+"']}\n")), version: "0.1.0", want: []string{"its URL in the repository's index is not valid"}},
 		"other scheme":    {address: "ftp://example.com", version: "0.1.0", want: []string{`repositoryURL "ftp://example.com" does not begin with http://, https:// or oci://`}, invalid: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -291,6 +293,9 @@ func TestFetchErrorsNameWhatAndWhere(t *testing.T) {
 				t.Errorf("got %v, want ErrNotFound: %v", err, test.missing)
 			}
 			wantTexts(t, err, test.want...)
+			if err != nil && strings.Contains(err.Error(), textOfServer) {
+				t.Errorf("the error has a text of the server: %v", err)
+			}
 		})
 	}
 }

@@ -188,7 +188,7 @@ func (p signaturePolicy) verify(signed cosignSignature, digest string) error {
 		return err
 	}
 	if result.Statement != nil && result.Statement.GetPredicateType() != signStatement {
-		return fmt.Errorf("it is no signature but a statement of type %s", result.Statement.GetPredicateType())
+		return errors.New("it is no signature but a statement of another type")
 	}
 	if signed.payload == nil {
 		return nil
@@ -196,7 +196,8 @@ func (p signaturePolicy) verify(signed cosignSignature, digest string) error {
 	return checkPayload(signed.payload, digest)
 }
 
-// checkPayload returns nil if the signed text of a legacy signature has the digest of the artifact.
+// checkPayload returns nil if the signed text of a legacy signature has the digest of the artifact. Its errors have no
+// part of the text.
 func checkPayload(payload []byte, digest string) error {
 	var claim struct {
 		Critical struct {
@@ -210,10 +211,10 @@ func checkPayload(payload []byte, digest string) error {
 		return errors.New("the signed text is not JSON")
 	}
 	if claim.Critical.Type != "cosign container image signature" {
-		return fmt.Errorf("the signed text is of type %q", claim.Critical.Type)
+		return errors.New("the signed text is not of the type of cosign's signatures")
 	}
 	if claim.Critical.Image.Digest != digest {
-		return fmt.Errorf("it signs %q, not %s", claim.Critical.Image.Digest, digest)
+		return fmt.Errorf("it signs another artifact, not %s", digest)
 	}
 	return nil
 }

@@ -224,7 +224,7 @@ func TestSignaturesByKeyAreVerified(t *testing.T) {
 		"another chart's classic signature": {attach: func(t *testing.T, c signedChart) {
 			t.Helper()
 			c.attachClassic(t, classicByKey(t, key, elsewhere))
-		}, want: `it signs "` + elsewhere + `", not sha256:`},
+		}, want: "it signs another artifact, not sha256:"},
 		"another chart's bundle": {attach: func(t *testing.T, c signedChart) {
 			t.Helper()
 			c.attachBundle(t, bundleByKey(t, key, statement(elsewhere, signStatement)))
@@ -237,11 +237,11 @@ func TestSignaturesByKeyAreVerified(t *testing.T) {
 			t.Helper()
 			text := bytes.Replace(payload(c.manifest.Digest.String()), []byte("container image"), []byte("other"), 1)
 			c.attachClassic(t, classicSignature(text, signMessage(t, key, text)))
-		}, want: `the signed text is of type "cosign other signature"`},
+		}, want: "the signed text is not of the type of cosign's signatures"},
 		"statement that is no signature": {attach: func(t *testing.T, c signedChart) {
 			t.Helper()
 			c.attachBundle(t, bundleByKey(t, key, statement(c.manifest.Digest.String(), "https://slsa.dev/provenance/v1")))
-		}, want: "it is no signature but a statement of type https://slsa.dev/provenance/v1"},
+		}, want: "it is no signature but a statement of another type"},
 		"garbage signature": {attach: func(t *testing.T, c signedChart) {
 			t.Helper()
 			c.attachClassic(t, classicSignature(payload(c.manifest.Digest.String()), nil))

@@ -131,6 +131,10 @@ func TestIndexesOfManyValues(t *testing.T) {
 			t.Errorf("%s: it took %s", name, took)
 		}
 	}
+	aliases := "x: &a " + strings.Repeat("x", 50<<10) + "\nentries: {a: [{urls: [" + strings.Repeat("*a, ", 2000) + "]}]}\n"
+	if _, err := parseIndex([]byte(aliases)); err == nil || !strings.Contains(err.Error(), "values") {
+		t.Errorf("aliases: got error %v, want one about the number of values", err)
+	}
 	// The largest public indexes have less than a million lines.
 	var large strings.Builder
 	large.WriteString("apiVersion: v1\nentries:\n  a:\n")
@@ -182,7 +186,7 @@ func TestFetchesHaveALimit(t *testing.T) {
 }
 
 // archiveOf returns the archive of a chart with these files.
-func archiveOf(t *testing.T, files map[string]string) []byte {
+func archiveOf(t testing.TB, files map[string]string) []byte {
 	t.Helper()
 	var archived bytes.Buffer
 	zipped := gzip.NewWriter(&archived)
@@ -208,6 +212,7 @@ func TestChartsThatTakeMuchMemory(t *testing.T) {
 	t.Parallel()
 	chartFile := "apiVersion: v2\nname: a\nversion: 1.0.0\n"
 	values := "a: [" + strings.Repeat("{},", 1<<20) + "]"
+	aliases := "x: &a " + strings.Repeat("x", 50<<10) + "\na: [" + strings.Repeat("*a, ", 2000) + "]\n"
 	zeros := archiveOf(t, map[string]string{"Chart.yaml": chartFile, "zeros": strings.Repeat("\x00", 4<<20)})
 	subcharts := map[string]string{"Chart.yaml": chartFile}
 	for i := range 30 {
@@ -223,6 +228,8 @@ func TestChartsThatTakeMuchMemory(t *testing.T) {
 	}{
 		"values":               {map[string]string{"Chart.yaml": chartFile, "values.yaml": values}, "more than 1000000 values"},
 		"metadata":             {map[string]string{"Chart.yaml": chartFile + "annotations: {" + strings.Repeat("a: ,", 600_000) + "}"}, "more than 1000000 values"},
+		"aliases":              {map[string]string{"Chart.yaml": chartFile, "values.yaml": "a: b\n---\n" + aliases}, "more than 1000000 values"},
+		"aliases in metadata":  {map[string]string{"Chart.yaml": chartFile + aliases}, "more than 1000000 values"},
 		"values of a subchart": {map[string]string{"Chart.yaml": chartFile, "charts/b/values.yaml": values}, "more than 1000000 values"},
 		"values in an archive": {map[string]string{"Chart.yaml": chartFile, "charts/b.tgz": string(archiveOf(t, map[string]string{"values.yaml": values}))}, "more than 1000000 values"},
 		// Helm loads both files as values.yaml.

@@ -134,7 +134,7 @@ func (c *Charts) packageChart(files []File, directory string) (download, error) 
 	defer c.parsing.Unlock()
 	limits := newChartLimits()
 	for _, file := range files {
-		if err := limits.addFile(file.Name, file.Data); err != nil {
+		if err := limits.addFile(strings.TrimPrefix(file.Name, directory+"/"), file.Data, 0); err != nil {
 			return download{}, phase.Invalid{Err: err}
 		}
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/BurntSushi/toml"
 	"github.com/Masterminds/sprig/v3"
 	"sigs.k8s.io/yaml"
+
+	"github.com/towline/towline/internal/kube"
 )
 
 // functions returns the functions of templates: conversions, and the functions of Sprig except those that read the
@@ -113,7 +115,7 @@ func toTOML(value any) (string, error) {
 	return string(raw), err
 }
 
-func yamlUnmarshal(raw []byte, into any) error { return yaml.Unmarshal(raw, into) }
+func yamlUnmarshal(raw []byte, into any) error { return kube.UnmarshalYAML(raw, into) }
 
 // parse returns a template function that parses text as a T.
 func parse[T any](unmarshal func([]byte, any) error) func(string) (T, error) {

@@ -1,10 +1,14 @@
 package source
 
 import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"path/filepath"
@@ -15,6 +19,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/go-git/go-git/v5/plumbing"
+	helmchart "helm.sh/helm/v4/pkg/chart/v2"
 	corev1 "k8s.io/api/core/v1"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -191,6 +196,71 @@ func FuzzChartIndex(f *testing.F) {
 			}
 		})
 	})
+}
+
+// FuzzChartArchive reads the archive of a chart repository or a registry: a compressed one, or a tar archive, so that
+// mutations are not only invalid checksums.
+func FuzzChartArchive(f *testing.F) {
+	f.Add(rawChart(f, 1, tar.Header{Name: "a/b", Mode: 0o644}))
+	f.Add(zipped(f, rawChart(f, maxChartEntries, tar.Header{Name: "a/b", Mode: 0o644})))
+	f.Add(rawChart(f, 3, tar.Header{Name: "a/charts/b/c", Mode: 0o644, PAXRecords: recordsOf(1 << 10)}))
+	f.Add(rawChart(f, 1, tar.Header{Name: "a/b/../../../c", Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}))
+	for _, files := range []map[string]string{
+		{"Chart.yaml": chartYAML, "Chart.lock": "dependencies: []", "values.yaml": "a: [{}, {}]\n---\nb: &b [*b]", "templates/a.yaml": "{{ .Values.a }}", "charts/c/Chart.yaml": chartYAML, "charts/c/charts/d/values.yaml": "a"},
+		{"Chart.yaml": "apiVersion: v1\nname: \"a\\nb\"\nversion: x\n", "requirements.yaml": "dependencies:\n- {name: a}", "requirements.lock": "a: [", `values\.yaml`: ""},
+		{"Chart.yaml": chartYAML, "charts/b.tgz": string(archiveOf(f, map[string]string{"Chart.yaml": chartYAML, "charts/c.tgz": "\x1f\x8b"}))},
+	} {
+		archive := archiveOf(f, files)
+		f.Add(archive)
+		reader, err := gzip.NewReader(bytes.NewReader(archive))
+		if err != nil {
+			f.Fatal(err)
+		}
+		raw, err := io.ReadAll(reader)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		archive := raw
+		if !bytes.HasPrefix(raw, []byte("\x1f\x8b")) {
+			archive = zipped(t, raw)
+		}
+		var metadata *helmchart.Metadata
+		var err error
+		// A compressed archive can have files, headers and values up to their limits.
+		fuzzing.Within(t, 64<<20+uint64(len(raw))*20_000, func() { metadata, err = (&Charts{}).metadataOf(archive) })
+		fuzzing.OneLine(t, err)
+		if len(errorText(err)) > 16<<10 {
+			t.Errorf("an error of %d bytes", len(err.Error()))
+		}
+		if err != nil {
+			return
+		}
+		if entries := entriesOf(t, archive); entries > maxChartEntries {
+			t.Errorf("an archive with %d entries is accepted", entries)
+		}
+		if metadata.Name == "" || metadata.Name != filepath.Base(metadata.Name) || len(metadata.Name) > maxFieldSize || len(metadata.Version) > maxFieldSize {
+			t.Errorf("a chart with the name %q and the version %q", metadata.Name, metadata.Version)
+		}
+	})
+}
+
+// entriesOf returns the number of entries of a tar.gz archive, without those of archives in it.
+func entriesOf(t *testing.T, archive []byte) (entries int) {
+	t.Helper()
+	unzipped, err := gzip.NewReader(bytes.NewReader(archive))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for reader := tar.NewReader(unzipped); ; entries++ {
+		if _, err := reader.Next(); errors.Is(err, io.EOF) {
+			return entries
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // FuzzExpand expands templates of users. Inputs that take much time or memory by a number in them are left out, because

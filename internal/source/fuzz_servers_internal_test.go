@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"path"
@@ -133,6 +134,80 @@ func TestErrorsOfManifestsHaveNoText(t *testing.T) {
 	}
 }
 
+func TestErrorsOfSignaturesHaveNoText(t *testing.T) {
+	t.Parallel()
+	payload := func(kind, digest string) error {
+		return checkPayload(fmt.Appendf(nil, `{"critical":{"image":{"docker-manifest-digest":%q},"type":%q}}`, digest, kind), "sha256:aa")
+	}
+	legacy := func(name, text string) error {
+		_, err := legacyMaterial(map[string]string{annotationCertificate: "-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----\n", name: text})
+		return err
+	}
+	_, errBundle := parseBundle([]byte(`{"mediaType":"` + secretOfServer + `"}`))
+	_, errField := parseBundle([]byte(`{"` + secretOfServer + `":1}`))
+	for name, err := range map[string]error{
+		"type":            payload(secretOfServer, "sha256:aa"),
+		"digest":          payload("cosign container image signature", secretOfServer),
+		"log entry":       legacy(annotationLogEntry, `{"Payload":{"logIndex":"`+secretOfServer+`"}}`),
+		"timestamp":       legacy(annotationTimestamp, `{"SignedRFC3161Timestamp":"`+secretOfServer+`"}`),
+		"bundle":          errBundle,
+		"field of bundle": errField,
+	} {
+		if err == nil {
+			t.Errorf("%s: it is accepted", name)
+		}
+		checkServerError(t, err)
+	}
+}
+
+// A registry names the server that gives tokens, which gets the login: Docker's registry has one on another host.
+func TestTokenServers(t *testing.T) {
+	t.Parallel()
+	for realm, isAccepted := range map[string]bool{
+		"https://auth.example.com/token":                true,
+		"http://auth.example.com/token":                 false,
+		"https://10.0.0.1/token":                        false,
+		"https://auth.example.com:" + secretOfServer:    false,
+		"https://auth.example.com/%zz" + secretOfServer: false,
+		secretOfServer + "://auth.example.com/token":    false,
+	} {
+		hasLogin := false
+		transport := roundTripper(func(request *http.Request) (*http.Response, error) {
+			if request.URL.Host == registryHostName {
+				header := http.Header{"Www-Authenticate": {fmt.Sprintf("Bearer realm=%q", realm)}}
+				return respond(request, http.StatusUnauthorized, header, nil), nil
+			}
+			_, password, _ := request.BasicAuth()
+			hasLogin = hasLogin || password == secretPassword
+			return respond(request, http.StatusOK, http.Header{}, []byte(`{"token":"a"}`)), nil
+		})
+		registry := newOCIRegistry(&Charts{}, "oci://"+registryHostName+"/charts", Login{Username: "me", Password: secretPassword}, transport)
+		_, err := registry.locate(t.Context(), "hello", "1.0.0")
+		checkServerError(t, err)
+		if err == nil || hasLogin != isAccepted {
+			t.Errorf("%s: the login is sent: %t, want %t (%v)", realm, hasLogin, isAccepted, err)
+		}
+	}
+}
+
+// A registry lists artifacts that refer to a chart by texts that are no digests.
+func TestReferrersWithoutADigest(t *testing.T) {
+	t.Parallel()
+	list := fmt.Sprintf(`{"schemaVersion":2,"mediaType":%q,"manifests":[{"mediaType":%q,"artifactType":%q,"size":1,"digest":%q}]}`,
+		ocispec.MediaTypeImageIndex, ocispec.MediaTypeImageManifest, bundleMediaType, "sha256:"+secretOfServer)
+	registry := registryOf(t, func(request *http.Request) (*http.Response, error) {
+		if !strings.Contains(request.URL.Path, "/referrers/") {
+			t.Errorf("request to %s", request.URL)
+		}
+		return respond(request, http.StatusOK, http.Header{"Content-Type": {ocispec.MediaTypeImageIndex}}, []byte(list)), nil
+	})
+	found, unreadable, err := registry.bundleSignatures(t.Context(), location{url: "hello", digest: "sha256:" + strings.Repeat("a", 64)})
+	checkServerError(t, err)
+	if len(found) > 0 || err == nil && len(unreadable) == 0 {
+		t.Errorf("got %v, %v, %v, want one signature that cannot be read", found, unreadable, err)
+	}
+}
+
 // checkServerError checks an error of a server: it has one line, and neither a text of the server nor the password.
 func checkServerError(t *testing.T, err error) {
 	t.Helper()
@@ -150,6 +225,7 @@ func FuzzTags(f *testing.F) {
 	f.Add([]byte(`{"tags":null}`), `</v2/charts/hello/tags/list>; rel="next"`, []byte(`{"tags":["a"]}`), http.StatusOK)
 	f.Add([]byte(`{"tags":["`+secretOfServer+`",1]}`), "", []byte{}, http.StatusOK)
 	f.Add([]byte(`{"tags":["a"]}`), "<http://"+secretOfServer+"\x7f>", []byte(secretOfServer), http.StatusOK)
+	f.Add([]byte(`{"tags":["a"]}`), "<http://example.com:"+secretOfServer+">", []byte{}, http.StatusOK)
 	f.Add([]byte(`{"errors":[{"code":"DENIED","message":"`+secretOfServer+`\n"}]}`), "", []byte{}, http.StatusForbidden)
 	f.Add([]byte(`{"errors":[{"code":"NAME_UNKNOWN"}]}`), "", []byte{}, http.StatusNotFound)
 	f.Add([]byte(`{"tags":["`+strings.Repeat(`","`, 120_000)+`"]}`), next, []byte(`{}`), http.StatusOK)

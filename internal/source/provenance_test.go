@@ -117,6 +117,11 @@ func TestProvenanceIsVerified(t *testing.T) {
 	yearsAgo := time.Now().Add(-3 * 365 * 24 * time.Hour)
 	expired := publisher(t, &packet.Config{Time: func() time.Time { return yearsAgo }, KeyLifetimeSecs: 3600})
 	good := sign(t, signer, archive, "hello-0.1.0.tgz")
+	aliases, err := (&provenance.Signatory{Entity: signer}).ClearSign(archive, "hello-0.1.0.tgz",
+		[]byte("a: b\n...\nx: &a "+strings.Repeat("x", 50<<10)+"\ny: ["+strings.Repeat("*a, ", 500)+"]"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	trusted := keyring(t, signer)
 	for name, test := range map[string]struct {
 		archive, file, keyring []byte
@@ -133,6 +138,7 @@ func TestProvenanceIsVerified(t *testing.T) {
 		"another version's file":    {archive: archive, file: sign(t, signer, other, "hello-0.2.0.tgz"), keyring: trusted, want: `no SHA`},
 		"another chart's file":      {archive: archive, file: sign(t, signer, other, "kyverno-0.1.0.tgz"), keyring: trusted, want: `no SHA`},
 		"another chart's archive":   {archive: other, file: sign(t, signer, other, "hello-0.1.0.tgz"), keyring: trusted, want: "the archive is that of chart hello 0.2.0"},
+		"aliases":                   {archive: archive, file: []byte(aliases), keyring: trusted, want: "aliases make it too large"},
 		"expired key":               {archive: archive, file: sign(t, expired, archive, "hello-0.1.0.tgz"), keyring: keyring(t, expired), want: "expired"},
 		"garbage keyring":           {archive: archive, file: good, keyring: []byte("garbage"), want: "key keyring.gpg: "},
 		"truncated armored keyring": {archive: archive, file: good, keyring: armored(t, trusted)[:60], want: "key keyring.gpg: "},

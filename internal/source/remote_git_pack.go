@@ -17,8 +17,12 @@ import (
 	"github.com/towline/towline/internal/archive"
 )
 
-// maxGitDepth limits the depth of directories, and of tags that point at tags.
-const maxGitDepth = 100
+const (
+	// maxGitDepth limits the depth of directories, and of tags that point at tags.
+	maxGitDepth = 100
+	// maxGitTreeEntry is the size of a directory's entry with the longest name of a file.
+	maxGitTreeEntry = 300
+)
 
 var errGitPack = errors.New("the Git server returned an invalid pack")
 
@@ -40,6 +44,12 @@ func filesInPack(pack []byte, hash plumbing.Hash, directory string, reserve func
 	}
 	if _, err := parser.Parse(); err != nil {
 		return nil, errGitPack
+	}
+	// go-git decodes all entries at once, before they can be counted. A short one takes four times its size.
+	for _, tree := range objects.Trees {
+		if tree.Size() > int64(limits.Files)*maxGitTreeEntry {
+			return nil, fmt.Errorf("a directory of the Git repository has more than %d files", limits.Files)
+		}
 	}
 	commit, err := findCommit(objects, hash)
 	if err != nil {

@@ -165,6 +165,13 @@ func TestHostileServers(t *testing.T) {
 			serve: func(w http.ResponseWriter, in *http.Request) { http.Redirect(w, in, in.URL.Path, http.StatusFound) },
 			want:  "more than 10 times",
 		},
+		"redirect to a scheme": {
+			serve: func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Location", "text-of-the-server://a")
+				w.WriteHeader(http.StatusFound)
+			},
+			want: "redirected to a URL with neither http nor https",
+		},
 		"archive of zeros": {
 			serve: func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(zeros) },
 			want:  "its files have more than 100 MiB",
@@ -358,6 +365,18 @@ func TestTreeWithManyPaths(t *testing.T) {
 	files, err := filesInPack(packOf(entries...), plumbing.ComputeHash(plumbing.CommitObject, commit), "1/1/1/1/1/1/1/1/1/1/1", func(int64) error { return nil })
 	if err != nil || len(files) != 10 {
 		t.Errorf("a small directory of it: %d files, %v", len(files), err)
+	}
+}
+
+// A directory of 17 MiB has 700,000 entries, which take a multiple of that when they are decoded.
+func TestLargeTree(t *testing.T) {
+	t.Parallel()
+	tree := bytes.Repeat(append([]byte("1 a\x00"), make([]byte, 20)...), 700_000)
+	commit := fmt.Appendf(nil, "tree %s\nauthor a <a> 1 +0000\ncommitter a <a> 1 +0000\n\na", plumbing.ComputeHash(plumbing.TreeObject, tree))
+	pack := packOf(entry{plumbing.TreeObject, len(tree), tree}, entry{plumbing.CommitObject, len(commit), commit})
+	_, err := filesInPack(pack, plumbing.ComputeHash(plumbing.CommitObject, commit), "a", func(int64) error { return nil })
+	if err == nil || !strings.Contains(err.Error(), "a directory of the Git repository has more than 50000 files") {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -76,7 +76,6 @@ func (f *RemoteFetcher) fetch(ctx context.Context, share *fetchShare, ref Refere
 		return remoteFetch{}, err
 	}
 	defer transport.CloseIdleConnections()
-	transport.MaxResponseHeaderBytes = maxResponseHeader
 	address, err := url.Parse(ref.URL)
 	if err != nil {
 		return remoteFetch{}, errors.New("it is not a URL") // the reference was checked
@@ -122,9 +121,6 @@ var (
 	errHidden = errors.New("404 Not Found, which is also the response of many servers to credentials that are not accepted")
 )
 
-// maxResponseHeader limits the header of a response.
-const maxResponseHeader = 64 << 10
-
 // checkRedirect refuses redirects from https to http. A redirect to another host gets neither credentials nor the URL
 // of the request before it, which can have credentials as parameters.
 func checkRedirect(next *http.Request, via []*http.Request) error {
@@ -133,6 +129,9 @@ func checkRedirect(next *http.Request, via []*http.Request) error {
 	}
 	if via[0].URL.Scheme == schemeHTTPS && next.URL.Scheme != schemeHTTPS {
 		return errors.New("the server redirected from https to http, which is refused")
+	}
+	if next.URL.Scheme != schemeHTTPS && next.URL.Scheme != schemeHTTP {
+		return errors.New("the server redirected to a URL with neither http nor https") // the error of http.Client has the scheme
 	}
 	next.Header.Del("Referer")
 	for _, former := range append(via, next) {

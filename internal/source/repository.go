@@ -87,7 +87,7 @@ func (r *httpRepository) locate(ctx context.Context, name, version string) (loca
 	}
 	address, err := base.Parse(entry.URLs[0])
 	if err != nil {
-		return location{}, fmt.Errorf("parse its URL in the repository's index: %w", err)
+		return location{}, errors.New("its URL in the repository's index is not valid") // the error would have the URL
 	}
 	return location{
 		version: entry.Version,
@@ -208,7 +208,7 @@ func (r *httpRepository) fetchIndex(ctx context.Context, known *index) (*index, 
 }
 
 func parseIndex(raw []byte) (*index, error) {
-	if kube.CountNodes(raw) > maxIndexNodes {
+	if kube.CountNodesUpTo(raw, maxIndexNodes) > maxIndexNodes {
 		return nil, fmt.Errorf("the repository's index.yaml has more than %d values", maxIndexNodes)
 	}
 	unmarshal := func(raw []byte, into any) error { return yaml.Unmarshal(raw, into) }
@@ -231,7 +231,7 @@ func parseIndex(raw []byte) (*index, error) {
 func (r *httpRepository) get(ctx context.Context, address string, header http.Header) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
-		return nil, fmt.Errorf("get %s: %w", redacted(address), stableError(err))
+		return nil, fmt.Errorf("get %s: its URL is not valid", redacted(address))
 	}
 	for name := range header {
 		request.Header.Set(name, header.Get(name))

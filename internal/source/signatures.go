@@ -89,6 +89,10 @@ func (r *ociRegistry) bundleSignatures(
 		return nil, nil, err
 	}
 	for _, referrer := range referrers {
+		if referrer.Digest.Validate() != nil { // errors about the manifest name it
+			unreadable = append(unreadable, errors.New("the digest of a signature is not valid"))
+			continue
+		}
 		manifest, err := readManifest(ctx, opened, referrer.Digest.String())
 		if err != nil {
 			return nil, nil, err
@@ -108,14 +112,23 @@ func (r *ociRegistry) bundleSignatures(
 		if err != nil {
 			return nil, nil, fmt.Errorf("read a signature of %s: %w", opened.Reference.Repository, err)
 		}
-		signed := &bundle.Bundle{}
-		if err := signed.UnmarshalJSON(raw); err != nil {
+		signed, err := parseBundle(raw)
+		if err != nil {
 			unreadable = append(unreadable, err)
 			continue
 		}
 		found = append(found, cosignSignature{bundle: signed})
 	}
 	return found, unreadable, nil
+}
+
+// parseBundle parses a Sigstore bundle. Its error has no text of the bundle.
+func parseBundle(raw []byte) (*bundle.Bundle, error) {
+	signed := &bundle.Bundle{}
+	if err := signed.UnmarshalJSON(raw); err != nil {
+		return nil, errors.New("it is not a valid Sigstore bundle")
+	}
+	return signed, nil
 }
 
 // listSignatureReferrers returns the artifacts that refer to the artifact with the digest and can hold a signature.
@@ -191,14 +204,14 @@ func legacyMaterial(annotations map[string]string) (*protobundle.VerificationMat
 	if entry, ok := annotations[annotationLogEntry]; ok {
 		parsed, err := parseLegacyLogEntry([]byte(entry))
 		if err != nil {
-			return nil, fmt.Errorf("annotation %s: %w", annotationLogEntry, err)
+			return nil, fmt.Errorf("annotation %s is not an entry of a transparency log", annotationLogEntry)
 		}
 		material.TlogEntries = []*protorekor.TransparencyLogEntry{parsed}
 	}
 	if text, ok := annotations[annotationTimestamp]; ok {
 		var signed struct{ SignedRFC3161Timestamp []byte }
 		if err := json.Unmarshal([]byte(text), &signed); err != nil {
-			return nil, fmt.Errorf("annotation %s: %w", annotationTimestamp, err)
+			return nil, fmt.Errorf("annotation %s is not a timestamp", annotationTimestamp)
 		}
 		material.TimestampVerificationData = &protobundle.TimestampVerificationData{
 			Rfc3161Timestamps: []*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: signed.SignedRFC3161Timestamp}},

@@ -37,7 +37,7 @@ type Subject struct {
 	// expanded: a slow template can be slow because of the clusters of one profile.
 	Profile string
 	// Confined is the only hub namespace that may be read for a Profile. It is empty for a ClusterProfile, which may read
-	// every namespace.
+	// every namespace. It is also the Scope of all calls of the sandbox, whose results are not used for another one.
 	Confined string
 	// Resources are the objects of the hub that templates and scripts can read.
 	Resources Resources
@@ -123,9 +123,9 @@ func (s Subject) ExpandText(description, text string) (Expanded, error) {
 		return s.expandTemplate(description, text)
 	}
 	// No function of templates has another result in the next call (see functions). So the text alone determines a result
-	// that is shared. Errors also have the description, and are not cached.
-	sum := sha256.Sum256([]byte(text))
-	key := string(sum[:])
+	// that is shared. A child can return any result, and that it is shared: it is used in its scope only. Errors also have
+	// the description, and are not cached.
+	key := fmt.Sprintf("%x %s", sha256.Sum256([]byte(text)), s.Confined)
 	if known, ok := s.Expansions.Get(key); ok {
 		return Expanded{Text: known, IsShared: true}, nil
 	}
@@ -161,7 +161,7 @@ func (s Subject) run(name string, e expansion) (Expanded, error) {
 	var expanded Expanded
 	line := 0
 	err := s.Sandbox.Call(sandbox.Call{
-		Function: name, Key: fmt.Sprintf("%s %s %x", name, s.Profile, sha256.Sum256([]byte(e.Text))),
+		Function: name, Scope: s.Confined, Key: fmt.Sprintf("%s %s %x", name, s.Profile, sha256.Sum256([]byte(e.Text))),
 		Member: s.Namespace + "/" + s.Name, Limit: expandLimit, Input: e, Output: &expanded,
 		Callback: func(input json.RawMessage) (any, error) { return nil, json.Unmarshal(input, &line) },
 		Detail: func() string {

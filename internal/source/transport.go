@@ -23,6 +23,8 @@ const (
 	// dialTimeout and headerTimeout limit the wait for a repository that does not respond.
 	dialTimeout   = 10 * time.Second
 	headerTimeout = 30 * time.Second
+	// maxResponseHeader limits the header of a response.
+	maxResponseHeader = 64 << 10
 	// maxIndex is larger than any public index; the largest ones have about 30 MiB.
 	maxIndex = 128 << 20
 	// maxIndexNodes limits the values in an index. Each takes some hundred bytes of memory while the index is parsed, even
@@ -57,6 +59,8 @@ func newTransport(login Login, policy *egress.Policy) (egress.Transport, error) 
 		TLSHandshakeTimeout:   dialTimeout,
 		ResponseHeaderTimeout: headerTimeout,
 		ForceAttemptHTTP2:     true,
+		// The default is 10 MiB. Short fields take ten times their size, in each fetch.
+		MaxResponseHeaderBytes: maxResponseHeader,
 	}
 	return policy.Transport(transport, &net.Dialer{Timeout: dialTimeout}), nil
 }
@@ -117,6 +121,9 @@ func isNetworkError(err error) bool {
 // differ between attempts, such as a local port.
 func stableError(err error) error {
 	if asked, ok := errors.AsType[*url.Error](err); ok {
+		if asked.Op == "parse" {
+			return errors.New("a URL is not valid") // it can be from a response, and the error has parts of it
+		}
 		err = asked.Err
 	}
 	if strings.HasPrefix(err.Error(), "failed to parse Location header") {

@@ -110,8 +110,8 @@ func checkPodCounters(t *testing.T, cfg *rest.Config, o *survey.Observer, status
 	}
 	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 20*time.Second, true, func(ctx context.Context) (bool, error) {
 		status = o.Observe(ctx, status, nil)
-		allocated, allocating := status.ResourceSummary.Allocated.Pods().Value(), status.ResourceSummary.Allocating.Pods().Value()
-		return allocated == 1 && allocating == 1, nil
+		allocated, allocating := status.ResourceSummary.Allocated[corev1.ResourcePods], status.ResourceSummary.Allocating[corev1.ResourcePods]
+		return allocated.Value() == 1 && allocating.Value() == 1, nil
 	})
 	if err != nil {
 		t.Fatalf("%v: %+v", err, status.ResourceSummary)

@@ -88,8 +88,8 @@ func (o *Observer) podListWatch() *cache.ListWatch {
 func (c *counters) newStores() (nodes, pods *kube.LimitedStore) {
 	nodeEntries := &entryStore[*corev1.Node, node]{convert: newNodeEntry, put: c.setNode, replace: c.setNodes}
 	podEntries := &entryStore[*corev1.Pod, pod]{convert: newPodEntry, put: c.setPod, replace: c.setPods}
-	return kube.NewLimitedStore(nodeEntries, kube.NewObjectLimit(c.maxNodes, "nodes"), nodeEntries.trim),
-		kube.NewLimitedStore(podEntries, kube.NewObjectLimit(c.maxPods, "pods"), podEntries.trim)
+	return kube.NewLimitedStore(nodeEntries, kube.NewObjectLimit(c.maxNodes, "nodes"), nil, nodeEntries.trim),
+		kube.NewLimitedStore(podEntries, kube.NewObjectLimit(c.maxPods, "pods"), nil, podEntries.trim)
 }
 
 // entryStore is the store of a reflector for one kind. It converts each object to an entry, passes it to the counters

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/localkube"
@@ -101,7 +102,7 @@ func TestStaleCountersAreRemoved(t *testing.T) {
 			switch sums := status.ResourceSummary; {
 			case forbidden == "all" && sums != nil, forbidden != "all" && sums == nil:
 				t.Errorf("resource summary is %+v", sums)
-			case sums != nil && ((sums.Allocated.Pods().Value() == 600) != c.pods || sums.AllocatableModelings != nil):
+			case sums != nil && ((ptr.To(sums.Allocated[corev1.ResourcePods]).Value() == 600) != c.pods || sums.AllocatableModelings != nil):
 				t.Errorf("resource summary is %+v, with pods: %t", sums, c.pods)
 			}
 			old.forbidden.Store("")

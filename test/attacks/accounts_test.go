@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"testing"
@@ -31,7 +32,7 @@ func accountLabels(namespace, name string) map[string]string {
 }
 
 // TestAccountsOfProfiles: a tenant, whose Profiles must deploy as a ServiceAccount, writes one that deploys with the
-// rights of the hub, or as another ServiceAccount.
+// rights of the hub, or as another ServiceAccount, or that is withdrawn as another one.
 func TestAccountsOfProfiles(t *testing.T) {
 	w := newWorld(t)
 	w.ns = "team-d"
@@ -70,6 +71,68 @@ func TestAccountsOfProfiles(t *testing.T) {
 	})
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile))
 	w.must(tenant.Delete(t.Context(), profile))
+	w.attackWithdrawal(tenant)
+}
+
+// attackWithdrawal has the tenant, whose Profiles must deploy as team-d/deployer, name another account when his summary
+// is being deleted: hooks of his charts would run as that account.
+func (w *world) attackWithdrawal(tenant client.Client) {
+	w.Helper()
+	delivery := fleet.FromSveltosCluster(w.pullCluster(tenant, "mine")).DeliveryNamespace
+	w.must(tenant.Create(w.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"}, Data: configMap("default", "mine")}))
+	profile := &configv1beta1.Profile{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "withdrawn", Labels: accountLabels("team-d", "deployer")},
+		Spec: configv1beta1.ProfileSpec{
+			ClusterSelector: metav1.LabelSelector{MatchLabels: w.labels()},
+			PolicyRefs:      []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content"}},
+		},
+	}
+	w.must(tenant.Create(w.Context(), profile))
+	wantGroup := func(action libv1beta1.Action) {
+		w.Helper()
+		w.eventually("the agent is told to "+string(action), func() error {
+			groups := &libv1beta1.ConfigurationGroupList{}
+			if err := w.List(w.Context(), groups, client.InNamespace(delivery)); err != nil || len(groups.Items) != 1 {
+				return fmt.Errorf("got %d groups, error %w", len(groups.Items), err)
+			}
+			spec := groups.Items[0].Spec
+			if account := spec.ServiceAccountNamespace + "/" + spec.ServiceAccountName; account != "team-d/deployer" {
+				w.Fatalf("the agent is told to %s as %s", spec.Action, account)
+			}
+			if spec.Action != action {
+				return fmt.Errorf("the agent is told to %s", spec.Action)
+			}
+			return nil
+		})
+	}
+	wantGroup(libv1beta1.ActionDeploy)
+	summaries := &configv1beta1.ClusterSummaryList{}
+	w.must(w.List(w.Context(), summaries, client.InNamespace(w.ns), client.MatchingLabels{configv1beta1.ProfileNameLabel: profile.Name}))
+	summary := &summaries.Items[0]
+
+	// A pause of the summary stops the withdrawal, so that the tenant has time to change the labels.
+	paused := summary.DeepCopy()
+	metav1.SetMetaDataAnnotation(&paused.ObjectMeta, libv1beta1.ProfilePausedAnnotation, "true")
+	w.must(tenant.Patch(w.Context(), paused, client.MergeFrom(summary)))
+	w.must(tenant.Delete(w.Context(), paused))
+	change := func(user client.Client, change func(*configv1beta1.ClusterSummary)) error {
+		w.must(w.Get(w.Context(), client.ObjectKeyFromObject(summary), summary))
+		changed := summary.DeepCopy()
+		change(changed)
+		return user.Patch(w.Context(), changed, client.MergeFrom(summary))
+	}
+	setAccount := func(s *configv1beta1.ClusterSummary) { maps.Copy(s.Labels, accountLabels("kube-system", "admin")) }
+	w.wantForbidden("another account for the withdrawal", "must name a ServiceAccount of namespace team-d", func() error { return change(tenant, setAccount) })
+
+	// Without the policy, too, the account of the delivery withdraws.
+	w.must(change(w, setAccount))
+	w.wantForbidden("other content of a deleted summary", "must name a ServiceAccount of namespace team-d", func() error {
+		return change(tenant, func(s *configv1beta1.ClusterSummary) { s.Spec.ClusterProfileSpec.PolicyRefs = nil })
+	})
+	w.must(change(tenant, func(s *configv1beta1.ClusterSummary) { delete(s.Annotations, libv1beta1.ProfilePausedAnnotation) }))
+	wantGroup(libv1beta1.ActionRemove)
+	// The tenant may still remove the finalizer of what is being deleted.
+	w.must(change(tenant, func(s *configv1beta1.ClusterSummary) { s.Finalizers = nil }))
 }
 
 // sharedCluster registers a control plane as a member in push mode, with all rights.

@@ -2,6 +2,8 @@ package attacks
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -10,16 +12,22 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -37,51 +45,16 @@ func TestAgentDrivesTheHub(t *testing.T) {
 	w.profile(tenant, "content", func(spec *configv1beta1.ProfileSpec) {
 		spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content"}}
 	})
-	groups := &libv1beta1.ConfigurationGroupList{}
-	w.eventually("the content is delivered", func() error {
-		if err := w.List(t.Context(), groups, client.InNamespace(w.ns)); err != nil || len(groups.Items) == 1 {
-			return err
-		}
-		return fmt.Errorf("%d groups", len(groups.Items))
-	})
+	group := w.onlyGroup(w.ns, func() {})
 	agent := w.agentOf(fleet.FromSveltosCluster(cluster))
+	w.reportFailures(agent, group, func() {})
+	w.failure("content", saying(lastFailure))
 
-	written := w.countWrites()
-	group := &groups.Items[0]
-	const reports = 150
-	for i := range reports {
-		before := group.DeepCopy()
-		group.Status = libv1beta1.ConfigurationGroupStatus{
-			DeploymentStatus: libv1beta1.FeatureStatusFailed, FailureMessage: fmt.Sprintf("attack %d", i),
-			ObservedGeneration: group.Generation, ObservedRequestorHash: group.Spec.RequestorHash,
-		}
-		w.must(agent.Status().Patch(t.Context(), group, client.MergeFrom(before)))
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-t.Context().Done():
-		}
-	}
-	last := fmt.Sprintf("attack %d", reports-1)
-	w.failure("content", func(message string) bool { return strings.Contains(message, last) })
-	// A reconcile writes the status. The attack takes 8 s or more: the burst of 20, and one in each 6 s.
-	if n := written.Load(); n > reports/2 {
-		t.Errorf("%d reports caused %d reconciles", reports, n)
-	}
-
-	generation := func() int64 {
-		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(group), group))
-		return group.Generation
-	}
-	first := generation()
-	for i := range reports {
+	w.changeVersions(group, func(i int) {
 		before := cluster.DeepCopy()
 		cluster.Status.Version, cluster.Status.APIVersions = fmt.Sprintf("v1.34.%d", i), []string{fmt.Sprintf("attack%d/v1", i)}
 		w.must(agent.Status().Patch(t.Context(), cluster, client.MergeFrom(before)))
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-t.Context().Done():
-		}
-	}
+	})
 	want := fmt.Sprintf("v1.34.%d-[attack%[1]d/v1]", reports-1)
 	w.eventually("the content is rendered with the last version", func() error {
 		var rendered strings.Builder
@@ -94,16 +67,151 @@ func TestAgentDrivesTheHub(t *testing.T) {
 		}
 		return wantText(rendered.String(), want)
 	})
-	// Each rendering with another version changes the group.
-	if n := generation() - first; n < 2 || n > reports/2 {
-		t.Errorf("%d changes of the version caused %d renderings", reports, n)
-	}
 
 	before := cluster.DeepCopy()
 	cluster.Status.Version = strings.Repeat("1", 1<<20)
 	if err := agent.Status().Patch(t.Context(), cluster, client.MergeFrom(before)); !apierrors.IsInvalid(err) {
 		t.Errorf("a version of a megabyte: %.200v", err)
 	}
+}
+
+// TestKarmadaAgentDrivesTheHub is TestAgentDrivesTheHub with the certificate of the agent of a Cluster. It also renews
+// its Lease all the time.
+func TestKarmadaAgentDrivesTheHub(t *testing.T) {
+	w := newWorld(t)
+	cluster, agent := w.karmadaCluster(w.ns + "-edge")
+	m := fleet.FromCluster(cluster)
+	report := func(status string) error {
+		return agent.Status().Patch(t.Context(), cluster.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"status":`+status+`}`)))
+	}
+	renew := func() {
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: m.DeliveryNamespace, Name: m.Name}}
+		now := time.Now().UTC().Format(metav1.RFC3339Micro)
+		w.must(agent.Patch(t.Context(), lease, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"renewTime":%q,"holderIdentity":"pod"}}`, now))))
+		w.must(report(`{"conditions":[{"type":"Ready","status":"True","reason":"ClusterReady","message":"ok","lastTransitionTime":"2026-01-01T00:00:00Z"}]}`))
+	}
+	w.must(report(`{"kubernetesVersion":"v1.34.0"}`))
+	w.must(w.Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content", Annotations: map[string]string{libv1beta1.TemplateAnnotation: "ok"}},
+		Data: map[string]string{"a": `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "default"},
+			"data": {"cluster": "{{ .Cluster.status.kubernetesVersion }}"}}`},
+	}))
+	profile := &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: w.ns}, Spec: configv1beta1.ProfileSpec{
+		ClusterRefs: []corev1.ObjectReference{fleet.Reference(m)},
+		PolicyRefs:  []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content"}},
+	}}
+	w.must(w.Create(t.Context(), profile))
+	w.Cleanup(func() { _ = w.Delete(context.WithoutCancel(t.Context()), profile) }) // its members keep it
+	group := w.onlyGroup(m.DeliveryNamespace, renew)
+	w.reportFailures(agent, group, renew)
+	w.changeVersions(group, func(i int) {
+		renew()
+		w.must(report(fmt.Sprintf(`{"kubernetesVersion":"v1.34.%d"}`, i+1)))
+	})
+
+	var resources []string
+	for i := range 1001 {
+		resources = append(resources, fmt.Sprintf("%q:%q", fmt.Sprint("example.com/", i), "1"))
+	}
+	if err := report(`{"resourceSummary":{"allocatable":{` + strings.Join(resources, ",") + `}}}`); !apierrors.IsInvalid(err) {
+		t.Errorf("a thousand resources: %.200v", err)
+	}
+	if err := report(`{"resourceSummary":{"allocated":{"cpu":"` + strings.Repeat("1", 1<<20) + `"}}}`); !apierrors.IsInvalid(err) {
+		t.Errorf("a quantity of a megabyte: %.200v", err)
+	}
+	zones := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"zones":["eu"`+strings.Repeat(`,"eu"`, 1000)+`]}}`))
+	if err := agent.Patch(t.Context(), cluster.DeepCopy(), zones); !apierrors.IsInvalid(err) {
+		t.Errorf("a thousand zones: %.200v", err)
+	}
+}
+
+// reports is the number of changes of an agent that drives the hub. lastFailure is the message of its last report.
+const (
+	reports     = 150
+	lastFailure = "attack 149"
+)
+
+// onlyGroup waits for the only group in a namespace, and calls each meanwhile.
+func (w *world) onlyGroup(namespace string, each func()) *libv1beta1.ConfigurationGroup {
+	w.Helper()
+	groups := &libv1beta1.ConfigurationGroupList{}
+	w.eventually("the content is delivered", func() error {
+		each()
+		if err := w.List(w.Context(), groups, client.InNamespace(namespace)); err != nil || len(groups.Items) == 1 {
+			return err
+		}
+		return fmt.Errorf("%d groups", len(groups.Items))
+	})
+	return &groups.Items[0]
+}
+
+// reportFailures has an agent report ever other failures of a group, and checks the number of reconciles.
+func (w *world) reportFailures(agent client.Client, group *libv1beta1.ConfigurationGroup, each func()) {
+	w.Helper()
+	written := w.countWrites(group.Spec.SourceRef.Namespace)
+	for i := range reports {
+		before := group.DeepCopy()
+		group.Status = libv1beta1.ConfigurationGroupStatus{
+			DeploymentStatus: libv1beta1.FeatureStatusFailed, FailureMessage: fmt.Sprintf("attack %d", i),
+			ObservedGeneration: group.Generation, ObservedRequestorHash: group.Spec.RequestorHash,
+		}
+		w.must(agent.Status().Patch(w.Context(), group, client.MergeFrom(before)))
+		each()
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-w.Context().Done():
+		}
+	}
+	// A reconcile writes the status. The attack takes 8 s or more: the burst of 20, and one in each 6 s.
+	if n := written.Load(); n < 2 || n > reports/2 {
+		w.Errorf("%d reports caused %d reconciles", reports, n)
+	}
+}
+
+// changeVersions has an agent change the version of its cluster, and checks the number of renderings. Each one with
+// another version changes the group.
+func (w *world) changeVersions(group *libv1beta1.ConfigurationGroup, change func(i int)) {
+	w.Helper()
+	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(group), group))
+	first := group.Generation
+	for i := range reports {
+		change(i)
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-w.Context().Done():
+		}
+	}
+	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(group), group))
+	if n := group.Generation - first; n < 2 || n > reports/2 {
+		w.Errorf("%d changes of the version caused %d renderings", reports, n)
+	}
+}
+
+// karmadaCluster registers a Cluster in pull mode, and returns a client with the certificate of its agent.
+func (w *world) karmadaCluster(name string) (*clusterv1alpha1.Cluster, client.Client) {
+	w.Helper()
+	w.must(bootstrap.EnsureHubObjects(w.Context(), w.hub.Config, join.HubAddress{Server: w.hub.Config.Host, CA: w.hub.Config.CAData}))
+	token, err := bootstrap.CreateToken(w.Context(), w, bootstrap.TokenOptions{TTL: time.Hour})
+	w.must(err)
+	config := rest.AnonymousClientConfig(w.hub.Config)
+	config.BearerToken = token.String()
+	w.eventually("the hub knows the token", func() error {
+		return w.clientFor(config).Create(w.Context(), &authenticationv1.SelfSubjectReview{})
+	})
+	ctx, cancel := context.WithTimeout(w.Context(), waitTimeout)
+	defer cancel()
+	certificate, err := bootstrap.RequestCertificate(ctx, config, bootstrap.CertificateRequest{Cluster: name, ID: name, Lifetime: time.Hour})
+	w.must(err)
+	config = rest.AnonymousClientConfig(w.hub.Config)
+	config.CertData, config.KeyData = certificate.CertPEM, certificate.KeyPEM
+	agent, cluster := w.clientFor(config), &clusterv1alpha1.Cluster{}
+	w.eventually("the agent of "+name+" has its rights", func() error {
+		return errors.Join(
+			agent.Get(w.Context(), client.ObjectKey{Name: name}, cluster),
+			agent.Get(w.Context(), client.ObjectKey{Namespace: fleet.ExecutionSpace(name), Name: name}, &coordinationv1.Lease{}))
+	})
+	w.Cleanup(func() { _ = w.Delete(context.WithoutCancel(w.Context()), cluster) }) // its agent does not remove itself
+	return cluster, agent
 }
 
 // TestAgentDrivesItsRegistration: an agent changes between Down and Healthy all the time, so that the hub checks the
@@ -162,12 +270,12 @@ func TestAgentDrivesItsRegistration(t *testing.T) {
 	})
 }
 
-// countWrites counts the changes of the ClusterSummaries in the namespace of the test.
-func (w *world) countWrites() *atomic.Int32 {
+// countWrites counts the changes of the ClusterSummaries in a namespace.
+func (w *world) countWrites(namespace string) *atomic.Int32 {
 	w.Helper()
 	watching, err := client.NewWithWatch(w.hub.Config, client.Options{Scheme: kube.Scheme()})
 	w.must(err)
-	events, err := watching.Watch(w.Context(), &configv1beta1.ClusterSummaryList{}, client.InNamespace(w.ns))
+	events, err := watching.Watch(w.Context(), &configv1beta1.ClusterSummaryList{}, client.InNamespace(namespace))
 	w.must(err)
 	w.Cleanup(events.Stop)
 	count := &atomic.Int32{}

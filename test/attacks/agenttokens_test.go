@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,6 +43,24 @@ func TestTokensOfAnAgent(t *testing.T) {
 	w.wantForbidden("a token for a cloud", "only tokens for the API server", func() error { return request(account, anchor, day, "sts.amazonaws.com") })
 	w.wantForbidden("a token of another account", "cannot create resource", func() error {
 		return request(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: "default"}}, "", day)
+	})
+}
+
+// TestTokensAfterThePolicyIsDeleted: somebody has deleted the policy for the tokens of agents, and a tenant registers a
+// cluster. Its agent requests a token that lives longer.
+func TestTokensAfterThePolicyIsDeleted(t *testing.T) {
+	w := newWorld(t)
+	tenant, policy := w.tenant(), metav1.ObjectMeta{Name: "towline-token-life"}
+	w.must(client.IgnoreNotFound(w.Delete(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: policy})))
+	w.must(client.IgnoreNotFound(w.Delete(t.Context(), &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: policy})))
+	m := fleet.FromSveltosCluster(w.pullCluster(tenant, "late"))
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}}
+	agent := w.withToken(account)
+	w.wantForbidden("a token of ten years", "at most 86400 seconds", func() error {
+		return agent.SubResource("token").Create(t.Context(), account, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+			ExpirationSeconds: ptr.To(int64(tenYears.Seconds())),
+			BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: join.AnchorSecret(m.Name)},
+		}})
 	})
 }
 

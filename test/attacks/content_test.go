@@ -2,10 +2,15 @@ package attacks
 
 import (
 	"bytes"
+	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
@@ -20,7 +25,10 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
 )
 
 // canary is the text of a Secret that the attackers want to read.
@@ -120,6 +128,107 @@ data: {token: ` + canary + `}
 	})
 }
 
+// secretsInContent writes Secrets, and Profiles that use them in templates, values and patches of other content. It
+// returns the texts of the Secrets by their use. The text of a release's value is in no object.
+func (w *world) secretsInContent(tenant client.Client) map[string]string {
+	w.Helper()
+	texts := map[string]string{}
+	secret := func(name, key, format string, uses ...string) {
+		var args []any
+		for _, use := range uses {
+			texts[use] = "canary-for-" + use
+			args = append(args, texts[use])
+		}
+		w.must(w.Create(w.Context(), &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Type: libv1beta1.ProfileSecretType,
+			StringData: map[string]string{key: fmt.Sprintf(format, args...)},
+		}))
+	}
+	secret("values", "values.yaml", "token: %s\nunused: %s\n", "chart", "release")
+	secret("resource", "token", "%s", "template")
+	secret("build-values", "token", "%s", "kustomization")
+	secret("patch", "patch", "target: {kind: ConfigMap}\npatch: |\n  - {op: add, path: /data/token, value: %s}\n", "patch")
+	configMap := func(name string, isTemplate bool, data map[string]string) {
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Data: data}
+		if isTemplate {
+			metav1.SetMetaDataAnnotation(&object.ObjectMeta, libv1beta1.TemplateAnnotation, "ok")
+		}
+		w.must(tenant.Create(w.Context(), object))
+	}
+	object := func(name, token string) string {
+		return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: %s}\ndata: {token: '%s'}\n", name, token)
+	}
+	configMap("template", true, map[string]string{"a.yaml": object("from-a-template", `{{ (getResource "login").data.token | b64dec }}`)})
+	configMap("build", false, map[string]string{"kustomization.yaml": "resources: [a.yaml]\n", "a.yaml": object("from-a-kustomization", "{{ .token }}")})
+	configMap("plain", false, map[string]string{"a.yaml": object("patched", "")})
+	charts, err := examples.Repository(examples.Chart{Name: "leak", Version: "1.0.0", Files: map[string]string{"templates/leak.yaml": object("from-a-chart", "{{ .Values.token }}")}})
+	w.must(err)
+	repository := httptest.NewServer(charts)
+	w.Cleanup(repository.Close)
+	from := func(secret string) []configv1beta1.ValueFrom {
+		return []configv1beta1.ValueFrom{{Kind: configv1beta1.ValueFromSecret, Name: secret}}
+	}
+	policy := func(name string) []libv1beta1.PolicyRef {
+		return []libv1beta1.PolicyRef{{Kind: "ConfigMap", Name: name}}
+	}
+	for name, change := range map[string]func(*configv1beta1.ProfileSpec){
+		"by-chart": func(spec *configv1beta1.ProfileSpec) {
+			spec.HelmCharts = []configv1beta1.HelmChart{{
+				RepositoryURL: repository.URL, RepositoryName: "r", ChartName: "r/leak", ChartVersion: "1.0.0", ReleaseNamespace: "leak", ValuesFrom: from("values"),
+			}}
+		},
+		"by-template": func(spec *configv1beta1.ProfileSpec) {
+			spec.PolicyRefs = policy("template")
+			spec.TemplateResourceRefs = []configv1beta1.TemplateResourceRef{{
+				Resource: corev1.ObjectReference{APIVersion: "v1", Kind: "Secret", Name: "resource"}, Identifier: "login",
+			}}
+		},
+		"by-kustomization": func(spec *configv1beta1.ProfileSpec) {
+			spec.KustomizationRefs = []configv1beta1.KustomizationRef{{Kind: "ConfigMap", Name: "build", ValuesFrom: from("build-values")}}
+		},
+		"by-patch": func(spec *configv1beta1.ProfileSpec) {
+			spec.PolicyRefs, spec.PatchesFrom = policy("plain"), from("patch")
+		},
+	} {
+		w.profile(tenant, name, change)
+	}
+	return texts
+}
+
+// wantContent fetches the deliveries of a cluster as its agent does, until their content has all texts.
+func (w *world) wantContent(m fleet.Member, texts map[string]string) {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(w.Context(), waitTimeout)
+	defer cancel()
+	hubClient, err := client.NewWithWatch(w.hub.Config, client.Options{Scheme: kube.Scheme()})
+	w.must(err)
+	agent := deliver.NewAgentSource(hubClient, m.DeliveryNamespace, m.Name)
+	var mu sync.Mutex // guards missing
+	missing := maps.Clone(texts)
+	err = agent.Run(ctx, 1, func(ctx context.Context, d deliver.Delivery) error {
+		fetched, err := agent.Fetch(ctx, d)
+		if err != nil {
+			return err
+		}
+		raw, err := json.Marshal(fetched)
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		maps.DeleteFunc(missing, func(_, text string) bool { return bytes.Contains(raw, []byte(text)) })
+		if len(missing) == 0 {
+			cancel()
+		}
+		return nil
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	if len(missing) > 0 {
+		w.Fatalf("%s: these Secrets are not delivered: %v (%v)", m.Name, missing, err)
+	}
+}
+
 // content waits for the deliveries in a namespace, and returns their content.
 func (w *world) content(namespace string) []libv1beta1.ConfigurationBundle {
 	w.Helper()
@@ -137,19 +246,19 @@ func (w *world) content(namespace string) []libv1beta1.ConfigurationBundle {
 	return list.Items
 }
 
-// TestSecretsInCustomResources: a user who may read everything in a namespace except Secrets looks for the content of a
-// Secret that is delivered to two clusters.
+// TestSecretsInCustomResources: a user who may read everything in a namespace except Secrets looks for the content of
+// Secrets that are delivered to two clusters: as manifests, in values, by templates and in patches.
 func TestSecretsInCustomResources(t *testing.T) {
 	w := newWorld(t)
 	tenant := w.tenant()
 	w.secretOfATenant(tenant)
-	namespaces := []string{}
+	texts := w.secretsInContent(tenant)
+	texts["manifest"] = canary
+	namespaces := []string{kube.AgentNamespace} // shared content
 	for _, name := range []string{"one", "two"} {
-		cluster := w.pullCluster(tenant, name)
-		namespaces = append(namespaces, fleet.FromSveltosCluster(cluster).DeliveryNamespace)
-	}
-	for _, namespace := range namespaces {
-		w.content(namespace)
+		m := fleet.FromSveltosCluster(w.pullCluster(tenant, name))
+		w.wantContent(m, texts)
+		namespaces = append(namespaces, m.DeliveryNamespace)
 	}
 	resources := w.readableResources()
 	viewer := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: w.ns + "-viewer"}}
@@ -159,12 +268,19 @@ func TestSecretsInCustomResources(t *testing.T) {
 	w.must(w.Create(w.Context(), viewer))
 	role := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: viewer.Name}
 	attacker := w.bound("viewer", &rbacv1.RoleBinding{RoleRef: role})
-	w.must(w.Create(w.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespaces[1], Name: "viewer"}, RoleRef: role,
-		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: w.ns, Name: "viewer"}},
-	}))
-	if found := w.search(attacker, resources, canary, namespaces...); len(found) > 0 {
-		t.Errorf("a user without rights on Secrets finds the Secret's content in %v", found)
+	for _, namespace := range namespaces {
+		if namespace == w.ns {
+			continue
+		}
+		w.must(w.Create(w.Context(), &rbacv1.RoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: w.ns + "-viewer"}, RoleRef: role,
+			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: w.ns, Name: "viewer"}},
+		}))
+	}
+	for use, text := range texts {
+		if found := w.search(attacker, resources, text, namespaces...); len(found) > 0 {
+			t.Errorf("a user without rights on Secrets finds the content of the Secret for the %s in %v", use, found)
+		}
 	}
 	// He finds content that is not encrypted.
 	encoder, err := zstd.NewWriter(nil)

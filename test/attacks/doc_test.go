@@ -10,16 +10,19 @@
 //  2. Kubeconfigs in Secrets of members: TestKubeconfigOfAMember.
 //  3. One tenant stops the hub: TestHostileContentOfATenant, TestMemberWithoutEnd, TestPushMembersThatStall,
 //     TestManyMembersThatFillTheMemory.
-//  4. An agent drives the hub: TestAgentDrivesTheHub, TestAgentDrivesItsRegistration.
+//  4. An agent drives the hub: TestAgentDrivesTheHub, TestKarmadaAgentDrivesTheHub, TestAgentDrivesItsRegistration.
 //  5. Secrets in custom resources: TestSecretsInCustomResources, TestKeysOfOtherClusters, TestRolesOfUsers.
 //  6. Registry credentials: TestRegistryCredentials, TestRegistryCredentialsRedirected.
 //  7. Server-side request forgery: TestServerSideRequestForgery, TestResponsesAreNotRepeated, TestEndpointsOfClusters,
 //     TestResponsesOfMembersAreNotRepeated.
-//  8. Tenants: TestSummaryOfATenant, TestSummaryForAForeignCluster, TestLabelsOfClusters, TestPatchesOfAgents,
-//     TestExistenceOfSecrets, TestAccountsOfProfiles, TestProfileAsServiceAccount.
+//  8. Tenants: TestSummaryOfATenant, TestSummaryForAForeignCluster, TestSummaryWithTheUIDOfAProfile,
+//     TestLabelsOfClusters, TestPatchesOfAgents, TestExistenceOfSecrets, TestAccountsOfProfiles,
+//     TestProfileAsServiceAccount.
 //  9. mgmt/mgmt: TestHubOfItsOwn.
-//  10. Tokens and certificates of agents: TestTokensOfAnAgent, TestBootstrapTokenOfAnAttacker.
+//  10. Tokens and certificates of agents: TestTokensOfAnAgent, TestTokensAfterThePolicyIsDeleted,
+//     TestBootstrapTokenOfAnAttacker.
 //  11. Checks: TestChecksBesideARollout.
 //  12. Registrations: TestRegistrationThatHangs, TestPullModeOfAnEmptySpec.
-//  13. Content that executes code: TestContentReachesNothing, TestExploitedSandbox.
+//  13. Content that executes code: TestContentReachesNothing, TestExploitedSandbox,
+//     TestExploitedSandboxOfAnotherTenant.
 package attacks

@@ -27,7 +27,15 @@ func hostileContents() []hostileContent {
 		{"looping", libv1beta1.LuaAnnotation, "function evaluate() while true do end end", "steps"},
 		{"constants", libv1beta1.LuaAnnotation, manyConstants(100_000), "took longer than"},
 		{"allocating", libv1beta1.LuaAnnotation, "function evaluate() local t, list = {}, {}; for i = 1, 200 do list[i] = i end; for i = 1, 1e9 do t[i] = {unpack(list)} end end", "too much memory"},
+		// Nothing of it needs a child process.
+		{"aliases", "example.com/plain", aliasesOf(50<<10, 4000), "aliases make it too large"},
 	}
+}
+
+// aliasesOf returns a ConfigMap with aliases of a text of size bytes. Their copies have no limit in the parser.
+func aliasesOf(size, aliases int) string {
+	return "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, namespace: default}\nx: &a " + strings.Repeat("x", size) +
+		"\ny: [" + strings.Repeat("*a, ", aliases) + "]\n"
 }
 
 // manyConstants returns a script with n constants. The compiler compares each one with all others.
@@ -62,7 +70,7 @@ func TestHostileContentOfATenant(t *testing.T) {
 	}
 	other.content(delivery)
 
-	const clusters = 6 // with 6 contents, 36 summaries for 30 workers
+	const clusters = 6 // with 7 contents, 42 summaries for 30 workers
 	for i := range clusters {
 		w.pullCluster(attacker, fmt.Sprint("hostile-", i))
 	}

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 )
 
 // TestCloudIdentity: whoever may create SveltosClusters has the hub sign a token for somebody else's EKS cluster, and
@@ -64,24 +65,40 @@ func TestCloudIdentity(t *testing.T) {
 }
 
 // TestExistenceOfSecrets: an author of SveltosClusters without rights on Secrets wants to know which ones exist, in his
-// namespace, which may use the cloud identity of the hub, and in another one.
+// namespace, which may use the cloud identity of the hub, and in another one that may use it, too: there also which
+// ones have a certificate authority, as those of TLS and of ServiceAccounts have.
 func TestExistenceOfSecrets(t *testing.T) {
 	w := newWorld(t)
-	foreign := w.ns
-	w.ns = cloudNamespace
-	w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}})))
-	tenant := w.account("curious", rbacv1.PolicyRule{APIGroups: []string{libv1beta1.GroupVersion.Group}, Resources: []string{"*"}, Verbs: []string{"*"}})
-	for i, namespace := range []string{w.ns, foreign} {
+	for _, namespace := range []string{cloudNamespace, otherCloudNamespace} {
+		w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})))
 		w.must(w.Create(t.Context(), &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "existing"}, StringData: map[string]string{"password": "s3cret"},
 		}))
+	}
+	w.must(w.Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: otherCloudNamespace, Name: "authority"}, Data: map[string][]byte{fleet.AuthorityKey: w.hub.Config.CAData},
+	}))
+	foreign := w.ns
+	w.must(w.Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: foreign, Name: "authority"}, Data: map[string][]byte{fleet.AuthorityKey: w.hub.Config.CAData},
+	}))
+	w.ns = cloudNamespace
+	tenant := w.account("curious", rbacv1.PolicyRule{APIGroups: []string{libv1beta1.GroupVersion.Group}, Resources: []string{"*"}, Verbs: []string{"*"}})
+	for i, test := range []struct {
+		namespace string
+		secrets   []string
+	}{
+		{w.ns, []string{"missing", "existing"}},
+		{otherCloudNamespace, []string{"missing", "existing", "authority"}},
+		{foreign, []string{"missing", "authority"}},
+	} {
 		messages := map[string]string{}
-		for _, secret := range []string{"existing", "missing"} {
+		for _, secret := range test.secrets {
 			cluster := &libv1beta1.SveltosCluster{
 				ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: fmt.Sprintf("%s-%d", secret, i)},
 				Spec: libv1beta1.SveltosClusterSpec{WorkloadIdentity: &libv1beta1.WorkloadIdentity{
 					Provider: libv1beta1.WorkloadIdentityAWS, Endpoint: "https://127.0.0.1:1", AWS: &libv1beta1.AWSIdentity{ClusterName: "victim"},
-					CASecretRef: &corev1.SecretReference{Namespace: namespace, Name: secret},
+					CASecretRef: &corev1.SecretReference{Namespace: test.namespace, Name: secret},
 				}},
 			}
 			w.must(tenant.Create(t.Context(), cluster))
@@ -89,12 +106,14 @@ func TestExistenceOfSecrets(t *testing.T) {
 				if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
 					return err
 				}
-				return wantText(cluster.Status.FailureMessage, "caSecretRef")
+				return wantText(cluster.Status.FailureMessage, "connect")
 			})
 			messages[secret] = strings.ReplaceAll(cluster.Status.FailureMessage, secret, "secret")
 		}
-		if messages["existing"] != messages["missing"] {
-			t.Errorf("namespace %s: the messages differ: %q", namespace, messages)
+		for _, secret := range test.secrets {
+			if messages[secret] != messages["missing"] || !strings.Contains(messages[secret], "caSecretRef") {
+				t.Errorf("namespace %s: the messages differ: %q", test.namespace, messages)
+			}
 		}
 	}
 }

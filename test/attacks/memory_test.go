@@ -1,6 +1,7 @@
 package attacks
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -56,11 +57,33 @@ const (
 	manyObjects = 3_900_000
 )
 
+// membersPerKind is the number of members that return the same. endedLists is the number of lists of objects that
+// have ended for which the test waits.
+const (
+	membersPerKind = 25
+	endedLists     = 5
+)
+
+// The numbers of honest pages of a list of objects, before one that waits, and of objects in a page, which needs no
+// reservation. The lists of all members need more memory than a namespace can have, which is enough for maxWaiting.
+const (
+	maxWaiting    = 14
+	honestPages   = 100
+	objectsOfPage = 150
+	nameBytes     = 500
+)
+
 // elements is a part of a response with n values, which need hundreds of times as much memory as text.
 func elements(n int) string { return strings.TrimSuffix(strings.Repeat("null,", n), ",") }
 
+// isOfObjects returns whether a list is one of objects for their watch. The Secrets of records are such objects.
+func isOfObjects(r *http.Request) bool {
+	return strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata") && !strings.Contains(r.URL.Query().Get("labelSelector"), "=head")
+}
+
 // fillingMember serves a cluster that fills the memory of the hub by all its responses for one kind of request: "apis",
-// "lists" or "events". It counts them.
+// "lists", "events" or "objects". It counts them; of the lists of objects, those that begin again after one was refused
+// or has expired.
 func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled *atomic.Int64) {
 	w.Helper()
 	filled = &atomic.Int64{}
@@ -70,6 +93,8 @@ func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled
 	apis := `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[` + elements(manyAPIs) + `]}`
 	list := `"apiVersion":"v1","metadata":{"continue":"next"},"items":[` + elements(manyObjects) + `]}`
 	event := strings.Repeat("x", 1<<20)
+	page := strings.TrimSuffix(strings.Repeat(`{"metadata":{"name":"`+strings.Repeat("a", nameBytes)+`"}},`, objectsOfPage), ",")
+	var begun, waiting atomic.Int64 // lists of objects
 	server := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		rw.Header().Set("Content-Type", "application/json")
 		isWatch, isList := r.URL.Query().Has("watch"), r.Method == http.MethodGet && r.URL.Query().Has("labelSelector")
@@ -87,6 +112,24 @@ func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled
 			}
 		case isWatch:
 			http.Error(rw, "", http.StatusServiceUnavailable)
+		case kind == "objects" && isList && isOfObjects(r):
+			next := 1
+			_, _ = fmt.Sscan(r.URL.Query().Get("continue"), &next)
+			if next > honestPages {
+				if n := waiting.Add(1); n == maxWaiting+1 {
+					w.Errorf("more than %d lists of one namespace wait for their last page", maxWaiting)
+				}
+				defer waiting.Add(-1)
+				select {
+				case <-r.Context().Done():
+				case <-w.Context().Done():
+				}
+				return
+			}
+			if next == 1 && begun.Add(1) > membersPerKind {
+				filled.Add(1)
+			}
+			_, _ = fmt.Fprintf(rw, `{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1","metadata":{"continue":"%d"},"items":[%s]}`, next+1, page)
 		case kind == "lists" && isList:
 			filled.Add(1)
 			_, _ = fmt.Fprint(rw, `{"kind":"SecretList",`, list)
@@ -103,6 +146,14 @@ func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled
 // TestManyMembersThatFillTheMemory: a tenant has many push members, which return at the same time what needs as much
 // memory as possible. The hub stays below its memory limit, and the changes of another tenant are delivered meanwhile.
 func TestManyMembersThatFillTheMemory(t *testing.T) {
+	for name, kinds := range map[string][]string{"large responses": {"apis", "lists", "events"}, "many pages": {"objects"}} {
+		t.Run(name, func(t *testing.T) { testManyMembers(t, kinds) })
+	}
+}
+
+// testManyMembers is TestManyMembersThatFillTheMemory for kinds of fillingMember.
+func testManyMembers(t *testing.T, kinds []string) {
+	t.Helper()
 	w := newWorld(t)
 	other := &world{TB: w.TB, Client: w.Client, hub: w.hub, ns: w.hub.Namespace(t, "other")}
 	victim, attacker, owner := other.tenant(), w.tenant(), w.clusterOwner()
@@ -113,13 +164,12 @@ func TestManyMembersThatFillTheMemory(t *testing.T) {
 	other.wantDelivered("first", waitTimeout)
 
 	stop := largestMemory()
-	const perKind = 25
 	var members []string
 	filled := map[string]*atomic.Int64{}
-	for _, kind := range []string{"apis", "lists", "events"} {
+	for _, kind := range kinds {
 		var server clientcmdapi.Cluster
 		server, filled[kind] = w.fillingMember(kind)
-		for i := range perKind {
+		for i := range membersPerKind {
 			members = append(members, w.pushCluster(owner, fmt.Sprint(kind, "-", i), libv1beta1.SveltosClusterSpec{}, server).Name)
 		}
 	}
@@ -127,7 +177,7 @@ func TestManyMembersThatFillTheMemory(t *testing.T) {
 	w.contentProfile(attacker, "hostile", members...)
 	for kind, n := range filled {
 		w.eventually("the members have returned their "+kind, func() error {
-			if n := n.Load(); n < perKind {
+			if n := n.Load(); n < cmp.Or(map[string]int64{"objects": endedLists}[kind], membersPerKind) {
 				return fmt.Errorf("%d responses", n)
 			}
 			return nil

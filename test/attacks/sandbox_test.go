@@ -1,13 +1,17 @@
 package attacks
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,11 +21,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/examples"
+	"github.com/towline/towline/internal/cache"
+	"github.com/towline/towline/internal/check"
+	"github.com/towline/towline/internal/render"
 	"github.com/towline/towline/internal/sandbox"
+	"github.com/towline/towline/internal/source"
 )
 
 // exploited is the argument with which the tests start their binary as a child of the sandbox that executes code of the
@@ -34,9 +43,21 @@ type targets struct {
 	Process       int
 }
 
-// serveExploited is a child in which the attacker's content has found a bug in an interpreter.
+// serveExploited is a child in which the attacker's content has found a bug in an interpreter: the function exploited
+// attacks the rest of the machine. The functions of the hub return forged results after an input with exploit.
 func serveExploited() error {
-	return sandbox.Serve(map[string]sandbox.Function{exploited: func(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
+	functions := render.SandboxFunctions()
+	maps.Copy(functions, check.Functions())
+	isExploited := false
+	for name, function := range functions {
+		functions[name] = func(input json.RawMessage, callBack func(any) (json.RawMessage, error)) (any, error) {
+			if isExploited = isExploited || bytes.Contains(input, []byte(exploit)); isExploited {
+				return json.RawMessage(forgedResults()[name]), nil
+			}
+			return function(input, callBack)
+		}
+	}
+	functions[exploited] = func(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
 		var to targets
 		if err := json.Unmarshal(input, &to); err != nil {
 			return nil, err
@@ -47,7 +68,25 @@ func serveExploited() error {
 		}
 		failures["environment"] = fmt.Sprint(os.Environ())
 		return failures, nil
-	}}, os.Stdin, os.Stdout)
+	}
+	return sandbox.Serve(functions, os.Stdin, os.Stdout)
+}
+
+// exploit is the content that exploits a child.
+const exploit = "exploit this child"
+
+// forgedResults are the results of an exploited child, by function. All have the text "forged".
+func forgedResults() map[string]string {
+	const object = `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"forged"}}`
+	return map[string]string{
+		"expand":               `{"Text":` + strconv.Quote(object) + `,"IsShared":true,"OnlyResources":true}`,
+		"script":               `{"Text":` + strconv.Quote(object) + `,"IsShared":true,"OnlyResources":true}`,
+		"substitute":           `[` + strconv.Quote(object) + `]`,
+		"render":               `{"Objects":[` + object + `],"Paths":["a"]}`,
+		"patch":                `{"0":` + object + `}`,
+		"kustomize":            `{"Objects":[` + object + `],"Templates":{"0":` + strconv.Quote(object) + `}}`,
+		"condition of a check": `"forged"`,
+	}
 }
 
 // attacks are functions that return nil if they succeed.
@@ -124,6 +163,112 @@ func TestExploitedSandbox(t *testing.T) {
 	}
 	if _, err := os.Stat(token); err != nil {
 		t.Error(err)
+	}
+}
+
+// rendering renders the same public contents for several tenants, with the caches of a hub.
+type rendering struct {
+	*testing.T
+	pool           *sandbox.Pool
+	expansions     *cache.Cache[string]
+	manifests      *render.ManifestRenderer
+	kustomizations *render.KustomizationRenderer
+	charts         *render.Charts
+	changer        *render.Changer
+	chart          source.Chart
+}
+
+func newRendering(t *testing.T, program string) *rendering {
+	t.Helper()
+	pool := sandbox.NewPool([]string{program, exploited}, clock.RealClock{})
+	packed, err := examples.Chart{Name: "public", Version: "1.0.0"}.Archive()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "public.tgz")
+	if err := os.WriteFile(file, packed, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return &rendering{
+		T: t, pool: pool, expansions: source.NewExpansions(), manifests: render.NewManifestRenderer(), kustomizations: render.NewKustomizationRenderer(pool),
+		charts: render.NewCharts(pool), changer: render.NewChanger(pool), chart: source.Chart{Name: "public", Version: "1.0.0", Path: file, Digest: "public"},
+	}
+}
+
+// subject returns the cluster of a tenant, or one of a ClusterProfile if the namespace is empty.
+func (r *rendering) subject(namespace string) source.Subject {
+	return source.Subject{Namespace: cmp.Or(namespace, "fleet"), Name: "cluster", Confined: namespace, Sandbox: r.pool, Expansions: r.expansions}
+}
+
+// results returns the results for a tenant by content.
+func (r *rendering) results(namespace string) map[string]string {
+	r.Helper()
+	const (
+		manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: public, namespace: default}\ndata: {a: '%s'}\n"
+		script   = "function evaluate() return {resources = 'apiVersion: v1\\nkind: ConfigMap\\nmetadata: {name: public}'} end"
+	)
+	subject, results := r.subject(namespace), map[string]string{}
+	add := func(what string, result any, err error) {
+		if err != nil {
+			r.Fatalf("%s of %q: %v", what, namespace, err)
+		}
+		text, err := json.Marshal(result)
+		if err != nil {
+			r.Fatal(err)
+		}
+		results[what] = string(text)
+	}
+	expanded, err := subject.Expand("text", `{{ upper "public" }}`)
+	add("expansion", expanded, err)
+	file := func(text string) []source.File { return []source.File{{Name: "a.yaml", Data: []byte(text)}} }
+	reference := source.Reference{Kind: source.KindURL, URL: "https://example.com/public"}
+	objects, _, err := r.manifests.Render(source.Content{Reference: reference, Digest: "a", Template: true, Files: file(fmt.Sprintf(manifest, `{{ upper "a" }}`))}, subject)
+	add("template", objects, err)
+	objects, _, err = r.manifests.Render(source.Content{Reference: reference, Digest: "b", Lua: true, Files: file(script)}, subject)
+	add("script", objects, err)
+	files := append(file(fmt.Sprintf(manifest, "{{ .value }}")), source.File{Name: "kustomization.yaml", Data: []byte("resources: [a.yaml]")})
+	k := render.Kustomization{Content: source.Content{Reference: reference, Digest: "c", Files: files}}
+	built, documents, err := r.kustomizations.Render(k, subject)
+	add("kustomization", built, err)
+	k.Values = map[string]string{"value": "public"}
+	objects, _, err = r.kustomizations.Render(k, subject)
+	add("kustomization with values", objects, err)
+	patches := []render.Patch{{Text: "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: public, namespace: default}\ndata: {b: public}"}}
+	changed, err := r.changer.Change(built, documents, render.Changes{Patches: patches, Scope: subject.Confined}, nil)
+	add("patch", changed.Objects, err)
+	release, err := r.charts.Render(r.Context(), render.ChartRequest{
+		Chart: r.chart, Name: "public", Namespace: "public", KubeVersion: "v1.36.3", APIVersions: []string{"v1"}, Scope: subject.Confined,
+	})
+	add("chart", release.Objects, err)
+	checker := check.Checker{Sandbox: r.pool, Cluster: client.ObjectKey{Namespace: subject.Namespace, Name: subject.Name}}
+	failure, err := checker.Run(r.Context(), nil, []libv1beta1.ClusterCheck{{Name: "public", Condition: "function evaluate() return {pass = true} end"}})
+	add("check", failure, err)
+	return results
+}
+
+// TestExploitedSandboxOfAnotherTenant: the content of a tenant executes code in a child that renders it. The child
+// returns forged results for public contents, which other tenants and ClusterProfiles have as well. They get their own.
+func TestExploitedSandboxOfAnotherTenant(t *testing.T) {
+	t.Parallel()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRendering(t, program)
+	if _, err := r.subject("attacker").Expand("text", "{{ upper "+strconv.Quote(exploit)+" }}"); err != nil {
+		t.Fatal(err)
+	}
+	for what, result := range r.results("attacker") {
+		if !strings.Contains(result, "forged") {
+			t.Errorf("the attacker does not control the %s: %s", what, result)
+		}
+	}
+	for _, namespace := range []string{"victim", ""} {
+		for what, result := range r.results(namespace) {
+			if strings.Contains(result, "forged") {
+				t.Errorf("the attacker controls the %s of %q: %s", what, namespace, result)
+			}
+		}
 	}
 }
 

@@ -57,6 +57,19 @@ func TestSummaryOfATenant(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "forged", OwnerReferences: other}, Spec: spec,
 		})
 	})
+	for what, owner := range map[string]metav1.OwnerReference{
+		"an owner of an unknown kind, which the garbage collector keeps": {APIVersion: "unknown.example.com/v1", Kind: "Foo", Name: "platform", UID: claimed[0].UID},
+		"a Profile of another group":                                     {APIVersion: "unknown.example.com/v1", Kind: configv1beta1.ProfileKind, Name: "platform", UID: claimed[0].UID},
+		"a Profile of an unknown version": {
+			APIVersion: configv1beta1.GroupVersion.Group + "/v9", Kind: configv1beta1.ProfileKind, Name: "platform", UID: claimed[0].UID,
+		},
+	} {
+		w.wantForbidden("a summary with "+what, text, func() error {
+			return tenant.Create(t.Context(), &configv1beta1.ClusterSummary{
+				ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "forged", OwnerReferences: []metav1.OwnerReference{owner}}, Spec: spec,
+			})
+		})
+	}
 	w.wantForbidden("a summary with the label of a ClusterProfile", text, func() error {
 		return tenant.Create(t.Context(), &configv1beta1.ClusterSummary{
 			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "forged", Labels: map[string]string{configv1beta1.ClusterProfileNameLabel: "platform"}}, Spec: spec,
@@ -110,7 +123,12 @@ func TestSummaryForAForeignCluster(t *testing.T) {
 	tenant, foreign := w.tenant(), w.hub.Namespace(t, "victim")
 	victim := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: foreign, Name: "prod"}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true}}
 	w.must(w.Create(t.Context(), victim))
-	profile := w.profile(tenant, "mine", func(*configv1beta1.ProfileSpec) {})
+	// A paused Profile does not delete the summary, although it matches no cluster.
+	profile := &configv1beta1.Profile{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "mine", Annotations: map[string]string{libv1beta1.ProfilePausedAnnotation: "true"}},
+		Spec:       configv1beta1.ProfileSpec{ClusterSelector: metav1.LabelSelector{MatchLabels: w.labels()}},
+	}
+	w.must(tenant.Create(t.Context(), profile))
 	summary := &configv1beta1.ClusterSummary{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "prod", OwnerReferences: []metav1.OwnerReference{
 			*metav1.NewControllerRef(profile, configv1beta1.GroupVersion.WithKind(configv1beta1.ProfileKind)),
@@ -118,16 +136,106 @@ func TestSummaryForAForeignCluster(t *testing.T) {
 		Spec: configv1beta1.ClusterSummarySpec{ClusterNamespace: foreign, ClusterName: "prod", ClusterType: libv1beta1.ClusterTypeSveltos},
 	}
 	w.must(tenant.Create(t.Context(), summary))
-	w.eventually("the hub looks for the cluster in the namespace of the tenant, or deletes the summary", func() error {
-		// The Profile matches no cluster, so its controller deletes the summary.
+	w.eventually("the hub looks for the cluster in the namespace of the tenant", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(summary), summary); err != nil {
-			return client.IgnoreNotFound(err)
+			return err
 		}
 		return wantText(summary.Status.FailureMessage, "cluster "+w.ns+"/prod does not exist")
 	})
 	groups := &libv1beta1.ConfigurationGroupList{}
 	if err := w.List(t.Context(), groups, client.InNamespace(foreign)); err != nil || len(groups.Items) > 0 {
 		t.Errorf("the foreign cluster got %d groups (error %v), want none", len(groups.Items), err)
+	}
+}
+
+// TestSummaryWithTheUIDOfAProfile: the namespace of a tenant has a summary that names the UID of a ClusterProfile, or
+// of somebody else's Profile, as that of another owner. An earlier version allowed the tenant to create it. Then he
+// labels his cluster so that the ClusterProfile matches: the hub must not read a Secret for the content of that
+// summary, and not deploy it to the namespace of others.
+func TestSummaryWithTheUIDOfAProfile(t *testing.T) {
+	w := newWorld(t)
+	tenant, foreign := w.tenant(), w.hub.Namespace(t, "victim")
+	w.must(w.Create(t.Context(), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: foreign, Name: "victim"}, StringData: map[string]string{"password": "s3cret"},
+	}))
+	selector := map[string]string{"test": w.ns, "go": "yes"}
+	profile := &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: w.ns}, Spec: configv1beta1.ProfileSpec{
+		SyncMode: configv1beta1.SyncModeOneTime, ClusterSelector: metav1.LabelSelector{MatchLabels: selector},
+		PolicyRefs: []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: foreign, Name: "harmless", Optional: true}},
+	}}
+	w.must(w.Create(t.Context(), profile))
+	t.Cleanup(func() { _ = w.Delete(w.Context(), profile) })
+	theirs := &configv1beta1.Profile{ObjectMeta: metav1.ObjectMeta{Namespace: foreign, Name: "theirs"}}
+	w.must(w.Create(t.Context(), theirs))
+	w.must(tenant.Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content", Annotations: map[string]string{libv1beta1.TemplateAnnotation: "ok"}},
+		Data: map[string]string{"a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: " + foreign +
+			", name: stolen}\ndata: {password: '{{ .MgmtResources.victim.data.password }}'}\n"},
+	}))
+	cluster := w.pullCluster(tenant, "mine")
+	forge := func(name string, owner metav1.OwnerReference) *configv1beta1.ClusterSummary {
+		t.Helper()
+		forged := &configv1beta1.ClusterSummary{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: w.ns, Name: name, Finalizers: []string{configv1beta1.ClusterSummaryFinalizer}, OwnerReferences: []metav1.OwnerReference{owner},
+			},
+			Spec: configv1beta1.ClusterSummarySpec{
+				ClusterNamespace: w.ns, ClusterName: "mine", ClusterType: libv1beta1.ClusterTypeSveltos,
+				ClusterProfileSpec: configv1beta1.ProfileSpec{
+					SyncMode: configv1beta1.SyncModeOneTime,
+					TemplateResourceRefs: []configv1beta1.TemplateResourceRef{
+						{Identifier: "victim", Resource: corev1.ObjectReference{APIVersion: "v1", Kind: "Secret", Namespace: foreign, Name: "victim"}},
+					},
+					PolicyRefs: []libv1beta1.PolicyRef{{
+						Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content", DeploymentType: libv1beta1.DeploymentTypeLocal,
+					}},
+				},
+			},
+		}
+		w.must(w.Create(t.Context(), forged))
+		return forged
+	}
+	forged := forge("forged", metav1.OwnerReference{APIVersion: "unknown.example.com/v1", Kind: "Foo", Name: "x", UID: profile.UID})
+	// The owner has an unknown version, so that the garbage collector keeps the summary.
+	unknown, isController := configv1beta1.GroupVersion.Group+"/v9", true
+	ofProfile := forge("profile", metav1.OwnerReference{
+		APIVersion: unknown, Kind: configv1beta1.ProfileKind, Name: "theirs", UID: theirs.UID, Controller: &isController,
+	})
+
+	relabelled := cluster.DeepCopy()
+	relabelled.Labels = selector
+	w.must(tenant.Patch(t.Context(), relabelled, client.MergeFrom(cluster)))
+	w.eventually("the ClusterProfile has a summary of its own", func() error {
+		stolen := &corev1.ConfigMap{}
+		if err := w.Get(t.Context(), client.ObjectKey{Namespace: foreign, Name: "stolen"}, stolen); err == nil {
+			t.Fatalf("the hub has written %v to the namespace of others", stolen.Data)
+		}
+		var all configv1beta1.ClusterSummaryList
+		if err := w.List(t.Context(), &all, client.InNamespace(w.ns), client.MatchingLabels{configv1beta1.ClusterProfileNameLabel: profile.Name}); err != nil {
+			return err
+		}
+		for _, summary := range all.Items {
+			if summary.Name == forged.Name {
+				t.Fatalf("the summary of the tenant belongs to %+v", summary.OwnerReferences)
+			}
+			if metav1.IsControlledBy(&summary, profile) && summary.Spec.ClusterProfileSpec.PolicyRefs[0].Name == "harmless" {
+				return nil
+			}
+		}
+		return fmt.Errorf("got %d summaries", len(all.Items))
+	})
+
+	// The Profile of the others neither deletes the summary nor waits for it.
+	w.must(w.Delete(t.Context(), theirs))
+	w.eventually("the Profile of the others is deleted", func() error {
+		if err := w.Get(t.Context(), client.ObjectKeyFromObject(theirs), theirs); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("error %w, finalizers %v", err, theirs.Finalizers)
+		}
+		return nil
+	})
+	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(ofProfile), ofProfile))
+	if ofProfile.DeletionTimestamp != nil {
+		t.Error("the Profile of the others has deleted the summary of the tenant")
 	}
 }
 

@@ -43,8 +43,8 @@ const waitTimeout = 2 * time.Minute
 // deniedAddress is an address to which the hub of the tests must not connect.
 const deniedAddress = "127.0.0.3"
 
-// cloudNamespace is the namespace whose clusters may use the cloud identity of the hub.
-const cloudNamespace = "cloud"
+// The clusters of cloudNamespace and otherCloudNamespace may use the cloud identity of the hub.
+const cloudNamespace, otherCloudNamespace = "cloud", "other-cloud"
 
 // TestMain is also the child process in which the hub expands templates, and the one of TestExploitedSandbox.
 func TestMain(m *testing.M) {
@@ -92,7 +92,7 @@ var sharedHub = sync.OnceValues(func() (*localkube.Plane, error) {
 	go func() {
 		options := hub.Options{
 			Egress:         policy,
-			Identity:       fleet.IdentityPolicy{Namespaces: []string{cloudNamespace}, Hosts: []string{"127.0.0.1"}},
+			Identity:       fleet.IdentityPolicy{Namespaces: []string{cloudNamespace, otherCloudNamespace}, Hosts: []string{"127.0.0.1"}},
 			SandboxCommand: []string{program, "sandbox"},
 			// The tests report once for the agents of clusters in pull mode.
 			HeartbeatLimits: map[fleet.Type]time.Duration{fleet.TypeSveltos: time.Hour},

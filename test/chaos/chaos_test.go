@@ -224,6 +224,7 @@ func (r *round) deregister() {
 		return client.IgnoreNotFound(r.admin.Delete(r.t.Context(), &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: clusters, Name: m.name}}))
 	})
 	delete(r.model.env, m.name)
+	m.hasLeft = true
 }
 
 // drift changes or deletes an object that a profile or the chart has deployed.
@@ -244,7 +245,11 @@ func (r *round) driftOf(m *member, object *corev1.ConfigMap, isDeletion bool) er
 	if isDeletion {
 		return m.admin.Delete(r.t.Context(), object)
 	}
-	return m.admin.Patch(r.t.Context(), object, client.RawPatch("application/merge-patch+json", []byte(`{"data":{"text":"by hand","edition":"by hand"}}`)))
+	key := "text" // a key that no profile has would be one of others, and would stay
+	if object.Name == chartObject {
+		key = "edition"
+	}
+	return m.admin.Patch(r.t.Context(), object, client.RawPatch("application/merge-patch+json", fmt.Appendf(nil, `{"data":{%q:"by hand"}}`, key)))
 }
 
 // applyProfile applies a profile and its ConfigMap, or deletes the profile.

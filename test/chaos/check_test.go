@@ -2,9 +2,12 @@ package chaos
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"helm.sh/helm/v4/pkg/release/common"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -47,6 +51,7 @@ func (f *fleet) settle(m *model) {
 	f.wantIntact()
 	m.settled()
 	for _, member := range f.members {
+		f.labelManaged(m, member)
 		if _, isRegistered := m.env[member.name]; !isRegistered && member.agent != nil {
 			member.agent.stop() // its Deployment is deleted
 			member.agent = nil
@@ -54,19 +59,61 @@ func (f *fleet) settle(m *model) {
 	}
 }
 
-// wantIntact checks what cannot become right again: the objects of others, and hooks that ran twice.
+// wantIntact checks what cannot become right again: the objects of others, hooks that ran twice, and programs that have
+// crashed.
 func (f *fleet) wantIntact() {
 	f.t.Helper()
 	f.wantForeign("hub", f.admin, f.foreign)
+	if err := f.hub.check(); err != nil {
+		f.t.Fatal(err)
+	}
 	for _, member := range f.members {
 		f.wantForeign(member.name, member.admin, member.foreign)
-		if err := member.hooks.checkRepeated(); err != nil {
+		if member.agent != nil {
+			if err := member.agent.check(); err != nil {
+				f.t.Fatal(err)
+			}
+		}
+		if err := errors.Join(member.hooks.checkRepeated(), f.checkOnce(member)); err != nil {
 			f.t.Fatalf("%s: %v", member.name, err)
 		}
 	}
 }
 
-// compare returns the differences between the fleet and the model.
+// checkOnce returns an error if a revision has failed because a hook whose Job existed was run again. A revision can
+// also fail because a newer one has replaced it.
+func (f *fleet) checkOnce(on *member) error {
+	f.t.Helper()
+	var records corev1.SecretList
+	f.try("list the release records of "+on.name, func() error {
+		return on.admin.List(f.t.Context(), &records, client.InNamespace(chartProfile))
+	})
+	var errs []error
+	for _, secret := range records.Items {
+		entry, isRelease := release.ParseEntry(secret.ObjectMeta)
+		if !isRelease || entry.Status != common.StatusFailed {
+			continue
+		}
+		text, err := decodeRecord(secret.Data["release"])
+		if err == nil && strings.Contains(text, "already exists") {
+			err = fmt.Errorf("a hook of revision %d ran again: %.400s", entry.Revision, text)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// decodeRecord returns the JSON of a release record.
+func decodeRecord(encoded []byte) (string, error) {
+	zipped, err := gzip.NewReader(base64.NewDecoder(base64.StdEncoding, bytes.NewReader(encoded)))
+	if err != nil {
+		return "", fmt.Errorf("decode a release record: %w", err)
+	}
+	text, err := io.ReadAll(zipped)
+	return string(text), err
+}
+
+// compare returns the differences between the fleet and the model. All kinds are listed only when nothing else differs.
 func (f *fleet) compare(m *model) error {
 	ctx := f.t.Context()
 	errs := []error{
@@ -76,6 +123,12 @@ func (f *fleet) compare(m *model) error {
 	for _, member := range f.members {
 		err := errors.Join(f.compareMember(ctx, m, member), f.compareCluster(ctx, m, member), f.compareLeftovers(ctx, m, member))
 		errs = append(errs, named(member.name, err))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	for _, member := range f.members {
+		errs = append(errs, named(member.name, compareManaged(ctx, m, member)))
 	}
 	return errors.Join(errs...)
 }
@@ -95,11 +148,13 @@ func (f *fleet) compareMember(ctx context.Context, m *model, on *member) error {
 	}
 	found := map[string]string{}
 	for _, object := range list.Items {
-		if !isForeign(&object) && object.Name != "kube-root-ca.crt" {
+		if !isForeign(&object) && object.Name != "kube-root-ca.crt" && object.Name != adoptedObject {
 			found[object.Name] = object.Data["text"]
 		}
 	}
-	if diff := gocmp.Diff(m.objects(on.name), found); diff != "" {
+	want := m.objects(on.name)
+	delete(want, adoptedObject)
+	if diff := gocmp.Diff(want, found); diff != "" {
 		return fmt.Errorf("objects (-want +got):\n%s", diff)
 	}
 	edition := &corev1.ConfigMap{}
@@ -116,7 +171,11 @@ func (f *fleet) compareMember(ctx context.Context, m *model, on *member) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(compareRecords(ctx, m, on), on.hooks.checkDeployed(m.chart))
+	jobs, err := on.hooks.jobs.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	return errors.Join(compareRecords(ctx, m, on), on.hooks.checkDeployed(m.chart), on.hooks.checkKept(m.chart, jobs.Items))
 }
 
 // compareRecords checks that a member has a record of each of its bundles and no other one, and one deployed revision

@@ -17,10 +17,11 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/examples"
@@ -57,6 +58,11 @@ type member struct {
 	agent   *process
 	hooks   *hookLog
 	foreign foreignLog
+	hasLeft bool // the member has left the fleet in some round
+	// labelled has the UIDs of the managed objects on which others have set a label, by kind and key. adopted is the UID
+	// of adoptedObject.
+	labelled map[string]types.UID
+	adopted  types.UID
 }
 
 // fleet is a hub with its members.
@@ -80,9 +86,11 @@ func newFleet(t *testing.T, names ...string) *fleet {
 	f := &fleet{t: t, dir: t.TempDir(), plane: planes[0], admin: newAdmin(t, planes[0]), charts: serveChart(t), foreign: foreignLog{}}
 	f.hubLink = newLink(t, "hub", hostOf(f.plane))
 	kubeconfig := f.linkedKubeconfig(f.plane, f.hubLink)
-	f.hub = run(t, "hub", []string{"KUBECONFIG=" + kubeconfig}, "towline", "hub", "--install-crds", "--diagnostics-address=127.0.0.1:0",
+	// As in config/hub.yaml, a lost connection is noticed in 20 s.
+	env := []string{"KUBECONFIG=" + kubeconfig, "HTTP2_READ_IDLE_TIMEOUT_SECONDS=10", "HTTP2_PING_TIMEOUT_SECONDS=10"}
+	f.hub = run(t, "hub", env, "towline", "hub", "--leader-elect", "--install-crds", "--diagnostics-address=127.0.0.1:0",
 		"--health-address=127.0.0.1:0", "--cache-dir="+filepath.Join(f.dir, "cache"))
-	f.try("create the namespace of the clusters", func() error { return createNamespace(t.Context(), f.admin, clusters) })
+	f.createNamespace(f.admin, f.foreign, clusters)
 	for i, name := range names {
 		m := &member{name: name, isPull: strings.HasPrefix(name, "pull"), plane: planes[i+1], admin: newAdmin(t, planes[i+1])}
 		target := m.plane
@@ -98,7 +106,9 @@ func newFleet(t *testing.T, names ...string) *fleet {
 
 func newAdmin(t *testing.T, plane *localkube.Plane) client.Client {
 	t.Helper()
-	c, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	config := rest.CopyConfig(plane.Config)
+	config.WarningHandler = rest.NoWarnings{} // some kinds that are listed are deprecated
+	c, err := client.New(config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,8 +117,10 @@ func newAdmin(t *testing.T, plane *localkube.Plane) client.Client {
 
 func hostOf(plane *localkube.Plane) string { return strings.TrimPrefix(plane.Config.Host, "https://") }
 
-// serveChart starts a repository with the chart: a ConfigMap, a hook before and one after each install and upgrade, and
-// a hook before the uninstallation.
+// serveChart starts a repository with the chart: a ConfigMap, a hook before and two after each install and upgrade, and
+// a hook before the uninstallation. The hook onceHook has another name in each edition, and is not deleted unless it
+// fails: a second run fails because its Job exists, also if the log of hooks has missed the first run while the API
+// server was down.
 func serveChart(t *testing.T) string {
 	t.Helper()
 	const hook = `
@@ -116,7 +128,7 @@ apiVersion: batch/v1
 kind: Job
 metadata:
   name: %[1]s
-  annotations: {edition: "{{ .Values.edition }}", helm.sh/hook: "%[2]s", helm.sh/hook-delete-policy: before-hook-creation}
+  annotations: {edition: "{{ .Values.edition }}", helm.sh/hook: "%[2]s", helm.sh/hook-delete-policy: %[3]s}
 spec:
   backoffLimit: 0
   template:
@@ -125,9 +137,10 @@ spec:
       containers: [{name: main, image: "example.com/hook:1"}]
 `
 	repository, err := examples.Repository(examples.Chart{Name: chartProfile, Files: map[string]string{
-		"templates/pre.yaml":     fmt.Sprintf(hook, "pre", "pre-install,pre-upgrade"),
-		"templates/post.yaml":    fmt.Sprintf(hook, "post", "post-install,post-upgrade"),
-		"templates/delete.yaml":  fmt.Sprintf(hook, deleteHook, "pre-delete"),
+		"templates/pre.yaml":     fmt.Sprintf(hook, "pre", "pre-install,pre-upgrade", "before-hook-creation"),
+		"templates/post.yaml":    fmt.Sprintf(hook, "post", "post-install,post-upgrade", "before-hook-creation"),
+		"templates/once.yaml":    fmt.Sprintf(hook, onceHook+"{{ .Values.edition }}", "post-install,post-upgrade", "hook-failed"),
+		"templates/delete.yaml":  fmt.Sprintf(hook, deleteHook, "pre-delete", "before-hook-creation"),
 		"templates/edition.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: " + chartObject + "}\ndata: {edition: \"{{ .Values.edition }}\"}\n",
 	}})
 	if err != nil {
@@ -159,15 +172,17 @@ func (f *fleet) linkedKubeconfig(plane *localkube.Plane, through *link) string {
 // first member of each mode, the namespace of the agent also has objects of others.
 func (f *fleet) prepare(m *member) {
 	f.t.Helper()
-	m.foreign = foreignLog{}
+	m.foreign, m.labelled = foreignLog{}, map[string]types.UID{}
 	namespaces := []string{site, chartProfile, "theirs"}
 	if strings.HasSuffix(m.name, "-1") {
 		namespaces = append(namespaces, kube.AgentNamespace)
 	}
 	for _, namespace := range namespaces {
-		f.try("create a namespace of "+m.name, func() error { return createNamespace(f.t.Context(), m.admin, namespace) })
+		f.createNamespace(m.admin, m.foreign, namespace)
 		f.createForeign(m.admin, m.foreign, namespace, "theirs")
 	}
+	f.createForeignClusterRole(m.admin, m.foreign)
+	f.createAdopted(m)
 	m.hooks = watchHooks(f.t, m.plane)
 }
 
@@ -176,21 +191,17 @@ func (f *fleet) prepare(m *member) {
 func (f *fleet) prepareHub() {
 	f.t.Helper()
 	const name = "pull-2-sveltos-kubeconfig"
+	f.createForeignClusterRole(f.admin, f.foreign)
 	f.createForeign(f.admin, f.foreign, clusters, name)
 	f.createForeign(f.admin, f.foreign, clusters+"--pull-2", name)
-}
-
-func createNamespace(ctx context.Context, c client.Client, name string) error {
-	err := c.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
-	if apierrors.IsAlreadyExists(err) {
-		return nil
-	}
-	return err
 }
 
 // register brings a member into the fleet.
 func (f *fleet) register(m *member, env string) {
 	f.t.Helper()
+	f.try("delete the Jobs of the former release", func() error {
+		return m.hooks.jobs.DeleteCollection(f.t.Context(), metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}, metav1.ListOptions{})
+	})
 	m.hooks.reset()
 	args := []string{"register", "cluster", "--namespace=" + clusters, "--cluster=" + m.name, "--labels=env=" + env + ",charted=yes"}
 	if !m.isPull {

@@ -7,6 +7,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,25 +21,30 @@ const (
 	foreignOwner = "others"
 )
 
-// foreignLog has the objects of others on one cluster as they were made: uid and resourceVersion by kind and name.
+// foreignLog has the objects of others on one cluster as they were made: uid and resourceVersion by kind and name. Of
+// the namespaces in which Towline registers clusters it has no resourceVersion: Towline may change its labels on them.
 type foreignLog map[string]string
 
 // foreignObjects returns objects of others in a namespace. They have the marks that Sveltos and Helm set, and that
 // Towline sets beside its own ones.
 func foreignObjects(namespace, name string) []client.Object {
-	meta := metav1.ObjectMeta{
+	meta := foreignMeta(namespace, name)
+	return []client.Object{
+		&corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{"text": "not yours"}},
+		&corev1.Secret{ObjectMeta: meta, Data: map[string][]byte{"text": []byte("not yours")}},
+		&corev1.ServiceAccount{ObjectMeta: meta},
+		&rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}}}},
+	}
+}
+
+func foreignMeta(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
 		Namespace: namespace, Name: name,
 		Labels: map[string]string{ownerLabel: foreignOwner, kube.LabelReason: "Resources", "app.kubernetes.io/managed-by": "Helm"},
 		Annotations: map[string]string{
 			kube.AnnotationOwnerKind: "ClusterProfile", kube.AnnotationOwnerName: "content-0", kube.AnnotationReferenceKind: "ConfigMap",
 			kube.AnnotationReferenceNS: "default", kube.AnnotationReferenceName: "content-0", "meta.helm.sh/release-name": "theirs",
 		},
-	}
-	return []client.Object{
-		&corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{"text": "not yours"}},
-		&corev1.Secret{ObjectMeta: meta, Data: map[string][]byte{"text": []byte("not yours")}},
-		&corev1.ServiceAccount{ObjectMeta: meta},
-		&rbacv1.Role{ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"get"}}}},
 	}
 }
 
@@ -58,7 +64,33 @@ func (f *fleet) createForeign(admin client.Client, made foreignLog, namespace, n
 }
 
 func (l foreignLog) add(kind string, object client.Object) {
-	l[describe(kind, object)] = fmt.Sprintf("uid %s, resourceVersion %s", object.GetUID(), object.GetResourceVersion())
+	version := object.GetResourceVersion()
+	if kind == "Namespace" && (object.GetName() == kube.AgentNamespace || object.GetName() == clusters) {
+		version = "any"
+	}
+	l[describe(kind, object)] = fmt.Sprintf("uid %s, resourceVersion %s, deleted: %v", object.GetUID(), version, object.GetDeletionTimestamp())
+}
+
+// createNamespace creates a namespace of others.
+func (f *fleet) createNamespace(admin client.Client, made foreignLog, name string) {
+	f.t.Helper()
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{ownerLabel: foreignOwner}}}
+	f.try("create namespace "+name, func() error {
+		err := admin.Create(f.t.Context(), namespace)
+		if apierrors.IsAlreadyExists(err) {
+			return admin.Get(f.t.Context(), client.ObjectKeyFromObject(namespace), namespace)
+		}
+		return err
+	})
+	made.add("Namespace", namespace)
+}
+
+// createForeignClusterRole creates a ClusterRole of others, with the same marks as foreignObjects.
+func (f *fleet) createForeignClusterRole(admin client.Client, made foreignLog) {
+	f.t.Helper()
+	role := &rbacv1.ClusterRole{ObjectMeta: foreignMeta("", "theirs")}
+	f.try("create a ClusterRole of others", func() error { return admin.Create(f.t.Context(), role) })
+	made.add("ClusterRole", role)
 }
 
 // wantForeign checks that the objects of others on a cluster are as they were made.
@@ -67,7 +99,7 @@ func (f *fleet) wantForeign(cluster string, admin client.Client, made foreignLog
 	found := foreignLog{}
 	f.try("list the objects of others on "+cluster, func() error {
 		clear(found)
-		kinds := []schema.GroupVersionKind{core("ConfigMap"), core("Secret"), core("ServiceAccount"), rbac("Role")}
+		kinds := []schema.GroupVersionKind{core("ConfigMap"), core("Secret"), core("ServiceAccount"), core("Namespace"), rbac("Role"), rbac("ClusterRole")}
 		objects, err := listMetadata(f.t.Context(), admin, kinds, client.MatchingLabels{ownerLabel: foreignOwner})
 		for _, object := range objects {
 			found.add(object.Kind, &object)

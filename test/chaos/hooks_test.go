@@ -14,16 +14,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	typedbatchv1 "k8s.io/client-go/kubernetes/typed/batch/v1"
 
 	"github.com/towline/towline/internal/localkube"
 )
 
-// deleteHook is the hook of the chart before an uninstallation.
-const deleteHook = "delete"
+// deleteHook is the hook of the chart before an uninstallation. onceHook and the edition are the name of the hook whose
+// Job is deleted only if the hook fails.
+const (
+	deleteHook = "delete"
+	onceHook   = "once-"
+)
 
 // hookLog notes every Job that was created for a hook of the chart.
 type hookLog struct {
-	mu sync.Mutex // guards the fields below
+	jobs typedbatchv1.JobInterface
+	mu   sync.Mutex // guards the fields below
 	// created has the UIDs of the Jobs by hook and edition, "pre 3".
 	created map[string][]types.UID
 	// version is the resource version up to which the log is complete.
@@ -40,7 +46,7 @@ func watchHooks(t *testing.T, plane *localkube.Plane) *hookLog {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &hookLog{created: map[string][]types.UID{}, version: list.ResourceVersion, ignored: map[types.UID]bool{}}
+	l := &hookLog{jobs: jobs, created: map[string][]types.UID{}, version: list.ResourceVersion, ignored: map[types.UID]bool{}}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var reader sync.WaitGroup
 	t.Cleanup(func() { cancel(); reader.Wait() })
@@ -98,7 +104,7 @@ func (l *hookLog) note(job *batchv1.Job) {
 	if l.ignored[job.UID] {
 		return
 	}
-	key := job.Name + " " + job.Annotations["edition"]
+	key := strings.TrimSuffix(job.Name, job.Annotations["edition"]) + " " + job.Annotations["edition"]
 	if !slices.Contains(l.created[key], job.UID) {
 		l.created[key] = append(l.created[key], job.UID)
 	}
@@ -143,11 +149,40 @@ func (l *hookLog) count(hook string) int {
 	return count
 }
 
+// checkKept returns an error if the Job of onceHook for the current edition does not exist: then a second run could not
+// fail. Jobs of revisions that newer ones have replaced are deleted.
+func (l *hookLog) checkKept(edition int, jobs []batchv1.Job) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, uid := range l.created[fmt.Sprintf("%s %d", onceHook, edition)] {
+		if !slices.ContainsFunc(jobs, func(job batchv1.Job) bool { return job.UID == uid }) {
+			return fmt.Errorf("the Job of hook %s for edition %d was deleted", onceHook, edition)
+		}
+	}
+	return nil
+}
+
+// TestJobOfOnceHookIsMissed checks that a Job which was created again is found, and one which exists is accepted.
+func TestJobOfOnceHookIsMissed(t *testing.T) {
+	t.Parallel()
+	job := func(uid types.UID) batchv1.Job {
+		return batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: onceHook + "3", UID: uid, Annotations: map[string]string{"edition": "3"}}}
+	}
+	l := &hookLog{created: map[string][]types.UID{}}
+	l.addList(&batchv1.JobList{Items: []batchv1.Job{job("a")}})
+	if err := l.checkKept(3, []batchv1.Job{job("a")}); err != nil {
+		t.Error(err)
+	}
+	if err := l.checkKept(3, []batchv1.Job{job("b")}); err == nil {
+		t.Error("a Job that was deleted is accepted")
+	}
+}
+
 // checkDeployed returns an error unless the hooks of the current edition ran, and deleteHook did not.
 func (l *hookLog) checkDeployed(edition int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, hook := range []string{"pre", "post"} {
+	for _, hook := range []string{"pre", "post", onceHook} {
 		if key := fmt.Sprintf("%s %d", hook, edition); len(l.created[key]) != 1 {
 			return fmt.Errorf("hook %s ran %d times, want once", key, len(l.created[key]))
 		}

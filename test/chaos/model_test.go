@@ -18,13 +18,17 @@ type profile struct {
 }
 
 // objects returns the texts of the ConfigMaps on a member by their names. From each edition to the next, one object
-// stays, one changes, one is added and one is deleted.
+// stays, one changes, one is added and one is deleted. One profile has adoptedObject, too.
 func (p *profile) objects() map[string]string {
-	return map[string]string{
+	all := map[string]string{
 		p.name + "-kept":    "always the same",
 		p.name + "-changed": fmt.Sprintf("edition %d", p.edition),
 		fmt.Sprintf("%s-only-in-%d", p.name, p.edition): "comes and goes",
 	}
+	if p.name+"-adopted" == adoptedObject {
+		all[adoptedObject] = adoptedText
+	}
+	return all
 }
 
 // model is the desired state of the fleet.
@@ -36,10 +40,12 @@ type model struct {
 	env map[string]string
 	// hadChart has the members that were registered when the fleet last settled, so that they had the chart.
 	hadChart map[string]bool
+	// chartContent has the content of fixedChartObjects as it was found first.
+	chartContent map[string]string
 }
 
 func newModel() *model {
-	m := &model{env: map[string]string{}, hadChart: map[string]bool{}}
+	m := &model{env: map[string]string{}, hadChart: map[string]bool{}, chartContent: map[string]string{}}
 	for i, env := range environments() {
 		m.profiles = append(m.profiles, &profile{name: fmt.Sprintf("content-%d", i), selects: env})
 	}

@@ -89,6 +89,7 @@ type ClusterSpec struct {
 	Zone string `json:"zone,omitempty"`
 
 	// Zones of the cluster. Valid label values.
+	// +kubebuilder:validation:MaxItems=1000
 	// +kubebuilder:validation:items:MaxLength=63
 	// +kubebuilder:validation:items:Pattern=`^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$`
 	// +listType=atomic
@@ -203,16 +204,22 @@ type NodeSummary struct {
 // ResourceSummary adds up the resources of a cluster.
 type ResourceSummary struct {
 	// Allocatable is the sum of the resources that the nodes offer to pods.
+	// +kubebuilder:validation:MaxProperties=1000
+	// +kubebuilder:validation:XValidation:rule="self.all(name, size(name) <= 512 && (type(self[name]) == int || size(self[name]) <= 128))",message="a name may have no more than 512 characters, and a quantity no more than 128"
 	// +optional
-	Allocatable corev1.ResourceList `json:"allocatable,omitempty"`
+	Allocatable map[corev1.ResourceName]resource.Quantity `json:"allocatable,omitempty"`
 
 	// Allocating is the sum of the requests of pods without a node.
+	// +kubebuilder:validation:MaxProperties=1000
+	// +kubebuilder:validation:XValidation:rule="self.all(name, size(name) <= 512 && (type(self[name]) == int || size(self[name]) <= 128))",message="a name may have no more than 512 characters, and a quantity no more than 128"
 	// +optional
-	Allocating corev1.ResourceList `json:"allocating,omitempty"`
+	Allocating map[corev1.ResourceName]resource.Quantity `json:"allocating,omitempty"`
 
 	// Allocated is the sum of the requests of pods that have a node and are not finished.
+	// +kubebuilder:validation:MaxProperties=1000
+	// +kubebuilder:validation:XValidation:rule="self.all(name, size(name) <= 512 && (type(self[name]) == int || size(self[name]) <= 128))",message="a name may have no more than 512 characters, and a quantity no more than 128"
 	// +optional
-	Allocated corev1.ResourceList `json:"allocated,omitempty"`
+	Allocated map[corev1.ResourceName]resource.Quantity `json:"allocated,omitempty"`
 
 	// AllocatableModelings counts the nodes of each grade of spec.resourceModels.
 	// +kubebuilder:validation:MaxItems=1000

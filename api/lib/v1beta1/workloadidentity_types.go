@@ -34,7 +34,8 @@ type WorkloadIdentity struct {
 	// +kubebuilder:validation:MinLength=1
 	Endpoint string `json:"endpoint"`
 
-	// CASecretRef is a Secret whose key ca.crt signs the API server's certificate. Default: the system's authorities.
+	// CASecretRef is a Secret in the namespace of the SveltosCluster, whose key ca.crt signs the API server's certificate.
+	// Default: the system's authorities.
 	// +optional
 	CASecretRef *corev1.SecretReference `json:"caSecretRef,omitempty"`
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 
@@ -79,11 +80,16 @@ type gkeEndpoints struct {
 	} `json:"controlPlaneEndpointsConfig"`
 }
 
-// verifyEndpoint returns an error unless the GKE API lists the endpoint for the cluster.
+// verifyEndpoint returns an error unless the GKE API lists the endpoint as a public one of the cluster. A private one
+// can be the address of somebody else's server in the network of the hub: a user could create such a cluster to get the
+// token.
 func (g *gcpIssuer) verifyEndpoint(ctx context.Context, authorized *http.Client) error {
 	endpoint, err := fleet.ParseEndpoint(g.endpoint)
 	if err != nil {
 		return err
+	}
+	if address, err := netip.ParseAddr(endpoint.Hostname()); err == nil && !isPublic(address) {
+		return fmt.Errorf("spec.workloadIdentity.endpoint: %s is not a public address, and not in the hub's --workload-identity-hosts", endpoint.Hostname())
 	}
 	if g.cluster.ProjectID == "" || g.cluster.Location == "" || g.cluster.ClusterName == "" {
 		return errors.New("spec.workloadIdentity.gcp must have projectID, location and clusterName: the hub asks the GKE API for the endpoint of the cluster")
@@ -106,12 +112,31 @@ func (g *gcpIssuer) verifyEndpoint(ctx context.Context, authorized *http.Client)
 		return fmt.Errorf("verify the endpoint: decode the response of the GKE API: %w", err)
 	}
 	ip := found.ControlPlaneEndpointsConfig.IP
-	endpoints := []string{
-		found.Endpoint, found.PrivateClusterConfig.PrivateEndpoint, found.PrivateClusterConfig.PublicEndpoint,
-		found.ControlPlaneEndpointsConfig.DNS.Endpoint, ip.PrivateEndpoint, ip.PublicEndpoint,
-	}
-	if !slices.Contains(endpoints, endpoint.Hostname()) {
-		return fmt.Errorf("spec.workloadIdentity.endpoint: %s is not an endpoint of %s, and not in the hub's --workload-identity-hosts", endpoint.Hostname(), name)
+	public := []string{found.Endpoint, found.PrivateClusterConfig.PublicEndpoint, found.ControlPlaneEndpointsConfig.DNS.Endpoint, ip.PublicEndpoint}
+	// found.Endpoint is the private endpoint if the cluster has no public one.
+	private := []string{found.PrivateClusterConfig.PrivateEndpoint, ip.PrivateEndpoint}
+	if host := endpoint.Hostname(); !slices.Contains(public, host) || slices.Contains(private, host) {
+		return fmt.Errorf("spec.workloadIdentity.endpoint: %s is not a public endpoint of %s, and not in the hub's --workload-identity-hosts", host, name)
 	}
 	return nil
+}
+
+// isPublic returns whether an address is of the public internet.
+func isPublic(address netip.Addr) bool {
+	return !address.Is4In6() && address.IsGlobalUnicast() && !address.IsPrivate() &&
+		!slices.ContainsFunc(reservedNetworks(), func(network netip.Prefix) bool { return network.Contains(address) })
+}
+
+// reservedNetworks returns the networks of the IANA special-purpose registries that are not public, but for netip
+// global unicast and not private. Networks of clouds use some of them.
+func reservedNetworks() []netip.Prefix {
+	var networks []netip.Prefix
+	for _, text := range []string{
+		"0.0.0.0/8", "100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4",
+		"::/3", "4000::/2", "8000::/1", // all but 2000::/3
+		"2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20",
+	} {
+		networks = append(networks, netip.MustParsePrefix(text))
+	}
+	return networks
 }

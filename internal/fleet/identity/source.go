@@ -43,8 +43,8 @@ type Options struct {
 	Client *http.Client
 	// Clock gives the time. Default: the real clock.
 	Clock clock.PassiveClock
-	// VerifyEndpoint makes Token fail if the provider does not confirm that the endpoint is one of the cluster. Only GCP
-	// can: its clusters have addresses without a name.
+	// VerifyEndpoint makes Token fail if the provider does not confirm that the endpoint is a public one of the cluster.
+	// Only GCP can: its clusters have addresses without a name.
 	VerifyEndpoint bool
 }
 

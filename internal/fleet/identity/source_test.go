@@ -227,17 +227,21 @@ func TestGKEEndpointIsVerified(t *testing.T) {
 	}
 	whole := libv1beta1.GCPIdentity{ProjectID: "shop", Location: "europe-west1", ClusterName: "a/../prod"}
 	const name = "projects/shop/locations/europe-west1/clusters/a%2F..%2Fprod"
-	status, body = http.StatusOK, `{"endpoint": "34.1.2.3", "controlPlaneEndpointsConfig": {"ipEndpointsConfig": {"privateEndpoint": "10.0.0.2"}}}`
-	for _, endpoint := range []string{"34.1.2.3", "https://10.0.0.2:443"} {
+	status, body = http.StatusOK, `{"endpoint": "34.1.2.3", "privateClusterConfig": {"publicEndpoint": "34.1.2.4", "privateEndpoint": "10.0.0.2"},
+		"controlPlaneEndpointsConfig": {"ipEndpointsConfig": {"publicEndpoint": "34.1.2.5", "privateEndpoint": "34.9.9.9"}}}`
+	for _, endpoint := range []string{"34.1.2.3", "https://34.1.2.4:443", "34.1.2.5"} {
 		if got, err := token(endpoint, whole); got != "secret-token" || err != nil {
 			t.Errorf("token for %s: got %q and %v", endpoint, got, err)
 		}
 	}
-	if want := "/v1/" + name + " Bearer secret-token"; len(asked) != 2 || asked[0] != want {
-		t.Errorf("requests to the GKE API: got %q, want two of %q", asked, want)
+	if want := "/v1/" + name + " Bearer secret-token"; len(asked) != 3 || asked[0] != want {
+		t.Errorf("requests to the GKE API: got %q, want three of %q", asked, want)
 	}
-	_, err := token("198.51.100.1", whole)
-	wantLine(t, err, "198.51.100.1 is not an endpoint of "+name)
+	_, err := token("35.1.1.1", whole)
+	wantLine(t, err, "35.1.1.1 is not a public endpoint of "+name)
+	// A network of somebody else can have public addresses, too.
+	_, err = token("34.9.9.9", whole)
+	wantLine(t, err, "34.9.9.9 is not a public endpoint of "+name, "--workload-identity-hosts")
 	_, err = token("34.1.2.3", libv1beta1.GCPIdentity{ProjectID: "shop"})
 	wantLine(t, err, "spec.workloadIdentity.gcp must have projectID, location and clusterName")
 	status = http.StatusForbidden
@@ -246,6 +250,67 @@ func TestGKEEndpointIsVerified(t *testing.T) {
 	status, body = http.StatusOK, "<html>"
 	_, err = token("34.1.2.3", whole)
 	wantLine(t, err, "decode the response of the GKE API")
+}
+
+// TestPrivateEndpointsGetNoToken: whoever may write SveltosClusters makes a cluster of his own whose endpoint is the
+// address of a server of his in the network of the hub. The GKE API confirms that endpoint.
+func TestPrivateEndpointsGetNoToken(t *testing.T) {
+	google := gcpHub(t)
+	google.respondWith(http.StatusOK, issued("secret-token"))
+	for _, address := range []string{
+		"10.0.0.2", "172.16.0.2", "192.168.0.2", "100.64.0.2", "127.0.0.1", "169.254.0.2", "240.0.0.2", "198.18.0.2", "0.0.0.1", "192.0.0.2", "224.0.0.2",
+		"[fd00::2]", "[fe80::2]", "[::1]", "[::ffff:10.0.0.2]", "[64:ff9b::a00:2]", "[2001:db8::2]", "[2002:a00:2::1]",
+	} {
+		w := gke()
+		w.Endpoint, w.GCP = address, &libv1beta1.GCPIdentity{ProjectID: "attacker", Location: "europe-west1", ClusterName: "private"}
+		body := fmt.Sprintf(`{"endpoint": %q}`, strings.Trim(address, "[]"))
+		source, err := identity.New(w, identity.Options{VerifyEndpoint: true, Client: &http.Client{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.URL.Host != "container.googleapis.com" {
+				return http.DefaultTransport.RoundTrip(r)
+			}
+			return &http.Response{StatusCode: http.StatusOK, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+		})}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if token, err := source.Token(t.Context()); err == nil {
+			t.Errorf("%s gets the token %q", address, token)
+		} else {
+			wantLine(t, err, strings.Trim(address, "[]")+" is not a public address", "--workload-identity-hosts")
+		}
+	}
+}
+
+// TestWrapVerifiesTheEndpoint sends requests to an endpoint that the policy of the hub does not know, and to one that
+// it knows.
+func TestWrapVerifiesTheEndpoint(t *testing.T) {
+	google := gcpHub(t)
+	google.respondWith(http.StatusOK, issued("secret-token"))
+	for _, isUnverified := range []bool{true, false} {
+		endpoint, err := url.Parse(gke().Endpoint)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wrap, err := identity.Wrap(gke(), endpoint, isUnverified)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var credentials []string
+		member := http.Client{Transport: wrap(roundTripper(func(r *http.Request) (*http.Response, error) {
+			credentials = append(credentials, r.Header.Get("Authorization"))
+			return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: r}, nil
+		}))}
+		response, err := member.Get(endpoint.String())
+		if err == nil {
+			response.Body.Close()
+		}
+		if isUnverified {
+			wantLine(t, err, "127.0.0.1 is not a public address")
+		}
+		if gotToken := len(credentials) == 1 && credentials[0] == "Bearer secret-token"; gotToken == isUnverified {
+			t.Errorf("unverified %t: the endpoint gets the credentials %q, error %v", isUnverified, credentials, err)
+		}
+	}
 }
 
 func TestTokenIsUsedUntilItExpires(t *testing.T) {

@@ -35,7 +35,7 @@ func (c *Controller) ensureCluster(ctx context.Context, s *state) error {
 	created := &clusterv1alpha1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{Name: s.parsed.Cluster, Annotations: map[string]string{
 			kube.AnnotationBootstrapToken: s.parsed.TokenID,
-			kube.AnnotationApproved:       c.timestamp(),
+			kube.AnnotationFirstUse:       s.firstUse,
 			requestsAnnotation:            string(s.csr.UID),
 		}},
 		Spec: clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull, ID: s.parsed.ID},
@@ -62,8 +62,6 @@ func (c *Controller) ensureCluster(ctx context.Context, s *state) error {
 func (s *state) takenError() error {
 	return denied(bootstrap.ReasonClusterTaken, karmada.AlreadyRegisteredError{ID: s.parsed.ID, Name: s.parsed.Cluster})
 }
-
-func (c *Controller) timestamp() string { return c.Clock.Now().UTC().Format(time.RFC3339) }
 
 // getCluster reads a Cluster from the API server. If it does not exist, found is false and err is nil.
 func (c *Controller) getCluster(ctx context.Context, name string) (live *clusterv1alpha1.Cluster, found bool, err error) {
@@ -105,20 +103,21 @@ func (c *Controller) adoptCluster(ctx context.Context, s *state, existing *clust
 	if hasRequest(existing, s.csr.UID) {
 		return nil
 	}
-	return c.recordApproval(ctx, s)
+	return c.recordRequest(ctx, s)
 }
 
-// recordApproval annotates the Cluster with the time of the approval and with the UID of this request. A Cluster
-// without requests was not created for a request: no UID is added, so that no rollback deletes it.
-func (c *Controller) recordApproval(ctx context.Context, s *state) error {
-	patched := s.cluster.DeepCopy()
-	if len(requestUIDs(patched)) > 0 {
-		addRequest(patched, s.csr.UID)
+// recordRequest annotates the Cluster with the UID of this request. A Cluster without requests was not created for a
+// request: no UID is added, so that no rollback deletes it. A repeated request does not change the time of the first
+// use: the ID of another cluster would be reserved for longer.
+func (c *Controller) recordRequest(ctx context.Context, s *state) error {
+	if len(requestUIDs(s.cluster)) == 0 {
+		return nil
 	}
-	metav1.SetMetaDataAnnotation(&patched.ObjectMeta, kube.AnnotationApproved, c.timestamp())
+	patched := s.cluster.DeepCopy()
+	addRequest(patched, s.csr.UID)
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Live.Patch(ctx, patched, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("annotate Cluster %s with the approval: %w", patched.Name, err)
+		return fmt.Errorf("annotate Cluster %s with the request: %w", patched.Name, err)
 	}
 	s.cluster = patched
 	return nil
@@ -139,7 +138,7 @@ func (c *Controller) rollBack(ctx context.Context, s *state) error {
 	}
 	patched := secret.DeepCopy()
 	if removeRequest(patched, s.csr.UID) {
-		for _, annotation := range []string{kube.AnnotationRegistered, requestsAnnotation, firstUseAnnotation, clusterUIDAnnotation} {
+		for _, annotation := range []string{kube.AnnotationRegistered, requestsAnnotation, kube.AnnotationFirstUse, clusterUIDAnnotation} {
 			delete(patched.Annotations, annotation)
 		}
 	}

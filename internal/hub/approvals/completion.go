@@ -53,8 +53,7 @@ func (c *Controller) isReadyInTime(obj client.Object) bool {
 	if !ok || cluster.Annotations[kube.AnnotationBootstrapToken] == "" {
 		return false
 	}
-	approved, err := time.Parse(time.RFC3339, cluster.Annotations[kube.AnnotationApproved])
-	return err == nil && c.Clock.Since(approved) < spaces.RegistrationTimeout && meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
+	return c.Clock.Since(cluster.CreationTimestamp.Time) < spaces.RegistrationTimeout && meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 }
 
 // completeRegistration restricts the token of a complete registration to its Cluster, so that the registration cannot

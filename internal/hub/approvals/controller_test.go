@@ -46,7 +46,7 @@ func TestTokenRegistersACluster(t *testing.T) {
 	if diff := cmp.Diff(c.Spec, clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull, ID: "id-first"}); diff != "" {
 		t.Errorf("spec (-got +want):\n%s", diff)
 	}
-	if c.Annotations[kube.AnnotationBootstrapToken] != token.ID || c.Annotations[kube.AnnotationApproved] == "" || c.Annotations[kube.AnnotationHub] == "" {
+	if c.Annotations[kube.AnnotationBootstrapToken] != token.ID || c.Annotations[kube.AnnotationFirstUse] == "" || c.Annotations[kube.AnnotationHub] == "" {
 		t.Errorf("annotations %v", c.Annotations)
 	}
 	csr := &certificatesv1.CertificateSigningRequest{}
@@ -326,7 +326,7 @@ func (w *testEnv) setFirstUse(token bootstrap.Token, ago time.Duration) {
 	secret := &corev1.Secret{}
 	w.must(w.Get(w.Context(), bootstrap.TokenSecret(token.ID), secret))
 	before := client.MergeFrom(secret.DeepCopy())
-	secret.Annotations["towline.dev/registered-since"] = time.Now().Add(-ago).UTC().Format(time.RFC3339)
+	secret.Annotations[kube.AnnotationFirstUse] = time.Now().Add(-ago).UTC().Format(time.RFC3339)
 	w.must(w.Patch(w.Context(), secret, before))
 }
 

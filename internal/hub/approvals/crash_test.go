@@ -129,7 +129,19 @@ func (w *testEnv) grantHubRBAC() error {
 		}
 		return ""
 	})
+	w.awaitPolicy()
 	return err
+}
+
+// awaitPolicy waits until the policy for agents is not new.
+func (w *testEnv) awaitPolicy() {
+	w.Helper()
+	w.eventually(func() string {
+		if isNew, err := bootstrap.EnsureAgentPolicy(w.Context(), w); err != nil || isNew {
+			return fmt.Sprint("the policy is new: ", isNew, ", error ", err)
+		}
+		return ""
+	})
 }
 
 // run reconciles the request with a controller that makes at most this many writes, at the time now.
@@ -363,8 +375,14 @@ func noApprovalWithoutPolicy(t *testing.T, w *testEnv) {
 		if len(csr.Status.Conditions) > 0 {
 			t.Errorf("without %s: %+v", kind, csr.Status.Conditions)
 		}
-		// The hub has created it again.
+		// The hub has created it again. An immediate repetition, or another request, must not be approved either.
 		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(guard), guard))
+		w.must(w.run(name, manyWrites, time.Now()))
+		w.must(w.Get(t.Context(), client.ObjectKey{Name: name}, csr))
+		if age := time.Since(guard.GetCreationTimestamp().Time); len(csr.Status.Conditions) > 0 && age < kube.PolicyDelay {
+			t.Errorf("%s is %s old: %+v", kind, age, csr.Status.Conditions)
+		}
+		w.awaitPolicy()
 		w.must(w.run(name, manyWrites, time.Now()))
 		w.wantAnswer(name, certificatesv1.CertificateApproved, bootstrap.ReasonApproved)
 	}

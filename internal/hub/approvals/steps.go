@@ -30,15 +30,14 @@ const (
 	maxPerAgent = 100
 )
 
-// policyDelay is the time that the API server needs to enforce a new policy for agents.
-const policyDelay = 2 * time.Second
-
 // state is the data that the steps of one reconcile share.
 type state struct {
 	csr    *certificatesv1.CertificateSigningRequest
 	parsed ParsedCSR
 	// cluster is the Cluster whose agent requests the certificate. It is nil before the step that reads or creates it.
 	cluster *clusterv1alpha1.Cluster
+	// firstUse is the time of the first use of the token, the value of kube.AnnotationFirstUse.
+	firstUse string
 	// boundUID is the UID of the only Cluster for which the token is valid, "" if the token has not completed a
 	// registration.
 	boundUID types.UID
@@ -139,14 +138,14 @@ func (c *Controller) authorize(ctx context.Context, s *state) error {
 	return nil
 }
 
-// ensurePolicy ensures the admission policy that limits the writes of agents. If it was missing, the reconcile waits
-// until the policy is in effect.
+// ensurePolicy ensures the admission policy that limits the writes of agents. The reconcile waits until a new policy is
+// in effect.
 func (c *Controller) ensurePolicy(ctx context.Context, _ *state) error {
-	changed, err := bootstrap.EnsureAgentPolicy(ctx, c.Live)
-	if err != nil || !changed {
+	isNew, err := bootstrap.EnsureAgentPolicy(ctx, c.Live)
+	if err != nil || !isNew {
 		return err
 	}
-	return phase.Wait{After: policyDelay, Reason: "the admission policy for agents is not in effect yet"}
+	return phase.Wait{After: kube.PolicyDelay, Reason: "the admission policy for agents is not in effect yet"}
 }
 
 // findCluster reads the Cluster whose agent renews its certificate.

@@ -23,8 +23,6 @@ const (
 	// token it has the requests that created or used the object and are not denied. When the last one is denied, the
 	// Cluster is deleted and the token is unused again.
 	requestsAnnotation = "towline.dev/certificate-requests"
-	// firstUseAnnotation on the Secret of a bootstrap token is the time (RFC 3339) of its first use.
-	firstUseAnnotation = "towline.dev/registered-since"
 	// clusterUIDAnnotation on the Secret of a bootstrap token is the UID of the only Cluster for which the token is
 	// valid. The token has registered it, or it existed before. A later Cluster with the same name needs another token.
 	clusterUIDAnnotation = "towline.dev/registered-uid"
@@ -48,18 +46,20 @@ func (c *Controller) bindToken(ctx context.Context, s *state) error {
 		return denied(bootstrap.ReasonInvalidToken, err)
 	}
 	s.boundUID = types.UID(secret.Annotations[clusterUIDAnnotation])
+	s.firstUse = secret.Annotations[kube.AnnotationFirstUse]
 	patched := secret.DeepCopy()
 	switch usedFor := secret.Annotations[kube.AnnotationRegistered]; {
 	case usedFor == "":
 		metav1.SetMetaDataAnnotation(&patched.ObjectMeta, kube.AnnotationRegistered, s.registrationKey())
-		metav1.SetMetaDataAnnotation(&patched.ObjectMeta, firstUseAnnotation, c.timestamp())
+		s.firstUse = c.Clock.Now().UTC().Format(time.RFC3339)
+		metav1.SetMetaDataAnnotation(&patched.ObjectMeta, kube.AnnotationFirstUse, s.firstUse)
 	case usedFor != s.registrationKey():
 		return deniedf(bootstrap.ReasonTokenSpent, "bootstrap token %s has registered another cluster; use a new one", token.ID)
-	case hasRequest(secret, s.csr.UID):
-		return nil
 	case c.isRetryExpired(secret):
 		return deniedf(bootstrap.ReasonTokenSpent, "bootstrap token %s was used for cluster %s more than %s ago; use a new one",
 			token.ID, s.parsed.Cluster, spaces.RegistrationTimeout)
+	case hasRequest(secret, s.csr.UID):
+		return nil
 	}
 	addRequest(patched, s.csr.UID)
 	return c.patchToken(ctx, secret, patched)
@@ -68,7 +68,7 @@ func (c *Controller) bindToken(ctx context.Context, s *state) error {
 // isRetryExpired returns whether the registration of a token can no longer be retried. This is also so if the Secret
 // has no time of the first use.
 func (c *Controller) isRetryExpired(secret *corev1.Secret) bool {
-	since, err := time.Parse(time.RFC3339, secret.Annotations[firstUseAnnotation])
+	since, err := time.Parse(time.RFC3339, secret.Annotations[kube.AnnotationFirstUse])
 	return err != nil || c.Clock.Since(since) > spaces.RegistrationTimeout
 }
 

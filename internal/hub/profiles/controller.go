@@ -65,7 +65,8 @@ func (c *Controller) Setup(mgr ctrl.Manager) error {
 		built := ctrl.NewControllerManagedBy(mgr).
 			Named("profiles-"+kind.name).
 			For(kind.newObject(), builder.WithPredicates(notOnlyStatusChanged())).
-			Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), kind.newObject()),
+			Watches(&configv1beta1.ClusterSummary{},
+				handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), kind.newObject(), handler.OnlyControllerOwner()),
 				builder.WithPredicates(ignoreCreates(), notOnlyStatusChanged())).
 			WithOptions(controller.Options{
 				MaxConcurrentReconciles: workers,

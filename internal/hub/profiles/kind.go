@@ -6,6 +6,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/match"
 )
 
@@ -57,10 +58,16 @@ func (k kind) ownerReference(profile client.Object) metav1.OwnerReference {
 // isCreatedFor returns whether summary was created for a profile of the kind with this name and any UID. If a restore
 // has removed the owner reference, the label decides.
 func (k kind) isCreatedFor(summary *configv1beta1.ClusterSummary, profile string) bool {
-	if owner := metav1.GetControllerOf(summary); owner != nil {
-		return owner.Kind == k.name && owner.Name == profile
+	if metav1.GetControllerOf(summary) != nil {
+		return k.isOwnedBy(summary, profile)
 	}
 	return summary.Labels[k.label] == match.LabelValue(profile)
+}
+
+// isOwnedBy returns whether the controller of summary is a profile of the kind with this name and any UID.
+func (k kind) isOwnedBy(summary *configv1beta1.ClusterSummary, profile string) bool {
+	owner := summaries.ProfileOf(summary)
+	return owner != nil && owner.Kind == k.name && owner.Name == profile
 }
 
 // reference returns the reference to a profile for events and status.

@@ -77,7 +77,8 @@ func (s *state) membersWithSummary() map[fleet.ID]bool {
 // the cache and must not be changed.
 func (r *reconciler) load(ctx context.Context, s *state) error {
 	var list configv1beta1.ClusterSummaryList
-	if err := r.Hub.List(ctx, &list, client.MatchingFields{summaries.OwnerIndex: string(s.profile.GetUID())}, client.UnsafeDisableDeepCopy); err != nil {
+	owner := summaries.OwnerKey(r.kind.name, s.profile.GetNamespace(), s.profile.GetUID())
+	if err := r.Hub.List(ctx, &list, client.MatchingFields{summaries.OwnerIndex: owner}, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list summaries: %w", err)
 	}
 	s.summaries = make(map[fleet.ID]*configv1beta1.ClusterSummary, len(list.Items))
@@ -170,7 +171,7 @@ func (r *reconciler) writeSummaries(ctx context.Context, s *state) error {
 // updateSpec updates the spec of a summary.
 func (r *reconciler) updateSpec(ctx context.Context, s *state, summary *configv1beta1.ClusterSummary) error {
 	updated := summary.DeepCopy()
-	updated.Spec.ClusterProfileSpec = specFor(*s.spec, summary)
+	updated.Spec.ClusterProfileSpec = r.specFor(s, summary)
 	return r.update(ctx, summary, updated)
 }
 
@@ -263,7 +264,7 @@ func (r *reconciler) desired(s *state, m fleet.Member, existing *configv1beta1.C
 	result.Annotations[match.PullMembersAnnotation] = strconv.Itoa(s.pullMembers)
 	result.OwnerReferences = []metav1.OwnerReference{r.kind.ownerReference(s.profile)}
 	result.Spec.ClusterNamespace, result.Spec.ClusterName, result.Spec.ClusterType = m.Namespace, m.Name, libv1beta1.ClusterType(m.Type)
-	result.Spec.ClusterProfileSpec = specFor(*s.spec, existing)
+	result.Spec.ClusterProfileSpec = r.specFor(s, existing)
 	return &result
 }
 
@@ -303,10 +304,13 @@ func merged(parts ...map[string]string) map[string]string {
 	return all
 }
 
-// specFor returns a profile's spec for a summary. A provisioned OneTime summary keeps its spec, except for the fields
-// that determine how it is matched and withdrawn. The result shares memory with spec and existing.
-func specFor(spec configv1beta1.ProfileSpec, existing *configv1beta1.ClusterSummary) configv1beta1.ProfileSpec {
-	if spec.SyncMode != configv1beta1.SyncModeOneTime || !isProvisioned(existing) && !hasLostStatus(existing) {
+// specFor returns the profile's spec for a summary. A provisioned OneTime summary keeps its spec, except for the fields
+// that determine how it is matched and withdrawn. A label alone does not prove that the spec is one of the profile. The
+// result shares memory with the spec and existing.
+func (r *reconciler) specFor(s *state, existing *configv1beta1.ClusterSummary) configv1beta1.ProfileSpec {
+	spec := *s.spec
+	wasDelivered := isProvisioned(existing) || hasLostStatus(existing)
+	if spec.SyncMode != configv1beta1.SyncModeOneTime || !wasDelivered || !r.kind.isOwnedBy(existing, s.profile.GetName()) {
 		return spec
 	}
 	frozen := existing.Spec.ClusterProfileSpec

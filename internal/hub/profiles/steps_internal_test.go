@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -40,7 +41,7 @@ func newWorld(objects ...client.Object) *world {
 	profile := clusterProfile("p", labelled("prod"))
 	profile.UID, profile.Finalizers = "new", []string{configv1beta1.ClusterProfileFinalizer}
 	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithObjects(append(objects, profile)...).
-		WithStatusSubresource(profile).WithIndex(&configv1beta1.ClusterSummary{}, summaries.OwnerIndex, summaries.OwnerUIDs).
+		WithStatusSubresource(profile).WithIndex(&configv1beta1.ClusterSummary{}, summaries.OwnerIndex, summaries.OwnerKeys).
 		WithInterceptorFuncs(interceptor.Funcs{
 			SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
 				w.statusPatches++
@@ -161,6 +162,84 @@ func TestTakeOver(t *testing.T) {
 			taken := &configv1beta1.ClusterSummary{}
 			if err := w.Hub.Get(t.Context(), client.ObjectKeyFromObject(summaries[0]), taken); err != nil || taken.OwnerReferences[0].UID != "new" {
 				t.Errorf("the owner is %v: %v", taken.OwnerReferences, err)
+			}
+		})
+	}
+}
+
+// TestSummariesOfOthersAreNotLoaded has summaries that users of one namespace could write, with the UID of the profile.
+func TestSummariesOfOthersAreNotLoaded(t *testing.T) {
+	t.Parallel()
+	owned := func(change func(*metav1.OwnerReference)) *configv1beta1.ClusterSummary {
+		s := summary("forged", "p", "new", "a")
+		change(&s.OwnerReferences[0])
+		return s
+	}
+	for name, forged := range map[string]*configv1beta1.ClusterSummary{
+		"no controller":       owned(func(r *metav1.OwnerReference) { r.Controller = nil }),
+		"a Profile":           owned(func(r *metav1.OwnerReference) { r.Kind = configv1beta1.ProfileKind }),
+		"a kind of others":    owned(func(r *metav1.OwnerReference) { r.Kind = "Foo" }),
+		"a group of others":   owned(func(r *metav1.OwnerReference) { r.APIVersion = "example.com/v1beta1" }),
+		"a Profile of others": owned(func(r *metav1.OwnerReference) { r.Kind, r.UID = configv1beta1.ProfileKind, "profile" }),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(cluster("prod"), forged)
+			if _, err := w.reconcile(t); err != nil {
+				t.Fatal(err)
+			}
+			theirs := &configv1beta1.Profile{ObjectMeta: metav1.ObjectMeta{Namespace: "other", Name: "p", UID: "profile"}}
+			for profile, kind := range map[client.Object]kind{w.profile(t): kinds()[0], theirs: kinds()[1]} {
+				r := &reconciler{kind: kind, Controller: w.Controller}
+				s := r.newState(profile)
+				if err := r.load(t.Context(), s); err != nil {
+					t.Fatal(err)
+				}
+				for _, loaded := range s.summaries {
+					if loaded.Name == forged.Name {
+						t.Errorf("%s has the summary with the owner %+v", kind.name, forged.OwnerReferences[0])
+					}
+				}
+			}
+			after := &configv1beta1.ClusterSummary{}
+			if err := w.Hub.Get(t.Context(), client.ObjectKeyFromObject(forged), after); err != nil || !cmp.Equal(after.OwnerReferences, forged.OwnerReferences) {
+				t.Errorf("the owners are %+v, error %v", after.OwnerReferences, err)
+			}
+		})
+	}
+}
+
+// TestSpecOfATakenOverSummary has a OneTime summary without a status, which may have been delivered, of an earlier
+// profile with the same name. Without the owner reference, which only administrators write, its spec is not trusted.
+func TestSpecOfATakenOverSummary(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		hasOwner bool
+		want     string
+	}{"with the owner reference": {true, "delivered"}, "with the label": {false, "wanted"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			existing := summary(match.SummaryName(configv1beta1.ClusterProfileKind, "p", fleet.FromObject(cluster("prod"))), "p", "old", "a")
+			existing.Labels = map[string]string{configv1beta1.ClusterProfileNameLabel: "p"}
+			existing.Spec.ClusterProfileSpec = configv1beta1.ProfileSpec{SyncMode: configv1beta1.SyncModeOneTime, PolicyRefs: []libv1beta1.PolicyRef{{Name: "delivered"}}}
+			if !test.hasOwner {
+				existing.OwnerReferences = nil
+			}
+			w := newWorld(cluster("prod"), existing)
+			profile := w.profile(t)
+			profile.Spec.SyncMode, profile.Spec.PolicyRefs = configv1beta1.SyncModeOneTime, []libv1beta1.PolicyRef{{Name: "wanted"}}
+			if err := w.Hub.Update(t.Context(), profile); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.reconcile(t); err != nil {
+				t.Fatal(err)
+			}
+			after := &configv1beta1.ClusterSummary{}
+			if err := w.Hub.Get(t.Context(), client.ObjectKeyFromObject(existing), after); err != nil || !metav1.IsControlledBy(after, profile) {
+				t.Fatalf("the owners are %+v, error %v", after.OwnerReferences, err)
+			}
+			if got := after.Spec.ClusterProfileSpec.PolicyRefs[0].Name; got != test.want {
+				t.Errorf("the content is %q, want %q", got, test.want)
 			}
 		})
 	}

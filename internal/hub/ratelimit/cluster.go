@@ -6,6 +6,7 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 )
 
@@ -24,6 +25,14 @@ func ByAgentOfCluster(before, after client.Object) string {
 		return ""
 	}
 	return member.ID().String()
+}
+
+// deliveryNamespaceOf returns the delivery namespace of the member that a cluster declares, or for which a group is.
+func deliveryNamespaceOf(obj client.Object) string {
+	if _, isGroup := obj.(*libv1beta1.ConfigurationGroup); isGroup {
+		return obj.GetNamespace()
+	}
+	return fleet.FromObject(obj).DeliveryNamespace
 }
 
 // ByAgentOfGroup is a key function for ConfigurationGroups. It returns "" for updates of the spec, which are the hub's.

@@ -4,7 +4,8 @@
 // An agent writes the status of its cluster and of its groups, and renews its Lease. Without a limit, an agent that
 // changes them all the time would have the hub render its content all the time, and compare the members of every
 // profile that selects its cluster. A few changes are reconciled at once, so an agent that reports what happens is not
-// delayed.
+// delayed. An agent with many groups would still cause many reconciles, so there is also a limit for all objects of one
+// member together.
 package ratelimit
 
 import (
@@ -29,8 +30,10 @@ type Limiter struct {
 	interval time.Duration
 	burst    int
 	clock    clock.PassiveClock
+	// members limits the requests of all objects of one member together. It may be nil.
+	members *Limiter
 
-	// mu guards the fields below.
+	// mu guards the fields below. It is acquired before members.mu.
 	mu        sync.Mutex
 	byKey     map[string]usage
 	pruneSize int
@@ -49,9 +52,23 @@ func New(interval time.Duration, burst int, clock clock.PassiveClock) *Limiter {
 	return &Limiter{interval: interval, burst: burst, clock: clock, byKey: map[string]usage{}, pruneSize: minPruneSize}
 }
 
+// NewWithin returns a Limiter whose Handler allows burst events per key and request at once, and one per interval
+// afterwards, and of these the requests of each member that members allows. The keys of members are delivery
+// namespaces.
+func NewWithin(members *Limiter, interval time.Duration, burst int) *Limiter {
+	l := New(interval, burst, members.clock)
+	l.members = members
+	return l
+}
+
 // Delay returns the time until an event with the key may be handled, 0 for at once. While an event is delayed, further
 // events have the same end of the delay, so one reconcile handles all of them.
 func (l *Limiter) Delay(key string) time.Duration {
+	return l.delay(key, func(time.Time) time.Time { return time.Time{} })
+}
+
+// delay is Delay with another limit: reserve is called for an event that is not merged, and returns the earliest time.
+func (l *Limiter) delay(key string, reserve func(now time.Time) time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.clock.Now()
@@ -60,9 +77,20 @@ func (l *Limiter) Delay(key string) time.Duration {
 		return known.next.Sub(now)
 	}
 	next, full := l.nextAllowed(known, now)
+	next = latest(next, reserve(now))
 	l.byKey[key] = usage{next: next, full: full.Add(l.interval)}
 	l.prune(now)
 	return next.Sub(now)
+}
+
+// reserve counts an event and returns the time at which it is allowed. It merges no events.
+func (l *Limiter) reserve(key string, now time.Time) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	next, full := l.nextAllowed(l.byKey[key], now)
+	l.byKey[key] = usage{next: next, full: full.Add(l.interval)}
+	l.prune(now)
+	return next
 }
 
 // Allow counts an event and returns true if it may be handled now. Otherwise it counts nothing. Delay merges delayed
@@ -90,7 +118,7 @@ func (l *Limiter) nextAllowed(known usage, now time.Time) (next, full time.Time)
 // prune removes expired keys.
 func (l *Limiter) prune(now time.Time) {
 	if len(l.byKey) > l.pruneSize {
-		maps.DeleteFunc(l.byKey, func(_ string, u usage) bool { return !u.full.After(now) })
+		maps.DeleteFunc(l.byKey, func(_ string, u usage) bool { return !u.full.After(now) && !u.next.After(now) })
 		l.pruneSize = max(minPruneSize, 2*len(l.byKey))
 	}
 }
@@ -115,11 +143,19 @@ func (l *Limiter) Handler(requests handler.MapFunc, key func(before, after clien
 			enqueue(ctx, e.Object, queue, 0)
 		},
 		UpdateFunc: func(ctx context.Context, e event.UpdateEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-			delay := time.Duration(0)
-			if limited := key(e.ObjectOld, e.ObjectNew); limited != "" {
-				delay = l.Delay(limited)
+			limited := key(e.ObjectOld, e.ObjectNew)
+			switch {
+			case limited == "":
+				enqueue(ctx, e.ObjectNew, queue, 0)
+			case l.members == nil:
+				enqueue(ctx, e.ObjectNew, queue, l.Delay(limited))
+			default:
+				for _, request := range requests(ctx, e.ObjectNew) {
+					queue.AddAfter(request, l.delay(limited+" "+request.String(), func(now time.Time) time.Time {
+						return l.members.reserve(deliveryNamespaceOf(e.ObjectNew), now)
+					}))
+				}
 			}
-			enqueue(ctx, e.ObjectNew, queue, delay)
 		},
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			enqueue(ctx, e.Object, queue, 0)

@@ -3,6 +3,8 @@ package ratelimit_test
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -140,5 +142,81 @@ func TestAllowCountsAllowedEvents(t *testing.T) {
 	}
 	if !limiter.Allow("b") {
 		t.Error("another key is not allowed")
+	}
+}
+
+// reconciles is a queue that records the requests with the time of each.
+type reconciles struct {
+	workqueue.TypedRateLimitingInterface[reconcile.Request]
+	clock *testingclock.FakePassiveClock
+	at    map[string]time.Duration // the delay
+}
+
+func (r *reconciles) AddAfter(request reconcile.Request, delay time.Duration) {
+	r.at[fmt.Sprint(request, r.clock.Now().Add(delay).UnixMilli())] = delay
+}
+
+// slowest returns the longest delay of the requests that were recorded.
+func (r *reconciles) slowest() time.Duration {
+	return slices.Max(append(slices.Collect(maps.Values(r.at)), 0))
+}
+
+// TestObjectsOfOneMember has an agent that changes many groups, or a cluster with many summaries, all the time.
+func TestObjectsOfOneMember(t *testing.T) {
+	t.Parallel()
+	const objects = 300
+	group := func(namespace string, i int) client.Object {
+		return &libv1beta1.ConfigurationGroup{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint(i)}}
+	}
+	requestOf := func(_ context.Context, obj client.Object) []reconcile.Request {
+		return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(obj)}}
+	}
+	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "hostile", Name: "one"}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true}}
+	requestsOfCluster := func(context.Context, client.Object) []reconcile.Request {
+		var all []reconcile.Request
+		for i := range objects {
+			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(group("hostile", i))})
+		}
+		return all
+	}
+	for name, change := range map[string]func(*ratelimit.Limiter, *reconciles){
+		"groups": func(limiter *ratelimit.Limiter, queue *reconciles) {
+			for i := range objects {
+				e := event.UpdateEvent{ObjectOld: group("hostile", i), ObjectNew: group("hostile", i)}
+				limiter.Handler(requestOf, ratelimit.ByAgentOfGroup).Update(t.Context(), e, queue)
+			}
+		},
+		"cluster": func(limiter *ratelimit.Limiter, queue *reconciles) {
+			e := event.UpdateEvent{ObjectOld: cluster, ObjectNew: cluster}
+			limiter.Handler(requestsOfCluster, ratelimit.ByAgentOfCluster).Update(t.Context(), e, queue)
+		},
+	} {
+		clock := testingclock.NewFakePassiveClock(time.Unix(1e9, 0))
+		limiter := ratelimit.NewWithin(ratelimit.New(100*time.Millisecond, 1000, clock), 6*time.Second, 20)
+		queue := &reconciles{clock: clock, at: map[string]time.Duration{}}
+		for range 3 { // as if the content of all groups changed
+			change(limiter, queue)
+			clock.SetTime(clock.Now().Add(time.Second))
+		}
+		if got := queue.slowest(); got > 0 {
+			t.Errorf("%s: a few changes of %d objects are delayed by %s", name, objects, got)
+		}
+		for range 600 {
+			change(limiter, queue)
+			clock.SetTime(clock.Now().Add(time.Second))
+		}
+		// 1000 at once, and ten in each second; and the last one of each object.
+		if got := len(queue.at); got > 7400 || got < 6500 {
+			t.Errorf("%s: %d reconciles in ten minutes, want about 7000", name, got)
+		}
+		if got := queue.slowest(); got > time.Minute {
+			t.Errorf("%s: a reconcile is delayed by %s", name, got)
+		}
+		other := &reconciles{clock: clock, at: map[string]time.Duration{}}
+		e := event.UpdateEvent{ObjectOld: group("other", 1), ObjectNew: group("other", 1)}
+		limiter.Handler(requestOf, ratelimit.ByAgentOfGroup).Update(t.Context(), e, other)
+		if got := other.slowest(); got > 0 || len(other.at) != 1 {
+			t.Errorf("%s: another member is delayed by %s", name, got)
+		}
 	}
 }

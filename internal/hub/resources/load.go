@@ -28,7 +28,10 @@ import (
 
 var errNotInformed = errors.New("the informer does not have the object yet")
 
-var errTooManyKinds = fmt.Errorf("templates already refer to %d other kinds of objects", maxKinds)
+var (
+	errTooManyKinds            = fmt.Errorf("templates already refer to %d other kinds of objects", maxKinds)
+	errTooManyKindsOfNamespace = fmt.Errorf("the templates of Profiles in this namespace already refer to %d other kinds of objects", maxKindsOfNamespace)
+)
 
 // version is one version of an object.
 type version struct {
@@ -56,7 +59,8 @@ func (w *Watcher) Load(ctx context.Context, summary types.NamespacedName, refs [
 		// The summary keeps its former references: a new name comes with a new spec or a change of the cluster.
 		return source.Resources{}, err
 	}
-	w.setReferences(summary, resolved) // before the objects are read, so that no change is missed
+	// Before the objects are read, so that no change is missed.
+	w.setReferences(summary, summaryReferences{namespace: subject.Confined, all: resolved})
 	return collect(refs, resolved, subject, func(reference source.ResourceReference) (pin, error) { return w.read(ctx, reference) })
 }
 
@@ -120,7 +124,7 @@ func collect(
 }
 
 // Forget ends the watch of the objects of a summary.
-func (w *Watcher) Forget(summary types.NamespacedName) { w.setReferences(summary, nil) }
+func (w *Watcher) Forget(summary types.NamespacedName) { w.setReferences(summary, summaryReferences{}) }
 
 // resolve returns a reference. Its namespace is empty for a cluster-scoped kind.
 func (w *Watcher) resolve(ref configv1beta1.TemplateResourceRef, subject source.Subject) (source.ResourceReference, error) {

@@ -2,6 +2,7 @@ package resources
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -22,8 +23,10 @@ import (
 )
 
 const (
-	// maxKinds is the maximum number of kinds that are watched, since each of them takes memory.
-	maxKinds = 100
+	// maxKinds is the maximum number of kinds that are watched, since each of them takes memory. maxKindsOfNamespace is
+	// the maximum for the Profiles of one namespace, so that those of other namespaces can refer to further kinds. A kind
+	// to which several namespaces refer counts for one of them. ClusterProfiles have only maxKinds.
+	maxKinds, maxKindsOfNamespace = 100, 25
 	// minKindDelay and maxKindDelay bound the delay until a kind that cannot be watched is requested again.
 	minKindDelay, maxKindDelay = time.Second, 10 * time.Second
 	// minReadInterval is the minimum time between two reads of an object after events.
@@ -75,11 +78,19 @@ type Watcher struct {
 	mu      sync.Mutex // guards the fields below, and the fields of the objects
 	objects map[objectKey]*object
 	// references has the references of each summary.
-	references map[types.NamespacedName][]source.ResourceReference
-	// numbers has the number of objects of each kind that is referred to, and kindErrors why a kind cannot be watched.
-	numbers    map[schema.GroupVersionKind]int
+	references map[types.NamespacedName]summaryReferences
+	// users has the number of references to each kind that is referred to, by namespace of the Profile, and kindErrors
+	// why a kind cannot be watched.
+	users      map[schema.GroupVersionKind]map[string]int
 	kindErrors map[schema.GroupVersionKind]error
-	watched    map[schema.GroupVersionKind]bool
+	// watched has the kinds that are watched, with the namespace for which they count.
+	watched map[schema.GroupVersionKind]string
+}
+
+// summaryReferences are the references of a summary of a Profile in a namespace, or of a ClusterProfile.
+type summaryReferences struct {
+	namespace string
+	all       []source.ResourceReference
 }
 
 // New returns a Watcher that reads objects by live. kinds must be a cache for this Watcher only, with the transform
@@ -90,8 +101,8 @@ func New(live client.Client, kinds, content cache.Cache) *Watcher {
 		Changed: make(chan event.GenericEvent), live: live, kinds: kinds, content: content,
 		objectQueue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[objectKey](minReadInterval, time.Minute)),
 		kindQueue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[schema.GroupVersionKind](minKindDelay, maxKindDelay)),
-		objects:     map[objectKey]*object{}, references: map[types.NamespacedName][]source.ResourceReference{},
-		numbers: map[schema.GroupVersionKind]int{}, kindErrors: map[schema.GroupVersionKind]error{}, watched: map[schema.GroupVersionKind]bool{},
+		objects:     map[objectKey]*object{}, references: map[types.NamespacedName]summaryReferences{},
+		users: map[schema.GroupVersionKind]map[string]int{}, kindErrors: map[schema.GroupVersionKind]error{}, watched: map[schema.GroupVersionKind]string{},
 	}
 }
 
@@ -145,21 +156,46 @@ func work[T comparable](ctx context.Context, queue workqueue.TypedRateLimitingIn
 }
 
 // setReferences replaces the references of a summary.
-func (w *Watcher) setReferences(summary types.NamespacedName, references []source.ResourceReference) {
+func (w *Watcher) setReferences(summary types.NamespacedName, references summaryReferences) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	former := w.references[summary]
 	w.references[summary] = references
-	for _, reference := range references {
+	for _, reference := range references.all {
 		w.addReference(summary, reference)
+		w.countUser(keyOf(reference).gvk, references.namespace)
 	}
-	for _, reference := range former {
-		if !slices.Contains(references, reference) {
+	for _, reference := range former.all {
+		if !slices.Contains(references.all, reference) {
 			w.deleteReference(summary, reference)
 		}
+		w.discountUser(keyOf(reference).gvk, former.namespace)
 	}
-	if len(references) == 0 {
+	if len(references.all) == 0 {
 		delete(w.references, summary)
+	}
+}
+
+// countUser counts a reference of a namespace to a kind. A kind that is not watched is queued for each namespace, since
+// it can be the first one with a free share.
+func (w *Watcher) countUser(gvk schema.GroupVersionKind, namespace string) {
+	if w.users[gvk] == nil {
+		w.users[gvk] = map[string]int{}
+	}
+	_, isWatched := w.watched[gvk]
+	if w.users[gvk][namespace]++; w.users[gvk][namespace] == 1 && !isWatched && !isContent(gvk) {
+		w.kindQueue.Add(gvk)
+	}
+}
+
+// discountUser is the opposite of countUser.
+func (w *Watcher) discountUser(gvk schema.GroupVersionKind, namespace string) {
+	if w.users[gvk][namespace]--; w.users[gvk][namespace] == 0 {
+		delete(w.users[gvk], namespace)
+	}
+	if len(w.users[gvk]) == 0 {
+		delete(w.users, gvk)
+		w.kindQueue.Add(gvk)
 	}
 }
 
@@ -169,9 +205,6 @@ func (w *Watcher) addReference(summary types.NamespacedName, reference source.Re
 	if found == nil {
 		found = &object{summaries: map[source.ResourceReference]map[types.NamespacedName]struct{}{}, pins: map[source.ResourceReference]pin{}}
 		w.objects[key] = found
-		if w.numbers[key.gvk]++; !isContent(key.gvk) && !w.watched[key.gvk] {
-			w.kindQueue.Add(key.gvk)
-		}
 	}
 	if found.summaries[reference] == nil {
 		found.summaries[reference] = map[types.NamespacedName]struct{}{}
@@ -191,10 +224,6 @@ func (w *Watcher) deleteReference(summary types.NamespacedName, reference source
 		return
 	}
 	delete(w.objects, key)
-	if w.numbers[key.gvk]--; w.numbers[key.gvk] == 0 {
-		delete(w.numbers, key.gvk)
-		w.kindQueue.Add(key.gvk)
-	}
 }
 
 // isContent returns whether the hub watches all objects of a kind anyway.
@@ -211,17 +240,19 @@ func metadataOf(gvk schema.GroupVersionKind) *metav1.PartialObjectMetadata {
 // ensureKind begins to watch a kind that is referred to, and ends the watch of another one.
 func (w *Watcher) ensureKind(ctx context.Context, gvk schema.GroupVersionKind) error {
 	w.mu.Lock()
-	isNeeded, isWatched, number := w.numbers[gvk] > 0 && !isContent(gvk), w.watched[gvk], len(w.watched)
+	_, isWatched := w.watched[gvk]
+	isNeeded := len(w.users[gvk]) > 0 && !isContent(gvk)
+	namespace, err := w.namespaceFor(gvk)
+	if !isNeeded {
+		delete(w.kindErrors, gvk) // otherwise kinds that do not exist would remain in memory
+	}
 	w.mu.Unlock()
-	var err error
 	switch {
 	case isNeeded == isWatched:
 		return nil
 	case !isNeeded:
 		err = w.kinds.RemoveInformer(ctx, metadataOf(gvk))
-	case number >= maxKinds:
-		err = errTooManyKinds
-	default:
+	case err == nil:
 		if err = w.probe(ctx, gvk); err == nil {
 			err = w.watch(ctx, w.kinds, gvk)
 		}
@@ -232,7 +263,7 @@ func (w *Watcher) ensureKind(ctx context.Context, gvk schema.GroupVersionKind) e
 	if w.kindErrors[gvk] = err; err == nil {
 		delete(w.kindErrors, gvk)
 		if delete(w.watched, gvk); isNeeded {
-			w.watched[gvk] = true
+			w.watched[gvk] = namespace
 		}
 		// The references can have changed meanwhile.
 		w.kindQueue.Add(gvk)
@@ -243,6 +274,28 @@ func (w *Watcher) ensureKind(ctx context.Context, gvk schema.GroupVersionKind) e
 		w.enqueue(ctx, summaries)
 	}
 	return err
+}
+
+// namespaceFor returns the namespace for which a kind counts if it is watched: one that refers to it and has a free
+// share, or "" if a ClusterProfile refers to it.
+func (w *Watcher) namespaceFor(gvk schema.GroupVersionKind) (string, error) {
+	if len(w.watched) >= maxKinds {
+		return "", errTooManyKinds
+	}
+	numbers := map[string]int{}
+	for watched, namespace := range w.watched {
+		if users := w.users[watched]; users[namespace] == 0 && len(users) > 0 {
+			namespace = slices.Min(slices.Collect(maps.Keys(users))) // the former one has no reference any more
+			w.watched[watched] = namespace
+		}
+		numbers[namespace]++
+	}
+	for _, namespace := range slices.Sorted(maps.Keys(w.users[gvk])) {
+		if namespace == "" || numbers[namespace] < maxKindsOfNamespace {
+			return namespace, nil
+		}
+	}
+	return "", errTooManyKindsOfNamespace
 }
 
 // summariesOf returns the summaries that refer to an object of a kind.

@@ -1,8 +1,9 @@
 // Package slots shares the workers of a controller among clusters, their namespaces and profiles.
 //
-// The controllers of summaries, Works, clusters and deregistrations acquire a slot for each request. A cluster that
-// does not answer, all clusters of a namespace together, or a profile whose rendering does not end, occupy at most
-// their own share of the workers. A request without a free slot waits outside the queue and occupies no worker.
+// The controllers of summaries, Works, clusters, deregistrations and unclaimed bundles acquire a slot for each request.
+// A cluster that does not answer, all clusters of a namespace together, or a profile whose rendering does not end,
+// occupy at most their own share of the workers. A request without a free slot waits outside the queue and occupies no
+// worker.
 //
 // Terms:
 //
@@ -40,10 +41,16 @@ type Key struct {
 	Slow int
 }
 
-// Slots assigns workers to requests. Create it with New.
-type Slots struct {
+// Slots is TypedSlots for controllers with the usual requests. Create it with New.
+type Slots = TypedSlots[reconcile.Request]
+
+// Slot is TypedSlot for controllers with the usual requests.
+type Slot = TypedSlot[reconcile.Request]
+
+// TypedSlots assigns workers to requests. Create it with NewTyped.
+type TypedSlots[R comparable] struct {
 	// Queue gets the waiting requests when slots become free. It is set before the first request.
-	Queue workqueue.TypedRateLimitingInterface[reconcile.Request]
+	Queue workqueue.TypedRateLimitingInterface[R]
 
 	// mu guards the fields below.
 	mu   sync.Mutex
@@ -51,12 +58,12 @@ type Slots struct {
 	// slow has the scopes of the keys whose last request was slow.
 	slow map[scope]bool
 	// waiting has the requests without a slot, by the scope without a free slot.
-	waiting   map[scope][]reconcile.Request
-	isWaiting map[reconcile.Request]bool
+	waiting   map[scope][]R
+	isWaiting map[R]bool
 	// short has the keys whose requests wait although the key has fewer than Key.Max: they wait for shared workers.
 	short map[scope]quota
 	// queued has the requests that were moved from waiting to the queue, with the quota that had a free slot.
-	queued map[reconcile.Request]quota
+	queued map[R]quota
 }
 
 // scope identifies a key in a pool, a whole pool (key ""), the slow keys of a pool (key slowKeys), or the requests of a
@@ -72,23 +79,26 @@ type quota struct {
 	workers, limit, shared int
 }
 
-// Slot is the right to use a worker for one request.
-type Slot struct {
-	slots  *Slots
+// TypedSlot is the right to use a worker for one request.
+type TypedSlot[R comparable] struct {
+	slots  *TypedSlots[R]
 	quotas []quota
 }
 
 // New returns Slots without requests.
-func New() *Slots {
-	return &Slots{
+func New() *Slots { return NewTyped[reconcile.Request]() }
+
+// NewTyped returns TypedSlots without requests.
+func NewTyped[R comparable]() *TypedSlots[R] {
+	return &TypedSlots[R]{
 		used: map[scope]int{}, slow: map[scope]bool{},
-		waiting: map[scope][]reconcile.Request{}, isWaiting: map[reconcile.Request]bool{}, short: map[scope]quota{}, queued: map[reconcile.Request]quota{},
+		waiting: map[scope][]R{}, isWaiting: map[R]bool{}, short: map[scope]quota{}, queued: map[R]quota{},
 	}
 }
 
 // Acquire acquires a slot in the scopes of the pool and of each key. If one of them has no free slot, ok is false, and
 // req is queued again when the scope has one. If ok is true, the caller must release the slot.
-func (s *Slots) Acquire(req reconcile.Request, pool Pool, keys ...Key) (slot *Slot, ok bool) {
+func (s *TypedSlots[R]) Acquire(req R, pool Pool, keys ...Key) (slot *TypedSlot[R], ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	quotas := s.quotas(pool, keys)
@@ -105,11 +115,11 @@ func (s *Slots) Acquire(req reconcile.Request, pool Pool, keys ...Key) (slot *Sl
 	if isQueued && (full >= 0 || !slices.Contains(quotas, queued)) {
 		s.queueWaiting(queued) // another request can use that slot
 	}
-	return &Slot{slots: s, quotas: quotas}, full < 0
+	return &TypedSlot[R]{slots: s, quotas: quotas}, full < 0
 }
 
 // Skip must be called for a request that ends without Acquire.
-func (s *Slots) Skip(req reconcile.Request) {
+func (s *TypedSlots[R]) Skip(req R) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if queued, ok := s.queued[req]; ok {
@@ -120,7 +130,7 @@ func (s *Slots) Skip(req reconcile.Request) {
 
 // Release releases the slot, and records which of its keys were slow. It queues as many waiting requests as there are
 // free slots.
-func (t *Slot) Release(slow ...string) {
+func (t *TypedSlot[R]) Release(slow ...string) {
 	s := t.slots
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,18 +155,18 @@ func (t *Slot) Release(slow ...string) {
 // RateLimiter returns a rate limiter that keeps the back-off of requests that wait for a slot. The controller calls
 // Forget for these requests, although they have neither succeeded nor failed. Without RateLimiter, requests that fail
 // and wait in turn would be retried without a pause.
-func (s *Slots) RateLimiter(limiter workqueue.TypedRateLimiter[reconcile.Request]) workqueue.TypedRateLimiter[reconcile.Request] {
-	return rateLimiter{limiter, s}
+func (s *TypedSlots[R]) RateLimiter(limiter workqueue.TypedRateLimiter[R]) workqueue.TypedRateLimiter[R] {
+	return rateLimiter[R]{limiter, s}
 }
 
-type rateLimiter struct {
-	workqueue.TypedRateLimiter[reconcile.Request]
+type rateLimiter[R comparable] struct {
+	workqueue.TypedRateLimiter[R]
 
-	slots *Slots
+	slots *TypedSlots[R]
 }
 
 // Forget ends the back-off of req unless it waits.
-func (l rateLimiter) Forget(req reconcile.Request) {
+func (l rateLimiter[R]) Forget(req R) {
 	l.slots.mu.Lock()
 	_, isQueued := l.slots.queued[req]
 	isWaiting := isQueued || l.slots.isWaiting[req]
@@ -167,7 +177,7 @@ func (l rateLimiter) Forget(req reconcile.Request) {
 }
 
 // quotas returns the quotas in which a request needs a slot. The caller must hold mu.
-func (s *Slots) quotas(pool Pool, keys []Key) []quota {
+func (s *TypedSlots[R]) quotas(pool Pool, keys []Key) []quota {
 	quotas := []quota{{scope: scope{pool: pool.Name}, workers: pool.Workers, limit: pool.Workers, shared: pool.Workers}}
 	isSlow := false
 	for _, key := range keys {
@@ -187,7 +197,7 @@ func (s *Slots) quotas(pool Pool, keys []Key) []quota {
 }
 
 // freeSlots returns the number of free slots of a quota. The caller must hold mu.
-func (s *Slots) freeSlots(q quota) int {
+func (s *TypedSlots[R]) freeSlots(q quota) int {
 	total := s.used[scope{pool: q.pool}]
 	switch {
 	case s.slow[q.scope]:
@@ -200,7 +210,7 @@ func (s *Slots) freeSlots(q quota) int {
 }
 
 // addWaiting adds req to the requests that wait for a slot of a full quota. The caller must hold mu.
-func (s *Slots) addWaiting(req reconcile.Request, full quota) {
+func (s *TypedSlots[R]) addWaiting(req R, full quota) {
 	if s.isWaiting[req] {
 		return
 	}
@@ -213,7 +223,7 @@ func (s *Slots) addWaiting(req reconcile.Request, full quota) {
 
 // queueWaiting queues as many waiting requests as q has free slots. Each of them calls Acquire or Skip. The caller must
 // hold mu.
-func (s *Slots) queueWaiting(q quota) {
+func (s *TypedSlots[R]) queueWaiting(q quota) {
 	waiting := s.waiting[q.scope]
 	for n := s.freeSlots(q); n > 0 && len(waiting) > 0; n-- {
 		next := waiting[0]

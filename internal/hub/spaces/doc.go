@@ -7,7 +7,8 @@
 //  3. Set the finalizer and the ID of this hub.
 //  4. Create or repair the execution namespace and, in pull mode, the agent's RBAC.
 //  5. Make the Cluster the owner of its credentials.
-//  6. Delete the Cluster if its agent has not reported within RegistrationTimeout.
+//  6. Delete the Cluster if its registration is not complete within RegistrationTimeout: it has not been ready, it has
+//     no content, and its agent is silent.
 //
 // For a Cluster that is being deleted, the steps are:
 //

@@ -17,6 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/join/bootstrap"
@@ -29,9 +31,12 @@ const (
 	// idRetryInterval is the interval between two attempts to claim an ID that another Cluster has. The deletion of
 	// that Cluster triggers a reconcile sooner.
 	idRetryInterval = 30 * time.Second
-	// RegistrationTimeout is the time that a registration by bootstrap token has until its agent reports. After it, the
-	// Cluster of an abandoned registration is deleted.
+	// RegistrationTimeout is the time from the first use of a bootstrap token until its registration must be complete.
+	// After it, the Cluster of an abandoned registration is deleted.
 	RegistrationTimeout = 15 * time.Minute
+	// registrationInterval is the interval between two checks of a registration whose agent is alive, and of one whose
+	// Cluster is ready.
+	registrationInterval = 10 * time.Second
 	// namespaceRetryInterval is the interval between two checks whether the execution namespace of an earlier Cluster
 	// with the same name is deleted.
 	namespaceRetryInterval = time.Second
@@ -161,43 +166,71 @@ func (c *Controller) ensureNamespace(ctx context.Context, s *state) error {
 	return bootstrap.EnsureAgentRBAC(ctx, c.Live, s.cluster)
 }
 
-// expireRegistration deletes a Cluster whose registration was abandoned: its certificate was approved, but its agent
-// never reported.
+// expireRegistration completes the registration of a Cluster that is ready and whose agent is alive, or deletes the
+// Cluster if its registration is abandoned. Otherwise the holder of a bootstrap token could keep the ID of another
+// cluster without an agent. The annotation with the time of the first use is removed from a complete registration,
+// which never expires, even if Lease and status are lost.
 func (c *Controller) expireRegistration(ctx context.Context, s *state) error {
-	if s.cluster.Annotations[kube.AnnotationBootstrapToken] == "" || s.member.Ready {
-		return nil
-	}
-	approved, err := time.Parse(time.RFC3339, s.cluster.Annotations[kube.AnnotationApproved])
+	started, err := time.Parse(time.RFC3339, s.cluster.Annotations[kube.AnnotationFirstUse])
 	if err != nil {
-		return nil //nolint:nilerr // without the time of its approval the age of the registration is unknown
+		return nil //nolint:nilerr // the registration is complete, or used no token
 	}
-	reported, err := c.hasAgentReported(ctx, s)
-	if err != nil || reported {
+	alive, err := c.checkHeartbeat(ctx, s)
+	if err != nil {
 		return err
 	}
-	if created := s.cluster.CreationTimestamp.Time; created.After(approved) {
-		// The Cluster was restored from a backup. Its agent needs time to reconnect.
-		approved = created
+	isReady := s.member.Ready && !s.member.Down
+	if alive && isReady {
+		return c.completeRegistration(ctx, s)
 	}
-	if remaining := RegistrationTimeout - c.Clock.Since(approved); remaining > 0 {
+	if created := s.cluster.CreationTimestamp.Time; created.After(started.Add(RegistrationTimeout)) {
+		// The Cluster was restored from a backup. Its agent needs time to reconnect.
+		started = created
+	}
+	remaining := RegistrationTimeout - c.Clock.Since(started)
+	switch {
+	case remaining <= 0 && !alive:
+		return c.deleteAbandoned(ctx, s)
+	case remaining <= 0 || isReady:
+		s.requeueAfter = registrationInterval
+	default:
 		s.requeueAfter = remaining
-		return nil
+	}
+	return nil
+}
+
+// completeRegistration records that the registration of the Cluster is complete.
+func (c *Controller) completeRegistration(ctx context.Context, s *state) error {
+	changed := s.cluster.DeepCopy()
+	delete(changed.Annotations, kube.AnnotationFirstUse)
+	// The lock makes the patch fail if the Cluster has changed since it was read.
+	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
+	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return fmt.Errorf("record that the registration is complete: %w", err)
+	}
+	s.cluster = changed
+	return nil
+}
+
+// deleteAbandoned deletes the Cluster of an abandoned registration. A Cluster with content is in use and stays.
+func (c *Controller) deleteAbandoned(ctx context.Context, s *state) error {
+	for _, list := range []client.ObjectList{&workv1alpha1.WorkList{}, &libv1beta1.ConfigurationGroupList{}} {
+		if err := c.Live.List(ctx, list, client.InNamespace(s.member.Namespace), client.Limit(1)); err != nil {
+			return fmt.Errorf("list the content of the cluster: %w", err)
+		}
+		if meta.LenList(list) > 0 {
+			return c.completeRegistration(ctx, s)
+		}
 	}
 	log.FromContext(ctx).Info("deleting the cluster of an abandoned registration")
 	c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "RegistrationAbandoned", "Delete",
-		"no agent of cluster %s has reported within %s", s.cluster.Name, RegistrationTimeout)
-	// If an agent reports meanwhile, this is a conflict.
+		"no agent has made cluster %s ready within %s", s.cluster.Name, RegistrationTimeout)
+	// If the Cluster becomes ready meanwhile, this is a conflict.
 	preconditions := client.Preconditions{UID: &s.cluster.UID, ResourceVersion: &s.cluster.ResourceVersion}
 	if err := c.Live.Delete(ctx, s.cluster, preconditions); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete the cluster of an abandoned registration: %w", err)
 	}
 	return nil
-}
-
-// hasAgentReported returns whether the agent of a pull member has ever renewed its Lease.
-func (c *Controller) hasAgentReported(ctx context.Context, s *state) (bool, error) {
-	lease, err := c.getLease(ctx, s)
-	return lease != nil && lease.Spec.RenewTime != nil, err
 }
 
 // getLease reads the Lease of the agent; nil if it does not exist.

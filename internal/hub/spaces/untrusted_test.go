@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -13,6 +12,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
@@ -68,40 +68,71 @@ func TestNoStatusAbandonsClusterThatAnswers(t *testing.T) {
 	}
 }
 
+// TestClusterOfAbandonedRegistrationIsDeleted: only a Cluster that was never in use is deleted.
 func TestClusterOfAbandonedRegistrationIsDeleted(t *testing.T) {
 	t.Parallel()
 	s := newManualController(t, sharedEnv(t))
-	// A restored hub has Clusters with a new creation time and an old approval, and no heartbeats.
-	approved := map[string]time.Duration{"approved-now": 0, "approved-before-a-restore": -7 * 24 * time.Hour, "approved-later": time.Hour}
-	for name, after := range approved {
+	nothing := func(string) {}
+	tests := map[string]struct {
+		// firstUse is the time from the start of the test to the first use of the token.
+		firstUse time.Duration
+		// use is called after the first reconcile.
+		use func(cluster string)
+		// alive has a renewal of the Lease before each reconcile.
+		alive, stays bool
+	}{
+		"used-now": {use: nothing},
+		// A restored hub has Clusters with a new creation time and an old first use, and no heartbeats.
+		"used-before-a-restore": {firstUse: -7 * 24 * time.Hour, use: nothing},
+		"used-later":            {firstUse: time.Hour, use: nothing, stays: true},
+		"renewed-once":          {use: func(cluster string) { s.renewLease(t, cluster) }},
+		"reported-once":         {use: func(cluster string) { s.setReady(t, cluster, metav1.ConditionTrue) }},
+		"alive-and-not-ready":   {use: func(cluster string) { s.setReady(t, cluster, metav1.ConditionFalse) }, alive: true, stays: true},
+		"ready-once": {use: func(cluster string) {
+			s.renewLease(t, cluster)
+			s.setReady(t, cluster, metav1.ConditionTrue)
+			s.step(t, cluster)
+			// The status can be lost.
+			if err := s.hubClient.Status().Patch(t.Context(), s.cluster(t, cluster), client.RawPatch("application/merge-patch+json", []byte(`{"status":null}`))); err != nil {
+				t.Fatal(err)
+			}
+		}, stays: true},
+		"with-content": {use: func(cluster string) {
+			if err := s.hubClient.Create(t.Context(), &workv1alpha1.Work{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + cluster, Name: "w"}}); err != nil {
+				t.Fatal(err)
+			}
+		}, stays: true},
+	}
+	for name, test := range tests {
 		c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull}}
 		c.Annotations = map[string]string{
 			libv1beta1.ShardAnnotation: "stepped", kube.AnnotationBootstrapToken: "abcdef",
-			kube.AnnotationApproved: s.clock.Now().Add(after).UTC().Format(time.RFC3339),
+			kube.AnnotationFirstUse: s.clock.Now().Add(test.firstUse).UTC().Format(time.RFC3339),
 		}
 		if err := karmada.CreateCluster(t.Context(), s.hubClient, c); err != nil {
 			t.Fatal(err)
 		}
 		s.step(t, name)
+		test.use(name)
+		s.step(t, name)
 	}
-	stays := func() []string {
-		var names []string
-		for _, name := range []string{"approved-before-a-restore", "approved-later", "approved-now"} {
+	check := func(wantAll bool) {
+		t.Helper()
+		for name, test := range tests {
+			if test.alive {
+				s.renewLease(t, name)
+			}
 			s.step(t, name)
-			if c := s.cluster(t, name); c != nil && c.DeletionTimestamp.IsZero() {
-				names = append(names, name)
+			c := s.cluster(t, name)
+			if stays := c != nil && c.DeletionTimestamp.IsZero(); stays != (wantAll || test.stays) {
+				t.Errorf("%s: it stays: %t, want %t", name, stays, wantAll || test.stays)
 			}
 		}
-		return names
 	}
 	s.clock.Step(14 * time.Minute)
-	if diff := cmp.Diff([]string{"approved-before-a-restore", "approved-later", "approved-now"}, stays()); diff != "" {
-		t.Errorf("after 14 minutes (-want +got):\n%s", diff)
-	}
+	check(true)
 	s.clock.Step(2 * time.Minute)
-	if diff := cmp.Diff([]string{"approved-later"}, stays()); diff != "" {
-		t.Errorf("after 16 minutes (-want +got):\n%s", diff)
-	}
+	check(false)
 }
 
 func TestStaleAnswerOfAgentIsIgnored(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
@@ -113,7 +112,7 @@ func (c *Controller) listAbandonedObjects(ctx context.Context, s *state, feature
 		return nil, err
 	}
 	var all []string
-	owner := metav1.GetControllerOf(s.summary)
+	owner := ProfileOf(s.summary)
 	for _, feature := range features {
 		listed := status.ListDeployed(deployed, func(kind, profile string, f libv1beta1.FeatureID, on libv1beta1.DeploymentType) bool {
 			return owner != nil && kind == owner.Kind && profile == owner.Name && f == feature && on == s.deploymentType()

@@ -56,9 +56,13 @@ func (r ComposeRequest) account() (string, error) {
 	return memberAccount(r.Owner, r.Summary)
 }
 
-// withdrawalAccount returns the ServiceAccount as which the bundles of s are withdrawn, "" if the labels do not name
-// one: then it is the one that the member has recorded.
-func (s *state) withdrawalAccount() string {
+// withdrawalAccount returns the ServiceAccount as which the bundle of a feature is withdrawn. "" stands for the
+// recorded one, as which the bundle was applied: hooks for the deletion would run as another one if the labels named
+// it. Only if there is no record, the labels decide.
+func (s *state) withdrawalAccount(feature libv1beta1.FeatureID) string {
+	if _, isRecorded := s.deployed[feature]; isRecorded {
+		return ""
+	}
 	owner, err := ownerOf(s.summary)
 	if err != nil {
 		return ""

@@ -44,7 +44,7 @@ func hasPatchTemplate(spec configv1beta1.ProfileSpec) bool {
 // with Sveltos, the patches of the spec come first, then those from objects with the template annotation, then others.
 func (c *Composer) loadChanges(ctx context.Context, r ComposeRequest) (render.Changes, error) {
 	spec := r.Summary.Spec.ClusterProfileSpec
-	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations}
+	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations, Scope: r.Subject.Confined}
 	if err := changes.Validate(); err != nil {
 		return render.Changes{}, withReason(status.ReasonRender, err)
 	}

@@ -218,11 +218,16 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	return composition, nil
 }
 
-// checkObjects returns a phase.Invalid if a bundle has more than kube.MaxObjects objects.
+// checkObjects returns a phase.Invalid if a bundle has more than kube.MaxObjects objects, or if these have more than
+// kube.MaxValues values.
 func checkObjects(items []bundle.Item) error {
-	count := 0
+	count, values := 0, 0
 	for _, item := range items {
 		count += len(item.Objects)
+		values += item.Documents.CountValues()
+	}
+	if values > kube.MaxValues {
+		return phase.Invalidf("the objects have more than %d values, and a cluster gets at most as many per feature of a profile", kube.MaxValues)
 	}
 	if count > kube.MaxObjects {
 		return phase.Invalidf("there are %d objects, and a cluster gets at most %d per feature of a profile", count, kube.MaxObjects)
@@ -243,7 +248,7 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 			return composedItems{}, withReason(status.ReasonSource, err)
 		}
 		contents = append(contents, InputObject{Reference: content.Reference, Version: content.Version})
-		objects, documents, err := c.Manifests.Render(content, r.Subject)
+		objects, documents, err := c.Manifests.Render(content, r.Subject) //nolint:contextcheck // it decodes for all callers with the same content
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonRender, err)
 		}
@@ -262,6 +267,9 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 			Force:                 ref.Force,
 			Subresources:          content.Subresources,
 		})
+		if err := checkObjects(items); err != nil { // before more is decoded
+			return composedItems{}, withReason(status.ReasonRender, err)
+		}
 	}
 	return composedItems{items: items, builtFrom: builtFrom{contents: contents}}, nil
 }

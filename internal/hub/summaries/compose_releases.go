@@ -42,6 +42,9 @@ func (c *Composer) composeReleases(ctx context.Context, r ComposeRequest) (compo
 		all.unansweredLookups = append(all.unansweredLookups, one.unansweredLookups...)
 		all.unpatchedHooks = append(all.unpatchedHooks, one.unpatchedHooks...)
 		all.builtFrom = all.with(one.builtFrom)
+		if err := checkObjects(all.items); err != nil { // before more is decoded
+			return composedItems{}, withReason(status.ReasonRender, err)
+		}
 	}
 	return all, nil
 }
@@ -210,7 +213,7 @@ func (c *Composer) fetchChart(ctx context.Context, r ComposeRequest, chart confi
 func chartRequest(r ComposeRequest, chart configv1beta1.HelmChart, archive source.Chart, values map[string]any) render.ChartRequest {
 	request := render.ChartRequest{
 		Chart: archive, Values: values, Name: chart.ReleaseName, Namespace: chart.ReleaseNamespace,
-		KubeVersion: r.Member.KubernetesVersion, APIVersions: r.Member.APIVersions,
+		KubeVersion: r.Member.KubernetesVersion, APIVersions: r.Member.APIVersions, Scope: r.Subject.Confined,
 	}
 	if options := chart.Options; options != nil {
 		request.SkipCRDs = options.SkipCRDs

@@ -28,7 +28,7 @@ import (
 
 // recordDeployed gives the deployed features to the writer of the ClusterConfiguration.
 func (c *Controller) recordDeployed(_ context.Context, s *state) error {
-	if owner := metav1.GetControllerOf(s.summary); owner != nil {
+	if owner := ProfileOf(s.summary); owner != nil {
 		c.recordOn(s, *owner)
 		c.recordOn(s.local, *owner)
 	}

@@ -55,14 +55,18 @@ const (
 	normalEventsPerSecond = 10
 	normalEventsBurst     = 100
 	// An agent that changes the status of its cluster, or of one group, causes agentBurst reconciles of each summary at
-	// once, and then one per agentInterval.
-	agentInterval = 6 * time.Second
-	agentBurst    = 20
+	// once, and then one per agentInterval. All changes of one agent together cause memberBurst reconciles at once, and
+	// then one per memberInterval: an agent can have hundreds of groups and summaries. A change of a hundred profiles at
+	// once is reported without delay.
+	agentInterval  = 6 * time.Second
+	agentBurst     = 20
+	memberInterval = 100 * time.Millisecond
+	memberBurst    = 1000
 	// maxDeletedClusters is the maximum number of entries in deletedClusters.
 	maxDeletedClusters = 10_000
 	// ClusterIndex is the name of the index of summaries by the text of their cluster's fleet.ID.
 	ClusterIndex = "cluster"
-	// OwnerIndex is the name of the index of summaries by the UIDs of their owners.
+	// OwnerIndex is the name of the index of summaries by their profiles, see OwnerKey.
 	OwnerIndex = "owner"
 )
 
@@ -100,7 +104,7 @@ type Controller struct {
 	ownWrites  ownWrites
 	starts     deliveryStarts
 	slots      *slots.Slots
-	// raisedProfiles has the UIDs of the profiles whose summaries were queued by raisePriority.
+	// raisedProfiles has the OwnerKey of the profiles whose summaries were queued by raisePriority.
 	raisedProfiles *lru.Cache
 	// deletedClusters has the fleet.ID of the clusters that were deleted while this process watched them.
 	deletedClusters *lru.Cache
@@ -119,7 +123,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
-	if err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, OwnerIndex, OwnerUIDs); err != nil {
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, OwnerIndex, OwnerKeys); err != nil {
 		return err
 	}
 	if err := c.watchDeletions(ctx, mgr.GetCache()); err != nil {
@@ -134,7 +138,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, secrets, generatedIndex, generatedOwnerUIDs); err != nil {
 		return err
 	}
-	ofAgents := ratelimit.New(agentInterval, agentBurst, c.Clock)
+	ofAgents := ratelimit.NewWithin(ratelimit.New(memberInterval, memberBurst, c.Clock), agentInterval, agentBurst)
 	controllerBuilder := ctrl.NewControllerManagedBy(mgr).
 		Named("summaries").
 		For(&configv1beta1.ClusterSummary{}, builder.WithPredicates(predicate.Or(specOrMetadataChanged(), c.statusChangedByOthers()))).

@@ -241,7 +241,7 @@ func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1
 		result.Releases = s.summary.Status.HelmReleaseSummaries // HelmInputs.Releases are the same
 	}
 	updated := status.ComputeStatus(s.summary.Status, status.ReconcileResult{Features: []status.FeatureResult{result}, HashKey: s.result.HashKey})
-	owner := metav1.GetControllerOf(s.summary)
+	owner := ProfileOf(s.summary)
 	if owner == nil || !c.Configurations.hasDeployed(ctx, s.member, *owner, status.FeatureOf(updated, feature)) {
 		return false, nil
 	}

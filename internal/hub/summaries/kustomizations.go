@@ -73,6 +73,9 @@ func (c *Composer) composeKustomizations(ctx context.Context, r ComposeRequest) 
 			SkipNamespaceCreation: ref.SkipNamespaceCreation,
 			Force:                 ref.Force,
 		})
+		if err := checkObjects(items); err != nil { // before more is decoded
+			return composedItems{}, withReason(status.ReasonRender, err)
+		}
 	}
 	return composedItems{items: items, builtFrom: builtFrom{contents: contents}}, nil
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -104,7 +103,7 @@ func (c *Controller) withdrawLocal(ctx context.Context, s *state) error {
 	if err := c.withdrawFrom(ctx, s.local); err != nil {
 		return err
 	}
-	if owner := metav1.GetControllerOf(s.summary); owner != nil {
+	if owner := ProfileOf(s.summary); owner != nil {
 		c.recordOn(s.local, *owner) // also if the member is unreachable
 	}
 	return nil
@@ -122,7 +121,7 @@ func (c *Controller) isWithdrawalProved(ctx context.Context, s *state) (bool, er
 	if seen || !isKept {
 		return true, nil // also if the withdrawal has begun
 	}
-	owner := metav1.GetControllerOf(s.summary)
+	owner := ProfileOf(s.summary)
 	if owner == nil {
 		return false, nil
 	}

@@ -12,6 +12,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/fleet"
 )
 
 func TestLocalAccount(t *testing.T) {
@@ -47,6 +48,29 @@ func labelled(account, namespace string) *configv1beta1.ClusterSummary {
 	return &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Labels: map[string]string{
 		libv1beta1.ServiceAccountNameLabel: account, libv1beta1.ServiceAccountNamespaceLabel: namespace,
 	}}}
+}
+
+// TestWithdrawalIsOfTheRecordedAccount withdraws a bundle after the labels have changed.
+func TestWithdrawalIsOfTheRecordedAccount(t *testing.T) {
+	t.Parallel()
+	const feature = libv1beta1.FeatureHelm
+	for name, test := range map[string]struct {
+		deployed map[libv1beta1.FeatureID]bundle.Deployed
+		want     string
+	}{
+		"recorded":          {map[libv1beta1.FeatureID]bundle.Deployed{feature: {}}, ""},
+		"a record was lost": {map[libv1beta1.FeatureID]bundle.Deployed{libv1beta1.FeatureResources: {}}, "kube-system/admin"},
+	} {
+		summary := labelled("admin", "kube-system")
+		summary.OwnerReferences = []metav1.OwnerReference{
+			*metav1.NewControllerRef(&configv1beta1.Profile{}, configv1beta1.GroupVersion.WithKind(configv1beta1.ProfileKind)),
+		}
+		s := newState(summary, nil, fleet.Member{})
+		s.deployed = test.deployed
+		if got := s.withdrawalAccount(feature); got != test.want {
+			t.Errorf("%s: the withdrawal is sent as %q, want %q", name, got, test.want)
+		}
+	}
 }
 
 func TestMemberAccount(t *testing.T) {

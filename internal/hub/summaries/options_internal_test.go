@@ -91,4 +91,14 @@ func TestBundlesHaveAMaximalNumberOfObjects(t *testing.T) {
 	if _, isInvalid := errors.AsType[phase.Invalid](err); !isInvalid || !strings.HasPrefix(err.Error(), "there are 20001 objects") {
 		t.Errorf("checkObjects() = %v", err)
 	}
+	// Each content has less values than a manifest may have.
+	objects := []*unstructured.Unstructured{{Object: map[string]any{"x": make([]any, kube.MaxValues/2)}}}
+	content := bundle.Item{Objects: objects, Documents: kube.NewDocuments(objects)}
+	if err := checkObjects([]bundle.Item{content}); err != nil {
+		t.Error(err)
+	}
+	err = checkObjects([]bundle.Item{content, content})
+	if _, isInvalid := errors.AsType[phase.Invalid](err); !isInvalid || !strings.HasPrefix(err.Error(), "the objects have more than 3000000 values") {
+		t.Errorf("checkObjects() = %v", err)
+	}
 }

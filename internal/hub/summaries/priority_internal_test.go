@@ -31,7 +31,9 @@ func TestChangeRaisesTheSummariesOfItsProfile(t *testing.T) {
 			for _, summary := range []struct{ name, profile string }{{"web-two", "p"}, {"other-one", "q"}, {"other-two", "q"}} {
 				r.must(r.hub.Create(t.Context(), &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{
 					Namespace: "fleet", Name: summary.name,
-					OwnerReferences: []metav1.OwnerReference{{Kind: configv1beta1.ClusterProfileKind, UID: types.UID(summary.profile), Controller: &isController}},
+					OwnerReferences: []metav1.OwnerReference{{
+						APIVersion: configv1beta1.GroupVersion.String(), Kind: configv1beta1.ClusterProfileKind, UID: types.UID(summary.profile), Controller: &isController,
+					}},
 				}}))
 			}
 			for _, waiting := range []string{"other-one", "other-two", "web-two"} {

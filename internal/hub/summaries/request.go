@@ -80,20 +80,32 @@ func subjectOf(cluster client.Object, pool *sandbox.Pool) source.Subject {
 	return source.Subject{Cluster: convert, Namespace: member.Namespace, Name: member.Name, Sandbox: pool}
 }
 
+// ProfileOf returns the owner reference of a summary to its profile, nil if it belongs to no profile. An owner of
+// another kind or group, or that is not the controller, does not count: a user who may write summaries in one namespace
+// can name any UID and any name there.
+func ProfileOf(summary client.Object) *metav1.OwnerReference {
+	controller := metav1.GetControllerOf(summary)
+	if controller == nil || controller.Kind != configv1beta1.ProfileKind && controller.Kind != configv1beta1.ClusterProfileKind {
+		return nil
+	}
+	if gv, err := schema.ParseGroupVersion(controller.APIVersion); err != nil || gv.Group != configv1beta1.GroupVersion.Group {
+		return nil
+	}
+	return controller
+}
+
 // ownerOf returns the profile of a summary. Any other owner is an error: what belongs to no Profile is not confined to
 // a namespace.
 func ownerOf(summary *configv1beta1.ClusterSummary) (bundle.Owner, error) {
-	controller := metav1.GetControllerOf(summary)
-	if controller == nil {
+	profile := ProfileOf(summary)
+	if profile == nil {
+		if controller := metav1.GetControllerOf(summary); controller != nil {
+			return bundle.Owner{}, phase.Invalidf("ClusterSummary %s belongs to %s %s of %s, which is no profile",
+				client.ObjectKeyFromObject(summary), controller.Kind, controller.Name, controller.APIVersion)
+		}
 		return bundle.Owner{}, phase.Invalidf("ClusterSummary %s belongs to no profile", client.ObjectKeyFromObject(summary))
 	}
-	gv, err := schema.ParseGroupVersion(controller.APIVersion)
-	isProfile := controller.Kind == configv1beta1.ProfileKind || controller.Kind == configv1beta1.ClusterProfileKind
-	if err != nil || gv.Group != configv1beta1.GroupVersion.Group || !isProfile {
-		return bundle.Owner{}, phase.Invalidf("ClusterSummary %s belongs to %s %s of %s, which is no profile",
-			client.ObjectKeyFromObject(summary), controller.Kind, controller.Name, controller.APIVersion)
-	}
-	owner := bundle.Owner{Kind: controller.Kind, Name: controller.Name, Tier: tier(summary.Spec.ClusterProfileSpec.Tier)}
+	owner := bundle.Owner{Kind: profile.Kind, Name: profile.Name, Tier: tier(summary.Spec.ClusterProfileSpec.Tier)}
 	if owner.Kind == configv1beta1.ProfileKind {
 		owner.Name = summary.Namespace + "/" + owner.Name
 	}

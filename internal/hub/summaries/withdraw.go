@@ -42,9 +42,8 @@ func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
 // withdrawFrom withdraws features from the member or from the hub.
 func (c *Controller) withdrawFrom(ctx context.Context, s *state) error {
 	s.withdrawn = true
-	account := s.withdrawalAccount()
 	for _, feature := range s.featuresToWithdraw() {
-		w := bundle.Withdrawal{ID: s.bundleID(feature), Orphan: s.orphansObjects() || s.isOrphaned(feature), ServiceAccount: account}
+		w := bundle.Withdrawal{ID: s.bundleID(feature), Orphan: s.orphansObjects() || s.isOrphaned(feature), ServiceAccount: s.withdrawalAccount(feature)}
 		done, err := c.withdraw(ctx, s.member, w)
 		if ctx.Err() != nil {
 			s.isSilent = s.isSilent || isTimeout(ctx.Err())

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"net"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/slots"
@@ -74,7 +72,7 @@ func namespaceKey(m fleet.Member) string { return "namespace " + m.Namespace }
 
 // profileKey returns the key of the profile of a summary.
 func profileKey(summary *configv1beta1.ClusterSummary) string {
-	owner := metav1.GetControllerOf(summary)
+	owner := ProfileOf(summary)
 	if owner == nil {
 		return "summary " + summary.Namespace + "/" + summary.Name
 	}

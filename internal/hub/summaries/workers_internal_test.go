@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/priorityqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -26,19 +26,31 @@ func TestWorkersOfANamespace(t *testing.T) {
 		queue := priorityqueue.New[reconcile.Request](string(mode))
 		defer queue.ShutDown()
 		s.Queue = queue
-		// acquire returns the slots for one summary of each of the clusters, with the keys of their clusters.
-		acquire := func(namespace string, clusters int) map[*slots.Slot]string {
+		// acquireOn returns the slots for summaries, each of another profile, with the keys of their clusters.
+		acquireOn := func(namespace string, summaries int, cluster func(i int) string) map[*slots.Slot]string {
 			all := map[*slots.Slot]string{}
-			for i := range clusters {
-				m := fleet.Member{Type: fleet.TypeSveltos, Mode: mode, Namespace: namespace, Name: fmt.Sprint(i)}
-				summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: m.Name}}
+			for i := range summaries {
+				m := fleet.Member{Type: fleet.TypeSveltos, Mode: mode, Namespace: namespace, Name: cluster(i)}
+				summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint(i)}}
 				pool, keys := workersFor(summary, m)
-				req := reconcile.Request{NamespacedName: types.NamespacedName{Namespace: namespace, Name: m.Name}}
+				req := reconcile.Request{NamespacedName: client.ObjectKeyFromObject(summary)}
 				if slot, ok := s.Acquire(req, pool, keys...); ok {
 					all[slot] = clusterKey(m)
 				}
 			}
 			return all
+		}
+		// acquire has one summary for each of the clusters.
+		acquire := func(namespace string, clusters int) map[*slots.Slot]string {
+			return acquireOn(namespace, clusters, func(i int) string { return fmt.Sprint(i) })
+		}
+		// An agent can report for many summaries at once.
+		ofOneCluster := acquireOn("hostile", 200, func(int) string { return "one" })
+		if got := len(ofOneCluster); got != 10 {
+			t.Errorf("%s: the summaries of one cluster have %d workers, want 10", mode, got)
+		}
+		for slot := range ofOneCluster {
+			slot.Release()
 		}
 		healthy := acquire("hostile", 200)
 		if got := len(healthy); got != want.healthy {

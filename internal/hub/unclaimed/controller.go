@@ -20,12 +20,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/hub/slots"
 	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/kube/logkeys"
@@ -36,8 +38,12 @@ import (
 const (
 	// workers is the number of clusters reconciled in parallel. An unresponsive push member blocks a worker for up to
 	// reconcileTimeout.
-	workers          = 10
+	workers          = 50
 	reconcileTimeout = time.Minute
+	// namespaceWorkers is the maximum for the clusters in one namespace, which belong to one tenant. When so many workers
+	// are in use, the others serve only namespaces without a running reconcile: a fleet with one namespace cannot use
+	// them.
+	namespaceWorkers = 40
 	// resyncInterval is the interval between two reconciles of a cluster without unclaimed bundles. A reconcile sends
 	// no request to a pull member and one metadata list to a push member. Up to resyncJitter of the interval is added.
 	resyncInterval = 30 * time.Minute
@@ -74,11 +80,13 @@ type Controller struct {
 
 	// seenDeleted has the summaries and profiles that were deleted while this process watched them.
 	seenDeleted *lru.Cache
+	// slots shares the workers among namespaces.
+	slots *slots.TypedSlots[fleet.ID]
 }
 
 // Setup adds the controller to mgr. summaries.Controller must be set up before, because it adds the index of summaries.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
-	c.seenDeleted = lru.New(maxSeenDeleted)
+	c.seenDeleted, c.slots = lru.New(maxSeenDeleted), slots.NewTyped[fleet.ID]()
 	for _, cluster := range fleet.Kinds() {
 		if err := mgr.GetFieldIndexer().IndexField(ctx, cluster, deliveryIndex, deliveryNamespaceOf); err != nil {
 			return err
@@ -92,15 +100,31 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		Watches(&configv1beta1.Profile{}, enqueueDelayed(noClusters), builder.WithPredicates(c.recordDeletions())).
 		Watches(&libv1beta1.ConfigurationGroup{}, enqueueDelayed(c.clustersOfGroup), builder.WithPredicates(withdrawalCompleted())).
 		Watches(&coordinationv1.Lease{}, enqueueDelayed(c.clustersOfLease), builder.WithPredicates(unrequestedChanged())).
+		WatchesRawSource(source.TypedFunc[fleet.ID](func(_ context.Context, queue workqueue.TypedRateLimitingInterface[fleet.ID]) error {
+			c.slots.Queue = queue
+			return nil
+		})).
 		WithOptions(controller.TypedOptions[fleet.ID]{
 			MaxConcurrentReconciles: workers,
 			ReconciliationTimeout:   reconcileTimeout,
-			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[fleet.ID](minRetryDelay, maxRetryDelay),
+			RateLimiter:             c.slots.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[fleet.ID](minRetryDelay, maxRetryDelay)),
 		})
 	for _, cluster := range fleet.Kinds() {
 		controllerBuilder = controllerBuilder.Watches(cluster, enqueueDelayed(clusterItself), builder.WithPredicates(c.Shard.Predicate(), clusterChanged()))
 	}
-	return controllerBuilder.Complete(c)
+	return controllerBuilder.Complete(reconcile.TypedFunc[fleet.ID](c.reconcileInSlot))
+}
+
+// reconcileInSlot calls Reconcile if the namespace of the cluster has a free worker. Otherwise the request is queued
+// again when it has one.
+func (c *Controller) reconcileInSlot(ctx context.Context, id fleet.ID) (reconcile.Result, error) {
+	key := slots.Key{Name: id.Namespace, Max: namespaceWorkers, Shared: namespaceWorkers}
+	slot, ok := c.slots.Acquire(id, slots.Pool{Workers: workers, Slow: workers}, key)
+	if !ok {
+		return reconcile.Result{}, nil
+	}
+	defer slot.Release()
+	return c.Reconcile(ctx, id)
 }
 
 // enqueueDelayed enqueues the clusters of an event after eventDelay.

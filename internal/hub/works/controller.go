@@ -57,7 +57,8 @@ const (
 // Controller executes the Works of push Clusters, one reconcile at a time for each Work. The agents execute the Works
 // of pull Clusters.
 type Controller struct {
-	// Hub reads Works and Clusters from a cache, and writes; Live reads from the API server.
+	// Hub reads Works and Clusters from a cache, and writes. The Works in the cache need no manifestStatuses. Live reads
+	// from the API server.
 	Hub  client.Client
 	Live client.Reader
 	// Shard selects the Clusters of this controller.
@@ -190,6 +191,10 @@ func (c *Controller) reconcileWork(ctx context.Context, req reconcile.Request, n
 	m := fleet.FromCluster(cluster)
 	if m.Mode != fleet.Push || !c.Shard.Serves(cluster) {
 		return reconcile.Result{}, nil
+	}
+	work = &workv1alpha1.Work{} // the one in the cache has no manifestStatuses
+	if err := c.Live.Get(ctx, req.NamespacedName, work); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	return c.execute(ctx, work, m, clusterState(cluster, m))
 }

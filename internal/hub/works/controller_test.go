@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -108,7 +109,13 @@ func (w *testEnv) cleanUp(space *corev1.Namespace) {
 func (w *testEnv) run(t *testing.T, change []func(*hubworks.Controller)) {
 	t.Helper()
 	mgr, err := ctrl.NewManager(w.plane.Config, ctrl.Options{
-		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{
+		// As in the hub, the Works in the cache have no manifestStatuses.
+		Scheme: kube.Scheme(), Metrics: metricsserver.Options{BindAddress: "0"}, Cache: cache.Options{DefaultTransform: func(obj any) (any, error) {
+			if work, ok := obj.(*workv1alpha1.Work); ok {
+				work.Status.ManifestStatuses = nil
+			}
+			return obj, nil
+		}}, Controller: config.Controller{
 			SkipNameValidation: ptr.To(true),
 			// The priority queue of controller-runtime 0.24.1 can deadlock if it shuts down while items are ready.
 			UsePriorityQueue: ptr.To(false),

@@ -86,8 +86,8 @@ func TestWorkOfUnreachablePushCluster(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t, clusterv1alpha1.Push)
 	w.setReady(metav1.ConditionTrue)
-	w.createWork("old", configMapManifest)
-	w.eventually("applied", func() bool { return w.isApplied("old") })
+	w.createWork("old", "{apiVersion: v1, kind: Service, metadata: {name: a, namespace: OBJECTS}, spec: {ports: [{port: 80}]}}")
+	w.eventually("applied", func() bool { return w.isApplied("old") && w.get("old").Status.ManifestStatuses[0].Status != nil })
 	w.setReady(metav1.ConditionFalse)
 	w.waitCached()
 	w.createWork("new", "{apiVersion: v1, kind: ConfigMap, metadata: {name: b, namespace: OBJECTS}}")
@@ -96,7 +96,7 @@ func TestWorkOfUnreachablePushCluster(t *testing.T) {
 		applied := meta.FindStatusCondition(fresh.Conditions, workv1alpha1.WorkApplied)
 		return meta.IsStatusConditionTrue(fresh.Conditions, workv1alpha1.WorkDispatching) &&
 			applied != nil && applied.Status == metav1.ConditionFalse && applied.Message == "Failed to apply all manifests (0/1): the cluster does not answer" &&
-			w.isApplied("old") && old.ManifestStatuses[0].Health == workv1alpha1.ResourceUnknown
+			w.isApplied("old") && old.ManifestStatuses[0].Health == workv1alpha1.ResourceUnknown && old.ManifestStatuses[0].Status != nil
 	})
 	w.setReady(metav1.ConditionTrue)
 	w.eventually("applied again", func() bool {

@@ -20,10 +20,10 @@ const policyName = "towline-karmada-agents"
 // EnsureAgentPolicy creates or updates the ValidatingAdmissionPolicy that limits the fields that agents may change,
 // since RBAC rules cannot limit fields. An agent must not change the labels of its Cluster, by which profiles match it,
 // and the id, credentials and finalizers of the Cluster. Of a Work it may change only the status and its own finalizer.
-// It can be repeated, and returns whether it has changed the policy. It returns kube.ErrNoAdmissionPolicies for a hub
-// without ValidatingAdmissionPolicies. hub must read from the API server.
-func EnsureAgentPolicy(ctx context.Context, hub client.Client) (changed bool, err error) {
-	return kube.EnsureAdmissionPolicy(ctx, hub, policyName, agentPolicy())
+// It can be repeated. isNew is true if the API server may not enforce the policy yet. It returns
+// kube.ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies. hub must read from the API server.
+func EnsureAgentPolicy(ctx context.Context, hub client.Client) (isNew bool, err error) {
+	return kube.EnsureAdmissionPolicy(ctx, hub, policyName, kube.Always(agentPolicy()))
 }
 
 func agentPolicy() admissionv1.ValidatingAdmissionPolicySpec {

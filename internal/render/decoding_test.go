@@ -1,0 +1,63 @@
+package render_test
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/metrics"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/towline/towline/internal/render"
+)
+
+// TestConcurrentContentsOfManyValues renders contents of a tenant, each of which has less than 1 MiB and takes 100 MiB
+// while it is decoded, at once. Some have aliases, which are counted by parsing the text. It does not run in parallel
+// with other tests, since it measures the memory.
+func TestConcurrentContentsOfManyValues(t *testing.T) { //nolint:paralleltest // see above
+	const contents, wantAtMost = 12, 700 << 20
+	renderer := render.NewManifestRenderer()
+	runtime.GC()
+	before, peak := heap(), uint64(0)
+	done := make(chan struct{})
+	var sampler, renderers sync.WaitGroup
+	sampler.Go(func() {
+		for ticker := time.NewTicker(5 * time.Millisecond); ; {
+			select {
+			case <-done:
+				ticker.Stop()
+				return
+			case <-ticker.C:
+				peak = max(peak, heap())
+			}
+		}
+	})
+	for i := range contents {
+		renderers.Go(func() {
+			values := fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\nx: [%d,%s]\n", i, strings.Repeat("{},", 340_000))
+			if i%4 == 0 {
+				values += "a: &a b\nc: *a\n"
+			}
+			large := content("a", values)
+			large.Digest = fmt.Sprint(i)
+			if _, _, err := renderer.Render(large, subject()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	renderers.Wait()
+	close(done)
+	sampler.Wait()
+	t.Logf("%d MiB", (peak-min(peak, before))>>20)
+	if used := peak - min(peak, before); used > wantAtMost {
+		t.Errorf("%d contents took %d MiB, want at most %d", contents, used>>20, wantAtMost>>20)
+	}
+}
+
+// heap returns the bytes of all objects in memory.
+func heap() uint64 {
+	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(sample)
+	return sample[0].Value.Uint64()
+}
