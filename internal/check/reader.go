@@ -14,10 +14,10 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// discoveryTimeout limits a request of discovery. It has no context.
+// discoveryTimeout limits each request of the discovery client, because its methods have no context.
 const discoveryTimeout = 10 * time.Second
 
-// NewReader returns a client for Checker of the cluster of config, which may be hostile. It discovers each kind once,
+// NewReader returns the client with which a Checker reads a cluster, which may be hostile. It discovers each kind once,
 // and has no cache: each run of checks must have its own.
 func NewReader(config *rest.Config) (client.Reader, error) {
 	httpClient, err := rest.HTTPClientFor(config)
@@ -34,14 +34,14 @@ func NewReader(config *rest.Config) (client.Reader, error) {
 }
 
 // restMapper is the part of a RESTMapper that lists of unstructured objects use. Unlike that of package apiutil, it
-// reads only the API version of the kind: the cluster has no way to fill the memory with others, or to fail by them.
+// reads only the API version of the kind, so other API versions can neither fill the memory nor cause errors.
 type restMapper struct {
 	*meta.DefaultRESTMapper
 
 	discovery *kube.Discovery
 }
 
-// RESTMapping implements meta.RESTMapper. It finds kinds in any case.
+// RESTMapping implements meta.RESTMapper. It ignores upper and lower case in the kind.
 func (m restMapper) RESTMapping(kind schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
 	noMatch := &meta.NoKindMatchError{GroupKind: kind, SearchedVersions: versions}
 	gv := schema.GroupVersion{Group: kind.Group, Version: strings.Join(versions, "")} // an unstructured list has one version

@@ -84,7 +84,7 @@ func callFunction[Result any](ctx context.Context, c Checker, name string, e eva
 		return function(e)
 	}
 	err = c.Sandbox.Call(sandbox.Call{
-		Function: name, Scope: c.Cluster.Namespace, Key: fmt.Sprintf("%s %x", name, sha256.Sum256([]byte(e.Script))),
+		Function: name, Scope: "checks " + c.Cluster.Namespace, Key: fmt.Sprintf("%s %x", name, sha256.Sum256([]byte(e.Script))),
 		Member: c.Cluster.String(), Limit: callTimeout, Input: e, Output: &result,
 	})
 	return result, err

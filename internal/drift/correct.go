@@ -155,7 +155,7 @@ func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (selected map[
 	defer c.mu.Unlock()
 	for key, o := range t.observed {
 		entry, ok := rec.FindTracked(key)
-		if !ok || !isDrifted(entry, o, digestOf(c.Store.Scope().Signature(rec.ID))) || isLeftToRetry(rec, entry) {
+		if !ok || !isDrifted(entry, o, hashSignature(c.Store.Scope().Signature(rec.ID))) || isLeftToRetry(rec, entry) {
 			continue
 		}
 		if pause := c.backoffs[objectKey{rec.ID, key}].pause(c.Clock.Now()); pause > 0 {

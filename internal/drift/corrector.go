@@ -245,7 +245,7 @@ func (c *Corrector) onEvent(key kube.Ref, o observation) {
 	for _, rec := range c.Store.FindTracking(key) {
 		entry, _ := rec.FindTracked(key)
 		c.notifier.add(rec.ID, o)
-		if !needsDriftCorrection(rec) || !isDrifted(entry, o, digestOf(c.Store.Scope().Signature(rec.ID))) {
+		if !needsDriftCorrection(rec) || !isDrifted(entry, o, hashSignature(c.Store.Scope().Signature(rec.ID))) {
 			continue
 		}
 		c.mu.Lock()

@@ -27,13 +27,13 @@ type observation struct {
 func observationOf(meta *metav1.PartialObjectMetadata) observation {
 	live := inventory.LiveMetaOf(meta)
 	return observation{
-		uid: live.UID, fingerprint: live.Fingerprint(), signature: digestOf(live.Signature()),
+		uid: live.UID, fingerprint: live.Fingerprint(), signature: hashSignature(live.Signature()),
 		ignored: live.Deleting || live.IgnoresDrift(),
 	}
 }
 
 // digestOf returns a digest of a signature, "" if there is none: an object could have a long one.
-func digestOf(signature string) string {
+func hashSignature(signature string) string {
 	if signature == "" {
 		return ""
 	}

@@ -212,11 +212,12 @@ func (d *releaseDeployment) awaitDefinitions(ctx context.Context) (served bool, 
 	return false, d.failAtomic(before)
 }
 
-// failAtomic returns the failures of this release as a releaseError if it is atomic and they are final. A slow API
-// server is no reason to undo a release. before is the number of failures before those of this release.
+// failAtomic returns the failures of this release as a releaseError if it is atomic and they are final. An API server
+// that is slow or does not answer is no reason to undo a release. before is the number of failures before those of this
+// release.
 func (d *releaseDeployment) failAtomic(before int) error {
-	isSlow := func(err error) bool { return errors.Is(err, errUnserved) }
-	if !d.op.state.Options.Atomic || len(d.failures) == before || slices.ContainsFunc(d.failures[before:], isSlow) {
+	isPassing := func(err error) bool { return errors.Is(err, errUnserved) || isUnanswered(err) }
+	if !d.op.state.Options.Atomic || len(d.failures) == before || slices.ContainsFunc(d.failures[before:], isPassing) {
 		return nil
 	}
 	reason := d.failures[before:].Error()
@@ -343,7 +344,7 @@ func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 	}
 	if s.Operation == inventory.RollingBack {
 		d.item, d.op.hooks, d.op.releaseRecord = bundle.Item{}, nil, nil
-		d.op.close() // Supersede needs memory
+		d.op.close() // release the memory of the record: Supersede needs it
 	}
 	entries, err := d.op.releaseRecords().List(ctx, s.Key())
 	if err != nil {

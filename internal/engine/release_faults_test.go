@@ -1,14 +1,19 @@
 package engine_test
 
 import (
+	"errors"
+	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
 
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/engine"
 )
 
 func TestRestoredHubUninstallsNoRelease(t *testing.T) {
@@ -120,3 +125,41 @@ func TestReleaseWithAFailedObjectIsNotDeployed(t *testing.T) {
 	b.Items[0] = c.releaseItem("web", bundle.ReleaseOptions{}, objects[0], objects[2])
 	deploy(t, e, b)
 }
+
+// TestUnansweredRequestUndoesNoAtomicRelease applies an object to an API server that does not answer, and all others to
+// one that does.
+func TestUnansweredRequestUndoesNoAtomicRelease(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t)
+	var isCut atomic.Bool
+	cfg := rest.CopyConfig(c.cfg)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripFunc(func(request *http.Request) (*http.Response, error) {
+			if isCut.Load() && request.Method == http.MethodPatch && strings.HasSuffix(request.URL.Path, "/configmaps/main") {
+				return nil, errors.New("cut off")
+			}
+			return next.RoundTrip(request)
+		})
+	})
+	e, err := engine.New(cfg, engine.Options{Namespace: c.records})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := c.chart(bundle.ReleaseOptions{Atomic: true}, c.configMap("main", "1"), c.configMap("other", "1"))
+	isCut.Store(true)
+	for range 2 {
+		if report, err := e.Converge(t.Context(), b); err == nil || report.State == bundle.StateApplied {
+			t.Errorf("got %s, error %v", report.State, err)
+		}
+	}
+	c.wantAll(configMaps, "other")
+	isCut.Store(false)
+	deploy(t, e, b)
+	c.wantHistory("1 deployed")
+}
+
+// roundTripFunc is an http.RoundTripper.
+type roundTripFunc func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (f roundTripFunc) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/inventory"
@@ -47,6 +48,9 @@ func (d *releaseDeployment) applyFormer(ctx context.Context) (bool, error) {
 	d.saved, d.changes, d.unserved = rollback.saved, append(d.changes, rollback.changes...), rollback.unserved
 	if err != nil {
 		return false, err
+	}
+	if slices.ContainsFunc(rollback.failures, isUnanswered) {
+		return false, rollback.failures
 	}
 	if !proceed || len(rollback.failures) > 0 {
 		// With ContinueOnError the other objects are rolled back, but the release record must not be deployed.

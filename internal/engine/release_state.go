@@ -44,7 +44,8 @@ func beginOperation(s *inventory.ReleaseState, operation inventory.Operation, no
 
 // beginUninstall begins to uninstall a release that the bundle no longer has. It deletes the digest, so that the
 // release is deployed again if the bundle has it again.
-// account has deployed it: its hooks must not get the rights of another account.
+// account is the ServiceAccount that deployed the
+// release: the hooks run as this account and not as another one with more rights.
 func beginUninstall(s *inventory.ReleaseState, account string, now time.Time) {
 	s.Digest, s.IsUnconfirmed, s.NextRevision, s.UninstallAs = "", false, 0, account
 	beginOperation(s, inventory.Uninstalling, now)

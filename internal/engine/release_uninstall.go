@@ -40,9 +40,9 @@ func (o *releaseOp) loadRecordedHooks(ctx context.Context, entries []release.Ent
 	return nil
 }
 
-// isForeign returns whether this bundle has no record and no objects of the release: it did not deploy the release, and
-// could not adopt it from Helm.
-func (o *releaseOp) isForeign(entries []release.Entry) bool {
+// isNeverDeployed returns whether this bundle has neither deployed nor adopted the release: it has no record and no
+// objects of it.
+func (o *releaseOp) isNeverDeployed(entries []release.Entry) bool {
 	for _, entry := range entriesOfRelease(o.inventory, o.state.Key()) {
 		if entry.UID != "" {
 			return false
@@ -52,8 +52,8 @@ func (o *releaseOp) isForeign(entries []release.Entry) bool {
 }
 
 // uninstall runs the pre-delete hooks, deletes the objects that are not in keep, runs the post-delete hooks and deletes
-// the release records. If the release is foreign or another bundle has taken it over, it only deletes the objects. done
-// is false while the release waits.
+// the release records. If another bundle has taken over the release, or this bundle has never deployed it, it only
+// deletes the objects. done is false while the release waits.
 func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
 	s := o.state
 	ctx = withReadingAccount(ctx, o.account)
@@ -64,9 +64,9 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 	if err := o.deleteAbandoned(ctx); err != nil {
 		return false, err
 	}
-	isTaken := len(entries) > 0 && (o.isFromOtherBundle(entries[len(entries)-1]) || o.isForeign(entries))
+	isOwnedByOther := len(entries) > 0 && (o.isFromOtherBundle(entries[len(entries)-1]) || o.isNeverDeployed(entries))
 	o.hooks = nil
-	if !isTaken && !s.Options.DisableUninstallHooks {
+	if !isOwnedByOther && !s.Options.DisableUninstallHooks {
 		if err := o.loadRecordedHooks(records, entries); err != nil {
 			return false, err
 		}
@@ -92,7 +92,7 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 		}
 		enterStage(s, next, o.engine.now())
 	}
-	if isTaken {
+	if isOwnedByOther {
 		return true, nil
 	}
 	o.hooks = nil
@@ -131,7 +131,7 @@ func (o *releaseOp) deleteReleaseRecords(ctx context.Context, entries []release.
 	if !o.state.Options.KeepHistory {
 		err := records.Delete(ctx, o.state.Key(), entries)
 		if err == nil && len(entries) == release.MaxEntries {
-			return fmt.Errorf("more than %d release records were deleted; deleting the others", release.MaxEntries)
+			return fmt.Errorf("%d release records are deleted; the uninstallation is repeated, since there may be more", release.MaxEntries)
 		}
 		return err
 	}

@@ -27,7 +27,7 @@ func EnsureAdmissionPolicies(ctx context.Context, hub *rest.Config) error {
 	if _, err := join.EnsureTokenPolicy(ctx, hubClient); err != nil {
 		return err
 	}
-	_, err = kube.EnsureAdmissionPolicy(ctx, hubClient, summaryPolicyName, kube.Always(summaryPolicy()))
+	_, err = kube.EnsureAdmissionPolicy(ctx, hubClient, summaryPolicyName, kube.FixedSpec(summaryPolicy()))
 	return err
 }
 

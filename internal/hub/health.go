@@ -139,7 +139,7 @@ func (h *health) availableSince() time.Time {
 
 // Alive returns an error if the process must be restarted.
 func (h *health) Alive() error {
-	if h.leaseTracker.hasExpired() {
+	if h.leaseTracker.isOverdue() {
 		return errors.New("the leader lease expired")
 	}
 	h.mu.Lock()

@@ -75,7 +75,7 @@ func TestLeadThatWasGivenUpIsNotMissed(t *testing.T) {
 	lead.recordWrite(clock.Now(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
 	lead.recordWrite(clock.Now(), resourcelock.LeaderElectionRecord{}, "me")
 	clock.Step(time.Hour)
-	if lead.hasExpired() {
+	if lead.isOverdue() {
 		t.Error("it counts as lost")
 	}
 }

@@ -20,9 +20,9 @@ import (
 
 // If a hub is killed, another one becomes the leader within 15 s: the Lease expires leaseDuration after its last
 // renewal, and other hubs try to acquire it every retryPeriod. A leader that cannot renew the Lease sends no writes
-// after writeDeadline, before the Lease expires, so two hubs never write at the same time. It keeps its caches and
-// tries to renew the Lease until renewDeadline, since an API server that restarts takes longer than writeDeadline. If
-// no other hub has acquired the Lease, it is still the leader. Otherwise, and after renewDeadline, the process ends.
+// after writeDeadline, before the Lease expires, so two hubs do not begin writes at the same time. It keeps its caches
+// and tries to renew the Lease until renewDeadline, since an API server that restarts takes longer than writeDeadline.
+// If no other hub has acquired the Lease, it is still the leader. Otherwise, and after renewDeadline, the process ends.
 const (
 	leaseDuration = 10 * time.Second
 	writeDeadline = 8 * time.Second
@@ -36,8 +36,8 @@ const (
 )
 
 var (
-	errNotRenewed = errors.New("the hub has not renewed its leader lease: another hub may be the leader")
-	errLeadLost   = errors.New("the hub is no longer the leader")
+	errNotRenewed     = errors.New("the hub has not renewed its leader lease: another hub may be the leader")
+	errLeadershipLost = errors.New("the hub is no longer the leader")
 )
 
 // leaseName returns the name of the Lease in kube.AgentNamespace for the leader election of a shard.
@@ -58,11 +58,11 @@ type leaseTracker struct {
 	ended   bool
 }
 
-// hasExpired returns whether this process is past the time at which it must have renewed its Lease or ended.
-func (t *leaseTracker) hasExpired() bool { return t.isOlderThan(electorDuration) }
+// isOverdue returns whether this process is past the time at which it must have renewed its Lease or ended.
+func (t *leaseTracker) isOverdue() bool { return t.isOlderThan(electorDuration) }
 
-// canWrite returns false if another hub can have taken over the lead of this process.
-func (t *leaseTracker) canWrite() bool { return !t.hasEnded() && !t.isOlderThan(writeDeadline) }
+// canWrite returns false if another hub can be the leader already.
+func (t *leaseTracker) canWrite() bool { return !t.isLeadershipLost() && !t.isOlderThan(writeDeadline) }
 
 func (t *leaseTracker) isOlderThan(age time.Duration) bool {
 	t.mu.Lock()
@@ -89,8 +89,8 @@ func (t *leaseTracker) recordRead(holder, identity string) {
 	t.ended = t.ended || !t.renewed.IsZero() && holder != identity
 }
 
-// hasEnded returns whether this process was the leader and is not any more.
-func (t *leaseTracker) hasEnded() bool {
+// isLeadershipLost returns whether this process was the leader and is not any more.
+func (t *leaseTracker) isLeadershipLost() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.ended
@@ -161,13 +161,13 @@ func (l *trackedLock) Update(ctx context.Context, record resourcelock.LeaderElec
 	return l.write(ctx, record, l.Interface.Update)
 }
 
-// write writes the lease, unless another hub was the leader since this process was: its controllers do not continue
-// from before that.
+// write writes the Lease. It fails if another hub has been the leader after this process: the controllers of this
+// process have missed the changes of the other hub, so the process must end.
 func (l *trackedLock) write(
 	ctx context.Context, record resourcelock.LeaderElectionRecord, write func(context.Context, resourcelock.LeaderElectionRecord) error,
 ) error {
-	if l.leaseTracker.hasEnded() {
-		return errLeadLost
+	if l.leaseTracker.isLeadershipLost() {
+		return errLeadershipLost
 	}
 	if record.HolderIdentity == l.Identity() {
 		record.LeaseDurationSeconds = int(leaseDuration.Seconds())

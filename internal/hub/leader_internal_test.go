@@ -56,8 +56,8 @@ func TestLeadIsNotAcquiredAgain(t *testing.T) {
 		t.Errorf("renew the Lease, which nobody else has acquired: %v, can write: %t", err, tracker.canWrite())
 	}
 	stored.record.HolderIdentity = ""
-	if err := acquire(); !errors.Is(err, errLeadLost) {
-		t.Errorf("acquire the Lease that another hub had: got %v, want %v", err, errLeadLost)
+	if err := acquire(); !errors.Is(err, errLeadershipLost) {
+		t.Errorf("acquire the Lease that another hub had: got %v, want %v", err, errLeadershipLost)
 	}
 	if tracker.canWrite() {
 		t.Error("a hub that has lost the lead can write")

@@ -21,7 +21,7 @@ import (
 // shortOutage is how long the API server can be away without a change of the leader. leaseEnd is more than the duration
 // of the Lease.
 const (
-	shortOutage = 30 * time.Second
+	shortOutage = 20 * time.Second
 	leaseEnd    = 12 * time.Second
 )
 
@@ -66,7 +66,7 @@ func TestLeaderWithoutLeaseWritesNothing(t *testing.T) {
 	w := realWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	config, cut := rest.CopyConfig(w.plane.Config), &atomic.Bool{}
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return leaseScissors{cut, next} })
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return leaseBlocker{cut, next} })
 	end := startHub(config, hub.Options{LeaderElection: true, CacheDir: t.TempDir()})
 	cm := w.configMap("manifests", manifest("a"))
 	w.pushMember("one")
@@ -97,14 +97,14 @@ func TestLeaderWithoutLeaseWritesNothing(t *testing.T) {
 	}
 }
 
-// leaseScissors cut a hub off from its Lease.
-type leaseScissors struct {
+// leaseBlocker cut a hub off from its Lease.
+type leaseBlocker struct {
 	cut  *atomic.Bool
 	next http.RoundTripper
 }
 
 // RoundTrip fails for the Lease once it is cut off.
-func (s leaseScissors) RoundTrip(r *http.Request) (*http.Response, error) {
+func (s leaseBlocker) RoundTrip(r *http.Request) (*http.Response, error) {
 	if s.cut.Load() && strings.HasSuffix(r.URL.Path, "/leases/towline-hub") {
 		return nil, errors.New("cut off")
 	}

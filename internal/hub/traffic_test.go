@@ -126,7 +126,7 @@ func TestSummariesOfANewClusterReadNoInventory(t *testing.T) {
 	}
 }
 
-func TestRegistrationReadsNothing(t *testing.T) {
+func TestRegistrationReadsOnlyThePolicy(t *testing.T) {
 	t.Parallel()
 	w := worldOn(t, localkube.ForTest(t, localkube.Named("traffic")))
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
@@ -154,7 +154,8 @@ func TestRegistrationReadsNothing(t *testing.T) {
 	one := w.unready("one", nil)
 	secret := w.manifestOf(one.Name)
 	seen := requests.take()
-	if got, want := methods(seen), (map[string]int{http.MethodPatch: 3, http.MethodPost: 8}); !maps.Equal(got, want) {
+	// The policy for tokens and its binding are read.
+	if got, want := methods(seen), (map[string]int{http.MethodGet: 2, http.MethodPatch: 3, http.MethodPost: 8}); !maps.Equal(got, want) {
 		t.Errorf("requests for a manifest: got %v, want %v: %q", got, want, seen)
 	}
 	lease := &coordinationv1.Lease{}

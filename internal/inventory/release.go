@@ -74,8 +74,8 @@ type ReleaseState struct {
 	Existed bool `json:"existed,omitempty"`
 	// ObjectsApplied is true if the objects with Digest are applied on the member.
 	ObjectsApplied bool `json:"objectsApplied,omitempty"`
-	// UninstallAs is the "namespace/name" of the ServiceAccount that has deployed the release, once it is uninstalled. It
-	// is "" for the engine.
+	// UninstallAs is set when the uninstallation begins. It is the "namespace/name" of the ServiceAccount that deployed
+	// the release. If it is "", the account of the bundle is used.
 	UninstallAs string `json:"uninstallAs,omitempty"`
 	// Options are the options of the item. They are used after the bundle no longer has the item.
 	Options bundle.ReleaseOptions `json:"options,omitzero"`

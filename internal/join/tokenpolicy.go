@@ -55,7 +55,7 @@ func EnsureTokenPolicy(ctx context.Context, hub client.Client) (isNew bool, err 
 	if err != nil {
 		return false, err
 	}
-	return kube.EnsureAdmissionPolicy(ctx, hub, tokenPolicyName, kube.Always(tokenPolicy(audiences)))
+	return kube.EnsureAdmissionPolicy(ctx, hub, tokenPolicyName, kube.FixedSpec(tokenPolicy(audiences)))
 }
 
 // enforceTokenPolicy ensures the policy before an agent gets an identity, and waits until the API server enforces it.

@@ -67,8 +67,8 @@ func EnsureAdmissionPolicy(ctx context.Context, hub client.Client, name string, 
 	return isPolicyNew || isBindingNew, nil
 }
 
-// Always returns a function for EnsureAdmissionPolicy that returns spec.
-func Always(spec PolicySpec) func(PolicySpec) (PolicySpec, error) {
+// FixedSpec returns a function for EnsureAdmissionPolicy that returns spec.
+func FixedSpec(spec PolicySpec) func(PolicySpec) (PolicySpec, error) {
 	return func(PolicySpec) (PolicySpec, error) { return spec, nil }
 }
 

@@ -52,7 +52,8 @@ func countOf(size int) int64 { return 1 + int64(size/bytesPerObject) }
 const metadataPageSize = 500
 
 // EachMetadata calls visit for the metadata of each object that a label selector selects, page by page, until visit
-// returns an error. It adds the pages to limit, since pages can be empty; visit must add what it keeps.
+// returns an error. It adds each page to limit, because a cluster can return empty pages without end. visit must add
+// the objects that it keeps.
 func EachMetadata(ctx context.Context, objects metadata.ResourceInterface, selector string, limit *ObjectLimit, visit func(*metav1.PartialObjectMetadata) error) error {
 	options := metav1.ListOptions{LabelSelector: selector, Limit: metadataPageSize}
 	for {

@@ -16,11 +16,11 @@ const (
 // CountNodes returns about the number of values in YAML or JSON, and at least half of it. Values and text that aliases
 // add count as well. While text is parsed, each value takes some hundred bytes of memory, even if it is two bytes long:
 // text of users must be counted before it is parsed in a process that serves other users.
-func CountNodes(text []byte) int { return CountNodesUpTo(text, maxDocumentNodes) }
+func CountNodes(text []byte) int { return CountNodesParsing(text, maxDocumentNodes) }
 
-// CountNodesUpTo is CountNodes, but ignores the aliases of documents with more than limit values: the text must be
+// CountNodesParsing is CountNodes, but ignores the aliases of documents with more than limit values: the text must be
 // parsed to count them.
-func CountNodesUpTo(text []byte, limit int) int {
+func CountNodesParsing(text []byte, limit int) int {
 	return countIndicators(text) + countAliases(text, limit)
 }
 

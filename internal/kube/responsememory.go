@@ -204,8 +204,9 @@ type Reservation struct {
 	isClosed bool
 }
 
-// Resize changes the reservation to n bytes. It returns an error, and changes nothing, if the cluster cannot have as
-// much within maxWait, or, with ErrTooMuchMemory, ever. After Close it does nothing.
+// Resize changes the reservation to n bytes. On an error it changes nothing. It returns ErrTooMuchMemory if the cluster
+// can never have n bytes, and another error if they do not become available within maxWait. After Close it reserves
+// nothing.
 func (r *Reservation) Resize(ctx context.Context, n int64) error {
 	return r.resize(ctx, func(int64) int64 { return n })
 }

@@ -88,7 +88,7 @@ type Entry struct {
 
 // ParseEntry reads the metadata of a Secret. ok is false if the Secret is not a release record.
 func ParseEntry(secret metav1.ObjectMeta) (entry Entry, ok bool) {
-	secret = usedMeta(secret)
+	secret = trimMetadata(secret)
 	// With 32 bits, a later revision is no overflow.
 	version, err := strconv.ParseInt(secret.Labels[labelVersion], 10, 32)
 	revision := int(version)
@@ -100,16 +100,18 @@ func ParseEntry(secret metav1.ObjectMeta) (entry Entry, ok bool) {
 	return entry, isRecord && max(len(secret.Namespace), len(secret.Name), len(secret.UID)) <= maxValue
 }
 
-// usedMeta returns the metadata of a Secret that is used, without longer labels and annotations than maxValue.
-func usedMeta(secret metav1.ObjectMeta) metav1.ObjectMeta {
+// trimMetadata returns the part of the metadata of a Secret that this program uses. It omits labels and annotations
+// with more than maxValue bytes.
+func trimMetadata(secret metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: secret.Namespace, Name: secret.Name, UID: secret.UID, CreationTimestamp: secret.CreationTimestamp,
-		Labels:      usedValues(secret.Labels, append(SystemLabels(), kube.LabelReason)...),
-		Annotations: usedValues(secret.Annotations, kube.AnnotationRequestor, kube.AnnotationHub, kube.AnnotationScope, annotationRendering),
+		Labels:      selectValues(secret.Labels, append(SystemLabels(), kube.LabelReason)...),
+		Annotations: selectValues(secret.Annotations, kube.AnnotationRequestor, kube.AnnotationHub, kube.AnnotationScope, annotationRendering),
 	}
 }
 
-func usedValues(all map[string]string, names ...string) map[string]string {
+// selectValues returns the values with these names that have at most maxValue bytes.
+func selectValues(all map[string]string, names ...string) map[string]string {
 	used := make(map[string]string, len(names))
 	for _, name := range names {
 		if value, ok := all[name]; ok && len(value) <= maxValue {
@@ -265,11 +267,12 @@ func (s Store) Supersede(ctx context.Context, entries []Entry, except int) error
 
 // SetStatus sets the status of a revision that is no longer the current one, and its description unless that is empty.
 // It removes s.Labels and s.Annotations from the Secret: they describe the current revision. A record that does not
-// exist or cannot be decoded is left alone. If a record needs too much memory, only its label has the status.
+// exist or cannot be decoded is left alone. If it needs too much memory, the status is only set in the label of its
+// Secret.
 func (s Store) SetStatus(ctx context.Context, entry Entry, status common.Status, description string) error {
 	record, ok, err := s.Get(ctx, entry.Key, entry.Revision)
 	if errors.Is(err, kube.ErrTooMuchMemory) {
-		return s.setLabel(ctx, entry, status)
+		return s.patchStatusLabel(ctx, entry, status)
 	}
 	if err != nil || !ok {
 		return err
@@ -291,8 +294,9 @@ func (s Store) SetStatus(ctx context.Context, entry Entry, status common.Status,
 	return err
 }
 
-// setLabel is SetStatus without the record.
-func (s Store) setLabel(ctx context.Context, entry Entry, status common.Status) error {
+// patchStatusLabel sets the status in the label of a Secret, and removes s.Labels and s.Annotations, without reading
+// the record.
+func (s Store) patchStatusLabel(ctx context.Context, entry Entry, status common.Status) error {
 	labels, annotations := map[string]any{labelStatus: status}, map[string]any{}
 	for name := range s.Labels {
 		labels[name] = nil

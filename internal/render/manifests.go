@@ -140,7 +140,7 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 		if err != nil {
 			return renderedManifests{}, 0, err
 		}
-		return r.decode(content.WithResultsOf(subject), texts, subject.Namespace)
+		return r.decode(content.WithResultsOf(subject), texts, subject.Confined)
 	})
 }
 
@@ -160,7 +160,7 @@ func (r *ManifestRenderer) decode(content source.Content, texts [][]byte, namesp
 	}
 	withoutAliases, nodes := 0, 0
 	for _, text := range texts {
-		withoutAliases += kube.CountNodesUpTo(text, 0)
+		withoutAliases += kube.CountNodesParsing(text, 0)
 	}
 	memory := r.decoding.Reserve(namespace, uncountedDecoding)
 	defer memory.Close()
@@ -177,8 +177,9 @@ func (r *ManifestRenderer) decode(content source.Content, texts [][]byte, namesp
 	return renderedManifests{objects: objects, documents: kube.NewDocuments(objects)}, size, err
 }
 
-// waitForMemory waits until memory has n bytes, or a quarter of all, which is left if another namespace has its half.
-// Others hold theirs for the seconds in which they decode.
+// waitForMemory waits until n bytes are reserved, or a quarter of decodingMemory if n is more: this quarter becomes
+// available even if another namespace keeps its half. It has no context, because all callers with the same content wait
+// for one decoding. It ends, since each decoding takes some seconds.
 func waitForMemory(memory *kube.Reservation, n int64) {
 	for memory.Resize(context.Background(), min(n, decodingMemory/4)) != nil {
 	}

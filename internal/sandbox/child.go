@@ -52,9 +52,10 @@ type child struct {
 	scope string
 	// wait waits for the end of the process. It may be called several times.
 	wait func() error
-	// idleSince is the time of the last release, and idleUse the processor time used before. children.mu guards them.
-	idleSince time.Time
-	idleUse   time.Duration
+	// idleSince is the time of the last release, and useBeforeIdle the processor time used before. children.mu guards
+	// them.
+	idleSince     time.Time
+	useBeforeIdle time.Duration
 }
 
 // prefix keeps the first bytes that are written to it. It is no bytes.Buffer: io.Copy would use its ReadFrom, which has
@@ -119,7 +120,7 @@ func (c *child) receive() (response, error) {
 		return response{}, errMessageTooLarge
 	case err != nil:
 		return response{}, fmt.Errorf("read a message: %w", err)
-	case kube.CountNodes(received.Output) > maxValues || kube.CountNodes(received.Callback) > maxValues:
+	case kube.CountNodesParsing(received.Output, 0) > maxValues || kube.CountNodesParsing(received.Callback, 0) > maxValues: // JSON has no aliases
 		return response{}, errTooManyValues
 	}
 	return received, nil

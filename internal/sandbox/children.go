@@ -29,7 +29,7 @@ type children struct {
 	limit int64 // in bytes
 
 	mu sync.Mutex // guards the fields below
-	// active run calls, and idle wait for calls, the one that waits longest first.
+	// active has the children that run a call, idle the children that wait for one, longest wait first.
 	active, idle []*child
 	// released is closed and replaced when a child becomes idle.
 	released   chan struct{}
@@ -77,7 +77,7 @@ func (c *children) release(used *child) {
 		used.kill()
 		return
 	}
-	used.idleSince, used.idleUse = time.Now(), processorTime
+	used.idleSince, used.useBeforeIdle = time.Now(), processorTime
 	if c.idle = append(c.idle, used); len(c.idle) > maxIdle {
 		c.idle[0].kill()
 		c.idle = slices.Delete(c.idle, 0, 1)
@@ -122,33 +122,34 @@ func (c *children) canExceed() bool {
 func (c *children) watch() {
 	ticker := time.NewTicker(checkInterval)
 	defer ticker.Stop()
-	for c.check() {
+	for c.killExcess() {
 		<-ticker.C
 	}
 }
 
-// check kills idle children that have waited for idleTime or use the processor, and children that exceed the limit of
-// memory. It returns false if the others need no further check.
-func (c *children) check() bool {
+// killExcess kills idle children that have waited for idleTime or use the processor, and, if all children together
+// exceed the limit of memory, some of them. It returns false if the remaining children need no further check.
+func (c *children) killExcess() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.idle = slices.DeleteFunc(c.idle, func(idle *child) bool {
 		used, _ := idle.processorTime()
-		isExpired := time.Since(idle.idleSince) > idleTime || used-idle.idleUse > maxIdleUse
+		isExpired := time.Since(idle.idleSince) > idleTime || used-idle.useBeforeIdle > maxIdleUse
 		if isExpired {
 			idle.kill()
 		}
 		return isExpired
 	})
 	if c.canExceed() {
-		c.limitMemory()
+		c.killLargest()
 	}
 	c.isWatching = c.needWatch()
 	return c.isWatching
 }
 
-// limitMemory kills children until the others are within the limit. The caller holds mu.
-func (c *children) limitMemory() {
+// killLargest kills idle children, and then active ones, the largest first, until the others are within the limit. The
+// caller holds mu.
+func (c *children) killLargest() {
 	var total int64
 	used := map[*child]int64{}
 	for _, child := range slices.Concat(c.active, c.idle) {

@@ -3,7 +3,7 @@
 // internal/source and internal/render expand templates and apply patches in it, and internal/check runs scripts. Go
 // cannot stop a template from outside, and one call of a template function can take any time or memory, or overflow the
 // stack, which ends the whole process (docs/adr/0014). A Pool starts children with a command that calls Serve, and
-// reuses them. On Linux, children cannot open files or sockets, or start programs, and have the lowest priority.
+// reuses them. On Linux, children cannot open files or sockets, or start programs.
 //
 // Terms:
 //

@@ -25,8 +25,8 @@ const (
 	// limits: a profile with an endless template can have a thousand clusters. The other calls wait for them, and return
 	// their error.
 	maxPerKey = 2
-	// maxPerScope is the number of calls of a scope that run at the same time, on a machine with up to four processors,
-	// and then two for each. So the templates of a tenant, each of which may use two processors, leave some for others.
+	// maxPerScope is the maximum number of calls of a scope that run at the same time. On a machine with more than four
+	// processors, the maximum is two calls for each processor. Without it, one tenant could start any number of children.
 	maxPerScope = 8
 	// maxMessage is the maximum size of a message of a child in bytes, and maxValues the maximum number of its values,
 	// which kube.CountNodes counts. A decoded message usually needs about six times its size, but one of many small values
@@ -119,10 +119,11 @@ func (e *LimitError) Error() string { return e.reason }
 func (p *Pool) Call(call Call) error {
 	call.Key = call.Scope + " " + call.Key
 	defer p.acquireKey(call.Key, maxPerKey)()
-	defer p.acquireKey("scope "+call.Scope, max(maxPerScope, 2*runtime.GOMAXPROCS(0)))()
 	if err := p.failureOf(call); err != nil {
 		return err
 	}
+	releaseScope := sync.OnceFunc(p.acquireKey("scope "+call.Scope, max(maxPerScope, 2*runtime.GOMAXPROCS(0))))
+	defer releaseScope()
 	input, err := marshal(call.Input)
 	if err != nil {
 		return phase.Invalid{Err: err}
@@ -133,7 +134,14 @@ func (p *Pool) Call(call Call) error {
 		return err
 	}
 	stop := used.limitTime(call.Limit)
-	result, err := used.exchange(request{Function: call.Function, Input: input}, call.Callback)
+	callback := call.Callback
+	if callback != nil {
+		callback = func(input json.RawMessage) (any, error) {
+			releaseScope() // slow members must not block the calls for others
+			return call.Callback(input)
+		}
+	}
+	result, err := used.exchange(request{Function: call.Function, Input: input}, callback)
 	isInTime := stop()
 	if isInTime && err == nil {
 		p.children.release(used)

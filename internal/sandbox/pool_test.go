@@ -59,7 +59,7 @@ func functions() map[string]sandbox.Function {
 		},
 		"grow": func(json.RawMessage, ask) (any, error) {
 			go func() {
-				<-time.After(100 * time.Millisecond) // it is idle then
+				<-time.After(time.Second) // it is idle then
 				filled := make([]byte, 170<<20)
 				for i := range filled {
 					filled[i] = 1
@@ -338,6 +338,35 @@ func TestLongCallsDelayNoOther(t *testing.T) {
 	}
 	if limit := int32(long - 4); most.Load() > limit {
 		t.Errorf("%d calls of a scope ran at the same time, want at most %d", most.Load(), limit)
+	}
+}
+
+// TestSlowMembersDelayNoOther has as many calls of a scope as may run at the same time, all of which wait for the
+// answers of members.
+func TestSlowMembersDelayNoOther(t *testing.T) {
+	t.Parallel()
+	pool, _ := newPool()
+	calls := max(8, 2*runtime.GOMAXPROCS(0))
+	asked, answer, ended := make(chan struct{}, calls), make(chan struct{}), make(chan error, calls)
+	for i := range calls {
+		go func() {
+			ended <- pool.Call(sandbox.Call{
+				Function: "ask", Key: fmt.Sprint("ask ", i), Limit: time.Minute, Input: "a", Output: new(any),
+				Callback: func(json.RawMessage) (any, error) { asked <- struct{}{}; <-answer; return "b", nil },
+			})
+		}()
+	}
+	for range calls {
+		<-asked
+	}
+	if err := pool.Call(sandbox.Call{Function: "echo", Key: "b", Limit: time.Minute, Input: "b", Output: new(any)}); err != nil {
+		t.Error(err)
+	}
+	close(answer)
+	for range calls {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
 	}
 }
 

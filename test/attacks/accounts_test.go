@@ -97,10 +97,10 @@ func (w *world) attackWithdrawal(tenant client.Client) {
 			}
 			spec := groups.Items[0].Spec
 			if account := spec.ServiceAccountNamespace + "/" + spec.ServiceAccountName; account != "team-d/deployer" {
-				w.Fatalf("the agent is told to %s as %s", spec.Action, account)
+				w.Fatalf("the action for the agent is %s as %s", spec.Action, account)
 			}
 			if spec.Action != action {
-				return fmt.Errorf("the agent is told to %s", spec.Action)
+				return fmt.Errorf("the action for the agent is %s", spec.Action)
 			}
 			return nil
 		})

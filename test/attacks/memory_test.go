@@ -16,6 +16,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/localkube"
 )
 
 // hubMemory is the memory limit of the hub of the tests in bytes, which is that of its chart.
@@ -146,15 +147,17 @@ func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled
 // TestManyMembersThatFillTheMemory: a tenant has many push members, which return at the same time what needs as much
 // memory as possible. The hub stays below its memory limit, and the changes of another tenant are delivered meanwhile.
 func TestManyMembersThatFillTheMemory(t *testing.T) {
+	parent := newWorld(t)
 	for name, kinds := range map[string][]string{"large responses": {"apis", "lists", "events"}, "many pages": {"objects"}} {
-		t.Run(name, func(t *testing.T) { testManyMembers(t, kinds) })
+		t.Run(name, func(t *testing.T) { testManyMembers(t, parent.hub, kinds) })
 	}
 }
 
 // testManyMembers is TestManyMembersThatFillTheMemory for kinds of fillingMember.
-func testManyMembers(t *testing.T, kinds []string) {
+func testManyMembers(t *testing.T, plane *localkube.Plane, kinds []string) {
 	t.Helper()
-	w := newWorld(t)
+	w := &world{TB: t, hub: plane, ns: plane.Namespace(t, "tenant")}
+	w.Client = w.clientFor(plane.Config)
 	other := &world{TB: w.TB, Client: w.Client, hub: w.hub, ns: w.hub.Namespace(t, "other")}
 	victim, attacker, owner := other.tenant(), w.tenant(), w.clusterOwner()
 	other.sharedCluster("healthy", w.hub)

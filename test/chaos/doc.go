@@ -9,7 +9,7 @@
 //   - objects of others on the members and on the hub are as they were, with their namespaces, and so are a label of
 //     others on managed objects and the object that a profile adopts;
 //   - no hook ran twice for a revision of a release, or for an uninstallation;
-//   - no program has crashed, and the hub has ended by itself only because it lost the lead or could not start;
+//   - no program has crashed, and the hub has ended by itself only because it lost leadership or could not start;
 //   - there is a summary for each match, a group for each summary in pull mode, a ClusterConfiguration for each member,
 //     and no other one, and each status is true;
 //   - nothing of a member that left is on the member and on the hub, except for the documented objects.

@@ -6,7 +6,7 @@
 //
 //   - Watches: the metadata of all objects of a kind, for the kinds that are referred to and no longer. Of each object
 //     only the name, the UID and the version are kept. ConfigMaps and Secrets are watched by the hub anyway. The number
-//     of kinds is limited, also for the Profiles of one namespace: see Watcher.namespaceFor.
+//     of kinds is limited, also for the Profiles of one namespace: see Watcher.assignNamespace.
 //   - Reads: after an event of an object that is referred to, the object is read once, at most once a second.
 //   - Pin: what a reference sees. It stays until something changes that counts for the reference. So a reference that
 //     ignores changes of the status sees the status of its last pin, in whichever reconcile.

@@ -163,22 +163,22 @@ func (w *Watcher) setReferences(summary types.NamespacedName, references summary
 	w.references[summary] = references
 	for _, reference := range references.all {
 		w.addReference(summary, reference)
-		w.countUser(keyOf(reference).gvk, references.namespace)
+		w.addUse(keyOf(reference).gvk, references.namespace)
 	}
 	for _, reference := range former.all {
 		if !slices.Contains(references.all, reference) {
 			w.deleteReference(summary, reference)
 		}
-		w.discountUser(keyOf(reference).gvk, former.namespace)
+		w.removeUse(keyOf(reference).gvk, former.namespace)
 	}
 	if len(references.all) == 0 {
 		delete(w.references, summary)
 	}
 }
 
-// countUser counts a reference of a namespace to a kind. A kind that is not watched is queued for each namespace, since
+// addUse counts a reference of a namespace to a kind. A kind that is not watched is queued for each namespace, since
 // it can be the first one with a free share.
-func (w *Watcher) countUser(gvk schema.GroupVersionKind, namespace string) {
+func (w *Watcher) addUse(gvk schema.GroupVersionKind, namespace string) {
 	if w.users[gvk] == nil {
 		w.users[gvk] = map[string]int{}
 	}
@@ -188,8 +188,8 @@ func (w *Watcher) countUser(gvk schema.GroupVersionKind, namespace string) {
 	}
 }
 
-// discountUser is the opposite of countUser.
-func (w *Watcher) discountUser(gvk schema.GroupVersionKind, namespace string) {
+// removeUse is the opposite of addUse.
+func (w *Watcher) removeUse(gvk schema.GroupVersionKind, namespace string) {
 	if w.users[gvk][namespace]--; w.users[gvk][namespace] == 0 {
 		delete(w.users[gvk], namespace)
 	}
@@ -215,6 +215,9 @@ func (w *Watcher) addReference(summary types.NamespacedName, reference source.Re
 func (w *Watcher) deleteReference(summary types.NamespacedName, reference source.ResourceReference) {
 	key := keyOf(reference)
 	found := w.objects[key]
+	if found == nil {
+		return // another identifier of the summary named the same object
+	}
 	if delete(found.summaries[reference], summary); len(found.summaries[reference]) > 0 {
 		return
 	}
@@ -242,7 +245,7 @@ func (w *Watcher) ensureKind(ctx context.Context, gvk schema.GroupVersionKind) e
 	w.mu.Lock()
 	_, isWatched := w.watched[gvk]
 	isNeeded := len(w.users[gvk]) > 0 && !isContent(gvk)
-	namespace, err := w.namespaceFor(gvk)
+	namespace, err := w.assignNamespace(gvk)
 	if !isNeeded {
 		delete(w.kindErrors, gvk) // otherwise kinds that do not exist would remain in memory
 	}
@@ -276,9 +279,9 @@ func (w *Watcher) ensureKind(ctx context.Context, gvk schema.GroupVersionKind) e
 	return err
 }
 
-// namespaceFor returns the namespace for which a kind counts if it is watched: one that refers to it and has a free
+// assignNamespace returns the namespace for which a kind counts if it is watched: one that refers to it and has a free
 // share, or "" if a ClusterProfile refers to it.
-func (w *Watcher) namespaceFor(gvk schema.GroupVersionKind) (string, error) {
+func (w *Watcher) assignNamespace(gvk schema.GroupVersionKind) (string, error) {
 	if len(w.watched) >= maxKinds {
 		return "", errTooManyKinds
 	}

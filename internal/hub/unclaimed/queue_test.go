@@ -115,7 +115,7 @@ func startController(t *testing.T, plane *localkube.Plane, members deliver.Trans
 	}
 	mgr, err := ctrl.NewManager(plane.Config, ctrl.Options{
 		Scheme: kube.Scheme(), Cache: cache.Options{DefaultNamespaces: watched}, Metrics: server.Options{BindAddress: "0"},
-		Controller: controllerconfig.Controller{SkipNameValidation: ptr.To(true)},
+		Controller: controllerconfig.Controller{SkipNameValidation: ptr.To(true), UsePriorityQueue: ptr.To(false)},
 	})
 	if err != nil {
 		t.Fatal(err)

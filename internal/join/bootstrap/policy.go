@@ -23,7 +23,7 @@ const policyName = "towline-karmada-agents"
 // It can be repeated. isNew is true if the API server may not enforce the policy yet. It returns
 // kube.ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies. hub must read from the API server.
 func EnsureAgentPolicy(ctx context.Context, hub client.Client) (isNew bool, err error) {
-	return kube.EnsureAdmissionPolicy(ctx, hub, policyName, kube.Always(agentPolicy()))
+	return kube.EnsureAdmissionPolicy(ctx, hub, policyName, kube.FixedSpec(agentPolicy()))
 }
 
 func agentPolicy() admissionv1.ValidatingAdmissionPolicySpec {
