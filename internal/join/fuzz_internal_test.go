@@ -26,7 +26,10 @@ users: [{name: u, user: {token: t0ken-of-the-user}}, {name: v, user: {exec: {com
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		config, minified, err := parseKubeconfig(raw)
 		fuzzing.OneLine(t, err)
-		fuzzing.HidesSecret(t, err, raw, "t0ken-of-the-user")
+		const token = "t0ken-of-the-user"
+		if read, loadErr := clientcmd.Load(raw); loadErr != nil || !strings.Contains(read.CurrentContext, token) { // errors have this name
+			fuzzing.HidesSecret(t, err, raw, token)
+		}
 		if err != nil {
 			return
 		}

@@ -101,7 +101,7 @@ func TestRecordOfAnotherReleaseIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "site", Name: "sh.helm.release.v1.web.v2"}, Data: map[string][]byte{dataKey: encoded}}
-		if _, ok, err := decodeSecret(t.Context(), secret, nil); ok != test.wantOK || err != nil {
+		if _, ok, err := decodeSecret(t.Context(), secret, Key{"site", "web"}, 2, nil); ok != test.wantOK || err != nil {
 			t.Errorf("%s: got %t, error %v", name, ok, err)
 		}
 	}

@@ -165,7 +165,7 @@ func (s Store) Get(ctx context.Context, key Key, revision int) (record *StoredRe
 		return nil, false, nil
 	}
 	if err == nil {
-		record, ok, err = decodeSecret(ctx, secret, s.Memory)
+		record, ok, err = decodeSecret(ctx, secret, key, revision, s.Memory)
 	}
 	if err != nil {
 		return nil, false, fmt.Errorf("read the record of release %s, revision %d: %w", key, revision, err)
@@ -173,9 +173,9 @@ func (s Store) Get(ctx context.Context, key Key, revision int) (record *StoredRe
 	return record, ok, nil
 }
 
-// decodeSecret returns the record in a Secret. ok is false if the Secret holds no valid record, or the record of
-// another release: a writer of Secrets in one namespace could have the engine write Secrets in all others.
-func decodeSecret(ctx context.Context, secret *corev1.Secret, memory *kube.Reservation) (record *StoredRecord, ok bool, err error) {
+// decodeSecret returns the record in a Secret. ok is false if the Secret holds no valid record, or another record than
+// that of the revision: a writer of Secrets in one namespace could have the engine write Secrets in all others.
+func decodeSecret(ctx context.Context, secret *corev1.Secret, key Key, revision int, memory *kube.Reservation) (record *StoredRecord, ok bool, err error) {
 	memory = memory.ForSameNamespace()
 	defer func() {
 		if !ok {
@@ -186,7 +186,7 @@ func decodeSecret(ctx context.Context, secret *corev1.Secret, memory *kube.Reser
 	if err != nil {
 		return nil, false, ignoreInvalid(err)
 	}
-	if record.Info == nil || record.Namespace != secret.Namespace || SecretName(record.Name, record.Version) != secret.Name {
+	if record.Info == nil || record.Namespace != key.Namespace || record.Name != key.Name || record.Version != revision {
 		return nil, false, nil
 	}
 	record.Labels = map[string]string{}
