@@ -28,7 +28,7 @@ type Changes struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 	// Sensitive is true if a patch is from a Secret.
 	Sensitive bool `json:"-"`
-	// Scope is that of sandbox.Call. Results are not shared with other scopes.
+	// Scope is the Scope of the sandbox.Call. A result is used for requests with the same Scope only.
 	Scope string `json:"-"`
 }
 

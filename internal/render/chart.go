@@ -68,7 +68,7 @@ type ChartRequest struct {
 	// IsUpgrade is false, .Release.IsInstall is true.
 	Revision  int
 	IsUpgrade bool
-	// Scope is that of sandbox.Call. Renderings are not shared with other scopes.
+	// Scope is the Scope of the sandbox.Call. A rendering is used for requests with the same Scope only.
 	Scope string `json:",omitempty"`
 
 	// Owner names the release on its member. Renderings that depend on Generated or Lookup are not shared with other
@@ -490,16 +490,4 @@ func joinLines(err error) error {
 		}
 	}
 	return errors.New(strings.Join(lines, " "))
-}
-
-// cloneMaps copies the nested maps in values, because Helm modifies them.
-func cloneMaps(values map[string]any) map[string]any {
-	copied := make(map[string]any, len(values))
-	for key, value := range values {
-		if nested, ok := value.(map[string]any); ok {
-			value = cloneMaps(nested)
-		}
-		copied[key] = value
-	}
-	return copied
 }

@@ -196,3 +196,15 @@ func decodeObjects(raw json.RawMessage) ([]*unstructured.Unstructured, error) {
 	}
 	return objects, nil
 }
+
+// cloneMaps copies the nested maps in values, because Helm modifies them.
+func cloneMaps(values map[string]any) map[string]any {
+	copied := make(map[string]any, len(values))
+	for key, value := range values {
+		if nested, ok := value.(map[string]any); ok {
+			value = cloneMaps(nested)
+		}
+		copied[key] = value
+	}
+	return copied
+}
