@@ -7,6 +7,8 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime/debug"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -108,12 +110,20 @@ type Options struct {
 	Version string
 }
 
+// containerMemory is the memory limit of the container, to which the chart sets GOMEMLIMIT.
+//
+//nolint:gochecknoglobals // a process has one memory limit
+var containerMemory = sync.OnceValue(func() int64 { return debug.SetMemoryLimit(-1) })
+
 // Run runs a hub on the cluster of cfg until ctx ends, and then returns nil. It returns an error if the hub cannot
 // start or is no longer the leader. The caller must then exit the process.
 func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 	if reasons := validation.IsDNS1123Label(opts.ShardKey); opts.ShardKey != "" && len(reasons) > 0 {
 		return fmt.Errorf("shard key %q: %s", opts.ShardKey, reasons[0])
 	}
+	// The children of the sandbox share the container. They have a quarter of its memory, and a quarter is left for what
+	// exceeds the limits for a moment.
+	debug.SetMemoryLimit(containerMemory() / 2)
 	cfg = rest.CopyConfig(cfg)
 	cfg.UserAgent = rest.DefaultKubernetesUserAgent() + "/towline-hub"
 	// No rate limit in the client: API priority and fairness limits the requests.

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/utils/clock"
 
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 )
 
@@ -33,6 +34,9 @@ const (
 	// more memory than this process has.
 	maxMessage = 64 << 20
 	maxValues  = 4_000_000
+	// maxErrorText limits the error of a function in bytes. Errors of templates and charts can have their input, and each
+	// caller that adds to an error copies it.
+	maxErrorText = 8 << 10
 	// A call that exceeded a limit is not repeated for minPause, and for twice the former pause after each further
 	// failure, up to maxPause.
 	minPause = 30 * time.Second
@@ -178,11 +182,12 @@ func decodeResult(result response, output any) error {
 			return fmt.Errorf("decode the result: %w", err)
 		}
 	}
+	text := kube.Truncate(result.Error, maxErrorText)
 	switch {
 	case result.Invalid:
-		return phase.Invalid{Err: errors.New(result.Error)}
-	case result.Error != "":
-		return errors.New(result.Error)
+		return phase.Invalid{Err: errors.New(text)}
+	case text != "":
+		return errors.New(text)
 	}
 	return nil
 }

@@ -30,8 +30,8 @@ import (
 const (
 	// maxTreesSize and maxSelectedSize limit the files of artifacts, and the manifests of them, in memory, in bytes.
 	// Further ones are read from the disk again.
-	maxTreesSize    = 128 << 20
-	maxSelectedSize = 64 << 20
+	maxTreesSize    = 64 << 20
+	maxSelectedSize = 32 << 20
 )
 
 // Artifacts reads the content of Flux's sources. It downloads an artifact once for all members and profiles, and keeps

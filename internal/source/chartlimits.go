@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -31,6 +32,8 @@ const (
 	// maxFieldSize limits the names of files, and the fields of Chart.yaml that the hub keeps in memory and writes to
 	// objects.
 	maxFieldSize = 1 << 10
+	// maxLoadError limits the text of an error of Helm's loader.
+	maxLoadError = 4 << 10
 	// maxIconSize limits the icon of a chart, which can be a data URI.
 	maxIconSize = 64 << 10
 )
@@ -99,9 +102,12 @@ func (l *chartLimits) addFile(name string, data []byte, parents int) error {
 	return nil
 }
 
-// checkLoaded returns an error if a field of a loaded chart is too long, and otherwise err. loaded and err are the
-// results of Helm's loader. Its error about a field contains the whole field.
+// checkLoaded returns an error if a field of a loaded chart is too long, and otherwise err with a limited text. loaded
+// and err are the results of Helm's loader, whose errors contain whole fields.
 func checkLoaded(loaded *helmchart.Chart, err error) error {
+	if err != nil {
+		err = errors.New(kube.Truncate(err.Error(), maxLoadError))
+	}
 	if loaded == nil || loaded.Metadata == nil {
 		return err
 	}

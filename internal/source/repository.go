@@ -25,6 +25,9 @@ const indexEntrySize = 128
 // indexTTL is the time for which a cached index is used without a request.
 const indexTTL = time.Minute
 
+// maxChartURL limits the URL of a chart in an index, in bytes: errors have it. URLs with a signature have 2 KiB.
+const maxChartURL = 8 << 10
+
 // index is a repository's index.yaml, with the header fields for conditional requests, or the tags of a chart in a
 // registry.
 type index struct {
@@ -81,6 +84,9 @@ func (r *httpRepository) locate(ctx context.Context, name, version string) (loca
 	if len(entry.URLs) == 0 {
 		return location{}, errors.New("the repository's index has no URL for it")
 	}
+	if len(entry.URLs[0]) > maxChartURL {
+		return location{}, fmt.Errorf("its URL in the repository's index has more than %d KiB", maxChartURL>>10)
+	}
 	base, err := url.Parse(r.url)
 	if err != nil {
 		return location{}, fmt.Errorf("parse the repository's URL: %w", err)
@@ -101,7 +107,7 @@ func (r *httpRepository) find(listing *index, name, version string) (*indexEntry
 	var versions []string
 	byVersion := map[string]*indexEntry{}
 	for _, entry := range listing.Entries[name] {
-		if entry != nil {
+		if entry != nil && len(entry.Version) <= maxFieldSize {
 			versions = append(versions, entry.Version)
 			byVersion[entry.Version] = entry
 		}

@@ -31,12 +31,12 @@ const (
 	// if it has only two bytes. The largest public indexes have half as many.
 	maxIndexNodes = 3_000_000
 	// maxIndexes limits all cached indexes together.
-	maxIndexes = 256 << 20
+	maxIndexes = 128 << 20
 	// maxKnownCharts limits the entries of charts in memory. Others are read from disk again.
 	maxKnownCharts = 16 << 20
 	// maxFetched limits the responses of all repositories that are in memory at the same time: the callers of Charts.Fetch
 	// wait only a short time, so they do not limit the number of fetches.
-	maxFetched = 256 << 20
+	maxFetched = 128 << 20
 	// maxArchive is Helm's limit for the size of an unpacked chart.
 	maxArchive = 100 << 20
 )

@@ -10,6 +10,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
 )
 
 // NoDependencies is the value of status.dependencies in every ClusterSummary: profiles that depend on other profiles
@@ -215,11 +216,14 @@ type reportError string
 // Error returns the message.
 func (e reportError) Error() string { return string(e) }
 
+// maxMessage limits a message in bytes, as that of an agent is limited: errors can have texts of users.
+const maxMessage = 8 << 10
+
 func errorMessage(err error) string {
 	if err == nil {
 		return ""
 	}
-	return err.Error()
+	return kube.Truncate(err.Error(), maxMessage)
 }
 
 // appliedTime returns applied in whole seconds, as the API stores it. It returns the old time if applied is zero.

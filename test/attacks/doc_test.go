@@ -9,7 +9,7 @@
 //  1. The cloud identity of the hub: TestCloudIdentity.
 //  2. Kubeconfigs in Secrets of members: TestKubeconfigOfAMember.
 //  3. One tenant stops the hub: TestHostileContentOfATenant, TestMemberWithoutEnd, TestPushMembersThatStall,
-//     TestManyMembersThatFillTheMemory.
+//     TestTenantFillsTheMemory.
 //  4. An agent drives the hub: TestAgentDrivesTheHub, TestKarmadaAgentDrivesTheHub, TestAgentDrivesItsRegistration.
 //  5. Secrets in custom resources: TestSecretsInCustomResources, TestKeysOfOtherClusters, TestRolesOfUsers.
 //  6. Registry credentials: TestRegistryCredentials, TestRegistryCredentialsRedirected.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -22,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -46,13 +48,22 @@ const deniedAddress = "127.0.0.3"
 // The clusters of cloudNamespace and otherCloudNamespace may use the cloud identity of the hub.
 const cloudNamespace, otherCloudNamespace = "cloud", "other-cloud"
 
-// TestMain is also the child process in which the hub expands templates, and the one of TestExploitedSandbox.
+// TestMain is also the child process in which the hub expands templates, the one of TestExploitedSandbox, and the hub of
+// a test that measures its memory.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "sandbox" {
 		if code := cli.Run(context.Background(), []string{"towline", "sandbox"}, command.Streams{Out: os.Stdout, Err: os.Stderr}); code != 0 {
 			panic(code)
 		}
 		return
+	}
+	if len(os.Args) == 3 && os.Args[1] == "hub" {
+		config, err := clientcmd.BuildConfigFromFlags("", os.Args[2])
+		if err == nil {
+			go func() { _, _ = io.Copy(io.Discard, os.Stdin); os.Exit(1) }()
+			err = runHub(context.Background(), config, os.Args[0])
+		}
+		panic(err)
 	}
 	if len(os.Args) == 2 && os.Args[1] == exploited {
 		if err := serveExploited(); err != nil {
@@ -76,10 +87,6 @@ var sharedHub = sync.OnceValues(func() (*localkube.Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	policy, err := egress.New(nil, append(egress.DefaultDenied(), deniedAddress+"/32"))
-	if err != nil {
-		return nil, err
-	}
 	// The cloud identity of the hub. No request to AWS is needed for a token.
 	for name, value := range map[string]string{"AWS_ACCESS_KEY_ID": "hub", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "eu-west-1"} {
 		if err := os.Setenv(name, value); err != nil {
@@ -90,21 +97,29 @@ var sharedHub = sync.OnceValues(func() (*localkube.Plane, error) {
 		return nil, err
 	}
 	go func() {
-		options := hub.Options{
-			Egress:         policy,
-			Identity:       fleet.IdentityPolicy{Namespaces: []string{cloudNamespace, otherCloudNamespace}, Hosts: []string{"127.0.0.1"}},
-			SandboxCommand: []string{program, "sandbox"},
-			// The tests report once for the agents of clusters in pull mode.
-			HeartbeatLimits: map[fleet.Type]time.Duration{fleet.TypeSveltos: time.Hour},
-		}
 		config := rest.CopyConfig(plane.Config)
 		config.Wrap(hubRequests.wrap)
-		if err := hub.Run(ctx, config, options); err != nil {
+		if err := runHub(ctx, config, program); err != nil {
 			panic(err)
 		}
 	}()
 	return plane, nil
 })
+
+// runHub runs the hub of the tests until ctx ends. program is this program.
+func runHub(ctx context.Context, config *rest.Config, program string) error {
+	policy, err := egress.New(nil, append(egress.DefaultDenied(), deniedAddress+"/32"))
+	if err != nil {
+		return err
+	}
+	return hub.Run(ctx, config, hub.Options{
+		Egress:         policy,
+		Identity:       fleet.IdentityPolicy{Namespaces: []string{cloudNamespace, otherCloudNamespace}, Hosts: []string{"127.0.0.1"}},
+		SandboxCommand: []string{program, "sandbox"},
+		// The tests report once for the agents of clusters in pull mode.
+		HeartbeatLimits: map[fleet.Type]time.Duration{fleet.TypeSveltos: time.Hour},
+	})
+}
 
 // hubRequests counts the requests of the hub.
 var hubRequests = &requestCounter{byPath: map[string]int{}}

@@ -1,0 +1,99 @@
+package attacks
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/examples"
+)
+
+// contentsPerKind is the number of contents of each kind in fillingContents. Only some of those that fail to get memory
+// get it while others have it: the test waits for testedContents of all.
+const contentsPerKind, testedContents = 8, 36
+
+// valuesPerContent is the number of values in a manifest of 1 MiB. They need 100 MiB while they are decoded.
+const valuesPerContent = 330_000
+
+// fillingContents creates profiles whose contents take as much memory as possible: manifests of many values, templates
+// that keep long texts, charts with many values, large and many-valued indexes of repositories, and files of many URLs.
+func (w *world) fillingContents(tenant client.Client) {
+	w.Helper()
+	w.pullCluster(tenant, "contents")
+	manifest := func(i int, values string) string {
+		return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a-%d, namespace: default}\nx: [%s]\n", i, values)
+	}
+	charts := make([]examples.Chart, contentsPerKind)
+	for i := range contentsPerKind {
+		charts[i] = examples.Chart{Name: fmt.Sprint("values-", i), Version: "1.0.0", Files: map[string]string{"templates/a.yaml": manifest(i, "{{ range 450000 }}{},{{ end }}")}}
+	}
+	repository, err := examples.Repository(charts...)
+	w.must(err)
+	file := bytes.Repeat([]byte("# "+strings.Repeat("x", 1021)+"\n"), 25<<10)
+	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasPrefix(r.URL.Path, "/text/"): // an index of one long field
+			_, _ = fmt.Fprintf(rw, `{"entries":{"a":[{"version":"1.0.0","urls":["%s"]}]}}`, bytes.Repeat([]byte("x"), 60<<20)) // here and below the hub may have gone
+		case strings.HasPrefix(r.URL.Path, "/values/"):
+			_, _ = fmt.Fprintf(rw, "entries: {a: [%s]}", strings.Repeat("{},", 740_000))
+		case strings.HasPrefix(r.URL.Path, "/file/"):
+			_, _ = rw.Write(file)
+		default:
+			repository.ServeHTTP(rw, r)
+		}
+	}))
+	w.Cleanup(server.Close)
+	chart := func(path, name string) func(*configv1beta1.ProfileSpec) {
+		return func(spec *configv1beta1.ProfileSpec) {
+			spec.HelmCharts = []configv1beta1.HelmChart{{
+				RepositoryURL: server.URL + path, RepositoryName: "r", ChartName: "r/" + name, ChartVersion: "1.0.0", ReleaseNamespace: "c",
+			}}
+		}
+	}
+	for i := range contentsPerKind {
+		for kind, text := range map[string]string{
+			"manifest": manifest(i, strings.Repeat("{},", valuesPerContent)),
+			"template": fmt.Sprintf(`{{ $x := repeat %d "x" }}{{ range 1000000000 }}{{ end }}{{ len $x }}`, 200_000_000+i),
+		} {
+			name := fmt.Sprint(kind, "-", i)
+			annotation := map[string]string{"template": libv1beta1.TemplateAnnotation, "manifest": "example.com/plain"}[kind]
+			w.must(tenant.Create(w.Context(), &corev1.ConfigMap{
+				ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Annotations: map[string]string{annotation: "ok"}}, Data: map[string]string{"objects.yaml": text},
+			}))
+			w.profile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
+				spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: name}}
+			})
+		}
+		w.profile(tenant, fmt.Sprint("chart-", i), chart("", charts[i].Name))
+		w.profile(tenant, fmt.Sprint("text-", i), chart(fmt.Sprint("/text/", i), "a"))
+		w.profile(tenant, fmt.Sprint("values-", i), chart(fmt.Sprint("/values/", i), "a"))
+		w.profile(tenant, fmt.Sprint("file-", i), remoteFrom(fmt.Sprint(server.URL, "/file/", i), ""))
+	}
+}
+
+// wantResults waits until n contents of fillingContents have been delivered, or have failed.
+func (w *world) wantResults(n int) {
+	w.Helper()
+	w.eventually("results of the contents", func() error {
+		summaries := &configv1beta1.ClusterSummaryList{}
+		err := w.List(w.Context(), summaries, client.InNamespace(w.ns), client.MatchingLabels{libv1beta1.ClusterNameLabel: "contents"})
+		found := 0
+		for _, summary := range summaries.Items {
+			if len(summary.Status.FeatureSummaries) > 0 {
+				found++
+			}
+		}
+		if err == nil && found < n {
+			err = fmt.Errorf("%d of %d contents have a result", found, len(summaries.Items))
+		}
+		return err
+	})
+}
