@@ -95,7 +95,7 @@ type Options struct {
 	// OutdatedChartInterval is the interval between two checks for newer versions of deployed charts. 0: no checks.
 	OutdatedChartInterval time.Duration
 	// HeartbeatLimits has, by type, the time without a heartbeat after which the agent of a pull member is silent.
-	// Default: heartbeats.SveltosLimit and heartbeats.KarmadaLimit. Tests set shorter ones.
+	// Default of each type: heartbeats.SveltosLimit and heartbeats.KarmadaLimit. Tests set other ones.
 	HeartbeatLimits map[fleet.Type]time.Duration
 	// SandboxCommand starts a process that serves render.SandboxFunctions and check.Functions. Empty: templates are
 	// expanded and checks are run in this process, without limits of time and memory, and no kustomization is built.

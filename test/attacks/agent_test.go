@@ -58,18 +58,7 @@ func TestAgentDrivesTheHub(t *testing.T) {
 	if renderings < 2 {
 		t.Errorf("%d changes of the version caused %d renderings", reports, renderings)
 	}
-	want := fmt.Sprintf("v1.34.%d-[attack%[1]d/v1]", reports-1)
-	w.eventually("the content is rendered with the last version", func() error {
-		var rendered strings.Builder
-		for _, content := range w.content(w.ns) {
-			frame, err := zstd.NewReader(bytes.NewReader(content.Spec.Payload))
-			w.must(err)
-			_, err = frame.WriteTo(&rendered)
-			frame.Close()
-			w.must(err)
-		}
-		return wantText(rendered.String(), want)
-	})
+	w.wantRendered(w.ns, fmt.Sprintf("v1.34.%d-[attack%[1]d/v1]", reports-1), func() {})
 
 	before := cluster.DeepCopy()
 	cluster.Status.Version = strings.Repeat("1", 1<<20)
@@ -111,6 +100,7 @@ func TestKarmadaAgentDrivesTheHub(t *testing.T) {
 		renew()
 		w.must(report(fmt.Sprintf(`{"kubernetesVersion":"v1.34.%d"}`, i+1)))
 	})
+	w.wantRendered(m.DeliveryNamespace, fmt.Sprintf("v1.34.%d", reports), renew)
 
 	var resources []string
 	for i := range 1001 {
@@ -190,6 +180,23 @@ func (w *world) changeVersions(group *libv1beta1.ConfigurationGroup, change func
 		w.Errorf("%d changes of the version caused %d renderings", reports, n)
 	}
 	return n
+}
+
+// wantRendered waits until the content in a namespace has a text, and calls each meanwhile.
+func (w *world) wantRendered(namespace, text string, each func()) {
+	w.Helper()
+	w.eventually("the content is rendered with the last version", func() error {
+		each()
+		var rendered strings.Builder
+		for _, content := range w.content(namespace) {
+			frame, err := zstd.NewReader(bytes.NewReader(content.Spec.Payload))
+			w.must(err)
+			_, err = frame.WriteTo(&rendered)
+			frame.Close()
+			w.must(err)
+		}
+		return wantText(rendered.String(), text)
+	})
 }
 
 // karmadaCluster registers a Cluster in pull mode, and returns a client with the certificate of its agent.

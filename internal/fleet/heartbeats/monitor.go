@@ -63,8 +63,8 @@ type Monitor struct {
 	// AvailableSince returns the end of the last outage of the API server, or the present time during an outage. If it is
 	// nil, there are no outages.
 	AvailableSince func() time.Time
-	// Limits has the maximum time between two heartbeats. It must have a value for each type of cluster. Default:
-	// SveltosLimit and KarmadaLimit.
+	// Limits has, by type of cluster, the maximum time between two heartbeats. Default of each type: SveltosLimit and
+	// KarmadaLimit.
 	Limits map[fleet.Type]time.Duration
 
 	// mu guards agents.
@@ -167,12 +167,12 @@ func (m *Monitor) Forget(member fleet.ID) {
 
 // limit returns the maximum time between two heartbeats. The duration in the Lease can only shorten it.
 func (m *Monitor) limit(memberType fleet.Type, lease *coordinationv1.Lease) time.Duration {
-	limits := m.Limits
-	if limits == nil {
-		limits = map[fleet.Type]time.Duration{fleet.TypeSveltos: SveltosLimit, fleet.TypeKarmada: KarmadaLimit}
+	limit, ok := m.Limits[memberType]
+	if !ok {
+		limit = map[fleet.Type]time.Duration{fleet.TypeSveltos: SveltosLimit, fleet.TypeKarmada: KarmadaLimit}[memberType]
 	}
 	if requested := lease.Spec.LeaseDurationSeconds; requested != nil {
-		return min(limits[memberType], max(time.Duration(*requested)*time.Second, LeaseDuration))
+		return min(limit, max(time.Duration(*requested)*time.Second, LeaseDuration))
 	}
-	return limits[memberType]
+	return limit
 }

@@ -263,3 +263,12 @@ func TestLeaseCanOnlyShortenTheLimit(t *testing.T) {
 		})
 	}
 }
+
+func TestLimitOfOneTypeKeepsTheOther(t *testing.T) {
+	t.Parallel()
+	c := newTestMonitor(t, fleet.TypeKarmada)
+	c.monitor.Limits = map[fleet.Type]time.Duration{fleet.TypeSveltos: time.Hour}
+	c.want(unsure, heartbeats.KarmadaLimit)
+	c.renew(noon)
+	c.want(alive, heartbeats.KarmadaLimit)
+}

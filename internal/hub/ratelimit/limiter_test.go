@@ -40,13 +40,18 @@ func TestBurstAndInterval(t *testing.T) {
 	}
 }
 
-// An agent that changes its status all the time causes as many reconciles as the limiter allows.
+// An agent that changes its status all the time causes as many reconciles as the limiter allows. Each change is
+// reconciled within the interval, also the last one.
 func TestEventsOfAnHour(t *testing.T) {
 	t.Parallel()
 	clock := testingclock.NewFakePassiveClock(time.Unix(1e9, 0))
 	limiter, allowed := ratelimit.New(6*time.Second, 20, clock), map[time.Time]bool{}
 	for range 36_000 {
-		allowed[clock.Now().Add(limiter.Delay("a"))] = true
+		delay := limiter.Delay("a")
+		if delay < 0 || delay > 6*time.Second {
+			t.Fatalf("a change is delayed by %s", delay)
+		}
+		allowed[clock.Now().Add(delay)] = true
 		clock.SetTime(clock.Now().Add(100 * time.Millisecond))
 	}
 	if len(allowed) > 625 || len(allowed) < 600 {
