@@ -55,7 +55,7 @@ type health struct {
 	checkedAt, answeredAt, unsyncedSince, availableFrom time.Time
 }
 
-func newHealth(cfg *rest.Config, clock clock.WithTicker) (*health, error) {
+func newHealth(cfg *rest.Config, clock clock.WithTickerAndDelayedExecution) (*health, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.Timeout = checkTimeout
 	api, err := discovery.NewDiscoveryClientForConfig(cfg)
@@ -63,7 +63,7 @@ func newHealth(cfg *rest.Config, clock clock.WithTicker) (*health, error) {
 		return nil, fmt.Errorf("create a client of the hub: %w", err)
 	}
 	return &health{
-		clock: clock, leaseTracker: &leaseTracker{clock: clock}, checkedAt: clock.Now(),
+		clock: clock, leaseTracker: newLeaseTracker(clock), checkedAt: clock.Now(),
 		probe: func(ctx context.Context) error {
 			return api.RESTClient().Get().AbsPath("/api/v1/namespaces", metav1.NamespaceSystem).Do(ctx).Error()
 		},

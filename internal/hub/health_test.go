@@ -41,7 +41,7 @@ func TestHealthMeansWhatItSays(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			clock := testclock.NewFakeClock(time.Unix(1e9, 0))
-			h := &health{clock: clock, leaseTracker: &leaseTracker{clock: clock}, checkedAt: clock.Now(), probe: func(context.Context) error {
+			h := &health{clock: clock, leaseTracker: newLeaseTracker(clock), checkedAt: clock.Now(), probe: func(context.Context) error {
 				if !tc.answers {
 					return errors.New("away")
 				}
@@ -71,7 +71,7 @@ func TestHealthMeansWhatItSays(t *testing.T) {
 func TestLeadThatWasGivenUpIsNotMissed(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
-	lead := &leaseTracker{clock: clock}
+	lead := newLeaseTracker(clock)
 	lead.recordWrite(clock.Now(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
 	lead.recordWrite(clock.Now(), resourcelock.LeaderElectionRecord{}, "me")
 	clock.Step(time.Hour)
@@ -84,7 +84,7 @@ func TestHealthSeesOutagesOfTheAPIServer(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 	away := false
-	h := &health{clock: clock, leaseTracker: &leaseTracker{clock: clock}, checkedAt: clock.Now(), probe: func(context.Context) error {
+	h := &health{clock: clock, leaseTracker: newLeaseTracker(clock), checkedAt: clock.Now(), probe: func(context.Context) error {
 		if away {
 			return errors.New("away")
 		}
@@ -139,7 +139,7 @@ func TestSingleFailedLooksDoNotHideADeadAgent(t *testing.T) {
 			t.Parallel()
 			clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 			n := 0
-			h := &health{clock: clock, leaseTracker: &leaseTracker{clock: clock}, checkedAt: clock.Now(), probe: func(context.Context) error {
+			h := &health{clock: clock, leaseTracker: newLeaseTracker(clock), checkedAt: clock.Now(), probe: func(context.Context) error {
 				if n++; fails.look(n) {
 					clock.Step(fails.takes)
 					return errors.New("away")

@@ -206,6 +206,9 @@ func newManager(cfg *rest.Config, opts Options, leaseTracker *leaseTracker) (ctr
 	if err != nil {
 		return nil, fmt.Errorf("create the hub's manager: %w", err)
 	}
+	if err := mgr.Add(leaseTracker); err != nil {
+		return nil, fmt.Errorf("add the tracker of the leader lease: %w", err)
+	}
 	return mgr, nil
 }
 

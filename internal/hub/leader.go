@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"sync"
@@ -20,9 +21,10 @@ import (
 
 // If a hub is killed, another one becomes the leader within 15 s: the Lease expires leaseDuration after its last
 // renewal, and other hubs try to acquire it every retryPeriod. A leader that cannot renew the Lease sends no writes
-// after writeDeadline, before the Lease expires, so two hubs do not begin writes at the same time. It keeps its caches
-// and tries to renew the Lease until renewDeadline, since an API server that restarts takes longer than writeDeadline.
-// If no other hub has acquired the Lease, it is still the leader. Otherwise, and after renewDeadline, the process ends.
+// after writeDeadline, before the Lease expires, and cancels the writes that have no response: two hubs do not write
+// at the same time. It keeps its caches and tries to renew the Lease until renewDeadline, since an API server that
+// restarts takes longer than writeDeadline. If no other hub has acquired the Lease, it is still the leader. The process
+// ends when it reads that another hub has acquired the Lease, and after renewDeadline.
 const (
 	leaseDuration = 10 * time.Second
 	writeDeadline = 8 * time.Second
@@ -48,26 +50,73 @@ func leaseName(shard fleet.Shard) string {
 	return "towline-hub-" + string(shard)
 }
 
-// leaseTracker records when this process renewed its Lease.
+// leaseTracker records when this process renewed its Lease. Create it with newLeaseTracker.
 type leaseTracker struct {
-	clock clock.PassiveClock
+	clock clock.WithDelayedExecution
+	// lost is closed when this process, which was the leader, reads that another one holds its Lease.
+	lost chan struct{}
 	// mu guards the fields below. renewed is zero while this process is not the leader. ended is true after this
-	// process has released its Lease, or has read that another one holds it.
+	// process has released its Lease, or has read that another one holds it. writes has the functions that cancel the
+	// writes without a response.
 	mu      sync.Mutex
 	renewed time.Time
 	ended   bool
+	writes  map[*http.Request]context.CancelCauseFunc
+}
+
+func newLeaseTracker(clock clock.WithDelayedExecution) *leaseTracker {
+	return &leaseTracker{clock: clock, lost: make(chan struct{}), writes: map[*http.Request]context.CancelCauseFunc{}}
+}
+
+// Start implements manager.Runnable. It ends the manager when another hub is the leader.
+func (t *leaseTracker) Start(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-t.lost:
+		return errLeadershipLost
+	}
 }
 
 // isOverdue returns whether this process is past the time at which it must have renewed its Lease or ended.
-func (t *leaseTracker) isOverdue() bool { return t.isOlderThan(electorDuration) }
-
-// canWrite returns false if another hub can be the leader already.
-func (t *leaseTracker) canWrite() bool { return !t.isLeadershipLost() && !t.isOlderThan(writeDeadline) }
-
-func (t *leaseTracker) isOlderThan(age time.Duration) bool {
+func (t *leaseTracker) isOverdue() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return !t.renewed.IsZero() && t.clock.Since(t.renewed) > age
+	return t.isOlderThan(electorDuration)
+}
+
+// isOlderThan returns whether the last renewal is older than age. The caller must hold mu.
+func (t *leaseTracker) isOlderThan(age time.Duration) bool {
+	return !t.renewed.IsZero() && t.clock.Since(t.renewed) >= age
+}
+
+// canWrite returns false if another hub can be the leader already. The caller must hold mu.
+func (t *leaseTracker) canWrite() bool { return !t.ended && !t.isOlderThan(writeDeadline) }
+
+// beginWrite records a write, which is canceled when canWrite becomes false. It returns canWrite. If it returns true,
+// the caller must call endWrite.
+func (t *leaseTracker) beginWrite(request *http.Request, cancel context.CancelCauseFunc) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.canWrite() {
+		return false
+	}
+	t.writes[request] = cancel
+	return true
+}
+
+// endWrite records that a write has a response or has failed.
+func (t *leaseTracker) endWrite(request *http.Request) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.writes, request)
+}
+
+// cancelWrites cancels the writes without a response. The caller must hold mu.
+func (t *leaseTracker) cancelWrites() {
+	for _, cancel := range t.writes {
+		cancel(errNotRenewed)
+	}
 }
 
 // recordWrite records a write of the Lease, which was sent at a time: other hubs can have seen it since then. identity
@@ -75,18 +124,31 @@ func (t *leaseTracker) isOlderThan(age time.Duration) bool {
 func (t *leaseTracker) recordWrite(sent time.Time, record resourcelock.LeaderElectionRecord, identity string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if record.HolderIdentity == identity {
-		t.renewed = sent
+	if record.HolderIdentity != identity {
+		t.renewed, t.ended = time.Time{}, true
+		t.cancelWrites()
 		return
 	}
-	t.renewed, t.ended = time.Time{}, true
+	t.renewed = sent
+	t.clock.AfterFunc(writeDeadline-t.clock.Since(sent), func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.renewed.Equal(sent) {
+			t.cancelWrites()
+		}
+	})
 }
 
 // recordRead records the holder of a Lease that was read.
 func (t *leaseTracker) recordRead(holder, identity string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.ended = t.ended || !t.renewed.IsZero() && holder != identity
+	if t.ended || t.renewed.IsZero() || holder == identity {
+		return
+	}
+	t.ended = true
+	t.cancelWrites()
+	close(t.lost)
 }
 
 // isLeadershipLost returns whether this process was the leader and is not any more.
@@ -96,8 +158,9 @@ func (t *leaseTracker) isLeadershipLost() bool {
 	return t.ended
 }
 
-// fenceWrites wraps a transport so that it sends no writes while canWrite returns false. Otherwise a leader that is cut
-// off from the API server of the hub, but not from members, would change them together with the next leader.
+// fenceWrites wraps a transport so that it sends no writes while canWrite returns false, and cancels those without a
+// response: the connection of a write can take longer than the Lease. Otherwise a leader that is cut off from the API
+// server of the hub, but not from members, would change them together with the next leader.
 func (t *leaseTracker) fenceWrites(next http.RoundTripper) http.RoundTripper {
 	return fence{next: next, leaseTracker: t}
 }
@@ -109,14 +172,42 @@ type fence struct {
 
 // RoundTrip implements http.RoundTripper.
 func (f fence) RoundTrip(request *http.Request) (*http.Response, error) {
-	isRead := request.Method == http.MethodGet || request.Method == http.MethodHead
-	if isRead || f.leaseTracker.canWrite() {
+	if request.Method == http.MethodGet || request.Method == http.MethodHead {
 		return f.next.RoundTrip(request)
 	}
-	if request.Body != nil {
-		_ = request.Body.Close()
+	ctx, cancel := context.WithCancelCause(request.Context())
+	write := request.WithContext(ctx)
+	if !f.leaseTracker.beginWrite(write, cancel) {
+		cancel(nil)
+		if request.Body != nil {
+			_ = request.Body.Close()
+		}
+		return nil, errNotRenewed
 	}
-	return nil, errNotRenewed
+	response, err := f.next.RoundTrip(write)
+	f.leaseTracker.endWrite(write)
+	if err != nil {
+		if cause := context.Cause(ctx); errors.Is(cause, errNotRenewed) {
+			err = cause
+		}
+		cancel(nil)
+		return nil, err
+	}
+	response.Body = responseBody{response.Body, cancel}
+	return response, nil
+}
+
+// responseBody is the body of a response. It ends the context of the request when it is closed.
+type responseBody struct {
+	io.ReadCloser
+
+	cancel context.CancelCauseFunc
+}
+
+// Close implements io.Closer.
+func (b responseBody) Close() error {
+	defer b.cancel(nil)
+	return b.ReadCloser.Close()
 }
 
 // WrappedRoundTripper returns the next transport, so that client-go can close its idle connections.

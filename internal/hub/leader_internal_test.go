@@ -3,10 +3,13 @@ package hub
 import (
 	"context"
 	"errors"
+	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/utils/clock"
 	testclock "k8s.io/utils/clock/testing"
 )
 
@@ -27,12 +30,19 @@ func (l *storedLock) Update(_ context.Context, record resourcelock.LeaderElectio
 	return nil
 }
 
+// canWrite returns whether a write may be sent.
+func canWrite(t *leaseTracker) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.canWrite()
+}
+
 // TestLeadIsNotAcquiredAgain lets another hub become the leader and end, while this one cannot renew its Lease. The
 // controllers of this process must not continue.
 func TestLeadIsNotAcquiredAgain(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
-	stored, tracker := &storedLock{}, &leaseTracker{clock: clock}
+	stored, tracker := &storedLock{}, newLeaseTracker(clock)
 	lock := &trackedLock{Interface: stored, leaseTracker: tracker}
 	mine := resourcelock.LeaderElectionRecord{HolderIdentity: "me", LeaseDurationSeconds: int(electorDuration.Seconds())}
 	acquire := func() error {
@@ -49,17 +59,17 @@ func TestLeadIsNotAcquiredAgain(t *testing.T) {
 		t.Errorf("other hubs acquire the Lease after %s, want %s", got, leaseDuration)
 	}
 	clock.Step(writeDeadline + time.Second)
-	if tracker.canWrite() {
+	if canWrite(tracker) {
 		t.Error("a hub that has not renewed its Lease can write")
 	}
-	if err := acquire(); err != nil || !tracker.canWrite() {
-		t.Errorf("renew the Lease, which nobody else has acquired: %v, can write: %t", err, tracker.canWrite())
+	if err := acquire(); err != nil || !canWrite(tracker) {
+		t.Errorf("renew the Lease, which nobody else has acquired: %v, can write: %t", err, canWrite(tracker))
 	}
 	stored.record.HolderIdentity = ""
 	if err := acquire(); !errors.Is(err, errLeadershipLost) {
 		t.Errorf("acquire the Lease that another hub had: got %v, want %v", err, errLeadershipLost)
 	}
-	if tracker.canWrite() {
+	if canWrite(tracker) {
 		t.Error("a hub that has lost the lead can write")
 	}
 }
@@ -68,14 +78,74 @@ func TestLeadIsNotAcquiredAgain(t *testing.T) {
 func TestReleasedLeadWritesNothing(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
-	tracker := &leaseTracker{clock: clock}
+	tracker := newLeaseTracker(clock)
 	lock := &trackedLock{Interface: &storedLock{}, leaseTracker: tracker}
 	for _, holder := range []string{"me", ""} {
 		if err := lock.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: holder}); err != nil {
 			t.Fatal(err)
 		}
-		if got, want := tracker.canWrite(), holder == "me"; got != want {
+		if got, want := canWrite(tracker), holder == "me"; got != want {
 			t.Errorf("can write with holder %q: got %t, want %t", holder, got, want)
 		}
 	}
+}
+
+// dialer is a transport whose connections are never established.
+type dialer struct{}
+
+func (dialer) RoundTrip(request *http.Request) (*http.Response, error) {
+	<-request.Context().Done()
+	return nil, request.Context().Err()
+}
+
+// TestUnsentWritesAreCanceled has requests wait for their connections. The write must not be sent when another hub can
+// be the leader.
+func TestUnsentWritesAreCanceled(t *testing.T) {
+	t.Parallel()
+	mine := resourcelock.LeaderElectionRecord{HolderIdentity: "me"}
+	for name, loseLead := range map[string]func(*leaseTracker){
+		"not renewed":       func(*leaseTracker) { <-time.After(time.Second) },
+		"another hub leads": func(tracker *leaseTracker) { tracker.recordRead("another one", "me") },
+		"released": func(tracker *leaseTracker) {
+			tracker.recordWrite(time.Now(), resourcelock.LeaderElectionRecord{}, "me")
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			tracker := newLeaseTracker(clock.RealClock{})
+			tracker.recordWrite(time.Now(), mine, "me")
+			write, read := dial(t, tracker, http.MethodPut), dial(t, tracker, http.MethodGet)
+			<-time.After(writeDeadline / 2)
+			tracker.recordWrite(time.Now(), mine, "me")
+			<-time.After(writeDeadline - time.Second)
+			synctest.Wait()
+			if len(write) > 0 {
+				t.Errorf("%s: a write is canceled although the Lease was renewed", name)
+			}
+			loseLead(tracker)
+			synctest.Wait()
+			if len(write) == 0 {
+				t.Errorf("%s: the write is not canceled", name)
+			} else if err := <-write; !errors.Is(err, errNotRenewed) {
+				t.Errorf("%s: the error of the write is %v, want %v", name, err, errNotRenewed)
+			}
+			if len(read) > 0 {
+				t.Errorf("%s: a read is canceled", name)
+			}
+		})
+	}
+}
+
+// dial sends a request by a dialer, and returns a channel with its error.
+func dial(t *testing.T, tracker *leaseTracker, method string) <-chan error {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), method, "https://hub", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := tracker.fenceWrites(dialer{}).RoundTrip(request)
+		ended <- err
+	}()
+	return ended
 }

@@ -13,16 +13,18 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/hub"
 )
 
 // shortOutage is how long the API server can be away without a change of the leader. leaseEnd is more than the duration
-// of the Lease.
+// of the Lease. lostLeadLimit is how long a hub may run after another one is the leader: half of the time for renewals.
 const (
-	shortOutage = 20 * time.Second
-	leaseEnd    = 12 * time.Second
+	shortOutage   = 20 * time.Second
+	leaseEnd      = 12 * time.Second
+	lostLeadLimit = 20 * time.Second
 )
 
 // TestShortOutageDoesNotEndTheLead cuts the leader off from its API server for shortOutage. It stays the leader, so it
@@ -97,7 +99,30 @@ func TestLeaderWithoutLeaseWritesNothing(t *testing.T) {
 	}
 }
 
-// leaseBlocker cut a hub off from its Lease.
+// TestHubEndsWhenAnotherLeads has another hub acquire the Lease. The hub does not wait until it must have renewed it.
+func TestHubEndsWhenAnotherLeads(t *testing.T) {
+	w := realWorld(t)
+	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
+	ended, cache := make(chan error, 1), t.TempDir()
+	go func() {
+		ended <- hub.Run(t.Context(), w.plane.Config, hub.Options{LeaderElection: true, CacheDir: cache})
+	}()
+	w.eventually("the hub is the leader", func() error {
+		_, err := w.leader()
+		return err
+	})
+	update(w, w.leaderLease(), func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = ptr.To("another") })
+	select {
+	case err := <-ended:
+		if err == nil {
+			t.Error("the hub ended without an error")
+		}
+	case <-time.After(lostLeadLimit):
+		t.Error("the hub does not end")
+	}
+}
+
+// leaseBlocker cuts a hub off from its Lease.
 type leaseBlocker struct {
 	cut  *atomic.Bool
 	next http.RoundTripper
