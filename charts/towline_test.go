@@ -270,6 +270,23 @@ func TestEveryValueReachesThePod(t *testing.T) {
 	}
 }
 
+// TestExtraEnvReplacesDefaults: server-side apply, which Helm uses, refuses a list with two variables of one name.
+func TestExtraEnvReplacesDefaults(t *testing.T) {
+	t.Parallel()
+	for _, variable := range mustTemplate(t).container(t, "towline-hub").Env {
+		extra := fmt.Sprintf(`extraEnv=[{"name":%q,"value":"mine"}]`, variable.Name)
+		var values []string
+		for _, got := range mustTemplate(t, extra).container(t, "towline-hub").Env {
+			if got.Name == variable.Name {
+				values = append(values, got.Value)
+			}
+		}
+		if diff := cmp.Diff([]string{"mine"}, values); diff != "" {
+			t.Errorf("values of %s (-want +got):\n%s", variable.Name, diff)
+		}
+	}
+}
+
 func TestWrongValuesAreRefused(t *testing.T) {
 	t.Parallel()
 	for value, want := range map[string]string{
