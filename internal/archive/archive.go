@@ -119,8 +119,9 @@ func (s *fileSet) readTar(unpacked io.Reader) error {
 }
 
 const (
-	// tarEntryOverhead is the size of the header and of the padding of most files in a tar archive.
-	tarEntryOverhead = 1 << 10
+	// tarEntryOverhead is more than the headers and the padding of most files in a tar archive take: 512 bytes for the
+	// header, 1 KiB for PAX records with their own header, and up to 511 bytes of padding. The rest is for directories.
+	tarEntryOverhead = 3 << 10
 	// maxName is the maximal length of a path on Linux. Errors have names.
 	maxName = 4 << 10
 	// zipEntryMagic is at the begin of each entry in the directory of a zip archive.
