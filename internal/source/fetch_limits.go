@@ -34,7 +34,7 @@ type fetchLimits struct {
 	// maxBlocking is the time after which a fetch is canceled if others need memory.
 	maxBlocking time.Duration
 
-	mu      sync.Mutex // guards the field below
+	mu      sync.Mutex // guards the field below, and isCanceled of its elements
 	fetches []*cancelableFetch
 }
 
@@ -47,10 +47,11 @@ var errSlowFetch = &sizeError{"it is slow, and others need its memory"}
 
 // cancelableFetch is a fetch that is canceled if others need its memory. done is closed when its memory is free.
 type cancelableFetch struct {
-	download *remoteDownload
-	start    time.Time
-	cancel   context.CancelCauseFunc
-	done     chan struct{}
+	download   *remoteDownload
+	start      time.Time
+	cancel     context.CancelCauseFunc
+	isCanceled bool
+	done       chan struct{}
 }
 
 func newFetchLimits(what string, total int64) *fetchLimits {
@@ -82,33 +83,49 @@ func fetchError(ctx context.Context, err error) error {
 	return err
 }
 
-// cancelLargest cancels the fetch that holds most memory of those that have run for maxBlocking, without download, and
-// waits until it has ended. It returns false if there is none. With a namespace it looks at the fetches of that
-// namespace only.
-func (l *fetchLimits) cancelLargest(download *remoteDownload, namespace string) bool {
+// endLargest cancels the slow fetch with the most memory, and waits until it has ended. It returns false if there is
+// none, or if it does not end soon. download and namespace are those of cancelLargest.
+func (l *fetchLimits) endLargest(download *remoteDownload, namespace string) bool {
+	canceled := l.cancelLargest(download, namespace)
+	if canceled == nil {
+		return false
+	}
+	select {
+	case <-canceled.done:
+		return true
+	case <-time.After(time.Second): // it is unpacking, or parses what it has fetched
+		return false
+	}
+}
+
+// cancelLargest cancels the fetch with the most memory of those that have run for maxBlocking, and returns it. It
+// returns nil if there is none. It never cancels the fetch of download, which needs the memory. If that one is itself
+// canceled, it cancels none: otherwise two slow fetches would cancel each other. With a namespace it cancels only
+// fetches of that namespace.
+func (l *fetchLimits) cancelLargest(download *remoteDownload, namespace string) *cancelableFetch {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	var largest *cancelableFetch
 	var most int64
 	for _, fetch := range l.fetches {
-		isOther := fetch.download != download && (namespace == "" || fetch.download.share.namespace == namespace)
-		if !isOther || time.Since(fetch.start) < l.maxBlocking {
+		if fetch.download == download {
+			if fetch.isCanceled {
+				return nil
+			}
+			continue
+		}
+		if namespace != "" && fetch.download.share.namespace != namespace || time.Since(fetch.start) < l.maxBlocking {
 			continue
 		}
 		if held := fetch.download.held.Load(); held > most {
 			largest, most = fetch, held
 		}
 	}
-	l.mu.Unlock()
-	if largest == nil {
-		return false
+	if largest != nil {
+		largest.isCanceled = true
+		largest.cancel(errSlowFetch)
 	}
-	largest.cancel(errSlowFetch)
-	select {
-	case <-largest.done:
-		return true
-	case <-time.After(time.Second): // it is unpacking, or parses what it has fetched
-		return false
-	}
+	return largest
 }
 
 // reserve returns an error if n more bytes exceed the limit. The caller must free them. download, if it is not nil, is
@@ -119,7 +136,7 @@ func (l *fetchLimits) reserve(n int64, download *remoteDownload) error {
 			return nil
 		}
 		l.free(n)
-		if download == nil || !l.cancelLargest(download, download.share.namespace) && !l.cancelLargest(download, "") {
+		if download == nil || !l.endLargest(download, download.share.namespace) && !l.endLargest(download, "") {
 			return &sizeError{fmt.Sprintf("%s more than %d MiB", l.what, l.total>>20)}
 		}
 	}
@@ -143,7 +160,7 @@ func (s *fetchShare) reserve(n int64, download *remoteDownload) error {
 	maximum := s.limits.total / 4 * 3
 	for s.used.Add(n) > maximum && s.namespace != "" {
 		s.used.Add(-n)
-		if download == nil || !s.limits.cancelLargest(download, s.namespace) {
+		if download == nil || !s.limits.endLargest(download, s.namespace) {
 			return &sizeError{fmt.Sprintf("the URLs of namespace %s need more than the %d MiB that one namespace may use", s.namespace, maximum>>20)}
 		}
 	}
@@ -174,16 +191,25 @@ type remoteDownload struct {
 	held atomic.Int64 // size and unpacked, for other fetches
 }
 
-// startUnpacking waits while maxUnpacking archives are being unpacked. The caller must call end.
-func (d *remoteDownload) startUnpacking() (end func()) {
+// startUnpacking waits while maxUnpacking archives are being unpacked. Unless it returns an error, the caller must call
+// end.
+func (d *remoteDownload) startUnpacking(ctx context.Context) (end func(), err error) {
 	unpacking := d.share.limits.unpacking
-	unpacking <- struct{}{}
-	return func() { <-unpacking }
+	select {
+	case unpacking <- struct{}{}:
+		return func() { <-unpacking }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for other archives to be unpacked: %w", ctx.Err())
+	}
 }
 
 // unpack returns the files of an archive.
-func (d *remoteDownload) unpack(raw []byte) (map[string][]byte, error) {
-	defer d.startUnpacking()()
+func (d *remoteDownload) unpack(ctx context.Context, raw []byte) (map[string][]byte, error) {
+	end, err := d.startUnpacking(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
 	limits := archive.DefaultLimits()
 	limits.Reserve = d.addUnpacked
 	return archive.Read(raw, limits)

@@ -158,3 +158,63 @@ func TestSlowFetchOfURLIsCanceled(t *testing.T) {
 		})
 	}
 }
+
+// TestSlowFetchesDoNotCancelEachOther has two slow fetches that need more memory. Only the second one is canceled.
+func TestSlowFetchesDoNotCancelEachOther(t *testing.T) {
+	t.Parallel()
+	limits := newFetchLimits("the content of all URLs has", 10)
+	limits.maxBlocking = 0
+	share := &fetchShare{limits: limits}
+	first, second := &remoteDownload{share: share, maxSize: 100}, &remoteDownload{share: share, maxSize: 100}
+	firstContext, releaseFirst := limits.cancelable(t.Context(), first)
+	defer releaseFirst()
+	secondContext, releaseSecond := limits.cancelable(t.Context(), second)
+	for _, download := range []*remoteDownload{first, second} {
+		if err := download.add(5); err != nil {
+			t.Fatal(err)
+		}
+	}
+	added := make(chan error, 1)
+	go func() { added <- first.add(1) }()
+	<-secondContext.Done()
+	if err := second.add(1); err == nil {
+		t.Error("the canceled fetch gets memory")
+	}
+	second.close()
+	releaseSecond()
+	if err := <-added; err != nil || firstContext.Err() != nil {
+		t.Errorf("the first fetch: %v, its context: %v", err, firstContext.Err())
+	}
+}
+
+// TestCanceledFetchDoesNotWaitForOthers has as many archives that are being unpacked as possible.
+func TestCanceledFetchDoesNotWaitForOthers(t *testing.T) {
+	t.Parallel()
+	const magic = "\x1f\x8b" // of gzip
+	server := handle(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(magic)) })
+	f := NewRemoteFetcher(nil, clock.RealClock{})
+	for range maxUnpacking {
+		f.limits.unpacking <- struct{}{}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := f.fetch(ctx, &fetchShare{limits: f.limits}, Reference{Kind: KindURL, URL: server}, remoteLogin{}, remoteRevision{})
+		ended <- err
+	}()
+	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		return f.Size() == int64(len(magic)), nil
+	})
+	if err != nil {
+		t.Fatal("the archive is not fetched")
+	}
+	cancel()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("the fetch ends with %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the canceled fetch waits for the archives of others")
+	}
+}

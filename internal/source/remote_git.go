@@ -62,7 +62,11 @@ func (r *remoteRequest) fetchCommit(ctx context.Context, parsed *url.URL) (remot
 	if err != nil {
 		return remoteFetch{}, err
 	}
-	defer r.download.startUnpacking()()
+	end, err := r.download.startUnpacking(ctx)
+	if err != nil {
+		return remoteFetch{}, err
+	}
+	defer end()
 	fetched.files, err = filesInPack(pack, hash, address.directory, r.download.addUnpacked)
 	return fetched, err
 }

@@ -170,7 +170,7 @@ func (r *remoteRequest) fetchFile(ctx context.Context, address *url.URL) (remote
 		return remoteFetch{}, errors.New("the server does not send the length of its response, so a part of it cannot be told from the whole")
 	}
 	fetched := remoteFetch{revision: remoteRevision{ETag: response.Header.Get("ETag")}}
-	fetched.files, err = r.filesIn(raw, fileName(address))
+	fetched.files, err = r.filesIn(ctx, raw, fileName(address))
 	return fetched, err
 }
 
@@ -211,9 +211,9 @@ func statusTextError(code int) *responseError {
 
 // filesIn returns the files of an archive, or data as a file with name. HTML is refused: it is a login page, or an
 // error with the status OK.
-func (r *remoteRequest) filesIn(data []byte, name string) (map[string][]byte, error) {
+func (r *remoteRequest) filesIn(ctx context.Context, data []byte, name string) (map[string][]byte, error) {
 	if archive.IsArchive(data) {
-		return r.download.unpack(data)
+		return r.download.unpack(ctx, data)
 	}
 	if len(bytes.TrimSpace(data)) == 0 {
 		return nil, errors.New("the server returned no content") // to deploy nothing would delete everything

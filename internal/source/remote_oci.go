@@ -79,7 +79,7 @@ func (r *remoteRequest) readLayers(ctx context.Context, opened *remote.Repositor
 		if err != nil {
 			return nil, fmt.Errorf("the title of its layer %d: %w", i, err)
 		}
-		files, err := r.filesIn(raw, name)
+		files, err := r.filesIn(ctx, raw, name)
 		if err != nil {
 			return nil, fmt.Errorf("layer %d: %w", i, err)
 		}
