@@ -16,12 +16,8 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	controllerconfig "sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
@@ -29,46 +25,29 @@ import (
 	"github.com/towline/towline/internal/hub/clusters"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
+	"github.com/towline/towline/test/controllers"
 )
 
 // unanswered is more push members in one namespace than are contacted at once.
 const unanswered = 120
 
-// startController runs a controller for the clusters in some namespaces, with the queues of a hub.
+// startController runs a controller for the clusters in some namespaces.
 func startController(
 	t *testing.T, plane *localkube.Plane, agents clock.Clock, config func(context.Context, fleet.Member) (*rest.Config, error), namespaces ...string,
 ) client.Client {
 	t.Helper()
-	watched := map[string]cache.Config{}
-	for _, namespace := range namespaces {
-		watched[namespace] = cache.Config{}
-	}
-	mgr, err := ctrl.NewManager(plane.Config, ctrl.Options{
-		Scheme: kube.Scheme(), Cache: cache.Options{DefaultNamespaces: watched}, Metrics: server.Options{BindAddress: "0"},
-		Controller: controllerconfig.Controller{SkipNameValidation: ptr.To(true)},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	installCRD(t, hub)
-	controller := &clusters.Controller{
-		Heartbeats: &heartbeats.Monitor{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: agents},
-		Hub:        mgr.GetClient(), Forget: func(string) {}, Events: events.NewFakeRecorder(1000), Clock: clock.RealClock{}, MemberConfig: config,
-	}
-	if err := controller.Setup(t.Context(), mgr); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error)
-	go func() { ended <- mgr.Start(t.Context()) }()
-	t.Cleanup(func() {
-		if err := <-ended; err != nil {
-			t.Error(err)
+	controllers.Start(t, plane.Config, func(ctx context.Context, mgr ctrl.Manager) error {
+		controller := &clusters.Controller{
+			Heartbeats: &heartbeats.Monitor{Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Clock: agents},
+			Hub:        mgr.GetClient(), Forget: func(string) {}, Events: events.NewFakeRecorder(1000), Clock: clock.RealClock{}, MemberConfig: config,
 		}
-	})
+		return controller.Setup(ctx, mgr)
+	}, namespaces...)
 	return hub
 }
 
@@ -99,17 +78,12 @@ func TestContactsOfOtherNamespaces(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
 	silent, other := plane.Namespace(t, "silent"), plane.Namespace(t, "other")
-	var running, most atomic.Int32
+	var unanswering controllers.Concurrency
 	hub := startController(t, plane, clock.RealClock{}, func(ctx context.Context, m fleet.Member) (*rest.Config, error) {
 		if m.Namespace == other {
 			return plane.Config, nil
 		}
-		for n := running.Add(1); ; {
-			if last := most.Load(); n <= last || most.CompareAndSwap(last, n) {
-				break
-			}
-		}
-		defer running.Add(-1)
+		defer unanswering.Begin()()
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}, silent, other)
@@ -123,7 +97,7 @@ func TestContactsOfOtherNamespaces(t *testing.T) {
 	for i := range unanswered {
 		create(silent, fmt.Sprint("silent-", i))
 	}
-	eventually(t, "all workers of the namespace are taken", func(context.Context) (bool, error) { return running.Load() >= 80, nil })
+	eventually(t, "all workers of the namespace are taken", func(context.Context) (bool, error) { return unanswering.Running() >= 80, nil })
 	cluster, from := create(other, "other"), time.Now()
 	eventually(t, "the member of the other namespace is ready", func(ctx context.Context) (bool, error) {
 		err := hub.Get(ctx, client.ObjectKeyFromObject(cluster), cluster)
@@ -133,7 +107,7 @@ func TestContactsOfOtherNamespaces(t *testing.T) {
 	if took := time.Since(from); took > 5*time.Second {
 		t.Errorf("it took %s", took)
 	}
-	if got := most.Load(); got > 80 {
+	if got := unanswering.Most(); got > 80 {
 		t.Errorf("%d members of one namespace were contacted at once, want 80", got)
 	}
 }
@@ -143,7 +117,7 @@ func TestChecksTakeTurns(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
 	namespace := plane.Namespace(t, "turns")
-	var running, most atomic.Int32
+	var checks controllers.Concurrency
 	hub := startController(t, plane, clock.RealClock{}, func(context.Context, fleet.Member) (*rest.Config, error) {
 		member := rest.CopyConfig(plane.Config)
 		member.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -151,10 +125,7 @@ func TestChecksTakeTurns(t *testing.T) {
 				if !strings.HasSuffix(r.URL.Path, "/configmaps") {
 					return next.RoundTrip(r)
 				}
-				now := running.Add(1)
-				defer running.Add(-1)
-				for before := most.Load(); now > before && !most.CompareAndSwap(before, now); before = most.Load() {
-				}
+				defer checks.Begin()()
 				<-time.After(100 * time.Millisecond)
 				return next.RoundTrip(r)
 			})
@@ -179,7 +150,7 @@ func TestChecksTakeTurns(t *testing.T) {
 			return err == nil && cluster.Status.Ready, err
 		})
 	}
-	if got := most.Load(); got < 2 || got > 3 {
+	if got := checks.Most(); got < 2 || got > 3 {
 		t.Errorf("the checks of %d members ran at once, want at most 3 in one namespace", got)
 	}
 }

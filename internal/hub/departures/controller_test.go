@@ -54,13 +54,19 @@ func newTestEnv(t *testing.T, hubClient client.Client, namespace string, spec li
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "one"}, Spec: coordinationv1.LeaseSpec{RenewTime: renewTime}}
 	w.must(hubClient.Create(t.Context(), lease))
 	w.must(hubClient.Delete(t.Context(), w.cluster))
+	deleteFinalizersAtEnd(t, hubClient, w.cluster)
+	return w
+}
+
+// deleteFinalizersAtEnd deletes the finalizers of a cluster that is not deregistered when the test ends.
+func deleteFinalizersAtEnd(t *testing.T, hubClient client.Client, cluster *libv1beta1.SveltosCluster) {
+	t.Helper()
 	t.Cleanup(func() {
 		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
-		if err := client.IgnoreNotFound(hubClient.Patch(context.WithoutCancel(t.Context()), w.cluster, patch)); err != nil {
+		if err := client.IgnoreNotFound(hubClient.Patch(context.WithoutCancel(t.Context()), cluster, patch)); err != nil {
 			t.Error(err)
 		}
 	})
-	return w
 }
 
 // newHub returns a hub with all CRDs.

@@ -11,18 +11,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	controllerconfig "sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/departures"
 	"github.com/towline/towline/internal/hub/registrations"
 	"github.com/towline/towline/internal/kube"
+	"github.com/towline/towline/test/controllers"
 )
 
 // TestDeparturesOfOtherNamespaces deregisters more push members of one namespace that do not answer than are
@@ -31,45 +27,28 @@ func TestDeparturesOfOtherNamespaces(t *testing.T) {
 	t.Parallel()
 	hubClient, plane := newHub(t)
 	silent, other := plane.Namespace(t, "silent"), plane.Namespace(t, "other")
-	mgr, err := ctrl.NewManager(plane.Config, ctrl.Options{
-		Scheme: kube.Scheme(), Cache: cache.Options{DefaultNamespaces: map[string]cache.Config{silent: {}, other: {}}},
-		Metrics: server.Options{BindAddress: "0"}, Controller: controllerconfig.Controller{SkipNameValidation: ptr.To(true)},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var contacted, running, most atomic.Int32
-	controller := &departures.Controller{
-		Hub: mgr.GetClient(), Live: hubClient, Locks: &registrations.ClusterLocks{}, Events: events.NewFakeRecorder(1000), Clock: clock.RealClock{},
-		Reachability: &departures.Reachability{Live: hubClient, Contact: func(ctx context.Context, m fleet.Member) (fleet.Facts, error) {
-			if m.Namespace == other {
-				contacted.Add(1)
-			} else {
-				for n := running.Add(1); ; {
-					if last := most.Load(); n <= last || most.CompareAndSwap(last, n) {
-						break
-					}
-				}
-				defer running.Add(-1)
-			}
-			<-ctx.Done()
-			return fleet.Facts{}, ctx.Err()
-		}},
-		// No deregistration gets further than the withdrawal.
-		WithdrawRemaining: func(context.Context, fleet.Member) (pending, kept []string, err error) {
-			return []string{"a bundle"}, nil, nil
-		},
-	}
-	if err := controller.Setup(t.Context(), mgr); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error)
-	go func() { ended <- mgr.Start(t.Context()) }()
-	t.Cleanup(func() {
-		if err := <-ended; err != nil {
-			t.Error(err)
+	var contacted atomic.Int32
+	var unanswered controllers.Concurrency
+	contact := func(ctx context.Context, m fleet.Member) (fleet.Facts, error) {
+		if m.Namespace == other {
+			contacted.Add(1)
+		} else {
+			defer unanswered.Begin()()
 		}
-	})
+		<-ctx.Done()
+		return fleet.Facts{}, ctx.Err()
+	}
+	controllers.Start(t, plane.Config, func(ctx context.Context, mgr ctrl.Manager) error {
+		controller := &departures.Controller{
+			Hub: mgr.GetClient(), Live: hubClient, Locks: &registrations.ClusterLocks{}, Events: events.NewFakeRecorder(1000), Clock: clock.RealClock{},
+			Reachability: &departures.Reachability{Live: hubClient, Contact: contact},
+			// No deregistration gets further than the withdrawal.
+			WithdrawRemaining: func(context.Context, fleet.Member) (pending, kept []string, err error) {
+				return []string{"a bundle"}, nil, nil
+			},
+		}
+		return controller.Setup(ctx, mgr)
+	}, silent, other)
 	deregister := func(namespace, name string) {
 		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Finalizers: []string{kube.FinalizerCluster}}}
 		if err := hubClient.Create(t.Context(), cluster); err != nil {
@@ -78,12 +57,7 @@ func TestDeparturesOfOtherNamespaces(t *testing.T) {
 		if err := hubClient.Delete(t.Context(), cluster); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() {
-			patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
-			if err := client.IgnoreNotFound(hubClient.Patch(context.WithoutCancel(t.Context()), cluster, patch)); err != nil {
-				t.Error(err)
-			}
-		})
+		deleteFinalizersAtEnd(t, hubClient, cluster)
 	}
 	eventually := func(what string, within time.Duration, is func() bool) {
 		err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, within, true, func(context.Context) (bool, error) { return is(), nil })
@@ -94,11 +68,11 @@ func TestDeparturesOfOtherNamespaces(t *testing.T) {
 	for i := range 60 {
 		deregister(silent, fmt.Sprint("silent-", i))
 	}
-	eventually("all workers of the namespace are taken", 30*time.Second, func() bool { return running.Load() >= 40 })
+	eventually("all workers of the namespace are taken", 30*time.Second, func() bool { return unanswered.Running() >= 40 })
 	deregister(other, "other")
 	// Those that do not answer keep their workers for ten seconds.
 	eventually("the member of the other namespace is contacted", 5*time.Second, func() bool { return contacted.Load() > 0 })
-	if got := most.Load(); got > 40 {
+	if got := unanswered.Most(); got > 40 {
 		t.Errorf("%d members of one namespace were contacted at once, want 40", got)
 	}
 }

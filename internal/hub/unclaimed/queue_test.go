@@ -11,12 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	controllerconfig "sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
@@ -29,14 +25,15 @@ import (
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 	"github.com/towline/towline/internal/match"
+	"github.com/towline/towline/test/controllers"
 )
 
 // stallingMembers is a transport to members of which those in the namespace stalling do not answer.
 type stallingMembers struct {
 	deliver.Transport
-	stalling      string
-	running, most atomic.Int32
-	others        atomic.Int32
+	stalling string
+	stalled  controllers.Concurrency
+	others   atomic.Int32
 }
 
 func (s *stallingMembers) ListDeployed(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error) {
@@ -44,12 +41,7 @@ func (s *stallingMembers) ListDeployed(ctx context.Context, m fleet.Member) ([]b
 		s.others.Add(1)
 		return nil, nil
 	}
-	for n := s.running.Add(1); ; {
-		if last := s.most.Load(); n <= last || s.most.CompareAndSwap(last, n) {
-			break
-		}
-	}
-	defer s.running.Add(-1)
+	defer s.stalled.Begin()()
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
@@ -68,7 +60,15 @@ func TestUnclaimedBundlesOfOtherNamespaces(t *testing.T) {
 	}
 	stalling, other := plane.Namespace(t, "stalling"), plane.Namespace(t, "other")
 	members := &stallingMembers{stalling: stalling}
-	startController(t, plane, members, stalling, other)
+	controllers.Start(t, plane.Config, func(ctx context.Context, mgr ctrl.Manager) error {
+		controller := &unclaimed.Controller{
+			Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Transport: members, Events: events.NewFakeRecorder(1000),
+		}
+		err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, summaries.ClusterIndex, func(obj client.Object) []string {
+			return []string{match.MemberID(obj.(*configv1beta1.ClusterSummary)).String()}
+		})
+		return errors.Join(err, controller.Setup(ctx, mgr))
+	}, stalling, other)
 	create := func(namespace, name string) {
 		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Finalizers: []string{kube.FinalizerCluster}}}
 		err := hubClient.Create(t.Context(), cluster)
@@ -89,51 +89,19 @@ func TestUnclaimedBundlesOfOtherNamespaces(t *testing.T) {
 		t.Helper()
 		err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, within, true, func(context.Context) (bool, error) { return is(), nil })
 		if err != nil {
-			t.Fatalf("%s: %v; %d members stall", what, err, members.running.Load())
+			t.Fatalf("%s: %v; %d members stall", what, err, members.stalled.Running())
 		}
 	}
 	for i := range 60 {
 		create(stalling, fmt.Sprint("stalling-", i))
 	}
-	eventually("all workers of the namespace are taken", 30*time.Second, func() bool { return members.running.Load() >= 40 })
+	eventually("all workers of the namespace are taken", 30*time.Second, func() bool { return members.stalled.Running() >= 40 })
 	for i := range 3 {
 		create(other, fmt.Sprint("other-", i))
 	}
 	// Those that stall keep their workers for a minute.
 	eventually("the bundles of the other namespace are read", 20*time.Second, func() bool { return members.others.Load() >= 3 })
-	if got := members.most.Load(); got > 40 {
+	if got := members.stalled.Most(); got > 40 {
 		t.Errorf("%d members of one namespace were read at once, want 40", got)
 	}
-}
-
-// startController runs a controller for the clusters in some namespaces.
-func startController(t *testing.T, plane *localkube.Plane, members deliver.Transport, namespaces ...string) {
-	t.Helper()
-	watched := map[string]cache.Config{}
-	for _, namespace := range namespaces {
-		watched[namespace] = cache.Config{}
-	}
-	mgr, err := ctrl.NewManager(plane.Config, ctrl.Options{
-		Scheme: kube.Scheme(), Cache: cache.Options{DefaultNamespaces: watched}, Metrics: server.Options{BindAddress: "0"},
-		Controller: controllerconfig.Controller{SkipNameValidation: ptr.To(true), UsePriorityQueue: ptr.To(false)},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	controller := &unclaimed.Controller{
-		Hub: mgr.GetClient(), Live: mgr.GetAPIReader(), Transport: members, Events: events.NewFakeRecorder(1000),
-	}
-	err = mgr.GetFieldIndexer().IndexField(t.Context(), &configv1beta1.ClusterSummary{}, summaries.ClusterIndex, func(obj client.Object) []string {
-		return []string{match.MemberID(obj.(*configv1beta1.ClusterSummary)).String()}
-	})
-	if err := errors.Join(err, controller.Setup(t.Context(), mgr)); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan error)
-	go func() { ended <- mgr.Start(t.Context()) }()
-	t.Cleanup(func() {
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
 }

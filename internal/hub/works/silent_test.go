@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,26 +16,24 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	hubworks "github.com/towline/towline/internal/hub/works"
 	"github.com/towline/towline/internal/works"
+	"github.com/towline/towline/test/controllers"
 )
 
 // silentEngine is an engine of a cluster that accepts requests and does not answer.
 type silentEngine struct {
 	works.Engine
-	waiting, most *atomic.Int32
+	waiting *controllers.Concurrency
 }
 
 func (s silentEngine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
-	now := s.waiting.Add(1)
-	defer s.waiting.Add(-1)
-	for most := s.most.Load(); now > most && !s.most.CompareAndSwap(most, now); most = s.most.Load() {
-	}
+	defer s.waiting.Begin()()
 	<-ctx.Done()
 	return bundle.Report{ID: b.ID}, context.Cause(ctx)
 }
 
 func TestSilentClusterBlocksNoOther(t *testing.T) {
 	t.Parallel()
-	var waiting, most atomic.Int32
+	var waiting controllers.Concurrency
 	// Controllers of other tests ignore this shard.
 	const shard = "with-a-silent-cluster"
 	w := newTestEnv(t, clusterv1alpha1.Push, func(c *hubworks.Controller) {
@@ -45,25 +42,25 @@ func TestSilentClusterBlocksNoOther(t *testing.T) {
 		c.Engines = func(ctx context.Context, m fleet.Member) (works.Engine, error) {
 			e, err := engines(ctx, m)
 			if strings.HasPrefix(m.Name, "silent") {
-				e = silentEngine{e, &waiting, &most}
+				e = silentEngine{e, &waiting}
 			}
 			return e, err
 		}
 	})
-	for n, all := range []int32{20, 30, 31, 32} {
+	for n, all := range []int{20, 30, 31, 32} {
 		silentCluster := w.withCluster(t, fmt.Sprintf("silent-%d", n), shard)
 		silentCluster.setReady(metav1.ConditionTrue)
 		for i := range 22 {
 			silentCluster.createWork(fmt.Sprintf("one-%d", i), configMapManifest)
 		}
-		silentCluster.eventually("the cluster gets requests", func() bool { return waiting.Load() == all })
+		silentCluster.eventually("the cluster gets requests", func() bool { return waiting.Running() == all })
 	}
 	other := w.withCluster(t, "answers", shard)
 	other.setReady(metav1.ConditionTrue)
 	other.createWork("one", configMapManifest)
 	other.eventually("applied at the same time", func() bool { return other.isApplied("one") })
-	if waiting.Load() == 0 || most.Load() > 32 {
-		t.Errorf("waiting for the silent clusters: %d, at most %d", waiting.Load(), most.Load())
+	if waiting.Running() == 0 || waiting.Most() > 32 {
+		t.Errorf("waiting for the silent clusters: %d, at most %d", waiting.Running(), waiting.Most())
 	}
 }
 
