@@ -33,8 +33,9 @@ func NewReader(config *rest.Config) (client.Reader, error) {
 	return client.New(config, client.Options{HTTPClient: httpClient, Mapper: restMapper{meta.NewDefaultRESTMapper(nil), discovery}})
 }
 
-// restMapper is the part of a RESTMapper that lists of unstructured objects use. Unlike that of package apiutil, it
-// reads only the API version of the kind, so other API versions can neither fill the memory nor cause errors.
+// restMapper implements RESTMapping, the only method of a RESTMapper that lists of unstructured objects need. The
+// embedded one has no mappings. Unlike the RESTMapper of package apiutil, restMapper reads only the API version of the
+// kind, so other API versions can neither fill the memory nor cause errors.
 type restMapper struct {
 	*meta.DefaultRESTMapper
 

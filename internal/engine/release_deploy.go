@@ -209,15 +209,15 @@ func (d *releaseDeployment) awaitDefinitions(ctx context.Context) (served bool, 
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	return false, d.failAtomic(before)
+	return false, d.takeAtomicFailures(before)
 }
 
-// failAtomic returns the failures of this release as a releaseError if it is atomic and they are final. An API server
-// that is slow or does not answer is no reason to undo a release. before is the number of failures before those of this
-// release.
-func (d *releaseDeployment) failAtomic(before int) error {
-	isPassing := func(err error) bool { return errors.Is(err, errUnserved) || isUnanswered(err) }
-	if !d.op.state.Options.Atomic || len(d.failures) == before || slices.ContainsFunc(d.failures[before:], isPassing) {
+// takeAtomicFailures returns the failures of this release as a releaseError if it is atomic and they are final, and
+// removes them from the failures of the run. An API server that is slow or does not answer is no reason to undo a
+// release. before is the number of failures before those of this release.
+func (d *releaseDeployment) takeAtomicFailures(before int) error {
+	isTemporary := func(err error) bool { return errors.Is(err, errUnserved) || isUnanswered(err) }
+	if !d.op.state.Options.Atomic || len(d.failures) == before || slices.ContainsFunc(d.failures[before:], isTemporary) {
 		return nil
 	}
 	reason := d.failures[before:].Error()
@@ -294,7 +294,7 @@ func (d *releaseDeployment) applyObjects(ctx context.Context) (bool, error) {
 	}
 	if len(d.failures) > before {
 		reason := d.failures[before:].Error()
-		if err := d.failAtomic(before); err != nil {
+		if err := d.takeAtomicFailures(before); err != nil {
 			return false, err
 		}
 		if s.Message != reason {

@@ -61,7 +61,7 @@ func authoritySecret(m Member) types.NamespacedName {
 
 // readAuthority returns the Secret with the certificate authority of an identity, or an empty one for the system's
 // authorities. A Secret in another namespace than the member is an error: the author of a SveltosCluster could
-// otherwise learn which Secrets there have a certificate authority, as those of TLS have. The errors are the same for
+// otherwise learn which Secrets there have a certificate authority, as Secrets for TLS do. The errors are the same for
 // all Secrets without a certificate authority: the author may have no rights to see which Secrets exist.
 func (c *Clients) readAuthority(ctx context.Context, m Member) (*corev1.Secret, error) {
 	secret := &corev1.Secret{}
@@ -87,6 +87,7 @@ func (c *Clients) newIdentityConfig(m Member, authority []byte) (*rest.Config, e
 	if err != nil {
 		return nil, err
 	}
+	// Most endpoints of GKE are addresses, which Transport verifies with the GKE API.
 	isKnown := c.identity.isKnownHost(w.Provider, endpoint.Hostname())
 	if !isKnown && w.Provider != libv1beta1.WorkloadIdentityGCP {
 		return nil, fmt.Errorf("spec.workloadIdentity.endpoint: %s is not a host of API servers of %s, and not in the hub's --workload-identity-hosts",
@@ -96,7 +97,7 @@ func (c *Clients) newIdentityConfig(m Member, authority []byte) (*rest.Config, e
 	if err != nil {
 		return nil, err
 	}
-	// As with a kubeconfig, the member limits the rate.
+	// As with a kubeconfig, only the API server of the member limits the rate of requests.
 	config := &rest.Config{Host: endpoint.String(), TLSClientConfig: rest.TLSClientConfig{CAData: authority}, QPS: -1}
 	config.Wrap(wrap)
 	return config, c.LimitConnections(config, m.Namespace)

@@ -114,7 +114,7 @@ func TestIdentityPolicy(t *testing.T) {
 			return func(next http.RoundTripper) http.RoundTripper { return next }, nil
 		},
 	}
-	const notIts, notListed = "is not a host of API servers of ", "is not in the hub's --workload-identity-namespaces"
+	const unknownHost, notListed = "is not a host of API servers of ", "is not in the hub's --workload-identity-namespaces"
 	for i, test := range []struct {
 		namespace string
 		identity  *libv1beta1.WorkloadIdentity
@@ -128,18 +128,18 @@ func TestIdentityPolicy(t *testing.T) {
 		{"listed", azure("https://prod-1234.hcp.westeurope.azmk8s.io:443"), ""},
 		{"listed", azure("prod.1234.privatelink.westeurope.azmk8s.io"), ""},
 		{"listed", google("gke-123.europe-west1.gke.goog"), ""},
-		{"listed", google("34.1.2.3"), ""}, // the GKE API is asked
+		{"listed", google("34.1.2.3"), ""}, // Transport verifies it with the GKE API
 		{"other", aws("abc.gr7.eu-west-1.eks.amazonaws.com"), notListed},
 		{"", aws("abc.gr7.eu-west-1.eks.amazonaws.com"), notListed},
 		{"listed", foreignSecret, "must be in the namespace of the cluster, listed"},
-		{"listed", aws("attacker.example.com"), notIts},
-		{"listed", aws("clusters.example.com"), notIts},
-		{"listed", aws("eks.amazonaws.com.attacker.example.com"), notIts},
-		{"listed", aws("xeks.amazonaws.com"), notIts},
-		{"listed", aws("abc.execute-api.eu-west-1.api.aws"), notIts},
-		{"listed", aws("prod-1234.hcp.westeurope.azmk8s.io"), notIts},
-		{"listed", azure("abc.gr7.eu-west-1.eks.amazonaws.com"), notIts},
-		{"listed", aws("34.1.2.3"), notIts},
+		{"listed", aws("attacker.example.com"), unknownHost},
+		{"listed", aws("clusters.example.com"), unknownHost},
+		{"listed", aws("eks.amazonaws.com.attacker.example.com"), unknownHost},
+		{"listed", aws("xeks.amazonaws.com"), unknownHost},
+		{"listed", aws("abc.execute-api.eu-west-1.api.aws"), unknownHost},
+		{"listed", aws("prod-1234.hcp.westeurope.azmk8s.io"), unknownHost},
+		{"listed", azure("abc.gr7.eu-west-1.eks.amazonaws.com"), unknownHost},
+		{"listed", aws("34.1.2.3"), unknownHost},
 		{"listed", google("[2001:db8::1%25a.gke.goog]"), "has an IPv6 zone"},
 	} {
 		clients := fleet.NewClients(fleet.SecretReaders{}, nil, policy, nil)

@@ -32,10 +32,10 @@ func EnsureAdmissionPolicies(ctx context.Context, hub *rest.Config) error {
 }
 
 // summaryPolicy denies that a user who may not write ClusterSummaries in all namespaces creates one that belongs to a
-// ClusterProfile, or changes its content. The same holds for every owner that is not a Profile of this version: the
-// garbage collector deletes a summary with the UID of something else only if it knows the kind. The content of a
-// ClusterProfile is not confined to the namespace of its summaries: without the policy, a user who may write
-// ClusterSummaries in one namespace could have the hub read the Secrets of others, and deploy to the hub with its
+// ClusterProfile, or changes its content. The same holds for every owner that is not a Profile of this version: if the
+// garbage collector does not know the kind of an owner, it keeps the summary although the owner does not exist. The
+// content of a ClusterProfile is not confined to the namespace of its summaries: without the policy, a user who may
+// write ClusterSummaries in one namespace could have the hub read the Secrets of others, and deploy to the hub with its
 // rights.
 func summaryPolicy() admissionv1.ValidatingAdmissionPolicySpec {
 	const (

@@ -99,11 +99,11 @@ func findAudiences(ctx context.Context, hub client.Client) ([]string, error) {
 	return request.Spec.Audiences, nil
 }
 
-// audiencesOf returns the audiences in the spec of a policy, nil for another spec than that of tokenPolicy.
+// audiencesOf returns the audiences in a spec from tokenPolicy, and nil for any other spec.
 func audiencesOf(live kube.PolicySpec) (audiences []string) {
 	prefix, suffix, _ := strings.Cut(isForAudiences, "%s")
 	for _, validation := range live.Validations {
-		list, isFound := strings.CutPrefix(validation.Expression, prefix)
+		list, isFound := strings.CutPrefix(validation.Expression, prefix) // quoted strings, as in a list of JSON
 		if isFound && json.Unmarshal([]byte("["+strings.TrimSuffix(list, suffix)+"]"), &audiences) == nil {
 			return audiences
 		}

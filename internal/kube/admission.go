@@ -42,11 +42,12 @@ type PolicySpec = admissionv1.ValidatingAdmissionPolicySpec
 // PolicyDelay is the time that the API server needs to enforce a new ValidatingAdmissionPolicy.
 const PolicyDelay = 2 * time.Second
 
-// EnsureAdmissionPolicy creates or restores a ValidatingAdmissionPolicy and the binding with the same name. specOf
-// returns the spec, from AdmissionPolicySpec, for the live one, which is empty if there is no policy. isNew is true if
-// policy or binding was written, by this call or by another client, less than PolicyDelay ago: the API server may not
-// enforce the policy yet. It returns ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies. hub must
-// read from the API server. It sends no write request if nothing has to change.
+// EnsureAdmissionPolicy creates or restores a ValidatingAdmissionPolicy and the binding with the same name. specOf gets
+// the live spec, which is empty if there is no policy, and returns the desired one, which must be from
+// AdmissionPolicySpec. isNew is true if the policy or the binding was written, by this call or by another client, less
+// than PolicyDelay ago: the API server may not enforce the policy yet. For a hub without ValidatingAdmissionPolicies,
+// EnsureAdmissionPolicy returns ErrNoAdmissionPolicies. hub must read from the API server. No write request is sent if
+// nothing has to change.
 func EnsureAdmissionPolicy(ctx context.Context, hub client.Client, name string, specOf func(live PolicySpec) (PolicySpec, error)) (isNew bool, err error) {
 	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	isPolicyNew, err := ensurePolicyObject(ctx, hub, policy, func() error {
@@ -94,8 +95,8 @@ func ensurePolicyObject(ctx context.Context, hub client.Client, obj client.Objec
 	return result != controllerutil.OperationResultNone || isRecent(obj), err
 }
 
-// isRecent returns whether an object was written less than PolicyDelay ago. A time in the future says that the clocks
-// differ, and nothing about the age.
+// isRecent returns whether an object was written less than PolicyDelay ago. A time in the future only shows that the
+// clocks differ: such an object is not recent.
 func isRecent(obj client.Object) bool {
 	written := obj.GetCreationTimestamp().Time
 	for _, entry := range obj.GetManagedFields() {
@@ -117,8 +118,9 @@ func AwaitPolicy(ctx context.Context) error {
 	}
 }
 
-// AdmissionPolicySpec returns a policy for requests to the resources for which all conditions are true. It denies those
-// for which a validation is false. It has the defaults of the API server, so that it can be compared with a live one.
+// AdmissionPolicySpec returns the spec of a policy for requests to the resources for which all conditions are true. The
+// policy denies a request for which a validation is false. The spec has the defaults of the API server, so that it can
+// be compared with a live one.
 func AdmissionPolicySpec(resources []admissionv1.RuleWithOperations, conditions []admissionv1.MatchCondition, validations ...admissionv1.Validation) PolicySpec {
 	constraints := &admissionv1.MatchResources{
 		NamespaceSelector: &metav1.LabelSelector{}, ObjectSelector: &metav1.LabelSelector{}, MatchPolicy: ptr.To(admissionv1.Equivalent),
@@ -135,7 +137,7 @@ func AdmissionPolicySpec(resources []admissionv1.RuleWithOperations, conditions 
 	}
 }
 
-// AdmissionRule selects requests of one kind to a resource.
+// AdmissionRule selects the requests to a resource with one of the operations.
 func AdmissionRule(gv schema.GroupVersion, resource string, operations ...admissionv1.OperationType) admissionv1.RuleWithOperations {
 	return admissionv1.RuleWithOperations{
 		Operations: operations,

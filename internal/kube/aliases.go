@@ -9,14 +9,15 @@ import (
 )
 
 const (
-	// aliasedNode and aliasedByte are what each value, and each byte of text, that aliases add count: a million are
-	// 125,000 values, or 1 MiB of text, of which no API server stores much more in an object. JSON has up to six bytes
-	// for each.
+	// aliasedNode is by how much each value that aliases add increases the count, and aliasedByte by how much each byte of
+	// text. So 125,000 values, or 1 MiB of text, reach the limit of a million: no API server stores much larger objects.
+	// One byte of text can be six bytes of JSON.
 	aliasedNode = 8
 	aliasedByte = 1
-	// maxDepth is the depth from which an alias contains itself. The parser allows no more in text.
+	// maxDepth is the maximum depth that the parser allows in text. A deeper value contains itself, by an alias.
 	maxDepth = 10_000
-	// reliableNodes is the number of values after which an error of the decoder can come from its own limit of aliases.
+	// reliableNodes is the number of values up to which an error of the decoder means that the text is invalid. After more
+	// values, the error can come from the decoder's own limit of aliases.
 	reliableNodes = 50_000
 )
 
@@ -25,7 +26,7 @@ const (
 // It ignores documents with more than limit values.
 func countAliases(stream []byte, limit int) (nodes int) {
 	isUTF16 := bytes.Contains(stream, []byte("\xff\xfe")) || bytes.Contains(stream, []byte("\xfe\xff"))
-	if !isUTF16 && (!hasName(stream, '*') || !hasName(stream, '&')) {
+	if !isUTF16 && (!hasNameAfter(stream, '*') || !hasNameAfter(stream, '&')) {
 		return 0
 	}
 	found := documents(stream)
@@ -40,8 +41,8 @@ func countAliases(stream []byte, limit int) (nodes int) {
 	return nodes
 }
 
-// hasName returns whether text has an indicator that a name follows, which anchors and aliases have.
-func hasName(text []byte, indicator byte) bool {
+// hasNameAfter returns whether a name follows an indicator somewhere in text, as in anchors and aliases.
+func hasNameAfter(text []byte, indicator byte) bool {
 	for {
 		at := bytes.IndexByte(text, indicator)
 		if at < 0 || at+1 == len(text) {
@@ -61,7 +62,7 @@ func hasDirective(text []byte) bool {
 }
 
 func countAliasesOf(document []byte) int {
-	e := expansion{nodes: -2 * countIndicators(document), bytes: -len(document)} // of the document itself
+	e := expansion{nodes: -2 * countIndicators(document), bytes: -len(document)} // only additions count
 	var root yamlNode
 	if goyaml.Unmarshal(document, &root) != nil {
 		return 0 // it cannot be decoded

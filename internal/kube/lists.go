@@ -83,11 +83,11 @@ const (
 	uncountedOfLists = 4 << 20
 )
 
-// LimitedStore is the store of a reflector whose lists, streamed or in pages, are limited by a ObjectLimit while they
-// are read, and have memory reserved: a cluster could let many pages wait for the last one. It passes the objects to
-// another store: the objects of a list trimmed, and those of a watch as they are. If the other store returns an error
-// for an object of a watch, the watch ends: the next request of the reflector fails with that error, and after its
-// backoff the reflector lists again.
+// LimitedStore is the store of a reflector whose lists, streamed or in pages, are limited by an ObjectLimit while they
+// are read, and have memory reserved: a cluster that delays the last page keeps all other pages in memory. It passes
+// the objects to another store: the objects of a list trimmed, and those of a watch as they are. If the other store
+// returns an error for an object of a watch, the watch ends: the next request of the reflector fails with that error,
+// and after its backoff the reflector lists again.
 //
 // Its methods are called by one reflector, except Close.
 type LimitedStore struct {

@@ -173,8 +173,9 @@ func (s Store) Get(ctx context.Context, key Key, revision int) (record *StoredRe
 	return record, ok, nil
 }
 
-// decodeSecret returns the record in a Secret. ok is false if the Secret holds no valid record, or another record than
-// that of the revision: a writer of Secrets in one namespace could have the engine write Secrets in all others.
+// decodeSecret returns the record in a Secret. ok is false if the Secret holds no valid record, or that of another
+// release or revision: with such a record, a user who may write Secrets in one namespace could have the engine write
+// Secrets in all others.
 func decodeSecret(ctx context.Context, secret *corev1.Secret, key Key, revision int, memory *kube.Reservation) (record *StoredRecord, ok bool, err error) {
 	memory = memory.ForSameNamespace()
 	defer func() {

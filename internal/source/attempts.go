@@ -44,11 +44,11 @@ type attempts[V any] struct {
 	clock clock.PassiveClock
 
 	mu    sync.Mutex // guards byKey; no other lock is acquired while it is held
-	byKey map[string]*attempt[V]
+	byKey map[string]*requestState[V]
 }
 
-// attempt is the state of the requests to one repository with one login, or for one chart in it.
-type attempt[V any] struct {
+// requestState is the state of the requests to one repository with one login, or for one chart in it.
+type requestState[V any] struct {
 	// running has the requests that are under way, by the key of the chart.
 	running map[string]*flight[V]
 	backoff
@@ -81,11 +81,11 @@ func (b *backoff) fail(err error, now time.Time) {
 }
 
 func newAttempts[V any](clock clock.PassiveClock) *attempts[V] {
-	return &attempts[V]{clock: clock, byKey: map[string]*attempt[V]{}}
+	return &attempts[V]{clock: clock, byKey: map[string]*requestState[V]{}}
 }
 
 // fetch returns the result of send, which sends a request. Callers with the same request share one call of send. It
-// returns a PendingError if the caller must not wait for the result any longer, and an error of check.
+// returns a PendingError if the caller must not wait for the result any longer, and the errors of check.
 func (a *attempts[V]) fetch(
 	ctx context.Context, request chartRequest, revision func() string, send func(ctx context.Context) (V, error),
 ) (result V, err error) {
@@ -177,7 +177,7 @@ func (a *attempts[V]) check(request chartRequest, revision func() string) error 
 }
 
 // age returns the age of the oldest request that is under way. The caller must hold mu.
-func (a *attempts[V]) age(known *attempt[V]) time.Duration {
+func (a *attempts[V]) age(known *requestState[V]) time.Duration {
 	var oldest time.Duration
 	for _, current := range known.running {
 		oldest = max(oldest, a.clock.Since(current.start))
@@ -202,32 +202,32 @@ func (a *attempts[V]) end(request chartRequest, err error, revision func() strin
 		repository.reset()
 		delete(a.byKey, request.key())
 	}
-	maps.DeleteFunc(a.byKey, func(_ string, known *attempt[V]) bool {
+	maps.DeleteFunc(a.byKey, func(_ string, known *requestState[V]) bool {
 		return len(known.running) == 0 && (known.err == nil || a.clock.Since(known.retryAt) > 2*maxPause)
 	})
 }
 
 // fail records an error. The caller must hold mu.
-func (a *attempts[V]) fail(known *attempt[V], err error, revision func() string) {
+func (a *attempts[V]) fail(known *requestState[V], err error, revision func() string) {
 	known.fail(err, a.clock.Now())
 	if revision != nil {
 		known.revisions[revision()] = true
 	}
 }
 
-func (a *attempts[V]) get(key string) *attempt[V] {
+func (a *attempts[V]) get(key string) *requestState[V] {
 	known, ok := a.byKey[key]
 	if !ok {
-		known = &attempt[V]{running: map[string]*flight[V]{}, revisions: map[string]bool{}}
+		known = &requestState[V]{running: map[string]*flight[V]{}, revisions: map[string]bool{}}
 		a.byKey[key] = known
 	}
 	return known
 }
 
 // reset removes the failures. Requests that are running stay.
-func (k *attempt[V]) reset() {
-	k.backoff = backoff{}
-	clear(k.revisions)
+func (s *requestState[V]) reset() {
+	s.backoff = backoff{}
+	clear(s.revisions)
 }
 
 // archiveError is an error of the download of a chart. The archive can be on another host than the index.

@@ -58,8 +58,8 @@ type Charts struct {
 	indexes *cache.Cache[*index]
 	// known has charts whose archives are on disk, by the key of the request. An archive may have been deleted meanwhile.
 	known *cache.Cache[Chart]
-	// limits has the responses of all fetches. parsing is locked while an index is parsed or a chart is loaded: one takes
-	// much memory.
+	// limits bounds the memory of the responses of all fetches. parsing is locked while an index is parsed or a chart is
+	// loaded: both take much memory.
 	limits  *fetchLimits
 	parsing sync.Mutex
 
@@ -152,6 +152,7 @@ func (c *Charts) Fetch(
 	return fetched, nil
 }
 
+// opener returns the repository at an address.
 type opener func(charts *Charts, address string, login Login, transport http.RoundTripper) repository
 
 // openerFor returns the opener for the scheme of a URL. It returns an error for a URL without a host.

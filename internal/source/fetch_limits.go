@@ -18,7 +18,8 @@ const (
 	maxRemoteDownload = 64 << 20
 	// maxRemoteTotal limits the content of all URLs, with what is being read from the network and unpacked.
 	maxRemoteTotal = 256 << 20
-	// maxUnpacking is the number of archives that are unpacked at the same time. This takes no longer than the download.
+	// maxUnpacking is the number of archives that are unpacked at the same time. To unpack an archive takes no longer than
+	// its download.
 	maxUnpacking = 2
 	// remoteFileOverhead is the memory of a file in addition to its name and data.
 	remoteFileOverhead = 64
@@ -26,8 +27,8 @@ const (
 
 // fetchLimits bounds the memory of a RemoteFetcher, or of the fetches of charts.
 type fetchLimits struct {
-	// what describes what is limited, for errors.
-	what      string
+	// subject is the subject of the error, with its verb, such as "the content of all URLs has".
+	subject   string
 	total     int64
 	used      atomic.Int64
 	unpacking chan struct{} // has an element for each archive that is being unpacked
@@ -54,8 +55,8 @@ type cancelableFetch struct {
 	done       chan struct{}
 }
 
-func newFetchLimits(what string, total int64) *fetchLimits {
-	return &fetchLimits{what: what, total: total, unpacking: make(chan struct{}, maxUnpacking), maxBlocking: maxBlocking}
+func newFetchLimits(subject string, total int64) *fetchLimits {
+	return &fetchLimits{subject: subject, total: total, unpacking: make(chan struct{}, maxUnpacking), maxBlocking: maxBlocking}
 }
 
 // cancelable returns a context for a fetch that is canceled when it has kept others from memory for too long. The
@@ -137,7 +138,7 @@ func (l *fetchLimits) reserve(n int64, download *remoteDownload) error {
 		}
 		l.free(n)
 		if download == nil || !l.endLargest(download, download.share.namespace) && !l.endLargest(download, "") {
-			return &sizeError{fmt.Sprintf("%s more than %d MiB", l.what, l.total>>20)}
+			return &sizeError{fmt.Sprintf("%s more than %d MiB", l.subject, l.total>>20)}
 		}
 	}
 }
@@ -148,8 +149,8 @@ func (l *fetchLimits) free(n int64) { l.used.Add(-n) }
 // so that one namespace cannot use all of it.
 type fetchShare struct {
 	limits *fetchLimits
-	// namespace is the one of all ClusterSummaries that use a URL. It is "", and there is no such limit, for URLs that are
-	// used in several namespaces, and for charts.
+	// namespace is the namespace of all ClusterSummaries that use the URLs of the share. It is "", and there is no such
+	// limit, for URLs that are used in several namespaces, and for charts.
 	namespace string
 	used      atomic.Int64
 }
@@ -188,7 +189,7 @@ type remoteDownload struct {
 	size, unpacked int64
 	closed         bool
 
-	held atomic.Int64 // size and unpacked, for other fetches
+	held atomic.Int64 // the sum of size and unpacked, which other fetches read
 }
 
 // startUnpacking waits while maxUnpacking archives are being unpacked. Unless it returns an error, the caller must call

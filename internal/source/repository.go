@@ -272,7 +272,7 @@ func (r *httpRepository) isOwnHost(address *url.URL) bool {
 	return err == nil && own.Scheme == address.Scheme && own.Host == address.Host
 }
 
-// redacted returns address for messages: without what can be credentials.
+// redacted returns address for messages, without the parts that can be credentials.
 func redacted(address string) string {
 	public, ok := withoutCredentials(address)
 	if !ok {

@@ -120,11 +120,11 @@ func isNetworkError(err error) bool {
 // stableError returns the error of a request without repetitions, without texts of the server, and without parts that
 // differ between attempts, such as a local port.
 func stableError(err error) error {
-	if asked, ok := errors.AsType[*url.Error](err); ok {
-		if asked.Op == "parse" {
+	if urlErr, ok := errors.AsType[*url.Error](err); ok {
+		if urlErr.Op == "parse" {
 			return errors.New("a URL is not valid") // it can be from a response, and the error has parts of it
 		}
-		err = asked.Err
+		err = urlErr.Err
 	}
 	if strings.HasPrefix(err.Error(), "failed to parse Location header") {
 		return egress.ErrInvalidResponse // the error of http.Client has the header

@@ -239,7 +239,7 @@ func TestGKEEndpointIsVerified(t *testing.T) {
 	}
 	_, err := token("35.1.1.1", whole)
 	wantLine(t, err, "35.1.1.1 is not a public endpoint of "+name)
-	// A network of somebody else can have public addresses, too.
+	// A private endpoint can have an address that is public elsewhere: there, another server has it.
 	_, err = token("34.9.9.9", whole)
 	wantLine(t, err, "34.9.9.9 is not a public endpoint of "+name, "--workload-identity-hosts")
 	_, err = token("34.1.2.3", libv1beta1.GCPIdentity{ProjectID: "shop"})
@@ -252,8 +252,9 @@ func TestGKEEndpointIsVerified(t *testing.T) {
 	wantLine(t, err, "decode the response of the GKE API")
 }
 
-// TestPrivateEndpointsGetNoToken: whoever may write SveltosClusters makes a cluster of his own whose endpoint is the
-// address of a server of his in the network of the hub. The GKE API confirms that endpoint.
+// TestPrivateEndpointsGetNoToken has a user who may write SveltosClusters, and who owns a GKE cluster with a private
+// endpoint. In the network of the hub, its address is that of another server of the user. The GKE API confirms the
+// endpoint.
 func TestPrivateEndpointsGetNoToken(t *testing.T) {
 	google := gcpHub(t)
 	google.respondWith(http.StatusOK, issued("secret-token"))
@@ -329,10 +330,10 @@ func TestTokenIsUsedUntilItExpires(t *testing.T) {
 	}
 	clock.Step(10 * time.Second)
 	for _, step := range []struct {
-		after time.Duration
-		says  int
-		body  string
-		want  string
+		after  time.Duration
+		status int
+		body   string
+		want   string
 	}{
 		{0, http.StatusOK, issued("first"), "first"},
 		{50 * time.Minute, http.StatusInternalServerError, "", "first"},
@@ -340,7 +341,7 @@ func TestTokenIsUsedUntilItExpires(t *testing.T) {
 		{5 * time.Minute, http.StatusInternalServerError, "", ""},
 		{time.Minute, http.StatusOK, `{"access_token":"second","expires_in":7200}`, "second"},
 	} {
-		google.respondWith(step.says, step.body)
+		google.respondWith(step.status, step.body)
 		clock.Step(step.after)
 		if got, err := source.Token(t.Context()); got != step.want || (err != nil) != (step.want == "") {
 			t.Errorf("%s later: got token %q and error %v, want %q", step.after, got, err, step.want)

@@ -20,7 +20,7 @@ const (
 	// checkInterval is the interval between two checks for a CRD that is not installed, and for kinds that no summary
 	// refers to any more.
 	checkInterval = 10 * time.Second
-	// syncDelay is the delay until a source is read again whose kind has just been listed.
+	// syncDelay is the delay until a source is read again while its kind is being listed.
 	syncDelay = time.Second
 )
 
@@ -195,8 +195,8 @@ func (w *Watcher) handler(kind string) toolscache.ResourceEventHandler {
 	}
 }
 
-// isContentChanged returns whether an object has another artifact, or annotations that change how it is read. The URL
-// names the host and the revision, so it counts too.
+// isContentChanged returns whether an object has another artifact. That includes the URL, which names the host and the
+// revision, and the annotations by which the content is a template or a script.
 func isContentChanged(before, after *unstructured.Unstructured) bool {
 	return source.ArtifactOf(before) != source.ArtifactOf(after)
 }

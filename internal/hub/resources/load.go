@@ -56,7 +56,8 @@ type pin struct {
 func (w *Watcher) Load(ctx context.Context, summary types.NamespacedName, refs []configv1beta1.TemplateResourceRef, subject source.Subject) (source.Resources, error) {
 	resolved, err := w.resolveAll(refs, subject)
 	if err != nil {
-		// The summary keeps its former references: a new name comes with a new spec or a change of the cluster.
+		// The summary keeps its former references: a change of the spec or of the cluster, which can correct the error,
+		// causes a reconcile.
 		return source.Resources{}, err
 	}
 	// Before the objects are read, so that no change is missed.
@@ -134,11 +135,11 @@ func (w *Watcher) resolve(ref configv1beta1.TemplateResourceRef, subject source.
 	}
 	gvk := keyOf(reference).gvk
 	if meta.IsNoMatchError(w.kindError(gvk)) {
-		return reference, nil // read returns it
+		return reference, nil // read returns the error
 	}
 	mapping, err := w.live.RESTMapper().RESTMapping(gvk.GroupKind(), gvk.Version)
 	if meta.IsNoMatchError(err) {
-		return reference, nil // read returns it, and the kind is requested again
+		return reference, nil // read returns the error, and the kind is requested again
 	}
 	if err != nil {
 		return source.ResourceReference{}, fmt.Errorf("find the kind of %s: %w", reference, err)
@@ -182,7 +183,8 @@ func checkAllowed(reference source.ResourceReference, seen pin, subject source.S
 	return nil
 }
 
-// read returns what a reference sees. It reads the object if it has not been read. The summary must have the reference.
+// read returns the version that a reference sees. It reads the object if it has not been read. The summary must have
+// the reference.
 func (w *Watcher) read(ctx context.Context, reference source.ResourceReference) (pin, error) {
 	key := keyOf(reference)
 	w.mu.Lock()
@@ -214,7 +216,7 @@ func (w *Watcher) read(ctx context.Context, reference source.ResourceReference) 
 	return w.addPin(found, reference)
 }
 
-// readUnwatched returns what a reference sees, or the object as it is if no summary has read the reference.
+// readUnwatched returns the version that a reference sees, or the latest one if no summary has read the reference.
 func (w *Watcher) readUnwatched(ctx context.Context, reference source.ResourceReference) (pin, error) {
 	key := keyOf(reference)
 	w.mu.Lock()

@@ -79,9 +79,9 @@ type Watcher struct {
 	objects map[objectKey]*object
 	// references has the references of each summary.
 	references map[types.NamespacedName]summaryReferences
-	// users has the number of references to each kind that is referred to, by namespace of the Profile, and kindErrors
-	// why a kind cannot be watched.
-	users      map[schema.GroupVersionKind]map[string]int
+	// uses has the number of references to each kind that is referred to, by namespace of the Profile. kindErrors has the
+	// reason why a kind cannot be watched.
+	uses       map[schema.GroupVersionKind]map[string]int
 	kindErrors map[schema.GroupVersionKind]error
 	// watched has the kinds that are watched, with the namespace for which they count.
 	watched map[schema.GroupVersionKind]string
@@ -102,7 +102,7 @@ func New(live client.Client, kinds, content cache.Cache) *Watcher {
 		objectQueue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[objectKey](minReadInterval, time.Minute)),
 		kindQueue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[schema.GroupVersionKind](minKindDelay, maxKindDelay)),
 		objects:     map[objectKey]*object{}, references: map[types.NamespacedName]summaryReferences{},
-		users: map[schema.GroupVersionKind]map[string]int{}, kindErrors: map[schema.GroupVersionKind]error{}, watched: map[schema.GroupVersionKind]string{},
+		uses: map[schema.GroupVersionKind]map[string]int{}, kindErrors: map[schema.GroupVersionKind]error{}, watched: map[schema.GroupVersionKind]string{},
 	}
 }
 
@@ -179,22 +179,22 @@ func (w *Watcher) setReferences(summary types.NamespacedName, references summary
 // addUse counts a reference of a namespace to a kind. A kind that is not watched is queued for each namespace, since
 // it can be the first one with a free share.
 func (w *Watcher) addUse(gvk schema.GroupVersionKind, namespace string) {
-	if w.users[gvk] == nil {
-		w.users[gvk] = map[string]int{}
+	if w.uses[gvk] == nil {
+		w.uses[gvk] = map[string]int{}
 	}
 	_, isWatched := w.watched[gvk]
-	if w.users[gvk][namespace]++; w.users[gvk][namespace] == 1 && !isWatched && !isContent(gvk) {
+	if w.uses[gvk][namespace]++; w.uses[gvk][namespace] == 1 && !isWatched && !isContent(gvk) {
 		w.kindQueue.Add(gvk)
 	}
 }
 
 // removeUse is the opposite of addUse.
 func (w *Watcher) removeUse(gvk schema.GroupVersionKind, namespace string) {
-	if w.users[gvk][namespace]--; w.users[gvk][namespace] == 0 {
-		delete(w.users[gvk], namespace)
+	if w.uses[gvk][namespace]--; w.uses[gvk][namespace] == 0 {
+		delete(w.uses[gvk], namespace)
 	}
-	if len(w.users[gvk]) == 0 {
-		delete(w.users, gvk)
+	if len(w.uses[gvk]) == 0 {
+		delete(w.uses, gvk)
 		w.kindQueue.Add(gvk)
 	}
 }
@@ -244,7 +244,7 @@ func metadataOf(gvk schema.GroupVersionKind) *metav1.PartialObjectMetadata {
 func (w *Watcher) ensureKind(ctx context.Context, gvk schema.GroupVersionKind) error {
 	w.mu.Lock()
 	_, isWatched := w.watched[gvk]
-	isNeeded := len(w.users[gvk]) > 0 && !isContent(gvk)
+	isNeeded := len(w.uses[gvk]) > 0 && !isContent(gvk)
 	namespace, err := w.assignNamespace(gvk)
 	if !isNeeded {
 		delete(w.kindErrors, gvk) // otherwise kinds that do not exist would remain in memory
@@ -285,16 +285,16 @@ func (w *Watcher) assignNamespace(gvk schema.GroupVersionKind) (string, error) {
 	if len(w.watched) >= maxKinds {
 		return "", errTooManyKinds
 	}
-	numbers := map[string]int{}
-	for watched, namespace := range w.watched {
-		if users := w.users[watched]; users[namespace] == 0 && len(users) > 0 {
-			namespace = slices.Min(slices.Collect(maps.Keys(users))) // the former one has no reference any more
-			w.watched[watched] = namespace
+	kinds := map[string]int{} // by namespace
+	for kind, namespace := range w.watched {
+		if uses := w.uses[kind]; uses[namespace] == 0 && len(uses) > 0 {
+			namespace = slices.Min(slices.Collect(maps.Keys(uses))) // the former one has no reference any more
+			w.watched[kind] = namespace
 		}
-		numbers[namespace]++
+		kinds[namespace]++
 	}
-	for _, namespace := range slices.Sorted(maps.Keys(w.users[gvk])) {
-		if namespace == "" || numbers[namespace] < maxKindsOfNamespace {
+	for _, namespace := range slices.Sorted(maps.Keys(w.uses[gvk])) {
+		if namespace == "" || kinds[namespace] < maxKindsOfNamespace {
 			return namespace, nil
 		}
 	}
