@@ -48,8 +48,8 @@ const deniedAddress = "127.0.0.3"
 // The clusters of cloudNamespace and otherCloudNamespace may use the cloud identity of the hub.
 const cloudNamespace, otherCloudNamespace = "cloud", "other-cloud"
 
-// TestMain is also the child process in which the hub expands templates, the one of TestExploitedSandbox, and the hub of
-// a test that measures its memory.
+// TestMain is also the child process in which the hub expands templates, the one of TestExploitedSandbox, and the hub
+// of TestTenantFillsTheMemory.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "sandbox" {
 		if code := cli.Run(context.Background(), []string{"towline", "sandbox"}, command.Streams{Out: os.Stdout, Err: os.Stderr}); code != 0 {
