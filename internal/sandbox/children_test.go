@@ -1,6 +1,7 @@
 package sandbox_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"runtime/debug"
 	"testing"
@@ -80,6 +81,22 @@ func TestIdleChildrenOfManyScopes(t *testing.T) {
 	if last := pidOf(t, pool, "pid", fmt.Sprint(scopes-1)); last != pids[scopes-1] {
 		t.Error("the last child is not kept")
 	}
+}
+
+// TestChildOfACallbackThatPanics: a controller recovers from panics, and the child must not stay.
+func TestChildOfACallbackThatPanics(t *testing.T) {
+	t.Parallel()
+	pool, _ := newPool()
+	pid := pidOf(t, pool, "pid", "a")
+	func() {
+		defer func() { _ = recover() }()
+		err := pool.Call(sandbox.Call{
+			Function: "hold", Scope: "a", Key: "a", Limit: time.Minute, Input: 1, Output: new(any),
+			Callback: func(json.RawMessage) (any, error) { panic("in the callback") },
+		})
+		t.Errorf("the call returns %v", err)
+	}()
+	wantEnd(t, pid)
 }
 
 // TestIdleChildrenUseNoProcessor: code of an attacker continues after its call.

@@ -145,7 +145,15 @@ func (p *Pool) Call(call Call) error {
 			return call.Callback(input)
 		}
 	}
+	hasReturned := false
+	defer func() {
+		if !hasReturned { // the callback panicked
+			used.kill()
+			p.children.remove(used)
+		}
+	}()
 	result, err := used.exchange(request{Function: call.Function, Input: input}, callback)
+	hasReturned = true
 	isInTime := stop()
 	if isInTime && err == nil {
 		p.children.release(used)

@@ -58,12 +58,16 @@ func TestMain(m *testing.M) {
 		return
 	}
 	if len(os.Args) == 3 && os.Args[1] == "hub" {
+		ctx, cancel := context.WithCancel(context.Background())
+		go func() { _, _ = io.Copy(io.Discard, os.Stdin); cancel() }()
 		config, err := clientcmd.BuildConfigFromFlags("", os.Args[2])
 		if err == nil {
-			go func() { _, _ = io.Copy(io.Discard, os.Stdin); os.Exit(1) }()
-			err = runHub(context.Background(), config, os.Args[0])
+			err = runHub(ctx, config, os.Args[0])
 		}
-		panic(err)
+		if err != nil {
+			panic(err)
+		}
+		return
 	}
 	if len(os.Args) == 2 && os.Args[1] == exploited {
 		if err := serveExploited(); err != nil {
