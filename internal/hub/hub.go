@@ -121,7 +121,7 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 	if reasons := validation.IsDNS1123Label(opts.ShardKey); opts.ShardKey != "" && len(reasons) > 0 {
 		return fmt.Errorf("shard key %q: %s", opts.ShardKey, reasons[0])
 	}
-	// The children of the sandbox share the container. They have a quarter of its memory, and a quarter is left for what
+	// The children of the sandbox share the container. They have three sixteenths of its memory, and the rest is for what
 	// exceeds the limits for a moment.
 	debug.SetMemoryLimit(containerMemory() / 2)
 	cfg = rest.CopyConfig(cfg)

@@ -113,7 +113,7 @@ func TestIdleChildrenUseNoProcessor(t *testing.T) {
 // calls than all of them may have.
 func TestMemoryOfIdleChildren(t *testing.T) { //nolint:paralleltest // see above
 	skipWithRace(t)
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1200 << 20))
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1600 << 20))
 	pool, _ := newPool()
 	var pids []int
 	const children = 4

@@ -75,14 +75,14 @@ type failure struct {
 	retryAt time.Time
 }
 
-// NewPool returns a Pool without children. command starts a process that calls Serve. The memory of a child is limited
-// to a quarter of the memory limit of this process (GOMEMLIMIT), with which it shares a container. All children
-// together have a half of it.
+// NewPool returns a Pool without children. command starts a process that calls Serve. The memory of all children
+// together is limited to three eighths of the memory limit of this process, with which they share a container, and to
+// at least 256 MiB. One child can have all of it, but at most 1 GiB.
 func NewPool(command []string, clock clock.PassiveClock) *Pool {
-	limit := debug.SetMemoryLimit(-1)
-	memory := max(minMemory, min(maxMemory, limit/4))
+	limit := max(minMemory, debug.SetMemoryLimit(-1)/8*3)
+	memory := min(maxMemory, limit)
 	return &Pool{
-		command: command, memory: memory, children: newChildren(max(memory, limit/2)), clock: clock,
+		command: command, memory: memory, children: newChildren(limit), clock: clock,
 		running: map[string]int{}, failures: map[callKey]failure{}, callsByKey: map[string]*keyCalls{},
 	}
 }

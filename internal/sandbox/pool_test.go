@@ -250,7 +250,7 @@ func skipWithRace(t *testing.T) {
 // TestMemoryOfAChildIsAPartOfTheLimit changes the memory limit of this process, so it does not run in parallel.
 func TestMemoryOfAChildIsAPartOfTheLimit(t *testing.T) { //nolint:paralleltest // see above
 	skipWithRace(t)
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1200 << 20))
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(800 << 20))
 	pool, _ := newPool()
 	err := pool.Call(sandbox.Call{Function: "memory", Key: "a", Limit: time.Minute})
 	if err == nil || err.Error() != "it took more than 300 MiB of memory" {
@@ -262,7 +262,7 @@ func TestMemoryOfAChildIsAPartOfTheLimit(t *testing.T) { //nolint:paralleltest /
 // less than its own limit. Only the call that takes most fails.
 func TestMemoryOfAllChildren(t *testing.T) { //nolint:paralleltest // see above
 	skipWithRace(t)
-	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1200 << 20))
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1600 << 20))
 	pool, _ := newPool()
 	const largest = 170
 	var filled, calls sync.WaitGroup
