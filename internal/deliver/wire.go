@@ -35,9 +35,6 @@ const (
 	managedBy      = "towline"
 )
 
-// maxMessage limits the failure message in a status in bytes.
-const maxMessage = 8 << 10
-
 // missingPrefix is the prefix of the failure message if content is missing.
 const missingPrefix = "content is missing"
 
@@ -228,7 +225,7 @@ func ReportOf(group *libv1beta1.ConfigurationGroup) bundle.Report {
 	}
 	report.Digest = bundle.DigestFromBytes(status.ObservedRequestorHash)
 	report.State = stateOf(status)
-	report.Message = kube.Truncate(status.FailureMessage, maxMessage)
+	report.Message = kube.Truncate(status.FailureMessage, kube.MaxMessage)
 	report.Kinds = slices.Clone(status.DeployedGroupVersionKind)
 	// In the other states no release waits for the hub.
 	if report.State == bundle.StateApplying || report.State == bundle.StateFailed {
@@ -302,9 +299,9 @@ func statusFor(group *libv1beta1.ConfigurationGroup, old libv1beta1.Configuratio
 	}
 	switch {
 	case report.State == bundle.StateFailed, report.State == bundle.StateApplied, report.State == bundle.StateApplying:
-		status.FailureMessage = kube.Truncate(report.Message, maxMessage)
+		status.FailureMessage = kube.Truncate(report.Message, kube.MaxMessage)
 	case status.ContentMissing:
-		status.FailureMessage = kube.Truncate(strings.TrimSuffix(missingPrefix+": "+report.Message, ": "), maxMessage)
+		status.FailureMessage = kube.Truncate(strings.TrimSuffix(missingPrefix+": "+report.Message, ": "), kube.MaxMessage)
 	}
 	status.ObservedRequestorHash = group.Spec.RequestorHash
 	status.ObservedGeneration = group.Generation

@@ -15,6 +15,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/kube"
 )
 
 func sum(raw []byte) []byte {
@@ -90,7 +91,7 @@ func TestLongMessagesAreCut(t *testing.T) {
 	t.Parallel()
 	group, _ := pack(t, testBundle())
 	group.Status = statusFor(group, group.Status, bundle.Report{State: bundle.StateFailed, Message: strings.Repeat("é", 1<<20)})
-	if n := len(group.Status.FailureMessage); n > maxMessage {
+	if n := len(group.Status.FailureMessage); n > kube.MaxMessage {
 		t.Errorf("message: got %d bytes", n)
 	}
 }

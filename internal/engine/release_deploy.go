@@ -214,7 +214,7 @@ func (d *releaseDeployment) awaitDefinitions(ctx context.Context) (served bool, 
 
 // takeAtomicFailures returns the failures of this release as a releaseError if it is atomic and they are final, and
 // removes them from the failures of the run. An API server that is slow or does not answer is no reason to undo a
-// release. before is the number of failures before those of this release.
+// release. The failures of this release are those from index before.
 func (d *releaseDeployment) takeAtomicFailures(before int) error {
 	isTemporary := func(err error) bool { return errors.Is(err, errUnserved) || isUnanswered(err) }
 	if !d.op.state.Options.Atomic || len(d.failures) == before || slices.ContainsFunc(d.failures[before:], isTemporary) {

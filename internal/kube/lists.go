@@ -85,7 +85,7 @@ const (
 
 // LimitedStore is the store of a reflector whose lists, streamed or in pages, are limited by an ObjectLimit while they
 // are read, and have memory reserved: a cluster that delays the last page keeps all other pages in memory. It passes
-// the objects to another store: the objects of a list trimmed, and those of a watch as they are. If the other store
+// the objects to another store: trimmed objects of a list, and whole objects of a watch. If the other store
 // returns an error for an object of a watch, the watch ends: the next request of the reflector fails with that error,
 // and after its backoff the reflector lists again.
 //

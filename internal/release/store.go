@@ -173,7 +173,7 @@ func (s Store) Get(ctx context.Context, key Key, revision int) (record *StoredRe
 	return record, ok, nil
 }
 
-// decodeSecret returns the record in a Secret. ok is false if the Secret holds no valid record, or that of another
+// decodeSecret returns the record in a Secret. ok is false if the Secret holds no valid record, or a record of another
 // release or revision: with such a record, a user who may write Secrets in one namespace could have the engine write
 // Secrets in all others.
 func decodeSecret(ctx context.Context, secret *corev1.Secret, key Key, revision int, memory *kube.Reservation) (record *StoredRecord, ok bool, err error) {

@@ -34,9 +34,6 @@ const (
 	// more memory than this process has.
 	maxMessage = 64 << 20
 	maxValues  = 4_000_000
-	// maxErrorText limits the error of a function in bytes. Errors of templates and charts can have their input, and each
-	// caller that adds to an error copies it.
-	maxErrorText = 8 << 10
 	// A call that exceeded a limit is not repeated for minPause, and for twice the former pause after each further
 	// failure, up to maxPause.
 	minPause = 30 * time.Second
@@ -190,7 +187,8 @@ func decodeResult(result response, output any) error {
 			return fmt.Errorf("decode the result: %w", err)
 		}
 	}
-	text := kube.Truncate(result.Error, maxErrorText)
+	// Errors of templates and charts can have their input, and each caller that adds to an error copies it.
+	text := kube.Truncate(result.Error, kube.MaxMessage)
 	switch {
 	case result.Invalid:
 		return phase.Invalid{Err: errors.New(text)}

@@ -19,6 +19,7 @@ import (
 
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/sandbox"
 )
@@ -71,6 +72,7 @@ func functions() map[string]sandbox.Function {
 		},
 		"env":     func(json.RawMessage, ask) (any, error) { return os.Environ(), nil },
 		"invalid": func(json.RawMessage, ask) (any, error) { return "partly", phase.Invalidf("wrong input") },
+		"long":    func(json.RawMessage, ask) (any, error) { return nil, errors.New(strings.Repeat("x", 1<<20)) },
 		"endless": func(json.RawMessage, ask) (any, error) {
 			for { //nolint:staticcheck // this is its purpose
 			}
@@ -160,6 +162,9 @@ func TestCallsShareAProcess(t *testing.T) {
 	err := call("invalid", nil, &text)
 	if invalid, ok := errors.AsType[phase.Invalid](err); !ok || invalid.Error() != "wrong input" || text != "partly" {
 		t.Errorf("got %q, error %v", text, err)
+	}
+	if err := call("long", nil, &text); err == nil || len(err.Error()) > kube.MaxMessage {
+		t.Error("the text of the error has no limit")
 	}
 	var environment []string
 	if err := call("env", nil, &environment); err != nil || len(environment) != 2 {

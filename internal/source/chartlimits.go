@@ -32,8 +32,6 @@ const (
 	// maxFieldSize limits the names of files, and the fields of Chart.yaml that the hub keeps in memory and writes to
 	// objects.
 	maxFieldSize = 1 << 10
-	// maxLoadError limits the text of an error of Helm's loader.
-	maxLoadError = 4 << 10
 	// maxIconSize limits the icon of a chart, which can be a data URI.
 	maxIconSize = 64 << 10
 )
@@ -106,7 +104,7 @@ func (l *chartLimits) addFile(name string, data []byte, parents int) error {
 // and err are the results of Helm's loader, whose errors contain whole fields.
 func checkLoaded(loaded *helmchart.Chart, err error) error {
 	if err != nil {
-		err = errors.New(kube.Truncate(err.Error(), maxLoadError))
+		err = errors.New(kube.Truncate(err.Error(), kube.MaxMessage))
 	}
 	if loaded == nil || loaded.Metadata == nil {
 		return err

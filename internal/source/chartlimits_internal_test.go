@@ -4,10 +4,12 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/test/fuzzing"
 )
 
@@ -145,5 +147,12 @@ func TestChartArchivesOfManyEntries(t *testing.T) { //nolint:paralleltest // it 
 		if _, err := charts.packageChart(files, above+"a"); !strings.Contains(errorText(err), want) || want == "" && err != nil {
 			t.Errorf("files of a source of Flux in %q: got error %v, want %q", below, err, want)
 		}
+	}
+}
+
+func TestErrorsOfHelmAreLimited(t *testing.T) {
+	t.Parallel()
+	if err := checkLoaded(nil, errors.New(strings.Repeat("x", 1<<20))); err == nil || len(err.Error()) > kube.MaxMessage {
+		t.Error("the text of the error has no limit")
 	}
 }

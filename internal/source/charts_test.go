@@ -278,6 +278,7 @@ func TestFetchErrorsNameWhatAndWhere(t *testing.T) {
 		"wrong digest":    {address: serve(t, at(map[string]string{"/index.yaml": entry, "/hello.tgz": string(archive)})), version: "0.1.0", want: []string{"/hello.tgz", "digest"}},
 		"not an archive":  {address: serve(t, at(map[string]string{"/index.yaml": "entries:\n  hello:\n  - {version: 0.1.0, urls: [hello.tgz]}\n", "/hello.tgz": "x"})), version: "0.1.0", want: []string{"read the archive"}},
 		"no URL":          {address: serve(t, text("entries:\n  hello:\n  - {version: 0.1.0}\n")), version: "0.1.0", want: []string{"has no URL for it"}},
+		"long URL":        {address: serve(t, text("entries:\n  hello:\n  - {version: 0.1.0, urls: ["+strings.Repeat("x", 9<<10)+"]}\n")), version: "0.1.0", want: []string{"its URL in the repository's index has more than 8 KiB"}},
 		"no valid URL":    {address: serve(t, text("entries:\n  hello:\n  - {version: 0.1.0, urls: ['http://%zz"+textOfServer+"']}\n")), version: "0.1.0", want: []string{"its URL in the repository's index is not valid"}},
 		"other scheme":    {address: "ftp://example.com", version: "0.1.0", want: []string{`repositoryURL "ftp://example.com" does not begin with http://, https:// or oci://`}, invalid: true},
 	} {

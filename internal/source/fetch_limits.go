@@ -85,7 +85,7 @@ func fetchError(ctx context.Context, err error) error {
 }
 
 // endLargest cancels the slow fetch with the most memory, and waits until it has ended. It returns false if there is
-// none, or if it does not end soon. download and namespace are those of cancelLargest.
+// none, or if it does not end within a second. See cancelLargest for the parameters.
 func (l *fetchLimits) endLargest(download *remoteDownload, namespace string) bool {
 	canceled := l.cancelLargest(download, namespace)
 	if canceled == nil {

@@ -216,14 +216,11 @@ type reportError string
 // Error returns the message.
 func (e reportError) Error() string { return string(e) }
 
-// maxMessage limits a message in bytes, as that of an agent is limited: errors can have texts of users.
-const maxMessage = 8 << 10
-
 func errorMessage(err error) string {
 	if err == nil {
 		return ""
 	}
-	return kube.Truncate(err.Error(), maxMessage)
+	return kube.Truncate(err.Error(), kube.MaxMessage)
 }
 
 // appliedTime returns applied in whole seconds, as the API stores it. It returns the old time if applied is zero.

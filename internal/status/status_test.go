@@ -16,6 +16,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/status"
 )
 
@@ -297,5 +298,15 @@ func TestUnchangedFeatureIsNotCopied(t *testing.T) {
 		if got := status.SetDeployedFeature(s, "ClusterProfile", "a", feature, "Remote"); &got.ClusterProfileResources[0] != &s.ClusterProfileResources[0] {
 			t.Errorf("%s is copied", name)
 		}
+	}
+}
+
+func TestMessagesAreLimited(t *testing.T) {
+	t.Parallel()
+	updated := status.ComputeStatus(configv1beta1.ClusterSummaryStatus{}, status.ReconcileResult{Features: []status.FeatureResult{{
+		Feature: libv1beta1.FeatureHelm, Kind: status.Failed, Err: errors.New(strings.Repeat("x", 1<<20)), Status: libv1beta1.FeatureStatusFailed,
+	}}})
+	if n := len(status.FeatureOf(updated, libv1beta1.FeatureHelm).FailureMessage); n == 0 || n > kube.MaxMessage {
+		t.Errorf("the message has %d bytes", n)
 	}
 }

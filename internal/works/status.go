@@ -20,9 +20,6 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxMessageBytes limits the message of a condition. The API server accepts 32768 characters.
-const maxMessageBytes = 8 << 10
-
 // maxStatusBytes limits the total size of the object statuses in a Work, far below the limit of the API server (1.5
 // MB). Statuses beyond it are omitted, and counted in the condition Applied. The health is always included.
 const maxStatusBytes = 256 << 10
@@ -52,7 +49,7 @@ func pendingCondition() metav1.Condition {
 func interruptedCondition(message string) metav1.Condition {
 	return metav1.Condition{
 		Type: workv1alpha1.WorkApplied, Status: metav1.ConditionFalse, Reason: workv1alpha1.ReasonAppliedFailed,
-		Message: "Not all manifests were applied before the Work was suspended: " + kube.Truncate(cmp.Or(message, "it was interrupted"), maxMessageBytes),
+		Message: "Not all manifests were applied before the Work was suspended: " + kube.Truncate(cmp.Or(message, "it was interrupted"), kube.MaxMessage),
 	}
 }
 
@@ -112,7 +109,7 @@ func stableMessage(err error, message string) string {
 	if errors.Is(err, engine.ErrTimeUp) {
 		return engine.ErrTimeUp.Error()
 	}
-	return kube.Truncate(cmp.Or(message, err.Error()), maxMessageBytes)
+	return kube.Truncate(cmp.Or(message, err.Error()), kube.MaxMessage)
 }
 
 // setCondition sets a condition in status.

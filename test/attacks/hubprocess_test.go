@@ -17,7 +17,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// hubMemory is the memory limit of the hub of the tests in bytes, which is that of its chart.
+// hubMemory is the memory limit of the hub in the tests, in bytes. The chart sets the same limit.
 const hubMemory = 2 << 30
 
 // hubProcess is a hub in a process of its own, on a control plane of its own.
@@ -92,8 +92,8 @@ func (h hubProcess) memory() (hubItself, children uint64) {
 	return hubItself, children
 }
 
-// largestMemory samples the memory of the hub with its children until stop is called, which returns the maximum of
-// their sum, and those of the parts.
+// largestMemory samples the memory of the hub and of its children until stop is called. stop returns the maximum of
+// the sum, of the hub, and of the children.
 func (h hubProcess) largestMemory() (stop func() (all, hubItself, children uint64)) {
 	done, result := make(chan struct{}), make(chan [3]uint64)
 	go func() {

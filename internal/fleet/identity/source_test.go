@@ -253,8 +253,8 @@ func TestGKEEndpointIsVerified(t *testing.T) {
 }
 
 // TestPrivateEndpointsGetNoToken has a user who may write SveltosClusters, and who owns a GKE cluster with a private
-// endpoint. In the network of the hub, its address is that of another server of the user. The GKE API confirms the
-// endpoint.
+// endpoint. The GKE API confirms its address, but in the network of the hub, another server of the user has this
+// address.
 func TestPrivateEndpointsGetNoToken(t *testing.T) {
 	google := gcpHub(t)
 	google.respondWith(http.StatusOK, issued("secret-token"))

@@ -17,9 +17,6 @@ import (
 // has the same default.
 const defaultThreshold = 3
 
-// maxMessage limits the message of a member that is not reached, in bytes: its API server can return any text.
-const maxMessage = 8 << 10
-
 // messageSeparator separates the problems in a failureMessage.
 const messageSeparator = "; "
 
@@ -62,7 +59,7 @@ func withHealthyConnection(old libv1beta1.SveltosClusterStatus) libv1beta1.Svelt
 func contactFailed(old libv1beta1.SveltosClusterStatus, threshold int32, message string) libv1beta1.SveltosClusterStatus {
 	threshold = cmp.Or(threshold, defaultThreshold)
 	now := *old.DeepCopy()
-	now.FailureMessage = kube.Truncate(message, maxMessage)
+	now.FailureMessage = kube.Truncate(message, kube.MaxMessage)
 	now.ConnectionFailures = min(max(old.ConnectionFailures, 0)+1, threshold)
 	if now.ConnectionFailures >= threshold {
 		now.ConnectionStatus = libv1beta1.ConnectionDown
