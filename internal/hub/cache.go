@@ -1,6 +1,9 @@
 package hub
 
 import (
+	"reflect"
+	"time"
+
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -38,17 +41,18 @@ func cacheOptions(shard fleet.Shard) cache.Options {
 		ByObject: map[client.Object]cache.ByObject{
 			&coordinationv1.Lease{}:               {Field: leaseSelector},
 			&configv1beta1.ClusterSummary{}:       summaries,
-			&configv1beta1.ClusterConfiguration{}: {Label: shard.Selector()},
+			&configv1beta1.ClusterConfiguration{}: {Label: shard.Selector(), Transform: newSharedResources().transform},
 			&libv1beta1.ConfigurationGroup{}:      {Label: shard.Selector()},
 			requests:                              requestOptions,
 		},
 	}
 }
 
-// stripUnread removes fields that no controller reads from an object before it is cached. Of an object whose metadata
-// is cached, this includes the copy of its content in the annotation of kubectl apply. Other objects keep that
-// annotation: an update would delete it on the API server. Of a Work it includes the statuses of its objects: agents
-// write them, in any size, and would fill the memory of the hub. Package works reads them from the API server.
+// stripUnread removes fields that no controller reads from an object before it is cached, and compacts it. Of an object
+// whose metadata is cached, these fields include the copy of its content in the annotation of kubectl apply. Other
+// objects keep that annotation: an update would delete it on the API server. Of a Work they include the statuses of its
+// objects: agents write them, in any size, and would fill the memory of the hub. Package works reads them from the API
+// server.
 func stripUnread(obj any) (any, error) {
 	switch object := obj.(type) {
 	case *metav1.PartialObjectMetadata:
@@ -56,22 +60,83 @@ func stripUnread(obj any) (any, error) {
 	case *workv1alpha1.Work:
 		object.Status.ManifestStatuses = nil
 	}
-	return cache.TransformStripManagedFields()(obj)
+	if object, ok := obj.(client.Object); ok && !isCompact(object) {
+		object.SetManagedFields(compactMark)
+		compact(reflect.ValueOf(object))
+	}
+	return obj, nil
 }
 
-// maxSharedSpecs is the maximum number of profiles whose specs are shared.
-const maxSharedSpecs = 4096
+// maxShared is the maximum number of values that a sharedValues has.
+const maxShared = 4096
 
-// sharedSpecs makes cached summaries of one profile share the memory of their specs, which are equal on most clusters.
-// Cached objects are not changed, so the memory can be shared.
+// sharedValues makes equal values of cached objects share their memory. Cached objects are not changed, so it can be
+// shared. Its methods may be called concurrently.
+type sharedValues[T any] struct {
+	// byKey has the last value of each key that differed from the one before.
+	byKey *lru.Cache
+}
+
+// share replaces value by the last one of the same key if both are equal.
+func (s sharedValues[T]) share(key lru.Key, value *T) {
+	if shared, found := s.byKey.Get(key); found && equality.Semantic.DeepEqual(shared, value) {
+		*value = *shared.(*T)
+		return
+	}
+	shared := *value
+	s.byKey.Add(key, &shared)
+}
+
+// sharedSpecs makes the summaries of one profile share their specs, which are equal on most clusters.
 type sharedSpecs struct {
 	shard fleet.Shard
-	// byProfile has the last spec that differed, by the UID of its profile.
-	byProfile *lru.Cache
+	// byProfile has a spec by the UID of its profile.
+	byProfile sharedValues[configv1beta1.ProfileSpec]
 }
 
 func newSharedSpecs(shard fleet.Shard) *sharedSpecs {
-	return &sharedSpecs{shard: shard, byProfile: lru.New(maxSharedSpecs)}
+	return &sharedSpecs{shard: shard, byProfile: sharedValues[configv1beta1.ProfileSpec]{lru.New(maxShared)}}
+}
+
+// resourcesKey identifies the lists of resources that a profile has deployed at a time.
+type resourcesKey struct {
+	profile string
+	feature libv1beta1.FeatureID
+	applied time.Time
+}
+
+// sharedResources makes ClusterConfigurations share the lists of resources of a profile, which are equal on clusters
+// that applied them in the same second.
+type sharedResources struct {
+	byKey sharedValues[[]configv1beta1.DeployedResource]
+}
+
+func newSharedResources() sharedResources {
+	return sharedResources{sharedValues[[]configv1beta1.DeployedResource]{lru.New(maxShared)}}
+}
+
+// transform is stripUnread for ClusterConfigurations.
+func (s sharedResources) transform(obj any) (any, error) {
+	stripped, err := stripUnread(obj)
+	configuration, ok := obj.(*configv1beta1.ClusterConfiguration)
+	if !ok || err != nil {
+		return stripped, err
+	}
+	for _, profile := range configuration.Status.ClusterProfileResources {
+		s.share(profile.ClusterProfileName, profile.Features)
+	}
+	for _, profile := range configuration.Status.ProfileResources {
+		s.share(configuration.Namespace+"/"+profile.ProfileName, profile.Features)
+	}
+	return configuration, nil
+}
+
+func (s sharedResources) share(profile string, features []configv1beta1.DeployedFeature) {
+	for i := range features {
+		if feature := &features[i]; len(feature.Resources) > 0 && feature.Resources[0].LastAppliedTime != nil {
+			s.byKey.share(resourcesKey{profile, feature.FeatureID, feature.Resources[0].LastAppliedTime.UTC()}, &feature.Resources)
+		}
+	}
 }
 
 // reduce removes the fields of the status that no controller reads from the summary of another shard. Package profiles
@@ -95,14 +160,11 @@ func (s *sharedSpecs) transform(obj any) (any, error) {
 	if !s.shard.HasLabel(summary) {
 		reduce(summary)
 	}
-	if owner := metav1.GetControllerOf(summary); owner != nil {
-		spec := &summary.Spec.ClusterProfileSpec
-		if shared, found := s.byProfile.Get(owner.UID); found && equality.Semantic.DeepEqual(shared, spec) {
-			*spec = *shared.(*configv1beta1.ProfileSpec)
-		} else {
-			shared := *spec
-			s.byProfile.Add(owner.UID, &shared)
-		}
+	if _, err := stripUnread(summary); err != nil {
+		return nil, err
 	}
-	return stripUnread(obj)
+	if owner := metav1.GetControllerOf(summary); owner != nil {
+		s.byProfile.share(owner.UID, &summary.Spec.ClusterProfileSpec)
+	}
+	return summary, nil
 }

@@ -97,9 +97,10 @@ func exampleGroup(namespace, name string, shard fleet.Shard) *libv1beta1.Configu
 // exampleConfiguration returns the ClusterConfiguration of a cluster with ten objects.
 func exampleConfiguration(namespace, name string, shard fleet.Shard) *configv1beta1.ClusterConfiguration {
 	configuration := &configv1beta1.ClusterConfiguration{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "sveltos--" + name}}
+	now := metav1.NewTime(time.Unix(1_700_000_000, 0))
 	feature := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureResources}
 	for i := range 10 {
-		feature.Resources = append(feature.Resources, configv1beta1.DeployedResource{Kind: "ConfigMap", Version: "v1", Namespace: "default", Name: fmt.Sprintf("object-%d", i)})
+		feature.Resources = append(feature.Resources, configv1beta1.DeployedResource{Kind: "ConfigMap", Version: "v1", Namespace: "default", Name: fmt.Sprintf("object-%d", i), LastAppliedTime: &now})
 	}
 	configuration.Status.ClusterProfileResources = []configv1beta1.ClusterProfileResource{{ClusterProfileName: "profile", Features: []configv1beta1.DeployedFeature{feature}}}
 	shard.SetLabel(configuration)
