@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"sync"
+
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -20,9 +22,14 @@ import (
 	workv1alpha1 "github.com/towline/towline/api/work/v1alpha1"
 )
 
-// Scheme returns a new scheme with every kind that Towline reads or writes as a typed object. It panics if two types
-// have the same kind, which is a programming error.
-func Scheme() *runtime.Scheme {
+// Scheme returns the scheme with every kind that Towline reads or writes as a typed object. All callers have the same
+// one, since it takes milliseconds to build; they must not change it.
+func Scheme() *runtime.Scheme { return sharedScheme() }
+
+// sharedScheme panics if two types have the same kind, which is a programming error.
+//
+//nolint:gochecknoglobals // it never changes
+var sharedScheme = sync.OnceValue(func() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		corev1.AddToScheme,
@@ -43,4 +50,4 @@ func Scheme() *runtime.Scheme {
 		utilruntime.Must(add(s))
 	}
 	return s
-}
+})
