@@ -36,14 +36,15 @@ const maxErrorBody = 1 << 20
 // maxHeader limits the header of a response, in bytes. API servers send less than a KiB.
 const maxHeader = 256 << 10
 
-// minMemory is the minimum of the memory for the responses of all members, and of that for their records, in bytes.
+// minMemory is the minimum of the memory for the responses of all members, and of that for their records and counters,
+// in bytes.
 // maxMemory is the maximum for the responses.
 const (
 	minMemory = 256 << 20
 	maxMemory = 1 << 30
 )
 
-// newResponseMemory returns the memory for the responses of all members, and for their records. Each is a quarter of
+// newResponseMemory returns the memory for the responses of all members, and for their records and counters. Each is a quarter of
 // GOMEMLIMIT, which -1 only reads.
 func newResponseMemory() (responses, records *kube.ResponseMemory) {
 	quarter := max(minMemory, debug.SetMemoryLimit(-1)/4)
@@ -57,6 +58,15 @@ const uncountedRecordMemory = 8 << 20
 // ReserveRecordMemory returns a Reservation for the records of a member. The caller must close it.
 func (c *Clients) ReserveRecordMemory(m Member) *kube.Reservation {
 	return c.recordMemory.Reserve(m.Namespace, uncountedRecordMemory)
+}
+
+// uncountedCounterMemory is how much memory the counters of nodes and pods of a member can have without a reservation,
+// in bytes. 5,000 pods need less.
+const uncountedCounterMemory = 2 << 20
+
+// ReserveCounterMemory returns a Reservation for the counters of nodes and pods of a member. The caller must close it.
+func (c *Clients) ReserveCounterMemory(m Member) *kube.Reservation {
+	return c.recordMemory.Reserve(m.Namespace, uncountedCounterMemory)
 }
 
 // LimitConnections replaces the transport of config with a transport that applies the egress policy, limits the memory

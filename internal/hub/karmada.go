@@ -24,7 +24,8 @@ func (h *hub) addKarmadaControllers(ctx context.Context) error {
 		}
 	}
 	memberController := &members.Controller{
-		Hub: h.GetClient(), Shard: shard, MemberConfig: h.members.Config, Heartbeats: h.heartbeats, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
+		Hub: h.GetClient(), Shard: shard, MemberConfig: h.members.Config, ReserveMemory: h.members.ReserveCounterMemory,
+		Heartbeats: h.heartbeats, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 	}
 	h.metricsCollector.failedContacts = memberController.Failures
 	return errors.Join(

@@ -86,8 +86,8 @@ const (
 // LimitedStore is the store of a reflector whose lists, streamed or in pages, are limited by an ObjectLimit while they
 // are read, and have memory reserved: a cluster that delays the last page keeps all other pages in memory. It passes
 // the objects to another store: trimmed objects of a list, and whole objects of a watch. If the other store
-// returns an error for an object of a watch, the watch ends: the next request of the reflector fails with that error,
-// and after its backoff the reflector lists again.
+// returns an error, the list fails or the watch ends: the next request of the reflector fails with that error, and after
+// its backoff the reflector lists again.
 //
 // Its methods are called by one reflector, except Close.
 type LimitedStore struct {
@@ -96,9 +96,9 @@ type LimitedStore struct {
 	memory *Reservation
 	trim   func(runtime.Object) (trimmed runtime.Object, size int)
 
-	// events is the current watch. watchErr is the error with which the next request must fail.
+	// events is the current watch. storeErr is the error with which the next request must fail.
 	events   watch.Interface
-	watchErr error
+	storeErr error
 
 	// mu guards the fields below.
 	mu sync.Mutex
@@ -123,6 +123,9 @@ func (s *LimitedStore) Source(source *cache.ListWatch, pageSize int64) *cache.Li
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
 			s.reset()
+			if err := s.takeStoreErr(); err != nil {
+				return nil, err
+			}
 			pages := pager.ListPager{PageSize: pageSize, PageFn: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 				page, err := source.ListWithContextFunc(ctx, options)
 				if err != nil {
@@ -137,10 +140,12 @@ func (s *LimitedStore) Source(source *cache.ListWatch, pageSize int64) *cache.Li
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			if err := s.watchErr; err != nil {
-				s.watchErr = nil
+			if s.storeErr != nil {
 				s.reset()
-				return nil, err
+				if options.SendInitialEvents != nil {
+					return nil, s.storeErr // the reflector lists then, which returns the error again
+				}
+				return nil, s.takeStoreErr()
 			}
 			if options.SendInitialEvents != nil { // the watch begins with a list
 				s.reset()
@@ -150,6 +155,13 @@ func (s *LimitedStore) Source(source *cache.ListWatch, pageSize int64) *cache.Li
 			return events, err
 		},
 	}
+}
+
+// takeStoreErr returns storeErr, and clears it.
+func (s *LimitedStore) takeStoreErr() error {
+	err := s.storeErr
+	s.storeErr = nil
+	return err
 }
 
 // trimPage returns a page with the trimmed objects. An empty page counts as one object.
@@ -234,8 +246,8 @@ func (s *LimitedStore) Transformer() cache.TransformFunc {
 
 // endWatch ends the current watch if err is not nil. A reflector only logs an error of its store.
 func (s *LimitedStore) endWatch(err error) {
-	if err != nil && s.watchErr == nil {
-		s.watchErr = err
+	if err != nil && s.storeErr == nil {
+		s.storeErr = err
 		s.events.Stop()
 	}
 }
@@ -255,5 +267,6 @@ func (s *LimitedStore) Update(obj any) error {
 // Replace passes the objects of a list, and removes them from the limit and from the memory.
 func (s *LimitedStore) Replace(objects []any, version string) error {
 	defer s.reset()
-	return s.ReflectorStore.Replace(objects, version)
+	s.storeErr = s.ReflectorStore.Replace(objects, version)
+	return s.storeErr
 }

@@ -134,7 +134,7 @@ func TestListsReleaseMemory(t *testing.T) {
 	}
 	wantReleased("after a list that failed")
 	add(store, 25_000)
-	if store.watchErr == nil {
+	if store.storeErr == nil {
 		t.Error("a stream without end goes on")
 	}
 	store.Close()

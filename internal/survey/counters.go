@@ -25,6 +25,9 @@ const (
 	// maxName is the maximum length of the name of a node. An object with a longer name is not counted: no API server
 	// stores it.
 	maxName = 253
+	// podMemory, nodeMemory and loadMemory are the memory of a pod, of a node, and of the load of a node, in bytes, without
+	// texts and resources that are no fields of amounts: an entry in a map that grows.
+	podMemory, nodeMemory, loadMemory = 192, 192, 256
 )
 
 // uidHash identifies an object in less memory than its UID.
@@ -44,6 +47,9 @@ type pod struct {
 // size returns how much memory p needs besides the struct, in bytes.
 func (p pod) size() int { return p.requests.size() }
 
+// memory returns how much memory p needs in the counters, in bytes. Its resources are in two loads as well.
+func (p pod) memory() int64 { return podMemory + 3*int64(p.size()) }
+
 // node is the stored part of a node. podCapacity is the number of pods that it can run.
 type node struct {
 	name        unique.Handle[string]
@@ -54,6 +60,17 @@ type node struct {
 
 // size returns how much memory n needs besides the struct, in bytes.
 func (n node) size() int { return n.allocatable.size() }
+
+// memory returns how much memory n needs in the counters, in bytes.
+func (n node) memory() int64 { return nodeMemory + nameSize(n.name) + int64(n.size()) }
+
+// nameSize returns the size of the name of a node in bytes, 0 for the zero value.
+func nameSize(name unique.Handle[string]) int64 {
+	if name == (unique.Handle[string]{}) {
+		return 0
+	}
+	return int64(len(name.Value()))
+}
 
 // load is a number of pods and their total requests. It is also the capacity of nodes: the maximum of both.
 type load struct {
@@ -68,8 +85,13 @@ func (l *load) add(requests amounts, factor int64) {
 
 // counters counts the nodes and pods of a cluster, and sums their resources.
 type counters struct {
+	// memory is reserved for the nodes and pods; nil for no limit.
+	memory *kube.Reservation
+
 	// mu guards everything below.
-	mu    sync.Mutex
+	mu sync.Mutex
+	// size is the part of memory that the nodes and pods need, in bytes.
+	size  int64
 	pods  map[uidHash]pod
 	nodes map[uidHash]node
 	// podLimit limits pods to maxPods, and nodeLimit limits nodes to maxNodes.
@@ -104,7 +126,10 @@ type entry[T sized] struct {
 }
 
 // sized is the stored part of a pod or node.
-type sized interface{ size() int }
+type sized interface {
+	size() int
+	memory() int64
+}
 
 var _ runtime.Object = &entry[pod]{}
 
@@ -148,11 +173,32 @@ func newNodeEntry(n *corev1.Node) *entry[node] {
 	return e
 }
 
-// setPod counts the current state of a pod. It returns an error, and does not count the pod, if there are too many.
-func (c *counters) setPod(e *entry[pod]) error {
+// change calls change, which gets mu locked, with memory reserved for at most these bytes more. If it cannot be
+// reserved, change is not called.
+func (c *counters) change(most int64, change func() error) error {
+	// The store of a reflector has no context. The wait is limited.
+	if err := c.memory.Add(context.Background(), most); err != nil {
+		return err
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.setPodLocked(e)
+	before := c.size
+	err := change()
+	c.memory.Subtract(most - (c.size - before))
+	return err
+}
+
+// setPod counts the current state of a pod. It returns an error if there are too many, or if there is no memory for it.
+func (c *counters) setPod(e *entry[pod]) error {
+	return c.change(podNeeds(e), func() error { return c.setPodLocked(e) })
+}
+
+// podNeeds returns the most memory that a pod needs in the counters, in bytes.
+func podNeeds(e *entry[pod]) int64 {
+	if e.isIgnored {
+		return 0
+	}
+	return e.value.memory() + loadMemory + nameSize(e.value.node)
 }
 
 // setPodLocked is setPod for callers that hold mu.
@@ -160,6 +206,7 @@ func (c *counters) setPodLocked(e *entry[pod]) error {
 	if old, ok := c.pods[e.uid]; ok {
 		c.addToLoads(old, -1)
 		c.podLimit.Remove(old.size())
+		c.size -= old.memory()
 		delete(c.pods, e.uid)
 	}
 	if e.isIgnored {
@@ -169,6 +216,7 @@ func (c *counters) setPodLocked(e *entry[pod]) error {
 		return err
 	}
 	c.addToLoads(e.value, 1)
+	c.size += e.value.memory()
 	c.pods[e.uid] = e.value
 	return nil
 }
@@ -184,37 +232,58 @@ func (c *counters) addToLoads(p pod, factor int64) {
 	if onNode == nil {
 		onNode = &load{}
 		c.loadByNode[p.node] = onNode
+		c.size += loadMemory + nameSize(p.node)
 	}
 	onNode.add(p.requests, factor)
 	if onNode.pods == 0 {
 		delete(c.loadByNode, p.node)
+		c.size -= loadMemory + nameSize(p.node)
 	}
 }
 
-// setPods counts these pods and removes all others. The reflector has limited their number.
-func (c *counters) setPods(all []*entry[pod]) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.pods, c.loadByNode = make(map[uidHash]pod, len(all)), map[unique.Handle[string]]*load{}
-	c.podLimit = kube.NewObjectLimit(c.maxPods, "pods")
-	c.unscheduled, c.scheduled = load{}, load{}
+// setPods counts these pods and removes all others. The reflector has limited their number. It returns an error, and
+// changes nothing, if there is no memory for them.
+func (c *counters) setPods(all []*entry[pod]) error {
+	var most int64
 	for _, e := range all {
-		_ = c.setPodLocked(e)
+		most += podNeeds(e)
 	}
-	c.setSynced(&c.podWatch)
+	return c.change(most, func() error {
+		for _, old := range c.pods {
+			c.size -= old.memory()
+		}
+		for name := range c.loadByNode {
+			c.size -= loadMemory + nameSize(name)
+		}
+		c.pods, c.loadByNode = make(map[uidHash]pod, len(all)), map[unique.Handle[string]]*load{}
+		c.podLimit = kube.NewObjectLimit(c.maxPods, "pods")
+		c.unscheduled, c.scheduled = load{}, load{}
+		for _, e := range all {
+			_ = c.setPodLocked(e)
+		}
+		c.setSynced(&c.podWatch)
+		return nil
+	})
 }
 
 // setNode is like setPod.
 func (c *counters) setNode(e *entry[node]) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.setNodeLocked(e)
+	return c.change(nodeNeeds(e), func() error { return c.setNodeLocked(e) })
+}
+
+// nodeNeeds returns the memory that a node needs in the counters, in bytes.
+func nodeNeeds(e *entry[node]) int64 {
+	if e.isIgnored {
+		return 0
+	}
+	return e.value.memory()
 }
 
 // setNodeLocked is setNode for callers that hold mu.
 func (c *counters) setNodeLocked(e *entry[node]) error {
 	if old, ok := c.nodes[e.uid]; ok {
 		c.nodeLimit.Remove(old.size())
+		c.size -= old.memory()
 		delete(c.nodes, e.uid)
 	}
 	if e.isIgnored {
@@ -223,19 +292,28 @@ func (c *counters) setNodeLocked(e *entry[node]) error {
 	if err := c.nodeLimit.Add(e.value.size()); err != nil {
 		return err
 	}
+	c.size += e.value.memory()
 	c.nodes[e.uid] = e.value
 	return nil
 }
 
 // setNodes is like setPods.
-func (c *counters) setNodes(all []*entry[node]) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.nodes, c.nodeLimit = make(map[uidHash]node, len(all)), kube.NewObjectLimit(c.maxNodes, "nodes")
+func (c *counters) setNodes(all []*entry[node]) error {
+	var most int64
 	for _, e := range all {
-		_ = c.setNodeLocked(e)
+		most += nodeNeeds(e)
 	}
-	c.setSynced(&c.nodeWatch)
+	return c.change(most, func() error {
+		for _, old := range c.nodes {
+			c.size -= old.memory()
+		}
+		c.nodes, c.nodeLimit = make(map[uidHash]node, len(all)), kube.NewObjectLimit(c.maxNodes, "nodes")
+		for _, e := range all {
+			_ = c.setNodeLocked(e)
+		}
+		c.setSynced(&c.nodeWatch)
+		return nil
+	})
 }
 
 // setSynced records that all objects of a kind are known, and closes synced once both kinds are. The caller holds mu.

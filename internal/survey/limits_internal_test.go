@@ -1,6 +1,7 @@
 package survey
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -22,6 +23,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/kube"
 )
 
 const (
@@ -40,9 +42,13 @@ type largeServer struct {
 	pageItems int
 	// initial is the number of streamed objects before the bookmark. All others come after it.
 	initial int
+	// total is the number of objects. Default: tooMany.
+	total int
 	// isStreamed is true after the first stream. Later requests are not answered if initial is not tooMany.
 	isStreamed atomic.Bool
 	end        <-chan struct{}
+	// memory is for the counters of the Observer.
+	memory *kube.Reservation
 }
 
 // observeServer returns an Observer of s that runs until the test ends.
@@ -57,6 +63,7 @@ func observeServer(t *testing.T, s *largeServer) (*Observer, *clocktesting.FakeP
 		t.Fatal(err)
 	}
 	o.counters = newLimitedCounters(lowLimit, lowLimit)
+	o.counters.memory = s.memory
 	ended := make(chan error, 1)
 	go func() { ended <- o.Run(ctx) }()
 	t.Cleanup(func() {
@@ -110,7 +117,7 @@ func (s *largeServer) stream(w http.ResponseWriter) {
 	send := func(kind watch.EventType, obj any) bool {
 		return json.NewEncoder(w).Encode(map[string]any{"type": kind, "object": obj}) == nil
 	}
-	for i := range tooMany {
+	for i := range cmp.Or(s.total, tooMany) {
 		if i == s.initial {
 			bookmark := s.object(0)
 			object, _ := meta.Accessor(bookmark)
@@ -133,7 +140,7 @@ func (s *largeServer) writePage(w http.ResponseWriter, next string) {
 		items = append(items, s.object(first+i))
 	}
 	listMeta := metav1.ListMeta{ResourceVersion: "1"}
-	if first += max(1, s.pageItems); first < tooMany {
+	if first += max(1, s.pageItems); first < cmp.Or(s.total, tooMany) {
 		listMeta.Continue = fmt.Sprint(first)
 	}
 	kind := strings.ToUpper(s.resource[:1]) + strings.TrimSuffix(s.resource[1:], "s") + "List"
@@ -143,7 +150,12 @@ func (s *largeServer) writePage(w http.ResponseWriter, next string) {
 // wantTooMany observes until Ready has the message that the cluster has returned too many objects.
 func wantTooMany(t *testing.T, o *Observer, clock *clocktesting.FakePassiveClock, resource string) {
 	t.Helper()
-	want := fmt.Sprintf("%s cannot be counted: the cluster returned more than %d %s", resource, lowLimit, resource)
+	wantReadyMessage(t, o, clock, fmt.Sprintf("%s cannot be counted: the cluster returned more than %d %s", resource, lowLimit, resource))
+}
+
+// wantReadyMessage observes until the message of Ready contains want.
+func wantReadyMessage(t *testing.T, o *Observer, clock *clocktesting.FakePassiveClock, want string) {
+	t.Helper()
 	status := clusterv1alpha1.ClusterStatus{}
 	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
 		clock.SetTime(clock.Now().Add(5 * time.Second))
@@ -183,7 +195,7 @@ func TestListsWithoutEnd(t *testing.T) {
 
 func TestObjectsThatEndMakeRoomForOthers(t *testing.T) {
 	t.Parallel()
-	nodes, pods := newLimitedCounters(1, 1).newStores()
+	nodes, pods := newLimitedCounters(1, 1).newStores(nil)
 	for range 3 {
 		for _, err := range []error{
 			nodes.ReflectorStore.Add(testNode("n", "True")), nodes.ReflectorStore.Update(testNode("n", "True")), nodes.Delete(testNode("n", "")),
@@ -208,7 +220,7 @@ func TestObjectsThatEndMakeRoomForOthers(t *testing.T) {
 func TestLargeObjectsAreNotKept(t *testing.T) {
 	t.Parallel()
 	sums := newLimitedCounters(lowLimit, lowLimit)
-	nodes, pods := sums.newStores()
+	nodes, pods := sums.newStores(nil)
 	long := strings.Repeat("n", 1<<20)
 	large := testPod("large", "n", corev1.PodRunning)
 	large.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{}}}}
@@ -226,5 +238,78 @@ func TestLargeObjectsAreNotKept(t *testing.T) {
 	}
 	if err := pods.ReflectorStore.Add(large); err == nil {
 		t.Error("a pod of many resources is counted")
+	}
+}
+
+// TestCountersWithoutMemory has clusters whose objects are within the limits, but need more memory than there is for
+// the counters.
+func TestCountersWithoutMemory(t *testing.T) {
+	t.Parallel()
+	for name, server := range map[string]*largeServer{
+		"a page":               {resource: "pods", pageItems: lowLimit, total: lowLimit},
+		"a stream":             {resource: "nodes", streams: true, initial: lowLimit - 1, total: lowLimit},
+		"a watch after a list": {resource: "pods", streams: true, initial: 1, total: lowLimit},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server.memory = kube.NewResponseMemory(lowLimit * podMemory).Reserve("team-a", 0)
+			o, clock := observeServer(t, server)
+			wantReadyMessage(t, o, clock, server.resource+" cannot be counted: the cluster returned what needs too much memory")
+		})
+	}
+}
+
+// TestSizeOfCounters compares the memory that is reserved for counters with the memory that they need. It is not
+// parallel, because it measures the memory of the whole process.
+//
+//nolint:paralleltest // see above
+func TestSizeOfCounters(t *testing.T) {
+	const number = 10_000
+	for name, c := range map[string]struct {
+		nodes, resources, nameSize int
+	}{
+		"ordinary":         {nodes: 100, nameSize: 20},
+		"a pod per node":   {nodes: number, nameSize: maxName},
+		"other resources":  {nodes: number, resources: 3, nameSize: 20},
+		"many resources":   {nodes: 100, resources: 12, nameSize: 20},
+		"without schedule": {resources: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := heap()
+			sums := newCounters()
+			for i := range number {
+				p := testPod(fmt.Sprint("pod-", i), "", corev1.PodRunning, "cpu", "100m")
+				for j := range c.resources {
+					p.Spec.Containers[0].Resources.Requests[corev1.ResourceName(fmt.Sprintf("example.com/%060d", c.resources*i+j))] = requests("cpu", "1")["cpu"]
+				}
+				if c.nodes > 0 {
+					p.Spec.NodeName = fmt.Sprintf("%0*d", c.nameSize, i%c.nodes)
+				}
+				if err := sums.setPod(newPodEntry(p)); err != nil {
+					t.Fatal(err)
+				}
+				if i < c.nodes {
+					n := testNode(p.Spec.NodeName, "True")
+					n.UID = types.UID(fmt.Sprint("node-", i))
+					if err := sums.setNode(newNodeEntry(n)); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			needed := heap() - before
+			t.Logf("%d bytes per pod, %d are counted", needed/number, sums.size/number)
+			if needed > sums.size {
+				t.Errorf("%d bytes are in memory, %d are counted", needed, sums.size)
+			}
+			if err := sums.setPods(nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := sums.setNodes(nil); err != nil {
+				t.Fatal(err)
+			}
+			if sums.size != 0 {
+				t.Errorf("%d bytes are counted for nothing", sums.size)
+			}
+		})
 	}
 }

@@ -35,7 +35,7 @@ const (
 func TestPodObjectsAreNotKept(t *testing.T) {
 	before := heap()
 	sums := newCounters()
-	nodes, pods := sums.newStores()
+	nodes, pods := sums.newStores(nil)
 	if err := nodes.Replace(nil, "1"); err != nil {
 		t.Fatal(err)
 	}

@@ -41,6 +41,8 @@ type Options struct {
 	// Success is how long a cluster that is not ready must be healthy to become ready. Failure is how long a ready
 	// cluster must be unhealthy to become not ready. Default of both: DefaultThreshold.
 	Success, Failure time.Duration
+	// Memory is for the counters of nodes and pods. Default: no limit. Run closes it.
+	Memory *kube.Reservation
 }
 
 // Observer observes one cluster. Create it with NewObserver and call Run in a goroutine beside Observe. Its methods may
@@ -103,7 +105,9 @@ func NewObserver(cfg *rest.Config, opts Options) (*Observer, error) {
 	}
 	healthHTTPClient := *httpClient
 	healthHTTPClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return &Observer{opts: opts, base: base, httpClient: &healthHTTPClient, coreClient: coreClient, discoveryClient: discoveryClient, counters: newCounters()}, nil
+	o := &Observer{opts: opts, base: base, httpClient: &healthHTTPClient, coreClient: coreClient, discoveryClient: discoveryClient, counters: newCounters()}
+	o.counters.memory = opts.Memory
+	return o, nil
 }
 
 // Observe returns the new status of a cluster whose status was old and whose spec.resourceModels are models. It reports

@@ -273,7 +273,7 @@ func testNode(name string, ready corev1.ConditionStatus, pairs ...string) *corev
 func TestSumsFollowNodesAndPods(t *testing.T) {
 	t.Parallel()
 	sums := newCounters()
-	nodes, pods := sums.newStores()
+	nodes, pods := sums.newStores(nil)
 	do := func(errs ...error) {
 		t.Helper()
 		if err := errors.Join(errs...); err != nil {

@@ -28,14 +28,20 @@ const (
 	pageSize = 100
 )
 
-// Run maintains the counters of nodes and pods until ctx ends, and returns nil. It retries while the cluster does not
-// answer or denies list and watch; Observe reports the known counters and the failure.
+// Run maintains the counters of nodes and pods until ctx ends, closes Options.Memory, and returns nil. It retries while
+// the cluster does not answer, denies list and watch, or returns more than there is memory for; Observe reports the known
+// counters and the failure.
 func (o *Observer) Run(ctx context.Context) error {
 	// Conditions report these failures. A log line for each attempt adds nothing.
 	ctx = klog.NewContext(ctx, logr.Discard())
-	nodes, pods := o.counters.newStores()
+	lists := o.counters.memory.ForLists()
+	nodes, pods := o.counters.newStores(lists)
 	var all sync.WaitGroup
-	defer all.Wait()
+	defer func() {
+		all.Wait()
+		lists.Close()
+		o.counters.memory.Close()
+	}()
 	all.Go(func() {
 		source := o.trackFailures(&o.counters.nodeWatch, nodes.Source(o.nodeListWatch(), pageSize))
 		runReflector(ctx, &corev1.Node{}, cache.ToListWatcherWithWatchListSemantics(source, o.coreClient), nodes)
@@ -84,12 +90,12 @@ func (o *Observer) podListWatch() *cache.ListWatch {
 	}
 }
 
-// newStores returns the stores of the two reflectors, which update c.
-func (c *counters) newStores() (nodes, pods *kube.LimitedStore) {
+// newStores returns the stores of the two reflectors, which update c. lists is for the lists of both.
+func (c *counters) newStores(lists *kube.Reservation) (nodes, pods *kube.LimitedStore) {
 	nodeEntries := &entryStore[*corev1.Node, node]{convert: newNodeEntry, put: c.setNode, replace: c.setNodes}
 	podEntries := &entryStore[*corev1.Pod, pod]{convert: newPodEntry, put: c.setPod, replace: c.setPods}
-	return kube.NewLimitedStore(nodeEntries, kube.NewObjectLimit(c.maxNodes, "nodes"), nil, nodeEntries.trim),
-		kube.NewLimitedStore(podEntries, kube.NewObjectLimit(c.maxPods, "pods"), nil, podEntries.trim)
+	return kube.NewLimitedStore(nodeEntries, kube.NewObjectLimit(c.maxNodes, "nodes"), lists, nodeEntries.trim),
+		kube.NewLimitedStore(podEntries, kube.NewObjectLimit(c.maxPods, "pods"), lists, podEntries.trim)
 }
 
 // entryStore is the store of a reflector for one kind. It converts each object to an entry, passes it to the counters
@@ -97,7 +103,7 @@ func (c *counters) newStores() (nodes, pods *kube.LimitedStore) {
 type entryStore[K runtime.Object, T sized] struct {
 	convert func(K) *entry[T]
 	put     func(*entry[T]) error
-	replace func([]*entry[T])
+	replace func([]*entry[T]) error
 }
 
 var _ cache.ReflectorStore = &entryStore[*corev1.Pod, pod]{}
@@ -149,8 +155,7 @@ func (s *entryStore[K, T]) Replace(objects []any, _ string) error {
 			all = append(all, e)
 		}
 	}
-	s.replace(all)
-	return nil
+	return s.replace(all)
 }
 
 // Resync does nothing.

@@ -29,6 +29,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/hub/ratelimit"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 )
 
@@ -64,6 +65,8 @@ type Controller struct {
 	// MemberConfig returns the configuration for requests to a push member. It must return the same pointer until the
 	// configuration changes.
 	MemberConfig func(ctx context.Context, m fleet.Member) (*rest.Config, error)
+	// ReserveMemory returns a Reservation for the counters of nodes and pods of a push member. Default: no limit.
+	ReserveMemory func(m fleet.Member) *kube.Reservation
 	// Heartbeats evaluates the agents of pull members.
 	Heartbeats *heartbeats.Monitor
 	Events     events.EventRecorder

@@ -157,7 +157,11 @@ func (c *Controller) observer(ctx context.Context, s *state) (*survey.Observer, 
 		c.observers.recordCheck(existing, s.cluster.Generation, now)
 		return existing.Observer, nil
 	}
-	newObserver, err := survey.NewObserver(config, survey.Options{Clock: c.Clock})
+	options := survey.Options{Clock: c.Clock}
+	if c.ReserveMemory != nil {
+		options.Memory = c.ReserveMemory(s.member)
+	}
+	newObserver, err := survey.NewObserver(config, options)
 	if err != nil {
 		c.observers.drop(name)
 		return nil, err
