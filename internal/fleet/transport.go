@@ -44,8 +44,8 @@ const (
 	maxMemory = 1 << 30
 )
 
-// newResponseMemory returns the memory for the responses of all members, and for their records and counters. Each is a quarter of
-// GOMEMLIMIT, which -1 only reads.
+// newResponseMemory returns the memory for the responses of all members, and for their records and counters. Each is a
+// quarter of GOMEMLIMIT, which -1 only reads.
 func newResponseMemory() (responses, records *kube.ResponseMemory) {
 	quarter := max(minMemory, debug.SetMemoryLimit(-1)/4)
 	return kube.NewResponseMemory(min(maxMemory, quarter)), kube.NewResponseMemory(quarter)

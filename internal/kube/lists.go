@@ -86,8 +86,8 @@ const (
 // LimitedStore is the store of a reflector whose lists, streamed or in pages, are limited by an ObjectLimit while they
 // are read, and have memory reserved: a cluster that delays the last page keeps all other pages in memory. It passes
 // the objects to another store: trimmed objects of a list, and whole objects of a watch. If the other store
-// returns an error, the list fails or the watch ends: the next request of the reflector fails with that error, and after
-// its backoff the reflector lists again.
+// returns an error, the list fails or the watch ends: the next request of the reflector fails with that error, and
+// after its backoff the reflector lists again.
 //
 // Its methods are called by one reflector, except Close.
 type LimitedStore struct {

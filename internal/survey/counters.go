@@ -25,8 +25,8 @@ const (
 	// maxName is the maximum length of the name of a node. An object with a longer name is not counted: no API server
 	// stores it.
 	maxName = 253
-	// podMemory, nodeMemory and loadMemory are the memory of a pod, of a node, and of the load of a node, in bytes, without
-	// texts and resources that are no fields of amounts: an entry in a map that grows.
+	// podMemory, nodeMemory and loadMemory are the memory of a pod, of a node, and of the load of a node, in bytes,
+	// without texts and resources that are no fields of amounts: an entry in a map that grows.
 	podMemory, nodeMemory, loadMemory = 192, 192, 256
 )
 

@@ -252,7 +252,7 @@ func TestCountersWithoutMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server.memory = kube.NewResponseMemory(lowLimit * podMemory).Reserve("team-a", 0)
+			server.memory = kube.NewResponseMemory(lowLimit*podMemory).Reserve("team-a", 0)
 			o, clock := observeServer(t, server)
 			wantReadyMessage(t, o, clock, server.resource+" cannot be counted: the cluster returned what needs too much memory")
 		})

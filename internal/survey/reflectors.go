@@ -29,8 +29,8 @@ const (
 )
 
 // Run maintains the counters of nodes and pods until ctx ends, closes Options.Memory, and returns nil. It retries while
-// the cluster does not answer, denies list and watch, or returns more than there is memory for; Observe reports the known
-// counters and the failure.
+// the cluster does not answer, denies list and watch, or returns more than there is memory for; Observe reports the
+// known counters and the failure.
 func (o *Observer) Run(ctx context.Context) error {
 	// Conditions report these failures. A log line for each attempt adds nothing.
 	ctx = klog.NewContext(ctx, logr.Discard())
