@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -125,7 +126,9 @@ func (t *metricsRecorder) summaryChanged(before, after any) {
 		key := featureKey{summary: client.ObjectKeyFromObject(current), feature: feature.FeatureID}
 		result, ended := outcomeOf(status.FeatureOf(old.Status, feature.FeatureID), feature, t.hashKey)
 		if !ended {
-			t.start(key, feature.Status)
+			if isRunning(feature.Status) {
+				t.start(key.summary, key.feature)
+			}
 			continue
 		}
 		labels := featureLabelValues(current, feature.FeatureID)
@@ -152,15 +155,19 @@ func outcomeOf(old, current configv1beta1.FeatureSummary, key status.HashKey) (r
 	}
 }
 
-func (t *metricsRecorder) start(key featureKey, status libv1beta1.FeatureStatus) {
+// isRunning returns whether a deployment or withdrawal with that status has not ended.
+func isRunning(s libv1beta1.FeatureStatus) bool {
+	return s == libv1beta1.FeatureStatusProvisioning || s == libv1beta1.FeatureStatusRemoving || s == libv1beta1.FeatureStatusAgentRemoving
+}
+
+// start records the start of a deployment or withdrawal, unless one is in progress. In pull mode the status shows the
+// start of a deployment later, or never.
+func (t *metricsRecorder) start(summary client.ObjectKey, feature libv1beta1.FeatureID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	switch status {
-	case libv1beta1.FeatureStatusProvisioning, libv1beta1.FeatureStatusRemoving, libv1beta1.FeatureStatusAgentRemoving:
-		if _, running := t.started[key]; !running {
-			t.started[key] = t.clock.Now()
-		}
-	default:
+	key := featureKey{summary, feature}
+	if _, running := t.started[key]; !running {
+		t.started[key] = t.clock.Now()
 	}
 }
 
@@ -177,9 +184,9 @@ func (t *metricsRecorder) summaryDeleted(obj any) {
 		obj = last.Obj
 	}
 	if summary, ok := obj.(*configv1beta1.ClusterSummary); ok {
-		for _, feature := range summary.Status.FeatureSummaries {
-			t.end(featureKey{summary: client.ObjectKeyFromObject(summary), feature: feature.FeatureID})
-		}
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		maps.DeleteFunc(t.started, func(key featureKey, _ time.Time) bool { return key.summary == client.ObjectKeyFromObject(summary) })
 	}
 }
 

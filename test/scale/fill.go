@@ -233,7 +233,7 @@ func manySummaries(ctx context.Context, r *run, result *result) error {
 	if err := r.rollOut(ctx, nil, []string{fillName(0)}, fillLabel, r.clusters); err != nil {
 		return err
 	}
-	if err := r.awaitQuiet(ctx); err != nil {
+	if err := r.hub.awaitQuiet(ctx); err != nil {
 		return err
 	}
 	r.hub.kill()

@@ -133,7 +133,7 @@ func measureIn(ctx context.Context, dir string, opts options, progress io.Writer
 func (r *run) runScenario(ctx context.Context, s scenario, report func(*result) error) error {
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
-	if err := r.awaitQuiet(ctx); err != nil {
+	if err := r.hub.awaitQuiet(ctx); err != nil {
 		return err
 	}
 	result := &result{Scenario: s.name, Title: s.title}

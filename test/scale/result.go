@@ -58,7 +58,8 @@ func (r *result) beginMeasuring(ctx context.Context, hub *testHub) (err error) {
 	return err
 }
 
-// finish adds requests and processor time since beginMeasuring, once.
+// finish adds processor time and requests since beginMeasuring, once. It counts the requests until the hub is quiet:
+// ClusterConfigurations are written after the summaries are Provisioned.
 func (r *result) finish(ctx context.Context, hub *testHub, clusters int) error {
 	if r.finished {
 		return nil
@@ -69,6 +70,16 @@ func (r *result) finish(ctx context.Context, hub *testHub, clusters int) error {
 		return err
 	}
 	requests := after.requests.Since(r.before.requests)
+	if requests.Select(isWriteOfTowline).Total() > 0 {
+		if err := hub.awaitQuiet(ctx); err != nil {
+			return err
+		}
+		last, err := hub.plane.Requests(ctx)
+		if err != nil {
+			return err
+		}
+		requests = last.Since(r.before.requests)
+	}
 	per := func(n int) float64 { return float64(n) / float64(clusters) }
 	r.add("writes per cluster", per(requests.Select(isWriteOfTowline).Total()), "")
 	r.add("reads per cluster", per(requests.Select(localkube.Request.IsRead).Total()), "")

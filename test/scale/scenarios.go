@@ -19,8 +19,9 @@ import (
 const (
 	// The labels by which the profiles of the scenarios select clusters.
 	allLabel, tenthLabel, matrixLabel, fillLabel = "scale/all", "scale/tenth", "scale/matrix", "scale/fill"
-	// quietWindow is the time without writes after which a hub counts as quiet.
-	quietWindow = 3 * time.Second
+	// quietWindow is the time without writes after which a hub counts as quiet. A ClusterConfiguration is written every
+	// five seconds at most.
+	quietWindow = 6 * time.Second
 )
 
 // options are the flags of the command.
@@ -218,7 +219,7 @@ func changeTenth(ctx context.Context, r *run, result *result) error {
 	if err := r.rollOut(ctx, nil, names, tenthLabel, clusters); err != nil {
 		return err
 	}
-	if err := r.awaitQuiet(ctx); err != nil {
+	if err := r.hub.awaitQuiet(ctx); err != nil {
 		return err
 	}
 	if err := result.beginMeasuring(ctx, r.hub); err != nil {
@@ -259,7 +260,7 @@ func failing(ctx context.Context, r *run, result *result) error {
 }
 
 func idle(ctx context.Context, r *run, result *result) error {
-	if err := r.awaitQuiet(ctx); err != nil {
+	if err := r.hub.awaitQuiet(ctx); err != nil {
 		return err
 	}
 	if err := result.beginMeasuring(ctx, r.hub); err != nil {
@@ -292,7 +293,7 @@ func (r *run) startWithChange(ctx context.Context, result *result, content strin
 	if err := r.awaitRollout(ctx, result, r.clusters, changed); err != nil {
 		return err
 	}
-	if err := r.awaitQuiet(ctx); err != nil {
+	if err := r.hub.awaitQuiet(ctx); err != nil {
 		return err
 	}
 	result.add("quiet after", (time.Since(began) - quietWindow).Seconds(), "s")
@@ -316,12 +317,12 @@ func reconnect(ctx context.Context, r *run, result *result) error {
 }
 
 // awaitQuiet waits until there was no write of Towline for quietWindow.
-func (r *run) awaitQuiet(ctx context.Context) error {
-	before, err := r.hub.plane.Requests(ctx)
+func (h *testHub) awaitQuiet(ctx context.Context) error {
+	before, err := h.plane.Requests(ctx)
 	for err == nil {
 		sleep(ctx, quietWindow)
 		var after localkube.RequestCounts
-		if after, err = r.hub.plane.Requests(ctx); err != nil {
+		if after, err = h.plane.Requests(ctx); err != nil {
 			return err
 		}
 		if after.Since(before).Select(isWriteOfTowline).Total() == 0 {

@@ -18,6 +18,26 @@ import (
 	"github.com/towline/towline/internal/match"
 )
 
+// TestStartOfDeployment has a member in pull mode, whose status does not show the start.
+func TestStartOfDeployment(t *testing.T) {
+	t.Parallel()
+	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "profile-one"}}
+	var started []libv1beta1.FeatureID
+	c := &Controller{Started: func(_ client.ObjectKey, feature libv1beta1.FeatureID) { started = append(started, feature) }}
+	s := newState(summary, nil, fleet.Member{Type: fleet.TypeSveltos, Namespace: "fleet", Name: "one", Mode: fleet.Pull})
+	delivered := bundle.Digest{1}
+	s.summary.Status.FeatureSummaries = []configv1beta1.FeatureSummary{{
+		FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusProvisioned, Hash: s.result.HashKey.HashOf(delivered),
+	}}
+	s.compositions = []Composition{{Feature: libv1beta1.FeatureResources, Digest: delivered}, {Feature: libv1beta1.FeatureHelm, Digest: delivered}}
+	if err := c.reportStart(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if len(started) != 1 || started[0] != libv1beta1.FeatureHelm {
+		t.Errorf("started: got %v, want only the feature that is new", started)
+	}
+}
+
 func TestUnansweredLookupIsReportedOnce(t *testing.T) {
 	t.Parallel()
 	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "profile-one"}}
