@@ -272,6 +272,16 @@ func (e *Engine) hasCompetingBundle(rec *inventory.Record) bool {
 	return false
 }
 
+// CachedDigest returns the digest in the record of id as it was last read or written, without a request. ok is false if
+// there is none.
+func (e *Engine) CachedDigest(id bundle.ID) (digest bundle.Digest, ok bool) {
+	rec := e.store.Cached(id)
+	if rec == nil {
+		return bundle.Digest{}, false
+	}
+	return rec.BundleDigest(), true
+}
+
 // RecordedDigest returns the digest and the state of the bundle in the record of id. ok is false if there is no
 // complete record: then the content must be delivered again.
 func (e *Engine) RecordedDigest(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error) {

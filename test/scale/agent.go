@@ -242,7 +242,15 @@ func (e *noopEngine) CompareRenderings(context.Context, bundle.Bundle) (bundle.R
 	return bundle.Report{}, nil
 }
 
-// Have returns the digest of an accepted bundle.
+// CachedDigest returns the digest of an accepted bundle.
+func (e *noopEngine) CachedDigest(id bundle.ID) (bundle.Digest, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	digest, ok := e.digests[id]
+	return digest, ok
+}
+
+// RecordedDigest returns the digest of an accepted bundle.
 func (e *noopEngine) RecordedDigest(_ context.Context, id bundle.ID) (bundle.Digest, bundle.State, bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -43,6 +43,8 @@ type Engine interface {
 	CompareRenderings(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
 	// RecordedDigest returns the digest and state in the inventory of id; ok is false if there is no complete inventory.
 	RecordedDigest(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error)
+	// CachedDigest returns the digest in the inventory of id as it was last read or written; ok is false if there is none.
+	CachedDigest(id bundle.ID) (digest bundle.Digest, ok bool)
 	// Failure returns the report of the last run of a bundle if it failed and the Worker must not repeat it.
 	Failure(id bundle.ID, digest bundle.Digest) (report bundle.Report, ok bool)
 	// KnownDeployed lists the cached inventories without a request; ok is false until they were read.
@@ -162,6 +164,9 @@ func (w *Worker) converge(ctx context.Context, d deliver.Delivery, b bundle.Bund
 func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (isAnswered bool, err error) {
 	if report, ok := w.Engine.Failure(d.ID, d.Digest); ok {
 		return true, w.Source.Report(ctx, d, report)
+	}
+	if cached, ok := w.Engine.CachedDigest(d.ID); ok && cached != d.Digest && d.Reported.Digest != d.Digest {
+		return false, nil // a change: Converge reads the inventory
 	}
 	digest, state, ok, err := w.Engine.RecordedDigest(ctx, d.ID)
 	if err != nil {

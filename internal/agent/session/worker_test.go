@@ -29,6 +29,7 @@ type steps struct {
 	// release is nil for a bundle without a Helm release. duration is the time that it takes to apply the bundle.
 	release  *bundle.Release
 	duration time.Duration
+	cached   bundle.Digest
 
 	mu  sync.Mutex
 	all []string
@@ -61,8 +62,19 @@ func (s *steps) ReportStart(context.Context, deliver.Delivery) error {
 	return s.startErr
 }
 
+func (s *steps) CachedDigest(bundle.ID) (bundle.Digest, bool) {
+	return s.cached, s.cached != bundle.Digest{}
+}
+
 func (s *steps) RecordedDigest(context.Context, bundle.ID) (bundle.Digest, bundle.State, bool, error) {
-	return bundle.Digest{}, "", false, nil
+	if s.cached != (bundle.Digest{}) {
+		s.record("read the inventory")
+	}
+	return s.cached, bundle.StateApplied, s.cached != bundle.Digest{}, nil
+}
+
+func (s *steps) FindDeployed(context.Context, bundle.ID) (bundle.Deployed, bool, error) {
+	return bundle.Deployed{Report: bundle.Report{State: bundle.StateApplied, Digest: s.cached}}, true, nil
 }
 
 func (s *steps) Failure(bundle.ID, bundle.Digest) (bundle.Report, bool) {
@@ -122,6 +134,33 @@ func (s *steps) handle(t *testing.T) error {
 	t.Helper()
 	worker := &session.Worker{Source: s, Engine: s, Gate: session.NewGate(false), OnKindsChanged: func() {}, OnConverged: func(error) {}}
 	return worker.Handle(t.Context(), deliver.Delivery{})
+}
+
+// TestChangeReadsTheInventoryOnce delivers bundles to a member with an inventory. Converge reads the inventory, so that a
+// change must not read it before.
+func TestChangeReadsTheInventoryOnce(t *testing.T) {
+	t.Parallel()
+	older, newer := bundle.Digest{1}, bundle.Digest{2}
+	for name, tc := range map[string]struct {
+		delivery deliver.Delivery
+		want     []string
+	}{
+		"a change":                   {deliver.Delivery{Digest: newer, Reported: bundle.Report{State: bundle.StateApplied, Digest: older}}, []string{"compare", "converge", "report Applied"}},
+		"a lost report":              {deliver.Delivery{Digest: older}, []string{"read the inventory", "report Applied"}},
+		"a reported, unknown bundle": {deliver.Delivery{Digest: newer, Reported: bundle.Report{State: bundle.StateApplied, Digest: newer}}, []string{"read the inventory", "compare", "converge", "report Applied"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			member := &steps{cached: older}
+			worker := &session.Worker{Source: member, Engine: member, Gate: session.NewGate(false), OnKindsChanged: func() {}, OnConverged: func(error) {}}
+			if err := worker.Handle(t.Context(), tc.delivery); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, member.all); diff != "" {
+				t.Errorf("the steps differ (-want +got):\n%s", diff)
+			}
+		})
+	}
 }
 
 // TestStartOfContentIsReportedWhenItTakesLong delivers bundles without Helm releases. Nothing depends on the report of
