@@ -109,11 +109,11 @@ func FindDeployedFeature(s configv1beta1.ClusterConfigurationStatus, kind, profi
 	return features[i], true
 }
 
-// SetDeployedFeature returns a copy of old with a new entry of a profile for a feature. feature has the resources on
-// the cluster of one deployment type; those of the other type stay, and charts stay unless the type is Remote. An entry
-// without resources and charts is removed, and so is a profile without entries. Resources beyond maxResourcesSize are
-// omitted. kind is ProfileKind or ClusterProfileKind. If nothing changes, the result is old itself: after a restart
-// every profile sets its entry again, and a copy for each of them would be quadratic.
+// SetDeployedFeature returns old with a new entry of a profile for a feature. The result shares memory with old, which
+// is not changed: if each change copied all entries, the changes of many profiles would be quadratic. feature has the
+// resources on the cluster of one deployment type; those of the other type stay, and charts stay unless the type is
+// Remote. An entry without resources and charts is removed, and so is a profile without entries. Resources beyond
+// maxResourcesSize are omitted. kind is ProfileKind or ClusterProfileKind.
 func SetDeployedFeature(
 	old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature, deploymentType libv1beta1.DeploymentType,
 ) configv1beta1.ClusterConfigurationStatus {
@@ -154,10 +154,10 @@ func ResourcesOf(feature configv1beta1.DeployedFeature, deploymentType libv1beta
 	return all
 }
 
-// replaceFeature returns a copy of old in which feature is the entry of the profile. An empty feature removes the
-// entry.
+// replaceFeature returns old with feature as the entry of the profile. An empty feature removes the entry. The result
+// shares the other entries with old.
 func replaceFeature(old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature) configv1beta1.ClusterConfigurationStatus {
-	updated := *old.DeepCopy()
+	updated := old
 	if kind == configv1beta1.ProfileKind {
 		updated.ProfileResources = replaceEntry(updated.ProfileResources, feature, entryAccess[configv1beta1.ProfileResource]{
 			newEntry: func() configv1beta1.ProfileResource { return configv1beta1.ProfileResource{ProfileName: profile} },
@@ -190,7 +190,9 @@ type entryAccess[T any] struct {
 	fields   func(*T) (name string, features *[]configv1beta1.DeployedFeature)
 }
 
+// replaceEntry returns a copy of entries with feature as an entry of its profile.
 func replaceEntry[T any](entries []T, feature configv1beta1.DeployedFeature, access entryAccess[T]) []T {
+	entries = slices.Clone(entries)
 	newEntry := access.newEntry()
 	name, _ := access.fields(&newEntry)
 	index := slices.IndexFunc(entries, func(e T) bool { n, _ := access.fields(&e); return n == name })
@@ -199,7 +201,7 @@ func replaceEntry[T any](entries []T, feature configv1beta1.DeployedFeature, acc
 		index = len(entries) - 1
 	}
 	_, features := access.fields(&entries[index])
-	*features = slices.DeleteFunc(*features, func(f configv1beta1.DeployedFeature) bool { return f.FeatureID == feature.FeatureID })
+	*features = slices.DeleteFunc(slices.Clone(*features), func(f configv1beta1.DeployedFeature) bool { return f.FeatureID == feature.FeatureID })
 	if len(feature.Resources) > 0 || len(feature.Charts) > 0 {
 		*features = append(*features, feature)
 		slices.SortFunc(*features, func(x, y configv1beta1.DeployedFeature) int { return cmp.Compare(rank(x.FeatureID), rank(y.FeatureID)) })

@@ -301,6 +301,37 @@ func TestUnchangedFeatureIsNotCopied(t *testing.T) {
 	}
 }
 
+// TestOldStatusIsNotChanged changes, adds and removes entries. The results share memory with the old status.
+func TestOldStatusIsNotChanged(t *testing.T) {
+	t.Parallel()
+	resources := func(names ...string) configv1beta1.DeployedFeature {
+		feature := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureResources}
+		for _, name := range names {
+			feature.Resources = append(feature.Resources, configv1beta1.DeployedResource{Name: name, Kind: "ConfigMap", Version: "v1"})
+		}
+		return feature
+	}
+	var old configv1beta1.ClusterConfigurationStatus
+	for _, profile := range []string{"b", "c"} {
+		old = status.SetDeployedFeature(old, "ClusterProfile", profile, resources("one", "two"), "Remote")
+		old = status.SetDeployedFeature(old, "Profile", profile, resources("one"), "Remote")
+	}
+	before := old.DeepCopy()
+	for name, changed := range map[string]configv1beta1.ClusterConfigurationStatus{
+		"changed": status.SetDeployedFeature(old, "ClusterProfile", "b", resources("three"), "Remote"),
+		"added":   status.SetDeployedFeature(old, "ClusterProfile", "a", resources("three"), "Remote"),
+		"removed": status.SetDeployedFeature(old, "ClusterProfile", "b", resources(), "Remote"),
+	} {
+		if diff := cmp.Diff(*before, old); diff != "" {
+			t.Fatalf("%s: the old status has changed (-before +after):\n%s", name, diff)
+		}
+		last, ok := status.FindDeployedFeature(changed, "ClusterProfile", "c", libv1beta1.FeatureResources)
+		if !ok || &last.Resources[0] != &old.ClusterProfileResources[1].Features[0].Resources[0] {
+			t.Errorf("%s: the entry of another profile is copied", name)
+		}
+	}
+}
+
 func TestMessagesAreLimited(t *testing.T) {
 	t.Parallel()
 	updated := status.ComputeStatus(configv1beta1.ClusterSummaryStatus{}, status.ReconcileResult{Features: []status.FeatureResult{{

@@ -322,7 +322,7 @@ func (c *Configurations) apply(
 	if equality.Semantic.DeepEqual(existing.Status, updated) {
 		return nil
 	}
-	desired.Status = updated
+	desired.Status = *updated.DeepCopy() // the client decodes the response into it
 	return c.hub.Status().Update(ctx, desired, client.FieldOwner(kube.FieldManager))
 }
 
