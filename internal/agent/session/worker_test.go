@@ -136,7 +136,7 @@ func (s *steps) handle(t *testing.T) error {
 	return worker.Handle(t.Context(), deliver.Delivery{})
 }
 
-// TestChangeReadsTheInventoryOnce delivers bundles to a member with an inventory. Converge reads the inventory, so that a
+// TestChangeReadsTheInventoryOnce delivers bundles to a member with an inventory. Converge reads the inventory, so a
 // change must not read it before.
 func TestChangeReadsTheInventoryOnce(t *testing.T) {
 	t.Parallel()
