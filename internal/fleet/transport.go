@@ -45,7 +45,8 @@ const (
 )
 
 // newResponseMemory returns the memory for the responses of all members, and for their records and counters. Each is a
-// quarter of GOMEMLIMIT, which -1 only reads.
+// quarter of the memory limit of this process, which hub.Run sets to a half of GOMEMLIMIT. SetMemoryLimit(-1) returns
+// the limit without a change.
 func newResponseMemory() (responses, records *kube.ResponseMemory) {
 	quarter := max(minMemory, debug.SetMemoryLimit(-1)/4)
 	return kube.NewResponseMemory(min(maxMemory, quarter)), kube.NewResponseMemory(quarter)

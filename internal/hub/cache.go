@@ -36,7 +36,7 @@ func cacheOptions(shard fleet.Shard) cache.Options {
 		summaries.Label = shard.Selector()
 	}
 	return cache.Options{
-		DefaultTransform: stripUnread,
+		DefaultTransform: prepareForCache,
 		NewInformer:      newInformer,
 		ByObject: map[client.Object]cache.ByObject{
 			&coordinationv1.Lease{}:               {Field: leaseSelector},
@@ -48,12 +48,12 @@ func cacheOptions(shard fleet.Shard) cache.Options {
 	}
 }
 
-// stripUnread removes fields that no controller reads from an object before it is cached, and compacts it. Of an object
-// whose metadata is cached, these fields include the copy of its content in the annotation of kubectl apply. Other
-// objects keep that annotation: an update would delete it on the API server. Of a Work they include the statuses of its
+// prepareForCache removes the fields of an object that no controller reads, and compacts it. Of an object whose
+// metadata is cached, these fields include the copy of its content in the annotation of kubectl apply. Other objects
+// keep that annotation: an update would delete it on the API server. Of a Work they include the statuses of its
 // objects: agents write them, in any size, and would fill the memory of the hub. Package works reads them from the API
 // server.
-func stripUnread(obj any) (any, error) {
+func prepareForCache(obj any) (any, error) {
 	switch object := obj.(type) {
 	case *metav1.PartialObjectMetadata:
 		delete(object.Annotations, corev1.LastAppliedConfigAnnotation)
@@ -70,32 +70,32 @@ func stripUnread(obj any) (any, error) {
 // maxShared is the maximum number of values that a sharedValues has.
 const maxShared = 4096
 
-// sharedValues makes equal values of cached objects share their memory. Cached objects are not changed, so it can be
-// shared. Its methods may be called concurrently.
+// sharedValues makes equal values of cached objects share their memory, since cached objects are never changed. Its
+// methods may be called concurrently.
 type sharedValues[T any] struct {
-	// byKey has the last value of each key that differed from the one before.
-	byKey *lru.Cache
+	// cache has, for each key, the value that was stored last.
+	cache *lru.Cache
 }
 
 // share replaces value by the last one of the same key if both are equal.
 func (s sharedValues[T]) share(key lru.Key, value *T) {
-	if shared, found := s.byKey.Get(key); found && equality.Semantic.DeepEqual(shared, value) {
+	if shared, found := s.cache.Get(key); found && equality.Semantic.DeepEqual(shared, value) {
 		*value = *shared.(*T)
 		return
 	}
 	shared := *value
-	s.byKey.Add(key, &shared)
+	s.cache.Add(key, &shared)
 }
 
 // sharedSpecs makes the summaries of one profile share their specs, which are equal on most clusters.
 type sharedSpecs struct {
 	shard fleet.Shard
-	// byProfile has a spec by the UID of its profile.
-	byProfile sharedValues[configv1beta1.ProfileSpec]
+	// specs has a spec by the UID of its profile.
+	specs sharedValues[configv1beta1.ProfileSpec]
 }
 
 func newSharedSpecs(shard fleet.Shard) *sharedSpecs {
-	return &sharedSpecs{shard: shard, byProfile: sharedValues[configv1beta1.ProfileSpec]{lru.New(maxShared)}}
+	return &sharedSpecs{shard: shard, specs: sharedValues[configv1beta1.ProfileSpec]{lru.New(maxShared)}}
 }
 
 // resourcesKey identifies the lists of resources that a profile has deployed at a time.
@@ -108,16 +108,16 @@ type resourcesKey struct {
 // sharedResources makes ClusterConfigurations share the lists of resources of a profile, which are equal on clusters
 // that applied them in the same second.
 type sharedResources struct {
-	byKey sharedValues[[]configv1beta1.DeployedResource]
+	resources sharedValues[[]configv1beta1.DeployedResource]
 }
 
 func newSharedResources() sharedResources {
 	return sharedResources{sharedValues[[]configv1beta1.DeployedResource]{lru.New(maxShared)}}
 }
 
-// transform is stripUnread for ClusterConfigurations.
+// transform prepares a ClusterConfiguration for the cache, and makes its lists of resources share memory.
 func (s sharedResources) transform(obj any) (any, error) {
-	stripped, err := stripUnread(obj)
+	stripped, err := prepareForCache(obj)
 	configuration, ok := obj.(*configv1beta1.ClusterConfiguration)
 	if !ok || err != nil {
 		return stripped, err
@@ -134,7 +134,7 @@ func (s sharedResources) transform(obj any) (any, error) {
 func (s sharedResources) share(profile string, features []configv1beta1.DeployedFeature) {
 	for i := range features {
 		if feature := &features[i]; len(feature.Resources) > 0 && feature.Resources[0].LastAppliedTime != nil {
-			s.byKey.share(resourcesKey{profile, feature.FeatureID, feature.Resources[0].LastAppliedTime.UTC()}, &feature.Resources)
+			s.resources.share(resourcesKey{profile, feature.FeatureID, feature.Resources[0].LastAppliedTime.UTC()}, &feature.Resources)
 		}
 	}
 }
@@ -151,20 +151,21 @@ func reduce(summary *configv1beta1.ClusterSummary) {
 	summary.Status = configv1beta1.ClusterSummaryStatus{FeatureSummaries: features}
 }
 
-// transform is stripUnread for ClusterSummaries. It also reduces those of other shards.
+// transform prepares a ClusterSummary for the cache, and makes it share the spec of its profile. It also reduces those
+// of other shards.
 func (s *sharedSpecs) transform(obj any) (any, error) {
 	summary, ok := obj.(*configv1beta1.ClusterSummary)
 	if !ok {
-		return stripUnread(obj)
+		return prepareForCache(obj)
 	}
 	if !s.shard.HasLabel(summary) {
 		reduce(summary)
 	}
-	if _, err := stripUnread(summary); err != nil {
+	if _, err := prepareForCache(summary); err != nil {
 		return nil, err
 	}
 	if owner := metav1.GetControllerOf(summary); owner != nil {
-		s.byProfile.share(owner.UID, &summary.Spec.ClusterProfileSpec)
+		s.specs.share(owner.UID, &summary.Spec.ClusterProfileSpec)
 	}
 	return summary, nil
 }

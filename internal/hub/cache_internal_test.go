@@ -28,8 +28,8 @@ func TestCachedObjectsHaveNoUnreadFields(t *testing.T) {
 		obj       client.Object
 		want      map[string]string
 	}{
-		"metadata":       {stripUnread, &metav1.PartialObjectMetadata{ObjectMeta: newMeta()}, map[string]string{"a": "b"}},
-		"a cluster":      {stripUnread, &libv1beta1.SveltosCluster{ObjectMeta: newMeta()}, both},
+		"metadata":       {prepareForCache, &metav1.PartialObjectMetadata{ObjectMeta: newMeta()}, map[string]string{"a": "b"}},
+		"a cluster":      {prepareForCache, &libv1beta1.SveltosCluster{ObjectMeta: newMeta()}, both},
 		"a summary":      {newSharedSpecs("").transform, &configv1beta1.ClusterSummary{ObjectMeta: newMeta()}, both},
 		"a summary meta": {newSharedSpecs("").transform, &metav1.PartialObjectMetadata{ObjectMeta: newMeta()}, map[string]string{"a": "b"}},
 	} {
@@ -51,7 +51,7 @@ func TestCachedWorksHaveNoStatusesOfObjects(t *testing.T) {
 	work := &workv1alpha1.Work{Status: workv1alpha1.WorkStatus{
 		Conditions: []metav1.Condition{{Type: workv1alpha1.WorkApplied}}, ManifestStatuses: make([]workv1alpha1.ManifestStatus, 10_000),
 	}}
-	cached, err := stripUnread(work)
+	cached, err := prepareForCache(work)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,9 +7,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// compactMark are the managed fields of compact objects. A reflector that streams a list transforms each object twice,
-// and the second time the object can already share memory with cached objects, which must not be written. API servers
-// return no empty list.
+// compactMark replaces the managed fields of a compact object, and shows that it is compact. A reflector that streams a
+// list transforms each object twice, and the second time the object can already share memory with cached objects, which
+// must not be written. API servers return no empty list.
 //
 //nolint:gochecknoglobals // it never changes
 var compactMark = []metav1.ManagedFieldsEntry{}
@@ -20,10 +20,10 @@ func isCompact(object metav1.Object) bool {
 	return fields != nil && len(fields) == 0
 }
 
-// compact reduces the memory of an object that was decoded, before it is cached: many strings are equal in the objects
-// of all clusters, as names of profiles, kinds and labels, and the decoder allocates each of them, and slices larger
-// than needed. Afterwards equal strings share their memory, and slices have no unused capacity. value is settable, and
-// nothing else refers to its parts.
+// compact reduces the memory of a decoded object. Many strings, such as names of profiles, kinds and labels, are equal
+// in the objects of all clusters, but the decoder allocates each of them, and it allocates slices with unused capacity.
+// Afterwards equal strings share their memory, and slices have no unused capacity. value is settable, and nothing else
+// refers to its parts.
 func compact(value reflect.Value) {
 	switch value.Kind() {
 	case reflect.String:

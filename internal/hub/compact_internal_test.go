@@ -48,7 +48,7 @@ func resourcesOf(configuration *configv1beta1.ClusterConfiguration) []configv1be
 func TestCachedObjectsShareTheirStrings(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_700_000_000, 0)
-	a, b := cachedConfiguration(t, stripUnread, "a", now), cachedConfiguration(t, stripUnread, "b", now)
+	a, b := cachedConfiguration(t, prepareForCache, "a", now), cachedConfiguration(t, prepareForCache, "b", now)
 	if unsafe.StringData(resourcesOf(a)[0].Kind) != unsafe.StringData(resourcesOf(b)[0].Kind) {
 		t.Error("two objects have copies of a kind")
 	}

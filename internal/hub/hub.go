@@ -110,7 +110,8 @@ type Options struct {
 	Version string
 }
 
-// containerMemory is the memory limit of the container, to which the chart sets GOMEMLIMIT.
+// containerMemory is GOMEMLIMIT, which the chart sets to the memory limit of the container. It is read once, since Run
+// changes the limit, and tests call Run repeatedly.
 //
 //nolint:gochecknoglobals // a process has one memory limit
 var containerMemory = sync.OnceValue(func() int64 { return debug.SetMemoryLimit(-1) })
@@ -121,8 +122,8 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 	if reasons := validation.IsDNS1123Label(opts.ShardKey); opts.ShardKey != "" && len(reasons) > 0 {
 		return fmt.Errorf("shard key %q: %s", opts.ShardKey, reasons[0])
 	}
-	// The children of the sandbox share the container. They have three sixteenths of its memory, and the rest is for what
-	// exceeds the limits for a moment.
+	// This process keeps to a half of the container. The children of the sandbox have three sixteenths, which are three
+	// eighths of this half (see sandbox.NewPool), and the rest is for what exceeds the limits for a moment.
 	debug.SetMemoryLimit(containerMemory() / 2)
 	cfg = rest.CopyConfig(cfg)
 	cfg.UserAgent = rest.DefaultKubernetesUserAgent() + "/towline-hub"

@@ -21,10 +21,11 @@ import (
 
 // If a hub is killed, another one becomes the leader within 15 s: the Lease expires leaseDuration after its last
 // renewal, and other hubs try to acquire it every retryPeriod. A leader that cannot renew the Lease sends no writes
-// after writeDeadline, before the Lease expires, and cancels the writes that have no response: two hubs do not write
-// at the same time. It keeps its caches and tries to renew the Lease until renewDeadline, since an API server that
-// restarts takes longer than writeDeadline. If no other hub has acquired the Lease, it is still the leader. The process
-// ends when it reads that another hub has acquired the Lease, and after renewDeadline.
+// after writeDeadline, before the Lease expires, and cancels the writes that have no response, so that none is sent
+// after the Lease has expired. An API server can still execute a write that it has received. The leader keeps its
+// caches and tries to renew the Lease until renewDeadline, since an API server that restarts takes longer than
+// writeDeadline. If no other hub has acquired the Lease, it is still the leader. The process ends when it reads that
+// another hub has acquired the Lease, and after renewDeadline.
 const (
 	leaseDuration = 10 * time.Second
 	writeDeadline = 8 * time.Second
@@ -85,7 +86,7 @@ func (t *leaseTracker) isOverdue() bool {
 	return t.isOlderThan(electorDuration)
 }
 
-// isOlderThan returns whether the last renewal is older than age. The caller must hold mu.
+// isOlderThan returns whether the last renewal is at least as old as age. The caller must hold mu.
 func (t *leaseTracker) isOlderThan(age time.Duration) bool {
 	return !t.renewed.IsZero() && t.clock.Since(t.renewed) >= age
 }
@@ -119,8 +120,8 @@ func (t *leaseTracker) cancelWrites() {
 	}
 }
 
-// recordWrite records a write of the Lease, which was sent at a time: other hubs can have seen it since then. identity
-// is the holder identity of this process.
+// recordWrite records a write of the Lease. sent is the time at which the request was sent: other hubs can have seen it
+// since then. identity is the holder identity of this process.
 func (t *leaseTracker) recordWrite(sent time.Time, record resourcelock.LeaderElectionRecord, identity string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

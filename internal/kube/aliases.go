@@ -9,9 +9,8 @@ import (
 )
 
 const (
-	// aliasedNode is by how much each value that aliases add increases the count, and aliasedByte by how much each byte of
-	// text. So 125,000 values, or 1 MiB of text, reach the limit of a million: no API server stores much larger objects.
-	// One byte of text can be six bytes of JSON.
+	// Each value that an alias adds increases the count by aliasedNode, and each byte of its text by aliasedByte. The
+	// limit of a million is 125,000 values, or 1 MiB of text: API servers store no much larger objects.
 	aliasedNode = 8
 	aliasedByte = 1
 	// maxDepth is the maximum depth that the parser allows in text. A deeper value contains itself, by an alias.

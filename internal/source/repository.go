@@ -25,7 +25,8 @@ const indexEntrySize = 128
 // indexTTL is the time for which a cached index is used without a request.
 const indexTTL = time.Minute
 
-// maxChartURL limits the URL of a chart in an index, in bytes: errors have it. URLs with a signature have 2 KiB.
+// maxChartURL limits the URL of a chart in an index, in bytes, since errors contain the URL. URLs with a signature have
+// about 2 KiB.
 const maxChartURL = 8 << 10
 
 // index is a repository's index.yaml, with the header fields for conditional requests, or the tags of a chart in a

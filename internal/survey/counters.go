@@ -25,8 +25,8 @@ const (
 	// maxName is the maximum length of the name of a node. An object with a longer name is not counted: no API server
 	// stores it.
 	maxName = 253
-	// podMemory, nodeMemory and loadMemory are the memory of a pod, of a node, and of the load of a node, in bytes,
-	// without texts and resources that are no fields of amounts: an entry in a map that grows.
+	// podMemory, nodeMemory and loadMemory are the bytes of one map entry for a pod, a node, and the load of a node. They
+	// include the unused part of a map that grows, but no names and no extended resources.
 	podMemory, nodeMemory, loadMemory = 192, 192, 256
 )
 
@@ -47,7 +47,8 @@ type pod struct {
 // size returns how much memory p needs besides the struct, in bytes.
 func (p pod) size() int { return p.requests.size() }
 
-// memory returns how much memory p needs in the counters, in bytes. Its resources are in two loads as well.
+// memory returns how much memory p needs in the counters, in bytes. Its resources count three times: they are in p, and
+// can be in two loads.
 func (p pod) memory() int64 { return podMemory + 3*int64(p.size()) }
 
 // node is the stored part of a node. podCapacity is the number of pods that it can run.
@@ -173,28 +174,28 @@ func newNodeEntry(n *corev1.Node) *entry[node] {
 	return e
 }
 
-// change calls change, which gets mu locked, with memory reserved for at most these bytes more. If it cannot be
-// reserved, change is not called.
-func (c *counters) change(most int64, change func() error) error {
-	// The store of a reflector has no context. The wait is limited.
-	if err := c.memory.Add(context.Background(), most); err != nil {
+// updateReserved reserves maxGrowth bytes of memory, calls update with mu locked, and returns the part that update did
+// not need. If the memory cannot be reserved, it does not call update.
+func (c *counters) updateReserved(maxGrowth int64, update func() error) error {
+	// A reflector passes no context to its store. Add waits for a limited time.
+	if err := c.memory.Add(context.Background(), maxGrowth); err != nil {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.size
-	err := change()
-	c.memory.Subtract(most - (c.size - before))
+	err := update()
+	c.memory.Subtract(maxGrowth - (c.size - before))
 	return err
 }
 
 // setPod counts the current state of a pod. It returns an error if there are too many, or if there is no memory for it.
 func (c *counters) setPod(e *entry[pod]) error {
-	return c.change(podNeeds(e), func() error { return c.setPodLocked(e) })
+	return c.updateReserved(podGrowth(e), func() error { return c.setPodLocked(e) })
 }
 
-// podNeeds returns the most memory that a pod needs in the counters, in bytes.
-func podNeeds(e *entry[pod]) int64 {
+// podGrowth returns the most memory that a pod adds to the counters, in bytes.
+func podGrowth(e *entry[pod]) int64 {
 	if e.isIgnored {
 		return 0
 	}
@@ -244,11 +245,11 @@ func (c *counters) addToLoads(p pod, factor int64) {
 // setPods counts these pods and removes all others. The reflector has limited their number. It returns an error, and
 // changes nothing, if there is no memory for them.
 func (c *counters) setPods(all []*entry[pod]) error {
-	var most int64
+	var maxGrowth int64
 	for _, e := range all {
-		most += podNeeds(e)
+		maxGrowth += podGrowth(e)
 	}
-	return c.change(most, func() error {
+	return c.updateReserved(maxGrowth, func() error {
 		for _, old := range c.pods {
 			c.size -= old.memory()
 		}
@@ -268,11 +269,11 @@ func (c *counters) setPods(all []*entry[pod]) error {
 
 // setNode is like setPod.
 func (c *counters) setNode(e *entry[node]) error {
-	return c.change(nodeNeeds(e), func() error { return c.setNodeLocked(e) })
+	return c.updateReserved(nodeGrowth(e), func() error { return c.setNodeLocked(e) })
 }
 
-// nodeNeeds returns the memory that a node needs in the counters, in bytes.
-func nodeNeeds(e *entry[node]) int64 {
+// nodeGrowth returns the memory that a node adds to the counters, in bytes.
+func nodeGrowth(e *entry[node]) int64 {
 	if e.isIgnored {
 		return 0
 	}
@@ -299,11 +300,11 @@ func (c *counters) setNodeLocked(e *entry[node]) error {
 
 // setNodes is like setPods.
 func (c *counters) setNodes(all []*entry[node]) error {
-	var most int64
+	var maxGrowth int64
 	for _, e := range all {
-		most += nodeNeeds(e)
+		maxGrowth += nodeGrowth(e)
 	}
-	return c.change(most, func() error {
+	return c.updateReserved(maxGrowth, func() error {
 		for _, old := range c.nodes {
 			c.size -= old.memory()
 		}

@@ -45,28 +45,29 @@ func startHub(t *testing.T) hubProcess {
 	command := exec.CommandContext(context.WithoutCancel(t.Context()), program, "hub", plane.Kubeconfig)
 	command.Env = append(os.Environ(), fmt.Sprintf("GOMEMLIMIT=%d", hubMemory))
 	command.Stdout, command.Stderr = log, log
-	// The hub ends with its standard input, so also if this process is killed. The context of the test ends before.
+	// The hub exits when its standard input is closed, also if this process is killed. The context of the test ends
+	// before.
 	input, err := command.StdinPipe()
 	if err := errors.Join(err, command.Start()); err != nil {
 		t.Fatal(err)
 	}
-	isEnding := make(chan struct{})
+	stopping := make(chan struct{})
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		err := command.Wait()
 		select {
-		case <-isEnding:
+		case <-stopping:
 		default:
-			text, _ := os.ReadFile(log.Name()) // at best
+			text, _ := os.ReadFile(log.Name()) // only for the message
 			t.Errorf("the hub ended: %v\n%s", err, text[max(0, len(text)-4096):])
 		}
 	}()
-	t.Cleanup(func() { close(isEnding); _ = input.Close(); <-ended; _ = log.Close() })
+	t.Cleanup(func() { close(stopping); _ = input.Close(); <-ended; _ = log.Close() })
 	return hubProcess{plane: plane, process: command.Process.Pid}
 }
 
-// memory returns the memory of the hub and of its children that they share with no other process, in bytes.
+// memory returns the anonymous memory of the hub and of its children, in bytes.
 func (h hubProcess) memory() (hubItself, children uint64) {
 	processes, err := procfs.AllProcs()
 	if err != nil {

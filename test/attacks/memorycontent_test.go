@@ -41,7 +41,7 @@ func (w *world) fillingContents(tenant client.Client) {
 	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasPrefix(r.URL.Path, "/text/"): // an index of one long field
-			_, _ = fmt.Fprintf(rw, `{"entries":{"a":[{"version":"1.0.0","urls":["%s"]}]}}`, bytes.Repeat([]byte("x"), 60<<20)) // here and below the hub may have gone
+			_, _ = fmt.Fprintf(rw, `{"entries":{"a":[{"version":"1.0.0","urls":["%s"]}]}}`, bytes.Repeat([]byte("x"), 60<<20)) // the hub may have closed the connection, here and below
 		case strings.HasPrefix(r.URL.Path, "/values/"):
 			_, _ = fmt.Fprintf(rw, "entries: {a: [%s]}", strings.Repeat("{},", 740_000))
 		case strings.HasPrefix(r.URL.Path, "/file/"):

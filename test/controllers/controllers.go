@@ -1,4 +1,4 @@
-// Package controllers runs one controller of the hub in a test, and counts what it does at the same time.
+// Package controllers runs one controller of the hub in a test, and counts its concurrent calls.
 package controllers
 
 import (

@@ -22,8 +22,9 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// hangingClusters is the number of push clusters that accept connections and never answer. Their summaries, one for
-// each of the hangingProfiles, are more than all workers of the hub for push clusters.
+// hangingClusters is the number of push clusters that accept connections and never answer, and hangingProfiles the
+// number of profiles that select them: content and four others. Their summaries are more than all workers of the hub
+// for push clusters.
 const (
 	hangingClusters = 25
 	hangingProfiles = 5
@@ -166,7 +167,7 @@ func (w *world) failsWith(summary, text string) {
 	})
 }
 
-// neighbourContent is the content of the profile content and of the hangingProfiles, with an object for each cluster.
+// neighbourContent returns the contents of the profiles of the hanging clusters, with an object for each cluster.
 func neighbourContent(version string) string {
 	names := []string{"content"}
 	for i := range hangingProfiles - 1 {

@@ -166,7 +166,9 @@ func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (i
 		return true, w.Source.Report(ctx, d, report)
 	}
 	if cached, ok := w.Engine.CachedDigest(d.ID); ok && cached != d.Digest && d.Reported.Digest != d.Digest {
-		return false, nil // a change: Converge reads the inventory
+		// The inventory has another bundle, and this one was never reported: the content has changed. Converge reads the
+		// inventory.
+		return false, nil
 	}
 	digest, state, ok, err := w.Engine.RecordedDigest(ctx, d.ID)
 	if err != nil {

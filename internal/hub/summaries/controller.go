@@ -91,7 +91,7 @@ type Controller struct {
 	UnreachableReason func(ctx context.Context, cluster client.Object) (string, error)
 	// Wakeups sends summaries to reconcile after changes on push members, which no watch on the hub reports.
 	Wakeups <-chan event.GenericEvent
-	// Started is called before the bundle of a feature is delivered that is not in the status yet. Default: nothing.
+	// Started is called before the delivery of a feature whose bundle is not in the status yet. Default: nothing.
 	Started func(summary client.ObjectKey, feature libv1beta1.FeatureID)
 	// Flux watches the sources of Flux that summaries refer to.
 	Flux   *fluxsources.Watcher
