@@ -62,13 +62,23 @@ func prepareForCache(obj any) (any, error) {
 	}
 	if object, ok := obj.(client.Object); ok && !isCompact(object) {
 		object.SetManagedFields(compactMark)
-		compact(reflect.ValueOf(object))
+		cachedStrings.compact(reflect.ValueOf(object))
 	}
 	return obj, nil
 }
 
-// maxShared is the maximum number of values that a sharedValues has.
-const maxShared = 4096
+// cachedStrings has strings of all caches.
+//
+//nolint:gochecknoglobals // the caches of a process share it
+var cachedStrings stringPool
+
+const (
+	// maxSharedSpecs and maxSharedLists are the maximum numbers of specs, and of lists of resources, that cached objects
+	// share. The last ones stay in memory when their objects have changed.
+	maxSharedSpecs, maxSharedLists = 4096, 2048
+	// maxSharedResources is the maximum length of a list that is shared: large ones would need much memory.
+	maxSharedResources = 50
+)
 
 // sharedValues makes equal values of cached objects share their memory, since cached objects are never changed. Its
 // methods may be called concurrently.
@@ -95,7 +105,7 @@ type sharedSpecs struct {
 }
 
 func newSharedSpecs(shard fleet.Shard) *sharedSpecs {
-	return &sharedSpecs{shard: shard, specs: sharedValues[configv1beta1.ProfileSpec]{lru.New(maxShared)}}
+	return &sharedSpecs{shard: shard, specs: sharedValues[configv1beta1.ProfileSpec]{lru.New(maxSharedSpecs)}}
 }
 
 // resourcesKey identifies the lists of resources that a profile has deployed at a time.
@@ -112,7 +122,7 @@ type sharedResources struct {
 }
 
 func newSharedResources() sharedResources {
-	return sharedResources{sharedValues[[]configv1beta1.DeployedResource]{lru.New(maxShared)}}
+	return sharedResources{sharedValues[[]configv1beta1.DeployedResource]{lru.New(maxSharedLists)}}
 }
 
 // transform prepares a ClusterConfiguration for the cache, and makes its lists of resources share memory.
@@ -133,7 +143,8 @@ func (s sharedResources) transform(obj any) (any, error) {
 
 func (s sharedResources) share(profile string, features []configv1beta1.DeployedFeature) {
 	for i := range features {
-		if feature := &features[i]; len(feature.Resources) > 0 && feature.Resources[0].LastAppliedTime != nil {
+		feature := &features[i]
+		if n := len(feature.Resources); n > 0 && n <= maxSharedResources && feature.Resources[0].LastAppliedTime != nil {
 			s.resources.share(resourcesKey{profile, feature.FeatureID, feature.Resources[0].LastAppliedTime.UTC()}, &feature.Resources)
 		}
 	}

@@ -2,7 +2,7 @@ package hub
 
 import (
 	"reflect"
-	"unique"
+	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -20,48 +20,81 @@ func isCompact(object metav1.Object) bool {
 	return fields != nil && len(fields) == 0
 }
 
+const (
+	// maxPooledString is the maximum length of a string in a stringPool, in bytes: longer ones are rarely equal.
+	maxPooledString = 128
+	// maxPooledStrings is the number of strings after which a stringPool forgets those that were not used since it had
+	// so many last.
+	maxPooledStrings = 20_000
+)
+
+// stringPool returns equal strings with the same memory. It keeps those that were used recently. The zero value is
+// empty. Its methods may be called concurrently.
+type stringPool struct {
+	mu sync.Mutex // guards the fields below
+	// recent has the strings that were used since it was empty, and older those that were used before.
+	recent, older map[string]string
+}
+
+// share returns the string of the pool that is equal to s. If there is none, it adds s.
+func (p *stringPool) share(s string) string {
+	if s == "" || len(s) > maxPooledString {
+		return s
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if shared, ok := p.recent[s]; ok {
+		return shared
+	}
+	if shared, ok := p.older[s]; ok {
+		s = shared
+	}
+	if p.recent == nil || len(p.recent) >= maxPooledStrings {
+		p.recent, p.older = map[string]string{}, p.recent
+	}
+	p.recent[s] = s
+	return s
+}
+
 // compact reduces the memory of a decoded object. Many strings, such as names of profiles, kinds and labels, are equal
 // in the objects of all clusters, but the decoder allocates each of them, and it allocates slices with unused capacity.
 // Afterwards equal strings share their memory, and slices have no unused capacity. value is settable, and nothing else
 // refers to its parts.
-func compact(value reflect.Value) {
+func (p *stringPool) compact(value reflect.Value) {
 	switch value.Kind() {
 	case reflect.String:
-		if value.Len() > 0 {
-			value.SetString(unique.Make(value.String()).Value())
-		}
+		value.SetString(p.share(value.String()))
 	case reflect.Pointer:
 		if !value.IsNil() {
-			compact(value.Elem())
+			p.compact(value.Elem())
 		}
 	case reflect.Struct:
 		for _, field := range value.Fields() {
 			if field.CanSet() {
-				compact(field)
+				p.compact(field)
 			}
 		}
 	case reflect.Slice:
-		compactSlice(value)
+		if value.Type().Elem().Kind() != reflect.Uint8 {
+			p.compactSlice(value)
+		}
 	case reflect.Map:
 		if texts, ok := value.Interface().(map[string]string); ok {
 			for key, text := range texts {
-				texts[unique.Make(key).Value()] = unique.Make(text).Value() // an assignment also replaces the key
+				texts[p.share(key)] = p.share(text) // an assignment also replaces the key
 			}
 		}
 	default:
 	}
 }
 
-func compactSlice(value reflect.Value) {
+func (p *stringPool) compactSlice(value reflect.Value) {
 	if value.Cap() > value.Len() {
 		exact := reflect.MakeSlice(value.Type(), value.Len(), value.Len())
 		reflect.Copy(exact, value)
 		value.Set(exact)
 	}
-	if value.Type().Elem().Kind() == reflect.Uint8 {
-		return
-	}
 	for i := range value.Len() {
-		compact(value.Index(i))
+		p.compact(value.Index(i))
 	}
 }

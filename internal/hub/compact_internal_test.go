@@ -2,7 +2,8 @@ package hub
 
 import (
 	"encoding/json"
-	"runtime"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -57,6 +58,26 @@ func TestCachedObjectsShareTheirStrings(t *testing.T) {
 	}
 }
 
+func TestStringPoolKeepsWhatIsUsed(t *testing.T) {
+	t.Parallel()
+	var pool stringPool
+	text := func() string { return strings.Clone("kind") }
+	first := pool.share(text())
+	for i := range 5 * maxPooledStrings {
+		pool.share(fmt.Sprint("name-", i))
+		if i%(maxPooledStrings/2) == 0 && unsafe.StringData(pool.share(text())) != unsafe.StringData(first) {
+			t.Fatalf("after %d other strings the pool returns a copy", i)
+		}
+	}
+	if n := len(pool.recent) + len(pool.older); n > 2*maxPooledStrings {
+		t.Errorf("the pool has %d strings", n)
+	}
+	long := strings.Repeat("x", maxPooledString+1)
+	if pool.share(long) != long || pool.recent[long] != "" {
+		t.Error("a long string is kept")
+	}
+}
+
 func TestCachedConfigurationsShareTheirResources(t *testing.T) {
 	t.Parallel()
 	transform := newSharedResources().transform
@@ -77,8 +98,8 @@ func TestSharedMemoryIsNotWritten(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	cached, next := cachedConfiguration(t, transform, "a", now), cachedConfiguration(t, transform, "b", now)
 	before := unsafe.StringData(resourcesOf(cached)[0].Name)
-	for range 2 {
-		runtime.GC() // afterwards another copy of the string would be shared
+	for i := range 2 * maxPooledStrings { // afterwards another copy of the string would be shared
+		cachedStrings.share(fmt.Sprint("other-", i))
 	}
 	if _, err := transform(next); err != nil {
 		t.Fatal(err)

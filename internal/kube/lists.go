@@ -267,6 +267,12 @@ func (s *LimitedStore) Update(obj any) error {
 // Replace passes the objects of a list, and removes them from the limit and from the memory.
 func (s *LimitedStore) Replace(objects []any, version string) error {
 	defer s.reset()
-	s.storeErr = s.ReflectorStore.Replace(objects, version)
-	return s.storeErr
+	err := s.ReflectorStore.Replace(objects, version)
+	if err != nil {
+		s.storeErr = err
+		if s.events != nil {
+			s.events.Stop() // a reflector does not stop the watch with which the list began
+		}
+	}
+	return err
 }

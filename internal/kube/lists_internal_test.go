@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 )
 
 // pagedCluster has objects with names of 500 bytes, in pages of 500. Its last page waits for last, if there is one.
@@ -146,4 +148,38 @@ func TestListsReleaseMemory(t *testing.T) {
 	shared.Close()
 	store.Close()
 	wantReleased("after the end of the watches of a cluster")
+}
+
+// refusingStore refuses lists.
+type refusingStore struct{ cache.ReflectorStore }
+
+var errRefused = errors.New("the list is refused")
+
+func (refusingStore) Replace([]any, string) error { return errRefused }
+
+// TestRefusedListEndsItsWatch streams a list that the store refuses. A reflector does not stop the watch then.
+func TestRefusedListEndsItsWatch(t *testing.T) {
+	t.Parallel()
+	events := watch.NewFake()
+	store := NewLimitedStore(refusingStore{}, NewObjectLimit(10, "objects"), nil, func(obj runtime.Object) (runtime.Object, int) { return obj, 0 })
+	source := store.Source(&cache.ListWatch{
+		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return events, nil },
+	}, 500)
+	streamed := metav1.ListOptions{SendInitialEvents: ptr.To(true)}
+	if _, err := source.WatchFuncWithContext(t.Context(), streamed); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Replace(nil, "1"); !errors.Is(err, errRefused) || !events.IsStopped() {
+		t.Errorf("error %v; the watch is stopped: %t", err, events.IsStopped())
+	}
+	// The next stream fails, and then the list with the same error.
+	if _, err := source.WatchFuncWithContext(t.Context(), streamed); !errors.Is(err, errRefused) {
+		t.Errorf("the next stream: error %v", err)
+	}
+	if _, err := source.ListWithContext(t.Context(), metav1.ListOptions{}); !errors.Is(err, errRefused) {
+		t.Errorf("the next list: error %v", err)
+	}
+	if _, err := source.WatchFuncWithContext(t.Context(), streamed); err != nil {
+		t.Errorf("the stream after that: error %v", err)
+	}
 }

@@ -108,7 +108,7 @@ func (r *httpRepository) find(listing *index, name, version string) (*indexEntry
 	var versions []string
 	byVersion := map[string]*indexEntry{}
 	for _, entry := range listing.Entries[name] {
-		if entry != nil {
+		if entry != nil && len(entry.Version) <= maxFieldSize {
 			versions = append(versions, entry.Version)
 			byVersion[entry.Version] = entry
 		}

@@ -245,17 +245,21 @@ func (c *counters) addToLoads(p pod, factor int64) {
 // setPods counts these pods and removes all others. The reflector has limited their number. It returns an error, and
 // changes nothing, if there is no memory for them.
 func (c *counters) setPods(all []*entry[pod]) error {
-	var maxGrowth int64
+	needed, loads := int64(0), map[unique.Handle[string]]bool{}
 	for _, e := range all {
-		maxGrowth += podGrowth(e)
+		if e.isIgnored {
+			continue
+		}
+		needed += e.value.memory()
+		if name := e.value.node; nameSize(name) > 0 && !loads[name] {
+			loads[name] = true
+			needed += loadMemory + nameSize(name)
+		}
 	}
-	return c.updateReserved(maxGrowth, func() error {
-		for _, old := range c.pods {
-			c.size -= old.memory()
-		}
-		for name := range c.loadByNode {
-			c.size -= loadMemory + nameSize(name)
-		}
+	before := c.podsMemory()
+	// Both are in memory for a moment. The memory of the list is still reserved then.
+	return c.updateReserved(max(0, needed-before), func() error {
+		c.size -= before
 		c.pods, c.loadByNode = make(map[uidHash]pod, len(all)), map[unique.Handle[string]]*load{}
 		c.podLimit = kube.NewObjectLimit(c.maxPods, "pods")
 		c.unscheduled, c.scheduled = load{}, load{}
@@ -265,6 +269,29 @@ func (c *counters) setPods(all []*entry[pod]) error {
 		c.setSynced(&c.podWatch)
 		return nil
 	})
+}
+
+// podsMemory returns the part of size that the pods and their loads need.
+func (c *counters) podsMemory() (memory int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.pods {
+		memory += p.memory()
+	}
+	for name := range c.loadByNode {
+		memory += loadMemory + nameSize(name)
+	}
+	return memory
+}
+
+// nodesMemory returns the part of size that the nodes need.
+func (c *counters) nodesMemory() (memory int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range c.nodes {
+		memory += n.memory()
+	}
+	return memory
 }
 
 // setNode is like setPod.
@@ -300,14 +327,13 @@ func (c *counters) setNodeLocked(e *entry[node]) error {
 
 // setNodes is like setPods.
 func (c *counters) setNodes(all []*entry[node]) error {
-	var maxGrowth int64
+	needed := int64(0)
 	for _, e := range all {
-		maxGrowth += nodeGrowth(e)
+		needed += nodeGrowth(e)
 	}
-	return c.updateReserved(maxGrowth, func() error {
-		for _, old := range c.nodes {
-			c.size -= old.memory()
-		}
+	before := c.nodesMemory()
+	return c.updateReserved(max(0, needed-before), func() error {
+		c.size -= before
 		c.nodes, c.nodeLimit = make(map[uidHash]node, len(all)), kube.NewObjectLimit(c.maxNodes, "nodes")
 		for _, e := range all {
 			_ = c.setNodeLocked(e)

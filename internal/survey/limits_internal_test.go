@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -311,5 +312,36 @@ func TestSizeOfCounters(t *testing.T) {
 				t.Errorf("%d bytes are counted for nothing", sums.size)
 			}
 		})
+	}
+}
+
+// TestListAgainNeedsNoMoreMemory lists the same pods and nodes twice, and then fewer, with little more memory than they
+// need.
+func TestListAgainNeedsNoMoreMemory(t *testing.T) {
+	t.Parallel()
+	const number, onNode = 1000, 20
+	var pods []*entry[pod]
+	var nodes []*entry[node]
+	for i := range number {
+		pods = append(pods, newPodEntry(testPod(fmt.Sprint("pod-", i), fmt.Sprint("node-", i/onNode), corev1.PodRunning, "cpu", "100m")))
+		if i%onNode == 0 {
+			nodes = append(nodes, newNodeEntry(testNode(fmt.Sprint("node-", i/onNode), "True")))
+		}
+	}
+	needed := number*podMemory + number/onNode*(loadMemory+nodeMemory+2*int64(len("node-10")))
+	memory := kube.NewResponseMemory(2 * needed * 11 / 10)
+	sums := newCounters()
+	sums.memory = memory.Reserve("team-a", 0)
+	for i, part := range []int{1, 1, 2, 1} {
+		if err := errors.Join(sums.setPods(pods[:number/part]), sums.setNodes(nodes[:len(nodes)/part])); err != nil {
+			t.Fatalf("list %d: %v", i, err)
+		}
+	}
+	if sums.size > needed || sums.size < needed*9/10 {
+		t.Errorf("%d bytes are counted, want %d", sums.size, needed)
+	}
+	sums.memory.Close()
+	if err := memory.Reserve("team-b", 0).Resize(t.Context(), needed); err != nil {
+		t.Errorf("memory is not released: %v", err)
 	}
 }

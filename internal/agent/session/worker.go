@@ -165,10 +165,8 @@ func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (i
 	if report, ok := w.Engine.Failure(d.ID, d.Digest); ok {
 		return true, w.Source.Report(ctx, d, report)
 	}
-	if cached, ok := w.Engine.CachedDigest(d.ID); ok && cached != d.Digest && d.Reported.Digest != d.Digest {
-		// The inventory has another bundle, and this one was never reported: the content has changed. Converge reads the
-		// inventory.
-		return false, nil
+	if w.isChange(d) {
+		return false, nil // Converge reads the inventory
 	}
 	digest, state, ok, err := w.Engine.RecordedDigest(ctx, d.ID)
 	if err != nil {
@@ -185,6 +183,12 @@ func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (i
 		return false, err
 	}
 	return true, w.Source.Report(ctx, d, deployed.Report)
+}
+
+// isChange returns whether the inventory has another bundle than d, which was never reported: the content has changed.
+func (w *Worker) isChange(d deliver.Delivery) bool {
+	cached, ok := w.Engine.CachedDigest(d.ID)
+	return ok && cached != d.Digest && d.Reported.Digest != d.Digest
 }
 
 // recordOlder records that the hub requests an older bundle, because the hub was restored from a backup.
