@@ -310,8 +310,11 @@ func (c *Configurations) apply(
 			// The cache is behind: read it again.
 			return apierrors.NewConflict(configv1beta1.GroupVersion.WithResource("clusterconfigurations").GroupResource(), key.Name, err)
 		}
+		if isNamespaceDeleted(err) {
+			return nil
+		}
 		if err != nil {
-			return client.IgnoreNotFound(err) // the namespace was deleted
+			return err
 		}
 	} else if !equality.Semantic.DeepEqual(existing.ObjectMeta, desired.ObjectMeta) {
 		kube.DropManagedFields(desired)
@@ -324,6 +327,16 @@ func (c *Configurations) apply(
 	}
 	desired.Status = *updated.DeepCopy() // the client decodes the response into it
 	return c.hub.Status().Update(ctx, desired, client.FieldOwner(kube.FieldManager))
+}
+
+// isNamespaceDeleted returns whether err is the error of a creation in a namespace that does not exist.
+func isNamespaceDeleted(err error) bool {
+	var response apierrors.APIStatus
+	if !apierrors.IsNotFound(err) || !errors.As(err, &response) {
+		return false
+	}
+	details := response.Status().Details
+	return details != nil && details.Kind == "namespaces"
 }
 
 // desiredOwners returns existing with the owner reference of a profile if the status lists it, and without otherwise.

@@ -11,6 +11,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -31,6 +32,9 @@ type configurationTest struct {
 	writes atomic.Int32
 	// failures is the number of writes that still fail.
 	failures atomic.Int32
+	// creations is the number of creations, of which the first one fails with createErr.
+	creations atomic.Int32
+	createErr error
 }
 
 // runConfigurationTest calls test in a bubble with a fake clock, beside a running writer.
@@ -40,6 +44,12 @@ func runConfigurationTest(t *testing.T, test func(c *configurationTest)) {
 		c := &configurationTest{T: t}
 		c.hub = fake.NewClientBuilder().WithScheme(kube.Scheme()).WithStatusSubresource(&configv1beta1.ClusterConfiguration{}).
 			WithInterceptorFuncs(interceptor.Funcs{
+				Create: func(ctx context.Context, hub client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+					if c.creations.Add(1) == 1 && c.createErr != nil {
+						return c.createErr
+					}
+					return hub.Create(ctx, obj, opts...)
+				},
 				SubResourceUpdate: func(ctx context.Context, hub client.Client, subresource string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
 					c.writes.Add(1)
 					if c.failures.Add(-1) >= 0 {
@@ -137,6 +147,24 @@ func TestOneChangeIsWrittenAtOnce(t *testing.T) {
 		<-time.After(10 * time.Second)
 		c.want(nil)
 	})
+}
+
+// TestFailedCreationIsTriedAgain has creations that fail with NotFound. Without a namespace they are not tried again.
+func TestFailedCreationIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	for resource, wantCreations := range map[string]int32{"namespaces": 1, "clusterconfigurations": 2} {
+		t.Run(resource, func(t *testing.T) {
+			t.Parallel()
+			runConfigurationTest(t, func(c *configurationTest) {
+				c.createErr = apierrors.NewNotFound(schema.GroupResource{Resource: resource}, "fleet")
+				c.set("web", "cm")
+				<-time.After(time.Minute)
+				if got := c.creations.Load(); got != wantCreations {
+					c.Errorf("%d creations, want %d", got, wantCreations)
+				}
+			})
+		})
+	}
 }
 
 // TestFailedChangeStaysPending fails a write, and sets a newer change before the next attempt.

@@ -221,8 +221,13 @@ func (c *Controller) deleteStaleEntries(ctx context.Context, s *state) error {
 	if err := c.Hub.Get(ctx, summaries.ConfigurationKey(s.member), configuration); err != nil {
 		return client.IgnoreNotFound(err)
 	}
+	// An entry can be newer than s.summaries, but not older than its summary.
+	current, err := c.listSummaries(ctx, s.member)
+	if err != nil {
+		return err
+	}
 	owners := map[bundle.Owner]bool{}
-	for _, summary := range s.summaries {
+	for _, summary := range current {
 		if owner := metav1.GetControllerOf(summary); owner != nil {
 			owners[bundle.Owner{Kind: owner.Kind, Name: owner.Name}] = true
 		}
