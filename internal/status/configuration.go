@@ -111,9 +111,9 @@ func FindDeployedFeature(s configv1beta1.ClusterConfigurationStatus, kind, profi
 
 // SetDeployedFeature returns old with a new entry of a profile for a feature. The result shares memory with old, which
 // is not changed: if each change copied all entries, the changes of many profiles would be quadratic. feature has the
-// resources on the cluster of one deployment type; those of the other type stay, and charts stay unless the type is
-// Remote. An entry without resources and charts is removed, and so is a profile without entries. Resources beyond
-// maxResourcesSize are omitted. kind is ProfileKind or ClusterProfileKind.
+// resources of one deployment type. Those of the other type stay; for the type Local the charts stay, too. An entry
+// without resources and charts is removed, and so is a profile without entries. Resources beyond maxResourcesSize are
+// omitted. kind is ProfileKind or ClusterProfileKind.
 func SetDeployedFeature(
 	old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature, deploymentType libv1beta1.DeploymentType,
 ) configv1beta1.ClusterConfigurationStatus {

@@ -1,10 +1,15 @@
 package summaries
 
 import (
+	"context"
 	"sync"
 	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/status"
 )
 
 // startDelay is the time until the status of a summary on a pull member becomes Provisioning. Most agents report the
@@ -39,4 +44,25 @@ func (d *deliveryStarts) forget(summary client.ObjectKey) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.since, summary)
+}
+
+// reportStart calls Started, and writes the status Provisioning before the delivery to a push member, which can take
+// minutes. In pull mode the ConfigurationGroup records the start, and the status follows when the agent reports (see
+// isStartOnly).
+func (c *Controller) reportStart(ctx context.Context, s *state) error {
+	started := status.ReconcileResult{HashKey: s.result.HashKey}
+	for _, composition := range s.compositions {
+		old := s.featureSummary(composition.Feature)
+		if !s.result.HashKey.IsHashOf(old.Hash, composition.Digest) || !isDelivered(old.Status) {
+			started.Features = append(started.Features, status.FeatureResult{Feature: composition.Feature, Kind: status.Delivered, DesiredDigest: composition.Digest, Releases: composition.Releases})
+			if c.Started != nil {
+				c.Started(client.ObjectKeyFromObject(s.summary), composition.Feature)
+			}
+		}
+	}
+	isReportedLater := s.member.Mode == fleet.Pull && s.spec().SyncMode != configv1beta1.SyncModeOneTime
+	if len(started.Features) == 0 || isReportedLater {
+		return nil
+	}
+	return c.writeStatus(ctx, s, status.ComputeStatus(s.summary.Status, started))
 }

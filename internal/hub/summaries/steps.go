@@ -430,27 +430,6 @@ func (s *state) reportFailure(feature libv1beta1.FeatureID, err error) {
 	s.addResult(featureResult)
 }
 
-// reportStart calls Started, and writes the status Provisioning before the delivery to a push member, which can take
-// minutes. In pull mode the ConfigurationGroup records the start, and the status follows when the agent reports (see
-// isStartOnly).
-func (c *Controller) reportStart(ctx context.Context, s *state) error {
-	started := status.ReconcileResult{HashKey: s.result.HashKey}
-	for _, composition := range s.compositions {
-		old := s.featureSummary(composition.Feature)
-		if !s.result.HashKey.IsHashOf(old.Hash, composition.Digest) || !isDelivered(old.Status) {
-			started.Features = append(started.Features, status.FeatureResult{Feature: composition.Feature, Kind: status.Delivered, DesiredDigest: composition.Digest, Releases: composition.Releases})
-			if c.Started != nil {
-				c.Started(client.ObjectKeyFromObject(s.summary), composition.Feature)
-			}
-		}
-	}
-	isReportedLater := s.member.Mode == fleet.Pull && s.spec().SyncMode != configv1beta1.SyncModeOneTime
-	if len(started.Features) == 0 || isReportedLater {
-		return nil
-	}
-	return c.writeStatus(ctx, s, status.ComputeStatus(s.summary.Status, started))
-}
-
 // deliver delivers the bundles in order. The transport can return an error together with a report; a report with
 // StateFailed has the reason of the failure.
 func (c *Controller) deliver(ctx context.Context, s *state) error {
