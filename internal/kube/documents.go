@@ -15,7 +15,14 @@ type Documents struct {
 	objects []*unstructured.Unstructured
 	encode  func() ([][]byte, error)
 	digest  func() ([sha256.Size]byte, error)
-	values  func() int
+	size    func() documentsSize
+}
+
+// documentsSize is the number of values in the objects of Documents, and the memory for the objects and their JSON, in
+// bytes.
+type documentsSize struct {
+	values int
+	memory int64
 }
 
 // NewDocuments returns the Documents of objects, which are encoded at the first use.
@@ -25,39 +32,33 @@ func NewDocuments(objects []*unstructured.Unstructured) *Documents {
 		docs, err := encode()
 		return digestOf(docs), err
 	})
-	return &Documents{objects: objects, encode: encode, digest: digest, values: sync.OnceValue(func() int { return valuesOf(objects) })}
+	return &Documents{objects: objects, encode: encode, digest: digest, size: sync.OnceValue(func() documentsSize { return sizeOf(objects) })}
 }
 
-// CountValues returns the number of values in the objects, which determines their memory. It is 0 if d is nil.
+// CountValues returns the number of values in the objects. It is 0 if d is nil.
 func (d *Documents) CountValues() int {
 	if d == nil {
 		return 0
 	}
-	return d.values()
+	return d.size().values
 }
 
-func valuesOf(objects []*unstructured.Unstructured) (values int) {
+// Memory returns the memory for the objects and their JSON, in bytes. It is 0 if d is nil.
+func (d *Documents) Memory() int64 {
+	if d == nil {
+		return 0
+	}
+	return d.size().memory
+}
+
+func sizeOf(objects []*unstructured.Unstructured) (size documentsSize) {
 	for _, obj := range objects {
 		if obj != nil {
-			values += countValues(obj.Object)
+			size.memory += pointerMemory
+			size.add(obj.Object)
 		}
 	}
-	return values
-}
-
-func countValues(value any) int {
-	values := 1
-	switch value := value.(type) {
-	case map[string]any:
-		for _, field := range value {
-			values += countValues(field)
-		}
-	case []any:
-		for _, element := range value {
-			values += countValues(element)
-		}
-	}
-	return values
+	return size
 }
 
 // isOf returns whether d caches this list.

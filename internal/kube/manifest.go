@@ -41,18 +41,26 @@ func MemoryOfManifest(size, nodes int) int64 {
 // its items. Errors name the document, counted from one without the empty ones, and the line. A duplicate key is an
 // error, and so are more than MaxObjects objects.
 func DecodeManifest(stream []byte) ([]*unstructured.Unstructured, error) {
-	return decode(stream, yaml.YAMLToJSONStrict)
+	objects, _, err := decode(stream, yaml.YAMLToJSONStrict, nil)
+	return objects, err
+}
+
+// DecodeManifestWithin is DecodeManifest with memory from held. The memory of the objects, in bytes, stays added to
+// held.
+func DecodeManifestWithin(held *HeldContent, stream []byte) (objects []*unstructured.Unstructured, added int64, err error) {
+	return decode(stream, yaml.YAMLToJSONStrict, held)
 }
 
 // DecodeLenient is DecodeManifest, but uses the last value of a duplicate key.
 func DecodeLenient(stream []byte) ([]*unstructured.Unstructured, error) {
-	return decode(stream, yaml.YAMLToJSON)
+	objects, _, err := decode(stream, yaml.YAMLToJSON, nil)
+	return objects, err
 }
 
 // DecodeManifestOfHelm is DecodeLenient, but adds a line break to each document, as Helm does in the manifest of a
 // release. A text block at the end of a document may then end with the line break.
 func DecodeManifestOfHelm(stream []byte) ([]*unstructured.Unstructured, error) {
-	return decode(stream, func(text []byte) ([]byte, error) {
+	objects, _, err := decode(stream, func(text []byte) ([]byte, error) {
 		raw, err := yaml.YAMLToJSON(append(text[:len(text):len(text)], '\n'))
 		if err != nil {
 			// The line in the error must be one of the text.
@@ -61,7 +69,8 @@ func DecodeManifestOfHelm(stream []byte) ([]*unstructured.Unstructured, error) {
 			}
 		}
 		return raw, err
-	})
+	}, nil)
+	return objects, err
 }
 
 // document is one document of a YAML stream, with where it is in there.
@@ -129,43 +138,82 @@ func (d document) first() int {
 // converter turns YAML into JSON; there is one that minds keys given twice and one that does not.
 type converter func([]byte) ([]byte, error)
 
-func decode(stream []byte, convert converter) ([]*unstructured.Unstructured, error) {
+func decode(stream []byte, convert converter, held *HeldContent) (all []*unstructured.Unstructured, added int64, err error) {
 	if countIndicators(stream) > maxStreamNodes {
-		return nil, fmt.Errorf("it has more than %d values", maxStreamNodes)
+		return nil, 0, fmt.Errorf("it has more than %d values", maxStreamNodes)
 	}
-	var all []*unstructured.Unstructured
+	if err := held.Add(int64(len(stream))); err != nil { // the documents can be copies
+		return nil, 0, err
+	}
+	defer held.Subtract(int64(len(stream)))
+	defer func() {
+		if err != nil {
+			held.Subtract(added)
+			all, added = nil, 0
+		}
+	}()
 	nodes := 0
 	for _, doc := range documents(stream) {
-		if len(doc.text) > maxDocument {
-			return nil, fmt.Errorf("document %d, line %d: it has more than %d MiB", doc.number, doc.first(), maxDocument>>20)
+		found, memory, err := doc.decode(convert, held, &nodes)
+		added += memory
+		if all = append(all, found...); err == nil && len(all) > MaxObjects {
+			err = fmt.Errorf("there are more than %d objects", MaxObjects)
 		}
-		counted, err := checkNodes(doc.text)
-		if nodes += counted; err == nil && nodes > maxStreamNodes {
-			err = errAliases
+		if _, isLocated := errors.AsType[syntaxError](err); isLocated {
+			return all, added, fmt.Errorf("document %d, %w", doc.number, err)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("document %d, line %d: %w", doc.number, doc.first(), err)
-		}
-		raw, err := convert(doc.text)
-		if err != nil {
-			return nil, fmt.Errorf("document %d, %s", doc.number, doc.located(err))
-		}
-		var content any
-		if err := utiljson.Unmarshal(raw, &content); err != nil {
-			return nil, fmt.Errorf("document %d, line %d: %w", doc.number, doc.first(), err)
-		}
-		if content == nil {
-			continue
-		}
-		found, err := flatten(content)
-		if err != nil {
-			return nil, fmt.Errorf("document %d, line %d: %w", doc.number, doc.first(), err)
-		}
-		if all = append(all, found...); len(all) > MaxObjects {
-			return nil, fmt.Errorf("document %d, line %d: there are more than %d objects", doc.number, doc.first(), MaxObjects)
+			return all, added, fmt.Errorf("document %d, line %d: %w", doc.number, doc.first(), err)
 		}
 	}
-	return all, nil
+	return all, added, nil
+}
+
+// syntaxError is an error of YAML with the line in the stream.
+type syntaxError string
+
+// Error implements error.
+func (e syntaxError) Error() string { return string(e) }
+
+// decode returns the objects in a document, and the memory of them that stays added to held. It adds the values of the
+// document to nodes, those of the stream.
+func (d document) decode(convert converter, held *HeldContent, nodes *int) (objects []*unstructured.Unstructured, added int64, err error) {
+	if len(d.text) > maxDocument {
+		return nil, 0, fmt.Errorf("it has more than %d MiB", maxDocument>>20)
+	}
+	needed := MemoryOfManifest(len(d.text), countIndicators(d.text))
+	if err := held.Add(needed); err != nil {
+		return nil, 0, err
+	}
+	defer func() { held.Subtract(needed - added) }()
+	counted, err := checkNodes(d.text) // it parses a text with aliases
+	if *nodes += counted; err == nil && *nodes > maxStreamNodes {
+		err = errAliases
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	if more := MemoryOfManifest(len(d.text), counted) - needed; more > 0 {
+		if err := held.Add(more); err != nil {
+			return nil, 0, err
+		}
+		needed += more
+	}
+	raw, err := convert(d.text)
+	if err != nil {
+		return nil, 0, syntaxError(d.located(err))
+	}
+	var content any
+	if err := utiljson.Unmarshal(raw, &content); err != nil {
+		return nil, 0, err
+	}
+	if content == nil {
+		return nil, 0, nil
+	}
+	if objects, err = flatten(content); err != nil || held == nil {
+		return objects, 0, err
+	}
+	return objects, min(needed, MemoryOfValue(content)), nil
 }
 
 // located returns the text of a YAML error with its line numbers counted from the beginning of the stream.

@@ -208,16 +208,16 @@ type Reservation struct {
 // can never have n bytes, and another error if they do not become available within maxWait. After Close it reserves
 // nothing.
 func (r *Reservation) Resize(ctx context.Context, n int64) error {
-	return r.resize(ctx, func(int64) int64 { return n })
+	return r.resize(ctx.Done(), func(int64) int64 { return n })
 }
 
 // Add is Resize by n more bytes. Several callers can share r with Add and Subtract.
 func (r *Reservation) Add(ctx context.Context, n int64) error {
-	return r.resize(ctx, func(size int64) int64 { return size + n })
+	return r.resize(ctx.Done(), func(size int64) int64 { return size + n })
 }
 
-// resize is Resize to the size that newSize returns for the present one.
-func (r *Reservation) resize(ctx context.Context, newSize func(size int64) int64) error {
+// resize is Resize to the size that newSize returns for the present one. It ends when done is closed, which may be nil.
+func (r *Reservation) resize(done <-chan struct{}, newSize func(size int64) int64) error {
 	if r == nil {
 		return nil
 	}
@@ -225,14 +225,17 @@ func (r *Reservation) resize(ctx context.Context, newSize func(size int64) int64
 	if ok || err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, maxWait)
-	defer cancel()
+	timer := time.NewTimer(maxWait)
+	defer timer.Stop()
+	noMemory := fmt.Errorf("the hub has not enough memory for the responses of clusters in namespace %s, because it has others of them; it tries again", r.namespace)
 	for !ok && err == nil {
 		select {
 		case <-released:
 			ok, released, err = r.tryResize(newSize)
-		case <-ctx.Done():
-			return fmt.Errorf("the hub has not enough memory for the responses of clusters in namespace %s, because it has others of them; it tries again", r.namespace)
+		case <-timer.C:
+			return noMemory
+		case <-done:
+			return noMemory
 		}
 	}
 	return err
@@ -265,6 +268,26 @@ func (r *Reservation) shrink(n int64) {
 		r.memory.tryAdd(r.namespace, delta)
 		r.reserved += delta
 	}
+}
+
+// currentSize returns the size with the uncounted bytes.
+func (r *Reservation) currentSize() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.size
+}
+
+// split returns a Reservation with n bytes of r, at most its size, of which r has so many less. The caller must close
+// it.
+func (r *Reservation) split(n int64) *Reservation {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n = min(n, r.size) // it is 0 after Close
+	r.size -= n
+	rest := min(r.reserved, max(0, r.size-r.uncounted))
+	other := &Reservation{memory: r.memory, namespace: r.namespace, size: n, reserved: r.reserved - rest}
+	r.reserved = rest
+	return other
 }
 
 // tryResize is resize without a wait.

@@ -17,7 +17,7 @@ import (
 	"github.com/towline/towline/internal/sandbox"
 )
 
-// maxChangedSize limits the cache of a Changer, in bytes of JSON. Decoded objects need about six times as much memory.
+// maxChangedSize limits the cache of a Changer, in bytes of memory.
 const maxChangedSize = 32 << 20
 
 // Changes are the changes of a profile to rendered objects. The patches are applied first, in their order.
@@ -30,6 +30,8 @@ type Changes struct {
 	Sensitive bool `json:"-"`
 	// Scope is the Scope of the sandbox.Call. A result is used for requests with the same Scope only.
 	Scope string `json:"-"`
+	// Held is the memory of the result. Nil is no limit.
+	Held *kube.HeldContent `json:"-"`
 }
 
 // IsEmpty returns whether there are no changes.
@@ -112,13 +114,9 @@ func (c *Changer) Change(objects []*unstructured.Unstructured, documents *kube.D
 		if err != nil {
 			return Changed{}, 0, phase.Invalid{Err: err}
 		}
-		patched, size, err := c.patch(key, docs, changes, unpatched)
+		patched, added, err := c.patch(key, docs, changes, unpatched)
 		if err != nil {
 			return Changed{}, 0, err
-		}
-		size += cache.MinSize
-		for _, doc := range docs {
-			size += len(doc)
 		}
 		var result Changed
 		for i, object := range objects {
@@ -134,7 +132,7 @@ func (c *Changer) Change(objects []*unstructured.Unstructured, documents *kube.D
 			result.Objects, result.Indexes = append(result.Objects, object), append(result.Indexes, i)
 		}
 		result.Documents = kube.NewDocuments(result.Objects)
-		return result, size, nil
+		return result, cache.MinSize + int(result.Documents.Memory()), changes.Held.AddDecoded(result.Documents, added)
 	})
 }
 

@@ -33,11 +33,11 @@ import (
 // maxRenderedSize is the maximum size in bytes of the rendered text of one chart. It limits the memory of the hub.
 const maxRenderedSize = 256 << 20
 
-// maxSharedSize and maxMemberSize limit the two caches of Charts, in bytes of rendered text and generated values. The
-// first one has the releases that all members share, the second one the releases for one member each. Decoded objects
-// need about six times as much memory.
+// maxSharedSize and maxMemberSize limit the two caches of Charts, in bytes of memory. The first one has the releases
+// that all members share, the second one the releases for one member each. Decoded objects and their JSON need about
+// seven times the size of their text.
 const (
-	maxSharedSize = 64 << 20
+	maxSharedSize = 96 << 20
 	maxMemberSize = 32 << 20
 )
 
@@ -70,6 +70,8 @@ type ChartRequest struct {
 	IsUpgrade bool
 	// Scope is the Scope of the sandbox.Call. A rendering is used for requests with the same Scope only.
 	Scope string `json:",omitempty"`
+	// Held is the memory of the result. Nil is no limit.
+	Held *kube.HeldContent `json:"-"`
 
 	// Owner names the release on its member. Renderings that depend on Generated or Lookup are not shared with other
 	// owners.
@@ -192,7 +194,7 @@ func (c *Charts) renderForAll(key string, request ChartRequest) (Release, error)
 	}
 	release, err := c.evaluate(request, nil)
 	if err == nil {
-		c.sharedReleases.GetOrPut(key, release, release.size)
+		c.sharedReleases.GetOrPut(key, release, release.size())
 	}
 	return release, err
 }
@@ -228,7 +230,7 @@ func (c *Charts) renderForMember(ctx context.Context, sharedKey string, request 
 	if key, err = request.memberKey(sharedKey, stored.Add(release.Generated)); err != nil {
 		return Release{}, err
 	}
-	c.memberReleases.GetOrPut(key, release, release.size)
+	c.memberReleases.GetOrPut(key, release, release.size())
 	return release, nil
 }
 
@@ -298,7 +300,7 @@ func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 	needsMember := calls.needsMember || err != nil && len(calls.lookedUp) > 0
 	switch {
 	case needsMember && !calls.forMember:
-		return Release{needsMember: true, checkedAPIs: r.checkedAPIs, size: cache.MinSize}, nil
+		return Release{needsMember: true, checkedAPIs: r.checkedAPIs}, nil
 	case err != nil && calls.lookupErr != nil:
 		return Release{}, calls.lookupErr // it can be retried, unlike an error of the template
 	case err != nil:
@@ -325,7 +327,7 @@ func (r ChartRequest) buildRelease(chart *helmchart.Chart, collected *releaseBui
 	}
 	release := collected.build()
 	if !calls.forMember && calls.looksUpOwnObject(release.Objects, r.Namespace) {
-		return Release{needsMember: true, checkedAPIs: r.checkedAPIs, size: cache.MinSize}, nil
+		return Release{needsMember: true, checkedAPIs: r.checkedAPIs}, nil
 	}
 	release.checkedAPIs = r.checkedAPIs
 	release.Chart, release.Defaults, release.Notes = metadata, defaults, notes
@@ -335,7 +337,6 @@ func (r ChartRequest) buildRelease(chart *helmchart.Chart, collected *releaseBui
 	kept, all := calls.resultsToStore()
 	release.Generated, release.IsTransient = kept, !all
 	release.MemberSpecific, release.Unanswered = calls.memberSpecific, calls.unanswered
-	release.size += len(defaults) + len(notes) + kept.size()
 	return release, nil
 }
 

@@ -1,6 +1,7 @@
 package render_test
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -10,15 +11,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/render"
 )
 
 // TestConcurrentContentsOfManyValues renders contents of a tenant, each of which has less than 1 MiB and takes 100 MiB
-// while it is decoded, at once. Some have aliases, which are counted by parsing the text. It does not run in parallel
-// with other tests, since it measures the memory.
+// while it is decoded, and holds them for a while, as a delivery does. Some have aliases, which are counted by parsing
+// the text. It does not run in parallel with other tests, since it measures the memory.
 func TestConcurrentContentsOfManyValues(t *testing.T) { //nolint:paralleltest // see above
-	const contents, wantAtMost = 12, 700 << 20
-	renderer := render.NewManifestRenderer()
+	const contents, wantAtMost = 12, 400 << 20
+	renderer, memory := render.NewManifestRenderer(), kube.NewContentMemory(256<<20)
 	defer debug.SetGCPercent(debug.SetGCPercent(20)) // garbage counts little
 	runtime.GC()
 	before, peak := heap(), uint64(0)
@@ -37,13 +39,22 @@ func TestConcurrentContentsOfManyValues(t *testing.T) { //nolint:paralleltest //
 	})
 	for i := range contents {
 		renderers.Go(func() {
-			values := fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\nx: [%d,%s]\n", i, strings.Repeat("{},", 340_000))
+			values := fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\nx: [%d,%s]\n", i, strings.Repeat("{},", 140_000))
 			if i%4 == 0 {
 				values += "a: &a b\nc: *a\n"
 			}
 			large := content("a", values)
 			large.Digest = fmt.Sprint(i)
-			if _, _, err := renderer.Render(large, subject()); err != nil {
+			err := kube.ErrMemoryInUse
+			for deadline := time.Now().Add(2 * time.Minute); errors.Is(err, kube.ErrMemoryInUse) && time.Now().Before(deadline); {
+				of := subject()
+				of.Held = memory.Hold("tenant")
+				if _, _, err = renderer.Render(large, of); err == nil {
+					<-time.After(100 * time.Millisecond) // the delivery
+				}
+				of.Held.Release()
+			}
+			if err != nil {
 				t.Error(err)
 			}
 		})

@@ -27,9 +27,9 @@ const (
 	// kustomize takes about 7 s for 1,000 Deployments.
 	buildFunction = "kustomize"
 	buildLimit    = time.Minute
-	// maxBuiltSize and maxSubstitutedSize limit the two caches of a KustomizationRenderer, in bytes of JSON.
-	maxBuiltSize       = 16 << 20
-	maxSubstitutedSize = 8 << 20
+	// maxBuiltSize and maxSubstitutedSize limit the two caches of a KustomizationRenderer, in bytes of memory.
+	maxBuiltSize       = 32 << 20
+	maxSubstitutedSize = 16 << 20
 )
 
 // Kustomization has the inputs of one build.
@@ -128,7 +128,7 @@ func (r *KustomizationRenderer) Render(k Kustomization, subject source.Subject) 
 	}
 	key := string(inputs)
 	built, err := r.built.GetOrCompute(key, func() (builtKustomization, int, error) {
-		built, size, err := r.build(k, key, subject.Confined)
+		built, size, err := r.build(k, key, subject)
 		if _, isInvalid := errors.AsType[phase.Invalid](err); isInvalid {
 			return builtKustomization{err: err}, cache.MinSize + len(err.Error()), nil
 		}
@@ -164,8 +164,8 @@ func hashValues(values map[string]string) []byte {
 	return hash.Sum(nil)
 }
 
-// build builds k in the sandbox, and returns the size of the result as well. scope is that of sandbox.Call.
-func (r *KustomizationRenderer) build(k Kustomization, key, scope string) (builtKustomization, int, error) {
+// build builds k in the sandbox, and returns the size of the result as well.
+func (r *KustomizationRenderer) build(k Kustomization, key string, subject source.Subject) (builtKustomization, int, error) {
 	if r.sandbox == nil {
 		return builtKustomization{}, 0, errors.New("there is no sandbox to build it in")
 	}
@@ -181,7 +181,7 @@ func (r *KustomizationRenderer) build(k Kustomization, key, scope string) (built
 	}
 	var output kustomizationOutput
 	err := r.sandbox.Call(sandbox.Call{
-		Function: buildFunction, Scope: scope, Key: buildFunction + " " + key, Limit: buildLimit, Input: input, Output: &output,
+		Function: buildFunction, Scope: subject.Confined, Key: buildFunction + " " + key, Limit: buildLimit, Input: input, Output: &output, Held: subject.Held,
 		Callback: func(input json.RawMessage) (any, error) {
 			var name string
 			if err := json.Unmarshal(input, &name); err != nil {
@@ -197,18 +197,17 @@ func (r *KustomizationRenderer) build(k Kustomization, key, scope string) (built
 	if err != nil {
 		return builtKustomization{}, 0, err
 	}
-	return output.decode()
+	return output.decode(subject.Held)
 }
 
-// decode returns the result of a build, and its size.
-func (o kustomizationOutput) decode() (builtKustomization, int, error) {
-	objects, err := decodeObjects(o.Objects)
+// decode returns the result of a build, with memory from held, and its size.
+func (o kustomizationOutput) decode(held *kube.HeldContent) (builtKustomization, int, error) {
+	objects, documents, err := decodeObjects(o.Objects, held)
 	if err != nil {
 		return builtKustomization{}, 0, err
 	}
-	built := builtKustomization{objects: objects, templates: o.Templates}
-	built.documents = kube.NewDocuments(built.objects)
-	size := cache.MinSize + len(o.Objects)
+	built := builtKustomization{objects: objects, documents: documents, templates: o.Templates}
+	size := cache.MinSize + int(documents.Memory())
 	for i, text := range o.Templates {
 		if i < 0 || i >= len(objects) {
 			return builtKustomization{}, 0, fmt.Errorf("the sandbox returned a template with index %d of %d objects", i, len(objects))
@@ -232,12 +231,15 @@ func (b builtKustomization) substitute(k Kustomization, subject source.Subject) 
 	if err != nil {
 		return builtKustomization{}, 0, err
 	}
-	substituted := builtKustomization{objects: slices.Clone(b.objects)}
-	size := cache.MinSize
+	substituted, added := builtKustomization{objects: slices.Clone(b.objects)}, int64(0)
 	for n, i := range indices {
-		decoded, err := kube.DecodeManifest([]byte(expanded[n]))
+		decoded, memory, err := kube.DecodeManifestWithin(subject.Held, []byte(expanded[n]))
+		added += memory
 		if err == nil && len(decoded) != 1 {
 			err = fmt.Errorf("it became %d objects", len(decoded))
+		}
+		if kube.IsMissingMemory(err) {
+			return builtKustomization{}, 0, err
 		}
 		if err != nil {
 			origin := texts[n].Description + " with its values"
@@ -248,8 +250,7 @@ func (b builtKustomization) substitute(k Kustomization, subject source.Subject) 
 			return builtKustomization{}, 0, err
 		}
 		substituted.objects[i] = decoded[0]
-		size += len(expanded[n])
 	}
 	substituted.documents = kube.NewDocuments(substituted.objects)
-	return substituted, size, nil
+	return substituted, cache.MinSize + int(substituted.documents.Memory()), subject.Held.AddDecoded(substituted.documents, added)
 }

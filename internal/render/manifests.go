@@ -1,7 +1,6 @@
 package render
 
 import (
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -16,11 +15,11 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// maxManifestsSize and maxExpandedSize limit the two caches of a ManifestRenderer, in bytes of text. Decoded objects
-// and their JSON need about seven times as much memory.
+// maxManifestsSize and maxExpandedSize limit the two caches of a ManifestRenderer, in bytes of memory. Decoded objects
+// and their JSON need about seven times the size of their text.
 const (
-	maxManifestsSize = 16 << 20
-	maxExpandedSize  = 8 << 20
+	maxManifestsSize = 64 << 20
+	maxExpandedSize  = 16 << 20
 )
 
 // maxContent is the maximum size in bytes of the manifests of one reference, which are decoded in this process.
@@ -32,17 +31,7 @@ type ManifestRenderer struct {
 	shared, expanded *cache.Cache[renderedManifests]
 	// unpacking is locked while an archive is unpacked. So only one archive at a time needs memory for both forms.
 	unpacking sync.Mutex
-	// decoding has the memory in which manifests are decoded.
-	decoding *kube.ResponseMemory
 }
-
-const (
-	// decodingMemory is the memory in which manifests are decoded, in bytes. The clusters of one namespace have at most a
-	// half of it: several contents of 1 MiB at once could otherwise take all memory of the hub.
-	decodingMemory = 256 << 20
-	// uncountedDecoding is the memory for each content without a reservation, in bytes. Usual contents never wait.
-	uncountedDecoding = 4 << 20
-)
 
 // maxUnpacked limits the unpacked archives of one ConfigMap or Secret, which has less than 1 MiB itself.
 func maxUnpacked() archive.Limits { return archive.Limits{Files: 10_000, Size: 8 << 20} }
@@ -85,14 +74,14 @@ func dependencyOf(expanded source.Expanded) dependency {
 func NewManifestRenderer() *ManifestRenderer {
 	return &ManifestRenderer{
 		shared: cache.New[renderedManifests](maxManifestsSize), expanded: cache.New[renderedManifests](maxExpandedSize),
-		decoding: kube.NewResponseMemory(decodingMemory),
 	}
 }
 
 // Render returns the Kubernetes objects in content, in the order of its files, and their documents. Neither must be
 // changed. The items of a list replace the list. Each file is a YAML stream, the template of one if content.Template is
-// true, or the script that returns one if content.Lua is true, or an archive of such files. Errors are phase.Invalid
-// and name the ConfigMap or Secret, the key, the document and the line.
+// true, or the script that returns one if content.Lua is true, or an archive of such files. Errors are phase.Invalid,
+// but for those about memory, see kube.HeldContent.Add, and name the ConfigMap or Secret, the key, the document and the
+// line.
 func (r *ManifestRenderer) Render(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, *kube.Documents, error) {
 	// The keys have the reference because errors name it, and the scope of the calls of the sandbox.
 	key := fmt.Sprintf("%s %s %t %t %s", content.Reference, content.Digest, content.Template, content.Lua, subject.Confined)
@@ -112,7 +101,7 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 			return nil, nil, expandErr
 		}
 		rendered, err = r.expanded.GetOrCompute(fmt.Sprintf("%s %x", content.Reference, hashTexts(texts)), func() (renderedManifests, int, error) {
-			return r.decode(content.WithResultsOf(subject), texts, subject.Namespace)
+			return decodeContent(content.WithResultsOf(subject), texts, subject.Held)
 		})
 	}
 	return rendered.objects, rendered.documents, err
@@ -140,49 +129,26 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 		if err != nil {
 			return renderedManifests{}, 0, err
 		}
-		return r.decode(content.WithResultsOf(subject), texts, subject.Confined)
+		return decodeContent(content.WithResultsOf(subject), texts, subject.Held)
 	})
 }
 
-// nodeSize is the number of bytes of text per value in usual manifests. Manifests of shorter values take more memory
-// than others of their size.
-const nodeSize = 8
-
-// decode decodes the texts of the files of content for a cluster in namespace, and returns the size of the result as
-// well. It waits while other contents for the namespace are decoded that need all memory for it.
-func (r *ManifestRenderer) decode(content source.Content, texts [][]byte, namespace string) (renderedManifests, int, error) {
-	size := cache.MinSize
+// decodeContent decodes the texts of the files of content with memory from held, and returns the size of the result as
+// well.
+func decodeContent(content source.Content, texts [][]byte, held *kube.HeldContent) (renderedManifests, int, error) {
+	size := 0
 	for _, text := range texts {
 		size += len(text)
 	}
 	if size > maxContent {
 		return renderedManifests{}, 0, phase.Invalidf("%s has more than %d MiB of manifests", content.Reference, maxContent>>20)
 	}
-	withoutAliases, nodes := 0, 0
-	for _, text := range texts {
-		withoutAliases += kube.CountNodesParsing(text, 0)
+	objects, added, err := decodeTexts(content, texts, held)
+	if err != nil {
+		return renderedManifests{}, 0, err
 	}
-	memory := r.decoding.Reserve(namespace, uncountedDecoding)
-	defer memory.Close()
-	waitForMemory(memory, kube.MemoryOfManifest(size, withoutAliases))
-	for _, text := range texts {
-		nodes += kube.CountNodes(text) // parses text with aliases
-	}
-	if nodes > withoutAliases {
-		memory.Shrink(0) // nobody who has memory waits for more
-		waitForMemory(memory, kube.MemoryOfManifest(size, nodes))
-	}
-	objects, err := decodeTexts(content, texts)
-	size = max(size, nodeSize*nodes)
-	return renderedManifests{objects: objects, documents: kube.NewDocuments(objects)}, size, err
-}
-
-// waitForMemory waits until n bytes are reserved, or a quarter of decodingMemory if n is more: this quarter becomes
-// available even if another namespace keeps its half. It has no context, because all callers with the same content wait
-// for one decoding. It ends, since each decoding takes some seconds.
-func waitForMemory(memory *kube.Reservation, n int64) {
-	for memory.Resize(context.Background(), min(n, decodingMemory/4)) != nil {
-	}
+	rendered := renderedManifests{objects: objects, documents: kube.NewDocuments(objects)}
+	return rendered, cache.MinSize + int(rendered.documents.Memory()), held.AddDecoded(rendered.documents, added)
 }
 
 // hashTexts returns a hash of texts.
@@ -195,22 +161,29 @@ func hashTexts(texts [][]byte) []byte {
 	return hash.Sum(nil)
 }
 
-// decodeTexts returns the objects in the texts of the files of content.
-func decodeTexts(content source.Content, texts [][]byte) ([]*unstructured.Unstructured, error) {
-	var all []*unstructured.Unstructured
+// decodeTexts returns the objects in the texts of the files of content, and how much memory was added to held for them.
+func decodeTexts(content source.Content, texts [][]byte, held *kube.HeldContent) (all []*unstructured.Unstructured, added int64, err error) {
 	for i, text := range texts {
-		found, err := kube.DecodeManifest(text)
+		found, memory, err := kube.DecodeManifestWithin(held, text)
 		if err != nil {
-			origin := originOf(content, content.Files[i])
-			err = phase.Invalidf("%s, %w", origin, err)
-			if content.Sensitive {
-				err = source.HideDetails(origin, err)
-			}
-			return nil, err
+			held.Subtract(added)
+			return nil, 0, decodeError(content, originOf(content, content.Files[i]), err)
 		}
-		all = append(all, found...)
+		all, added = append(all, found...), added+memory
 	}
-	return all, nil
+	return all, added, nil
+}
+
+// decodeError returns the error of a text of content, which is a phase.Invalid unless memory is missing.
+func decodeError(content source.Content, origin string, err error) error {
+	if kube.IsMissingMemory(err) {
+		return fmt.Errorf("%s: %w", origin, err)
+	}
+	err = phase.Invalidf("%s, %w", origin, err)
+	if content.Sensitive {
+		err = source.HideDetails(origin, err)
+	}
+	return err
 }
 
 // expandFiles returns the text of each file of content. It expands the files if content has templates, and runs them if

@@ -93,8 +93,9 @@ type patching struct {
 	Unpatched []int
 }
 
-// patch returns the objects that the patches change, by their index in docs, nil for a deleted one, and their size.
-func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []int) (map[int]*unstructured.Unstructured, int, error) {
+// patch returns the objects that the patches change, by their index in docs, nil for a deleted one, and the memory that
+// was added to changes.Held for them.
+func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []int) (map[int]*unstructured.Unstructured, int64, error) {
 	if len(changes.Patches) == 0 || len(docs) == 0 {
 		return map[int]*unstructured.Unstructured{}, 0, nil
 	}
@@ -108,7 +109,7 @@ func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []
 		changed, err = applyPatches(input)
 	} else {
 		err = c.sandbox.Call(sandbox.Call{
-			Function: patchFunction, Scope: changes.Scope, Key: patchFunction + " " + key, Limit: patchLimit, Input: input, Output: &changed,
+			Function: patchFunction, Scope: changes.Scope, Key: patchFunction + " " + key, Limit: patchLimit, Input: input, Output: &changed, Held: changes.Held,
 		})
 	}
 	if limit, ok := errors.AsType[*sandbox.LimitError](err); ok {
@@ -117,8 +118,13 @@ func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []
 	if err != nil {
 		return nil, 0, withoutPrivateText(changes.Patches, err)
 	}
-	objects, size := make(map[int]*unstructured.Unstructured, len(changed)), 0
+	objects, added := make(map[int]*unstructured.Unstructured, len(changed)), int64(0)
 	for i, raw := range changed {
+		needed := kube.MemoryOf(raw, kube.TypeUnstructured)
+		if err := changes.Held.Add(needed); err != nil {
+			return nil, 0, err
+		}
+		added += needed
 		if i < 0 || i >= len(docs) {
 			return nil, 0, fmt.Errorf("the sandbox returned index %d of %d objects", i, len(docs))
 		}
@@ -130,9 +136,8 @@ func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []
 		if fields != nil {
 			objects[i] = &unstructured.Unstructured{Object: fields}
 		}
-		size += len(raw)
 	}
-	return objects, size, nil
+	return objects, added, nil
 }
 
 // patchInSandbox applies patches in a child.

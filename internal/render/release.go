@@ -12,6 +12,7 @@ import (
 	releaseutil "helm.sh/helm/v4/pkg/release/v1/util"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/towline/towline/internal/cache"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 )
@@ -43,7 +44,6 @@ type Release struct {
 	// IsTransient is true if results of lookup were omitted, so that each rendering must read the member.
 	IsTransient bool
 
-	size int // size of the rendered text and the generated values in bytes
 	// needsMember is true if the chart must be rendered for each member: it generates values, or may look up a Secret
 	// or ConfigMap of its own. All other fields are empty.
 	needsMember bool
@@ -52,6 +52,11 @@ type Release struct {
 	// apiVariants is set, and all other fields are empty, in the cache entry that lists the renderings of requests that
 	// differ only in their API versions.
 	apiVariants *apiVariants
+}
+
+// size returns the memory of the release in bytes.
+func (r Release) size() int {
+	return cache.MinSize + int(r.Documents.Memory()) + len(r.Defaults) + len(r.Notes) + r.Generated.size()
 }
 
 // releaseObject is an object of a release and the path of its template.
@@ -147,7 +152,7 @@ func convertAnnotations(object *unstructured.Unstructured) {
 
 // build returns the release with the collected objects in Helm's order.
 func (p *releaseBuilder) build() Release {
-	release := Release{size: p.size}
+	var release Release
 	for _, list := range [][]releaseObject{p.crds, sortByKind(p.manifest), sortByKind(p.hooks)} {
 		for _, part := range list {
 			release.Objects = append(release.Objects, part.object)

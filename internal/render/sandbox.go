@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	kubejson "k8s.io/apimachinery/pkg/util/json"
 
-	"github.com/towline/towline/internal/cache"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
@@ -83,7 +82,7 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 	call := sandbox.Call{
 		Function: renderFunction, Scope: request.Scope, Key: renderFunction + " " + key, Limit: renderLimit,
 		Input:  rendering{Request: request, Archive: archive, RecordsAPIs: request.checkedAPIs != nil, Member: member},
-		Output: &rendered,
+		Output: &rendered, Held: request.Held,
 	}
 	if member != nil && member.HasLookup {
 		call.Callback = func(input json.RawMessage) (any, error) {
@@ -95,7 +94,7 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 		}
 	}
 	err = c.sandbox.Call(call)
-	release, decodeErr := rendered.decode()
+	release, decodeErr := rendered.decode(request.Held)
 	if err != nil {
 		return release, err
 	}
@@ -155,30 +154,43 @@ func encodeRelease(r Release) (renderedRelease, error) {
 	}, nil
 }
 
-// decode returns the Release. It counts the size itself: with a wrong one, the caches would have no limit.
-func (r renderedRelease) decode() (Release, error) {
+// decode returns the Release, with memory from held.
+func (r renderedRelease) decode(held *kube.HeldContent) (Release, error) {
 	release := Release{
 		Paths: r.Paths, Chart: r.Chart, Defaults: r.Defaults, Notes: r.Notes, Generated: r.Generated,
 		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, IsTransient: r.IsTransient,
 		needsMember: r.NeedsMember, checkedAPIs: r.CheckedAPIs,
-		size: cache.MinSize + len(r.Objects) + len(r.Defaults) + len(r.Notes) + r.Generated.size(),
 	}
 	if len(r.Objects) == 0 {
 		return release, nil
 	}
-	objects, err := decodeObjects(r.Objects)
-	if err != nil {
+	var err error
+	if release.Objects, release.Documents, err = decodeObjects(r.Objects, held); err != nil {
 		return Release{}, err
 	}
-	if len(r.Paths) != len(objects) {
-		return Release{}, fmt.Errorf("the sandbox returned %d paths of %d objects", len(r.Paths), len(objects))
+	if len(r.Paths) != len(release.Objects) {
+		return Release{}, fmt.Errorf("the sandbox returned %d paths of %d objects", len(r.Paths), len(release.Objects))
 	}
-	release.Objects, release.Documents = objects, kube.NewDocuments(objects)
 	return release, nil
 }
 
-// decodeObjects decodes the objects that a child returns. A child with wrong ones must not end this process.
-func decodeObjects(raw json.RawMessage) ([]*unstructured.Unstructured, error) {
+// decodeObjects decodes the objects that a child returns, with memory from held. A child with wrong ones must not end
+// this process.
+func decodeObjects(raw json.RawMessage, held *kube.HeldContent) ([]*unstructured.Unstructured, *kube.Documents, error) {
+	needed := kube.MemoryOf(raw, kube.TypeUnstructured)
+	if err := held.Add(needed); err != nil {
+		return nil, nil, err
+	}
+	objects, err := unmarshalObjects(raw)
+	if err != nil {
+		held.Subtract(needed)
+		return nil, nil, err
+	}
+	documents := kube.NewDocuments(objects)
+	return objects, documents, held.AddDecoded(documents, needed)
+}
+
+func unmarshalObjects(raw json.RawMessage) ([]*unstructured.Unstructured, error) {
 	var decoded []any
 	if err := kubejson.Unmarshal(raw, &decoded); err != nil { // integers stay integers
 		return nil, fmt.Errorf("decode the objects: %w", err)

@@ -2,6 +2,7 @@ package render
 
 import (
 	"bytes"
+	"fmt"
 
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 
@@ -12,13 +13,16 @@ import (
 
 // Values merges the values of a chart in this order: the inline text, which can be a template, the contents without
 // templates, and the contents with templates. Later values replace earlier ones; maps are merged and lists are
-// replaced. Errors are phase.Invalid and name the source.
+// replaced. Errors are phase.Invalid and name the source, but for those about memory, see kube.HeldContent.Add.
 func Values(inline string, from []source.Content, subject source.Subject) (map[string]any, error) {
 	text, err := subject.Expand("values", inline)
 	if err != nil {
 		return nil, err
 	}
-	merged, err := loadValues([]byte(text))
+	merged, err := loadValues([]byte(text), subject.Held)
+	if kube.IsMissingMemory(err) {
+		return nil, fmt.Errorf("parse values: %w", err)
+	}
 	if err != nil {
 		err = phase.Invalidf("parse values: %w", err)
 		if subject.Resources.HasSecret {
@@ -32,9 +36,12 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 			return nil, err
 		}
 		for i, raw := range texts {
-			values, err := loadValues(raw)
+			values, err := loadValues(raw, subject.Held)
+			origin := "parse values in " + originOf(content, content.Files[i])
+			if kube.IsMissingMemory(err) {
+				return nil, fmt.Errorf("%s: %w", origin, err)
+			}
 			if err != nil {
-				origin := "parse values in " + originOf(content, content.Files[i])
 				err = phase.Invalidf("%s: %w", origin, err)
 				if content.WithResultsOf(subject).Sensitive {
 					err = source.HideDetails(origin, err)
@@ -47,11 +54,18 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 	return merged, nil
 }
 
-func loadValues(text []byte) (map[string]any, error) {
+// loadValues parses values. Their memory stays added to held.
+func loadValues(text []byte, held *kube.HeldContent) (map[string]any, error) {
 	if err := kube.CheckNodes(text); err != nil {
 		return nil, err
 	}
-	return loader.LoadValues(bytes.NewReader(text))
+	needed := kube.MemoryOfManifest(len(text), kube.CountNodes(text))
+	if err := held.Add(needed); err != nil {
+		return nil, err
+	}
+	values, err := loader.LoadValues(bytes.NewReader(text))
+	held.Subtract(max(0, needed-kube.MemoryOfValue(values)))
+	return values, err
 }
 
 // plainFirst returns the contents in from, those with templates last.

@@ -89,13 +89,14 @@ func startChild(command []string, memory int64) (*child, error) {
 	return started, nil
 }
 
-// exchange sends a call, calls callback when the function requests data, and returns the result.
-func (c *child) exchange(call request, callback func(json.RawMessage) (any, error)) (response, error) {
+// exchange sends a call, calls callback when the function requests data, and returns the result, whose size it adds to
+// held.
+func (c *child) exchange(call request, callback func(json.RawMessage) (any, error), held *kube.HeldContent) (response, error) {
 	for {
 		if err := write(c.in, call); err != nil {
 			return response{}, err
 		}
-		received, err := c.receive()
+		received, err := c.receive(held)
 		if err != nil {
 			return response{}, err
 		}
@@ -106,14 +107,17 @@ func (c *child) exchange(call request, callback func(json.RawMessage) (any, erro
 			return response{}, errUnexpectedCallback
 		}
 		call = newCallbackResult(callback(received.Callback))
+		held.Subtract(int64(len(received.Callback)))
 	}
 }
 
-// receive reads one message. The child sends the next one only after the next request, so the decoder, with
-// its memory, is not used again.
-func (c *child) receive() (response, error) {
+// receive reads one message, and adds its size to held. The child sends the next one only after the next request, so
+// the decoder, with its memory, is not used again.
+func (c *child) receive(held *kube.HeldContent) (response, error) {
 	var received response
-	limited := &io.LimitedReader{R: c.out, N: maxMessage}
+	counted := &countedReader{in: c.out, held: held}
+	defer func() { held.Subtract(counted.added - int64(len(received.Output)+len(received.Callback))) }()
+	limited := &io.LimitedReader{R: counted, N: maxMessage}
 	err := json.NewDecoder(limited).Decode(&received)
 	switch {
 	case err != nil && limited.N <= 0:
@@ -124,6 +128,27 @@ func (c *child) receive() (response, error) {
 		return response{}, errTooManyValues
 	}
 	return received, nil
+}
+
+// messageCost is the memory to read a message, for each byte of it: the buffer of the decoder, which doubles its size,
+// and the decoded message.
+const messageCost = 3
+
+// countedReader reserves memory for a message while it is read.
+type countedReader struct {
+	in    io.Reader
+	held  *kube.HeldContent
+	added int64 // to held, in bytes
+}
+
+// Read implements io.Reader.
+func (r *countedReader) Read(p []byte) (int, error) {
+	n, err := r.in.Read(p)
+	if addErr := r.held.Add(int64(n) * messageCost); addErr != nil {
+		return 0, addErr
+	}
+	r.added += int64(n) * messageCost
+	return n, err
 }
 
 func newCallbackResult(result any, err error) request {

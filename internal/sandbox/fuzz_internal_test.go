@@ -21,7 +21,7 @@ func FuzzReceive(f *testing.F) {
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		var received response
 		var err error
-		fuzzing.Within(t, 2<<20+uint64(len(sent))*16, func() { received, err = (&child{out: bytes.NewReader(sent)}).receive() })
+		fuzzing.Within(t, 2<<20+uint64(len(sent))*16, func() { received, err = (&child{out: bytes.NewReader(sent)}).receive(nil) })
 		fuzzing.OneLine(t, err)
 		if err != nil {
 			return
@@ -32,7 +32,7 @@ func FuzzReceive(f *testing.F) {
 		if err := write(&encoded, received); err != nil {
 			t.Fatalf("encode %+v: %v", received, err)
 		}
-		again, err := (&child{out: &encoded}).receive()
+		again, err := (&child{out: &encoded}).receive(nil)
 		if err != nil {
 			t.Fatalf("read an encoded message: %v", err)
 		}

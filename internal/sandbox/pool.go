@@ -44,6 +44,7 @@ const (
 type Pool struct {
 	command  []string
 	memory   int64 // limit of a child in bytes
+	results  *kube.ContentMemory
 	children *children
 	clock    clock.PassiveClock
 
@@ -80,8 +81,18 @@ func NewPool(command []string, clock clock.PassiveClock) *Pool {
 	memory := min(maxMemory, limit)
 	return &Pool{
 		command: command, memory: memory, children: newChildren(limit), clock: clock,
+		results: kube.NewContentMemory(max(minMemory, debug.SetMemoryLimit(-1)/4)),
 		running: map[string]int{}, failures: map[callKey]failure{}, callsByKey: map[string]*keyCalls{},
 	}
+}
+
+// Memory returns the memory for results of calls and what is made of them: a quarter of the memory limit of this
+// process, and at least 256 MiB. It is nil, which is no limit, for a nil Pool.
+func (p *Pool) Memory() *kube.ContentMemory {
+	if p == nil {
+		return nil
+	}
+	return p.results
 }
 
 // Call is one execution of a function.
@@ -102,6 +113,9 @@ type Call struct {
 	Input any
 	// Output is a pointer that receives the output.
 	Output any
+	// Held is the memory to which the size of the output is added. Without it, the output has memory of Pool.Memory only
+	// until Call returns.
+	Held *kube.HeldContent
 	// Callback is called when the function requests data. It must be nil for inputs with which the function requests none.
 	// Then a request is an error. Both the requests and the output can be forged: the caller must check what it relies on.
 	Callback func(input json.RawMessage) (any, error)
@@ -116,9 +130,14 @@ type LimitError struct{ reason string }
 func (e *LimitError) Error() string { return e.reason }
 
 // Call runs a function in a child, and returns its error. It returns a LimitError if the child exceeds a limit. An
-// error that is a phase.Invalid in the child is one here, too.
+// error that is a phase.Invalid in the child is one here, too. The error of an output for which there is no memory is
+// that of kube.HeldContent.Add.
 func (p *Pool) Call(call Call) error {
 	call.Key = call.Scope + " " + call.Key
+	if call.Held == nil {
+		call.Held = p.results.Hold(call.Scope)
+		defer call.Held.Release()
+	}
 	defer p.acquireKey(call.Key, maxPerKey)()
 	if err := p.failureOf(call); err != nil {
 		return err
@@ -149,7 +168,7 @@ func (p *Pool) Call(call Call) error {
 			p.children.remove(used)
 		}
 	}()
-	result, err := used.exchange(request{Function: call.Function, Input: input}, callback)
+	result, err := used.exchange(request{Function: call.Function, Input: input}, callback, call.Held)
 	hasReturned = true
 	isInTime := stop()
 	if isInTime && err == nil {
@@ -158,8 +177,11 @@ func (p *Pool) Call(call Call) error {
 		return decodeResult(result, call.Output)
 	}
 	used.kill()
-	if !p.children.remove(used) {
-		// Other calls are as much the reason: it is not remembered.
+	isKilled := !p.children.remove(used)
+	switch { // other calls are as much the reason: it is not remembered
+	case kube.IsMissingMemory(err):
+		return err
+	case isKilled:
 		return fmt.Errorf("%w: all calls together took more than %d MiB, and this one took the most", ErrMemory, p.children.limit>>20)
 	}
 	reason := used.exitReason()

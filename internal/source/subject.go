@@ -12,6 +12,7 @@ import (
 	kubejson "k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/towline/towline/internal/cache"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/sandbox"
 )
@@ -47,6 +48,8 @@ type Subject struct {
 	// Expansions has the results of templates that read nothing of any subject, see NewExpansions. Without it, each of
 	// them is expanded for each subject.
 	Expansions *cache.Cache[string]
+	// Held is the memory of what is rendered for the subject. Nil is no limit.
+	Held *kube.HeldContent
 }
 
 // NewExpansions returns an empty cache for Subject.Expansions. All subjects can share it.
@@ -162,7 +165,7 @@ func (s Subject) run(name string, e expansion) (Expanded, error) {
 	line := 0
 	err := s.Sandbox.Call(sandbox.Call{
 		Function: name, Scope: s.Confined, Key: fmt.Sprintf("%s %s %x", name, s.Profile, sha256.Sum256([]byte(e.Text))),
-		Member: s.Namespace + "/" + s.Name, Limit: expandLimit, Input: e, Output: &expanded,
+		Member: s.Namespace + "/" + s.Name, Limit: expandLimit, Input: e, Output: &expanded, Held: s.Held,
 		Callback: func(input json.RawMessage) (any, error) { return nil, json.Unmarshal(input, &line) },
 		Detail: func() string {
 			if line == 0 {

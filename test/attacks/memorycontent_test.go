@@ -17,14 +17,21 @@ import (
 )
 
 // contentsPerKind is the number of contents of each kind in fillingContents. The contents take memory from each other,
-// and some wait for minutes: the test waits until testedContents of all have a result, which is half of them.
+// and some wait for minutes: the test waits until testedContents of all have a result, which is less than half of them.
 const contentsPerKind, testedContents = 8, 24
 
-// valuesPerContent is the number of values in a manifest of 1 MiB. They need 100 MiB while they are decoded.
-const valuesPerContent = 330_000
+// The numbers of values in a manifest and in the result of a chart: a few more, and the hub refuses them, since they
+// need more than 128 MiB while they are decoded. A profile of manifestsPerProfile manifests needs nearly as much until
+// it is delivered.
+const (
+	valuesPerManifest   = 155_000
+	valuesPerChart      = 290_000
+	manifestsPerProfile = 8
+)
 
-// fillingContents creates profiles whose contents take as much memory as possible: manifests of many values, templates
-// that keep long texts, charts with many values, large and many-valued indexes of repositories, and files of many URLs.
+// fillingContents creates profiles whose contents take as much memory as possible: manifests of many values, one by one
+// and many in one profile, templates that keep long texts, charts with many values, large and many-valued indexes of
+// repositories, and files of many URLs.
 func (w *world) fillingContents(tenant client.Client) {
 	w.Helper()
 	w.pullCluster(tenant, "contents")
@@ -33,7 +40,7 @@ func (w *world) fillingContents(tenant client.Client) {
 	}
 	charts := make([]examples.Chart, contentsPerKind)
 	for i := range contentsPerKind {
-		charts[i] = examples.Chart{Name: fmt.Sprint("values-", i), Version: "1.0.0", Files: map[string]string{"templates/a.yaml": manifest(i, "{{ range 450000 }}{},{{ end }}")}}
+		charts[i] = examples.Chart{Name: fmt.Sprint("values-", i), Version: "1.0.0", Files: map[string]string{"templates/a.yaml": manifest(i, fmt.Sprintf("{{ range %d }}{},{{ end }}", valuesPerChart))}}
 	}
 	repository, err := examples.Repository(charts...)
 	w.must(err)
@@ -60,7 +67,7 @@ func (w *world) fillingContents(tenant client.Client) {
 	}
 	for i := range contentsPerKind {
 		for kind, text := range map[string]string{
-			"manifest": manifest(i, strings.Repeat("{},", valuesPerContent)),
+			"manifest": manifest(i, strings.Repeat("{},", valuesPerManifest)),
 			"template": fmt.Sprintf(`{{ $x := repeat %d "x" }}{{ range 1000000000 }}{{ end }}{{ len $x }}`, 200_000_000+i),
 		} {
 			name := fmt.Sprint(kind, "-", i)
@@ -72,6 +79,11 @@ func (w *world) fillingContents(tenant client.Client) {
 				spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: name}}
 			})
 		}
+		w.profile(tenant, fmt.Sprint("many-", i), func(spec *configv1beta1.ProfileSpec) {
+			for n := range manifestsPerProfile {
+				spec.PolicyRefs = append(spec.PolicyRefs, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: fmt.Sprint("manifest-", (i+n)%contentsPerKind)})
+			}
+		})
 		w.profile(tenant, fmt.Sprint("chart-", i), chart("", charts[i].Name))
 		w.profile(tenant, fmt.Sprint("text-", i), chart(fmt.Sprint("/text/", i), "a"))
 		w.profile(tenant, fmt.Sprint("values-", i), chart(fmt.Sprint("/values/", i), "a"))

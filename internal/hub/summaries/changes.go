@@ -12,6 +12,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/engine"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/release"
@@ -44,7 +45,7 @@ func hasPatchTemplate(spec configv1beta1.ProfileSpec) bool {
 // with Sveltos, the patches of the spec come first, then those from objects with the template annotation, then others.
 func (c *Composer) loadChanges(ctx context.Context, r ComposeRequest) (render.Changes, error) {
 	spec := r.Summary.Spec.ClusterProfileSpec
-	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations, Scope: r.Subject.Confined}
+	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations, Scope: r.Subject.Confined, Held: r.Subject.Held}
 	if err := changes.Validate(); err != nil {
 		return render.Changes{}, withReason(status.ReasonRender, err)
 	}
@@ -93,6 +94,9 @@ func decodePatches(content source.Content, subject source.Subject) ([]render.Pat
 		isPrivate := content.Sensitive
 		var patches []render.Patch
 		if err == nil {
+			err = subject.Held.Add(kube.MemoryOfManifest(len(text), kube.CountNodes([]byte(text))))
+		}
+		if err == nil {
 			isPrivate = content.WithResultsOf(subject).Sensitive
 			patches, err = render.DecodePatches(origin, text)
 		}
@@ -128,6 +132,9 @@ func (c *Composer) applyChanges(changes render.Changes, composed composedItems) 
 	items := make([]bundle.Item, 0, len(composed.items))
 	for _, item := range composed.items {
 		changed, err := c.Changer.Change(item.Objects, item.Documents, changes, unpatchedObjects(item, composed.unpatchedHooks))
+		if err == nil {
+			err = changes.Held.AddDocuments(changed.Documents)
+		}
 		if err != nil && item.Release != nil {
 			err = fmt.Errorf("helm release %s/%s: %w", item.Release.Namespace, item.Release.Name, err)
 		}

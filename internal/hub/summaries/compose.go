@@ -3,6 +3,7 @@ package summaries
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -248,9 +249,12 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 			return composedItems{}, withReason(status.ReasonSource, err)
 		}
 		contents = append(contents, InputObject{Reference: content.Reference, Version: content.Version})
-		objects, documents, err := c.Manifests.Render(content, r.Subject) //nolint:contextcheck // it decodes for all callers with the same content
+		objects, documents, err := c.Manifests.Render(content, r.Subject)
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonRender, err)
+		}
+		if err := r.Subject.Held.AddDocuments(documents); err != nil {
+			return composedItems{}, withReason(status.ReasonRender, fmt.Errorf("%s: %w", content.Reference, err))
 		}
 		objects = withoutOverridden(objects, tier(ref.Tier), tiers)
 		if len(objects) == 0 {

@@ -30,6 +30,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/render"
+	"github.com/towline/towline/internal/sandbox"
 	"github.com/towline/towline/internal/source"
 	"github.com/towline/towline/internal/status"
 )
@@ -60,6 +61,8 @@ type restarts struct {
 	lastApplied time.Time
 	// queue is the queue of the controller.
 	queue priorityqueue.PriorityQueue[reconcile.Request]
+	// pool is Composer.Sandbox. Default: that of all tests.
+	pool *sandbox.Pool
 	// memberConfig is Composer.MemberConfig.
 	memberConfig map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error)
 }
@@ -166,7 +169,7 @@ func newTestComposer(r *restarts) *Composer {
 		Charts: charts, Renderer: render.NewCharts(nil), MemberConfig: r.memberConfig,
 		ListDeployed: func(context.Context, fleet.Member) ([]bundle.Deployed, error) { return nil, nil },
 		Contents:     &source.Contents{Hub: r, Remote: r.remote}, Objects: r, Hub: r.hub, Manifests: render.NewManifestRenderer(), Changer: render.NewChanger(nil), HubUID: "hub", CodeVersion: r.codeVersion,
-		Kustomizations: render.NewKustomizationRenderer(pool), Sandbox: pool,
+		Kustomizations: render.NewKustomizationRenderer(pool), Sandbox: cmp.Or(r.pool, pool),
 	}
 }
 

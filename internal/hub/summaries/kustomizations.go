@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -59,6 +60,9 @@ func (c *Composer) composeKustomizations(ctx context.Context, r ComposeRequest) 
 		objects, documents, err := c.Kustomizations.Render(kustomization, r.Subject)
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonRender, err)
+		}
+		if err := r.Subject.Held.AddDocuments(documents); err != nil {
+			return composedItems{}, withReason(status.ReasonRender, fmt.Errorf("%s: %w", kustomization, err))
 		}
 		if objects = withoutOverridden(objects, tier(ref.Tier), tiers); len(objects) == 0 {
 			continue

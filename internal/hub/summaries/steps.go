@@ -14,6 +14,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/sandbox"
@@ -38,6 +39,8 @@ type state struct {
 	member  fleet.Member
 	// deployed are the summary's bundles on the member, by feature.
 	deployed map[libv1beta1.FeatureID]bundle.Deployed
+	// held is the memory of the content. It is released at the end of the reconcile.
+	held *kube.HeldContent
 	// compositions are the bundles to deliver. A feature whose bundle could not be built has a result instead.
 	compositions []Composition
 	// delivered are the features whose bundles were delivered without an error.
@@ -388,6 +391,9 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 		return Composition{}, &conflictError{conflicts: request.Conflicts}
 	}
 	composition, err := c.Composer.Compose(ctx, request, feature)
+	if errors.Is(err, kube.ErrContentTooLarge) {
+		err = phase.Invalid{Err: err}
+	}
 	if err != nil {
 		return Composition{}, err
 	}

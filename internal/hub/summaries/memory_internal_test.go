@@ -1,0 +1,52 @@
+package summaries
+
+import (
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/clock"
+
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/sandbox"
+)
+
+// TestMemoryOfContent has a hub with the memory of a container of 2 GiB, and a profile whose manifests need 4 MiB each
+// until they are delivered, and three times as much while they are decoded.
+func TestMemoryOfContent(t *testing.T) { //nolint:paralleltest // it changes the memory limit of the process
+	r := newRestarts(t)
+	limit := debug.SetMemoryLimit(1 << 30)
+	r.pool = sandbox.NewPool(nil, clock.RealClock{}) // no template starts a child
+	debug.SetMemoryLimit(limit)
+	r.feature = libv1beta1.FeatureResources
+	var refs []libv1beta1.PolicyRef
+	for i := range 35 {
+		name := fmt.Sprint("content-", i)
+		text := fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: %s}\nx: [%s]\n", name, strings.Repeat("{a: 0},", 10_000))
+		r.must(r.hub.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: name}, Data: map[string]string{"a.yaml": text}}))
+		refs = append(refs, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: "fleet", Name: name})
+	}
+	check := func(status libv1beta1.FeatureStatus, message string, manifests int) {
+		t.Helper()
+		s := r.summary()
+		r.update(s, func() { s.Spec.ClusterProfileSpec.PolicyRefs = refs[:manifests] })
+		got := r.reconcile()
+		if got.Status != status || !strings.Contains(got.FailureMessage, message) || (message == "") != (got.FailureMessage == "") {
+			t.Errorf("got %s, %q, want %s, %q", got.Status, got.FailureMessage, status, message)
+		}
+	}
+	check(libv1beta1.FeatureStatusFailedNonRetriable, "its objects, texts and values need too much memory: more than 128 MiB", 35)
+	other := r.pool.Memory().Hold("") // another profile
+	r.must(other.Add(100 << 20))
+	check(libv1beta1.FeatureStatusFailed, "the hub has no memory left for it, and tries again: content of ClusterProfiles needs it", 10)
+	other.Release()
+	check(libv1beta1.FeatureStatusProvisioned, "", 10)
+	all := r.pool.Memory().Hold("")
+	defer all.Release()
+	if err := all.Add(128 << 20); err != nil {
+		t.Errorf("after all reconciles: %v", err)
+	}
+}

@@ -1,0 +1,165 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+)
+
+// TestMemoryOfValues decodes and encodes objects, and compares the memory with that of Documents.
+//
+//nolint:paralleltest // it measures the memory of the whole process
+func TestMemoryOfValues(t *testing.T) {
+	const n = 20_000
+	fields := func(count int) string {
+		var all []string
+		for i := range count {
+			all = append(all, fmt.Sprintf(`"field%d":1000`, i))
+		}
+		return "{" + strings.Join(all, ",") + "}"
+	}
+	for _, element := range []string{
+		`{}`, `[]`, `null`, `1000`, `"a"`, `"` + strings.Repeat("x", 100) + `"`, `"` + strings.Repeat("<", 100) + `"`, `"` + strings.Repeat(`\u0001`, 100) + `"`,
+		`{"":0}`, `{"":{}}`, `[[]]`, fields(7), fields(8), fields(9), fields(14), fields(15), fields(100),
+		`{"name":"web","image":"registry.example.com/web:1.0.0","ports":[{"containerPort":8080,"protocol":"TCP"}]}`,
+	} {
+		raw := []byte(`{"x":[` + strings.TrimSuffix(strings.Repeat(element+",", n), ",") + `]}`)
+		runtime.GC() // together with that in heap, it empties the pool of buffers of encoding/json
+		before := heap()
+		fields := map[string]any{}
+		if err := utiljson.Unmarshal(raw, &fields); err != nil {
+			t.Fatal(err)
+		}
+		documents := NewDocuments([]*unstructured.Unstructured{{Object: fields}})
+		if _, err := documents.Encode(documents.objects); err != nil {
+			t.Fatal(err)
+		}
+		runtime.GC()
+		used, estimate := heap()-before, documents.Memory()
+		if t.Logf("%.60s: %d bytes per element, estimate %d", element, used/n, estimate/n); used > estimate || estimate > 4*used {
+			t.Errorf("%.60s needs %d bytes per element, the estimate is %d", element, used/n, estimate/n)
+		}
+		runtime.KeepAlive(documents)
+		runtime.KeepAlive(raw)
+	}
+}
+
+// documentsOf returns Documents whose memory is a little more than n MiB.
+func documentsOf(mebibytes int) *Documents {
+	text := strings.Repeat("x", mebibytes<<20/2)
+	return NewDocuments([]*unstructured.Unstructured{{Object: map[string]any{"x": text}}})
+}
+
+func TestContentMemoryIsShared(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // waits take no time
+		memory := NewContentMemory(100 << 20)
+		documents := documentsOf(40)
+		var all []*HeldContent
+		for range 10 {
+			held := memory.Hold("one")
+			all = append(all, held)
+			if err := errors.Join(held.AddDocuments(documents), held.AddDocuments(documents)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		held := memory.Hold("one")
+		if err := held.AddDocuments(documentsOf(20)); !errors.Is(err, ErrMemoryInUse) {
+			t.Errorf("more than a half for one scope: got %v", err)
+		}
+		if err := held.Add(60 << 20); !errors.Is(err, ErrContentTooLarge) {
+			t.Errorf("more than a half for one content: got %v", err)
+		}
+		if err := all[0].Add(11 << 20); !errors.Is(err, ErrContentTooLarge) {
+			t.Errorf("more than a half together with Documents: got %v", err)
+		}
+		if err := all[0].Add(9 << 20); err != nil {
+			t.Errorf("a half together with Documents: got %v", err)
+		}
+		all[0].Subtract(9 << 20)
+		other := memory.Hold("two")
+		if err := other.AddDocuments(documentsOf(20)); err != nil {
+			t.Errorf("another scope: %v", err)
+		}
+		for _, holder := range all[1:] {
+			holder.Release()
+		}
+		if err := held.Add(20 << 20); !errors.Is(err, ErrMemoryInUse) {
+			t.Errorf("while one holder is left: got %v", err)
+		}
+		all[0].Release()
+		if err := held.Add(20 << 20); err != nil {
+			t.Errorf("after the release: %v", err)
+		}
+		held.Release()
+		other.Release()
+		checkReleased(t, memory)
+	})
+}
+
+func TestContentMemoryAfterRelease(t *testing.T) {
+	t.Parallel()
+	memory := NewContentMemory(100 << 20)
+	held := memory.Hold("one")
+	if err := held.Add(30 << 20); err != nil {
+		t.Fatal(err)
+	}
+	held.Release()
+	// A rendering that other callers wait for continues.
+	if err := errors.Join(held.Add(1<<20), held.AddDecoded(documentsOf(4), 1<<20), held.AddDocuments(documentsOf(4))); err != nil {
+		t.Error(err)
+	}
+	held.Subtract(1 << 20)
+	checkReleased(t, memory)
+}
+
+// checkReleased checks that nothing is reserved.
+func checkReleased(t *testing.T, memory *ContentMemory) {
+	t.Helper()
+	if memory.memory.reserved != 0 || len(memory.memory.byNamespace) > 0 || len(memory.documents) > 0 {
+		t.Errorf("%d bytes and %d Documents stay", memory.memory.reserved, len(memory.documents))
+	}
+}
+
+// TestContentMemoryIsReleased holds and releases contents at random. What is reserved is what is held.
+func TestContentMemoryIsReleased(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the test is repeatable
+		memory := NewContentMemory(64 << 20)
+		documents := make([]*Documents, 12)
+		for i := range documents {
+			documents[i] = documentsOf(i)
+		}
+		for range 500 {
+			var all []*HeldContent
+			for range 4 {
+				all = append(all, memory.Hold(fmt.Sprint(random.IntN(2))))
+			}
+			for range 10 {
+				held, d, n := all[random.IntN(len(all))], documents[random.IntN(len(documents))], random.Int64N(8<<20)
+				if err := held.Add(n); err != nil {
+					continue
+				}
+				switch random.IntN(3) {
+				case 0:
+					_ = held.AddDecoded(d, n) // there may be no memory, here and below
+				case 1:
+					held.Subtract(n)
+					_ = held.AddDocuments(d)
+				}
+			}
+			for _, held := range all {
+				held.Release()
+			}
+			checkReleased(t, memory)
+		}
+	})
+}
