@@ -87,6 +87,7 @@ func (r *run) fill(ctx context.Context) error {
 		}
 		f.copies[i] = fillProfile{name: name, uid: uuid.NewUUID(), content: content}
 	}
+	r.hub.entries += len(f.copies) * r.objects
 	// A summary needs its profile, and a group its summary.
 	for _, step := range []struct {
 		prefix string

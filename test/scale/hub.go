@@ -28,6 +28,8 @@ type testHub struct {
 	etcd   *etcd
 	dir    string
 	hub    *exec.Cmd
+	// entries is the most objects that a ClusterConfiguration lists.
+	entries int
 	// diagnosticsAddress is where each process of the hub serves its metrics and profiles.
 	diagnosticsAddress string
 }

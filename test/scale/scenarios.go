@@ -13,15 +13,13 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/localkube"
 )
 
 const (
 	// The labels by which the profiles of the scenarios select clusters.
 	allLabel, tenthLabel, matrixLabel, fillLabel = "scale/all", "scale/tenth", "scale/matrix", "scale/fill"
-	// quietWindow is the time without writes after which a hub counts as quiet. A ClusterConfiguration is written every
-	// five seconds at most.
-	quietWindow = 6 * time.Second
 )
 
 // options are the flags of the command.
@@ -152,6 +150,7 @@ spec:
 	if err := yaml.UnmarshalStrict([]byte(text), profile); err != nil {
 		return err
 	}
+	r.hub.entries += r.objects
 	return r.hub.client.Create(ctx, profile)
 }
 
@@ -296,7 +295,7 @@ func (r *run) startWithChange(ctx context.Context, result *result, content strin
 	if err := r.hub.awaitQuiet(ctx); err != nil {
 		return err
 	}
-	result.add("quiet after", (time.Since(began) - quietWindow).Seconds(), "s")
+	result.add("quiet after", (time.Since(began) - r.hub.quietWindow()).Seconds(), "s")
 	return nil
 }
 
@@ -316,11 +315,16 @@ func reconnect(ctx context.Context, r *run, result *result) error {
 	return r.changeContents(ctx, result, r.sharedNames()[:1], r.clusters)
 }
 
+// quietWindow returns the time without writes after which a hub counts as quiet.
+func (h *testHub) quietWindow() time.Duration {
+	return summaries.ConfigurationInterval(h.entries) + time.Second
+}
+
 // awaitQuiet waits until there was no write of Towline for quietWindow.
 func (h *testHub) awaitQuiet(ctx context.Context) error {
 	before, err := h.plane.Requests(ctx)
 	for err == nil {
-		sleep(ctx, quietWindow)
+		sleep(ctx, h.quietWindow())
 		var after localkube.RequestCounts
 		if after, err = h.plane.Requests(ctx); err != nil {
 			return err

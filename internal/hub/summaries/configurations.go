@@ -59,16 +59,18 @@ func (c *Controller) recordOn(s *state, owner metav1.OwnerReference) {
 const (
 	// configurationWorkers is the number of ClusterConfigurations that are written at the same time.
 	configurationWorkers = 4
-	// configurationInterval is the time between two writes of one ClusterConfiguration. The changes of many profiles in
-	// that time are one write, since the object lists the objects of all profiles and becomes large.
-	configurationInterval = 5 * time.Second
+	// minConfigurationInterval and maxConfigurationInterval limit ConfigurationInterval.
+	minConfigurationInterval = 5 * time.Second
+	maxConfigurationInterval = time.Minute
+	// intervalPerEntry is the part of each listed object and chart in ConfigurationInterval.
+	intervalPerEntry = 50 * time.Millisecond
 	// shutdownTimeout limits the time for the last writes when the hub stops.
 	shutdownTimeout = 5 * time.Second
 )
 
 // Configurations writes ClusterConfigurations, which list the objects that each profile has deployed on a cluster. It
 // is their only writer, so that profiles do not compete for the object of their cluster. Changes are kept in memory
-// until they are written: the first one and removals at once, others after configurationInterval. After a kill, the
+// until they are written: the first one and removals at once, others after ConfigurationInterval. After a kill, the
 // reconciles of the next start set the entries of their summaries again, and unclaimed.Controller deletes the entries
 // of summaries that do not exist. The controllers that deregister clusters call DeleteConfiguration.
 type Configurations struct {
@@ -81,8 +83,15 @@ type Configurations struct {
 	mu sync.Mutex
 	// pending are the changes that are not written yet.
 	pending map[client.ObjectKey]*pendingConfiguration
-	// written has the time of the last write.
-	written map[client.ObjectKey]time.Time
+	// nextWrites has the earliest time of the next write.
+	nextWrites map[client.ObjectKey]time.Time
+}
+
+// ConfigurationInterval returns the time between two writes of a ClusterConfiguration with this number of objects and
+// charts. The changes of many profiles in that time are one write. It grows with the number, since each write contains
+// all entries.
+func ConfigurationInterval(entries int) time.Duration {
+	return min(max(minConfigurationInterval, time.Duration(entries)*intervalPerEntry), maxConfigurationInterval)
 }
 
 // pendingConfiguration are the changes of one ClusterConfiguration, by profile and feature.
@@ -124,7 +133,7 @@ func NewConfigurations(hub client.Client, live client.Reader, shard fleet.Shard)
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[client.ObjectKey](minRetryDelay, maxRetryDelay)
 	return &Configurations{
 		hub: hub, live: live, shard: shard, queue: workqueue.NewTypedRateLimitingQueue(limiter),
-		pending: map[client.ObjectKey]*pendingConfiguration{}, written: map[client.ObjectKey]time.Time{},
+		pending: map[client.ObjectKey]*pendingConfiguration{}, nextWrites: map[client.ObjectKey]time.Time{},
 	}
 }
 
@@ -160,7 +169,7 @@ func (c *Configurations) Set(m fleet.Member, owner metav1.OwnerReference, change
 	for _, change := range changes {
 		c.pending[key].changes[deployedKey{owner.Kind, owner.Name, change.FeatureID, on}] = &deployedChange{owner, change, on}
 	}
-	delay := time.Until(c.written[key].Add(configurationInterval))
+	delay := time.Until(c.nextWrites[key])
 	if slices.ContainsFunc(changes, isRemoval) {
 		delay = 0 // it may be the last change of the cluster
 	}
@@ -228,7 +237,8 @@ func (c *Configurations) writePending(ctx context.Context, key client.ObjectKey)
 	if !ok {
 		return nil
 	}
-	if err := c.write(ctx, key, snapshot); err != nil {
+	interval, err := c.write(ctx, key, snapshot)
+	if err != nil {
 		return fmt.Errorf("update ClusterConfiguration %s: %w", key, err)
 	}
 	c.mu.Lock()
@@ -238,7 +248,9 @@ func (c *Configurations) writePending(ctx context.Context, key client.ObjectKey)
 	if len(pending.changes) == 0 {
 		delete(c.pending, key)
 	}
-	c.written[key] = time.Now()
+	if next := time.Now().Add(interval); next.After(c.nextWrites[key]) {
+		c.nextWrites[key] = next
+	}
 	return nil
 }
 
@@ -264,11 +276,12 @@ func (c *Configurations) Read(ctx context.Context, m fleet.Member) (configv1beta
 	return pending.applyTo(existing.Status), nil
 }
 
-// write applies changes to the ClusterConfiguration. It reads the object from the cache first, and from the API server
-// if the cache does not have it, and after a conflict.
-func (c *Configurations) write(ctx context.Context, key client.ObjectKey, pending pendingConfiguration) error {
+// write applies changes to the ClusterConfiguration, and returns the time until its next write. It reads the object
+// from the cache first, and from the API server if the cache does not have it, and after a conflict.
+func (c *Configurations) write(ctx context.Context, key client.ObjectKey, pending pendingConfiguration) (time.Duration, error) {
 	var reader client.Reader = c.hub
-	return kube.RetryOnConflict(ctx, func() error {
+	interval := minConfigurationInterval
+	err := kube.RetryOnConflict(ctx, func() error {
 		existing := &configv1beta1.ClusterConfiguration{}
 		err := reader.Get(ctx, key, existing)
 		if apierrors.IsNotFound(err) {
@@ -278,8 +291,21 @@ func (c *Configurations) write(ctx context.Context, key client.ObjectKey, pendin
 		if client.IgnoreNotFound(err) != nil {
 			return err
 		}
-		return c.apply(ctx, key, pending, existing, pending.applyTo(existing.Status))
+		updated := pending.applyTo(existing.Status)
+		if !equality.Semantic.DeepEqual(existing.Status, updated) {
+			interval = ConfigurationInterval(countEntries(updated))
+		}
+		return c.apply(ctx, key, pending, existing, updated)
 	})
+	return interval, err
+}
+
+// countEntries returns the number of listed objects and charts.
+func countEntries(s configv1beta1.ClusterConfigurationStatus) (count int) {
+	status.EachDeployedFeature(s, func(_, _ string, feature configv1beta1.DeployedFeature) {
+		count += len(feature.Resources) + len(feature.Charts)
+	})
+	return count
 }
 
 // apply writes the desired status, and deletes an object without entries. existing has no resourceVersion if the object

@@ -76,10 +76,19 @@ func configurationMember() fleet.Member {
 
 // set sets one object for a profile, or removes the entry of the profile if object is "".
 func (c *configurationTest) set(profile, object string) {
+	if object == "" {
+		c.setAll(profile)
+		return
+	}
+	c.setAll(profile, object)
+}
+
+// setAll sets the objects of a profile.
+func (c *configurationTest) setAll(profile string, objects ...string) {
 	owner := metav1.OwnerReference{APIVersion: configv1beta1.GroupVersion.String(), Kind: configv1beta1.ClusterProfileKind, Name: profile, UID: types.UID("uid-of-" + profile)}
 	feature := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureResources}
-	if object != "" {
-		feature.Resources = []configv1beta1.DeployedResource{{Kind: "ConfigMap", Version: "v1", Namespace: "a", Name: object}}
+	for _, object := range objects {
+		feature.Resources = append(feature.Resources, configv1beta1.DeployedResource{Kind: "ConfigMap", Version: "v1", Namespace: "a", Name: object})
 	}
 	c.writer.Set(configurationMember(), owner, []configv1beta1.DeployedFeature{feature})
 }
@@ -125,6 +134,68 @@ func TestChangesOfManyProfilesAreFewWrites(t *testing.T) {
 		if writes := c.writes.Load(); writes > 2 {
 			c.Errorf("got %d writes, want the first one and one more", writes)
 		}
+	})
+}
+
+// TestIntervalGrowsWithTheObject changes one object per second, beside others that stay. Writes of many entries are
+// rarer, but the first one after a pause is at once, and so are removals.
+func TestIntervalGrowsWithTheObject(t *testing.T) {
+	t.Parallel()
+	for entries, wantWrites := range map[int]int32{1: 24, 100: 24, 200: 12, 1000: 3, 5000: 2} {
+		t.Run(fmt.Sprint(entries), func(t *testing.T) {
+			t.Parallel()
+			runConfigurationTest(t, func(c *configurationTest) {
+				var others []string
+				for i := range entries - 1 {
+					others = append(others, fmt.Sprint(i))
+				}
+				change := func(object string) { c.setAll("large", append([]string{object}, others...)...) }
+				change("before")
+				<-time.After(2 * time.Minute)
+				c.writes.Store(0)
+				for second := range 120 {
+					change(fmt.Sprint("change-", second))
+					if synctest.Wait(); second == 0 {
+						c.want(map[string]string{"large": "change-0"})
+					}
+					<-time.After(999 * time.Millisecond) // no change is at the time of a later write
+				}
+				if writes := c.writes.Load(); writes != wantWrites {
+					t.Errorf("%d writes in two minutes, want %d", writes, wantWrites)
+				}
+				change("last")
+				c.set("gone", "")
+				synctest.Wait()
+				c.want(map[string]string{"large": "last"})
+			})
+		})
+	}
+}
+
+// TestUnchangedConfigurationIsNoWrite has reconciles that set and remove entries as they are. The next change waits for
+// 5 s after a pause, and until the end of the interval otherwise.
+func TestUnchangedConfigurationIsNoWrite(t *testing.T) {
+	t.Parallel()
+	runConfigurationTest(t, func(c *configurationTest) {
+		objects := make([]string, 1000)
+		for i := range objects {
+			objects[i] = fmt.Sprint(i)
+		}
+		c.setAll("large", objects...)
+		<-time.After(time.Minute)
+		c.setAll("large", objects...)
+		synctest.Wait()
+		c.set("web", "cm")
+		<-time.After(5 * time.Second)
+		synctest.Wait()
+		c.want(map[string]string{"large": "0", "web": "cm"})
+		c.set("gone", "")
+		synctest.Wait()
+		c.set("web", "other")
+		<-time.After(49 * time.Second)
+		c.want(map[string]string{"large": "0", "web": "cm"})
+		<-time.After(2 * time.Second)
+		c.want(map[string]string{"large": "0", "web": "other"})
 	})
 }
 
