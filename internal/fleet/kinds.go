@@ -116,22 +116,32 @@ func WithoutVolatileFields(obj client.Object) client.Object {
 	return kindOf(obj).strip(obj)
 }
 
-// Get returns a member and the object that declares it. It fails with the API error NotFound if there is none, also for
-// an unknown type.
+// Get returns a member and the object that declares it. They may be from hub's cache and must not be changed. It fails
+// with the API error NotFound if there is none, also for an unknown type.
 func Get(ctx context.Context, hub client.Reader, memberType Type, namespace, name string) (Member, client.Object, error) {
-	k, ok := kindOfType(memberType)
-	if !ok {
-		return Member{}, nil, apierrors.NewNotFound(schema.GroupResource{Resource: string(memberType) + " clusters"}, name)
+	obj, err := Object(ctx, hub, ID{Type: memberType, Namespace: namespace, Name: name})
+	if err != nil {
+		return Member{}, nil, err
 	}
-	key, ok := k.key(namespace, name)
+	return FromObject(obj), obj, nil
+}
+
+// Object is Get without the conversion to a Member.
+func Object(ctx context.Context, hub client.Reader, id ID) (client.Object, error) {
+	k, ok := kindOfType(id.Type)
 	if !ok {
-		return Member{}, nil, apierrors.NewNotFound(schema.GroupResource{Group: k.Group, Resource: k.resource}, namespace+"/"+name)
+		return nil, apierrors.NewNotFound(schema.GroupResource{Resource: string(id.Type) + " clusters"}, id.Name)
+	}
+	key, ok := k.key(id.Namespace, id.Name)
+	if !ok {
+		return nil, apierrors.NewNotFound(schema.GroupResource{Group: k.Group, Resource: k.resource}, id.Namespace+"/"+id.Name)
 	}
 	obj := k.newObject()
-	if err := hub.Get(ctx, key, obj); err != nil {
-		return Member{}, nil, fmt.Errorf("read cluster %s/%s: %w", namespace, name, err)
+	// A copy would be expensive: it is called for each event of a ClusterSummary.
+	if err := hub.Get(ctx, key, obj, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("read cluster %s/%s: %w", id.Namespace, id.Name, err)
 	}
-	return k.member(obj), obj, nil
+	return obj, nil
 }
 
 // Objects returns the objects that declare members and match options, sorted by type, namespace and name. They may be

@@ -388,7 +388,7 @@ func (h *hub) addChartChecker(composer *summaries.Composer) error {
 // isServed returns whether the cluster of m is in this shard according to the cache. A cluster that is not in the cache
 // counts as served.
 func (h *hub) isServed(ctx context.Context, m fleet.Member) (bool, error) {
-	_, cluster, err := fleet.Get(ctx, h.GetClient(), m.Type, m.Namespace, m.Name)
+	cluster, err := fleet.Object(ctx, h.GetClient(), m.ID())
 	if apierrors.IsNotFound(err) {
 		return true, nil
 	}

@@ -97,8 +97,7 @@ func (h *hub) localPartitions() *inventory.Partitions {
 			return all, nil
 		},
 		Serves: func(ctx context.Context, partition string) (bool, error) {
-			id := deliver.ParseLocalPartition(partition)
-			_, cluster, err := fleet.Get(ctx, h.GetClient(), id.Type, id.Namespace, id.Name)
+			cluster, err := fleet.Object(ctx, h.GetClient(), deliver.ParseLocalPartition(partition))
 			if apierrors.IsNotFound(err) {
 				return h.opts.shard().IsDefault(), nil
 			}

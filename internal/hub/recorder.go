@@ -111,8 +111,7 @@ func (t *metricsRecorder) isCounted(summary *configv1beta1.ClusterSummary) bool 
 	default:
 		return false
 	}
-	target := match.MemberID(summary)
-	_, cluster, err := fleet.Get(context.Background(), t.hub, target.Type, target.Namespace, target.Name)
+	cluster, err := fleet.Object(context.Background(), t.hub, match.MemberID(summary))
 	return err == nil && t.shard.Serves(cluster)
 }
 
@@ -221,7 +220,7 @@ func (t *metricsRecorder) recordDrift(m fleet.Member, id bundle.ID, changes bund
 		return
 	}
 	summary := &configv1beta1.ClusterSummary{}
-	if err := t.hub.Get(context.Background(), types.NamespacedName{Namespace: m.Namespace, Name: id.RequestorName}, summary); err != nil {
+	if err := t.hub.Get(context.Background(), types.NamespacedName{Namespace: m.Namespace, Name: id.RequestorName}, summary, client.UnsafeDisableDeepCopy); err != nil {
 		// Only a deleted summary is not in the cache.
 		return
 	}

@@ -97,7 +97,7 @@ func labelChanged() predicate.Predicate {
 // clusterOfMislabelled returns the cluster of a summary that does not have the label of the cluster's shard.
 func (c *Controller) clusterOfMislabelled(ctx context.Context, obj client.Object) []fleet.ID {
 	id := match.MemberID(obj.(*configv1beta1.ClusterSummary))
-	_, cluster, err := fleet.Get(ctx, c.Hub, id.Type, id.Namespace, id.Name)
+	cluster, err := fleet.Object(ctx, c.Hub, id)
 	if err != nil || fleet.ShardOf(cluster).HasLabel(obj) {
 		return nil
 	}

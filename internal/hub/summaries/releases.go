@@ -54,7 +54,7 @@ func (c *Controller) loadClusterSummaries(ctx context.Context, summary *configv1
 func (c *Controller) resolveReleaseNames(
 	ctx context.Context, cluster fleet.ID, summaries []configv1beta1.ClusterSummary,
 ) (all []configv1beta1.ClusterSummary, isPartial bool, err error) {
-	_, found, err := fleet.Get(ctx, c.Hub, cluster.Type, cluster.Namespace, cluster.Name)
+	found, err := fleet.Object(ctx, c.Hub, cluster)
 	if apierrors.IsNotFound(err) {
 		return summaries, false, nil // nothing is deployed to a cluster that does not exist
 	}
