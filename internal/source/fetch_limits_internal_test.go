@@ -64,9 +64,9 @@ func TestContentOfAllURLsIsBounded(t *testing.T) {
 	f := NewRemoteFetcher(nil, clock.RealClock{})
 	f.limits.total = 4<<20 + 1<<19 // for four files, of which one namespace has three
 	fetch := func(path string, users ...string) *remoteSource {
-		s := &remoteSource{reference: Reference{Kind: KindURL, URL: server + path}, intervals: map[string]time.Duration{}, stop: make(chan struct{})}
+		s := &remoteSource{reference: Reference{Kind: KindURL, URL: server + path}, users: newRemoteUsers(), stop: make(chan struct{})}
 		for _, user := range users {
-			s.intervals[user] = time.Hour
+			s.users.set(user, time.Hour)
 		}
 		f.byReference[s.reference] = s
 		f.fetchAndReport(t.Context(), s)
@@ -85,7 +85,7 @@ func TestContentOfAllURLsIsBounded(t *testing.T) {
 	shared := fetch("/shared", "eu/a", "us/a")
 	want(shared, "")
 	want(fetch("/4", "us/a"), "the content of all URLs has more than 4 MiB")
-	clear(shared.intervals)
+	shared.users.clear()
 	f.remove(shared)
 	want(fetch("/5", "us/a"), "")
 	// Another namespace uses the content of a file instead: it counts there.
@@ -104,7 +104,7 @@ func TestContentOfAllURLsIsBounded(t *testing.T) {
 		t.Errorf("%d MiB of namespace us, want 2", got)
 	}
 	for _, s := range f.byReference {
-		clear(s.intervals)
+		s.users.clear()
 		f.remove(s)
 	}
 	for namespace, share := range f.shares {

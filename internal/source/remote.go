@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -59,7 +57,7 @@ type remoteSource struct {
 	wake      chan struct{} // receives a value to fetch now; it has a buffer of one
 
 	// The fields below are guarded by the mutex of the RemoteFetcher.
-	intervals map[string]time.Duration // by user
+	users remoteUsers
 	// content is the content of the last successful fetch, nil before the first. Its size is reserved in share. revision
 	// identifies it on the server.
 	content  *Content
@@ -130,21 +128,19 @@ func (f *RemoteFetcher) replaceUses(user string, uses []RemoteUse) []*remoteSour
 	for reference, interval := range intervals {
 		used, ok := f.byReference[reference]
 		if !ok {
-			used = &remoteSource{
-				reference: reference, stop: make(chan struct{}), wake: make(chan struct{}, 1), intervals: map[string]time.Duration{},
-			}
+			used = &remoteSource{reference: reference, stop: make(chan struct{}), wake: make(chan struct{}, 1), users: newRemoteUsers()}
 			f.byReference[reference] = used
 			added = append(added, used)
 		}
-		if ok && interval < used.interval() {
+		if ok && interval < used.users.shortestInterval() {
 			used.fetchNow()
 		}
-		used.intervals[user] = interval
+		used.users.set(user, interval)
 		f.moveToShare(used)
 	}
 	for _, former := range f.byUser[user] {
 		if used := f.byReference[former.Reference]; used != nil && intervals[former.Reference] == 0 {
-			delete(used.intervals, user)
+			used.users.remove(user)
 			f.moveToShare(used)
 			f.remove(used)
 		}
@@ -158,7 +154,7 @@ func (f *RemoteFetcher) replaceUses(user string, uses []RemoteUse) []*remoteSour
 
 // remove stops a source without users. The caller must hold mu.
 func (f *RemoteFetcher) remove(unused *remoteSource) {
-	if len(unused.intervals) > 0 || f.byReference[unused.reference] != unused {
+	if !unused.users.isEmpty() || f.byReference[unused.reference] != unused {
 		return
 	}
 	delete(f.byReference, unused.reference)
@@ -170,7 +166,7 @@ func (f *RemoteFetcher) remove(unused *remoteSource) {
 func (f *RemoteFetcher) forget(added *remoteSource) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	clear(added.intervals)
+	added.users.clear()
 	f.remove(added)
 }
 
@@ -180,11 +176,6 @@ func (s *remoteSource) fetchNow() {
 	case s.wake <- struct{}{}:
 	default: // it is already ended
 	}
-}
-
-// interval returns the shortest interval of the users. The caller must hold the mutex of the RemoteFetcher.
-func (s *remoteSource) interval() time.Duration {
-	return slices.Min(slices.Collect(maps.Values(s.intervals)))
 }
 
 // Read returns the content behind a URL that is in use. It sends no request: it returns a PendingError until the first
@@ -255,21 +246,21 @@ func (f *RemoteFetcher) poll(ctx context.Context, s *remoteSource) {
 func (f *RemoteFetcher) pause(s *remoteSource) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if s.failures == 0 || len(s.intervals) == 0 {
+	if s.failures == 0 || s.users.isEmpty() {
 		return max(minRemoteInterval, f.intervalOf(s))
 	}
 	if s.failures > toleratedFailures && errors.Is(s.failure.err, ErrNotFound) {
-		return s.interval()
+		return s.users.shortestInterval()
 	}
 	return s.failure.pause
 }
 
 // intervalOf returns the interval of a source, also if its last user was just removed. The caller must hold mu.
 func (f *RemoteFetcher) intervalOf(s *remoteSource) time.Duration {
-	if len(s.intervals) == 0 {
+	if s.users.isEmpty() {
 		return defaultRemoteInterval
 	}
-	return s.interval()
+	return s.users.shortestInterval()
 }
 
 // fetchAndReport fetches a source once, and reports a change.
@@ -346,15 +337,7 @@ func (f *RemoteFetcher) moveToShare(s *remoteSource) {
 // shareOf returns the share of the namespace of all users of s, or the share without a limit if they are in several
 // namespaces or there are none. The caller must hold mu.
 func (f *RemoteFetcher) shareOf(s *remoteSource) *fetchShare {
-	namespace := ""
-	for user := range s.intervals {
-		other, _, _ := strings.Cut(user, "/")
-		if namespace != "" && other != namespace {
-			namespace = ""
-			break
-		}
-		namespace = other
-	}
+	namespace := s.users.namespace()
 	if f.shares[namespace] == nil {
 		f.shares[namespace] = &fetchShare{limits: f.limits, namespace: namespace}
 	}
