@@ -29,7 +29,8 @@ type Engine interface {
 	// Converge makes the cluster equal b. With an error the report has the changes that were made before. The caller must
 	// call again after an error, unless it wraps bundle.TerminalError.
 	Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
-	// Withdraw removes the objects of w.ID; done is false while a deleted object still exists.
+	// Withdraw removes the objects of w.ID; done is false while a deleted object still exists. The Engine continues the
+	// withdrawal, and calls its OnReport when the caller must call Withdraw again.
 	Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error)
 	// FindDeployed returns the bundle in the inventory of id; ok is false if there is no inventory.
 	FindDeployed(ctx context.Context, id bundle.ID) (d bundle.Deployed, ok bool, err error)

@@ -28,9 +28,12 @@ func (c *Corrector) processNext(ctx context.Context) bool {
 
 // processTask processes one bundle, and calls the functions of Options about the result.
 func (c *Corrector) processTask(ctx context.Context, id bundle.ID, t *task) {
-	if rec := c.Store.Cached(id); rec != nil && rec.State == bundle.StateRemoving && t.retry {
-		c.resumeWithdrawal(ctx, rec)
-		return
+	if t.retry {
+		if rec := c.Store.Cached(id); rec != nil && rec.State == bundle.StateRemoving {
+			c.resumeWithdrawal(ctx, id)
+			return
+		}
+		c.forgetWithdrawal(id)
 	}
 	result := c.correct(ctx, id, t)
 	if hasChanges(result.Changes) {
@@ -41,25 +44,6 @@ func (c *Corrector) processTask(ctx context.Context, id bundle.ID, t *task) {
 	}
 	if result.IsLost {
 		c.OnLost(id)
-	}
-}
-
-// resumeWithdrawal continues a withdrawal that the hub has requested. The hub may be unreachable now.
-func (c *Corrector) resumeWithdrawal(ctx context.Context, rec *inventory.Record) {
-	done, err := c.Engine.ResumeWithdrawal(ctx, rec.ID)
-	c.mu.Lock()
-	if err == nil {
-		delete(c.removalFailures, rec.ID)
-	} else {
-		c.removalFailures[rec.ID]++
-	}
-	c.mu.Unlock()
-	if done {
-		c.OnLost(rec.ID)
-		return
-	}
-	if ctx.Err() == nil {
-		c.queueRetry(rec)
 	}
 }
 

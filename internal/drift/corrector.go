@@ -65,7 +65,7 @@ type Options struct {
 	ScopeConfirmed <-chan struct{}
 	// OnCorrect is called after a run that has changed objects, with the changes. It must return soon.
 	OnCorrect func(bundle.ID, bundle.ChangeSet)
-	// OnReport is called after a run whose report is new.
+	// OnReport is called after a run whose report is new, and when a withdrawal in progress begins to fail.
 	OnReport func(bundle.ID)
 	// OnLost is called if the record of a bundle no longer exists: others have deleted it, or a withdrawal is complete.
 	OnLost func(bundle.ID)
@@ -82,18 +82,18 @@ type Corrector struct {
 	notifier *changeNotifier
 
 	// mu guards the fields below.
-	mu              sync.Mutex
-	tasks           map[bundle.ID]*task
-	removalFailures map[bundle.ID]int // attempts to continue the withdrawal that failed in a row
-	recordFailures  map[bundle.ID]int // attempts to read the record that failed in a row
-	retrying        map[bundle.ID]bool
-	backoffs        map[objectKey]objectBackoff
+	mu             sync.Mutex
+	tasks          map[bundle.ID]*task
+	withdrawals    map[bundle.ID]*withdrawal
+	recordFailures map[bundle.ID]int // attempts to read the record that failed in a row
+	retrying       map[bundle.ID]bool
+	backoffs       map[objectKey]objectBackoff
 }
 
 // task has the reasons why a bundle is in the queue.
 type task struct {
 	all         bool // compare every object
-	retry       bool // converge every object if the last run did not end well
+	retry       bool // converge every object if the last run did not end well, or check the withdrawal
 	checkRecord bool // check whether the record still exists
 	observed    map[kube.Ref]observation
 }
@@ -105,7 +105,7 @@ func New(opts Options) *Corrector {
 		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[bundle.ID]{
 			Name: "engine-heal", Clock: opts.Clock,
 		}),
-		tasks: map[bundle.ID]*task{}, removalFailures: map[bundle.ID]int{}, recordFailures: map[bundle.ID]int{}, retrying: map[bundle.ID]bool{},
+		tasks: map[bundle.ID]*task{}, withdrawals: map[bundle.ID]*withdrawal{}, recordFailures: map[bundle.ID]int{}, retrying: map[bundle.ID]bool{},
 		backoffs: map[objectKey]objectBackoff{},
 	}
 }
@@ -176,9 +176,15 @@ func (c *Corrector) listRecords(ctx context.Context) {
 	}
 }
 
-// queueUnfinished queues a retry of a bundle whose last run failed or is not complete, unless one is queued.
+// queueUnfinished queues a retry of a bundle whose last run failed or is not complete, or the check of a withdrawal in
+// progress, unless it is queued.
 func (c *Corrector) queueUnfinished(rec *inventory.Record) {
-	if rec.Suspended || !rec.IsUnfinished() && rec.State != bundle.StateRemoving {
+	if rec.State == bundle.StateRemoving {
+		c.beginWithdrawal(rec.ID)
+		return
+	}
+	c.forgetWithdrawal(rec.ID)
+	if rec.Suspended || !rec.IsUnfinished() {
 		return
 	}
 	c.mu.Lock()
@@ -192,7 +198,7 @@ func (c *Corrector) queueUnfinished(rec *inventory.Record) {
 // queueRetry queues a retry of an unfinished bundle, unless only another bundle can succeed.
 func (c *Corrector) queueRetry(rec *inventory.Record) {
 	next, ok := c.Engine.NextAttempt(rec.ID, rec.BundleDigest())
-	if !ok && rec.State != bundle.StateRemoving {
+	if !ok {
 		return
 	}
 	poll, isWaiting := c.Engine.PollPause(rec.ID)
@@ -202,8 +208,6 @@ func (c *Corrector) queueRetry(rec *inventory.Record) {
 	c.retrying[rec.ID] = true
 	pause := minBackoff
 	switch {
-	case rec.State == bundle.StateRemoving:
-		pause = Backoff(c.removalFailures[rec.ID])
 	case !next.IsZero():
 		pause = next.Sub(c.Clock.Now())
 	case isWaiting:
@@ -240,11 +244,14 @@ func (c *Corrector) taskFor(id bundle.ID) *task {
 }
 
 // onEvent passes an event of an object to the notifier for each bundle with the object, and queues the bundles with a
-// record from which the object differs.
+// record from which the object differs, and those whose withdrawal waits for the object.
 func (c *Corrector) onEvent(key kube.Ref, o observation) {
 	for _, rec := range c.Store.FindTracking(key) {
 		entry, _ := rec.FindTracked(key)
 		c.notifier.add(rec.ID, o)
+		if rec.State == bundle.StateRemoving && o.deleted {
+			c.wakeWithdrawal(rec.ID)
+		}
 		if !needsDriftCorrection(rec) || !isDrifted(entry, o, hashSignature(c.Store.Scope().Signature(rec.ID))) {
 			continue
 		}

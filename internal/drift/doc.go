@@ -10,7 +10,8 @@
 //
 // Files, in the order of reading: corrector.go starts everything and queues bundles, watch.go passes the events of the
 // API server to it, observation.go decides whether an object has drifted, correct.go processes one bundle from the
-// queue, backoff.go delays repeated corrections, and notifier.go calls OnChange for bundles with changed objects.
+// queue, backoff.go delays repeated corrections, withdrawal.go continues withdrawals, and notifier.go calls OnChange
+// for bundles with changed objects.
 //
 // Terms:
 //
@@ -29,6 +30,9 @@
 //     delayed.
 //   - Each failed run is retried at the time that the Engine returns, and never if only another bundle can succeed. No
 //     other part of the process retries it. Its drifted objects are not lost.
+//   - A withdrawal whose deleted objects still exist, for example because of finalizers, is checked when one of them
+//     is deleted, if its kind is watched, and after pauses that grow up to 5 minutes. No other part of the process
+//     polls it.
 //   - Drift of a failed bundle is corrected object by object. That neither restarts the failed run nor changes the time
 //     of its retry.
 //   - Every 10 minutes all objects are compared, independent of the watches.

@@ -28,8 +28,8 @@ type Options struct {
 	// OnCorrect is called after Run has changed objects, with the changes. It must not block for long.
 	OnCorrect func(bundle.ID, bundle.ChangeSet)
 	// OnReport is called if the report of a bundle changes without a call of Converge. It is also called if the record of
-	// a bundle no longer exists: then the caller must call Converge again. It may block, but not longer than Run's
-	// context.
+	// a bundle no longer exists, and if a withdrawal is complete or begins to fail: then the caller must call Converge or
+	// Withdraw again. It may block, but not longer than Run's context.
 	OnReport func(bundle.ID)
 	// Scope is the UID of the object that declares the cluster on the hub (inventory.OwnerScope.Registration), and Hub the
 	// UID of the hub. They separate this Engine from others on the same cluster: Engines of different scopes do not see

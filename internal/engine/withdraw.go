@@ -18,7 +18,8 @@ import (
 // Withdraw removes the objects of a bundle from the cluster: the objects in its record, or those with its ownership
 // labels if the record is lost. It removes the highest rank first, and the next rank after all objects of the former
 // one no longer exist. So a controller that cleans up after an object is not deleted before the object. done is false
-// while a deleted object still exists: the caller must call again. An error names the objects that could not be
+// while a deleted object still exists. Then Run continues the withdrawal, and calls Options.OnReport when it is
+// complete or begins to fail; without Run the caller must call again. An error names the objects that could not be
 // removed.
 func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error) {
 	unlock, err := e.ids.acquire(ctx, w.ID)

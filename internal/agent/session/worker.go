@@ -20,8 +20,6 @@ const (
 	// corruptRetryInterval is the time until content that does not match its hashes is fetched again. It is immutable, but
 	// the hub writes it again after somebody has deleted it.
 	corruptRetryInterval = 5 * time.Minute
-	// removalRetryInterval is the time until deleted objects that still exist are checked again.
-	removalRetryInterval = time.Second
 	// startReportDelay is the time after which a bundle without Helm releases is reported as being applied. Most are
 	// applied before, and the result is the only report.
 	startReportDelay = 2 * time.Second
@@ -65,10 +63,13 @@ type Worker struct {
 	// bundle.
 	OnWithdrawn func()
 
-	// mu guards olderDigests: the digests of bundles that the hub requests although the member has a newer bundle which
-	// it reported as applied. They are lost if the agent restarts before such a bundle arrives.
-	mu           sync.Mutex
+	// mu guards the fields below.
+	mu sync.Mutex
+	// olderDigests are the digests of bundles that the hub requests although the member has a newer bundle which it
+	// reported as applied. They are lost if the agent restarts before such a bundle arrives.
 	olderDigests map[bundle.ID]bundle.Digest
+	// corrupt has the bundles that wakeLater will wake.
+	corrupt map[bundle.ID]bool
 }
 
 // Handle applies or removes the bundle of d and reports the result. After an error the caller must retry later. There
@@ -103,7 +104,7 @@ func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
 	case errors.Is(err, deliver.ErrCorrupt), errors.Is(err, deliver.ErrUnsupported):
 		log.FromContext(ctx).Error(err, "read the content of the bundle", logkeys.Bundle, d.ID.String())
 		if errors.Is(err, deliver.ErrCorrupt) {
-			time.AfterFunc(corruptRetryInterval, func() { w.Source.Wake(d.ID) })
+			w.wakeLater(d.ID)
 		}
 		return w.Source.Report(ctx, d, failedReport(d, err))
 	case err != nil:
@@ -126,6 +127,25 @@ func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
 		w.mu.Unlock()
 	}
 	return w.reportResult(ctx, d, report, err)
+}
+
+// wakeLater wakes the delivery of id after corruptRetryInterval, unless it will do so already.
+func (w *Worker) wakeLater(id bundle.ID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.corrupt[id] {
+		return
+	}
+	if w.corrupt == nil {
+		w.corrupt = map[bundle.ID]bool{}
+	}
+	w.corrupt[id] = true
+	time.AfterFunc(corruptRetryInterval, func() {
+		w.mu.Lock()
+		delete(w.corrupt, id)
+		w.mu.Unlock()
+		w.Source.Wake(id)
+	})
 }
 
 // errStartNotReported is the error of converge if nothing was applied, since the start could not be reported.
@@ -247,8 +267,6 @@ func (w *Worker) withdraw(ctx context.Context, d deliver.Delivery) error {
 		return errors.Join(err, w.Source.Report(ctx, d, failedReport(d, err)))
 	}
 	if !done {
-		// Waiting here would block other deliveries.
-		time.AfterFunc(removalRetryInterval, func() { w.Source.Wake(d.ID) })
 		return w.Source.Report(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateRemoving})
 	}
 	w.OnKindsChanged()

@@ -9,7 +9,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
+	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/deliver"
@@ -30,6 +35,8 @@ type steps struct {
 	release  *bundle.Release
 	duration time.Duration
 	cached   bundle.Digest
+	// removed is true if no object of a withdrawal is left.
+	removed bool
 
 	mu  sync.Mutex
 	all []string
@@ -100,6 +107,13 @@ func (s *steps) Converge(context.Context, bundle.Bundle) (bundle.Report, error) 
 	}
 	return bundle.Report{State: bundle.StateApplied}, nil
 }
+
+func (s *steps) Withdraw(context.Context, bundle.Withdrawal) (done bool, err error) {
+	s.record("withdraw")
+	return s.removed, nil
+}
+
+func (s *steps) Wake(bundle.ID) { s.record("wake") }
 
 // TestStartIsReportedAfterTheComparison delivers a bundle. The hub gets the report that revisions may have begun after
 // the comparison with the release records, and before the first one begins.
@@ -215,4 +229,86 @@ func TestOneLoopRetries(t *testing.T) {
 			}
 		})
 	}
+}
+
+// listedHub is a hub whose watches do not list the objects first: the fake client cannot do that.
+type listedHub struct{ client.WithWatch }
+
+// IsWatchListSemanticsUnSupported is a method that reflectors look for.
+func (listedHub) IsWatchListSemanticsUnSupported() bool { return true }
+
+// deliveryOf returns the delivery of a group with this action.
+func deliveryOf(t *testing.T, action libv1beta1.Action) (d deliver.Delivery) {
+	t.Helper()
+	group := &libv1beta1.ConfigurationGroup{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "fleet", Name: "group",
+			Labels: map[string]string{
+				libv1beta1.PullClusterNameLabel: "edge", libv1beta1.PullRequestorKindLabel: "ClusterSummary", libv1beta1.PullRequestorFeatureLabel: "Resources",
+			},
+			Annotations: map[string]string{libv1beta1.PullRequestorNameAnnotation: "web"},
+		},
+		Spec: libv1beta1.ConfigurationGroupSpec{Action: action},
+	}
+	scheme := runtime.NewScheme()
+	if err := libv1beta1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	hub := listedHub{fake.NewClientBuilder().WithScheme(scheme).WithObjects(group).Build()}
+	ctx, stop := context.WithCancel(t.Context())
+	err := deliver.NewAgentSource(hub, group.Namespace, "edge").Run(ctx, 1, func(_ context.Context, delivery deliver.Delivery) error {
+		d = delivery
+		stop()
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// TestWithdrawalIsLeftToTheEngine handles a withdrawal whose objects still exist, and waits for an hour. The Engine
+// checks the objects, and wakes the delivery when they no longer exist.
+func TestWithdrawalIsLeftToTheEngine(t *testing.T) {
+	t.Parallel()
+	d := deliveryOf(t, libv1beta1.ActionRemove)
+	synctest.Test(t, func(t *testing.T) {
+		member := &steps{}
+		worker := &session.Worker{Source: member, Engine: member, Gate: session.NewGate(false), OnKindsChanged: func() {}, OnWithdrawn: func() {}}
+		for _, removed := range []bool{false, true} {
+			member.removed = removed
+			if err := worker.Handle(t.Context(), d); err != nil {
+				t.Fatal(err)
+			}
+			<-time.After(time.Hour)
+		}
+		want := []string{"withdraw", "report Removing", "withdraw", "report Removed"}
+		if diff := cmp.Diff(want, member.all); diff != "" {
+			t.Errorf("the steps differ (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestCorruptContentIsFetchedOncePerInterval handles a delivery of corrupt content several times in 5 minutes.
+func TestCorruptContentIsFetchedOncePerInterval(t *testing.T) {
+	t.Parallel()
+	d := deliveryOf(t, libv1beta1.ActionDeploy)
+	synctest.Test(t, func(t *testing.T) {
+		member := &steps{fetchErr: deliver.ErrCorrupt}
+		worker := &session.Worker{Source: member, Engine: member, Gate: session.NewGate(false)}
+		var want []string
+		for range 2 {
+			for range 3 {
+				if err := worker.Handle(t.Context(), d); err != nil {
+					t.Fatal(err)
+				}
+				want = append(want, "report Failed")
+			}
+			<-time.After(10 * time.Minute)
+			want = append(want, "wake")
+		}
+		if diff := cmp.Diff(want, member.all); diff != "" {
+			t.Errorf("the steps differ (-want +got):\n%s", diff)
+		}
+	})
 }

@@ -1,0 +1,93 @@
+package drift
+
+import (
+	"context"
+	"time"
+
+	"github.com/towline/towline/internal/bundle"
+)
+
+// withdrawal is a withdrawal in progress. It waits for the end of deleted objects, for example for their finalizers, or
+// it fails.
+type withdrawal struct {
+	began     time.Time
+	checked   time.Time // the end of the last check, zero before the first one
+	hasFailed bool      // the last check has failed
+}
+
+// withdrawalPause returns the pause before the next check of a withdrawal that began the given time ago: a quarter of
+// that time, at least 1 s and at most 5 minutes.
+func withdrawalPause(elapsed time.Duration) time.Duration {
+	return min(max(elapsed/4, minBackoff), MaxBackoff)
+}
+
+// beginWithdrawal queues the first check of the withdrawal of id, unless a check is queued. A queued retry of a run
+// that failed before the withdrawal can be too late.
+func (c *Corrector) beginWithdrawal(id bundle.ID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.withdrawals[id] == nil || !c.retrying[id] {
+		c.queueWithdrawal(id)
+	}
+}
+
+// queueWithdrawal queues the next check of the withdrawal of id. The caller must hold mu.
+func (c *Corrector) queueWithdrawal(id bundle.ID) {
+	now := c.Clock.Now()
+	if c.withdrawals[id] == nil {
+		c.withdrawals[id] = &withdrawal{began: now}
+	}
+	c.taskFor(id).retry = true
+	c.retrying[id] = true
+	c.queue.AddAfter(id, withdrawalPause(now.Sub(c.withdrawals[id].began)))
+}
+
+// wakeWithdrawal queues a check of the withdrawal of id because one of its objects was deleted: at once, but not within
+// minBackoff after the last check, since each check reads all remaining objects of a rank.
+func (c *Corrector) wakeWithdrawal(id bundle.ID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.withdrawals[id]
+	if w == nil || w.checked.IsZero() {
+		return // the first check is queued
+	}
+	c.taskFor(id).retry = true
+	c.retrying[id] = true
+	c.queue.AddAfter(id, w.checked.Add(minBackoff).Sub(c.Clock.Now()))
+}
+
+// forgetWithdrawal is called if id is not being withdrawn.
+func (c *Corrector) forgetWithdrawal(id bundle.ID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.withdrawals, id)
+}
+
+// resumeWithdrawal continues a withdrawal that the hub has requested. The hub may be unreachable now. It reports the
+// end, and the first of consecutive failures.
+func (c *Corrector) resumeWithdrawal(ctx context.Context, id bundle.ID) {
+	done, err := c.Engine.ResumeWithdrawal(ctx, id)
+	if done {
+		c.forgetWithdrawal(id)
+		c.OnLost(id)
+		return
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if beginsToFail := c.queueNextCheck(id, err != nil); beginsToFail {
+		c.OnReport(id)
+	}
+}
+
+// queueNextCheck queues the next check after a check of the withdrawal of id. It returns whether the check has failed,
+// and the one before has not.
+func (c *Corrector) queueNextCheck(id bundle.ID, hasFailed bool) (beginsToFail bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.queueWithdrawal(id)
+	w := c.withdrawals[id]
+	beginsToFail = hasFailed && !w.hasFailed
+	w.checked, w.hasFailed = c.Clock.Now(), hasFailed
+	return beginsToFail
+}
