@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/hub"
 	"github.com/towline/towline/internal/join"
@@ -54,6 +55,18 @@ func TestPushMembersLeave(t *testing.T) {
 			t.Error(err)
 		}
 		w.must(w.Delete(t.Context(), profile))
+	})
+	t.Run("waits for finalizers", func(t *testing.T) {
+		one := w.pushed("one")
+		profile := w.profile(nil)
+		w.wantProvisioned(profile, "one")
+		update(w, deployed, func(cm *corev1.ConfigMap) { cm.Finalizers = []string{"example.com/busy"} })
+		w.must(w.Delete(t.Context(), profile))
+		w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusRemoving})
+		update(w, deployed, func(cm *corev1.ConfigMap) { cm.Finalizers = nil })
+		w.wantGone(profile, "one")
+		w.must(w.Delete(t.Context(), one))
+		w.eventually("the cluster is deregistered", func() error { return w.gone(one, w.ns, "one") })
 	})
 	t.Run("keeps what is deployed", func(t *testing.T) {
 		w.pushed("one")

@@ -51,8 +51,8 @@ const (
 	reportingController = "towline-hub"
 	// requestTimeout is the timeout of a request to the hub's API server; it is the default timeout of the API server.
 	requestTimeout = time.Minute
-	// pushRecheck is the shortest interval between two checks of a withdrawal from a push member. The agent of a pull
-	// member reports the end of a withdrawal.
+	// pushRecheck is the delay until a bundle with outdated releases is rendered again for a push member. The agent of a
+	// pull member reports such releases.
 	pushRecheck = 2 * time.Second
 )
 

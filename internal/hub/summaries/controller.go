@@ -83,8 +83,8 @@ type Controller struct {
 	Transport deliver.Transport
 	// Configurations writes the ClusterConfigurations.
 	Configurations *Configurations
-	// Recheck is, by mode, the shortest delay until an unfinished withdrawal is requested again, and the delay until a
-	// bundle with outdated releases is rendered again. It is zero for a mode in which a watch triggers both.
+	// Recheck is, by mode, the delay until a bundle with outdated releases is rendered again. It is zero for a mode in
+	// which a watch triggers that.
 	Recheck map[fleet.Mode]time.Duration
 	// UnreachableReason returns why a SveltosCluster that is deregistered by force cannot be reached, "" if it can be
 	// reached. It returns "" for a Cluster.

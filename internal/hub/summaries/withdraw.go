@@ -11,12 +11,8 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-const (
-	// maxWithdrawalInterval is the longest pause between two requests for the same withdrawal.
-	maxWithdrawalInterval = 30 * time.Second
-	// forcedTimeout bounds a withdrawal request to a member that is deregistered by force.
-	forcedTimeout = 20 * time.Second
-)
+// forcedTimeout bounds a withdrawal request to a member that is deregistered by force.
+const forcedTimeout = 20 * time.Second
 
 // withdrawFeatures withdraws the features that are no longer wanted: all features if the summary is deleted. Those on
 // the hub that other content replaces stay until it is delivered: its source may not exist yet.
@@ -39,7 +35,9 @@ func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
 	return c.abandon(ctx, s, reason)
 }
 
-// withdrawFrom withdraws features from the member or from the hub.
+// withdrawFrom withdraws features from the member or from the hub. If objects are left after their deletion, the engine
+// of the member continues, and its report triggers the next reconcile: of a push member by Wakeups, of a pull member by
+// its group.
 func (c *Controller) withdrawFrom(ctx context.Context, s *state) error {
 	s.withdrawn = true
 	for _, feature := range s.featuresToWithdraw() {
@@ -57,7 +55,6 @@ func (c *Controller) withdrawFrom(ctx context.Context, s *state) error {
 		s.withdrawn = false
 		s.isSilent = s.isSilent || isTimeout(err)
 		s.retryErr = errors.Join(s.retryErr, err)
-		s.recheckAfter = c.withdrawalInterval(s)
 		featureResult := status.FeatureResult{Feature: feature, Kind: status.Withdrawing, Err: err, Status: removingStatus(s.member)}
 		if err != nil {
 			featureResult.Reason = status.ReasonDeliver
@@ -75,14 +72,4 @@ func (c *Controller) withdraw(ctx context.Context, m fleet.Member, w bundle.With
 		ctx = limitedCtx
 	}
 	return c.Transport.Withdraw(ctx, m, w)
-}
-
-// withdrawalInterval returns the pause until the withdrawal is requested again: a quarter of the time since the
-// deletion, between Recheck and maxWithdrawalInterval.
-func (c *Controller) withdrawalInterval(s *state) time.Duration {
-	minInterval := c.Recheck[s.member.Mode]
-	if minInterval == 0 || !s.isDeleting() {
-		return minInterval
-	}
-	return min(max(c.Clock.Since(s.summary.DeletionTimestamp.Time)/4, minInterval), maxWithdrawalInterval)
 }
