@@ -19,10 +19,6 @@ import (
 	"github.com/towline/towline/internal/engine"
 )
 
-// removalRetryInterval is the time until deleted objects that still exist are checked again. A watch usually reports
-// their removal earlier.
-const removalRetryInterval = 2 * time.Second
-
 // Limit is the default time limit of each call of the Engine. Waiting for locks of the Engine does not count.
 const Limit = time.Minute
 
@@ -38,7 +34,8 @@ var (
 type Engine interface {
 	// Converge makes the cluster equal b. The report lists the changes made, also with an error.
 	Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
-	// Withdraw removes the objects of w.ID. done is false while a deleted object still exists.
+	// Withdraw removes the objects of w.ID. done is false while a deleted object still exists. The Engine continues the
+	// withdrawal.
 	Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error)
 	// Suspend stops changes to the objects of id until the next Converge or Withdraw. It returns the report of the last
 	// Converge; its State is empty if there was none.
@@ -108,22 +105,22 @@ func EnsureFinalizer(ctx context.Context, hub client.Client, work *workv1alpha1.
 }
 
 // Execute applies a Work, or removes its objects and then its finalizer if the Work is being deleted. It writes the
-// result to the status. The caller must call it again after requeueAfter (zero: never), after an error, and when the
-// objects, the Work or the cluster state change. The error satisfies ErrStale if work is not the newest version.
+// result to the status. The caller must call it again after an error, when the objects, the Work or the cluster state
+// change, and when the Engine calls its OnReport. The error satisfies ErrStale if work is not the newest version.
 //
 // A Work without the finalizer (see EnsureFinalizer) is not applied, because its deletion could be missed. If a Work
 // disappears without a deletion, its objects stay. While a Work is suspended, its objects are neither changed nor
 // protected from drift, but they are observed. While the cluster is unreachable, all objects keep the status that was
 // read last, with health Unknown.
-func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, state ClusterState) (requeueAfter time.Duration, err error) {
+func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, state ClusterState) (err error) {
 	hasFinalizer := controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer)
 	switch {
 	case !hasFinalizer:
-		return 0, nil
+		return nil
 	case !work.DeletionTimestamp.IsZero():
 		return e.removeWork(ctx, work, state)
 	case state.Deregistering:
-		return 0, nil
+		return nil
 	}
 	newStatus := work.Status.DeepCopy()
 	var condition metav1.Condition
@@ -134,7 +131,7 @@ func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, state C
 		newStatus.ManifestStatuses, _ = manifestStatuses(work, lastObservations(work))
 	}
 	if ctx.Err() != nil {
-		return 0, fmt.Errorf("execute Work %s: %w", client.ObjectKeyFromObject(work), context.Cause(ctx))
+		return fmt.Errorf("execute Work %s: %w", client.ObjectKeyFromObject(work), context.Cause(ctx))
 	}
 	e.setCondition(newStatus, work, condition)
 	if ptr.Deref(work.Spec.SuspendDispatching, false) {
@@ -143,9 +140,9 @@ func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, state C
 		e.setCondition(newStatus, work, dispatchingCondition())
 	}
 	if err := errors.Join(err, e.patchStatus(ctx, work, newStatus)); err != nil {
-		return 0, fmt.Errorf("execute Work %s: %w", client.ObjectKeyFromObject(work), err)
+		return fmt.Errorf("execute Work %s: %w", client.ObjectKeyFromObject(work), err)
 	}
-	return 0, nil
+	return nil
 }
 
 // sync applies or suspends a Work, and reads the state of its objects into newStatus. It returns the condition Applied,
@@ -221,13 +218,14 @@ func (e *Executor) suspend(ctx context.Context, work *workv1alpha1.Work) (metav1
 	return interruptedCondition(report.Message), nil
 }
 
-// removeWork removes the objects of a deleted Work, and then its finalizer.
-func (e *Executor) removeWork(ctx context.Context, work *workv1alpha1.Work, state ClusterState) (time.Duration, error) {
+// removeWork removes the objects of a deleted Work, and then its finalizer. While deleted objects still exist, it waits
+// for the Engine, which continues the withdrawal.
+func (e *Executor) removeWork(ctx context.Context, work *workv1alpha1.Work, state ClusterState) error {
 	if state.Abandon {
-		return 0, e.removeFinalizer(ctx, work)
+		return e.removeFinalizer(ctx, work)
 	}
 	if !state.Reachable {
-		return 0, nil
+		return nil
 	}
 	orphan := state.Orphan || ptr.Deref(work.Spec.PreserveResourcesOnDeletion, false)
 	clusterCtx, cancel := e.withLimit(ctx)
@@ -240,12 +238,12 @@ func (e *Executor) removeWork(ctx context.Context, work *workv1alpha1.Work, stat
 		if ctx.Err() == nil {
 			err = errors.Join(err, e.patchStatus(ctx, work, newStatus))
 		}
-		return 0, fmt.Errorf("remove the objects of Work %s: %w", client.ObjectKeyFromObject(work), err)
+		return fmt.Errorf("remove the objects of Work %s: %w", client.ObjectKeyFromObject(work), err)
 	}
 	if !done {
-		return removalRetryInterval, nil
+		return nil
 	}
-	return 0, e.removeFinalizer(ctx, work)
+	return e.removeFinalizer(ctx, work)
 }
 
 // removeFinalizer is the last step for a deleted Work.

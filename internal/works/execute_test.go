@@ -154,7 +154,7 @@ func TestUnreachableClusterHasOneMessage(t *testing.T) {
 	var err error
 	executor.Engine, err = engine.New(&rest.Config{Host: "http://127.0.0.1:1"}, engine.Options{})
 	w.noError(err)
-	if _, err := executor.Execute(t.Context(), w.getWork("one"), reachable); err == nil {
+	if err := executor.Execute(t.Context(), w.getWork("one"), reachable); err == nil {
 		t.Error("no error")
 	}
 	w.wantCondition("one", "Applied", metav1.ConditionFalse, "AppliedFailed", "Failed to apply all manifests (0/1): the cluster does not answer")

@@ -45,7 +45,7 @@ func TestLastStatusStays(t *testing.T) {
 			want := work.Status.DeepCopy().ManifestStatuses
 			want[0].Health = workv1alpha1.ResourceUnknown
 			executor := &works.Executor{Hub: hub, Engine: lostConnection{}, Clock: clock.RealClock{}}
-			if _, err := executor.Execute(t.Context(), work, state); (err != nil) != state.Reachable {
+			if err := executor.Execute(t.Context(), work, state); (err != nil) != state.Reachable {
 				t.Errorf("got error %v", err)
 			}
 			if err := hub.Get(t.Context(), client.ObjectKeyFromObject(work), work); err != nil {

@@ -31,8 +31,7 @@ func TestDeletionWithoutExecutorIsExecutedOnce(t *testing.T) {
 	}
 	// A late attempt at the same deletion does not delete objects created since.
 	w.setValue("a", "theirs")
-	_, err := w.executor().Execute(t.Context(), deleted, reachable)
-	w.noError(err)
+	w.noError(w.executor().Execute(t.Context(), deleted, reachable))
 	if got := w.value("a"); got != "theirs" {
 		t.Errorf("got %q", got)
 	}
@@ -95,28 +94,42 @@ func TestDeletedWorkCanLeaveItsObjects(t *testing.T) {
 	}
 }
 
+// TestObjectWithFinalizerDelaysTheWork executes a deleted Work before and after its object has ended. Meanwhile the
+// engine continues the withdrawal.
 func TestObjectWithFinalizerDelaysTheWork(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	w.createWork("one", configMap("a", "1"))
-	w.noError(w.execute("one", reachable))
-	hold := func(finalizers ...string) {
-		cm := &corev1.ConfigMap{}
-		w.noError(w.Get(t.Context(), client.ObjectKey{Namespace: w.objects, Name: "a"}, cm))
-		cm.Finalizers = finalizers
-		w.noError(w.Update(t.Context(), cm))
-	}
-	hold("example.com/busy")
-	w.noError(w.Delete(t.Context(), w.getWork("one")))
-	again, err := w.executor().Execute(t.Context(), w.getWork("one"), reachable)
-	w.noError(err)
-	if again <= 0 || w.isDeleted("one") {
-		t.Errorf("requeued after %s,  Work deleted: %v", again, w.isDeleted("one"))
-	}
-	hold()
-	w.noError(w.execute("one", reachable))
-	if !w.isDeleted("one") {
-		t.Error("the Work still exists")
+	for name, suspended := range map[string]bool{"dispatched": false, "suspended": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			executor := w.executor()
+			running := w.runEngine(t)
+			executor.Engine = running
+			execute := func() { w.noError(executor.Execute(t.Context(), w.getWork("one"), reachable)) }
+			w.createWork("one", configMap("a", "1"))
+			execute()
+			w.updateWork("one", suspend(suspended))
+			execute()
+			hold := func(finalizers ...string) {
+				cm := &corev1.ConfigMap{}
+				w.noError(w.Get(t.Context(), client.ObjectKey{Namespace: w.objects, Name: "a"}, cm))
+				cm.Finalizers = finalizers
+				w.noError(w.Update(t.Context(), cm))
+			}
+			hold("example.com/busy")
+			w.noError(w.Delete(t.Context(), w.getWork("one")))
+			execute()
+			if w.isDeleted("one") {
+				t.Error("the Work does not wait for its object")
+			}
+			hold()
+			id := works.BundleID(w.getWork("one"))
+			w.eventually("the engine ends the withdrawal", func() bool { _, ok := running.CachedDigest(id); return !ok })
+			execute()
+			if !w.isDeleted("one") {
+				t.Error("the Work still exists")
+			}
+		})
 	}
 }
 

@@ -33,7 +33,7 @@ func TestChangeOfOneObjectReadsOneObject(t *testing.T) {
 	})
 	execute := func() {
 		t.Helper()
-		if _, err := executor.Execute(t.Context(), w.getWork("one"), works.ClusterState{Reachable: true}); err != nil {
+		if err := executor.Execute(t.Context(), w.getWork("one"), works.ClusterState{Reachable: true}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -35,8 +35,7 @@ func TestReplicasAreRetained(t *testing.T) {
 		w.updateWork("one", func(work *workv1alpha1.Work) {
 			work.Spec.Workload.Manifests = []workv1alpha1.Manifest{w.manifest(retaining(replicas, tag, retain))}
 		})
-		_, err := executor.Execute(t.Context(), w.getWork("one"), reachable)
-		w.noError(err)
+		w.noError(executor.Execute(t.Context(), w.getWork("one"), reachable))
 	}
 	want := func(replicas int32, tag string) {
 		t.Helper()
@@ -46,8 +45,7 @@ func TestReplicasAreRetained(t *testing.T) {
 		}
 	}
 	w.createWork("one", retaining(2, "v1", "true"))
-	_, err := executor.Execute(t.Context(), w.getWork("one"), reachable)
-	w.noError(err)
+	w.noError(executor.Execute(t.Context(), w.getWork("one"), reachable))
 	want(2, "v1")
 	// The cluster has not changed the replicas yet.
 	update(5, "v2", "true")

@@ -66,7 +66,7 @@ func TestNothingReachesTheClusterWhileSuspended(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	executor := &works.Executor{Hub: w.Client, Engine: w.runEngine(t), Clock: clock.RealClock{}}
-	execute := func() error { _, err := executor.Execute(t.Context(), w.getWork("one"), reachable); return err }
+	execute := func() error { return executor.Execute(t.Context(), w.getWork("one"), reachable) }
 	thing := "{apiVersion: OBJECTS.example.com/v1, kind: Thing, metadata: {name: b, namespace: OBJECTS}}"
 	w.createWork("one", configMap("a", "1"), thing)
 	// The engine possibly does not run yet, and then the caller must retry.

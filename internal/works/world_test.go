@@ -168,8 +168,7 @@ func (w *world) isDeleted(name string) bool {
 // execute executes the current version of a Work in a new process.
 func (w *world) execute(name string, at works.ClusterState) error {
 	w.Helper()
-	_, err := w.executor().Execute(w.Context(), w.getWork(name), at)
-	return err
+	return w.executor().Execute(w.Context(), w.getWork(name), at)
 }
 
 // value returns the data of a ConfigMap on the member, or "" if it does not exist.

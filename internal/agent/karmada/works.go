@@ -117,9 +117,7 @@ func (w *workQueue) processNext(ctx context.Context) bool {
 		w.queue.Forget(name)
 		return true
 	}
-	requeueAfter, err := w.executor.Execute(ctx, work, w.clusterState())
-	switch {
-	case err != nil:
+	if err := w.executor.Execute(ctx, work, w.clusterState()); err != nil {
 		if ctx.Err() == nil && !errors.Is(err, works.ErrStale) {
 			log.FromContext(ctx).Error(err, "execute Work; retrying", "work", name)
 		}
@@ -130,8 +128,6 @@ func (w *workQueue) processNext(ctx context.Context) bool {
 		}
 		w.queue.AddRateLimited(name)
 		return true
-	case requeueAfter > 0:
-		w.queue.AddAfter(name, requeueAfter)
 	}
 	w.queue.Forget(name)
 	return true

@@ -239,8 +239,7 @@ func (c *Controller) execute(ctx context.Context, work *workv1alpha1.Work, m fle
 			return reconcile.Result{}, fmt.Errorf("connect to member %s: %w", m.Key(), err)
 		}
 	}
-	after, err := executor.Execute(ctx, work, at)
-	return reconcile.Result{RequeueAfter: after}, err
+	return reconcile.Result{}, executor.Execute(ctx, work, at)
 }
 
 // releaseOrphaned releases a deleted Work whose Cluster is deleted, so that its namespace can be deleted.
@@ -255,6 +254,5 @@ func (c *Controller) releaseOrphaned(ctx context.Context, work *workv1alpha1.Wor
 	if !apierrors.IsNotFound(err) {
 		return reconcile.Result{}, fmt.Errorf("read cluster %s: %w", name, err)
 	}
-	after, err := (&works.Executor{Hub: c.Hub, Clock: c.Clock}).Execute(ctx, work, works.ClusterState{Abandon: true})
-	return reconcile.Result{RequeueAfter: after}, err
+	return reconcile.Result{}, (&works.Executor{Hub: c.Hub, Clock: c.Clock}).Execute(ctx, work, works.ClusterState{Abandon: true})
 }

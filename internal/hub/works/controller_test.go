@@ -136,11 +136,12 @@ func (w *testEnv) run(t *testing.T, change []func(*hubworks.Controller)) {
 		if e := byUID[m.UID]; e != nil {
 			return e, nil
 		}
-		e, err := engine.New(memberConfig, engine.Options{Namespace: w.records, Scope: m.Scope, Hub: m.Hub, OnChange: func(id bundle.ID) {
+		onChange := func(id bundle.ID) {
 			if changeEvent, ok := hubworks.ChangeEvent(m, id); ok {
 				changes <- changeEvent
 			}
-		}})
+		}
+		e, err := engine.New(memberConfig, engine.Options{Namespace: w.records, Scope: m.Scope, Hub: m.Hub, OnReport: onChange, OnChange: onChange})
 		if err == nil {
 			byUID[m.UID] = e
 			running.Go(func() { _ = e.Run(ctx) })
