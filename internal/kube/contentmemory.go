@@ -30,7 +30,8 @@ type heldDocuments struct {
 const uncountedContent = 512 << 10
 
 // ErrContentTooLarge is wrapped by the error for content that needs more memory than a scope can ever have, and
-// ErrMemoryInUse by that for content that can have it later.
+// ErrMemoryInUse by that for content that can have it later. Who waits for content that another one renders gets the
+// errors of that one, which can have more content. So both are to be retried.
 var (
 	ErrContentTooLarge = errors.New("its objects, texts and values need too much memory")
 	ErrMemoryInUse     = errors.New("the hub has no memory left for it, and tries again")
@@ -82,14 +83,36 @@ func (h *HeldContent) Add(n int64) error {
 	return h.explain(h.reservation.resize(nil, func(size int64) int64 { return size + n }))
 }
 
-// checkSize returns an error if h can never have n more bytes, even if all others are released.
+// checkSize returns an error if h can never have n more bytes, even if all others are released, or is released.
 func (h *HeldContent) checkSize(n int64) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.isReleased { // a rendering continues after the end of its reconcile
+		return ErrMemoryInUse
+	}
 	if limit := h.memory.memory.total / 2; h.shared+h.reservation.currentSize()+n-uncountedContent > limit {
 		return h.explain(ErrTooMuchMemory)
 	}
 	return nil
+}
+
+// AddYAML is Add for the memory to decode YAML. It returns the result of CountNodes, and how many bytes are added. It
+// returns an error if text is too expensive to parse as one document, and then nothing is added.
+func (h *HeldContent) AddYAML(text []byte) (nodes int, added int64, err error) {
+	withoutAliases := MemoryOfManifest(len(text), countIndicators(text))
+	if err := h.Add(withoutAliases); err != nil {
+		return 0, 0, err
+	}
+	nodes, err = checkNodes(text) // it parses a text with aliases
+	added = MemoryOfManifest(len(text), nodes)
+	if err == nil {
+		err = h.Add(added - withoutAliases)
+	}
+	if err != nil {
+		h.Subtract(withoutAliases)
+		return 0, 0, err
+	}
+	return nodes, added, nil
 }
 
 // Subtract releases n bytes of Add.
@@ -148,7 +171,7 @@ func (h *HeldContent) shareDocuments(d *Documents, reservation *Reservation) (ok
 	defer h.mu.Unlock()
 	held := m.documents[d]
 	switch {
-	case h.isReleased, slices.Contains(h.documents, d): // a rendering can continue after the end of its reconcile
+	case h.isReleased, slices.Contains(h.documents, d):
 		reservation.Close()
 		return true
 	case held == nil && reservation == nil:

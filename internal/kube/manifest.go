@@ -181,23 +181,13 @@ func (d document) decode(convert converter, held *HeldContent, nodes *int) (obje
 	if len(d.text) > maxDocument {
 		return nil, 0, fmt.Errorf("it has more than %d MiB", maxDocument>>20)
 	}
-	needed := MemoryOfManifest(len(d.text), countIndicators(d.text))
-	if err := held.Add(needed); err != nil {
-		return nil, 0, err
-	}
-	defer func() { held.Subtract(needed - added) }()
-	counted, err := checkNodes(d.text) // it parses a text with aliases
-	if *nodes += counted; err == nil && *nodes > maxStreamNodes {
-		err = errAliases
-	}
+	counted, needed, err := held.AddYAML(d.text)
 	if err != nil {
 		return nil, 0, err
 	}
-	if more := MemoryOfManifest(len(d.text), counted) - needed; more > 0 {
-		if err := held.Add(more); err != nil {
-			return nil, 0, err
-		}
-		needed += more
+	defer func() { held.Subtract(needed - added) }()
+	if *nodes += counted; *nodes > maxStreamNodes {
+		return nil, 0, errAliases
 	}
 	raw, err := convert(d.text)
 	if err != nil {

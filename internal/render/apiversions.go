@@ -11,6 +11,7 @@ import (
 	"helm.sh/helm/v4/pkg/chart/common"
 
 	"github.com/towline/towline/internal/cache"
+	"github.com/towline/towline/internal/phase"
 )
 
 // recordedCapabilities is .Capabilities for a chart that only calls .APIVersions.Has.
@@ -25,10 +26,26 @@ type recordedVersions struct {
 	checked map[string]bool
 }
 
+const (
+	// maxCheckedAPIs is the maximum number of names that a chart can check, and maxVariants that of the renderings of one
+	// request for other API versions. The largest charts check some dozens of names.
+	maxCheckedAPIs = 1000
+	maxVariants    = 100
+	// maxAPIName is the maximum length of a name in bytes. Longer ones are those of no API.
+	maxAPIName = 512
+)
+
+var errTooManyAPIs = phase.Invalidf("it checks more than %d API versions", maxCheckedAPIs)
+
 // Has returns whether the member serves an API version, like Helm's method Has, and records the name.
-func (v recordedVersions) Has(name string) bool {
-	v.checked[name] = true
-	return v.VersionSet.Has(name)
+func (v recordedVersions) Has(name string) (bool, error) {
+	if len(name) > maxAPIName {
+		return false, nil
+	}
+	if v.checked[name] = true; len(v.checked) > maxCheckedAPIs {
+		return false, errTooManyAPIs
+	}
+	return v.VersionSet.Has(name), nil
 }
 
 // apiVariants are the renderings of requests that differ only in their API versions.
@@ -65,6 +82,9 @@ func (v *apiVariants) add(apiVersions []string, checked map[string]bool) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if len(v.variants) == maxVariants {
+		v.variants = slices.Delete(v.variants, 0, 1)
+	}
 	v.variants = append(v.variants, apiVariant{apiVersions: apiVersions, checked: slices.Sorted(maps.Keys(checked))})
 }
 

@@ -236,7 +236,7 @@ func TestDecodePatches(t *testing.T) {
 		"op":      {"- {op: remove, path: /a}", nil, "it: it has no field patch"},
 		"broken":  {"a: [", nil, "it: "},
 	} {
-		got, err := render.DecodePatches("it", c.text)
+		got, err := render.DecodePatches("it", c.text, nil)
 		if (err != nil) != (c.error != "") || !strings.Contains(fmt.Sprint(err), c.error) {
 			t.Errorf("%s: got error %v, want %q", name, err, c.error)
 		}

@@ -35,7 +35,7 @@ const maxRenderedSize = 256 << 20
 
 // maxSharedSize and maxMemberSize limit the two caches of Charts, in bytes of memory. The first one has the releases
 // that all members share, the second one the releases for one member each. Decoded objects and their JSON need about
-// seven times the size of their text.
+// eleven times the size of their text.
 const (
 	maxSharedSize = 96 << 20
 	maxMemberSize = 32 << 20

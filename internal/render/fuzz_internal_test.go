@@ -31,7 +31,7 @@ func FuzzDecodePatches(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		var patches []Patch
 		var err error
-		fuzzing.Within(t, 64<<20+uint64(len(text))*20_000, func() { patches, err = DecodePatches("ConfigMap a/b, key c", text) })
+		fuzzing.Within(t, 64<<20+uint64(len(text))*20_000, func() { patches, err = DecodePatches("ConfigMap a/b, key c", text, nil) })
 		fuzzing.OneLine(t, err)
 		for _, patch := range patches {
 			if patch.Text == "" || !strings.HasPrefix(patch.Origin, "ConfigMap a/b, key c") {

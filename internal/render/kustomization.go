@@ -238,6 +238,9 @@ func (b builtKustomization) substitute(k Kustomization, subject source.Subject) 
 		if err == nil && len(decoded) != 1 {
 			err = fmt.Errorf("it became %d objects", len(decoded))
 		}
+		if err != nil {
+			subject.Held.Subtract(added)
+		}
 		if kube.IsMissingMemory(err) {
 			return builtKustomization{}, 0, err
 		}

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -16,7 +17,7 @@ import (
 )
 
 // maxManifestsSize and maxExpandedSize limit the two caches of a ManifestRenderer, in bytes of memory. Decoded objects
-// and their JSON need about seven times the size of their text.
+// and their JSON need about eleven times the size of their text.
 const (
 	maxManifestsSize = 64 << 20
 	maxExpandedSize  = 16 << 20
@@ -36,10 +37,20 @@ type ManifestRenderer struct {
 // maxUnpacked limits the unpacked archives of one ConfigMap or Secret, which has less than 1 MiB itself.
 func maxUnpacked() archive.Limits { return archive.Limits{Files: 10_000, Size: 8 << 20} }
 
-func (r *ManifestRenderer) unpack(content source.Content) (source.Content, error) {
+// unpack returns content with the files in its archives. release releases the memory that is added to held for them.
+func (r *ManifestRenderer) unpack(content source.Content, held *kube.HeldContent) (unpacked source.Content, release func(), err error) {
+	release = func() {}
+	if !slices.ContainsFunc(content.Files, func(file source.File) bool { return archive.IsArchive(file.Data) }) {
+		return content, release, nil
+	}
+	needed := maxUnpacked().Size
+	if err := held.Add(needed); err != nil {
+		return source.Content{}, release, fmt.Errorf("%s: %w", content.Reference, err)
+	}
 	r.unpacking.Lock()
 	defer r.unpacking.Unlock()
-	return content.Unpacked(maxUnpacked())
+	unpacked, err = content.Unpacked(maxUnpacked())
+	return unpacked, func() { held.Subtract(needed) }, err
 }
 
 // renderedManifests are the objects of one content. They must not be changed.
@@ -92,7 +103,8 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 		rendered, err = r.renderShared(key+" "+subject.Resources.Digest, dependsOnResources, content, subject)
 	}
 	if rendered.dependsOn == dependsOnSubject || errors.Is(err, errNotKnown) {
-		content, unpackErr := r.unpack(content)
+		content, release, unpackErr := r.unpack(content, subject.Held)
+		defer release()
 		if unpackErr != nil {
 			return nil, nil, unpackErr
 		}
@@ -115,12 +127,13 @@ var errNotKnown = errors.New("the template was not expanded")
 // allowed, it returns dependsOn only.
 func (r *ManifestRenderer) renderShared(key string, allowed dependency, content source.Content, subject source.Subject) (renderedManifests, error) {
 	return r.shared.GetOrCompute(key, func() (renderedManifests, int, error) {
-		content, err := r.unpack(content)
+		content, release, err := r.unpack(content, subject.Held)
+		defer release()
 		if err != nil {
 			return renderedManifests{}, 0, err
 		}
 		texts, dependsOn, err := expandFiles(content, subject)
-		if _, isInvalid := errors.AsType[phase.Invalid](err); err != nil && !isInvalid {
+		if _, isInvalid := errors.AsType[phase.Invalid](err); err != nil && !isInvalid && !kube.IsMissingMemory(err) {
 			return renderedManifests{}, 0, errNotKnown
 		}
 		if dependsOn > allowed {

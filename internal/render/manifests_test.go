@@ -322,10 +322,10 @@ func TestTextsOfManyValues(t *testing.T) {
 		t.Errorf("values with aliases: got error %v, want one about their size", err)
 	}
 	aliases = "patch: &a " + strings.Repeat("x", 50<<10) + "\nb: [" + strings.Repeat("*a, ", 500) + "]"
-	if _, err := render.DecodePatches("patches", aliases); err == nil || !strings.Contains(err.Error(), "patches: aliases make it too large") {
+	if _, err := render.DecodePatches("patches", aliases, nil); err == nil || !strings.Contains(err.Error(), "patches: aliases make it too large") {
 		t.Errorf("patches with aliases: got error %v, want one about their size", err)
 	}
-	if _, err := render.DecodePatches("patches", "a: ["+strings.Repeat("{},", 1<<20)+"]"); err == nil || !strings.Contains(err.Error(), "patches: it has more than 1000000 values") {
+	if _, err := render.DecodePatches("patches", "a: ["+strings.Repeat("{},", 1<<20)+"]", nil); err == nil || !strings.Contains(err.Error(), "patches: it has more than 1000000 values") {
 		t.Errorf("patches: got error %v, want one about their number", err)
 	}
 }

@@ -54,8 +54,14 @@ func withoutPrivateText(patches []Patch, err error) error {
 }
 
 // DecodePatches returns the patches in a key of a ConfigMap or Secret: one patch with the fields of an item of
-// spec.patches, a list of such patches, or a strategic merge patch that names its object. Errors begin with origin.
-func DecodePatches(origin, text string) ([]Patch, error) {
+// spec.patches, a list of such patches, or a strategic merge patch that names its object. Errors begin with origin. The
+// memory of the texts stays added to held.
+func DecodePatches(origin, text string, held *kube.HeldContent) ([]Patch, error) {
+	_, added, err := held.AddYAML([]byte(text))
+	if kube.IsMissingMemory(err) {
+		return nil, fmt.Errorf("%s: %w", origin, err)
+	}
+	defer func() { held.Subtract(max(0, added-int64(len(text)))) }()
 	raw, err := kube.YAMLToJSON([]byte(text))
 	if err != nil {
 		return nil, phase.Invalidf("%s: %w", origin, err)
@@ -95,21 +101,20 @@ type patching struct {
 
 // patch returns the objects that the patches change, by their index in docs, nil for a deleted one, and the memory that
 // was added to changes.Held for them.
-func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []int) (map[int]*unstructured.Unstructured, int64, error) {
+func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []int) (objects map[int]*unstructured.Unstructured, added int64, err error) {
 	if len(changes.Patches) == 0 || len(docs) == 0 {
 		return map[int]*unstructured.Unstructured{}, 0, nil
 	}
-	input := patching{Patches: changes.Patches, Unpatched: unpatched}
+	input, size := patching{Patches: changes.Patches, Unpatched: unpatched}, 0
 	for _, doc := range docs {
-		input.Objects = append(input.Objects, doc)
+		input.Objects, size = append(input.Objects, doc), size+len(doc)
 	}
 	changed := map[int]json.RawMessage{}
-	var err error
 	if c.sandbox == nil {
 		changed, err = applyPatches(input)
 	} else {
 		err = c.sandbox.Call(sandbox.Call{
-			Function: patchFunction, Scope: changes.Scope, Key: patchFunction + " " + key, Limit: patchLimit, Input: input, Output: &changed, Held: changes.Held,
+			Function: patchFunction, Scope: changes.Scope, Key: patchFunction + " " + key, Limit: patchLimit, Input: input, InputSize: size, Output: &changed, Held: changes.Held,
 		})
 	}
 	if limit, ok := errors.AsType[*sandbox.LimitError](err); ok {
@@ -118,10 +123,15 @@ func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []
 	if err != nil {
 		return nil, 0, withoutPrivateText(changes.Patches, err)
 	}
-	objects, added := make(map[int]*unstructured.Unstructured, len(changed)), int64(0)
+	objects = make(map[int]*unstructured.Unstructured, len(changed))
+	defer func() {
+		if err != nil {
+			changes.Held.Subtract(added)
+		}
+	}()
 	for i, raw := range changed {
 		needed := kube.MemoryOf(raw, kube.TypeUnstructured)
-		if err := changes.Held.Add(needed); err != nil {
+		if err = changes.Held.Add(needed); err != nil {
 			return nil, 0, err
 		}
 		added += needed

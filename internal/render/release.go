@@ -56,7 +56,14 @@ type Release struct {
 
 // size returns the memory of the release in bytes.
 func (r Release) size() int {
-	return cache.MinSize + int(r.Documents.Memory()) + len(r.Defaults) + len(r.Notes) + r.Generated.size()
+	size := cache.MinSize + int(r.Documents.Memory()) + len(r.Chart) + len(r.Defaults) + len(r.Notes) + r.Generated.size()
+	for _, path := range r.Paths {
+		size += len(path)
+	}
+	for name := range r.checkedAPIs {
+		size += len(name)
+	}
+	return size
 }
 
 // releaseObject is an object of a release and the path of its template.

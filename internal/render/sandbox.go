@@ -74,15 +74,21 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 		// for other members.
 		key += " " + request.Owner
 	}
-	archive, err := os.ReadFile(request.Chart.Path)
+	file, err := os.Stat(request.Chart.Path)
 	if err != nil {
 		return Release{}, fmt.Errorf("load chart %s %s: %w", request.Chart.Name, request.Chart.Version, err)
 	}
 	var rendered renderedRelease
 	call := sandbox.Call{
 		Function: renderFunction, Scope: request.Scope, Key: renderFunction + " " + key, Limit: renderLimit,
-		Input:  rendering{Request: request, Archive: archive, RecordsAPIs: request.checkedAPIs != nil, Member: member},
-		Output: &rendered, Held: request.Held,
+		Load: func() (any, error) {
+			archive, err := os.ReadFile(request.Chart.Path)
+			if err != nil {
+				return nil, fmt.Errorf("load chart %s %s: %w", request.Chart.Name, request.Chart.Version, err)
+			}
+			return rendering{Request: request, Archive: archive, RecordsAPIs: request.checkedAPIs != nil, Member: member}, nil
+		},
+		InputSize: int(file.Size()), Output: &rendered, Held: request.Held,
 	}
 	if member != nil && member.HasLookup {
 		call.Callback = func(input json.RawMessage) (any, error) {
@@ -160,6 +166,9 @@ func (r renderedRelease) decode(held *kube.HeldContent) (Release, error) {
 		Paths: r.Paths, Chart: r.Chart, Defaults: r.Defaults, Notes: r.Notes, Generated: r.Generated,
 		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, IsTransient: r.IsTransient,
 		needsMember: r.NeedsMember, checkedAPIs: r.CheckedAPIs,
+	}
+	if len(r.CheckedAPIs) > maxCheckedAPIs {
+		return Release{}, errTooManyAPIs
 	}
 	if len(r.Objects) == 0 {
 		return release, nil

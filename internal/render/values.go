@@ -56,11 +56,8 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 
 // loadValues parses values. Their memory stays added to held.
 func loadValues(text []byte, held *kube.HeldContent) (map[string]any, error) {
-	if err := kube.CheckNodes(text); err != nil {
-		return nil, err
-	}
-	needed := kube.MemoryOfManifest(len(text), kube.CountNodes(text))
-	if err := held.Add(needed); err != nil {
+	_, needed, err := held.AddYAML(text)
+	if err != nil {
 		return nil, err
 	}
 	values, err := loader.LoadValues(bytes.NewReader(text))

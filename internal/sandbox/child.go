@@ -125,7 +125,8 @@ func (c *child) receive(held *kube.HeldContent) (response, error) {
 	case err != nil:
 		return response{}, fmt.Errorf("read a message: %w", err)
 	case kube.CountNodesParsing(received.Output, 0) > maxValues || kube.CountNodesParsing(received.Callback, 0) > maxValues: // JSON has no aliases
-		return response{}, errTooManyValues
+		received = response{}
+		return received, errTooManyValues
 	}
 	return received, nil
 }

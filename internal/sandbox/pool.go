@@ -111,6 +111,11 @@ type Call struct {
 	// Limit is the maximum of processor time of the child, and a maxWait-th of the maximum time of the call.
 	Limit time.Duration
 	Input any
+	// Load returns Input if it is not nil. It is called when the call may run: until then, a waiting call does not need
+	// the memory of a large input.
+	Load func() (any, error)
+	// InputSize is the size of a large input in bytes. Memory from Held is reserved for it while it is sent.
+	InputSize int
 	// Output is a pointer that receives the output.
 	Output any
 	// Held is the memory to which the size of the output is added. Without it, the output has memory of Pool.Memory only
@@ -144,9 +149,10 @@ func (p *Pool) Call(call Call) error {
 	}
 	releaseScope := sync.OnceFunc(p.acquireKey("scope "+call.Scope, max(maxPerScope, 2*runtime.GOMAXPROCS(0))))
 	defer releaseScope()
-	input, err := marshal(call.Input)
+	input, releaseInput, err := call.encodeInput()
+	defer releaseInput()
 	if err != nil {
-		return phase.Invalid{Err: err}
+		return err
 	}
 	defer p.addRunning(call.Scope, -1)
 	used, err := p.acquireChild(call.Scope)
@@ -184,18 +190,45 @@ func (p *Pool) Call(call Call) error {
 	case isKilled:
 		return fmt.Errorf("%w: all calls together took more than %d MiB, and this one took the most", ErrMemory, p.children.limit>>20)
 	}
-	reason := used.exitReason()
+	return p.remember(call, call.limitReason(used, isInTime, err))
+}
+
+// limitReason returns which limit the call has exceeded. err is that of the exchange with the child.
+func (c Call) limitReason(used *child, isInTime bool, err error) string {
+	exitReason := used.exitReason()
 	wrongMessage, isWrong := errors.AsType[messageError](err)
 	switch {
+	case !isInTime && c.Detail != nil:
+		return fmt.Sprintf("it took longer than %s", c.Limit) + c.Detail()
 	case !isInTime:
-		reason = fmt.Sprintf("it took longer than %s", call.Limit)
-		if call.Detail != nil {
-			reason += call.Detail()
-		}
+		return fmt.Sprintf("it took longer than %s", c.Limit)
 	case isWrong:
-		reason = wrongMessage.Error()
+		return wrongMessage.Error()
 	}
-	return p.remember(call, reason)
+	return exitReason
+}
+
+// inputCost is the memory of an input, for each byte of InputSize: the input, its JSON, in which bytes are base64, and
+// the message with it.
+const inputCost = 5
+
+// encodeInput returns the JSON of the input. release releases the memory that is added to Held for it.
+func (c Call) encodeInput() (encoded json.RawMessage, release func(), err error) {
+	needed := int64(c.InputSize) * inputCost
+	if err := c.Held.Add(needed); err != nil {
+		return nil, func() {}, err
+	}
+	release = func() { c.Held.Subtract(needed) }
+	input := c.Input
+	if c.Load != nil {
+		if input, err = c.Load(); err != nil {
+			return nil, release, err
+		}
+	}
+	if encoded, err = marshal(input); err != nil {
+		err = phase.Invalid{Err: err}
+	}
+	return encoded, release, err
 }
 
 // ErrMemory is wrapped by the error of a call that was ended because all calls together took too much memory. The input

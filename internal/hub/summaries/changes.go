@@ -12,7 +12,6 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/bundle"
 	"github.com/towline/towline/internal/engine"
-	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/match"
 	"github.com/towline/towline/internal/phase"
 	"github.com/towline/towline/internal/release"
@@ -94,11 +93,8 @@ func decodePatches(content source.Content, subject source.Subject) ([]render.Pat
 		isPrivate := content.Sensitive
 		var patches []render.Patch
 		if err == nil {
-			err = subject.Held.Add(kube.MemoryOfManifest(len(text), kube.CountNodes([]byte(text))))
-		}
-		if err == nil {
 			isPrivate = content.WithResultsOf(subject).Sensitive
-			patches, err = render.DecodePatches(origin, text)
+			patches, err = render.DecodePatches(origin, text, subject.Held)
 		}
 		if err != nil && isPrivate {
 			err = source.HideDetails(origin, err)

@@ -264,6 +264,20 @@ func (c *Configurations) snapshot(key client.ObjectKey) (pending pendingConfigur
 	return pendingConfiguration{member: c.pending[key].member, changes: maps.Clone(c.pending[key].changes)}, true
 }
 
+// pendingFeature returns the pending entry for a feature of a profile on the member.
+func (c *Configurations) pendingFeature(key client.ObjectKey, owner metav1.OwnerReference, feature libv1beta1.FeatureID) (entry configv1beta1.DeployedFeature, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.pending[key] == nil {
+		return entry, false
+	}
+	change := c.pending[key].changes[deployedKey{owner.Kind, owner.Name, feature, libv1beta1.DeploymentTypeRemote}]
+	if change == nil {
+		return entry, false
+	}
+	return change.feature, true
+}
+
 // Read reads the status of the ClusterConfiguration of m from the API server, and adds the pending changes.
 func (c *Configurations) Read(ctx context.Context, m fleet.Member) (configv1beta1.ClusterConfigurationStatus, error) {
 	key := ConfigurationKey(m)

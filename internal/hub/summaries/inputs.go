@@ -250,21 +250,29 @@ func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1
 }
 
 // hasDeployed returns whether the cached ClusterConfiguration of m lists the objects or the charts that a feature
-// applied last. The hub may have been killed before it wrote them. LastAppliedTime has whole seconds, so the hash is
-// compared, too. An entry has none if the CustomResourceDefinition is an earlier one.
+// applied last, or will do so by a change that waits. The hub may have been killed before it wrote them.
+// LastAppliedTime has whole seconds, so the hash is compared, too. An entry has none if the CustomResourceDefinition is
+// an earlier one.
 func (c *Configurations) hasDeployed(ctx context.Context, m fleet.Member, owner metav1.OwnerReference, feature configv1beta1.FeatureSummary) bool {
+	if waiting, ok := c.pendingFeature(ConfigurationKey(m), owner, feature.FeatureID); ok {
+		return isOfFeature(waiting, waiting.Resources, feature)
+	}
 	configuration := &configv1beta1.ClusterConfiguration{}
 	if err := c.hub.Get(ctx, ConfigurationKey(m), configuration, client.UnsafeDisableDeepCopy); err != nil {
 		return false // the bundle is built, and its objects are recorded
 	}
 	deployed, ok := status.FindDeployedFeature(configuration.Status, owner.Kind, owner.Name, feature.FeatureID)
-	if !ok || len(deployed.Hash) > 0 && !bytes.Equal(deployed.Hash, feature.Hash) {
+	return ok && isOfFeature(deployed, status.ResourcesOf(deployed, libv1beta1.DeploymentTypeRemote), feature)
+}
+
+// isOfFeature returns whether an entry, with its resources on the member, is of the bundle that a feature applied last.
+func isOfFeature(entry configv1beta1.DeployedFeature, resources []configv1beta1.DeployedResource, feature configv1beta1.FeatureSummary) bool {
+	if len(entry.Hash) > 0 && !bytes.Equal(entry.Hash, feature.Hash) {
 		return false
 	}
-	if len(deployed.Charts) > 0 {
-		return deployed.Charts[0].LastAppliedTime.Equal(feature.LastAppliedTime)
+	if len(entry.Charts) > 0 {
+		return entry.Charts[0].LastAppliedTime.Equal(feature.LastAppliedTime)
 	}
-	resources := status.ResourcesOf(deployed, libv1beta1.DeploymentTypeRemote)
 	return len(resources) > 0 && resources[0].LastAppliedTime.Equal(feature.LastAppliedTime)
 }
 

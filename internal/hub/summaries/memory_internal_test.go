@@ -38,7 +38,7 @@ func TestMemoryOfContent(t *testing.T) { //nolint:paralleltest // it changes the
 			t.Errorf("got %s, %q, want %s, %q", got.Status, got.FailureMessage, status, message)
 		}
 	}
-	check(libv1beta1.FeatureStatusFailedNonRetriable, "its objects, texts and values need too much memory: more than 128 MiB", 35)
+	check(libv1beta1.FeatureStatusFailed, "its objects, texts and values need too much memory: more than 128 MiB", 35)
 	other := r.pool.Memory().Hold("") // another profile
 	r.must(other.Add(100 << 20))
 	check(libv1beta1.FeatureStatusFailed, "the hub has no memory left for it, and tries again: content of ClusterProfiles needs it", 10)

@@ -391,9 +391,6 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 		return Composition{}, &conflictError{conflicts: request.Conflicts}
 	}
 	composition, err := c.Composer.Compose(ctx, request, feature)
-	if errors.Is(err, kube.ErrContentTooLarge) {
-		err = phase.Invalid{Err: err}
-	}
 	if err != nil {
 		return Composition{}, err
 	}
