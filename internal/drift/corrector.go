@@ -177,10 +177,10 @@ func (c *Corrector) listRecords(ctx context.Context) {
 }
 
 // queueUnfinished queues a retry of a bundle whose last run failed or is not complete, or the check of a withdrawal in
-// progress, unless it is queued.
+// progress, unless the retry or the check is queued.
 func (c *Corrector) queueUnfinished(rec *inventory.Record) {
 	if rec.State == bundle.StateRemoving {
-		c.beginWithdrawal(rec.ID)
+		c.ensureWithdrawalCheck(rec.ID)
 		return
 	}
 	c.forgetWithdrawal(rec.ID)

@@ -30,9 +30,9 @@
 //     delayed.
 //   - Each failed run is retried at the time that the Engine returns, and never if only another bundle can succeed. No
 //     other part of the process retries it. Its drifted objects are not lost.
-//   - A withdrawal whose deleted objects still exist, for example because of finalizers, is checked when one of them
-//     is deleted, if its kind is watched, and after pauses that grow up to 5 minutes. No other part of the process
-//     polls it.
+//   - A withdrawal with objects that are still terminating, for example because of finalizers, is checked when a watch
+//     reports that one of them no longer exists, and after pauses that grow up to 5 minutes. No other part of the
+//     process polls it.
 //   - Drift of a failed bundle is corrected object by object. That neither restarts the failed run nor changes the time
 //     of its retry.
 //   - Every 10 minutes all objects are compared, independent of the watches.

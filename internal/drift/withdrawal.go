@@ -7,8 +7,8 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// withdrawal is a withdrawal in progress. It waits for the end of deleted objects, for example for their finalizers, or
-// it fails.
+// withdrawal is a withdrawal in progress. It waits until deleted objects no longer exist, for example for their
+// finalizers, or it fails.
 type withdrawal struct {
 	began     time.Time
 	checked   time.Time // the end of the last check, zero before the first one
@@ -21,9 +21,9 @@ func withdrawalPause(elapsed time.Duration) time.Duration {
 	return min(max(elapsed/4, minBackoff), MaxBackoff)
 }
 
-// beginWithdrawal queues the first check of the withdrawal of id, unless a check is queued. A queued retry of a run
-// that failed before the withdrawal can be too late.
-func (c *Corrector) beginWithdrawal(id bundle.ID) {
+// ensureWithdrawalCheck queues the first check of the withdrawal of id, unless a check is queued. It does not rely on a
+// retry that was queued before the withdrawal began, whose pause can be long.
+func (c *Corrector) ensureWithdrawalCheck(id bundle.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.withdrawals[id] == nil || !c.retrying[id] {
@@ -42,8 +42,8 @@ func (c *Corrector) queueWithdrawal(id bundle.ID) {
 	c.queue.AddAfter(id, withdrawalPause(now.Sub(c.withdrawals[id].began)))
 }
 
-// wakeWithdrawal queues a check of the withdrawal of id because one of its objects was deleted: at once, but not within
-// minBackoff after the last check, since each check reads all remaining objects of a rank.
+// wakeWithdrawal queues a check of the withdrawal of id because one of its objects no longer exists: at once, but not
+// within minBackoff after the last check, since each check reads all remaining objects of a rank.
 func (c *Corrector) wakeWithdrawal(id bundle.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,8 +63,8 @@ func (c *Corrector) forgetWithdrawal(id bundle.ID) {
 	delete(c.withdrawals, id)
 }
 
-// resumeWithdrawal continues a withdrawal that the hub has requested. The hub may be unreachable now. It reports the
-// end, and the first of consecutive failures.
+// resumeWithdrawal continues a withdrawal that the hub has requested. The hub may be unreachable now. resumeWithdrawal
+// calls OnLost at the end, and OnReport for the first of consecutive failures.
 func (c *Corrector) resumeWithdrawal(ctx context.Context, id bundle.ID) {
 	done, err := c.Engine.ResumeWithdrawal(ctx, id)
 	if done {

@@ -3,220 +3,232 @@ package kube
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 )
 
 // ContentMemory limits the memory of the content that all reconciles of a hub render and deliver at the same time: the
-// results of child processes, values, and objects, which can need a hundred times as much memory as their text. A
-// scope, for example the Profiles of one namespace, can have at most a half. Create it with NewContentMemory. It is
-// safe for concurrent use. A nil ContentMemory has no limit.
+// inputs and results of child processes, values, and objects, which can need a hundred times as much memory as their
+// text. A scope, for example the Profiles of one namespace, can have at most a half. Create it with NewContentMemory.
+// It is safe for concurrent use. A nil ContentMemory has no limit.
 type ContentMemory struct {
 	memory *ResponseMemory
 
-	mu sync.Mutex // guards the fields below
+	mu sync.Mutex // guards the field below
 	// documents has the Documents for which memory is reserved. Reconciles share them.
-	documents map[*Documents]*heldDocuments
+	documents map[*Documents]*sharedDocuments
 }
 
-// heldDocuments is the memory of Documents, and the number of HeldContents that have them.
-type heldDocuments struct {
+// sharedDocuments is the memory of Documents, and the number of ContentReservations with them.
+type sharedDocuments struct {
 	reservation *Reservation
-	holders     int
+	users       int
 }
 
-// uncountedContent is the memory of each HeldContent that needs no reservation, for Documents and for all else, in
-// bytes. A ConfigMap of 60 KB with manifests needs about as much.
-const uncountedContent = 512 << 10
+// freeContent is the memory in bytes that each ContentReservation can have without a reservation for Documents, and as
+// much for all other content. A ConfigMap of 45 KB with manifests needs about as much.
+const freeContent = 512 << 10
 
-// ErrContentTooLarge is wrapped by the error for content that needs more memory than a scope can ever have, and
-// ErrMemoryInUse by that for content that can have it later. Who waits for content that another one renders gets the
-// errors of that one, which can have more content. So both are to be retried.
+// ErrContentTooLarge is wrapped by the error for content that needs more memory than a scope can ever have.
+// ErrMemoryInUse is wrapped if memory can become available later. Callers that wait for the same rendering share its
+// error, although their own content can be smaller. So callers must retry both.
 var (
 	ErrContentTooLarge = errors.New("its objects, texts and values need too much memory")
-	ErrMemoryInUse     = errors.New("the hub has no memory left for it, and tries again")
+	ErrMemoryInUse     = errors.New("the hub has not enough memory for it at the moment, and tries again")
 )
 
-// IsMissingMemory returns whether err wraps ErrContentTooLarge or ErrMemoryInUse.
-func IsMissingMemory(err error) bool {
+// IsMemoryError returns whether err wraps ErrContentTooLarge or ErrMemoryInUse.
+func IsMemoryError(err error) bool {
 	return errors.Is(err, ErrContentTooLarge) || errors.Is(err, ErrMemoryInUse)
 }
 
 // NewContentMemory returns a ContentMemory with a total in bytes.
 func NewContentMemory(total int64) *ContentMemory {
-	return &ContentMemory{memory: NewResponseMemory(total), documents: map[*Documents]*heldDocuments{}}
+	return &ContentMemory{memory: NewResponseMemory(total), documents: map[*Documents]*sharedDocuments{}}
 }
 
-// Hold returns a HeldContent, of nothing yet, for a scope. The caller must release it.
-func (m *ContentMemory) Hold(scope string) *HeldContent {
+// maxPerScope returns the maximum for one scope in bytes.
+func (m *ContentMemory) maxPerScope() int64 { return m.memory.total / 2 }
+
+// Reserve returns a ContentReservation, of nothing yet, for a scope. The caller must release it.
+func (m *ContentMemory) Reserve(scope string) *ContentReservation {
 	if m == nil {
 		return nil
 	}
-	return &HeldContent{memory: m, scope: scope, reservation: m.memory.Reserve(scope, uncountedContent)}
+	return &ContentReservation{memory: m, scope: scope, other: m.memory.Reserve(scope, freeContent), documents: map[*Documents]bool{}}
 }
 
-// HeldContent is the memory of the content of one reconcile. It is safe for concurrent use. A nil HeldContent has no
-// limit.
-type HeldContent struct {
+// ContentReservation is the memory of the content of one reconcile. It is safe for concurrent use. A nil
+// ContentReservation has no limit. After Release it can have no more memory.
+type ContentReservation struct {
 	memory *ContentMemory
 	scope  string
-	// reservation is the memory of all but Documents.
-	reservation *Reservation
+	// other is the memory of all content but Documents.
+	other *Reservation
 
 	mu sync.Mutex // guards the fields below; it is locked after memory.mu
-	// documents have memory in memory.documents, shared bytes in total. uncounted is the memory of those that are too
-	// small for that.
-	documents         []*Documents
-	shared, uncounted int64
-	isReleased        bool
+	// documents has the Documents of the reconcile, and whether memory.documents has them. The others are small.
+	documents map[*Documents]bool
+	// sharedBytes and freeBytes are the memory of both kinds.
+	sharedBytes, freeBytes int64
+	isReleased             bool
 }
 
 // Add reserves n more bytes. It waits some seconds for memory that others have. Its error wraps ErrContentTooLarge or
 // ErrMemoryInUse, and then nothing is added.
-func (h *HeldContent) Add(n int64) error {
-	if h == nil {
+func (r *ContentReservation) Add(n int64) error {
+	if r == nil {
 		return nil
 	}
-	if err := h.checkSize(n); err != nil {
+	if err := r.checkLimit(n); err != nil {
 		return err
 	}
-	return h.explain(h.reservation.resize(nil, func(size int64) int64 { return size + n }))
+	return r.explain(r.other.resize(nil, func(size int64) int64 { return size + n }))
 }
 
-// checkSize returns an error if h can never have n more bytes, even if all others are released, or is released.
-func (h *HeldContent) checkSize(n int64) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.isReleased { // a rendering continues after the end of its reconcile
+// checkLimit returns an error if r is released, or if it exceeds the limit of a scope with n more bytes.
+func (r *ContentReservation) checkLimit(n int64) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.isReleased { // a rendering continues after the end of its reconcile
 		return ErrMemoryInUse
 	}
-	if limit := h.memory.memory.total / 2; h.shared+h.reservation.currentSize()+n-uncountedContent > limit {
-		return h.explain(ErrTooMuchMemory)
+	if r.sharedBytes+r.other.currentSize()+n-freeContent > r.memory.maxPerScope() {
+		return r.explain(ErrTooMuchMemory)
 	}
 	return nil
 }
 
-// AddYAML is Add for the memory to decode YAML. It returns the result of CountNodes, and how many bytes are added. It
-// returns an error if text is too expensive to parse as one document, and then nothing is added.
-func (h *HeldContent) AddYAML(text []byte) (nodes int, added int64, err error) {
+// AddForYAML is Add for the memory to decode YAML. It returns the result of CountNodes, and how many bytes it has
+// added. It returns an error if text is too expensive to parse as one document, and then nothing is added.
+func (r *ContentReservation) AddForYAML(text []byte) (nodes int, added int64, err error) {
 	withoutAliases := MemoryOfManifest(len(text), countIndicators(text))
-	if err := h.Add(withoutAliases); err != nil {
+	if err := r.Add(withoutAliases); err != nil {
 		return 0, 0, err
 	}
-	nodes, err = checkNodes(text) // it parses a text with aliases
+	nodes, err = checkNodes(text) // to count what aliases add, it parses the text
 	added = MemoryOfManifest(len(text), nodes)
 	if err == nil {
-		err = h.Add(added - withoutAliases)
+		err = r.Add(added - withoutAliases)
 	}
 	if err != nil {
-		h.Subtract(withoutAliases)
+		r.Subtract(withoutAliases)
 		return 0, 0, err
 	}
 	return nodes, added, nil
 }
 
 // Subtract releases n bytes of Add.
-func (h *HeldContent) Subtract(n int64) {
-	if h != nil {
-		h.reservation.Subtract(n)
+func (r *ContentReservation) Subtract(n int64) {
+	if r != nil {
+		r.other.Subtract(n)
 	}
 }
 
-// AddDocuments reserves the memory of d, with the errors of Add. Several HeldContents with the same Documents share the
-// memory, which is reserved for the scope of the first one.
-func (h *HeldContent) AddDocuments(d *Documents) error { return h.AddDecoded(d, 0) }
+// AddDocuments reserves the memory of d, with the errors of Add. Several ContentReservations with the same Documents
+// share the memory, which is reserved for the scope of the first one.
+func (r *ContentReservation) AddDocuments(d *Documents) error { return r.MoveToDocuments(d, 0) }
 
-// AddDecoded is AddDocuments for objects for which n bytes were added with Add. These are released, or are those of d.
-func (h *HeldContent) AddDecoded(d *Documents, n int64) error {
-	if h == nil || d == nil {
+// MoveToDocuments is AddDocuments for objects for which the caller has added n bytes with Add. It uses them for d, or
+// releases them, also if it returns an error.
+func (r *ContentReservation) MoveToDocuments(d *Documents, n int64) error {
+	if r == nil || d == nil {
 		return nil
 	}
 	size := d.Memory()
-	if h.isUncounted(size) || h.shareDocuments(d, nil) {
-		h.Subtract(n)
+	if r.addSmallDocuments(d, size) || r.addSharedDocuments(d, nil) {
+		r.Subtract(n)
 		return nil
 	}
-	reservation := h.reservation.split(min(n, size))
-	h.Subtract(n - min(n, size))
-	err := h.checkSize(size)
+	reservation := r.other.split(min(n, size))
+	r.Subtract(n - min(n, size))
+	err := r.checkLimit(size)
 	if err == nil {
-		err = h.explain(reservation.resize(nil, func(int64) int64 { return size }))
+		err = r.explain(reservation.resize(nil, func(int64) int64 { return size }))
 	}
 	if err != nil {
 		reservation.Close()
 		return err
 	}
-	h.shareDocuments(d, reservation)
+	r.addSharedDocuments(d, reservation)
 	return nil
 }
 
-// isUncounted returns whether Documents of this size need no reservation.
-func (h *HeldContent) isUncounted(size int64) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.uncounted+size > uncountedContent {
+// addSmallDocuments adds d if it is small enough to need no reservation, and returns whether r has d.
+func (r *ContentReservation) addSmallDocuments(d *Documents, size int64) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.documents[d]; ok || r.isReleased {
+		return true
+	}
+	if r.freeBytes+size > freeContent {
 		return false
 	}
-	h.uncounted += size
+	r.documents[d] = false
+	r.freeBytes += size
 	return true
 }
 
-// shareDocuments makes h one of the holders of d, if it is not yet. If there are no others, reservation is the memory
-// of d; without it, ok is false. It closes a reservation that is not needed.
-func (h *HeldContent) shareDocuments(d *Documents, reservation *Reservation) (ok bool) {
-	m := h.memory
+// addSharedDocuments adds d with the memory that other ContentReservations have reserved for it. If there are none, it
+// uses reservation, and without a reservation it returns false. It closes a reservation that it does not use.
+func (r *ContentReservation) addSharedDocuments(d *Documents, reservation *Reservation) bool {
+	m := r.memory
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	held := m.documents[d]
-	switch {
-	case h.isReleased, slices.Contains(h.documents, d):
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ok := r.documents[d]; ok || r.isReleased {
 		reservation.Close()
 		return true
-	case held == nil && reservation == nil:
-		return false
-	case held == nil:
-		held = &heldDocuments{reservation: reservation}
-		m.documents[d] = held
-	default:
-		reservation.Close()
 	}
-	held.holders++
-	h.documents, h.shared = append(h.documents, d), h.shared+d.Memory()
+	shared := m.documents[d]
+	switch {
+	case shared != nil:
+		reservation.Close()
+	case reservation == nil:
+		return false
+	default:
+		shared = &sharedDocuments{reservation: reservation}
+		m.documents[d] = shared
+	}
+	shared.users++
+	r.documents[d] = true
+	r.sharedBytes += d.Memory()
 	return true
 }
 
 // Release releases the memory. The content must not be used after it.
-func (h *HeldContent) Release() {
-	if h == nil {
+func (r *ContentReservation) Release() {
+	if r == nil {
 		return
 	}
-	h.reservation.Close()
-	m := h.memory
+	r.other.Close()
+	m := r.memory
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, d := range h.documents {
-		held := m.documents[d]
-		if held.holders--; held.holders == 0 {
-			held.reservation.Close()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for d, isShared := range r.documents {
+		if !isShared {
+			continue
+		}
+		shared := m.documents[d]
+		if shared.users--; shared.users == 0 {
+			shared.reservation.Close()
 			delete(m.documents, d)
 		}
 	}
-	h.documents, h.shared, h.isReleased = nil, 0, true
+	r.documents, r.sharedBytes, r.isReleased = nil, 0, true
 }
 
-// explain returns the error of a reservation as one of content.
-func (h *HeldContent) explain(err error) error {
+// explain returns the error of a Reservation as one of content.
+func (r *ContentReservation) explain(err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, ErrTooMuchMemory):
-		return fmt.Errorf("%w: more than %d MiB, the limit of this hub", ErrContentTooLarge, h.memory.memory.total>>21)
-	case h.scope == "":
-		return fmt.Errorf("%w: content of ClusterProfiles needs it", ErrMemoryInUse)
+		return fmt.Errorf("%w: more than %d MiB, the limit of this hub", ErrContentTooLarge, r.memory.maxPerScope()>>20)
+	case r.scope == "":
+		return fmt.Errorf("%w: the content of all ClusterProfiles has a common limit", ErrMemoryInUse)
 	}
-	return fmt.Errorf("%w: content of Profiles in namespace %s needs it", ErrMemoryInUse, h.scope)
+	return fmt.Errorf("%w: the content of all Profiles in namespace %s has a common limit", ErrMemoryInUse, r.scope)
 }

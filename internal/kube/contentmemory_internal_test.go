@@ -62,19 +62,19 @@ func TestContentMemoryIsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // waits take no time
 		memory := NewContentMemory(100 << 20)
 		documents := documentsOf(40)
-		var all []*HeldContent
+		var all []*ContentReservation
 		for range 10 {
-			held := memory.Hold("one")
-			all = append(all, held)
-			if err := errors.Join(held.AddDocuments(documents), held.AddDocuments(documents)); err != nil {
+			reserved := memory.Reserve("one")
+			all = append(all, reserved)
+			if err := errors.Join(reserved.AddDocuments(documents), reserved.AddDocuments(documents)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		held := memory.Hold("one")
-		if err := held.AddDocuments(documentsOf(20)); !errors.Is(err, ErrMemoryInUse) {
+		reserved := memory.Reserve("one")
+		if err := reserved.AddDocuments(documentsOf(20)); !errors.Is(err, ErrMemoryInUse) {
 			t.Errorf("more than a half for one scope: got %v", err)
 		}
-		if err := held.Add(60 << 20); !errors.Is(err, ErrContentTooLarge) {
+		if err := reserved.Add(60 << 20); !errors.Is(err, ErrContentTooLarge) {
 			t.Errorf("more than a half for one content: got %v", err)
 		}
 		if err := all[0].Add(11 << 20); !errors.Is(err, ErrContentTooLarge) {
@@ -84,21 +84,21 @@ func TestContentMemoryIsShared(t *testing.T) {
 			t.Errorf("a half together with Documents: got %v", err)
 		}
 		all[0].Subtract(9 << 20)
-		other := memory.Hold("two")
+		other := memory.Reserve("two")
 		if err := other.AddDocuments(documentsOf(20)); err != nil {
 			t.Errorf("another scope: %v", err)
 		}
 		for _, holder := range all[1:] {
 			holder.Release()
 		}
-		if err := held.Add(20 << 20); !errors.Is(err, ErrMemoryInUse) {
+		if err := reserved.Add(20 << 20); !errors.Is(err, ErrMemoryInUse) {
 			t.Errorf("while one holder is left: got %v", err)
 		}
 		all[0].Release()
-		if err := held.Add(20 << 20); err != nil {
+		if err := reserved.Add(20 << 20); err != nil {
 			t.Errorf("after the release: %v", err)
 		}
-		held.Release()
+		reserved.Release()
 		other.Release()
 		checkReleased(t, memory)
 	})
@@ -107,19 +107,19 @@ func TestContentMemoryIsShared(t *testing.T) {
 func TestContentMemoryAfterRelease(t *testing.T) {
 	t.Parallel()
 	memory := NewContentMemory(100 << 20)
-	held := memory.Hold("one")
-	if err := held.Add(30 << 20); err != nil {
+	reserved := memory.Reserve("one")
+	if err := reserved.Add(30 << 20); err != nil {
 		t.Fatal(err)
 	}
-	held.Release()
+	reserved.Release()
 	// A rendering continues.
-	if err := held.Add(1 << 20); !errors.Is(err, ErrMemoryInUse) {
+	if err := reserved.Add(1 << 20); !errors.Is(err, ErrMemoryInUse) {
 		t.Errorf("got %v", err)
 	}
-	if err := errors.Join(held.AddDecoded(documentsOf(4), 1<<20), held.AddDocuments(documentsOf(4))); err != nil {
+	if err := errors.Join(reserved.MoveToDocuments(documentsOf(4), 1<<20), reserved.AddDocuments(documentsOf(4))); err != nil {
 		t.Error(err)
 	}
-	held.Subtract(1 << 20)
+	reserved.Subtract(1 << 20)
 	checkReleased(t, memory)
 }
 
@@ -131,7 +131,7 @@ func checkReleased(t *testing.T, memory *ContentMemory) {
 	}
 }
 
-// TestContentMemoryIsReleased holds and releases contents at random. What is reserved is what is held.
+// TestContentMemoryIsReleased reserves and releases memory at random. Nothing stays reserved.
 func TestContentMemoryIsReleased(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -142,25 +142,25 @@ func TestContentMemoryIsReleased(t *testing.T) {
 			documents[i] = documentsOf(i)
 		}
 		for range 500 {
-			var all []*HeldContent
+			var all []*ContentReservation
 			for range 4 {
-				all = append(all, memory.Hold(fmt.Sprint(random.IntN(2))))
+				all = append(all, memory.Reserve(fmt.Sprint(random.IntN(2))))
 			}
 			for range 10 {
-				held, d, n := all[random.IntN(len(all))], documents[random.IntN(len(documents))], random.Int64N(8<<20)
-				if err := held.Add(n); err != nil {
+				reserved, d, n := all[random.IntN(len(all))], documents[random.IntN(len(documents))], random.Int64N(8<<20)
+				if err := reserved.Add(n); err != nil {
 					continue
 				}
 				switch random.IntN(3) {
 				case 0:
-					_ = held.AddDecoded(d, n) // there may be no memory, here and below
+					_ = reserved.MoveToDocuments(d, n) // there may be no memory, here and below
 				case 1:
-					held.Subtract(n)
-					_ = held.AddDocuments(d)
+					reserved.Subtract(n)
+					_ = reserved.AddDocuments(d)
 				}
 			}
-			for _, held := range all {
-				held.Release()
+			for _, reserved := range all {
+				reserved.Release()
 			}
 			checkReleased(t, memory)
 		}

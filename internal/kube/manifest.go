@@ -45,10 +45,10 @@ func DecodeManifest(stream []byte) ([]*unstructured.Unstructured, error) {
 	return objects, err
 }
 
-// DecodeManifestWithin is DecodeManifest with memory from held. The memory of the objects, in bytes, stays added to
-// held.
-func DecodeManifestWithin(held *HeldContent, stream []byte) (objects []*unstructured.Unstructured, added int64, err error) {
-	return decode(stream, yaml.YAMLToJSONStrict, held)
+// DecodeManifestReserving is DecodeManifest, and reserves memory before it decodes. When it returns, added bytes of
+// reserved are those of the objects.
+func DecodeManifestReserving(reserved *ContentReservation, stream []byte) (objects []*unstructured.Unstructured, added int64, err error) {
+	return decode(stream, yaml.YAMLToJSONStrict, reserved)
 }
 
 // DecodeLenient is DecodeManifest, but uses the last value of a duplicate key.
@@ -138,28 +138,28 @@ func (d document) first() int {
 // converter turns YAML into JSON; there is one that minds keys given twice and one that does not.
 type converter func([]byte) ([]byte, error)
 
-func decode(stream []byte, convert converter, held *HeldContent) (all []*unstructured.Unstructured, added int64, err error) {
+func decode(stream []byte, convert converter, reserved *ContentReservation) (all []*unstructured.Unstructured, added int64, err error) {
 	if countIndicators(stream) > maxStreamNodes {
 		return nil, 0, fmt.Errorf("it has more than %d values", maxStreamNodes)
 	}
-	if err := held.Add(int64(len(stream))); err != nil { // the documents can be copies
+	if err := reserved.Add(int64(len(stream))); err != nil { // documents may copy the text
 		return nil, 0, err
 	}
-	defer held.Subtract(int64(len(stream)))
+	defer reserved.Subtract(int64(len(stream)))
 	defer func() {
 		if err != nil {
-			held.Subtract(added)
+			reserved.Subtract(added)
 			all, added = nil, 0
 		}
 	}()
 	nodes := 0
 	for _, doc := range documents(stream) {
-		found, memory, err := doc.decode(convert, held, &nodes)
+		found, memory, err := doc.decode(convert, reserved, &nodes)
 		added += memory
 		if all = append(all, found...); err == nil && len(all) > MaxObjects {
 			err = fmt.Errorf("there are more than %d objects", MaxObjects)
 		}
-		if _, isLocated := errors.AsType[syntaxError](err); isLocated {
+		if _, isLocated := errors.AsType[locatedError](err); isLocated {
 			return all, added, fmt.Errorf("document %d, %w", doc.number, err)
 		}
 		if err != nil {
@@ -169,29 +169,29 @@ func decode(stream []byte, convert converter, held *HeldContent) (all []*unstruc
 	return all, added, nil
 }
 
-// syntaxError is an error of YAML with the line in the stream.
-type syntaxError string
+// locatedError is an error of YAML that has the line in the stream already.
+type locatedError string
 
 // Error implements error.
-func (e syntaxError) Error() string { return string(e) }
+func (e locatedError) Error() string { return string(e) }
 
-// decode returns the objects in a document, and the memory of them that stays added to held. It adds the values of the
-// document to nodes, those of the stream.
-func (d document) decode(convert converter, held *HeldContent, nodes *int) (objects []*unstructured.Unstructured, added int64, err error) {
+// decode returns the objects in a document. When it returns, added bytes of reserved are those of the objects. nodes is
+// the number of values in the stream so far, to which decode adds those of this document.
+func (d document) decode(convert converter, reserved *ContentReservation, nodes *int) (objects []*unstructured.Unstructured, added int64, err error) {
 	if len(d.text) > maxDocument {
 		return nil, 0, fmt.Errorf("it has more than %d MiB", maxDocument>>20)
 	}
-	counted, needed, err := held.AddYAML(d.text)
+	counted, needed, err := reserved.AddForYAML(d.text)
 	if err != nil {
 		return nil, 0, err
 	}
-	defer func() { held.Subtract(needed - added) }()
+	defer func() { reserved.Subtract(needed - added) }()
 	if *nodes += counted; *nodes > maxStreamNodes {
 		return nil, 0, errAliases
 	}
 	raw, err := convert(d.text)
 	if err != nil {
-		return nil, 0, syntaxError(d.located(err))
+		return nil, 0, locatedError(d.located(err))
 	}
 	var content any
 	if err := utiljson.Unmarshal(raw, &content); err != nil {
@@ -200,7 +200,7 @@ func (d document) decode(convert converter, held *HeldContent, nodes *int) (obje
 	if content == nil {
 		return nil, 0, nil
 	}
-	if objects, err = flatten(content); err != nil || held == nil {
+	if objects, err = flatten(content); err != nil || reserved == nil {
 		return objects, 0, err
 	}
 	return objects, min(needed, MemoryOfValue(content)), nil

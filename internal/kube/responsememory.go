@@ -216,7 +216,8 @@ func (r *Reservation) Add(ctx context.Context, n int64) error {
 	return r.resize(ctx.Done(), func(size int64) int64 { return size + n })
 }
 
-// resize is Resize to the size that newSize returns for the present one. It ends when done is closed, which may be nil.
+// resize is Resize to the size that newSize returns for the present size. It stops to wait when done is closed. done
+// may be nil.
 func (r *Reservation) resize(done <-chan struct{}, newSize func(size int64) int64) error {
 	if r == nil {
 		return nil
@@ -277,8 +278,7 @@ func (r *Reservation) currentSize() int64 {
 	return r.size
 }
 
-// split returns a Reservation with n bytes of r, at most its size, of which r has so many less. The caller must close
-// it.
+// split moves n bytes of r, at most all, to a new Reservation, which the caller must close.
 func (r *Reservation) split(n int64) *Reservation {
 	r.mu.Lock()
 	defer r.mu.Unlock()

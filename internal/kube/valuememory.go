@@ -4,9 +4,9 @@ import "math/bits"
 
 // The memory of values in bytes, as the Go runtime allocates them. TestMemoryOfValues compares it with the heap.
 const (
-	// pointerMemory is an object in a list: its pointer, and the struct to which that points.
+	// pointerMemory is the overhead of an object in a list: its pointer, and the struct to which that points.
 	pointerMemory = 16
-	// textMemory is a text beside its bytes: its header, and what the allocation is larger.
+	// textMemory is the overhead of a text: its header, and the unused rest of its allocation.
 	textMemory = 32
 	// scalarMemory is a number in an interface and its JSON, which is longer than that of true, false and null.
 	scalarMemory = 32
@@ -58,7 +58,7 @@ func fieldsMemory(n int) int64 {
 	case n <= maxGroup:
 		return groupMemory
 	}
-	const usedSlots, allSlots = 7, 8 // a map grows when more of its slots are used
+	const usedSlots, allSlots = 7, 8 // a map grows when more than 7 of 8 slots are used
 	return slotMemory << bits.Len(uint(n*allSlots/usedSlots))
 }
 

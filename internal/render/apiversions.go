@@ -27,17 +27,18 @@ type recordedVersions struct {
 }
 
 const (
-	// maxCheckedAPIs is the maximum number of names that a chart can check, and maxVariants that of the renderings of one
-	// request for other API versions. The largest charts check some dozens of names.
+	// maxCheckedAPIs is the maximum number of names that a chart can check. Large charts check some dozens. maxVariants
+	// is the maximum number of cached renderings of a request that differ in their API versions.
 	maxCheckedAPIs = 1000
 	maxVariants    = 100
-	// maxAPIName is the maximum length of a name in bytes. Longer ones are those of no API.
+	// maxAPIName is the maximum length of a name in bytes. No API has a longer one.
 	maxAPIName = 512
 )
 
 var errTooManyAPIs = phase.Invalidf("it checks more than %d API versions", maxCheckedAPIs)
 
-// Has returns whether the member serves an API version, like Helm's method Has, and records the name.
+// Has returns whether the member serves an API version, like Helm's method Has, and records the name. It fails after
+// maxCheckedAPIs names.
 func (v recordedVersions) Has(name string) (bool, error) {
 	if len(name) > maxAPIName {
 		return false, nil
@@ -82,7 +83,7 @@ func (v *apiVariants) add(apiVersions []string, checked map[string]bool) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if len(v.variants) == maxVariants {
+	if len(v.variants) == maxVariants { // the oldest one is rendered again if a member needs it
 		v.variants = slices.Delete(v.variants, 0, 1)
 	}
 	v.variants = append(v.variants, apiVariant{apiVersions: apiVersions, checked: slices.Sorted(maps.Keys(checked))})

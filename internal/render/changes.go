@@ -30,8 +30,8 @@ type Changes struct {
 	Sensitive bool `json:"-"`
 	// Scope is the Scope of the sandbox.Call. A result is used for requests with the same Scope only.
 	Scope string `json:"-"`
-	// Held is the memory of the result. Nil is no limit.
-	Held *kube.HeldContent `json:"-"`
+	// Memory counts the memory of the result. Nil means no limit.
+	Memory *kube.ContentReservation `json:"-"`
 }
 
 // IsEmpty returns whether there are no changes.
@@ -132,7 +132,10 @@ func (c *Changer) Change(objects []*unstructured.Unstructured, documents *kube.D
 			result.Objects, result.Indexes = append(result.Objects, object), append(result.Indexes, i)
 		}
 		result.Documents = kube.NewDocuments(result.Objects)
-		return result, cache.MinSize + int(result.Documents.Memory()), changes.Held.AddDecoded(result.Documents, added)
+		if err := changes.Memory.MoveToDocuments(result.Documents, added); err != nil {
+			return Changed{}, 0, err
+		}
+		return result, cache.MinSize + int(result.Documents.Memory()), nil
 	})
 }
 

@@ -70,8 +70,8 @@ type ChartRequest struct {
 	IsUpgrade bool
 	// Scope is the Scope of the sandbox.Call. A rendering is used for requests with the same Scope only.
 	Scope string `json:",omitempty"`
-	// Held is the memory of the result. Nil is no limit.
-	Held *kube.HeldContent `json:"-"`
+	// Memory counts the memory of the result. Nil means no limit.
+	Memory *kube.ContentReservation `json:"-"`
 
 	// Owner names the release on its member. Renderings that depend on Generated or Lookup are not shared with other
 	// owners.

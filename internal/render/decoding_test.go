@@ -75,11 +75,11 @@ func TestConcurrentContentsOfManyValues(t *testing.T) { //nolint:paralleltest //
 		err := kube.ErrMemoryInUse
 		for deadline := time.Now().Add(2 * time.Minute); errors.Is(err, kube.ErrMemoryInUse) && time.Now().Before(deadline); {
 			of := subject()
-			of.Held = memory.Hold("tenant")
+			of.Memory = memory.Reserve("tenant")
 			if _, _, err = renderer.Render(large, of); err == nil {
 				<-time.After(100 * time.Millisecond) // the delivery
 			}
-			of.Held.Release()
+			of.Memory.Release()
 		}
 		if err != nil {
 			t.Error(err)
@@ -92,17 +92,17 @@ func TestConcurrentValuesWithAliases(t *testing.T) { //nolint:paralleltest // it
 	memory := kube.NewContentMemory(contentMemory)
 	text := "x: [" + strings.Repeat("0,", 250_000) + "]\na: &a b\nc: *a\n"
 	checkPeak(t, 24, 500<<20, func(i int) {
-		held := memory.Hold("tenant")
-		defer held.Release()
+		reserved := memory.Reserve("tenant")
+		defer reserved.Release()
 		of := subject()
-		of.Held = held
+		of.Memory = reserved
 		var err error
 		if i%2 == 0 {
 			_, err = render.Values(text, nil, of)
 		} else {
-			_, err = render.DecodePatches("a", text, held)
+			_, err = render.DecodePatches("a", text, reserved)
 		}
-		if i%2 == 0 && err != nil && !kube.IsMissingMemory(err) || i%2 > 0 && err == nil {
+		if i%2 == 0 && err != nil && !kube.IsMemoryError(err) || i%2 > 0 && err == nil {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -120,9 +120,9 @@ func TestConcurrentLargeCharts(t *testing.T) { //nolint:paralleltest // it measu
 	chart, charts, memory := request(t, examples.Chart{Files: files}), render.NewCharts(pool), kube.NewContentMemory(contentMemory)
 	checkPeak(t, 16, 500<<20, func(i int) {
 		asked := chart
-		asked.Scope, asked.Values, asked.Held = "tenant", map[string]any{"n": i}, memory.Hold("tenant")
-		defer asked.Held.Release()
-		if _, err := charts.Render(t.Context(), asked); err != nil && !kube.IsMissingMemory(err) {
+		asked.Scope, asked.Values, asked.Memory = "tenant", map[string]any{"n": i}, memory.Reserve("tenant")
+		defer asked.Memory.Release()
+		if _, err := charts.Render(t.Context(), asked); err != nil && !kube.IsMemoryError(err) {
 			t.Errorf("%.200s", err.Error())
 		}
 	})

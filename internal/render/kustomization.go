@@ -181,7 +181,7 @@ func (r *KustomizationRenderer) build(k Kustomization, key string, subject sourc
 	}
 	var output kustomizationOutput
 	err := r.sandbox.Call(sandbox.Call{
-		Function: buildFunction, Scope: subject.Confined, Key: buildFunction + " " + key, Limit: buildLimit, Input: input, Output: &output, Held: subject.Held,
+		Function: buildFunction, Scope: subject.Confined, Key: buildFunction + " " + key, Limit: buildLimit, Input: input, Output: &output, Memory: subject.Memory,
 		Callback: func(input json.RawMessage) (any, error) {
 			var name string
 			if err := json.Unmarshal(input, &name); err != nil {
@@ -197,12 +197,12 @@ func (r *KustomizationRenderer) build(k Kustomization, key string, subject sourc
 	if err != nil {
 		return builtKustomization{}, 0, err
 	}
-	return output.decode(subject.Held)
+	return output.decode(subject.Memory)
 }
 
-// decode returns the result of a build, with memory from held, and its size.
-func (o kustomizationOutput) decode(held *kube.HeldContent) (builtKustomization, int, error) {
-	objects, documents, err := decodeObjects(o.Objects, held)
+// decode returns the result of a build and its size, and reserves memory for it.
+func (o kustomizationOutput) decode(reserved *kube.ContentReservation) (builtKustomization, int, error) {
+	objects, documents, err := decodeObjects(o.Objects, reserved)
 	if err != nil {
 		return builtKustomization{}, 0, err
 	}
@@ -233,15 +233,15 @@ func (b builtKustomization) substitute(k Kustomization, subject source.Subject) 
 	}
 	substituted, added := builtKustomization{objects: slices.Clone(b.objects)}, int64(0)
 	for n, i := range indices {
-		decoded, memory, err := kube.DecodeManifestWithin(subject.Held, []byte(expanded[n]))
+		decoded, memory, err := kube.DecodeManifestReserving(subject.Memory, []byte(expanded[n]))
 		added += memory
 		if err == nil && len(decoded) != 1 {
 			err = fmt.Errorf("it became %d objects", len(decoded))
 		}
 		if err != nil {
-			subject.Held.Subtract(added)
+			subject.Memory.Subtract(added)
 		}
-		if kube.IsMissingMemory(err) {
+		if kube.IsMemoryError(err) {
 			return builtKustomization{}, 0, err
 		}
 		if err != nil {
@@ -255,5 +255,8 @@ func (b builtKustomization) substitute(k Kustomization, subject source.Subject) 
 		substituted.objects[i] = decoded[0]
 	}
 	substituted.documents = kube.NewDocuments(substituted.objects)
-	return substituted, cache.MinSize + int(substituted.documents.Memory()), subject.Held.AddDecoded(substituted.documents, added)
+	if err := subject.Memory.MoveToDocuments(substituted.documents, added); err != nil {
+		return builtKustomization{}, 0, err
+	}
+	return substituted, cache.MinSize + int(substituted.documents.Memory()), nil
 }

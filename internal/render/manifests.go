@@ -37,20 +37,20 @@ type ManifestRenderer struct {
 // maxUnpacked limits the unpacked archives of one ConfigMap or Secret, which has less than 1 MiB itself.
 func maxUnpacked() archive.Limits { return archive.Limits{Files: 10_000, Size: 8 << 20} }
 
-// unpack returns content with the files in its archives. release releases the memory that is added to held for them.
-func (r *ManifestRenderer) unpack(content source.Content, held *kube.HeldContent) (unpacked source.Content, release func(), err error) {
+// unpack returns content with the files in its archives, for which it reserves memory until release is called.
+func (r *ManifestRenderer) unpack(content source.Content, reserved *kube.ContentReservation) (unpacked source.Content, release func(), err error) {
 	release = func() {}
 	if !slices.ContainsFunc(content.Files, func(file source.File) bool { return archive.IsArchive(file.Data) }) {
 		return content, release, nil
 	}
 	needed := maxUnpacked().Size
-	if err := held.Add(needed); err != nil {
+	if err := reserved.Add(needed); err != nil {
 		return source.Content{}, release, fmt.Errorf("%s: %w", content.Reference, err)
 	}
 	r.unpacking.Lock()
 	defer r.unpacking.Unlock()
 	unpacked, err = content.Unpacked(maxUnpacked())
-	return unpacked, func() { held.Subtract(needed) }, err
+	return unpacked, func() { reserved.Subtract(needed) }, err
 }
 
 // renderedManifests are the objects of one content. They must not be changed.
@@ -90,9 +90,8 @@ func NewManifestRenderer() *ManifestRenderer {
 
 // Render returns the Kubernetes objects in content, in the order of its files, and their documents. Neither must be
 // changed. The items of a list replace the list. Each file is a YAML stream, the template of one if content.Template is
-// true, or the script that returns one if content.Lua is true, or an archive of such files. Errors are phase.Invalid,
-// but for those about memory, see kube.HeldContent.Add, and name the ConfigMap or Secret, the key, the document and the
-// line.
+// true, or the script that returns one if content.Lua is true, or an archive of such files. Errors name the ConfigMap
+// or Secret, the key, the document and the line. They are phase.Invalid, except those of kube.ContentReservation.Add.
 func (r *ManifestRenderer) Render(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, *kube.Documents, error) {
 	// The keys have the reference because errors name it, and the scope of the calls of the sandbox.
 	key := fmt.Sprintf("%s %s %t %t %s", content.Reference, content.Digest, content.Template, content.Lua, subject.Confined)
@@ -103,7 +102,7 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 		rendered, err = r.renderShared(key+" "+subject.Resources.Digest, dependsOnResources, content, subject)
 	}
 	if rendered.dependsOn == dependsOnSubject || errors.Is(err, errNotKnown) {
-		content, release, unpackErr := r.unpack(content, subject.Held)
+		content, release, unpackErr := r.unpack(content, subject.Memory)
 		defer release()
 		if unpackErr != nil {
 			return nil, nil, unpackErr
@@ -113,7 +112,7 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 			return nil, nil, expandErr
 		}
 		rendered, err = r.expanded.GetOrCompute(fmt.Sprintf("%s %x", content.Reference, hashTexts(texts)), func() (renderedManifests, int, error) {
-			return decodeContent(content.WithResultsOf(subject), texts, subject.Held)
+			return decodeContent(content.WithResultsOf(subject), texts, subject.Memory)
 		})
 	}
 	return rendered.objects, rendered.documents, err
@@ -127,13 +126,13 @@ var errNotKnown = errors.New("the template was not expanded")
 // allowed, it returns dependsOn only.
 func (r *ManifestRenderer) renderShared(key string, allowed dependency, content source.Content, subject source.Subject) (renderedManifests, error) {
 	return r.shared.GetOrCompute(key, func() (renderedManifests, int, error) {
-		content, release, err := r.unpack(content, subject.Held)
+		content, release, err := r.unpack(content, subject.Memory)
 		defer release()
 		if err != nil {
 			return renderedManifests{}, 0, err
 		}
 		texts, dependsOn, err := expandFiles(content, subject)
-		if _, isInvalid := errors.AsType[phase.Invalid](err); err != nil && !isInvalid && !kube.IsMissingMemory(err) {
+		if _, isInvalid := errors.AsType[phase.Invalid](err); err != nil && !isInvalid && !kube.IsMemoryError(err) {
 			return renderedManifests{}, 0, errNotKnown
 		}
 		if dependsOn > allowed {
@@ -142,13 +141,13 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 		if err != nil {
 			return renderedManifests{}, 0, err
 		}
-		return decodeContent(content.WithResultsOf(subject), texts, subject.Held)
+		return decodeContent(content.WithResultsOf(subject), texts, subject.Memory)
 	})
 }
 
-// decodeContent decodes the texts of the files of content with memory from held, and returns the size of the result as
-// well.
-func decodeContent(content source.Content, texts [][]byte, held *kube.HeldContent) (renderedManifests, int, error) {
+// decodeContent reserves memory for the texts of the files of content, decodes them, and returns the size of the result
+// as well.
+func decodeContent(content source.Content, texts [][]byte, reserved *kube.ContentReservation) (renderedManifests, int, error) {
 	size := 0
 	for _, text := range texts {
 		size += len(text)
@@ -156,12 +155,15 @@ func decodeContent(content source.Content, texts [][]byte, held *kube.HeldConten
 	if size > maxContent {
 		return renderedManifests{}, 0, phase.Invalidf("%s has more than %d MiB of manifests", content.Reference, maxContent>>20)
 	}
-	objects, added, err := decodeTexts(content, texts, held)
+	objects, added, err := decodeTexts(content, texts, reserved)
 	if err != nil {
 		return renderedManifests{}, 0, err
 	}
 	rendered := renderedManifests{objects: objects, documents: kube.NewDocuments(objects)}
-	return rendered, cache.MinSize + int(rendered.documents.Memory()), held.AddDecoded(rendered.documents, added)
+	if err := reserved.MoveToDocuments(rendered.documents, added); err != nil {
+		return renderedManifests{}, 0, err
+	}
+	return rendered, cache.MinSize + int(rendered.documents.Memory()), nil
 }
 
 // hashTexts returns a hash of texts.
@@ -174,12 +176,13 @@ func hashTexts(texts [][]byte) []byte {
 	return hash.Sum(nil)
 }
 
-// decodeTexts returns the objects in the texts of the files of content, and how much memory was added to held for them.
-func decodeTexts(content source.Content, texts [][]byte, held *kube.HeldContent) (all []*unstructured.Unstructured, added int64, err error) {
+// decodeTexts returns the objects in the texts of the files of content. added bytes of reserved are those of the
+// objects.
+func decodeTexts(content source.Content, texts [][]byte, reserved *kube.ContentReservation) (all []*unstructured.Unstructured, added int64, err error) {
 	for i, text := range texts {
-		found, memory, err := kube.DecodeManifestWithin(held, text)
+		found, memory, err := kube.DecodeManifestReserving(reserved, text)
 		if err != nil {
-			held.Subtract(added)
+			reserved.Subtract(added)
 			return nil, 0, decodeError(content, originOf(content, content.Files[i]), err)
 		}
 		all, added = append(all, found...), added+memory
@@ -189,7 +192,7 @@ func decodeTexts(content source.Content, texts [][]byte, held *kube.HeldContent)
 
 // decodeError returns the error of a text of content, which is a phase.Invalid unless memory is missing.
 func decodeError(content source.Content, origin string, err error) error {
-	if kube.IsMissingMemory(err) {
+	if kube.IsMemoryError(err) {
 		return fmt.Errorf("%s: %w", origin, err)
 	}
 	err = phase.Invalidf("%s, %w", origin, err)

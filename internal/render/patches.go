@@ -54,14 +54,14 @@ func withoutPrivateText(patches []Patch, err error) error {
 }
 
 // DecodePatches returns the patches in a key of a ConfigMap or Secret: one patch with the fields of an item of
-// spec.patches, a list of such patches, or a strategic merge patch that names its object. Errors begin with origin. The
-// memory of the texts stays added to held.
-func DecodePatches(origin, text string, held *kube.HeldContent) ([]Patch, error) {
-	_, added, err := held.AddYAML([]byte(text))
-	if kube.IsMissingMemory(err) {
+// spec.patches, a list of such patches, or a strategic merge patch that names its object. Errors begin with origin. It
+// reserves memory for the texts.
+func DecodePatches(origin, text string, reserved *kube.ContentReservation) ([]Patch, error) {
+	_, added, err := reserved.AddForYAML([]byte(text)) // YAMLToJSON returns its other errors again
+	if kube.IsMemoryError(err) {
 		return nil, fmt.Errorf("%s: %w", origin, err)
 	}
-	defer func() { held.Subtract(max(0, added-int64(len(text)))) }()
+	defer func() { reserved.Subtract(max(0, added-int64(len(text)))) }()
 	raw, err := kube.YAMLToJSON([]byte(text))
 	if err != nil {
 		return nil, phase.Invalidf("%s: %w", origin, err)
@@ -99,8 +99,8 @@ type patching struct {
 	Unpatched []int
 }
 
-// patch returns the objects that the patches change, by their index in docs, nil for a deleted one, and the memory that
-// was added to changes.Held for them.
+// patch returns the objects that the patches change, by their index in docs, nil for a deleted one. added bytes of
+// changes.Memory are those of the objects.
 func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []int) (objects map[int]*unstructured.Unstructured, added int64, err error) {
 	if len(changes.Patches) == 0 || len(docs) == 0 {
 		return map[int]*unstructured.Unstructured{}, 0, nil
@@ -114,7 +114,7 @@ func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []
 		changed, err = applyPatches(input)
 	} else {
 		err = c.sandbox.Call(sandbox.Call{
-			Function: patchFunction, Scope: changes.Scope, Key: patchFunction + " " + key, Limit: patchLimit, Input: input, InputSize: size, Output: &changed, Held: changes.Held,
+			Function: patchFunction, Scope: changes.Scope, Key: patchFunction + " " + key, Limit: patchLimit, Input: input, InputSize: size, Output: &changed, Memory: changes.Memory,
 		})
 	}
 	if limit, ok := errors.AsType[*sandbox.LimitError](err); ok {
@@ -126,12 +126,12 @@ func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []
 	objects = make(map[int]*unstructured.Unstructured, len(changed))
 	defer func() {
 		if err != nil {
-			changes.Held.Subtract(added)
+			changes.Memory.Subtract(added)
 		}
 	}()
 	for i, raw := range changed {
 		needed := kube.MemoryOf(raw, kube.TypeUnstructured)
-		if err = changes.Held.Add(needed); err != nil {
+		if err = changes.Memory.Add(needed); err != nil {
 			return nil, 0, err
 		}
 		added += needed

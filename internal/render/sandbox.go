@@ -88,7 +88,7 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 			}
 			return rendering{Request: request, Archive: archive, RecordsAPIs: request.checkedAPIs != nil, Member: member}, nil
 		},
-		InputSize: int(file.Size()), Output: &rendered, Held: request.Held,
+		InputSize: int(file.Size()), Output: &rendered, Memory: request.Memory,
 	}
 	if member != nil && member.HasLookup {
 		call.Callback = func(input json.RawMessage) (any, error) {
@@ -100,7 +100,7 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 		}
 	}
 	err = c.sandbox.Call(call)
-	release, decodeErr := rendered.decode(request.Held)
+	release, decodeErr := rendered.decode(request.Memory)
 	if err != nil {
 		return release, err
 	}
@@ -160,8 +160,8 @@ func encodeRelease(r Release) (renderedRelease, error) {
 	}, nil
 }
 
-// decode returns the Release, with memory from held.
-func (r renderedRelease) decode(held *kube.HeldContent) (Release, error) {
+// decode returns the Release, and reserves memory for it.
+func (r renderedRelease) decode(reserved *kube.ContentReservation) (Release, error) {
 	release := Release{
 		Paths: r.Paths, Chart: r.Chart, Defaults: r.Defaults, Notes: r.Notes, Generated: r.Generated,
 		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, IsTransient: r.IsTransient,
@@ -174,7 +174,7 @@ func (r renderedRelease) decode(held *kube.HeldContent) (Release, error) {
 		return release, nil
 	}
 	var err error
-	if release.Objects, release.Documents, err = decodeObjects(r.Objects, held); err != nil {
+	if release.Objects, release.Documents, err = decodeObjects(r.Objects, reserved); err != nil {
 		return Release{}, err
 	}
 	if len(r.Paths) != len(release.Objects) {
@@ -183,20 +183,23 @@ func (r renderedRelease) decode(held *kube.HeldContent) (Release, error) {
 	return release, nil
 }
 
-// decodeObjects decodes the objects that a child returns, with memory from held. A child with wrong ones must not end
-// this process.
-func decodeObjects(raw json.RawMessage, held *kube.HeldContent) ([]*unstructured.Unstructured, *kube.Documents, error) {
+// decodeObjects reserves memory for the objects that a child returns, and decodes them. Wrong objects must not end this
+// process.
+func decodeObjects(raw json.RawMessage, reserved *kube.ContentReservation) ([]*unstructured.Unstructured, *kube.Documents, error) {
 	needed := kube.MemoryOf(raw, kube.TypeUnstructured)
-	if err := held.Add(needed); err != nil {
+	if err := reserved.Add(needed); err != nil {
 		return nil, nil, err
 	}
 	objects, err := unmarshalObjects(raw)
 	if err != nil {
-		held.Subtract(needed)
+		reserved.Subtract(needed)
 		return nil, nil, err
 	}
 	documents := kube.NewDocuments(objects)
-	return objects, documents, held.AddDecoded(documents, needed)
+	if err := reserved.MoveToDocuments(documents, needed); err != nil {
+		return nil, nil, err
+	}
+	return objects, documents, nil
 }
 
 func unmarshalObjects(raw json.RawMessage) ([]*unstructured.Unstructured, error) {

@@ -13,14 +13,14 @@ import (
 
 // Values merges the values of a chart in this order: the inline text, which can be a template, the contents without
 // templates, and the contents with templates. Later values replace earlier ones; maps are merged and lists are
-// replaced. Errors are phase.Invalid and name the source, but for those about memory, see kube.HeldContent.Add.
+// replaced. Errors name the source. They are phase.Invalid, except those of kube.ContentReservation.Add.
 func Values(inline string, from []source.Content, subject source.Subject) (map[string]any, error) {
 	text, err := subject.Expand("values", inline)
 	if err != nil {
 		return nil, err
 	}
-	merged, err := loadValues([]byte(text), subject.Held)
-	if kube.IsMissingMemory(err) {
+	merged, err := loadValues([]byte(text), subject.Memory)
+	if kube.IsMemoryError(err) {
 		return nil, fmt.Errorf("parse values: %w", err)
 	}
 	if err != nil {
@@ -36,9 +36,9 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 			return nil, err
 		}
 		for i, raw := range texts {
-			values, err := loadValues(raw, subject.Held)
+			values, err := loadValues(raw, subject.Memory)
 			origin := "parse values in " + originOf(content, content.Files[i])
-			if kube.IsMissingMemory(err) {
+			if kube.IsMemoryError(err) {
 				return nil, fmt.Errorf("%s: %w", origin, err)
 			}
 			if err != nil {
@@ -54,14 +54,14 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 	return merged, nil
 }
 
-// loadValues parses values. Their memory stays added to held.
-func loadValues(text []byte, held *kube.HeldContent) (map[string]any, error) {
-	_, needed, err := held.AddYAML(text)
+// loadValues reserves memory for values, and parses them.
+func loadValues(text []byte, reserved *kube.ContentReservation) (map[string]any, error) {
+	_, needed, err := reserved.AddForYAML(text)
 	if err != nil {
 		return nil, err
 	}
 	values, err := loader.LoadValues(bytes.NewReader(text))
-	held.Subtract(max(0, needed-kube.MemoryOfValue(values)))
+	reserved.Subtract(max(0, needed-kube.MemoryOfValue(values)))
 	return values, err
 }
 

@@ -89,14 +89,14 @@ func startChild(command []string, memory int64) (*child, error) {
 	return started, nil
 }
 
-// exchange sends a call, calls callback when the function requests data, and returns the result, whose size it adds to
-// held.
-func (c *child) exchange(call request, callback func(json.RawMessage) (any, error), held *kube.HeldContent) (response, error) {
+// exchange sends a call, calls callback when the function requests data, and returns the result. The memory of the
+// output stays reserved.
+func (c *child) exchange(call request, callback func(json.RawMessage) (any, error), reserved *kube.ContentReservation) (response, error) {
 	for {
 		if err := write(c.in, call); err != nil {
 			return response{}, err
 		}
-		received, err := c.receive(held)
+		received, err := c.receive(reserved)
 		if err != nil {
 			return response{}, err
 		}
@@ -107,16 +107,16 @@ func (c *child) exchange(call request, callback func(json.RawMessage) (any, erro
 			return response{}, errUnexpectedCallback
 		}
 		call = newCallbackResult(callback(received.Callback))
-		held.Subtract(int64(len(received.Callback)))
+		reserved.Subtract(int64(len(received.Callback)))
 	}
 }
 
-// receive reads one message, and adds its size to held. The child sends the next one only after the next request, so
-// the decoder, with its memory, is not used again.
-func (c *child) receive(held *kube.HeldContent) (response, error) {
+// receive reads one message. The memory of its Output and its Callback stays reserved. The child sends the next one
+// only after the next request, so the decoder, with its memory, is not used again.
+func (c *child) receive(reserved *kube.ContentReservation) (response, error) {
 	var received response
-	counted := &countedReader{in: c.out, held: held}
-	defer func() { held.Subtract(counted.added - int64(len(received.Output)+len(received.Callback))) }()
+	counted := &countedReader{in: c.out, reserved: reserved}
+	defer func() { reserved.Subtract(counted.added - int64(len(received.Output)+len(received.Callback))) }()
 	limited := &io.LimitedReader{R: counted, N: maxMessage}
 	err := json.NewDecoder(limited).Decode(&received)
 	switch {
@@ -125,7 +125,7 @@ func (c *child) receive(held *kube.HeldContent) (response, error) {
 	case err != nil:
 		return response{}, fmt.Errorf("read a message: %w", err)
 	case kube.CountNodesParsing(received.Output, 0) > maxValues || kube.CountNodesParsing(received.Callback, 0) > maxValues: // JSON has no aliases
-		received = response{}
+		received = response{} // so that its memory does not stay reserved
 		return received, errTooManyValues
 	}
 	return received, nil
@@ -137,15 +137,15 @@ const messageCost = 3
 
 // countedReader reserves memory for a message while it is read.
 type countedReader struct {
-	in    io.Reader
-	held  *kube.HeldContent
-	added int64 // to held, in bytes
+	in       io.Reader
+	reserved *kube.ContentReservation
+	added    int64 // to reserved, in bytes
 }
 
 // Read implements io.Reader.
 func (r *countedReader) Read(p []byte) (int, error) {
 	n, err := r.in.Read(p)
-	if addErr := r.held.Add(int64(n) * messageCost); addErr != nil {
+	if addErr := r.reserved.Add(int64(n) * messageCost); addErr != nil {
 		return 0, addErr
 	}
 	r.added += int64(n) * messageCost

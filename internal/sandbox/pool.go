@@ -44,7 +44,7 @@ const (
 type Pool struct {
 	command  []string
 	memory   int64 // limit of a child in bytes
-	results  *kube.ContentMemory
+	content  *kube.ContentMemory
 	children *children
 	clock    clock.PassiveClock
 
@@ -81,18 +81,18 @@ func NewPool(command []string, clock clock.PassiveClock) *Pool {
 	memory := min(maxMemory, limit)
 	return &Pool{
 		command: command, memory: memory, children: newChildren(limit), clock: clock,
-		results: kube.NewContentMemory(max(minMemory, debug.SetMemoryLimit(-1)/4)),
+		content: kube.NewContentMemory(max(minMemory, debug.SetMemoryLimit(-1)/4)),
 		running: map[string]int{}, failures: map[callKey]failure{}, callsByKey: map[string]*keyCalls{},
 	}
 }
 
-// Memory returns the memory for results of calls and what is made of them: a quarter of the memory limit of this
-// process, and at least 256 MiB. It is nil, which is no limit, for a nil Pool.
+// Memory returns the memory for inputs and outputs of calls, and for what is made of the outputs: a quarter of the
+// memory limit of this process, and at least 256 MiB. It is nil, which means no limit, for a nil Pool.
 func (p *Pool) Memory() *kube.ContentMemory {
 	if p == nil {
 		return nil
 	}
-	return p.results
+	return p.content
 }
 
 // Call is one execution of a function.
@@ -111,16 +111,15 @@ type Call struct {
 	// Limit is the maximum of processor time of the child, and a maxWait-th of the maximum time of the call.
 	Limit time.Duration
 	Input any
-	// Load returns Input if it is not nil. It is called when the call may run: until then, a waiting call does not need
-	// the memory of a large input.
+	// Load returns the input, instead of Input. It is called only when the call may run, so that a waiting call does not
+	// keep a large input in memory.
 	Load func() (any, error)
-	// InputSize is the size of a large input in bytes. Memory from Held is reserved for it while it is sent.
+	// InputSize is the size of a large input in bytes, for which memory is reserved while it is sent.
 	InputSize int
 	// Output is a pointer that receives the output.
 	Output any
-	// Held is the memory to which the size of the output is added. Without it, the output has memory of Pool.Memory only
-	// until Call returns.
-	Held *kube.HeldContent
+	// Memory counts the memory of the input and of the output. Default: a reservation of Pool.Memory until Call returns.
+	Memory *kube.ContentReservation
 	// Callback is called when the function requests data. It must be nil for inputs with which the function requests none.
 	// Then a request is an error. Both the requests and the output can be forged: the caller must check what it relies on.
 	Callback func(input json.RawMessage) (any, error)
@@ -135,13 +134,13 @@ type LimitError struct{ reason string }
 func (e *LimitError) Error() string { return e.reason }
 
 // Call runs a function in a child, and returns its error. It returns a LimitError if the child exceeds a limit. An
-// error that is a phase.Invalid in the child is one here, too. The error of an output for which there is no memory is
-// that of kube.HeldContent.Add.
+// error that is a phase.Invalid in the child is one here, too. If there is no memory for the
+// input or the output, it returns the error of kube.ContentReservation.Add.
 func (p *Pool) Call(call Call) error {
 	call.Key = call.Scope + " " + call.Key
-	if call.Held == nil {
-		call.Held = p.results.Hold(call.Scope)
-		defer call.Held.Release()
+	if call.Memory == nil {
+		call.Memory = p.content.Reserve(call.Scope)
+		defer call.Memory.Release()
 	}
 	defer p.acquireKey(call.Key, maxPerKey)()
 	if err := p.failureOf(call); err != nil {
@@ -174,7 +173,7 @@ func (p *Pool) Call(call Call) error {
 			p.children.remove(used)
 		}
 	}()
-	result, err := used.exchange(request{Function: call.Function, Input: input}, callback, call.Held)
+	result, err := used.exchange(request{Function: call.Function, Input: input}, callback, call.Memory)
 	hasReturned = true
 	isInTime := stop()
 	if isInTime && err == nil {
@@ -184,8 +183,8 @@ func (p *Pool) Call(call Call) error {
 	}
 	used.kill()
 	isKilled := !p.children.remove(used)
-	switch { // other calls are as much the reason: it is not remembered
-	case kube.IsMissingMemory(err):
+	switch { // these failures are not remembered: other calls may have caused them
+	case kube.IsMemoryError(err):
 		return err
 	case isKilled:
 		return fmt.Errorf("%w: all calls together took more than %d MiB, and this one took the most", ErrMemory, p.children.limit>>20)
@@ -208,17 +207,17 @@ func (c Call) limitReason(used *child, isInTime bool, err error) string {
 	return exitReason
 }
 
-// inputCost is the memory of an input, for each byte of InputSize: the input, its JSON, in which bytes are base64, and
-// the message with it.
+// inputCost is the memory of an input, for each byte of InputSize: the input, its JSON, in which a []byte is base64,
+// and the message with it.
 const inputCost = 5
 
-// encodeInput returns the JSON of the input. release releases the memory that is added to Held for it.
+// encodeInput reserves memory for the input until release is called, and returns its JSON.
 func (c Call) encodeInput() (encoded json.RawMessage, release func(), err error) {
 	needed := int64(c.InputSize) * inputCost
-	if err := c.Held.Add(needed); err != nil {
+	if err := c.Memory.Add(needed); err != nil {
 		return nil, func() {}, err
 	}
-	release = func() { c.Held.Subtract(needed) }
+	release = func() { c.Memory.Subtract(needed) }
 	input := c.Input
 	if c.Load != nil {
 		if input, err = c.Load(); err != nil {

@@ -48,8 +48,8 @@ type Subject struct {
 	// Expansions has the results of templates that read nothing of any subject, see NewExpansions. Without it, each of
 	// them is expanded for each subject.
 	Expansions *cache.Cache[string]
-	// Held is the memory of what is rendered for the subject. Nil is no limit.
-	Held *kube.HeldContent
+	// Memory counts the memory of what is rendered for the subject. Nil means no limit.
+	Memory *kube.ContentReservation
 }
 
 // NewExpansions returns an empty cache for Subject.Expansions. All subjects can share it.
@@ -165,7 +165,7 @@ func (s Subject) run(name string, e expansion) (Expanded, error) {
 	line := 0
 	err := s.Sandbox.Call(sandbox.Call{
 		Function: name, Scope: s.Confined, Key: fmt.Sprintf("%s %s %x", name, s.Profile, sha256.Sum256([]byte(e.Text))),
-		Member: s.Namespace + "/" + s.Name, Limit: expandLimit, Input: e, Output: &expanded, Held: s.Held,
+		Member: s.Namespace + "/" + s.Name, Limit: expandLimit, Input: e, Output: &expanded, Memory: s.Memory,
 		Callback: func(input json.RawMessage) (any, error) { return nil, json.Unmarshal(input, &line) },
 		Detail: func() string {
 			if line == 0 {

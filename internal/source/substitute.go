@@ -36,7 +36,7 @@ func (s Subject) Substitute(texts []Text, values map[string]string) ([]string, e
 	var expanded []string
 	err = s.Sandbox.Call(sandbox.Call{
 		Function: substituteFunction, Scope: s.Confined, Key: fmt.Sprintf("%s %s %x", substituteFunction, s.Profile, sha256.Sum256(raw)),
-		Member: s.Namespace + "/" + s.Name, Limit: expandLimit, Input: input, Output: &expanded, Held: s.Held,
+		Member: s.Namespace + "/" + s.Name, Limit: expandLimit, Input: input, Output: &expanded, Memory: s.Memory,
 	})
 	if err == nil && len(expanded) != len(texts) {
 		err = fmt.Errorf("the sandbox returned %d of %d texts", len(expanded), len(texts))

@@ -106,7 +106,8 @@ func EnsureFinalizer(ctx context.Context, hub client.Client, work *workv1alpha1.
 
 // Execute applies a Work, or removes its objects and then its finalizer if the Work is being deleted. It writes the
 // result to the status. The caller must call it again after an error, when the objects, the Work or the cluster state
-// change, and when the Engine calls its OnReport. The error satisfies ErrStale if work is not the newest version.
+// change, and when the Engine calls engine.Options.OnReport. The error satisfies ErrStale if work is not the newest
+// version.
 //
 // A Work without the finalizer (see EnsureFinalizer) is not applied, because its deletion could be missed. If a Work
 // disappears without a deletion, its objects stay. While a Work is suspended, its objects are neither changed nor
@@ -218,8 +219,8 @@ func (e *Executor) suspend(ctx context.Context, work *workv1alpha1.Work) (metav1
 	return interruptedCondition(report.Message), nil
 }
 
-// removeWork removes the objects of a deleted Work, and then its finalizer. While deleted objects still exist, it waits
-// for the Engine, which continues the withdrawal.
+// removeWork removes the objects of a deleted Work, and then its finalizer. While deleted objects still exist, the
+// Engine continues the withdrawal, and its engine.Options.OnReport triggers the next call.
 func (e *Executor) removeWork(ctx context.Context, work *workv1alpha1.Work, state ClusterState) error {
 	if state.Abandon {
 		return e.removeFinalizer(ctx, work)

@@ -68,8 +68,8 @@ type Worker struct {
 	// olderDigests are the digests of bundles that the hub requests although the member has a newer bundle which it
 	// reported as applied. They are lost if the agent restarts before such a bundle arrives.
 	olderDigests map[bundle.ID]bundle.Digest
-	// corrupt has the bundles that wakeLater will wake.
-	corrupt map[bundle.ID]bool
+	// wakeScheduled has the bundles that wakeLater will wake.
+	wakeScheduled map[bundle.ID]bool
 }
 
 // Handle applies or removes the bundle of d and reports the result. After an error the caller must retry later. There
@@ -133,16 +133,16 @@ func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
 func (w *Worker) wakeLater(id bundle.ID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.corrupt[id] {
+	if w.wakeScheduled[id] {
 		return
 	}
-	if w.corrupt == nil {
-		w.corrupt = map[bundle.ID]bool{}
+	if w.wakeScheduled == nil {
+		w.wakeScheduled = map[bundle.ID]bool{}
 	}
-	w.corrupt[id] = true
+	w.wakeScheduled[id] = true
 	time.AfterFunc(corruptRetryInterval, func() {
 		w.mu.Lock()
-		delete(w.corrupt, id)
+		delete(w.wakeScheduled, id)
 		w.mu.Unlock()
 		w.Source.Wake(id)
 	})

@@ -44,7 +44,7 @@ func hasPatchTemplate(spec configv1beta1.ProfileSpec) bool {
 // with Sveltos, the patches of the spec come first, then those from objects with the template annotation, then others.
 func (c *Composer) loadChanges(ctx context.Context, r ComposeRequest) (render.Changes, error) {
 	spec := r.Summary.Spec.ClusterProfileSpec
-	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations, Scope: r.Subject.Confined, Held: r.Subject.Held}
+	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations, Scope: r.Subject.Confined, Memory: r.Subject.Memory}
 	if err := changes.Validate(); err != nil {
 		return render.Changes{}, withReason(status.ReasonRender, err)
 	}
@@ -94,7 +94,7 @@ func decodePatches(content source.Content, subject source.Subject) ([]render.Pat
 		var patches []render.Patch
 		if err == nil {
 			isPrivate = content.WithResultsOf(subject).Sensitive
-			patches, err = render.DecodePatches(origin, text, subject.Held)
+			patches, err = render.DecodePatches(origin, text, subject.Memory)
 		}
 		if err != nil && isPrivate {
 			err = source.HideDetails(origin, err)
@@ -129,7 +129,7 @@ func (c *Composer) applyChanges(changes render.Changes, composed composedItems) 
 	for _, item := range composed.items {
 		changed, err := c.Changer.Change(item.Objects, item.Documents, changes, unpatchedObjects(item, composed.unpatchedHooks))
 		if err == nil {
-			err = changes.Held.AddDocuments(changed.Documents)
+			err = changes.Memory.AddDocuments(changed.Documents)
 		}
 		if err != nil && item.Release != nil {
 			err = fmt.Errorf("helm release %s/%s: %w", item.Release.Namespace, item.Release.Name, err)

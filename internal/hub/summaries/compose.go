@@ -253,7 +253,7 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonRender, err)
 		}
-		if err := r.Subject.Held.AddDocuments(documents); err != nil {
+		if err := r.Subject.Memory.AddDocuments(documents); err != nil {
 			return composedItems{}, withReason(status.ReasonRender, fmt.Errorf("%s: %w", content.Reference, err))
 		}
 		objects = withoutOverridden(objects, tier(ref.Tier), tiers)

@@ -122,7 +122,7 @@ func (c *Composer) renderRelease(
 	}
 	request.Lookup, request.LookupAccount = c.lookupFunc(ctx, r.Member, account), account
 	if rendered, err = c.Renderer.Render(ctx, request); err == nil {
-		err = request.Held.AddDocuments(rendered.Documents)
+		err = request.Memory.AddDocuments(rendered.Documents)
 	}
 	if err != nil {
 		return bundle.Release{}, render.Release{}, builtFrom{}, err
@@ -216,7 +216,7 @@ func (c *Composer) fetchChart(ctx context.Context, r ComposeRequest, chart confi
 func chartRequest(r ComposeRequest, chart configv1beta1.HelmChart, archive source.Chart, values map[string]any) render.ChartRequest {
 	request := render.ChartRequest{
 		Chart: archive, Values: values, Name: chart.ReleaseName, Namespace: chart.ReleaseNamespace,
-		KubeVersion: r.Member.KubernetesVersion, APIVersions: r.Member.APIVersions, Scope: r.Subject.Confined, Held: r.Subject.Held,
+		KubeVersion: r.Member.KubernetesVersion, APIVersions: r.Member.APIVersions, Scope: r.Subject.Confined, Memory: r.Subject.Memory,
 	}
 	if options := chart.Options; options != nil {
 		request.SkipCRDs = options.SkipCRDs

@@ -355,7 +355,7 @@ func (c *Controller) reconcileSummary(ctx context.Context, s *state) (reconcile.
 			{Name: "clean up generated values", Run: c.cleanUpGenerated},
 		}
 	}
-	defer func() { s.held.Release() }()
+	defer func() { s.memory.Release() }()
 	outcome := phase.Run(ctx, s, steps)
 	s.mergeLocal()
 	err := c.report(ctx, s, outcome)

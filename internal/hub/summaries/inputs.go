@@ -249,24 +249,25 @@ func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1
 	return true, nil
 }
 
-// hasDeployed returns whether the cached ClusterConfiguration of m lists the objects or the charts that a feature
-// applied last, or will do so by a change that waits. The hub may have been killed before it wrote them.
+// hasDeployed returns whether the cached ClusterConfiguration of m, or a pending change of it, lists the objects or the
+// charts that a feature applied last. The hub may have been killed before it wrote them.
 // LastAppliedTime has whole seconds, so the hash is compared, too. An entry has none if the CustomResourceDefinition is
 // an earlier one.
 func (c *Configurations) hasDeployed(ctx context.Context, m fleet.Member, owner metav1.OwnerReference, feature configv1beta1.FeatureSummary) bool {
-	if waiting, ok := c.pendingFeature(ConfigurationKey(m), owner, feature.FeatureID); ok {
-		return isOfFeature(waiting, waiting.Resources, feature)
+	if pending, ok := c.pendingFeature(ConfigurationKey(m), owner, feature.FeatureID); ok {
+		return matchesLastApplied(pending, pending.Resources, feature)
 	}
 	configuration := &configv1beta1.ClusterConfiguration{}
 	if err := c.hub.Get(ctx, ConfigurationKey(m), configuration, client.UnsafeDisableDeepCopy); err != nil {
 		return false // the bundle is built, and its objects are recorded
 	}
 	deployed, ok := status.FindDeployedFeature(configuration.Status, owner.Kind, owner.Name, feature.FeatureID)
-	return ok && isOfFeature(deployed, status.ResourcesOf(deployed, libv1beta1.DeploymentTypeRemote), feature)
+	return ok && matchesLastApplied(deployed, status.ResourcesOf(deployed, libv1beta1.DeploymentTypeRemote), feature)
 }
 
-// isOfFeature returns whether an entry, with its resources on the member, is of the bundle that a feature applied last.
-func isOfFeature(entry configv1beta1.DeployedFeature, resources []configv1beta1.DeployedResource, feature configv1beta1.FeatureSummary) bool {
+// matchesLastApplied returns whether an entry, with its resources on the member, is of the bundle that a feature
+// applied last.
+func matchesLastApplied(entry configv1beta1.DeployedFeature, resources []configv1beta1.DeployedResource, feature configv1beta1.FeatureSummary) bool {
 	if len(entry.Hash) > 0 && !bytes.Equal(entry.Hash, feature.Hash) {
 		return false
 	}

@@ -61,7 +61,7 @@ func (c *Composer) composeKustomizations(ctx context.Context, r ComposeRequest) 
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonRender, err)
 		}
-		if err := r.Subject.Held.AddDocuments(documents); err != nil {
+		if err := r.Subject.Memory.AddDocuments(documents); err != nil {
 			return composedItems{}, withReason(status.ReasonRender, fmt.Errorf("%s: %w", kustomization, err))
 		}
 		if objects = withoutOverridden(objects, tier(ref.Tier), tiers); len(objects) == 0 {

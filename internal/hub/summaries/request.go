@@ -37,8 +37,8 @@ func (c *Controller) newComposeRequest(s *state) (ComposeRequest, error) {
 	if err != nil {
 		return ComposeRequest{}, err
 	}
-	s.held = c.Composer.Sandbox.Memory().Hold(subject.Confined)
-	subject.Expansions, subject.Held = c.Composer.Expansions, s.held
+	s.memory = c.Composer.Sandbox.Memory().Reserve(subject.Confined)
+	subject.Expansions, subject.Memory = c.Composer.Expansions, s.memory
 	request := ComposeRequest{Summary: s.summary, Member: s.member, Subject: subject, Owner: owner, SharedBy: match.PullMembers(s.summary)}
 	if deployed := s.deployed[libv1beta1.FeatureHelm]; !deployed.Removing {
 		request.Deployed, request.State, request.Outdated = deployed.Releases, deployed.Report.State, deployed.Report.Outdated

@@ -35,9 +35,9 @@ func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
 	return c.abandon(ctx, s, reason)
 }
 
-// withdrawFrom withdraws features from the member or from the hub. If objects are left after their deletion, the engine
-// of the member continues, and its report triggers the next reconcile: of a push member by Wakeups, of a pull member by
-// its group.
+// withdrawFrom withdraws features from the member or from the hub. While deleted objects still exist, the engine of the
+// member continues, and its report triggers the next reconcile: of a push member by Wakeups, of a pull member by its
+// group.
 func (c *Controller) withdrawFrom(ctx context.Context, s *state) error {
 	s.withdrawn = true
 	for _, feature := range s.featuresToWithdraw() {
