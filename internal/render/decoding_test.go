@@ -108,17 +108,17 @@ func TestConcurrentValuesWithAliases(t *testing.T) { //nolint:paralleltest // it
 	})
 }
 
-// TestConcurrentLargeCharts renders a chart whose archive has 20 MiB with several values at the same time.
+// TestConcurrentLargeCharts renders a chart whose archive has 9 MiB with several values at the same time.
 func TestConcurrentLargeCharts(t *testing.T) { //nolint:paralleltest // it measures the memory
 	files := map[string]string{"templates/added.yaml": "{{ range 10000000 }}{{ end }}# {{ .Values.n }}"}
 	random := rand.NewChaCha8([32]byte{})
-	for i := range 7 {
+	for i := range 3 {
 		raw := make([]byte, 3<<20)
 		_, _ = random.Read(raw) // it returns no error
 		files[fmt.Sprintf("files/%d.txt", i)] = base64.RawStdEncoding.EncodeToString(bytes.Clone(raw))
 	}
 	chart, charts, memory := request(t, examples.Chart{Files: files}), render.NewCharts(pool), kube.NewContentMemory(contentMemory)
-	checkPeak(t, 16, 500<<20, func(i int) {
+	checkPeak(t, 24, 400<<20, func(i int) {
 		asked := chart
 		asked.Scope, asked.Values, asked.Memory = "tenant", map[string]any{"n": i}, memory.Reserve("tenant")
 		defer asked.Memory.Release()
