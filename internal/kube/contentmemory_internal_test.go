@@ -13,7 +13,7 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// TestMemoryOfValues decodes and encodes objects, and compares the memory with that of Documents.
+// TestMemoryOfValues decodes and encodes objects, and compares the used memory with Documents.Memory.
 //
 //nolint:paralleltest // it measures the memory of the whole process
 func TestMemoryOfValues(t *testing.T) {

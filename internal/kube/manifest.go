@@ -45,8 +45,8 @@ func DecodeManifest(stream []byte) ([]*unstructured.Unstructured, error) {
 	return objects, err
 }
 
-// DecodeManifestReserving is DecodeManifest, and reserves memory before it decodes. When it returns, added bytes of
-// reserved are those of the objects.
+// DecodeManifestReserving is DecodeManifest, and reserves memory before it decodes. When it returns, the objects have
+// added bytes in reserved.
 func DecodeManifestReserving(reserved *ContentReservation, stream []byte) (objects []*unstructured.Unstructured, added int64, err error) {
 	return decode(stream, yaml.YAMLToJSONStrict, reserved)
 }
@@ -175,8 +175,8 @@ type locatedError string
 // Error implements error.
 func (e locatedError) Error() string { return string(e) }
 
-// decode returns the objects in a document. When it returns, added bytes of reserved are those of the objects. nodes is
-// the number of values in the stream so far, to which decode adds those of this document.
+// decode returns the objects in a document, which then have added bytes in reserved. nodes is the number of values in
+// the stream so far. decode adds the number of values in this document.
 func (d document) decode(convert converter, reserved *ContentReservation, nodes *int) (objects []*unstructured.Unstructured, added int64, err error) {
 	if len(d.text) > maxDocument {
 		return nil, 0, fmt.Errorf("it has more than %d MiB", maxDocument>>20)

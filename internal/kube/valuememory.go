@@ -8,7 +8,7 @@ const (
 	pointerMemory = 16
 	// textMemory is the overhead of a text: its header, and the unused rest of its allocation.
 	textMemory = 32
-	// scalarMemory is a number in an interface and its JSON, which is longer than that of true, false and null.
+	// scalarMemory is a number in an interface and its JSON. The values true, false and null need less.
 	scalarMemory = 32
 	// listMemory is an empty list, and elementMemory an element. A list that was decoded has unused capacity.
 	listMemory, elementMemory = 24, 24

@@ -91,7 +91,8 @@ func NewManifestRenderer() *ManifestRenderer {
 // Render returns the Kubernetes objects in content, in the order of its files, and their documents. Neither must be
 // changed. The items of a list replace the list. Each file is a YAML stream, the template of one if content.Template is
 // true, or the script that returns one if content.Lua is true, or an archive of such files. Errors name the ConfigMap
-// or Secret, the key, the document and the line. They are phase.Invalid, except those of kube.ContentReservation.Add.
+// or Secret, the key, the document and the line. They are phase.Invalid, except errors of
+// kube.ContentReservation.Add.
 func (r *ManifestRenderer) Render(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, *kube.Documents, error) {
 	// The keys have the reference because errors name it, and the scope of the calls of the sandbox.
 	key := fmt.Sprintf("%s %s %t %t %s", content.Reference, content.Digest, content.Template, content.Lua, subject.Confined)
@@ -176,8 +177,8 @@ func hashTexts(texts [][]byte) []byte {
 	return hash.Sum(nil)
 }
 
-// decodeTexts returns the objects in the texts of the files of content. added bytes of reserved are those of the
-// objects.
+// decodeTexts returns the objects in the texts of the files of content. Afterwards the objects have added bytes in
+// reserved.
 func decodeTexts(content source.Content, texts [][]byte, reserved *kube.ContentReservation) (all []*unstructured.Unstructured, added int64, err error) {
 	for i, text := range texts {
 		found, memory, err := kube.DecodeManifestReserving(reserved, text)

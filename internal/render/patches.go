@@ -99,8 +99,8 @@ type patching struct {
 	Unpatched []int
 }
 
-// patch returns the objects that the patches change, by their index in docs, nil for a deleted one. added bytes of
-// changes.Memory are those of the objects.
+// patch returns the objects that the patches change, by their index in docs, nil for a deleted one. Afterwards the
+// objects have added bytes in changes.Memory.
 func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []int) (objects map[int]*unstructured.Unstructured, added int64, err error) {
 	if len(changes.Patches) == 0 || len(docs) == 0 {
 		return map[int]*unstructured.Unstructured{}, 0, nil

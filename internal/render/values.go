@@ -13,7 +13,8 @@ import (
 
 // Values merges the values of a chart in this order: the inline text, which can be a template, the contents without
 // templates, and the contents with templates. Later values replace earlier ones; maps are merged and lists are
-// replaced. Errors name the source. They are phase.Invalid, except those of kube.ContentReservation.Add.
+// replaced. Errors name the source. They are phase.Invalid, except errors of
+// kube.ContentReservation.Add.
 func Values(inline string, from []source.Content, subject source.Subject) (map[string]any, error) {
 	text, err := subject.Expand("values", inline)
 	if err != nil {

@@ -192,7 +192,7 @@ func (p *Pool) Call(call Call) error {
 	return p.remember(call, call.limitReason(used, isInTime, err))
 }
 
-// limitReason returns which limit the call has exceeded. err is that of the exchange with the child.
+// limitReason returns which limit the call has exceeded. err is the error of child.exchange.
 func (c Call) limitReason(used *child, isInTime bool, err error) string {
 	exitReason := used.exitReason()
 	wrongMessage, isWrong := errors.AsType[messageError](err)

@@ -61,7 +61,7 @@ type restarts struct {
 	lastApplied time.Time
 	// queue is the queue of the controller.
 	queue priorityqueue.PriorityQueue[reconcile.Request]
-	// pool is Composer.Sandbox. Default: that of all tests.
+	// pool is Composer.Sandbox. Default: the pool that all tests share.
 	pool *sandbox.Pool
 	// memberConfig is Composer.MemberConfig.
 	memberConfig map[fleet.Mode]func(context.Context, fleet.Member) (*rest.Config, error)

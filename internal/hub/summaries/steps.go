@@ -39,7 +39,7 @@ type state struct {
 	member  fleet.Member
 	// deployed are the summary's bundles on the member, by feature.
 	deployed map[libv1beta1.FeatureID]bundle.Deployed
-	// memory is that of the content. It is released at the end of the reconcile.
+	// memory is the memory of the rendered content. It is released at the end of the reconcile.
 	memory *kube.ContentReservation
 	// compositions are the bundles to deliver. A feature whose bundle could not be built has a result instead.
 	compositions []Composition
