@@ -154,7 +154,7 @@ func TestTenantFillsTheMemory(t *testing.T) {
 	for _, text := range []string{"second", "third"} {
 		content.Data = configMap(other.ns, text)
 		w.must(victim.Update(t.Context(), content))
-		other.wantDelivered(text, maxDelay)
+		other.wantDelivered(text, waitTimeout)
 	}
 	all, hubItself, children := stop()
 	if t.Logf("at most %d MiB of memory: the hub %d, its children %d", all>>20, hubItself>>20, children>>20); all > hubMemory {

@@ -22,7 +22,7 @@ const (
 	// stallTime is the time until a stalling member ends a response, less than the time limit of a request.
 	stallTime = 50 * time.Second
 	// maxDelay is the maximum delay of a change of another tenant during an attack.
-	maxDelay = 30 * time.Second
+	maxDelay = time.Minute
 )
 
 // stallingMember serves the version and the discovery of a cluster at once, and each other response after stallTime.
