@@ -4,15 +4,57 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/towline/towline/internal/localkube"
 )
 
-// turns has one element for each story that may run now.
-var turns chan struct{}
+// longStories take minutes, so they start before the others: if the last story to start is a long one, all wait for it.
+var longStories = []string{
+	"TestHelmHooks/push", "TestHelmHooks/pull", "TestNothingLostHub", "TestNothingLostAgent", "TestKarmadaTimes", "TestNothingLostWithoutHub", "TestMany",
+}
+
+// turns limits the stories that run at the same time.
+var turns = &turnQueue{}
+
+// turnQueue admits a number of stories at the same time. If several wait, longStories are first.
+type turnQueue struct {
+	mu      sync.Mutex
+	free    int
+	waiting []waitingStory
+}
+
+// waitingStory is a story that may run once start is closed.
+type waitingStory struct {
+	name  string
+	start chan struct{}
+}
+
+// wait returns when the story may run.
+func (q *turnQueue) wait(name string) {
+	story := waitingStory{name: name, start: make(chan struct{})}
+	q.change(func() { q.waiting = append(q.waiting, story) })
+	<-story.start
+}
+
+// end admits another story after the end of one.
+func (q *turnQueue) end() { q.change(func() { q.free++ }) }
+
+// change changes the queue, and admits stories.
+func (q *turnQueue) change(f func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	f()
+	for ; q.free > 0 && len(q.waiting) > 0; q.free-- {
+		next := max(0, slices.IndexFunc(q.waiting, func(s waitingStory) bool { return slices.Contains(longStories, s.name) }))
+		close(q.waiting[next].start)
+		q.waiting = slices.Delete(q.waiting, next, next+1)
+	}
+}
 
 // TestMain makes -parallel the number of stories that run at the same time. As the testing package counts, a story with
 // parallel subtests gives its place away when they begin, and they queue behind all other stories: its control planes
@@ -23,7 +65,7 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		panic(err)
 	}
-	turns = make(chan struct{}, parallel)
+	turns.free = parallel
 	if err := flag.Set("test.parallel", "1000"); err != nil {
 		panic(err)
 	}
@@ -65,6 +107,6 @@ func TestRunOfAll(t *testing.T) {
 func awaitTurn(t *testing.T) {
 	t.Helper()
 	t.Parallel()
-	turns <- struct{}{}
-	t.Cleanup(func() { <-turns })
+	turns.wait(t.Name())
+	t.Cleanup(turns.end)
 }
