@@ -31,8 +31,8 @@ CHART_VERSION ?= $(shell sed -E 's/^v//; /^[0-9]+\.[0-9]+\.[0-9]+([-+].*)?$$/! s
 
 # Tests wait for control planes and clocks: on two cores, six long stories two at a time used 54 % of the processors.
 # make lint runs vet.
-TEST_FLAGS ?= -parallel 4 -ldflags='-s -w' -vet=off
-PACKAGE_FLAGS ?= -p 3 -parallel 3
+TEST_FLAGS ?= -parallel 3 -ldflags='-s -w' -vet=off
+PACKAGE_FLAGS ?= -p 2 -parallel 3
 # Control planes live for seconds: collecting their garbage less often takes a quarter less of the processor, and 100 MiB more of memory each.
 # Goroutines that start with a stack of the average size copy it less often: a start takes a sixth less of the processor.
 TEST_ENV   := GOGC=400 GODEBUG=adaptivestackstart=1

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -39,6 +40,7 @@ type settings struct {
 	advertise  net.IP
 	kubeconfig string
 	exec       map[string]string
+	processors int
 	lifeline   bool
 	temporary  bool
 }
@@ -64,6 +66,9 @@ func start() int {
 	if s.lifeline {
 		ctx = untilEOF(ctx, os.Stdin)
 	}
+	if s.processors > 0 {
+		runtime.GOMAXPROCS(s.processors)
+	}
 	if err := run(ctx, s); err != nil {
 		fmt.Fprintln(os.Stderr, "localkube:", err)
 		return 1
@@ -80,6 +85,7 @@ func parse(args []string) (settings, error) {
 	flags.Func("bind-address", "`IP` that the API server listens on; 0.0.0.0 means all of this network namespace (default 127.0.0.1)", address(&s.bind))
 	flags.Func("advertise", "`IP` that clients are told to use (default the --bind-address, or 127.0.0.1 if that means all)", address(&s.advertise))
 	flags.StringVar(&s.kubeconfig, "kubeconfig", "", "file for the administrator's kubeconfig, written when the cluster is ready (default DIR/kubeconfig)")
+	flags.IntVar(&s.processors, "processors", 0, "maximum `number` of processors to use at the same time (default all)")
 	flags.BoolVar(&s.lifeline, "lifeline", false, "stop when standard input ends")
 	flags.BoolVar(&s.temporary, "temporary", false, "remove the data directory when stopping")
 	flags.Func("exec", "`image=path`: run containers of this image as processes of the program at path; may be repeated", func(value string) error {

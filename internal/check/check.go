@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/sandbox"
 )
 
@@ -80,10 +81,15 @@ func scriptFailure(ctx context.Context, err error) (failure string, _ error) {
 	if ctx.Err() != nil {
 		return "", ctx.Err()
 	}
-	if errors.Is(err, sandbox.ErrStart) || errors.Is(err, sandbox.ErrMemory) {
+	if couldNotRun(err) {
 		return "", err
 	}
 	return err.Error(), nil
+}
+
+// couldNotRun returns whether err means that the hub could not run the script, which may be valid.
+func couldNotRun(err error) bool {
+	return errors.Is(err, sandbox.ErrStart) || errors.Is(err, sandbox.ErrMemory) || kube.IsMemoryError(err)
 }
 
 // singleLine returns message as one line of valid UTF-8 with at most maxMessage bytes.

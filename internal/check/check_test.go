@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/check"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/sandbox"
 )
 
@@ -371,6 +373,25 @@ func TestChecksThatCannotBeRun(t *testing.T) {
 		if got, err := broken.EvaluateCluster(t.Context(), nil, spec, ready); !errors.Is(err, sandbox.ErrStart) || got.Failure != "" {
 			t.Errorf("ready %t: got %+v, error %v, want ErrStart", ready, got, err)
 		}
+	}
+}
+
+// TestChecksWithoutMemory wants an error, and no failure of the cluster, if the hub has no memory for the messages of a
+// script. It changes the memory limit of this process, so it does not run in parallel.
+func TestChecksWithoutMemory(t *testing.T) { //nolint:paralleltest // see above
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(1 << 30))
+	pool := sandbox.NewPool([]string{os.Args[0], serve}, clock.RealClock{})
+	withoutMemory := check.Checker{Sandbox: pool, Cluster: client.ObjectKey{Namespace: "eu", Name: "one"}}
+	used := pool.Memory().Reserve("eu")
+	t.Cleanup(used.Release)
+	const step = 32 << 20
+	for used.Add(step) == nil {
+	}
+	// The checks have 512 KiB that need no reservation.
+	script := "function evaluate() return {pass = true} end --" + strings.Repeat("x", 1<<20)
+	spec := &libv1beta1.SveltosClusterSpec{LivenessChecks: []libv1beta1.ClusterCheck{{Name: "c", Condition: script}}}
+	if got, err := withoutMemory.EvaluateCluster(t.Context(), nil, spec, true); !kube.IsMemoryError(err) || got.Failure != "" {
+		t.Errorf("got %+v, error %v, want an error because of the memory", got, err)
 	}
 }
 

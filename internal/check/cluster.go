@@ -2,12 +2,10 @@ package check
 
 import (
 	"context"
-	"errors"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
-	"github.com/towline/towline/internal/sandbox"
 )
 
 // Result is the result of a cluster's checks.
@@ -35,7 +33,7 @@ func (c Checker) EvaluateCluster(ctx context.Context, member client.Reader, spec
 // failureOf returns the Result.Failure of one list of checks. kind is "readiness" or "liveness".
 func (c Checker) failureOf(ctx context.Context, member client.Reader, kind string, checks []libv1beta1.ClusterCheck) (failure string, err error) {
 	failure, err = c.Run(ctx, member, checks)
-	if errors.Is(err, sandbox.ErrStart) || errors.Is(err, sandbox.ErrMemory) {
+	if couldNotRun(err) {
 		return "", err
 	}
 	if err != nil {

@@ -83,8 +83,10 @@ func callFunction[Result any](ctx context.Context, c Checker, name string, e eva
 	if c.Sandbox == nil {
 		return function(e)
 	}
+	memory := c.Sandbox.Memory().Reserve(c.Cluster.Namespace)
+	defer memory.Release()
 	err = c.Sandbox.Call(sandbox.Call{
-		Function: name, Scope: "checks " + c.Cluster.Namespace, Key: fmt.Sprintf("%s %x", name, sha256.Sum256([]byte(e.Script))),
+		Function: name, Memory: memory, Scope: "checks " + c.Cluster.Namespace, Key: fmt.Sprintf("%s %x", name, sha256.Sum256([]byte(e.Script))),
 		Member: c.Cluster.String(), Limit: callTimeout, Input: e, Output: &result,
 	})
 	return result, err

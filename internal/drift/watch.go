@@ -192,7 +192,7 @@ func (s *objectSink) Replace(objects []any, _ string) error {
 		}
 	}
 	for _, rec := range s.corrector.Store.ListCached() {
-		if !rec.Options.CorrectDrift {
+		if !rec.IsWatched() {
 			continue
 		}
 		for _, key := range rec.TrackedOf(s.gk) {

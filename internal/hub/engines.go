@@ -220,7 +220,7 @@ func (e *engines) getOrCreate(m fleet.Member, config *rest.Config) (*memberEngin
 		return existing, false, nil
 	}
 	stop := make(chan struct{})
-	options := engine.Options{Namespace: m.MemberNamespace, Scope: m.Scope, Hub: m.Hub, OnCorrect: e.onCorrect(m), OnReport: e.onReport(m, stop), OnChange: e.onChange(m, stop)}
+	options := engine.Options{Namespace: m.MemberNamespace, Scope: m.Scope, Hub: m.Hub, OnCorrect: e.onCorrect(m), OnReport: e.onReport(m), OnChange: e.onChange(m)}
 	if m.Mode == fleet.Local {
 		options.Partitions = e.partitions
 	} else {
@@ -290,36 +290,36 @@ func requestorOf(m fleet.Member, id bundle.ID) (fleet.Member, bundle.ID) {
 
 // onReport returns the function that an engine calls when its report about a bundle changes. The function triggers a
 // reconcile of the requestor. Nothing else triggers it.
-func (e *engines) onReport(m fleet.Member, stopped <-chan struct{}) func(bundle.ID) {
+func (e *engines) onReport(m fleet.Member) func(bundle.ID) {
 	return func(id bundle.ID) {
 		if id.RequestorKind != configv1beta1.ClusterSummaryKind {
-			e.onChange(m, stopped)(id)
+			e.onChange(m)(id)
 			return
 		}
 		member, id := requestorOf(m, id)
 		summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: member.Namespace, Name: id.RequestorName}}
-		e.send(e.reportedSummaries, event.GenericEvent{Object: summary}, stopped)
+		e.send(e.reportedSummaries, event.GenericEvent{Object: summary})
 	}
 }
 
 // onChange returns the function that an engine calls when an object changes. The function triggers a reconcile of the
 // Work, whose status has the health of its objects; nothing else triggers it. It ignores summaries, whose status has no
 // health.
-func (e *engines) onChange(m fleet.Member, stopped <-chan struct{}) func(bundle.ID) {
+func (e *engines) onChange(m fleet.Member) func(bundle.ID) {
 	return func(id bundle.ID) {
 		change, ok := hubworks.ChangeEvent(m, id)
 		if !ok {
 			return
 		}
-		e.send(e.changedWorks, change, stopped)
+		e.send(e.changedWorks, change)
 	}
 }
 
-// send waits while the channel is full, until the engine or the hub stops.
-func (e *engines) send(to chan<- event.GenericEvent, change event.GenericEvent, stopped <-chan struct{}) {
+// send waits while the channel is full, until the hub stops. It does not end when the engine stops: the engine that
+// replaces it may find nothing to report, because this one has removed the record.
+func (e *engines) send(to chan<- event.GenericEvent, change event.GenericEvent) {
 	select {
 	case to <- change:
-	case <-stopped:
 	case <-e.stopped:
 	}
 }

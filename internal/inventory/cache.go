@@ -141,7 +141,7 @@ func (c *recordCache) remove(name string, id bundle.ID) bool {
 func (c *recordCache) addObjects(cached *cachedRecord, rec *Record) {
 	for ref := range rec.tracked() {
 		c.byObject.add(maphash.Comparable(c.seed, ref.Key()), cached)
-		if rec.Options.CorrectDrift {
+		if rec.IsWatched() {
 			c.kinds[ref.GVK()]++
 		}
 	}
@@ -157,7 +157,7 @@ func (c *recordCache) removeObjects(cached *cachedRecord, former, next *Record) 
 		if !isTracked {
 			c.byObject.remove(maphash.Comparable(c.seed, ref.Key()), cached)
 		}
-		if former.Options.CorrectDrift {
+		if former.IsWatched() {
 			if c.kinds[ref.GVK()]--; c.kinds[ref.GVK()] == 0 {
 				delete(c.kinds, ref.GVK())
 			}

@@ -76,6 +76,10 @@ func TestIndexesFollowTheRecords(t *testing.T) {
 	noCorrection.Options.CorrectDrift = false
 	s.setCached(noCorrection, false)
 	want("without drift correction", map[kube.Ref][]string{a: {"three"}, b: nil, secret: {"one"}}, "ConfigMap")
+	removed := version("one", "4", secret)
+	removed.Options.CorrectDrift, removed.State = false, bundle.StateRemoving
+	s.setCached(removed, false)
+	want("being removed", map[kube.Ref][]string{a: {"three"}, b: nil, secret: {"one"}}, "ConfigMap", "Secret")
 	s.deleteCached(version("one", "").ID)
 	s.deleteCached(version("three", "").ID)
 	want("all deleted", map[kube.Ref][]string{a: nil, b: nil, secret: nil})

@@ -132,6 +132,10 @@ func (r *Record) Covers(next *Record) bool {
 	return true
 }
 
+// IsWatched returns whether changes of the objects of the record matter: their drift is corrected, or the end of their
+// deletion is awaited.
+func (r *Record) IsWatched() bool { return r.Options.CorrectDrift || r.State == bundle.StateRemoving }
+
 // IsUnfinished returns whether the bundle must be run again: the last run has failed or was interrupted, or a Helm
 // release waits, during which the state is Applying.
 func (r *Record) IsUnfinished() bool {

@@ -8,7 +8,7 @@ import (
 
 // ContentMemory limits the memory of the content that all reconciles of a hub render and deliver at the same time: the
 // inputs and results of child processes, values, and objects, which can need a hundred times as much memory as their
-// text. A scope, for example the Profiles of one namespace, can have at most a half. Create it with NewContentMemory.
+// text. A scope, the clusters of one namespace, can have at most a half. Create it with NewContentMemory.
 // It is safe for concurrent use. A nil ContentMemory has no limit.
 type ContentMemory struct {
 	memory *ResponseMemory
@@ -49,7 +49,8 @@ func NewContentMemory(total int64) *ContentMemory {
 // maxPerScope returns the maximum for one scope in bytes.
 func (m *ContentMemory) maxPerScope() int64 { return m.memory.total / 2 }
 
-// Reserve returns a ContentReservation, of nothing yet, for a scope. The caller must release it.
+// Reserve returns a ContentReservation, of nothing yet, for a scope, the namespace of a cluster. The caller must
+// release it.
 func (m *ContentMemory) Reserve(scope string) *ContentReservation {
 	if m == nil {
 		return nil
@@ -227,8 +228,6 @@ func (r *ContentReservation) explain(err error) error {
 		return nil
 	case errors.Is(err, ErrTooMuchMemory):
 		return fmt.Errorf("%w: more than %d MiB, the limit of this hub", ErrContentTooLarge, r.memory.maxPerScope()>>20)
-	case r.scope == "":
-		return fmt.Errorf("%w: the content of all ClusterProfiles has a common limit", ErrMemoryInUse)
 	}
-	return fmt.Errorf("%w: the content of all Profiles in namespace %s has a common limit", ErrMemoryInUse, r.scope)
+	return fmt.Errorf("%w: the content for all clusters in namespace %s has a common limit", ErrMemoryInUse, r.scope)
 }

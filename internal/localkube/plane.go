@@ -45,6 +45,9 @@ type Options struct {
 	// Exec maps container images to programs. A container of such an image runs as a process of the program. Containers
 	// of other images do nothing and are reported as running.
 	Exec map[string]string
+	// Processors is the maximum number of processors that the control plane uses at the same time, not counting the
+	// processes of its pods. Default: all.
+	Processors int
 	// Binary is the path of the program localkube. Default: the result of the function Binary.
 	Binary string
 }
@@ -139,6 +142,9 @@ func (p *Plane) launch() (*process, error) {
 	}
 	if p.temporary {
 		args = append(args, "--temporary")
+	}
+	if p.opts.Processors > 0 {
+		args = append(args, "--processors", strconv.Itoa(p.opts.Processors))
 	}
 	if p.opts.Address != "" {
 		args = append(args, "--bind-address", p.opts.Address)

@@ -2,13 +2,12 @@ package render
 
 import (
 	"context"
-	"maps"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 
 	"helm.sh/helm/v4/pkg/chart/common"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/towline/towline/internal/cache"
 	"github.com/towline/towline/internal/phase"
@@ -23,70 +22,93 @@ type recordedCapabilities struct {
 // recordedVersions is .Capabilities.APIVersions. It records the names that templates pass to Has.
 type recordedVersions struct {
 	common.VersionSet
-	checked map[string]bool
+	checked checkedAPIs
 }
 
 const (
-	// maxCheckedAPIs is the maximum number of names that a chart can check. Large charts check some dozens. maxVariants
-	// is the maximum number of cached renderings of a request that differ in their API versions.
-	maxCheckedAPIs = 1000
-	maxVariants    = 100
-	// maxAPIName is the maximum length of a name in bytes. No API has a longer one.
-	maxAPIName = 512
+	// maxCheckedAPIs is the maximum number of names that a chart can check, and maxCheckedBytes that of all their bytes.
+	// Large charts check some dozens. maxVariants is the maximum number of cached renderings of a request that differ in
+	// their API versions.
+	maxCheckedAPIs  = 1000
+	maxCheckedBytes = 64 << 10
+	maxVariants     = 100
 )
 
-var errTooManyAPIs = phase.Invalidf("it checks more than %d API versions", maxCheckedAPIs)
+var errTooManyAPIs = phase.Invalidf("it checks more than %d API versions, or %d KiB of their names", maxCheckedAPIs, maxCheckedBytes>>10)
 
-// Has returns whether the member serves an API version, like Helm's method Has, and records the name. It fails after
-// maxCheckedAPIs names.
+// Has returns whether the member serves an API version, like Helm's method Has, and records the name.
 func (v recordedVersions) Has(name string) (bool, error) {
-	if len(name) > maxAPIName {
-		return false, nil
-	}
-	if v.checked[name] = true; len(v.checked) > maxCheckedAPIs {
-		return false, errTooManyAPIs
-	}
-	return v.VersionSet.Has(name), nil
+	v.checked[name] = true
+	return v.VersionSet.Has(name), v.checked.check()
 }
 
-// apiVariants are the renderings of requests that differ only in their API versions.
-type apiVariants struct {
-	mu       sync.Mutex // guards variants
-	variants []apiVariant
+// checkedAPIs are the names that templates have passed to Has.
+type checkedAPIs map[string]bool
+
+// check returns an error if there are too many names.
+func (c checkedAPIs) check() error {
+	if len(c) > maxCheckedAPIs || c.bytes() > maxCheckedBytes {
+		return errTooManyAPIs
+	}
+	return nil
 }
 
-// apiVariant is one rendering. Members can share it if they give the same answers for the API versions in checked.
+// bytes returns the number of bytes of the names.
+func (c checkedAPIs) bytes() (n int) {
+	for name := range c {
+		n += len(name)
+	}
+	return n
+}
+
+// size returns the memory in bytes. An entry takes 40 bytes besides its name, and as much in apiVariant.served.
+func (c checkedAPIs) size() int { return c.bytes() + 80*len(c) }
+
+// apiVariants are the renderings of requests that differ only in their API versions. They are not modified.
+type apiVariants []apiVariant
+
+// apiVariant is one rendering. Members can share it if they serve the same of the checked API versions.
 type apiVariant struct {
-	apiVersions []string // of the request that was rendered
-	checked     []string
+	key     string // of the rendering
+	checked checkedAPIs
+	served  sets.Set[string] // those of checked that the first member serves
 }
 
-// find returns the API versions of a rendering that a member with the given API versions can share.
-func (v *apiVariants) find(apiVersions []string) (found []string, ok bool) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	i := slices.IndexFunc(v.variants, func(known apiVariant) bool {
-		return !slices.ContainsFunc(known.checked, func(name string) bool {
-			return slices.Contains(apiVersions, name) != slices.Contains(known.apiVersions, name)
-		})
-	})
-	if i < 0 {
-		return nil, false
+// find returns the key of a rendering that a member with the API versions can share.
+func (v apiVariants) find(apiVersions []string) (key string, ok bool) {
+	all := sets.New(apiVersions...)
+	for _, known := range v {
+		if known.checked.servedOf(all).Equal(known.served) {
+			return known.key, true
+		}
 	}
-	return v.variants[i].apiVersions, true
+	return "", false
 }
 
-// add adds the rendering of a request, unless a concurrent caller has added one that the member can share.
-func (v *apiVariants) add(apiVersions []string, checked map[string]bool) {
-	if _, ok := v.find(apiVersions); ok {
-		return
+// servedOf returns the names that are in all.
+func (c checkedAPIs) servedOf(all sets.Set[string]) sets.Set[string] {
+	served := sets.Set[string]{}
+	for name := range c {
+		if all.Has(name) {
+			served.Insert(name)
+		}
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if len(v.variants) == maxVariants { // the oldest one is rendered again if a member needs it
-		v.variants = slices.Delete(v.variants, 0, 1)
+	return served
+}
+
+// with returns v and a further rendering. If there are too many, the oldest one is left out: it is rendered again if a
+// member needs it.
+func (v apiVariants) with(added apiVariant) apiVariants {
+	return append(slices.Clone(v[max(0, len(v)+1-maxVariants):]), added)
+}
+
+// size returns the memory of v in bytes.
+func (v apiVariants) size() int {
+	size := cache.MinSize
+	for _, variant := range v {
+		size += cache.MinSize + variant.checked.size()
 	}
-	v.variants = append(v.variants, apiVariant{apiVersions: apiVersions, checked: slices.Sorted(maps.Keys(checked))})
+	return size
 }
 
 // renderForCheckedAPIs is renderShared for a chart that only calls .Capabilities.APIVersions.Has. Members share a
@@ -98,22 +120,34 @@ func (c *Charts) renderForCheckedAPIs(ctx context.Context, request ChartRequest)
 	if err != nil {
 		return Release{}, err
 	}
-	created := Release{apiVariants: &apiVariants{}}
-	variants := c.sharedReleases.GetOrPut("API variants of "+baseKey, created, cache.MinSize).apiVariants
-	known, ok := variants.find(request.APIVersions)
-	if ok {
-		request.APIVersions = known
+	variantsKey := "API variants of " + baseKey
+	cached, _ := c.sharedReleases.Get(variantsKey)
+	key, isKnown := cached.apiVariants.find(request.APIVersions)
+	if !isKnown {
+		if key, err = request.key(); err != nil {
+			return Release{}, err
+		}
 	}
-	key, err := request.key()
-	if err != nil {
-		return Release{}, err
-	}
-	request.checkedAPIs = map[string]bool{}
+	request.checkedAPIs = checkedAPIs{}
 	release, err := c.renderShared(ctx, key, request)
-	if err == nil && !ok {
-		variants.add(request.APIVersions, release.checkedAPIs)
+	if err == nil && !isKnown {
+		c.addVariant(variantsKey, apiVariant{key: key, checked: release.checkedAPIs}, request.APIVersions)
 	}
 	return release, err
+}
+
+// addVariant adds a rendering to the cached variants, unless a concurrent caller has added one that the member can
+// share.
+func (c *Charts) addVariant(key string, added apiVariant, apiVersions []string) {
+	c.variantsMu.Lock()
+	defer c.variantsMu.Unlock()
+	cached, _ := c.sharedReleases.Get(key)
+	if _, ok := cached.apiVariants.find(apiVersions); ok {
+		return
+	}
+	added.served = added.checked.servedOf(sets.New(apiVersions...))
+	cached.apiVariants = cached.apiVariants.with(added)
+	c.sharedReleases.Put(key, cached, cached.apiVariants.size())
 }
 
 // usesAPIs returns whether text reads fields of .Capabilities other than the Kubernetes and Helm versions.

@@ -12,6 +12,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sync/singleflight"
 	"helm.sh/helm/v4/pkg/chart/common"
@@ -91,8 +92,8 @@ type ChartRequest struct {
 	onlyChecksAPIs bool
 	// archive is the content of Chart.Path in a child of the sandbox, which cannot open files.
 	archive []byte
-	// checkedAPIs collects the arguments of .Capabilities.APIVersions.Has if it is not nil.
-	checkedAPIs map[string]bool
+	// checkedAPIs collects the arguments of .Capabilities.APIVersions.Has, with the results, if it is not nil.
+	checkedAPIs checkedAPIs
 }
 
 // Charts renders charts as Helm does. It reads no cluster, except for lookup, and sends no request to the network. It
@@ -105,6 +106,7 @@ type Charts struct {
 	inFlight singleflight.Group
 	// sharedReleases caches releases for all members, memberReleases releases for one member.
 	sharedReleases, memberReleases *cache.Cache[Release]
+	variantsMu                     sync.Mutex // is held while variants are added to sharedReleases
 	facts                          *factsCache
 	// sandbox renders in child processes that have SandboxFunctions. If it is nil, charts are rendered in this process.
 	sandbox *sandbox.Pool

@@ -138,4 +138,8 @@ func TestChartChecksTooManyAPIs(t *testing.T) {
 	if _, err := render.NewCharts(pool).Render(t.Context(), asked); err != nil {
 		t.Error(err)
 	}
+	asked = request(t, withTemplate(`{{ if .Capabilities.APIVersions.Has (repeat 70000 "x") }}{{ end }}`))
+	if _, err := render.NewCharts(pool).Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "64 KiB of their names") {
+		t.Errorf("got %v", err)
+	}
 }

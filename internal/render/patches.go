@@ -105,16 +105,16 @@ func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []
 	if len(changes.Patches) == 0 || len(docs) == 0 {
 		return map[int]*unstructured.Unstructured{}, 0, nil
 	}
-	input, size := patching{Patches: changes.Patches, Unpatched: unpatched}, 0
+	input := patching{Patches: changes.Patches, Unpatched: unpatched}
 	for _, doc := range docs {
-		input.Objects, size = append(input.Objects, doc), size+len(doc)
+		input.Objects = append(input.Objects, doc)
 	}
 	changed := map[int]json.RawMessage{}
 	if c.sandbox == nil {
 		changed, err = applyPatches(input)
 	} else {
 		err = c.sandbox.Call(sandbox.Call{
-			Function: patchFunction, Scope: changes.Scope, Key: patchFunction + " " + key, Limit: patchLimit, Input: input, InputSize: size, Output: &changed, Memory: changes.Memory,
+			Function: patchFunction, Scope: changes.Scope, Key: patchFunction + " " + key, Limit: patchLimit, Input: input, Output: &changed, Memory: changes.Memory,
 		})
 	}
 	if limit, ok := errors.AsType[*sandbox.LimitError](err); ok {

@@ -48,10 +48,10 @@ type Release struct {
 	// or ConfigMap of its own. All other fields are empty.
 	needsMember bool
 	// checkedAPIs is ChartRequest.checkedAPIs after the rendering.
-	checkedAPIs map[string]bool
+	checkedAPIs checkedAPIs
 	// apiVariants is set, and all other fields are empty, in the cache entry that lists the renderings of requests that
 	// differ only in their API versions.
-	apiVariants *apiVariants
+	apiVariants apiVariants
 }
 
 // size returns the memory of the release in bytes.
@@ -60,10 +60,7 @@ func (r Release) size() int {
 	for _, path := range r.Paths {
 		size += len(path)
 	}
-	for name := range r.checkedAPIs {
-		size += len(name)
-	}
-	return size
+	return size + r.checkedAPIs.size()
 }
 
 // releaseObject is an object of a release and the path of its template.

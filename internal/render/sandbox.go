@@ -57,7 +57,7 @@ type renderedRelease struct {
 	Generated                  Generated
 	Unanswered, MemberSpecific bool
 	IsTransient, NeedsMember   bool
-	CheckedAPIs                map[string]bool
+	CheckedAPIs                checkedAPIs
 }
 
 // evaluate renders a chart without the caches of c: in the sandbox, or in this process if there is no sandbox.
@@ -88,7 +88,7 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 			}
 			return rendering{Request: request, Archive: archive, RecordsAPIs: request.checkedAPIs != nil, Member: member}, nil
 		},
-		InputSize: int(file.Size()), Output: &rendered, Memory: request.Memory,
+		LoadSize: int(file.Size()), Output: &rendered, Memory: request.Memory, IsCallbackSlow: true,
 	}
 	if member != nil && member.HasLookup {
 		call.Callback = func(input json.RawMessage) (any, error) {
@@ -115,7 +115,7 @@ func renderInSandbox(input json.RawMessage, callBack func(any) (json.RawMessage,
 	}
 	r.Request.archive = r.Archive
 	if r.RecordsAPIs {
-		r.Request.checkedAPIs = map[string]bool{}
+		r.Request.checkedAPIs = checkedAPIs{}
 	}
 	var lookup LookupFunc
 	if r.Member != nil && r.Member.HasLookup {
@@ -167,8 +167,8 @@ func (r renderedRelease) decode(reserved *kube.ContentReservation) (Release, err
 		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, IsTransient: r.IsTransient,
 		needsMember: r.NeedsMember, checkedAPIs: r.CheckedAPIs,
 	}
-	if len(r.CheckedAPIs) > maxCheckedAPIs {
-		return Release{}, errTooManyAPIs
+	if err := r.CheckedAPIs.check(); err != nil {
+		return Release{}, err
 	}
 	if len(r.Objects) == 0 {
 		return release, nil

@@ -92,8 +92,10 @@ func startChild(command []string, memory int64) (*child, error) {
 // exchange sends a call, calls callback when the function requests data, and returns the result. The memory of the
 // output stays reserved.
 func (c *child) exchange(call request, callback func(json.RawMessage) (any, error), reserved *kube.ContentReservation) (response, error) {
+	needed := int64(0) // memory of the result of the callback
 	for {
-		if err := write(c.in, call); err != nil {
+		err := write(c.in, call)
+		if reserved.Subtract(needed); err != nil {
 			return response{}, err
 		}
 		received, err := c.receive(reserved)
@@ -106,18 +108,29 @@ func (c *child) exchange(call request, callback func(json.RawMessage) (any, erro
 		if callback == nil {
 			return response{}, errUnexpectedCallback
 		}
-		call = newCallbackResult(callback(received.Callback))
+		result, callbackErr := callback(received.Callback)
 		reserved.Subtract(int64(len(received.Callback)))
+		needed = encodedSize(result) * encodedCost
+		if err := reserved.Add(needed); err != nil {
+			return response{}, err
+		}
+		call = newCallbackResult(result, callbackErr)
 	}
 }
 
 // receive reads one message. The memory of its Output and its Callback stays reserved. The child sends the next one
 // only after the next request, so the decoder, with its memory, is not used again.
 func (c *child) receive(reserved *kube.ContentReservation) (response, error) {
-	var received response
 	counted := &countedReader{in: c.out, reserved: reserved}
-	defer func() { reserved.Subtract(counted.added - int64(len(received.Output)+len(received.Callback))) }()
-	limited := &io.LimitedReader{R: counted, N: maxMessage}
+	received, err := decodeMessage(counted)
+	reserved.Subtract(counted.added - int64(len(received.Output)+len(received.Callback)))
+	return received, err
+}
+
+// decodeMessage decodes one message. With an error it returns an empty one.
+func decodeMessage(in io.Reader) (response, error) {
+	var received response
+	limited := &io.LimitedReader{R: in, N: maxMessage}
 	err := json.NewDecoder(limited).Decode(&received)
 	switch {
 	case err != nil && limited.N <= 0:
@@ -125,8 +138,7 @@ func (c *child) receive(reserved *kube.ContentReservation) (response, error) {
 	case err != nil:
 		return response{}, fmt.Errorf("read a message: %w", err)
 	case kube.CountNodesParsing(received.Output, 0) > maxValues || kube.CountNodesParsing(received.Callback, 0) > maxValues: // JSON has no aliases
-		received = response{} // so that its memory does not stay reserved
-		return received, errTooManyValues
+		return response{}, errTooManyValues
 	}
 	return received, nil
 }

@@ -104,8 +104,9 @@ type Call struct {
 	// must have the scope in their keys, too.
 	Scope string
 	// Key identifies the input without the data of a member, and Member the member with the data, if any. After a
-	// LimitError, calls with the same key and member return the error for a growing time. If two members in succession
-	// had it, the data is not the reason, and calls for all members return it.
+	// LimitError, or an output that is too large for the memory of the scope, calls with the same key and member return
+	// the error for a growing time. If two members in succession had it, the data is not the reason, and calls for all
+	// members return it.
 	Key, Member string
 
 	// Limit is the maximum of processor time of the child, and a maxWait-th of the maximum time of the call.
@@ -114,8 +115,8 @@ type Call struct {
 	// Load returns the input, instead of Input. It is called only when the call may run, so that a waiting call does not
 	// keep a large input in memory.
 	Load func() (any, error)
-	// InputSize is the size of a large input in bytes, for which memory is reserved while it is sent.
-	InputSize int
+	// LoadSize is the size in bytes of the input that Load returns, for which memory is reserved before.
+	LoadSize int
 	// Output is a pointer that receives the output.
 	Output any
 	// Memory counts the memory of the input and of the output. Default: a reservation of Pool.Memory until Call returns.
@@ -123,6 +124,9 @@ type Call struct {
 	// Callback is called when the function requests data. It must be nil for inputs with which the function requests none.
 	// Then a request is an error. Both the requests and the output can be forged: the caller must check what it relies on.
 	Callback func(input json.RawMessage) (any, error)
+	// IsCallbackSlow says that Callback waits for others, for example for a member. Meanwhile the call does not count for
+	// the maximum of its scope.
+	IsCallbackSlow bool
 	// Detail returns a text to add to the reason of a call that took too long, for example where it was. It may be nil.
 	Detail func() string
 }
@@ -146,8 +150,8 @@ func (p *Pool) Call(call Call) error {
 	if err := p.failureOf(call); err != nil {
 		return err
 	}
-	releaseScope := sync.OnceFunc(p.acquireKey("scope "+call.Scope, max(maxPerScope, 2*runtime.GOMAXPROCS(0))))
-	defer releaseScope()
+	releaseScope := p.acquireScope(call.Scope)
+	defer func() { releaseScope() }()
 	input, releaseInput, err := call.encodeInput()
 	defer releaseInput()
 	if err != nil {
@@ -160,9 +164,10 @@ func (p *Pool) Call(call Call) error {
 	}
 	stop := used.limitTime(call.Limit)
 	callback := call.Callback
-	if callback != nil {
+	if callback != nil && call.IsCallbackSlow {
 		callback = func(input json.RawMessage) (any, error) {
 			releaseScope() // slow members must not block the calls for others
+			defer func() { releaseScope = p.acquireScope(call.Scope) }()
 			return call.Callback(input)
 		}
 	}
@@ -183,13 +188,15 @@ func (p *Pool) Call(call Call) error {
 	}
 	used.kill()
 	isKilled := !p.children.remove(used)
-	switch { // these failures are not remembered: other calls may have caused them
-	case kube.IsMemoryError(err):
+	switch { // other calls may have caused these failures, which are not remembered, except the second
+	case errors.Is(err, kube.ErrMemoryInUse):
 		return err
+	case errors.Is(err, kube.ErrContentTooLarge):
+		return p.remember(call, err)
 	case isKilled:
 		return fmt.Errorf("%w: all calls together took more than %d MiB, and this one took the most", ErrMemory, p.children.limit>>20)
 	}
-	return p.remember(call, call.limitReason(used, isInTime, err))
+	return p.remember(call, &LimitError{call.limitReason(used, isInTime, err)})
 }
 
 // limitReason returns which limit the call has exceeded. err is the error of child.exchange.
@@ -207,22 +214,29 @@ func (c Call) limitReason(used *child, isInTime bool, err error) string {
 	return exitReason
 }
 
-// inputCost is the memory of an input, for each byte of InputSize: the input, its JSON, in which a []byte is base64,
-// and the message with it.
-const inputCost = 5
-
 // encodeInput reserves memory for the input until release is called, and returns its JSON.
 func (c Call) encodeInput() (encoded json.RawMessage, release func(), err error) {
-	needed := int64(c.InputSize) * inputCost
-	if err := c.Memory.Add(needed); err != nil {
-		return nil, func() {}, err
-	}
+	needed := int64(0)
 	release = func() { c.Memory.Subtract(needed) }
+	reserve := func(size int64) error {
+		added := max(0, size*encodedCost-needed)
+		err := c.Memory.Add(added)
+		if err == nil {
+			needed += added
+		}
+		return err
+	}
 	input := c.Input
 	if c.Load != nil {
+		if err := reserve(int64(c.LoadSize) * 4 / 3); err != nil {
+			return nil, release, err
+		}
 		if input, err = c.Load(); err != nil {
 			return nil, release, err
 		}
+	}
+	if err := reserve(encodedSize(input)); err != nil {
+		return nil, release, err
 	}
 	if encoded, err = marshal(input); err != nil {
 		err = phase.Invalid{Err: err}
@@ -295,6 +309,11 @@ func (p *Pool) startChild(scope string) (*child, error) {
 	return started, nil
 }
 
+// acquireScope waits until the scope may run another call. The caller must call release.
+func (p *Pool) acquireScope(scope string) (release func()) {
+	return p.acquireKey("scope "+scope, max(maxPerScope, 2*runtime.GOMAXPROCS(0)))
+}
+
 // acquireKey waits until less than limit calls with the key are running. The caller must call release.
 func (p *Pool) acquireKey(key string, limit int) (release func()) {
 	p.mu.Lock()
@@ -337,14 +356,13 @@ func (p *Pool) forget(call Call) {
 	delete(p.failures, callKey{call.Key, call.Member})
 }
 
-// remember returns a LimitError, and stores it for further calls.
-func (p *Pool) remember(call Call, reason string) error {
+// remember returns err, and stores it for further calls.
+func (p *Pool) remember(call Call, err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.failures, func(_ callKey, old failure) bool { return p.clock.Since(old.retryAt) > maxPause })
 	forAll, forMember := callKey{key: call.Key}, callKey{call.Key, call.Member}
 	last, isKnown := p.failures[forAll]
-	err := &LimitError{reason: reason}
 	if call.Member == "" || isKnown && (last.pause > 0 || last.member != call.Member) {
 		p.failures[forAll] = p.nextFailure(last, call, err)
 	} else {

@@ -356,7 +356,7 @@ func TestSlowMembersDelayNoOther(t *testing.T) {
 	for i := range calls {
 		go func() {
 			ended <- pool.Call(sandbox.Call{
-				Function: "ask", Key: fmt.Sprint("ask ", i), Limit: time.Minute, Input: "a", Output: new(any),
+				Function: "ask", Key: fmt.Sprint("ask ", i), Limit: time.Minute, Input: "a", Output: new(any), IsCallbackSlow: true,
 				Callback: func(json.RawMessage) (any, error) { asked <- struct{}{}; <-answer; return "b", nil },
 			})
 		}()

@@ -91,6 +91,19 @@ func newCharts(t *testing.T, dir string) *source.Charts {
 	return charts
 }
 
+// responded returns the error of fetch once the repository has responded. On a busy machine that can take longer than a
+// call waits.
+func responded(fetch func() error) error {
+	for {
+		err := fetch()
+		pending, ok := errors.AsType[*source.PendingError](err)
+		if !ok {
+			return err
+		}
+		time.Sleep(pending.After)
+	}
+}
+
 func helmChart(address, name, version string) configv1beta1.HelmChart {
 	return configv1beta1.HelmChart{RepositoryURL: address, RepositoryName: "repo", ChartName: name, ChartVersion: version}
 }

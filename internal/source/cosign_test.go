@@ -72,9 +72,11 @@ func (c signedChart) attachBundle(t *testing.T, bundle []byte) {
 // Each call is for another spec, so that failures are not remembered.
 func (c signedChart) fetch(t *testing.T, charts *source.Charts, wanted source.Signature) error {
 	t.Helper()
-	_, err := charts.Fetch(t.Context(), helmChart(c.address, "repo/hello", "0.1.0"), source.Login{PlainHTTP: true},
-		source.Verification{Signature: &wanted}, rand.Text)
-	return err
+	return responded(func() error {
+		_, err := charts.Fetch(t.Context(), helmChart(c.address, "repo/hello", "0.1.0"), source.Login{PlainHTTP: true},
+			source.Verification{Signature: &wanted}, rand.Text)
+		return err
+	})
 }
 
 // payload is what cosign of version 2 signs.

@@ -45,7 +45,11 @@ func TestTransportOptionsOfRegistries(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, host, _ := strings.Cut(test.address, "://")
-			_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart("oci://"+host+"/charts", "hello", "0.1.0"), test.login, source.Verification{}, nil)
+			charts := newCharts(t, t.TempDir())
+			err := responded(func() error {
+				_, err := charts.Fetch(t.Context(), helmChart("oci://"+host+"/charts", "hello", "0.1.0"), test.login, source.Verification{}, nil)
+				return err
+			})
 			if test.want == "" && err != nil {
 				t.Error(err)
 			}

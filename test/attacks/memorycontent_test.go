@@ -1,6 +1,7 @@
 package attacks
 
 import (
+	"archive/tar"
 	"bytes"
 	"fmt"
 	"net/http"
@@ -31,7 +32,7 @@ const (
 
 // fillingContents creates profiles whose contents take as much memory as possible: manifests of many values, one by one
 // and many in one profile, templates that keep long texts, charts with many values, large and many-valued indexes of
-// repositories, and files of many URLs.
+// repositories, files of many URLs, and texts that are much larger as JSON.
 func (w *world) fillingContents(tenant client.Client) {
 	w.Helper()
 	w.pullCluster(tenant, "contents")
@@ -45,6 +46,8 @@ func (w *world) fillingContents(tenant client.Client) {
 	repository, err := examples.Repository(charts...)
 	w.must(err)
 	file := bytes.Repeat([]byte("# "+strings.Repeat("x", 1021)+"\n"), 25<<10)
+	escaped := bytes.Repeat([]byte{1}, 20<<20)
+	tree := tarOf(w, map[string][]byte{"kustomization.yaml": []byte("resources: [large.yaml]"), "large.yaml": escaped})
 	server := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		switch {
 		case strings.HasPrefix(r.URL.Path, "/text/"): // an index of one long field
@@ -53,6 +56,10 @@ func (w *world) fillingContents(tenant client.Client) {
 			_, _ = fmt.Fprintf(rw, "entries: {a: [%s]}", strings.Repeat("{},", 740_000))
 		case strings.HasPrefix(r.URL.Path, "/file/"):
 			_, _ = rw.Write(file)
+		case strings.HasPrefix(r.URL.Path, "/escaped/"):
+			_, _ = rw.Write(escaped)
+		case strings.HasPrefix(r.URL.Path, "/tree/"):
+			_, _ = rw.Write(tree)
 		default:
 			repository.ServeHTTP(rw, r)
 		}
@@ -88,7 +95,28 @@ func (w *world) fillingContents(tenant client.Client) {
 		w.profile(tenant, fmt.Sprint("text-", i), chart(fmt.Sprint("/text/", i), "a"))
 		w.profile(tenant, fmt.Sprint("values-", i), chart(fmt.Sprint("/values/", i), "a"))
 		w.profile(tenant, fmt.Sprint("file-", i), remoteFrom(fmt.Sprint(server.URL, "/file/", i), ""))
+		w.profile(tenant, fmt.Sprint("escaped-", i), func(spec *configv1beta1.ProfileSpec) {
+			remoteFrom(server.URL+"/escaped/0.yaml", "")(spec)
+			spec.PolicyRefs[0].RemoteURL.Template = true
+		})
+		w.profile(tenant, fmt.Sprint("tree-", i), func(spec *configv1beta1.ProfileSpec) {
+			spec.KustomizationRefs = []configv1beta1.KustomizationRef{{RemoteURL: &libv1beta1.RemoteSource{URL: server.URL + "/tree/0.tar"}}}
+		})
 	}
+}
+
+// tarOf returns an archive with files.
+func tarOf(w *world, files map[string][]byte) []byte {
+	w.Helper()
+	var out bytes.Buffer
+	archive := tar.NewWriter(&out)
+	for name, content := range files {
+		w.must(archive.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(content))}))
+		_, err := archive.Write(content)
+		w.must(err)
+	}
+	w.must(archive.Close())
+	return out.Bytes()
 }
 
 // wantResults waits until n contents of fillingContents have been delivered, or have failed.

@@ -16,6 +16,7 @@ import (
 // longStories take minutes, so they start before the others: if the last story to start is a long one, all wait for it.
 var longStories = []string{
 	"TestHelmHooks/push", "TestHelmHooks/pull", "TestNothingLostHub", "TestNothingLostAgent", "TestKarmadaTimes", "TestNothingLostWithoutHub", "TestMany",
+	"TestFailingBundleIsQuiet", "TestDeregisterPull", "TestDeregisterPush", "TestKarmadaFaults", "TestKarmadaIdentity", "TestHelmCommands", "TestRegisterFailsEverywhere",
 }
 
 // turns limits the stories that run at the same time.

@@ -39,12 +39,12 @@ func TestMemoryOfContent(t *testing.T) { //nolint:paralleltest // it changes the
 		}
 	}
 	check(libv1beta1.FeatureStatusFailed, "its objects, texts and values need too much memory: more than 128 MiB", 35)
-	other := r.pool.Memory().Reserve("") // another profile
+	other := r.pool.Memory().Reserve("fleet") // another profile
 	r.must(other.Add(100 << 20))
-	check(libv1beta1.FeatureStatusFailed, "the hub has not enough memory for it at the moment, and tries again: the content of all ClusterProfiles has a common limit", 10)
+	check(libv1beta1.FeatureStatusFailed, "the hub has not enough memory for it at the moment, and tries again: the content for all clusters in namespace fleet has a common limit", 10)
 	other.Release()
 	check(libv1beta1.FeatureStatusProvisioned, "", 10)
-	all := r.pool.Memory().Reserve("")
+	all := r.pool.Memory().Reserve("fleet")
 	defer all.Release()
 	if err := all.Add(128 << 20); err != nil {
 		t.Errorf("after all reconciles: %v", err)

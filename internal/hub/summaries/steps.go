@@ -411,7 +411,7 @@ func (s *state) reportFailures(err error) {
 
 // reportFailure adds the result for a feature whose bundle could not be built.
 func (s *state) reportFailure(feature libv1beta1.FeatureID, err error) {
-	if _, ok := errors.AsType[*sandbox.LimitError](err); ok {
+	if _, ok := errors.AsType[*sandbox.LimitError](err); ok || kube.IsMemoryError(err) {
 		s.isEndless = true
 	}
 	featureResult := status.FeatureResult{
