@@ -100,7 +100,7 @@ func responded(fetch func() error) error {
 		if !ok {
 			return err
 		}
-		time.Sleep(pending.After)
+		<-time.After(pending.After)
 	}
 }
 
