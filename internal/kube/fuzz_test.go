@@ -26,7 +26,8 @@ func FuzzDecodeManifest(f *testing.F) {
 	f.Add([]byte("apiVersion: v1\nkind: X\nmetadata: {name: a}\na: &a \"" + strings.Repeat("x", 9<<10) + "\"\nb: [" + strings.Repeat("*a,", 100) + "]\n"))
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		for name, decode := range map[string]func([]byte) ([]*unstructured.Unstructured, error){
-			"strict": kube.DecodeManifest, "lenient": kube.DecodeLenient, "of Helm": kube.DecodeManifestOfHelm,
+			"with memory": func(stream []byte) ([]*unstructured.Unstructured, error) { return decodeReserving(t, stream) },
+			"strict":      kube.DecodeManifest, "lenient": kube.DecodeLenient, "of Helm": kube.DecodeManifestOfHelm,
 		} {
 			var objects []*unstructured.Unstructured
 			var err error
@@ -40,6 +41,22 @@ func FuzzDecodeManifest(f *testing.F) {
 			}
 		}
 	})
+}
+
+// decodeReserving decodes a manifest with memory reserved for it, and checks that it has added what it returns.
+func decodeReserving(t *testing.T, stream []byte) ([]*unstructured.Unstructured, error) {
+	t.Helper()
+	const maxMemory = 64 << 20
+	reserved := kube.NewContentMemory(2 * maxMemory).Reserve("eu")
+	defer reserved.Release()
+	objects, added, err := kube.DecodeManifestReserving(reserved, stream)
+	if added < 0 || added > maxMemory {
+		t.Fatalf("%d bytes are added", added)
+	}
+	if err := reserved.Add(maxMemory - added); err != nil {
+		t.Errorf("more is reserved than the %d bytes that were returned: %v", added, err)
+	}
+	return objects, err
 }
 
 // checkObject checks that an object has an identity, and that it stays the same when it is encoded and decoded.

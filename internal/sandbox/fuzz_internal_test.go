@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/test/fuzzing"
 )
 
@@ -21,13 +22,22 @@ func FuzzReceive(f *testing.F) {
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		var received response
 		var err error
-		fuzzing.Within(t, 2<<20+uint64(len(sent))*16, func() { received, err = (&child{out: bytes.NewReader(sent)}).receive(nil) })
+		const maxMemory = 64 << 20
+		reserved := kube.NewContentMemory(2 * maxMemory).Reserve("eu")
+		defer reserved.Release()
+		fuzzing.Within(t, 2<<20+uint64(len(sent))*16, func() { received, err = (&child{out: bytes.NewReader(sent)}).receive(reserved) })
 		fuzzing.OneLine(t, err)
+		if err := reserved.Add(maxMemory - int64(len(received.Output)+len(received.Callback))); err != nil {
+			t.Errorf("more is reserved than what was received: %v", err)
+		}
 		if err != nil {
 			return
 		}
 		var output any
 		fuzzing.Within(t, 2<<20+uint64(len(sent))*500, func() { _ = decodeResult(received, &output) }) // it has the text of the child
+		if raw, err := marshal(output); err == nil && encodedSize(output)*3 < int64(len(raw)) { // a number can have 24 bytes
+			t.Errorf("%d bytes of JSON are estimated as %d", len(raw), encodedSize(output))
+		}
 		var encoded bytes.Buffer
 		if err := write(&encoded, received); err != nil {
 			t.Fatalf("encode %+v: %v", received, err)
