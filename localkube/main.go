@@ -106,6 +106,9 @@ func parse(args []string) (settings, error) {
 	if s.dir == "" {
 		return s, errors.New("--dir is required")
 	}
+	if s.processors < 0 {
+		return s, fmt.Errorf("--processors %d: want a positive number, or 0 for all", s.processors)
+	}
 	if problems := validation.IsDNS1123Subdomain(s.name); len(problems) > 0 {
 		return s, fmt.Errorf("--name %q: %s", s.name, strings.Join(problems, "; "))
 	}

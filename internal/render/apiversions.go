@@ -26,8 +26,8 @@ type recordedVersions struct {
 }
 
 const (
-	// maxCheckedAPIs is the maximum number of names that a chart can check, and maxCheckedBytes that of all their bytes.
-	// Large charts check some dozens. maxVariants is the maximum number of cached renderings of a request that differ in
+	// A chart can check at most maxCheckedAPIs names with at most maxCheckedBytes bytes together. Large charts check some
+	// dozens. maxVariants is the maximum number of cached renderings of a request that differ in
 	// their API versions.
 	maxCheckedAPIs  = 1000
 	maxCheckedBytes = 64 << 10
@@ -71,7 +71,7 @@ type apiVariants []apiVariant
 type apiVariant struct {
 	key     string // of the rendering
 	checked checkedAPIs
-	served  sets.Set[string] // those of checked that the first member serves
+	served  sets.Set[string] // the names in checked that the members serve
 }
 
 // find returns the key of a rendering that a member with the API versions can share.

@@ -35,7 +35,7 @@ func FuzzReceive(f *testing.F) {
 		}
 		var output any
 		fuzzing.Within(t, 2<<20+uint64(len(sent))*500, func() { _ = decodeResult(received, &output) }) // it has the text of the child
-		if raw, err := marshal(output); err == nil && encodedSize(output)*3 < int64(len(raw)) { // a number can have 24 bytes
+		if raw, err := marshal(output); err == nil && encodedSize(output)*3 < int64(len(raw)) {        // a number can have 24 bytes
 			t.Errorf("%d bytes of JSON are estimated as %d", len(raw), encodedSize(output))
 		}
 		var encoded bytes.Buffer

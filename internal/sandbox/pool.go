@@ -124,8 +124,8 @@ type Call struct {
 	// Callback is called when the function requests data. It must be nil for inputs with which the function requests none.
 	// Then a request is an error. Both the requests and the output can be forged: the caller must check what it relies on.
 	Callback func(input json.RawMessage) (any, error)
-	// IsCallbackSlow says that Callback waits for others, for example for a member. Meanwhile the call does not count for
-	// the maximum of its scope.
+	// IsCallbackSlow is true if Callback can wait for a member. While it runs, the call does not count for the maximum of
+	// its scope.
 	IsCallbackSlow bool
 	// Detail returns a text to add to the reason of a call that took too long, for example where it was. It may be nil.
 	Detail func() string
