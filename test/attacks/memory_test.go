@@ -115,9 +115,8 @@ func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled
 
 // TestTenantFillsTheMemory: a tenant has many push members, which return at the same time what needs as much memory as
 // possible, and contents that need as much. The hub with its children stays below the limit of its container, and the
-// changes of another tenant are delivered meanwhile.
+// changes of another tenant are delivered meanwhile. It is not parallel: other tests would wait for the processors.
 func TestTenantFillsTheMemory(t *testing.T) {
-	t.Parallel()
 	attacked := startHub(t)
 	w := &world{TB: t, hub: attacked.plane, ns: attacked.plane.Namespace(t, "tenant")}
 	w.Client = w.clientFor(attacked.plane.Config)

@@ -192,8 +192,14 @@ func (w *world) must(err error) {
 // eventually waits until check returns nil.
 func (w *world) eventually(what string, check func() error) {
 	w.Helper()
+	w.eventuallyWithin(waitTimeout, what, check)
+}
+
+// eventuallyWithin is eventually with another bound than waitTimeout.
+func (w *world) eventuallyWithin(timeout time.Duration, what string, check func() error) {
+	w.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(w.Context(), 50*time.Millisecond, waitTimeout, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(w.Context(), 50*time.Millisecond, timeout, true, func(context.Context) (bool, error) {
 		last = check()
 		return last == nil, nil
 	})
