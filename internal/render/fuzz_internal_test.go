@@ -124,6 +124,42 @@ func FuzzKustomization(f *testing.F) {
 	})
 }
 
+// FuzzValues merges inline values and those of a ConfigMap without templates. Memory for the result is reserved.
+func FuzzValues(f *testing.F) {
+	for _, text := range []string{
+		"a: 1\nb: {c: [x, {d: null}]}\n", "b: null\n", "{\"a\": {\"b\": 1e999}}", "- a\n", "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "? [a]\n: b\n",
+		"a: 1\na: 2\n", "1: x\ntrue: y\n", "---\na: b\n---\nc: d\n", "<<: {a: b}\n", "a: !!binary aGk=\nb: 2026-01-01\nc: .inf\n", "\"a\\n\": {",
+	} {
+		f.Add(text, "b: {c: 2}\n")
+		f.Add("b: {c: {d: e}}\n", text)
+	}
+	f.Fuzz(func(t *testing.T, inline, file string) {
+		if strings.Contains(inline, "{{") {
+			t.Skip("FuzzExpand has templates")
+		}
+		const maxMemory = 64<<20 + 512<<10 // half of the total, and what needs no reservation
+		reserved := kube.NewContentMemory(128 << 20).Reserve("eu")
+		defer reserved.Release()
+		content := source.Content{Reference: source.Reference{Kind: "ConfigMap", Namespace: "a", Name: "b"}, Files: []source.File{{Name: "c", Data: []byte(file)}}}
+		var values map[string]any
+		var err error
+		fuzzing.Within(t, 64<<20+uint64(len(inline)+len(file))*2_000, func() {
+			values, err = Values(inline, []source.Content{content}, source.Subject{Memory: reserved})
+		})
+		fuzzing.OneLine(t, err)
+		if err != nil {
+			return
+		}
+		if _, err := json.Marshal(values); err != nil {
+			t.Errorf("the values have no JSON: %v", err)
+		}
+		const smallMap = 1 << 10 // two nodes of YAML can need a little more than their estimate
+		if reserved.Add(maxMemory-kube.MemoryOfValue(values)+smallMap) == nil {
+			t.Errorf("less is reserved than the %d bytes that the values need", kube.MemoryOfValue(values))
+		}
+	})
+}
+
 // FuzzReleaseManifest reads rendered templates of charts.
 func FuzzReleaseManifest(f *testing.F) {
 	f.Add("---apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, annotations: {a: 1, b: true, c: null}}\n---\nkind: Job\napiVersion: batch/v1\nmetadata: {name: h, annotations: {helm.sh/hook: 'pre-install,unknown'}}", true)
@@ -175,10 +211,19 @@ func FuzzChart(f *testing.F) {
 			Chart: source.Chart{Name: "web", Version: "1.0.0", Path: path, Digest: "a"}, Name: "release", Namespace: "site",
 			KubeVersion: "v1.36.3", APIVersions: []string{"v1", "apps/v1"}, Owner: "a",
 		}
+		const maxMemory = 64 << 20
+		memory := kube.NewContentMemory(2 * maxMemory)
+		request.Memory = memory.Reserve("eu")
 		var release Release
 		var err error
 		fuzzing.Within(t, 512<<20+uint64(len(archived))*50_000, func() { release, err = NewCharts(nil).Render(t.Context(), request) })
 		fuzzing.OneLine(t, err)
+		request.Memory.Release()
+		again := memory.Reserve("eu")
+		defer again.Release()
+		if err := again.Add(maxMemory); err != nil {
+			t.Errorf("memory stays reserved: %v", err)
+		}
 		if err != nil {
 			return
 		}

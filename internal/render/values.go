@@ -2,6 +2,7 @@ package render
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
@@ -63,7 +64,10 @@ func loadValues(text []byte, reserved *kube.ContentReservation) (map[string]any,
 	}
 	values, err := loader.LoadValues(bytes.NewReader(text))
 	reserved.Subtract(max(0, needed-kube.MemoryOfValue(values)))
-	return values, err
+	if err != nil {
+		return nil, errors.New(kube.OneLine(err.Error())) // it can quote the text
+	}
+	return values, nil
 }
 
 // plainFirst returns the contents in from, those with templates last.
