@@ -18,10 +18,12 @@ type ContentMemory struct {
 	documents map[*Documents]*sharedDocuments
 }
 
-// sharedDocuments is the memory of Documents, and the number of ContentReservations with them.
+// sharedDocuments is the memory of Documents, which counts for one scope, and the number of ContentReservations with
+// them by scope.
 type sharedDocuments struct {
 	reservation *Reservation
-	users       int
+	scope       string // of reservation
+	users       map[string]int
 }
 
 // freeContent is the memory in bytes that each ContentReservation can have without a reservation for Documents, and as
@@ -30,7 +32,7 @@ const freeContent = 512 << 10
 
 // ErrContentTooLarge is wrapped by the error for content that needs more memory than a scope can ever have.
 // ErrMemoryInUse is wrapped if memory can become available later. Callers that wait for the same rendering share its
-// error, although their own content can be smaller. So callers must retry both.
+// error, see ContentReservation.IsErrorOfOther.
 var (
 	ErrContentTooLarge = errors.New("its objects, texts and values need too much memory")
 	ErrMemoryInUse     = errors.New("the hub has not enough memory for it at the moment, and tries again")
@@ -40,6 +42,15 @@ var (
 func IsMemoryError(err error) bool {
 	return errors.Is(err, ErrContentTooLarge) || errors.Is(err, ErrMemoryInUse)
 }
+
+// memoryError is the error of a ContentReservation.
+type memoryError struct {
+	error
+	reservation *ContentReservation
+}
+
+// Unwrap returns an error that wraps ErrContentTooLarge or ErrMemoryInUse.
+func (e memoryError) Unwrap() error { return e.error }
 
 // NewContentMemory returns a ContentMemory with a total in bytes.
 func NewContentMemory(total int64) *ContentMemory {
@@ -91,12 +102,30 @@ func (r *ContentReservation) checkLimit(n int64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.isReleased { // a rendering continues after the end of its reconcile
-		return ErrMemoryInUse
+		return memoryError{ErrMemoryInUse, r}
 	}
 	if r.sharedBytes+r.other.currentSize()+n-freeContent > r.memory.maxPerScope() {
 		return r.explain(ErrTooMuchMemory)
 	}
 	return nil
+}
+
+// HasReserved returns whether r has more than what needs no reservation. Then Add can fail although the limit of a
+// scope is larger than what is added.
+func (r *ContentReservation) HasReserved() bool {
+	if r == nil {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sharedBytes > 0 || r.other.currentSize() > freeContent
+}
+
+// IsErrorOfOther returns whether err is the memory error of another ContentReservation, for example one of another
+// scope: the caller has waited for the rendering of another reconcile, and may succeed if it repeats the call.
+func (r *ContentReservation) IsErrorOfOther(err error) bool {
+	failed, ok := errors.AsType[memoryError](err)
+	return ok && r != nil && failed.reservation != r
 }
 
 // AddForYAML is Add for the memory to decode YAML. It returns the result of CountNodes, and how many bytes it has
@@ -126,7 +155,7 @@ func (r *ContentReservation) Subtract(n int64) {
 }
 
 // AddDocuments reserves the memory of d, with the errors of Add. Several ContentReservations with the same Documents
-// share the memory, which is reserved for the scope of the first one.
+// share the memory, which counts for the scope of one of them.
 func (r *ContentReservation) AddDocuments(d *Documents) error { return r.MoveToDocuments(d, 0) }
 
 // MoveToDocuments is AddDocuments for objects for which the caller has added n bytes with Add. It uses them for d, or
@@ -188,10 +217,10 @@ func (r *ContentReservation) addSharedDocuments(d *Documents, reservation *Reser
 	case reservation == nil:
 		return false
 	default:
-		shared = &sharedDocuments{reservation: reservation}
+		shared = &sharedDocuments{reservation: reservation, scope: r.scope, users: map[string]int{}}
 		m.documents[d] = shared
 	}
-	shared.users++
+	shared.users[r.scope]++
 	r.documents[d] = true
 	r.sharedBytes += d.Memory()
 	return true
@@ -212,13 +241,29 @@ func (r *ContentReservation) Release() {
 		if !isShared {
 			continue
 		}
-		shared := m.documents[d]
-		if shared.users--; shared.users == 0 {
+		if shared := m.documents[d]; !shared.removeUser(r.scope) {
 			shared.reservation.Close()
 			delete(m.documents, d)
 		}
 	}
 	r.documents, r.sharedBytes, r.isReleased = nil, 0, true
+}
+
+// removeUser removes a ContentReservation of a scope, and returns whether there is another one. The memory does not
+// count for a scope without one.
+func (s *sharedDocuments) removeUser(scope string) (isUsed bool) {
+	if s.users[scope]--; s.users[scope] > 0 {
+		return true
+	}
+	delete(s.users, scope)
+	for other := range s.users {
+		if s.scope == scope {
+			s.scope = other
+			s.reservation.moveTo(other)
+		}
+		return true
+	}
+	return false
 }
 
 // explain returns the error of a Reservation as one of content.
@@ -227,7 +272,9 @@ func (r *ContentReservation) explain(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, ErrTooMuchMemory):
-		return fmt.Errorf("%w: more than %d MiB, the limit of this hub", ErrContentTooLarge, r.memory.maxPerScope()>>20)
+		err = fmt.Errorf("%w: more than %d MiB, the limit of this hub", ErrContentTooLarge, r.memory.maxPerScope()>>20)
+	default:
+		err = fmt.Errorf("%w: the content for all clusters in namespace %s has a common limit", ErrMemoryInUse, r.scope)
 	}
-	return fmt.Errorf("%w: the content for all clusters in namespace %s has a common limit", ErrMemoryInUse, r.scope)
+	return memoryError{err, r}
 }

@@ -104,6 +104,39 @@ func TestContentMemoryIsShared(t *testing.T) {
 	})
 }
 
+// TestSharedMemoryMovesToAnotherScope has Documents in two scopes. They count for the one that still has them.
+func TestSharedMemoryMovesToAnotherScope(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		memory := NewContentMemory(100 << 20)
+		documents := documentsOf(30)
+		first, second := memory.Reserve("one"), memory.Reserve("two")
+		if err := errors.Join(first.AddDocuments(documents), second.AddDocuments(documents)); err != nil {
+			t.Fatal(err)
+		}
+		one, two := memory.Reserve("one"), memory.Reserve("two")
+		err := one.Add(30 << 20)
+		if !errors.Is(err, ErrMemoryInUse) || one.IsErrorOfOther(err) || !two.IsErrorOfOther(err) {
+			t.Errorf("in the first scope: got %v", err)
+		}
+		if err := two.Add(30 << 20); err != nil {
+			t.Errorf("in the second scope: %v", err)
+		}
+		two.Subtract(30 << 20)
+		first.Release()
+		if err := one.Add(30 << 20); err != nil {
+			t.Errorf("in the first scope after the release: %v", err)
+		}
+		one.Release()
+		if err := two.Add(30 << 20); !errors.Is(err, ErrMemoryInUse) {
+			t.Errorf("in the second scope after the release: got %v", err)
+		}
+		two.Release()
+		second.Release()
+		checkReleased(t, memory)
+	})
+}
+
 func TestContentMemoryAfterRelease(t *testing.T) {
 	t.Parallel()
 	memory := NewContentMemory(100 << 20)

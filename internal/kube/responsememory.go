@@ -191,17 +191,29 @@ func (m *ResponseMemory) tryAdd(namespace string, delta int64) (ok bool, release
 	return true, nil
 }
 
+// move makes n reserved bytes count for another namespace, even if it has less left.
+func (m *ResponseMemory) move(from, to string, n int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.byNamespace[to] += n
+	if m.byNamespace[from] -= n; m.byNamespace[from] == 0 {
+		delete(m.byNamespace, from)
+	}
+	close(m.released)
+	m.released = make(chan struct{})
+}
+
 // Reservation is the memory for one response, or for what is kept of the responses of one cluster. It is safe for
 // concurrent use. A nil Reservation has no limit.
 type Reservation struct {
 	memory    *ResponseMemory
-	namespace string
 	uncounted int64
 
-	mu       sync.Mutex // guards the fields below
-	size     int64      // with the uncounted bytes
-	reserved int64
-	isClosed bool
+	mu        sync.Mutex // guards the fields below
+	namespace string
+	size      int64 // with the uncounted bytes
+	reserved  int64
+	isClosed  bool
 }
 
 // Resize changes the reservation to n bytes. On an error it changes nothing. It returns ErrTooMuchMemory if the cluster
@@ -309,6 +321,16 @@ func (r *Reservation) tryResize(newSize func(size int64) int64) (ok bool, releas
 	}
 	r.size, r.reserved = n, r.reserved+delta
 	return true, nil, nil
+}
+
+// moveTo makes the reservation count for another namespace, even if it has less left.
+func (r *Reservation) moveTo(namespace string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.reserved > 0 {
+		r.memory.move(r.namespace, namespace, r.reserved)
+	}
+	r.namespace = namespace
 }
 
 // ForSameNamespace returns another Reservation for a cluster in the same namespace, as for a response, or nil if r is

@@ -116,6 +116,7 @@ func (c *Changer) Change(objects []*unstructured.Unstructured, documents *kube.D
 		}
 		patched, added, err := c.patch(key, docs, changes, unpatched)
 		if err != nil {
+			changes.Memory.Subtract(added)
 			return Changed{}, 0, err
 		}
 		var result Changed
@@ -127,6 +128,7 @@ func (c *Changer) Change(objects []*unstructured.Unstructured, documents *kube.D
 				continue
 			}
 			if object, err = changes.setMetadata(object); err != nil {
+				changes.Memory.Subtract(added)
 				return Changed{}, 0, err
 			}
 			result.Objects, result.Indexes = append(result.Objects, object), append(result.Indexes, i)

@@ -100,7 +100,7 @@ type patching struct {
 }
 
 // patch returns the objects that the patches change, by their index in docs, nil for a deleted one. Afterwards the
-// objects have added bytes in changes.Memory.
+// objects have added bytes in changes.Memory, also if there is an error.
 func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []int) (objects map[int]*unstructured.Unstructured, added int64, err error) {
 	if len(changes.Patches) == 0 || len(docs) == 0 {
 		return map[int]*unstructured.Unstructured{}, 0, nil
@@ -124,23 +124,18 @@ func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []
 		return nil, 0, withoutPrivateText(changes.Patches, err)
 	}
 	objects = make(map[int]*unstructured.Unstructured, len(changed))
-	defer func() {
-		if err != nil {
-			changes.Memory.Subtract(added)
-		}
-	}()
 	for i, raw := range changed {
 		needed := kube.MemoryOf(raw, kube.TypeUnstructured)
-		if err = changes.Memory.Add(needed); err != nil {
-			return nil, 0, err
+		if err := changes.Memory.Add(needed); err != nil {
+			return nil, added, err
 		}
 		added += needed
 		if i < 0 || i >= len(docs) {
-			return nil, 0, fmt.Errorf("the sandbox returned index %d of %d objects", i, len(docs))
+			return nil, added, fmt.Errorf("the sandbox returned index %d of %d objects", i, len(docs))
 		}
 		var fields map[string]any
 		if err := kubejson.Unmarshal(raw, &fields); err != nil { // integers stay integers
-			return nil, 0, fmt.Errorf("decode a patched object: %w", err)
+			return nil, added, fmt.Errorf("decode a patched object: %w", err)
 		}
 		objects[i] = nil
 		if fields != nil {

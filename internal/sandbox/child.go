@@ -106,10 +106,11 @@ func (c *child) exchange(call request, callback func(json.RawMessage) (any, erro
 			return received, nil
 		}
 		if callback == nil {
+			reserved.Subtract(int64(len(received.Output) + len(received.Callback)))
 			return response{}, errUnexpectedCallback
 		}
 		result, callbackErr := callback(received.Callback)
-		reserved.Subtract(int64(len(received.Callback)))
+		reserved.Subtract(int64(len(received.Output) + len(received.Callback)))
 		needed = encodedSize(result) * encodedCost
 		if err := reserved.Add(needed); err != nil {
 			return response{}, err

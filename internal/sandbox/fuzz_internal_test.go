@@ -22,8 +22,8 @@ func FuzzReceive(f *testing.F) {
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		var received response
 		var err error
-		const maxMemory = 64 << 20
-		reserved := kube.NewContentMemory(2 * maxMemory).Reserve("eu")
+		const maxMemory = 64<<20 + 512<<10 // half of the total, and what needs no reservation
+		reserved := kube.NewContentMemory(128 << 20).Reserve("eu")
 		defer reserved.Release()
 		fuzzing.Within(t, 2<<20+uint64(len(sent))*16, func() { received, err = (&child{out: bytes.NewReader(sent)}).receive(reserved) })
 		fuzzing.OneLine(t, err)

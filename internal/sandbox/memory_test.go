@@ -80,6 +80,66 @@ func TestTooLargeOutputIsRemembered(t *testing.T) {
 	}
 }
 
+// TestLittleMemoryLeftIsNotRemembered has an output that is too large beside other content of its reconcile only.
+func TestLittleMemoryLeftIsNotRemembered(t *testing.T) {
+	t.Parallel()
+	pool, _ := newPool()
+	memory := kube.NewContentMemory(64 << 20)
+	call := func(other int64) error {
+		reserved := memory.Reserve("eu")
+		defer reserved.Release()
+		if err := reserved.Add(other); err != nil {
+			t.Error(err)
+		}
+		return pool.Call(sandbox.Call{
+			Function: "ask", Key: "a", Limit: time.Minute, Input: "a", Output: new(any), Memory: reserved,
+			Callback: func(json.RawMessage) (any, error) { return strings.Repeat("x", 1<<20), nil },
+		})
+	}
+	if err := call(30 << 20); !errors.Is(err, kube.ErrContentTooLarge) {
+		t.Errorf("beside 30 MiB: got %v, want ErrContentTooLarge", err)
+	}
+	if err := call(0); err != nil {
+		t.Errorf("alone: %v", err)
+	}
+}
+
+// TestCallsWithoutMemoryDoNotDelayOthers has calls of a namespace without memory, and one of another namespace with the
+// same key.
+func TestCallsWithoutMemoryDoNotDelayOthers(t *testing.T) {
+	t.Parallel()
+	pool, _ := newPool()
+	memory := kube.NewContentMemory(64 << 20)
+	full := memory.Reserve("full")
+	defer full.Release()
+	if err := full.Add(32 << 20); err != nil {
+		t.Fatal(err)
+	}
+	call := func(scope string) error {
+		reserved := memory.Reserve(scope)
+		defer reserved.Release()
+		return pool.Call(sandbox.Call{Function: "echo", Key: "a", Limit: time.Minute, Input: strings.Repeat("x", 1<<20), Output: new(any), Memory: reserved})
+	}
+	failed := make(chan error, 4)
+	for range cap(failed) {
+		go func() { failed <- call("full") }()
+	}
+	<-time.After(time.Second)
+	if err := call("other"); err != nil {
+		t.Errorf("another namespace: %v", err)
+	}
+	select {
+	case <-failed:
+		t.Error("the call of another namespace waited for those without memory, or these did not wait")
+	default:
+	}
+	for range cap(failed) {
+		if err := <-failed; !errors.Is(err, kube.ErrMemoryInUse) {
+			t.Errorf("without memory: got %v", err)
+		}
+	}
+}
+
 // TestRequestsDoNotEndTheLimitOfAScope has more calls of a scope than may run at the same time. Each requests data at
 // its start.
 func TestRequestsDoNotEndTheLimitOfAScope(t *testing.T) {

@@ -146,13 +146,20 @@ func (p *Pool) Call(call Call) error {
 		call.Memory = p.content.Reserve(call.Scope)
 		defer call.Memory.Release()
 	}
+	isAlone := !call.Memory.HasReserved()
+	inputSize := call.inputSize()
+	// While it waits for memory of a namespace, it must not occupy what calls for others wait for.
+	if err := call.Memory.Add(inputSize * encodedCost); err != nil {
+		return err
+	}
+	call.Memory.Subtract(inputSize * encodedCost)
 	defer p.acquireKey(call.Key, maxPerKey)()
 	if err := p.failureOf(call); err != nil {
 		return err
 	}
 	releaseScope := p.acquireScope(call.Scope)
 	defer func() { releaseScope() }()
-	input, releaseInput, err := call.encodeInput()
+	input, releaseInput, err := call.encodeInput(inputSize)
 	defer releaseInput()
 	if err != nil {
 		return err
@@ -186,13 +193,14 @@ func (p *Pool) Call(call Call) error {
 		p.forget(call)
 		return decodeResult(result, call.Output)
 	}
+	call.Memory.Subtract(int64(len(result.Output))) // it was too late
 	used.kill()
 	isKilled := !p.children.remove(used)
-	switch { // other calls may have caused these failures, which are not remembered, except the second
-	case errors.Is(err, kube.ErrMemoryInUse):
-		return err
-	case errors.Is(err, kube.ErrContentTooLarge):
+	switch { // other calls may have caused these failures, which are not remembered, except the first
+	case errors.Is(err, kube.ErrContentTooLarge) && isAlone:
 		return p.remember(call, err)
+	case kube.IsMemoryError(err):
+		return err
 	case isKilled:
 		return fmt.Errorf("%w: all calls together took more than %d MiB, and this one took the most", ErrMemory, p.children.limit>>20)
 	}
@@ -214,8 +222,16 @@ func (c Call) limitReason(used *child, isInTime bool, err error) string {
 	return exitReason
 }
 
-// encodeInput reserves memory for the input until release is called, and returns its JSON.
-func (c Call) encodeInput() (encoded json.RawMessage, release func(), err error) {
+// inputSize returns about how many bytes the JSON of the input has.
+func (c Call) inputSize() int64 {
+	if c.Load != nil {
+		return int64(c.LoadSize) * 4 / 3 // base64
+	}
+	return encodedSize(c.Input)
+}
+
+// encodeInput reserves memory for the input until release is called, and returns its JSON. size is the inputSize.
+func (c Call) encodeInput(size int64) (encoded json.RawMessage, release func(), err error) {
 	needed := int64(0)
 	release = func() { c.Memory.Subtract(needed) }
 	reserve := func(size int64) error {
@@ -226,17 +242,17 @@ func (c Call) encodeInput() (encoded json.RawMessage, release func(), err error)
 		}
 		return err
 	}
+	if err := reserve(size); err != nil {
+		return nil, release, err
+	}
 	input := c.Input
 	if c.Load != nil {
-		if err := reserve(int64(c.LoadSize) * 4 / 3); err != nil {
-			return nil, release, err
-		}
 		if input, err = c.Load(); err != nil {
 			return nil, release, err
 		}
-	}
-	if err := reserve(encodedSize(input)); err != nil {
-		return nil, release, err
+		if err := reserve(encodedSize(input)); err != nil {
+			return nil, release, err
+		}
 	}
 	if encoded, err = marshal(input); err != nil {
 		err = phase.Invalid{Err: err}

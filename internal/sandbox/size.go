@@ -64,15 +64,16 @@ func sizeOfFields(v reflect.Value) int64 {
 	return size
 }
 
-// sizeOfText returns the size of the JSON of a text. A control character and a byte that is no UTF-8 take six bytes.
+// sizeOfText returns the size of the JSON of a text. Control characters, line separators and bytes that are no UTF-8
+// take six bytes.
 func sizeOfText(text string) int64 {
 	size := int64(len(text)) + 2
 	for i := 0; i < len(text); {
 		switch c := text[i]; {
 		case c >= utf8.RuneSelf:
 			r, length := utf8.DecodeRuneInString(text[i:])
-			if r == utf8.RuneError && length == 1 {
-				size += 5
+			if isEscaped := r == utf8.RuneError && length == 1 || r == '\u2028' || r == '\u2029'; isEscaped {
+				size += 6 - int64(length)
 			}
 			i += length
 			continue

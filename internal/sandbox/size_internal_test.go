@@ -27,6 +27,7 @@ func TestEncodedSize(t *testing.T) {
 		"quotes":             strings.Repeat(`"\`, 1000),
 		"control characters": strings.Repeat("\x01", 1000),
 		"no UTF-8":           strings.Repeat("\xff", 1000),
+		"line separators":    strings.Repeat("\u2028\u2029", 1000),
 		"UTF-8":              strings.Repeat("ä世", 1000),
 		"bytes":              []byte(text),
 		"JSON":               json.RawMessage(`{"a":[` + strings.Repeat("1,", 1000) + `1]}`),

@@ -184,7 +184,8 @@ func (s *state) mergeLocal() {
 	}
 	s.result.Features = status.MergeLocal(s.result.Features, s.local.result.Features, isWanted(s), isWanted(s.local))
 	s.retryErr = errors.Join(s.retryErr, s.local.retryErr)
-	s.isEndless = s.isEndless || s.local.isEndless
+	s.isClusterSlow = s.isClusterSlow || s.local.isClusterSlow
+	s.isProfileSlow = s.isProfileSlow || s.local.isProfileSlow
 	if s.local.recheckAfter > 0 {
 		s.requeueBefore(s.local.recheckAfter)
 	}

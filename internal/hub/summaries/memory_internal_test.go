@@ -1,26 +1,35 @@
 package summaries
 
 import (
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
+	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/sandbox"
 )
 
-// TestMemoryOfContent has a hub with the memory of a container of 2 GiB, and a profile whose manifests need 4 MiB each
-// until they are delivered, and three times as much while they are decoded.
-func TestMemoryOfContent(t *testing.T) { //nolint:paralleltest // it changes the memory limit of the process
-	r := newRestarts(t)
+// useHubOfTwoGiB gives the hub the memory of a container of 2 GiB: 128 MiB of content for a namespace.
+func (r *restarts) useHubOfTwoGiB() {
 	limit := debug.SetMemoryLimit(1 << 30)
 	r.pool = sandbox.NewPool(nil, clock.RealClock{}) // no template starts a child
 	debug.SetMemoryLimit(limit)
+}
+
+// TestMemoryOfContent has a profile whose manifests need 4 MiB each until they are delivered, and three times as much
+// while they are decoded.
+func TestMemoryOfContent(t *testing.T) { //nolint:paralleltest // it changes the memory limit of the process
+	r := newRestarts(t)
+	r.useHubOfTwoGiB()
 	r.feature = libv1beta1.FeatureResources
 	var refs []libv1beta1.PolicyRef
 	for i := range 35 {
@@ -48,5 +57,45 @@ func TestMemoryOfContent(t *testing.T) { //nolint:paralleltest // it changes the
 	defer all.Release()
 	if err := all.Add(128 << 20); err != nil {
 		t.Errorf("after all reconciles: %v", err)
+	}
+}
+
+// TestNamespaceWithoutMemory has a ClusterProfile for clusters of two namespaces, of which one has no memory left. The
+// other one gets its content, also if it waits for the same rendering, and only the cluster without memory is slow.
+func TestNamespaceWithoutMemory(t *testing.T) { //nolint:paralleltest // it changes the memory limit of the process
+	r := newRestarts(t)
+	r.useHubOfTwoGiB()
+	large := content("content", "")
+	r.update(large, func() { large.Data = content("content", strings.Repeat("x", 1<<20)).Data })
+	c := &Controller{Hub: r.hub, Composer: newTestComposer(r)}
+	compose := func(namespace string) (*state, error) {
+		member := fleet.Member{Type: fleet.TypeSveltos, Mode: fleet.Pull, Namespace: namespace, Name: "one"}
+		s := newState(r.summary(), &libv1beta1.SveltosCluster{}, member)
+		defer func() { s.memory.Release() }()
+		request, err := c.newComposeRequest(s)
+		if err != nil {
+			return nil, err
+		}
+		_, err = c.composeFeature(t.Context(), s, request, libv1beta1.FeatureResources)
+		return s, err
+	}
+	full := r.pool.Memory().Reserve("full")
+	defer full.Release()
+	r.must(full.Add(128 << 20))
+	failed := make(chan error)
+	go func() {
+		s, err := compose("full")
+		s.reportFailure(libv1beta1.FeatureResources, err)
+		if keys := slowKeys(s, s.member); len(keys) != 1 || keys[0] != clusterKey(s.member) {
+			t.Errorf("slow keys %q, want the cluster", keys)
+		}
+		failed <- err
+	}()
+	<-time.After(time.Second) // it waits for memory; if it does not yet, the other one renders first
+	if _, err := compose("other"); err != nil {
+		t.Errorf("another namespace: %v", err)
+	}
+	if err := <-failed; !errors.Is(err, kube.ErrMemoryInUse) {
+		t.Errorf("the namespace without memory: got %v", err)
 	}
 }

@@ -54,9 +54,9 @@ type state struct {
 	recheckAfter time.Duration
 	// statusEdited is true if another client changed the status after this reconcile wrote it.
 	statusEdited bool
-	// isSilent is true if the member has not answered a request in time, or the requests to it took all the time of the
-	// reconcile, and isEndless if a rendering took too long.
-	isSilent, isEndless bool
+	// isClusterSlow is true if the member has not answered a request in time, if the requests to it took all the time of
+	// the reconcile, or if the hub has no memory for its content. isProfileSlow is true if a rendering took too long.
+	isClusterSlow, isProfileSlow bool
 	// withdrawn is true if the finalizer of a deleted summary can be removed.
 	withdrawn bool
 	// isAbandoned is true if a deleted summary does not wait for the withdrawal of its objects on the hub.
@@ -176,7 +176,7 @@ func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 // reportDeployedUnknown adds results for a failed read of the deployed bundles. It ends the reconcile before a delivery
 // or a withdrawal.
 func (s *state) reportDeployedUnknown(err error) error {
-	s.isSilent = isTimeout(err)
+	s.isClusterSlow = isTimeout(err)
 	s.retryErr = errors.Join(s.retryErr, err)
 	featureResult := status.FeatureResult{Kind: status.Failed, Err: err, Reason: status.ReasonDeliver, Status: libv1beta1.FeatureStatusFailed}
 	features := s.wantedFeatures()
@@ -391,6 +391,9 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 		return Composition{}, &conflictError{conflicts: request.Conflicts}
 	}
 	composition, err := c.Composer.Compose(ctx, request, feature)
+	if request.Subject.Memory.IsErrorOfOther(err) {
+		composition, err = c.Composer.Compose(ctx, request, feature)
+	}
 	if err != nil {
 		return Composition{}, err
 	}
@@ -411,8 +414,11 @@ func (s *state) reportFailures(err error) {
 
 // reportFailure adds the result for a feature whose bundle could not be built.
 func (s *state) reportFailure(feature libv1beta1.FeatureID, err error) {
-	if _, ok := errors.AsType[*sandbox.LimitError](err); ok || kube.IsMemoryError(err) {
-		s.isEndless = true
+	if _, ok := errors.AsType[*sandbox.LimitError](err); ok {
+		s.isProfileSlow = true
+	}
+	if kube.IsMemoryError(err) { // others with the same profile may have memory
+		s.isClusterSlow = true
 	}
 	featureResult := status.FeatureResult{
 		Feature: feature, Kind: status.Failed, Err: err, Reason: reasonOf(err), Status: libv1beta1.FeatureStatusFailed,
@@ -447,7 +453,7 @@ func (c *Controller) deliverBundles(ctx context.Context, s *state) error {
 		composition.Bundle.KeepObjects = s.hasNewerBundle(composition)
 		report, err := c.Transport.Deliver(ctx, s.member, composition.Bundle)
 		if ctx.Err() != nil {
-			s.isSilent = s.isSilent || isTimeout(ctx.Err())
+			s.isClusterSlow = s.isClusterSlow || isTimeout(ctx.Err())
 			return fmt.Errorf("deliver %s to %s: %w", composition.Bundle.ID, s.member.Key(), ctx.Err())
 		}
 		featureResult := status.FeatureResult{
@@ -457,7 +463,7 @@ func (c *Controller) deliverBundles(ctx context.Context, s *state) error {
 		if err == nil {
 			s.delivered = append(s.delivered, composition.Feature)
 		} else {
-			s.isSilent = s.isSilent || isTimeout(err)
+			s.isClusterSlow = s.isClusterSlow || isTimeout(err)
 			s.retryErr = errors.Join(s.retryErr, err)
 			if report.State != bundle.StateFailed {
 				featureResult.Kind, featureResult.Err, featureResult.Reason, featureResult.Status = status.Failed, err, status.ReasonDeliver, libv1beta1.FeatureStatusFailed

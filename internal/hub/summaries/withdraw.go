@@ -44,7 +44,7 @@ func (c *Controller) withdrawFrom(ctx context.Context, s *state) error {
 		w := bundle.Withdrawal{ID: s.bundleID(feature), Orphan: s.orphansObjects() || s.isOrphaned(feature), ServiceAccount: s.withdrawalAccount(feature)}
 		done, err := c.withdraw(ctx, s.member, w)
 		if ctx.Err() != nil {
-			s.isSilent = s.isSilent || isTimeout(ctx.Err())
+			s.isClusterSlow = s.isClusterSlow || isTimeout(ctx.Err())
 			return fmt.Errorf("withdraw %s from %s: %w", w.ID, s.member.Key(), ctx.Err())
 		}
 		if done && err == nil {
@@ -53,7 +53,7 @@ func (c *Controller) withdrawFrom(ctx context.Context, s *state) error {
 			continue
 		}
 		s.withdrawn = false
-		s.isSilent = s.isSilent || isTimeout(err)
+		s.isClusterSlow = s.isClusterSlow || isTimeout(err)
 		s.retryErr = errors.Join(s.retryErr, err)
 		featureResult := status.FeatureResult{Feature: feature, Kind: status.Withdrawing, Err: err, Status: removingStatus(s.member)}
 		if err != nil {

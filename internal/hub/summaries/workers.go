@@ -52,14 +52,13 @@ func workersFor(summary *configv1beta1.ClusterSummary, m fleet.Member) (slots.Po
 	}
 }
 
-// slowKeys returns the keys that were slow in a reconcile: a cluster that does not answer, and a profile with a
-// rendering that does not end.
+// slowKeys returns the keys that were slow in a reconcile.
 func slowKeys(s *state, m fleet.Member) []string {
 	var keys []string
-	if s.isSilent {
+	if s.isClusterSlow {
 		keys = append(keys, clusterKey(m))
 	}
-	if s.isEndless {
+	if s.isProfileSlow {
 		keys = append(keys, profileKey(s.summary))
 	}
 	return keys
