@@ -167,7 +167,7 @@ func (p *process) unexpectedEnd(state *os.ProcessState, isKilled bool, output st
 }
 
 // expectedEnd matches the last line of a hub that has ended by itself for a fault of the test.
-var expectedEnd = regexp.MustCompile(`leader election lost|connection refused|connection reset|broken pipe|EOF|[Tt]imeout|deadline exceeded|unable to handle|not ready`)
+var expectedEnd = regexp.MustCompile(`leader election lost|connection refused|connection reset|connection lost|broken pipe|EOF|[Tt]imeout|deadline exceeded|unable to handle|not ready`)
 
 // TestUnexpectedEnd runs programs that end in several ways.
 func TestUnexpectedEnd(t *testing.T) {
