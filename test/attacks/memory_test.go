@@ -12,8 +12,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	"github.com/towline/towline/internal/fleet"
 )
 
 // maxEvent is the length of the events of a hostile member in bytes: a hub without limits must fail, and not fill the
@@ -114,8 +117,9 @@ func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled
 }
 
 // TestTenantFillsTheMemory: a tenant has many push members, which return at the same time what needs as much memory as
-// possible, and contents that need as much. The hub with its children stays below the limit of its container, and the
-// changes of another tenant are delivered meanwhile. It is not parallel: other tests would wait for the processors.
+// possible, and contents that need as much. The hub with its children stays below the limit of its container. Meanwhile
+// the changes of another tenant are delivered, and so are those of a ClusterProfile that selects all clusters. The test
+// is not parallel: other tests would wait for the processors.
 func TestTenantFillsTheMemory(t *testing.T) {
 	attacked := startHub(t)
 	w := &world{TB: t, hub: attacked.plane, ns: attacked.plane.Namespace(t, "tenant")}
@@ -140,6 +144,7 @@ func TestTenantFillsTheMemory(t *testing.T) {
 	}
 	w.must(attacker.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"}, Data: configMap("default", "hostile")}))
 	w.contentProfile(attacker, "hostile", members...)
+	platform := other.platformProfile(append(w.references(members...), other.references("healthy")...))
 	w.fillingContents(attacker)
 	for kind, n := range filled {
 		w.eventually("the members have returned their "+kind, func() error {
@@ -154,9 +159,52 @@ func TestTenantFillsTheMemory(t *testing.T) {
 		content.Data = configMap(other.ns, text)
 		w.must(victim.Update(t.Context(), content))
 		other.wantDelivered(text, waitTimeout)
+		platform.update(text)
+		platform.wantDelivered(text, waitTimeout)
 	}
 	all, hubItself, children := stop()
 	if t.Logf("at most %d MiB of memory: the hub %d, its children %d", all>>20, hubItself>>20, children>>20); all > hubMemory {
 		t.Errorf("the hub and its children needed %d MiB of memory", all>>20)
 	}
+}
+
+// platform is the world of a ClusterProfile, whose content delivers to its namespace.
+type platform struct{ *world }
+
+// platformProfile has the administrator create a ClusterProfile for clusters. Its content is large enough to need a
+// reservation of memory.
+func (w *world) platformProfile(clusters []corev1.ObjectReference) platform {
+	w.Helper()
+	p := platform{&world{TB: w.TB, Client: w.Client, hub: w.hub, ns: w.hub.Namespace(w.TB, "platform")}}
+	p.must(p.Create(p.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: p.ns, Name: "content"}, Data: p.content("first")}))
+	p.must(p.Create(p.Context(), &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: p.ns}, Spec: configv1beta1.ProfileSpec{
+		ClusterRefs: clusters,
+		PolicyRefs:  []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: p.ns, Name: "content"}},
+	}}))
+	return p
+}
+
+// update changes the content.
+func (p platform) update(text string) {
+	p.Helper()
+	content := &corev1.ConfigMap{}
+	p.must(p.Get(p.Context(), client.ObjectKey{Namespace: p.ns, Name: "content"}, content))
+	content.Data = p.content(text)
+	p.must(p.Update(p.Context(), content))
+}
+
+// content returns manifests with a text, and 200 KB more.
+func (p platform) content(text string) map[string]string {
+	data := configMap(p.ns, text)
+	data["more.yaml"] = fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: %s, name: more}\ndata: {more: %q}\n", p.ns, strings.Repeat("more ", 40_000))
+	return data
+}
+
+// references returns references to clusters of the test.
+func (w *world) references(clusters ...string) []corev1.ObjectReference {
+	var all []corev1.ObjectReference
+	for _, cluster := range clusters {
+		all = append(all, fleet.Reference(fleet.Member{Type: fleet.TypeSveltos, Namespace: w.ns, Name: cluster}))
+	}
+	return all
 }

@@ -15,7 +15,6 @@ import (
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
-	"github.com/towline/towline/internal/fleet"
 )
 
 const (
@@ -62,9 +61,7 @@ func (w *world) contentProfile(tenant client.Client, name string, clusters ...st
 	w.Helper()
 	w.profile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
 		spec.ClusterSelector = metav1.LabelSelector{}
-		for _, cluster := range clusters {
-			spec.ClusterRefs = append(spec.ClusterRefs, fleet.Reference(fleet.Member{Type: fleet.TypeSveltos, Namespace: w.ns, Name: cluster}))
-		}
+		spec.ClusterRefs = w.references(clusters...)
 		spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content"}}
 	})
 }
