@@ -110,6 +110,14 @@ func (r *ContentReservation) checkLimit(n int64) error {
 	return nil
 }
 
+// Added returns the bytes of Add that are reserved.
+func (r *ContentReservation) Added() int64 {
+	if r == nil {
+		return 0
+	}
+	return r.other.currentSize()
+}
+
 // HasReserved returns whether r has more than what needs no reservation. Then Add can fail although the limit of a
 // scope is larger than what is added.
 func (r *ContentReservation) HasReserved() bool {
@@ -126,6 +134,15 @@ func (r *ContentReservation) HasReserved() bool {
 func (r *ContentReservation) IsErrorOfOther(err error) bool {
 	failed, ok := errors.AsType[memoryError](err)
 	return ok && r != nil && failed.reservation != r
+}
+
+// ErrorForAll returns the memory error in err as one that every ContentReservation would have: IsErrorOfOther returns
+// false for it. It returns other errors as they are.
+func ErrorForAll(err error) error {
+	if failed, ok := errors.AsType[memoryError](err); ok {
+		return failed.error
+	}
+	return err
 }
 
 // AddForYAML is Add for the memory to decode YAML. It returns the result of CountNodes, and how many bytes it has

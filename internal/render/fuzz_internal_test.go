@@ -124,7 +124,7 @@ func FuzzKustomization(f *testing.F) {
 	})
 }
 
-// FuzzValues merges inline values and those of a ConfigMap without templates. Memory for the result is reserved.
+// FuzzValues merges inline values with those of a ConfigMap, and checks that memory for the result is reserved.
 func FuzzValues(f *testing.F) {
 	for _, text := range []string{
 		"a: 1\nb: {c: [x, {d: null}]}\n", "b: null\n", "{\"a\": {\"b\": 1e999}}", "- a\n", "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "? [a]\n: b\n",

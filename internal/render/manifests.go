@@ -133,7 +133,10 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 			return renderedManifests{}, 0, err
 		}
 		texts, dependsOn, err := expandFiles(content, subject)
-		if _, isInvalid := errors.AsType[phase.Invalid](err); err != nil && !isInvalid && !kube.IsMemoryError(err) {
+		if kube.IsMemoryError(err) {
+			return renderedManifests{}, 0, err
+		}
+		if _, isInvalid := errors.AsType[phase.Invalid](err); err != nil && !isInvalid {
 			return renderedManifests{}, 0, errNotKnown
 		}
 		if dependsOn > allowed {

@@ -249,6 +249,39 @@ func TestManifestRendererSharesObjects(t *testing.T) {
 	}
 }
 
+// TestManifestRendererSharesAfterALackOfMemory renders a template first in a namespace without memory, and then in
+// others.
+func TestManifestRendererSharesAfterALackOfMemory(t *testing.T) {
+	t.Parallel()
+	renderer, memory := render.NewManifestRenderer(), kube.NewContentMemory(64<<20)
+	templated := content("a", object("Namespace", `{{ "a" }}`)+"# "+strings.Repeat("x", 200_000)+"\n")
+	templated.Digest, templated.Template = "sha256:a", true
+	full := memory.Reserve("full")
+	defer full.Release()
+	if err := full.Add(32 << 20); err != nil {
+		t.Fatal(err)
+	}
+	expansions := 0
+	render := func(namespace string) error {
+		of := subject()
+		of.Sandbox, of.Namespace, of.Memory = pool, namespace, memory.Reserve(namespace)
+		defer of.Memory.Release()
+		of.Cluster = func() (map[string]any, error) {
+			expansions++
+			return map[string]any{}, nil
+		}
+		_, _, err := renderer.Render(templated, of)
+		return err
+	}
+	if err := render("full"); !errors.Is(err, kube.ErrMemoryInUse) {
+		t.Fatalf("got %v, want ErrMemoryInUse", err)
+	}
+	expansions = 0
+	if err := errors.Join(render("one"), render("two")); err != nil || expansions != 1 {
+		t.Errorf("%d expansions for two clusters, error %v", expansions, err)
+	}
+}
+
 // TestManifestRendererSharesWhatReadsResources renders content for two members with the same objects of the hub, and
 // then with other ones. A template that reads only these objects, and a script, is expanded once for both members.
 func TestManifestRendererSharesWhatReadsResources(t *testing.T) {

@@ -74,6 +74,9 @@ func TestTooLargeOutputIsRemembered(t *testing.T) {
 	if again := call(); again != first { //nolint:errorlint // the same error shows that there was no call
 		t.Errorf("got %v at once, want the same error", again)
 	}
+	if memory.Reserve("eu").IsErrorOfOther(first) {
+		t.Error("other callers repeat the call, although the result is too large for them as well")
+	}
 	clock.SetTime(time.Unix(30, 0))
 	if again := call(); again == first || !errors.Is(again, kube.ErrContentTooLarge) { //nolint:errorlint // see above
 		t.Errorf("got %v after the pause, want a new error", again)
@@ -101,6 +104,30 @@ func TestLittleMemoryLeftIsNotRemembered(t *testing.T) {
 	}
 	if err := call(0); err != nil {
 		t.Errorf("alone: %v", err)
+	}
+}
+
+// TestKnownFailureNeedsNoMemory has a call whose failure is known, in a namespace without memory.
+func TestKnownFailureNeedsNoMemory(t *testing.T) {
+	t.Parallel()
+	pool, _ := newPool()
+	memory := kube.NewContentMemory(64 << 20)
+	call := func() error {
+		reserved := memory.Reserve("eu")
+		defer reserved.Release()
+		return pool.Call(sandbox.Call{Function: "endless", Key: "a", Limit: 100 * time.Millisecond, Input: strings.Repeat("x", 1<<20), Output: new(any), Memory: reserved})
+	}
+	first := call()
+	if _, ok := errors.AsType[*sandbox.LimitError](first); !ok {
+		t.Fatalf("got %v, want a LimitError", first)
+	}
+	full := memory.Reserve("eu")
+	defer full.Release()
+	if err := full.Add(32 << 20); err != nil {
+		t.Fatal(err)
+	}
+	if again := call(); again != first { //nolint:errorlint // the same error shows that there was no call
+		t.Errorf("got %v, want the same error", again)
 	}
 }
 

@@ -146,15 +146,12 @@ func (p *Pool) Call(call Call) error {
 		call.Memory = p.content.Reserve(call.Scope)
 		defer call.Memory.Release()
 	}
-	isAlone := !call.Memory.HasReserved()
-	inputSize := call.inputSize()
-	// While it waits for memory of a namespace, it must not occupy what calls for others wait for.
-	if err := call.Memory.Add(inputSize * encodedCost); err != nil {
+	isAlone, inputSize := !call.Memory.HasReserved(), call.inputSize()
+	if err := p.waitForMemory(call, inputSize); err != nil {
 		return err
 	}
-	call.Memory.Subtract(inputSize * encodedCost)
 	defer p.acquireKey(call.Key, maxPerKey)()
-	if err := p.failureOf(call); err != nil {
+	if err := p.failureOf(call); err != nil { // of a call that has ended meanwhile
 		return err
 	}
 	releaseScope := p.acquireScope(call.Scope)
@@ -198,7 +195,7 @@ func (p *Pool) Call(call Call) error {
 	isKilled := !p.children.remove(used)
 	switch { // other calls may have caused these failures, which are not remembered, except the first
 	case errors.Is(err, kube.ErrContentTooLarge) && isAlone:
-		return p.remember(call, err)
+		return p.remember(call, kube.ErrorForAll(err))
 	case kube.IsMemoryError(err):
 		return err
 	case isKilled:
@@ -220,6 +217,19 @@ func (c Call) limitReason(used *child, isInTime bool, err error) string {
 		return wrongMessage.Error()
 	}
 	return exitReason
+}
+
+// waitForMemory waits until there is memory for the input, so that a call in a namespace without memory does not occupy
+// what calls for others wait for. A call whose failure is known need not wait.
+func (p *Pool) waitForMemory(call Call, inputSize int64) error {
+	if err := p.failureOf(call); err != nil {
+		return err
+	}
+	err := call.Memory.Add(inputSize * encodedCost)
+	if err == nil {
+		call.Memory.Subtract(inputSize * encodedCost)
+	}
+	return err
 }
 
 // inputSize returns about how many bytes the JSON of the input has.

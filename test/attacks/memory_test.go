@@ -118,8 +118,8 @@ func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled
 
 // TestTenantFillsTheMemory: a tenant has many push members, which return at the same time what needs as much memory as
 // possible, and contents that need as much. The hub with its children stays below the limit of its container. Meanwhile
-// the changes of another tenant are delivered, and so are those of a ClusterProfile that selects all clusters. The test
-// is not parallel: other tests would wait for the processors.
+// it delivers the changes of another tenant, and of a ClusterProfile for the clusters of both. The test is not
+// parallel: other tests would wait for the processors.
 func TestTenantFillsTheMemory(t *testing.T) {
 	attacked := startHub(t)
 	w := &world{TB: t, hub: attacked.plane, ns: attacked.plane.Namespace(t, "tenant")}
@@ -168,7 +168,7 @@ func TestTenantFillsTheMemory(t *testing.T) {
 	}
 }
 
-// platform is the world of a ClusterProfile, whose content delivers to its namespace.
+// platform is a world whose namespace has the content of a ClusterProfile, and gets its objects.
 type platform struct{ *world }
 
 // platformProfile has the administrator create a ClusterProfile for clusters. Its content is large enough to need a

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 
+	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
@@ -67,24 +68,30 @@ func TestNamespaceWithoutMemory(t *testing.T) { //nolint:paralleltest // it chan
 	r.useHubOfTwoGiB()
 	large := content("content", "")
 	r.update(large, func() { large.Data = content("content", strings.Repeat("x", 1<<20)).Data })
+	patch := "- target: {kind: Secret}\n  patch: '{apiVersion: v1, kind: Secret, metadata: {name: a, annotations: {a: " + strings.Repeat("x", 10_000) + "}}}'\n"
+	r.must(r.hub.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "patches"}, Data: map[string]string{"a": patch}}))
+	summary := r.summary()
+	r.update(summary, func() {
+		summary.Spec.ClusterProfileSpec.PatchesFrom = []configv1beta1.ValueFrom{{Kind: configv1beta1.ValueFromConfigMap, Namespace: "fleet", Name: "patches"}}
+	})
 	c := &Controller{Hub: r.hub, Composer: newTestComposer(r)}
-	compose := func(namespace string) (*state, error) {
+	compose := func(namespace string) (s *state, added int64, err error) {
 		member := fleet.Member{Type: fleet.TypeSveltos, Mode: fleet.Pull, Namespace: namespace, Name: "one"}
-		s := newState(r.summary(), &libv1beta1.SveltosCluster{}, member)
+		s = newState(r.summary(), &libv1beta1.SveltosCluster{}, member)
 		defer func() { s.memory.Release() }()
 		request, err := c.newComposeRequest(s)
 		if err != nil {
-			return nil, err
+			return s, 0, err
 		}
 		_, err = c.composeFeature(t.Context(), s, request, libv1beta1.FeatureResources)
-		return s, err
+		return s, s.memory.Added(), err
 	}
 	full := r.pool.Memory().Reserve("full")
 	defer full.Release()
 	r.must(full.Add(128 << 20))
 	failed := make(chan error)
 	go func() {
-		s, err := compose("full")
+		s, _, err := compose("full")
 		s.reportFailure(libv1beta1.FeatureResources, err)
 		if keys := slowKeys(s, s.member); len(keys) != 1 || keys[0] != clusterKey(s.member) {
 			t.Errorf("slow keys %q, want the cluster", keys)
@@ -92,8 +99,12 @@ func TestNamespaceWithoutMemory(t *testing.T) { //nolint:paralleltest // it chan
 		failed <- err
 	}()
 	<-time.After(time.Second) // it waits for memory; if it does not yet, the other one renders first
-	if _, err := compose("other"); err != nil {
+	_, repeated, err := compose("other")
+	if err != nil {
 		t.Errorf("another namespace: %v", err)
+	}
+	if _, once, err := compose("third"); err != nil || once == 0 || repeated != once {
+		t.Errorf("%d bytes are reserved after a repetition, and %d without, error %v", repeated, once, err)
 	}
 	if err := <-failed; !errors.Is(err, kube.ErrMemoryInUse) {
 		t.Errorf("the namespace without memory: got %v", err)

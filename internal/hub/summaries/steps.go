@@ -390,8 +390,11 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 	if len(request.Conflicts) > 0 && !s.spec().ContinueOnConflict {
 		return Composition{}, &conflictError{conflicts: request.Conflicts}
 	}
+	memory := request.Subject.Memory
+	before := memory.Added()
 	composition, err := c.Composer.Compose(ctx, request, feature)
-	if request.Subject.Memory.IsErrorOfOther(err) {
+	if memory.IsErrorOfOther(err) {
+		memory.Subtract(memory.Added() - before) // the failed call has left it
 		composition, err = c.Composer.Compose(ctx, request, feature)
 	}
 	if err != nil {
