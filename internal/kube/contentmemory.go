@@ -3,6 +3,7 @@ package kube
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 )
 
@@ -31,12 +32,16 @@ type sharedDocuments struct {
 const freeContent = 512 << 10
 
 // ErrContentTooLarge is wrapped by the error for content that needs more memory than a scope can ever have.
-// ErrMemoryInUse is wrapped if memory can become available later. Callers that wait for the same rendering share its
-// error, see ContentReservation.IsErrorOfOther.
+// ErrMemoryInUse is wrapped if memory can become available later: the caller can repeat the call after a pause, see
+// ContentReservation.ReturnTo. Callers that wait for the same rendering share its error, see
+// ContentReservation.IsErrorOfOther.
 var (
 	ErrContentTooLarge = errors.New("its objects, texts and values need too much memory")
 	ErrMemoryInUse     = errors.New("the hub has not enough memory for it at the moment, and tries again")
 )
+
+// errAllInUse names no namespace: callers with clusters in other namespaces share it.
+var errAllInUse = fmt.Errorf("%w: the content for all clusters in a namespace has a common limit", ErrMemoryInUse)
 
 // IsMemoryError returns whether err wraps ErrContentTooLarge or ErrMemoryInUse.
 func IsMemoryError(err error) bool {
@@ -85,8 +90,8 @@ type ContentReservation struct {
 	isReleased             bool
 }
 
-// Add reserves n more bytes. It waits some seconds for memory that others have. Its error wraps ErrContentTooLarge or
-// ErrMemoryInUse, and then nothing is added.
+// Add reserves n more bytes. Its error wraps ErrContentTooLarge or ErrMemoryInUse, and then nothing is added. It does
+// not wait for memory that others have, since its callers hold what others wait for, such as a child.
 func (r *ContentReservation) Add(n int64) error {
 	if r == nil {
 		return nil
@@ -94,7 +99,16 @@ func (r *ContentReservation) Add(n int64) error {
 	if err := r.checkLimit(n); err != nil {
 		return err
 	}
-	return r.explain(r.other.resize(nil, func(size int64) int64 { return size + n }))
+	return r.resize(r.other, func(size int64) int64 { return size + n })
+}
+
+// resize changes a Reservation without a wait.
+func (r *ContentReservation) resize(reservation *Reservation, newSize func(size int64) int64) error {
+	ok, _, err := reservation.tryResize(newSize)
+	if err == nil && !ok {
+		err = ErrMemoryInUse
+	}
+	return r.explain(err)
 }
 
 // checkLimit returns an error if r is released, or if it exceeds the limit of a scope with n more bytes.
@@ -102,20 +116,12 @@ func (r *ContentReservation) checkLimit(n int64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.isReleased { // a rendering continues after the end of its reconcile
-		return memoryError{ErrMemoryInUse, r}
+		return r.explain(ErrMemoryInUse)
 	}
 	if r.sharedBytes+r.other.currentSize()+n-freeContent > r.memory.maxPerScope() {
 		return r.explain(ErrTooMuchMemory)
 	}
 	return nil
-}
-
-// Added returns the bytes of Add that are reserved.
-func (r *ContentReservation) Added() int64 {
-	if r == nil {
-		return 0
-	}
-	return r.other.currentSize()
 }
 
 // HasReserved returns whether r has more than what needs no reservation. Then Add can fail although the limit of a
@@ -190,7 +196,7 @@ func (r *ContentReservation) MoveToDocuments(d *Documents, n int64) error {
 	r.Subtract(n - min(n, size))
 	err := r.checkLimit(size)
 	if err == nil {
-		err = r.explain(reservation.resize(nil, func(int64) int64 { return size }))
+		err = r.resize(reservation, func(int64) int64 { return size })
 	}
 	if err != nil {
 		reservation.Close()
@@ -243,27 +249,65 @@ func (r *ContentReservation) addSharedDocuments(d *Documents, reservation *Reser
 	return true
 }
 
+// ContentMark is what a ContentReservation had reserved at one time.
+type ContentMark struct {
+	added     int64
+	documents map[*Documents]bool
+}
+
+// Mark returns what is reserved now.
+func (r *ContentReservation) Mark() ContentMark {
+	if r == nil {
+		return ContentMark{}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return ContentMark{added: r.other.currentSize(), documents: maps.Clone(r.documents)}
+}
+
+// ReturnTo releases what was added after mark. The content of that time must not be used after it.
+func (r *ContentReservation) ReturnTo(mark ContentMark) {
+	if r == nil {
+		return
+	}
+	r.other.Shrink(mark.added)
+	r.releaseDocuments(mark.documents)
+}
+
 // Release releases the memory. The content must not be used after it.
 func (r *ContentReservation) Release() {
 	if r == nil {
 		return
 	}
+	r.mu.Lock()
+	r.isReleased = true
+	r.mu.Unlock()
 	r.other.Close()
+	r.releaseDocuments(nil)
+}
+
+// releaseDocuments releases the memory of all Documents but those in kept.
+func (r *ContentReservation) releaseDocuments(kept map[*Documents]bool) {
 	m := r.memory
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for d, isShared := range r.documents {
-		if !isShared {
+		if _, isKept := kept[d]; isKept {
 			continue
 		}
+		delete(r.documents, d)
+		if !isShared {
+			r.freeBytes -= d.Memory()
+			continue
+		}
+		r.sharedBytes -= d.Memory()
 		if shared := m.documents[d]; !shared.removeUser(r.scope) {
 			shared.reservation.Close()
 			delete(m.documents, d)
 		}
 	}
-	r.documents, r.sharedBytes, r.isReleased = nil, 0, true
 }
 
 // removeUser removes a ContentReservation of a scope, and returns whether there is another one. The memory does not
@@ -291,7 +335,7 @@ func (r *ContentReservation) explain(err error) error {
 	case errors.Is(err, ErrTooMuchMemory):
 		err = fmt.Errorf("%w: more than %d MiB, the limit of this hub", ErrContentTooLarge, r.memory.maxPerScope()>>20)
 	default:
-		err = fmt.Errorf("%w: the content for all clusters in namespace %s has a common limit", ErrMemoryInUse, r.scope)
+		err = errAllInUse
 	}
 	return memoryError{err, r}
 }

@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
@@ -59,82 +58,103 @@ func documentsOf(mebibytes int) *Documents {
 
 func TestContentMemoryIsShared(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { // waits take no time
-		memory := NewContentMemory(100 << 20)
-		documents := documentsOf(40)
-		var all []*ContentReservation
-		for range 10 {
-			reserved := memory.Reserve("one")
-			all = append(all, reserved)
-			if err := errors.Join(reserved.AddDocuments(documents), reserved.AddDocuments(documents)); err != nil {
-				t.Fatal(err)
-			}
-		}
+	memory := NewContentMemory(100 << 20)
+	documents := documentsOf(40)
+	var all []*ContentReservation
+	for range 10 {
 		reserved := memory.Reserve("one")
-		if err := reserved.AddDocuments(documentsOf(20)); !errors.Is(err, ErrMemoryInUse) {
-			t.Errorf("more than a half for one scope: got %v", err)
+		all = append(all, reserved)
+		if err := errors.Join(reserved.AddDocuments(documents), reserved.AddDocuments(documents)); err != nil {
+			t.Fatal(err)
 		}
-		if err := reserved.Add(60 << 20); !errors.Is(err, ErrContentTooLarge) {
-			t.Errorf("more than a half for one content: got %v", err)
-		}
-		if err := all[0].Add(11 << 20); !errors.Is(err, ErrContentTooLarge) {
-			t.Errorf("more than a half together with Documents: got %v", err)
-		}
-		if err := all[0].Add(9 << 20); err != nil {
-			t.Errorf("a half together with Documents: got %v", err)
-		}
-		all[0].Subtract(9 << 20)
-		other := memory.Reserve("two")
-		if err := other.AddDocuments(documentsOf(20)); err != nil {
-			t.Errorf("another scope: %v", err)
-		}
-		for _, holder := range all[1:] {
-			holder.Release()
-		}
-		if err := reserved.Add(20 << 20); !errors.Is(err, ErrMemoryInUse) {
-			t.Errorf("while one holder is left: got %v", err)
-		}
-		all[0].Release()
-		if err := reserved.Add(20 << 20); err != nil {
-			t.Errorf("after the release: %v", err)
-		}
-		reserved.Release()
-		other.Release()
-		checkReleased(t, memory)
-	})
+	}
+	reserved := memory.Reserve("one")
+	if err := reserved.AddDocuments(documentsOf(20)); !errors.Is(err, ErrMemoryInUse) {
+		t.Errorf("more than a half for one scope: got %v", err)
+	}
+	if err := reserved.Add(60 << 20); !errors.Is(err, ErrContentTooLarge) {
+		t.Errorf("more than a half for one content: got %v", err)
+	}
+	if err := all[0].Add(11 << 20); !errors.Is(err, ErrContentTooLarge) {
+		t.Errorf("more than a half together with Documents: got %v", err)
+	}
+	if err := all[0].Add(9 << 20); err != nil {
+		t.Errorf("a half together with Documents: got %v", err)
+	}
+	all[0].Subtract(9 << 20)
+	other := memory.Reserve("two")
+	if err := other.AddDocuments(documentsOf(20)); err != nil {
+		t.Errorf("another scope: %v", err)
+	}
+	for _, holder := range all[1:] {
+		holder.Release()
+	}
+	if err := reserved.Add(20 << 20); !errors.Is(err, ErrMemoryInUse) {
+		t.Errorf("while one holder is left: got %v", err)
+	}
+	all[0].Release()
+	if err := reserved.Add(20 << 20); err != nil {
+		t.Errorf("after the release: %v", err)
+	}
+	reserved.Release()
+	other.Release()
+	checkReleased(t, memory)
 }
 
 // TestSharedMemoryMovesToAnotherScope has Documents in two scopes. They count for the one that still has them.
 func TestSharedMemoryMovesToAnotherScope(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		memory := NewContentMemory(100 << 20)
-		documents := documentsOf(30)
-		first, second := memory.Reserve("one"), memory.Reserve("two")
-		if err := errors.Join(first.AddDocuments(documents), second.AddDocuments(documents)); err != nil {
+	memory := NewContentMemory(100 << 20)
+	documents := documentsOf(30)
+	first, second := memory.Reserve("one"), memory.Reserve("two")
+	if err := errors.Join(first.AddDocuments(documents), second.AddDocuments(documents)); err != nil {
+		t.Fatal(err)
+	}
+	one, two := memory.Reserve("one"), memory.Reserve("two")
+	err := one.Add(30 << 20)
+	if !errors.Is(err, ErrMemoryInUse) || one.IsErrorOfOther(err) || !two.IsErrorOfOther(err) {
+		t.Errorf("in the first scope: got %v", err)
+	}
+	if err := two.Add(30 << 20); err != nil {
+		t.Errorf("in the second scope: %v", err)
+	}
+	two.Subtract(30 << 20)
+	first.Release()
+	if err := one.Add(30 << 20); err != nil {
+		t.Errorf("in the first scope after the release: %v", err)
+	}
+	one.Release()
+	if err := two.Add(30 << 20); !errors.Is(err, ErrMemoryInUse) {
+		t.Errorf("in the second scope after the release: got %v", err)
+	}
+	two.Release()
+	second.Release()
+	checkReleased(t, memory)
+}
+
+// TestContentMemoryReturnsToMark repeats what has added to a ContentReservation.
+func TestContentMemoryReturnsToMark(t *testing.T) {
+	t.Parallel()
+	memory := NewContentMemory(100 << 20)
+	kept, small, other := documentsOf(5), documentsOf(0), memory.Reserve("two")
+	reserved := memory.Reserve("one")
+	if err := errors.Join(reserved.AddDocuments(kept), other.AddDocuments(kept), reserved.Add(5<<20)); err != nil {
+		t.Fatal(err)
+	}
+	mark, before := reserved.Mark(), memory.memory.reserved
+	for range 10 {
+		if err := errors.Join(reserved.AddDocuments(documentsOf(30)), reserved.AddDocuments(small), reserved.AddDocuments(kept), reserved.Add(5<<20)); err != nil {
 			t.Fatal(err)
 		}
-		one, two := memory.Reserve("one"), memory.Reserve("two")
-		err := one.Add(30 << 20)
-		if !errors.Is(err, ErrMemoryInUse) || one.IsErrorOfOther(err) || !two.IsErrorOfOther(err) {
-			t.Errorf("in the first scope: got %v", err)
+		reserved.ReturnTo(mark)
+		if memory.memory.reserved != before || len(memory.documents) != 1 || reserved.sharedBytes != kept.Memory() || reserved.freeBytes != 0 {
+			t.Fatalf("%d bytes, %d Documents, %d and %d bytes of this reservation stay", memory.memory.reserved-before, len(memory.documents),
+				reserved.sharedBytes, reserved.freeBytes)
 		}
-		if err := two.Add(30 << 20); err != nil {
-			t.Errorf("in the second scope: %v", err)
-		}
-		two.Subtract(30 << 20)
-		first.Release()
-		if err := one.Add(30 << 20); err != nil {
-			t.Errorf("in the first scope after the release: %v", err)
-		}
-		one.Release()
-		if err := two.Add(30 << 20); !errors.Is(err, ErrMemoryInUse) {
-			t.Errorf("in the second scope after the release: got %v", err)
-		}
-		two.Release()
-		second.Release()
-		checkReleased(t, memory)
-	})
+	}
+	reserved.Release()
+	other.Release()
+	checkReleased(t, memory)
 }
 
 func TestContentMemoryAfterRelease(t *testing.T) {
@@ -167,35 +187,33 @@ func checkReleased(t *testing.T, memory *ContentMemory) {
 // TestContentMemoryIsReleased reserves and releases memory at random. Nothing stays reserved.
 func TestContentMemoryIsReleased(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the test is repeatable
-		memory := NewContentMemory(64 << 20)
-		documents := make([]*Documents, 12)
-		for i := range documents {
-			documents[i] = documentsOf(i)
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the test is repeatable
+	memory := NewContentMemory(64 << 20)
+	documents := make([]*Documents, 12)
+	for i := range documents {
+		documents[i] = documentsOf(i)
+	}
+	for range 500 {
+		var all []*ContentReservation
+		for range 4 {
+			all = append(all, memory.Reserve(fmt.Sprint(random.IntN(2))))
 		}
-		for range 500 {
-			var all []*ContentReservation
-			for range 4 {
-				all = append(all, memory.Reserve(fmt.Sprint(random.IntN(2))))
+		for range 10 {
+			reserved, d, n := all[random.IntN(len(all))], documents[random.IntN(len(documents))], random.Int64N(8<<20)
+			if err := reserved.Add(n); err != nil {
+				continue
 			}
-			for range 10 {
-				reserved, d, n := all[random.IntN(len(all))], documents[random.IntN(len(documents))], random.Int64N(8<<20)
-				if err := reserved.Add(n); err != nil {
-					continue
-				}
-				switch random.IntN(3) {
-				case 0:
-					_ = reserved.MoveToDocuments(d, n) // there may be no memory, here and below
-				case 1:
-					reserved.Subtract(n)
-					_ = reserved.AddDocuments(d)
-				}
+			switch random.IntN(3) {
+			case 0:
+				_ = reserved.MoveToDocuments(d, n) // there may be no memory, here and below
+			case 1:
+				reserved.Subtract(n)
+				_ = reserved.AddDocuments(d)
 			}
-			for _, reserved := range all {
-				reserved.Release()
-			}
-			checkReleased(t, memory)
 		}
-	})
+		for _, reserved := range all {
+			reserved.Release()
+		}
+		checkReleased(t, memory)
+	}
 }

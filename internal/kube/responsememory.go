@@ -220,17 +220,16 @@ type Reservation struct {
 // can never have n bytes, and another error if they do not become available within maxWait. After Close it reserves
 // nothing.
 func (r *Reservation) Resize(ctx context.Context, n int64) error {
-	return r.resize(ctx.Done(), func(int64) int64 { return n })
+	return r.resize(ctx, func(int64) int64 { return n })
 }
 
 // Add is Resize by n more bytes. Several callers can share r with Add and Subtract.
 func (r *Reservation) Add(ctx context.Context, n int64) error {
-	return r.resize(ctx.Done(), func(size int64) int64 { return size + n })
+	return r.resize(ctx, func(size int64) int64 { return size + n })
 }
 
-// resize is Resize to the size that newSize returns for the present size. It stops to wait when done is closed. done
-// may be nil.
-func (r *Reservation) resize(done <-chan struct{}, newSize func(size int64) int64) error {
+// resize is Resize to the size that newSize returns for the present size.
+func (r *Reservation) resize(ctx context.Context, newSize func(size int64) int64) error {
 	if r == nil {
 		return nil
 	}
@@ -247,7 +246,7 @@ func (r *Reservation) resize(done <-chan struct{}, newSize func(size int64) int6
 			ok, released, err = r.tryResize(newSize)
 		case <-timer.C:
 			return noMemory
-		case <-done:
+		case <-ctx.Done():
 			return noMemory
 		}
 	}

@@ -146,17 +146,14 @@ func (p *Pool) Call(call Call) error {
 		call.Memory = p.content.Reserve(call.Scope)
 		defer call.Memory.Release()
 	}
-	isAlone, inputSize := !call.Memory.HasReserved(), call.inputSize()
-	if err := p.waitForMemory(call, inputSize); err != nil {
-		return err
-	}
+	isAlone := !call.Memory.HasReserved()
 	defer p.acquireKey(call.Key, maxPerKey)()
 	if err := p.failureOf(call); err != nil { // of a call that has ended meanwhile
 		return err
 	}
 	releaseScope := p.acquireScope(call.Scope)
 	defer func() { releaseScope() }()
-	input, releaseInput, err := call.encodeInput(inputSize)
+	input, releaseInput, err := call.encodeInput()
 	defer releaseInput()
 	if err != nil {
 		return err
@@ -219,19 +216,6 @@ func (c Call) limitReason(used *child, isInTime bool, err error) string {
 	return exitReason
 }
 
-// waitForMemory waits until there is memory for the input, so that a call in a namespace without memory does not occupy
-// what calls for others wait for. A call whose failure is known need not wait.
-func (p *Pool) waitForMemory(call Call, inputSize int64) error {
-	if err := p.failureOf(call); err != nil {
-		return err
-	}
-	err := call.Memory.Add(inputSize * encodedCost)
-	if err == nil {
-		call.Memory.Subtract(inputSize * encodedCost)
-	}
-	return err
-}
-
 // inputSize returns about how many bytes the JSON of the input has.
 func (c Call) inputSize() int64 {
 	if c.Load != nil {
@@ -240,8 +224,8 @@ func (c Call) inputSize() int64 {
 	return encodedSize(c.Input)
 }
 
-// encodeInput reserves memory for the input until release is called, and returns its JSON. size is the inputSize.
-func (c Call) encodeInput(size int64) (encoded json.RawMessage, release func(), err error) {
+// encodeInput reserves memory for the input until release is called, and returns its JSON.
+func (c Call) encodeInput() (encoded json.RawMessage, release func(), err error) {
 	needed := int64(0)
 	release = func() { c.Memory.Subtract(needed) }
 	reserve := func(size int64) error {
@@ -252,7 +236,7 @@ func (c Call) encodeInput(size int64) (encoded json.RawMessage, release func(), 
 		}
 		return err
 	}
-	if err := reserve(size); err != nil {
+	if err := reserve(c.inputSize()); err != nil {
 		return nil, release, err
 	}
 	input := c.Input

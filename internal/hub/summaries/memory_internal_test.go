@@ -5,8 +5,9 @@ import (
 	"fmt"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,7 +52,7 @@ func TestMemoryOfContent(t *testing.T) { //nolint:paralleltest // it changes the
 	check(libv1beta1.FeatureStatusFailed, "its objects, texts and values need too much memory: more than 128 MiB", 35)
 	other := r.pool.Memory().Reserve("fleet") // another profile
 	r.must(other.Add(100 << 20))
-	check(libv1beta1.FeatureStatusFailed, "the hub has not enough memory for it at the moment, and tries again: the content for all clusters in namespace fleet has a common limit", 10)
+	check(libv1beta1.FeatureStatusFailed, "the hub has not enough memory for it at the moment, and tries again: the content for all clusters in a namespace has a common limit", 10)
 	other.Release()
 	check(libv1beta1.FeatureStatusProvisioned, "", 10)
 	all := r.pool.Memory().Reserve("fleet")
@@ -75,38 +76,86 @@ func TestNamespaceWithoutMemory(t *testing.T) { //nolint:paralleltest // it chan
 		summary.Spec.ClusterProfileSpec.PatchesFrom = []configv1beta1.ValueFrom{{Kind: configv1beta1.ValueFromConfigMap, Namespace: "fleet", Name: "patches"}}
 	})
 	c := &Controller{Hub: r.hub, Composer: newTestComposer(r)}
-	compose := func(namespace string) (s *state, added int64, err error) {
+	compose := func(namespace string) (*state, error) {
 		member := fleet.Member{Type: fleet.TypeSveltos, Mode: fleet.Pull, Namespace: namespace, Name: "one"}
-		s = newState(r.summary(), &libv1beta1.SveltosCluster{}, member)
+		s := newState(r.summary(), &libv1beta1.SveltosCluster{}, member)
 		defer func() { s.memory.Release() }()
 		request, err := c.newComposeRequest(s)
 		if err != nil {
-			return s, 0, err
+			return s, err
 		}
 		_, err = c.composeFeature(t.Context(), s, request, libv1beta1.FeatureResources)
-		return s, s.memory.Added(), err
+		if err != nil {
+			s.reportFailure(libv1beta1.FeatureResources, err)
+		}
+		return s, err
 	}
 	full := r.pool.Memory().Reserve("full")
 	defer full.Release()
 	r.must(full.Add(128 << 20))
-	failed := make(chan error)
-	go func() {
-		s, _, err := compose("full")
-		s.reportFailure(libv1beta1.FeatureResources, err)
-		if keys := slowKeys(s, s.member); len(keys) != 1 || keys[0] != clusterKey(s.member) {
-			t.Errorf("slow keys %q, want the cluster", keys)
+	var failures sync.WaitGroup
+	for range 8 {
+		failures.Go(func() {
+			s, err := compose("full")
+			if err != nil && !errors.Is(err, kube.ErrMemoryInUse) { // it succeeds while it shares the objects of another one
+				t.Errorf("the namespace without memory: got %v", err)
+			}
+			if keys := slowKeys(s, s.member); len(keys) > 1 || len(keys) == 1 && keys[0] != clusterKey(s.member) {
+				t.Errorf("slow keys %q, want at most the cluster", keys)
+			}
+		})
+	}
+	for i := range 20 {
+		if _, err := compose(fmt.Sprint("other-", i)); err != nil {
+			t.Errorf("another namespace: %v", err)
 		}
-		failed <- err
-	}()
-	<-time.After(time.Second) // it waits for memory; if it does not yet, the other one renders first
-	_, repeated, err := compose("other")
-	if err != nil {
-		t.Errorf("another namespace: %v", err)
 	}
-	if _, once, err := compose("third"); err != nil || once == 0 || repeated != once {
-		t.Errorf("%d bytes are reserved after a repetition, and %d without, error %v", repeated, once, err)
+	failures.Wait()
+	s, err := compose("full")
+	if keys := slowKeys(s, s.member); err == nil || len(keys) != 1 {
+		t.Errorf("alone without memory: slow keys %q, error %v", keys, err)
 	}
-	if err := <-failed; !errors.Is(err, kube.ErrMemoryInUse) {
-		t.Errorf("the namespace without memory: got %v", err)
-	}
+}
+
+// TestContentWaitsForMemory has content for which others have the memory at first.
+func TestContentWaitsForMemory(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		memory := kube.NewContentMemory(64 << 20)
+		own, other := memory.Reserve("one"), memory.Reserve("two")
+		largest := kube.NewContentMemory(64 << 20).Reserve("two")
+		if err := other.Add(30 << 20); err != nil {
+			t.Fatal(err)
+		}
+		calls := 0
+		_, err := retryWithMemory(t.Context(), own, func() (Composition, error) {
+			switch calls++; calls {
+			case 1: // it waits for a reconcile that fails
+				return Composition{}, largest.Add(100 << 20)
+			case 2:
+				if err := own.Add(15 << 20); err != nil {
+					t.Error(err)
+				}
+				return Composition{}, own.Add(10 << 20)
+			}
+			other.Release()
+			return Composition{}, own.Add(25 << 20) // with the 15 MiB of the second call it would be too much
+		})
+		if err != nil || calls != 3 {
+			t.Errorf("got %v after %d calls, want none after 3", err, calls)
+		}
+		calls = 0
+		_, err = retryWithMemory(t.Context(), own, func() (Composition, error) {
+			calls++
+			return Composition{}, largest.Add(100 << 20)
+		})
+		if err == nil || calls != memoryAttempts {
+			t.Errorf("got %v after %d calls, want an error after %d", err, calls, memoryAttempts)
+		}
+		s := &state{summary: &configv1beta1.ClusterSummary{}, memory: own}
+		s.reportFailure(libv1beta1.FeatureResources, err)
+		if s.isClusterSlow || s.isProfileSlow {
+			t.Error("the cluster is slow because another one has no memory")
+		}
+	})
 }

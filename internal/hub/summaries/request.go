@@ -38,6 +38,7 @@ func (c *Controller) newComposeRequest(s *state) (ComposeRequest, error) {
 		return ComposeRequest{}, err
 	}
 	s.memory = c.Composer.Sandbox.Memory().Reserve(s.member.Namespace)
+	s.local.memory = s.memory
 	subject.Expansions, subject.Memory = c.Composer.Expansions, s.memory
 	request := ComposeRequest{Summary: s.summary, Member: s.member, Subject: subject, Owner: owner, SharedBy: match.PullMembers(s.summary)}
 	if deployed := s.deployed[libv1beta1.FeatureHelm]; !deployed.Removing {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -29,6 +30,9 @@ const (
 	// unexpandedInterval is the time until the conflicts with a release are computed again whose name could not be
 	// expanded. It is longer than the time limit of a template.
 	unexpandedInterval = 30 * time.Second
+	// memoryPause is the first pause of retryWithMemory; each further one is twice as long, together 4 s.
+	memoryPause    = 250 * time.Millisecond
+	memoryAttempts = 5
 )
 
 // state is the data that the steps of one reconcile share.
@@ -390,18 +394,29 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 	if len(request.Conflicts) > 0 && !s.spec().ContinueOnConflict {
 		return Composition{}, &conflictError{conflicts: request.Conflicts}
 	}
-	memory := request.Subject.Memory
-	before := memory.Added()
-	composition, err := c.Composer.Compose(ctx, request, feature)
-	if memory.IsErrorOfOther(err) {
-		memory.Subtract(memory.Added() - before) // the failed call has left it
-		composition, err = c.Composer.Compose(ctx, request, feature)
-	}
+	composition, err := retryWithMemory(ctx, request.Subject.Memory, func() (Composition, error) {
+		return c.Composer.Compose(ctx, request, feature)
+	})
 	if err != nil {
 		return Composition{}, err
 	}
 	composition.Releases = markConflicts(withUninstallEntries(composition.Releases, request.charts), request.Conflicts)
 	return composition, nil
+}
+
+// retryWithMemory calls compose, which reserves memory. It calls it again if other reconciles have the memory that the
+// content needs, or if compose has waited for the rendering of one without memory. A pause holds nothing that others
+// wait for.
+func retryWithMemory(ctx context.Context, memory *kube.ContentReservation, compose func() (Composition, error)) (composition Composition, err error) {
+	mark := memory.Mark()
+	isTemporary := func(err error) bool { return errors.Is(err, kube.ErrMemoryInUse) || memory.IsErrorOfOther(err) }
+	backoff := wait.Backoff{Duration: memoryPause, Factor: 2, Steps: memoryAttempts}
+	err = kube.RetryOnWithBackoff(ctx, backoff, isTemporary, func() (err error) {
+		memory.ReturnTo(mark)
+		composition, err = compose()
+		return err
+	})
+	return composition, err
 }
 
 // reportFailures adds a failed result for each feature that is not done. Deployed objects do not change.
@@ -420,7 +435,7 @@ func (s *state) reportFailure(feature libv1beta1.FeatureID, err error) {
 	if _, ok := errors.AsType[*sandbox.LimitError](err); ok {
 		s.isProfileSlow = true
 	}
-	if kube.IsMemoryError(err) { // others with the same profile may have memory
+	if kube.IsMemoryError(err) && !s.memory.IsErrorOfOther(err) { // others with the same profile may have memory
 		s.isClusterSlow = true
 	}
 	featureResult := status.FeatureResult{
