@@ -158,7 +158,7 @@ func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (selected map[
 // isLeftToRetry returns whether the retry of a failed bundle corrects an object, and not a run for this object alone:
 // the bundle has not applied the object, or its Helm releases are not deployed.
 func isLeftToRetry(rec *inventory.Record, entry inventory.Entry) bool {
-	return rec.State == bundle.StateFailed && (entry.UID == "" && !entry.IsReleaseRecord || !rec.ReleasesDeployed())
+	return rec.State == bundle.StateFailed && (entry.UID == "" && !entry.IsReleaseRecord || !rec.AreReleasesDeployed())
 }
 
 // recordResult updates the backoff of the objects that a run has changed, or has failed to change.

@@ -150,7 +150,7 @@ func (c *Corrector) watchAll(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-confirmed:
-			c.Store.DeleteOlderRegistrations(ctx)
+			c.Store.DeleteRecordsOfOlderRegistrations(ctx)
 			confirmed = nil
 		case <-c.Store.Changes():
 		case <-resync.C():
@@ -246,7 +246,7 @@ func (c *Corrector) taskFor(id bundle.ID) *task {
 // onEvent passes an event of an object to the notifier for each bundle with the object, and queues the bundles with a
 // record from which the object differs, and those whose withdrawal waits for the object.
 func (c *Corrector) onEvent(key kube.Ref, o observation) {
-	for _, rec := range c.Store.FindTracking(key) {
+	for _, rec := range c.Store.RecordsTracking(key) {
 		entry, _ := rec.FindTracked(key)
 		c.notifier.add(rec.ID, o)
 		if rec.State == bundle.StateRemoving && o.deleted {

@@ -64,7 +64,7 @@ func (o *listedObject) DeepCopyObject() runtime.Object {
 // the same for the bundle that the object is marked for.
 func isDrifted(entry inventory.Entry, o observation, signature string) bool {
 	switch {
-	case entry.Rival != "":
+	case entry.CompetingOwner != "":
 		return false
 	case o.deleted:
 		return o.uid == "" || entry.UID == "" || entry.UID == o.uid

@@ -31,7 +31,7 @@ func TestIsDrifted(t *testing.T) {
 		"created again with our annotations":     {applied, with(func(o *observation) { o.uid = "v" }), true},
 		"created again by others":                {applied, observation{uid: "v"}, false},
 		"annotations of another bundle":          {applied, with(func(o *observation) { o.signature = "x" }), true},
-		"taken over by a rival":                  {inventory.Entry{Rival: "x"}, observation{deleted: true}, false},
+		"taken over by a rival":                  {inventory.Entry{CompetingOwner: "x"}, observation{deleted: true}, false},
 		"release record, annotations removed":    {releaseRecord, with(func(o *observation) { o.signature = "" }), false},
 		"release record, changed by a client":    {releaseRecord, with(func(o *observation) { o.fingerprint, o.signature = "g", "" }), true},
 		"release record, created again by Helm":  {releaseRecord, observation{uid: "v"}, true},

@@ -192,7 +192,7 @@ func (p *applyRun) setEntry(v decision, now *live, fingerprint string) {
 	defer p.mu.Unlock()
 	prior := p.prior.Entries[v.key()]
 	p.next.Entries[v.key()] = inventory.Entry{
-		Ref: v.ref, UID: now.UID, Fields: fingerprint, Adopted: now.IsAdopted(), Origin: v.origin, Recovered: prior.UID == now.UID && !prior.IsCreated(),
+		Ref: v.ref, UID: now.UID, Fields: fingerprint, Adopted: now.IsAdopted(), Origin: v.origin, Recovered: prior.UID == now.UID && !prior.IsProvenApplied(),
 	}
 }
 

@@ -245,7 +245,7 @@ func (p *applyRun) saveIntent(ctx context.Context, decisions []decision) error {
 	p.saved = p.prior
 	p.defined = map[schema.GroupKind]bool{}
 	p.planKept()
-	needsWrite := p.only == nil && len(toPrune(p.prior.Entries, p.kept)) > 0 || !p.next.ReleasesDeployed()
+	needsWrite := p.only == nil && len(toPrune(p.prior.Entries, p.kept)) > 0 || !p.next.AreReleasesDeployed()
 	for _, v := range decisions {
 		p.planEntry(v)
 		needsWrite = needsWrite || v.action == actionApply
@@ -265,9 +265,9 @@ func (p *applyRun) inputs() string {
 }
 
 // planEntry sets the entry of a decision's object in the next inventory, as it must be if the run is aborted right
-// after saveIntent: UID only if the object is known to be the bundle's, Claim if the object is to be taken over, Rival
-// if another bundle keeps it, and no Fields if the next run must apply the object again. An object that is not known to
-// exist, or that is not created, keeps its entry.
+// after saveIntent: UID only if the object is known to be the bundle's, Claim if the object is to be taken over,
+// CompetingOwner if another bundle keeps it, and no Fields if the next run must apply the object again. An object that
+// is not known to exist, or that is not created, keeps its entry.
 func (p *applyRun) planEntry(v decision) {
 	recorded, ok := p.next.Entries[v.key()]
 	if ok && (v.unread || v.action == actionNone && v.existing == nil) {
@@ -279,11 +279,11 @@ func (p *applyRun) planEntry(v decision) {
 	}
 	var conflict *conflictError
 	if errors.As(v.err, &conflict) {
-		entry.Rival = conflict.competingOwner
+		entry.CompetingOwner = conflict.competingOwner
 	}
 	if v.existing != nil && v.action != actionReject && (v.existing.Signature() == p.engine.ownerScope.Signature(p.bundle.ID) || recorded.UID == v.existing.UID) {
 		entry.UID, entry.Fields = v.existing.UID, recorded.Fields
-		entry.Recovered = recorded.UID == v.existing.UID && !recorded.IsCreated()
+		entry.Recovered = recorded.UID == v.existing.UID && !recorded.IsProvenApplied()
 	}
 	switch {
 	case v.action == actionNone:
@@ -449,11 +449,11 @@ func (p *applyRun) finish(ctx context.Context) (bundle.Report, error) {
 		p.waiting.digest = p.digest
 	}
 	p.engine.waits.set(p.bundle.ID, p.waiting)
-	isEqual := p.saved.Equal(p.next)
-	if !isEqual && p.next.State == bundle.StateApplied {
+	isSaved := p.saved.IsSaved(p.next)
+	if !isSaved && p.next.State == bundle.StateApplied {
 		p.next.LastApplied = p.engine.now()
 	}
-	if !isEqual || p.saved.Inputs != p.next.Inputs {
+	if !isSaved || p.saved.Inputs != p.next.Inputs {
 		if err := p.save(ctx); err != nil {
 			return p.abort(ctx, err)
 		}
@@ -471,7 +471,7 @@ func (p *applyRun) finish(ctx context.Context) (bundle.Report, error) {
 func (p *applyRun) abort(ctx context.Context, err error) (bundle.Report, error) {
 	p.engine.waits.set(p.bundle.ID, nil)
 	report, err := failed(p.report(), err)
-	if !errors.Is(context.Cause(ctx), ErrTimeUp) || p.saved.Equal(p.next) {
+	if !errors.Is(context.Cause(ctx), ErrTimeUp) || p.saved.IsSaved(p.next) {
 		return report, err
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSaveLimit)

@@ -181,9 +181,9 @@ func checkApplicable(t *target, existing *live, recorded inventory.Entry, reques
 		return errUnknownKind
 	case existing != nil && existing.OwnerScope().Hub != "" && existing.OwnerScope().Hub != requestedBy.ownerScope.Hub:
 		return otherHubError(t, existing)
-	case recorded.Rival != "" && requestedBy.trigger == triggerDrift && (existing == nil || existing.Signature() != requestedBy.signature()):
+	case recorded.CompetingOwner != "" && requestedBy.trigger == triggerDrift && (existing == nil || existing.Signature() != requestedBy.signature()):
 		// Another requestor took it over. Only a new delivery can take it back, also if it was deleted since.
-		return competingOwnerError(t, requestedBy.owner, recorded.Rival)
+		return competingOwnerError(t, requestedBy.owner, recorded.CompetingOwner)
 	case existing != nil && existing.Deleting:
 		return errDeleting
 	}

@@ -176,9 +176,9 @@ func TestDecide(t *testing.T) {
 		"a rival's, but ours is newer":       {competingOwner, inventory.Entry{}, actionApply, false, triggerDelivery},
 		"a rival's, claimed by a cut pass":   {competingOwner, inventory.Entry{Claim: "7"}, actionApply, false, triggerDrift},
 		"a rival's, changed since the claim": {competingOwner, inventory.Entry{Claim: "6"}, actionReject, false, triggerDrift},
-		"a rival's, gone, and ours is asked": {nil, inventory.Entry{Rival: "x"}, actionApply, false, triggerRequest},
-		"a rival's, gone, seen by healing":   {nil, inventory.Entry{Rival: "x"}, actionReject, false, triggerDrift},
-		"a rival's, left, seen by healing":   {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{Rival: "x"}, actionReject, false, triggerDrift},
+		"a rival's, gone, and ours is asked": {nil, inventory.Entry{CompetingOwner: "x"}, actionApply, false, triggerRequest},
+		"a rival's, gone, seen by healing":   {nil, inventory.Entry{CompetingOwner: "x"}, actionReject, false, triggerDrift},
+		"a rival's, left, seen by healing":   {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{CompetingOwner: "x"}, actionReject, false, triggerDrift},
 		"a rival's of another feature":       {mine(func(l *live) { l.Labels = nil; l.Annotations[kube.AnnotationRequestor] = "x" }), inventory.Entry{}, actionReject, false, triggerDelivery},
 		"a rival's, from another source of it": {mine(func(l *live) {
 			l.Annotations[kube.AnnotationRequestor], l.Annotations[kube.AnnotationReferenceName] = "x", "x"

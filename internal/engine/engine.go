@@ -265,7 +265,7 @@ func (e *Engine) newResumedRun(b bundle.Bundle, prior *inventory.Record, only ma
 // hasCompetingBundle returns whether a bundle that has taken over objects of rec is still on the cluster.
 func (e *Engine) hasCompetingBundle(rec *inventory.Record) bool {
 	for _, entry := range rec.Entries {
-		if id, ok := inventory.ParseID(entry.Rival); ok && e.store.Cached(id) != nil {
+		if id, ok := inventory.ParseID(entry.CompetingOwner); ok && e.store.Cached(id) != nil {
 			return true
 		}
 	}

@@ -6,24 +6,24 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// Serve begins to serve a partition: see inventory.Partitions. It sends no request. released is closed when Release is
+// Serve begins to serve a partition: see inventory.Partitions. It sends no request. ended is closed when StopServing is
 // called: then the caller must cancel what it has called for the partition. The error wraps inventory.ErrNotServed if
 // another process serves the partition.
-func (e *Engine) Serve(ctx context.Context, partition string) (released <-chan struct{}, err error) {
+func (e *Engine) Serve(ctx context.Context, partition string) (ended <-chan struct{}, err error) {
 	return e.store.Serve(ctx, partition)
 }
 
-// Release must be called when another process serves a partition. The Engine then stops correcting drift in it, and
+// StopServing must be called when another process serves a partition. The Engine then stops correcting drift in it, and
 // deletes its records from memory.
-func (e *Engine) Release(partition string) {
-	e.store.Release(partition)
+func (e *Engine) StopServing(partition string) {
+	e.store.StopServing(partition)
 	e.failedRuns.forgetAll(e.isServedElsewhere)
 }
 
-// isServedElsewhere returns whether Release was called for the partition of a bundle.
+// isServedElsewhere returns whether StopServing was called for the partition of a bundle.
 func (e *Engine) isServedElsewhere(id bundle.ID) bool {
 	select {
-	case <-e.store.Released(id):
+	case <-e.store.ServingEnded(id):
 		return true
 	default:
 		return false

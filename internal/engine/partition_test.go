@@ -29,7 +29,7 @@ func (s *shards) move(t *testing.T, partition string, from *engine.Engine, proce
 	s.mu.Lock()
 	s.servedBy[partition] = process
 	s.mu.Unlock()
-	from.Release(partition)
+	from.StopServing(partition)
 }
 
 func (s *shards) of(process string) func(*engine.Options) {

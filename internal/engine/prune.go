@@ -56,7 +56,7 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, entries []invento
 			var err error
 			switch action {
 			case pruneDelete:
-				err = removeAs(ctx, options.account, entry.IsCreated(), func(ctx context.Context) error {
+				err = removeAs(ctx, options.account, entry.IsProvenApplied(), func(ctx context.Context) error {
 					return e.member.deleteWith(ctx, locations[i], existing.UID, cmp.Or(options.propagation, metav1.DeletePropagationBackground))
 				})
 			case pruneOrphan:

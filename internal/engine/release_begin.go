@@ -26,8 +26,8 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	if prepared, err := d.prepare(ctx); err != nil || !prepared {
 		return false, err
 	}
-	if after := s.Options.RecoverAfter; after > 0 && s.Failures > s.Recovered && s.Failures%after == 0 && s.Operation == inventory.Installing {
-		s.Recovered = s.Failures
+	if after := s.Options.RecoverAfter; after > 0 && s.Failures > s.FailuresAtUninstall && s.Failures%after == 0 && s.Operation == inventory.Installing {
+		s.FailuresAtUninstall = s.Failures
 		beginOperation(s, inventory.Uninstalling, d.engine.now())
 		return true, nil
 	}
@@ -37,7 +37,7 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	}
 	// The new record makes MaxHistory records. At least one is left, and all if MaxHistory is 0.
 	left := max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1))
-	if err := d.op.releaseRecords().Prune(ctx, s.Key(), entries, left, s.Former); err != nil {
+	if err := d.op.releaseRecords().Prune(ctx, s.Key(), entries, left, s.PreviousRevision); err != nil {
 		return false, err
 	}
 	return true, d.start(ctx, entries)
@@ -77,11 +77,11 @@ func (d *releaseDeployment) nextRevision(entries []release.Entry) {
 		// A version of Towline without release records may have deployed it.
 		s.Existed = slices.ContainsFunc(d.decisions, func(v decision) bool { return v.rank > rankCRD && d.prior.Entries[v.key()].UID != "" })
 	}
-	s.Former = 0
+	s.PreviousRevision = 0
 	for _, entry := range entries {
 		s.Revision = max(s.Revision, entry.Revision)
 		if entry.Status == common.StatusDeployed {
-			s.Former = entry.Revision
+			s.PreviousRevision = entry.Revision
 		}
 	}
 	s.Revision++
@@ -108,13 +108,13 @@ func (d *releaseDeployment) start(ctx context.Context, entries []release.Entry) 
 	s := d.op.state
 	now := d.engine.now()
 	operation, status, description := inventory.Upgrading, common.StatusPendingUpgrade, "Preparing upgrade"
-	if s.Former == 0 && !s.Existed {
+	if s.PreviousRevision == 0 && !s.Existed {
 		operation, status, description = inventory.Installing, common.StatusPendingInstall, "Initial install underway"
 		s.FirstDeployed = now
 	}
 	beginOperation(s, operation, now)
 	s.FirstDeployed = firstNonZero(s.FirstDeployed, now)
-	if i := slices.IndexFunc(entries, func(entry release.Entry) bool { return entry.Revision == s.Former }); i >= 0 && isFromHelm(entries[i]) {
+	if i := slices.IndexFunc(entries, func(entry release.Entry) bool { return entry.Revision == s.PreviousRevision }); i >= 0 && isFromHelm(entries[i]) {
 		if err := d.adoptFormer(ctx); err != nil {
 			return err
 		}

@@ -332,7 +332,7 @@ func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 	description := s.Options.Description
 	switch {
 	case s.Operation == inventory.RollingBack:
-		description = fmt.Sprintf("Rollback to %d", s.Former)
+		description = fmt.Sprintf("Rollback to %d", s.PreviousRevision)
 	case description != "":
 	case s.Operation == inventory.Installing:
 		description = "Install complete"
@@ -358,12 +358,12 @@ func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 	}
 	if s.Operation == inventory.RollingBack {
 		// The release has failed: the bundle wants the revision before the rollback.
-		s.Message += fmt.Sprintf("; rolled back to revision %d", s.Former)
-		s.Former, s.ObjectsApplied = s.Revision, false
+		s.Message += fmt.Sprintf("; rolled back to revision %d", s.PreviousRevision)
+		s.PreviousRevision, s.ObjectsApplied = s.Revision, false
 		enterStage(s, inventory.StageFailed, d.engine.now())
 		return true, nil
 	}
-	s.Failures, s.Recovered, s.Message = 0, 0, ""
+	s.Failures, s.FailuresAtUninstall, s.Message = 0, 0, ""
 	for i := range s.Hooks {
 		s.Hooks[i].DeleteOnSuccess = false // runHooks has deleted them
 	}

@@ -84,7 +84,7 @@ func (d *releaseDeployment) reportFailure(ctx context.Context) (proceed bool, er
 // cleanUpCreated deletes the objects that a failed upgrade created.
 func (d *releaseDeployment) cleanUpCreated(ctx context.Context) error {
 	s := d.op.state
-	former, ok, err := d.op.readReleaseRecord(ctx, s.Former)
+	former, ok, err := d.op.readReleaseRecord(ctx, s.PreviousRevision)
 	if err != nil || !ok {
 		return err
 	}
@@ -94,7 +94,7 @@ func (d *releaseDeployment) cleanUpCreated(ctx context.Context) error {
 	}
 	item, err := former.Item(ctx, s.Options)
 	if err != nil {
-		return d.op.asMemoryFailure(err, s.Former)
+		return d.op.asMemoryFailure(err, s.PreviousRevision)
 	}
 	keep := map[kube.Ref]bool{}
 	for _, obj := range item.Objects {

@@ -63,7 +63,7 @@ func (p *applyRun) planRelease(item bundle.Item) error {
 	isBegun := s.Digest == digest && s.HasBegun()
 	s.IsUnconfirmed, s.NextRevision, s.NextIsUpgrade = item.Release.IsUnconfirmed && !p.bundle.KeepObjects && !isBegun, 0, false
 	if err == nil && s.Digest != digest {
-		s.Digest, s.Failures, s.Recovered, s.Message, s.ObjectsApplied = digest, 0, 0, "", false
+		s.Digest, s.Failures, s.FailuresAtUninstall, s.Message, s.ObjectsApplied = digest, 0, 0, "", false
 		enterStage(s, inventory.StageBegin, p.engine.now())
 	}
 	return err

@@ -235,7 +235,7 @@ func (o *releaseOp) setHelmClientWait(last release.Entry) bool {
 // revision has them, too. So they are deleted after the upgrade, as in Helm.
 func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	s := d.op.state
-	record, ok, err := d.op.releaseRecords().Get(ctx, s.Key(), s.Former)
+	record, ok, err := d.op.releaseRecords().Get(ctx, s.Key(), s.PreviousRevision)
 	if err != nil || !ok {
 		return err
 	}

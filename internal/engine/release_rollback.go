@@ -12,16 +12,16 @@ import (
 
 // loadFormer replaces the item and the hooks of the operation by those in the record of the former revision.
 func (d *releaseDeployment) loadFormer(ctx context.Context) error {
-	record, ok, err := d.op.readReleaseRecord(ctx, d.op.state.Former)
+	record, ok, err := d.op.readReleaseRecord(ctx, d.op.state.PreviousRevision)
 	if err != nil {
 		return err
 	}
 	d.op.useRecord(record)
 	if !ok || !release.HasManifest(record.Release) {
-		return &releaseError{text: fmt.Sprintf("revision %d is not recorded any more", d.op.state.Former)}
+		return &releaseError{text: fmt.Sprintf("revision %d is not recorded any more", d.op.state.PreviousRevision)}
 	}
 	if d.item, err = record.Item(ctx, d.op.state.Options); err != nil {
-		return d.op.asMemoryFailure(err, d.op.state.Former)
+		return d.op.asMemoryFailure(err, d.op.state.PreviousRevision)
 	}
 	d.op.hooks, d.op.releaseRecord = release.ItemHooks(d.item), nil
 	return nil

@@ -286,7 +286,7 @@ func (e *Engine) uninstallReleases(ctx context.Context, rec *inventory.Record) (
 			next.DeleteRelease(s.Key())
 		}
 		var failure *releaseError
-		if (err == nil || errors.As(err, &failure)) && !saved.Equal(next) {
+		if (err == nil || errors.As(err, &failure)) && !saved.IsSaved(next) {
 			if saveErr := op.save(ctx); saveErr != nil {
 				return saved, false, saveErr
 			}

@@ -73,7 +73,7 @@ func (d driftEngine) Acquire(ctx context.Context, id bundle.ID) (unlock func(), 
 // Resume converges objects of a bundle from its record.
 func (d driftEngine) Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (drift.Result, error) {
 	e := d.engine
-	ctx, cancel := kube.ContextUntil(ctx, e.store.Released(id))
+	ctx, cancel := kube.ContextUntil(ctx, e.store.ServingEnded(id))
 	defer cancel()
 	var before bundle.Report
 	if rec := e.store.Cached(id); rec != nil {
@@ -92,7 +92,7 @@ func (d driftEngine) Resume(ctx context.Context, id bundle.ID, only map[kube.Ref
 
 // ResumeWithdrawal continues a withdrawal.
 func (d driftEngine) ResumeWithdrawal(ctx context.Context, id bundle.ID) (done bool, err error) {
-	ctx, cancel := kube.ContextUntil(ctx, d.engine.store.Released(id))
+	ctx, cancel := kube.ContextUntil(ctx, d.engine.store.ServingEnded(id))
 	defer cancel()
 	return d.engine.resumeWithdrawal(ctx, id)
 }

@@ -71,7 +71,7 @@ func (e *engines) releaseLocal(cluster fleet.ID) {
 	existing := e.byMember[selfMember().Key()]
 	e.mu.Unlock()
 	if existing != nil {
-		existing.engine.Release(deliver.LocalPartition(cluster))
+		existing.engine.StopServing(deliver.LocalPartition(cluster))
 	}
 }
 

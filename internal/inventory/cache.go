@@ -25,7 +25,7 @@ type recordCache struct {
 	memory int64
 	// byObject finds records by the hash of a tracked object, byName by the hash of the name of the head Secret.
 	byObject, byName hashIndex
-	// kinds counts the tracked objects of the records with drift correction.
+	// kinds counts the tracked objects of the records for which IsWatched returns true.
 	kinds map[schema.GroupVersionKind]int
 	// changed has the records with the field isChanged.
 	changed []*cachedRecord
@@ -41,7 +41,8 @@ type recordCache struct {
 // cachedRecord is an entry of the cache. Newer versions replace its Record.
 type cachedRecord struct {
 	*Record
-	// isChanged is true until TakeChanges returns the record, wasRead if it was read since the last call.
+	// isChanged is true until TakeChanges returns the record. wasRead is true if the record was read from the member since
+	// then.
 	isChanged, wasRead bool
 }
 
@@ -147,7 +148,8 @@ func (c *recordCache) addObjects(cached *cachedRecord, rec *Record) {
 	}
 }
 
-// removeObjects removes the tracked objects of a former record from the indexes, but keeps those that next has.
+// removeObjects removes the tracked objects of a former record from the indexes. Those that next has stay in byObject;
+// addObjects has counted them in kinds once more.
 func (c *recordCache) removeObjects(cached *cachedRecord, former, next *Record) {
 	for ref := range former.tracked() {
 		isTracked := false
@@ -188,7 +190,8 @@ func (s *Store) TakeChanges() []Change {
 	return changes
 }
 
-// WatchedKinds lists the kinds of the tracked objects of the cached records with drift correction, in no order.
+// WatchedKinds lists the kinds of the tracked objects of the cached records for which IsWatched returns true, in no
+// order.
 func (s *Store) WatchedKinds() []schema.GroupVersionKind {
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
@@ -199,8 +202,8 @@ func (s *Store) WatchedKinds() []schema.GroupVersionKind {
 	return kinds
 }
 
-// FindTracking returns the cached records in which FindTracked finds an object.
-func (s *Store) FindTracking(key kube.Ref) []*Record {
+// RecordsTracking returns the cached records in which FindTracked finds an object.
+func (s *Store) RecordsTracking(key kube.Ref) []*Record {
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
 	var found []*Record
@@ -247,8 +250,8 @@ func (s *Store) Cached(id bundle.ID) *Record {
 	return nil
 }
 
-// setListing begins or ends a list.
-func (c *recordCache) setListing(isListing bool) {
+// recordDeletions begins or ends the time in which deletions are recorded for a list.
+func (c *recordCache) recordDeletions(isListing bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.deleted = nil
@@ -290,7 +293,8 @@ func (s *Store) addListed(rec *Record) {
 	s.notify()
 }
 
-// isNewer returns whether a resourceVersion is newer than another one of the same resource. Both are decimal numbers.
+// isNewer returns whether a resourceVersion is newer than another one of the same resource. API servers with etcd
+// return decimal numbers. A wrong result costs one more read.
 func isNewer(version, than string) bool {
 	return cmp.Or(cmp.Compare(len(version), len(than)), cmp.Compare(version, than)) > 0
 }

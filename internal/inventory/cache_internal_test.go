@@ -38,7 +38,7 @@ func TestIndexesFollowTheRecords(t *testing.T) {
 		t.Helper()
 		for ref, names := range owners {
 			found := map[string]bool{}
-			for _, rec := range s.FindTracking(ref.Key()) {
+			for _, rec := range s.RecordsTracking(ref.Key()) {
 				found[rec.ID.RequestorName] = true
 			}
 			for _, name := range names {

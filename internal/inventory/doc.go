@@ -8,9 +8,9 @@
 // The engine calls Load, changes a copy from Record.Edit, and calls Save before and after it applies objects, and
 // Delete after a withdrawal. Package drift calls List once, and then reads the cached records, by their indexes.
 //
-// The shards of a hub also deploy to the cluster of the hub, on behalf of other clusters. All shards use one scope for
-// it. Partitions divides its records: one partition per cluster on whose behalf they were deployed. A Store caches the
-// partitions between Serve and Release, and no others.
+// The shards of a hub also deploy to the cluster of the hub, on behalf of other clusters. All shards share
+// one OwnerScope there. Partitions divides the records of that scope: one partition per cluster on whose behalf they
+// were deployed. A Store caches the partitions between Serve and StopServing, and no others.
 //
 // The head Secret of a record has the label towline.dev/record=head and a name that is computed from the OwnerScope and
 // the bundle ID. It holds the head as JSON and the content and the entries as compressed JSON. Larger content and
@@ -26,7 +26,7 @@
 //   - A record that was loaded or saved is never changed. Edit returns a copy to change and save.
 //   - The work for an event, a saved record or a list of one partition does not grow with the number of cached records.
 //   - Each record belongs to one OwnerScope: a hub and a registration of the cluster with it. Records of other scopes
-//     are neither read nor written, with one exception: DeleteOlderRegistrations.
+//     are neither read nor written, with one exception: DeleteRecordsOfOlderRegistrations.
 //   - A hub does not trust its members: the size of values and the number of chunks that it reads are limited, and so
 //     are the number and the memory of all records (limits.go).
 //

@@ -20,7 +20,8 @@ const (
 	maxEntries = 32 << 20
 )
 
-// maxUnsized is the maximum size of a value, in bytes, that an encoder compresses without its size.
+// maxUnsized is the maximum size, in bytes, of a value whose zstd frame has no size: an encoder may omit
+// FrameContentSize only for up to 255 bytes.
 const maxUnsized = 255
 
 // compressor compresses values as JSON. Its encoders and decoders, each of which has about a megabyte of tables, are in
@@ -50,9 +51,9 @@ func (c *compressor) pack(value any) ([]byte, error) {
 	return encoder.EncodeAll(raw, nil), nil
 }
 
-// unpack is the reverse of pack. It decompresses a value, and calls decode with its JSON. While decode runs, the memory
-// for that is reserved beside records, the Reservation of the records. If the value is invalid, the error wraps
-// ErrIncomplete.
+// unpack is the reverse of pack. It decompresses a value, and calls decode with its JSON. Until decode
+// returns, the memory for the JSON and the decoded value is reserved in addition to records, for the same namespace. If
+// the value is invalid, the error wraps ErrIncomplete.
 func (c *compressor) unpack(ctx context.Context, packed []byte, records *kube.Reservation, decoded kube.DecodedType, decode func(raw []byte) error) error {
 	var header zstd.Header
 	if err := header.Decode(packed); err != nil || header.FrameContentSize > c.limit {
@@ -71,7 +72,7 @@ func (c *compressor) unpack(ctx context.Context, packed []byte, records *kube.Re
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrIncomplete, err)
 	}
-	if memory != nil { // MemoryOf scans all of it
+	if memory != nil { // without a limit, MemoryOf would scan the JSON for nothing
 		if err := memory.Resize(ctx, kube.MemoryOf(raw, decoded)); err != nil {
 			return err
 		}

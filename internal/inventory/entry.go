@@ -25,7 +25,7 @@ type Entry struct {
 	// Claim is the resourceVersion at which the object is taken over from another requestor, "" if it is not taken
 	// over.
 	Claim string `json:"claimed,omitempty"`
-	// FromHelm is true if a client of Helm deployed the object, in a revision before the bundle's first revision.
+	// FromHelm is true if Helm deployed the object, in a revision before the first one that Towline deployed.
 	FromHelm bool `json:"fromHelm,omitempty"`
 	// Recovered is true if the record was lost, and the entry was built again from labels of the object. Whoever may
 	// change the object can set these labels.
@@ -33,8 +33,8 @@ type Entry struct {
 	// IsReleaseRecord is true for the entry that Record.FindTracked returns for a release record. It is in no
 	// Record.Entries.
 	IsReleaseRecord bool `json:"-"`
-	// Rival is the bundle ID, as text, of another bundle that deploys the object now. The entry has no UID then.
-	Rival string `json:"rival,omitempty"`
+	// CompetingOwner is the bundle ID, as text, of another bundle that deploys the object now. The entry has no UID then.
+	CompetingOwner string `json:"rival,omitempty"`
 }
 
 // RecordsAdoption returns whether the entry is for the object with this UID, and the object existed before it was
@@ -43,6 +43,6 @@ func (e Entry) RecordsAdoption(uid types.UID) bool {
 	return e.Adopted && (e.UID == "" || e.UID == uid)
 }
 
-// IsCreated returns whether the entry proves that the bundle has applied the object with its UID: it was neither found
-// by its labels nor deployed by Helm.
-func (e Entry) IsCreated() bool { return e.UID != "" && !e.Recovered && !e.FromHelm }
+// IsProvenApplied returns whether the entry proves that the bundle has applied the object with its UID: it was neither
+// found by its labels nor deployed by Helm.
+func (e Entry) IsProvenApplied() bool { return e.UID != "" && !e.Recovered && !e.FromHelm }

@@ -25,7 +25,7 @@ func TestStoredFormatDoesNotChange(t *testing.T) {
 			Head{
 				ID: id, Owner: bundle.Owner{Kind: "ClusterProfile", Name: "web", Tier: 100}, Digest: []byte{1, 2}, State: bundle.StateApplying,
 				Message: "m", LastApplied: at, Hub: "hub-uid", Orphan: true, Suspended: true,
-				ContentChunks: []string{"c"}, InventoryChunks: []string{"i"},
+				ContentChunks: []string{"c"}, EntryChunks: []string{"i"},
 			},
 			`{"id":{"requestorKind":"ClusterSummary","requestorName":"eu/web","feature":"Helm"},` +
 				`"owner":{"kind":"ClusterProfile","name":"web","tier":100},"options":{},"digest":"AQI=","state":"Applying","message":"m",` +
@@ -38,7 +38,7 @@ func TestStoredFormatDoesNotChange(t *testing.T) {
 				Hooks: []HookRun{{
 					Event: "pre-upgrade", Ref: job, UID: "u1", Started: at, Completed: at, Phase: "Running", DeleteOnSuccess: true,
 				}},
-				Attempt: "a", Message: "m", Failures: 1, Recovered: 1, Sensitive: true, Former: 2, Existed: true, ObjectsApplied: true,
+				Attempt: "a", Message: "m", Failures: 1, FailuresAtUninstall: 1, Sensitive: true, PreviousRevision: 2, Existed: true, ObjectsApplied: true,
 				Inputs: "i", RenderedRevision: 3, IsUpgrade: true, SecretUID: "u2", SecretState: "s",
 			},
 			`{"namespace":"web","name":"nginx","digest":"d","revision":3,"operation":"upgrade","stage":"pre-hooks",` +
@@ -51,7 +51,7 @@ func TestStoredFormatDoesNotChange(t *testing.T) {
 		"entry": {
 			Entry{
 				Ref: kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "web", Name: "c"}, UID: "u", Fields: "f", Adopted: true, Kept: true,
-				Origin: "o", Claim: "7", FromHelm: true, IsReleaseRecord: true, Rival: "r",
+				Origin: "o", Claim: "7", FromHelm: true, IsReleaseRecord: true, CompetingOwner: "r",
 			},
 			`{"ref":{"version":"v1","kind":"ConfigMap","namespace":"web","name":"c"},"uid":"u","fields":"f","adopted":true,"kept":true,` +
 				`"origin":"o","claimed":"7","fromHelm":true,"rival":"r"}`,

@@ -55,8 +55,8 @@ func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
 	}
 }
 
-// readHead returns the record with a head Secret: the cached one, or its head if the Secret has changed. The result
-// does not exist if the Secret has no record of this scope.
+// readHead returns the record with a head Secret: the cached one, or its head if the Secret has changed. Exists of
+// the result is false if the Secret has no record of this scope.
 func (s *Store) readHead(ctx context.Context, secret *metav1.PartialObjectMetadata) (*Record, error) {
 	id, ok := s.idOf(secret)
 	if !ok {
@@ -69,8 +69,9 @@ func (s *Store) readHead(ctx context.Context, secret *metav1.PartialObjectMetada
 }
 
 // List reads all records on the member into the cache, page by page. An incomplete record is cached with nothing but
-// its ID. With Partitions, it reads only partitions that this Store serves. It begins to serve those that
-// Partitions.List returns, and those that it finds on the member and Partitions.Serves accepts.
+// its ID. With Partitions, it first serves the partitions that Partitions.List returns. For a record of another
+// partition it calls Partitions.Serves, and serves that partition too if the result is true. Records of all others are
+// not read.
 func (s *Store) List(ctx context.Context) error {
 	unlock, err := s.lockListing(ctx)
 	if err != nil {
@@ -84,7 +85,7 @@ func (s *Store) List(ctx context.Context) error {
 	if err := s.readPages(ctx, labelRecord+"="+partHead, s.partitionFilter()); err != nil {
 		return err
 	}
-	s.setListed(known)
+	s.setPartitionsListed(known)
 	s.cache.mu.Lock()
 	s.cache.isListed = true
 	s.cache.mu.Unlock()
@@ -95,9 +96,9 @@ func (s *Store) List(ctx context.Context) error {
 func (s *Store) lockListing(ctx context.Context) (unlock func(), err error) {
 	select {
 	case s.listing <- struct{}{}:
-		s.cache.setListing(true)
+		s.cache.recordDeletions(true)
 		return func() {
-			s.cache.setListing(false)
+			s.cache.recordDeletions(false)
 			<-s.listing
 		}, nil
 	case <-ctx.Done():
@@ -129,6 +130,8 @@ func (s *Store) readPages(ctx context.Context, selector string, isWanted func(co
 	}
 }
 
+// readListed reads the record with a head Secret into the cache. If the annotation with the ID was lost, the ID is that
+// in the head.
 func (s *Store) readListed(ctx context.Context, secret *corev1.Secret, isWanted func(context.Context, bundle.ID) (bool, error)) error {
 	id, ok := s.idOf(secret)
 	if ok {
@@ -150,7 +153,8 @@ func (s *Store) readListed(ctx context.Context, secret *corev1.Secret, isWanted 
 
 func compareIDs(a, b *Record) int { return strings.Compare(a.ID.String(), b.ID.String()) }
 
-// loadHead reads the head of a record. It does not check that the chunks exist.
+// loadHead reads the head of a record. It does not check that the chunks exist. The result for a head that cannot be
+// decoded has nothing but the ID.
 func (s *Store) loadHead(ctx context.Context, id bundle.ID) (*Record, error) {
 	rec := &Record{Head: Head{ID: id}, mayHaveUnusedChunks: true}
 	secret, err := s.secrets.Get(ctx, s.nameOf(id), metav1.GetOptions{})
@@ -162,7 +166,7 @@ func (s *Store) loadHead(ctx context.Context, id bundle.ID) (*Record, error) {
 	}
 	rec.version = versionOf(secret)
 	if rec.Head, rec.memory, err = decodeHead(secret); err != nil || rec.ID != id {
-		// Keep the ID: a withdrawal finds the objects by their ownership labels.
+		// A withdrawal finds the objects by the ID in their ownership labels.
 		rec.Head = Head{ID: id}
 	}
 	return rec, nil

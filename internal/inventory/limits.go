@@ -17,8 +17,8 @@ const (
 	maxRecords = 20_000
 	// maxHeadMemory limits the memory of one head.
 	maxHeadMemory = 16 << 20
-	// entryMemory is the memory for an object of a record without the texts of its Entry: the Entry in a map, and the
-	// state and the backoff of the object that package drift keeps.
+	// entryMemory is the memory for an object of a record: its Entry in a map, and the state and the backoff that package
+	// drift has for it. The texts of the Entry are counted separately.
 	entryMemory = 1200
 	// maxID limits the text of an ID, in bytes. The names in it have at most 253 bytes.
 	maxID = 1 << 10
@@ -38,8 +38,8 @@ func (s *Store) ReserveLists() *kube.Reservation { return s.memory.ForLists() }
 // memoryOfEntries returns the memory of the entries of rec without their texts.
 func memoryOfEntries(rec *Record) int64 { return entryMemory * int64(len(rec.Entries)) }
 
-// reserveMemory reserves the memory of the cached records and of rec. If several records are read at once, the last one
-// counts, until the next is read.
+// reserveMemory reserves the memory of the cached records and of rec. Of several records that are read at the same
+// time, only the last one is counted.
 func (s *Store) reserveMemory(ctx context.Context, rec *Record) error {
 	s.cache.mu.Lock()
 	memory := s.cache.memory + rec.memory

@@ -30,7 +30,7 @@ func createRecord(t *testing.T, s *Store, name, entries string) bundle.ID {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: s.nameOf(id), ResourceVersion: "1", Labels: s.labels(partHead), Annotations: map[string]string{kube.AnnotationRequestor: id.String()},
 		},
-		Data: map[string][]byte{keyHead: head, keyInventory: packed},
+		Data: map[string][]byte{keyHead: head, keyEntries: packed},
 	}
 	if _, err := s.secrets.Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

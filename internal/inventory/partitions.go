@@ -27,8 +27,8 @@ type Partitions struct {
 
 // servedPartition is a partition that this process serves.
 type servedPartition struct {
-	// released is closed when the process no longer serves the partition.
-	released chan struct{}
+	// ended is closed when the process no longer serves the partition.
+	ended chan struct{}
 	// isListed is true if the cache has all records of the partition.
 	isListed bool
 	ids      map[bundle.ID]bool // the cached records
@@ -56,24 +56,24 @@ func (s *Store) servedOf(id bundle.ID) (served *servedPartition, ok bool) {
 	return served, ok
 }
 
-// Serve begins to serve a partition, unless it is served already. It sends no request. released is closed when Release
+// Serve begins to serve a partition, unless it is served already. It sends no request. ended is closed when StopServing
 // is called. The error wraps ErrNotServed if another process serves the partition.
-func (s *Store) Serve(ctx context.Context, partition string) (released <-chan struct{}, err error) {
+func (s *Store) Serve(ctx context.Context, partition string) (ended <-chan struct{}, err error) {
 	served, isNew := s.addPartition(partition)
-	// The partition is added before Partitions.Serves is called: if Serves does not know yet that the partition has
-	// moved to another shard, the call of Release that follows the move must find the partition.
+	// The partition is added first. Otherwise a call of StopServing, after a move of the partition to another shard, could
+	// come between Serves and the addition, and the partition would be served forever.
 	isServed, err := s.partitions.Serves(ctx, partition)
 	if err != nil {
 		if isNew {
-			s.Release(partition)
+			s.StopServing(partition)
 		}
 		return nil, fmt.Errorf("serve %s: %w", partition, err)
 	}
 	if !isServed {
-		s.Release(partition)
+		s.StopServing(partition)
 		return nil, fmt.Errorf("serve %s: %w", partition, ErrNotServed)
 	}
-	return served.released, nil
+	return served.ended, nil
 }
 
 func (s *Store) addPartition(partition string) (served *servedPartition, isNew bool) {
@@ -83,19 +83,19 @@ func (s *Store) addPartition(partition string) (served *servedPartition, isNew b
 	if served != nil {
 		return served, false
 	}
-	served = &servedPartition{released: make(chan struct{}), ids: map[bundle.ID]bool{}}
+	served = &servedPartition{ended: make(chan struct{}), ids: map[bundle.ID]bool{}}
 	s.cache.partitions[partition] = served
 	return served, true
 }
 
-// Release ends Serve: it removes the records of a partition from the cache. It does nothing for a partition that is not
-// served.
-func (s *Store) Release(partition string) {
+// StopServing ends Serve: it removes the records of a partition from the cache. It does nothing for a partition that is
+// not served.
+func (s *Store) StopServing(partition string) {
 	s.cache.mu.Lock()
 	served := s.cache.partitions[partition]
 	if served != nil {
 		delete(s.cache.partitions, partition)
-		close(served.released)
+		close(served.ended)
 		for id := range served.ids {
 			s.cache.remove(s.nameOf(id), id)
 		}
@@ -106,20 +106,20 @@ func (s *Store) Release(partition string) {
 	}
 }
 
-// Released returns the channel that is closed when the partition of id is no longer served. It is nil, which is never
-// closed, for a Store without Partitions.
-func (s *Store) Released(id bundle.ID) <-chan struct{} {
+// ServingEnded returns the channel that is closed when the partition of id is no longer served. It is nil, which is
+// never closed, for a Store without Partitions.
+func (s *Store) ServingEnded(id bundle.ID) <-chan struct{} {
 	if s.partitions == nil {
 		return nil
 	}
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
 	if served, ok := s.servedOf(id); ok {
-		return served.released
+		return served.ended
 	}
-	released := make(chan struct{})
-	close(released)
-	return released
+	ended := make(chan struct{})
+	close(ended)
+	return ended
 }
 
 // ListPartition returns the records of a served partition, sorted by ID, without content: see ListCached. It reads the
@@ -144,7 +144,7 @@ func (s *Store) ListPartition(ctx context.Context, partition string) ([]*Record,
 	if err := s.readPages(ctx, selector, func(context.Context, bundle.ID) (bool, error) { return true, nil }); err != nil {
 		return nil, err
 	}
-	s.setListed(map[string]*servedPartition{partition: served})
+	s.setPartitionsListed(map[string]*servedPartition{partition: served})
 	records, ok := s.cachedPartition(partition)
 	if !ok {
 		return nil, fmt.Errorf("list the records of %s: %w", partition, ErrNotServed)
@@ -192,9 +192,9 @@ func (s *Store) servePartitions(ctx context.Context) (map[string]*servedPartitio
 	return maps.Clone(s.cache.partitions), nil
 }
 
-// setListed marks partitions as listed that were served before the list was read, and are still served. If a partition
-// was released and served again meanwhile, it can have records that the list lacks.
-func (s *Store) setListed(listed map[string]*servedPartition) {
+// setPartitionsListed marks partitions as listed that were served before the list was read, and are still served. A
+// partition that another process has served meanwhile can have records that the list lacks.
+func (s *Store) setPartitionsListed(listed map[string]*servedPartition) {
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
 	for name, served := range listed {

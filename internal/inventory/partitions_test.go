@@ -109,14 +109,14 @@ func TestPartitionMovesAndComesBack(t *testing.T) {
 	}
 	stale := m.serve(a, "one")
 	m.serve(a, "two")
-	released := a.Released(in("one"))
+	ended := a.ServingEnded(in("one"))
 
 	o["one"] = "b"
-	a.Release("one")
+	a.StopServing("one")
 	select {
-	case <-released:
+	case <-ended:
 	default:
-		t.Error("the partition is not released")
+		t.Error("the partition is not ended")
 	}
 	if diff := cmp.Diff(cachedIDs(a), map[bundle.ID]bool{in("two"): true}); diff != "" {
 		t.Errorf("cached after the release (-got +want):\n%s", diff)
@@ -147,7 +147,7 @@ func TestPartitionMovesAndComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	o["one"] = "a"
-	b.Release("one")
+	b.StopServing("one")
 	if _, err := a.Serve(t.Context(), "one"); err != nil {
 		t.Fatal(err)
 	}

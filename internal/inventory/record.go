@@ -41,7 +41,7 @@ type Head struct {
 	LastApplied time.Time      `json:"lastApplied,omitzero"`
 	// Hub is the UID of the hub that delivered the bundle, or "" if it is not known.
 	Hub string `json:"hub,omitempty"`
-	// Inputs is Bundle.Inputs of the bundle, "" if it is not known.
+	// Inputs is the digest of what the bundle was built from, see bundle.Bundle.Inputs; "" if it is not known.
 	Inputs string `json:"inputs,omitempty"`
 	// Orphan is true if the bundle is being withdrawn and its objects are kept.
 	Orphan bool `json:"leave,omitempty"`
@@ -49,9 +49,9 @@ type Head struct {
 	Suspended bool `json:"suspended,omitempty"`
 	// Releases are the states of the Helm releases of the bundle.
 	Releases []ReleaseState `json:"releases,omitempty"`
-	// ContentChunks and InventoryChunks name the chunk Secrets. A Store sets them.
-	ContentChunks   []string `json:"contentChunks,omitempty"`
-	InventoryChunks []string `json:"inventoryChunks,omitempty"`
+	// ContentChunks and EntryChunks name the chunk Secrets. A Store sets them.
+	ContentChunks []string `json:"contentChunks,omitempty"`
+	EntryChunks   []string `json:"inventoryChunks,omitempty"`
 }
 
 // storedValue is a compressed value: in the head Secret, or in the chunks that the head names.
@@ -108,16 +108,16 @@ func (r *Record) WithoutContent() *Record {
 // BundleDigest returns the digest of the bundle that was delivered last.
 func (r *Record) BundleDigest() bundle.Digest { return bundle.DigestFromBytes(r.Digest) }
 
-// Equal returns whether next need not be saved in place of r, which is stored. Owner and Options are not compared,
-// since the digest covers them. LastApplied and Inputs are ignored.
-func (r *Record) Equal(next *Record) bool {
+// IsSaved returns whether r, which is stored, has all of next that must be saved. Owner and Options are not compared,
+// since the digest covers them. LastApplied and Inputs alone cause no save.
+func (r *Record) IsSaved(next *Record) bool {
 	return r.version != "" && r.BundleDigest() == next.BundleDigest() && r.State == next.State && r.Message == next.Message &&
 		r.Hub == next.Hub && r.Orphan == next.Orphan && r.Suspended == next.Suspended && maps.Equal(r.Entries, next.Entries) &&
 		reflect.DeepEqual(r.Releases, next.Releases)
 }
 
-// Covers returns whether the stored record r is sufficient until the objects of next are applied. If the process is
-// killed then, r shows which objects can exist. Otherwise next must be saved before the first object is applied.
+// Covers returns whether the objects of next may be applied before next is saved, since the stored record r lists them
+// already: it shows which objects can exist if the process is killed.
 func (r *Record) Covers(next *Record) bool {
 	if r.version == "" || r.BundleDigest() != next.BundleDigest() || r.State == bundle.StateRemoving || r.Suspended ||
 		!reflect.DeepEqual(r.Releases, next.Releases) {
@@ -137,13 +137,13 @@ func (r *Record) Covers(next *Record) bool {
 func (r *Record) IsWatched() bool { return r.Options.CorrectDrift || r.State == bundle.StateRemoving }
 
 // IsUnfinished returns whether the bundle must be run again: the last run has failed or was interrupted, or a Helm
-// release waits, during which the state is Applying.
+// release is waiting, with the state Applying.
 func (r *Record) IsUnfinished() bool {
 	return r.State == bundle.StateFailed || r.State == bundle.StateApplying
 }
 
-// ReleasesDeployed returns whether all Helm releases are deployed.
-func (r *Record) ReleasesDeployed() bool {
+// AreReleasesDeployed returns whether all Helm releases are deployed.
+func (r *Record) AreReleasesDeployed() bool {
 	return !slices.ContainsFunc(r.Releases, func(s ReleaseState) bool { return s.Stage != StageDeployed })
 }
 

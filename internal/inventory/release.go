@@ -60,15 +60,15 @@ type ReleaseState struct {
 	Abandoned []HookRun `json:"abandoned,omitempty"`
 	// Attempt identifies the operation. It is part of the annotation of its hooks.
 	Attempt string `json:"attempt,omitempty"`
-	// Message is the reason of the last failure, and Failures the number of consecutive failures. Recovered is the value
-	// of Failures at the last uninstallation by RecoverAfter.
-	Message   string `json:"message,omitempty"`
-	Failures  int    `json:"failures,omitempty"`
-	Recovered int    `json:"recovered,omitempty"`
+	// Message is the reason of the last failure, and Failures the number of consecutive failures. FailuresAtUninstall is
+	// the value of Failures at the last uninstallation by RecoverAfter.
+	Message             string `json:"message,omitempty"`
+	Failures            int    `json:"failures,omitempty"`
+	FailuresAtUninstall int    `json:"recovered,omitempty"`
 	// Sensitive is true if the item is: then logs of its hooks are not reported.
 	Sensitive bool `json:"sensitive,omitempty"`
-	// Former is the revision that was deployed before the operation, 0 if there was none.
-	Former int `json:"former,omitempty"`
+	// PreviousRevision is the revision that was deployed before the operation, 0 if there was none.
+	PreviousRevision int `json:"former,omitempty"`
 	// Existed is true if objects of the release were deployed before its first recorded revision: they are not
 	// uninstalled after a failure.
 	Existed bool `json:"existed,omitempty"`
@@ -79,7 +79,8 @@ type ReleaseState struct {
 	UninstallAs string `json:"uninstallAs,omitempty"`
 	// Options are the options of the item. They are used after the bundle no longer has the item.
 	Options bundle.ReleaseOptions `json:"options,omitzero"`
-	// Inputs, RenderedRevision and IsUpgrade have the values of the fields of bundle.Release.
+	// Inputs, RenderedRevision and IsUpgrade are copied from bundle.Release. Inputs is empty if no template reads the
+	// revision.
 	Inputs           string `json:"inputs,omitempty"`
 	RenderedRevision int    `json:"renderedRevision,omitempty"`
 	IsUpgrade        bool   `json:"isUpgrade,omitempty"`
@@ -133,8 +134,8 @@ func (r *Record) FindRelease(key release.Key) *ReleaseState {
 	return nil
 }
 
-// DeployedReleases describes the releases as they were delivered. Revision is RenderedRevision, or the recorded
-// revision if Inputs is empty: then no template reads it.
+// DeployedReleases describes the releases as they were delivered. If Inputs is empty, no template reads the revision,
+// and Revision is the recorded one. Otherwise it is RenderedRevision.
 func (r *Record) DeployedReleases() []bundle.DeployedRelease {
 	var all []bundle.DeployedRelease
 	for _, s := range r.Releases {
@@ -150,8 +151,9 @@ func (r *Record) DeployedReleases() []bundle.DeployedRelease {
 	return all
 }
 
-// outdatedReleases returns Report.Outdated of the bundle: nil if no release has a NextRevision. Otherwise all releases
-// that have not begun and whose templates read the revision, since the hub renders them together.
+// outdatedReleases returns Report.Outdated of the bundle. It is nil if no release has a NextRevision. Otherwise it has
+// all releases that have not begun and whose templates read the revision, since the hub renders them together. Revision
+// is 0 for those whose rendering is still valid.
 func (r *Record) outdatedReleases() []bundle.OutdatedRelease {
 	if !slices.ContainsFunc(r.Releases, func(s ReleaseState) bool { return s.NextRevision > 0 && !s.HasBegun() }) {
 		return nil

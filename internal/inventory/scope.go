@@ -6,7 +6,7 @@ import (
 )
 
 // OwnerScope separates the objects of this engine from objects of engines of other hubs or other registrations on the
-// same cluster. A SveltosCluster has the zero OwnerScope.
+// same cluster. SveltosClusters have the zero OwnerScope: as with Sveltos, a cluster is managed by one hub then.
 type OwnerScope struct {
 	// Hub identifies the hub, and Registration the object on it that declares the cluster.
 	Hub, Registration string
@@ -16,7 +16,7 @@ type OwnerScope struct {
 // clusters. All shards share it, so a shard that takes over a cluster also takes over these objects.
 func LocalScope() OwnerScope { return OwnerScope{Registration: "Local"} }
 
-// IsLocal returns whether s is LocalScope. The UID of an object, which other scopes have, is never "Local".
+// IsLocal returns whether s is LocalScope. In other scopes Registration is a UID, which is never "Local".
 func (s OwnerScope) IsLocal() bool { return s == LocalScope() }
 
 // Signature is the key of the owner of a bundle's objects: the bundle ID and the scope. An object that is marked for

@@ -40,16 +40,16 @@ const (
 	labelRecordPartition = "towline.dev/record-partition"
 
 	// The keys in the Secrets.
-	keyHead      = "head"
-	keyContent   = "content"
-	keyInventory = "inventory"
-	keyChunk     = "chunk"
+	keyHead    = "head"
+	keyContent = "content"
+	keyEntries = "inventory"
+	keyChunk   = "chunk"
 
 	// A Secret holds at most 1 MiB. Content and entries up to these sizes (in bytes, compressed) share the head Secret,
 	// so that a small bundle costs one write.
-	maxInlineContent   = 256 << 10
-	maxInlineInventory = 384 << 10
-	chunkSize          = 900 << 10
+	maxInlineContent = 256 << 10
+	maxInlineEntries = 384 << 10
+	chunkSize        = 900 << 10
 
 	// namePrefix begins the names of the Secrets. A hash of hashLength characters follows.
 	namePrefix = "towline-record-"
@@ -192,7 +192,7 @@ func (s *Store) idOf(secret metav1.Object) (id bundle.ID, ok bool) {
 	return id, ok && s.nameOf(id) == secret.GetName()
 }
 
-// decodeHead decodes the head in a Secret, which needs memory bytes.
+// decodeHead decodes the head in a Secret. memory is the estimated size of the decoded head in bytes.
 func decodeHead(secret *corev1.Secret) (head Head, memory int64, err error) {
 	raw := secret.Data[keyHead]
 	if memory = kube.MemoryOf(raw, kube.TypeAny); memory > maxHeadMemory {
@@ -210,7 +210,7 @@ func (s *Store) readRecord(ctx context.Context, secret *corev1.Secret) (*Record,
 		return nil, fmt.Errorf("read %s: %w", secret.Name, ErrIncomplete)
 	}
 	rec.content = storedValue{inline: secret.Data[keyContent], chunks: rec.ContentChunks}
-	rec.entryData = storedValue{inline: secret.Data[keyInventory], chunks: rec.InventoryChunks}
+	rec.entryData = storedValue{inline: secret.Data[keyEntries], chunks: rec.EntryChunks}
 	if known := s.Cached(rec.ID); known != nil && known.version == rec.version && !known.isIncomplete {
 		rec.Entries, rec.mayHaveUnusedChunks, rec.memory = known.Entries, known.mayHaveUnusedChunks, known.memory
 		return rec, nil
@@ -277,7 +277,7 @@ func (s *Store) IsLost(ctx context.Context, id bundle.ID) (bool, error) {
 }
 
 // IsComplete returns whether rec has content and all its chunks exist. It returns true for a record that does not
-// exist.
+// exist, of which nothing is missing.
 func (s *Store) IsComplete(ctx context.Context, rec *Record) (bool, error) {
 	if rec.version != "" && rec.content.empty() {
 		return false, nil
@@ -323,10 +323,10 @@ func (s *Store) write(ctx context.Context, prior, saved *Record) (_ *Record, err
 	if err != nil {
 		return nil, fmt.Errorf("pack inventory of %s: %w", saved.ID, err)
 	}
-	if saved.entryData, err = s.storeValue(ctx, saved.ID, packed, maxInlineInventory); err != nil {
+	if saved.entryData, err = s.storeValue(ctx, saved.ID, packed, maxInlineEntries); err != nil {
 		return nil, err
 	}
-	saved.ContentChunks, saved.InventoryChunks = saved.content.chunks, saved.entryData.chunks
+	saved.ContentChunks, saved.EntryChunks = saved.content.chunks, saved.entryData.chunks
 	if saved.version, err = s.writeHead(ctx, saved, prior.version); err != nil {
 		return nil, err
 	}
@@ -378,7 +378,7 @@ func (s *Store) writeHead(ctx context.Context, rec *Record, version string) (str
 			Labels:          labels,
 			Annotations:     annotations,
 		},
-		Data: map[string][]byte{keyHead: raw, keyContent: rec.content.inline, keyInventory: rec.entryData.inline},
+		Data: map[string][]byte{keyHead: raw, keyContent: rec.content.inline, keyEntries: rec.entryData.inline},
 	}
 	var written *corev1.Secret
 	if version == "" {
@@ -400,7 +400,7 @@ func (s *Store) createSecret(ctx context.Context, secret *corev1.Secret) (*corev
 		return created, err
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}
-	if s.namespace != kube.AgentNamespace {
+	if s.namespace != kube.AgentNamespace { // the manifest of the agent creates that one, without the label
 		namespace.Labels = map[string]string{clusterv1alpha1.SystemLabel: "true"}
 	}
 	if _, err := s.namespaces.Create(ctx, namespace, opts); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -413,7 +413,7 @@ func (s *Store) createSecret(ctx context.Context, secret *corev1.Secret) (*corev
 func (s *Store) Delete(ctx context.Context, rec *Record) error {
 	if len(chunksOf(rec)) > 0 || rec.mayHaveUnusedChunks {
 		bare := rec.Edit()
-		bare.content, bare.entryData, bare.ContentChunks, bare.InventoryChunks = storedValue{}, storedValue{}, nil, nil
+		bare.content, bare.entryData, bare.ContentChunks, bare.EntryChunks = storedValue{}, storedValue{}, nil, nil
 		clear(bare.Entries)
 		saved, err := s.write(ctx, rec, bare)
 		if err != nil {

@@ -295,7 +295,7 @@ func TestScopesDoNotSeeEachOther(t *testing.T) {
 		}
 		m.save(stores[name], none, edited(none), content(t, 100))
 	}
-	stores["present"].DeleteOlderRegistrations(t.Context())
+	stores["present"].DeleteRecordsOfOlderRegistrations(t.Context())
 	for name, want := range map[string]int{"zero": 1, "former": 0, "present": 1, "other hub": 1} {
 		listed := m.store(stores[name].Scope())
 		err := listed.List(t.Context())

@@ -49,14 +49,15 @@ const (
 	// AnnotationDeregister on a SveltosCluster or Cluster has options for its deregistration: DeregisterKeep and
 	// DeregisterForce, separated by a comma.
 	AnnotationDeregister = "towline.dev/deregister"
-	// AnnotationAgentOrder on a SveltosCluster that is being deleted is the hub's request to its agent. AgentOrderRemove
-	// is the only value.
+	// AnnotationAgentOrder on a SveltosCluster or a pull-mode Cluster that is being deleted is the hub's request to its
+	// agent: AgentOrderRemove. The agent of a Cluster answers with the same annotation on its Lease. On a push-mode
+	// Cluster it records that the hub's account on the member is deleted.
 	AnnotationAgentOrder = "towline.dev/agent-order"
 	// AnnotationDeadline on a SveltosCluster that is deregistered by force is the time (RFC 3339) until which the hub
 	// waits in the current step.
 	AnnotationDeadline = "towline.dev/deregister-deadline"
-	// AnnotationLeftBehind on a SveltosCluster that is deregistered by force lists the objects that stay on the member, as
-	// JSON.
+	// AnnotationLeftBehind on a SveltosCluster or Cluster that is being deleted lists the objects that stay on the member,
+	// as JSON.
 	AnnotationLeftBehind = "towline.dev/left-behind"
 	// AnnotationExchanged on an agent's Lease is the uid of the Secret to which the manifest's token is bound that the
 	// agent exchanged last.

@@ -45,7 +45,7 @@ func (l *AuthErrorLog) logIfRejected(logger logr.Logger, err error) bool {
 	defer l.mu.Unlock()
 	if now := l.Clock.Now(); l.lastLogged.IsZero() || now.Sub(l.lastLogged) >= LogInterval {
 		l.lastLogged = now
-		// The error is a value and not the logged error, which a filtered log leaves out.
+		// The error is logged as a value, since the filtered log omits lines whose error is a rejection.
 		message := cmp.Or(l.Message, "the hub refuses the agent's credential; deployed objects stay, and drift is corrected")
 		logger.Error(nil, message, "repair", l.Repair, "reason", err.Error())
 	}

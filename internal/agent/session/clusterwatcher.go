@@ -32,6 +32,8 @@ func (w ClusterWatcher[T]) Run(ctx context.Context, hub client.WithWatch) {
 		raw.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.Key.Name).String()
 		return []client.ListOption{client.InNamespace(w.Key.Namespace), &client.ListOptions{Raw: &raw, Limit: raw.Limit, Continue: raw.Continue}}
 	}
+	// RetryConnection repeats requests while the API server is away, and DetectRestore lists again after a restore of
+	// etcd.
 	lister := cache.ToListWatcherWithWatchListSemantics(kube.RetryConnection(kube.DetectRestore(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {
 			list := w.NewList()

@@ -65,8 +65,8 @@ func (g *Gate) RunWhileOpen(ctx context.Context, work func(context.Context)) {
 			return
 		}
 		openCtx, cancel := context.WithCancel(ctx)
-		_, changed := g.state()
-		if !g.IsOpen() {
+		isClosed, changed := g.state()
+		if isClosed {
 			cancel()
 			continue
 		}

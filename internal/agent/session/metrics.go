@@ -19,7 +19,8 @@ type Metrics struct {
 	lastHeartbeat prometheus.Gauge
 	converges     *prometheus.CounterVec
 	corrections   *prometheus.CounterVec
-	// Watchdog is reset at every heartbeat, whether or not the hub accepts it.
+	// Watchdog is reset by RecordHeartbeat, whether or not the hub accepts the heartbeat, and by the agents at each
+	// attempt to connect.
 	Watchdog *Watchdog
 }
 
@@ -30,17 +31,17 @@ func NewMetrics(kind fleet.Type, cluster types.NamespacedName, watchdog *Watchdo
 		Registry: prometheus.NewRegistry(),
 		Watchdog: watchdog,
 		connected: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "towline_agent_hub_connected", Help: "1 if the hub took the last heartbeat, else 0.", ConstLabels: labels,
+			Name: "towline_agent_hub_connected", Help: "1 if the hub accepted the last heartbeat, else 0.", ConstLabels: labels,
 		}),
 		lastHeartbeat: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "towline_agent_last_heartbeat_timestamp_seconds", Help: "When the hub last took a heartbeat, in Unix time.", ConstLabels: labels,
+			Name: "towline_agent_last_heartbeat_timestamp_seconds", Help: "Time at which the hub last accepted a heartbeat, in Unix time.", ConstLabels: labels,
 		}),
 		converges: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "towline_agent_converge_total", Help: "Passes over bundles that the hub delivered, by result.", ConstLabels: labels,
+			Name: "towline_agent_converge_total", Help: "Attempts to apply bundles, by result.", ConstLabels: labels,
 		}, []string{"result"}),
 		corrections: prometheus.NewCounterVec(prometheus.CounterOpts{
 			// Sveltos defines this name and these labels.
-			Name: "projectsveltos_total_drifts", Help: "Times that objects of a feature were put back.",
+			Name: "projectsveltos_total_drifts", Help: "Drift corrections that changed objects, by feature.",
 			ConstLabels: prometheus.Labels{"cluster_type": string(kind), "cluster_namespace": cluster.Namespace, "cluster_name": cluster.Name},
 		}, []string{"feature"}),
 	}

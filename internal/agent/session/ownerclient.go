@@ -132,18 +132,19 @@ func (c *OwnerClient) WithOwner(references []metav1.OwnerReference, owner *metav
 	return desired
 }
 
-// FindForeignObject describes an object in a namespace that is not in own, does not depend on an object in own, and is
-// not created in every namespace. It returns "" if there is none. Objects that cannot be listed may be foreign.
+// FindForeignObject returns the reason of foreign.Find why a namespace must be kept: an object in it that is not in
+// own, does not depend on an object in own, and is not created in every namespace, or a kind that cannot be listed. It
+// returns "" if there is none.
 func (c *OwnerClient) FindForeignObject(ctx context.Context, namespace string, own []Object) (string, error) {
 	memberClient, err := client.New(c.config, client.Options{})
 	if err != nil {
 		return "", fmt.Errorf("create a client for the member: %w", err)
 	}
-	resources, err := discovery.NewDiscoveryClientForConfig(c.config)
+	discoveryClient, err := discovery.NewDiscoveryClientForConfig(c.config)
 	if err != nil {
 		return "", fmt.Errorf("create a client for the member: %w", err)
 	}
-	return foreign.Find(ctx, memberClient, resources, namespace, func(item *metav1.PartialObjectMetadata) bool {
+	return foreign.Find(ctx, memberClient, discoveryClient, namespace, func(item *metav1.PartialObjectMetadata) bool {
 		resource, _ := meta.UnsafeGuessKindToResource(item.GroupVersionKind())
 		return slices.ContainsFunc(own, func(o Object) bool {
 			return o.Namespace == namespace && o.Name == item.Name && o.Resource.GroupResource() == resource.GroupResource()

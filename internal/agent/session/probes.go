@@ -20,7 +20,8 @@ import (
 )
 
 // watchdogTimeout is the time without a heartbeat after which the agent must be restarted. It allows for several
-// attempts with slow requests, whether or not the hub answers. Slow heartbeats get missedHeartbeats intervals instead.
+// attempts with slow requests, whether or not the hub answers. With a long interval of heartbeats it is
+// missedHeartbeats intervals instead.
 const (
 	watchdogTimeout  = 5 * time.Minute
 	missedHeartbeats = 5

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// corruptRetryInterval is the time until content that does not match its hashes is fetched again. It is immutable, but
-	// the hub writes it again after somebody has deleted it.
+	// corruptRetryInterval is the time until content that does not match its hashes is fetched again. It stays corrupt
+	// until somebody deletes it: then the hub writes it again.
 	corruptRetryInterval = 5 * time.Minute
 	// startReportDelay is the time after which a bundle without Helm releases is reported as being applied. Most are
 	// applied before, and the result is the only report.
@@ -59,21 +59,21 @@ type Worker struct {
 	OnKindsChanged func()
 	// OnConverged is called with the result of each attempt to apply a bundle.
 	OnConverged func(error)
-	// OnWithdrawn is called after a bundle was removed and before that is reported, because the Lease may list the
-	// bundle.
+	// OnWithdrawn is called after a bundle was removed and before that is reported, so that the agent can first remove it
+	// from kube.AnnotationUnrequested of its Lease.
 	OnWithdrawn func()
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// olderDigests are the digests of bundles that the hub requests although the member has a newer bundle which it
-	// reported as applied. They are lost if the agent restarts before such a bundle arrives.
+	// olderDigests are the digests of requested bundles that the member has applied, reported, and then replaced by a
+	// newer one: the hub was restored from a backup. A restart of the agent loses those that have not been fetched yet.
 	olderDigests map[bundle.ID]bundle.Digest
 	// wakeScheduled has the bundles that wakeLater will wake.
 	wakeScheduled map[bundle.ID]bool
 }
 
-// Handle applies or removes the bundle of d and reports the result. After an error the caller must retry later. There
-// is no error if the Engine retries, or if only another bundle can succeed.
+// Handle applies or removes the bundle of d and reports the result. After an error the caller must retry later. It
+// returns nil if that would be useless: the Engine itself retries, or only another bundle can succeed.
 func (w *Worker) Handle(ctx context.Context, d deliver.Delivery) error {
 	hasWaited, ok := w.Gate.WaitOpen(ctx)
 	if !ok {
@@ -155,8 +155,8 @@ var errStartNotReported = errors.New("the start is not reported")
 // startReportDelay. It fails with deliver.ErrReplaced or errStartNotReported if nothing was applied.
 func (w *Worker) converge(ctx context.Context, d deliver.Delivery, b bundle.Bundle) (bundle.Report, error) {
 	if slices.ContainsFunc(b.Items, func(item bundle.Item) bool { return item.Release != nil }) {
-		// Without the report no revision begins, and the caller retries. The hub was reachable a moment ago, since it has
-		// sent the content. An agent that is killed after the report continues with the same delivery.
+		// After the report the hub keeps this rendering, and an agent that is killed continues with it. Before, the hub may
+		// replace it, so without the report no revision begins, and the caller retries.
 		if err := w.Source.ReportStart(ctx, d); err != nil {
 			return bundle.Report{}, fmt.Errorf("%w: %w", errStartNotReported, err)
 		}
@@ -205,7 +205,7 @@ func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (i
 	return true, w.Source.Report(ctx, d, deployed.Report)
 }
 
-// isChange returns whether the inventory has another bundle than d, which was never reported: the content has changed.
+// isChange returns whether d is new: the cached inventory has another digest, and d was never reported.
 func (w *Worker) isChange(d deliver.Delivery) bool {
 	cached, ok := w.Engine.CachedDigest(d.ID)
 	return ok && cached != d.Digest && d.Reported.Digest != d.Digest
@@ -231,8 +231,8 @@ func (w *Worker) isOlder(d deliver.Delivery) bool {
 	return w.olderDigests[d.ID] != (bundle.Digest{}) && w.olderDigests[d.ID] == d.Digest
 }
 
-// reportResult reports the result of an attempt. It returns err, the error of the attempt, so that the caller retries,
-// unless the caller must not.
+// reportResult reports the result of an attempt. It returns err, the error of the attempt, so that the caller retries.
+// It does not return a bundle.TerminalError, after which the caller must not.
 func (w *Worker) reportResult(ctx context.Context, d deliver.Delivery, report bundle.Report, err error) error {
 	w.OnConverged(err)
 	if changesKinds(report.Changes) {
@@ -241,7 +241,7 @@ func (w *Worker) reportResult(ctx context.Context, d deliver.Delivery, report bu
 	if err != nil && ctx.Err() != nil {
 		return err
 	}
-	// The digest of a foreign hub is a hash of its own kind, which it expects back.
+	// A hub of Sveltos computes its digests in another way, and expects the requested one back.
 	report.ID, report.Digest = d.ID, d.Digest
 	if err != nil && report.State != bundle.StateFailed {
 		report = failedReport(d, err)

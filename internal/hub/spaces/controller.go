@@ -64,8 +64,9 @@ type Controller struct {
 	Shard fleet.Shard
 	// Config returns the connection to a push member.
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
-	// WithdrawRemaining withdraws the deployments on a member that belong to no summary and no Work, or with
-	// Member.OnHub those for it on the hub. It returns the pending ones, and the ones of others, which stay.
+	// WithdrawRemaining withdraws the deployments on a member that belong to no summary and no Work, for example of a
+	// summary that was deleted by force. With Member.OnHub it withdraws what the hub deployed for m to the cluster of the
+	// hub. pending are those that are not withdrawn yet, and kept those of other owners, which stay.
 	WithdrawRemaining func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
 	// Forget discards the cached state of the member "namespace/name" and cancels running operations on it. It is
 	// called for Clusters that are deleted or abandoned. It may be nil.
@@ -99,9 +100,9 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 		}).
 		Complete(c)
 	works := ctrl.NewControllerManagedBy(mgr).
-		Named("work-holder").
+		Named("work-finalizer").
 		Watches(&workv1alpha1.Work{}, ofAgents.Handler(requestFor, agentOfWork), builder.WithPredicates(lacksFinalizer())).
-		Complete(&workFinalizer{hub: c.Hub, live: c.Live, shard: c.Shard})
+		Complete(&workReconciler{hub: c.Hub, live: c.Live, shard: c.Shard})
 	if !c.Shard.IsDefault() {
 		return errors.Join(clusters, works)
 	}
@@ -127,7 +128,7 @@ func relevantFields(cluster *clusterv1alpha1.Cluster) any {
 	}
 	return []any{
 		cluster.DeletionTimestamp, cluster.Annotations, cluster.Finalizers, cluster.Spec.ID, cluster.Spec.SyncMode, cluster.Spec.SecretRef,
-		status, reason, cluster.Status.KubernetesVersion == "",
+		status, reason, cluster.Status.KubernetesVersion == "", // fleet.Member.Ready depends on the last one
 	}
 }
 
@@ -217,7 +218,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		{Name: "claim ID", Run: c.claimID},
 		{Name: "ensure finalizer", Run: c.ensureFinalizer},
 		{Name: "ensure namespace", Run: c.ensureNamespace},
-		{Name: "expire registration", Run: c.expireRegistration},
+		{Name: "expire registration", Run: c.finishRegistration},
 	}
 	if !cluster.DeletionTimestamp.IsZero() {
 		if !controllerutil.ContainsFinalizer(cluster, clusterv1alpha1.ClusterFinalizer) {
@@ -235,7 +236,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	outcome := phase.Run(ctx, s, steps)
 	switch {
 	case apierrors.IsConflict(outcome.Err):
-		// The cache is stale. Its update triggers a reconcile.
+		// The cache is stale. Its update triggers a reconcile, if it has not come meanwhile.
 		return reconcile.Result{RequeueAfter: retryMin}, nil
 	case outcome.Kind == phase.Waiting:
 		c.recordWaiting(s, outcome.Message())
@@ -251,6 +252,6 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 // recordWaiting records an event with the object that the removal waits for, if it has changed.
 func (c *Controller) recordWaiting(s *state, reason string) {
 	if !s.cluster.DeletionTimestamp.IsZero() && c.progress.recordEvent(s.cluster.UID, reason) {
-		c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, "Leaving", "Delete", "waiting for %s", reason)
+		c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, "RemovalPending", "Delete", "waiting for %s", reason)
 	}
 }

@@ -6,9 +6,8 @@
 //  2. Validate the Cluster and claim its ID. Only one Cluster can have an ID.
 //  3. Set the finalizer and the ID of this hub.
 //  4. Create or repair the execution namespace and, in pull mode, the agent's RBAC.
-//  5. Make the Cluster the owner of its credentials.
-//  6. Delete the Cluster if its registration is not complete within RegistrationTimeout: it has not been ready, it has
-//     no content, and its agent is silent.
+//  5. Complete the registration when the Cluster is ready and its agent is alive. RegistrationTimeout after the first
+//     use of the bootstrap token, delete the Cluster if its agent is silent and it has no content.
 //
 // For a Cluster that is being deleted, the steps are:
 //

@@ -34,8 +34,8 @@ const (
 	// RegistrationTimeout is the time from the first use of a bootstrap token until its registration must be complete.
 	// After it, the Cluster of an abandoned registration is deleted.
 	RegistrationTimeout = 15 * time.Minute
-	// registrationInterval is the interval between two checks of a registration whose agent is alive, and of one whose
-	// Cluster is ready.
+	// registrationInterval is the interval between two checks of a registration while either its agent is alive or its
+	// Cluster is ready, but not both.
 	registrationInterval = 10 * time.Second
 	// namespaceRetryInterval is the interval between two checks whether the execution namespace of an earlier Cluster
 	// with the same name is deleted.
@@ -60,7 +60,7 @@ func (c *Controller) clearDeregistration(ctx context.Context, s *state) error {
 // validate stops the reconcile of a Cluster that cannot have an execution namespace. Nothing is created for it, so it
 // needs no finalizer.
 func (c *Controller) validate(_ context.Context, s *state) error {
-	if isIDTaken(s.cluster) {
+	if isIDTaken(s.cluster) { // a reason to refuse it as well, but claimID tries again
 		return nil
 	}
 	if s.member.Refused != "" {
@@ -147,7 +147,7 @@ func (c *Controller) ensureNamespace(ctx context.Context, s *state) error {
 		if err := c.Live.Delete(ctx, space, preconditions); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete the execution namespace of an earlier cluster: %w", err)
 		}
-		space.DeletionTimestamp = ptr.To(metav1.Now())
+		space.DeletionTimestamp = ptr.To(metav1.Now()) // that of the API server is not known
 	}
 	if err == nil && !space.DeletionTimestamp.IsZero() {
 		return phase.Wait{After: namespaceRetryInterval, Reason: "namespace " + space.Name + " of an earlier cluster to be deleted"}
@@ -166,11 +166,11 @@ func (c *Controller) ensureNamespace(ctx context.Context, s *state) error {
 	return bootstrap.EnsureAgentRBAC(ctx, c.Live, s.cluster)
 }
 
-// expireRegistration completes the registration of a Cluster that is ready and whose agent is alive, or deletes the
+// finishRegistration completes the registration of a Cluster that is ready and whose agent is alive, or deletes the
 // Cluster if its registration is abandoned. Otherwise the holder of a bootstrap token could keep the ID of another
 // cluster without an agent. The annotation with the time of the first use is removed from a complete registration,
 // which never expires, even if Lease and status are lost.
-func (c *Controller) expireRegistration(ctx context.Context, s *state) error {
+func (c *Controller) finishRegistration(ctx context.Context, s *state) error {
 	started, err := time.Parse(time.RFC3339, s.cluster.Annotations[kube.AnnotationFirstUse])
 	if err != nil {
 		return nil //nolint:nilerr // the registration is complete, or used no token
@@ -190,7 +190,7 @@ func (c *Controller) expireRegistration(ctx context.Context, s *state) error {
 	remaining := RegistrationTimeout - c.Clock.Since(started)
 	switch {
 	case remaining <= 0 && !alive:
-		return c.deleteAbandoned(ctx, s)
+		return c.deleteIncompleteRegistration(ctx, s)
 	case remaining <= 0 || isReady:
 		s.requeueAfter = registrationInterval
 	default:
@@ -212,8 +212,9 @@ func (c *Controller) completeRegistration(ctx context.Context, s *state) error {
 	return nil
 }
 
-// deleteAbandoned deletes the Cluster of an abandoned registration. A Cluster with content is in use and stays.
-func (c *Controller) deleteAbandoned(ctx context.Context, s *state) error {
+// deleteIncompleteRegistration deletes the Cluster of an abandoned registration. A Cluster with content is in use and
+// stays.
+func (c *Controller) deleteIncompleteRegistration(ctx context.Context, s *state) error {
 	for _, list := range []client.ObjectList{&workv1alpha1.WorkList{}, &libv1beta1.ConfigurationGroupList{}} {
 		if err := c.Live.List(ctx, list, client.InNamespace(s.member.Namespace), client.Limit(1)); err != nil {
 			return fmt.Errorf("list the content of the cluster: %w", err)

@@ -86,7 +86,10 @@ func (c *Controller) memberConfig(ctx context.Context, m fleet.Member) (*rest.Co
 // removeRegistration removes the objects of the registration from the member. It does not wait for an unreachable
 // member.
 func (c *Controller) removeRegistration(ctx context.Context, s *state) error {
-	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.removeHubAccount, fleet.Pull: c.removeAgent}[s.member.Mode](ctx, s)
+	if s.member.Mode == fleet.Pull {
+		return c.removeAgent(ctx, s)
+	}
+	return c.removeHubAccount(ctx, s)
 }
 
 // removeHubAccount deletes the account of this hub on a push member.
@@ -108,10 +111,10 @@ func (c *Controller) removeHubAccount(ctx context.Context, s *state) error {
 		// The registration has not written the Secret. If it fails, it removes the account itself.
 		return c.setAgentOrder(ctx, s, accountRemoved)
 	}
-	// If the member rejects the account, an earlier reconcile has deleted it with its last request.
+	// Unauthorized or Forbidden: most likely an earlier reconcile has deleted the account.
 	if err != nil && !apierrors.IsUnauthorized(err) && !apierrors.IsForbidden(err) {
 		if alive, failure := c.checkAlive(ctx, s); failure != nil || alive && c.progress.recordPending(s.cluster.UID, "account", c.Clock.Now()) < stallTimeout {
-			return errorOrWait(failure, "the deletion of the hub's account on it ("+err.Error()+")")
+			return errorOrWait(failure, "the deletion of the hub's account on the member ("+err.Error()+")")
 		}
 		log.FromContext(ctx).Info("the hub's account stays on the cluster", logkeys.Reason, err.Error())
 		c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "LeftBehind", "Delete",
@@ -171,7 +174,7 @@ func (c *Controller) removeAgent(ctx context.Context, s *state) error {
 	}
 	hasAnswered := lease.Annotations[kube.AnnotationAgentOrder] == agentRemoved
 	if hasAnswered && !isRemovalOrdered(s.cluster) {
-		// The cache may not have the order that the agent has answered.
+		// The agent has answered an order, so the cached Cluster is stale.
 		if err := c.Live.Get(ctx, client.ObjectKeyFromObject(s.cluster), s.cluster); err != nil {
 			return fmt.Errorf("read cluster %s: %w", s.cluster.Name, err)
 		}

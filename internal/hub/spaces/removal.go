@@ -94,12 +94,12 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 			return err
 		}
 	}
-	return c.releaseAbandoned(ctx, s, pendingWork)
+	return c.forceDeleteAbandoned(ctx, s, pendingWork)
 }
 
-// releaseAbandoned removes the finalizers of abandoned objects. The controllers of these objects get stallTimeout to do
-// so, since they report the objects that stay on the member.
-func (c *Controller) releaseAbandoned(ctx context.Context, s *state, pendingWork string) error {
+// forceDeleteAbandoned removes the finalizers of abandoned objects. The controllers of these objects get stallTimeout
+// to do so, since they report the objects that stay on the member.
+func (c *Controller) forceDeleteAbandoned(ctx context.Context, s *state, pendingWork string) error {
 	if c.Forget != nil {
 		// Otherwise, running requests to the member wait until they time out.
 		c.Forget(s.member.Key())
@@ -157,8 +157,8 @@ func errorOrWait(err error, pendingWork string) error {
 }
 
 // deleteHubObjects deletes the objects of the Cluster on the hub, including the RBAC of its agent. It does not wait for
-// the deletion of the execution namespace, which takes some seconds: controllers release objects that are created in it
-// later, because the Cluster is deleted.
+// the deletion of the execution namespace, which takes some seconds: other controllers remove the finalizers of objects
+// that are created in it later, since they see that the Cluster is deleted.
 func (c *Controller) deleteHubObjects(ctx context.Context, s *state) error {
 	return karmada.DeleteHubObjects(ctx, c.Live, s.cluster)
 }
@@ -185,7 +185,7 @@ func (c *Controller) deleteAllLeftovers(ctx context.Context) error {
 	return nil
 }
 
-// removeFinalizer deletes what is recorded about the Cluster, and lets the API server delete it.
+// removeFinalizer deletes the ClusterConfiguration of the Cluster, and then removes its finalizer.
 func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
 	changed := s.cluster.DeepCopy()
 	if !controllerutil.RemoveFinalizer(changed, clusterv1alpha1.ClusterFinalizer) {

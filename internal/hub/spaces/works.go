@@ -16,9 +16,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// workFinalizer sets the execution finalizer on Works, so that they are withdrawn from the member before they are
+// workReconciler sets the execution finalizer on Works, so that they are withdrawn from the member before they are
 // deleted.
-type workFinalizer struct {
+type workReconciler struct {
 	hub, live client.Client
 	shard     fleet.Shard
 }
@@ -40,7 +40,7 @@ func lacksFinalizer() predicate.Predicate {
 }
 
 // Reconcile sets the finalizer on one Work of a Cluster that is not being deleted.
-func (h *workFinalizer) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+func (h *workReconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	name, ok := fleet.ClusterOfExecutionSpace(req.Namespace)
 	if !ok {
 		return reconcile.Result{}, nil
