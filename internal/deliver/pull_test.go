@@ -162,7 +162,7 @@ func TestRequestsPerChange(t *testing.T) {
 	t.Logf("one changed object on one member costs the hub %d writes:\n%s\nand the agent %d requests:\n%s",
 		len(hubWrites), strings.Join(hubWrites, "\n"), len(agentLog), strings.Join(agentLog, "\n"))
 	if len(hubWrites) != 2 || len(agentLog) != 3 {
-		t.Errorf("got %d writes of the hub and %d requests of the agent, want 2 (bundle, group) and 3 (bundle, two reports)", len(hubWrites), len(agentLog))
+		t.Errorf("got %d writes of the hub and %d requests of the agent, want 2 (bundle, group) and 3 (bundle, and the reports of the start, as for a Helm release, and of the result)", len(hubWrites), len(agentLog))
 	}
 	if fields := h.group(m, testBundle().ID).ManagedFields; len(fields) > 0 {
 		t.Errorf("got %d managed fields of the group, want none after a change and a report", len(fields))

@@ -108,8 +108,8 @@ func (c *Corrector) selectObjects(rec *inventory.Record, t *task) (selected map[
 	return selected, len(selected) > 0
 }
 
-// selectUnfinished is selectObjects for an unfinished bundle. It queues a retry again that is not due: an event was the
-// reason to process the bundle.
+// selectUnfinished is selectObjects for an unfinished bundle. If an event is the reason for this task, and the retry is
+// not due, it queues the retry again.
 func (c *Corrector) selectUnfinished(rec *inventory.Record, t *task) (selected map[kube.Ref]bool, needed bool) {
 	isRetry := t.retry || t.all
 	next, ok := c.Engine.NextAttempt(rec.ID, rec.BundleDigest())
@@ -123,8 +123,8 @@ func (c *Corrector) selectUnfinished(rec *inventory.Record, t *task) (selected m
 	if !isDue && rec.State == bundle.StateApplying {
 		return nil, false // the Engine does not converge single objects of an interrupted run
 	}
-	// The Engine converges all objects of an interrupted bundle. The drifted ones make it do so even while a Helm release
-	// waits.
+	// The Engine converges all objects of an interrupted bundle, whatever is selected. With selected objects it does so
+	// even while a Helm release waits.
 	selected = c.selectDrifted(rec, t)
 	return selected, len(selected) > 0 || isDue && isRetry
 }
@@ -155,8 +155,8 @@ func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (selected map[
 	return selected
 }
 
-// isLeftToRetry returns whether the retry of a failed bundle corrects an object, and not a run for this object alone:
-// the bundle has not applied the object, or its Helm releases are not deployed.
+// isLeftToRetry returns whether the drift of an object waits for the retry of its failed bundle: the bundle has not
+// applied the object, or its Helm releases are not deployed.
 func isLeftToRetry(rec *inventory.Record, entry inventory.Entry) bool {
 	return rec.State == bundle.StateFailed && (entry.UID == "" && !entry.IsReleaseRecord || !rec.AreReleasesDeployed())
 }

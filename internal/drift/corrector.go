@@ -37,16 +37,16 @@ type Engine interface {
 	// NextAttempt returns the earliest time of the next run of all objects of an unfinished bundle, zero for now. ok is
 	// false if only another bundle can succeed.
 	NextAttempt(id bundle.ID, digest bundle.Digest) (at time.Time, ok bool)
-	// PollPause returns the time until Resume must check again whether id can continue. ok is false if id does not
-	// wait.
+	// PollPause returns the pause before the next check of a bundle that waits for a Helm release. ok is false if it does
+	// not wait.
 	PollPause(id bundle.ID) (pause time.Duration, ok bool)
 }
 
 // Result is the result of Engine.Resume.
 type Result struct {
 	Changes bundle.ChangeSet
-	// IsReportNew is true if the report of the bundle differs from the one before the run, or if StateApplying may have
-	// been reported during the run.
+	// IsReportNew is true if the report of the bundle differs from the one before the run. It is also true if
+	// StateApplying may have been reported during the run, since that report is outdated then.
 	IsReportNew bool
 	// IsLost is true if the content must be delivered again.
 	IsLost bool
@@ -85,8 +85,8 @@ type Corrector struct {
 	mu             sync.Mutex
 	tasks          map[bundle.ID]*task
 	withdrawals    map[bundle.ID]*withdrawal
-	recordFailures map[bundle.ID]int // attempts to read the record that failed in a row
-	retrying       map[bundle.ID]bool
+	recordFailures map[bundle.ID]int  // attempts to read the record that failed in a row
+	retrying       map[bundle.ID]bool // a retry or a check of a withdrawal is queued
 	backoffs       map[objectKey]objectBackoff
 }
 
@@ -141,7 +141,7 @@ func (c *Corrector) watchAll(ctx context.Context) {
 		watches.update(ctx, c.Store.WatchedKinds())
 		for _, change := range changes {
 			c.queueUnfinished(change.Record)
-			// The lists of the first watches compare the objects of the records that listRecords has read.
+			// In the first round the lists of the new watches compare these objects.
 			if change.WasRead && !isFirst {
 				c.queueComparison(change.Record)
 			}
@@ -256,7 +256,7 @@ func (c *Corrector) onEvent(key kube.Ref, o observation) {
 			continue
 		}
 		c.mu.Lock()
-		c.taskFor(rec.ID).observed[entry.Ref.Key()] = o // it has the texts of the record
+		c.taskFor(rec.ID).observed[entry.Ref.Key()] = o // the key shares its strings with the record
 		c.mu.Unlock()
 		// Events during a run are collected for the next one.
 		c.queue.Add(rec.ID)

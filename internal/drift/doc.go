@@ -23,13 +23,13 @@
 //
 // Invariants:
 //
-//   - Only one worker at a time processes a bundle, and only while the Corrector has acquired it from the Engine. Drift
-//     is decided again at that time, by the current record: the event can be the result of an apply.
+//   - Only one worker at a time processes a bundle, and only while the Corrector has acquired it from the Engine. The
+//     worker then compares the object with the record again: the event can be the result of an apply of the Engine.
 //   - Drift is corrected at once. Events during a run are collected, and corrected by the next run.
 //   - An object that others change repeatedly is corrected with growing delays. Other objects of the bundle are not
 //     delayed.
-//   - Each failed run is retried at the time that the Engine returns, and never if only another bundle can succeed. No
-//     other part of the process retries it. Its drifted objects are not lost.
+//   - Each failed run is retried at the time that the Engine returns, and never if the bundle must change before. No
+//     other part of the process retries it. Drift that was observed before a failed run stays in the next task.
 //   - A withdrawal with objects that are still terminating, for example because of finalizers, is checked when a watch
 //     reports that one of them no longer exists, and after pauses that grow up to 5 minutes. No other part of the
 //     process polls it.

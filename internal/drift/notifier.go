@@ -54,8 +54,8 @@ func (n *changeNotifier) signal() {
 	}
 }
 
-// takeDue removes and returns the bundles that can be notified now. pause is the time until the next of the others can
-// be notified; zero if there are none.
+// takeDue removes and returns the bundles for which OnChange may be called now. pause is the time until the next one of
+// the others, zero if there are none.
 func (n *changeNotifier) takeDue(now time.Time) (ids []bundle.ID, pause time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -32,7 +32,7 @@ func observationOf(meta *metav1.PartialObjectMetadata) observation {
 	}
 }
 
-// digestOf returns a digest of a signature, "" if there is none: an object could have a long one.
+// hashSignature returns a short hash of a signature, "" for an empty one: the annotations of an object can be long.
 func hashSignature(signature string) string {
 	if signature == "" {
 		return ""
@@ -60,8 +60,8 @@ func (o *listedObject) DeepCopyObject() runtime.Object {
 }
 
 // isDrifted returns whether an object differs from the entry in the record of a bundle: entry.Fields is the fingerprint
-// of the object after the last apply. signature is the digest of OwnerScope.Signature of the bundle, and o.signature is
-// the same for the bundle that the object is marked for.
+// of the object after the last apply. signature is the hash for this bundle, and o.signature the one for the bundle
+// that the annotations of the object name, "" without them.
 func isDrifted(entry inventory.Entry, o observation, signature string) bool {
 	switch {
 	case entry.CompetingOwner != "":

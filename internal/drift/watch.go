@@ -63,8 +63,8 @@ func newWatchSet(c *Corrector) *watchSet {
 }
 
 // update starts and stops watches so that there is one for each of the kinds, at most maxWatched. It omits kinds that
-// the API server does not serve. It is called again when the records change, and they change when the engine applies
-// objects of such a kind.
+// the API server does not serve. A kind whose definition is created later is added by the next call, which follows the
+// next change of a record.
 func (w *watchSet) update(ctx context.Context, kinds []schema.GroupVersionKind) {
 	wanted := map[watchedKind]bool{}
 	for _, gvk := range kinds {
@@ -177,7 +177,7 @@ func (s *objectSink) Update(obj any) error { return s.Add(obj) }
 // Delete reports an object that was deleted, or whose label was removed.
 func (s *objectSink) Delete(obj any) error {
 	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
-		s.corrector.onEvent(s.key(meta), observation{deleted: true, uid: inventory.LiveMetaOf(meta).UID})
+		s.corrector.onEvent(s.key(meta), observation{deleted: true, uid: inventory.LiveMetaOf(meta).UID}) // as records have it
 	}
 	return nil
 }

@@ -11,9 +11,9 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// killInterval is the time between the deaths of two members. Heartbeats have an interval of 10 s, so that each member
-// dies at another time after its last heartbeat.
-const killInterval = 3 * time.Second
+// killInterval is the time between the deaths of two members. Four of them are the interval of heartbeats, so that each
+// member dies at another time after its last heartbeat.
+const killInterval = 5 * time.Second
 
 // BenchmarkMemberKilled measures the time from the end of a member, with its agent, by kill -9 until the hub marks the
 // cluster as Down.

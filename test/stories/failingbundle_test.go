@@ -27,8 +27,9 @@ const (
 	contests = 8
 )
 
-// quietProfiles has a profile with the same object in two references, one with an object that the API server refuses,
-// and one with a refused object beside an object that somebody else edits whenever it is corrected.
+// quietProfiles has a profile with the same object in two references, one with a manifest that is no YAML, one with an
+// object that the API server refuses, and one with a refused object beside an object that somebody else edits whenever
+// it is corrected.
 const quietProfiles = `
 apiVersion: config.projectsveltos.io/v1beta1
 kind: ClusterProfile
@@ -38,6 +39,14 @@ spec:
   policyRefs:
   - {kind: ConfigMap, namespace: default, name: twice-1}
   - {kind: ConfigMap, namespace: default, name: twice-2}
+---
+apiVersion: config.projectsveltos.io/v1beta1
+kind: ClusterProfile
+metadata: {name: unreadable}
+spec:
+  clusterSelector: {matchLabels: {env: quiet}}
+  policyRefs:
+  - {kind: ConfigMap, namespace: default, name: unreadable}
 ---
 apiVersion: config.projectsveltos.io/v1beta1
 kind: ClusterProfile
@@ -58,8 +67,8 @@ spec:
   - {kind: ConfigMap, namespace: default, name: contested}
 `
 
-// quietContent returns the ConfigMaps of quietProfiles. %[1]s is a data key, which is invalid if it has a space, and
-// %[2]s the name of the second object of the profile twice.
+// quietContent has the ConfigMaps of quietProfiles. %[1]s is a data key, which is invalid if it has a space, %[2]s the
+// name of the second object of the profile twice, and %[3]s a value in YAML.
 const quietContent = `
 apiVersion: v1
 kind: ConfigMap
@@ -70,6 +79,11 @@ apiVersion: v1
 kind: ConfigMap
 metadata: {namespace: default, name: twice-2}
 data: {"object.yaml": "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: quiet, name: %[2]s}, data: {text: two}}"}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {namespace: default, name: unreadable}
+data: {"object.yaml": "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: quiet, name: unreadable}, data: {text: %[3]s}}"}
 ---
 apiVersion: v1
 kind: ConfigMap
@@ -96,12 +110,16 @@ func TestFailingBundleIsQuiet(t *testing.T) {
 		"far": w.pullMember("far", "far", "env=quiet"), "near": w.pushMember("near", "near", "env=quiet"),
 	}
 	statuses := w.watchStatuses()
-	w.apply(w.hub, fmt.Sprintf(quietContent, "not a key", "twice"))
+	w.apply(w.hub, fmt.Sprintf(quietContent, "not a key", "twice", "["))
 	w.apply(w.hub, quietProfiles)
-	texts := map[string]string{"twice": "ConfigMap quiet/twice is listed twice", "refused": "not a key", "beside": "not a key"}
+	texts := map[string]string{"twice": "ConfigMap quiet/twice is listed twice", "refused": "not a key", "beside": "not a key", "unreadable": "default/unreadable"}
 	for name := range members {
 		for profile, text := range texts {
-			w.eventually(profile+" fails on "+name, func() error { return statuses.want(profile+"-sveltos-"+name, "Failed", text) })
+			status := "Failed"
+			if profile == "unreadable" {
+				status = "FailedNonRetriable"
+			}
+			w.eventually(profile+" fails on "+name, func() error { return statuses.want(profile+"-sveltos-"+name, status, text) })
 		}
 	}
 	for name, plane := range members {
@@ -131,7 +149,7 @@ func TestFailingBundleIsQuiet(t *testing.T) {
 	}
 
 	began := time.Now()
-	w.apply(w.hub, fmt.Sprintf(quietContent, "key", "other"))
+	w.apply(w.hub, fmt.Sprintf(quietContent, "key", "other", "x"))
 	for name := range members {
 		for profile := range texts {
 			w.provisioned(name, profile+"-sveltos-"+name)

@@ -14,7 +14,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -53,7 +52,8 @@ type reconciler struct {
 	*Controller
 	kind       kind
 	selections selections
-	matchTimes matchTimes
+	// matchTimes has the last change of the matching clusters, and reconcileTimes the end of the last reconcile.
+	matchTimes, reconcileTimes profileTimes
 	// ofAgents limits how often the agent of one member can cause reconciles by its status.
 	ofAgents *ratelimit.Limiter
 }
@@ -65,9 +65,7 @@ func (c *Controller) Setup(mgr ctrl.Manager) error {
 		built := ctrl.NewControllerManagedBy(mgr).
 			Named("profiles-"+kind.name).
 			For(kind.newObject(), builder.WithPredicates(notOnlyStatusChanged())).
-			Watches(&configv1beta1.ClusterSummary{},
-				handler.EnqueueRequestForOwner(mgr.GetScheme(), mgr.GetRESTMapper(), kind.newObject(), handler.OnlyControllerOwner()),
-				builder.WithPredicates(ignoreCreates(), notOnlyStatusChanged())).
+			Watches(&configv1beta1.ClusterSummary{}, r.summaryEvents(), builder.WithPredicates(notOnlyStatusChanged())).
 			WithOptions(controller.Options{
 				MaxConcurrentReconciles: workers,
 				RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax),
@@ -87,11 +85,6 @@ func notOnlyStatusChanged() predicate.Predicate {
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}, deletionBegan())
 }
 
-// ignoreCreates drops create events: this controller creates the summaries.
-func ignoreCreates() predicate.Predicate {
-	return predicate.Funcs{CreateFunc: func(event.CreateEvent) bool { return false }}
-}
-
 func deletionBegan() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		return e.ObjectOld.GetDeletionTimestamp().IsZero() != e.ObjectNew.GetDeletionTimestamp().IsZero()
@@ -105,9 +98,11 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		if apierrors.IsNotFound(err) {
 			r.selections.forget(req.NamespacedName)
 			r.matchTimes.forget(req.NamespacedName)
+			r.reconcileTimes.forget(req.NamespacedName)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	defer func() { r.reconcileTimes.record(req.NamespacedName, time.Now()) }()
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Profile, r.kind.name+"/"+req.String()))
 	s := r.newState(profile)
 	steps := []phase.Step[*state]{
@@ -127,7 +122,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		err = fmt.Errorf("%s %s: %w", r.kind.name, req, outcome.Err)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		// The cache is stale. Its update need not trigger a reconcile: create events of summaries are dropped.
+		// The cache is stale. Its update need not trigger a reconcile: summaryEvents ignores the creation of summaries.
 		return reconcile.Result{RequeueAfter: staleDelay}, nil
 	}
 	return reconcile.Result{RequeueAfter: outcome.After}, err

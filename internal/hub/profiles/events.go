@@ -19,6 +19,7 @@ import (
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/ratelimit"
+	"github.com/towline/towline/internal/hub/summaries"
 	"github.com/towline/towline/internal/match"
 )
 
@@ -26,6 +27,34 @@ import (
 // handles all of them. A reconcile writes the list of all matching clusters, so many clusters that join at the same
 // time must not cause one reconcile each.
 const gatherInterval = time.Second
+
+// summaryGatherInterval delays the events of the summaries of a profile after its last reconcile, so that one reconcile
+// handles all of them: each compares all summaries, and the withdrawal of a thousand summaries has as many events.
+const summaryGatherInterval = 200 * time.Millisecond
+
+// summaryEvents returns the handler of the events of summaries, which enqueues their profile.
+func (r *reconciler) summaryEvents() handler.EventHandler {
+	enqueue := func(queue workqueue.TypedRateLimitingInterface[reconcile.Request], summary client.Object) {
+		owner := summaries.ProfileOf(summary)
+		if owner == nil || owner.Kind != r.kind.name {
+			return
+		}
+		name := types.NamespacedName{Name: owner.Name}
+		if owner.Kind == configv1beta1.ProfileKind {
+			name.Namespace = summary.GetNamespace()
+		}
+		queue.AddAfter(reconcile.Request{NamespacedName: name}, r.reconcileTimes.delay(name, time.Now(), summaryGatherInterval))
+	}
+	return handler.Funcs{
+		UpdateFunc: func(_ context.Context, e event.UpdateEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+			enqueue(queue, e.ObjectOld) // its owner can be another one
+			enqueue(queue, e.ObjectNew)
+		},
+		DeleteFunc: func(_ context.Context, e event.DeleteEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+			enqueue(queue, e.Object)
+		},
+	}
+}
 
 // clusterEvents returns the handler of the events of clusters. It enqueues only the profiles that an event can affect,
 // since a reconcile compares all summaries of its profile.
@@ -97,7 +126,7 @@ func (r *reconciler) enqueueProfiles(
 		// A profile with an invalid selector has no matching clusters until its spec changes.
 		if selection, err := r.selections.get(r.kind, profile); err == nil && filter(selection) {
 			name := client.ObjectKeyFromObject(profile)
-			queue.AddAfter(reconcile.Request{NamespacedName: name}, max(minDelay, r.matchTimes.delay(name, time.Now())))
+			queue.AddAfter(reconcile.Request{NamespacedName: name}, max(minDelay, r.matchTimes.delay(name, time.Now(), gatherInterval)))
 		}
 		return nil
 	})
@@ -143,15 +172,15 @@ func (c *selections) forget(name types.NamespacedName) {
 	delete(c.byName, name)
 }
 
-// matchTimes has the time of the last change of each profile's matching clusters. The zero value is empty.
-type matchTimes struct {
+// profileTimes has a time for each profile. The zero value is empty.
+type profileTimes struct {
 	// mu guards last.
 	mu   sync.Mutex
 	last map[types.NamespacedName]time.Time
 }
 
-// record sets the time of the last change.
-func (c *matchTimes) record(profile types.NamespacedName, now time.Time) {
+// record sets the time of a profile.
+func (c *profileTimes) record(profile types.NamespacedName, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.last == nil {
@@ -160,15 +189,15 @@ func (c *matchTimes) record(profile types.NamespacedName, now time.Time) {
 	c.last[profile] = now
 }
 
-// delay returns the rest of gatherInterval since the last change.
-func (c *matchTimes) delay(profile types.NamespacedName, now time.Time) time.Duration {
+// delay returns the rest of interval since the time of a profile.
+func (c *profileTimes) delay(profile types.NamespacedName, now time.Time, interval time.Duration) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return max(0, c.last[profile].Add(gatherInterval).Sub(now))
+	return max(0, c.last[profile].Add(interval).Sub(now))
 }
 
 // forget removes a deleted profile.
-func (c *matchTimes) forget(profile types.NamespacedName) {
+func (c *profileTimes) forget(profile types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.last, profile)

@@ -3,6 +3,7 @@ package profiles
 import (
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -198,4 +200,33 @@ func TestClusterEventsAreGathered(t *testing.T) {
 	if request, _ := queue.Get(); request.Name != "prod" {
 		t.Errorf("enqueued later: %s", request)
 	}
+}
+
+// TestSummaryEventsAreGathered sends events of the summaries of two profiles, of which one was just reconciled.
+func TestSummaryEventsAreGathered(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newReconciler(kinds()[0])
+		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
+		defer queue.ShutDown()
+		r.reconcileTimes.record(client.ObjectKey{Name: "busy"}, time.Now())
+		for _, owner := range []metav1.OwnerReference{
+			{Kind: configv1beta1.ClusterProfileKind, Name: "busy"}, {Kind: configv1beta1.ClusterProfileKind, Name: "idle"}, {Kind: configv1beta1.ProfileKind, Name: "other"},
+		} {
+			owner.APIVersion, owner.Controller = configv1beta1.GroupVersion.String(), ptr.To(true)
+			summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "eu", Name: "a", OwnerReferences: []metav1.OwnerReference{owner}}}
+			for range 3 {
+				r.summaryEvents().Delete(t.Context(), event.DeleteEvent{Object: summary}, queue)
+				r.summaryEvents().Update(t.Context(), event.UpdateEvent{ObjectOld: summary, ObjectNew: summary}, queue)
+			}
+			r.summaryEvents().Create(t.Context(), event.CreateEvent{Object: summary}, queue)
+		}
+		for _, want := range [][]string{{"/idle"}, {"/busy"}} {
+			synctest.Wait()
+			if diff := cmp.Diff(want, queued(queue)); diff != "" {
+				t.Errorf("enqueued profiles (-want +got):\n%s", diff)
+			}
+			<-time.After(summaryGatherInterval)
+		}
+	})
 }

@@ -155,7 +155,7 @@ func (g *registration) preflight(ctx context.Context) error {
 	case r.Renew && existing.deployment == nil:
 		return fmt.Errorf("there is no agent in namespace %s of the cluster whose certificate could be renewed: register without --renew", r.Namespace)
 	case r.Renew && existing.cluster() != r.ClusterName:
-		return fmt.Errorf("the agent in namespace %s of the cluster is that of Cluster %q, and not of %s", r.Namespace, existing.cluster(), r.ClusterName)
+		return fmt.Errorf("namespace %s of the cluster has the agent of Cluster %q, not of %s", r.Namespace, existing.cluster(), r.ClusterName)
 	case r.Renew:
 		g.mode = modeRenew
 		return nil

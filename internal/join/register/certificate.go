@@ -176,7 +176,7 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 	if !g.canReadCluster {
 		err := g.awaitAccess(ctx, gracePeriod)
 		if apierrors.IsForbidden(err) {
-			return fmt.Errorf("the agent was not let in, and Cluster %s may be left on the control plane: %w", g.request.ClusterName, err)
+			return fmt.Errorf("the control plane denied access to the agent, and Cluster %s may stay there: %w", g.request.ClusterName, err)
 		}
 		if !g.canReadCluster {
 			return ignoreMissingOrForbidden(err)

@@ -36,8 +36,8 @@ type readinessCheck struct {
 	*registration
 	// reported is the last progress line by subject: a pod, "cluster" or "hub".
 	reported map[string]string
-	// imageErrorSince is the time since which the image of a pod cannot be pulled.
-	imageErrorSince time.Time
+	// imageErrorSince is the time since which the image of a pod cannot be pulled, by the name of the pod.
+	imageErrorSince map[string]time.Time
 	// waitsFor is the condition that is missing, and problem the last line about it.
 	waitsFor, problem string
 }
@@ -45,7 +45,7 @@ type readinessCheck struct {
 // awaitReady waits until the agent runs and its Cluster is ready. It fails early if the agent cannot start or the
 // control plane does not accept the Cluster.
 func (g *registration) awaitReady(ctx context.Context) error {
-	r := &readinessCheck{registration: g, reported: map[string]string{}}
+	r := &readinessCheck{registration: g, reported: map[string]string{}, imageErrorSince: map[string]time.Time{}}
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, g.request.DiscoveryTimeout, true, func(context.Context) (bool, error) {
 		// The timeout does not cancel the requests, so that problem describes the agent and not the timeout.
 		isReady, err := r.checkAgent(ctx)
@@ -114,11 +114,11 @@ func (r *readinessCheck) checkPod(pod *corev1.Pod) error {
 		case container.RestartCount >= maxRestarts && last != nil && container.State.Running == nil:
 			return fmt.Errorf("it was started %d times and %s", container.RestartCount, kube.TerminationText(last))
 		case waiting == nil || !strings.Contains(waiting.Reason, "Image"):
-			r.imageErrorSince = time.Time{}
-		case r.imageErrorSince.IsZero():
-			r.imageErrorSince = time.Now()
-		case time.Since(r.imageErrorSince) >= min(imageTimeout, r.request.DiscoveryTimeout/imageTimeoutDivisor):
-			return fmt.Errorf("the image %s cannot be had (%s); name one that the cluster can pull with --karmada-agent-image",
+			delete(r.imageErrorSince, pod.Name)
+		case r.imageErrorSince[pod.Name].IsZero():
+			r.imageErrorSince[pod.Name] = time.Now()
+		case time.Since(r.imageErrorSince[pod.Name]) >= min(imageTimeout, r.request.DiscoveryTimeout/imageTimeoutDivisor):
+			return fmt.Errorf("the image %s cannot be pulled (%s): pass --karmada-agent-image with an image that the cluster can pull",
 				r.request.Image, kube.ReasonText(waiting.Reason, waiting.Message))
 		}
 	}

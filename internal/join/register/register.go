@@ -186,7 +186,7 @@ func (g *registration) removeUnfinishedMark(ctx context.Context) error {
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: AgentRole(g.request.Namespace)}}
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"`+unfinishedAnnotation+`":null}}}`))
 	if err := g.member.Patch(ctx, role, patch, client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("note on the cluster that it is registered: %w", err)
+		return fmt.Errorf("remove the mark of an unfinished registration on the cluster: %w", err)
 	}
 	return nil
 }

@@ -283,7 +283,7 @@ func TestRegisterFailsForImagePullError(t *testing.T) {
 	began := time.Now()
 	err := register.Register(t.Context(), r)
 	wantText(t, err, "the agent does not start: pod karmada-agent-")
-	wantText(t, err, ": the image registry.example/agent:none cannot be had (ImagePullBackOff: Back-off pulling image: no such host); name one that the cluster can pull with --karmada-agent-image")
+	wantText(t, err, ": the image registry.example/agent:none cannot be pulled (ImagePullBackOff: Back-off pulling image: no such host): pass --karmada-agent-image with an image that the cluster can pull")
 	if took := time.Since(began); took < r.DiscoveryTimeout/10 {
 		t.Errorf("it took %s, want that it is waited for a moment", took)
 	}
@@ -343,7 +343,7 @@ func TestRenewReplacesTheCertificate(t *testing.T) {
 	}
 	other := r
 	other.ClusterName = "another"
-	wantText(t, register.Register(t.Context(), other), `is that of Cluster "renewed", and not of another`)
+	wantText(t, register.Register(t.Context(), other), `has the agent of Cluster "renewed", not of another`)
 }
 
 // kubeconfig returns the one of the agent in a namespace.

@@ -133,7 +133,7 @@ func (u *unregistration) deleteCluster(ctx context.Context) error {
 		if u.objects.isEmpty() {
 			return missing
 		}
-		r.Progress(missing.Error() + "; what is left of its registration on the cluster is to be removed")
+		r.Progress(missing.Error() + "; deleting the remaining objects of its registration on the cluster")
 		return nil
 	}
 	id, err := join.HubUID(ctx, u.member)
@@ -141,7 +141,7 @@ func (u *unregistration) deleteCluster(ctx context.Context) error {
 		return fmt.Errorf("read the id of the cluster: %w", err)
 	}
 	if cluster.Spec.ID != "" && cluster.Spec.ID != id {
-		return fmt.Errorf("the Cluster %s is another cluster than that of --cluster-kubeconfig: its ID is %s, and here it is %s", cluster.Name, cluster.Spec.ID, id)
+		return fmt.Errorf("Cluster %s has the ID %s, and the cluster of --cluster-kubeconfig has the ID %s", cluster.Name, cluster.Spec.ID, id)
 	}
 	if r.DryRun {
 		return nil
@@ -166,13 +166,13 @@ func (u *unregistration) readObjects(ctx context.Context) error {
 	objects, err := u.member.agentObjects(ctx, r.Namespace, r.AgentDeployment)
 	if err != nil {
 		if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown && !errors.Is(err, context.Canceled) {
-			return fmt.Errorf("%w; a cluster that is gone for good is taken out on the control plane, by `kubectl delete cluster %s`", err, r.ClusterName)
+			return fmt.Errorf("%w; if the cluster does not exist any more, delete its Cluster on the control plane: `kubectl delete cluster %s`", err, r.ClusterName)
 		}
 		return err
 	}
 	if name := objects.cluster(); name != "" && name != r.ClusterName {
 		if r.Hub == nil {
-			return fmt.Errorf("the agent in namespace %s of the cluster is that of Cluster %s, and not of %s", r.Namespace, name, r.ClusterName)
+			return fmt.Errorf("namespace %s of the cluster has the agent of Cluster %s, not of %s", r.Namespace, name, r.ClusterName)
 		}
 		objects = agentObjects{namespace: r.Namespace}
 	}
@@ -187,7 +187,7 @@ func (u *unregistration) newHubClient(ctx context.Context) (client.Client, error
 	if config == nil {
 		secret := u.objects.secret
 		if secret == nil {
-			return nil, fmt.Errorf("there is no Secret %s on the cluster that leads to the control plane: %w", u.objects.secretKey(), errNeedsHubKubeconfig)
+			return nil, fmt.Errorf("there is no Secret %s with a kubeconfig for the control plane on the cluster: %w", u.objects.secretKey(), errNeedsHubKubeconfig)
 		}
 		if u.request.Orphan {
 			return nil, fmt.Errorf("the agent itself may not ask for --orphan: %w", errNeedsHubKubeconfig)
@@ -217,7 +217,7 @@ func (u *unregistration) readCluster(ctx context.Context, hub client.Client) (*c
 	case apierrors.IsNotFound(err), asAgent && apierrors.IsForbidden(err) && u.isUnregistering():
 		return nil, nil //nolint:nilnil // nil is the documented result for a missing Cluster
 	case asAgent && (apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err)):
-		return nil, fmt.Errorf("the control plane does not let the agent of cluster %s in any more (%w): %w", name, err, errNeedsHubKubeconfig)
+		return nil, fmt.Errorf("the control plane denies access to the agent of cluster %s (%w): %w", name, err, errNeedsHubKubeconfig)
 	}
 	return nil, fmt.Errorf("read Cluster %s on the control plane: %w", name, err)
 }
@@ -236,7 +236,7 @@ func (u *unregistration) annotateSecret(ctx context.Context, cluster *clusterv1a
 	patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, unregisteringAnnotation, cluster.UID))
 	err := u.member.Patch(ctx, u.objects.secret.DeepCopy(), patch, client.FieldOwner(kube.FieldManager))
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("note on the cluster that it is being unregistered: %w", err)
+		return fmt.Errorf("write to the cluster that it is being unregistered: %w", err)
 	}
 	return nil
 }

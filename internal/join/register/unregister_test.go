@@ -45,9 +45,9 @@ func TestUnregisterRejectsAnotherCluster(t *testing.T) {
 		change func(*register.UnregisterRequest)
 		want   string
 	}{
-		"other name":         {func(u *register.UnregisterRequest) { u.ClusterName = "other" }, "is that of Cluster mine, and not of other"},
+		"other name":         {func(u *register.UnregisterRequest) { u.ClusterName = "other" }, "has the agent of Cluster mine, not of other"},
 		"other name, by hub": {func(u *register.UnregisterRequest) { u.ClusterName, u.Hub = "other", w.plane.Config }, "no cluster object other found in karmada control Plane"},
-		"other cluster":      {func(u *register.UnregisterRequest) { u.Member = w.configWithID(string(uuid.NewUUID())) }, "is another cluster than that of --cluster-kubeconfig"},
+		"other cluster":      {func(u *register.UnregisterRequest) { u.Member = w.configWithID(string(uuid.NewUUID())) }, "and the cluster of --cluster-kubeconfig has the ID"},
 		"other namespace":    {func(u *register.UnregisterRequest) { u.Namespace = "nowhere" }, "--karmada-config"},
 		"orphan":             {func(u *register.UnregisterRequest) { u.Orphan = true }, "--karmada-config"},
 		"push": {
@@ -109,7 +109,7 @@ func TestUnregisterCleansUpWithoutCluster(t *testing.T) {
 		return ""
 	})
 	// The agent cannot know what became of its Cluster.
-	wantText(t, register.Unregister(t.Context(), u), "does not let the agent of cluster forgotten in any more")
+	wantText(t, register.Unregister(t.Context(), u), "denies access to the agent of cluster forgotten")
 	if left := w.remaining(t, "forgotten"); len(left) != 2 {
 		t.Errorf("left: got %v, want what there was", left)
 	}
@@ -125,7 +125,7 @@ func TestUnregisterOfUnreachableCluster(t *testing.T) {
 	u := register.UnregisterRequest{Member: &rest.Config{Host: "https://127.0.0.1:1"}, ClusterName: "dead", Timeout: time.Minute}
 	err := register.Unregister(t.Context(), u)
 	wantText(t, err, "read Deployment apps karmada-system/karmada-agent on the cluster: ")
-	wantText(t, err, "; a cluster that is gone for good is taken out on the control plane, by `kubectl delete cluster dead`")
+	wantText(t, err, "; if the cluster does not exist any more, delete its Cluster on the control plane: `kubectl delete cluster dead`")
 }
 
 func TestUnregisterDryRun(t *testing.T) {
@@ -138,7 +138,7 @@ func TestUnregisterDryRun(t *testing.T) {
 	}
 	other := u
 	other.Member = w.configWithID(string(uuid.NewUUID()))
-	wantText(t, register.Unregister(t.Context(), other), "is another cluster than that of --cluster-kubeconfig")
+	wantText(t, register.Unregister(t.Context(), other), "and the cluster of --cluster-kubeconfig has the ID")
 	other = u
 	other.ClusterName = "nosuch"
 	wantText(t, register.Unregister(t.Context(), other), "no cluster object nosuch found in karmada control Plane")
