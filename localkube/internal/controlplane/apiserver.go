@@ -6,6 +6,7 @@ import (
 	"net"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/pflag"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
@@ -78,6 +79,7 @@ func apiServerFlags(listener net.Listener, advertise net.IP, certs pki) []string
 		"--authorization-mode=Node,RBAC",
 		"--enable-bootstrap-token-auth=true",
 		"--enable-admission-plugins=NodeRestriction",
+		"--disable-admission-plugins=MutatingAdmissionPolicy", // it reads the OpenAPI document every 5 s
 		"--tls-cert-file=" + certs.crt("apiserver"),
 		"--tls-private-key-file=" + certs.key("apiserver"),
 		"--client-ca-file=" + certs.crt("ca"),
@@ -93,7 +95,39 @@ func apiServerFlags(listener net.Listener, advertise net.IP, certs pki) []string
 		"--service-account-signing-key-file=" + certs.key("sa"),
 		"--cert-dir=" + filepath.Join(certs.dir, "unused"),
 		"--profiling=false",
+		"--watch-cache-sizes=" + strings.Join(withoutWatchCache(), ","),
+		// Both write Leases every 10 s, for API servers that share an etcd.
+		"--feature-gates=APIServerIdentity=false,UnknownVersionInteroperabilityProxy=false",
+		// Metrics that nobody reads here.
+		"--etcd-count-metric-poll-period=0",
+		"--etcd-db-metric-poll-interval=0",
 	}
+}
+
+// withoutWatchCache returns the kinds without a watch cache, as values of --watch-cache-sizes: those that tests hardly
+// use. Each cache has a timer of a second. Watches of these kinds read etcd.
+func withoutWatchCache() []string {
+	var sizes []string
+	for group, resources := range map[string][]string{
+		"":                              {"limitranges", "persistentvolumes", "podtemplates", "replicationcontrollers", "resourcequotas"},
+		".admissionregistration.k8s.io": {"mutatingadmissionpolicies", "mutatingadmissionpolicybindings"},
+		".autoscaling":                  {"horizontalpodautoscalers"},
+		".batch":                        {"cronjobs"},
+		".flowcontrol.apiserver.k8s.io": {"flowschemas", "prioritylevelconfigurations"},
+		".networking.k8s.io":            {"ingressclasses", "ingresses", "ipaddresses", "networkpolicies", "servicecidrs"},
+		".node.k8s.io":                  {"runtimeclasses"},
+		".policy":                       {"poddisruptionbudgets"},
+		".resource.k8s.io":              {"deviceclasses", "resourceclaims", "resourceclaimtemplates", "resourceslices"},
+		".scheduling.k8s.io":            {"priorityclasses"},
+		".storage.k8s.io": {
+			"csidrivers", "csinodes", "csistoragecapacities", "storageclasses", "volumeattachments", "volumeattributesclasses",
+		},
+	} {
+		for _, resource := range resources {
+			sizes = append(sizes, resource+group+"#0")
+		}
+	}
+	return sizes
 }
 
 func port(listener net.Listener) int { return listener.Addr().(*net.TCPAddr).Port }

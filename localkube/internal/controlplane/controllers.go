@@ -6,7 +6,6 @@ import (
 	"os"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -30,7 +29,6 @@ import (
 	"k8s.io/kubernetes/pkg/controller/endpointslice"
 	"k8s.io/kubernetes/pkg/controller/garbagecollector"
 	"k8s.io/kubernetes/pkg/controller/job"
-	"k8s.io/kubernetes/pkg/controller/namespace"
 	"k8s.io/kubernetes/pkg/controller/podgc"
 	"k8s.io/kubernetes/pkg/controller/replicaset"
 	"k8s.io/kubernetes/pkg/controller/serviceaccount"
@@ -143,13 +141,6 @@ func (c *controllers) addServiceAccounts(ctx context.Context) error {
 	return nil
 }
 
-func (c *controllers) addNamespaces(ctx context.Context) error {
-	namespaces := namespace.NewNamespaceController(ctx, c.client, c.metadata, c.client.Discovery().ServerPreferredNamespacedResources,
-		c.informers.Core().V1().Namespaces(), 5*time.Minute, v1.FinalizerKubernetes)
-	c.addWorkers(namespaces.Run)
-	return nil
-}
-
 func (c *controllers) addGarbageCollector(ctx context.Context) error {
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.client.Discovery()))
 	shared := informerfactory.NewInformerFactory(c.informers, metadatainformer.NewSharedInformerFactory(c.metadata, 0))
@@ -233,6 +224,9 @@ func (c *controllers) addWorkloads(ctx context.Context) error {
 		return err
 	}
 	c.addWorkers(daemons.Run)
+	// Upstream gathers the events of the pods of a Job for a second, and a sync before its cache has them waits as long.
+	job.SyncJobBatchPeriod = 50 * time.Millisecond
+	job.DefaultJobApiBackOff = 100 * time.Millisecond
 	// Gang scheduling of jobs is behind a feature gate that is off; the controller then wants no informers for it.
 	jobs, err := job.NewController(ctx, c.client, core.Pods(), c.informers.Batch().V1().Jobs(), nil, nil)
 	if err != nil {
