@@ -141,7 +141,7 @@ func (u *unregistration) deleteCluster(ctx context.Context) error {
 		return fmt.Errorf("read the id of the cluster: %w", err)
 	}
 	if cluster.Spec.ID != "" && cluster.Spec.ID != id {
-		return fmt.Errorf("Cluster %s has the ID %s, and the cluster of --cluster-kubeconfig has the ID %s", cluster.Name, cluster.Spec.ID, id)
+		return fmt.Errorf("the Cluster %s has the ID %s, and the cluster of --cluster-kubeconfig has the ID %s", cluster.Name, cluster.Spec.ID, id)
 	}
 	if r.DryRun {
 		return nil

@@ -20,14 +20,14 @@ import (
 var newETCD3Client func(storagebackend.TransportConfig) (*etcdkubernetes.Client, error)
 
 // callDirectly makes the API server call functions of etcd. Upstream has a connection with gRPC for each kind.
-func callDirectly(server *etcdserver.EtcdServer) {
+func callDirectly(ctx context.Context, server *etcdserver.EtcdServer) {
 	newETCD3Client = func(storagebackend.TransportConfig) (*etcdkubernetes.Client, error) {
 		client := &etcdkubernetes.Client{Client: v3client.New(server)}
 		client.Kubernetes = client
 		return client, nil
 	}
 	// Upstream checks each endpoint of a client. Without this check, lists are not read from the watch caches.
-	feature.DefaultFeatureSupportChecker.CheckClient(context.Background(), endpointClient{v3client.New(server)}, storage.RequestWatchProgress)
+	feature.DefaultFeatureSupportChecker.CheckClient(ctx, endpointClient{v3client.New(server)}, storage.RequestWatchProgress)
 }
 
 // endpointClient is a client with an endpoint.

@@ -70,7 +70,7 @@ func Start(ctx context.Context, opts Options) (*Plane, error) {
 	if p.etcd, err = startEtcd(ctx, opts); err != nil {
 		return nil, err
 	}
-	callDirectly(p.etcd.Server)
+	callDirectly(running, p.etcd.Server)
 	if err := p.serve(running, listener, opts.Advertise); err != nil {
 		return nil, err
 	}
