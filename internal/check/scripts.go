@@ -85,9 +85,11 @@ func callFunction[Result any](ctx context.Context, c Checker, name string, e eva
 	}
 	memory := c.Sandbox.Memory().Reserve(c.Cluster.Namespace)
 	defer memory.Release()
-	err = c.Sandbox.Call(sandbox.Call{
-		Function: name, Memory: memory, Scope: "checks " + c.Cluster.Namespace, Key: fmt.Sprintf("%s %x", name, sha256.Sum256([]byte(e.Script))),
-		Member: c.Cluster.String(), Limit: callTimeout, Input: e, Output: &result,
+	err = memory.Retry(ctx, func() error {
+		return c.Sandbox.Call(sandbox.Call{
+			Function: name, Memory: memory, Scope: "checks " + c.Cluster.Namespace, Key: fmt.Sprintf("%s %x", name, sha256.Sum256([]byte(e.Script))),
+			Member: c.Cluster.String(), Limit: callTimeout, Input: e, Output: &result,
+		})
 	})
 	return result, err
 }

@@ -1,10 +1,14 @@
 package kube
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // ContentMemory limits the memory of the content that all reconciles of a hub render and deliver at the same time: the
@@ -27,14 +31,22 @@ type sharedDocuments struct {
 	users       map[string]int
 }
 
+const (
+	// retryTime is the time from the first call of ContentReservation.Retry after which there is no further one: each can
+	// take the time limit of a rendering.
+	retryTime = 4 * time.Second
+	// retryPause is the first pause of retryAttempts calls. Each further one is twice as long.
+	retryPause    = 250 * time.Millisecond
+	retryAttempts = 5
+)
+
 // freeContent is the memory in bytes that each ContentReservation can have without a reservation for Documents, and as
 // much for all other content. A ConfigMap of 45 KB with manifests needs about as much.
 const freeContent = 512 << 10
 
 // ErrContentTooLarge is wrapped by the error for content that needs more memory than a scope can ever have.
-// ErrMemoryInUse is wrapped if memory can become available later: the caller can repeat the call after a pause, see
-// ContentReservation.ReturnTo. Callers that wait for the same rendering share its error, see
-// ContentReservation.IsErrorOfOther.
+// ErrMemoryInUse is wrapped if memory can become available later: see ContentReservation.Retry. Callers that wait for
+// the same rendering share its error, see ContentReservation.IsErrorOfOther.
 var (
 	ErrContentTooLarge = errors.New("its objects, texts and values need too much memory")
 	ErrMemoryInUse     = errors.New("the hub has not enough memory for it at the moment, and tries again")
@@ -88,6 +100,8 @@ type ContentReservation struct {
 	// sharedBytes and freeBytes are the memory of both kinds.
 	sharedBytes, freeBytes int64
 	isReleased             bool
+	// hasFailed is true if there was no memory since the last call of TakeFailure.
+	hasFailed bool
 }
 
 // Add reserves n more bytes. Its error wraps ErrContentTooLarge or ErrMemoryInUse, and then nothing is added. It does
@@ -107,8 +121,26 @@ func (r *ContentReservation) resize(reservation *Reservation, newSize func(size 
 	ok, _, err := reservation.tryResize(newSize)
 	if err == nil && !ok {
 		err = ErrMemoryInUse
+		r.mu.Lock()
+		r.hasFailed = true
+		r.mu.Unlock()
 	}
 	return r.explain(err)
+}
+
+// TakeFailure returns an error that wraps ErrMemoryInUse if that was returned since the last call: for callers of what
+// continues after an error.
+func (r *ContentReservation) TakeFailure() error {
+	if r == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	hasFailed := r.hasFailed
+	if r.hasFailed = false; hasFailed {
+		return r.explain(ErrMemoryInUse)
+	}
+	return nil
 }
 
 // checkLimit returns an error if r is released, or if it exceeds the limit of a scope with n more bytes.
@@ -249,29 +281,47 @@ func (r *ContentReservation) addSharedDocuments(d *Documents, reservation *Reser
 	return true
 }
 
-// ContentMark is what a ContentReservation had reserved at one time.
-type ContentMark struct {
+// contentMark is what a ContentReservation had reserved at one time.
+type contentMark struct {
 	added     int64
 	documents map[*Documents]bool
 }
 
-// Mark returns what is reserved now.
-func (r *ContentReservation) Mark() ContentMark {
+// mark returns what is reserved now.
+func (r *ContentReservation) mark() contentMark {
 	if r == nil {
-		return ContentMark{}
+		return contentMark{}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return ContentMark{added: r.other.currentSize(), documents: maps.Clone(r.documents)}
+	return contentMark{added: r.other.currentSize(), documents: maps.Clone(r.documents)}
 }
 
-// ReturnTo releases what was added after mark. The content of that time must not be used after it.
-func (r *ContentReservation) ReturnTo(mark ContentMark) {
+// returnTo releases what was added after mark. The content of that time must not be used after it.
+func (r *ContentReservation) returnTo(mark contentMark) {
 	if r == nil {
 		return
 	}
 	r.other.Shrink(mark.added)
 	r.releaseDocuments(mark.documents)
+}
+
+// Retry calls do, which reserves memory in r, and again after a pause if others have the memory, or if do has waited
+// for the rendering of another reconcile without memory. What do has added before an error is released at once. After
+// retryTime it returns the error.
+func (r *ContentReservation) Retry(ctx context.Context, do func() error) error {
+	mark, began := r.mark(), time.Now()
+	isTemporary := func(err error) bool {
+		return (errors.Is(err, ErrMemoryInUse) || r.IsErrorOfOther(err)) && time.Since(began) < retryTime
+	}
+	backoff := wait.Backoff{Duration: retryPause, Factor: 2, Steps: retryAttempts}
+	return RetryOnWithBackoff(ctx, backoff, isTemporary, func() error {
+		err := do()
+		if err != nil {
+			r.returnTo(mark)
+		}
+		return err
+	})
 }
 
 // Release releases the memory. The content must not be used after it.

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
@@ -141,12 +143,12 @@ func TestContentMemoryReturnsToMark(t *testing.T) {
 	if err := errors.Join(reserved.AddDocuments(kept), other.AddDocuments(kept), reserved.Add(5<<20)); err != nil {
 		t.Fatal(err)
 	}
-	mark, before := reserved.Mark(), memory.memory.reserved
+	mark, before := reserved.mark(), memory.memory.reserved
 	for range 10 {
 		if err := errors.Join(reserved.AddDocuments(documentsOf(30)), reserved.AddDocuments(small), reserved.AddDocuments(kept), reserved.Add(5<<20)); err != nil {
 			t.Fatal(err)
 		}
-		reserved.ReturnTo(mark)
+		reserved.returnTo(mark)
 		if memory.memory.reserved != before || len(memory.documents) != 1 || reserved.sharedBytes != kept.Memory() || reserved.freeBytes != 0 {
 			t.Fatalf("%d bytes, %d Documents, %d and %d bytes of this reservation stay", memory.memory.reserved-before, len(memory.documents),
 				reserved.sharedBytes, reserved.freeBytes)
@@ -155,6 +157,70 @@ func TestContentMemoryReturnsToMark(t *testing.T) {
 	reserved.Release()
 	other.Release()
 	checkReleased(t, memory)
+}
+
+// TestContentWaitsForMemory has content for which others have the memory at first.
+func TestContentWaitsForMemory(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		memory := NewContentMemory(64 << 20)
+		own, other := memory.Reserve("one"), memory.Reserve("two")
+		if err := other.Add(30 << 20); err != nil {
+			t.Fatal(err)
+		}
+		errOfOther := NewContentMemory(64 << 20).Reserve("two").Add(100 << 20)
+		calls := 0
+		err := own.Retry(t.Context(), func() error {
+			switch calls++; calls {
+			case 1: // it waits for a reconcile that fails
+				return errOfOther
+			case 2:
+				time.AfterFunc(retryPause, func() {
+					if own.other.currentSize() > 0 {
+						t.Error("the memory of the failed call is reserved in the pause")
+					}
+				})
+				return errors.Join(own.Add(15<<20), own.Add(10<<20))
+			}
+			other.Release()
+			return own.Add(25 << 20)
+		})
+		if err != nil || calls != 3 {
+			t.Errorf("got %v after %d calls, want none after 3", err, calls)
+		}
+		for pause, want := range map[time.Duration]int{0: retryAttempts, retryTime: 1} {
+			calls = 0
+			err = own.Retry(t.Context(), func() error {
+				<-time.After(pause)
+				calls++
+				return errOfOther
+			})
+			if err == nil || calls != want {
+				t.Errorf("calls of %s: got %v after %d calls, want an error after %d", pause, err, calls, want)
+			}
+		}
+		calls = 0
+		if err := own.Retry(t.Context(), func() error { calls++; return own.Add(100 << 20) }); !errors.Is(err, ErrContentTooLarge) || calls != 1 {
+			t.Errorf("too large: got %v after %d calls, want 1", err, calls)
+		}
+	})
+}
+
+// TestTakeFailure has a caller that continues without memory.
+func TestTakeFailure(t *testing.T) {
+	t.Parallel()
+	memory := NewContentMemory(64 << 20)
+	own, other := memory.Reserve("one"), memory.Reserve("one")
+	if err := errors.Join(own.Add(20<<20), other.TakeFailure()); err != nil {
+		t.Fatal(err)
+	}
+	_ = other.Add(20 << 20) // the error is lost
+	if err := other.TakeFailure(); !errors.Is(err, ErrMemoryInUse) {
+		t.Errorf("got %v, want ErrMemoryInUse", err)
+	}
+	if err := other.TakeFailure(); err != nil {
+		t.Errorf("got %v again", err)
+	}
 }
 
 func TestContentMemoryAfterRelease(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 )
 
 // maxStatusAPIs limits the API versions in the status of a Cluster, and the resources of each. maxStatusAPIBytes limits
-// all of them as JSON, in bytes: the API server of the hub would reject the whole status, again and again.
+// all of them as JSON, in bytes. The API server of the hub would reject a larger status as a whole.
 const (
 	maxStatusAPIs     = 5000
 	maxStatusAPIBytes = 1 << 20
@@ -70,8 +70,9 @@ type discoveryResult struct {
 }
 
 // mergeAPIs returns the APIs of a cluster after a discovery, and the APIs among them that are unavailable now. An
-// unavailable API stays in the list, as it was known before: charts would render differently without it. The known APIs
-// are old, from the status, and unavailable, from the previous discovery, because the status may have been overwritten.
+// unavailable API stays in the list, as it was known before: charts would render differently without it. old has the
+// APIs of the status, and unavailable those that failed in the previous discovery: others may have overwritten the
+// status.
 func mergeAPIs(old, unavailable []clusterv1alpha1.APIEnablement, result discoveryResult) (merged, nowUnavailable []clusterv1alpha1.APIEnablement) {
 	failed, all := failedGroupVersions(result.err)
 	if all || len(result.found) == 0 {

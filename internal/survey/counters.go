@@ -73,7 +73,7 @@ func nameSize(name unique.Handle[string]) int64 {
 	return int64(len(name.Value()))
 }
 
-// load is a number of pods and their total requests. It is also the capacity of nodes: the maximum of both.
+// load is a number of pods and amounts of resources: what pods request, or what nodes can have at most.
 type load struct {
 	pods    int64
 	amounts amounts
@@ -174,7 +174,7 @@ func newNodeEntry(n *corev1.Node) *entry[node] {
 	return e
 }
 
-// updateReserved reserves maxGrowth bytes of memory, calls update with mu locked, and returns the part that update did
+// updateReserved reserves maxGrowth bytes of memory, calls update with mu locked, and releases the part that update did
 // not need. If the memory cannot be reserved, it does not call update.
 func (c *counters) updateReserved(maxGrowth int64, update func() error) error {
 	// A reflector passes no context to its store. Add waits for a limited time.
@@ -256,8 +256,8 @@ func (c *counters) setPods(all []*entry[pod]) error {
 			needed += loadMemory + nameSize(name)
 		}
 	}
-	before := c.podsMemory()
-	// Both are in memory for a moment. The memory of the list is still reserved then.
+	before := c.podsMemory() // stays valid: only the reflector of the pods changes them
+	// The earlier pods and all are in memory together for a moment, while the memory of the list is still reserved.
 	return c.updateReserved(max(0, needed-before), func() error {
 		c.size -= before
 		c.pods, c.loadByNode = make(map[uidHash]pod, len(all)), map[unique.Handle[string]]*load{}
@@ -356,8 +356,8 @@ func (c *counters) setSynced(state *watchState) {
 	}
 }
 
-// setWatching records that the watch of a kind is established again.
-func (c *counters) setWatching(state *watchState) {
+// recordWatch records that the watch of a kind is established again.
+func (c *counters) recordWatch(state *watchState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	state.setWatching()

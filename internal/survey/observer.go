@@ -38,9 +38,10 @@ const (
 type Options struct {
 	// Clock gives the time of each observation. Default: the real clock.
 	Clock clock.PassiveClock
-	// Success is how long a cluster that is not ready must be healthy to become ready. Failure is how long a ready
-	// cluster must be unhealthy to become not ready. Default of both: DefaultThreshold.
-	Success, Failure time.Duration
+	// SuccessThreshold is the time for which a cluster that is not ready must be healthy to become ready, and
+	// FailureThreshold the time for which a ready cluster must be unhealthy to become not ready. Default of both:
+	// DefaultThreshold.
+	SuccessThreshold, FailureThreshold time.Duration
 	// Memory is for the counters of nodes and pods. Default: no limit. Run closes it.
 	Memory *kube.Reservation
 }
@@ -72,11 +73,11 @@ func NewObserver(cfg *rest.Config, opts Options) (*Observer, error) {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
-	if opts.Success == 0 {
-		opts.Success = DefaultThreshold
+	if opts.SuccessThreshold == 0 {
+		opts.SuccessThreshold = DefaultThreshold
 	}
-	if opts.Failure == 0 {
-		opts.Failure = DefaultThreshold
+	if opts.FailureThreshold == 0 {
+		opts.FailureThreshold = DefaultThreshold
 	}
 	cfg = rest.CopyConfig(cfg)
 	// A timeout would end watches. The cluster's priority and fairness limits the rate better than a client can.
@@ -110,9 +111,9 @@ func NewObserver(cfg *rest.Config, opts Options) (*Observer, error) {
 	return o, nil
 }
 
-// Observe returns the new status of a cluster whose status was old and whose spec.resourceModels are models. It reports
-// failures in conditions. Data that cannot be read keeps its old value, but stale counters are removed. Observe takes a
-// few seconds if the cluster does not answer, and returns old if ctx ends.
+// Observe returns the new status of the cluster. old is the current one, and models are its spec.resourceModels. It
+// reports failures in conditions. Data that cannot be read keeps its old value, but stale counters are removed. Observe
+// takes a few seconds if the cluster does not answer, and returns old if ctx ends.
 func (o *Observer) Observe(ctx context.Context, old clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel) clusterv1alpha1.ClusterStatus {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -124,7 +125,7 @@ func (o *Observer) Observe(ctx context.Context, old clusterv1alpha1.ClusterStatu
 	at := o.opts.Clock.Now()
 	oldReady := meta.FindStatusCondition(old.Conditions, clusterv1alpha1.ClusterConditionReady)
 	o.health = o.health.extend(found.Status == metav1.ConditionTrue, at)
-	ready := applyThresholds(oldReady, found, o.health, at, thresholds{o.opts.Success, o.opts.Failure})
+	ready := applyThresholds(oldReady, found, o.health, at, thresholds{o.opts.SuccessThreshold, o.opts.FailureThreshold})
 	setCondition(&status.Conditions, ready, at)
 	if found.Status != metav1.ConditionTrue {
 		o.counters.resetFailures()

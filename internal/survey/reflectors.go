@@ -34,12 +34,12 @@ const (
 func (o *Observer) Run(ctx context.Context) error {
 	// Conditions report these failures. A log line for each attempt adds nothing.
 	ctx = klog.NewContext(ctx, logr.Discard())
-	lists := o.counters.memory.ForLists()
-	nodes, pods := o.counters.newStores(lists)
+	listMemory := o.counters.memory.ForLists()
+	nodes, pods := o.counters.newStores(listMemory)
 	var all sync.WaitGroup
 	defer func() {
 		all.Wait()
-		lists.Close()
+		listMemory.Close()
 		o.counters.memory.Close()
 	}()
 	all.Go(func() {

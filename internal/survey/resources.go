@@ -20,7 +20,7 @@ func (a amounts) size() int {
 	if a.others == nil {
 		return 0
 	}
-	const table, slot = 256, 32 // of a map
+	const table, slot = 256, 32 // estimates for a small map, and for each of its entries
 	size := table
 	for name := range a.others {
 		size += slot + len(name)

@@ -39,7 +39,7 @@ func (s *watchState) setFailed(verb string, err error, at time.Time) {
 }
 
 // evaluate sets isLost if the requests have failed for long enough. It returns the failure message if the known objects
-// are stale, else "". isPending is true if the first list has neither succeeded nor failed for long enough.
+// are stale, else "". isPending is true before the first list succeeds, until its failures have lasted lostAfter.
 func (s *watchState) evaluate(at time.Time) (message string, isPending bool) {
 	s.isLost = s.isLost || !s.failingSince.IsZero() && at.Sub(s.failingSince) >= lostAfter
 	if s.isLost {
@@ -70,9 +70,9 @@ func (o *Observer) trackFailures(state *watchState, source *cache.ListWatch) *ca
 			case err != nil && ctx.Err() == nil:
 				o.counters.setFailed(state, verbWatch, err, o.opts.Clock.Now())
 			case err == nil && options.SendInitialEvents == nil:
-				// This watch continues an earlier one. A watch that sends the initial events starts over, and counts
-				// once it has sent all objects: see Replace.
-				o.counters.setWatching(state)
+				// This watch continues an earlier one. A watch with initial events is a new list: setSynced records its
+				// success when Replace is called.
+				o.counters.recordWatch(state)
 			}
 			return events, err
 		},

@@ -78,7 +78,7 @@ func Run(ctx context.Context, opts Options) error {
 	if a.uninstaller, err = newUninstaller(opts, a.credentials); err != nil {
 		return err
 	}
-	a.observer, err = survey.NewObserver(opts.Member, survey.Options{Clock: opts.Clock, Success: opts.SuccessThreshold, Failure: opts.FailureThreshold})
+	a.observer, err = survey.NewObserver(opts.Member, survey.Options{Clock: opts.Clock, SuccessThreshold: opts.SuccessThreshold, FailureThreshold: opts.FailureThreshold})
 	if err != nil {
 		return err
 	}

@@ -38,6 +38,7 @@ import (
 // restarts is a hub with one summary. Each reconcile is the first one after a restart of the hub. It is also the
 // transport to the member, which applies every bundle, and the reader of content.
 type restarts struct {
+	references *referenceIndex // nil: the Controller has an empty one
 	deliver.Transport
 	client.Reader
 	t           *testing.T
@@ -143,7 +144,7 @@ func (r *restarts) reconcile() configv1beta1.FeatureSummary {
 	r.t.Helper()
 	r.reads, r.deliveries = 0, 0
 	c := &Controller{
-		Hub: r.hub, Live: r.hub, metadata: r.metadata(), Transport: r, Configurations: NewConfigurations(r.hub, r.hub, ""), references: newReferenceIndex(),
+		Hub: r.hub, Live: r.hub, metadata: r.metadata(), Transport: r, Configurations: NewConfigurations(r.hub, r.hub, ""), references: cmp.Or(r.references, newReferenceIndex()),
 		Resources: resources.New(r.hub, nil, nil), Events: events.NewFakeRecorder(100), Clock: clock.RealClock{}, normalEvents: newEventLimiter(),
 		Composer: newTestComposer(r), slots: slots.New(), raisedProfiles: lru.New(maxRaised),
 	}

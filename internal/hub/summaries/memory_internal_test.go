@@ -4,20 +4,22 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/sandbox"
+	"github.com/towline/towline/internal/source"
 )
 
 // useHubOfTwoGiB gives the hub the memory of a container of 2 GiB: 128 MiB of content for a namespace.
@@ -117,45 +119,42 @@ func TestNamespaceWithoutMemory(t *testing.T) { //nolint:paralleltest // it chan
 	}
 }
 
-// TestContentWaitsForMemory has content for which others have the memory at first.
-func TestContentWaitsForMemory(t *testing.T) {
+// TestFailureOfAnotherIsNotSlow has a cluster that waited for the rendering of another one without memory.
+func TestFailureOfAnotherIsNotSlow(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		memory := kube.NewContentMemory(64 << 20)
-		own, other := memory.Reserve("one"), memory.Reserve("two")
-		largest := kube.NewContentMemory(64 << 20).Reserve("two")
-		if err := other.Add(30 << 20); err != nil {
-			t.Fatal(err)
-		}
-		calls := 0
-		_, err := retryWithMemory(t.Context(), own, func() (Composition, error) {
-			switch calls++; calls {
-			case 1: // it waits for a reconcile that fails
-				return Composition{}, largest.Add(100 << 20)
-			case 2:
-				if err := own.Add(15 << 20); err != nil {
-					t.Error(err)
-				}
-				return Composition{}, own.Add(10 << 20)
-			}
-			other.Release()
-			return Composition{}, own.Add(25 << 20) // with the 15 MiB of the second call it would be too much
-		})
-		if err != nil || calls != 3 {
-			t.Errorf("got %v after %d calls, want none after 3", err, calls)
-		}
-		calls = 0
-		_, err = retryWithMemory(t.Context(), own, func() (Composition, error) {
-			calls++
-			return Composition{}, largest.Add(100 << 20)
-		})
-		if err == nil || calls != memoryAttempts {
-			t.Errorf("got %v after %d calls, want an error after %d", err, calls, memoryAttempts)
-		}
-		s := &state{summary: &configv1beta1.ClusterSummary{}, memory: own}
-		s.reportFailure(libv1beta1.FeatureResources, err)
-		if s.isClusterSlow || s.isProfileSlow {
-			t.Error("the cluster is slow because another one has no memory")
-		}
+	memory := kube.NewContentMemory(64 << 20)
+	s := &state{summary: &configv1beta1.ClusterSummary{}, memory: memory.Reserve("one")}
+	s.reportFailure(libv1beta1.FeatureResources, memory.Reserve("two").Add(100<<20))
+	if s.isClusterSlow || s.isProfileSlow {
+		t.Error("the cluster is slow because another one has no memory")
+	}
+	s.reportFailure(libv1beta1.FeatureResources, s.memory.Add(100<<20))
+	if !s.isClusterSlow {
+		t.Error("the cluster without memory is not slow")
+	}
+}
+
+// TestReferencesWithoutMemory has a reference whose name is a template, and no memory for its input. The object
+// is still watched.
+func TestReferencesWithoutMemory(t *testing.T) { //nolint:paralleltest // it changes the memory limit of the process
+	r := newRestarts(t)
+	r.useHubOfTwoGiB()
+	r.feature = libv1beta1.FeatureResources
+	summary := r.summary()
+	name := "{{/* " + strings.Repeat("x", 1<<20) + " */}}content"
+	r.update(summary, func() {
+		summary.Spec.ClusterProfileSpec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: "fleet", Name: name}}
 	})
+	key, content := client.ObjectKeyFromObject(summary), source.Reference{Kind: "ConfigMap", Namespace: "fleet", Name: "content"}
+	r.references = newReferenceIndex()
+	r.references.set(key, []source.Reference{content})
+	full := r.pool.Memory().Reserve("fleet")
+	defer full.Release()
+	r.must(full.Add(128 << 20))
+	if got := r.reconcile(); got.Status != libv1beta1.FeatureStatusFailed || !strings.Contains(got.FailureMessage, kube.ErrMemoryInUse.Error()) {
+		t.Errorf("got %s, %q", got.Status, got.FailureMessage)
+	}
+	if got := r.references.summariesFor(content); !slices.Contains(got, key) {
+		t.Errorf("%s is watched for %v, want also %s", content, got, key)
+	}
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	configv1beta1 "github.com/towline/towline/api/config/v1beta1"
@@ -30,9 +29,6 @@ const (
 	// unexpandedInterval is the time until the conflicts with a release are computed again whose name could not be
 	// expanded. It is longer than the time limit of a template.
 	unexpandedInterval = 30 * time.Second
-	// memoryPause is the first pause of retryWithMemory; each further one is twice as long, together 4 s.
-	memoryPause    = 250 * time.Millisecond
-	memoryAttempts = 5
 )
 
 // state is the data that the steps of one reconcile share.
@@ -284,8 +280,19 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 		s.local.reportFailures(err)
 		return nil
 	}
-	references := append(c.Composer.References(request), generatedReferences(request)...)
-	if err := c.setReferences(ctx, client.ObjectKeyFromObject(s.summary), references, c.Composer.RemoteUses(request)); err != nil {
+	var references []source.Reference
+	var uses []source.RemoteUse
+	err = s.memory.Retry(ctx, func() error {
+		references = append(c.Composer.References(request), generatedReferences(request)...)
+		uses = c.Composer.RemoteUses(request)
+		return s.memory.TakeFailure() // a reference that is missing for it would not be watched
+	})
+	if err != nil {
+		s.reportFailures(err)
+		s.local.reportFailures(err)
+		return nil
+	}
+	if err := c.setReferences(ctx, client.ObjectKeyFromObject(s.summary), references, uses); err != nil {
 		return err
 	}
 	if err := c.composeFeatures(ctx, s, request.forMode(s.member.Mode)); err != nil {
@@ -394,29 +401,16 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 	if len(request.Conflicts) > 0 && !s.spec().ContinueOnConflict {
 		return Composition{}, &conflictError{conflicts: request.Conflicts}
 	}
-	composition, err := retryWithMemory(ctx, request.Subject.Memory, func() (Composition, error) {
-		return c.Composer.Compose(ctx, request, feature)
+	var composition Composition
+	err := request.Subject.Memory.Retry(ctx, func() (err error) { // nothing is held here that other reconciles need
+		composition, err = c.Composer.Compose(ctx, request, feature)
+		return err
 	})
 	if err != nil {
 		return Composition{}, err
 	}
 	composition.Releases = markConflicts(withUninstallEntries(composition.Releases, request.charts), request.Conflicts)
 	return composition, nil
-}
-
-// retryWithMemory calls compose, which reserves memory. It calls it again if other reconciles have the memory that the
-// content needs, or if compose has waited for the rendering of one without memory. A pause holds nothing that others
-// wait for.
-func retryWithMemory(ctx context.Context, memory *kube.ContentReservation, compose func() (Composition, error)) (composition Composition, err error) {
-	mark := memory.Mark()
-	isTemporary := func(err error) bool { return errors.Is(err, kube.ErrMemoryInUse) || memory.IsErrorOfOther(err) }
-	backoff := wait.Backoff{Duration: memoryPause, Factor: 2, Steps: memoryAttempts}
-	err = kube.RetryOnWithBackoff(ctx, backoff, isTemporary, func() (err error) {
-		memory.ReturnTo(mark)
-		composition, err = compose()
-		return err
-	})
-	return composition, err
 }
 
 // reportFailures adds a failed result for each feature that is not done. Deployed objects do not change.

@@ -101,7 +101,7 @@ func (a agentObjects) existingObjectErrors() []string {
 	if a.deployment != nil {
 		add(true, a.deployment.Name, "Deployment")
 	}
-	if a.role != nil && len(problems) == 0 {
+	if a.role != nil && len(problems) == 0 { // Karmada does not report it
 		problems = append(problems, "ClusterRole "+a.role.Name+" already exists")
 	}
 	return problems
@@ -173,8 +173,11 @@ func (g *registration) preflight(ctx context.Context) error {
 // Cluster of that registration would stay there.
 func (r Request) checkControlPlane(kubeconfig []byte) error {
 	config, err := fleet.ParseKubeconfig(kubeconfig)
-	if err != nil || config.Host == "https://"+r.Endpoint {
-		return nil //nolint:nilerr // no control plane knows the agent
+	if err != nil {
+		return nil //nolint:nilerr // without a kubeconfig the earlier run has created no Cluster
+	}
+	if config.Host == "https://"+r.Endpoint {
+		return nil
 	}
 	return fmt.Errorf("the cluster has an unfinished registration as %s with another control plane, %s, and not with https://%s: remove that with `karmadactl unregister %s`, or choose another --namespace",
 		r.ClusterName, config.Host, r.Endpoint, r.ClusterName)

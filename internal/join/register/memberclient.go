@@ -50,8 +50,9 @@ func (m memberClient) get(ctx context.Context, key client.ObjectKey, obj client.
 	return err == nil, nil
 }
 
-// findObjectBeingUninstalled returns the kind and the key of an agent's object in the namespace that is being deleted,
-// or whose ClusterRole is deleted, so that the garbage collector will delete it. It returns "" if there is none.
+// findObjectBeingUninstalled returns the kind and the key of the first object of an agent in namespace that is being
+// deleted, or that the garbage collector will delete because its ClusterRole is deleted. It returns "" if there is
+// none.
 func (m memberClient) findObjectBeingUninstalled(ctx context.Context, namespace string) (string, error) {
 	role := &rbacv1.ClusterRole{}
 	if _, err := m.get(ctx, client.ObjectKey{Name: AgentRole(namespace)}, role); err != nil {

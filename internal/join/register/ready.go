@@ -36,7 +36,7 @@ type readinessCheck struct {
 	*registration
 	// reported is the last progress line by subject: a pod, "cluster" or "hub".
 	reported map[string]string
-	// imageErrorSince is the time since which the image of a pod cannot be pulled, by the name of the pod.
+	// imageErrorSince is the time since which an image cannot be pulled, by pod and container.
 	imageErrorSince map[string]time.Time
 	// waitsFor is the condition that is missing, and problem the last line about it.
 	waitsFor, problem string
@@ -109,17 +109,17 @@ func (r *readinessCheck) checkPod(pod *corev1.Pod) error {
 	}
 	r.reportNotReady(pod.Name, fmt.Sprintf("pod: %s not ready. status: %s", pod.Name, status))
 	for _, container := range pod.Status.ContainerStatuses {
-		waiting, last := container.State.Waiting, container.LastTerminationState.Terminated
+		waiting, last, name := container.State.Waiting, container.LastTerminationState.Terminated, pod.Name+"/"+container.Name
 		switch {
 		case container.RestartCount >= maxRestarts && last != nil && container.State.Running == nil:
 			return fmt.Errorf("it was started %d times and %s", container.RestartCount, kube.TerminationText(last))
 		case waiting == nil || !strings.Contains(waiting.Reason, "Image"):
-			delete(r.imageErrorSince, pod.Name)
-		case r.imageErrorSince[pod.Name].IsZero():
-			r.imageErrorSince[pod.Name] = time.Now()
-		case time.Since(r.imageErrorSince[pod.Name]) >= min(imageTimeout, r.request.DiscoveryTimeout/imageTimeoutDivisor):
+			delete(r.imageErrorSince, name)
+		case r.imageErrorSince[name].IsZero():
+			r.imageErrorSince[name] = time.Now()
+		case time.Since(r.imageErrorSince[name]) >= min(imageTimeout, r.request.DiscoveryTimeout/imageTimeoutDivisor):
 			return fmt.Errorf("the image %s cannot be pulled (%s): pass --karmada-agent-image with an image that the cluster can pull",
-				r.request.Image, kube.ReasonText(waiting.Reason, waiting.Message))
+				container.Image, kube.ReasonText(waiting.Reason, waiting.Message))
 		}
 	}
 	return nil

@@ -27,7 +27,7 @@ import (
 
 const (
 	// unregisteringAnnotation on the Secret is the uid of the Cluster that is being unregistered. The agent loses its
-	// access when the Cluster is deleted. With the annotation a later run that is refused access knows that the Cluster is
+	// access when the Cluster is deleted. If a later run is denied access, the annotation shows that the Cluster was
 	// deleted.
 	unregisteringAnnotation = "towline.dev/unregistering"
 	// uninstallingAnnotation on the Secret is written by an agent that uninstalls itself.
@@ -165,6 +165,7 @@ func (u *unregistration) readObjects(ctx context.Context) error {
 	r := u.request
 	objects, err := u.member.agentObjects(ctx, r.Namespace, r.AgentDeployment)
 	if err != nil {
+		// An error without a reason is not from the API server, which has not answered.
 		if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown && !errors.Is(err, context.Canceled) {
 			return fmt.Errorf("%w; if the cluster does not exist any more, delete its Cluster on the control plane: `kubectl delete cluster %s`", err, r.ClusterName)
 		}
@@ -222,7 +223,8 @@ func (u *unregistration) readCluster(ctx context.Context, hub client.Client) (*c
 	return nil, fmt.Errorf("read Cluster %s on the control plane: %w", name, err)
 }
 
-// isUnregistering returns whether the Secret has a note that the Cluster is being deleted.
+// isUnregistering returns whether an annotation of the Secret, which must exist, says that the Cluster is being
+// deleted.
 func (u *unregistration) isUnregistering() bool {
 	annotations := u.objects.secret.Annotations
 	return annotations[unregisteringAnnotation] != "" || annotations[uninstallingAnnotation] != ""
