@@ -13,7 +13,7 @@ const (
 	// retryFirst is the delay after the first failure of a BackoffLoop.
 	retryFirst = time.Second
 	// MaxRetryDelay is the maximum delay between attempts to reach the hub. Up to three loops start one another, such as
-	// the connection and its watches, so that every agent works again within 30 s after an outage of the hub.
+	// the connection and its watches, so that every agent tries again within 30 s after an outage of the hub.
 	MaxRetryDelay = 10 * time.Second
 	// stableTime is the time after which an attempt counts as a success. It is longer than the timeout of a request.
 	stableTime = 30 * time.Second
