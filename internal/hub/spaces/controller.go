@@ -66,7 +66,7 @@ type Controller struct {
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// WithdrawRemaining withdraws the deployments on a member that belong to no summary and no Work, for example of a
 	// summary that was deleted by force. With Member.OnHub it withdraws what the hub deployed for m to the cluster of the
-	// hub. pending are those that are not withdrawn yet, and kept those of other owners, which stay.
+	// hub. pending lists what is not withdrawn yet, and kept the deployments of other owners.
 	WithdrawRemaining func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
 	// Forget discards the cached state of the member "namespace/name" and cancels running operations on it. It is
 	// called for Clusters that are deleted or abandoned. It may be nil.

@@ -147,7 +147,7 @@ func (c *Controller) ensureNamespace(ctx context.Context, s *state) error {
 		if err := c.Live.Delete(ctx, space, preconditions); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete the execution namespace of an earlier cluster: %w", err)
 		}
-		space.DeletionTimestamp = ptr.To(metav1.Now()) // that of the API server is not known
+		space.DeletionTimestamp = ptr.To(metav1.Now()) // as the API server has set it
 	}
 	if err == nil && !space.DeletionTimestamp.IsZero() {
 		return phase.Wait{After: namespaceRetryInterval, Reason: "namespace " + space.Name + " of an earlier cluster to be deleted"}

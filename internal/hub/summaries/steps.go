@@ -402,11 +402,10 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 		return Composition{}, &conflictError{conflicts: request.Conflicts}
 	}
 	var composition Composition
-	err := request.Subject.Memory.Retry(ctx, func() (err error) { // nothing is held here that other reconciles need
+	if err := request.Subject.Memory.Retry(ctx, func() (err error) { // nothing is held here that other reconciles need
 		composition, err = c.Composer.Compose(ctx, request, feature)
 		return err
-	})
-	if err != nil {
+	}); err != nil {
 		return Composition{}, err
 	}
 	composition.Releases = markConflicts(withUninstallEntries(composition.Releases, request.charts), request.Conflicts)

@@ -223,8 +223,8 @@ func (u *unregistration) readCluster(ctx context.Context, hub client.Client) (*c
 	return nil, fmt.Errorf("read Cluster %s on the control plane: %w", name, err)
 }
 
-// isUnregistering returns whether an annotation of the Secret, which must exist, says that the Cluster is being
-// deleted.
+// isUnregistering returns whether the Secret has an annotation for a Cluster that is being deleted. The Secret must
+// exist.
 func (u *unregistration) isUnregistering() bool {
 	annotations := u.objects.secret.Annotations
 	return annotations[unregisteringAnnotation] != "" || annotations[uninstallingAnnotation] != ""
