@@ -11,11 +11,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 )
 
 // DetectRestore wraps lw. A watch from a resourceVersion that the API server has not reached fails as expired, so that
 // the reflector lists again. Without it such a watch, after etcd was restored from a backup, would send no events. It
-// costs one list with limit 1 per resumed watch.
+// costs one list with limit 1 per resumed watch. A watch that begins with a list needs no version.
 func DetectRestore(lw cache.ListerWatcher) *cache.ListWatch {
 	inner := cache.ToListerWatcherWithContext(lw)
 	return &cache.ListWatch{
@@ -23,7 +24,11 @@ func DetectRestore(lw cache.ListerWatcher) *cache.ListWatch {
 			return inner.ListWithContext(ctx, opts)
 		},
 		WatchFuncWithContext: func(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
-			if opts.ResourceVersion != "" && opts.ResourceVersion != "0" {
+			switch {
+			case ptr.Deref(opts.SendInitialEvents, false):
+				// The API server of a restored etcd would wait for the version.
+				opts.ResourceVersion = ""
+			case opts.ResourceVersion != "" && opts.ResourceVersion != "0":
 				list, err := inner.ListWithContext(ctx, metav1.ListOptions{Limit: 1, LabelSelector: opts.LabelSelector, FieldSelector: opts.FieldSelector})
 				if err != nil {
 					return nil, err
@@ -33,6 +38,33 @@ func DetectRestore(lw cache.ListerWatcher) *cache.ListWatch {
 				}
 			}
 			return inner.WatchWithContext(ctx, opts)
+		},
+	}
+}
+
+// RelistOnWatchEnd wraps lw, which has few objects. A watch that has ended is not resumed: it fails as expired, so that
+// the reflector lists again. That takes one request, where DetectRestore takes two, and a third one if the API server
+// does not have the events since the end of the watch.
+func RelistOnWatchEnd(lw cache.ListerWatcher) *cache.ListWatch {
+	inner := cache.ToListerWatcherWithContext(lw)
+	// isListed is true between a list and its watch. A reflector calls one function at a time.
+	isListed := false
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+			list, err := inner.ListWithContext(ctx, opts)
+			isListed = err == nil
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
+			switch {
+			case ptr.Deref(opts.SendInitialEvents, false):
+				opts.ResourceVersion = ""
+			case !isListed:
+				return nil, apierrors.NewResourceExpired("the watch has ended")
+			}
+			events, err := inner.WatchWithContext(ctx, opts)
+			isListed = isListed && err != nil
+			return events, err
 		},
 	}
 }

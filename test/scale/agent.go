@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -78,9 +79,26 @@ func newAgent(ctx context.Context, fleet *simulatedFleet, cluster client.ObjectK
 	if err != nil {
 		return nil, err
 	}
-	a := &simulatedAgent{cluster: cluster, fleet: fleet, hub: hub, credential: credential}
+	a := &simulatedAgent{cluster: cluster, fleet: fleet, hub: watchRecorder{hub, fleet, cluster.Name}, credential: credential}
 	a.engine = &noopEngine{agent: a, digests: map[bundle.ID]bundle.Digest{}, refused: map[bundle.ID]bundle.Report{}}
 	return a, nil
+}
+
+// watchRecorder records the starts of the watches of an agent.
+type watchRecorder struct {
+	client.WithWatch
+
+	fleet   *simulatedFleet
+	cluster string
+}
+
+// Watch starts a watch.
+func (r watchRecorder) Watch(ctx context.Context, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
+	events, err := r.WithWatch.Watch(ctx, list, opts...)
+	if err == nil {
+		r.fleet.recordContact(r.cluster, fmt.Sprintf("%T", list))
+	}
+	return events, err
 }
 
 // kubeconfigSecret returns the Secret in an agent's manifest.
@@ -127,10 +145,13 @@ func (a *simulatedAgent) runHeartbeats(ctx context.Context) {
 		}
 		lease := &coordinationv1.Lease{}
 		lease.Namespace, lease.Name = a.credential.DeliveryNamespace(), a.cluster.Name
-		if err := a.patch(ctx, lease, a.hub.Patch, patch); err != nil && ctx.Err() == nil {
-			a.fleet.countError(err)
-		}
 		pause := time.Duration(float64(heartbeatInterval) * (1 - heartbeatJitter*rand.Float64()))
+		if err := a.patch(ctx, lease, a.hub.Patch, patch); err == nil {
+			a.fleet.recordContact(a.cluster.Name, "heartbeat")
+		} else if ctx.Err() == nil {
+			a.fleet.countError(err)
+			pause = session.Jitter(session.MaxRetryDelay)
+		}
 		select {
 		case <-ctx.Done():
 			return

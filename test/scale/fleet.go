@@ -38,10 +38,18 @@ type simulatedFleet struct {
 	ready   map[string]time.Time
 	running map[string]bool
 	engines map[string]*noopEngine
+	// contacts has the first successful heartbeat of each agent since the last outage, and the first start of each watch.
+	contacts map[contactKey]time.Time
 	// errors is the number of requests of agents that failed.
 	errors  int
 	changed chan struct{}
 }
+
+// contactKey names a contact of the agent of a cluster with the hub: "heartbeat", or the kind of a watched list.
+type contactKey struct{ cluster, contact string }
+
+// contactsOfAgent is the number of contacts of a working agent: the heartbeat and two watches.
+const contactsOfAgent = 3
 
 // bundleKey names a bundle: its cluster and its ClusterSummary.
 type bundleKey struct{ cluster, summary string }
@@ -54,7 +62,7 @@ type observation struct {
 func newFleet(ctx context.Context, hub *testHub) *simulatedFleet {
 	return &simulatedFleet{
 		hub: hub, ctx: ctx, arrived: map[bundleKey]observation{}, provisioned: map[bundleKey]observation{}, ready: map[string]time.Time{},
-		running: map[string]bool{}, engines: map[string]*noopEngine{},
+		running: map[string]bool{}, engines: map[string]*noopEngine{}, contacts: map[contactKey]time.Time{},
 		changed: make(chan struct{}),
 	}
 }
@@ -70,6 +78,45 @@ func (f *simulatedFleet) recordArrival(cluster, summary string, digest bundle.Di
 	defer f.mu.Unlock()
 	f.arrived[bundleKey{cluster, summary}] = observation{time.Now(), digest}
 	f.notify()
+}
+
+func (f *simulatedFleet) recordContact(cluster, contact string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if key := (contactKey{cluster, contact}); f.contacts[key].IsZero() {
+		f.contacts[key] = time.Now()
+		f.notify()
+	}
+}
+
+// forgetContacts begins an outage.
+func (f *simulatedFleet) forgetContacts() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	clear(f.contacts)
+}
+
+// connected returns when the agents had made all their contacts since the last outage. The caller holds mu.
+func (f *simulatedFleet) connected() []time.Time {
+	made, last := map[string]int{}, map[string]time.Time{}
+	for key, at := range f.contacts {
+		made[key.cluster]++
+		last[key.cluster] = latest(last[key.cluster], at)
+	}
+	var times []time.Time
+	for cluster, contacts := range made {
+		if contacts == contactsOfAgent {
+			times = append(times, last[cluster])
+		}
+	}
+	return times
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 func (f *simulatedFleet) countError(error) {

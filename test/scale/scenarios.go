@@ -299,20 +299,28 @@ func (r *run) startWithChange(ctx context.Context, result *result, content strin
 	return nil
 }
 
-// reconnect kills the API server, starts it after the outage, and measures a change that is made then.
+// reconnect kills the API server, starts it after the outage, and measures a change that is made then. An agent is
+// connected when it has sent a heartbeat and its watches have started.
 func reconnect(ctx context.Context, r *run, result *result) error {
 	if err := r.hub.plane.Kill(); err != nil {
 		return err
 	}
+	r.fleet.forgetContacts()
 	sleep(ctx, r.outage)
 	if err := r.hub.plane.Restart(ctx); err != nil {
 		return err
 	}
+	began := time.Now()
 	// The counters of the API server begin again with its process.
 	if err := result.beginMeasuring(ctx, r.hub); err != nil {
 		return err
 	}
-	return r.changeContents(ctx, result, r.sharedNames()[:1], r.clusters)
+	if err := r.changeContents(ctx, result, r.sharedNames()[:1], r.clusters); err != nil {
+		return err
+	}
+	connected, err := r.fleet.await(ctx, "connected", r.clusters, began, r.fleet.connected)
+	result.addDelays("connected", connected)
+	return err
 }
 
 // quietWindow returns the time without writes after which a hub counts as quiet.
