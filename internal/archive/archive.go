@@ -21,7 +21,7 @@ import (
 
 // Limits bound the files of one archive.
 type Limits struct {
-	// Files is the maximal number of files, and Size the maximal sum of their sizes in bytes.
+	// Files is the maximum number of files, and Size the maximum sum of their sizes in bytes.
 	Files int
 	Size  int64
 	// Reserve is called with the number of bytes that were unpacked, while they are unpacked. Its error ends Read. It may
@@ -36,7 +36,7 @@ func DefaultLimits() Limits { return Limits{Files: 50_000, Size: 100 << 20} }
 // ErrFormat means that the data is not an archive.
 var ErrFormat = errors.New("it is neither a tar nor a zip archive")
 
-// The first bytes of the formats. The magic number of tar is behind the first header.
+// The first bytes of the formats. The magic number of tar is at tarMagicPos in the first header.
 const (
 	gzipMagic   = "\x1f\x8b"
 	zipMagic    = "PK\x03\x04"
@@ -54,7 +54,8 @@ func hasPrefixAt(data []byte, magic string, position int) bool {
 }
 
 // Read returns the regular files of a tar, tar.gz or zip archive by their clean relative path, for example
-// "base/kustomization.yaml". It returns an error that wraps ErrFormat for other data.
+// "base/kustomization.yaml". Of several files with the same path, it returns the last one. It returns an error that
+// wraps ErrFormat for other data.
 func Read(data []byte, limits Limits) (map[string][]byte, error) {
 	files := &fileSet{limits: limits, byPath: map[string][]byte{}}
 	var err error
@@ -85,14 +86,15 @@ type fileSet struct {
 }
 
 func (s *fileSet) readTar(unpacked io.Reader) error {
-	// An archive of empty entries has no files that could exceed a limit, and a header can have any number of records.
-	headers := int64(s.limits.Files) * tarEntryOverhead
+	// Limits.Files does not count directories, and a header can have any number of records, so all headers have a limit,
+	// too.
+	headerBytes := int64(s.limits.Files) * tarEntryOverhead
 	limited := &io.LimitedReader{R: unpacked}
 	reader := tar.NewReader(limited)
 	for {
-		limited.N = headers
+		limited.N = headerBytes
 		header, err := reader.Next()
-		if headers = limited.N; headers == 0 {
+		if headerBytes = limited.N; headerBytes == 0 {
 			return fmt.Errorf("its headers have more than %d KiB", int64(s.limits.Files)*tarEntryOverhead>>10)
 		}
 		if errors.Is(err, io.EOF) {
@@ -119,12 +121,13 @@ func (s *fileSet) readTar(unpacked io.Reader) error {
 }
 
 const (
-	// tarEntryOverhead is more than the headers and the padding of most files in a tar archive take: 512 bytes for the
-	// header, 1 KiB for PAX records with their own header, and up to 511 bytes of padding. The rest is for directories.
+	// tarEntryOverhead is more than the size of the headers and the padding of most files in a tar archive: 512 bytes for
+	// the header, 1 KiB for PAX records with their own header, and up to 511 bytes of padding. The rest is for
+	// directories.
 	tarEntryOverhead = 3 << 10
-	// maxName is the maximal length of a path on Linux. Errors have names.
+	// maxName is the maximum length of a path on Linux. It limits errors, which contain names.
 	maxName = 4 << 10
-	// zipEntryMagic is at the begin of each entry in the directory of a zip archive.
+	// zipEntryMagic is at the beginning of each entry in the directory of a zip archive.
 	zipEntryMagic = "PK\x01\x02"
 )
 
@@ -136,7 +139,7 @@ func checkName(name string) error {
 }
 
 func (s *fileSet) readZip(data []byte) error {
-	// The library decodes the whole directory at once. An entry, also one of a directory, takes some hundred bytes.
+	// The library decodes all entries at once, some hundred bytes each. Up to as many directories as files are allowed.
 	if bytes.Count(data, []byte(zipEntryMagic)) > 2*s.limits.Files {
 		return s.limits.filesError()
 	}
@@ -170,7 +173,7 @@ func (s *fileSet) addZipEntry(entry *zip.File) error {
 	return s.add(entry.Name, content)
 }
 
-// add reads one file. It never reads more than the rest of the limit: sizes in headers can be wrong.
+// add reads one file. It never reads more than one byte beyond the limit: sizes in headers can be wrong.
 func (s *fileSet) add(name string, content io.Reader) error {
 	clean, err := CleanPath(name)
 	if err != nil {

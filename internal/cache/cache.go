@@ -45,7 +45,7 @@ func (c *Cache[V]) Get(key string) (value V, ok bool) {
 	return element.Value.(entry[V]).value, true
 }
 
-// GetOrPut returns the cached value. If there is none, it caches and returns value, which has size bytes.
+// GetOrPut returns the cached value. If there is none, it caches and returns value, which counts as size bytes.
 func (c *Cache[V]) GetOrPut(key string, value V, size int) V {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -57,7 +57,7 @@ func (c *Cache[V]) GetOrPut(key string, value V, size int) V {
 	return value
 }
 
-// Put caches value, which has size bytes, in place of a cached one.
+// Put caches value, which counts as size bytes, in place of a cached one.
 func (c *Cache[V]) Put(key string, value V, size int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,7 +67,7 @@ func (c *Cache[V]) Put(key string, value V, size int) {
 	c.add(key, value, size)
 }
 
-// add adds a value, and deletes others that exceed the limit. The caller must hold mu.
+// add adds a value, and deletes the least recently used ones while the limit is exceeded. The caller must hold mu.
 func (c *Cache[V]) add(key string, value V, size int) {
 	c.byKey[key] = c.recent.PushFront(entry[V]{key, value, size})
 	c.size += size

@@ -29,8 +29,8 @@ var (
 	// ErrContentMissing is the error of content that is not on the hub. An agent that has not stored the content reports
 	// bundle.StateMissing, and the hub writes it again.
 	ErrContentMissing = errors.New("content is not on the hub")
-	// ErrUnsupported is the error of a group with options that this agent does not support. Only hubs other than Towline's
-	// write such groups.
+	// ErrUnsupported is the error of a group with options that this agent does not support. Only Sveltos hubs write such
+	// groups.
 	ErrUnsupported = errors.New("not supported")
 )
 
@@ -44,8 +44,7 @@ var ErrReplaced = errors.New("the hub has replaced the request")
 // Delivery is the request in one group, as the agent has read it last. It must not be changed.
 type Delivery struct {
 	ID bundle.ID
-	// Digest is the digest of the requested bundle. For a hub other than Towline's it is a hash that changes with the
-	// bundle.
+	// Digest is the digest of the requested bundle. In a group of a Sveltos hub it is a hash that changes with the bundle.
 	Digest bundle.Digest
 	// Remove is true if the hub requests to withdraw ID, see Withdrawal. Otherwise it requests the bundle that Fetch
 	// returns.
@@ -60,7 +59,7 @@ type Delivery struct {
 
 // Withdrawal returns the requested withdrawal if d.Remove is true.
 func (d Delivery) Withdrawal() bundle.Withdrawal {
-	return bundle.Withdrawal{ID: d.ID, Orphan: d.Orphan, ServiceAccount: accountOf(d.group)}
+	return bundle.Withdrawal{ID: d.ID, Orphan: d.Orphan, ServiceAccount: serviceAccountOf(d.group)}
 }
 
 // Name returns the name of the group on the hub.
@@ -91,7 +90,7 @@ type AgentSource struct {
 	groups    *groupStore
 
 	keyMu sync.Mutex // guards key
-	// key has decrypted the last encrypted content, nil if there was none.
+	// key is the key of the last encrypted content, nil if there was none.
 	key *contentKey
 }
 
@@ -138,7 +137,7 @@ func (s *AgentSource) Find(id bundle.ID) (d Delivery, ok bool) {
 	return Delivery{}, false
 }
 
-// Wake makes Run handle the delivery for id again.
+// Wake makes Run handle the delivery for id again. It does nothing if Find finds none.
 func (s *AgentSource) Wake(id bundle.ID) {
 	if d, ok := s.Find(id); ok {
 		s.groups.queue.Add(d.Name())
@@ -173,9 +172,9 @@ func (s *AgentSource) listWatch() cache.ListerWatcher {
 }
 
 // Fetch returns the bundle that d requests. It verifies each ConfigurationBundle with the hash in the group, and the
-// bundle with d.Digest. Groups of other hubs have no digest, and may have no hashes. Fetch fails with ErrContentMissing
-// if content is not on the hub, with ErrCorrupt if a hash differs or content cannot be decoded, and with ErrUnsupported
-// if another hub has set options that this agent does not support.
+// bundle with d.Digest. Groups of Sveltos hubs have no digest, and may have no hashes. Fetch fails with
+// ErrContentMissing if content is not on the hub, with ErrCorrupt if a hash differs or content cannot be decoded, and
+// with ErrUnsupported if a Sveltos hub has set options that this agent does not support.
 func (s *AgentSource) Fetch(ctx context.Context, d Delivery) (bundle.Bundle, error) {
 	if fields := unsupportedFields(d.group.Spec); fields != "" {
 		return bundle.Bundle{}, fmt.Errorf("fetch %s: %s is %w", d.ID, fields, ErrUnsupported)
@@ -245,16 +244,16 @@ func unsupportedFields(spec libv1beta1.ConfigurationGroupSpec) string {
 
 // Report writes report to the status of d's group. It sends one request, or none if the status does not change. The
 // report may be about an older bundle, see report.Digest. Report returns nil if the group no longer exists. It fails if
-// the stored status differs: a hub with an earlier CustomResourceDefinition, which drops fields, would never learn that
-// it must write missing content again, or render outdated releases.
+// the stored status differs: an earlier CustomResourceDefinition on the hub has dropped fields that the hub needs to
+// write missing content again, or to render outdated releases.
 func (s *AgentSource) Report(ctx context.Context, d Delivery, report bundle.Report) error {
 	_, err := s.writeReport(ctx, d, report)
 	return err
 }
 
 // ReportStart reports StateApplying. The agent must call it before it begins a revision of a Helm release: from then on
-// the hub keeps the rendering in d, because a revision of it may exist. Until then the hub may replace the rendering.
-// If it has, ReportStart fails with ErrReplaced, and the agent must not begin.
+// the hub keeps the rendering in d, because a revision of it may exist. If the hub has replaced the rendering before,
+// ReportStart fails with ErrReplaced, and the agent must not begin.
 func (s *AgentSource) ReportStart(ctx context.Context, d Delivery) error {
 	group, err := s.writeReport(ctx, d, bundle.Report{ID: d.ID, Digest: d.Digest, State: bundle.StateApplying})
 	if err == nil && (group.UID != d.group.UID || group.Generation != d.group.Generation) {
@@ -319,11 +318,11 @@ func (s *AgentSource) Unrequested(deployed []bundle.Deployed) (value string, kno
 			requested[id] = true
 		}
 	}
-	rest := slices.DeleteFunc(slices.Clone(deployed), func(d bundle.Deployed) bool { return requested[d.ID] })
-	if len(rest) == 0 {
+	unrequested := slices.DeleteFunc(slices.Clone(deployed), func(d bundle.Deployed) bool { return requested[d.ID] })
+	if len(unrequested) == 0 {
 		return "", true
 	}
-	raw, err := json.Marshal(rest[:min(len(rest), maxUnrequested)])
+	raw, err := json.Marshal(unrequested[:min(len(unrequested), maxUnrequested)])
 	if err != nil {
 		return "", false // strings always have a JSON form
 	}

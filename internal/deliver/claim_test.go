@@ -26,7 +26,7 @@ func (h *hub) wantNothingIn(namespace string) {
 	}
 }
 
-func TestNothingIsDeliveredBesideTheClaim(t *testing.T) {
+func TestNothingIsDeliveredWithoutTheClaim(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		other string // the claim of the second cluster on the namespace that was made for it

@@ -55,7 +55,7 @@ type header struct {
 
 // chunk is the content of one ConfigurationBundle. It must not be changed, since the encoder caches chunks.
 type chunk struct {
-	item    bundle.Item // the itemOutline
+	item    bundle.Item // from itemOutline
 	private bool        // the chunk may be stored only in the member's own delivery namespace
 	last    bool        // the chunk is the last one of its item
 	index   int         // the number of the chunk in its item
@@ -67,9 +67,9 @@ type chunk struct {
 	name    string
 }
 
-// canonical returns the bytes that identify a chunk: its header, a newline and its stream. The stream is not
+// canonicalContent returns the bytes that identify a chunk: its header, a newline and its stream. The stream is not
 // compressed, since the result of the compression depends on the version of the library.
-func canonical(header string, stream []byte) []byte {
+func canonicalContent(header string, stream []byte) []byte {
 	raw := make([]byte, 0, len(header)+1+len(stream))
 	raw = append(raw, header...)
 	raw = append(raw, '\n')
@@ -86,9 +86,9 @@ type releaseDocument struct {
 	Data            bundle.ReleaseData `json:"data"`
 }
 
-// documents returns the release data and the objects of item as canonical JSON, each on one line. It fails for objects
-// without a kind or a JSON form.
-func documents(item bundle.Item) ([][]byte, error) {
+// encodeDocuments returns the release data and the objects of item as canonical JSON, each on one line. It fails for
+// objects without a kind or a JSON form.
+func encodeDocuments(item bundle.Item) ([][]byte, error) {
 	docs := make([][]byte, 0, len(item.Objects)+1)
 	if item.Release != nil && !item.Release.Data.IsZero() {
 		raw, err := json.Marshal(releaseDocument{
@@ -134,7 +134,7 @@ func takeReleaseData(item *bundle.Item, stream []byte) (rest []byte) {
 // itemOutline returns item without its documents.
 func itemOutline(item bundle.Item) bundle.Item {
 	if len(item.Objects) > 0 {
-		item.Objects = nil // not if it is empty: the digest of an empty list differs from that of none
+		item.Objects = nil // an empty list stays: its digest differs from the digest of nil
 	}
 	if item.Release != nil {
 		release := *item.Release
@@ -156,8 +156,8 @@ func describeSource(item bundle.Item) string {
 	}
 }
 
-// isPrivate returns whether an object of item may be stored only in the member's own delivery namespace. obj is nil for
-// the release data.
+// isPrivate returns whether obj, an object of item, may be stored only in the member's own delivery namespace. obj is
+// nil for the release data.
 func isPrivate(item bundle.Item, obj *unstructured.Unstructured) bool {
 	isSecret := obj != nil && obj.GroupVersionKind().GroupKind() == schema.GroupKind{Kind: "Secret"}
 	return isSecret || (item.Sensitive && !item.OnlySecretsPrivate)
@@ -195,7 +195,7 @@ func (c *chunker) splitItem(item bundle.Item, docs [][]byte) []piece {
 		private[i] = isPrivate(item, obj)
 	}
 	if len(docs) == 0 {
-		return c.split(nil, "", isPrivate(item, nil))
+		return c.splitDocuments(nil, "", isPrivate(item, nil))
 	}
 	var pieces []piece
 	continues := ""
@@ -204,15 +204,15 @@ func (c *chunker) splitItem(item bundle.Item, docs [][]byte) []piece {
 		for end < len(docs) && private[end] == private[begin] {
 			end++
 		}
-		pieces = append(pieces, c.split(docs[begin:end], continues, private[begin])...)
+		pieces = append(pieces, c.splitDocuments(docs[begin:end], continues, private[begin])...)
 		continues, begin = continuesItem, end
 	}
 	return pieces
 }
 
-// split halves docs until each half fits into a chunk. A single document that does not fit is split at a byte.
+// splitDocuments halves docs until each half fits into a chunk. A single document that does not fit is split at a byte.
 // continues is header.Continues of the first piece.
-func (c *chunker) split(docs [][]byte, continues string, private bool) []piece {
+func (c *chunker) splitDocuments(docs [][]byte, continues string, private bool) []piece {
 	stream := bytes.Join(docs, []byte(separator))
 	if len(docs) <= 1 {
 		return c.splitBytes(stream, continues, private)
@@ -221,7 +221,7 @@ func (c *chunker) split(docs [][]byte, continues string, private bool) []piece {
 		return []piece{{private: private, continues: continues, stream: stream, payload: payload}}
 	}
 	half := len(docs) / 2
-	return append(c.split(docs[:half], continues, private), c.split(docs[half:], continuesItem, private)...)
+	return append(c.splitDocuments(docs[:half], continues, private), c.splitDocuments(docs[half:], continuesItem, private)...)
 }
 
 // splitBytes halves stream until each half fits into a chunk.
@@ -243,7 +243,7 @@ func (c *chunker) compress(stream []byte) (payload []byte, ok bool) {
 }
 
 // decompress returns the stream in payload. It fails with ErrCorrupt if the payload is invalid or the stream longer
-// than maxStream. A payload may have twice the size that this version writes, so that a later version can write more.
+// than maxStream. It accepts twice the payload that this version writes, so that a later version can write larger ones.
 func decompress(payload []byte) ([]byte, error) {
 	if len(payload) > 2*maxPayload {
 		return nil, fmt.Errorf("%w: a payload of %d bytes", ErrCorrupt, len(payload))

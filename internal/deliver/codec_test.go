@@ -47,7 +47,7 @@ func testBundle(items ...bundle.Item) bundle.Bundle {
 	}
 }
 
-// pack returns what b becomes on the hub, as the API server returns it.
+// pack returns the group and the content of b, as the API server returns them.
 func pack(t *testing.T, b bundle.Bundle) (*libv1beta1.ConfigurationGroup, []*libv1beta1.ConfigurationBundle) {
 	t.Helper()
 	encoder, err := newEncoder(testKey)
@@ -207,7 +207,7 @@ func TestNamesComeFromContentAndKey(t *testing.T) {
 	}
 }
 
-func TestFieldsOfTheSveltosSurfaceAreSet(t *testing.T) {
+func TestFieldsOfSveltosAreSet(t *testing.T) {
 	t.Parallel()
 	_, bundles := pack(t, testBundle(bundle.Item{
 		Objects: []*unstructured.Unstructured{configMap("a", "1")}, Reference: bundle.Reference{Kind: "ConfigMap", Namespace: "ns", Name: "n", Tier: 3},
@@ -362,7 +362,7 @@ func TestEncoderCompressesManyContentsOnce(t *testing.T) {
 	}
 }
 
-func TestEncodeRefusesWhatIsNoObject(t *testing.T) {
+func TestEncodeRefusesInvalidObjects(t *testing.T) {
 	t.Parallel()
 	for name, obj := range map[string]*unstructured.Unstructured{
 		"nil":        nil,
@@ -383,7 +383,7 @@ func TestEncodeRefusesWhatIsNoObject(t *testing.T) {
 	}
 }
 
-func TestPlainResourcesOfAnotherHub(t *testing.T) {
+func TestResourcesOfASveltosHub(t *testing.T) {
 	t.Parallel()
 	const yamlDoc = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: a\n  namespace: default\ndata:\n  value: \"1\"\n"
 	objects := []*unstructured.Unstructured{configMap("a", "1")}

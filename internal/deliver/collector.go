@@ -20,9 +20,8 @@ import (
 )
 
 const (
-	// CollectorGrace is the GarbageCollector.Grace of a hub whose PullTransport reads groups from a cache. If the watch of
-	// the cache is later than that, content can be deleted too early: the agent reports it as missing, and it is written
-	// again.
+	// CollectorGrace is the GarbageCollector.Grace of a hub whose PullTransport reads groups from a cache. If the cache
+	// lags more, content can be deleted too early: the agent reports it as missing, and it is written again.
 	CollectorGrace = 15 * time.Second
 	// collectDelay is the delay after a trigger and the grace period, so that one collection handles many triggers.
 	collectDelay = 1500 * time.Millisecond
@@ -50,8 +49,8 @@ type GarbageCollector struct {
 	// the cache from which the PullTransport reads groups, and is 0 without a cache.
 	Grace time.Duration
 
-	// othersCollected is the start of the last collection with the content of other shards.
-	othersCollected time.Time
+	// otherShardsCollected is the start of the last collection of the content of other shards.
+	otherShardsCollected time.Time
 }
 
 // Trigger requests a collection. The PullTransport calls it itself.
@@ -98,39 +97,39 @@ func (c *GarbageCollector) waitFor(ctx context.Context, wake <-chan struct{}, li
 
 // Collect deletes the content that no group needs.
 func (c *GarbageCollector) Collect(ctx context.Context) error {
-	// A delivery that ended before the cutoff has its group in the cache, so removeNeeded reads it.
+	// The cache has the groups of all deliveries that ended before the cutoff, so excludeNeeded sees them.
 	cutoff := c.Transport.tracker.clock.Now().Add(-c.Grace)
-	content, others, err := c.listContent(ctx)
+	candidates, otherShards, err := c.listContent(ctx)
 	if err != nil {
 		return err
 	}
-	c.Transport.tracker.removeMissing(content, cutoff)
-	if len(content) > 0 {
-		if err := c.removeNeeded(ctx, content); err != nil {
+	c.Transport.tracker.removeUnlisted(candidates, cutoff)
+	if len(candidates) > 0 {
+		if err := c.excludeNeeded(ctx, candidates); err != nil {
 			return err
 		}
 	}
-	if err := c.addUnneededByOthers(ctx, content, others); err != nil {
+	if err := c.addOtherShards(ctx, candidates, otherShards); err != nil {
 		return err
 	}
-	if len(content) == 0 {
+	if len(candidates) == 0 {
 		return nil
 	}
-	n, err := c.deleteContent(ctx, content, cutoff)
+	n, err := c.deleteContent(ctx, candidates, cutoff)
 	if n > 0 {
 		log.FromContext(ctx).Info("deleted unneeded content", logkeys.Count, n)
 	}
 	return err
 }
 
-// isOld returns whether the default shard may delete content of another shard.
-func (c *GarbageCollector) isOld(content client.Object) bool {
+// canDeleteOfOtherShard returns whether this collector may delete content of another shard.
+func (c *GarbageCollector) canDeleteOfOtherShard(content client.Object) bool {
 	return c.Transport.shard.IsDefault() && c.Transport.tracker.clock.Since(content.GetCreationTimestamp().Time) > otherShardAge
 }
 
 // listContent lists the content of this shard, and the content of other shards that this collector may delete.
-func (c *GarbageCollector) listContent(ctx context.Context) (own, others map[client.ObjectKey]types.UID, err error) {
-	own, others = map[client.ObjectKey]types.UID{}, map[client.ObjectKey]types.UID{}
+func (c *GarbageCollector) listContent(ctx context.Context) (own, otherShards map[client.ObjectKey]types.UID, err error) {
+	own, otherShards = map[client.ObjectKey]types.UID{}, map[client.ObjectKey]types.UID{}
 	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(libv1beta1.ConfigurationBundleKind + "List"))
 	for {
@@ -143,46 +142,47 @@ func (c *GarbageCollector) listContent(ctx context.Context) (own, others map[cli
 			switch {
 			case c.Transport.shard.HasLabel(content):
 				own[client.ObjectKeyFromObject(content)] = content.UID
-			case c.isOld(content):
-				others[client.ObjectKeyFromObject(content)] = content.UID
+			case c.canDeleteOfOtherShard(content):
+				otherShards[client.ObjectKeyFromObject(content)] = content.UID
 			}
 		}
 		if list.Continue == "" {
-			return own, others, nil
+			return own, otherShards, nil
 		}
 	}
 }
 
-// removeNeeded removes the content of groups that are not provisioned yet from content.
-func (c *GarbageCollector) removeNeeded(ctx context.Context, content map[client.ObjectKey]types.UID) error {
+// excludeNeeded removes from candidates the content of groups that are not provisioned. It walks all groups in the
+// cache: an index by content would cost memory and time at each change of a group.
+func (c *GarbageCollector) excludeNeeded(ctx context.Context, candidates map[client.ObjectKey]types.UID) error {
 	groups := &libv1beta1.ConfigurationGroupList{}
 	if err := c.Transport.hub.List(ctx, groups, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list groups: %w", err)
 	}
-	removeNeededBy(groups.Items, content)
+	excludeNeededBy(groups.Items, candidates)
 	return nil
 }
 
-// addUnneededByOthers adds the content of other shards that no group of any shard needs to content. It does nothing if
-// the last time was less than otherShardInterval ago.
-func (c *GarbageCollector) addUnneededByOthers(ctx context.Context, content, others map[client.ObjectKey]types.UID) error {
+// addOtherShards adds to candidates the content of other shards that no group of any shard needs. It does nothing if it
+// has done so within otherShardInterval.
+func (c *GarbageCollector) addOtherShards(ctx context.Context, candidates, otherShards map[client.ObjectKey]types.UID) error {
 	now := c.Transport.tracker.clock.Now()
-	if len(others) == 0 || now.Sub(c.othersCollected) < otherShardInterval {
+	if len(otherShards) == 0 || now.Sub(c.otherShardsCollected) < otherShardInterval {
 		return nil
 	}
-	if err := c.removeNeeded(ctx, others); err != nil {
+	if err := c.excludeNeeded(ctx, otherShards); err != nil {
 		return err
 	}
-	if err := c.removeNeededInOtherShards(ctx, others); err != nil {
+	if err := c.excludeNeededInOtherShards(ctx, otherShards); err != nil {
 		return err
 	}
-	maps.Copy(content, others)
-	c.othersCollected = now
+	maps.Copy(candidates, otherShards)
+	c.otherShardsCollected = now
 	return nil
 }
 
-// removeNeededInOtherShards is removeNeeded for the groups of other shards, which the cache lacks.
-func (c *GarbageCollector) removeNeededInOtherShards(ctx context.Context, content map[client.ObjectKey]types.UID) error {
+// excludeNeededInOtherShards is excludeNeeded for the groups of other shards, which the cache lacks.
+func (c *GarbageCollector) excludeNeededInOtherShards(ctx context.Context, candidates map[client.ObjectKey]types.UID) error {
 	next := ""
 	for {
 		page := &libv1beta1.ConfigurationGroupList{}
@@ -190,15 +190,15 @@ func (c *GarbageCollector) removeNeededInOtherShards(ctx context.Context, conten
 		if err != nil {
 			return fmt.Errorf("list groups of other shards: %w", err)
 		}
-		removeNeededBy(page.Items, content)
+		excludeNeededBy(page.Items, candidates)
 		if next = page.Continue; next == "" {
 			return nil
 		}
 	}
 }
 
-// removeNeededBy removes the content of those groups that are not provisioned yet from content.
-func removeNeededBy(groups []libv1beta1.ConfigurationGroup, content map[client.ObjectKey]types.UID) {
+// excludeNeededBy removes from candidates the content of those groups that are not provisioned.
+func excludeNeededBy(groups []libv1beta1.ConfigurationGroup, candidates map[client.ObjectKey]types.UID) {
 	for i := range groups {
 		group := &groups[i]
 		if isObserved(group) && ReportOf(group).State == bundle.StateApplied {
@@ -206,18 +206,19 @@ func removeNeededBy(groups []libv1beta1.ConfigurationGroup, content map[client.O
 		}
 		for _, item := range group.Spec.ConfigurationItems {
 			if item.ContentRef != nil {
-				delete(content, client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name})
+				delete(candidates, client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name})
 			}
 		}
 	}
 }
 
-// deleteContent deletes the content that no delivery has used since cutoff, and returns the number of deleted objects.
-func (c *GarbageCollector) deleteContent(ctx context.Context, content map[client.ObjectKey]types.UID, cutoff time.Time) (int, error) {
+// deleteContent deletes the candidates that no delivery has used since cutoff, and returns the number of deleted
+// objects.
+func (c *GarbageCollector) deleteContent(ctx context.Context, candidates map[client.ObjectKey]types.UID, cutoff time.Time) (int, error) {
 	deletions, ctx := errgroup.WithContext(ctx)
 	deletions.SetLimit(deleteParallel)
 	var deleted atomic.Int32
-	for key, uid := range content {
+	for key, uid := range candidates {
 		deletions.Go(func() error {
 			end, ok := c.Transport.tracker.beginDeletion(key, cutoff)
 			if !ok {

@@ -23,7 +23,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-func sweep(t *testing.T, h *hub) {
+func collect(t *testing.T, h *hub) {
 	t.Helper()
 	collector := &GarbageCollector{Transport: h.pull}
 	if err := collector.Collect(t.Context()); err != nil {
@@ -51,14 +51,14 @@ func TestGarbageCollector(t *testing.T) {
 		m := h.member("keep")
 		b := testBundle(objects("a", "1"), objects("b", "1"))
 		mustDeliver(t, h.pull, m, b)
-		sweep(t, h)
+		collect(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 2)
 		h.restart()
-		sweep(t, h)
+		collect(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 2)
 		h.startAgent(m, newMemberEngine())
 		deliverUntil(t, h.pull, m, b, bundle.StateApplied)
-		sweep(t, h)
+		collect(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 0)
 		if h.group(m, b.ID).Spec.Action != libv1beta1.ActionDeploy {
 			t.Error("the group is not as it was")
@@ -71,14 +71,14 @@ func TestGarbageCollector(t *testing.T) {
 			mustDeliver(t, h.pull, m, testBundle(objects("a", fmt.Sprint(i))))
 		}
 		wantBundles(t, h, m.DeliveryNamespace, 4)
-		sweep(t, h)
+		collect(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 1)
 	})
 	t.Run("leaves the bundles of others alone", func(t *testing.T) {
 		h := newHub(t, h.plane)
 		m := h.member("foreign")
 		h.create(&libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Namespace: m.DeliveryNamespace, Name: "config-0gdr5cqfqeb2ch6vnd9i"}})
-		sweep(t, h)
+		collect(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 1)
 	})
 	t.Run("leaves the bundles of another shard to its own collector", func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestGarbageCollector(t *testing.T) {
 		if err := h.admin.Delete(t.Context(), group); err != nil {
 			t.Fatal(err)
 		}
-		sweep(t, h)
+		collect(t, h)
 		wantBundles(t, h, m.DeliveryNamespace, 1)
 		if err := (&GarbageCollector{Transport: other}).Collect(t.Context()); err != nil {
 			t.Fatal(err)
@@ -140,13 +140,13 @@ func TestGarbageCollector(t *testing.T) {
 		mustDeliver(t, h.pull, late, b)
 		h.startAgent(first, newMemberEngine())
 		deliverUntil(t, h.pull, first, b, bundle.StateApplied)
-		sweep(t, h)
+		collect(t, h)
 		if found := h.bundles(kube.AgentNamespace, "late-marker"); len(found) != 1 {
 			t.Errorf("shared bundles: got %v, want 1", found)
 		}
 		h.startAgent(late, newMemberEngine())
 		deliverUntil(t, h.pull, late, b, bundle.StateApplied)
-		sweep(t, h)
+		collect(t, h)
 		if found := h.bundles(kube.AgentNamespace, "late-marker"); len(found) != 0 {
 			t.Errorf("shared bundles: got %v, want none", found)
 		}
@@ -174,7 +174,7 @@ func TestGarbageCollector(t *testing.T) {
 			mustDeliver(t, h.pull, m, b)
 		}
 		if len(h.pull.trigger) != 0 {
-			t.Error("observing what has been provisioned triggers a sweep")
+			t.Error("a provisioned group triggers a collection again")
 		}
 		cancel()
 		if err := <-ended; err != nil {
@@ -213,14 +213,14 @@ func TestGarbageCollector(t *testing.T) {
 		m := h.member("deregistered")
 		mustDeliver(t, h.pull, m, testBundle(objects("a", "1")))
 		h.deleteBundles(m.DeliveryNamespace)
-		sweep(t, h)
+		collect(t, h)
 		if got := len(h.pull.tracker.contents); got != 0 {
 			t.Errorf("%d entries in the tracker, want none", got)
 		}
 	})
 	t.Run("collects again after a failure", func(t *testing.T) { collectAfterFailure(t, newHub(t, h.plane)) })
 	t.Run("delays no delivery of other content", func(t *testing.T) { deliverDuringADeletion(t, newHub(t, h.plane)) })
-	t.Run("does not race with deliveries", func(t *testing.T) { sweepAgainstDeliveries(t, newHub(t, h.plane)) })
+	t.Run("does not race with deliveries", func(t *testing.T) { collectDuringDeliveries(t, newHub(t, h.plane)) })
 }
 
 // collectAfterFailure lets the first collection fail, after which no delivery triggers another.
@@ -306,19 +306,19 @@ func deliverDuringADeletion(t *testing.T, h *hub) {
 	wantBundles(t, h, m.DeliveryNamespace, 2) // of the versions 2 and 3
 }
 
-// sweepAgainstDeliveries sweeps all the time while members are switched to and fro between the same contents, so that a
-// bundle is wanted again just when it may go.
-func sweepAgainstDeliveries(t *testing.T, h *hub) {
+// collectDuringDeliveries collects without a pause while deliveries alternate between the same bundles, so that content
+// is needed again just when it can be deleted.
+func collectDuringDeliveries(t *testing.T, h *hub) {
 	ctx, stop := context.WithCancel(t.Context())
-	swept := make(chan struct{})
-	sweeps := 0
+	collected := make(chan struct{})
+	collections := 0
 	go func() {
-		defer close(swept)
+		defer close(collected)
 		for ctx.Err() == nil {
 			if err := (&GarbageCollector{Transport: h.pull}).Collect(ctx); err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
-			sweeps++
+			collections++
 		}
 	}()
 	var running sync.WaitGroup
@@ -328,8 +328,8 @@ func sweepAgainstDeliveries(t *testing.T, h *hub) {
 	}
 	running.Wait()
 	stop()
-	<-swept
-	t.Logf("%d sweeps", sweeps)
+	<-collected
+	t.Logf("%d collections", collections)
 }
 
 func deliverToAndFro(t *testing.T, h *hub, m fleet.Member) {

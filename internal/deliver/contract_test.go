@@ -13,14 +13,14 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// fixture is one member, a transport to it and the engine that the transport ends in.
+// fixture is one member, a transport to it, and the engine of the member.
 type fixture struct {
 	transport Transport
 	member    fleet.Member
 	engine    *memberEngine
 }
 
-// transports makes a fixture of every kind. What they have in common is tested below, once.
+// transports returns a fixture for each Transport. The tests below run with each of them.
 var transports = map[string]func(t *testing.T) fixture{
 	"push": pushFixture,
 	"pull": pullFixture,
@@ -93,7 +93,7 @@ func TestTransportDeliversChangesAndWithdraws(t *testing.T) {
 	})
 }
 
-func TestTransportChangesNothingTwice(t *testing.T) {
+func TestTransportDeliversAnUnchangedBundleOnce(t *testing.T) {
 	forEveryTransport(t, func(t *testing.T, f fixture) {
 		b := testBundle(objects("a", "1", "b", "1"))
 		deliverUntil(t, f.transport, f.member, b, bundle.StateApplied)
@@ -107,7 +107,7 @@ func TestTransportChangesNothingTwice(t *testing.T) {
 	})
 }
 
-func TestTransportTellsWhatIsWrongUntilItIsCured(t *testing.T) {
+func TestTransportReportsAFailureUntilItIsFixed(t *testing.T) {
 	forEveryTransport(t, func(t *testing.T, f fixture) {
 		b := testBundle(objects("a", "1", "b", "1"))
 		f.engine.refuseObject("b", "no room")
@@ -123,7 +123,7 @@ func TestTransportTellsWhatIsWrongUntilItIsCured(t *testing.T) {
 	})
 }
 
-func TestTransportWithdrawsWhatWasNeverThere(t *testing.T) {
+func TestTransportWithdrawsAnUnknownBundle(t *testing.T) {
 	forEveryTransport(t, func(t *testing.T, f fixture) {
 		deliverUntil(t, f.transport, f.member, testBundle(objects("a", "1")), bundle.StateApplied)
 		withdrawUntilDone(t, f.transport, f.member, bundle.Withdrawal{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "x", Feature: "Helm"}})
@@ -131,7 +131,7 @@ func TestTransportWithdrawsWhatWasNeverThere(t *testing.T) {
 	})
 }
 
-func TestTransportTellsWhatIsDeployed(t *testing.T) {
+func TestTransportListsDeployedBundles(t *testing.T) {
 	forEveryTransport(t, func(t *testing.T, f fixture) {
 		b := testBundle(objects("a", "1"))
 		b.Hub, b.Owner.Kind, b.Owner.Name = "hub-uid", "ClusterProfile", "web"
@@ -158,7 +158,7 @@ func TestTransportTellsWhatIsDeployed(t *testing.T) {
 	})
 }
 
-func TestTransportLeavesWhatItIsToldToLeave(t *testing.T) {
+func TestTransportWithdrawsWithOrphan(t *testing.T) {
 	forEveryTransport(t, func(t *testing.T, f fixture) {
 		b := testBundle(objects("a", "1"))
 		deliverUntil(t, f.transport, f.member, b, bundle.StateApplied)
@@ -170,7 +170,7 @@ func TestTransportLeavesWhatItIsToldToLeave(t *testing.T) {
 	})
 }
 
-func TestTransportCarriesBigAndEmptyBundles(t *testing.T) {
+func TestTransportDeliversLargeAndEmptyBundles(t *testing.T) {
 	forEveryTransport(t, func(t *testing.T, f fixture) {
 		big := testBundle(objects("a", noise(1400<<10), "b", noise(2<<20)), bundle.Item{}, objects("c", noise(1<<20)))
 		deliverUntil(t, f.transport, f.member, big, bundle.StateApplied)
@@ -180,7 +180,7 @@ func TestTransportCarriesBigAndEmptyBundles(t *testing.T) {
 	})
 }
 
-func TestTransportKeepsWhatWasDeliveredWhenTheNewCannotBeEncoded(t *testing.T) {
+func TestTransportKeepsTheBundleIfTheNextCannotBeEncoded(t *testing.T) {
 	forEveryTransport(t, func(t *testing.T, f fixture) {
 		good := testBundle(objects("a", "1"))
 		deliverUntil(t, f.transport, f.member, good, bundle.StateApplied)
@@ -193,7 +193,7 @@ func TestTransportKeepsWhatWasDeliveredWhenTheNewCannotBeEncoded(t *testing.T) {
 	})
 }
 
-func TestDirectNamesTheMemberItCannotReach(t *testing.T) {
+func TestPushTransportNamesAnUnreachableMember(t *testing.T) {
 	t.Parallel()
 	down := errors.New("connection refused")
 	direct := &PushTransport{Engines: func(context.Context, fleet.Member) (Engine, error) { return nil, down }}

@@ -17,7 +17,7 @@ import (
 // decoder decodes a bundle from its ConfigurationBundles, in the order of the group.
 type decoder struct {
 	items []bundle.Item
-	// stream has the documents of the last item of items, which finishItem parses.
+	// stream has the unparsed documents of the last item in items.
 	stream []byte
 	// total is the size of all documents in bytes.
 	total int
@@ -27,19 +27,19 @@ type decoder struct {
 // payload, within limits, and verifies the hash before it uses anything else. key has decrypted obj; it is nil if obj
 // was not encrypted.
 func (d *decoder) add(reference libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle, key *contentKey) error {
-	text := obj.Annotations[annotationHeader]
-	if text == "" {
+	headerText := obj.Annotations[annotationHeader]
+	if headerText == "" {
 		return d.addResources(reference, obj)
 	}
 	stream, err := decompress(obj.Spec.Payload)
 	if err != nil {
 		return err
 	}
-	if !hashMatches(reference, canonical(text, stream), key) {
+	if !hashMatches(reference, canonicalContent(headerText, stream), key) {
 		return fmt.Errorf("%w: its hash is not the one in the group", ErrCorrupt)
 	}
 	var head header
-	if err := json.Unmarshal([]byte(text), &head); err != nil {
+	if err := json.Unmarshal([]byte(headerText), &head); err != nil {
 		return fmt.Errorf("%w: parse annotation %s: %w", ErrCorrupt, annotationHeader, err)
 	}
 	if err := d.addSize(len(stream)); err != nil {
@@ -66,8 +66,8 @@ func (d *decoder) add(reference libv1beta1.ConfigurationItem, obj *libv1beta1.Co
 	}
 }
 
-// addResources adds a ConfigurationBundle of another hub as one item. Its documents are in spec.resources. Another hub
-// may set no hash in the group.
+// addResources adds a ConfigurationBundle of a Sveltos hub as one item. Its documents are in spec.resources. The group
+// may have no hash of it.
 func (d *decoder) addResources(reference libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle) error {
 	if len(obj.Spec.Payload) > 0 || obj.Spec.NotTracked || obj.Spec.HelmReleaseUninstall {
 		return fmt.Errorf("%w: it has options that this agent does not know", ErrUnsupported)
@@ -92,7 +92,7 @@ func (d *decoder) addResources(reference libv1beta1.ConfigurationItem, obj *libv
 	return nil
 }
 
-// itemFromSpec returns the item of a spec that another hub wrote. It is sensitive, since it may have Secrets.
+// itemFromSpec returns the item of a spec that a Sveltos hub wrote. It is sensitive, since it may have Secrets.
 func itemFromSpec(spec libv1beta1.ConfigurationBundleSpec, objects []*unstructured.Unstructured) bundle.Item {
 	item := bundle.Item{
 		Objects: objects,
@@ -113,7 +113,8 @@ func itemFromSpec(spec libv1beta1.ConfigurationBundleSpec, objects []*unstructur
 }
 
 // resourcesMatch returns whether hash is the SHA-256 of the JSON of all objects in order, with or without a newline
-// after each: MarshalJSON of unstructured objects adds one and json.Marshal removes it, and a hub may hash either.
+// after each: MarshalJSON of unstructured objects adds the newline and json.Marshal removes it, and Sveltos hubs hash
+// either.
 func resourcesMatch(hash []byte, objects []*unstructured.Unstructured) bool {
 	lines, plain := sha256.New(), sha256.New()
 	for _, obj := range objects {
@@ -157,14 +158,14 @@ func (d *decoder) result(group *libv1beta1.ConfigurationGroup) (bundle.Bundle, e
 		return bundle.Bundle{}, err
 	}
 	if !isFromTowline(group) {
-		return foreignBundle(group, d.items), nil
+		return bundleFromSveltos(group, d.items), nil
 	}
-	var outlined bundleOutline
-	if err := json.Unmarshal([]byte(group.Annotations[annotationOutline]), &outlined); err != nil {
+	var outline bundleOutline
+	if err := json.Unmarshal([]byte(group.Annotations[annotationOutline]), &outline); err != nil {
 		return bundle.Bundle{}, fmt.Errorf("%w: parse annotation %s: %w", ErrCorrupt, annotationOutline, err)
 	}
-	b := outlined.Bundle
-	if len(d.items) > 0 { // otherwise the outline has nil or an empty list, with different digests
+	b := outline.Bundle
+	if len(d.items) > 0 { // otherwise Items of the outline is right: nil or an empty list, with different digests
 		b.Items = d.items
 	}
 	digest, err := b.Digest()
@@ -175,11 +176,11 @@ func (d *decoder) result(group *libv1beta1.ConfigurationGroup) (bundle.Bundle, e
 		return bundle.Bundle{}, fmt.Errorf("%w: its digest is %s, want %s", ErrCorrupt, digest, want)
 	}
 	b.Hub = group.Annotations[kube.AnnotationHub]
-	setUnconfirmed(b, outlined.Releases)
+	setUnconfirmed(b, outline.Releases)
 	return b, nil
 }
 
-// setUnconfirmed sets Release.IsUnconfirmed, which is not part of the content, from the releases of the outline.
+// setUnconfirmed sets Release.IsUnconfirmed, which the content lacks, from the releases of the outline.
 func setUnconfirmed(b bundle.Bundle, listed []bundle.DeployedRelease) {
 	for _, item := range b.Items {
 		if release := item.Release; release != nil {
@@ -190,9 +191,9 @@ func setUnconfirmed(b bundle.Bundle, listed []bundle.DeployedRelease) {
 	}
 }
 
-// foreignBundle returns the bundle of a group that another hub wrote. The group does not name the profile, so the
-// requestor is used instead.
-func foreignBundle(group *libv1beta1.ConfigurationGroup, items []bundle.Item) bundle.Bundle {
+// bundleFromSveltos returns the bundle of a group that a Sveltos hub wrote. Its owner is the requestor, since the group
+// does not name the profile.
+func bundleFromSveltos(group *libv1beta1.ConfigurationGroup, items []bundle.Item) bundle.Bundle {
 	id, _ := IDOf(group)
 	return bundle.Bundle{
 		ID:    id,
@@ -203,7 +204,7 @@ func foreignBundle(group *libv1beta1.ConfigurationGroup, items []bundle.Item) bu
 			ContinueOnError:    group.Spec.ContinueOnError,
 			CorrectDrift:       group.Spec.DriftDetection,
 			DriftExclusions:    group.Spec.DriftExclusions,
-			ServiceAccount:     accountOf(group),
+			ServiceAccount:     serviceAccountOf(group),
 		},
 	}
 }

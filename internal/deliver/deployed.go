@@ -17,8 +17,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxUnrequested is the maximum number of bundles that an agent lists on its Lease: an annotation holds 256 KiB.
-// Further ones are listed after these are withdrawn.
+// maxUnrequested is the maximum number of bundles without a group that an agent lists on its Lease: an annotation holds
+// 256 KiB. The agent lists further ones after these are withdrawn.
 const maxUnrequested = 200
 
 // deployedOf converts a group to a Deployed. Its report is Pending unless the status is about the current spec.
@@ -36,14 +36,14 @@ func deployedOf(group *libv1beta1.ConfigurationGroup) (bundle.Deployed, bool) {
 	}, ok
 }
 
-// releasesOf returns the Helm releases that a group lists. Groups that request a removal, and groups of other hubs,
+// releasesOf returns the Helm releases that a group lists. Groups that request a removal, and groups of Sveltos hubs,
 // list none.
 func releasesOf(group *libv1beta1.ConfigurationGroup) []bundle.DeployedRelease {
-	var outlined bundleOutline
-	if !isFromTowline(group) || json.Unmarshal([]byte(group.Annotations[annotationOutline]), &outlined) != nil {
+	var outline bundleOutline
+	if !isFromTowline(group) || json.Unmarshal([]byte(group.Annotations[annotationOutline]), &outline) != nil {
 		return nil
 	}
-	return outlined.Releases
+	return outline.Releases
 }
 
 // FindDeployed returns the Deployed of the group of id. It makes no request if the PullTransport reads groups and

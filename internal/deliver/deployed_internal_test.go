@@ -64,9 +64,9 @@ func TestInvalidNamesAreNotListed(t *testing.T) {
 	}
 }
 
-// TestOutdatedReleasesAreThoseOfTheCurrentGroup reports outdated releases of a group. A newer bundle and a newer report
+// TestOutdatedReleasesAreOfTheCurrentGroup reports outdated releases of a group. A newer bundle and a newer report
 // end that.
-func TestOutdatedReleasesAreThoseOfTheCurrentGroup(t *testing.T) {
+func TestOutdatedReleasesAreOfTheCurrentGroup(t *testing.T) {
 	t.Parallel()
 	group, _ := pack(t, testBundle(bundle.Item{Release: &bundle.Release{Namespace: "a", Name: "adopted", Inputs: "x", Revision: 1}}))
 	outdated := []bundle.OutdatedRelease{{Namespace: "a", Name: "adopted", Revision: 3, IsUpgrade: true}}

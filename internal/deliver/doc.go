@@ -5,26 +5,26 @@
 //
 //   - PushTransport (push.go) runs the engine in the hub, with a client of the member.
 //   - PullTransport (pull.go, deployed.go) writes the bundle to the hub's API server. In the member, AgentSource
-//     watches it, fetches it and writes reports, and the agent runs the engine.
+//     (agentsource.go, groups.go) watches and fetches it and writes reports, and the agent runs the engine.
 //   - LocalTransport (local.go) runs the engine in the hub, for bundles that members have on the hub's own cluster.
 //
 // In pull mode a bundle consists of these objects on the hub:
 //
 //   - A group (ConfigurationGroup) in the member's delivery namespace: the request to deploy or to withdraw one bundle,
-//     with the digest of the bundle and references to its content. Its status is the agent's report.
+//     with the digest of the bundle and references to its content. Its status is the agent's report. A group is
+//     provisioned when the report is Applied.
 //   - ConfigurationBundles: the content, one chunk each. They are immutable and named by a keyed hash of their content.
 //     Content without secrets that several members get is stored once, in the hub's own namespace. In this package
 //     "content" means these objects, and "bundle" a bundle.Bundle.
 //
-// A bundle has items (see package bundle). An item is encoded as a stream of JSON documents, which is compressed and
-// split into chunks that fit into an API object. annotationHeader on a ConfigurationBundle has the header of its chunk.
+// PullTransport.Deliver checks the claim of the namespace (claim.go), encodes each item of the bundle as a stream of
+// JSON documents, which it compresses and splits into chunks (encode.go, codec.go), assigns a key to private chunks
+// (encryption.go), creates the content, and then writes the group (wire.go): an agent never sees a group without
+// content. AgentSource.Fetch verifies and decodes the content (decode.go).
 //
-// PullTransport writes the content before the group that refers to it, so an agent never sees a group without content.
-// GarbageCollector deletes content that no group needs. An agent stores the bundle that it applies, so the content is
-// not needed after the group is provisioned. An agent that has lost its bundle reports StateMissing, and PullTransport
-// writes the content again. The collector has no index of groups by content, which would cost memory and time for each
-// change of a group. It walks all groups in the cache: at most every 16.5 s during deliveries, however many there are,
-// and every ten minutes without any.
+// GarbageCollector (collector.go) deletes content that no group needs: an agent stores the bundle that it applies, so a
+// provisioned group needs none. An agent that has lost its bundle reports StateMissing, and PullTransport writes the
+// content again. contentTracker (tracker.go) keeps content whose group is not written yet.
 //
 // Invariants:
 //

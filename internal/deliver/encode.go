@@ -64,7 +64,7 @@ func (e *encoder) encodeItem(item bundle.Item) ([]chunk, error) {
 		return nil, err
 	}
 	return e.cache.GetOrCompute(string(hash), func() ([]chunk, int, error) {
-		docs, err := documents(item)
+		docs, err := encodeDocuments(item)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -79,7 +79,7 @@ func (e *encoder) encodeItem(item bundle.Item) ([]chunk, error) {
 	})
 }
 
-// compressItem returns the chunks of one item whose objects are docs, and their size in the cache.
+// compressItem returns the chunks of one item, whose documents are docs, and their size in the cache.
 func (e *encoder) compressItem(outline, item bundle.Item, docs [][]byte) ([]chunk, int, error) {
 	pieces := e.chunker.splitItem(item, docs)
 	chunks := make([]chunk, 0, len(pieces))
@@ -89,7 +89,7 @@ func (e *encoder) compressItem(outline, item bundle.Item, docs [][]byte) ([]chun
 		if err != nil {
 			return nil, 0, fmt.Errorf("encode %s: %w", describeSource(item), err)
 		}
-		content := canonical(string(raw), p.stream)
+		content := canonicalContent(string(raw), p.stream)
 		chunks = append(chunks, chunk{
 			item: outline, private: p.private, last: i == len(pieces)-1, index: i, size: len(p.stream),
 			header: string(raw), payload: p.payload, hash: sha256.Sum256(content), name: e.key.contentName(content),

@@ -24,11 +24,11 @@ import (
 )
 
 const (
-	// annotationEncryption is on encrypted content, and on the groups that refer to it: the ID of the contentKey.
+	// annotationEncryption has the ID of the contentKey. It is on encrypted content and on the groups that refer to it.
 	annotationEncryption = "towline.dev/encryption"
-	// keySecretType is the type of the Secret with a contentKey. The type of a Secret cannot be changed, so the hub writes
-	// no key into a Secret of someone else.
-	keySecretType corev1.SecretType = "towline.dev/content-key"
+	// contentKeySecretType is the type of the Secret with a contentKey. The type of a Secret is immutable, so the hub
+	// cannot overwrite a Secret of another client.
+	contentKeySecretType corev1.SecretType = "towline.dev/content-key"
 	// encryptionAlgorithm is the prefix of the IDs of keys. A later version with another algorithm uses another prefix.
 	encryptionAlgorithm = "aes256gcm-"
 )
@@ -38,12 +38,12 @@ const (
 type contentKey struct {
 	id  string
 	raw []byte
-	// mac makes hashes of content that nobody can compute for content that he guesses.
+	// mac is the HMAC key of content hashes. Without it, nobody can test a guess of the content against its hash.
 	mac  []byte
 	aead cipher.AEAD
 }
 
-// contentKeyOf returns the key of a member. It differs for a cluster that is registered again.
+// contentKeyOf returns the key of a member. A cluster that is registered again has another UID and another key.
 func (k Key) contentKeyOf(m fleet.Member) (*contentKey, error) {
 	return newContentKey(hmacOf(k, "content", string(m.Type), m.Namespace, m.Name, m.UID))
 }
@@ -62,7 +62,7 @@ func newContentKey(raw []byte) (*contentKey, error) {
 	return &contentKey{id: id, raw: raw, mac: hmacOf(raw, "hash"), aead: aead}, nil
 }
 
-// hmacOf returns the HMAC of the parts, whose lengths and order it distinguishes.
+// hmacOf returns the HMAC of the list of parts. Each part has its length as a prefix, so different lists never collide.
 func hmacOf(key []byte, parts ...string) []byte {
 	mac := hmac.New(sha256.New, key)
 	for _, part := range parts {
@@ -71,7 +71,7 @@ func hmacOf(key []byte, parts ...string) []byte {
 	return mac.Sum(nil)
 }
 
-// encrypt returns the encrypted payload. header is not encrypted, but decrypt fails with another one.
+// encrypt returns the encrypted payload. header is authenticated, not encrypted: decrypt fails with another header.
 func (k *contentKey) encrypt(header string, payload []byte) []byte {
 	return k.aead.Seal(nil, nil, payload, []byte(header))
 }
@@ -85,26 +85,28 @@ func (k *contentKey) decrypt(header string, payload []byte) ([]byte, error) {
 	return plain, nil
 }
 
-// hash returns the hash of encrypted content, from the hash of the same content without encryption. It is the same
-// for each encryption.
+// hash returns the hash of encrypted content. plain is the hash of the unencrypted content, so each encryption of the
+// same content has the same hash.
 func (k *contentKey) hash(plain [sha256.Size]byte) [sha256.Size]byte {
 	return [sha256.Size]byte(hmacOf(k.mac, string(plain[:])))
 }
 
-// encryptChunk returns the chunk with the key of a member. It has another name, since its hash differs.
-func (e *encoder) encryptChunk(key *contentKey, c chunk) chunk {
+// withContentKey returns c with the key of a member, with which contentObject encrypts the payload. The hash and the
+// name of the chunk differ from those of c.
+func (e *encoder) withContentKey(key *contentKey, c chunk) chunk {
 	c.key, c.hash = key, key.hash(c.hash)
 	c.name = e.key.contentName(c.hash[:])
 	return c
 }
 
-// encryptChunks returns chunks with those encrypted that are private, if the agent of m can decrypt them. Otherwise it
-// is of an earlier version, which reads content without encryption only.
-func (t *PullTransport) encryptChunks(ctx context.Context, m fleet.Member, chunks []chunk) ([]chunk, error) {
+// assignContentKey returns chunks with the key of m on the private ones. It assigns no key if the agent of m is of an
+// earlier version, which cannot decrypt content.
+func (t *PullTransport) assignContentKey(ctx context.Context, m fleet.Member, chunks []chunk) ([]chunk, error) {
 	if !slices.ContainsFunc(chunks, func(c chunk) bool { return c.private }) {
 		return chunks, nil
 	}
-	// The first reports of an agent may be in the cache before its Lease.
+	// The cache may not have the new Lease of an agent yet, so the Lease is read live before content is written
+	// unencrypted.
 	for _, reader := range []client.Reader{t.hub, t.live} {
 		if canDecrypt, err := t.canDecrypt(ctx, reader, m); err != nil {
 			return nil, err
@@ -118,7 +120,7 @@ func (t *PullTransport) encryptChunks(ctx context.Context, m fleet.Member, chunk
 		encrypted := slices.Clone(chunks)
 		for i, c := range encrypted {
 			if c.private {
-				encrypted[i] = t.encoder.encryptChunk(key, c)
+				encrypted[i] = t.encoder.withContentKey(key, c)
 			}
 		}
 		return encrypted, nil
@@ -126,8 +128,8 @@ func (t *PullTransport) encryptChunks(ctx context.Context, m fleet.Member, chunk
 	return chunks, nil
 }
 
-// setEncryption records on group which key encrypts its private content.
-func setEncryption(group *libv1beta1.ConfigurationGroup, chunks []chunk) {
+// setEncryptionAnnotation sets annotationEncryption on group if chunks are encrypted.
+func setEncryptionAnnotation(group *libv1beta1.ConfigurationGroup, chunks []chunk) {
 	for _, c := range chunks {
 		if c.key != nil {
 			group.Annotations[annotationEncryption] = c.key.id
@@ -146,8 +148,8 @@ func (t *PullTransport) canDecrypt(ctx context.Context, reader client.Reader, m 
 	return holder != nil && *holder != "" && lease.Annotations[kube.AnnotationDecrypts] == *holder, nil
 }
 
-// hasOutdatedEncryption returns whether the private content of group, which requests d, must be written in another
-// form: the agent was upgraded since the content was written, or an earlier version of the agent runs again.
+// hasOutdatedEncryption returns whether the private content of group, which requests d, must be written again,
+// encrypted or unencrypted: the agent was upgraded or downgraded since the content was written.
 func (t *PullTransport) hasOutdatedEncryption(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (bool, error) {
 	if !d.bundle.Sensitive() {
 		return false, nil
@@ -168,7 +170,7 @@ func (t *PullTransport) ensureContentKey(ctx context.Context, m fleet.Member) (*
 	if isStored() {
 		return key, nil
 	}
-	// The deliveries that wait for this request must not fail if the one that sends it ends.
+	// Other deliveries may wait for this request, so it must not end with the context of this delivery.
 	writeCtx := context.WithoutCancel(ctx)
 	_, err, _ = t.creations.Do("key "+name.String(), func() (any, error) {
 		if isStored() {
@@ -191,7 +193,7 @@ func (t *PullTransport) applyKeySecret(ctx context.Context, m fleet.Member, name
 			Namespace: name.Namespace, Name: name.Name,
 			Labels: map[string]string{libv1beta1.PullClusterNameLabel: labelValue(m.Name), labelManagedBy: managedBy},
 		},
-		Type: keySecretType,
+		Type: contentKeySecretType,
 		Data: map[string][]byte{keyField: key.raw},
 	})
 	if err != nil {
@@ -199,8 +201,8 @@ func (t *PullTransport) applyKeySecret(ctx context.Context, m fleet.Member, name
 	}
 	err = t.hub.Apply(ctx, client.ApplyConfigurationFromUnstructured(&unstructured.Unstructured{Object: raw}), client.FieldOwner(kube.FieldManager), client.ForceOwnership)
 	if apierrors.IsInvalid(err) {
-		// The response has the fields of the other Secret.
-		return fmt.Errorf("write the key of the content: Secret %s exists with another type than %s", name, keySecretType)
+		// err is not wrapped: it can quote the other Secret.
+		return fmt.Errorf("write the key of the content: Secret %s exists with another type than %s", name, contentKeySecretType)
 	}
 	if err != nil {
 		return fmt.Errorf("write the key of the content to Secret %s: %w", name, err)
@@ -215,7 +217,8 @@ func (t *PullTransport) forgetContentKey(m fleet.Member) {
 
 // decrypt replaces the payload of obj by the decrypted one, and returns the key. It returns nil if obj is not
 // encrypted. The agent keeps the key, so it reads the Secret once, and again for content with another key. It fails
-// with ErrContentMissing if the Secret does not have the key of obj: the hub then writes both again.
+// with ErrContentMissing if the Secret does not have the key of obj: the hub then writes the Secret and the content
+// again.
 func (s *AgentSource) decrypt(ctx context.Context, obj *libv1beta1.ConfigurationBundle) (*contentKey, error) {
 	id := obj.Annotations[annotationEncryption]
 	if id == "" {

@@ -78,7 +78,7 @@ func (h *hub) readable(m fleet.Member, text string) []string {
 	return names
 }
 
-func (h *hub) keySecret(m fleet.Member) *corev1.Secret {
+func (h *hub) rootKeySecret(m fleet.Member) *corev1.Secret {
 	h.t.Helper()
 	secret := &corev1.Secret{}
 	if err := h.admin.Get(h.t.Context(), client.ObjectKey{Namespace: m.DeliveryNamespace, Name: fleet.ContentKeySecret(m.Name)}, secret); err != nil {
@@ -219,7 +219,7 @@ func TestLostKeyIsWrittenAgain(t *testing.T) {
 			if _, err := h.pull.Deliver(t.Context(), m, b); err != nil {
 				t.Fatal(err)
 			}
-			if err := damage(h, h.keySecret(m)); err != nil {
+			if err := damage(h, h.rootKeySecret(m)); err != nil {
 				t.Fatal(err)
 			}
 			h.startAgent(m, newMemberEngine())
@@ -238,14 +238,14 @@ func TestContentOfAFormerRegistration(t *testing.T) {
 	if _, err := h.pull.Deliver(t.Context(), m, b); err != nil {
 		t.Fatal(err)
 	}
-	before := h.keySecret(m)
+	before := h.rootKeySecret(m)
 	m.UID = "another"
 	other := privateBundle("x")
 	other.ID.Feature = "Helm"
 	if _, err := h.pull.Deliver(t.Context(), m, other); err != nil {
 		t.Fatal(err)
 	}
-	if bytes.Equal(h.keySecret(m).Data[keyField], before.Data[keyField]) {
+	if bytes.Equal(h.rootKeySecret(m).Data[keyField], before.Data[keyField]) {
 		t.Error("the key is the one of the former registration")
 	}
 	h.startAgent(m, newMemberEngine())
@@ -269,7 +269,7 @@ func TestKeyIsNotWrittenIntoASecretOfOthers(t *testing.T) {
 	if names := h.bundleNames(m); len(names) > 0 {
 		t.Errorf("content without a key was written: %v", names)
 	}
-	if got := h.keySecret(m).Data; len(got) != 1 {
+	if got := h.rootKeySecret(m).Data; len(got) != 1 {
 		t.Errorf("the Secret has %d fields, want its own", len(got))
 	}
 }

@@ -84,7 +84,7 @@ func FuzzDecodeBundle(f *testing.F) {
 				}
 				obj := &libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{annotationHeader: part.head}}}
 				obj.Spec.Payload = payload
-				sum := sha256.Sum256(canonical(part.head, part.stream))
+				sum := sha256.Sum256(canonicalContent(part.head, part.stream))
 				if isWrong {
 					sum[0]++
 				}

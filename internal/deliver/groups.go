@@ -24,13 +24,13 @@ const (
 	// retryFirst and retryLast are the limits of the back-off for failed deliveries.
 	retryFirst = 200 * time.Millisecond
 	retryLast  = 5 * time.Minute
-	// unavailableRetryLast is retryLast for deliveries that failed because the hub was not available. A random part of it
-	// is added.
+	// unavailableRetryLast limits the delay after deliveries that failed because the hub was not available. Up to the same
+	// time is added at random.
 	unavailableRetryLast = 5 * time.Second
-	// resyncInterval is the interval between two checks of the groups that are reported as being applied.
+	// resyncInterval is the interval in which groups with the report Applying are handled again, see Resync.
 	resyncInterval = 30 * time.Second
-	// apiServerStartup is the time after an outage in which the errors of a starting API server count as
-	// unavailability. Later ones have the growing delay: an overloaded API server must not get more requests.
+	// apiServerStartup is the time after the last connection error in which unavailableRetryLast limits the delay. Later
+	// the delay grows to retryLast: an overloaded API server must not get more requests.
 	apiServerStartup = time.Minute
 )
 
@@ -43,13 +43,13 @@ type groupStore struct {
 	// mu guards the fields below.
 	mu     sync.Mutex
 	byName map[string]*libv1beta1.ConfigurationGroup
-	// reporting has the number of running status writes of each group. Until the last one ends, a status change from the
-	// watch does not queue the group, see beginReport.
+	// reporting has the number of running status writes of each group. Meanwhile a status change from the watch does not
+	// queue the group, see beginReport.
 	reporting map[string]int
 	// synced is true after the first list.
 	synced bool
-	// unreachable is the last time that a delivery failed because there was no connection to the hub.
-	unreachable time.Time
+	// lastUnreachable is the time when a delivery last failed because there was no connection to the hub.
+	lastUnreachable time.Time
 }
 
 var _ cache.ReflectorStore = (*groupStore)(nil)
@@ -101,9 +101,9 @@ func (g *groupStore) retryDelay(name string, err error) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if kube.IsUnreachable(err) {
-		g.unreachable = time.Now()
+		g.lastUnreachable = time.Now()
 	}
-	if time.Since(g.unreachable) > apiServerStartup {
+	if time.Since(g.lastUnreachable) > apiServerStartup {
 		return delay
 	}
 	return min(delay, wait.Jitter(unavailableRetryLast, 1))
@@ -150,8 +150,8 @@ func (g *groupStore) Replace(objects []any, _ string) error {
 	return nil
 }
 
-// Resync queues the groups that are reported as being applied. The report can be of a run that has ended meanwhile, and
-// nothing else would correct it. Answering such a group sends no request, unless the report has changed.
+// Resync queues the groups with the report Applying. The run of the report may have ended meanwhile, and nothing else
+// would correct the report. Handling such a group sends no request unless the report has changed.
 func (g *groupStore) Resync() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -189,7 +189,7 @@ func (g *groupStore) storeAndQueue(group *libv1beta1.ConfigurationGroup) {
 
 // beginReport must be called before the status of a group is written, and endReport after the write, with the newest
 // version that the writer knows. storeAndQueue ignores status changes during a write. endReport therefore queues the
-// group if the stored version is newer than written and has another report: another client has written it.
+// group if another client has changed the report: the stored version is newer than written and has another report.
 func (g *groupStore) beginReport(name string) (endReport func(written *libv1beta1.ConfigurationGroup)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -32,7 +32,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// memberEngine is a member in memory. Its objects and records outlive the agents that use it, as those in a cluster do.
+// memberEngine is a member in memory. Its objects and records stay after a restart of the agent, as in a cluster.
 type memberEngine struct {
 	mu      sync.Mutex
 	records map[bundle.ID]bundle.Bundle
@@ -120,7 +120,7 @@ func (e *memberEngine) ListDeployed(ctx context.Context) ([]bundle.Deployed, err
 	return all, nil
 }
 
-// record returns the digest of what was last converged to for id.
+// record returns the bundle that was last applied for id.
 func (e *memberEngine) record(id bundle.ID) (b bundle.Bundle, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -151,7 +151,7 @@ func (e *memberEngine) writeCount() int {
 	return e.writes
 }
 
-// requests counts and logs what a client asks of an API server, and lets a test make requests fail.
+// requests counts and logs the requests of a client, and lets a test make requests fail.
 type requests struct {
 	mu   sync.Mutex
 	log  []string
@@ -190,7 +190,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
 
-// take returns what was logged since the last take and contains all of the given words.
+// take returns the requests since the last take that contain all of the given words.
 func (r *requests) take(words ...string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -253,7 +253,7 @@ func newHub(t *testing.T, plane *localkube.Plane) *hub {
 	return h
 }
 
-// restart replaces the PullTransport by one that remembers nothing.
+// restart replaces the PullTransport by a new one.
 func (h *hub) restart() {
 	h.t.Helper()
 	hubClient := clientFor(h.t, h.requests.wrap(h.plane.Config))
@@ -273,8 +273,8 @@ func clientFor(t *testing.T, config *rest.Config) client.WithWatch {
 	return c
 }
 
-// install creates the namespace of shared bundles and our two kinds, and waits until they are served. Tests may do so
-// at once.
+// install creates the namespace of shared content and the CustomResourceDefinitions, and waits until they are served.
+// Tests may call it concurrently.
 func (h *hub) install() {
 	h.t.Helper()
 	h.create(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kube.AgentNamespace}})
@@ -301,7 +301,7 @@ func (h *hub) create(obj client.Object) {
 	}
 }
 
-// member registers a pull-mode member with a delivery namespace of its own.
+// member registers a pull-mode member with its own delivery namespace.
 func (h *hub) member(name string) fleet.Member {
 	h.t.Helper()
 	namespace := h.plane.Namespace(h.t, name)
@@ -327,7 +327,7 @@ func (h *hub) member(name string) fleet.Member {
 	return fleet.Member{Type: fleet.TypeSveltos, Namespace: namespace, Name: name, Mode: fleet.Pull, DeliveryNamespace: namespace}
 }
 
-// claim writes who has claimed a namespace for its deliveries, as a registration does.
+// claim writes the claim on a delivery namespace, as a registration does.
 func (h *hub) claim(namespace, holder string) {
 	h.t.Helper()
 	obj := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
@@ -365,7 +365,7 @@ func (h *hub) startAgentOn(config *rest.Config, m fleet.Member, engine *memberEn
 	return log, stop
 }
 
-// handle does what an agent does with a delivery.
+// handle handles a delivery as an agent does.
 func handle(ctx context.Context, agentSource *AgentSource, engine *memberEngine, d Delivery) error {
 	if d.Remove {
 		if _, err := engine.Withdraw(ctx, d.Withdrawal()); err != nil {
@@ -403,7 +403,7 @@ func handle(ctx context.Context, agentSource *AgentSource, engine *memberEngine,
 	return nil
 }
 
-// bundles lists the names of the bundles in namespace that were made for content with this marker.
+// bundles lists the names of the ConfigurationBundles in namespace whose content has this marker.
 func (h *hub) bundles(namespace, marker string) []string {
 	h.t.Helper()
 	list := &libv1beta1.ConfigurationBundleList{}
@@ -452,7 +452,7 @@ func eventually(t *testing.T, what string, check func(context.Context) error) {
 	}
 }
 
-// deliverUntil delivers b again and again, as a hub does that watches groups, until the report is of b and in state.
+// deliverUntil calls Deliver until the report is about b and has state.
 func deliverUntil(t *testing.T, transport Transport, m fleet.Member, b bundle.Bundle, state bundle.State) bundle.Report {
 	t.Helper()
 	want, err := b.Digest()

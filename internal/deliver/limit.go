@@ -19,14 +19,15 @@ var errTooLong = errors.New("the response of the hub is too long")
 // LimitResponses returns a copy of config whose clients fail for responses longer than 64 MiB. Watches are not limited.
 func LimitResponses(config *rest.Config) *rest.Config {
 	limited := rest.CopyConfig(config)
-	limited.Wrap(func(next http.RoundTripper) http.RoundTripper { return limiter{next: next} })
+	limited.Wrap(func(next http.RoundTripper) http.RoundTripper { return responseLimiter{next: next} })
 	return limited
 }
 
-type limiter struct{ next http.RoundTripper }
+// responseLimiter is a RoundTripper that limits the bodies of responses.
+type responseLimiter struct{ next http.RoundTripper }
 
 // RoundTrip calls the next transport and limits the body of the response.
-func (l limiter) RoundTrip(request *http.Request) (*http.Response, error) {
+func (l responseLimiter) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := l.next.RoundTrip(request)
 	if err == nil && response.Body != nil && request.URL.Query().Get("watch") == "" {
 		response.Body = kube.LimitBody(response.Body, maxResponse, errTooLong)
@@ -35,4 +36,4 @@ func (l limiter) RoundTrip(request *http.Request) (*http.Response, error) {
 }
 
 // WrappedRoundTripper returns the next transport, so that client-go can close its idle connections.
-func (l limiter) WrappedRoundTripper() http.RoundTripper { return l.next }
+func (l responseLimiter) WrappedRoundTripper() http.RoundTripper { return l.next }

@@ -9,8 +9,8 @@ import (
 )
 
 // LocalTransport is the Transport for fleet.Member.OnHub: it delivers bundles for members to the hub's cluster. One
-// engine has the bundles for all members. It has longer IDs, with the member in them, because clusters in different
-// namespaces have summaries of the same name. Callers see the IDs without the member.
+// engine has the bundles for all members. Its IDs contain the member, because clusters in different namespaces have
+// summaries of the same name. Callers see the IDs without the member.
 type LocalTransport struct {
 	// Push runs the engine for the cluster of the hub, with the bundles of the given member.
 	Push *PushTransport
@@ -18,15 +18,15 @@ type LocalTransport struct {
 
 var _ Transport = (*LocalTransport)(nil)
 
-// Deliver converges the hub to b. The engine records the digest of b with the ID that the caller knows.
+// Deliver converges the hub to b. The engine records the digest that b has with the ID of the caller.
 func (d *LocalTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (report bundle.Report, err error) {
-	known := b.ID
+	callerID := b.ID
 	if b.KnownDigest, err = b.Digest(); err != nil {
-		return bundle.Report{ID: known, State: bundle.StatePending}, err
+		return bundle.Report{ID: callerID, State: bundle.StatePending}, err
 	}
-	b.ID = LocalID(m.ID(), known)
+	b.ID = LocalID(m.ID(), callerID)
 	report, err = d.Push.Deliver(ctx, m, b)
-	report.ID = known
+	report.ID = callerID
 	return report, err
 }
 
@@ -61,13 +61,13 @@ func LocalPartition(cluster fleet.ID) string {
 	return strings.Join([]string{string(cluster.Type), cluster.Namespace, cluster.Name}, "/")
 }
 
-// ParseLocalPartition is the reverse of LocalPartition. It returns an ID that no cluster has for another string.
+// ParseLocalPartition is the reverse of LocalPartition. For any other string it returns an ID that no cluster has.
 func ParseLocalPartition(partition string) fleet.ID {
 	cluster, _, _ := ParseLocalID(bundle.ID{RequestorName: partition + "/"})
 	return cluster
 }
 
-// LocalID returns the ID, in the engine for the cluster of the hub, of the bundle id for a cluster.
+// LocalID returns the ID that the bundle id for a cluster has in the engine of the hub's cluster.
 func LocalID(cluster fleet.ID, id bundle.ID) bundle.ID {
 	id.RequestorName = LocalPartition(cluster) + "/" + id.RequestorName
 	return id

@@ -21,16 +21,16 @@ import (
 )
 
 const (
-	// keySecret is the Secret in kube.AgentNamespace of the hub that holds the HMAC key of the names of content.
-	keySecret = "towline-bundle-key"
-	keyField  = "key"
+	// rootKeySecret is the Secret in kube.AgentNamespace of the hub that holds the HMAC key of the names of content.
+	rootKeySecret = "towline-bundle-key"
+	keyField      = "key"
 	// namePrefix and nameLength give groups and content names of the same form as in Sveltos.
 	namePrefix = "config-"
 	nameLength = 20
 )
 
 // Key is the HMAC key of the names of ConfigurationBundles. Without it nobody can compute the name of known content, to
-// test whether the hub stores it. The keys of the members and of the hashes in the status are derived from it.
+// test whether the hub stores it. The contentKeys of members and the key of ForStatus are derived from it.
 type Key []byte
 
 // LoadOrCreateKey returns the hub's key, and creates it on first use. hub must read from the API server, not from a
@@ -38,7 +38,7 @@ type Key []byte
 // key.
 func LoadOrCreateKey(ctx context.Context, hub client.Client) (Key, error) {
 	secret := &corev1.Secret{}
-	name := client.ObjectKey{Namespace: kube.AgentNamespace, Name: keySecret}
+	name := client.ObjectKey{Namespace: kube.AgentNamespace, Name: rootKeySecret}
 	err := hub.Get(ctx, name, secret)
 	if apierrors.IsNotFound(err) {
 		if err = createKey(ctx, hub, name); err == nil || apierrors.IsAlreadyExists(err) {
@@ -77,8 +77,8 @@ func (k Key) forShard(shard fleet.Shard) Key {
 	return mac.Sum(nil)
 }
 
-// ForStatus returns the key of the hashes in the status of ClusterSummaries. It is the same for all shards: a cluster
-// that moves to another shard keeps them.
+// ForStatus returns the HMAC key of the hashes in the status of ClusterSummaries. All shards have the same, so that the
+// hashes stay when a cluster moves to another shard.
 func (k Key) ForStatus() []byte { return hmacOf(k, "status") }
 
 // contentName returns the name of the ConfigurationBundle with this canonical content.

@@ -61,8 +61,8 @@ func (h *failingHub) Watch(_ context.Context, _ client.ObjectList, opts ...clien
 	return h.watch, nil
 }
 
-// TestOverloadedHubIsNotPressed lets requests fail with errors of a starting API server, long after an outage.
-func TestOverloadedHubIsNotPressed(t *testing.T) {
+// TestOverloadedHubGetsFewRequests lets requests fail with errors of a starting API server, long after an outage.
+func TestOverloadedHubGetsFewRequests(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		g := newGroupStore()
@@ -180,9 +180,9 @@ func TestStatusChangeDuringReportQueuesGroup(t *testing.T) {
 	}
 }
 
-// TestApplyingGroupsAreAnsweredAgain has groups that nobody changes. One that is reported as being applied is handled
+// TestApplyingGroupsAreHandledAgain has groups that nobody changes. One that is reported as being applied is handled
 // again, since the end of the run may have been missed.
-func TestApplyingGroupsAreAnsweredAgain(t *testing.T) {
+func TestApplyingGroupsAreHandledAgain(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[libv1beta1.FeatureStatus]int{
 		libv1beta1.FeatureStatusProvisioning: 4, libv1beta1.FeatureStatusProvisioned: 1, libv1beta1.FeatureStatusFailed: 1,

@@ -90,7 +90,7 @@ func (t *PullTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bu
 	}
 	desired := desiredBundle{member: m, bundle: b, digest: digest}
 	if isRequested(group, digest) {
-		group, err = t.refresh(ctx, desired, group)
+		group, err = t.refreshGroup(ctx, desired, group)
 	} else {
 		group, err = t.writeBundle(ctx, desired, group)
 	}
@@ -108,8 +108,8 @@ func isRequested(group *libv1beta1.ConfigurationGroup, digest bundle.Digest) boo
 	return isStored(group) && group.Spec.Action == libv1beta1.ActionDeploy && bundle.DigestFromBytes(group.Spec.RequestorHash) == digest
 }
 
-// refresh writes the parts of d that can change while group requests it: missing content and the inputs.
-func (t *PullTransport) refresh(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
+// refreshGroup writes missing content and changed inputs of d, although group requests d already.
+func (t *PullTransport) refreshGroup(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	group, err := t.ensureContent(ctx, d, group)
 	if err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func (t *PullTransport) ensureContent(ctx context.Context, d desiredBundle, grou
 	if isObserved(group) && state == bundle.StateApplied {
 		return group, nil
 	}
-	// The content of any other group is still on the hub.
+	// The content of the other groups stays on the hub until they are provisioned, so its encryption must be current.
 	isOutdated, err := t.hasOutdatedEncryption(ctx, d, group)
 	if err != nil {
 		return nil, err
@@ -157,9 +157,9 @@ func (t *PullTransport) ensureContent(ctx context.Context, d desiredBundle, grou
 	return t.writeBundle(ctx, d, group)
 }
 
-// refreshInputs writes the inputs of a request to the annotation of group if they differ, for example after an upgrade
-// of the hub that built the same bundle. Otherwise the bundle would be built after each further restart of the hub. It
-// also writes a missing label of the shard.
+// refreshInputs writes Bundle.Inputs to the annotation of group if they differ, for example because an upgraded hub
+// built the same bundle from other inputs. With outdated inputs the hub would build the bundle after each restart.
+// refreshInputs also writes a missing label of the shard.
 func (t *PullTransport) refreshInputs(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	isSame := d.bundle.Inputs == "" || group.Annotations[annotationInputs] == d.bundle.Inputs
 	if isSame && t.shard.HasLabel(group) {
@@ -183,7 +183,7 @@ func (t *PullTransport) isContentStored(ctx context.Context, group *libv1beta1.C
 			return false, nil
 		}
 		key := client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name}
-		if t.tracker.isKnown(key) {
+		if t.tracker.isKnownToExist(key) {
 			continue
 		}
 		obj := &metav1.PartialObjectMetadata{}
@@ -198,18 +198,18 @@ func (t *PullTransport) isContentStored(ctx context.Context, group *libv1beta1.C
 		if !t.shard.HasLabel(obj) {
 			return false, nil // the collector of the cluster's former shard does not know that it is needed
 		}
-		t.tracker.setKnown(key, true)
+		t.tracker.setKnownToExist(key, true)
 	}
 	return true, nil
 }
 
-// rewriteContent writes content that the agent reports as missing, and then sets status.contentMissing to false: the
-// agent watches its group, and fetches the content again. The hub writes no other part of a status. If the agent has
-// changed the status meanwhile, its status is kept.
+// rewriteContent writes content that the agent reports as missing, and then resets status.contentMissing: the agent
+// watches its group, and fetches the content again. The hub writes no other part of a status. If the agent has changed
+// the status meanwhile, its status is kept.
 func (t *PullTransport) rewriteContent(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	for _, item := range group.Spec.ConfigurationItems {
 		if item.ContentRef != nil {
-			t.tracker.setKnown(client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name}, false)
+			t.tracker.setKnownToExist(client.ObjectKey{Namespace: item.ContentRef.Namespace, Name: item.ContentRef.Name}, false)
 		}
 	}
 	t.forgetContentKey(d.member)
@@ -218,7 +218,7 @@ func (t *PullTransport) rewriteContent(ctx context.Context, d desiredBundle, gro
 		return nil, err
 	}
 	if written.Generation != group.Generation {
-		// The new generation triggers the agent, too.
+		// The new generation already triggers the agent.
 		return written, nil
 	}
 	updated := group.DeepCopy()
@@ -241,7 +241,7 @@ func (t *PullTransport) writeBundle(ctx context.Context, d desiredBundle, group 
 	if err != nil {
 		return nil, err
 	}
-	if chunks, err = t.encryptChunks(ctx, m, chunks); err != nil {
+	if chunks, err = t.assignContentKey(ctx, m, chunks); err != nil {
 		return nil, err
 	}
 	items := make([]libv1beta1.ConfigurationItem, 0, len(chunks))
@@ -252,7 +252,7 @@ func (t *PullTransport) writeBundle(ctx context.Context, d desiredBundle, group 
 	if err != nil {
 		return nil, err
 	}
-	setEncryption(want, chunks)
+	setEncryptionAnnotation(want, chunks)
 	for _, c := range chunks {
 		obj := contentObject(m, b.ID, contentNamespace(m, b, c), c)
 		endUse, err := t.tracker.beginUse(ctx, client.ObjectKeyFromObject(obj))
@@ -292,19 +292,19 @@ func contentNamespace(m fleet.Member, b bundle.Bundle, c chunk) string {
 // since the name is a hash of the content.
 func (t *PullTransport) createContent(ctx context.Context, obj *libv1beta1.ConfigurationBundle) error {
 	key := client.ObjectKeyFromObject(obj)
-	if t.tracker.isKnown(key) {
+	if t.tracker.isKnownToExist(key) {
 		return nil
 	}
-	// The deliveries that wait for this request must not fail if the one that sends it ends.
+	// Other deliveries may wait for this request, so it must not end with the context of this delivery.
 	creationCtx := context.WithoutCancel(ctx)
 	_, err, _ := t.creations.Do(key.String(), func() (any, error) {
-		if t.tracker.isKnown(key) {
+		if t.tracker.isKnownToExist(key) {
 			return nil, nil //nolint:nilnil // the result is the error
 		}
 		if err := t.hub.Create(creationCtx, obj); err != nil && !apierrors.IsAlreadyExists(err) {
 			return nil, fmt.Errorf("write content %s: %w", key, err)
 		}
-		t.tracker.setKnown(key, true)
+		t.tracker.setKnownToExist(key, true)
 		return nil, nil //nolint:nilnil // the result is the error
 	})
 	return err
@@ -314,20 +314,20 @@ func (t *PullTransport) createContent(ctx context.Context, obj *libv1beta1.Confi
 // is empty if there is none. The hub alone writes the labels, the annotations and the spec of groups.
 func (t *PullTransport) writeGroup(ctx context.Context, existing, want *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	key := client.ObjectKeyFromObject(want)
-	got := want.DeepCopy()
-	t.shard.SetLabel(got)
+	written := want.DeepCopy()
+	t.shard.SetLabel(written)
 	write := t.applyGroup
 	if isStored(existing) {
 		write = t.replaceGroup
 	}
-	err := write(ctx, got)
+	err := write(ctx, written)
 	if apierrors.IsNotFound(err) && isStored(existing) {
-		err = t.applyGroup(ctx, got)
+		err = t.applyGroup(ctx, written)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("write group %s: %w", key, err)
 	}
-	return got, nil
+	return written, nil
 }
 
 // replaceGroup replaces the labels, the annotations and the spec of a stored group, whatever its version.
@@ -374,7 +374,7 @@ func (t *PullTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.W
 	if group.DeletionTimestamp != nil {
 		return false, nil // the delete event triggers the next call, which creates the group again
 	}
-	if group.Spec.Action != libv1beta1.ActionRemove || group.Spec.LeavePolicies != w.Orphan || w.ServiceAccount != "" && accountOf(group) != w.ServiceAccount {
+	if group.Spec.Action != libv1beta1.ActionRemove || group.Spec.LeavePolicies != w.Orphan || w.ServiceAccount != "" && serviceAccountOf(group) != w.ServiceAccount {
 		if group, err = t.writeGroup(ctx, group, removeGroup(m, w, group)); err != nil {
 			return false, fmt.Errorf("withdraw %s from member %s: %w", w.ID, m.Key(), err)
 		}

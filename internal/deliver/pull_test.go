@@ -32,7 +32,7 @@ func mustDeliver(t *testing.T, transport Transport, m fleet.Member, b bundle.Bun
 	return report
 }
 
-func TestGroupIsWhatTheSveltosSurfaceSays(t *testing.T) {
+func TestGroupHasTheFieldsOfSveltos(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
 	m := h.member("surface")
@@ -169,7 +169,7 @@ func TestRequestsPerChange(t *testing.T) {
 	}
 }
 
-func TestCrashBetweenBundlesAndGroup(t *testing.T) {
+func TestCrashBetweenContentAndGroup(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
 	m := h.member("crash")
@@ -223,7 +223,7 @@ func TestCrashBetweenTwoBundles(t *testing.T) {
 	wantNames(t, engine, "a", "b")
 }
 
-func TestMissingContentIsStagedAgain(t *testing.T) {
+func TestMissingContentIsWrittenAgain(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
 	m := h.member("missing")
@@ -252,7 +252,7 @@ func TestMissingContentIsStagedAgain(t *testing.T) {
 	wantNames(t, second, "a", "b")
 }
 
-func TestRestartedHubStagesWhatIsStillToBeFetched(t *testing.T) {
+func TestRestartedHubWritesUnfetchedContent(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
 	m := h.member("restart")
@@ -348,7 +348,7 @@ func TestOnlySecretsArePrivate(t *testing.T) {
 	}
 }
 
-func TestAgentWithItsRecordFetchesNothing(t *testing.T) {
+func TestAgentWithItsInventoryFetchesNothing(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
 	m := h.member("reconnect")
@@ -372,7 +372,7 @@ func TestAgentWithItsRecordFetchesNothing(t *testing.T) {
 	}
 }
 
-func TestVanishedGroupDeletesNothing(t *testing.T) {
+func TestDeletedGroupRemovesNothing(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
 	m := h.member("vanish")
@@ -472,7 +472,7 @@ func TestCorruptBundleIsReportedAndChangesNothing(t *testing.T) {
 	wantNames(t, engine, "a")
 }
 
-func TestKeyIsMadeOnce(t *testing.T) {
+func TestKeyIsCreatedOnce(t *testing.T) {
 	t.Parallel()
 	h := sharedHub(t)
 	keys := make([]Key, 8)

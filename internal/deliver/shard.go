@@ -15,7 +15,7 @@ import (
 )
 
 // LabelGroups sets the label of the shard on all groups of m. done is true when the cache has all of them with the
-// label. The caller must call it again until then.
+// label. The shard controller calls it again until then.
 func (t *PullTransport) LabelGroups(ctx context.Context, m fleet.Member) (done bool, err error) {
 	if m.Mode != fleet.Pull || m.DeliveryNamespace == "" {
 		return true, nil

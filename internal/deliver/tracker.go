@@ -28,8 +28,8 @@ type contentTracker struct {
 
 // trackedContent is the state of one ConfigurationBundle.
 type trackedContent struct {
-	// isKnown is true if the object is known to exist.
-	isKnown bool
+	// isKnownToExist is true if the object is known to exist.
+	isKnownToExist bool
 	// deliveries is the number of running deliveries that use the object; lastUse is the end of the last one.
 	deliveries int
 	lastUse    time.Time
@@ -42,8 +42,8 @@ func newContentTracker() *contentTracker {
 	return &contentTracker{clock: clock.RealClock{}, contents: map[client.ObjectKey]*trackedContent{}, unprovisioned: map[client.ObjectKey]struct{}{}}
 }
 
-// get returns the state of an object, which it adds if it is new. The caller must hold mu.
-func (t *contentTracker) get(key client.ObjectKey) *trackedContent {
+// getOrAdd returns the state of an object, and adds it if it is new. The caller must hold mu.
+func (t *contentTracker) getOrAdd(key client.ObjectKey) *trackedContent {
 	tracked := t.contents[key]
 	if tracked == nil {
 		tracked = &trackedContent{}
@@ -72,7 +72,7 @@ func (t *contentTracker) beginUse(ctx context.Context, key client.ObjectKey) (en
 func (t *contentTracker) tryUse(key client.ObjectKey) (tracked *trackedContent, deletion <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	tracked = t.get(key)
+	tracked = t.getOrAdd(key)
 	if tracked.deletion == nil {
 		tracked.deliveries++
 	}
@@ -86,12 +86,12 @@ func (t *contentTracker) endUse(tracked *trackedContent) {
 	tracked.lastUse = t.clock.Now()
 }
 
-// beginDeletion returns ok if no delivery uses the object, or has used it since cutoff. Then new deliveries that need
-// the object wait until end is called.
+// beginDeletion reserves the object for a deletion. ok is false if a delivery uses it or has used it since cutoff, or
+// if a deletion is running. Deliveries that need the object then wait until end is called.
 func (t *contentTracker) beginDeletion(key client.ObjectKey, cutoff time.Time) (end func(), ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	tracked := t.get(key)
+	tracked := t.getOrAdd(key)
 	if tracked.deliveries > 0 || !tracked.lastUse.Before(cutoff) || tracked.deletion != nil {
 		return nil, false
 	}
@@ -104,29 +104,29 @@ func (t *contentTracker) beginDeletion(key client.ObjectKey, cutoff time.Time) (
 	}, true
 }
 
-// isKnown returns whether the object is known to exist.
-func (t *contentTracker) isKnown(key client.ObjectKey) bool {
+// isKnownToExist returns whether the object is known to exist.
+func (t *contentTracker) isKnownToExist(key client.ObjectKey) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	tracked := t.contents[key]
-	return tracked != nil && tracked.isKnown
+	return tracked != nil && tracked.isKnownToExist
 }
 
-// setKnown records that the object exists on the hub, or that it may not exist.
-func (t *contentTracker) setKnown(key client.ObjectKey, isKnown bool) {
+// setKnownToExist records that the object exists on the hub, or that it may not exist.
+func (t *contentTracker) setKnownToExist(key client.ObjectKey, exists bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if isKnown {
-		t.get(key).isKnown = true
+	if exists {
+		t.getOrAdd(key).isKnownToExist = true
 	} else if tracked := t.contents[key]; tracked != nil {
-		tracked.isKnown = false
+		tracked.isKnownToExist = false
 	}
 }
 
-// removeMissing removes the objects that are not in listed, a list that was read from the hub after cutoff. The
-// namespace of a member that was deregistered is deleted with its content. An object that a delivery uses, or has used
-// since cutoff, stays: it may have been written after the list was read.
-func (t *contentTracker) removeMissing(listed map[client.ObjectKey]types.UID, cutoff time.Time) {
+// removeUnlisted removes the objects that are not in listed, a list that was read from the hub after cutoff: another
+// client has deleted them, for example with the namespace of a deregistered member. An object that a delivery uses, or
+// has used since cutoff, stays: it may have been written after the list was read.
+func (t *contentTracker) removeUnlisted(listed map[client.ObjectKey]types.UID, cutoff time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	maps.DeleteFunc(t.contents, func(key client.ObjectKey, tracked *trackedContent) bool {

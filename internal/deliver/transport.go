@@ -10,8 +10,8 @@ import (
 // Transport delivers bundles to members. To read the newest report, call Deliver again.
 type Transport interface {
 	// Deliver makes b the desired bundle of m and returns the newest known report for b.ID. The report may be about an
-	// older bundle: the caller must compare the digest. The caller must call again after an error. After a report with
-	// StateFailed it need not: the member retries, or only another bundle can succeed.
+	// older bundle: the caller must compare the digest. The caller must call again after an error. StateFailed needs no
+	// further call: the member retries, or this bundle can never succeed.
 	Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error)
 	// Withdraw removes the objects of w.ID from m. done is true when all are removed. It requests this from the member
 	// even if the hub does not know w.ID.

@@ -24,13 +24,13 @@ import (
 
 // Towline's own labels and annotations on groups and content. The data that a Sveltos agent needs is also in the spec.
 const (
-	// annotationOutline on a group has its bundleOutline as JSON.
+	// annotationOutline on a group has the bundleOutline of its bundle as JSON.
 	annotationOutline = "towline.dev/bundle"
 	// annotationInputs on a group has Bundle.Inputs.
 	annotationInputs = "towline.dev/inputs"
 	// annotationHeader on content has the header of its chunk.
 	annotationHeader = "towline.dev/item"
-	// labelManagedBy marks the content of Towline.
+	// labelManagedBy marks the groups and the content of a Towline hub.
 	labelManagedBy = "app.kubernetes.io/managed-by"
 	managedBy      = "towline"
 )
@@ -109,7 +109,7 @@ func indexAnnotationOf(c chunk) string {
 	return strings.Join(parts, "-")
 }
 
-// bundleOutline is a bundle without the content of its items, but with a list of its Helm releases.
+// bundleOutline is a bundle without its items, and with a list of its Helm releases.
 type bundleOutline struct {
 	bundle.Bundle
 	Releases []bundle.DeployedRelease `json:"releases,omitempty"`
@@ -117,11 +117,11 @@ type bundleOutline struct {
 
 // deployGroup returns the group that requests m to deploy b. items refer to its content.
 func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []libv1beta1.ConfigurationItem) (*libv1beta1.ConfigurationGroup, error) {
-	outlined := bundleOutline{Bundle: b, Releases: b.DeployedReleases()}
-	if len(outlined.Items) > 0 {
-		outlined.Items = nil // not if it is empty: the digest of an empty list differs from that of none
+	outline := bundleOutline{Bundle: b, Releases: b.DeployedReleases()}
+	if len(outline.Items) > 0 {
+		outline.Items = nil // an empty list stays: its digest differs from the digest of nil
 	}
-	raw, err := json.Marshal(outlined)
+	raw, err := json.Marshal(outline)
 	if err != nil {
 		return nil, fmt.Errorf("encode bundle %s: %w", b.ID, err)
 	}
@@ -144,7 +144,7 @@ func deployGroup(m fleet.Member, b bundle.Bundle, digest bundle.Digest, items []
 	group.Spec.ContinueOnError = b.Options.ContinueOnError
 	group.Spec.DriftDetection = b.Options.CorrectDrift
 	group.Spec.DriftExclusions = b.Options.DriftExclusions
-	setAccount(group, b.Options.ServiceAccount)
+	setServiceAccount(group, b.Options.ServiceAccount)
 	return group, nil
 }
 
@@ -160,17 +160,17 @@ func removeGroup(m fleet.Member, w bundle.Withdrawal, existing *libv1beta1.Confi
 	group.Spec.SourceStatus = libv1beta1.SourceDeleted
 	group.Spec.LeavePolicies = w.Orphan
 	group.Spec.RequestorHash = existing.Spec.RequestorHash
-	setAccount(group, cmp.Or(w.ServiceAccount, accountOf(existing)))
+	setServiceAccount(group, cmp.Or(w.ServiceAccount, serviceAccountOf(existing)))
 	return group
 }
 
-// setAccount sets the ServiceAccount of the member, "namespace/name" or "", that a group names.
-func setAccount(group *libv1beta1.ConfigurationGroup, account string) {
+// setServiceAccount sets the member's ServiceAccount in a group: account is "namespace/name" or "".
+func setServiceAccount(group *libv1beta1.ConfigurationGroup, account string) {
 	group.Spec.ServiceAccountNamespace, group.Spec.ServiceAccountName, _ = strings.Cut(account, "/")
 }
 
-// accountOf returns the ServiceAccount of the member that a group names: "namespace/name" or "".
-func accountOf(group *libv1beta1.ConfigurationGroup) string {
+// serviceAccountOf returns the member's ServiceAccount in a group: "namespace/name" or "".
+func serviceAccountOf(group *libv1beta1.ConfigurationGroup) string {
 	if group.Spec.ServiceAccountName == "" && group.Spec.ServiceAccountNamespace == "" {
 		return ""
 	}
@@ -204,17 +204,17 @@ func configurationItem(namespace string, c chunk) libv1beta1.ConfigurationItem {
 	}
 }
 
-// isObserved returns whether the status of a group is about its current spec. Agents of Sveltos set no observed
-// generation: then the hash alone decides.
+// isObserved returns whether the status of a group is about its current spec. Sveltos agents set no observed
+// generation, so only the hash is compared.
 func isObserved(group *libv1beta1.ConfigurationGroup) bool {
 	status := group.Status
 	return (status.ObservedGeneration == 0 || status.ObservedGeneration == group.Generation) &&
 		bytes.Equal(status.ObservedRequestorHash, group.Spec.RequestorHash)
 }
 
-// ReportOf returns the agent's report about group. A report about an older bundle has the digest of that bundle. If the
-// status is about an older spec with the same hash, for example before a withdrawal was requested, the report is
-// Pending.
+// ReportOf returns the agent's report about group. A report about an older bundle has the digest of that bundle. A
+// status about an older spec with the same hash, for example before a withdrawal was requested, results in a Pending
+// report.
 func ReportOf(group *libv1beta1.ConfigurationGroup) bundle.Report {
 	id, _ := IDOf(group)
 	report := bundle.Report{ID: id, State: bundle.StatePending}
@@ -227,7 +227,7 @@ func ReportOf(group *libv1beta1.ConfigurationGroup) bundle.Report {
 	report.State = stateOf(status)
 	report.Message = kube.Truncate(status.FailureMessage, kube.MaxMessage)
 	report.Kinds = slices.Clone(status.DeployedGroupVersionKind)
-	// In the other states no release waits for the hub.
+	// In the other states the hub renders no outdated release again.
 	if report.State == bundle.StateApplying || report.State == bundle.StateFailed {
 		report.Outdated = outdatedOf(status)
 	}
@@ -269,7 +269,7 @@ func stateOf(status libv1beta1.ConfigurationGroupStatus) bundle.State {
 	}
 }
 
-// featureStatusOf is the reverse of stateOf. StateMissing is Provisioning, and ContentMissing distinguishes it.
+// featureStatusOf is the reverse of stateOf. StateMissing becomes Provisioning, with ContentMissing set by statusFor.
 func featureStatusOf(state bundle.State) libv1beta1.FeatureStatus {
 	switch state {
 	case bundle.StateApplied:
@@ -331,7 +331,8 @@ func isSameReport(a, b libv1beta1.ConfigurationGroupStatus) bool {
 	return apiequality.Semantic.DeepEqual(a, b)
 }
 
-// hashMatches returns whether reference has the hash of the content. key is nil if the content was not encrypted.
+// hashMatches returns whether reference has the hash of content, a canonicalContent. key is nil if it was not
+// encrypted.
 func hashMatches(reference libv1beta1.ConfigurationItem, content []byte, key *contentKey) bool {
 	sum := sha256.Sum256(content)
 	if key != nil {

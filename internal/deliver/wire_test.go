@@ -23,7 +23,7 @@ func sum(raw []byte) []byte {
 	return hash[:]
 }
 
-func TestReportsTravelThroughGroupStatus(t *testing.T) {
+func TestReportsRoundTripThroughGroupStatus(t *testing.T) {
 	t.Parallel()
 	group, _ := pack(t, testBundle())
 	group.Generation = 3
@@ -87,7 +87,7 @@ func TestStatusOfAnotherGenerationIsNoReport(t *testing.T) {
 	}
 }
 
-func TestLongMessagesAreCut(t *testing.T) {
+func TestLongMessagesAreTruncated(t *testing.T) {
 	t.Parallel()
 	group, _ := pack(t, testBundle())
 	group.Status = statusFor(group, group.Status, bundle.Report{State: bundle.StateFailed, Message: strings.Repeat("é", 1<<20)})
@@ -96,7 +96,7 @@ func TestLongMessagesAreCut(t *testing.T) {
 	}
 }
 
-func TestAgentLeavesAloneWhatItMustNotTouch(t *testing.T) {
+func TestAgentIgnoresRequestsThatItMustNotExecute(t *testing.T) {
 	t.Parallel()
 	group, _ := pack(t, testBundle())
 	for name, tc := range map[string]struct {

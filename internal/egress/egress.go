@@ -1,8 +1,8 @@
 // Package egress limits the hosts and networks to which the hub connects for users.
 //
 // Users choose addresses: of charts, files and repositories, of API servers and of their proxies. The hub connects to
-// them from its own place in the network. Without a limit, a user could reach the services beside the hub, such as the
-// metadata service of a cloud, which gives credentials to every client in that place.
+// them from its own network. Without a limit, a user could reach the services in that network, such as the metadata
+// service of a cloud, which gives credentials to every client there.
 //
 // A Policy is checked for each connection: the host name before it is resolved, and then each resolved address. So it
 // also holds for redirects, and for names that resolve to denied addresses.
@@ -83,12 +83,13 @@ func DefaultDenied() []string {
 	return denied
 }
 
-// Transport sends requests according to a Policy. Its errors do not repeat what the server, or a proxy, has answered: a
-// user could otherwise read the first words of services that are not meant for him.
+// Transport sends requests according to a Policy. Its errors quote no response of a server or a proxy: otherwise users
+// could read the first words of services to which they have no access.
 type Transport struct{ *http.Transport }
 
 // Transport makes base follow the policy, and returns it. It keeps base.Proxy, or sets the proxies of the environment.
-// A connection through a proxy is checked by host name only, because the proxy resolves the name.
+// For a connection through a proxy, only the host name or the literal address is checked, because the proxy resolves
+// names.
 func (p *Policy) Transport(base *http.Transport, dialer *net.Dialer) Transport {
 	proxy := base.Proxy
 	if proxy == nil {
@@ -121,22 +122,22 @@ func (p *Policy) Transport(base *http.Transport, dialer *net.Dialer) Transport {
 func (t Transport) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := t.Transport.RoundTrip(request)
 	if err != nil {
-		return nil, withoutResponse(err)
+		return nil, hideResponse(err)
 	}
 	if response.StatusCode != http.StatusSwitchingProtocols { // its body is also an io.Writer
-		response.Body = body{response.Body}
+		response.Body = responseBody{response.Body}
 	}
 	return response, nil
 }
 
-// body is the body of a response. Its errors do not repeat a part of it, such as a trailer.
-type body struct{ io.ReadCloser }
+// responseBody is the body of a response. Its errors quote no part of the response, such as a trailer.
+type responseBody struct{ io.ReadCloser }
 
 // Read implements io.Reader.
-func (b body) Read(p []byte) (int, error) {
+func (b responseBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil && err != io.EOF { //nolint:errorlint // io.Reader returns io.EOF itself
-		err = withoutResponse(err)
+		err = hideResponse(err)
 	}
 	return n, err
 }
@@ -144,15 +145,15 @@ func (b body) Read(p []byte) (int, error) {
 // WrappedRoundTripper returns the wrapped transport, as client-go's transport utilities expect.
 func (t Transport) WrappedRoundTripper() http.RoundTripper { return t.Transport }
 
-// ErrInvalidResponse is the error for a response that is not HTTP.
+// ErrInvalidResponse is the error for an invalid HTTP response.
 var ErrInvalidResponse = errors.New("the server returned an invalid response")
 
-// withoutResponse returns err, or ErrInvalidResponse if err repeats a part of a response. net/http quotes such parts,
-// or returns them as a textproto.ProtocolError.
-func withoutResponse(err error) error {
+// hideResponse returns err, or another error if err contains a part of a response. net/http quotes such parts, or
+// returns them as a textproto.ProtocolError.
+func hideResponse(err error) error {
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		if op.Op == "proxyconnect" {
-			return &net.OpError{Op: op.Op, Net: op.Net, Err: withoutResponse(op.Err)}
+			return &net.OpError{Op: op.Op, Net: op.Net, Err: hideResponse(op.Err)}
 		}
 		return err
 	}
@@ -197,6 +198,7 @@ func (p *Policy) Dial(ctx context.Context, dialer *net.Dialer, network, address 
 	return limited.DialContext(ctx, network, address)
 }
 
+// checkHost returns ErrDenied if there are allowed hosts and host is none of them.
 func (p *Policy) checkHost(host string) error {
 	if p == nil || len(p.hosts) == 0 {
 		return nil
@@ -212,7 +214,8 @@ func (p *Policy) checkHost(host string) error {
 	return fmt.Errorf("%w: %s is not an allowed host", ErrDenied, host)
 }
 
-// isDenied also checks the IPv4 address in a NAT64 address, to which a gateway translates it.
+// isDenied returns whether address is in a denied network. It also checks the IPv4 address to which a gateway
+// translates a NAT64 address.
 func (p *Policy) isDenied(address netip.Addr) bool {
 	if p == nil {
 		return false

@@ -97,7 +97,7 @@ func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 	if err == nil || !meta.IsNoMatchError(err) {
 		return resource, err
 	}
-	gone, err := e.member.mapper.Gone(ref.GVK())
+	gone, err := e.member.mapper.IsNoLongerServed(ref.GVK())
 	if err != nil {
 		return kube.Resource{}, err
 	}

@@ -198,7 +198,7 @@ func configFromSecret(secret *corev1.Secret, key string) (*rest.Config, error) {
 // LoadKubeconfig decodes a kubeconfig of another party. It does not validate it: see ParseKubeconfig. Its error has a
 // line number, but no text of the kubeconfig. Errors of the YAML parser quote text, which can be a password.
 func LoadKubeconfig(raw []byte) (*clientcmdapi.Config, error) {
-	if err := kube.CheckNodes(raw); err != nil {
+	if err := kube.CheckValueCount(raw); err != nil {
 		return nil, err
 	}
 	parsed, err := clientcmd.Load(raw)

@@ -183,7 +183,7 @@ func parsePatch(origin, text string) (patch, error) {
 
 // decodeDocument decodes text. It returns an error if text is not YAML or has more than one document.
 func decodeDocument(text string, into *any) error {
-	if err := kube.CheckNodes([]byte(text)); err != nil {
+	if err := kube.CheckValueCount([]byte(text)); err != nil {
 		return err
 	}
 	decoder := utilyaml.NewYAMLToJSONDecoder(strings.NewReader(text))

@@ -9,35 +9,35 @@ import (
 )
 
 const (
-	// Each value that an alias adds increases the count by aliasedNode, and each byte of its text by aliasedByte. The
+	// Each value that an alias adds increases the count by aliasedValue, and each byte of its text by aliasedByte. The
 	// limit of a million is 125,000 values, or 1 MiB of text: API servers store no much larger objects.
-	aliasedNode = 8
-	aliasedByte = 1
+	aliasedValue = 8
+	aliasedByte  = 1
 	// maxDepth is the maximum depth that the parser allows in text. A deeper value contains itself, by an alias.
 	maxDepth = 10_000
-	// reliableNodes is the number of values up to which an error of the decoder means that the text is invalid. After more
-	// values, the error can come from the decoder's own limit of aliases.
-	reliableNodes = 50_000
+	// reliableValues is the number of values up to which an error of the decoder means that the text is invalid. After
+	// more values, the error can come from the decoder's own limit of aliases.
+	reliableValues = 50_000
 )
 
-// countAliases returns what the aliases in YAML add to CountNodes: they are decoded like copies of the values with the
-// anchors. The parser has no limit for the size of the copies, so that an object of 1 MiB could need 50 GiB of memory.
-// It ignores documents with more than limit values.
-func countAliases(stream []byte, limit int) (nodes int) {
+// countAliases returns the count that the aliases in YAML add to CountValues, see aliasedValue: each alias is decoded
+// as a copy of the value with the anchor. The parser does not limit the copies, so an object of 1 MiB could need 50 GiB
+// of memory. countAliases ignores documents with more than limit values.
+func countAliases(stream []byte, limit int) (values int) {
 	isUTF16 := bytes.Contains(stream, []byte("\xff\xfe")) || bytes.Contains(stream, []byte("\xfe\xff"))
 	if !isUTF16 && (!hasNameAfter(stream, '*') || !hasNameAfter(stream, '&')) {
 		return 0
 	}
-	found := documents(stream)
+	found := splitDocuments(stream)
 	if len(found) > 1 && (isUTF16 || hasDirective(stream)) {
-		return maxStreamNodes + 1 // decoders do not agree where such a document begins
+		return maxStreamValues + 1 // decoders do not agree where such a document begins
 	}
 	for _, doc := range found {
-		if nodes <= maxStreamNodes && countIndicators(doc.text) <= limit {
-			nodes += countAliasesOf(doc.text)
+		if values <= maxStreamValues && countIndicators(doc.text) <= limit {
+			values += countAliasesInDocument(doc.text)
 		}
 	}
-	return nodes
+	return values
 }
 
 // hasNameAfter returns whether a name follows an indicator somewhere in text, as in anchors and aliases.
@@ -60,27 +60,29 @@ func hasDirective(text []byte) bool {
 		func(lineBreak string) bool { return bytes.Contains(text, []byte(lineBreak+"%")) })
 }
 
-func countAliasesOf(document []byte) int {
-	e := expansion{nodes: -2 * countIndicators(document), bytes: -len(document)} // only additions count
+// countAliasesInDocument is countAliases for one document. It returns 0 if the document cannot be decoded.
+func countAliasesInDocument(document []byte) int {
+	e := expansion{values: -2 * countIndicators(document), bytes: -len(document)}
 	var root yamlNode
 	if goyaml.Unmarshal(document, &root) != nil {
-		return 0 // it cannot be decoded
+		return 0
 	}
-	if e.add(root, 0); e.isFailed && e.visited > reliableNodes {
-		return maxStreamNodes + 1
+	if e.add(root, 0); e.isFailed && e.visited > reliableValues {
+		return maxStreamValues + 1
 	}
 	return e.count()
 }
 
-// expansion counts the values of a document and the bytes of their text, with those that aliases add.
+// expansion counts the values of a document and the bytes of their text, including the copies of aliases. It starts at
+// minus twice countIndicators, which can miss half of the values, so that only copies result in a positive count.
 type expansion struct {
-	nodes, bytes int
-	visited      int
-	isFailed     bool
+	values, bytes int
+	visited       int
+	isFailed      bool
 }
 
 func (e *expansion) count() int {
-	return max(0, e.nodes)*aliasedNode + max(0, e.bytes)*aliasedByte
+	return max(0, e.values)*aliasedValue + max(0, e.bytes)*aliasedByte
 }
 
 // yamlNode is a value whose type is not known yet. decode is nil for null. It is a pointer to be comparable: keys of
@@ -96,11 +98,11 @@ func (n *yamlNode) UnmarshalYAML(decode func(any) error) error {
 // add counts a value and those in it. It continues after an error, because the decoder can report it after it has
 // decoded all other values.
 func (e *expansion) add(node yamlNode, depth int) {
-	e.nodes, e.visited = e.nodes+1, e.visited+1
+	e.values, e.visited = e.values+1, e.visited+1
 	if depth > maxDepth {
-		e.nodes = maxStreamNodes
+		e.values = maxStreamValues
 	}
-	if node.decode == nil || e.count() > maxStreamNodes {
+	if node.decode == nil || e.count() > maxStreamValues {
 		return
 	}
 	var text string

@@ -13,8 +13,8 @@ import (
 
 // ContentMemory limits the memory of the content that all reconciles of a hub render and deliver at the same time: the
 // inputs and results of child processes, values, and objects, which can need a hundred times as much memory as their
-// text. A scope, the clusters of one namespace, can have at most a half. Create it with NewContentMemory.
-// It is safe for concurrent use. A nil ContentMemory has no limit.
+// text. The clusters of one namespace can have at most a half. Create it with NewContentMemory. It is safe for
+// concurrent use. A nil ContentMemory has no limit.
 type ContentMemory struct {
 	memory *ResponseMemory
 
@@ -23,28 +23,27 @@ type ContentMemory struct {
 	documents map[*Documents]*sharedDocuments
 }
 
-// sharedDocuments is the memory of Documents, which counts for one scope, and the number of ContentReservations with
-// them by scope.
+// sharedDocuments is the memory of Documents that several ContentReservations share. It counts for one namespace.
 type sharedDocuments struct {
 	reservation *Reservation
-	scope       string // of reservation
-	users       map[string]int
+	namespace   string         // the namespace of reservation
+	users       map[string]int // the number of ContentReservations by namespace
 }
 
 const (
-	// retryTime is the time from the first call of ContentReservation.Retry after which there is no further one: each can
-	// take the time limit of a rendering.
+	// retryTime is the time after which ContentReservation.Retry makes no further call: each can take the time limit of a
+	// rendering.
 	retryTime = 4 * time.Second
 	// retryPause is the first pause of retryAttempts calls. Each further one is twice as long.
 	retryPause    = 250 * time.Millisecond
 	retryAttempts = 5
 )
 
-// freeContent is the memory in bytes that each ContentReservation can have without a reservation for Documents, and as
-// much for all other content. A ConfigMap of 45 KB with manifests needs about as much.
+// freeContent is the memory in bytes that each ContentReservation can have without a reservation: once for Documents,
+// and once for all other content. A ConfigMap of 45 KB with manifests needs about as much.
 const freeContent = 512 << 10
 
-// ErrContentTooLarge is wrapped by the error for content that needs more memory than a scope can ever have.
+// ErrContentTooLarge is wrapped by the error for content that needs more memory than a namespace can ever have.
 // ErrMemoryInUse is wrapped if memory can become available later: see ContentReservation.Retry. Callers that wait for
 // the same rendering share its error, see ContentReservation.IsErrorOfOther.
 var (
@@ -74,30 +73,29 @@ func NewContentMemory(total int64) *ContentMemory {
 	return &ContentMemory{memory: NewResponseMemory(total), documents: map[*Documents]*sharedDocuments{}}
 }
 
-// maxPerScope returns the maximum for one scope in bytes.
-func (m *ContentMemory) maxPerScope() int64 { return m.memory.total / 2 }
+// maxPerNamespace returns the maximum for one namespace in bytes.
+func (m *ContentMemory) maxPerNamespace() int64 { return m.memory.total / 2 }
 
-// Reserve returns a ContentReservation, of nothing yet, for a scope, the namespace of a cluster. The caller must
-// release it.
-func (m *ContentMemory) Reserve(scope string) *ContentReservation {
+// Reserve returns a ContentReservation, of nothing yet, for a cluster in namespace. The caller must release it.
+func (m *ContentMemory) Reserve(namespace string) *ContentReservation {
 	if m == nil {
 		return nil
 	}
-	return &ContentReservation{memory: m, scope: scope, other: m.memory.Reserve(scope, freeContent), documents: map[*Documents]bool{}}
+	return &ContentReservation{memory: m, namespace: namespace, otherContent: m.memory.Reserve(namespace, freeContent), documents: map[*Documents]bool{}}
 }
 
 // ContentReservation is the memory of the content of one reconcile. It is safe for concurrent use. A nil
 // ContentReservation has no limit. After Release it can have no more memory.
 type ContentReservation struct {
-	memory *ContentMemory
-	scope  string
-	// other is the memory of all content but Documents.
-	other *Reservation
+	memory    *ContentMemory
+	namespace string
+	// otherContent is the memory of all content but Documents.
+	otherContent *Reservation
 
 	mu sync.Mutex // guards the fields below; it is locked after memory.mu
-	// documents has the Documents of the reconcile, and whether memory.documents has them. The others are small.
+	// documents has the Documents of the reconcile. The value is true if memory.documents has them; the others are small.
 	documents map[*Documents]bool
-	// sharedBytes and freeBytes are the memory of both kinds.
+	// sharedBytes is the memory of the shared Documents, freeBytes of the small ones.
 	sharedBytes, freeBytes int64
 	isReleased             bool
 	// hasFailed is true if there was no memory since the last call of TakeFailure.
@@ -105,7 +103,8 @@ type ContentReservation struct {
 }
 
 // Add reserves n more bytes. Its error wraps ErrContentTooLarge or ErrMemoryInUse, and then nothing is added. It does
-// not wait for memory that others have, since its callers hold what others wait for, such as a child.
+// not wait for memory that others have, since its caller can have a resource for which others wait, such as a child
+// process.
 func (r *ContentReservation) Add(n int64) error {
 	if r == nil {
 		return nil
@@ -113,7 +112,7 @@ func (r *ContentReservation) Add(n int64) error {
 	if err := r.checkLimit(n); err != nil {
 		return err
 	}
-	return r.resize(r.other, func(size int64) int64 { return size + n })
+	return r.resize(r.otherContent, func(size int64) int64 { return size + n })
 }
 
 // resize changes a Reservation without a wait.
@@ -125,11 +124,11 @@ func (r *ContentReservation) resize(reservation *Reservation, newSize func(size 
 		r.hasFailed = true
 		r.mu.Unlock()
 	}
-	return r.explain(err)
+	return r.toContentError(err)
 }
 
-// TakeFailure returns an error that wraps ErrMemoryInUse if that was returned since the last call: for callers of what
-// continues after an error.
+// TakeFailure returns an error that wraps ErrMemoryInUse if a call of r has failed with it since the last TakeFailure.
+// It is for callers of functions that continue after such an error.
 func (r *ContentReservation) TakeFailure() error {
 	if r == nil {
 		return nil
@@ -138,44 +137,44 @@ func (r *ContentReservation) TakeFailure() error {
 	defer r.mu.Unlock()
 	hasFailed := r.hasFailed
 	if r.hasFailed = false; hasFailed {
-		return r.explain(ErrMemoryInUse)
+		return r.toContentError(ErrMemoryInUse)
 	}
 	return nil
 }
 
-// checkLimit returns an error if r is released, or if it exceeds the limit of a scope with n more bytes.
+// checkLimit returns an error if r is released, or if n more bytes exceed the limit of a namespace.
 func (r *ContentReservation) checkLimit(n int64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.isReleased { // a rendering continues after the end of its reconcile
-		return r.explain(ErrMemoryInUse)
+		return r.toContentError(ErrMemoryInUse)
 	}
-	if r.sharedBytes+r.other.currentSize()+n-freeContent > r.memory.maxPerScope() {
-		return r.explain(ErrTooMuchMemory)
+	if r.sharedBytes+r.otherContent.currentSize()+n-freeContent > r.memory.maxPerNamespace() {
+		return r.toContentError(ErrTooMuchMemory)
 	}
 	return nil
 }
 
-// HasReserved returns whether r has more than what needs no reservation. Then Add can fail although the limit of a
-// scope is larger than what is added.
+// HasReserved returns whether r has more than its free memory. Then Add can fail although it adds less than the limit
+// of a namespace.
 func (r *ContentReservation) HasReserved() bool {
 	if r == nil {
 		return false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.sharedBytes > 0 || r.other.currentSize() > freeContent
+	return r.sharedBytes > 0 || r.otherContent.currentSize() > freeContent
 }
 
-// IsErrorOfOther returns whether err is the memory error of another ContentReservation, for example one of another
-// scope: the caller has waited for the rendering of another reconcile, and may succeed if it repeats the call.
+// IsErrorOfOther returns whether err is the memory error of another ContentReservation, for example in another
+// namespace: the caller has waited for the rendering of another reconcile, and may succeed if it repeats the call.
 func (r *ContentReservation) IsErrorOfOther(err error) bool {
 	failed, ok := errors.AsType[memoryError](err)
 	return ok && r != nil && failed.reservation != r
 }
 
-// ErrorForAll returns the memory error in err as one that every ContentReservation would have: IsErrorOfOther returns
-// false for it. It returns other errors as they are.
+// ErrorForAll returns the memory error in err without its ContentReservation, so that IsErrorOfOther returns false. It
+// is for errors that every ContentReservation would get. It returns other errors as they are.
 func ErrorForAll(err error) error {
 	if failed, ok := errors.AsType[memoryError](err); ok {
 		return failed.error
@@ -183,15 +182,15 @@ func ErrorForAll(err error) error {
 	return err
 }
 
-// AddForYAML is Add for the memory to decode YAML. It returns the result of CountNodes, and how many bytes it has
+// AddForYAML is Add for the memory to decode YAML. It returns the result of CountValues, and how many bytes it has
 // added. It returns an error if text is too expensive to parse as one document, and then nothing is added.
-func (r *ContentReservation) AddForYAML(text []byte) (nodes int, added int64, err error) {
+func (r *ContentReservation) AddForYAML(text []byte) (values int, added int64, err error) {
 	withoutAliases := MemoryOfManifest(len(text), countIndicators(text))
 	if err := r.Add(withoutAliases); err != nil {
 		return 0, 0, err
 	}
-	nodes, err = checkNodes(text) // to count what aliases add, it parses the text
-	added = MemoryOfManifest(len(text), nodes)
+	values, err = checkValueCount(text) // to count what aliases add, it parses the text
+	added = MemoryOfManifest(len(text), values)
 	if err == nil {
 		err = r.Add(added - withoutAliases)
 	}
@@ -199,18 +198,18 @@ func (r *ContentReservation) AddForYAML(text []byte) (nodes int, added int64, er
 		r.Subtract(withoutAliases)
 		return 0, 0, err
 	}
-	return nodes, added, nil
+	return values, added, nil
 }
 
 // Subtract releases n bytes of Add.
 func (r *ContentReservation) Subtract(n int64) {
 	if r != nil {
-		r.other.Subtract(n)
+		r.otherContent.Subtract(n)
 	}
 }
 
 // AddDocuments reserves the memory of d, with the errors of Add. Several ContentReservations with the same Documents
-// share the memory, which counts for the scope of one of them.
+// share the memory, which counts for the namespace of one of them.
 func (r *ContentReservation) AddDocuments(d *Documents) error { return r.MoveToDocuments(d, 0) }
 
 // MoveToDocuments is AddDocuments for objects for which the caller has added n bytes with Add. It uses them for d, or
@@ -224,7 +223,7 @@ func (r *ContentReservation) MoveToDocuments(d *Documents, n int64) error {
 		r.Subtract(n)
 		return nil
 	}
-	reservation := r.other.split(min(n, size))
+	reservation := r.otherContent.split(min(n, size))
 	r.Subtract(n - min(n, size))
 	err := r.checkLimit(size)
 	if err == nil {
@@ -238,7 +237,8 @@ func (r *ContentReservation) MoveToDocuments(d *Documents, n int64) error {
 	return nil
 }
 
-// addSmallDocuments adds d if it is small enough to need no reservation, and returns whether r has d.
+// addSmallDocuments adds d if it is small enough to need no reservation. It returns whether r needs no more memory for
+// d: r has d already or now, or is released.
 func (r *ContentReservation) addSmallDocuments(d *Documents, size int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -272,45 +272,45 @@ func (r *ContentReservation) addSharedDocuments(d *Documents, reservation *Reser
 	case reservation == nil:
 		return false
 	default:
-		shared = &sharedDocuments{reservation: reservation, scope: r.scope, users: map[string]int{}}
+		shared = &sharedDocuments{reservation: reservation, namespace: r.namespace, users: map[string]int{}}
 		m.documents[d] = shared
 	}
-	shared.users[r.scope]++
+	shared.users[r.namespace]++
 	r.documents[d] = true
 	r.sharedBytes += d.Memory()
 	return true
 }
 
-// contentMark is what a ContentReservation had reserved at one time.
-type contentMark struct {
+// reservationSnapshot is the state of a ContentReservation at one time.
+type reservationSnapshot struct {
 	added     int64
 	documents map[*Documents]bool
 }
 
-// mark returns what is reserved now.
-func (r *ContentReservation) mark() contentMark {
+// snapshot returns the present state.
+func (r *ContentReservation) snapshot() reservationSnapshot {
 	if r == nil {
-		return contentMark{}
+		return reservationSnapshot{}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return contentMark{added: r.other.currentSize(), documents: maps.Clone(r.documents)}
+	return reservationSnapshot{added: r.otherContent.currentSize(), documents: maps.Clone(r.documents)}
 }
 
-// returnTo releases what was added after mark. The content of that time must not be used after it.
-func (r *ContentReservation) returnTo(mark contentMark) {
+// releaseAfter releases the memory that was added after snapshot. The caller must no longer use its content.
+func (r *ContentReservation) releaseAfter(snapshot reservationSnapshot) {
 	if r == nil {
 		return
 	}
-	r.other.Shrink(mark.added)
-	r.releaseDocuments(mark.documents)
+	r.otherContent.Shrink(snapshot.added)
+	r.releaseDocuments(snapshot.documents)
 }
 
-// Retry calls do, which reserves memory in r, and again after a pause if others have the memory, or if do has waited
-// for the rendering of another reconcile without memory. What do has added before an error is released at once. After
-// retryTime it returns the error.
+// Retry calls do, which reserves memory in r. It calls do again after a pause if others have the memory, or if do has
+// waited for the rendering of another reconcile, which got no memory. After an error it releases the memory that do has
+// added. After retryTime it returns the error.
 func (r *ContentReservation) Retry(ctx context.Context, do func() error) error {
-	mark, began := r.mark(), time.Now()
+	before, began := r.snapshot(), time.Now()
 	isTemporary := func(err error) bool {
 		return (errors.Is(err, ErrMemoryInUse) || r.IsErrorOfOther(err)) && time.Since(began) < retryTime
 	}
@@ -318,7 +318,7 @@ func (r *ContentReservation) Retry(ctx context.Context, do func() error) error {
 	return RetryOnWithBackoff(ctx, backoff, isTemporary, func() error {
 		err := do()
 		if err != nil {
-			r.returnTo(mark)
+			r.releaseAfter(before)
 		}
 		return err
 	})
@@ -332,7 +332,7 @@ func (r *ContentReservation) Release() {
 	r.mu.Lock()
 	r.isReleased = true
 	r.mu.Unlock()
-	r.other.Close()
+	r.otherContent.Close()
 	r.releaseDocuments(nil)
 }
 
@@ -353,23 +353,23 @@ func (r *ContentReservation) releaseDocuments(kept map[*Documents]bool) {
 			continue
 		}
 		r.sharedBytes -= d.Memory()
-		if shared := m.documents[d]; !shared.removeUser(r.scope) {
+		if shared := m.documents[d]; !shared.removeUser(r.namespace) {
 			shared.reservation.Close()
 			delete(m.documents, d)
 		}
 	}
 }
 
-// removeUser removes a ContentReservation of a scope, and returns whether there is another one. The memory does not
-// count for a scope without one.
-func (s *sharedDocuments) removeUser(scope string) (isUsed bool) {
-	if s.users[scope]--; s.users[scope] > 0 {
+// removeUser removes a ContentReservation of a namespace, and returns whether another one is left. If the namespace has
+// none left, the memory counts for another namespace.
+func (s *sharedDocuments) removeUser(namespace string) (isUsed bool) {
+	if s.users[namespace]--; s.users[namespace] > 0 {
 		return true
 	}
-	delete(s.users, scope)
+	delete(s.users, namespace)
 	for other := range s.users {
-		if s.scope == scope {
-			s.scope = other
+		if s.namespace == namespace {
+			s.namespace = other
 			s.reservation.moveTo(other)
 		}
 		return true
@@ -377,13 +377,14 @@ func (s *sharedDocuments) removeUser(scope string) (isUsed bool) {
 	return false
 }
 
-// explain returns the error of a Reservation as one of content.
-func (r *ContentReservation) explain(err error) error {
+// toContentError converts the error of a Reservation to an error of r, which wraps ErrContentTooLarge or
+// ErrMemoryInUse.
+func (r *ContentReservation) toContentError(err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, ErrTooMuchMemory):
-		err = fmt.Errorf("%w: more than %d MiB, the limit of this hub", ErrContentTooLarge, r.memory.maxPerScope()>>20)
+		err = fmt.Errorf("%w: more than %d MiB, the limit of this hub", ErrContentTooLarge, r.memory.maxPerNamespace()>>20)
 	default:
 		err = errAllInUse
 	}

@@ -72,7 +72,7 @@ func TestContentMemoryIsShared(t *testing.T) {
 	}
 	reserved := memory.Reserve("one")
 	if err := reserved.AddDocuments(documentsOf(20)); !errors.Is(err, ErrMemoryInUse) {
-		t.Errorf("more than a half for one scope: got %v", err)
+		t.Errorf("more than a half for one namespace: got %v", err)
 	}
 	if err := reserved.Add(60 << 20); !errors.Is(err, ErrContentTooLarge) {
 		t.Errorf("more than a half for one content: got %v", err)
@@ -86,7 +86,7 @@ func TestContentMemoryIsShared(t *testing.T) {
 	all[0].Subtract(9 << 20)
 	other := memory.Reserve("two")
 	if err := other.AddDocuments(documentsOf(20)); err != nil {
-		t.Errorf("another scope: %v", err)
+		t.Errorf("another namespace: %v", err)
 	}
 	for _, holder := range all[1:] {
 		holder.Release()
@@ -103,8 +103,9 @@ func TestContentMemoryIsShared(t *testing.T) {
 	checkReleased(t, memory)
 }
 
-// TestSharedMemoryMovesToAnotherScope has Documents in two scopes. They count for the one that still has them.
-func TestSharedMemoryMovesToAnotherScope(t *testing.T) {
+// TestSharedMemoryMovesToAnotherNamespace has Documents in two namespaces. They count for the namespace that still has
+// them.
+func TestSharedMemoryMovesToAnotherNamespace(t *testing.T) {
 	t.Parallel()
 	memory := NewContentMemory(100 << 20)
 	documents := documentsOf(30)
@@ -115,27 +116,27 @@ func TestSharedMemoryMovesToAnotherScope(t *testing.T) {
 	one, two := memory.Reserve("one"), memory.Reserve("two")
 	err := one.Add(30 << 20)
 	if !errors.Is(err, ErrMemoryInUse) || one.IsErrorOfOther(err) || !two.IsErrorOfOther(err) {
-		t.Errorf("in the first scope: got %v", err)
+		t.Errorf("in the first namespace: got %v", err)
 	}
 	if err := two.Add(30 << 20); err != nil {
-		t.Errorf("in the second scope: %v", err)
+		t.Errorf("in the second namespace: %v", err)
 	}
 	two.Subtract(30 << 20)
 	first.Release()
 	if err := one.Add(30 << 20); err != nil {
-		t.Errorf("in the first scope after the release: %v", err)
+		t.Errorf("in the first namespace after the release: %v", err)
 	}
 	one.Release()
 	if err := two.Add(30 << 20); !errors.Is(err, ErrMemoryInUse) {
-		t.Errorf("in the second scope after the release: got %v", err)
+		t.Errorf("in the second namespace after the release: got %v", err)
 	}
 	two.Release()
 	second.Release()
 	checkReleased(t, memory)
 }
 
-// TestContentMemoryReturnsToMark repeats what has added to a ContentReservation.
-func TestContentMemoryReturnsToMark(t *testing.T) {
+// TestContentMemoryIsReleasedAfterSnapshot repeats what has added to a ContentReservation.
+func TestContentMemoryIsReleasedAfterSnapshot(t *testing.T) {
 	t.Parallel()
 	memory := NewContentMemory(100 << 20)
 	kept, small, other := documentsOf(5), documentsOf(0), memory.Reserve("two")
@@ -143,12 +144,12 @@ func TestContentMemoryReturnsToMark(t *testing.T) {
 	if err := errors.Join(reserved.AddDocuments(kept), other.AddDocuments(kept), reserved.Add(5<<20)); err != nil {
 		t.Fatal(err)
 	}
-	mark, before := reserved.mark(), memory.memory.reserved
+	snapshot, before := reserved.snapshot(), memory.memory.reserved
 	for range 10 {
 		if err := errors.Join(reserved.AddDocuments(documentsOf(30)), reserved.AddDocuments(small), reserved.AddDocuments(kept), reserved.Add(5<<20)); err != nil {
 			t.Fatal(err)
 		}
-		reserved.returnTo(mark)
+		reserved.releaseAfter(snapshot)
 		if memory.memory.reserved != before || len(memory.documents) != 1 || reserved.sharedBytes != kept.Memory() || reserved.freeBytes != 0 {
 			t.Fatalf("%d bytes, %d Documents, %d and %d bytes of this reservation stay", memory.memory.reserved-before, len(memory.documents),
 				reserved.sharedBytes, reserved.freeBytes)
@@ -176,7 +177,7 @@ func TestContentWaitsForMemory(t *testing.T) {
 				return errOfOther
 			case 2:
 				time.AfterFunc(retryPause, func() {
-					if own.other.currentSize() > 0 {
+					if own.otherContent.currentSize() > 0 {
 						t.Error("the memory of the failed call is reserved in the pause")
 					}
 				})

@@ -24,17 +24,18 @@ const (
 	// takes about 300 bytes and 35 values.
 	maxDiscovery       = 16 << 20
 	maxDiscoveryValues = 800_000
-	// maxSeparateVersions is the maximum number of API versions for which client-go sends one request each, from one
-	// goroutine each: those of an API server without aggregated discovery, which is older than Kubernetes 1.27.
+	// maxSeparateVersions is the maximum number of API versions of an API server without aggregated discovery, as before
+	// Kubernetes 1.27: client-go starts a goroutine and sends a request for each of them.
 	maxSeparateVersions = 1000
 	// maxConcurrent is the maximum number of concurrent requests, each of which can need a connection.
 	maxConcurrent = 20
-	// discoveryTries is how often a discovery is tried if some API versions fail. A group may be deleted meanwhile.
+	// discoveryTries is the maximum number of attempts if some API versions fail: a group may be deleted during a
+	// discovery.
 	discoveryTries = 2
 )
 
-// The maximum lengths of names, in bytes. They are those of Kubernetes. For resources, that is 63, but the names of
-// external metrics, which are resources too, can be longer.
+// The maximum lengths of names in Kubernetes, in bytes. Names of resources have at most 63, except names of external
+// metrics, which are served as resources.
 const (
 	maxGroupName    = 253
 	maxVersionName  = 63
@@ -96,7 +97,7 @@ func (d *Discovery) readLimited(read func(discovery.DiscoveryInterface) ([]*meta
 		budget = newDiscoveryBudget()
 		lists, err = read(client)
 		if budget.Err() != nil {
-			return nil, budget.Err() // client-go can make it an error of some API versions
+			return nil, budget.Err() // client-go can return it as the failure of some API versions
 		}
 		if !discovery.IsGroupDiscoveryFailedError(err) {
 			break
@@ -161,7 +162,8 @@ func removeInvalidNames(lists []*metav1.APIResourceList) []*metav1.APIResourceLi
 	})
 }
 
-// isAPIName returns whether a group, version, kind or resource can have a name. Such a name has no escapes in JSON.
+// isAPIName returns whether name is valid for a group, version, kind or resource with at most limit bytes. Such a name
+// has no escapes in JSON.
 func isAPIName(name string, limit int) bool {
 	return name != "" && len(name) <= limit && !strings.ContainsFunc(name, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-._:", r)

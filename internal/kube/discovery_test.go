@@ -245,7 +245,7 @@ func TestHostileDiscovery(t *testing.T) {
 		}
 	}
 	url, _ := hostileCluster(t, 1, strings.Repeat("{", 1_000_000))
-	if _, err := kube.NewMapper(newDiscovery(t, url)).Gone(schema.GroupVersionKind{Version: "v1", Kind: "Pod"}); !strings.Contains(errorText(err), "800000 values") {
+	if _, err := kube.NewMapper(newDiscovery(t, url)).IsNoLongerServed(schema.GroupVersionKind{Version: "v1", Kind: "Pod"}); !strings.Contains(errorText(err), "800000 values") {
 		t.Errorf("got error %v for one response", err)
 	}
 }

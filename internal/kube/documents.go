@@ -61,23 +61,23 @@ func sizeOf(objects []*unstructured.Unstructured) (size documentsSize) {
 	return size
 }
 
-// isOf returns whether d caches this list.
-func (d *Documents) isOf(objects []*unstructured.Unstructured) bool {
+// isFor returns whether d caches this list.
+func (d *Documents) isFor(objects []*unstructured.Unstructured) bool {
 	return d != nil && len(objects) > 0 && len(d.objects) == len(objects) && &d.objects[0] == &objects[0]
 }
 
-// Encode returns the canonical JSON of each object in objects, from the cache if d is of this list. It must not be
-// changed. d may be nil. It fails for objects without a JSON form.
+// Encode returns the canonical JSON of each object in objects, from the cache if d caches this list. The result must
+// not be changed. d may be nil. Encode fails for objects without a JSON form.
 func (d *Documents) Encode(objects []*unstructured.Unstructured) ([][]byte, error) {
-	if d.isOf(objects) {
+	if d.isFor(objects) {
 		return d.encode()
 	}
 	return encodeObjects(objects)
 }
 
-// Digest returns a digest of the result of Encode, from the cache if d is of this list.
+// Digest returns a digest of the result of Encode, from the cache if d caches this list. d may be nil.
 func (d *Documents) Digest(objects []*unstructured.Unstructured) ([sha256.Size]byte, error) {
-	if d.isOf(objects) {
+	if d.isFor(objects) {
 		return d.digest()
 	}
 	docs, err := encodeObjects(objects)

@@ -86,7 +86,7 @@ func checkMemory(t *testing.T, body, sizes []byte) {
 			if isWatch {
 				limited = memory.LimitEvents(io.NopCloser(reader), "a", ContentObjects, false)
 			}
-			counted, _ := limited.(*countedBody)
+			counted, _ := limited.(*reservingBody)
 			counted.reservation.uncounted = 0
 			_, errs[i] = io.CopyBuffer(struct{ io.Writer }{io.Discard}, counted, make([]byte, len(body)+1))
 			needed[i] = counted.scanner.memoryOf(counted.bytes, counted.decodedType())

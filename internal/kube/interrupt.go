@@ -16,7 +16,8 @@ func Interruptible(ctx context.Context, config *rest.Config) *rest.Config {
 	return config
 }
 
-// ContextUntil returns a context that also ends when done is closed. A nil done is never closed.
+// ContextUntil returns a context that also ends when done is closed. A nil done is never closed. The caller must call
+// the CancelFunc.
 func ContextUntil(ctx context.Context, done <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
@@ -31,7 +32,7 @@ func ContextUntil(ctx context.Context, done <-chan struct{}) (context.Context, c
 
 // interruptible is a RoundTripper whose reads end with ctx.
 type interruptible struct {
-	ctx  context.Context //nolint:containedctx // it is that of the command, which all its requests belong to
+	ctx  context.Context //nolint:containedctx // the context of the command, to which all requests belong
 	next http.RoundTripper
 }
 
@@ -41,8 +42,8 @@ func (i interruptible) RoundTrip(request *http.Request) (*http.Response, error) 
 		return i.next.RoundTrip(request)
 	}
 	bound, cancel := context.WithCancelCause(request.Context())
-	// The function stays registered until the response is read: then the context of the request ends.
-	stop := context.AfterFunc(i.ctx, func() { cancel(context.Cause(i.ctx)) }) //nolint:contextcheck // there are two, and one is done
+	// The function stays registered until the context of the request ends, after the response is read.
+	stop := context.AfterFunc(i.ctx, func() { cancel(context.Cause(i.ctx)) }) //nolint:contextcheck // either context ends the request
 	context.AfterFunc(request.Context(), func() { stop() })
 	response, err := i.next.RoundTrip(request.WithContext(bound))
 	if err != nil && context.Cause(bound) != nil {

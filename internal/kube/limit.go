@@ -8,9 +8,9 @@ import (
 	"sync/atomic"
 )
 
-// Budget limits what is read of one or several responses together: their bytes, and their JSON values. If there is a
-// limit of values, Protobuf is refused, whose values cannot be counted. A ResponseMemory estimates the memory of
-// responses. It is safe for concurrent use.
+// Budget limits the bytes and the JSON values that are read of one response, or of several responses together. With a
+// limit of values, it refuses Protobuf, in which values cannot be counted. It is safe for concurrent use.
+// ResponseMemory limits the memory of responses instead.
 type Budget struct {
 	bytes, values atomic.Int64
 	limitsValues  bool
@@ -22,7 +22,7 @@ const protobufPrefix = "k8s\x00"
 
 var errProtobuf = errors.New("the cluster returned Protobuf, which was not requested")
 
-// NewBudget returns a budget of bytes and values; math.MaxInt64 values are no limit of values. Reads that go beyond it
+// NewBudget returns a budget of bytes and values; math.MaxInt64 means no limit of values. Reads beyond the budget
 // return exceeded.
 func NewBudget(bytes, values int64, exceeded error) *Budget {
 	b := &Budget{exceeded: exceeded, limitsValues: values < math.MaxInt64}
@@ -97,21 +97,21 @@ type jsonScanner struct {
 	isEvent bool
 	// hasKind and hasVersion are true if the object has the fields kind and apiVersion.
 	hasKind, hasVersion bool
-	// hasUnclearField is true if the object has a field that decoders can take for another, or an empty, kind or
-	// apiVersion.
-	hasUnclearField bool
-	// hasBuiltin is true if a kind of the object is one of client-go, and hasOther if one is neither that nor
-	// PartialObjectMetadata or a list of it. Of several kinds, decoders take the last one.
-	hasBuiltin, hasOther bool
+	// hasAmbiguousField is true if decoders can disagree on the kind or apiVersion: the name of the field has another case
+	// or escapes, or the value has escapes, is no text, or can be read as empty.
+	hasAmbiguousField bool
+	// hasBuiltinKind is true if a kind of the object is a kind of client-go. hasOtherKind is true if a kind is neither of
+	// client-go nor PartialObjectMetadata or its list. Of several kind fields, decoders use the last.
+	hasBuiltinKind, hasOtherKind bool
 
-	// depth is the number of objects and arrays around the current character. The arrayBit of a depth is set in arrayBits
-	// if the innermost of so many is an array.
+	// depth is the number of objects and arrays around the current character. For each such depth, its arrayBit is set in
+	// arrayBits if an array begins there, and not if an object does.
 	depth               int
 	arrayBits           uint64
 	inString, isEscaped bool
 	// hasEscape is true if the current string has an escape.
 	hasEscape bool
-	// text is the start of the current string in the object.
+	// text is the start of the current string if it is at objectDepth.
 	text []byte
 	// field is the name of the current field if it is kind or apiVersion and its text has not ended yet, else "".
 	field string
@@ -125,10 +125,10 @@ const (
 	fieldVersion = "apiVersion"
 )
 
-// maxText is more than the length of each kind, and of each name that encoding/json reads as apiVersion.
+// maxText limits text. It is longer than each kind, and than each name that encoding/json reads as apiVersion.
 const maxText = maxKindName + 1
 
-// maxMetadataDepth is the depth of the entries of metadata.managedFields in a list. What is deeper in metadata is not
+// maxMetadataDepth is the depth of the entries of metadata.managedFields in a list. Deeper values of metadata are not
 // decoded.
 const maxMetadataDepth = 6
 
@@ -255,26 +255,26 @@ func (s *jsonScanner) beginField() {
 		s.hasKind = s.hasKind || name == fieldKind
 		s.hasVersion = s.hasVersion || name == fieldVersion
 	case strings.EqualFold(name, fieldKind) || strings.EqualFold(name, fieldVersion) || s.hasEscape:
-		s.hasUnclearField = true
+		s.hasAmbiguousField = true
 	}
 }
 
-// endText ends a string. If the string is the kind or the apiVersion, it must not be empty for any decoder: the version
-// in the apiVersion "v1/" is empty, and a string with escapes is refused since it is not decoded here.
+// endText ends a string. A kind or an apiVersion is ambiguous if a decoder can read it as empty, as the version in
+// "v1/", or if it has escapes, which are not decoded here.
 func (s *jsonScanner) endText() {
 	if s.field == "" || s.depth != s.objectDepth() {
 		return
 	}
-	s.hasUnclearField = s.hasUnclearField || s.last == 0 || s.last == '/' || s.hasEscape
+	s.hasAmbiguousField = s.hasAmbiguousField || s.last == 0 || s.last == '/' || s.hasEscape
 	if s.field == fieldKind {
 		s.addKind(string(s.text))
 	}
 	s.field = ""
 }
 
-// endField ends a field. If it still needs a text, its value is none.
+// endField ends a field. If field is still set, the value of the kind or the apiVersion is no text.
 func (s *jsonScanner) endField() {
-	s.hasUnclearField = s.hasUnclearField || s.field != ""
+	s.hasAmbiguousField = s.hasAmbiguousField || s.field != ""
 	s.field = ""
 }
 
@@ -282,24 +282,25 @@ func (s *jsonScanner) endField() {
 func (s *jsonScanner) addKind(kind string) {
 	switch {
 	case builtinKinds()[kind]:
-		s.hasBuiltin = true
+		s.hasBuiltinKind = true
 	case kind != "PartialObjectMetadata" && kind != "PartialObjectMetadataList":
-		s.hasOther = true
+		s.hasOtherKind = true
 	}
 }
 
-// hasType returns whether the scanned object has a kind and an apiVersion for each decoder.
-func (s *jsonScanner) hasType() bool { return s.hasKind && s.hasVersion && !s.hasUnclearField }
+// hasType returns whether each decoder finds a kind and an apiVersion in the scanned object.
+func (s *jsonScanner) hasType() bool { return s.hasKind && s.hasVersion && !s.hasAmbiguousField }
 
 // Close closes the body.
 func (b *limitedBody) Close() error { return b.body.Close() }
 
-// errNoObject is the error for a response that is no object of Kubernetes. The errors of client-go would have its text.
+// errNoObject is the error for a response that is no object of Kubernetes. client-go would quote the response in its
+// error.
 var errNoObject = errors.New("the server returned something other than an object of Kubernetes")
 
-// RequireObject returns a body that fails at its end if it lacks the fields kind and apiVersion, or one is empty.
-// client-go makes such a body a part of its error. The body may be invalid JSON: the error of client-go for that has
-// one character of it.
+// RequireObject returns a body that fails at its end if it lacks the field kind or apiVersion, or if one is empty:
+// client-go quotes such a body in its error. It accepts invalid JSON, of which the error of client-go quotes one
+// character.
 func RequireObject(body io.ReadCloser) io.ReadCloser { return &objectBody{ReadCloser: body} }
 
 type objectBody struct {

@@ -45,7 +45,7 @@ func (l *ObjectLimit) Add(size int) error {
 // Remove is the reverse of Add.
 func (l *ObjectLimit) Remove(size int) { l.count.Add(-countOf(size)) }
 
-// countOf returns as how many objects an object of size bytes counts.
+// countOf returns the number of objects for which an object of size bytes counts.
 func countOf(size int) int64 { return 1 + int64(size/bytesPerObject) }
 
 // metadataPageSize is the number of objects in a page of EachMetadata.
@@ -83,11 +83,11 @@ const (
 	uncountedOfLists = 4 << 20
 )
 
-// LimitedStore is the store of a reflector whose lists, streamed or in pages, are limited by an ObjectLimit while they
-// are read, and have memory reserved: a cluster that delays the last page keeps all other pages in memory. It passes
-// the objects to another store: trimmed objects of a list, and whole objects of a watch. If the other store
-// returns an error, the list fails or the watch ends: the next request of the reflector fails with that error, and
-// after its backoff the reflector lists again.
+// LimitedStore is the store of a reflector. While the reflector reads a list, streamed or in pages, an ObjectLimit
+// limits the objects, and memory is reserved for them: a cluster that delays the last page keeps all other pages in
+// memory. It passes the objects to another store: trimmed objects of a list, and whole objects of a watch. If the other
+// store returns an error, the list fails or the watch ends: the next request of the reflector fails with that error,
+// and after its backoff the reflector lists again.
 //
 // Its methods are called by one reflector, except Close.
 type LimitedStore struct {
@@ -117,12 +117,12 @@ func NewLimitedStore(store cache.ReflectorStore, limit *ObjectLimit, memory *Res
 	return &LimitedStore{ReflectorStore: store, limit: limit, memory: memory, trim: trim}
 }
 
-// Source returns the source for the reflector. It lists in pages of pageSize objects, without a resource version: for
-// the version 0, which a reflector requests, an API server returns all objects in one page.
+// Source wraps source for the reflector. It lists in pages of pageSize objects, without a resource version: for the
+// version 0, which a reflector requests, an API server returns all objects in one page.
 func (s *LimitedStore) Source(source *cache.ListWatch, pageSize int64) *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
-			s.reset()
+			s.releaseList()
 			if err := s.takeStoreErr(); err != nil {
 				return nil, err
 			}
@@ -135,20 +135,20 @@ func (s *LimitedStore) Source(source *cache.ListWatch, pageSize int64) *cache.Li
 			}}
 			list, _, err := pages.List(ctx, metav1.ListOptions{})
 			if err != nil {
-				s.reset()
+				s.releaseList()
 			}
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			if s.storeErr != nil {
-				s.reset()
+				s.releaseList()
 				if options.SendInitialEvents != nil {
 					return nil, s.storeErr // the reflector lists then, which returns the error again
 				}
 				return nil, s.takeStoreErr()
 			}
 			if options.SendInitialEvents != nil { // the watch begins with a list
-				s.reset()
+				s.releaseList()
 			}
 			events, err := source.WatchFuncWithContext(ctx, options)
 			s.events = events
@@ -191,7 +191,7 @@ func (s *LimitedStore) trimAndCount(ctx context.Context, object runtime.Object) 
 	return trimmed, s.add(ctx, size)
 }
 
-// add adds an object of the current list to the limit and to the memory.
+// add adds an object of the current list to the limit and to the memory. It fails with context.Canceled after Close.
 func (s *LimitedStore) add(ctx context.Context, size int) error {
 	needed := int64(listedMemory + 2*size)
 	if err := s.memory.Add(ctx, needed); err != nil {
@@ -211,8 +211,8 @@ func (s *LimitedStore) add(ctx context.Context, size int) error {
 	return nil
 }
 
-// reset removes the objects of the current list from the limit and from the memory.
-func (s *LimitedStore) reset() {
+// releaseList removes the objects of the current list from the limit and from the memory.
+func (s *LimitedStore) releaseList() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.limit.count.Add(-s.count)
@@ -220,13 +220,13 @@ func (s *LimitedStore) reset() {
 	s.count, s.reserved = 0, 0
 }
 
-// Close removes the objects of the current list from the limit and from the memory. It must be called after the
-// reflector has ended if others share them. A list that is still running then fails.
+// Close removes the objects of the current list from the limit and from the memory. If other stores share them, it must
+// be called after the reflector has ended. A list that is still running then fails.
 func (s *LimitedStore) Close() {
 	s.mu.Lock()
 	s.isClosed = true
 	s.mu.Unlock()
-	s.reset()
+	s.releaseList()
 }
 
 // Transformer returns a function that trims and counts the objects of a streamed list. If there are too many, it ends
@@ -266,7 +266,7 @@ func (s *LimitedStore) Update(obj any) error {
 
 // Replace passes the objects of a list, and removes them from the limit and from the memory.
 func (s *LimitedStore) Replace(objects []any, version string) error {
-	defer s.reset()
+	defer s.releaseList()
 	err := s.ReflectorStore.Replace(objects, version)
 	if err != nil {
 		s.storeErr = err

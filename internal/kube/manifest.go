@@ -18,54 +18,54 @@ import (
 const MaxObjects = 20_000
 
 // MaxValues is the maximum number of values in the objects of one bundle.
-const MaxValues = maxStreamNodes
+const MaxValues = maxStreamValues
 
 // maxDocument is the maximum size of one document in bytes. The API server takes no object of more than 3 MiB, and
 // decoding takes up to a hundred times the memory of the text.
 const maxDocument = 4 << 20
 
-// manifestByteCost and manifestNodeCost are the memory to decode a manifest, for each byte and for each value that
-// CountNodes counts. They are the highest measured ones, of text and of maps with one field, rounded up.
+// manifestByteCost and manifestValueCost are the memory to decode a manifest, for each byte and for each value that
+// CountValues counts. They are the highest measured costs, of text and of maps with one field, rounded up.
 const (
-	manifestByteCost = 4
-	manifestNodeCost = 400
+	manifestByteCost  = 4
+	manifestValueCost = 400
 )
 
 // MemoryOfManifest returns the estimate of the memory to decode a manifest with a size in bytes and a result of
-// CountNodes.
-func MemoryOfManifest(size, nodes int) int64 {
-	return int64(size)*manifestByteCost + int64(nodes)*manifestNodeCost
+// CountValues.
+func MemoryOfManifest(size, values int) int64 {
+	return int64(size)*manifestByteCost + int64(values)*manifestValueCost
 }
 
 // DecodeManifest decodes the Kubernetes objects in a stream of YAML or JSON documents, in order. A list is replaced by
 // its items. Errors name the document, counted from one without the empty ones, and the line. A duplicate key is an
 // error, and so are more than MaxObjects objects.
 func DecodeManifest(stream []byte) ([]*unstructured.Unstructured, error) {
-	objects, _, err := decode(stream, yaml.YAMLToJSONStrict, nil)
+	objects, _, err := decodeStream(stream, yaml.YAMLToJSONStrict, nil)
 	return objects, err
 }
 
-// DecodeManifestReserving is DecodeManifest, and reserves memory before it decodes. When it returns, the objects have
-// added bytes in reserved.
+// DecodeManifestReserving is DecodeManifest, and reserves memory before it decodes. The objects keep added bytes in
+// reserved, which the caller must release after use.
 func DecodeManifestReserving(reserved *ContentReservation, stream []byte) (objects []*unstructured.Unstructured, added int64, err error) {
-	return decode(stream, yaml.YAMLToJSONStrict, reserved)
+	return decodeStream(stream, yaml.YAMLToJSONStrict, reserved)
 }
 
 // DecodeLenient is DecodeManifest, but uses the last value of a duplicate key.
 func DecodeLenient(stream []byte) ([]*unstructured.Unstructured, error) {
-	objects, _, err := decode(stream, yaml.YAMLToJSON, nil)
+	objects, _, err := decodeStream(stream, yaml.YAMLToJSON, nil)
 	return objects, err
 }
 
 // DecodeManifestOfHelm is DecodeLenient, but adds a line break to each document, as Helm does in the manifest of a
-// release. A text block at the end of a document may then end with the line break.
+// release. A block scalar at the end of a document may then end with the line break.
 func DecodeManifestOfHelm(stream []byte) ([]*unstructured.Unstructured, error) {
-	objects, _, err := decode(stream, func(text []byte) ([]byte, error) {
+	objects, _, err := decodeStream(stream, func(text []byte) ([]byte, error) {
 		raw, err := yaml.YAMLToJSON(append(text[:len(text):len(text)], '\n'))
 		if err != nil {
-			// The line in the error must be one of the text.
-			if _, ofText := yaml.YAMLToJSON(text); ofText != nil {
-				err = ofText
+			// The line in the error must be a line of the original text.
+			if _, textErr := yaml.YAMLToJSON(text); textErr != nil {
+				err = textErr
 			}
 		}
 		return raw, err
@@ -73,19 +73,19 @@ func DecodeManifestOfHelm(stream []byte) ([]*unstructured.Unstructured, error) {
 	return objects, err
 }
 
-// document is one document of a YAML stream, with where it is in there.
+// document is one document of a YAML stream, and its position in the stream.
 type document struct {
 	number int // counted from one; empty documents do not count
-	line   int // of the stream, on which text begins
+	line   int // the line of the stream on which text begins
 	text   []byte
 }
 
-// documents cuts a YAML stream at its separators. It leaves out documents of nothing but blanks and comments.
-func documents(stream []byte) []document {
+// splitDocuments splits a YAML stream at its separators. It omits documents with only blanks and comments.
+func splitDocuments(stream []byte) []document {
 	var found []document
 	current := document{line: 1}
 	flush := func(next int) {
-		if !blank(current.text) {
+		if !isBlank(current.text) {
 			current.number = len(found) + 1
 			found = append(found, current)
 		}
@@ -114,7 +114,7 @@ func documents(stream []byte) []document {
 	return found
 }
 
-func blank(text []byte) bool {
+func isBlank(text []byte) bool {
 	for line := range bytes.Lines(text) {
 		if trimmed := bytes.TrimSpace(line); len(trimmed) > 0 && trimmed[0] != '#' {
 			return false
@@ -123,11 +123,11 @@ func blank(text []byte) bool {
 	return true
 }
 
-// first returns the line of the stream on which the content of d begins.
-func (d document) first() int {
+// firstLine returns the line of the stream on which the content of d begins.
+func (d document) firstLine() int {
 	line := d.line
 	for text := range bytes.Lines(d.text) {
-		if !blank(text) {
+		if !isBlank(text) {
 			return line
 		}
 		line++
@@ -135,14 +135,15 @@ func (d document) first() int {
 	return line
 }
 
-// converter turns YAML into JSON; there is one that minds keys given twice and one that does not.
+// converter converts YAML to JSON. Converters differ in their result for a duplicate key: an error or the last value.
 type converter func([]byte) ([]byte, error)
 
-func decode(stream []byte, convert converter, reserved *ContentReservation) (all []*unstructured.Unstructured, added int64, err error) {
-	if countIndicators(stream) > maxStreamNodes {
-		return nil, 0, fmt.Errorf("it has more than %d values", maxStreamNodes)
+// decodeStream implements the exported Decode functions. A nil reserved has no limit.
+func decodeStream(stream []byte, convert converter, reserved *ContentReservation) (all []*unstructured.Unstructured, added int64, err error) {
+	if countIndicators(stream) > maxStreamValues {
+		return nil, 0, fmt.Errorf("it has more than %d values", maxStreamValues)
 	}
-	if err := reserved.Add(int64(len(stream))); err != nil { // documents may copy the text
+	if err := reserved.Add(int64(len(stream))); err != nil { // splitDocuments may copy the text
 		return nil, 0, err
 	}
 	defer reserved.Subtract(int64(len(stream)))
@@ -152,9 +153,9 @@ func decode(stream []byte, convert converter, reserved *ContentReservation) (all
 			all, added = nil, 0
 		}
 	}()
-	nodes := 0
-	for _, doc := range documents(stream) {
-		found, memory, err := doc.decode(convert, reserved, &nodes)
+	values := 0
+	for _, doc := range splitDocuments(stream) {
+		found, memory, err := doc.decode(convert, reserved, &values)
 		added += memory
 		if all = append(all, found...); err == nil && len(all) > MaxObjects {
 			err = fmt.Errorf("there are more than %d objects", MaxObjects)
@@ -163,7 +164,7 @@ func decode(stream []byte, convert converter, reserved *ContentReservation) (all
 			return all, added, fmt.Errorf("document %d, %w", doc.number, err)
 		}
 		if err != nil {
-			return all, added, fmt.Errorf("document %d, line %d: %w", doc.number, doc.first(), err)
+			return all, added, fmt.Errorf("document %d, line %d: %w", doc.number, doc.firstLine(), err)
 		}
 	}
 	return all, added, nil
@@ -175,9 +176,9 @@ type locatedError string
 // Error implements error.
 func (e locatedError) Error() string { return string(e) }
 
-// decode returns the objects in a document, which then have added bytes in reserved. nodes is the number of values in
-// the stream so far. decode adds the number of values in this document.
-func (d document) decode(convert converter, reserved *ContentReservation, nodes *int) (objects []*unstructured.Unstructured, added int64, err error) {
+// decode returns the objects in a document, which keep added bytes in reserved. values is the number of values in the
+// stream so far, to which decode adds the values in this document.
+func (d document) decode(convert converter, reserved *ContentReservation, values *int) (objects []*unstructured.Unstructured, added int64, err error) {
 	if len(d.text) > maxDocument {
 		return nil, 0, fmt.Errorf("it has more than %d MiB", maxDocument>>20)
 	}
@@ -186,7 +187,7 @@ func (d document) decode(convert converter, reserved *ContentReservation, nodes 
 		return nil, 0, err
 	}
 	defer func() { reserved.Subtract(needed - added) }()
-	if *nodes += counted; *nodes > maxStreamNodes {
+	if *values += counted; *values > maxStreamValues {
 		return nil, 0, errAliases
 	}
 	raw, err := convert(d.text)
@@ -200,7 +201,7 @@ func (d document) decode(convert converter, reserved *ContentReservation, nodes 
 	if content == nil {
 		return nil, 0, nil
 	}
-	if objects, err = flatten(content); err != nil || reserved == nil {
+	if objects, err = objectsIn(content); err != nil || reserved == nil {
 		return objects, 0, err
 	}
 	return objects, min(needed, MemoryOfValue(content)), nil
@@ -211,7 +212,7 @@ func (d document) located(err error) string {
 	text := strings.NewReplacer("error converting YAML to JSON: ", "", "yaml: ", "", "unmarshal errors:\n  ", "", "\n  ", "; ").Replace(err.Error())
 	numbers := regexp.MustCompile(`line (\d+)`)
 	if !numbers.MatchString(text) {
-		return fmt.Sprintf("line %d: %s", d.first(), text)
+		return fmt.Sprintf("line %d: %s", d.firstLine(), text)
 	}
 	return numbers.ReplaceAllStringFunc(text, func(found string) string {
 		number, _ := strconv.Atoi(strings.TrimPrefix(found, "line ")) // digits only
@@ -219,7 +220,8 @@ func (d document) located(err error) string {
 	})
 }
 
-func flatten(content any) ([]*unstructured.Unstructured, error) {
+// objectsIn returns the object in a decoded document, or the items of a list.
+func objectsIn(content any) ([]*unstructured.Unstructured, error) {
 	fields, ok := content.(map[string]any)
 	if !ok {
 		return nil, errors.New("it is not an object with fields")
@@ -227,7 +229,7 @@ func flatten(content any) ([]*unstructured.Unstructured, error) {
 	kind, _ := fields["kind"].(string)
 	items, isList := fields["items"].([]any)
 	if !isList || !strings.HasSuffix(kind, "List") {
-		object, err := checked(fields)
+		object, err := newObject(fields)
 		if err != nil {
 			return nil, err
 		}
@@ -235,8 +237,8 @@ func flatten(content any) ([]*unstructured.Unstructured, error) {
 	}
 	var all []*unstructured.Unstructured
 	for i, item := range items {
-		withDefaultKind(item, fields["apiVersion"], strings.TrimSuffix(kind, "List"))
-		found, err := flatten(item)
+		setDefaultKind(item, fields["apiVersion"], strings.TrimSuffix(kind, "List"))
+		found, err := objectsIn(item)
 		if err != nil {
 			return nil, fmt.Errorf("items[%d]: %w", i, err)
 		}
@@ -245,8 +247,8 @@ func flatten(content any) ([]*unstructured.Unstructured, error) {
 	return all, nil
 }
 
-// withDefaultKind sets the kind of an item without one in a typed list, for example a ConfigMapList.
-func withDefaultKind(item, apiVersion any, kind string) {
+// setDefaultKind sets the kind of an item without one in a typed list, for example a ConfigMapList.
+func setDefaultKind(item, apiVersion any, kind string) {
 	fields, ok := item.(map[string]any)
 	if !ok || kind == "" {
 		return
@@ -260,8 +262,8 @@ func withDefaultKind(item, apiVersion any, kind string) {
 	}
 }
 
-// checked returns the object with these fields. It fails without apiVersion, kind or metadata.name.
-func checked(fields map[string]any) (*unstructured.Unstructured, error) {
+// newObject returns the object with these fields. It fails without apiVersion, kind or metadata.name.
+func newObject(fields map[string]any) (*unstructured.Unstructured, error) {
 	for _, needed := range [][]string{{"apiVersion"}, {"kind"}, {"metadata", "name"}} {
 		text, found, err := unstructured.NestedString(fields, needed...)
 		if err != nil {

@@ -92,7 +92,7 @@ func utf16(text string) string {
 }
 
 // Other decoders read the first document of a text as a whole, with its directives, or all of its documents.
-func TestCountNodesOfAliases(t *testing.T) {
+func TestCountValuesOfAliases(t *testing.T) {
 	t.Parallel()
 	aliases := "x: &a " + strings.Repeat("x", 50<<10) + "\ny: [" + strings.Repeat("*a, ", 2000) + "]\n"
 	for name, text := range map[string]string{
@@ -103,12 +103,12 @@ func TestCountNodesOfAliases(t *testing.T) {
 		"with a directive of another": "a: 1\n---\n%TAG !e! a:\n--- # b\nz: !e!a b\n" + aliases,
 		"in UTF-16":                   utf16("# a\n--- # b\n" + aliases),
 	} {
-		if got := kube.CountNodes([]byte(text)); got <= 3_000_000 {
+		if got := kube.CountValues([]byte(text)); got <= 3_000_000 {
 			t.Errorf("%s: got %d, want more than all limits", name, got)
 		}
 	}
 	for name, text := range map[string]string{"no aliases": "a: '&b *c'\n", "few aliases": "a: &b text\nc: [*b, *b]\n"} {
-		if got := kube.CountNodes([]byte(text)); got > 100 {
+		if got := kube.CountValues([]byte(text)); got > 100 {
 			t.Errorf("%s: got %d, want about the number of values", name, got)
 		}
 	}

@@ -108,9 +108,9 @@ func (m *Mapper) find(kind schema.GroupKind, version string) (Resource, error) {
 	return Resource{}, noMatch
 }
 
-// Gone requests from the server whether it no longer serves gvk. A missing mapping is not sufficient: an aggregated API
-// server may be unavailable.
-func (m *Mapper) Gone(gvk schema.GroupVersionKind) (bool, error) {
+// IsNoLongerServed reads from the server whether it no longer serves gvk, without the cache. A missing mapping is not
+// sufficient: an aggregated API server may be unavailable.
+func (m *Mapper) IsNoLongerServed(gvk schema.GroupVersionKind) (bool, error) {
 	list, err := m.client.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
 	if apierrors.IsNotFound(err) {
 		return true, nil

@@ -19,8 +19,9 @@ const (
 	// AgentReconnectInterval is the interval of RetryConnection for agents. A thousand agents make about 130 attempts per
 	// second.
 	AgentReconnectInterval = 5 * time.Second
-	// startTime is the time for which an API server that can be reached again may respond with errors of its start.
-	startTime = time.Minute
+	// apiServerStartup is the time for which an API server that is reachable again may return the errors of a starting
+	// one.
+	apiServerStartup = time.Minute
 )
 
 // WatchBackoff returns the backoff of a watch after responses with an error. With the jitter a delay is at most 10 s.
@@ -53,10 +54,10 @@ func IsUnavailable(err error) bool {
 	return false
 }
 
-// RetryConnection wraps lw: while the API server cannot be reached, and while it then starts, a request is repeated
-// after a delay that grows to interval, plus a random part of it. So all clients of a recovered API server connect
-// within twice the interval, and continue their watches: after an error that lw returns, a reflector lists all objects
-// again, and its backoff may have grown. An attempt is one connection.
+// RetryConnection wraps lw: while the API server is unreachable, and while it then starts, a request is retried. The
+// delay grows to interval, plus a random part of it, so all clients of a recovered API server connect within twice the
+// interval. They continue their watches, because the reflector gets no error: after an error it would list all objects
+// again, with a backoff that may have grown. Each attempt is one connection.
 func RetryConnection(lw cache.ListerWatcher, interval time.Duration) *cache.ListWatch {
 	inner := cache.ToListerWatcherWithContext(lw)
 	return &cache.ListWatch{
@@ -69,7 +70,7 @@ func RetryConnection(lw cache.ListerWatcher, interval time.Duration) *cache.List
 	}
 }
 
-// retryConnection calls request until it succeeds, or fails with an error that is not due to an outage, or ctx ends.
+// retryConnection calls request until it succeeds, fails with an error that is not due to an outage, or ctx ends.
 func retryConnection[T any](ctx context.Context, interval time.Duration, request func() (T, error)) (T, error) {
 	newPause := func() *wait.Backoff {
 		return &wait.Backoff{Duration: interval / 16, Cap: interval, Steps: 6, Factor: 2, Jitter: 1}
@@ -85,7 +86,7 @@ func retryConnection[T any](ctx context.Context, interval time.Duration, request
 			return result, err
 		case reached.IsZero():
 			reached, pause = time.Now(), newPause()
-		case time.Since(reached) > startTime:
+		case time.Since(reached) > apiServerStartup:
 			return result, err
 		}
 		select {

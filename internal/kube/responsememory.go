@@ -13,10 +13,10 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// ResponseMemory limits the memory for the responses of clusters while they are read and decoded, and for what is kept
-// of them: in total, and for the clusters of one namespace. A namespace may reserve as much as stays unreserved: at
-// most half of the total, or a quarter if another namespace already has a half. So no number of namespaces takes all.
-// Create it with NewResponseMemory. It is safe for concurrent use.
+// ResponseMemory limits the memory for the responses of clusters while they are read and decoded, and for the kept
+// parts of them: in total, and for the clusters of one namespace. After a reservation a namespace has at most as much
+// memory as is left: half of the total, or a quarter if another namespace has a half. So all namespaces together can
+// never reserve the total. Create it with NewResponseMemory. It is safe for concurrent use.
 //
 // It estimates the memory from the bytes and the JSON values of the responses. The estimate is for the worst JSON,
 // several times the need of an ordinary response.
@@ -44,18 +44,18 @@ const (
 	// decodeTime is the time to decode a response per byte of memory, several times the measured one. The memory of a
 	// response stays reserved for so long after it was read: 4 s for 256 MiB.
 	decodeTime = 15 * time.Nanosecond
-	// maxWait is how long a Reservation waits for memory that others have.
+	// maxWait is the maximum time for which a Reservation waits for memory that others have.
 	maxWait = 5 * time.Second
 	// maxWatchBuffer is the length of an event, in bytes, after which a watch ends and must begin again: the decoder of a
 	// watch keeps a buffer for the longest event.
 	maxWatchBuffer = 64 << 10
 	// maxEvent limits an event of a watch, in bytes. API servers store objects of at most 1.5 MiB.
 	maxEvent = 4 << 20
-	// maxHold is how long a response can have a reservation while it is read: a cluster could stop to send.
+	// maxHold is the maximum time for which a response has a reservation while it is read: a cluster could stop sending.
 	maxHold = time.Minute
 )
 
-// Content is what a body has.
+// Content is the kind of content that a body must have.
 type Content int
 
 // The contents.
@@ -68,7 +68,7 @@ const (
 	ContentText
 )
 
-// ErrTooMuchMemory is the error for what a cluster returned if it needs more memory than can ever be reserved.
+// ErrTooMuchMemory is the error for a response that needs more memory than can ever be reserved.
 var ErrTooMuchMemory = errors.New("the cluster returned what needs too much memory")
 
 // errNotJSON is the error for responses that are no JSON: values of other formats cannot be counted.
@@ -84,8 +84,8 @@ type DecodedType int
 const (
 	// TypeMetadata is metav1.PartialObjectMetadata. Managed fields are not decoded.
 	TypeMetadata DecodedType = iota
-	// TypeUnstructured are unstructured objects in memory that is not needed for a response. The worst case is objects
-	// with one field.
+	// TypeUnstructured are unstructured objects that are not decoded from a response. The worst case is objects with one
+	// field.
 	TypeUnstructured
 	// TypeAny are unstructured objects, and the types of discovery and of package metav1.
 	TypeAny
@@ -151,13 +151,13 @@ var builtinKinds = sync.OnceValue(func() map[string]bool {
 // Limit returns a body of a response for a cluster in namespace. Reads fail if there is not enough memory for it, or if
 // it does not have the content.
 func (m *ResponseMemory) Limit(body io.ReadCloser, namespace string, content Content) io.ReadCloser {
-	return &countedBody{reservation: m.Reserve(namespace, uncountedPerResponse), body: body, content: content}
+	return &reservingBody{reservation: m.Reserve(namespace, uncountedPerResponse), body: body, content: content}
 }
 
 // LimitEvents is Limit for a watch, in which each event counts like a response. The watch ends after a long event; if
 // it begins with a list, it ends with an error.
 func (m *ResponseMemory) LimitEvents(body io.ReadCloser, namespace string, content Content, beginsWithList bool) io.ReadCloser {
-	limited := &countedBody{reservation: m.Reserve(namespace, uncountedPerEvent), body: body, content: content}
+	limited := &reservingBody{reservation: m.Reserve(namespace, uncountedPerEvent), body: body, content: content}
 	limited.scanner.isEvent, limited.endOfLongEvent = true, io.EOF
 	if beginsWithList {
 		limited.endOfLongEvent = errLongEvent
@@ -165,8 +165,8 @@ func (m *ResponseMemory) LimitEvents(body io.ReadCloser, namespace string, conte
 	return limited
 }
 
-// Reserve returns a Reservation, of nothing yet, for a cluster in namespace. Its first bytes, uncounted, need no
-// reservation. The caller must close it.
+// Reserve returns a Reservation, of nothing yet, for a cluster in namespace. Its first bytes, as many as uncounted, are
+// not reserved. The caller must close it.
 func (m *ResponseMemory) Reserve(namespace string, uncounted int64) *Reservation {
 	return &Reservation{memory: m, namespace: namespace, uncounted: uncounted}
 }
@@ -191,7 +191,7 @@ func (m *ResponseMemory) tryAdd(namespace string, delta int64) (ok bool, release
 	return true, nil
 }
 
-// move makes n reserved bytes count for another namespace, even if it has less left.
+// move makes n reserved bytes count for another namespace, even beyond its limit.
 func (m *ResponseMemory) move(from, to string, n int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -301,7 +301,7 @@ func (r *Reservation) split(n int64) *Reservation {
 	return other
 }
 
-// tryResize is resize without a wait.
+// tryResize is resize without a wait: if ok is false, released is closed when memory is released.
 func (r *Reservation) tryResize(newSize func(size int64) int64) (ok bool, released <-chan struct{}, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -322,7 +322,7 @@ func (r *Reservation) tryResize(newSize func(size int64) int64) (ok bool, releas
 	return true, nil, nil
 }
 
-// moveTo makes the reservation count for another namespace, even if it has less left.
+// moveTo makes the reservation count for another namespace, even beyond its limit.
 func (r *Reservation) moveTo(namespace string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -370,8 +370,8 @@ func (r *Reservation) releaseWhenDecoded(isLast bool) {
 	r.size, r.reserved, r.isClosed = 0, 0, r.isClosed || isLast
 }
 
-// countedBody is a body that reserves the memory of a response, or of each event of a watch, while it is read.
-type countedBody struct {
+// reservingBody is a body that reserves the memory of a response, or of each event of a watch, while it is read.
+type reservingBody struct {
 	reservation *Reservation
 	body        io.ReadCloser
 	content     Content
@@ -389,7 +389,7 @@ type countedBody struct {
 }
 
 // Read implements io.Reader.
-func (b *countedBody) Read(p []byte) (int, error) {
+func (b *reservingBody) Read(p []byte) (int, error) {
 	if b.isEnded {
 		return 0, b.endOfLongEvent
 	}
@@ -420,7 +420,7 @@ func (b *countedBody) Read(p []byte) (int, error) {
 }
 
 // reserve reserves the memory that the response or the event needs by now.
-func (b *countedBody) reserve() error {
+func (b *reservingBody) reserve() error {
 	needed := b.scanner.memoryOf(b.bytes, b.decodedType())
 	// A Reader has no context. maxWait limits the wait.
 	if err := b.reservation.Resize(context.Background(), needed); err != nil {
@@ -435,30 +435,30 @@ func (b *countedBody) reserve() error {
 }
 
 // decodedType returns the type into which the response or the event is decoded, as far as it was read.
-func (b *countedBody) decodedType() DecodedType {
+func (b *reservingBody) decodedType() DecodedType {
 	switch {
-	case b.scanner.hasBuiltin || b.scanner.hasUnclearField:
+	case b.scanner.hasBuiltinKind || b.scanner.hasAmbiguousField:
 		return TypeBuiltin
-	case b.content == ContentMetadata && !b.scanner.hasOther:
+	case b.content == ContentMetadata && !b.scanner.hasOtherKind:
 		return TypeMetadata
 	}
 	return TypeAny
 }
 
 // endEvent ends an event of a watch.
-func (b *countedBody) endEvent() {
+func (b *reservingBody) endEvent() {
 	b.isEnded = b.isEnded || b.bytes > maxWatchBuffer
 	b.bytes, b.scanner = 0, jsonScanner{isEvent: true}
 	b.release(false)
 }
 
 // Close closes the body.
-func (b *countedBody) Close() error {
+func (b *reservingBody) Close() error {
 	b.release(true)
 	return b.body.Close()
 }
 
-func (b *countedBody) release(isLast bool) {
+func (b *reservingBody) release(isLast bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.expiry != nil {

@@ -206,7 +206,7 @@ func TestMemoryOfWatches(t *testing.T) {
 		if test.want == nil != (err == nil) || errors.Is(test.want, errNotJSON) && !errors.Is(err, errNotJSON) {
 			t.Errorf("%s: error %v, want %v", name, err, test.want)
 		}
-		if isEnded := body.(*countedBody).isEnded; isEnded != test.isEnded {
+		if isEnded := body.(*reservingBody).isEnded; isEnded != test.isEnded {
 			t.Errorf("%s: the watch has ended: %t", name, isEnded)
 		}
 	}

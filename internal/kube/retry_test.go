@@ -18,7 +18,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-func TestOnConflictReturnsWhatTheLastTryReturned(t *testing.T) {
+func TestRetryOnConflictReturnsTheLastError(t *testing.T) {
 	t.Parallel()
 	conflict := apierrors.NewConflict(corev1.Resource("secrets"), "s", errors.New("it was changed"))
 	wrapped := fmt.Errorf("write secret: %w", &url.Error{Op: "Put", URL: "https://hub", Err: context.Canceled})
@@ -63,7 +63,7 @@ func TestOnConflictReturnsWhatTheLastTryReturned(t *testing.T) {
 	}
 }
 
-func TestOnConflictSaysThatARequestTimedOut(t *testing.T) {
+func TestRetryOnConflictReturnsATimeout(t *testing.T) {
 	t.Parallel()
 	answer := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-answer }))

@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// ToUnstructured returns a copy of obj, with its kind and without its status, for a write request. It leaves out the
-// fields that typed objects have and no client sets.
+// ToUnstructured returns a copy of obj, with its kind and without its status, for a write request. It omits
+// creationTimestamp, which typed objects can encode as null.
 func ToUnstructured(scheme *runtime.Scheme, obj client.Object) (*unstructured.Unstructured, error) {
 	gvk, err := apiutil.GVKForObject(obj, scheme)
 	if err != nil {

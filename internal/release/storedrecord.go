@@ -145,7 +145,7 @@ func (r *StoredRecord) reserve(ctx context.Context, result int64) error {
 }
 
 func memoryOfManifest(text string) int64 {
-	return kube.MemoryOfManifest(len(text), kube.CountNodes([]byte(text)))
+	return kube.MemoryOfManifest(len(text), kube.CountValues([]byte(text)))
 }
 
 func memoryOfHooks(hooks []*helm.Hook) (size int64) {

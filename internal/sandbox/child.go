@@ -138,7 +138,7 @@ func decodeMessage(in io.Reader) (response, error) {
 		return response{}, errMessageTooLarge
 	case err != nil:
 		return response{}, fmt.Errorf("read a message: %w", err)
-	case kube.CountNodesParsing(received.Output, 0) > maxValues || kube.CountNodesParsing(received.Callback, 0) > maxValues: // JSON has no aliases
+	case kube.CountValuesParsingUpTo(received.Output, 0) > maxValues || kube.CountValuesParsingUpTo(received.Callback, 0) > maxValues: // JSON has no aliases
 		return response{}, errTooManyValues
 	}
 	return received, nil

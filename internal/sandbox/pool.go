@@ -30,8 +30,8 @@ const (
 	// processors, the maximum is two calls for each processor. Without it, one tenant could start any number of children.
 	maxPerScope = 8
 	// maxMessage is the maximum size of a message of a child in bytes, and maxValues the maximum number of its values,
-	// which kube.CountNodes counts. A decoded message usually needs about six times its size, but one of many small values
-	// more memory than this process has.
+	// which kube.CountValues counts. A decoded message usually needs about six times its size, but one of many small
+	// values more memory than this process has.
 	maxMessage = 64 << 20
 	maxValues  = 4_000_000
 	// A call that exceeded a limit is not repeated for minPause, and for twice the former pause after each further

@@ -90,7 +90,7 @@ func (l *chartLimits) addFile(name string, data []byte, parents int) error {
 	}
 	switch path.Base(name) {
 	case "Chart.yaml", "Chart.lock", "values.yaml", "requirements.yaml", "requirements.lock":
-		if l.nodes -= kube.CountNodes(data); l.nodes < 0 {
+		if l.nodes -= kube.CountValues(data); l.nodes < 0 {
 			return fmt.Errorf("the files of the chart and its subcharts have more than %d values", maxChartNodes)
 		}
 	}

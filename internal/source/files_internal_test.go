@@ -141,7 +141,7 @@ func TestIndexesOfManyValues(t *testing.T) {
 	for i := range 100_000 {
 		fmt.Fprintf(&large, "  - apiVersion: v2\n    created: \"2026-01-01T00:00:00Z\"\n    description: a, b - c\n    digest: %064x\n    name: a\n    urls:\n    - https://example.com/a-1.0.%d.tgz\n    version: 1.0.%[1]d\n", i, i)
 	}
-	if nodes := kube.CountNodes([]byte(large.String())); nodes > maxIndexNodes*8/10 {
+	if nodes := kube.CountValues([]byte(large.String())); nodes > maxIndexNodes*8/10 {
 		t.Errorf("an index of 800,000 lines has %d values by this count", nodes)
 	}
 }

@@ -47,7 +47,7 @@ func checkProvenance(file []byte) error {
 		return nil // Helm reports it
 	}
 	for part := range bytes.SplitSeq(block.Plaintext, []byte("\n...\n")) { // as Helm does
-		if err := kube.CheckNodes(part); err != nil {
+		if err := kube.CheckValueCount(part); err != nil {
 			return err
 		}
 	}

@@ -207,7 +207,7 @@ func readManifest(ctx context.Context, opened *remote.Repository, reference stri
 
 // decodeManifest decodes a manifest of a registry. Its errors contain no text that the registry sent.
 func decodeManifest(raw []byte) (manifest ocispec.Manifest, err error) {
-	if kube.CountNodes(raw) > maxManifestNodes {
+	if kube.CountValues(raw) > maxManifestNodes {
 		return manifest, fmt.Errorf("it has more than %d values", maxManifestNodes)
 	}
 	if json.Unmarshal(raw, &manifest) != nil {

@@ -215,7 +215,7 @@ func (r *httpRepository) fetchIndex(ctx context.Context, known *index) (*index, 
 }
 
 func parseIndex(raw []byte) (*index, error) {
-	if kube.CountNodesParsing(raw, maxIndexNodes) > maxIndexNodes {
+	if kube.CountValuesParsingUpTo(raw, maxIndexNodes) > maxIndexNodes {
 		return nil, fmt.Errorf("the repository's index.yaml has more than %d values", maxIndexNodes)
 	}
 	unmarshal := func(raw []byte, into any) error { return yaml.Unmarshal(raw, into) }

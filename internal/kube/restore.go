@@ -15,7 +15,7 @@ import (
 )
 
 // DetectRestore wraps lw. A watch from a resourceVersion that the API server has not reached fails as expired, so that
-// the reflector lists again. Without it such a watch, after etcd was restored from a backup, would send no events. It
+// the reflector lists again. Otherwise, after etcd was restored from a backup, such a watch would send no events. It
 // costs one list with limit 1 per resumed watch. A watch that begins with a list needs no version.
 func DetectRestore(lw cache.ListerWatcher) *cache.ListWatch {
 	inner := cache.ToListerWatcherWithContext(lw)
@@ -33,7 +33,7 @@ func DetectRestore(lw cache.ListerWatcher) *cache.ListWatch {
 				if err != nil {
 					return nil, err
 				}
-				if err := isReached(opts.ResourceVersion, list); err != nil {
+				if err := checkReached(opts.ResourceVersion, list); err != nil {
 					return nil, err
 				}
 			}
@@ -69,8 +69,8 @@ func RelistOnWatchEnd(lw cache.ListerWatcher) *cache.ListWatch {
 	}
 }
 
-// isReached returns the error that makes a reflector list again if list is older than version.
-func isReached(version string, list runtime.Object) error {
+// checkReached returns an error that makes a reflector list again if list is older than version.
+func checkReached(version string, list runtime.Object) error {
 	accessor, err := meta.ListAccessor(list)
 	if err != nil {
 		return fmt.Errorf("read the version of a list: %w", err)

@@ -59,14 +59,14 @@ const (
 	// AnnotationLeftBehind on a SveltosCluster or Cluster that is being deleted lists the objects that stay on the member,
 	// as JSON.
 	AnnotationLeftBehind = "towline.dev/left-behind"
-	// AnnotationExchanged on an agent's Lease is the uid of the Secret to which the manifest's token is bound that the
-	// agent exchanged last.
+	// AnnotationExchanged on an agent's Lease is the uid of a Secret. The token of a manifest that the agent exchanged
+	// last is bound to this Secret.
 	AnnotationExchanged = "towline.dev/exchanged"
 	// AnnotationUnrequested on an agent's Lease lists, as JSON, the bundles that are on the member and have no group on
 	// the hub.
 	AnnotationUnrequested = "towline.dev/unrequested-bundles"
-	// AnnotationDecrypts on an agent's Lease is the holderIdentity of the agent if it can read encrypted content. An
-	// agent of an earlier version writes its own holderIdentity, and does not change the annotation.
+	// AnnotationDecrypts on an agent's Lease is the holderIdentity of the agent if it can read encrypted content. An agent
+	// of an earlier version writes its holderIdentity and does not change the annotation, so that the two differ.
 	AnnotationDecrypts = "towline.dev/decrypts-content"
 	// AnnotationWithdraw on a SveltosCluster or Cluster is a user's request to withdraw the objects of deleted
 	// ClusterSummaries: their names, separated by commas. The hub removes the annotation when they are withdrawn.
@@ -102,7 +102,7 @@ const (
 	// AnnotationRegistered on the Secret of a bootstrap token is the registered cluster: <name>/<id>.
 	AnnotationRegistered = "towline.dev/registered"
 	// AnnotationFirstUse on the Secret of a bootstrap token is the time (RFC 3339) of its first use. A Cluster that was
-	// registered with the token has it until the registration is complete.
+	// registered with the token also has the annotation until the registration is complete.
 	AnnotationFirstUse = "towline.dev/registered-since"
 )
 
@@ -112,7 +112,7 @@ const (
 	DeregisterForce  = "force"       // keep objects that cannot be reached or are not deleted in time
 	AgentOrderRemove = "remove"      // the agent must remove itself from the member
 	// DeregisterAbandon is added by the hub after the deadline of a deregistration by force. Objects that are not
-	// withdrawn then stay.
+	// withdrawn by then stay.
 	DeregisterAbandon = "abandon"
 )
 
