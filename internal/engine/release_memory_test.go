@@ -108,7 +108,7 @@ func TestAdoptionWithoutMemoryForTheRecordOfHelm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	release.SetStatus(record, common.StatusDeployed, "Install complete", time.Now(), time.Now())
+	release.SetInfo(record, common.StatusDeployed, "Install complete", time.Now(), time.Now())
 	if _, err := c.releases().Put(t.Context(), record); err != nil {
 		t.Fatal(err)
 	}

@@ -76,7 +76,7 @@ func (o *releaseOp) putReleaseRecord(ctx context.Context, item bundle.Item, stat
 	}
 	record := o.releaseRecord
 	record.Version = s.Revision
-	release.SetStatus(record, status, description, s.FirstDeployed, o.engine.now())
+	release.SetInfo(record, status, description, s.FirstDeployed, o.engine.now())
 	for _, h := range record.Hooks {
 		for _, run := range s.Hooks {
 			if run.Ref.Name == h.Name && run.Ref.Kind == h.Kind && slices.Contains(h.Events, run.Event) {

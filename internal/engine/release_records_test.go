@@ -110,7 +110,7 @@ func TestReleaseOfHelmIsAdoptedAsAnUpgrade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	release.SetStatus(record, common.StatusDeployed, "Install complete", time.Now(), time.Now())
+	release.SetInfo(record, common.StatusDeployed, "Install complete", time.Now(), time.Now())
 	if _, err := c.releases().Put(t.Context(), record); err != nil {
 		t.Fatal(err)
 	}

@@ -70,7 +70,7 @@ func (c *cluster) putRecordAt(at time.Time, item bundle.Item, revision int, stat
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	release.SetStatus(record, status, "by helm", at, at)
+	release.SetInfo(record, status, "by helm", at, at)
 	if _, err := c.releases().Put(c.t.Context(), record); err != nil {
 		c.t.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func (c *Clients) newAccessConfig(m Member, secret *corev1.Secret) (*rest.Config
 	if token == "" {
 		return nil, fmt.Errorf("spec.secretRef: secret %s has no key %q", a.Secret, clusterv1alpha1.SecretTokenKey)
 	}
-	// As with a kubeconfig, the member limits the rate.
+	// As with a kubeconfig, only the API server of the member limits the rate of requests.
 	config := &rest.Config{Host: endpoint.String(), BearerToken: token, QPS: -1}
 	if config.TLSClientConfig, err = tlsConfigOf(a, secret); err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func (c *Clients) newAccessConfig(m Member, secret *corev1.Secret) (*rest.Config
 	}
 	proxy, err := url.Parse(a.ProxyURL)
 	if err != nil || ValidateProxyURL(a.ProxyURL) != nil {
-		// The value is left out of the error, because it may contain a password.
+		// The error omits the value, which may contain a password.
 		return nil, errors.New("spec.proxyURL: not an http://, https:// or socks5:// address")
 	}
 	config.Proxy = http.ProxyURL(proxy)

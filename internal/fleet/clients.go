@@ -25,7 +25,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ErrPull is returned for the client configuration of a pull member, which accepts no connections.
+// ErrPull is the error of Clients.Config for a pull member, which accepts no connections.
 var ErrPull = errors.New("a pull member cannot be dialled")
 
 // Clients returns and caches the client configurations of push members. Create it with NewClients. Its methods may be
@@ -38,59 +38,59 @@ type Clients struct {
 	hubConfig *rest.Config
 	identity  IdentityPolicy
 	egress    *egress.Policy
-	// memory is for the responses of members, and recordMemory for the records on them.
-	memory, recordMemory *kube.ResponseMemory
+	// responseMemory limits the memory for the responses of members, and recordMemory the memory for the records on them.
+	responseMemory, recordMemory *kube.ResponseMemory
 
 	// mu guards cache.
 	mu    sync.Mutex
 	cache map[string]cachedConfig
 }
 
-// SecretReaders read the Secrets of the hub with the credentials of members.
+// SecretReaders read the Secrets on the hub that hold the credentials of members.
 type SecretReaders struct {
 	// Live reads Secrets from the API server.
 	Live client.Reader
-	// Metadata reads the metadata of all Secrets from a cache that a watch updates. Without it, Live reads the Secret for
-	// each configuration.
+	// Metadata reads the metadata of all Secrets from an informer cache. If it is nil, each call of Config reads the
+	// Secret from Live.
 	Metadata client.Reader
 }
 
-// cachedConfig is a configuration with its inputs. It is valid while the inputs are the same.
+// cachedConfig is a configuration with the inputs that it was built from. It is valid while they are the same.
 type cachedConfig struct {
 	config *rest.Config
-	// registration is Member.UID: a cluster that is registered again under the same name can be another one, while the
-	// cache of the metadata still has the former Secret.
+	// registration is Member.UID. A later registration under the same name can be of another cluster, while the cache of
+	// the metadata still has the Secret of the earlier one.
 	registration string
-	// secretUID and resourceVersion identify the version of the Secret, if there is one. key is the key of the kubeconfig.
+	// secretUID and resourceVersion identify the version of the Secret, if there is one. key is Member.KubeconfigKey.
 	secretUID       types.UID
 	resourceVersion string
 	key             string
-	// access is nil except for an access.
+	// access is Member.Access.
 	access *Access
-	// identity and authority (a certificate authority) are nil except for an identity.
+	// identity is Member.Identity, and authority the certificate authority for it, in PEM.
 	identity  *libv1beta1.WorkloadIdentity
 	authority []byte
 }
 
-// NewClients returns Clients that read Secrets through secrets. hubConfig is the configuration of the hub itself, for
-// the member HubNamespace/HubName. It must be nil if the hub does not register itself: otherwise a user who may create
-// this SveltosCluster gets the permissions of the hub. identity limits the members with a cloud identity. policy limits
-// the connections to all members but the hub.
+// NewClients returns Clients that read Secrets through secrets. hubConfig is the configuration for the hub itself, the
+// member HubNamespace/HubName. It must be nil if the hub does not register itself: otherwise a user who may create this
+// SveltosCluster gets the permissions of the hub. identity limits the members with a cloud identity. policy limits the
+// connections to all members but the hub.
 func NewClients(secrets SecretReaders, hubConfig *rest.Config, identity IdentityPolicy, policy *egress.Policy) *Clients {
 	responses, records := newResponseMemory()
-	return &Clients{secrets: secrets, hubConfig: hubConfig, identity: identity, egress: policy, memory: responses, recordMemory: records, cache: map[string]cachedConfig{}}
+	return &Clients{secrets: secrets, hubConfig: hubConfig, identity: identity, egress: policy, responseMemory: responses, recordMemory: records, cache: map[string]cachedConfig{}}
 }
 
 // Config returns the client configuration of m. It returns the same pointer until one of its inputs changes: the
 // kubeconfig, the identity and its certificate authority, or the access and its Secret. Copy it before changing it.
 //
-// It reads a Secret from the API server unless the cache of the metadata has the version that the configuration was
-// built from. So after a change or the deletion of a Secret, its former credentials are returned until the watch has
+// It reads a Secret from the API server unless the configuration was built from the version in the cache of the
+// metadata. So after a change or the deletion of a Secret, the former credentials are returned until the watch has
 // updated that cache. The member itself rejects credentials that were revoked.
 //
-// It fails with ErrPull for pull members. It also fails if the kubeconfig is missing, invalid, or refers to a program
-// or a file; if the identity is incomplete; or if the access is incomplete. Tokens of an identity are requested when
-// the configuration is used: requests fail while there is no token.
+// It fails with ErrPull for pull members. It also fails if the kubeconfig is missing or invalid, or refers to a program
+// or a file, or if the identity or the access is incomplete. Tokens of an identity are requested when the configuration
+// is used: requests fail while there is no token.
 func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 	if m.Mode == Pull {
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), ErrPull)
@@ -138,8 +138,8 @@ func (c *Clients) configFromKubeconfig(ctx context.Context, m Member) (*rest.Con
 	return config, nil
 }
 
-// currentConfig returns the cached configuration of m if it was built from the version of the Secret that the cache of
-// the metadata has. It returns nil if the Secret must be read.
+// currentConfig returns the cached configuration of m if it was built from the version of the Secret in the cache of
+// the metadata. It returns nil if the caller must read the Secret.
 func (c *Clients) currentConfig(ctx context.Context, m Member, secret types.NamespacedName) *rest.Config {
 	if c.secrets.Metadata == nil {
 		return nil
@@ -155,7 +155,7 @@ func (c *Clients) currentConfig(ctx context.Context, m Member, secret types.Name
 }
 
 // configOfVersion returns the cached configuration of m if it was built from this version of the Secret and from the
-// same other inputs, else nil. The caller must hold mu.
+// fields of m, else nil. The caller must hold mu.
 func (c *Clients) configOfVersion(m Member, secret metav1.Object) *rest.Config {
 	cached := c.cache[m.Key()]
 	if cached.registration != m.UID || cached.secretUID != secret.GetUID() || cached.resourceVersion != secret.GetResourceVersion() ||
@@ -195,8 +195,8 @@ func configFromSecret(secret *corev1.Secret, key string) (*rest.Config, error) {
 	return config, nil
 }
 
-// LoadKubeconfig decodes a kubeconfig of another party. It does not validate it: see ParseKubeconfig. Its error has a
-// line number, but no text of the kubeconfig. Errors of the YAML parser quote text, which can be a password.
+// LoadKubeconfig decodes an untrusted kubeconfig without validating it, see ParseKubeconfig. Its error has a line
+// number, but no text of the kubeconfig: errors of the YAML parser quote text, which can be a password.
 func LoadKubeconfig(raw []byte) (*clientcmdapi.Config, error) {
 	if err := kube.CheckValueCount(raw); err != nil {
 		return nil, err
@@ -212,9 +212,9 @@ func LoadKubeconfig(raw []byte) (*clientcmdapi.Config, error) {
 	return nil, fmt.Errorf("it is not a kubeconfig: there is an error in or near %s", line)
 }
 
-// ParseKubeconfig decodes and validates a kubeconfig of another party, and returns the configuration of its current
-// context. It fails if the kubeconfig would run a program, read a local file, or skip the verification of the server's
-// certificate.
+// ParseKubeconfig decodes and validates an untrusted kubeconfig, and returns the configuration of its current context.
+// It fails if the kubeconfig would run a program, read a local file, or skip the verification of the certificate of the
+// server.
 func ParseKubeconfig(raw []byte) (*rest.Config, error) {
 	parsed, err := LoadKubeconfig(raw)
 	if err != nil {
@@ -240,7 +240,7 @@ func ParseKubeconfig(raw []byte) (*rest.Config, error) {
 		return nil, errors.New("its server is not an https address")
 	}
 	config.Host = server.String()
-	// The member's priority and fairness limits the rate better than a client can.
+	// No client-side rate limit: the API priority and fairness of the member limits the rate better.
 	config.QPS = -1
 	return config, nil
 }
@@ -266,7 +266,7 @@ func checkCluster(cluster *clientcmdapi.Cluster) error {
 	return cmp.Or(ValidateProxyURL(cluster.ProxyURL), checkEmbedded("certificate-authority", cluster.CertificateAuthority))
 }
 
-// checkEmbedded returns an error if a field of a kubeconfig is the path of a file.
+// checkEmbedded returns an error if a field of a kubeconfig is the path of a file instead of embedded data.
 func checkEmbedded(field, path string) error {
 	if path == "" {
 		return nil

@@ -10,17 +10,16 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// MaxPullName is the maximal length, in bytes, of the name of a pull-mode cluster: the name is a label value, whose
-// length Kubernetes limits.
+// MaxPullName is the maximum length of the name of a pull-mode cluster, in bytes. The name is used as a label value.
 const MaxPullName = 63
 
-// maxNamespace is the maximal length, in bytes, of a namespace name.
+// maxNamespace is the maximum length of the name of a namespace, in bytes.
 const maxNamespace = 63
 
 // DeliveryNamespace returns the hub namespace with the groups and bundles of a pull-mode cluster. The annotation
-// kube.AnnotationDeliveryNS selects the cluster's own namespace or the derived namespace. isForeign is true if it names
-// another namespace, which a user who may only write SveltosClusters in one namespace must not reach: such a cluster is
-// refused, and its own namespace is returned.
+// kube.AnnotationDeliveryNS selects the own namespace of the cluster or the derived namespace. If it names another
+// namespace, isForeign is true and the own namespace is returned. Such a cluster is refused: a user who may only write
+// SveltosClusters in one namespace must not reach others.
 func DeliveryNamespace(c *libv1beta1.SveltosCluster) (namespace string, isForeign bool) {
 	derived := DerivedNamespace(c.Namespace, c.Name)
 	switch c.Annotations[kube.AnnotationDeliveryNS] {
@@ -46,8 +45,8 @@ func DerivedNamespace(namespace, cluster string) string {
 	return strings.Trim(name[:min(len(name), maxNamespace-hashLength-1)], "-") + "-" + suffix
 }
 
-// DeliveryHolder returns the value of kube.AnnotationDeliveryHolder on the delivery namespace of a cluster: the name of
-// the cluster if this is the cluster's own namespace, else the namespace and the name of the cluster.
+// DeliveryHolder returns the value of kube.AnnotationDeliveryHolder on the delivery namespace of a cluster: in the own
+// namespace of the cluster its name, otherwise its namespace and name.
 func DeliveryHolder(namespace, cluster, deliveryNamespace string) string {
 	if deliveryNamespace == namespace {
 		return cluster
@@ -55,19 +54,18 @@ func DeliveryHolder(namespace, cluster, deliveryNamespace string) string {
 	return namespace + "/" + cluster
 }
 
-// ContentKeySecret returns the name of the Secret in the delivery namespace with the key of a cluster's encrypted
-// content.
+// ContentKeySecret returns the name of the Secret in the delivery namespace with the content key of a cluster.
 func ContentKeySecret(cluster string) string { return cluster + "-sveltos-content-key" }
 
-// NameTooLong returns an error message if the name of a pull-mode cluster is too long for a registration, else "".
-func NameTooLong(c *libv1beta1.SveltosCluster) string {
+// ValidatePullName returns an error message if the name of a pull-mode cluster is too long for a registration, else "".
+func ValidatePullName(c *libv1beta1.SveltosCluster) string {
 	if !c.Spec.PullMode || len(c.Name) <= MaxPullName {
 		return ""
 	}
 	return longPullName
 }
 
-// Messages in Member.Refused about the name of a cluster or a foreign delivery namespace.
+// The values of Member.Refused for a name or namespace that is not allowed.
 const (
 	reservedNamespace = "metadata.namespace: namespaces that begin with " + clusterv1alpha1.ExecutionSpacePrefix + " are for Clusters of cluster.karmada.io"
 	longPullName      = "metadata.name: the name of a cluster in pull mode may have 63 characters at most"

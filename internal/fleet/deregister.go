@@ -15,8 +15,8 @@ import (
 )
 
 // RemoveDeregistration removes the annotations and the option that the hub itself writes during a deregistration, and
-// returns true if there were any. On a cluster that is not being deleted they come from a backup, and a later
-// deregistration would skip its first steps. The options of the user stay.
+// returns true if there were any. A cluster that is not being deleted has them only from a backup. They must be
+// removed, since a later deregistration would skip its first steps. The options of the user stay.
 func RemoveDeregistration(cluster metav1.Object) bool {
 	annotations := maps.Clone(cluster.GetAnnotations())
 	for _, key := range []string{kube.AnnotationAgentOrder, kube.AnnotationDeadline, kube.AnnotationLeftBehind} {
@@ -37,7 +37,7 @@ func RemoveDeregistration(cluster metav1.Object) bool {
 	return true
 }
 
-// AddDeregisterOptions adds options to the annotation kube.AnnotationDeregister of cluster, which the hub reads. It
+// AddDeregisterOptions adds options to the annotation kube.AnnotationDeregister of cluster, which the hub reads, and
 // updates cluster. hub must read from the API server.
 func AddDeregisterOptions(ctx context.Context, hub client.Client, cluster client.Object, options ...string) error {
 	existing := strings.FieldsFunc(cluster.GetAnnotations()[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
@@ -57,15 +57,16 @@ func AddDeregisterOptions(ctx context.Context, hub client.Client, cluster client
 }
 
 const (
-	// AgentLeft describes an agent that stays on its member.
+	// AgentLeft is the entry of ListLeftBehind for an agent that stays on its member.
 	AgentLeft = "the agent, in namespace " + kube.AgentNamespace
-	// maxLeft limits the list of what is left behind, in bytes. The annotations of an object may have 256 KiB.
+	// maxLeft limits the list of ListLeftBehind, in bytes. The annotations of an object may have 256 KiB.
 	maxLeft = 64 << 10
-	// moreLeft ends a list that was cut.
+	// moreLeft is the last entry of a list that was truncated.
 	moreLeft = "more than can be listed here"
 )
 
-// ListLeftBehind describes the objects that the hub has left on the member of a cluster that is deregistered by force.
+// ListLeftBehind returns descriptions of the objects that the hub has left on the member of a cluster that is
+// deregistered by force. cluster is the cluster object.
 func ListLeftBehind(cluster client.Object) []string {
 	var left []string
 	// Other parties can write this annotation.
@@ -75,8 +76,9 @@ func ListLeftBehind(cluster client.Object) []string {
 	return left
 }
 
-// RecordLeftBehind adds to the list of ListLeftBehind, before the cluster object is deleted, and returns the updated
-// object. It fails with a conflict if cluster has been changed since it was read. A list that is too long is truncated.
+// RecordLeftBehind adds entries to the list of ListLeftBehind, and returns the updated object. It must be called before
+// the cluster object is deleted. It fails with a conflict if cluster has been changed since it was read. A list that is
+// too long is truncated.
 func RecordLeftBehind[T client.Object](ctx context.Context, hub client.Client, cluster T, left ...string) (T, error) {
 	all := union(ListLeftBehind(cluster), left)
 	text, err := json.Marshal(all)
@@ -90,22 +92,22 @@ func RecordLeftBehind[T client.Object](ctx context.Context, hub client.Client, c
 	if len(all) == 0 || string(text) == cluster.GetAnnotations()[kube.AnnotationLeftBehind] {
 		return cluster, nil
 	}
-	noted := cluster.DeepCopyObject().(T)
+	updated := cluster.DeepCopyObject().(T)
 	annotations := maps.Clone(cluster.GetAnnotations())
 	if annotations == nil {
 		annotations = map[string]string{}
 	}
 	annotations[kube.AnnotationLeftBehind] = string(text)
-	noted.SetAnnotations(annotations)
+	updated.SetAnnotations(annotations)
 	// With the lock, concurrent calls do not overwrite each other's lists.
 	patch := client.MergeFromWithOptions(cluster, client.MergeFromWithOptimisticLock{})
-	if err := hub.Patch(ctx, noted, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+	if err := hub.Patch(ctx, updated, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return cluster, fmt.Errorf("note what is left behind on cluster %s: %w", client.ObjectKeyFromObject(cluster), err)
 	}
-	return noted, nil
+	return updated, nil
 }
 
-// union returns what is in a or in b, once each, in that order.
+// union returns the elements of a and then of b, without duplicates.
 func union(a, b []string) []string {
 	var all []string
 	for _, text := range slices.Concat(a, b) {

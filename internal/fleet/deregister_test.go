@@ -47,8 +47,8 @@ func TestRemoveDeregistration(t *testing.T) {
 	}
 }
 
-// TestLongListOfWhatIsLeftBehind: users can write the annotation with the list.
-func TestLongListOfWhatIsLeftBehind(t *testing.T) {
+// TestLongListOfLeftBehindIsTruncated: users can write the annotation with the list.
+func TestLongListOfLeftBehindIsTruncated(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 70<<10)
 	for name, tc := range map[string]struct{ annotation, want string }{

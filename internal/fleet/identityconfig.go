@@ -22,7 +22,7 @@ import (
 // AuthorityKey is the key of the PEM certificate authority in the Secret of an identity's caSecretRef.
 const AuthorityKey = "ca.crt"
 
-// configFromIdentity returns the client configuration of a member that is accessed with the hub's cloud identity.
+// configFromIdentity returns the client configuration of a member with an Identity.
 func (c *Clients) configFromIdentity(ctx context.Context, m Member) (*rest.Config, error) {
 	err := c.identity.checkNamespace(m.Namespace)
 	if err != nil {
@@ -53,16 +53,16 @@ func (c *Clients) configFromIdentity(ctx context.Context, m Member) (*rest.Confi
 	return config, nil
 }
 
-// authoritySecret returns the key of the Secret with the certificate authority of an identity, which is in the
-// namespace of the member.
+// authoritySecret returns the key of the Secret, in the namespace of the member, with the certificate authority for its
+// identity. The identity must have a CASecretRef.
 func authoritySecret(m Member) types.NamespacedName {
 	return types.NamespacedName{Namespace: m.Namespace, Name: m.Identity.CASecretRef.Name}
 }
 
-// readAuthority returns the Secret with the certificate authority of an identity, or an empty one for the system's
-// authorities. A Secret in another namespace than the member is an error: the author of a SveltosCluster could
-// otherwise learn which Secrets there have a certificate authority, as Secrets for TLS do. The errors are the same for
-// all Secrets without a certificate authority: the author may have no rights to see which Secrets exist.
+// readAuthority returns the Secret with the certificate authority of an identity. It returns an empty Secret if the
+// identity has none: the authorities of the system apply. The author of a SveltosCluster must not learn about Secrets
+// that he may not read. So the Secret must be in the namespace of the member, and all Secrets without a certificate
+// authority, also missing ones, have the same error.
 func (c *Clients) readAuthority(ctx context.Context, m Member) (*corev1.Secret, error) {
 	secret := &corev1.Secret{}
 	if m.Identity.CASecretRef == nil {
@@ -87,7 +87,7 @@ func (c *Clients) newIdentityConfig(m Member, authority []byte) (*rest.Config, e
 	if err != nil {
 		return nil, err
 	}
-	// Most endpoints of GKE are addresses, which Transport verifies with the GKE API.
+	// Most endpoints of GKE are IP addresses, which Transport verifies with the GKE API.
 	isKnown := c.identity.isKnownHost(w.Provider, endpoint.Hostname())
 	if !isKnown && w.Provider != libv1beta1.WorkloadIdentityGCP {
 		return nil, fmt.Errorf("spec.workloadIdentity.endpoint: %s is not a host of API servers of %s, and not in the hub's --workload-identity-hosts",

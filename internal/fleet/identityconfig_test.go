@@ -88,7 +88,7 @@ func TestConfigOfAnIdentityIsCached(t *testing.T) {
 	wantText(t, err, "spec.workloadIdentity.azure.tenantID is missing")
 }
 
-// TestIdentityPolicy checks who gets a connection with the cloud identity of the hub, and to which hosts.
+// TestIdentityPolicy checks which namespaces may use the cloud identity of the hub, and for which hosts.
 func TestIdentityPolicy(t *testing.T) {
 	t.Parallel()
 	aws := func(endpoint string) *libv1beta1.WorkloadIdentity {

@@ -21,15 +21,15 @@ type IdentityPolicy struct {
 	// Namespaces are the namespaces whose SveltosClusters may use the identity.
 	Namespaces []string
 	// Hosts are hosts of API servers that may get tokens in addition to the hosts of the cloud providers. *.example.com
-	// stands for all hosts of a domain, but not for example.com itself.
+	// stands for all subdomains, but not for example.com itself.
 	Hosts []string
 	// Transport returns the transport that sends the tokens: identity.Wrap. It is a field, so that agents do not link the
 	// libraries of the cloud providers.
 	Transport IdentityTransport
 }
 
-// IdentityTransport returns a wrapper that adds tokens of a cloud identity to the requests to endpoint. If
-// isUnverified is true, it first verifies with the provider that endpoint is a public one of the cluster.
+// IdentityTransport returns a wrapper that adds tokens of a cloud identity to the requests to endpoint. If isUnverified
+// is true, it first verifies with the provider that endpoint is a public endpoint of the cluster.
 type IdentityTransport func(w *libv1beta1.WorkloadIdentity, endpoint *url.URL, isUnverified bool) (transport.WrapperFunc, error)
 
 // Validate returns an error if a host has a port or is not a host.
@@ -50,19 +50,19 @@ func (p IdentityPolicy) checkNamespace(namespace string) error {
 	return fmt.Errorf("the cloud identity of the hub is not for clusters in namespace %s: it is not in the hub's --workload-identity-namespaces", namespace)
 }
 
-// isKnownHost returns whether host is safe to send a token to: it has a name that only the provider can assign, or the
-// operator of the hub has listed it.
+// isKnownHost returns whether a token may be sent to host: only the provider can assign its name, or the operator of
+// the hub has listed it.
 func (p IdentityPolicy) isKnownHost(provider libv1beta1.WorkloadIdentityProvider, host string) bool {
 	host = strings.TrimSuffix(strings.ToLower(host), ".")
 	if strings.Contains(host, ":") {
 		return false // an IPv6 address, whose zone can look like a domain
 	}
-	isNamed := slices.ContainsFunc(p.Hosts, func(allowed string) bool {
+	isListed := slices.ContainsFunc(p.Hosts, func(allowed string) bool {
 		domain, isDomain := strings.CutPrefix(strings.ToLower(allowed), "*")
 		return host == strings.ToLower(allowed) || isDomain && strings.HasSuffix(host, domain)
 	})
 	pattern := providerHosts()[provider]
-	return isNamed || pattern != nil && pattern.MatchString(host)
+	return isListed || pattern != nil && pattern.MatchString(host)
 }
 
 // providerHosts returns patterns for the names that providers give to API servers of clusters, and to nothing else.

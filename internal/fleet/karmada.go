@@ -17,8 +17,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// DefaultClusterNamespace is the namespace with the credentials of Clusters, on the hub and on the member, unless a
-// registration sets another one. It is Karmada's default.
+// DefaultClusterNamespace is the namespace with the credentials of Clusters, on the hub and on the member, unless the
+// registration sets another one. It is the default of Karmada.
 const DefaultClusterNamespace = "karmada-cluster"
 
 // ReasonTaken is the reason of the condition Ready of a Cluster whose ID belongs to an older Cluster.
@@ -27,8 +27,8 @@ const ReasonTaken = "ClusterIDTaken"
 // ExecutionSpace returns the hub namespace with the Works of a Cluster.
 func ExecutionSpace(cluster string) string { return clusterv1alpha1.ExecutionSpacePrefix + cluster }
 
-// ClusterOfExecutionSpace returns the name of the Cluster that an execution space belongs to; ok is false if namespace
-// is not an execution space.
+// ClusterOfExecutionSpace returns the name of the Cluster of an execution space. ok is false if namespace is not an
+// execution space.
 func ClusterOfExecutionSpace(namespace string) (cluster string, ok bool) {
 	cluster, ok = strings.CutPrefix(namespace, clusterv1alpha1.ExecutionSpacePrefix)
 	return cluster, ok && cluster != ""
@@ -75,14 +75,14 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 	}
 	if ref := c.Spec.SecretRef; ref != nil {
 		m.Access.Secret = types.NamespacedName{Namespace: ref.Namespace, Name: ref.Name}
-		// A registration uses one name for the namespaces on the hub and on the member.
+		// A registration uses the same name for the namespaces on the hub and on the member.
 		m.MemberNamespace = cmp.Or(ref.Namespace, m.MemberNamespace)
 	}
 	return m
 }
 
-// clusterRefusal returns the reason why nothing may be done to c, or "". A Cluster whose ID is taken is refused unless
-// it is being deleted: it may have been accepted before, so its deletion must be handled.
+// clusterRefusal returns Member.Refused for c. A Cluster whose ID is taken is not refused while it is being deleted: it
+// may have been accepted before, so its deletion must be handled.
 func clusterRefusal(c *clusterv1alpha1.Cluster) string {
 	ready := meta.FindStatusCondition(c.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 	switch {
@@ -94,7 +94,7 @@ func clusterRefusal(c *clusterv1alpha1.Cluster) string {
 	return ""
 }
 
-// apiVersionsOf converts APIs to the form of Member.APIVersions.
+// apiVersionsOf converts the APIs in a status to the form of Member.APIVersions.
 func apiVersionsOf(apis []clusterv1alpha1.APIEnablement) []string {
 	var served []string
 	for _, api := range apis {
@@ -107,8 +107,8 @@ func apiVersionsOf(apis []clusterv1alpha1.APIEnablement) []string {
 	return slices.Compact(served)
 }
 
-// stripCluster returns c without nodes and pods, the transition times of conditions, the taints that result from these,
-// and the annotation that only its registration reads.
+// stripCluster implements WithoutVolatileFields. It removes the nodes and pods, the transition times of conditions, the
+// taints that result from conditions, and an annotation that only the registration reads.
 func stripCluster(c *clusterv1alpha1.Cluster) *clusterv1alpha1.Cluster {
 	stripped := *c
 	stripped.SetGroupVersionKind(clusterv1alpha1.GroupVersion.WithKind(clusterv1alpha1.ClusterKind))

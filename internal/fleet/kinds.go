@@ -26,13 +26,13 @@ type kind struct {
 	resource  string
 	newObject func() client.Object
 	newList   func() client.ObjectList
-	// key returns the key of the object that declares a member; ok is false if no object can declare that member.
+	// key returns the key of the object that declares the member namespace/name. ok is false if no object can declare it.
 	key func(namespace, name string) (key types.NamespacedName, ok bool)
 	// namespace returns the namespace of the member that a reference names.
 	namespace func(ref corev1.ObjectReference) string
-	// member and strip expect an object of the kind.
-	member func(obj client.Object) Member
-	strip  func(obj client.Object) client.Object
+	// toMember implements FromObject, and stripVolatile WithoutVolatileFields. Both expect an object of the kind.
+	toMember      func(obj client.Object) Member
+	stripVolatile func(obj client.Object) client.Object
 }
 
 // kinds returns the kinds of objects that declare members.
@@ -61,9 +61,9 @@ func sveltosKind() kind {
 		key: func(namespace, name string) (types.NamespacedName, bool) {
 			return types.NamespacedName{Namespace: namespace, Name: name}, true
 		},
-		namespace: func(ref corev1.ObjectReference) string { return ref.Namespace },
-		member:    func(obj client.Object) Member { return FromSveltosCluster(obj.(*libv1beta1.SveltosCluster)) },
-		strip:     func(obj client.Object) client.Object { return stripSveltosCluster(obj.(*libv1beta1.SveltosCluster)) },
+		namespace:     func(ref corev1.ObjectReference) string { return ref.Namespace },
+		toMember:      func(obj client.Object) Member { return FromSveltosCluster(obj.(*libv1beta1.SveltosCluster)) },
+		stripVolatile: func(obj client.Object) client.Object { return stripSveltosCluster(obj.(*libv1beta1.SveltosCluster)) },
 	}
 }
 
@@ -76,13 +76,13 @@ func karmadaKind() kind {
 		key: func(namespace, name string) (types.NamespacedName, bool) {
 			return types.NamespacedName{Name: name}, namespace == ExecutionSpace(name)
 		},
-		namespace: func(ref corev1.ObjectReference) string { return ExecutionSpace(ref.Name) },
-		member:    func(obj client.Object) Member { return FromCluster(obj.(*clusterv1alpha1.Cluster)) },
-		strip:     func(obj client.Object) client.Object { return stripCluster(obj.(*clusterv1alpha1.Cluster)) },
+		namespace:     func(ref corev1.ObjectReference) string { return ExecutionSpace(ref.Name) },
+		toMember:      func(obj client.Object) Member { return FromCluster(obj.(*clusterv1alpha1.Cluster)) },
+		stripVolatile: func(obj client.Object) client.Object { return stripCluster(obj.(*clusterv1alpha1.Cluster)) },
 	}
 }
 
-// Kinds returns an empty object of each kind that declares members, in a constant order.
+// Kinds returns a new, empty object of each kind that declares members, in a constant order.
 func Kinds() []client.Object {
 	all := kinds()
 	objects := make([]client.Object, 0, len(all))
@@ -95,10 +95,10 @@ func Kinds() []client.Object {
 // FromObject converts an object that declares a member. It panics for any other object. The Member shares memory with
 // obj.
 func FromObject(obj client.Object) Member {
-	return kindOf(obj).member(obj)
+	return kindOfObject(obj).toMember(obj)
 }
 
-func kindOf(obj client.Object) kind {
+func kindOfObject(obj client.Object) kind {
 	switch obj.(type) {
 	case *libv1beta1.SveltosCluster:
 		return sveltosKind()
@@ -109,15 +109,15 @@ func kindOf(obj client.Object) kind {
 	}
 }
 
-// WithoutVolatileFields returns obj, which declares a member, without the fields that change all the time and matter
-// only to the controllers that write them. The result has its kind and API version, and shares memory with obj: it must
-// not be changed. It panics for objects that declare no member.
+// WithoutVolatileFields returns obj, which declares a member, without fields that change often and that only their
+// writers need. The result has its kind and API version, and shares memory with obj: it must not be changed. It panics
+// for objects that declare no member.
 func WithoutVolatileFields(obj client.Object) client.Object {
-	return kindOf(obj).strip(obj)
+	return kindOfObject(obj).stripVolatile(obj)
 }
 
-// Get returns a member and the object that declares it. They may be from hub's cache and must not be changed. It fails
-// with the API error NotFound if there is none, also for an unknown type.
+// Get returns a member and the object that declares it. They may be from the cache of hub and must not be changed. It
+// fails with the API error NotFound if the object does not exist or the type is unknown.
 func Get(ctx context.Context, hub client.Reader, memberType Type, namespace, name string) (Member, client.Object, error) {
 	obj, err := Object(ctx, hub, ID{Type: memberType, Namespace: namespace, Name: name})
 	if err != nil {
@@ -137,7 +137,7 @@ func Object(ctx context.Context, hub client.Reader, id ID) (client.Object, error
 		return nil, apierrors.NewNotFound(schema.GroupResource{Group: k.Group, Resource: k.resource}, id.Namespace+"/"+id.Name)
 	}
 	obj := k.newObject()
-	// A copy would be expensive: it is called for each event of a ClusterSummary.
+	// This function is called for each event of a ClusterSummary, so it does not copy the object.
 	if err := hub.Get(ctx, key, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("read cluster %s/%s: %w", id.Namespace, id.Name, err)
 	}
@@ -145,10 +145,10 @@ func Object(ctx context.Context, hub client.Reader, id ID) (client.Object, error
 }
 
 // Objects returns the objects that declare members and match options, sorted by type, namespace and name. They may be
-// from hub's cache and must not be changed.
+// from the cache of hub and must not be changed.
 func Objects(ctx context.Context, hub client.Reader, options ...client.ListOption) ([]client.Object, error) {
 	var objects []client.Object
-	options = append(slices.Clone(options), client.UnsafeDisableDeepCopy) // copies of many clusters would be expensive
+	options = append(slices.Clone(options), client.UnsafeDisableDeepCopy) // copies of many clusters need much memory
 	all := kinds()
 	for _, t := range slices.Sorted(maps.Keys(all)) {
 		list := all[t].newList()
@@ -168,7 +168,7 @@ func Objects(ctx context.Context, hub client.Reader, options ...client.ListOptio
 	return objects, nil
 }
 
-// List returns the members that match options, in the order of Objects. They must not be changed.
+// List returns the members whose objects match options, in the order of Objects. They must not be changed.
 func List(ctx context.Context, hub client.Reader, options ...client.ListOption) ([]Member, error) {
 	objects, err := Objects(ctx, hub, options...)
 	if err != nil {
@@ -181,13 +181,14 @@ func List(ctx context.Context, hub client.Reader, options ...client.ListOption) 
 	return members, nil
 }
 
-// FromReference returns the ID of the member that ref names; ok is false if ref names an object of another kind.
-// Without a kind it names a SveltosCluster.
-func FromReference(ref corev1.ObjectReference) (id ID, ok bool) {
+// IDFromReference returns the ID of the member that ref names. ok is false if ref names another kind of object. A
+// reference without a kind names a SveltosCluster.
+func IDFromReference(ref corev1.ObjectReference) (id ID, ok bool) {
 	kindName := cmp.Or(ref.Kind, libv1beta1.SveltosClusterKind)
 	version := schema.FromAPIVersionAndKind(ref.APIVersion, kindName)
 	for t, k := range kinds() {
-		// A SveltosCluster needs no API version. A Cluster does, because Cluster API has a kind of the same name.
+		// The API version may be missing for a SveltosCluster, but not for a Cluster: Cluster API has a kind of the same
+		// name.
 		if k.Kind == kindName && (k.Group == version.Group || t == TypeSveltos && ref.APIVersion == "") {
 			return ID{Type: t, Namespace: k.namespace(ref), Name: ref.Name}, true
 		}

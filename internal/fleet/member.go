@@ -13,11 +13,11 @@ type Mode string
 const (
 	Push Mode = "Push" // the hub connects to the member
 	Pull Mode = "Pull" // an agent in the member connects to the hub
-	// Local is the mode of Member.OnHub. No cluster object has it.
+	// Local is the mode of the result of Member.OnHub. No cluster object has it.
 	Local Mode = "Local"
 )
 
-// Type is the kind of a member, with the values of ClusterSummary's clusterType.
+// Type is the kind of the cluster object. Its values are the values of clusterType in a ClusterSummary.
 type Type string
 
 // The types of members.
@@ -39,11 +39,11 @@ type Member struct {
 	Down        bool
 	DownMessage string
 	Paused      bool
-	// Refused is a message about a field of the cluster object that Towline does not support or accept, so that it must
-	// not touch the cluster; "" if there is none.
+	// Refused is a message about a field of the cluster object that Towline does not support or accept, "" for none.
+	// Nothing is done on a refused cluster.
 	Refused string
-	// HasFinalizer is true once the hub has set its finalizer (and, on a Cluster, the ID of the hub), so that deployed
-	// objects can be removed before the cluster object.
+	// HasFinalizer is true once the hub has set its finalizer (and, on a Cluster, the ID of the hub). Before that nothing
+	// is deployed: it could not be removed before the cluster object.
 	HasFinalizer bool
 	// Deleting is true while the cluster is being deregistered. The next three fields are options of the deregistration.
 	// KeepAddons keeps the deployed objects. With Forced the hub does not wait for an unreachable cluster. Abandoned is
@@ -54,29 +54,28 @@ type Member struct {
 	Abandoned  bool
 	// Shard is the shard of hubs that manages the cluster; "" is the default shard.
 	Shard string
-	// IsSharded is true if the cluster belongs to a shard other than the default one, or did so before. Its objects can
-	// have the label of another shard, so that the cache of the hub lacks them.
+	// IsSharded is true if the cluster belongs to a shard other than the default one, or did so before. Its
+	// ClusterSummaries and ConfigurationGroups can have the label of another shard. Then the cache of the hub lacks them.
 	IsSharded bool
 	// KubernetesVersion is the gitVersion of the member; "" until known.
 	KubernetesVersion string
 	// APIVersions are the served APIs, as "group/version" and "group/version/Kind"; empty until known.
 	APIVersions []string
-	// DeliveryNamespace is the hub namespace of a pull member's groups and bundles.
+	// DeliveryNamespace is the hub namespace with the groups and bundles of a pull member; "" for a push member.
 	DeliveryNamespace string
-	// KubeconfigSecret and KubeconfigKey are the Secret in Namespace, and its key, with the kubeconfig of a push
-	// member. An empty key stands for the first key in alphabetical order.
+	// KubeconfigSecret is the Secret in Namespace with the kubeconfig of a push member, and KubeconfigKey is its key. An
+	// empty key stands for the first key in alphabetical order.
 	KubeconfigSecret string
 	KubeconfigKey    string
-	// Identity is set for push members that are accessed with the hub's cloud identity; nil for members with a
-	// kubeconfig.
+	// Identity is set for push members that the hub accesses with its cloud identity; nil for all others.
 	Identity *libv1beta1.WorkloadIdentity
 	// Access is set for push members of TypeKarmada; nil for all others.
 	Access *Access
-	// MemberNamespace is the namespace on the member that has the inventories.
+	// MemberNamespace is the namespace with the inventories on the member.
 	MemberNamespace string
-	// Scope and Hub are written to the inventories and the labels of deployed objects, to separate them from the objects
-	// of earlier registrations and of other hubs: they are the UID of the cluster object and the ID of the hub. Both are
-	// empty for members of TypeSveltos.
+	// Scope is the UID of the cluster object, and Hub is the ID of the hub. Both are written to the inventories and the
+	// labels of deployed objects, to distinguish these from the objects of earlier registrations and of other hubs. Both
+	// are empty for members of TypeSveltos.
 	Scope string
 	Hub   string
 	// UID is the UID of the cluster object, for both types. Another registration under the same name has another UID.
@@ -85,7 +84,8 @@ type Member struct {
 
 // Access is the information to connect to a Cluster.
 type Access struct {
-	// Server is the URL of the API server. ProxyURL is the URL of a proxy, or "", and ProxyHeader its headers.
+	// Server is the URL of the API server. ProxyURL is the URL of a proxy, "" for none, and ProxyHeader has the headers
+	// for it.
 	Server      string
 	ProxyURL    string
 	ProxyHeader map[string]string
@@ -95,7 +95,7 @@ type Access struct {
 	Secret types.NamespacedName
 }
 
-// ID identifies a member while it is registered.
+// ID identifies a member while it is registered. It is comparable, for use as a map key.
 type ID struct {
 	Type      Type
 	Namespace string
@@ -109,8 +109,8 @@ func (m Member) ID() ID { return ID{Type: m.Type, Namespace: m.Namespace, Name: 
 // is refused.
 func (m Member) Key() string { return m.Namespace + "/" + m.Name }
 
-// OnHub returns m with the mode Local: the target of what is deployed for m to the cluster of the hub, which needs
-// neither an agent nor a connection to m.
+// OnHub returns m with the mode Local: the target for objects that a profile of m deploys to the cluster of the hub.
+// That needs neither an agent nor a connection to m.
 func (m Member) OnHub() Member {
 	m.Mode = Local
 	return m
@@ -119,8 +119,8 @@ func (m Member) OnHub() Member {
 // String returns "type namespace/name".
 func (i ID) String() string { return string(i.Type) + " " + i.Namespace + "/" + i.Name }
 
-// CredentialsSecret returns "namespace/name" of the Secret with the token, with the kubeconfig, or with the certificate
-// authority of the identity of a push member. It returns "" if there is no such Secret.
+// CredentialsSecret returns "namespace/name" of the Secret with the credentials of a push member: the token, the
+// kubeconfig, or the certificate authority for its identity. It returns "" if there is none.
 func (m Member) CredentialsSecret() string {
 	switch {
 	case m.Access != nil && m.Access.Secret.Name != "":

@@ -18,21 +18,21 @@ import (
 type Facts struct {
 	// Version is the gitVersion.
 	Version string
-	// APIVersions are the served APIs, as "group/version" and "group/version/Kind", sorted. There are no more than
-	// kube.MaxAPIs, and no more text than kube.MaxAPIText.
+	// APIVersions are the served APIs, as "group/version" and "group/version/Kind", sorted. Their number is at most
+	// kube.MaxAPIs, and their text at most kube.MaxAPIText.
 	APIVersions []string
 	// Complete is false if APIVersions lacks an aggregated API that did not answer.
 	Complete bool
 }
 
-// maxVersion is the maximum length of a version, as in the status of a SveltosCluster.
+// maxVersion is the maximum length of a version in bytes, as in the status of a SveltosCluster.
 const maxVersion = 256
 
 // Probe reads the version and the APIs of the cluster behind cfg. It fails if the cluster is unreachable or denies
 // access, or if ctx ends.
 func Probe(ctx context.Context, cfg *rest.Config) (Facts, error) {
 	cfg = rest.CopyConfig(cfg)
-	// The discovery client takes no context, so the end of ctx reaches it as a timeout.
+	// The discovery client takes no context, so the deadline of ctx becomes its timeout.
 	if end, ok := ctx.Deadline(); ok {
 		cfg.Timeout = max(time.Until(end), time.Millisecond)
 	}

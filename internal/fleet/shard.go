@@ -20,12 +20,12 @@ import (
 // do not have it.
 const LabelShard = "towline.dev/shard"
 
-// BeingLabelled is the value of kube.AnnotationLabelledShard while a hub changes the labels. It is not a valid shard
-// key.
+// BeingLabelled is the value of kube.AnnotationLabelledShard while a hub changes the shard labels of the objects of a
+// cluster. It is not a valid shard key.
 const BeingLabelled = "-"
 
-// Shard is the name of the hubs that manage the same part of the fleet; "" is the default shard, which also manages the
-// fleet as a whole.
+// Shard is the key of a part of the fleet, and of the hubs that manage it. "" is the default shard, which also manages
+// the fleet as a whole.
 type Shard string
 
 // IsDefault returns true for the default shard.
@@ -47,13 +47,14 @@ func (s Shard) SeesAll(cluster client.Object) bool {
 	return s.Serves(cluster) && s.HasLabelled(cluster)
 }
 
-// HasLabelled returns true if the objects of cluster have the label of the shard, whatever shard manages it.
+// HasLabelled returns true if the objects of cluster have the label of the shard, even if another shard manages
+// cluster.
 func (s Shard) HasLabelled(cluster client.Object) bool {
 	labelled, ok := cluster.GetAnnotations()[kube.AnnotationLabelledShard]
 	return labelled == string(s) && (ok || s.IsDefault())
 }
 
-// isSharded returns Member.IsSharded.
+// isSharded returns the value of Member.IsSharded.
 func isSharded(cluster client.Object) bool {
 	_, isLabelled := cluster.GetAnnotations()[kube.AnnotationLabelledShard]
 	return isLabelled || !Shard("").Serves(cluster)
@@ -100,8 +101,8 @@ func (s Shard) Selector() labels.Selector {
 	return labels.NewSelector().Add(*requirement)
 }
 
-// Predicate admits events of clusters that the shard manages, including the event of a cluster that has left it. The
-// controller must check Serves again.
+// Predicate admits events of clusters that the shard manages, and the event of a cluster that leaves it: the controller
+// must check Serves again.
 func (s Shard) Predicate() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(e event.CreateEvent) bool { return s.Serves(e.Object) },

@@ -13,7 +13,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// The hub registers itself as the member HubNamespace/HubName.
+// The hub registers its own cluster as the member HubNamespace/HubName.
 const (
 	HubNamespace = "mgmt"
 	HubName      = "mgmt"
@@ -65,7 +65,7 @@ func FromSveltosCluster(c *libv1beta1.SveltosCluster) Member {
 	return m
 }
 
-// hasDeregisterOption returns true if c is being deleted with this option.
+// hasDeregisterOption returns true if c is being deleted and its deregistration has this option.
 func hasDeregisterOption(c metav1.Object, option string) bool {
 	options := strings.Split(c.GetAnnotations()[kube.AnnotationDeregister], ",")
 	return c.GetDeletionTimestamp() != nil && slices.Contains(options, option)
@@ -74,7 +74,7 @@ func hasDeregisterOption(c metav1.Object, option string) bool {
 // KubeconfigSecretName returns the default name of the Secret with the kubeconfig of a cluster.
 func KubeconfigSecretName(cluster string) string { return cluster + "-sveltos-kubeconfig" }
 
-// IsHub returns true if m is the hub itself.
+// IsHub returns true if m is the cluster of the hub itself.
 func (m Member) IsHub() bool {
 	return m.Namespace == HubNamespace && m.Name == HubName && m.Mode == Push
 }
@@ -89,28 +89,28 @@ func PlainVersion(gitVersion string) string {
 	return fmt.Sprintf("v%d.%d.%d", v.Major(), v.Minor(), v.Patch())
 }
 
-// RefusedSuffix ends a Member.Refused about an unsupported field.
+// RefusedSuffix is the end of Member.Refused for an unsupported field.
 const RefusedSuffix = " is not supported yet"
 
-// overrideSuffix ends the annotations that name a ConfigMap with patches for one of Sveltos's agents. Towline has only
+// overrideSuffix is the end of annotations that name a ConfigMap with patches for an agent of Sveltos. Towline has only
 // the agent of libv1beta1.AgentConfigAnnotation.
 const overrideSuffix = "/config-override-ref"
 
-// IsRefusal returns true if message is a value of Member.Refused of a SveltosCluster.
+// IsRefusal returns true if message can be Member.Refused of a SveltosCluster.
 func IsRefusal(message string) bool {
 	return message == longPullName || message == foreignDelivery || message == reservedNamespace || strings.HasSuffix(message, RefusedSuffix)
 }
 
-// sveltosRefusal returns a message about the first unsupported field or annotation of c, or "".
+// sveltosRefusal returns Member.Refused for c: a message about the first unsupported field or annotation, or "".
 func sveltosRefusal(c *libv1beta1.SveltosCluster) string {
 	if _, reserved := ClusterOfExecutionSpace(c.Namespace); reserved {
 		return reservedNamespace
 	}
 	if c.Spec.PullMode {
-		if long := NameTooLong(c); long != "" {
-			return long
+		if message := ValidatePullName(c); message != "" {
+			return message
 		}
-		if _, foreign := DeliveryNamespace(c); foreign {
+		if _, isForeign := DeliveryNamespace(c); isForeign {
 			return foreignDelivery
 		}
 	}
@@ -129,8 +129,9 @@ func sveltosRefusal(c *libv1beta1.SveltosCluster) string {
 	return ""
 }
 
-// stripSveltosCluster returns c without heartbeats, failure counters, conditions, and the results of an agent's checks.
-// The hub derives the failure message and the connection status from these fields, and both stay.
+// stripSveltosCluster implements WithoutVolatileFields. It removes heartbeats, failure counters, conditions, and the
+// results of the checks of an agent. The failure message and the connection status, which the hub derives from them,
+// stay.
 func stripSveltosCluster(c *libv1beta1.SveltosCluster) *libv1beta1.SveltosCluster {
 	stripped := *c
 	stripped.SetGroupVersionKind(libv1beta1.GroupVersion.WithKind(libv1beta1.SveltosClusterKind))

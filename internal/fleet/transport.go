@@ -23,7 +23,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// These are the values of client-go, whose transport supports neither an egress policy nor proxy headers.
+// These values are the same as in client-go, whose transport supports neither an egress policy nor proxy headers.
 const (
 	dialTimeout      = 30 * time.Second
 	handshakeTimeout = 10 * time.Second
@@ -33,27 +33,26 @@ const (
 // maxErrorBody limits the body of an error response, in bytes. API servers send less than a KiB.
 const maxErrorBody = 1 << 20
 
-// maxHeader limits the header of a response, in bytes. API servers send less than a KiB.
+// maxHeader limits the headers of a response, in bytes. API servers send less than a KiB.
 const maxHeader = 256 << 10
 
-// minMemory is the minimum of the memory for the responses of all members, and of that for their records and counters,
-// in bytes.
-// maxMemory is the maximum for the responses.
+// minMemory is the minimum, in bytes, of the memory for the responses of all members, and of the memory for their
+// records and counters. maxMemory is the maximum for the responses.
 const (
 	minMemory = 256 << 20
 	maxMemory = 1 << 30
 )
 
 // newResponseMemory returns the memory for the responses of all members, and for their records and counters. Each is a
-// quarter of the memory limit of this process, which hub.Run sets to a half of GOMEMLIMIT. SetMemoryLimit(-1) returns
-// the limit without a change.
+// quarter of the memory limit of this process, which hub.Run sets to half of GOMEMLIMIT. SetMemoryLimit(-1) only
+// returns the limit.
 func newResponseMemory() (responses, records *kube.ResponseMemory) {
 	quarter := max(minMemory, debug.SetMemoryLimit(-1)/4)
 	return kube.NewResponseMemory(min(maxMemory, quarter)), kube.NewResponseMemory(quarter)
 }
 
-// uncountedRecordMemory is how much memory the records of a member can have without a reservation, in bytes. The
-// records of 6,000 objects need about as much.
+// uncountedRecordMemory is the memory that the records of a member can use without a reservation, in bytes. The records
+// of 6,000 objects need about as much.
 const uncountedRecordMemory = 8 << 20
 
 // ReserveRecordMemory returns a Reservation for the records of a member. The caller must close it.
@@ -61,7 +60,7 @@ func (c *Clients) ReserveRecordMemory(m Member) *kube.Reservation {
 	return c.recordMemory.Reserve(m.Namespace, uncountedRecordMemory)
 }
 
-// uncountedCounterMemory is how much memory the counters of nodes and pods of a member can have without a reservation,
+// uncountedCounterMemory is the memory that the counters of nodes and pods of a member can use without a reservation,
 // in bytes. 5,000 pods need less.
 const uncountedCounterMemory = 2 << 20
 
@@ -70,15 +69,15 @@ func (c *Clients) ReserveCounterMemory(m Member) *kube.Reservation {
 	return c.recordMemory.Reserve(m.Namespace, uncountedCounterMemory)
 }
 
-// LimitConnections replaces the transport of config with a transport that applies the egress policy, limits the memory
-// for responses, and hides errors that are not from an API server. The member belongs to namespace. Copies of config
-// share the transport.
+// LimitConnections replaces the transport of config. The new one applies the egress policy, limits the memory for
+// responses, and hides errors that are not from an API server. namespace is the namespace of the member. Copies of
+// config share the transport.
 func (c *Clients) LimitConnections(config *rest.Config, namespace string) error {
 	return c.setTransport(config, namespace, nil)
 }
 
-// setTransport is LimitConnections with headers for the proxy of config. It does not set Dial in config, for which
-// client-go would create a transport per client.
+// setTransport is LimitConnections with headers for the proxy of config. It does not set Dial in config, because
+// client-go would then create a transport per client.
 func (c *Clients) setTransport(config *rest.Config, namespace string, proxyHeader http.Header) error {
 	tlsConfig, err := rest.TLSConfigFor(config)
 	if err != nil {
@@ -94,31 +93,31 @@ func (c *Clients) setTransport(config *rest.Config, namespace string, proxyHeade
 		TLSHandshakeTimeout:    handshakeTimeout,
 		MaxIdleConnsPerHost:    maxIdlePerHost,
 		MaxResponseHeaderBytes: maxHeader,
-		// What the hub does not read at once, because it waits for memory, is in these buffers.
+		// These buffers hold the part of a response that the hub does not read yet, because it waits for memory.
 		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: 256 << 10, MaxReceiveBufferPerConnection: 1 << 20},
 	}
-	prefix := ""
+	pathPrefix := ""
 	if server, _, err := rest.DefaultServerUrlFor(config); err == nil {
-		prefix = strings.TrimSuffix(server.Path, "/")
+		pathPrefix = strings.TrimSuffix(server.Path, "/")
 	}
 	limited := c.egress.Transport(utilnet.SetTransportDefaults(transport), &net.Dialer{Timeout: dialTimeout, KeepAlive: dialTimeout})
 	config.TLSClientConfig, config.Proxy = rest.TLSClientConfig{}, nil
-	config.Transport = memberTransport{Transport: limited, prefix: prefix, memory: c.memory, namespace: namespace}
+	config.Transport = memberTransport{Transport: limited, pathPrefix: pathPrefix, memory: c.responseMemory, namespace: namespace}
 	if c.Wrap != nil {
 		config.Wrap(c.Wrap)
 	}
 	return nil
 }
 
-// memberTransport limits the memory for responses, and replaces the body of an error response unless the body is a
-// Status of Kubernetes. client-go makes the body a part of the error, and the hub writes the error to the status of the
-// cluster. Otherwise a user could read the responses of internal servers by registering their addresses as clusters, or
-// by a cluster that redirects to them.
+// memberTransport limits the memory for responses, and replaces the body of an error response that is not a Status of
+// Kubernetes. client-go includes the body in the error, and the hub writes the error to the status of the cluster.
+// Without the replacement, a user could register an internal server as a cluster, or a cluster that redirects to it,
+// and read its responses.
 type memberTransport struct {
 	egress.Transport
-	// prefix is the path of the API server's URL.
-	prefix string
-	memory *kube.ResponseMemory
+	// pathPrefix is the path in the URL of the API server.
+	pathPrefix string
+	memory     *kube.ResponseMemory
 	// namespace is the namespace of the member.
 	namespace string
 }
@@ -133,7 +132,7 @@ func (t memberTransport) RoundTrip(request *http.Request) (*http.Response, error
 		response.Body.Close()
 		return nil, fmt.Errorf("the server answered %d %s: it redirects, which API servers do not; use the address to which it redirects", response.StatusCode, http.StatusText(response.StatusCode))
 	}
-	path := strings.TrimPrefix(request.URL.Path, t.prefix)
+	path := strings.TrimPrefix(request.URL.Path, t.pathPrefix)
 	content := contentOf(request, path)
 	switch {
 	case response.StatusCode == http.StatusSwitchingProtocols:
@@ -152,8 +151,8 @@ func (t memberTransport) RoundTrip(request *http.Request) (*http.Response, error
 		if isObjectPath(path) {
 			response.Body = kube.RequireObject(response.Body)
 		}
-		// As YAML, which client-go would decode too, the same body can be another object. The parameters of JSON are for
-		// aggregated discovery.
+		// client-go decodes the body by its media type, also as YAML. As YAML it could be another object than the one that
+		// was checked as JSON. The parameters of a JSON media type are for aggregated discovery, and stay.
 		if mediaType, _, err := mime.ParseMediaType(response.Header.Get("Content-Type")); content != kube.ContentText && (err != nil || mediaType != runtime.ContentTypeJSON) {
 			response.Header.Set("Content-Type", runtime.ContentTypeJSON)
 		}
@@ -161,7 +160,7 @@ func (t memberTransport) RoundTrip(request *http.Request) (*http.Response, error
 	return response, nil
 }
 
-// replaceError replaces the body of an error response for a path, if it is not a Status of Kubernetes.
+// replaceError replaces the body of an error response for a path if it is not a Status of Kubernetes.
 func (t memberTransport) replaceError(path string, response *http.Response) error {
 	limited := t.memory.Limit(response.Body, t.namespace, kube.ContentText)
 	defer limited.Close()
@@ -176,7 +175,7 @@ func (t memberTransport) replaceError(path string, response *http.Response) erro
 	return nil
 }
 
-// contentOf returns what the response to a request must have.
+// contentOf returns the kind of content that the response to a request must have.
 func contentOf(request *http.Request, path string) kube.Content {
 	switch {
 	case podLogs.MatchString(path) || isHealthPath(path):
@@ -187,8 +186,8 @@ func contentOf(request *http.Request, path string) kube.Content {
 	return kube.ContentObjects
 }
 
-// withoutProtobuf returns request with an Accept header without Protobuf, which clients of metadata prefer: only values
-// of JSON are counted. A kube.ResponseMemory refuses responses that are Protobuf nevertheless.
+// withoutProtobuf returns request without Protobuf in its Accept header, which clients of metadata prefer: only the
+// memory of JSON can be limited. A kube.ResponseMemory rejects a response in Protobuf.
 func withoutProtobuf(request *http.Request) *http.Request {
 	accept := request.Header.Get("Accept")
 	if !strings.Contains(accept, runtime.ContentTypeProtobuf) {
@@ -214,7 +213,7 @@ func isStatus(body []byte) bool {
 	return json.Unmarshal(body, &kind) == nil && kind.Kind == "Status" && kind.APIVersion == "v1"
 }
 
-// The paths of objects and lists of an API server, and of the logs of pods, which are text.
+// objectPaths matches the paths of objects and lists of an API server, and podLogs the paths of logs, which are text.
 var (
 	objectPaths = regexp.MustCompile(`^(/api/v1|/apis/[^/]+/[^/]+)/.`)
 	podLogs     = regexp.MustCompile(`^/api/v1/namespaces/[^/]+/pods/[^/]+/log$`)

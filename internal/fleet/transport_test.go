@@ -35,7 +35,7 @@ func TestResponsesOfMembersAreLimited(t *testing.T) {
 	}
 }
 
-// TestContentOfMembers reads responses that need more memory than their text, or than what was requested needs.
+// TestContentOfMembers reads responses that need more memory than their text, or than the requested content.
 func TestContentOfMembers(t *testing.T) {
 	t.Parallel()
 	const metadataOnly = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"

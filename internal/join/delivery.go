@@ -38,7 +38,7 @@ func holderOf(r Request, namespace string) string {
 // checkDelivery refuses a cluster whose name does not fit into labels, or whose annotation names the namespace of
 // others.
 func checkDelivery(cluster *libv1beta1.SveltosCluster) error {
-	if long := fleet.NameTooLong(cluster); long != "" {
+	if long := fleet.ValidatePullName(cluster); long != "" {
 		return errors.New(long)
 	}
 	if _, foreign := fleet.DeliveryNamespace(cluster); foreign {

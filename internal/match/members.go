@@ -32,7 +32,7 @@ func NewSelection(spec *configv1beta1.ProfileSpec, namespace string) (Selection,
 	clusterRefs := make(map[fleet.ID]bool, len(spec.ClusterRefs))
 	for _, ref := range spec.ClusterRefs {
 		ref.Namespace = cmp.Or(ref.Namespace, namespace)
-		if id, ok := fleet.FromReference(ref); ok {
+		if id, ok := fleet.IDFromReference(ref); ok {
 			clusterRefs[id] = true
 		}
 	}
@@ -89,7 +89,7 @@ func Refs(members []fleet.Member) []corev1.ObjectReference {
 func UnsupportedRefs(spec configv1beta1.ProfileSpec) []string {
 	var fields []string
 	for i, ref := range spec.ClusterRefs {
-		if _, ok := fleet.FromReference(ref); !ok {
+		if _, ok := fleet.IDFromReference(ref); !ok {
 			fields = append(fields, fmt.Sprintf("spec.clusterRefs[%d].kind", i))
 		}
 	}

@@ -5,7 +5,9 @@
 // the manifest and the hooks. Every user who may write Secrets can change it, so a record is untrusted input.
 //
 // The engine decides when a record is written; this package only converts and stores it:
-//   - NewRecord makes a record of a Helm item of a bundle. StoredRecord is a record that was read, with limited memory.
-//   - Hook describes a hook by its annotations, ForEvent sorts the hooks of an event.
-//   - Store lists, reads, writes and deletes the records of one cluster.
+//   - NewRecord converts a Helm item of a bundle to a record (record.go).
+//   - Hook describes a hook by its annotations, and ForEvent sorts the hooks of an event (hook.go).
+//   - Store lists, reads, writes and deletes the records of one cluster. Entry is the metadata of a record (store.go).
+//   - StoredRecord is a record that Store has read, within a limit of memory (storedrecord.go).
+//   - Rendering has the revision and the operation that the templates of a revision read (rendering.go).
 package release

@@ -12,13 +12,13 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// Hook is a hook of a release, as its annotations describe it (https://helm.sh/docs/topics/charts_hooks).
+// Hook is a hook of a release with the values of its annotations (https://helm.sh/docs/topics/charts_hooks).
 type Hook struct {
 	Object *unstructured.Unstructured
 	Path   string // of the template
 	Events []helm.HookEvent
 	Weight int
-	// DeletePolicies is before-hook-creation if the hook names none, as in Helm.
+	// DeletePolicies is before-hook-creation if the hook has no policy, as in Helm.
 	DeletePolicies []helm.HookDeletePolicy
 }
 
@@ -54,8 +54,8 @@ func splitList(text string) []string {
 	return all
 }
 
-// minHookJobTTL is the smallest ttlSecondsAfterFinished that the Job of a hook keeps, in seconds. With a smaller one
-// the Job may be deleted before the engine has read its result.
+// minHookJobTTL is the smallest ttlSecondsAfterFinished that the Job of a hook keeps, in seconds. With a smaller value
+// the Job could be deleted before the engine has read its result.
 const minHookJobTTL = 24 * 3600
 
 // hasShortTTL returns whether the hook is a Job with a ttlSecondsAfterFinished below minHookJobTTL.
@@ -64,8 +64,8 @@ func (h Hook) hasShortTTL() bool {
 	return h.Object.GetKind() == "Job" && ok && err == nil && seconds < minHookJobTTL
 }
 
-// NewObject returns the object to create for the hook. A Job with a short TTL gets none: the caller deletes it as soon
-// as it knows the Job's result, since IsDeletedOn is true for it.
+// NewObject returns a copy of the object to create for the hook. It removes a short TTL from a Job: the caller deletes
+// the Job after it has read the result, since IsDeletedOn returns true.
 func (h Hook) NewObject() *unstructured.Unstructured {
 	object := h.Object.DeepCopy()
 	if h.hasShortTTL() {
@@ -74,9 +74,9 @@ func (h Hook) NewObject() *unstructured.Unstructured {
 	return object
 }
 
-// IsDeletedOn returns whether the hook's object is deleted in the situation that policy names: the hook has the policy,
-// or it is a Job with a short TTL, which is deleted after its end in any case. A CustomResourceDefinition is never
-// deleted, since that deletes all its custom resources.
+// IsDeletedOn returns whether the object of the hook is deleted at the event of policy. That is so if the hook has the
+// policy, and for a Job with a short TTL after its end. A CustomResourceDefinition is never deleted, since that would
+// delete all its custom resources.
 func (h Hook) IsDeletedOn(policy helm.HookDeletePolicy) bool {
 	if h.hasShortTTL() && policy != helm.HookBeforeHookCreation {
 		return true
@@ -109,6 +109,7 @@ func ForEvent(hooks []Hook, event helm.HookEvent) []Hook {
 	return selected
 }
 
+// pathOf returns the template path of object i of a Helm item, or "" if it is not known.
 func pathOf(item bundle.Item, i int) string {
 	if paths := item.Release.Data.Paths; i < len(paths) {
 		return paths[i]

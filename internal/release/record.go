@@ -27,21 +27,21 @@ const (
 	// maxStoredBytes is the maximum size of the data of a Secret.
 	maxStoredBytes = 1 << 20
 	// maxDecodedBytes is the maximum size of a decompressed record, which is untrusted input. It is forty times the size
-	// of the largest encoded record. Decoding JSON can take a hundred times its size: Store.Memory limits that.
+	// of the largest encoded record. Decoding the JSON can take a hundred times its size, which Store.Memory limits.
 	maxDecodedBytes = 32 << 20
 )
 
-// errInvalid is in the error of a value that is no encoded record.
+// errInvalid is wrapped by the errors of decode for input that is not an encoded record.
 var errInvalid = errors.New("it is not a release record")
 
 // ErrTooLarge is the error of a record that does not fit into a Secret.
 var ErrTooLarge = errors.New("the release record is larger than a Secret may be")
 
-// manifestTooLarge replaces the manifest in a record that does not fit into a Secret with it.
+// manifestTooLarge is the manifest of a record that would not fit into a Secret with its own manifest.
 const manifestTooLarge = "# The manifest is left out: the release record would be larger than a Secret may be.\n"
 
-// NewRecord returns the record of one revision of the release of a Helm item. Its Info has the notes only: the caller
-// sets the rest with SetStatus.
+// NewRecord returns the record of one revision of the release of a Helm item. Its Info has only the notes: the caller
+// sets the rest with SetInfo.
 func NewRecord(item bundle.Item, revision int) (*helm.Release, error) {
 	r := item.Release
 	metadata := &chart.Metadata{Name: r.ChartName, Version: r.ChartVersion, AppVersion: r.AppVersion, Icon: r.Icon}
@@ -100,8 +100,8 @@ func NewRecord(item bundle.Item, revision int) (*helm.Release, error) {
 	return record, nil
 }
 
-// IsFromCRDFile returns whether object i of a Helm item comes from a crds directory of the chart or a subchart. Helm's
-// manifest has no such objects, and an upgrade by Helm does not change them.
+// IsFromCRDFile returns whether object i of a Helm item comes from a crds directory of the chart or a subchart. The
+// manifest of Helm has no such objects, and helm upgrade does not change them.
 func IsFromCRDFile(item bundle.Item, i int) bool { return isCRDFile(pathOf(item, i)) }
 
 func isCRDFile(source string) bool {
@@ -115,11 +115,12 @@ func isCRDFile(source string) bool {
 	}
 }
 
-// HasManifest returns whether a record has the manifest of its release, so that the release can be rolled back to it.
+// HasManifest returns whether a record has the manifest of its release. Otherwise the release cannot be rolled back to
+// it.
 func HasManifest(record *helm.Release) bool { return record.Manifest != manifestTooLarge }
 
-// SetStatus sets the status, the description and the times of a revision, which `helm list` and `helm status` print.
-func SetStatus(record *helm.Release, status common.Status, description string, firstDeployed, now time.Time) {
+// SetInfo sets the status, the description and the times of a revision, which `helm list` and `helm status` print.
+func SetInfo(record *helm.Release, status common.Status, description string, firstDeployed, now time.Time) {
 	if record.Info == nil {
 		record.Info = &helm.Info{}
 	}
@@ -127,8 +128,8 @@ func SetStatus(record *helm.Release, status common.Status, description string, f
 	record.Info.FirstDeployed, record.Info.LastDeployed = firstDeployed, now
 }
 
-// encode returns a record as Helm stores it. A record that is too large loses the chart's templates and files, then its
-// default values, and then its manifest. It fails with ErrTooLarge if that is not enough.
+// encode returns a record as Helm stores it. From a record that is too large it removes the templates and files of the
+// chart, then the default values, and then the manifest. It fails with ErrTooLarge if that is not enough.
 func encode(record *helm.Release) ([]byte, error) {
 	encoded, err := encodeUnlimited(record)
 	if err != nil || len(encoded) <= maxEncodedBytes {

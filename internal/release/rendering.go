@@ -7,21 +7,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// annotationRendering on the Secret of a record holds the Rendering of the revision. If the inventory of a member is
-// lost, the hub renders the release with it again, so that the lost inventory causes no new revision.
+// annotationRendering on the Secret of a record holds the Rendering of the revision. After the inventory of a member is
+// lost, the hub renders the release with it again, so that the loss causes no new revision.
 const annotationRendering = "towline.dev/rendering"
 
-// Rendering has the fields of bundle.Release that the templates of a revision read. The revision of a record may be
-// higher: an attempt after a failure is a new revision, and renders nothing.
+// Rendering has the fields of bundle.Release that the templates of a revision read. Its Revision can be lower than the
+// revision of the record: another attempt after a failure is a new revision, but is not rendered again.
 type Rendering struct {
 	Inputs    string
 	Revision  int
 	IsUpgrade bool
 }
 
-// NextRendering returns the revision and the operation for the templates of the revision that comes after the recorded
-// ones, which are sorted: helm or another profile may have written them. If the same bundle, as isOwn finds, wrote the
-// last record for the same inputs, it returns the rendering of that record, since nothing has changed.
+// NextRendering returns the Rendering of the revision after entries, which are sorted. Helm or another profile may have
+// written them. If the same bundle wrote the last record, for the same inputs, nothing has changed, and the Rendering
+// of that record is returned. isOwn returns whether the bundle wrote a record.
 func NextRendering(entries []Entry, inputs string, isOwn func(secret metav1.ObjectMeta) bool) Rendering {
 	next := Rendering{Inputs: inputs, Revision: 1}
 	for _, entry := range entries {
@@ -37,7 +37,7 @@ func NextRendering(entries []Entry, inputs string, isOwn func(secret metav1.Obje
 	return next
 }
 
-// AnnotateRendering adds a Rendering to the annotations for the Secret of a record.
+// AnnotateRendering adds r to annotations, which are for the Secret of a record.
 func AnnotateRendering(annotations map[string]string, r Rendering) {
 	annotations[annotationRendering] = fmt.Sprintf("%s %d %t", r.Inputs, r.Revision, r.IsUpgrade)
 }

@@ -61,35 +61,36 @@ type Store struct {
 	Clock    clock.PassiveClock
 	// Labels and Annotations are added to every Secret that Put writes.
 	Labels, Annotations map[string]string
-	// Memory is a Reservation of the namespace whose memory is used for records that are read. Nil is no limit.
+	// Memory limits the memory of records that are read: each has a Reservation for the same namespace. Nil means no
+	// limit.
 	Memory *kube.Reservation
 }
 
 const (
-	// MaxEntries limits the entries of a release, which are in memory during an operation. The helm command keeps 10
-	// revisions unless it has other options.
+	// MaxEntries limits the entries of a release, which are in memory during an operation. By default, the helm command
+	// keeps 10 revisions.
 	MaxEntries = 5000
 	// maxListed limits the Secrets and pages that List reads.
 	maxListed = 20_000
 )
 
-// maxValue limits a namespace, name, UID, label or annotation of an Entry, in bytes. The longest one is the requestor,
-// a bundle.ID.
+// maxValue limits each namespace, name, UID, label and annotation of an Entry, in bytes. The longest value is the
+// requestor, a bundle.ID.
 const maxValue = 1 << 10
 
-// Entry is a recorded revision, as the labels of its Secret describe it.
+// Entry is the metadata of a recorded revision, from the labels of its Secret.
 type Entry struct {
 	Key
 	Revision int
 	Status   common.Status
-	// Secret has the metadata of the Secret that NextRendering, Store and the owners of releases use.
+	// Secret is the part of the metadata of the Secret that NextRendering, Store and the callers read.
 	Secret metav1.ObjectMeta
 }
 
 // ParseEntry reads the metadata of a Secret. ok is false if the Secret is not a release record.
 func ParseEntry(secret metav1.ObjectMeta) (entry Entry, ok bool) {
 	secret = trimMetadata(secret)
-	// With 32 bits, a later revision is no overflow.
+	// With at most 32 bits, the revision can be incremented without an overflow.
 	version, err := strconv.ParseInt(secret.Labels[labelVersion], 10, 32)
 	revision := int(version)
 	entry = Entry{
@@ -100,7 +101,7 @@ func ParseEntry(secret metav1.ObjectMeta) (entry Entry, ok bool) {
 	return entry, isRecord && max(len(secret.Namespace), len(secret.Name), len(secret.UID)) <= maxValue
 }
 
-// trimMetadata returns the part of the metadata of a Secret that this program uses. It omits labels and annotations
+// trimMetadata returns the part of the metadata of a Secret that this program reads. It omits labels and annotations
 // with more than maxValue bytes.
 func trimMetadata(secret metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
@@ -110,7 +111,7 @@ func trimMetadata(secret metav1.ObjectMeta) metav1.ObjectMeta {
 	}
 }
 
-// selectValues returns the values with these names that have at most maxValue bytes.
+// selectValues returns the entries of all with these names and with values of at most maxValue bytes.
 func selectValues(all map[string]string, names ...string) map[string]string {
 	used := make(map[string]string, len(names))
 	for _, name := range names {
@@ -121,7 +122,8 @@ func selectValues(all map[string]string, names ...string) map[string]string {
 	return used
 }
 
-// Modified returns the time of the last write of the record: the label of Helm, or else the Secret's creation time.
+// Modified returns the time of the last write of the record: the label of Helm, or else the creation time of the
+// Secret.
 func (e Entry) Modified() time.Time {
 	for _, label := range []string{labelModifiedAt, labelCreatedAt} {
 		if seconds, err := strconv.ParseInt(e.Secret.Labels[label], 10, 64); err == nil {
@@ -131,8 +133,8 @@ func (e Entry) Modified() time.Time {
 	return e.Secret.CreationTimestamp.Time
 }
 
-// List returns the recorded revisions of a release, oldest first; if there are more than MaxEntries, only the last
-// ones. It reads metadata only.
+// List returns the recorded revisions of a release, oldest first. If there are more than MaxEntries, it returns the
+// last ones. It reads metadata only.
 func (s Store) List(ctx context.Context, key Key) ([]Entry, error) {
 	var entries []Entry
 	sortAndLimit := func() {
@@ -157,8 +159,8 @@ func (s Store) List(ctx context.Context, key Key) ([]Entry, error) {
 	return entries, nil
 }
 
-// Get reads the record of a revision. ok is false if the record does not exist or cannot be decoded. If there is not
-// enough memory, it returns an error. If ok is true, the caller must close the record.
+// Get reads the record of a revision. ok is false if the record does not exist or cannot be decoded. It fails if there
+// is not enough memory. If ok is true, the caller must close the record.
 func (s Store) Get(ctx context.Context, key Key, revision int) (record *StoredRecord, ok bool, err error) {
 	secret, err := s.Secrets.Secrets(key.Namespace).Get(ctx, SecretName(key.Name, revision), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -174,7 +176,7 @@ func (s Store) Get(ctx context.Context, key Key, revision int) (record *StoredRe
 }
 
 // decodeSecret returns the record in a Secret. ok is false if the Secret holds no valid record, or a record of another
-// release or revision: with such a record, a user who may write Secrets in one namespace could have the engine write
+// release or revision: with such a record, a user who may write Secrets in one namespace could make the engine write
 // Secrets in all others.
 func decodeSecret(ctx context.Context, secret *corev1.Secret, key Key, revision int, memory *kube.Reservation) (record *StoredRecord, ok bool, err error) {
 	memory = memory.ForSameNamespace()
@@ -239,7 +241,7 @@ func (s Store) Put(ctx context.Context, record *helm.Release) (metav1.ObjectMeta
 	}
 	var written *corev1.Secret
 	if record.Info.Status.IsPending() {
-		// A revision begins: it rarely has a record.
+		// The status is pending when a revision begins, so it rarely has a record yet.
 		if written, err = create(); apierrors.IsAlreadyExists(err) {
 			written, err = update()
 		}
@@ -253,7 +255,7 @@ func (s Store) Put(ctx context.Context, record *helm.Release) (metav1.ObjectMeta
 	return written.ObjectMeta, nil
 }
 
-// Supersede sets the status of the deployed revisions in entries to superseded, except for the revision except.
+// Supersede sets the status of the deployed revisions in entries to superseded, except for one revision.
 func (s Store) Supersede(ctx context.Context, entries []Entry, except int) error {
 	for _, entry := range entries {
 		if entry.Revision == except || entry.Status != common.StatusDeployed {
@@ -266,10 +268,10 @@ func (s Store) Supersede(ctx context.Context, entries []Entry, except int) error
 	return nil
 }
 
-// SetStatus sets the status of a revision that is no longer the current one, and its description unless that is empty.
-// It removes s.Labels and s.Annotations from the Secret: they describe the current revision. A record that does not
-// exist or cannot be decoded is left alone. If it needs too much memory, the status is only set in the label of its
-// Secret.
+// SetStatus sets the status of a revision that is no longer the current one, and its description unless it is empty. It
+// removes s.Labels and s.Annotations from the Secret, since they describe the current revision. It does nothing for a
+// record that does not exist or cannot be decoded. If the record needs too much memory, it sets only the label with the
+// status.
 func (s Store) SetStatus(ctx context.Context, entry Entry, status common.Status, description string) error {
 	record, ok, err := s.Get(ctx, entry.Key, entry.Revision)
 	if errors.Is(err, kube.ErrTooMuchMemory) {
@@ -295,8 +297,7 @@ func (s Store) SetStatus(ctx context.Context, entry Entry, status common.Status,
 	return err
 }
 
-// patchStatusLabel sets the status in the label of a Secret, and removes s.Labels and s.Annotations, without reading
-// the record.
+// patchStatusLabel is SetStatus without reading the record: it sets the status only in the label of the Secret.
 func (s Store) patchStatusLabel(ctx context.Context, entry Entry, status common.Status) error {
 	labels, annotations := map[string]any{labelStatus: status}, map[string]any{}
 	for name := range s.Labels {
@@ -316,8 +317,8 @@ func (s Store) patchStatusLabel(ctx context.Context, entry Entry, status common.
 	return nil
 }
 
-// Prune deletes all records in entries but the newest limit ones. It never deletes the record of revision keep. A limit
-// of zero means no limit.
+// Prune deletes the records in entries, which are sorted, except for the last limit ones and the record of revision
+// keep. A limit of zero means no limit.
 func (s Store) Prune(ctx context.Context, key Key, entries []Entry, limit, keep int) error {
 	if limit <= 0 {
 		return nil

@@ -18,21 +18,21 @@ import (
 )
 
 const (
-	// firstPart is the size of the first part of a record that is decompressed, in bytes.
+	// firstPart is the size of the first part of a record that is decompressed, in bytes. The parts double.
 	firstPart = 256 << 10
-	// encodedByteCost is the memory to encode a record again, for each byte of its JSON. escapedBytes is the size of a
-	// character that encoding/json escapes.
+	// encodedByteCost is the memory that encoding a record again needs for each byte of its JSON. escapedBytes is the size
+	// of a character that encoding/json escapes.
 	encodedByteCost = 4
 	escapedBytes    = 6
 )
 
-// StoredRecord is a record that Store.Get has read. It reserves the memory for the record and for the results of its
-// methods: the caller must close it after the last use of them.
+// StoredRecord is a record that Store.Get has read. It reserves memory for the record and for the result of the last
+// method that was called. The caller must close it after the last use of both.
 type StoredRecord struct {
 	*helm.Release
 
 	memory *kube.Reservation
-	// size is the memory for the record without the results of its methods.
+	// size is the memory for the record alone, in bytes.
 	size int64
 }
 
@@ -43,7 +43,7 @@ func (r *StoredRecord) Close() {
 	}
 }
 
-// Item returns the Helm item that deploys a record again, with the given options. Its objects are those of the
+// Item returns a Helm item that deploys the record again, with the given options. Its objects are the objects of the
 // manifest, without template paths, and then the hooks.
 func (r *StoredRecord) Item(ctx context.Context, options bundle.ReleaseOptions) (bundle.Item, error) {
 	if err := r.reserve(ctx, memoryOfManifest(r.Manifest)+memoryOfHooks(r.Hooks)); err != nil {
@@ -137,8 +137,8 @@ func (r *StoredRecord) DecodeHooks(ctx context.Context) ([]Hook, error) {
 }
 
 // reserve reserves the memory for the record and for the result of a method.
-func (r *StoredRecord) reserve(ctx context.Context, result int64) error {
-	if err := r.memory.Resize(ctx, r.size+result); err != nil {
+func (r *StoredRecord) reserve(ctx context.Context, resultSize int64) error {
+	if err := r.memory.Resize(ctx, r.size+resultSize); err != nil {
 		return fmt.Errorf("decode the manifest of release %s/%s, revision %d: %w", r.Namespace, r.Name, r.Version, err)
 	}
 	return nil
@@ -155,7 +155,7 @@ func memoryOfHooks(hooks []*helm.Hook) (size int64) {
 	return size
 }
 
-// memoryOfRecord returns the memory to decode the JSON of a record, and to encode the record again.
+// memoryOfRecord returns the memory to decode the JSON of a record and to encode the record again, in bytes.
 func memoryOfRecord(raw []byte) int64 {
 	encoded := len(raw)
 	for _, char := range []byte("<>&") {
@@ -164,7 +164,8 @@ func memoryOfRecord(raw []byte) int64 {
 	return kube.MemoryOf(raw, kube.TypeAny) + int64(encoded)*encodedByteCost
 }
 
-// decode is the reverse of encode. It reserves memory. Its error wraps errInvalid unless there is not enough memory.
+// decode is the reverse of encode. It reserves memory for the record. Its error wraps errInvalid unless there is not
+// enough memory.
 func decode(ctx context.Context, encoded []byte, memory *kube.Reservation) (*StoredRecord, error) {
 	raw, err := decompress(ctx, encoded, memory)
 	if err != nil {
@@ -177,7 +178,7 @@ func decode(ctx context.Context, encoded []byte, memory *kube.Reservation) (*Sto
 	if err := json.Unmarshal(raw, r.Release); err != nil {
 		return nil, fmt.Errorf("%w: decode JSON: %w", errInvalid, err)
 	}
-	// Readers use the hooks without a check: "hooks":[null] would end the process.
+	// Callers use the hooks without a nil check: "hooks":[null] would end the process.
 	r.Hooks = slices.DeleteFunc(r.Hooks, func(h *helm.Hook) bool { return h == nil })
 	return r, nil
 }
@@ -197,7 +198,7 @@ func decompress(ctx context.Context, encoded []byte, memory *kube.Reservation) (
 	}
 	var raw []byte
 	for size := firstPart; ; size = min(2*size, maxDecodedBytes+1) {
-		if err := memory.Resize(ctx, int64(2*size)); err != nil { // Grow keeps the old bytes until it has copied them
+		if err := memory.Resize(ctx, int64(2*size)); err != nil { // Grow needs the old and the new bytes while it copies
 			return nil, err
 		}
 		raw = slices.Grow(raw, size-len(raw))

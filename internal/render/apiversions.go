@@ -13,22 +13,21 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// recordedCapabilities is .Capabilities for a chart that only calls .APIVersions.Has.
-type recordedCapabilities struct {
+// recordingCapabilities is .Capabilities for a chart that only calls .APIVersions.Has.
+type recordingCapabilities struct {
 	*common.Capabilities
-	APIVersions recordedVersions // hides the field of Capabilities
+	APIVersions recordingVersionSet // hides the field of Capabilities
 }
 
-// recordedVersions is .Capabilities.APIVersions. It records the names that templates pass to Has.
-type recordedVersions struct {
+// recordingVersionSet is .Capabilities.APIVersions. It records the arguments of Has.
+type recordingVersionSet struct {
 	common.VersionSet
 	checked checkedAPIs
 }
 
 const (
-	// A chart can check at most maxCheckedAPIs names with at most maxCheckedBytes bytes together. Large charts check some
-	// dozens. maxVariants is the maximum number of cached renderings of a request that differ in
-	// their API versions.
+	// A chart can check at most maxCheckedAPIs names of at most maxCheckedBytes bytes in total. Large charts check some
+	// dozens. maxVariants limits the cached renderings of requests that differ only in their API versions.
 	maxCheckedAPIs  = 1000
 	maxCheckedBytes = 64 << 10
 	maxVariants     = 100
@@ -37,16 +36,16 @@ const (
 var errTooManyAPIs = phase.Invalidf("it checks more than %d API versions, or %d KiB of their names", maxCheckedAPIs, maxCheckedBytes>>10)
 
 // Has returns whether the member serves an API version, like Helm's method Has, and records the name.
-func (v recordedVersions) Has(name string) (bool, error) {
+func (v recordingVersionSet) Has(name string) (bool, error) {
 	v.checked[name] = true
-	return v.VersionSet.Has(name), v.checked.check()
+	return v.VersionSet.Has(name), v.checked.checkLimits()
 }
 
-// checkedAPIs are the names that templates have passed to Has.
+// checkedAPIs is the set of the arguments of Has in one rendering.
 type checkedAPIs map[string]bool
 
-// check returns an error if there are too many names.
-func (c checkedAPIs) check() error {
+// checkLimits returns an error if there are too many names.
+func (c checkedAPIs) checkLimits() error {
 	if len(c) > maxCheckedAPIs || c.bytes() > maxCheckedBytes {
 		return errTooManyAPIs
 	}
@@ -61,20 +60,20 @@ func (c checkedAPIs) bytes() (n int) {
 	return n
 }
 
-// size returns the memory in bytes. An entry takes 40 bytes besides its name, and as much in apiVariant.served.
+// size returns the memory in bytes: besides its name, an entry takes 40 bytes here and 40 bytes in apiVariant.served.
 func (c checkedAPIs) size() int { return c.bytes() + 80*len(c) }
 
-// apiVariants are the renderings of requests that differ only in their API versions. They are not modified.
+// apiVariants lists the cached renderings of requests that differ only in their API versions. It is immutable.
 type apiVariants []apiVariant
 
-// apiVariant is one rendering. Members can share it if they serve the same of the checked API versions.
+// apiVariant is one rendering. A member can use it if the checked names that it serves are the names in served.
 type apiVariant struct {
 	key     string // of the rendering
 	checked checkedAPIs
-	served  sets.Set[string] // the names in checked that the members serve
+	served  sets.Set[string] // a subset of checked
 }
 
-// find returns the key of a rendering that a member with the API versions can share.
+// find returns the key of a rendering for members that serve these API versions.
 func (v apiVariants) find(apiVersions []string) (key string, ok bool) {
 	all := sets.New(apiVersions...)
 	for _, known := range v {
@@ -85,7 +84,7 @@ func (v apiVariants) find(apiVersions []string) (key string, ok bool) {
 	return "", false
 }
 
-// servedOf returns the names that are in all.
+// servedOf returns the names in c that are in all.
 func (c checkedAPIs) servedOf(all sets.Set[string]) sets.Set[string] {
 	served := sets.Set[string]{}
 	for name := range c {
@@ -96,8 +95,8 @@ func (c checkedAPIs) servedOf(all sets.Set[string]) sets.Set[string] {
 	return served
 }
 
-// with returns v and a further rendering. If there are too many, the oldest one is left out: it is rendered again if a
-// member needs it.
+// with returns a copy of v with added, without the oldest rendering if there are too many. That one is rendered again
+// if a member needs it.
 func (v apiVariants) with(added apiVariant) apiVariants {
 	return append(slices.Clone(v[max(0, len(v)+1-maxVariants):]), added)
 }
@@ -112,7 +111,7 @@ func (v apiVariants) size() int {
 }
 
 // renderForCheckedAPIs is renderShared for a chart that only calls .Capabilities.APIVersions.Has. Members share a
-// rendering if all these calls return the same, even if the members serve different APIs otherwise.
+// rendering if all these calls have the same results, even if the members serve different APIs otherwise.
 func (c *Charts) renderForCheckedAPIs(ctx context.Context, request ChartRequest) (Release, error) {
 	base := request
 	base.APIVersions = nil
@@ -136,8 +135,8 @@ func (c *Charts) renderForCheckedAPIs(ctx context.Context, request ChartRequest)
 	return release, err
 }
 
-// addVariant adds a rendering to the cached variants, unless a concurrent caller has added one that the member can
-// share.
+// addVariant adds a rendering to the cached variants, unless a concurrent caller has added one for the same API
+// versions.
 func (c *Charts) addVariant(key string, added apiVariant, apiVersions []string) {
 	c.variantsMu.Lock()
 	defer c.variantsMu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"github.com/towline/towline/internal/cache"
 )
 
-// TestMemoryOfAPIVariants adds renderings for members that serve other APIs each time, and many of them. The cache must
-// count what they take, and keep none of the members' lists.
+// TestMemoryOfAPIVariants adds many renderings for members that serve different APIs. The cache must count their
+// memory, and keep none of the lists of the members.
 func TestMemoryOfAPIVariants(t *testing.T) { //nolint:paralleltest // it measures the heap
 	const names, apis = 100, 2000
 	c := &Charts{sharedReleases: cache.New[Release](maxSharedSize)}

@@ -23,14 +23,14 @@ const maxChangedSize = 32 << 20
 // Changes are the changes of a profile to rendered objects. The patches are applied first, in their order.
 type Changes struct {
 	Patches []Patch `json:"patches,omitempty"`
-	// Labels and Annotations are set on all objects, and replace their values.
+	// Labels and Annotations are set on all objects, and replace existing values.
 	Labels      map[string]string `json:"labels,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
 	// Sensitive is true if a patch is from a Secret.
 	Sensitive bool `json:"-"`
-	// Scope is the Scope of the sandbox.Call. A result is used for requests with the same Scope only.
+	// Scope is the Scope of the sandbox.Call. Only calls with the same Scope share a result.
 	Scope string `json:"-"`
-	// Memory counts the memory of the result. Nil means no limit.
+	// Memory reserves the memory of the result, and is released by the caller. Nil means no limit.
 	Memory *kube.ContentReservation `json:"-"`
 }
 
@@ -75,8 +75,8 @@ func (c Changes) Digest() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// Changer changes rendered objects. It changes the same objects once for all members with the same changes. It is safe
-// for concurrent use.
+// Changer changes rendered objects, once for all members with the same objects and Changes. It is safe for concurrent
+// use.
 type Changer struct {
 	sandbox *sandbox.Pool
 	changed *cache.Cache[Changed]
@@ -88,35 +88,35 @@ func NewChanger(inSandbox *sandbox.Pool) *Changer {
 	return &Changer{sandbox: inSandbox, changed: cache.New[Changed](maxChangedSize)}
 }
 
-// Changed is a list of changed objects. It must not be changed.
+// Changed is the result of Changer.Change. Callers share it and must not change it.
 type Changed struct {
 	Objects   []*unstructured.Unstructured
 	Documents *kube.Documents
-	// Indexes has the index that each object had before. Patches can delete objects.
+	// Indexes has, for each object, its index in the parameter objects of Change. Patches can delete objects.
 	Indexes []int
 }
 
-// Change applies the changes to objects. It does not apply the patches to the objects with the indexes in unpatched,
-// which are sorted. It returns a phase.Invalid for a patch that is invalid or cannot be applied, and a
+// Change applies the changes to objects, whose JSON documents caches. unpatched has the sorted indexes of the objects
+// to which patches are not applied. It returns a phase.Invalid for a patch that is invalid or cannot be applied, and a
 // sandbox.LimitError for patches that need too much time or memory.
 func (c *Changer) Change(objects []*unstructured.Unstructured, documents *kube.Documents, changes Changes, unpatched []int) (Changed, error) {
-	digest, err := documents.Digest(objects)
+	objectsDigest, err := documents.Digest(objects)
 	if err != nil {
 		return Changed{}, phase.Invalid{Err: err}
 	}
-	ofChanges, err := changes.Digest()
+	changesDigest, err := changes.Digest()
 	if err != nil {
 		return Changed{}, err
 	}
-	key := fmt.Sprintf("%x %s %v %s", digest, ofChanges, unpatched, changes.Scope)
+	key := fmt.Sprintf("%x %s %v %s", objectsDigest, changesDigest, unpatched, changes.Scope)
 	return c.changed.GetOrCompute(key, func() (Changed, int, error) {
 		docs, err := documents.Encode(objects)
 		if err != nil {
 			return Changed{}, 0, phase.Invalid{Err: err}
 		}
-		patched, added, err := c.patch(key, docs, changes, unpatched)
+		patched, reserved, err := c.patch(key, docs, changes, unpatched)
 		if err != nil {
-			changes.Memory.Subtract(added)
+			changes.Memory.Subtract(reserved)
 			return Changed{}, 0, err
 		}
 		var result Changed
@@ -128,13 +128,13 @@ func (c *Changer) Change(objects []*unstructured.Unstructured, documents *kube.D
 				continue
 			}
 			if object, err = changes.setMetadata(object); err != nil {
-				changes.Memory.Subtract(added)
+				changes.Memory.Subtract(reserved)
 				return Changed{}, 0, err
 			}
 			result.Objects, result.Indexes = append(result.Objects, object), append(result.Indexes, i)
 		}
 		result.Documents = kube.NewDocuments(result.Objects)
-		if err := changes.Memory.MoveToDocuments(result.Documents, added); err != nil {
+		if err := changes.Memory.MoveToDocuments(result.Documents, reserved); err != nil {
 			return Changed{}, 0, err
 		}
 		return result, cache.MinSize + int(result.Documents.Memory()), nil

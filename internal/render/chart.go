@@ -34,9 +34,9 @@ import (
 // maxRenderedSize is the maximum size in bytes of the rendered text of one chart. It limits the memory of the hub.
 const maxRenderedSize = 256 << 20
 
-// maxSharedSize and maxMemberSize limit the two caches of Charts, in bytes of memory. The first one has the releases
-// that all members share, the second one the releases for one member each. Decoded objects and their JSON need about
-// eleven times the size of their text.
+// maxSharedSize and maxMemberSize limit the two caches of Charts in bytes of memory: the releases that all members
+// share, and the releases for one member. Decoded objects and their JSON need about eleven times the size of their
+// text.
 const (
 	maxSharedSize = 96 << 20
 	maxMemberSize = 32 << 20
@@ -69,44 +69,45 @@ type ChartRequest struct {
 	// IsUpgrade is false, .Release.IsInstall is true.
 	Revision  int
 	IsUpgrade bool
-	// Scope is the Scope of the sandbox.Call. A rendering is used for requests with the same Scope only.
+	// Scope is the Scope of the sandbox.Call, see the package comment. Only requests with the same Scope share a
+	// rendering.
 	Scope string `json:",omitempty"`
-	// Memory counts the memory of the result. Nil means no limit.
+	// Memory reserves the memory of the result, and is released by the caller. Nil means no limit.
 	Memory *kube.ContentReservation `json:"-"`
 
 	// Owner names the release on its member. Renderings that depend on Generated or Lookup are not shared with other
 	// owners.
 	Owner string `json:"-"`
-	// Generated returns the values that former renderings of the release generated. It is called only for a chart that
-	// is rendered for each member. The caller must store them together with Release.Generated, see Generated.Add,
-	// before it delivers the release.
+	// Generated returns the stored results of former renderings of the release. It is called only if the chart must be
+	// rendered for each member. The caller must store the result of Generated.Add for Release.Generated before it delivers
+	// the release.
 	Generated func(ctx context.Context) (Generated, error) `json:"-"`
 	// Lookup reads the member for charts that call lookup. If it is nil, lookup finds only the Secrets and ConfigMaps of
 	// the last rendering in Generated.
 	Lookup LookupFunc `json:"-"`
-	// LookupAccount is the ServiceAccount as which Lookup reads the member, "" for the hub. Results are not used for
-	// another one, which may have other rights.
+	// LookupAccount is the ServiceAccount that Lookup impersonates on the member, "" for the account of the hub. Results
+	// are not used for another account, which may have other permissions.
 	LookupAccount string `json:"-"`
 
-	// onlyChecksAPIs is true if the chart uses APIVersions only through .Capabilities.APIVersions.Has.
+	// onlyChecksAPIs is true if the only use of APIVersions in the chart is .Capabilities.APIVersions.Has.
 	onlyChecksAPIs bool
 	// archive is the content of Chart.Path in a child of the sandbox, which cannot open files.
 	archive []byte
-	// checkedAPIs collects the arguments of .Capabilities.APIVersions.Has, with the results, if it is not nil.
+	// checkedAPIs records the arguments of .Capabilities.APIVersions.Has, if it is not nil.
 	checkedAPIs checkedAPIs
 }
 
 // Charts renders charts as Helm does. It reads no cluster, except for lookup, and sends no request to the network. It
 // is safe for concurrent use.
 //
-// Members share identical renderings of a scope: requests that differ only in inputs that the chart does not read, see
-// chartFacts, have one result. A chart is rendered for each release on each member, see ChartRequest.Owner, if it
-// generates values, or if it looks up objects that it renders itself, or that ChartRequest.Lookup reads.
+// Members share a rendering if their requests have the same Scope and differ only in inputs that the chart does not
+// read, see chartFacts. Other charts are rendered for each Owner: charts that generate values, that look up objects
+// which they render themselves, or whose lookups ChartRequest.Lookup answers.
 type Charts struct {
 	inFlight singleflight.Group
 	// sharedReleases caches releases for all members, memberReleases releases for one member.
 	sharedReleases, memberReleases *cache.Cache[Release]
-	variantsMu                     sync.Mutex // is held while variants are added to sharedReleases
+	variantsMu                     sync.Mutex // guards the read and the write of the apiVariants in sharedReleases
 	facts                          *factsCache
 	// sandbox renders in child processes that have SandboxFunctions. If it is nil, charts are rendered in this process.
 	sandbox *sandbox.Pool
@@ -142,15 +143,16 @@ func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, err
 	} else {
 		release, err = c.renderShared(ctx, key, request)
 	}
+	// With the data of the member, a rendering that failed can succeed.
 	if release.needsMember || release.Unanswered && request.Lookup != nil {
 		return c.renderForMember(ctx, key, request)
 	}
 	return release, err
 }
 
-// Inputs returns a digest of the chart, the values and the options if a template may read the revision or the
-// operation, otherwise "". The digest does not depend on the revision and the operation.
-func (c *Charts) Inputs(request ChartRequest) (string, error) {
+// InputsDigest returns a digest of the chart, the values and the options, or "" if no template reads the revision or
+// the operation. The digest does not depend on the revision and the operation.
+func (c *Charts) InputsDigest(request ChartRequest) (string, error) {
 	facts, err := c.facts.get(request.Chart)
 	if err != nil {
 		return "", err
@@ -162,19 +164,19 @@ func (c *Charts) Inputs(request ChartRequest) (string, error) {
 	if request, err = facts.normalizeRequest(request); err != nil {
 		return "", err
 	}
-	return request.inputs()
+	return request.inputsDigest()
 }
 
 // ReadsCapabilities returns whether the result can depend on the Kubernetes version, and on the API versions, of the
 // member.
 func (c *Charts) ReadsCapabilities(request ChartRequest) (version, apis bool, err error) {
 	facts, err := c.facts.get(request.Chart)
-	inValues := containsText(request.Values, usesCapabilities)
-	return facts.kubeVersion != "" || facts.usesVersion || inValues, facts.usesAPIs || inValues, err
+	valuesUseCapabilities := containsText(request.Values, usesCapabilities)
+	return facts.kubeVersion != "" || facts.usesVersion || valuesUseCapabilities, facts.usesAPIs || valuesUseCapabilities, err
 }
 
-// inputs returns a digest of the chart, the values and the options.
-func (r ChartRequest) inputs() (string, error) {
+// inputsDigest returns a digest of the chart, the values and the options.
+func (r ChartRequest) inputsDigest() (string, error) {
 	r.Revision, r.IsUpgrade, r.Scope = 0, false, ""
 	// The digest does not depend on the versions of the member: a new API on the member must not upgrade the release.
 	r.KubeVersion, r.APIVersions = "", nil
@@ -189,12 +191,12 @@ func (c *Charts) renderShared(ctx context.Context, key string, request ChartRequ
 	return c.renderDeduplicated(ctx, key, request, func() (Release, error) { return c.renderForAll(key, request) })
 }
 
-// renderForAll renders a chart without generated values, and without lookup.
+// renderForAll renders a chart for all members: templates that generate values end it, and lookup finds nothing.
 func (c *Charts) renderForAll(key string, request ChartRequest) (Release, error) {
 	if known, ok := c.sharedReleases.Get(key); ok {
 		return known, nil // another call has rendered it meanwhile
 	}
-	release, err := c.evaluate(request, nil)
+	release, err := c.renderUncached(request, nil)
 	if err == nil {
 		c.sharedReleases.GetOrPut(key, release, release.size())
 	}
@@ -218,17 +220,17 @@ func (c *Charts) renderForMember(ctx context.Context, sharedKey string, request 
 	if known, ok := c.memberReleases.Get(key); ok {
 		return known, nil
 	}
-	inputs, err := request.inputs()
+	inputs, err := request.inputsDigest()
 	if err != nil {
 		return Release{}, err
 	}
 	release, err := c.renderDeduplicated(ctx, key, request, func() (Release, error) {
-		return c.evaluate(request, &memberInputs{Stored: stored, HasLookup: request.Lookup != nil, Inputs: inputs + request.LookupAccount})
+		return c.renderUncached(request, &memberInputs{Stored: stored, HasLookup: request.Lookup != nil, Inputs: inputs + request.LookupAccount})
 	})
 	if err != nil || release.IsTransient {
 		return release, err
 	}
-	// The stored values of the next request include the values that this rendering has generated.
+	// The next request has this key: the caller stores the values that this rendering has generated.
 	if key, err = request.memberKey(sharedKey, stored.Add(release.Generated)); err != nil {
 		return Release{}, err
 	}
@@ -281,10 +283,10 @@ func (r ChartRequest) key() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// render executes the templates with the functions of calls. If they must be executed again with the data of the
-// member, it returns a Release with needsMember and without objects, also beside an error. Beside an error, Unanswered
-// of the Release is set, too. Its callers, also across the sandbox, return both.
-func (r ChartRequest) render(calls *templateCalls) (Release, error) {
+// render executes the templates with the given functions. Callers must also use the Release that it returns beside an
+// error: needsMember is true if the chart must be rendered again for the member, and Unanswered if a lookup found
+// nothing because the hub cannot read the member.
+func (r ChartRequest) render(functions *templateFunctions) (Release, error) {
 	chart, err := r.load()
 	if err != nil {
 		return Release{}, err
@@ -293,30 +295,30 @@ func (r ChartRequest) render(calls *templateCalls) (Release, error) {
 	if err := chartutil.ProcessDependencies(chart, values); err != nil {
 		return Release{}, phase.Invalid{Err: fmt.Errorf("process the subcharts: %w", err)}
 	}
-	collected := &releaseBuilder{}
-	if err := r.addCRDs(collected, chart); err != nil {
+	builder := &releaseBuilder{}
+	if err := r.addCRDs(builder, chart); err != nil {
 		return Release{}, err
 	}
-	texts, err := r.execute(chart, values, collected.crds, calls)
-	// A template can fail because lookup found nothing. With the objects of a member it can succeed.
-	needsMember := calls.needsMember || err != nil && len(calls.lookedUp) > 0
+	texts, err := r.execute(chart, values, builder.crds, functions)
+	// A template can fail because lookup found nothing. With the objects of the member it can succeed.
+	needsMember := functions.needsMember || err != nil && len(functions.lookedUp) > 0
 	switch {
-	case needsMember && !calls.forMember:
+	case needsMember && !functions.forMember:
 		return Release{needsMember: true, checkedAPIs: r.checkedAPIs}, nil
-	case err != nil && calls.lookupErr != nil:
-		return Release{}, calls.lookupErr // it can be retried, unlike an error of the template
+	case err != nil && functions.lookupErr != nil:
+		return Release{}, functions.lookupErr // it can be retried, unlike an error of the template
 	case err != nil:
-		return Release{Unanswered: calls.unanswered}, err
+		return Release{Unanswered: functions.unanswered}, err
 	}
-	return r.buildRelease(chart, collected, texts, calls)
+	return r.buildRelease(chart, builder, texts, functions)
 }
 
 // buildRelease returns the release with the rendered templates in texts.
-func (r ChartRequest) buildRelease(chart *helmchart.Chart, collected *releaseBuilder, texts map[string]string, calls *templateCalls) (Release, error) {
+func (r ChartRequest) buildRelease(chart *helmchart.Chart, builder *releaseBuilder, texts map[string]string, functions *templateFunctions) (Release, error) {
 	notes := r.extractNotes(chart, texts)
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
-		if err := collected.addTemplate(name, texts[name], r.DisableHooks); err != nil {
-			return Release{Unanswered: calls.unanswered, needsMember: !calls.forMember && len(calls.lookedUp) > 0}, err
+		if err := builder.addTemplate(name, texts[name], r.DisableHooks); err != nil {
+			return Release{Unanswered: functions.unanswered, needsMember: !functions.forMember && len(functions.lookedUp) > 0}, err
 		}
 	}
 	metadata, err := json.Marshal(chart.Metadata)
@@ -327,37 +329,37 @@ func (r ChartRequest) buildRelease(chart *helmchart.Chart, collected *releaseBui
 	if err != nil {
 		return Release{}, phase.Invalid{Err: fmt.Errorf("encode the default values: %w", err)}
 	}
-	release := collected.build()
-	if !calls.forMember && calls.looksUpOwnObject(release.Objects, r.Namespace) {
+	release := builder.build()
+	if !functions.forMember && functions.looksUpOwnObject(release.Objects, r.Namespace) {
 		return Release{needsMember: true, checkedAPIs: r.checkedAPIs}, nil
 	}
 	release.checkedAPIs = r.checkedAPIs
 	release.Chart, release.Defaults, release.Notes = metadata, defaults, notes
-	if err := calls.storeRendered(release.Objects, r.Namespace); err != nil {
+	if err := functions.storeRendered(release.Objects, r.Namespace); err != nil {
 		return Release{}, err
 	}
-	kept, all := calls.resultsToStore()
-	release.Generated, release.IsTransient = kept, !all
-	release.MemberSpecific, release.Unanswered = calls.memberSpecific, calls.unanswered
+	results, isComplete := functions.resultsToStore()
+	release.Generated, release.IsTransient = results, !isComplete
+	release.MemberSpecific, release.Unanswered = functions.memberSpecific, functions.unanswered
 	return release, nil
 }
 
 // addCRDs adds the objects of the crds directories unless r.SkipCRDs is true.
-func (r ChartRequest) addCRDs(collected *releaseBuilder, chart *helmchart.Chart) error {
+func (r ChartRequest) addCRDs(builder *releaseBuilder, chart *helmchart.Chart) error {
 	if r.SkipCRDs {
 		return nil
 	}
 	for _, crd := range chart.CRDObjects() {
-		if err := collected.addCRDs(crd.Filename, crd.File.Data); err != nil {
+		if err := builder.addCRDs(crd.Filename, crd.File.Data); err != nil {
 			return err
 		}
 	}
-	keepCRDs(collected.crds)
+	keepCRDs(builder.crds)
 	return nil
 }
 
-// execute returns the rendered templates by their paths.
-func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crds []releaseObject, calls *templateCalls) (map[string]string, error) {
+// execute executes the templates, and returns the rendered texts by template path.
+func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crds []releaseObject, functions *templateFunctions) (map[string]string, error) {
 	capabilities, err := r.capabilities(crds)
 	if err != nil {
 		return nil, err
@@ -370,25 +372,25 @@ func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crd
 			return nil, err
 		}
 	}
-	full, err := chartvalues.ToRenderValuesWithSchemaValidation(chart, values, options, capabilities, r.SkipSchemaValidation)
+	renderValues, err := chartvalues.ToRenderValuesWithSchemaValidation(chart, values, options, capabilities, r.SkipSchemaValidation)
 	if err != nil {
-		return nil, phase.Invalid{Err: joinLines(err)}
+		return nil, phase.Invalid{Err: toOneLine(err)}
 	}
 	if r.checkedAPIs != nil {
-		full["Capabilities"] = &recordedCapabilities{capabilities, recordedVersions{capabilities.APIVersions, r.checkedAPIs}}
+		renderValues["Capabilities"] = &recordingCapabilities{capabilities, recordingVersionSet{capabilities.APIVersions, r.checkedAPIs}}
 	}
-	if calls.forMember {
+	if functions.forMember {
 		markTemplates(chart)
 	}
-	texts, err := engine.Engine{CustomTemplateFuncs: calls.functions()}.Render(chart, full)
+	texts, err := engine.Engine{CustomTemplateFuncs: functions.funcMap()}.Render(chart, renderValues)
 	if err != nil {
-		return nil, phase.Invalid{Err: joinLines(err)}
+		return nil, phase.Invalid{Err: toOneLine(err)}
 	}
 	return texts, nil
 }
 
-// extractNotes removes the notes from the rendered templates. It returns the notes of the chart, followed by the notes
-// of its subcharts if r.SubNotes is true.
+// extractNotes removes the notes from texts. It returns the notes of the chart and, if r.SubNotes is true, of its
+// subcharts.
 func (r ChartRequest) extractNotes(chart *helmchart.Chart, texts map[string]string) string {
 	chartNotes := path.Join(chart.Name(), "templates", notesFile)
 	var notes []string
@@ -460,15 +462,15 @@ func (r ChartRequest) capabilities(crds []releaseObject) (*common.Capabilities, 
 		served = slices.Clone([]string(common.DefaultVersionSet))
 	}
 	for _, crd := range crds {
-		served = append(served, servedBy(crd.object)...)
+		served = append(served, apiVersionsOfCRD(crd.object)...)
 	}
 	slices.Sort(served)
 	capabilities.APIVersions = slices.Compact(served)
 	return capabilities, nil
 }
 
-// servedBy returns the entries that a CRD adds to the list of API versions.
-func servedBy(crd *unstructured.Unstructured) []string {
+// apiVersionsOfCRD returns the API versions that a CRD adds to .Capabilities.APIVersions.
+func apiVersionsOfCRD(crd *unstructured.Unstructured) []string {
 	group, _, _ := unstructured.NestedString(crd.Object, "spec", "group")
 	kind, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "kind")
 	versions, _, _ := unstructured.NestedSlice(crd.Object, "spec", "versions")
@@ -484,8 +486,8 @@ func servedBy(crd *unstructured.Unstructured) []string {
 	return served
 }
 
-// joinLines returns err in one line. Helm spreads lists over several lines.
-func joinLines(err error) error {
+// toOneLine returns an error with the text of err in one line. Helm spreads lists over several lines.
+func toOneLine(err error) error {
 	var lines []string
 	for line := range strings.Lines(err.Error()) {
 		if line = strings.TrimSpace(line); line != "" {

@@ -58,7 +58,7 @@ func fetched(t *testing.T, chart examples.Chart) source.Chart {
 	return source.Chart{}
 }
 
-// request asks for a release of chart on a cluster with Kubernetes 1.36.
+// request returns a request for a release of chart on a cluster with Kubernetes 1.36.
 func request(t *testing.T, chart examples.Chart) render.ChartRequest {
 	t.Helper()
 	return render.ChartRequest{
@@ -71,9 +71,9 @@ func request(t *testing.T, chart examples.Chart) render.ChartRequest {
 }
 
 // rendered returns the release that charts makes of a request.
-func rendered(t *testing.T, charts *render.Charts, asked render.ChartRequest) render.Release {
+func rendered(t *testing.T, charts *render.Charts, chartRequest render.ChartRequest) render.Release {
 	t.Helper()
-	release, err := charts.Render(t.Context(), asked)
+	release, err := charts.Render(t.Context(), chartRequest)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,9 +97,9 @@ func TestRenderGolden(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			asked := request(t, examples.Chart{})
-			change(&asked)
-			golden(t, name, rendered(t, render.NewCharts(pool), asked).Objects)
+			chartRequest := request(t, examples.Chart{})
+			change(&chartRequest)
+			golden(t, name, rendered(t, render.NewCharts(pool), chartRequest).Objects)
 		})
 	}
 }
@@ -167,11 +167,11 @@ func TestRenderErrorsNameTheChartAndThePlace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			asked := request(t, test.chart)
+			chartRequest := request(t, test.chart)
 			if test.change != nil {
-				test.change(&asked)
+				test.change(&chartRequest)
 			}
-			_, err := render.NewCharts(pool).Render(t.Context(), asked)
+			_, err := render.NewCharts(pool).Render(t.Context(), chartRequest)
 			wantInvalid(t, err, test.want...)
 		})
 	}
@@ -179,7 +179,7 @@ func TestRenderErrorsNameTheChartAndThePlace(t *testing.T) {
 
 func TestRenderSeesTheMember(t *testing.T) {
 	t.Parallel()
-	asked := request(t, withTemplate(`apiVersion: v1
+	chartRequest := request(t, withTemplate(`apiVersion: v1
 kind: ConfigMap
 metadata:
   name: seen
@@ -193,8 +193,8 @@ data:
   lookup: {{ lookup "v1" "Namespace" "" "" | len | quote }}
   dns: {{ getHostByName "localhost" | quote }}
 `))
-	asked.KubeVersion = "v1.31.6+k3s1"
-	objects := rendered(t, render.NewCharts(pool), asked).Objects
+	chartRequest.KubeVersion = "v1.31.6+k3s1"
+	objects := rendered(t, render.NewCharts(pool), chartRequest).Objects
 	for _, object := range objects {
 		if object.GetName() != "seen" {
 			continue
@@ -211,9 +211,9 @@ data:
 	t.Error("the template is missing")
 }
 
-func TestRenderOnceForAllWhoAskTheSame(t *testing.T) {
+func TestRenderOnceForEqualRequests(t *testing.T) {
 	t.Parallel()
-	asked := request(t, examples.Chart{})
+	chartRequest := request(t, examples.Chart{})
 	charts := render.NewCharts(pool)
 	var (
 		mu       sync.Mutex // guards releases
@@ -221,7 +221,7 @@ func TestRenderOnceForAllWhoAskTheSame(t *testing.T) {
 		group    sync.WaitGroup
 	)
 	ask := func(change func(*render.ChartRequest)) {
-		mine := asked
+		mine := chartRequest
 		change(&mine)
 		release, err := charts.Render(t.Context(), mine)
 		if err != nil {
@@ -249,21 +249,21 @@ func TestRenderOnceForAllWhoAskTheSame(t *testing.T) {
 	}
 }
 
-func TestRenderTellsAPIListsApartWhereItMatters(t *testing.T) {
+func TestRenderDistinguishesAPIsThatTheChartReads(t *testing.T) {
 	t.Parallel()
-	asked := request(t, withTemplate(`{{ if .Capabilities.APIVersions.Has "example.com/v1" }}`+object("ConfigMap", "extra")+`{{ end }}`))
+	chartRequest := request(t, withTemplate(`{{ if .Capabilities.APIVersions.Has "example.com/v1" }}`+object("ConfigMap", "extra")+`{{ end }}`))
 	charts := render.NewCharts(pool)
-	without := rendered(t, charts, asked)
-	asked.APIVersions = append(asked.APIVersions, "example.com/v1")
-	with := rendered(t, charts, asked)
+	without := rendered(t, charts, chartRequest)
+	chartRequest.APIVersions = append(chartRequest.APIVersions, "example.com/v1")
+	with := rendered(t, charts, chartRequest)
 	if len(with.Objects) != len(without.Objects)+1 {
 		t.Errorf("got %d objects with the API and %d without it, want one more", len(with.Objects), len(without.Objects))
 	}
 }
 
-// TestMembersWithEqualAnswersShareARendering checks that only the API versions that templates ask for keep members
-// apart, as long as the chart reads nothing else of the list.
-func TestMembersWithEqualAnswersShareARendering(t *testing.T) {
+// TestMembersWithEqualCheckedAPIsShareARendering checks that members share a rendering unless they differ in API
+// versions that templates pass to Has, as long as the chart reads nothing else of the list.
+func TestMembersWithEqualCheckedAPIsShareARendering(t *testing.T) {
 	t.Parallel()
 	has := `{{ if .Capabilities.APIVersions.Has "a/v1" }}{{ if .Capabilities.APIVersions.Has "b/v1" }}` + object("ConfigMap", "ab") + `{{ end }}{{ end }}`
 	for name, test := range map[string]struct {
@@ -279,13 +279,13 @@ func TestMembersWithEqualAnswersShareARendering(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			asked, charts := request(t, withTemplate(test.template)), render.NewCharts(pool)
+			chartRequest, charts := request(t, withTemplate(test.template)), render.NewCharts(pool)
 			releases := map[*unstructured.Unstructured]bool{}
 			for _, list := range test.lists {
-				asked.APIVersions = strings.Fields(list)
-				shared := rendered(t, charts, asked)
+				chartRequest.APIVersions = strings.Fields(list)
+				shared := rendered(t, charts, chartRequest)
 				releases[shared.Objects[0]] = true
-				alone := rendered(t, render.NewCharts(pool), asked)
+				alone := rendered(t, render.NewCharts(pool), chartRequest)
 				if diff := cmp.Diff(alone.Objects, shared.Objects); diff != "" {
 					t.Errorf("%s: differs from a rendering for this member alone (-alone +shared):\n%s", list, diff)
 				}
@@ -299,9 +299,9 @@ func TestMembersWithEqualAnswersShareARendering(t *testing.T) {
 
 func TestRenderBigRelease(t *testing.T) {
 	t.Parallel()
-	asked := request(t, examples.Chart{})
-	asked.Values = values(t, "filler: {count: 60, size: 100000}\n")
-	objects := rendered(t, render.NewCharts(pool), asked).Objects
+	chartRequest := request(t, examples.Chart{})
+	chartRequest.Values = values(t, "filler: {count: 60, size: 100000}\n")
+	objects := rendered(t, render.NewCharts(pool), chartRequest).Objects
 	size := 0
 	for _, object := range objects {
 		text, _, _ := unstructured.NestedString(object.Object, "data", "filler")
@@ -314,14 +314,14 @@ func TestRenderBigRelease(t *testing.T) {
 
 func TestRenderNeedsTheVersion(t *testing.T) {
 	t.Parallel()
-	asked := request(t, examples.Chart{})
-	asked.KubeVersion = ""
-	if _, err := render.NewCharts(pool).Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "not known yet") {
+	chartRequest := request(t, examples.Chart{})
+	chartRequest.KubeVersion = ""
+	if _, err := render.NewCharts(pool).Render(t.Context(), chartRequest); err == nil || !strings.Contains(err.Error(), "not known yet") {
 		t.Errorf("got %v, want an error about the version", err)
 	}
 }
 
-func TestRenderNeedsTheAPIsThatTheChartLooksAt(t *testing.T) {
+func TestRenderNeedsTheAPIsThatTheChartReads(t *testing.T) {
 	t.Parallel()
 	guard := `{{ if .Capabilities.APIVersions.Has "example.com/v1" }}a{{ end }}`
 	for name, test := range map[string]struct {
@@ -335,12 +335,12 @@ func TestRenderNeedsTheAPIsThatTheChartLooksAt(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			asked := request(t, test.chart)
-			asked.APIVersions = nil
+			chartRequest := request(t, test.chart)
+			chartRequest.APIVersions = nil
 			if test.values != "" {
-				asked.Values = map[string]any{"greeting": test.values}
+				chartRequest.Values = map[string]any{"greeting": test.values}
 			}
-			_, err := render.NewCharts(pool).Render(t.Context(), asked)
+			_, err := render.NewCharts(pool).Render(t.Context(), chartRequest)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got error %v, want %q in it", err, test.want)
 			}
@@ -350,10 +350,10 @@ func TestRenderNeedsTheAPIsThatTheChartLooksAt(t *testing.T) {
 
 func TestRenderEndsWithItsContext(t *testing.T) {
 	t.Parallel()
-	asked := request(t, withTemplate("{{ range until 30000000 }}{{ end }}"))
+	chartRequest := request(t, withTemplate("{{ range until 30000000 }}{{ end }}"))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := render.NewCharts(pool).Render(ctx, asked); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := render.NewCharts(pool).Render(ctx, chartRequest); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want the end of the context", err)
 	}
 }

@@ -119,10 +119,10 @@ func TestConcurrentLargeCharts(t *testing.T) { //nolint:paralleltest // it measu
 	}
 	chart, charts, memory := request(t, examples.Chart{Files: files}), render.NewCharts(pool), kube.NewContentMemory(contentMemory)
 	checkPeak(t, 24, 400<<20, func(i int) {
-		asked := chart
-		asked.Scope, asked.Values, asked.Memory = "tenant", map[string]any{"n": i}, memory.Reserve("tenant")
-		defer asked.Memory.Release()
-		if _, err := charts.Render(t.Context(), asked); err != nil && !kube.IsMemoryError(err) {
+		chartRequest := chart
+		chartRequest.Scope, chartRequest.Values, chartRequest.Memory = "tenant", map[string]any{"n": i}, memory.Reserve("tenant")
+		defer chartRequest.Memory.Release()
+		if _, err := charts.Render(t.Context(), chartRequest); err != nil && !kube.IsMemoryError(err) {
 			t.Errorf("%.200s", err.Error())
 		}
 	})
@@ -130,16 +130,16 @@ func TestConcurrentLargeCharts(t *testing.T) { //nolint:paralleltest // it measu
 
 func TestChartChecksTooManyAPIs(t *testing.T) {
 	t.Parallel()
-	asked := request(t, withTemplate(`{{ range $i := until 2000 }}{{ if $.Capabilities.APIVersions.Has (print $i) }}{{ end }}{{ end }}`))
-	if _, err := render.NewCharts(pool).Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "checks more than 1000 API versions") {
+	chartRequest := request(t, withTemplate(`{{ range $i := until 2000 }}{{ if $.Capabilities.APIVersions.Has (print $i) }}{{ end }}{{ end }}`))
+	if _, err := render.NewCharts(pool).Render(t.Context(), chartRequest); err == nil || !strings.Contains(err.Error(), "checks more than 1000 API versions") {
 		t.Errorf("got %v", err)
 	}
-	asked = request(t, withTemplate(`{{ if .Capabilities.APIVersions.Has (repeat 1000 "x") }}{{ fail "it is served" }}{{ end }}`))
-	if _, err := render.NewCharts(pool).Render(t.Context(), asked); err != nil {
+	chartRequest = request(t, withTemplate(`{{ if .Capabilities.APIVersions.Has (repeat 1000 "x") }}{{ fail "it is served" }}{{ end }}`))
+	if _, err := render.NewCharts(pool).Render(t.Context(), chartRequest); err != nil {
 		t.Error(err)
 	}
-	asked = request(t, withTemplate(`{{ if .Capabilities.APIVersions.Has (repeat 70000 "x") }}{{ end }}`))
-	if _, err := render.NewCharts(pool).Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "64 KiB of their names") {
+	chartRequest = request(t, withTemplate(`{{ if .Capabilities.APIVersions.Has (repeat 70000 "x") }}{{ end }}`))
+	if _, err := render.NewCharts(pool).Render(t.Context(), chartRequest); err == nil || !strings.Contains(err.Error(), "64 KiB of their names") {
 		t.Errorf("got %v", err)
 	}
 }

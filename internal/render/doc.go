@@ -1,18 +1,22 @@
 // Package render renders content, with values, as Kubernetes objects.
 //
-// internal/hub/summaries calls Unsupported for the spec of a profile, Manifests for its policyRefs, Values and
-// Charts.Render for its Helm charts, and NewKustomization and KustomizationRenderer.Render for its kustomizationRefs.
+// internal/hub/summaries calls it for the summary of a profile: Unsupported for the spec, ManifestRenderer.Render for
+// policyRefs, Values and Charts.Render for helmCharts, NewKustomization and KustomizationRenderer.Render for
+// kustomizationRefs. Then Changer.Change applies the patches, labels and annotations of the profile to the objects.
 //
-// Charts.Render has these steps: it reads the facts about the chart, removes the inputs that the chart does not read
-// from the request, and looks for the rendering in the cache that all members share. If it is missing, the chart is
-// rendered for all members. If that rendering generates a value, or looks up an object that it renders itself, the
-// chart is rendered again for this release on this member, with its stored results. A rendering starts a call in the
-// sandbox (sandbox.go), which executes the templates (chart.go) with functions that use stored results (generated.go,
-// lookup.go), and collects the objects (release.go).
+// Charts.Render has these steps:
 //
-// A kustomization is built with kustomize's library in the sandbox, in a file system that has the files of its source
-// only (kustomize.go, kustomize_tree.go). The result is the same for all members. If there are values, the built
-// objects that contain "{{" are expanded with them.
+//  1. Read the facts about the chart, and remove the inputs that it does not read from the request (facts.go).
+//  2. Return the release from the cache that all members share, or render the chart for all members (chart.go).
+//  3. If its templates generate values, or look up an object that the chart renders itself, render the chart again for
+//     this release on this member, with its stored results.
+//
+// Each rendering is a call in the sandbox (sandbox.go), which executes the templates with functions that use stored
+// results (generated.go, lookup.go), and collects the objects (release.go).
+//
+// A kustomization is built with the library of kustomize in the sandbox (kustomize.go), in a file system that has only
+// the files of its source (kustomize_tree.go). The built objects are the same for all members. If the reference has
+// values, the hub then expands the objects that contain "{{" with them (kustomization.go).
 //
 // Terms:
 //
@@ -21,11 +25,12 @@
 //     now) and of lookup, for one release on one member. The caller stores them before it delivers the release.
 //   - Rendered objects: the Secrets and ConfigMaps of a rendering that its templates look up. In pull mode lookup finds
 //     them in the next upgrade, since the hub cannot read the member.
-//   - Pending: rendered objects of a rendering that the member has possibly not started to deploy, see Pend.
+//   - Pending: rendered objects of a rendering that the member has possibly not started to deploy, see WithPending.
 //   - Member-specific: the release depends on Generated or on lookup, so it is not shared and counts as sensitive.
 //   - Unanswered: a lookup found nothing because the hub cannot read the member.
-//   - Inputs: a digest of the chart, the values and the options. While it is the same, templates
-//     read the same results of lookup, the same revision and the same operation.
+//   - Inputs: a digest of the chart, the values and the options. While it is the same, templates read the same results
+//     of lookup, the same revision and the same operation ("install" or "upgrade").
+//   - Scope: the namespace of a Profile, "" for ClusterProfiles. Results are not used in another scope.
 //
 // Invariants:
 //

@@ -15,7 +15,7 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// chartFacts are the facts about a chart that do not depend on a rendering.
+// chartFacts describes a chart: which versions it supports, and which inputs its templates may read.
 type chartFacts struct {
 	name        string
 	kubeVersion string // the supported versions of Kubernetes; "" for all
@@ -23,7 +23,7 @@ type chartFacts struct {
 	// member.
 	usesVersion bool
 	usesAPIs    bool
-	// listsAPIs is true if a template may read more of the API versions than results of .Capabilities.APIVersions.Has.
+	// listsAPIs is true if a template may use the API versions in another way than with .Capabilities.APIVersions.Has.
 	listsAPIs bool
 	// usesRevision is true if a template may read .Release.Revision. usesOperation is true if a template may read
 	// .Release.IsInstall or .Release.IsUpgrade.
@@ -34,7 +34,7 @@ type chartFacts struct {
 // maxFactsSize limits the cached facts of all charts in bytes.
 const maxFactsSize = 4 << 20
 
-// factsCache caches the facts of archives.
+// factsCache caches chartFacts by the digest of the archive.
 type factsCache struct {
 	loading  sync.Mutex // locked while a chart is loaded, which takes much memory
 	byDigest *cache.Cache[chartFacts]
@@ -68,12 +68,12 @@ func factsOf(loaded *helmchart.Chart) (chartFacts, error) {
 	if kind := loaded.Metadata.Type; kind != "" && kind != "application" {
 		return chartFacts{}, fmt.Errorf("it is of type %s, which cannot be installed", kind)
 	}
-	packed := map[string]bool{}
+	included := map[string]bool{}
 	for _, sub := range loaded.Dependencies() {
-		packed[sub.Name()] = true
+		included[sub.Name()] = true
 	}
 	for _, dependency := range loaded.Metadata.Dependencies {
-		if !packed[dependency.Name] {
+		if !included[dependency.Name] {
 			return chartFacts{}, fmt.Errorf("its archive lacks the subchart %s", dependency.Name)
 		}
 	}
@@ -82,9 +82,9 @@ func factsOf(loaded *helmchart.Chart) (chartFacts, error) {
 	return facts, nil
 }
 
-// scanFiles sets the uses… fields from the text of all files of the chart and its subcharts: templates can also
-// evaluate default values and other files. With a false positive, members do not share a rendering that they could
-// share.
+// scanFiles sets the uses… fields and listsAPIs from the text of all files of the chart and its subcharts, since
+// templates can also evaluate default values and other files. After a false positive, members only share fewer
+// renderings.
 func (f *chartFacts) scanFiles(loaded *helmchart.Chart) {
 	for _, file := range loaded.Raw {
 		if strings.HasPrefix(file.Name, "crds/") || strings.HasSuffix(file.Name, ".md") {
@@ -136,9 +136,9 @@ func (f chartFacts) normalizeRequest(request ChartRequest) (ChartRequest, error)
 		return ChartRequest{}, phase.Invalidf("chart %s %s is for Kubernetes %s, but the cluster has %s",
 			request.Chart.Name, request.Chart.Version, f.kubeVersion, request.KubeVersion)
 	}
-	values := containsText(request.Values, usesCapabilities)
+	valuesUseCapabilities := containsText(request.Values, usesCapabilities)
 	switch {
-	case !f.usesAPIs && !values:
+	case !f.usesAPIs && !valuesUseCapabilities:
 		request.APIVersions = nil
 	case len(request.APIVersions) == 0:
 		// Without the list, the chart would omit objects of optional APIs, and the engine would prune them.
@@ -146,7 +146,7 @@ func (f chartFacts) normalizeRequest(request ChartRequest) (ChartRequest, error)
 	default:
 		request.onlyChecksAPIs = !f.listsAPIs && !containsText(request.Values, listsAPIs)
 	}
-	if !f.usesVersion && !values {
+	if !f.usesVersion && !valuesUseCapabilities {
 		request.KubeVersion = "v1.0.0" // any valid version: the chart does not read it
 	}
 	revision, operation := f.usesReleaseFields(request)
@@ -157,7 +157,7 @@ func (f chartFacts) normalizeRequest(request ChartRequest) (ChartRequest, error)
 	return request, nil
 }
 
-// containsText returns whether matches returns true for a string in value. Charts can evaluate each string as a
+// containsText returns whether matches returns true for a string in value. A chart can evaluate any string as a
 // template.
 func containsText(value any, matches func(string) bool) bool {
 	switch value := value.(type) {

@@ -27,12 +27,12 @@ func forging(messages ...string) *sandbox.Pool {
 // error, and must not end this process.
 func TestForgedMessages(t *testing.T) {
 	t.Parallel()
-	asked := request(t, examples.Chart{})
+	chartRequest := request(t, examples.Chart{})
 	renderChart := func(lookup render.LookupFunc) func(*sandbox.Pool) error {
 		return func(pool *sandbox.Pool) error {
-			asked := asked
-			asked.Lookup = lookup
-			_, err := render.NewCharts(pool).Render(t.Context(), asked)
+			chartRequest := chartRequest
+			chartRequest.Lookup = lookup
+			_, err := render.NewCharts(pool).Render(t.Context(), chartRequest)
 			return err
 		}
 	}

@@ -63,7 +63,7 @@ func FuzzApplyPatches(f *testing.F) {
 		var changed map[int]json.RawMessage
 		var err error
 		fuzzing.Within(t, 256<<20+uint64(len(text))*20_000, func() {
-			changed, err = applyPatches(patching{Objects: docs, Patches: []Patch{patch}, Unpatched: []int{2}})
+			changed, err = applyPatches(patchInput{Objects: docs, Patches: []Patch{patch}, Unpatched: []int{2}})
 		})
 		if _, isChanged := changed[2]; isChanged {
 			t.Error("an object that must not be patched is changed")
@@ -124,7 +124,7 @@ func FuzzKustomization(f *testing.F) {
 	})
 }
 
-// FuzzValues merges inline values with those of a ConfigMap, and checks that memory for the result is reserved.
+// FuzzValues merges inline values with the values in a ConfigMap, and checks that memory for the result is reserved.
 func FuzzValues(f *testing.F) {
 	for _, text := range []string{
 		"a: 1\nb: {c: [x, {d: null}]}\n", "b: null\n", "{\"a\": {\"b\": 1e999}}", "- a\n", "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "? [a]\n: b\n",
@@ -187,8 +187,8 @@ func FuzzReleaseManifest(f *testing.F) {
 	})
 }
 
-// FuzzChart renders charts of others. Templates that take much time or memory by a number are left out, because only
-// the sandbox limits those.
+// FuzzChart renders untrusted charts. It skips templates that take much time or memory because of a number: only the
+// sandbox limits them.
 func FuzzChart(f *testing.F) {
 	const chart = "apiVersion: v2\nname: web\nversion: 1.0.0\n"
 	const object = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: {{ .Release.Name }}}\ndata: {a: {{ .Values.a | quote }}}\n"

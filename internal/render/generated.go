@@ -17,18 +17,19 @@ import (
 	helmchart "helm.sh/helm/v4/pkg/chart/v2"
 )
 
-// Generated holds the results of the non-deterministic template functions of a release as JSON: of randAlphaNum, genCA,
-// now and similar functions, and of lookup. The key identifies the call: the template, the function, a digest of the
-// arguments, and the number of the call. The result of a lookup is stored per inputs and operation, without a template:
-// a release is not upgraded again only because lookup finds the objects of the release after its installation.
+// Generated holds the results of the non-deterministic template functions of a release as JSON: randAlphaNum, genCA,
+// now and similar functions, and lookup. The key identifies the call: the template, the function, a digest of the
+// arguments, and the number of the call. The key of a lookup has the inputs and the operation instead of the template:
+// after the installation, lookup would find the objects of the release itself, and that alone must not upgrade the
+// release.
 //
-// For a member that cannot be read, Generated also holds the Secrets and ConfigMaps of the deployed rendering that its
-// templates look up. The key identifies the arguments of lookup. Pend adds the objects of a rendering that is not
-// deployed yet.
+// For a member that the hub cannot read, Generated also holds the Secrets and ConfigMaps of the deployed rendering that
+// its templates look up. Their key identifies the arguments of lookup. WithPending adds the objects of a rendering that
+// is not deployed yet.
 type Generated map[string]json.RawMessage
 
-// Add returns the results to store after a rendering: the results that it used, and the other results in g without the
-// results of lookup.
+// Add returns the results to store after a rendering that used the results in used: these, and g without results of
+// lookup.
 func (g Generated) Add(used Generated) Generated {
 	all := g.WithoutLookup()
 	maps.Copy(all, used)
@@ -71,59 +72,62 @@ const (
 	endTemplate   = "towlineEndTemplate"
 )
 
-// templateCalls provides the non-deterministic template functions of one rendering.
-type templateCalls struct {
+// templateFunctions provides the non-deterministic template functions of one rendering.
+type templateFunctions struct {
 	// forMember is true if the rendering is for one member. Otherwise functions must not generate values, and lookup
 	// finds nothing.
 	forMember bool
-	// stored are the results of former renderings, and used the results that this rendering uses.
+	// stored has the results of former renderings, and used the results that this rendering uses.
 	stored, used Generated
-	// lookup reads the member. If it is nil, lookups are answered with the stored objects of the last rendering.
+	// lookup reads the member. If it is nil, the stored objects of the last rendering answer the lookups.
 	lookup LookupFunc
 	// inputs is a digest of the chart, the values and the options. operation is "install" or "upgrade".
 	inputs, operation string
-	// lookedUp has the calls of lookup, in pull mode only those that are storable. lookupErr is the error of lookup.
+	// lookedUp has the calls of lookup. Without the function lookup, it has only calls that are storable. lookupErr is the
+	// last error of lookup.
 	lookedUp  map[lookupCall]bool
 	lookupErr error
-	// needsMember is true if a function was called that needs forMember.
+	// needsMember is true if a template called a function that needs forMember.
 	needsMember bool
-	// memberSpecific and unanswered are the values for the fields of Release.
+	// memberSpecific and unanswered become the fields of Release.
 	memberSpecific, unanswered bool
-	// templates is the stack of the templates that are being executed.
-	templates []execution
+	// templates is the stack of the templates that are executed now.
+	templates []templateExecution
 }
 
-// newSharedCalls returns the functions of a rendering for all members.
-func newSharedCalls() *templateCalls { return &templateCalls{lookedUp: map[lookupCall]bool{}} }
+// newSharedFunctions returns the functions of a rendering for all members.
+func newSharedFunctions() *templateFunctions {
+	return &templateFunctions{lookedUp: map[lookupCall]bool{}}
+}
 
-// newMemberCalls returns the functions of a rendering for one member. The parameters are fields of templateCalls.
-func newMemberCalls(stored Generated, lookup LookupFunc, inputs string, isUpgrade bool) *templateCalls {
+// newMemberFunctions returns the functions of a rendering for one member. The parameters are fields of the result.
+func newMemberFunctions(stored Generated, lookup LookupFunc, inputs string, isUpgrade bool) *templateFunctions {
 	operation := "install"
 	if isUpgrade {
 		operation = "upgrade"
 	}
-	return &templateCalls{
+	return &templateFunctions{
 		forMember: true, stored: stored, used: Generated{}, lookup: lookup, inputs: inputs, operation: operation,
 		lookedUp: map[lookupCall]bool{},
 	}
 }
 
-// execution is one execution of a template.
-type execution struct {
+// templateExecution is one execution of a template.
+type templateExecution struct {
 	path   string
 	counts map[string]int // of equal calls
 }
 
-// resultsToStore returns the results for Release.Generated. all is false if the results of lookup are too large and
-// omitted.
-func (c *templateCalls) resultsToStore() (kept Generated, all bool) {
+// resultsToStore returns the results for Release.Generated. isComplete is false if the results of lookup are omitted,
+// because they are too large.
+func (c *templateFunctions) resultsToStore() (results Generated, isComplete bool) {
 	others := c.used.WithoutLookup()
 	if c.lookup != nil && c.used.size()-others.size() > maxLookup {
 		return others, false
 	}
 	if c.lookup == nil {
-		// The results for the other operation are kept: the member can require that operation for the same inputs, for
-		// example after its ConfigurationGroup was lost.
+		// The results for the other operation are kept: the same inputs can need that operation again, for example after the
+		// ConfigurationGroup of the member was lost.
 		sameInputs := lookupPrefix + c.inputs + " "
 		for key, result := range c.stored {
 			if strings.HasPrefix(key, sameInputs) && !strings.HasPrefix(key, sameInputs+c.operation+" ") {
@@ -134,11 +138,11 @@ func (c *templateCalls) resultsToStore() (kept Generated, all bool) {
 	return c.used, true
 }
 
-// functions returns the functions that replace functions of Helm and Sprig.
-func (c *templateCalls) functions() template.FuncMap {
+// funcMap returns the functions that replace functions of Helm and Sprig.
+func (c *templateFunctions) funcMap() template.FuncMap {
 	functions := template.FuncMap{
 		beginTemplate: func(path string) string {
-			c.templates = append(c.templates, execution{path: path, counts: map[string]int{}})
+			c.templates = append(c.templates, templateExecution{path: path, counts: map[string]int{}})
 			return ""
 		},
 		endTemplate: func() string {
@@ -161,8 +165,9 @@ func (c *templateCalls) functions() template.FuncMap {
 	return functions
 }
 
-// wrapFunction wraps a function. The wrapper returns the stored result of the same call if there is one.
-func (c *templateCalls) wrapFunction(name string, function any) any {
+// wrapFunction returns a function that returns the stored result of the same call, or else calls function and stores
+// its result.
+func (c *templateFunctions) wrapFunction(name string, function any) any {
 	original := reflect.ValueOf(function)
 	return reflect.MakeFunc(original.Type(), func(args []reflect.Value) []reflect.Value {
 		if isDeterministic(name, args) {
@@ -191,7 +196,8 @@ func (c *templateCalls) wrapFunction(name string, function any) any {
 				panic(fmt.Errorf("encode the result of %s: %w", name, err))
 			}
 		}
-		// Decoding gives the first rendering the same value as later ones: for example, JSON drops the monotonic clock.
+		// The first rendering decodes its result too, so that it gets the same value as later ones: JSON drops, for example,
+		// the monotonic clock.
 		result := reflect.New(original.Type().Out(0))
 		if err := json.Unmarshal(stored, result.Interface()); err != nil {
 			panic(fmt.Errorf("decode the stored result of %s: %w", name, err))
@@ -203,7 +209,7 @@ func (c *templateCalls) wrapFunction(name string, function any) any {
 }
 
 // key returns the key of a call in Generated. It has a digest of the arguments, because they can be secret.
-func (c *templateCalls) key(function string, args []reflect.Value) string {
+func (c *templateFunctions) key(function string, args []reflect.Value) string {
 	values := make([]any, 0, len(args))
 	for _, arg := range args {
 		values = append(values, arg.Interface())
@@ -257,9 +263,9 @@ func sortedValues(dict map[string]any) []any {
 	return all
 }
 
-// markTemplates inserts beginTemplate and endTemplate into all templates of a chart, so that the keys of a template's
-// calls do not depend on other templates. If another template includes it, for example for a checksum, its functions
-// return the same results there.
+// markTemplates inserts beginTemplate and endTemplate into all templates of a chart. So the keys of the calls in a
+// template do not depend on other templates, and a template that another one includes, for example for a checksum, has
+// the same results there.
 func markTemplates(chart *helmchart.Chart) {
 	for _, file := range chart.Templates {
 		name := path.Join(chart.ChartFullPath(), file.Name)

@@ -20,21 +20,21 @@ import (
 	"github.com/towline/towline/internal/render"
 )
 
-// member is a member that keeps what its release generates.
+// member is a member with the stored values of its release.
 type member struct {
 	name  string
 	kept  render.Generated
 	loads int
 }
 
-func (m *member) render(t *testing.T, charts *render.Charts, asked render.ChartRequest) render.Release {
+func (m *member) render(t *testing.T, charts *render.Charts, chartRequest render.ChartRequest) render.Release {
 	t.Helper()
-	asked.Owner = m.name
-	asked.Generated = func(context.Context) (render.Generated, error) {
+	chartRequest.Owner = m.name
+	chartRequest.Generated = func(context.Context) (render.Generated, error) {
 		m.loads++
 		return m.kept, nil
 	}
-	release := rendered(t, charts, asked)
+	release := rendered(t, charts, chartRequest)
 	m.kept = m.kept.Add(release.Generated)
 	return release
 }
@@ -78,24 +78,24 @@ func TestEveryGeneratedValueIsKept(t *testing.T) {
 		"dateInZone": `dateInZone "2006-01-02T15:04:05.999999999" "no time" "UTC"`,
 		"secret":     `randAlphaNum 20`,
 	}
-	asked := request(t, generating(calls))
+	chartRequest := request(t, generating(calls))
 	first, second := &member{name: "first"}, &member{name: "second"}
 	charts := render.NewCharts(pool)
-	one := generated(t, first.render(t, charts, asked))
-	two := generated(t, second.render(t, charts, asked))
+	one := generated(t, first.render(t, charts, chartRequest))
+	two := generated(t, second.render(t, charts, chartRequest))
 	for call := range calls {
 		if one[call] == "" || one[call] == two[call] {
 			t.Errorf("%s: got %q and %q, want values of their own for two members", call, one[call], two[call])
 		}
 	}
-	if diff := cmp.Diff(one, generated(t, first.render(t, charts, asked))); diff != "" {
+	if diff := cmp.Diff(one, generated(t, first.render(t, charts, chartRequest))); diff != "" {
 		t.Errorf("the same request again (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(one, generated(t, first.render(t, render.NewCharts(pool), asked))); diff != "" {
+	if diff := cmp.Diff(one, generated(t, first.render(t, render.NewCharts(pool), chartRequest))); diff != "" {
 		t.Errorf("after a restart (-want +got):\n%s", diff)
 	}
-	asked.Values, asked.KubeVersion, asked.APIVersions = values(t, "replicas: 2\n"), "v1.37.0", []string{"v1", "example.com/v1"}
-	if diff := cmp.Diff(one, generated(t, first.render(t, charts, asked))); diff != "" {
+	chartRequest.Values, chartRequest.KubeVersion, chartRequest.APIVersions = values(t, "replicas: 2\n"), "v1.37.0", []string{"v1", "example.com/v1"}
+	if diff := cmp.Diff(one, generated(t, first.render(t, charts, chartRequest))); diff != "" {
 		t.Errorf("with other values, version and APIs (-want +got):\n%s", diff)
 	}
 	for key := range first.kept {
@@ -144,14 +144,14 @@ func TestGeneratedCertificatesChainToTheirCA(t *testing.T) {
 	text := `{{ $ca := genCA "ca" 10 }}{{ $leaf := genSignedCert "leaf.example.com" nil (list "leaf.example.com") 10 $ca }}` +
 		object("ConfigMap", "generated") + "data:\n  ca: {{ $ca.Cert | b64enc }}\n  leaf: {{ $leaf.Cert | b64enc }}\n" +
 		"  included: {{ include \"sub.certificate\" (dict \"ca\" $ca) | b64enc }}\n"
-	asked := request(t, examples.Chart{Files: map[string]string{
+	chartRequest := request(t, examples.Chart{Files: map[string]string{
 		"templates/added.yaml": text,
 		"charts/greeting/templates/_cert.tpl": `{{ define "sub.certificate" }}` +
 			`{{ (genSignedCertWithKey "leaf.example.com" nil (list "leaf.example.com") 10 .ca (genPrivateKey "ecdsa")).Cert }}{{ end }}`,
 	}})
 	m := &member{name: "one"}
-	data := generated(t, m.render(t, render.NewCharts(pool), asked))
-	again := generated(t, m.render(t, render.NewCharts(pool), asked)) // the CA is a kept one
+	data := generated(t, m.render(t, render.NewCharts(pool), chartRequest))
+	again := generated(t, m.render(t, render.NewCharts(pool), chartRequest)) // the CA is a kept one
 	if diff := cmp.Diff(data, again); diff != "" {
 		t.Errorf("certificates differ (-want +got):\n%s", diff)
 	}
@@ -195,29 +195,29 @@ func certificate(t *testing.T, encoded string) *x509.Certificate {
 func TestChartThatDoesNotGenerateIsShared(t *testing.T) {
 	t.Parallel()
 	// The function is there, but not called with these values.
-	asked := request(t, withTemplate("{{ if .Values.generate }}# {{ randAlphaNum 5 }}{{ end }}\n"+
+	chartRequest := request(t, withTemplate("{{ if .Values.generate }}# {{ randAlphaNum 5 }}{{ end }}\n"+
 		object("ConfigMap", "generated")+"data:\n  keys: {{ keys (dict \"c\" 1 \"a\" 2 \"b\" 3) | join \",\" }}{{ values (dict \"c\" 1 \"a\" 2 \"b\" 3) | join \",\" }}\n"+
 		"  day: {{ date \"2006\" 86400 | quote }}\n"))
 	charts, m := render.NewCharts(pool), &member{name: "one"}
-	release := m.render(t, charts, asked)
+	release := m.render(t, charts, chartRequest)
 	if m.loads != 0 || release.Generated != nil || release.Unanswered {
 		t.Errorf("got %d loads and generated values %v, want none", m.loads, release.Generated)
 	}
 	if diff := cmp.Diff(map[string]string{"keys": "a,b,c2,3,1", "day": "1970"}, generated(t, release)); diff != "" {
 		t.Errorf("data differs (-want +got):\n%s", diff)
 	}
-	asked.Values = values(t, "generate: true\n")
-	if release = m.render(t, charts, asked); m.loads != 1 || len(release.Generated) != 1 {
+	chartRequest.Values = values(t, "generate: true\n")
+	if release = m.render(t, charts, chartRequest); m.loads != 1 || len(release.Generated) != 1 {
 		t.Errorf("got %d loads and generated values %v, want one of each", m.loads, release.Generated)
 	}
 }
 
 func TestFailureToLoadGeneratedValues(t *testing.T) {
 	t.Parallel()
-	asked := request(t, withTemplate("# {{ uuidv4 }}"))
+	chartRequest := request(t, withTemplate("# {{ uuidv4 }}"))
 	failure := errors.New("the hub does not answer")
-	asked.Generated = func(context.Context) (render.Generated, error) { return nil, failure }
-	_, err := render.NewCharts(pool).Render(t.Context(), asked)
+	chartRequest.Generated = func(context.Context) (render.Generated, error) { return nil, failure }
+	_, err := render.NewCharts(pool).Render(t.Context(), chartRequest)
 	var invalid phase.Invalid
 	if !errors.Is(err, failure) || errors.As(err, &invalid) {
 		t.Errorf("got %v, want an error to try again after", err)
@@ -226,66 +226,66 @@ func TestFailureToLoadGeneratedValues(t *testing.T) {
 
 func TestLookupReadsTheMember(t *testing.T) {
 	t.Parallel()
-	asked := request(t, withTemplate(object("ConfigMap", "generated")+
+	chartRequest := request(t, withTemplate(object("ConfigMap", "generated")+
 		"data:\n  found: {{ (lookup \"v1\" \"Secret\" .Release.Namespace \"there\").data | default \"nothing\" | quote }}\n"))
 	charts := render.NewCharts(pool)
-	shared := rendered(t, charts, asked)
+	shared := rendered(t, charts, chartRequest)
 	if got := generated(t, shared)["found"]; !shared.Unanswered || got != "nothing" {
 		t.Errorf("without a cluster: got %q, unanswered is %t; want nothing, unanswered", got, shared.Unanswered)
 	}
 	content := "first"
-	asked.Owner, asked.Lookup = "one", func(apiVersion, kind, namespace, name string) (map[string]any, error) {
+	chartRequest.Owner, chartRequest.Lookup = "one", func(apiVersion, kind, namespace, name string) (map[string]any, error) {
 		return map[string]any{"data": strings.Join([]string{apiVersion, kind, namespace, name, content}, " ")}, nil
 	}
 	for _, content = range []string{"first", "second"} {
-		if got, want := generated(t, rendered(t, charts, asked))["found"], "v1 Secret site there "+content; got != want {
+		if got, want := generated(t, rendered(t, charts, chartRequest))["found"], "v1 Secret site there "+content; got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+	chartRequest.Lookup = func(string, string, string, string) (map[string]any, error) {
 		return nil, errors.New("forbidden to read")
 	}
-	if _, err := charts.Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "forbidden to read") {
+	if _, err := charts.Render(t.Context(), chartRequest); err == nil || !strings.Contains(err.Error(), "forbidden to read") {
 		t.Errorf("got %v, want the error of the lookup", err)
 	}
 }
 
 func TestChartMayGenerateAndLookUp(t *testing.T) {
 	t.Parallel()
-	asked := request(t, withTemplate(`{{ $found := lookup "v1" "Secret" .Release.Namespace "there" }}`+object("ConfigMap", "generated")+
+	chartRequest := request(t, withTemplate(`{{ $found := lookup "v1" "Secret" .Release.Namespace "there" }}`+object("ConfigMap", "generated")+
 		"data:\n  password: {{ $found.password | default (randAlphaNum 20) }}\n"))
 	charts, m := render.NewCharts(pool), &member{name: "one"}
-	first, again := m.render(t, charts, asked), m.render(t, charts, asked)
+	first, again := m.render(t, charts, chartRequest), m.render(t, charts, chartRequest)
 	if !first.Unanswered || !first.MemberSpecific || generated(t, first)["password"] != generated(t, again)["password"] {
 		t.Errorf("in pull mode: got %v, then %v", generated(t, first), generated(t, again))
 	}
 	if first.Objects[0] != again.Objects[0] {
 		t.Error("in pull mode: the same release was rendered twice")
 	}
-	asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+	chartRequest.Lookup = func(string, string, string, string) (map[string]any, error) {
 		return map[string]any{"password": "found"}, nil
 	}
-	if got := generated(t, m.render(t, charts, asked))["password"]; got != "found" {
+	if got := generated(t, m.render(t, charts, chartRequest))["password"]; got != "found" {
 		t.Errorf("in push mode: got %q, want the password of the member", got)
 	}
 }
 
-// TestLookupIsAskedAgainForAnotherInput renders a chart that finds on the member what it has deployed itself. That
-// alone must make no revision.
-func TestLookupIsAskedAgainForAnotherInput(t *testing.T) {
+// TestLookupReadsAgainForOtherInputs renders a chart that looks up an object that it has deployed itself. The found
+// object alone must cause no revision.
+func TestLookupReadsAgainForOtherInputs(t *testing.T) {
 	t.Parallel()
-	asked := request(t, withTemplate(`{{ $found := lookup "v1" "Secret" .Release.Namespace "there" }}`+object("ConfigMap", "generated")+
+	chartRequest := request(t, withTemplate(`{{ $found := lookup "v1" "Secret" .Release.Namespace "there" }}`+object("ConfigMap", "generated")+
 		"data:\n  found: {{ $found.count | default 0 | quote }}\n  password: {{ $found.password | default (randAlphaNum 20) }}\n"+
 		"  sum: {{ toJson $found | sha256sum }}\n  api: {{ .Capabilities.APIVersions.Has \"example.com/v1\" | quote }}\n"))
 	count := int64(0)
-	asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+	chartRequest.Lookup = func(string, string, string, string) (map[string]any, error) {
 		if count == 0 {
 			return map[string]any{}, nil
 		}
 		return map[string]any{"count": count, "password": "deployed"}, nil
 	}
 	m := &member{name: "one"}
-	first := generated(t, m.render(t, render.NewCharts(pool), asked))
+	first := generated(t, m.render(t, render.NewCharts(pool), chartRequest))
 	if first["found"] != "0" || len(first["password"]) != 20 {
 		t.Fatalf("the first rendering has %v", first)
 	}
@@ -293,26 +293,26 @@ func TestLookupIsAskedAgainForAnotherInput(t *testing.T) {
 	want := maps.Clone(first)
 	check := func(when string, charts *render.Charts) {
 		t.Helper()
-		if diff := cmp.Diff(want, generated(t, m.render(t, charts, asked))); diff != "" {
+		if diff := cmp.Diff(want, generated(t, m.render(t, charts, chartRequest))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", when, diff)
 		}
 	}
 	charts := render.NewCharts(pool)
 	check("after a restart", charts)
 	check("again", charts)
-	asked.APIVersions, want["api"] = append(asked.APIVersions, "example.com/v1"), "true"
+	chartRequest.APIVersions, want["api"] = append(chartRequest.APIVersions, "example.com/v1"), "true"
 	check("with another API on the member", charts)
 
-	asked.Values = map[string]any{"other": "value"}
+	chartRequest.Values = map[string]any{"other": "value"}
 	want["found"], want["password"] = "1000000", "deployed"
-	want["sum"] = generated(t, m.render(t, charts, asked))["sum"]
+	want["sum"] = generated(t, m.render(t, charts, chartRequest))["sum"]
 	check("with other values", charts)
 	size := len(m.kept)
 	count = 2000000
 	check("with other values after a restart", render.NewCharts(pool))
 	for _, count = range []int64{3, 4, 5} {
-		asked.Values = map[string]any{"other": count}
-		if got := generated(t, m.render(t, charts, asked))["found"]; got != fmt.Sprint(count) {
+		chartRequest.Values = map[string]any{"other": count}
+		if got := generated(t, m.render(t, charts, chartRequest))["found"]; got != fmt.Sprint(count) {
 			t.Errorf("with value %d: found %s", count, got)
 		}
 	}
@@ -323,49 +323,49 @@ func TestLookupIsAskedAgainForAnotherInput(t *testing.T) {
 
 func TestLookupComesBeforeFailure(t *testing.T) {
 	t.Parallel()
-	asked := request(t, withTemplate("{{ if not (lookup \"v1\" \"Namespace\" \"\" \"prepared\") }}{{ fail \"prepare it\" }}{{ end }}"))
+	chartRequest := request(t, withTemplate("{{ if not (lookup \"v1\" \"Namespace\" \"\" \"prepared\") }}{{ fail \"prepare it\" }}{{ end }}"))
 	charts := render.NewCharts(pool)
-	if _, err := charts.Render(t.Context(), asked); err == nil || !strings.Contains(err.Error(), "prepare it") {
+	if _, err := charts.Render(t.Context(), chartRequest); err == nil || !strings.Contains(err.Error(), "prepare it") {
 		t.Errorf("without a cluster: got %v, want the failure", err)
 	}
-	asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+	chartRequest.Lookup = func(string, string, string, string) (map[string]any, error) {
 		return map[string]any{"kind": "Namespace"}, nil
 	}
-	rendered(t, charts, asked)
+	rendered(t, charts, chartRequest)
 }
 
 func TestRevisionAndOperation(t *testing.T) {
 	t.Parallel()
 	charts := render.NewCharts(pool)
-	asked := request(t, withTemplate(object("ConfigMap", "generated")+
+	chartRequest := request(t, withTemplate(object("ConfigMap", "generated")+
 		"data:\n  revision: {{ .Release.Revision | quote }}\n  operation: \"{{ .Release.IsInstall }} {{ .Release.IsUpgrade }}\"\n"))
-	inputs, err := charts.Inputs(asked)
+	inputs, err := charts.InputsDigest(chartRequest)
 	if err != nil || inputs == "" {
 		t.Fatalf("got inputs %q, error %v", inputs, err)
 	}
-	if diff := cmp.Diff(map[string]string{"revision": "1", "operation": "true false"}, generated(t, rendered(t, charts, asked))); diff != "" {
+	if diff := cmp.Diff(map[string]string{"revision": "1", "operation": "true false"}, generated(t, rendered(t, charts, chartRequest))); diff != "" {
 		t.Errorf("installation (-want +got):\n%s", diff)
 	}
-	asked.Revision, asked.IsUpgrade = 7, true
-	if diff := cmp.Diff(map[string]string{"revision": "7", "operation": "false true"}, generated(t, rendered(t, charts, asked))); diff != "" {
+	chartRequest.Revision, chartRequest.IsUpgrade = 7, true
+	if diff := cmp.Diff(map[string]string{"revision": "7", "operation": "false true"}, generated(t, rendered(t, charts, chartRequest))); diff != "" {
 		t.Errorf("upgrade (-want +got):\n%s", diff)
 	}
-	if got, err := charts.Inputs(asked); err != nil || got != inputs {
+	if got, err := charts.InputsDigest(chartRequest); err != nil || got != inputs {
 		t.Errorf("got inputs %q, error %v, want %q whatever the revision", got, err, inputs)
 	}
-	asked.Values = values(t, "replicas: 2\n")
-	if got, err := charts.Inputs(asked); err != nil || got == inputs {
+	chartRequest.Values = values(t, "replicas: 2\n")
+	if got, err := charts.InputsDigest(chartRequest); err != nil || got == inputs {
 		t.Errorf("got inputs %q, error %v, want others for other values", got, err)
 	}
 	plain := request(t, examples.Chart{})
-	if got, err := charts.Inputs(plain); err != nil || got != "" {
+	if got, err := charts.InputsDigest(plain); err != nil || got != "" {
 		t.Errorf("got inputs %q, error %v, want none for a chart that does not look", got, err)
 	}
 	for message, looks := range map[string]bool{
 		"{{ .Release.IsUpgrade }}": true, "{{ toYaml .Release }}": true, "{{ .Release.Name }} of .Release }}": false,
 	} {
 		plain.Values = map[string]any{"message": message}
-		if got, err := charts.Inputs(plain); err != nil || (got != "") != looks {
+		if got, err := charts.InputsDigest(plain); err != nil || (got != "") != looks {
 			t.Errorf("got inputs %q, error %v for the value %q, want some: %v", got, err, message, looks)
 		}
 	}
@@ -374,16 +374,16 @@ func TestRevisionAndOperation(t *testing.T) {
 // TestLargeResultsOfLookupAreNotKept looks up results around the limit of 64 KiB, twice each.
 func TestLargeResultsOfLookupAreNotKept(t *testing.T) {
 	t.Parallel()
-	asked := request(t, withTemplate(`{{ $found := lookup "v1" "ConfigMapList" "" "" }}`+object("ConfigMap", "generated")+
+	chartRequest := request(t, withTemplate(`{{ $found := lookup "v1" "ConfigMapList" "" "" }}`+object("ConfigMap", "generated")+
 		"data:\n  size: {{ $found.data | len | quote }}\n  password: {{ randAlphaNum 20 }}\n"))
 	for size, want := range map[int]int{60 << 10: 1, 70 << 10: 2} {
 		reads := 0
-		asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+		chartRequest.Lookup = func(string, string, string, string) (map[string]any, error) {
 			reads++
 			return map[string]any{"data": strings.Repeat("x", size)}, nil
 		}
 		m, charts := &member{name: "one"}, render.NewCharts(pool)
-		first, second := m.render(t, charts, asked), m.render(t, charts, asked)
+		first, second := m.render(t, charts, chartRequest), m.render(t, charts, chartRequest)
 		if diff := cmp.Diff(generated(t, first), generated(t, second)); diff != "" {
 			t.Errorf("%d bytes: the renderings differ (-want +got):\n%s", size, diff)
 		}
@@ -406,16 +406,16 @@ func TestLargeResultsOfLookupAreNotKept(t *testing.T) {
 // TestGeneratedValuesCountInTheCache generates 40 MiB for five members. The cache has room for 32 MiB.
 func TestGeneratedValuesCountInTheCache(t *testing.T) {
 	t.Parallel()
-	asked := request(t, generating(map[string]string{"size": "randBytes 6291456 | len"}))
+	chartRequest := request(t, generating(map[string]string{"size": "randBytes 6291456 | len"}))
 	charts := render.NewCharts(pool)
 	var members []*member
 	var former []render.Release
 	for _, name := range []string{"one", "two", "three", "four", "five"} {
 		members = append(members, &member{name: name})
-		former = append(former, members[len(members)-1].render(t, charts, asked))
+		former = append(former, members[len(members)-1].render(t, charts, chartRequest))
 	}
 	for i, want := range map[int]bool{4: true, 0: false} {
-		if cached := members[i].render(t, charts, asked).Objects[0] == former[i].Objects[0]; cached != want {
+		if cached := members[i].render(t, charts, chartRequest).Objects[0] == former[i].Objects[0]; cached != want {
 			t.Errorf("member %s: cached is %t, want %t", members[i].name, cached, want)
 		}
 	}

@@ -22,23 +22,23 @@ import (
 )
 
 // byHelm returns the hooks and the manifest that Helm makes of a request.
-func byHelm(t *testing.T, asked render.ChartRequest) ([]*helmrelease.Hook, []releaseutil.Manifest) {
+func byHelm(t *testing.T, chartRequest render.ChartRequest) ([]*helmrelease.Hook, []releaseutil.Manifest) {
 	t.Helper()
-	loaded, err := loader.LoadFile(asked.Chart.Path)
+	loaded, err := loader.LoadFile(chartRequest.Chart.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := chartutil.ProcessDependencies(loaded, asked.Values); err != nil {
+	if err := chartutil.ProcessDependencies(loaded, chartRequest.Values); err != nil {
 		t.Fatal(err)
 	}
 	capabilities := common.DefaultCapabilities.Copy()
-	version, err := common.ParseKubeVersion(asked.KubeVersion)
+	version, err := common.ParseKubeVersion(chartRequest.KubeVersion)
 	if err != nil {
 		t.Fatal(err)
 	}
 	capabilities.KubeVersion = *version
-	release := common.ReleaseOptions{Name: asked.Name, Namespace: asked.Namespace, Revision: 1, IsInstall: true}
-	full, err := chartvalues.ToRenderValues(loaded, asked.Values, release, capabilities)
+	release := common.ReleaseOptions{Name: chartRequest.Name, Namespace: chartRequest.Namespace, Revision: 1, IsInstall: true}
+	full, err := chartvalues.ToRenderValues(loaded, chartRequest.Values, release, capabilities)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func wantAsHelm(t *testing.T, what, manifest string, got []*unstructured.Unstruc
 	}
 }
 
-func TestReleaseIsThatOfHelm(t *testing.T) {
+func TestReleaseEqualsReleaseOfHelm(t *testing.T) {
 	t.Parallel()
 	quoted := hooked()
 	for name, text := range quoted.Files {
@@ -76,10 +76,10 @@ func TestReleaseIsThatOfHelm(t *testing.T) {
 	for name, chart := range map[string]examples.Chart{"example": {}, "hooks": quoted} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			asked := request(t, chart)
-			asked.Values = values(t, "replicas: 3\ngreeting: {language: it}\n")
-			wantHooks, wantManifest := byHelm(t, asked)
-			got := rendered(t, render.NewCharts(pool), asked)
+			chartRequest := request(t, chart)
+			chartRequest.Values = values(t, "replicas: 3\ngreeting: {language: it}\n")
+			wantHooks, wantManifest := byHelm(t, chartRequest)
+			got := rendered(t, render.NewCharts(pool), chartRequest)
 			var manifest, hooks, paths []string
 			for _, text := range wantManifest {
 				manifest, paths = append(manifest, text.Content), append(paths, text.Name)

@@ -41,14 +41,15 @@ type Kustomization struct {
 	Components []string
 	// Namespace replaces the namespace of all objects, unless it is empty.
 	Namespace string
-	// Values are the data for the templates in the built objects. If there are none, the objects are not expanded.
+	// Values are the data for the templates in the built objects. Without values, the objects are not expanded.
 	Values map[string]string
-	// HasPrivateValues is true if values can have text of a Secret.
+	// HasPrivateValues is true if values can contain text of a Secret.
 	HasPrivateValues bool
 }
 
 // NewKustomization expands the templates in the fields and in the values of ref. from has the contents of valuesFrom:
-// each of them overrides those before it, and ref.Values. Errors are phase.Invalid and name the content and the field.
+// they override ref.Values, and later contents override earlier ones. Errors are phase.Invalid and name the content and
+// the field.
 func NewKustomization(content source.Content, ref configv1beta1.KustomizationRef, from []source.Content, subject source.Subject) (Kustomization, error) {
 	k := Kustomization{
 		Content: content, Namespace: ref.TargetNamespace, Values: make(map[string]string, len(ref.Values)), HasPrivateValues: subject.Resources.HasSecret,
@@ -82,7 +83,7 @@ func NewKustomization(content source.Content, ref configv1beta1.KustomizationRef
 	return k, nil
 }
 
-// String returns k for messages, for example "ConfigMap eu/web, path overlay".
+// String describes k in messages, for example "ConfigMap eu/web, path overlay".
 func (k Kustomization) String() string {
 	if k.Path == "" {
 		return k.Content.Reference.String()
@@ -93,7 +94,8 @@ func (k Kustomization) String() string {
 // KustomizationRenderer builds kustomizations in a sandbox, each one once for all members. It is safe for concurrent
 // use.
 type KustomizationRenderer struct {
-	sandbox            *sandbox.Pool
+	sandbox *sandbox.Pool
+	// built has the results of builds, substituted the results after their templates were expanded with values.
 	built, substituted *cache.Cache[builtKustomization]
 }
 
@@ -101,14 +103,13 @@ type KustomizationRenderer struct {
 type builtKustomization struct {
 	objects   []*unstructured.Unstructured
 	documents *kube.Documents
-	// templates are the texts of the objects that can be templates, by their index in objects.
+	// templates has the texts of the objects that contain "{{", by their index in objects.
 	templates map[int]string
-	// err is the error of the build if it is the same each time. There are no objects then.
+	// err is the error of a build that would fail again in the same way. There are no objects then.
 	err error
 }
 
-// NewKustomizationRenderer returns a KustomizationRenderer with empty caches. Without a pool, no kustomization is
-// built.
+// NewKustomizationRenderer returns a KustomizationRenderer with empty caches. Without a pool, Render fails.
 func NewKustomizationRenderer(pool *sandbox.Pool) *KustomizationRenderer {
 	return &KustomizationRenderer{
 		sandbox: pool, built: cache.New[builtKustomization](maxBuiltSize), substituted: cache.New[builtKustomization](maxSubstitutedSize),
@@ -164,7 +165,7 @@ func hashValues(values map[string]string) []byte {
 	return hash.Sum(nil)
 }
 
-// build builds k in the sandbox, and returns the size of the result as well.
+// build builds k in the sandbox, and also returns the size of the result.
 func (r *KustomizationRenderer) build(k Kustomization, key string, subject source.Subject) (builtKustomization, int, error) {
 	if r.sandbox == nil {
 		return builtKustomization{}, 0, errors.New("there is no sandbox to build it in")
@@ -191,7 +192,7 @@ func (r *KustomizationRenderer) build(k Kustomization, key string, subject sourc
 		},
 	})
 	if _, isInvalid := errors.AsType[phase.Invalid](err); isInvalid && k.Content.Sensitive {
-		// Messages of kustomize can have whole files.
+		// Messages of kustomize can contain whole files.
 		err = phase.Invalidf("kustomize failed (details are not shown, because the source is a Secret or needs one)")
 	}
 	if err != nil {
@@ -200,7 +201,7 @@ func (r *KustomizationRenderer) build(k Kustomization, key string, subject sourc
 	return output.decode(subject.Memory)
 }
 
-// decode returns the result of a build and its size, and reserves memory for it.
+// decode decodes the result of a build, reserves memory for it, and also returns its size.
 func (o kustomizationOutput) decode(reserved *kube.ContentReservation) (builtKustomization, int, error) {
 	objects, documents, err := decodeObjects(o.Objects, reserved)
 	if err != nil {
@@ -217,7 +218,7 @@ func (o kustomizationOutput) decode(reserved *kube.ContentReservation) (builtKus
 	return built, size, nil
 }
 
-// substitute expands the objects that are templates, and returns the size of the result as well.
+// substitute expands the objects that are templates, and also returns the size of the result.
 func (b builtKustomization) substitute(k Kustomization, subject source.Subject) (builtKustomization, int, error) {
 	indices := slices.Sorted(maps.Keys(b.templates))
 	texts := make([]source.Text, 0, len(indices))

@@ -26,33 +26,33 @@ type kustomizationInput struct {
 	Components []string
 	Namespace  string
 	// Archive holds the files, and ArchiveName is its key in the ConfigMap or Secret. Without an archive, Names are the
-	// names of the files, and a callback with a name returns its bytes.
+	// names of the files, and a callback with a name returns the content of the file.
 	ArchiveName string
 	Archive     []byte
 	Names       []string
 }
 
-// kustomizationOutput is the output of buildFunction: the objects as a JSON list, and the YAML of those with "{{", by
-// their index.
+// kustomizationOutput is the output of buildFunction: the objects as a JSON list, and, by index, the YAML of the
+// objects that contain "{{".
 type kustomizationOutput struct {
 	Objects   json.RawMessage
 	Templates map[int]string
 }
 
-// managedBy is the value of the label that buildMetadata: [managedByLabel] adds. The library has no
-// version, and would add a value that is no valid label.
+// managedBy is the value of the label for buildMetadata: [managedByLabel]. The value of the library is not a valid
+// label, since the library has no version.
 const managedBy = "kustomize-v5.8.1"
 
 // maxBuilt is the maximum size of the objects of a build in bytes. The hub decodes them.
 const maxBuilt = 16 << 20
 
-// maxBuildMessage is the maximum length of an error of kustomize, which can contain whole files.
+// maxBuildMessage is the maximum length of an error of kustomize, which can contain whole files, in bytes.
 const maxBuildMessage = 1 << 10
 
-// maxArchive limits the unpacked archive of a ConfigMap or Secret, which has less than 1 MiB itself.
-func maxArchive() archive.Limits { return archive.Limits{Files: 10_000, Size: 32 << 20} }
+// maxKustomizationArchive limits the unpacked archive of a ConfigMap or Secret, which has less than 1 MiB itself.
+func maxKustomizationArchive() archive.Limits { return archive.Limits{Files: 10_000, Size: 32 << 20} }
 
-// buildInSandbox builds a kustomization in a child.
+// buildInSandbox is buildFunction in a child of the sandbox.
 func buildInSandbox(input json.RawMessage, callBack func(any) (json.RawMessage, error)) (any, error) {
 	var k kustomizationInput
 	if err := json.Unmarshal(input, &k); err != nil {
@@ -77,7 +77,7 @@ func (k kustomizationInput) newTree(callBack func(any) (json.RawMessage, error))
 	}
 	names := k.Names
 	if k.ArchiveName != "" {
-		files, err := archive.Read(k.Archive, maxArchive())
+		files, err := archive.Read(k.Archive, maxKustomizationArchive())
 		if err != nil {
 			return nil, fmt.Errorf("key %s: %w", k.ArchiveName, err)
 		}
@@ -98,9 +98,9 @@ func (t *sourceTree) build(k kustomizationInput) (output kustomizationOutput, er
 		}
 	}()
 	t.root = treePath(k.Path)
-	isLabelled := false
-	t.change = func(root *types.Kustomization) {
-		isLabelled = slices.Contains(root.BuildMetadata, types.ManagedByLabelOption)
+	addsManagedBy := false
+	t.editRoot = func(root *types.Kustomization) {
+		addsManagedBy = slices.Contains(root.BuildMetadata, types.ManagedByLabelOption)
 		root.BuildMetadata = slices.DeleteFunc(root.BuildMetadata, func(option string) bool { return option == types.ManagedByLabelOption })
 		root.Components = append(root.Components, k.Components...)
 		if k.Namespace != "" {
@@ -117,25 +117,25 @@ func (t *sourceTree) build(k kustomizationInput) (output kustomizationOutput, er
 		return kustomizationOutput{}, phase.Invalid{Err: t.refused}
 	}
 	if err != nil {
-		return kustomizationOutput{}, phase.Invalid{Err: errors.New(buildMessage(err))}
+		return kustomizationOutput{}, phase.Invalid{Err: errors.New(describeBuildError(err))}
 	}
-	return newKustomizationOutput(built.Resources(), isLabelled)
+	return newKustomizationOutput(built.Resources(), addsManagedBy)
 }
 
-// newKustomizationOutput returns the objects of a build, with the label of kustomize if isLabelled is true.
-func newKustomizationOutput(resources []*resource.Resource, isLabelled bool) (kustomizationOutput, error) {
+// newKustomizationOutput returns the objects of a build, with the label managedBy if addsManagedBy is true.
+func newKustomizationOutput(resources []*resource.Resource, addsManagedBy bool) (kustomizationOutput, error) {
 	objects, templates := make([]map[string]any, 0, len(resources)), map[int]string{}
 	for i, built := range resources {
-		if isLabelled {
+		if addsManagedBy {
 			labels := map[string]string{konfig.ManagedbyLabelKey: managedBy}
 			maps.Copy(labels, built.GetLabels())
 			if err := built.SetLabels(labels); err != nil {
-				return kustomizationOutput{}, phase.Invalidf("%s %s: %s", built.GetKind(), built.GetName(), buildMessage(err))
+				return kustomizationOutput{}, phase.Invalidf("%s %s: %s", built.GetKind(), built.GetName(), describeBuildError(err))
 			}
 		}
 		text, err := built.AsYAML()
 		if err != nil {
-			return kustomizationOutput{}, phase.Invalidf("%s %s: %s", built.GetKind(), built.GetName(), buildMessage(err))
+			return kustomizationOutput{}, phase.Invalidf("%s %s: %s", built.GetKind(), built.GetName(), describeBuildError(err))
 		}
 		decoded, err := kube.DecodeManifest(text)
 		if err == nil && len(decoded) != 1 {
@@ -159,9 +159,9 @@ func newKustomizationOutput(resources []*resource.Resource, isLabelled bool) (ku
 	return kustomizationOutput{Objects: raw, Templates: templates}, nil
 }
 
-// buildMessage returns the message of an error of kustomize in one line, with paths relative to the tree. Kustomize
-// reads each resource as a file, and then as a directory: only one of the two errors is of interest.
-func buildMessage(err error) string {
+// describeBuildError returns the message of an error of kustomize in one line, with paths relative to the tree.
+// Kustomize reads each resource as a file and then as a directory. The message has only one of these two errors.
+func describeBuildError(err error) string {
 	message := strings.NewReplacer(treeRoot+"/", "", treeRoot, ".").Replace(strings.Join(strings.Fields(err.Error()), " "))
 	message = regexp.MustCompile(`accumulation err='accumulating resources from '[^']*': [^']* is not a file': `).ReplaceAllString(message, "")
 	message = regexp.MustCompile(`accumulation err='(.*)': must build at directory: '[^']*': file is not directory`).ReplaceAllString(message, "$1")

@@ -159,7 +159,7 @@ replacements:
 	}
 }
 
-// TestKustomizationsEqualKubectl compares the objects with those that `kubectl kustomize` prints.
+// TestKustomizationsEqualKubectl compares the objects with the output of `kubectl kustomize`.
 func TestKustomizationsEqualKubectl(t *testing.T) {
 	t.Parallel()
 	for name, test := range kustomizeTrees() {

@@ -15,24 +15,24 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// treeRoot is the directory of the tree in the file system of a build. Nothing else exists in it, so that a path with
-// too many ".." names no file.
+// treeRoot is the directory of the tree in the file system of a build. Nothing exists outside of it: a path with too
+// many ".." names no file.
 const treeRoot = "/@tree"
 
 func treePath(name string) string { return path.Join(treeRoot, name) }
 
-// sourceTree is the file system of a build: the files of one source. A file is read when kustomize reads it. It
-// refuses a kustomization that needs more than the tree: kustomize would connect to the network.
+// sourceTree is the file system of a build: the files of one source, each of which is read when kustomize reads it. It
+// rejects a kustomization with an entry outside of the tree, since kustomize would fetch it from the network.
 type sourceTree struct {
-	// FileSystem is empty. It has the methods that a build does not use.
+	// FileSystem is empty. It implements the methods that a build does not use.
 	filesys.FileSystem
-	// isDir has the paths of all files and directories.
+	// isDir has the paths of all files (false) and directories (true).
 	isDir map[string]bool
 	read  func(name string) ([]byte, error)
-	// root is the directory that is built. change edits its kustomization before it is built.
-	root   string
-	change func(*types.Kustomization)
-	// refused has the errors of entries. Kustomize reports a kustomization with such an entry as missing.
+	// root is the directory to build. editRoot edits its kustomization before the build; nil for no changes.
+	root     string
+	editRoot func(*types.Kustomization)
+	// refused has the errors of rejected entries. Kustomize itself would report the kustomization as missing.
 	refused error
 }
 
@@ -86,28 +86,29 @@ func (t *sourceTree) ReadFile(name string) ([]byte, error) {
 	return t.readKustomization(relative, content)
 }
 
-// readKustomization checks the entries of a kustomization. It returns the changed content of the one that is built.
+// readKustomization checks the entries of a kustomization. It returns the edited content for the kustomization of root,
+// and content for all others.
 func (t *sourceTree) readKustomization(name string, content []byte) ([]byte, error) {
 	var k types.Kustomization
 	if k.Unmarshal(content) != nil {
 		return content, nil //nolint:nilerr // kustomize returns the error
 	}
 	directory := path.Dir(treePath(name))
-	isChanged := directory == t.root && t.change != nil
-	if isChanged {
-		t.change(&k)
+	isEdited := directory == t.root && t.editRoot != nil
+	if isEdited {
+		t.editRoot(&k)
 	}
 	if err := t.checkEntries(directory, k); err != nil {
 		t.refused = errors.Join(t.refused, fmt.Errorf("%s: %w", name, err))
 		return nil, t.refused
 	}
-	if !isChanged {
+	if !isEdited {
 		return content, nil
 	}
 	return yaml.Marshal(k)
 }
 
-// checkEntries returns an error for an entry that is not in the tree.
+// checkEntries returns an error if an entry is not in the tree.
 func (t *sourceTree) checkEntries(directory string, k types.Kustomization) error {
 	k.FixKustomization()
 	if len(k.HelmCharts) > 0 || k.HelmGlobals != nil {
@@ -127,7 +128,7 @@ func (t *sourceTree) checkEntries(directory string, k types.Kustomization) error
 	for _, field := range slices.Sorted(maps.Keys(others)) {
 		isRemote := isURL
 		if slices.Contains([]string{"generators", "transformers", "validators"}, field) {
-			// These can be repositories, too. An entry with a colon and a space is YAML.
+			// These can be repositories, too. An entry with a colon and a space is inline YAML.
 			isRemote = func(entry string) bool {
 				return isURL(entry) || !t.Exists(path.Join(directory, entry)) && !strings.Contains(entry, ": ") && isRepository(entry)
 			}
@@ -139,8 +140,8 @@ func (t *sourceTree) checkEntries(directory string, k types.Kustomization) error
 	return nil
 }
 
-// checkEntry returns an error for an entry that is neither a file nor a directory in the tree. A directory must not be
-// or contain the directory of the kustomization.
+// checkEntry returns an error if an entry is neither a file nor a directory in the tree. A directory must neither be
+// nor contain the directory of the kustomization.
 func (t *sourceTree) checkEntry(field, directory, entry string, mustBeDirectory bool) error {
 	target := path.Join(directory, entry)
 	switch {
@@ -162,7 +163,7 @@ func remoteError(field, entry string) error {
 	return fmt.Errorf("%s: %q is remote, and a kustomization is built without a network: add it to the source", field, entry)
 }
 
-// isURL returns whether an entry is a URL. The entry can also be YAML.
+// isURL returns whether an entry is a URL. The entry can be inline YAML.
 func isURL(entry string) bool {
 	parsed, err := url.Parse(entry)
 	return err == nil && parsed.Scheme != "" && strings.HasPrefix(entry[len(parsed.Scheme):], "://")
@@ -177,7 +178,7 @@ func isRepository(entry string) bool {
 	return slices.Contains([]string{"github.com", "gitlab.com", "bitbucket.org", "dev.azure.com"}, strings.ToLower(host))
 }
 
-// otherEntries returns the paths of files in a kustomization, by field.
+// otherEntries returns, by field, the paths in a kustomization except resources and components.
 func otherEntries(k types.Kustomization) map[string][]string {
 	entries := map[string][]string{
 		"crds": k.Crds, "configurations": k.Configurations, "generators": k.Generators, "transformers": k.Transformers,
@@ -201,7 +202,7 @@ func otherEntries(k types.Kustomization) map[string][]string {
 	return entries
 }
 
-// generatorPaths returns the paths of the files of a generator, without the keys before them.
+// generatorPaths returns the paths of the files of a generator, without the keys in "key=path".
 func generatorPaths(sources types.KvPairSources) []string {
 	paths := slices.Clone(sources.EnvSources)
 	for _, file := range sources.FileSources {

@@ -43,18 +43,19 @@ func (l lookupCall) digest() string {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(strings.Join([]string{l.apiVersion, l.kind, l.namespace, l.name}, "\x00"))))
 }
 
-// isStorable returns whether the call is for one Secret or ConfigMap. In pull mode objects of other kinds are not
-// stored: templates read fields that the API server or a controller sets, such as the status.
+// isStorable returns whether the call is for one Secret or ConfigMap. Without access to the member, other kinds cannot
+// be answered: templates read fields that the API server or a controller sets, such as the status.
 func (l lookupCall) isStorable() bool {
 	return l.apiVersion == "v1" && (l.kind == "Secret" || l.kind == "ConfigMap") && l.name != ""
 }
 
 // resultKey returns the key of the result of a call in Generated. An installation and an upgrade have different keys.
-func (c *templateCalls) resultKey(call lookupCall) string {
+func (c *templateFunctions) resultKey(call lookupCall) string {
 	return lookupPrefix + c.inputs + " " + c.operation + " " + call.digest()
 }
 
-// lookupCallFor returns the call that finds a rendered object. namespace is the namespace of the release.
+// lookupCallFor returns the call that finds a rendered object. namespace is the namespace of the release, the default
+// for the object.
 func lookupCallFor(object *unstructured.Unstructured, namespace string) lookupCall {
 	return lookupCall{object.GetAPIVersion(), object.GetKind(), cmp.Or(object.GetNamespace(), namespace), object.GetName()}
 }
@@ -62,9 +63,9 @@ func lookupCallFor(object *unstructured.Unstructured, namespace string) lookupCa
 // renderedKey returns the key of the rendered object in Generated.
 func (l lookupCall) renderedKey() string { return renderedPrefix + l.digest() }
 
-// lookUp implements the template function lookup. It reads the member, or the stored objects, once, and stores the
-// result: while the inputs of the release stay, it returns that result.
-func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[string]any, error) {
+// lookUp implements the template function lookup. It stores the result of the first call, and returns it again as long
+// as the inputs and the operation of the release are the same.
+func (c *templateFunctions) lookUp(apiVersion, kind, namespace, name string) (map[string]any, error) {
 	call := lookupCall{apiVersion, kind, namespace, name}
 	if c.lookup == nil && (!c.forMember || !call.isStorable()) {
 		c.unanswered = true
@@ -80,7 +81,7 @@ func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[st
 	}
 	if !ok {
 		var err error
-		if stored, err = c.read(call); err != nil {
+		if stored, err = c.readObject(call); err != nil {
 			c.lookupErr = fmt.Errorf("look up %s: %w", call, err)
 			return nil, c.lookupErr
 		}
@@ -94,14 +95,15 @@ func (c *templateCalls) lookUp(apiVersion, kind, namespace, name string) (map[st
 
 // looksUpOwnObject returns whether a call of lookup finds one of the rendered objects after they are applied. namespace
 // is the namespace of the release.
-func (c *templateCalls) looksUpOwnObject(objects []*unstructured.Unstructured, namespace string) bool {
+func (c *templateFunctions) looksUpOwnObject(objects []*unstructured.Unstructured, namespace string) bool {
 	return slices.ContainsFunc(objects, func(object *unstructured.Unstructured) bool {
 		return c.lookedUp[lookupCallFor(object, namespace)] && remainsOnMember(object)
 	})
 }
 
-// read returns the object from the member. If there is no c.lookup, it returns the stored object, or "{}".
-func (c *templateCalls) read(call lookupCall) (json.RawMessage, error) {
+// readObject returns the object from the member or, without c.lookup, the stored object. It returns "{}" if there is
+// none.
+func (c *templateFunctions) readObject(call lookupCall) (json.RawMessage, error) {
 	if c.lookup != nil {
 		found, err := c.lookup(call.apiVersion, call.kind, call.namespace, call.name)
 		if err != nil {
@@ -115,10 +117,10 @@ func (c *templateCalls) read(call lookupCall) (json.RawMessage, error) {
 	return json.RawMessage("{}"), nil
 }
 
-// storeRendered adds the rendered objects that the templates look up to the results, for the next upgrade. It does
-// nothing if lookup reads the member. If the objects together are too large, it omits the largest ones. objects are the
+// storeRendered adds to the results the rendered objects that the templates look up, for the next upgrade. It does
+// nothing if lookup reads the member. If the objects together are too large, it omits the largest ones. objects are all
 // objects of the release, and namespace is its namespace.
-func (c *templateCalls) storeRendered(objects []*unstructured.Unstructured, namespace string) error {
+func (c *templateFunctions) storeRendered(objects []*unstructured.Unstructured, namespace string) error {
 	if c.lookup != nil {
 		return nil
 	}
@@ -155,8 +157,8 @@ func (c *templateCalls) storeRendered(objects []*unstructured.Unstructured, name
 			c.used[key] = object
 			continue
 		}
-		// The object is not stored, so lookup cannot find it later, and the result is unanswered. An empty result need not
-		// be stored: the next rendering finds nothing either.
+		// Lookup will not find the object in the next rendering, so this call counts as unanswered. Its result, if empty,
+		// need not be stored: the next rendering finds nothing either.
 		if result := c.resultKey(call); string(c.used[result]) == "{}" {
 			c.unanswered = true
 			delete(c.used, result)
@@ -186,7 +188,7 @@ func lookupResult(object *unstructured.Unstructured, namespace string) (json.Raw
 	return json.Marshal(result.Object)
 }
 
-// hasKeepPolicy returns whether the encoded object stays on the member when its release no longer has it.
+// hasKeepPolicy returns whether the encoded object stays on the member after its release no longer has it.
 func hasKeepPolicy(encoded json.RawMessage) bool {
 	object := &unstructured.Unstructured{}
 	if err := kubejson.Unmarshal(encoded, &object.Object); err != nil {
@@ -195,8 +197,8 @@ func hasKeepPolicy(encoded json.RawMessage) bool {
 	return object.GetAnnotations()[kube.AnnotationKeep] == "keep"
 }
 
-// remainsOnMember returns whether the member has an object unchanged after an installation. Hooks can run at other
-// times or be deleted after their success. Kubernetes adds the data of a service account token.
+// remainsOnMember returns whether the member has the object as it was rendered after an installation. A hook may run at
+// another time, or be deleted after its success. Kubernetes adds data to a service account token.
 func remainsOnMember(object *unstructured.Unstructured) bool {
 	if object.Object["type"] == string(corev1.SecretTypeServiceAccountToken) {
 		return false

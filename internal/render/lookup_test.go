@@ -31,20 +31,20 @@ stringData:
 
 func TestLookupFindsTheLastRenderingOfAMemberThatCannotBeRead(t *testing.T) {
 	t.Parallel()
-	asked := request(t, managing())
+	chartRequest := request(t, managing())
 	m, charts := &member{name: "one"}, render.NewCharts(pool)
 	var kept render.Generated
 	deploy := func(when string) map[string]string {
 		t.Helper()
-		release := m.render(t, charts, asked)
+		release := m.render(t, charts, chartRequest)
 		if release.Unanswered || !release.MemberSpecific {
 			t.Errorf("%s: unanswered is %t, specific to the member %t", when, release.Unanswered, release.MemberSpecific)
 		}
 		kept = m.kept
-		if again := m.render(t, charts, asked); again.Objects[0] != release.Objects[0] {
+		if again := m.render(t, charts, chartRequest); again.Objects[0] != release.Objects[0] {
 			t.Errorf("%s: the next request renders again", when)
 		}
-		if diff := cmp.Diff(generated(t, release), generated(t, m.render(t, render.NewCharts(pool), asked))); diff != "" {
+		if diff := cmp.Diff(generated(t, release), generated(t, m.render(t, render.NewCharts(pool), chartRequest))); diff != "" {
 			t.Errorf("%s: the release differs after a restart (-want +got):\n%s", when, diff)
 		}
 		if diff := cmp.Diff(kept, m.kept); diff != "" {
@@ -56,15 +56,15 @@ func TestLookupFindsTheLastRenderingOfAMemberThatCannotBeRead(t *testing.T) {
 	if diff := cmp.Diff(want, deploy("installation")); diff != "" {
 		t.Errorf("installation (-want +got):\n%s", diff)
 	}
-	asked.APIVersions, want["api"] = append(asked.APIVersions, "example.com/v1"), "true"
+	chartRequest.APIVersions, want["api"] = append(chartRequest.APIVersions, "example.com/v1"), "true"
 	if diff := cmp.Diff(want, deploy("another API")); diff != "" {
 		t.Errorf("another API (-want +got):\n%s", diff)
 	}
-	first := password(m.render(t, charts, asked).Objects)
-	asked.IsUpgrade = true
+	first := password(m.render(t, charts, chartRequest).Objects)
+	chartRequest.IsUpgrade = true
 	want["password"], want["metadata"], want["fields"] = first, `{"name":"own","namespace":"site"}`, "apiVersion,data,kind,metadata"
 	for count := 2; count < 5; count++ {
-		asked.Values = values(t, fmt.Sprintf("count: %d\n", count))
+		chartRequest.Values = values(t, fmt.Sprintf("count: %d\n", count))
 		want["count"] = fmt.Sprint(count - 1)
 		if diff := cmp.Diff(want, deploy("upgrade")); diff != "" {
 			t.Errorf("upgrade to %d (-want +got):\n%s", count, diff)
@@ -123,13 +123,13 @@ func TestObjectsThatLookupFinds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			asked := request(t, withTemplate(`{{ $found := `+test.lookup+` }}`+object("ConfigMap", "generated")+
+			chartRequest := request(t, withTemplate(`{{ $found := `+test.lookup+` }}`+object("ConfigMap", "generated")+
 				"data:\n  found: {{ if $found }}{{ dig \"data\" \"number\" \"yes\" $found | quote }}{{ else }}\"-\"{{ end }}\n---\n"+test.objects))
 			m := &member{name: "one"}
 			var found []string
 			for n := range 3 {
-				asked.Values = values(t, fmt.Sprintf("number: %d\n", n+1))
-				release := m.render(t, render.NewCharts(pool), asked)
+				chartRequest.Values = values(t, fmt.Sprintf("number: %d\n", n+1))
+				release := m.render(t, render.NewCharts(pool), chartRequest)
 				got := generated(t, release)["found"]
 				found = append(found, got)
 				if n == 0 && release.Unanswered != test.unanswered {
@@ -138,7 +138,7 @@ func TestObjectsThatLookupFinds(t *testing.T) {
 				if release.MemberSpecific != (got != "-") {
 					t.Errorf("found %s, but specific to the member is %t", got, release.MemberSpecific)
 				}
-				if again := m.render(t, render.NewCharts(pool), asked); !cmp.Equal(objectsOf(again), objectsOf(release)) {
+				if again := m.render(t, render.NewCharts(pool), chartRequest); !cmp.Equal(objectsOf(again), objectsOf(release)) {
 					t.Errorf("rendering %d differs when it is repeated: found %s, then %s", n+1, got, generated(t, again)["found"])
 				}
 			}
@@ -160,24 +160,24 @@ func objectsOf(release render.Release) []map[string]any {
 	return all
 }
 
-// TestMembersShareARenderingWithoutAnswers renders lookups that only a member answers, for two members that cannot be
-// read. A member that can be read has its own rendering.
-func TestMembersShareARenderingWithoutAnswers(t *testing.T) {
+// TestMembersShareARenderingWithUnansweredLookups renders lookups that only a member answers, for two members that
+// cannot be read. A member that can be read has its own rendering.
+func TestMembersShareARenderingWithUnansweredLookups(t *testing.T) {
 	t.Parallel()
-	asked := request(t, withTemplate(object("ConfigMap", "generated")+
+	chartRequest := request(t, withTemplate(object("ConfigMap", "generated")+
 		`data: {found: "{{ lookup "v1" "Service" "site" "own" | len }} {{ lookup "v1" "Secret" "site" "" | len }} {{ lookup "v1" "Secret" "site" "not-own" | len }}"}`))
 	charts, first, second := render.NewCharts(pool), &member{name: "first"}, &member{name: "second"}
-	one, two := first.render(t, charts, asked), second.render(t, charts, asked)
+	one, two := first.render(t, charts, chartRequest), second.render(t, charts, chartRequest)
 	if got := generated(t, one)["found"]; got != "0 0 0" || !one.Unanswered {
 		t.Errorf("found %q, unanswered is %t", got, one.Unanswered)
 	}
 	if one.Objects[0] != two.Objects[0] || first.loads+second.loads > 0 {
 		t.Errorf("the release is rendered for each member, after %d loads", first.loads+second.loads)
 	}
-	asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+	chartRequest.Lookup = func(string, string, string, string) (map[string]any, error) {
 		return map[string]any{"kind": "found"}, nil
 	}
-	if got := generated(t, (&member{name: "third"}).render(t, charts, asked))["found"]; got != "1 1 1" {
+	if got := generated(t, (&member{name: "third"}).render(t, charts, chartRequest))["found"]; got != "1 1 1" {
 		t.Errorf("on a member that can be read: found %q", got)
 	}
 }
@@ -190,16 +190,16 @@ func TestLookupOfAnotherReleaseThatFails(t *testing.T) {
 		"fails":   `{{ if not $found }}{{ fail "SECRET IS MISSING" }}{{ end }}`,
 		"invalid": `{{ if not $found }}kind: [{{ end }}`,
 	} {
-		asked := request(t, withTemplate(`{{ $found := lookup "v1" "Secret" "site" "not-own" }}`+text+object("ConfigMap", "generated")+`data: {found: "{{ len $found }}"}`))
-		asked.Owner = "one"
+		chartRequest := request(t, withTemplate(`{{ $found := lookup "v1" "Secret" "site" "not-own" }}`+text+object("ConfigMap", "generated")+`data: {found: "{{ len $found }}"}`))
+		chartRequest.Owner = "one"
 		charts := render.NewCharts(pool)
-		if _, err := charts.Render(t.Context(), asked); err == nil {
+		if _, err := charts.Render(t.Context(), chartRequest); err == nil {
 			t.Errorf("%s: no error without the Secret", name)
 		}
-		asked.Lookup = func(string, string, string, string) (map[string]any, error) {
+		chartRequest.Lookup = func(string, string, string, string) (map[string]any, error) {
 			return map[string]any{"kind": "found"}, nil
 		}
-		if got := generated(t, rendered(t, charts, asked))["found"]; got != "1" {
+		if got := generated(t, rendered(t, charts, chartRequest))["found"]; got != "1" {
 			t.Errorf("%s: found %q", name, got)
 		}
 	}

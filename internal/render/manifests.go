@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// maxManifestsSize and maxExpandedSize limit the two caches of a ManifestRenderer, in bytes of memory. Decoded objects
-// and their JSON need about eleven times the size of their text.
+// maxManifestsSize and maxExpandedSize limit the caches shared and expanded of a ManifestRenderer, in bytes of memory.
+// Decoded objects and their JSON need about eleven times the size of their text.
 const (
 	maxManifestsSize = 64 << 20
 	maxExpandedSize  = 16 << 20
@@ -26,30 +26,34 @@ const (
 // maxContent is the maximum size in bytes of the manifests of one reference, which are decoded in this process.
 const maxContent = 32 << 20
 
-// ManifestRenderer renders manifests. It expands and decodes content that does not depend on the cluster once for all
-// members, and decodes equal results of other templates once. It is safe for concurrent use.
+// ManifestRenderer renders manifests. Content that does not depend on the cluster is expanded and decoded once for all
+// members. Other templates are expanded for each member, and equal results are decoded once. It is safe for concurrent
+// use.
 type ManifestRenderer struct {
+	// shared has the objects by content and, if the templates read them, resources. expanded has them by expanded text.
 	shared, expanded *cache.Cache[renderedManifests]
-	// unpacking is locked while an archive is unpacked. So only one archive at a time needs memory for both forms.
+	// unpacking is locked while an archive is unpacked: only one archive at a time needs memory for both forms, packed and
+	// unpacked.
 	unpacking sync.Mutex
 }
 
-// maxUnpacked limits the unpacked archives of one ConfigMap or Secret, which has less than 1 MiB itself.
-func maxUnpacked() archive.Limits { return archive.Limits{Files: 10_000, Size: 8 << 20} }
+// maxManifestArchive limits the unpacked archives of one ConfigMap or Secret, which has less than 1 MiB itself.
+func maxManifestArchive() archive.Limits { return archive.Limits{Files: 10_000, Size: 8 << 20} }
 
-// unpack returns content with the files in its archives, for which it reserves memory until release is called.
+// unpack replaces the archives in content by their files. The caller must always call release, after the last use of
+// the files: it releases their memory.
 func (r *ManifestRenderer) unpack(content source.Content, reserved *kube.ContentReservation) (unpacked source.Content, release func(), err error) {
 	release = func() {}
 	if !slices.ContainsFunc(content.Files, func(file source.File) bool { return archive.IsArchive(file.Data) }) {
 		return content, release, nil
 	}
-	needed := maxUnpacked().Size
+	needed := maxManifestArchive().Size
 	if err := reserved.Add(needed); err != nil {
 		return source.Content{}, release, fmt.Errorf("%s: %w", content.Reference, err)
 	}
 	r.unpacking.Lock()
 	defer r.unpacking.Unlock()
-	unpacked, err = content.Unpacked(maxUnpacked())
+	unpacked, err = content.Unpacked(maxManifestArchive())
 	return unpacked, func() { reserved.Subtract(needed) }, err
 }
 
@@ -57,7 +61,7 @@ func (r *ManifestRenderer) unpack(content source.Content, reserved *kube.Content
 type renderedManifests struct {
 	objects   []*unstructured.Unstructured
 	documents *kube.Documents
-	// dependsOn is what the templates read. If it is more than the caller allows, all other fields are empty.
+	// dependsOn is set only if it is more than the caller of renderShared allows. All other fields are empty then.
 	dependsOn dependency
 }
 
@@ -65,12 +69,12 @@ type renderedManifests struct {
 type dependency int
 
 const (
-	dependsOnNothing dependency = iota
-	dependsOnResources
+	dependsOnNothing   dependency = iota
+	dependsOnResources            // only on Subject.Resources
 	dependsOnSubject
 )
 
-// dependencyOf returns what the result of a template or script depends on.
+// dependencyOf returns the dependency of the result of a template or script.
 func dependencyOf(expanded source.Expanded) dependency {
 	switch {
 	case expanded.IsShared:
@@ -89,20 +93,20 @@ func NewManifestRenderer() *ManifestRenderer {
 }
 
 // Render returns the Kubernetes objects in content, in the order of its files, and their documents. Neither must be
-// changed. The items of a list replace the list. Each file is a YAML stream, the template of one if content.Template is
-// true, or the script that returns one if content.Lua is true, or an archive of such files. Errors name the ConfigMap
-// or Secret, the key, the document and the line. They are phase.Invalid, except errors of
-// kube.ContentReservation.Add.
+// changed. The items of a list replace the list. Each file is a YAML stream, or an archive of such files. If
+// content.Template is true, the files are templates of streams; if content.Lua is true, they are scripts that return
+// streams. Errors name the ConfigMap or Secret, the key, the document and the line. They are phase.Invalid, except
+// errors of kube.ContentReservation.Add.
 func (r *ManifestRenderer) Render(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, *kube.Documents, error) {
-	// The keys have the reference because errors name it, and the scope of the calls of the sandbox.
+	// The keys have the reference because errors name it, and the scope because results are not used in another one.
 	key := fmt.Sprintf("%s %s %t %t %s", content.Reference, content.Digest, content.Template, content.Lua, subject.Confined)
-	// Content without templates that read anything is rendered once for all, then once for all subjects with the same
-	// resources, and otherwise for this subject only.
+	// Content is rendered once for all subjects if no template reads anything, once for all subjects with the same
+	// resources if templates read only these, and otherwise for this subject.
 	rendered, err := r.renderShared(key, dependsOnNothing, content, subject)
 	if rendered.dependsOn == dependsOnResources {
 		rendered, err = r.renderShared(key+" "+subject.Resources.Digest, dependsOnResources, content, subject)
 	}
-	if rendered.dependsOn == dependsOnSubject || errors.Is(err, errNotKnown) {
+	if rendered.dependsOn == dependsOnSubject || errors.Is(err, errDependencyUnknown) {
 		content, release, unpackErr := r.unpack(content, subject.Memory)
 		defer release()
 		if unpackErr != nil {
@@ -119,12 +123,13 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 	return rendered.objects, rendered.documents, err
 }
 
-// errNotKnown is the error of renderShared if the sandbox could not expand a template: then it is not known what the
-// result depends on. An expansion that fails for one profile may succeed for another one, so each caller tries it.
-var errNotKnown = errors.New("the template was not expanded")
+// errDependencyUnknown is the error of renderShared if a template could not be expanded for another reason than
+// phase.Invalid, for example a limit of the sandbox. The expansion may succeed for another profile, so each caller
+// tries it.
+var errDependencyUnknown = errors.New("the template was not expanded")
 
-// renderShared renders content once for all subjects that have the same key. If the result depends on more than
-// allowed, it returns dependsOn only.
+// renderShared renders content once for all subjects with the same key. If the result depends on more than allowed, it
+// returns only dependsOn.
 func (r *ManifestRenderer) renderShared(key string, allowed dependency, content source.Content, subject source.Subject) (renderedManifests, error) {
 	return r.shared.GetOrCompute(key, func() (renderedManifests, int, error) {
 		content, release, err := r.unpack(content, subject.Memory)
@@ -137,7 +142,7 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 			return renderedManifests{}, 0, err
 		}
 		if _, isInvalid := errors.AsType[phase.Invalid](err); err != nil && !isInvalid {
-			return renderedManifests{}, 0, errNotKnown
+			return renderedManifests{}, 0, errDependencyUnknown
 		}
 		if dependsOn > allowed {
 			return renderedManifests{dependsOn: dependsOn}, cache.MinSize, nil
@@ -149,8 +154,7 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 	})
 }
 
-// decodeContent reserves memory for the texts of the files of content, decodes them, and returns the size of the result
-// as well.
+// decodeContent decodes the texts of the files of content, reserves memory for the result, and also returns its size.
 func decodeContent(content source.Content, texts [][]byte, reserved *kube.ContentReservation) (renderedManifests, int, error) {
 	size := 0
 	for _, text := range texts {
@@ -170,7 +174,6 @@ func decodeContent(content source.Content, texts [][]byte, reserved *kube.Conten
 	return rendered, cache.MinSize + int(rendered.documents.Memory()), nil
 }
 
-// hashTexts returns a hash of texts.
 func hashTexts(texts [][]byte) []byte {
 	hash := sha256.New()
 	for _, text := range texts {
@@ -180,8 +183,8 @@ func hashTexts(texts [][]byte) []byte {
 	return hash.Sum(nil)
 }
 
-// decodeTexts returns the objects in the texts of the files of content. Afterwards the objects have added bytes in
-// reserved.
+// decodeTexts returns the objects in the texts of the files of content. added is the memory that it has reserved for
+// them, in bytes.
 func decodeTexts(content source.Content, texts [][]byte, reserved *kube.ContentReservation) (all []*unstructured.Unstructured, added int64, err error) {
 	for i, text := range texts {
 		found, memory, err := kube.DecodeManifestReserving(reserved, text)
@@ -194,7 +197,7 @@ func decodeTexts(content source.Content, texts [][]byte, reserved *kube.ContentR
 	return all, added, nil
 }
 
-// decodeError returns the error of a text of content, which is a phase.Invalid unless memory is missing.
+// decodeError wraps the error of a text of content: a phase.Invalid, unless it is a memory error.
 func decodeError(content source.Content, origin string, err error) error {
 	if kube.IsMemoryError(err) {
 		return fmt.Errorf("%s: %w", origin, err)
@@ -206,8 +209,8 @@ func decodeError(content source.Content, origin string, err error) error {
 	return err
 }
 
-// expandFiles returns the text of each file of content. It expands the files if content has templates, and runs them if
-// they are scripts. dependsOn is what the result, also an error, depends on.
+// expandFiles returns the text of each file of content. It expands templates and runs scripts. dependsOn is the
+// dependency of the result, also of an error.
 func expandFiles(content source.Content, subject source.Subject) (texts [][]byte, dependsOn dependency, err error) {
 	texts = make([][]byte, 0, len(content.Files))
 	expand := subject.ExpandText
@@ -233,12 +236,12 @@ func expandFiles(content source.Content, subject source.Subject) (texts [][]byte
 	return texts, dependsOn, nil
 }
 
-// originOf returns a file of content for messages.
+// originOf describes a file of content in messages.
 func originOf(content source.Content, file source.File) string {
 	return fmt.Sprintf("%s, key %s", content.Reference, file.Name)
 }
 
-// HasSecret returns whether any of the objects is a Secret, so that all of them must be delivered in Secrets.
+// HasSecret returns whether one of the objects is a Secret. Then all of them must be delivered in Secrets.
 func HasSecret(objects []*unstructured.Unstructured) bool {
 	for _, object := range objects {
 		if object.GetKind() == "Secret" && object.GroupVersionKind().Group == "" {

@@ -180,7 +180,7 @@ func TestValuesNamesThePlaceOfAnError(t *testing.T) {
 	wantInvalid(t, err, "expand values", `"Nothing"`)
 }
 
-// wantInvalid checks that only the user can cure err and that it says all of texts.
+// wantInvalid checks that err is a phase.Invalid with all texts.
 func wantInvalid(t *testing.T, err error, texts ...string) {
 	t.Helper()
 	if err == nil {
@@ -282,9 +282,10 @@ func TestManifestRendererSharesAfterALackOfMemory(t *testing.T) {
 	}
 }
 
-// TestManifestRendererSharesWhatReadsResources renders content for two members with the same objects of the hub, and
-// then with other ones. A template that reads only these objects, and a script, is expanded once for both members.
-func TestManifestRendererSharesWhatReadsResources(t *testing.T) {
+// TestManifestRendererSharesTemplatesThatReadResources renders content for two members with the same objects of the
+// hub, and then with other ones. A template that reads only these objects, and a script, is expanded once for both
+// members.
+func TestManifestRendererSharesTemplatesThatReadResources(t *testing.T) {
 	t.Parallel()
 	renderer := render.NewManifestRenderer()
 	template := content("a", object("Namespace", "{{ .MgmtResources.Web.metadata.name }}"))
@@ -293,7 +294,7 @@ func TestManifestRendererSharesWhatReadsResources(t *testing.T) {
 	script.Digest, script.Lua = "sha256:script", true
 	plain := content("a", object("Namespace", "web"))
 	plain.Digest = "sha256:script"
-	asked := func(cluster, name string) source.Subject {
+	chartRequest := func(cluster, name string) source.Subject {
 		subject := subject()
 		subject.Name = cluster
 		subject.Resources = source.Resources{Digest: name, Objects: map[string]json.RawMessage{"Web": []byte(`{"metadata": {"name": "` + name + `"}}`)}}
@@ -308,19 +309,19 @@ func TestManifestRendererSharesWhatReadsResources(t *testing.T) {
 		return objects[0]
 	}
 	for name, content := range map[string]source.Content{"a template": template, "a script": script} {
-		one := render(content, asked("one", "web"))
-		if two := render(content, asked("two", "web")); one != two || one.GetName() != "web" {
+		one := render(content, chartRequest("one", "web"))
+		if two := render(content, chartRequest("two", "web")); one != two || one.GetName() != "web" {
 			t.Errorf("%s: got %v and %v, want the same object", name, one, two)
 		}
-		if three := render(content, asked("three", "shop")); three.GetName() != "shop" {
+		if three := render(content, chartRequest("three", "shop")); three.GetName() != "shop" {
 			t.Errorf("%s: got %v with another object of the hub", name, three)
 		}
 	}
-	if got := render(plain, asked("one", "web")); got == render(script, asked("one", "web")) {
+	if got := render(plain, chartRequest("one", "web")); got == render(script, chartRequest("one", "web")) {
 		t.Error("a script and a text with the same digest are the same")
 	}
 	script.Files[0].Data, script.Digest = []byte("function evaluate()\n  return {resources = resources.None.name}\nend"), "sha256:broken"
-	_, _, err := renderer.Render(script, asked("one", "web"))
+	_, _, err := renderer.Render(script, chartRequest("one", "web"))
 	wantInvalid(t, err, "ConfigMap eu/web, key a", "line 2")
 }
 

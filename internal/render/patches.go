@@ -39,11 +39,11 @@ type Patch struct {
 	// Text is a list of JSON 6902 operations, or a strategic merge patch.
 	Text   string                    `json:"text"`
 	Target *libv1beta1.PatchSelector `json:"target,omitempty"`
-	// IsPrivate is true if the text can have text of a Secret.
+	// IsPrivate is true if the text can contain text of a Secret.
 	IsPrivate bool `json:"-"`
 }
 
-// withoutPrivateText returns an error about patches, without details if it is about a private one.
+// withoutPrivateText returns err without its details if it is about a private patch.
 func withoutPrivateText(patches []Patch, err error) error {
 	for _, patch := range patches {
 		if patch.IsPrivate && strings.HasPrefix(err.Error(), patch.Origin+": ") {
@@ -54,10 +54,10 @@ func withoutPrivateText(patches []Patch, err error) error {
 }
 
 // DecodePatches returns the patches in a key of a ConfigMap or Secret: one patch with the fields of an item of
-// spec.patches, a list of such patches, or a strategic merge patch that names its object. Errors begin with origin. It
-// reserves memory for the texts.
+// spec.patches, a list of such patches, or a strategic merge patch that names its object. Errors begin with origin. The
+// memory of the texts stays reserved.
 func DecodePatches(origin, text string, reserved *kube.ContentReservation) ([]Patch, error) {
-	_, added, err := reserved.AddForYAML([]byte(text)) // YAMLToJSON returns its other errors again
+	_, added, err := reserved.AddForYAML([]byte(text)) // YAMLToJSON returns the errors other than memory errors again
 	if kube.IsMemoryError(err) {
 		return nil, fmt.Errorf("%s: %w", origin, err)
 	}
@@ -92,20 +92,20 @@ func DecodePatches(origin, text string, reserved *kube.ContentReservation) ([]Pa
 	return patches, nil
 }
 
-// patching is the input of patchFunction.
-type patching struct {
+// patchInput is the input of patchFunction.
+type patchInput struct {
 	Objects   []json.RawMessage
 	Patches   []Patch
 	Unpatched []int
 }
 
-// patch returns the objects that the patches change, by their index in docs, nil for a deleted one. Afterwards the
-// objects have added bytes in changes.Memory, also if there is an error.
+// patch returns the objects that the patches change, by their index in docs, nil for a deleted object. added is the
+// memory that it has reserved for them in changes.Memory, in bytes, also if there is an error.
 func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []int) (objects map[int]*unstructured.Unstructured, added int64, err error) {
 	if len(changes.Patches) == 0 || len(docs) == 0 {
 		return map[int]*unstructured.Unstructured{}, 0, nil
 	}
-	input := patching{Patches: changes.Patches, Unpatched: unpatched}
+	input := patchInput{Patches: changes.Patches, Unpatched: unpatched}
 	for _, doc := range docs {
 		input.Objects = append(input.Objects, doc)
 	}
@@ -145,17 +145,17 @@ func (c *Changer) patch(key string, docs [][]byte, changes Changes, unpatched []
 	return objects, added, nil
 }
 
-// patchInSandbox applies patches in a child.
+// patchInSandbox is patchFunction in a child of the sandbox.
 func patchInSandbox(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
-	var p patching
+	var p patchInput
 	if err := json.Unmarshal(input, &p); err != nil {
 		return nil, err
 	}
 	return applyPatches(p)
 }
 
-// applyPatches returns the changed objects, and null for deleted ones.
-func applyPatches(p patching) (map[int]json.RawMessage, error) {
+// applyPatches returns the changed objects by index, null for a deleted object.
+func applyPatches(p patchInput) (map[int]json.RawMessage, error) {
 	objects := make([]*patchedObject, 0, len(p.Objects))
 	for i, raw := range p.Objects {
 		if _, isUnpatched := slices.BinarySearch(p.Unpatched, i); isUnpatched {
@@ -197,7 +197,7 @@ type patchedObject struct {
 	isChanged bool
 }
 
-// parsedPatch is a Patch in the form of kustomize. It has either operations, or objects to merge.
+// parsedPatch is a Patch in the types of kustomize. It has either operations, or objects to merge.
 type parsedPatch struct {
 	factory    *resource.Factory
 	operations jsonpatch.Patch
@@ -259,7 +259,7 @@ func (p *parsedPatch) setTarget(target libv1beta1.PatchSelector) (err error) {
 	return nil
 }
 
-// apply changes the objects that the patch is for. It is no error if there are none.
+// apply applies the patch to the objects that it selects. It is no error if there are none.
 func (p *parsedPatch) apply(objects []*patchedObject) error {
 	for _, object := range objects {
 		if object.fields == nil {
@@ -273,16 +273,16 @@ func (p *parsedPatch) apply(objects []*patchedObject) error {
 		case p.selector == nil:
 			for _, merge := range p.merges {
 				if err == nil && object.fields != nil && merge.OrgId().Equals(id) {
-					err = p.merge(object, merge)
+					err = p.applyMerge(object, merge)
 				}
 			}
 		case !p.selects(unchanged, id):
 		case len(p.operations) > 0:
-			err = p.operate(object)
+			err = p.applyOperations(object)
 		default:
 			patch := p.merges[0].DeepCopy()
 			patch.SetGvk(id.Gvk)
-			err = p.merge(object, patch)
+			err = p.applyMerge(object, patch)
 		}
 		if err != nil {
 			return fmt.Errorf("it cannot be applied to %s: %w", ref, err)
@@ -298,8 +298,8 @@ func (p *parsedPatch) selects(object *unstructured.Unstructured, id resid.ResId)
 		p.labels.Matches(labels.Set(object.GetLabels())) && p.annotations.Matches(labels.Set(object.GetAnnotations()))
 }
 
-// merge applies a strategic merge patch to an object.
-func (p *parsedPatch) merge(object *patchedObject, patch *resource.Resource) error {
+// applyMerge applies a strategic merge patch to an object.
+func (p *parsedPatch) applyMerge(object *patchedObject, patch *resource.Resource) error {
 	node, err := p.factory.FromMap(object.fields)
 	if err == nil {
 		err = node.ApplySmPatch(patch.DeepCopy())
@@ -319,21 +319,21 @@ func (p *parsedPatch) merge(object *patchedObject, patch *resource.Resource) err
 	return object.set(raw)
 }
 
-// operate applies the operations of a JSON 6902 patch to an object.
-func (p *parsedPatch) operate(object *patchedObject) error {
+// applyOperations applies the operations of a JSON 6902 patch to an object.
+func (p *parsedPatch) applyOperations(object *patchedObject) error {
 	raw, err := json.Marshal(object.fields)
 	if err != nil {
 		return err
 	}
 	options := jsonpatch.NewApplyOptions()
-	options.AccumulatedCopySizeLimit = maxPatched // each operation can double the size
+	options.AccumulatedCopySizeLimit = maxPatched // each copy operation can double the size
 	if raw, err = p.operations.ApplyWithOptions(raw, options); err != nil {
 		return err
 	}
 	return object.set(raw)
 }
 
-// set replaces the fields of an object by those in raw.
+// set replaces the fields of an object by the fields in raw.
 func (o *patchedObject) set(raw []byte) error {
 	if len(raw) > maxPatched {
 		return fmt.Errorf("the result is larger than %d MiB", maxPatched>>20)

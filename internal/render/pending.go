@@ -17,11 +17,11 @@ type pendingObjects struct {
 	Objects   Generated `json:"objects"`
 }
 
-// Pend returns g, the results of the rendering with this ID, with its rendered objects as pending objects. Until
-// Promote is called, lookup finds the rendered objects in former, the results of the deployed rendering: before the
-// member has deployed a rendering, it can have other objects with the same names, and require another rendering.
-func (g Generated) Pend(rendering string, former Generated) (Generated, error) {
-	objects, deployed := g.rendered(), former.rendered()
+// WithPending returns g, the results of a rendering that is not deployed, with the rendered objects of former, the
+// results of the deployed rendering. The rendered objects of g become pending objects: until the member deploys the
+// rendering, it has the objects of former, and lookup must find these. rendering is the ID that PromotePending gets.
+func (g Generated) WithPending(rendering string, former Generated) (Generated, error) {
+	objects, deployed := g.renderedObjects(), former.renderedObjects()
 	all := g.WithoutRendered()
 	maps.Copy(all, deployed)
 	if maps.EqualFunc(objects, deployed, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
@@ -35,8 +35,9 @@ func (g Generated) Pend(rendering string, former Generated) (Generated, error) {
 	return all, nil
 }
 
-// Promote returns g without pending objects. If they belong to rendering, they replace the rendered objects.
-func (g Generated) Promote(rendering string) (Generated, error) {
+// PromotePending returns g without pending objects. If the pending objects are of the given rendering, they replace the
+// rendered objects.
+func (g Generated) PromotePending(rendering string) (Generated, error) {
 	all := maps.Clone(g)
 	delete(all, pendingKey)
 	raw, ok := g[pendingKey]
@@ -54,8 +55,8 @@ func (g Generated) Promote(rendering string) (Generated, error) {
 	return all, nil
 }
 
-// rendered returns the rendered objects that are not pending.
-func (g Generated) rendered() Generated {
+// renderedObjects returns the rendered objects of g that are not pending.
+func (g Generated) renderedObjects() Generated {
 	objects := Generated{}
 	for key, object := range g {
 		if strings.HasPrefix(key, renderedPrefix) {

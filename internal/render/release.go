@@ -19,7 +19,7 @@ import (
 
 // Release is a rendered chart. Callers share it and must not change it.
 type Release struct {
-	// Objects are the CRDs of the crds directories, then the manifest in Helm's install order, then the hooks. Hooks
+	// Objects has the CRDs of the crds directories, then the manifest in the install order of Helm, then the hooks. Hooks
 	// have the annotation helm.sh/hook.
 	Objects []*unstructured.Unstructured
 	// Documents caches the JSON of Objects.
@@ -32,25 +32,25 @@ type Release struct {
 	Defaults json.RawMessage
 	// Notes is the rendered NOTES.txt.
 	Notes string
-	// Generated has the generated values and the lookup results that this release uses, and its objects for the lookups
-	// of the next upgrade. Lookup results of more than 64 KiB in total are omitted, and so are objects of more than 64
-	// KiB.
+	// Generated has the generated values and the lookup results that this release uses, and its objects for the lookups of
+	// the next upgrade. If the lookup results have more than 64 KiB together, they are omitted. If the objects have more,
+	// the largest ones are omitted.
 	Generated Generated
-	// Unanswered is true if a call of lookup found nothing because ChartRequest.Lookup is nil. A call for an object in
-	// Generated is answered: before the installation the object does not exist.
+	// Unanswered is true if a call of lookup found nothing because ChartRequest.Lookup is nil. A call for an object that
+	// Generated has is answered: before the installation the object does not exist.
 	Unanswered bool
 	// MemberSpecific is true if the release contains values that were generated for one member, or read from it.
 	MemberSpecific bool
 	// IsTransient is true if results of lookup were omitted, so that each rendering must read the member.
 	IsTransient bool
 
-	// needsMember is true if the chart must be rendered for each member: it generates values, or may look up a Secret
-	// or ConfigMap of its own. All other fields are empty.
+	// needsMember is true if the chart must be rendered for each member: it generates values, or may look up a Secret or
+	// ConfigMap of its own. The release has no objects then.
 	needsMember bool
 	// checkedAPIs is ChartRequest.checkedAPIs after the rendering.
 	checkedAPIs checkedAPIs
-	// apiVariants is set, and all other fields are empty, in the cache entry that lists the renderings of requests that
-	// differ only in their API versions.
+	// apiVariants is set only in a cache entry that lists renderings, see renderForCheckedAPIs. All other fields of such
+	// an entry are empty.
 	apiVariants apiVariants
 }
 
@@ -69,10 +69,10 @@ type releaseObject struct {
 	path   string
 }
 
-// releaseBuilder collects the objects of a release.
+// releaseBuilder collects the objects of a release, and counts them against the limits.
 type releaseBuilder struct {
 	crds, manifest, hooks []releaseObject
-	size, count           int // of the rendered texts in bytes, and of their objects
+	size, count           int // the bytes of the rendered texts, and the number of their objects
 }
 
 // addCRDs adds the objects of a file of a crds directory.
@@ -88,12 +88,12 @@ func (p *releaseBuilder) addTemplate(path, text string, disableHooks bool) error
 	separated := []byte(separateDocuments(text))
 	found, err := p.decode(path, separated, kube.DecodeManifestOfHelm)
 	if err == nil && slices.ContainsFunc(found, releaseObject.isHook) {
-		// Helm does not change the text of hooks.
-		var exact []releaseObject
-		exact, err = p.decode(path, separated, kube.DecodeLenient)
-		for i := range exact {
-			if exact[i].isHook() {
-				found[i] = exact[i]
+		// Helm adds a line break to the documents of the manifest, but not to hooks.
+		var unchanged []releaseObject
+		unchanged, err = p.decode(path, separated, kube.DecodeLenient)
+		for i := range unchanged {
+			if unchanged[i].isHook() {
+				found[i] = unchanged[i]
 			}
 		}
 	}

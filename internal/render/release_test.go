@@ -83,10 +83,10 @@ func TestReleaseIsInHelmsOrder(t *testing.T) {
 func TestDisableHooksDropsHooksOnly(t *testing.T) {
 	t.Parallel()
 	charts := render.NewCharts(pool)
-	asked := request(t, hooked())
-	all := rendered(t, charts, asked)
-	asked.DisableHooks = true
-	if diff := cmp.Diff(places(all)[:10], places(rendered(t, charts, asked))); diff != "" {
+	chartRequest := request(t, hooked())
+	all := rendered(t, charts, chartRequest)
+	chartRequest.DisableHooks = true
+	if diff := cmp.Diff(places(all)[:10], places(rendered(t, charts, chartRequest))); diff != "" {
 		t.Errorf("objects differ (-want +got):\n%s", diff)
 	}
 }
@@ -111,17 +111,17 @@ func TestCRDsOfTheirDirectoryAreNoHooks(t *testing.T) {
 
 func TestRenderWithoutSchema(t *testing.T) {
 	t.Parallel()
-	asked := request(t, examples.Chart{})
-	asked.Values, asked.SkipSchemaValidation = values(t, "message: ''\n"), true
-	rendered(t, render.NewCharts(pool), asked)
+	chartRequest := request(t, examples.Chart{})
+	chartRequest.Values, chartRequest.SkipSchemaValidation = values(t, "message: ''\n"), true
+	rendered(t, render.NewCharts(pool), chartRequest)
 }
 
 func TestReleaseHasNotesAndMetadata(t *testing.T) {
 	t.Parallel()
 	charts := render.NewCharts(pool)
-	asked := request(t, hooked())
-	asked.Values = values(t, "message: Hi\n")
-	release := rendered(t, charts, asked)
+	chartRequest := request(t, hooked())
+	chartRequest.Values = values(t, "message: Hi\n")
+	release := rendered(t, charts, chartRequest)
 	if got, want := strings.TrimSpace(release.Notes), "web says: Hi"; got != want {
 		t.Errorf("notes: got %q, want %q", got, want)
 	}
@@ -130,9 +130,9 @@ func TestReleaseHasNotesAndMetadata(t *testing.T) {
 	if got, _, _ := unstructured.NestedString(metadata.Object, "version"); got != "0.1.0" {
 		t.Errorf("metadata: got %s, want version 0.1.0", release.Chart)
 	}
-	asked.SubNotes = true
+	chartRequest.SubNotes = true
 	want := "web says: Hi\n\nGreetings from greeting.\nNot the notes of the chart."
-	if got := rendered(t, charts, asked).Notes; got != want {
+	if got := rendered(t, charts, chartRequest).Notes; got != want {
 		t.Errorf("notes with those of subcharts: got %q, want %q", got, want)
 	}
 }
@@ -147,14 +147,14 @@ func TestTextEndsAsInHelm(t *testing.T) {
 		"templates/hook.yaml":     text("plain", "") + "\n---\n" + text("hook", "  annotations: {helm.sh/hook: post-install}\n"),
 		"templates/joined.yaml":   "---" + object("Secret", "first") + "---   " + object("Secret", "second"),
 	}}
-	asked := request(t, chart)
+	chartRequest := request(t, chart)
 	got := map[string]any{}
-	for _, object := range rendered(t, render.NewCharts(pool), asked).Objects {
+	for _, object := range rendered(t, render.NewCharts(pool), chartRequest).Objects {
 		data, _ := object.Object["data"].(map[string]any)
 		got[object.GetKind()+" "+object.GetName()] = data["text"]
 	}
 	want := map[string]any{}
-	hooks, manifest := byHelm(t, asked)
+	hooks, manifest := byHelm(t, chartRequest)
 	for _, m := range manifest {
 		addTexts(t, want, m.Content+"\n")
 	}

@@ -30,26 +30,27 @@ func SandboxFunctions() map[string]sandbox.Function {
 	return functions
 }
 
-// rendering is the input of renderFunction.
-type rendering struct {
+// renderInput is the input of renderFunction.
+type renderInput struct {
 	Request ChartRequest
 	// Archive is the archive of the chart.
 	Archive []byte
-	// RecordsAPIs is true if ChartRequest.checkedAPIs is not nil.
+	// RecordsAPIs is true if the child must record the arguments of Has in ChartRequest.checkedAPIs.
 	RecordsAPIs bool
 	// Member is nil for a rendering for all members.
 	Member *memberInputs
 }
 
-// memberInputs are the inputs of newMemberCalls. With them, a chart is rendered for a single member.
+// memberInputs are the inputs of a rendering for one member, see newMemberFunctions. Inputs identifies the chart, the
+// values, the options and the LookupAccount.
 type memberInputs struct {
 	Stored    Generated
 	HasLookup bool
 	Inputs    string
 }
 
-// renderedRelease is the output of renderFunction: a Release with all fields.
-type renderedRelease struct {
+// renderOutput is the output of renderFunction: a Release with its unexported fields.
+type renderOutput struct {
 	Objects                    json.RawMessage
 	Paths                      []string
 	Chart, Defaults            json.RawMessage
@@ -60,25 +61,25 @@ type renderedRelease struct {
 	CheckedAPIs                checkedAPIs
 }
 
-// evaluate renders a chart without the caches of c: in the sandbox, or in this process if there is no sandbox.
-func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, error) {
+// renderUncached renders a chart in the sandbox or, without a sandbox, in this process.
+func (c *Charts) renderUncached(request ChartRequest, member *memberInputs) (Release, error) {
 	if c.sandbox == nil {
-		return request.render(request.callsFor(member, request.Lookup))
+		return request.render(request.functionsFor(member, request.Lookup))
 	}
 	key, err := request.key()
 	if err != nil {
 		return Release{}, err
 	}
 	if member != nil {
-		// The sandbox rejects a key that has exceeded its limits. Objects of one member must not stop the renderings
-		// for other members.
+		// After a limit was exceeded, the sandbox rejects the key. The objects of one member must not stop renderings for
+		// other members.
 		key += " " + request.Owner
 	}
 	file, err := os.Stat(request.Chart.Path)
 	if err != nil {
 		return Release{}, fmt.Errorf("load chart %s %s: %w", request.Chart.Name, request.Chart.Version, err)
 	}
-	var rendered renderedRelease
+	var rendered renderOutput
 	call := sandbox.Call{
 		Function: renderFunction, Scope: request.Scope, Key: renderFunction + " " + key, Limit: renderLimit,
 		Load: func() (any, error) {
@@ -86,7 +87,7 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 			if err != nil {
 				return nil, fmt.Errorf("load chart %s %s: %w", request.Chart.Name, request.Chart.Version, err)
 			}
-			return rendering{Request: request, Archive: archive, RecordsAPIs: request.checkedAPIs != nil, Member: member}, nil
+			return renderInput{Request: request, Archive: archive, RecordsAPIs: request.checkedAPIs != nil, Member: member}, nil
 		},
 		LoadSize: int(file.Size()), Output: &rendered, Memory: request.Memory, IsCallbackSlow: true,
 	}
@@ -107,9 +108,9 @@ func (c *Charts) evaluate(request ChartRequest, member *memberInputs) (Release, 
 	return release, decodeErr
 }
 
-// renderInSandbox renders a chart in a child.
+// renderInSandbox is renderFunction in a child of the sandbox.
 func renderInSandbox(input json.RawMessage, callBack func(any) (json.RawMessage, error)) (any, error) {
-	var r rendering
+	var r renderInput
 	if err := json.Unmarshal(input, &r); err != nil {
 		return nil, err
 	}
@@ -128,7 +129,7 @@ func renderInSandbox(input json.RawMessage, callBack func(any) (json.RawMessage,
 			return found, kubejson.Unmarshal(raw, &found) // integers stay integers
 		}
 	}
-	release, err := r.Request.render(r.Request.callsFor(r.Member, lookup))
+	release, err := r.Request.render(r.Request.functionsFor(r.Member, lookup))
 	encoded, encodeErr := encodeRelease(release)
 	if err != nil {
 		return encoded, err
@@ -136,38 +137,38 @@ func renderInSandbox(input json.RawMessage, callBack func(any) (json.RawMessage,
 	return encoded, encodeErr
 }
 
-// callsFor returns the template functions of a rendering: for all members if member is nil.
-func (r ChartRequest) callsFor(member *memberInputs, lookup LookupFunc) *templateCalls {
+// functionsFor returns the template functions of a rendering for member or, if member is nil, for all members.
+func (r ChartRequest) functionsFor(member *memberInputs, lookup LookupFunc) *templateFunctions {
 	if member == nil {
-		return newSharedCalls()
+		return newSharedFunctions()
 	}
-	return newMemberCalls(member.Stored, lookup, member.Inputs, r.IsUpgrade)
+	return newMemberFunctions(member.Stored, lookup, member.Inputs, r.IsUpgrade)
 }
 
-func encodeRelease(r Release) (renderedRelease, error) {
+func encodeRelease(r Release) (renderOutput, error) {
 	objects := make([]map[string]any, 0, len(r.Objects))
 	for _, object := range r.Objects {
 		objects = append(objects, object.Object)
 	}
 	raw, err := json.Marshal(objects)
 	if err != nil {
-		return renderedRelease{}, fmt.Errorf("encode the objects: %w", err)
+		return renderOutput{}, fmt.Errorf("encode the objects: %w", err)
 	}
-	return renderedRelease{
+	return renderOutput{
 		Objects: raw, Paths: r.Paths, Chart: r.Chart, Defaults: r.Defaults, Notes: r.Notes, Generated: r.Generated,
 		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, IsTransient: r.IsTransient,
 		NeedsMember: r.needsMember, CheckedAPIs: r.checkedAPIs,
 	}, nil
 }
 
-// decode returns the Release, and reserves memory for it.
-func (r renderedRelease) decode(reserved *kube.ContentReservation) (Release, error) {
+// decode returns the Release, and reserves memory for its objects.
+func (r renderOutput) decode(reserved *kube.ContentReservation) (Release, error) {
 	release := Release{
 		Paths: r.Paths, Chart: r.Chart, Defaults: r.Defaults, Notes: r.Notes, Generated: r.Generated,
 		Unanswered: r.Unanswered, MemberSpecific: r.MemberSpecific, IsTransient: r.IsTransient,
 		needsMember: r.NeedsMember, checkedAPIs: r.CheckedAPIs,
 	}
-	if err := r.CheckedAPIs.check(); err != nil {
+	if err := r.CheckedAPIs.checkLimits(); err != nil {
 		return Release{}, err
 	}
 	if len(r.Objects) == 0 {
@@ -183,8 +184,8 @@ func (r renderedRelease) decode(reserved *kube.ContentReservation) (Release, err
 	return release, nil
 }
 
-// decodeObjects reserves memory for the objects that a child returns, and decodes them. Wrong objects must not end this
-// process.
+// decodeObjects decodes the objects that a child returned, and reserves memory for them. A compromised child can return
+// anything, which must not end this process.
 func decodeObjects(raw json.RawMessage, reserved *kube.ContentReservation) ([]*unstructured.Unstructured, *kube.Documents, error) {
 	needed := kube.MemoryOf(raw, kube.TypeUnstructured)
 	if err := reserved.Add(needed); err != nil {

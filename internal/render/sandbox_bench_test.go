@@ -11,7 +11,7 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// BenchmarkExpand expands a small template in a child that is idle, and in one that is started for another namespace.
+// BenchmarkExpand expands a small template in an idle child, and in a child that is started for another namespace.
 func BenchmarkExpand(b *testing.B) {
 	for name, namespaces := range map[string]int{"idle": 1, "started": 1000} {
 		b.Run(name, func(b *testing.B) {

@@ -54,12 +54,12 @@ func TestTemplatesAreLimited(t *testing.T) {
 // member.
 func TestLimitOfOneMemberIsNotRememberedForOthers(t *testing.T) {
 	t.Parallel()
-	asked := request(t, withTemplate(`{{ if lookup "v1" "ConfigMap" "site" "large" }}{{ range until 10000000000 }}{{ end }}{{ end }}`))
+	chartRequest := request(t, withTemplate(`{{ if lookup "v1" "ConfigMap" "site" "large" }}{{ range until 10000000000 }}{{ end }}{{ end }}`))
 	charts := render.NewCharts(pool)
 	renderOn := func(member string, found map[string]any) error {
-		asked.Owner = member
-		asked.Lookup = func(string, string, string, string) (map[string]any, error) { return found, nil }
-		_, err := charts.Render(t.Context(), asked)
+		chartRequest.Owner = member
+		chartRequest.Lookup = func(string, string, string, string) (map[string]any, error) { return found, nil }
+		_, err := charts.Render(t.Context(), chartRequest)
 		return err
 	}
 	if _, ok := errors.AsType[*sandbox.LimitError](renderOn("one", map[string]any{"kind": "ConfigMap"})); !ok {

@@ -16,11 +16,11 @@ import (
 const schemaURL = "file:///values.schema.json"
 
 // checkSchemas returns an error if the values.schema.json of the chart or of a subchart is invalid or refers to another
-// document. Helm reads such a document from the network or from the files of this machine: a chart could send requests
-// to any host that the hub reaches.
+// document. Helm would read this document from the network or from the files of this machine, so a chart could send
+// requests to any host that the hub reaches.
 func checkSchemas(loaded *helmchart.Chart) error {
 	if err := checkSchema(loaded.Schema); err != nil {
-		return phase.Invalidf("values.schema.json of chart %s: %w", loaded.Name(), joinLines(err))
+		return phase.Invalidf("values.schema.json of chart %s: %w", loaded.Name(), toOneLine(err))
 	}
 	for _, sub := range loaded.Dependencies() {
 		if err := checkSchemas(sub); err != nil {
@@ -30,8 +30,8 @@ func checkSchemas(loaded *helmchart.Chart) error {
 	return nil
 }
 
-// checkSchema compiles a schema as Helm does, but loads no other document. It returns the errors of an invalid schema
-// too, since Helm could load documents before it returns them.
+// checkSchema compiles a schema as Helm does, but loads no other document. It also returns the errors of an invalid
+// schema, since Helm could load documents before it finds the error.
 func checkSchema(raw []byte) (err error) {
 	if len(raw) == 0 {
 		return nil
@@ -45,20 +45,20 @@ func checkSchema(raw []byte) (err error) {
 	if err != nil {
 		return err
 	}
-	refusing := &schemaLoader{}
+	loader := &schemaLoader{}
 	compiler := jsonschema.NewCompiler()
-	compiler.UseLoader(refusing)
+	compiler.UseLoader(loader)
 	if err := compiler.AddResource(schemaURL, schema); err != nil {
 		return err
 	}
-	if _, err = compiler.Compile(schemaURL); refusing.refused != "" {
+	if _, err = compiler.Compile(schemaURL); loader.refused != "" {
 		return fmt.Errorf("it refers to %s, and charts are rendered without a network and without files of the hub; "+
-			"set options.skipSchemaValidation to render the chart without it", refusing.refused)
+			"set options.skipSchemaValidation to render the chart without it", loader.refused)
 	}
 	return err
 }
 
-// schemaLoader loads no document. refused is the first URL that was asked for.
+// schemaLoader loads no document. refused is the first URL that the compiler requested.
 type schemaLoader struct{ refused string }
 
 // Load implements jsonschema.URLLoader.

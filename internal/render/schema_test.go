@@ -35,13 +35,13 @@ func TestSchemaLoadsNoOtherDocuments(t *testing.T) {
 		"own definition":  {`{"$schema":"http://json-schema.org/draft-07/schema#","definitions":{"a":{"type":"string"}},"properties":{"a":{"$ref":"#/definitions/a"}}}`, ""},
 		"URN":             {`{"properties":{"a":{"$ref":"urn:example:a"}}}`, ""},
 	} {
-		asked := request(t, examples.Chart{Files: map[string]string{"values.schema.json": test.schema}})
-		_, err := render.NewCharts(nil).Render(t.Context(), asked)
+		chartRequest := request(t, examples.Chart{Files: map[string]string{"values.schema.json": test.schema}})
+		_, err := render.NewCharts(nil).Render(t.Context(), chartRequest)
 		if (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, want %q", name, err, test.want)
 		}
-		asked.SkipSchemaValidation = true
-		if _, err := render.NewCharts(nil).Render(t.Context(), asked); err != nil {
+		chartRequest.SkipSchemaValidation = true
+		if _, err := render.NewCharts(nil).Render(t.Context(), chartRequest); err != nil {
 			t.Errorf("%s, without the schema: %v", name, err)
 		}
 	}

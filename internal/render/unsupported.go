@@ -36,11 +36,11 @@ type support string
 const (
 	supported   support = "supported"   // with all fields below it
 	nested      support = "nested"      // each field below it has its own support
-	unsupported support = "unsupported" // Towline does not act on it yet, or no rule lists it
+	unsupported support = "unsupported" // Towline does not implement it, or no rule lists it
 )
 
 // unsupportedPaths returns the unsupported paths at or below path. pattern is path without "spec." and without indices.
-// The JSON of the spec omits unset fields. So the user has set an empty value on purpose, and it is checked too.
+// The JSON of the spec has no unset fields, so an empty value is also checked: the user has set it.
 func unsupportedPaths(path, pattern string, value any) []string {
 	switch supportOf(pattern, value) {
 	case supported:
@@ -110,8 +110,8 @@ func supportOfPolicyRef(field string) support {
 	return unsupported
 }
 
-// supportOfKustomizationRef returns the support of a field of a kustomizationRef. Both kinds of references have the
-// same sources.
+// supportOfKustomizationRef returns the support of a field of a kustomizationRef, which has the sources of a policyRef
+// too.
 func supportOfKustomizationRef(field string) support {
 	switch field {
 	case "path", "components", "targetNamespace", "values", "valuesFrom":

@@ -70,8 +70,9 @@ func everyField() map[string]string {
 	return table
 }
 
-// TestEveryLeafIsActedOnOrRefused sets one field after the other, down to the leaves, and looks at what is said of it.
-func TestEveryLeafIsActedOnOrRefused(t *testing.T) {
+// TestEveryFieldIsSupportedOrUnsupported sets each leaf of the spec, one at a time, and checks the result of
+// Unsupported.
+func TestEveryFieldIsSupportedOrUnsupported(t *testing.T) {
 	t.Parallel()
 	table, used := everyField(), map[string]bool{}
 	leaves := 0
@@ -190,7 +191,7 @@ func fill(v reflect.Value, path string) {
 	}
 }
 
-func TestUnsupportedNamesThePlace(t *testing.T) {
+func TestUnsupportedReturnsThePath(t *testing.T) {
 	t.Parallel()
 	var spec configv1beta1.ProfileSpec
 	err := yaml.UnmarshalStrict([]byte(`

@@ -14,8 +14,7 @@ import (
 
 // Values merges the values of a chart in this order: the inline text, which can be a template, the contents without
 // templates, and the contents with templates. Later values replace earlier ones; maps are merged and lists are
-// replaced. Errors name the source. They are phase.Invalid, except errors of
-// kube.ContentReservation.Add.
+// replaced. Errors name the source. They are phase.Invalid, except errors of kube.ContentReservation.Add.
 func Values(inline string, from []source.Content, subject source.Subject) (map[string]any, error) {
 	text, err := subject.Expand("values", inline)
 	if err != nil {
@@ -56,7 +55,7 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 	return merged, nil
 }
 
-// loadValues reserves memory for values, and parses them.
+// loadValues parses values. The memory of the result stays reserved.
 func loadValues(text []byte, reserved *kube.ContentReservation) (map[string]any, error) {
 	_, needed, err := reserved.AddForYAML(text)
 	if err != nil {
@@ -65,12 +64,12 @@ func loadValues(text []byte, reserved *kube.ContentReservation) (map[string]any,
 	values, err := loader.LoadValues(bytes.NewReader(text))
 	reserved.Subtract(max(0, needed-kube.MemoryOfValue(values)))
 	if err != nil {
-		return nil, errors.New(kube.OneLine(err.Error())) // it can quote the text
+		return nil, errors.New(kube.OneLine(err.Error())) // the error can quote several lines of the text
 	}
 	return values, nil
 }
 
-// plainFirst returns the contents in from, those with templates last.
+// plainFirst returns from with the templates last.
 func plainFirst(from []source.Content) []source.Content {
 	var plain, templates []source.Content
 	for _, content := range from {

@@ -18,10 +18,10 @@ const (
 	// duration: three intervals of 30 s, the interval of agents of former releases.
 	SveltosLimit = 90 * time.Second
 	// LeaseDuration is the duration that the agent of a SveltosCluster writes to its Lease: two intervals of 20 s and the
-	// time to write the Lease. The Monitor replaces shorter durations by it. A dead agent is Silent within 45 s.
+	// time to write the Lease. The Monitor uses it instead of shorter durations. A dead agent is Silent within 45 s.
 	LeaseDuration = 44 * time.Second
-	// KarmadaLimit is the maximum time for the agent of a Cluster, whose interval is 10 s. Karmada writes the status
-	// Unknown after 40 s. The limit is shorter, so that the hub writes it at the latest at the same time.
+	// KarmadaLimit is the maximum time between two heartbeats of the agent of a Cluster, whose interval is 10 s. Karmada
+	// writes the status Unknown after 40 s. With a shorter limit, the hub writes it no later than Karmada would.
 	KarmadaLimit = 38 * time.Second
 	// readTimeout limits the live read of a Lease.
 	readTimeout = 5 * time.Second
@@ -60,8 +60,8 @@ type Monitor struct {
 	// Hub reads Leases from a cache, and Live from the API server.
 	Hub, Live client.Reader
 	Clock     clock.PassiveClock
-	// AvailableSince returns the end of the last outage of the API server, or the present time during an outage. If it is
-	// nil, there are no outages.
+	// AvailableSince returns the end of the last outage of the API server, or the current time during an outage. Nil means
+	// that there are no outages.
 	AvailableSince func() time.Time
 	// Limits has, by type of cluster, the maximum time between two heartbeats. Default of each type: SveltosLimit and
 	// KarmadaLimit.
@@ -76,20 +76,20 @@ type Monitor struct {
 type agent struct {
 	// uid is the UID of the cluster object.
 	uid string
-	// renewed is the last renew time of the Lease. previousRenewed is the renew time before it, which the cache can still
-	// return after the API server has returned renewed: it is not a new heartbeat.
+	// renewed is the last renew time of the Lease. previousRenewed is the renew time before it: the cache can still return
+	// it after the API server has returned renewed, so it is no new heartbeat.
 	renewed, previousRenewed string
-	// report is the last value of the parameter report of Evaluate.
+	// report is the last report that Evaluate got.
 	report string
-	// seen is the time of the last change of renewed or report. It is the time of the first evaluation until hasChanged
-	// is true.
+	// seen is the time of the last change of renewed or report. hasChanged is false until the first change: seen is the
+	// time of the first evaluation then.
 	seen       time.Time
 	hasChanged bool
 }
 
 // Evaluate returns the liveness of the agent of member by its Lease in the cache. Before it returns Silent, it reads
 // the Lease from the API server. report is a value in the status of the cluster object that changes with each report of
-// the agent, "" if it has none.
+// the agent; "" for none.
 func (m *Monitor) Evaluate(ctx context.Context, member fleet.Member, report string) (Liveness, error) {
 	liveness, err := m.evaluateFrom(ctx, m.Hub, member, report)
 	if err != nil || liveness.State != Silent {
@@ -130,8 +130,8 @@ func (m *Monitor) EvaluateLease(member fleet.Member, lease *coordinationv1.Lease
 	return liveness
 }
 
-// recordAgent records the renew time and the report if they have changed, and returns the result. It ignores a missing
-// renew time or report: agents never remove them.
+// recordAgent records a changed renew time or report, and returns the new state. It ignores a missing renew time or
+// report: agents never remove them.
 func (m *Monitor) recordAgent(member fleet.Member, lease *coordinationv1.Lease, report string, now time.Time) agent {
 	m.mu.Lock()
 	defer m.mu.Unlock()

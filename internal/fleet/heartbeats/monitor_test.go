@@ -46,7 +46,7 @@ type testMonitor struct {
 	cached, live *leases
 	member       fleet.Member
 	report       string
-	// away says that the API server does not answer; otherwise it has answered since back.
+	// away is true during an outage of the API server, and back is the end of the last outage.
 	away bool
 	back time.Time
 }
@@ -192,7 +192,7 @@ func TestSilenceIsConfirmedByTheAPIServer(t *testing.T) {
 	})
 }
 
-func TestReportIsASignOfLife(t *testing.T) {
+func TestReportIsAHeartbeat(t *testing.T) {
 	each(t, func(c *testMonitor, limit time.Duration) {
 		c.report = "first"
 		c.want(unsure, limit)
@@ -200,7 +200,7 @@ func TestReportIsASignOfLife(t *testing.T) {
 		c.report = "second"
 		c.want(alive, limit)
 		c.clock.Step(10 * time.Second)
-		// Somebody who has not read the report, or a status that was lost.
+		// A caller that has not read the report, or a lost status.
 		c.report = ""
 		c.want(alive, limit-10*time.Second)
 		c.report = "second"
@@ -208,7 +208,7 @@ func TestReportIsASignOfLife(t *testing.T) {
 	})
 }
 
-func TestLeaseThatIsGoneIsNoSignOfLife(t *testing.T) {
+func TestMissingLeaseIsNoHeartbeat(t *testing.T) {
 	each(t, func(c *testMonitor, limit time.Duration) {
 		c.renew(noon)
 		c.want(unsure, limit)

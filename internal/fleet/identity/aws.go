@@ -22,9 +22,9 @@ import (
 const (
 	eksPrefix = "k8s-aws-v1."
 	eksHeader = "x-k8s-aws-id"
-	// eksPresignLifetime is how long the request may wait to be sent; EKS requires the value in the signature.
+	// eksPresignLifetime is the lifetime of the presigned request. EKS requires the value in the signature.
 	eksPresignLifetime = time.Minute
-	// eksTokenLifetime is how long EKS accepts a token, minus a minute for clocks that differ.
+	// eksTokenLifetime is the time for which EKS accepts a token, minus a minute for clocks that differ.
 	eksTokenLifetime = 14 * time.Minute
 	// emptyHash is the hexadecimal SHA-256 of the empty body.
 	emptyHash = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -82,7 +82,7 @@ func (a *awsIssuer) loadConfig(ctx context.Context) (aws.Config, error) {
 	return hubConfig, nil
 }
 
-// sign returns a token for credentials.
+// sign returns a token: a request to STS that is signed with credentials.
 func (a *awsIssuer) sign(ctx context.Context, credentials aws.Credentials, region string) (Token, error) {
 	endpoint, err := sts.NewDefaultEndpointResolverV2().ResolveEndpoint(ctx, sts.EndpointParameters{Region: aws.String(region)})
 	if err != nil {

@@ -11,13 +11,13 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// azureScope is the scope of tokens for AKS, the application that all its clusters share.
+// azureScope is the scope of tokens for AKS: all clusters of AKS share this application.
 const azureScope = "6dae42f8-4368-4678-94ff-3960e28e3630/.default"
 
 func newAzure(w *libv1beta1.WorkloadIdentity, o Options) issuer {
 	options := &azidentity.WorkloadIdentityCredentialOptions{
 		TenantID: w.Azure.TenantID, ClientID: w.Azure.ClientID,
-		// The operator of the hub configures the authority host, so it need not be verified with Entra.
+		// The operator of the hub configures the authority host, so it is not verified with Entra.
 		DisableInstanceDiscovery: true,
 	}
 	if o.Client != nil {

@@ -27,14 +27,14 @@ type tokenError struct {
 	err      error
 }
 
-// Error returns one line, although libraries return several, because the message is written to the status of a cluster.
+// Error returns one line, because the message is written to the status of a cluster. Libraries return several.
 func (e *tokenError) Error() string {
-	return fmt.Sprintf("workload identity: get a token from %s: %s", e.provider, describe(e.err))
+	return fmt.Sprintf("workload identity: get a token from %s: %s", e.provider, describeTokenError(e.err))
 }
 
 func (e *tokenError) Unwrap() error { return e.err }
 
-func describe(err error) string {
+func describeTokenError(err error) string {
 	text := err.Error()
 	var oauth *oauth2.RetrieveError
 	var azure *azidentity.AuthenticationFailedError
@@ -42,7 +42,7 @@ func describe(err error) string {
 	case errors.As(err, &oauth) && oauth.Response != nil:
 		text = describeResponse(oauth.Response, oauth.Body)
 	case errors.As(err, &azure) && azure.RawResponse != nil:
-		// An unreadable body is left out.
+		// A body that cannot be read is ignored.
 		body, _ := io.ReadAll(io.LimitReader(azure.RawResponse.Body, maxBody))
 		text = describeResponse(azure.RawResponse, body)
 	}

@@ -80,9 +80,9 @@ type gkeEndpoints struct {
 	} `json:"controlPlaneEndpointsConfig"`
 }
 
-// verifyEndpoint returns an error unless the GKE API lists the endpoint as a public one of the cluster. A private one
-// can be the address of somebody else's server in the network of the hub: a user could create such a cluster to get the
-// token.
+// verifyEndpoint returns an error unless the GKE API lists the endpoint as a public endpoint of the cluster. In the
+// network of the hub, the address of a private endpoint can belong to another server: with such a cluster, a user could
+// get the token.
 func (g *gcpIssuer) verifyEndpoint(ctx context.Context, authorized *http.Client) error {
 	endpoint, err := fleet.ParseEndpoint(g.endpoint)
 	if err != nil {
@@ -121,14 +121,14 @@ func (g *gcpIssuer) verifyEndpoint(ctx context.Context, authorized *http.Client)
 	return nil
 }
 
-// isPublic returns whether an address is of the public internet.
+// isPublic returns whether an address is routed in the public internet.
 func isPublic(address netip.Addr) bool {
 	return !address.Is4In6() && address.IsGlobalUnicast() && !address.IsPrivate() &&
 		!slices.ContainsFunc(reservedNetworks(), func(network netip.Prefix) bool { return network.Contains(address) })
 }
 
-// reservedNetworks returns the networks of the IANA special-purpose registries that are not public, but for netip
-// global unicast and not private. Networks of clouds use some of them.
+// reservedNetworks returns the special-purpose networks of IANA that are not public, although netip regards their
+// addresses as global unicast and not private. Networks of clouds use some of them.
 func reservedNetworks() []netip.Prefix {
 	var networks []netip.Prefix
 	for _, text := range []string{

@@ -22,16 +22,16 @@ const (
 	// failureBackoff is the minimal time between a failure and the next token request, so that many requests to a
 	// member do not become many requests to the provider.
 	failureBackoff = 5 * time.Second
-	// maxRenewalMargin is how long before its expiry a token is renewed. A token that lives for less than 25 minutes is
-	// renewed in the last fifth of its lifetime.
+	// maxRenewalMargin is the maximum time between the renewal of a token and its expiry. A token that lives for less than
+	// 25 minutes is renewed in the last fifth of its lifetime.
 	maxRenewalMargin = 5 * time.Minute
-	// defaultLifetime is how long a token without an expiry is used.
+	// defaultLifetime is the lifetime of a token without an expiry.
 	defaultLifetime = 5 * time.Minute
 	// minRejectedAge is the minimal age of a token that is replaced because a member rejected it.
 	minRejectedAge = time.Minute
 )
 
-// Token is accepted by a member until it expires.
+// Token is a bearer token that a member accepts until it expires.
 type Token struct {
 	Text    string
 	Expires time.Time
@@ -43,8 +43,8 @@ type Options struct {
 	Client *http.Client
 	// Clock gives the time. Default: the real clock.
 	Clock clock.PassiveClock
-	// VerifyEndpoint makes Token fail if the provider does not confirm that the endpoint is a public one of the cluster.
-	// Only GCP can: its clusters have addresses without a name.
+	// VerifyEndpoint makes Token fail unless the provider confirms that the endpoint is a public endpoint of the cluster.
+	// It has an effect only for GCP, whose clusters have IP addresses as endpoints.
 	VerifyEndpoint bool
 }
 
@@ -57,7 +57,7 @@ type Source struct {
 	provider libv1beta1.WorkloadIdentityProvider
 	issue    issuer
 	clock    clock.PassiveClock
-	flight   singleflight.Group
+	inFlight singleflight.Group
 
 	// mu guards the fields below.
 	mu       sync.Mutex
@@ -93,7 +93,7 @@ func (s *Source) Token(ctx context.Context) (string, error) {
 		token, _, _ = s.current()
 	}
 	if token != "" {
-		// The old token is still valid.
+		// The token needs a renewal, but is still valid.
 		return token, nil
 	}
 	return "", cmp.Or(failure, error(&tokenError{provider: s.provider, err: errors.New("the token issued has expired already: is the hub's clock right?")}))
@@ -119,7 +119,7 @@ func (s *Source) current() (token string, needsRenewal bool, failure error) {
 func (s *Source) renew(ctx context.Context) error {
 	waitCtx, cancel := context.WithTimeout(ctx, issueTimeout)
 	defer cancel()
-	done := s.flight.DoChan("", func() (any, error) {
+	done := s.inFlight.DoChan("", func() (any, error) {
 		issueCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), issueTimeout)
 		defer cancel()
 		token, err := s.issue(issueCtx)
@@ -148,7 +148,7 @@ func (s *Source) storeResult(token Token, err error) error {
 	return nil
 }
 
-// discard removes a rejected token, unless it was issued just now: another one would be rejected, too.
+// discard removes a token that the member rejected, unless it was issued just now: a new token would be rejected, too.
 func (s *Source) discard(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

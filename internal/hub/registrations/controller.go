@@ -199,7 +199,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		c.checks.Delete(req.NamespacedName)
 		return reconcile.Result{}, c.restoreDelivery(ctx, cluster)
 	}
-	if fleet.NameTooLong(cluster) != "" {
+	if fleet.ValidatePullName(cluster) != "" {
 		// Nothing can be created for it, so it needs no finalizer. The clusters controller reports the reason.
 		return reconcile.Result{}, nil
 	}

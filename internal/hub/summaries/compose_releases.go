@@ -101,7 +101,7 @@ func (c *Composer) renderRelease(
 	ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart, request render.ChartRequest,
 ) (next bundle.Release, rendered render.Release, from builtFrom, err error) {
 	release := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
-	inputsDigest, err := c.Renderer.Inputs(request)
+	inputsDigest, err := c.Renderer.InputsDigest(request)
 	if err == nil {
 		inputsDigest, err = withChanges(inputsDigest, r.changes)
 	}

@@ -124,7 +124,7 @@ func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
 		}
 	}
 	g.secret, g.stored = secret, stored
-	return stored.Promote(g.startedID)
+	return stored.PromotePending(g.startedID)
 }
 
 // save adds the values that a rendering used to the loaded values, and stores them. It must be called before the
@@ -168,11 +168,11 @@ func (g *generatedStore) merge(rendering string, used render.Generated) (render.
 		maps.Copy(all, used.WithoutLookup())
 		return all, nil
 	}
-	deployed, err := g.stored.Promote(g.deployedID)
+	deployed, err := g.stored.PromotePending(g.deployedID)
 	if err != nil || rendering == "" || rendering == g.deployedID {
 		return deployed.Add(used), err
 	}
-	return deployed.Add(used).Pend(rendering, deployed)
+	return deployed.Add(used).WithPending(rendering, deployed)
 }
 
 // hasResults returns whether values has all results of functions in used. It need not have the rendered objects:
