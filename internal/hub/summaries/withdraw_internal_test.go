@@ -34,7 +34,7 @@ func TestWithdrawalIsNotPolled(t *testing.T) {
 		s.deployed = map[libv1beta1.FeatureID]bundle.Deployed{libv1beta1.FeatureResources: {}}
 		c := &Controller{
 			Transport: waitingTransport{}, Clock: clocktesting.NewFakePassiveClock(now),
-			Recheck: map[fleet.Mode]time.Duration{fleet.Push: time.Second, fleet.Local: time.Second},
+			RecheckDelay: map[fleet.Mode]time.Duration{fleet.Push: time.Second, fleet.Local: time.Second},
 		}
 		if err := c.withdrawFrom(t.Context(), s); err != nil {
 			t.Fatal(err)
