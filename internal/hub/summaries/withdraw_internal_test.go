@@ -18,12 +18,12 @@ import (
 // waitingTransport is a Transport to members with objects that stay after their deletion.
 type waitingTransport struct{ deliver.Transport }
 
-// Withdraw returns that objects are left.
+// Withdraw returns false: objects still exist.
 func (waitingTransport) Withdraw(context.Context, fleet.Member, bundle.Withdrawal) (done bool, err error) {
 	return false, nil
 }
 
-// TestWithdrawalIsNotPolled withdraws a bundle from members whose engine continues the withdrawal, and reports its end.
+// TestWithdrawalIsNotPolled withdraws a bundle from members whose engine continues the withdrawal and reports its end.
 func TestWithdrawalIsNotPolled(t *testing.T) {
 	t.Parallel()
 	modes := []fleet.Mode{fleet.Push, fleet.Pull, fleet.Local}
