@@ -12,7 +12,7 @@ import (
 
 // ID identifies a bundle on a member: one feature of one requestor.
 type ID struct {
-	RequestorKind string `json:"requestorKind"` // "ClusterSummary"
+	RequestorKind string `json:"requestorKind"` // for example "ClusterSummary"
 	RequestorName string `json:"requestorName"`
 	Feature       string `json:"feature"` // "Resources", "Helm" or "Kustomize"
 }
@@ -22,25 +22,26 @@ func (id ID) String() string {
 	return strings.Join([]string{id.RequestorKind, id.RequestorName, id.Feature}, "/")
 }
 
-// Bundle is the desired state of one feature of one requestor on a member. It must not be changed.
+// Bundle is the desired state of one feature of one requestor on a member. Its objects are shared and must not be
+// changed.
 type Bundle struct {
 	ID      ID      `json:"id"`
 	Owner   Owner   `json:"owner"`
 	Items   []Item  `json:"items"` // in the order in which they are applied
 	Options Options `json:"options"`
-	// SharedBy is the number of pull members with the same content. If it is above one, content without secrets is stored
-	// once for all of them. It is a hint, and not part of the digest.
+	// SharedBy is the number of pull members with the same content. If it is above one, content that is not Sensitive is
+	// stored once for all of them. It is a hint, and not part of the digest.
 	SharedBy int `json:"-"`
-	// Hub is the uid of the namespace kube-system of the hub that delivers the bundle, "" if it is not known. It is not
+	// Hub is the UID of the namespace kube-system of the hub that delivers the bundle, "" if it is not known. It is not
 	// part of the digest, so a change of the hub alone changes nothing on the member.
 	Hub string `json:"-"`
-	// Inputs identifies the inputs that the bundle was built from, "" if they are not known. It is not part of the digest.
+	// Inputs is the digest of the inputs that the bundle was built from, "" if they are not known. It is not part of the
+	// bundle's digest.
 	Inputs string `json:"-"`
-	// KeepObjects is true if the member seems to have a newer bundle of this ID than the hub, as after a restore of the
-	// hub. Objects that this bundle lacks are then kept until the bundle is withdrawn.
+	// KeepObjects is true if the member has probably a newer bundle of this ID than the hub: the hub was restored from a
+	// backup. Then objects that this bundle lacks are kept until the bundle is withdrawn.
 	KeepObjects bool `json:"-"`
-	// KnownDigest is the digest of the bundle if it was calculated before, or zero. A copy with other content must not
-	// have it.
+	// KnownDigest is the digest of the bundle if it was calculated before, or zero. Reset it in a copy with other content.
 	KnownDigest Digest `json:"-"`
 }
 
@@ -60,21 +61,20 @@ type Item struct {
 	Objects   []*unstructured.Unstructured `json:"objects"`
 	Reference Reference                    `json:"reference,omitzero"`
 	Release   *Release                     `json:"release,omitempty"` // set for objects of a Helm release
-	// Sensitive is true if the content has a Secret or is from one. It is stored only in the member's own delivery
-	// namespace.
+	// Sensitive is true if the content has a Secret or is from a Secret. Such content is stored only in the member's own
+	// delivery namespace.
 	Sensitive             bool `json:"sensitive,omitempty"`
 	SkipNamespaceCreation bool `json:"skipNamespaceCreation,omitempty"`
 	Force                 bool `json:"force,omitempty"` // delete and create an object again if an immutable field changes
-	// Subresources are applied after each object, for example "status". Drift in them is not corrected. A member that
-	// does not know the field calculates another digest, and refuses the bundle.
+	// Subresources are applied after each object, for example "status". Their drift is not corrected. A member that does
+	// not know the field calculates another digest, and rejects the bundle.
 	Subresources []string `json:"subresources,omitempty"`
-	// DecodeError is the error if some objects of this item could not be decoded. It counts as a failure, so nothing is
-	// pruned.
+	// DecodeError is set if some objects of this item could not be decoded. It counts as a failure, so nothing is pruned.
 	DecodeError string `json:"problem,omitempty"`
-	// Overwrite takes over existing objects that are not managed, in a bundle with the option RejectUnmanaged.
+	// Overwrite adopts existing objects that are not managed, in a bundle with the option RejectUnmanaged.
 	Overwrite bool `json:"overwrite,omitempty"`
-	// OnlySecretsPrivate is true if the item is Sensitive only because some of its objects are Secrets. The others may be
-	// stored once for several members. It is a hint for the hub, and not part of the digest.
+	// OnlySecretsPrivate is true if the item is Sensitive only because some of its objects are Secrets. The other objects
+	// may be stored once for several members. It is a hint for the hub, and not part of the digest.
 	OnlySecretsPrivate bool `json:"-"`
 	// Documents caches the JSON of Objects, nil if it is not cached.
 	Documents *kube.Documents `json:"-"`
@@ -99,29 +99,28 @@ func (r Reference) String() string {
 // Options are the options for applying a bundle.
 type Options struct {
 	ContinueOnConflict bool `json:"continueOnConflict,omitempty"`
-	// ContinueOnError applies the remaining objects after one failed. It also prunes after a failure: an object is pruned
-	// if all objects of the same reference or release are applied, since a failed object may be its replacement.
-	// Namespaces and CustomResourceDefinitions are pruned only if no object failed. Without this option, or with a
-	// DecodeError, nothing is pruned after a failure.
+	// ContinueOnError applies the remaining objects after a failure. It also prunes an object after a failure if all
+	// objects of the same reference or release are applied: otherwise a failed object may be its replacement. Namespaces
+	// and CustomResourceDefinitions are pruned only if no object failed. Without this option, or with a DecodeError,
+	// nothing is pruned after a failure.
 	ContinueOnError bool `json:"continueOnError,omitempty"`
-	// CorrectDrift corrects drift: it reverts changes and deletions by others without a new delivery.
+	// CorrectDrift reverts changes and deletions by other clients without a new delivery.
 	CorrectDrift bool `json:"heal,omitempty"`
-	// RejectUnmanaged does not change existing objects that are not managed by this bundle: such an object is an error,
-	// unless its item has Overwrite. Of duplicate objects the first one is applied. The labels of the Work in the content
-	// also mark an object as managed.
+	// RejectUnmanaged does not change existing objects that this bundle does not manage: such an object is an error,
+	// unless its item has Overwrite. An object with the labels of the Work in the content is also managed. Of duplicate
+	// objects the first one is applied.
 	RejectUnmanaged bool `json:"guarded,omitempty"`
-	// DriftExclusions are fields that are applied only to new objects: afterwards others may change them. A member that
-	// does not know the option calculates another digest, and refuses the bundle.
+	// DriftExclusions are fields that are applied only to new objects: afterwards other clients may change them. A member
+	// that does not know the option calculates another digest, and rejects the bundle.
 	DriftExclusions []libv1beta1.DriftExclusion `json:"driftExclusions,omitempty"`
 	// ServiceAccount is the "namespace/name" of the ServiceAccount of the member as which objects are applied and deleted,
-	// "" for the engine's own identity. The engine's identity keeps the inventory, and deletes objects that the
-	// ServiceAccount has created and may no longer delete: a withdrawal must not fail because it has lost its rights. A
-	// member that does not know the option calculates another digest, and refuses the bundle.
+	// "" for the engine's own identity. The engine always writes the inventory as itself. It also deletes objects as
+	// itself if the ServiceAccount has created them and may no longer delete them, so that a withdrawal does not fail. A
+	// member that does not know the option calculates another digest, and rejects the bundle.
 	ServiceAccount string `json:"serviceAccount,omitempty"`
 }
 
-// ServiceAccountUser returns the name of the user of an Options.ServiceAccount, as which requests are sent by
-// impersonation.
+// ServiceAccountUser returns the user name to impersonate for an Options.ServiceAccount.
 func ServiceAccountUser(account string) (string, error) {
 	namespace, name, _ := strings.Cut(account, "/")
 	if namespace == "" || name == "" {
@@ -135,12 +134,11 @@ type Withdrawal struct {
 	ID ID
 	// Orphan keeps the objects and removes only the ownership labels.
 	Orphan bool
-	// ServiceAccount is the Options.ServiceAccount of the bundle, "" if it is not known. The member has it only if its
-	// record of the bundle is not lost.
+	// ServiceAccount is the Options.ServiceAccount of the bundle, "" for the ServiceAccount in the record on the member.
 	ServiceAccount string
 }
 
-// Refs lists the objects of b in order.
+// Refs returns references to the objects of b, in order.
 func (b Bundle) Refs() []kube.Ref {
 	var refs []kube.Ref
 	for _, item := range b.Items {

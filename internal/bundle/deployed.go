@@ -6,16 +6,16 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Deployed describes a bundle that a member holds, or is asked to hold.
+// Deployed describes a bundle that a member has, or that its hub has requested.
 type Deployed struct {
 	ID ID `json:"id"`
-	// Owner is the profile that the bundle was made for; its Kind is empty if the profile is not known.
+	// Owner is the profile of the bundle; its Kind is empty if the profile is not known.
 	Owner Owner `json:"owner,omitzero"`
-	// Hub is the uid of the namespace kube-system of the hub that delivered the bundle, "" if it is not known.
+	// Hub is the UID of the namespace kube-system of the hub that delivered the bundle, "" if it is not known.
 	Hub string `json:"hub,omitempty"`
 	// Removing is true while the bundle is withdrawn.
 	Removing bool `json:"removing,omitempty"`
-	// Orphan is true if this withdrawal leaves the objects on the member.
+	// Orphan is true if this withdrawal keeps the objects on the member.
 	Orphan bool `json:"leave,omitempty"`
 	// CorrectDrift is true if the member corrects drift of the objects.
 	CorrectDrift bool `json:"-"`
@@ -32,9 +32,8 @@ type Deployed struct {
 // objectName matches names of objects, and several of them with slashes between them. A shell reads each as one word.
 var objectName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?(/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)*$`)
 
-// HasValidNames returns whether the names in the ID and the Owner are possible names of kinds, features and objects.
-// Those in the list of a member can be others. The hub uses them in requests, in labels and in commands that it
-// proposes to people.
+// HasValidNames returns whether the ID and the Owner have valid names of kinds, features and objects. A member can
+// report any text, and the hub uses the names in requests, in labels and in the commands that it proposes to users.
 func (d Deployed) HasValidNames() bool {
 	for _, label := range []string{d.ID.RequestorKind, d.ID.Feature} {
 		if label == "" || len(validation.IsValidLabelValue(label)) > 0 {
@@ -45,8 +44,8 @@ func (d Deployed) HasValidNames() bool {
 	return isOwner && objectName.MatchString(d.ID.RequestorName)
 }
 
-// DeployedRelease is a Helm release of a bundle that was delivered. Inputs, Revision, IsUpgrade and IsUnconfirmed are
-// those of its Release. Without Inputs, Revision is the recorded revision, or 0 if it is not known.
+// DeployedRelease is a Helm release of a delivered bundle, with the fields of its Release. If Inputs is empty, Revision
+// is the revision in the record of the bundle, or 0 if it is not known.
 type DeployedRelease struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
@@ -57,7 +56,7 @@ type DeployedRelease struct {
 	IsUnconfirmed bool `json:"isUnconfirmed,omitempty"`
 }
 
-// DeployedReleases lists the Helm releases of b, as Deployed.Releases has them.
+// DeployedReleases returns the Helm releases of b for Deployed.Releases.
 func (b Bundle) DeployedReleases() []DeployedRelease {
 	var all []DeployedRelease
 	for _, item := range b.Items {

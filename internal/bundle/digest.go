@@ -30,8 +30,9 @@ func DigestFromBytes(raw []byte) Digest {
 	return d
 }
 
-// Digest returns the digest of b's content, owner and options, KnownDigest if it is set. ReleaseData.Defaults are no
-// part of it, so that agents of versions without them calculate the same. It fails only if an object cannot be encoded.
+// Digest returns KnownDigest if it is set, otherwise the digest of b's content, owner and options. It does not cover
+// ReleaseData.Defaults, so that agents of versions without them calculate the same digest. It fails only if an object
+// cannot be encoded.
 func (b Bundle) Digest() (Digest, error) {
 	if b.KnownDigest != (Digest{}) {
 		return b.KnownDigest, nil

@@ -30,9 +30,9 @@ func plainDigest(t *testing.T, b bundle.Bundle) bundle.Digest {
 	return sha256.Sum256(raw)
 }
 
-// TestDigestIsThatOfTheJSON compares digests with and without cached documents. Agents of all versions calculate the
+// TestDigestIsTheHashOfTheJSON compares digests with and without cached documents. Agents of all versions calculate the
 // same digest, so it must never change.
-func TestDigestIsThatOfTheJSON(t *testing.T) {
+func TestDigestIsTheHashOfTheJSON(t *testing.T) {
 	t.Parallel()
 	object := func(name, text string) *unstructured.Unstructured {
 		return &unstructured.Unstructured{Object: map[string]any{

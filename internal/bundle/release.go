@@ -22,14 +22,14 @@ type Release struct {
 	ChartVersion string `json:"chartVersion,omitempty"`
 	AppVersion   string `json:"appVersion,omitempty"`
 	Icon         string `json:"icon,omitempty"`
-	// Inputs is a digest of the chart, the values and the options, for a chart whose templates read the revision or the
-	// operation. Revision and IsUpgrade do not change while it is the same. Empty for all other charts.
+	// Inputs is a digest of the chart, the values and the options if the templates read the revision or the operation, ""
+	// for all other charts. Revision and IsUpgrade do not change while it is the same.
 	Inputs string `json:"inputs,omitempty"`
-	// Revision and IsUpgrade are the values that the templates read, 0 and false if Inputs is empty.
+	// Revision and IsUpgrade are the values for the templates, 0 and false if Inputs is "".
 	Revision  int  `json:"revision,omitempty"`
 	IsUpgrade bool `json:"isUpgrade,omitempty"`
-	// IsUnconfirmed is true if Revision and IsUpgrade must be compared with the release records before the revision
-	// begins. If they differ, Report.Outdated lists the release, and the hub renders it again. It is no part of the
+	// IsUnconfirmed is true if the member must compare Revision and IsUpgrade with the release records before it deploys
+	// the release. If they differ, Report.Outdated lists the release, and the hub renders it again. It is not part of the
 	// digest.
 	IsUnconfirmed bool `json:"-"`
 
@@ -37,8 +37,8 @@ type Release struct {
 	Data    ReleaseData    `json:"data,omitzero"`
 }
 
-// ReleaseOptions are options for deploying and uninstalling a release. They have the meaning of Helm's flags of the
-// same names. A change of options alone makes no new revision.
+// ReleaseOptions are options for deploying and uninstalling a release. They have the meaning of Helm's flags with the
+// same names. A change of options alone does not create a revision.
 type ReleaseOptions struct {
 	// Timeout limits each hook and each wait; zero means DefaultTimeout.
 	Timeout     time.Duration `json:"timeout,omitempty"`
@@ -48,7 +48,7 @@ type ReleaseOptions struct {
 	Atomic bool `json:"atomic,omitempty"`
 	// RunTests runs the test hooks after a revision is deployed. A failed test fails the revision.
 	RunTests bool `json:"runTests,omitempty"`
-	// Labels are added to the Secrets with the release records.
+	// Labels are set on the Secrets with the release records.
 	Labels      map[string]string `json:"labels,omitempty"`
 	Description string            `json:"description,omitempty"`
 	// MaxHistory is the maximum number of recorded revisions; zero means no limit.
@@ -64,7 +64,7 @@ type ReleaseOptions struct {
 	RecoverAfter int `json:"recoverAfter,omitempty"`
 	// KeepHistory keeps the release records after the release is uninstalled.
 	KeepHistory bool `json:"keepHistory,omitempty"`
-	// UpgradeCRDs changes CRDs of the chart's crds directories that exist. Without it they are only created, as with Helm.
+	// UpgradeCRDs updates existing CRDs of the chart's crds directories. Without it they are only created, as with Helm.
 	UpgradeCRDs bool `json:"upgradeCRDs,omitempty"`
 	// DeletionPropagation is "background" (also if empty), "foreground" or "orphan".
 	DeletionPropagation string `json:"deletionPropagation,omitempty"`
@@ -82,7 +82,7 @@ func (o ReleaseOptions) TimeoutOrDefault() time.Duration {
 }
 
 // ReleaseData is the content of Helm's release record without the objects. It may be large and contain secrets, so it
-// is stored with the objects.
+// is stored together with the objects.
 type ReleaseData struct {
 	// Chart is the content of Chart.yaml as JSON.
 	Chart json.RawMessage `json:"chart,omitempty"`
@@ -106,12 +106,12 @@ func IsHook(obj *unstructured.Unstructured) bool {
 	return ok
 }
 
-// RevisionDigest returns a digest of the parts of a Helm item whose change makes a new revision: the objects, the chart
-// and the values.
+// RevisionDigest returns a digest of the parts of a Helm item whose change creates a revision: the objects, the chart
+// and the values. i.Release must not be nil.
 func (i Item) RevisionDigest() (string, error) {
 	release := *i.Release
 	release.Options, release.Icon, release.RepoURL = ReleaseOptions{}, "", ""
-	// Templates that read these fields make other objects.
+	// A change of these fields counts only if it changes the objects.
 	release.Inputs, release.Revision, release.IsUpgrade, release.Data.Defaults = "", 0, false, nil
 	raw, err := json.Marshal(Item{Objects: i.Objects, Release: &release})
 	if err != nil {

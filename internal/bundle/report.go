@@ -11,11 +11,11 @@ type State string
 
 // The states of a Report.
 const (
-	StatePending  State = "Pending"  // it is delivered, or is being delivered; the member has not reported a start
+	StatePending  State = "Pending"  // the member has not reported that it applies the bundle
 	StateApplying State = "Applying" // the member is applying it
 	StateApplied  State = "Applied"  // the member equals the bundle
 	StateFailed   State = "Failed"   // applying failed and is retried; Message has the reason
-	StateMissing  State = "Missing"  // the member needs the content again
+	StateMissing  State = "Missing"  // the member lacks the content, and the hub must deliver it again
 	StateRemoving State = "Removing"
 	StateRemoved  State = "Removed"
 )
@@ -23,25 +23,25 @@ const (
 // Report is the report of a member about one bundle.
 type Report struct {
 	ID     ID
-	Digest Digest // of the bundle that the report is about; zero if the member has none
+	Digest Digest // the digest of the reported bundle; zero if the member does not know it
 	State  State
 	// Message depends on State. StateFailed: the object and the reason; the same problem has the same message.
-	// StateApplying: the hook or object that a Helm release waits for. StateApplied: it begins with KeptPrefix if objects
-	// are kept.
+	// StateApplying: the hook or object that a Helm release waits for. StateApplied: KeptPrefix and the kept objects, ""
+	// if there are none.
 	Message string
 	// Kinds are the kinds of the deployed objects, as "Kind.version.group", sorted.
 	Kinds []string
 	// LastApplied is the time when the bundle was last applied completely; zero if never.
 	LastApplied time.Time
-	// Outdated are the Helm releases whose revision the member has not begun, if the hub must render one of them again.
-	// The member begins none of them before it gets another bundle.
+	// Outdated are the Helm releases that the member has not started to deploy, if the hub must render one of them again.
+	// The member waits with all of them for another bundle.
 	Outdated []OutdatedRelease
-	// Changes are the changes of the last run. They are not sent to the hub in pull mode.
+	// Changes are the changes of the last run. In pull mode the hub does not get them.
 	Changes ChangeSet
 }
 
-// OutdatedRelease is a Helm release whose revision has not begun. Its templates must read Revision and IsUpgrade, which
-// come after the release records of the member. Revision is 0 if they were not compared yet.
+// OutdatedRelease is a Helm release that the member has not started to deploy. The hub must render it with Revision and
+// IsUpgrade, which follow from the release records of the member. Revision is 0 if the records were not compared yet.
 type OutdatedRelease struct {
 	Namespace string
 	Name      string
@@ -49,7 +49,7 @@ type OutdatedRelease struct {
 	IsUpgrade bool
 }
 
-// KeptPrefix is the begin of the message about kept objects (see Bundle.KeepObjects).
+// KeptPrefix is the prefix of the message about kept objects, see Bundle.KeepObjects.
 const KeptPrefix = "the hub delivers an older version than the cluster has, as after a restore from a backup; " +
 	"kept until the profile is withdrawn, or deleted by hand: "
 
@@ -66,7 +66,7 @@ const (
 	Failed     Action = "failed"  // Reason has the error
 )
 
-// Change is the action of a run on one object, with the reason if it is not obvious.
+// Change is the action of a run on one object. Reason may be "".
 type Change struct {
 	Ref    kube.Ref
 	Action Action

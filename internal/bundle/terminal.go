@@ -1,6 +1,6 @@
 package bundle
 
-// TerminalError is the error of a failed run that the caller must not repeat. Either only another bundle can succeed,
+// TerminalError is the error of a failed run that the caller must not repeat: either only another bundle can succeed,
 // or the engine repeats the run itself and reports the result. The report of the run has the state Failed.
 type TerminalError struct{ Err error }
 

@@ -281,7 +281,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		}).Setup(ctx, h),
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport, Configurations: configurations,
-			Recheck: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck, fleet.Local: pushRecheck}, Wakeups: h.engines.reportedSummaries, UnreachableReason: h.unreachableReason(),
+			RecheckDelay: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck, fleet.Local: pushRecheck}, Wakeups: h.engines.reportedSummaries, UnreachableReason: h.unreachableReason(),
 			Started:   h.metricsRecorder.start,
 			Resources: h.resources, Flux: h.newFluxWatcher(composer.Contents.Artifacts), Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),

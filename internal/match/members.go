@@ -39,8 +39,8 @@ func NewSelection(spec *configv1beta1.ProfileSpec, namespace string) (Selection,
 	return Selection{namespace: namespace, selector: selector, clusterRefs: clusterRefs}, nil
 }
 
-// Selects returns whether the labels or clusterRefs select m. Readiness does not count. A member that is being deleted
-// is never selected.
+// Selects returns whether the labels or clusterRefs select m, ready or not. A member that is being deleted is never
+// selected.
 func (s Selection) Selects(m fleet.Member) bool {
 	if m.Deleting || s.namespace != "" && m.Namespace != s.namespace {
 		return false
@@ -48,9 +48,9 @@ func (s Selection) Selects(m fleet.Member) bool {
 	return s.clusterRefs[m.ID()] || s.selector != nil && s.selector.Matches(labels.Set(m.Labels))
 }
 
-// Members returns the selected members that get a summary, sorted by namespace and name: those that are ready, those in
-// clusterRefs, and those with a summary of the profile (hasSummary). The latter stay if they are not ready any more:
-// the status of a cluster can be lost, for example in a restore of the hub, and then nothing must be withdrawn.
+// Members returns the selected members that need a summary, sorted by namespace and name. A member must be ready, or in
+// clusterRefs, or already have a summary of the profile (hasSummary): the status of a cluster can be lost, for example
+// in a restore of the hub, and then nothing must be withdrawn.
 func (s Selection) Members(members []fleet.Member, hasSummary map[fleet.ID]bool) []fleet.Member {
 	var matching []fleet.Member
 	for _, m := range members {
@@ -65,13 +65,13 @@ func (s Selection) Members(members []fleet.Member, hasSummary map[fleet.ID]bool)
 }
 
 func selectorOf(selector metav1.LabelSelector) (labels.Selector, error) {
-	// An empty selector of Kubernetes matches everything, an empty clusterSelector matches nothing.
+	// An empty LabelSelector matches every object, but an empty clusterSelector matches no cluster.
 	if len(selector.MatchLabels) == 0 && len(selector.MatchExpressions) == 0 {
 		return labels.Nothing(), nil
 	}
 	parsed, err := metav1.LabelSelectorAsSelector(&selector)
 	if err != nil {
-		return nil, fmt.Errorf("spec.clusterSelector: %s", kube.OneLine(err.Error())) // it has the keys as they are
+		return nil, fmt.Errorf("spec.clusterSelector: %s", kube.OneLine(err.Error())) // it contains keys of the user
 	}
 	return parsed, nil
 }
@@ -85,7 +85,7 @@ func Refs(members []fleet.Member) []corev1.ObjectReference {
 	return refs
 }
 
-// UnsupportedRefs returns the paths of the kinds in clusterRefs that are unknown or have another API group.
+// UnsupportedRefs returns the field paths of the clusterRefs with an unknown kind or API group.
 func UnsupportedRefs(spec configv1beta1.ProfileSpec) []string {
 	var fields []string
 	for i, ref := range spec.ClusterRefs {
@@ -96,8 +96,9 @@ func UnsupportedRefs(spec configv1beta1.ProfileSpec) []string {
 	return fields
 }
 
-// MemberID returns the ID of the summary's member, which is in the namespace of the summary. spec.clusterNamespace does
-// not count: a user who may write summaries in one namespace must not deploy to the clusters of others.
+// MemberID returns the ID of the summary's member, which is in the namespace of the summary. It ignores
+// spec.clusterNamespace: a user who may write summaries in one namespace must not deploy to clusters of other
+// namespaces.
 func MemberID(summary *configv1beta1.ClusterSummary) fleet.ID {
 	return fleet.ID{Type: fleet.Type(summary.Spec.ClusterType), Namespace: summary.Namespace, Name: summary.Spec.ClusterName}
 }

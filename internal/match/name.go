@@ -11,13 +11,13 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// hashLength is the number of hex digits (40 bits) that are added to a name to make it unique.
+// hashLength is the number of hex digits (40 bits) of the hashes that make names unique.
 const hashLength = 10
 
 // SummaryName returns the name of the ClusterSummary of a profile for m: <profile>-sveltos-<cluster>, with the prefix
 // "p--" for a Profile. Profile a-sveltos-b for cluster c, and profile a for cluster b-sveltos-c, have the same name.
-// Then one of them has its DistinctSummaryName. Names must not be parsed: the labels and the owner of a summary
-// identify its profile and its member.
+// Then the caller uses DistinctSummaryName for one of them. Names must not be parsed: the labels and the owner of a
+// summary identify its profile and its member.
 func SummaryName(profileKind, profile string, m fleet.Member) string {
 	name := profile + "-" + strings.ToLower(string(m.Type)) + "-" + m.Name
 	if profileKind == configv1beta1.ProfileKind {
@@ -35,8 +35,8 @@ func DistinctSummaryName(profileKind, profile string, m fleet.Member) string {
 	return withHash(SummaryName(profileKind, profile, m), identity)
 }
 
-// withHash adds the hash of identity to name, and shortens name if the result is too long. Then name must not end in a
-// dot: ".-" is invalid in the name of an object.
+// withHash adds the hash of identity to name, and shortens name if the result is too long. It removes a dot before the
+// hash, since ".-" is invalid in the name of an object.
 func withHash(name, identity string) string {
 	name = name[:min(len(name), validation.DNS1123SubdomainMaxLength-hashLength-1)]
 	return strings.TrimSuffix(name, ".") + "-" + hash(identity)

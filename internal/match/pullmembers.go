@@ -8,7 +8,7 @@ import (
 )
 
 // PullMembersAnnotation on a ClusterSummary has the number of pull members that matched its profile when the summary
-// was last written. It decides only where content is stored, so it may be outdated.
+// was last written. It may be outdated, since it decides only where content is stored.
 const PullMembersAnnotation = "towline.dev/audience"
 
 // CountPull returns the number of pull members in members.

@@ -27,9 +27,9 @@ func (c Conflict) Message() string {
 }
 
 // FindConflicts returns the releases of summary that another summary of the same member manages, in the order of the
-// charts. The summary with the lowest tier manages a release. Of equal tiers it is the one that manages it already, and
-// otherwise the oldest one. A summary that is being deleted still manages its releases. The caller must expand the
-// templates in the names of releases.
+// charts. others may contain summary. The summary with the lowest tier manages a release; of equal tiers, the current
+// manager, and otherwise the oldest summary. A summary that is being deleted still manages its releases. The caller
+// must expand the templates in the names of releases.
 func FindConflicts(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterSummary) []Conflict {
 	var conflicts []Conflict
 	for _, release := range WantedReleases(summary) {
@@ -65,7 +65,7 @@ func hasChart(summary *configv1beta1.ClusterSummary, release Release) bool {
 	return slices.Contains(WantedReleases(summary), release)
 }
 
-// precedes returns whether a, and not b, manages release if both have it.
+// precedes returns whether a manages release rather than b, if both have it.
 func precedes(a, b *configv1beta1.ClusterSummary, release Release) bool {
 	return cmp.Or(
 		cmp.Compare(a.Spec.ClusterProfileSpec.Tier, b.Spec.ClusterProfileSpec.Tier),

@@ -58,7 +58,7 @@ type FeatureResult struct {
 // ReconcileResult is the result of one reconcile of a ClusterSummary. Features without a result keep their status.
 type ReconcileResult struct {
 	Features []FeatureResult
-	// FailureMessage is the reason why no feature of the profile is deployed, "" if there is none.
+	// FailureMessage is the reason why the reconcile deployed no feature, "" if there is none.
 	FailureMessage string
 	// SuspensionReason is the reason why the reconciliation is suspended, "" if it is not suspended.
 	SuspensionReason string
@@ -102,12 +102,12 @@ func setFeature(s *configv1beta1.ClusterSummaryStatus, feature configv1beta1.Fea
 	}
 	s.FeatureSummaries = append(s.FeatureSummaries, feature)
 	slices.SortFunc(s.FeatureSummaries, func(a, b configv1beta1.FeatureSummary) int {
-		return cmp.Compare(rank(a.FeatureID), rank(b.FeatureID))
+		return cmp.Compare(deployOrder(a.FeatureID), deployOrder(b.FeatureID))
 	})
 }
 
-// rank returns the position of a feature in the order of deployment.
-func rank(id libv1beta1.FeatureID) int {
+// deployOrder returns the position of a feature in the order of deployment.
+func deployOrder(id libv1beta1.FeatureID) int {
 	return slices.Index([]libv1beta1.FeatureID{libv1beta1.FeatureResources, libv1beta1.FeatureHelm, libv1beta1.FeatureKustomize}, id)
 }
 
@@ -135,15 +135,15 @@ func computeFeature(old configv1beta1.FeatureSummary, result FeatureResult, key 
 	}
 }
 
-// computeFromReport returns the summary of a feature whose bundle was delivered. A report about an older bundle does
-// not count: the desired bundle is pending.
+// computeFromReport returns the summary of a feature whose bundle was delivered. After a report about an older bundle,
+// the desired bundle is pending.
 func computeFromReport(old configv1beta1.FeatureSummary, result FeatureResult, key HashKey) configv1beta1.FeatureSummary {
 	report := result.Report
-	sameDigest := key.IsHashOf(old.Hash, result.DesiredDigest)
+	isSameDigest := key.IsHashOf(old.Hash, result.DesiredDigest)
 	updated := old
 	updated.Hash = key.HashOf(result.DesiredDigest)
 	if report.Digest != result.DesiredDigest && !isFailureReport(result) {
-		return withPending(updated, sameDigest)
+		return withPending(updated, isSameDigest)
 	}
 	switch report.State {
 	case bundle.StateApplied:
@@ -153,39 +153,39 @@ func computeFromReport(old configv1beta1.FeatureSummary, result FeatureResult, k
 		if report.Message != "" {
 			updated.FailureReason = ReasonKept
 		}
-		if !sameDigest || old.Status != libv1beta1.FeatureStatusProvisioned {
+		if !isSameDigest || old.Status != libv1beta1.FeatureStatusProvisioned {
 			updated.LastAppliedTime = appliedTime(old, report.LastApplied)
 		}
 		return updated
 	case bundle.StateFailed:
 		result.Err, result.Reason, result.Status = reportError(report.Message), cmp.Or(result.Reason, ReasonApply), libv1beta1.FeatureStatusFailed
-		if !sameDigest {
-			updated.FailureMessage = "" // the same message of a new bundle is a new failure, see withFailure
+		if !isSameDigest {
+			updated.FailureMessage = "" // withFailure counts the same failure of a new bundle
 		}
 		return withFailure(updated, result)
 	case bundle.StateApplying:
-		updated = withPending(updated, sameDigest)
+		updated = withPending(updated, isSameDigest)
 		if updated.Status == libv1beta1.FeatureStatusProvisioning {
 			// The message names the hook or the object that a Helm release waits for.
 			updated.FailureMessage = report.Message
 		}
 		return updated
 	default:
-		return withPending(updated, sameDigest)
+		return withPending(updated, isSameDigest)
 	}
 }
 
-// isFailureReport returns whether the report of r is about a failure of the desired bundle. A report without a digest
-// is: the member failed before it knew the digest.
+// isFailureReport returns whether the report of r is about a failure of the desired bundle. This includes a report
+// without a digest: the member failed before it knew the digest.
 func isFailureReport(r FeatureResult) bool {
 	return r.Report.State == bundle.StateFailed && (r.Report.Digest == r.DesiredDigest || r.Report.Digest == bundle.Digest{})
 }
 
-// withPending returns the summary of a feature whose bundle is not applied yet. sameDigest is true if the bundle has
-// not changed since old was written. Then a failed feature stays failed until the member reports another result, so
-// that retries do not change its status.
-func withPending(old configv1beta1.FeatureSummary, sameDigest bool) configv1beta1.FeatureSummary {
-	if sameDigest && old.Status == libv1beta1.FeatureStatusFailed {
+// withPending returns the summary of a feature whose bundle is not applied yet. If the bundle has not changed since old
+// was written (isSameDigest), a failed feature stays failed until the member reports another result, so that retries do
+// not change its status.
+func withPending(old configv1beta1.FeatureSummary, isSameDigest bool) configv1beta1.FeatureSummary {
+	if isSameDigest && old.Status == libv1beta1.FeatureStatusFailed {
 		return old
 	}
 	old.Status = libv1beta1.FeatureStatusProvisioning
@@ -200,8 +200,8 @@ func withResult(old configv1beta1.FeatureSummary, result FeatureResult) configv1
 	return old
 }
 
-// withFailure is withResult, and increments ConsecutiveFailures if the status or the message changes. A retry that
-// fails in the same way does not change the summary.
+// withFailure returns withResult, with an incremented ConsecutiveFailures if the status or the message changes. So a
+// retry that fails in the same way does not change the summary.
 func withFailure(old configv1beta1.FeatureSummary, result FeatureResult) configv1beta1.FeatureSummary {
 	updated := withResult(old, result)
 	if updated.Status != old.Status || updated.FailureMessage != old.FailureMessage {
@@ -210,7 +210,7 @@ func withFailure(old configv1beta1.FeatureSummary, result FeatureResult) configv
 	return updated
 }
 
-// reportError is the error for the message of a member's report.
+// reportError is the message of a member's report as an error.
 type reportError string
 
 // Error returns the message.
@@ -231,8 +231,7 @@ func appliedTime(old configv1beta1.FeatureSummary, applied time.Time) *metav1.Ti
 	return &metav1.Time{Time: applied.UTC().Truncate(time.Second)}
 }
 
-// setDeployedKinds updates status.deployedGVKs. A report without kinds does not remove those of the former one, unless
-// the bundle is applied.
+// setDeployedKinds updates status.deployedGVKs. A report without kinds changes nothing, unless the bundle is applied.
 func setDeployedKinds(s *configv1beta1.ClusterSummaryStatus, result FeatureResult) {
 	index := slices.IndexFunc(s.DeployedGVKs, func(d libv1beta1.FeatureDeploymentInfo) bool { return d.FeatureID == result.Feature })
 	switch {
@@ -246,13 +245,13 @@ func setDeployedKinds(s *configv1beta1.ClusterSummaryStatus, result FeatureResul
 		}
 		s.DeployedGVKs = append(s.DeployedGVKs, info)
 		slices.SortFunc(s.DeployedGVKs, func(a, b libv1beta1.FeatureDeploymentInfo) int {
-			return cmp.Compare(rank(a.FeatureID), rank(b.FeatureID))
+			return cmp.Compare(deployOrder(a.FeatureID), deployOrder(b.FeatureID))
 		})
 	}
 }
 
-// setReleases updates status.helmReleaseSummaries: the releases of result, and until its bundle is applied also those
-// of the former one.
+// setReleases updates status.helmReleaseSummaries. Until the bundle of result is applied, it keeps the former releases
+// that result does not have, or has without a status.
 func setReleases(s *configv1beta1.ClusterSummaryStatus, result FeatureResult) {
 	if result.Feature != libv1beta1.FeatureHelm {
 		return

@@ -12,8 +12,9 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// DeployedFeatureOf returns the entry of an applied bundle in a ClusterConfiguration: its objects and Helm releases on
-// the cluster of the given type. The hash is recorded for type Remote only, since the hub reads no other.
+// DeployedFeatureOf returns the entry of an applied bundle in a ClusterConfiguration: its objects and Helm releases.
+// deploymentType is Local for a bundle on the hub. Only an entry of the type Remote has the hash, since only that hash
+// is read.
 func DeployedFeatureOf(b bundle.Bundle, featureSummary configv1beta1.FeatureSummary, deploymentType libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
 	feature, lastApplied := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureID(b.ID.Feature)}, featureSummary.LastAppliedTime
 	if deploymentType != libv1beta1.DeploymentTypeLocal {
@@ -50,13 +51,13 @@ const (
 	// maxResourcesSize limits all resources in a ClusterConfiguration, in bytes. The API server limits an object, with its
 	// metadata, to 1.5 MiB.
 	maxResourcesSize = 1 << 20
-	// entryOverhead is the size in bytes of one entry without the values of its fields.
-	entryOverhead = 170
+	// resourceOverhead is the size in bytes of a resource without the values of its fields.
+	resourceOverhead = 170
 )
 
-// sizeOf returns the approximate size of an entry in bytes.
+// sizeOf returns the approximate size of a resource in bytes.
 func sizeOf(r configv1beta1.DeployedResource) int {
-	return entryOverhead + len(r.Name) + len(r.Namespace) + len(r.Group) + len(r.Kind) + len(r.Version)
+	return resourceOverhead + len(r.Name) + len(r.Namespace) + len(r.Group) + len(r.Kind) + len(r.Version)
 }
 
 // truncateResources removes resources from the end of feature until it has at most limit bytes.
@@ -109,17 +110,17 @@ func FindDeployedFeature(s configv1beta1.ClusterConfigurationStatus, kind, profi
 	return features[i], true
 }
 
-// SetDeployedFeature returns old with a new entry of a profile for a feature. The result shares memory with old, which
-// is not changed: if each change copied all entries, the changes of many profiles would be quadratic. feature has the
-// resources of one deployment type. Those of the other type stay; for the type Local the charts stay, too. An entry
-// without resources and charts is removed, and so is a profile without entries. Resources beyond maxResourcesSize are
-// omitted. kind is ProfileKind or ClusterProfileKind.
+// SetDeployedFeature returns old with feature as the entry of a profile. kind is ProfileKind or ClusterProfileKind.
+// feature has the resources of one deployment type. The resources of the other type stay; for the type Local the charts
+// stay, too. An entry without resources and charts is removed, and so is a profile without entries. Resources beyond
+// maxResourcesSize are omitted. The result shares memory with old, which is not changed: if each change copied all
+// entries, the changes of many profiles would take quadratic time.
 func SetDeployedFeature(
 	old configv1beta1.ClusterConfigurationStatus, kind, profile string, feature configv1beta1.DeployedFeature, deploymentType libv1beta1.DeploymentType,
 ) configv1beta1.ClusterConfigurationStatus {
 	existing, exists := FindDeployedFeature(old, kind, profile, feature.FeatureID)
 	if exists {
-		feature = withOtherType(feature, existing, deploymentType)
+		feature = withOtherDeploymentType(feature, existing, deploymentType)
 	}
 	feature = truncateResources(feature, maxResourcesSize-sizeOfStatus(old)+sizeOfFeatures(existing))
 	isEmpty := len(feature.Resources) == 0 && len(feature.Charts) == 0
@@ -129,9 +130,9 @@ func SetDeployedFeature(
 	return replaceFeature(old, kind, profile, feature)
 }
 
-// withOtherType returns feature with the resources that existing has of the other deployment type, and with the charts
-// and the hash of existing if feature is of the type Local. Resources of the type Remote are first.
-func withOtherType(feature, existing configv1beta1.DeployedFeature, deploymentType libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
+// withOtherDeploymentType returns feature with the resources of the other deployment type in existing, and with the
+// charts and the hash of existing if feature is of the type Local. Resources of the type Remote are first.
+func withOtherDeploymentType(feature, existing configv1beta1.DeployedFeature, deploymentType libv1beta1.DeploymentType) configv1beta1.DeployedFeature {
 	others := ResourcesOf(existing, libv1beta1.DeploymentTypeLocal)
 	if deploymentType != libv1beta1.DeploymentTypeLocal {
 		feature.Resources = append(slices.Clip(feature.Resources), others...)
@@ -183,14 +184,15 @@ func IsEmpty(s configv1beta1.ClusterConfigurationStatus) bool {
 	return len(s.ClusterProfileResources) == 0 && len(s.ProfileResources) == 0
 }
 
-// entryAccess has functions for the entries of one profile kind. The Go types of the two kinds have different names for
-// the field of the profile.
+// entryAccess has functions for the entries of one profile kind. The Go types of the two kinds have different field
+// names.
 type entryAccess[T any] struct {
 	newEntry func() T
 	fields   func(*T) (name string, features *[]configv1beta1.DeployedFeature)
 }
 
-// replaceEntry returns a copy of entries with feature as an entry of its profile.
+// replaceEntry returns a copy of entries with feature as an entry of the profile that access.newEntry names. It removes
+// the entry if feature is empty.
 func replaceEntry[T any](entries []T, feature configv1beta1.DeployedFeature, access entryAccess[T]) []T {
 	entries = slices.Clone(entries)
 	newEntry := access.newEntry()
@@ -204,7 +206,9 @@ func replaceEntry[T any](entries []T, feature configv1beta1.DeployedFeature, acc
 	*features = slices.DeleteFunc(slices.Clone(*features), func(f configv1beta1.DeployedFeature) bool { return f.FeatureID == feature.FeatureID })
 	if len(feature.Resources) > 0 || len(feature.Charts) > 0 {
 		*features = append(*features, feature)
-		slices.SortFunc(*features, func(x, y configv1beta1.DeployedFeature) int { return cmp.Compare(rank(x.FeatureID), rank(y.FeatureID)) })
+		slices.SortFunc(*features, func(x, y configv1beta1.DeployedFeature) int {
+			return cmp.Compare(deployOrder(x.FeatureID), deployOrder(y.FeatureID))
+		})
 	}
 	if len(*features) == 0 {
 		entries = slices.Delete(entries, index, index+1)

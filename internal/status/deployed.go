@@ -23,19 +23,19 @@ func EachDeployedFeature(s configv1beta1.ClusterConfigurationStatus, visit func(
 	}
 }
 
-// ListDeployed describes the releases and objects in a ClusterConfiguration of the features for which wanted returns
-// true. wanted gets the kind and the name of the profile, and whether the objects are on the cluster (Remote) or on the
-// hub (Local).
+// ListDeployed describes the releases and objects in a ClusterConfiguration, one text for each. It lists the features
+// for which isWanted returns true. isWanted is called with the kind and the name of the profile, and with Remote for
+// the objects on the cluster and Local for the objects on the hub.
 func ListDeployed(
 	s configv1beta1.ClusterConfigurationStatus,
-	wanted func(kind, profile string, feature libv1beta1.FeatureID, on libv1beta1.DeploymentType) bool,
+	isWanted func(kind, profile string, feature libv1beta1.FeatureID, on libv1beta1.DeploymentType) bool,
 ) []string {
 	var all []string
 	EachDeployedFeature(s, func(kind, profile string, feature configv1beta1.DeployedFeature) {
-		if wanted(kind, profile, feature.FeatureID, libv1beta1.DeploymentTypeRemote) {
-			all = append(all, deployedOnMember(feature)...)
+		if isWanted(kind, profile, feature.FeatureID, libv1beta1.DeploymentTypeRemote) {
+			all = append(all, listOnMember(feature)...)
 		}
-		if wanted(kind, profile, feature.FeatureID, libv1beta1.DeploymentTypeLocal) {
+		if isWanted(kind, profile, feature.FeatureID, libv1beta1.DeploymentTypeLocal) {
 			for _, resource := range ResourcesOf(feature, libv1beta1.DeploymentTypeLocal) {
 				all = append(all, refOfDeployed(resource).String()+" on the hub")
 			}
@@ -44,7 +44,7 @@ func ListDeployed(
 	return all
 }
 
-func deployedOnMember(feature configv1beta1.DeployedFeature) []string {
+func listOnMember(feature configv1beta1.DeployedFeature) []string {
 	var all []string
 	for _, chart := range feature.Charts {
 		all = append(all, fmt.Sprintf("Helm release %s/%s", chart.Namespace, chart.ReleaseName))

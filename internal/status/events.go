@@ -50,8 +50,8 @@ func Events(old, updated configv1beta1.ClusterSummaryStatus, m fleet.Member) []E
 	return events
 }
 
-// summaryReason returns the reason of the feature with the message of the summary. A message that no feature has is
-// about the cluster.
+// summaryReason returns the reason of the feature whose message is the message of the summary. Without such a feature
+// the message is about the cluster.
 func summaryReason(s configv1beta1.ClusterSummaryStatus) string {
 	for _, feature := range s.FeatureSummaries {
 		if feature.FailureMessage == s.FailureMessage {
@@ -61,6 +61,7 @@ func summaryReason(s configv1beta1.ClusterSummaryStatus) string {
 	return ReasonNotReady
 }
 
+// featureEvent returns the event about a change of one feature; ok is false if there is none.
 func featureEvent(old, updated configv1beta1.FeatureSummary, m fleet.Member) (event Event, ok bool) {
 	cluster := fmt.Sprintf("%s %s", m.Type, m.Key())
 	switch updated.Status {
@@ -79,7 +80,7 @@ func featureEvent(old, updated configv1beta1.FeatureSummary, m fleet.Member) (ev
 		return Event{corev1.EventTypeNormal, ReasonSveltos, fmt.Sprintf("Feature: %s removed from cluster %s", updated.FeatureID, cluster)}, true
 	default:
 		if updated.Status == libv1beta1.FeatureStatusProvisioning && updated.FailureReason == "" {
-			return Event{}, false // it waits, and nothing has failed
+			return Event{}, false // the message is about a wait, and nothing has failed
 		}
 		if updated.FailureMessage == "" || (old.FailureMessage == updated.FailureMessage && old.Status == updated.Status) {
 			return Event{}, false
@@ -88,8 +89,6 @@ func featureEvent(old, updated configv1beta1.FeatureSummary, m fleet.Member) (ev
 	}
 }
 
-// failureReason returns the reason of an event about a failure: Conflict, or Sveltos' reason for a failure that is not
-// retried, or the reason in the status, or the status.
 func failureReason(f configv1beta1.FeatureSummary) string {
 	switch {
 	case f.FailureReason == ReasonConflict:
@@ -105,9 +104,9 @@ func failureReason(f configv1beta1.FeatureSummary) string {
 
 func truncate(note string) string { return kube.Truncate(note, maxNote) }
 
-// AbandonedEvent returns the event about objects of a profile that stay and are no longer managed: those of the kinds
-// in deployed on the cluster, and those in onHub. reason completes the sentence "cluster <name> …", for example "is
-// unreachable".
+// AbandonedEvent returns the event about objects of a profile that stay and are no longer managed. deployed has their
+// kinds on the cluster, and onHub describes the objects on the hub. reason completes the sentence "cluster <name> …",
+// for example "is unreachable".
 func AbandonedEvent(deployed []libv1beta1.FeatureDeploymentInfo, onHub []string, m fleet.Member, reason string) Event {
 	var kept []string
 	for _, info := range deployed {

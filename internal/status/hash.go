@@ -21,8 +21,8 @@ func (k HashKey) Hash(content []byte) []byte {
 // HashOf returns FeatureSummary.Hash for the bundle with a digest.
 func (k HashKey) HashOf(digest bundle.Digest) []byte { return k.Hash(digest[:]) }
 
-// IsHashOf returns whether hash is FeatureSummary.Hash for the bundle with a digest. Earlier versions wrote the digest
-// itself. An empty hash stands for the zero Digest.
+// IsHashOf returns whether hash is FeatureSummary.Hash for the bundle with a digest. It accepts the digest itself,
+// which earlier versions wrote. An empty hash is the hash of the zero Digest.
 func (k HashKey) IsHashOf(hash []byte, digest bundle.Digest) bool {
 	return hmac.Equal(hash, k.HashOf(digest)) || bundle.DigestFromBytes(hash) == digest
 }

@@ -13,8 +13,7 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// TestHashesDoNotConfirmGuesses: somebody who reads the status and guesses the content, but has no key, cannot compute
-// the hash.
+// TestHashesDoNotConfirmGuesses guesses the content behind a hash: without the key the hash cannot be computed.
 func TestHashesDoNotConfirmGuesses(t *testing.T) {
 	t.Parallel()
 	content := []byte(`{"password":"1234"}`)
@@ -35,7 +34,7 @@ func TestHashesDoNotConfirmGuesses(t *testing.T) {
 	}
 }
 
-// TestHashOfAnEarlierVersion: after an upgrade, the bundle of a plain hash is the same bundle. Only the hash changes.
+// TestHashOfAnEarlierVersion upgrades a status with a plain hash: the bundle is the same, and only the hash changes.
 func TestHashOfAnEarlierVersion(t *testing.T) {
 	t.Parallel()
 	old := feature(libv1beta1.FeatureStatusProvisioned, one, "")

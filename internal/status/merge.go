@@ -10,18 +10,18 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// localPrefix begins messages about what is deployed to the cluster of the hub.
+// localPrefix is the prefix of messages about the cluster of the hub.
 const localPrefix = "on the hub (deploymentType Local): "
 
 // MergeLocal returns the results of the member's features, combined with the results of the same features on the
 // cluster of the hub. A feature is Withdrawn only if both clusters have withdrawn it. Two reports are merged to one,
 // with the member's digest and the worse state. Otherwise Failed, Skipped and Withdrawing win over Delivered, and the
-// messages of both clusters are joined. isRemote and isLocal return whether the profile has content of a feature for
+// messages of both clusters are joined. hasRemote and hasLocal return whether the profile has content of a feature for
 // the member or the hub.
-func MergeLocal(remote, local []FeatureResult, isRemote, isLocal func(libv1beta1.FeatureID) bool) []FeatureResult {
-	merged := slices.DeleteFunc(slices.Clone(remote), func(r FeatureResult) bool { return r.Kind == Withdrawn && isLocal(r.Feature) })
+func MergeLocal(remote, local []FeatureResult, hasRemote, hasLocal func(libv1beta1.FeatureID) bool) []FeatureResult {
+	merged := slices.DeleteFunc(slices.Clone(remote), func(r FeatureResult) bool { return r.Kind == Withdrawn && hasLocal(r.Feature) })
 	for _, result := range local {
-		if result.Kind == Withdrawn && isRemote(result.Feature) {
+		if result.Kind == Withdrawn && hasRemote(result.Feature) {
 			continue
 		}
 		result = withLocalPrefix(result)
@@ -29,11 +29,11 @@ func MergeLocal(remote, local []FeatureResult, isRemote, isLocal func(libv1beta1
 		switch {
 		case index >= 0:
 			merged[index] = mergeResults(merged[index], result)
-		case !isRemote(result.Feature):
+		case !hasRemote(result.Feature):
 			merged = append(merged, result)
 		default:
-			// The member's bundle is not built yet, so its state and its digest stay, unless the hub has a problem.
-			if result = failedIfReported(result); result.Kind != Delivered {
+			// The member's bundle is not built yet. So the feature keeps its status, unless the bundle of the hub has failed.
+			if result = convertFailureReport(result); result.Kind != Delivered {
 				merged = append(merged, result)
 			}
 		}
@@ -41,7 +41,7 @@ func MergeLocal(remote, local []FeatureResult, isRemote, isLocal func(libv1beta1
 	return merged
 }
 
-// withLocalPrefix returns a result with the cluster of the hub in its messages.
+// withLocalPrefix returns a result with localPrefix in its messages.
 func withLocalPrefix(r FeatureResult) FeatureResult {
 	if r.Err != nil {
 		r.Err = fmt.Errorf(localPrefix+"%w", r.Err)
@@ -62,7 +62,7 @@ func mergeResults(remote, local FeatureResult) FeatureResult {
 	case remote.Kind == Withdrawn:
 		return local
 	}
-	remote, local = failedIfReported(remote), failedIfReported(local)
+	remote, local = convertFailureReport(remote), convertFailureReport(local)
 	switch {
 	case local.Kind == Delivered:
 		return remote
@@ -77,8 +77,8 @@ func mergeResults(remote, local FeatureResult) FeatureResult {
 	return remote
 }
 
-// failedIfReported converts a Delivered result whose report is a failure to a Failed result.
-func failedIfReported(r FeatureResult) FeatureResult {
+// convertFailureReport returns a Failed result for a Delivered result with the report of a failure, and r otherwise.
+func convertFailureReport(r FeatureResult) FeatureResult {
 	if r.Kind != Delivered || !isFailureReport(r) {
 		return r
 	}
@@ -88,8 +88,8 @@ func failedIfReported(r FeatureResult) FeatureResult {
 	}
 }
 
-// mergeReports returns the result for the member with the worse state of both reports. The state of the member's report
-// changes only if it has applied its bundle, or if the hub has failed.
+// mergeReports returns the result for the member with the worse state of both reports: the state and the message of the
+// hub's report if it is a failure and the member's report is not, or if it is not Applied and the member's report is.
 func mergeReports(remote, local FeatureResult) FeatureResult {
 	merged := remote
 	report := &merged.Report

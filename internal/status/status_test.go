@@ -286,7 +286,7 @@ func TestInventoryHasLimits(t *testing.T) {
 	}
 }
 
-// TestUnchangedFeatureIsNotCopied sets features that change nothing, also one of which only a part is listed.
+// TestUnchangedFeatureIsNotCopied sets features that change nothing, one of which is listed only in part.
 func TestUnchangedFeatureIsNotCopied(t *testing.T) {
 	t.Parallel()
 	large := configv1beta1.DeployedFeature{FeatureID: libv1beta1.FeatureResources}

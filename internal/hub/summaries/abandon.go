@@ -16,13 +16,13 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// orphansObjects returns whether withdrawn objects stay on the member, without an owner.
+// orphansObjects returns whether a withdrawal keeps the objects on the cluster and only removes their ownership labels.
 func (s *state) orphansObjects() bool {
 	return s.isDeleting() && (s.member.KeepAddons || s.spec().StopMatchingBehavior == configv1beta1.LeavePolicies)
 }
 
-// isOrphaned returns whether the objects of a feature stay because their withdrawal has begun so. The cluster object,
-// which had the option, does not exist any more.
+// isOrphaned returns whether a withdrawal that orphans the objects of a feature has begun, and the cluster object does
+// not exist any more. While it exists, orphansObjects reads the option from it.
 func (s *state) isOrphaned(feature libv1beta1.FeatureID) bool {
 	deployed := s.deployed[feature]
 	return s.cluster == nil && deployed.Removing && deployed.Orphan
@@ -48,7 +48,7 @@ func (c *Controller) abandonReason(ctx context.Context, s *state) (string, error
 	return "is unreachable and is force-deregistered; nothing was withdrawn from it", nil
 }
 
-// abandonment is what reportAbandoned reports: the features whose objects stay on the cluster and on the hub.
+// abandonment has the features whose objects stay on the cluster and on the hub, and the event to record.
 type abandonment struct {
 	onMember, onHub []libv1beta1.FeatureID
 	event           status.Event
@@ -57,7 +57,7 @@ type abandonment struct {
 // abandon completes the deletion of the summary without a withdrawal. It writes the list of objects that stay on the
 // cluster and on the hub to the cluster object. The command that deregisters the cluster reads it there.
 func (c *Controller) abandon(ctx context.Context, s *state, reason string) error {
-	onMember, onHub := s.featuresToWithdraw(), s.local.pendingFeatures()
+	onMember, onHub := s.featuresToWithdraw(), s.local.pendingWithdrawals()
 	s.withdrawn, s.local.withdrawn = true, true
 	if len(onMember)+len(onHub) == 0 {
 		return nil
@@ -79,30 +79,30 @@ func (c *Controller) abandon(ctx context.Context, s *state, reason string) error
 	if len(onMember) > 0 {
 		kinds = s.summary.Status.DeployedGVKs
 	}
-	s.abandoned = &abandonment{onMember: onMember, onHub: onHub, event: status.AbandonedEvent(kinds, remainingOnHub, s.member, reason)}
+	s.abandonment = &abandonment{onMember: onMember, onHub: onHub, event: status.AbandonedEvent(kinds, remainingOnHub, s.member, reason)}
 	return c.deleteGroups(ctx, s, onMember)
 }
 
-// reportAbandoned writes the objects that stay to an event, and deletes them from the ClusterConfiguration. Only the
-// reconcile that has removed the finalizer calls it: until then, a failed one is repeated with the same
-// ClusterConfiguration.
+// reportAbandoned records the event about the objects that stay, and deletes them from the ClusterConfiguration. It
+// must be called after the finalizer is removed: until then, a reconcile can be repeated and reads the
+// ClusterConfiguration again.
 func (c *Controller) reportAbandoned(ctx context.Context, s *state) error {
-	s.removedFeatures, s.local.removedFeatures = s.abandoned.onMember, append(s.local.removedFeatures, s.abandoned.onHub...)
-	c.recordEvent(s.summary, s.abandoned.event)
-	log.FromContext(ctx).Info("abandoned objects", logkeys.Member, s.member.Key(), logkeys.Reason, s.abandoned.event.Note)
+	s.removedFeatures, s.local.removedFeatures = s.abandonment.onMember, append(s.local.removedFeatures, s.abandonment.onHub...)
+	c.recordEvent(s.summary, s.abandonment.event)
+	log.FromContext(ctx).Info("abandoned objects", logkeys.Member, s.member.Key(), logkeys.Reason, s.abandonment.event.Note)
 	return c.recordDeployed(ctx, s)
 }
 
-// pendingFeatures returns the features whose withdrawal is not complete.
-func (s *state) pendingFeatures() []libv1beta1.FeatureID {
+// pendingWithdrawals returns the features to withdraw that this reconcile has not withdrawn yet.
+func (s *state) pendingWithdrawals() []libv1beta1.FeatureID {
 	if s.withdrawn {
 		return nil
 	}
 	return slices.DeleteFunc(s.featuresToWithdraw(), func(f libv1beta1.FeatureID) bool { return slices.Contains(s.removedFeatures, f) })
 }
 
-// listAbandonedObjects returns one text for each object of features on the member or on the hub, as far as they are
-// known.
+// listAbandonedObjects describes the objects of features that the ClusterConfiguration lists, one text for each object
+// or Helm release.
 func (c *Controller) listAbandonedObjects(ctx context.Context, s *state, features []libv1beta1.FeatureID) ([]string, error) {
 	if len(features) == 0 {
 		return nil, nil
@@ -118,7 +118,7 @@ func (c *Controller) listAbandonedObjects(ctx context.Context, s *state, feature
 			return owner != nil && kind == owner.Kind && profile == owner.Name && f == feature && on == s.deploymentType()
 		})
 		if len(listed) == 0 && s.featureSummary(feature).LastAppliedTime == nil {
-			// No object of it is in the ClusterConfiguration yet.
+			// The feature was delivered, and its objects are not in the ClusterConfiguration yet.
 			text := fmt.Sprintf("objects of feature %s of ClusterSummary %s, which are not listed yet", feature, client.ObjectKeyFromObject(s.summary))
 			if s.isLocal() {
 				text += ", on the hub"
@@ -130,9 +130,8 @@ func (c *Controller) listAbandonedObjects(ctx context.Context, s *state, feature
 	return all, nil
 }
 
-// deleteGroups deletes the ConfigurationGroups of features. They are in the delivery namespace of the cluster,
-// or in the cluster's namespace if the delivery namespace is unknown. The agent does not remove objects when a group is
-// deleted.
+// deleteGroups deletes the ConfigurationGroups of features. They are in the delivery namespace of the cluster, or in
+// the cluster's namespace if the delivery namespace is unknown. The agent removes no objects when a group is deleted.
 func (c *Controller) deleteGroups(ctx context.Context, s *state, features []libv1beta1.FeatureID) error {
 	member := s.member
 	if member.DeliveryNamespace == "" {

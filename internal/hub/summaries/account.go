@@ -10,13 +10,13 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// The labels of a profile can name a ServiceAccount. Its content is then deployed as this ServiceAccount: on the member
-// as one of the member, on the cluster of the hub (deploymentType Local) as one of the hub.
+// The labels of a profile can name a ServiceAccount. Requests for its content then impersonate this ServiceAccount: one
+// of the member on the member, and one of the hub on the cluster of the hub (deploymentType Local).
 
 // localAccount returns the "namespace/name" of the ServiceAccount as which the content of a profile is applied to the
-// cluster of the hub, "" for the identity of the hub. A ClusterProfile deploys with the permissions of the hub.
-// The author of a Profile may only be able to write Profiles in one namespace. So a Profile needs a ServiceAccount of
-// its namespace, whose permissions limit it.
+// cluster of the hub, "" for the identity of the hub. A ClusterProfile can deploy with the permissions of the hub. A
+// Profile cannot, since its author may have permissions in one namespace only: it must name a ServiceAccount of its
+// namespace.
 func localAccount(owner bundle.Owner, summary *configv1beta1.ClusterSummary) (string, error) {
 	name, namespace := summary.Labels[libv1beta1.ServiceAccountNameLabel], summary.Labels[libv1beta1.ServiceAccountNamespaceLabel]
 	if owner.Kind == configv1beta1.ProfileKind {
@@ -56,9 +56,9 @@ func (r ComposeRequest) account() (string, error) {
 	return memberAccount(r.Owner, r.Summary)
 }
 
-// withdrawalAccount returns the ServiceAccount as which the bundle of a feature is withdrawn. "" stands for the
-// recorded one, as which the bundle was applied: hooks for the deletion would run as another one if the labels named
-// it. Only if there is no record, the labels decide.
+// withdrawalAccount returns the ServiceAccount as which the bundle of a feature is withdrawn, "" for the ServiceAccount
+// in the record of the bundle. Only without a record do the labels count: they may have changed since the bundle was
+// applied, and deletion hooks must not run as another ServiceAccount.
 func (s *state) withdrawalAccount(feature libv1beta1.FeatureID) string {
 	if _, isRecorded := s.deployed[feature]; isRecorded {
 		return ""

@@ -41,7 +41,8 @@ func hasPatchTemplate(spec configv1beta1.ProfileSpec) bool {
 }
 
 // loadChanges reads the patches, the labels and the annotations of a profile, and expands the templates in patches. As
-// with Sveltos, the patches of the spec come first, then those from objects with the template annotation, then others.
+// in Sveltos, the patches of the spec are first, then the patches from objects with the template annotation, then those
+// from other objects.
 func (c *Composer) loadChanges(ctx context.Context, r ComposeRequest) (render.Changes, error) {
 	spec := r.Summary.Spec.ClusterProfileSpec
 	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations, Scope: r.Subject.Confined, Memory: r.Subject.Memory}
@@ -110,8 +111,9 @@ func decodePatches(content source.Content, subject source.Subject) ([]render.Pat
 	return all, nil
 }
 
-// withChanges returns the inputs of a release that has changes. Another patch can make another revision.
-func withChanges(inputs string, changes render.Changes) (string, error) {
+// inputsWithChanges adds the digest of the changes to the inputs of a release, since another patch can require another
+// revision. It returns "" if inputs is "".
+func inputsWithChanges(inputs string, changes render.Changes) (string, error) {
 	digest, err := changes.Digest()
 	if inputs == "" || digest == "" || err != nil {
 		return inputs, err
@@ -138,7 +140,7 @@ func (c *Composer) applyChanges(changes render.Changes, composed composedItems) 
 			return composedItems{}, withReason(status.ReasonRender, err)
 		}
 		if len(changed.Objects) == 0 && item.Release == nil {
-			continue // patches have deleted all objects
+			continue // the patches have deleted all objects
 		}
 		item.Objects, item.Documents = changed.Objects, changed.Documents
 		item.Sensitive = item.Sensitive || changes.Sensitive || render.HasSecret(changed.Objects)
@@ -160,8 +162,8 @@ func (c *Composer) applyChanges(changes render.Changes, composed composedItems) 
 	return composed, nil
 }
 
-// unpatchedObjects returns the indexes of the objects of an item that are not patched: as with a post-renderer of Helm,
-// those in the crds directories of a chart, and the hooks of the releases in unpatchedHooks.
+// unpatchedObjects returns the indexes of the objects of an item that must not be patched: objects in the crds
+// directories of a chart, as with a post-renderer of Helm, and the hooks of the releases in unpatchedHooks.
 func unpatchedObjects(item bundle.Item, unpatchedHooks []match.Release) []int {
 	if item.Release == nil {
 		return nil
@@ -176,7 +178,7 @@ func unpatchedObjects(item bundle.Item, unpatchedHooks []match.Release) []int {
 	return indexes
 }
 
-// releaseWithPaths returns a copy of a release with the template paths of the objects that are left.
+// releaseWithPaths returns a copy of a release with the template paths at these indexes only.
 func releaseWithPaths(r bundle.Release, indexes []int) *bundle.Release {
 	paths := make([]string, 0, len(indexes))
 	for _, i := range indexes {

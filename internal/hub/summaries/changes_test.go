@@ -27,7 +27,7 @@ func setText(text string) libv1beta1.Patch {
 	return libv1beta1.Patch{Patch: "- {op: add, path: /data/text, value: " + text + "}", Target: &libv1beta1.PatchSelector{Kind: "ConfigMap"}}
 }
 
-// requestForContent asks for the ConfigMap fleet/content with a profile that edit changes.
+// requestForContent returns the request for a profile with the ConfigMap fleet/content; edit changes the profile.
 func requestForContent(edit func(*configv1beta1.ProfileSpec)) summaries.ComposeRequest {
 	r := requestFor("one", "")
 	spec := configv1beta1.ProfileSpec{PolicyRefs: []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Name: "content"}}}
@@ -234,7 +234,7 @@ func count(b bool) int {
 	return 0
 }
 
-// TestPatchMakesRevision renders the next revision for another patch, because the member makes another revision.
+// TestPatchMakesRevision renders the next revision for another patch, since the member creates a new revision.
 func TestPatchMakesRevision(t *testing.T) {
 	t.Parallel()
 	hub := newHub(interceptor.Funcs{})

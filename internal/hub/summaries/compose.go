@@ -30,10 +30,10 @@ const lookupTimeout = 10 * time.Second
 
 // Composer builds bundles: it reads the sources of a profile and renders them for one member.
 type Composer struct {
-	// Contents reads the content that profiles refer to, and Objects their Secrets of the hub.
+	// Contents reads the content that profiles refer to. Objects reads the Secrets with logins and keys for charts.
 	Contents *source.Contents
 	Objects  client.Reader
-	// Hub reads and writes the Secrets with the values that charts generate, at the API server.
+	// Hub reads and writes the Secrets with generated values. It reads from the API server.
 	Hub client.Client
 	// Charts fetches charts; Renderer renders them.
 	Charts   *source.Charts
@@ -61,10 +61,11 @@ type Composer struct {
 	CodeVersion string
 }
 
-// ComposeRequest has the inputs of the bundles of one summary.
+// ComposeRequest is the request to build the bundles of one summary.
 type ComposeRequest struct {
-	Summary  *configv1beta1.ClusterSummary
-	Member   fleet.Member
+	Summary *configv1beta1.ClusterSummary
+	Member  fleet.Member
+	// Subject has the data for templates. Owner and SharedBy are fields of the bundles.
 	Subject  source.Subject
 	Owner    bundle.Owner
 	SharedBy int
@@ -74,20 +75,20 @@ type ComposeRequest struct {
 	State bundle.State
 	// Outdated is bundle.Report.Outdated of the Helm bundle on the member.
 	Outdated []bundle.OutdatedRelease
-	// Conflicts are the releases of the summary that another summary manages. hasUnknownConflicts is true if others can
-	// be managed by a summary whose names cannot be expanded now.
+	// Conflicts are the releases of the summary that another summary manages. hasUnknownConflicts is true if there can be
+	// further conflicts, because a release name of another summary cannot be expanded now.
 	Conflicts           []match.Conflict
 	hasUnknownConflicts bool
 	// charts are the charts of the summary, with expanded names.
 	charts []configv1beta1.HelmChart
-	// EnsureFinalizer adds the finalizer to the summary. It is called before generated values are stored. Without the
-	// finalizer, the values would not be deleted with the summary.
+	// EnsureFinalizer adds the finalizer to the summary. It is called before generated values are stored: without the
+	// finalizer, they would not be deleted with the summary.
 	EnsureFinalizer func(ctx context.Context) error
 
-	// IsLocal is true if Summary has the content for the cluster of the hub, and not that for the member.
+	// IsLocal is true if Summary has the content for the cluster of the hub, and false for the member.
 	IsLocal bool
 
-	// changes are the changes of the profile to all rendered objects.
+	// changes are the patches, labels and annotations of the profile for all rendered objects. Compose sets it.
 	changes render.Changes
 }
 
@@ -100,17 +101,17 @@ type Composition struct {
 	// UnansweredLookups are the releases whose charts look up objects of a pull member that the hub cannot read.
 	UnansweredLookups []match.Release
 
-	builtFrom
+	builtInputs
 }
 
-// builtFrom are the inputs of a bundle that are known after it was built.
-type builtFrom struct {
-	// contents are the URLs and the Flux sources, and generated the Secrets with generated values.
+// builtInputs are the inputs of a bundle that are known only after it was built.
+type builtInputs struct {
+	// contents are the referenced objects, URLs and Flux sources, generated the Secrets with generated values.
 	contents, generated []InputObject
-	// readsVersion and readsAPIs are true if a chart can read the Kubernetes version, and the API versions, of the member.
+	// readsVersion and readsAPIs are true if a chart can read the Kubernetes version or the API versions of the member.
 	readsVersion, readsAPIs bool
-	// hasUnknownInputs is true if a further input can be known only by building the bundle again: the newest chart in a
-	// range of versions, or objects of the member that are not stored with the generated values.
+	// hasUnknownInputs is true if a change of an input can be detected only by building the bundle again, for example a
+	// new chart in a range of versions, or an object on the member if the result of its lookup is not stored.
 	hasUnknownInputs bool
 }
 
@@ -119,10 +120,10 @@ type composedItems struct {
 	items             []bundle.Item
 	releases          []configv1beta1.HelmChartSummary
 	unansweredLookups []match.Release
-	// unpatchedHooks are the releases to whose hooks no patches are applied.
+	// unpatchedHooks are the releases with postRenderStrategy nohooks: their hooks are not patched.
 	unpatchedHooks []match.Release
 
-	builtFrom
+	builtInputs
 }
 
 // ComposeError is the error of a bundle that could not be built. Reason is the reason of its event, in CamelCase.
@@ -193,12 +194,12 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	if err != nil {
 		return Composition{}, err
 	}
-	if err := r.check(composed.items); err != nil {
+	if err := r.checkItems(composed.items); err != nil {
 		return Composition{}, withReason(status.ReasonRender, err)
 	}
 	hideSecrets(composed.items, r.Subject)
 	spec := r.Summary.Spec.ClusterProfileSpec
-	composition := Composition{Feature: feature, Releases: composed.releases, UnansweredLookups: composed.unansweredLookups, builtFrom: composed.builtFrom, Bundle: bundle.Bundle{
+	composition := Composition{Feature: feature, Releases: composed.releases, UnansweredLookups: composed.unansweredLookups, builtInputs: composed.builtInputs, Bundle: bundle.Bundle{
 		ID:    bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: r.Summary.Name, Feature: string(feature)},
 		Owner: r.Owner,
 		Items: composed.items,
@@ -239,7 +240,7 @@ func checkObjects(items []bundle.Item) error {
 // composeManifests reads and renders policyRefs: by tier, then in list order.
 func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (composedItems, error) {
 	refs := slices.Clone(r.Summary.Spec.ClusterProfileSpec.PolicyRefs)
-	slices.SortStableFunc(refs, func(a, b libv1beta1.PolicyRef) int { return cmp.Compare(tier(a.Tier), tier(b.Tier)) })
+	slices.SortStableFunc(refs, func(a, b libv1beta1.PolicyRef) int { return cmp.Compare(tierOrDefault(a.Tier), tierOrDefault(b.Tier)) })
 	var items []bundle.Item
 	var contents []InputObject
 	tiers := map[kube.Ref]int32{}
@@ -256,7 +257,7 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 		if err := r.Subject.Memory.AddDocuments(documents); err != nil {
 			return composedItems{}, withReason(status.ReasonRender, fmt.Errorf("%s: %w", content.Reference, err))
 		}
-		objects = withoutOverridden(objects, tier(ref.Tier), tiers)
+		objects = withoutOverridden(objects, tierOrDefault(ref.Tier), tiers)
 		if len(objects) == 0 {
 			continue
 		}
@@ -264,7 +265,7 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 		items = append(items, bundle.Item{
 			Objects:               objects,
 			Documents:             documents,
-			Reference:             bundle.Reference{Kind: kind, Namespace: namespace, Name: name, Tier: tier(ref.Tier)},
+			Reference:             bundle.Reference{Kind: kind, Namespace: namespace, Name: name, Tier: tierOrDefault(ref.Tier)},
 			Sensitive:             content.Sensitive || render.HasSecret(objects),
 			OnlySecretsPrivate:    !content.Sensitive,
 			SkipNamespaceCreation: ref.SkipNamespaceCreation,
@@ -275,11 +276,11 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 			return composedItems{}, withReason(status.ReasonRender, err)
 		}
 	}
-	return composedItems{items: items, builtFrom: builtFrom{contents: contents}}, nil
+	return composedItems{items: items, builtInputs: builtInputs{contents: contents}}, nil
 }
 
-// withoutOverridden omits the objects that a reference with a lower tier also contains, and adds the others to tiers.
-// Duplicates within one tier stay, so that the member reports the conflict. It returns the same list if it omits none.
+// withoutOverridden returns objects without those that a reference with a lower tier also contains, and adds the others
+// to tiers. Duplicates within one tier stay, so that the member reports the conflict. It does not change objects.
 func withoutOverridden(objects []*unstructured.Unstructured, tier int32, tiers map[kube.Ref]int32) []*unstructured.Unstructured {
 	kept := make([]*unstructured.Unstructured, 0, len(objects))
 	for _, obj := range objects {
@@ -296,4 +297,4 @@ func withoutOverridden(objects []*unstructured.Unstructured, tier int32, tiers m
 	return kept
 }
 
-func tier(t int32) int32 { return cmp.Or(t, bundle.DefaultTier) }
+func tierOrDefault(t int32) int32 { return cmp.Or(t, bundle.DefaultTier) }

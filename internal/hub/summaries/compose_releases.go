@@ -21,7 +21,7 @@ import (
 
 // composeReleases fetches and renders helmCharts in the order of the list, without the charts to uninstall.
 func (c *Composer) composeReleases(ctx context.Context, r ComposeRequest) (composedItems, error) {
-	charts, err := resolveCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject)
+	charts, err := expandChartNames(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject)
 	if err == nil {
 		err = checkDistinct(charts)
 	}
@@ -33,15 +33,15 @@ func (c *Composer) composeReleases(ctx context.Context, r ComposeRequest) (compo
 		if chart.HelmChartAction == configv1beta1.HelmChartActionUninstall {
 			continue
 		}
-		one, err := c.composeRelease(ctx, r, chart)
+		composed, err := c.composeRelease(ctx, r, chart)
 		if err != nil {
 			return composedItems{}, fmt.Errorf("helm release %s/%s: %w", chart.ReleaseNamespace, chart.ReleaseName, err)
 		}
-		all.items = append(all.items, one.items...)
-		all.releases = append(all.releases, one.releases...)
-		all.unansweredLookups = append(all.unansweredLookups, one.unansweredLookups...)
-		all.unpatchedHooks = append(all.unpatchedHooks, one.unpatchedHooks...)
-		all.builtFrom = all.with(one.builtFrom)
+		all.items = append(all.items, composed.items...)
+		all.releases = append(all.releases, composed.releases...)
+		all.unansweredLookups = append(all.unansweredLookups, composed.unansweredLookups...)
+		all.unpatchedHooks = append(all.unpatchedHooks, composed.unpatchedHooks...)
+		all.builtInputs = all.merge(composed.builtInputs)
 		if err := checkObjects(all.items); err != nil { // before more is decoded
 			return composedItems{}, withReason(status.ReasonRender, err)
 		}
@@ -86,7 +86,7 @@ func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart c
 		SkipNamespaceCreation: !createsNamespace(expanded),
 		Force:                 isForced(expanded.Options),
 	}
-	all := composedItems{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{c.releaseSummary(expanded, archive, encoded)}, builtFrom: from}
+	all := composedItems{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{c.releaseSummary(expanded, archive, encoded)}, builtInputs: from}
 	if expanded.Options != nil && expanded.Options.PostRenderStrategy == configv1beta1.PostRenderNoHooks {
 		all.unpatchedHooks = []match.Release{{Namespace: release.Namespace, Name: release.Name}}
 	}
@@ -96,21 +96,21 @@ func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart c
 	return all, nil
 }
 
-// renderRelease renders a chart and stores its generated values. from are the inputs of both.
+// renderRelease renders a chart and stores its generated values. from has the inputs that are known after that.
 func (c *Composer) renderRelease(
 	ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart, request render.ChartRequest,
-) (next bundle.Release, rendered render.Release, from builtFrom, err error) {
+) (next bundle.Release, rendered render.Release, from builtInputs, err error) {
 	release := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
 	inputsDigest, err := c.Renderer.InputsDigest(request)
 	if err == nil {
-		inputsDigest, err = withChanges(inputsDigest, r.changes)
+		inputsDigest, err = inputsWithChanges(inputsDigest, r.changes)
 	}
 	if err != nil {
-		return bundle.Release{}, render.Release{}, builtFrom{}, err
+		return bundle.Release{}, render.Release{}, builtInputs{}, err
 	}
 	if inputsDigest != "" {
 		if request.Revision, request.IsUpgrade, err = c.nextRevision(ctx, r, release, inputsDigest); err != nil {
-			return bundle.Release{}, render.Release{}, builtFrom{}, err
+			return bundle.Release{}, render.Release{}, builtInputs{}, err
 		}
 	}
 	store := c.newGeneratedStore(r, release)
@@ -118,20 +118,20 @@ func (c *Composer) renderRelease(
 	request.Generated = store.load
 	account, err := r.account()
 	if err != nil {
-		return bundle.Release{}, render.Release{}, builtFrom{}, err
+		return bundle.Release{}, render.Release{}, builtInputs{}, err
 	}
 	request.Lookup, request.LookupAccount = c.lookupFunc(ctx, r.Member, account), account
 	if rendered, err = c.Renderer.Render(ctx, request); err == nil {
 		err = request.Memory.AddDocuments(rendered.Documents)
 	}
 	if err != nil {
-		return bundle.Release{}, render.Release{}, builtFrom{}, err
+		return bundle.Release{}, render.Release{}, builtInputs{}, err
 	}
 	if err := store.save(ctx, renderingID(inputsDigest, request.Revision, request.IsUpgrade), rendered.Generated); err != nil {
-		return bundle.Release{}, render.Release{}, builtFrom{}, err
+		return bundle.Release{}, render.Release{}, builtInputs{}, err
 	}
 	if from, err = c.releaseInputs(chart, request, rendered); err != nil {
-		return bundle.Release{}, render.Release{}, builtFrom{}, err
+		return bundle.Release{}, render.Release{}, builtInputs{}, err
 	}
 	archive := request.Chart
 	next = bundle.Release{
@@ -141,11 +141,11 @@ func (c *Composer) renderRelease(
 		Data: bundle.ReleaseData{Chart: rendered.Chart, Defaults: rendered.Defaults, Notes: rendered.Notes, Paths: rendered.Paths},
 	}
 	next.IsUnconfirmed = inputsDigest != "" && !isConfirmed(r, next)
-	return next, rendered, store.builtFrom(from), nil
+	return next, rendered, store.addInputs(from), nil
 }
 
 // releaseInputs returns the inputs of a rendered release that are known after it is rendered.
-func (c *Composer) releaseInputs(chart configv1beta1.HelmChart, request render.ChartRequest, rendered render.Release) (from builtFrom, err error) {
+func (c *Composer) releaseInputs(chart configv1beta1.HelmChart, request render.ChartRequest, rendered render.Release) (from builtInputs, err error) {
 	if request.Chart.Artifact != "" {
 		from.contents = []InputObject{{Reference: request.Chart.Source, Version: request.Chart.Artifact}}
 	} else {
@@ -157,7 +157,8 @@ func (c *Composer) releaseInputs(chart configv1beta1.HelmChart, request render.C
 }
 
 // lookupFunc returns the function that reads objects of m as a ServiceAccount, or as the hub if account is "". It
-// returns nil if the hub cannot connect to m. The author of a chart can deploy all that it reads.
+// returns nil if the hub cannot connect to m. The account limits the read, since a chart can copy an object that it
+// reads into the objects that it deploys.
 func (c *Composer) lookupFunc(ctx context.Context, m fleet.Member, account string) render.LookupFunc {
 	if c.MemberConfig[m.Mode] == nil {
 		return nil
@@ -187,7 +188,7 @@ func (c *Composer) memberConfig(ctx context.Context, m fleet.Member) (*rest.Conf
 	return config, nil
 }
 
-// fetchChart returns the chart and the objects of its valuesFrom.
+// fetchChart returns the chart and the content of its valuesFrom.
 func (c *Composer) fetchChart(ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart) (source.Chart, []source.Content, error) {
 	var contents []source.Content
 	for _, ref := range chart.ValuesFrom {

@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-func TestReferencesLeaveOutWhatMayNotBeRead(t *testing.T) {
+func TestReferencesOfAProfileAreInItsNamespace(t *testing.T) {
 	t.Parallel()
 	summary := &configv1beta1.ClusterSummary{}
 	spec := &summary.Spec.ClusterProfileSpec

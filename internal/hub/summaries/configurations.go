@@ -62,17 +62,18 @@ const (
 	// minConfigurationInterval and maxConfigurationInterval limit ConfigurationInterval.
 	minConfigurationInterval = 5 * time.Second
 	maxConfigurationInterval = time.Minute
-	// intervalPerEntry is the part of each listed object and chart in ConfigurationInterval.
+	// intervalPerEntry is the time in ConfigurationInterval for each listed object or chart.
 	intervalPerEntry = 50 * time.Millisecond
 	// shutdownTimeout limits the time for the last writes when the hub stops.
 	shutdownTimeout = 5 * time.Second
 )
 
 // Configurations writes ClusterConfigurations, which list the objects that each profile has deployed on a cluster. It
-// is their only writer, so that profiles do not compete for the object of their cluster. Changes are kept in memory
-// until they are written: the first one and removals at once, others after ConfigurationInterval. After a kill, the
-// reconciles of the next start set the entries of their summaries again, and unclaimed.Controller deletes the entries
-// of summaries that do not exist. The controllers that deregister clusters call DeleteConfiguration.
+// is their only writer, so that the reconciles of a cluster's profiles do not cause conflicts. Changes are pending in
+// memory until they are written: removals and the first change at once, others after ConfigurationInterval. Pending
+// changes that are lost with the process are set again by the reconciles after the next start. unclaimed.Controller
+// deletes the entries of summaries that do not exist. The controllers that deregister clusters call
+// DeleteConfiguration.
 type Configurations struct {
 	hub   client.Client
 	live  client.Reader
@@ -83,13 +84,13 @@ type Configurations struct {
 	mu sync.Mutex
 	// pending are the changes that are not written yet.
 	pending map[client.ObjectKey]*pendingConfiguration
-	// nextWrites has the earliest time of the next write.
+	// nextWrites has the earliest time of the next write of each ClusterConfiguration.
 	nextWrites map[client.ObjectKey]time.Time
 }
 
-// ConfigurationInterval returns the time between two writes of a ClusterConfiguration with this number of objects and
-// charts. The changes of many profiles in that time are one write. It grows with the number, since each write contains
-// all entries.
+// ConfigurationInterval returns the minimum time between two writes of a ClusterConfiguration with this number of
+// objects and charts. The changes of many profiles in that time are one write. A larger number has a longer interval,
+// since each write contains all entries.
 func ConfigurationInterval(entries int) time.Duration {
 	return min(max(minConfigurationInterval, time.Duration(entries)*intervalPerEntry), maxConfigurationInterval)
 }
@@ -100,6 +101,7 @@ type pendingConfiguration struct {
 	changes map[deployedKey]*deployedChange
 }
 
+// deployedKey identifies the entry of one profile and one feature for the cluster of one deployment type.
 type deployedKey struct {
 	kind, profile string
 	feature       libv1beta1.FeatureID
@@ -142,8 +144,8 @@ func ConfigurationKey(m fleet.Member) client.ObjectKey {
 	return client.ObjectKey{Namespace: m.Namespace, Name: strings.ToLower(string(m.Type)) + "--" + m.Name}
 }
 
-// DeleteConfiguration deletes the ClusterConfiguration of a cluster that leaves, after its summaries are deleted. The
-// hub may have been killed before it removed their entries.
+// DeleteConfiguration deletes the ClusterConfiguration of a cluster that is being deregistered, after its summaries are
+// deleted. Entries of these summaries can be left if the hub was killed before it removed them.
 func DeleteConfiguration(ctx context.Context, hub client.Writer, m fleet.Member) error {
 	key := ConfigurationKey(m)
 	configuration := &configv1beta1.ClusterConfiguration{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
@@ -153,8 +155,9 @@ func DeleteConfiguration(ctx context.Context, hub client.Writer, m fleet.Member)
 	return nil
 }
 
-// Set replaces the entries of the profile owner for the features in changes. A feature without resources and charts is
-// removed. With Member.OnHub it replaces the resources on the cluster of the hub, otherwise those on the member.
+// Set replaces the entries of the profile owner for the features in changes, and returns before they are written. The
+// entry of a feature without resources and charts is removed. With Member.OnHub, Set replaces only the resources on the
+// cluster of the hub, otherwise only those on the member.
 func (c *Configurations) Set(m fleet.Member, owner metav1.OwnerReference, changes []configv1beta1.DeployedFeature) {
 	if len(changes) == 0 {
 		return
@@ -184,7 +187,7 @@ func isRemoval(feature configv1beta1.DeployedFeature) bool {
 // NeedLeaderElection returns true: only the leading hub writes.
 func (c *Configurations) NeedLeaderElection() bool { return true }
 
-// Start writes changes until ctx ends, and then the pending changes.
+// Start writes changes until ctx ends, and then all pending changes.
 func (c *Configurations) Start(ctx context.Context) error {
 	var workers sync.WaitGroup
 	for range configurationWorkers {
@@ -278,10 +281,10 @@ func (c *Configurations) pendingFeature(key client.ObjectKey, owner metav1.Owner
 	return change.feature, true
 }
 
-// Read reads the status of the ClusterConfiguration of m from the API server, and adds the pending changes.
+// Read returns the status of the ClusterConfiguration of m on the API server, with the pending changes.
 func (c *Configurations) Read(ctx context.Context, m fleet.Member) (configv1beta1.ClusterConfigurationStatus, error) {
 	key := ConfigurationKey(m)
-	// The snapshot is first: applying a change twice is harmless, missing one is not.
+	// The snapshot is first: a change that is written meanwhile is applied twice, which is harmless.
 	pending, _ := c.snapshot(key)
 	existing := &configv1beta1.ClusterConfiguration{}
 	if err := c.live.Get(ctx, key, existing); client.IgnoreNotFound(err) != nil {
@@ -290,8 +293,8 @@ func (c *Configurations) Read(ctx context.Context, m fleet.Member) (configv1beta
 	return pending.applyTo(existing.Status), nil
 }
 
-// write applies changes to the ClusterConfiguration, and returns the time until its next write. It reads the object
-// from the cache first, and from the API server if the cache does not have it, and after a conflict.
+// write applies changes to the ClusterConfiguration, and returns the minimum time until its next write. It reads the
+// object from the cache, or from the API server if the cache does not have it and after a conflict.
 func (c *Configurations) write(ctx context.Context, key client.ObjectKey, pending pendingConfiguration) (time.Duration, error) {
 	var reader client.Reader = c.hub
 	interval := minConfigurationInterval
@@ -322,8 +325,8 @@ func countEntries(s configv1beta1.ClusterConfigurationStatus) (count int) {
 	return count
 }
 
-// apply writes the desired status, and deletes an object without entries. existing has no resourceVersion if the object
-// does not exist.
+// apply writes the metadata and the status updated, or deletes the object if updated has no entries. existing has no
+// resourceVersion if the object does not exist.
 func (c *Configurations) apply(
 	ctx context.Context, key client.ObjectKey, pending pendingConfiguration,
 	existing *configv1beta1.ClusterConfiguration, updated configv1beta1.ClusterConfigurationStatus,
@@ -379,7 +382,8 @@ func isNamespaceDeleted(err error) bool {
 	return details != nil && details.Kind == "namespaces"
 }
 
-// desiredOwners returns existing with the owner reference of a profile if the status lists it, and without otherwise.
+// desiredOwners returns existing with the owner reference of a profile if updated lists the profile, and without the
+// reference otherwise.
 func desiredOwners(existing []metav1.OwnerReference, updated configv1beta1.ClusterConfigurationStatus, owner metav1.OwnerReference) []metav1.OwnerReference {
 	isOfProfile := func(r metav1.OwnerReference) bool { return r.Kind == owner.Kind && r.Name == owner.Name }
 	others := slices.DeleteFunc(slices.Clone(existing), isOfProfile)
@@ -387,7 +391,7 @@ func desiredOwners(existing []metav1.OwnerReference, updated configv1beta1.Clust
 		return others
 	}
 	if owner.UID == "" {
-		return existing // the profile does not exist any more, and some of its objects stay
+		return existing // the profile is deleted, and some of its objects stay
 	}
 	reference := metav1.OwnerReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID}
 	if index := slices.IndexFunc(existing, isOfProfile); index >= 0 && existing[index] == reference {

@@ -172,8 +172,8 @@ func TestIntervalGrowsWithTheObject(t *testing.T) {
 	}
 }
 
-// TestUnchangedConfigurationIsNoWrite has reconciles that set and remove entries as they are. The next change waits for
-// 5 s after a pause, and until the end of the interval otherwise.
+// TestUnchangedConfigurationIsNoWrite sets entries that exist and removes entries that do not. The next change waits
+// for 5 s after a pause, and until the end of the interval otherwise.
 func TestUnchangedConfigurationIsNoWrite(t *testing.T) {
 	t.Parallel()
 	runConfigurationTest(t, func(c *configurationTest) {
@@ -220,8 +220,8 @@ func TestOneChangeIsWrittenAtOnce(t *testing.T) {
 	})
 }
 
-// TestFailedCreationIsTriedAgain has creations that fail with NotFound. Without a namespace they are not tried again.
-func TestFailedCreationIsTriedAgain(t *testing.T) {
+// TestFailedCreationIsRetried has creations that fail with NotFound. They are not retried if the namespace is missing.
+func TestFailedCreationIsRetried(t *testing.T) {
 	t.Parallel()
 	for resource, wantCreations := range map[string]int32{"namespaces": 1, "clusterconfigurations": 2} {
 		t.Run(resource, func(t *testing.T) {

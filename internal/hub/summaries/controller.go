@@ -49,15 +49,14 @@ const (
 	// reconcileTimeout bounds one reconcile, so that members that never answer do not block all workers. The next
 	// reconcile continues.
 	reconcileTimeout = 10 * time.Minute
-	// staleDelay is the delay until the next reconcile if the cache is older than the last write.
+	// staleDelay is the delay until the next reconcile if the cache is older than the last write of the summary.
 	staleDelay = 100 * time.Millisecond
-	// normalEventsPerSecond and normalEventsBurst limit the events about deliveries and withdrawals without an error.
+	// normalEventsPerSecond and normalEventsBurst limit the events of type Normal.
 	normalEventsPerSecond = 10
 	normalEventsBurst     = 100
-	// An agent that changes the status of its cluster, or of one group, causes agentBurst reconciles of each summary at
-	// once, and then one per agentInterval. All changes of one agent together cause memberBurst reconciles at once, and
-	// then one per memberInterval: an agent can have hundreds of groups and summaries. A change of a hundred profiles at
-	// once is reported without delay.
+	// Status updates by the agent of a pull member cause at most agentBurst reconciles of one summary at once, and then
+	// one per agentInterval. For all summaries of the member together the limits are memberBurst and memberInterval: the
+	// reports about a change of a hundred profiles are within the burst.
 	agentInterval  = 6 * time.Second
 	agentBurst     = 20
 	memberInterval = 100 * time.Millisecond
@@ -83,15 +82,16 @@ type Controller struct {
 	Transport deliver.Transport
 	// Configurations writes the ClusterConfigurations.
 	Configurations *Configurations
-	// Recheck is, by mode, the delay until a bundle with outdated releases is rendered again. It is zero for a mode in
-	// which a watch triggers that.
-	Recheck map[fleet.Mode]time.Duration
-	// UnreachableReason returns why a SveltosCluster that is deregistered by force cannot be reached, "" if it can be
-	// reached. It returns "" for a Cluster.
+	// RecheckDelay is, by mode, the delay until a bundle with outdated releases is rendered again. It is zero for a mode
+	// in which a watch triggers the reconcile.
+	RecheckDelay map[fleet.Mode]time.Duration
+	// UnreachableReason returns the reason why a SveltosCluster that is deregistered by force is unreachable, "" if it is
+	// reachable. It returns "" for a Cluster.
 	UnreachableReason func(ctx context.Context, cluster client.Object) (string, error)
-	// Wakeups sends summaries to reconcile after changes on push members, which no watch on the hub reports.
+	// Wakeups is the channel of the summaries to reconcile after changes on push members, which no watch on the hub
+	// reports.
 	Wakeups <-chan event.GenericEvent
-	// Started is called before the delivery of a feature whose bundle is not in the status yet. Default: nothing.
+	// Started is called before the first delivery of a bundle that the status does not have yet. It may be nil.
 	Started func(summary client.ObjectKey, feature libv1beta1.FeatureID)
 	// Flux watches the sources of Flux that summaries refer to.
 	Flux   *fluxsources.Watcher
@@ -106,11 +106,11 @@ type Controller struct {
 	ownWrites  ownWrites
 	starts     deliveryStarts
 	slots      *slots.Slots
-	// raisedProfiles has the OwnerKey of the profiles whose summaries were queued by raisePriority.
+	// raisedProfiles has the OwnerKeys of the profiles whose summaries raisePriority has queued.
 	raisedProfiles *lru.Cache
 	// deletedClusters has the fleet.ID of the clusters that were deleted while this process watched them.
 	deletedClusters *lru.Cache
-	// normalEvents limits the events that are not warnings.
+	// normalEvents limits the events of type Normal.
 	normalEvents *rate.Limiter
 }
 
@@ -140,12 +140,12 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	if err := mgr.GetFieldIndexer().IndexField(ctx, secrets, generatedIndex, generatedOwnerUIDs); err != nil {
 		return err
 	}
-	ofAgents := ratelimit.NewWithin(ratelimit.New(memberInterval, memberBurst, c.Clock), agentInterval, agentBurst)
+	agentLimiter := ratelimit.NewWithin(ratelimit.New(memberInterval, memberBurst, c.Clock), agentInterval, agentBurst)
 	controllerBuilder := ctrl.NewControllerManagedBy(mgr).
 		Named("summaries").
 		For(&configv1beta1.ClusterSummary{}, builder.WithPredicates(predicate.Or(specOrMetadataChanged(), c.statusChangedByOthers()))).
 		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.summariesWithSameRelease), builder.WithPredicates(specOrMetadataChanged())).
-		Watches(&libv1beta1.ConfigurationGroup{}, ofAgents.Handler(summaryOfGroup, ratelimit.ByAgentOfGroup), builder.WithPredicates(reportChanged())).
+		Watches(&libv1beta1.ConfigurationGroup{}, agentLimiter.Handler(summaryOfGroup, ratelimit.ByAgentOfGroup), builder.WithPredicates(reportChanged())).
 		WatchesMetadata(configMaps, c.enqueueReferring("ConfigMap")).
 		WatchesMetadata(secrets, c.enqueueReferring("Secret")).
 		WatchesRawSource(ctrlsource.Channel(c.Wakeups, &handler.EnqueueRequestForObject{})).
@@ -160,10 +160,10 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 			RateLimiter:             c.slots.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, maxRetryDelay)),
 		})
 	if c.remoteFetcher() != nil {
-		controllerBuilder = controllerBuilder.WatchesRawSource(c.changedURLs())
+		controllerBuilder = controllerBuilder.WatchesRawSource(c.changedURLSource())
 	}
 	for _, cluster := range fleet.Kinds() {
-		controllerBuilder = controllerBuilder.Watches(cluster, ofAgents.Handler(c.summariesOfCluster, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
+		controllerBuilder = controllerBuilder.Watches(cluster, agentLimiter.Handler(c.summariesOfCluster, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
 	}
 	return controllerBuilder.Complete(c)
 }
@@ -178,14 +178,14 @@ func specOrMetadataChanged() predicate.Predicate {
 	})
 }
 
-// statusChangedByOthers selects changes of the status by other clients. The next reconcile reverts them.
+// statusChangedByOthers selects status updates by other clients. The reconcile reverts them.
 func (c *Controller) statusChangedByOthers() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 		UpdateFunc: func(e event.UpdateEvent) bool {
 			before, after := e.ObjectOld.(*configv1beta1.ClusterSummary), e.ObjectNew.(*configv1beta1.ClusterSummary)
-			return !equality.Semantic.DeepEqual(before.Status, after.Status) && !c.ownWrites.isOwnWrite(client.ObjectKeyFromObject(after), after.ResourceVersion)
+			return !equality.Semantic.DeepEqual(before.Status, after.Status) && !c.ownWrites.observeEvent(client.ObjectKeyFromObject(after), after.ResourceVersion)
 		},
 	}
 }
@@ -206,7 +206,6 @@ func reportChanged() predicate.Predicate {
 	}}
 }
 
-// summaryOfGroup returns the summary of a ConfigurationGroup.
 func summaryOfGroup(_ context.Context, obj client.Object) []reconcile.Request {
 	id, ok := deliver.IDOf(obj)
 	ref := obj.(*libv1beta1.ConfigurationGroup).Spec.SourceRef
@@ -216,7 +215,6 @@ func summaryOfGroup(_ context.Context, obj client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: ref.Namespace, Name: id.RequestorName}}}
 }
 
-// summariesOfCluster returns the summaries of a cluster.
 func (c *Controller) summariesOfCluster(ctx context.Context, cluster client.Object) []reconcile.Request {
 	member := fleet.FromObject(cluster)
 	summaries, err := c.listSummaries(ctx, member.ID())
@@ -226,9 +224,9 @@ func (c *Controller) summariesOfCluster(ctx context.Context, cluster client.Obje
 	return toRequests(summaries)
 }
 
-// summariesWithSameRelease returns the other summaries that can have a Helm release of this one: after a change of this
-// one, another summary can become the manager of the release. It expands no templates, since an event handler must not
-// block: a release whose name is a template can be any release.
+// summariesWithSameRelease returns the other summaries of the cluster that can have a Helm release of obj: after a
+// change of obj, another summary can become the manager of the release. Since an event handler must not block, it
+// expands no templates: a release whose name is a template matches every release.
 func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Object) []reconcile.Request {
 	changed := obj.(*configv1beta1.ClusterSummary)
 	if len(changed.Spec.ClusterProfileSpec.HelmCharts) == 0 {
@@ -244,9 +242,9 @@ func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Ob
 	}))
 }
 
-// findMember returns the member of summary with its cluster, nil if that does not exist, and whether this hub serves
-// it: it belongs to this shard, and the cache has all summaries of the cluster. The default shard serves the
-// summaries whose cluster does not exist, so that their finalizers are removed.
+// findMember returns the member of summary and its cluster object. cluster is nil if it does not exist. isServed is
+// true if this hub reconciles the summary: the cluster belongs to its shard, and the cache has all summaries of the
+// cluster. The default shard also serves summaries whose cluster does not exist, so that their finalizers are removed.
 func (c *Controller) findMember(ctx context.Context, summary *configv1beta1.ClusterSummary) (member fleet.Member, cluster client.Object, isServed bool, err error) {
 	target := match.MemberID(summary)
 	member, cluster, err = fleet.Get(ctx, c.Hub, target.Type, target.Namespace, target.Name)
@@ -259,8 +257,8 @@ func (c *Controller) findMember(ctx context.Context, summary *configv1beta1.Clus
 	return member, cluster, c.Shard.SeesAll(cluster) && c.Shard.HasLabel(summary), nil
 }
 
-// listSummaries returns the summaries of a cluster. The caller owns the slice. The memory to which the summaries refer
-// is in the cache, and must not be changed.
+// listSummaries returns the summaries of a cluster. The caller owns the slice, but must not change the maps, slices and
+// pointers in it: they belong to the cache.
 func (c *Controller) listSummaries(ctx context.Context, cluster fleet.ID) ([]configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList
 	if err := c.Hub.List(ctx, &list, client.MatchingFields{ClusterIndex: cluster.String()}, client.UnsafeDisableDeepCopy); err != nil {
@@ -284,9 +282,9 @@ func (c *Controller) enqueueReferring(kind string) handler.EventHandler {
 	})
 }
 
-// Reconcile delivers one profile to one cluster, or withdraws it.
+// Reconcile delivers one profile to one cluster, or withdraws it. If no slot is free, req is queued again later.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	defer c.slots.Skip(req)
+	defer c.slots.Skip(req) // for a request that ends without Acquire
 	summary := &configv1beta1.ClusterSummary{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, summary); err != nil {
 		if apierrors.IsNotFound(err) {
@@ -307,7 +305,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{RequeueAfter: staleDelay}, nil
 	}
 	if !c.Shard.HasLabel(summary) {
-		// The cache has only a part of its status.
+		// The cache keeps only a part of the status of a summary of another shard.
 		summary = &configv1beta1.ClusterSummary{}
 		if err := c.Live.Get(ctx, req.NamespacedName, summary); err != nil {
 			return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -323,7 +321,6 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return c.reconcileSummary(ctx, s)
 }
 
-// reconcileSummary runs the steps for a summary.
 func (c *Controller) reconcileSummary(ctx context.Context, s *state) (reconcile.Result, error) {
 	summary := s.summary
 	s.setHashKey(c.Composer.HashKey)
@@ -365,7 +362,7 @@ func (c *Controller) reconcileSummary(ctx context.Context, s *state) (reconcile.
 	return result(s, outcome, err)
 }
 
-// result returns the result of a reconcile. statusErr is the error of the write of the status and of the finalizer.
+// result returns the result of a reconcile. statusErr is the error of writing the status or removing the finalizer.
 func result(s *state, outcome phase.Outcome, statusErr error) (reconcile.Result, error) {
 	if apierrors.IsConflict(statusErr) || apierrors.IsConflict(outcome.Err) {
 		// The cache is behind.

@@ -21,6 +21,7 @@ func (c *Controller) addFinalizer(ctx context.Context, s *state) error {
 	return c.ensureFinalizer(ctx, s)
 }
 
+// ensureFinalizer adds the finalizer if it is missing. It fails with a conflict if the summary has changed.
 func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	if controllerutil.ContainsFinalizer(s.summary, configv1beta1.ClusterSummaryFinalizer) {
 		return nil
@@ -47,12 +48,12 @@ func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
 	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
 	err := c.Hub.Patch(ctx, updated, patch, client.FieldOwner(kube.FieldManager))
 	if apierrors.IsNotFound(err) {
-		return nil // an earlier reconcile has removed it, and the cache is behind
+		return nil // an earlier reconcile has removed the finalizer, and the cache is behind
 	}
 	if err != nil {
 		return fmt.Errorf("remove finalizer: %w", err)
 	}
-	if s.abandoned == nil {
+	if s.abandonment == nil {
 		return nil
 	}
 	return c.reportAbandoned(ctx, s)

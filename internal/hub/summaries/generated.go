@@ -34,13 +34,15 @@ const (
 	generatedDataKey = "values.json.zst"
 	// releaseAnnotation has the namespace and the name of the release.
 	releaseAnnotation = "towline.dev/release"
-	// maxGenerated is the maximum size of the compressed values in bytes. The limit of a Secret is 1 MiB.
+	// maxGenerated is the maximum size in bytes of the compressed values. The limit of a Secret is 1 MiB.
 	maxGenerated = 1000 << 10
-	// maxGeneratedDecoded is their maximum size before compression. It limits the memory for decompressing them.
+	// maxGeneratedDecoded is the maximum size in bytes of the values before compression. It limits the memory that a
+	// decompression needs.
 	maxGeneratedDecoded = 64 << 20
 )
 
-// generatedStore stores the generated values of one release on one member in a Secret on the hub.
+// generatedStore stores the generated values of one release on one member in a Secret on the hub. A rendering calls
+// load if the chart generates values. save must be called before the rendered objects are delivered.
 type generatedStore struct {
 	hub     client.Client
 	member  fleet.Member
@@ -50,14 +52,14 @@ type generatedStore struct {
 	ensureFinalizer func(ctx context.Context) error
 	// isManagedByOther is true if another summary manages the release.
 	isManagedByOther bool
-	// startedID is the ID of the rendering that the member may have started to deploy, "" if there is none. deployedID
-	// is the ID of the rendering that it has deployed, "" if there is none.
+	// startedID is the renderingID of the delivered release if the member may have started to deploy it, otherwise "".
+	// deployedID is the same ID if the member has deployed the release, otherwise "".
 	startedID, deployedID string
-	// secret is the Secret that load has read. It has no resourceVersion if the Secret does not exist. stored has its
-	// values. Both are nil before load.
+	// secret is the Secret that load has read or save has written. It has no resourceVersion if the Secret does not exist.
+	// stored has the values that load has read. Both are nil before load.
 	secret *corev1.Secret
 	stored render.Generated
-	// isIncomplete is true if save has omitted results that the rendering used. Another rendering can have others.
+	// isIncomplete is true if save has omitted results that the rendering used, so that the next rendering can get others.
 	isIncomplete bool
 }
 
@@ -79,7 +81,7 @@ func (c *Composer) newGeneratedStore(r ComposeRequest, release match.Release) *g
 }
 
 // renderingID identifies a rendering of a release. It is "" for a chart that reads neither the revision nor the
-// operation: the member does not compare the revision of such a release.
+// operation, since the member does not compare the revision of such a release.
 func renderingID(inputs string, revision int, isUpgrade bool) string {
 	if inputs == "" {
 		return ""
@@ -99,7 +101,7 @@ func generatedSecretName(m fleet.Member, release match.Release) client.ObjectKey
 // users delete such a Secret to generate new values.
 func generatedReferences(r ComposeRequest) []source.Reference {
 	var all []source.Reference
-	charts, _ := resolveCharts(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject) // Compose returns the error
+	charts, _ := expandChartNames(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject) // Compose returns the error
 	for _, chart := range charts {
 		name := generatedSecretName(r.Member, match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName})
 		all = append(all, source.Reference{Kind: "Secret", Namespace: name.Namespace, Name: name.Name})
@@ -109,8 +111,8 @@ func generatedReferences(r ComposeRequest) []source.Reference {
 
 func (g *generatedStore) key() client.ObjectKey { return generatedSecretName(g.member, g.release) }
 
-// load returns the stored values for a rendering. It reads from the API server: with a stale cache the chart would
-// generate new values.
+// load returns the stored values for the next rendering. The pending objects of a rendering that the member has started
+// to deploy count as deployed. It reads from the API server: with a stale cache the chart would generate new values.
 func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
 	secret := &corev1.Secret{}
 	err := g.hub.Get(ctx, g.key(), secret)
@@ -127,8 +129,8 @@ func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
 	return stored.PromotePending(g.startedID)
 }
 
-// save adds the values that a rendering used to the loaded values, and stores them. It must be called before the
-// rendered objects are delivered. It fails with a conflict if another process changed the Secret since load.
+// save adds the values that a rendering used to the loaded values, and stores them. Without load it does nothing. It
+// fails with a conflict if another process has changed the Secret since load.
 func (g *generatedStore) save(ctx context.Context, rendering string, used render.Generated) error {
 	if g.secret == nil || len(used) == 0 {
 		return nil
@@ -142,9 +144,9 @@ func (g *generatedStore) save(ctx context.Context, rendering string, used render
 	if len(owners) == len(g.secret.OwnerReferences) && isSame(all, g.stored) {
 		return nil
 	}
-	// If the values are too large, some are omitted, in this order: the rendered objects (lookup does not find them in
-	// the next upgrade), the results of lookup (every rendering then reads the member), and all values that this rendering
-	// has not used.
+	// If the values are too large, some are omitted, in this order: the rendered objects, so that lookup does not find
+	// them in the next upgrade; the results of lookup, so that every rendering reads the member; and all values that this
+	// rendering has not used.
 	var tooLarge phase.Invalid
 	for _, values := range []render.Generated{all, all.WithoutRendered(), all.WithoutLookup(), used.WithoutLookup()} {
 		raw, err := encodeGenerated(values)
@@ -159,9 +161,9 @@ func (g *generatedStore) save(ctx context.Context, rendering string, used render
 	return tooLarge
 }
 
-// merge returns the loaded values and the values that a rendering used. Only the summary that manages the release
-// stores results of lookup. Otherwise two summaries would overwrite each other's results, and each change of the Secret
-// would reconcile both.
+// merge returns the loaded values and the values that a rendering used. Its rendered objects are pending until the
+// member has deployed them. Only the summary that manages the release stores results of lookup: otherwise two summaries
+// would overwrite each other's results, and each change of the Secret would reconcile both.
 func (g *generatedStore) merge(rendering string, used render.Generated) (render.Generated, error) {
 	if g.isManagedByOther {
 		all := maps.Clone(g.stored)
@@ -175,8 +177,7 @@ func (g *generatedStore) merge(rendering string, used render.Generated) (render.
 	return deployed.Add(used).WithPending(rendering, deployed)
 }
 
-// hasResults returns whether values has all results of functions in used. It need not have the rendered objects:
-// another rendering with the same inputs finds the stored results.
+// hasResults returns whether values has all results of template functions in used. Rendered objects may be missing.
 func hasResults(values, used render.Generated) bool {
 	for key := range used.WithoutRendered() {
 		if _, ok := values[key]; !ok {
@@ -186,8 +187,8 @@ func hasResults(values, used render.Generated) bool {
 	return true
 }
 
-// builtFrom adds to b the Secret that a rendering has used, if load was called.
-func (g *generatedStore) builtFrom(b builtFrom) builtFrom {
+// addInputs returns b with the Secret as an input if load was called, and with hasUnknownInputs if isIncomplete.
+func (g *generatedStore) addInputs(b builtInputs) builtInputs {
 	if g.secret != nil {
 		key := g.key()
 		b.generated = append(b.generated, InputObject{
@@ -215,7 +216,7 @@ func (g *generatedStore) write(ctx context.Context, raw []byte, owners []metav1.
 	if desired.ResourceVersion == "" {
 		err = g.hub.Create(ctx, desired, client.FieldOwner(kube.FieldManager))
 	} else {
-		err = g.hub.Update(ctx, desired, client.FieldOwner(kube.FieldManager)) // fails with a conflict if the Secret has changed since load
+		err = g.hub.Update(ctx, desired, client.FieldOwner(kube.FieldManager)) // with the resourceVersion of load
 	}
 	if err != nil {
 		return fmt.Errorf("store generated values of release %s: %w", g.release, err)

@@ -103,7 +103,7 @@ func TestGeneratedPasswordsAreDroppedLast(t *testing.T) {
 				if diff := cmp.Diff(test.want, slices.Sorted(maps.Keys(stored))); diff != "" {
 					t.Errorf("stored keys (-want +got):\n%s", diff)
 				}
-				if from := store.builtFrom(builtFrom{}); from.hasUnknownInputs != test.hasUnknownInputs || from.generated[0].Version != store.secret.ResourceVersion {
+				if from := store.addInputs(builtInputs{}); from.hasUnknownInputs != test.hasUnknownInputs || from.generated[0].Version != store.secret.ResourceVersion {
 					t.Errorf("got inputs %+v, want unknown ones: %t", from, test.hasUnknownInputs)
 				}
 			}

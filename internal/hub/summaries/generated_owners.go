@@ -37,8 +37,8 @@ func generatedOwnerUIDs(secret client.Object) []string {
 	return uids
 }
 
-// The owners of generated values are the cluster and the summaries that render the release. With the cluster among
-// them, the garbage collector keeps the values while the release has no summary.
+// The cluster and the summaries that render the release own the generated values. Because of the cluster, the garbage
+// collector keeps the values while the release has no summary.
 
 func clusterOwner(m fleet.Member) metav1.OwnerReference {
 	cluster := fleet.Reference(m)
@@ -64,7 +64,7 @@ func addOwner(owners []metav1.OwnerReference, owner metav1.OwnerReference) []met
 
 // cleanUpGenerated removes the summary from the owners of the generated values of its uninstalled releases. Another
 // summary with the same release becomes the owner; without one the values are deleted. The values of an orphaned
-// release are kept.
+// release are kept, unless its cluster is being deregistered.
 func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
 	if s.cluster == nil || !s.isUninstallComplete() || s.orphansObjects() && !s.member.Deleting {
 		return nil
@@ -78,16 +78,16 @@ func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
 	if len(list.Items) == 0 {
 		return nil
 	}
-	all, err := c.loadClusterSummaries(ctx, s.summary)
+	loaded, err := c.loadClusterSummaries(ctx, s.summary)
 	if err != nil {
 		return err
 	}
 	for i := range list.Items {
 		release := releaseOf(&list.Items[i])
-		if !s.isDeleting() && slices.Contains(match.WantedReleases(all.summary), release) {
+		if !s.isDeleting() && slices.Contains(match.WantedReleases(loaded.summary), release) {
 			continue
 		}
-		if err := c.setOwners(ctx, s, &list.Items[i], remainingOwners(s.summary, all.others, &list.Items[i])); err != nil {
+		if err := c.setOwners(ctx, s, &list.Items[i], remainingOwners(s.summary, loaded.all, &list.Items[i])); err != nil {
 			return fmt.Errorf("change the owners of the generated values of release %s: %w", release, err)
 		}
 	}
@@ -107,28 +107,28 @@ func (s *state) isUninstallComplete() bool {
 	return isComposed && status.FeatureOf(status.ComputeStatus(s.summary.Status, s.result), helm).Status == libv1beta1.FeatureStatusProvisioned
 }
 
-// releaseOf returns the release in the annotation generatedRelease.
+// releaseOf returns the release in the releaseAnnotation of a Secret.
 func releaseOf(secret client.Object) match.Release {
 	namespace, name, _ := strings.Cut(secret.GetAnnotations()[releaseAnnotation], "/")
 	return match.Release{Namespace: namespace, Name: name}
 }
 
-// remainingOwners returns references to the other summaries of the cluster that have the release or own the Secret. A
-// summary that is being deleted stays an owner until it removes itself.
-func remainingOwners(summary *configv1beta1.ClusterSummary, others []configv1beta1.ClusterSummary, secret client.Object) []metav1.OwnerReference {
-	var all []metav1.OwnerReference
-	for i := range others {
-		other := &others[i]
+// remainingOwners returns references to the other summaries in all that have the release or own the Secret. A summary
+// that is being deleted stays an owner until its own reconcile removes it.
+func remainingOwners(summary *configv1beta1.ClusterSummary, all []configv1beta1.ClusterSummary, secret client.Object) []metav1.OwnerReference {
+	var owners []metav1.OwnerReference
+	for i := range all {
+		other := &all[i]
 		wants := other.DeletionTimestamp.IsZero() && slices.Contains(match.WantedReleases(other), releaseOf(secret))
 		if other.UID != summary.UID && (wants || isOwner(secret.GetOwnerReferences(), other.UID)) {
-			all = append(all, summaryOwner(other))
+			owners = append(owners, summaryOwner(other))
 		}
 	}
-	return all
+	return owners
 }
 
-// setOwners replaces the summaries that own the Secret, and deletes it if there are none. It fails with a conflict if
-// the Secret has changed: another summary may use it now.
+// setOwners replaces the summaries that own the Secret. It deletes the Secret if there are none. It fails with a
+// conflict if the Secret has changed: another summary may use it now.
 func (c *Controller) setOwners(ctx context.Context, s *state, secret *metav1.PartialObjectMetadata, summaries []metav1.OwnerReference) error {
 	if len(summaries) == 0 {
 		unchanged := client.Preconditions{UID: &secret.UID, ResourceVersion: &secret.ResourceVersion}

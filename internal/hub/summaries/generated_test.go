@@ -55,7 +55,7 @@ func newComposer(t *testing.T, hub client.Client) *summaries.Composer {
 	}
 }
 
-// requestFor asks for a release of chart hello on a pull member.
+// requestFor returns the request for a release of chart hello on a pull member.
 func requestFor(member, address string) summaries.ComposeRequest {
 	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "profile-" + member, UID: types.UID("uid-" + member)}}
 	summary.Spec.ClusterProfileSpec.HelmCharts = []configv1beta1.HelmChart{{
@@ -215,7 +215,7 @@ func TestGeneratedValuesBelongToTheReleaseOnTheMember(t *testing.T) {
 	}
 }
 
-func TestGeneratedValuesMustBeKeptFirst(t *testing.T) {
+func TestGeneratedValuesAreStoredBeforeTheDelivery(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("no room")
 	hub := newHub(interceptor.Funcs{

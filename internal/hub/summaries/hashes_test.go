@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// TestHashesOfSecretsDoNotConfirmGuesses: somebody who may read ClusterSummaries, and guesses the values and the patch
-// in a Secret, cannot compare the guess with the hashes in the status. Hubs with the same key write the same hashes.
+// TestHashesOfSecretsDoNotConfirmGuesses guesses the values and the patch in a Secret, as a user who may read only
+// ClusterSummaries. The hashes in the status must not confirm the guess. Hubs with the same key write the same hashes.
 func TestHashesOfSecretsDoNotConfirmGuesses(t *testing.T) {
 	t.Parallel()
 	const patch = "patch: |\n  - {op: add, path: /data/text, value: secret}\ntarget: {kind: ConfigMap, name: added}\n"

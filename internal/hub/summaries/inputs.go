@@ -25,17 +25,16 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// The ConfigurationGroup of a delivered bundle, or in push mode the record of the bundle on the member, has a digest of
-// the inputs that the bundle was built from. While it equals the digest of the present inputs, a bundle that the member
-// has applied is neither built nor delivered again. So after a restart of the hub an unchanged summary costs reads from
-// the cache only, in push mode after the records of the member are read once: no chart is fetched, no template is
-// expanded, and no content is read. Groups and records are not the status of the summary, and are written together with
-// the content: a lost one, or one without the digest, only means that the bundle is built as before.
+// A delivered bundle has a digest of its inputs: in its ConfigurationGroup, or in push mode in its record on the
+// member. While the current inputs have the same digest, a bundle that the member has applied is neither built nor
+// delivered again. So an unchanged summary needs only reads from the cache after a restart of the hub, and one read of
+// the member's records in push mode. It fetches no chart, expands no template and reads no content. The digest is only
+// an optimization: without one, the bundle is built.
 //
-// What is deployed to the cluster of the hub has no digest, and a bundle has none whose inputs are known only after it
-// is built: see Composition.hasUnknownInputs.
+// Bundles for the hub's own cluster have no digest, and neither have bundles with Composition.hasUnknownInputs.
 
-// BundleInputs are the inputs of a bundle of one of these features. Each field prevents that an outdated bundle stays:
+// BundleInputs are the inputs of the bundle of one feature. The digest is calculated from its JSON. If a field changes,
+// the bundle is built again:
 type BundleInputs struct {
 	// Code: after an upgrade of the hub, the same inputs can be rendered differently.
 	Code string
@@ -46,39 +45,39 @@ type BundleInputs struct {
 	// Owner: a profile that takes over the summary is the new owner of the objects. A Profile can read less content than
 	// a ClusterProfile.
 	Owner bundle.Owner
-	// Objects: content that is changed, deleted, or created after an optional reference to it. Their names also cover the
-	// templates in references.
+	// Objects: the referenced objects, whose content can change. Their names are the results of the templates in
+	// references.
 	Objects []InputObject
-	// Resources is source.Resources.Digest: what counts in the objects that templates and scripts can read.
+	// Resources is source.Resources.Digest, for the objects of templateResourceRefs.
 	Resources string
-	// Cluster is the cluster if templates in the content, in patches or in references can read it: labels or facts of
-	// the cluster can change. It is empty otherwise, so that they do not invalidate the digest.
+	// Cluster is the cluster object as JSON if a template or a script can read it, and empty otherwise. Then a change of
+	// the cluster does not change the digest.
 	Cluster []byte
-	// Account is bundle.Options.ServiceAccount: the labels of the profile are not part of its generation.
+	// Account is bundle.Options.ServiceAccount: labels of the profile set it, and do not change Generation.
 	Account string `json:",omitempty"`
 	// Helm is set for the feature Helm.
 	Helm *HelmInputs `json:",omitempty"`
 }
 
-// InputObject is a version of a ConfigMap, a Secret, a URL or a Flux source. The version of the content behind a URL is
-// its digest. The version of a Flux source has the URL, the digest and the language of its artifact.
+// InputObject is a version of a referenced object. Version is the resourceVersion of a ConfigMap or a Secret, the
+// digest of the content of a URL, or the URL, the digest and the language of the artifact of a Flux source.
 type InputObject struct {
 	Reference source.Reference
 	UID       types.UID
 	Version   string
 }
 
-// deliveredInputs are the present inputs of a bundle. isKnown is false if the bundle has no digest.
-type deliveredInputs struct {
+// currentInputs are the inputs of a bundle in this reconcile. isKnown is false if no digest can be calculated.
+type currentInputs struct {
 	BundleInputs
 
 	isKnown bool
 }
 
-// digestFor returns the digest for a bundle that was built from the inputs, "" if it has none. It has none if it was
-// built from other content: a URL or a Flux source has changed since the inputs were read. Unlike an object, it can
-// have the former content again later, and the delivered bundle would then seem to be built from it.
-func (i deliveredInputs) digestFor(built Composition) (string, error) {
+// digestFor returns the digest for a bundle that was built after the inputs were read, "" if it has none. It has none
+// if the content of a URL or a Flux source has changed since: the digest would be of the former content, which such a
+// source, unlike an object, can have again.
+func (i currentInputs) digestFor(built Composition) (string, error) {
 	if !i.isKnown || built.hasUnknownInputs {
 		return "", nil
 	}
@@ -93,13 +92,13 @@ func (i deliveredInputs) digestFor(built Composition) (string, error) {
 		}
 	}
 	if i.Helm != nil {
-		i.Helm = i.Helm.of(built)
+		i.Helm = i.Helm.withBuilt(built)
 	}
 	return i.Digest()
 }
 
-// isDigest returns whether digest is that of the inputs.
-func (i deliveredInputs) isDigest(digest string) (bool, error) {
+// matchesDigest returns whether digest is the digest of a bundle that was built from the inputs.
+func (i currentInputs) matchesDigest(digest string) (bool, error) {
 	if !i.isKnown || digest == "" {
 		return false, nil
 	}
@@ -116,44 +115,44 @@ func (i deliveredInputs) isDigest(digest string) (bool, error) {
 	return false, nil
 }
 
-// inputsOf returns the inputs of a feature's bundle. It reads the cache before the bundle is built: if the cache is
-// behind, the digest is of inputs that never come back, and the event of the change reconciles the summary again. An
-// object that does not exist can come back as such, so there is no digest with one.
-func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, feature libv1beta1.FeatureID) (deliveredInputs, error) {
+// inputsOf returns the inputs of a feature's bundle, without a digest if a referenced object does not exist. It reads
+// the cache before the bundle is built. If the cache is behind, the bundle has the digest of older inputs, and the
+// watch event of the change causes another reconcile.
+func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, feature libv1beta1.FeatureID) (currentInputs, error) {
 	if s.isLocal() || c.Composer.CodeVersion == "" || r.hasUnknownConflicts {
-		return deliveredInputs{}, nil
+		return currentInputs{}, nil
 	}
 	references, err := referencesOf(r, feature)
 	if err != nil {
-		return deliveredInputs{}, nil //nolint:nilerr // Compose returns the error
+		return currentInputs{}, nil //nolint:nilerr // Compose returns the error
 	}
 	account, err := r.account()
 	if err != nil {
-		return deliveredInputs{}, nil //nolint:nilerr // Compose returns the error
+		return currentInputs{}, nil //nolint:nilerr // Compose returns the error
 	}
 	inputs := BundleInputs{Account: account, Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.Subject.Resources.Digest}
 	isTemplate := hasPatchTemplate(s.spec()) || hasReferenceTemplate(s.spec(), feature)
 	for _, reference := range references {
 		input, isMarked, err := c.inputOf(ctx, reference)
 		if err != nil {
-			return deliveredInputs{}, err
+			return currentInputs{}, err
 		}
 		if input.Version == "" {
-			return deliveredInputs{}, nil
+			return currentInputs{}, nil
 		}
 		inputs.Objects, isTemplate = append(inputs.Objects, input), isTemplate || isMarked
 	}
 	if isTemplate {
 		if inputs.Cluster, err = json.Marshal(fleet.WithoutVolatileFields(s.cluster)); err != nil {
-			return deliveredInputs{}, fmt.Errorf("encode cluster %s: %w", s.member.Key(), err)
+			return currentInputs{}, fmt.Errorf("encode cluster %s: %w", s.member.Key(), err)
 		}
 	}
 	if feature == libv1beta1.FeatureHelm {
 		if inputs.Helm, err = c.helmInputsOf(ctx, s, r); err != nil {
-			return deliveredInputs{}, err
+			return currentInputs{}, err
 		}
 	}
-	return deliveredInputs{BundleInputs: inputs, isKnown: true}, nil
+	return currentInputs{BundleInputs: inputs, isKnown: true}, nil
 }
 
 // referencesOf returns the references of a feature that can be resolved, and the first error.
@@ -165,7 +164,7 @@ func referencesOf(r ComposeRequest, feature libv1beta1.FeatureID) ([]source.Refe
 	}[feature](r)
 }
 
-// Digest returns the digest that the ConfigurationGroup or the record has.
+// Digest returns the digest to store in the ConfigurationGroup or the record.
 func (i BundleInputs) Digest() (string, error) {
 	raw, err := json.Marshal(i)
 	if err != nil {
@@ -175,8 +174,8 @@ func (i BundleInputs) Digest() (string, error) {
 	return base64.RawStdEncoding.EncodeToString(sum[:]), nil
 }
 
-// hasReferenceTemplate returns whether the references of a feature have templates in other fields than the namespace
-// and the name: these fields select the content and the values, and are not part of InputObject.
+// hasReferenceTemplate returns whether the references of a feature can have templates whose results are not part of
+// InputObject, for example in a path.
 func hasReferenceTemplate(spec configv1beta1.ProfileSpec, feature libv1beta1.FeatureID) bool {
 	switch feature {
 	case libv1beta1.FeatureKustomize:
@@ -189,8 +188,8 @@ func hasReferenceTemplate(spec configv1beta1.ProfileSpec, feature libv1beta1.Fea
 	})
 }
 
-// inputOf returns the present version of an object, "" if it does not exist or is not known yet, and whether its
-// content can read the cluster.
+// inputOf returns the current version of an object, "" if it does not exist or is not known yet. readsCluster is true
+// if templates or scripts in its content can read the cluster.
 func (c *Controller) inputOf(ctx context.Context, reference source.Reference) (input InputObject, readsCluster bool, err error) {
 	if reference.Kind == source.KindURL {
 		return c.Composer.urlInput(ctx, reference), false, nil
@@ -219,26 +218,25 @@ func (c *Controller) readMetadata(ctx context.Context, reference source.Referenc
 	return object, nil
 }
 
-// reuseDelivered adds the result of a feature whose delivered bundle was built from the same inputs, and returns
-// whether it did. Then the bundle is neither built nor delivered. Any state but Applied needs the bundle: a failure is
-// reported again, missing content is written again, and a withdrawal is replaced by a delivery. So does a release that
-// must be rendered for another revision.
-func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1beta1.FeatureID, inputs deliveredInputs) (bool, error) {
+// reuseDelivered adds the result of a feature without building its bundle, and returns true, if the delivered bundle
+// was built from the same inputs and the member has applied it. In all other states, or with an outdated release, the
+// bundle must be built and delivered again.
+func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1beta1.FeatureID, inputs currentInputs) (bool, error) {
 	deployed, ok := s.deployed[feature]
 	if !ok || deployed.Removing || deployed.Report.State != bundle.StateApplied || len(deployed.Report.Outdated) > 0 {
 		return false, nil
 	}
-	// The reconcile that sees a new digest first builds the bundle and records its objects.
-	known := s.featureSummary(feature)
-	if known.Status != libv1beta1.FeatureStatusProvisioned || !s.result.HashKey.IsHashOf(known.Hash, deployed.Report.Digest) {
+	// The first reconcile after the report must build the bundle, to record its objects.
+	old := s.featureSummary(feature)
+	if old.Status != libv1beta1.FeatureStatusProvisioned || !s.result.HashKey.IsHashOf(old.Hash, deployed.Report.Digest) {
 		return false, nil
 	}
-	if isSame, err := inputs.isDigest(deployed.Inputs); err != nil || !isSame {
+	if isSame, err := inputs.matchesDigest(deployed.Inputs); err != nil || !isSame {
 		return false, err
 	}
 	result := status.FeatureResult{Feature: feature, Kind: status.Delivered, DesiredDigest: deployed.Report.Digest, Report: deployed.Report}
 	if feature == libv1beta1.FeatureHelm {
-		result.Releases = s.summary.Status.HelmReleaseSummaries // HelmInputs.Releases are the same
+		result.Releases = s.summary.Status.HelmReleaseSummaries // the digest covers them: HelmInputs.Releases
 	}
 	updated := status.ComputeStatus(s.summary.Status, status.ReconcileResult{Features: []status.FeatureResult{result}, HashKey: s.result.HashKey})
 	owner := ProfileOf(s.summary)
@@ -251,8 +249,6 @@ func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1
 
 // hasDeployed returns whether the cached ClusterConfiguration of m, or a pending change of it, lists the objects or the
 // charts that a feature applied last. The hub may have been killed before it wrote them.
-// LastAppliedTime has whole seconds, so the hash is compared, too. An entry has none if the CustomResourceDefinition is
-// an earlier one.
 func (c *Configurations) hasDeployed(ctx context.Context, m fleet.Member, owner metav1.OwnerReference, feature configv1beta1.FeatureSummary) bool {
 	if pending, ok := c.pendingFeature(ConfigurationKey(m), owner, feature.FeatureID); ok {
 		return matchesLastApplied(pending, pending.Resources, feature)
@@ -266,7 +262,8 @@ func (c *Configurations) hasDeployed(ctx context.Context, m fleet.Member, owner 
 }
 
 // matchesLastApplied returns whether an entry, with its resources on the member, is of the bundle that a feature
-// applied last.
+// applied last. LastAppliedTime has whole seconds, so the hash is compared, too. An entry has no hash if it was written
+// with an earlier CustomResourceDefinition.
 func matchesLastApplied(entry configv1beta1.DeployedFeature, resources []configv1beta1.DeployedResource, feature configv1beta1.FeatureSummary) bool {
 	if len(entry.Hash) > 0 && !bytes.Equal(entry.Hash, feature.Hash) {
 		return false

@@ -13,25 +13,24 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// HelmInputs are the inputs that only the feature Helm has. A chart with an exact version is no input: its archive is
-// not requested again. The revision and the operation that templates read are none either: while the other inputs stay,
-// they are those of the deployed release. Each field prevents that an outdated bundle or status stays:
+// HelmInputs are the inputs that only the feature Helm has. They do not include the archive of a chart with an exact
+// version, which does not change, nor the revision and the operation of a release: while the other inputs do not
+// change, the deployed release determines both. If a field changes, the bundle is built again:
 type HelmInputs struct {
-	// KubernetesVersion and APIVersions are those of the member. Each is empty if no chart can read it, so that a new kind
-	// on the member does not invalidate the digest.
+	// KubernetesVersion and APIVersions are fields of the member. Each is empty if no chart can read it: then a new kind
+	// on the member does not change the digest.
 	KubernetesVersion string   `json:",omitempty"`
 	APIVersions       []string `json:",omitempty"`
-	// Conflicts: another summary can begin or cease to manage a release.
+	// Conflicts: another summary can become the manager of a release, or no longer be it.
 	Conflicts []match.Conflict `json:",omitempty"`
-	// Generated are the Secrets with generated values and results of lookup, with an empty Version if there is none. Users
-	// delete such a Secret to have new values.
+	// Generated are the Secrets with generated values and results of lookup. Version is empty if the Secret does not
+	// exist. Users delete such a Secret to generate new values.
 	Generated []InputObject `json:",omitempty"`
-	// Releases are the entries of the releases in the status of the summary, so that lost and edited ones are written
-	// again.
+	// Releases are the releases in the status of the summary: lost or edited entries are written again.
 	Releases []configv1beta1.HelmChartSummary `json:",omitempty"`
 }
 
-// helmInputsOf returns the inputs of a summary's Helm releases. Releases are those in the status.
+// helmInputsOf returns the inputs of a summary's Helm releases.
 func (c *Controller) helmInputsOf(ctx context.Context, s *state, r ComposeRequest) (*HelmInputs, error) {
 	inputs := &HelmInputs{
 		KubernetesVersion: r.Member.KubernetesVersion, APIVersions: r.Member.APIVersions, Conflicts: r.Conflicts,
@@ -47,9 +46,9 @@ func (c *Controller) helmInputsOf(ctx context.Context, s *state, r ComposeReques
 	return inputs, nil
 }
 
-// of returns the inputs of a bundle that was built from i: with its entries in the status, and with the Secrets that
-// its charts have read and written. The cache may not have them yet.
-func (i *HelmInputs) of(built Composition) *HelmInputs {
+// withBuilt returns the inputs after the bundle was built: without the versions that its charts do not read, with its
+// releases, and with the Secrets that its charts have written, which the cache may not have yet.
+func (i *HelmInputs) withBuilt(built Composition) *HelmInputs {
 	inputs := *i
 	if !built.readsVersion {
 		inputs.KubernetesVersion = ""
@@ -68,8 +67,9 @@ func (i *HelmInputs) of(built Composition) *HelmInputs {
 	return &inputs
 }
 
-// variants returns the inputs for charts that read both the Kubernetes version and the API versions, only the former,
-// or none. The delivered bundle was built with one of them. A chart that reads the API versions counts as reading both.
+// variants returns the inputs for charts that read the Kubernetes version and the API versions, only the Kubernetes
+// version, or none. It is not known before the build which of them the delivered bundle has. A chart that reads the API
+// versions counts as reading both.
 func (i *HelmInputs) variants() []*HelmInputs {
 	versionOnly := *i
 	versionOnly.APIVersions = nil
@@ -108,13 +108,13 @@ func chartReferences(r ComposeRequest) ([]source.Reference, error) {
 	return all, first
 }
 
-// with returns the inputs of a bundle with a further release.
-func (b builtFrom) with(release builtFrom) builtFrom {
-	return builtFrom{
-		contents:         slices.Concat(b.contents, release.contents),
-		generated:        slices.Concat(b.generated, release.generated),
-		readsVersion:     b.readsVersion || release.readsVersion,
-		readsAPIs:        b.readsAPIs || release.readsAPIs,
-		hasUnknownInputs: b.hasUnknownInputs || release.hasUnknownInputs,
+// merge returns the inputs of b and other together.
+func (b builtInputs) merge(other builtInputs) builtInputs {
+	return builtInputs{
+		contents:         slices.Concat(b.contents, other.contents),
+		generated:        slices.Concat(b.generated, other.generated),
+		readsVersion:     b.readsVersion || other.readsVersion,
+		readsAPIs:        b.readsAPIs || other.readsAPIs,
+		hasUnknownInputs: b.hasUnknownInputs || other.hasUnknownInputs,
 	}
 }

@@ -44,7 +44,7 @@ type restarts struct {
 	t           *testing.T
 	hub         client.Client
 	codeVersion string
-	// feature is the one that the summary has.
+	// feature is the only feature of the summary.
 	feature    libv1beta1.FeatureID
 	deployed   map[bundle.ID]bundle.Deployed
 	deliveries int
@@ -52,13 +52,13 @@ type restarts struct {
 	// isCacheBehind is true while the cache of metadata lacks all objects.
 	isCacheBehind bool
 	remote        *source.RemoteFetcher
-	// isLocal is true if what is deployed is on the hub instead of the member.
+	// isLocal is true if the bundles are deployed to the hub instead of the member.
 	isLocal bool
 	// refusal is the error of each delivery, if it is not nil.
 	refusal error
 	// isKilled is true if the hub is killed before it writes the ClusterConfiguration.
 	isKilled bool
-	// lastApplied is the time at which the member applies bundles. Default: the present time.
+	// lastApplied is the time at which the member applies bundles. Default: now.
 	lastApplied time.Time
 	// queue is the queue of the controller.
 	queue priorityqueue.PriorityQueue[reconcile.Request]
@@ -344,7 +344,7 @@ func TestUnchangedSummaryIsNotBuiltAgain(t *testing.T) {
 			key := ConfigurationKey(fleet.Member{Type: fleet.TypeSveltos, Namespace: "fleet", Name: "one"})
 			r.must(r.hub.Delete(r.t.Context(), &configv1beta1.ClusterConfiguration{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}))
 		}},
-		// Its objects are not recorded yet, also if it was applied in the same second as the former one.
+		// The objects of the new bundle are not recorded yet, also if it was applied in the same second as the former one.
 		"a digest that the status does not have": {isBuilt: true, change: func(r *restarts) {
 			s := r.summary()
 			s.Status.FeatureSummaries[0].Hash = []byte("former")
@@ -387,8 +387,8 @@ func TestUnchangedSummaryIsNotBuiltAgain(t *testing.T) {
 	}
 }
 
-// TestMissingObjectForTemplates deletes an object that templates refer to: the feature fails by name, and what was
-// delivered stays.
+// TestMissingObjectForTemplates deletes an object that templates refer to. The feature fails with the name of the
+// object, and its bundle stays on the member.
 func TestMissingObjectForTemplates(t *testing.T) {
 	t.Parallel()
 	r := newRestarts(t)

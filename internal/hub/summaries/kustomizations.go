@@ -44,7 +44,9 @@ func hasTemplates(refs any) bool {
 // composeKustomizations reads and builds kustomizationRefs: by tier, then in list order.
 func (c *Composer) composeKustomizations(ctx context.Context, r ComposeRequest) (composedItems, error) {
 	refs := slices.Clone(r.Summary.Spec.ClusterProfileSpec.KustomizationRefs)
-	slices.SortStableFunc(refs, func(a, b configv1beta1.KustomizationRef) int { return cmp.Compare(tier(a.Tier), tier(b.Tier)) })
+	slices.SortStableFunc(refs, func(a, b configv1beta1.KustomizationRef) int {
+		return cmp.Compare(tierOrDefault(a.Tier), tierOrDefault(b.Tier))
+	})
 	var items []bundle.Item
 	var contents []InputObject
 	tiers := map[kube.Ref]int32{}
@@ -55,7 +57,7 @@ func (c *Composer) composeKustomizations(ctx context.Context, r ComposeRequest) 
 		}
 		contents = append(contents, InputObject{Reference: kustomization.Content.Reference, Version: kustomization.Content.Version})
 		if len(kustomization.Content.Files) == 0 {
-			continue // it is optional
+			continue // an optional reference to an object that does not exist
 		}
 		objects, documents, err := c.Kustomizations.Render(kustomization, r.Subject)
 		if err != nil {
@@ -64,14 +66,14 @@ func (c *Composer) composeKustomizations(ctx context.Context, r ComposeRequest) 
 		if err := r.Subject.Memory.AddDocuments(documents); err != nil {
 			return composedItems{}, withReason(status.ReasonRender, fmt.Errorf("%s: %w", kustomization, err))
 		}
-		if objects = withoutOverridden(objects, tier(ref.Tier), tiers); len(objects) == 0 {
+		if objects = withoutOverridden(objects, tierOrDefault(ref.Tier), tiers); len(objects) == 0 {
 			continue
 		}
 		kind, namespace, name := kustomization.Content.Reference.Origin()
 		items = append(items, bundle.Item{
 			Objects:               objects,
 			Documents:             documents,
-			Reference:             bundle.Reference{Kind: kind, Namespace: namespace, Name: name, Tier: tier(ref.Tier)},
+			Reference:             bundle.Reference{Kind: kind, Namespace: namespace, Name: name, Tier: tierOrDefault(ref.Tier)},
 			Sensitive:             isSensitive || render.HasSecret(objects),
 			OnlySecretsPrivate:    !isSensitive,
 			SkipNamespaceCreation: ref.SkipNamespaceCreation,
@@ -81,7 +83,7 @@ func (c *Composer) composeKustomizations(ctx context.Context, r ComposeRequest) 
 			return composedItems{}, withReason(status.ReasonRender, err)
 		}
 	}
-	return composedItems{items: items, builtFrom: builtFrom{contents: contents}}, nil
+	return composedItems{items: items, builtInputs: builtInputs{contents: contents}}, nil
 }
 
 // readKustomization reads the files and the values of ref, and expands its templates. isSensitive is true if any of

@@ -18,7 +18,7 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// kustomization returns a ConfigMap with a kustomization of one ConfigMap, which has the value in it.
+// kustomization returns a ConfigMap with a kustomization of one ConfigMap that contains value.
 func kustomization(name, value string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: name}, Data: map[string]string{
 		"kustomization.yaml": "resources: [a.yaml]\n",
@@ -89,7 +89,7 @@ func TestUnchangedKustomizationIsNotBuiltAgain(t *testing.T) {
 	}
 }
 
-// composedItem is what the tests of compose compare of an item of a bundle.
+// composedItem has the fields of a bundle.Item that the tests of compose compare.
 type composedItem struct {
 	Name                                       string
 	Tier                                       int32
@@ -109,8 +109,8 @@ func composedItemsOf(items []bundle.Item) []composedItem {
 	return all
 }
 
-// TestComposeManifests has references whose order is by tier, and then that of the list. An object in several of them
-// is of the lowest tier; within one tier, the member reports the conflict.
+// TestComposeManifests has references in the order of tiers, and then of the list. Of an object in several references,
+// the one with the lowest tier is used; within one tier, the member reports the conflict.
 func TestComposeManifests(t *testing.T) {
 	t.Parallel()
 	r := newRestarts(t)

@@ -22,20 +22,18 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// Content with deploymentType Local goes to the cluster of the hub, once for each matching cluster. A reconcile has a
-// second state for it, whose member is fleet.Member.OnHub: the same steps build, deliver and withdraw a bundle of its
-// own for each feature. Both states share the status of the summary, which has the worse state of both bundles.
+// Content with deploymentType Local is deployed to the cluster of the hub, once for each matching cluster. A reconcile
+// has a second state for it, whose member is fleet.Member.OnHub. The same steps build, deliver and withdraw a separate
+// bundle for each feature. The status of the summary has the worse state of both bundles.
 
-// newState returns the state of a reconcile.
 func newState(summary *configv1beta1.ClusterSummary, cluster client.Object, member fleet.Member) *state {
 	local := &state{summary: summary, cluster: cluster, member: member.OnHub()}
 	return &state{summary: summary, cluster: cluster, member: member, local: local}
 }
 
-// isLocal returns whether this is the state of what is deployed to the cluster of the hub.
+// isLocal returns whether this is the local state.
 func (s *state) isLocal() bool { return s.member.Mode == fleet.Local }
 
-// deploymentType returns the type of the content of this state.
 func (s *state) deploymentType() libv1beta1.DeploymentType { return deploymentTypeOf(s.member.Mode) }
 
 func deploymentTypeOf(mode fleet.Mode) libv1beta1.DeploymentType {
@@ -71,7 +69,7 @@ func hasLocal(spec configv1beta1.ProfileSpec) bool {
 		})
 }
 
-// allWantedFeatures returns the features of the whole spec.
+// allWantedFeatures returns the wanted features for the member or the hub.
 func (s *state) allWantedFeatures() []libv1beta1.FeatureID {
 	return slices.DeleteFunc(allFeatures(), func(f libv1beta1.FeatureID) bool {
 		return !slices.Contains(s.wantedFeatures(), f) && !slices.Contains(s.local.wantedFeatures(), f)
@@ -86,18 +84,19 @@ func (r ComposeRequest) forMode(mode fleet.Mode) ComposeRequest {
 	return r
 }
 
-// withdrawLocal withdraws the features that the cluster of the hub must no longer have. It does not need the member,
-// unless other content for the hub must be deployed first: withdrawFeatures withdraws them after that.
+// withdrawLocal withdraws the unwanted features from the cluster of the hub. It runs before the checks of the member,
+// since it does not need the member. If other content must be deployed to the hub first, withdrawFeatures withdraws the
+// features later.
 func (c *Controller) withdrawLocal(ctx context.Context, s *state) error {
-	if err := c.findDeployed(ctx, s.local); err != nil || s.local.lacksFeature() {
+	if err := c.findDeployed(ctx, s.local); err != nil || s.local.hasNewFeatures() {
 		return err
 	}
-	isProved, err := c.isWithdrawalProved(ctx, s)
+	canWithdraw, err := c.canWithdrawLocal(ctx, s)
 	if err != nil {
 		return err
 	}
-	s.local.isAbandoned = !isProved || s.isDeleting() && s.member.Abandoned
-	if !isProved {
+	s.local.canAbandon = !canWithdraw || s.isDeleting() && s.member.Abandoned
+	if !canWithdraw {
 		return nil
 	}
 	if err := c.withdrawFrom(ctx, s.local); err != nil {
@@ -109,17 +108,17 @@ func (c *Controller) withdrawLocal(ctx context.Context, s *state) error {
 	return nil
 }
 
-// isWithdrawalProved returns whether the objects on the hub may be deleted. If the cluster object of a deleted summary
-// does not exist, the hub may be restored from a backup without it. Then there must be evidence that a user has deleted
-// the cluster or the profile.
-func (c *Controller) isWithdrawalProved(ctx context.Context, s *state) (bool, error) {
+// canWithdrawLocal returns whether the objects on the hub may be deleted. If the cluster object of a deleted summary
+// does not exist, the reason can be that the hub was restored from a backup without it. So the objects are deleted only
+// if this process has seen the deletion of the cluster, or if the profile is being deleted.
+func (c *Controller) canWithdrawLocal(ctx context.Context, s *state) (bool, error) {
 	if s.cluster != nil || !s.isDeleting() {
 		return true, nil
 	}
-	_, seen := c.deletedClusters.Get(s.member.ID())
-	isKept := slices.ContainsFunc(slices.Collect(maps.Values(s.local.deployed)), func(d bundle.Deployed) bool { return !d.Removing })
-	if seen || !isKept {
-		return true, nil // also if the withdrawal has begun
+	_, isDeletionSeen := c.deletedClusters.Get(s.member.ID())
+	hasDeployed := slices.ContainsFunc(slices.Collect(maps.Values(s.local.deployed)), func(d bundle.Deployed) bool { return !d.Removing })
+	if isDeletionSeen || !hasDeployed {
+		return true, nil // also if the withdrawal of all features has begun
 	}
 	owner := ProfileOf(s.summary)
 	if owner == nil {
@@ -133,9 +132,9 @@ func (c *Controller) isWithdrawalProved(ctx context.Context, s *state) (bool, er
 	return err == nil && !profile.GetDeletionTimestamp().IsZero(), client.IgnoreNotFound(err)
 }
 
-// watchDeletions adds the clusters whose deletion this process sees to deletedClusters. It does not add a cluster that
-// a relist no longer returned. Its handler does nothing else: if it were behind, for example by the lists of summaries
-// for earlier events, a reconcile would abandon the objects of a cluster whose deletion it does not know yet.
+// watchDeletions adds the clusters for which the watch reports a deletion to deletedClusters. It does not add a cluster
+// that is only missing in a relist. Its handler does nothing else, so that it is never behind: otherwise a reconcile
+// could abandon the objects of a cluster whose deletion is not in deletedClusters yet.
 func (c *Controller) watchDeletions(ctx context.Context, clusters cache.Informers) error {
 	for _, kind := range fleet.Kinds() {
 		informer, err := clusters.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
@@ -161,28 +160,27 @@ func (c *Controller) watchDeletions(ctx context.Context, clusters cache.Informer
 	return nil
 }
 
-// lacksFeature returns whether a wanted feature was not deployed when the reconcile began.
-func (s *state) lacksFeature() bool { return len(s.lackingFeatures()) > 0 }
+func (s *state) hasNewFeatures() bool { return len(s.newFeatures()) > 0 }
 
-// lackingFeatures returns the wanted features that were not deployed when the reconcile began.
-func (s *state) lackingFeatures() []libv1beta1.FeatureID {
+// newFeatures returns the wanted features that were not deployed, or were being withdrawn, when the reconcile began.
+func (s *state) newFeatures() []libv1beta1.FeatureID {
 	return slices.DeleteFunc(s.wantedFeatures(), func(f libv1beta1.FeatureID) bool {
 		deployed, ok := s.deployed[f]
 		return ok && !deployed.Removing
 	})
 }
 
-// hasDeliveredLacking returns whether the reconcile has delivered all lackingFeatures.
-func (s *state) hasDeliveredLacking() bool {
-	return !slices.ContainsFunc(s.lackingFeatures(), func(f libv1beta1.FeatureID) bool { return !slices.Contains(s.delivered, f) })
+// hasDeliveredNewFeatures returns whether the reconcile has delivered all newFeatures.
+func (s *state) hasDeliveredNewFeatures() bool {
+	return !slices.ContainsFunc(s.newFeatures(), func(f libv1beta1.FeatureID) bool { return !slices.Contains(s.delivered, f) })
 }
 
-// mergeLocal adds the result of the state for the hub to s.
+// mergeLocal adds the results of the local state to s.
 func (s *state) mergeLocal() {
-	isWanted := func(s *state) func(libv1beta1.FeatureID) bool {
+	isWantedIn := func(s *state) func(libv1beta1.FeatureID) bool {
 		return func(f libv1beta1.FeatureID) bool { return slices.Contains(s.wantedFeatures(), f) }
 	}
-	s.result.Features = status.MergeLocal(s.result.Features, s.local.result.Features, isWanted(s), isWanted(s.local))
+	s.result.Features = status.MergeLocal(s.result.Features, s.local.result.Features, isWantedIn(s), isWantedIn(s.local))
 	s.retryErr = errors.Join(s.retryErr, s.local.retryErr)
 	s.isClusterSlow = s.isClusterSlow || s.local.isClusterSlow
 	s.isProfileSlow = s.isProfileSlow || s.local.isProfileSlow
@@ -191,20 +189,20 @@ func (s *state) mergeLocal() {
 	}
 }
 
-// check returns an error if items must not be delivered.
-func (r ComposeRequest) check(items []bundle.Item) error {
+// checkItems returns an error if items must not be delivered.
+func (r ComposeRequest) checkItems(items []bundle.Item) error {
 	if err := checkObjects(items); err != nil || !r.IsLocal {
 		return err
 	}
 	return checkLocal(items)
 }
 
-// checkLocal returns an error if items have an object that belongs to Towline itself. Otherwise, a template with a
-// wrong name could replace the hub that applies it, or the state of a cluster that the hub keeps there.
+// checkLocal returns an error if items have an object that belongs to Towline itself. Otherwise, a wrong name in the
+// content could replace the hub's own objects, or the state of a cluster.
 func checkLocal(items []bundle.Item) error {
 	for _, item := range items {
 		for _, obj := range item.Objects {
-			if reason := ownReason(obj); reason != "" {
+			if reason := reservedReason(obj); reason != "" {
 				return phase.Invalidf("%s belongs to Towline: %s", kube.RefOf(obj), reason)
 			}
 		}
@@ -212,15 +210,15 @@ func checkLocal(items []bundle.Item) error {
 	return nil
 }
 
-// ownReason returns the reason why an object of the hub's cluster belongs to Towline, "" for other objects.
-func ownReason(obj *unstructured.Unstructured) string {
+// reservedReason returns the reason why an object on the hub's cluster belongs to Towline, "" if it does not.
+func reservedReason(obj *unstructured.Unstructured) string {
 	group, kind := obj.GroupVersionKind().Group, obj.GetKind()
 	switch {
 	case obj.GetNamespace() == kube.AgentNamespace, kind == "Namespace" && group == "" && obj.GetName() == kube.AgentNamespace:
 		return fmt.Sprintf("namespace %s is that of the hub", kube.AgentNamespace)
-	case kind == "CustomResourceDefinition" && isOwnGroup(definedGroup(obj)):
+	case kind == "CustomResourceDefinition" && isReservedGroup(definedGroup(obj)):
 		return "the hub installs it"
-	case slices.Contains(writtenByHub(), kind) && isOwnGroup(group):
+	case slices.Contains(writtenByHub(), kind) && isReservedGroup(group):
 		return "only the hub and its agents write objects of this kind"
 	case strings.HasPrefix(obj.GetName(), "towline-") && (group == "rbac.authorization.k8s.io" || group == "admissionregistration.k8s.io"):
 		return "the name begins with towline-"
@@ -228,8 +226,8 @@ func ownReason(obj *unstructured.Unstructured) string {
 	return ""
 }
 
-// isOwnGroup returns whether an API group is one of Towline, Sveltos or Karmada.
-func isOwnGroup(group string) bool {
+// isReservedGroup returns whether an API group belongs to Towline, Sveltos or Karmada.
+func isReservedGroup(group string) bool {
 	return slices.ContainsFunc([]string{"projectsveltos.io", "karmada.io"}, func(domain string) bool {
 		return group == domain || strings.HasSuffix(group, "."+domain)
 	})

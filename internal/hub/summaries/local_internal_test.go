@@ -135,7 +135,7 @@ func TestCheckLocal(t *testing.T) {
 	}
 }
 
-func TestWithdrawalFromTheHubStaysAsItHasBegunWithoutACluster(t *testing.T) {
+func TestStartedWithdrawalFromTheHubKeepsItsOptionsWithoutACluster(t *testing.T) {
 	t.Parallel()
 	const feature = libv1beta1.FeatureResources
 	tests := map[string]struct {

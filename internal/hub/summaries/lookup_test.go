@@ -99,8 +99,8 @@ func TestLookupReadsPushMembersOnly(t *testing.T) {
 	}
 }
 
-// TestLookupThatIsTooLargeToKeep looks up more than a Secret holds. It must deploy nevertheless.
-func TestLookupThatIsTooLargeToKeep(t *testing.T) {
+// TestLookupThatIsTooLargeToStore looks up more data than fits in a Secret. The chart must be deployed nevertheless.
+func TestLookupThatIsTooLargeToStore(t *testing.T) {
 	t.Parallel()
 	random := make([]byte, 1100000)
 	_, _ = rand.Read(random)
@@ -163,7 +163,7 @@ func TestLookupOfALostRelease(t *testing.T) {
 	}
 }
 
-// managing is a chart whose upgrade fails without the Secret of its installation.
+// managing is a chart whose upgrade fails if lookup does not find the Secret of its installation.
 func managing() examples.Chart {
 	chart := with(`found: "{{ $found.data.message }} {{ $found.data.password }}"`)
 	const added = "templates/added.yaml"

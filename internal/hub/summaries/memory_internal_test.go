@@ -64,8 +64,8 @@ func TestMemoryOfContent(t *testing.T) { //nolint:paralleltest // it changes the
 	}
 }
 
-// TestNamespaceWithoutMemory has a ClusterProfile for clusters of two namespaces, of which one has no memory left. The
-// other one gets its content, also if it waits for the same rendering, and only the cluster without memory is slow.
+// TestNamespaceWithoutMemory has a ClusterProfile for clusters in two namespaces. One namespace has no memory left, and
+// only its cluster is slow. The cluster in the other one gets its content, also if it waits for the same rendering.
 func TestNamespaceWithoutMemory(t *testing.T) { //nolint:paralleltest // it changes the memory limit of the process
 	r := newRestarts(t)
 	r.useHubOfTwoGiB()
@@ -119,8 +119,8 @@ func TestNamespaceWithoutMemory(t *testing.T) { //nolint:paralleltest // it chan
 	}
 }
 
-// TestFailureOfAnotherIsNotSlow has a cluster that waited for the rendering of another one without memory.
-func TestFailureOfAnotherIsNotSlow(t *testing.T) {
+// TestMemoryErrorOfAnotherClusterIsNotSlow has a cluster that waited for the rendering of another one without memory.
+func TestMemoryErrorOfAnotherClusterIsNotSlow(t *testing.T) {
 	t.Parallel()
 	memory := kube.NewContentMemory(64 << 20)
 	s := &state{summary: &configv1beta1.ClusterSummary{}, memory: memory.Reserve("one")}

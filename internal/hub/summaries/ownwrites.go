@@ -43,8 +43,8 @@ func (f *ownWrites) begin(name types.NamespacedName) {
 	f.byName[name].inProgress, f.byName[name].lastEvent = true, ""
 }
 
-// end records the result of a write; version is "" if it failed. missed reports whether an event of another writer
-// arrived during the write.
+// end records the result of a write; version is "" if it failed. missed is true if an event of another writer arrived
+// during the write: observeEvent has dropped it, so the caller must reconcile again.
 func (f *ownWrites) end(name types.NamespacedName, version string, now time.Time) (missed bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -56,12 +56,12 @@ func (f *ownWrites) end(name types.NamespacedName, version string, now time.Time
 	if version != "" {
 		write.version, write.at = version, now
 	}
-	return write.lastEvent != "" && !isNotNewer(write.lastEvent, write.version)
+	return write.lastEvent != "" && !isSameOrOlder(write.lastEvent, write.version)
 }
 
-// isOwnWrite returns whether an event is of a write of this process, or older. During a write it returns true for every
-// event, and records the event for end.
-func (f *ownWrites) isOwnWrite(name types.NamespacedName, version string) bool {
+// observeEvent returns whether an event is of the last write of this process, or older. During a write it returns true
+// for every event, and records the event for end.
+func (f *ownWrites) observeEvent(name types.NamespacedName, version string) (isOwn bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	write := f.byName[name]
@@ -72,16 +72,16 @@ func (f *ownWrites) isOwnWrite(name types.NamespacedName, version string) bool {
 		write.lastEvent = version
 		return true
 	}
-	return isNotNewer(version, write.version)
+	return isSameOrOlder(version, write.version)
 }
 
 // isBehind returns whether a cached version is older than the last write. A reconcile of such a version would cause a
-// conflict or skip a report. After maxCacheLag the result is false: a restored API server has lower versions.
+// conflict or skip a report. After maxCacheLag it returns false, since a restored API server has lower versions.
 func (f *ownWrites) isBehind(name types.NamespacedName, version string, now time.Time) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	write := f.byName[name]
-	return write != nil && write.version != "" && now.Sub(write.at) < maxCacheLag && !isNotNewer(write.version, version)
+	return write != nil && write.version != "" && now.Sub(write.at) < maxCacheLag && !isSameOrOlder(write.version, version)
 }
 
 // forget deletes the entry of a deleted summary.
@@ -91,8 +91,8 @@ func (f *ownWrites) forget(name types.NamespacedName) {
 	delete(f.byName, name)
 }
 
-// isNotNewer returns whether version is last or older.
-func isNotNewer(version, last string) bool {
+// isSameOrOlder returns whether version is last or older, false if they cannot be compared.
+func isSameOrOlder(version, last string) bool {
 	order, err := resourceversion.CompareResourceVersion(version, last)
 	return err == nil && order <= 0
 }

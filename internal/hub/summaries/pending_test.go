@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/hub/summaries"
 )
 
-// pulled is a release of managing on a member in pull mode.
+// pulled is a release of the chart managing on a pull member.
 type pulled struct {
 	hub     client.Client
 	request summaries.ComposeRequest
@@ -152,9 +152,9 @@ func TestLookupFindsTheDeployedRendering(t *testing.T) {
 	}
 }
 
-// TestLookupFindsTheObjectsThatWereLeft deploys a release that LeavePolicies left on the member with the same values.
-// It was installed, or upgraded since.
-func TestLookupFindsTheObjectsThatWereLeft(t *testing.T) {
+// TestLookupFindsOrphanedObjects deploys a release that LeavePolicies orphaned on the member, with the same values. The
+// release was only installed, or also upgraded.
+func TestLookupFindsOrphanedObjects(t *testing.T) {
 	t.Parallel()
 	p := newPulled(t)
 	password := ownPassword(t, p.deploy(t, "first", "- -"))
@@ -174,9 +174,9 @@ func TestLookupFindsTheObjectsThatWereLeft(t *testing.T) {
 	p.deploy(t, "third", foundText("second", password))
 }
 
-// TestLostGroupMakesNoOtherRendering loses the ConfigurationGroup of an upgrade. The member requires its rendering
-// again.
-func TestLostGroupMakesNoOtherRendering(t *testing.T) {
+// TestLostGroupDoesNotChangeTheRendering loses the ConfigurationGroup of an upgrade. The member requires the same
+// rendering again.
+func TestLostGroupDoesNotChangeTheRendering(t *testing.T) {
 	t.Parallel()
 	p := newPulled(t)
 	found := foundText("first", ownPassword(t, p.deploy(t, "first", "- -")))

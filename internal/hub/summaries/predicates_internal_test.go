@@ -12,7 +12,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// TestMemberChanged updates clusters. What an agent writes all the time recomposes nothing.
+// TestMemberChanged updates clusters. The periodic updates of an agent must not cause reconciles.
 func TestMemberChanged(t *testing.T) {
 	t.Parallel()
 	sveltos := func(change func(*libv1beta1.SveltosCluster)) client.Object {
@@ -60,7 +60,7 @@ func TestMemberChanged(t *testing.T) {
 	}
 }
 
-// TestReportChanged updates a group. Its metadata is the hub's own.
+// TestReportChanged updates a group. Only the hub writes its metadata.
 func TestReportChanged(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -14,9 +14,9 @@ import (
 // maxRaised is the maximum number of entries in Controller.raisedProfiles.
 const maxRaised = 4096
 
-// OwnerKey returns the value of OwnerIndex for a profile, whose namespace is "" for a ClusterProfile. The UID alone
-// does not identify the profile: a user who may write summaries in one namespace could otherwise name that of a
-// ClusterProfile, or of a Profile of others, as the UID of something else.
+// OwnerKey returns the value of OwnerIndex for a profile. The namespace of a ClusterProfile is "". The UID alone is not
+// enough: a user who may write summaries in one namespace can set any UID in their owner references, for example the
+// UID of a Profile in another namespace.
 func OwnerKey(kind, namespace string, uid types.UID) string {
 	return kind + "/" + namespace + "/" + string(uid)
 }
@@ -33,11 +33,11 @@ func OwnerKeys(summary client.Object) []string {
 	return []string{OwnerKey(profile.Kind, "", profile.UID)}
 }
 
-// raisePriority queues the summaries of the same profile that this process has not reconciled yet before all others, if
-// the delivered bundle of s was built from other inputs. After a start of the hub all summaries are queued with a low
-// priority, and most of them are unchanged. A change of a profile or its content concerns all its summaries: without
-// this, they would be delivered one by one, as the queue comes to them.
-func (c *Controller) raisePriority(ctx context.Context, s *state, delivered string, inputs deliveredInputs) error {
+// raisePriority queues the other summaries of the profile with the normal priority, if the delivered bundle of s was
+// built from other inputs. It skips summaries that this process has reconciled. After a start of the hub, all summaries
+// are in the queue with a low priority, and most of them are unchanged. If one of them has changed, its profile or the
+// content has probably changed, and so the other summaries of the profile are delivered before the unchanged ones.
+func (c *Controller) raisePriority(ctx context.Context, s *state, delivered string, inputs currentInputs) error {
 	owners := OwnerKeys(s.summary)
 	if delivered == "" || !inputs.isKnown || len(owners) == 0 {
 		return nil
@@ -46,7 +46,7 @@ func (c *Controller) raisePriority(ctx context.Context, s *state, delivered stri
 	if _, ok := c.raisedProfiles.Get(owner); ok {
 		return nil
 	}
-	if isSame, err := inputs.isDigest(delivered); isSame || err != nil {
+	if isSame, err := inputs.matchesDigest(delivered); isSame || err != nil {
 		return err
 	}
 	c.raisedProfiles.Add(owner, nil)

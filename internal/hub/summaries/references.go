@@ -9,8 +9,8 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// referenceIndex has the hub's objects that each summary refers to. References may be templates, so they are known only
-// after a reconcile. After a restart the first reconcile of each summary fills it.
+// referenceIndex has the objects on the hub to which each summary refers. References can be templates, so the
+// reconciles fill the index. After a restart it lacks a summary until its first reconcile.
 type referenceIndex struct {
 	// mu guards both maps.
 	mu sync.Mutex
@@ -49,7 +49,6 @@ func (w *referenceIndex) set(summary types.NamespacedName, objects []source.Refe
 	}
 }
 
-// summariesFor returns the summaries that refer to object.
 func (w *referenceIndex) summariesFor(object source.Reference) []types.NamespacedName {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -22,36 +22,36 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// clusterSummaries are the summaries of one cluster. The names of their releases are expanded if they are templates.
+// clusterSummaries are the summaries of one cluster, with expanded templates in the names of their releases.
 type clusterSummaries struct {
-	// summary is the one that is reconciled, and others are all of the cluster, summary included.
+	// summary is the summary that is reconciled. all are the summaries of the cluster, including it.
 	summary *configv1beta1.ClusterSummary
-	others  []configv1beta1.ClusterSummary
-	// isPartial is true if a name cannot be expanded now. The summary has the releases in its status instead.
+	all     []configv1beta1.ClusterSummary
+	// isPartial is true if a name cannot be expanded now. Its summary then has the releases in its status.
 	isPartial bool
 }
 
-// loadClusterSummaries returns the summaries of the cluster of summary.
+// loadClusterSummaries returns the summaries of the cluster of summary. The caller may modify their status.
 func (c *Controller) loadClusterSummaries(ctx context.Context, summary *configv1beta1.ClusterSummary) (clusterSummaries, error) {
 	cluster := match.MemberID(summary)
-	others, err := c.listSummaries(ctx, cluster)
+	all, err := c.listSummaries(ctx, cluster)
 	if err != nil {
 		return clusterSummaries{}, err
 	}
-	if !hasTemplatedRelease(*summary) && !slices.ContainsFunc(others, hasTemplatedRelease) {
+	if !hasTemplatedRelease(*summary) && !slices.ContainsFunc(all, hasTemplatedRelease) {
 		own := *summary
-		return clusterSummaries{summary: &own, others: others}, nil
+		return clusterSummaries{summary: &own, all: all}, nil
 	}
-	all, isPartial, err := c.resolveReleaseNames(ctx, cluster, append(others, *summary))
+	expanded, isPartial, err := c.expandNamesOfCluster(ctx, cluster, append(all, *summary))
 	if err != nil {
 		return clusterSummaries{}, fmt.Errorf("expand release names of cluster %s: %w", cluster, err)
 	}
-	last := len(all) - 1
-	return clusterSummaries{summary: &all[last], others: all[:last], isPartial: isPartial}, nil
+	last := len(expanded) - 1
+	return clusterSummaries{summary: &expanded[last], all: expanded[:last], isPartial: isPartial}, nil
 }
 
-// resolveReleaseNames is resolveNames for the summaries of one cluster.
-func (c *Controller) resolveReleaseNames(
+// expandNamesOfCluster is expandReleaseNames with the data of a cluster.
+func (c *Controller) expandNamesOfCluster(
 	ctx context.Context, cluster fleet.ID, summaries []configv1beta1.ClusterSummary,
 ) (all []configv1beta1.ClusterSummary, isPartial bool, err error) {
 	found, err := fleet.Object(ctx, c.Hub, cluster)
@@ -69,14 +69,14 @@ func (c *Controller) resolveReleaseNames(
 		subject.Expansions = c.Composer.Expansions
 		return WithResources(ctx, c.Resources, summary, subject)
 	}
-	return resolveNames(summaries, subjectFor)
+	return expandReleaseNames(summaries, subjectFor)
 }
 
-// resolveNames expands the templates in the names of releases in summaries. If a name cannot be expanded now, it
-// returns an error for the last summary, unless that is being deleted. Any other summary keeps the releases in its
-// status, so that it neither loses a release nor stops the last one; isPartial is true then. A summary with an invalid
-// template also keeps them: its error changes nothing on the cluster.
-func resolveNames(
+// expandReleaseNames expands the templates in the release names of summaries. The last summary is the reconciled one:
+// if one of its names cannot be expanded now, the error is returned, unless the summary is being deleted. Any other
+// summary keeps the releases in its status instead, and isPartial is true: it must not lose a release, nor block the
+// reconciled summary. A summary with an invalid template also keeps them, since it changes nothing on the cluster.
+func expandReleaseNames(
 	summaries []configv1beta1.ClusterSummary, subjectFor func(*configv1beta1.ClusterSummary) (source.Subject, error),
 ) (all []configv1beta1.ClusterSummary, isPartial bool, err error) {
 	for i, summary := range summaries {
@@ -87,7 +87,7 @@ func resolveNames(
 		var charts []configv1beta1.HelmChart
 		subject, err := subjectFor(&summary)
 		if err == nil {
-			charts, err = resolveCharts(summary.Spec.ClusterProfileSpec.HelmCharts, subject)
+			charts, err = expandChartNames(summary.Spec.ClusterProfileSpec.HelmCharts, subject)
 		}
 		isLast := i == len(summaries)-1
 		if err != nil && isLast && summary.DeletionTimestamp.IsZero() {
@@ -103,7 +103,7 @@ func resolveNames(
 	return all, isPartial, nil
 }
 
-// managedCharts returns a chart, with a name only, for each release that a summary manages according to its status.
+// managedCharts returns a chart, with a release name only, for each release that a summary manages in its status.
 func managedCharts(summary *configv1beta1.ClusterSummary) []configv1beta1.HelmChart {
 	var charts []configv1beta1.HelmChart
 	for _, r := range summary.Status.HelmReleaseSummaries {
@@ -120,8 +120,8 @@ func hasTemplatedRelease(summary configv1beta1.ClusterSummary) bool {
 	})
 }
 
-// canShareRelease returns whether two summaries of a cluster have a release with the same name, or a name that is a
-// template, which is not expanded.
+// canShareRelease returns whether two summaries of a cluster have the same release, or a release whose name is a
+// template.
 func canShareRelease(a, b *configv1beta1.ClusterSummary) bool {
 	inA, inB := match.WantedReleases(a), match.WantedReleases(b)
 	if len(inA) == 0 || len(inB) == 0 {
@@ -131,10 +131,10 @@ func canShareRelease(a, b *configv1beta1.ClusterSummary) bool {
 		slices.ContainsFunc(inA, func(r match.Release) bool { return slices.Contains(inB, r) })
 }
 
-// resolveCharts expands the templates in the release names of charts. It omits a chart with an invalid template: the
-// Composer reports the error. All other errors are returned together with the other charts,
-// for example a sandbox.LimitError: such a chart can be deployed.
-func resolveCharts(charts []configv1beta1.HelmChart, subject source.Subject) (resolved []configv1beta1.HelmChart, err error) {
+// expandChartNames expands the templates in the release names of charts. It omits a chart with an invalid template,
+// whose error the Composer reports. All other errors are temporary, for example a sandbox.LimitError: it returns them
+// together with the other charts.
+func expandChartNames(charts []configv1beta1.HelmChart, subject source.Subject) (expanded []configv1beta1.HelmChart, err error) {
 	for _, chart := range charts {
 		release := chart.ReleaseNamespace + "/" + chart.ReleaseName
 		var expandErr error
@@ -148,9 +148,9 @@ func resolveCharts(charts []configv1beta1.HelmChart, subject source.Subject) (re
 			err = errors.Join(err, fmt.Errorf("helm release %s: %w", release, expandErr))
 			continue
 		}
-		resolved = append(resolved, chart)
+		expanded = append(expanded, chart)
 	}
-	return resolved, err
+	return expanded, err
 }
 
 // checkDistinct returns an error if two charts have the same release: each would replace the objects and the stored
@@ -170,13 +170,13 @@ func checkDistinct(charts []configv1beta1.HelmChart) error {
 	return nil
 }
 
-// restoreReleaseStatus adds the releases of the spec to the status of a summary that lost its status and still has a
-// Helm bundle on the member. It omits releases that another summary manages, so that no release changes its owner. It
-// modifies the summaries, so the caller must own them.
+// restoreReleaseStatus adds the releases of the spec to the status of each summary that lost its status and still has a
+// Helm bundle on the member. It omits releases that another summary manages, so that no release changes its manager. It
+// modifies only the summaries in memory.
 func (c *Controller) restoreReleaseStatus(ctx context.Context, m fleet.Member, cluster clusterSummaries) error {
 	all := []*configv1beta1.ClusterSummary{cluster.summary}
-	for i := range cluster.others {
-		all = append(all, &cluster.others[i])
+	for i := range cluster.all {
+		all = append(all, &cluster.all[i])
 	}
 	managed := map[match.Release]bool{}
 	for _, summary := range all {
@@ -203,8 +203,8 @@ func (c *Controller) restoreReleaseStatus(ctx context.Context, m fleet.Member, c
 	return nil
 }
 
-// managedReleases returns the releases of a summary whose bundle is on the member. If the status has none, it returns
-// the releases of the spec.
+// managedReleases returns the releases in the status of a summary whose bundle is on the member, or in its spec if the
+// status has none.
 func managedReleases(summary *configv1beta1.ClusterSummary) []configv1beta1.HelmChartSummary {
 	if len(summary.Status.HelmReleaseSummaries) > 0 {
 		return summary.Status.HelmReleaseSummaries
@@ -218,8 +218,8 @@ func managedReleases(summary *configv1beta1.ClusterSummary) []configv1beta1.Helm
 	return all
 }
 
-// withUninstallEntries adds an entry to releases for each chart with the action Uninstall that has no entry. The entry
-// reports that Towline has not deployed the release, and so does not uninstall it.
+// withUninstallEntries adds an entry to releases for each chart with the action Uninstall that has no entry. Its
+// message is that Towline has not deployed the release, and so does not uninstall it.
 func withUninstallEntries(releases []configv1beta1.HelmChartSummary, charts []configv1beta1.HelmChart) []configv1beta1.HelmChartSummary {
 	all := slices.Clone(releases)
 	for _, chart := range charts {
@@ -238,9 +238,10 @@ func withUninstallEntries(releases []configv1beta1.HelmChartSummary, charts []co
 	return all
 }
 
-// nextRevision returns the revision and the operation for the templates of a release. If the member has reported them
-// in bundle.Report.Outdated, it returns the reported ones. While the inputs do not change, it returns the values of the
-// deployed release, so that a chart that reads them does not cause a new revision by itself.
+// nextRevision returns the revision and the operation with which to render a release. They are those that the member
+// has reported in bundle.Report.Outdated, unless the inputs are new and the hub can read the member. Otherwise they are
+// those of the delivered release while the inputs do not change: a chart that reads them must not cause a new revision
+// by itself. For new inputs they follow the release records or the delivered release.
 func (c *Composer) nextRevision(ctx context.Context, r ComposeRequest, key match.Release, inputs string) (revision int, isUpgrade bool, err error) {
 	former, ok := findRelease(r, key)
 	reported, isReported := findReported(r, key)
@@ -262,7 +263,7 @@ func (c *Composer) nextRevision(ctx context.Context, r ComposeRequest, key match
 		if err != nil || revision > 1 {
 			return revision, isUpgrade, err
 		}
-		// The records were deleted.
+		// The records were deleted: count from the delivered revision.
 	}
 	return max(1, former.Revision) + 1, true, nil
 }
@@ -297,9 +298,9 @@ func matchesRelease(o bundle.OutdatedRelease, key match.Release) bool {
 	return o.Namespace == key.Namespace && o.Name == key.Name
 }
 
-// isConfirmed returns whether the member can deploy a release without comparing its revision with the release records.
-// This is so if the member has reported the revision for the same inputs, or if the deployed release is the same and
-// confirmed. Without it, another client of Helm that repeatedly writes revisions could block the deployment.
+// isConfirmed returns whether the member can deploy a release without comparing its revision with the release records:
+// the member has reported the revision for the same inputs, or the delivered release is the same and confirmed.
+// Otherwise another client of Helm that repeatedly writes revisions could block the deployment.
 func isConfirmed(r ComposeRequest, next bundle.Release) bool {
 	key := match.Release{Namespace: next.Namespace, Name: next.Name}
 	former, _ := findRelease(r, key)
@@ -309,8 +310,8 @@ func isConfirmed(r ComposeRequest, next bundle.Release) bool {
 	})
 }
 
-// nextRevisionFromBundles replaces nextRevisionFromRecords for a member that the hub cannot read. It searches the
-// bundles of other profiles for the release.
+// nextRevisionFromBundles replaces nextRevisionFromRecords for a member that the hub cannot read. It looks for the
+// release in the bundles of all profiles, and returns revision 1 if none has it.
 func (c *Composer) nextRevisionFromBundles(ctx context.Context, m fleet.Member, key match.Release) (revision int, isUpgrade bool, err error) {
 	deployed, err := c.ListDeployed(ctx, m)
 	if err != nil {
@@ -327,8 +328,8 @@ func (c *Composer) nextRevisionFromBundles(ctx context.Context, m fleet.Member, 
 }
 
 // nextRevisionFromRecords returns the next revision and operation by the release records on a member, which helm or
-// another profile may have written. If this summary wrote the last record with the same inputs, the inventory of the
-// member was lost, and the revision and the operation of that record are returned.
+// another profile may have written. If the last record was written for this summary with the same inputs, it returns
+// the revision and the operation of that record: the inventory of the member was lost.
 func (c *Composer) nextRevisionFromRecords(ctx context.Context, r ComposeRequest, key match.Release, inputs string) (revision int, isUpgrade bool, err error) {
 	if c.MemberConfig[r.Member.Mode] == nil {
 		return c.nextRevisionFromBundles(ctx, r.Member, key)

@@ -34,29 +34,29 @@ func TestReleaseWhoseNameCannotBeExpandedIsKept(t *testing.T) {
 	manager.Status.HelmReleaseSummaries = []configv1beta1.HelmChartSummary{{ReleaseNamespace: "web", ReleaseName: "one-web", Status: configv1beta1.HelmChartStatusManaging}}
 	other.Spec.ClusterProfileSpec.HelmCharts = []configv1beta1.HelmChart{{ReleaseNamespace: "web", ReleaseName: "one-web"}}
 
-	all, isPartial, err := resolveNames([]configv1beta1.ClusterSummary{manager, other}, broken)
+	all, isPartial, err := expandReleaseNames([]configv1beta1.ClusterSummary{manager, other}, broken)
 	if err != nil || !isPartial {
 		t.Fatalf("isPartial is %t, error %v; want a partial result", isPartial, err)
 	}
 	if conflicts := match.FindConflicts(&all[1], all[:1]); len(conflicts) != 1 {
 		t.Errorf("conflicts of the other summary: got %v, want one", conflicts)
 	}
-	if all, _, err := resolveNames([]configv1beta1.ClusterSummary{other, manager}, broken); err == nil {
+	if all, _, err := expandReleaseNames([]configv1beta1.ClusterSummary{other, manager}, broken); err == nil {
 		t.Errorf("the summary itself has the releases %v and no error", match.WantedReleases(&all[1]))
 	}
 	deleted := manager
 	deleted.DeletionTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
-	if all, _, err := resolveNames([]configv1beta1.ClusterSummary{other, deleted}, broken); err != nil || len(match.WantedReleases(&all[1])) != 1 {
+	if all, _, err := expandReleaseNames([]configv1beta1.ClusterSummary{other, deleted}, broken); err != nil || len(match.WantedReleases(&all[1])) != 1 {
 		t.Errorf("a summary that is being deleted: got %v, error %v; want the release in its status", all, err)
 	}
 	manager.Spec.ClusterProfileSpec.HelmCharts[0].ReleaseName = "{{ .NoField }}"
 	working := func(*configv1beta1.ClusterSummary) (source.Subject, error) { return source.Subject{Name: "one"}, nil }
-	all, isPartial, err = resolveNames([]configv1beta1.ClusterSummary{manager, other}, working)
+	all, isPartial, err = expandReleaseNames([]configv1beta1.ClusterSummary{manager, other}, working)
 	if err != nil || isPartial || len(match.FindConflicts(&all[1], all[:1])) != 1 {
 		t.Errorf("an invalid template of a manager: got %v, %t, error %v; want its release to stay", all, isPartial, err)
 	}
 	invalid := configv1beta1.HelmChart{ReleaseNamespace: "web", ReleaseName: "{{ .NoField }}"}
-	if charts, err := resolveCharts([]configv1beta1.HelmChart{invalid}, source.Subject{Name: "one"}); err != nil || len(charts) > 0 {
+	if charts, err := expandChartNames([]configv1beta1.HelmChart{invalid}, source.Subject{Name: "one"}); err != nil || len(charts) > 0 {
 		t.Errorf("an invalid template: got %v, error %v; want neither", charts, err)
 	}
 }
@@ -99,8 +99,8 @@ func TestListedSummariesAreNotCopied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got.others) != len(all) || &got.others[0] != &listed[0] {
-		t.Errorf("got %d copies, want the %d summaries of the list", len(got.others), len(all))
+	if len(got.all) != len(all) || &got.all[0] != &listed[0] {
+		t.Errorf("got %d copies, want the %d summaries of the list", len(got.all), len(all))
 	}
 	if got.summary == &all[0] {
 		t.Error("the summary is not a copy, and its releases are replaced")

@@ -21,7 +21,7 @@ func (c *Controller) setReferences(ctx context.Context, summary types.Namespaced
 	return nil
 }
 
-// remoteFetcher returns the fetcher of URLs, nil if there is none, in tests.
+// remoteFetcher returns the fetcher of URLs, nil in tests without one.
 func (c *Controller) remoteFetcher() *source.RemoteFetcher {
 	if c.Composer == nil || c.Composer.Contents == nil {
 		return nil
@@ -29,8 +29,9 @@ func (c *Controller) remoteFetcher() *source.RemoteFetcher {
 	return c.Composer.Contents.Remote
 }
 
-// changedURLs enqueues the summaries that refer to a URL with new content, or with another error.
-func (c *Controller) changedURLs() ctrlsource.TypedSource[reconcile.Request] {
+// changedURLSource returns the source that enqueues the summaries that refer to a URL with new content, or with another
+// error.
+func (c *Controller) changedURLSource() ctrlsource.TypedSource[reconcile.Request] {
 	return ctrlsource.TypedChannel(c.remoteFetcher().Changes(), handler.TypedEnqueueRequestsFromMapFunc(
 		func(_ context.Context, changed source.Reference) []reconcile.Request {
 			return c.requestsReferring(changed)
@@ -59,7 +60,6 @@ func (c *Composer) RemoteUses(r ComposeRequest) []source.RemoteUse {
 	return all
 }
 
-// remoteSources returns the remote sources in the spec.
 func remoteSources(r ComposeRequest) []libv1beta1.RemoteSource {
 	var all []libv1beta1.RemoteSource
 	for _, ref := range r.Summary.Spec.ClusterProfileSpec.PolicyRefs {

@@ -115,7 +115,7 @@ func TestURLThatChangesWhileABundleIsBuilt(t *testing.T) {
 	changed := first
 	changed.Version = "sha256:2 false"
 	object := InputObject{Reference: source.Reference{Kind: "ConfigMap", Namespace: "fleet", Name: "a"}, UID: "a", Version: "1"}
-	inputs := deliveredInputs{BundleInputs: BundleInputs{Objects: []InputObject{first, object}}, isKnown: true}
+	inputs := currentInputs{BundleInputs: BundleInputs{Objects: []InputObject{first, object}}, isKnown: true}
 	digest, err := inputs.Digest()
 	if err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func TestURLThatChangesWhileABundleIsBuilt(t *testing.T) {
 		"first other content":     {[]InputObject{changed, first}, ""},
 		"content that disappears": {[]InputObject{{Reference: first.Reference}}, ""},
 	} {
-		got, err := inputs.digestFor(Composition{builtFrom: builtFrom{contents: test.contents}})
+		got, err := inputs.digestFor(Composition{builtInputs: builtInputs{contents: test.contents}})
 		if err != nil || got != test.want {
 			t.Errorf("%s: got %q, %v, want %q", name, got, err, test.want)
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/towline/towline/internal/match"
 )
 
-// TestStartOfDeployment has a member in pull mode, whose status does not show the start.
+// TestStartOfDeployment has a pull member. The status of its summary does not show the start.
 func TestStartOfDeployment(t *testing.T) {
 	t.Parallel()
 	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "profile-one"}}

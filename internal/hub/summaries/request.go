@@ -27,7 +27,7 @@ func Unsupported(spec configv1beta1.ProfileSpec) []string {
 	return append(render.Unsupported(spec), match.UnsupportedRefs(spec)...)
 }
 
-// newComposeRequest returns the inputs of the bundles of a summary.
+// newComposeRequest returns the request to build the bundles of a summary, and begins the reservation s.memory.
 func (c *Controller) newComposeRequest(s *state) (ComposeRequest, error) {
 	owner, err := ownerOf(s.summary)
 	if err != nil {
@@ -53,8 +53,8 @@ func specDigest(summary *configv1beta1.ClusterSummary) string {
 	return fmt.Sprintf("%x", sha256.Sum256(raw))
 }
 
-// SubjectFor returns the data for the templates of a summary: its cluster, and the namespace to which a Profile is
-// confined. It returns a phase.Invalid for a summary without a profile.
+// SubjectFor returns the data for the templates of a summary: its cluster, and the only namespace from which a Profile
+// can read. It returns a phase.Invalid for a summary without a profile.
 func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object, pool *sandbox.Pool) (source.Subject, error) {
 	owner, err := ownerOf(summary)
 	if err != nil {
@@ -82,9 +82,9 @@ func subjectOf(cluster client.Object, pool *sandbox.Pool) source.Subject {
 	return source.Subject{Cluster: convert, Namespace: member.Namespace, Name: member.Name, Sandbox: pool}
 }
 
-// ProfileOf returns the owner reference of a summary to its profile, nil if it belongs to no profile. An owner of
-// another kind or group, or that is not the controller, does not count: a user who may write summaries in one namespace
-// can name any UID and any name there.
+// ProfileOf returns the owner reference of a summary to its profile, nil if it has none. An owner that is not the
+// controller, or has another kind or group, does not count. The UID and the name in the reference are not verified: a
+// user who may write summaries in one namespace can set both.
 func ProfileOf(summary client.Object) *metav1.OwnerReference {
 	controller := metav1.GetControllerOf(summary)
 	if controller == nil || controller.Kind != configv1beta1.ProfileKind && controller.Kind != configv1beta1.ClusterProfileKind {
@@ -96,8 +96,8 @@ func ProfileOf(summary client.Object) *metav1.OwnerReference {
 	return controller
 }
 
-// ownerOf returns the profile of a summary. Any other owner is an error: what belongs to no Profile is not confined to
-// a namespace.
+// ownerOf returns the profile of a summary. A summary without a profile is an error, since nothing would confine its
+// content to a namespace.
 func ownerOf(summary *configv1beta1.ClusterSummary) (bundle.Owner, error) {
 	profile := ProfileOf(summary)
 	if profile == nil {
@@ -107,7 +107,7 @@ func ownerOf(summary *configv1beta1.ClusterSummary) (bundle.Owner, error) {
 		}
 		return bundle.Owner{}, phase.Invalidf("ClusterSummary %s belongs to no profile", client.ObjectKeyFromObject(summary))
 	}
-	owner := bundle.Owner{Kind: profile.Kind, Name: profile.Name, Tier: tier(summary.Spec.ClusterProfileSpec.Tier)}
+	owner := bundle.Owner{Kind: profile.Kind, Name: profile.Name, Tier: tierOrDefault(summary.Spec.ClusterProfileSpec.Tier)}
 	if owner.Kind == configv1beta1.ProfileKind {
 		owner.Name = summary.Namespace + "/" + owner.Name
 	}

@@ -15,8 +15,9 @@ import (
 
 var errNoResources = errors.New("no reader for templateResourceRefs")
 
-// WithResources returns subject with the objects of the hub that the templates of a summary can read. It is for others
-// than the reconcile of the summary: it watches nothing. watcher may be nil for a summary without templateResourceRefs.
+// WithResources returns subject with the objects of templateResourceRefs, which the templates of a summary can read. It
+// does not watch them, so the reconcile of the summary uses loadResources. watcher may be nil for a summary without
+// templateResourceRefs.
 func WithResources(ctx context.Context, watcher *resources.Watcher, summary *configv1beta1.ClusterSummary, subject source.Subject) (source.Subject, error) {
 	refs := summary.Spec.ClusterProfileSpec.TemplateResourceRefs
 	if len(refs) == 0 {
@@ -52,7 +53,7 @@ func (c *Controller) forgetReferences(ctx context.Context, summary client.Object
 	return c.setReferences(ctx, summary, nil, nil)
 }
 
-// hideSecrets makes all objects of items private if templates could read a Secret: each of them can have its data.
+// hideSecrets marks all items as sensitive if templates can read a Secret: each object can have data of the Secret.
 func hideSecrets(items []bundle.Item, subject source.Subject) {
 	for i := range items {
 		if subject.Resources.HasSecret {

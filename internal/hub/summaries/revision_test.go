@@ -25,8 +25,8 @@ func TestReleaseSeesItsRevision(t *testing.T) {
 	address := charts(t, with(`seen: "{{ .Release.Revision }} {{ .Release.IsInstall }} {{ .Release.IsUpgrade }} {{ .Values.message }}"`))
 	hub := newHub(interceptor.Funcs{})
 	r := requestFor("one", address)
-	// deploy composes with these values, as a hub that was restarted, and remembers what the transport reports as
-	// deployed.
+	// deploy composes with these values, as a hub that was restarted, and records the releases that the transport reports
+	// as deployed.
 	deploy := func(values string) string {
 		r.Summary.Spec.ClusterProfileSpec.HelmCharts[0].Values = values
 		made, err := newComposer(t, hub).Compose(t.Context(), r, libv1beta1.FeatureHelm)

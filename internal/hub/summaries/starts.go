@@ -12,19 +12,21 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// startDelay is the time until the status of a summary on a pull member becomes Provisioning. Most agents report the
-// result before, and the result is the only write then.
+// startDelay is the time from the start of a delivery to a pull member until the status becomes Provisioning. Most
+// agents report the result earlier, which saves one write of the status.
 const startDelay = 2 * time.Second
 
-// deliveryStarts has the time since when the status of a summary is behind the start of its delivery. The zero value
-// has no summaries.
+// deliveryStarts has the summaries whose delivery has started and whose status does not have the start yet. The zero
+// value is ready to use.
 type deliveryStarts struct {
 	// mu guards since.
-	mu    sync.Mutex
+	mu sync.Mutex
+	// since has the time of the start.
 	since map[client.ObjectKey]time.Time
 }
 
-// remaining returns the time until the status must be written. The first call for a summary returns startDelay.
+// remaining returns the time until the status must be written. The first call for a summary records the start and
+// returns startDelay.
 func (d *deliveryStarts) remaining(summary client.ObjectKey, now time.Time) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()

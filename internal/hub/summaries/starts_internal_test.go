@@ -20,7 +20,7 @@ import (
 )
 
 // TestQuickDeliveryIsOneStatusWrite delivers bundles to a pull member. The status shows a delivery that has not ended
-// after two seconds; a quick one is one write.
+// after two seconds. A delivery that ends earlier is one write.
 func TestQuickDeliveryIsOneStatusWrite(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakePassiveClock(time.Now())

@@ -23,13 +23,13 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// Messages of Sveltos that other tools compare.
+// The messages of Sveltos, with which other tools compare the status.
 const (
 	clusterNotReady = "cluster is not ready"
 	agentNotHealthy = "agent in managed cluster is not healthy."
 )
 
-// setHashKey sets the key of the hashes in the status.
+// setHashKey sets the key of the hashes in the status, in both states.
 func (s *state) setHashKey(key status.HashKey) {
 	s.result.HashKey = key
 	if s.local != nil {
@@ -37,7 +37,7 @@ func (s *state) setHashKey(key status.HashKey) {
 	}
 }
 
-// unreachableReason returns why nothing can be delivered to m or withdrawn from it, "" if it can be.
+// unreachableReason returns the reason why the hub cannot deliver to m or withdraw from it, "" if it can.
 func unreachableReason(m fleet.Member) string {
 	switch {
 	case m.Refused != "" && !m.Deleting:
@@ -83,10 +83,10 @@ func isDelivered(s libv1beta1.FeatureStatus) bool {
 	return s == libv1beta1.FeatureStatusProvisioning || s == libv1beta1.FeatureStatusProvisioned || s == libv1beta1.FeatureStatusFailed
 }
 
-// conflictError is the error for releases that other profiles manage.
+// conflictError is the error for releases that other summaries manage.
 type conflictError struct{ conflicts []match.Conflict }
 
-// Error returns one sentence per release, with the profile that manages it.
+// Error returns one sentence per release, with the summary that manages it.
 func (e *conflictError) Error() string {
 	texts := make([]string, 0, len(e.conflicts))
 	for _, conflict := range e.conflicts {
@@ -98,7 +98,7 @@ func (e *conflictError) Error() string {
 // Unwrap returns a phase.Invalid, so that the reconcile is not retried: a watch event of the other summary triggers it.
 func (e *conflictError) Unwrap() error { return phase.Invalid{Err: errors.New("conflict")} }
 
-// markConflicts returns releases with the status Conflict on those that other profiles manage.
+// markConflicts returns releases with the status Conflict for each conflict. It adds an entry if there is none.
 func markConflicts(releases []configv1beta1.HelmChartSummary, conflicts []match.Conflict) []configv1beta1.HelmChartSummary {
 	marked := slices.Clone(releases)
 	for _, conflict := range conflicts {
@@ -143,7 +143,7 @@ func reportReason(report bundle.Report) string {
 // report writes the status if it differs, and records events for the changes.
 func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome) error {
 	if outcome.Kind == phase.Retriable {
-		// Requests to the hub failed: the state of the member is not known.
+		// A request to the hub's API server failed: the state of the member is not known.
 		return nil
 	}
 	updated := status.ComputeStatus(s.summary.Status, s.result)
@@ -158,15 +158,15 @@ func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome
 	return c.writeStatus(ctx, s, updated)
 }
 
-// isStartOnly returns whether updated differs from the present status only by deliveries to a pull member that have
-// begun. It is false in the mode OneTime, where the status decides whether the bundle was delivered before, and for
-// Helm releases, whose entries in the status decide which profile manages them.
+// isStartOnly returns whether updated differs from the current status only by started deliveries to a pull member. It
+// is false with syncMode OneTime, since isOneTimeDone reads the status, and for the feature Helm, since
+// match.FindConflicts reads the releases in the status.
 func (s *state) isStartOnly(updated configv1beta1.ClusterSummaryStatus) bool {
 	if s.member.Mode != fleet.Pull || s.isDeleting() || s.spec().SyncMode == configv1beta1.SyncModeOneTime {
 		return false
 	}
 	before := s.summary.Status
-	begun := 0
+	started := 0
 	for _, feature := range updated.FeatureSummaries {
 		old := status.FeatureOf(before, feature.FeatureID)
 		if equality.Semantic.DeepEqual(old, feature) {
@@ -175,11 +175,12 @@ func (s *state) isStartOnly(updated configv1beta1.ClusterSummaryStatus) bool {
 		if feature.Status != libv1beta1.FeatureStatusProvisioning || feature.FailureMessage != "" || feature.FeatureID == libv1beta1.FeatureHelm {
 			return false
 		}
-		begun++
+		started++
 	}
-	return begun > 0 && updated.FailureMessage == before.FailureMessage && updated.ReconciliationSuspended == before.ReconciliationSuspended
+	return started > 0 && updated.FailureMessage == before.FailureMessage && updated.ReconciliationSuspended == before.ReconciliationSuspended
 }
 
+// writeStatus patches the status if updated differs, and records the events. It ignores a summary that is deleted.
 func (c *Controller) writeStatus(ctx context.Context, s *state, updated configv1beta1.ClusterSummaryStatus) error {
 	before := s.summary.Status
 	if equality.Semantic.DeepEqual(before, updated) {
@@ -209,14 +210,13 @@ func (c *Controller) writeStatus(ctx context.Context, s *state, updated configv1
 	return nil
 }
 
-// newEventLimiter returns the limiter of the events that are not warnings.
 func newEventLimiter() *rate.Limiter {
 	return rate.NewLimiter(normalEventsPerSecond, normalEventsBurst)
 }
 
-// recordEvent records an event on a summary, with the same action as Sveltos: the kind. Normal events beyond
-// normalEvents are dropped: the status has the same information, and a change of a thousand clusters would delay the
-// deliveries by a thousand requests.
+// recordEvent records an event on a summary. As in Sveltos, its action is the kind. It drops Normal events beyond the
+// limit of normalEvents: otherwise a change on a thousand clusters would delay the deliveries by a thousand requests.
+// The status has the same information.
 func (c *Controller) recordEvent(summary *configv1beta1.ClusterSummary, event status.Event) {
 	if event.Type == corev1.EventTypeNormal && !c.normalEvents.AllowN(c.Clock.Now(), 1) {
 		return
@@ -224,8 +224,8 @@ func (c *Controller) recordEvent(summary *configv1beta1.ClusterSummary, event st
 	c.Events.Eventf(summary, nil, event.Type, event.Reason, configv1beta1.ClusterSummaryKind, "%s", event.Note)
 }
 
-// lookupEvents returns an event for each release whose chart looks up objects that the hub cannot read, once for each
-// version of the chart.
+// lookupEvents returns an event for each release whose chart looks up objects that the hub cannot read, if the chart or
+// its version differs from the old status.
 func lookupEvents(old configv1beta1.ClusterSummaryStatus, c Composition, m fleet.Member) []status.Event {
 	var events []status.Event
 	for _, release := range c.UnansweredLookups {

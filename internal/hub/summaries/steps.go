@@ -23,21 +23,20 @@ import (
 )
 
 const (
-	// unverifiedInterval is the time until a chart without a signature is verified again. No watch reports a new
-	// signature.
+	// unverifiedInterval is the delay until an unverified chart is verified again. No watch reports a new signature.
 	unverifiedInterval = 5 * time.Minute
-	// unexpandedInterval is the time until the conflicts with a release are computed again whose name could not be
-	// expanded. It is longer than the time limit of a template.
+	// unexpandedInterval is the delay until conflicts are computed again after the template in the name of a release could
+	// not be expanded. It is longer than the time limit of a template.
 	unexpandedInterval = 30 * time.Second
 )
 
-// state is the data that the steps of one reconcile share.
+// state is the data that the steps of one reconcile share. A second state, local, has the data for the hub's cluster.
 type state struct {
 	summary *configv1beta1.ClusterSummary
 	// cluster is nil if the cluster object does not exist; then member has only type, namespace and name.
 	cluster client.Object
 	member  fleet.Member
-	// deployed are the summary's bundles on the member, by feature.
+	// deployed are the summary's bundles on the member, by feature. It is nil before findDeployed.
 	deployed map[libv1beta1.FeatureID]bundle.Deployed
 	// memory is the memory of the rendered content. It is released at the end of the reconcile.
 	memory *kube.ContentReservation
@@ -57,17 +56,17 @@ type state struct {
 	// isClusterSlow is true if the member has not answered a request in time, if the requests to it took all the time of
 	// the reconcile, or if the hub has no memory for its content. isProfileSlow is true if a rendering took too long.
 	isClusterSlow, isProfileSlow bool
-	// withdrawn is true if the finalizer of a deleted summary can be removed.
+	// withdrawn is true if no feature must be withdrawn. The finalizer is removed if it is true in both states.
 	withdrawn bool
-	// isAbandoned is true if a deleted summary does not wait for the withdrawal of its objects on the hub.
-	isAbandoned bool
-	// abandoned is set if objects of a deleted summary stay without a withdrawal.
-	abandoned *abandonment
-	// local is the state of what the summary deploys to the cluster of the hub. It is nil in that state itself.
+	// canAbandon is set in the local state: the deletion of the summary does not wait for the withdrawal from the hub.
+	canAbandon bool
+	// abandonment is set if objects of a deleted summary stay without a withdrawal.
+	abandonment *abandonment
+	// local is the state for the content that the summary deploys to the cluster of the hub. It is nil in that state.
 	local *state
 }
 
-// requeueBefore makes the next reconcile begin within delay.
+// requeueBefore requests the next reconcile within delay.
 func (s *state) requeueBefore(delay time.Duration) {
 	if s.recheckAfter == 0 || delay < s.recheckAfter {
 		s.recheckAfter = delay
@@ -89,7 +88,6 @@ func (s *state) featureSummary(id libv1beta1.FeatureID) configv1beta1.FeatureSum
 	return status.FeatureOf(s.summary.Status, id)
 }
 
-// bundleID returns the ID of the bundle of a feature.
 func (s *state) bundleID(feature libv1beta1.FeatureID) bundle.ID {
 	return bundleIDOf(s.summary, feature)
 }
@@ -98,7 +96,7 @@ func bundleIDOf(summary *configv1beta1.ClusterSummary, feature libv1beta1.Featur
 	return bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: summary.Name, Feature: string(feature)}
 }
 
-// allFeatures returns the features in the order in which they are deployed.
+// allFeatures returns the features in the order of deployment.
 func allFeatures() []libv1beta1.FeatureID {
 	return []libv1beta1.FeatureID{libv1beta1.FeatureResources, libv1beta1.FeatureHelm, libv1beta1.FeatureKustomize}
 }
@@ -112,7 +110,7 @@ func (s *state) specHas(feature libv1beta1.FeatureID) bool {
 	}[feature]
 }
 
-// wantedFeatures returns the features of the spec, in the order in which they are deployed.
+// wantedFeatures returns the features of the spec, in the order of deployment, none for a deleted summary.
 func (s *state) wantedFeatures() []libv1beta1.FeatureID {
 	if s.isDeleting() {
 		return nil
@@ -120,9 +118,9 @@ func (s *state) wantedFeatures() []libv1beta1.FeatureID {
 	return slices.DeleteFunc(allFeatures(), func(f libv1beta1.FeatureID) bool { return !s.specHas(f) })
 }
 
-// featuresToWithdraw returns the features to withdraw, in reverse order of deployment. Such a feature is not wanted,
-// and the member has it. If the record of the member can be lost, a feature in the status, or in the spec of a deleted
-// summary, also counts.
+// featuresToWithdraw returns the features that are not wanted and that the member has, in reverse order of deployment.
+// The record on the member can be lost. So the member may also have a feature in the status, or in the spec of a
+// deleted summary.
 func (s *state) featuresToWithdraw() []libv1beta1.FeatureID {
 	var features []libv1beta1.FeatureID
 	for _, feature := range slices.Backward(allFeatures()) {
@@ -132,7 +130,7 @@ func (s *state) featuresToWithdraw() []libv1beta1.FeatureID {
 		_, deployed := s.deployed[feature]
 		reported := s.featureSummary(feature).Status
 		if s.isLocal() || s.local != nil && s.local.specHas(feature) && !s.specHas(feature) {
-			reported = libv1beta1.FeatureStatusRemoved // the status is not about this cluster alone
+			reported = libv1beta1.FeatureStatusRemoved // the status is about the other cluster, too, so only the record counts
 		}
 		mayBeDeployed := reported != "" || s.isDeleting() && s.specHas(feature)
 		if deployed || (mayBeDeployed && reported != libv1beta1.FeatureStatusRemoved) {
@@ -147,7 +145,7 @@ func (c *Controller) checkCluster(_ context.Context, s *state) error {
 	if s.cluster != nil || s.isDeleting() {
 		return nil
 	}
-	// The profile controller deletes the summary, unless the cluster is created again first.
+	// The profile controller deletes the summary unless the cluster is created again.
 	s.result.FailureMessage = fmt.Sprintf("cluster %s does not exist", s.member.Key())
 	return phase.Wait{Reason: s.result.FailureMessage}
 }
@@ -173,8 +171,8 @@ func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 	return nil
 }
 
-// reportDeployedUnknown adds results for a failed read of the deployed bundles. It ends the reconcile before a delivery
-// or a withdrawal.
+// reportDeployedUnknown adds results for a failed read of the deployed bundles. It returns a phase.Wait, which ends the
+// reconcile before a delivery or a withdrawal.
 func (s *state) reportDeployedUnknown(err error) error {
 	s.isClusterSlow = isTimeout(err)
 	s.retryErr = errors.Join(s.retryErr, err)
@@ -189,8 +187,8 @@ func (s *state) reportDeployedUnknown(err error) error {
 	return phase.Wait{Reason: err.Error()}
 }
 
-// checkSuspended ends the reconcile if nothing may be delivered or withdrawn because of a pause. A pause does not stop
-// the deregistration of a cluster.
+// checkSuspended ends the reconcile if the cluster or the profile is paused, or if the cluster is being deregistered. A
+// pause does not stop the withdrawal from a cluster that is being deregistered.
 func (c *Controller) checkSuspended(_ context.Context, s *state) error {
 	if s.isDeleting() && (s.cluster == nil || s.member.Forced) {
 		return nil
@@ -224,8 +222,8 @@ func (c *Controller) checkReachable(_ context.Context, s *state) error {
 		return phase.Wait{Reason: reason}
 	}
 	if !s.isDeleting() && !s.member.HasFinalizer {
-		// Without the finalizer, the cluster could be deleted before its objects are withdrawn. The controller of the
-		// clusters adds it.
+		// Without the finalizer, the cluster could be deleted before its objects are withdrawn. The controllers of clusters
+		// add it.
 		return phase.Wait{Reason: "the cluster has no finalizer yet"}
 	}
 	return nil
@@ -242,8 +240,7 @@ func (s *state) pauseReason() string {
 	return ""
 }
 
-// reportUnsupported adds a failed result for each feature: the profile has unsupported fields. Deployed objects do not
-// change.
+// reportUnsupported adds a failed result for each feature. Deployed objects do not change.
 func (s *state) reportUnsupported(message string) error {
 	err := errors.New(message)
 	s.result.FailureMessage = message
@@ -267,8 +264,7 @@ func (s *state) reportUnreachable(message string) {
 	}
 }
 
-// compose builds the bundles. A feature whose bundle cannot be built has a failed result, and its deployed objects
-// stay.
+// compose builds the bundles. A feature whose bundle cannot be built has a failed result and keeps its objects.
 func (c *Controller) compose(ctx context.Context, s *state) error {
 	request, err := c.newComposeRequest(s)
 	if err != nil {
@@ -285,7 +281,7 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	err = s.memory.Retry(ctx, func() error {
 		references = append(c.Composer.References(request), generatedReferences(request)...)
 		uses = c.Composer.RemoteUses(request)
-		return s.memory.TakeFailure() // a reference that is missing for it would not be watched
+		return s.memory.TakeFailure() // a reference that was not expanded for lack of memory would not be watched
 	})
 	if err != nil {
 		s.reportFailures(err)
@@ -313,10 +309,10 @@ func (c *Controller) composeFeatures(ctx context.Context, s *state, request Comp
 			continue
 		}
 		if apierrors.IsConflict(err) {
-			return err // the summary or its generated values have changed: the reconcile is repeated
+			return err // the summary or its generated values have changed: result requeues the summary
 		}
 		if pending, ok := errors.AsType[*source.PendingError](err); ok {
-			s.requeueBefore(pending.After) // the status stays
+			s.requeueBefore(pending.After) // the source is not read yet, and the status does not change
 			continue
 		}
 		if err != nil {
@@ -328,15 +324,15 @@ func (c *Controller) composeFeatures(ctx context.Context, s *state, request Comp
 	return nil
 }
 
-// isOneTimeDone returns whether the member has deployed a feature with syncMode OneTime. A feature that was deployed in
-// another mode is delivered once more, so that the member stops correcting its drift.
+// isOneTimeDone returns whether the member has deployed a feature with syncMode OneTime. It is false for a feature that
+// was deployed in another mode: another delivery stops the correction of its drift.
 func (s *state) isOneTimeDone(feature libv1beta1.FeatureID) bool {
 	deployed, ok := s.deployed[feature]
 	if s.isDeleting() || s.spec().SyncMode != configv1beta1.SyncModeOneTime || !ok || deployed.CorrectDrift || deployed.Removing {
 		return false
 	}
-	// If a provisioned feature has no report, the report was lost, and the member will send it again. During a first
-	// delivery the status is Provisioning.
+	// During a first delivery the status is Provisioning. If a provisioned feature has no report, the report was lost, and
+	// the member sends it again.
 	reported := s.featureSummary(feature).Status
 	isReportLost := deployed.Report.State == bundle.StatePending && (reported == libv1beta1.FeatureStatusProvisioned || reported == "")
 	return deployed.Report.State == bundle.StateApplied || isReportLost
@@ -355,8 +351,8 @@ func (s *state) restoreOneTimeStatus(feature libv1beta1.FeatureID) {
 	s.addResult(status.FeatureResult{Feature: feature, Kind: status.Delivered, DesiredDigest: deployed.Report.Digest, Report: deployed.Report, Releases: releases})
 }
 
-// composeOrReuse builds the bundle of a feature. isReused is true if the delivered bundle was built from the same
-// inputs: then the result of the feature is added instead.
+// composeOrReuse builds the bundle of a feature. If the delivered bundle was built from the same inputs, it adds the
+// result of that bundle instead, and isReused is true.
 func (c *Controller) composeOrReuse(ctx context.Context, s *state, request ComposeRequest, feature libv1beta1.FeatureID) (composition Composition, isReused bool, err error) {
 	if feature == libv1beta1.FeatureHelm {
 		if request, err = c.loadConflicts(ctx, s, request); err != nil {
@@ -382,27 +378,28 @@ func (c *Controller) composeOrReuse(ctx context.Context, s *state, request Compo
 
 // loadConflicts returns request with the conflicts of the summary's releases.
 func (c *Controller) loadConflicts(ctx context.Context, s *state, request ComposeRequest) (ComposeRequest, error) {
-	all, err := c.loadClusterSummaries(ctx, s.summary)
+	loaded, err := c.loadClusterSummaries(ctx, s.summary)
 	if err != nil {
 		return request, err
 	}
-	if all.isPartial {
-		s.requeueBefore(unexpandedInterval) // the conflicts can be others then, which no watch reports
+	if loaded.isPartial {
+		s.requeueBefore(unexpandedInterval) // no watch reports that the name can be expanded again
 	}
-	if err := c.restoreReleaseStatus(ctx, s.member, all); err != nil {
+	if err := c.restoreReleaseStatus(ctx, s.member, loaded); err != nil {
 		return request, err
 	}
-	request.charts, request.hasUnknownConflicts = all.summary.Spec.ClusterProfileSpec.HelmCharts, all.isPartial
-	request.Conflicts = match.FindConflicts(all.summary, all.others)
+	request.charts, request.hasUnknownConflicts = loaded.summary.Spec.ClusterProfileSpec.HelmCharts, loaded.isPartial
+	request.Conflicts = match.FindConflicts(loaded.summary, loaded.all)
 	return request, nil
 }
 
+// composeFeature builds the bundle of a feature, or returns a conflictError if continueOnConflict does not allow one.
 func (c *Controller) composeFeature(ctx context.Context, s *state, request ComposeRequest, feature libv1beta1.FeatureID) (Composition, error) {
 	if len(request.Conflicts) > 0 && !s.spec().ContinueOnConflict {
 		return Composition{}, &conflictError{conflicts: request.Conflicts}
 	}
 	var composition Composition
-	if err := request.Subject.Memory.Retry(ctx, func() (err error) { // nothing is held here that other reconciles need
+	if err := request.Subject.Memory.Retry(ctx, func() (err error) { // the wait for memory blocks no other reconcile
 		composition, err = c.Composer.Compose(ctx, request, feature)
 		return err
 	}); err != nil {
@@ -428,8 +425,8 @@ func (s *state) reportFailure(feature libv1beta1.FeatureID, err error) {
 	if _, ok := errors.AsType[*sandbox.LimitError](err); ok {
 		s.isProfileSlow = true
 	}
-	if kube.IsMemoryError(err) && !s.memory.IsErrorOfOther(err) { // others with the same profile may have memory
-		s.isClusterSlow = true
+	if kube.IsMemoryError(err) && !s.memory.IsErrorOfOther(err) {
+		s.isClusterSlow = true // and not the profile: memory is limited per namespace
 	}
 	featureResult := status.FeatureResult{
 		Feature: feature, Kind: status.Failed, Err: err, Reason: reasonOf(err), Status: libv1beta1.FeatureStatusFailed,
@@ -450,8 +447,7 @@ func (s *state) reportFailure(feature libv1beta1.FeatureID, err error) {
 	s.addResult(featureResult)
 }
 
-// deliver delivers the bundles in order. The transport can return an error together with a report; a report with
-// StateFailed has the reason of the failure.
+// deliver delivers the bundles to the member, and those with deploymentType Local to the hub.
 func (c *Controller) deliver(ctx context.Context, s *state) error {
 	if err := c.deliverBundles(ctx, s); err != nil {
 		return err
@@ -459,6 +455,8 @@ func (c *Controller) deliver(ctx context.Context, s *state) error {
 	return c.deliverBundles(ctx, s.local)
 }
 
+// deliverBundles delivers the bundles of one state in order. The transport can return both an error and a report: if
+// the report has StateFailed, it has the reason of the failure.
 func (c *Controller) deliverBundles(ctx context.Context, s *state) error {
 	for _, composition := range s.compositions {
 		composition.Bundle.KeepObjects = s.hasNewerBundle(composition)
@@ -481,18 +479,18 @@ func (c *Controller) deliverBundles(ctx context.Context, s *state) error {
 			}
 		}
 		s.addResult(featureResult)
-		if recheck := c.Recheck[s.member.Mode]; len(report.Outdated) > 0 && recheck > 0 {
-			s.recheckAfter = recheck // the release must be rendered again, which no watch reports
+		if recheck := c.RecheckDelay[s.member.Mode]; len(report.Outdated) > 0 && recheck > 0 {
+			s.recheckAfter = recheck // the release must be rendered again, and no watch triggers that
 		}
 	}
 	return nil
 }
 
-// hasNewerBundle returns whether a push member has another bundle than the one in the status, although the status is
-// Provisioned: the hub was restored from a backup. In pull mode the agent detects that.
+// hasNewerBundle returns whether a push member has applied another bundle than c, although c is Provisioned in the
+// status: the hub was restored from a backup. In pull mode the agent detects that.
 func (s *state) hasNewerBundle(c Composition) bool {
 	if s.isLocal() {
-		return false // a backup of the hub has its own objects, too
+		return false // the objects on the hub were restored from the same backup
 	}
 	old, deployed := s.featureSummary(c.Feature), s.deployed[c.Feature]
 	return old.Status == libv1beta1.FeatureStatusProvisioned && s.result.HashKey.IsHashOf(old.Hash, c.Digest) &&

@@ -11,9 +11,9 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// No watch tells when a signature comes to a repository. Other errors that only the user can cure wait for a change of
-// what is watched.
-func TestUnverifiedChartIsLookedAtAgain(t *testing.T) {
+// TestUnverifiedChartIsVerifiedAgain compares errors of a chart. No watch reports a new signature in a repository.
+// After other errors that only the user can correct, a watch event triggers the reconcile.
+func TestUnverifiedChartIsVerifiedAgain(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		err  error
@@ -26,7 +26,7 @@ func TestUnverifiedChartIsLookedAtAgain(t *testing.T) {
 		s := &state{summary: &configv1beta1.ClusterSummary{}}
 		s.reportFailure(libv1beta1.FeatureHelm, withReason("SourceFailed", test.err))
 		if s.recheckAfter != test.want {
-			t.Errorf("%s: looked at again after %s, want %s", name, s.recheckAfter, test.want)
+			t.Errorf("%s: reconciled after %s, want %s", name, s.recheckAfter, test.want)
 		}
 	}
 }

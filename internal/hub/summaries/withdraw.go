@@ -14,10 +14,11 @@ import (
 // forcedTimeout bounds a withdrawal request to a member that is deregistered by force.
 const forcedTimeout = 20 * time.Second
 
-// withdrawFeatures withdraws the features that are no longer wanted: all features if the summary is deleted. Those on
-// the hub that other content replaces stay until it is delivered: its source may not exist yet.
+// withdrawFeatures withdraws the features that are no longer wanted: all features if the summary is deleted. If the
+// hub's cluster gets new features, its old ones are withdrawn after these are delivered, since their sources may not
+// exist yet.
 func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
-	if s.local.lacksFeature() && s.local.hasDeliveredLacking() {
+	if s.local.hasNewFeatures() && s.local.hasDeliveredNewFeatures() {
 		if err := c.withdrawFrom(ctx, s.local); err != nil {
 			return err
 		}
@@ -29,15 +30,15 @@ func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
 	if reason == "" {
 		return c.withdrawFrom(ctx, s)
 	}
-	if !s.local.withdrawn && !s.local.isAbandoned {
-		return nil // abandon runs once: after the withdrawal from the hub
+	if !s.local.withdrawn && !s.local.canAbandon {
+		return nil // abandon must run only once, after the withdrawal from the hub
 	}
 	return c.abandon(ctx, s, reason)
 }
 
 // withdrawFrom withdraws features from the member or from the hub. While deleted objects still exist, the engine of the
-// member continues, and its report triggers the next reconcile: of a push member by Wakeups, of a pull member by its
-// group.
+// cluster continues, and its report triggers the next reconcile: by Wakeups, or by the ConfigurationGroup of a pull
+// member.
 func (c *Controller) withdrawFrom(ctx context.Context, s *state) error {
 	s.withdrawn = true
 	for _, feature := range s.featuresToWithdraw() {
@@ -64,8 +65,9 @@ func (c *Controller) withdrawFrom(ctx context.Context, s *state) error {
 	return nil
 }
 
-// withdraw withdraws a bundle. A deregistration by force limits the time, because the member possibly does not answer.
-func (c *Controller) withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+// withdraw withdraws a bundle. isDone is false while the member still has objects. A deregistration by force limits the
+// time, because the member possibly does not answer.
+func (c *Controller) withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (isDone bool, err error) {
 	if m.Forced {
 		limitedCtx, cancel := context.WithTimeout(ctx, forcedTimeout)
 		defer cancel()

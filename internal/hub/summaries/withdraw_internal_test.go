@@ -18,12 +18,12 @@ import (
 // waitingTransport is a Transport to members with objects that stay after their deletion.
 type waitingTransport struct{ deliver.Transport }
 
-// Withdraw returns that objects are left.
+// Withdraw returns false: objects still exist.
 func (waitingTransport) Withdraw(context.Context, fleet.Member, bundle.Withdrawal) (done bool, err error) {
 	return false, nil
 }
 
-// TestWithdrawalIsNotPolled withdraws a bundle from members whose engine continues the withdrawal, and reports its end.
+// TestWithdrawalIsNotPolled withdraws a bundle from members whose engine continues the withdrawal and reports its end.
 func TestWithdrawalIsNotPolled(t *testing.T) {
 	t.Parallel()
 	modes := []fleet.Mode{fleet.Push, fleet.Pull, fleet.Local}
@@ -34,7 +34,7 @@ func TestWithdrawalIsNotPolled(t *testing.T) {
 		s.deployed = map[libv1beta1.FeatureID]bundle.Deployed{libv1beta1.FeatureResources: {}}
 		c := &Controller{
 			Transport: waitingTransport{}, Clock: clocktesting.NewFakePassiveClock(now),
-			Recheck: map[fleet.Mode]time.Duration{fleet.Push: time.Second, fleet.Local: time.Second},
+			RecheckDelay: map[fleet.Mode]time.Duration{fleet.Push: time.Second, fleet.Local: time.Second},
 		}
 		if err := c.withdrawFrom(t.Context(), s); err != nil {
 			t.Fatal(err)

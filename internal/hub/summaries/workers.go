@@ -25,17 +25,17 @@ const (
 	// slowPullWorkers and slowPushWorkers are the maximum of concurrent reconciles for all slow clusters and profiles.
 	slowPullWorkers = 10
 	slowPushWorkers = 30
-	// The clusters of one namespace, which belong to one tenant, occupy at most four fifths of the workers, and of those
-	// for slow clusters and profiles. When so many workers are in use, the others serve only namespaces without a
-	// running reconcile: a fleet with one namespace cannot use them.
+	// The clusters of one namespace, which belong to one tenant, occupy at most four fifths of the workers, and four
+	// fifths of the workers for slow clusters and profiles. When so many workers are in use, the others serve only
+	// namespaces without a running reconcile. A fleet with one namespace cannot use them.
 	pullNamespaceWorkers     = 24
 	pushNamespaceWorkers     = 80
 	slowPullNamespaceWorkers = 8
 	slowPushNamespaceWorkers = 24
 )
 
-// workersFor returns the pool and the keys for the reconcile of a summary. They limit the workers that one cluster, one
-// profile or one namespace occupies.
+// workersFor returns the pool and the keys of a summary's reconcile. They limit the workers that one cluster, one
+// profile or one namespace occupies. The fields Max, Shared and Slow are described at slots.Key.
 func workersFor(summary *configv1beta1.ClusterSummary, m fleet.Member) (slots.Pool, []slots.Key) {
 	if m.Mode != fleet.Push {
 		return slots.Pool{Name: string(fleet.Pull), Workers: pullWorkers, Slow: slowPullWorkers},
@@ -52,7 +52,7 @@ func workersFor(summary *configv1beta1.ClusterSummary, m fleet.Member) (slots.Po
 	}
 }
 
-// slowKeys returns the keys that were slow in a reconcile.
+// slowKeys returns the keys of workersFor that were slow in this reconcile.
 func slowKeys(s *state, m fleet.Member) []string {
 	var keys []string
 	if s.isClusterSlow {
@@ -69,7 +69,6 @@ func clusterKey(m fleet.Member) string { return "cluster " + m.ID().String() }
 // namespaceKey returns the key of the namespace of a cluster. Each Cluster has a namespace of its own.
 func namespaceKey(m fleet.Member) string { return "namespace " + m.Namespace }
 
-// profileKey returns the key of the profile of a summary.
 func profileKey(summary *configv1beta1.ClusterSummary) string {
 	owner := ProfileOf(summary)
 	if owner == nil {
@@ -81,8 +80,8 @@ func profileKey(summary *configv1beta1.ClusterSummary) string {
 	return "profile " + owner.Name
 }
 
-// isTimeout returns whether a request to a member has not been answered in time. It is also true for the end of the
-// time of a reconcile, but not for one that was canceled.
+// isTimeout returns whether a request to a member has timed out. It is also true after reconcileTimeout, but not for a
+// canceled context.
 func isTimeout(err error) bool {
 	timeout, ok := errors.AsType[net.Error](err)
 	return ok && timeout.Timeout()

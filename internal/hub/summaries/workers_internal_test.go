@@ -81,8 +81,8 @@ func (slowMember) Withdraw(ctx context.Context, _ fleet.Member, _ bundle.Withdra
 	return false, ctx.Err()
 }
 
-// TestMemberThatTakesAllTimeIsSlow has a member whose requests take all the time of a reconcile, without a timeout of a
-// request. It is slow, unless the reconcile was canceled.
+// TestMemberThatTakesAllTimeIsSlow has a member whose requests last until reconcileTimeout and have no timeout of their
+// own. The member is slow, unless the reconcile was canceled.
 func TestMemberThatTakesAllTimeIsSlow(t *testing.T) {
 	t.Parallel()
 	c := &Controller{Transport: slowMember{}}

@@ -11,7 +11,7 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-func TestLeavingGoesByWhatIsDeployed(t *testing.T) {
+func TestFeaturesToWithdraw(t *testing.T) {
 	t.Parallel()
 	const resources, helm = libv1beta1.FeatureResources, libv1beta1.FeatureHelm
 	policyRefs := configv1beta1.ProfileSpec{PolicyRefs: []libv1beta1.PolicyRef{{}}}
@@ -38,19 +38,19 @@ func TestLeavingGoesByWhatIsDeployed(t *testing.T) {
 		deleting bool
 		want     []libv1beta1.FeatureID
 	}{
-		"what is wanted stays":                              {spec: policyRefs, deployed: deployed(resources)},
-		"what is deployed and not wanted, without a status": {spec: policyRefs, deployed: deployed(resources, helm), want: []libv1beta1.FeatureID{helm}},
-		"the same, with a status that denies it": {
+		"a wanted feature stays":                    {spec: policyRefs, deployed: deployed(resources)},
+		"deployed and not wanted, without a status": {spec: policyRefs, deployed: deployed(resources, helm), want: []libv1beta1.FeatureID{helm}},
+		"deployed and not wanted, with the status Removed": {
 			spec: policyRefs, status: reported(libv1beta1.FeatureStatusRemoved, helm), deployed: deployed(helm), want: []libv1beta1.FeatureID{helm},
 		},
-		"what only the status knows of": {spec: policyRefs, status: reported(libv1beta1.FeatureStatusFailed, helm), want: []libv1beta1.FeatureID{helm}},
-		"what is removed":               {spec: policyRefs, status: reported(libv1beta1.FeatureStatusRemoved, helm)},
-		"everything of a deleted summary": {
+		"only in the status": {spec: policyRefs, status: reported(libv1beta1.FeatureStatusFailed, helm), want: []libv1beta1.FeatureID{helm}},
+		"removed":            {spec: policyRefs, status: reported(libv1beta1.FeatureStatusRemoved, helm)},
+		"all features of a deleted summary": {
 			spec: policyRefs, deployed: deployed(resources, helm), deleting: true, want: []libv1beta1.FeatureID{helm, resources},
 		},
-		"what a deleted summary asked for, if a record was lost": {spec: policyRefs, deleting: true, want: []libv1beta1.FeatureID{resources}},
-		"what was deployed once and for all":                     {spec: oneTime, status: reported(libv1beta1.FeatureStatusProvisioned, helm), deployed: deployed(helm)},
-		"the same, of a deleted summary": {
+		"in the spec of a deleted summary, without a record": {spec: policyRefs, deleting: true, want: []libv1beta1.FeatureID{resources}},
+		"deployed with syncMode OneTime":                     {spec: oneTime, status: reported(libv1beta1.FeatureStatusProvisioned, helm), deployed: deployed(helm)},
+		"deployed with syncMode OneTime, of a deleted summary": {
 			spec: oneTime, deployed: deployed(helm), deleting: true, want: []libv1beta1.FeatureID{helm, resources},
 		},
 	}
@@ -64,7 +64,7 @@ func TestLeavingGoesByWhatIsDeployed(t *testing.T) {
 			}
 			s := &state{summary: summary, deployed: tc.deployed}
 			if diff := cmp.Diff(tc.want, s.featuresToWithdraw()); diff != "" {
-				t.Errorf("leaving() (-want +got):\n%s", diff)
+				t.Errorf("featuresToWithdraw() (-want +got):\n%s", diff)
 			}
 		})
 	}
