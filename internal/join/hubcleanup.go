@@ -21,13 +21,12 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Kept is an object on the hub that a deregistration does not delete: it has the name of an object of the cluster's
-// registration, and no registration of Towline created it.
+// Kept is an object on the hub that has the name of an object of a registration, but was not created by Towline.
 type Kept struct {
 	Ref kube.Ref
 }
 
-// String returns the reason, and the command that deletes the object.
+// String returns the reason why the object stays, and a command that deletes it.
 func (k Kept) String() string {
 	command := "kubectl delete " + strings.ToLower(k.Ref.Kind) + " " + k.Ref.Name
 	if k.Ref.Namespace != "" {
@@ -36,42 +35,41 @@ func (k Kept) String() string {
 	return fmt.Sprintf("%s: Towline did not create it; to delete it: %s", k.Ref, command)
 }
 
-// Retracted is what a retraction did.
-type Retracted struct {
-	// Deleted are the deleted objects, in that order.
+// HubCleanupResult is the result of DeleteHubObjects.
+type HubCleanupResult struct {
+	// Deleted are the deleted objects, in the order of their deletion.
 	Deleted []kube.Ref
-	// Kept are the objects that stay although their names are those of a registration.
-	Kept []Kept
+	Kept    []Kept
 }
 
-// Retract deletes the objects that the registration of cluster created on the hub, in either mode, and the deliveries
-// for its agent. The credentials are deleted last, except for the delivery namespace. Retract does not touch the
-// SveltosCluster and objects without the registration label, such as the identity that the sveltosctl of Sveltos
-// created. A namespace that was created for the deliveries stays if it holds foreign objects. hub must read from the
-// API server. Retract can be interrupted and called again.
-func Retract(ctx context.Context, hub client.Client, resources foreign.Resources, cluster *libv1beta1.SveltosCluster) (Retracted, error) {
-	r := newRetraction(hub, resources, cluster)
+// DeleteHubObjects deletes the objects that registrations of cluster created on the hub, in either mode, and its
+// deliveries. It deletes the credentials last, except for the delivery namespace. It does not delete the
+// SveltosCluster, nor objects without the registration label, such as those that the sveltosctl of Sveltos created. It
+// keeps a derived delivery namespace with foreign objects, without the claim. hub must read from the API server. It can
+// be interrupted and called again.
+func DeleteHubObjects(ctx context.Context, hub client.Client, resources foreign.Resources, cluster *libv1beta1.SveltosCluster) (HubCleanupResult, error) {
+	r := newHubCleanup(hub, resources, cluster)
 	if err := r.deleteOwn(ctx); err != nil {
-		return r.done, fmt.Errorf("take back the registration of cluster %s: %w", r.request.key(), err)
+		return r.result, fmt.Errorf("take back the registration of cluster %s: %w", r.request.key(), err)
 	}
-	return r.done, nil
+	return r.result, nil
 }
 
-// retraction deletes the objects of one registration.
-type retraction struct {
+// hubCleanup is one run of DeleteHubObjects.
+type hubCleanup struct {
 	hub       client.Client
 	resources foreign.Resources
 	cluster   *libv1beta1.SveltosCluster
 	request   Request
-	done      Retracted
+	result    HubCleanupResult
 }
 
-func newRetraction(hub client.Client, resources foreign.Resources, cluster *libv1beta1.SveltosCluster) *retraction {
-	return &retraction{hub: hub, resources: resources, cluster: cluster, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
+func newHubCleanup(hub client.Client, resources foreign.Resources, cluster *libv1beta1.SveltosCluster) *hubCleanup {
+	return &hubCleanup{hub: hub, resources: resources, cluster: cluster, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
 }
 
-// deleteOwn deletes the objects that registrations of the cluster created.
-func (r *retraction) deleteOwn(ctx context.Context) error {
+// deleteOwn deletes the deliveries, the objects of the registration, and the claim or the claimed namespaces.
+func (r *hubCleanup) deleteOwn(ctx context.Context) error {
 	claimed, err := claimedNamespaces(ctx, r.hub, r.request)
 	if err != nil {
 		return err
@@ -82,7 +80,7 @@ func (r *retraction) deleteOwn(ctx context.Context) error {
 		}
 	}
 	objects, kept, err := r.readObjects(ctx, claimed)
-	r.done.Kept = kept
+	r.result.Kept = kept
 	if err != nil {
 		return err
 	}
@@ -91,7 +89,7 @@ func (r *retraction) deleteOwn(ctx context.Context) error {
 			return err
 		}
 	}
-	// The claim says that the objects in the namespace are this cluster's, so that it is removed last.
+	// The claim marks the objects in the namespace as those of this cluster. It is removed last.
 	for _, namespace := range claimed {
 		if err := r.releaseNamespace(ctx, namespace); err != nil {
 			return err
@@ -100,57 +98,53 @@ func (r *retraction) deleteOwn(ctx context.Context) error {
 	return nil
 }
 
-// readObjects reads the objects with the names of a registration of this cluster. It returns those that one created, in
-// the order in which they are deleted, and those that another party created, such as the sveltosctl of Sveltos. The
-// ServiceAccount is last: without it all credentials are invalid.
-func (r *retraction) readObjects(ctx context.Context, claimed []*metav1.PartialObjectMetadata) (own []client.Object, kept []Kept, err error) {
+// readObjects reads the objects with the names of this cluster's registration. own are those that a registration
+// created, in the order of their deletion: the ServiceAccount is last, since its deletion invalidates all credentials.
+// kept are those that another party created, such as the sveltosctl of Sveltos.
+func (r *hubCleanup) readObjects(ctx context.Context, claimed []*metav1.PartialObjectMetadata) (own []client.Object, kept []Kept, err error) {
 	q := r.request
-	// Registrations of Towline do not create these. Users who may not read them get no list of them.
+	// Only other parties create these. They are not listed for users who may not read them.
 	objects := []client.Object{
-		&corev1.Secret{ObjectMeta: named(q.Namespace, q.Name)},
-		&rbacv1.ClusterRole{ObjectMeta: named("", q.Namespace+"-"+q.Name)},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", q.Namespace+"-"+q.Name)},
+		&corev1.Secret{ObjectMeta: objectMeta(q.Namespace, q.Name)},
+		&rbacv1.ClusterRole{ObjectMeta: objectMeta("", q.Namespace+"-"+q.Name)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: objectMeta("", q.Namespace+"-"+q.Name)},
 	}
-	foreign := len(objects)
+	foreignCount := len(objects)
 	objects = append(objects,
-		&corev1.Secret{ObjectMeta: named(q.Namespace, r.kubeconfigSecret())},
-		&corev1.Secret{ObjectMeta: named(q.Namespace, AuthoritySecret(q.Name))},
-		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, sharedBinding(q))})
+		&corev1.Secret{ObjectMeta: objectMeta(q.Namespace, cmp.Or(fleet.FromSveltosCluster(r.cluster).KubeconfigSecret, KubeconfigSecret(q.Name)))},
+		&corev1.Secret{ObjectMeta: objectMeta(q.Namespace, AuthoritySecret(q.Name))},
+		&rbacv1.RoleBinding{ObjectMeta: objectMeta(kube.AgentNamespace, sharedBinding(q))})
 	for _, namespace := range claimed {
-		objects = append(objects, &coordinationv1.Lease{ObjectMeta: named(namespace.Name, q.Name)})
+		objects = append(objects, &coordinationv1.Lease{ObjectMeta: objectMeta(namespace.Name, q.Name)})
 		if namespace.Name != q.Namespace {
 			objects = append(objects,
-				&rbacv1.RoleBinding{ObjectMeta: named(namespace.Name, q.Name)},
-				&rbacv1.Role{ObjectMeta: named(namespace.Name, q.Name)})
+				&rbacv1.RoleBinding{ObjectMeta: objectMeta(namespace.Name, q.Name)},
+				&rbacv1.Role{ObjectMeta: objectMeta(namespace.Name, q.Name)})
 		}
 	}
 	objects = append(objects,
-		&rbacv1.RoleBinding{ObjectMeta: named(q.Namespace, q.Name)},
-		&rbacv1.Role{ObjectMeta: named(q.Namespace, q.Name)},
-		&corev1.Secret{ObjectMeta: named(q.Namespace, RegistrationSecret(q.Name))},
-		&corev1.Secret{ObjectMeta: named(q.Namespace, AnchorSecret(q.Name))},
-		&corev1.ServiceAccount{ObjectMeta: named(q.Namespace, q.Name)})
+		&rbacv1.RoleBinding{ObjectMeta: objectMeta(q.Namespace, q.Name)},
+		&rbacv1.Role{ObjectMeta: objectMeta(q.Namespace, q.Name)},
+		&corev1.Secret{ObjectMeta: objectMeta(q.Namespace, RegistrationSecret(q.Name))},
+		&corev1.Secret{ObjectMeta: objectMeta(q.Namespace, AnchorSecret(q.Name))},
+		&corev1.ServiceAccount{ObjectMeta: objectMeta(q.Namespace, q.Name)})
 	for i, obj := range objects {
 		found, err := read(ctx, r.hub, obj, client.ObjectKeyFromObject(obj))
 		switch {
-		case err != nil && (i >= foreign || !apierrors.IsForbidden(err)):
+		case err != nil && (i >= foreignCount || !apierrors.IsForbidden(err)):
 			return nil, nil, err
-		case found && i >= foreign && r.owns(obj):
+		case found && i >= foreignCount && r.owns(obj):
 			own = append(own, obj)
-		case found && obj.GetLabels()[registrationLabel] == "" && r.isIdentity(obj):
+		case found && obj.GetLabels()[registrationLabel] == "" && r.isIdentityObject(obj):
 			kept = append(kept, Kept{Ref: kube.RefIn(r.hub.Scheme(), obj)})
 		}
 	}
 	return own, kept, nil
 }
 
-func (r *retraction) kubeconfigSecret() string {
-	return cmp.Or(fleet.FromSveltosCluster(r.cluster).KubeconfigSecret, KubeconfigSecret(r.request.Name))
-}
-
-// owns returns whether a registration of this cluster created obj. The owner distinguishes clusters of one name in
-// several namespaces.
-func (r *retraction) owns(obj client.Object) bool {
+// owns returns whether a registration of this cluster created obj. Clusters with this name in other namespaces have
+// another owner reference.
+func (r *hubCleanup) owns(obj client.Object) bool {
 	return obj.GetLabels()[registrationLabel] == r.request.Name &&
 		!slices.ContainsFunc(obj.GetOwnerReferences(), func(owner metav1.OwnerReference) bool {
 			return owner.Kind == libv1beta1.SveltosClusterKind &&
@@ -158,8 +152,8 @@ func (r *retraction) owns(obj client.Object) bool {
 		})
 }
 
-// deleteDeliveries deletes the deliveries for the agent. Agents do not take that for a withdrawal.
-func (r *retraction) deleteDeliveries(ctx context.Context, delivery string) error {
+// deleteDeliveries deletes the deliveries. Agents do not treat a missing group as a withdrawal.
+func (r *hubCleanup) deleteDeliveries(ctx context.Context, delivery string) error {
 	if len(r.request.Name) > fleet.MaxPullName {
 		return nil // a label cannot have this name, and nothing was created for it
 	}
@@ -183,27 +177,27 @@ func (r *retraction) deleteDeliveries(ctx context.Context, delivery string) erro
 	return nil
 }
 
-// deleteObject deletes an object that has been read, and records that.
-func (r *retraction) deleteObject(ctx context.Context, obj client.Object) error {
+// deleteObject deletes exactly the object that was read, and adds it to the result.
+func (r *hubCleanup) deleteObject(ctx context.Context, obj client.Object) error {
 	err := deleteObject(ctx, r.hub, obj)
 	if apierrors.IsConflict(err) {
 		return nil // another party has deleted and created it since
 	}
 	if err == nil {
-		r.done.Deleted = append(r.done.Deleted, kube.RefIn(r.hub.Scheme(), obj))
+		r.result.Deleted = append(r.result.Deleted, kube.RefIn(r.hub.Scheme(), obj))
 	}
 	return err
 }
 
-// releaseNamespace deletes a delivery namespace that was created for this cluster and holds no foreign objects, and
-// removes the claim from any other.
-func (r *retraction) releaseNamespace(ctx context.Context, namespace *metav1.PartialObjectMetadata) error {
+// releaseNamespace deletes a derived namespace that was created for this cluster and has no foreign objects. It removes
+// the claim from any other namespace.
+func (r *hubCleanup) releaseNamespace(ctx context.Context, namespace *metav1.PartialObjectMetadata) error {
 	if namespace.Name != r.request.Namespace && namespace.Labels[registrationLabel] == r.request.Name {
 		isDeleted, err := foreign.DeleteNamespace(ctx, r.hub, r.resources, namespace, func(item *metav1.PartialObjectMetadata) bool {
 			return item.Labels[registrationLabel] == r.request.Name
 		})
 		if isDeleted {
-			r.done.Deleted = append(r.done.Deleted, kube.RefIn(r.hub.Scheme(), namespace))
+			r.result.Deleted = append(r.result.Deleted, kube.RefIn(r.hub.Scheme(), namespace))
 		}
 		if isDeleted || err != nil {
 			return err
@@ -212,9 +206,9 @@ func (r *retraction) releaseNamespace(ctx context.Context, namespace *metav1.Par
 	return releaseClaim(ctx, r.hub, namespace.Name, holderOf(r.request, namespace.Name))
 }
 
-// isIdentity returns whether an object that another party created is the kubeconfig of the cluster, or belongs to the
-// ServiceAccount of its agent. A Secret or a binding may only have the same name.
-func (r *retraction) isIdentity(obj client.Object) bool {
+// isIdentityObject returns whether a foreign object is the kubeconfig of the cluster, or belongs to the ServiceAccount
+// of its agent. The name is not sufficient for a Secret or a binding.
+func (r *hubCleanup) isIdentityObject(obj client.Object) bool {
 	isAccount := func(s rbacv1.Subject) bool {
 		return s.Kind == rbacv1.ServiceAccountKind && s.Namespace == r.request.Namespace && s.Name == r.request.Name
 	}
