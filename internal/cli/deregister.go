@@ -134,7 +134,7 @@ func printSummary(streams command.Streams, r join.DeregisterRequest, departure j
 	}
 	if slices.Contains(departure.Left, fleet.AgentLeft) {
 		streams.PrintErr("note: to remove the agent, run these commands with the kubeconfig of that cluster:")
-		for _, command := range join.RemoveAgent() {
+		for _, command := range join.RemoveAgentCommands() {
 			streams.PrintErr("  %s", command)
 		}
 	}

@@ -228,7 +228,7 @@ func (f *registerClusterFlags) runPush(ctx context.Context, streams command.Stre
 	if err != nil {
 		return err
 	}
-	server := join.Server(request.Kubeconfig)
+	server := join.KubeconfigServer(request.Kubeconfig)
 	if request.Member != nil {
 		server = request.Member.Host
 	}

@@ -338,7 +338,7 @@ func (h *hub) setupClients(ctx context.Context) error {
 
 // addFleetControllers adds the controllers that only the hub of the default shard runs.
 func (h *hub) addFleetControllers(ctx context.Context, contents *source.Contents) error {
-	if err := join.PublishPatches(ctx, h.live, h.opts.AgentPatchConfigMap); err != nil {
+	if err := join.SetDefaultPatches(ctx, h.live, h.opts.AgentPatchConfigMap); err != nil {
 		return err
 	}
 	if h.opts.RegisterSelf {

@@ -33,7 +33,7 @@ func (h *hub) addSveltosControllers(ctx context.Context, configMaps client.Reade
 			Locks: locks, Events: h.GetEventRecorder(reportingController),
 		}).Setup(ctx, h),
 		(&departures.Controller{
-			Hub: h.GetClient(), Live: h.live, Kinds: kinds, Shard: h.opts.shard(), Reachability: h.reachability(), Config: h.members.Config, RetractMember: join.RetractMember,
+			Hub: h.GetClient(), Live: h.live, Kinds: kinds, Shard: h.opts.shard(), Reachability: h.reachability(), Config: h.members.Config, RetractMember: join.DeleteMemberObjects,
 			WithdrawRemaining: h.bundleWithdrawer.Withdraw, Forget: h.engines.forget, Locks: locks, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 	)

@@ -19,13 +19,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// requestTimeout is the timeout of one request to the hub.
+// requestTimeout limits the read of cluster-info.
 const requestTimeout = 15 * time.Second
 
 // ErrNoHubAddress is returned if no address of the hub for agents is known.
 var ErrNoHubAddress = errors.New("the address under which agents reach the hub is not known: start the hub with --management-cluster-url and --management-cluster-ca")
 
-// HubAddress is the connection of an agent to the hub, without credentials.
+// HubAddress has the parameters of an agent's connection to the hub, without credentials.
 type HubAddress struct {
 	// Server is an https URL.
 	Server string
@@ -38,10 +38,10 @@ type HubAddress struct {
 	ProxyURL string
 }
 
-// FindHubAddress returns the default address of the hub for agents. configMaps reads ConfigMaps of the hub, and hub is
-// the hub's own configuration. The order is: given, ConfigMap kube-public/cluster-info, the hub's own configuration
-// unless it is in-cluster. Each set field of given replaces the field of the address that was found. If given has a
-// Server but no CA, the CA of an in-cluster configuration is used too. It returns ErrNoHubAddress if there is no
+// FindHubAddress returns the default address of the hub for agents: given, else the address in ConfigMap
+// kube-public/cluster-info, else the one in the hub's own configuration, unless that is in-cluster. Each set field of
+// given replaces the field of the address that was found. If given has a Server but no CA, the CA of an in-cluster
+// configuration is used. configMaps reads ConfigMaps of the hub. FindHubAddress returns ErrNoHubAddress if there is no
 // address.
 func FindHubAddress(ctx context.Context, configMaps client.Reader, hub *rest.Config, given HubAddress) (HubAddress, error) {
 	if given.Server != "" && len(given.CA) > 0 {
@@ -85,8 +85,7 @@ func publishedAddress(ctx context.Context, configMaps client.Reader) (HubAddress
 	return HubAddress{}, nil
 }
 
-// configuredAddress returns the address in a configuration, without a proxy. It returns an error if the CA file cannot
-// be read.
+// configuredAddress returns the address in a configuration, without its proxy. It reads the CA file.
 func configuredAddress(config *rest.Config) (HubAddress, error) {
 	config = rest.CopyConfig(config)
 	config.CertFile, config.KeyFile = "", "" // LoadTLSFiles reads them too
@@ -97,14 +96,14 @@ func configuredAddress(config *rest.Config) (HubAddress, error) {
 	return HubAddress{Server: config.Host, ServerName: config.ServerName, CA: config.CAData}, err
 }
 
-// isInCluster returns whether the configuration has the API server's address for pods of this cluster.
+// isInCluster returns whether hub has the API server's address for pods, which agents in other clusters cannot reach.
 func isInCluster(hub *rest.Config) bool {
 	host := os.Getenv("KUBERNETES_SERVICE_HOST")
 	address, err := url.Parse(hub.Host)
 	return err == nil && host != "" && address.Host == net.JoinHostPort(host, os.Getenv("KUBERNETES_SERVICE_PORT"))
 }
 
-// merge returns a with the set fields of b. With a new CA, the ServerName of a is dropped.
+// merge returns a with the fields that are set in b. A new CA clears the ServerName of a.
 func (a HubAddress) merge(b HubAddress) HubAddress {
 	if len(b.CA) > 0 {
 		a.CA, a.ServerName = b.CA, ""
@@ -118,8 +117,8 @@ func (a HubAddress) withOptions(o AgentOptions) HubAddress {
 	return a.merge(HubAddress{Server: o.HubURL, CA: []byte(o.HubCA), ProxyURL: o.ProxyURL})
 }
 
-// addressFor returns the address for an agent with these options, from the configuration of the user who registers the
-// cluster. It returns an error if the configuration does not verify the hub's certificate and o has no HubCA.
+// addressFor returns the hub's address for an agent with these options. hub is the configuration of the user who
+// registers the cluster. It must verify the hub's certificate, unless o has a HubCA.
 func addressFor(hub *rest.Config, o AgentOptions) (HubAddress, error) {
 	if hub.Insecure && o.HubCA == "" {
 		return HubAddress{}, errors.New("the current kubeconfig does not verify the hub's certificate (insecure-skip-tls-verify), and an agent must: " +
@@ -129,12 +128,12 @@ func addressFor(hub *rest.Config, o AgentOptions) (HubAddress, error) {
 	return address.withOptions(o), err
 }
 
-// Kubeconfig returns the agent's kubeconfig for the hub. delivery is the delivery namespace, which its context names.
+// Kubeconfig returns the agent's kubeconfig for the hub. The namespace of its context is the delivery namespace.
 func (a HubAddress) Kubeconfig(token, delivery string) *clientcmdapi.Config {
-	return tokenKubeconfig(a.cluster(), agentName, token, delivery)
+	return tokenKubeconfig(a.clusterEntry(), agentName, token, delivery)
 }
 
-// cluster returns the cluster entry of a kubeconfig with the address.
-func (a HubAddress) cluster() *clientcmdapi.Cluster {
+// clusterEntry returns the cluster entry of a kubeconfig with the address.
+func (a HubAddress) clusterEntry() *clientcmdapi.Cluster {
 	return &clientcmdapi.Cluster{Server: a.Server, TLSServerName: a.ServerName, CertificateAuthorityData: a.CA, ProxyURL: a.ProxyURL}
 }

@@ -29,30 +29,30 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ApplyRequest asks to register a cluster in pull mode and to start its agent there.
+// ApplyRequest is a request to register a cluster in pull mode, and to start its agent on it.
 type ApplyRequest struct {
 	PullRequest
-	// Member is the configuration for the cluster. Only this call uses it: neither the hub nor the agent gets it.
+	// Member is the caller's configuration for the cluster. Neither the hub nor the agent gets it.
 	Member *rest.Config
-	// Wait is how long the agent may take until the cluster is ready. 0: do not wait.
+	// Wait limits the wait until the cluster is ready, and until a former agent is removed. With 0, RegisterAndApply does
+	// not wait.
 	Wait time.Duration
-	// Progress is called with one line for each change of the state that is waited for.
+	// Progress is called with one line for each change of the state that is waited for. It may be nil.
 	Progress func(string)
 }
 
-// ErrNotReady is returned if a cluster is registered and its agent applied, but it was not ready in time. Nothing is
-// rolled back.
+// ErrNotReady is returned if a cluster is registered and its agent applied, but the cluster was not ready in time.
 var ErrNotReady = errors.New("the cluster is registered and its agent is applied, but it is not ready")
 
-// RegisterAndApply registers a cluster in pull mode, applies the manifest to the member, writes the output of `kubectl
-// apply` to out, and waits until the cluster is ready; it returns the member's Kubernetes version then. If registering
-// or applying fails, or ctx ends meanwhile, both sides are rolled back. If waiting fails, it returns ErrNotReady and
-// rolls nothing back.
+// RegisterAndApply registers a cluster in pull mode, applies the manifest to the member, and writes lines like those of
+// `kubectl apply` to out. Then it waits until the cluster is ready, and returns the member's Kubernetes version. If it
+// fails, or ctx ends, before the wait, it rolls both sides back. If the wait fails, it returns ErrNotReady and rolls
+// nothing back.
 func RegisterAndApply(ctx context.Context, hub *rest.Config, request ApplyRequest, out io.Writer) (version string, err error) {
 	if err := request.Validate(); err != nil {
 		return "", err
 	}
-	// Checked first, since a registration may revoke tokens, which cannot be rolled back.
+	// This check is first, because a registration may revoke tokens, which cannot be rolled back.
 	if err := checkAccess(ctx, request.Member); err != nil {
 		return "", fmt.Errorf("check the access to the cluster: %w", err)
 	}
@@ -60,21 +60,21 @@ func RegisterAndApply(ctx context.Context, hub *rest.Config, request ApplyReques
 	if err != nil {
 		return "", err
 	}
-	a, err := newApplication(r.hub, request)
+	a, err := newAgentApplier(r.hub, request)
 	if err != nil {
 		return "", err
 	}
-	if err := a.checkName(ctx); err != nil {
+	if err := a.checkNameUnused(ctx); err != nil {
 		return "", err
 	}
-	if err := a.checkAgent(ctx); err != nil {
+	if err := a.checkNoOtherAgent(ctx); err != nil {
 		return "", err
 	}
-	r.log.Add(a.log.RollBack)
+	r.log.AddUndo(a.log.RollBack)
 	apply := func(manifest []byte) error {
-		// An agent that exists has no token for heartbeats yet, or uses its earlier one: only later heartbeats count.
+		// Only heartbeats after this one count: an earlier agent may have sent it.
 		var err error
-		if _, a.heartbeat, err = a.readHub(ctx); err != nil {
+		if _, a.heartbeat, err = a.readClusterAndHeartbeat(ctx); err != nil {
 			return err
 		}
 		return a.applyManifest(ctx, manifest, out)
@@ -86,30 +86,30 @@ func RegisterAndApply(ctx context.Context, hub *rest.Config, request ApplyReques
 	return a.awaitReady(ctx)
 }
 
-// application applies the agent's manifest to a member.
-type application struct {
+// agentApplier applies the agent's manifest to a member.
+type agentApplier struct {
 	hub       client.Client
 	member    client.Client
 	resources foreign.Resources
 	request   ApplyRequest
 	log       *rollback.Log
-	// heartbeat is the last heartbeat of an agent before the manifest was applied.
+	// heartbeat is the last heartbeat before the manifest was applied, nil for none.
 	heartbeat *metav1.MicroTime
-	// progress is the last call of Progress.
+	// progress is the last argument of Progress.
 	progress string
 }
 
-func newApplication(hub client.Client, request ApplyRequest) (*application, error) {
+func newAgentApplier(hub client.Client, request ApplyRequest) (*agentApplier, error) {
 	member, resources, err := NewClient(request.Member, accessTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
 	log := rollback.New(member, string(uuid.NewUUID()))
-	return &application{hub: hub, member: member, resources: resources, request: request, log: log}, nil
+	return &agentApplier{hub: hub, member: member, resources: resources, request: request, log: log}, nil
 }
 
-// applyManifest applies the manifest and writes the output of kubectl.
-func (a *application) applyManifest(ctx context.Context, manifest []byte, out io.Writer) error {
+// applyManifest applies the manifest, and writes one line per object to out, as kubectl does.
+func (a *agentApplier) applyManifest(ctx context.Context, manifest []byte, out io.Writer) error {
 	objects, err := kube.DecodeManifest(manifest)
 	if err != nil {
 		return fmt.Errorf("read the agent's manifest: %w", err)
@@ -131,22 +131,23 @@ func (a *application) applyManifest(ctx context.Context, manifest []byte, out io
 	return nil
 }
 
-// awaitUninstallation waits until a former agent is removed from the cluster. The agent answers the hub before it
-// removes itself, so that a deregistration may have succeeded already. Only an agent that is being removed has owners.
-func (a *application) awaitUninstallation(ctx context.Context, objects []*unstructured.Unstructured) error {
+// awaitUninstallation waits until a former agent is removed from the cluster. A deregistration can succeed before that,
+// since an agent reports to the hub first and removes itself then. Only an agent that removes itself sets owner
+// references.
+func (a *agentApplier) awaitUninstallation(ctx context.Context, objects []*unstructured.Unstructured) error {
 	var refs []kube.Ref
 	for _, obj := range objects {
 		refs = append(refs, kube.RefOf(obj))
 	}
-	role := &rbacv1.ClusterRole{ObjectMeta: named("", agentRole)}
-	find := func(ctx context.Context) (string, error) { return FindUninstalled(ctx, a.member, role, refs) }
+	role := &rbacv1.ClusterRole{ObjectMeta: objectMeta("", agentRole)}
+	find := func(ctx context.Context) (string, error) { return FindUninstalling(ctx, a.member, role, refs) }
 	return AwaitUninstallation(ctx, a.request.Wait, find, func(object string) {
 		a.report("a former agent is still being removed from it: " + object)
 	})
 }
 
-// applyObject applies one object of the manifest.
-func (a *application) applyObject(ctx context.Context, obj *unstructured.Unstructured) (rollback.Result, error) {
+// applyObject applies one object of the manifest. The rollback deletes a namespace only if it has no foreign objects.
+func (a *agentApplier) applyObject(ctx context.Context, obj *unstructured.Unstructured) (rollback.Result, error) {
 	namespace := &corev1.Namespace{}
 	if obj.GetKind() == "Namespace" {
 		found, err := read(ctx, a.member, namespace, client.ObjectKey{Name: obj.GetName()})
@@ -155,14 +156,14 @@ func (a *application) applyObject(ctx context.Context, obj *unstructured.Unstruc
 		}
 		if !found {
 			namespace.Name, namespace.Labels, namespace.Annotations = obj.GetName(), obj.GetLabels(), obj.GetAnnotations()
-			return rollback.Created, ensureNamespace(ctx, a.member, a.log, a.resources, namespace)
+			return rollback.Created, ensureNamespaceWithRollback(ctx, a.member, a.log, a.resources, namespace)
 		}
 	}
 	_, result, err := a.log.Apply(ctx, obj, nil)
 	return result, err
 }
 
-// kubectlName names an object as kubectl does: kind.group/name, in lower case.
+// kubectlName returns kind.group/name in lower case.
 func kubectlName(obj *unstructured.Unstructured) string {
 	gvk := obj.GroupVersionKind()
 	name := strings.ToLower(gvk.Kind)
@@ -172,8 +173,8 @@ func kubectlName(obj *unstructured.Unstructured) string {
 	return name + "/" + obj.GetName()
 }
 
-// checkName returns an error if an agent on another cluster is alive under this name: the two agents would compete.
-func (a *application) checkName(ctx context.Context) error {
+// checkNameUnused returns an error if an agent on another cluster is alive under this name.
+func (a *agentApplier) checkNameUnused(ctx context.Context) error {
 	cluster, found, err := findCluster(ctx, a.hub, a.request.Request)
 	if err != nil || !found {
 		return err
@@ -182,8 +183,8 @@ func (a *application) checkName(ctx context.Context) error {
 	if _, err := read(ctx, a.hub, lease, client.ObjectKey{Namespace: deliveryNamespace(cluster), Name: cluster.Name}); err != nil {
 		return err
 	}
-	// The hub has decided whether the agent is silent: the clock of the agent may be wrong. A cluster whose checks fail
-	// is Down too, and its agent is alive.
+	// The status shows whether the agent is silent: the time in the Lease is from the agent's clock, which may be wrong. A
+	// cluster whose checks fail is Down too, but its agent is alive.
 	status := cluster.Status
 	isSilent := status.ConnectionStatus == libv1beta1.ConnectionDown && status.FailureMessage == libv1beta1.AgentReportTooOld
 	if lease.Annotations[kube.AnnotationMember] == "" || lease.Spec.RenewTime == nil || isSilent {
@@ -196,7 +197,7 @@ func (a *application) checkName(ctx context.Context) error {
 	return checkSameMember(a.request.Request, uid, lease.Annotations[kube.AnnotationMember])
 }
 
-// memberUID returns the uid of the member's kube-system namespace, which identifies it; "" if that may not be read.
+// memberUID returns the uid of the member's kube-system namespace, which identifies it; "" if it may not be read.
 func memberUID(ctx context.Context, member client.Reader) (string, error) {
 	uid, err := HubUID(ctx, member)
 	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
@@ -208,7 +209,7 @@ func memberUID(ctx context.Context, member client.Reader) (string, error) {
 	return uid, nil
 }
 
-// checkSameMember returns an error if both uids are known and differ.
+// checkSameMember returns an error if both uids are known and differ. registered is the uid that the hub has recorded.
 func checkSameMember(r Request, uid, registered string) error {
 	if uid == "" || registered == "" || uid == registered {
 		return nil
@@ -217,24 +218,24 @@ func checkSameMember(r Request, uid, registered string) error {
 		"deregister it first or choose another name", r.key(), registered, uid)
 }
 
-// checkAgent returns an error if the member has the agent of another cluster, which the manifest would replace. An
-// agent that is being removed has an owner, see awaitUninstallation.
-func (a *application) checkAgent(ctx context.Context) error {
+// checkNoOtherAgent returns an error if the member has the agent of another cluster, which the manifest would replace.
+// It ignores an agent that is being removed, see awaitUninstallation.
+func (a *agentApplier) checkNoOtherAgent(ctx context.Context) error {
 	deployment := &appsv1.Deployment{}
 	found, err := read(ctx, a.member, deployment, client.ObjectKey{Namespace: kube.AgentNamespace, Name: agentDeployment})
 	if err != nil || !found || deployment.DeletionTimestamp != nil || len(deployment.OwnerReferences) > 0 {
 		return err
 	}
-	owner := Argument(deployment, "--cluster-namespace=") + "/" + Argument(deployment, "--cluster-name=")
+	owner := FlagValue(deployment, "--cluster-namespace=") + "/" + FlagValue(deployment, "--cluster-name=")
 	if owner == "/" || owner == a.request.key() {
 		return nil
 	}
 	return fmt.Errorf("the agent of %s runs on this cluster already: deregister %s first; if no hub has it registered, remove its agent from this cluster: %s",
-		owner, owner, strings.Join(RemoveAgent(), "; "))
+		owner, owner, strings.Join(RemoveAgentCommands(), "; "))
 }
 
-// Argument returns the value of a flag, such as "--v=", on the command line of an agent; "" without the flag.
-func Argument(agent *appsv1.Deployment, flag string) string {
+// FlagValue returns the value of a flag, such as "--v=", on the command line of an agent; "" without the flag.
+func FlagValue(agent *appsv1.Deployment, flag string) string {
 	for _, container := range agent.Spec.Template.Spec.Containers {
 		for _, word := range slices.Concat(container.Command, container.Args) {
 			if value, ok := strings.CutPrefix(word, flag); ok {
@@ -245,8 +246,8 @@ func Argument(agent *appsv1.Deployment, flag string) string {
 	return ""
 }
 
-// RemoveAgent returns the commands that remove an agent from its cluster; to be run there.
-func RemoveAgent() []string {
+// RemoveAgentCommands returns the kubectl commands that remove an agent from its cluster.
+func RemoveAgentCommands() []string {
 	label := agentNameLabel + "=" + agentName
 	return []string{
 		"kubectl delete clusterroles,clusterrolebindings -l " + label,
@@ -257,8 +258,8 @@ func RemoveAgent() []string {
 // readyPoll is the time between two reads of a cluster that is not ready yet.
 const readyPoll = 500 * time.Millisecond
 
-// readHub reads the cluster and the last heartbeat of its agent.
-func (a *application) readHub(ctx context.Context) (*libv1beta1.SveltosCluster, *metav1.MicroTime, error) {
+// readClusterAndHeartbeat reads the SveltosCluster and the renew time of the agent's Lease; both may be empty.
+func (a *agentApplier) readClusterAndHeartbeat(ctx context.Context) (*libv1beta1.SveltosCluster, *metav1.MicroTime, error) {
 	cluster, _, err := findCluster(ctx, a.hub, a.request.Request)
 	if err != nil {
 		return nil, nil, err
@@ -268,13 +269,13 @@ func (a *application) readHub(ctx context.Context) (*libv1beta1.SveltosCluster, 
 	return cluster, lease.Spec.RenewTime, err
 }
 
-// awaitReady waits until the cluster is ready and its agent is the one that was applied.
-func (a *application) awaitReady(ctx context.Context) (version string, err error) {
+// awaitReady waits until the cluster is ready, and the agent that was applied has sent a heartbeat.
+func (a *agentApplier) awaitReady(ctx context.Context) (version string, err error) {
 	limited, cancel := context.WithTimeout(ctx, a.request.Wait)
 	defer cancel()
 	state := ""
 	err = wait.PollUntilContextCancel(limited, readyPoll, true, func(context.Context) (bool, error) {
-		// With the limit of the wait, its end could replace the last state of the cluster by an error.
+		// The requests use ctx without the limit, so that state describes the cluster and not the timeout.
 		var isReady bool
 		state, version, isReady = a.readState(ctx)
 		if err := ctx.Err(); err != nil {
@@ -294,23 +295,23 @@ func (a *application) awaitReady(ctx context.Context) (version string, err error
 	return "", err
 }
 
-func (a *application) report(state string) {
+func (a *agentApplier) report(state string) {
 	if a.request.Progress != nil && state != a.progress {
 		a.request.Progress(state)
 	}
 	a.progress = state
 }
 
-// readState reads the state of agent and hub. Errors are part of the state, since either may be unavailable for a
-// moment.
-func (a *application) readState(ctx context.Context) (state, version string, isReady bool) {
+// readState describes the state of the agent and of the hub. It includes errors in the description, since either side
+// may be unavailable for a moment.
+func (a *agentApplier) readState(ctx context.Context) (state, version string, isReady bool) {
 	ctx, cancel := context.WithTimeout(ctx, accessTimeout)
 	defer cancel()
 	agent, isAvailable, err := agentState(ctx, a.member)
 	if err != nil {
 		agent = err.Error()
 	}
-	cluster, heartbeat, err := a.readHub(ctx)
+	cluster, heartbeat, err := a.readClusterAndHeartbeat(ctx)
 	if err != nil {
 		return "agent: " + agent + "; hub: " + err.Error(), "", false
 	}
@@ -329,7 +330,7 @@ func (a *application) readState(ctx context.Context) (state, version string, isR
 	return "agent: " + agent + "; hub: " + hub, status.Version, isReady
 }
 
-// agentState describes the agent on the member, and returns whether the applied Deployment is available.
+// agentState describes the agent on the member. isAvailable is whether the rollout of its Deployment is complete.
 func agentState(ctx context.Context, member client.Client) (state string, isAvailable bool, err error) {
 	deployment := &unstructured.Unstructured{}
 	deployment.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("Deployment"))

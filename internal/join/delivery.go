@@ -16,61 +16,57 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// errClaimed says that a namespace already carries the deliveries of another cluster.
+// errClaimed is returned for a namespace that another cluster uses for its deliveries.
 var errClaimed = errors.New("carries the deliveries of another cluster")
 
-// deliveryNamespace returns the hub namespace in which the groups and bundles of a pull-mode cluster live, and its own
-// namespace in push mode.
+// deliveryNamespace returns the delivery namespace in the annotation of a cluster. Default: the cluster's own
+// namespace.
 func deliveryNamespace(cluster *libv1beta1.SveltosCluster) string {
 	namespace, _ := fleet.DeliveryNamespace(cluster)
 	return namespace
 }
 
-// derivedNamespace returns the name of the delivery namespace of a cluster whose own namespace another cluster uses.
-func derivedNamespace(r Request) string { return fleet.DerivedNamespace(r.Namespace, r.Name) }
-
-// holderOf returns the value of a cluster's claim to a delivery namespace: the cluster's name in its own namespace, and
-// its namespace and name in another one.
+// holderOf returns the value of the claim annotation, by which a cluster holds namespace.
 func holderOf(r Request, namespace string) string {
 	return fleet.DeliveryHolder(r.Namespace, r.Name, namespace)
 }
 
-// checkDelivery refuses a cluster whose name does not fit into labels, or whose annotation names the namespace of
-// others.
+// checkDelivery returns an error if the cluster's name is too long for a label, or its annotation names a foreign
+// namespace.
 func checkDelivery(cluster *libv1beta1.SveltosCluster) error {
 	if long := fleet.ValidatePullName(cluster); long != "" {
 		return errors.New(long)
 	}
-	if _, foreign := fleet.DeliveryNamespace(cluster); foreign {
+	if _, isForeign := fleet.DeliveryNamespace(cluster); isForeign {
 		return fmt.Errorf("annotation %s names namespace %s, which is not the cluster's", kube.AnnotationDeliveryNS, cluster.Annotations[kube.AnnotationDeliveryNS])
 	}
 	return nil
 }
 
-// claimDelivery finds the namespace for the deliveries of a cluster, and claims it for that cluster alone: the
-// cluster's own namespace if no other pull-mode cluster has claimed it, else one derived from both names. A cluster
-// keeps the namespace that it has claimed, whatever its annotation is.
-func (r *registration) claimDelivery(ctx context.Context, cluster *libv1beta1.SveltosCluster) (string, error) {
-	claimed, err := r.claimedDelivery(ctx, r.hub)
+// claimDeliveryNamespace claims a delivery namespace for one cluster alone, and returns its name: the cluster's own
+// namespace if no other pull-mode cluster has claimed it, else one whose name is derived from namespace and name. A
+// cluster keeps its claim, independent of its annotation.
+func (r *registration) claimDeliveryNamespace(ctx context.Context, cluster *libv1beta1.SveltosCluster) (string, error) {
+	claimed, err := r.claimedDeliveryNamespace(ctx, r.hub)
 	if claimed != "" || err != nil {
 		return claimed, err
 	}
-	return r.claimFreeDelivery(ctx, cluster)
+	return r.claimFreeNamespace(ctx, cluster)
 }
 
-// claimFreeDelivery is claimDelivery for a cluster that has claimed no namespace.
-func (r *registration) claimFreeDelivery(ctx context.Context, cluster *libv1beta1.SveltosCluster) (string, error) {
+// claimFreeNamespace is claimDeliveryNamespace for a cluster that has claimed no namespace.
+func (r *registration) claimFreeNamespace(ctx context.Context, cluster *libv1beta1.SveltosCluster) (string, error) {
 	if err := checkDelivery(cluster); err != nil {
 		return "", err
 	}
-	// Bundles for several members live in kube.AgentNamespace, so that no single cluster may claim it.
+	// No cluster may claim kube.AgentNamespace, which has the shared bundles of several members.
 	if own := r.request.Namespace; deliveryNamespace(cluster) == own && own != kube.AgentNamespace {
-		if err := r.claim(ctx, own); !errors.Is(err, errClaimed) {
+		if err := r.claimNamespace(ctx, own); !errors.Is(err, errClaimed) {
 			return own, err
 		}
 	}
-	derived := derivedNamespace(r.request)
-	namespace := labelled(&corev1.Namespace{ObjectMeta: named("", derived)}, r.request.Name)
+	derived := fleet.DerivedNamespace(r.request.Namespace, r.request.Name)
+	namespace := withRegistrationLabel(&corev1.Namespace{ObjectMeta: objectMeta("", derived)}, r.request.Name)
 	namespace.Annotations = map[string]string{kube.AnnotationDeliveryHolder: holderOf(r.request, derived)}
 	if r.isNew {
 		if err := r.hub.Create(ctx, namespace.DeepCopy(), client.FieldOwner(kube.FieldManager)); !apierrors.IsAlreadyExists(err) {
@@ -80,12 +76,12 @@ func (r *registration) claimFreeDelivery(ctx context.Context, cluster *libv1beta
 	if err := r.ensureNamespace(ctx, namespace); err != nil {
 		return "", err
 	}
-	return derived, r.claim(ctx, derived)
+	return derived, r.claimNamespace(ctx, derived)
 }
 
-// claimedDelivery returns the namespace that is claimed for the deliveries of a cluster, "" if there is none or it is
-// being deleted.
-func (r *registration) claimedDelivery(ctx context.Context, reader client.Reader) (string, error) {
+// claimedDeliveryNamespace returns the namespace that the cluster has claimed, or "" if there is none or it is being
+// deleted.
+func (r *registration) claimedDeliveryNamespace(ctx context.Context, reader client.Reader) (string, error) {
 	claimed, err := claimedNamespaces(ctx, reader, r.request)
 	for _, namespace := range claimed {
 		isOwn := namespace.Name == r.request.Namespace
@@ -97,12 +93,12 @@ func (r *registration) claimedDelivery(ctx context.Context, reader client.Reader
 	return "", err
 }
 
-// claimedNamespaces returns the namespaces that are claimed for the deliveries of a cluster. The derived one is
-// the first: a cluster that has lost its annotation can have claimed its own one too.
+// claimedNamespaces returns the namespaces that the cluster has claimed, the derived one first. There are two if a
+// cluster lost its annotation and claimed its own namespace then.
 func claimedNamespaces(ctx context.Context, hub client.Reader, r Request) ([]*metav1.PartialObjectMetadata, error) {
 	var claimed []*metav1.PartialObjectMetadata
-	for _, name := range []string{derivedNamespace(r), r.Namespace} {
-		namespace := metadataOf("Namespace")
+	for _, name := range []string{fleet.DerivedNamespace(r.Namespace, r.Name), r.Namespace} {
+		namespace := newPartialMetadata("Namespace")
 		found, err := read(ctx, hub, namespace, client.ObjectKey{Name: name})
 		if err != nil {
 			return nil, err
@@ -114,14 +110,14 @@ func claimedNamespaces(ctx context.Context, hub client.Reader, r Request) ([]*me
 	return claimed, nil
 }
 
-// claim annotates the namespace with its holder. It returns errClaimed if the namespace has another one. A namespace
-// that is not the cluster's own must have been created for it: every user who may read in a namespace can read the
-// deliveries. If the cache is stale, the write request fails, and the namespace is read from the hub.
-func (r *registration) claim(ctx context.Context, name string) error {
+// claimNamespace annotates the namespace with its holder. It returns errClaimed if another cluster holds it. A derived
+// namespace must have been created for the cluster: users who may read in an existing one could read the deliveries. If
+// the cache is stale, the write fails, and the namespace is read from the hub.
+func (r *registration) claimNamespace(ctx context.Context, name string) error {
 	holder, reader := holderOf(r.request, name), r.cache
 	isStale := func(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 	err := kube.RetryOn(ctx, isStale, func() error {
-		namespace := metadataOf("Namespace")
+		namespace := newPartialMetadata("Namespace")
 		err := reader.Get(ctx, client.ObjectKey{Name: name}, namespace)
 		reader = r.hub
 		if err != nil {
@@ -148,7 +144,8 @@ func (r *registration) claim(ctx context.Context, name string) error {
 	return nil
 }
 
-// patchHolder writes the holder of a namespace, "" for none, if nobody has changed the namespace since it was read.
+// patchHolder writes the claim, or removes it if holder is "". It returns a conflict if the namespace has changed since
+// its read.
 func patchHolder(ctx context.Context, hub client.Client, namespace *metav1.PartialObjectMetadata, holder string) error {
 	before := namespace.DeepCopy()
 	metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, kube.AnnotationDeliveryHolder, holder)
@@ -159,8 +156,8 @@ func patchHolder(ctx context.Context, hub client.Client, namespace *metav1.Parti
 	return hub.Patch(ctx, namespace, patch, client.FieldOwner(kube.FieldManager))
 }
 
-// checkUnused returns errClaimed if the Lease of another cluster's agent is in a namespace without a claim: the claim
-// was lost then.
+// checkUnused returns errClaimed if a namespace without a claim has the Lease of another cluster's agent: its claim was
+// lost.
 func (r *registration) checkUnused(ctx context.Context, name string) error {
 	leases := &coordinationv1.LeaseList{}
 	if err := r.cache.List(ctx, leases, client.InNamespace(name), client.HasLabels{registrationLabel}); err != nil {
@@ -174,10 +171,10 @@ func (r *registration) checkUnused(ctx context.Context, name string) error {
 	return nil
 }
 
-// releaseClaim removes the claim of holder from a namespace; any other claim stays.
+// releaseClaim removes the claim of holder from a namespace. Another claim stays.
 func releaseClaim(ctx context.Context, hub client.Client, name, holder string) error {
 	err := kube.RetryOnConflict(ctx, func() error {
-		namespace := metadataOf("Namespace")
+		namespace := newPartialMetadata("Namespace")
 		found, err := read(ctx, hub, namespace, client.ObjectKey{Name: name})
 		if err != nil || !found || namespace.Annotations[kube.AnnotationDeliveryHolder] != holder {
 			return err

@@ -29,31 +29,30 @@ import (
 const (
 	// DeregisterWait is the default of DeregisterRequest.Wait.
 	DeregisterWait = time.Minute
-	// WaitingPrefix is the prefix of the failureMessage of a cluster that is being deregistered, before the reason for
-	// the wait.
+	// WaitingPrefix begins the failureMessage of a cluster that is being deregistered. The reason for the wait follows.
 	WaitingPrefix = "deregistering: waiting for "
-	// forcedTimeout is the time for a deregistration by force: the hub waits 20 s for withdrawals and 10 s for the
-	// agent, and tests for 10 s before that whether the member answers.
+	// forcedTimeout limits the wait after the request for a forced deregistration. The hub tests for 10 s whether the
+	// member answers, waits 20 s for withdrawals and 10 s for the agent.
 	forcedTimeout = 45 * time.Second
 )
 
-// ErrNotRegistered is returned if the hub has no object of the cluster.
+// ErrNotRegistered is returned if the hub has no object of the cluster's registration.
 var ErrNotRegistered = errors.New("the cluster is not registered")
 
-// ErrStillDeregistering is returned if the hub has not completed a deregistration in time. The hub continues.
+// ErrStillDeregistering is returned if the hub has not completed a deregistration in time. The hub continues it.
 var ErrStillDeregistering = errors.New("the deregistration continues")
 
 // DeregisterRequest is a request to remove a cluster from the fleet.
 type DeregisterRequest struct {
 	Request
-	// KeepAddons keeps the deployed objects on the cluster, and removes their ownership labels.
+	// KeepAddons orphans the deployed objects: they stay on the cluster without ownership labels.
 	KeepAddons bool
-	// Force abandons the objects on the member that are not deleted within Wait. A member that answers then gets 30 s
-	// more.
+	// Force completes the deregistration after Wait even if objects stay on the member. If the member answers then, the
+	// hub waits 30 s more for the deletion of the objects.
 	Force bool
 	// Wait limits the wait for the hub. Default: DeregisterWait. With a negative value, Deregister does not wait.
 	Wait time.Duration
-	// Progress is called with the reason for which the hub waits, whenever that changes; it may be nil.
+	// Progress is called with the reason for the wait when the reason changes. It may be nil.
 	Progress func(string)
 }
 
@@ -61,20 +60,20 @@ type DeregisterRequest struct {
 type DeregisterResult struct {
 	// Deleted are the objects that were deleted on the hub, in order.
 	Deleted []kube.Ref
-	// Left describes the releases and objects that stay on the member. If the member was not reached, or did not delete
-	// them in time, they are the last known ones. Otherwise the request keeps them.
+	// Left describes the releases and objects that stay on the member: because of KeepAddons, or because the member was
+	// not reached or did not delete them in time. In the latter case they are the last known ones.
 	Left []string
-	// Kept are the objects that stay on the hub, since Towline did not create them.
+	// Kept are the objects that stay on the hub because Towline did not create them.
 	Kept []Kept
 	// Forced is true if the cluster is deregistered by force (kube.DeregisterForce).
 	Forced bool
 }
 
-// Deregister removes a cluster from the fleet, in either mode. It deletes the SveltosCluster and waits for the hub,
-// which withdraws its deployments, lets a pull agent remove itself, and deletes identity and credentials. If no hub
-// reconciles the cluster, Deregister deletes the registration itself. It can be interrupted and called again at any
-// time. It returns ErrNotRegistered if the hub has no object of the cluster, and ErrStillDeregistering, with the
-// reason, if the hub has not finished in time; the hub continues then.
+// Deregister removes a cluster from the fleet, in either mode. It deletes the SveltosCluster and waits for the hub. The
+// hub withdraws its deployments, waits until a pull-mode agent has removed itself, and deletes identity and
+// credentials. If no hub reconciles the cluster, Deregister deletes the objects of the registration itself. It can be
+// interrupted and called again. It returns ErrNotRegistered, or, if the hub has not finished in time,
+// ErrStillDeregistering with the reason.
 func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (DeregisterResult, error) {
 	if err := r.Validate(); err != nil {
 		return DeregisterResult{}, err
@@ -85,12 +84,12 @@ func Deregister(ctx context.Context, hub *rest.Config, r DeregisterRequest) (Der
 	}
 	d := &deregistration{hubClient: hubClient, resources: resources, request: r}
 	if err := d.run(ctx); err != nil {
-		return d.done, fmt.Errorf("deregister cluster %s: %w", r.key(), err)
+		return d.result, fmt.Errorf("deregister cluster %s: %w", r.key(), err)
 	}
-	if len(d.done.Deleted) == 0 {
-		return d.done, fmt.Errorf("deregister cluster %s: %w", r.key(), ErrNotRegistered)
+	if len(d.result.Deleted) == 0 {
+		return d.result, fmt.Errorf("deregister cluster %s: %w", r.key(), ErrNotRegistered)
 	}
-	return d.done, nil
+	return d.result, nil
 }
 
 // deregistration is one run of Deregister.
@@ -98,10 +97,11 @@ type deregistration struct {
 	hubClient client.WithWatch
 	resources foreign.Resources
 	request   DeregisterRequest
-	done      DeregisterResult
-	// deployed describes the releases and objects that were deployed on the member before the deregistration.
+	result    DeregisterResult
+	// deployed describes the releases and objects that were on the member before the deletion.
 	deployed []string
-	// hadHub is true if a hub reconciled the cluster, which then records the objects that it leaves on the member.
+	// hadHub is true if the SveltosCluster had the finalizer of a hub. Then its status lists the objects that stay on the
+	// member.
 	hadHub bool
 	// progress is the argument of the last call of Progress.
 	progress string
@@ -113,15 +113,15 @@ func (d *deregistration) run(ctx context.Context) error {
 		return err
 	}
 	if !found {
-		// The SveltosCluster was deleted before the other objects.
+		// Continue a deregistration whose SveltosCluster is deleted.
 		cluster.Namespace, cluster.Name, cluster.Spec.PullMode = d.request.Namespace, d.request.Name, true
-		return d.retract(ctx, cluster)
+		return d.deleteHubObjects(ctx, cluster)
 	}
 	claimed, err := claimedNamespaces(ctx, d.hubClient, d.request.Request)
 	if err != nil {
 		return err
 	}
-	before, _, err := newRetraction(d.hubClient, d.resources, cluster).readObjects(ctx, claimed)
+	before, _, err := newHubCleanup(d.hubClient, d.resources, cluster).readObjects(ctx, claimed)
 	if err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func (d *deregistration) run(ctx context.Context) error {
 	return d.finish(ctx, cluster, before)
 }
 
-// requestDeletion deletes the SveltosCluster, with the options of the deregistration for the hub.
+// requestDeletion writes the options of the deregistration to the SveltosCluster, and deletes it.
 func (d *deregistration) requestDeletion(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	var options []string
 	if d.request.KeepAddons {
@@ -148,7 +148,7 @@ func (d *deregistration) requestDeletion(ctx context.Context, cluster *libv1beta
 		return fleet.AddDeregisterOptions(ctx, d.hubClient, cluster, options...)
 	}
 	// The options must be set before the deletion. The dry run comes first: a caller who may not delete the object must
-	// not leave options for a later deletion by others.
+	// not leave options on it for a later deletion.
 	if err := d.deleteCluster(ctx, cluster, client.DryRunAll); err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (d *deregistration) requestDeletion(ctx context.Context, cluster *libv1beta
 	return d.deleteCluster(ctx, cluster)
 }
 
-// deleteCluster deletes the SveltosCluster that was read.
+// deleteCluster deletes exactly the SveltosCluster that was read.
 func (d *deregistration) deleteCluster(ctx context.Context, cluster *libv1beta1.SveltosCluster, options ...client.DeleteOption) error {
 	options = append(options, client.Preconditions{UID: &cluster.UID})
 	if err := d.hubClient.Delete(ctx, cluster.DeepCopy(), options...); client.IgnoreNotFound(err) != nil {
@@ -167,16 +167,16 @@ func (d *deregistration) deleteCluster(ctx context.Context, cluster *libv1beta1.
 	return nil
 }
 
-// awaitDeletion waits until the SveltosCluster is deleted or replaced. After the time limit it forces the deletion, if
-// the request has Force, and waits for that.
+// awaitDeletion waits until the SveltosCluster is deleted or replaced. With Force, it requests a forced deregistration
+// after Wait, and waits for forcedTimeout.
 func (d *deregistration) awaitDeletion(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
-	isDeleted, err := d.await(ctx, cluster, max(cmp.Or(d.request.Wait, DeregisterWait), 0))
+	isDeleted, err := d.watchUntilDeleted(ctx, cluster, max(cmp.Or(d.request.Wait, DeregisterWait), 0))
 	if err == nil && !isDeleted && d.request.Force {
-		d.done.Forced = true
+		d.result.Forced = true
 		if err := fleet.AddDeregisterOptions(ctx, d.hubClient, cluster, kube.DeregisterForce); client.IgnoreNotFound(err) != nil {
 			return err
 		}
-		isDeleted, err = d.await(ctx, cluster, forcedTimeout)
+		isDeleted, err = d.watchUntilDeleted(ctx, cluster, forcedTimeout)
 	}
 	if err != nil || isDeleted {
 		return err
@@ -186,16 +186,16 @@ func (d *deregistration) awaitDeletion(ctx context.Context, cluster *libv1beta1.
 	case !isWaiting:
 		shard := cmp.Or(fleet.FromSveltosCluster(cluster).Shard, "default")
 		return fmt.Errorf("no hub has started it: %w when the hub of the shard %s runs", ErrStillDeregistering, shard)
-	case d.done.Forced:
+	case d.result.Forced:
 		return fmt.Errorf("still waiting for %s; %w if the hub is running", message, ErrStillDeregistering)
 	}
 	return fmt.Errorf("still waiting for %s; %w when the cluster answers; "+
 		"to leave the objects on the cluster, run the command again with --force", message, ErrStillDeregistering)
 }
 
-// await watches the SveltosCluster until it is deleted, but no longer than limit. It updates cluster with each change,
-// so that the last status is not missed.
-func (d *deregistration) await(ctx context.Context, cluster *libv1beta1.SveltosCluster, limit time.Duration) (isDeleted bool, err error) {
+// watchUntilDeleted watches the SveltosCluster until it is deleted, at most for limit. It copies each change to
+// cluster, so that the caller sees the last status before the deletion.
+func (d *deregistration) watchUntilDeleted(ctx context.Context, cluster *libv1beta1.SveltosCluster, limit time.Duration) (isDeleted bool, err error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	d.reportProgress(cluster)
@@ -204,12 +204,12 @@ func (d *deregistration) await(ctx context.Context, cluster *libv1beta1.SveltosC
 			client.InNamespace(cluster.Namespace), client.MatchingFields{metav1.ObjectNameField: cluster.Name})
 	}}
 	_, err = watchtools.Until(limited, cluster.ResourceVersion, watcher, func(change watch.Event) (bool, error) {
-		now, isCluster := change.Object.(*libv1beta1.SveltosCluster)
+		live, isCluster := change.Object.(*libv1beta1.SveltosCluster)
 		if !isCluster {
 			return false, fmt.Errorf("watch the SveltosCluster: %w", apierrors.FromObject(change.Object))
 		}
-		if now.UID == cluster.UID {
-			now.DeepCopyInto(cluster)
+		if live.UID == cluster.UID {
+			live.DeepCopyInto(cluster)
 			d.reportProgress(cluster)
 		}
 		return change.Type == watch.Deleted, nil
@@ -217,9 +217,9 @@ func (d *deregistration) await(ctx context.Context, cluster *libv1beta1.SveltosC
 	if err == nil || ctx.Err() != nil || limited.Err() == nil {
 		return err == nil, err
 	}
-	now, found, err := findCluster(ctx, d.hubClient, d.request.Request)
-	if found && now.UID == cluster.UID {
-		now.DeepCopyInto(cluster)
+	live, found, err := findCluster(ctx, d.hubClient, d.request.Request)
+	if found && live.UID == cluster.UID {
+		live.DeepCopyInto(cluster)
 		d.reportProgress(cluster)
 		return false, err
 	}
@@ -234,44 +234,44 @@ func (d *deregistration) reportProgress(cluster *libv1beta1.SveltosCluster) {
 	}
 }
 
-// finish deletes the objects that no hub has deleted, unless the cluster has been registered again, and sets the
-// result: the SveltosCluster, the objects that the hub deleted, and the objects that this call deleted.
+// finish sets the result, and deletes the objects that no hub has deleted, unless the cluster has been registered
+// again. before are the objects of the registration before the deletion.
 func (d *deregistration) finish(ctx context.Context, cluster *libv1beta1.SveltosCluster, before []client.Object) error {
-	d.done.Deleted = append(d.done.Deleted, kube.RefIn(d.hubClient.Scheme(), cluster))
+	d.result.Deleted = append(d.result.Deleted, kube.RefIn(d.hubClient.Scheme(), cluster))
 	for _, obj := range before {
-		d.done.Deleted = append(d.done.Deleted, kube.RefIn(d.hubClient.Scheme(), obj))
+		d.result.Deleted = append(d.result.Deleted, kube.RefIn(d.hubClient.Scheme(), obj))
 	}
 	if d.request.KeepAddons || !d.hadHub {
-		d.done.Left = d.deployed
+		d.result.Left = d.deployed
 	}
 	for _, left := range fleet.ListLeftBehind(cluster) {
-		if !slices.Contains(d.done.Left, left) {
-			d.done.Left = append(d.done.Left, left)
+		if !slices.Contains(d.result.Left, left) {
+			d.result.Left = append(d.result.Left, left)
 		}
 	}
 	if !d.hadHub && cluster.Status.AgentLastReportTime != nil {
-		d.done.Left = append(d.done.Left, fleet.AgentLeft)
+		d.result.Left = append(d.result.Left, fleet.AgentLeft)
 	}
 	_, found, err := findCluster(ctx, d.hubClient, d.request.Request)
 	if err != nil || found {
 		return err
 	}
-	return d.retract(ctx, cluster)
+	return d.deleteHubObjects(ctx, cluster)
 }
 
-// retract deletes the remaining objects of the registration.
-func (d *deregistration) retract(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
-	retracted, err := Retract(ctx, d.hubClient, d.resources, cluster)
-	d.done.Kept = retracted.Kept
-	for _, ref := range retracted.Deleted {
-		if !slices.Contains(d.done.Deleted, ref) {
-			d.done.Deleted = append(d.done.Deleted, ref)
+// deleteHubObjects deletes the remaining objects of the registration, and adds them to the result.
+func (d *deregistration) deleteHubObjects(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
+	cleanup, err := DeleteHubObjects(ctx, d.hubClient, d.resources, cluster)
+	d.result.Kept = cleanup.Kept
+	for _, ref := range cleanup.Deleted {
+		if !slices.Contains(d.result.Deleted, ref) {
+			d.result.Deleted = append(d.result.Deleted, ref)
 		}
 	}
 	return err
 }
 
-// readDeployed describes the releases and objects that are deployed for a cluster.
+// readDeployed returns descriptions of the releases and objects that are deployed on a cluster.
 func readDeployed(ctx context.Context, hub client.Client, r Request) ([]string, error) {
 	inventory := &configv1beta1.ClusterConfiguration{}
 	err := hub.Get(ctx, client.ObjectKey{Namespace: r.Namespace, Name: "sveltos--" + r.Name}, inventory)

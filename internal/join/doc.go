@@ -2,23 +2,30 @@
 //
 // sveltosctl calls RegisterPull, RegisterAndApply, RegisterPush, RegisterWorkload, Deregister and GenerateKubeconfig.
 // The hub calls Establish and Manifests.Reconcile for each SveltosCluster in pull mode, Renewal for push mode, and
-// Retract and RetractMember when a SveltosCluster is deleted. The package has these parts:
+// DeleteHubObjects and DeleteMemberObjects when a SveltosCluster is deleted. Start reading at RegisterPull (pull.go).
 //
-//   - registration.go: the objects of one registration on the hub, and their rollback.
-//   - pull.go, options.go, patches.go: pull mode. The steps are: apply the SveltosCluster; claim a delivery
-//     namespace (delivery.go); create the identity of the agent (establish.go); request a token that is bound to the
-//     registration Secret; print the manifest. apply.go applies the manifest to the member as well.
-//   - manifest.go: the manifest of the agent. The registration Secret keeps it and its token until the agent connects.
-//   - token.go: the claims of tokens, by which they are renewed. tokenpolicy.go limits the tokens of agents.
-//   - push.go, member.go: push mode, with a given kubeconfig or with an identity that is created on the member.
-//     workload.go is for clusters that the hub dials with its cloud identity. renew.go renews tokens.
-//   - deregister.go deletes a SveltosCluster and waits until the hub has deregistered it; retract.go deletes the
-//     objects of a registration on the hub, and lists those with the same names that Towline did not create.
+// Its steps, in pull mode, are:
 //
-// Terms: the registration label marks objects that a registration created, with the name of the cluster. An object
-// without it belongs to another party, and is neither changed nor deleted. The agent's tokens are bound to the anchor
-// Secret, and the tokens in manifests to the registration Secret: they become invalid when the Secret is deleted. An
-// annotation on a delivery namespace, the claim, names the cluster that uses it, the holder.
+//  1. Render the agent's manifest once, to find invalid options and patches (options.go, patches.go, manifest.go).
+//  2. Apply the SveltosCluster (registration.go).
+//  3. Claim a delivery namespace (delivery.go), and create the agent's identity (Establish).
+//  4. Request a token that is bound to the registration Secret, and print the manifest with it. RegisterAndApply
+//     (apply.go) applies the manifest to the member instead, and waits until the cluster is ready.
+//
+// In push mode (push.go) the hub gets a given kubeconfig, or one for an identity that is created on the member
+// (member.go). workload.go is for clusters to which the hub connects with its cloud identity. renew.go renews tokens.
+// deregister.go deletes a SveltosCluster and waits for the hub; hubcleanup.go deletes the objects of its registration.
+//
+// Terms:
+//   - registration: the objects of one cluster on the hub. The registration label marks them, with the name of the
+//     cluster. An object without it is foreign, and is neither changed nor deleted.
+//   - identity: a ServiceAccount with its RBAC. The agent has one on the hub (Establish), the hub has one on a member
+//     in push mode (memberIdentity).
+//   - anchor Secret: an empty Secret to which the tokens of an agent are bound. Its deletion invalidates them.
+//   - registration Secret: the Secret to which the token in a manifest is bound. While the cluster waits for its agent,
+//     the hub keeps a manifest in it.
+//   - claim: the annotation on a delivery namespace that names its holder, the only cluster that may use it.
+//   - deliveries: the groups, contents and content key in a delivery namespace.
 //
 // Rollback: the SveltosCluster owns the objects in its namespace. A registration that fails restores the
 // SveltosCluster, or deletes the one that it created with all its objects. Establish is never rolled back: it can be

@@ -19,15 +19,15 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ErrDeregistering is returned for a cluster that is being deregistered, for which no objects are created.
+// ErrDeregistering is returned for a cluster that is being deregistered.
 var ErrDeregistering = errors.New("it is being deregistered; wait until that is done")
 
 // Establish creates or repairs the objects on the hub for the agent of an existing pull-mode SveltosCluster: delivery
 // namespace and claim, ServiceAccount, anchor Secret, Lease, Roles and RoleBindings. It returns the delivery namespace.
-// Before, it restores the policy of EnsureTokenPolicy if that is missing. It changes nothing if no object has to
-// change. It returns ErrForeign for an object that exists and was not created by a registration, ErrDeregistering for a
-// cluster that is being deleted, and kube.ErrNoAdmissionPolicies for a hub that cannot limit agents. The registration
-// Secret exists only until the agent has used the manifest (see Manifests). hub must read from the API server.
+// First it restores the policy of EnsureTokenPolicy if the policy is missing. It writes only objects that must change.
+// It returns ErrForeign if another party created one of the objects, ErrDeregistering if the cluster is being deleted,
+// and kube.ErrNoAdmissionPolicies if the hub cannot limit the tokens of agents. Manifests creates the registration
+// Secret. hub must read from the API server.
 func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
 	if err := enforceTokenPolicy(ctx, hub); err != nil {
 		return "", err
@@ -42,19 +42,19 @@ func Establish(ctx context.Context, hub client.Client, cluster *libv1beta1.Svelt
 	case live.DeletionTimestamp != nil:
 		return "", ErrDeregistering
 	}
-	if delivery, err = r.claimDelivery(ctx, live); err != nil {
+	if delivery, err = r.claimDeliveryNamespace(ctx, live); err != nil {
 		return "", err
 	}
-	if err := r.annotateDelivery(ctx, live, delivery); err != nil {
+	if err := r.annotateCluster(ctx, live, delivery); err != nil {
 		return "", err
 	}
-	return delivery, r.ensureIdentity(ctx, live, delivery)
+	return delivery, r.ensureAgentIdentity(ctx, live, delivery)
 }
 
-// EstablishNew is Establish for a SveltosCluster that the caller has just written, and for which nothing should exist.
-// Except for the policy, it creates the objects without reading them first, and reads namespaces and Leases from cache.
-// The cache may be stale: the claim to a namespace then fails, and is repeated with the namespace that the API server
-// returns. The caller must have called EnsureSharedObjects before.
+// EstablishNew is Establish for a SveltosCluster that the caller has just created. It creates the other objects without
+// reading them first, and reads namespaces and Leases from cache. If the cache is stale, the write of the claim fails,
+// and is repeated with the namespace as the API server returns it. The caller must have called EnsureSharedObjects
+// before.
 func EstablishNew(ctx context.Context, hub client.Client, cache client.Reader, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
 	if err := enforceTokenPolicy(ctx, hub); err != nil {
 		return "", err
@@ -68,26 +68,25 @@ func EstablishNew(ctx context.Context, hub client.Client, cache client.Reader, c
 	if len(claimed) > 0 {
 		return Establish(ctx, hub, cluster)
 	}
-	if delivery, err = r.claimFreeDelivery(ctx, cluster); err != nil {
+	if delivery, err = r.claimFreeNamespace(ctx, cluster); err != nil {
 		return "", err
 	}
-	if err := r.annotateDelivery(ctx, cluster.DeepCopy(), delivery); err != nil {
+	if err := r.annotateCluster(ctx, cluster.DeepCopy(), delivery); err != nil {
 		return "", err
 	}
-	err = r.ensureIdentity(ctx, cluster, delivery)
+	err = r.ensureAgentIdentity(ctx, cluster, delivery)
 	if apierrors.IsNotFound(err) {
-		// kube.AgentNamespace has been deleted since the hub was started.
+		// kube.AgentNamespace has been deleted since EnsureSharedObjects.
 		return Establish(ctx, hub, cluster)
 	}
 	return delivery, err
 }
 
-// RestoreDelivery annotates a SveltosCluster with the namespace that is claimed for its deliveries, if the annotation
-// was lost or changed. Without a claim, or without the SveltosCluster, it does nothing. It can also be called for a
-// cluster that is being deleted.
-func RestoreDelivery(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) error {
+// RestoreDeliveryAnnotation writes the delivery namespace to the annotation of a SveltosCluster, if the annotation was
+// lost or changed. Without a claim, or without the SveltosCluster, it does nothing. The cluster may be in deletion.
+func RestoreDeliveryAnnotation(ctx context.Context, hub client.Client, cluster *libv1beta1.SveltosCluster) error {
 	r := registrationOf(hub, cluster)
-	claimed, err := r.claimedDelivery(ctx, r.hub)
+	claimed, err := r.claimedDeliveryNamespace(ctx, r.hub)
 	if claimed == "" || err != nil {
 		return err
 	}
@@ -95,11 +94,11 @@ func RestoreDelivery(ctx context.Context, hub client.Client, cluster *libv1beta1
 	if !found || err != nil {
 		return err
 	}
-	return r.annotateDelivery(ctx, live, claimed)
+	return r.annotateCluster(ctx, live, claimed)
 }
 
-// annotateDelivery annotates the SveltosCluster with its delivery namespace.
-func (r *registration) annotateDelivery(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
+// annotateCluster writes the delivery namespace to the annotation of the SveltosCluster.
+func (r *registration) annotateCluster(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
 	if namespace, isForeign := fleet.DeliveryNamespace(cluster); namespace == delivery && !isForeign {
 		return nil
 	}
@@ -118,14 +117,14 @@ func ownerOf(cluster *libv1beta1.SveltosCluster) metav1.OwnerReference {
 	}
 }
 
-// ensureIdentity creates the objects that the agent needs on the hub.
-func (r *registration) ensureIdentity(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
+// ensureAgentIdentity creates the objects that the agent needs on the hub.
+func (r *registration) ensureAgentIdentity(ctx context.Context, cluster *libv1beta1.SveltosCluster, delivery string) error {
 	if !r.isNew {
 		if err := EnsureSharedObjects(ctx, r.hub); err != nil {
 			return err
 		}
 	}
-	for _, obj := range r.ownedIdentity(cluster, delivery) {
+	for _, obj := range r.agentIdentity(cluster, delivery) {
 		if err := r.apply(ctx, obj, r.checkOwn); err != nil {
 			return err
 		}
@@ -133,15 +132,15 @@ func (r *registration) ensureIdentity(ctx context.Context, cluster *libv1beta1.S
 	return nil
 }
 
-// ownedIdentity returns the identityObjects with the label of the registration. Those in the
-// namespace of the SveltosCluster have it as their owner.
-func (r *registration) ownedIdentity(cluster *libv1beta1.SveltosCluster, delivery string) []client.Object {
+// agentIdentity returns the desired objects of the agent's identity on the hub, with the registration label. The
+// SveltosCluster owns those in its namespace.
+func (r *registration) agentIdentity(cluster *libv1beta1.SveltosCluster, delivery string) []client.Object {
 	objects := identityObjects(r.request, delivery)
 	for _, obj := range objects {
 		if obj.GetNamespace() == r.request.Namespace {
 			obj.SetOwnerReferences([]metav1.OwnerReference{ownerOf(cluster)})
 		}
-		labelled(obj, r.request.Name)
+		withRegistrationLabel(obj, r.request.Name)
 	}
 	return objects
 }
@@ -149,21 +148,21 @@ func (r *registration) ownedIdentity(cluster *libv1beta1.SveltosCluster, deliver
 // EnsureSharedObjects creates the objects on the hub that all agents need: kube.AgentNamespace and the Role of
 // EnsureSharedRole.
 func EnsureSharedObjects(ctx context.Context, hub client.Client) error {
-	if err := EnsureNamespace(ctx, hub, &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}); err != nil {
+	if err := EnsureNamespace(ctx, hub, &corev1.Namespace{ObjectMeta: objectMeta("", kube.AgentNamespace)}); err != nil {
 		return err
 	}
 	_, err := EnsureSharedRole(ctx, hub)
 	return err
 }
 
-// EnsureSharedRole creates the Role in kube.AgentNamespace by which agents read a shared bundle whose name they know,
-// and returns its name. The namespace must exist.
+// EnsureSharedRole creates or repairs the Role in kube.AgentNamespace with which agents read shared bundles, see
+// sharedRole, and returns its name. The namespace must exist.
 func EnsureSharedRole(ctx context.Context, hub client.Client) (name string, err error) {
 	_, _, err = rollback.New(hub, "").Apply(ctx, role(kube.AgentNamespace, sharedRole, sharedRules()), nil)
 	return sharedRole, err
 }
 
-// deleteObject deletes an object that has been read.
+// deleteObject deletes exactly the object that was read: it returns a conflict if the object was created again since.
 func deleteObject(ctx context.Context, c client.Client, obj client.Object) error {
 	uid := obj.GetUID()
 	if err := c.Delete(ctx, obj, client.Preconditions{UID: &uid}); client.IgnoreNotFound(err) != nil {
@@ -172,15 +171,15 @@ func deleteObject(ctx context.Context, c client.Client, obj client.Object) error
 	return nil
 }
 
-// ensureRegistrationSecret creates the Secret that the tokens of manifests are bound to, or reads it.
+// ensureRegistrationSecret reads or creates the Secret to which the tokens of manifests are bound.
 func (r *registration) ensureRegistrationSecret(ctx context.Context, owner metav1.OwnerReference) (*corev1.Secret, error) {
-	secret := &corev1.Secret{ObjectMeta: named(r.request.Namespace, RegistrationSecret(r.request.Name))}
+	secret := &corev1.Secret{ObjectMeta: objectMeta(r.request.Namespace, RegistrationSecret(r.request.Name))}
 	secret.OwnerReferences = []metav1.OwnerReference{owner}
 	return secret, r.applyOwn(ctx, secret)
 }
 
-// renewRegistrationSecret is ensureRegistrationSecret, but it replaces the Secret if the agent has exchanged a token of
-// it: the hub is about to delete such a Secret, and all tokens that are bound to it become invalid.
+// renewRegistrationSecret is ensureRegistrationSecret, but it replaces a Secret whose token the agent has exchanged:
+// the hub is about to delete that Secret, and a new token that is bound to it would become invalid.
 func (r *registration) renewRegistrationSecret(ctx context.Context, owner metav1.OwnerReference, delivery string) (*corev1.Secret, error) {
 	secret, err := r.ensureRegistrationSecret(ctx, owner)
 	if err != nil {
@@ -188,7 +187,7 @@ func (r *registration) renewRegistrationSecret(ctx context.Context, owner metav1
 	}
 	lease := &coordinationv1.Lease{}
 	_, err = read(ctx, r.hub, lease, client.ObjectKey{Namespace: delivery, Name: r.request.Name})
-	if err != nil || exchangedSecret(lease) != secret.UID {
+	if err != nil || exchangedSecretUID(lease) != secret.UID {
 		return secret, err
 	}
 	if err := deleteObject(ctx, r.hub, secret); err != nil {
@@ -197,14 +196,14 @@ func (r *registration) renewRegistrationSecret(ctx context.Context, owner metav1
 	return r.ensureRegistrationSecret(ctx, owner)
 }
 
-// exchangedSecret returns the uid of the Secret of the last manifest token that the agent with this Lease exchanged, ""
-// for none.
-func exchangedSecret(lease *coordinationv1.Lease) types.UID {
+// exchangedSecretUID returns the uid of the registration Secret of the last manifest token that the agent exchanged, or
+// "".
+func exchangedSecretUID(lease *coordinationv1.Lease) types.UID {
 	return types.UID(lease.Annotations[kube.AnnotationExchanged])
 }
 
-// revoke deletes the objects that the tokens of a cluster are bound to, so that all of them are invalid.
-func (r *registration) revoke(ctx context.Context) error {
+// revokeTokens invalidates all tokens of a cluster: it deletes the objects to which they are bound.
+func (r *registration) revokeTokens(ctx context.Context) error {
 	r.isRevoked = true
 	for name, obj := range map[string]client.Object{
 		AnchorSecret(r.request.Name): &corev1.Secret{}, RegistrationSecret(r.request.Name): &corev1.Secret{}, r.request.Name: &corev1.ServiceAccount{},
@@ -225,44 +224,43 @@ func (r *registration) revoke(ctx context.Context) error {
 	return nil
 }
 
-// sharedRole is the Role in kube.AgentNamespace that lets agents read a bundle whose name they know. It names no
-// bundle: the names are HMACs, and an agent without the verbs list and watch cannot find a name that the hub has not
-// sent to it.
+// sharedRole is the Role in kube.AgentNamespace with which agents read shared bundles. It permits get for all names:
+// the names are HMACs, and an agent that may not list or watch can get only names that the hub has sent to it.
 const sharedRole = "towline-shared-bundles"
 
-// AnchorSecret returns the name of the Secret, beside the SveltosCluster, that the tokens of the cluster's agent are
-// bound to: they are invalid after it is deleted. It has no data.
+// AnchorSecret returns the name of the Secret, in the namespace of the SveltosCluster, to which the tokens of the
+// cluster's agent are bound. It has no data. After its deletion the tokens are invalid.
 func AnchorSecret(cluster string) string { return cluster + anchorSuffix }
 
 const anchorSuffix = "-sveltos-agent"
 
-// RegistrationSecret returns the name of the Secret, beside the SveltosCluster, that the tokens of the cluster's
-// manifests are bound to. While the cluster waits for its agent the hub keeps a manifest and its token in it.
+// RegistrationSecret returns the name of the Secret, in the namespace of the SveltosCluster, to which the tokens of the
+// cluster's manifests are bound. While the cluster waits for its agent, the Secret contains a manifest and its token.
 func RegistrationSecret(cluster string) string { return cluster + "-sveltos-registration" }
 
 // identityObjects returns the objects of an agent's identity on the hub, in the order of their creation.
 func identityObjects(r Request, delivery string) []client.Object {
-	account := &corev1.ServiceAccount{ObjectMeta: named(r.Namespace, r.Name)}
+	account := &corev1.ServiceAccount{ObjectMeta: objectMeta(r.Namespace, r.Name)}
 	// The agent writes its spec.
-	lease := &coordinationv1.Lease{ObjectMeta: named(delivery, r.Name)}
-	anchor := &corev1.Secret{ObjectMeta: named(r.Namespace, AnchorSecret(r.Name))}
+	lease := &coordinationv1.Lease{ObjectMeta: objectMeta(delivery, r.Name)}
+	anchor := &corev1.Secret{ObjectMeta: objectMeta(r.Namespace, AnchorSecret(r.Name))}
 	objects := []client.Object{account, anchor, lease}
-	own, deliveryRules := ownRules(r), deliveryNamespaceRules(r)
+	own, deliveryRules := clusterNamespaceRules(r), deliveryNamespaceRules(r)
 	if delivery == r.Namespace {
-		objects = append(objects, role(r.Namespace, r.Name, append(own, deliveryRules...)), binding(r, r.Namespace, r.Name, r.Name))
+		objects = append(objects, role(r.Namespace, r.Name, append(own, deliveryRules...)), agentRoleBinding(r, r.Namespace, r.Name, r.Name))
 	} else {
-		objects = append(objects, role(r.Namespace, r.Name, own), binding(r, r.Namespace, r.Name, r.Name),
-			role(delivery, r.Name, deliveryRules), binding(r, delivery, r.Name, r.Name))
+		objects = append(objects, role(r.Namespace, r.Name, own), agentRoleBinding(r, r.Namespace, r.Name, r.Name),
+			role(delivery, r.Name, deliveryRules), agentRoleBinding(r, delivery, r.Name, r.Name))
 	}
-	return append(objects, binding(r, kube.AgentNamespace, sharedBinding(r), sharedRole))
+	return append(objects, agentRoleBinding(r, kube.AgentNamespace, sharedBinding(r), sharedRole))
 }
 
-// sharedBinding returns the name of a cluster's RoleBinding in kube.AgentNamespace. DNS labels have no colon, so that
-// the names of two clusters differ.
+// sharedBinding returns the name of a cluster's RoleBinding in kube.AgentNamespace. It is unique, since DNS labels have
+// no colon.
 func sharedBinding(r Request) string { return r.Namespace + ":" + r.Name }
 
-// ownRules are for the objects with the cluster's name in the cluster's namespace.
-func ownRules(r Request) []rbacv1.PolicyRule {
+// clusterNamespaceRules are the rules for the objects with the name of the cluster in its namespace.
+func clusterNamespaceRules(r Request) []rbacv1.PolicyRule {
 	self := []string{r.Name}
 	return []rbacv1.PolicyRule{
 		{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"sveltosclusters"}, ResourceNames: self, Verbs: []string{"get", "list", "watch"}},
@@ -271,7 +269,7 @@ func ownRules(r Request) []rbacv1.PolicyRule {
 	}
 }
 
-// deliveryNamespaceRules are for the delivery namespace, which has no objects of other clusters.
+// deliveryNamespaceRules are the rules for the delivery namespace, which has no objects of other clusters.
 func deliveryNamespaceRules(r Request) []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		{APIGroups: []string{libv1beta1.GroupName}, Resources: []string{"configurationgroups"}, Verbs: []string{"get", "list", "watch"}},
@@ -289,18 +287,18 @@ func sharedRules() []rbacv1.PolicyRule {
 }
 
 func role(namespace, name string, rules []rbacv1.PolicyRule) *rbacv1.Role {
-	return &rbacv1.Role{ObjectMeta: named(namespace, name), Rules: rules}
+	return &rbacv1.Role{ObjectMeta: objectMeta(namespace, name), Rules: rules}
 }
 
-// binding gives the agent of r the Role roleName in namespace.
-func binding(r Request, namespace, name, roleName string) *rbacv1.RoleBinding {
+// agentRoleBinding gives the agent of r the Role roleName in namespace.
+func agentRoleBinding(r Request, namespace, name, roleName string) *rbacv1.RoleBinding {
 	return &rbacv1.RoleBinding{
-		ObjectMeta: named(namespace, name),
+		ObjectMeta: objectMeta(namespace, name),
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: roleName},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: r.Namespace, Name: r.Name}},
 	}
 }
 
-func named(namespace, name string) metav1.ObjectMeta {
+func objectMeta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: namespace, Name: name}
 }

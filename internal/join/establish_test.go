@@ -321,7 +321,9 @@ func TestDeliveryNamespaceIsFoundByItsClaim(t *testing.T) {
 				_, err := join.Establish(t.Context(), hubClient, c)
 				return err
 			},
-			name + ", restored": func(c *libv1beta1.SveltosCluster) error { return join.RestoreDelivery(t.Context(), hubClient, c) },
+			name + ", restored": func(c *libv1beta1.SveltosCluster) error {
+				return join.RestoreDeliveryAnnotation(t.Context(), hubClient, c)
+			},
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -332,7 +334,7 @@ func TestDeliveryNamespaceIsFoundByItsClaim(t *testing.T) {
 				if test.second {
 					want, cluster = established(t, hubClient, second), second
 					// Now its own namespace is free.
-					if _, err := join.Retract(t.Context(), hubClient, nil, first); err != nil {
+					if _, err := join.DeleteHubObjects(t.Context(), hubClient, nil, first); err != nil {
 						t.Fatal(err)
 					}
 				}

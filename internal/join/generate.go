@@ -17,12 +17,12 @@ import (
 
 // GenerateRequest is a request for a kubeconfig with a token of a ServiceAccount.
 type GenerateRequest struct {
-	// Namespace and ServiceAccount are the key of the account. Default of both: projectsveltos.
+	// Namespace and ServiceAccount name the ServiceAccount. Default of both: projectsveltos.
 	Namespace      string
 	ServiceAccount string
-	// Create creates or repairs the namespace, the account, and its ClusterRole and ClusterRoleBinding with all rights.
+	// Create creates or repairs the namespace, the account, and its RBAC with all permissions.
 	Create bool
-	// ExpirationSeconds is the requested life of the token, at least 600. 0 requests the default of the cluster.
+	// ExpirationSeconds is the requested life of the token, at least 600. With 0, the cluster decides it.
 	ExpirationSeconds int64
 	// ServiceAccountToken requests a token that does not expire, in a Secret with the name of the account.
 	ServiceAccountToken bool
@@ -44,18 +44,18 @@ func (r GenerateRequest) Validate() error {
 	return nil
 }
 
-// GenerateKubeconfig returns a kubeconfig with a token of a ServiceAccount in the cluster. It reverts its
-// changes if it returns an error, also after ctx has ended. If it succeeds, the objects stay, even after registrations
-// with this account are removed.
+// GenerateKubeconfig returns a kubeconfig with a token of a ServiceAccount of the cluster. If it fails, or ctx ends, it
+// rolls back its writes. Otherwise the objects stay: the deregistration of clusters that use the account does not
+// delete them.
 func GenerateKubeconfig(ctx context.Context, cluster *rest.Config, r GenerateRequest) ([]byte, error) {
 	if err := r.Validate(); err != nil {
 		return nil, err
 	}
-	if _, err := addressIn(cluster); err != nil {
+	if _, err := clusterEntry(cluster); err != nil {
 		return nil, err
 	}
 	account := client.ObjectKey{Namespace: cmp.Or(r.Namespace, kube.AgentNamespace), Name: cmp.Or(r.ServiceAccount, memberIdentityName)}
-	i, err := newIdentity(cluster, account)
+	i, err := newMemberIdentity(cluster, account)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func GenerateKubeconfig(ctx context.Context, cluster *rest.Config, r GenerateReq
 	return kubeconfig, nil
 }
 
-func (i *identity) generate(ctx context.Context, cluster *rest.Config, r GenerateRequest) ([]byte, error) {
+func (i *memberIdentity) generate(ctx context.Context, cluster *rest.Config, r GenerateRequest) ([]byte, error) {
 	if err := i.ensureAccount(ctx, r); err != nil {
 		return nil, err
 	}
@@ -78,8 +78,9 @@ func (i *identity) generate(ctx context.Context, cluster *rest.Config, r Generat
 	return i.kubeconfig(ctx, cluster, secret, time.Duration(r.ExpirationSeconds)*time.Second)
 }
 
-// ensureAccount creates or repairs the account if r.Create is set, and otherwise returns an error if it does not exist.
-func (i *identity) ensureAccount(ctx context.Context, r GenerateRequest) error {
+// ensureAccount creates or repairs the account with r.Create. Otherwise it returns an error if the account does not
+// exist.
+func (i *memberIdentity) ensureAccount(ctx context.Context, r GenerateRequest) error {
 	if r.Create {
 		return i.ensure(ctx)
 	}

@@ -54,7 +54,7 @@ func registerAgainByKubeconfig(t *testing.T, p push) {
 		t.Errorf("kubeconfig (-want +got):\n%s", diff)
 	}
 	// It says nothing of an identity, so there is none to take back.
-	if err := join.RetractMember(t.Context(), p.member.Config, p.hubUID, cluster); err != nil {
+	if err := join.DeleteMemberObjects(t.Context(), p.member.Config, p.hubUID, cluster); err != nil {
 		t.Fatal(err)
 	}
 	p.wantOnMember(t, wholeIdentity...)

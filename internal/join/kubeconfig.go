@@ -24,9 +24,8 @@ import (
 // accessTimeout is the timeout of requests to a member during a registration or a renewal of its token.
 const accessTimeout = 10 * time.Second
 
-// parseKubeconfig parses a kubeconfig for the hub. It returns the current context as config, and as minified, a
-// kubeconfig without the other contexts and their credentials. It returns an error if the context refers to files or
-// programs.
+// parseKubeconfig returns the current context of a kubeconfig as a configuration, and as a kubeconfig without the other
+// contexts. It returns an error if the context refers to files or programs.
 func parseKubeconfig(kubeconfig []byte) (config *rest.Config, minified []byte, err error) {
 	loaded, err := fleet.LoadKubeconfig(kubeconfig)
 	if err != nil {
@@ -45,8 +44,8 @@ func parseKubeconfig(kubeconfig []byte) (config *rest.Config, minified []byte, e
 	return config, minified, err
 }
 
-// Server returns the address of the cluster in the current context of a kubeconfig, "" for an invalid kubeconfig.
-func Server(kubeconfig []byte) string {
+// KubeconfigServer returns the server of the current context, or "" for an invalid kubeconfig.
+func KubeconfigServer(kubeconfig []byte) string {
 	config, _, err := parseKubeconfig(kubeconfig)
 	if err != nil {
 		return ""
@@ -54,7 +53,7 @@ func Server(kubeconfig []byte) string {
 	return config.Host
 }
 
-// tokenKubeconfig returns a kubeconfig with one context, for cluster and namespace, and with the token as credential.
+// tokenKubeconfig returns a kubeconfig with one context and a token.
 func tokenKubeconfig(cluster *clientcmdapi.Cluster, user, token, namespace string) *clientcmdapi.Config {
 	const name, context = "local", "sveltos-context"
 	config := clientcmdapi.NewConfig()
@@ -65,9 +64,9 @@ func tokenKubeconfig(cluster *clientcmdapi.Cluster, user, token, namespace strin
 	return config
 }
 
-// addressIn returns the address in config without credentials, with file contents inlined, so that it can be used on
-// another machine. It returns an error if config does not verify the cluster's certificate.
-func addressIn(config *rest.Config) (*clientcmdapi.Cluster, error) {
+// clusterEntry returns the cluster entry for config, with file contents inlined, so that it can be used on another
+// machine. It returns an error if config does not verify the cluster's certificate.
+func clusterEntry(config *rest.Config) (*clientcmdapi.Cluster, error) {
 	if config.Insecure {
 		return nil, errors.New("the context does not verify the cluster's certificate (insecure-skip-tls-verify), and its kubeconfig must")
 	}
@@ -78,13 +77,12 @@ func addressIn(config *rest.Config) (*clientcmdapi.Cluster, error) {
 	if address.ProxyURL, err = ProxyOf(config); err != nil {
 		return nil, err
 	}
-	cluster := address.cluster()
+	cluster := address.clusterEntry()
 	cluster.DisableCompression = config.DisableCompression
 	return cluster, nil
 }
 
-// ProxyOf returns the URL of the proxy that config uses for its server, "" if it uses none. config.Proxy is set for the
-// proxy-url of a kubeconfig, but not for a proxy of the environment.
+// ProxyOf returns the URL of the proxy in config, or "". It ignores a proxy in the environment variables.
 func ProxyOf(config *rest.Config) (string, error) {
 	if config.Proxy == nil {
 		return "", nil
@@ -103,8 +101,8 @@ func ProxyOf(config *rest.Config) (string, error) {
 	return proxy.String(), nil
 }
 
-// awaitAccess waits until checkAccess succeeds with a new kubeconfig, at most for accessTimeout. The member authorizes
-// a new identity only after its caches are updated.
+// awaitAccess repeats checkAccess until it succeeds, at most for accessTimeout: a member authorizes a new account with
+// a delay.
 func awaitAccess(ctx context.Context, kubeconfig []byte) error {
 	config, err := fleet.ParseKubeconfig(kubeconfig)
 	if err != nil {
@@ -132,7 +130,7 @@ func checkAccess(ctx context.Context, member *rest.Config) error {
 	if err != nil {
 		return fmt.Errorf("it cannot be used: %w", err)
 	}
-	// These Secrets contain the inventory of the member, without which the hub deploys nothing.
+	// The inventory of a member is in these Secrets. Without it, the hub deploys nothing.
 	review, err := clientset.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
 			Verb: "create", Resource: "secrets", Namespace: kube.AgentNamespace,

@@ -28,7 +28,7 @@ import (
 // DefaultAgentImage is the container image of the agent unless a registration names another one.
 const DefaultAgentImage = "towline:latest"
 
-// The names of the agent's objects on a member. Manifests, patches and habits of the Sveltos surface rely on them.
+// The names of the agent's objects on a member, the same as in Sveltos. Existing manifests and patches contain them.
 const (
 	agentName         = "sveltos-applier"
 	agentDeployment   = "sveltos-applier-manager"
@@ -37,27 +37,27 @@ const (
 	controlPlaneLabel = "control-plane"
 )
 
-// KubeconfigSecret returns the name of the Secret with a cluster's kubeconfig: on the hub for a push-mode cluster, and
-// on the member, with the way to the hub, for a pull-mode cluster.
+// KubeconfigSecret returns the name of the Secret with a kubeconfig: for the member, on the hub, in push mode, and for
+// the hub, on the member, in pull mode.
 func KubeconfigSecret(cluster string) string { return fleet.KubeconfigSecretName(cluster) }
 
 // KubeconfigKey is the key of the kubeconfig in that Secret.
 const KubeconfigKey = "kubeconfig"
 
-// agentManifest is what a member's manifest is made from.
+// agentManifest has the inputs of the manifest for one member.
 type agentManifest struct {
 	request Request
 	options AgentOptions
-	// image is the agent's container image if the options name none.
+	// image is the default of options.Image.
 	image      string
 	version    string
 	kubeconfig *clientcmdapi.Config
-	// patches are applied to the documents, in order.
+	// patches are applied to the objects in this order.
 	patches []patch
 }
 
-// encode returns the documents that start the agent on the member, in the order in which they are applied. It fails
-// with ErrPatch if a patch cannot be applied.
+// encode returns the patched objects as YAML documents, in the order in which they must be applied. It returns ErrPatch
+// if a patch cannot be applied.
 func (m agentManifest) encode() ([]byte, error) {
 	credentials, err := clientcmd.Write(*m.kubeconfig)
 	if err != nil {
@@ -89,8 +89,8 @@ func (m agentManifest) encode() ([]byte, error) {
 //go:embed agent.yaml
 var agentYAML string
 
-// RenderManifest returns the objects of a manifest in YAML, which is a template. In it, the function json encodes a
-// value as JSON, which is YAML as well: a value cannot add fields.
+// RenderManifest executes a template for YAML, and returns the objects. The template function json encodes a value as
+// JSON, which is also YAML, so that a value cannot add fields.
 func RenderManifest(manifest string, values any) ([]*unstructured.Unstructured, error) {
 	encode := func(value any) (string, error) {
 		text, err := json.Marshal(value)
@@ -107,7 +107,7 @@ func RenderManifest(manifest string, values any) ([]*unstructured.Unstructured, 
 	return kube.DecodeManifest(text.Bytes())
 }
 
-// objects returns the objects of agent.yaml, with the label of the agent.
+// objects returns the objects of agent.yaml with the label of the agent, before the patches.
 func (m agentManifest) objects(credentials []byte) ([]*unstructured.Unstructured, error) {
 	requests, limits, err := m.options.resources()
 	if err != nil {
@@ -139,33 +139,33 @@ func (m agentManifest) objects(credentials []byte) ([]*unstructured.Unstructured
 	return objects, err
 }
 
-// ManifestKey is the key of the registration Secret under which the member's manifest is, ready to apply.
+// ManifestKey is the key of the manifest in the registration Secret.
 const ManifestKey = "manifest.yaml"
 
 // manifestTokenKey is the key of the manifest's token in the registration Secret.
 const manifestTokenKey = "token"
 
-// Manifests writes the manifests of pull-mode clusters whose agent has never connected to their registration Secrets.
+// Manifests writes manifests to the registration Secrets of pull-mode clusters whose agent has never connected.
 type Manifests struct {
 	Hub client.Client
-	// Cache reads Leases, and the metadata of Secrets and namespaces. It may be stale: the reconcile after the next change
-	// of the Lease or the cluster corrects the result.
+	// Cache reads Leases, and the metadata of Secrets and namespaces. It may be stale: the next change of the Lease or the
+	// cluster triggers another reconcile.
 	Cache client.Reader
-	// Address is the hub's address for agents, unless a cluster's AgentOptions have another one.
+	// Address is the default address of the hub for agents. AgentOptions can replace it.
 	Address HubAddress
-	// Image is the agent's container image unless a cluster's AgentOptions name another one. Default: DefaultAgentImage.
+	// Image is the default container image of agents. AgentOptions can replace it. Default: DefaultAgentImage.
 	Image string
 	// Version is the value of the agent's flag --version: the release of Towline.
 	Version string
 	Clock   clock.Clock
 }
 
-// Reconcile writes or deletes the registration Secret of a cluster, for which Establish has returned. While the agent
-// has never connected, the Secret contains a manifest whose token has at least a fifth of its lifetime left. After
-// that, Reconcile deletes the Secret as soon as its token has been exchanged, which invalidates all copies of the
-// manifest. A Secret without a manifest, which RegisterPull created for a new token, stays until then. Reconcile must
-// be called again after the returned time unless it is zero. It returns ErrNoHubAddress if no address for the agent is
-// known, and ErrPatch if the manifest cannot be patched; the earlier manifest stays in the Secret then.
+// Reconcile writes or deletes the registration Secret of a cluster. Establish must have returned for the cluster. Until
+// the agent connects, Reconcile keeps a manifest in the Secret, and renews its token after renewalFraction of its life.
+// When the agent has exchanged the token, or has connected, it deletes the Secret: all copies of the manifest become
+// invalid. RegisterPull creates a Secret without a manifest; it is kept until the agent has exchanged its token.
+// Reconcile must be called again after the returned time, unless that is zero. It returns ErrNoHubAddress if no address
+// for the agent is known, and ErrPatch if the manifest cannot be patched; then the Secret keeps the earlier manifest.
 func (m Manifests) Reconcile(ctx context.Context, cluster *libv1beta1.SveltosCluster) (again time.Duration, err error) {
 	if !cluster.Spec.PullMode || cluster.DeletionTimestamp != nil {
 		return 0, nil
@@ -178,10 +178,10 @@ func (m Manifests) Reconcile(ctx context.Context, cluster *libv1beta1.SveltosClu
 	if err != nil {
 		return 0, err
 	}
-	if existing != nil && exchangedSecret(lease) == existing.UID {
+	if existing != nil && exchangedSecretUID(lease) == existing.UID {
 		return 0, deleteObject(ctx, m.Hub, existing)
 	}
-	// An earlier Lease is of an earlier cluster with the same name.
+	// A Lease that is older than the cluster is of an earlier cluster with the same name.
 	isEarlier := lease.CreationTimestamp.Before(&cluster.CreationTimestamp)
 	if !cluster.Status.Ready && (lease.Spec.RenewTime == nil || isEarlier) {
 		r.isNew = existing == nil
@@ -197,8 +197,8 @@ func (m Manifests) Reconcile(ctx context.Context, cluster *libv1beta1.SveltosClu
 	return 0, deleteObject(ctx, m.Hub, secret)
 }
 
-// ensureManifest writes a manifest with a new token to the registration Secret if the Secret has none, its renewal is
-// due or another part of it has changed. It returns the time until the next renewal.
+// ensureManifest writes a manifest with a new token to the registration Secret, if the Secret has no manifest, or its
+// token must be renewed, or the rest of the manifest has changed. It returns the time until the next renewal.
 func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
 	options, err := optionsOf(cluster)
 	if err != nil {
@@ -227,7 +227,7 @@ func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster 
 	if err != nil {
 		return 0, err
 	}
-	left := former.Issued.Add(former.UntilRenewal(life)).Sub(m.Clock.Now())
+	left := former.Issued.Add(former.RenewAfter(life)).Sub(m.Clock.Now())
 	// After a restore the Secret has a new uid, and its token is invalid.
 	if left > 0 && former.BoundTo == secret.UID && bytes.Equal(manifest, secret.Data[ManifestKey]) {
 		return left, nil
@@ -245,13 +245,12 @@ func (m Manifests) ensureManifest(ctx context.Context, r *registration, cluster 
 	if err := m.Hub.Patch(ctx, secret, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return 0, fmt.Errorf("write the manifest to Secret %s: %w", client.ObjectKeyFromObject(secret), err)
 	}
-	return issued.UntilRenewal(life), nil
+	return issued.RenewAfter(life), nil
 }
 
-// registrationSecretMetadata reads the metadata of the registration Secret; nil if there is none that a registration
-// created.
+// registrationSecretMetadata reads the metadata of the registration Secret. It returns nil for none or a foreign one.
 func (r *registration) registrationSecretMetadata(ctx context.Context, cache client.Reader) (*metav1.PartialObjectMetadata, error) {
-	secret := metadataOf("Secret")
+	secret := newPartialMetadata("Secret")
 	found, err := read(ctx, cache, secret, client.ObjectKey{Namespace: r.request.Namespace, Name: RegistrationSecret(r.request.Name)})
 	if err != nil || !found || secret.Labels[registrationLabel] != r.request.Name {
 		return nil, err

@@ -26,34 +26,33 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// AnnotationMemberIdentity is "true" on a SveltosCluster whose registration created, or uses, an identity on the member
-// for the hub. On the member, the label of the same name marks the objects of that identity which registrations
-// created.
+// AnnotationMemberIdentity is "true" on a SveltosCluster if the hub uses a memberIdentity for it. On the member, the
+// label of the same name marks the objects of the identity that registrations created.
 const AnnotationMemberIdentity = "towline.dev/member-identity"
 
 const (
 	// memberIdentityName is the name of the ServiceAccount, the ClusterRole and the ClusterRoleBinding in Sveltos.
 	memberIdentityName = "projectsveltos"
-	// memberUserPrefix is the prefix of the annotations of the ClusterRole with the users of the identity, one for each
-	// registration.
+	// memberUserPrefix is the prefix of the annotations, on the ClusterRole, that name the users of the identity.
 	memberUserPrefix = "registration.towline.dev/"
-	// memberTimeout limits the waits for the member's own controllers.
+	// memberTimeout limits the wait for the member's token controller.
 	memberTimeout = 10 * time.Second
 )
 
-// identity gives the hubs access to a member: a ServiceAccount which may do everything. All registrations share it. The
-// annotations of the ClusterRole list its users, and the ClusterRole owns the other objects. The label
-// AnnotationMemberIdentity marks the objects that registrations created; others are used as they are.
-type identity struct {
+// memberIdentity is the identity of hubs on a member: a ServiceAccount with all permissions. All registrations of the
+// member share it; each is a user of the identity, with an annotation on the ClusterRole. The ClusterRole owns the
+// other objects, so that its deletion deletes them all. Objects without the label AnnotationMemberIdentity are used,
+// and never changed.
+type memberIdentity struct {
 	member    client.Client
 	resources foreign.Resources
-	// account is the ServiceAccount.
+	// account is the key of the ServiceAccount.
 	account client.ObjectKey
-	// userKey and user are the annotation for this user.
+	// userKey and user are the key and the value of the annotation of this user.
 	userKey string
 	user    string
 	log     *rollback.Log
-	// role is the ClusterRole once addUser has returned.
+	// role is the ClusterRole. addUser sets it.
 	role *rbacv1.ClusterRole
 }
 
@@ -66,37 +65,37 @@ func HubUID(ctx context.Context, hub client.Reader) (string, error) {
 	return string(namespace.UID), nil
 }
 
-// newIdentity returns the identity with this ServiceAccount. setCluster or setUser must be called before its methods.
-func newIdentity(member *rest.Config, account client.ObjectKey) (*identity, error) {
+// newMemberIdentity returns the identity with this ServiceAccount. The caller must call setCluster or setUser first.
+func newMemberIdentity(member *rest.Config, account client.ObjectKey) (*memberIdentity, error) {
 	memberClient, resources, err := NewClient(member, 0)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the cluster: %w", err)
 	}
-	return &identity{
+	return &memberIdentity{
 		member: memberClient, resources: resources, account: account, log: rollback.New(memberClient, string(uuid.NewUUID())),
 	}, nil
 }
 
-// setCluster makes the registration of a SveltosCluster on a hub the user.
-func (i *identity) setCluster(hubUID string, cluster client.ObjectKey) {
+// setCluster makes the registration of a SveltosCluster on a hub the user of i.
+func (i *memberIdentity) setCluster(hubUID string, cluster client.ObjectKey) {
 	i.setUser(shortHash(hubUID+"/"+cluster.String()), fmt.Sprintf("cluster %s of hub %s", cluster, hubUID))
 }
 
-func (i *identity) setUser(key, user string) {
+func (i *memberIdentity) setUser(key, user string) {
 	i.userKey, i.user = memberUserPrefix+key, user+", attempt "+i.log.Attempt()
 }
 
-// shortHash returns 20 characters that stand for text in a name.
+// shortHash returns a hash of text with 20 characters, for use in a name.
 func shortHash(text string) string {
 	const length = 20
 	sum := sha256.Sum256([]byte(text))
 	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:]))[:length]
 }
 
-// ensure creates or repairs the identity, and adds its user.
-func (i *identity) ensure(ctx context.Context) error {
+// ensure creates or repairs the objects of the identity, and adds its user.
+func (i *memberIdentity) ensure(ctx context.Context) error {
 	namespace := &corev1.Namespace{ObjectMeta: i.metadata("", i.account.Namespace)}
-	if err := ensureNamespace(ctx, i.member, i.log, i.resources, namespace); err != nil {
+	if err := ensureNamespaceWithRollback(ctx, i.member, i.log, i.resources, namespace); err != nil {
 		return fmt.Errorf("on the cluster: %w", err)
 	}
 	if err := i.addUser(ctx); err != nil {
@@ -112,27 +111,27 @@ func (i *identity) ensure(ctx context.Context) error {
 	})
 }
 
-// isOwn returns whether a registration created obj.
-func isOwn(obj metav1.Object) bool { return obj.GetLabels()[AnnotationMemberIdentity] == "true" }
+// hasIdentityLabel returns whether a registration created the object.
+func hasIdentityLabel(o metav1.Object) bool { return o.GetLabels()[AnnotationMemberIdentity] == "true" }
 
-// OwnedBy returns the reference of an object to the ClusterRole that owns it.
+// OwnedBy returns an owner reference to a ClusterRole.
 func OwnedBy(role client.Object) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: role.GetName(), UID: role.GetUID()}
 }
 
-// metadata is the metadata of an object of the identity. Objects that are created after the ClusterRole belong to it.
-func (i *identity) metadata(namespace, name string) metav1.ObjectMeta {
-	meta := named(namespace, name)
+// metadata returns the metadata of an object of the identity. After addUser, the ClusterRole is its owner.
+func (i *memberIdentity) metadata(namespace, name string) metav1.ObjectMeta {
+	meta := objectMeta(namespace, name)
 	meta.Labels = map[string]string{AnnotationMemberIdentity: "true"}
-	if i.role != nil && isOwn(i.role) {
+	if i.role != nil && hasIdentityLabel(i.role) {
 		meta.OwnerReferences = []metav1.OwnerReference{OwnedBy(i.role)}
 	}
 	return meta
 }
 
-// addUser creates the ClusterRole, or repairs the one that a registration created, and adds the user to it. A
-// ClusterRole of another party stays as it is.
-func (i *identity) addUser(ctx context.Context) error {
+// addUser creates or repairs the ClusterRole, and adds the user to it. It does not change a ClusterRole that another
+// party created.
+func (i *memberIdentity) addUser(ctx context.Context) error {
 	before := ""
 	rollBack := func(ctx context.Context) error { return i.rollBackUser(ctx, before) }
 	return kube.RetryOn(ctx, kube.IsStaleWrite, func() error {
@@ -141,7 +140,7 @@ func (i *identity) addUser(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if i.role = live; found && !isOwn(live) {
+		if i.role = live; found && !hasIdentityLabel(live) {
 			return nil
 		}
 		if !found {
@@ -151,7 +150,7 @@ func (i *identity) addUser(ctx context.Context) error {
 		metav1.SetMetaDataAnnotation(&live.ObjectMeta, i.userKey, i.user)
 		all := []string{rbacv1.APIGroupAll}
 		live.Rules = []rbacv1.PolicyRule{{APIGroups: all, Resources: all, Verbs: all}, {NonResourceURLs: all, Verbs: all}}
-		i.log.Add(rollBack)
+		i.log.AddUndo(rollBack)
 		if found {
 			return i.member.Update(ctx, live, client.FieldOwner(kube.FieldManager))
 		}
@@ -159,14 +158,14 @@ func (i *identity) addUser(ctx context.Context) error {
 	})
 }
 
-// errForeignIdentity is returned if the ClusterRole belongs to another party, and another object of the identity is
-// missing: creating it would mix both.
+// errForeignIdentity is returned if another party created the ClusterRole, and another object of the identity does not
+// exist.
 var errForeignIdentity = errors.New("does not exist, while ClusterRole " + memberIdentityName +
 	" on the cluster does and was not made by a registration: delete that one, or register with --kubeconfig")
 
-// apply creates obj, or repairs the one that a registration created. It does not change one of another party.
-func (i *identity) apply(ctx context.Context, obj client.Object) error {
-	if !isOwn(i.role) {
+// apply creates or repairs obj. If another party created obj or the ClusterRole, it changes nothing.
+func (i *memberIdentity) apply(ctx context.Context, obj client.Object) error {
+	if !hasIdentityLabel(i.role) {
 		found, err := read(ctx, i.member, obj, client.ObjectKeyFromObject(obj))
 		if err == nil && !found {
 			err = fmt.Errorf("write %s on the cluster: it %w", kube.RefIn(i.member.Scheme(), obj), errForeignIdentity)
@@ -174,7 +173,7 @@ func (i *identity) apply(ctx context.Context, obj client.Object) error {
 		return err
 	}
 	_, _, err := i.log.Apply(ctx, obj, func(live *unstructured.Unstructured) error {
-		if !isOwn(live) {
+		if !hasIdentityLabel(live) {
 			return ErrForeign
 		}
 		return nil
@@ -185,46 +184,46 @@ func (i *identity) apply(ctx context.Context, obj client.Object) error {
 	return nil
 }
 
-// bindingName is the name of the ClusterRoleBinding. Names of namespaces and accounts have no colon, so that it is
-// unambiguous.
-func (i *identity) bindingName() string {
+// bindingName returns the name of the ClusterRoleBinding. It is unique, since names of namespaces and accounts have no
+// colon.
+func (i *memberIdentity) bindingName() string {
 	if i.account.Namespace == kube.AgentNamespace && i.account.Name == memberIdentityName {
 		return memberIdentityName
 	}
 	return memberIdentityName + ":" + i.account.Namespace + ":" + i.account.Name
 }
 
-// RetractMember removes the registration of cluster from the users of the identity on its member. With the last user
-// the identity is deleted, unless it existed before the first registration; the namespace stays. member may have the
-// credentials of that identity: one last request deletes the ClusterRole, and the member's garbage collector deletes
-// the rest. A cluster whose registration created no identity is ignored. RetractMember can be called again, even if
-// the first call has deleted the credentials of member.
-func RetractMember(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error {
-	if !hasIdentity(cluster) {
+// DeleteMemberObjects removes the registration of cluster from the users of the identity on its member, and deletes the
+// identity with its last user. It keeps objects that another party created, and the namespace. member may have the
+// credentials of the identity: the last request deletes the ClusterRole, and the garbage collector deletes the rest. It
+// ignores a cluster without AnnotationMemberIdentity. It can be called again after it has deleted its credentials.
+func DeleteMemberObjects(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error {
+	if !hasMemberIdentity(cluster) {
 		return nil
 	}
-	i, err := newIdentity(member, client.ObjectKey{Namespace: kube.AgentNamespace, Name: memberIdentityName})
+	i, err := newMemberIdentity(member, client.ObjectKey{Namespace: kube.AgentNamespace, Name: memberIdentityName})
 	if err != nil {
 		return err
 	}
 	i.setCluster(hubUID, client.ObjectKeyFromObject(cluster))
-	err = i.retract(ctx)
-	// An earlier run has deleted the identity if its rights are lost, or its token is refused before it expires.
-	own := ReadToken(member.BearerToken)
-	isRefused := apierrors.IsUnauthorized(err) && own.Text != "" && (own.Expires.IsZero() || time.Now().Before(own.Expires))
-	if err == nil || isRefused || apierrors.IsForbidden(err) && i.hasLostRights(ctx) {
+	err = i.removeUser(ctx)
+	// An earlier call has deleted the identity if its permissions are lost, or its token is rejected before it expires.
+	token := ReadToken(member.BearerToken)
+	isRejected := apierrors.IsUnauthorized(err) && token.Text != "" && (token.Expires.IsZero() || time.Now().Before(token.Expires))
+	if err == nil || isRejected || apierrors.IsForbidden(err) && i.hasLostRights(ctx) {
 		return nil
 	}
 	return fmt.Errorf("take back the identity on the cluster: %w", err)
 }
 
-// hasLostRights returns whether the identity may no longer read its ClusterRole. A refused write alone can have another
-// reason, such as an admission policy.
-func (i *identity) hasLostRights(ctx context.Context) bool {
+// hasLostRights returns whether the identity may not read its ClusterRole. A Forbidden for a write may be from an
+// admission policy.
+func (i *memberIdentity) hasLostRights(ctx context.Context) bool {
 	return apierrors.IsForbidden(i.member.Get(ctx, client.ObjectKey{Name: memberIdentityName}, &rbacv1.ClusterRole{}))
 }
 
-func (i *identity) retract(ctx context.Context) error {
+// removeUser deletes the token Secret of the user, too, unless it deletes the ClusterRole, which owns that Secret.
+func (i *memberIdentity) removeUser(ctx context.Context) error {
 	isLast, err := i.changeUsers(ctx, func(annotations map[string]string) bool {
 		delete(annotations, i.userKey)
 		return true
@@ -232,13 +231,12 @@ func (i *identity) retract(ctx context.Context) error {
 	if err != nil || isLast {
 		return err
 	}
-	// Other registrations use the identity. The token in this Secret can be the credential of these requests, so it is
-	// deleted last.
+	// Other registrations use the identity. This Secret is deleted last, since the requests may use its token.
 	return i.deleteTokenSecret(ctx)
 }
 
-// rollBackUser removes the user that this run added, or restores the one that there was before.
-func (i *identity) rollBackUser(ctx context.Context, before string) error {
+// rollBackUser removes the user that this run added, or restores its annotation to before.
+func (i *memberIdentity) rollBackUser(ctx context.Context, before string) error {
 	_, err := i.changeUsers(ctx, func(annotations map[string]string) bool {
 		if annotations[i.userKey] != i.user {
 			return false
@@ -252,13 +250,13 @@ func (i *identity) rollBackUser(ctx context.Context, before string) error {
 	return err
 }
 
-// changeUsers calls change for the users of a ClusterRole that a registration created. If change returns true, it
-// writes them, or deletes the ClusterRole if it has no users any more.
-func (i *identity) changeUsers(ctx context.Context, change func(annotations map[string]string) bool) (isDeleted bool, err error) {
+// changeUsers calls change with the annotations of the ClusterRole. If change returns true, changeUsers writes them, or
+// deletes the ClusterRole if it has no users. It does nothing for a ClusterRole that another party created.
+func (i *memberIdentity) changeUsers(ctx context.Context, change func(annotations map[string]string) bool) (isDeleted bool, err error) {
 	err = kube.RetryOnConflict(ctx, func() error {
 		live := &rbacv1.ClusterRole{}
 		found, err := read(ctx, i.member, live, client.ObjectKey{Name: memberIdentityName})
-		if err != nil || !found || !isOwn(live) || !change(live.Annotations) {
+		if err != nil || !found || !hasIdentityLabel(live) || !change(live.Annotations) {
 			return err
 		}
 		for key := range live.Annotations {
@@ -266,7 +264,7 @@ func (i *identity) changeUsers(ctx context.Context, change func(annotations map[
 				return i.member.Update(ctx, live, client.FieldOwner(kube.FieldManager))
 			}
 		}
-		// A user who is added meanwhile makes this a conflict.
+		// A user that is added since the read makes this a conflict.
 		unchanged := client.Preconditions{UID: &live.UID, ResourceVersion: &live.ResourceVersion}
 		err = i.member.Delete(ctx, live, unchanged, client.PropagationPolicy(metav1.DeletePropagationBackground))
 		isDeleted = err == nil
@@ -278,14 +276,13 @@ func (i *identity) changeUsers(ctx context.Context, change func(annotations map[
 	return isDeleted, nil
 }
 
-// tokenSecret is the name of the Secret with the token of this registration alone, so that it can be deleted with the
-// registration.
-func (i *identity) tokenSecret() string {
+// tokenSecret returns the name of the token Secret of this registration. Each registration has its own.
+func (i *memberIdentity) tokenSecret() string {
 	return memberIdentityName + "-" + i.userKey[len(memberUserPrefix):]
 }
 
-// ensureKubeconfig creates or repairs the identity, and returns a kubeconfig for it that works.
-func (i *identity) ensureKubeconfig(ctx context.Context, request PushRequest) ([]byte, error) {
+// ensureKubeconfig creates or repairs the identity, and returns a kubeconfig for it after its access was checked.
+func (i *memberIdentity) ensureKubeconfig(ctx context.Context, request PushRequest) ([]byte, error) {
 	if err := i.ensure(ctx); err != nil {
 		return nil, err
 	}
@@ -300,10 +297,10 @@ func (i *identity) ensureKubeconfig(ctx context.Context, request PushRequest) ([
 	return kubeconfig, awaitAccess(ctx, kubeconfig)
 }
 
-// kubeconfig returns a kubeconfig for the cluster that config connects to, with the token of the Secret, see
-// tokenFromSecret. Without the name of a Secret, it requests a token; if life is zero, the cluster decides it.
-func (i *identity) kubeconfig(ctx context.Context, config *rest.Config, secret string, life time.Duration) ([]byte, error) {
-	cluster, err := addressIn(config)
+// kubeconfig returns a kubeconfig for the cluster of config. Its token is from the Secret with the name secret, see
+// tokenFromSecret. If secret is "", it requests a token; if life is 0, the member decides the life.
+func (i *memberIdentity) kubeconfig(ctx context.Context, config *rest.Config, secret string, life time.Duration) ([]byte, error) {
+	cluster, err := clusterEntry(config)
 	if err != nil {
 		return nil, err
 	}
@@ -323,9 +320,9 @@ func (i *identity) kubeconfig(ctx context.Context, config *rest.Config, secret s
 	return kubeconfig, nil
 }
 
-// tokenFromSecret creates a Secret in which Kubernetes puts a token of the account that does not expire, and waits for
-// that. The Secret is deleted with the account or the ClusterRole. An existing Secret is used.
-func (i *identity) tokenFromSecret(ctx context.Context, name string) (string, error) {
+// tokenFromSecret returns a token that does not expire, from the Secret with this name. If the Secret does not exist,
+// it creates the Secret, and waits until the token controller has written the token.
+func (i *memberIdentity) tokenFromSecret(ctx context.Context, name string) (string, error) {
 	key, live := client.ObjectKey{Namespace: i.account.Namespace, Name: name}, &corev1.Secret{}
 	found, err := read(ctx, i.member, live, key)
 	if err == nil && !found {
@@ -356,11 +353,11 @@ func (i *identity) tokenFromSecret(ctx context.Context, name string) (string, er
 	return string(token), nil
 }
 
-// deleteTokenSecret deletes the Secret with the token of this registration.
-func (i *identity) deleteTokenSecret(ctx context.Context) error {
+// deleteTokenSecret deletes the token Secret of this registration.
+func (i *memberIdentity) deleteTokenSecret(ctx context.Context) error {
 	live := &corev1.Secret{}
 	found, err := read(ctx, i.member, live, client.ObjectKey{Namespace: i.account.Namespace, Name: i.tokenSecret()})
-	if err != nil || !found || !isOwn(live) {
+	if err != nil || !found || !hasIdentityLabel(live) {
 		return err
 	}
 	if err := deleteObject(ctx, i.member, live); err != nil {

@@ -381,7 +381,7 @@ func (p push) takeOff(t *testing.T, name string) {
 	cluster := p.cluster(t, name)
 	config := p.config(t, cluster)
 	for range 2 {
-		if err := join.RetractMember(t.Context(), config, p.hubUID, cluster); err != nil {
+		if err := join.DeleteMemberObjects(t.Context(), config, p.hubUID, cluster); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -409,11 +409,11 @@ func identityGoesWithItsLastUser(t *testing.T, p push) {
 		t.Fatalf("users: got %v, want two", users)
 	}
 	// Another hub has a cluster of the same name, and takes nothing away.
-	if err := join.RetractMember(t.Context(), p.member.Config, "another", first); err != nil {
+	if err := join.DeleteMemberObjects(t.Context(), p.member.Config, "another", first); err != nil {
 		t.Fatal(err)
 	}
 	own := p.config(t, first)
-	if err := join.RetractMember(t.Context(), own, p.hubUID, first); err != nil {
+	if err := join.DeleteMemberObjects(t.Context(), own, p.hubUID, first); err != nil {
 		t.Fatal(err)
 	}
 	p.wantOnMember(t, wholeIdentity...)
@@ -422,18 +422,18 @@ func identityGoesWithItsLastUser(t *testing.T, p push) {
 	}
 	p.wantEverythingAllowed(t, p.config(t, second))
 	own = p.config(t, second)
-	if err := join.RetractMember(t.Context(), own, p.hubUID, second); err != nil {
+	if err := join.DeleteMemberObjects(t.Context(), own, p.hubUID, second); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the identity is gone", func() bool { return len(p.onMember(t)) == 0 })
 	// By an identity that is gone it is not known any more.
-	if err := join.RetractMember(t.Context(), own, p.hubUID, second); err != nil {
-		t.Errorf("RetractMember() again = %v", err)
+	if err := join.DeleteMemberObjects(t.Context(), own, p.hubUID, second); err != nil {
+		t.Errorf("DeleteMemberObjects() again = %v", err)
 	}
 	refused := rest.CopyConfig(p.member.Config)
 	refused.Host = "https://127.0.0.1:1"
-	if err := join.RetractMember(t.Context(), refused, p.hubUID, second); err == nil {
-		t.Error("RetractMember() of a member that cannot be reached succeeded")
+	if err := join.DeleteMemberObjects(t.Context(), refused, p.hubUID, second); err == nil {
+		t.Error("DeleteMemberObjects() of a member that cannot be reached succeeded")
 	}
 }
 

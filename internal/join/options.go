@@ -21,16 +21,14 @@ import (
 )
 
 const (
-	// ManifestTokenLife is the default life of the token in a registration manifest. The manifest must be applied, and
-	// the agent started, before the token expires.
+	// ManifestTokenLife is the default life of the token in a manifest. The agent must connect before the token expires.
 	ManifestTokenLife = time.Hour
-	// MinManifestTokenLife is the minimum life of that token. Kubernetes rejects requests for a shorter one.
+	// MinManifestTokenLife is the shortest life of that token, which is the minimum of Kubernetes.
 	MinManifestTokenLife = 10 * time.Minute
 )
 
-// AgentOptions are a cluster's changes to the default manifest. The hub reads them, as JSON, from annotation
-// kube.AnnotationAgentOptions of the SveltosCluster. They are readable in the annotation, so no field is secret. Fields
-// with the zero value keep the default.
+// AgentOptions are the options of one cluster's agent. Annotation kube.AnnotationAgentOptions of the SveltosCluster has
+// them as JSON. Its readers see all fields, so that none may be secret. Fields with the zero value keep the default.
 type AgentOptions struct {
 	// Image is the agent's container image.
 	Image string `json:"image,omitempty"`
@@ -42,17 +40,16 @@ type AgentOptions struct {
 	HubURL string `json:"hubURL,omitempty"`
 	// HubCA are the CA certificates, in PEM, with which the agent verifies the hub's certificate.
 	HubCA string `json:"hubCA,omitempty"`
-	// Requests and Limits are the resources of the agent's container. The keys are cpu and memory, the values are
-	// Kubernetes quantities.
+	// Requests and Limits of the agent's container are Kubernetes quantities by resource: cpu and memory.
 	Requests map[string]string `json:"requests,omitempty"`
 	Limits   map[string]string `json:"limits,omitempty"`
-	// TokenLifetime is the life of the manifest's token, from MinManifestTokenLife to MaxTokenLife, in the format of
-	// time.ParseDuration. Default: ManifestTokenLife.
+	// TokenLifetime is the life of the manifest's token, in the format of time.ParseDuration, from MinManifestTokenLife to
+	// MaxTokenLife. Default: ManifestTokenLife.
 	TokenLifetime string `json:"tokenLifetime,omitempty"`
 }
 
-// ParseAgentOptions parses and validates the value of annotation kube.AnnotationAgentOptions. It returns zero options
-// for an empty text, and an error for an unknown field.
+// ParseAgentOptions parses and validates the value of annotation kube.AnnotationAgentOptions; "" has no options. It
+// returns an error for an unknown field.
 func ParseAgentOptions(text string) (AgentOptions, error) {
 	var o AgentOptions
 	if text == "" {
@@ -72,13 +69,13 @@ func ParseAgentOptions(text string) (AgentOptions, error) {
 	return o, nil
 }
 
-// optionsOf parses the options in the annotation of a SveltosCluster.
+// optionsOf parses the annotation of a SveltosCluster.
 func optionsOf(cluster *libv1beta1.SveltosCluster) (AgentOptions, error) {
 	return ParseAgentOptions(cluster.Annotations[kube.AnnotationAgentOptions])
 }
 
-// Merge returns o with the set fields of over. A new HubURL clears HubCA, unless over sets that too. ImagePullSecrets
-// are replaced as a whole, Requests and Limits per resource.
+// Merge returns o with the fields that are set in over. A new HubURL clears HubCA, unless over has a HubCA.
+// ImagePullSecrets are replaced as a whole, Requests and Limits per resource.
 func (o AgentOptions) Merge(over AgentOptions) (AgentOptions, error) {
 	if over.HubURL != "" && over.HubURL != o.HubURL {
 		o.HubCA = ""
@@ -90,7 +87,7 @@ func (o AgentOptions) Merge(over AgentOptions) (AgentOptions, error) {
 	if err != nil || text == "" {
 		return o, err
 	}
-	// Unmarshal writes into existing maps, and keeps the fields and keys that the text does not have.
+	// Unmarshal writes into the existing maps, and keeps fields and keys that text does not have.
 	o.Requests, o.Limits = maps.Clone(o.Requests), maps.Clone(o.Limits)
 	err = json.Unmarshal([]byte(text), &o)
 	return o, err
@@ -108,8 +105,7 @@ func (o AgentOptions) Encode() (string, error) {
 	return string(text), nil
 }
 
-// Validate returns an error if a field of o is invalid. The error names the field and the command-line flag that sets
-// it.
+// Validate returns an error for an invalid field. The error names the field and its command-line flag.
 func (o AgentOptions) Validate() error {
 	if err := validateURL("hubURL (--management-cluster-url)", o.HubURL, "https"); err != nil {
 		return err
@@ -134,7 +130,7 @@ func (o AgentOptions) Validate() error {
 	return err
 }
 
-// validateURL checks that text is empty or a URL with one of the schemes and without a user or password.
+// validateURL returns an error unless text is empty or a URL with one of the schemes and without a user or password.
 func validateURL(field, text string, schemes ...string) error {
 	if text == "" {
 		return nil
@@ -150,7 +146,7 @@ func validateURL(field, text string, schemes ...string) error {
 	return nil
 }
 
-// validateCA checks that text is empty or has certificates in PEM and no private key.
+// validateCA returns an error unless text is empty, or has certificates in PEM and no private key.
 func validateCA(text string) error {
 	if text == "" {
 		return nil
@@ -172,9 +168,9 @@ func (o AgentOptions) manifestTokenLife() time.Duration {
 	return ManifestTokenLife
 }
 
-// resources returns the container's requests and limits. A request or limit that is given alone moves the default of
-// the other, so that the request is at most the limit. If both are given and the request is greater, it returns an
-// error.
+// resources returns the container's requests and limits. If only one of a request and its limit is given, and the
+// default of the other does not fit, the other gets the same value. It returns an error if a given request is greater
+// than the given limit.
 func (o AgentOptions) resources() (requests, limits map[string]string, err error) {
 	requests = map[string]string{"cpu": "200m", "memory": "512Mi"}
 	limits = map[string]string{"cpu": "500m", "memory": "512Mi"}
@@ -207,8 +203,7 @@ func (o AgentOptions) resources() (requests, limits map[string]string, err error
 	return requests, limits, nil
 }
 
-// parseQuantities parses requests or limits. It returns an error for other resources, and for values that are not
-// positive.
+// parseQuantities parses requests or limits, which must be positive quantities of cpu and memory.
 func parseQuantities(field string, quantities map[string]string) (map[string]resource.Quantity, error) {
 	parsed := map[string]resource.Quantity{}
 	for _, kind := range slices.Sorted(maps.Keys(quantities)) {

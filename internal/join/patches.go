@@ -28,20 +28,20 @@ import (
 )
 
 // ErrPatch is returned if the patches for an agent's manifest are invalid, or if their ConfigMap does not exist. The
-// error names the ConfigMap, the key of an invalid patch, and the reason.
+// error text names the ConfigMap, the key of an invalid patch, and the reason.
 var ErrPatch = errors.New("patches of the agent's manifest")
 
-// patchesAnnotation on Namespace kube.AgentNamespace of the hub is the <namespace>/<name> of the default ConfigMap with
-// patches, for clusters without annotation libv1beta1.AgentConfigAnnotation.
+// patchesAnnotation on namespace kube.AgentNamespace of the hub is the <namespace>/<name> of the default patch
+// ConfigMap, see SetDefaultPatches.
 const patchesAnnotation = "towline.dev/agent-patch-config-map"
 
-// defaultPatchesSource names in errors where the reference to the default ConfigMap is from.
+// defaultPatchesSource is the source of the reference to the default ConfigMap in error texts.
 const defaultPatchesSource = "--agent-patch-config-map of the hub"
 
-// PublishPatches records the default patch ConfigMap, as <namespace>/<name>, on Namespace kube.AgentNamespace, "" for
-// none. The hub and sveltosctl read it when they create the manifest of a pull-mode cluster that has no annotation
-// libv1beta1.AgentConfigAnnotation. The ConfigMap may be created later.
-func PublishPatches(ctx context.Context, hub client.Client, configMap string) error {
+// SetDefaultPatches records the default patch ConfigMap, as <namespace>/<name>, on namespace kube.AgentNamespace; ""
+// removes it. It is for pull-mode clusters without the annotation libv1beta1.AgentConfigAnnotation. The hub and
+// sveltosctl read it for each manifest. The ConfigMap may be created later.
+func SetDefaultPatches(ctx context.Context, hub client.Client, configMap string) error {
 	if configMap != "" {
 		if _, err := ParsePatchesReference(configMap); err != nil {
 			return err
@@ -64,7 +64,7 @@ func PublishPatches(ctx context.Context, hub client.Client, configMap string) er
 	return nil
 }
 
-// ParsePatchesReference parses the <namespace>/<name> of a ConfigMap. It returns an error for an invalid name.
+// ParsePatchesReference parses <namespace>/<name> of a ConfigMap, and validates both.
 func ParsePatchesReference(text string) (client.ObjectKey, error) {
 	namespace, name, _ := strings.Cut(text, "/")
 	if len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
@@ -74,12 +74,12 @@ func ParsePatchesReference(text string) (client.ObjectKey, error) {
 }
 
 // patchesFor returns the patches for a cluster's manifest in the order of their keys, nil without a patch ConfigMap. It
-// reads the metadata of a namespace from cache.
+// reads the metadata of kube.AgentNamespace from cache, and the ConfigMap from hub.
 func patchesFor(ctx context.Context, hub, cache client.Reader, cluster *libv1beta1.SveltosCluster) ([]patch, error) {
 	reference := cluster.Annotations[libv1beta1.AgentConfigAnnotation]
 	referenceSource := "annotation " + libv1beta1.AgentConfigAnnotation
 	if reference == "" {
-		namespace := metadataOf("Namespace")
+		namespace := newPartialMetadata("Namespace")
 		if err := cache.Get(ctx, client.ObjectKey{Name: kube.AgentNamespace}, namespace); client.IgnoreNotFound(err) != nil {
 			return nil, fmt.Errorf("read namespace %s: %w", kube.AgentNamespace, err)
 		}
@@ -95,7 +95,7 @@ func patchesFor(ctx context.Context, hub, cache client.Reader, cluster *libv1bet
 	configMap := &corev1.ConfigMap{}
 	err = hub.Get(ctx, key, configMap)
 	if isForeign := referenceSource != defaultPatchesSource && key.Namespace != cluster.Namespace && key.Namespace != kube.AgentNamespace; isForeign {
-		// A user who may annotate clusters in one namespace must not read the ConfigMaps of others, or learn which exist.
+		// A user who may annotate clusters in one namespace must neither read nor detect the ConfigMaps of other namespaces.
 		if client.IgnoreNotFound(err) == nil && configMap.Labels[kube.LabelAgentPatches] != "true" {
 			return nil, fmt.Errorf("%w: ConfigMap %s, which %s names, does not exist or does not have the label %s: \"true\", which clusters in other namespaces need",
 				ErrPatch, key, referenceSource, kube.LabelAgentPatches)
@@ -118,23 +118,22 @@ func patchesFor(ctx context.Context, hub, cache client.Reader, cluster *libv1bet
 	return patches, nil
 }
 
-// maxCopied is the maximum size, in bytes, of the results of all copy operations of one JSON 6902 patch.
+// maxCopied limits the total size, in bytes, of the values that one JSON 6902 patch copies.
 const maxCopied = 1 << 20
 
 // patch is one patch of an agent's manifest.
 type patch struct {
 	// origin names the ConfigMap and the key of the patch in errors.
 	origin string
-	// target selects the objects to which the patch applies. An empty field selects all.
+	// target selects the objects to patch. An empty field selects all.
 	target libv1beta1.PatchSelector
-	// merge is a strategic merge patch in JSON. It is nil if operations is set.
-	merge []byte
-	// operations is a JSON 6902 patch. It is nil if merge is set.
+	// merge is a strategic merge patch in JSON, operations is a JSON 6902 patch. One of them is nil.
+	merge      []byte
 	operations jsonpatch.Patch
 }
 
-// parsePatch parses a patch: {patch, target}, or the patch alone. Without a target, a strategic merge patch with a kind
-// selects the object with its kind, namespace and name. All other patches select the Deployment.
+// parsePatch parses {patch, target}, or a patch alone. Without a target, a strategic merge patch that has a kind
+// selects the object with its kind, namespace and name; any other patch selects the Deployment.
 func parsePatch(origin, text string) (patch, error) {
 	p := patch{origin: origin}
 	given := libv1beta1.Patch{Patch: text}
@@ -157,7 +156,7 @@ func parsePatch(origin, text string) (patch, error) {
 			p.target = selectorOf(object)
 		}
 		if given.Target != nil {
-			// The target selects the objects. A patch must not change their kind or name.
+			// The target selects the objects, and the patch must not change their kind or name.
 			for _, path := range [][]string{{"apiVersion"}, {"kind"}, {"metadata", "name"}, {"metadata", "namespace"}} {
 				unstructured.RemoveNestedField(fields, path...)
 			}
@@ -181,7 +180,7 @@ func parsePatch(origin, text string) (patch, error) {
 	return p, err
 }
 
-// decodeDocument decodes text. It returns an error if text is not YAML or has more than one document.
+// decodeDocument decodes text, which must be one YAML document within the limits of kube.CheckNodes.
 func decodeDocument(text string, into *any) error {
 	if err := kube.CheckValueCount([]byte(text)); err != nil {
 		return err
@@ -196,7 +195,7 @@ func decodeDocument(text string, into *any) error {
 	return nil
 }
 
-// selectorOf returns the selector of the object that a strategic merge patch names.
+// selectorOf returns a selector for the object that a strategic merge patch names.
 func selectorOf(object *unstructured.Unstructured) libv1beta1.PatchSelector {
 	gvk := object.GroupVersionKind()
 	return libv1beta1.PatchSelector{
@@ -205,8 +204,7 @@ func selectorOf(object *unstructured.Unstructured) libv1beta1.PatchSelector {
 	}
 }
 
-// selects returns whether the target of the patch selects obj. It returns an error for an invalid expression or
-// selector.
+// selects returns whether the target selects obj. It returns an error if the target is invalid.
 func (p patch) selects(obj *unstructured.Unstructured) (bool, error) {
 	gvk, t := obj.GroupVersionKind(), p.target
 	for expression, value := range map[[2]string]string{
@@ -232,7 +230,7 @@ func (p patch) selects(obj *unstructured.Unstructured) (bool, error) {
 	return byLabels.Matches(labels.Set(obj.GetLabels())) && byAnnotations.Matches(labels.Set(obj.GetAnnotations())), nil
 }
 
-// applyTo replaces the selected objects with patched ones. It returns ErrPatch if the patch selects none or fails.
+// applyTo replaces the selected elements of objects by patched copies. It returns ErrPatch if it selects none or fails.
 func (p patch) applyTo(objects []*unstructured.Unstructured) error {
 	isUsed := false
 	for i, obj := range objects {
@@ -253,7 +251,7 @@ func (p patch) applyTo(objects []*unstructured.Unstructured) error {
 	return nil
 }
 
-// mergeStrategically is strategicpatch.StrategicMergePatch, which panics if the key of a list item is not a scalar.
+// mergeStrategically returns an error where StrategicMergePatch panics: if the key of a list item is not a scalar.
 func mergeStrategically(original, patch []byte, typed any) (merged []byte, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -263,8 +261,8 @@ func mergeStrategically(original, patch []byte, typed any) (merged []byte, err e
 	return strategicpatch.StrategicMergePatch(original, patch, typed)
 }
 
-// apply returns obj with the patch applied. It returns an error if the patch changes the kind, name or namespace of
-// obj, or if the result is not a valid object of the kind.
+// apply returns a patched copy of obj. It returns an error if the patch changes the kind, name or namespace, or if the
+// result is not a valid object of the kind.
 func (p patch) apply(obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	typed, err := kube.Scheme().New(obj.GroupVersionKind())
 	if err != nil {

@@ -282,11 +282,11 @@ func TestPublishedPatchesAreForTheClustersThatNameNone(t *testing.T) {
 	}
 	namespace := plane.Namespace(t, "default")
 	registered(t, plane, pullRequest(namespace, "before"))
-	if err := join.PublishPatches(t.Context(), hubClient, "patches"); err == nil {
+	if err := join.SetDefaultPatches(t.Context(), hubClient, "patches"); err == nil {
 		t.Error("a name without a namespace was published")
 	}
 	for _, configMap := range []string{namespace + "/fleet", namespace + "/fleet", ""} {
-		if err := join.PublishPatches(t.Context(), hubClient, configMap); err != nil {
+		if err := join.SetDefaultPatches(t.Context(), hubClient, configMap); err != nil {
 			t.Fatal(err)
 		}
 		err := join.RegisterPull(t.Context(), plane.Config, pullRequest(namespace, "a"), io.Discard)

@@ -22,10 +22,9 @@ import (
 // PullRequest is a request to register a cluster in pull mode.
 type PullRequest struct {
 	Request
-	// Options are merged into the options of the SveltosCluster, see AgentOptions.Merge.
+	// Options are merged over those of an existing SveltosCluster, see AgentOptions.Merge.
 	Options AgentOptions
-	// Revoke invalidates all tokens that were issued for the cluster before. It is not rolled back if the registration
-	// fails.
+	// Revoke invalidates all earlier tokens of the cluster, even if the registration fails later.
 	Revoke bool
 	// Version is the value of the agent's flag --version: the release of Towline.
 	Version string
@@ -39,11 +38,11 @@ func (r PullRequest) Validate() error {
 	return r.Options.Validate()
 }
 
-// RegisterPull creates the cluster's identity and its SveltosCluster on the hub, and writes to out the manifest that
-// starts the agent. Registering again repairs the objects, adds the labels and issues a new token. If it fails, or ctx
-// ends, it restores the SveltosCluster and deletes a new registration Secret, without which the token is invalid, but
-// repairs stay; if this call created the SveltosCluster, it deletes it with all its objects. Only the manifest has the
-// token. It returns ErrPatch if the manifest cannot be patched.
+// RegisterPull creates the agent's identity and a SveltosCluster on the hub, and writes the manifest that starts the
+// agent to out. Only the manifest has the token. A repeated call repairs the objects, adds the labels and issues a new
+// token. If it fails, or ctx ends, it deletes a SveltosCluster that it created, with all its objects. It restores an
+// earlier SveltosCluster, and deletes a new registration Secret, so that the token is invalid; repairs of other objects
+// stay. It returns ErrPatch if the manifest cannot be patched.
 func RegisterPull(ctx context.Context, hub *rest.Config, request PullRequest, out io.Writer) error {
 	if err := request.Validate(); err != nil {
 		return err
@@ -59,7 +58,7 @@ func RegisterPull(ctx context.Context, hub *rest.Config, request PullRequest, ou
 	return r.run(ctx, func() error { return r.registerPull(ctx, hub, request, write) })
 }
 
-// registerPull calls write with the manifest, unless ctx has ended.
+// registerPull does all writes on the hub, and then calls write with the manifest, unless ctx has ended.
 func (r *registration) registerPull(ctx context.Context, hub *rest.Config, request PullRequest, write func([]byte) error) error {
 	live, options, err := r.findPullCluster(ctx, request)
 	if err != nil {
@@ -73,12 +72,12 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 	if agent.patches, err = patchesFor(ctx, r.hub, r.hub, live); err != nil {
 		return err
 	}
-	// Patches that cannot be applied are found before the first write request.
+	// This finds patches that cannot be applied before the first write.
 	agent.kubeconfig = address.Kubeconfig("", deliveryNamespace(live))
 	if _, err := agent.encode(); err != nil {
 		return err
 	}
-	if err := r.ensureNamespace(ctx, &corev1.Namespace{ObjectMeta: named("", r.request.Namespace)}); err != nil {
+	if err := r.ensureNamespace(ctx, &corev1.Namespace{ObjectMeta: objectMeta("", r.request.Namespace)}); err != nil {
 		return err
 	}
 	cluster, err := r.applyPullCluster(ctx, live, options)
@@ -86,16 +85,16 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 		return err
 	}
 	if request.Revoke {
-		if err := r.revoke(ctx); err != nil {
+		if err := r.revokeTokens(ctx); err != nil {
 			return err
 		}
 	}
-	r.mayRepair = live.UID != ""
+	r.mayHaveRepaired = live.UID != ""
 	delivery, err := Establish(ctx, r.hub, cluster)
 	if err != nil {
 		return err
 	}
-	// The rollback deletes a new Secret, and the token is invalid without it.
+	// The rollback deletes a new Secret, which invalidates the token.
 	secret, err := r.renewRegistrationSecret(ctx, ownerOf(cluster), delivery)
 	if err != nil {
 		return err
@@ -118,8 +117,8 @@ func (r *registration) registerPull(ctx context.Context, hub *rest.Config, reque
 	return nil
 }
 
-// findPullCluster reads the SveltosCluster, which is empty if there is none, and its options with those of the request.
-// It returns an error for a SveltosCluster that cannot be registered now.
+// findPullCluster reads the SveltosCluster, or returns an empty one if there is none. It returns its options, merged
+// with those of the request, or an error if the cluster cannot be registered in pull mode now.
 func (r *registration) findPullCluster(ctx context.Context, request PullRequest) (*libv1beta1.SveltosCluster, AgentOptions, error) {
 	live, found, err := findCluster(ctx, r.hub, r.request)
 	switch {
@@ -140,13 +139,13 @@ func (r *registration) findPullCluster(ctx context.Context, request PullRequest)
 	return live, options, options.Validate()
 }
 
-// applyPullCluster applies the SveltosCluster and returns the result.
+// applyPullCluster applies the SveltosCluster with its options, and returns the result.
 func (r *registration) applyPullCluster(
 	ctx context.Context, live *libv1beta1.SveltosCluster, options AgentOptions,
 ) (*libv1beta1.SveltosCluster, error) {
 	desired := clusterOf(r.request, live)
 	desired.Spec.PullMode = true
-	// Server-side apply removes fields that an earlier registration wrote and this one does not.
+	// Repeat the field of an earlier registration: server-side apply removes fields that are not repeated.
 	if delivery := live.Annotations[kube.AnnotationDeliveryNS]; delivery != "" {
 		desired.Annotations[kube.AnnotationDeliveryNS] = delivery
 	}
@@ -160,9 +159,9 @@ func (r *registration) applyPullCluster(
 	return desired, r.applyCluster(ctx, live, desired)
 }
 
-// clusterOf returns the SveltosCluster with the fields that registrations of both modes apply: labels and shard.
+// clusterOf returns a SveltosCluster with the labels and the shard of live and r, for both modes.
 func clusterOf(r Request, live *libv1beta1.SveltosCluster) *libv1beta1.SveltosCluster {
-	cluster := &libv1beta1.SveltosCluster{ObjectMeta: named(r.Namespace, r.Name)}
+	cluster := &libv1beta1.SveltosCluster{ObjectMeta: objectMeta(r.Namespace, r.Name)}
 	cluster.Labels, cluster.Annotations = map[string]string{}, map[string]string{}
 	maps.Copy(cluster.Labels, live.Labels)
 	maps.Copy(cluster.Labels, r.Labels)
@@ -172,7 +171,7 @@ func clusterOf(r Request, live *libv1beta1.SveltosCluster) *libv1beta1.SveltosCl
 	return cluster
 }
 
-// requestManifestToken requests a token for the cluster's ServiceAccount, which is bound to the registration Secret.
+// requestManifestToken requests a token of the agent's ServiceAccount that is bound to the registration Secret.
 func requestManifestToken(ctx context.Context, hubClient client.Client, registration *corev1.Secret, life time.Duration) (Token, error) {
 	account := client.ObjectKey{Namespace: registration.Namespace, Name: registration.Labels[registrationLabel]}
 	return requestToken(ctx, hubClient, account, life, &authenticationv1.BoundObjectReference{
@@ -180,8 +179,8 @@ func requestManifestToken(ctx context.Context, hubClient client.Client, registra
 	})
 }
 
-// requestToken requests a token for a ServiceAccount, which is bound to an object if bound is set. If life is zero, the
-// cluster decides it.
+// requestToken requests a token of a ServiceAccount. It is bound to an object unless bound is nil. With life 0, the API
+// server decides the life.
 func requestToken(
 	ctx context.Context, c client.Client, account client.ObjectKey, life time.Duration, bound *authenticationv1.BoundObjectReference,
 ) (Token, error) {
@@ -189,7 +188,7 @@ func requestToken(
 	if life > 0 {
 		request.Spec.ExpirationSeconds = ptr.To(int64(life / time.Second))
 	}
-	if err := c.SubResource("token").Create(ctx, &corev1.ServiceAccount{ObjectMeta: named(account.Namespace, account.Name)}, request); err != nil {
+	if err := c.SubResource("token").Create(ctx, &corev1.ServiceAccount{ObjectMeta: objectMeta(account.Namespace, account.Name)}, request); err != nil {
 		return Token{}, fmt.Errorf("request a token for ServiceAccount %s: %w", account, err)
 	}
 	issued := ReadToken(request.Status.Token)

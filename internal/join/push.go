@@ -17,8 +17,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// A registration by context is a registration with PushRequest.Member. The defaults for its token are the same as in
-// Sveltos.
+// The defaults for the token of a registration with PushRequest.Member, the same as in Sveltos.
 const (
 	// MemberTokenLife is the requested lifetime of the token.
 	MemberTokenLife = 5 * time.Hour
@@ -26,17 +25,16 @@ const (
 	MemberTokenInterval = time.Hour
 )
 
-// PushRequest is a request to register a cluster in push mode, with either Kubeconfig or Member; Kubeconfig is ignored
-// with Member.
+// PushRequest is a request to register a cluster in push mode. With Member, Kubeconfig is ignored.
 type PushRequest struct {
 	Request
-	// Kubeconfig is the kubeconfig for the hub. It must not refer to files or programs.
+	// Kubeconfig is the kubeconfig with which the hub connects. It must not refer to files or programs.
 	Kubeconfig []byte
-	// Member is the caller's configuration for the cluster. The registration creates an identity for the hub on the
-	// cluster, and a kubeconfig for it.
+	// Member is the caller's configuration for the cluster. The registration creates a memberIdentity and a kubeconfig for
+	// it.
 	Member *rest.Config
-	// ServiceAccountToken is for requests with Member. It gives the identity a token that does not expire, instead of one
-	// that the hub renews.
+	// ServiceAccountToken gives the identity a token that does not expire, instead of one that the hub renews. It is
+	// ignored without Member.
 	ServiceAccountToken bool
 }
 
@@ -46,7 +44,7 @@ func (r PushRequest) Validate() error {
 		return err
 	}
 	if r.Member != nil {
-		if _, err := addressIn(r.Member); err != nil {
+		if _, err := clusterEntry(r.Member); err != nil {
 			return fmt.Errorf("--fleet-cluster-context: %w", err)
 		}
 		return nil
@@ -57,10 +55,10 @@ func (r PushRequest) Validate() error {
 	return nil
 }
 
-// RegisterPush writes a kubeconfig of the cluster to the hub, and a SveltosCluster. It checks that the given kubeconfig
-// reaches the cluster and has the rights that the hub needs, or it creates an identity on the member and a kubeconfig
-// for it. Registering again replaces the kubeconfig and adds the labels. If it fails, or ctx ends, it rolls back on the
-// hub and the member.
+// RegisterPush writes the kubeconfig of a cluster and a SveltosCluster to the hub. It checks that a given kubeconfig
+// has access to the cluster and the rights that the hub needs, or it creates an identity on the member and a kubeconfig
+// for it. A repeated call replaces the kubeconfig and adds the labels. If it fails, or ctx ends, it rolls back its
+// writes on the hub and the member.
 func RegisterPush(ctx context.Context, hub *rest.Config, request PushRequest) error {
 	if err := request.Validate(); err != nil {
 		return err
@@ -84,26 +82,26 @@ func RegisterPush(ctx context.Context, hub *rest.Config, request PushRequest) er
 }
 
 func (r *registration) registerKubeconfig(ctx context.Context, request PushRequest, member *rest.Config) error {
-	live, err := r.kubeconfigCluster(ctx)
+	live, err := r.findKubeconfigCluster(ctx)
 	if err != nil {
 		return err
 	}
-	uid, err := r.identify(ctx, member, live)
+	uid, err := r.findMemberUID(ctx, member, live)
 	if err != nil {
 		return err
 	}
 	desired := clusterOf(r.request, live)
 	annotateMember(desired, uid)
-	// The renewal option of a registration by context stays if the token of this kubeconfig can be renewed.
-	if hasIdentity(live) && !ReadToken(member.BearerToken).Expires.IsZero() {
+	// Keep the renewal option of an earlier registration with Member, if the token of this kubeconfig can be renewed.
+	if hasMemberIdentity(live) && !ReadToken(member.BearerToken).Expires.IsZero() {
 		desired.Spec.TokenRequestRenewalOption = live.Spec.TokenRequestRenewalOption
 	}
 	return r.applyPush(ctx, live, desired, request.Kubeconfig)
 }
 
-// identify returns the uid of the member's kube-system namespace, or the registered uid if that may not be read, "" for
-// none. It returns an error if another member is registered under the name.
-func (r *registration) identify(ctx context.Context, member *rest.Config, live *libv1beta1.SveltosCluster) (uid string, err error) {
+// findMemberUID returns the uid of the member's kube-system namespace. If it may not be read, it returns the registered
+// uid, or "". It returns an error if another member is registered under the name.
+func (r *registration) findMemberUID(ctx context.Context, member *rest.Config, live *libv1beta1.SveltosCluster) (uid string, err error) {
 	memberClient, _, err := NewClient(member, accessTimeout)
 	if err != nil {
 		return "", fmt.Errorf("connect to the cluster: %w", err)
@@ -118,27 +116,27 @@ func (r *registration) identify(ctx context.Context, member *rest.Config, live *
 	return uid, nil
 }
 
-// annotateMember records the uid of the member, if it is known.
+// annotateMember records the uid of the member on the SveltosCluster, if it is not empty.
 func annotateMember(cluster *libv1beta1.SveltosCluster, uid string) {
 	if uid != "" {
 		metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationMember, uid)
 	}
 }
 
-// registerContext creates the hub's identity on the member before the objects on the hub that refer to it.
+// registerContext registers a cluster with PushRequest.Member. It writes to the member first, and then to the hub.
 func (r *registration) registerContext(ctx context.Context, request PushRequest) error {
-	member, err := newIdentity(request.Member, client.ObjectKey{Namespace: kube.AgentNamespace, Name: memberIdentityName})
+	member, err := newMemberIdentity(request.Member, client.ObjectKey{Namespace: kube.AgentNamespace, Name: memberIdentityName})
 	if err != nil {
 		return err
 	}
-	r.log.Add(member.log.RollBack)
+	r.log.AddUndo(member.log.RollBack)
 	live := &libv1beta1.SveltosCluster{}
 	err = r.run(ctx, func() error {
-		if live, err = r.kubeconfigCluster(ctx); err != nil {
+		if live, err = r.findKubeconfigCluster(ctx); err != nil {
 			return err
 		}
 		desired := clusterOf(r.request, live)
-		uid, err := r.identify(ctx, request.Member, live)
+		uid, err := r.findMemberUID(ctx, request.Member, live)
 		if err != nil {
 			return err
 		}
@@ -150,7 +148,9 @@ func (r *registration) registerContext(ctx context.Context, request PushRequest)
 		}
 		member.setCluster(hubUID, client.ObjectKey{Namespace: request.Namespace, Name: request.Name})
 		if !request.ServiceAccountToken {
-			desired.Spec.TokenRequestRenewalOption = cmp.Or(live.Spec.TokenRequestRenewalOption, defaultRenewal())
+			desired.Spec.TokenRequestRenewalOption = cmp.Or(live.Spec.TokenRequestRenewalOption, &libv1beta1.TokenRequestRenewalOption{
+				RenewTokenRequestInterval: metav1.Duration{Duration: MemberTokenInterval}, TokenDuration: &metav1.Duration{Duration: MemberTokenLife},
+			})
 		}
 		kubeconfig, err := member.ensureKubeconfig(ctx, request)
 		if err != nil {
@@ -161,27 +161,20 @@ func (r *registration) registerContext(ctx context.Context, request PushRequest)
 	if err != nil || request.ServiceAccountToken || live.UID == "" {
 		return err
 	}
-	// The token Secret of an earlier registration is not needed any more.
+	// Delete the token Secret of an earlier registration with ServiceAccountToken.
 	if err := member.deleteTokenSecret(ctx); err != nil {
 		return fmt.Errorf("cluster %s is registered, but a former token that does not expire is still there; register again: %w", request.key(), err)
 	}
 	return nil
 }
 
-// hasIdentity returns whether the registration of cluster uses an identity that Towline created on the member.
-func hasIdentity(cluster *libv1beta1.SveltosCluster) bool {
+// hasMemberIdentity returns whether the hub uses a memberIdentity for the cluster.
+func hasMemberIdentity(cluster *libv1beta1.SveltosCluster) bool {
 	return cluster.Annotations[AnnotationMemberIdentity] == "true"
 }
 
-func defaultRenewal() *libv1beta1.TokenRequestRenewalOption {
-	return &libv1beta1.TokenRequestRenewalOption{
-		RenewTokenRequestInterval: metav1.Duration{Duration: MemberTokenInterval},
-		TokenDuration:             &metav1.Duration{Duration: MemberTokenLife},
-	}
-}
-
-// pushCluster reads the SveltosCluster; it is empty if there is none.
-func (r *registration) pushCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
+// findPushCluster reads the SveltosCluster, which must not be in pull mode. It returns an empty one if there is none.
+func (r *registration) findPushCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
 	live, found, err := findCluster(ctx, r.hub, r.request)
 	if found && live.Spec.PullMode {
 		return nil, errors.New("it is registered in pull mode already; deregister it first")
@@ -189,29 +182,29 @@ func (r *registration) pushCluster(ctx context.Context) (*libv1beta1.SveltosClus
 	return live, err
 }
 
-// kubeconfigCluster reads the SveltosCluster that a kubeconfig is registered for; it is empty if there is none.
-func (r *registration) kubeconfigCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
-	live, err := r.pushCluster(ctx)
+// findKubeconfigCluster is findPushCluster, but the SveltosCluster must not have a workload identity.
+func (r *registration) findKubeconfigCluster(ctx context.Context) (*libv1beta1.SveltosCluster, error) {
+	live, err := r.findPushCluster(ctx)
 	if err == nil && live.Spec.WorkloadIdentity != nil {
 		return nil, errors.New("it is registered with a workload identity already; deregister it first")
 	}
 	return live, err
 }
 
-// applyPush applies the kubeconfig and then the SveltosCluster. The key stays the one that the cluster refers to, which
-// a renewal of the token may have changed: the next renewal continues with the new kubeconfig.
+// applyPush applies the kubeconfig and then the SveltosCluster. It writes the key to which the SveltosCluster refers,
+// which a renewal of the token may have changed: the next renewal starts with the new kubeconfig.
 func (r *registration) applyPush(ctx context.Context, live, desired *libv1beta1.SveltosCluster, kubeconfig []byte) error {
-	if err := r.ensureNamespace(ctx, &corev1.Namespace{ObjectMeta: named("", r.request.Namespace)}); err != nil {
+	if err := r.ensureNamespace(ctx, &corev1.Namespace{ObjectMeta: objectMeta("", r.request.Namespace)}); err != nil {
 		return err
 	}
 	desired.Spec.KubeconfigKeyName = cmp.Or(live.Spec.KubeconfigKeyName, KubeconfigKey)
-	// A cluster that was not registered by us may name a Secret, and the hub reads no other one.
+	// A SveltosCluster that a user created may name another Secret.
 	secret := &corev1.Secret{
-		ObjectMeta: named(desired.Namespace, cmp.Or(live.Spec.KubeconfigName, KubeconfigSecret(desired.Name))),
+		ObjectMeta: objectMeta(desired.Namespace, cmp.Or(live.Spec.KubeconfigName, KubeconfigSecret(desired.Name))),
 		Data:       map[string][]byte{desired.Spec.KubeconfigKeyName: kubeconfig},
 	}
 	if live.Spec.KubeconfigName == "" {
-		secret = labelled(secret, desired.Name)
+		secret = withRegistrationLabel(secret, desired.Name)
 	}
 	if err := r.apply(ctx, secret, nil); err != nil {
 		return err
@@ -223,11 +216,11 @@ func (r *registration) applyPush(ctx context.Context, live, desired *libv1beta1.
 	return r.removeIdentityFields(ctx, cluster, desired)
 }
 
-// removeIdentityFields removes the fields of a registration by context that desired does not have. Server-side apply
-// does not remove the fields of an object that was created by a plain request.
+// removeIdentityFields removes the fields of a registration with Member that desired does not have. Server-side apply
+// does not remove the fields of an object that was written without it.
 func (r *registration) removeIdentityFields(ctx context.Context, cluster, desired *libv1beta1.SveltosCluster) error {
 	before := cluster.DeepCopy()
-	if !hasIdentity(desired) {
+	if !hasMemberIdentity(desired) {
 		delete(cluster.Annotations, AnnotationMemberIdentity)
 	}
 	if desired.Spec.TokenRequestRenewalOption == nil {
@@ -243,7 +236,7 @@ func (r *registration) removeIdentityFields(ctx context.Context, cluster, desire
 		}
 		return nil
 	}
-	r.log.Add(func(ctx context.Context) error {
+	r.log.AddUndo(func(ctx context.Context) error {
 		live, found, err := findCluster(ctx, r.hub, r.request)
 		if err != nil || !found || !r.log.IsLastWriter(live) {
 			return err

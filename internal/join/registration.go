@@ -32,11 +32,11 @@ import (
 const (
 	// registrationLabel marks the objects that a registration created; its value is the cluster's name.
 	registrationLabel = "towline.dev/registration"
-	// deletionTimeout limits the time that a hub may take to release a SveltosCluster that is rolled back.
+	// deletionTimeout limits the wait of a rollback until the hub has removed its finalizer from the SveltosCluster.
 	deletionTimeout = 20 * time.Second
-	// namespaceTimeout limits the wait for the deletion of an earlier namespace, which takes some seconds.
+	// namespaceTimeout limits the wait for the deletion of an earlier namespace with the same name.
 	namespaceTimeout = 30 * time.Second
-	// registrationQPS is enough for the dozen requests of one registration not to wait for each other.
+	// registrationQPS lets the dozen requests of a registration run without client-side throttling.
 	registrationQPS = 100
 )
 
@@ -49,21 +49,21 @@ var ErrForeign = errors.New("exists and was not made by a registration: choose a
 // registration creates the objects of one cluster on the hub.
 type registration struct {
 	hub client.Client
-	// cache reads the metadata of namespaces, and Leases. It may be stale. The default is hub.
+	// cache reads Leases, and the metadata of namespaces. It may be stale. Default: hub.
 	cache     client.Reader
 	resources foreign.Resources
 	request   Request
-	// log rolls back the namespace, the kubeconfig and the SveltosCluster. The other objects belong to the
-	// SveltosCluster, and are deleted with it.
+	// log rolls back the namespace, the kubeconfig and the SveltosCluster. The SveltosCluster owns the other objects.
 	log *rollback.Log
-	// isRevoked is true when tokens have been revoked, which cannot be rolled back.
+	// isRevoked is true after tokens have been revoked, which cannot be rolled back.
 	isRevoked bool
-	// mayRepair is true when objects of an existing cluster may have been repaired, which is not rolled back.
-	mayRepair bool
-	// isNew is true for a cluster without objects: they are created without reading them first.
+	// mayHaveRepaired is true if objects of an existing cluster may have been repaired, which is not rolled back.
+	mayHaveRepaired bool
+	// isNew is true for a cluster without objects: they are created without being read first.
 	isNew bool
-	// isRetried is true if the caller retries instead of waiting: the hub registers many clusters with a few workers.
-	isRetried bool
+	// callerRetries is true if a step must return an error instead of waiting for a namespace: the workers of the hub must
+	// not block.
+	callerRetries bool
 }
 
 func newRegistration(hub *rest.Config, r Request) (*registration, error) {
@@ -75,15 +75,15 @@ func newRegistration(hub *rest.Config, r Request) (*registration, error) {
 	return &registration{hub: hubClient, cache: hubClient, resources: resources, request: r, log: log}, nil
 }
 
-// registrationOf returns the registration of an existing cluster, which only creates what is missing and changes what
-// differs.
+// registrationOf returns the registration of an existing cluster. Its writes are repeated, and never rolled back.
 func registrationOf(hub client.Client, cluster client.Object) *registration {
 	request := Request{Namespace: cluster.GetNamespace(), Name: cluster.GetName()}
-	return &registration{hub: hub, cache: hub, request: request, log: rollback.New(hub, ""), isRetried: true}
+	return &registration{hub: hub, cache: hub, request: request, log: rollback.New(hub, ""), callerRetries: true}
 }
 
-// NewClient returns a client for the requests of one registration, and the resources that the cluster serves. timeout
-// limits each request and watch, unless the configuration has a limit. With 0, only discovery is limited, by client-go.
+// NewClient returns a client for the requests of one registration, and the discovery client of the cluster. timeout
+// limits each request and watch, unless the configuration has a timeout. With 0, only discovery is limited, by
+// client-go.
 func NewClient(cluster *rest.Config, timeout time.Duration) (client.WithWatch, foreign.Resources, error) {
 	config := rest.CopyConfig(cluster)
 	config.Timeout = cmp.Or(config.Timeout, timeout)
@@ -105,8 +105,8 @@ func (r *registration) run(ctx context.Context, register func() error) error {
 	if failure := r.log.RollBack(ctx); failure != nil || ctx.Err() == nil || r.isRevoked {
 		return errors.Join(fmt.Errorf("register cluster %s: %w", r.request.key(), err), failure)
 	}
-	step := Step(fmt.Errorf("registering cluster %s: %w", r.request.key(), err))
-	return &interruption{step: step, isRepaired: r.mayRepair, cause: ctx.Err()}
+	step := InterruptedStep(fmt.Errorf("registering cluster %s: %w", r.request.key(), err))
+	return &interruption{step: step, isRepaired: r.mayHaveRepaired, cause: ctx.Err()}
 }
 
 // interruption is the error of a registration that was interrupted and rolled back.
@@ -127,15 +127,16 @@ func (i *interruption) Error() string {
 // Unwrap returns the error of the context.
 func (i *interruption) Unwrap() error { return i.cause }
 
-// Step returns the text of err without the error of an aborted request. Only the first line counts.
-func Step(err error) string {
+// InterruptedStep returns the first line of err without the error of an aborted request: "read Secret a/b" for "read
+// Secret a/b: Get ...: context canceled".
+func InterruptedStep(err error) string {
 	return regexp.MustCompile(`(?s)(: ((Get|Post|Put|Patch|Delete) "|client rate limiter|context canceled|context deadline)|\n).*`).ReplaceAllString(err.Error(), "")
 }
 
-// findCluster reads the SveltosCluster that r names; it is empty if there is none.
+// findCluster reads the SveltosCluster of r. If it does not exist, cluster is empty and found is false.
 func findCluster(ctx context.Context, hub client.Reader, r Request) (cluster *libv1beta1.SveltosCluster, found bool, err error) {
 	cluster = &libv1beta1.SveltosCluster{}
-	// The client lists the hub's kinds first, for which it takes no context.
+	// The first request of a client does API discovery, which ignores ctx.
 	if err := ctx.Err(); err != nil {
 		return cluster, false, err
 	}
@@ -158,13 +159,12 @@ func read(ctx context.Context, c client.Reader, obj client.Object, key client.Ob
 	return true, nil
 }
 
-// applyOwn applies an object that only registrations of this cluster create. It returns ErrForeign for an object that
-// exists and was not created by one.
+// applyOwn applies obj with the registration label. It returns ErrForeign if the object exists and has another label.
 func (r *registration) applyOwn(ctx context.Context, obj client.Object) error {
-	return r.apply(ctx, labelled(obj, r.request.Name), r.checkOwn)
+	return r.apply(ctx, withRegistrationLabel(obj, r.request.Name), r.checkOwn)
 }
 
-// apply applies obj, and writes the result to it.
+// apply applies obj, and writes the result to it. For check, see rollback.Log.Apply.
 func (r *registration) apply(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) error {
 	write := r.log.Apply
 	if r.isNew {
@@ -177,15 +177,15 @@ func (r *registration) apply(ctx context.Context, obj client.Object, check func(
 	return runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, obj)
 }
 
-// metadataOf returns an empty object with which only the metadata of an object of the kind is read. The kind must be in
-// the core group.
-func metadataOf(kind string) *metav1.PartialObjectMetadata {
+// newPartialMetadata returns an empty object to read the metadata of a kind in the core group.
+func newPartialMetadata(kind string) *metav1.PartialObjectMetadata {
 	obj := &metav1.PartialObjectMetadata{}
 	obj.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind))
 	return obj
 }
 
-func labelled[T client.Object](obj T, cluster string) T {
+// withRegistrationLabel replaces the labels of obj and returns it.
+func withRegistrationLabel[T client.Object](obj T, cluster string) T {
 	obj.SetLabels(map[string]string{registrationLabel: cluster})
 	return obj
 }
@@ -198,19 +198,19 @@ func (r *registration) checkOwn(live *unstructured.Unstructured) error {
 	return nil
 }
 
-// applyCluster applies the SveltosCluster, which has been read as live. If this run creates it, the rollback waits
-// until the hub has released it, and then deletes the objects that were created for it.
+// applyCluster applies the SveltosCluster. live is the existing one, or empty. If this run creates the SveltosCluster,
+// the rollback deletes it, waits until it is removed, and then deletes its dependents.
 func (r *registration) applyCluster(ctx context.Context, live, desired *libv1beta1.SveltosCluster) error {
-	if live.UID != "" {
-		return r.apply(ctx, desired, nil)
+	if live.UID == "" {
+		r.log.AddUndo(func(ctx context.Context) error { return r.deleteDependents(ctx, desired) })
 	}
-	r.log.Add(func(ctx context.Context) error { return r.deleteOrphans(ctx, desired) })
 	return r.apply(ctx, desired, nil)
 }
 
-// deleteOrphans deletes the objects that belonged to the SveltosCluster of this run, which the rollback has deleted,
-// unless the cluster has been registered again. The log rolls back the objects of a push-mode cluster.
-func (r *registration) deleteOrphans(ctx context.Context, created *libv1beta1.SveltosCluster) error {
+// deleteDependents waits until the SveltosCluster, which the rollback has deleted before, is removed, and deletes its
+// objects in pull mode. It keeps them if the cluster has been registered again. In push mode the log rolls back all
+// objects.
+func (r *registration) deleteDependents(ctx context.Context, created *libv1beta1.SveltosCluster) error {
 	if created.UID == "" || !created.Spec.PullMode {
 		return nil
 	}
@@ -226,11 +226,11 @@ func (r *registration) deleteOrphans(ctx context.Context, created *libv1beta1.Sv
 	if isForeign {
 		return nil
 	}
-	return newRetraction(r.hub, r.resources, created).deleteOwn(ctx)
+	return newHubCleanup(r.hub, r.resources, created).deleteOwn(ctx)
 }
 
-// EnsureNamespace creates a namespace if it does not exist. It waits for the end of an earlier one that is being
-// deleted. An existing namespace is not changed.
+// EnsureNamespace creates a namespace if it does not exist. If a namespace with this name is being deleted, it waits
+// for the end of the deletion. It does not change an existing namespace.
 func EnsureNamespace(ctx context.Context, c client.Client, namespace *corev1.Namespace) error {
 	err := wait.PollUntilContextTimeout(ctx, time.Second/4, namespaceTimeout, true, func(context.Context) (bool, error) {
 		live := &corev1.Namespace{}
@@ -250,11 +250,11 @@ func EnsureNamespace(ctx context.Context, c client.Client, namespace *corev1.Nam
 	return err
 }
 
-// ensureNamespace is EnsureNamespace, and the rollback deletes a namespace that this run created, unless it holds
-// foreign objects.
-func ensureNamespace(ctx context.Context, c client.Client, log *rollback.Log, resources foreign.Resources, namespace *corev1.Namespace) error {
+// ensureNamespaceWithRollback is EnsureNamespace. The rollback deletes a namespace that this run created, unless it
+// contains foreign objects.
+func ensureNamespaceWithRollback(ctx context.Context, c client.Client, log *rollback.Log, resources foreign.Resources, namespace *corev1.Namespace) error {
 	key := client.ObjectKeyFromObject(namespace)
-	log.Add(func(ctx context.Context) error {
+	log.AddUndo(func(ctx context.Context) error {
 		live := &corev1.Namespace{}
 		found, err := read(ctx, c, live, key)
 		if err != nil || !found || !log.IsLastWriter(live) {
@@ -270,17 +270,17 @@ func ensureNamespace(ctx context.Context, c client.Client, log *rollback.Log, re
 }
 
 func (r *registration) ensureNamespace(ctx context.Context, namespace *corev1.Namespace) error {
-	if r.isRetried {
+	if r.callerRetries {
 		live := &corev1.Namespace{}
 		if exists, err := read(ctx, r.hub, live, client.ObjectKeyFromObject(namespace)); err != nil || exists && live.DeletionTimestamp != nil {
 			return cmp.Or(err, fmt.Errorf("namespace %s is being deleted", namespace.Name))
 		}
 	}
-	return ensureNamespace(ctx, r.hub, r.log, r.resources, namespace)
+	return ensureNamespaceWithRollback(ctx, r.hub, r.log, r.resources, namespace)
 }
 
-// isDependentOfAgent returns whether controllers created the object for the Deployment or the Service of an agent, so
-// that the garbage collector deletes it with them.
+// isDependentOfAgent returns whether a controller created the object for the agent's Deployment or Service: the garbage
+// collector deletes it with them.
 func isDependentOfAgent(item *metav1.PartialObjectMetadata) bool {
 	return item.Labels[agentNameLabel] == agentName && metav1.GetControllerOf(item) != nil
 }

@@ -29,34 +29,32 @@ import (
 const (
 	// RenewedKubeconfigKey is the default key of a renewed kubeconfig, the same as in Sveltos.
 	RenewedKubeconfigKey = "re-kubeconfig"
-	// renewAhead is how long before the end of its interval a token is renewed, if the interval is longer than that.
+	// renewAhead is subtracted from an interval that is longer than it: the renewal starts before the end of the interval.
 	renewAhead = 10 * time.Minute
-	// renewGrace is the difference between the default of the requested life and the interval.
+	// renewGrace is added to the interval for the default of the requested life.
 	renewGrace = 30 * time.Minute
-	// minTokenLife is the minimum life in a token request. API servers reject a shorter one.
+	// minTokenLife is the shortest life that API servers accept in a token request.
 	minTokenLife = 10 * time.Minute
-	// renewRetry is the time until the next attempt after an error, and the minimum time between two renewals by expiry.
+	// renewRetry is the time until the next attempt after an error, and the minimum time between renewals by expiry.
 	renewRetry = time.Minute
 )
 
 // Renewal renews the token in a push-mode cluster's kubeconfig according to spec.tokenRequestRenewalOption.
 type Renewal struct {
-	// Hub reads and writes the SveltosCluster and its Secret. It must read Secrets from the API server or from a cache
-	// that contains them.
+	// Hub reads and writes the SveltosCluster and its Secret. If it has a cache, the cache must contain Secrets.
 	Hub client.Client
 	// Member returns the hub's configuration for the cluster. Run reads the times of the current token from it.
 	Member func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (*rest.Config, error)
-	// Limit limits the connections of a configuration for the cluster. Default: no limit.
+	// Limit is called with each configuration for the cluster, to limit its connections. It may be nil.
 	Limit func(config *rest.Config) error
 	Clock clock.PassiveClock
 }
 
-// Run renews the token if its renewal is due, and returns the time until the next call, 0 for never: in pull mode,
-// without spec.tokenRequestRenewalOption, with an invalid interval, and for a cluster that is being deleted. After an
-// error the former kubeconfig stays in use, and next is the time until the next attempt. Run checks the renewed
-// kubeconfig, writes it to the Secret, and then changes the cluster to use it. If Run is interrupted, the cluster has a
-// valid kubeconfig. Run writes spec.kubeconfigKeyName and status.lastReconciledTokenRequestAt on the hub, and sets both
-// fields of cluster.
+// Run renews the token if its renewal is due, and returns the time until the next call; 0 means never: in pull mode,
+// without spec.tokenRequestRenewalOption, with an invalid interval, and for a cluster that is being deleted. It checks
+// the renewed kubeconfig, writes it to the Secret, and then sets spec.kubeconfigKeyName and
+// status.lastReconciledTokenRequestAt on the hub and in cluster. After an error or an interruption the cluster still
+// has a valid kubeconfig; after an error, next is the time until the next attempt.
 func (r Renewal) Run(ctx context.Context, cluster *libv1beta1.SveltosCluster) (next time.Duration, err error) {
 	option := cluster.Spec.TokenRequestRenewalOption
 	if option == nil || cluster.Spec.PullMode || !cluster.DeletionTimestamp.IsZero() {
@@ -72,17 +70,17 @@ func (r Renewal) Run(ctx context.Context, cluster *libv1beta1.SveltosCluster) (n
 	if pause := renewalDue(cluster, ReadToken(config.BearerToken)).Sub(r.Clock.Now()); pause > 0 {
 		return pause, nil
 	}
-	fresh, err := r.renew(ctx, cluster)
+	renewed, err := r.renew(ctx, cluster)
 	if err != nil {
 		return renewRetry, fmt.Errorf("renew the token: %w", err)
 	}
-	return max(renewalDue(cluster, fresh).Sub(r.Clock.Now()), time.Second), nil
+	return max(renewalDue(cluster, renewed).Sub(r.Clock.Now()), time.Second), nil
 }
 
-// renewalDue returns the time of the next renewal of a cluster's token. The time by the interval counts from the last
-// renewal, else from the issue of the token, else from the creation of the cluster. If the token's expiry requires an
-// earlier renewal, the time by the expiry is used instead, but at least renewRetry after the last renewal: the times in
-// a token are from the clock of the member, which may be wrong.
+// renewalDue returns the time of the next renewal of a token. It is one interval after the last renewal, else after the
+// issue of the token, else after the creation of the cluster. If the token expires too early for that, it is the
+// token's RenewAfter time, but at least renewRetry after the last renewal: the times in a token are from the clock of
+// the member, which may be wrong.
 func renewalDue(cluster *libv1beta1.SveltosCluster, current Token) time.Time {
 	interval := cluster.Spec.TokenRequestRenewalOption.RenewTokenRequestInterval.Duration
 	if interval > renewAhead {
@@ -97,7 +95,7 @@ func renewalDue(cluster *libv1beta1.SveltosCluster, current Token) time.Time {
 		since = last
 	}
 	byInterval := since.Add(interval)
-	if byExpiry := current.Issued.Add(current.UntilRenewal(0)); !current.Expires.IsZero() && byExpiry.Before(byInterval) {
+	if byExpiry := current.Issued.Add(current.RenewAfter(0)); !current.Expires.IsZero() && byExpiry.Before(byInterval) {
 		if earliest := last.Add(renewRetry); byExpiry.Before(earliest) {
 			return earliest
 		}
@@ -106,7 +104,7 @@ func renewalDue(cluster *libv1beta1.SveltosCluster, current Token) time.Time {
 	return byInterval
 }
 
-// renewedLife returns the requested life of a renewed token.
+// renewedLife returns the life to request for a renewed token.
 func renewedLife(option *libv1beta1.TokenRequestRenewalOption) time.Duration {
 	if option.TokenDuration != nil {
 		return max(option.TokenDuration.Duration, minTokenLife)
@@ -114,11 +112,10 @@ func renewedLife(option *libv1beta1.TokenRequestRenewalOption) time.Duration {
 	return max(option.RenewTokenRequestInterval.Duration+renewGrace, minTokenLife)
 }
 
-// renew requests a new token, writes the kubeconfig with it, and makes the cluster use that. It sets the fields of
-// cluster.
+// renew requests a token, writes the kubeconfig with it, and sets the fields of the cluster on the hub and in cluster.
 func (r Renewal) renew(ctx context.Context, cluster *libv1beta1.SveltosCluster) (Token, error) {
-	// The writes of the Secret and of the cluster's spec fail if the object has changed since this read. So a cluster that
-	// is registered again meanwhile keeps its new kubeconfig.
+	// The writes fail if the Secret or the spec has changed since this read: a cluster that is registered again keeps its
+	// new kubeconfig.
 	live, secret := &libv1beta1.SveltosCluster{}, &corev1.Secret{}
 	if err := r.Hub.Get(ctx, client.ObjectKeyFromObject(cluster), live); err != nil {
 		return Token{}, fmt.Errorf("read the SveltosCluster: %w", err)
@@ -131,11 +128,11 @@ func (r Renewal) renew(ctx context.Context, cluster *libv1beta1.SveltosCluster) 
 	if err := r.Hub.Get(ctx, client.ObjectKey{Namespace: live.Namespace, Name: name}, secret); err != nil {
 		return Token{}, fmt.Errorf("read the kubeconfig: %w", err)
 	}
-	used := live.Spec.KubeconfigKeyName
-	if used == "" && len(secret.Data) > 0 {
-		used = slices.Min(slices.Collect(maps.Keys(secret.Data)))
+	currentKey := live.Spec.KubeconfigKeyName
+	if currentKey == "" && len(secret.Data) > 0 {
+		currentKey = slices.Min(slices.Collect(maps.Keys(secret.Data)))
 	}
-	renewed, fresh, err := r.renewKubeconfig(ctx, secret.Data[used], option)
+	renewed, token, err := r.renewKubeconfig(ctx, secret.Data[currentKey], option)
 	if err != nil {
 		return Token{}, err
 	}
@@ -148,17 +145,18 @@ func (r Renewal) renew(ctx context.Context, cluster *libv1beta1.SveltosCluster) 
 	}
 	cluster.Spec.KubeconfigKeyName = live.Spec.KubeconfigKeyName
 	cluster.Status.LastReconciledTokenRequestAt = live.Status.LastReconciledTokenRequestAt
-	return fresh, nil
+	return token, nil
 }
 
-// writeKubeconfig writes the kubeconfig to the Secret. It returns an error if the Secret has changed since it was read.
+// writeKubeconfig writes the kubeconfig to the Secret. It returns a conflict if the Secret has changed since its read.
 func (r Renewal) writeKubeconfig(ctx context.Context, secret *corev1.Secret, key string, kubeconfig []byte) error {
 	before := secret.DeepCopy()
 	if secret.Data == nil {
 		secret.Data = map[string][]byte{}
 	}
 	secret.Data[key] = kubeconfig
-	// Without the annotation, a failed registration does not revert the Secret. The cluster is about to use the new key.
+	// Without the annotation, the rollback of a failed registration keeps the Secret: the cluster is about to use this
+	// key.
 	delete(secret.Annotations, rollback.AttemptAnnotation)
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 	if err := r.Hub.Patch(ctx, secret, patch, client.FieldOwner(kube.FieldManager)); err != nil {
@@ -167,8 +165,8 @@ func (r Renewal) writeKubeconfig(ctx context.Context, secret *corev1.Secret, key
 	return nil
 }
 
-// useKubeconfig makes the cluster use the kubeconfig under key, and records the time in its status. It returns an error
-// if the spec must change and the cluster has changed since it was read.
+// useKubeconfig sets the key in the spec and the time in the status. It returns a conflict if the spec must change and
+// the cluster has changed since its read.
 func (r Renewal) useKubeconfig(ctx context.Context, live *libv1beta1.SveltosCluster, key string) error {
 	if live.Spec.KubeconfigKeyName != key {
 		before := live.DeepCopy()
@@ -186,8 +184,7 @@ func (r Renewal) useKubeconfig(ctx context.Context, live *libv1beta1.SveltosClus
 	return nil
 }
 
-// renewKubeconfig returns the kubeconfig with a new token in place of its credentials, after checkAccess with the
-// token.
+// renewKubeconfig returns current with a new token in place of its credentials. The token has passed checkAccess.
 func (r Renewal) renewKubeconfig(ctx context.Context, current []byte, option *libv1beta1.TokenRequestRenewalOption) ([]byte, Token, error) {
 	config, err := r.parse(current)
 	if err != nil {
@@ -249,7 +246,7 @@ func renewToken(
 }
 
 // renewedAccount returns the ServiceAccount of the renewed token. Namespace and name are from the option, else from the
-// current Token, else from the namespace and the user name in the kubeconfig. Without a name, it returns an error.
+// current token, else from the namespace and the user name in the kubeconfig.
 func renewedAccount(current Token, loaded *clientcmdapi.Config, option *libv1beta1.TokenRequestRenewalOption) (client.ObjectKey, error) {
 	account := client.ObjectKey{Namespace: cmp.Or(option.SANamespace, current.Account.Namespace), Name: cmp.Or(option.SAName, current.Account.Name)}
 	if inUse := loaded.Contexts[loaded.CurrentContext]; inUse != nil {

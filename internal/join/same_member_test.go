@@ -51,6 +51,6 @@ func refusalIsNoLostRight(t *testing.T, p push) {
 			return next.RoundTrip(request)
 		})
 	})
-	wantText(t, join.RetractMember(t.Context(), refusing, p.hubUID, cluster), "by policy")
+	wantText(t, join.DeleteMemberObjects(t.Context(), refusing, p.hubUID, cluster), "by policy")
 	p.takeOff(t, "c")
 }

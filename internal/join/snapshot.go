@@ -17,23 +17,21 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// snapshotPage is the maximum number of objects in one response of TakeSnapshot.
+// snapshotPage is the maximum number of objects in one response.
 const snapshotPage = 500
 
-// Snapshot has the ServiceAccounts, Roles and RoleBindings of all registrations at one moment. It saves the requests of
-// Establish for clusters whose objects do not have to change. No object is written because of a Snapshot.
+// Snapshot has the ServiceAccounts, Roles and RoleBindings of all registrations at one moment. With it, the hub skips
+// Establish for clusters whose objects do not have to change, and sends no requests for them.
 type Snapshot struct {
 	objects map[snapshotKey]client.Object
 }
 
-// snapshotKey identifies an object in a Snapshot. kind is the Go type of the object.
 type snapshotKey struct {
-	kind string
+	kind string // the Go type of the object
 	name client.ObjectKey
 }
 
-// TakeSnapshot lists the objects, with one request for each kind and snapshotPage objects. hub must read from the API
-// server.
+// TakeSnapshot lists the objects in pages of snapshotPage. hub must read from the API server.
 func TakeSnapshot(ctx context.Context, hub client.Reader) (*Snapshot, error) {
 	s := &Snapshot{objects: map[snapshotKey]client.Object{}}
 	for _, newList := range []func() client.ObjectList{
@@ -79,26 +77,26 @@ func keyOf(obj client.Object) snapshotKey {
 	return snapshotKey{fmt.Sprintf("%T", obj), client.ObjectKeyFromObject(obj)}
 }
 
-// FindEstablished returns the delivery namespace of a pull-mode SveltosCluster, "" if Establish might change an object.
-// cache reads Leases, and the metadata of Secrets and namespaces. It may be stale, like the Snapshot: a change since
-// then is not found.
+// FindEstablished returns the delivery namespace of a pull-mode SveltosCluster, or "" if Establish might change an
+// object. cache reads Leases, and the metadata of Secrets and namespaces. It may be stale, like the Snapshot: later
+// changes are not found.
 func (s *Snapshot) FindEstablished(ctx context.Context, cache client.Reader, cluster *libv1beta1.SveltosCluster) (delivery string, err error) {
 	if cluster.DeletionTimestamp != nil {
 		return "", nil
 	}
 	r := &registration{cache: cache, request: Request{Namespace: cluster.Namespace, Name: cluster.Name}}
-	if delivery, err = r.claimedDelivery(ctx, cache); delivery == "" || err != nil {
+	if delivery, err = r.claimedDeliveryNamespace(ctx, cache); delivery == "" || err != nil {
 		return "", err
 	}
 	if annotated, isForeign := fleet.DeliveryNamespace(cluster); annotated != delivery || isForeign {
 		return "", nil
 	}
-	agents := metadataOf("Namespace")
+	agents := newPartialMetadata("Namespace")
 	found, err := read(ctx, cache, agents, client.ObjectKey{Name: kube.AgentNamespace})
 	if !found || err != nil || agents.DeletionTimestamp != nil {
 		return "", err
 	}
-	for _, desired := range append(r.ownedIdentity(cluster, delivery), role(kube.AgentNamespace, sharedRole, sharedRules())) {
+	for _, desired := range append(r.agentIdentity(cluster, delivery), role(kube.AgentNamespace, sharedRole, sharedRules())) {
 		isUnchanged, err := s.isUnchanged(ctx, cache, desired)
 		if !isUnchanged || err != nil {
 			return "", err
@@ -112,8 +110,7 @@ func (s *Snapshot) isUnchanged(ctx context.Context, cache client.Reader, desired
 	var existing client.Object
 	switch desired.(type) {
 	case *corev1.Secret:
-		// It has no data.
-		existing = metadataOf("Secret")
+		existing = newPartialMetadata("Secret") // the anchor Secret has no data
 	case *coordinationv1.Lease:
 		existing = &coordinationv1.Lease{}
 	default:

@@ -71,7 +71,7 @@ func TestATenantReachesNoOtherTenantsDeliveries(t *testing.T) {
 	if err := hubClient.Get(t.Context(), client.ObjectKeyFromObject(cluster), &corev1.ServiceAccount{}); !apierrors.IsNotFound(err) {
 		t.Errorf("an identity was made: %v", err)
 	}
-	if _, err := join.Retract(t.Context(), hubClient, kinds(t, plane), cluster); err != nil {
+	if _, err := join.DeleteHubObjects(t.Context(), hubClient, kinds(t, plane), cluster); err != nil {
 		t.Fatal(err)
 	}
 	// A ServiceAccount can say anything, too, once the cluster is gone.
@@ -129,7 +129,7 @@ func TestANamespaceOfOthersIsNotClaimed(t *testing.T) {
 	}
 }
 
-func TestRetractKeepsANamespaceInWhichSomebodyElseHasSomething(t *testing.T) {
+func TestDeleteHubObjectsKeepsANamespaceWithForeignObjects(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	n := newNamespace(t, hubClient, "keeps")
@@ -148,7 +148,7 @@ func TestRetractKeepsANamespaceInWhichSomebodyElseHasSomething(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		done, err := join.Retract(t.Context(), hubClient, kinds(t, plane), cluster)
+		done, err := join.DeleteHubObjects(t.Context(), hubClient, kinds(t, plane), cluster)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -196,7 +196,7 @@ func TestALongNameIsRefusedAndHoldsNothingUp(t *testing.T) {
 	cluster := declared(t, hubClient, n, strings.Repeat("a", 64))
 	_, err := join.Establish(t.Context(), hubClient, cluster)
 	wantText(t, err, "metadata.name: the name of a cluster in pull mode may have 63 characters at most")
-	if done, err := join.Retract(t.Context(), hubClient, kinds(t, plane), cluster); err != nil || len(done.Deleted) > 0 {
+	if done, err := join.DeleteHubObjects(t.Context(), hubClient, kinds(t, plane), cluster); err != nil || len(done.Deleted) > 0 {
 		t.Errorf("deleted %v, err %v", done.Deleted, err)
 	}
 }
@@ -213,7 +213,7 @@ func TestALeaseOfOthersIsNotTaken(t *testing.T) {
 	if _, err := join.Establish(t.Context(), hubClient, cluster); !errors.Is(err, join.ErrForeign) {
 		t.Errorf("got error %v, want ErrForeign", err)
 	}
-	if _, err := join.Retract(t.Context(), hubClient, kinds(t, plane), cluster); err != nil {
+	if _, err := join.DeleteHubObjects(t.Context(), hubClient, kinds(t, plane), cluster); err != nil {
 		t.Fatal(err)
 	}
 	if err := hubClient.Get(t.Context(), client.ObjectKeyFromObject(users), users); err != nil || len(users.Labels) > 0 {

@@ -10,27 +10,22 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// renewalFraction is the fraction of a token's life after which it is renewed. The rest is for retries while the API
-// server is unavailable.
+// renewalFraction is the fraction of a token's life after which it is renewed, so that there is time for retries.
 const renewalFraction = 0.8
 
-// Token is a bearer token, with the claims that this package uses. The times and BoundTo are zero if the token is no
-// JWT, or if it does not expire.
+// Token is a bearer token with some of its claims. The times and BoundTo are zero if the token is no JWT or does not
+// expire.
 type Token struct {
 	Text    string
 	Issued  time.Time
 	Expires time.Time
-	// BoundTo is the uid of the Secret to which the token is bound, "" for none.
+	// BoundTo is the uid of the Secret to which the token is bound.
 	BoundTo types.UID
-	// Account is the ServiceAccount of the token, empty if the token is no JWT of one.
+	// Account is empty if the token is not a JWT of a ServiceAccount.
 	Account client.ObjectKey
 }
 
-// serviceAccountUser is the prefix of the user name of a ServiceAccount.
-const serviceAccountUser = "system:serviceaccount:"
-
-// ReadToken reads the claims of a ServiceAccount token without verification, which only its API server can do. The
-// claims are used to schedule renewals.
+// ReadToken reads the claims of a token without verification, which only its API server can do.
 func ReadToken(text string) Token {
 	t := Token{Text: text}
 	parts := strings.Split(text, ".")
@@ -54,7 +49,7 @@ func ReadToken(text string) Token {
 	if json.Unmarshal(raw, &claims) != nil {
 		return t
 	}
-	if qualifiedName, isAccount := strings.CutPrefix(claims.Subject, serviceAccountUser); isAccount {
+	if qualifiedName, isAccount := strings.CutPrefix(claims.Subject, "system:serviceaccount:"); isAccount {
 		t.Account.Namespace, t.Account.Name, _ = strings.Cut(qualifiedName, ":")
 	}
 	if claims.Expires <= claims.IssuedAt {
@@ -65,16 +60,11 @@ func ReadToken(text string) Token {
 	return t
 }
 
-// UntilRenewal returns the time from the issue of t until its renewal. requestedLife is for a token without
-// times.
-func (t Token) UntilRenewal(requestedLife time.Duration) time.Duration {
-	return time.Duration(float64(t.life(requestedLife)) * renewalFraction)
-}
-
-// life returns the time from the issue of t until it expires, or requestedLife if t has no times.
-func (t Token) life(requestedLife time.Duration) time.Duration {
-	if t.Expires.IsZero() || t.Issued.IsZero() {
-		return requestedLife
+// RenewAfter returns how long after its issue t is renewed. If t has no times, its life is requestedLife.
+func (t Token) RenewAfter(requestedLife time.Duration) time.Duration {
+	life := requestedLife
+	if !t.Expires.IsZero() && !t.Issued.IsZero() {
+		life = t.Expires.Sub(t.Issued)
 	}
-	return t.Expires.Sub(t.Issued)
+	return time.Duration(float64(life) * renewalFraction)
 }

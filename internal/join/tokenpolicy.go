@@ -28,25 +28,26 @@ const (
 	audienceAccount = "towline-audiences"
 	// isOwnToken is true if a ServiceAccount requests a token for itself.
 	isOwnToken = "request.userInfo.username == 'system:serviceaccount:' + request.namespace + ':' + request.name"
-	// isAgent is true for a user who may patch the status of this cluster only: not for an administrator, and not for a
-	// ServiceAccount without rights for the status.
+	// isAgent is true for a user who may patch the status of the SveltosCluster with the account's name, but not of
+	// others.
 	isAgent = mayReport + ".name(request.name).check('patch').allowed() && !" + mayReport + ".check('patch').allowed()"
 	// isAnchored is true for the request of a token that is bound to the anchor Secret.
 	isAnchored = "has(object.spec.boundObjectRef) && has(object.spec.boundObjectRef.kind) && object.spec.boundObjectRef.kind == 'Secret'" +
 		" && has(object.spec.boundObjectRef.name) && object.spec.boundObjectRef.name == request.name + '" + anchorSuffix + "'"
-	// isForAudiences, with a list of quoted audiences, is true if all requested audiences of a token are in the list. The
-	// API server has set its own audiences where the request had none.
+	// isForAudiences is a format. With a list of quoted audiences, it is true if all audiences of the token are in the
+	// list. The API server sets its own audiences before admission if the request has none.
 	isForAudiences = "!has(object.spec.audiences) || object.spec.audiences.all(audience, audience in [%s])"
 	// mayReport is the authorizer check for the status of SveltosClusters in the account's namespace.
 	mayReport = "authorizer.group('lib.projectsveltos.io').resource('sveltosclusters').subresource('status').namespace(request.namespace)"
 )
 
-// EnsureTokenPolicy creates or updates the ValidatingAdmissionPolicy for the tokens of agents, and its binding. It
-// denies an agent's request of a token for itself if the life is longer than MaxTokenLife, if the token is not bound to
-// the agent's anchor Secret, or if it is for another audience than the API server. RBAC cannot restrict this: the
-// holder of a copied token could request a token that is valid for years, that stays valid after a revocation, or that
-// other systems accept which trust the issuer of the hub, such as a cloud. isNew is true if the API server may not
-// enforce the policy yet. It returns kube.ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies.
+// EnsureTokenPolicy creates or updates the ValidatingAdmissionPolicy for the tokens of agents, and its binding. The
+// policy denies an agent's request for a token of its own account if the life is longer than MaxTokenLife, if the token
+// is not bound to the anchor Secret, or if it is for another audience than the API server. RBAC cannot limit this: with
+// a copied token, an attacker could request a token that is valid for years, that stays valid after a revocation, or
+// that another system, such as a cloud, accepts because it trusts the issuer of the hub. isNew is true if the API
+// server may not enforce the policy yet. EnsureTokenPolicy returns kube.ErrNoAdmissionPolicies for a hub without
+// ValidatingAdmissionPolicies.
 func EnsureTokenPolicy(ctx context.Context, hub client.Client) (isNew bool, err error) {
 	if err := kube.CheckAdmissionPolicies(ctx, hub); err != nil {
 		return false, err
@@ -58,9 +59,9 @@ func EnsureTokenPolicy(ctx context.Context, hub client.Client) (isNew bool, err 
 	return kube.EnsureAdmissionPolicy(ctx, hub, tokenPolicyName, kube.FixedSpec(tokenPolicy(audiences)))
 }
 
-// enforceTokenPolicy ensures the policy before an agent gets an identity, and waits until the API server enforces it.
-// Otherwise the agent would get tokens without limits if no hub has created the policy yet, or if somebody has deleted
-// it. To save a request for each registration, it keeps the audiences of the policy, which hubs update.
+// enforceTokenPolicy ensures the policy before an agent gets an identity, and waits until the API server enforces it:
+// the policy may not exist yet, or a user may have deleted it. It keeps the audiences of an existing policy, which hubs
+// update. This saves a request per registration.
 func enforceTokenPolicy(ctx context.Context, hub client.Client) error {
 	if err := kube.CheckAdmissionPolicies(ctx, hub); err != nil {
 		return err
@@ -78,14 +79,14 @@ func enforceTokenPolicy(ctx context.Context, hub client.Client) error {
 	return kube.AwaitPolicy(ctx)
 }
 
-// findAudiences returns the audiences of the hub's API server. Only a token shows them: it is for a ServiceAccount
-// without any rights, which is created if it does not exist, and is not used.
+// findAudiences returns the audiences of the hub's API server. Only a token request shows them, so it requests a token
+// for a ServiceAccount without permissions, which it creates if needed. The token is not used.
 func findAudiences(ctx context.Context, hub client.Client) ([]string, error) {
-	account := &corev1.ServiceAccount{ObjectMeta: named(kube.AgentNamespace, audienceAccount), AutomountServiceAccountToken: ptr.To(false)}
+	account := &corev1.ServiceAccount{ObjectMeta: objectMeta(kube.AgentNamespace, audienceAccount), AutomountServiceAccountToken: ptr.To(false)}
 	request := &authenticationv1.TokenRequest{}
 	err := hub.SubResource("token").Create(ctx, account, request)
 	if apierrors.IsNotFound(err) {
-		if err := EnsureNamespace(ctx, hub, &corev1.Namespace{ObjectMeta: named("", kube.AgentNamespace)}); err != nil {
+		if err := EnsureNamespace(ctx, hub, &corev1.Namespace{ObjectMeta: objectMeta("", kube.AgentNamespace)}); err != nil {
 			return nil, err
 		}
 		if err := hub.Create(ctx, account, client.FieldOwner(kube.FieldManager)); client.IgnoreAlreadyExists(err) != nil {
@@ -99,7 +100,7 @@ func findAudiences(ctx context.Context, hub client.Client) ([]string, error) {
 	return request.Spec.Audiences, nil
 }
 
-// audiencesOf returns the audiences in a spec from tokenPolicy, and nil for any other spec.
+// audiencesOf returns the audiences in a policy that tokenPolicy created, or nil.
 func audiencesOf(live kube.PolicySpec) (audiences []string) {
 	prefix, suffix, _ := strings.Cut(isForAudiences, "%s")
 	for _, validation := range live.Validations {

@@ -14,10 +14,10 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// FindUninstalled returns the kind and the key of the first of the objects that is being deleted, or that the garbage
-// collector will delete: it belongs to an earlier ClusterRole with the name of role, or to role, which is being
-// deleted. It returns "" if there is none.
-func FindUninstalled(ctx context.Context, member client.Reader, role *rbacv1.ClusterRole, objects []kube.Ref) (string, error) {
+// FindUninstalling returns the kind and the key of the first object that is being deleted, or that the garbage
+// collector will delete because its owner is deleted: an earlier ClusterRole with the name of role, or role itself. It
+// returns "" if there is none. role has only a name if the ClusterRole does not exist.
+func FindUninstalling(ctx context.Context, member client.Reader, role *rbacv1.ClusterRole, objects []kube.Ref) (string, error) {
 	for _, ref := range objects {
 		live, key := &metav1.PartialObjectMetadata{}, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}
 		live.SetGroupVersionKind(ref.GVK())
@@ -35,7 +35,7 @@ func FindUninstalled(ctx context.Context, member client.Reader, role *rbacv1.Clu
 	return "", nil
 }
 
-// AwaitUninstallation waits until find, which calls FindUninstalled, returns "". It calls report with each object.
+// AwaitUninstallation calls find until it returns "", and report for each new object. find must call FindUninstalling.
 func AwaitUninstallation(ctx context.Context, timeout time.Duration, find func(context.Context) (string, error), report func(object string)) error {
 	var reported string
 	var findErr error

@@ -17,14 +17,14 @@ import (
 // AuthoritySecret returns the name of the Secret with the CA certificates of a cluster with a workload identity.
 func AuthoritySecret(cluster string) string { return cluster + "-sveltos-ca" }
 
-// WorkloadRequest is a request to register a cluster to which the hub connects with its own cloud identity.
+// WorkloadRequest is a request to register a cluster to which the hub connects with its cloud identity.
 type WorkloadRequest struct {
 	Request
-	// Identity has the provider, the endpoint and the provider's identifiers of the cluster. Optional fields that are
-	// empty keep their value in the SveltosCluster.
+	// Identity has the provider, the endpoint and the cluster's identifiers. Empty optional fields keep their registered
+	// value.
 	Identity libv1beta1.WorkloadIdentity
-	// CA are the CA certificates of the endpoint, in PEM. nil keeps the reference of the SveltosCluster; without a
-	// reference, the hub uses the CA certificates of its system.
+	// CA are the CA certificates of the endpoint, in PEM. nil keeps the registered reference to a CA; without one, the hub
+	// uses the CA certificates of its system.
 	CA []byte
 }
 
@@ -56,10 +56,9 @@ func (r WorkloadRequest) Validate() error {
 	return nil
 }
 
-// flagValue is a command-line flag with its value.
 type flagValue struct{ flag, value string }
 
-// requiredFlags returns the required flags of the provider with their values, nil for no provider.
+// requiredFlags returns the required flags of the provider with their values. Without a provider it returns nil.
 func requiredFlags(w libv1beta1.WorkloadIdentity) []flagValue {
 	switch {
 	case w.AWS != nil:
@@ -72,10 +71,9 @@ func requiredFlags(w libv1beta1.WorkloadIdentity) []flagValue {
 	return nil
 }
 
-// RegisterWorkload creates or changes a SveltosCluster to which the hub connects with its own cloud identity. Only the
-// hub can check access; it reports the result in the status. For a registered cluster, RegisterWorkload changes the
-// fields that the request sets, and adds its labels. It reverts its changes if it returns an error, also after ctx has
-// ended.
+// RegisterWorkload creates or changes a SveltosCluster to which the hub connects with its cloud identity. Only the hub
+// can check the access; it reports the result in the status. A repeated call changes the fields that the request sets,
+// and adds its labels. If it fails, or ctx ends, it rolls back its writes.
 func RegisterWorkload(ctx context.Context, hub *rest.Config, request WorkloadRequest) error {
 	if err := request.Validate(); err != nil {
 		return err
@@ -88,7 +86,7 @@ func RegisterWorkload(ctx context.Context, hub *rest.Config, request WorkloadReq
 }
 
 func (r *registration) registerWorkload(ctx context.Context, request WorkloadRequest) error {
-	live, err := r.pushCluster(ctx)
+	live, err := r.findPushCluster(ctx)
 	if err != nil {
 		return err
 	}
@@ -98,11 +96,11 @@ func (r *registration) registerWorkload(ctx context.Context, request WorkloadReq
 			return err
 		}
 	}
-	if err := r.ensureNamespace(ctx, &corev1.Namespace{ObjectMeta: named("", r.request.Namespace)}); err != nil {
+	if err := r.ensureNamespace(ctx, &corev1.Namespace{ObjectMeta: objectMeta("", r.request.Namespace)}); err != nil {
 		return err
 	}
 	if request.CA != nil {
-		secret := &corev1.Secret{ObjectMeta: named(request.Namespace, AuthoritySecret(request.Name)), Data: map[string][]byte{fleet.AuthorityKey: request.CA}}
+		secret := &corev1.Secret{ObjectMeta: objectMeta(request.Namespace, AuthoritySecret(request.Name)), Data: map[string][]byte{fleet.AuthorityKey: request.CA}}
 		if err := r.applyOwn(ctx, secret); err != nil {
 			return err
 		}
@@ -114,7 +112,7 @@ func (r *registration) registerWorkload(ctx context.Context, request WorkloadReq
 }
 
 // keepIdentity copies unset optional fields, and the reference to the CA, from live to requested. It returns an error
-// if the cluster is registered without a workload identity or with another provider.
+// if live is nil or has another provider.
 func keepIdentity(requested, live *libv1beta1.WorkloadIdentity) error {
 	if live == nil {
 		return errors.New("it is registered without a workload identity already; deregister it first")

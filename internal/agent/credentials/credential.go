@@ -293,7 +293,7 @@ func (c *Credential) Run(ctx context.Context) error {
 		}
 		retry = newRenewBackoff()
 		// The time of issue in the token is not used, because the clocks of hub and member may differ.
-		next = c.opts.Clock.Now().Add(c.current.Load().UntilRenewal(c.opts.Life))
+		next = c.opts.Clock.Now().Add(c.current.Load().RenewAfter(c.opts.Life))
 	}
 }
 
@@ -307,7 +307,7 @@ func (c *Credential) firstRenewal() time.Time {
 		return c.opts.Clock.Now()
 	}
 	current := c.current.Load()
-	return current.Issued.Add(current.UntilRenewal(c.opts.Life))
+	return current.Issued.Add(current.RenewAfter(c.opts.Life))
 }
 
 // Superseded returns whether the latest kubeconfig in the Secret has another token than the current one, and is either

@@ -132,7 +132,7 @@ func (c *OwnerClient) WithOwner(references []metav1.OwnerReference, owner *metav
 	return desired
 }
 
-// FindForeignObject returns the reason of foreign.Find why a namespace must be kept: an object in it that is not in
+// FindForeignObject returns the foreign.ReasonToKeep of a namespace: an object in it that is not in
 // own, does not depend on an object in own, and is not created in every namespace, or a kind that cannot be listed. It
 // returns "" if there is none.
 func (c *OwnerClient) FindForeignObject(ctx context.Context, namespace string, own []Object) (string, error) {
@@ -144,7 +144,7 @@ func (c *OwnerClient) FindForeignObject(ctx context.Context, namespace string, o
 	if err != nil {
 		return "", fmt.Errorf("create a client for the member: %w", err)
 	}
-	return foreign.Find(ctx, memberClient, discoveryClient, namespace, func(item *metav1.PartialObjectMetadata) bool {
+	return foreign.ReasonToKeep(ctx, memberClient, discoveryClient, namespace, func(item *metav1.PartialObjectMetadata) bool {
 		resource, _ := meta.UnsafeGuessKindToResource(item.GroupVersionKind())
 		return slices.ContainsFunc(own, func(o Object) bool {
 			return o.Namespace == namespace && o.Name == item.Name && o.Resource.GroupResource() == resource.GroupResource()

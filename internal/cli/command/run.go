@@ -72,14 +72,14 @@ func Run(ctx context.Context, root *cobra.Command, args []string, streams Stream
 }
 
 // interruptionMessage returns the message for a command that was interrupted and returned err. Some errors of package
-// join already are such messages; from others, join.Step removes the error of the aborted request.
+// join already are such messages; from others, join.InterruptedStep removes the error of the aborted request.
 func interruptionMessage(err error) string {
 	text := oneLine(err)
 	switch {
 	case strings.HasPrefix(text, "interrupted while "):
 		return text
 	case errors.Is(err, context.Canceled):
-		return "interrupted: " + join.Step(err)
+		return "interrupted: " + join.InterruptedStep(err)
 	default:
 		// The command failed for another reason after the interruption.
 		return "interrupted: " + text

@@ -258,7 +258,7 @@ func (c *Controller) deleteHubObjects(ctx context.Context, s *state) error {
 		return err
 	}
 	defer unlock()
-	result, err := join.Retract(ctx, c.Live, c.Kinds, s.cluster)
+	result, err := join.DeleteHubObjects(ctx, c.Live, c.Kinds, s.cluster)
 	if len(result.Deleted) > 0 {
 		log.FromContext(ctx).Info("deleted the registration of a cluster", logkeys.Count, len(result.Deleted))
 	}

@@ -248,7 +248,7 @@ func (c *Controller) restoreDelivery(ctx context.Context, cluster *libv1beta1.Sv
 		return err
 	}
 	defer unlock()
-	return join.RestoreDelivery(ctx, c.Live, cluster)
+	return join.RestoreDeliveryAnnotation(ctx, c.Live, cluster)
 }
 
 // requeueAfter returns the delay before the next reconcile.

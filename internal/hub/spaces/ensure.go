@@ -141,7 +141,7 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 func (c *Controller) ensureNamespace(ctx context.Context, s *state) error {
 	space := &corev1.Namespace{}
 	err := c.Live.Get(ctx, client.ObjectKey{Name: s.member.Namespace}, space)
-	if err == nil && space.DeletionTimestamp.IsZero() && karmada.BelongsToAnotherCluster(space, s.cluster) {
+	if err == nil && space.DeletionTimestamp.IsZero() && karmada.BelongsToEarlierCluster(space, s.cluster) {
 		// The namespace of another Cluster that had the same name is deleted with all objects in it.
 		preconditions := client.Preconditions{UID: &space.UID, ResourceVersion: &space.ResourceVersion}
 		if err := c.Live.Delete(ctx, space, preconditions); client.IgnoreNotFound(err) != nil {

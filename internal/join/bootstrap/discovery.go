@@ -30,29 +30,28 @@ import (
 const (
 	// requestTimeout limits one request.
 	requestTimeout = 10 * time.Second
-	// connectInterval is the time between two attempts to reach the hub.
+	// connectInterval is the time between two attempts.
 	connectInterval = 2 * time.Second
-	// signatureTimeout limits the wait until the hub has signed cluster-info with a new token. It usually signs within two
-	// seconds.
+	// signatureTimeout limits the wait for the signature of a new token, which the hub usually adds within two seconds.
 	signatureTimeout = 20 * time.Second
 )
 
 // ErrUnverifiable is returned for a Discovery with neither Pins nor UnsafeSkipCA.
 var ErrUnverifiable = errors.New("need to verify CACertHashes, or set --discovery-token-unsafe-skip-ca-verification=true")
 
-// Discovery finds the certificate authorities of the hub, with a token and pins of their keys.
+// Discovery finds the certificate authorities of the hub with a bootstrap token and pins.
 type Discovery struct {
 	// Endpoint is <host>:<port> of the hub's API server.
 	Endpoint string
-	// Token must have signed the response of the hub.
+	// Token must have signed the ConfigMap cluster-info of the hub.
 	Token Token
 	// Pins are hashes of public keys, each "sha256:<hex>". One of the hub's certificate authorities must have a pinned
-	// key. Pins may be empty only with UnsafeSkipCA: then every holder of the token can impersonate the hub.
+	// key. Pins may be empty only with UnsafeSkipCA. Then each holder of the token can impersonate the hub.
 	Pins         []string
 	UnsafeSkipCA bool
-	// Timeout limits the time until the hub responds. 0: one attempt.
+	// Timeout limits the wait for the hub. With 0, there is one attempt.
 	Timeout time.Duration
-	// Progress is called with the reason for a wait when the reason changes.
+	// Progress is called with the reason for a wait when the reason changes. It is required.
 	Progress func(string)
 }
 
@@ -66,8 +65,8 @@ func (d Discovery) CA(ctx context.Context) ([]byte, error) {
 	return ca, nil
 }
 
-// missingSignatureError is the error for a cluster-info without a signature of the token. retriableError wraps errors
-// after which another attempt may succeed.
+// missingSignatureError is the error for a cluster-info that the token has not signed. retriableError wraps temporary
+// errors.
 type (
 	missingSignatureError struct{ id string }
 	retriableError        struct{ error }
@@ -79,7 +78,7 @@ func (u missingSignatureError) Error() string {
 
 func (r retriableError) Unwrap() error { return r.error }
 
-// awaitCA retries readVerifiedCA until the hub can be reached and has signed cluster-info with the token.
+// awaitCA calls readVerifiedCA until the hub responds and has signed cluster-info with the token.
 func (d Discovery) awaitCA(ctx context.Context) ([]byte, error) {
 	pins, err := normalizePins(d.Pins)
 	if err != nil {
@@ -90,7 +89,7 @@ func (d Discovery) awaitCA(ctx context.Context) ([]byte, error) {
 	}
 	started, lastMessage := time.Now(), ""
 	var ca []byte
-	// The requests use ctx without the timeout, so that err describes the hub. A timeout of 0 is one attempt.
+	// The requests use ctx without the timeout, so that err describes the hub and not the timeout.
 	_ = wait.PollUntilContextTimeout(ctx, connectInterval, d.Timeout, true, func(context.Context) (bool, error) {
 		ca, err = d.readVerifiedCA(ctx, pins)
 		_, isUnsigned := errors.AsType[missingSignatureError](err)
@@ -108,10 +107,10 @@ func (d Discovery) awaitCA(ctx context.Context) ([]byte, error) {
 	return ca, err
 }
 
-// readVerifiedCA reads the certificate authorities from the hub. If there are pins, it reads them again over a
-// connection on which the hub has a certificate of a pinned authority.
+// readVerifiedCA reads the certificate authorities from the hub. With pins, it reads cluster-info again over a
+// connection on which the certificate of the hub is from a pinned authority.
 func (d Discovery) readVerifiedCA(ctx context.Context, pins []string) ([]byte, error) {
-	// The certificate of the hub cannot be verified yet. verifySignature verifies the response instead.
+	// The certificate of the hub cannot be verified yet. verifySignature verifies the content instead.
 	info, err := d.getClusterInfo(ctx, rest.TLSClientConfig{Insecure: true})
 	if err != nil {
 		return nil, err
@@ -135,7 +134,7 @@ func (d Discovery) readVerifiedCA(ctx context.Context, pins []string) ([]byte, e
 	if len(pinned) == 0 {
 		return nil, errors.New("cluster CA found in cluster-info ConfigMap is invalid: none of the public keys of its certificates are pinned")
 	}
-	// A holder of the token may have added an authority: only the pinned ones are trusted.
+	// A holder of the token can add an authority to cluster-info. Only pinned ones are trusted.
 	trusted, err := cert.EncodeCertificates(pinned...)
 	if err != nil {
 		return nil, fmt.Errorf("read the cluster CA in cluster-info ConfigMap: %w", err)
@@ -150,7 +149,7 @@ func (d Discovery) readVerifiedCA(ctx context.Context, pins []string) ([]byte, e
 	return ca, nil
 }
 
-// verifySignature returns the kubeconfig in info if it is signed with the token.
+// verifySignature returns the kubeconfig in info if the token has signed it.
 func (d Discovery) verifySignature(info *corev1.ConfigMap) (string, error) {
 	kubeconfig := info.Data[tokenapi.KubeConfigKey]
 	if kubeconfig == "" {
@@ -166,7 +165,7 @@ func (d Discovery) verifySignature(info *corev1.ConfigMap) (string, error) {
 	return kubeconfig, nil
 }
 
-// caOfKubeconfig returns the certificate authority in a kubeconfig for exactly one cluster.
+// caOfKubeconfig returns the certificate authorities, in PEM, in a kubeconfig with one cluster.
 func caOfKubeconfig(kubeconfig string) ([]byte, error) {
 	config, err := clientcmd.Load([]byte(kubeconfig))
 	if err != nil {
@@ -183,7 +182,7 @@ func caOfKubeconfig(kubeconfig string) ([]byte, error) {
 	return nil, errors.New("there is no certificate authority in the cluster-info ConfigMap")
 }
 
-// getClusterInfo reads cluster-info as an anonymous user.
+// getClusterInfo reads the ConfigMap cluster-info as an anonymous user.
 func (d Discovery) getClusterInfo(ctx context.Context, trust rest.TLSClientConfig) (*corev1.ConfigMap, error) {
 	clientset, err := kubernetes.NewForConfig(&rest.Config{Host: "https://" + d.Endpoint, TLSClientConfig: trust, Timeout: requestTimeout})
 	if err != nil {
@@ -202,10 +201,10 @@ func (d Discovery) getClusterInfo(ctx context.Context, trust rest.TLSClientConfi
 	return nil, retriableError{fmt.Errorf("read the cluster-info ConfigMap: %w", err)}
 }
 
-// pinPrefix is the prefix of all pins: the SHA-256 of the public key as it is in its certificate.
+// pinPrefix is the prefix of pins. The SHA-256 of the public key in a certificate follows, in hex.
 const pinPrefix = "sha256:"
 
-// Pins returns "sha256:<hex>" of the public key of every certificate in ca, which is PEM.
+// Pins returns the pins of all certificates in ca, which is PEM.
 func Pins(ca []byte) ([]string, error) {
 	authorities, err := cert.ParseCertsPEM(ca)
 	if err != nil {
@@ -223,7 +222,7 @@ func pinOf(certificate *x509.Certificate) string {
 	return pinPrefix + hex.EncodeToString(sum[:])
 }
 
-// normalizePins returns pins in lower case, or an error for an invalid one.
+// normalizePins returns pins in lower case, or an error if one is invalid.
 func normalizePins(given []string) ([]string, error) {
 	form := regexp.MustCompile(`^` + pinPrefix + `[0-9a-f]{64}$`)
 	var pins []string
@@ -237,13 +236,7 @@ func normalizePins(given []string) ([]string, error) {
 	return pins, nil
 }
 
-// pinnedAuthorities returns the authorities whose public key is pinned.
+// pinnedAuthorities removes the authorities without a pinned key from the slice.
 func pinnedAuthorities(authorities []*x509.Certificate, pins []string) []*x509.Certificate {
-	var pinned []*x509.Certificate
-	for _, authority := range authorities {
-		if slices.Contains(pins, pinOf(authority)) {
-			pinned = append(pinned, authority)
-		}
-	}
-	return pinned
+	return slices.DeleteFunc(authorities, func(authority *x509.Certificate) bool { return !slices.Contains(pins, pinOf(authority)) })
 }

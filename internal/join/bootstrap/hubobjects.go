@@ -21,7 +21,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Names of objects on the hub, the same as in Karmada.
+// Names of objects, users and resources on the hub, the same as in Karmada.
 const (
 	clusterInfoReader   = "system:karmada:bootstrap-signer-clusterinfo"
 	csrCreatorRole      = "system:karmada:agent-bootstrap"
@@ -33,8 +33,8 @@ const (
 	csrResource         = "certificatesigningrequests"
 )
 
-// Subresources of CertificateSigningRequests that exist only in RBAC rules: a user with the permission to create one
-// may have such a certificate.
+// Subresources of CertificateSigningRequests that exist only in RBAC rules: a user who may create one gets the
+// requested certificate.
 const (
 	// RegistrationSubresource is for the first certificate of a cluster.
 	RegistrationSubresource = "clusteragent"
@@ -42,10 +42,10 @@ const (
 	RenewalSubresource = "selfclusteragent"
 )
 
-// EnsureHubObjects makes the hub ready for clusters that register with a token. It creates cluster-info if it does not
-// exist and address has a server and a certificate authority, the namespace for the reservations of cluster ids, the
-// permissions to request certificates, and the admission policy for agents (see EnsureAgentPolicy). It can be repeated.
-// If it returns kube.ErrNoAdmissionPolicies, it has created all other objects.
+// EnsureHubObjects creates the hub's objects for clusters that register with a token: cluster-info if it does not exist
+// and address is complete, the namespace for the reservations of cluster IDs, the RBAC to request certificates, and the
+// policy of EnsureAgentPolicy. If it returns kube.ErrNoAdmissionPolicies, all other objects are created. It can be
+// repeated.
 func EnsureHubObjects(ctx context.Context, hub *rest.Config, address join.HubAddress) error {
 	hubClient, err := client.New(hub, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
@@ -54,7 +54,7 @@ func EnsureHubObjects(ctx context.Context, hub *rest.Config, address join.HubAdd
 	if err := ensureClusterInfo(ctx, hubClient, address); err != nil {
 		return err
 	}
-	reservations := &corev1.Namespace{ObjectMeta: named("", fleet.DefaultClusterNamespace)}
+	reservations := &corev1.Namespace{ObjectMeta: objectMeta("", fleet.DefaultClusterNamespace)}
 	for _, obj := range append([]client.Object{reservations}, bootstrapRBAC()...) {
 		if err := ensureObject(ctx, hubClient, obj); err != nil {
 			return err
@@ -64,7 +64,7 @@ func EnsureHubObjects(ctx context.Context, hub *rest.Config, address join.HubAdd
 	return err
 }
 
-// ensureClusterInfo creates ConfigMap kube-public/cluster-info if it does not exist. Some platforms create it.
+// ensureClusterInfo creates ConfigMap kube-public/cluster-info, unless it exists: some platforms create it.
 func ensureClusterInfo(ctx context.Context, hub client.Client, address join.HubAddress) error {
 	if address.Server == "" || len(address.CA) == 0 {
 		return nil
@@ -75,8 +75,8 @@ func ensureClusterInfo(ctx context.Context, hub client.Client, address join.HubA
 	if err != nil {
 		return fmt.Errorf("encode the hub's address: %w", err)
 	}
-	info := &corev1.ConfigMap{ObjectMeta: named(metav1.NamespacePublic, tokenapi.ConfigMapClusterInfo), Data: map[string]string{tokenapi.KubeConfigKey: string(kubeconfig)}}
-	// It is read first, since the hub may have no permission to create it.
+	info := &corev1.ConfigMap{ObjectMeta: objectMeta(metav1.NamespacePublic, tokenapi.ConfigMapClusterInfo), Data: map[string]string{tokenapi.KubeConfigKey: string(kubeconfig)}}
+	// Read it first: the hub may have no permission to create it.
 	if err := hub.Get(ctx, client.ObjectKeyFromObject(info), &corev1.ConfigMap{}); !apierrors.IsNotFound(err) {
 		if err != nil {
 			return fmt.Errorf("read ConfigMap %s: %w", client.ObjectKeyFromObject(info), err)
@@ -89,8 +89,7 @@ func ensureClusterInfo(ctx context.Context, hub client.Client, address join.HubA
 	return nil
 }
 
-// bootstrapRBAC returns the roles and bindings with the permissions to read the hub's address, and to request
-// certificates.
+// bootstrapRBAC returns the RBAC objects to read the hub's address anonymously, and to request certificates.
 func bootstrapRBAC() []client.Object {
 	create := func(resource string) []rbacv1.PolicyRule {
 		return []rbacv1.PolicyRule{{APIGroups: []string{certificatesv1.GroupName}, Resources: []string{resource}, Verbs: []string{"create"}}}
@@ -99,18 +98,18 @@ func bootstrapRBAC() []client.Object {
 		return []rbacv1.Subject{{Kind: rbacv1.GroupKind, APIGroup: rbacv1.GroupName, Name: name}}
 	}
 	return []client.Object{
-		&rbacv1.Role{ObjectMeta: named(metav1.NamespacePublic, clusterInfoReader), Rules: []rbacv1.PolicyRule{
+		&rbacv1.Role{ObjectMeta: objectMeta(metav1.NamespacePublic, clusterInfoReader), Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{tokenapi.ConfigMapClusterInfo}, Verbs: []string{"get"}},
 		}},
-		&rbacv1.RoleBinding{ObjectMeta: named(metav1.NamespacePublic, clusterInfoReader), RoleRef: roleRef("Role", clusterInfoReader), Subjects: []rbacv1.Subject{
+		&rbacv1.RoleBinding{ObjectMeta: objectMeta(metav1.NamespacePublic, clusterInfoReader), RoleRef: roleRef("Role", clusterInfoReader), Subjects: []rbacv1.Subject{
 			{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: anonymousUser},
 		}},
-		&rbacv1.ClusterRole{ObjectMeta: named("", csrCreatorRole), Rules: create(csrResource)},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", csrCreatorRole), RoleRef: roleRef("ClusterRole", csrCreatorRole), Subjects: group(DefaultTokenGroup)},
-		&rbacv1.ClusterRole{ObjectMeta: named("", registrationRole), Rules: create(csrResource + "/" + RegistrationSubresource)},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", registrationBinding), RoleRef: roleRef("ClusterRole", registrationRole), Subjects: group(DefaultTokenGroup)},
-		&rbacv1.ClusterRole{ObjectMeta: named("", renewalRole), Rules: create(csrResource + "/" + RenewalSubresource)},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", renewalBinding), RoleRef: roleRef("ClusterRole", renewalRole), Subjects: group(AgentsGroup)},
+		&rbacv1.ClusterRole{ObjectMeta: objectMeta("", csrCreatorRole), Rules: create(csrResource)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: objectMeta("", csrCreatorRole), RoleRef: roleRef("ClusterRole", csrCreatorRole), Subjects: group(DefaultTokenGroup)},
+		&rbacv1.ClusterRole{ObjectMeta: objectMeta("", registrationRole), Rules: create(csrResource + "/" + RegistrationSubresource)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: objectMeta("", registrationBinding), RoleRef: roleRef("ClusterRole", registrationRole), Subjects: group(DefaultTokenGroup)},
+		&rbacv1.ClusterRole{ObjectMeta: objectMeta("", renewalRole), Rules: create(csrResource + "/" + RenewalSubresource)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: objectMeta("", renewalBinding), RoleRef: roleRef("ClusterRole", renewalRole), Subjects: group(AgentsGroup)},
 	}
 }
 
@@ -118,25 +117,25 @@ func bootstrapRBAC() []client.Object {
 const (
 	// AgentsGroup is the group of all agents. It is the only organization in their certificates.
 	AgentsGroup = "system:karmada:agents"
-	// AgentUserPrefix is the prefix of an agent's user; the name of its Cluster follows. The user is the common name of
-	// its certificate.
+	// AgentUserPrefix is the prefix of an agent's user, which is the common name of its certificate. The Cluster's name
+	// follows.
 	AgentUserPrefix = "system:karmada:agent:"
 	// DefaultTokenGroup is the group of bootstrap tokens for registrations.
 	DefaultTokenGroup = "system:bootstrappers:karmada:default-cluster-token"
-	// TokenUserPrefix is the prefix of the user of a bootstrap token's holder; the id of the token follows.
+	// TokenUserPrefix is the prefix of the user of a token's holder. The id of the token follows.
 	TokenUserPrefix = tokenapi.BootstrapUserPrefix
 	// Signer is the signer of the certificates of agents.
 	Signer = certificatesv1.KubeAPIServerClientSignerName
 )
 
-// clusterGroupPrefix is the prefix of the group of the tokens for one Cluster; the name of the Cluster follows.
+// clusterGroupPrefix is the prefix of the group of tokens that are bound to a Cluster. The Cluster's name follows.
 const clusterGroupPrefix = "system:bootstrappers:karmada:cluster:"
 
-// AgentUser returns the user of a Cluster's agent on the hub.
+// AgentUser returns the user name of a Cluster's agent on the hub.
 func AgentUser(cluster string) string { return AgentUserPrefix + cluster }
 
-// BoundCluster returns the Cluster of a bootstrap token with these groups; ok is false for a token that is not bound to
-// a Cluster. A token with the groups of two Clusters is for none of them: cluster is "" then.
+// BoundCluster returns the Cluster to which a token with these groups is bound. ok is false for a token that is not
+// bound. For a token with the groups of several Clusters, which is for none of them, cluster is "" and ok is true.
 func BoundCluster(groups []string) (cluster string, ok bool) {
 	for _, group := range groups {
 		name, found := strings.CutPrefix(group, clusterGroupPrefix)

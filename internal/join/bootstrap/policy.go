@@ -14,14 +14,14 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// policyName names the policy and its binding.
+// policyName is the name of the policy and of its binding.
 const policyName = "towline-karmada-agents"
 
-// EnsureAgentPolicy creates or updates the ValidatingAdmissionPolicy that limits the fields that agents may change,
-// since RBAC rules cannot limit fields. An agent must not change the labels of its Cluster, by which profiles match it,
-// and the id, credentials and finalizers of the Cluster. Of a Work it may change only the status and its own finalizer.
-// It can be repeated. isNew is true if the API server may not enforce the policy yet. It returns
-// kube.ErrNoAdmissionPolicies for a hub without ValidatingAdmissionPolicies. hub must read from the API server.
+// EnsureAgentPolicy creates or updates the ValidatingAdmissionPolicy that limits the fields that agents may change.
+// RBAC cannot limit fields. An agent must not change the labels of its Cluster, by which profiles match it, nor its id,
+// credentials and finalizers. Of a Work it may change only the status, and remove its own finalizer. isNew is true if
+// the API server may not enforce the policy yet. EnsureAgentPolicy returns kube.ErrNoAdmissionPolicies for a hub
+// without ValidatingAdmissionPolicies. It can be repeated. hub must read from the API server.
 func EnsureAgentPolicy(ctx context.Context, hub client.Client) (isNew bool, err error) {
 	return kube.EnsureAdmissionPolicy(ctx, hub, policyName, kube.FixedSpec(agentPolicy()))
 }
@@ -49,7 +49,7 @@ func validation(resource, expression, message string) admissionv1.Validation {
 	return admissionv1.Validation{Expression: "request.resource.resource != '" + resource + "' || (" + expression + ")", Message: message}
 }
 
-// unchanged returns the expression that is true if none of the fields of parent has changed.
+// unchanged returns a CEL expression that is true if none of the fields of parent has changed.
 func unchanged(parent string, fields ...string) string {
 	var same []string
 	for _, field := range fields {
@@ -58,7 +58,7 @@ func unchanged(parent string, fields ...string) string {
 	return strings.Join(same, " && ")
 }
 
-// removesOnlyFinalizer returns the expression that is true if no finalizer was added, and only this one was removed.
+// removesOnlyFinalizer returns a CEL expression that is true if at most this finalizer was removed, and none added.
 func removesOnlyFinalizer(finalizer string) string {
 	return fmt.Sprintf("(object.metadata.?finalizers == oldObject.metadata.?finalizers || "+
 		"object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([]).filter(f, f != '%s'))", finalizer)

@@ -27,12 +27,13 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// leaseSeconds is the time for which an agent counts as alive after its last heartbeat, as in Karmada.
+// leaseSeconds is the duration of the agent's Lease, as in Karmada.
 const leaseSeconds = 40
 
-// EnsureAgentRBAC creates or corrects the execution namespace, the Lease and the permissions of a Cluster's agent on
-// the hub. The Cluster is the owner of all of them. hub must read from the API server. It returns an error while the
-// execution namespace of an earlier Cluster with the same name is being deleted.
+// EnsureAgentRBAC creates or corrects the execution namespace, the Lease and the RBAC of a Cluster's agent on the hub.
+// Their labels name the Cluster as the owner. It returns an error while the execution namespace of an earlier Cluster
+// with the same name is being deleted. If the Cluster was deleted meanwhile, it deletes the RBAC again. hub must read
+// from the API server.
 func EnsureAgentRBAC(ctx context.Context, hub client.Client, c *clusterv1alpha1.Cluster) error {
 	namespace := fleet.ExecutionSpace(c.Name)
 	if _, err := karmada.EnsureExecutionNamespace(ctx, hub, c); err != nil {
@@ -44,12 +45,12 @@ func EnsureAgentRBAC(ctx context.Context, hub client.Client, c *clusterv1alpha1.
 	}
 	name, user := karmada.AgentRoleName(c.Name), rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: AgentUser(c.Name)}
 	for _, obj := range []client.Object{
-		&coordinationv1.Lease{ObjectMeta: named(namespace, c.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)}},
-		&rbacv1.ClusterRole{ObjectMeta: named("", name), Rules: clusterScopedRules(c.Name)},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", name), RoleRef: roleRef("ClusterRole", name), Subjects: []rbacv1.Subject{user}},
-		&rbacv1.Role{ObjectMeta: named(namespace, name), Rules: executionNamespaceRules(c.Name)},
-		&rbacv1.RoleBinding{ObjectMeta: named(namespace, name), RoleRef: roleRef("Role", name), Subjects: []rbacv1.Subject{user}},
-		&rbacv1.RoleBinding{ObjectMeta: named(kube.AgentNamespace, name), RoleRef: roleRef("Role", sharedRole), Subjects: []rbacv1.Subject{user}},
+		&coordinationv1.Lease{ObjectMeta: objectMeta(namespace, c.Name), Spec: coordinationv1.LeaseSpec{LeaseDurationSeconds: ptr.To[int32](leaseSeconds)}},
+		&rbacv1.ClusterRole{ObjectMeta: objectMeta("", name), Rules: clusterScopedRules(c.Name)},
+		&rbacv1.ClusterRoleBinding{ObjectMeta: objectMeta("", name), RoleRef: roleRef("ClusterRole", name), Subjects: []rbacv1.Subject{user}},
+		&rbacv1.Role{ObjectMeta: objectMeta(namespace, name), Rules: executionNamespaceRules(c.Name)},
+		&rbacv1.RoleBinding{ObjectMeta: objectMeta(namespace, name), RoleRef: roleRef("Role", name), Subjects: []rbacv1.Subject{user}},
+		&rbacv1.RoleBinding{ObjectMeta: objectMeta(kube.AgentNamespace, name), RoleRef: roleRef("Role", sharedRole), Subjects: []rbacv1.Subject{user}},
 	} {
 		karmada.SetOwnerLabels(obj, c.Name)
 		if err := ensureObject(ctx, hub, obj); err != nil {
@@ -67,16 +68,16 @@ func EnsureAgentRBAC(ctx context.Context, hub client.Client, c *clusterv1alpha1.
 }
 
 const (
-	// maxReadableCSRs limits the requests that one requester can read at a time, and with it the RBAC objects for them.
+	// maxReadableCSRs limits the requests that one requester can read, and the RBAC objects for them.
 	maxReadableCSRs = 20
-	// requesterLabel on the RBAC objects for a request is a hash of the requester's name. It has requesterHashLength
-	// characters, since a label has at most 63.
+	// requesterLabel on these RBAC objects is a hash of the requester's name, with requesterHashLength characters: a label
+	// has at most 63.
 	requesterLabel      = "towline.dev/requester"
 	requesterHashLength = 40
 )
 
-// EnsureCSRReadRBAC permits the requester to read csr until csr is deleted. Only the last maxReadableCSRs requests of a
-// requester are readable. hub must read from the API server.
+// EnsureCSRReadRBAC permits the requester to read csr. The RBAC objects are deleted with csr. Of a requester with more
+// than maxReadableCSRs requests, only the last ones are readable. hub must read from the API server.
 func EnsureCSRReadRBAC(ctx context.Context, hub client.Client, csr *certificatesv1.CertificateSigningRequest) error {
 	// With the uid, a later request with the same name has another role.
 	name := "system:karmada:csr:" + string(csr.UID)
@@ -88,7 +89,7 @@ func EnsureCSRReadRBAC(ctx context.Context, hub client.Client, csr *certificates
 	}
 	slices.SortFunc(earlier.Items, func(a, b rbacv1.ClusterRole) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
 	for _, role := range earlier.Items[:max(0, len(earlier.Items)-maxReadableCSRs+1)] {
-		for _, obj := range []client.Object{&rbacv1.ClusterRoleBinding{ObjectMeta: named("", role.Name)}, &rbacv1.ClusterRole{ObjectMeta: named("", role.Name)}} {
+		for _, obj := range []client.Object{&rbacv1.ClusterRoleBinding{ObjectMeta: objectMeta("", role.Name)}, &rbacv1.ClusterRole{ObjectMeta: objectMeta("", role.Name)}} {
 			if err := hub.Delete(ctx, obj); client.IgnoreNotFound(err) != nil {
 				return fmt.Errorf("delete %s, which gives access to an earlier request: %w", role.Name, err)
 			}
@@ -98,10 +99,10 @@ func EnsureCSRReadRBAC(ctx context.Context, hub client.Client, csr *certificates
 		APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest", Name: csr.Name, UID: csr.UID,
 	}
 	for _, obj := range []client.Object{
-		&rbacv1.ClusterRole{ObjectMeta: named("", name), Rules: []rbacv1.PolicyRule{{
+		&rbacv1.ClusterRole{ObjectMeta: objectMeta("", name), Rules: []rbacv1.PolicyRule{{
 			APIGroups: []string{certificatesv1.GroupName}, Resources: []string{"certificatesigningrequests"}, ResourceNames: []string{csr.Name}, Verbs: []string{"get"},
 		}}},
-		&rbacv1.ClusterRoleBinding{ObjectMeta: named("", name), RoleRef: roleRef("ClusterRole", name), Subjects: []rbacv1.Subject{
+		&rbacv1.ClusterRoleBinding{ObjectMeta: objectMeta("", name), RoleRef: roleRef("ClusterRole", name), Subjects: []rbacv1.Subject{
 			{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: csr.Spec.Username},
 		}},
 	} {
@@ -114,7 +115,7 @@ func EnsureCSRReadRBAC(ctx context.Context, hub client.Client, csr *certificates
 	return nil
 }
 
-// clusterScopedRules are for the Cluster, and for the next certificate.
+// clusterScopedRules are the rules for the Cluster, and for the request of the next certificate.
 func clusterScopedRules(cluster string) []rbacv1.PolicyRule {
 	self := []string{cluster}
 	return []rbacv1.PolicyRule{
@@ -124,7 +125,7 @@ func clusterScopedRules(cluster string) []rbacv1.PolicyRule {
 	}
 }
 
-// executionNamespaceRules are for the execution namespace, which has no objects of other clusters.
+// executionNamespaceRules are the rules for the execution namespace, which has no objects of other clusters.
 func executionNamespaceRules(cluster string) []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		{APIGroups: []string{workv1alpha1.GroupVersion.Group}, Resources: []string{"works"}, Verbs: []string{"get", "list", "watch", "patch"}},
@@ -141,18 +142,14 @@ func roleRef(kind, name string) rbacv1.RoleRef {
 	return rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: kind, Name: name}
 }
 
-func systemLabels() map[string]string {
-	return map[string]string{clusterv1alpha1.SystemLabel: "true"}
-}
-
-func named(namespace, name string) metav1.ObjectMeta {
+func objectMeta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: namespace, Name: name}
 }
 
-// ensureObject creates obj on the hub or corrects it. It replaces a binding to another role, since the API server does
-// not change the role of a binding.
+// ensureObject creates obj on the hub or corrects it, with clusterv1alpha1.SystemLabel. It replaces a binding with
+// another roleRef, which is immutable.
 func ensureObject(ctx context.Context, hub client.Client, obj client.Object) error {
-	labels := systemLabels()
+	labels := map[string]string{clusterv1alpha1.SystemLabel: "true"}
 	maps.Copy(labels, obj.GetLabels())
 	obj.SetLabels(labels)
 	log := rollback.New(hub, "")

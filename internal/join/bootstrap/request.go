@@ -25,26 +25,25 @@ import (
 )
 
 const (
-	// pollInterval is the time between two reads of the request.
+	// pollInterval is the time between two reads of the CertificateSigningRequest.
 	pollInterval = time.Second
 	// readsBeforeProgress is the number of reads before Progress is called.
 	readsBeforeProgress = 5
 )
 
 // MaxLife is the longest life of an agent's certificate that the hub approves. It is the default of karmadactl and of
-// Kubernetes' signer. A request without a life gets the one that the operator of the hub has chosen for the signer.
+// the signer of Kubernetes.
 const MaxLife = 365 * 24 * time.Hour
 
 // CertificateRequest is a request for the certificate of an agent.
 type CertificateRequest struct {
 	// Cluster is the name of the agent's Cluster.
 	Cluster string
-	// ID is the uid of that cluster's namespace kube-system; empty for the next certificate of a registered agent.
+	// ID is the uid of the cluster's namespace kube-system. It is empty for the next certificate of a registered agent.
 	ID string
 	// Lifetime is the requested lifetime, at least ten minutes. Default: MaxLife.
 	Lifetime time.Duration
-	// Until is the time at which the wait ends. The hub approves no request after it. Default: the deadline of the
-	// context.
+	// Until is the end of the wait. The hub approves no request after it. Default: the deadline of the context.
 	Until time.Time
 	// Progress is called with the reason for a long wait. It may be nil.
 	Progress func(string)
@@ -56,13 +55,13 @@ type Certificate struct {
 	CertPEM, KeyPEM []byte
 	// NotBefore and NotAfter are the bounds of its validity.
 	NotBefore, NotAfter time.Time
-	// CSR is the name of the request on the hub.
+	// CSR is the name of the CertificateSigningRequest.
 	CSR string
 }
 
-// DeniedError is the error of a request that the hub denied. Its text is the hub's message.
+// DeniedError is returned for a request that the hub denied.
 type DeniedError struct {
-	// Reason is one of the Reason constants, or the reason of another approver.
+	// Reason is one of the Reason constants, or a reason of another approver.
 	Reason string
 	// Message is for people.
 	Message string
@@ -85,7 +84,7 @@ const (
 )
 
 // RequestCertificate generates a key, requests a certificate for it from the hub of cfg, and waits until it is issued.
-// It returns *DeniedError if the hub denies the request. It verifies that the certificate is for this key.
+// It verifies that the certificate is for this key. It returns *DeniedError if the hub denies the request.
 //
 // The key is on the curve P-256: as strong as RSA-3072, and fast to generate on small machines.
 func RequestCertificate(ctx context.Context, cfg *rest.Config, r CertificateRequest) (Certificate, error) {
@@ -120,7 +119,7 @@ func RequestCertificate(ctx context.Context, cfg *rest.Config, r CertificateRequ
 	return Certificate{CertPEM: issued, KeyPEM: key, NotBefore: pair.Leaf.NotBefore, NotAfter: pair.Leaf.NotAfter, CSR: name}, nil
 }
 
-// createCSR creates the request and returns its name.
+// createCSR creates the CertificateSigningRequest and returns its name.
 func (r CertificateRequest) createCSR(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, keyPEM []byte) (string, error) {
 	key, err := keyutil.ParsePrivateKeyPEM(keyPEM)
 	if err != nil {
@@ -154,7 +153,8 @@ func (r CertificateRequest) createCSR(ctx context.Context, csrs certificatesclie
 	return created.Name, nil
 }
 
-// awaitCertificate waits for the certificate and returns it in PEM. The hub gives access to the request with a delay.
+// awaitCertificate waits for the certificate and returns it in PEM. It ignores Forbidden: the hub permits reads with a
+// delay.
 func (r CertificateRequest) awaitCertificate(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, name string) ([]byte, error) {
 	var certificate []byte
 	reads, last := 0, errors.New("the hub has not answered yet")
@@ -190,7 +190,7 @@ func (r CertificateRequest) awaitCertificate(ctx context.Context, csrs certifica
 	return nil, fmt.Errorf("wait for the certificate of CertificateSigningRequest %s: %w", name, err)
 }
 
-// denialOrFailure returns the reason why no certificate will be issued, or nil.
+// denialOrFailure returns an error if the request was denied, or its signer failed.
 func denialOrFailure(csr *certificatesv1.CertificateSigningRequest) error {
 	for _, condition := range csr.Status.Conditions {
 		switch condition.Type {

@@ -24,19 +24,19 @@ import (
 
 // Token is one bootstrap token.
 type Token struct {
-	// ID is public; Secret gives the permission to register a cluster.
+	// ID is public. Secret permits to register a cluster.
 	ID, Secret string
 	// Description is for people.
 	Description string
 	// Expires is the time of expiry; zero for a token that does not expire.
 	Expires time.Time
-	// Usages are any of "signing" and "authentication", sorted.
+	// Usages are "signing" and "authentication", or one of them, sorted.
 	Usages []string
-	// Groups are the groups of its holder, without the group that all bootstrap tokens have.
+	// Groups are the groups of the holder, without the group of all bootstrap tokens.
 	Groups []string
 }
 
-// ParseToken reads <id>.<secret>. Its error does not quote the token.
+// ParseToken parses <id>.<secret>. Its error does not contain the token.
 func ParseToken(text string) (Token, error) {
 	if !tokenutil.IsValidBootstrapToken(text) {
 		return Token{}, fmt.Errorf("the token is not of the form %q", tokenapi.BootstrapTokenPattern)
@@ -45,11 +45,11 @@ func ParseToken(text string) (Token, error) {
 	return Token{ID: id, Secret: secret}, nil
 }
 
-// String returns <id>.<secret>, as ParseToken reads it.
+// String returns <id>.<secret>, the input of ParseToken.
 func (t Token) String() string { return t.ID + "." + t.Secret }
 
-// signature returns the detached JWS of content, signed with the secret of the token. It equals the one of the
-// signer in Kubernetes. A client computes it and compares, so the algorithm in a received signature is never used.
+// signature returns the detached JWS of content, signed with the secret of the token, as the signer of Kubernetes
+// computes it. A client compares it with the received one, and so never uses the algorithm in a received signature.
 func (t Token) signature(content string) string {
 	encode := base64.RawURLEncoding.EncodeToString
 	head := encode([]byte(`{"alg":"HS256","kid":"` + t.ID + `"}`))
@@ -59,7 +59,7 @@ func (t Token) signature(content string) string {
 	return head + ".." + encode(mac.Sum(nil))
 }
 
-// secretData is the content of the token's Secret.
+// secretData returns the data of the token's Secret. ReadToken is the inverse.
 func (t Token) secretData() map[string][]byte {
 	data := map[string][]byte{tokenapi.BootstrapTokenIDKey: []byte(t.ID), tokenapi.BootstrapTokenSecretKey: []byte(t.Secret)}
 	if t.Description != "" {
@@ -104,7 +104,7 @@ func ReadToken(secret *corev1.Secret) (Token, error) {
 	return t, nil
 }
 
-// CheckUsable returns the reason why a token cannot be used for a registration at the time now, or nil.
+// CheckUsable returns an error if the token cannot be used for a registration at the time now.
 func (t Token) CheckUsable(now time.Time) error {
 	if !t.Expires.IsZero() && !now.Before(t.Expires) {
 		return errors.New("the bootstrap token has expired")
@@ -122,18 +122,18 @@ const DefaultTokenTTL = 24 * time.Hour
 type TokenOptions struct {
 	// TTL is the lifetime of the token; 0 for a token that does not expire.
 	TTL time.Duration
-	// Usages are any of "signing" and "authentication". Default: both.
+	// Usages are "signing" and "authentication", or one of them. Default: both.
 	Usages []string
-	// Groups of its holder, each system:bootstrappers:<...>. Default: DefaultTokenGroup.
+	// Groups are the groups of the holder, each system:bootstrappers:<...>. Default: DefaultTokenGroup.
 	Groups []string
 	// Description is for people.
 	Description string
-	// Cluster binds the token to the Cluster of that name, which may be registered already. Without it the token can
-	// register any new Cluster.
+	// Cluster binds the token to the Cluster of that name, which may exist. If it is "", the token can register any new
+	// Cluster.
 	Cluster string
 }
 
-// CreateToken creates a bootstrap token on the hub.
+// CreateToken creates a bootstrap token on the hub. It retries temporary errors for about 75 s.
 func CreateToken(ctx context.Context, hub client.Client, o TokenOptions) (Token, error) {
 	if err := o.setDefaultsAndValidate(); err != nil {
 		return Token{}, err
@@ -169,12 +169,12 @@ func CreateToken(ctx context.Context, hub client.Client, o TokenOptions) (Token,
 	return t, nil
 }
 
-// isTemporary returns whether an API server may accept the same request later.
+// isTemporary returns whether the API server may accept the same request later.
 func isTemporary(err error) bool {
 	return apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
 }
 
-// setDefaultsAndValidate sets the defaults, and returns an error if the options are not valid.
+// setDefaultsAndValidate sets the defaults, adds the group of o.Cluster, and returns an error for invalid options.
 func (o *TokenOptions) setDefaultsAndValidate() error {
 	if len(o.Usages) == 0 {
 		o.Usages = tokenapi.KnownTokenUsages
@@ -196,8 +196,8 @@ func (o *TokenOptions) setDefaultsAndValidate() error {
 	return nil
 }
 
-// ListTokens returns the bootstrap tokens of the hub, sorted by id. hub must read from the API server. It calls warn
-// for Secrets that are not valid.
+// ListTokens returns the bootstrap tokens of the hub, sorted by id. It calls warn for each invalid Secret. hub must
+// read from the API server.
 func ListTokens(ctx context.Context, hub client.Reader, warn func(string)) ([]Token, error) {
 	var secrets corev1.SecretList
 	err := hub.List(ctx, &secrets, client.InNamespace(metav1.NamespaceSystem), client.MatchingFields{"type": string(corev1.SecretTypeBootstrapToken)})
@@ -217,14 +217,14 @@ func ListTokens(ctx context.Context, hub client.Reader, warn func(string)) ([]To
 	return tokens, nil
 }
 
-// DeleteToken deletes the bootstrap token with the given id or text, and returns its id.
+// DeleteToken deletes the bootstrap token with the given id or <id>.<secret>, and returns its id.
 func DeleteToken(ctx context.Context, hub client.Client, idOrToken string) (id string, err error) {
 	if !tokenutil.IsValidBootstrapTokenID(idOrToken) && !tokenutil.IsValidBootstrapToken(idOrToken) {
 		return "", fmt.Errorf("the given token is neither of the form %q nor of the form %q", tokenapi.BootstrapTokenIDPattern, tokenapi.BootstrapTokenPattern)
 	}
 	id, _, _ = strings.Cut(idOrToken, ".")
 	key := TokenSecret(id)
-	secret := &corev1.Secret{ObjectMeta: named(key.Namespace, key.Name)}
+	secret := &corev1.Secret{ObjectMeta: objectMeta(key.Namespace, key.Name)}
 	if err := hub.Delete(ctx, secret); err != nil {
 		return id, fmt.Errorf("delete bootstrap token %q: %w", id, err)
 	}

@@ -1,5 +1,5 @@
-// Package foreign finds objects in a namespace that do not belong to the caller. A namespace that holds one is not
-// deleted with a cluster.
+// Package foreign finds objects in a namespace that do not belong to the caller, so that the namespace must be kept.
+// Packages join, karmada, register and agent call it before they delete a namespace.
 package foreign
 
 import (
@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// maxPerKind limits the objects of one kind that are listed. The namespaces of a registration hold far fewer.
+// maxPerKind limits the objects of one kind. A namespace with more is kept: those of a registration have far fewer.
 const maxPerKind = 500
 
 // Resources lists the namespaced resources that a cluster serves. A discovery client implements it.
@@ -26,12 +26,12 @@ type Resources interface {
 	ServerPreferredNamespacedResources() ([]*metav1.APIResourceList, error)
 }
 
-// Find returns the reason why a namespace must be kept, or "" if it may be deleted. The subject of the reason is the
-// namespace: "it holds Secret token", or "whether it holds a Secret is not known" if the cluster does not answer for
-// all resources. An object is foreign if it is neither the caller's own, nor created in every namespace by Kubernetes
-// or OpenShift, nor owned by an object that is not foreign. Objects that are being deleted do not count. c must read
-// from the API server. isOwn gets items with kind and apiVersion set.
-func Find(
+// ReasonToKeep returns the reason why a namespace must be kept, or "" if it may be deleted. The reason is a sentence
+// whose subject is the namespace: "it holds Secret token", or "whether it holds a Secret is not known". An object is
+// foreign if isOwn returns false, if Kubernetes or OpenShift does not create it in every namespace, and if it has no
+// owner that is not foreign. Objects that are being deleted do not count. c must read from the API server. isOwn gets
+// items with kind and apiVersion.
+func ReasonToKeep(
 	ctx context.Context, c client.Client, resources Resources, namespace string, isOwn func(item *metav1.PartialObjectMetadata) bool,
 ) (reason string, err error) {
 	lists, err := resources.ServerPreferredNamespacedResources()
@@ -48,7 +48,7 @@ func Find(
 			return "", fmt.Errorf("list the resources of the cluster: %w", err)
 		}
 		for i := range list.APIResources {
-			if isDerived(&list.APIResources[i]) {
+			if isIgnored(&list.APIResources[i]) {
 				continue
 			}
 			items, reason, err := listObjects(ctx, c, namespace, version.WithKind(list.APIResources[i].Kind))
@@ -64,12 +64,12 @@ func Find(
 	return "", nil
 }
 
-// DeleteNamespace deletes namespace, which the caller has read, unless Find returns a reason to keep it. It ignores a
-// namespace that has been deleted or created again since.
+// DeleteNamespace deletes namespace, which the caller has read, unless there is a ReasonToKeep it. It does nothing if
+// the namespace was deleted or created again since its read.
 func DeleteNamespace(
 	ctx context.Context, c client.Client, resources Resources, namespace client.Object, isOwn func(item *metav1.PartialObjectMetadata) bool,
 ) (isDeleted bool, err error) {
-	reason, err := Find(ctx, c, resources, namespace.GetName(), isOwn)
+	reason, err := ReasonToKeep(ctx, c, resources, namespace.GetName(), isOwn)
 	if reason != "" || err != nil {
 		return false, err
 	}
@@ -81,14 +81,13 @@ func DeleteNamespace(
 	return err == nil, nil
 }
 
-// isDerived returns true for resources that cannot be listed or created, and for those that Kubernetes writes itself:
-// events, and Endpoints, which EndpointSlices mirror.
-func isDerived(resource *metav1.APIResource) bool {
+// isIgnored returns true for resources that cannot be listed or created, and for those that Kubernetes writes itself.
+func isIgnored(resource *metav1.APIResource) bool {
 	return !slices.Contains(resource.Verbs, "list") || !slices.Contains(resource.Verbs, "create") ||
 		resource.Name == "events" || resource.Name == "endpoints"
 }
 
-// listObjects returns the objects of one kind in namespace, or the reason why they cannot be listed.
+// listObjects returns the objects of one kind in namespace, or a reason to keep the namespace.
 func listObjects(
 	ctx context.Context, c client.Client, namespace string, kind schema.GroupVersionKind,
 ) (items []metav1.PartialObjectMetadata, reason string, err error) {
@@ -111,8 +110,7 @@ func listObjects(
 	return list.Items, "", nil
 }
 
-// foreignObjects returns the objects that isOwn does not accept, that are not in every namespace, and whose owners are
-// all foreign.
+// foreignObjects returns the foreign objects, see ReasonToKeep.
 func foreignObjects(all []metav1.PartialObjectMetadata, isOwn func(*metav1.PartialObjectMetadata) bool) []metav1.PartialObjectMetadata {
 	notForeign := map[types.UID]bool{}
 	for i := range all {
@@ -120,7 +118,7 @@ func foreignObjects(all []metav1.PartialObjectMetadata, isOwn func(*metav1.Parti
 			notForeign[all[i].UID] = true
 		}
 	}
-	// Repeat until no object is added: the owner of an object may come after it.
+	// Repeat until no object is added: owners can be later in the list.
 	for size := -1; size != len(notForeign); {
 		size = len(notForeign)
 		for i := range all {

@@ -93,7 +93,7 @@ func TestFind(t *testing.T) {
 				create(t, c, test.objects(n)...)
 			}
 			awaitDefaults(t, c, n)
-			got, err := foreign.Find(t.Context(), c, resources, n, isOwn)
+			got, err := foreign.ReasonToKeep(t.Context(), c, resources, n, isOwn)
 			if err != nil || got != test.want {
 				t.Errorf("got %q, %v, want %q", got, err, test.want)
 			}
@@ -118,10 +118,10 @@ func TestFindFollowsOwners(t *testing.T) {
 	token := &corev1.Secret{ObjectMeta: in(n, "account-token-x", false), Type: corev1.SecretTypeServiceAccountToken}
 	token.Annotations = map[string]string{corev1.ServiceAccountNameKey: account.Name, corev1.ServiceAccountUIDKey: string(account.UID)}
 	create(t, c, token)
-	if got, err := foreign.Find(t.Context(), c, resources, n, isOwn); err != nil || got != "" {
+	if got, err := foreign.ReasonToKeep(t.Context(), c, resources, n, isOwn); err != nil || got != "" {
 		t.Errorf("got %q, %v, want nothing", got, err)
 	}
-	got, err := foreign.Find(t.Context(), c, resources, n, func(item *metav1.PartialObjectMetadata) bool { return item.Kind == "ServiceAccount" })
+	got, err := foreign.ReasonToKeep(t.Context(), c, resources, n, func(item *metav1.PartialObjectMetadata) bool { return item.Kind == "ServiceAccount" })
 	if err != nil || !strings.HasPrefix(got, "it holds ConfigMap ") {
 		t.Errorf("the same objects, not owned: got %q, %v", got, err)
 	}
@@ -134,13 +134,13 @@ func TestFindIgnoresObjectsBeingDeleted(t *testing.T) {
 	leaving := &corev1.ConfigMap{ObjectMeta: in(n, "leaving", false)}
 	leaving.Finalizers = []string{"example.com/wait"}
 	create(t, c, leaving)
-	if got, err := foreign.Find(t.Context(), c, resources, n, isOwn); err != nil || got != "it holds ConfigMap leaving" {
+	if got, err := foreign.ReasonToKeep(t.Context(), c, resources, n, isOwn); err != nil || got != "it holds ConfigMap leaving" {
 		t.Errorf("before: got %q, %v", got, err)
 	}
 	if err := c.Delete(t.Context(), leaving); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := foreign.Find(t.Context(), c, resources, n, isOwn); err != nil || got != "" {
+	if got, err := foreign.ReasonToKeep(t.Context(), c, resources, n, isOwn); err != nil || got != "" {
 		t.Errorf("got %q, %v, want nothing", got, err)
 	}
 }
@@ -190,7 +190,7 @@ func TestFindReportsMissingAnswers(t *testing.T) {
 			if test.resources == nil {
 				test.resources = resources
 			}
-			got, err := foreign.Find(t.Context(), test.client, test.resources, n, isOwn)
+			got, err := foreign.ReasonToKeep(t.Context(), test.client, test.resources, n, isOwn)
 			if !errors.Is(err, test.err) || !strings.HasPrefix(got, test.want) || (got == "") != (test.want == "") {
 				t.Errorf("got %q, %v, want %q, %v", got, err, test.want, test.err)
 			}

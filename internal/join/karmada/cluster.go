@@ -25,17 +25,17 @@ import (
 )
 
 const (
-	// reservationPrefix begins the names of the ConfigMaps that reserve an ID for one Cluster.
+	// reservationPrefix is the prefix of the names of reservations: ConfigMaps that reserve an ID for one Cluster.
 	reservationPrefix = "cluster-id-"
-	// reservedForKey and reservedIDKey are the keys of such a ConfigMap.
+	// reservedForKey and reservedIDKey are the keys in a reservation.
 	reservedForKey = "cluster"
 	reservedIDKey  = "id"
 )
 
-// ErrAlreadyRegistered is the error for an ID or a name that another Cluster has.
+// ErrAlreadyRegistered is returned for an ID or a name that another Cluster has.
 var ErrAlreadyRegistered = errors.New("the cluster has been registered")
 
-// AlreadyRegisteredError is an ErrAlreadyRegistered with the ID and the name, and with Karmada's error text.
+// AlreadyRegisteredError is an ErrAlreadyRegistered with Karmada's error text.
 type AlreadyRegisteredError struct{ ID, Name string }
 
 // Error returns the message.
@@ -46,9 +46,9 @@ func (t AlreadyRegisteredError) Error() string {
 // Is returns true for ErrAlreadyRegistered.
 func (t AlreadyRegisteredError) Is(target error) bool { return target == ErrAlreadyRegistered }
 
-// CreateCluster creates cluster and reserves its ID. Of several concurrent calls with the same name or the same ID,
-// only one succeeds, and the others return an ErrAlreadyRegistered. If CreateCluster fails, or if ctx ends, it deletes
-// the objects that it has created. cluster must have an ID. hub must read from the API server.
+// CreateCluster creates cluster, which must have an ID, and reserves the ID. Of several calls with the same name or the
+// same ID, only one succeeds, and the others return an ErrAlreadyRegistered. If it fails, or ctx ends, it deletes the
+// objects that it has created. hub must read from the API server.
 func CreateCluster(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
 	log := rollback.New(hub, string(uuid.NewUUID()))
 	err := applyCluster(ctx, hub, log, cluster, func(*unstructured.Unstructured) error {
@@ -60,7 +60,7 @@ func CreateCluster(ctx context.Context, hub client.Client, cluster *clusterv1alp
 	return nil
 }
 
-// applyCluster creates cluster, or applies it to the existing Cluster if check accepts that, and reserves its ID.
+// applyCluster creates cluster, or applies it to an existing Cluster for which check returns nil, and reserves its ID.
 func applyCluster(
 	ctx context.Context, hub client.Client, log *rollback.Log, cluster *clusterv1alpha1.Cluster, check func(live *unstructured.Unstructured) error,
 ) error {
@@ -86,15 +86,15 @@ func applyCluster(
 		return fmt.Errorf("failed to create cluster(%s) object. error: %w", cluster.Name, err)
 	}
 	if result == rollback.Created {
-		log.Add(func(ctx context.Context) error {
+		log.AddUndo(func(ctx context.Context) error {
 			return deleteOwned(ctx, hub, cluster.Name, []*metav1.PartialObjectMetadata{reservationOf(cluster)}, apierrors.IsNotFound)
 		})
 	}
 	return ReserveID(ctx, hub, cluster)
 }
 
-// ReserveID reserves the ID of an existing Cluster for it. It returns an ErrAlreadyRegistered if another Cluster has
-// the ID. A Cluster without an ID reserves nothing. hub must read from the API server. It can be repeated.
+// ReserveID reserves the ID of an existing Cluster. It returns an ErrAlreadyRegistered if another Cluster has the ID.
+// It does nothing for a Cluster without an ID. It can be repeated. hub must read from the API server.
 func ReserveID(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
 	if cluster.Spec.ID == "" {
 		return nil
@@ -132,12 +132,12 @@ func reserveID(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.
 	if err == nil && holder.Spec.ID == cluster.Spec.ID {
 		return AlreadyRegisteredError{ID: cluster.Spec.ID, Name: cluster.Name}
 	}
-	// The holder has been deleted, or has another ID. A concurrent write is a conflict.
+	// The holder was deleted, or has another ID. If another Cluster reserves the ID meanwhile, the update is a conflict.
 	desired.ResourceVersion = reservation.ResourceVersion
 	return hub.Update(ctx, desired, client.FieldOwner(kube.FieldManager))
 }
 
-// reservationName returns the name of the ConfigMap that reserves id.
+// reservationName returns the name of the reservation of id. It has a hash if id is not valid in a name.
 func reservationName(id string) string {
 	if name := reservationPrefix + id; len(validation.IsDNS1123Subdomain(name)) == 0 {
 		return name
@@ -146,7 +146,7 @@ func reservationName(id string) string {
 	return reservationPrefix + hex.EncodeToString(sum[:])
 }
 
-// reservedName is rejected, because agents of Karmada had an identity with this name that had all permissions.
+// reservedName is rejected: agents of Karmada had an identity with this name and all permissions.
 const reservedName = "rbac-generator"
 
 // ValidateName returns an error for an invalid cluster name, with Karmada's error text.

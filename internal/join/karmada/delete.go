@@ -24,17 +24,17 @@ import (
 const (
 	// DefaultDeleteTimeout is the default timeout of a deregistration, as in Karmada.
 	DefaultDeleteTimeout = time.Minute
-	// forceTimeout limits each further wait if DeleteOptions.Force is set: first for the hub, which then completes the
-	// deletion without the member, and then for the end of the deletion after forceDeleteCluster.
+	// forceTimeout limits each of two further waits with DeleteOptions.Force: first for the hub, which completes the
+	// deletion without the member, and then for the end of forceDeleteCluster.
 	forceTimeout = 15 * time.Second
-	// deletePollInterval is the interval between two reads of a Cluster that is being deleted.
+	// deletePollInterval is the interval between two reads of a Cluster in deletion.
 	deletePollInterval = 200 * time.Millisecond
 )
 
-// ErrNoCluster is the error for a Cluster that does not exist.
+// ErrNoCluster is returned for a Cluster that does not exist.
 var ErrNoCluster = errors.New("no cluster object found in karmada control Plane")
 
-// noClusterError is an ErrNoCluster with the name, and with Karmada's error text.
+// noClusterError is an ErrNoCluster with Karmada's error text.
 type noClusterError struct{ name string }
 
 func (n noClusterError) Error() string {
@@ -44,20 +44,19 @@ func (n noClusterError) Is(target error) bool { return target == ErrNoCluster }
 
 // DeleteOptions are the options of DeleteCluster.
 type DeleteOptions struct {
-	// Orphan leaves the propagated objects on the cluster.
+	// Orphan keeps the propagated objects on the cluster.
 	Orphan bool
-	// Force completes the deregistration after Timeout even if objects stay on the cluster, and also without a running
-	// hub.
+	// Force completes the deregistration after Timeout, even without a running hub. Objects may stay on the cluster.
 	Force bool
 	// Timeout limits the wait for the hub. 0 is no wait.
 	Timeout time.Duration
-	// Progress is called with the reasons for waiting.
+	// Progress is called with the reasons for waiting. It is required.
 	Progress func(string)
 }
 
-// DeleteCluster deletes a Cluster and waits until the hub has deleted the propagated objects and the registration. It
-// returns an ErrNoCluster if the Cluster does not exist, and an error if it does not have the given mode. After the
-// timeout, it returns a context.DeadlineExceeded, and the hub continues. hub must read from the API server.
+// DeleteCluster deletes a Cluster, and waits until the hub has deleted the propagated objects and the registration. It
+// returns an ErrNoCluster if the Cluster does not exist, an error if it has another mode, and a
+// context.DeadlineExceeded after the timeout; then the hub continues the deletion. hub must read from the API server.
 func DeleteCluster(ctx context.Context, hub client.Client, name string, mode clusterv1alpha1.ClusterSyncMode, o DeleteOptions) error {
 	cluster, err := clusterOfMode(ctx, hub, name, mode)
 	if err != nil {
@@ -70,7 +69,7 @@ func DeleteCluster(ctx context.Context, hub client.Client, name string, mode clu
 	return nil
 }
 
-// clusterOfMode reads a Cluster that must have this mode.
+// clusterOfMode reads a Cluster, and returns an error if it has another mode.
 func clusterOfMode(ctx context.Context, hub client.Client, name string, mode clusterv1alpha1.ClusterSyncMode) (*clusterv1alpha1.Cluster, error) {
 	cluster := &clusterv1alpha1.Cluster{}
 	err := hub.Get(ctx, client.ObjectKey{Name: name}, cluster)
@@ -108,7 +107,7 @@ func (d *deletion) run(ctx context.Context) error {
 	if client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	isDeleted, err := d.await(ctx, d.options.Timeout)
+	isDeleted, err := d.awaitDeletion(ctx, d.options.Timeout)
 	if err != nil {
 		return err
 	}
@@ -125,33 +124,33 @@ func (d *deletion) run(ctx context.Context) error {
 	if err := fleet.AddDeregisterOptions(ctx, d.hub, d.cluster, kube.DeregisterForce, kube.DeregisterAbandon); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	if isDeleted, err = d.await(ctx, forceTimeout); isDeleted || err != nil {
+	if isDeleted, err = d.awaitDeletion(ctx, forceTimeout); isDeleted || err != nil {
 		return err
 	}
 	if err := d.forceDeleteCluster(ctx); err != nil {
 		return err
 	}
-	isDeleted, err = d.await(ctx, forceTimeout)
+	isDeleted, err = d.awaitDeletion(ctx, forceTimeout)
 	if err == nil && !isDeleted {
 		return fmt.Errorf("wait %s for it to be gone: %w", forceTimeout, context.DeadlineExceeded)
 	}
 	return err
 }
 
-// deleteHubObjects deletes the hub's objects of the Cluster, as far as the permissions of the user allow it.
+// deleteHubObjects deletes the Cluster's objects on the hub. It ignores those that the user may not delete.
 func (d *deletion) deleteHubObjects(ctx context.Context) error {
 	return deleteOwned(ctx, d.hub, d.cluster.Name, hubObjects(d.cluster), isMissingOrForbidden)
 }
 
-// await waits at most limit for the end of the deletion. isDeleted is false after the limit.
-func (d *deletion) await(ctx context.Context, limit time.Duration) (isDeleted bool, err error) {
+// awaitDeletion waits until the Cluster is deleted or replaced. After limit, it returns false.
+func (d *deletion) awaitDeletion(ctx context.Context, limit time.Duration) (isDeleted bool, err error) {
 	isReported := false
 	var failure error
-	// The requests use ctx without the limit. So a DeadlineExceeded of a request comes from ctx.
+	// The requests use ctx without the limit, so that a DeadlineExceeded of a request comes from ctx.
 	err = wait.PollUntilContextTimeout(ctx, deletePollInterval, limit, true, func(context.Context) (bool, error) {
 		live := &clusterv1alpha1.Cluster{}
 		err := d.hub.Get(ctx, client.ObjectKeyFromObject(d.cluster), live)
-		// With the agent's credentials, the hub returns Forbidden as soon as it has deleted the permissions of the agent.
+		// With the agent's credentials, the hub returns Forbidden as soon as the permissions of the agent are deleted.
 		isDeleted = apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || err == nil && live.UID != d.cluster.UID
 		if isDeleted {
 			failure = nil
@@ -178,8 +177,8 @@ func (d *deletion) await(ctx context.Context, limit time.Duration) (isDeleted bo
 	return isDeleted, errors.Join(err, failure)
 }
 
-// ForceDeleteWorks deletes the Works of a cluster and removes their finalizer. The objects on the cluster stay. hub
-// must read from the API server. It can be repeated.
+// ForceDeleteWorks deletes the Works of a cluster and removes their finalizer, so that the propagated objects stay. It
+// can be repeated. hub must read from the API server.
 func ForceDeleteWorks(ctx context.Context, hub client.Client, cluster string) error {
 	works := &workv1alpha1.WorkList{}
 	if err := hub.List(ctx, works, client.InNamespace(fleet.ExecutionSpace(cluster))); err != nil {
@@ -192,8 +191,8 @@ func ForceDeleteWorks(ctx context.Context, hub client.Client, cluster string) er
 	return errors.Join(errs...)
 }
 
-// ForceDeleteNamespaceContent deletes the Works and the ClusterSummaries of a cluster and removes their finalizers. No
-// other objects block the deletion of its execution namespace. See ForceDeleteWorks.
+// ForceDeleteNamespaceContent is ForceDeleteWorks, and does the same for ClusterSummaries. No other objects block the
+// deletion of the execution namespace.
 func ForceDeleteNamespaceContent(ctx context.Context, hub client.Client, cluster string) error {
 	errs := []error{ForceDeleteWorks(ctx, hub, cluster)}
 	summaries := &configv1beta1.ClusterSummaryList{}
@@ -206,7 +205,7 @@ func ForceDeleteNamespaceContent(ctx context.Context, hub client.Client, cluster
 	return errors.Join(errs...)
 }
 
-// forceDelete deletes obj and removes a finalizer from it.
+// forceDelete deletes obj, which was read, and removes a finalizer from it.
 func forceDelete(ctx context.Context, hub client.Client, obj client.Object, finalizer string) error {
 	uid := obj.GetUID()
 	err := kube.RetryOn(ctx, kube.IsStaleWrite, func() error {
@@ -234,7 +233,7 @@ func forceDelete(ctx context.Context, hub client.Client, obj client.Object, fina
 	return nil
 }
 
-// forceDeleteCluster completes a deregistration without a hub. Objects that the user is not allowed to delete stay.
+// forceDeleteCluster completes a deregistration without the hub. Objects that the user may not delete stay.
 func (d *deletion) forceDeleteCluster(ctx context.Context) error {
 	name := d.cluster.Name
 	if err := ForceDeleteNamespaceContent(ctx, d.hub, name); err != nil {

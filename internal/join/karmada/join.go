@@ -32,17 +32,17 @@ import (
 const (
 	// systemNamespace is the namespace of Karmada's own components.
 	systemNamespace = "karmada-system"
-	// requestTimeout limits one request, unless the configuration has a timeout.
+	// requestTimeout limits one request of a client whose configuration has no timeout.
 	requestTimeout = 30 * time.Second
 	// hubTimeout limits the wait for the hub to complete the deletion of a Cluster in a rollback.
 	hubTimeout = 20 * time.Second
 	// memberRollbackTimeout limits the rollback on the member.
 	memberRollbackTimeout = 20 * time.Second
-	// unfinishedAnnotation marks a Cluster whose registration is not finished.
+	// unfinishedAnnotation on a Cluster marks a registration that is not finished.
 	unfinishedAnnotation = "towline.dev/registration-unfinished"
 )
 
-// errForeignSecret is the error for a Secret that no registration created.
+// errForeignSecret is returned for a Secret that no registration created.
 var errForeignSecret = errors.New("it exists and was not made by a registration; choose another cluster name or --cluster-namespace")
 
 // JoinRequest is a request to register a cluster in push mode.
@@ -52,19 +52,18 @@ type JoinRequest struct {
 	// Name is the name of the Cluster. ClusterNamespace is the namespace of its Secrets on the hub, and of the hub's
 	// ServiceAccount on the cluster. Default: fleet.DefaultClusterNamespace.
 	Name, ClusterNamespace string
-	// Provider, Region and Zones are written to the fields of the same names in the Cluster. They may be empty.
+	// Provider, Region and Zones are optional fields of the Cluster.
 	Provider, Region string
 	Zones            []string
 	// DryRun runs all checks on both sides, and writes nothing.
 	DryRun bool
-	// Progress is called with warnings.
+	// Progress is called with warnings. It is required.
 	Progress func(string)
 }
 
-// Join registers a cluster in push mode. It creates a Cluster on the hub, an account for the hub on the cluster, and a
-// Secret with the account's token on the hub. If it fails, or if ctx ends, it takes back its own writes on both sides.
-// If it is killed, a repeated call writes all objects again and completes the registration. It returns an
-// ErrAlreadyRegistered if the cluster or the name is registered already.
+// Join registers a cluster in push mode, see the package comment. If it fails, or ctx ends, it rolls back its writes on
+// both sides. If it is killed, a repeated call completes the registration. It returns an ErrAlreadyRegistered if the
+// cluster or the name is registered.
 func Join(ctx context.Context, r JoinRequest) error {
 	if err := ValidateName(r.Name); err != nil {
 		return err
@@ -81,7 +80,8 @@ func Join(ctx context.Context, r JoinRequest) error {
 		return err
 	}
 	if err := j.run(ctx); err != nil {
-		// The hub needs its credentials to complete the deletion of the Cluster.
+		// The Secrets are rolled back after the Cluster: the hub needs its credentials to complete the deletion of the
+		// Cluster.
 		return errors.Join(err, j.log.RollBack(ctx), j.secretLog.RollBack(ctx), j.rollBackMember(ctx))
 	}
 	return nil
@@ -91,7 +91,7 @@ func Join(ctx context.Context, r JoinRequest) error {
 type registration struct {
 	request JoinRequest
 	hub     client.Client
-	// log has the writes of the Cluster, secretLog the writes of its Secrets.
+	// log rolls back the Cluster, secretLog its Secrets.
 	log, secretLog *rollback.Log
 	member         *memberRegistration
 	cluster        *clusterv1alpha1.Cluster
@@ -110,7 +110,7 @@ func newRegistration(r JoinRequest) (*registration, error) {
 	return &registration{request: r, hub: hub, log: rollback.New(hub, attempt), secretLog: rollback.New(hub, attempt), member: member}, nil
 }
 
-// validate reads both sides, and returns an error if the registration is not possible.
+// validate reads both sides, sets the desired Cluster, and returns an error if the registration is not possible.
 func (j *registration) validate(ctx context.Context) error {
 	// API discovery, the first request of a client, ignores ctx.
 	if err := ctx.Err(); err != nil {
@@ -123,7 +123,7 @@ func (j *registration) validate(ctx context.Context) error {
 	if j.member.hubID, err = join.HubUID(ctx, j.hub); err != nil {
 		return err
 	}
-	if j.cluster, err = j.desired(id); err != nil {
+	if j.cluster, err = j.desiredCluster(id); err != nil {
 		return err
 	}
 	clusters := &clusterv1alpha1.ClusterList{}
@@ -143,19 +143,19 @@ func (j *registration) validate(ctx context.Context) error {
 	return err
 }
 
-// isUnfinished returns whether a run that was killed created live for the same cluster.
+// isUnfinished returns whether live is from a run of Join, for the same cluster, that was killed.
 func (j *registration) isUnfinished(live *clusterv1alpha1.Cluster) bool {
 	return IsRegistering(live) && live.DeletionTimestamp.IsZero() && live.Name == j.request.Name && live.Spec.ID == j.cluster.Spec.ID
 }
 
-// IsRegistering returns whether cluster was created by a run of Join that has not finished. Its Secrets may not exist
-// yet. It also returns true if cluster is being deleted.
+// IsRegistering returns whether a run of Join created cluster and has not finished, so that its Secrets may not exist
+// yet. The Cluster may be in deletion.
 func IsRegistering(cluster *clusterv1alpha1.Cluster) bool {
 	return cluster.Spec.SyncMode == clusterv1alpha1.Push && cluster.Annotations[unfinishedAnnotation] != ""
 }
 
-// desired returns the Cluster to be created.
-func (j *registration) desired(id string) (*clusterv1alpha1.Cluster, error) {
+// desiredCluster returns the Cluster to create.
+func (j *registration) desiredCluster(id string) (*clusterv1alpha1.Cluster, error) {
 	r := j.request
 	endpoint := strings.TrimSuffix(r.Member.Host, "/")
 	if !strings.Contains(endpoint, "://") {
@@ -177,14 +177,14 @@ func (j *registration) desired(id string) (*clusterv1alpha1.Cluster, error) {
 	}, nil
 }
 
-// run creates the Cluster first: of several runs for different clusters or names, only one succeeds in creating it. It
-// writes the Secret with the hub's token last, because the hub connects to the cluster as soon as the Secret exists.
+// run creates the Cluster first: of several runs for different clusters or names, only one can create it. It writes the
+// Secret with the hub's token last: the hub connects to the cluster as soon as the Secret exists.
 func (j *registration) run(ctx context.Context) error {
 	namespace := &corev1.Namespace{ObjectMeta: systemMeta("", j.request.ClusterNamespace)}
 	if err := join.EnsureNamespace(ctx, j.hub, namespace); err != nil {
 		return err
 	}
-	j.log.Add(j.awaitDeletion)
+	j.log.AddUndo(j.awaitDeletion)
 	err := applyCluster(ctx, j.hub, j.log, j.cluster, func(live *unstructured.Unstructured) error {
 		existing := &clusterv1alpha1.Cluster{}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, existing); err != nil {
@@ -216,7 +216,7 @@ func (j *registration) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// With its UID, the patch fails if the Cluster has been deleted or created again.
+	// With the UID, the patch fails if the Cluster was deleted or created again.
 	patch := fmt.Appendf(nil, `{"metadata":{"uid":%q,"annotations":{%q:null}}}`, j.cluster.UID, unfinishedAnnotation)
 	if err := j.hub.Patch(ctx, j.cluster, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("update cluster(%s): %w", j.request.Name, err)
@@ -224,7 +224,8 @@ func (j *registration) run(ctx context.Context) error {
 	return nil
 }
 
-// writeSecret writes a Secret of the Cluster.
+// writeSecret writes a Secret of the Cluster on the hub. It returns an error if the Secret is foreign or of another
+// Cluster.
 func (j *registration) writeSecret(ctx context.Context, ref clusterv1alpha1.LocalSecretReference, data map[string][]byte) error {
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ref.Namespace, Name: ref.Name}, Data: data}
 	SetOwnerLabels(secret, j.cluster.Name)
@@ -243,8 +244,8 @@ func (j *registration) writeSecret(ctx context.Context, ref clusterv1alpha1.Loca
 	return nil
 }
 
-// caBundle returns the certificate authorities of the member's API server (own) and of the operator's kubeconfig. The
-// latter may belong to a proxy.
+// caBundle returns own, the certificate authorities of the member's API server, and those of the caller's kubeconfig,
+// which may be a proxy's.
 func (j *registration) caBundle(own []byte) ([]byte, error) {
 	config := rest.CopyConfig(j.request.Member)
 	if err := rest.LoadTLSFiles(config); err != nil {
@@ -257,10 +258,10 @@ func (j *registration) caBundle(own []byte) ([]byte, error) {
 	return slices.Concat(bytes.TrimSpace(own), []byte("\n"), known, []byte("\n")), nil
 }
 
-// awaitDeletion waits until the hub has completed the deletion of the Cluster. A Cluster that is not being deleted
-// belongs to another run.
+// awaitDeletion waits until the Cluster is deleted. If the Cluster is not being deleted, it belongs to another run.
 func (j *registration) awaitDeletion(ctx context.Context) error {
-	// hubTimeout is shorter than the limit of the rollback: if the hub does not respond, there must be time for the rest.
+	// hubTimeout is shorter than the time limit of the rollback, so that the other undo functions run if the hub does not
+	// respond.
 	err := wait.PollUntilContextTimeout(ctx, deletePollInterval, hubTimeout, true, func(ctx context.Context) (bool, error) {
 		live := &clusterv1alpha1.Cluster{}
 		err := j.hub.Get(ctx, client.ObjectKey{Name: j.request.Name}, live)
@@ -272,16 +273,16 @@ func (j *registration) awaitDeletion(ctx context.Context) error {
 	return nil
 }
 
-// rollBackMember removes the registration from the member, unless another run has created it or written it since.
+// rollBackMember deletes the registration on the member, unless another run has created it, or written it since.
 func (j *registration) rollBackMember(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), memberRollbackTimeout)
 	defer cancel()
 	role, found, err := j.member.getRole(ctx)
 	if err == nil && found && j.member.log.IsLastWriter(role) && !j.member.isResumed {
-		_, err = j.member.remove(ctx)
+		_, err = j.member.deleteObjects(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("%w; ClusterRole %s and its dependents may stay on it", err, j.member.role())
+		return fmt.Errorf("%w; ClusterRole %s and its dependents may stay on it", err, j.member.roleName())
 	}
 	return nil
 }

@@ -24,27 +24,26 @@ import (
 )
 
 const (
-	// accountPrefix begins the name of the hub's ServiceAccount on a cluster, rolePrefix that of its ClusterRole.
+	// accountPrefix is the prefix of the hub's ServiceAccount on a cluster, rolePrefix the prefix of its ClusterRole.
 	accountPrefix = "karmada-"
 	rolePrefix    = "karmada-controller-manager:"
 	// impersonator is the ServiceAccount with which hubs impersonate their users.
 	impersonator = "karmada-impersonator"
-	// tokenTimeout limits the wait for the member's token controller, as in Karmada.
+	// tokenTimeout limits each wait for the member's token controller, as in Karmada.
 	tokenTimeout = 30 * time.Second
-	// pollInterval is the interval between two reads of an object that is awaited.
+	// pollInterval is the interval between two reads in a wait.
 	pollInterval = 100 * time.Millisecond
 )
 
-// memberRegistration reads and writes the objects that the registration of a cluster has on the cluster. The
-// ClusterRole is written first. It owns the other objects, so that its deletion deletes them all. The impersonator is
-// owned by the ClusterRoles of all hubs that use it, and the namespace by none. All objects have the ID of the hub that
-// created them in an annotation.
+// memberRegistration has the objects of one registration on a cluster. The ClusterRole is written first. It owns the
+// other objects, so that its deletion deletes them all. The ClusterRoles of all hubs that use the impersonator own it.
+// The namespace has no owner. All objects have an annotation with the ID of the hub that created them.
 type memberRegistration struct {
 	client                    client.Client
 	resources                 foreign.Resources
 	log                       *rollback.Log
 	cluster, namespace, hubID string
-	// isResumed is true if another run has created the ClusterRole.
+	// isResumed is true if another run created the ClusterRole.
 	isResumed bool
 }
 
@@ -58,57 +57,58 @@ func newMemberRegistration(config *rest.Config, cluster, namespace, attempt stri
 	}, nil
 }
 
-func (m *memberRegistration) account() string { return accountPrefix + m.cluster }
-func (m *memberRegistration) role() string    { return rolePrefix + m.account() }
+func (m *memberRegistration) accountName() string { return accountPrefix + m.cluster }
+func (m *memberRegistration) roleName() string    { return rolePrefix + m.accountName() }
 
-// meta returns the metadata of an object that this registration creates.
-func (m *memberRegistration) meta(namespace, name string) metav1.ObjectMeta {
+// objectMeta returns the metadata of an object of this registration on the member.
+func (m *memberRegistration) objectMeta(namespace, name string) metav1.ObjectMeta {
 	meta := systemMeta(namespace, name)
 	meta.Annotations = map[string]string{kube.AnnotationHub: m.hubID}
 	return meta
 }
 
-// systemMeta returns the metadata of an object that a registration creates.
+// systemMeta returns the metadata of an object of any registration.
 func systemMeta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true"}}
 }
 
-// own returns the desired objects of the cluster, the ClusterRole first.
-func (m *memberRegistration) own() []client.Object {
+// clusterObjects returns the desired objects of this cluster, the ClusterRole first. The impersonator is shared, and
+// not in it.
+func (m *memberRegistration) clusterObjects() []client.Object {
 	all := []string{rbacv1.APIGroupAll}
 	return append([]client.Object{
-		&rbacv1.ClusterRole{ObjectMeta: m.meta("", m.role()), Rules: []rbacv1.PolicyRule{
+		&rbacv1.ClusterRole{ObjectMeta: m.objectMeta("", m.roleName()), Rules: []rbacv1.PolicyRule{
 			{APIGroups: all, Resources: all, Verbs: all}, {NonResourceURLs: all, Verbs: []string{"get"}},
 		}},
 		&rbacv1.ClusterRoleBinding{
-			ObjectMeta: m.meta("", m.role()),
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: m.role()},
-			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: m.namespace, Name: m.account()}},
+			ObjectMeta: m.objectMeta("", m.roleName()),
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: m.roleName()},
+			Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: m.namespace, Name: m.accountName()}},
 		},
-	}, m.accountObjects(m.account())...)
+	}, m.accountObjects(m.accountName())...)
 }
 
-// accountObjects returns a ServiceAccount and the Secret for its token.
+// accountObjects returns a ServiceAccount and its token Secret.
 func (m *memberRegistration) accountObjects(name string) []client.Object {
-	secret := &corev1.Secret{ObjectMeta: m.meta(m.namespace, name), Type: corev1.SecretTypeServiceAccountToken}
+	secret := &corev1.Secret{ObjectMeta: m.objectMeta(m.namespace, name), Type: corev1.SecretTypeServiceAccountToken}
 	secret.Annotations[corev1.ServiceAccountNameKey] = name
-	return []client.Object{&corev1.ServiceAccount{ObjectMeta: m.meta(m.namespace, name)}, secret}
+	return []client.Object{&corev1.ServiceAccount{ObjectMeta: m.objectMeta(m.namespace, name)}, secret}
 }
 
-// getRole reads the ClusterRole. It returns an error if the ClusterRole belongs to another hub, or is foreign.
+// getRole reads the ClusterRole. It also returns the error of checkOwner for it.
 func (m *memberRegistration) getRole(ctx context.Context) (role *rbacv1.ClusterRole, found bool, err error) {
 	role = &rbacv1.ClusterRole{}
-	err = m.client.Get(ctx, client.ObjectKey{Name: m.role()}, role)
+	err = m.client.Get(ctx, client.ObjectKey{Name: m.roleName()}, role)
 	if apierrors.IsNotFound(err) {
 		return nil, false, nil
 	}
 	if err != nil {
-		return nil, false, fmt.Errorf("read ClusterRole %s on the cluster: %w", m.role(), err)
+		return nil, false, fmt.Errorf("read ClusterRole %s on the cluster: %w", m.roleName(), err)
 	}
 	return role, true, m.checkOwner(role)
 }
 
-// checkOwner returns an error unless a registration by this hub created live.
+// checkOwner returns an error unless this hub created live.
 func (m *memberRegistration) checkOwner(live client.Object) error {
 	switch {
 	case !isRegistered(live):
@@ -124,10 +124,10 @@ func (m *memberRegistration) isOwn(live client.Object) bool {
 	return isRegistered(live) && live.GetAnnotations()[kube.AnnotationHub] == m.hubID
 }
 
-// credential is the content of a token Secret on the member.
+// credential has a token and the certificate authorities of the member, in PEM.
 type credential struct{ token, authority []byte }
 
-// ensure creates or updates all objects. It returns the credentials of the hub's account and of the impersonator.
+// ensure creates or updates all objects, and returns the credentials of the hub's account and of the impersonator.
 func (m *memberRegistration) ensure(ctx context.Context) (account, impersonation credential, err error) {
 	if err := m.apply(ctx); err != nil {
 		return account, impersonation, err
@@ -136,17 +136,17 @@ func (m *memberRegistration) ensure(ctx context.Context) (account, impersonation
 	if err != nil {
 		return account, impersonation, fmt.Errorf("failed to get serviceAccount secret for impersonation from cluster(%s), error: %w", m.cluster, err)
 	}
-	account, err = m.awaitToken(ctx, m.account())
+	account, err = m.awaitToken(ctx, m.accountName())
 	if err != nil {
 		return account, impersonation, fmt.Errorf("failed to get serviceAccount secret from cluster(%s), error: %w", m.cluster, err)
 	}
 	return account, impersonation, nil
 }
 
-// apply writes all objects. It does not change existing objects that clusters share.
+// apply writes all objects. It does not change an existing namespace or impersonator, except for its owners.
 func (m *memberRegistration) apply(ctx context.Context) error {
 	check := func(live *unstructured.Unstructured) error { return m.checkOwner(live) }
-	own := m.own()
+	own := m.clusterObjects()
 	role, _, err := m.log.Apply(ctx, own[0], func(live *unstructured.Unstructured) error {
 		m.isResumed = m.isResumed || !m.log.IsLastWriter(live)
 		return m.checkOwner(live)
@@ -154,7 +154,7 @@ func (m *memberRegistration) apply(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("on the cluster: %w", err)
 	}
-	if err := join.EnsureNamespace(ctx, m.client, &corev1.Namespace{ObjectMeta: m.meta("", m.namespace)}); err != nil {
+	if err := join.EnsureNamespace(ctx, m.client, &corev1.Namespace{ObjectMeta: m.objectMeta("", m.namespace)}); err != nil {
 		return fmt.Errorf("on the cluster: %w", err)
 	}
 	for _, obj := range m.accountObjects(impersonator) {
@@ -171,8 +171,8 @@ func (m *memberRegistration) apply(ctx context.Context) error {
 	return nil
 }
 
-// ensureShared creates obj, or adds role to the owners of the object that another registration created. The garbage
-// collector deletes an object after its last owner.
+// ensureShared creates obj, or adds role to the owners of the existing object. The garbage collector deletes an object
+// when all its owners are deleted.
 func (m *memberRegistration) ensureShared(ctx context.Context, obj, role client.Object) error {
 	obj.SetOwnerReferences([]metav1.OwnerReference{join.OwnedBy(role)})
 	err := m.client.Create(ctx, obj, client.FieldOwner(kube.FieldManager))
@@ -188,8 +188,8 @@ func (m *memberRegistration) ensureShared(ctx context.Context, obj, role client.
 	return m.client.Patch(ctx, obj, client.RawPatch(types.StrategicMergePatchType, patch), client.FieldOwner(kube.FieldManager))
 }
 
-// awaitToken waits until the Secret of an account contains a token. It writes all objects again if the Secret does not
-// exist: the member deletes objects of an earlier registration with a delay.
+// awaitToken waits until an account's Secret has a token. If the Secret does not exist, it writes all objects again:
+// the garbage collector can delete objects of an earlier registration late.
 func (m *memberRegistration) awaitToken(ctx context.Context, account string) (credential, error) {
 	var got credential
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, tokenTimeout, true, func(context.Context) (bool, error) {
@@ -207,27 +207,27 @@ func (m *memberRegistration) awaitToken(ctx context.Context, account string) (cr
 	return got, nil
 }
 
-// DeleteMemberObjects deletes the objects that a cluster's registration by the hub hubID has on the member, and returns
-// them. The namespace and the impersonator are deleted only if nothing else uses them. member may use the hub's
-// ServiceAccount, which is deleted too: the last request deletes the ClusterRole, and the member's garbage collector
-// deletes its dependents. It can be interrupted and repeated.
+// DeleteMemberObjects deletes the objects of a cluster's registration on the member, and returns them. hubID is the ID
+// of the hub that registered it. The namespace and the impersonator are deleted only if nothing else uses them. member
+// may use the hub's ServiceAccount: the last request deletes the ClusterRole, and the garbage collector deletes its
+// dependents. It can be interrupted and repeated.
 func DeleteMemberObjects(ctx context.Context, member *rest.Config, cluster, clusterNamespace, hubID string) (removed []kube.Ref, err error) {
 	m, err := newMemberRegistration(member, cluster, clusterNamespace, "")
 	if err != nil {
 		return nil, err
 	}
 	m.hubID = hubID
-	return m.remove(ctx)
+	return m.deleteObjects(ctx)
 }
 
-func (m *memberRegistration) remove(ctx context.Context) (removed []kube.Ref, err error) {
+func (m *memberRegistration) deleteObjects(ctx context.Context) (removed []kube.Ref, err error) {
 	role := &rbacv1.ClusterRole{}
-	err = m.client.Get(ctx, client.ObjectKey{Name: m.role()}, role)
+	err = m.client.Get(ctx, client.ObjectKey{Name: m.roleName()}, role)
 	if apierrors.IsNotFound(err) || err == nil && (!m.isOwn(role) || !role.DeletionTimestamp.IsZero()) {
 		return nil, nil
 	}
 	if err == nil {
-		err = m.releaseNamespace(ctx, role)
+		err = m.setNamespaceOwner(ctx, role)
 	}
 	if err == nil {
 		err = m.client.Delete(ctx, role, client.Preconditions{UID: &role.UID}, client.PropagationPolicy(metav1.DeletePropagationBackground))
@@ -235,29 +235,29 @@ func (m *memberRegistration) remove(ctx context.Context) (removed []kube.Ref, er
 	if client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("remove the registration of cluster %s from it: %w", m.cluster, err)
 	}
-	for _, obj := range m.own() {
+	for _, obj := range m.clusterObjects() {
 		removed = append(removed, kube.RefIn(m.client.Scheme(), obj))
 	}
 	return removed, nil
 }
 
-// releaseNamespace makes the namespace a dependent of role if a registration created it and it contains no foreign
-// objects. Otherwise it deletes the reference that an interrupted removal has set.
-func (m *memberRegistration) releaseNamespace(ctx context.Context, role client.Object) error {
+// setNamespaceOwner makes role the owner of the namespace, if a registration created the namespace and it has no
+// foreign objects. Otherwise it removes the owner that an interrupted run has set.
+func (m *memberRegistration) setNamespaceOwner(ctx context.Context, role client.Object) error {
 	namespace := &corev1.Namespace{}
 	err := m.client.Get(ctx, client.ObjectKey{Name: m.namespace}, namespace)
 	if err != nil || !isRegistered(namespace) || m.namespace == systemNamespace {
 		return client.IgnoreNotFound(err)
 	}
-	object, err := foreign.Find(ctx, m.client, m.resources, m.namespace, func(item *metav1.PartialObjectMetadata) bool {
-		return (item.Name == m.account() || item.Name == impersonator) && isRegistered(item)
+	reason, err := foreign.ReasonToKeep(ctx, m.client, m.resources, m.namespace, func(item *metav1.PartialObjectMetadata) bool {
+		return (item.Name == m.accountName() || item.Name == impersonator) && isRegistered(item)
 	})
 	if err != nil {
 		return err
 	}
 	before := namespace.DeepCopy()
 	namespace.OwnerReferences = slices.DeleteFunc(namespace.OwnerReferences, func(ref metav1.OwnerReference) bool { return ref.UID == role.GetUID() })
-	if object == "" {
+	if reason == "" {
 		namespace.OwnerReferences = []metav1.OwnerReference{join.OwnedBy(role)}
 	}
 	return client.IgnoreNotFound(m.client.Patch(ctx, namespace, client.MergeFrom(before), client.FieldOwner(kube.FieldManager)))

@@ -22,45 +22,45 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// clusterLabel of an object that the hub has for a Cluster is the name of the Cluster. The objects have no owner
-// references, because then the propagation policy of the request that deletes the Cluster would decide whether the
-// garbage collector deletes the objects before the hub has cleaned up the member, or orphans them.
+// clusterLabel on an object of the hub is the name of the Cluster that owns it. An owner reference would not work: the
+// propagation policy in the request that deletes the Cluster would decide whether the garbage collector deletes the
+// objects before the hub has cleaned up the member, or orphans them.
 const clusterLabel = "towline.dev/cluster"
 
-// AgentRoleName returns the name of the roles and bindings of a Cluster's agent on the hub.
+// AgentRoleName returns the name of a Cluster agent's roles and bindings on the hub.
 func AgentRoleName(cluster string) string { return "system:karmada:" + cluster + ":agent" }
 
-// agentRBAC returns the names of the RBAC objects of a Cluster's agent, the bindings first and the ClusterRole last.
+// agentRBAC returns the keys of the agent's RBAC objects, in the order of their deletion.
 func agentRBAC(cluster string) []*metav1.PartialObjectMetadata {
 	role, namespace, group := AgentRoleName(cluster), fleet.ExecutionSpace(cluster), rbacv1.SchemeGroupVersion
 	return []*metav1.PartialObjectMetadata{
-		named(group.WithKind("ClusterRoleBinding"), "", role), named(group.WithKind("RoleBinding"), namespace, role),
-		named(group.WithKind("RoleBinding"), kube.AgentNamespace, role),
-		named(group.WithKind("Role"), namespace, role), named(group.WithKind("ClusterRole"), "", role),
+		partialMetadata(group.WithKind("ClusterRoleBinding"), "", role), partialMetadata(group.WithKind("RoleBinding"), namespace, role),
+		partialMetadata(group.WithKind("RoleBinding"), kube.AgentNamespace, role),
+		partialMetadata(group.WithKind("Role"), namespace, role), partialMetadata(group.WithKind("ClusterRole"), "", role),
 	}
 }
 
 func reservationOf(cluster *clusterv1alpha1.Cluster) *metav1.PartialObjectMetadata {
-	return named(corev1.SchemeGroupVersion.WithKind("ConfigMap"), fleet.DefaultClusterNamespace, reservationName(cluster.Spec.ID))
+	return partialMetadata(corev1.SchemeGroupVersion.WithKind("ConfigMap"), fleet.DefaultClusterNamespace, reservationName(cluster.Spec.ID))
 }
 
-// hubObjects returns the names of all objects that the hub may have for a Cluster, in the order of their deletion.
+// hubObjects returns the keys of all objects that the hub may have for a Cluster, in the order of their deletion.
 func hubObjects(cluster *clusterv1alpha1.Cluster) []*metav1.PartialObjectMetadata {
 	space := fleet.ExecutionSpace(cluster.Name)
-	all := append(agentRBAC(cluster.Name), named(coordinationv1.SchemeGroupVersion.WithKind("Lease"), space, cluster.Name))
+	all := append(agentRBAC(cluster.Name), partialMetadata(coordinationv1.SchemeGroupVersion.WithKind("Lease"), space, cluster.Name))
 	for _, secret := range secretsOf(cluster) {
-		all = append(all, named(corev1.SchemeGroupVersion.WithKind("Secret"), secret.Namespace, secret.Name))
+		all = append(all, partialMetadata(corev1.SchemeGroupVersion.WithKind("Secret"), secret.Namespace, secret.Name))
 	}
-	return append(all, reservationOf(cluster), named(corev1.SchemeGroupVersion.WithKind("Namespace"), "", space))
+	return append(all, reservationOf(cluster), partialMetadata(corev1.SchemeGroupVersion.WithKind("Namespace"), "", space))
 }
 
-func named(kind schema.GroupVersionKind, namespace, name string) *metav1.PartialObjectMetadata {
+func partialMetadata(kind schema.GroupVersionKind, namespace, name string) *metav1.PartialObjectMetadata {
 	obj := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	obj.SetGroupVersionKind(kind)
 	return obj
 }
 
-// secretsOf returns references to the Secrets in the spec of a Cluster, and to the Secrets with the default names.
+// secretsOf returns the Secrets in the spec of a Cluster, and those with the default names.
 func secretsOf(cluster *clusterv1alpha1.Cluster) []clusterv1alpha1.LocalSecretReference {
 	secrets := []clusterv1alpha1.LocalSecretReference{
 		{Namespace: fleet.DefaultClusterNamespace, Name: cluster.Name},
@@ -74,7 +74,7 @@ func secretsOf(cluster *clusterv1alpha1.Cluster) []clusterv1alpha1.LocalSecretRe
 	return secrets
 }
 
-// SetOwnerLabels sets the labels that make the Cluster with this name the owner of an object on the hub.
+// SetOwnerLabels makes a Cluster the owner of an object on the hub.
 func SetOwnerLabels(obj client.Object, cluster string) {
 	labels := maps.Clone(obj.GetLabels())
 	if labels == nil {
@@ -84,7 +84,7 @@ func SetOwnerLabels(obj client.Object, cluster string) {
 	obj.SetLabels(labels)
 }
 
-// Owner returns the name of the Cluster that owns an object of the hub, or "".
+// Owner returns the name of the Cluster that owns an object on the hub, or "".
 func Owner(obj client.Object) string {
 	if obj.GetLabels()[clusterv1alpha1.SystemLabel] != "true" {
 		return ""
@@ -92,14 +92,14 @@ func Owner(obj client.Object) string {
 	return obj.GetLabels()[clusterLabel]
 }
 
-// DeleteHubObjects deletes the hub's objects of a deregistered cluster: the RBAC and the Lease of its agent, its
-// credentials, the reservation of its ID, and its execution namespace. It does not wait for the end of their deletion.
-// hub must read from the API server. It can be repeated.
+// DeleteHubObjects deletes the hub's objects of a deregistered Cluster: the RBAC and the Lease of its agent, its
+// Secrets, the reservation of its ID, and its execution namespace. It does not wait for finalizers. It can be repeated.
+// hub must read from the API server.
 func DeleteHubObjects(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) error {
 	return deleteOwned(ctx, hub, cluster.Name, hubObjects(cluster), apierrors.IsNotFound)
 }
 
-// deleteOwned deletes those objects that cluster owns, and ignores some errors.
+// deleteOwned deletes those of the objects that cluster owns. It ignores errors for which isIgnored is true.
 func deleteOwned(ctx context.Context, hub client.Client, cluster string, objects []*metav1.PartialObjectMetadata, isIgnored func(error) bool) error {
 	var errs []error
 	for _, obj := range objects {
@@ -114,14 +114,14 @@ func deleteOwned(ctx context.Context, hub client.Client, cluster string, objects
 	return errors.Join(errs...)
 }
 
-// isMissingOrForbidden returns true for objects that do not exist, or that the user may not delete.
+// isMissingOrForbidden returns true if an object does not exist, or the user has no permission for it.
 func isMissingOrForbidden(err error) bool {
 	return apierrors.IsNotFound(err) || apierrors.IsForbidden(err)
 }
 
-// DeleteLeftoverRBAC deletes the RBAC of an agent whose Cluster was deleted without a cleanup by the hub. Its other
-// objects stay: while a hub is being restored, its Clusters may be missing, and only RBAC is created again
-// automatically. hub must read from the API server.
+// DeleteLeftoverRBAC deletes the RBAC of an agent whose Cluster does not exist. The other objects stay: during a
+// restore of the hub, Clusters may be missing for some time, and the hub recreates only RBAC. hub must read from the
+// API server.
 func DeleteLeftoverRBAC(ctx context.Context, hub client.Client, cluster string) error {
 	err := hub.Get(ctx, client.ObjectKey{Name: cluster}, &clusterv1alpha1.Cluster{})
 	if apierrors.IsNotFound(err) {
@@ -144,8 +144,8 @@ func DeleteAllLeftoverRBAC(ctx context.Context, hub client.Client) error {
 	return errors.Join(errs...)
 }
 
-// EnsureExecutionNamespace creates the execution namespace of cluster, or corrects its labels and the ID of the cluster
-// in its annotations. Objects in it stay. It fails for the namespace of an earlier Cluster, until that is deleted.
+// EnsureExecutionNamespace creates the execution namespace of cluster, or corrects its labels and the ID in its
+// annotations. It returns an error for the namespace of an earlier Cluster with the same name, until that is deleted.
 func EnsureExecutionNamespace(ctx context.Context, hub client.Client, cluster *clusterv1alpha1.Cluster) (created bool, err error) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(cluster.Name)}}
 	SetOwnerLabels(namespace, cluster.Name)
@@ -153,7 +153,7 @@ func EnsureExecutionNamespace(ctx context.Context, hub client.Client, cluster *c
 		metav1.SetMetaDataAnnotation(&namespace.ObjectMeta, kube.AnnotationClusterID, cluster.Spec.ID)
 	}
 	_, result, err := rollback.New(hub, "").Apply(ctx, namespace, func(live *unstructured.Unstructured) error {
-		if BelongsToAnotherCluster(live, cluster) {
+		if BelongsToEarlierCluster(live, cluster) {
 			return fmt.Errorf("namespace %s has the Works of an earlier cluster %s with another ID", live.GetName(), cluster.Name)
 		}
 		return nil
@@ -161,10 +161,10 @@ func EnsureExecutionNamespace(ctx context.Context, hub client.Client, cluster *c
 	return result == rollback.Created, err
 }
 
-// BelongsToAnotherCluster returns whether namespace was created for an earlier Cluster with the same name but another
-// ID. Its objects must then not be applied to cluster. It returns false if one of the IDs is not known, and if cluster
-// is older than the namespace: then its own ID was corrected.
-func BelongsToAnotherCluster(namespace client.Object, cluster *clusterv1alpha1.Cluster) bool {
+// BelongsToEarlierCluster returns whether namespace was created for an earlier Cluster with the same name and another
+// ID. Its objects must not be applied to cluster. It returns false if an ID is unknown, or if cluster is older than
+// namespace: then the ID of cluster was corrected.
+func BelongsToEarlierCluster(namespace client.Object, cluster *clusterv1alpha1.Cluster) bool {
 	id, created := namespace.GetAnnotations()[kube.AnnotationClusterID], namespace.GetCreationTimestamp()
 	return Owner(namespace) != "" && id != "" && cluster.Spec.ID != "" && id != cluster.Spec.ID && created.Before(&cluster.CreationTimestamp)
 }

@@ -22,14 +22,13 @@ const collectorTimeout = 10 * time.Second
 
 // UnjoinRequest is a request to deregister a cluster in push mode.
 type UnjoinRequest struct {
-	// Hub and Member are the caller's configurations for the hub and for the cluster. Without Member, only the hub
-	// deletes the objects of the registration on the cluster.
+	// Hub and Member are the caller's configurations for the hub and for the cluster. Without Member, only the hub deletes
+	// objects on the cluster.
 	Hub, Member *rest.Config
 	// Name is the name of the Cluster. ClusterNamespace is the namespace of the hub's ServiceAccount on the cluster.
 	// Default: fleet.DefaultClusterNamespace.
 	Name, ClusterNamespace string
-	// Force completes the deregistration after Timeout, see DeleteOptions. Failures on the cluster are reported to
-	// Progress as warnings instead of being returned.
+	// Force completes the deregistration after Timeout, see DeleteOptions. An error on the cluster then becomes a warning.
 	Force bool
 	// DryRun only checks that the Cluster exists and is in push mode.
 	DryRun bool
@@ -37,13 +36,13 @@ type UnjoinRequest struct {
 	Orphan bool
 	// Timeout limits the wait for the hub. 0 is no wait.
 	Timeout time.Duration
-	// Progress is called with the reasons for waiting, the deleted objects and warnings.
+	// Progress is called with the reasons for waiting, the deleted objects and warnings. It is required.
 	Progress func(string)
 }
 
-// Unjoin deletes a Cluster in push mode and waits until the hub has deleted the propagated objects. If the request has
-// a configuration for the cluster, Unjoin then deletes the remaining objects of the registration on it. It can be
-// interrupted and repeated. It returns an ErrNoCluster if neither side has objects of the registration.
+// Unjoin deletes a Cluster in push mode, and waits until the hub has deleted the propagated objects. With r.Member, it
+// then deletes the remaining objects of the registration on the cluster. It can be interrupted and repeated. It returns
+// an ErrNoCluster if neither side has objects of the registration.
 func Unjoin(ctx context.Context, r UnjoinRequest) error {
 	if err := ValidateName(r.Name); err != nil {
 		return err
@@ -67,14 +66,14 @@ func Unjoin(ctx context.Context, r UnjoinRequest) error {
 		err = nil
 	}
 	if err != nil || removed > 0 {
-		// An earlier run may have been interrupted after the Cluster was deleted.
+		// If objects were removed, an earlier run was interrupted after the deletion of the Cluster.
 		return err
 	}
 	return missing
 }
 
-// cleanUpMember deletes the objects of the registration from the cluster, and waits for its garbage collector. It
-// returns the number of objects that it deleted.
+// cleanUpMember deletes the objects of the registration on the cluster, and waits for its garbage collector. removed is
+// the number of deleted objects.
 func (r UnjoinRequest) cleanUpMember(ctx context.Context, hub client.Client) (removed int, err error) {
 	member, err := newMemberRegistration(r.Member, r.Name, r.ClusterNamespace, "")
 	if err != nil {
@@ -83,7 +82,7 @@ func (r UnjoinRequest) cleanUpMember(ctx context.Context, hub client.Client) (re
 	if member.hubID, err = join.HubUID(ctx, hub); err != nil {
 		return 0, err
 	}
-	refs, err := member.remove(ctx)
+	refs, err := member.deleteObjects(ctx)
 	for _, ref := range refs {
 		r.Progress(fmt.Sprintf("Deleted %s from cluster %s", ref, r.Name))
 	}
@@ -100,7 +99,7 @@ func (r UnjoinRequest) cleanUpMember(ctx context.Context, hub client.Client) (re
 
 // isRemoved returns whether the member's garbage collector has deleted the objects of the cluster.
 func (m *memberRegistration) isRemoved(ctx context.Context) (bool, error) {
-	for _, obj := range m.own() {
+	for _, obj := range m.clusterObjects() {
 		err := m.client.Get(ctx, client.ObjectKeyFromObject(obj), obj)
 		if !apierrors.IsNotFound(err) && (err != nil || m.isOwn(obj)) {
 			return false, err

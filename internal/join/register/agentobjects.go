@@ -14,7 +14,7 @@ import (
 	"github.com/towline/towline/internal/join"
 )
 
-// agentObjects are the objects of an agent in a namespace of the cluster; nil for those that do not exist.
+// agentObjects are the objects of an agent in a namespace of the cluster. Those that do not exist are nil.
 type agentObjects struct {
 	namespace      string
 	role           *rbacv1.ClusterRole
@@ -23,8 +23,8 @@ type agentObjects struct {
 	serviceAccount *corev1.ServiceAccount
 }
 
-// agentObjects reads the objects of the agent whose Deployment has the given name.
-func (m memberClient) agentObjects(ctx context.Context, namespace, deployment string) (agentObjects, error) {
+// readAgentObjects reads the objects of the agent with this Deployment.
+func (m memberClient) readAgentObjects(ctx context.Context, namespace, deployment string) (agentObjects, error) {
 	a := agentObjects{namespace: namespace}
 	var err error
 	if a.deployment, err = getOrNil(ctx, m, client.ObjectKey{Namespace: namespace, Name: deployment}, &appsv1.Deployment{}); err != nil {
@@ -40,7 +40,7 @@ func (m memberClient) agentObjects(ctx context.Context, namespace, deployment st
 	return a, err
 }
 
-// getOrNil returns obj with the content that it has on the cluster, or nil if it does not exist.
+// getOrNil reads obj and returns it, or returns nil if it does not exist.
 func getOrNil[T client.Object](ctx context.Context, m memberClient, key client.ObjectKey, obj T) (existing T, err error) {
 	found, err := m.get(ctx, key, obj)
 	if err != nil || !found {
@@ -49,33 +49,25 @@ func getOrNil[T client.Object](ctx context.Context, m memberClient, key client.O
 	return obj, nil
 }
 
-// argument returns the value of a flag on the agent's command line.
-func (a agentObjects) argument(flag string) string {
+// flagValue returns the value of a flag on the agent's command line, or "".
+func (a agentObjects) flagValue(flag string) string {
 	if a.deployment == nil {
 		return ""
 	}
-	return join.Argument(a.deployment, flag)
+	return join.FlagValue(a.deployment, flag)
 }
 
-// secretKey returns the key of the Secret with the kubeconfig for the control plane.
+// secretKey returns the key of the Secret with the agent's kubeconfig.
 func (a agentObjects) secretKey() client.ObjectKey {
-	if namespace, name, ok := strings.Cut(a.argument(secretFlag), "/"); ok {
+	if namespace, name, ok := strings.Cut(a.flagValue(secretFlag), "/"); ok {
 		return client.ObjectKey{Namespace: namespace, Name: name}
 	}
 	return client.ObjectKey{Namespace: a.namespace, Name: KubeconfigSecret}
 }
 
-// kubeconfig returns the kubeconfig for the control plane, or nil.
-func (a agentObjects) kubeconfig() []byte {
-	if a.secret == nil {
-		return nil
-	}
-	return a.secret.Data[KubeconfigKey]
-}
-
-// cluster returns the name of the agent's Cluster, or "" if it is not known.
+// cluster returns the name of the agent's Cluster, or "" if it is unknown.
 func (a agentObjects) cluster() string {
-	if name := a.argument(clusterFlag); name != "" || a.role == nil {
+	if name := a.flagValue(clusterFlag); name != "" || a.role == nil {
 		return name
 	}
 	return a.role.Labels[RegistrationLabel]
@@ -83,12 +75,12 @@ func (a agentObjects) cluster() string {
 
 func (a agentObjects) isEmpty() bool { return a.role == nil && a.deployment == nil && a.secret == nil }
 
-// isUnfinished returns whether the objects are those of a registration that was not completed.
+// isUnfinished returns whether the objects are from a registration that is not finished.
 func (a agentObjects) isUnfinished() bool {
 	return a.role != nil && a.role.Annotations[unfinishedAnnotation] != ""
 }
 
-// existingObjectErrors describes the objects that exist, each of which prevents a new registration.
+// existingObjectErrors returns a message for each existing object. Each of them prevents a new registration.
 func (a agentObjects) existingObjectErrors() []string {
 	var problems []string
 	add := func(exists bool, name, kind string) {
@@ -107,7 +99,7 @@ func (a agentObjects) existingObjectErrors() []string {
 	return problems
 }
 
-// PreflightError has the objects of the cluster that prevent a registration.
+// PreflightError is returned if existing objects prevent a registration.
 type PreflightError struct {
 	// Problems are one line each.
 	Problems []string
@@ -115,7 +107,7 @@ type PreflightError struct {
 	Cluster string
 }
 
-// Error lists the problems and the remedy.
+// Error returns the problems and the remedy.
 func (e *PreflightError) Error() string {
 	var text strings.Builder
 	text.WriteString("error execution phase preflight: [preflight] Some fatal errors occurred:\n")
@@ -131,7 +123,7 @@ func (e *PreflightError) Error() string {
 	return text.String()
 }
 
-// registrationMode is the action of a registration on the agent's objects.
+// registrationMode is the action of Register on the agent's objects.
 type registrationMode int
 
 const (
@@ -140,13 +132,13 @@ const (
 	modeRenew                            // give the running agent a new certificate
 )
 
-// preflight checks the cluster, and sets the mode.
+// preflight waits for the end of an uninstallation, reads the existing objects, and sets the mode.
 func (g *registration) preflight(ctx context.Context) error {
 	r := g.request
 	if err := g.member.awaitUninstallation(ctx, r.Namespace, r.DiscoveryTimeout, r.Progress); err != nil {
 		return fmt.Errorf("check the cluster: %w", err)
 	}
-	existing, err := g.member.agentObjects(ctx, r.Namespace, DefaultAgentDeployment)
+	existing, err := g.member.readAgentObjects(ctx, r.Namespace, DefaultAgentDeployment)
 	if err != nil {
 		return fmt.Errorf("check the cluster: %w", err)
 	}
@@ -161,7 +153,7 @@ func (g *registration) preflight(ctx context.Context) error {
 		return nil
 	case existing.isUnfinished() && existing.cluster() == r.ClusterName:
 		g.mode = modeResume
-		return r.checkControlPlane(existing.kubeconfig())
+		return r.checkControlPlane(existing.secret)
 	}
 	if problems := existing.existingObjectErrors(); len(problems) > 0 {
 		return &PreflightError{Problems: problems, Cluster: existing.cluster()}
@@ -169,10 +161,13 @@ func (g *registration) preflight(ctx context.Context) error {
 	return nil
 }
 
-// checkControlPlane returns an error if the kubeconfig of an unfinished registration is for another control plane: the
-// Cluster of that registration would stay there.
-func (r Request) checkControlPlane(kubeconfig []byte) error {
-	config, err := fleet.ParseKubeconfig(kubeconfig)
+// checkControlPlane returns an error if the unfinished registration with this Secret was with another control plane:
+// its Cluster would stay there.
+func (r Request) checkControlPlane(secret *corev1.Secret) error {
+	if secret == nil {
+		return nil
+	}
+	config, err := fleet.ParseKubeconfig(secret.Data[KubeconfigKey])
 	if err != nil {
 		return nil //nolint:nilerr // without a kubeconfig the earlier run has created no Cluster
 	}

@@ -26,16 +26,15 @@ import (
 const (
 	// accessTimeout limits the wait for the agent's access to the control plane.
 	accessTimeout = 30 * time.Second
-	// deletionTimeout limits the deletion of a Cluster.
+	// deletionTimeout limits the deletion of a Cluster in a rollback.
 	deletionTimeout = 25 * time.Second
-	// gracePeriod is the time for which an interrupted registration waits for the requested certificate, and then for
-	// the agent's access. The control plane creates the Cluster when it approves the request, and the rollback needs
-	// the certificate to delete it.
+	// gracePeriod is the time for which an interrupted registration continues to wait for its certificate, and then for
+	// access. The control plane may have created the Cluster, and the rollback needs the certificate to delete it.
 	gracePeriod = 10 * time.Second
 )
 
-// requestCertificate gets the agent's certificate from the control plane. If the run resumes a registration, it uses
-// the existing certificate: the token may have expired.
+// requestCertificate gets the agent's certificate. In modeResume it uses the existing one if it can: the token may have
+// expired.
 func (g *registration) requestCertificate(ctx context.Context) error {
 	if g.mode == modeResume && g.useExistingKubeconfig(ctx) {
 		return nil
@@ -77,8 +76,8 @@ func (g *registration) requestCertificate(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// withGracePeriod returns a context that ends gracePeriod after ctx. The context of a renewal ends with ctx, since a
-// renewal creates no Cluster that must be deleted.
+// withGracePeriod returns a context that ends gracePeriod after ctx. In modeRenew it ends with ctx: a renewal creates
+// no Cluster that must be deleted.
 func (g *registration) withGracePeriod(ctx context.Context) (context.Context, context.CancelFunc) {
 	if g.mode == modeRenew {
 		return context.WithCancel(ctx)
@@ -88,8 +87,8 @@ func (g *registration) withGracePeriod(ctx context.Context) (context.Context, co
 	return longer, func() { stop(); cancel() }
 }
 
-// useExistingKubeconfig sets the kubeconfig of the registration to resume. It returns false if the control plane does
-// not accept the kubeconfig, or the pins do not allow the control plane.
+// useExistingKubeconfig sets the kubeconfig of the registration to resume. It returns false if the control plane or the
+// pins do not accept it.
 func (g *registration) useExistingKubeconfig(ctx context.Context) bool {
 	secret := g.existing.secret
 	if secret == nil {
@@ -107,7 +106,7 @@ func (g *registration) useExistingKubeconfig(ctx context.Context) bool {
 	return g.usesExistingKubeconfig
 }
 
-// isPinned returns whether one of the certificate authorities has a pinned key, or the request has no pins.
+// isPinned returns whether a certificate authority in ca has a pinned key. Without pins, it returns true.
 func (g *registration) isPinned(ca []byte) bool {
 	if len(g.request.Pins) == 0 {
 		return true
@@ -118,7 +117,7 @@ func (g *registration) isPinned(ca []byte) bool {
 	})
 }
 
-// setKubeconfig sets the kubeconfig of the agent and the client with it.
+// setKubeconfig sets kubeconfig, csr and hub.
 func (g *registration) setKubeconfig(ctx context.Context, kubeconfig []byte, csr string) error {
 	config, err := fleet.ParseKubeconfig(kubeconfig)
 	if err != nil {
@@ -140,8 +139,8 @@ func (g *registration) readCluster(ctx context.Context) (*clusterv1alpha1.Cluste
 	return cluster, nil
 }
 
-// awaitAccess waits until the agent may read its Cluster, and sets hasCreatedCluster. The agent has not started yet, so
-// a Cluster with a Kubernetes version in its status belongs to another agent.
+// awaitAccess waits until the agent may read its Cluster, and sets canReadCluster and hasCreatedCluster. The agent has
+// not started yet: a Cluster with a Kubernetes version in its status belongs to another agent.
 func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(context.Context) (bool, error) {
@@ -165,8 +164,8 @@ func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) e
 	return err
 }
 
-// deleteCluster deletes the Cluster if it was made for this registration and no other run uses it, and waits until it
-// is deleted.
+// deleteCluster deletes the Cluster, and waits for the deletion. It keeps a Cluster that was not created for this
+// registration, or that another run uses.
 func (g *registration) deleteCluster(ctx context.Context) error {
 	if g.hub == nil {
 		return nil
@@ -196,16 +195,14 @@ func (g *registration) deleteCluster(ctx context.Context) error {
 	return ignoreMissingOrForbidden(err)
 }
 
-// isUsedByOther returns whether another run has written the ClusterRole. That run completes the registration of the
-// Cluster.
+// isUsedByOther returns whether another run has written the ClusterRole. That run then completes the registration.
 func (g *registration) isUsedByOther(ctx context.Context) (bool, error) {
 	role := &rbacv1.ClusterRole{}
 	found, err := g.member.get(ctx, client.ObjectKey{Name: AgentRole(g.request.Namespace)}, role)
 	return found && role.Labels[RegistrationLabel] == g.request.ClusterName && !g.log.IsLastWriter(role), err
 }
 
-// ignoreMissingOrForbidden returns nil for the errors that an agent without a Cluster gets: its RBAC is deleted with
-// the Cluster.
+// ignoreMissingOrForbidden ignores the errors of an agent whose Cluster was deleted with the agent's RBAC.
 func ignoreMissingOrForbidden(err error) error {
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 		return nil

@@ -1,5 +1,5 @@
 // Package register registers a cluster with a Karmada control plane in pull mode, and unregisters it. It runs outside
-// the cluster: karmadactl register and karmadactl unregister call it.
+// the cluster: karmadactl register and karmadactl unregister call it. Start reading at Register.
 //
 // Register connects to the cluster with the caller's kubeconfig, and to the control plane with a bootstrap token. Its
 // steps are:
@@ -25,4 +25,7 @@
 //
 // Several agents on one cluster, each in a namespace of its own, have ClusterRoles of their own. A namespace is deleted
 // if a registration or an agent created it and it holds no foreign objects, see package foreign.
+//
+// Terms: the cluster is the one that is registered, its client is memberClient. A Cluster is the API object on the
+// control plane, which other packages call hub. The id of a cluster is the uid of its kube-system namespace.
 package register

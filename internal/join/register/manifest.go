@@ -17,11 +17,11 @@ import (
 	"github.com/towline/towline/internal/join/rollback"
 )
 
-// The names of the objects of a registration on the cluster. They are the same as in Karmada.
+// The names of the objects on the cluster, the same as in Karmada.
 const (
-	// KubeconfigSecret is the Secret with the agent's kubeconfig for the control plane, under the key KubeconfigKey.
+	// KubeconfigSecret is the Secret with the agent's kubeconfig for the control plane.
 	KubeconfigSecret = "karmada-kubeconfig"
-	// KubeconfigKey is the key of the kubeconfig in the Secret.
+	// KubeconfigKey is the key of the kubeconfig in that Secret.
 	KubeconfigKey = "karmada-kubeconfig"
 	// AgentServiceAccount is the agent's ServiceAccount.
 	AgentServiceAccount = "karmada-agent-sa"
@@ -30,7 +30,7 @@ const (
 )
 
 // AgentRole returns the name of the ClusterRole and the ClusterRoleBinding of the agent in a namespace. The ClusterRole
-// owns the other objects of the registration, so that its deletion deletes them all.
+// owns the other objects of the registration.
 func AgentRole(namespace string) string {
 	if namespace == DefaultNamespace {
 		return agentRole
@@ -39,12 +39,12 @@ func AgentRole(namespace string) string {
 }
 
 const (
-	// RegistrationLabel on an object of the cluster is the name of the Cluster whose registration made it.
+	// RegistrationLabel on an object of the cluster is the name of the Cluster whose registration created it.
 	RegistrationLabel = "towline.dev/registration"
-	// unfinishedAnnotation on the ClusterRole marks a registration that is not complete. The next run resumes it.
+	// unfinishedAnnotation on the ClusterRole marks a registration that is not finished. The next run resumes it.
 	unfinishedAnnotation = "towline.dev/registration-unfinished"
-	// certificateAnnotation on the Secret and on the pods is the name of the CertificateSigningRequest of the
-	// certificate, so that a new certificate restarts the pods.
+	// certificateAnnotation on the Secret and on the pods is the name of the CertificateSigningRequest. So a new
+	// certificate restarts the pods.
 	certificateAnnotation = "towline.dev/certificate"
 
 	appLabel               = "app"
@@ -55,13 +55,13 @@ const (
 	kubeconfigClusterName  = "karmada-apiserver"
 )
 
-// manifest has the inputs of the objects of one registration. Its methods return the objects.
+// manifest has the inputs for the objects of one registration.
 type manifest struct {
 	request Request
 	attempt string
 	// memberServer is the URL of the cluster's API server.
 	memberServer string
-	// csr is the name of the CertificateSigningRequest of the kubeconfig's certificate.
+	// csr is the name of the CertificateSigningRequest of the certificate in kubeconfig.
 	csr        string
 	kubeconfig []byte
 }
@@ -103,7 +103,7 @@ func (m manifest) objects() ([]*unstructured.Unstructured, error) {
 		obj.SetLabels(meta.Labels)
 		obj.SetAnnotations(meta.Annotations)
 	}
-	// A renewal is never unfinished: if it fails, the agent continues with its earlier certificate.
+	// A renewal is not marked as unfinished: if it fails, the agent continues with its earlier certificate.
 	if !m.request.Renew {
 		role := objects[0]
 		role.SetAnnotations(map[string]string{rollback.AttemptAnnotation: m.attempt, unfinishedAnnotation: "true"})
@@ -111,7 +111,7 @@ func (m manifest) objects() ([]*unstructured.Unstructured, error) {
 	return objects, nil
 }
 
-// arguments are the command line of the agent, without flags that have no value.
+// arguments returns the command-line flags of the agent that have a value.
 func (m manifest) arguments() []string {
 	r := m.request
 	controllers := "*"
@@ -140,7 +140,7 @@ func (m manifest) arguments() []string {
 	return args
 }
 
-// objectMeta is the metadata of an object of this registration.
+// objectMeta returns the metadata of an object of this registration.
 func (m manifest) objectMeta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: namespace, Name: name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true", RegistrationLabel: m.request.ClusterName},

@@ -17,12 +17,11 @@ import (
 const (
 	// requestTimeout limits one request to the cluster or to the control plane.
 	requestTimeout = 10 * time.Second
-	// pollInterval is the time between two reads of an object that is expected to change.
+	// pollInterval is the time between two reads in a wait.
 	pollInterval = 250 * time.Millisecond
 )
 
-// memberClient is a client for the cluster that is registered, which logs no warnings. resources is its discovery
-// client.
+// memberClient is a client for the cluster, without warnings. resources is its discovery client.
 type memberClient struct {
 	client.Client
 	resources foreign.Resources
@@ -39,7 +38,7 @@ func newMemberClient(ctx context.Context, config *rest.Config) (memberClient, er
 	return memberClient{base, resources}, nil
 }
 
-// get reads an object into obj and returns whether it exists.
+// get reads an object into obj, and returns whether it exists.
 func (m memberClient) get(ctx context.Context, key client.ObjectKey, obj client.Object) (bool, error) {
 	err := m.Get(ctx, key, obj)
 	if client.IgnoreNotFound(err) != nil {
@@ -50,16 +49,14 @@ func (m memberClient) get(ctx context.Context, key client.ObjectKey, obj client.
 	return err == nil, nil
 }
 
-// findObjectBeingUninstalled returns the kind and the key of the first object of an agent in namespace that is being
-// deleted, or that the garbage collector will delete because its ClusterRole is deleted. It returns "" if there is
-// none.
+// findObjectBeingUninstalled calls join.FindUninstalling for the objects of an agent in namespace.
 func (m memberClient) findObjectBeingUninstalled(ctx context.Context, namespace string) (string, error) {
 	role := &rbacv1.ClusterRole{}
 	if _, err := m.get(ctx, client.ObjectKey{Name: AgentRole(namespace)}, role); err != nil {
 		return "", err
 	}
 	role.Name = AgentRole(namespace) // also if it does not exist
-	return join.FindUninstalled(ctx, m, role, []kube.Ref{
+	return join.FindUninstalling(ctx, m, role, []kube.Ref{
 		{Group: rbacv1.GroupName, Version: "v1", Kind: "ClusterRoleBinding", Name: role.Name},
 		{Version: "v1", Kind: "ServiceAccount", Namespace: namespace, Name: AgentServiceAccount},
 		{Version: "v1", Kind: "Secret", Namespace: namespace, Name: KubeconfigSecret},
@@ -68,7 +65,7 @@ func (m memberClient) findObjectBeingUninstalled(ctx context.Context, namespace 
 	})
 }
 
-// awaitUninstallation waits until no agent is being uninstalled from the namespace.
+// awaitUninstallation waits until no agent is being uninstalled from the namespace. It calls progress for each object.
 func (m memberClient) awaitUninstallation(ctx context.Context, namespace string, timeout time.Duration, progress func(string)) error {
 	find := func(ctx context.Context) (string, error) { return m.findObjectBeingUninstalled(ctx, namespace) }
 	return join.AwaitUninstallation(ctx, timeout, find, func(object string) {

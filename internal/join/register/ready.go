@@ -23,31 +23,31 @@ import (
 )
 
 const (
-	// maxRestarts is the number of restarts after which a registration fails.
+	// maxRestarts is the number of restarts of a container after which a registration fails.
 	maxRestarts = 4
-	// imageTimeout is the time after which a registration fails if an image cannot be pulled. The kubelet has tried twice
-	// then, 10 s apart. It is reduced to DiscoveryTimeout/imageTimeoutDivisor if that is shorter.
+	// imageTimeout is the time after which a registration fails if an image cannot be pulled. By then the kubelet has
+	// tried twice. The limit is DiscoveryTimeout/imageTimeoutDivisor if that is shorter.
 	imageTimeout        = 30 * time.Second
 	imageTimeoutDivisor = 10
 )
 
-// readinessCheck waits until the agent works and the control plane reports its Cluster as ready.
+// readinessCheck is one wait for the agent and its Cluster.
 type readinessCheck struct {
 	*registration
-	// reported is the last progress line by subject: a pod, "cluster" or "hub".
+	// reported is the last progress line by subject: the name of a pod, "cluster" or "hub".
 	reported map[string]string
-	// imageErrorSince is the time since which an image cannot be pulled, by pod and container.
+	// imageErrorSince is the time of the first image error, by pod/container.
 	imageErrorSince map[string]time.Time
-	// waitsFor is the condition that is missing, and problem the last line about it.
+	// waitsFor is the condition that is missing, problem the reason why.
 	waitsFor, problem string
 }
 
-// awaitReady waits until the agent runs and its Cluster is ready. It fails early if the agent cannot start or the
-// control plane does not accept the Cluster.
+// awaitReady waits until the agent runs and its Cluster is ready. It returns early if the agent cannot start or the
+// control plane rejects the Cluster.
 func (g *registration) awaitReady(ctx context.Context) error {
 	r := &readinessCheck{registration: g, reported: map[string]string{}, imageErrorSince: map[string]time.Time{}}
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, g.request.DiscoveryTimeout, true, func(context.Context) (bool, error) {
-		// The timeout does not cancel the requests, so that problem describes the agent and not the timeout.
+		// The requests use ctx without the timeout, so that problem describes the agent and not the timeout.
 		isReady, err := r.checkAgent(ctx)
 		if isReady && err == nil {
 			isReady, err = r.checkCluster(ctx)
@@ -60,8 +60,8 @@ func (g *registration) awaitReady(ctx context.Context) error {
 	return err
 }
 
-// checkAgent returns whether all pods of the Deployment are up to date and one is available: of several agents only the
-// leader is ready. It returns only final errors: if the cluster does not answer, awaitReady calls it again.
+// checkAgent returns whether the rollout of the Deployment is complete and one pod is available: only the leader
+// becomes ready. It returns only errors that end the wait.
 func (r *readinessCheck) checkAgent(ctx context.Context) (isReady bool, err error) {
 	namespace := r.request.Namespace
 	r.waitsFor = fmt.Sprintf("Deployment(%s/%s) rollout", namespace, DefaultAgentDeployment)
@@ -99,8 +99,8 @@ func (r *readinessCheck) checkAgent(ctx context.Context) (isReady bool, err erro
 		status.Replicas == status.UpdatedReplicas && status.AvailableReplicas > 0, nil
 }
 
-// checkPod reports the status of a pod. It returns an error if a container ended maxRestarts times, or if an image
-// could not be pulled for imageTimeout.
+// checkPod reports the status of a pod. It returns an error after maxRestarts restarts of a container, or if an image
+// cannot be pulled for imageTimeout.
 func (r *readinessCheck) checkPod(pod *corev1.Pod) error {
 	ready, status := kube.PodStatus(pod)
 	if ready {
@@ -125,7 +125,7 @@ func (r *readinessCheck) checkPod(pod *corev1.Pod) error {
 	return nil
 }
 
-// checkCluster returns whether the Cluster is ready. Its errors are final, as in checkAgent.
+// checkCluster returns whether the Cluster is ready. It returns only errors that end the wait.
 func (r *readinessCheck) checkCluster(ctx context.Context) (bool, error) {
 	r.waitsFor = fmt.Sprintf("cluster(%s) to be ready", r.request.ClusterName)
 	cluster, err := r.readCluster(ctx)
@@ -155,7 +155,7 @@ func (r *readinessCheck) reportNotReady(subject, line string) {
 	r.report(subject, line)
 }
 
-// report calls Progress with a line about subject, unless it was the last line about it.
+// report calls Progress with a line about subject, unless the last line about it was the same.
 func (r *readinessCheck) report(subject, line string) {
 	if r.reported[subject] != line {
 		r.request.Progress(line)

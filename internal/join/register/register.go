@@ -22,7 +22,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// The output lines for the steps of a registration. Scripts depend on them.
+// The output lines of a registration. Scripts depend on them.
 const (
 	lineChecksStarted = "[preflight] Running pre-flight checks"
 	lineChecksPassed  = "[preflight] All pre-flight checks were passed"
@@ -35,13 +35,12 @@ const (
 	lineFailed        = "karmadactl register failed and started deleting the created resources"
 )
 
-// memberCleanupTimeout limits the deletion of a registration from the cluster: the termination of the agent's pods, and
-// about ten requests.
+// memberCleanupTimeout limits a cleanup: the termination of the agent's pods, and about ten requests.
 const memberCleanupTimeout = podTerminationTimeout + 20*time.Second
 
-// Register registers the cluster, starts its agent there, and returns when the control plane reports the cluster as
-// ready. If it fails, or if ctx ends, it deletes the objects that it made on both sides, and returns the first error.
-// It completes a registration that was killed.
+// Register registers the cluster, starts its agent, and waits until the control plane reports the cluster as ready. If
+// it fails, or ctx ends, it rolls back its writes on both sides, and returns the first error. It completes a
+// registration that was killed.
 func Register(ctx context.Context, request Request) error {
 	request, err := request.withDefaults()
 	if err != nil {
@@ -74,20 +73,20 @@ type registration struct {
 	token   bootstrap.Token
 	member  memberClient
 	log     *rollback.Log
-	// existing are the objects of an agent that preflight found on the cluster. mode depends on them.
+	// existing are the objects of an agent that preflight found. They decide the mode.
 	existing agentObjects
 	mode     registrationMode
-	// id is the id of the cluster: the uid of its kube-system namespace.
+	// id is the uid of the kube-system namespace of the cluster.
 	id string
-	// kubeconfig is the agent's kubeconfig for the control plane, csr the name of the CertificateSigningRequest of its
-	// certificate, and hub a client with the kubeconfig. They are nil or empty before the certificate is issued.
+	// kubeconfig is the agent's kubeconfig for the control plane, csr the CertificateSigningRequest of its certificate,
+	// and hub a client with it. They are empty before the certificate is issued.
 	kubeconfig []byte
 	csr        string
 	hub        client.Client
-	// usesExistingKubeconfig is true if the kubeconfig is that of the registration to resume.
+	// usesExistingKubeconfig is true if kubeconfig is from the registration that this run resumes.
 	usesExistingKubeconfig bool
-	// canReadCluster is true after the agent has read its Cluster, and hasCreatedCluster if that Cluster was created for
-	// this registration.
+	// canReadCluster is true after hub has read the Cluster, hasCreatedCluster if the Cluster was created for this
+	// registration.
 	canReadCluster, hasCreatedCluster bool
 }
 
@@ -145,8 +144,8 @@ func (g *registration) run(ctx context.Context) error {
 	return g.removeUnfinishedMark(ctx)
 }
 
-// applyObjects writes all objects but the last one, the Deployment. The first one, the ClusterRole, reserves the
-// namespace for this run, and becomes the owner of the others.
+// applyObjects writes all objects except the last one, the Deployment. The first one, the ClusterRole, reserves the
+// namespace for this run, and owns the others.
 func (g *registration) applyObjects(ctx context.Context, namespace *corev1.Namespace, objects []*unstructured.Unstructured) error {
 	role, err := g.applyObject(ctx, objects[0])
 	if err != nil {
@@ -166,8 +165,8 @@ func (g *registration) applyObjects(ctx context.Context, namespace *corev1.Names
 	return nil
 }
 
-// applyObject writes an object of the agent. A new registration fails if another client created the object after the
-// preflight check.
+// applyObject writes an object of the agent. In modeNewAgent, it returns an error if another client created the object
+// after preflight.
 func (g *registration) applyObject(ctx context.Context, obj client.Object) (*unstructured.Unstructured, error) {
 	live, _, err := g.log.Apply(ctx, obj, func(live *unstructured.Unstructured) error {
 		if g.mode == modeNewAgent && !g.log.IsLastWriter(live) {
@@ -181,7 +180,7 @@ func (g *registration) applyObject(ctx context.Context, obj client.Object) (*uns
 	return live, nil
 }
 
-// removeUnfinishedMark removes the annotation for an unfinished registration from the ClusterRole.
+// removeUnfinishedMark removes unfinishedAnnotation from the ClusterRole.
 func (g *registration) removeUnfinishedMark(ctx context.Context) error {
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: AgentRole(g.request.Namespace)}}
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"`+unfinishedAnnotation+`":null}}}`))
@@ -191,8 +190,8 @@ func (g *registration) removeUnfinishedMark(ctx context.Context) error {
 	return nil
 }
 
-// rollBack deletes the objects of the registration on both sides, or undoes the changes of a renewal, and returns the
-// failure. It deletes the Cluster first: if the agent runs already, it then uninstalls itself.
+// rollBack deletes the registration on both sides, or rolls back the writes of a renewal, and returns failure. It
+// deletes the Cluster first: an agent that runs already then uninstalls itself.
 func (g *registration) rollBack(ctx context.Context, failure error) error {
 	if ctx.Err() != nil && !errors.Is(failure, ctx.Err()) {
 		failure = fmt.Errorf("%w: %w", ctx.Err(), failure)
@@ -213,12 +212,12 @@ func (g *registration) rollBack(ctx context.Context, failure error) error {
 	return fmt.Errorf("%w; and not everything could be taken back: %w", failure, err)
 }
 
-// cleanUpMember deletes the registration from the cluster, unless another run has written it since.
+// cleanUpMember deletes the registration on the cluster, unless another run has written it since.
 func (g *registration) cleanUpMember(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), memberCleanupTimeout)
 	defer cancel()
 	r := g.request
-	objects, err := g.member.agentObjects(ctx, r.Namespace, DefaultAgentDeployment)
+	objects, err := g.member.readAgentObjects(ctx, r.Namespace, DefaultAgentDeployment)
 	if err != nil || objects.role == nil || !g.log.IsLastWriter(objects.role) {
 		return err
 	}

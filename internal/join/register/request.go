@@ -24,7 +24,7 @@ const (
 	DefaultAgentDeployment = "karmada-agent"
 	// DefaultDiscoveryTimeout limits each wait of a registration.
 	DefaultDiscoveryTimeout = 5 * time.Minute
-	// minCertLifetime is the shortest lifetime of a certificate that Kubernetes accepts.
+	// minCertLifetime is the shortest lifetime of a certificate that Kubernetes issues.
 	minCertLifetime = 10 * time.Minute
 )
 
@@ -34,20 +34,19 @@ type Request struct {
 	Endpoint string
 	// Token is the bootstrap token, <id>.<secret>.
 	Token string
-	// Pins are hashes of the public keys of the control plane's certificate authorities, each "sha256:<hex>". They may be
-	// empty only with UnsafeSkipCA.
+	// Pins are hashes of public keys, see bootstrap.Discovery. They may be empty only with UnsafeSkipCA.
 	Pins         []string
 	UnsafeSkipCA bool
-	// DiscoveryTimeout limits each wait: for the control plane, for the certificate, and for the agent. 0 is no wait.
+	// DiscoveryTimeout limits each wait: for the control plane, for the certificate, and for the agent. With 0, there is
+	// no wait.
 	DiscoveryTimeout time.Duration
-	// Member connects to the cluster.
+	// Member is the configuration for the cluster.
 	Member *rest.Config
 	// Namespace is the namespace of the agent on the cluster. Default: DefaultNamespace.
 	Namespace string
 	// ClusterName is the name of the Cluster.
 	ClusterName string
-	// ClusterNamespace is the namespace of the agent's inventory on the cluster. Default:
-	// fleet.DefaultClusterNamespace.
+	// ClusterNamespace is the namespace of the agent's inventory on the cluster. Default: fleet.DefaultClusterNamespace.
 	ClusterNamespace string
 	// Provider, Region and Zones are the location of the cluster.
 	Provider, Region string
@@ -56,21 +55,21 @@ type Request struct {
 	EnableCertRotation bool
 	// Image is the agent's container image. Default: join.DefaultAgentImage.
 	Image string
-	// Replicas is the number of the agent's replicas, one of which is the leader.
+	// Replicas is the number of replicas of the agent. One of them is the leader.
 	Replicas int32
 	// CertLifetime is the requested lifetime of the agent's certificate. Default: bootstrap.MaxLife.
 	CertLifetime time.Duration
-	// ProxyServerAddress is the proxy that the control plane uses for the cluster.
+	// ProxyServerAddress is the proxy with which the control plane connects to the cluster.
 	ProxyServerAddress string
-	// DryRun runs only the preflight checks, which change nothing.
+	// DryRun only runs the preflight checks.
 	DryRun bool
 	// Renew gives the running agent a new certificate.
 	Renew bool
-	// Out is called with the lines of the output, Progress with the reasons for waiting.
+	// Out is called with the lines of the output, Progress with the reasons for waiting. Both are required.
 	Out, Progress func(line string)
 }
 
-// withDefaults returns r with its defaults, or an error if it is not valid.
+// withDefaults returns r with defaults, and an error if it is not valid.
 func (r Request) withDefaults() (Request, error) {
 	r.Namespace = cmp.Or(r.Namespace, DefaultNamespace)
 	r.ClusterNamespace = cmp.Or(r.ClusterNamespace, fleet.DefaultClusterNamespace)
@@ -100,11 +99,6 @@ func (r Request) validate() error {
 	if err := r.validateLocation(); err != nil {
 		return err
 	}
-	return r.validateLimits()
-}
-
-// validateLimits checks the minimum and maximum values.
-func (r Request) validateLimits() error {
 	switch {
 	case r.CertLifetime < minCertLifetime:
 		return fmt.Errorf("--cert-expiration-seconds must be at least %d, since Kubernetes issues no shorter certificates", int(minCertLifetime.Seconds()))
@@ -114,7 +108,7 @@ func (r Request) validateLimits() error {
 	return nil
 }
 
-// validateLocation checks the values that the agent writes into the Cluster.
+// validateLocation validates the values that the agent writes to the Cluster.
 func (r Request) validateLocation() error {
 	if err := fleet.ValidateProxyURL(r.ProxyServerAddress); err != nil {
 		return fmt.Errorf("--proxy-server-address: %w", err)

@@ -27,7 +27,7 @@ import (
 
 const (
 	// unregisteringAnnotation on the Secret is the uid of the Cluster that is being unregistered. The agent loses its
-	// access when the Cluster is deleted. If a later run is denied access, the annotation shows that the Cluster was
+	// access when the Cluster is deleted: for a later run that gets Forbidden, the annotation shows that the Cluster was
 	// deleted.
 	unregisteringAnnotation = "towline.dev/unregistering"
 	// uninstallingAnnotation on the Secret is written by an agent that uninstalls itself.
@@ -36,22 +36,23 @@ const (
 
 // UnregisterRequest is a request to unregister a pull-mode cluster.
 type UnregisterRequest struct {
-	// Member connects to the cluster, Hub to the control plane. Without Hub the kubeconfig of the agent is used.
+	// Member and Hub are the configurations for the cluster and the control plane. Without Hub, the agent's kubeconfig is
+	// used.
 	Member, Hub *rest.Config
 	// ClusterName is the name of the Cluster.
 	ClusterName string
-	// Namespace is the namespace of the agent on the cluster, AgentDeployment the name of its Deployment. Defaults:
-	// DefaultNamespace, DefaultAgentDeployment.
+	// Namespace and AgentDeployment are the namespace and the name of the agent's Deployment. Defaults: DefaultNamespace,
+	// DefaultAgentDeployment.
 	Namespace, AgentDeployment string
-	// ClusterNamespace is the namespace of the agent's inventory on the cluster, unless the agent's Deployment has
-	// another one. Default: fleet.DefaultClusterNamespace.
+	// ClusterNamespace is the namespace of the agent's inventory on the cluster. The agent's Deployment takes precedence.
+	// Default: fleet.DefaultClusterNamespace.
 	ClusterNamespace string
-	// Timeout limits the wait for the deletion of the Cluster on the control plane. 0 is no wait.
+	// Timeout limits the wait for the deletion of the Cluster. With 0, there is no wait.
 	Timeout time.Duration
-	// DryRun only runs the checks. Orphan keeps the propagated objects on the cluster; it needs Hub, since an agent may
+	// DryRun only runs the checks. Orphan keeps the propagated objects on the cluster. It needs Hub, since an agent may
 	// not request it.
 	DryRun, Orphan bool
-	// Progress is called with a line for each step.
+	// Progress is called with a line for each step. It is required.
 	Progress func(line string)
 }
 
@@ -63,9 +64,9 @@ func (r UnregisterRequest) withDefaults() (UnregisterRequest, error) {
 }
 
 // Unregister deletes the Cluster on the control plane, which withdraws the propagated objects, and then deletes the
-// registration from the cluster. It can be repeated, also after an interruption. It returns an error for a Cluster that
-// does not exist, unless the cluster still has objects of its registration. It deletes nothing on the cluster while the
-// control plane may still have the Cluster.
+// registration on the cluster. It deletes nothing on the cluster while the control plane may have the Cluster. It
+// returns an error if the Cluster does not exist, unless the cluster has objects of its registration. It can be
+// interrupted and repeated.
 func Unregister(ctx context.Context, request UnregisterRequest) error {
 	request, err := request.withDefaults()
 	if err != nil {
@@ -94,7 +95,7 @@ func Unregister(ctx context.Context, request UnregisterRequest) error {
 	return nil
 }
 
-// withCause returns err with the reason why ctx ended, if it did.
+// withCause adds the reason why ctx ended to err.
 func withCause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w: %w", cause, err)
@@ -110,10 +111,10 @@ type unregistration struct {
 	objects agentObjects
 }
 
-// errNeedsHubKubeconfig is returned if the control plane may still have the Cluster.
+// errNeedsHubKubeconfig is returned if the agent's kubeconfig cannot be used for the request.
 var errNeedsHubKubeconfig = errors.New("pass --karmada-config")
 
-// deleteCluster deletes the Cluster and waits until it is deleted. If it returns nil, the caller must clean up the
+// deleteCluster deletes the Cluster, and waits for the deletion. After a nil error, the caller must clean up the
 // cluster, except in a dry run.
 func (u *unregistration) deleteCluster(ctx context.Context) error {
 	r := u.request
@@ -160,12 +161,12 @@ func (u *unregistration) deleteCluster(ctx context.Context) error {
 	return nil
 }
 
-// readObjects reads the objects of the agent, unless they belong to another Cluster.
+// readObjects reads the objects of the agent. It ignores those of another Cluster if Hub is set.
 func (u *unregistration) readObjects(ctx context.Context) error {
 	r := u.request
-	objects, err := u.member.agentObjects(ctx, r.Namespace, r.AgentDeployment)
+	objects, err := u.member.readAgentObjects(ctx, r.Namespace, r.AgentDeployment)
 	if err != nil {
-		// An error without a reason is not from the API server, which has not answered.
+		// An error without a reason is not from the API server.
 		if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown && !errors.Is(err, context.Canceled) {
 			return fmt.Errorf("%w; if the cluster does not exist any more, delete its Cluster on the control plane: `kubectl delete cluster %s`", err, r.ClusterName)
 		}
@@ -178,11 +179,11 @@ func (u *unregistration) readObjects(ctx context.Context) error {
 		objects = agentObjects{namespace: r.Namespace}
 	}
 	u.objects = objects
-	u.request.ClusterNamespace = cmp.Or(objects.argument(inventoryNamespaceFlag), r.ClusterNamespace)
+	u.request.ClusterNamespace = cmp.Or(objects.flagValue(inventoryNamespaceFlag), r.ClusterNamespace)
 	return nil
 }
 
-// newHubClient connects to the control plane as the caller or, without a kubeconfig, as the agent.
+// newHubClient connects to the control plane with Hub, or else with the agent's kubeconfig.
 func (u *unregistration) newHubClient(ctx context.Context) (client.Client, error) {
 	config := u.request.Hub
 	if config == nil {
@@ -206,7 +207,7 @@ func (u *unregistration) newHubClient(ctx context.Context) (client.Client, error
 }
 
 // readCluster returns the Cluster. It returns nil if the Cluster does not exist, or if the agent has lost its access
-// after an earlier run began to delete the Cluster.
+// because an earlier run deleted the Cluster.
 func (u *unregistration) readCluster(ctx context.Context, hub client.Client) (*clusterv1alpha1.Cluster, error) {
 	name := u.request.ClusterName
 	cluster := &clusterv1alpha1.Cluster{}
@@ -223,8 +224,7 @@ func (u *unregistration) readCluster(ctx context.Context, hub client.Client) (*c
 	return nil, fmt.Errorf("read Cluster %s on the control plane: %w", name, err)
 }
 
-// isUnregistering returns whether the Secret has an annotation for a Cluster that is being deleted. The Secret must
-// exist.
+// isUnregistering returns whether the Secret, which must exist, shows that the Cluster is being deleted.
 func (u *unregistration) isUnregistering() bool {
 	annotations := u.objects.secret.Annotations
 	return annotations[unregisteringAnnotation] != "" || annotations[uninstallingAnnotation] != ""
@@ -250,8 +250,8 @@ const (
 	collectorTimeout = 10 * time.Second
 )
 
-// cleanup deletes the objects of one registration from the cluster. Each of them may be deleted already: an agent that
-// uninstalls itself does the same.
+// cleanup deletes the objects of one registration from the cluster. Each may be deleted already: an agent that
+// uninstalls itself deletes the same objects.
 type cleanup struct {
 	member  memberClient
 	objects agentObjects
@@ -261,7 +261,7 @@ type cleanup struct {
 	progress           func(line string)
 }
 
-// run deletes the objects, the ClusterRole last: another run needs it to continue.
+// run deletes the ClusterRole last: a later run needs it to continue.
 func (c cleanup) run(ctx context.Context) error {
 	for _, step := range []func(context.Context) error{c.deleteDeployment, c.deleteLease, c.deleteNamespace, c.deleteInventoryNamespace, c.deleteRole} {
 		if err := step(ctx); err != nil {
@@ -285,8 +285,7 @@ func (c cleanup) delete(ctx context.Context, kind string, existing client.Object
 	return nil
 }
 
-// deleteDeployment deletes the Deployment, and waits until the agent's pods are deleted: they need the other objects
-// until then. After podTerminationTimeout the cluster continues with the deletion of the pods.
+// deleteDeployment deletes the Deployment, and waits for its pods: they need the other objects until they end.
 func (c cleanup) deleteDeployment(ctx context.Context) error {
 	if c.objects.deployment == nil {
 		return nil
@@ -305,7 +304,7 @@ func (c cleanup) deleteDeployment(ctx context.Context) error {
 	return nil
 }
 
-// deleteLease deletes the Lease for the leader election of the agents.
+// deleteLease deletes the Lease of the leader election.
 func (c cleanup) deleteLease(ctx context.Context) error {
 	lease := &coordinationv1.Lease{}
 	lease.Namespace, lease.Name = c.objects.namespace, DefaultAgentDeployment+"-"+c.cluster
@@ -315,11 +314,10 @@ func (c cleanup) deleteLease(ctx context.Context) error {
 	return nil
 }
 
-// deleteRole deletes the ClusterRole, and waits until the garbage collector has deleted its dependents. After
-// collectorTimeout the cluster continues with their deletion.
+// deleteRole deletes the ClusterRole, and waits for the garbage collector.
 func (c cleanup) deleteRole(ctx context.Context) error {
 	role := c.objects.role
-	// A role without the cluster's label is not of this registration: other agents can need it.
+	// Other agents can need a ClusterRole without the label of this registration.
 	if role == nil || !isManaged(role) || role.GetLabels()[RegistrationLabel] != c.cluster {
 		return nil
 	}
@@ -336,10 +334,10 @@ func (c cleanup) deleteRole(ctx context.Context) error {
 	return nil
 }
 
-// isManaged returns whether a registration created obj. Karmada uses the same label.
+// isManaged returns whether a registration created obj. Karmada has the same label.
 func isManaged(obj client.Object) bool { return obj.GetLabels()[clusterv1alpha1.SystemLabel] == "true" }
 
-// deleteNamespace deletes the agent's namespace if a registration of the cluster made it.
+// deleteNamespace deletes the agent's namespace if a registration of this Cluster created it.
 func (c cleanup) deleteNamespace(ctx context.Context) error {
 	return c.deleteNamespaceIfUnused(ctx, c.objects.namespace, func(n *corev1.Namespace) bool { return n.Labels[RegistrationLabel] == c.cluster })
 }
@@ -349,8 +347,8 @@ func (c cleanup) deleteInventoryNamespace(ctx context.Context) error {
 	return c.deleteNamespaceIfUnused(ctx, c.inventoryNamespace, func(*corev1.Namespace) bool { return true })
 }
 
-// deleteNamespaceIfUnused deletes a namespace that a registration or an agent made and for which isOwn returns true,
-// unless it has objects of others.
+// deleteNamespaceIfUnused deletes a namespace if a registration or an agent created it, isOwn returns true, and it has
+// no foreign objects.
 func (c cleanup) deleteNamespaceIfUnused(ctx context.Context, name string, isOwn func(*corev1.Namespace) bool) error {
 	namespace := &corev1.Namespace{}
 	exists, err := c.member.get(ctx, client.ObjectKey{Name: name}, namespace)
@@ -363,7 +361,7 @@ func (c cleanup) deleteNamespaceIfUnused(ctx context.Context, name string, isOwn
 	return nil
 }
 
-// isAgentObject returns whether an object is the Lease of the agents, or an object of their Deployment or registration.
+// isAgentObject returns whether item is a Lease of the agents, or an object of their Deployment or registration.
 func isAgentObject(item *metav1.PartialObjectMetadata) bool {
 	return item.Kind == "Lease" && strings.HasPrefix(item.Name, DefaultAgentDeployment+"-") ||
 		item.Labels[appLabel] == appLabelValue || item.Labels[RegistrationLabel] != "" && isManaged(item)

@@ -1,13 +1,17 @@
 // Package rollback writes the objects of one registration to a cluster, and rolls the writes back if the registration
 // fails.
 //
-// A registration writes to two clusters, the hub and the member, and uses one Log for each. A Log adds the annotation
-// AttemptAnnotation with the uid of the run to each object that it writes. RollBack changes only objects that still
-// have it: an object that another run has written since belongs to that run. The Log adds each undo function before it
-// sends the request, since a request whose response is lost may have been executed.
+// A registration writes to two clusters, the hub and the member, with one Log for each. Packages join, karmada and
+// register call New, then Apply for each object, and RollBack after a failure. A Log without an attempt has no
+// rollback: it is for writes that are repeated, such as those of a reconciler.
 //
-// A process that is killed rolls nothing back. Each registration therefore can be repeated: Apply makes the objects
-// that are missing, and changes those that the function check accepts.
+// Each run of a registration is an attempt with a uid. Apply writes the uid to the annotation AttemptAnnotation of the
+// object. RollBack changes only objects that still have it: an object that another run has written since belongs to
+// that run. The Log adds each undo function before it sends the request, since a request whose response is lost may
+// have been executed.
+//
+// A process that is killed rolls nothing back. Therefore a registration can be repeated: Apply creates missing objects,
+// and changes existing ones that the function check accepts.
 package rollback
 
 import (
@@ -29,17 +33,17 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// AttemptAnnotation on an object is the uid of the run of a registration that wrote it last.
+// AttemptAnnotation on an object is the uid of the attempt that wrote it last.
 const AttemptAnnotation = "towline.dev/registration-attempt"
 
-// rollBackTimeout limits RollBack, which sends about fifteen requests. Functions that callers pass to Add may also wait
-// for the pods of an agent.
+// rollBackTimeout limits RollBack. It sends about fifteen requests, and undo functions of callers may wait for the end
+// of a deletion.
 const rollBackTimeout = 40 * time.Second
 
-// ErrBeingDeleted is returned for an object that exists and is being deleted.
+// ErrBeingDeleted is returned for an object that is being deleted.
 var ErrBeingDeleted = errors.New("it is being deleted there; try again when it is gone")
 
-// Result is the effect of Apply on an object, in the words of kubectl apply.
+// Result is the effect of Apply on an object, as kubectl apply prints it.
 type Result string
 
 // The results of Apply.
@@ -49,34 +53,34 @@ const (
 	Unchanged  Result = "unchanged"
 )
 
-// Log writes objects to one cluster and has the functions that undo the writes. It is not safe for concurrent use.
+// Log writes objects to one cluster, and has the undo functions for the writes. It is not safe for concurrent use.
 type Log struct {
 	client  client.Client
 	attempt string
 	undo    []func(context.Context) error
 }
 
-// New returns a Log of the run with the uid attempt. With an empty attempt the Log has nothing to roll back, and Apply
-// sends no request for an object that has the desired content.
+// New returns a Log. With an empty attempt, the Log has nothing to roll back, and Apply sends no write for an object
+// that has all desired fields.
 func New(c client.Client, attempt string) *Log { return &Log{client: c, attempt: attempt} }
 
-// Attempt returns the uid of the run.
+// Attempt returns the uid of the attempt.
 func (l *Log) Attempt() string { return l.attempt }
 
-// IsLastWriter returns whether this run is the last one that wrote the object.
+// IsLastWriter returns whether this attempt wrote the object last.
 func (l *Log) IsLastWriter(live client.Object) bool {
 	return l.attempt != "" && live.GetAnnotations()[AttemptAnnotation] == l.attempt
 }
 
-// Add adds a function for RollBack to call.
-func (l *Log) Add(undo func(context.Context) error) {
+// AddUndo adds a function that RollBack calls.
+func (l *Log) AddUndo(undo func(context.Context) error) {
 	if l.attempt != "" {
 		l.undo = append(l.undo, undo)
 	}
 }
 
-// RollBack calls the functions that undo the writes, newest first, and returns their errors. It has a time limit of its
-// own, and also works after ctx was cancelled.
+// RollBack calls the undo functions, the last one first, and returns their errors. It ignores the end of ctx, and has a
+// time limit of its own.
 func (l *Log) RollBack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollBackTimeout)
 	defer cancel()
@@ -88,9 +92,9 @@ func (l *Log) RollBack(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Apply creates obj, or applies it to the existing object if check returns nil for that; a nil check accepts any
-// object. It returns the object after the write. RollBack deletes a created object, and restores the changed fields of
-// an existing one; fields that only other clients have changed are kept.
+// Apply creates obj, or applies it to the existing object if check returns nil for that object. A nil check accepts
+// every object. It returns the object after the write. RollBack deletes an object that Apply created. Of an existing
+// object it restores the fields that Apply changed.
 func (l *Log) Apply(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (live *unstructured.Unstructured, result Result, err error) {
 	desired, err := kube.ToUnstructured(l.client.Scheme(), obj)
 	if err != nil {
@@ -120,7 +124,7 @@ func (l *Log) Apply(ctx context.Context, obj client.Object, check func(live *uns
 	return live, result, nil
 }
 
-// Create is Apply for an object that probably does not exist: it reads the object only if it exists.
+// Create is Apply for an object that probably does not exist: it reads only an existing object.
 func (l *Log) Create(ctx context.Context, obj client.Object, check func(live *unstructured.Unstructured) error) (live *unstructured.Unstructured, result Result, err error) {
 	desired, err := kube.ToUnstructured(l.client.Scheme(), obj)
 	if err != nil {
@@ -135,7 +139,7 @@ func (l *Log) Create(ctx context.Context, obj client.Object, check func(live *un
 
 func (l *Log) create(ctx context.Context, desired *unstructured.Unstructured) (*unstructured.Unstructured, error) {
 	created := withAttempt(desired, l.attempt)
-	l.Add(func(ctx context.Context) error { return l.deleteCreated(ctx, created) })
+	l.AddUndo(func(ctx context.Context) error { return l.deleteCreated(ctx, created) })
 	if err := l.client.Create(ctx, created, client.FieldOwner(kube.FieldManager)); err != nil {
 		return nil, fmt.Errorf("write %s: %w", kube.RefOf(desired), err)
 	}
@@ -150,15 +154,15 @@ func (l *Log) change(ctx context.Context, existing, desired *unstructured.Unstru
 	if l.attempt == "" && contains(existing.Object, applied.Object) {
 		return existing, Unchanged, nil
 	}
-	// An object that is deleted meanwhile must not be created by this request: RollBack would not delete it.
+	// With the uid, this request does not create an object that was deleted since the read: RollBack would not delete it.
 	applied.SetUID(existing.GetUID())
 	isApplied := false
-	l.Add(func(ctx context.Context) error {
+	l.AddUndo(func(ctx context.Context) error {
 		return l.undoIfLastWriter(ctx, existing, func(live *unstructured.Unstructured) error {
 			if live.GetUID() != existing.GetUID() {
 				return nil
 			}
-			// If the response was lost, the written content is not known: every field that differs is restored.
+			// If the response was lost, the written content is unknown. Restore every field that differs.
 			written := live
 			if isApplied {
 				written = applied
@@ -182,8 +186,8 @@ func (l *Log) change(ctx context.Context, existing, desired *unstructured.Unstru
 	return applied.DeepCopy(), Configured, nil
 }
 
-// deleteCreated deletes an object that this run created. If the response was lost, created has no uid, and the attempt
-// alone identifies the object.
+// deleteCreated deletes an object that this attempt created. If the response of the creation was lost, created has no
+// uid.
 func (l *Log) deleteCreated(ctx context.Context, created *unstructured.Unstructured) error {
 	return l.undoIfLastWriter(ctx, created, func(live *unstructured.Unstructured) error {
 		uid, version := live.GetUID(), live.GetResourceVersion()
@@ -194,7 +198,7 @@ func (l *Log) deleteCreated(ctx context.Context, created *unstructured.Unstructu
 	})
 }
 
-// undoIfLastWriter reads the object and calls undo with it if this run is the last one that wrote it.
+// undoIfLastWriter reads the object, and calls undo with it if this attempt wrote it last.
 func (l *Log) undoIfLastWriter(ctx context.Context, obj *unstructured.Unstructured, undo func(live *unstructured.Unstructured) error) error {
 	err := kube.RetryOnConflict(ctx, func() error {
 		live, err := l.read(ctx, obj)
@@ -209,9 +213,9 @@ func (l *Log) undoIfLastWriter(ctx context.Context, obj *unstructured.Unstructur
 	return nil
 }
 
-// read returns the object as it is on the cluster, or nil if it does not exist.
+// read returns the existing object, or nil if it does not exist.
 func (l *Log) read(ctx context.Context, obj *unstructured.Unstructured) (*unstructured.Unstructured, error) {
-	// The first call of a client does API discovery, which ignores ctx.
+	// API discovery, the first request of a client, ignores ctx.
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -226,7 +230,7 @@ func (l *Log) read(ctx context.Context, obj *unstructured.Unstructured) (*unstru
 	return live, nil
 }
 
-// withAttempt returns a copy of obj with the annotation of an attempt, or without one if attempt is empty.
+// withAttempt returns a copy of obj with the annotation, or without it if attempt is empty.
 func withAttempt(obj *unstructured.Unstructured, attempt string) *unstructured.Unstructured {
 	obj = obj.DeepCopy()
 	annotations := obj.GetAnnotations()
@@ -241,7 +245,7 @@ func withAttempt(obj *unstructured.Unstructured, attempt string) *unstructured.U
 	return obj
 }
 
-// content returns a copy of obj with the fields that clients write.
+// content returns a copy of obj without the fields that the API server sets.
 func content(obj *unstructured.Unstructured) *unstructured.Unstructured {
 	obj = obj.DeepCopy()
 	delete(obj.Object, "status")
@@ -254,8 +258,8 @@ func content(obj *unstructured.Unstructured) *unstructured.Unstructured {
 	return obj
 }
 
-// IsUnchanged returns whether existing has all fields of desired, so that Apply of a Log without an attempt would write
-// nothing. If desired has metadata only, existing needs no more.
+// IsUnchanged returns whether existing has all fields of desired: Apply of a Log without an attempt would then not
+// write. If desired has only metadata, existing may be a PartialObjectMetadata.
 func IsUnchanged(scheme *runtime.Scheme, existing, desired client.Object) bool {
 	live, err := kube.ToUnstructured(scheme, existing)
 	if err != nil || live.GetDeletionTimestamp() != nil {
@@ -265,8 +269,8 @@ func IsUnchanged(scheme *runtime.Scheme, existing, desired client.Object) bool {
 	return err == nil && contains(live.Object, wanted.Object)
 }
 
-// contains returns whether live has each field of desired. A desired null means that the field is not set by the
-// caller. Lists are compared as a whole, except owner references: live may have more.
+// contains returns whether live has each field of desired with the same value. A null in desired is not compared. Lists
+// must be equal, except ownerReferences: live may have more.
 func contains(live, desired any) bool {
 	switch desired := desired.(type) {
 	case nil:

@@ -221,7 +221,7 @@ func TestRollBackGoesOnAfterAFailure(t *testing.T) {
 	}
 	order := []string{}
 	for _, name := range []string{"first", "second"} {
-		log.Add(func(context.Context) error {
+		log.AddUndo(func(context.Context) error {
 			order = append(order, name)
 			return failure
 		})

@@ -20,7 +20,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-func TestRetractLeavesAloneWhatIsNotItsOwn(t *testing.T) {
+func TestDeleteHubObjectsKeepsForeignObjects(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	n := plane.Namespace(t, "mine")
@@ -46,7 +46,7 @@ func TestRetractLeavesAloneWhatIsNotItsOwn(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if _, err := join.Retract(t.Context(), hubClient, kinds(t, plane), second); err != nil {
+		if _, err := join.DeleteHubObjects(t.Context(), hubClient, kinds(t, plane), second); err != nil {
 			t.Fatal(err)
 		}
 	}
