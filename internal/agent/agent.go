@@ -27,7 +27,7 @@ import (
 )
 
 const (
-	// requestTimeout limits a small request to the hub or the member, except for those of an uninstallation.
+	// requestTimeout limits each small request to the hub or the member. The uninstaller's requests have no limit.
 	requestTimeout = 15 * time.Second
 	// memberRetryInterval is the time between two attempts to read the paused state from the member.
 	memberRetryInterval = time.Second
@@ -44,7 +44,8 @@ type driftCorrectingEngine interface {
 
 // agent is one running agent.
 type agent struct {
-	opts       Options
+	opts Options
+	// secrets and namespaces are clients for the member: for Secrets in kube.AgentNamespace, and for Namespaces.
 	secrets    corev1client.SecretInterface
 	namespaces corev1client.NamespaceInterface
 	engine     driftCorrectingEngine
@@ -57,10 +58,10 @@ type agent struct {
 	// uninstaller removes the agent from its member when the hub requests that.
 	uninstaller *uninstaller
 	rejectedLog *session.AuthErrorLog
-	// duplicate observes another member in all sessions: it takes longer than a session on a bad connection.
+	// duplicate is kept from session to session: on a bad connection a session is shorter than takeoverDelay.
 	duplicate duplicateRegistration
-	// deliveries has the source of deliveries of the current session, nil without one.
-	deliveries atomic.Pointer[deliver.AgentSource]
+	// source has the deliveries of the current session; nil without a session.
+	source atomic.Pointer[deliver.AgentSource]
 	// otherRegistrations are the Secrets that logOtherRegistrations has logged.
 	otherRegistrations []string
 }
@@ -112,7 +113,7 @@ func (a *agent) run(ctx context.Context) error {
 	goroutines.Go(func() { a.facts.watchKinds(ctx) })
 	goroutines.Go(func() {
 		defer cancel()
-		a.work(ctx)
+		a.runEngineAndSessions(ctx)
 	})
 	select {
 	case err := <-probesEnded:
@@ -123,8 +124,9 @@ func (a *agent) run(ctx context.Context) error {
 	}
 }
 
-// work corrects drift, and connects to the hub, until ctx ends or the agent has uninstalled itself.
-func (a *agent) work(ctx context.Context) {
+// runEngineAndSessions runs the engine and the sessions with the hub until ctx ends or the agent has uninstalled
+// itself.
+func (a *agent) runEngineAndSessions(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	var goroutines sync.WaitGroup
 	defer goroutines.Wait()
@@ -133,7 +135,7 @@ func (a *agent) work(ctx context.Context) {
 	goroutines.Go(func() {
 		a.gate.RunWhileOpen(ctx, func(ctx context.Context) { _ = a.backoffLoop().Run(ctx, "correct drift", a.engine.Run) })
 	})
-	// It returns when ctx ends, or with session.ErrUninstalled.
+	// Run returns when ctx ends, or session.ErrUninstalled.
 	_ = a.backoffLoop().Run(ctx, "connect to the hub", a.connect)
 }
 
@@ -146,7 +148,7 @@ func (a *agent) backoffLoop() session.BackoffLoop {
 
 // isRejected returns true if err means that the hub rejects the agent's credential.
 func isRejected(err error) bool {
-	return errors.Is(err, credentials.ErrRefused) || apierrors.IsUnauthorized(err)
+	return errors.Is(err, credentials.ErrRejected) || apierrors.IsUnauthorized(err)
 }
 
 // clusterKey is the key of the SveltosCluster on the hub.
@@ -179,7 +181,7 @@ func (a *agent) readPaused(ctx context.Context) bool {
 
 // onReport queues a bundle whose report has changed, so that it is reported to the hub.
 func (a *agent) onReport(id bundle.ID) {
-	if source := a.deliveries.Load(); source != nil {
+	if source := a.source.Load(); source != nil {
 		source.Wake(id)
 	}
 }

@@ -21,14 +21,14 @@ const (
 	checksInterval = time.Minute
 	// checksTimeout limits one run of all checks.
 	checksTimeout = 30 * time.Second
-	// checksThreshold is the default number of failures in a row after which the cluster counts as Down. The agent does
-	// not count further, so that a state that stays the same is not written again.
+	// checksThreshold is the default number of failures in a row after which the cluster counts as Down. The count stops
+	// at the threshold, so that an unchanged failure is not reported again.
 	checksThreshold = 3
 )
 
 // checksState is the state of the member according to the checks. Without checks the member is ready.
 type checksState struct {
-	// isKnown is false until the checks have run, which needs the SveltosCluster.
+	// isKnown is false until the checks have run for the SveltosCluster. isReady is check.Result.Ready.
 	isKnown bool
 	isReady bool
 	// failures is the number of failed runs in a row, and message describes the last failure.
@@ -78,8 +78,8 @@ func (c *checks) setCluster(cluster *libv1beta1.SveltosCluster) {
 	if changed {
 		c.generation++
 		c.hasCluster, c.spec, c.reportedReady = true, *spec.DeepCopy(), cluster.Status.Ready
-		// If the cluster is not reported as ready, for example because the SveltosCluster was created again, reportStatus
-		// waits until the readiness checks have run: it could set ready before.
+		// reportStatus must not set ready before the readiness checks have run. They run if status.ready is false, for
+		// example because the SveltosCluster was created again.
 		c.state.isKnown = c.state.isKnown && c.reportedReady
 	}
 	c.mu.Unlock()
@@ -135,7 +135,7 @@ func (c *checks) runOnce(ctx context.Context) {
 		return
 	}
 	previous := c.state
-	c.state = previous.after(result, spec.ConsecutiveFailureThreshold)
+	c.state = previous.nextState(result, spec.ConsecutiveFailureThreshold)
 	state := c.state
 	c.mu.Unlock()
 	if state.message != previous.message {
@@ -146,20 +146,21 @@ func (c *checks) runOnce(ctx context.Context) {
 	}
 }
 
+// evaluate runs the liveness checks, and before them the readiness checks if isReady is false.
 func (c *checks) evaluate(ctx context.Context, spec *libv1beta1.SveltosClusterSpec, isReady bool) (check.Result, error) {
 	if len(spec.ReadinessChecks)+len(spec.LivenessChecks) == 0 {
 		return check.Result{Ready: true}, nil
 	}
 	member, err := check.NewReader(c.member)
 	if err != nil {
-		return check.Result{Ready: isReady, Failure: err.Error()}, nil //nolint:nilerr // it is a failure of the cluster
+		return check.Result{Ready: isReady, Failure: err.Error()}, nil //nolint:nilerr // the cluster fails its checks then
 	}
 	return c.checker.EvaluateCluster(ctx, member, spec, isReady)
 }
 
-// after returns the state after a run with that result. Failures are counted up to threshold, and at least one if the
-// threshold is negative.
-func (s checksState) after(result check.Result, threshold int32) checksState {
+// nextState returns the state after a run with this result. Failures are counted up to threshold, and at least one if
+// the threshold is negative.
+func (s checksState) nextState(result check.Result, threshold int32) checksState {
 	if result.Failure == "" {
 		return checksState{isKnown: true, isReady: true}
 	}
@@ -176,9 +177,9 @@ func (c *checks) latest() checksState {
 	return c.state
 }
 
-// status returns the fields of the SveltosCluster's status for this state. It never sets ready to false. It leaves out
-// failureMessage, which the hub computes from these fields and its own.
-func (s checksState) status() map[string]any {
+// statusFields returns the fields of the SveltosCluster's status for this state. They never set ready to false. The hub
+// computes failureMessage from them and from its own checks.
+func (s checksState) statusFields() map[string]any {
 	status := map[string]any{"agentCheckFailures": nil, "agentCheckMessage": nil}
 	if s.isReady {
 		status["ready"] = true

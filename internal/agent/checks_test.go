@@ -106,13 +106,13 @@ func TestChecksStateAfterRuns(t *testing.T) {
 		return checksState{isKnown: true, isReady: true, failures: failures, message: "no"}
 	}
 	tests := map[string]struct{ got, want checksState }{
-		"it passes":         {checksState{}.after(passes, 0), checksState{isKnown: true, isReady: true}},
-		"it fails":          {checksState{}.after(fails, 0), failing(1)},
-		"it fails again":    {failing(2).after(fails, 0), failing(3)},
-		"the count stops":   {failing(3).after(fails, 0), failing(3)},
-		"a lower threshold": {failing(3).after(fails, 1), failing(1)},
-		"it passes again":   {failing(3).after(passes, 0), checksState{isKnown: true, isReady: true}},
-		"it is not ready":   {checksState{}.after(check.Result{Failure: "no"}, 0), checksState{isKnown: true, failures: 1, message: "no"}},
+		"it passes":         {checksState{}.nextState(passes, 0), checksState{isKnown: true, isReady: true}},
+		"it fails":          {checksState{}.nextState(fails, 0), failing(1)},
+		"it fails again":    {failing(2).nextState(fails, 0), failing(3)},
+		"the count stops":   {failing(3).nextState(fails, 0), failing(3)},
+		"a lower threshold": {failing(3).nextState(fails, 1), failing(1)},
+		"it passes again":   {failing(3).nextState(passes, 0), checksState{isKnown: true, isReady: true}},
+		"it is not ready":   {checksState{}.nextState(check.Result{Failure: "no"}, 0), checksState{isKnown: true, failures: 1, message: "no"}},
 	}
 	for name, tc := range tests {
 		if tc.got != tc.want {
@@ -134,11 +134,11 @@ func TestChecksStateIsReported(t *testing.T) {
 		t.Error("a check that passes again: got true, want false")
 	}
 	want := map[string]any{"agentCheckFailures": int32(1), "agentCheckMessage": "no"}
-	if diff := cmp.Diff(want, checksState{failures: 1, message: "no"}.status()); diff != "" {
+	if diff := cmp.Diff(want, checksState{failures: 1, message: "no"}.statusFields()); diff != "" {
 		t.Errorf("status() (-want +got):\n%s", diff)
 	}
 	want = map[string]any{"ready": true, "agentCheckFailures": nil, "agentCheckMessage": nil}
-	if diff := cmp.Diff(want, checksState{isReady: true}.status()); diff != "" {
+	if diff := cmp.Diff(want, checksState{isReady: true}.statusFields()); diff != "" {
 		t.Errorf("status() (-want +got):\n%s", diff)
 	}
 }

@@ -21,7 +21,8 @@ const (
 	factsTimeout = 30 * time.Second
 	// factsRetryInterval is the time until the next attempt after a failed read.
 	factsRetryInterval = 5 * time.Second
-	// minKindsDelay is the minimal time from a changed definition to the read: the member needs it to serve a new kind.
+	// minKindsDelay is the minimal time from a changed definition to the read. An API server needs time to serve a new
+	// kind.
 	minKindsDelay = 2 * time.Second
 	// maxKindsDelay is the maximal time from a changed definition to the read.
 	maxKindsDelay = 30 * time.Second

@@ -10,7 +10,8 @@
 //  2. If the cluster was not paused at the last contact with the hub, the engine starts. It corrects drift from the
 //     inventory on the member, also while the hub is away (agent.go).
 //  3. runSession opens the credential, which is in a Secret of the member, and exchanges the manifest's token for
-//     the agent's own (package join). If an uninstallation has begun, runSession only continues it (hubsession.go).
+//     the agent's own (package credentials). If an uninstallation has begun, runSession only continues it
+//     (hubsession.go).
 //  4. hubSession.open waits until the hub accepts the credential, and claims the Lease of the cluster, so that only one
 //     member uses a registration (duplicateregistration.go).
 //  5. Until the session ends it runs in parallel: heartbeats (heartbeats.go), the status of the SveltosCluster
@@ -22,6 +23,8 @@
 //
 //   - member: the cluster of this agent; hub: the management cluster.
 //   - registration: the credential, the Lease and the SveltosCluster of one name on the hub.
+//   - manifest: the YAML that a registration prints, with the agent's Deployment and the Secret with its credential.
+//   - claim: write the ID of the member into an annotation of the Lease. Then this member uses the registration.
 //   - session: the work with one credential.
 //   - facts: the version and the served kinds of the member.
 //   - checks: the readiness and liveness checks in the spec of the SveltosCluster.

@@ -40,9 +40,8 @@ type duplicateRegistration struct {
 	loggedAt time.Time
 }
 
-// observe records the heartbeat in lease, and returns true if there was no new one for takeoverDelay by this agent's
-// clock. The times that the other member writes are only compared with each other: its clock may be behind, and a
-// member that works must not be taken over.
+// observe records the heartbeat in lease. It returns true if the other member has sent no new heartbeat for
+// takeoverDelay by this agent's clock. It does not compare renewTime with this clock, because the clocks may differ.
 func (d *duplicateRegistration) observe(lease *coordinationv1.Lease) (isSilent bool) {
 	now, member := d.clock.Now(), lease.Annotations[kube.AnnotationMember]
 	var renewTime time.Time

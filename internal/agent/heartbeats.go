@@ -62,7 +62,8 @@ func (s *hubSession) runHeartbeats(ctx context.Context) error {
 	}
 }
 
-// nextHeartbeatRetry returns the delay after a failed heartbeat. previous is the delay before it, zero after a success.
+// nextHeartbeatRetry returns the delay after a failed heartbeat. previous is the delay after the heartbeat before it,
+// zero if that was accepted.
 func nextHeartbeatRetry(previous, interval time.Duration) time.Duration {
 	return min(max(2*previous, firstHeartbeatRetry), session.MaxRetryDelay, interval)
 }
@@ -93,11 +94,11 @@ func (s *hubSession) writeLease(ctx context.Context, resourceVersion string) (*c
 		"holderIdentity": s.opts.Identity, "leaseDurationSeconds": int32(heartbeats.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(s.opts.Clock.Now()),
 	}}
 	annotations := map[string]any{kube.AnnotationDecrypts: s.opts.Identity}
-	exchanged := s.credential.Exchanged()
+	exchanged := s.credential.ExchangedSecretUID()
 	if exchanged != s.reportedExchange {
 		annotations[kube.AnnotationExchanged] = exchanged
 	}
-	unrequested, known := session.UnrequestedValue(s.engine, s.deliveries.Load())
+	unrequested, known := session.UnrequestedValue(s.engine, s.source.Load())
 	if known && (s.reportedUnrequested == nil || *s.reportedUnrequested != unrequested) {
 		annotations[kube.AnnotationUnrequested] = session.NullIfEmpty(unrequested)
 	}

@@ -44,13 +44,12 @@ type hubSession struct {
 	leaseKey   client.ObjectKey
 	// memberID is the UID of the member's namespace kube-system. Several members may use one credential.
 	memberID types.UID
-	// reportedExchange is the value of credential.Exchanged, the UID of the Secret with the manifest's token, that this
-	// session has written to the Lease.
+	// reportedExchange is the credential.ExchangedSecretUID that this session has written to the Lease.
 	reportedExchange types.UID
 	// heartbeatRequested holds one signal to send a heartbeat now.
 	heartbeatRequested chan struct{}
-	// reportedUnrequested is the value of kube.AnnotationUnrequested, the bundles without a group on the hub, in the hub's
-	// last response; nil if unknown.
+	// reportedUnrequested is the value of kube.AnnotationUnrequested in the Lease, as the hub last returned it; nil before
+	// the first heartbeat. The value lists the bundles on the member that have no group on the hub.
 	reportedUnrequested *string
 	// storedPaused is the paused state that this session has stored on the member, nil before the first time.
 	storedPaused *bool
@@ -130,7 +129,7 @@ func newHubClient(config *rest.Config) (client.WithWatch, error) {
 	return hub, nil
 }
 
-// readMemberID returns the ID of the member.
+// readMemberID returns the ID of the member: the UID of its namespace kube-system.
 func (a *agent) readMemberID(ctx context.Context) (types.UID, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -165,14 +164,14 @@ func (s *hubSession) open(ctx context.Context) error {
 	}
 }
 
-// waitForRetry waits, and returns an error if ctx ends or the cluster is registered again.
+// waitForRetry waits for duration. It returns an error at once if ctx ends or the cluster is registered again.
 func (s *hubSession) waitForRetry(ctx context.Context, duration time.Duration) error {
 	for end := s.opts.Clock.Now().Add(duration); s.opts.Clock.Now().Before(end); {
 		s.metrics.Watchdog.Reset()
 		if !session.Sleep(ctx, s.opts.Clock, credentialCheckInterval) {
 			return ctx.Err()
 		}
-		if s.credential.Superseded(ctx) {
+		if s.credential.IsSuperseded(ctx) {
 			return credentials.ErrSuperseded
 		}
 	}
@@ -183,8 +182,8 @@ func (s *hubSession) waitForRetry(ctx context.Context, duration time.Duration) e
 // the hub requests the removal of the agent, and errTakenOver if another member uses the registration now.
 func (s *hubSession) run(ctx context.Context) error {
 	source := deliver.NewAgentSource(s.hubClient, s.credential.DeliveryNamespace(), s.opts.Name)
-	s.deliveries.Store(source)
-	defer s.deliveries.Store(nil)
+	s.source.Store(source)
+	defer s.source.Store(nil)
 	worker := &session.Worker{Source: source, Engine: s.engine, Gate: s.gate, OnKindsChanged: s.facts.requestRead, OnConverged: s.metrics.RecordConverge,
 		OnWithdrawn: func() { session.Signal(s.heartbeatRequested) },
 	}
@@ -215,7 +214,7 @@ func (s *hubSession) run(ctx context.Context) error {
 		}.Run(ctx, s.hubClient)
 	})
 	goroutines.Go(func() {
-		// It returns only when ctx ends.
+		// Run returns only when ctx ends.
 		_ = source.Run(ctx, s.opts.Workers, worker.Handle)
 	})
 	err := s.credential.Run(ctx)
@@ -235,8 +234,8 @@ func (s *hubSession) onClusterChange(ctx context.Context, cluster *libv1beta1.Sv
 	s.setPaused(ctx, cluster.Spec.Paused && cluster.DeletionTimestamp == nil)
 }
 
-// setPaused closes the gate of the engine if the cluster is paused, and stores that on the member for a restart. If it
-// cannot be stored, the next version of the SveltosCluster retries it.
+// setPaused closes the gate if the cluster is paused, and opens it otherwise. It stores the paused state on the member
+// for a restart. If the write fails, the next event of the SveltosCluster repeats it.
 func (s *hubSession) setPaused(ctx context.Context, paused bool) {
 	if s.gate.SetClosed(paused) {
 		log.FromContext(ctx).Info("the cluster was paused or unpaused", "paused", paused)

@@ -25,7 +25,7 @@ import (
 // ctx ends.
 func (f *clusterFacts) watchKinds(ctx context.Context) {
 	logger := log.FromContext(ctx)
-	// A member that does not answer is logged by run.
+	// The reflectors log nothing, because run logs a member that does not answer.
 	ctx = klog.NewContext(ctx, logr.Discard())
 	var goroutines sync.WaitGroup
 	defer goroutines.Wait()
@@ -78,8 +78,8 @@ type kindsBackoff struct {
 	lastRead time.Time
 }
 
-// delay returns the delay from a change of definitions, now, to the next read. It is minKindsDelay, and doubles while
-// changes follow reads within maxKindsDelay.
+// delay returns the time from a change of definitions, which was detected now, to the next read: minKindsDelay at
+// first. It doubles each time, up to maxKindsDelay, while each change comes within maxKindsDelay after a read.
 func (b *kindsBackoff) delay(now time.Time) time.Duration {
 	if b.backoff.Duration == 0 || now.Sub(b.lastRead) > maxKindsDelay {
 		b.backoff = wait.Backoff{Duration: minKindsDelay, Factor: 2, Cap: maxKindsDelay, Steps: math.MaxInt32}

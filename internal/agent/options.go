@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// defaultWorkers is the number of parallel deliveries. It is large enough that small ones need not wait for a big one.
+	// defaultWorkers is the number of parallel deliveries. Small bundles do not wait for one big bundle.
 	defaultWorkers = 4
 	// defaultHeartbeat is the time between two renewals of the Lease. The hub reports a member as Down after two missed
 	// renewals: see heartbeats.LeaseDuration.
@@ -50,14 +50,14 @@ type Options struct {
 	Heartbeat time.Duration
 	// TokenLife is the requested lifetime of the agent's tokens for the hub. Default: credentials.DefaultLife.
 	TokenLife time.Duration
-	// SandboxCommand starts a process that serves check.Functions. Empty: the scripts of checks run in this process, and
-	// its other work counts against their limit of memory.
+	// SandboxCommand starts a process that serves check.Functions. If it is empty, the scripts of checks run in this
+	// process, and all memory of this process counts against their memory limit.
 	SandboxCommand []string
 	// Clock is the clock of the agent. Default: the real clock.
 	Clock clock.WithTicker
 }
 
-// checker returns what runs the checks of the cluster.
+// checker returns the Checker for the checks of the cluster.
 func (o Options) checker() check.Checker {
 	if len(o.SandboxCommand) == 0 {
 		return check.Checker{}

@@ -51,7 +51,7 @@ func (s *hubSession) reportStatus(ctx context.Context) error {
 		// The status must not become ready before the member's API has responded and its checks have passed.
 		return nil
 	}
-	status := state.status()
+	status := state.statusFields()
 	status["version"], status["apiVersions"] = reportedVersion(facts), facts.APIVersions
 	status["agentLastReportTime"] = metav1.NewTime(s.opts.Clock.Now())
 	patch, err := json.Marshal(map[string]any{"status": status})

@@ -39,8 +39,8 @@ func (a *agent) finishUninstall(ctx context.Context, state *session.UninstallSta
 	return u.Finish(ctx, state)
 }
 
-// answerHub answers the removal request. A hub that no longer knows the SveltosCluster, or does not accept the
-// credential, needs no answer.
+// answerHub sends the answer to the removal request. A hub that no longer knows the SveltosCluster, or does not accept
+// the credential, needs no answer.
 func (a *agent) answerHub(ctx context.Context, state *session.UninstallState) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -59,7 +59,7 @@ func (a *agent) answerHub(ctx context.Context, state *session.UninstallState) er
 	return err
 }
 
-// writeAnswer sets status.agentRemovedAt of the SveltosCluster.
+// writeAnswer sets the answer, status.agentRemovedAt of the SveltosCluster.
 func (a *agent) writeAnswer(ctx context.Context, hub client.Client, state *session.UninstallState) error {
 	cluster := &libv1beta1.SveltosCluster{}
 	if err := hub.Get(ctx, a.clusterKey(), cluster); err != nil {

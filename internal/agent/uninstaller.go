@@ -56,24 +56,25 @@ func newUninstaller(member *rest.Config, opts Options) (*uninstaller, error) {
 
 // dependents are the manifest's objects that become dependents of the ClusterRole, without the Namespace and the
 // Secret.
-func dependents() []session.Object {
-	return []session.Object{
-		session.NewObject(rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings"), "", agentRoleBinding),
-		session.NewObject(corev1.SchemeGroupVersion.WithResource("serviceaccounts"), kube.AgentNamespace, agentName),
-		session.NewObject(corev1.SchemeGroupVersion.WithResource("services"), kube.AgentNamespace, agentService),
-		session.NewObject(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, kube.AgentNamespace, agentName),
+func dependents() []session.ObjectRef {
+	return []session.ObjectRef{
+		session.NewObjectRef(rbacv1.SchemeGroupVersion.WithResource("clusterrolebindings"), "", agentRoleBinding),
+		session.NewObjectRef(corev1.SchemeGroupVersion.WithResource("serviceaccounts"), kube.AgentNamespace, agentName),
+		session.NewObjectRef(corev1.SchemeGroupVersion.WithResource("services"), kube.AgentNamespace, agentService),
+		session.NewObjectRef(schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, kube.AgentNamespace, agentName),
 	}
 }
 
-func agentNamespace() session.Object {
-	return session.NewObject(corev1.SchemeGroupVersion.WithResource("namespaces"), "", kube.AgentNamespace)
+func agentNamespace() session.ObjectRef {
+	return session.NewObjectRef(corev1.SchemeGroupVersion.WithResource("namespaces"), "", kube.AgentNamespace)
 }
 
-func (u *uninstaller) secretObject() session.Object {
-	return session.NewObject(corev1.SchemeGroupVersion.WithResource("secrets"), kube.AgentNamespace, u.secretName)
+func (u *uninstaller) secretObject() session.ObjectRef {
+	return session.NewObjectRef(corev1.SchemeGroupVersion.WithResource("secrets"), kube.AgentNamespace, u.secretName)
 }
 
-// readState returns the state of an uninstallation that has begun, or nil.
+// readState returns the state of an uninstallation that has begun, or nil. It rolls back the uninstallation of an
+// earlier registration.
 func (u *uninstaller) readState(ctx context.Context) (*session.UninstallState, error) {
 	secret, err := u.member.CoreV1().Secrets(kube.AgentNamespace).Get(ctx, u.secretName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -91,7 +92,8 @@ func (u *uninstaller) readState(ctx context.Context) (*session.UninstallState, e
 	return nil, u.rollBack(ctx)
 }
 
-// prepare sets owners on the agent's objects and then writes the UninstallState. It deletes nothing.
+// prepare sets owners on the agent's objects, unless the agent was replaced, and then writes the UninstallState. It
+// deletes nothing.
 func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*session.UninstallState, error) {
 	replaced, err := u.isReplaced(ctx)
 	if err != nil {
@@ -190,8 +192,7 @@ func (u *uninstaller) removeAll(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read ClusterRole %s: %w", agentRole, err)
 	}
-	// Repeated, because prepare may be long ago: the namespace may have foreign objects now, and the ClusterRole may have
-	// been created again.
+	// Since prepare, others may have created objects in the namespace, or the ClusterRole again. So set the owners again.
 	owner, err := u.setOwners(ctx)
 	if err != nil {
 		return err
@@ -248,7 +249,7 @@ func (u *uninstaller) setNamespaceOwner(ctx context.Context, owner *metav1.Owner
 	reason := "it was not created by a registration"
 	if live.Labels[agentLabel] == agentLabelValue {
 		if reason, err = u.FindForeignObject(ctx, kube.AgentNamespace, append(dependents(), u.secretObject())); err != nil {
-			// Not returned: an error that does not pass, for example of a conversion webhook, must not prevent the removal.
+			// A permanent error, for example of a conversion webhook, must not prevent the removal.
 			reason = err.Error()
 		}
 	}

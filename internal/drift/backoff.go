@@ -53,8 +53,8 @@ func (b objectBackoff) pause(now time.Time) time.Duration {
 // isOver returns whether the object has not drifted for quietPeriod.
 func (b objectBackoff) isOver(now time.Time) bool { return now.Sub(b.last) > quietPeriod }
 
-// at returns b, or a zero objectBackoff if b is over.
-func (b objectBackoff) at(now time.Time) objectBackoff {
+// unlessOver returns b, or a zero objectBackoff if b is over.
+func (b objectBackoff) unlessOver(now time.Time) objectBackoff {
 	if b.isOver(now) {
 		return objectBackoff{}
 	}

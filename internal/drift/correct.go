@@ -10,15 +10,15 @@ import (
 
 // processNext processes one bundle from the queue. It returns false when the queue is shut down.
 func (c *Corrector) processNext(ctx context.Context) bool {
-	id, down := c.queue.Get()
-	if down {
+	id, shutdown := c.queue.Get()
+	if shutdown {
 		return false
 	}
 	defer c.queue.Done(id)
 	c.mu.Lock()
 	t := c.tasks[id]
 	delete(c.tasks, id)
-	delete(c.retrying, id)
+	delete(c.isRetryQueued, id)
 	c.mu.Unlock()
 	if t != nil && ctx.Err() == nil {
 		c.processTask(ctx, id, t)
@@ -26,7 +26,7 @@ func (c *Corrector) processNext(ctx context.Context) bool {
 	return true
 }
 
-// processTask processes one bundle, and calls the functions of Options about the result.
+// processTask processes one bundle, and calls OnCorrect, OnReport and OnLost.
 func (c *Corrector) processTask(ctx context.Context, id bundle.ID, t *task) {
 	if t.retry {
 		if rec := c.Store.Cached(id); rec != nil && rec.State == bundle.StateRemoving {
@@ -47,8 +47,8 @@ func (c *Corrector) processTask(ctx context.Context, id bundle.ID, t *task) {
 	}
 }
 
-// correct converges the drifted objects of one bundle, or all its objects. It compares again after it has acquired the
-// bundle: an event during a run is compared with the record that the run has saved.
+// correct converges the drifted objects of one bundle, or all its objects. It compares the observed objects with the
+// record after it has acquired the bundle, because a run may have saved the record since the event.
 func (c *Corrector) correct(ctx context.Context, id bundle.ID, t *task) Result {
 	unlock, err := c.Engine.Acquire(ctx, id)
 	if err != nil {
@@ -72,7 +72,7 @@ func (c *Corrector) correct(ctx context.Context, id bundle.ID, t *task) Result {
 	}
 	c.recordResult(id, selected, result.Changes, err)
 	if err != nil {
-		// A run that failed early has not saved the difference in the record.
+		// The record does not show the drift if the run failed early, so keep the observed objects.
 		c.mergeFailedTask(id, t)
 	}
 	if after := c.Store.Cached(id); after != nil && after.IsUnfinished() {
@@ -108,8 +108,8 @@ func (c *Corrector) selectObjects(rec *inventory.Record, t *task) (selected map[
 	return selected, len(selected) > 0
 }
 
-// selectUnfinished is selectObjects for an unfinished bundle. If an event is the reason for this task, and the retry is
-// not due, it queues the retry again.
+// selectUnfinished is selectObjects for an unfinished bundle. An event can start the task of a retry before the retry
+// is due. Then selectUnfinished queues the retry again.
 func (c *Corrector) selectUnfinished(rec *inventory.Record, t *task) (selected map[kube.Ref]bool, needed bool) {
 	isRetry := t.retry || t.all
 	next, ok := c.Engine.NextAttempt(rec.ID, rec.BundleDigest())
@@ -123,14 +123,14 @@ func (c *Corrector) selectUnfinished(rec *inventory.Record, t *task) (selected m
 	if !isDue && rec.State == bundle.StateApplying {
 		return nil, false // the Engine does not converge single objects of an interrupted run
 	}
-	// The Engine converges all objects of an interrupted bundle, whatever is selected. With selected objects it does so
-	// even while a Helm release waits.
+	// The Engine always converges all objects of an interrupted bundle, also if some are selected. With selected objects
+	// it does so even while a Helm release waits.
 	selected = c.selectDrifted(rec, t)
 	return selected, len(selected) > 0 || isDue && isRetry
 }
 
-// selectDrifted returns the observed objects that differ from the record, nil if there are none. It queues objects
-// again whose backoff has not passed.
+// selectDrifted returns the observed objects that differ from the record, nil if there are none. An object whose
+// backoff has not passed is not returned, but queued again.
 func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (selected map[kube.Ref]bool) {
 	if !needsDriftCorrection(rec) {
 		return nil
@@ -139,7 +139,7 @@ func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (selected map[
 	defer c.mu.Unlock()
 	for key, o := range t.observed {
 		entry, ok := rec.FindTracked(key)
-		if !ok || !isDrifted(entry, o, hashSignature(c.Store.Scope().Signature(rec.ID))) || isLeftToRetry(rec, entry) {
+		if !ok || !isDrifted(entry, o, hashOwnerKey(c.Store.Scope().OwnerKey(rec.ID))) || needsRetry(rec, entry) {
 			continue
 		}
 		if pause := c.backoffs[objectKey{rec.ID, key}].pause(c.Clock.Now()); pause > 0 {
@@ -155,9 +155,9 @@ func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (selected map[
 	return selected
 }
 
-// isLeftToRetry returns whether the drift of an object waits for the retry of its failed bundle: the bundle has not
-// applied the object, or its Helm releases are not deployed.
-func isLeftToRetry(rec *inventory.Record, entry inventory.Entry) bool {
+// needsRetry returns whether only the retry of a failed bundle can correct an object: the bundle has not applied the
+// object, or its Helm releases are not deployed.
+func needsRetry(rec *inventory.Record, entry inventory.Entry) bool {
 	return rec.State == bundle.StateFailed && (entry.UID == "" && !entry.IsReleaseRecord || !rec.AreReleasesDeployed())
 }
 
@@ -174,11 +174,11 @@ func (c *Corrector) recordResult(id bundle.ID, selected map[kube.Ref]bool, chang
 		key := change.Ref.Key()
 		failed[key] = change.Action == bundle.Failed
 		if change.Action == bundle.Created || change.Action == bundle.Configured {
-			c.backoffs[objectKey{id, key}] = objectBackoff{corrections: c.backoffs[objectKey{id, key}].at(now).corrections + 1, last: now}
+			c.backoffs[objectKey{id, key}] = objectBackoff{corrections: c.backoffs[objectKey{id, key}].unlessOver(now).corrections + 1, last: now}
 		}
 	}
 	for key, hasFailed := range failed {
-		if b := c.backoffs[objectKey{id, key}].at(now); hasFailed {
+		if b := c.backoffs[objectKey{id, key}].unlessOver(now); hasFailed {
 			c.backoffs[objectKey{id, key}] = objectBackoff{corrections: b.corrections, failures: b.failures + 1, last: now}
 		}
 	}

@@ -28,8 +28,8 @@ const (
 type Engine interface {
 	// Acquire waits until id is not locked, and locks it until unlock is called.
 	Acquire(ctx context.Context, id bundle.ID) (unlock func(), err error)
-	// Resume converges the objects in only, or all objects if only is nil, from the record of id. The caller has
-	// acquired id.
+	// Resume converges objects of the record of id to its content: the objects in only, or all objects if only is nil. The
+	// caller has acquired id.
 	Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (Result, error)
 	// ResumeWithdrawal acquires id and continues its withdrawal. done is true if no withdrawal is in progress
 	// afterwards.
@@ -45,8 +45,8 @@ type Engine interface {
 // Result is the result of Engine.Resume.
 type Result struct {
 	Changes bundle.ChangeSet
-	// IsReportNew is true if the report of the bundle differs from the one before the run. It is also true if
-	// StateApplying may have been reported during the run, since that report is outdated then.
+	// IsReportNew is true if the report of the bundle differs from the report before the run, or if StateApplying may have
+	// been reported during the run, which is outdated now.
 	IsReportNew bool
 	// IsLost is true if the content must be delivered again.
 	IsLost bool
@@ -86,14 +86,14 @@ type Corrector struct {
 	tasks          map[bundle.ID]*task
 	withdrawals    map[bundle.ID]*withdrawal
 	recordFailures map[bundle.ID]int  // attempts to read the record that failed in a row
-	retrying       map[bundle.ID]bool // a retry or a check of a withdrawal is queued
+	isRetryQueued  map[bundle.ID]bool // for a retry, or a check of a withdrawal
 	backoffs       map[objectKey]objectBackoff
 }
 
 // task has the reasons why a bundle is in the queue.
 type task struct {
 	all         bool // compare every object
-	retry       bool // converge every object if the last run did not end well, or check the withdrawal
+	retry       bool // converge every object of an unfinished bundle, or check the withdrawal
 	checkRecord bool // check whether the record still exists
 	observed    map[kube.Ref]observation
 }
@@ -105,7 +105,7 @@ func New(opts Options) *Corrector {
 		queue: workqueue.NewTypedDelayingQueueWithConfig(workqueue.TypedDelayingQueueConfig[bundle.ID]{
 			Name: "engine-heal", Clock: opts.Clock,
 		}),
-		tasks: map[bundle.ID]*task{}, withdrawals: map[bundle.ID]*withdrawal{}, recordFailures: map[bundle.ID]int{}, retrying: map[bundle.ID]bool{},
+		tasks: map[bundle.ID]*task{}, withdrawals: map[bundle.ID]*withdrawal{}, recordFailures: map[bundle.ID]int{}, isRetryQueued: map[bundle.ID]bool{},
 		backoffs: map[objectKey]objectBackoff{},
 	}
 }
@@ -176,8 +176,8 @@ func (c *Corrector) listRecords(ctx context.Context) {
 	}
 }
 
-// queueUnfinished queues a retry of a bundle whose last run failed or is not complete, or the check of a withdrawal in
-// progress, unless the retry or the check is queued.
+// queueUnfinished queues a retry of an unfinished bundle, or a check of a withdrawal in progress. It does nothing if
+// the retry or the check is queued already.
 func (c *Corrector) queueUnfinished(rec *inventory.Record) {
 	if rec.State == bundle.StateRemoving {
 		c.ensureWithdrawalCheck(rec.ID)
@@ -188,7 +188,7 @@ func (c *Corrector) queueUnfinished(rec *inventory.Record) {
 		return
 	}
 	c.mu.Lock()
-	isQueued := c.retrying[rec.ID]
+	isQueued := c.isRetryQueued[rec.ID]
 	c.mu.Unlock()
 	if !isQueued {
 		c.queueRetry(rec)
@@ -205,7 +205,7 @@ func (c *Corrector) queueRetry(rec *inventory.Record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.taskFor(rec.ID).retry = true
-	c.retrying[rec.ID] = true
+	c.isRetryQueued[rec.ID] = true
 	pause := minBackoff
 	switch {
 	case !next.IsZero():
@@ -216,7 +216,8 @@ func (c *Corrector) queueRetry(rec *inventory.Record) {
 	c.queue.AddAfter(rec.ID, pause)
 }
 
-// queueComparison queues a comparison of all objects of a bundle whose drift is corrected.
+// queueComparison queues a comparison of all objects of a bundle. It does nothing for a bundle without drift
+// correction.
 func (c *Corrector) queueComparison(rec *inventory.Record) {
 	if !needsDriftCorrection(rec) {
 		return
@@ -243,8 +244,8 @@ func (c *Corrector) taskFor(id bundle.ID) *task {
 	return c.tasks[id]
 }
 
-// onEvent passes an event of an object to the notifier for each bundle with the object, and queues the bundles with a
-// record from which the object differs, and those whose withdrawal waits for the object.
+// onEvent handles an event of an object, for each bundle that tracks it. It adds the bundle to the notifier. It queues
+// the bundle if the object has drifted, or if a withdrawal waits for the object.
 func (c *Corrector) onEvent(key kube.Ref, o observation) {
 	for _, rec := range c.Store.RecordsTracking(key) {
 		entry, _ := rec.FindTracked(key)
@@ -252,7 +253,7 @@ func (c *Corrector) onEvent(key kube.Ref, o observation) {
 		if rec.State == bundle.StateRemoving && o.deleted {
 			c.wakeWithdrawal(rec.ID)
 		}
-		if !needsDriftCorrection(rec) || !isDrifted(entry, o, hashSignature(c.Store.Scope().Signature(rec.ID))) {
+		if !needsDriftCorrection(rec) || !isDrifted(entry, o, hashOwnerKey(c.Store.Scope().OwnerKey(rec.ID))) {
 			continue
 		}
 		c.mu.Lock()

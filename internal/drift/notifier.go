@@ -19,14 +19,14 @@ const (
 )
 
 // changeNotifier collects the bundles with changed objects, and notifies of each bundle at most once per
-// notifyInterval.
+// notifyInterval, except after deletions.
 type changeNotifier struct {
 	// mu guards the fields below.
 	mu       sync.Mutex
 	pending  map[bundle.ID]bool
 	urgent   map[bundle.ID]bool
 	notified map[bundle.ID]time.Time // in the last notifyInterval
-	// added contains a value while pending has bundles that run has not read.
+	// added holds one signal that pending has new bundles for run.
 	added chan struct{}
 }
 
@@ -54,8 +54,8 @@ func (n *changeNotifier) signal() {
 	}
 }
 
-// takeDue removes and returns the bundles for which OnChange may be called now. pause is the time until the next one of
-// the others, zero if there are none.
+// takeDue removes and returns the bundles for which OnChange may be called now. pause is the time until the next of the
+// remaining bundles is due, zero if none remains.
 func (n *changeNotifier) takeDue(now time.Time) (ids []bundle.ID, pause time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

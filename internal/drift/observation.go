@@ -16,10 +16,10 @@ import (
 type observation struct {
 	deleted bool
 	// uid is "" if a list does not contain the object.
-	uid         types.UID
-	fingerprint string
-	signature   string // the digest of LiveMeta.Signature
-	// ignored is true if the object is being deleted, or its drift is not corrected.
+	uid          types.UID
+	fingerprint  string // LiveMeta.Fingerprint
+	ownerKeyHash string // the hash of LiveMeta.OwnerKey
+	// ignored is true if the object is being deleted, or an annotation excludes it from drift detection.
 	ignored bool
 }
 
@@ -27,22 +27,22 @@ type observation struct {
 func observationOf(meta *metav1.PartialObjectMetadata) observation {
 	live := inventory.LiveMetaOf(meta)
 	return observation{
-		uid: live.UID, fingerprint: live.Fingerprint(), signature: hashSignature(live.Signature()),
+		uid: live.UID, fingerprint: live.Fingerprint(), ownerKeyHash: hashOwnerKey(live.OwnerKey()),
 		ignored: live.Deleting || live.IgnoresDrift(),
 	}
 }
 
-// hashSignature returns a short hash of a signature, "" for an empty one: the annotations of an object can be long.
-func hashSignature(signature string) string {
-	if signature == "" {
+// hashOwnerKey returns a short hash of an owner key, "" for "". Owner keys come from annotations, which can be long.
+func hashOwnerKey(ownerKey string) string {
+	if ownerKey == "" {
 		return ""
 	}
-	sum := sha256.Sum256([]byte(signature))
+	sum := sha256.Sum256([]byte(ownerKey))
 	return string(sum[:8])
 }
 
-// size returns how much memory o needs besides the struct, in bytes.
-func (o observation) size() int { return len(o.uid) + len(o.fingerprint) + len(o.signature) }
+// size returns the memory of the strings of o, in bytes.
+func (o observation) size() int { return len(o.uid) + len(o.fingerprint) + len(o.ownerKeyHash) }
 
 // listedObject is an object of a list. It is a runtime.Object for the reflector.
 type listedObject struct {
@@ -60,9 +60,8 @@ func (o *listedObject) DeepCopyObject() runtime.Object {
 }
 
 // isDrifted returns whether an object differs from the entry in the record of a bundle: entry.Fields is the fingerprint
-// of the object after the last apply. signature is the hash for this bundle, and o.signature the one for the bundle
-// that the annotations of the object name, "" without them.
-func isDrifted(entry inventory.Entry, o observation, signature string) bool {
+// of the object after the last apply. ownerKeyHash is the hash of the bundle's OwnerKey.
+func isDrifted(entry inventory.Entry, o observation, ownerKeyHash string) bool {
 	switch {
 	case entry.CompetingOwner != "":
 		return false
@@ -73,8 +72,8 @@ func isDrifted(entry inventory.Entry, o observation, signature string) bool {
 	case entry.IsReleaseRecord:
 		// Clients of Helm remove the ownership labels. The entry can be older than the last write of the release record.
 		return entry.UID != o.uid || entry.Fields != o.fingerprint
-	case entry.UID != o.uid && o.signature != signature:
+	case entry.UID != o.uid && o.ownerKeyHash != ownerKeyHash:
 		return false // another owner's object has replaced the applied one
 	}
-	return entry.UID != o.uid || entry.Fields != o.fingerprint || (o.signature != "" && o.signature != signature)
+	return entry.UID != o.uid || entry.Fields != o.fingerprint || (o.ownerKeyHash != "" && o.ownerKeyHash != ownerKeyHash)
 }

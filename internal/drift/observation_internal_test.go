@@ -9,7 +9,7 @@ import (
 func TestIsDrifted(t *testing.T) {
 	t.Parallel()
 	applied := inventory.Entry{UID: "u", Fields: "f"}
-	same := observation{uid: "u", fingerprint: "f", signature: "mine"}
+	same := observation{uid: "u", fingerprint: "f", ownerKeyHash: "mine"}
 	with := func(change func(*observation)) observation {
 		o := same
 		change(&o)
@@ -30,10 +30,10 @@ func TestIsDrifted(t *testing.T) {
 		"deleted, UID not recorded":              {inventory.Entry{}, observation{deleted: true, uid: "v"}, true},
 		"created again with our annotations":     {applied, with(func(o *observation) { o.uid = "v" }), true},
 		"created again by others":                {applied, observation{uid: "v"}, false},
-		"annotations of another bundle":          {applied, with(func(o *observation) { o.signature = "x" }), true},
+		"annotations of another bundle":          {applied, with(func(o *observation) { o.ownerKeyHash = "x" }), true},
 		"taken over by a rival":                  {inventory.Entry{CompetingOwner: "x"}, observation{deleted: true}, false},
-		"release record, annotations removed":    {releaseRecord, with(func(o *observation) { o.signature = "" }), false},
-		"release record, changed by a client":    {releaseRecord, with(func(o *observation) { o.fingerprint, o.signature = "g", "" }), true},
+		"release record, annotations removed":    {releaseRecord, with(func(o *observation) { o.ownerKeyHash = "" }), false},
+		"release record, changed by a client":    {releaseRecord, with(func(o *observation) { o.fingerprint, o.ownerKeyHash = "g", "" }), true},
 		"release record, created again by Helm":  {releaseRecord, observation{uid: "v"}, true},
 		"release record, not in a list any more": {releaseRecord, observation{deleted: true}, true},
 	} {

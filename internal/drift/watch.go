@@ -26,15 +26,14 @@ type watchedKind struct {
 	resource kube.Resource
 }
 
-// watchSet has one metadata-only watch for each kind in the bundles with drift correction, and one for the records. The
-// watches select objects with Towline's label.
+// watchSet has one metadata-only watch for each kind in Store.WatchedKinds, and one for the records. The watches select
+// objects with Towline's label.
 type watchSet struct {
 	corrector *Corrector
 	running   map[watchedKind]context.CancelFunc
 	// unwatched is the number of kinds beyond maxWatched.
 	unwatched int
-	// limit and memory limit the lists of all watches together: users of the member can change the records, and so add
-	// kinds.
+	// limit and memory limit the lists of all watches together. Users of the member can add kinds, by changing records.
 	limit      *kube.ObjectLimit
 	memory     *kube.Reservation
 	reflectors sync.WaitGroup
@@ -177,12 +176,12 @@ func (s *objectSink) Update(obj any) error { return s.Add(obj) }
 // Delete reports an object that was deleted, or whose label was removed.
 func (s *objectSink) Delete(obj any) error {
 	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
-		s.corrector.onEvent(s.key(meta), observation{deleted: true, uid: inventory.LiveMetaOf(meta).UID}) // as records have it
+		s.corrector.onEvent(s.key(meta), observation{deleted: true, uid: inventory.LiveMetaOf(meta).UID}) // cut as in records
 	}
 	return nil
 }
 
-// Replace reports all listed objects, and as deleted the objects in the records that the list does not contain.
+// Replace reports all listed objects as existing, and all tracked objects that the list does not contain as deleted.
 func (s *objectSink) Replace(objects []any, _ string) error {
 	existing := map[kube.Ref]bool{}
 	for _, obj := range objects {
@@ -195,7 +194,7 @@ func (s *objectSink) Replace(objects []any, _ string) error {
 		if !rec.IsWatched() {
 			continue
 		}
-		for _, key := range rec.TrackedOf(s.gk) {
+		for _, key := range rec.TrackedOfKind(s.gk) {
 			if !existing[key] {
 				s.corrector.onEvent(key, observation{deleted: true})
 			}
@@ -226,7 +225,8 @@ func (*recordSink) Add(any) error { return nil }
 // Update does nothing, like Add.
 func (*recordSink) Update(any) error { return nil }
 
-// Delete handles a deleted Secret. Most of them are deleted by the engine itself, which no longer caches their records.
+// Delete queues a check of the record with a deleted Secret. It ignores a Secret whose record is no longer cached,
+// because the engine itself has deleted it.
 func (s *recordSink) Delete(obj any) error {
 	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
 		if rec := s.corrector.Store.FindBySecret(meta.Name); rec != nil {
@@ -236,7 +236,7 @@ func (s *recordSink) Delete(obj any) error {
 	return nil
 }
 
-// Replace handles the list of all existing Secrets of records.
+// Replace queues a check of each record of which the list lacks a Secret.
 func (s *recordSink) Replace(objects []any, _ string) error {
 	existing := map[string]bool{}
 	for _, obj := range objects {

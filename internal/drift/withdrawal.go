@@ -7,8 +7,8 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// withdrawal is a withdrawal in progress. It waits until deleted objects no longer exist, for example for their
-// finalizers, or it fails.
+// withdrawal is a withdrawal in progress: deleted objects still exist, for example because of finalizers, or the last
+// check has failed.
 type withdrawal struct {
 	began     time.Time
 	checked   time.Time // the end of the last check, zero before the first one
@@ -21,12 +21,12 @@ func withdrawalPause(elapsed time.Duration) time.Duration {
 	return min(max(elapsed/4, minBackoff), MaxBackoff)
 }
 
-// ensureWithdrawalCheck queues the first check of the withdrawal of id, unless a check is queued. It does not rely on a
-// retry that was queued before the withdrawal began, whose pause can be long.
+// ensureWithdrawalCheck queues a check of the withdrawal of id, unless a check is queued. A retry that was queued
+// before the withdrawal began does not count, because its pause can be long.
 func (c *Corrector) ensureWithdrawalCheck(id bundle.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.withdrawals[id] == nil || !c.retrying[id] {
+	if c.withdrawals[id] == nil || !c.isRetryQueued[id] {
 		c.queueWithdrawal(id)
 	}
 }
@@ -38,12 +38,12 @@ func (c *Corrector) queueWithdrawal(id bundle.ID) {
 		c.withdrawals[id] = &withdrawal{began: now}
 	}
 	c.taskFor(id).retry = true
-	c.retrying[id] = true
+	c.isRetryQueued[id] = true
 	c.queue.AddAfter(id, withdrawalPause(now.Sub(c.withdrawals[id].began)))
 }
 
-// wakeWithdrawal queues a check of the withdrawal of id because one of its objects no longer exists: at once, but not
-// within minBackoff after the last check, since each check reads all remaining objects of a rank.
+// wakeWithdrawal queues a check of the withdrawal of id, because one of its objects no longer exists. The check is at
+// least minBackoff after the last one, since each check reads all remaining objects of one rank of the deletion order.
 func (c *Corrector) wakeWithdrawal(id bundle.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -52,19 +52,19 @@ func (c *Corrector) wakeWithdrawal(id bundle.ID) {
 		return // the first check is queued
 	}
 	c.taskFor(id).retry = true
-	c.retrying[id] = true
+	c.isRetryQueued[id] = true
 	c.queue.AddAfter(id, w.checked.Add(minBackoff).Sub(c.Clock.Now()))
 }
 
-// forgetWithdrawal is called if id is not being withdrawn.
+// forgetWithdrawal deletes the state of the withdrawal of id, if there is one. No withdrawal of id is in progress then.
 func (c *Corrector) forgetWithdrawal(id bundle.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.withdrawals, id)
 }
 
-// resumeWithdrawal continues a withdrawal that the hub has requested. The hub may be unreachable now. resumeWithdrawal
-// calls OnLost at the end, and OnReport for the first of consecutive failures.
+// resumeWithdrawal continues a withdrawal that the hub has requested, also while the hub is unreachable. It calls
+// OnLost when the withdrawal is complete, and OnReport after the first of consecutive failures.
 func (c *Corrector) resumeWithdrawal(ctx context.Context, id bundle.ID) {
 	done, err := c.Engine.ResumeWithdrawal(ctx, id)
 	if done {
@@ -80,8 +80,8 @@ func (c *Corrector) resumeWithdrawal(ctx context.Context, id bundle.ID) {
 	}
 }
 
-// queueNextCheck queues the next check after a check of the withdrawal of id. It returns whether the check has failed,
-// and the one before has not.
+// queueNextCheck queues the next check after a check of the withdrawal of id. beginsToFail is true if this check has
+// failed and the check before it has not.
 func (c *Corrector) queueNextCheck(id bundle.ID, hasFailed bool) (beginsToFail bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -162,7 +162,7 @@ func (p *applyRun) lockAndDecide(ctx context.Context) (decisions []decision, unl
 // hasAppliedTargets returns whether a target was, or may have been, applied for the bundle's ID before.
 func (p *applyRun) hasAppliedTargets(decisions []decision) bool {
 	return slices.ContainsFunc(decisions, func(v decision) bool {
-		return v.unread || v.existing != nil && v.existing.Signature() == p.engine.ownerScope.Signature(p.bundle.ID) && v.existing.Fields != ""
+		return v.unread || v.existing != nil && v.existing.OwnerKey() == p.engine.ownerScope.OwnerKey(p.bundle.ID) && v.existing.Fields != ""
 	})
 }
 
@@ -281,7 +281,7 @@ func (p *applyRun) planEntry(v decision) {
 	if errors.As(v.err, &conflict) {
 		entry.CompetingOwner = conflict.competingOwner
 	}
-	if v.existing != nil && v.action != actionReject && (v.existing.Signature() == p.engine.ownerScope.Signature(p.bundle.ID) || recorded.UID == v.existing.UID) {
+	if v.existing != nil && v.action != actionReject && (v.existing.OwnerKey() == p.engine.ownerScope.OwnerKey(p.bundle.ID) || recorded.UID == v.existing.UID) {
 		entry.UID, entry.Fields = v.existing.UID, recorded.Fields
 		entry.Recovered = recorded.UID == v.existing.UID && !recorded.IsProvenApplied()
 	}

@@ -82,8 +82,8 @@ type requester struct {
 	hasNewAccount bool
 }
 
-// signature returns the owner key in the annotations of the requester's objects.
-func (r requester) signature() string { return r.ownerScope.Signature(r.id) }
+// ownerKey returns the owner key in the annotations of the requester's objects.
+func (r requester) ownerKey() string { return r.ownerScope.OwnerKey(r.id) }
 
 // trigger is the reason for a run.
 type trigger int
@@ -120,7 +120,7 @@ func decideExisting(v decision, recorded inventory.Entry, requestedBy requester)
 	switch {
 	case v.isLeftAlone():
 		v.action, v.adopt = actionNone, v.adopt || recorded.RecordsAdoption(existing.UID)
-	case existing.Signature() == requestedBy.signature():
+	case existing.OwnerKey() == requestedBy.ownerKey():
 		v.adopt = v.adopt || recorded.RecordsAdoption(existing.UID)
 		if t.marks.areOn(existing) && hasNotDrifted(existing, recorded) {
 			v.action = actionNone
@@ -181,7 +181,7 @@ func checkApplicable(t *target, existing *live, recorded inventory.Entry, reques
 		return errUnknownKind
 	case existing != nil && existing.OwnerScope().Hub != "" && existing.OwnerScope().Hub != requestedBy.ownerScope.Hub:
 		return otherHubError(t, existing)
-	case recorded.CompetingOwner != "" && requestedBy.trigger == triggerDrift && (existing == nil || existing.Signature() != requestedBy.signature()):
+	case recorded.CompetingOwner != "" && requestedBy.trigger == triggerDrift && (existing == nil || existing.OwnerKey() != requestedBy.ownerKey()):
 		// Another requestor took it over. Only a new delivery can take it back, also if it was deleted since.
 		return competingOwnerError(t, requestedBy.owner, recorded.CompetingOwner)
 	case existing != nil && existing.Deleting:
@@ -276,7 +276,7 @@ func decidePrune(recorded inventory.Entry, existing *live, id bundle.ID, ownerSc
 			return pruneForget, "its " + kube.AnnotationKeep + " annotation says keep"
 		}
 		return pruneDelete, ""
-	case existing.Signature() != ownerScope.Signature(id):
+	case existing.OwnerKey() != ownerScope.OwnerKey(id):
 		return pruneForget, "it is no longer marked as deployed for " + id.String()
 	case existing.IsAdopted(), recorded.RecordsAdoption(existing.UID):
 		return pruneOrphan, "it existed before"

@@ -26,7 +26,7 @@
 //   - item: a part of a bundle: a Helm release, or the objects of one reference. The origin of an object names its
 //     item.
 //   - target, decision: an object of the bundle, and the action for it. live is the metadata of the existing object.
-//   - marks: the ownership label and annotations of an object. Signature is the key of the owner in them.
+//   - marks: the ownership label and annotations of an object. OwnerKey is the key of the owner in them.
 //   - adopted: the object existed before the bundle applied it, so it is orphaned and not deleted.
 //   - rank: the position of a kind in the order of application. Stage: the progress of an operation on a release.
 //   - takeover: a bundle gets an object of another bundle, which then has the new owner as the rival of its entry.

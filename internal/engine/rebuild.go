@@ -147,7 +147,7 @@ func isUnlistable(err error) bool {
 // are not sufficient: restores, operators and users copy them. An object that is served in several groups counts in the
 // group in which it was applied.
 func appliedFor(obj *metav1.PartialObjectMetadata, group string, filter bundleFilter) bool {
-	if liveOf(obj).Signature() != filter.ownerScope.Signature(filter.id) || metav1.GetControllerOf(obj) != nil {
+	if liveOf(obj).OwnerKey() != filter.ownerScope.OwnerKey(filter.id) || metav1.GetControllerOf(obj) != nil {
 		return false
 	}
 	return slices.ContainsFunc(obj.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {

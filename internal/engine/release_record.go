@@ -170,7 +170,7 @@ func (e *Engine) rebuildReleases(ctx context.Context, id bundle.ID) ([]inventory
 		}
 		existing := liveOf(secret)
 		entry, ok := release.ParseEntry(secret.ObjectMeta)
-		if !ok || existing.Signature() != e.ownerScope.Signature(id) {
+		if !ok || existing.OwnerKey() != e.ownerScope.OwnerKey(id) {
 			return nil
 		}
 		s := found.FindRelease(entry.Key)
@@ -204,12 +204,12 @@ func (o *releaseOp) isFromOtherBundle(entry release.Entry) bool {
 
 // isFromBundle returns whether this bundle wrote the record in a Secret.
 func (o *releaseOp) isFromBundle(secret metav1.ObjectMeta) bool {
-	return liveOf(&metav1.PartialObjectMetadata{ObjectMeta: secret}).Signature() == o.engine.ownerScope.Signature(o.id)
+	return liveOf(&metav1.PartialObjectMetadata{ObjectMeta: secret}).OwnerKey() == o.engine.ownerScope.OwnerKey(o.id)
 }
 
 // isFromHelm returns whether another client of Helm wrote the record of a revision.
 func isFromHelm(entry release.Entry) bool {
-	return liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret}).Signature() == ""
+	return liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret}).OwnerKey() == ""
 }
 
 // setHelmClientWait sets a wait and returns true if another client of Helm is working on the release, since that client

@@ -309,7 +309,7 @@ func (e *Engine) unmarkReleaseRecords(ctx context.Context, rec *inventory.Record
 		}
 		for _, entry := range entries {
 			existing := liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret})
-			if existing.Signature() != e.ownerScope.Signature(rec.ID) {
+			if existing.OwnerKey() != e.ownerScope.OwnerKey(rec.ID) {
 				continue
 			}
 			at := releaseRecordLocation(&inventory.ReleaseState{Namespace: entry.Namespace, Name: entry.Name, Revision: entry.Revision})

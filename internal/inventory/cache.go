@@ -29,10 +29,10 @@ type recordCache struct {
 	kinds map[schema.GroupVersionKind]int
 	// changed has the records with the field isChanged.
 	changed []*cachedRecord
-	// isListed is true if the cache has all records.
+	// isListed is the result of IsListed.
 	isListed bool
-	// deleted has the records that were deleted since a list began, because its response can still have them. It is nil
-	// while no list is running.
+	// deleted has the records that were deleted since the running list of records began, because its response can still
+	// have them. It is nil while no list is running.
 	deleted map[bundle.ID]bool
 	// partitions has the partitions that are served. It is used only if the Store has partitions.
 	partitions map[string]*servedPartition
@@ -41,8 +41,8 @@ type recordCache struct {
 // cachedRecord is an entry of the cache. Newer versions replace its Record.
 type cachedRecord struct {
 	*Record
-	// isChanged is true until TakeChanges returns the record. wasRead is true if the record was read from the member since
-	// then.
+	// isChanged is true from a change until TakeChanges returns the record. wasRead is true if the record was read from
+	// the member since the last TakeChanges.
 	isChanged, wasRead bool
 }
 
@@ -53,8 +53,8 @@ func newRecordCache() *recordCache {
 	}
 }
 
-// hashIndex finds records by the hash of a key. Most keys have one record. A result can also be of another key with
-// the same hash: the caller must check it.
+// hashIndex finds records by the hash of a key. The caller must check the key, because two keys can have the same hash.
+// Most keys have one record, so first has one record per hash, and more has any others.
 type hashIndex struct {
 	first map[uint64]*cachedRecord
 	more  map[uint64][]*cachedRecord
@@ -148,8 +148,8 @@ func (c *recordCache) addObjects(cached *cachedRecord, rec *Record) {
 	}
 }
 
-// removeObjects removes the tracked objects of a former record from the indexes. Those that next has stay in byObject;
-// addObjects has counted them in kinds once more.
+// removeObjects removes the tracked objects of a former record from the indexes. Objects that next tracks too stay in
+// byObject. In kinds they are still counted once, because addObjects has counted them for next.
 func (c *recordCache) removeObjects(cached *cachedRecord, former, next *Record) {
 	for ref := range former.tracked() {
 		isTracked := false
@@ -170,12 +170,12 @@ func (c *recordCache) removeObjects(cached *cachedRecord, former, next *Record) 
 // Change is a change of a cached record.
 type Change struct {
 	*Record
-	// WasRead is true if the record was read from the member: another process may have written it, and may not have
-	// corrected its objects since.
+	// WasRead is true if the record was read from the member. Another process may have written it, so its objects may have
+	// drifted unnoticed.
 	WasRead bool
 }
 
-// TakeChanges returns the records that have been cached since the last call, without those that were deleted.
+// TakeChanges returns the records that were cached since the last call, except deleted records.
 func (s *Store) TakeChanges() []Change {
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
@@ -219,7 +219,7 @@ func (s *Store) RecordsTracking(key kube.Ref) []*Record {
 func (s *Store) FindBySecret(name string) *Record {
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
-	for cached := range s.cache.byName.find(maphash.String(s.cache.seed, headOf(name))) {
+	for cached := range s.cache.byName.find(maphash.String(s.cache.seed, headNameFrom(name))) {
 		if slices.Contains(s.SecretNames(cached.Record), name) {
 			return cached.Record
 		}
@@ -250,8 +250,8 @@ func (s *Store) Cached(id bundle.ID) *Record {
 	return nil
 }
 
-// recordDeletions begins or ends the time in which deletions are recorded for a list.
-func (c *recordCache) recordDeletions(isListing bool) {
+// setListing is called when a list of records begins and ends. In between, deletions are recorded in deleted.
+func (c *recordCache) setListing(isListing bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.deleted = nil
@@ -268,9 +268,9 @@ func (s *Store) isCached(rec *Record) bool {
 
 // setCached caches rec, unless this process does not serve its partition.
 func (s *Store) setCached(rec *Record, wasRead bool) {
-	name := s.nameOf(rec.ID)
+	name := s.headName(rec.ID)
 	s.cache.mu.Lock()
-	if served, ok := s.servedOf(rec.ID); ok {
+	if served, ok := s.partitionOf(rec.ID); ok {
 		s.cache.set(name, rec, wasRead)
 		served.add(rec.ID)
 	}
@@ -278,13 +278,13 @@ func (s *Store) setCached(rec *Record, wasRead bool) {
 	s.notify()
 }
 
-// addListed is setCached for a record from a list. It does nothing if the record was saved or deleted since.
+// addListed is setCached for a record from a list. It does nothing if the record was saved or deleted since the list.
 func (s *Store) addListed(rec *Record) {
-	name := s.nameOf(rec.ID)
+	name := s.headName(rec.ID)
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
 	cached := s.cache.byID[rec.ID]
-	served, ok := s.servedOf(rec.ID)
+	served, ok := s.partitionOf(rec.ID)
 	if !ok || s.cache.deleted[rec.ID] || cached != nil && !isNewer(rec.version, cached.version) {
 		return
 	}
@@ -300,14 +300,14 @@ func isNewer(version, than string) bool {
 }
 
 func (s *Store) deleteCached(id bundle.ID) {
-	name := s.nameOf(id)
+	name := s.headName(id)
 	s.cache.mu.Lock()
 	existed := s.cache.remove(name, id)
 	s.memory.Shrink(s.cache.memory)
 	if existed && s.cache.deleted != nil {
 		s.cache.deleted[id] = true
 	}
-	if served, ok := s.servedOf(id); ok {
+	if served, ok := s.partitionOf(id); ok {
 		served.remove(id)
 	}
 	s.cache.mu.Unlock()
@@ -316,18 +316,18 @@ func (s *Store) deleteCached(id bundle.ID) {
 	}
 }
 
-// IsListed returns whether List has succeeded once: from then on the cache has all records, the incomplete ones too.
-// With Partitions it has those of the partitions that are listed.
+// IsListed returns whether List has succeeded once. From then on the cache has all records, also incomplete ones, or
+// with Partitions all records of the listed partitions.
 func (s *Store) IsListed() bool {
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
 	return s.cache.isListed
 }
 
-// IsPartitionListed returns whether the cache has all records of the partition of id: one that it lacks does not exist.
+// IsPartitionListed returns whether the cache has all records of the partition of id: other records do not exist.
 func (s *Store) IsPartitionListed(id bundle.ID) bool {
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
-	served, ok := s.servedOf(id)
+	served, ok := s.partitionOf(id)
 	return s.partitions == nil && s.cache.isListed || s.partitions != nil && ok && served.isListed
 }

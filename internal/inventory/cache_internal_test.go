@@ -96,7 +96,7 @@ func TestRecordIsFoundByItsSecrets(t *testing.T) {
 	t.Parallel()
 	s := newCachingStore()
 	rec := version("one", "1")
-	head := s.nameOf(rec.ID)
+	head := s.headName(rec.ID)
 	rec.content.chunks = []string{head + "-chunk"}
 	s.setCached(rec, false)
 	s.setCached(version("two", "1"), false)

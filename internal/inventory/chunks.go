@@ -25,10 +25,10 @@ func (s *Store) storeValue(ctx context.Context, id bundle.ID, packed []byte, max
 	immutable := true
 	for chunk := range slices.Chunk(packed, chunkSize) {
 		labels := s.labels(partChunk)
-		labels[labelRecordOf] = s.nameOf(id)
+		labels[labelRecordOf] = s.headName(id)
 		secret := &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{
-				Name:   s.nameOf(id) + "-" + shortHash(chunk),
+				Name:   s.headName(id) + "-" + shortHash(chunk),
 				Labels: labels,
 			},
 			Immutable: &immutable,
@@ -66,7 +66,7 @@ func (s *Store) readValue(ctx context.Context, from storedValue, maxSize int) ([
 
 // listChunks lists the chunks of id that exist, by metadata alone.
 func (s *Store) listChunks(ctx context.Context, id bundle.ID) ([]string, error) {
-	list, err := s.metadata.List(ctx, metav1.ListOptions{LabelSelector: labelRecordOf + "=" + s.nameOf(id)})
+	list, err := s.metadata.List(ctx, metav1.ListOptions{LabelSelector: labelRecordOf + "=" + s.headName(id)})
 	if err != nil {
 		return nil, fmt.Errorf("list parts of the record of %s: %w", id, err)
 	}

@@ -8,9 +8,9 @@
 // The engine calls Load, changes a copy from Record.Edit, and calls Save before and after it applies objects, and
 // Delete after a withdrawal. Package drift calls List once, and then reads the cached records, by their indexes.
 //
-// The shards of a hub also deploy to the cluster of the hub, on behalf of other clusters. All shards share
-// one OwnerScope there. Partitions divides the records of that scope: one partition per cluster on whose behalf they
-// were deployed. A Store caches the partitions between Serve and StopServing, and no others.
+// The shards of a hub also deploy to the cluster of the hub, on behalf of other clusters. All shards share one
+// OwnerScope there. Partitions divide the records of that scope: each partition has the records for one of these
+// clusters. A Store caches a partition only between Serve and StopServing.
 //
 // The head Secret of a record has the label towline.dev/record=head and a name that is computed from the OwnerScope and
 // the bundle ID. It holds the head as JSON and the content and the entries as compressed JSON. Larger content and
@@ -39,13 +39,14 @@
 //   - inline: stored in the head Secret. Cached records lack their inline values, to save memory.
 //   - incomplete: a part of the record is missing or cannot be decoded. The bundle must be delivered again.
 //   - fingerprint: a digest of the fields that Towline has set on an object (Entry.Fields, LiveMeta.Fingerprint).
-//   - signature: the key of the owner of an object, which is a bundle ID in an OwnerScope.
+//   - marked: has the ownership labels and annotations of a bundle. requestor: the annotation with the bundle ID.
+//   - owner key: the key of the owner of an object, which is a bundle ID in an OwnerScope.
 //   - kept: the bundle lacks the object, but the object is not pruned.
 //   - adopted: the object existed before it was applied, so it is never deleted.
-//   - claim: the resourceVersion at which an object is taken over from another requestor.
-//   - rival: the competing requestor that has taken an object over.
+//   - claim: the resourceVersion at which an object is taken over from another owner.
+//   - competing owner: the bundle that has taken an object over from the bundle of the record.
 //   - origin: the Helm release, or the object of the hub, that an object came from.
-//   - attempt: the ID of one Helm operation; former: the revision that was deployed before it.
+//   - attempt: the ID of one Helm operation.
 //
 // Start reading at Record, Entry and Store.Save.
 package inventory

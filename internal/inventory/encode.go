@@ -24,8 +24,8 @@ const (
 // FrameContentSize only for up to 255 bytes.
 const maxUnsized = 255
 
-// compressor compresses values as JSON. Its encoders and decoders, each of which has about a megabyte of tables, are in
-// pools. It is safe for concurrent use.
+// compressor compresses values as JSON. It keeps encoders and decoders in pools, because each of them has tables of
+// about a megabyte. It is safe for concurrent use.
 type compressor struct {
 	// limit is the maximal size of the JSON of a value, in bytes.
 	limit              uint64
@@ -51,9 +51,9 @@ func (c *compressor) pack(value any) ([]byte, error) {
 	return encoder.EncodeAll(raw, nil), nil
 }
 
-// unpack is the reverse of pack. It decompresses a value, and calls decode with its JSON. Until decode
-// returns, the memory for the JSON and the decoded value is reserved in addition to records, for the same namespace. If
-// the value is invalid, the error wraps ErrIncomplete.
+// unpack is the reverse of pack. It decompresses a value, and calls decode with its JSON. records is the Reservation of
+// the cached records, nil for no limit. Until decode returns, unpack reserves memory for the JSON and for a value of
+// type decoded, for the same namespace as records. If the value is invalid, the error wraps ErrIncomplete.
 func (c *compressor) unpack(ctx context.Context, packed []byte, records *kube.Reservation, decoded kube.DecodedType, decode func(raw []byte) error) error {
 	var header zstd.Header
 	if err := header.Decode(packed); err != nil || header.FrameContentSize > c.limit {

@@ -14,21 +14,19 @@ type Entry struct {
 	// Fields is the LiveMeta.Fingerprint of the object after the last apply.
 	Fields string `json:"fields,omitempty"`
 	// Adopted is true if the object existed before it was applied: it is never deleted. If UID is empty, the object has
-	// not been adopted yet. Records of earlier versions lack it; the annotation kube.AnnotationAdopted of the object
-	// counts as well.
+	// not been adopted yet. Records of earlier versions lack Adopted, so kube.AnnotationAdopted on the object counts too.
 	Adopted bool `json:"adopted,omitempty"`
 	// Kept is true if the bundle lacks the object and the object is not pruned: see bundle.Bundle.KeepObjects.
 	Kept bool `json:"kept,omitempty"`
 	// Origin is the Helm release or the referenced object of the hub that the object came from, "" if it came from
 	// neither or that is not known.
 	Origin string `json:"origin,omitempty"`
-	// Claim is the resourceVersion at which the object is taken over from another requestor, "" if it is not taken
-	// over.
+	// Claim is the resourceVersion at which the object is taken over from another owner, "" if it is not taken over.
 	Claim string `json:"claimed,omitempty"`
 	// FromHelm is true if Helm deployed the object, in a revision before the first one that Towline deployed.
 	FromHelm bool `json:"fromHelm,omitempty"`
-	// Recovered is true if the record was lost, and the entry was built again from labels of the object. Whoever may
-	// change the object can set these labels.
+	// Recovered is true if the record was lost, and the entry was built again from labels of the object. Any client that
+	// may change the object can set these labels.
 	Recovered bool `json:"recovered,omitempty"`
 	// IsReleaseRecord is true for the entry that Record.FindTracked returns for a release record. It is in no
 	// Record.Entries.

@@ -94,7 +94,7 @@ func TestSecretNamesAndLabelsDoNotChange(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := &Store{scope: test.scope}
-			if got := s.nameOf(id); got != test.want {
+			if got := s.headName(id); got != test.want {
 				t.Errorf("name: got %s, want %s", got, test.want)
 			}
 			if diff := cmp.Diff(s.labels(keyHead), test.labels); diff != "" {

@@ -14,9 +14,9 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// ListHeads returns the records on the member as they are now, sorted by ID. Records that another process has changed,
-// and incomplete ones, have only the fields of their heads: do not pass the results to Bundle or Save. ListHeads costs
-// lists of metadata, and one read of each such record.
+// ListHeads returns the records on the member as they are now, sorted by ID. It lists their metadata. For a record that
+// is not cached in this version it reads the head, and returns a record with only the fields of the head. Do not pass
+// the results to Bundle or Save.
 func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
 	opts := metav1.ListOptions{LabelSelector: s.selector(labelRecord + "=" + partHead), Limit: metadataPageSize}
 	var all []*Record
@@ -55,8 +55,8 @@ func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
 	}
 }
 
-// readHead returns the record with a head Secret: the cached one, or its head if the Secret has changed. Exists of
-// the result is false if the Secret has no record of this scope.
+// readHead returns the cached record of a head Secret, or a record with only its head if the Secret has changed since.
+// Exists of the result is false if the Secret has no record of this scope.
 func (s *Store) readHead(ctx context.Context, secret *metav1.PartialObjectMetadata) (*Record, error) {
 	id, ok := s.idOf(secret)
 	if !ok {
@@ -68,10 +68,10 @@ func (s *Store) readHead(ctx context.Context, secret *metav1.PartialObjectMetada
 	return s.loadHead(ctx, id)
 }
 
-// List reads all records on the member into the cache, page by page. An incomplete record is cached with nothing but
-// its ID. With Partitions, it first serves the partitions that Partitions.List returns. For a record of another
-// partition it calls Partitions.Serves, and serves that partition too if the result is true. Records of all others are
-// not read.
+// List reads all records on the member into the cache, page by page. It caches an incomplete record with only its ID
+// and version. With Partitions, it first serves the partitions that Partitions.List returns. For a record of another
+// partition it calls Partitions.Serves, and serves this partition too if the result is true. It skips the records of
+// all others.
 func (s *Store) List(ctx context.Context) error {
 	unlock, err := s.lockListing(ctx)
 	if err != nil {
@@ -96,9 +96,9 @@ func (s *Store) List(ctx context.Context) error {
 func (s *Store) lockListing(ctx context.Context) (unlock func(), err error) {
 	select {
 	case s.listing <- struct{}{}:
-		s.cache.recordDeletions(true)
+		s.cache.setListing(true)
 		return func() {
-			s.cache.recordDeletions(false)
+			s.cache.setListing(false)
 			<-s.listing
 		}, nil
 	case <-ctx.Done():
@@ -130,8 +130,8 @@ func (s *Store) readPages(ctx context.Context, selector string, isWanted func(co
 	}
 }
 
-// readListed reads the record with a head Secret into the cache. If the annotation with the ID was lost, the ID is that
-// in the head.
+// readListed reads the record with a head Secret into the cache. If the annotation with the ID is missing, the ID in
+// the head counts.
 func (s *Store) readListed(ctx context.Context, secret *corev1.Secret, isWanted func(context.Context, bundle.ID) (bool, error)) error {
 	id, ok := s.idOf(secret)
 	if ok {
@@ -153,11 +153,11 @@ func (s *Store) readListed(ctx context.Context, secret *corev1.Secret, isWanted 
 
 func compareIDs(a, b *Record) int { return strings.Compare(a.ID.String(), b.ID.String()) }
 
-// loadHead reads the head of a record. It does not check that the chunks exist. The result for a head that cannot be
-// decoded has nothing but the ID.
+// loadHead reads the head of a record. It does not check that the chunks exist. If the head cannot be decoded, the
+// record has only the ID and the version.
 func (s *Store) loadHead(ctx context.Context, id bundle.ID) (*Record, error) {
 	rec := &Record{Head: Head{ID: id}, mayHaveUnusedChunks: true}
-	secret, err := s.secrets.Get(ctx, s.nameOf(id), metav1.GetOptions{})
+	secret, err := s.secrets.Get(ctx, s.headName(id), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return rec, nil
 	}

@@ -10,8 +10,8 @@ import (
 )
 
 // A hub reads records of members that it must not trust: a member could return records without end, or records that
-// need gigabytes of memory. The cluster of the hub, which has records of all clusters for deploymentType Local, has no
-// maxRecords.
+// need gigabytes of memory. maxRecords does not apply to the cluster of the hub, which has the records of all clusters
+// for deploymentType Local.
 const (
 	// maxRecords is the maximum number of records on a member. A member with 1,000 profiles has at most 3,000.
 	maxRecords = 20_000
@@ -22,8 +22,8 @@ const (
 	entryMemory = 1200
 	// maxID limits the text of an ID, in bytes. The names in it have at most 253 bytes.
 	maxID = 1 << 10
-	// maxIdentifier limits a UID and a resourceVersion, in bytes. A UID of Kubernetes has 36. With a resourceVersion that
-	// was cut, each write is a conflict.
+	// maxIdentifier limits a UID and a resourceVersion, in bytes. A UID of Kubernetes has 36. A longer resourceVersion is
+	// cut, so that each write with it is a conflict.
 	maxIdentifier = 64
 )
 

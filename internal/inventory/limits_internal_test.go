@@ -28,7 +28,7 @@ func createRecord(t *testing.T, s *Store, name, entries string) bundle.ID {
 	}
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: s.nameOf(id), ResourceVersion: "1", Labels: s.labels(partHead), Annotations: map[string]string{kube.AnnotationRequestor: id.String()},
+			Name: s.headName(id), ResourceVersion: "1", Labels: s.labels(partHead), Annotations: map[string]string{kube.AnnotationRequestor: id.String()},
 		},
 		Data: map[string][]byte{keyHead: head, keyEntries: packed},
 	}
@@ -125,7 +125,7 @@ func TestLongTextsAreNotKept(t *testing.T) {
 	long := strings.Repeat("a", 1<<20)
 	id := bundle.ID{RequestorKind: "ClusterSummary", RequestorName: long, Feature: "Resources"}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{
-		Name: s.nameOf(id), ResourceVersion: long, Annotations: map[string]string{kube.AnnotationRequestor: id.String()},
+		Name: s.headName(id), ResourceVersion: long, Annotations: map[string]string{kube.AnnotationRequestor: id.String()},
 	}}
 	if _, ok := s.idOf(secret); ok {
 		t.Error("the ID is read")

@@ -10,7 +10,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// LiveMeta is the metadata of an existing object, as far as Towline uses it.
+// LiveMeta is the part of an existing object's metadata that Towline uses.
 type LiveMeta struct {
 	UID         types.UID
 	Version     string // the resourceVersion
@@ -37,8 +37,8 @@ func LiveMetaOf(meta *metav1.PartialObjectMetadata) *LiveMeta {
 }
 
 // Fingerprint identifies the state of the fields that Towline has set. It changes when another client changes one of
-// them, since the API server then removes the field from Towline's managed fields. If an API server keeps no managed
-// fields, it changes with each change of the object.
+// them, since the API server then removes the field from Towline's managed fields. Without managed fields it is the
+// resourceVersion, so it changes with each change of the object.
 func (l *LiveMeta) Fingerprint() string {
 	if l.Fields != "" {
 		return l.Fields
@@ -51,8 +51,8 @@ func (l *LiveMeta) OwnerScope() OwnerScope {
 	return OwnerScope{Hub: l.Annotations[kube.AnnotationHub], Registration: l.Annotations[kube.AnnotationScope]}
 }
 
-// Signature returns the OwnerScope.Signature of the bundle that the object is marked for, "" if it is not marked.
-func (l *LiveMeta) Signature() string { return l.OwnerScope().signatureOf(l.Requestor()) }
+// OwnerKey returns the OwnerScope.OwnerKey of the bundle that the object is marked for, "" if it is not marked.
+func (l *LiveMeta) OwnerKey() string { return l.OwnerScope().ownerKeyOf(l.Requestor()) }
 
 // IsMarked returns whether the object has ownership labels or annotations, of any bundle.
 func (l *LiveMeta) IsMarked() bool {

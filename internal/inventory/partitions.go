@@ -14,13 +14,13 @@ import (
 var ErrNotServed = errors.New("another process serves it")
 
 // Partitions divide the records of a scope among processes. Each process reads all records of the partitions that it
-// serves, and caches no others. If a partition moves, both processes can serve it for a moment: then the
-// resourceVersion of a record prevents that one overwrites what the other one has saved.
+// serves, and caches no others. If a partition moves, both processes can serve it for a moment. Then the
+// resourceVersion of a record prevents that one process overwrites a change of the other one.
 type Partitions struct {
 	// Of returns the partition of a record.
 	Of func(bundle.ID) string
-	// List lists the partitions that this process serves, as far as they are known. Serves returns whether it serves a
-	// partition, also one that List does not return.
+	// List lists the known partitions that this process serves. Serves returns whether this process serves a partition,
+	// which List may not know.
 	List   func(ctx context.Context) ([]string, error)
 	Serves func(ctx context.Context, partition string) (bool, error)
 }
@@ -46,9 +46,9 @@ func (p *servedPartition) remove(id bundle.ID) {
 	}
 }
 
-// servedOf returns the partition of id; ok is false if it is not served. Without Partitions it returns nil and true.
+// partitionOf returns the partition of id; ok is false if it is not served. Without Partitions it returns nil and true.
 // The caller must hold cache.mu.
-func (s *Store) servedOf(id bundle.ID) (served *servedPartition, ok bool) {
+func (s *Store) partitionOf(id bundle.ID) (served *servedPartition, ok bool) {
 	if s.partitions == nil {
 		return nil, true
 	}
@@ -60,8 +60,7 @@ func (s *Store) servedOf(id bundle.ID) (served *servedPartition, ok bool) {
 // is called. The error wraps ErrNotServed if another process serves the partition.
 func (s *Store) Serve(ctx context.Context, partition string) (ended <-chan struct{}, err error) {
 	served, isNew := s.addPartition(partition)
-	// The partition is added first. Otherwise a call of StopServing, after a move of the partition to another shard, could
-	// come between Serves and the addition, and the partition would be served forever.
+	// The partition is added before the check. If it moves to another shard after the check, StopServing then finds it.
 	isServed, err := s.partitions.Serves(ctx, partition)
 	if err != nil {
 		if isNew {
@@ -88,8 +87,8 @@ func (s *Store) addPartition(partition string) (served *servedPartition, isNew b
 	return served, true
 }
 
-// StopServing ends Serve: it removes the records of a partition from the cache. It does nothing for a partition that is
-// not served.
+// StopServing stops serving a partition, and removes its records from the cache. It does nothing for a partition that
+// is not served.
 func (s *Store) StopServing(partition string) {
 	s.cache.mu.Lock()
 	served := s.cache.partitions[partition]
@@ -97,7 +96,7 @@ func (s *Store) StopServing(partition string) {
 		delete(s.cache.partitions, partition)
 		close(served.ended)
 		for id := range served.ids {
-			s.cache.remove(s.nameOf(id), id)
+			s.cache.remove(s.headName(id), id)
 		}
 	}
 	s.cache.mu.Unlock()
@@ -114,7 +113,7 @@ func (s *Store) ServingEnded(id bundle.ID) <-chan struct{} {
 	}
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()
-	if served, ok := s.servedOf(id); ok {
+	if served, ok := s.partitionOf(id); ok {
 		return served.ended
 	}
 	ended := make(chan struct{})
@@ -192,8 +191,9 @@ func (s *Store) servePartitions(ctx context.Context) (map[string]*servedPartitio
 	return maps.Clone(s.cache.partitions), nil
 }
 
-// setPartitionsListed marks partitions as listed that were served before the list was read, and are still served. A
-// partition that another process has served meanwhile can have records that the list lacks.
+// setPartitionsListed marks partitions as listed. listed are the partitions that were served before the list was read.
+// A partition that was stopped and served again since is not marked, because another process may have written its
+// records.
 func (s *Store) setPartitionsListed(listed map[string]*servedPartition) {
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()

@@ -24,7 +24,7 @@ type Record struct {
 	version string
 	// memory is an estimate of the memory of Head and Entries when they were last read, in bytes.
 	memory int64
-	// isIncomplete is true for a cached record that could not be read: it has nothing but the ID and the version.
+	// isIncomplete is true for a record that exists but could not be read: it has only the ID and the version.
 	isIncomplete bool
 	// mayHaveUnusedChunks is true if there may be chunks that neither content nor entryData names.
 	mayHaveUnusedChunks bool
@@ -41,9 +41,9 @@ type Head struct {
 	LastApplied time.Time      `json:"lastApplied,omitzero"`
 	// Hub is the UID of the hub that delivered the bundle, or "" if it is not known.
 	Hub string `json:"hub,omitempty"`
-	// Inputs is the digest of what the bundle was built from, see bundle.Bundle.Inputs; "" if it is not known.
+	// Inputs is the digest of the inputs of the bundle, see bundle.Bundle.Inputs; "" if it is not known.
 	Inputs string `json:"inputs,omitempty"`
-	// Orphan is true if the bundle is being withdrawn and its objects are kept.
+	// Orphan is true if a withdrawal is in progress that keeps the objects.
 	Orphan bool `json:"leave,omitempty"`
 	// Suspended is true if drift is not corrected and nothing is retried until the bundle is converged.
 	Suspended bool `json:"suspended,omitempty"`
@@ -62,7 +62,7 @@ type storedValue struct {
 	isOmitted bool
 }
 
-func (s storedValue) empty() bool { return !s.isOmitted && len(s.inline) == 0 && len(s.chunks) == 0 }
+func (s storedValue) isEmpty() bool { return !s.isOmitted && len(s.inline) == 0 && len(s.chunks) == 0 }
 
 func (s storedValue) withoutInline() storedValue {
 	return storedValue{chunks: s.chunks, isOmitted: s.isOmitted || len(s.inline) > 0}
@@ -95,10 +95,10 @@ func (r *Record) Edit() *Record {
 func (r *Record) Exists() bool { return r.version != "" }
 
 // HasContent returns whether the record names the content of its bundle.
-func (r *Record) HasContent() bool { return !r.content.empty() }
+func (r *Record) HasContent() bool { return !r.content.isEmpty() }
 
-// WithoutContent returns a copy of r that has no content and no digest, for a record of which parts are missing. It
-// is passed to Save as prior, so that the save writes the content again and deletes the parts that still exist.
+// WithoutContent returns a copy of r without content and digest. The caller passes it to Save as prior if chunks of the
+// record are missing: then the save writes the content again, and deletes the chunks that still exist.
 func (r *Record) WithoutContent() *Record {
 	next := r.Edit()
 	next.Digest, next.content, next.mayHaveUnusedChunks = nil, storedValue{}, true
@@ -108,16 +108,16 @@ func (r *Record) WithoutContent() *Record {
 // BundleDigest returns the digest of the bundle that was delivered last.
 func (r *Record) BundleDigest() bundle.Digest { return bundle.DigestFromBytes(r.Digest) }
 
-// IsSaved returns whether r, which is stored, has all of next that must be saved. Owner and Options are not compared,
-// since the digest covers them. LastApplied and Inputs alone cause no save.
+// IsSaved returns whether the stored record r equals next, so that next need not be saved. Owner and Options are not
+// compared, since the digest covers them. Neither are LastApplied and Inputs, which are saved with the next change.
 func (r *Record) IsSaved(next *Record) bool {
 	return r.version != "" && r.BundleDigest() == next.BundleDigest() && r.State == next.State && r.Message == next.Message &&
 		r.Hub == next.Hub && r.Orphan == next.Orphan && r.Suspended == next.Suspended && maps.Equal(r.Entries, next.Entries) &&
 		reflect.DeepEqual(r.Releases, next.Releases)
 }
 
-// Covers returns whether the objects of next may be applied before next is saved, since the stored record r lists them
-// already: it shows which objects can exist if the process is killed.
+// Covers returns whether the objects of next may be applied before next is saved: the stored record r lists them all
+// already, so no object can exist without an entry if the process is killed.
 func (r *Record) Covers(next *Record) bool {
 	if r.version == "" || r.BundleDigest() != next.BundleDigest() || r.State == bundle.StateRemoving || r.Suspended ||
 		!reflect.DeepEqual(r.Releases, next.Releases) {
@@ -132,12 +132,12 @@ func (r *Record) Covers(next *Record) bool {
 	return true
 }
 
-// IsWatched returns whether changes of the objects of the record matter: their drift is corrected, or the end of their
-// deletion is awaited.
+// IsWatched returns whether the objects of the record must be watched: to correct their drift, or to detect the end of
+// their deletion.
 func (r *Record) IsWatched() bool { return r.Options.CorrectDrift || r.State == bundle.StateRemoving }
 
-// IsUnfinished returns whether the bundle must be run again: the last run has failed or was interrupted, or a Helm
-// release is waiting, with the state Applying.
+// IsUnfinished returns whether the bundle must be run again. The last run has failed, or the state is Applying: the run
+// was interrupted or waits for a Helm release.
 func (r *Record) IsUnfinished() bool {
 	return r.State == bundle.StateFailed || r.State == bundle.StateApplying
 }
@@ -147,7 +147,7 @@ func (r *Record) AreReleasesDeployed() bool {
 	return !slices.ContainsFunc(r.Releases, func(s ReleaseState) bool { return s.Stage != StageDeployed })
 }
 
-// Report returns the report of the bundle, without changes.
+// Report returns the report of the bundle. Changes is nil in it.
 func (r *Record) Report() bundle.Report {
 	return bundle.Report{
 		ID: r.ID, Digest: r.BundleDigest(), State: r.State, Message: r.Message, Kinds: r.kinds(), LastApplied: r.LastApplied,

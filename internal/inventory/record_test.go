@@ -17,7 +17,7 @@ func TestFindTrackedKnowsEntriesAndRecordsOfDeployedReleases(t *testing.T) {
 	if item, ok := rec.FindTracked(release.SecretRef()); !ok || !item.IsReleaseRecord || item.UID != "s" {
 		t.Errorf("release record: got %v, %t", item, ok)
 	}
-	if keys := rec.TrackedOf(schema.GroupKind{Kind: "Secret"}); len(keys) != 1 || keys[0] != release.SecretRef() {
+	if keys := rec.TrackedOfKind(schema.GroupKind{Kind: "Secret"}); len(keys) != 1 || keys[0] != release.SecretRef() {
 		t.Errorf("tracked Secrets: got %v", keys)
 	}
 	rec.Releases[0].Stage = inventory.StagePreHooks

@@ -12,9 +12,9 @@ import (
 )
 
 // DeleteRecordsOfOlderRegistrations deletes the records of earlier registrations with the same hub, which ended without
-// a withdrawal. A hub has one registration of a cluster at a time, so no Store reads these records again. The caller
-// must know from the hub that the scope of the Store is the present registration. The objects that the records name
-// stay on the member. An error is only logged: the records do no harm.
+// a withdrawal. A hub has one registration of a cluster at a time, so no Store reads these records again. The hub must
+// have confirmed that the scope of the Store is the present registration. The objects in the records stay on the
+// member. An error is only logged, because the records do no harm.
 func (s *Store) DeleteRecordsOfOlderRegistrations(ctx context.Context) {
 	if err := s.deleteOlder(ctx); err != nil && ctx.Err() == nil {
 		log.FromContext(ctx).Info("could not delete the records of earlier registrations", logkeys.Reason, err.Error())

@@ -112,7 +112,7 @@ type HookRun struct {
 	DeleteOnSuccess bool `json:"deleteOnSuccess,omitempty"`
 }
 
-// HasBegun returns whether the revision of the release has begun. It is waiting otherwise, and nothing of it was
+// HasBegun returns whether the operation on the release has begun. Otherwise it waits, and none of its objects is
 // applied.
 func (s *ReleaseState) HasBegun() bool { return s.Stage != StageBegin || s.Failures > 0 }
 
@@ -124,7 +124,8 @@ func (s *ReleaseState) SecretRef() kube.Ref {
 	return kube.Ref{Version: "v1", Kind: "Secret", Namespace: s.Namespace, Name: release.SecretName(s.Name, s.Revision)}.Key()
 }
 
-// FindRelease returns the state of a release, nil if there is none. To change it, call FindRelease of a copy: see Edit.
+// FindRelease returns a pointer into r.Releases, nil if the release is not in it. Change the state only in a copy of r:
+// see Edit.
 func (r *Record) FindRelease(key release.Key) *ReleaseState {
 	for i := range r.Releases {
 		if r.Releases[i].Key() == key {
@@ -153,7 +154,7 @@ func (r *Record) DeployedReleases() []bundle.DeployedRelease {
 
 // outdatedReleases returns Report.Outdated of the bundle. It is nil if no release has a NextRevision. Otherwise it has
 // all releases that have not begun and whose templates read the revision, since the hub renders them together. Revision
-// is 0 for those whose rendering is still valid.
+// is 0 for a release whose rendering is still valid.
 func (r *Record) outdatedReleases() []bundle.OutdatedRelease {
 	if !slices.ContainsFunc(r.Releases, func(s ReleaseState) bool { return s.NextRevision > 0 && !s.HasBegun() }) {
 		return nil
@@ -203,8 +204,8 @@ func (r *Record) tracked() iter.Seq[kube.Ref] {
 	}
 }
 
-// TrackedOf lists the keys of the objects of a kind that FindTracked finds.
-func (r *Record) TrackedOf(kind schema.GroupKind) []kube.Ref {
+// TrackedOfKind returns the keys of the objects of a kind that FindTracked finds.
+func (r *Record) TrackedOfKind(kind schema.GroupKind) []kube.Ref {
 	var keys []kube.Ref
 	for ref := range r.tracked() {
 		if ref.Group == kind.Group && ref.Kind == kind.Kind {

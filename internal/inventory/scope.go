@@ -5,25 +5,26 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// OwnerScope separates the objects of this engine from objects of engines of other hubs or other registrations on the
-// same cluster. SveltosClusters have the zero OwnerScope: as with Sveltos, a cluster is managed by one hub then.
+// OwnerScope separates the objects of this engine from the objects of other hubs and registrations on the same cluster.
+// It is zero for a SveltosCluster, which only one hub may manage, as with Sveltos.
 type OwnerScope struct {
 	// Hub identifies the hub, and Registration the object on it that declares the cluster.
 	Hub, Registration string
 }
 
-// LocalScope returns the OwnerScope of what the shards of a hub deploy to the cluster of the hub on behalf of other
-// clusters. All shards share it, so a shard that takes over a cluster also takes over these objects.
+// LocalScope returns the OwnerScope of the objects that a hub deploys to its own cluster on behalf of other clusters.
+// All shards share it, so a shard that takes over a cluster also takes over these objects.
 func LocalScope() OwnerScope { return OwnerScope{Registration: "Local"} }
 
 // IsLocal returns whether s is LocalScope. In other scopes Registration is a UID, which is never "Local".
 func (s OwnerScope) IsLocal() bool { return s == LocalScope() }
 
-// Signature is the key of the owner of a bundle's objects: the bundle ID and the scope. An object that is marked for
-// the bundle has the same LiveMeta.Signature.
-func (s OwnerScope) Signature(id bundle.ID) string { return s.signatureOf(id.String()) }
+// OwnerKey identifies the owner of a bundle's objects: the bundle ID and the scope. LiveMeta.OwnerKey of an object with
+// the ownership labels of the bundle is the same.
+func (s OwnerScope) OwnerKey(id bundle.ID) string { return s.ownerKeyOf(id.String()) }
 
-func (s OwnerScope) signatureOf(requestor string) string {
+// ownerKeyOf is OwnerKey for a bundle ID as text.
+func (s OwnerScope) ownerKeyOf(requestor string) string {
 	if s == (OwnerScope{}) || requestor == "" {
 		return requestor
 	}

@@ -60,11 +60,12 @@ const (
 	metadataPageSize = 500
 )
 
-// ErrIncomplete is in the error for a record of which a part is missing: its Secrets were deleted or changed by others.
+// ErrIncomplete is in the error for a record with a missing or invalid part: others have deleted or changed its
+// Secrets.
 var ErrIncomplete = errors.New("the record is incomplete")
 
 // Store keeps the records of one OwnerScope in Secrets of one namespace, and caches them. It is safe for concurrent
-// use, but its callers make sure that at most one of them per bundle ID loads, saves or deletes at a time.
+// use, but Load, Save and Delete must not run at the same time for the same bundle ID.
 type Store struct {
 	scope      OwnerScope
 	namespace  string
@@ -77,11 +78,11 @@ type Store struct {
 	contents, entries compressor
 
 	cache *recordCache
-	// memory limits the memory of records; nil is no limit.
+	// memory limits the memory of records; nil means no limit.
 	memory *kube.Reservation
 	// partitions is nil if the Store has all records of the scope.
 	partitions *Partitions
-	// listing has a value while records are listed: only one caller does so.
+	// listing is a lock, which is held while it has a value: only one caller lists records at a time.
 	listing chan struct{}
 }
 
@@ -96,8 +97,8 @@ func NewStore(core corev1client.CoreV1Interface, objects metadata.Interface, nam
 	}
 }
 
-// NewPartitionedStore is NewStore for the records of the partitions that this process serves: see Serve and List. With
-// nil it has all records.
+// NewPartitionedStore is NewStore for the records of the partitions that this process serves: see Serve and List. If
+// partitions is nil, the Store has all records.
 func NewPartitionedStore(core corev1client.CoreV1Interface, objects metadata.Interface, namespace string, scope OwnerScope, partitions *Partitions) *Store {
 	s := NewStore(core, objects, namespace, scope)
 	s.partitions = partitions
@@ -122,13 +123,13 @@ func (s *Store) notify() {
 	}
 }
 
-// nameOf returns the name of the head Secret of id.
-func (s *Store) nameOf(id bundle.ID) string {
-	return namePrefix + shortHash([]byte(s.scope.Signature(id)))
+// headName returns the name of the head Secret of id.
+func (s *Store) headName(id bundle.ID) string {
+	return namePrefix + shortHash([]byte(s.scope.OwnerKey(id)))
 }
 
-// headOf returns the name of the head Secret of a record. name is the name of this Secret or of a chunk of the record.
-func headOf(name string) string { return name[:min(len(name), len(namePrefix)+hashLength)] }
+// headNameFrom returns the name of the head Secret of a record. secret is the name of this Secret or of a chunk.
+func headNameFrom(secret string) string { return secret[:min(len(secret), len(namePrefix)+hashLength)] }
 
 // labels returns the labels of a Secret of a record.
 func (s *Store) labels(part string) map[string]string {
@@ -156,10 +157,10 @@ func shortHash(raw []byte) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:hashLength])
 }
 
-// Load returns the record of id on the member. If there is none, Record.Exists of the result is false. With
-// ErrIncomplete the record exists and has nothing but the ID; the caller may overwrite it.
+// Load returns the record of id on the member. If there is none, Record.Exists of the result is false. If the error
+// wraps ErrIncomplete, Load also returns a record, which has only the ID and the version; the caller may overwrite it.
 func (s *Store) Load(ctx context.Context, id bundle.ID) (*Record, error) {
-	secret, err := s.secrets.Get(ctx, s.nameOf(id), metav1.GetOptions{})
+	secret, err := s.secrets.Get(ctx, s.headName(id), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		s.deleteCached(id)
 		return &Record{Head: Head{ID: id}}, nil
@@ -177,7 +178,7 @@ func (s *Store) Load(ctx context.Context, id bundle.ID) (*Record, error) {
 	return rec, err
 }
 
-// incompleteRecord returns a record that exists and has nothing but the ID.
+// incompleteRecord returns a record that exists and has only the ID and the version.
 func incompleteRecord(id bundle.ID, version string) *Record {
 	return &Record{Head: Head{ID: id}, version: version, isIncomplete: true, mayHaveUnusedChunks: true}
 }
@@ -189,7 +190,7 @@ func (s *Store) idOf(secret metav1.Object) (id bundle.ID, ok bool) {
 		return bundle.ID{}, false
 	}
 	id, ok = ParseID(text)
-	return id, ok && s.nameOf(id) == secret.GetName()
+	return id, ok && s.headName(id) == secret.GetName()
 }
 
 // decodeHead decodes the head in a Secret. memory is the estimated size of the decoded head in bytes.
@@ -202,11 +203,11 @@ func decodeHead(secret *corev1.Secret) (head Head, memory int64, err error) {
 	return head, memory, err
 }
 
-// readRecord reads a record whose head is in secret.
+// readRecord reads a record whose head is in secret. It takes the entries from the cache if their version is the same.
 func (s *Store) readRecord(ctx context.Context, secret *corev1.Secret) (*Record, error) {
 	rec := &Record{version: versionOf(secret), mayHaveUnusedChunks: true, Entries: map[kube.Ref]Entry{}}
 	var err error
-	if rec.Head, rec.memory, err = decodeHead(secret); err != nil || s.nameOf(rec.ID) != secret.Name {
+	if rec.Head, rec.memory, err = decodeHead(secret); err != nil || s.headName(rec.ID) != secret.Name {
 		return nil, fmt.Errorf("read %s: %w", secret.Name, ErrIncomplete)
 	}
 	rec.content = storedValue{inline: secret.Data[keyContent], chunks: rec.ContentChunks}
@@ -223,7 +224,7 @@ func (s *Store) readRecord(ctx context.Context, secret *corev1.Secret) (*Record,
 
 // readEntries reads the entries of a record.
 func (s *Store) readEntries(ctx context.Context, rec *Record) error {
-	if rec.entryData.empty() {
+	if rec.entryData.isEmpty() {
 		return s.reserveMemory(ctx, rec)
 	}
 	packed, err := s.readValue(ctx, rec.entryData, maxEntries)
@@ -247,7 +248,7 @@ func (s *Store) readEntries(ctx context.Context, rec *Record) error {
 // missing.
 func (s *Store) Bundle(ctx context.Context, rec *Record) (bundle.Bundle, error) {
 	var b bundle.Bundle
-	if rec.content.empty() {
+	if rec.content.isEmpty() {
 		return b, fmt.Errorf("read the content of %s: %w", rec.ID, ErrIncomplete)
 	}
 	packed, err := s.readValue(ctx, rec.content, maxContent)
@@ -260,7 +261,7 @@ func (s *Store) Bundle(ctx context.Context, rec *Record) (bundle.Bundle, error) 
 	return b, nil
 }
 
-// IsLost loads the record of id, and returns whether it does not exist or is incomplete, chunks included.
+// IsLost loads the record of id, and returns whether it does not exist, is incomplete, or lacks a chunk.
 func (s *Store) IsLost(ctx context.Context, id bundle.ID) (bool, error) {
 	rec, err := s.Load(ctx, id)
 	if errors.Is(err, ErrIncomplete) {
@@ -276,10 +277,9 @@ func (s *Store) IsLost(ctx context.Context, id bundle.ID) (bool, error) {
 	return err == nil && !complete, err
 }
 
-// IsComplete returns whether rec has content and all its chunks exist. It returns true for a record that does not
-// exist, of which nothing is missing.
+// IsComplete returns whether rec has content and all its chunks exist. A record that does not exist counts as complete.
 func (s *Store) IsComplete(ctx context.Context, rec *Record) (bool, error) {
-	if rec.version != "" && rec.content.empty() {
+	if rec.version != "" && rec.content.isEmpty() {
 		return false, nil
 	}
 	if len(chunksOf(rec)) == 0 {
@@ -297,8 +297,8 @@ func (s *Store) IsComplete(ctx context.Context, rec *Record) (bool, error) {
 	return true, nil
 }
 
-// Save replaces prior by next. prior must be the last result of Load or Save for the ID, or a copy of it. Without
-// content the content of prior stays. Save returns the stored record. It does not keep next.
+// Save replaces prior by next. prior must be the last result of Load or Save for the ID, or a copy of it. If content is
+// nil, the content of prior stays. Save returns the stored record, which is a copy of next.
 func (s *Store) Save(ctx context.Context, prior, next *Record, content *bundle.Bundle) (*Record, error) {
 	saved := next.Edit()
 	saved.content = prior.content
@@ -340,8 +340,8 @@ func (s *Store) write(ctx context.Context, prior, saved *Record) (_ *Record, err
 	return saved, nil
 }
 
-// SecretNames lists the Secrets that rec is stored in.
-func (s *Store) SecretNames(rec *Record) []string { return append(chunksOf(rec), s.nameOf(rec.ID)) }
+// SecretNames lists the Secrets of rec: its chunks and its head.
+func (s *Store) SecretNames(rec *Record) []string { return append(chunksOf(rec), s.headName(rec.ID)) }
 
 // ListWatch lists and watches the metadata of the Secrets of all records, for an informer.
 func (s *Store) ListWatch() *toolscache.ListWatch {
@@ -357,8 +357,8 @@ func (s *Store) ListWatch() *toolscache.ListWatch {
 	}
 }
 
-// writeHead creates the head Secret if version is "", and otherwise updates the one of that resourceVersion. It returns
-// the new resourceVersion.
+// writeHead creates the head Secret if version is "", and otherwise updates it if it has this resourceVersion. It
+// returns the new resourceVersion.
 func (s *Store) writeHead(ctx context.Context, rec *Record, version string) (string, error) {
 	raw, err := json.Marshal(rec.Head)
 	if err != nil {
@@ -372,7 +372,7 @@ func (s *Store) writeHead(ctx context.Context, rec *Record, version string) (str
 	}
 	secret := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:            s.nameOf(rec.ID),
+			Name:            s.headName(rec.ID),
 			Namespace:       s.namespace,
 			ResourceVersion: version,
 			Labels:          labels,
@@ -400,7 +400,7 @@ func (s *Store) createSecret(ctx context.Context, secret *corev1.Secret) (*corev
 		return created, err
 	}
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.namespace}}
-	if s.namespace != kube.AgentNamespace { // the manifest of the agent creates that one, without the label
+	if s.namespace != kube.AgentNamespace { // the manifest of the agent creates AgentNamespace without the label
 		namespace.Labels = map[string]string{clusterv1alpha1.SystemLabel: "true"}
 	}
 	if _, err := s.namespaces.Create(ctx, namespace, opts); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -409,7 +409,7 @@ func (s *Store) createSecret(ctx context.Context, secret *corev1.Secret) (*corev
 	return s.secrets.Create(ctx, secret, opts)
 }
 
-// Delete deletes the record: its chunks first, so that none remains without a head.
+// Delete deletes the record: its chunks first, so that no chunk remains without a head.
 func (s *Store) Delete(ctx context.Context, rec *Record) error {
 	if len(chunksOf(rec)) > 0 || rec.mayHaveUnusedChunks {
 		bare := rec.Edit()
@@ -422,7 +422,7 @@ func (s *Store) Delete(ctx context.Context, rec *Record) error {
 		rec = saved
 	}
 	precondition := metav1.Preconditions{ResourceVersion: &rec.version}
-	err := s.secrets.Delete(ctx, s.nameOf(rec.ID), metav1.DeleteOptions{Preconditions: &precondition})
+	err := s.secrets.Delete(ctx, s.headName(rec.ID), metav1.DeleteOptions{Preconditions: &precondition})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete the record of %s: %w", rec.ID, err)
 	}

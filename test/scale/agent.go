@@ -138,7 +138,7 @@ func (a *simulatedAgent) run(ctx context.Context) {
 func (a *simulatedAgent) runHeartbeats(ctx context.Context) {
 	for {
 		patch := map[string]any{
-			"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationMember: "member-of-" + a.cluster.Name, kube.AnnotationExchanged: a.credential.Exchanged(), kube.AnnotationDecrypts: a.cluster.Name}},
+			"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationMember: "member-of-" + a.cluster.Name, kube.AnnotationExchanged: a.credential.ExchangedSecretUID(), kube.AnnotationDecrypts: a.cluster.Name}},
 			"spec": map[string]any{
 				"holderIdentity": a.cluster.Name, "leaseDurationSeconds": int32(heartbeats.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(time.Now()),
 			},

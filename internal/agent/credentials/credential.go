@@ -1,5 +1,6 @@
 // Package credentials keeps the credential of the agent of a SveltosCluster for the hub: it reads the kubeconfig that a
-// registration wrote to the cluster, exchanges its token at once, and renews the token before it expires.
+// registration wrote to the cluster, exchanges its token at once, and renews the token before it expires. Each session
+// of the agent calls Open, Exchange and Run. Start reading there.
 package credentials
 
 import (
@@ -48,9 +49,9 @@ const (
 // registered again. The caller must call Open again.
 var ErrSuperseded = errors.New("the cluster was registered again")
 
-// ErrRefused is returned if the hub rejects the token, because the token has expired or was revoked. Repair returns the
-// commands for a new one.
-var ErrRefused = errors.New("the hub refuses the credential")
+// ErrRejected is returned if the hub rejects the token, because the token has expired or was revoked. Repair returns
+// the commands for a new token.
+var ErrRejected = errors.New("the hub refuses the credential")
 
 // Repair returns, in one line, the commands that give the agent of a pull-mode cluster a new credential.
 func Repair(namespace, cluster string) string {
@@ -79,26 +80,25 @@ type Credential struct {
 	opts      Options
 	config    *rest.Config
 	address   join.HubAddress
-	namespace string
-	current   atomic.Pointer[join.Token]
+	namespace string                     // the delivery namespace
+	current   atomic.Pointer[join.Token] // the token in use
 	// isRenewed is false for the manifest's token, and true for a token that the agent requested.
-	isRenewed atomic.Bool
-	// exchanged is the result of Exchanged.
-	exchanged atomic.Pointer[types.UID]
-	// refused is true if the last response of the hub was 401 Unauthorized.
-	refused atomic.Bool
+	isRenewed          atomic.Bool
+	exchangedSecretUID atomic.Pointer[types.UID]
+	// isRejected is true if the last response of the hub was 401 Unauthorized.
+	isRejected atomic.Bool
 }
 
-// candidate is the parsed kubeconfig of one key of the Secret.
-type candidate struct {
+// storedKubeconfig is the parsed kubeconfig of one key of the Secret.
+type storedKubeconfig struct {
 	config    *rest.Config
 	address   join.HubAddress
 	namespace string
 	token     join.Token
 	// isRenewed is true for the kubeconfig of renewedKey.
 	isRenewed bool
-	// exchanged is the value of annotation kube.AnnotationExchanged on the Secret.
-	exchanged types.UID
+	// exchangedSecretUID is the value of annotation kube.AnnotationExchanged on the Secret.
+	exchangedSecretUID types.UID
 }
 
 // Open reads the latest kubeconfig of the Secret. It does not connect to the hub. It returns an error if the
@@ -110,70 +110,70 @@ func Open(ctx context.Context, opts Options) (*Credential, error) {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
-	latest, err := readCandidate(ctx, opts)
+	latest, err := readLatest(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
 	c := &Credential{opts: opts, config: latest.config, address: latest.address, namespace: latest.namespace}
 	c.current.Store(&latest.token)
 	c.isRenewed.Store(latest.isRenewed)
-	exchanged := latest.exchanged
+	exchanged := latest.exchangedSecretUID
 	if !latest.isRenewed {
 		exchanged = "" // the annotation is for an earlier manifest
 	}
-	c.exchanged.Store(&exchanged)
+	c.exchangedSecretUID.Store(&exchanged)
 	c.config.BearerToken = ""
 	c.config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &bearer{credential: c, next: next} })
 	return c, nil
 }
 
-// readCandidate returns the kubeconfig of the Secret with the token that was issued last, or the kubeconfig of
-// renewedKey if both were issued at the same time. Invalid kubeconfigs are ignored; without a valid one, it returns an
-// error.
-func readCandidate(ctx context.Context, opts Options) (candidate, error) {
+// readLatest returns the kubeconfig of the Secret whose token was issued last. If both tokens were issued at the same
+// time, it returns the kubeconfig of renewedKey. It ignores an invalid kubeconfig, and returns an error if none is
+// valid.
+func readLatest(ctx context.Context, opts Options) (storedKubeconfig, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	secret, err := opts.Secrets.Get(ctx, opts.Secret, metav1.GetOptions{})
 	if err != nil {
-		return candidate{}, fmt.Errorf("read Secret %s/%s with the kubeconfig for the hub: %w", kube.AgentNamespace, opts.Secret, err)
+		return storedKubeconfig{}, fmt.Errorf("read Secret %s/%s with the kubeconfig for the hub: %w", kube.AgentNamespace, opts.Secret, err)
 	}
-	var latest candidate
+	var latest storedKubeconfig
 	for _, key := range []string{join.KubeconfigKey, renewedKey} {
-		found, parseErr := parseCandidate(secret.Data[key])
-		found.isRenewed, found.exchanged = key == renewedKey, types.UID(secret.Annotations[kube.AnnotationExchanged])
+		found, parseErr := parseKubeconfig(secret.Data[key])
+		found.isRenewed, found.exchangedSecretUID = key == renewedKey, types.UID(secret.Annotations[kube.AnnotationExchanged])
 		if parseErr == nil && (latest.config == nil || !latest.token.Issued.After(found.token.Issued)) {
 			latest = found
 		}
 		err = cmp.Or(err, parseErr)
 	}
 	if latest.config == nil {
-		return candidate{}, fmt.Errorf("read key %s of Secret %s/%s: %w", join.KubeconfigKey, kube.AgentNamespace, opts.Secret, err)
+		return storedKubeconfig{}, fmt.Errorf("read key %s of Secret %s/%s: %w", join.KubeconfigKey, kube.AgentNamespace, opts.Secret, err)
 	}
 	return latest, nil
 }
 
-func parseCandidate(kubeconfig []byte) (candidate, error) {
+func parseKubeconfig(kubeconfig []byte) (storedKubeconfig, error) {
 	if len(kubeconfig) == 0 {
-		return candidate{}, errors.New("it is empty")
+		return storedKubeconfig{}, errors.New("it is empty")
 	}
 	config, err := fleet.ParseKubeconfig(kubeconfig)
 	if err != nil {
-		return candidate{}, err
+		return storedKubeconfig{}, err
 	}
 	raw, err := fleet.LoadKubeconfig(kubeconfig)
 	if err != nil {
-		return candidate{}, fmt.Errorf("parse kubeconfig: %w", err)
+		return storedKubeconfig{}, fmt.Errorf("parse kubeconfig: %w", err)
 	}
-	inUse := raw.Contexts[raw.CurrentContext]
-	if inUse == nil {
-		return candidate{}, errors.New("parse kubeconfig: it has no current context")
+	current := raw.Contexts[raw.CurrentContext]
+	if current == nil {
+		return storedKubeconfig{}, errors.New("parse kubeconfig: it has no current context")
 	}
 	address := join.HubAddress{Server: config.Host, ServerName: config.ServerName, CA: config.CAData}
-	if cluster := raw.Clusters[inUse.Cluster]; cluster != nil {
+	if cluster := raw.Clusters[current.Cluster]; cluster != nil {
 		address.ProxyURL = cluster.ProxyURL
 	}
-	return candidate{
-		config: config, address: address, namespace: cmp.Or(inUse.Namespace, metav1.NamespaceDefault), token: join.ReadToken(config.BearerToken),
+	return storedKubeconfig{
+		config: config, address: address, namespace: cmp.Or(current.Namespace, metav1.NamespaceDefault), token: join.ReadToken(config.BearerToken),
 	}, nil
 }
 
@@ -186,12 +186,13 @@ func (c *Credential) DeliveryNamespace() string { return c.namespace }
 // Expires returns the expiry of the current token, zero if it is not known.
 func (c *Credential) Expires() time.Time { return c.current.Load().Expires }
 
-// Exchanged returns the uid of the Secret of the exchanged manifest token. It returns "" before the exchange, and if
-// the manifest's token was not bound to a Secret. The uid is stored in the Secret with the kubeconfig, for restarts.
-func (c *Credential) Exchanged() types.UID { return *c.exchanged.Load() }
+// ExchangedSecretUID returns the UID of the Secret to which the exchanged manifest token is bound. It returns "" before
+// the exchange, and if that token was not bound to a Secret. An annotation of the kubeconfig Secret has it for
+// restarts.
+func (c *Credential) ExchangedSecretUID() types.UID { return *c.exchangedSecretUID.Load() }
 
-// Exchange replaces the manifest's token with a new token of the agent's ServiceAccount. It does nothing if the current
-// token is not the manifest's. The agent calls it before any other request to the hub. It returns ErrRefused if the hub
+// Exchange replaces the manifest's token with a new token of the agent's ServiceAccount. It does nothing for a token
+// that the agent has requested. It must precede all other requests to the hub. It returns ErrRejected if the hub
 // rejects the manifest's token.
 func (c *Credential) Exchange(ctx context.Context) error {
 	if c.isRenewed.Load() {
@@ -201,17 +202,17 @@ func (c *Credential) Exchange(ctx context.Context) error {
 }
 
 // Renew requests a new token with the current one, writes it to the Secret, and then uses it. The Secret has a valid
-// token at any time, so that the agent may restart. It returns ErrRefused if the hub rejects the current token. After
+// token at any time, so that the agent may restart. It returns ErrRejected if the hub rejects the current token. After
 // an error the current token stays in use.
 func (c *Credential) Renew(ctx context.Context) error {
-	text, err := c.request(ctx)
+	text, err := c.requestToken(ctx)
 	if apierrors.IsUnauthorized(err) {
-		err = fmt.Errorf("%w: %w", ErrRefused, err)
+		err = fmt.Errorf("%w: %w", ErrRejected, err)
 	}
 	if err != nil {
 		return fmt.Errorf("renew token: %w", err)
 	}
-	exchanged := c.Exchanged()
+	exchanged := c.ExchangedSecretUID()
 	if !c.isRenewed.Load() {
 		exchanged = c.current.Load().BoundTo
 	}
@@ -220,13 +221,13 @@ func (c *Credential) Renew(ctx context.Context) error {
 	}
 	fresh := join.ReadToken(text)
 	c.current.Store(&fresh)
-	c.exchanged.Store(&exchanged)
+	c.exchangedSecretUID.Store(&exchanged)
 	c.isRenewed.Store(true)
 	return nil
 }
 
-// request requests a token that is bound to the anchor Secret of the cluster.
-func (c *Credential) request(ctx context.Context) (string, error) {
+// requestToken requests a token that is bound to join.AnchorSecret. The hub revokes it by deleting that Secret.
+func (c *Credential) requestToken(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	hub, err := corev1client.NewForConfig(c.config)
@@ -237,18 +238,18 @@ func (c *Credential) request(ctx context.Context) (string, error) {
 		ExpirationSeconds: ptr.To(int64(c.opts.Life / time.Second)),
 		BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: join.AnchorSecret(c.opts.Name)},
 	}}
-	answer, err := hub.ServiceAccounts(c.opts.Namespace).CreateToken(ctx, c.opts.Name, request, metav1.CreateOptions{})
+	response, err := hub.ServiceAccounts(c.opts.Namespace).CreateToken(ctx, c.opts.Name, request, metav1.CreateOptions{})
 	if err != nil {
 		return "", err
 	}
-	return answer.Status.Token, nil
+	return response.Status.Token, nil
 }
 
 // writeSecret writes a kubeconfig with the token under both keys of the Secret, and exchanged to its annotation.
-func (c *Credential) writeSecret(ctx context.Context, text string, exchanged types.UID) error {
+func (c *Credential) writeSecret(ctx context.Context, token string, exchanged types.UID) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	kubeconfig, err := clientcmd.Write(*c.address.Kubeconfig(text, c.namespace))
+	kubeconfig, err := clientcmd.Write(*c.address.Kubeconfig(token, c.namespace))
 	if err != nil {
 		return fmt.Errorf("encode renewed kubeconfig: %w", err)
 	}
@@ -266,9 +267,9 @@ func (c *Credential) writeSecret(ctx context.Context, text string, exchanged typ
 	return nil
 }
 
-// Run exchanges the manifest's token immediately, and then renews each token after renewalFraction of its life. It
-// retries after errors. It returns nil if ctx ends, ErrSuperseded if the Secret has a later kubeconfig, and ErrRefused
-// if the hub rejects the token. Only one Run may be active.
+// Run renews the token whenever join.Token.UntilRenewal has passed, and the manifest's token at once. It retries after
+// errors. It returns nil if ctx ends, ErrSuperseded if the Secret has a later kubeconfig, and ErrRejected if the hub
+// rejects the token. Only one Run may be active.
 func (c *Credential) Run(ctx context.Context) error {
 	retry := newRenewBackoff()
 	next := c.firstRenewal()
@@ -276,15 +277,15 @@ func (c *Credential) Run(ctx context.Context) error {
 		if !c.sleep(ctx, min(next.Sub(c.opts.Clock.Now()), secretPoll)) {
 			return nil
 		}
-		if c.Superseded(ctx) {
+		if c.IsSuperseded(ctx) {
 			return ErrSuperseded
 		}
-		// After a 401 response Renew makes one more request with the token, before Run returns ErrRefused.
-		if c.opts.Clock.Now().Before(next) && !c.refused.Load() {
+		// After a 401 response Renew makes one more request with the token, before Run returns ErrRejected.
+		if c.opts.Clock.Now().Before(next) && !c.isRejected.Load() {
 			continue
 		}
 		if err := c.Renew(ctx); err != nil {
-			if errors.Is(err, ErrRefused) {
+			if errors.Is(err, ErrRejected) {
 				return err
 			}
 			next = c.opts.Clock.Now().Add(retry.Step())
@@ -292,7 +293,7 @@ func (c *Credential) Run(ctx context.Context) error {
 			continue
 		}
 		retry = newRenewBackoff()
-		// The time of issue in the token is not used, because the clocks of hub and member may differ.
+		// The member's clock is used instead of the time of issue in the token, because the clocks may differ.
 		next = c.opts.Clock.Now().Add(c.current.Load().RenewAfter(c.opts.Life))
 	}
 }
@@ -301,7 +302,7 @@ func newRenewBackoff() *wait.Backoff {
 	return &wait.Backoff{Duration: renewRetryMin, Factor: 2, Jitter: 0.5, Steps: 10, Cap: renewRetryMax}
 }
 
-// firstRenewal returns the time of the first renewal by Run: for the manifest's token, the current time.
+// firstRenewal returns the time of the first renewal by Run. For the manifest's token it is the current time.
 func (c *Credential) firstRenewal() time.Time {
 	if !c.isRenewed.Load() {
 		return c.opts.Clock.Now()
@@ -310,10 +311,10 @@ func (c *Credential) firstRenewal() time.Time {
 	return current.Issued.Add(current.RenewAfter(c.opts.Life))
 }
 
-// Superseded returns whether the latest kubeconfig in the Secret has another token than the current one, and is either
-// from a manifest or was issued after the current token. It returns false if the Secret cannot be read.
-func (c *Credential) Superseded(ctx context.Context) bool {
-	latest, err := readCandidate(ctx, c.opts)
+// IsSuperseded reads the Secret. It returns true if the latest kubeconfig in it has another token than the current one,
+// and is from a manifest or was issued later. It returns false if the Secret cannot be read.
+func (c *Credential) IsSuperseded(ctx context.Context) bool {
+	latest, err := readLatest(ctx, c.opts)
 	current := c.current.Load()
 	if err != nil || latest.token.Text == current.Text {
 		return false
@@ -336,7 +337,7 @@ func (c *Credential) sleep(ctx context.Context, pause time.Duration) bool {
 	}
 }
 
-// bearer is a transport that adds the current token to each request, and records in refused whether the hub rejects it.
+// bearer is a transport that adds the current token to each request, and sets isRejected from the response.
 type bearer struct {
 	credential *Credential
 	next       http.RoundTripper
@@ -346,11 +347,11 @@ type bearer struct {
 func (b *bearer) RoundTrip(request *http.Request) (*http.Response, error) {
 	request = request.Clone(request.Context())
 	request.Header.Set("Authorization", "Bearer "+b.credential.current.Load().Text)
-	answer, err := b.next.RoundTrip(request)
+	response, err := b.next.RoundTrip(request)
 	if err == nil {
-		b.credential.refused.Store(answer.StatusCode == http.StatusUnauthorized)
+		b.credential.isRejected.Store(response.StatusCode == http.StatusUnauthorized)
 	}
-	return answer, err
+	return response, err
 }
 
 // WrappedRoundTripper returns the next transport. It implements RoundTripperWrapper of

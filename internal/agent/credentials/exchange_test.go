@@ -42,7 +42,7 @@ func TestExchangeKnowsWhatTheManifestsTokenWasBoundTo(t *testing.T) {
 	plane, hubClient := hub(t)
 	o, _ := credentialFixture(t, plane)
 	credential := opened(t, o)
-	if got := credential.Exchanged(); got != "" {
+	if got := credential.ExchangedSecretUID(); got != "" {
 		t.Errorf("before the exchange: got %q, want none", got)
 	}
 	copied := credential.Config()
@@ -58,7 +58,7 @@ func TestExchangeKnowsWhatTheManifestsTokenWasBoundTo(t *testing.T) {
 		t.Error("the second exchange did something")
 	}
 	for what, credential := range map[string]*credentials.Credential{"after the exchange": credential, "after a restart": opened(t, o)} {
-		if got := credential.Exchanged(); got != registration.UID {
+		if got := credential.ExchangedSecretUID(); got != registration.UID {
 			t.Errorf("%s: got %q, want %s", what, got, registration.UID)
 		}
 	}
@@ -86,8 +86,8 @@ func TestACopiedManifestIsWorthlessOnceItsSecretIsGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the manifest's token is worthless", func() bool { return !works(t, credential.Config(), o) })
-	if err := credential.Exchange(t.Context()); !errors.Is(err, credentials.ErrRefused) {
-		t.Errorf("got error %v, want ErrRefused", err)
+	if err := credential.Exchange(t.Context()); !errors.Is(err, credentials.ErrRejected) {
+		t.Errorf("got error %v, want ErrRejected", err)
 	}
 	repair := credentials.Repair(o.Namespace, "c")
 	for _, want := range []string{
@@ -116,7 +116,7 @@ func TestRenewingKeepsBindingProxyAndCertificateAuthority(t *testing.T) {
 		t.Error("the certificate authority is lost")
 	}
 	registration := secretOf(t, hubClient, o.Namespace, join.RegistrationSecret("c"))
-	if got := credential.Exchanged(); got != registration.UID {
+	if got := credential.ExchangedSecretUID(); got != registration.UID {
 		t.Errorf("exchanged: got %s, want %s", got, registration.UID)
 	}
 	if err := hubClient.Delete(t.Context(), secretNamed(o.Namespace, join.AnchorSecret("c"))); err != nil {
@@ -162,8 +162,8 @@ func TestRevokeMakesEveryEarlierTokenWorthless(t *testing.T) {
 	config, _ := agentConfig(t, fresh)
 	eventually(t, "the stolen manifest is worthless", func() bool { return !works(t, stolen, o) })
 	eventually(t, "the agent's own token is worthless", func() bool { return !works(t, credential.Config(), o) })
-	if err := credential.Renew(t.Context()); !errors.Is(err, credentials.ErrRefused) {
-		t.Errorf("got error %v, want ErrRefused", err)
+	if err := credential.Renew(t.Context()); !errors.Is(err, credentials.ErrRejected) {
+		t.Errorf("got error %v, want ErrRejected", err)
 	}
 	eventually(t, "the new manifest works", func() bool { return works(t, config, o) })
 	docs := documents(t, fresh)
@@ -196,8 +196,8 @@ func TestRunNoticesThatTheCredentialIsRefused(t *testing.T) {
 	clock.Step(20 * time.Second)
 	select {
 	case err := <-finished:
-		if !errors.Is(err, credentials.ErrRefused) {
-			t.Errorf("got %v, want ErrRefused", err)
+		if !errors.Is(err, credentials.ErrRejected) {
+			t.Errorf("got %v, want ErrRejected", err)
 		}
 	case <-time.After(30 * time.Second):
 		t.Error("Run did not notice")

@@ -35,12 +35,12 @@ type agent struct {
 	// memberID is the UID of the member's namespace kube-system.
 	memberID string
 	// gate is closed while this agent is not the leader, because another agent may be changing the member.
-	gate    *session.Gate
-	engines *engineRunner
+	gate         *session.Gate
+	engineRunner *engineRunner
 	// uninstaller removes the agent from its member when the hub requests that.
 	uninstaller *uninstaller
 	rejectedLog *session.AuthErrorLog
-	// missingLog logs that the hub does not show the Cluster.
+	// missingLog logs that the hub returns NotFound or Forbidden for the Cluster.
 	missingLog *session.AuthErrorLog
 	// pendingRenewal is a renewed certificate that could not be stored yet.
 	pendingRenewal *renewal
@@ -74,7 +74,7 @@ func Run(ctx context.Context, opts Options) error {
 		a.watchdogs.election = session.NewWatchdog(opts.Clock, opts.ElectRetry)
 	}
 	a.probes = &session.Probes{Metrics: a.metrics.Registry, Member: opts.Member, Watchdog: a.watchdogs}
-	a.engines = &engineRunner{agent: a}
+	a.engineRunner = &engineRunner{agent: a}
 	if a.uninstaller, err = newUninstaller(opts, a.credentials); err != nil {
 		return err
 	}
@@ -116,18 +116,18 @@ func (a *agent) run(ctx context.Context) error {
 	return err
 }
 
-// runLeader runs sessions until ctx ends, or returns a final error.
-func (a *agent) runLeader(ctx context.Context) error {
+// runSessions runs sessions one after the other until ctx ends or one returns a final error. The engine ends with them.
+func (a *agent) runSessions(ctx context.Context) error {
 	a.watchdogs.heartbeat.Reset()
 	a.watchdogs.inSession.Store(true)
 	defer a.watchdogs.inSession.Store(false)
-	defer a.engines.stop()
-	a.engines.setContext(ctx)
+	defer a.engineRunner.stop()
+	a.engineRunner.setSessionsContext(ctx)
 	return a.backoffLoop().Run(ctx, "connect to the hub", a.connect)
 }
 
-// readMemberID reads the ID of the member, once.
-func (a *agent) readMemberID(ctx context.Context) error {
+// ensureMemberID sets memberID unless it is set, and then marks the agent as ready.
+func (a *agent) ensureMemberID(ctx context.Context) error {
 	if a.memberID != "" {
 		return nil
 	}
@@ -154,7 +154,7 @@ func (a *agent) backoffLoop() session.BackoffLoop {
 	}
 }
 
-// onReport requeues a bundle or Work whose report has changed.
+// onReport wakes the delivery of a bundle whose report has changed, or requeues its Work.
 func (a *agent) onReport(id bundle.ID) {
 	if source := a.source.Load(); source != nil {
 		source.Wake(id)

@@ -21,8 +21,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// lifetimeAnnotation has the lifetime to request at the next renewal, and the ID of the certificate for which that
-// holds. The certificate alone does not show the requested lifetime, because signers backdate certificates.
+// lifetimeAnnotation has the lifetime that was requested for a certificate, and the ID of this certificate. The next
+// renewal requests the same lifetime. The certificate alone does not show it, because signers backdate certificates.
 const lifetimeAnnotation = "towline.dev/certificate-life"
 
 // errReplaced ends a session because the stored kubeconfig is not the one in use: the cluster was registered again, or
@@ -37,22 +37,21 @@ type agentState struct {
 	lifetime string
 }
 
-func (m agentState) annotations() map[string]string {
-	return map[string]string{kube.AnnotationScope: m.clusterUID, kube.AnnotationHub: m.hubID, lifetimeAnnotation: m.lifetime}
+func (s agentState) annotations() map[string]string {
+	return map[string]string{kube.AnnotationScope: s.clusterUID, kube.AnnotationHub: s.hubID, lifetimeAnnotation: s.lifetime}
 }
 
-func stateFrom(annotations map[string]string) agentState {
+func stateFromAnnotations(annotations map[string]string) agentState {
 	return agentState{clusterUID: annotations[kube.AnnotationScope], hubID: annotations[kube.AnnotationHub], lifetime: annotations[lifetimeAnnotation]}
 }
 
 // credentialStore stores the kubeconfig of the hub, and the agentState.
 type credentialStore interface {
-	// read returns both.
-	read(ctx context.Context) (kubeconfig []byte, m agentState, err error)
-	// replace stores renewed instead of used. It returns errReplaced if used is not the stored kubeconfig.
-	replace(ctx context.Context, used, renewed []byte, m agentState) error
-	// saveState stores the state.
-	saveState(ctx context.Context, m agentState) error
+	// read returns the stored kubeconfig and state. The state is zero if none is stored.
+	read(ctx context.Context) (kubeconfig []byte, state agentState, err error)
+	// replace stores the kubeconfig renewed instead of used. It returns errReplaced if used is not the stored kubeconfig.
+	replace(ctx context.Context, used, renewed []byte, state agentState) error
+	saveState(ctx context.Context, state agentState) error
 }
 
 // secretStore is a credentialStore in a Secret of the member.
@@ -69,7 +68,7 @@ func (s secretStore) read(ctx context.Context) ([]byte, agentState, error) {
 	if err != nil {
 		return nil, agentState{}, fmt.Errorf("read the kubeconfig of the hub in Secret %s/%s: %w", s.namespace, s.name, err)
 	}
-	return secret.Data[register.KubeconfigKey], stateFrom(secret.Annotations), nil
+	return secret.Data[register.KubeconfigKey], stateFromAnnotations(secret.Annotations), nil
 }
 
 func (s secretStore) replace(ctx context.Context, used, renewed []byte, state agentState) error {
@@ -113,8 +112,9 @@ func (s secretStore) patch(ctx context.Context, content map[string]any) error {
 // fileStore is a credentialStore for an agent that runs outside the member: the kubeconfig is in a file, the state in a
 // ConfigMap of the member.
 type fileStore struct {
-	member    kubernetes.Interface
-	path      string
+	member kubernetes.Interface
+	path   string
+	// namespace and name identify the ConfigMap. cluster is the name of the Cluster, for its label.
 	namespace string
 	name      string
 	cluster   string
@@ -131,7 +131,7 @@ func (s fileStore) read(ctx context.Context) ([]byte, agentState, error) {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, agentState{}, fmt.Errorf("read ConfigMap %s/%s: %w", s.namespace, s.name, err)
 	}
-	return kubeconfig, stateFrom(configMap.Annotations), nil
+	return kubeconfig, stateFromAnnotations(configMap.Annotations), nil
 }
 
 func (s fileStore) replace(ctx context.Context, used, renewed []byte, state agentState) error {
@@ -165,17 +165,17 @@ func replaceFile(path string, content []byte) error {
 func (s fileStore) saveState(ctx context.Context, state agentState) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	maps := s.member.CoreV1().ConfigMaps(s.namespace)
+	configMaps := s.member.CoreV1().ConfigMaps(s.namespace)
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": state.annotations()}})
 	if err != nil {
 		return err
 	}
-	_, err = maps.Patch(ctx, s.name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: kube.FieldManager})
+	_, err = configMaps.Patch(ctx, s.name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: kube.FieldManager})
 	if apierrors.IsNotFound(err) {
 		if err := ensureNamespace(ctx, s.member, s.namespace); err != nil {
 			return err
 		}
-		_, err = maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		_, err = configMaps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 			Name: s.name, Labels: map[string]string{clusterv1alpha1.SystemLabel: "true", register.RegistrationLabel: s.cluster}, Annotations: state.annotations(),
 		}}, metav1.CreateOptions{FieldManager: kube.FieldManager})
 	}
@@ -199,7 +199,7 @@ func ensureNamespace(ctx context.Context, member kubernetes.Interface, name stri
 	return nil
 }
 
-// newCredentialStore returns the store that the options name.
+// newCredentialStore returns a secretStore for HubSecret, or a fileStore for HubKubeconfig.
 func newCredentialStore(member kubernetes.Interface, o Options) credentialStore {
 	if o.HubSecret == "" {
 		return fileStore{member: member, path: o.HubKubeconfig, namespace: o.ElectNamespace, name: electionName(o.Cluster), cluster: o.Cluster}

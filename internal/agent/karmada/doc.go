@@ -23,11 +23,12 @@
 //
 //   - member: the cluster of this agent; hub: the management cluster.
 //   - session: the work with one kubeconfig and one Cluster object.
-//   - leader: the elected agent. Only the leader changes the member, because the gate of the others is closed. An agent
-//     that lost the election, because its member does not answer, keeps reporting until another agent reports.
+//   - leader: the elected agent. Only the leader changes the member, because the gate of the others is closed. A leader
+//     whose member does not answer loses the election, and keeps reporting until another agent reports.
 //   - state: the UIDs of the Cluster and the hub, and the requested lifetime of the certificate; kept on the member.
 //   - state object: the Secret or ConfigMap that has the state, and during an uninstallation its progress.
-//   - rejected: the hub does not accept the certificate; missing: the hub does not show the Cluster to the agent.
+//   - rejected: the hub does not accept the certificate.
+//   - missing: the hub returns NotFound or Forbidden for the Cluster.
 //
 // Start reading at Run, runSession and hubSession.run.
 package karmada

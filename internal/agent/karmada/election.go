@@ -23,14 +23,14 @@ var errSuperseded = errors.New("another agent of the Cluster reports")
 // leaderElection starts and stops the sessions of one of several agents of a Cluster.
 type leaderElection struct {
 	agent *agent
-	// ended receives the final error of runLeader.
+	// ended receives the final error of runSessions.
 	ended chan error
-	// superseded receives a signal when runLeader has ended with errSuperseded.
+	// superseded receives a signal when runSessions has ended with errSuperseded.
 	superseded chan struct{}
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// stop ends the sessions and waits for that; nil while none runs.
+	// stop ends the sessions and waits until they have ended; nil while none runs.
 	stop func()
 }
 
@@ -41,10 +41,10 @@ type leaderElection struct {
 func (a *agent) runElection(ctx context.Context) error {
 	if !a.opts.LeaderElect {
 		a.gate.SetClosed(false)
-		return a.runLeader(ctx)
+		return a.runSessions(ctx)
 	}
 	election := &leaderElection{agent: a, ended: make(chan error, 1), superseded: make(chan struct{}, 1)}
-	// The Lease is released after the sessions have ended, so that the next leader does not overlap.
+	// The Lease is released after the sessions have ended, so that the sessions of two leaders do not overlap.
 	electionCtx, endElection := context.WithCancel(context.WithoutCancel(ctx))
 	var elector sync.WaitGroup
 	elector.Go(func() {
@@ -135,7 +135,7 @@ func (e *leaderElection) startLocked(ctx context.Context) {
 	sessionsCtx, cancel := context.WithCancel(ctx)
 	var sessions sync.WaitGroup
 	sessions.Go(func() {
-		switch err := e.agent.runLeader(sessionsCtx); {
+		switch err := e.agent.runSessions(sessionsCtx); {
 		case errors.Is(err, errSuperseded):
 			log.FromContext(ctx).Info("this agent stops reporting until it is elected again", "reason", err.Error())
 			session.Signal(e.superseded)
@@ -161,7 +161,8 @@ func (e *leaderElection) stopSessions() {
 	e.stopLocked()
 }
 
-// onSuperseded stops the ended sessions, and restarts them if this agent has become leader again meanwhile.
+// onSuperseded is called after the sessions have ended with errSuperseded. It starts new sessions if this agent has
+// become leader again meanwhile.
 func (e *leaderElection) onSuperseded(ctx context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -171,7 +172,7 @@ func (e *leaderElection) onSuperseded(ctx context.Context) {
 	}
 }
 
-// stopLocked stops the sessions and waits for that. The caller holds mu.
+// stopLocked stops the sessions and waits until they have ended. The caller holds mu.
 func (e *leaderElection) stopLocked() {
 	if e.stop != nil {
 		e.stop()
@@ -179,7 +180,7 @@ func (e *leaderElection) stopLocked() {
 	}
 }
 
-// electionName is the name of the Lease on the member.
+// electionName is the name of the Lease on the member, and of the ConfigMap of a fileStore.
 func electionName(cluster string) string { return register.DefaultAgentDeployment + "-" + cluster }
 
 // watchedLock is a lock that resets the watchdog of the election on each request, and limits each request by
@@ -213,7 +214,7 @@ func (l watchedLock) Update(ctx context.Context, record resourcelock.LeaderElect
 	return l.Interface.Update(ctx, record)
 }
 
-// watchdogs check whether an agent is alive: the election loop must run, and in a session the heartbeat loop too.
+// watchdogs check that the election loop runs, and during sessions the heartbeat loop too.
 type watchdogs struct {
 	// election is nil without leader election.
 	election  *session.Watchdog

@@ -9,24 +9,24 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// engineRunner runs the engine for the Cluster that the agent knows.
+// engineRunner runs one engine, for the Cluster and the hub in the agentState.
 type engineRunner struct {
 	agent *agent
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// leaderCtx is the context of runLeader.
-	leaderCtx         context.Context //nolint:containedctx // the engine outlives the session that starts it
+	// sessionsCtx is the context of runSessions.
+	sessionsCtx       context.Context //nolint:containedctx // the engine outlives the session that starts it
 	engine            *engine.Engine
 	clusterUID, hubID string
 	stopEngine        func()
 }
 
-// setContext sets the context that ends the engines.
-func (r *engineRunner) setContext(ctx context.Context) {
+// setSessionsContext sets the context that ends the engine.
+func (r *engineRunner) setSessionsContext(ctx context.Context) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.leaderCtx = ctx
+	r.sessionsCtx = ctx
 }
 
 // ensureEngine returns the running engine for this UID of the Cluster and this hub ID. It stops another engine and
@@ -41,7 +41,7 @@ func (r *engineRunner) ensureEngine(ctx context.Context, clusterUID, hubID strin
 	}
 	r.stopLocked()
 	a := r.agent
-	// The engine would create the namespace without the label that marks it as a registration's.
+	// The uninstaller deletes the namespace only if it has the system label, which ensureNamespace sets.
 	err := kube.RetryOn(ctx, func(error) bool { return ctx.Err() == nil }, func() error {
 		return ensureNamespace(ctx, a.member, a.opts.ClusterNamespace)
 	})
@@ -54,7 +54,7 @@ func (r *engineRunner) ensureEngine(ctx context.Context, clusterUID, hubID strin
 	if err != nil {
 		return nil, fmt.Errorf("create the engine for the member: %w", err)
 	}
-	engineCtx, cancel := context.WithCancel(r.leaderCtx)
+	engineCtx, cancel := context.WithCancel(r.sessionsCtx)
 	var goroutine sync.WaitGroup
 	goroutine.Go(func() {
 		a.gate.RunWhileOpen(engineCtx, func(ctx context.Context) { _ = a.backoffLoop().Run(ctx, "correct drift", newEngine.Run) })

@@ -37,7 +37,8 @@ const (
 var (
 	// errRecreated ends a session because the Cluster was deleted and created again, or has moved to another hub.
 	errRecreated = errors.New("the Cluster was created again")
-	// errClusterMissing ends a session because the hub does not show the Cluster to the agent. It was logged.
+	// errClusterMissing ends a session because the hub returns NotFound or Forbidden for the Cluster. missingLog has
+	// logged it.
 	errClusterMissing = errors.New("the hub does not let the agent see its Cluster")
 )
 
@@ -58,7 +59,7 @@ type hubSession struct {
 	reportRequested chan struct{}
 	// heartbeatsStarted is closed after the first heartbeat.
 	heartbeatsStarted chan struct{}
-	// end ends the session with a cause.
+	// end ends the session. run returns its argument.
 	end context.CancelCauseFunc
 	// isHeartbeatFailing is true if the hub did not accept the last heartbeat.
 	isHeartbeatFailing bool
@@ -97,11 +98,11 @@ func (a *agent) runSession(ctx context.Context) error {
 		return a.finishUninstall(ctx, uninstallState)
 	}
 	if state.clusterUID != "" {
-		if _, err := a.engines.ensureEngine(ctx, state.clusterUID, state.hubID); err != nil {
+		if _, err := a.engineRunner.ensureEngine(ctx, state.clusterUID, state.hubID); err != nil {
 			return err
 		}
 	}
-	if err := a.readMemberID(ctx); err != nil {
+	if err := a.ensureMemberID(ctx); err != nil {
 		return err
 	}
 	s := &hubSession{agent: a, state: state, reportRequested: make(chan struct{}, 1), heartbeatRequested: make(chan struct{}, 1), heartbeatsStarted: make(chan struct{})}
@@ -142,10 +143,10 @@ func (s *hubSession) open(ctx context.Context) error {
 		}
 		s.state = state
 	}
-	if s.engine, err = s.engines.ensureEngine(ctx, string(cluster.UID), hub); err != nil {
+	if s.engine, err = s.engineRunner.ensureEngine(ctx, string(cluster.UID), hub); err != nil {
 		return err
 	}
-	s.engine.ConfirmScope()
+	s.engine.ConfirmScope() // it may delete the records of earlier registrations now
 	return s.patchSpec(ctx, cluster)
 }
 
@@ -169,7 +170,7 @@ func (s *hubSession) awaitCluster(ctx context.Context) (*clusterv1alpha1.Cluster
 			return nil, err
 		}
 		s.metrics.RecordHeartbeat(err)
-		if err := s.pause(ctx, rejectedRetryInterval); err != nil {
+		if err := s.waitForRetry(ctx, rejectedRetryInterval); err != nil {
 			return nil, err
 		}
 	}
@@ -185,8 +186,8 @@ func (s *hubSession) readCluster(ctx context.Context) (*clusterv1alpha1.Cluster,
 	return cluster, nil
 }
 
-// pause waits, and returns an error if ctx ends or the kubeconfig is replaced.
-func (s *hubSession) pause(ctx context.Context, duration time.Duration) error {
+// waitForRetry waits for duration. It returns an error at once if ctx ends or the kubeconfig is replaced.
+func (s *hubSession) waitForRetry(ctx context.Context, duration time.Duration) error {
 	for end := s.opts.Clock.Now().Add(duration); s.opts.Clock.Now().Before(end); {
 		s.metrics.Watchdog.Reset()
 		if !session.Sleep(ctx, s.opts.Clock, credentialCheckInterval) {
@@ -199,7 +200,8 @@ func (s *hubSession) pause(ctx context.Context, duration time.Duration) error {
 	return nil
 }
 
-// verifyCluster returns an error unless the Cluster belongs to this member.
+// verifyCluster returns joinkarmada.AlreadyRegisteredError, which ends the agent, unless the Cluster belongs to this
+// member.
 func (s *hubSession) verifyCluster(ctx context.Context, cluster *clusterv1alpha1.Cluster) error {
 	ready := meta.FindStatusCondition(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 	if cluster.Spec.ID == s.memberID && cluster.Spec.SyncMode == clusterv1alpha1.Pull && (ready == nil || ready.Reason != fleet.ReasonTaken) {
@@ -267,7 +269,7 @@ func (s *hubSession) run(ctx context.Context) error {
 		goroutines.Go(func() { s.runHeartbeats(ctx) })
 	}
 	if s.opts.isEnabled(execution) {
-		s.runDeliveries(ctx, &goroutines)
+		s.startDeliveries(ctx, &goroutines)
 	}
 	err := s.watchCredential(ctx)
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
@@ -276,8 +278,8 @@ func (s *hubSession) run(ctx context.Context) error {
 	return err
 }
 
-// runDeliveries handles Works and the bundles of profiles.
-func (s *hubSession) runDeliveries(ctx context.Context, goroutines *sync.WaitGroup) {
+// startDeliveries starts goroutines that handle Works and the bundles of profiles until ctx ends.
+func (s *hubSession) startDeliveries(ctx context.Context, goroutines *sync.WaitGroup) {
 	source := deliver.NewAgentSource(s.hubClient, s.leaseKey().Namespace, s.opts.Cluster)
 	worker := &session.Worker{Source: source, Engine: s.engine, Gate: s.gate, OnKindsChanged: func() { session.Signal(s.reportRequested) }, OnConverged: s.metrics.RecordConverge,
 		OnWithdrawn: func() { session.Signal(s.heartbeatRequested) },
@@ -290,7 +292,7 @@ func (s *hubSession) runDeliveries(ctx context.Context, goroutines *sync.WaitGro
 	s.workQueue.Store(queue)
 	goroutines.Go(func() {
 		defer s.source.CompareAndSwap(source, nil)
-		// It returns only when ctx ends.
+		// Run returns only when ctx ends.
 		_ = source.Run(ctx, s.opts.WorkSyncs, worker.Handle)
 	})
 	goroutines.Go(func() {
@@ -299,7 +301,7 @@ func (s *hubSession) runDeliveries(ctx context.Context, goroutines *sync.WaitGro
 	})
 }
 
-// clusterState returns the state of the member for Works. Execute itself detects an unresponsive member.
+// clusterState returns the state of the member for Works. The Executor itself detects an unresponsive member.
 func (s *hubSession) clusterState() works.ClusterState {
 	member := fleet.FromCluster(s.cluster.Load())
 	return works.ClusterState{Reachable: true, Deregistering: member.Deleting, Orphan: member.Deleting && member.KeepAddons}
@@ -330,7 +332,7 @@ func (s *hubSession) onClusterChange(ctx context.Context, cluster *clusterv1alph
 	return nil
 }
 
-// countingEngine counts the calls of Converge.
+// countingEngine counts the calls of Converge in the metrics.
 type countingEngine struct {
 	*engine.Engine
 	metrics *session.Metrics

@@ -51,10 +51,9 @@ type identity struct {
 	transport http.RoundTripper
 	// certificate is nil if the kubeconfig has another kind of credential.
 	certificate *x509.Certificate
-	// replaced ends when another identity is in use.
-	replaced context.Context //nolint:containedctx // watches outlive the call that opens them
-	// replace ends replaced.
-	replace context.CancelFunc
+	// replaced ends when another identity is in use. endReplaced ends it.
+	replaced    context.Context //nolint:containedctx // watches outlive the call that opens them
+	endReplaced context.CancelFunc
 }
 
 func newHubTransport(kubeconfig []byte, o Options) (*hubTransport, error) {
@@ -71,15 +70,15 @@ func newHubTransport(kubeconfig []byte, o Options) (*hubTransport, error) {
 }
 
 // setKubeconfig uses the identity of a kubeconfig for all later requests. Pending requests finish with the old
-// identity. Watches would keep an identity for minutes that may expire before: they end as if the hub had ended them,
-// and their clients open new ones.
+// identity. Open watches could outlive the old identity: they end as if the hub had ended them, and their clients open
+// new ones.
 func (t *hubTransport) setKubeconfig(kubeconfig []byte) (*rest.Config, error) {
 	config, err := t.parseKubeconfig(kubeconfig)
 	if err != nil {
 		return nil, err
 	}
 	next := &identity{}
-	next.replaced, next.replace = context.WithCancel(context.Background())
+	next.replaced, next.endReplaced = context.WithCancel(context.Background())
 	if len(config.CertData) > 0 {
 		chain, err := cert.ParseCertsPEM(config.CertData)
 		if err != nil {
@@ -92,14 +91,14 @@ func (t *hubTransport) setKubeconfig(kubeconfig []byte) (*rest.Config, error) {
 	}
 	t.kubeconfig = bytes.Clone(kubeconfig)
 	if previous := t.current.Swap(next); previous != nil {
-		previous.replace()
+		previous.endReplaced()
 		utilnet.CloseIdleConnectionsFor(previous.transport)
 	}
 	return config, nil
 }
 
-// parseKubeconfig returns the configuration of a kubeconfig. One that the agent reads from a Secret is validated.
-// --karmada-kubeconfig is a file of the user who starts the agent: it may refer to other files and run programs.
+// parseKubeconfig returns the configuration of a kubeconfig. A kubeconfig from a Secret must not refer to files or run
+// programs. The file of --karmada-kubeconfig may do both, because the user who starts the agent has chosen it.
 func (t *hubTransport) parseKubeconfig(kubeconfig []byte) (*rest.Config, error) {
 	if !t.isFile {
 		return fleet.ParseKubeconfig(kubeconfig)
@@ -118,7 +117,8 @@ func (t *hubTransport) parseKubeconfig(kubeconfig []byte) (*rest.Config, error) 
 	return config, nil
 }
 
-// RoundTrip sends the request with the current identity.
+// RoundTrip sends the request with the current identity. If the identity was replaced while a watch was being opened,
+// RoundTrip opens the watch again.
 func (t *hubTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 	if !request.URL.Query().Has("watch") {
 		return t.current.Load().transport.RoundTrip(request)
@@ -238,14 +238,16 @@ func certificateAlerts() []tls.AlertError { return []tls.AlertError{42, 43, 44, 
 func isMissingCluster(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) }
 
 const (
-	// maxShortLifetime and backdate are constants of the Kubernetes signers: they backdate certificates by backdate,
-	// and up to this lifetime they add it to the requested lifetime.
+	// maxShortLifetime and backdate are constants of the Kubernetes signers. NotBefore of a certificate is backdate before
+	// its issue. Up to a requested lifetime of maxShortLifetime, the certificate is valid for the requested lifetime after
+	// its issue, so its total lifetime is backdate longer.
 	maxShortLifetime = 8 * time.Hour
 	backdate         = 5 * time.Minute
 )
 
-// lifetimeOf returns the lifetime to request after certificate. annotation is the value of lifetimeAnnotation.
-func lifetimeOf(certificate *x509.Certificate, annotation string) time.Duration {
+// requestedLifetime returns the lifetime that was requested for certificate: from annotation, the value of
+// lifetimeAnnotation, if that is for certificate, and otherwise computed from its times.
+func requestedLifetime(certificate *x509.Certificate, annotation string) time.Duration {
 	var lifetime, id string
 	if n, _ := fmt.Sscanf(annotation, "%s %s", &lifetime, &id); n == 2 && id == certificateID(certificate) {
 		if known, err := time.ParseDuration(lifetime); err == nil {

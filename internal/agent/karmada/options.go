@@ -92,7 +92,7 @@ type Options struct {
 	// Clock gives the time. Default: the real clock.
 	Clock clock.WithTicker
 
-	// wrapHubTransport wraps the transport to the hub; nil for none.
+	// wrapHubTransport wraps the transport to the hub, for tests; nil for none.
 	wrapHubTransport transport.WrapperFunc
 }
 

@@ -31,17 +31,17 @@ const (
 
 // renewal is an issued certificate. It is stored before it is used.
 type renewal struct {
-	// used is the kubeconfig with the previous certificate, and renewed the kubeconfig with the new one.
-	used, renewed []byte
-	certificate   *x509.Certificate
-	lifetime      time.Duration
+	// oldKubeconfig has the previous certificate, and newKubeconfig the issued one.
+	oldKubeconfig, newKubeconfig []byte
+	certificate                  *x509.Certificate
+	lifetime                     time.Duration // as it was requested
 }
 
 // watchCredential renews the certificate in time, until ctx ends. It returns errReplaced when the stored kubeconfig is
 // not the one in use.
 func (s *hubSession) watchCredential(ctx context.Context) error {
 	retry := newRotationBackoff()
-	next := s.nextRotation(ctx)
+	next := s.nextCertificateCheck(ctx)
 	for {
 		nextCheck := s.opts.Clock.Now().Add(credentialCheckInterval)
 		if !next.IsZero() && next.Before(nextCheck) {
@@ -59,22 +59,22 @@ func (s *hubSession) watchCredential(ctx context.Context) error {
 		if next.IsZero() || s.opts.Clock.Now().Before(next) {
 			continue
 		}
-		if !s.isDue() {
-			next = s.nextRotation(ctx)
+		if !s.isRenewalDue() {
+			next = s.nextCertificateCheck(ctx)
 			continue
 		}
 		if err := s.rotate(ctx); err != nil {
 			if errors.Is(err, errReplaced) {
 				return errReplaced
 			}
-			next = s.opts.Clock.Now().Add(delayAfter(err, retry))
+			next = s.opts.Clock.Now().Add(rotationRetryDelay(err, retry))
 			if ctx.Err() == nil && !s.rejectedLog.LogIfRejected(ctx, err) {
 				log.FromContext(ctx).Info("cannot renew the certificate for the hub yet", "reason", err.Error(), "expires", s.transport.certificate().NotAfter)
 			}
 			continue
 		}
 		retry = newRotationBackoff()
-		next = s.nextRotation(ctx)
+		next = s.nextCertificateCheck(ctx)
 		if earliest := s.opts.Clock.Now().Add(minRotationInterval); next.Before(earliest) {
 			next = earliest
 		}
@@ -85,16 +85,16 @@ func newRotationBackoff() *wait.Backoff {
 	return &wait.Backoff{Duration: retryRotationFirst, Factor: 2, Jitter: 0.5, Steps: 10, Cap: retryRotationLast}
 }
 
-// delayAfter returns the delay before the next attempt to renew.
-func delayAfter(err error, retry *wait.Backoff) time.Duration {
+// rotationRetryDelay returns the delay before the next attempt to renew, after an attempt that failed with err.
+func rotationRetryDelay(err error, retry *wait.Backoff) time.Duration {
 	if _, isDenied := errors.AsType[*bootstrap.DeniedError](err); isDenied {
 		return session.Jitter(deniedRotationInterval)
 	}
 	return retry.Step()
 }
 
-// nextRotation returns the time of the next check of the certificate; zero for never.
-func (s *hubSession) nextRotation(ctx context.Context) time.Time {
+// nextCertificateCheck returns the time of the next check of the certificate; zero for never.
+func (s *hubSession) nextCertificateCheck(ctx context.Context) time.Time {
 	certificate := s.transport.certificate()
 	if !s.opts.isEnabled(certRotation) {
 		return time.Time{}
@@ -110,8 +110,8 @@ func (s *hubSession) nextRotation(ctx context.Context) time.Time {
 	return renewAt
 }
 
-// isDue returns true if the remaining lifetime of the certificate is below the threshold.
-func (s *hubSession) isDue() bool {
+// isRenewalDue returns true if the remaining lifetime of the certificate is below the threshold.
+func (s *hubSession) isRenewalDue() bool {
 	return !s.opts.Clock.Now().Before(renewalTime(s.transport.certificate(), s.opts.RotationThreshold))
 }
 
@@ -121,27 +121,27 @@ func (s *hubSession) isReplaced(ctx context.Context) bool {
 	return err == nil && !bytes.Equal(kubeconfig, s.transport.kubeconfig)
 }
 
-// rotate renews the certificate. It stores the new certificate before using it, so that a restart at any time finds a
-// valid one. From then on each request uses it.
+// rotate renews the certificate. It stores the new certificate before it uses it, so that a restart at any time finds a
+// valid certificate.
 func (s *hubSession) rotate(ctx context.Context) error {
-	renewed := s.pendingRenewal
-	if renewed == nil || !bytes.Equal(renewed.used, s.transport.kubeconfig) {
+	issued := s.pendingRenewal
+	if issued == nil || !bytes.Equal(issued.oldKubeconfig, s.transport.kubeconfig) {
 		var err error
-		if renewed, err = s.requestCertificate(ctx); err != nil {
+		if issued, err = s.requestCertificate(ctx); err != nil {
 			return err
 		}
-		s.pendingRenewal = renewed
+		s.pendingRenewal = issued
 	}
 	state := s.state
-	state.lifetime = formatLifetime(renewed.certificate, renewed.lifetime)
-	if err := s.credentials.replace(ctx, renewed.used, renewed.renewed, state); err != nil {
+	state.lifetime = formatLifetime(issued.certificate, issued.lifetime)
+	if err := s.credentials.replace(ctx, issued.oldKubeconfig, issued.newKubeconfig, state); err != nil {
 		return err
 	}
 	s.pendingRenewal, s.state = nil, state
-	if _, err := s.transport.setKubeconfig(renewed.renewed); err != nil {
+	if _, err := s.transport.setKubeconfig(issued.newKubeconfig); err != nil {
 		return fmt.Errorf("use the renewed certificate: %w", err)
 	}
-	log.FromContext(ctx).Info("the certificate for the hub was renewed", "expires", renewed.certificate.NotAfter)
+	log.FromContext(ctx).Info("the certificate for the hub was renewed", "expires", issued.certificate.NotAfter)
 	return nil
 }
 
@@ -159,7 +159,7 @@ func (s *hubSession) requestCertificate(ctx context.Context) (*renewal, error) {
 			}
 		}
 	})
-	lifetime := min(lifetimeOf(s.transport.certificate(), s.state.lifetime), bootstrap.MaxLife)
+	lifetime := min(requestedLifetime(s.transport.certificate(), s.state.lifetime), bootstrap.MaxLife)
 	issued, err := bootstrap.RequestCertificate(ctx, s.transport.config, bootstrap.CertificateRequest{
 		Cluster: s.opts.Cluster, Lifetime: lifetime, Until: s.opts.Clock.Now().Add(rotationTimeout),
 		Progress: func(line string) { log.FromContext(ctx).Info(line) },
@@ -178,7 +178,7 @@ func (s *hubSession) requestCertificate(ctx context.Context) (*renewal, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &renewal{used: s.transport.kubeconfig, renewed: renewed, certificate: chain[0], lifetime: lifetime}, nil
+	return &renewal{oldKubeconfig: s.transport.kubeconfig, newKubeconfig: renewed, certificate: chain[0], lifetime: lifetime}, nil
 }
 
 func (s *hubSession) sleepUntil(ctx context.Context, at time.Time) bool {

@@ -228,7 +228,7 @@ func TestRenewalTimeAndLifetime(t *testing.T) {
 		"invalid annotation":                {100 * time.Hour, "nonsense", 100 * time.Hour},
 	} {
 		one := &x509.Certificate{NotBefore: begin, NotAfter: begin.Add(tc.total), Raw: []byte("one")}
-		if got := lifetimeOf(one, tc.noted); got != tc.want {
+		if got := requestedLifetime(one, tc.noted); got != tc.want {
 			t.Errorf("%s: got %s, want %s", name, got, tc.want)
 		}
 	}

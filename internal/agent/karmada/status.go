@@ -46,7 +46,7 @@ func (s *hubSession) runReports(ctx context.Context) {
 			log.FromContext(ctx).Info("cannot report on the Cluster yet", "reason", err.Error())
 		}
 		if err != nil && retry < s.opts.StatusInterval {
-			// The hub's API servers learn of new permissions one after the other.
+			// New permissions reach the hub's API servers one after the other, so an early retry can succeed.
 			if !session.Sleep(ctx, s.opts.Clock, retry) {
 				return
 			}
@@ -59,12 +59,12 @@ func (s *hubSession) runReports(ctx context.Context) {
 	}
 }
 
-// waitForReport waits until the next report is due; it returns false if ctx ended first. Requested reports come at most
-// twice in an interval, so that the agent and a hub that writes another status do not overwrite each other quickly.
+// waitForReport waits until the next report is due or requested. It returns false if ctx ended first. The pause is at
+// least half an interval, so that the agent and a hub that writes another status do not overwrite each other quickly.
 func (s *hubSession) waitForReport(ctx context.Context) bool {
 	timer := s.opts.Clock.NewTimer(s.opts.StatusInterval)
 	defer timer.Stop()
-	if early := s.opts.StatusInterval/2 - s.opts.Clock.Since(s.reportedAt); early > 0 && !session.Sleep(ctx, s.opts.Clock, early) {
+	if minPause := s.opts.StatusInterval/2 - s.opts.Clock.Since(s.reportedAt); minPause > 0 && !session.Sleep(ctx, s.opts.Clock, minPause) {
 		return false
 	}
 	select {
@@ -126,7 +126,7 @@ func (s *hubSession) needsReport(cluster *clusterv1alpha1.Cluster) bool {
 	return ready == string(metav1.ConditionUnknown) || ready == "" || cluster.Status.KubernetesVersion == "" || len(cluster.Status.APIEnablements) == 0
 }
 
-// startHeartbeats sends the first heartbeat, and starts the others.
+// startHeartbeats sends the first heartbeat, and lets runHeartbeats send the others. Later calls do nothing.
 func (s *hubSession) startHeartbeats(ctx context.Context) {
 	select {
 	case <-s.heartbeatsStarted:
@@ -170,7 +170,7 @@ func (s *hubSession) sendHeartbeat(ctx context.Context) {
 			session.Signal(s.reportRequested)
 		}
 	case s.rejectedLog.LogIfRejected(ctx, err):
-	case isMissingCluster(err) && s.isMissing(ctx):
+	case isMissingCluster(err) && s.logIfMissing(ctx):
 		s.end(errClusterMissing)
 	case !wasFailing:
 		log.FromContext(ctx).Info("the hub does not accept the heartbeat; deployed objects stay, and drift is corrected", "reason", err.Error())
@@ -178,8 +178,8 @@ func (s *hubSession) sendHeartbeat(ctx context.Context) {
 	s.metrics.RecordHeartbeat(err)
 }
 
-// isMissing returns true if the hub does not show the Cluster to the agent, and logs that.
-func (s *hubSession) isMissing(ctx context.Context) bool {
+// logIfMissing reads the Cluster. It returns true, and logs that, if the Cluster is missing.
+func (s *hubSession) logIfMissing(ctx context.Context) bool {
 	_, err := s.readCluster(ctx)
 	return s.missingLog.LogIfRejected(ctx, err)
 }
@@ -200,8 +200,8 @@ func (s *hubSession) renewLease(ctx context.Context) error {
 	})
 }
 
-// checkSuperseded returns the resource version of the Lease if no other agent sends heartbeats. Otherwise it ends the
-// session.
+// checkSuperseded returns the resourceVersion of the Lease if no other agent sends heartbeats. Otherwise it ends the
+// session and returns errSuperseded.
 func (s *hubSession) checkSuperseded(ctx context.Context) (version string, err error) {
 	lease := &coordinationv1.Lease{}
 	if err := s.hubClient.Get(ctx, s.leaseKey(), lease); err != nil {
@@ -217,6 +217,7 @@ func (s *hubSession) checkSuperseded(ctx context.Context) (version string, err e
 	return lease.ResourceVersion, nil
 }
 
+// writeLease renews the Lease, and adds metadata to the patch.
 func (s *hubSession) writeLease(ctx context.Context, metadata map[string]any) error {
 	annotations := map[string]any{kube.AnnotationDecrypts: s.opts.Identity}
 	metadata["annotations"] = annotations
@@ -234,8 +235,8 @@ func (s *hubSession) writeLease(ctx context.Context, metadata map[string]any) er
 	if err != nil {
 		return err
 	}
-	answered := lease.Annotations[kube.AnnotationUnrequested]
-	s.reportedUnrequested = &answered
+	reported := lease.Annotations[kube.AnnotationUnrequested]
+	s.reportedUnrequested = &reported
 	return nil
 }
 

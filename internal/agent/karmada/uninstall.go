@@ -41,14 +41,16 @@ func (a *agent) uninstall(ctx context.Context, hub client.Client) error {
 	return a.finishUninstall(ctx, state)
 }
 
-// finishUninstall answers the hub and then removes the agent. It returns session.ErrUninstalled after that.
+// finishUninstall stops the engine, answers the hub and then removes the agent. It returns session.ErrUninstalled after
+// that.
 func (a *agent) finishUninstall(ctx context.Context, state *session.UninstallState) error {
-	a.engines.stop()
+	a.engineRunner.stop()
 	u := session.Uninstallation{Clock: a.opts.Clock, Answer: a.answerHub, RollBack: a.uninstaller.rollBack, Remove: a.uninstaller.remove}
 	return u.Finish(ctx, state)
 }
 
-// answerHub answers the removal request. A hub that knows neither the Cluster nor the certificate needs no answer.
+// answerHub sends the answer to the removal request. A hub that returns NotFound or Forbidden for the Cluster, or
+// rejects the certificate, needs no answer.
 func (a *agent) answerHub(ctx context.Context, state *session.UninstallState) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -71,6 +73,7 @@ func (a *agent) answerHub(ctx context.Context, state *session.UninstallState) er
 	return err
 }
 
+// writeAnswer sets the answer, removedAnswer on the Lease.
 func (a *agent) writeAnswer(ctx context.Context, hub client.Client, state *session.UninstallState) error {
 	cluster := &clusterv1alpha1.Cluster{}
 	if err := hub.Get(ctx, a.clusterKey(), cluster); err != nil {
@@ -87,7 +90,8 @@ func (a *agent) writeAnswer(ctx context.Context, hub client.Client, state *sessi
 	return err
 }
 
-// readState returns the state of an uninstallation that has begun, or nil.
+// readState returns the state of an uninstallation that has begun, or nil. It rolls back the uninstallation of an
+// earlier registration.
 func (u *uninstaller) readState(ctx context.Context) (*session.UninstallState, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -143,7 +147,7 @@ func (u *uninstaller) remove(ctx context.Context) error {
 	return session.ErrUninstalled
 }
 
-// rollBack undoes prepare, and the preparation of deleteRegistration.
+// rollBack undoes prepare, and removes the owners that deleteRegistration has set on namespaces.
 func (u *uninstaller) rollBack(ctx context.Context) error {
 	for _, o := range u.namespaces() {
 		if err := u.SetOwner(ctx, o, nil); err != nil {

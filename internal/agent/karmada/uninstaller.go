@@ -17,15 +17,15 @@ import (
 	"github.com/towline/towline/internal/join/register"
 )
 
-// uninstaller removes the agent from its member. The ClusterRole of the registration owns the agent's objects. Its
-// deletion removes them all, although it removes the agent's permissions too and the agent may end.
+// uninstaller removes the agent from its member. The ClusterRole of the registration owns the agent's objects. When it
+// is deleted, the garbage collector deletes them all, even if the agent has ended or has no permissions any more.
 type uninstaller struct {
 	*session.OwnerClient
 	opts        Options
 	credentials credentialStore
 	// agentNamespace is the namespace of the agent, and stateObject the Secret or ConfigMap that has its state.
 	agentNamespace string
-	stateObject    session.Object
+	stateObject    session.ObjectRef
 }
 
 func newUninstaller(o Options, credentials credentialStore) (*uninstaller, error) {
@@ -33,7 +33,7 @@ func newUninstaller(o Options, credentials credentialStore) (*uninstaller, error
 	u.stateObject = u.configMap()
 	if store, ok := credentials.(secretStore); ok {
 		u.agentNamespace = store.namespace
-		u.stateObject = session.NewObject(corev1.SchemeGroupVersion.WithResource("secrets"), store.namespace, store.name)
+		u.stateObject = session.NewObjectRef(corev1.SchemeGroupVersion.WithResource("secrets"), store.namespace, store.name)
 	}
 	var err error
 	u.OwnerClient, err = session.NewOwnerClient(o.Member, "ClusterRole", register.AgentRole(u.agentNamespace))
@@ -41,34 +41,34 @@ func newUninstaller(o Options, credentials credentialStore) (*uninstaller, error
 }
 
 // role returns the ClusterRole of the registration.
-func (u *uninstaller) role() session.Object {
-	return session.NewObject(rbacv1.SchemeGroupVersion.WithResource("clusterroles"), "", u.Name)
+func (u *uninstaller) role() session.ObjectRef {
+	return session.NewObjectRef(rbacv1.SchemeGroupVersion.WithResource("clusterroles"), "", u.Name)
 }
 
 // objects returns the agent's namespaced objects.
-func (u *uninstaller) objects() []session.Object {
-	return []session.Object{
-		session.NewObject(corev1.SchemeGroupVersion.WithResource("serviceaccounts"), u.agentNamespace, register.AgentServiceAccount),
-		session.NewObject(corev1.SchemeGroupVersion.WithResource("secrets"), u.agentNamespace, register.KubeconfigSecret),
-		session.NewObject(appsv1.SchemeGroupVersion.WithResource("deployments"), u.agentNamespace, register.DefaultAgentDeployment),
+func (u *uninstaller) objects() []session.ObjectRef {
+	return []session.ObjectRef{
+		session.NewObjectRef(corev1.SchemeGroupVersion.WithResource("serviceaccounts"), u.agentNamespace, register.AgentServiceAccount),
+		session.NewObjectRef(corev1.SchemeGroupVersion.WithResource("secrets"), u.agentNamespace, register.KubeconfigSecret),
+		session.NewObjectRef(appsv1.SchemeGroupVersion.WithResource("deployments"), u.agentNamespace, register.DefaultAgentDeployment),
 		u.lease(), u.stateObject,
 	}
 }
 
 // lease returns the Lease for the leader election, which the agent has created.
-func (u *uninstaller) lease() session.Object {
-	return session.NewObject(coordinationv1.SchemeGroupVersion.WithResource("leases"), u.opts.ElectNamespace, electionName(u.opts.Cluster))
+func (u *uninstaller) lease() session.ObjectRef {
+	return session.NewObjectRef(coordinationv1.SchemeGroupVersion.WithResource("leases"), u.opts.ElectNamespace, electionName(u.opts.Cluster))
 }
 
 // configMap returns the ConfigMap with the state of an agent outside the member.
-func (u *uninstaller) configMap() session.Object {
-	return session.NewObject(corev1.SchemeGroupVersion.WithResource("configmaps"), u.opts.ElectNamespace, electionName(u.opts.Cluster))
+func (u *uninstaller) configMap() session.ObjectRef {
+	return session.NewObjectRef(corev1.SchemeGroupVersion.WithResource("configmaps"), u.opts.ElectNamespace, electionName(u.opts.Cluster))
 }
 
 // namespaces returns the namespaces of the agent and of the inventories.
-func (u *uninstaller) namespaces() []session.Object {
+func (u *uninstaller) namespaces() []session.ObjectRef {
 	resource := corev1.SchemeGroupVersion.WithResource("namespaces")
-	return []session.Object{session.NewObject(resource, "", u.agentNamespace), session.NewObject(resource, "", u.opts.ClusterNamespace)}
+	return []session.ObjectRef{session.NewObjectRef(resource, "", u.agentNamespace), session.NewObjectRef(resource, "", u.opts.ClusterNamespace)}
 }
 
 // deleteRegistration makes the objects that the agent has created, and the namespaces that nobody else uses, dependents
@@ -83,7 +83,7 @@ func (u *uninstaller) deleteRegistration(ctx context.Context) error {
 		return fmt.Errorf("read %s: %w", u.role(), err)
 	}
 	owner := &metav1.OwnerReference{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: u.Kind, Name: u.Name, UID: role.UID}
-	for _, o := range []session.Object{u.lease(), u.stateObject} {
+	for _, o := range []session.ObjectRef{u.lease(), u.stateObject} {
 		if err := u.SetOwner(ctx, o, owner); err != nil {
 			return err
 		}
@@ -101,7 +101,7 @@ func (u *uninstaller) deleteRegistration(ctx context.Context) error {
 	return u.Delete(ctx, u.role(), role.UID)
 }
 
-func (u *uninstaller) deleteIfExists(ctx context.Context, o session.Object) error {
+func (u *uninstaller) deleteIfExists(ctx context.Context, o session.ObjectRef) error {
 	live, err := u.Get(ctx, o)
 	if err == nil {
 		err = u.Delete(ctx, o, live.UID)
@@ -113,7 +113,7 @@ func (u *uninstaller) deleteIfExists(ctx context.Context, o session.Object) erro
 }
 
 // isRemovable returns whether a namespace was created for this agent and has no foreign objects.
-func (u *uninstaller) isRemovable(ctx context.Context, o session.Object) (bool, error) {
+func (u *uninstaller) isRemovable(ctx context.Context, o session.ObjectRef) (bool, error) {
 	live, err := u.Get(ctx, o)
 	if apierrors.IsNotFound(err) {
 		return false, nil

@@ -27,8 +27,8 @@ import (
 	"github.com/towline/towline/internal/works"
 )
 
-// workQueue has the last known Works of the execution space, and a queue of the names to execute. It is a reflector's
-// store. A Work that disappears without a deletion keeps its objects on the member.
+// workQueue has the last known Works of the execution namespace, and a queue of the names of Works to execute. It is a
+// reflector's store. Objects are deleted only for a Work with a deletionTimestamp, not for a missing Work.
 type workQueue struct {
 	hub       client.WithWatch
 	namespace string
@@ -45,8 +45,8 @@ type workQueue struct {
 	// mu guards the fields below.
 	mu     sync.Mutex
 	byName map[string]*workv1alpha1.Work
-	// pendingRuns counts how often each Work was executed in the version in byName.
-	pendingRuns map[string]int
+	// runsOfVersion counts the executions of each Work in the version in byName.
+	runsOfVersion map[string]int
 }
 
 var _ cache.ReflectorStore = (*workQueue)(nil)
@@ -58,7 +58,7 @@ func newWorkQueue(hub client.WithWatch, namespace string, o Options) *workQueue 
 	)
 	return &workQueue{
 		hub: hub, namespace: namespace, clock: o.Clock, resync: o.ResyncPeriod,
-		queue: workqueue.NewTypedRateLimitingQueue(rateLimiter), byName: map[string]*workv1alpha1.Work{}, pendingRuns: map[string]int{},
+		queue: workqueue.NewTypedRateLimitingQueue(rateLimiter), byName: map[string]*workv1alpha1.Work{}, runsOfVersion: map[string]int{},
 	}
 }
 
@@ -109,7 +109,7 @@ func (w *workQueue) processNext(ctx context.Context) bool {
 	w.mu.Lock()
 	work := w.byName[name]
 	if work != nil {
-		w.pendingRuns[name]++
+		w.runsOfVersion[name]++
 		work = work.DeepCopy()
 	}
 	w.mu.Unlock()
@@ -133,7 +133,7 @@ func (w *workQueue) processNext(ctx context.Context) bool {
 	return true
 }
 
-// requeue queues the Work of bundle id, if the bundle is a Work's.
+// requeue queues the Work of bundle id. It does nothing for a bundle of a profile.
 func (w *workQueue) requeue(id bundle.ID) {
 	if id.RequestorKind == workv1alpha1.WorkKind {
 		w.queue.Add(id.RequestorName)
@@ -165,11 +165,11 @@ func (w *workQueue) Update(obj any) error {
 	if old != nil && old.ResourceVersion == work.ResourceVersion {
 		return nil
 	}
-	// A Work that was executed twice in the same version was compared with an outdated status the second time.
-	if hasChanged(old, work) || w.pendingRuns[work.Name] > 1 {
+	// The second execution of one version has compared its result with an outdated status, so the Work is executed again.
+	if hasChanged(old, work) || w.runsOfVersion[work.Name] > 1 {
 		w.queue.Add(work.Name)
 	}
-	w.pendingRuns[work.Name] = 0
+	w.runsOfVersion[work.Name] = 0
 	return nil
 }
 
@@ -188,7 +188,7 @@ func (w *workQueue) Delete(obj any) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.byName, work.Name)
-	delete(w.pendingRuns, work.Name)
+	delete(w.runsOfVersion, work.Name)
 	return nil
 }
 
@@ -204,7 +204,7 @@ func (w *workQueue) Replace(objects []any, _ string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	maps.DeleteFunc(w.byName, func(name string, _ *workv1alpha1.Work) bool { return !present[name] })
-	maps.DeleteFunc(w.pendingRuns, func(name string, _ int) bool { return !present[name] })
+	maps.DeleteFunc(w.runsOfVersion, func(name string, _ int) bool { return !present[name] })
 	w.hasSynced.Store(true)
 	return nil
 }

@@ -12,10 +12,11 @@ import (
 const (
 	// retryFirst is the delay after the first failure of a BackoffLoop.
 	retryFirst = time.Second
-	// MaxRetryDelay is the maximum delay between attempts to reach the hub. Up to three loops start one another, such as
-	// the connection and its watches, so that every agent tries again within 30 s after an outage of the hub.
+	// MaxRetryDelay is the maximum delay between attempts to reach the hub. Up to three loops are nested, such as the
+	// loops of the connection and of its watches. So every agent retries within 30 s after an outage of the hub.
 	MaxRetryDelay = 10 * time.Second
-	// stableTime is the time after which an attempt counts as a success. It is longer than the timeout of a request.
+	// stableTime is the time after which an attempt counts as a success and resets the delay. It is longer than the
+	// timeout of a request.
 	stableTime = 30 * time.Second
 	// jitter is the largest fraction by which Jitter shortens a delay.
 	jitter = 0.2
@@ -33,7 +34,7 @@ type BackoffLoop struct {
 }
 
 // Run runs task until ctx ends or task returns a final error, which Run returns. It restarts task after a growing
-// delay. action completes the log message "cannot <action>".
+// delay, also if task returns nil. action completes the log message "cannot <action>".
 func (l BackoffLoop) Run(ctx context.Context, action string, task func(context.Context) error) error {
 	pause := retryFirst
 	for {

@@ -19,9 +19,10 @@
 // Words:
 //
 //   - delivery: a request of the hub to apply or remove a bundle; see internal/deliver.
-//   - inventory: the engine's record on the member of what it applied; see internal/engine.
+//   - inventory: the record on the member of the applied objects; see internal/inventory.
 //   - foreign object: an object in the agent's namespace that neither the agent nor Kubernetes created there.
 //   - rejected credential: the hub responds, but with Unauthorized or Forbidden.
+//   - state object: the Secret or ConfigMap on the member that has the UninstallState in an annotation.
 //
 // Start reading at Worker.Handle.
 package session

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// Gate holds work back while the cluster is paused.
+// Gate holds work back while it is closed: while the cluster is paused, or this agent is not the leader.
 type Gate struct {
 	// mu guards the fields below.
 	mu       sync.Mutex

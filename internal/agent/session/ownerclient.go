@@ -26,25 +26,25 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Object refers to an object of an agent on its member.
-type Object struct {
+// ObjectRef identifies an object of an agent on its member.
+type ObjectRef struct {
 	Resource  schema.GroupVersionResource
 	Namespace string
 	Name      string
 }
 
-// NewObject returns an Object; namespace is "" for cluster-scoped resources.
-func NewObject(resource schema.GroupVersionResource, namespace, name string) Object {
-	return Object{Resource: resource, Namespace: namespace, Name: name}
+// NewObjectRef returns an ObjectRef; namespace is "" for cluster-scoped resources.
+func NewObjectRef(resource schema.GroupVersionResource, namespace, name string) ObjectRef {
+	return ObjectRef{Resource: resource, Namespace: namespace, Name: name}
 }
 
 // String returns the object as resource/namespace/name.
-func (o Object) String() string {
+func (o ObjectRef) String() string {
 	return strings.Trim(o.Resource.Resource+"/"+o.Namespace+"/"+o.Name, "/")
 }
 
-// OwnerClient sets owner references of an agent's objects, so that the garbage collector deletes them. Deleting their
-// owner removes them all, although that deletes the agent's permissions too and the agent may end.
+// OwnerClient sets owner references of an agent's objects, so that the garbage collector deletes them with their owner.
+// An agent could not delete them one by one: its own permissions and its Deployment are among them.
 type OwnerClient struct {
 	Metadata metadata.Interface
 	// Kind and Name identify the owner, regardless of its UID.
@@ -56,9 +56,9 @@ type OwnerClient struct {
 // NewOwnerClient returns an OwnerClient for owners of that kind and name on a member.
 func NewOwnerClient(member *rest.Config, kind, name string) (*OwnerClient, error) {
 	config := rest.CopyConfig(member)
-	// It reads every kind, including deprecated ones.
+	// FindForeignObject lists every kind, including deprecated ones.
 	config.WarningHandler = rest.NoWarnings{}
-	// Each kind takes a request, and the hub waits for the result.
+	// FindForeignObject sends a request per kind, and the hub waits for the uninstallation.
 	config.QPS = -1
 	metadataClient, err := metadata.NewForConfig(config)
 	if err != nil {
@@ -67,9 +67,9 @@ func NewOwnerClient(member *rest.Config, kind, name string) (*OwnerClient, error
 	return &OwnerClient{Metadata: metadataClient, Kind: kind, Name: name, config: config}, nil
 }
 
-// SetOwner makes owner the only owner of o with the kind and name of the OwnerClient; nil removes such owners. A
-// missing object is not an error.
-func (c *OwnerClient) SetOwner(ctx context.Context, o Object, owner *metav1.OwnerReference) error {
+// SetOwner replaces the owners of o that have the OwnerClient's kind and name by owner. If owner is nil, it only
+// removes them. Other owners stay. A missing object is not an error.
+func (c *OwnerClient) SetOwner(ctx context.Context, o ObjectRef, owner *metav1.OwnerReference) error {
 	err := kube.RetryOnConflict(ctx, func() error {
 		live, err := c.resource(o).Get(ctx, o.Name, metav1.GetOptions{})
 		if err != nil {
@@ -88,12 +88,12 @@ func (c *OwnerClient) SetOwner(ctx context.Context, o Object, owner *metav1.Owne
 }
 
 // Get returns the metadata of o.
-func (c *OwnerClient) Get(ctx context.Context, o Object) (*metav1.PartialObjectMetadata, error) {
+func (c *OwnerClient) Get(ctx context.Context, o ObjectRef) (*metav1.PartialObjectMetadata, error) {
 	return c.resource(o).Get(ctx, o.Name, metav1.GetOptions{})
 }
 
 // Delete deletes o if it has that UID, and its dependents in the background. A missing object is not an error.
-func (c *OwnerClient) Delete(ctx context.Context, o Object, uid types.UID) error {
+func (c *OwnerClient) Delete(ctx context.Context, o ObjectRef, uid types.UID) error {
 	err := c.resource(o).Delete(ctx, o.Name, metav1.DeleteOptions{
 		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground), Preconditions: metav1.NewUIDPreconditions(string(uid)),
 	})
@@ -104,7 +104,7 @@ func (c *OwnerClient) Delete(ctx context.Context, o Object, uid types.UID) error
 }
 
 // Patch merges fields into the metadata of o.
-func (c *OwnerClient) Patch(ctx context.Context, o Object, fields map[string]any) error {
+func (c *OwnerClient) Patch(ctx context.Context, o ObjectRef, fields map[string]any) error {
 	body, err := json.Marshal(map[string]any{"metadata": fields})
 	if err != nil {
 		return fmt.Errorf("encode patch of %s: %w", o, err)
@@ -113,7 +113,7 @@ func (c *OwnerClient) Patch(ctx context.Context, o Object, fields map[string]any
 	return err
 }
 
-func (c *OwnerClient) resource(o Object) metadata.ResourceInterface {
+func (c *OwnerClient) resource(o ObjectRef) metadata.ResourceInterface {
 	if o.Namespace == "" {
 		return c.Metadata.Resource(o.Resource)
 	}
@@ -132,10 +132,9 @@ func (c *OwnerClient) WithOwner(references []metav1.OwnerReference, owner *metav
 	return desired
 }
 
-// FindForeignObject returns the foreign.ReasonToKeep of a namespace: an object in it that is not in
-// own, does not depend on an object in own, and is not created in every namespace, or a kind that cannot be listed. It
-// returns "" if there is none.
-func (c *OwnerClient) FindForeignObject(ctx context.Context, namespace string, own []Object) (string, error) {
+// FindForeignObject returns the reason why a namespace must be kept, or "" if it may be deleted: see foreign.ReasonToKeep. The
+// objects in own, their dependents, and the objects that Kubernetes creates in every namespace are no reason.
+func (c *OwnerClient) FindForeignObject(ctx context.Context, namespace string, own []ObjectRef) (string, error) {
 	memberClient, err := client.New(c.config, client.Options{})
 	if err != nil {
 		return "", fmt.Errorf("create a client for the member: %w", err)
@@ -146,7 +145,7 @@ func (c *OwnerClient) FindForeignObject(ctx context.Context, namespace string, o
 	}
 	return foreign.ReasonToKeep(ctx, memberClient, discoveryClient, namespace, func(item *metav1.PartialObjectMetadata) bool {
 		resource, _ := meta.UnsafeGuessKindToResource(item.GroupVersionKind())
-		return slices.ContainsFunc(own, func(o Object) bool {
+		return slices.ContainsFunc(own, func(o ObjectRef) bool {
 			return o.Namespace == namespace && o.Name == item.Name && o.Resource.GroupResource() == resource.GroupResource()
 		})
 	})

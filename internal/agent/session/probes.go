@@ -19,9 +19,8 @@ import (
 	"github.com/towline/towline/internal/diagnostics"
 )
 
-// watchdogTimeout is the time without a heartbeat after which the agent must be restarted. It allows for several
-// attempts with slow requests, whether or not the hub answers. With a long interval of heartbeats it is
-// missedHeartbeats intervals instead.
+// watchdogTimeout is the time without an attempt at a heartbeat after which the agent must be restarted. It is long
+// enough for several slow requests. If missedHeartbeats intervals of heartbeats are longer, they are the timeout.
 const (
 	watchdogTimeout  = 5 * time.Minute
 	missedHeartbeats = 5
@@ -35,7 +34,7 @@ type Probes struct {
 	Metrics *prometheus.Registry
 	// Member is the cluster that authenticates and authorises requests for metrics.
 	Member *rest.Config
-	// Watchdog returns an error when the agent must be restarted.
+	// Watchdog.Check returns an error when the agent must be restarted.
 	Watchdog interface{ Check() error }
 }
 

@@ -24,7 +24,7 @@ const (
 	answerTimeout = 10 * time.Minute
 )
 
-// Errors that end a session because of an uninstallation.
+// Errors that end a session because of an uninstallation. ErrOtherCluster also ends the uninstallation.
 var (
 	ErrUninstallRequested = errors.New("the hub requests the removal of the agent")
 	ErrUninstalled        = errors.New("the agent has uninstalled itself")
@@ -66,7 +66,7 @@ func ReadUninstallState(ctx context.Context, object client.Object, credential st
 }
 
 // WriteUninstallState writes state to the annotations of o, together with other fields of its metadata.
-func (c *OwnerClient) WriteUninstallState(ctx context.Context, o Object, state *UninstallState, fields map[string]any) error {
+func (c *OwnerClient) WriteUninstallState(ctx context.Context, o ObjectRef, state *UninstallState, fields map[string]any) error {
 	value, err := json.Marshal(state)
 	if err != nil {
 		return fmt.Errorf("encode the state of the uninstallation: %w", err)
@@ -76,7 +76,7 @@ func (c *OwnerClient) WriteUninstallState(ctx context.Context, o Object, state *
 }
 
 // DeleteUninstallState removes the state from o.
-func (c *OwnerClient) DeleteUninstallState(ctx context.Context, o Object) error {
+func (c *OwnerClient) DeleteUninstallState(ctx context.Context, o ObjectRef) error {
 	return c.Patch(ctx, o, map[string]any{"annotations": map[string]any{uninstallAnnotation: nil}})
 }
 

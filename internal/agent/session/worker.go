@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// corruptRetryInterval is the time until content that does not match its hashes is fetched again. It stays corrupt
-	// until somebody deletes it: then the hub writes it again.
+	// corruptRetryInterval is the time until content that does not match its hashes is fetched again. The hub writes it
+	// again only after a user has deleted it.
 	corruptRetryInterval = 5 * time.Minute
-	// startReportDelay is the time after which a bundle without Helm releases is reported as being applied. Most are
-	// applied before, and the result is the only report.
+	// startReportDelay is the time after which a bundle without Helm releases is reported as being applied. Most bundles
+	// are applied sooner, and only their result is reported.
 	startReportDelay = 2 * time.Second
 )
 
@@ -59,21 +59,21 @@ type Worker struct {
 	OnKindsChanged func()
 	// OnConverged is called with the result of each attempt to apply a bundle.
 	OnConverged func(error)
-	// OnWithdrawn is called after a bundle was removed and before that is reported, so that the agent can first remove it
-	// from kube.AnnotationUnrequested of its Lease.
+	// OnWithdrawn is called after a bundle was removed and before the removal is reported. So the agent can first remove
+	// the bundle from kube.AnnotationUnrequested of its Lease.
 	OnWithdrawn func()
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// olderDigests are the digests of requested bundles that the member has applied, reported, and then replaced by a
-	// newer one: the hub was restored from a backup. A restart of the agent loses those that have not been fetched yet.
+	// olderDigests are the digests of requested bundles that are older than the applied ones, because the hub was restored
+	// from a backup. A restart of the agent may lose them.
 	olderDigests map[bundle.ID]bundle.Digest
 	// wakeScheduled has the bundles that wakeLater will wake.
 	wakeScheduled map[bundle.ID]bool
 }
 
 // Handle applies or removes the bundle of d and reports the result. After an error the caller must retry later. It
-// returns nil if that would be useless: the Engine itself retries, or only another bundle can succeed.
+// returns nil for a failure that the Engine itself retries, or after which only another bundle can succeed.
 func (w *Worker) Handle(ctx context.Context, d deliver.Delivery) error {
 	hasWaited, ok := w.Gate.WaitOpen(ctx)
 	if !ok {
@@ -129,7 +129,7 @@ func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
 	return w.reportResult(ctx, d, report, err)
 }
 
-// wakeLater wakes the delivery of id after corruptRetryInterval, unless it will do so already.
+// wakeLater schedules a wake of the delivery of id after corruptRetryInterval, unless one is scheduled.
 func (w *Worker) wakeLater(id bundle.ID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -155,8 +155,8 @@ var errStartNotReported = errors.New("the start is not reported")
 // startReportDelay. It fails with deliver.ErrReplaced or errStartNotReported if nothing was applied.
 func (w *Worker) converge(ctx context.Context, d deliver.Delivery, b bundle.Bundle) (bundle.Report, error) {
 	if slices.ContainsFunc(b.Items, func(item bundle.Item) bool { return item.Release != nil }) {
-		// After the report the hub keeps this rendering, and an agent that is killed continues with it. Before, the hub may
-		// replace it, so without the report no revision begins, and the caller retries.
+		// The report makes the hub keep this rendering, so that an agent that is killed continues with it. Without the
+		// report the hub may replace the rendering, so no revision may begin.
 		if err := w.Source.ReportStart(ctx, d); err != nil {
 			return bundle.Report{}, fmt.Errorf("%w: %w", errStartNotReported, err)
 		}
@@ -179,13 +179,13 @@ func (w *Worker) converge(ctx context.Context, d deliver.Delivery, b bundle.Bund
 	return report, err
 }
 
-// answerFromInventory reports d from the inventory if that has the bundle already, so that no content is transferred.
-// The Engine itself finishes an unfinished bundle, and then wakes the delivery.
+// answerFromInventory reports the state in the inventory if the member has the bundle of d already, so that no content
+// is transferred. The Engine itself finishes an unfinished bundle, and then wakes the delivery.
 func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (isAnswered bool, err error) {
 	if report, ok := w.Engine.Failure(d.ID, d.Digest); ok {
 		return true, w.Source.Report(ctx, d, report)
 	}
-	if w.isChange(d) {
+	if w.isNewBundle(d) {
 		return false, nil // Converge reads the inventory
 	}
 	digest, state, ok, err := w.Engine.RecordedDigest(ctx, d.ID)
@@ -205,8 +205,9 @@ func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (i
 	return true, w.Source.Report(ctx, d, deployed.Report)
 }
 
-// isChange returns whether d is new: the cached inventory has another digest, and d was never reported.
-func (w *Worker) isChange(d deliver.Delivery) bool {
+// isNewBundle returns whether the member is known to lack the bundle of d: the cached inventory and the report on the
+// hub are for other digests.
+func (w *Worker) isNewBundle(d deliver.Delivery) bool {
 	cached, ok := w.Engine.CachedDigest(d.ID)
 	return ok && cached != d.Digest && d.Reported.Digest != d.Digest
 }
@@ -231,8 +232,8 @@ func (w *Worker) isOlder(d deliver.Delivery) bool {
 	return w.olderDigests[d.ID] != (bundle.Digest{}) && w.olderDigests[d.ID] == d.Digest
 }
 
-// reportResult reports the result of an attempt. It returns err, the error of the attempt, so that the caller retries.
-// It does not return a bundle.TerminalError, after which the caller must not.
+// reportResult reports the result of an attempt. err is the error of the attempt. It returns err, so that the caller
+// retries, except for a bundle.TerminalError, after which a retry cannot succeed.
 func (w *Worker) reportResult(ctx context.Context, d deliver.Delivery, report bundle.Report, err error) error {
 	w.OnConverged(err)
 	if changesKinds(report.Changes) {
@@ -254,7 +255,7 @@ func (w *Worker) reportResult(ctx context.Context, d deliver.Delivery, report bu
 
 func (w *Worker) withdraw(ctx context.Context, d deliver.Delivery) error {
 	if d.Reported.State == bundle.StateRemoved {
-		// The report is a status, which others may have written.
+		// Other clients may have written this status although the bundle is deployed.
 		if _, deployed, err := w.Engine.FindDeployed(ctx, d.ID); err != nil || !deployed {
 			return err
 		}

@@ -346,7 +346,7 @@ func (c *Composer) nextRevisionFromRecords(ctx context.Context, r ComposeRequest
 func isWrittenFor(r ComposeRequest, secret metav1.ObjectMeta) bool {
 	scope := inventory.OwnerScope{Hub: r.Member.Hub, Registration: r.Member.Scope}
 	written := inventory.LiveMetaOf(&metav1.PartialObjectMetadata{ObjectMeta: secret})
-	return written.Signature() == scope.Signature(bundleIDOf(r.Summary, libv1beta1.FeatureHelm))
+	return written.OwnerKey() == scope.OwnerKey(bundleIDOf(r.Summary, libv1beta1.FeatureHelm))
 }
 
 // listRecords lists the records of a release on a member, oldest first.
