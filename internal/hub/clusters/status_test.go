@@ -36,19 +36,19 @@ func TestContactIsCounted(t *testing.T) {
 	tests := map[string]struct{ got, want clusterStatus }{
 		"the first contact": {reached(clusterStatus{}, facts), up},
 		"one miss is not down": {
-			contactFailed(clusterStatus{}, 0, "no route"), clusterStatus{ConnectionFailures: 1, FailureMessage: "no route"},
+			withContactFailure(clusterStatus{}, 0, "no route"), clusterStatus{ConnectionFailures: 1, FailureMessage: "no route"},
 		},
-		"misses keep it ready": {contactFailed(up, 1, "no route"), with(func(s *clusterStatus) {
+		"misses keep it ready": {withContactFailure(up, 1, "no route"), with(func(s *clusterStatus) {
 			s.ConnectionStatus, s.ConnectionFailures, s.FailureMessage = libv1beta1.ConnectionDown, 1, "no route"
 		})},
 		"the count stops": {
-			contactFailed(clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown}, 0, "x"),
+			withContactFailure(clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown}, 0, "x"),
 			clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown, FailureMessage: "x"},
 		},
 		"a count below nothing counts as nothing": {
-			contactFailed(clusterStatus{ConnectionFailures: -1000}, 2, "x"), clusterStatus{ConnectionFailures: 1, FailureMessage: "x"},
+			withContactFailure(clusterStatus{ConnectionFailures: -1000}, 2, "x"), clusterStatus{ConnectionFailures: 1, FailureMessage: "x"},
 		},
-		"contact again":           {reached(contactFailed(up, 1, "no route"), facts), up},
+		"contact again":           {reached(withContactFailure(up, 1, "no route"), facts), up},
 		"refused, and it says so": {withFailureMessage(up, "no"), with(func(s *clusterStatus) { s.FailureMessage = "no" })},
 		"a readiness check keeps it from being ready": {fails(clusterStatus{}, unready), clusterStatus{
 			Version: up.Version, APIVersions: up.APIVersions, ConnectionFailures: 1, FailureMessage: "readiness check c: no",

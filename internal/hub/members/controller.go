@@ -117,7 +117,7 @@ func (c *Controller) newBuilder(mgr ctrl.Manager, mode clusterv1alpha1.ClusterSy
 	names := map[clusterv1alpha1.ClusterSyncMode]string{clusterv1alpha1.Push: "members", clusterv1alpha1.Pull: "members-pull"}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named(names[mode]).
-		Watches(&clusterv1alpha1.Cluster{}, c.agentLimiter.Handler(clusterItself, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), hasMode(mode), needsReconcile())).
+		Watches(&clusterv1alpha1.Cluster{}, c.agentLimiter.Handler(requestFor, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), hasMode(mode), needsReconcile())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, observeInterval),
@@ -175,8 +175,8 @@ func (c *Controller) clustersOfSecret(ctx context.Context, secret client.Object)
 	return requests
 }
 
-// clusterItself returns the request for a Cluster.
-func clusterItself(_ context.Context, cluster client.Object) []reconcile.Request {
+// requestFor returns the request for a Cluster.
+func requestFor(_ context.Context, cluster client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 }
 
