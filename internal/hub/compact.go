@@ -9,7 +9,7 @@ import (
 
 // compactMark replaces the managed fields of an object that is compact already. A streaming list of a reflector calls
 // the transform function twice for each object. The second call must not write the object, since it may share memory
-// with cached objects. Objects from API servers never have empty managed fields that are not nil.
+// with cached objects. An object from an API server has nil or non-empty managed fields.
 //
 //nolint:gochecknoglobals // it never changes
 var compactMark = []metav1.ManagedFieldsEntry{}

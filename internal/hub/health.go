@@ -26,9 +26,9 @@ const (
 	// maxAnswerAge is the maximum age of the API server's last answer while the hub is ready. Two failed checks in a row
 	// keep the hub ready.
 	maxAnswerAge = 3*checkInterval + checkTimeout
-	// maxAnswerGap is the maximum time between two answers; a longer gap is an outage. One failed check is none. After an
-	// outage the heartbeat limit of each agent starts again. With frequent single failures no agent would become silent if
-	// they counted as outages.
+	// maxAnswerGap is the maximum time between two answers; a longer gap is an outage. A single failed check is no outage.
+	// After an outage the heartbeat limit of each agent starts again. With frequent single failures no agent would become
+	// silent if they counted as outages.
 	maxAnswerGap = 2*checkInterval + checkTimeout
 	// maxCheckAge is the maximum time since the last check. If it is exceeded, the process hangs and must be restarted.
 	maxCheckAge = time.Minute

@@ -36,8 +36,8 @@ func fitsStatus(apis []string) bool {
 	return len(apis) <= kube.MaxAPIs && text <= kube.MaxAPIText
 }
 
-// afterPushCheck returns the status of a push member that answered and whose checks had the given result. threshold
-// is the number of failures that make the member Down; zero means defaultThreshold.
+// afterPushCheck returns the status of a push member that answered, by the result of its checks. threshold is the
+// number of failures that make the member Down; zero means defaultThreshold.
 func afterPushCheck(old libv1beta1.SveltosClusterStatus, threshold int32, result check.Result) libv1beta1.SveltosClusterStatus {
 	updated := withHealthyConnection(old)
 	if result.Failure != "" {

@@ -95,10 +95,10 @@ type Controller struct {
 // Setup adds the controller to mgr.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	c.slots = slots.New()
-	ofAgents := ratelimit.New(agentInterval, agentBurst, c.Clock)
+	agentLimiter := ratelimit.New(agentInterval, agentBurst, c.Clock)
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("departures").
-		Watches(&libv1beta1.SveltosCluster{}, ofAgents.Handler(requestFor, ratelimit.ByAgentOfCluster), builder.WithPredicates(deregistering(), c.Shard.Predicate())).
+		Watches(&libv1beta1.SveltosCluster{}, agentLimiter.Handler(requestFor, ratelimit.ByAgentOfCluster), builder.WithPredicates(deregistering(), c.Shard.Predicate())).
 		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.clusterOfSummary), builder.WithPredicates(summaryDeleting())).
 		WatchesRawSource(source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			c.slots.Queue = queue
