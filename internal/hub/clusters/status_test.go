@@ -71,7 +71,7 @@ func TestContactIsCounted(t *testing.T) {
 	}
 }
 
-func TestGapsInTheListOfAPIsAreFilled(t *testing.T) {
+func TestIncompleteAPIListKeepsFormerAPIs(t *testing.T) {
 	t.Parallel()
 	c, name := &Controller{}, types.NamespacedName{Name: "one"}
 	all, some := []string{"apps/v1", "metrics/v1"}, []string{"apps/v1"}
@@ -96,7 +96,7 @@ func TestGapsInTheListOfAPIsAreFilled(t *testing.T) {
 	}
 }
 
-func TestLostFactsAreNoticed(t *testing.T) {
+func TestLostFactsTriggerAReconcile(t *testing.T) {
 	t.Parallel()
 	up := clusterStatus{Ready: true, Version: "v1.31.6", APIVersions: []string{"v1"}}
 	for name, test := range map[string]struct {
@@ -203,7 +203,7 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-func TestAnEditedStatusIsLookedAt(t *testing.T) {
+func TestEditedStatusTriggersAReconcile(t *testing.T) {
 	t.Parallel()
 	up := clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionHealthy, Version: "v1.36.3", AgentLastReportTime: &metav1.Time{Time: time.Unix(1e9, 0)}}
 	tests := map[string]struct {
