@@ -31,32 +31,33 @@ func EnsureAdmissionPolicies(ctx context.Context, hub *rest.Config) error {
 	return err
 }
 
-// summaryPolicy denies that a user who may not write ClusterSummaries in all namespaces creates one that belongs to a
-// ClusterProfile, or changes its content. The same holds for every owner that is not a Profile of this version: if the
-// garbage collector does not know the kind of an owner, it keeps the summary although the owner does not exist. The
-// content of a ClusterProfile is not confined to the namespace of its summaries: without the policy, a user who may
-// write ClusterSummaries in one namespace could have the hub read the Secrets of others, and deploy to the hub with its
-// rights.
+// summaryPolicy protects the ClusterSummaries of ClusterProfiles: only users who may update ClusterSummaries in all
+// namespaces may create them or change their content. Without the policy, a user who may write ClusterSummaries in one
+// namespace could make the hub read Secrets of other namespaces, and deploy to the hub with its rights, since the
+// content of a ClusterProfile is not confined to a namespace.
+//
+// A summary of a Profile is not protected. Each other owner counts as a ClusterProfile, also an owner that does not
+// exist: the garbage collector keeps a summary whose owner has an unknown kind.
 func summaryPolicy() admissionv1.ValidatingAdmissionPolicySpec {
 	const (
-		// belongs is true for a summary that belongs to a ClusterProfile, or to something unknown, or has the label by which
-		// the hub takes a summary over for a ClusterProfile.
-		belongs = "%[1]s.metadata.?ownerReferences.orValue([]).exists(owner," +
+		// isProtected is true for a summary that has an owner other than a Profile, or the label by which the hub adopts a
+		// summary for a ClusterProfile.
+		isProtected = "%[1]s.metadata.?ownerReferences.orValue([]).exists(owner," +
 			" owner.kind != '" + configv1beta1.ProfileKind + "' || owner.apiVersion != 'config.projectsveltos.io/v1beta1')" +
 			" || '" + configv1beta1.ClusterProfileNameLabel + "' in %[1]s.metadata.?labels.orValue({})"
-		changes = "request.operation == 'CREATE' || object.spec != oldObject.spec || object.metadata.?labels != oldObject.metadata.?labels" +
+		isContentChange = "request.operation == 'CREATE' || object.spec != oldObject.spec || object.metadata.?labels != oldObject.metadata.?labels" +
 			" || object.metadata.?ownerReferences != oldObject.metadata.?ownerReferences"
-		isConfined = "!authorizer.group('config.projectsveltos.io').resource('clustersummaries').check('update').allowed()"
+		isConfinedUser = "!authorizer.group('config.projectsveltos.io').resource('clustersummaries').check('update').allowed()"
 	)
 	return kube.AdmissionPolicySpec(
 		[]admissionv1.RuleWithOperations{kube.AdmissionRule(configv1beta1.GroupVersion, "clustersummaries", admissionv1.Create, admissionv1.Update)},
 		[]admissionv1.MatchCondition{
 			{
 				Name:       "belongs-to-a-clusterprofile",
-				Expression: fmt.Sprintf(belongs, "object") + " || (request.operation == 'UPDATE' && (" + fmt.Sprintf(belongs, "oldObject") + "))",
+				Expression: fmt.Sprintf(isProtected, "object") + " || (request.operation == 'UPDATE' && (" + fmt.Sprintf(isProtected, "oldObject") + "))",
 			},
-			{Name: "changes-the-content", Expression: changes},
-			{Name: "by-a-user-of-some-namespaces", Expression: isConfined},
+			{Name: "changes-the-content", Expression: isContentChange},
+			{Name: "by-a-user-of-some-namespaces", Expression: isConfinedUser},
 		},
 		admissionv1.Validation{
 			Expression: "false",

@@ -20,10 +20,9 @@ import (
 	"github.com/towline/towline/internal/hub/approvals"
 )
 
-// cacheOptions returns the options of the cache of the hub of a shard. They exclude objects that no controller reads.
-// Of the objects that Towline creates for clusters they select those with the label of the shard. Only the hub of the
-// default shard has the summaries of all shards, because it alone matches profiles; those of other shards are
-// reduced.
+// cacheOptions returns the cache options for the hub of a shard. The cache has no objects that no controller reads. Of
+// the objects that Towline creates for clusters it has only the objects with the shard label. The default shard has the
+// summaries of all shards, because its hub matches profiles; stripStatus strips the summaries of other shards.
 func cacheOptions(shard fleet.Shard) cache.Options {
 	// Leases in these namespaces change often, and belong to nodes and control planes.
 	leaseSelector := fields.AndSelectors(
@@ -48,11 +47,13 @@ func cacheOptions(shard fleet.Shard) cache.Options {
 	}
 }
 
-// prepareForCache removes the fields of an object that no controller reads, and compacts it. Of an object whose
-// metadata is cached, these fields include the copy of its content in the annotation of kubectl apply. Other objects
-// keep that annotation: an update would delete it on the API server. Of a Work they include the statuses of its
-// objects: agents write them, in any size, and would fill the memory of the hub. Package works reads them from the API
-// server.
+// prepareForCache removes fields that no controller reads, and compacts the object:
+//
+//   - the managed fields;
+//   - in metadata-only caches, the annotation of kubectl apply, which has a copy of the content. Other objects keep it,
+//     since an update of the cached object would delete it on the API server;
+//   - the manifest statuses of a Work. Agents write them in any size, which would fill the memory of the hub. Package
+//     works reads them from the API server.
 func prepareForCache(obj any) (any, error) {
 	switch object := obj.(type) {
 	case *metav1.PartialObjectMetadata:
@@ -67,23 +68,23 @@ func prepareForCache(obj any) (any, error) {
 	return obj, nil
 }
 
-// cachedStrings has strings of all caches.
+// cachedStrings has the strings that the objects in all caches share.
 //
 //nolint:gochecknoglobals // the caches of a process share it
 var cachedStrings stringPool
 
 const (
 	// maxSharedSpecs and maxSharedLists are the maximum numbers of specs, and of lists of resources, that cached objects
-	// share. The last ones stay in memory when their objects have changed.
+	// share. A value stays in memory until newer values displace it.
 	maxSharedSpecs, maxSharedLists = 4096, 2048
-	// maxSharedResources is the maximum length of a list that is shared: large ones would need much memory.
+	// maxSharedResources is the maximum length of a shared list, since displaced values need memory, too.
 	maxSharedResources = 50
 )
 
-// sharedValues makes equal values of cached objects share their memory, since cached objects are never changed. Its
-// methods may be called concurrently.
+// sharedValues makes equal values in cached objects share their memory, which nobody changes. Its methods may be called
+// concurrently.
 type sharedValues[T any] struct {
-	// cache has, for each key, the value that was stored last.
+	// cache has the last value of each key.
 	cache *lru.Cache
 }
 
@@ -108,7 +109,7 @@ func newSharedSpecs(shard fleet.Shard) *sharedSpecs {
 	return &sharedSpecs{shard: shard, specs: sharedValues[configv1beta1.ProfileSpec]{lru.New(maxSharedSpecs)}}
 }
 
-// resourcesKey identifies the lists of resources that a profile has deployed at a time.
+// resourcesKey identifies the lists of resources that a profile deployed in the same second.
 type resourcesKey struct {
 	profile string
 	feature libv1beta1.FeatureID
@@ -150,9 +151,9 @@ func (s sharedResources) share(profile string, features []configv1beta1.Deployed
 	}
 }
 
-// reduce removes the fields of the status that no controller reads from the summary of another shard. Package profiles
-// reads the state of each feature; the metrics compare it with the one after a move to this shard.
-func reduce(summary *configv1beta1.ClusterSummary) {
+// stripStatus keeps only the state of each feature in the status of a summary of another shard. Package profiles reads
+// it, and metricsRecorder compares it with the next state after the cluster has moved to this shard.
+func stripStatus(summary *configv1beta1.ClusterSummary) {
 	features := make([]configv1beta1.FeatureSummary, 0, len(summary.Status.FeatureSummaries))
 	for _, feature := range summary.Status.FeatureSummaries {
 		features = append(features, configv1beta1.FeatureSummary{
@@ -162,15 +163,15 @@ func reduce(summary *configv1beta1.ClusterSummary) {
 	summary.Status = configv1beta1.ClusterSummaryStatus{FeatureSummaries: features}
 }
 
-// transform prepares a ClusterSummary for the cache, and makes it share the spec of its profile. It also reduces those
-// of other shards.
+// transform prepares a ClusterSummary for the cache, and makes the summaries of a profile share their spec. It strips
+// the status of summaries of other shards.
 func (s *sharedSpecs) transform(obj any) (any, error) {
 	summary, ok := obj.(*configv1beta1.ClusterSummary)
 	if !ok {
 		return prepareForCache(obj)
 	}
 	if !s.shard.HasLabel(summary) {
-		reduce(summary)
+		stripStatus(summary)
 	}
 	if _, err := prepareForCache(summary); err != nil {
 		return nil, err

@@ -22,7 +22,8 @@ const metricsNamespace = "projectsveltos"
 // scrapeTimeout is the timeout of a scrape, which only reads caches.
 const scrapeTimeout = 5 * time.Second
 
-// clusterLabels and profileLabels return the label names of Sveltos metrics in the order of their values.
+// clusterLabels and profileLabels return the label names of Sveltos metrics, in the order that featureLabelValues and
+// profileLabelValues use.
 func clusterLabels(more ...string) []string {
 	return append([]string{"cluster_type", "cluster_namespace", "cluster_name"}, more...)
 }
@@ -38,11 +39,10 @@ func newDesc(name, help string, labels []string) *prometheus.Desc {
 type metricsCollector struct {
 	hub   client.Reader
 	shard fleet.Shard
-	// elected is closed when this hub becomes the leader. Before that, the collector sends no metrics: the leader sends
-	// them.
+	// elected is closed when this hub becomes the leader. Before that, the collector sends no metrics.
 	elected <-chan struct{}
-	// failedContacts returns the number of consecutive failed requests to a Cluster in push mode; ok is false if there
-	// was no request. It is set before the manager starts.
+	// failedContacts returns the number of consecutive failed requests to a Cluster in push mode; ok is false if there was
+	// no request. addKarmadaControllers sets it before the manager starts.
 	failedContacts func(cluster string) (failed int, ok bool)
 
 	connectivity, version, failures, heartbeat *prometheus.Desc
@@ -72,7 +72,7 @@ func (c *metricsCollector) Describe(to chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector: it sends the metrics of the fleet.
+// Collect implements prometheus.Collector.
 func (c *metricsCollector) Collect(to chan<- prometheus.Metric) {
 	select {
 	case <-c.elected:

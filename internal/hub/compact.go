@@ -7,9 +7,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// compactMark replaces the managed fields of a compact object, and shows that it is compact. A reflector that streams a
-// list transforms each object twice, and the second time the object can already share memory with cached objects, which
-// must not be written. API servers return no empty list.
+// compactMark replaces the managed fields of an object that is compact already. A streaming list of a reflector calls
+// the transform function twice for each object. The second call must not write the object, since it may share memory
+// with cached objects. An object from an API server has nil or non-empty managed fields.
 //
 //nolint:gochecknoglobals // it never changes
 var compactMark = []metav1.ManagedFieldsEntry{}
@@ -21,22 +21,21 @@ func isCompact(object metav1.Object) bool {
 }
 
 const (
-	// maxPooledString is the maximum length of a string in a stringPool, in bytes: longer ones are rarely equal.
+	// maxPooledString is the maximum length of a string in a stringPool, in bytes: longer strings are rarely equal.
 	maxPooledString = 128
-	// maxPooledStrings is the number of strings after which a stringPool forgets those that were not used since it had
-	// so many last.
+	// maxPooledStrings is the maximum number of strings in each of the two maps of a stringPool.
 	maxPooledStrings = 20_000
 )
 
-// stringPool returns equal strings with the same memory. It keeps those that were used recently. The zero value is
-// empty. Its methods may be called concurrently.
+// stringPool returns equal strings with the same memory. It keeps the strings that were used recently. The zero value
+// is an empty pool. Its methods may be called concurrently.
 type stringPool struct {
 	mu sync.Mutex // guards the fields below
-	// recent has the strings that were used since it was empty, and older those that were used before.
+	// recent has the strings that were used last. When it is full, it replaces older, whose strings are dropped.
 	recent, older map[string]string
 }
 
-// share returns the string of the pool that is equal to s. If there is none, it adds s.
+// share returns the pooled string that is equal to s. If there is none, it adds s to the pool.
 func (p *stringPool) share(s string) string {
 	if s == "" || len(s) > maxPooledString {
 		return s
@@ -58,8 +57,8 @@ func (p *stringPool) share(s string) string {
 
 // compact reduces the memory of a decoded object. Many strings, such as names of profiles, kinds and labels, are equal
 // in the objects of all clusters, but the decoder allocates each of them, and it allocates slices with unused capacity.
-// Afterwards equal strings share their memory, and slices have no unused capacity. value is settable, and nothing else
-// refers to its parts.
+// Afterwards equal strings share their memory, and slices have no unused capacity. value must be settable, and nothing
+// else may refer to its parts.
 func (p *stringPool) compact(value reflect.Value) {
 	switch value.Kind() {
 	case reflect.String:

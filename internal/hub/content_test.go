@@ -29,12 +29,12 @@ import (
 	"github.com/towline/towline/examples"
 )
 
-// helm is what is expected of the Helm feature.
+// helm returns the expected state of the Helm feature.
 func helm(status libv1beta1.FeatureStatus, message string) configv1beta1.FeatureSummary {
 	return configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureHelm, Status: status, FailureMessage: message}
 }
 
-// charts serves a repository with charts, the example chart if there are none, and returns its URL.
+// charts serves a repository with charts, by default the example chart, and returns its URL.
 func (w *world) charts(charts ...examples.Chart) string {
 	w.Helper()
 	repository, err := examples.Repository(charts...)
@@ -44,7 +44,7 @@ func (w *world) charts(charts ...examples.Chart) string {
 	return server.URL
 }
 
-// hello makes a profile deploy the example chart only, as change says.
+// hello returns a change of a profile, after which it deploys the example chart only, modified by change.
 func hello(address string, change func(*configv1beta1.HelmChart)) func(*configv1beta1.ProfileSpec) {
 	chart := configv1beta1.HelmChart{
 		RepositoryURL: address, RepositoryName: "examples", ChartName: "examples/hello", ChartVersion: "0.1.0",
@@ -58,7 +58,7 @@ func hello(address string, change func(*configv1beta1.HelmChart)) func(*configv1
 	}
 }
 
-// deployed lists the Deployments that a member has from charts, as "chart version namespace/name: replicas".
+// deployed lists the Deployments of charts on a member, as "chart version namespace/name: replicas".
 func (w *world) deployed(member string) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,10 +115,10 @@ func TestProfileReadsItsOwnNamespaceOnly(t *testing.T) {
 		t.Errorf("one has %v", err)
 	}
 	w.must(w.Delete(t.Context(), profile))
-	w.wantGone(profile, "one")
+	w.wantNoSummary(profile, "one")
 }
 
-func TestReleasesAreToldApartByTheNamesTheyGet(t *testing.T) {
+func TestReleasesAreIdentifiedByExpandedNames(t *testing.T) {
 	w := newWorld(t)
 	address := w.charts()
 	one := w.member("one", w.prod())
@@ -138,7 +138,7 @@ func TestReleasesAreToldApartByTheNamesTheyGet(t *testing.T) {
 	w.wantDeployed("hello 0.1.0 hello/hello: 1", "hello 0.1.0 hello/other: 1")
 }
 
-func TestNothingToUninstallIsSaid(t *testing.T) {
+func TestMissingReleaseToUninstallIsReported(t *testing.T) {
 	w := newWorld(t)
 	w.member("one", w.prod())
 	uninstall := func(c *configv1beta1.HelmChart) { c.HelmChartAction = configv1beta1.HelmChartActionUninstall }
@@ -179,7 +179,7 @@ func TestOptionalReferencesMayBeMissing(t *testing.T) {
 	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 	w.wantDeployed("hello 0.1.0 hello/hello: 1")
 
-	// They count from when they are there.
+	// They take effect when they exist.
 	w.configMap("later", manifest("b"))
 	w.configMap("values", "replicas: 2\n")
 	w.eventually("manifests", func() error {
@@ -210,8 +210,8 @@ func TestChangedValuesAreDeliveredWithoutTouchingTheProfile(t *testing.T) {
 	w.wantDeployed("hello 0.1.0 hello/hello: 4")
 }
 
-// registry serves an OCI registry with the example chart that wants the login "me" and "s:cret", and returns its oci://
-// URL.
+// registry serves an OCI registry with the example chart, which requires the login "me" and "s:cret", and returns its
+// oci:// URL.
 func (w *world) registry() string {
 	w.Helper()
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
@@ -255,8 +255,8 @@ func TestChartFromARegistryThatWantsALogin(t *testing.T) {
 			Credentials: &corev1.SecretReference{Namespace: w.ns, Name: "login"}, PlainHTTP: true,
 		}
 	}))
-	w.eventually("wrong password", func() error { return w.failure(profile, "Failed", "401") })
-	// The right password is picked up without touching the profile.
+	w.eventually("wrong password", func() error { return w.checkFailure(profile, "Failed", "401") })
+	// The corrected password takes effect without a change of the profile.
 	update(w, login, func(s *corev1.Secret) { s.Data["password"] = []byte("s:cret") })
 	summary := w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 	w.wantDeployed("hello 0.1.0 hello/hello: 1")
@@ -265,7 +265,7 @@ func TestChartFromARegistryThatWantsALogin(t *testing.T) {
 	}
 }
 
-// signedCharts is charts, with the provenance file of hello 0.1.0 by entity beside it.
+// signedCharts is charts with a provenance file of hello 0.1.0, which entity has signed.
 func (w *world) signedCharts(entity *openpgp.Entity) string {
 	w.Helper()
 	repository, err := examples.Repository()
@@ -300,7 +300,7 @@ func TestChartIsDeployedOnceItIsVerified(t *testing.T) {
 	w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 	w.wantDeployed("hello 0.1.0 hello/hello: 1")
 
-	// A chart that is not verified changes nothing on the member.
+	// An unverified chart changes nothing on the member.
 	keyring := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "keyring"}, Data: map[string][]byte{"keyring.gpg": foreign}}
 	w.create(keyring)
 	update(w, profile, func(p *configv1beta1.ClusterProfile) {

@@ -18,13 +18,13 @@ import (
 // to are read.
 const maxContentsSize = 64 << 20
 
-// contentCache reads ConfigMaps and Secrets. The metadata of all of them is in the hub's cache. The content of each
-// version is read from the API server once and then cached for all members.
+// contentCache reads ConfigMaps and Secrets. The hub's cache has only the metadata of all of them. The content of each
+// version is read from the API server once, and then cached here for all members.
 type contentCache struct {
 	metadata  client.Reader
 	live      client.Reader
 	byVersion *cache.Cache[client.Object]
-	// requests has one request per version that is not cached.
+	// requests shares one running request among the readers of a version that is not cached.
 	requests singleflight.Group
 }
 
@@ -59,8 +59,8 @@ func (c *contentCache) Get(ctx context.Context, key client.ObjectKey, obj client
 	cachedMetadata := &metav1.PartialObjectMetadata{}
 	cachedMetadata.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind))
 	if err := c.metadata.Get(ctx, key, cachedMetadata, client.UnsafeDisableDeepCopy); err != nil || len(opts) > 0 {
-		// The metadata can be stale: an object that it does not contain can exist. Without a version, or with options, the
-		// request is not shared.
+		// The metadata cache can be stale: an object that it lacks can exist. Without a version, or with options, the request
+		// is not shared.
 		return c.readLive(ctx, kind, key, obj, opts...)
 	}
 	content, err := c.getVersion(ctx, version{kind, key, cachedMetadata.UID, cachedMetadata.ResourceVersion})
@@ -71,18 +71,18 @@ func (c *contentCache) Get(ctx context.Context, key client.ObjectKey, obj client
 	return nil
 }
 
-// getVersion returns the object from the cache if it has this version, which is that of the metadata. Else it reads the
-// object from the API server. Concurrent callers share one request: each of them has seen the version, and the request
-// was sent after the first of them saw it, so its result is not older.
+// getVersion returns the cached object of the wanted version. If there is none, it reads the object from the API
+// server, which may have a newer version. Concurrent callers that want the same version share one request. Its result
+// is not older, since the version existed before the request.
 func (c *contentCache) getVersion(ctx context.Context, wanted version) (client.Object, error) {
 	if hit, ok := c.byVersion.Get(wanted.key()); ok {
 		return hit, nil
 	}
-	// The callers that wait for this request must not fail if the one that sends it ends. Its client limits the time.
+	// The end of the first caller must not cancel the request, since others wait for it. The client has a timeout.
 	requestCtx := context.WithoutCancel(ctx)
 	answer := c.requests.DoChan(wanted.key(), func() (any, error) {
 		if hit, ok := c.byVersion.Get(wanted.key()); ok {
-			return hit, nil // another request has ended meanwhile
+			return hit, nil // an earlier request has stored it meanwhile
 		}
 		content := newContentObject(wanted.kind)
 		if err := c.readLive(requestCtx, wanted.kind, wanted.name, content); err != nil {
@@ -99,8 +99,7 @@ func (c *contentCache) getVersion(ctx context.Context, wanted version) (client.O
 	}
 }
 
-// readLive reads obj from the API server, and caches a copy under its own version, which can be newer than that of the
-// metadata.
+// readLive reads obj from the API server, and caches a copy under the version that it has there.
 func (c *contentCache) readLive(ctx context.Context, kind string, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 	if err := c.live.Get(ctx, key, obj, opts...); err != nil {
 		return err

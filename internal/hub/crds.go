@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// establishTimeout is the maximum time until the API server serves a CRD. It usually needs a second.
+	// establishTimeout is the maximum time until the API server serves a CRD. It is usually a second.
 	establishTimeout = time.Minute
 	establishPoll    = 100 * time.Millisecond
 )

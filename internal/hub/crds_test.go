@@ -11,11 +11,11 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-func TestInstallCRDsUpgradesWhatIsThere(t *testing.T) {
+func TestInstallCRDsUpgradesExistingCRDs(t *testing.T) {
 	t.Parallel()
 	w := worldOn(t, localkube.ForTest(t, localkube.Named("upgrade")))
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
-	cluster := w.unready("stays", nil)
+	cluster := w.createMember("stays", nil)
 
 	// An earlier release: a column less, a field less.
 	crd := &apiextensionsv1.CustomResourceDefinition{}

@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// annotate writes one annotation of obj; "null" takes it off.
+// annotate sets one annotation of obj; "null" deletes it.
 func (w *world) annotate(obj client.Object, name, value string) {
 	w.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, name, value)
@@ -47,13 +47,13 @@ func TestLostDeliveryNamespaceIsRestored(t *testing.T) {
 	w.annotate(namespace, kube.AnnotationDeliveryHolder, "null")
 	w.wantAnnotation(namespace, kube.AnnotationDeliveryHolder, w.ns+"/two")
 
-	// While it is being deregistered, too.
+	// The same while it is being deregistered.
 	w.must(w.Delete(t.Context(), two))
 	w.wantMessage(two, "its agent to remove itself")
 	w.annotate(two, kube.AnnotationDeliveryNS, "null")
 	w.wantAnnotation(two, kube.AnnotationDeliveryNS, derived)
-	w.agentLeaves(two)
+	w.removeAgentWhenOrdered(two)
 	w.wantClusterGone("two")
-	w.eventually("delivery namespace goes", func() error { return w.gone(&corev1.Namespace{}, "", derived) })
+	w.eventually("delivery namespace goes", func() error { return w.checkNotFound(&corev1.Namespace{}, "", derived) })
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(one), &libv1beta1.SveltosCluster{}))
 }

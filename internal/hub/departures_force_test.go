@@ -19,8 +19,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// wantDeadline waits until the hub has said, after the time not, until when it waits for a cluster that leaves by
-// force, and returns that.
+// wantDeadline waits until the hub has set a deadline other than not for the forced deregistration, and returns it.
 func (w *world) wantDeadline(cluster *libv1beta1.SveltosCluster, not string) (deadline string) {
 	w.Helper()
 	w.eventually("deadline of "+cluster.Name, func() error {
@@ -32,35 +31,35 @@ func (w *world) wantDeadline(cluster *libv1beta1.SveltosCluster, not string) (de
 		}
 		return nil
 	})
-	// The withdrawals and the agent share half a minute.
-	const half = 20 * time.Second
+	// forceTimeout of package departures.
+	const forceTimeout = 20 * time.Second
 	until, err := time.Parse(time.RFC3339, deadline)
 	w.must(err)
-	if left := time.Until(until); left <= 0 || left > half {
-		w.Errorf("the hub waits for %s, want at most %s", left, half)
+	if left := time.Until(until); left <= 0 || left > forceTimeout {
+		w.Errorf("the hub waits for %s, want at most %s", left, forceTimeout)
 	}
 	return deadline
 }
 
-// timeUp lets the time pass until when the hub waits.
-func (w *world) timeUp(cluster *libv1beta1.SveltosCluster) (deadline string) {
+// expireDeadline sets the deadline to a past time.
+func (w *world) expireDeadline(cluster *libv1beta1.SveltosCluster) (deadline string) {
 	w.Helper()
 	deadline = time.Now().Add(-time.Second).UTC().Format(time.RFC3339)
 	update(w, cluster, func(c *libv1beta1.SveltosCluster) { c.Annotations[kube.AnnotationDeadline] = deadline })
 	return deadline
 }
 
-func (w *world) forced(name string) *departing {
+func (w *world) deregisterByForce(name string) *runningDeregistration {
 	return w.deregister(join.DeregisterRequest{Request: join.Request{Name: name}, Force: true, Wait: -1})
 }
 
-func TestForceGivesAMemberThatAnswersTime(t *testing.T) {
+func TestForceWaitsForAReachableMember(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))
 	one := w.member("one", w.prod())
 	w.wantProvisioned(w.profile(nil), "one")
-	d := w.forced("one")
-	w.agentLeaves(one)
+	d := w.deregisterByForce("one")
+	w.removeAgentWhenOrdered(one)
 	departure := d.wait(w)
 	if departure.Left != nil || !departure.Forced || len(w.withdrawals()) != 1 {
 		t.Errorf("departure = %+v, withdrawn %v", departure, w.withdrawals())
@@ -73,14 +72,14 @@ func TestForceLeavesBehindWhatIsNotWithdrawnInTime(t *testing.T) {
 	one := w.member("one", w.prod())
 	profile := w.profile(nil)
 	summary := w.wantProvisioned(profile, "one")
-	w.set(func(m *mailbox) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
-	d := w.forced("one")
+	w.set(func(m *fakeTransport) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
+	d := w.deregisterByForce("one")
 	w.wantDeadline(one, "")
 	w.wantMessage(one, "to be withdrawn")
-	passed := w.timeUp(one)
-	// The agent gets its own time.
+	passed := w.expireDeadline(one)
+	// The agent has its own deadline.
 	w.wantDeadline(one, passed)
-	w.agentLeaves(one)
+	w.removeAgentWhenOrdered(one)
 	if err := same([]string{"ConfigMap default/a"}, d.wait(w).Left); err != nil {
 		t.Errorf("left %v", err)
 	}
@@ -94,34 +93,34 @@ func TestForceLeavesBehindWhatIsNotWithdrawnInTime(t *testing.T) {
 	w.wantNone(w.registration("one", w.ns))
 }
 
-func TestForceLeavesBehindAnAgentThatDoesNotGoInTime(t *testing.T) {
+func TestForceLeavesBehindAnAgentThatIsNotRemovedInTime(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))
 	one := w.member("one", w.prod())
 	w.wantProvisioned(w.profile(nil), "one")
-	d := w.forced("one")
+	d := w.deregisterByForce("one")
 	w.wantMessage(one, "its agent to remove itself")
-	w.timeUp(one)
+	w.expireDeadline(one)
 	if err := same([]string{fleet.AgentLeft}, d.wait(w).Left); err != nil {
 		t.Errorf("left %v", err)
 	}
 	w.wantNone(w.registration("one", w.ns))
 }
 
-func TestForceTellsWhatAPushMemberKeeps(t *testing.T) {
-	w := realWorld(t)
+func TestForceReportsObjectsThatStayOnAPushMember(t *testing.T) {
+	w := newPrivateWorld(t)
 	w.start(w.plane.Config, hub.Options{InstallCRDs: true, CacheDir: t.TempDir()})
 	w.eventually("CRDs are served", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
 	held := "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: held\n  namespace: default\n  finalizers: [example.com/nobody]\n"
 	w.configMap("manifests", manifest("free"))
-	one := w.pushed("one")
+	one := w.registerSelfAsPush("one")
 	w.wantProvisioned(w.profile(nil), "one")
 	w.configMap("stuck", held)
 	w.wantProvisioned(w.profile(func(spec *configv1beta1.ProfileSpec) { spec.PolicyRefs[0].Name = "stuck" }), "one")
 
-	d := w.forced("one")
+	d := w.deregisterByForce("one")
 	w.wantDeadline(one, "")
-	w.eventually("the other object goes", func() error { return w.gone(&corev1.ConfigMap{}, "default", "free") })
+	w.eventually("the other object goes", func() error { return w.checkNotFound(&corev1.ConfigMap{}, "default", "free") })
 	w.eventually("one summary is left", func() error {
 		var summaries configv1beta1.ClusterSummaryList
 		if err := w.List(t.Context(), &summaries, client.InNamespace(w.ns)); err != nil || len(summaries.Items) != 1 {
@@ -129,7 +128,7 @@ func TestForceTellsWhatAPushMemberKeeps(t *testing.T) {
 		}
 		return nil
 	})
-	w.timeUp(one)
+	w.expireDeadline(one)
 	departure := d.wait(w)
 	if err := same([]string{"ConfigMap default/held"}, departure.Left); err != nil || !departure.Forced {
 		t.Errorf("left %v", err)

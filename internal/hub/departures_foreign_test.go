@@ -18,9 +18,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// madeBySveltos makes what the sveltosctl of Sveltos makes for a pull-mode cluster, and waits until the hub holds the
-// cluster.
-func (w *world) madeBySveltos(name string) *libv1beta1.SveltosCluster {
+// registerWithSveltosctl creates the objects of Sveltos' sveltosctl for a pull-mode cluster, and waits until the hub
+// reports that they exist.
+func (w *world) registerWithSveltosctl(name string) *libv1beta1.SveltosCluster {
 	w.Helper()
 	raw, err := os.ReadFile("../join/testdata/sveltos-registration.yaml")
 	w.must(err)
@@ -36,7 +36,7 @@ func (w *world) madeBySveltos(name string) *libv1beta1.SveltosCluster {
 	return cluster
 }
 
-// identityOf lists the identity that the sveltosctl of Sveltos makes for a cluster.
+// identityOf lists the objects of the identity that Sveltos' sveltosctl creates for a cluster.
 func (w *world) identityOf(name string) []client.Object {
 	inside, everywhere := metav1.ObjectMeta{Namespace: w.ns, Name: name}, metav1.ObjectMeta{Name: w.ns + "-" + name}
 	return []client.Object{
@@ -45,12 +45,12 @@ func (w *world) identityOf(name string) []client.Object {
 	}
 }
 
-// TestKubectlDeleteKeepsTheIdentityThatSveltosMade runs the hub with no more rights than it has when it is installed.
+// TestKubectlDeleteKeepsTheIdentityThatSveltosMade runs the hub with the rights of config/hub.yaml only.
 func TestKubectlDeleteKeepsTheIdentityThatSveltosMade(t *testing.T) {
-	w := realWorld(t)
+	w := newPrivateWorld(t)
 	w.start(w.installed(), hub.Options{InstallCRDs: true, CacheDir: t.TempDir()})
 	w.eventually("CRDs", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
-	one := w.madeBySveltos("one")
+	one := w.registerWithSveltosctl("one")
 	w.must(w.Delete(t.Context(), one))
 	w.wantClusterGone("one")
 	w.wantAll(w.identityOf("one"))

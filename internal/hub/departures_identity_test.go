@@ -15,8 +15,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// byContext registers member with an identity that the registration makes there.
-func (w *world) byContext(name string, member *localkube.Plane) *libv1beta1.SveltosCluster {
+// registerByKubeconfig registers member with an identity that the registration creates there.
+func (w *world) registerByKubeconfig(name string, member *localkube.Plane) *libv1beta1.SveltosCluster {
 	w.Helper()
 	w.must(join.RegisterPush(w.Context(), w.plane.Config, join.PushRequest{
 		Request: join.Request{Namespace: w.ns, Name: name}, Member: member.Config,
@@ -29,13 +29,13 @@ func (w *world) byContext(name string, member *localkube.Plane) *libv1beta1.Svel
 	return cluster
 }
 
-func TestKubectlDeleteTakesTheIdentityOffThePushMember(t *testing.T) {
+func TestKubectlDeleteRemovesTheIdentityFromThePushMember(t *testing.T) {
 	w, run := ownWorld(t, "identity")
 	run()
 	plane := localkube.ForTest(t, localkube.Named("member"))
 	member, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
 	w.must(err)
-	one, two := w.byContext("one", plane), w.byContext("two", plane)
+	one, two := w.registerByKubeconfig("one", plane), w.registerByKubeconfig("two", plane)
 	meta := metav1.ObjectMeta{Name: "projectsveltos"}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: "projectsveltos"}}
 	identity := []client.Object{&rbacv1.ClusterRole{ObjectMeta: meta}, &rbacv1.ClusterRoleBinding{ObjectMeta: meta}, account}
@@ -46,9 +46,9 @@ func TestKubectlDeleteTakesTheIdentityOffThePushMember(t *testing.T) {
 		w.must(member.Get(t.Context(), client.ObjectKeyFromObject(obj), obj))
 	}
 	secret := &corev1.Secret{}
-	w.eventually("its kubeconfig goes", func() error { return w.gone(secret, w.ns, join.KubeconfigSecret("one")) })
+	w.eventually("its kubeconfig goes", func() error { return w.checkNotFound(secret, w.ns, join.KubeconfigSecret("one")) })
 	w.must(w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: join.KubeconfigSecret("two")}, secret))
-	// The other cluster is still reached with its own token: a look at it anew succeeds.
+	// The other cluster still has its own token: another contact succeeds.
 	update(w, two, func(c *libv1beta1.SveltosCluster) { c.Labels["projectsveltos.io/k8s-version"] = "unknown" })
 	w.wantCluster(two, func(s libv1beta1.SveltosClusterStatus) bool {
 		return s.ConnectionStatus == libv1beta1.ConnectionHealthy && two.Labels["projectsveltos.io/k8s-version"] != "unknown"

@@ -18,8 +18,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// pushed registers the control plane of w as a push member of itself.
-func (w *world) pushed(name string) *libv1beta1.SveltosCluster {
+// registerSelfAsPush registers the control plane of w as a push member of its own hub.
+func (w *world) registerSelfAsPush(name string) *libv1beta1.SveltosCluster {
 	w.Helper()
 	raw, err := os.ReadFile(w.plane.Kubeconfig)
 	w.must(err)
@@ -31,8 +31,8 @@ func (w *world) pushed(name string) *libv1beta1.SveltosCluster {
 	return cluster
 }
 
-func TestPushMembersLeave(t *testing.T) {
-	w := realWorld(t)
+func TestPushMembersAreDeregistered(t *testing.T) {
+	w := newPrivateWorld(t)
 	w.start(w.plane.Config, hub.Options{InstallCRDs: true, RegisterSelf: true, CacheDir: t.TempDir()})
 	w.configMap("manifests", manifest("a"))
 	secret := client.ObjectKey{Namespace: w.ns, Name: "one-sveltos-kubeconfig"}
@@ -40,7 +40,7 @@ func TestPushMembersLeave(t *testing.T) {
 	w.eventually("CRDs are served", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
 
 	t.Run("withdraws", func(t *testing.T) {
-		w.pushed("one")
+		w.registerSelfAsPush("one")
 		profile := w.profile(nil)
 		w.wantProvisioned(profile, "one")
 		departure := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}}).wait(w)
@@ -51,25 +51,25 @@ func TestPushMembersLeave(t *testing.T) {
 		if err := same([]string{"SveltosCluster one", "Secret one-sveltos-kubeconfig"}, got); err != nil {
 			t.Errorf("deleted %v", err)
 		}
-		if err := errors.Join(w.gone(deployed, "default", "a"), w.gone(&corev1.Secret{}, secret.Namespace, secret.Name)); err != nil {
+		if err := errors.Join(w.checkNotFound(deployed, "default", "a"), w.checkNotFound(&corev1.Secret{}, secret.Namespace, secret.Name)); err != nil {
 			t.Error(err)
 		}
 		w.must(w.Delete(t.Context(), profile))
 	})
 	t.Run("waits for finalizers", func(t *testing.T) {
-		one := w.pushed("one")
+		one := w.registerSelfAsPush("one")
 		profile := w.profile(nil)
 		w.wantProvisioned(profile, "one")
 		update(w, deployed, func(cm *corev1.ConfigMap) { cm.Finalizers = []string{"example.com/busy"} })
 		w.must(w.Delete(t.Context(), profile))
 		w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusRemoving})
 		update(w, deployed, func(cm *corev1.ConfigMap) { cm.Finalizers = nil })
-		w.wantGone(profile, "one")
+		w.wantNoSummary(profile, "one")
 		w.must(w.Delete(t.Context(), one))
-		w.eventually("the cluster is deregistered", func() error { return w.gone(one, w.ns, "one") })
+		w.eventually("the cluster is deregistered", func() error { return w.checkNotFound(one, w.ns, "one") })
 	})
 	t.Run("keeps what is deployed", func(t *testing.T) {
-		w.pushed("one")
+		w.registerSelfAsPush("one")
 		profile := w.profile(nil)
 		w.wantProvisioned(profile, "one")
 		w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}, KeepAddons: true}).wait(w)
@@ -81,10 +81,10 @@ func TestPushMembersLeave(t *testing.T) {
 		w.must(w.Delete(t.Context(), deployed))
 	})
 	t.Run("is left behind by force", func(t *testing.T) {
-		one := w.pushed("one")
+		one := w.registerSelfAsPush("one")
 		profile := w.profile(nil)
 		w.wantProvisioned(profile, "one")
-		w.unplug(secret)
+		w.breakKubeconfig(secret)
 		w.must(w.Delete(t.Context(), one))
 		w.wantMessage(one, "it is unreachable: ")
 		departure := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}, Wait: -1, Force: true}).wait(w)
@@ -98,12 +98,12 @@ func TestPushMembersLeave(t *testing.T) {
 		self := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: "mgmt", Name: "mgmt"}}
 		w.wantCluster(self, func(s libv1beta1.SveltosClusterStatus) bool { return s.Ready && len(self.Finalizers) > 0 })
 		w.must(w.Delete(t.Context(), self))
-		w.eventually("it goes", func() error { return w.gone(self, "mgmt", "mgmt") })
+		w.eventually("it goes", func() error { return w.checkNotFound(self, "mgmt", "mgmt") })
 	})
 }
 
-// unplug changes a kubeconfig so that it leads nowhere.
-func (w *world) unplug(secret client.ObjectKey) {
+// breakKubeconfig changes the address in a kubeconfig to one without a server.
+func (w *world) breakKubeconfig(secret client.ObjectKey) {
 	w.Helper()
 	held := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: secret.Namespace, Name: secret.Name}}
 	update(w, held, func(s *corev1.Secret) {

@@ -26,16 +26,16 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// departing is a deregistration that runs beside the test.
-type departing struct {
+// runningDeregistration is a deregistration that runs concurrently with the test.
+type runningDeregistration struct {
 	ended     chan struct{}
 	departure join.DeregisterResult
 	err       error
 }
 
-func (w *world) deregister(r join.DeregisterRequest) *departing {
+func (w *world) deregister(r join.DeregisterRequest) *runningDeregistration {
 	r.Namespace = w.ns
-	d := &departing{ended: make(chan struct{})}
+	d := &runningDeregistration{ended: make(chan struct{})}
 	go func() {
 		defer close(d.ended)
 		d.departure, d.err = join.Deregister(w.Context(), w.plane.Config, r)
@@ -43,17 +43,17 @@ func (w *world) deregister(r join.DeregisterRequest) *departing {
 	return d
 }
 
-// wait returns what the deregistration did.
-func (d *departing) wait(w *world) join.DeregisterResult {
+// wait returns the result of the deregistration.
+func (d *runningDeregistration) wait(w *world) join.DeregisterResult {
 	w.Helper()
 	<-d.ended
 	w.must(d.err)
 	return d.departure
 }
 
-// agentLeaves waits for the order to leave, which must not come before everything is withdrawn, and does what an agent
-// does then.
-func (w *world) agentLeaves(cluster *libv1beta1.SveltosCluster) {
+// removeAgentWhenOrdered waits until the agent is ordered to remove itself, and reports that it has done so. It fails
+// if the order comes before all summaries are withdrawn.
+func (w *world) removeAgentWhenOrdered(cluster *libv1beta1.SveltosCluster) {
 	w.Helper()
 	w.eventually("order to the agent of "+cluster.Name, func() error {
 		if err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
@@ -68,7 +68,7 @@ func (w *world) agentLeaves(cluster *libv1beta1.SveltosCluster) {
 	var summaries configv1beta1.ClusterSummaryList
 	w.must(w.List(w.Context(), &summaries, client.InNamespace(w.ns), client.MatchingLabels{libv1beta1.ClusterNameLabel: cluster.Name}))
 	if len(summaries.Items) > 0 {
-		w.Errorf("the agent is sent away before %s is withdrawn", summaries.Items[0].Name)
+		w.Errorf("the agent is removed before %s is withdrawn", summaries.Items[0].Name)
 	}
 	before := cluster.DeepCopy()
 	cluster.Status.AgentRemovedAt = &metav1.Time{Time: time.Now()}
@@ -83,10 +83,10 @@ func (w *world) wantMessage(cluster *libv1beta1.SveltosCluster, text string) {
 
 func (w *world) wantClusterGone(name string) {
 	w.Helper()
-	w.eventually("cluster "+name+" goes", func() error { return w.gone(&libv1beta1.SveltosCluster{}, w.ns, name) })
+	w.eventually("cluster "+name+" goes", func() error { return w.checkNotFound(&libv1beta1.SveltosCluster{}, w.ns, name) })
 }
 
-// registration lists what is on the hub for a pull member.
+// registration lists the objects on the hub for a pull member.
 func (w *world) registration(name, delivery string) []client.Object {
 	meta := func(namespace, name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: namespace, Name: name}
@@ -127,18 +127,18 @@ func TestDeregisterWithdrawsThenAgentThenIdentity(t *testing.T) {
 			profile := w.profile(nil)
 			summary := w.wantProvisioned(profile, "one")
 			w.wantProvisioned(profile, "two")
-			// The list of the objects that stay is read from the ClusterConfiguration.
+			// The ClusterConfiguration lists the objects that stay.
 			w.eventually("the objects of one are listed", func() error {
 				return w.Get(w.Context(), client.ObjectKey{Namespace: w.ns, Name: "sveltos--one"}, &configv1beta1.ClusterConfiguration{})
 			})
-			// A pause keeps nobody who wants to leave.
+			// A pause does not stop a deregistration.
 			update(w, one, func(c *libv1beta1.SveltosCluster) { c.Spec.Paused = true })
 			update(w, profile, func(p *configv1beta1.ClusterProfile) {
 				p.Annotations = map[string]string{libv1beta1.ProfilePausedAnnotation: "true"}
 			})
 
 			d := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}, KeepAddons: keep})
-			w.agentLeaves(one)
+			w.removeAgentWhenOrdered(one)
 			departure := d.wait(w)
 			want := []bundle.Withdrawal{{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: summary.Name, Feature: "Resources"}, Orphan: keep}}
 			if err := same(want, w.withdrawals()); err != nil {
@@ -181,29 +181,29 @@ func TestKubectlDeleteDeregistersToo(t *testing.T) {
 	profile := w.profile(nil)
 	w.wantProvisioned(profile, "two")
 	w.must(w.Delete(t.Context(), two))
-	w.agentLeaves(two)
+	w.removeAgentWhenOrdered(two)
 	w.wantClusterGone("two")
 	w.wantNone(w.registration("two", w.ns+"--two"))
 	w.wantAll(w.registration("one", w.ns))
 	if got := w.refs("two", "Resources"); got != nil {
 		t.Errorf("two still has %v", got)
 	}
-	w.eventually("delivery namespace goes", func() error { return w.gone(&corev1.Namespace{}, "", w.ns+"--two") })
+	w.eventually("delivery namespace goes", func() error { return w.checkNotFound(&corev1.Namespace{}, "", w.ns+"--two") })
 }
 
-// ownWorld is a control plane of the test's own, whose hub it can stop and start again.
+// ownWorld returns a private control plane, whose hub the test can stop and start again.
 func ownWorld(t *testing.T, name string) (w *world, run func() (stop func())) {
 	t.Helper()
 	return ownWorldWith(t, name, hub.Options{})
 }
 
-// ownWorldWith is ownWorld for a hub with these options, and with the transport of the test.
+// ownWorldWith is ownWorld for a hub with these options and with the transport of the test.
 func ownWorldWith(t *testing.T, name string, opts hub.Options) (w *world, run func() (stop func())) {
 	t.Helper()
 	t.Parallel()
 	w = worldOn(t, localkube.ForTest(t, localkube.Named(name)))
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
-	own := &switchboard{tests: map[string]*mailbox{w.ns: w.mailbox}}
+	own := &routingTransport{tests: map[string]*fakeTransport{w.ns: w.fakeTransport}}
 	opts.Transports = map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}
 	return w, func() (stop func()) { return w.start(w.plane.Config, opts) }
 }
@@ -218,21 +218,21 @@ func TestGracePeriodForces(t *testing.T) {
 		Spec:       libv1beta1.SveltosClusterSpec{CleanupGracePeriod: &metav1.Duration{Duration: 4 * time.Second}},
 	}
 	w.create(one)
-	w.ready(one)
+	w.setReady(one)
 	profile := w.profile(nil)
 	w.wantProvisioned(profile, "one")
-	w.set(func(m *mailbox) {
+	w.set(func(m *fakeTransport) {
 		m.refuse = func(bundle.Withdrawal) (bool, error) { return false, errors.New("no route") }
 	})
 	w.must(w.Delete(t.Context(), one))
 	w.wantMessage(one, "it is unreachable: ")
 	w.wantClusterGone("one")
-	w.wantGone(profile, "one")
-	// A Secret that no registration made is the user's.
+	w.wantNoSummary(profile, "one")
+	// A Secret that no registration has created belongs to the user.
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(secret), secret))
 }
 
-func TestNamespaceDeletedUnderAClusterHoldsNothingUp(t *testing.T) {
+func TestDeletedNamespaceOfAClusterBlocksNothing(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))
 	one := w.member("one", w.prod())
@@ -240,17 +240,17 @@ func TestNamespaceDeletedUnderAClusterHoldsNothingUp(t *testing.T) {
 	profile := w.profile(nil)
 	w.wantProvisioned(profile, "one")
 	w.wantProvisioned(profile, "two")
-	w.set(func(m *mailbox) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
+	w.set(func(m *fakeTransport) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
 	w.must(w.Delete(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}}))
 	w.eventually("both namespaces go", func() error {
-		return errors.Join(w.gone(&corev1.Namespace{}, "", w.ns), w.gone(&corev1.Namespace{}, "", w.ns+"--two"))
+		return errors.Join(w.checkNotFound(&corev1.Namespace{}, "", w.ns), w.checkNotFound(&corev1.Namespace{}, "", w.ns+"--two"))
 	})
 	w.wantNone([]client.Object{&rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: kube.AgentNamespace, Name: w.ns + ":" + one.Name}}})
 }
 
-func TestNeverConnectedClusterLeavesAtOnce(t *testing.T) {
+func TestNeverConnectedClusterIsDeregisteredAtOnce(t *testing.T) {
 	w := newWorld(t)
-	one := w.unready("one", nil)
+	one := w.createMember("one", nil)
 	w.eventually("it is registered", func() error {
 		return w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "one"}, &corev1.ServiceAccount{})
 	})
@@ -272,23 +272,23 @@ func TestDeregistrationSurvivesRestartsOfTheHub(t *testing.T) {
 
 	stop()
 	w.must(w.Delete(t.Context(), one))
-	w.set(func(m *mailbox) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
+	w.set(func(m *fakeTransport) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
 	stop = run()
 	w.wantMessage(one, "to be withdrawn")
 	w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusAgentRemoving})
 
 	stop()
-	w.set(func(m *mailbox) { m.refuse = nil })
+	w.set(func(m *fakeTransport) { m.refuse = nil })
 	stop = run()
 	w.wantMessage(one, "its agent to remove itself")
 
 	stop()
-	w.agentLeaves(one)
-	// What an earlier run of the hub took back already is no news.
+	w.removeAgentWhenOrdered(one)
+	// An earlier run of the hub may have deleted some objects.
 	w.must(w.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}))
 	run()
 	w.wantClusterGone("one")
 	w.wantNone(w.registration("one", w.ns))
 	w.must(w.Delete(t.Context(), profile))
-	w.eventually("profile goes", func() error { return w.gone(profile, "", profile.Name) })
+	w.eventually("profile goes", func() error { return w.checkNotFound(profile, "", profile.Name) })
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/towline/towline/internal/hub"
 )
 
-// freeAddress returns an address that nobody listens on now.
+// freeAddress returns a local address without a listener.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -33,7 +33,7 @@ func freeAddress(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// fetch gets a URL with a token, "" being none.
+// fetch gets a URL with a bearer token, or without one if it is "".
 func fetch(url, token string) (int, string, error) {
 	transport := &http.Transport{
 		DisableKeepAlives: true,
@@ -67,7 +67,7 @@ func probe(address, path string, want int) error {
 	return nil
 }
 
-// token returns a token of a new ServiceAccount, with the ClusterRole reader, "" being none.
+// token returns a token of a new ServiceAccount, with the ClusterRole reader unless it is "".
 func (w *world) token(name, reader string) string {
 	w.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
@@ -84,9 +84,9 @@ func (w *world) token(name, reader string) string {
 	return token.Status.Token
 }
 
-func TestDiagnosticsTellThoseWhoMayKnow(t *testing.T) {
-	w := realWorld(t)
-	// With no more rights than it has when it is installed, but for those on its own cluster.
+func TestDiagnosticsRequireAuthorization(t *testing.T) {
+	w := newPrivateWorld(t)
+	// The hub has the rights of config/hub.yaml, without the rights to deploy to its own cluster.
 	config := w.installed()
 	w.create(&rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "self"},
@@ -130,7 +130,7 @@ func TestDiagnosticsTellThoseWhoMayKnow(t *testing.T) {
 	profile := w.profile(func(s *configv1beta1.ProfileSpec) {
 		s.ClusterSelector.MatchLabels = map[string]string{"sveltos-agent": "present"}
 	})
-	one := w.unready("one", nil)
+	one := w.createMember("one", nil)
 	before := one.DeepCopy()
 	one.Status.Ready, one.Status.AgentLastReportTime = true, &metav1.Time{Time: time.Unix(2e9, 0)}
 	one.Status.ConnectionStatus, one.Status.ConnectionFailures = libv1beta1.ConnectionDown, 3
@@ -164,7 +164,7 @@ func TestDiagnosticsTellThoseWhoMayKnow(t *testing.T) {
 		}
 		return nil
 	})
-	brief := w.unready("brief", nil)
+	brief := w.createMember("brief", nil)
 	shown := func(want bool) func() error {
 		return func() error {
 			_, body, err := fetch(metrics, reader)

@@ -12,23 +12,26 @@
 //   - profiles creates a ClusterSummary for each profile and matching cluster. summaries renders its content, and
 //     delivers it as bundles.
 //   - works executes the Works of push Clusters.
-//   - shards labels the objects of clusters with the shard, by which the cache of a hub selects them.
-//   - unclaimed handles bundles on members that no ClusterSummary accounts for.
-//   - outdated reports deployed charts with newer versions.
+//   - shards sets the shard label on the objects of clusters. The cache of a hub selects objects by this label.
+//   - unclaimed withdraws or reports bundles on members that have no ClusterSummary.
+//   - rolerequests deploys the Roles of RoleRequests with generated ClusterProfiles.
+//   - outdated reports deployed charts that have newer versions.
 //
-// This package has the parts that they share: one engine per push member (engines.go), the cache of ConfigMaps and
-// Secrets (cache.go), leader election (leader.go), health (health.go) and metrics (collector.go, recorder.go).
+// They share the packages resources and fluxsources, which watch objects that profiles refer to, and ratelimit and
+// slots, which limit the work for one cluster or namespace. This package has the other shared parts: one engine per
+// push member (engines.go), the cache of ConfigMaps and Secrets (contentcache.go), leader election (leader.go), health
+// (health.go) and metrics (collector.go, recorder.go).
 //
-// Terms: a hub serves a cluster if the cluster is in its shard. It serves the summaries of a cluster if, in addition,
-// its cache has all of them (fleet.Shard.SeesAll). The default shard has all clusters without the shard annotation;
-// only its hub runs the controllers that concern the whole fleet.
+// Terms: a hub serves a cluster if the cluster is in its shard. It reconciles the summaries of the cluster only when
+// all of them have the shard label, since its cache lacks the others (fleet.Shard.SeesAll). The default shard has all
+// clusters without the shard annotation; only its hub runs the controllers that concern the whole fleet.
 //
 // Invariants:
 //
 //   - All state is in API objects. The engines, caches and counters in memory can be lost.
-//   - One process per shard runs controllers. A leader that has not renewed its lease writes nothing, and exits unless
-//     it renews the lease before another hub acquires it.
-//   - Each push member has at most one running engine, and none after forget is called.
+//   - One process per shard runs controllers. A leader that cannot renew its Lease stops writing before the Lease
+//     expires. It exits when another hub acquires the Lease.
+//   - Each push member has at most one running engine. engines.forget stops it.
 //
 // Start reading at Run in hub.go, and then addControllers.
 package hub

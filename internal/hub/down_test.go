@@ -14,7 +14,7 @@ import (
 	"github.com/towline/towline/internal/hub"
 )
 
-// rollOut gives the profile of the test other content: one ConfigMap of that name.
+// rollOut changes the content of the test's profile to one ConfigMap of this name.
 func (w *world) rollOut(name string) {
 	w.Helper()
 	update(w, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "manifests"}}, func(cm *corev1.ConfigMap) {
@@ -22,7 +22,7 @@ func (w *world) rollOut(name string) {
 	})
 }
 
-// wantUntouched fails unless the member has exactly these of the ConfigMaps a and b, by version.
+// wantUntouched fails unless the ConfigMaps a and b on the member have these resourceVersions; "" is missing.
 func (w *world) wantUntouched(objects map[string]string) {
 	w.Helper()
 	for _, name := range []string{"a", "b"} {
@@ -37,7 +37,7 @@ func (w *world) wantUntouched(objects map[string]string) {
 	}
 }
 
-// wantSummary waits until the status of the summary of profile on member is as said.
+// wantSummary waits until want returns true for the status of the summary of profile on member.
 func (w *world) wantSummary(profile client.Object, member string, want func(configv1beta1.ClusterSummaryStatus) bool) *configv1beta1.ClusterSummary {
 	w.Helper()
 	var summary *configv1beta1.ClusterSummary
@@ -54,11 +54,11 @@ func (w *world) wantSummary(profile client.Object, member string, want func(conf
 }
 
 func TestProfilesLeaveADownOrPausedPushMemberAlone(t *testing.T) {
-	w := realWorld(t)
+	w := newPrivateWorld(t)
 	w.start(w.plane.Config, hub.Options{InstallCRDs: true, CacheDir: t.TempDir()})
 	w.eventually("CRDs are served", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
 	w.configMap("manifests", manifest("a"))
-	one := w.pushed("one")
+	one := w.registerSelfAsPush("one")
 	profile := w.profile(nil)
 	w.wantProvisioned(profile, "one")
 	deployed := &corev1.ConfigMap{}
@@ -76,7 +76,7 @@ func TestProfilesLeaveADownOrPausedPushMemberAlone(t *testing.T) {
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
 		return s.ConnectionStatus == libv1beta1.ConnectionDown && s.FailureMessage == failure
 	})
-	// A reconcile that began before deploys what it finds.
+	// A reconcile that began before still deploys.
 	summary := w.wantSummary(profile, "one", func(s configv1beta1.ClusterSummaryStatus) bool {
 		return s.FailureMessage == "cluster is down: "+failure
 	})
@@ -92,7 +92,7 @@ func TestProfilesLeaveADownOrPausedPushMemberAlone(t *testing.T) {
 	})
 	w.wantUntouched(map[string]string{"a": deployed.ResourceVersion})
 
-	// From one that is down to one that is paused: it is still left alone.
+	// The member is paused instead of down: it still gets no changes.
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Spec.Paused, c.Spec.LivenessChecks = true, nil })
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
 		return s.ConnectionStatus == libv1beta1.ConnectionHealthy
@@ -107,7 +107,7 @@ func TestProfilesLeaveADownOrPausedPushMemberAlone(t *testing.T) {
 		if err := w.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "b"}, &corev1.ConfigMap{}); err != nil {
 			return err
 		}
-		return w.gone(&corev1.ConfigMap{}, "default", "a")
+		return w.checkNotFound(&corev1.ConfigMap{}, "default", "a")
 	})
 	w.wantSummary(profile, "one", func(s configv1beta1.ClusterSummaryStatus) bool {
 		return !s.ReconciliationSuspended && s.FailureMessage == "" && s.FeatureSummaries[0].Status == libv1beta1.FeatureStatusProvisioned

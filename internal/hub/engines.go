@@ -21,22 +21,23 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// changeBacklog is the size of the channels for changed summaries and Works.
+// changeBacklog is the capacity of the channels for changed summaries and Works.
 const changeBacklog = 1024
 
-// engines runs one engine per push member, from the first delivery until forget is called.
+// engines runs one engine per push member, from the first call of engineFor until forget is called.
 type engines struct {
 	members *fleet.Clients
-	// hub and partitions are for the engine of the hub's own cluster: the client configuration, and which records it has.
+	// hub and partitions are for the engine of the hub's own cluster (local.go): its client configuration, and the
+	// partitions of its inventory.
 	hub        *rest.Config
 	partitions *inventory.Partitions
 	// isServed returns whether this hub manages a member.
 	isServed func(context.Context, fleet.Member) (bool, error)
-	// recordDrift is called with the changes of an engine that has corrected drift.
+	// recordDrift is called with the changes after an engine has corrected drift.
 	recordDrift func(fleet.Member, bundle.ID, bundle.ChangeSet)
-	// reportedSummaries receives the summaries of which an engine has a new report.
+	// reportedSummaries receives a summary when an engine has a new report about it.
 	reportedSummaries chan event.GenericEvent
-	// changedWorks receives the Works whose objects have changed on their member, or of which an engine has a new report.
+	// changedWorks receives a Work when its objects change on the member, or when an engine has a new report about it.
 	changedWorks chan event.GenericEvent
 	// stopped is closed when the hub stops.
 	stopped chan struct{}
@@ -51,26 +52,26 @@ type engines struct {
 // memberEngine is the engine of one member.
 type memberEngine struct {
 	member string
-	scope  engineScope
+	owner  engineOwner
 	config *rest.Config
 	engine *engine.Engine
-	// recordMemory limits the memory of the member's records; nil for the hub's own cluster.
+	// recordMemory limits the memory of the member's inventory records; nil for the hub's own cluster.
 	recordMemory *kube.Reservation
-	// previous is closed when the engine that this one replaces has stopped; nil if there was none.
+	// previous is the done channel of the replaced engine; nil if there is none.
 	previous <-chan struct{}
-	stop     chan struct{}
-	done     chan struct{}
-	// released is closed by release when this hub no longer manages the member. Running operations are then canceled.
+	// stop is closed to stop the engine. run closes done at its end.
+	stop, done chan struct{}
+	// release closes released when this hub no longer manages the member. This cancels running operations.
 	released <-chan struct{}
 	release  func()
 }
 
-// engineScope identifies the owner of an engine's objects, and the namespace of its inventory on the member. An engine
-// is replaced if they change.
-type engineScope struct{ uid, namespace, scope, hub string }
+// engineOwner identifies the registration that owns the objects of an engine, and the namespace of its inventory on the
+// member. If it changes, the engine is replaced.
+type engineOwner struct{ uid, namespace, scope, hub string }
 
-func engineScopeOf(m fleet.Member) engineScope {
-	return engineScope{uid: m.UID, namespace: m.MemberNamespace, scope: m.Scope, hub: m.Hub}
+func engineOwnerOf(m fleet.Member) engineOwner {
+	return engineOwner{uid: m.UID, namespace: m.MemberNamespace, scope: m.Scope, hub: m.Hub}
 }
 
 func newEngines(members *fleet.Clients, hub *rest.Config, isServed func(context.Context, fleet.Member) (bool, error),
@@ -132,8 +133,8 @@ func (e *engines) forTransport(ctx context.Context, m fleet.Member) (deliver.Eng
 	return started, nil
 }
 
-// engineFor returns the engine of a push member. It creates a new one if the credentials or the registration of the
-// member have changed.
+// engineFor returns the engine of a push member or of selfMember. It creates an engine if there is none, or if the
+// credentials or the registration of the member have changed.
 func (e *engines) engineFor(ctx context.Context, m fleet.Member) (*memberEngine, error) {
 	config := e.hub
 	if m.Mode != fleet.Local {
@@ -156,8 +157,8 @@ func (e *engines) engineFor(ctx context.Context, m fleet.Member) (*memberEngine,
 			return nil, fmt.Errorf("start engine of %s: %w", m.Key(), ctx.Err())
 		}
 	}
-	// The shard is checked after the engine is added. If the cache still has the old shard, the later event calls
-	// forget, which finds the engine.
+	// The shard is checked after the engine is added: if the cache still has the old shard, the event about the new shard
+	// comes later, and its handler calls forget.
 	isServed, err := e.isServed(ctx, m)
 	if err != nil {
 		return nil, err
@@ -211,12 +212,12 @@ func (r *memberEngine) Observe(ctx context.Context, id bundle.ID) ([]engine.Obse
 	return r.engine.Observe(ctx, id)
 }
 
-// getOrCreate returns the engine of m, and whether it is new.
+// getOrCreate returns the engine of m, and whether it is new. The caller must send a new engine to toRun.
 func (e *engines) getOrCreate(m fleet.Member, config *rest.Config) (*memberEngine, bool, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	existing := e.byMember[m.Key()]
-	if existing != nil && existing.scope == engineScopeOf(m) && existing.config == config {
+	if existing != nil && existing.owner == engineOwnerOf(m) && existing.config == config {
 		return existing, false, nil
 	}
 	stop := make(chan struct{})
@@ -230,10 +231,10 @@ func (e *engines) getOrCreate(m fleet.Member, config *rest.Config) (*memberEngin
 	if err != nil {
 		return nil, false, fmt.Errorf("create engine of %s: %w", m.Key(), err)
 	}
-	created.ConfirmScope()
+	created.ConfirmScope() // m comes from the hub, so it is the present registration
 	released := make(chan struct{})
 	started := &memberEngine{
-		member: m.Key(), scope: engineScopeOf(m), config: config, engine: created, recordMemory: options.RecordMemory,
+		member: m.Key(), owner: engineOwnerOf(m), config: config, engine: created, recordMemory: options.RecordMemory,
 		stop: stop, done: make(chan struct{}), released: released, release: func() { close(released) },
 	}
 	if existing != nil {
@@ -244,8 +245,8 @@ func (e *engines) getOrCreate(m fleet.Member, config *rest.Config) (*memberEngin
 	return started, true, nil
 }
 
-// forget stops the engine of the member "namespace/name" and cancels its operations. It is called when the member is
-// deleted, abandoned or in another shard.
+// forget stops the engine of the member "namespace/name" and cancels its operations. Controllers call it when the
+// member is deleted, abandoned or in another shard.
 func (e *engines) forget(member string) {
 	e.members.Forget(member)
 	e.mu.Lock()
@@ -278,8 +279,8 @@ func (e *engines) onCorrect(m fleet.Member) func(bundle.ID, bundle.ChangeSet) {
 	}
 }
 
-// requestorOf returns the member for which the engine of m has a bundle, and the ID of the bundle for this member. They
-// are others only in the engine of the hub's own cluster.
+// requestorOf returns the member and the bundle ID that the requestor of a bundle uses. In the engine of the hub's own
+// cluster, the ID also contains the member, and is parsed; otherwise the arguments are returned.
 func requestorOf(m fleet.Member, id bundle.ID) (fleet.Member, bundle.ID) {
 	if m.Mode != fleet.Local {
 		return m, id
@@ -289,7 +290,7 @@ func requestorOf(m fleet.Member, id bundle.ID) (fleet.Member, bundle.ID) {
 }
 
 // onReport returns the function that an engine calls when its report about a bundle changes. The function triggers a
-// reconcile of the requestor. Nothing else triggers it.
+// reconcile of the requestor, which no watch triggers.
 func (e *engines) onReport(m fleet.Member) func(bundle.ID) {
 	return func(id bundle.ID) {
 		if id.RequestorKind != configv1beta1.ClusterSummaryKind {
@@ -303,8 +304,7 @@ func (e *engines) onReport(m fleet.Member) func(bundle.ID) {
 }
 
 // onChange returns the function that an engine calls when an object changes. The function triggers a reconcile of the
-// Work, whose status has the health of its objects; nothing else triggers it. It ignores summaries, whose status has no
-// health.
+// Work, whose status has the health of its objects. It ignores summaries, whose status has no health.
 func (e *engines) onChange(m fleet.Member) func(bundle.ID) {
 	return func(id bundle.ID) {
 		change, ok := hubworks.ChangeEvent(m, id)
@@ -315,8 +315,8 @@ func (e *engines) onChange(m fleet.Member) func(bundle.ID) {
 	}
 }
 
-// send waits while the channel is full, until the hub stops. It does not end when the engine stops: the engine that
-// replaces it may find nothing to report, because this one has removed the record.
+// send sends change, and waits while the channel is full until the hub stops. It also sends after the engine is
+// replaced: the new engine may not report the change again, since the record can already be deleted.
 func (e *engines) send(to chan<- event.GenericEvent, change event.GenericEvent) {
 	select {
 	case to <- change:

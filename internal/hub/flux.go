@@ -7,7 +7,7 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// newFluxWatcher returns the watcher of Flux's sources, and makes artifacts read the objects from it.
+// newFluxWatcher returns the watcher of Flux sources, and makes artifacts read source objects from it.
 func (h *hub) newFluxWatcher(artifacts *source.Artifacts) *fluxsources.Watcher {
 	watcher := fluxsources.New()
 	watcher.Mapper = h.GetRESTMapper()

@@ -52,7 +52,7 @@ func (w *world) fluxSource(name string) *fluxSource {
 	return s
 }
 
-// publish makes an archive with one ConfigMap the artifact.
+// publish sets the artifact to an archive with one ConfigMap.
 func (s *fluxSource) publish(revision, text string) {
 	s.Helper()
 	var archive bytes.Buffer
@@ -108,11 +108,11 @@ func (w *world) installFlux() {
 func TestFluxSources(t *testing.T) {
 	w := newWorld(t)
 	deliveries := map[string]int{}
-	w.set(func(b *mailbox) {
+	w.set(func(b *fakeTransport) {
 		b.answer = func(sent bundle.Bundle, _ *bundle.Report) error { deliveries[sent.Owner.Name]++; return nil }
 	})
 	delivered := func(profile client.Object) (count int) {
-		w.set(func(*mailbox) { count = deliveries[profile.GetName()] })
+		w.set(func(*fakeTransport) { count = deliveries[profile.GetName()] })
 		return count
 	}
 	w.member("one", w.prod())

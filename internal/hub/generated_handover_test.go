@@ -14,8 +14,8 @@ import (
 	"github.com/towline/towline/internal/join"
 )
 
-// generated lists the Secrets with generated values.
-func (w *world) generated() []corev1.Secret {
+// listGenerated lists the Secrets with generated values.
+func (w *world) listGenerated() []corev1.Secret {
 	w.Helper()
 	var secrets corev1.SecretList
 	w.must(w.List(w.Context(), &secrets, client.InNamespace(w.ns), client.MatchingFields{"type": "towline.dev/generated-values"}))
@@ -26,15 +26,16 @@ func (w *world) generated() []corev1.Secret {
 func (w *world) wantGenerated(want int) {
 	w.Helper()
 	w.eventually("generated values", func() error {
-		if got := len(w.generated()); got != want {
+		if got := len(w.listGenerated()); got != want {
 			return fmt.Errorf("got %d Secrets, want %d", got, want)
 		}
 		return nil
 	})
 }
 
-// generating serves a chart that generates a password, and returns a function that deploys it with a message.
-func (w *world) generating() func(message string) func(*configv1beta1.ProfileSpec) {
+// serveGeneratingChart serves a chart that generates a password. It returns a function that returns the change of a
+// profile which deploys the chart with a message.
+func (w *world) serveGeneratingChart() func(message string) func(*configv1beta1.ProfileSpec) {
 	w.Helper()
 	address := w.charts(examples.Chart{Files: map[string]string{"templates/seen.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\n" +
 		"data:\n  password: {{ randAlphaNum 20 }}\n  message: {{ .Values.message }}\n"}})
@@ -46,13 +47,13 @@ func (w *world) generating() func(message string) func(*configv1beta1.ProfileSpe
 func (w *world) deleteProfile(profile *configv1beta1.ClusterProfile) {
 	w.Helper()
 	w.must(w.Delete(w.Context(), profile))
-	w.wantGone(profile, "one")
+	w.wantNoSummary(profile, "one")
 }
 
 func TestGeneratedValuesMoveWithTheRelease(t *testing.T) {
 	w := newWorld(t)
 	w.member("one", w.prod())
-	release := w.generating()
+	release := w.serveGeneratingChart()
 	first := w.profile(release("first"))
 	password := w.wantSeen("one", "first", "")
 	want := func(when, message string) {
@@ -93,7 +94,7 @@ func TestGeneratedValuesMoveWithTheRelease(t *testing.T) {
 func TestGeneratedValuesAreDeletedWithTheRelease(t *testing.T) {
 	w := newWorld(t)
 	cluster := w.member("one", w.prod())
-	release := w.generating()
+	release := w.serveGeneratingChart()
 	profile := w.profile(release("first"))
 	password := w.wantSeen("one", "first", "")
 	w.wantGenerated(1)
@@ -127,7 +128,7 @@ func TestGeneratedValuesAreDeletedWithTheRelease(t *testing.T) {
 	w.deleteProfile(profile)
 	w.wantGenerated(1)
 	leaving := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}})
-	w.agentLeaves(cluster)
+	w.removeAgentWhenOrdered(cluster)
 	leaving.wait(w)
 	w.wantGenerated(0)
 }
@@ -135,12 +136,12 @@ func TestGeneratedValuesAreDeletedWithTheRelease(t *testing.T) {
 func TestDeletedGeneratedValuesAreGeneratedAgain(t *testing.T) {
 	w := newWorld(t)
 	w.member("one", w.prod())
-	w.profile(w.generating()("first"))
+	w.profile(w.serveGeneratingChart()("first"))
 	password := w.wantSeen("one", "first", "")
-	secret := w.generated()[0]
+	secret := w.listGenerated()[0]
 	w.must(w.Delete(w.Context(), &secret))
 	w.eventually("another password", func() error {
-		data, err := w.seen("one")
+		data, err := w.readSeen("one")
 		if err == nil && data["password"] == password {
 			err = errors.New("it is the same")
 		}

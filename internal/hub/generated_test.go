@@ -13,8 +13,8 @@ import (
 	"github.com/towline/towline/examples"
 )
 
-// seen returns the data of ConfigMap "seen" on a member.
-func (w *world) seen(member string) (map[string]string, error) {
+// readSeen returns the data of the ConfigMap "seen" on a member.
+func (w *world) readSeen(member string) (map[string]string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for key, has := range w.has {
@@ -33,12 +33,12 @@ func (w *world) seen(member string) (map[string]string, error) {
 	return nil, errors.New("member " + member + " has no ConfigMap seen")
 }
 
-// wantSeen waits until a member has this message and operation, and returns the password.
+// wantSeen waits until the ConfigMap "seen" on a member has this message and operation, and returns its password.
 func (w *world) wantSeen(member, message, operation string) string {
 	w.Helper()
 	var password string
 	w.eventually("release on "+member, func() error {
-		data, err := w.seen(member)
+		data, err := w.readSeen(member)
 		if err != nil {
 			return err
 		}
@@ -72,7 +72,7 @@ func TestGeneratedValuesStayOnUpgrade(t *testing.T) {
 		}
 	}
 	summary := w.wantFeature(profile, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
-	if got := w.generated(); len(got) != 2 {
+	if got := w.listGenerated(); len(got) != 2 {
 		t.Errorf("got %d Secrets with generated values, want one for each member", len(got))
 	}
 	w.eventually("events", func() error {

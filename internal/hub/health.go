@@ -23,20 +23,21 @@ const (
 	// checkInterval is the time between two checks of the API server and the caches. checkTimeout limits one check.
 	checkInterval = 5 * time.Second
 	checkTimeout  = 5 * time.Second
-	// maxAnswerAge is the maximum age of the API server's last answer for a hub that is ready: two checks can fail.
+	// maxAnswerAge is the maximum age of the API server's last answer while the hub is ready. Two failed checks in a row
+	// keep the hub ready.
 	maxAnswerAge = 3*checkInterval + checkTimeout
-	// maxAnswerGap is the maximum time between two answers without an outage: one check can fail between them. After an
-	// outage each agent has its whole limit again before it is silent. Single failures must not do that: with frequent
-	// failures no agent would become silent.
+	// maxAnswerGap is the maximum time between two answers; a longer gap is an outage. A single failed check is no outage.
+	// After an outage the heartbeat limit of each agent starts again. With frequent single failures no agent would become
+	// silent if they counted as outages.
 	maxAnswerGap = 2*checkInterval + checkTimeout
-	// maxCheckAge is the maximum time since the last check. After that the process hangs and must be restarted.
+	// maxCheckAge is the maximum time since the last check. If it is exceeded, the process hangs and must be restarted.
 	maxCheckAge = time.Minute
 	// cacheSyncTimeout is the maximum time for the caches to sync while the API server answers. After that the process
 	// must be restarted.
 	cacheSyncTimeout = 10 * time.Minute
 )
 
-// health checks the API server and the caches of the hub in the background, and has the last results.
+// health checks the API server and the caches of the hub in the background, and keeps the last results.
 type health struct {
 	clock        clock.WithTicker
 	leaseTracker *leaseTracker
@@ -50,8 +51,8 @@ type health struct {
 	areCachesSynced func(context.Context) (bool, error)
 	cachesSynced    bool
 	// checkedAt is the end of the last check, and answeredAt the time of the API server's last answer. unsyncedSince is
-	// the time since when the API server has answered while the caches were not synced; zero if they are synced or the
-	// API server does not answer. availableFrom is the time of the first answer after the last outage.
+	// the first check with an answer and caches that are not synced; zero if they are synced or there is no answer.
+	// availableFrom is the time of the first answer after the last outage.
 	checkedAt, answeredAt, unsyncedSince, availableFrom time.Time
 }
 
@@ -70,7 +71,7 @@ func newHealth(cfg *rest.Config, clock clock.WithTickerAndDelayedExecution) (*he
 	}, nil
 }
 
-// setCacheCheck sets areCachesSynced. The hub is not ready before.
+// setCacheCheck sets areCachesSynced. The hub is not ready until it is called.
 func (h *health) setCacheCheck(areSynced func(context.Context) (bool, error)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,7 +87,7 @@ func (h *health) run(ctx context.Context) {
 		h.mu.Lock()
 		wait := ticker.C()
 		if !h.cachesSynced && h.areCachesSynced != nil && h.clock.Since(h.answeredAt) < checkInterval {
-			// Only the caches are missing: check more often, so that the hub becomes ready soon.
+			// The hub is ready as soon as the caches are synced: check more often.
 			wait = h.clock.After(checkInterval / 10)
 		}
 		h.mu.Unlock()
@@ -127,7 +128,8 @@ func (h *health) check(ctx context.Context) {
 	}
 }
 
-// availableSince returns the end of the API server's last outage, or the present time during an outage.
+// availableSince returns the end of the API server's last outage, or the present time during an outage. The heartbeats
+// of agents count from then.
 func (h *health) availableSince() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -168,7 +170,7 @@ func (h *health) Ready() error {
 	}
 }
 
-// cachesSyncedFunc returns a function that reports whether the caches that the controllers need are synced.
+// cachesSyncedFunc returns a function for setCacheCheck. It checks the informers of the main kinds.
 func cachesSyncedFunc(informers cache.Informers) func(context.Context) (bool, error) {
 	kinds := append(fleet.Kinds(), &libv1beta1.ConfigurationGroup{}, &configv1beta1.ClusterSummary{}, &coordinationv1.Lease{})
 	return func(ctx context.Context) (bool, error) {

@@ -15,12 +15,12 @@ import (
 	"github.com/towline/towline/internal/fleet/heartbeats"
 )
 
-func TestHealthMeansWhatItSays(t *testing.T) {
+func TestHealth(t *testing.T) {
 	t.Parallel()
 	const answers, full = true, true
 	tests := map[string]struct {
 		answers, full bool
-		// after is when the last look was, from the start, and then how long it is ago; looks come in between.
+		// after is the time from the start to the last check, and ago the time since then.
 		after, ago   time.Duration
 		led          bool
 		alive, ready bool
@@ -68,7 +68,7 @@ func TestHealthMeansWhatItSays(t *testing.T) {
 	}
 }
 
-func TestLeadThatWasGivenUpIsNotMissed(t *testing.T) {
+func TestReleasedLeaseIsNotOverdue(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 	lead := newLeaseTracker(clock)
@@ -90,7 +90,7 @@ func TestHealthSeesOutagesOfTheAPIServer(t *testing.T) {
 		}
 		return nil
 	}}
-	// looks looks for a time, and pauses between two looks for as long as given.
+	// looks runs checks for a time, with a pause after each.
 	looks := func(during, pause time.Duration) {
 		for end := clock.Now().Add(during); clock.Now().Before(end); clock.Step(pause) {
 			h.check(t.Context())
@@ -122,11 +122,11 @@ func TestHealthSeesOutagesOfTheAPIServer(t *testing.T) {
 	want("after the process was stopped", back)
 }
 
-func TestSingleFailedLooksDoNotHideADeadAgent(t *testing.T) {
+func TestSingleFailedChecksDoNotHideASilentAgent(t *testing.T) {
 	t.Parallel()
 	for name, fails := range map[string]struct {
 		look func(n int) bool
-		// takes is the duration of a look that fails.
+		// takes is the duration of a failed check.
 		takes time.Duration
 	}{
 		"one look is refused":         {func(n int) bool { return n == 10 }, 0},

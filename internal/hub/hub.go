@@ -47,12 +47,12 @@ import (
 )
 
 const (
-	// reportingController is the reporting controller of events.
+	// reportingController is the reportingController field of events.
 	reportingController = "towline-hub"
 	// requestTimeout is the timeout of a request to the hub's API server; it is the default timeout of the API server.
 	requestTimeout = time.Minute
-	// pushRecheck is the delay until a bundle with outdated releases is rendered again for a push member. The agent of a
-	// pull member reports such releases.
+	// pushRecheck is the delay until a bundle with outdated Helm releases is rendered again for a push member. For a pull
+	// member the report of the agent triggers it.
 	pushRecheck = 2 * time.Second
 )
 
@@ -62,23 +62,21 @@ type Options struct {
 	// sharding.projectsveltos.io/key. Empty: the default shard, with all clusters without the annotation. Only the hub
 	// of the default shard matches profiles, installs CRDs and registers itself.
 	ShardKey string
-	// HealthAddress is the address for /healthz and /readyz over HTTP, without authentication. DiagnosticsAddress is
-	// the address for /metrics and /debug/pprof/ over HTTPS; users need the permission to get these non-resource URLs on
-	// the hub's API server. Empty: not served.
+	// HealthAddress is the address for /healthz and /readyz over HTTP, without authentication. DiagnosticsAddress is the
+	// address for /metrics and /debug/pprof/ over HTTPS; clients need RBAC permission to get these non-resource URLs on
+	// the hub. Empty: not served.
 	HealthAddress      string
 	DiagnosticsAddress string
 	// CacheDir is a persistent directory for downloaded charts. Empty: a temporary directory.
 	CacheDir string
 	// InstallCRDs installs or upgrades the CRDs of Towline at startup.
 	InstallCRDs bool
-	// RegisterSelf registers the hub as the member mgmt/mgmt unless it is registered. Without it, a SveltosCluster of this
-	// name needs a kubeconfig as any other.
+	// RegisterSelf creates the SveltosCluster mgmt/mgmt for the hub itself if it does not exist. This member needs no
+	// kubeconfig. If RegisterSelf is false, mgmt/mgmt needs a kubeconfig like every other SveltosCluster.
 	RegisterSelf bool
-	// LeaderElection makes one hub per shard the leader, and the others wait. It is required if a second hub may be
-	// started.
+	// LeaderElection lets only one hub per shard run its controllers. It is required if a shard can have two hubs.
 	LeaderElection bool
-	// Transports has the transport for each mode. Default: engines in this process for push, groups and bundles for
-	// pull.
+	// Transports has the transport for each mode; tests set it. Default: deliver.PushTransport and deliver.PullTransport.
 	Transports map[fleet.Mode]deliver.Transport
 	// ManagementClusterURL is the https address of the hub for agents. Empty: the address in the ConfigMap
 	// kube-public/cluster-info, or else in the hub's kubeconfig unless it is a cluster-internal address.
@@ -88,23 +86,22 @@ type Options struct {
 	ManagementClusterCA []byte
 	// AgentImage is the container image of agents. Default: join.DefaultAgentImage.
 	AgentImage string
-	// AgentPatchConfigMap is <namespace>/<name> of a ConfigMap with patches for agents' manifests. It is used for
-	// clusters that name no ConfigMap of their own. The hub of the default shard publishes it for all clients that
-	// create manifests. Empty: none.
+	// AgentPatchConfigMap is <namespace>/<name> of a ConfigMap with patches for agents' manifests. It is used for clusters
+	// that name no ConfigMap of their own. The hub of the default shard publishes the name for all clients that create
+	// manifests. Empty: none.
 	AgentPatchConfigMap string
 	// OutdatedChartInterval is the interval between two checks for newer versions of deployed charts. 0: no checks.
 	OutdatedChartInterval time.Duration
 	// HeartbeatLimits has, by type, the time without a heartbeat after which the agent of a pull member is silent.
-	// Default of each type: heartbeats.SveltosLimit and heartbeats.KarmadaLimit. Tests set other ones.
+	// Default: heartbeats.SveltosLimit and heartbeats.KarmadaLimit. Tests set shorter limits.
 	HeartbeatLimits map[fleet.Type]time.Duration
 	// SandboxCommand starts a process that serves render.SandboxFunctions and check.Functions. Empty: templates are
 	// expanded and checks are run in this process, without limits of time and memory, and no kustomization is built.
 	SandboxCommand []string
-	// Egress limits the connections to addresses that users choose: of charts, files, repositories, and members.
+	// Egress limits the connections to addresses that users choose: addresses of charts, files, repositories and members.
 	// Default: egress.Default.
 	Egress *egress.Policy
-	// Identity limits the use of the hub's cloud identity. Default: no cluster may use it. Its Transport is always that of
-	// package identity.
+	// Identity limits the use of the hub's cloud identity. Default: no cluster may use it. Run sets its Transport.
 	Identity fleet.IdentityPolicy
 	// Version is the release of Towline for the manifests of agents.
 	Version string
@@ -122,8 +119,8 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 	if reasons := validation.IsDNS1123Label(opts.ShardKey); opts.ShardKey != "" && len(reasons) > 0 {
 		return fmt.Errorf("shard key %q: %s", opts.ShardKey, reasons[0])
 	}
-	// This process keeps to a half of the container. The children of the sandbox have three sixteenths, which are three
-	// eighths of this half (see sandbox.NewPool), and the rest is for what exceeds the limits for a moment.
+	// This process uses one half of the container's memory. The children of the sandbox use three eighths of that half
+	// (see sandbox.NewPool). The rest is a reserve for short peaks.
 	debug.SetMemoryLimit(containerMemory() / 2)
 	cfg = rest.CopyConfig(cfg)
 	cfg.UserAgent = rest.DefaultKubernetesUserAgent() + "/towline-hub"
@@ -170,7 +167,7 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 
 func (o Options) shard() fleet.Shard { return fleet.Shard(o.ShardKey) }
 
-// sandbox returns nil without a command.
+// sandbox returns the pool of child processes, nil without a SandboxCommand.
 func (o Options) sandbox() *sandbox.Pool {
 	if len(o.SandboxCommand) == 0 {
 		return nil
@@ -213,22 +210,25 @@ func newManager(cfg *rest.Config, opts Options, leaseTracker *leaseTracker) (ctr
 	return mgr, nil
 }
 
-// hub has the parts that the controllers share. It is used during the setup.
+// hub has the parts that the controllers share. It is used only during the setup.
 type hub struct {
 	ctrl.Manager
 	*endpoints
-	opts             Options
-	live             client.Client
+	opts Options
+	// live reads from the API server, GetClient from the cache.
+	live client.Client
+	// bundleKey encrypts the content of bundles for pull members, and hashes the bundles in the status of summaries.
 	bundleKey        deliver.Key
 	members          *fleet.Clients
 	metricsRecorder  *metricsRecorder
 	metricsCollector *metricsCollector
 	engines          *engines
-	// bundleWithdrawer withdraws, from clusters that are being deregistered, the bundles without a summary or a Work.
+	// bundleWithdrawer withdraws bundles without a summary or a Work from clusters that are being deregistered.
 	bundleWithdrawer unclaimed.BundleWithdrawer
-	// labelGroups labels the groups of a pull member with the shard; nil without a PullTransport.
+	// labelGroups is PullTransport.LabelGroups: it sets the shard label on the groups of a member. It is nil if
+	// opts.Transports is set.
 	labelGroups func(context.Context, fleet.Member) (done bool, err error)
-	// heartbeats evaluates the agents of pull members for all controllers of this hub.
+	// heartbeats evaluates the heartbeats of agents for all controllers of this hub.
 	heartbeats *heartbeats.Monitor
 	// resources reads the objects that templates refer to.
 	resources *resources.Watcher
@@ -282,7 +282,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport, Configurations: configurations,
 			RecheckDelay: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck, fleet.Local: pushRecheck}, Wakeups: h.engines.reportedSummaries, UnreachableReason: h.unreachableReason(),
-			Started:   h.metricsRecorder.start,
+			Started:   h.metricsRecorder.recordStart,
 			Resources: h.resources, Flux: h.newFluxWatcher(composer.Contents.Artifacts), Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&shards.Controller{
@@ -295,7 +295,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 	)
 }
 
-// addEngines creates the clients and the engines of the members in push mode.
+// addEngines sets h.members and h.engines: the clients and the engines of push members, which are created on demand.
 func (h *hub) addEngines(ctx context.Context) error {
 	identities := h.opts.Identity
 	identities.Transport = identity.Wrap
@@ -312,7 +312,7 @@ func (h *hub) addEngines(ctx context.Context) error {
 	return nil
 }
 
-// selfConfig returns the configuration with which the hub manages its own cluster, or nil if it does not.
+// selfConfig returns the configuration for the member mgmt/mgmt, nil unless RegisterSelf is set.
 func (h *hub) selfConfig() *rest.Config {
 	if !h.opts.RegisterSelf {
 		return nil
@@ -320,7 +320,7 @@ func (h *hub) selfConfig() *rest.Config {
 	return h.GetConfig()
 }
 
-// setupClients creates the clients for the cluster of the hub.
+// setupClients sets the fields for the access to the hub's API server: live, resources and bundleKey.
 func (h *hub) setupClients(ctx context.Context) error {
 	var err error
 	if h.live, err = newClient(h, nil); err != nil {
@@ -355,7 +355,7 @@ func (h *hub) addFleetControllers(ctx context.Context, contents *source.Contents
 // hashKey returns the key of the hashes in the status of summaries.
 func (h *hub) hashKey() status.HashKey { return h.bundleKey.ForStatus() }
 
-// setupMetrics connects the health and the metrics of the hub to its manager.
+// setupMetrics registers the metrics, and gives health the check of the manager's caches.
 func (h *hub) setupMetrics(ctx context.Context) error {
 	h.health.setCacheCheck(cachesSyncedFunc(h.GetCache()))
 	h.metricsRecorder = newMetricsRecorder(h.GetCache(), h.opts.shard(), h.Elected(), clock.RealClock{})
@@ -367,7 +367,7 @@ func (h *hub) setupMetrics(ctx context.Context) error {
 	return errors.Join(h.metricsRecorder.register(h.registry), h.metricsRecorder.watch(ctx, h.GetCache()))
 }
 
-// addChartChecker adds the metrics of outdated charts.
+// addChartChecker adds the periodic check for outdated charts, and its metrics.
 func (h *hub) addChartChecker(composer *summaries.Composer) error {
 	if h.opts.OutdatedChartInterval <= 0 {
 		return nil
@@ -398,18 +398,19 @@ func (h *hub) isServed(ctx context.Context, m fleet.Member) (bool, error) {
 	return h.opts.shard().Serves(cluster), nil
 }
 
-// newClient returns a client of the hub with requestTimeout for each request.
-func newClient(mgr ctrl.Manager, reads *client.CacheOptions) (client.Client, error) {
+// newClient returns a client of the hub with requestTimeout for each request. With cacheOptions it reads from a cache.
+func newClient(mgr ctrl.Manager, cacheOptions *client.CacheOptions) (client.Client, error) {
 	cfg := rest.CopyConfig(mgr.GetConfig())
 	cfg.Timeout = requestTimeout
-	hub, err := client.New(cfg, client.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), Cache: reads})
+	hub, err := client.New(cfg, client.Options{Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), Cache: cacheOptions})
 	if err != nil {
 		return nil, fmt.Errorf("create a client of the hub: %w", err)
 	}
 	return hub, nil
 }
 
-// newTransport returns the transport that delivers by the mode of the member, and counts the operations.
+// newTransport returns a transport that passes each call to the transport of the member's mode, and counts deliveries
+// and withdrawals.
 func (h *hub) newTransport() (deliver.Transport, error) {
 	local := &deliver.LocalTransport{Push: &deliver.PushTransport{Engines: h.engines.forLocal}}
 	if h.opts.Transports != nil {
@@ -432,6 +433,7 @@ func (h *hub) newTransport() (deliver.Transport, error) {
 	return countingTransport{deliver.ByMode{fleet.Push: &deliver.PushTransport{Engines: h.engines.forTransport}, fleet.Pull: pull, fleet.Local: local}, h.metricsRecorder.operations}, nil
 }
 
+// newComposer returns the composer that makes the bundles of summaries.
 func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, opts Options, pool *sandbox.Pool) (*summaries.Composer, error) {
 	hubUID, err := join.HubUID(ctx, live)
 	if err != nil {
@@ -467,6 +469,7 @@ func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, opts
 	}, nil
 }
 
+// ensureNamespace creates a namespace if it does not exist.
 func ensureNamespace(ctx context.Context, hub client.Client, name string) error {
 	err := hub.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, client.FieldOwner(kube.FieldManager))
 	if err != nil && !apierrors.IsAlreadyExists(err) {

@@ -21,7 +21,7 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// same returns an error that shows the difference, if there is any.
+// same returns an error with the difference between want and got, nil if they are equal.
 func same[T any](want, got T) error {
 	if diff := cmp.Diff(want, got); diff != "" {
 		return fmt.Errorf("(-want +got):\n%s", diff)
@@ -72,9 +72,9 @@ func TestProfileIsProvisionedAndWithdrawn(t *testing.T) {
 		return same(1, len(profile.Status.MatchingClusters))
 	})
 
-	// It stops matching.
+	// The member no longer matches.
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Labels["env"] = "test" })
-	w.wantGone(profile, "one")
+	w.wantNoSummary(profile, "one")
 	if got := w.refs("one", "Resources"); got != nil {
 		t.Errorf("one still has %v", got)
 	}
@@ -112,11 +112,11 @@ func TestSummariesAreFoundByOwnerNotByName(t *testing.T) {
 		t.Errorf("summary is named %s, which belongs to the other profile", taken)
 	}
 	w.must(w.Delete(t.Context(), second))
-	w.wantGone(second, "c")
+	w.wantNoSummary(second, "c")
 	w.wantProvisioned(first, "x-sveltos-c")
 }
 
-func TestUnsupportedFieldIsRefusedByName(t *testing.T) {
+func TestUnsupportedFieldIsReported(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))
 	one := w.member("one", w.prod())
@@ -140,7 +140,7 @@ func TestUnsupportedFieldIsRefusedByName(t *testing.T) {
 		}
 		return nil
 	})
-	// Nothing goes, not even where the profile stops matching.
+	// Nothing is withdrawn, not even from a member that no longer matches.
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Labels["env"] = "test" })
 	w.eventually("profile says so", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); err != nil {
@@ -155,10 +155,10 @@ func TestUnsupportedFieldIsRefusedByName(t *testing.T) {
 		t.Errorf("one has %v", err)
 	}
 	update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.Reloader = false })
-	w.wantGone(profile, "one")
+	w.wantNoSummary(profile, "one")
 }
 
-func TestBadContentTouchesNothing(t *testing.T) {
+func TestInvalidContentChangesNothing(t *testing.T) {
 	w := newWorld(t)
 	cm := w.configMap("manifests", manifest("a"))
 	w.member("one", w.prod())
@@ -167,11 +167,11 @@ func TestBadContentTouchesNothing(t *testing.T) {
 
 	update(w, cm, func(cm *corev1.ConfigMap) { cm.Data["content"] = "a: [" })
 	w.eventually("broken YAML", func() error {
-		return w.failure(profile, "FailedNonRetriable", "ConfigMap "+w.ns+"/manifests, key content, document 1, line 1")
+		return w.checkFailure(profile, "FailedNonRetriable", "ConfigMap "+w.ns+"/manifests, key content, document 1, line 1")
 	})
 
 	w.must(w.Delete(t.Context(), cm))
-	w.eventually("missing reference", func() error { return w.failure(profile, "Failed", "ConfigMap "+w.ns+"/manifests does not exist") })
+	w.eventually("missing reference", func() error { return w.checkFailure(profile, "Failed", "ConfigMap "+w.ns+"/manifests does not exist") })
 	if err := same([]string{"ConfigMap default/a"}, w.refs("one", "Resources")); err != nil {
 		t.Errorf("one has %v", err)
 	}
@@ -182,9 +182,9 @@ func TestBadContentTouchesNothing(t *testing.T) {
 	}
 }
 
-// failure returns nil once the Resources feature of profile on "one" has failed in that way, with an event that says
-// so.
-func (w *world) failure(profile client.Object, status, message string) error {
+// checkFailure returns nil once the Resources feature of profile on "one" has failed in that way, with an event that
+// says so.
+func (w *world) checkFailure(profile client.Object, status, message string) error {
 	summary, err := w.summary(profile, "one")
 	if err != nil {
 		return err
@@ -207,22 +207,22 @@ func TestFailureOfTheMemberIsReportedAndRetried(t *testing.T) {
 	w.configMap("manifests", manifest("a"))
 	w.member("one", w.prod())
 	refused := errors.New("converge: ConfigMap default/a: no room")
-	w.set(func(m *mailbox) {
+	w.set(func(m *fakeTransport) {
 		m.answer = func(_ bundle.Bundle, r *bundle.Report) error {
 			r.State, r.Message = bundle.StateFailed, "ConfigMap default/a: no room"
 			return refused
 		}
 	})
 	profile := w.profile(nil)
-	w.eventually("failure", func() error { return w.failure(profile, "Failed", "ConfigMap default/a: no room") })
-	w.set(func(m *mailbox) { m.answer = nil })
+	w.eventually("failure", func() error { return w.checkFailure(profile, "Failed", "ConfigMap default/a: no room") })
+	w.set(func(m *fakeTransport) { m.answer = nil })
 	summary := w.wantProvisioned(profile, "one")
 	if got := summary.Status.FeatureSummaries[0].ConsecutiveFailures; got != 0 {
 		t.Errorf("consecutiveFailures = %d after a success", got)
 	}
 }
 
-func TestDeletionWithdrawsOrLeaves(t *testing.T) {
+func TestDeletionWithdrawsOrOrphans(t *testing.T) {
 	for behavior, leave := range map[configv1beta1.StopMatchingBehavior]bool{configv1beta1.WithdrawPolicies: false, configv1beta1.LeavePolicies: true} {
 		t.Run(string(behavior), func(t *testing.T) {
 			w := newWorld(t)
@@ -231,8 +231,8 @@ func TestDeletionWithdrawsOrLeaves(t *testing.T) {
 			profile := w.profile(nil)
 			summary := w.wantProvisioned(profile, "one")
 			held := errors.New("not now")
-			w.set(func(m *mailbox) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, held } })
-			// It must be known to the summary although nothing else changes before the profile goes.
+			w.set(func(m *fakeTransport) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, held } })
+			// The summary must have it, although nothing else changes before the profile is deleted.
 			update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.StopMatchingBehavior = behavior })
 			w.must(w.Delete(t.Context(), profile))
 
@@ -240,8 +240,8 @@ func TestDeletionWithdrawsOrLeaves(t *testing.T) {
 			if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); err != nil {
 				t.Errorf("the profile did not wait for its summaries: %v", err)
 			}
-			w.set(func(m *mailbox) { m.refuse = nil })
-			w.wantGone(profile, "one")
+			w.set(func(m *fakeTransport) { m.refuse = nil })
+			w.wantNoSummary(profile, "one")
 			w.eventually("profile goes", func() error {
 				if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); !apierrors.IsNotFound(err) {
 					return fmt.Errorf("it is there: %w", err)
@@ -256,17 +256,17 @@ func TestDeletionWithdrawsOrLeaves(t *testing.T) {
 	}
 }
 
-func TestRemovedClusterHoldsNothingUp(t *testing.T) {
+func TestRemovedClusterBlocksNothing(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))
 	one := w.member("one", w.prod())
 	profile := w.profile(nil)
 	summary := w.wantProvisioned(profile, "one")
-	// Somebody takes the hub's finalizer off.
-	w.set(func(m *mailbox) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
+	// A user removes the finalizer of the hub.
+	w.set(func(m *fakeTransport) { m.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
 	w.must(w.Delete(t.Context(), one))
 	w.must(w.Patch(t.Context(), one, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))))
-	w.wantGone(profile, "one")
+	w.wantNoSummary(profile, "one")
 	w.eventually("event", func() error {
 		want := "Warning Abandoned cluster Sveltos " + w.ns + "/one does not exist; nothing was withdrawn from it, left there: Resources (ConfigMap.v1.)"
 		if all := w.events(summary); !slices.Contains(all, want) {
@@ -279,7 +279,7 @@ func TestRemovedClusterHoldsNothingUp(t *testing.T) {
 	}
 }
 
-func TestFeatureThatIsNotWantedAnyMoreIsWithdrawn(t *testing.T) {
+func TestRemovedFeatureIsWithdrawn(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))
 	w.member("one", w.prod())
@@ -346,22 +346,22 @@ func TestProfileStaysInItsNamespace(t *testing.T) {
 		return same(1, len(profile.Status.MatchingClusters))
 	})
 	w.must(w.Delete(t.Context(), profile))
-	w.wantGone(profile, "one")
+	w.wantNoSummary(profile, "one")
 }
 
 func TestGates(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))
-	one := w.unready("one", nil)
+	one := w.createMember("one", nil)
 	profile := w.profile(func(s *configv1beta1.ProfileSpec) {
 		s.ClusterRefs = []corev1.ObjectReference{{Kind: "SveltosCluster", APIVersion: "lib.projectsveltos.io/v1beta1", Namespace: w.ns, Name: "one"}}
 	})
 	failed := configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusFailed, FailureMessage: "cluster is not ready"}
 	w.wantFeature(profile, "one", failed)
 
-	// A cluster that is paused before it is ready is left alone.
+	// A cluster that is paused before it is ready gets no summary changes.
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Spec.Paused = true })
-	w.ready(one)
+	w.setReady(one)
 	w.eventually("suspended", func() error {
 		summary, err := w.summary(profile, "one")
 		if err != nil {
@@ -396,7 +396,7 @@ func TestPullMembersAreCounted(t *testing.T) {
 	for _, name := range []string{"one", "two"} {
 		w.member(name, w.prod())
 	}
-	// The hub has seen both once this one is provisioned.
+	// The hub has handled both changes when this summary is provisioned.
 	seen := w.profile(nil)
 	w.wantProvisioned(seen, "one")
 	w.wantProvisioned(seen, "two")

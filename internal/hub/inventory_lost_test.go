@@ -17,18 +17,18 @@ import (
 	"github.com/towline/towline/internal/hub"
 )
 
-// inventories lists the Secrets with the engine's inventories on the control plane.
-func (w *world) inventories() []corev1.Secret {
+// listInventories lists the Secrets with the engine's inventories on the control plane.
+func (w *world) listInventories() []corev1.Secret {
 	w.Helper()
 	var secrets corev1.SecretList
 	w.must(w.List(w.Context(), &secrets, client.HasLabels{"towline.dev/record"}))
 	return secrets.Items
 }
 
-// loseInventories deletes the engine's inventories.
+// loseInventories deletes the inventories of the engine.
 func (w *world) loseInventories() {
 	w.Helper()
-	lost := w.inventories()
+	lost := w.listInventories()
 	if len(lost) == 0 {
 		w.Fatal("there is no inventory")
 	}
@@ -77,7 +77,7 @@ func (w *world) wantRelease(what string, records []string, data map[string]strin
 // TestReleaseStaysWhileTheInventoryOfItsPushMemberIsLost loses the inventory while no hub runs, then while one runs.
 // The chart reads the revision, so that another revision would also change its objects.
 func TestReleaseStaysWhileTheInventoryOfItsPushMemberIsLost(t *testing.T) {
-	w := realWorld(t)
+	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	options := hub.Options{CacheDir: t.TempDir()}
 	stop := w.start(w.plane.Config, options)
@@ -114,7 +114,7 @@ func TestReleaseStaysWhileTheInventoryOfItsPushMemberIsLost(t *testing.T) {
 	restored := func(when string, records []string) {
 		t.Helper()
 		w.eventually(when, func() error {
-			if len(w.inventories()) == 0 {
+			if len(w.listInventories()) == 0 {
 				return errors.New("there is no inventory")
 			}
 			return nil
@@ -153,12 +153,12 @@ func TestReleaseStaysWhileTheInventoryOfItsPushMemberIsLost(t *testing.T) {
 	upgrade("fourth", 4)
 
 	w.must(w.Delete(t.Context(), profile))
-	w.wantGone(profile, "one")
+	w.wantNoSummary(profile, "one")
 	w.eventually("uninstallation", func() error {
 		records, err := w.releaseRecords()
-		return errors.Join(err, same(nil, records), w.gone(&corev1.ConfigMap{}, "hello", "seen"))
+		return errors.Join(err, same(nil, records), w.checkNotFound(&corev1.ConfigMap{}, "hello", "seen"))
 	})
-	if left := w.inventories(); len(left) > 0 {
+	if left := w.listInventories(); len(left) > 0 {
 		t.Errorf("%d inventories are left", len(left))
 	}
 }

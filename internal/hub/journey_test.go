@@ -24,14 +24,14 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// realWorld is a corner of a control plane of the test's own.
-func realWorld(t *testing.T) *world {
+// newPrivateWorld returns a world on a control plane of its own, without a hub.
+func newPrivateWorld(t *testing.T) *world {
 	t.Helper()
 	t.Parallel()
 	return worldOn(t, localkube.ForTest(t, localkube.Named("real")))
 }
 
-// start starts a hub as it is started for users.
+// start starts a hub with the default transports. stop can be called more than once.
 func (w *world) start(config *rest.Config, opts hub.Options) (stop func()) {
 	w.Helper()
 	end := startHub(config, opts)
@@ -46,8 +46,8 @@ func (w *world) start(config *rest.Config, opts hub.Options) (stop func()) {
 	return stop
 }
 
-func TestChartLandsOnTheHubItself(t *testing.T) {
-	w := realWorld(t)
+func TestChartIsDeployedOnTheHubItself(t *testing.T) {
+	w := newPrivateWorld(t)
 	w.start(w.plane.Config, hub.Options{InstallCRDs: true, RegisterSelf: true, CacheDir: t.TempDir()})
 	repository, err := examples.Repository()
 	w.must(err)
@@ -106,7 +106,7 @@ func TestChartLandsOnTheHubItself(t *testing.T) {
 		return nil
 	})
 
-	// What somebody deletes comes back, without a new delivery.
+	// A deleted object is created again, without a new delivery.
 	w.must(w.Delete(t.Context(), deployment))
 	w.eventually("the deployment is healed", func() error {
 		return w.Get(t.Context(), client.ObjectKey{Namespace: "hello", Name: "hello"}, &appsv1.Deployment{})
@@ -114,13 +114,13 @@ func TestChartLandsOnTheHubItself(t *testing.T) {
 	w.must(w.Delete(t.Context(), profile))
 	w.eventually("everything goes", func() error {
 		return errors.Join(
-			w.gone(&appsv1.Deployment{}, "hello", "hello"), w.gone(&corev1.ConfigMap{}, "default", "plain"),
-			w.gone(profile, "", profile.Name), w.gone(inventory, "mgmt", "sveltos--mgmt"),
+			w.checkNotFound(&appsv1.Deployment{}, "hello", "hello"), w.checkNotFound(&corev1.ConfigMap{}, "default", "plain"),
+			w.checkNotFound(profile, "", profile.Name), w.checkNotFound(inventory, "mgmt", "sveltos--mgmt"),
 		)
 	})
 }
 
-func (w *world) gone(obj client.Object, namespace, name string) error {
+func (w *world) checkNotFound(obj client.Object, namespace, name string) error {
 	if err := w.Get(w.Context(), client.ObjectKey{Namespace: namespace, Name: name}, obj); !apierrors.IsNotFound(err) {
 		return fmt.Errorf("%T %s/%s is there: %w", obj, namespace, name, err)
 	}
@@ -143,8 +143,8 @@ func (w *world) group(action libv1beta1.Action) *libv1beta1.ConfigurationGroup {
 	return &list.Items[0]
 }
 
-// answer does what the agent does when it has done with a group.
-func (w *world) answer(group *libv1beta1.ConfigurationGroup, status libv1beta1.FeatureStatus) {
+// reportGroup writes the report of an agent about a group.
+func (w *world) reportGroup(group *libv1beta1.ConfigurationGroup, status libv1beta1.FeatureStatus) {
 	w.Helper()
 	before := group.DeepCopy()
 	group.Status = libv1beta1.ConfigurationGroupStatus{
@@ -161,8 +161,8 @@ func (w *world) bundles() int {
 	return len(list.Items)
 }
 
-// installed applies config/hub.yaml, without what lets the hub deploy to its own cluster, and returns how the hub in it
-// connects.
+// installed applies config/hub.yaml, without the rights to deploy to the hub's own cluster, and returns the client
+// configuration of the hub's ServiceAccount.
 func (w *world) installed() *rest.Config {
 	w.Helper()
 	raw, err := os.ReadFile("../../config/hub.yaml")
@@ -182,9 +182,9 @@ func (w *world) installed() *rest.Config {
 	return config
 }
 
-// TestHubPicksUpWhereItWasStopped runs the hub with no more rights than it has when it is installed.
-func TestHubPicksUpWhereItWasStopped(t *testing.T) {
-	w := realWorld(t)
+// TestHubContinuesAfterARestart runs the hub with no more rights than it has when it is installed.
+func TestHubContinuesAfterARestart(t *testing.T) {
+	w := newPrivateWorld(t)
 	config := w.installed()
 	opts := hub.Options{InstallCRDs: true, LeaderElection: true, CacheDir: t.TempDir()}
 	stop := w.start(config, opts)
@@ -198,23 +198,23 @@ func TestHubPicksUpWhereItWasStopped(t *testing.T) {
 		t.Errorf("%d bundles, want 1", w.bundles())
 	}
 
-	// The agent finishes while the hub is away.
+	// The agent finishes while no hub runs.
 	stop()
-	w.answer(group, libv1beta1.FeatureStatusProvisioned)
+	w.reportGroup(group, libv1beta1.FeatureStatusProvisioned)
 	stop = w.start(config, opts)
 	w.wantProvisioned(profile, "one")
 	w.eventually("bundles are swept", func() error { return same(0, w.bundles()) })
 
-	// The profile is deleted while the hub is away.
+	// The profile is deleted while no hub runs.
 	stop()
 	w.must(w.Delete(t.Context(), profile))
 	stop = w.start(config, opts)
 	group = w.group(libv1beta1.ActionRemove)
 	stop()
-	w.answer(group, libv1beta1.FeatureStatusRemoved)
+	w.reportGroup(group, libv1beta1.FeatureStatusRemoved)
 	w.start(config, opts)
-	w.wantGone(profile, "one")
+	w.wantNoSummary(profile, "one")
 	w.eventually("the profile and the group go", func() error {
-		return errors.Join(w.gone(profile, "", profile.Name), w.gone(group, group.Namespace, group.Name))
+		return errors.Join(w.checkNotFound(profile, "", profile.Name), w.checkNotFound(group, group.Namespace, group.Name))
 	})
 }

@@ -25,44 +25,45 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// joined registers the control plane of member by hand, as a Cluster in push mode that answers.
-func (w *world) joined(name string, member *world, endpoint string) *clusterv1alpha1.Cluster {
+// registerPushCluster creates the Cluster in push mode for the control plane of member, and its Secret.
+func (w *world) registerPushCluster(name string, member *world, endpoint string) *clusterv1alpha1.Cluster {
 	w.Helper()
 	w.create(&corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
 		Data:       map[string][]byte{"token": []byte(member.token("hub", "cluster-admin")), "caBundle": member.plane.Config.CAData},
 	})
-	return w.declared(name, clusterv1alpha1.ClusterSpec{
-		ID: member.uid(), SyncMode: clusterv1alpha1.Push, APIEndpoint: endpoint,
+	return w.createReadyCluster(name, clusterv1alpha1.ClusterSpec{
+		ID: member.kubeSystemUID(), SyncMode: clusterv1alpha1.Push, APIEndpoint: endpoint,
 		SecretRef: &clusterv1alpha1.LocalSecretReference{Namespace: w.ns, Name: name},
 	})
 }
 
-// declared makes a Cluster that matches the profiles of the test, is ready and has all that the hub gives it.
-func (w *world) declared(name string, spec clusterv1alpha1.ClusterSpec) *clusterv1alpha1.Cluster {
+// createReadyCluster creates a ready Cluster that matches the profiles of the test, with the objects and the finalizer
+// that the hub creates for it.
+func (w *world) createReadyCluster(name string, spec clusterv1alpha1.ClusterSpec) *clusterv1alpha1.Cluster {
 	w.Helper()
 	w.must(client.IgnoreAlreadyExists(w.Create(w.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: fleet.ExecutionSpace(name)}})))
 	cluster := &clusterv1alpha1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Labels: w.prod(), Finalizers: []string{clusterv1alpha1.ClusterFinalizer}, Annotations: map[string]string{kube.AnnotationHub: w.uid()},
+			Name: name, Labels: w.prod(), Finalizers: []string{clusterv1alpha1.ClusterFinalizer}, Annotations: map[string]string{kube.AnnotationHub: w.kubeSystemUID()},
 		},
 		Spec: spec,
 	}
 	w.create(cluster)
-	w.eventually("status of "+name, func() error { return w.answers(cluster, metav1.ConditionTrue) })
+	w.eventually("status of "+name, func() error { return w.patchReady(cluster, metav1.ConditionTrue) })
 	return cluster
 }
 
-// uid is what tells the control plane of w from all others.
-func (w *world) uid() string {
+// kubeSystemUID returns the UID of the namespace kube-system, which identifies the control plane of w.
+func (w *world) kubeSystemUID() string {
 	w.Helper()
 	namespace := &corev1.Namespace{}
 	w.must(w.Get(w.Context(), client.ObjectKey{Name: metav1.NamespaceSystem}, namespace))
 	return string(namespace.UID)
 }
 
-// answers says of a Cluster whether it is ready.
-func (w *world) answers(cluster *clusterv1alpha1.Cluster, ready metav1.ConditionStatus) error {
+// patchReady sets the condition Ready of a Cluster.
+func (w *world) patchReady(cluster *clusterv1alpha1.Cluster, ready metav1.ConditionStatus) error {
 	if err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
 		return err
 	}
@@ -73,7 +74,7 @@ func (w *world) answers(cluster *clusterv1alpha1.Cluster, ready metav1.Condition
 	return w.Status().Update(w.Context(), cluster)
 }
 
-// wantState waits until the Resources of profile on a Cluster are as said, and returns the summary.
+// wantState waits until the Resources of profile on a Cluster have the status, and returns the summary.
 func (w *world) wantState(profile *configv1beta1.ClusterProfile, cluster string, want libv1beta1.FeatureStatus) *configv1beta1.ClusterSummary {
 	w.Helper()
 	summary := &configv1beta1.ClusterSummary{}
@@ -90,7 +91,7 @@ func (w *world) wantState(profile *configv1beta1.ClusterProfile, cluster string,
 	return summary
 }
 
-func TestProfileLandsOnAPushClusterAndLeavesIt(t *testing.T) {
+func TestProfileIsDeployedAndWithdrawnOnAPushCluster(t *testing.T) {
 	t.Parallel()
 	planes := localkube.SeveralForTest(t, []string{"hub", "member"})
 	w, member := worldOn(t, planes[0]), worldOn(t, planes[1])
@@ -103,8 +104,8 @@ func TestProfileLandsOnAPushClusterAndLeavesIt(t *testing.T) {
 		cm.Data["content"] = manifest(`{{ printf "a-%s-%s-%s" .Cluster.metadata.name .Cluster.spec.syncMode .Cluster.kind | lower }}`)
 	})
 	profile := w.profile(nil)
-	line := newLine(w, strings.TrimPrefix(member.plane.Config.Host, "https://"))
-	one := w.joined("one", member, "https://"+line.Addr().String())
+	line := newTCPProxy(w, strings.TrimPrefix(member.plane.Config.Host, "https://"))
+	one := w.registerPushCluster("one", member, "https://"+line.Addr().String())
 
 	summary := w.wantState(profile, "one", libv1beta1.FeatureStatusProvisioned)
 	if summary.Spec.ClusterType != libv1beta1.ClusterTypeKarmada || summary.Spec.ClusterNamespace != "karmada-es-one" || summary.Labels[libv1beta1.ClusterTypeLabel] != "Karmada" {
@@ -112,7 +113,7 @@ func TestProfileLandsOnAPushClusterAndLeavesIt(t *testing.T) {
 	}
 	deployed := &corev1.ConfigMap{}
 	w.must(member.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "a-one-push-cluster"}, deployed))
-	if deployed.Annotations[kube.AnnotationHub] != w.uid() || deployed.Annotations[kube.AnnotationScope] != string(one.UID) {
+	if deployed.Annotations[kube.AnnotationHub] != w.kubeSystemUID() || deployed.Annotations[kube.AnnotationScope] != string(one.UID) {
 		t.Errorf("it is marked %v", deployed.Annotations)
 	}
 	w.wantListed(profile, "one")
@@ -122,7 +123,7 @@ func TestProfileLandsOnAPushClusterAndLeavesIt(t *testing.T) {
 
 	update(w, one, func(c *clusterv1alpha1.Cluster) { delete(c.Labels, "env") })
 	w.eventually("it is withdrawn", func() error {
-		return errors.Join(member.gone(deployed, deployed.Namespace, deployed.Name), w.gone(summary, summary.Namespace, summary.Name))
+		return errors.Join(member.checkNotFound(deployed, deployed.Namespace, deployed.Name), w.checkNotFound(summary, summary.Namespace, summary.Name))
 	})
 	update(w, one, func(c *clusterv1alpha1.Cluster) { c.Labels["env"] = "prod" })
 	w.wantState(profile, "one", libv1beta1.FeatureStatusProvisioned)
@@ -131,7 +132,7 @@ func TestProfileLandsOnAPushClusterAndLeavesIt(t *testing.T) {
 		secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}
 		update(w, secret, func(s *corev1.Secret) { s.Data["token"] = []byte(member.token("new", "cluster-admin")) })
 		w.must(member.Delete(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: member.ns, Name: "hub"}}))
-		// What the old token opened would go on.
+		// Open connections would keep the old token.
 		line.cut()
 		w.must(member.Delete(t.Context(), deployed))
 		w.eventually("it is healed", func() error { return member.Get(t.Context(), client.ObjectKeyFromObject(deployed), deployed) })
@@ -143,26 +144,26 @@ func TestProfileLandsOnAPushClusterAndLeavesIt(t *testing.T) {
 		})
 		w.must(w.Delete(t.Context(), one))
 		w.eventually("the summary goes", func() error {
-			// The Cluster may be gone by now, and whoever looks after it may have said so first.
-			_ = w.answers(one, metav1.ConditionFalse)
-			return w.gone(summary, summary.Namespace, summary.Name)
+			// The Cluster may be deleted already, and a controller may have written its status first.
+			_ = w.patchReady(one, metav1.ConditionFalse)
+			return w.checkNotFound(summary, summary.Namespace, summary.Name)
 		})
 		w.must(member.Get(t.Context(), client.ObjectKeyFromObject(deployed), deployed))
 	})
 }
 
-// line carries connections to an address until they are cut.
-type line struct {
+// tcpProxy forwards connections to an address until they are cut.
+type tcpProxy struct {
 	net.Listener
 	mu   sync.Mutex // guards open
 	open []net.Conn
 }
 
-func newLine(w *world, to string) *line {
+func newTCPProxy(w *world, to string) *tcpProxy {
 	w.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(w.Context(), "tcp", "127.0.0.1:0")
 	w.must(err)
-	l := &line{Listener: listener}
+	l := &tcpProxy{Listener: listener}
 	w.Cleanup(func() {
 		_ = l.Close()
 		l.cut()
@@ -189,7 +190,7 @@ func newLine(w *world, to string) *line {
 }
 
 // cut ends all connections; new ones can be made.
-func (l *line) cut() {
+func (l *tcpProxy) cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, end := range l.open {
@@ -198,7 +199,7 @@ func (l *line) cut() {
 	l.open = nil
 }
 
-// wantSeries waits until the metrics tell of the Cluster one, as what it is.
+// wantSeries waits until the metrics have the series of the Cluster one, with the right type.
 func (w *world) wantSeries(opts hub.Options, profile *configv1beta1.ClusterProfile) {
 	w.Helper()
 	reader := w.token("reader", "cluster-admin")
@@ -219,15 +220,15 @@ func (w *world) wantSeries(opts hub.Options, profile *configv1beta1.ClusterProfi
 	})
 }
 
-func TestProfileIsLeftForAPullClusterInItsSpace(t *testing.T) {
-	w := realWorld(t)
+func TestProfileIsDeliveredToTheExecutionNamespaceOfAPullCluster(t *testing.T) {
+	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	opts := hub.Options{CacheDir: t.TempDir(), DiagnosticsAddress: freeAddress(t)}
 	w.start(w.plane.Config, opts)
 	w.configMap("manifests", manifest("a"))
-	// One of the other kind with the same name, and one that is where only Clusters may be.
+	// A SveltosCluster of the same name, and another one in an execution namespace.
 	w.member("two", w.prod())
-	two := w.declared("two", clusterv1alpha1.ClusterSpec{ID: "another", SyncMode: clusterv1alpha1.Pull})
+	two := w.createReadyCluster("two", clusterv1alpha1.ClusterSpec{ID: "another", SyncMode: clusterv1alpha1.Pull})
 	now := metav1.NowMicro()
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-two", Name: "two"}}
 	w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), lease))) // the hub can be first
@@ -263,14 +264,14 @@ func TestProfileIsLeftForAPullClusterInItsSpace(t *testing.T) {
 	}
 }
 
-// wantHeartbeat waits until the metrics tell of a heartbeat of the agent of a Cluster, which it gives.
+// wantHeartbeat renews the Lease of a Cluster, and waits until the metrics have the heartbeat.
 func (w *world) wantHeartbeat(opts hub.Options, cluster string, at time.Time) {
 	w.Helper()
 	reader := w.token("reader", "cluster-admin")
 	series := fmt.Sprintf(`projectsveltos_agent_last_heartbeat_timestamp_seconds{cluster_name=%q,cluster_namespace="karmada-es-%s",cluster_type="Karmada"} %g`,
 		cluster, cluster, float64(at.Unix()))
 	w.eventually("heartbeat of "+cluster, func() error {
-		// The hub makes its own Lease of one that it does not know.
+		// The hub may replace a Lease that it does not know.
 		lease := &coordinationv1.Lease{}
 		if err := w.Get(w.Context(), client.ObjectKey{Namespace: fleet.ExecutionSpace(cluster), Name: cluster}, lease); err != nil {
 			return err
@@ -287,7 +288,7 @@ func (w *world) wantHeartbeat(opts hub.Options, cluster string, at time.Time) {
 	})
 }
 
-// wantListed waits until the profile says that it matches a Cluster, and the inventory of that says what it has.
+// wantListed waits until the status of the profile lists a Cluster, and the ClusterConfiguration lists its objects.
 func (w *world) wantListed(profile *configv1beta1.ClusterProfile, cluster string) {
 	w.Helper()
 	want := corev1.ObjectReference{APIVersion: "cluster.karmada.io/v1alpha1", Kind: "Cluster", Name: cluster}

@@ -19,19 +19,20 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// If a hub is killed, another one becomes the leader within 15 s: the Lease expires leaseDuration after its last
-// renewal, and other hubs try to acquire it every retryPeriod. A leader that cannot renew the Lease sends no writes
-// after writeDeadline, before the Lease expires, and cancels the writes that have no response, so that none is sent
-// after the Lease has expired. An API server can still execute a write that it has received. The leader keeps its
-// caches and tries to renew the Lease until renewDeadline, since an API server that restarts takes longer than
-// writeDeadline. If no other hub has acquired the Lease, it is still the leader. The process ends when it reads that
-// another hub has acquired the Lease, and after renewDeadline.
+// If a hub is killed, another hub becomes the leader within 15 s: the Lease expires leaseDuration after its last
+// renewal, and other hubs try to acquire it every retryPeriod.
+//
+// A leader that cannot renew the Lease starts no writes after writeDeadline, and cancels the writes without a response:
+// it sends none after the Lease has expired. An API server can still execute a write that it has received. The leader
+// keeps its caches and tries to renew the Lease until renewDeadline, since the restart of an API server takes longer
+// than writeDeadline. It stays the leader if it succeeds before another hub acquires the Lease. The process ends after
+// renewDeadline, or when it reads that another hub has acquired the Lease.
 const (
 	leaseDuration = 10 * time.Second
 	writeDeadline = 8 * time.Second
 	renewDeadline = 40 * time.Second
-	// electorDuration is the duration of the Lease in the configuration of the elector, which requires that it is longer
-	// than renewDeadline. The Lease has leaseDuration.
+	// electorDuration is the LeaseDuration in the configuration of client-go's elector, which must be longer than its
+	// RenewDeadline. trackedLock writes leaseDuration to the Lease instead.
 	electorDuration = 45 * time.Second
 	// lockTimeout limits one request for the Lease.
 	lockTimeout = 4 * time.Second
@@ -51,14 +52,15 @@ func leaseName(shard fleet.Shard) string {
 	return "towline-hub-" + string(shard)
 }
 
-// leaseTracker records when this process renewed its Lease. Create it with newLeaseTracker.
+// leaseTracker records when this process renewed its Lease, and cancels writes that are too late. Create it with
+// newLeaseTracker.
 type leaseTracker struct {
 	clock clock.WithDelayedExecution
-	// lost is closed when this process, which was the leader, reads that another one holds its Lease.
+	// lost is closed when this process was the leader and reads that another process holds its Lease.
 	lost chan struct{}
-	// mu guards the fields below. renewed is zero while this process is not the leader. ended is true after this
-	// process has released its Lease, or has read that another one holds it. writes has the functions that cancel the
-	// writes without a response.
+	// mu guards the fields below. renewed is the time of the last renewal, zero while this process is not the leader.
+	// ended is true after this process was the leader and has released its Lease, or has read that another process holds
+	// it. writes has, for each write without a response, the function that cancels it.
 	mu      sync.Mutex
 	renewed time.Time
 	ended   bool
@@ -69,7 +71,7 @@ func newLeaseTracker(clock clock.WithDelayedExecution) *leaseTracker {
 	return &leaseTracker{clock: clock, lost: make(chan struct{}), writes: map[*http.Request]context.CancelCauseFunc{}}
 }
 
-// Start implements manager.Runnable. It ends the manager when another hub is the leader.
+// Start implements manager.Runnable. It returns an error, which ends the manager, when another hub is the leader.
 func (t *leaseTracker) Start(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -79,23 +81,24 @@ func (t *leaseTracker) Start(ctx context.Context) error {
 	}
 }
 
-// isOverdue returns whether this process is past the time at which it must have renewed its Lease or ended.
+// isOverdue returns whether the last renewal is so old that the elector must have ended this process.
 func (t *leaseTracker) isOverdue() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.isOlderThan(electorDuration)
+	return t.isRenewalOlderThan(electorDuration)
 }
 
-// isOlderThan returns whether the last renewal is at least as old as age. The caller must hold mu.
-func (t *leaseTracker) isOlderThan(age time.Duration) bool {
+// isRenewalOlderThan returns whether this process is the leader and its last renewal is at least as old as age. The
+// caller must hold mu.
+func (t *leaseTracker) isRenewalOlderThan(age time.Duration) bool {
 	return !t.renewed.IsZero() && t.clock.Since(t.renewed) >= age
 }
 
-// canWrite returns false if another hub can be the leader already. The caller must hold mu.
-func (t *leaseTracker) canWrite() bool { return !t.ended && !t.isOlderThan(writeDeadline) }
+// canWrite returns false if another hub may be the leader. The caller must hold mu.
+func (t *leaseTracker) canWrite() bool { return !t.ended && !t.isRenewalOlderThan(writeDeadline) }
 
-// beginWrite records a write, which is canceled when canWrite becomes false. It returns canWrite. If it returns true,
-// the caller must call endWrite.
+// beginWrite returns whether a write may be sent. If so, the write is canceled when canWrite becomes false, and the
+// caller must call endWrite.
 func (t *leaseTracker) beginWrite(request *http.Request, cancel context.CancelCauseFunc) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -120,8 +123,9 @@ func (t *leaseTracker) cancelWrites() {
 	}
 }
 
-// recordWrite records a write of the Lease. sent is the time at which the request was sent: other hubs can have seen it
-// since then. identity is the holder identity of this process.
+// recordWrite records that this process wrote the Lease: it acquired or renewed it, or released it, with an empty
+// holder identity. sent is the time before the request, since other hubs may count the Lease from then. identity is the
+// holder identity of this process.
 func (t *leaseTracker) recordWrite(sent time.Time, record resourcelock.LeaderElectionRecord, identity string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -140,7 +144,7 @@ func (t *leaseTracker) recordWrite(sent time.Time, record resourcelock.LeaderEle
 	})
 }
 
-// recordRead records the holder of a Lease that was read.
+// recordRead records the holder of the Lease that was read.
 func (t *leaseTracker) recordRead(holder, identity string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -152,16 +156,16 @@ func (t *leaseTracker) recordRead(holder, identity string) {
 	close(t.lost)
 }
 
-// isLeadershipLost returns whether this process was the leader and is not any more.
+// isLeadershipLost returns whether this process was the leader and is no longer.
 func (t *leaseTracker) isLeadershipLost() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.ended
 }
 
-// fenceWrites wraps a transport so that it sends no writes while canWrite returns false, and cancels those without a
-// response: the connection of a write can take longer than the Lease. Otherwise a leader that is cut off from the API
-// server of the hub, but not from members, would change them together with the next leader.
+// fenceWrites wraps a transport so that it sends writes only while canWrite returns true, and cancels writes that have
+// no response then, for example because they still connect. Otherwise a leader that can reach members, but not the
+// hub's API server, would change members concurrently with the next leader.
 func (t *leaseTracker) fenceWrites(next http.RoundTripper) http.RoundTripper {
 	return fence{next: next, leaseTracker: t}
 }
@@ -198,7 +202,7 @@ func (f fence) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// responseBody is the body of a response. It ends the context of the request when it is closed.
+// responseBody is the body of a response. Close cancels the context of the request.
 type responseBody struct {
 	io.ReadCloser
 
@@ -214,7 +218,8 @@ func (b responseBody) Close() error {
 // WrappedRoundTripper returns the next transport, so that client-go can close its idle connections.
 func (f fence) WrappedRoundTripper() http.RoundTripper { return f.next }
 
-// trackedLock is a lock that records the renewals of its lease, which other hubs may acquire after leaseDuration.
+// trackedLock is a lock that reports its reads and writes of the Lease to the leaseTracker, and writes leaseDuration to
+// the Lease.
 type trackedLock struct {
 	resourcelock.Interface
 	leaseTracker *leaseTracker
@@ -227,14 +232,14 @@ func newLock(cfg *rest.Config, shard fleet.Shard, leaseTracker *leaseTracker) (r
 		return nil, fmt.Errorf("read the host name: %w", err)
 	}
 	lock, err := resourcelock.NewFromKubeconfig(resourcelock.LeasesResourceLock, kube.AgentNamespace, leaseName(shard),
-		resourcelock.ResourceLockConfig{Identity: host + "_" + string(uuid.NewUUID())}, cfg, 2*lockTimeout) // it uses half of that
+		resourcelock.ResourceLockConfig{Identity: host + "_" + string(uuid.NewUUID())}, cfg, 2*lockTimeout) // its request timeout is half of the argument
 	if err != nil {
 		return nil, fmt.Errorf("create the lock for the leader election: %w", err)
 	}
 	return &trackedLock{Interface: lock, leaseTracker: leaseTracker}, nil
 }
 
-// Get reads the lease.
+// Get reads the Lease.
 func (l *trackedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
 	if err == nil {
@@ -243,18 +248,18 @@ func (l *trackedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionReco
 	return record, raw, err
 }
 
-// Create creates the lease.
+// Create creates the Lease.
 func (l *trackedLock) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	return l.write(ctx, record, l.Interface.Create)
 }
 
-// Update acquires, renews or releases the lease.
+// Update acquires, renews or releases the Lease.
 func (l *trackedLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	return l.write(ctx, record, l.Interface.Update)
 }
 
-// write writes the Lease. It fails if another hub has been the leader after this process: the controllers of this
-// process have missed the changes of the other hub, so the process must end.
+// write writes the Lease. It fails if this process has been the leader before: another hub may have been the leader
+// since, so this process must end and not become the leader again.
 func (l *trackedLock) write(
 	ctx context.Context, record resourcelock.LeaderElectionRecord, write func(context.Context, resourcelock.LeaderElectionRecord) error,
 ) error {

@@ -13,7 +13,7 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 )
 
-// storedLock is a lock whose record others change.
+// storedLock is a lock whose record the test changes.
 type storedLock struct {
 	resourcelock.Interface
 	record resourcelock.LeaderElectionRecord
@@ -37,9 +37,9 @@ func canWrite(t *leaseTracker) bool {
 	return t.canWrite()
 }
 
-// TestLeadIsNotAcquiredAgain lets another hub become the leader and end, while this one cannot renew its Lease. The
-// controllers of this process must not continue.
-func TestLeadIsNotAcquiredAgain(t *testing.T) {
+// TestLostLeadershipIsNotAcquiredAgain lets another hub become the leader and end, while this one cannot renew its
+// Lease. The controllers of this process must not continue.
+func TestLostLeadershipIsNotAcquiredAgain(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 	stored, tracker := &storedLock{}, newLeaseTracker(clock)
@@ -74,8 +74,8 @@ func TestLeadIsNotAcquiredAgain(t *testing.T) {
 	}
 }
 
-// TestReleasedLeadWritesNothing lets a hub release its Lease: another one is the leader at once.
-func TestReleasedLeadWritesNothing(t *testing.T) {
+// TestReleasedLeaderWritesNothing lets a hub release its Lease: another hub can be the leader at once.
+func TestReleasedLeaderWritesNothing(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 	tracker := newLeaseTracker(clock)
@@ -98,7 +98,7 @@ func (dialer) RoundTrip(request *http.Request) (*http.Response, error) {
 	return nil, request.Context().Err()
 }
 
-// TestUnsentWritesAreCanceled has requests wait for their connections. The write must not be sent when another hub can
+// TestUnsentWritesAreCanceled lets requests wait for their connections. A write must not be sent when another hub can
 // be the leader.
 func TestUnsentWritesAreCanceled(t *testing.T) {
 	t.Parallel()

@@ -27,10 +27,10 @@ const (
 	lostLeadLimit = 20 * time.Second
 )
 
-// TestShortOutageDoesNotEndTheLead cuts the leader off from its API server for shortOutage. It stays the leader, so it
-// does not start again with empty caches.
-func TestShortOutageDoesNotEndTheLead(t *testing.T) {
-	w := realWorld(t)
+// TestShortOutageDoesNotEndLeadership cuts the leader off from its API server for shortOutage. It stays the leader, so
+// it does not start again with empty caches.
+func TestShortOutageDoesNotEndLeadership(t *testing.T) {
+	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	config, cut := cuttable(w.plane.Config)
 	end := startHub(config, hub.Options{LeaderElection: true, CacheDir: t.TempDir()})
@@ -65,7 +65,7 @@ func TestShortOutageDoesNotEndTheLead(t *testing.T) {
 // TestLeaderWithoutLeaseWritesNothing cuts the leader off from its Lease only. Another hub could be the leader after
 // leaseEnd, so the leader must not change members or the hub until it has renewed the Lease.
 func TestLeaderWithoutLeaseWritesNothing(t *testing.T) {
-	w := realWorld(t)
+	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	config, cut := rest.CopyConfig(w.plane.Config), &atomic.Bool{}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return leaseBlocker{cut, next} })
@@ -99,9 +99,10 @@ func TestLeaderWithoutLeaseWritesNothing(t *testing.T) {
 	}
 }
 
-// TestHubEndsWhenAnotherLeads has another hub acquire the Lease. The hub does not wait until it must have renewed it.
-func TestHubEndsWhenAnotherLeads(t *testing.T) {
-	w := realWorld(t)
+// TestHubEndsWhenAnotherIsTheLeader has another hub acquire the Lease. The hub does not wait until it must have renewed
+// it.
+func TestHubEndsWhenAnotherIsTheLeader(t *testing.T) {
+	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	ended, cache := make(chan error, 1), t.TempDir()
 	go func() {

@@ -17,16 +17,18 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// One engine has the content with deploymentType Local, which the hub deploys to its own cluster for all clusters. The
-// hubs of all shards share one scope on this cluster. Each of them has a partition per cluster that it serves.
+// Content with deploymentType Local is deployed to the hub's own cluster. One engine of the hub, for selfMember, does
+// this for all clusters. The engines of all shards share one inventory scope. In it, each cluster has a partition,
+// which only the hub of its shard serves.
 
-// selfMember returns the member for the engine of the hub's own cluster. No registered member has an empty namespace.
+// selfMember returns the member for the engine of the hub's own cluster. Its key differs from all registered members,
+// because its namespace is empty.
 func selfMember() fleet.Member {
 	return fleet.Member{Name: "hub", Mode: fleet.Local, MemberNamespace: kube.AgentNamespace, Scope: inventory.LocalScope().Registration}
 }
 
-// forLocal returns the engine for the hub's own cluster, for deliver.LocalTransport. The hub's cluster can also be the
-// member mgmt/mgmt, whose engine has inventories of its own.
+// forLocal returns the engine of the hub's own cluster for the partition of m; deliver.LocalTransport calls it. The
+// member mgmt/mgmt is the same cluster, but has its own engine and inventory.
 func (e *engines) forLocal(ctx context.Context, m fleet.Member) (deliver.Engine, error) {
 	started, err := e.engineFor(ctx, selfMember())
 	if err != nil {
@@ -43,14 +45,14 @@ func (e *engines) forLocal(ctx context.Context, m fleet.Member) (deliver.Engine,
 	return localEngine{memberEngine: &memberEngine{engine: started.engine, released: released}, partition: partition}, nil
 }
 
-// localEngine is the engine for the hub's own cluster, for the bundles of one cluster.
+// localEngine is the engine of the hub's own cluster, limited to the partition of one cluster.
 type localEngine struct {
 	*memberEngine
 	partition string
 }
 
-// FindDeployed returns a bundle for the cluster. It reads all bundles for it once: a cluster that is registered while
-// the hub runs would otherwise cost requests in each reconcile of each of its summaries.
+// FindDeployed returns a bundle of the partition. It first calls ListDeployed, which caches the whole partition:
+// otherwise each reconcile of a summary of a new cluster would send requests.
 func (l localEngine) FindDeployed(ctx context.Context, id bundle.ID) (bundle.Deployed, bool, error) {
 	if _, err := l.ListDeployed(ctx); err != nil {
 		return bundle.Deployed{}, false, err
@@ -58,14 +60,14 @@ func (l localEngine) FindDeployed(ctx context.Context, id bundle.ID) (bundle.Dep
 	return l.memberEngine.FindDeployed(ctx, id)
 }
 
-// ListDeployed lists the bundles for the cluster, mostly from the cache.
+// ListDeployed lists the bundles of the partition, mostly from the cache.
 func (l localEngine) ListDeployed(ctx context.Context) ([]bundle.Deployed, error) {
 	ctx, cancel := kube.ContextUntil(ctx, l.released)
 	defer cancel()
 	return l.engine.ListPartition(ctx, l.partition)
 }
 
-// releaseLocal releases the partition of a cluster.
+// releaseLocal stops serving the partition of a cluster, because another hub serves it.
 func (e *engines) releaseLocal(cluster fleet.ID) {
 	e.mu.Lock()
 	existing := e.byMember[selfMember().Key()]
@@ -75,8 +77,8 @@ func (e *engines) releaseLocal(cluster fleet.ID) {
 	}
 }
 
-// localPartitions returns the partitions of this hub: the clusters of its shard. The default shard also serves those
-// whose cluster does not exist, so that their bundles are withdrawn.
+// localPartitions returns the partitions of this hub: one for each cluster of its shard. The default shard also serves
+// the partitions of clusters that do not exist, so that it withdraws their bundles.
 func (h *hub) localPartitions() *inventory.Partitions {
 	return &inventory.Partitions{
 		Of: func(id bundle.ID) string {

@@ -19,9 +19,9 @@ import (
 
 // TestLocalObjectsAreDeletedAsTheirServiceAccount withdraws objects that the hub may read and not delete.
 func TestLocalObjectsAreDeletedAsTheirServiceAccount(t *testing.T) {
-	w := realWorld(t)
+	w := newPrivateWorld(t)
 	config := w.installed()
-	board := &switchboard{tests: map[string]*mailbox{w.ns: w.mailbox}}
+	board := &routingTransport{tests: map[string]*fakeTransport{w.ns: w.fakeTransport}}
 	w.start(config, hub.Options{InstallCRDs: true, CacheDir: t.TempDir(), Transports: map[fleet.Mode]deliver.Transport{fleet.Push: board, fleet.Pull: board}})
 	w.eventually("CRDs", func() error { return w.List(t.Context(), &libv1beta1.SveltosClusterList{}) })
 	reader := metav1.ObjectMeta{Name: "reads-limits"}
@@ -73,10 +73,10 @@ func TestLocalObjectsAreDeletedAsTheirServiceAccount(t *testing.T) {
 	})
 	t.Log("the ServiceAccount may")
 	update(w, role, func(r *rbacv1.Role) { r.Rules[0].Verbs = append(r.Rules[0].Verbs, "delete") })
-	w.eventually("what is no longer wanted goes", func() error { return w.gone(&corev1.LimitRange{}, w.ns, "two") })
+	w.eventually("what is no longer wanted goes", func() error { return w.checkNotFound(&corev1.LimitRange{}, w.ns, "two") })
 	w.wantProvisioned(profile, "one")
 	w.must(w.Delete(t.Context(), profile))
 	w.eventually("the other one goes, and the profile", func() error {
-		return errors.Join(w.gone(&corev1.LimitRange{}, w.ns, "one"), w.gone(profile, w.ns, profile.Name))
+		return errors.Join(w.checkNotFound(&corev1.LimitRange{}, w.ns, "one"), w.checkNotFound(profile, w.ns, profile.Name))
 	})
 }

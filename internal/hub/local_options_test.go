@@ -43,7 +43,7 @@ func TestLocalObjectsStayIfTheyAreLeft(t *testing.T) {
 		w.wantProvisioned(profile, "one")
 		left := w.wantOnHub("left", "a")
 		update(w, one, func(c *libv1beta1.SveltosCluster) { c.Labels["env"] = "other" })
-		w.wantGone(profile, "one")
+		w.wantNoSummary(profile, "one")
 		w.wantOrphaned(left)
 	})
 	t.Run("keep-addons", func(t *testing.T) {
@@ -55,7 +55,7 @@ func TestLocalObjectsStayIfTheyAreLeft(t *testing.T) {
 		left := w.wantOnHub("left", "a")
 		w.wantListedOnHub("one", "left")
 		d := w.deregister(join.DeregisterRequest{Request: join.Request{Name: "one"}, KeepAddons: true})
-		w.agentLeaves(one)
+		w.removeAgentWhenOrdered(one)
 		if err := same([]string{"ConfigMap " + w.ns + "/left on the hub"}, d.wait(w).Left); err != nil {
 			t.Errorf("left %v", err)
 		}
@@ -130,5 +130,5 @@ func TestLocalContentHasTheOptionsOfOtherContent(t *testing.T) {
 		return nil
 	})
 	w.must(w.Delete(t.Context(), better))
-	w.wantGone(better, "one")
+	w.wantNoSummary(better, "one")
 }

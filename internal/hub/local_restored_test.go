@@ -46,7 +46,7 @@ func TestRestoredHubWithoutAClusterKeepsItsLocalObjects(t *testing.T) {
 	stop()
 	w.removed(one)
 	stop = run()
-	w.wantGone(profile, "one")
+	w.wantNoSummary(profile, "one")
 	w.wantSame(about)
 	w.eventually("an event lists the objects", func() error {
 		want := "Warning Abandoned cluster Sveltos " + w.ns + "/one does not exist; nothing was withdrawn from it; left: ConfigMap " + w.ns + "/about on the hub"
@@ -74,5 +74,5 @@ func TestRestoredHubWithoutAClusterKeepsItsLocalObjects(t *testing.T) {
 	w.must(w.Delete(t.Context(), profile))
 	run()
 	w.wantOffHub("about")
-	w.eventually("the profile goes", func() error { return w.gone(profile, "", profile.Name) })
+	w.eventually("the profile goes", func() error { return w.checkNotFound(profile, "", profile.Name) })
 }

@@ -53,7 +53,7 @@ func (w *world) wantOnHub(name, text string) *corev1.ConfigMap {
 // wantOffHub waits until the hub has no ConfigMap of this name.
 func (w *world) wantOffHub(name string) {
 	w.Helper()
-	w.eventually("ConfigMap "+name+" on the hub goes", func() error { return w.gone(&corev1.ConfigMap{}, w.ns, name) })
+	w.eventually("ConfigMap "+name+" on the hub goes", func() error { return w.checkNotFound(&corev1.ConfigMap{}, w.ns, name) })
 }
 
 // wantSame fails if the hub does not have this very object.
@@ -85,7 +85,7 @@ func (w *world) wantListedOnHub(cluster, name string) {
 func (w *world) unreachablePush(name string) *libv1beta1.SveltosCluster {
 	w.Helper()
 	cluster := w.pushMemberWith(name, []byte("{"))
-	w.ready(cluster)
+	w.setReady(cluster)
 	return cluster
 }
 
@@ -134,7 +134,7 @@ func TestLocalContentOfAnotherFeatureWaitsForItsCluster(t *testing.T) {
 	})
 	w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureKustomize, Status: libv1beta1.FeatureStatusFailed, FailureMessage: "cluster is not ready"})
 	w.wantSame(before)
-	w.ready(one)
+	w.setReady(one)
 	w.wantOnHub("after", "b")
 	w.wantOffHub("before")
 	w.wantFeature(profile, "one", configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureKustomize, Status: libv1beta1.FeatureStatusProvisioned})
@@ -166,18 +166,18 @@ func TestForceLeavesLocalObjectsThatAreNotDeletedInTime(t *testing.T) {
 			// As on a member, all objects of the profile are listed.
 			left := []string{"ConfigMap " + w.ns + "/held on the hub", "ConfigMap " + w.ns + "/free on the hub"}
 			if !isReachable {
-				w.set(func(b *mailbox) {
+				w.set(func(b *fakeTransport) {
 					b.refuse = func(bundle.Withdrawal) (bool, error) { return false, errors.New("no route") }
 				})
 				left = append(left, "ConfigMap default/a")
 			}
-			d := w.forced("one")
+			d := w.deregisterByForce("one")
 			w.wantOffHub("free")
 			w.wantDeadline(one, "")
-			passed := w.timeUp(one)
+			passed := w.expireDeadline(one)
 			if isReachable {
 				w.wantDeadline(one, passed)
-				w.agentLeaves(one)
+				w.removeAgentWhenOrdered(one)
 			}
 			got := d.wait(w).Left
 			slices.Sort(got)

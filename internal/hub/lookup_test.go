@@ -48,7 +48,7 @@ func (w *world) allow(account rbacv1.Subject, namespace string, resources ...str
 }
 
 // TestLookupHasTheRightsOfTheHubOnAPushMember deploys a chart that reads a ConfigMap and then a Secret of the member,
-// where the hub may read the Secret only at last. The hub itself may read all Secrets of the control plane.
+// where the hub may read the Secret only at the end. The hub itself may read all Secrets of the control plane.
 func TestLookupHasTheRightsOfTheHubOnAPushMember(t *testing.T) {
 	w := newWorld(t)
 	releases := w.plane.Namespace(t, "releases")
@@ -66,7 +66,7 @@ func TestLookupHasTheRightsOfTheHubOnAPushMember(t *testing.T) {
 	want := func(status libv1beta1.FeatureStatus, message string, data map[string]string) {
 		t.Helper()
 		w.wantFeature(profile, "one", helm(status, message))
-		got, err := w.seen("one")
+		got, err := w.readSeen("one")
 		w.must(err)
 		if diff := cmp.Diff(data, got); diff != "" {
 			t.Errorf("data of the release that is %s (-want +got):\n%s", status, diff)

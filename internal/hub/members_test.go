@@ -17,7 +17,7 @@ import (
 	"github.com/towline/towline/examples"
 )
 
-// wantCluster waits until the status of a cluster is as check wants it.
+// wantCluster waits until want returns true for the status of a cluster.
 func (w *world) wantCluster(cluster *libv1beta1.SveltosCluster, want func(libv1beta1.SveltosClusterStatus) bool) {
 	w.Helper()
 	w.eventually("cluster "+cluster.Name, func() error {
@@ -57,7 +57,7 @@ func TestPushMemberIsContacted(t *testing.T) {
 	})
 }
 
-func TestClusterFieldThatIsNotActedOnIsNamed(t *testing.T) {
+func TestUnsupportedClusterFieldIsReported(t *testing.T) {
 	w := newWorld(t)
 	one := &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"},
@@ -95,7 +95,7 @@ func TestReleaseBelongsToOneProfile(t *testing.T) {
 	}
 	first := w.profile(chart)
 	holder := w.wantFeature(first, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
-	w.set(func(m *mailbox) {
+	w.set(func(m *fakeTransport) {
 		for _, b := range m.has {
 			if !b.Sensitive() {
 				t.Error("values from a Secret are not sensitive")
@@ -117,7 +117,7 @@ func TestReleaseBelongsToOneProfile(t *testing.T) {
 	w.must(w.Delete(t.Context(), first))
 	w.wantFeature(second, "one", helm(libv1beta1.FeatureStatusProvisioned, ""))
 
-	// To uninstall a chart is to want nothing of it.
+	// A chart with the action Uninstall has no objects in the bundle.
 	update(w, second, func(p *configv1beta1.ClusterProfile) {
 		p.Spec.HelmCharts[0].HelmChartAction = configv1beta1.HelmChartActionUninstall
 	})

@@ -14,7 +14,7 @@ import (
 )
 
 func TestOutdatedChartsAndFleetWidePatches(t *testing.T) {
-	w := realWorld(t)
+	w := newPrivateWorld(t)
 	opts := hub.Options{
 		InstallCRDs: true, RegisterSelf: true, CacheDir: t.TempDir(), DiagnosticsAddress: freeAddress(t),
 		OutdatedChartInterval: 200 * time.Millisecond, AgentPatchConfigMap: w.ns + "/patches",
@@ -51,6 +51,6 @@ func TestOutdatedChartsAndFleetWidePatches(t *testing.T) {
 	w.eventually("up to date", told(`latest="0.2.0",release_name="hello",release_namespace="hello",version="0.2.0"} 0`))
 
 	// Clusters that name no patches for their agent get the fleet's.
-	one := w.unready("one", nil)
+	one := w.createMember("one", nil)
 	w.wantMessage(one, "ConfigMap "+w.ns+"/patches, which --agent-patch-config-map of the hub names, does not exist")
 }

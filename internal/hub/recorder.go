@@ -24,14 +24,14 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// metricsRecorder counts the deployments of features on the clusters of a shard while this hub is the leader. It
-// derives the outcomes from the status of summaries, so that push and pull mode are counted in the same way.
+// metricsRecorder counts deployments of features on the clusters of a shard while this hub is the leader. It derives
+// outcomes from the status of summaries, in the same way for push and pull mode.
 type metricsRecorder struct {
 	hub     client.Reader
 	shard   fleet.Shard
 	elected <-chan struct{}
 	clock   clock.PassiveClock
-	// hashKey is the key of the hashes in the status of summaries.
+	// hashKey is the key of the bundle hashes in the status of summaries.
 	hashKey status.HashKey
 
 	durations  *prometheus.HistogramVec
@@ -116,9 +116,9 @@ func (t *metricsRecorder) isCounted(summary *configv1beta1.ClusterSummary) bool 
 }
 
 func (t *metricsRecorder) summaryChanged(before, after any) {
-	old, isOld := before.(*configv1beta1.ClusterSummary)
-	current, isCurrent := after.(*configv1beta1.ClusterSummary)
-	if !isOld || !isCurrent || old.ResourceVersion == current.ResourceVersion || !t.isCounted(current) {
+	old, okOld := before.(*configv1beta1.ClusterSummary)
+	current, okCurrent := after.(*configv1beta1.ClusterSummary)
+	if !okOld || !okCurrent || old.ResourceVersion == current.ResourceVersion || !t.isCounted(current) {
 		return
 	}
 	for _, feature := range current.Status.FeatureSummaries {
@@ -126,22 +126,22 @@ func (t *metricsRecorder) summaryChanged(before, after any) {
 		result, ended := outcomeOf(status.FeatureOf(old.Status, feature.FeatureID), feature, t.hashKey)
 		if !ended {
 			if isRunning(feature.Status) {
-				t.start(key.summary, key.feature)
+				t.recordStart(key.summary, key.feature)
 			}
 			continue
 		}
 		labels := featureLabelValues(current, feature.FeatureID)
 		t.outcomes.WithLabelValues(append(append(labels, result), profileLabelValues(current)...)...).Inc()
-		if duration, ok := t.end(key); ok {
+		if duration, ok := t.takeDuration(key); ok {
 			t.durations.WithLabelValues(labels...).Observe(duration.Seconds())
 		}
 	}
 }
 
-// outcomeOf returns the result of a deployment or withdrawal that ended between two states of a feature. ended is false
-// if none ended.
+// outcomeOf returns the result, success or failure, of a deployment or withdrawal that ended between two states of a
+// feature. ended is false if none ended.
 func outcomeOf(old, current configv1beta1.FeatureSummary, key status.HashKey) (result string, ended bool) {
-	// After an upgrade, the hash of the same bundle is written with the key.
+	// Earlier versions wrote the digest of the bundle itself. After an upgrade its keyed hash replaces it.
 	isSameBundle := bytes.Equal(old.Hash, current.Hash) || key.IsHashOf(current.Hash, bundle.DigestFromBytes(old.Hash))
 	changed := old.Status != current.Status || !isSameBundle
 	switch current.Status {
@@ -154,14 +154,14 @@ func outcomeOf(old, current configv1beta1.FeatureSummary, key status.HashKey) (r
 	}
 }
 
-// isRunning returns whether a deployment or withdrawal with that status has not ended.
+// isRunning returns whether s is the status of a deployment or withdrawal in progress.
 func isRunning(s libv1beta1.FeatureStatus) bool {
 	return s == libv1beta1.FeatureStatusProvisioning || s == libv1beta1.FeatureStatusRemoving || s == libv1beta1.FeatureStatusAgentRemoving
 }
 
-// start records the start of a deployment or withdrawal, unless one is in progress. In pull mode the status shows the
-// start of a deployment later, or never.
-func (t *metricsRecorder) start(summary client.ObjectKey, feature libv1beta1.FeatureID) {
+// recordStart records the start of a deployment or withdrawal, unless one is in progress. summaries.Controller also
+// calls it, because in pull mode the status shows the start late or never.
+func (t *metricsRecorder) recordStart(summary client.ObjectKey, feature libv1beta1.FeatureID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	key := featureKey{summary, feature}
@@ -170,7 +170,8 @@ func (t *metricsRecorder) start(summary client.ObjectKey, feature libv1beta1.Fea
 	}
 }
 
-func (t *metricsRecorder) end(key featureKey) (duration time.Duration, ok bool) {
+// takeDuration returns the time since recordStart and deletes the start. ok is false if no start was recorded.
+func (t *metricsRecorder) takeDuration(key featureKey) (duration time.Duration, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	startTime, ok := t.started[key]
@@ -204,7 +205,7 @@ func (t *metricsRecorder) clusterDeleted(obj any) {
 	}
 }
 
-// forget deletes the counts of a cluster that is deleted or in another shard.
+// forget deletes the metrics of a cluster that is deleted or in another shard.
 func (t *metricsRecorder) forget(cluster client.Object) {
 	member := fleet.FromObject(cluster)
 	labels := prometheus.Labels{"cluster_type": string(member.Type), "cluster_namespace": member.Namespace, "cluster_name": member.Name}
@@ -221,13 +222,13 @@ func (t *metricsRecorder) recordDrift(m fleet.Member, id bundle.ID, changes bund
 	}
 	summary := &configv1beta1.ClusterSummary{}
 	if err := t.hub.Get(context.Background(), types.NamespacedName{Namespace: m.Namespace, Name: id.RequestorName}, summary, client.UnsafeDisableDeepCopy); err != nil {
-		// Only a deleted summary is not in the cache.
+		// The summary is deleted.
 		return
 	}
 	t.drifts.WithLabelValues(append([]string{string(m.Type), m.Namespace, m.Name, id.Feature}, profileLabelValues(summary)...)...).Inc()
 }
 
-// countingTransport is a transport that counts operations.
+// countingTransport counts the calls of Deliver and Withdraw.
 type countingTransport struct {
 	deliver.Transport
 	operations *prometheus.CounterVec

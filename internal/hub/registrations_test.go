@@ -36,7 +36,7 @@ func (w *world) manifestOf(name string) *corev1.Secret {
 
 func TestSveltosClusterAloneIsARegistration(t *testing.T) {
 	w := newWorld(t)
-	one, two := w.unready("one", nil), w.unready("two", nil)
+	one, two := w.createMember("one", nil), w.createMember("two", nil)
 	w.manifestOf("one")
 	secret := w.manifestOf("two")
 	deliveries := map[string]bool{}
@@ -56,16 +56,16 @@ func TestSveltosClusterAloneIsARegistration(t *testing.T) {
 		t.Errorf("delivery namespaces: %v", deliveries)
 	}
 
-	// What somebody breaks is repaired at the next look.
+	// The next check repairs damaged objects.
 	w.must(w.Delete(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}))
 	update(w, one, func(c *libv1beta1.SveltosCluster) { c.Labels = map[string]string{"env": "test"} })
 	w.eventually("the ServiceAccount is back", func() error {
 		return w.Get(t.Context(), client.ObjectKey{Namespace: w.ns, Name: "one"}, &corev1.ServiceAccount{})
 	})
 
-	// The agent has come: a copy of the manifest is worthless.
+	// The agent has registered: the manifest is no longer valid.
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(two), two))
-	w.ready(two)
+	w.setReady(two)
 	lease := &coordinationv1.Lease{}
 	key := client.ObjectKey{Namespace: w.ns, Name: "two"}
 	if own := two.Annotations[kube.AnnotationDeliveryNS]; own != "" {
@@ -75,15 +75,15 @@ func TestSveltosClusterAloneIsARegistration(t *testing.T) {
 	update(w, lease, func(l *coordinationv1.Lease) {
 		metav1.SetMetaDataAnnotation(&l.ObjectMeta, kube.AnnotationExchanged, string(secret.UID))
 	})
-	w.eventually("the manifest goes", func() error { return w.gone(&corev1.Secret{}, w.ns, secret.Name) })
+	w.eventually("the manifest goes", func() error { return w.checkNotFound(&corev1.Secret{}, w.ns, secret.Name) })
 	w.manifestOf("one")
 }
 
-func TestTakenNameIsSaid(t *testing.T) {
+func TestTakenNameIsReported(t *testing.T) {
 	w := newWorld(t)
 	foreign := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}
 	w.create(foreign)
-	one := w.unready("one", nil)
+	one := w.createMember("one", nil)
 	w.wantMessage(one, "registering: ServiceAccount "+w.ns+"/one exists and was not made by a registration")
 	w.eventually("event", func() error {
 		all := w.events(one)
@@ -94,19 +94,19 @@ func TestTakenNameIsSaid(t *testing.T) {
 		}
 		return nil
 	})
-	// Taking the cluster away takes nothing of others away.
+	// The deregistration deletes nothing of other clusters.
 	w.must(w.Delete(t.Context(), one))
 	w.wantClusterGone("one")
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(foreign), foreign))
 
-	again := w.unready("one", nil)
+	again := w.createMember("one", nil)
 	w.wantMessage(again, "registering: ")
 	w.must(w.Delete(t.Context(), foreign))
 	w.manifestOf("one")
 	w.wantCluster(again, func(s libv1beta1.SveltosClusterStatus) bool { return s.FailureMessage == "" })
 }
 
-func TestPatchesThatCannotBeUsedAreSaid(t *testing.T) {
+func TestInvalidAgentPatchesAreReported(t *testing.T) {
 	w := newWorld(t)
 	one := &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one", Annotations: map[string]string{libv1beta1.AgentConfigAnnotation: w.ns + "/patches"}},
@@ -129,7 +129,7 @@ func TestPatchesThatCannotBeUsedAreSaid(t *testing.T) {
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool { return s.FailureMessage == "" })
 }
 
-func TestBadAgentOptionsAreSaid(t *testing.T) {
+func TestInvalidAgentOptionsAreReported(t *testing.T) {
 	w := newWorld(t)
 	one := &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one", Annotations: map[string]string{kube.AnnotationAgentOptions: `{"imagee":"x"}`}},

@@ -42,7 +42,7 @@ func TestLabelsAndAnnotationsFollowTheProfile(t *testing.T) {
 	})
 }
 
-// TestServiceAccountOfTheMember: the labels of a profile name the ServiceAccount as which its content is deployed.
+// TestServiceAccountOfTheMember names in the labels of a profile the ServiceAccount as which its content is deployed.
 func TestServiceAccountOfTheMember(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))
@@ -67,14 +67,14 @@ func TestSwitchToOneTimeStopsHealing(t *testing.T) {
 	for _, mode := range []configv1beta1.SyncMode{configv1beta1.SyncModeOneTime, configv1beta1.SyncModeContinuous} {
 		update(w, profile, func(p *configv1beta1.ClusterProfile) { p.Spec.SyncMode = mode })
 		w.eventually("the member hears of "+string(mode), func() error {
-			return same(mode == configv1beta1.SyncModeContinuous, w.heals("one"))
+			return same(mode == configv1beta1.SyncModeContinuous, w.correctsDrift("one"))
 		})
 		w.wantProvisioned(profile, "one")
 	}
 }
 
-// account returns the ServiceAccount of what a member has of the one profile of the test.
-func (b *mailbox) account(member string) string {
+// account returns the ServiceAccount of the bundle on a member. The test must have one profile.
+func (b *fakeTransport) account(member string) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for key, has := range b.has {
@@ -85,8 +85,8 @@ func (b *mailbox) account(member string) string {
 	return ""
 }
 
-// heals says whether a member keeps what it has of the one profile of the test.
-func (b *mailbox) heals(member string) bool {
+// correctsDrift returns CorrectDrift of the bundle on a member. The test must have one profile.
+func (b *fakeTransport) correctsDrift(member string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for key, has := range b.has {

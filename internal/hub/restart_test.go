@@ -30,7 +30,7 @@ func (w *world) versions() []string {
 	for _, group := range groups.Items {
 		all = append(all, "group "+group.Name+" "+group.ResourceVersion)
 	}
-	for _, record := range w.inventories() {
+	for _, record := range w.listInventories() {
 		all = append(all, "record "+record.Name+" "+record.ResourceVersion)
 	}
 	slices.Sort(all)
@@ -40,7 +40,7 @@ func (w *world) versions() []string {
 // TestRestartRendersNoUnchangedRelease restarts a hub with a push and a pull member. The restarted hub has lost its
 // charts, so it would have to fetch them to render, and it cannot start a child that renders.
 func TestRestartRendersNoUnchangedRelease(t *testing.T) {
-	w := realWorld(t)
+	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	repository, err := examples.Repository(examples.Chart{Files: map[string]string{
 		"templates/seen.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: seen}\ndata:\n  password: {{ randAlphaNum 20 }}\n  operation: {{ .Release.Revision }} {{ .Release.IsUpgrade }}\n",
@@ -57,7 +57,7 @@ func TestRestartRendersNoUnchangedRelease(t *testing.T) {
 	w.member("pulled", w.prod())
 	profile := w.profile(hello(server.URL, nil))
 	w.wantFeature(profile, "pulled", helm(libv1beta1.FeatureStatusProvisioning, ""))
-	w.answer(w.group(libv1beta1.ActionDeploy), libv1beta1.FeatureStatusProvisioned)
+	w.reportGroup(w.group(libv1beta1.ActionDeploy), libv1beta1.FeatureStatusProvisioned)
 	for _, member := range []string{"pushed", "pulled"} {
 		w.wantFeature(profile, member, helm(libv1beta1.FeatureStatusProvisioned, ""))
 	}
@@ -79,7 +79,7 @@ func TestRestartRendersNoUnchangedRelease(t *testing.T) {
 	w.start(config, hub.Options{CacheDir: t.TempDir(), SandboxCommand: []string{"/does/not/exist"}})
 	w.eventually("the hub has nothing to do", func() error {
 		requests.take()
-		return w.silent(requests, 2*time.Second)
+		return w.checkNoRequests(requests, 2*time.Second)
 	})
 	// At most the first reconciles of the cluster, its bundles and its summary, which can run at the same time.
 	if got := kubeconfigs.Swap(0); got > 3 {

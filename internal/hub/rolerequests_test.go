@@ -125,12 +125,12 @@ func TestRoleRequestIsDeployedAndWithdrawn(t *testing.T) {
 	w.wantRoles("withdrawn", "two", nil)
 
 	t.Log("a RoleRequest is there until its Roles are withdrawn")
-	w.set(func(b *mailbox) {
+	w.set(func(b *fakeTransport) {
 		b.refuse = func(bundle.Withdrawal) (bool, error) { return false, errors.New("refused") }
 	})
 	w.must(w.Delete(t.Context(), eng))
 	w.wantRequestFailure(eng, "the Roles are being withdrawn")
-	w.set(func(b *mailbox) { b.refuse = nil })
+	w.set(func(b *fakeTransport) { b.refuse = nil })
 	w.eventually("nothing is left", func() error {
 		name := "role-request-" + eng.Name
 		for _, obj := range []client.Object{

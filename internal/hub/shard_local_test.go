@@ -32,7 +32,7 @@ type localWorld struct {
 
 func newLocalWorld(t *testing.T) *localWorld {
 	t.Helper()
-	w := &localWorld{world: realWorld(t)}
+	w := &localWorld{world: newPrivateWorld(t)}
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	w.content = w.configMap("manifests", manifest("on-hub"))
 	return w
@@ -41,7 +41,7 @@ func newLocalWorld(t *testing.T) *localWorld {
 // hub starts the hub of a shard.
 func (w *localWorld) hub(shard string) (stop func()) {
 	w.Helper()
-	return w.start(w.plane.Config, hub.Options{ShardKey: shard, LeaderElection: true, Transports: newCourier().transports()})
+	return w.start(w.plane.Config, hub.Options{ShardKey: shard, LeaderElection: true, Transports: newShardTransport().transports()})
 }
 
 // deploy creates the profile, whose drift is corrected.
@@ -156,7 +156,7 @@ func TestLocalContentMovesWithItsCluster(t *testing.T) {
 	w.wantObject("the hub of k corrects again", "back")
 	w.must(w.Delete(t.Context(), w.profile))
 	w.hub("") // it deletes the summary
-	w.wantGone(w.profile, "one")
+	w.wantNoSummary(w.profile, "one")
 	w.wantWithdrawn("the hub of k withdraws", "back")
 	w.wantUntouched("no hub creates it again", "back")
 	stopK()
@@ -184,7 +184,7 @@ func TestLocalContentOfALostClusterOfAShardIsWithdrawn(t *testing.T) {
 				}
 				return errors.New("it still exists")
 			})
-			w.wantGone(w.profile, "one")
+			w.wantNoSummary(w.profile, "one")
 			w.wantWithdrawn("the default hub withdraws", "on-hub")
 		})
 	}

@@ -195,16 +195,16 @@ func (w *world) groupUIDs() map[string]string {
 // shardedWorld is a world with the hubs of the default shard, a and b, and a pull member in a with two profiles.
 func shardedWorld(t *testing.T) (w *world, cluster *libv1beta1.SveltosCluster, profiles []client.Object) {
 	t.Helper()
-	w = realWorld(t)
+	w = newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	cache := t.TempDir()
 	for _, shard := range []string{"", "a", "b"} {
 		w.start(w.plane.Config, hub.Options{ShardKey: shard, CacheDir: cache})
 	}
-	cluster = w.unready("one", w.prod())
+	cluster = w.createMember("one", w.prod())
 	w.move(cluster, "a")
-	w.beat(cluster, time.Now())
-	w.ready(cluster)
+	w.renewLease(cluster, time.Now())
+	w.setReady(cluster)
 	w.configMap("manifests", manifest("first"))
 	return w, cluster, []client.Object{w.profile(nil), w.profile(nil)}
 }
@@ -232,7 +232,7 @@ func TestClusterMovesBetweenShards(t *testing.T) {
 	// The hub of the last shard withdraws.
 	for _, profile := range profiles {
 		w.must(w.Delete(t.Context(), profile))
-		w.wantGone(profile, cluster.Name)
+		w.wantNoSummary(profile, cluster.Name)
 	}
 	if removed := agent.removed(); len(removed) < len(profiles) {
 		t.Errorf("the agent was requested to remove %v, want all", removed)
@@ -284,9 +284,9 @@ func TestObjectsWithoutLabelAreAdopted(t *testing.T) {
 // TestSummaryOfDeletedClusterInAnotherShard removes a cluster of a shard without a hub by force. The default hub,
 // whose cache has a part of its summary, removes the summary's finalizer.
 func TestSummaryOfDeletedClusterInAnotherShard(t *testing.T) {
-	w := realWorld(t)
+	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
-	w.start(w.plane.Config, hub.Options{Transports: newCourier().transports()})
+	w.start(w.plane.Config, hub.Options{Transports: newShardTransport().transports()})
 	w.configMap("manifests", manifest("a"))
 	cluster := w.memberOf("nobody", "one")
 	profile := w.profile(nil)
@@ -302,7 +302,7 @@ func TestSummaryOfDeletedClusterInAnotherShard(t *testing.T) {
 	})
 	w.must(w.Delete(t.Context(), cluster))
 	w.must(w.Delete(t.Context(), profile))
-	w.wantGone(profile, "one")
+	w.wantNoSummary(profile, "one")
 	w.eventually("the profile is deleted", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(profile), profile); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("it exists: %w", err)

@@ -17,34 +17,36 @@ import (
 	"github.com/towline/towline/internal/hub"
 )
 
-// courier is the transport of one hub.
-type courier struct{ *mailbox }
+// shardTransport is the transport of the hub of one shard.
+type shardTransport struct{ *fakeTransport }
 
-var _ deliver.Transport = courier{}
+var _ deliver.Transport = shardTransport{}
 
-func newCourier() courier { return courier{&mailbox{has: map[string]bundle.Bundle{}}} }
+func newShardTransport() shardTransport {
+	return shardTransport{&fakeTransport{has: map[string]bundle.Bundle{}}}
+}
 
-func (c courier) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
+func (c shardTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
 	return c.deliver(ctx, m, b)
 }
 
-func (c courier) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+func (c shardTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
 	return c.withdraw(ctx, m, w)
 }
 
-func (c courier) FindDeployed(_ context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+func (c shardTransport) FindDeployed(_ context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
 	return c.findDeployed(m, id)
 }
 
-func (c courier) ListDeployed(_ context.Context, m fleet.Member) ([]bundle.Deployed, error) {
+func (c shardTransport) ListDeployed(_ context.Context, m fleet.Member) ([]bundle.Deployed, error) {
 	return c.listDeployed(m)
 }
 
-func (c courier) transports() map[fleet.Mode]deliver.Transport {
+func (c shardTransport) transports() map[fleet.Mode]deliver.Transport {
 	return map[fleet.Mode]deliver.Transport{fleet.Push: c, fleet.Pull: c}
 }
 
-// memberOf registers a pull member of a shard whose agent is at work.
+// memberOf registers a pull member of a shard with a live agent.
 func (w *world) memberOf(shard, name string) *libv1beta1.SveltosCluster {
 	w.Helper()
 	cluster := &libv1beta1.SveltosCluster{
@@ -56,14 +58,14 @@ func (w *world) memberOf(shard, name string) *libv1beta1.SveltosCluster {
 	w.create(cluster)
 	now := metav1.NowMicro()
 	w.create(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: coordinationv1.LeaseSpec{RenewTime: &now}})
-	w.ready(cluster)
+	w.setReady(cluster)
 	return cluster
 }
 
 func TestShardsShareTheFleet(t *testing.T) {
-	w := realWorld(t)
+	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
-	rest, k := newCourier(), newCourier()
+	rest, k := newShardTransport(), newShardTransport()
 	w.start(w.plane.Config, hub.Options{LeaderElection: true, Transports: rest.transports()})
 	w.start(w.plane.Config, hub.Options{ShardKey: "k", LeaderElection: true, Transports: k.transports()})
 
@@ -75,7 +77,7 @@ func TestShardsShareTheFleet(t *testing.T) {
 	w.wantProvisioned(profile, "one")
 	w.wantProvisioned(profile, "two")
 	a := []string{"ConfigMap default/a"}
-	wantHas := func(c courier, member string, want []string) {
+	wantHas := func(c shardTransport, member string, want []string) {
 		t.Helper()
 		if err := same(want, c.refs(member, "Resources")); err != nil {
 			t.Errorf("%s %v", member, err)
@@ -92,7 +94,7 @@ func TestShardsShareTheFleet(t *testing.T) {
 		w.must(w.Get(t.Context(), client.ObjectKey{Namespace: "projectsveltos", Name: lease}, &coordinationv1.Lease{}))
 	}
 
-	// A cluster that moves changes hands, and keeps what it has.
+	// A cluster that moves to another shard keeps its objects.
 	update(w, one, func(c *libv1beta1.SveltosCluster) {
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, libv1beta1.ShardAnnotation, "k")
 	})
@@ -105,11 +107,11 @@ func TestShardsShareTheFleet(t *testing.T) {
 		t.Errorf("withdrawals: got %+v, want none", left)
 	}
 
-	// Summaries of clusters that are gone are let go of, whosever they were.
+	// The finalizers of summaries of deleted clusters are removed, whatever their shard.
 	w.must(w.Delete(t.Context(), nobodys))
 	w.must(w.Delete(t.Context(), profile))
 	for _, member := range []string{"one", "two"} {
-		w.wantGone(profile, member)
+		w.wantNoSummary(profile, member)
 	}
 	w.eventually("withdrawn by the shard that has them", func() error { return same(2, len(k.withdrawals())) })
 	if left := rest.withdrawals(); len(left) > 0 {

@@ -25,21 +25,21 @@ import (
 )
 
 const (
-	// sveltosLimit and karmadaLimit are how long agents may be silent in this test. As with the real limits, a hub sees
-	// an outage of its API server well within either, and there is time between them to see one expire before the other.
+	// sveltosLimit and karmadaLimit are the heartbeat limits in this test. Like the real limits, both are longer than the
+	// time in which a hub detects an outage of its API server, and they differ enough to see one expire before the other.
 	sveltosLimit = 54 * time.Second
 	karmadaLimit = 30 * time.Second
-	// outage is how long the API server of the hub is away: longer than agents of both kinds may be silent.
+	// outage is the duration of the outage of the hub's API server: longer than both limits.
 	outage = sveltosLimit + 4*time.Second
-	// comeback is how long live agents take to be heard again.
+	// comeback is the time until the heartbeats of live agents arrive again.
 	comeback = karmadaLimit / 3
-	// clockError is how far the clocks of members are behind that of the hub.
+	// clockError is the time by which the clocks of members are slow.
 	clockError = 2 * time.Minute
 )
 
-// beating renews the Leases of these members every two seconds, as far as the API server takes that, until the returned
-// function is called.
-func (w *world) beating(members ...fleet.Member) (stop func()) {
+// renewLeases renews the Leases of these members every two seconds, as far as the API server takes that, until the
+// returned function is called.
+func (w *world) renewLeases(members ...fleet.Member) (stop func()) {
 	ctx, cancel := context.WithCancel(w.Context())
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -48,7 +48,7 @@ func (w *world) beating(members ...fleet.Member) (stop func()) {
 				lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: m.DeliveryNamespace, Name: m.Name}}
 				at := time.Now().Add(-clockError).UTC().Format(metav1.RFC3339Micro)
 				patch := client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"renewTime":"`+at+`"}}`))
-				// The next one comes soon.
+				// The next heartbeat follows soon.
 				_ = w.Patch(ctx, lease, patch)
 			}
 		}, 2*time.Second)
@@ -59,10 +59,10 @@ func (w *world) beating(members ...fleet.Member) (stop func()) {
 	}
 }
 
-// pullCluster makes a Cluster in pull mode that is ready.
+// pullCluster creates a ready Cluster in pull mode.
 func (w *world) pullCluster(name string) *clusterv1alpha1.Cluster {
 	w.Helper()
-	cluster := w.declared(name, clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull})
+	cluster := w.createReadyCluster(name, clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull})
 	// No profile matches it.
 	update(w, cluster, func(c *clusterv1alpha1.Cluster) { c.Labels = nil })
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: fleet.ExecutionSpace(name), Name: name}}
@@ -70,8 +70,8 @@ func (w *world) pullCluster(name string) *clusterv1alpha1.Cluster {
 	return cluster
 }
 
-// heard says which members the hub calls alive now.
-func (w *world) heard() ([]string, error) {
+// listAlive lists the members that are healthy or ready in their status.
+func (w *world) listAlive() ([]string, error) {
 	var names []string
 	var sveltos libv1beta1.SveltosClusterList
 	var karmada clusterv1alpha1.ClusterList
@@ -90,23 +90,23 @@ func (w *world) heard() ([]string, error) {
 	return names, err
 }
 
-// wantHeard looks for a time, and fails if the hub calls others alive than these.
-func (w *world) wantHeard(during time.Duration, want ...string) {
+// wantAlive fails if listAlive returns other members than these during a time.
+func (w *world) wantAlive(during time.Duration, want ...string) {
 	w.Helper()
 	for end := time.Now().Add(during); time.Now().Before(end); <-time.After(200 * time.Millisecond) {
-		names, err := w.heard()
+		names, err := w.listAlive()
 		if err := errors.Join(err, same(want, names)); err != nil {
 			w.Fatalf("alive: %v", err)
 		}
 	}
 }
 
-// becomesHeard waits until the hub calls these members alive, and no others.
-func (w *world) becomesHeard(within time.Duration, want ...string) {
+// waitUntilAlive waits until listAlive returns exactly these members.
+func (w *world) waitUntilAlive(within time.Duration, want ...string) {
 	w.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(w.Context(), 200*time.Millisecond, within, true, func(context.Context) (bool, error) {
-		names, err := w.heard()
+		names, err := w.listAlive()
 		last = errors.Join(err, same(want, names))
 		return last == nil, nil
 	})
@@ -115,7 +115,7 @@ func (w *world) becomesHeard(within time.Duration, want ...string) {
 	}
 }
 
-func TestNobodyAliveIsDownAfterAnOutageOrARestart(t *testing.T) {
+func TestLiveAgentsAreNotDownAfterAnOutageOrARestart(t *testing.T) {
 	w, run := ownWorldWith(t, "outage", hub.Options{
 		HeartbeatLimits: map[fleet.Type]time.Duration{fleet.TypeSveltos: sveltosLimit, fleet.TypeKarmada: karmadaLimit},
 	})
@@ -126,30 +126,30 @@ func TestNobodyAliveIsDownAfterAnOutageOrARestart(t *testing.T) {
 	summary := w.wantProvisioned(profile, "leaves")
 	alive := []fleet.Member{fleet.FromSveltosCluster(lives), fleet.FromCluster(w.pullCluster("runs"))}
 	dead := []fleet.Member{fleet.FromSveltosCluster(dies), fleet.FromSveltosCluster(leaves), fleet.FromCluster(w.pullCluster("ends"))}
-	stopBeats := w.beating(append(dead, alive...)...)
-	w.becomesHeard(waitTimeout, "dies", "ends", "leaves", "lives", "runs")
+	stopBeats := w.renewLeases(append(dead, alive...)...)
+	w.waitUntilAlive(waitTimeout, "dies", "ends", "leaves", "lives", "runs")
 
 	w.must(w.plane.Kill())
 	stopBeats()
 	<-time.After(outage)
 	w.must(w.plane.Restart(t.Context()))
 	back := time.Now()
-	w.wantHeard(comeback, "dies", "ends", "leaves", "lives", "runs")
-	stopBeats = w.beating(alive...)
-	w.becomesHeard(waitTimeout, "dies", "leaves", "lives", "runs")
-	w.becomesHeard(sveltosLimit-time.Since(back)+waitTimeout, "lives", "runs")
-	w.isLeftAlone(dies)
+	w.wantAlive(comeback, "dies", "ends", "leaves", "lives", "runs")
+	stopBeats = w.renewLeases(alive...)
+	w.waitUntilAlive(waitTimeout, "dies", "leaves", "lives", "runs")
+	w.waitUntilAlive(sveltosLimit-time.Since(back)+waitTimeout, "lives", "runs")
+	w.wantDeliveryAfterHeartbeat(dies)
 	stopBeats()
-	stopBeats = w.beating(append(alive, dead[0])...)
-	w.isHeldUntilForced(leaves, summary)
+	stopBeats = w.renewLeases(append(alive, dead[0])...)
+	w.wantDeregistrationByForceOnly(leaves, summary)
 
 	stop()
 	stopBeats()
 	run()
-	w.wantHeard(comeback, "dies", "lives", "runs")
-	stopBeats = w.beating(append(alive, dead[0])...)
+	w.wantAlive(comeback, "dies", "lives", "runs")
+	stopBeats = w.renewLeases(append(alive, dead[0])...)
 	defer stopBeats()
-	w.wantHeard(karmadaLimit, "dies", "lives", "runs")
+	w.wantAlive(karmadaLimit, "dies", "lives", "runs")
 	for _, cluster := range []client.Object{lives, &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "runs"}}} {
 		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster))
 		for _, event := range w.events(cluster) {
@@ -160,8 +160,9 @@ func TestNobodyAliveIsDownAfterAnOutageOrARestart(t *testing.T) {
 	}
 }
 
-// isLeftAlone has a profile match a silent member, which gets it after a heartbeat and not before.
-func (w *world) isLeftAlone(member *libv1beta1.SveltosCluster) {
+// wantDeliveryAfterHeartbeat lets a profile match a silent member, and fails unless the delivery follows the next
+// heartbeat.
+func (w *world) wantDeliveryAfterHeartbeat(member *libv1beta1.SveltosCluster) {
 	w.Helper()
 	w.wantCluster(member, func(s libv1beta1.SveltosClusterStatus) bool {
 		return s.Ready && s.ConnectionStatus == libv1beta1.ConnectionDown && s.FailureMessage == "AgentLastReportTime is older than max allowed age." && s.ConnectionFailures == 3
@@ -174,15 +175,15 @@ func (w *world) isLeftAlone(member *libv1beta1.SveltosCluster) {
 	if got := w.refs(member.Name, "Resources"); got != nil {
 		w.Errorf("%s has %v", member.Name, got)
 	}
-	w.beat(member, time.Now())
+	w.renewLease(member, time.Now())
 	w.wantCluster(member, func(s libv1beta1.SveltosClusterStatus) bool {
 		return s.ConnectionStatus == libv1beta1.ConnectionHealthy && s.FailureMessage == "" && s.ConnectionFailures == 0
 	})
 	w.wantProvisioned(profile, member.Name)
 }
 
-// isHeldUntilForced deregisters a silent member that has something deployed.
-func (w *world) isHeldUntilForced(member *libv1beta1.SveltosCluster, summary *configv1beta1.ClusterSummary) {
+// wantDeregistrationByForceOnly deregisters a silent member with a deployed profile.
+func (w *world) wantDeregistrationByForceOnly(member *libv1beta1.SveltosCluster, summary *configv1beta1.ClusterSummary) {
 	w.Helper()
 	request := join.DeregisterRequest{Request: join.Request{Namespace: w.ns, Name: member.Name}, Wait: time.Second}
 	_, err := join.Deregister(w.Context(), w.plane.Config, request)

@@ -18,13 +18,13 @@ import (
 	"github.com/towline/towline/internal/match"
 )
 
-// loseStatus removes the status of obj, as from a backup without it.
+// loseStatus removes the status of obj, as after a restore from a backup without it.
 func (w *world) loseStatus(obj client.Object) {
 	w.Helper()
 	w.must(w.Status().Patch(w.Context(), obj, client.RawPatch("application/merge-patch+json", []byte(`{"status":null}`))))
 }
 
-// touch changes an annotation of a profile, and waits until the hub has copied it to the summary with this uid.
+// touch changes an annotation of a profile, and waits until the hub has copied it to the summary.
 func touch[T client.Object](w *world, profile T, summary *configv1beta1.ClusterSummary, value string) {
 	w.Helper()
 	const key = "test.towline.dev/touched"
@@ -60,7 +60,7 @@ func TestAddonsStayWhileTheStatusOfTheirClusterIsLost(t *testing.T) {
 	summaries := map[client.Object]*configv1beta1.ClusterSummary{
 		everywhere: w.wantProvisioned(everywhere, "one"), here: w.wantProvisioned(here, "one"),
 	}
-	// Without a heartbeat the hub does not write the status again, and the test decides when it is back.
+	// Without a heartbeat the hub does not write the status again before the test does.
 	w.loseStatus(one)
 	touch(w, everywhere, summaries[everywhere], "lost")
 	touch(w, here, summaries[here], "lost")
@@ -68,7 +68,7 @@ func TestAddonsStayWhileTheStatusOfTheirClusterIsLost(t *testing.T) {
 	if one.Status.Ready {
 		t.Error("the cluster is ready")
 	}
-	w.ready(one)
+	w.setReady(one)
 	touch(w, everywhere, summaries[everywhere], "found")
 	touch(w, here, summaries[here], "found")
 	for profile, summary := range summaries {
@@ -81,15 +81,15 @@ func TestAddonsStayWhileTheStatusOfTheirClusterIsLost(t *testing.T) {
 	}
 }
 
-// provisioned makes a Cluster in pull mode with the name of the test's namespace, and a profile that is provisioned on
-// it.
+// provisioned creates a Cluster in pull mode with the name of the test's namespace, and a profile that is provisioned
+// on it.
 func (w *world) provisioned() (*clusterv1alpha1.Cluster, *configv1beta1.ClusterProfile, *configv1beta1.ClusterSummary) {
 	w.Helper()
 	w.configMap("manifests", manifest("a"))
 	board.mu.Lock()
-	board.tests[fleet.ExecutionSpace(w.ns)] = w.mailbox
+	board.tests[fleet.ExecutionSpace(w.ns)] = w.fakeTransport
 	board.mu.Unlock()
-	one := w.declared(w.ns, clusterv1alpha1.ClusterSpec{ID: w.ns, SyncMode: clusterv1alpha1.Pull})
+	one := w.createReadyCluster(w.ns, clusterv1alpha1.ClusterSpec{ID: w.ns, SyncMode: clusterv1alpha1.Pull})
 	profile := w.profile(nil)
 	return one, profile, w.wantState(profile, w.ns, libv1beta1.FeatureStatusProvisioned)
 }
@@ -110,7 +110,7 @@ func TestForceWithdrawsFromAKarmadaClusterWhoseStatusIsLost(t *testing.T) {
 	})
 	w.loseStatus(one)
 	w.must(w.Delete(t.Context(), one))
-	w.eventually("the summary goes", func() error { return w.gone(summary, summary.Namespace, summary.Name) })
+	w.eventually("the summary goes", func() error { return w.checkNotFound(summary, summary.Namespace, summary.Name) })
 	if got := w.withdrawals(); len(got) != 1 {
 		t.Errorf("withdrawn: %v", got)
 	}
@@ -121,19 +121,19 @@ func TestAddonsStayWhileTheStatusOfTheirKarmadaClusterIsLost(t *testing.T) {
 	one, profile, summary := w.provisioned()
 	w.loseStatus(one)
 	touch(w, profile, summary, "lost")
-	w.eventually("the Cluster is ready again", func() error { return w.answers(one, metav1.ConditionTrue) })
+	w.eventually("the Cluster is ready again", func() error { return w.patchReady(one, metav1.ConditionTrue) })
 	touch(w, profile, summary, "found")
 	if got := w.withdrawals(); got != nil {
 		t.Errorf("withdrawn: %v", got)
 	}
 }
 
-func TestRestoredSummariesAreTheirProfilesAgain(t *testing.T) {
+func TestProfilesTakeOverRestoredSummaries(t *testing.T) {
 	w := newWorld(t)
-	// With it for a second owner the garbage collector, which may be faster than the hub, leaves the summary.
+	// With it as a second owner, the garbage collector, which may be faster than the hub, keeps the summary.
 	manifests := w.configMap("manifests", manifest("a"))
 	w.member("one", w.prod())
-	// A backup knows a profile by another uid, or drops the references to owners.
+	// After a restore a profile has another UID, or the owner references are missing.
 	tests := map[string]func(profile string) []metav1.OwnerReference{
 		"without an owner": func(string) []metav1.OwnerReference { return nil },
 		"with the uid of another profile": func(profile string) []metav1.OwnerReference {
@@ -168,12 +168,12 @@ func TestRestoredSummariesAreTheirProfilesAgain(t *testing.T) {
 	}
 }
 
-func TestADepartureBeginsWithoutOrdersOfAnEarlierOne(t *testing.T) {
+func TestDeregistrationIgnoresOrdersOfAnEarlierOne(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))
 	one := w.member("one", w.prod())
 	w.wantProvisioned(w.profile(nil), "one")
-	// A backup of a cluster that was leaving is restored.
+	// The cluster is restored from a backup during its deregistration.
 	update(w, one, func(c *libv1beta1.SveltosCluster) {
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationAgentOrder, kube.AgentOrderRemove)
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationDeadline, "2026-01-02T03:04:05Z")
@@ -190,7 +190,7 @@ func TestADepartureBeginsWithoutOrdersOfAnEarlierOne(t *testing.T) {
 		return nil
 	})
 	w.must(w.Delete(t.Context(), one))
-	w.agentLeaves(one)
+	w.removeAgentWhenOrdered(one)
 	w.wantClusterGone("one")
 	if got := w.withdrawals(); len(got) != 1 {
 		t.Errorf("withdrawn: %v", got)

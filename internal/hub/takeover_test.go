@@ -19,32 +19,34 @@ import (
 	"github.com/towline/towline/internal/hub"
 )
 
-// takeoverLimit is how long the fleet may be without a hub after one was killed. It is twice the promised time, for a
-// busy machine.
+// takeoverLimit is the maximum time without a hub after one was killed. It is twice the documented time, for a busy
+// machine.
 const takeoverLimit = 30 * time.Second
 
-// leadEndLimit is how long a hub that cannot renew its Lease may run. It is more than twice the promised time.
+// leadEndLimit is the maximum time that a hub runs without renewing its Lease. It is more than twice the documented
+// time.
 const leadEndLimit = 2 * time.Minute
 
-// scissors cut a client off.
-type scissors struct {
+// cutTransport is a transport that a test can cut off.
+type cutTransport struct {
 	cut  *atomic.Bool
 	next http.RoundTripper
 }
 
 // RoundTrip fails once the client is cut off.
-func (s scissors) RoundTrip(r *http.Request) (*http.Response, error) {
+func (s cutTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if s.cut.Load() {
 		return nil, errors.New("cut off")
 	}
 	return s.next.RoundTrip(r)
 }
 
-// cuttable returns a copy of config, and a switch that ends all use of it, as a kill does: nothing is released.
+// cuttable returns a copy of config, and a switch after which all its requests fail, as after a kill: the Lease is not
+// released.
 func cuttable(config *rest.Config) (*rest.Config, *atomic.Bool) {
 	cut := &atomic.Bool{}
 	config = rest.CopyConfig(config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return scissors{cut, next} })
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return cutTransport{cut, next} })
 	return config, cut
 }
 
@@ -83,8 +85,8 @@ func (w *world) version(name string) (string, error) {
 	return cm.ResourceVersion, err
 }
 
-func TestKilledHubIsFollowed(t *testing.T) {
-	w := realWorld(t)
+func TestKilledHubIsReplaced(t *testing.T) {
+	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	config, cut := cuttable(w.plane.Config)
 	cache := t.TempDir()
@@ -136,7 +138,7 @@ func TestKilledHubIsFollowed(t *testing.T) {
 }
 
 func TestPushMemberChangesShards(t *testing.T) {
-	w := realWorld(t)
+	w := newPrivateWorld(t)
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
 	cache := t.TempDir()
 	w.start(w.plane.Config, hub.Options{CacheDir: cache})

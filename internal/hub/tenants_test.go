@@ -15,8 +15,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// A tenant who may write everything in his namespace points a cluster at the deliveries of somebody else's.
-func TestDeliveriesOfOthersAreOutOfReach(t *testing.T) {
+// A tenant, who may write all objects in a namespace, sets the delivery namespace of another cluster on a cluster.
+func TestDeliveryNamespaceOfAnotherClusterIsRefused(t *testing.T) {
 	w := newWorld(t)
 	w.configMap("manifests", manifest("a"))
 	theirs := w.plane.Namespace(t, "theirs")
@@ -31,11 +31,11 @@ func TestDeliveriesOfOthersAreOutOfReach(t *testing.T) {
 	}
 	w.create(prod)
 	w.wantMessage(prod, "annotation towline.dev/delivery-namespace names a namespace that is not the cluster's")
-	w.ready(prod)
+	w.setReady(prod)
 	profile := w.profile(nil)
 	w.eventually("summary", func() error { _, err := w.summary(profile, "prod"); return err })
 	w.must(w.Delete(t.Context(), profile))
-	w.wantGone(profile, "prod")
+	w.wantNoSummary(profile, "prod")
 	if refs := w.refs("prod", "Resources"); len(refs) > 0 {
 		t.Errorf("delivered: %v", refs)
 	}
@@ -53,27 +53,27 @@ func TestDeliveriesOfOthersAreOutOfReach(t *testing.T) {
 	}
 }
 
-func TestALongNameIsSaidAndHoldsNothingUp(t *testing.T) {
+func TestTooLongNameIsReportedAndBlocksNothing(t *testing.T) {
 	w := newWorld(t)
-	long := w.unready(strings.Repeat("a", 64), nil)
+	long := w.createMember(strings.Repeat("a", 64), nil)
 	w.wantMessage(long, "metadata.name: the name of a cluster in pull mode may have 63 characters at most")
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(long), long))
 	if len(long.Finalizers) > 0 {
 		t.Errorf("finalizers = %v", long.Finalizers)
 	}
-	// One that an earlier hub held.
+	// A cluster with the finalizer of an earlier hub.
 	update(w, long, func(c *libv1beta1.SveltosCluster) { c.Finalizers = []string{kube.FinalizerCluster} })
 	w.must(w.Delete(t.Context(), long))
 	w.wantClusterGone(long.Name)
 }
 
-// A heartbeat from the future does not make an agent live for ever.
-func TestABeatFromTheFutureIsOneFromNow(t *testing.T) {
+// A heartbeat with a future time does not make an agent alive until then.
+func TestHeartbeatFromTheFutureCountsAsNow(t *testing.T) {
 	w := newWorld(t)
-	one := w.unready("one", nil)
-	w.beat(one, time.Now().AddDate(10, 0, 0))
+	one := w.createMember("one", nil)
+	w.renewLease(one, time.Now().AddDate(10, 0, 0))
 	w.must(w.Delete(t.Context(), one))
 	w.wantMessage(one, "its agent to remove itself")
-	w.agentLeaves(one)
+	w.removeAgentWhenOrdered(one)
 	w.wantClusterGone("one")
 }

@@ -33,12 +33,12 @@ type traffic struct {
 	seen []string
 }
 
-// on returns config with its requests listed.
+// on returns a copy of config whose requests are recorded.
 func (r *traffic) on(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(request *http.Request) (*http.Response, error) {
-			// A hub reads this namespace now and then to know whether the API server answers.
+			// The health check of the hub reads this namespace periodically.
 			if request.URL.Path != "/api/v1/namespaces/kube-system" {
 				r.mu.Lock()
 				r.seen = append(r.seen, request.Method+" "+request.URL.RequestURI())
@@ -50,7 +50,7 @@ func (r *traffic) on(config *rest.Config) *rest.Config {
 	return config
 }
 
-// take returns what was seen since it was called last.
+// take returns the requests since the last call.
 func (r *traffic) take() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,12 +63,12 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
 
-// countedWorld starts a hub on a control plane of its own, and counts its requests.
+// countedWorld starts a hub on a private control plane, and records its requests.
 func countedWorld(t *testing.T, name string) (*world, *traffic) {
 	t.Helper()
 	w := worldOn(t, localkube.ForTest(t, localkube.Named(name)))
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
-	own := &switchboard{tests: map[string]*mailbox{w.ns: w.mailbox}}
+	own := &routingTransport{tests: map[string]*fakeTransport{w.ns: w.fakeTransport}}
 	requests := &traffic{}
 	w.start(requests.on(w.plane.Config), hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}})
 	w.configMap("manifests", manifest("a"))
@@ -87,7 +87,7 @@ func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
 	const quiet, beats = 2 * time.Second, 20
 	w.eventually("the hub has nothing to do", func() error {
 		requests.take()
-		return w.silent(requests, quiet)
+		return w.checkNoRequests(requests, quiet)
 	})
 	for range beats {
 		lease := &coordinationv1.Lease{}
@@ -99,7 +99,7 @@ func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
 	before := one.DeepCopy()
 	one.Status.AgentLastReportTime = &metav1.Time{Time: time.Now()}
 	w.must(w.Status().Patch(t.Context(), one, client.MergeFrom(before)))
-	if err := w.silent(requests, quiet); err != nil {
+	if err := w.checkNoRequests(requests, quiet); err != nil {
 		t.Errorf("%d heartbeats made the hub ask: %v", beats, err)
 	}
 }
@@ -130,15 +130,15 @@ func TestRegistrationReadsOnlyThePolicy(t *testing.T) {
 	t.Parallel()
 	w := worldOn(t, localkube.ForTest(t, localkube.Named("traffic")))
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
-	own := &switchboard{tests: map[string]*mailbox{w.ns: w.mailbox}}
+	own := &routingTransport{tests: map[string]*fakeTransport{w.ns: w.fakeTransport}}
 	requests := &traffic{}
 	w.start(requests.on(w.plane.Config), hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}})
 	const quiet = time.Second
 	// It also reads kube-public/cluster-info, if that does not exist.
 	w.create(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespacePublic, Name: "cluster-info"}})
-	first := w.unready("first", nil)
+	first := w.createMember("first", nil)
 	w.manifestOf(first.Name)
-	// Once, the hub reads what all agents share.
+	// The hub reads the objects that all agents share once.
 	for _, request := range requests.take() {
 		if strings.HasPrefix(request, http.MethodGet) && strings.Contains(request, "/"+w.ns+"/") && !strings.Contains(request, "watch=true") {
 			t.Errorf("read for the first cluster: %s", request)
@@ -148,10 +148,10 @@ func TestRegistrationReadsOnlyThePolicy(t *testing.T) {
 	w.wantClusterGone(first.Name)
 	w.eventually("the hub has nothing to do", func() error {
 		requests.take()
-		return w.silent(requests, quiet)
+		return w.checkNoRequests(requests, quiet)
 	})
 
-	one := w.unready("one", nil)
+	one := w.createMember("one", nil)
 	secret := w.manifestOf(one.Name)
 	seen := requests.take()
 	// The policy for tokens and its binding are read.
@@ -165,11 +165,11 @@ func TestRegistrationReadsOnlyThePolicy(t *testing.T) {
 		l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now()}
 	})
 	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(one), one))
-	w.ready(one)
+	w.setReady(one)
 	w.wantCluster(one, func(s libv1beta1.SveltosClusterStatus) bool {
 		return s.ConnectionStatus == libv1beta1.ConnectionHealthy
 	})
-	w.eventually("the manifest is deleted", func() error { return w.gone(&corev1.Secret{}, w.ns, secret.Name) })
+	w.eventually("the manifest is deleted", func() error { return w.checkNotFound(&corev1.Secret{}, w.ns, secret.Name) })
 	seen = slices.DeleteFunc(requests.take(), func(request string) bool {
 		return strings.Contains(request, "record-partition") // the one list of the cluster's records, see TestSummariesOfANewClusterReadNoInventory
 	})
@@ -183,12 +183,12 @@ func TestRestartReadsNoIdentityAlone(t *testing.T) {
 	t.Parallel()
 	w := worldOn(t, localkube.ForTest(t, localkube.Named("restart")))
 	w.must(hub.InstallCRDs(t.Context(), w.plane.Config))
-	own := &switchboard{tests: map[string]*mailbox{w.ns: w.mailbox}}
+	own := &routingTransport{tests: map[string]*fakeTransport{w.ns: w.fakeTransport}}
 	opts := hub.Options{Transports: map[fleet.Mode]deliver.Transport{fleet.Push: own, fleet.Pull: own}}
 	stop := w.start(w.plane.Config, opts)
 	const clusters = 5
 	for i := range clusters {
-		w.unready(fmt.Sprint("c", i), nil)
+		w.createMember(fmt.Sprint("c", i), nil)
 		w.manifestOf(fmt.Sprint("c", i))
 	}
 	stop()
@@ -247,8 +247,8 @@ func methods(seen []string) map[string]int {
 	return counts
 }
 
-// silent fails if the hub has made requests, or makes some within a while.
-func (w *world) silent(requests *traffic, within time.Duration) error {
+// checkNoRequests returns an error if the hub has sent requests, or sends some within a time.
+func (w *world) checkNoRequests(requests *traffic, within time.Duration) error {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
 	select {

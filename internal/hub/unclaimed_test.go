@@ -26,11 +26,11 @@ func (w *world) removeFinalizers(obj client.Object) {
 
 // holdWithdrawals makes every withdrawal of the test hang, until release is called.
 func (w *world) holdWithdrawals() (release func()) {
-	w.set(func(b *mailbox) { b.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
-	return func() { w.set(func(b *mailbox) { b.refuse = nil }) }
+	w.set(func(b *fakeTransport) { b.refuse = func(bundle.Withdrawal) (bool, error) { return false, nil } })
+	return func() { w.set(func(b *fakeTransport) { b.refuse = nil }) }
 }
 
-// wantWithdrawn waits until the member has nothing of a summary any more.
+// wantWithdrawn waits until the member has no bundle of a summary.
 func (w *world) wantWithdrawn(summary string) {
 	w.Helper()
 	w.eventually(summary+" is withdrawn", func() error {
@@ -45,8 +45,8 @@ func (w *world) wantWithdrawn(summary string) {
 	})
 }
 
-// deployedWithoutFinalizer deploys a profile, has it withdrawn by remove, and removes the finalizer of its summary
-// before anything is.
+// deployedWithoutFinalizer deploys a profile, calls remove to withdraw it, and removes the finalizer of its summary
+// before the withdrawal.
 func (w *world) deployedWithoutFinalizer(cluster *libv1beta1.SveltosCluster, remove func(*configv1beta1.ClusterProfile)) {
 	w.Helper()
 	profile := w.profile(nil)
@@ -64,11 +64,11 @@ func (w *world) deployedWithoutFinalizer(cluster *libv1beta1.SveltosCluster, rem
 		return err
 	})
 	w.removeFinalizers(summary)
-	w.wantGone(profile, cluster.Name)
+	w.wantNoSummary(profile, cluster.Name)
 	release()
 	w.wantWithdrawn(summary.Name)
 	w.eventually("nothing is listed as deployed", func() error {
-		return w.gone(&configv1beta1.ClusterConfiguration{}, w.ns, "sveltos--"+cluster.Name)
+		return w.checkNotFound(&configv1beta1.ClusterConfiguration{}, w.ns, "sveltos--"+cluster.Name)
 	})
 	w.must(client.IgnoreNotFound(w.Delete(w.Context(), profile)))
 }
@@ -92,7 +92,7 @@ func TestUnclaimedBundlesAreKeptAndReported(t *testing.T) {
 		return bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: name, Feature: "Resources"}
 	}
 	owner := bundle.Owner{Kind: configv1beta1.ClusterProfileKind, Name: w.ns + "-nobodys"}
-	w.set(func(b *mailbox) {
+	w.set(func(b *fakeTransport) {
 		b.records = map[string]bundle.Deployed{
 			"one " + id("lost").String():  {ID: id("lost"), Owner: owner},
 			"one " + id("other").String(): {ID: id("other"), Owner: owner, Hub: "another-hub"},

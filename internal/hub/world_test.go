@@ -29,68 +29,68 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// waitTimeout is how long a test waits for something to come true on cores shared with other tests.
+// waitTimeout is the timeout of eventually. It is long, since many tests share the processors.
 const waitTimeout = time.Minute
 
-// switchboard is the transport of all tests that share a hub: it hands every member to the test whose namespace it is
-// in.
-type switchboard struct {
+// routingTransport is the transport of all tests that share a hub. It passes each call to the fakeTransport of the test
+// with the member's namespace.
+type routingTransport struct {
 	mu    sync.Mutex // guards tests
-	tests map[string]*mailbox
+	tests map[string]*fakeTransport
 }
 
-var board = &switchboard{tests: map[string]*mailbox{}}
+var board = &routingTransport{tests: map[string]*fakeTransport{}}
 
-func (s *switchboard) of(m fleet.Member) *mailbox {
+func (s *routingTransport) of(m fleet.Member) *fakeTransport {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.tests[m.Namespace]
 }
 
-func (s *switchboard) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
+func (s *routingTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (bundle.Report, error) {
 	if box := s.of(m); box != nil {
 		return box.deliver(ctx, m, b)
 	}
 	return bundle.Report{}, errors.New("nobody is there")
 }
 
-func (s *switchboard) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+func (s *routingTransport) Withdraw(ctx context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
 	if box := s.of(m); box != nil {
 		return box.withdraw(ctx, m, w)
 	}
 	return true, nil
 }
 
-func (s *switchboard) FindDeployed(_ context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+func (s *routingTransport) FindDeployed(_ context.Context, m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
 	if box := s.of(m); box != nil {
 		return box.findDeployed(m, id)
 	}
 	return bundle.Deployed{}, false, nil
 }
 
-func (s *switchboard) ListDeployed(_ context.Context, m fleet.Member) ([]bundle.Deployed, error) {
+func (s *routingTransport) ListDeployed(_ context.Context, m fleet.Member) ([]bundle.Deployed, error) {
 	if box := s.of(m); box != nil {
 		return box.listDeployed(m)
 	}
 	return nil, nil
 }
 
-var _ deliver.Transport = (*switchboard)(nil)
+var _ deliver.Transport = (*routingTransport)(nil)
 
-// mailbox is the transport of one test: members that do at once what they are told, unless the test says otherwise.
-type mailbox struct {
+// fakeTransport is the transport of one test. Each call succeeds at once, unless the test sets answer or refuse.
+type fakeTransport struct {
 	mu sync.Mutex // guards what follows
-	// has is what the members have, by member and ID; left are the withdrawals.
+	// has has the deployed bundles by member and ID; left has the withdrawals.
 	has  map[string]bundle.Bundle
 	left []bundle.Withdrawal
-	// records are what the members remember of each bundle, applied or not.
+	// records has the record of each delivered bundle by member and ID, applied or not.
 	records map[string]bundle.Deployed
-	// answer changes the report on a delivery, and refuse that on a withdrawal; nil means success.
+	// answer changes the report of a delivery, and refuse returns the result of a withdrawal; nil means success.
 	answer func(b bundle.Bundle, report *bundle.Report) error
 	refuse func(w bundle.Withdrawal) (bool, error)
 }
 
-func (b *mailbox) deliver(_ context.Context, m fleet.Member, want bundle.Bundle) (bundle.Report, error) {
+func (b *fakeTransport) deliver(_ context.Context, m fleet.Member, want bundle.Bundle) (bundle.Report, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	digest, err := want.Digest()
@@ -118,7 +118,7 @@ func kindsOf(b bundle.Bundle) []string {
 	return slices.Sorted(maps.Keys(kinds))
 }
 
-func (b *mailbox) withdraw(_ context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
+func (b *fakeTransport) withdraw(_ context.Context, m fleet.Member, w bundle.Withdrawal) (bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.refuse != nil {
@@ -132,8 +132,8 @@ func (b *mailbox) withdraw(_ context.Context, m fleet.Member, w bundle.Withdrawa
 	return true, nil
 }
 
-// record remembers a delivery. Its caller holds mu.
-func (b *mailbox) record(m fleet.Member, want bundle.Bundle, report bundle.Report) {
+// record records a delivery. The caller must hold mu.
+func (b *fakeTransport) record(m fleet.Member, want bundle.Bundle, report bundle.Report) {
 	if b.records == nil {
 		b.records = map[string]bundle.Deployed{}
 	}
@@ -142,14 +142,14 @@ func (b *mailbox) record(m fleet.Member, want bundle.Bundle, report bundle.Repor
 	}
 }
 
-func (b *mailbox) findDeployed(m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
+func (b *fakeTransport) findDeployed(m fleet.Member, id bundle.ID) (bundle.Deployed, bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	found, ok := b.records[m.Name+" "+id.String()]
 	return found, ok, nil
 }
 
-func (b *mailbox) listDeployed(m fleet.Member) ([]bundle.Deployed, error) {
+func (b *fakeTransport) listDeployed(m fleet.Member) ([]bundle.Deployed, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var all []bundle.Deployed
@@ -161,15 +161,15 @@ func (b *mailbox) listDeployed(m fleet.Member) ([]bundle.Deployed, error) {
 	return all, nil
 }
 
-// set changes how the members answer.
-func (b *mailbox) set(change func(*mailbox)) {
+// set calls change with mu held, for example to set answer.
+func (b *fakeTransport) set(change func(*fakeTransport)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	change(b)
 }
 
-// refs lists what a member has of a feature, over all profiles, as text.
-func (b *mailbox) refs(member, feature string) []string {
+// refs lists the objects of a feature on a member, of all profiles, as text.
+func (b *fakeTransport) refs(member, feature string) []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var refs []string
@@ -185,7 +185,7 @@ func (b *mailbox) refs(member, feature string) []string {
 
 // withdrawals lists the withdrawals that were requested. A withdrawal that is requested again counts once: a summary
 // that changes before its finalizer is removed is withdrawn again.
-func (b *mailbox) withdrawals() []bundle.Withdrawal {
+func (b *fakeTransport) withdrawals() []bundle.Withdrawal {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var distinct []bundle.Withdrawal
@@ -223,10 +223,10 @@ var sharedHub = sync.OnceFunc(func() {
 
 var sharedPlane *localkube.Plane
 
-// world is one test's corner of the hub.
+// world is a namespace on the hub for one test, with the transport of its members.
 type world struct {
 	testing.TB
-	*mailbox
+	*fakeTransport
 	client.Client
 	plane *localkube.Plane
 	ns    string
@@ -239,7 +239,7 @@ func newWorld(t *testing.T) *world {
 	w := worldOn(t, sharedPlane)
 	board.mu.Lock()
 	defer board.mu.Unlock()
-	board.tests[w.ns] = w.mailbox
+	board.tests[w.ns] = w.fakeTransport
 	return w
 }
 
@@ -249,7 +249,7 @@ func worldOn(t *testing.T, plane *localkube.Plane) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &world{TB: t, mailbox: &mailbox{has: map[string]bundle.Bundle{}}, Client: hubClient, plane: plane, ns: plane.Namespace(t, "hub")}
+	return &world{TB: t, fakeTransport: &fakeTransport{has: map[string]bundle.Bundle{}}, Client: hubClient, plane: plane, ns: plane.Namespace(t, "hub")}
 }
 
 func (w *world) must(err error) {
@@ -264,17 +264,17 @@ func (w *world) create(obj client.Object) {
 	w.must(w.Create(w.Context(), obj))
 }
 
-// member registers a pull member whose agent is at work.
+// member registers a ready pull member with a heartbeat.
 func (w *world) member(name string, labels map[string]string) *libv1beta1.SveltosCluster {
 	w.Helper()
-	cluster := w.unready(name, labels)
-	w.beat(cluster, time.Now())
-	w.ready(cluster)
+	cluster := w.createMember(name, labels)
+	w.renewLease(cluster, time.Now())
+	w.setReady(cluster)
 	return cluster
 }
 
-// beat has the agent of a pull member heard of at a time, once the hub has made its Lease.
-func (w *world) beat(cluster *libv1beta1.SveltosCluster, at time.Time) {
+// renewLease renews the Lease of a pull member with a time, after the hub has created the Lease.
+func (w *world) renewLease(cluster *libv1beta1.SveltosCluster, at time.Time) {
 	w.Helper()
 	w.eventually("heartbeat of "+cluster.Name, func() error {
 		if err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
@@ -290,7 +290,7 @@ func (w *world) beat(cluster *libv1beta1.SveltosCluster, at time.Time) {
 	})
 }
 
-func (w *world) unready(name string, labels map[string]string) *libv1beta1.SveltosCluster {
+func (w *world) createMember(name string, labels map[string]string) *libv1beta1.SveltosCluster {
 	w.Helper()
 	cluster := &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: labels},
@@ -300,14 +300,14 @@ func (w *world) unready(name string, labels map[string]string) *libv1beta1.Svelt
 	return cluster
 }
 
-func (w *world) ready(cluster *libv1beta1.SveltosCluster) {
+func (w *world) setReady(cluster *libv1beta1.SveltosCluster) {
 	w.Helper()
 	before := cluster.DeepCopy()
 	cluster.Status.Ready, cluster.Status.Version = true, "v1.34.0"
 	w.must(w.Status().Patch(w.Context(), cluster, client.MergeFrom(before)))
 }
 
-// configMap writes one ConfigMap with the key "content".
+// configMap creates a ConfigMap with the key "content".
 func (w *world) configMap(name, content string) *corev1.ConfigMap {
 	w.Helper()
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Data: map[string]string{"content": content}}
@@ -315,7 +315,7 @@ func (w *world) configMap(name, content string) *corev1.ConfigMap {
 	return cm
 }
 
-// manifest is one ConfigMap as YAML.
+// manifest returns a ConfigMap as YAML.
 func manifest(name string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: %s\n  namespace: default\n", name)
 }
@@ -345,7 +345,7 @@ func (w *world) profile(change func(*configv1beta1.ProfileSpec)) *configv1beta1.
 
 func (w *world) prod() map[string]string { return map[string]string{"env": "prod", "test": w.ns} }
 
-// update changes obj as it is now.
+// update reads obj, changes and writes it, and retries on errors.
 func update[T client.Object](w *world, obj T, change func(T)) {
 	w.Helper()
 	w.eventually("update "+obj.GetName(), func() error {
@@ -412,8 +412,8 @@ func (w *world) wantProvisioned(profile client.Object, member string) *configv1b
 	return w.wantFeature(profile, member, configv1beta1.FeatureSummary{FeatureID: libv1beta1.FeatureResources, Status: libv1beta1.FeatureStatusProvisioned})
 }
 
-// wantGone waits until there is no summary of profile on member.
-func (w *world) wantGone(profile client.Object, member string) {
+// wantNoSummary waits until there is no summary of profile on member.
+func (w *world) wantNoSummary(profile client.Object, member string) {
 	w.Helper()
 	w.eventually("summary on "+member+" goes", func() error {
 		if summary, err := w.summary(profile, member); err == nil {

@@ -267,7 +267,7 @@ func (c *Credential) writeSecret(ctx context.Context, token string, exchanged ty
 	return nil
 }
 
-// Run renews the token whenever join.Token.UntilRenewal has passed, and the manifest's token at once. It retries after
+// Run renews the token whenever join.Token.RenewAfter has passed, and the manifest's token at once. It retries after
 // errors. It returns nil if ctx ends, ErrSuperseded if the Secret has a later kubeconfig, and ErrRejected if the hub
 // rejects the token. Only one Run may be active.
 func (c *Credential) Run(ctx context.Context) error {

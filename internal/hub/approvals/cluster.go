@@ -17,7 +17,7 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// deletionRetryInterval is the interval between two checks whether an earlier Cluster with the same name is deleted.
+// deletionRetryInterval is the interval of the checks whether an earlier Cluster with the same name is deleted.
 const deletionRetryInterval = 500 * time.Millisecond
 
 // ensureCluster creates the Cluster, or adopts an existing Cluster for which the token is valid.
@@ -73,8 +73,8 @@ func (c *Controller) getCluster(ctx context.Context, name string) (live *cluster
 	return live, err == nil, nil
 }
 
-// adoptCluster uses an existing Cluster for the request. Either an earlier request with the same token created it and
-// it has never been ready, or it is the only Cluster for which the token is valid.
+// adoptCluster uses an existing Cluster for the request. Either the request is a retry: an earlier request with the
+// same token created the Cluster, which is not ready. Or the token is bound to this Cluster.
 func (c *Controller) adoptCluster(ctx context.Context, s *state, existing *clusterv1alpha1.Cluster) error {
 	if existing.Spec.SyncMode != clusterv1alpha1.Pull || existing.Spec.ID != s.parsed.ID {
 		return s.takenError()
@@ -82,10 +82,10 @@ func (c *Controller) adoptCluster(ctx context.Context, s *state, existing *clust
 	if !existing.DeletionTimestamp.IsZero() {
 		return phase.Wait{After: deletionRetryInterval, Reason: "the Cluster of an earlier registration is being deleted"}
 	}
-	boundCluster, isForThisCluster := bootstrap.BoundCluster(s.csr.Spec.Groups)
-	isForThisCluster = isForThisCluster && boundCluster == existing.Name
-	hasSameToken := existing.Annotations[kube.AnnotationBootstrapToken] == s.parsed.TokenID && !fleet.FromCluster(existing).Ready
-	if !hasSameToken && !isForThisCluster {
+	boundCluster, isBound := bootstrap.BoundCluster(s.csr.Spec.Groups)
+	isBound = isBound && boundCluster == existing.Name
+	isRetry := existing.Annotations[kube.AnnotationBootstrapToken] == s.parsed.TokenID && !fleet.FromCluster(existing).Ready
+	if !isRetry && !isBound {
 		return s.takenError()
 	}
 	err := karmada.ReserveID(ctx, c.Live, existing)
@@ -96,8 +96,8 @@ func (c *Controller) adoptCluster(ctx context.Context, s *state, existing *clust
 		return err
 	}
 	s.cluster = existing
-	if !hasSameToken {
-		// The Cluster existed before. The token must not be valid for a later Cluster with the same name.
+	if !isRetry {
+		// The Cluster existed before the token was used. The token must not be valid for a later Cluster with the same name.
 		return c.restrictToken(ctx, s.parsed.TokenID, existing)
 	}
 	if hasRequest(existing, s.csr.UID) {
@@ -106,9 +106,9 @@ func (c *Controller) adoptCluster(ctx context.Context, s *state, existing *clust
 	return c.recordRequest(ctx, s)
 }
 
-// recordRequest annotates the Cluster with the UID of this request. A Cluster without requests was not created for a
-// request: no UID is added, so that no rollback deletes it. A repeated request does not change the time of the first
-// use: the ID of another cluster would be reserved for longer.
+// recordRequest adds the UID of this request to requestsAnnotation of the Cluster. It ignores a Cluster without this
+// annotation: no request created it, so a rollback must not delete it. It does not change kube.AnnotationFirstUse:
+// retries must not prolong the reservation of a cluster ID.
 func (c *Controller) recordRequest(ctx context.Context, s *state) error {
 	if len(requestUIDs(s.cluster)) == 0 {
 		return nil
@@ -123,8 +123,8 @@ func (c *Controller) recordRequest(ctx context.Context, s *state) error {
 	return nil
 }
 
-// rollBack deletes the Cluster that was created for this request, and makes its token unused again, unless they have
-// other requests.
+// rollBack deletes the Cluster that was created for this request, and marks its token as unused, unless other requests
+// use them.
 func (c *Controller) rollBack(ctx context.Context, s *state) error {
 	if s.parsed.TokenID == "" {
 		return nil

@@ -19,8 +19,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// completionDelay is the time from the moment when a Cluster becomes ready until its registration is complete. In that
-// time the registering client can fail or be interrupted, and must be able to retry.
+// completionDelay is the time between the readiness of a Cluster and the completion of its registration. In this time
+// the registering client may fail, and must be able to retry.
 const completionDelay = 10 * time.Second
 
 // setupCompletion adds to mgr the controller that completes registrations.
@@ -33,12 +33,12 @@ func (c *Controller) setupCompletion(mgr ctrl.Manager) error {
 		Named("registrations-by-token").
 		Watches(&clusterv1alpha1.Cluster{}, handler.Funcs{
 			CreateFunc: func(_ context.Context, e event.CreateEvent, q queue) {
-				if c.isReadyInTime(e.Object) {
+				if c.isReadyBeforeTimeout(e.Object) {
 					enqueueDelayed(e.Object, q)
 				}
 			},
 			UpdateFunc: func(_ context.Context, e event.UpdateEvent, q queue) {
-				if !c.isReadyInTime(e.ObjectOld) && c.isReadyInTime(e.ObjectNew) {
+				if !c.isReadyBeforeTimeout(e.ObjectOld) && c.isReadyBeforeTimeout(e.ObjectNew) {
 					enqueueDelayed(e.ObjectNew, q)
 				}
 			},
@@ -46,9 +46,9 @@ func (c *Controller) setupCompletion(mgr ctrl.Manager) error {
 		Complete(reconcile.Func(c.completeRegistration))
 }
 
-// isReadyInTime returns whether a Cluster that was registered by a token is ready and its registration can still be
-// retried.
-func (c *Controller) isReadyInTime(obj client.Object) bool {
+// isReadyBeforeTimeout returns whether a Cluster that was registered with a token is ready and its registration can
+// still be retried.
+func (c *Controller) isReadyBeforeTimeout(obj client.Object) bool {
 	cluster, ok := obj.(*clusterv1alpha1.Cluster)
 	if !ok || cluster.Annotations[kube.AnnotationBootstrapToken] == "" {
 		return false
@@ -56,8 +56,7 @@ func (c *Controller) isReadyInTime(obj client.Object) bool {
 	return c.Clock.Since(cluster.CreationTimestamp.Time) < spaces.RegistrationTimeout && meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 }
 
-// completeRegistration restricts the token of a complete registration to its Cluster, so that the registration cannot
-// be repeated.
+// completeRegistration restricts the token of a ready Cluster to this Cluster, which completes the registration.
 func (c *Controller) completeRegistration(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	cluster, found, err := c.getCluster(ctx, req.Name)
 	if err != nil || !found {

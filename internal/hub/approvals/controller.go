@@ -35,12 +35,12 @@ const (
 	// requester waits for the answer.
 	minRetryDelay = 200 * time.Millisecond
 	maxRetryDelay = 10 * time.Second
-	// requestBurst is the number of requests of one requester that are examined at once. After the burst, one request is
-	// examined per requestInterval, and the others are denied. A registration or renewal needs one request, and one more
-	// each time the agent tries again.
+	// requestBurst is the number of requests of one requester that are processed at once. After the burst, one request is
+	// processed per requestInterval, and the others are denied. A registration or renewal needs one request, and one for
+	// each retry.
 	requestBurst    = 20
 	requestInterval = 10 * time.Second
-	// maxCounted is the number of requests for which the controller remembers that they are counted.
+	// maxCounted is the maximum number of UIDs in Controller.counted.
 	maxCounted = 10_000
 )
 
@@ -48,14 +48,14 @@ const (
 // after it has created the Cluster and the agent's RBAC. It denies all other requests for agent certificates, with a
 // reason. It ignores requests that are not for an agent certificate.
 type Controller struct {
-	// Hub reads CertificateSigningRequests from a cache, see CacheOptions; Live reads from the API server and writes.
+	// Hub reads CertificateSigningRequests from a cache with CacheOptions. Live reads from the API server, and writes.
 	Hub    client.Client
 	Live   client.Client
 	Events events.EventRecorder
 	Clock  clock.Clock
 
-	// limiter limits the requests of one requester, and counted has the UIDs of those that it has allowed. Setup sets
-	// both.
+	// limiter limits the requests of one requester. counted has the UIDs of the requests that it has allowed. Setup sets
+	// both; without Setup, in tests, there is no limit.
 	limiter *ratelimit.Limiter
 	counted *lru.Cache
 }
@@ -82,9 +82,9 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 		Complete(c)
 }
 
-// isExcess returns whether the requester has too many requests in a short time: an agent that creates requests all the
-// time must not occupy the workers, which answer all agents. A request counts once, whatever the number of reconciles.
-func (c *Controller) isExcess(csr *certificatesv1.CertificateSigningRequest) bool {
+// exceedsLimit counts a request and returns whether its requester has exceeded requestBurst. Otherwise one requester
+// could occupy all workers. Each request counts once, at its first reconcile.
+func (c *Controller) exceedsLimit(csr *certificatesv1.CertificateSigningRequest) bool {
 	if c.limiter == nil {
 		return false
 	}
@@ -124,8 +124,8 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues("csr", csr.Name, "requester", csr.Spec.Username))
 	s := &state{csr: csr, parsed: parsed}
-	if c.isExcess(csr) {
-		// The denial is one request. The requester cannot read it, and sees that its request is not answered.
+	if c.exceedsLimit(csr) {
+		// The denial must send only one request: there is no grantRead, so the requester cannot read the denial.
 		return reconcile.Result{}, c.setCondition(ctx, s, certificatesv1.CertificateDenied, &bootstrap.DeniedError{
 			Reason: bootstrap.ReasonTooManyRequests, Message: csr.Spec.Username + " creates too many requests; request again later",
 		})
@@ -150,7 +150,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return c.finish(ctx, s, outcome)
 }
 
-// finish denies a request that a step rejected, and returns any other error so that it is retried.
+// finish denies the request if a step returned a DeniedError. It returns other errors, so that they are retried.
 func (c *Controller) finish(ctx context.Context, s *state, outcome phase.Outcome) (reconcile.Result, error) {
 	err := outcome.Err
 	var denial *bootstrap.DeniedError
@@ -161,7 +161,7 @@ func (c *Controller) finish(ctx context.Context, s *state, outcome phase.Outcome
 	case err == nil:
 		return reconcile.Result{}, nil
 	case apierrors.IsConflict(err):
-		// Another client wrote first, possibly the answer. The next reconcile reads it from the cache.
+		// Another client has changed an object, or has answered the request. The next reconcile reads the change.
 		return reconcile.Result{RequeueAfter: minRetryDelay}, nil
 	case outcome.Kind == phase.Waiting:
 		return reconcile.Result{RequeueAfter: outcome.After}, nil

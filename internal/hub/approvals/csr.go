@@ -45,10 +45,10 @@ type ParsedCSR struct {
 	Until time.Time
 }
 
-// ValidateCSR parses a CertificateSigningRequest. isAgent is false if the request is not for the certificate of an
-// agent. If isAgent is true, err is the reason why no agent may have the certificate, or nil. The caller must check
-// whether this requester may have it: the API server has written the requester's user and groups into the request.
-func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, isAgent bool, err error) {
+// ValidateCSR parses a CertificateSigningRequest. isForAgent is false if it does not request the certificate of an
+// agent. If isForAgent is true, err is the reason why no agent may get the certificate, or nil. The caller must still
+// authorize the requester, by the user and the groups that the API server has written into the request.
+func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, isForAgent bool, err error) {
 	if csr.Spec.SignerName != bootstrap.Signer {
 		return ParsedCSR{}, false, nil
 	}
@@ -77,8 +77,7 @@ func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, is
 	return p, true, nil
 }
 
-// oneLine returns err on one line: the message of joined errors has a line for each, and names of users can have line
-// breaks.
+// oneLine returns an error with the text of err on one line: joined errors and names of users can have line breaks.
 func oneLine(err error) error {
 	return errors.New(kube.OneLine(strings.ReplaceAll(err.Error(), "\n", "; ")))
 }
@@ -102,8 +101,8 @@ func hasAgentSubject(text []byte) bool {
 	return false
 }
 
-// parseRequest parses text, which must be one request in PEM and nothing else: the signer must not find another request
-// in it.
+// parseRequest parses text, which must be exactly one request in PEM: otherwise the signer could sign another request
+// than the validated one.
 func parseRequest(text []byte) (*x509.CertificateRequest, error) {
 	block, rest := pem.Decode(text)
 	if block == nil || !bytes.HasPrefix(bytes.TrimSpace(text), []byte("-----BEGIN ")) {
@@ -128,7 +127,7 @@ func parseRequest(text []byte) (*x509.CertificateRequest, error) {
 	return request, nil
 }
 
-// checkSubject accepts only one organization and one common name. Other systems may give other attributes a meaning.
+// checkSubject accepts only one organization and one common name, because other systems may interpret other attributes.
 func checkSubject(request *x509.CertificateRequest) error {
 	subject := request.Subject
 	if !slices.Equal(subject.Organization, []string{bootstrap.AgentsGroup}) {
@@ -151,9 +150,9 @@ func checkSubject(request *x509.CertificateRequest) error {
 
 // checkExtensions accepts no extension: an agent needs none.
 func checkExtensions(request *x509.CertificateRequest) error {
-	alternative := asn1.ObjectIdentifier{2, 5, 29, 17}
+	subjectAltName := asn1.ObjectIdentifier{2, 5, 29, 17}
 	for _, extension := range request.Extensions {
-		if extension.Id.Equal(alternative) {
+		if extension.Id.Equal(subjectAltName) {
 			return errors.New("subject alternative names (DNS, e-mail, IP, URI or others) are not allowed")
 		}
 	}
@@ -181,9 +180,9 @@ func checkKey(request *x509.CertificateRequest) error {
 func checkUsages(given []certificatesv1.KeyUsage) error {
 	usages := slices.Clone(given)
 	slices.Sort(usages)
-	client := []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth, certificatesv1.UsageDigitalSignature}
+	clientUsages := []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth, certificatesv1.UsageDigitalSignature}
 	withRSA := []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth, certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment}
-	if !slices.Equal(usages, client) && !slices.Equal(usages, withRSA) {
+	if !slices.Equal(usages, clientUsages) && !slices.Equal(usages, withRSA) {
 		return fmt.Errorf("the usages must be digital signature, client auth and perhaps key encipherment, and are %q", given)
 	}
 	return nil
@@ -217,8 +216,8 @@ func (p *ParsedCSR) setRequester(csr *certificatesv1.CertificateSigningRequest) 
 	if !ok || !slices.Contains(groups, tokenapi.BootstrapDefaultGroup) || !tokenutil.IsValidBootstrapTokenID(id) {
 		return fmt.Errorf("%s came with no bootstrap token and is not the agent of cluster %s", user, p.Cluster)
 	}
-	if only, bound := bootstrap.BoundCluster(groups); bound && only != p.Cluster {
-		return fmt.Errorf("the bootstrap token is for cluster %q alone", only)
+	if boundCluster, isBound := bootstrap.BoundCluster(groups); isBound && boundCluster != p.Cluster {
+		return fmt.Errorf("the bootstrap token is for cluster %q alone", boundCluster)
 	}
 	p.TokenID, p.ID = id, csr.Annotations[kube.AnnotationClusterID]
 	if p.ID == "" || len(p.ID) > maxIDLength || strings.ContainsFunc(p.ID, func(r rune) bool { return r <= ' ' || r > '~' }) {

@@ -10,22 +10,22 @@
 //     a renewal: read the Cluster.
 //  4. Allow the requester to read the answer, and approve the request.
 //
-// A step that rejects the request ends it with a denial. Before the denial is written, the Cluster and the token's
-// annotations are rolled back, unless another request uses them.
+// A step denies the request by a DeniedError. Before the denial is written, the Cluster and the token's annotations are
+// rolled back, unless another request uses them.
 //
 // Terms: a registration is complete when its Cluster has been ready for completionDelay. Until then, and for at most
 // spaces.RegistrationTimeout, it can be retried with the same token. Afterwards the token is valid for its Cluster
-// only, or not at all.
+// only, or for none.
 //
 // Invariants:
 //
-//   - The hub can crash between any two requests to the API server. The annotations record the requests that use an
-//     object.
+//   - The hub can crash between any two requests to the API server: all progress is in annotations. requestsAnnotation
+//     records the requests that use an object.
 //   - A token registers at most one cluster.
 //   - A removed Cluster is not created again by the token that registered it.
 //   - No agent gets a certificate while the admission policy is not in effect.
 //
 // Start reading at Controller.Reconcile in controller.go; the steps are in csr.go, steps.go, tokenuse.go and
-// cluster.go. ValidateCSR refuses certificates that no agent may have. The other steps check that the requester may
-// have this one.
+// cluster.go. ValidateCSR rejects requests that no agent may make. The other steps check whether this requester may
+// make this request.
 package approvals

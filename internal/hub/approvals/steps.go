@@ -24,8 +24,8 @@ import (
 
 const (
 	// maxPerToken and maxPerAgent are the maximum numbers of pending and approved requests of one requester. The API
-	// server keeps signed requests for an hour. A registration needs one request, and one more for each retry. An agent
-	// with the shortest certificate lifetime, ten minutes, needs about eight in an hour.
+	// server keeps signed requests for an hour. A registration needs one request, and one for each retry. An agent with
+	// the shortest certificate lifetime, ten minutes, needs about eight requests in an hour.
 	maxPerToken = 20
 	maxPerAgent = 100
 )
@@ -65,7 +65,7 @@ func (c *Controller) grantRead(ctx context.Context, s *state) error {
 }
 
 // checkDeadline denies a request whose requester has stopped waiting: its certificate and its Cluster would be unused.
-// The hub waits for at most RegistrationTimeout, even if the requester waits longer.
+// The deadline is at most RegistrationTimeout after the creation, even if the requester waits longer.
 func (c *Controller) checkDeadline(_ context.Context, s *state) error {
 	deadline := s.csr.CreationTimestamp.Add(spaces.RegistrationTimeout)
 	if requesterDeadline := s.parsed.Until; !requesterDeadline.IsZero() && requesterDeadline.Before(deadline) {
@@ -101,7 +101,7 @@ func (c *Controller) checkRequestCount(ctx context.Context, s *state) error {
 	return nil
 }
 
-// isOlder returns whether a was created before b.
+// isOlder returns whether a was created before b. In the same second the UID decides.
 func isOlder(a, b *certificatesv1.CertificateSigningRequest) bool {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(string(a.UID), string(b.UID))) < 0
 }
@@ -182,8 +182,8 @@ func (c *Controller) approve(ctx context.Context, s *state) error {
 // deny rolls back the objects of this request and denies the request. The objects of an approved request stay. The
 // cache may not have the approval, so deny reads the request from the API server first.
 func (c *Controller) deny(ctx context.Context, s *state, denial *bootstrap.DeniedError) error {
-	unanswered, err := c.isUnanswered(ctx, s.csr)
-	if err != nil || !unanswered {
+	pending, err := c.isPendingLive(ctx, s.csr)
+	if err != nil || !pending {
 		return err
 	}
 	if err := c.rollBack(ctx, s); err != nil {
@@ -199,8 +199,8 @@ func (c *Controller) deny(ctx context.Context, s *state, denial *bootstrap.Denie
 	return nil
 }
 
-// isUnanswered returns whether the request has no answer according to the API server.
-func (c *Controller) isUnanswered(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) (bool, error) {
+// isPendingLive calls isPending for the request on the API server. It returns false if the request does not exist.
+func (c *Controller) isPendingLive(ctx context.Context, csr *certificatesv1.CertificateSigningRequest) (bool, error) {
 	live := &certificatesv1.CertificateSigningRequest{}
 	err := c.Live.Get(ctx, client.ObjectKeyFromObject(csr), live)
 	if client.IgnoreNotFound(err) != nil {
@@ -209,8 +209,8 @@ func (c *Controller) isUnanswered(ctx context.Context, csr *certificatesv1.Certi
 	return err == nil && live.UID == csr.UID && isPending(live), nil
 }
 
-// setCondition writes the condition with the answer; answer has its reason and message also for an approval. A deleted
-// request is ignored.
+// setCondition writes a condition with the reason and the message of answer, which is also used for an approval. It
+// returns nil if the request was deleted.
 func (c *Controller) setCondition(ctx context.Context, s *state, conditionType certificatesv1.RequestConditionType, answer *bootstrap.DeniedError) error {
 	answered := s.csr.DeepCopy()
 	answered.Status.Conditions = append(answered.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{

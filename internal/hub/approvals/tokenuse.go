@@ -19,12 +19,12 @@ import (
 )
 
 const (
-	// requestsAnnotation lists the UIDs of CertificateSigningRequests. On a Cluster and on the Secret of a bootstrap
-	// token it has the requests that created or used the object and are not denied. When the last one is denied, the
-	// Cluster is deleted and the token is unused again.
+	// requestsAnnotation, on a Cluster and on the Secret of a bootstrap token, lists the UIDs of the
+	// CertificateSigningRequests that created or used the object and are not denied. When the last of them is denied, the
+	// Cluster is deleted and the token is marked as unused.
 	requestsAnnotation = "towline.dev/certificate-requests"
-	// clusterUIDAnnotation on the Secret of a bootstrap token is the UID of the only Cluster for which the token is
-	// valid. The token has registered it, or it existed before. A later Cluster with the same name needs another token.
+	// clusterUIDAnnotation, on the Secret of a bootstrap token, is the UID of the only Cluster for which the token is
+	// valid: the Cluster that it registered or adopted. A later Cluster with the same name needs another token.
 	clusterUIDAnnotation = "towline.dev/registered-uid"
 )
 
@@ -65,15 +65,15 @@ func (c *Controller) bindToken(ctx context.Context, s *state) error {
 	return c.patchToken(ctx, secret, patched)
 }
 
-// isRetryExpired returns whether the registration of a token can no longer be retried. This is also so if the Secret
-// has no time of the first use.
+// isRetryExpired returns whether the registration of a token can no longer be retried, or whether the Secret has no
+// valid time of the first use.
 func (c *Controller) isRetryExpired(secret *corev1.Secret) bool {
 	since, err := time.Parse(time.RFC3339, secret.Annotations[kube.AnnotationFirstUse])
 	return err != nil || c.Clock.Since(since) > spaces.RegistrationTimeout
 }
 
-// checkNotRemoved denies a token whose Cluster is deleted or being deleted: a user has removed the cluster, and must
-// create another token to register it again.
+// checkNotRemoved denies the request if the token is bound to a Cluster that is deleted or being deleted: to register
+// the cluster again, a user must create another token.
 func (s *state) checkNotRemoved(existing *clusterv1alpha1.Cluster, found bool) error {
 	if s.boundUID == "" || found && existing.UID == s.boundUID && existing.DeletionTimestamp.IsZero() {
 		return nil
@@ -82,7 +82,8 @@ func (s *state) checkNotRemoved(existing *clusterv1alpha1.Cluster, found bool) e
 		s.parsed.TokenID, s.parsed.Cluster)
 }
 
-// restrictToken makes the token valid for cluster only, if it was used for cluster and is not restricted yet.
+// restrictToken makes a token valid for cluster only. It does nothing unless the token was used for cluster and is not
+// restricted yet.
 func (c *Controller) restrictToken(ctx context.Context, tokenID string, cluster *clusterv1alpha1.Cluster) error {
 	secret, found, err := c.getTokenSecret(ctx, tokenID)
 	if err != nil || !found || secret.Annotations[kube.AnnotationRegistered] != registrationKey(cluster.Name, cluster.Spec.ID) || secret.Annotations[clusterUIDAnnotation] != "" {
@@ -98,8 +99,8 @@ func registrationKey(name, id string) string { return name + "/" + id }
 
 func (s *state) registrationKey() string { return registrationKey(s.parsed.Cluster, s.parsed.ID) }
 
-// getTokenSecret reads the Secret of a token from the API server. If it does not exist or is being deleted, found is
-// false and err is nil.
+// getTokenSecret reads the Secret of a token from the API server. found is false if it does not exist or is being
+// deleted.
 func (c *Controller) getTokenSecret(ctx context.Context, id string) (secret *corev1.Secret, found bool, err error) {
 	secret = &corev1.Secret{}
 	err = c.Live.Get(ctx, bootstrap.TokenSecret(id), secret)

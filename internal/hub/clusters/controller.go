@@ -40,9 +40,8 @@ const (
 	// a worker for contactTimeout in every contactInterval. Thus other members are delayed only if 600 members do not
 	// answer, or 480 in their namespace.
 	pushWorkers = 100
-	// pushNamespaceWorkers is the maximum for the members in one namespace, which belong to one tenant. When so many
-	// workers are in use, the others contact only members of namespaces without a running contact: a fleet with one
-	// namespace cannot use them.
+	// pushNamespaceWorkers is the maximum number of workers for the members in one namespace, which belong to one tenant.
+	// The other workers are reserved for namespaces without a running contact; a fleet with one namespace cannot use them.
 	pushNamespaceWorkers = 80
 	// pullWorkers is the number of pull members that are evaluated concurrently. An evaluation sends requests to the
 	// hub only.
@@ -50,10 +49,10 @@ const (
 	// maxConcurrentChecks is the number of members whose checks run concurrently: each run can use much memory and CPU
 	// time.
 	maxConcurrentChecks = 4
-	// maxChecksOfNamespace is the same number for the members in one namespace, which belong to one tenant.
+	// maxChecksOfNamespace is the same maximum for the members in one namespace, which belong to one tenant.
 	maxChecksOfNamespace = 3
-	// A namespace is slow if its last checks took longer than slowChecks. Then only one of its members is checked at a
-	// time, and at most maxSlowChecks members of all slow namespaces together.
+	// A namespace is slow if its last checks took longer than slowChecks. A slow namespace has at most one running check,
+	// and all slow namespaces together have at most maxSlowChecks.
 	slowChecks    = 5 * time.Second
 	maxSlowChecks = 2
 	// contactTimeout limits the requests of one contact, without the checks.
@@ -77,9 +76,9 @@ const (
 type Controller struct {
 	// Hub reads SveltosClusters from a cache.
 	Hub client.Client
-	// Shard is the part of the fleet that this hub manages.
+	// Shard selects the clusters of this controller.
 	Shard fleet.Shard
-	// LimitConfig limits the connections of a configuration for a push member in namespace. It may be nil.
+	// LimitConfig limits the connections of a renewed configuration for a push member in namespace. It may be nil.
 	LimitConfig func(config *rest.Config, namespace string) error
 	// MemberConfig returns the configuration for requests to a push member.
 	MemberConfig func(ctx context.Context, m fleet.Member) (*rest.Config, error)
@@ -95,14 +94,14 @@ type Controller struct {
 
 	// mu guards notReady and formerAPIs.
 	mu sync.Mutex
-	// notReady contains the pull members that were not ready at the last reconcile: their next change to ready is
-	// recorded as an event. After a restart of the hub such an event can be missing.
+	// notReady has the pull members that were not ready at the last reconcile. The change to ready is recorded as an
+	// event, unless the hub restarts in between.
 	notReady map[types.NamespacedName]struct{}
-	// formerAPIs has the APIs of each push member whose present list is incomplete.
+	// formerAPIs has the merged API list of each push member that last returned an incomplete list; see keepAPIVersions.
 	formerAPIs map[types.NamespacedName][]string
 	// agentLimiter limits the evaluations that the agent of one pull member can cause.
 	agentLimiter *ratelimit.Limiter
-	// contactSlots shares the workers for push members among namespaces, and checkSlots the concurrent checks. They are
+	// contactSlots shares the workers for push members among namespaces. checkSlots shares the concurrent checks. Both are
 	// nil without Setup, in tests.
 	contactSlots, checkSlots *slots.Slots
 }
@@ -125,7 +124,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	secrets.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 	// Each mode has its own queue: push members that do not answer must not delay the evaluation of heartbeats.
 	push := c.newBuilder(mgr, "clusters", fleet.Push, pushWorkers).WatchesMetadata(secrets, handler.EnqueueRequestsFromMapFunc(c.findByIndex(kubeconfigIndex))).
-		// A source gets the queue, to which the slots add the requests that wait.
+		// The slots need the queue, to which they add waiting requests. Only a source gets it.
 		WatchesRawSource(source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			c.contactSlots.Queue, c.checkSlots.Queue = queue, queue
 			return nil
@@ -151,7 +150,7 @@ func (c *Controller) newBuilder(mgr ctrl.Manager, name string, mode fleet.Mode, 
 func (c *Controller) reconcilerFor(mode fleet.Mode) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 		if mode == fleet.Push {
-			// If a slot is reserved for req and was not acquired, the next request gets it.
+			// If a slot was reserved for req and is not acquired, Skip passes it to the next request.
 			defer c.contactSlots.Skip(req)
 			defer c.checkSlots.Skip(req)
 		}
@@ -172,7 +171,7 @@ func (c *Controller) reconcilerFor(mode fleet.Mode) reconcile.Reconciler {
 }
 
 // acquireContactSlot acquires a slot for the contact of a push member. If ok is true, the caller must release it.
-// Otherwise req is queued again when its namespace has a free worker.
+// Otherwise req is queued again when its namespace has a free worker. No namespace counts as slow.
 func (c *Controller) acquireContactSlot(req reconcile.Request) (slot *slots.Slot, ok bool) {
 	pool := slots.Pool{Name: "contacts", Workers: pushWorkers, Slow: pushWorkers}
 	return c.contactSlots.Acquire(req, pool, slots.Key{Name: req.Namespace, Max: pushNamespaceWorkers, Shared: pushNamespaceWorkers})
@@ -200,7 +199,7 @@ func requestFor(_ context.Context, cluster client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 }
 
-// findByIndex returns a function that returns the clusters that index lists under the key of an object.
+// findByIndex returns a function that maps an object to the clusters that have its key in index.
 func (c *Controller) findByIndex(index string) handler.MapFunc {
 	return func(ctx context.Context, obj client.Object) []reconcile.Request {
 		var clusters libv1beta1.SveltosClusterList
@@ -218,8 +217,8 @@ func (c *Controller) findByIndex(index string) handler.MapFunc {
 	}
 }
 
-// needsContact drops updates of the status, because a contact is expensive and this controller writes them. It passes
-// those that other clients wrote: lost facts (see hasLostFacts), and a changed agentReport.
+// needsContact drops most updates of the status, because this controller writes them and a contact is expensive. It
+// passes updates of the status by other clients: lost facts (see hasLostFacts), and a changed agentReport.
 func needsContact() predicate.Predicate {
 	agentReported := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*libv1beta1.SveltosCluster), e.ObjectNew.(*libv1beta1.SveltosCluster)
@@ -235,9 +234,9 @@ func hasLostFacts(before, after libv1beta1.SveltosClusterStatus) bool {
 }
 
 // agentReport has the fields of the status that the agent of a pull member writes, and the fields that the controller
-// derives from them. If one changes, also by another client, the member is reconciled.
+// derives from them. If one of them changes, the member is reconciled.
 type agentReport struct {
-	// reportedAt is a heartbeat. The time until the agent is silent starts when the controller reads it.
+	// reportedAt is a heartbeat: a new value restarts the heartbeat limit when the controller reads it.
 	reportedAt    time.Time
 	ready         bool
 	failure       string
@@ -291,8 +290,8 @@ func (c *Controller) forget(name types.NamespacedName) {
 	delete(c.formerAPIs, name)
 }
 
-// keepAPIVersions returns facts with the former APIs in addition to the present list if that is incomplete: charts
-// would be rendered as if an API that does not answer did not exist. old is the list in the status. The controller
+// keepAPIVersions returns facts. If its list of APIs is incomplete, because an aggregated API does not answer, it adds
+// the former APIs: otherwise charts would be rendered without the API. old is the list in the status. The controller
 // keeps a copy of the result, because the status can be lost before the member returns a complete list.
 func (c *Controller) keepAPIVersions(name types.NamespacedName, old []string, facts fleet.Facts) fleet.Facts {
 	c.mu.Lock()

@@ -36,7 +36,7 @@ import (
 // start is a Friday at noon.
 var start = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-// world is a hub whose one member is the hub's own cluster, with a controller that runs when it is told to.
+// world is a hub with one member, the hub's own cluster. Tests call Reconcile of its controller.
 type world struct {
 	testing.TB
 	client.Client
@@ -45,7 +45,7 @@ type world struct {
 	events     *events.FakeRecorder
 	controller *clusters.Controller
 	cluster    *libv1beta1.SveltosCluster
-	// away says that the hub's API server does not answer; otherwise it has answered since back.
+	// away is true if the hub's API server does not answer; otherwise it has answered since back.
 	away bool
 	back time.Time
 }
@@ -80,7 +80,7 @@ func newWorld(t *testing.T, spec libv1beta1.SveltosClusterSpec) *world {
 	return w
 }
 
-// startMonitor makes the controller judge heartbeats as one that has just started.
+// startMonitor replaces the Heartbeats of the controller, as after a restart of the hub.
 func (w *world) startMonitor() {
 	w.controller.Heartbeats = &heartbeats.Monitor{Hub: w.Client, Live: w.Client, Clock: w.clock, AvailableSince: func() time.Time {
 		if w.away {
@@ -127,7 +127,7 @@ func (w *world) must(err error) {
 	}
 }
 
-// reconcile runs the controller once, and returns the status and when it wants to run again.
+// reconcile runs the controller once, and returns the status and RequeueAfter.
 func (w *world) reconcile() (libv1beta1.SveltosClusterStatus, time.Duration) {
 	w.Helper()
 	result, err := w.controller.Reconcile(w.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
@@ -137,7 +137,7 @@ func (w *world) reconcile() (libv1beta1.SveltosClusterStatus, time.Duration) {
 	return w.cluster.Status, result.RequeueAfter
 }
 
-// want reconciles and wants the connection to be as given.
+// want reconciles and checks the connection in the status.
 func (w *world) want(ready bool, connection libv1beta1.ConnectionStatus, failures int32, message string) {
 	w.Helper()
 	got, _ := w.reconcile()
@@ -147,8 +147,8 @@ func (w *world) want(ready bool, connection libv1beta1.ConnectionStatus, failure
 	}
 }
 
-// said returns the events since it was last called.
-func (w *world) said() string {
+// takeEvents returns the events since the last call.
+func (w *world) takeEvents() string {
 	var all []string
 	for {
 		select {
@@ -160,9 +160,9 @@ func (w *world) said() string {
 	}
 }
 
-func (w *world) wantSaid(want string) {
+func (w *world) wantEvents(want string) {
 	w.Helper()
-	if got := w.said(); got != want {
+	if got := w.takeEvents(); got != want {
 		w.Errorf("events are %q, want %q", got, want)
 	}
 }
@@ -179,7 +179,7 @@ func (w *world) configMap(name string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
 }
 
-// exists passes once there is a ConfigMap of that name.
+// exists returns a check that passes if a ConfigMap of this name exists.
 func (w *world) exists(name string) []libv1beta1.ClusterCheck {
 	return []libv1beta1.ClusterCheck{{
 		Name:              name,
@@ -189,11 +189,11 @@ func (w *world) exists(name string) []libv1beta1.ClusterCheck {
 }
 
 const (
-	withHealthyConnection = libv1beta1.ConnectionHealthy
-	down                  = libv1beta1.ConnectionDown
+	healthy = libv1beta1.ConnectionHealthy
+	down    = libv1beta1.ConnectionDown
 )
 
-func TestChecksGateAPushMember(t *testing.T) {
+func TestReadinessOfAPushMemberNeedsItsChecks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, libv1beta1.SveltosClusterSpec{ConsecutiveFailureThreshold: 2})
 	w.change(func(s *libv1beta1.SveltosClusterSpec) {
@@ -208,22 +208,22 @@ func TestChecksGateAPushMember(t *testing.T) {
 	}
 	w.must(w.Create(t.Context(), w.configMap("first")))
 	w.must(w.Create(t.Context(), w.configMap("later")))
-	w.said()
-	w.want(true, withHealthyConnection, 0, "")
-	w.wantSaid("Normal Ready cluster ns/one is ready, Kubernetes v1.36.3")
+	w.takeEvents()
+	w.want(true, healthy, 0, "")
+	w.wantEvents("Normal Ready cluster ns/one is ready, Kubernetes v1.36.3")
 	w.must(w.Delete(t.Context(), w.configMap("first")))
-	w.want(true, withHealthyConnection, 0, "")
+	w.want(true, healthy, 0, "")
 	w.must(w.Delete(t.Context(), w.configMap("later")))
-	w.want(true, withHealthyConnection, 1, "liveness check later: there are 0")
+	w.want(true, healthy, 1, "liveness check later: there are 0")
 	w.want(true, down, 2, "liveness check later: there are 0")
-	w.wantSaid("Warning Down cluster ns/one is down: liveness check later: there are 0")
+	w.wantEvents("Warning Down cluster ns/one is down: liveness check later: there are 0")
 	w.want(true, down, 2, "liveness check later: there are 0")
 	w.must(w.Create(t.Context(), w.configMap("later")))
-	w.want(true, withHealthyConnection, 0, "")
-	w.wantSaid("Normal Healthy cluster ns/one is healthy again")
+	w.want(true, healthy, 0, "")
+	w.wantEvents("Normal Healthy cluster ns/one is healthy again")
 }
 
-func TestAgentsChecksCountForAPullMember(t *testing.T) {
+func TestChecksOfTheAgentDecideForAPullMember(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true, ConsecutiveFailureThreshold: 2})
 	lease := &coordinationv1.Lease{
@@ -236,11 +236,11 @@ func TestAgentsChecksCountForAPullMember(t *testing.T) {
 	}
 	w.want(false, "", 0, "")
 	report(`{"agentCheckFailures":1,"agentCheckMessage":"readiness check c: no","failureMessage":"readiness check c: no"}`)
-	w.want(false, withHealthyConnection, 1, "readiness check c: no")
+	w.want(false, healthy, 1, "readiness check c: no")
 	report(`{"ready":true,"agentCheckFailures":null,"agentCheckMessage":null,"failureMessage":null}`)
-	w.want(true, withHealthyConnection, 0, "")
+	w.want(true, healthy, 0, "")
 	report(`{"agentCheckFailures":1,"agentCheckMessage":"liveness check c: no"}`)
-	w.want(true, withHealthyConnection, 1, "liveness check c: no")
+	w.want(true, healthy, 1, "liveness check c: no")
 	report(`{"agentCheckFailures":2,"agentCheckMessage":"liveness check c: still no"}`)
 	w.want(true, down, 2, "liveness check c: still no")
 	w.clock.Step(heartbeats.SveltosLimit)
@@ -249,7 +249,7 @@ func TestAgentsChecksCountForAPullMember(t *testing.T) {
 	w.must(w.Update(t.Context(), lease))
 	w.want(true, down, 2, "liveness check c: still no")
 	report(`{"agentCheckFailures":null,"agentCheckMessage":null,"failureMessage":null}`)
-	w.want(true, withHealthyConnection, 0, "")
+	w.want(true, healthy, 0, "")
 }
 
 func TestActiveWindowPausesByTheClock(t *testing.T) {
@@ -264,26 +264,26 @@ func TestActiveWindowPausesByTheClock(t *testing.T) {
 		}
 	}
 	wantTurn(true, time.Hour, "02 13:00", "02 13:30")
-	w.wantSaid("Normal Paused cluster ns/one is paused by its active window")
+	w.wantEvents("Normal Paused cluster ns/one is paused by its active window")
 	w.clock.Step(time.Hour)
 	wantTurn(false, 30*time.Minute, "03 13:00", "02 13:30")
-	w.wantSaid("Normal Unpaused cluster ns/one is unpaused by its active window")
+	w.wantEvents("Normal Unpaused cluster ns/one is unpaused by its active window")
 	w.clock.Step(10 * time.Minute)
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.Paused = true })
 	wantTurn(true, 20*time.Minute, "03 13:00", "02 13:30")
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow.To = "00 14 * * *" })
 	wantTurn(false, 50*time.Minute, "03 13:00", "02 14:00")
 
-	w.said()
+	w.takeEvents()
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow.To = "two" })
 	wantTurn(false, 0, "", "")
 	wrong := w.cluster.Status.FailureMessage
 	if !strings.HasPrefix(wrong, `spec.activeWindow.to: "two" is not a cron expression: `) {
 		t.Errorf("failureMessage is %q", wrong)
 	}
-	w.wantSaid("Warning Attention cluster ns/one: " + wrong)
+	w.wantEvents("Warning Attention cluster ns/one: " + wrong)
 	wantTurn(false, 0, "", "")
-	w.wantSaid("")
+	w.wantEvents("")
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow.To = "15 13 * * *" })
 	w.clock.Step(10 * time.Minute)
 	wantTurn(true, 22*time.Hour+40*time.Minute+time.Hour, "03 13:00", "03 13:15")
@@ -304,7 +304,7 @@ func shown(t *metav1.Time) string {
 	return t.UTC().Format("02 15:04")
 }
 
-func TestAgentCannotMoveTheTurnsOfItsWindow(t *testing.T) {
+func TestAgentCannotChangeTheTimesOfItsWindow(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true, ActiveWindow: &libv1beta1.ActiveWindow{From: "0 13 * * *", To: "30 13 * * *"}})
 	_, err := join.Establish(t.Context(), w, w.cluster)
@@ -342,7 +342,7 @@ func TestAgentCannotMoveTheTurnsOfItsWindow(t *testing.T) {
 	}
 }
 
-func TestWrongWindowIsShownBesideWhatElseIsWrong(t *testing.T) {
+func TestInvalidWindowIsReportedWithOtherProblems(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, libv1beta1.SveltosClusterSpec{ActiveWindow: &libv1beta1.ActiveWindow{From: "one", To: "0 17 * * *"}})
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.LivenessChecks = w.exists("none") })
@@ -351,17 +351,17 @@ func TestWrongWindowIsShownBesideWhatElseIsWrong(t *testing.T) {
 	if !strings.HasPrefix(status.FailureMessage, both) {
 		t.Errorf("failureMessage is %q, want %q", status.FailureMessage, both)
 	}
-	if said := w.said(); !strings.Contains(said, "Warning Attention cluster ns/one: spec.activeWindow.from: ") {
+	if said := w.takeEvents(); !strings.Contains(said, "Warning Attention cluster ns/one: spec.activeWindow.from: ") {
 		t.Errorf("events are %q", said)
 	}
 	w.want(true, "", 2, status.FailureMessage)
 	w.want(true, down, 3, status.FailureMessage)
-	w.wantSaid("Warning Down cluster ns/one is down: " + status.FailureMessage)
+	w.wantEvents("Warning Down cluster ns/one is down: " + status.FailureMessage)
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow = nil })
 	w.want(true, down, 3, "liveness check none: there are 0")
 }
 
-func TestPullMemberIsToldOfOnceItIsReady(t *testing.T) {
+func TestReadyPullMemberHasOneEvent(t *testing.T) {
 	t.Parallel()
 	for name, first := range map[string]string{
 		"at once":                       `{}`,
@@ -378,33 +378,33 @@ func TestPullMemberIsToldOfOnceItIsReady(t *testing.T) {
 			w.reconcile()
 		}
 		report(first)
-		w.said()
+		w.takeEvents()
 		report(`{"ready":true,"version":"v1.36.3","agentCheckFailures":null,"agentCheckMessage":null}`)
-		if got := w.said(); got != "Normal Ready cluster ns/one is ready, Kubernetes v1.36.3" {
+		if got := w.takeEvents(); got != "Normal Ready cluster ns/one is ready, Kubernetes v1.36.3" {
 			t.Errorf("%s: events are %q", name, got)
 		}
 		report(`{"agentCheckFailures":1,"agentCheckMessage":"liveness check c: no"}`)
 		report(`{"agentCheckFailures":null,"agentCheckMessage":null}`)
-		w.wantSaid("")
+		w.wantEvents("")
 	}
 }
 
-func TestDepartureIsNotToldOfAsAnOutage(t *testing.T) {
+func TestDeregistrationHasNoOutageEvents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, libv1beta1.SveltosClusterSpec{ConsecutiveFailureThreshold: 1})
-	w.want(true, withHealthyConnection, 0, "")
+	w.want(true, healthy, 0, "")
 	w.must(w.Delete(t.Context(), w.cluster))
 	patch := `{"status":{"failureMessage":"deregistering: waiting"}}`
 	w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(patch))))
-	w.said()
+	w.takeEvents()
 	w.controller.MemberConfig = func(context.Context, fleet.Member) (*rest.Config, error) {
 		return nil, errors.New("its credentials are gone")
 	}
 	w.want(true, down, 1, "deregistering: waiting")
-	w.wantSaid("")
+	w.wantEvents("")
 }
 
-func TestMemberThatDoesNotAnswerIsToldOfInTheSameWords(t *testing.T) {
+func TestUnreachableMemberHasAStableMessage(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, libv1beta1.SveltosClusterSpec{})
 	dialled := func(err error) func(context.Context, fleet.Member) (*rest.Config, error) {
@@ -418,17 +418,17 @@ func TestMemberThatDoesNotAnswerIsToldOfInTheSameWords(t *testing.T) {
 	w.want(false, down, 3, `Get "https://[::1]/version": read tcp [::1]:443: connection reset by peer`)
 }
 
-func TestTokenThatIsNotRenewedIsToldOfOnAHealthyMember(t *testing.T) {
+func TestFailedTokenRenewalIsReportedOnAHealthyMember(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, libv1beta1.SveltosClusterSpec{TokenRequestRenewalOption: &libv1beta1.TokenRequestRenewalOption{}})
 	message := "renew the token: spec.tokenRequestRenewalOption.renewTokenRequestInterval is not positive"
-	w.want(true, withHealthyConnection, 0, message)
-	w.want(true, withHealthyConnection, 0, message)
+	w.want(true, healthy, 0, message)
+	w.want(true, healthy, 0, message)
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.TokenRequestRenewalOption = nil })
-	w.want(true, withHealthyConnection, 0, "")
+	w.want(true, healthy, 0, "")
 }
 
-func TestDepartureKeepsItsMessageAndIsNotHeldUpByChecks(t *testing.T) {
+func TestDeregistrationKeepsItsMessageAndIgnoresChecks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, libv1beta1.SveltosClusterSpec{ConsecutiveFailureThreshold: 1})
 	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.LivenessChecks = w.exists("none") })
@@ -436,5 +436,5 @@ func TestDepartureKeepsItsMessageAndIsNotHeldUpByChecks(t *testing.T) {
 	w.must(w.Delete(t.Context(), w.cluster))
 	patch := `{"status":{"failureMessage":"deregistering: waiting"}}`
 	w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(patch))))
-	w.want(true, withHealthyConnection, 0, "deregistering: waiting")
+	w.want(true, healthy, 0, "deregistering: waiting")
 }

@@ -28,7 +28,7 @@ import (
 	"github.com/towline/towline/test/controllers"
 )
 
-// unanswered is more push members in one namespace than are contacted at once.
+// unanswered is a number of push members in one namespace, more than are contacted concurrently.
 const unanswered = 120
 
 // startController runs a controller for the clusters in some namespaces.
@@ -51,7 +51,7 @@ func startController(
 	return hub
 }
 
-func TestSilenceIsNoticedWhileManyMembersDoNotAnswer(t *testing.T) {
+func TestSilentAgentIsDetectedWhileManyMembersDoNotAnswer(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
 	namespace := plane.Namespace(t, "queues")
@@ -69,11 +69,11 @@ func TestSilenceIsNoticedWhileManyMembersDoNotAnswer(t *testing.T) {
 		}
 	}
 	eventually(t, "all workers of the namespace are taken", func(context.Context) (bool, error) { return dialled.Load() >= 80, nil })
-	silence(t, hub, namespace, listening)
+	makeSilent(t, hub, namespace, listening)
 }
 
-// TestContactsOfOtherNamespaces has more push members in one namespace that do not answer than are contacted at once.
-// A member in another namespace is contacted.
+// TestContactsOfOtherNamespaces has more unresponsive push members in one namespace than are contacted concurrently. A
+// member in another namespace is still contacted.
 func TestContactsOfOtherNamespaces(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
@@ -112,7 +112,7 @@ func TestContactsOfOtherNamespaces(t *testing.T) {
 	}
 }
 
-// TestChecksTakeTurns has more clusters in one namespace than checks of it run concurrently. All are checked.
+// TestChecksTakeTurns has more clusters in one namespace than the checks that run concurrently. All are checked.
 func TestChecksTakeTurns(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
@@ -155,8 +155,8 @@ func TestChecksTakeTurns(t *testing.T) {
 	}
 }
 
-// TestChecksOfOtherNamespaces has more clusters in one namespace whose checks do not end than checks run concurrently.
-// The checks of another namespace run.
+// TestChecksOfOtherNamespaces has clusters in one namespace whose checks do not end, more than checks run concurrently.
+// The checks of another namespace still run.
 func TestChecksOfOtherNamespaces(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
@@ -209,8 +209,9 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// silence makes a pull member whose agent falls silent by the clock of the judge, and waits until it is Down.
-func silence(t *testing.T, hub client.Client, namespace string, listening *clocktesting.FakeClock) {
+// makeSilent creates a pull member, steps the clock of the heartbeat monitor beyond the limit, and waits until the
+// member is Down.
+func makeSilent(t *testing.T, hub client.Client, namespace string, listening *clocktesting.FakeClock) {
 	t.Helper()
 	pull := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "pull"}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true}}
 	beat := &metav1.MicroTime{Time: start}
@@ -231,7 +232,7 @@ func silence(t *testing.T, hub client.Client, namespace string, listening *clock
 	}
 	becomes(libv1beta1.ConnectionHealthy)
 	listening.Step(heartbeats.SveltosLimit)
-	// The controller would look again after that time by the real clock.
+	// RequeueAfter uses the real clock, so an event triggers the reconcile.
 	touched := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"example.com/touched":"true"}}}`))
 	if err := hub.Patch(t.Context(), lease, touched); err != nil {
 		t.Fatal(err)

@@ -22,12 +22,12 @@ const messageSeparator = "; "
 
 // withFacts returns old with the version and the APIs of the member.
 func withFacts(old libv1beta1.SveltosClusterStatus, facts fleet.Facts) libv1beta1.SveltosClusterStatus {
-	now := *old.DeepCopy()
-	now.Version, now.APIVersions = facts.Version, facts.APIVersions
-	return now
+	updated := *old.DeepCopy()
+	updated.Version, updated.APIVersions = facts.Version, facts.APIVersions
+	return updated
 }
 
-// fitsStatus returns whether the status of a member can have these APIs.
+// fitsStatus returns whether the list of APIs is small enough for the status.
 func fitsStatus(apis []string) bool {
 	text := 0
 	for _, api := range apis {
@@ -36,39 +36,39 @@ func fitsStatus(apis []string) bool {
 	return len(apis) <= kube.MaxAPIs && text <= kube.MaxAPIText
 }
 
-// afterPushCheck returns the status of a push member that answered and whose checks had the given result. threshold
-// is the number of failures that make the member Down; zero means defaultThreshold.
+// afterPushCheck returns the status of a push member that answered, by the result of its checks. threshold is the
+// number of failures that make the member Down; zero means defaultThreshold.
 func afterPushCheck(old libv1beta1.SveltosClusterStatus, threshold int32, result check.Result) libv1beta1.SveltosClusterStatus {
-	now := withHealthyConnection(old)
+	updated := withHealthyConnection(old)
 	if result.Failure != "" {
-		now = contactFailed(old, threshold, result.Failure)
+		updated = withContactFailure(old, threshold, result.Failure)
 	}
-	now.Ready = old.Ready || result.Ready
-	return now
+	updated.Ready = old.Ready || result.Ready
+	return updated
 }
 
-// withHealthyConnection returns old without connection failures.
+// withHealthyConnection returns old with a healthy connection and without a failure.
 func withHealthyConnection(old libv1beta1.SveltosClusterStatus) libv1beta1.SveltosClusterStatus {
-	now := *old.DeepCopy()
-	now.ConnectionStatus, now.FailureMessage, now.ConnectionFailures = libv1beta1.ConnectionHealthy, "", 0
-	return now
+	updated := *old.DeepCopy()
+	updated.ConnectionStatus, updated.FailureMessage, updated.ConnectionFailures = libv1beta1.ConnectionHealthy, "", 0
+	return updated
 }
 
-// contactFailed returns old with one more connection failure. The count stops at threshold, so that the status of a
-// member that stays Down does not change.
-func contactFailed(old libv1beta1.SveltosClusterStatus, threshold int32, message string) libv1beta1.SveltosClusterStatus {
+// withContactFailure returns old with one more connection failure. The count stops at threshold, so that the status of
+// a member that stays Down does not change.
+func withContactFailure(old libv1beta1.SveltosClusterStatus, threshold int32, message string) libv1beta1.SveltosClusterStatus {
 	threshold = cmp.Or(threshold, defaultThreshold)
-	now := *old.DeepCopy()
-	now.FailureMessage = kube.Truncate(message, kube.MaxMessage)
-	now.ConnectionFailures = min(max(old.ConnectionFailures, 0)+1, threshold)
-	if now.ConnectionFailures >= threshold {
-		now.ConnectionStatus = libv1beta1.ConnectionDown
+	updated := *old.DeepCopy()
+	updated.FailureMessage = kube.Truncate(message, kube.MaxMessage)
+	updated.ConnectionFailures = min(max(old.ConnectionFailures, 0)+1, threshold)
+	if updated.ConnectionFailures >= threshold {
+		updated.ConnectionStatus = libv1beta1.ConnectionDown
 	}
-	return now
+	return updated
 }
 
-// afterPullCheck returns the status of a pull member by the liveness of its agent, and the time after which the agent
-// must be evaluated again; zero means that only a heartbeat or a report can change the status.
+// afterPullCheck returns the status of a pull member by the liveness of its agent, and the time until the agent must be
+// evaluated again; zero means that only a heartbeat or a report can change the status.
 func afterPullCheck(old libv1beta1.SveltosClusterStatus, threshold int32, liveness heartbeats.Liveness) (libv1beta1.SveltosClusterStatus, time.Duration) {
 	threshold = cmp.Or(threshold, defaultThreshold)
 	switch {
@@ -76,7 +76,7 @@ func afterPullCheck(old libv1beta1.SveltosClusterStatus, threshold int32, livene
 		// An agent is not Down before its first contact.
 		return old, 0
 	case liveness.State == heartbeats.Silent:
-		silent := contactFailed(old, threshold, libv1beta1.AgentReportTooOld)
+		silent := withContactFailure(old, threshold, libv1beta1.AgentReportTooOld)
 		silent.ConnectionFailures, silent.ConnectionStatus = threshold, libv1beta1.ConnectionDown
 		return silent, 0
 	case liveness.State == heartbeats.Unknown && old.ConnectionStatus == libv1beta1.ConnectionDown && old.AgentCheckFailures < threshold:
@@ -90,58 +90,56 @@ func afterPullCheck(old libv1beta1.SveltosClusterStatus, threshold int32, livene
 	}
 }
 
-// afterAgentChecks returns the status of a pull member whose agent is alive, by the results of the checks that the
-// agent wrote to old.
+// afterAgentChecks returns the status of a pull member whose agent is alive. old has the results of its checks, which
+// the agent has written.
 func afterAgentChecks(old libv1beta1.SveltosClusterStatus, threshold int32) libv1beta1.SveltosClusterStatus {
-	now := withHealthyConnection(old)
+	updated := withHealthyConnection(old)
 	if old.AgentCheckFailures <= 0 {
-		return now
+		return updated
 	}
 	threshold = cmp.Or(threshold, defaultThreshold)
-	now.FailureMessage = old.AgentCheckMessage
-	now.ConnectionFailures = min(old.AgentCheckFailures, threshold)
-	if now.ConnectionFailures >= threshold {
-		now.ConnectionStatus = libv1beta1.ConnectionDown
+	updated.FailureMessage = old.AgentCheckMessage
+	updated.ConnectionFailures = min(old.AgentCheckFailures, threshold)
+	if updated.ConnectionFailures >= threshold {
+		updated.ConnectionStatus = libv1beta1.ConnectionDown
 	}
-	return now
+	return updated
 }
 
-// withFailureMessage returns old with another message. It is for members that the hub must not manage.
+// withFailureMessage returns old with another message. It is for members that the hub refuses to manage.
 func withFailureMessage(old libv1beta1.SveltosClusterStatus, message string) libv1beta1.SveltosClusterStatus {
-	now := *old.DeepCopy()
-	now.FailureMessage = message
-	return now
+	updated := *old.DeepCopy()
+	updated.FailureMessage = message
+	return updated
 }
 
-// finalStatus returns the status to write: s.status with the times of the active window and with s.problems. A failure
-// of the connection is the first part of the message. AgentReportTooOld is the complete message, because clients
-// compare it. The message of a cluster that is being deregistered does not change: it is the reason why the
-// deregistration waits.
+// finalStatus returns the status to write: s.status with the times of the active window, and with s.problems in its
+// message. A connection failure comes first in the message. AgentReportTooOld stays the complete message, because
+// clients compare it. While the cluster is being deregistered the message stays, since package departures writes it.
 func finalStatus(s *state) libv1beta1.SveltosClusterStatus {
-	now := *s.status.DeepCopy()
-	now.LastReconciledTokenRequestAt = s.cluster.Status.LastReconciledTokenRequestAt
+	updated := *s.status.DeepCopy()
+	updated.LastReconciledTokenRequestAt = s.cluster.Status.LastReconciledTokenRequestAt
 	if s.window != nil {
-		now.NextUnpause, now.NextPause, now.ActiveWindowHash = s.window.unpause, s.window.pause, s.window.hash
+		updated.NextUnpause, updated.NextPause, updated.ActiveWindowHash = s.window.unpause, s.window.pause, s.window.hash
 	}
-	// Remove what an earlier reconcile has appended.
-	now.FailureMessage, _, _ = strings.Cut(now.FailureMessage, messageSeparator+windowFieldPrefix)
-	if isSpecMessage(now.FailureMessage) && s.member.Refused == "" {
-		now.FailureMessage = ""
+	// Remove the problems that an earlier reconcile has appended.
+	updated.FailureMessage, _, _ = strings.Cut(updated.FailureMessage, messageSeparator+windowFieldPrefix)
+	if isSpecMessage(updated.FailureMessage) && s.member.Refused == "" {
+		updated.FailureMessage = ""
 	}
 	switch {
 	case s.member.Deleting:
-		now.FailureMessage = s.cluster.Status.FailureMessage
-	case s.problems == "" || now.FailureMessage == libv1beta1.AgentReportTooOld:
-	case now.FailureMessage != "" && (now.ConnectionFailures > 0 || s.member.Refused != ""):
-		now.FailureMessage += messageSeparator + s.problems
+		updated.FailureMessage = s.cluster.Status.FailureMessage
+	case s.problems == "" || updated.FailureMessage == libv1beta1.AgentReportTooOld:
+	case updated.FailureMessage != "" && (updated.ConnectionFailures > 0 || s.member.Refused != ""):
+		updated.FailureMessage += messageSeparator + s.problems
 	default:
-		now.FailureMessage = s.problems
+		updated.FailureMessage = s.problems
 	}
-	return now
+	return updated
 }
 
-// isSpecMessage returns whether message is about an error in the spec. Such a message is removed and, if the error
-// still exists, added again.
+// isSpecMessage returns whether message is about an error in the spec. If the error still exists, s.problems has it.
 func isSpecMessage(message string) bool {
 	return strings.HasPrefix(message, windowFieldPrefix) || fleet.IsRefusal(message)
 }

@@ -36,19 +36,19 @@ func TestContactIsCounted(t *testing.T) {
 	tests := map[string]struct{ got, want clusterStatus }{
 		"the first contact": {reached(clusterStatus{}, facts), up},
 		"one miss is not down": {
-			contactFailed(clusterStatus{}, 0, "no route"), clusterStatus{ConnectionFailures: 1, FailureMessage: "no route"},
+			withContactFailure(clusterStatus{}, 0, "no route"), clusterStatus{ConnectionFailures: 1, FailureMessage: "no route"},
 		},
-		"misses keep it ready": {contactFailed(up, 1, "no route"), with(func(s *clusterStatus) {
+		"misses keep it ready": {withContactFailure(up, 1, "no route"), with(func(s *clusterStatus) {
 			s.ConnectionStatus, s.ConnectionFailures, s.FailureMessage = libv1beta1.ConnectionDown, 1, "no route"
 		})},
 		"the count stops": {
-			contactFailed(clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown}, 0, "x"),
+			withContactFailure(clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown}, 0, "x"),
 			clusterStatus{ConnectionFailures: 3, ConnectionStatus: libv1beta1.ConnectionDown, FailureMessage: "x"},
 		},
 		"a count below nothing counts as nothing": {
-			contactFailed(clusterStatus{ConnectionFailures: -1000}, 2, "x"), clusterStatus{ConnectionFailures: 1, FailureMessage: "x"},
+			withContactFailure(clusterStatus{ConnectionFailures: -1000}, 2, "x"), clusterStatus{ConnectionFailures: 1, FailureMessage: "x"},
 		},
-		"contact again":           {reached(contactFailed(up, 1, "no route"), facts), up},
+		"contact again":           {reached(withContactFailure(up, 1, "no route"), facts), up},
 		"refused, and it says so": {withFailureMessage(up, "no"), with(func(s *clusterStatus) { s.FailureMessage = "no" })},
 		"a readiness check keeps it from being ready": {fails(clusterStatus{}, unready), clusterStatus{
 			Version: up.Version, APIVersions: up.APIVersions, ConnectionFailures: 1, FailureMessage: "readiness check c: no",
@@ -71,7 +71,7 @@ func TestContactIsCounted(t *testing.T) {
 	}
 }
 
-func TestGapsInTheListOfAPIsAreFilled(t *testing.T) {
+func TestIncompleteAPIListKeepsFormerAPIs(t *testing.T) {
 	t.Parallel()
 	c, name := &Controller{}, types.NamespacedName{Name: "one"}
 	all, some := []string{"apps/v1", "metrics/v1"}, []string{"apps/v1"}
@@ -96,7 +96,7 @@ func TestGapsInTheListOfAPIsAreFilled(t *testing.T) {
 	}
 }
 
-func TestLostFactsAreNoticed(t *testing.T) {
+func TestLostFactsTriggerAReconcile(t *testing.T) {
 	t.Parallel()
 	up := clusterStatus{Ready: true, Version: "v1.31.6", APIVersions: []string{"v1"}}
 	for name, test := range map[string]struct {
@@ -203,7 +203,7 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-func TestAnEditedStatusIsLookedAt(t *testing.T) {
+func TestEditedStatusTriggersAReconcile(t *testing.T) {
 	t.Parallel()
 	up := clusterStatus{Ready: true, ConnectionStatus: libv1beta1.ConnectionHealthy, Version: "v1.36.3", AgentLastReportTime: &metav1.Time{Time: time.Unix(1e9, 0)}}
 	tests := map[string]struct {

@@ -32,12 +32,12 @@ import (
 type state struct {
 	cluster *libv1beta1.SveltosCluster
 	member  fleet.Member
-	// status and labels are the desired values. finalStatus completes status.
+	// status and labels are the desired values. finalStatus completes the status.
 	status libv1beta1.SveltosClusterStatus
 	labels map[string]string
 	// window is the evaluated active window, nil if the evaluation was skipped.
 	window *windowState
-	// problems are the problems of a member that answers, separated by messageSeparator.
+	// problems are the problems other than a failed contact, separated by messageSeparator.
 	problems string
 	// requeueAfter is the time until the next reconcile; zero means that only a watch event triggers it.
 	requeueAfter time.Duration
@@ -58,7 +58,7 @@ func (s *state) addProblem(problem string) {
 	s.problems += problem
 }
 
-// contact observes the member in the way of its mode.
+// contact observes the member by contactPush or evaluatePull. It contacts no member that the hub refuses to manage.
 func (c *Controller) contact(ctx context.Context, s *state) error {
 	if s.member.Refused != "" {
 		s.status = withFailureMessage(s.cluster.Status, s.member.Refused)
@@ -77,7 +77,7 @@ func (c *Controller) contactPush(ctx context.Context, s *state) error {
 		return fmt.Errorf("contact %s: %w", s.member.Key(), ctx.Err())
 	}
 	if err != nil {
-		s.status = contactFailed(s.cluster.Status, threshold, stableMessage(err))
+		s.status = withContactFailure(s.cluster.Status, threshold, stableMessage(err))
 		return nil
 	}
 	checked, err := c.runChecks(ctx, config, s.cluster)
@@ -106,10 +106,10 @@ func (c *Controller) probe(ctx context.Context, m fleet.Member) (*rest.Config, f
 	return config, facts, err
 }
 
-// volatileText matches the parts of a network error that differ each time: the source port and the remaining timeout.
+// volatileText matches the variable parts of a network error: the source port and the remaining timeout.
 var volatileText = regexp.MustCompile(`(\b[0-9.]+|\[[0-9a-f:.%]+\]):[0-9]+->|\?timeout=[^"&\s]*`)
 
-// stableMessage returns a message about a failed contact. The same cause always has the same message.
+// stableMessage returns the message for a failed contact, without variable parts.
 func stableMessage(err error) string {
 	var dnsErr *net.DNSError
 	var netErr net.Error
@@ -120,8 +120,8 @@ func stableMessage(err error) string {
 	return volatileText.ReplaceAllString(err.Error(), "")
 }
 
-// runChecks runs the readiness and liveness checks of a push member. It returns an error if ctx ends, if the sandbox
-// cannot run the checks, and a phase.Wait if all slots are in use. A failed check is a Failure of the result.
+// runChecks runs the readiness and liveness checks of a push member. A failed check is in Result.Failure. It returns an
+// error if ctx ends or the sandbox cannot run the checks, and a phase.Wait if all slots are in use.
 func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Result, error) {
 	if !cluster.DeletionTimestamp.IsZero() {
 		// The objects on the cluster must be removed even if a check fails or the status was lost.
@@ -146,8 +146,8 @@ func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster
 	return result, errors.Join(ctx.Err(), err)
 }
 
-// acquireCheckSlot acquires a slot for the checks of a cluster. The caller must call release after the checks. ok is
-// false if other members use all slots: the cluster is reconciled again when a slot is free.
+// acquireCheckSlot acquires a slot for the checks of a cluster. If ok is true, the caller must call release after the
+// checks. Otherwise other members use all slots, and the cluster is reconciled again when a slot is free.
 func (c *Controller) acquireCheckSlot(cluster *libv1beta1.SveltosCluster) (release func(), ok bool) {
 	if c.checkSlots == nil {
 		return func() {}, true
@@ -165,10 +165,10 @@ func (c *Controller) acquireCheckSlot(cluster *libv1beta1.SveltosCluster) (relea
 	}, ok
 }
 
-// renewToken renews the token of a push member before it expires. If that fails, the present token is still valid: the
-// connection stays healthy, and an event and failureMessage contain the error.
+// renewToken renews the token of a push member before it expires. An error is only a problem for an event and
+// failureMessage, since the present token is still valid.
 func (c *Controller) renewToken(ctx context.Context, s *state) {
-	// Tokens of a cloud identity are not renewed by the hub.
+	// The hub does not renew the tokens of a cloud identity.
 	if s.cluster.Spec.TokenRequestRenewalOption == nil || s.member.Identity != nil {
 		return
 	}
@@ -272,8 +272,8 @@ func (c *Controller) recordEvents(s *state, before libv1beta1.SveltosClusterStat
 	}
 }
 
-// takeReadyTransition returns whether a member has become ready. The agent of a pull member writes Ready itself, so the
-// controller compares with notReady, from which this call removes the member.
+// takeReadyTransition returns whether a member has become ready. For a pull member, whose agent writes Ready itself, it
+// compares with notReady, and removes the member from it.
 func (c *Controller) takeReadyTransition(s *state, before libv1beta1.SveltosClusterStatus) bool {
 	if s.member.Mode == fleet.Push || !s.status.Ready || s.status.ConnectionStatus != libv1beta1.ConnectionHealthy {
 		return s.status.Ready && !before.Ready
@@ -300,7 +300,7 @@ func (c *Controller) forgetNotReady(name types.NamespacedName) bool {
 	return wasNotReady
 }
 
-// recordEvent records an event about the cluster. text follows the name of the cluster.
+// recordEvent records an event about the cluster. The message is "cluster <name>" and text.
 func (c *Controller) recordEvent(s *state, kind, reason, text string) {
 	c.Events.Eventf(s.cluster, nil, kind, reason, libv1beta1.SveltosClusterKind, "cluster %s%s", s.member.Key(), text)
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxWindowAge limits the search for the last time when a window opened or closed. The search for the next time by the
-// cron library has the same limit.
+// maxWindowAge limits the search for the last time when a window opened or closed. The cron library has the same limit
+// for the next time.
 const maxWindowAge = 5 * 366 * 24 * time.Hour
 
 // AnnotationWindow on a SveltosCluster contains a windowRecord in JSON: the next times of the active window when the
@@ -36,8 +36,8 @@ const windowFieldPrefix = "spec.activeWindow."
 type windowState struct {
 	// paused is the desired spec.paused.
 	paused bool
-	// unpause and pause are the times when the window opens and closes next, and hash identifies the window. They are
-	// written to the status and to the annotation, and nil without a window.
+	// unpause and pause are the next times when the window opens and closes, and hash identifies the window. They are
+	// written to the status and to the annotation; they are nil without a window.
 	unpause, pause *metav1.Time
 	hash           []byte
 	// untilNext is the time until the window opens or closes, 0 without a window.
@@ -46,7 +46,7 @@ type windowState struct {
 
 // windowRecord is the value of AnnotationWindow.
 type windowRecord struct {
-	// Unpause and Pause are the times when the window was to open and close next.
+	// Unpause and Pause are the next opening and closing of the window at the time of the evaluation.
 	Unpause metav1.Time `json:"unpause"`
 	Pause   metav1.Time `json:"pause"`
 	// Hash identifies the window to which the times belong.
@@ -80,15 +80,14 @@ func writeWindowRecord(cluster *libv1beta1.SveltosCluster, desired windowState) 
 	return nil
 }
 
-// evaluateWindow evaluates the active window of a cluster. If the window is new, or has opened or closed since the
-// annotation was written, it determines spec.paused. Otherwise spec.paused stays, so that users can change it until the
-// window opens or closes.
+// evaluateWindow evaluates the active window of a cluster. It changes spec.paused only if the window is new, or has
+// opened or closed since the annotation was written. In between users can change spec.paused.
 func evaluateWindow(cluster *libv1beta1.SveltosCluster, now time.Time) (windowState, error) {
 	result := windowState{paused: cluster.Spec.Paused}
 	window, record := cluster.Spec.ActiveWindow, readWindowRecord(cluster)
 	if window == nil {
 		if record != nil && record.Unpause.Before(&record.Pause) {
-			// The removed window was closed: the user who removes it wants the cluster to be reconciled.
+			// The user has removed a closed window: the cluster must not stay paused.
 			result.paused = false
 		}
 		return result, nil
@@ -134,7 +133,7 @@ func parseCron(expression string) (cron.Schedule, error) {
 	return schedule, nil
 }
 
-// lastFired returns the last time when schedule fired, now included. It returns the zero time if schedule did not fire
+// lastFired returns the last time, at most now, when schedule fired. It returns the zero time if schedule did not fire
 // within maxWindowAge.
 func lastFired(schedule cron.Schedule, now time.Time) time.Time {
 	hasFiredWithin := func(secondsAgo int) bool {

@@ -12,7 +12,7 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// at is a time of the first week of 2026, whose Thursday is the first of January.
+// at parses a time in January 2026. The first of January is a Thursday.
 func at(t *testing.T, text string) time.Time {
 	t.Helper()
 	when, err := time.Parse("2006-01-02 15:04:05", "2026-01-"+text)
@@ -22,11 +22,11 @@ func at(t *testing.T, text string) time.Time {
 	return when
 }
 
-func TestWindowTurns(t *testing.T) {
+func TestWindowOpensAndCloses(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {
 		from, to, now   string
-		paused          bool // what a window that is new makes of the cluster
+		paused          bool // the desired spec.paused for a new window
 		unpause, closes string
 	}{
 		"before it opens":            {"0 8 * * *", "0 17 * * *", "02 07:59:59", true, "02 08:00:00", "02 17:00:00"},
@@ -62,7 +62,7 @@ func TestWindowTurns(t *testing.T) {
 	}
 }
 
-func TestWindowLeavesPauseToPeopleBetweenTurns(t *testing.T) {
+func TestWindowKeepsUserPauseBetweenItsTimes(t *testing.T) {
 	t.Parallel()
 	window := &libv1beta1.ActiveWindow{From: "0 8 * * *", To: "0 17 * * *"}
 	hash := sha256.Sum256([]byte(window.From + window.To))
@@ -104,7 +104,7 @@ func TestWindowLeavesPauseToPeopleBetweenTurns(t *testing.T) {
 	}
 }
 
-func TestWindowSaysWhatIsWrong(t *testing.T) {
+func TestInvalidWindowIsReported(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct{ from, to, want string }{
 		"no cron":    {"at eight", "0 17 * * *", `spec.activeWindow.from: "at eight" is not a cron expression: `},

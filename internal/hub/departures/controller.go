@@ -37,20 +37,19 @@ import (
 )
 
 const (
-	// workers is the number of concurrent reconciles. A push member that does not answer blocks a worker for up to
-	// contactTimeout at each check; 150 such members delay the others, 120 those in their namespace.
+	// workers is the number of concurrent reconciles. A push member that does not answer occupies a worker for up to
+	// contactTimeout in every pollInterval. Thus other members are delayed only if 150 members do not answer, or 120 in
+	// their namespace.
 	workers = 50
-	// namespaceWorkers is the maximum for the members in one namespace, which belong to one tenant. When so many workers
-	// are in use, the others serve only namespaces without a running reconcile: a fleet with one namespace cannot use
-	// them.
+	// namespaceWorkers is the maximum number of workers for the members in one namespace, which belong to one tenant. The
+	// other workers are reserved for namespaces without a running reconcile; a fleet with one namespace cannot use them.
 	namespaceWorkers = 40
 	// pollInterval is the interval between two checks of pending work: there is no watch for an agent that stops its
 	// heartbeats, or for a namespace that is deleted.
 	pollInterval = 30 * time.Second
-	// shortPollInterval is the interval for work that takes seconds.
+	// shortPollInterval is the interval for pending work that takes seconds.
 	shortPollInterval = 2 * time.Second
-	// retractTimeout is the timeout for the removal of the hub's identity from a push member, which takes about five
-	// requests.
+	// retractTimeout is the timeout for the deletion of the hub's identity on a push member: about five requests.
 	retractTimeout = 30 * time.Second
 	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
 	retryMin = 500 * time.Millisecond
@@ -67,22 +66,22 @@ type Controller struct {
 	// Hub reads SveltosClusters and ClusterSummaries from a cache; Live reads from the API server.
 	Hub  client.Client
 	Live client.Client
-	// Kinds lists the kinds of objects on the hub. A namespace is deleted only if it has no other objects.
+	// Kinds discovers the kinds of objects on the hub. With it the hub deletes only namespaces without other objects.
 	Kinds foreign.Resources
-	// Reachability returns whether members can be reached.
+	// Reachability checks whether members are reachable.
 	Reachability *Reachability
 	// Config returns the connection to a push member.
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
-	// RetractMember deletes the identity of this hub from a push member.
-	RetractMember func(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error
-	// WithdrawRemaining withdraws the deployments on a member that belong to no summary. With Member.OnHub it withdraws
-	// from the hub the deployments that were made for the member. It returns the pending ones, and the ones of others,
+	// DeleteMemberObjects deletes the identity of this hub from a push member.
+	DeleteMemberObjects func(ctx context.Context, member *rest.Config, hubUID string, cluster *libv1beta1.SveltosCluster) error
+	// WithdrawRemaining withdraws this hub's bundles without a summary from a member, or from the hub for a Member.OnHub:
+	// see unclaimed.BundleWithdrawer. It describes the bundles whose withdrawal is pending, and the bundles of other hubs,
 	// which stay.
 	WithdrawRemaining func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
-	// Forget discards the cached state of the member "namespace/name" that is abandoned, and cancels running operations
-	// on it. It may be nil.
+	// Forget discards the cached state of an abandoned member "namespace/name", and cancels running operations on it. It
+	// may be nil.
 	Forget func(member string)
-	// Locks prevents that a registration creates objects which a deregistration deletes.
+	// Locks excludes package registrations while the objects of a registration are deleted.
 	Locks *registrations.ClusterLocks
 	// Shard selects the clusters of this controller.
 	Shard  fleet.Shard
@@ -96,10 +95,10 @@ type Controller struct {
 // Setup adds the controller to mgr.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	c.slots = slots.New()
-	ofAgents := ratelimit.New(agentInterval, agentBurst, c.Clock)
+	agentLimiter := ratelimit.New(agentInterval, agentBurst, c.Clock)
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("departures").
-		Watches(&libv1beta1.SveltosCluster{}, ofAgents.Handler(clusterItself, ratelimit.ByAgentOfCluster), builder.WithPredicates(deregistering(), c.Shard.Predicate())).
+		Watches(&libv1beta1.SveltosCluster{}, agentLimiter.Handler(requestFor, ratelimit.ByAgentOfCluster), builder.WithPredicates(deregistering(), c.Shard.Predicate())).
 		Watches(&configv1beta1.ClusterSummary{}, handler.EnqueueRequestsFromMapFunc(c.clusterOfSummary), builder.WithPredicates(summaryDeleting())).
 		WatchesRawSource(source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 			c.slots.Queue = queue
@@ -125,7 +124,7 @@ func (c *Controller) reconcileInSlot(ctx context.Context, req reconcile.Request)
 	return c.Reconcile(ctx, req)
 }
 
-// deregistering selects events of clusters that are being deleted. It drops heartbeats.
+// deregistering selects events of clusters that are being deleted, except heartbeats.
 func deregistering() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(e event.CreateEvent) bool { return !e.Object.GetDeletionTimestamp().IsZero() },
@@ -146,8 +145,8 @@ func relevantFields(cluster *libv1beta1.SveltosCluster) any {
 	}
 }
 
-// clusterItself returns the request for a cluster.
-func clusterItself(_ context.Context, cluster client.Object) []reconcile.Request {
+// requestFor returns the request for a cluster.
+func requestFor(_ context.Context, cluster client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 }
 
@@ -166,10 +165,10 @@ func (c *Controller) clusterOfSummary(ctx context.Context, obj client.Object) []
 	return []reconcile.Request{{NamespacedName: name}}
 }
 
-// Reconcile continues the deregistration of one cluster.
+// Reconcile starts or continues the deregistration of one cluster.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	cluster, ours, err := c.deregisteringCluster(ctx, req)
-	if err != nil || !ours {
+	cluster, found, err := c.getDeregistering(ctx, req)
+	if err != nil || !found {
 		return reconcile.Result{}, err
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, req.String()))
@@ -196,9 +195,9 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return reconcile.Result{}, reported
 }
 
-// deregisteringCluster reads the cluster and returns whether this controller must deregister it. It checks the cache
+// getDeregistering reads a cluster that this controller must deregister. Otherwise found is false. It reads the cache
 // and then the API server, since a cluster in the cache may have been deleted and registered again.
-func (c *Controller) deregisteringCluster(ctx context.Context, req reconcile.Request) (cluster *libv1beta1.SveltosCluster, ours bool, err error) {
+func (c *Controller) getDeregistering(ctx context.Context, req reconcile.Request) (cluster *libv1beta1.SveltosCluster, found bool, err error) {
 	for _, hubClient := range []client.Client{c.Hub, c.Live} {
 		cluster = &libv1beta1.SveltosCluster{}
 		if err := hubClient.Get(ctx, req.NamespacedName, cluster); err != nil {

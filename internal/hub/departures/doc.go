@@ -11,15 +11,14 @@
 //  6. Delete the ClusterConfiguration, and remove the finalizer.
 //
 // A deregistration is forced by the user, when the grace period of an unreachable member has expired, or when a
-// namespace with the identity of the member is being deleted. A forced one has a deadline. After it, the hub adds the
-// option abandon to the cluster: the remaining summaries are released without a withdrawal, and their objects stay on
-// the member. The hub lists them in an annotation of the cluster and in events.
+// namespace with the identity of the member is being deleted. A forced deregistration has a deadline. After the
+// deadline, the hub adds the option abandon to the cluster: the remaining summaries are deleted without a withdrawal,
+// and their objects stay on the member. An annotation of the cluster and events list the objects that stay.
 //
 // Invariants:
 //
 //   - Each step can be interrupted and repeated. All progress is in API objects.
-//   - A deregistration that is not forced waits for the member as long as necessary; failureMessage has the pending
-//     work.
+//   - A deregistration that is not forced waits for the member without a limit; failureMessage has the pending work.
 //   - The status of a cluster alone never proves that the member is unreachable, since it may come from a backup.
 //   - While ClusterLocks are held for a cluster, package registrations creates nothing for it.
 //

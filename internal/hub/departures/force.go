@@ -14,12 +14,12 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// The timeouts of a forced deregistration of a reachable member. Deployments and agents that are not removed in time
-// stay on the member. The documented half minute is their sum.
+// The timeouts of a forced deregistration of a reachable member. Objects and agents that are not removed in time stay
+// on the member. The documentation names their sum, half a minute.
 const (
 	// forceTimeout is the timeout for all withdrawals.
 	forceTimeout = 20 * time.Second
-	// agentTimeout is the timeout for the agent to remove itself afterwards.
+	// agentTimeout is the timeout for the agent to remove itself after the withdrawals.
 	agentTimeout = 10 * time.Second
 )
 
@@ -67,15 +67,15 @@ func (c *Controller) addOption(ctx context.Context, s *state, option string) err
 	return nil
 }
 
-// deadline returns the deadline of a forced deregistration if the hub has set one. A deadline later than forceTimeout
-// from now was not set by the hub.
+// deadline returns the deadline of a forced deregistration. set is false without one. It ignores an annotation that is
+// later than forceTimeout from now, which the hub cannot have written.
 func (c *Controller) deadline(cluster *libv1beta1.SveltosCluster) (until time.Time, set bool) {
 	until, err := time.Parse(time.RFC3339, cluster.Annotations[kube.AnnotationDeadline])
 	return until, err == nil && !until.After(c.Clock.Now().Add(forceTimeout))
 }
 
-// setDeadline sets the deadline of a forced deregistration: for the withdrawals, or, once the agent was ordered to
-// remove itself, for its answer.
+// setDeadline sets the deadline of a forced deregistration in the annotation: the deadline of the withdrawals, or, once
+// the agent was ordered to remove itself, the deadline of its answer.
 func (c *Controller) setDeadline(cluster *libv1beta1.SveltosCluster) {
 	limit := forceTimeout
 	if cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove {
@@ -91,9 +91,9 @@ func (c *Controller) timeLeft(s *state) time.Duration {
 	return min(until.Sub(c.Clock.Now()), forceTimeout)
 }
 
-// leaveBehind records that the object item stays on the member, in the list on the cluster and in an event with the
+// recordLeftBehind records that item stays on the member, in the annotation of the cluster and in an event with the
 // text note.
-func (c *Controller) leaveBehind(ctx context.Context, s *state, item, note string) error {
+func (c *Controller) recordLeftBehind(ctx context.Context, s *state, item, note string) error {
 	changed, err := fleet.RecordLeftBehind(ctx, c.Live, s.cluster, item)
 	if err != nil {
 		return err

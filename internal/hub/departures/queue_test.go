@@ -21,8 +21,8 @@ import (
 	"github.com/towline/towline/test/controllers"
 )
 
-// TestDeparturesOfOtherNamespaces deregisters more push members of one namespace that do not answer than are
-// deregistered at once. A member of another namespace is contacted meanwhile.
+// TestDeparturesOfOtherNamespaces deregisters unresponsive push members of one namespace, more than are deregistered
+// concurrently. A member of another namespace is contacted meanwhile.
 func TestDeparturesOfOtherNamespaces(t *testing.T) {
 	t.Parallel()
 	hubClient, plane := newHub(t)

@@ -67,7 +67,7 @@ func (r *Reachability) checkPush(ctx context.Context, m fleet.Member) (string, e
 	return "", nil
 }
 
-// deletingNamespace returns the namespace of a member that is being deleted, "" if there is none.
+// deletingNamespace returns the name of a namespace of the member that is being deleted, "" if there is none.
 func (r *Reachability) deletingNamespace(ctx context.Context, m fleet.Member) (string, error) {
 	names := []string{m.Namespace}
 	if m.Mode == fleet.Pull && m.DeliveryNamespace != m.Namespace {
@@ -86,9 +86,9 @@ func (r *Reachability) deletingNamespace(ctx context.Context, m fleet.Member) (s
 	return "", nil
 }
 
-// evaluateAgent evaluates the agent of a pull member. hasReported is false if neither the status nor a heartbeat shows
-// that the agent has ever reported. The status alone is not sufficient, since it may have been edited or restored from
-// a backup. A Lease that is older than the cluster belongs to another cluster.
+// evaluateAgent evaluates the agent of a pull member. hasReported is true if the status or a Lease shows that the agent
+// has ever reported: the status may be lost in an edit or a restore. A Lease that is older than the cluster is of an
+// earlier cluster with the same name, and does not count.
 func (r *Reachability) evaluateAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (
 	liveness heartbeats.Liveness, hasReported bool, err error,
 ) {

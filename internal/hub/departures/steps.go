@@ -31,8 +31,8 @@ type state struct {
 	unreachable string
 	// pollSoon is true if the pending work takes seconds and no watch triggers a reconcile.
 	pollSoon bool
-	// released is true if the finalizer of the cluster is removed.
-	released bool
+	// isFinalizerRemoved is true after the last step. Then there is no object to report on.
+	isFinalizerRemoved bool
 }
 
 // withdraw deletes the summaries of the cluster and waits until they are withdrawn from the member.
@@ -58,18 +58,18 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 			return err
 		}
 		if c.Forget != nil {
-			// Otherwise, running requests to the member wait until they time out.
+			// Cancel the running requests to the member.
 			c.Forget(s.member.Key())
 		}
 	}
 	return s.waitFor(describePending(summaries))
 }
 
-// withdrawRemaining withdraws this hub's deployments that belong to no summary: those for the member on the hub, and
-// those on the member.
+// withdrawRemaining withdraws this hub's bundles without a summary: first the bundles for the member on the hub, and
+// then the bundles on the member. It does nothing after the deadline, or after the agent was ordered to remove itself.
 func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
-	ordered := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
-	if c.WithdrawRemaining == nil || ordered || (s.member.Forced && c.timeLeft(s) <= 0) {
+	isRemovalOrdered := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+	if c.WithdrawRemaining == nil || isRemovalOrdered || (s.member.Forced && c.timeLeft(s) <= 0) {
 		return nil
 	}
 	if err := c.withdrawRemainingFrom(ctx, s, s.member.OnHub()); err != nil {
@@ -84,8 +84,8 @@ func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
 	return c.withdrawRemainingFrom(ctx, s, s.member)
 }
 
-// withdrawRemainingFrom withdraws this hub's deployments from a member or from the hub, and records the deployments of
-// others, which stay.
+// withdrawRemainingFrom withdraws this hub's bundles from a member or from the hub, and records the bundles of other
+// hubs as left behind.
 func (c *Controller) withdrawRemainingFrom(ctx context.Context, s *state, on fleet.Member) error {
 	pending, kept, err := c.WithdrawRemaining(ctx, on)
 	if err != nil {
@@ -101,8 +101,9 @@ func (c *Controller) withdrawRemainingFrom(ctx context.Context, s *state, on fle
 	return nil
 }
 
-// awaitAgent waits for an unreachable agent: its cluster may have deployments without ClusterSummaries, which it must
-// withdraw before it removes itself. A push member needs no agent.
+// awaitAgent returns a phase.Wait for an unreachable agent: its cluster may have bundles without ClusterSummaries,
+// which it must withdraw before it removes itself. It returns nil for a push member, and for an agent that has never
+// reported.
 func (c *Controller) awaitAgent(ctx context.Context, s *state) error {
 	if s.member.Mode != fleet.Pull {
 		return nil
@@ -116,7 +117,7 @@ func (c *Controller) awaitAgent(ctx context.Context, s *state) error {
 // listSummaries lists the summaries of a member from the API server, since the cache may lack some.
 func (c *Controller) listSummaries(ctx context.Context, m fleet.Member) ([]configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList
-	// Not by their labels, which can be lost.
+	// Labels select no summaries here, since they can be lost.
 	if err := c.Live.List(ctx, &list, client.InNamespace(m.Namespace)); err != nil {
 		return nil, fmt.Errorf("list summaries of cluster %s: %w", m.Key(), err)
 	}
@@ -136,8 +137,8 @@ func describePending(summaries []configv1beta1.ClusterSummary) string {
 		text = fmt.Sprintf("%s and %d more", text, more)
 	}
 	for _, feature := range summaries[0].Status.FeatureSummaries {
-		leaving := feature.Status == libv1beta1.FeatureStatusRemoving || feature.Status == libv1beta1.FeatureStatusAgentRemoving
-		if leaving && feature.FailureMessage != "" {
+		isRemoving := feature.Status == libv1beta1.FeatureStatusRemoving || feature.Status == libv1beta1.FeatureStatusAgentRemoving
+		if isRemoving && feature.FailureMessage != "" {
 			return fmt.Sprintf("%s (%s: %s)", text, feature.FeatureID, feature.FailureMessage)
 		}
 	}
@@ -153,7 +154,7 @@ func (s *state) waitFor(pendingWork string) error {
 }
 
 // removeRegistration removes the objects of the registration from the member. A forced deregistration does not wait for
-// an unreachable member, and not longer than its deadline.
+// an unreachable member, and waits for a reachable one until its deadline.
 func (c *Controller) removeRegistration(ctx context.Context, s *state) error {
 	if s.member.Mode == fleet.Pull {
 		return c.removeAgent(ctx, s)
@@ -163,17 +164,17 @@ func (c *Controller) removeRegistration(ctx context.Context, s *state) error {
 
 // removeAgent orders the agent to remove itself and waits for its answer.
 func (c *Controller) removeAgent(ctx context.Context, s *state) error {
-	ordered := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
-	if ordered && s.cluster.Status.AgentRemovedAt != nil {
+	isRemovalOrdered := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+	if isRemovalOrdered && s.cluster.Status.AgentRemovedAt != nil {
 		return nil
 	}
 	if _, hasReported, err := c.Reachability.evaluateAgent(ctx, s.cluster); err != nil || !hasReported {
 		return err
 	}
-	if s.member.Forced && (s.unreachable != "" || ordered && c.timeLeft(s) <= 0) {
-		return c.leaveBehind(ctx, s, fleet.AgentLeft, "the agent of cluster "+s.member.Key()+" stays on it, without access to the hub")
+	if s.member.Forced && (s.unreachable != "" || isRemovalOrdered && c.timeLeft(s) <= 0) {
+		return c.recordLeftBehind(ctx, s, fleet.AgentLeft, "the agent of cluster "+s.member.Key()+" stays on it, without access to the hub")
 	}
-	if !ordered {
+	if !isRemovalOrdered {
 		if err := c.orderAgentRemoval(ctx, s); err != nil {
 			return fmt.Errorf("order the agent to remove itself: %w", err)
 		}
@@ -181,8 +182,8 @@ func (c *Controller) removeAgent(ctx context.Context, s *state) error {
 	return s.waitFor("its agent to remove itself")
 }
 
-// orderAgentRemoval orders the agent to remove itself. An existing answer comes from a backup, so it is deleted first;
-// the agent does not overwrite one.
+// orderAgentRemoval orders the agent to remove itself. It first deletes an existing answer, AgentRemovedAt: such an
+// answer comes from a backup, and the agent would not overwrite it.
 func (c *Controller) orderAgentRemoval(ctx context.Context, s *state) error {
 	if s.cluster.Status.AgentRemovedAt != nil {
 		changed := s.cluster.DeepCopy()
@@ -216,15 +217,15 @@ func (c *Controller) removeHubIdentity(ctx context.Context, s *state) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case s.member.Forced && (s.unreachable != "" || c.timeLeft(s) <= 0):
-		return c.leaveBehind(ctx, s, "the hub's identity", "the identity of the hub stays on cluster "+s.member.Key()+": "+err.Error())
+		return c.recordLeftBehind(ctx, s, "the hub's identity", "the identity of the hub stays on cluster "+s.member.Key()+": "+err.Error())
 	case s.unreachable != "":
 		return s.waitFor("the hub's identity on it to be removed")
 	}
 	return fmt.Errorf("remove the hub's identity on it: %w", err)
 }
 
-// recordIdentityRemoved records that the member has no identity of this hub. The next step deletes the credentials;
-// afterwards the hub cannot check.
+// recordIdentityRemoved records that the identity of this hub on the member is deleted. The hub cannot check this again
+// after the next step, which deletes the credentials.
 func (c *Controller) recordIdentityRemoved(ctx context.Context, s *state) error {
 	changed := s.cluster.DeepCopy()
 	delete(changed.Annotations, join.AnnotationMemberIdentity)
@@ -246,12 +247,12 @@ func (c *Controller) retractMember(ctx context.Context, s *state) error {
 	}
 	limitedCtx, cancel := context.WithTimeout(ctx, retractTimeout)
 	defer cancel()
-	// An unreachable member gets the request, too: if an earlier reconcile has deleted the identity, the member rejects
-	// the hub.
-	return c.RetractMember(limitedCtx, member, hubUID, s.cluster)
+	// The request is also sent to a member that is unreachable: it may reject the hub only because an earlier reconcile
+	// has deleted the identity.
+	return c.DeleteMemberObjects(limitedCtx, member, hubUID, s.cluster)
 }
 
-// deleteHubObjects deletes the objects of the registration on the hub, and records the ones that stay.
+// deleteHubObjects deletes the objects of the registration on the hub, and records events about the objects that stay.
 func (c *Controller) deleteHubObjects(ctx context.Context, s *state) error {
 	unlock, err := c.Locks.Lock(ctx, client.ObjectKeyFromObject(s.cluster))
 	if err != nil {
@@ -274,7 +275,8 @@ func (c *Controller) deleteHubObjects(ctx context.Context, s *state) error {
 	return nil
 }
 
-// removeFinalizer deletes what is recorded about the cluster, and lets the API server delete it.
+// removeFinalizer deletes the ClusterConfiguration and removes the finalizer, so that the API server deletes the
+// cluster.
 func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
 	changed := s.cluster.DeepCopy()
 	if !controllerutil.RemoveFinalizer(changed, kube.FinalizerCluster) {
@@ -283,12 +285,12 @@ func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
 	if err := summaries.DeleteConfiguration(ctx, c.Live, s.member); err != nil {
 		return err
 	}
-	// The lock keeps the finalizers of others.
+	// Optimistic lock: finalizers that others add concurrently stay.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("remove finalizer: %w", err)
 	}
-	s.released = true
+	s.isFinalizerRemoved = true
 	c.recordEvent(s, corev1.EventTypeNormal, "Deregistered", "cluster "+s.member.Key()+" is deregistered")
 	return nil
 }
@@ -296,7 +298,7 @@ func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
 // report sets the failureMessage of the cluster to the pending work, if it differs.
 func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome) error {
 	transient := apierrors.IsConflict(outcome.Err) || errors.Is(outcome.Err, context.Canceled)
-	if s.released || outcome.Kind == phase.Done || transient {
+	if s.isFinalizerRemoved || outcome.Kind == phase.Done || transient {
 		return nil
 	}
 	message := join.WaitingPrefix + kube.OneLine(outcome.Message())

@@ -17,21 +17,20 @@ import (
 )
 
 const (
-	// checkInterval is the interval between two checks for a CRD that is not installed, and for kinds that no summary
-	// refers to any more.
+	// checkInterval is the interval of the checks which kinds are referenced and have a CRD.
 	checkInterval = 10 * time.Second
 	// syncDelay is the delay until a source is read again while its kind is being listed.
 	syncDelay = time.Second
 )
 
-// Watcher reads the sources of Flux from a cache and reports changes of their artifacts.
+// Watcher reads Flux sources from a cache and reports changes of their artifacts.
 type Watcher struct {
-	// NewCache returns a cache of the hub that is not started.
+	// NewCache returns a new cache for the hub. The Watcher starts it.
 	NewCache func(cache.Options) (cache.Cache, error)
 	Mapper   meta.RESTMapper
 	// IsReferenced returns whether a summary refers to a source of the kind.
 	IsReferenced func(kind string) bool
-	// Changed is called when the content of a source can have changed.
+	// Changed is called when the content of a source may have changed.
 	Changed func(source.Reference)
 
 	// wake makes Start check the kinds before the interval ends.
@@ -45,17 +44,17 @@ type watch struct {
 	objects  client.Reader
 	informer cache.Informer
 	stop     context.CancelFunc
-	// err is the last error: of the search for the kind, or of the list. It is nil until the first attempt ends.
+	// err is the last error of the discovery of the kind, or of the list. It is nil until the first attempt ends.
 	err error
 }
 
-// New returns a Watcher. The caller must set its fields, and add it to the hub's manager.
+// New returns a Watcher. The caller must set its exported fields, and add it to the hub's manager.
 func New() *Watcher {
 	return &Watcher{wake: make(chan struct{}, 1), kinds: map[string]*watch{}}
 }
 
-// Get returns a source from the cache. It must not be changed. See source.Artifacts for the errors. Get must be called
-// only for a reference for which IsReferenced returns true.
+// Get returns a source from the cache. The caller must not change it. IsReferenced must return true for the kind,
+// otherwise Get always returns source.PendingFlux. See source.Artifacts for the errors.
 func (w *Watcher) Get(ctx context.Context, ref source.Reference) (*unstructured.Unstructured, error) {
 	known, err := w.find(ref)
 	if err != nil {
@@ -69,7 +68,7 @@ func (w *Watcher) Get(ctx context.Context, ref source.Reference) (*unstructured.
 	return object, err
 }
 
-// find returns the watch of a kind, or the reason why there is none.
+// find returns the watch of a kind, or the error why there is none.
 func (w *Watcher) find(ref source.Reference) (watch, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -143,7 +142,7 @@ func (w *Watcher) set(kind string, changed *watch) {
 	w.kinds[kind] = changed
 }
 
-// start starts the watch of a kind whose CRD is installed. A watch has a cache of its own, so that it can be stopped.
+// start starts the watch of a kind whose CRD is installed. Each watch has its own cache, so that it can be stopped.
 func (w *Watcher) start(ctx context.Context, kind string) error {
 	objects, err := w.NewCache(cache.Options{DefaultWatchErrorHandler: func(ctx context.Context, reflector *toolscache.Reflector, err error) {
 		toolscache.DefaultWatchErrorHandler(ctx, reflector, err)
@@ -173,8 +172,8 @@ func (w *Watcher) start(ctx context.Context, kind string) error {
 	return nil
 }
 
-// handler reports objects that are created, deleted, or have another artifact. Other changes of the status, as after
-// each check of Flux, do not change the content.
+// handler returns an event handler that calls Changed for objects that are created, deleted, or have another artifact.
+// It ignores other changes of the status, which Flux writes after each check.
 func (w *Watcher) handler(kind string) toolscache.ResourceEventHandler {
 	changed := func(obj any) {
 		if unknown, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
@@ -195,8 +194,8 @@ func (w *Watcher) handler(kind string) toolscache.ResourceEventHandler {
 	}
 }
 
-// isContentChanged returns whether an object has another artifact. That includes the URL, which names the host and the
-// revision, and the annotations by which the content is a template or a script.
+// isContentChanged returns whether an object has another artifact: another URL or digest, or other annotations that
+// mark the content as a template or a script.
 func isContentChanged(before, after *unstructured.Unstructured) bool {
 	return source.ArtifactOf(before) != source.ArtifactOf(after)
 }

@@ -41,8 +41,8 @@ const (
 	// pullWorkers is the number of pull members that are evaluated concurrently. An evaluation sends requests to the
 	// hub only.
 	pullWorkers = 10
-	// observeInterval is the time between two observations of a push member, as in Karmada. Up to observeJitter of it
-	// is added.
+	// observeInterval is the time between two observations of a push member, as in Karmada. Up to observeJitter times this
+	// interval is added.
 	observeInterval = 10 * time.Second
 	observeJitter   = 0.1
 	// conflictRetryDelay is the time until the next reconcile after a write conflict.
@@ -60,7 +60,7 @@ const (
 type Controller struct {
 	// Hub reads Clusters from a cache.
 	Hub client.Client
-	// Shard is the part of the fleet that this hub manages.
+	// Shard selects the clusters of this controller.
 	Shard fleet.Shard
 	// MemberConfig returns the configuration for requests to a push member. It must return the same pointer until the
 	// configuration changes.
@@ -78,9 +78,8 @@ type Controller struct {
 
 	// mu guards lastReady and failures.
 	mu sync.Mutex
-	// lastReady has, by the name of a Cluster, the conditionSummary at the last reconcile: agents write the condition
-	// Ready themselves, and the controller records their changes as events. After a restart of the hub an event can be
-	// missing.
+	// lastReady has, by the name of a Cluster, the conditionSummary at the last reconcile. With it the controller records
+	// events about changes of Ready that agents write. After a restart of the hub an event can be missing.
 	lastReady map[string]string
 	// failures has the number of consecutive failed observations of each push member, by the name of its Cluster.
 	failures map[string]int
@@ -117,14 +116,14 @@ func (c *Controller) newBuilder(mgr ctrl.Manager, mode clusterv1alpha1.ClusterSy
 	names := map[clusterv1alpha1.ClusterSyncMode]string{clusterv1alpha1.Push: "members", clusterv1alpha1.Pull: "members-pull"}
 	return ctrl.NewControllerManagedBy(mgr).
 		Named(names[mode]).
-		Watches(&clusterv1alpha1.Cluster{}, c.agentLimiter.Handler(clusterItself, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), hasMode(mode), needsReconcile())).
+		Watches(&clusterv1alpha1.Cluster{}, c.agentLimiter.Handler(requestFor, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), hasMode(mode), needsReconcile())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minRetryDelay, observeInterval),
 		})
 }
 
-// hasMode passes events about Clusters with the mode, and the update that changes the mode to another one.
+// hasMode passes events about Clusters with the mode, and updates that change it to another mode.
 func hasMode(mode clusterv1alpha1.ClusterSyncMode) predicate.Predicate {
 	matches := func(obj client.Object) bool { return obj.(*clusterv1alpha1.Cluster).Spec.SyncMode == mode }
 	return predicate.Funcs{
@@ -134,8 +133,8 @@ func hasMode(mode clusterv1alpha1.ClusterSyncMode) predicate.Predicate {
 	}
 }
 
-// needsReconcile drops updates that this controller wrote. It passes changes of the spec and of the annotations. Of the
-// status it passes, for a pull member, a changed condition Ready, and for a push member a lost fact and a change of
+// needsReconcile drops updates of the status that this controller wrote. It passes changes of the spec and of the
+// annotations, changes of the condition Ready of a pull member, and for a push member lost facts and changes of
 // Refused.
 func needsReconcile() predicate.Predicate {
 	statusChanged := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
@@ -175,8 +174,8 @@ func (c *Controller) clustersOfSecret(ctx context.Context, secret client.Object)
 	return requests
 }
 
-// clusterItself returns the request for a Cluster.
-func clusterItself(_ context.Context, cluster client.Object) []reconcile.Request {
+// requestFor returns the request for a Cluster.
+func requestFor(_ context.Context, cluster client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 }
 
@@ -235,7 +234,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 }
 
-// Failures returns the number of consecutive observations of a push member that failed or found it not healthy. name is
+// Failures returns the number of consecutive observations of a push member that failed or found it unhealthy. name is
 // the name of its Cluster. ok is false if the member has not been observed.
 func (c *Controller) Failures(name string) (times int, ok bool) {
 	c.mu.Lock()

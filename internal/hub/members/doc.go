@@ -5,8 +5,10 @@
 // evaluates the heartbeats of the agent of a pull member. patchStatus writes the status and records events.
 // updateTaints writes the taints for a member that is not ready or not reachable.
 //
-// Push and pull members have separate queues. A push member is observed every 10 s through an observer, which watches
-// the nodes and pods of the member until the Cluster is deleted. A pull member is reconciled when its Lease or its
-// status changes, and when its agent could become silent. The agent writes the status; the hub only writes that it is
-// silent.
+// Push and pull members have separate queues. A push member is observed every 10 s with an observer, which watches the
+// nodes and pods of the member until the Cluster is deleted. A pull member is reconciled when its Lease or its status
+// changes, and when the time limit for its heartbeat expires. Its agent writes the status; the hub writes only the
+// status of a silent agent.
+//
+// Start reading at Controller.Reconcile in controller.go, then steps.go.
 package members

@@ -22,7 +22,7 @@ type observers struct {
 	// mu guards all fields, and the fields of each runningObserver.
 	mu     sync.Mutex
 	byName map[string]*runningObserver
-	// started is the channel from which run receives observers.
+	// started sends new observers to run.
 	started chan *runningObserver
 }
 
@@ -35,7 +35,7 @@ type runningObserver struct {
 	config     *rest.Config
 	generation int64
 	checkedAt  time.Time
-	// isStale is true if MemberConfig must be called again.
+	// isStale is true if MemberConfig must be called again, because the Secret has changed.
 	isStale bool
 	stop    chan struct{}
 }
@@ -135,9 +135,9 @@ func (o *observers) isCurrent(r *runningObserver, s *state, now time.Time) bool 
 		ready != nil && ready.Status == metav1.ConditionTrue
 }
 
-// observer returns the observer of a push member. It starts a new one if the configuration or the UID of the Cluster
-// has changed.
-func (c *Controller) observer(ctx context.Context, s *state) (*survey.Observer, error) {
+// ensureObserver returns the observer of a push member. It starts a new observer if the configuration or the UID of the
+// Cluster has changed.
+func (c *Controller) ensureObserver(ctx context.Context, s *state) (*survey.Observer, error) {
 	name, now := s.cluster.Name, c.Clock.Now()
 	existing := c.observers.get(name)
 	if c.observers.isCurrent(existing, s, now) {

@@ -12,8 +12,8 @@ import (
 	"github.com/towline/towline/internal/survey"
 )
 
-// reportID returns a string that changes with each report of an agent, "" if the agent has not reported. The hub itself
-// writes Unknown.
+// reportID returns a string that changes with each report of an agent, "" if the agent has not reported. Ready is
+// Unknown if the hub wrote it.
 func reportID(status clusterv1alpha1.ClusterStatus) string {
 	ready := readyCondition(status)
 	if ready == nil || ready.Status == metav1.ConditionUnknown {
@@ -55,8 +55,9 @@ func withReady(old clusterv1alpha1.ClusterStatus, ready metav1.Condition, now ti
 	return status
 }
 
-// desiredTaints returns existing with the taint that follows from the condition Ready, or without it. Taints of users
-// stay. A NoExecute taint without a time gets the present time, from which tolerations count.
+// desiredTaints returns existing with the NoSchedule taint for the condition Ready, or without it if the cluster is
+// ready. Taints of users stay. A NoExecute taint without timeAdded gets the present time, since tolerations count from
+// it.
 func desiredTaints(existing []corev1.Taint, ready *metav1.Condition, now time.Time) []corev1.Taint {
 	desiredKey := ""
 	switch {

@@ -32,13 +32,13 @@ type state struct {
 	member  fleet.Member
 	// status is the desired status.
 	status clusterv1alpha1.ClusterStatus
-	// specErr is the error of completeSpec, nil if it had none. It ends the reconcile after all other steps.
+	// specErr is the error of completeSpec. The last step returns it.
 	specErr error
 	// requeueAfter is the time until the next reconcile; zero means that only a watch event triggers it.
 	requeueAfter time.Duration
 }
 
-// observe observes the member in the way of its mode.
+// observe calls observePush or evaluatePull.
 func (c *Controller) observe(ctx context.Context, s *state) error {
 	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.observePush, fleet.Pull: c.evaluatePull}[s.member.Mode](ctx, s)
 }
@@ -46,7 +46,7 @@ func (c *Controller) observe(ctx context.Context, s *state) error {
 // observePush sends requests to a push member. A failure of the member is part of the status, not an error.
 func (c *Controller) observePush(ctx context.Context, s *state) error {
 	s.requeueAfter = wait.Jitter(observeInterval, observeJitter)
-	observer, err := c.observer(ctx, s)
+	observer, err := c.ensureObserver(ctx, s)
 	if err != nil {
 		if ctx.Err() != nil || isHubError(err) {
 			return err
@@ -69,7 +69,7 @@ func (c *Controller) observePush(ctx context.Context, s *state) error {
 		}
 		return before + 1
 	})
-	// An observation can take seconds. If the Cluster was meanwhile deleted, refused or changed to another mode, the
+	// An observation can take seconds. If the Cluster was deleted, refused or changed to another mode meanwhile, the
 	// result must not be written.
 	latest := &clusterv1alpha1.Cluster{}
 	if err := c.Hub.Get(ctx, client.ObjectKeyFromObject(s.cluster), latest); err != nil {
@@ -82,8 +82,7 @@ func (c *Controller) observePush(ctx context.Context, s *state) error {
 	return nil
 }
 
-// isHubError returns whether an error of MemberConfig is a failure of the hub's API, so that the state of the member is
-// unknown.
+// isHubError returns whether an error of MemberConfig is a failure of the hub's API. It says nothing about the member.
 func isHubError(err error) bool {
 	var netErr net.Error
 	return errors.As(err, &netErr) || errors.Is(err, context.DeadlineExceeded) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
@@ -130,8 +129,8 @@ func (c *Controller) patchStatus(ctx context.Context, s *state) error {
 }
 
 // completeSpec writes the default resource models, and moves the deprecated field zone to zones. It is the first step,
-// so that a change of the spec never follows a report that the cluster is ready. If the API server rejects the spec,
-// the member is still observed.
+// so that the spec is complete when the cluster becomes ready. If the API server rejects the spec, the member is still
+// observed.
 func (c *Controller) completeSpec(ctx context.Context, s *state) error {
 	err := c.patchSpec(ctx, s, func(spec *clusterv1alpha1.ClusterSpec) {
 		if len(spec.ResourceModels) == 0 {
@@ -202,8 +201,8 @@ func (c *Controller) recordEvents(s *state, before clusterv1alpha1.ClusterStatus
 	c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, ready.Reason, clusterv1alpha1.ClusterKind, "cluster %s: %s", s.cluster.Name, ready.Message)
 }
 
-// replaceLastReady replaces the entry of a Cluster in c.lastReady and returns the former one; ok is false if there was
-// none.
+// replaceLastReady replaces the entry of a Cluster in c.lastReady and returns the former entry; ok is false if there
+// was none.
 func (c *Controller) replaceLastReady(name, summary string) (former string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	// firstDelay is the shortest delay of the first check, and firstJitter the factor of the random addition to it. So
-	// a starting hub has time for its other work, and hubs that start together do not send requests at the same time.
+	// firstDelay is the minimum delay of the first check. Up to firstJitter times this delay is added, so that hubs that
+	// start together do not send requests at the same time.
 	firstDelay  = time.Minute
 	firstJitter = 4.0
-	// jitter is the largest random addition to the interval, as a factor.
+	// jitter is the maximum random addition to the interval, as a factor.
 	jitter = 0.1
 	// concurrency is the number of repositories that are queried at the same time.
 	concurrency = 4
@@ -43,7 +43,7 @@ type Options struct {
 	Newest func(ctx context.Context, r source.Repository, names []string) (map[string]string, error)
 	// Shard selects the clusters whose charts are checked.
 	Shard fleet.Shard
-	// Elected is closed when this hub becomes the leader. Before, the Checker reports no metrics.
+	// Elected is closed when this hub becomes the leader. Before that, the Checker reports no metrics.
 	Elected <-chan struct{}
 	// Interval is the time between two checks.
 	Interval time.Duration
@@ -54,14 +54,13 @@ type Options struct {
 	Resources *resources.Watcher
 }
 
-// Checker requests the newest versions of deployed charts from their repositories at an interval, and reports the
-// results as metrics. No other part of the hub depends on it. It has the results in memory only: a new leader checks
-// again.
+// Checker periodically requests the newest versions of deployed charts from their repositories, and reports the results
+// as metrics. No other part of the hub uses them. They are in memory only: a new leader checks again.
 type Checker struct {
 	Options
 	failures *prometheus.CounterVec
 
-	// mu guards the fields below.
+	// mu guards the fields below. newest has the newest version of the chart of each release.
 	mu        sync.Mutex
 	newest    map[release]string
 	lastCheck time.Time
@@ -74,7 +73,7 @@ var (
 	_ prometheus.Collector = (*Checker)(nil)
 )
 
-// release is one release on one cluster, from the status of its summary.
+// release identifies one Helm release on one cluster, and its chart, from the status of its summary.
 type release struct {
 	cluster         fleet.ID
 	namespace, name string
@@ -94,29 +93,29 @@ func New(o Options) *Checker {
 }
 
 // Start runs a check at each interval until ctx ends.
-func (w *Checker) Start(ctx context.Context) error {
-	next := min(wait.Jitter(firstDelay, firstJitter), wait.Jitter(w.Interval, jitter))
+func (c *Checker) Start(ctx context.Context) error {
+	next := min(wait.Jitter(firstDelay, firstJitter), wait.Jitter(c.Interval, jitter))
 	for {
-		timer := w.Clock.NewTimer(next)
+		timer := c.Clock.NewTimer(next)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return nil
 		case <-timer.C():
 		}
-		if err := w.Check(ctx); err != nil && ctx.Err() == nil {
+		if err := c.Check(ctx); err != nil && ctx.Err() == nil {
 			log.FromContext(ctx).Error(err, "check for newer charts")
 		}
-		next = wait.Jitter(w.Interval, jitter)
+		next = wait.Jitter(c.Interval, jitter)
 	}
 }
 
-// Check queries every repository once. It fails only if it cannot list the deployed charts. The failure of a repository
-// is logged and counted, and the earlier results of its charts stay.
-func (w *Checker) Check(ctx context.Context) error {
+// Check queries every repository once. It returns an error only if it cannot list the deployed charts, or ctx ends. The
+// failure of a repository is logged and counted, and its charts keep their earlier results.
+func (c *Checker) Check(ctx context.Context) error {
 	limitedCtx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	queries, err := w.queries(limitedCtx)
+	queries, err := c.queries(limitedCtx)
 	if err != nil {
 		return err
 	}
@@ -124,57 +123,57 @@ func (w *Checker) Check(ctx context.Context) error {
 	group.SetLimit(concurrency)
 	for _, q := range queries {
 		group.Go(func() error {
-			w.run(limitedCtx, q)
+			c.runQuery(limitedCtx, q)
 			return nil
 		})
 	}
 	// The functions return no error.
 	_ = group.Wait()
 	if ctx.Err() != nil {
-		return ctx.Err() // a canceled check is no failure of a repository
+		return ctx.Err() // the repositories have not failed
 	}
-	w.saveResults(queries)
+	c.saveResults(queries)
 	return nil
 }
 
-// run sends a query to its repository.
-func (w *Checker) run(ctx context.Context, q *query) {
+// runQuery sends a query to its repository.
+func (c *Checker) runQuery(ctx context.Context, q *query) {
 	if q.err == nil {
 		limitedCtx, cancel := context.WithTimeout(ctx, repositoryTimeout)
 		defer cancel()
-		q.versions, q.err = w.Newest(limitedCtx, q.repository, q.names())
+		q.versions, q.err = c.Newest(limitedCtx, q.repository, q.names())
 	}
 	if q.err != nil {
-		log.FromContext(ctx).Error(q.err, "check for newer charts", "repository", plainURL(q.repository.URL))
+		log.FromContext(ctx).Error(q.err, "check for newer charts", "repository", withoutCredentials(q.repository.URL))
 	}
 }
 
 // saveResults stores the results. Charts without a result keep the earlier one.
-func (w *Checker) saveResults(queries map[string]*query) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (c *Checker) saveResults(queries map[string]*query) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	newest, queried := map[release]string{}, map[string]bool{}
 	for _, q := range queries {
-		repository := plainURL(q.repository.URL)
+		repository := withoutCredentials(q.repository.URL)
 		queried[repository] = true
 		for rel, name := range q.charts {
 			if version, ok := q.versions[name]; ok {
 				newest[rel] = version
-			} else if known, ok := w.newest[rel]; ok {
+			} else if known, ok := c.newest[rel]; ok {
 				newest[rel] = known
 			}
 		}
 		if q.err != nil {
-			w.failed[repository] = true
-			w.failures.WithLabelValues(repository).Inc()
+			c.failed[repository] = true
+			c.failures.WithLabelValues(repository).Inc()
 		}
 	}
-	for repository := range w.failed {
+	for repository := range c.failed {
 		if !queried[repository] {
 			// No deployed chart is from this repository any longer.
-			delete(w.failed, repository)
-			w.failures.DeleteLabelValues(repository)
+			delete(c.failed, repository)
+			c.failures.DeleteLabelValues(repository)
 		}
 	}
-	w.newest, w.lastCheck = newest, w.Clock.Now()
+	c.newest, c.lastCheck = newest, c.Clock.Now()
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// query is the request to one repository for all releases with charts from it.
+// query is the request to one repository for the charts of all releases, and its result.
 type query struct {
 	repository source.Repository
 	// charts maps each release to the name of its chart in the repository.
@@ -36,32 +36,32 @@ func (q *query) names() []string {
 }
 
 // queries returns the query for each repository, by source.Repository.Key.
-func (w *Checker) queries(ctx context.Context) (map[string]*query, error) {
-	clusters, deployed, err := w.deployed(ctx)
+func (c *Checker) queries(ctx context.Context) (map[string]*query, error) {
+	clusters, deployed, err := c.listDeployed(ctx)
 	if err != nil {
 		return nil, err
 	}
 	queries := map[string]*query{}
 	for _, summary := range deployed {
-		subject, err := summaries.SubjectFor(summary, clusters[match.MemberID(summary)], w.Sandbox)
+		subject, err := summaries.SubjectFor(summary, clusters[match.MemberID(summary)], c.Sandbox)
 		if err != nil {
 			continue // its profile is being deleted
 		}
-		charts, expandErr := w.expandedCharts(ctx, summary, subject)
+		charts, expandErr := c.expandedCharts(ctx, summary, subject)
 		for rel := range releasesOf(summary) {
 			chart, ok := charts[rel.namespace+"/"+rel.name]
 			if !ok && expandErr != nil {
-				// It can be the release of a chart that is not expanded now: it keeps its earlier result.
+				// The release may be of a chart whose template cannot be expanded now: it keeps its earlier result.
 				queryOf(queries, "not expanded "+rel.repository, source.Repository{URL: rel.repository}, expandErr).charts[rel] = ""
 				continue
 			}
 			if !ok || chart.RepositoryURL != rel.repository {
-				continue // the chart has changed and is not provisioned yet
+				continue // the spec has changed, and the new chart is not provisioned yet
 			}
 			if source.IsFluxURL(chart.RepositoryURL) {
-				continue // a source of Flux has one version
+				continue // a Flux source has only one version
 			}
-			login, err := source.LoginFor(ctx, w.Secrets, chart, subject)
+			login, err := source.LoginFor(ctx, c.Secrets, chart, subject)
 			repository, name := source.RepositoryOf(chart, login)
 			key := repository.Key()
 			if err != nil {
@@ -84,20 +84,20 @@ func queryOf(queries map[string]*query, key string, repository source.Repository
 	return queries[key]
 }
 
-// deployed returns the clusters of the shard, and their summaries whose charts are provisioned, in a stable order.
-func (w *Checker) deployed(ctx context.Context) (map[fleet.ID]client.Object, []*configv1beta1.ClusterSummary, error) {
-	members, err := fleet.Objects(ctx, w.Hub)
+// listDeployed returns the clusters of the shard, and their summaries with provisioned charts, in a stable order.
+func (c *Checker) listDeployed(ctx context.Context) (map[fleet.ID]client.Object, []*configv1beta1.ClusterSummary, error) {
+	members, err := fleet.Objects(ctx, c.Hub)
 	if err != nil {
 		return nil, nil, err
 	}
 	clusters := map[fleet.ID]client.Object{}
 	for _, cluster := range members {
-		if w.Shard.Serves(cluster) {
+		if c.Shard.Serves(cluster) {
 			clusters[fleet.FromObject(cluster).ID()] = cluster
 		}
 	}
 	var list configv1beta1.ClusterSummaryList
-	if err := w.Hub.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+	if err := c.Hub.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, nil, fmt.Errorf("list summaries: %w", err)
 	}
 	var deployed []*configv1beta1.ClusterSummary
@@ -127,8 +127,8 @@ func releasesOf(summary *configv1beta1.ClusterSummary) map[release]string {
 
 // expandedCharts returns the charts of a summary by release. It omits charts with an invalid template, which are not
 // deployed. Another error, for example a sandbox.LimitError, is returned together with the other charts.
-func (w *Checker) expandedCharts(ctx context.Context, summary *configv1beta1.ClusterSummary, subject source.Subject) (charts map[string]configv1beta1.HelmChart, err error) {
-	if subject, err = summaries.WithResources(ctx, w.Resources, summary, subject); err != nil {
+func (c *Checker) expandedCharts(ctx context.Context, summary *configv1beta1.ClusterSummary, subject source.Subject) (charts map[string]configv1beta1.HelmChart, err error) {
+	if subject, err = summaries.WithResources(ctx, c.Resources, summary, subject); err != nil {
 		return nil, err
 	}
 	charts = map[string]configv1beta1.HelmChart{}
@@ -143,8 +143,8 @@ func (w *Checker) expandedCharts(ctx context.Context, summary *configv1beta1.Clu
 	return charts, err
 }
 
-// plainURL returns address without credentials.
-func plainURL(repositoryURL string) string {
+// withoutCredentials returns the URL without user and password, for logs and metrics.
+func withoutCredentials(repositoryURL string) string {
 	parsed, err := url.Parse(repositoryURL)
 	if err != nil {
 		return "not a URL"

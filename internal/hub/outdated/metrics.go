@@ -28,31 +28,30 @@ func lastCheckDesc() *prometheus.Desc {
 }
 
 // Describe sends the descriptions of the metrics.
-func (w *Checker) Describe(to chan<- *prometheus.Desc) {
+func (c *Checker) Describe(to chan<- *prometheus.Desc) {
 	to <- chartDesc()
 	to <- lastCheckDesc()
-	w.failures.Describe(to)
+	c.failures.Describe(to)
 }
 
-// Collect compares the deployed versions with the result of the last check, so that upgrades and deletions are reported
-// at once.
-func (w *Checker) Collect(to chan<- prometheus.Metric) {
+// Collect compares the deployed versions at the time of the scrape with the newest versions of the last check.
+func (c *Checker) Collect(to chan<- prometheus.Metric) {
 	select {
-	case <-w.Elected:
+	case <-c.Elected:
 	default:
 		return
 	}
-	w.failures.Collect(to)
-	w.mu.Lock()
-	newest, lastCheck := w.newest, w.lastCheck
-	w.mu.Unlock()
+	c.failures.Collect(to)
+	c.mu.Lock()
+	newest, lastCheck := c.newest, c.lastCheck
+	c.mu.Unlock()
 	if lastCheck.IsZero() {
 		return
 	}
 	to <- prometheus.MustNewConstMetric(lastCheckDesc(), prometheus.GaugeValue, float64(lastCheck.Unix()))
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
-	_, deployed, err := w.deployed(ctx)
+	_, deployed, err := c.listDeployed(ctx)
 	if err != nil {
 		to <- prometheus.NewInvalidMetric(chartDesc(), err)
 		return

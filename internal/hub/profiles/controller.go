@@ -31,8 +31,8 @@ const (
 	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
 	retryMin = 5 * time.Millisecond
 	retryMax = time.Minute
-	// writers is the number of summaries of one profile that are written concurrently.
-	writers = 20
+	// maxConcurrentWrites limits the concurrent writes of summaries of one profile.
+	maxConcurrentWrites = 20
 	// The agent of a member can cause agentBurst reconciles of its profiles at once, and then one per agentInterval.
 	agentInterval = 6 * time.Second
 	agentBurst    = 20
@@ -52,36 +52,37 @@ type reconciler struct {
 	*Controller
 	kind       kind
 	selections selections
-	// matchTimes has the last change of the matching clusters, and reconcileTimes the end of the last reconcile.
+	// matchTimes has the time of the last change of the matching clusters, and reconcileTimes the end of the last
+	// reconcile.
 	matchTimes, reconcileTimes profileTimes
-	// ofAgents limits how often the agent of one member can cause reconciles by its status.
-	ofAgents *ratelimit.Limiter
+	// agentLimiter limits the reconciles that the agent of one member can cause by its status.
+	agentLimiter *ratelimit.Limiter
 }
 
-// Setup adds one controller to mgr for each kind of profile. mgr must have summaries.OwnerIndex.
+// Setup adds one controller to mgr for each kind of profile. The caller must add summaries.OwnerIndex to mgr.
 func (c *Controller) Setup(mgr ctrl.Manager) error {
 	for _, kind := range kinds() {
-		r := &reconciler{Controller: c, kind: kind, ofAgents: ratelimit.New(agentInterval, agentBurst, clock.RealClock{})}
-		built := ctrl.NewControllerManagedBy(mgr).
+		r := &reconciler{Controller: c, kind: kind, agentLimiter: ratelimit.New(agentInterval, agentBurst, clock.RealClock{})}
+		controllerBuilder := ctrl.NewControllerManagedBy(mgr).
 			Named("profiles-"+kind.name).
-			For(kind.newObject(), builder.WithPredicates(notOnlyStatusChanged())).
-			Watches(&configv1beta1.ClusterSummary{}, r.summaryEvents(), builder.WithPredicates(notOnlyStatusChanged())).
+			For(kind.newObject(), builder.WithPredicates(ignoreStatusUpdates())).
+			Watches(&configv1beta1.ClusterSummary{}, r.summaryEvents(), builder.WithPredicates(ignoreStatusUpdates())).
 			WithOptions(controller.Options{
 				MaxConcurrentReconciles: workers,
 				RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax),
 			})
 		for _, cluster := range fleet.Kinds() {
-			built = built.Watches(cluster, r.clusterEvents())
+			controllerBuilder = controllerBuilder.Watches(cluster, r.clusterEvents())
 		}
-		if err := built.Complete(r); err != nil {
+		if err := controllerBuilder.Complete(r); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// notOnlyStatusChanged drops updates that change only the status.
-func notOnlyStatusChanged() predicate.Predicate {
+// ignoreStatusUpdates drops updates of the status only.
+func ignoreStatusUpdates() predicate.Predicate {
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}, deletionBegan())
 }
 
@@ -122,7 +123,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		err = fmt.Errorf("%s %s: %w", r.kind.name, req, outcome.Err)
 	}
 	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) {
-		// The cache is stale. Its update need not trigger a reconcile: summaryEvents ignores the creation of summaries.
+		// The cache is stale. Its next event may trigger no reconcile, since summaryEvents ignores creations.
 		return reconcile.Result{RequeueAfter: staleDelay}, nil
 	}
 	return reconcile.Result{RequeueAfter: outcome.After}, err

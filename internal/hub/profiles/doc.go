@@ -5,9 +5,9 @@
 //  1. Load the summaries of the profile, and set its finalizer.
 //  2. Stop if the profile is paused.
 //  3. Match the clusters.
-//  4. Create missing summaries, update the ones that differ, and delete the ones of clusters that no longer match. The
-//     summary controller withdraws their deployments.
-//  5. Check whether summaries could not be created yet.
+//  4. Create missing summaries, update different ones, and delete the summaries of clusters that no longer match.
+//     Package summaries withdraws their deployments.
+//  5. Check whether a summary could not be created yet.
 //  6. Report the matching clusters, and why the profile is suspended, in the status of the profile.
 //
 // If the profile is being deleted, all summaries are deleted, and then the finalizer is removed.
@@ -19,7 +19,7 @@
 //
 //   - unsupported: the profile uses fields that are not supported yet.
 //   - suspended: the profile is unsupported, invalid, paused, or waits. The reason is in its status.
-//   - matching cluster: a cluster that the profile selects and that is or was ready. It must have a summary.
+//   - matching cluster: a cluster that the profile selects, and that is or was ready. It must have a summary.
 //   - earlier profile: a deleted profile of the same kind and name, or the same profile before a restore of the hub.
 //   - OneTime: the sync mode in which a summary keeps the spec that was deployed.
 //
@@ -27,10 +27,10 @@
 //
 //   - A summary is identified by its owner and its spec, not by its name or its labels. Only a summary of an earlier
 //     profile is found by its name.
-//   - Before a summary is deleted, it has the fields of the profile that determine how it is withdrawn.
+//   - Before a summary is deleted, the fields that determine its withdrawal are updated from the profile.
 //   - Labels and annotations that others set on a summary stay.
-//   - After a restore of the hub, the summaries of an earlier profile with the same name are taken over,
-//     whichever of its two names a summary has.
+//   - After a restore of the hub, a profile takes over the summaries of an earlier profile with the same name. Each
+//     summary has one of two possible names.
 //
 // Start reading at reconciler.Reconcile in controller.go; the steps are in steps.go.
 package profiles

@@ -23,13 +23,13 @@ import (
 	"github.com/towline/towline/internal/match"
 )
 
-// gatherInterval delays cluster events of a profile whose matching clusters have just changed, so that one reconcile
-// handles all of them. A reconcile writes the list of all matching clusters, so many clusters that join at the same
-// time must not cause one reconcile each.
+// gatherInterval is the minimum time between a change of a profile's matching clusters and the next reconcile by a
+// cluster event. Each reconcile writes the list of all matching clusters, so one reconcile handles many clusters that
+// join at the same time.
 const gatherInterval = time.Second
 
-// summaryGatherInterval delays the events of the summaries of a profile after its last reconcile, so that one reconcile
-// handles all of them: each compares all summaries, and the withdrawal of a thousand summaries has as many events.
+// summaryGatherInterval is the minimum time between a reconcile of a profile and the next reconcile by a summary event.
+// Each reconcile compares all summaries, so one reconcile handles many events.
 const summaryGatherInterval = 200 * time.Millisecond
 
 // summaryEvents returns the handler of the events of summaries, which enqueues their profile.
@@ -47,7 +47,7 @@ func (r *reconciler) summaryEvents() handler.EventHandler {
 	}
 	return handler.Funcs{
 		UpdateFunc: func(_ context.Context, e event.UpdateEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
-			enqueue(queue, e.ObjectOld) // its owner can be another one
+			enqueue(queue, e.ObjectOld) // it can have another owner
 			enqueue(queue, e.ObjectNew)
 		},
 		DeleteFunc: func(_ context.Context, e event.DeleteEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
@@ -71,11 +71,11 @@ func (r *reconciler) clusterEvents() handler.EventHandler {
 			}
 			delay := time.Duration(0)
 			if key := ratelimit.ByAgentOfCluster(e.ObjectOld, e.ObjectNew); key != "" {
-				delay = r.ofAgents.Delay(key)
+				delay = r.agentLimiter.Delay(key)
 			}
 			r.enqueueProfiles(ctx, queue, after.Namespace, delay, func(s match.Selection) bool { return isAffected(s, before, after) })
 		},
-		// The cluster is matched in its last state. Update events have enqueued the profiles that selected an earlier one.
+		// The last state of the cluster is matched. Update events have enqueued the profiles that selected an earlier state.
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			member := fleet.FromObject(e.Object)
 			member.Deleting = false
@@ -84,8 +84,8 @@ func (r *reconciler) clusterEvents() handler.EventHandler {
 	}
 }
 
-// canAffectProfiles returns whether an update of a cluster can affect any profile. Most updates are agents' reports,
-// which cannot: the profiles are not listed for them.
+// canAffectProfiles returns whether an update of a cluster can affect any profile. Most updates are reports of agents,
+// which cannot.
 func canAffectProfiles(before, after fleet.Member) bool {
 	return summaryDiffers(before, after) || before.Deleting != after.Deleting || !maps.Equal(before.Labels, after.Labels)
 }
@@ -99,14 +99,13 @@ func isAffected(s match.Selection, before, after fleet.Member) bool {
 	return s.Selects(after) && summaryDiffers(before, after)
 }
 
-// summaryDiffers returns whether a field has changed that decides whether and how the summary of a selected cluster is
-// written.
+// summaryDiffers returns whether the summary of a selected cluster can differ between two states of the cluster.
 func summaryDiffers(before, after fleet.Member) bool {
 	return before.Ready != after.Ready || before.HasFinalizer != after.HasFinalizer || before.Refused != after.Refused
 }
 
-// enqueueProfiles enqueues the profiles whose selection meets filter: of all ClusterProfiles, or of the Profiles in a
-// namespace. It delays them by minDelay at least.
+// enqueueProfiles enqueues the profiles whose selection passes filter. It checks all ClusterProfiles, or the Profiles
+// in namespace. The delay is at least minDelay.
 func (r *reconciler) enqueueProfiles(
 	ctx context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request], namespace string, minDelay time.Duration,
 	filter func(match.Selection) bool,
@@ -189,7 +188,7 @@ func (c *profileTimes) record(profile types.NamespacedName, now time.Time) {
 	c.last[profile] = now
 }
 
-// delay returns the rest of interval since the time of a profile.
+// delay returns the time until interval has passed since the time of a profile, 0 if it has passed.
 func (c *profileTimes) delay(profile types.NamespacedName, now time.Time, interval time.Duration) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()

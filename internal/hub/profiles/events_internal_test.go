@@ -66,7 +66,7 @@ func cluster(env string, changes ...func(*libv1beta1.SveltosCluster)) *libv1beta
 
 func newReconciler(k kind, profiles ...client.Object) *reconciler {
 	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithObjects(profiles...).Build()
-	return &reconciler{Controller: &Controller{Hub: hub}, kind: k, ofAgents: ratelimit.New(agentInterval, agentBurst, clock.RealClock{})}
+	return &reconciler{Controller: &Controller{Hub: hub}, kind: k, agentLimiter: ratelimit.New(agentInterval, agentBurst, clock.RealClock{})}
 }
 
 // An agent sets Ready and removes it, again and again. The hub's own changes are not delayed.

@@ -55,8 +55,8 @@ func (k kind) ownerReference(profile client.Object) metav1.OwnerReference {
 	return *metav1.NewControllerRef(profile, configv1beta1.GroupVersion.WithKind(k.name))
 }
 
-// isCreatedFor returns whether summary was created for a profile of the kind with this name and any UID. If a restore
-// has removed the owner reference, the label decides.
+// isCreatedFor returns whether summary was created for a profile of the kind with this name and any UID. If the owner
+// reference was lost in a restore, it checks the label.
 func (k kind) isCreatedFor(summary *configv1beta1.ClusterSummary, profile string) bool {
 	if metav1.GetControllerOf(summary) != nil {
 		return k.isOwnedBy(summary, profile)

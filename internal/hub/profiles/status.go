@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// statusOf returns the status of a profile after a reconcile: the suspension and the matching clusters. A reconcile
-// that failed before it has determined them keeps the ones of old.
+// statusOf returns the status of a profile after a reconcile: the suspension and the matching clusters. It keeps the
+// values of old if the reconcile failed before it determined them.
 func (r *reconciler) statusOf(old configv1beta1.ProfileStatus, s *state, outcome phase.Outcome) configv1beta1.ProfileStatus {
 	updated := *old.DeepCopy()
 	switch {

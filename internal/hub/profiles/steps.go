@@ -40,8 +40,9 @@ type state struct {
 	status  *configv1beta1.ProfileStatus
 	// summaries has the summaries of the profile by member.
 	summaries map[fleet.ID]*configv1beta1.ClusterSummary
-	members   []fleet.Member
-	// matched is true if members is set. pullMembers is the number of its pull members.
+	// members has the members that must have a summary. It is valid if matched is true. pullMembers is the number of pull
+	// members in it.
+	members     []fleet.Member
 	matched     bool
 	pullMembers int
 	// unsupported is the reason why the profile is not supported, "" if it is.
@@ -64,7 +65,7 @@ func (r *reconciler) newState(profile client.Object) *state {
 
 func (s *state) isDeleting() bool { return !s.profile.GetDeletionTimestamp().IsZero() }
 
-// membersWithSummary returns the members that have a summary that is not being deleted.
+// membersWithSummary returns true for each member with a summary that is not being deleted.
 func (s *state) membersWithSummary() map[fleet.ID]bool {
 	members := make(map[fleet.ID]bool, len(s.summaries))
 	for member, summary := range s.summaries {
@@ -103,8 +104,7 @@ func (r *reconciler) ensureFinalizer(ctx context.Context, s *state) error {
 	return nil
 }
 
-// stopIfPaused stops the reconcile of a paused profile. It annotates the summaries, since their controller must pause,
-// too.
+// stopIfPaused stops the reconcile of a paused profile, after it has set the pause annotation on the summaries.
 func (r *reconciler) stopIfPaused(ctx context.Context, s *state) error {
 	if _, paused := s.profile.GetAnnotations()[libv1beta1.ProfilePausedAnnotation]; !paused {
 		return nil
@@ -135,11 +135,11 @@ func (r *reconciler) match(ctx context.Context, s *state) error {
 	return nil
 }
 
-// writeSummaries creates missing summaries, updates the ones that differ, and deletes the ones of clusters that do not
-// match. A failed write does not prevent the others.
+// writeSummaries creates missing summaries, updates different ones, and deletes the summaries of clusters that do not
+// match. After a failed write it continues with the others.
 func (r *reconciler) writeSummaries(ctx context.Context, s *state) error {
 	var group errgroup.Group
-	group.SetLimit(writers)
+	group.SetLimit(maxConcurrentWrites)
 	matching := map[fleet.ID]bool{}
 	for _, m := range s.members {
 		matching[m.ID()] = true
@@ -155,7 +155,7 @@ func (r *reconciler) writeSummaries(ctx context.Context, s *state) error {
 			return r.update(ctx, existing, r.desired(s, m, existing))
 		})
 	}
-	// While the profile is not supported, the matching clusters are unknown.
+	// While the profile is unsupported, nothing is deleted, since the matching clusters are unknown.
 	writeUnmatched := r.deleteSummary
 	if s.unsupported != "" {
 		writeUnmatched = r.updateSpec
@@ -175,9 +175,10 @@ func (r *reconciler) updateSpec(ctx context.Context, s *state, summary *configv1
 	return r.update(ctx, summary, updated)
 }
 
-// create creates the summary for m, or takes over the one of an earlier profile with the same name.
+// create creates the summary for m, or takes over the summary of an earlier profile with the same name. The name is
+// match.SummaryName, or match.DistinctSummaryName if a summary of another profile has the first name.
 func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error {
-	// If both names are free, the second one is used.
+	// The loop ends with match.SummaryName, so that free has this name if both are free.
 	free := ""
 	for _, name := range []string{match.DistinctSummaryName(r.kind.name, s.profile.GetName(), m), match.SummaryName(r.kind.name, s.profile.GetName(), m)} {
 		existing := &configv1beta1.ClusterSummary{}
@@ -205,7 +206,8 @@ func (r *reconciler) createNamed(ctx context.Context, s *state, m fleet.Member, 
 	}
 	err := r.Hub.Create(ctx, summary, client.FieldOwner(kube.FieldManager))
 	if apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-		// The registration creates the namespace. A refused member never gets one. The other members do not wait for it.
+		// The registration creates the namespace, but never for a refused member. checkMissing returns the error after the
+		// other members are handled.
 		if m.Refused == "" {
 			s.mu.Lock()
 			s.withoutNamespace++
@@ -220,18 +222,18 @@ func (r *reconciler) createNamed(ctx context.Context, s *state, m fleet.Member, 
 	return nil
 }
 
-// isDeliveredAtOnce returns whether a new summary for m is probably delivered at once. Then it is created with the
-// finalizer, which saves a request. Otherwise the summary controller adds the finalizer before the first delivery, so
-// that a summary of an unreachable member without a delivery can be deleted. On a OneTime summary the finalizer means
-// that it may have been delivered, see hasLostStatus.
+// isDeliveredAtOnce returns whether a new summary for m is probably delivered at once. Such a summary is created with
+// the finalizer, which saves a request. Otherwise the summary controller adds the finalizer before the first delivery,
+// so that a summary without a delivery can be deleted while its member is unreachable. A OneTime summary with the
+// finalizer may have been delivered, see hasLostStatus.
 func isDeliveredAtOnce(s *state, m fleet.Member) bool {
 	return s.spec.SyncMode != configv1beta1.SyncModeOneTime && s.unsupported == "" &&
 		m.Ready && m.Refused == "" && !m.Down && !m.Paused && m.HasFinalizer
 }
 
-// takeOver makes the profile the owner of a summary of an earlier profile with the same name: after a restore of the
-// hub the profile has a new UID. So nothing is withdrawn and deployed again, unless the garbage collector has deleted
-// the summary before.
+// takeOver makes the profile the owner of a summary of an earlier profile with the same name. After a restore of the
+// hub the profile has a new UID, and without takeOver the deployments would be withdrawn and deployed again. If the
+// garbage collector deletes the summary already, the profile waits.
 func (r *reconciler) takeOver(ctx context.Context, s *state, m fleet.Member, summary *configv1beta1.ClusterSummary) error {
 	if !summary.DeletionTimestamp.IsZero() {
 		s.mu.Lock()
@@ -244,8 +246,8 @@ func (r *reconciler) takeOver(ctx context.Context, s *state, m fleet.Member, sum
 	return r.update(ctx, summary, r.desired(s, m, summary))
 }
 
-// desired returns existing with the desired metadata and spec for m. The result shares memory with existing and the
-// profile, so the caller must not modify it: most summaries do not differ, and copies of thousands would be expensive.
+// desired returns existing with the desired metadata and spec for m. The caller must not modify the result: it shares
+// memory with existing and the profile, since copies of thousands of unchanged summaries would be expensive.
 func (r *reconciler) desired(s *state, m fleet.Member, existing *configv1beta1.ClusterSummary) *configv1beta1.ClusterSummary {
 	result := *existing
 	labels, annotations := maps.Clone(s.profile.GetLabels()), maps.Clone(s.profile.GetAnnotations())
@@ -268,11 +270,11 @@ func (r *reconciler) desired(s *state, m fleet.Member, existing *configv1beta1.C
 	return &result
 }
 
-// lastApplied is an annotation that kubectl sets on the profile. It must not be copied to a summary.
+// lastApplied is the annotation of kubectl apply, which must not be copied from the profile to a summary.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
-// copiedLabels and copiedAnnotations on a summary list the keys that were copied from the profile. Keys that are
-// deleted from the profile are deleted from the summary; keys of others stay.
+// copiedLabels and copiedAnnotations are annotations on a summary. They list the keys that were copied from the
+// profile. If a key is deleted from the profile, it is deleted from the summary; keys of others stay.
 const (
 	copiedLabels      = "towline.dev/copied-labels"
 	copiedAnnotations = "towline.dev/copied-annotations"
@@ -304,25 +306,25 @@ func merged(parts ...map[string]string) map[string]string {
 	return all
 }
 
-// specFor returns the profile's spec for a summary. A provisioned OneTime summary keeps its spec, except for the fields
-// that determine how it is matched and withdrawn. A label alone does not prove that the spec is one of the profile. The
-// result shares memory with the spec and existing.
+// specFor returns the spec for a summary: the spec of the profile, or, for a provisioned OneTime summary, its existing
+// spec with the fields of the profile that determine its matching and withdrawal. An existing spec is kept only if the
+// owner reference proves that the profile wrote it. The result shares memory with the profile and existing.
 func (r *reconciler) specFor(s *state, existing *configv1beta1.ClusterSummary) configv1beta1.ProfileSpec {
 	spec := *s.spec
 	wasDelivered := isProvisioned(existing) || hasLostStatus(existing)
 	if spec.SyncMode != configv1beta1.SyncModeOneTime || !wasDelivered || !r.kind.isOwnedBy(existing, s.profile.GetName()) {
 		return spec
 	}
-	frozen := existing.Spec.ClusterProfileSpec
-	frozen.SyncMode = spec.SyncMode
-	frozen.StopMatchingBehavior = spec.StopMatchingBehavior
-	frozen.ClusterSelector = spec.ClusterSelector
-	frozen.ClusterRefs = spec.ClusterRefs
-	return frozen
+	kept := existing.Spec.ClusterProfileSpec
+	kept.SyncMode = spec.SyncMode
+	kept.StopMatchingBehavior = spec.StopMatchingBehavior
+	kept.ClusterSelector = spec.ClusterSelector
+	kept.ClusterRefs = spec.ClusterRefs
+	return kept
 }
 
-// hasLostStatus returns whether a OneTime summary may have been delivered, since it has the finalizer, but has no
-// status. Its spec stays until its status is reported. This includes a summary that was created as Continuous.
+// hasLostStatus returns whether a OneTime summary has the finalizer, but no status. It may have been delivered, so its
+// spec stays until its status is reported.
 func hasLostStatus(summary *configv1beta1.ClusterSummary) bool {
 	isOneTime := summary.Spec.ClusterProfileSpec.SyncMode == configv1beta1.SyncModeOneTime
 	return isOneTime && len(summary.Status.FeatureSummaries) == 0 && controllerutil.ContainsFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
@@ -343,7 +345,7 @@ func isProvisioned(summary *configv1beta1.ClusterSummary) bool {
 	return provisioned > 0
 }
 
-// update writes changed, which can share memory with the cache, if it differs from existing.
+// update writes changed if it differs from existing. It copies changed, which can share memory with the cache.
 func (r *reconciler) update(ctx context.Context, existing, changed *configv1beta1.ClusterSummary) error {
 	// A change of PullMembersAnnotation alone does not justify a write to every summary.
 	withSameCount := *changed
@@ -361,9 +363,9 @@ func (r *reconciler) update(ctx context.Context, existing, changed *configv1beta
 	return nil
 }
 
-// checkMissing returns an error while a namespace is missing, so that the reconcile is retried with a growing delay:
-// there is no watch on namespaces. While a summary of an earlier profile is being deleted, it returns a phase.Wait with
-// a delay, since a summary without an owner reference triggers no reconcile.
+// checkMissing returns an error while a namespace is missing, so that the reconcile is retried with backoff: there is
+// no watch on namespaces. While a summary of an earlier profile is being deleted, it returns a phase.Wait with a delay,
+// since the deletion triggers no reconcile if the summary has no owner reference.
 func (r *reconciler) checkMissing(_ context.Context, s *state) error {
 	if s.withoutNamespace > 0 {
 		return fmt.Errorf("%d matching clusters have no namespace for their summary yet", s.withoutNamespace)
@@ -382,11 +384,11 @@ func (r *reconciler) terminatingReason(s *state) string {
 	return "summary " + s.terminating + " of an earlier " + r.kind.name + " is being deleted"
 }
 
-// deleteSummary deletes a summary after it has set the fields that determine how the summary is withdrawn.
+// deleteSummary deletes a summary after it has updated the fields that determine its withdrawal.
 func (r *reconciler) deleteSummary(ctx context.Context, s *state, summary *configv1beta1.ClusterSummary) error {
 	updated := summary.DeepCopy()
 	updated.Spec.ClusterProfileSpec.StopMatchingBehavior = s.spec.StopMatchingBehavior
-	// The deletion of a paused profile takes effect.
+	// The pause must not prevent the withdrawal.
 	delete(updated.Annotations, libv1beta1.ProfilePausedAnnotation)
 	if err := r.update(ctx, summary, updated); err != nil {
 		return err

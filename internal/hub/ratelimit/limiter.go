@@ -2,10 +2,11 @@
 // one requester.
 //
 // An agent writes the status of its cluster and of its groups, and renews its Lease. Without a limit, an agent that
-// changes them all the time would have the hub render its content all the time, and compare the members of every
-// profile that selects its cluster. A few changes are reconciled at once, so an agent that reports what happens is not
-// delayed. An agent with many groups would still cause many reconciles, so there is also a limit for all objects of one
-// member together.
+// continuously changes them would make the hub continuously render its content and match profiles. A burst of changes
+// is reconciled at once, so that a normal agent is not delayed. Since an agent can have many groups, a second limit
+// applies to all objects of one member together (NewWithin).
+//
+// Start reading at Limiter.Handler.
 package ratelimit
 
 import (
@@ -22,15 +23,16 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 )
 
-// minPruneSize is the number of keys from which expired ones are removed.
+// minPruneSize is the minimum number of keys at which expired keys are removed.
 const minPruneSize = 1000
 
-// Limiter limits events by key: a burst of them at once, and then one in each interval. It is safe for concurrent use.
+// Limiter limits events by key: it allows a burst at once, and then one event per interval. It is safe for concurrent
+// use.
 type Limiter struct {
 	interval time.Duration
 	burst    int
 	clock    clock.PassiveClock
-	// members limits the requests of all objects of one member together. It may be nil.
+	// members limits the requests of one member together, by its delivery namespace. It may be nil.
 	members *Limiter
 
 	// mu guards the fields below. It is acquired before members.mu.
@@ -41,9 +43,9 @@ type Limiter struct {
 
 // usage is the state of one key.
 type usage struct {
-	// next is the time of the last event that was allowed. Delay merges later events until then with it.
+	// next is the time for which the last event was allowed. Delay merges all events until then into one.
 	next time.Time
-	// full is the time at which the whole burst is allowed again.
+	// full is the time at which the whole burst is available again.
 	full time.Time
 }
 
@@ -52,22 +54,22 @@ func New(interval time.Duration, burst int, clock clock.PassiveClock) *Limiter {
 	return &Limiter{interval: interval, burst: burst, clock: clock, byKey: map[string]usage{}, pruneSize: minPruneSize}
 }
 
-// NewWithin returns a Limiter whose Handler allows burst events per key and request at once, and one per interval
-// afterwards, and of these the requests of each member that members allows. The keys of members are delivery
-// namespaces.
+// NewWithin returns a Limiter whose Handler applies two limits: burst and interval for each key and request, and
+// members for all requests of a member. The keys of members are delivery namespaces.
 func NewWithin(members *Limiter, interval time.Duration, burst int) *Limiter {
 	l := New(interval, burst, members.clock)
 	l.members = members
 	return l
 }
 
-// Delay returns the time until an event with the key may be handled, 0 for at once. While an event is delayed, further
-// events have the same end of the delay, so one reconcile handles all of them.
+// Delay counts an event and returns the time until it may be handled, 0 for at once. Further events during the delay
+// end at the same time, so one reconcile handles all of them.
 func (l *Limiter) Delay(key string) time.Duration {
 	return l.delay(key, func(time.Time) time.Time { return time.Time{} })
 }
 
-// delay is Delay with another limit: reserve is called for an event that is not merged, and returns the earliest time.
+// delay is Delay with a second limit: reserve is called for each event that is not merged, and returns the earliest
+// time at which the second limit allows it.
 func (l *Limiter) delay(key string, reserve func(now time.Time) time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,8 +95,7 @@ func (l *Limiter) reserve(key string, now time.Time) time.Time {
 	return next
 }
 
-// Allow counts an event and returns true if it may be handled now. Otherwise it counts nothing. Delay merges delayed
-// events, Allow does not.
+// Allow returns whether an event may be handled now, and counts it if so. Unlike Delay it merges no events.
 func (l *Limiter) Allow(key string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -108,14 +109,14 @@ func (l *Limiter) Allow(key string) bool {
 	return true
 }
 
-// nextAllowed returns the earliest time of the next event, and the time at which the whole burst is allowed again, not
-// counting that event.
+// nextAllowed returns the earliest time for the next event, and the time at which the whole burst would be available
+// again without this event.
 func (l *Limiter) nextAllowed(known usage, now time.Time) (next, full time.Time) {
 	full = latest(known.full, now)
 	return latest(now, full.Add(-time.Duration(l.burst-1)*l.interval)), full
 }
 
-// prune removes expired keys.
+// prune removes expired keys. The caller must hold mu.
 func (l *Limiter) prune(now time.Time) {
 	if len(l.byKey) > l.pruneSize {
 		maps.DeleteFunc(l.byKey, func(_ string, u usage) bool { return !u.full.After(now) && !u.next.After(now) })
@@ -130,8 +131,8 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// Handler returns a handler that enqueues the requests of an object. It delays updates for which key returns a key; for
-// updates that no agent can have written, key must return "".
+// Handler returns a handler that enqueues the requests of an object. It limits updates by key. key must return "" for
+// updates that no agent can have written: these are not delayed.
 func (l *Limiter) Handler(requests handler.MapFunc, key func(before, after client.Object) string) handler.EventHandler {
 	enqueue := func(ctx context.Context, obj client.Object, queue workqueue.TypedRateLimitingInterface[reconcile.Request], delay time.Duration) {
 		for _, request := range requests(ctx, obj) {

@@ -39,10 +39,10 @@ import (
 const (
 	// workers is the number of concurrent reconciles. Each registration takes about a dozen requests.
 	workers = 10
-	// resync is the interval after which existing objects are checked and repaired; a random addition is at most
-	// resyncJitter of it.
-	resync       = 10 * time.Minute
-	resyncJitter = 0.2
+	// resyncInterval is the interval after which existing objects are checked and repaired. Up to resyncJitter times this
+	// interval is added.
+	resyncInterval = 10 * time.Minute
+	resyncJitter   = 0.2
 	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
 	retryMin = 500 * time.Millisecond
 	retryMax = time.Minute
@@ -53,8 +53,8 @@ const (
 	leaseIndex = "registration-lease"
 )
 
-// Controller registers SveltosClusters: it sets kube.FinalizerCluster before it creates anything for a cluster. For a
-// pull-mode cluster it creates the identity of the agent and, until the agent has registered, a manifest.
+// Controller registers SveltosClusters: it sets kube.FinalizerCluster, and then creates the objects of a pull member:
+// the identity of the agent and, until the agent has registered, a manifest.
 type Controller struct {
 	// Hub reads SveltosClusters and Leases from a cache; Live reads from the API server.
 	Hub  client.Client
@@ -64,7 +64,7 @@ type Controller struct {
 	// EnsureManifest maintains the manifest of a cluster until its agent has registered, and returns the delay before
 	// the next call; zero means that only a change of the cluster requires one.
 	EnsureManifest func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (after time.Duration, err error)
-	// Locks prevents that a registration creates objects which a deregistration deletes.
+	// Locks excludes package departures while a cluster is registered.
 	Locks *ClusterLocks
 	// Shard selects the clusters of this controller.
 	Shard  fleet.Shard
@@ -72,11 +72,11 @@ type Controller struct {
 
 	// checks has the last identityCheck of each cluster.
 	checks sync.Map
-	// snapshots saves the requests of checks.
+	// snapshots has the identities of all agents, so that periodic checks need no requests per cluster.
 	snapshots snapshots
-	// shared guards hasSharedObjects, and is held while they are created. hasSharedObjects is true if the objects of
-	// join.EnsureSharedObjects have existed since the start of this process.
-	shared           sync.Mutex
+	// sharedMu guards hasSharedObjects, and is held while the objects are created. hasSharedObjects is true after this
+	// process has called join.EnsureSharedObjects with success.
+	sharedMu         sync.Mutex
 	hasSharedObjects bool
 }
 
@@ -93,11 +93,11 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	}
 	namespaces := &metav1.PartialObjectMetadata{}
 	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	ofAgents := ratelimit.New(agentInterval, agentBurst, clock.RealClock{})
+	agentLimiter := ratelimit.New(agentInterval, agentBurst, clock.RealClock{})
 	return ctrl.NewControllerManagedBy(mgr).
 		Named("registrations").
-		Watches(&libv1beta1.SveltosCluster{}, ofAgents.Handler(clusterItself, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), clusterChanged())).
-		Watches(&coordinationv1.Lease{}, ofAgents.Handler(c.clustersOfLease, ratelimit.ByAgent), builder.WithPredicates(leaseChanged())).
+		Watches(&libv1beta1.SveltosCluster{}, agentLimiter.Handler(requestFor, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), clusterChanged())).
+		Watches(&coordinationv1.Lease{}, agentLimiter.Handler(c.clustersOfLease, ratelimit.ByAgent), builder.WithPredicates(leaseChanged())).
 		WatchesMetadata(namespaces, handler.EnqueueRequestsFromMapFunc(c.clustersOfNamespace), builder.WithPredicates(claimChanged())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
@@ -106,7 +106,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 		Complete(c)
 }
 
-// clusterChanged selects updates that can change the registration of a cluster. It drops heartbeats.
+// clusterChanged selects updates that can change the registration of a cluster, and drops heartbeats.
 func clusterChanged() predicate.Predicate {
 	return predicate.Funcs{
 		UpdateFunc: func(e event.UpdateEvent) bool {
@@ -114,15 +114,15 @@ func clusterChanged() predicate.Predicate {
 			return before.Generation != after.Generation || !maps.Equal(before.Annotations, after.Annotations) ||
 				!maps.Equal(before.Labels, after.Labels) || len(before.Finalizers) > len(after.Finalizers) ||
 				before.Status.Ready != after.Status.Ready || before.Status.ConnectionStatus != after.Status.ConnectionStatus ||
-				// A reconcile with a stale cache must see the message of an earlier one to delete it.
+				// The failureMessage of an earlier reconcile may arrive late in the cache. The next reconcile deletes it.
 				before.Status.FailureMessage != after.Status.FailureMessage && strings.HasPrefix(after.Status.FailureMessage, messagePrefix)
 		},
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
 	}
 }
 
-// leaseChanged selects the deletion of a Lease, and updates of its annotations, in which the agent reports its
-// credentials.
+// leaseChanged selects the deletion of a Lease, and updates of its annotations, in which the agent reports the state of
+// its credentials.
 func leaseChanged() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
@@ -132,8 +132,8 @@ func leaseChanged() predicate.Predicate {
 	}
 }
 
-// clusterItself returns the request for a cluster.
-func clusterItself(_ context.Context, cluster client.Object) []reconcile.Request {
+// requestFor returns the request for a cluster.
+func requestFor(_ context.Context, cluster client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 }
 
@@ -153,7 +153,8 @@ func (c *Controller) clustersOfLease(ctx context.Context, lease client.Object) [
 	return requests
 }
 
-// claimChanged selects updates of a namespace that remove or replace the claim of a cluster.
+// claimChanged selects updates of a namespace that remove or replace the claim of a cluster: the annotation that
+// reserves the namespace as its delivery namespace.
 func claimChanged() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
@@ -200,7 +201,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, c.restoreDelivery(ctx, cluster)
 	}
 	if fleet.ValidatePullName(cluster) != "" {
-		// Nothing can be created for it, so it needs no finalizer. The clusters controller reports the reason.
+		// No object can be created for the cluster, so it needs no finalizer. Package clusters reports the reason.
 		return reconcile.Result{}, nil
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, req.String()))
@@ -237,8 +238,8 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return reconcile.Result{RequeueAfter: s.requeueAfter()}, nil
 }
 
-// restoreDelivery restores the record of the delivery namespace on a cluster that is being deregistered. Without it,
-// its deployments cannot be withdrawn.
+// restoreDelivery restores the annotation with the delivery namespace on a cluster that is being deregistered. Without
+// the annotation its deployments cannot be withdrawn.
 func (c *Controller) restoreDelivery(ctx context.Context, cluster *libv1beta1.SveltosCluster) error {
 	if !cluster.Spec.PullMode {
 		return nil
@@ -253,7 +254,7 @@ func (c *Controller) restoreDelivery(ctx context.Context, cluster *libv1beta1.Sv
 
 // requeueAfter returns the delay before the next reconcile.
 func (s *state) requeueAfter() time.Duration {
-	interval := wait.Jitter(resync, resyncJitter)
+	interval := wait.Jitter(resyncInterval, resyncJitter)
 	if s.manifestAfter > 0 {
 		return min(interval, s.manifestAfter)
 	}
@@ -267,7 +268,7 @@ func (c *Controller) clearDeregistration(ctx context.Context, s *state) error {
 	if !fleet.RemoveDeregistration(changed) {
 		return nil
 	}
-	// The lock makes the patch fail if the cluster has been deleted meanwhile.
+	// Optimistic lock: the patch fails if the cluster is deregistered meanwhile.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("remove the annotations of an earlier deregistration: %w", err)
@@ -276,7 +277,7 @@ func (c *Controller) clearDeregistration(ctx context.Context, s *state) error {
 	return nil
 }
 
-// ensureFinalizer sets the finalizer on the cluster before anything is created for it.
+// ensureFinalizer sets the finalizer before objects are created for the cluster.
 func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	for _, finalizer := range s.cluster.Finalizers {
 		if finalizer == kube.FinalizerCluster {
@@ -285,7 +286,7 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	}
 	changed := s.cluster.DeepCopy()
 	changed.Finalizers = append(changed.Finalizers, kube.FinalizerCluster)
-	// The lock keeps the finalizers of others, and fails if the cluster has changed since it was read.
+	// Optimistic lock: finalizers that others add concurrently stay.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("add finalizer: %w", err)

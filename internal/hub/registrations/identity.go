@@ -17,8 +17,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// identityCheck is the last successful check of an agent's identity. It only saves requests: without it, the identity
-// is checked.
+// identityCheck is the last successful check of an agent's identity. While it is current, the next check is skipped.
 type identityCheck struct {
 	// delivery is the delivery namespace that the cluster has claimed.
 	delivery string
@@ -28,16 +27,18 @@ type identityCheck struct {
 	until time.Time
 }
 
-// ensureIdentity creates or repairs the identity of the cluster's agent. It sends no request if the identity has been
-// checked since the last change: a cluster is reconciled several times while its agent connects. The first check after
-// a start, and those after resync, send none for a cluster that is unchanged in a snapshot of all clusters.
+// ensureIdentity creates or repairs the identity of the cluster's agent. It sends no request while the last check is
+// current, since a cluster is reconciled several times while its agent connects. The first check after a start, and the
+// periodic checks, read a snapshot of all identities, and send requests only for a cluster whose identity is not
+// complete.
 func (c *Controller) ensureIdentity(ctx context.Context, s *state) error {
 	key := client.ObjectKeyFromObject(s.cluster)
 	last, isChecked := c.checks.Load(key)
 	checked, _ := last.(identityCheck)
 	isCurrent := isChecked && c.isCurrent(ctx, checked, s.cluster)
 	if !isCurrent || !time.Now().Before(checked.until) {
-		// A snapshot can be from before a change, and before an attempt to repair it failed.
+		// A snapshot is used only for the first check after a start and for periodic checks: it can be older than a change,
+		// and older than a failed repair.
 		delivery := ""
 		if isCurrent || !isChecked && !s.isNew {
 			delivery = c.snapshots.findEstablished(ctx, c, s.cluster)
@@ -49,10 +50,10 @@ func (c *Controller) ensureIdentity(ctx context.Context, s *state) error {
 				return err
 			}
 		}
-		checked = identityCheck{delivery: delivery, inputs: identityInputs(s.cluster), until: time.Now().Add(resync)}
+		checked = identityCheck{delivery: delivery, inputs: identityInputs(s.cluster), until: time.Now().Add(resyncInterval)}
 		c.checks.Store(key, checked)
 	}
-	// The cache does not have the annotation yet, and the manifest names the namespace.
+	// ensureManifest needs the annotation, which the cached cluster may not have yet.
 	s.cluster = s.cluster.DeepCopy()
 	metav1.SetMetaDataAnnotation(&s.cluster.ObjectMeta, kube.AnnotationDeliveryNS, checked.delivery)
 	return nil
@@ -69,10 +70,10 @@ func (c *Controller) establish(ctx context.Context, s *state) (delivery string, 
 	return join.EstablishNew(ctx, c.Live, c.Hub, s.cluster)
 }
 
-// ensureSharedObjects creates what EstablishNew needs, once: many clusters can be registered at the same time.
+// ensureSharedObjects creates the objects that EstablishNew needs, once for all clusters.
 func (c *Controller) ensureSharedObjects(ctx context.Context) error {
-	c.shared.Lock()
-	defer c.shared.Unlock()
+	c.sharedMu.Lock()
+	defer c.sharedMu.Unlock()
 	if c.hasSharedObjects {
 		return nil
 	}
@@ -81,14 +82,14 @@ func (c *Controller) ensureSharedObjects(ctx context.Context) error {
 	return err
 }
 
-// isCurrent returns whether nothing has changed since a check of the cluster's identity: the cluster, its claim, or its
-// Lease. Other objects of the identity are checked again after resync, see identityCheck.until.
+// isCurrent returns whether the cluster, its claim and its Lease are unchanged since a check of its identity. The other
+// objects of the identity are checked again after resyncInterval, see identityCheck.until.
 func (c *Controller) isCurrent(ctx context.Context, checked identityCheck, cluster *libv1beta1.SveltosCluster) bool {
 	delivery, isForeign := fleet.DeliveryNamespace(cluster)
 	if delivery != checked.delivery || isForeign || identityInputs(cluster) != checked.inputs {
 		return false
 	}
-	// A deregistration can have begun while this reconcile waited for the lock.
+	// A deregistration may have begun while this reconcile waited for the lock.
 	key, current := client.ObjectKeyFromObject(cluster), &libv1beta1.SveltosCluster{}
 	if err := c.Hub.Get(ctx, key, current); err != nil || !current.DeletionTimestamp.IsZero() {
 		return false
@@ -102,8 +103,8 @@ func (c *Controller) isCurrent(ctx context.Context, checked identityCheck, clust
 	return isClaimed && c.Hub.Get(ctx, client.ObjectKey{Namespace: delivery, Name: key.Name}, &coordinationv1.Lease{}) == nil
 }
 
-// identityInputs returns a text that differs if a change of the cluster requires a check of its identity. It contains
-// the labels, so that a user can trigger a check, and whether the agent is silent, which a damaged identity can cause.
+// identityInputs returns a string that changes if the identity must be checked again. It contains the labels, so that a
+// user can trigger a check, and the connection status Down, since a damaged identity makes the agent silent.
 func identityInputs(cluster *libv1beta1.SveltosCluster) string {
 	annotations := maps.Clone(cluster.Annotations)
 	delete(annotations, kube.AnnotationDeliveryNS) // isCurrent compares it

@@ -8,16 +8,16 @@ import (
 )
 
 // ClusterLocks has a lock for each cluster, so that only one controller at a time changes its registration. The zero
-// value is ready.
+// value is ready for use.
 type ClusterLocks struct {
-	// mu guards locked. Nothing is waited for while it is held.
+	// mu guards locked. It is held only briefly.
 	mu sync.Mutex
-	// locked has a channel for each locked cluster, which is closed when the cluster is unlocked.
+	// locked has a channel for each locked cluster. unlock closes it.
 	locked map[types.NamespacedName]chan struct{}
 }
 
-// Lock waits until nobody else has locked the cluster, and returns the function that unlocks it; or the error of ctx if
-// that ends before. The caller must check afterwards whether the cluster is being deleted.
+// Lock waits until the cluster is unlocked, locks it, and returns the function that unlocks it. It returns the error of
+// ctx if ctx ends before. The caller must then check whether the cluster is being deleted.
 func (l *ClusterLocks) Lock(ctx context.Context, cluster types.NamespacedName) (unlock func(), err error) {
 	for {
 		unlocked := l.tryLock(cluster)
@@ -32,7 +32,7 @@ func (l *ClusterLocks) Lock(ctx context.Context, cluster types.NamespacedName) (
 	}
 }
 
-// tryLock locks the cluster and returns nil. If it is locked, it returns the channel that is closed afterwards.
+// tryLock locks the cluster and returns nil. If it is already locked, it returns the channel that its unlock closes.
 func (l *ClusterLocks) tryLock(cluster types.NamespacedName) (unlocked <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

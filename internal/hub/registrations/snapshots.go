@@ -13,23 +13,23 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// snapshotLife is the time for which a snapshot is used. A change of an object within this time before the check of its
-// cluster is found after resync only, like a change just after the check.
+// snapshotLife is the time for which a snapshot is used. A check can miss changes within this time before it. The check
+// after resyncInterval finds them.
 const snapshotLife = time.Minute
 
-// snapshots takes snapshots of all registrations and shares each between the checks of a minute. The zero value is
-// ready.
+// snapshots takes snapshots of the identities of all agents. All checks within snapshotLife share a snapshot. The zero
+// value is ready for use.
 type snapshots struct {
-	// mu guards latest. It is held while a snapshot is taken: the other checks of that time need the same one.
+	// mu guards latest. It is held while a snapshot is taken, since concurrent checks wait for it.
 	mu     sync.Mutex
 	latest *join.Snapshot
 }
 
-// findEstablished returns the delivery namespace of a cluster whose identity is unchanged in the latest snapshot, ""
-// for any other cluster. It returns "" after errors, too, since the caller then reads the identity from the API server.
+// findEstablished returns the delivery namespace of a cluster whose identity is complete in the latest snapshot. It
+// returns "" for other clusters and after errors: the caller then checks the identity on the API server.
 func (s *snapshots) findEstablished(ctx context.Context, c *Controller, cluster *libv1beta1.SveltosCluster) (delivery string) {
 	snapshot := s.get(ctx, c.Live)
-	// A deregistration can have begun while this reconcile waited for the lock or for the snapshot.
+	// A deregistration may have begun while this reconcile waited for the lock or for the snapshot.
 	current := &libv1beta1.SveltosCluster{}
 	if err := c.Hub.Get(ctx, client.ObjectKeyFromObject(cluster), current); err != nil || current.UID != cluster.UID {
 		return ""
@@ -42,7 +42,7 @@ func (s *snapshots) findEstablished(ctx context.Context, c *Controller, cluster 
 	return delivery
 }
 
-// get returns the latest snapshot. After an error it is empty for snapshotLife: then no cluster is unchanged in it.
+// get returns the latest snapshot, or takes a new one. After an error it returns an empty snapshot for snapshotLife.
 func (s *snapshots) get(ctx context.Context, live client.Client) *join.Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,7 +51,7 @@ func (s *snapshots) get(ctx context.Context, live client.Client) *join.Snapshot 
 	}
 	snapshot, err := join.TakeSnapshot(ctx, live)
 	if ctx.Err() != nil {
-		return &join.Snapshot{} // the next caller takes one
+		return &join.Snapshot{} // the next caller takes a snapshot
 	}
 	if err != nil {
 		log.FromContext(ctx).Info("each agent's identity is read alone, since they cannot be listed", logkeys.Reason, err.Error())

@@ -20,7 +20,7 @@ const messagePrefix = "registering: "
 // state is shared by the steps of one reconcile.
 type state struct {
 	cluster *libv1beta1.SveltosCluster
-	// isNew is true if this reconcile has set the finalizer, before which nothing is created for a cluster.
+	// isNew is true if this reconcile has set the finalizer: the cluster has no objects yet.
 	isNew bool
 	// manifestAfter is the delay before the manifest must be checked again; zero for none.
 	manifestAfter time.Duration
@@ -33,7 +33,8 @@ func (c *Controller) ensureManifest(ctx context.Context, s *state) error {
 	return err
 }
 
-// report records an event for a failure, and sets it as failureMessage unless another controller has set one.
+// report records an event for a failure, and writes it to failureMessage of a pull member that is not ready, unless
+// another controller has written a message. Without a failure it deletes its earlier message.
 func (c *Controller) report(ctx context.Context, s *state, failure error) error {
 	if errors.Is(failure, context.Canceled) {
 		return nil
@@ -45,8 +46,8 @@ func (c *Controller) report(ctx context.Context, s *state, failure error) error 
 			c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "NotRegistered", libv1beta1.SveltosClusterKind, "%s", failure)
 		}
 	}
-	ours := old == "" || strings.HasPrefix(old, messagePrefix)
-	if s.cluster.Status.Ready || !s.cluster.Spec.PullMode || !ours || message == old {
+	isOwnMessage := old == "" || strings.HasPrefix(old, messagePrefix)
+	if s.cluster.Status.Ready || !s.cluster.Spec.PullMode || !isOwnMessage || message == old {
 		return nil
 	}
 	changed := s.cluster.DeepCopy()

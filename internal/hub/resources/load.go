@@ -42,32 +42,31 @@ type version struct {
 	secretType corev1.SecretType
 }
 
-// pin is the version that a reference sees, with the digest of what counts for the reference.
+// pin is the version that a reference sees, with the digest of its relevant fields.
 type pin struct {
 	version
 
 	digest string
 }
 
-// Load returns the objects that a summary refers to, and watches them until Forget or the next call of Load for the
-// summary. It must be called only in the reconcile of the summary. Errors name the identifier. They wrap
-// source.ErrNotFound for an object that does not exist and is not optional, and are phase.Invalid if only the user can
+// Load returns the objects that a summary refers to, and watches them until Forget or the next Load for the summary. It
+// must be called only in the reconcile of the summary. Errors name the identifier of the reference. They wrap
+// source.ErrNotFound if an object does not exist and is not optional, and are phase.Invalid if only the user can
 // correct them.
 func (w *Watcher) Load(ctx context.Context, summary types.NamespacedName, refs []configv1beta1.TemplateResourceRef, subject source.Subject) (source.Resources, error) {
 	resolved, err := w.resolveAll(refs, subject)
 	if err != nil {
-		// The summary keeps its former references: a change of the spec or of the cluster, which can correct the error,
-		// causes a reconcile.
+		// The summary keeps its former references. A change of the spec or of the cluster can correct the error, and triggers
+		// a reconcile.
 		return source.Resources{}, err
 	}
-	// Before the objects are read, so that no change is missed.
+	// The watch begins before the objects are read, so that no change is missed.
 	w.setReferences(summary, summaryReferences{namespace: subject.Confined, all: resolved})
-	return collect(refs, resolved, subject, func(reference source.ResourceReference) (pin, error) { return w.read(ctx, reference) })
+	return collect(refs, resolved, subject, func(reference source.ResourceReference) (pin, error) { return w.readPinned(ctx, reference) })
 }
 
-// Read returns the objects that Load returns for a summary with these references, and fails like Load. It watches
-// nothing: a caller that has an older spec or an older cluster than the last reconcile of the summary, or the spec of a
-// deleted one, would otherwise replace the references of that reconcile, and changes would not be reported.
+// Read returns the same objects and errors as Load, but does not change the references of the summary. It is for
+// callers outside of the reconcile, which can have an old spec or cluster, or the spec of a deleted summary.
 func (w *Watcher) Read(ctx context.Context, refs []configv1beta1.TemplateResourceRef, subject source.Subject) (source.Resources, error) {
 	resolved, err := w.resolveAll(refs, subject)
 	if err != nil {
@@ -88,7 +87,7 @@ func (w *Watcher) resolveAll(refs []configv1beta1.TemplateResourceRef, subject s
 	return resolved, nil
 }
 
-// collect reads the objects of references. resolved has the resolved refs.
+// collect reads the objects of refs. resolved has the same references, resolved.
 func collect(
 	refs []configv1beta1.TemplateResourceRef, resolved []source.ResourceReference, subject source.Subject, read func(source.ResourceReference) (pin, error),
 ) (source.Resources, error) {
@@ -96,27 +95,27 @@ func collect(
 	sum := sha256.New()
 	size := 0
 	for i, ref := range refs {
-		seen, err := read(resolved[i])
+		pinned, err := read(resolved[i])
 		if errors.Is(err, source.ErrNotFound) && ref.Optional {
-			seen, err = pin{}, nil
+			pinned, err = pin{}, nil
 		}
 		if err == nil {
-			err = checkAllowed(resolved[i], seen, subject, ref.Optional)
+			err = checkAllowed(resolved[i], pinned, subject, ref.Optional)
 		}
 		if err != nil {
 			return source.Resources{}, fmt.Errorf("templateResourceRefs %s: %w", ref.Identifier, err)
 		}
-		if seen.content == nil {
+		if pinned.content == nil {
 			loaded.Absent = append(loaded.Absent, ref.Identifier)
 		} else {
-			loaded.Objects[ref.Identifier] = seen.content
+			loaded.Objects[ref.Identifier] = pinned.content
 		}
 		loaded.HasSecret = loaded.HasSecret || isSecret(resolved[i])
-		if size += len(seen.content); size > source.MaxResourcesSize {
+		if size += len(pinned.content); size > source.MaxResourcesSize {
 			return source.Resources{}, phase.Invalidf("templateResourceRefs: the objects have more than %d MiB", source.MaxResourcesSize>>20)
 		}
 		// Each part is quoted, so that different references have different texts.
-		_, _ = fmt.Fprintf(sum, "%q %q %q\n", ref.Identifier, fmt.Sprint(resolved[i]), []string{resolved[i].WatchFields, strconv.FormatBool(resolved[i].IgnoreStatus), fmt.Sprintf("%x", sha256.Sum256(seen.content))})
+		_, _ = fmt.Fprintf(sum, "%q %q %q\n", ref.Identifier, fmt.Sprint(resolved[i]), []string{resolved[i].WatchFields, strconv.FormatBool(resolved[i].IgnoreStatus), fmt.Sprintf("%x", sha256.Sum256(pinned.content))})
 	}
 	if len(refs) > 0 {
 		loaded.Digest = hex.EncodeToString(sum.Sum(nil))
@@ -127,7 +126,7 @@ func collect(
 // Forget ends the watch of the objects of a summary.
 func (w *Watcher) Forget(summary types.NamespacedName) { w.setReferences(summary, summaryReferences{}) }
 
-// resolve returns a reference. Its namespace is empty for a cluster-scoped kind.
+// resolve expands the templates of a reference. The namespace is empty for a cluster-scoped kind.
 func (w *Watcher) resolve(ref configv1beta1.TemplateResourceRef, subject source.Subject) (source.ResourceReference, error) {
 	reference, err := source.ResolveResource(ref, subject)
 	if err != nil {
@@ -135,11 +134,11 @@ func (w *Watcher) resolve(ref configv1beta1.TemplateResourceRef, subject source.
 	}
 	gvk := keyOf(reference).gvk
 	if meta.IsNoMatchError(w.kindError(gvk)) {
-		return reference, nil // read returns the error
+		return reference, nil // readPinned returns the error
 	}
 	mapping, err := w.live.RESTMapper().RESTMapping(gvk.GroupKind(), gvk.Version)
 	if meta.IsNoMatchError(err) {
-		return reference, nil // read returns the error, and the kind is requested again
+		return reference, nil // readPinned returns the error, and the kind is requested again
 	}
 	if err != nil {
 		return source.ResourceReference{}, fmt.Errorf("find the kind of %s: %w", reference, err)
@@ -154,7 +153,7 @@ func (w *Watcher) resolve(ref configv1beta1.TemplateResourceRef, subject source.
 	return reference, nil
 }
 
-// kindError returns why a kind cannot be watched.
+// kindError returns the error of the last attempt to watch a kind, nil without one.
 func (w *Watcher) kindError(gvk schema.GroupVersionKind) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -171,27 +170,27 @@ func isSecret(reference source.ResourceReference) bool {
 }
 
 // checkAllowed returns an error for an object that does not exist and is not optional, and for a Secret that a Profile
-// must not read: the Secrets in the namespace of clusters have kubeconfigs and tokens, and authors of Profiles need not
-// be allowed to read them.
-func checkAllowed(reference source.ResourceReference, seen pin, subject source.Subject, isOptional bool) error {
-	if seen.content == nil && !isOptional {
+// must not read: the namespace also has Secrets with kubeconfigs and tokens of clusters, which authors of Profiles may
+// not be allowed to read.
+func checkAllowed(reference source.ResourceReference, pinned pin, subject source.Subject, isOptional bool) error {
+	if pinned.content == nil && !isOptional {
 		return fmt.Errorf("%s %w", reference, source.ErrNotFound)
 	}
-	if subject.Confined != "" && isSecret(reference) && seen.content != nil && seen.secretType != libv1beta1.ProfileSecretType {
-		return phase.Invalidf("%s: its type is %q, but a Profile reads only Secrets of type %q", reference, seen.secretType, libv1beta1.ProfileSecretType)
+	if subject.Confined != "" && isSecret(reference) && pinned.content != nil && pinned.secretType != libv1beta1.ProfileSecretType {
+		return phase.Invalidf("%s: its type is %q, but a Profile reads only Secrets of type %q", reference, pinned.secretType, libv1beta1.ProfileSecretType)
 	}
 	return nil
 }
 
-// read returns the version that a reference sees. It reads the object if it has not been read. The summary must have
-// the reference.
-func (w *Watcher) read(ctx context.Context, reference source.ResourceReference) (pin, error) {
+// readPinned returns the pin of a reference. It reads the object if no reference has read it. setReferences must have
+// added the reference.
+func (w *Watcher) readPinned(ctx context.Context, reference source.ResourceReference) (pin, error) {
 	key := keyOf(reference)
 	w.mu.Lock()
-	found := w.objects[key]
+	watched := w.objects[key]
 	w.mu.Unlock()
 	kindErr := w.kindError(key.gvk)
-	if found == nil {
+	if watched == nil {
 		return pin{}, fmt.Errorf("read %s: the summary has another reference now", reference)
 	}
 	if meta.IsNoMatchError(kindErr) {
@@ -200,67 +199,67 @@ func (w *Watcher) read(ctx context.Context, reference source.ResourceReference) 
 	if kindErr != nil {
 		return pin{}, fmt.Errorf("watch %s: %w", reference, kindErr)
 	}
-	found.reading.Lock()
-	defer found.reading.Unlock()
-	if seen, isRead := w.pinOf(found, reference); isRead {
-		return seen, nil
+	watched.readMu.Lock()
+	defer watched.readMu.Unlock()
+	if pinned, isRead := w.pinOf(watched, reference); isRead {
+		return pinned, nil
 	}
-	if !w.isRead(found) {
-		latest, err := w.get(ctx, key, reference)
+	if !w.isRead(watched) {
+		latest, err := w.readLive(ctx, key, reference)
 		if err != nil {
 			return pin{}, err
 		}
-		w.store(found, latest)
+		w.storeVersion(watched, latest)
 		w.objectQueue.AddAfter(key, minReadInterval) // refresh compares it with the informer
 	}
-	return w.addPin(found, reference)
+	return w.addPin(watched, reference)
 }
 
-// readUnwatched returns the version that a reference sees, or the latest one if no summary has read the reference.
+// readUnwatched returns the pin of a reference. Without a pin it reads the object and stores nothing.
 func (w *Watcher) readUnwatched(ctx context.Context, reference source.ResourceReference) (pin, error) {
 	key := keyOf(reference)
 	w.mu.Lock()
-	found := w.objects[key]
+	watched := w.objects[key]
 	w.mu.Unlock()
-	if found != nil {
-		if seen, isRead := w.pinOf(found, reference); isRead {
-			return seen, nil
+	if watched != nil {
+		if pinned, isRead := w.pinOf(watched, reference); isRead {
+			return pinned, nil
 		}
 	}
-	latest, err := w.get(ctx, key, reference)
+	latest, err := w.readLive(ctx, key, reference)
 	return pin{version: latest}, err
 }
 
-func (w *Watcher) pinOf(found *object, reference source.ResourceReference) (pin, bool) {
+func (w *Watcher) pinOf(watched *watchedObject, reference source.ResourceReference) (pin, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	seen, ok := found.pins[reference]
-	return seen, ok
+	pinned, ok := watched.pins[reference]
+	return pinned, ok
 }
 
-func (w *Watcher) isRead(found *object) bool {
+func (w *Watcher) isRead(watched *watchedObject) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return found.isRead
+	return watched.isRead
 }
 
-func (w *Watcher) store(found *object, latest version) {
+func (w *Watcher) storeVersion(watched *watchedObject, latest version) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	found.isRead, found.latest, found.readAt = true, latest, time.Now()
+	watched.isRead, watched.latest, watched.readAt = true, latest, time.Now()
 }
 
-// addPin makes a reference see the last version that was read.
-func (w *Watcher) addPin(found *object, reference source.ResourceReference) (pin, error) {
+// addPin pins a reference to the last version that was read.
+func (w *Watcher) addPin(watched *watchedObject, reference source.ResourceReference) (pin, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	digest, err := digestOf(reference, found.latest)
+	digest, err := digestOf(reference, watched.latest)
 	if err != nil {
 		return pin{}, err
 	}
-	seen := pin{version: found.latest, digest: digest}
-	found.pins[reference] = seen
-	return seen, nil
+	pinned := pin{version: watched.latest, digest: digest}
+	watched.pins[reference] = pinned
+	return pinned, nil
 }
 
 func digestOf(reference source.ResourceReference, latest version) (string, error) {
@@ -274,8 +273,8 @@ func digestOf(reference source.ResourceReference, latest version) (string, error
 	return reference.Digest(content)
 }
 
-// get reads an object from the API server.
-func (w *Watcher) get(ctx context.Context, key objectKey, reference source.ResourceReference) (version, error) {
+// readLive reads an object from the API server.
+func (w *Watcher) readLive(ctx context.Context, key objectKey, reference source.ResourceReference) (version, error) {
 	object := &unstructured.Unstructured{}
 	object.SetGroupVersionKind(key.gvk)
 	err := w.live.Get(ctx, client.ObjectKey{Namespace: key.namespace, Name: key.name}, object)
@@ -300,46 +299,47 @@ func (w *Watcher) get(ctx context.Context, key objectKey, reference source.Resou
 	return read, nil
 }
 
-// refresh reads an object again, unless the informer has the version that was read, and enqueues the summaries for
-// which something has changed that counts. It fails while the informer does not have an object that exists: if such an
-// object is deleted before the informer lists it, no event reports the deletion, and it would stay rendered.
+// refresh handles an event of an object. It reads the object again, unless the informer has the version that was read
+// last, and enqueues the summaries whose relevant fields have changed. While the object exists and the informer does
+// not have it, refresh returns an error and is retried: no event reports the deletion of an object that the informer
+// never had.
 func (w *Watcher) refresh(ctx context.Context, key objectKey) error {
 	w.mu.Lock()
-	found, latest := w.objects[key], version{}
-	isRead := found != nil && found.isRead
+	watched, latest := w.objects[key], version{}
+	isRead := watched != nil && watched.isRead
 	if isRead {
-		latest = found.latest
+		latest = watched.latest
 	}
 	w.mu.Unlock()
-	if found == nil {
+	if watched == nil {
 		return nil
 	}
-	informed, err := w.informedVersion(ctx, key)
-	if err != nil || isRead && informed == latest.resourceVersion {
+	cachedVersion, err := w.getCachedVersion(ctx, key)
+	if err != nil || isRead && cachedVersion == latest.resourceVersion {
 		return err
 	}
-	changed, err := w.readAgain(ctx, key, found)
+	changed, err := w.readAgain(ctx, key, watched)
 	if err != nil {
 		return err
 	}
 	w.enqueue(ctx, changed)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if found.latest.content != nil && informed == "" {
+	if watched.latest.content != nil && cachedVersion == "" {
 		return errNotInformed
 	}
 	return nil
 }
 
-// informedVersion returns the version of an object that the informer of its kind has, "" if it has none.
-func (w *Watcher) informedVersion(ctx context.Context, key objectKey) (string, error) {
-	informers := w.kinds
-	if isContent(key.gvk) {
-		informers = w.content
+// getCachedVersion returns the resourceVersion of an object in the informer of its kind, "" if it is not there.
+func (w *Watcher) getCachedVersion(ctx context.Context, key objectKey) (string, error) {
+	informers := w.kindCache
+	if isHubCached(key.gvk) {
+		informers = w.contentCache
 	}
 	object := metadataOf(key.gvk)
-	// Get waits for the first list until the context ends. The objects of a kind whose list takes long, or never ends,
-	// would occupy all workers.
+	// Get waits for the first list until the context ends: the objects of a kind whose list takes long would occupy all
+	// workers.
 	withoutWait, cancel := context.WithCancel(ctx)
 	cancel()
 	err := informers.Get(withoutWait, client.ObjectKey{Namespace: key.namespace, Name: key.name}, object, client.UnsafeDisableDeepCopy)
@@ -349,42 +349,43 @@ func (w *Watcher) informedVersion(ctx context.Context, key objectKey) (string, e
 	return object.ResourceVersion, err
 }
 
-// readAgain reads an object and returns the summaries for which the change counts.
-func (w *Watcher) readAgain(ctx context.Context, key objectKey, found *object) (map[types.NamespacedName]struct{}, error) {
-	found.reading.Lock()
-	defer found.reading.Unlock()
+// readAgain reads an object and returns the summaries whose relevant fields have changed.
+func (w *Watcher) readAgain(ctx context.Context, key objectKey, watched *watchedObject) (map[types.NamespacedName]struct{}, error) {
+	watched.readMu.Lock()
+	defer watched.readMu.Unlock()
 	reference := source.ResourceReference{APIVersion: key.gvk.GroupVersion().String(), Kind: key.gvk.Kind, Namespace: key.namespace, Name: key.name}
-	latest, err := w.get(ctx, key, reference)
+	latest, err := w.readLive(ctx, key, reference)
 	if errors.Is(err, source.ErrNotFound) {
 		latest, err = version{}, nil // the kind was deleted with its objects
 	}
 	if err != nil {
 		return nil, err
 	}
-	return w.update(found, latest)
+	return w.updateVersion(watched, latest)
 }
 
-// update stores a version of an object and returns the summaries for which it counts.
-func (w *Watcher) update(found *object, latest version) (map[types.NamespacedName]struct{}, error) {
+// updateVersion stores a version of an object, updates the pins, and returns the summaries whose relevant fields have
+// changed, or whose reference has no pin yet.
+func (w *Watcher) updateVersion(watched *watchedObject, latest version) (map[types.NamespacedName]struct{}, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	changed := map[types.NamespacedName]struct{}{}
-	for reference, summaries := range found.summaries {
+	for reference, summaries := range watched.summaries {
 		digest, err := digestOf(reference, latest)
 		if err != nil {
 			return nil, err
 		}
-		seen, ok := found.pins[reference]
-		if ok && seen.digest == digest {
+		pinned, ok := watched.pins[reference]
+		if ok && pinned.digest == digest {
 			continue
 		}
 		if ok {
-			found.pins[reference] = pin{version: latest, digest: digest}
+			watched.pins[reference] = pin{version: latest, digest: digest}
 		}
 		for summary := range summaries {
 			changed[summary] = struct{}{}
 		}
 	}
-	found.isRead, found.latest, found.readAt = true, latest, time.Now()
+	watched.isRead, watched.latest, watched.readAt = true, latest, time.Now()
 	return changed, nil
 }

@@ -23,9 +23,9 @@ import (
 )
 
 const (
-	// maxKinds is the maximum number of kinds that are watched, since each of them takes memory. maxKindsOfNamespace is
-	// the maximum for the Profiles of one namespace, so that those of other namespaces can refer to further kinds. A kind
-	// to which several namespaces refer counts for one of them. ClusterProfiles have only maxKinds.
+	// maxKinds is the maximum number of watched kinds, since each takes memory. maxKindsOfNamespace is the maximum for the
+	// Profiles of one namespace, so that one tenant cannot use all. A kind that Profiles of several namespaces refer to
+	// counts for one of the namespaces. ClusterProfiles have only the limit maxKinds.
 	maxKinds, maxKindsOfNamespace = 100, 25
 	// minKindDelay and maxKindDelay bound the delay until a kind that cannot be watched is requested again.
 	minKindDelay, maxKindDelay = time.Second, 10 * time.Second
@@ -33,8 +33,8 @@ const (
 	minReadInterval = time.Second
 	// probeTimeout is the timeout of the first request for a kind.
 	probeTimeout = 10 * time.Second
-	// readers and kindWorkers are the numbers of workers.
-	readers, kindWorkers = 4, 4
+	// objectWorkers and kindWorkers are the numbers of workers for the two queues.
+	objectWorkers, kindWorkers = 4, 4
 )
 
 // objectKey identifies an object. The namespace is empty for a cluster-scoped object.
@@ -47,11 +47,10 @@ func keyOf(r source.ResourceReference) objectKey {
 	return objectKey{gvk: schema.FromAPIVersionAndKind(r.APIVersion, r.Kind), namespace: r.Namespace, name: r.Name}
 }
 
-// object is an object that summaries refer to.
-type object struct {
-	// reading is held while the object is read, so that it is read once for concurrent callers. It is acquired before
-	// Watcher.mu.
-	reading sync.Mutex
+// watchedObject is an object that summaries refer to.
+type watchedObject struct {
+	// readMu is held while the object is read, so that concurrent callers read it once. It is acquired before Watcher.mu.
+	readMu sync.Mutex
 
 	// summaries has the summaries that refer to the object, by reference.
 	summaries map[source.ResourceReference]map[types.NamespacedName]struct{}
@@ -69,40 +68,42 @@ type Watcher struct {
 	Changed chan event.GenericEvent
 
 	live client.Client
-	// kinds watches the metadata of all kinds in use but ConfigMaps and Secrets, and content the metadata of these two.
-	kinds, content cache.Cache
-	// objectQueue has the objects to read, and kindQueue the kinds to watch, or not to watch any more.
+	// kindCache watches the metadata of all kinds in use except ConfigMaps and Secrets. contentCache watches the metadata
+	// of these two.
+	kindCache, contentCache cache.Cache
+	// objectQueue has the objects for refresh, and kindQueue the kinds for ensureKind.
 	objectQueue workqueue.TypedRateLimitingInterface[objectKey]
 	kindQueue   workqueue.TypedRateLimitingInterface[schema.GroupVersionKind]
 
 	mu      sync.Mutex // guards the fields below, and the fields of the objects
-	objects map[objectKey]*object
+	objects map[objectKey]*watchedObject
 	// references has the references of each summary.
 	references map[types.NamespacedName]summaryReferences
-	// uses has the number of references to each kind that is referred to, by namespace of the Profile. kindErrors has the
-	// reason why a kind cannot be watched.
-	uses       map[schema.GroupVersionKind]map[string]int
+	// kindUses has the number of references to each kind, by namespace of the Profile. kindErrors has the reason why a
+	// kind cannot be watched.
+	kindUses   map[schema.GroupVersionKind]map[string]int
 	kindErrors map[schema.GroupVersionKind]error
-	// watched has the kinds that are watched, with the namespace for which they count.
-	watched map[schema.GroupVersionKind]string
+	// watchedKinds has the watched kinds, with the namespace for which they count.
+	watchedKinds map[schema.GroupVersionKind]string
 }
 
-// summaryReferences are the references of a summary of a Profile in a namespace, or of a ClusterProfile.
+// summaryReferences are the references of a summary. namespace is the namespace of its Profile, "" for a
+// ClusterProfile.
 type summaryReferences struct {
 	namespace string
 	all       []source.ResourceReference
 }
 
-// New returns a Watcher that reads objects by live. kinds must be a cache for this Watcher only, with the transform
-// StripObject and ReaderFailOnMissingInformer. The Watcher starts it. content is the hub's cache of the metadata of
-// ConfigMaps and Secrets.
-func New(live client.Client, kinds, content cache.Cache) *Watcher {
+// New returns a Watcher that reads objects by live. kindCache must be a cache for this Watcher only, with the transform
+// StripObject and ReaderFailOnMissingInformer; the Watcher starts it. contentCache is the hub's cache of the metadata
+// of ConfigMaps and Secrets.
+func New(live client.Client, kindCache, contentCache cache.Cache) *Watcher {
 	return &Watcher{
-		Changed: make(chan event.GenericEvent), live: live, kinds: kinds, content: content,
+		Changed: make(chan event.GenericEvent), live: live, kindCache: kindCache, contentCache: contentCache,
 		objectQueue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[objectKey](minReadInterval, time.Minute)),
 		kindQueue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[schema.GroupVersionKind](minKindDelay, maxKindDelay)),
-		objects:     map[objectKey]*object{}, references: map[types.NamespacedName]summaryReferences{},
-		uses: map[schema.GroupVersionKind]map[string]int{}, kindErrors: map[schema.GroupVersionKind]error{}, watched: map[schema.GroupVersionKind]string{},
+		objects:     map[objectKey]*watchedObject{}, references: map[types.NamespacedName]summaryReferences{},
+		kindUses: map[schema.GroupVersionKind]map[string]int{}, kindErrors: map[schema.GroupVersionKind]error{}, watchedKinds: map[schema.GroupVersionKind]string{},
 	}
 }
 
@@ -120,18 +121,18 @@ func StripObject(obj any) (any, error) {
 // Start runs the Watcher until ctx ends.
 func (w *Watcher) Start(ctx context.Context) error {
 	for _, kind := range []string{"ConfigMap", "Secret"} {
-		if err := w.watch(ctx, w.content, corev1.SchemeGroupVersion.WithKind(kind)); err != nil {
+		if err := w.watch(ctx, w.contentCache, corev1.SchemeGroupVersion.WithKind(kind)); err != nil {
 			return err
 		}
 	}
 	var running sync.WaitGroup
-	for range readers {
-		running.Go(func() { work(ctx, w.objectQueue, w.refresh) })
+	for range objectWorkers {
+		running.Go(func() { runWorker(ctx, w.objectQueue, w.refresh) })
 	}
 	for range kindWorkers {
-		running.Go(func() { work(ctx, w.kindQueue, w.ensureKind) })
+		running.Go(func() { runWorker(ctx, w.kindQueue, w.ensureKind) })
 	}
-	err := w.kinds.Start(ctx)
+	err := w.kindCache.Start(ctx)
 	w.objectQueue.ShutDown()
 	w.kindQueue.ShutDown()
 	running.Wait()
@@ -139,7 +140,7 @@ func (w *Watcher) Start(ctx context.Context) error {
 }
 
 // work calls do for the items of a queue until it is shut down. After an error it repeats the call with backoff.
-func work[T comparable](ctx context.Context, queue workqueue.TypedRateLimitingInterface[T], do func(context.Context, T) error) {
+func runWorker[T comparable](ctx context.Context, queue workqueue.TypedRateLimitingInterface[T], do func(context.Context, T) error) {
 	for {
 		item, isShutDown := queue.Get()
 		if isShutDown {
@@ -163,74 +164,74 @@ func (w *Watcher) setReferences(summary types.NamespacedName, references summary
 	w.references[summary] = references
 	for _, reference := range references.all {
 		w.addReference(summary, reference)
-		w.addUse(keyOf(reference).gvk, references.namespace)
+		w.addKindUse(keyOf(reference).gvk, references.namespace)
 	}
 	for _, reference := range former.all {
 		if !slices.Contains(references.all, reference) {
 			w.deleteReference(summary, reference)
 		}
-		w.removeUse(keyOf(reference).gvk, former.namespace)
+		w.removeKindUse(keyOf(reference).gvk, former.namespace)
 	}
 	if len(references.all) == 0 {
 		delete(w.references, summary)
 	}
 }
 
-// addUse counts a reference of a namespace to a kind. A kind that is not watched is queued for each namespace, since
-// it can be the first one with a free share.
-func (w *Watcher) addUse(gvk schema.GroupVersionKind, namespace string) {
-	if w.uses[gvk] == nil {
-		w.uses[gvk] = map[string]int{}
+// addKindUse counts a reference of a namespace to a kind. A kind that is not watched is queued again for each new
+// namespace, since the maxKindsOfNamespace of the others can be used up. The caller must hold mu.
+func (w *Watcher) addKindUse(gvk schema.GroupVersionKind, namespace string) {
+	if w.kindUses[gvk] == nil {
+		w.kindUses[gvk] = map[string]int{}
 	}
-	_, isWatched := w.watched[gvk]
-	if w.uses[gvk][namespace]++; w.uses[gvk][namespace] == 1 && !isWatched && !isContent(gvk) {
+	_, isWatched := w.watchedKinds[gvk]
+	if w.kindUses[gvk][namespace]++; w.kindUses[gvk][namespace] == 1 && !isWatched && !isHubCached(gvk) {
 		w.kindQueue.Add(gvk)
 	}
 }
 
-// removeUse is the opposite of addUse.
-func (w *Watcher) removeUse(gvk schema.GroupVersionKind, namespace string) {
-	if w.uses[gvk][namespace]--; w.uses[gvk][namespace] == 0 {
-		delete(w.uses[gvk], namespace)
+// removeKindUse is the opposite of addKindUse.
+func (w *Watcher) removeKindUse(gvk schema.GroupVersionKind, namespace string) {
+	if w.kindUses[gvk][namespace]--; w.kindUses[gvk][namespace] == 0 {
+		delete(w.kindUses[gvk], namespace)
 	}
-	if len(w.uses[gvk]) == 0 {
-		delete(w.uses, gvk)
+	if len(w.kindUses[gvk]) == 0 {
+		delete(w.kindUses, gvk)
 		w.kindQueue.Add(gvk)
 	}
 }
 
 func (w *Watcher) addReference(summary types.NamespacedName, reference source.ResourceReference) {
 	key := keyOf(reference)
-	found := w.objects[key]
-	if found == nil {
-		found = &object{summaries: map[source.ResourceReference]map[types.NamespacedName]struct{}{}, pins: map[source.ResourceReference]pin{}}
-		w.objects[key] = found
+	watched := w.objects[key]
+	if watched == nil {
+		watched = &watchedObject{summaries: map[source.ResourceReference]map[types.NamespacedName]struct{}{}, pins: map[source.ResourceReference]pin{}}
+		w.objects[key] = watched
 	}
-	if found.summaries[reference] == nil {
-		found.summaries[reference] = map[types.NamespacedName]struct{}{}
+	if watched.summaries[reference] == nil {
+		watched.summaries[reference] = map[types.NamespacedName]struct{}{}
 	}
-	found.summaries[reference][summary] = struct{}{}
+	watched.summaries[reference][summary] = struct{}{}
 }
 
 func (w *Watcher) deleteReference(summary types.NamespacedName, reference source.ResourceReference) {
 	key := keyOf(reference)
-	found := w.objects[key]
-	if found == nil {
+	watched := w.objects[key]
+	if watched == nil {
 		return // another identifier of the summary named the same object
 	}
-	if delete(found.summaries[reference], summary); len(found.summaries[reference]) > 0 {
+	if delete(watched.summaries[reference], summary); len(watched.summaries[reference]) > 0 {
 		return
 	}
-	delete(found.summaries, reference)
-	delete(found.pins, reference)
-	if len(found.summaries) > 0 {
+	delete(watched.summaries, reference)
+	delete(watched.pins, reference)
+	if len(watched.summaries) > 0 {
 		return
 	}
 	delete(w.objects, key)
 }
 
-// isContent returns whether the hub watches all objects of a kind anyway.
-func isContent(gvk schema.GroupVersionKind) bool {
+// isHubCached returns whether the hub's cache has the metadata of all objects of a kind.
+func isHubCached(gvk schema.GroupVersionKind) bool {
 	return gvk == corev1.SchemeGroupVersion.WithKind("ConfigMap") || gvk == corev1.SchemeGroupVersion.WithKind("Secret")
 }
 
@@ -240,11 +241,11 @@ func metadataOf(gvk schema.GroupVersionKind) *metav1.PartialObjectMetadata {
 	return object
 }
 
-// ensureKind begins to watch a kind that is referred to, and ends the watch of another one.
+// ensureKind watches a kind that is in use, and stops the watch of a kind that is not.
 func (w *Watcher) ensureKind(ctx context.Context, gvk schema.GroupVersionKind) error {
 	w.mu.Lock()
-	_, isWatched := w.watched[gvk]
-	isNeeded := len(w.uses[gvk]) > 0 && !isContent(gvk)
+	_, isWatched := w.watchedKinds[gvk]
+	isNeeded := len(w.kindUses[gvk]) > 0 && !isHubCached(gvk)
 	namespace, err := w.assignNamespace(gvk)
 	if !isNeeded {
 		delete(w.kindErrors, gvk) // otherwise kinds that do not exist would remain in memory
@@ -254,19 +255,19 @@ func (w *Watcher) ensureKind(ctx context.Context, gvk schema.GroupVersionKind) e
 	case isNeeded == isWatched:
 		return nil
 	case !isNeeded:
-		err = w.kinds.RemoveInformer(ctx, metadataOf(gvk))
+		err = w.kindCache.RemoveInformer(ctx, metadataOf(gvk))
 	case err == nil:
 		if err = w.probe(ctx, gvk); err == nil {
-			err = w.watch(ctx, w.kinds, gvk)
+			err = w.watch(ctx, w.kindCache, gvk)
 		}
 	}
 	w.mu.Lock()
-	// With the error, all summaries that refer to the kind have another result.
+	// Load returns the error, so the summaries must be reconciled if it changes.
 	isChanged := (err == nil) != (w.kindErrors[gvk] == nil)
 	if w.kindErrors[gvk] = err; err == nil {
 		delete(w.kindErrors, gvk)
-		if delete(w.watched, gvk); isNeeded {
-			w.watched[gvk] = namespace
+		if delete(w.watchedKinds, gvk); isNeeded {
+			w.watchedKinds[gvk] = namespace
 		}
 		// The references can have changed meanwhile.
 		w.kindQueue.Add(gvk)
@@ -279,21 +280,21 @@ func (w *Watcher) ensureKind(ctx context.Context, gvk schema.GroupVersionKind) e
 	return err
 }
 
-// assignNamespace returns the namespace for which a kind counts if it is watched: one that refers to it and has a free
-// share, or "" if a ClusterProfile refers to it.
+// assignNamespace returns the namespace for which a watched kind counts: "" if a ClusterProfile refers to it, or else a
+// namespace with a reference to it and fewer than maxKindsOfNamespace kinds. The caller must hold mu.
 func (w *Watcher) assignNamespace(gvk schema.GroupVersionKind) (string, error) {
-	if len(w.watched) >= maxKinds {
+	if len(w.watchedKinds) >= maxKinds {
 		return "", errTooManyKinds
 	}
 	kinds := map[string]int{} // by namespace
-	for kind, namespace := range w.watched {
-		if uses := w.uses[kind]; uses[namespace] == 0 && len(uses) > 0 {
-			namespace = slices.Min(slices.Collect(maps.Keys(uses))) // the former one has no reference any more
-			w.watched[kind] = namespace
+	for kind, namespace := range w.watchedKinds {
+		if uses := w.kindUses[kind]; uses[namespace] == 0 && len(uses) > 0 {
+			namespace = slices.Min(slices.Collect(maps.Keys(uses))) // the former namespace has no reference left
+			w.watchedKinds[kind] = namespace
 		}
 		kinds[namespace]++
 	}
-	for _, namespace := range slices.Sorted(maps.Keys(w.uses[gvk])) {
+	for _, namespace := range slices.Sorted(maps.Keys(w.kindUses[gvk])) {
 		if namespace == "" || kinds[namespace] < maxKindsOfNamespace {
 			return namespace, nil
 		}
@@ -301,14 +302,14 @@ func (w *Watcher) assignNamespace(gvk schema.GroupVersionKind) (string, error) {
 	return "", errTooManyKindsOfNamespace
 }
 
-// summariesOf returns the summaries that refer to an object of a kind.
+// summariesOf returns the summaries that refer to an object of a kind. The caller must hold mu.
 func (w *Watcher) summariesOf(gvk schema.GroupVersionKind) map[types.NamespacedName]struct{} {
 	all := map[types.NamespacedName]struct{}{}
-	for key, found := range w.objects {
+	for key, watched := range w.objects {
 		if key.gvk != gvk {
 			continue
 		}
-		for _, summaries := range found.summaries {
+		for _, summaries := range watched.summaries {
 			for summary := range summaries {
 				all[summary] = struct{}{}
 			}
@@ -317,8 +318,8 @@ func (w *Watcher) summariesOf(gvk schema.GroupVersionKind) map[types.NamespacedN
 	return all
 }
 
-// probe returns the error that an informer for a kind would only log: the API server does not serve the kind, or the
-// hub may not list it.
+// probe returns an error if the API server does not serve a kind, or the hub may not list it: an informer would only
+// log this.
 func (w *Watcher) probe(ctx context.Context, gvk schema.GroupVersionKind) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -327,7 +328,7 @@ func (w *Watcher) probe(ctx context.Context, gvk schema.GroupVersionKind) error 
 	return w.live.List(ctx, list, client.Limit(1))
 }
 
-// watch adds an event handler to the informer of a kind.
+// watch creates the informer of a kind if necessary, and adds the event handler.
 func (w *Watcher) watch(ctx context.Context, informers cache.Cache, gvk schema.GroupVersionKind) error {
 	informer, err := informers.GetInformer(ctx, metadataOf(gvk), cache.BlockUntilSynced(false))
 	if err != nil {
@@ -341,7 +342,7 @@ func (w *Watcher) watch(ctx context.Context, informers cache.Cache, gvk schema.G
 	return err
 }
 
-// onEvent enqueues an object that is referred to, unless this version of it was read.
+// onEvent enqueues a referenced object for refresh, unless this version of it was read.
 func (w *Watcher) onEvent(gvk schema.GroupVersionKind, obj any, isDeleted bool) {
 	if unknown, ok := obj.(toolscache.DeletedFinalStateUnknown); ok {
 		obj = unknown.Obj
@@ -353,11 +354,11 @@ func (w *Watcher) onEvent(gvk schema.GroupVersionKind, obj any, isDeleted bool) 
 	key := objectKey{gvk: gvk, namespace: changed.GetNamespace(), name: changed.GetName()}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	found := w.objects[key]
-	if found == nil || !isDeleted && found.isRead && found.latest.resourceVersion == changed.GetResourceVersion() {
+	watched := w.objects[key]
+	if watched == nil || !isDeleted && watched.isRead && watched.latest.resourceVersion == changed.GetResourceVersion() {
 		return
 	}
-	w.objectQueue.AddAfter(key, minReadInterval-time.Since(found.readAt))
+	w.objectQueue.AddAfter(key, minReadInterval-time.Since(watched.readAt))
 }
 
 // enqueue sends summaries to Changed.

@@ -44,8 +44,8 @@ func Compile(request *libv1beta1.RoleRequest, contents []source.Content) ([]byte
 	return manifest.Bytes(), nil
 }
 
-// appendFile appends the Roles and ClusterRoles in a file, with their bindings, to the manifest, and to compiled.
-// Errors are phase.Invalid.
+// appendFile appends the Roles and ClusterRoles in a file, with their bindings, to the manifest, and adds them to
+// compiled. Errors are phase.Invalid.
 func appendFile(manifest *bytes.Buffer, request *libv1beta1.RoleRequest, file source.File, compiled map[kube.Ref]bool) error {
 	roles, err := kube.DecodeManifest(file.Data)
 	if err != nil {
@@ -82,7 +82,7 @@ func checkRole(role *unstructured.Unstructured) error {
 	return nil
 }
 
-// appendRole appends a Role or ClusterRole, under its name on members, and its binding to the manifest.
+// appendRole renames a Role or ClusterRole, and appends it and its binding to the manifest.
 func appendRole(manifest *bytes.Buffer, request *libv1beta1.RoleRequest, role *unstructured.Unstructured) error {
 	// The name of a RoleRequest has no colon, so no two RoleRequests have Roles of the same name.
 	role.SetName("rolerequest:" + request.Name + ":" + role.GetName())

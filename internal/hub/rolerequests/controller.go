@@ -43,8 +43,8 @@ func (c *Controller) Setup(mgr ctrl.Manager) error {
 		Complete(c)
 }
 
-// requestsReferring returns a function that returns the RoleRequests that refer to an object of kind, or that it was
-// generated for.
+// requestsReferring returns a function that maps an object of kind to the RoleRequests that refer to it, or for which
+// it was generated.
 func (c *Controller) requestsReferring(kind string) handler.MapFunc {
 	return func(ctx context.Context, obj client.Object) []reconcile.Request {
 		var list libv1beta1.RoleRequestList
@@ -63,8 +63,8 @@ func (c *Controller) requestsReferring(kind string) handler.MapFunc {
 	}
 }
 
-// isGeneratedFor returns whether obj was generated for a RoleRequest of the name of request, before or after a restore
-// of the hub.
+// isGeneratedFor returns whether obj was generated for a RoleRequest with the name of request. The UID may differ,
+// since it changes in a restore of the hub.
 func isGeneratedFor(obj client.Object, request *libv1beta1.RoleRequest) bool {
 	owner := metav1.GetControllerOf(obj)
 	return owner != nil && owner.APIVersion == libv1beta1.GroupVersion.String() && owner.Kind == libv1beta1.RoleRequestKind && owner.Name == request.Name
@@ -75,11 +75,11 @@ type state struct {
 	request *libv1beta1.RoleRequest
 	// manifest has the Roles and bindings.
 	manifest []byte
-	// profile is the generated ClusterProfile, nil if it does not exist or is not known.
+	// profile is the generated ClusterProfile, nil before the step that reads it, or if it does not exist.
 	profile *configv1beta1.ClusterProfile
 }
 
-// Reconcile deploys the Roles of a RoleRequest, or withdraws them.
+// Reconcile deploys the Roles of a RoleRequest, or withdraws the Roles of a deleted one.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	request := &libv1beta1.RoleRequest{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, request); err != nil {

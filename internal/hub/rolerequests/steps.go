@@ -25,16 +25,16 @@ import (
 const (
 	// staleDelay is the delay before a reconcile with a stale cache is retried.
 	staleDelay = 200 * time.Millisecond
-	// foreignDelay is the delay before a reconcile is retried that another object of the same name prevents.
+	// foreignDelay is the delay of the retry if another object has the generated name.
 	foreignDelay = time.Minute
-	// contentKey is the key of the generated Secret.
+	// contentKey is the key of the manifest in the generated Secret.
 	contentKey = "roles.yaml"
 )
 
 // generatedName returns the name of the ClusterProfile and the Secret that are generated for a RoleRequest.
 func generatedName(request *libv1beta1.RoleRequest) string { return "role-request-" + request.Name }
 
-// ensureFinalizer sets the finalizer before anything is deployed.
+// ensureFinalizer sets the finalizer before the Roles are deployed.
 func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	changed := s.request.DeepCopy()
 	if !controllerutil.AddFinalizer(changed, libv1beta1.RoleRequestFinalizer) {
@@ -95,8 +95,8 @@ func (c *Controller) writeProfile(ctx context.Context, s *state) error {
 	return err
 }
 
-// write creates or patches a generated object, whose fields set sets. If another object has the name, it returns a
-// phase.Wait with a delay: no event of that object triggers a reconcile.
+// write creates or patches a generated object; set sets its fields. If an object of others has the name, it returns a
+// phase.Wait with a delay, since events of that object trigger no reconcile.
 func (c *Controller) write(ctx context.Context, s *state, obj client.Object, set func()) error {
 	_, err := controllerutil.CreateOrPatch(ctx, client.WithFieldOwner(c.Hub, kube.FieldManager), obj, func() error {
 		if obj.GetUID() != "" && !isGeneratedFor(obj, s.request) {
@@ -129,8 +129,8 @@ func (c *Controller) deleteContent(ctx context.Context, s *state) error {
 	return err
 }
 
-// deleteGenerated reads an object into obj and deletes it if it was generated for the RoleRequest. isDeleted is true if
-// there is no such object any more.
+// deleteGenerated reads an object into obj and deletes it if it was generated for the RoleRequest. isDeleted is true
+// when there is no such object.
 func (c *Controller) deleteGenerated(ctx context.Context, s *state, key client.ObjectKey, obj client.Object) (isDeleted bool, err error) {
 	err = c.Hub.Get(ctx, key, obj)
 	if apierrors.IsNotFound(err) || err == nil && !isGeneratedFor(obj, s.request) {
@@ -157,8 +157,7 @@ func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
 	return nil
 }
 
-// report patches the status of the RoleRequest if it differs. Without a known ClusterProfile, the matching clusters
-// stay as they are.
+// report patches the status of the RoleRequest if it differs. If s.profile is nil, the matching clusters stay.
 func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome) error {
 	changed := s.request.DeepCopy()
 	switch {

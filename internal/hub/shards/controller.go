@@ -46,7 +46,7 @@ type Controller struct {
 	Shard fleet.Shard
 	// SummaryIndex is the index of summaries by the text of their cluster's fleet.ID.
 	SummaryIndex string
-	// LabelGroups labels the groups of a member. done is true when the cache has all of them with the label. nil:
+	// LabelGroups labels the groups of a member. done is true when the cache has all of them with the label. It is nil if
 	// there are no groups.
 	LabelGroups func(ctx context.Context, m fleet.Member) (done bool, err error)
 }
@@ -60,7 +60,7 @@ func (c *Controller) Setup(mgr ctrl.Manager) error {
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[fleet.ID](minRetryDelay, maxRetryDelay),
 		})
 	for _, cluster := range fleet.Kinds() {
-		built = built.Watches(cluster, handler.TypedEnqueueRequestsFromMapFunc(clusterItself), builder.WithPredicates(shardChanged()))
+		built = built.Watches(cluster, handler.TypedEnqueueRequestsFromMapFunc(idOf), builder.WithPredicates(shardChanged()))
 	}
 	if c.Shard.IsDefault() {
 		built = built.Watches(&configv1beta1.ClusterSummary{}, handler.TypedEnqueueRequestsFromMapFunc(c.clusterOfMislabelled), builder.WithPredicates(labelChanged()))
@@ -68,7 +68,7 @@ func (c *Controller) Setup(mgr ctrl.Manager) error {
 	return built.Complete(c)
 }
 
-func clusterItself(_ context.Context, obj client.Object) []fleet.ID {
+func idOf(_ context.Context, obj client.Object) []fleet.ID {
 	return []fleet.ID{fleet.FromObject(obj).ID()}
 }
 
@@ -94,7 +94,7 @@ func labelChanged() predicate.Predicate {
 	}
 }
 
-// clusterOfMislabelled returns the cluster of a summary that does not have the label of the cluster's shard.
+// clusterOfMislabelled returns the cluster of a summary if the summary does not have the label of the cluster's shard.
 func (c *Controller) clusterOfMislabelled(ctx context.Context, obj client.Object) []fleet.ID {
 	id := match.MemberID(obj.(*configv1beta1.ClusterSummary))
 	cluster, err := fleet.Object(ctx, c.Hub, id)
@@ -104,8 +104,8 @@ func (c *Controller) clusterOfMislabelled(ctx context.Context, obj client.Object
 	return []fleet.ID{id}
 }
 
-// Reconcile labels the objects of one cluster, if this hub serves it. In the default shard it also checks the labels
-// of the summaries of all other clusters.
+// Reconcile labels the objects of one cluster that this hub serves. In the default shard it also checks the labels of
+// the summaries of clusters in other shards.
 func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Result, error) {
 	member, cluster, err := fleet.Get(ctx, c.Hub, id.Type, id.Namespace, id.Name)
 	if err != nil {
@@ -122,6 +122,8 @@ func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Resu
 	return result, nil
 }
 
+// labelOrCheck labels a cluster that this hub serves. In the default shard it marks other clusters with mislabelled
+// summaries, so that the hub of their shard labels them.
 func (c *Controller) labelOrCheck(ctx context.Context, m fleet.Member, cluster client.Object) (reconcile.Result, error) {
 	if c.Shard.Serves(cluster) && !c.Shard.HasLabelled(cluster) {
 		return c.label(ctx, m, cluster)
@@ -137,7 +139,7 @@ func (c *Controller) labelOrCheck(ctx context.Context, m fleet.Member, cluster c
 	return reconcile.Result{}, c.setLabelled(ctx, cluster, fleet.BeingLabelled)
 }
 
-// label executes the steps of the package comment.
+// label executes the next step of the package comment.
 func (c *Controller) label(ctx context.Context, m fleet.Member, cluster client.Object) (reconcile.Result, error) {
 	if cluster.GetAnnotations()[kube.AnnotationLabelledShard] != fleet.BeingLabelled {
 		// The event of this write triggers the next reconcile.

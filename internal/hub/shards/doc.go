@@ -1,11 +1,11 @@
-// Package shards gives the ClusterSummaries and ConfigurationGroups of a cluster the label of the cluster's shard, by
-// which the cache of a hub selects them.
+// Package shards sets the label of the cluster's shard on the ClusterSummaries and ConfigurationGroups of each cluster.
+// The cache of a hub selects them by this label.
 //
-// The hub runs Controller for the clusters of its shard. For a cluster whose objects may have the label of another
-// shard, because it is new in the shard or was moved, the steps are:
+// The hub runs Controller for the clusters of its shard. If a cluster is new in the shard, its objects may have another
+// label. Then the steps are:
 //
 //  1. Set kube.AnnotationLabelledShard to fleet.BeingLabelled. From now on no hub reads the cluster's summaries.
-//  2. Set the label on the summaries and groups that do not have it, as the API server lists them.
+//  2. List the summaries and groups from the API server, and set the label where it is missing or wrong.
 //  3. Wait until the cache of this hub has all of them.
 //  4. Set kube.AnnotationLabelledShard to the shard. Its hub now serves the summaries.
 //
@@ -15,8 +15,8 @@
 //
 // Invariants:
 //
-//   - A hub serves the summaries of a cluster only if its cache has all of them: which profile manages a Helm release
-//     is decided from all summaries of the cluster.
+//   - A hub serves the summaries of a cluster only if its cache has all of them, since they all are needed to decide
+//     which profile manages a Helm release.
 //   - No object is deleted. An object that leaves a cache because its label changed still exists.
 //   - A cluster that never had a shard other than the default one causes no request.
 //

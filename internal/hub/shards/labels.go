@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/match"
 )
 
-// setLabelled sets kube.AnnotationLabelledShard on cluster. It fails with a conflict if the cluster has changed since
-// it was read: its shard can be another one.
+// setLabelled sets kube.AnnotationLabelledShard on cluster. It returns a conflict if the cluster has changed since it
+// was read, since its shard may have changed.
 func (c *Controller) setLabelled(ctx context.Context, cluster client.Object, shard string) error {
 	changed := cluster.DeepCopyObject().(client.Object)
 	annotations := changed.GetAnnotations()
@@ -61,7 +61,7 @@ func ofMember(m fleet.Member) labels.Set {
 	return labels.Set{libv1beta1.ClusterNameLabel: match.LabelValue(m.Name), libv1beta1.ClusterTypeLabel: string(m.Type)}
 }
 
-// labelSummary labels a summary, unless it has the label or is deleted.
+// labelSummary labels a summary if it does not have the label. It ignores a deleted summary.
 func (c *Controller) labelSummary(ctx context.Context, summary client.Object) error {
 	if c.Shard.HasLabel(summary) {
 		return nil
@@ -76,15 +76,15 @@ func (c *Controller) labelSummary(ctx context.Context, summary client.Object) er
 	return err
 }
 
-// hasMislabelled returns whether a summary of m does not have the label of shard. The cache can be older than the
-// labels, so the API server is asked as well.
+// hasMislabelled returns whether a summary of m does not have the label of shard. The cache can be stale, so it reads a
+// mislabelled summary again from the API server.
 func (c *Controller) hasMislabelled(ctx context.Context, m fleet.Member, shard fleet.Shard) (bool, error) {
 	var cached configv1beta1.ClusterSummaryList
 	if err := c.Hub.List(ctx, &cached, client.MatchingFields{c.SummaryIndex: m.ID().String()}, client.UnsafeDisableDeepCopy); err != nil {
 		return false, fmt.Errorf("list summaries: %w", err)
 	}
 	for i := range cached.Items {
-		// labelSummaries lists summaries by these labels. Without them it could not correct the label of the shard.
+		// labelSummaries cannot correct a summary without the labels ofMember, by which it lists summaries.
 		if shard.HasLabel(&cached.Items[i]) || !ofMember(m).AsSelector().Matches(labels.Set(cached.Items[i].Labels)) {
 			continue
 		}

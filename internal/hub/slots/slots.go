@@ -3,7 +3,7 @@
 // The controllers of summaries, Works, clusters, deregistrations and unclaimed bundles acquire a slot for each request.
 // A cluster that does not answer, all clusters of a namespace together, or a profile whose rendering does not end,
 // occupy at most their own share of the workers. A request without a free slot waits outside the queue and occupies no
-// worker.
+// worker. Start reading at Pool, Key and TypedSlots.Acquire.
 //
 // Terms:
 //
@@ -33,23 +33,24 @@ type Pool struct {
 type Key struct {
 	Name string
 	// Max is the maximum of concurrent requests with this key; it is 1 while the key is slow. Shared is the number of
-	// workers that all keys share. When they are in use, the other workers of the pool serve only keys without a running
-	// request, so that a few keys cannot occupy all workers.
+	// workers that all keys share. The other workers of the pool are reserved for keys without a running request, so that
+	// a few keys cannot occupy all workers.
 	Max, Shared int
-	// Slow is the maximum of concurrent requests that have this key and a slow key, so that a namespace cannot occupy all
-	// workers for slow keys. Zero is Pool.Slow.
+	// Slow is the maximum of concurrent requests that have this key and also a slow key, so that a namespace cannot occupy
+	// all workers for slow keys. Zero: only Pool.Slow limits them.
 	Slow int
 }
 
-// Slots is TypedSlots for controllers with the usual requests. Create it with New.
+// Slots is TypedSlots for reconcile.Request. Create it with New.
 type Slots = TypedSlots[reconcile.Request]
 
-// Slot is TypedSlot for controllers with the usual requests.
+// Slot is TypedSlot for reconcile.Request.
 type Slot = TypedSlot[reconcile.Request]
 
 // TypedSlots assigns workers to requests. Create it with NewTyped.
 type TypedSlots[R comparable] struct {
-	// Queue gets the waiting requests when slots become free. It is set before the first request.
+	// Queue is the queue of the controller, which gets waiting requests when slots become free. The caller must set it
+	// before the first request.
 	Queue workqueue.TypedRateLimitingInterface[R]
 
 	// mu guards the fields below.
@@ -57,12 +58,13 @@ type TypedSlots[R comparable] struct {
 	used map[scope]int
 	// slow has the scopes of the keys whose last request was slow.
 	slow map[scope]bool
-	// waiting has the requests without a slot, by the scope without a free slot.
+	// waiting has the requests without a slot, by the scope that had no free slot.
 	waiting   map[scope][]R
 	isWaiting map[R]bool
-	// short has the keys whose requests wait although the key has fewer than Key.Max: they wait for shared workers.
-	short map[scope]quota
-	// queued has the requests that were moved from waiting to the queue, with the quota that had a free slot.
+	// waitingForShared has the keys with fewer running requests than Key.Max whose requests wait, because the shared
+	// workers are in use.
+	waitingForShared map[scope]quota
+	// queued has the requests that were moved from waiting to the queue, with the quota whose free slot they shall use.
 	queued map[R]quota
 }
 
@@ -73,7 +75,7 @@ type scope struct{ pool, key string }
 // slowKeys is the key of the scope for all slow keys of a pool. The name of a Key does not begin with it.
 const slowKeys = " slow"
 
-// quota is a scope with the maximum of its slots. See Pool and Key for its fields.
+// quota is a scope with its limits: workers is Pool.Workers, limit is the maximum of slots, and shared is Key.Shared.
 type quota struct {
 	scope
 	workers, limit, shared int
@@ -92,12 +94,12 @@ func New() *Slots { return NewTyped[reconcile.Request]() }
 func NewTyped[R comparable]() *TypedSlots[R] {
 	return &TypedSlots[R]{
 		used: map[scope]int{}, slow: map[scope]bool{},
-		waiting: map[scope][]R{}, isWaiting: map[R]bool{}, short: map[scope]quota{}, queued: map[R]quota{},
+		waiting: map[scope][]R{}, isWaiting: map[R]bool{}, waitingForShared: map[scope]quota{}, queued: map[R]quota{},
 	}
 }
 
-// Acquire acquires a slot in the scopes of the pool and of each key. If one of them has no free slot, ok is false, and
-// req is queued again when the scope has one. If ok is true, the caller must release the slot.
+// Acquire acquires a slot in the scopes of the pool and of each key. If ok is true, the caller must release the slot.
+// Otherwise a scope has no free slot, and req is queued again when it has one.
 func (s *TypedSlots[R]) Acquire(req R, pool Pool, keys ...Key) (slot *TypedSlot[R], ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,12 +115,13 @@ func (s *TypedSlots[R]) Acquire(req R, pool Pool, keys ...Key) (slot *TypedSlot[
 		}
 	}
 	if isQueued && (full >= 0 || !slices.Contains(quotas, queued)) {
-		s.queueWaiting(queued) // another request can use that slot
+		s.queueWaiting(queued) // another request can use the slot for which req was queued
 	}
 	return &TypedSlot[R]{slots: s, quotas: quotas}, full < 0
 }
 
-// Skip must be called for a request that ends without Acquire.
+// Skip must be called for a request that ends without Acquire. If req was queued for a free slot, another request is
+// queued for it.
 func (s *TypedSlots[R]) Skip(req R) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,8 +131,8 @@ func (s *TypedSlots[R]) Skip(req R) {
 	}
 }
 
-// Release releases the slot, and records which of its keys were slow. It queues as many waiting requests as there are
-// free slots.
+// Release releases the slot. slow has the names of the keys that were slow in this request; the others count as fast
+// from now on. It queues as many waiting requests as there are free slots.
 func (t *TypedSlot[R]) Release(slow ...string) {
 	s := t.slots
 	s.mu.Lock()
@@ -147,14 +150,14 @@ func (t *TypedSlot[R]) Release(slow ...string) {
 	for _, q := range t.quotas {
 		s.queueWaiting(q)
 	}
-	for _, q := range s.short {
+	for _, q := range s.waitingForShared {
 		s.queueWaiting(q)
 	}
 }
 
-// RateLimiter returns a rate limiter that keeps the back-off of requests that wait for a slot. The controller calls
-// Forget for these requests, although they have neither succeeded nor failed. Without RateLimiter, requests that fail
-// and wait in turn would be retried without a pause.
+// RateLimiter wraps the rate limiter of the controller. The controller calls Forget after each reconcile without an
+// error, also if the request only waits for a slot. The wrapper then keeps the backoff. Without it, a request that
+// fails and waits in turn would be retried without backoff.
 func (s *TypedSlots[R]) RateLimiter(limiter workqueue.TypedRateLimiter[R]) workqueue.TypedRateLimiter[R] {
 	return rateLimiter[R]{limiter, s}
 }
@@ -165,7 +168,7 @@ type rateLimiter[R comparable] struct {
 	slots *TypedSlots[R]
 }
 
-// Forget ends the back-off of req unless it waits.
+// Forget ends the backoff of req, unless req waits for a slot.
 func (l rateLimiter[R]) Forget(req R) {
 	l.slots.mu.Lock()
 	_, isQueued := l.slots.queued[req]
@@ -217,12 +220,12 @@ func (s *TypedSlots[R]) addWaiting(req R, full quota) {
 	s.isWaiting[req] = true
 	s.waiting[full.scope] = append(s.waiting[full.scope], req)
 	if full.key != "" && s.used[full.scope] < full.limit {
-		s.short[full.scope] = full
+		s.waitingForShared[full.scope] = full
 	}
 }
 
-// queueWaiting queues as many waiting requests as q has free slots. Each of them calls Acquire or Skip. The caller must
-// hold mu.
+// queueWaiting queues as many waiting requests as q has free slots. Their reconciles call Acquire or Skip. The caller
+// must hold mu.
 func (s *TypedSlots[R]) queueWaiting(q quota) {
 	waiting := s.waiting[q.scope]
 	for n := s.freeSlots(q); n > 0 && len(waiting) > 0; n-- {
@@ -235,6 +238,6 @@ func (s *TypedSlots[R]) queueWaiting(q quota) {
 	s.waiting[q.scope] = waiting
 	if len(waiting) == 0 {
 		delete(s.waiting, q.scope)
-		delete(s.short, q.scope)
+		delete(s.waitingForShared, q.scope)
 	}
 }

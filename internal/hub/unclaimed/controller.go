@@ -40,16 +40,15 @@ const (
 	// reconcileTimeout.
 	workers          = 50
 	reconcileTimeout = time.Minute
-	// namespaceWorkers is the maximum for the clusters in one namespace, which belong to one tenant. When so many workers
-	// are in use, the others serve only namespaces without a running reconcile: a fleet with one namespace cannot use
-	// them.
+	// namespaceWorkers is the maximum number of workers for the clusters in one namespace, which belong to one tenant. The
+	// other workers are reserved for namespaces without a running reconcile; a fleet with one namespace cannot use them.
 	namespaceWorkers = 40
 	// resyncInterval is the interval between two reconciles of a cluster without unclaimed bundles. A reconcile sends
 	// no request to a pull member and one metadata list to a push member. Up to resyncJitter of the interval is added.
 	resyncInterval = 30 * time.Minute
 	resyncJitter   = 0.2
-	// eventDelay batches related events into one reconcile. So an agent that changes its Lease, its groups or its cluster
-	// all the time causes one reconcile in this time.
+	// eventDelay batches events into one reconcile: an agent that continuously changes its objects causes at most one
+	// reconcile in this time.
 	eventDelay = 2 * time.Second
 	// unclaimedResyncInterval is the interval between two reconciles of a cluster with unclaimed bundles. It is longer
 	// than the time until an agent's Lease no longer lists a withdrawn bundle.
@@ -110,7 +109,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 			RateLimiter:             c.slots.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[fleet.ID](minRetryDelay, maxRetryDelay)),
 		})
 	for _, cluster := range fleet.Kinds() {
-		controllerBuilder = controllerBuilder.Watches(cluster, enqueueDelayed(clusterItself), builder.WithPredicates(c.Shard.Predicate(), clusterChanged()))
+		controllerBuilder = controllerBuilder.Watches(cluster, enqueueDelayed(idOf), builder.WithPredicates(c.Shard.Predicate(), clusterChanged()))
 	}
 	return controllerBuilder.Complete(reconcile.TypedFunc[fleet.ID](c.reconcileInSlot))
 }
@@ -147,9 +146,9 @@ func enqueueDelayed(mapFunc func(context.Context, client.Object) []fleet.ID) han
 	}
 }
 
-// recordDeletions selects deletions and adds them to seenDeleted. It does not add an object that a relist no longer
-// returned (DeleteStateUnknown): the watch can have missed that it was created again. It does not add a summary that
-// only got the label of another shard.
+// recordDeletions selects deletions and adds them to seenDeleted. It does not add an object that is only missing in a
+// relist (DeleteStateUnknown), since the watch may have missed that it was created again. It does not add a summary
+// that only got the label of another shard.
 func (c *Controller) recordDeletions() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
@@ -163,8 +162,8 @@ func (c *Controller) recordDeletions() predicate.Predicate {
 	}
 }
 
-// canHaveMoved returns whether the cache can have lost obj because its label changed: it is a summary whose deletion
-// did not begin. The cache of the default shard has all summaries.
+// canHaveMoved returns whether obj may have left the cache because its shard label changed: it is a summary that was
+// not being deleted. The cache of the default shard has all summaries.
 func (c *Controller) canHaveMoved(obj client.Object) bool {
 	_, isSummary := obj.(*configv1beta1.ClusterSummary)
 	return isSummary && !c.Shard.IsDefault() && obj.GetDeletionTimestamp().IsZero()
@@ -196,7 +195,7 @@ func withdrawalCompleted() predicate.Predicate {
 	}
 }
 
-// unrequestedChanged selects changes of the Lease annotation that lists unrequested bundles.
+// unrequestedChanged selects changes of the Lease annotation in which the agent lists bundles without a group.
 func unrequestedChanged() predicate.Predicate {
 	return predicate.Funcs{
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
@@ -208,7 +207,7 @@ func unrequestedChanged() predicate.Predicate {
 }
 
 // clusterChanged selects new clusters and the changes that affect a reconcile: reachability, pause, finalizer, shard,
-// its labels, refusal and the withdraw annotation.
+// the shard of its labels, refusal and the withdraw annotation.
 func clusterChanged() predicate.Predicate {
 	return predicate.Funcs{
 		DeleteFunc: func(event.DeleteEvent) bool { return false },
@@ -229,7 +228,7 @@ func isReachable(m fleet.Member) bool { return m.Ready && !m.Down }
 
 func noClusters(context.Context, client.Object) []fleet.ID { return nil }
 
-func clusterItself(_ context.Context, obj client.Object) []fleet.ID {
+func idOf(_ context.Context, obj client.Object) []fleet.ID {
 	return []fleet.ID{fleet.FromObject(obj).ID()}
 }
 
@@ -309,7 +308,7 @@ func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Resu
 	case s.isWithdrawing:
 		return reconcile.Result{RequeueAfter: eventDelay}, nil
 	case s.withdrawnCount > 0 || len(s.kept) > 0:
-		// If a new summary claims a kept bundle, no event triggers a reconcile.
+		// No event triggers a reconcile when a new summary claims a kept bundle.
 		return reconcile.Result{RequeueAfter: unclaimedResyncInterval}, nil
 	}
 	return reconcile.Result{RequeueAfter: wait.Jitter(resyncInterval, resyncJitter)}, nil

@@ -10,8 +10,7 @@ import (
 type decision string
 
 const (
-	// claimed: the bundle's summary or profile manages it, or the profile cannot be evaluated now (it is paused, or its
-	// selector is invalid).
+	// claimed: the bundle's summary or profile manages it, or the profile is undecided.
 	claimed decision = "claimed"
 	// withdraw: the hub has evidence that the bundle must be withdrawn.
 	withdraw decision = "withdraw"
@@ -32,7 +31,7 @@ const (
 
 // evidence has the facts about one bundle on a member. gatherEvidence collects them.
 type evidence struct {
-	deployed located
+	deployed locatedBundle
 	hubUID   string
 	// summary is the ClusterSummary named in the bundle's ID, nil if it does not exist.
 	summary *configv1beta1.ClusterSummary
@@ -46,11 +45,14 @@ type evidence struct {
 	seenDeleted bool
 }
 
-// decide returns the decision for a bundle. A bundle is withdrawn if its summary no longer has the feature, the user
-// requested it, a withdrawal has started, the profile is being deleted, the deletion of profile and summary was seen,
-// or the profile no longer matches and the hub has a group or a ClusterConfiguration entry. Without such an entry the
-// hub may be a backup that is older than the deployment. Bundles of another hub are withdrawn only at the user's
-// request.
+// decide returns the decision for a bundle. A bundle is withdrawn in one of these cases:
+//
+//   - Its summary no longer has the feature.
+//   - The user requested the withdrawal. Without a summary, a bundle of another hub is withdrawn only in this case.
+//   - A withdrawal has started, or the profile is being deleted.
+//   - This process has seen the deletion of the profile and of the summary.
+//   - The profile no longer matches, and the hub has a group or a ClusterConfiguration entry. Without them the hub may
+//     be restored from a backup that is older than the deployment.
 func decide(e evidence) decision {
 	switch {
 	case e.summary != nil && e.isDropped():

@@ -20,9 +20,9 @@ type BundleWithdrawer struct {
 	HubUID string
 }
 
-// Withdraw withdraws every bundle that this hub delivered to m, or from the hub those for m if m is a Member.OnHub.
-// pending describes the bundles whose withdrawal is not complete: the caller calls Withdraw again. kept describes the
-// bundles of other or unknown hubs, which stay. The caller must check that m is reachable.
+// Withdraw withdraws every bundle that this hub delivered to m. If m is a Member.OnHub, these are the bundles on the
+// hub for the member. pending describes the bundles whose withdrawal is not complete: the caller must call Withdraw
+// again. kept describes the bundles of other or unknown hubs, which stay. The caller must check that m is reachable.
 func (r BundleWithdrawer) Withdraw(ctx context.Context, m fleet.Member) (pending, kept []string, err error) {
 	deployed, err := r.Transport.ListDeployed(ctx, m)
 	if err != nil {
@@ -42,7 +42,7 @@ func (r BundleWithdrawer) Withdraw(ctx context.Context, m fleet.Member) (pending
 			return pending, kept, fmt.Errorf("withdraw %s: %w", d.ID, err)
 		}
 		if !done {
-			pending = append(pending, located{d, m}.describe())
+			pending = append(pending, locatedBundle{d, m}.describe())
 		}
 	}
 	return pending, kept, nil

@@ -1,24 +1,25 @@
-// Package unclaimed finds bundles on members that no ClusterSummary accounts for. It withdraws the bundles whose
-// withdrawal was requested, and reports the others in a condition of the cluster, with the command that withdraws them.
+// Package unclaimed finds bundles on members that have no ClusterSummary. It withdraws a bundle if there is evidence
+// that it must be withdrawn. It reports the others in a condition of the cluster, with the command that withdraws them.
 //
 // A ClusterSummary with its finalizer withdraws its bundles before it is deleted. Bundles remain without a summary if a
 // user removes the finalizer, if the hub is restored from a backup that is older than a delivery, or if an earlier
-// version of Towline lost track of them. A missing summary or profile does not authorize a withdrawal.
+// version of Towline lost track of them. A missing summary or profile alone is no evidence.
 //
 // The hub runs Controller for the clusters of its shard. For each reachable cluster its steps are:
 //
 //  1. List the bundles on the cluster.
-//  2. Gather the evidence about each bundle without a summary, and call decide. Withdraw the bundle if decide returns
+//  2. Gather the evidence about each bundle without a summary, and call decide. Withdraw the bundle if it returns
 //     withdraw.
 //  3. Delete the entries of withdrawn bundles from the ClusterConfiguration.
-//  4. Delete the user's annotation when all withdrawals are complete. The annotation requests withdrawals.
+//  4. When all withdrawals are complete, delete the annotation by which a user requested withdrawals.
 //  5. Report the bundles that are kept.
 //
 // The controllers that deregister clusters call BundleWithdrawer.Withdraw, which withdraws all bundles of this hub from
 // a member.
 //
-// Terms: a bundle is claimed if a summary or a profile manages it; it is kept if there is no evidence that it must be
-// withdrawn; it is listed if the ClusterConfiguration of the cluster has its feature.
+// Terms: a bundle is claimed if a summary or a profile manages it. It is kept if there is no evidence that it must be
+// withdrawn. It is listed if the ClusterConfiguration of the cluster has its feature. It is requested if a group exists
+// for it on the hub (pull mode).
 //
 // Invariants:
 //

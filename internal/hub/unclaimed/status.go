@@ -21,8 +21,7 @@ import (
 const (
 	// reasonKept is the reason of the condition for bundles that are kept.
 	reasonKept = "NoWithdrawalOrder"
-	// maxListed limits the bundles in a message, and the summaries in its command. After their withdrawal, the next
-	// message lists others.
+	// maxListed is the maximum number of bundles in a message, and of summaries in its command.
 	maxListed = 20
 )
 
@@ -76,7 +75,7 @@ func (c *Controller) patchStatus(ctx context.Context, s *state, patched client.O
 }
 
 // message returns the condition message: the bundles that are kept on m, and the command that withdraws them.
-func message(m fleet.Member, kept []located) string {
+func message(m fleet.Member, kept []locatedBundle) string {
 	texts, names := make([]string, 0, len(kept)), []string{}
 	for _, d := range kept {
 		texts = append(texts, d.describe())
@@ -101,8 +100,8 @@ func Describe(d bundle.Deployed) string {
 	return text
 }
 
-// describe is Describe with the cluster that has the bundle, if it is the hub.
-func (l located) describe() string {
+// describe returns Describe, with the location if it is the hub.
+func (l locatedBundle) describe() string {
 	if l.isOnHub() {
 		return Describe(l.Deployed) + " on the hub"
 	}

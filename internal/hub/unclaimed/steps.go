@@ -26,26 +26,26 @@ import (
 type state struct {
 	cluster client.Object
 	member  fleet.Member
-	// deployed are the bundles of ClusterSummaries on the cluster, and those for it on the hub.
-	deployed []located
-	// summaries has the summaries of the cluster in the cache by name.
+	// deployed are the bundles of ClusterSummaries on the cluster, and the bundles for it on the hub.
+	deployed []locatedBundle
+	// summaries has the cached summaries of the cluster by name.
 	summaries map[string]*configv1beta1.ClusterSummary
 	// kept are the bundles for which decide returned keep.
-	kept []located
+	kept []locatedBundle
 	// isWithdrawing is true if a withdrawal is not complete. withdrawnCount is the number of complete withdrawals.
 	isWithdrawing  bool
 	withdrawnCount int
 }
 
-// located is a bundle with the cluster that has it: the member, or fleet.Member.OnHub.
-type located struct {
+// locatedBundle is a bundle and its location: the member, or fleet.Member.OnHub.
+type locatedBundle struct {
 	bundle.Deployed
 	on fleet.Member
 }
 
-func (l located) isOnHub() bool { return l.on.Mode == fleet.Local }
+func (l locatedBundle) isOnHub() bool { return l.on.Mode == fleet.Local }
 
-// listBundles reads the bundles on the cluster, and those for it on the hub.
+// listBundles reads the bundles on the cluster, and the bundles for it on the hub.
 func (c *Controller) listBundles(ctx context.Context, s *state) error {
 	for _, on := range []fleet.Member{s.member, s.member.OnHub()} {
 		deployed, err := c.Transport.ListDeployed(ctx, on)
@@ -54,7 +54,7 @@ func (c *Controller) listBundles(ctx context.Context, s *state) error {
 		}
 		for _, d := range deployed {
 			if d.ID.RequestorKind == configv1beta1.ClusterSummaryKind {
-				s.deployed = append(s.deployed, located{Deployed: d, on: on})
+				s.deployed = append(s.deployed, locatedBundle{Deployed: d, on: on})
 			}
 		}
 	}
@@ -92,7 +92,7 @@ func (c *Controller) withdrawBundles(ctx context.Context, s *state) error {
 	return nil
 }
 
-// listSummaries returns the summaries of a member in the cache by name.
+// listSummaries returns the cached summaries of a member by name.
 func (c *Controller) listSummaries(ctx context.Context, m fleet.Member) (map[string]*configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList
 	if err := c.Hub.List(ctx, &list, client.MatchingFields{summaries.ClusterIndex: m.ID().String()}, client.UnsafeDisableDeepCopy); err != nil {
@@ -105,9 +105,10 @@ func (c *Controller) listSummaries(ctx context.Context, m fleet.Member) (map[str
 	return known, nil
 }
 
-// gatherEvidence adds the facts about the bundle to e. orphan is true if the profile keeps the objects on the cluster.
+// gatherEvidence reads the facts about the bundle from the API server into e. orphan is true if the profile has
+// LeavePolicies: a withdrawal must keep the objects.
 func (c *Controller) gatherEvidence(ctx context.Context, s *state, e *evidence) (orphan bool, err error) {
-	// The cache can be stale.
+	// The cached summary in e can be stale.
 	summary := &configv1beta1.ClusterSummary{}
 	err = c.Live.Get(ctx, client.ObjectKey{Namespace: s.member.Namespace, Name: e.deployed.ID.RequestorName}, summary)
 	if client.IgnoreNotFound(err) != nil {
@@ -168,7 +169,7 @@ func (c *Controller) getProfile(ctx context.Context, owner bundle.Owner) (client
 	return profile, spec, nil
 }
 
-// stateOf returns the profileState of a profile for a member.
+// profileStateOf returns the profileState of a profile for a member.
 func profileStateOf(profile client.Object, spec *configv1beta1.ProfileSpec, m fleet.Member) profileState {
 	if profile == nil {
 		return profileMissing
@@ -209,7 +210,7 @@ func (c *Controller) withdraw(ctx context.Context, s *state, on fleet.Member, w 
 		return nil
 	}
 	s.withdrawnCount++
-	s.deployed = slices.DeleteFunc(s.deployed, func(d located) bool { return d.ID == w.ID && d.on.Mode == on.Mode })
+	s.deployed = slices.DeleteFunc(s.deployed, func(d locatedBundle) bool { return d.ID == w.ID && d.on.Mode == on.Mode })
 	log.FromContext(ctx).Info("withdrew a bundle without a summary", logkeys.Bundle, w.ID.String())
 	return nil
 }
@@ -221,7 +222,7 @@ func (c *Controller) deleteStaleEntries(ctx context.Context, s *state) error {
 	if err := c.Hub.Get(ctx, summaries.ConfigurationKey(s.member), configuration); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	// An entry can be newer than s.summaries, but not older than its summary.
+	// An entry can be newer than s.summaries, but its summary is in the cache before it.
 	current, err := c.listSummaries(ctx, s.member)
 	if err != nil {
 		return err
@@ -238,11 +239,12 @@ func (c *Controller) deleteStaleEntries(ctx context.Context, s *state) error {
 	return nil
 }
 
-// deleteStaleOn is deleteStaleEntries for the member or the hub. owners are the profiles of the summaries.
+// deleteStaleOn deletes the stale entries for the objects on the member or on the hub. owners are the profiles of the
+// summaries.
 func (c *Controller) deleteStaleOn(s *state, on fleet.Member, listed configv1beta1.ClusterConfigurationStatus, owners map[bundle.Owner]bool) {
 	for owner, features := range listedFeatures(listed, on) {
 		staleFeatures := slices.DeleteFunc(features, func(feature configv1beta1.DeployedFeature) bool {
-			return owners[owner] || slices.ContainsFunc(s.deployed, func(d located) bool {
+			return owners[owner] || slices.ContainsFunc(s.deployed, func(d locatedBundle) bool {
 				_, name := splitName(d.Owner)
 				return d.on.Mode == on.Mode && d.Owner.Kind == owner.Kind && name == owner.Name && d.ID.Feature == string(feature.FeatureID)
 			})
@@ -255,17 +257,17 @@ func (c *Controller) deleteStaleOn(s *state, on fleet.Member, listed configv1bet
 	}
 }
 
-// listedFeatures returns the IDs of the features in a ClusterConfiguration by profile. For fleet.Member.OnHub they are
-// those with objects on the hub, for the member all others.
+// listedFeatures returns the features in a ClusterConfiguration by profile, with FeatureID only. For fleet.Member.OnHub
+// it returns the features with objects on the hub. For the member it omits features that have only objects on the hub.
 func listedFeatures(configuration configv1beta1.ClusterConfigurationStatus, on fleet.Member) map[bundle.Owner][]configv1beta1.DeployedFeature {
 	all := map[bundle.Owner][]configv1beta1.DeployedFeature{}
 	status.EachDeployedFeature(configuration, func(kind, name string, feature configv1beta1.DeployedFeature) {
 		onHub := len(status.ResourcesOf(feature, libv1beta1.DeploymentTypeLocal))
-		isOnlyOther := onHub == 0
+		isElsewhere := onHub == 0
 		if on.Mode != fleet.Local {
-			isOnlyOther = onHub > 0 && onHub == len(feature.Resources) && len(feature.Charts) == 0
+			isElsewhere = onHub > 0 && onHub == len(feature.Resources) && len(feature.Charts) == 0
 		}
-		if !isOnlyOther {
+		if !isElsewhere {
 			owner := bundle.Owner{Kind: kind, Name: name}
 			all[owner] = append(all[owner], configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
 		}
@@ -279,7 +281,7 @@ func summariesToWithdraw(cluster client.Object) []string {
 }
 
 // deleteWithdrawAnnotation deletes the withdraw annotation if no withdrawal is in progress. Names of existing summaries
-// in it are ignored.
+// in the annotation have no effect.
 func (c *Controller) deleteWithdrawAnnotation(ctx context.Context, s *state) error {
 	requested := summariesToWithdraw(s.cluster)
 	if len(requested) == 0 || s.isWithdrawing {

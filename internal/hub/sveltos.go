@@ -18,12 +18,13 @@ import (
 	"github.com/towline/towline/internal/join"
 )
 
-// addSveltosControllers adds the controllers that register and deregister SveltosClusters. configMaps reads ConfigMaps.
+// addSveltosControllers adds the controllers that register and deregister SveltosClusters. configMaps reads the
+// ConfigMap with the hub's address for agents.
 func (h *hub) addSveltosControllers(ctx context.Context, configMaps client.Reader) error {
 	locks := &registrations.ClusterLocks{}
 	configWithTimeout := rest.CopyConfig(h.GetConfig())
 	configWithTimeout.Timeout = requestTimeout
-	kinds, err := discovery.NewDiscoveryClientForConfig(configWithTimeout)
+	hubDiscovery, err := discovery.NewDiscoveryClientForConfig(configWithTimeout)
 	if err != nil {
 		return fmt.Errorf("create a client of the hub: %w", err)
 	}
@@ -33,7 +34,7 @@ func (h *hub) addSveltosControllers(ctx context.Context, configMaps client.Reade
 			Locks: locks, Events: h.GetEventRecorder(reportingController),
 		}).Setup(ctx, h),
 		(&departures.Controller{
-			Hub: h.GetClient(), Live: h.live, Kinds: kinds, Shard: h.opts.shard(), Reachability: h.reachability(), Config: h.members.Config, RetractMember: join.DeleteMemberObjects,
+			Hub: h.GetClient(), Live: h.live, Kinds: hubDiscovery, Shard: h.opts.shard(), Reachability: h.reachability(), Config: h.members.Config, DeleteMemberObjects: join.DeleteMemberObjects,
 			WithdrawRemaining: h.bundleWithdrawer.Withdraw, Forget: h.engines.forget, Locks: locks, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 	)
@@ -50,7 +51,8 @@ func (h *hub) reachability() *departures.Reachability {
 	return &departures.Reachability{Live: h.live, Contact: contact, Heartbeats: h.heartbeats}
 }
 
-// unreachableReason returns a function that returns the reason why a cluster is unreachable, "" if it is reachable.
+// unreachableReason returns a function for summaries.Controller. It returns why a SveltosCluster that is being deleted
+// is unreachable, "" if it is reachable.
 func (h *hub) unreachableReason() func(ctx context.Context, cluster client.Object) (string, error) {
 	reachability := h.reachability()
 	return func(ctx context.Context, cluster client.Object) (string, error) {
@@ -59,14 +61,14 @@ func (h *hub) unreachableReason() func(ctx context.Context, cluster client.Objec
 			fleet.TypeSveltos: func() (string, error) {
 				return reachability.UnreachableReason(ctx, cluster.(*libv1beta1.SveltosCluster))
 			},
-			// The controller that removes the Cluster checks the member itself, and abandons it if it is unreachable.
+			// spaces.Controller, which removes the Cluster, checks the member itself and abandons it if it is unreachable.
 			fleet.TypeKarmada: func() (string, error) { return "", nil },
 		}[m.Type]()
 	}
 }
 
-// ensureManifestFunc returns the function that creates and updates the agent's manifest of a cluster, with the present
-// address of the hub. It returns the time until the next call.
+// ensureManifestFunc returns a function that creates or updates the agent's manifest of a cluster, with the present
+// address of the hub. It returns the time until it must be called again.
 func (h *hub) ensureManifestFunc(configMaps client.Reader) func(context.Context, *libv1beta1.SveltosCluster) (time.Duration, error) {
 	configured := join.HubAddress{Server: h.opts.ManagementClusterURL, CA: h.opts.ManagementClusterCA}
 	return func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (time.Duration, error) {
@@ -74,7 +76,7 @@ func (h *hub) ensureManifestFunc(configMaps client.Reader) func(context.Context,
 		if err != nil && !errors.Is(err, join.ErrNoHubAddress) {
 			return 0, err
 		}
-		// Without a default address, only clusters with their own address of the hub get a manifest.
+		// Without a default address, only clusters that set their own address of the hub get a manifest.
 		manifests := join.Manifests{
 			Hub: h.live, Cache: h.GetCache(), Address: address, Image: h.opts.AgentImage, Version: h.opts.Version, Clock: clock.RealClock{},
 		}
