@@ -16,7 +16,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxAdoptAttempts is the number of attempts to take over the fields of an object that others change meanwhile.
+// maxAdoptAttempts is the number of attempts to take over the fields of an object that other clients change meanwhile.
 const maxAdoptAttempts = 5
 
 // isPastManager returns whether a managedFields entry belongs to a tool that stops managing an adopted object: helm, or
@@ -42,30 +42,30 @@ func (p *applyRun) adoptFields(ctx context.Context, v decision) error {
 }
 
 // createObject applies an object that does not exist, or adopts it if another client has created it meanwhile. created
-// is true if this request created the object: then no other field manager has set fields of it.
-func (p *applyRun) createObject(ctx context.Context, v decision) (now *live, created bool, err error) {
-	now, err = p.requestApply(ctx, v, "")
+// is true if this request created the object: then no other manager has set fields of it.
+func (p *applyRun) createObject(ctx context.Context, v decision) (applied *live, created bool, err error) {
+	applied, err = p.requestApply(ctx, v, "")
 	switch {
 	case apierrors.IsConflict(err):
 		if v.rejectUnmanaged && !v.overwrite {
 			return nil, false, errReplaced
 		}
-		obj, err := p.engine.member.at(v.resource, v.ref.Namespace).Get(ctx, v.ref.Name, metav1.GetOptions{})
+		obj, err := p.engine.member.metadataAt(v.resource, v.ref.Namespace).Get(ctx, v.ref.Name, metav1.GetOptions{})
 		if err != nil {
 			return nil, false, err
 		}
-		now = liveOf(obj)
+		applied = liveOf(obj)
 	case err != nil:
 		return nil, false, err
-	case !now.shared:
-		return now, true, nil
+	case !applied.hasOtherManager:
+		return applied, true, nil
 	}
 	v.adopt = true
-	if err := p.takeOverFields(ctx, v, now); err != nil {
+	if err := p.takeOverFields(ctx, v, applied); err != nil {
 		return nil, false, err
 	}
-	now, err = p.requestApply(ctx, v, now.UID)
-	return now, false, err
+	applied, err = p.requestApply(ctx, v, applied.UID)
+	return applied, false, err
 }
 
 // takeOverFields makes our field manager the owner of the fields that past managers have set on an adopted object, so
@@ -75,7 +75,7 @@ func (p *applyRun) takeOverFields(ctx context.Context, v decision, existing *liv
 		return nil
 	}
 	for range maxAdoptAttempts {
-		obj, err := p.engine.member.at(v.resource, v.ref.Namespace).Get(ctx, v.ref.Name, metav1.GetOptions{})
+		obj, err := p.engine.member.metadataAt(v.resource, v.ref.Namespace).Get(ctx, v.ref.Name, metav1.GetOptions{})
 		if err != nil || obj.UID != existing.UID {
 			// The apply request that follows fails if the object was deleted or replaced.
 			return ignoreNotFound("read its field managers", err)
@@ -93,7 +93,7 @@ func (p *applyRun) takeOverFields(ctx context.Context, v decision, existing *liv
 }
 
 // replaceManagers replaces the managed fields of an object, and returns its new resourceVersion. It returns a conflict
-// if the object no longer has the given one.
+// if the object has another resourceVersion than version.
 func (m *memberClient) replaceManagers(ctx context.Context, t *target, managers []metav1.ManagedFieldsEntry, version string) (string, error) {
 	body, err := json.Marshal([]map[string]any{
 		{"op": "replace", "path": "/metadata/managedFields", "value": managers},
@@ -103,7 +103,7 @@ func (m *memberClient) replaceManagers(ctx context.Context, t *target, managers 
 	if err != nil {
 		return "", fmt.Errorf("encode patch: %w", err)
 	}
-	obj, err := m.at(t.resource, t.ref.Namespace).Patch(ctx, t.ref.Name, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: kube.FieldManager})
+	obj, err := m.metadataAt(t.resource, t.ref.Namespace).Patch(ctx, t.ref.Name, types.JSONPatchType, body, metav1.PatchOptions{FieldManager: kube.FieldManager})
 	if err != nil {
 		return "", err
 	}
@@ -119,7 +119,7 @@ func ignoreNotFound(operation string, err error) error {
 
 // mergePastManagers moves the fields of past managers to the entry of our last apply, and returns the new
 // managedFields, or nil if there is nothing to move. All fields of an entry are of one API version, so it moves only
-// the entries with the version of mergeVersion. desired is the API version that the bundle has.
+// the entries with the version of mergeVersion. desired is the API version of the object in the bundle.
 func mergePastManagers(entries []metav1.ManagedFieldsEntry, desired string) ([]metav1.ManagedFieldsEntry, error) {
 	version, found := mergeVersion(entries, desired)
 	if !found {
@@ -157,14 +157,14 @@ func mergePastManagers(entries []metav1.ManagedFieldsEntry, desired string) ([]m
 	return append(rest, ours), nil
 }
 
-// maxFields limits the managed fields of one manager that are decoded, in bytes. API servers store objects of at most
-// 1.5 MiB.
-const maxFields = 1 << 20
+// maxManagedFields is the maximum size of the fields of one manager, in bytes, that are decoded. API servers store
+// objects of at most 1.5 MiB.
+const maxManagedFields = 1 << 20
 
 // fieldsOf returns the fields of an entry of managed fields.
 func fieldsOf(entry metav1.ManagedFieldsEntry) (*fieldpath.Set, error) {
-	if len(entry.FieldsV1.GetRawBytes()) > maxFields {
-		return nil, fmt.Errorf("the fields of manager %s have more than %d MiB", entry.Manager, maxFields>>20)
+	if len(entry.FieldsV1.GetRawBytes()) > maxManagedFields {
+		return nil, fmt.Errorf("the fields of manager %s have more than %d MiB", entry.Manager, maxManagedFields>>20)
 	}
 	fields := &fieldpath.Set{}
 	if err := fields.FromJSON(entry.FieldsV1.GetRawReader()); err != nil {
@@ -173,7 +173,7 @@ func fieldsOf(entry metav1.ManagedFieldsEntry) (*fieldpath.Set, error) {
 	return fields, nil
 }
 
-// encodeFields returns fields as an entry of managed fields has them.
+// encodeFields encodes fields for an entry of managed fields.
 func encodeFields(fields *fieldpath.Set) (*metav1.FieldsV1, error) {
 	raw, err := fields.ToJSON()
 	if err != nil {
@@ -184,8 +184,9 @@ func encodeFields(fields *fieldpath.Set) (*metav1.FieldsV1, error) {
 	return encoded, nil
 }
 
-// mergeVersion returns the API version of the entries to merge: that of our last apply, else desired if a past manager
-// has it, else that of the past manager that wrote last. found is false if no entry is ours or a past manager's.
+// mergeVersion returns the API version of the entries to merge. It is the version of our last apply. Without one, it is
+// desired if a past manager has that version, else the version of the past manager that wrote last. found is false
+// without any such entry.
 func mergeVersion(entries []metav1.ManagedFieldsEntry, desired string) (version string, found bool) {
 	var newest metav1.ManagedFieldsEntry
 	for _, entry := range entries {

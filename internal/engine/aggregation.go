@@ -22,14 +22,14 @@ const aggregationManager = "clusterrole-aggregation-controller"
 // errAggregating is the error of a pruned ClusterRole with an aggregationRule that still exists.
 var errAggregating = errors.New("it is not deleted yet; the ClusterRoles that it aggregates are deleted after it")
 
-// roleState is the origin of a ClusterRole's content.
+// roleState describes who has written a ClusterRole.
 type roleState int
 
 const (
-	roleOwned       roleState = iota // a user or a program, or the object is no ClusterRole
-	roleAggregating                  // the same, and it has an aggregationRule
+	roleOrdinary    roleState = iota // a user or a program; also any object that is no ClusterRole
+	roleAggregating                  // a user or a program, with an aggregationRule
 	roleRecreated                    // only the aggregation controller: it created a deleted role again
-	roleUnknown                      // the metadata has no field managers; readRole decides
+	roleUnknown                      // the metadata has no field managers; resolveRoleState decides
 )
 
 func isClusterRole(ref kube.Ref) bool { return ref.Group == groupRBAC && ref.Kind == "ClusterRole" }
@@ -44,8 +44,8 @@ func roleStateOf(role *metav1.PartialObjectMetadata) roleState {
 	recreated := bare
 	for _, entry := range role.ManagedFields {
 		var fields map[string]json.RawMessage
-		if entry.FieldsV1 == nil || len(entry.FieldsV1.GetRawBytes()) > maxFields || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
-			return roleOwned
+		if entry.FieldsV1 == nil || len(entry.FieldsV1.GetRawBytes()) > maxManagedFields || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
+			return roleOrdinary
 		}
 		if _, ok := fields["f:aggregationRule"]; ok {
 			return roleAggregating
@@ -56,28 +56,27 @@ func roleStateOf(role *metav1.PartialObjectMetadata) roleState {
 	if recreated {
 		return roleRecreated
 	}
-	return roleOwned
+	return roleOrdinary
 }
 
-// readRole reads a ClusterRole without field managers in its metadata, and sets its state. A role with neither rules
-// nor an aggregationRule counts as created again: the controller creates such a role if the roles that it would
-// aggregate are deleted, too.
-func (m *memberClient) readRole(ctx context.Context, location objectLocation, existing *live) error {
+// resolveRoleState reads a ClusterRole with roleUnknown, and sets its state. A role with neither rules nor an
+// aggregationRule counts as recreated: the controller creates such a role if the roles that it would aggregate are
+// deleted, too.
+func (m *memberClient) resolveRoleState(ctx context.Context, location objectLocation, existing *live) error {
 	role, err := m.dynamicClient.Resource(location.resource.GVR).Get(ctx, location.key.Name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("read %s: %w", location.key, err)
 	}
-	existing.role = roleOwned
+	existing.role = roleOrdinary
 	if err == nil && role.GetUID() == existing.UID && role.Object["rules"] == nil && role.Object["aggregationRule"] == nil {
 		existing.role = roleRecreated
 	}
 	return nil
 }
 
-// orderRoles orders the removal of the ClusterRoles in groups, which are as toPrune returns them: the roles
-// that aggregate others get a group of their own before the others, so that their controller has no reason to write
-// to them when the others are deleted. A last group holds all the ClusterRoles again, for those that the controller
-// created meanwhile. Without ClusterRoles it makes no request.
+// orderRoles splits the group of ClusterRoles in the groups of toPrune. The roles that aggregate others come before the
+// others, so that their controller has no reason to write to them when the others are deleted. A last group has all
+// ClusterRoles again, for those that the controller has recreated meanwhile. Without ClusterRoles it sends no request.
 func (e *Engine) orderRoles(ctx context.Context, groups [][]inventory.Entry) ([][]inventory.Entry, error) {
 	at := slices.IndexFunc(groups, func(entries []inventory.Entry) bool { return isClusterRole(entries[0].Ref) })
 	if at < 0 {

@@ -36,20 +36,20 @@ func TestRoleStateOf(t *testing.T) {
 		want roleState
 	}{
 		"created by the controller":              {writers(aggregationManager, rules), roleRecreated},
-		"with a label":                           {labelled(writers(aggregationManager, rules)), roleOwned},
-		"with an annotation":                     {annotated(writers(aggregationManager, rules)), roleOwned},
-		"with metadata that somebody wrote":      {writers(aggregationManager, rules, "x", `{"f:metadata":{}}`), roleOwned},
-		"with more than rules by the controller": {writers(aggregationManager, `{"f:rules":{},"f:metadata":{}}`), roleOwned},
-		"with nothing by the controller":         {writers(aggregationManager, `{}`), roleOwned},
-		"with rules that somebody wrote":         {writers("x", rules), roleOwned},
-		"ours, without an aggregation rule":      {writers("towline", rules), roleOwned},
+		"with a label":                           {labelled(writers(aggregationManager, rules)), roleOrdinary},
+		"with an annotation":                     {annotated(writers(aggregationManager, rules)), roleOrdinary},
+		"with metadata that somebody wrote":      {writers(aggregationManager, rules, "x", `{"f:metadata":{}}`), roleOrdinary},
+		"with more than rules by the controller": {writers(aggregationManager, `{"f:rules":{},"f:metadata":{}}`), roleOrdinary},
+		"with nothing by the controller":         {writers(aggregationManager, `{}`), roleOrdinary},
+		"with rules that somebody wrote":         {writers("x", rules), roleOrdinary},
+		"ours, without an aggregation rule":      {writers("towline", rules), roleOrdinary},
 		"ours, aggregating":                      {writers("towline", rule), roleAggregating},
 		"ours, aggregated":                       {writers(aggregationManager, rules, "towline", rule), roleAggregating},
 		"somebody's, aggregating":                {labelled(writers("x", rule)), roleAggregating},
-		"with unreadable fields":                 {writers(aggregationManager, `[]`), roleOwned},
+		"with unreadable fields":                 {writers(aggregationManager, `[]`), roleOrdinary},
 		"without field lists":                    {writers(), roleUnknown},
-		"without field lists, with a label":      {labelled(writers()), roleOwned},
-		"without field lists, annotated":         {annotated(writers()), roleOwned},
+		"without field lists, with a label":      {labelled(writers()), roleOrdinary},
+		"without field lists, annotated":         {annotated(writers()), roleOrdinary},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -84,13 +84,13 @@ func TestSplitRoles(t *testing.T) {
 		want   []string
 	}{
 		"aggregating and others": {
-			group("ClusterRole", "a", "b", "c"), states{"a": roleOwned, "b": roleAggregating, "c": roleOwned},
+			group("ClusterRole", "a", "b", "c"), states{"a": roleOrdinary, "b": roleAggregating, "c": roleOrdinary},
 			[]string{"x", "b", "ac", "z", "abc"},
 		},
 		"created again": {
-			group("ClusterRole", "a", "b"), states{"a": roleOwned, "b": roleRecreated}, []string{"x", "b", "a", "z", "ab"},
+			group("ClusterRole", "a", "b"), states{"a": roleOrdinary, "b": roleRecreated}, []string{"x", "b", "a", "z", "ab"},
 		},
-		"deleted before": {group("ClusterRole", "a", "b"), states{"b": roleOwned}, []string{"x", "ab", "z", "ab"}},
+		"deleted before": {group("ClusterRole", "a", "b"), states{"b": roleOrdinary}, []string{"x", "ab", "z", "ab"}},
 		"all aggregate":  {group("ClusterRole", "a"), states{"a": roleAggregating}, []string{"x", "a", "z", "a"}},
 	} {
 		t.Run(name, func(t *testing.T) {

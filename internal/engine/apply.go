@@ -23,13 +23,13 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ensureNamespaces creates the missing namespaces of objects to create, unless the bundle has them itself. With
+// ensureNamespaces creates the missing namespaces of objects to create, except namespaces that are in the bundle. With
 // ContinueOnError, a namespace that cannot be created fails only the objects in it.
 func (p *applyRun) ensureNamespaces(ctx context.Context, decisions []decision) error {
 	var mu sync.Mutex // guards failed
 	failed := map[string]error{}
 	work, limited := errgroup.WithContext(ctx)
-	work.SetLimit(parallel)
+	work.SetLimit(maxConcurrent)
 	for _, name := range p.missingNamespaces(decisions) {
 		work.Go(func() error {
 			err := p.engine.member.ensureNamespace(withAccount(limited, p.bundle.Options.ServiceAccount), name)
@@ -62,7 +62,7 @@ func (v decision) needsNamespace() bool {
 	return v.action == actionApply && v.existing == nil && v.resource.Namespaced && !v.skipNamespaceCreation
 }
 
-// missingNamespaces lists the namespaces that may have to be created, sorted.
+// missingNamespaces lists the namespaces that may not exist, sorted. A namespace with an existing object exists.
 func (p *applyRun) missingNamespaces(decisions []decision) []string {
 	missing := map[string]bool{}
 	for _, v := range decisions {
@@ -78,13 +78,13 @@ func (p *applyRun) missingNamespaces(decisions []decision) []string {
 	return slices.Sorted(maps.Keys(missing))
 }
 
-// applyTarget executes the decision about one target.
-func (p *applyRun) applyTarget(ctx context.Context, v decision) (bundle.Action, error) {
+// executeDecision applies or rejects one target, and records the applied object in the next inventory.
+func (p *applyRun) executeDecision(ctx context.Context, v decision) (bundle.Action, error) {
 	if v.action == actionReject {
 		return bundle.Failed, v.err
 	}
 	ctx = withAccount(ctx, p.bundle.Options.ServiceAccount)
-	now, created, err := p.applyOne(ctx, v)
+	applied, created, err := p.applyObject(ctx, v)
 	if err != nil {
 		if apierrors.IsNotFound(err) {
 			// The kind may no longer be served.
@@ -92,46 +92,47 @@ func (p *applyRun) applyTarget(ctx context.Context, v decision) (bundle.Action, 
 		}
 		return bundle.Failed, p.asRefused(v, err)
 	}
-	if v.isCRD() && (v.existing == nil || v.existing.Version != now.Version || !p.isServed(v)) {
+	if v.isCRD() && (v.existing == nil || v.existing.Version != applied.Version || !p.isServed(v)) {
 		p.addUnserved(v)
 	}
-	version, err := p.applySubresources(ctx, v, now, created)
+	version, err := p.applySubresources(ctx, v, applied, created)
 	if err != nil {
-		p.setEntry(v, now, "")
+		p.setEntry(v, applied, "")
 		return bundle.Failed, p.asRefused(v, err)
 	}
-	p.setEntry(v, now, now.Fingerprint())
+	p.setEntry(v, applied, applied.Fingerprint())
 	switch {
 	case v.existing == nil:
 		return bundle.Created, nil
-	case v.existing.UID == now.UID && v.existing.Version == version:
+	case v.existing.UID == applied.UID && v.existing.Version == version:
 		return bundle.Unchanged, nil
 	}
 	return bundle.Configured, nil
 }
 
-// applyOne applies an object, and returns whether it has created it. If the API server refuses the change and the
-// bundle has the option Force, it deletes the object and creates it again.
-func (p *applyRun) applyOne(ctx context.Context, v decision) (now *live, created bool, err error) {
+// applyObject applies an object, and returns whether it has created it. If the API server refuses the change as invalid
+// and the target has the option force, it deletes the object and creates it again. It never does so with a Namespace or
+// a CustomResourceDefinition.
+func (p *applyRun) applyObject(ctx context.Context, v decision) (applied *live, created bool, err error) {
 	if v.existing == nil {
 		return p.createObject(ctx, v)
 	}
 	if err := p.adoptFields(ctx, v); err != nil {
 		return nil, false, err
 	}
-	now, err = p.requestApply(ctx, v, v.existing.UID)
+	applied, err = p.requestApply(ctx, v, v.existing.UID)
 	if apierrors.IsConflict(err) {
-		now, created, err = p.applyReplaced(ctx, v)
+		applied, created, err = p.applyReplaced(ctx, v)
 	}
 	if apierrors.IsInvalid(err) && v.force && v.rank != rankCRD && v.rank != rankNamespace {
 		return p.recreate(ctx, v, err)
 	}
-	return now, created, err
+	return applied, created, err
 }
 
 // applyReplaced applies an object that was deleted or replaced after it was read. It clears the UID in the inventory
-// first, since the applied object has another one.
-func (p *applyRun) applyReplaced(ctx context.Context, v decision) (now *live, created bool, err error) {
+// first, since the new object has another one.
+func (p *applyRun) applyReplaced(ctx context.Context, v decision) (applied *live, created bool, err error) {
 	if v.rejectUnmanaged && !v.overwrite {
 		return nil, false, errReplaced
 	}
@@ -141,15 +142,16 @@ func (p *applyRun) applyReplaced(ctx context.Context, v decision) (now *live, cr
 	return p.createObject(ctx, v)
 }
 
-// requestApply sends the apply request. An object that exists with this uid keeps its excluded fields. Without a uid,
-// the object must not exist. requestApply retries for establishLimit if this run has defined the object's kind.
+// requestApply sends the apply request. With a uid, it changes the object with this UID, and leaves the excluded fields
+// alone. Without a uid, it creates the object. If this run has defined the kind, it retries for establishTimeout until
+// the kind is served.
 func (p *applyRun) requestApply(ctx context.Context, v decision, uid types.UID) (*live, error) {
 	send := func(ctx context.Context, t *target, resourceVersion string) (*live, error) {
 		body := t.body(v.adopt, uid)
 		if resourceVersion != "" {
 			mapOf(body["metadata"])["resourceVersion"] = resourceVersion
 		}
-		raw, err := encode(t.ref, body)
+		raw, err := encodeBody(t.ref, body)
 		if err != nil {
 			return nil, err
 		}
@@ -164,10 +166,10 @@ func (p *applyRun) requestApply(ctx context.Context, v decision, uid types.UID) 
 	if !isNew {
 		return send(ctx, v.target, "")
 	}
-	var now *live
+	var applied *live
 	var last error
-	err := wait.PollUntilContextTimeout(ctx, pollInterval, establishLimit, true, func(ctx context.Context) (bool, error) {
-		now, last = send(ctx, v.target, "")
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, establishTimeout, true, func(ctx context.Context) (bool, error) {
+		applied, last = send(ctx, v.target, "")
 		if apierrors.IsNotFound(last) && !isNamespaceMissing(last) {
 			return false, nil
 		}
@@ -176,23 +178,24 @@ func (p *applyRun) requestApply(ctx context.Context, v decision, uid types.UID) 
 	if wait.Interrupted(err) && last != nil {
 		return nil, last
 	}
-	return now, err
+	return applied, err
 }
 
-// isNamespaceMissing returns whether the namespace is missing. Otherwise the kind is not served yet.
+// isNamespaceMissing returns whether a NotFound error is about the namespace, and not about a kind that is not served
+// yet.
 func isNamespaceMissing(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind == "namespaces"
 }
 
 // setEntry sets the entry of an applied object in the next inventory. Without a fingerprint, the next run applies the
-// object again.
-func (p *applyRun) setEntry(v decision, now *live, fingerprint string) {
+// object again. An entry that did not prove that the bundle applied the object stays Recovered.
+func (p *applyRun) setEntry(v decision, applied *live, fingerprint string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	prior := p.prior.Entries[v.key()]
 	p.next.Entries[v.key()] = inventory.Entry{
-		Ref: v.ref, UID: now.UID, Fields: fingerprint, Adopted: now.IsAdopted(), Origin: v.origin, Recovered: prior.UID == now.UID && !prior.IsProvenApplied(),
+		Ref: v.ref, UID: applied.UID, Fields: fingerprint, Adopted: applied.IsAdopted(), Origin: v.origin, Recovered: prior.UID == applied.UID && !prior.IsProvenApplied(),
 	}
 }
 
@@ -206,7 +209,7 @@ func (p *applyRun) clearUID(ctx context.Context, v decision) error {
 
 // recreate deletes an object and creates it again after the API server refused to change it. It deletes nothing and
 // returns refused if the server would also refuse to create it.
-func (p *applyRun) recreate(ctx context.Context, v decision, refused error) (now *live, created bool, err error) {
+func (p *applyRun) recreate(ctx context.Context, v decision, refused error) (applied *live, created bool, err error) {
 	if p.isCreationRefused(ctx, v) {
 		return nil, false, refused
 	}
@@ -223,9 +226,10 @@ func (p *applyRun) recreate(ctx context.Context, v decision, refused error) (now
 	return p.createObject(ctx, v)
 }
 
-// isCreationRefused returns whether the API server refuses to create the object. It sends a dry run with another name.
+// isCreationRefused returns whether the API server would refuse to create the object. It sends a dry run with another
+// name, because with the name of the existing object it would be an update.
 func (p *applyRun) isCreationRefused(ctx context.Context, v decision) bool {
-	raw, err := encode(v.ref, v.body(v.adopt, ""))
+	raw, err := encodeBody(v.ref, v.body(v.adopt, ""))
 	if err != nil {
 		return true
 	}
@@ -240,7 +244,7 @@ func (p *applyRun) isCreationRefused(ctx context.Context, v decision) bool {
 		return true
 	}
 	force := true
-	_, err = p.engine.member.at(v.resource, v.ref.Namespace).Patch(ctx, name, types.ApplyPatchType, raw,
+	_, err = p.engine.member.metadataAt(v.resource, v.ref.Namespace).Patch(ctx, name, types.ApplyPatchType, raw,
 		metav1.PatchOptions{FieldManager: kube.FieldManager, Force: &force, DryRun: []string{metav1.DryRunAll}})
 	return apierrors.IsInvalid(err)
 }

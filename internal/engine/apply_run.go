@@ -21,23 +21,23 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// lastSaveLimit is the timeout for saving the inventory of an aborted run.
-const lastSaveLimit = 5 * time.Second
+// abortSaveTimeout is the timeout for saving the inventory of an aborted run.
+const abortSaveTimeout = 5 * time.Second
 
 // applyRun is one attempt to make the cluster equal one bundle. The caller must hold the lock of the bundle's ID.
 type applyRun struct {
-	engine  *Engine
-	bundle  bundle.Bundle
-	digest  bundle.Digest
-	trigger trigger
-	prior   *inventory.Record // the inventory before the run
-	only    map[kube.Ref]bool // if not nil: apply only these objects, and prune nothing
-	lost    bool              // the inventory on the cluster is lost: prior is empty until recoverInventory
+	engine        *Engine
+	bundle        bundle.Bundle
+	digest        bundle.Digest
+	trigger       trigger
+	prior         *inventory.Record // the inventory before the run
+	only          map[kube.Ref]bool // if not nil: apply only these objects, and prune nothing
+	inventoryLost bool              // the record on the cluster is lost: prior is empty until recoverInventory
 
 	targets []*target
-	desired map[kube.Ref]bool
-	// kept are the objects that are not pruned: the desired ones, and others because of bundle.Bundle.KeepObjects.
-	kept map[kube.Ref]bool
+	desired map[kube.Ref]bool // the keys of all objects of the bundle, also with only
+	// keep are the objects that are not pruned: the desired ones, and others because of bundle.Bundle.KeepObjects.
+	keep map[kube.Ref]bool
 
 	// mu guards the fields below while objects are applied in parallel.
 	mu    sync.Mutex
@@ -53,11 +53,13 @@ type applyRun struct {
 	waiting *pendingWait
 }
 
-// isPartial returns whether the run corrects single objects of a failed bundle. The bundle stays failed, for the same
-// reason, until all its objects are applied.
-func (p *applyRun) isPartial() bool { return p.only != nil && p.prior.State == bundle.StateFailed }
+// isCorrectingFailed returns whether the run corrects single objects of a failed bundle. The bundle stays failed, for
+// the same reason, until all its objects are applied.
+func (p *applyRun) isCorrectingFailed() bool {
+	return p.only != nil && p.prior.State == bundle.StateFailed
+}
 
-// run executes the run, logs its result and keeps a failure.
+// run executes the run, logs its result and stores its failure.
 func (p *applyRun) run(ctx context.Context) (bundle.Report, error) {
 	started := p.engine.clock.Now()
 	report, err := p.execute(ctx)
@@ -72,15 +74,15 @@ func (p *applyRun) execute(ctx context.Context) (bundle.Report, error) {
 		report.Digest, report.Outdated = p.digest, nil
 	}
 	if err := p.plan(); err != nil {
-		return failed(report, err)
+		return failedReport(report, err)
 	}
 	decisions, unlock, err := p.lockAndDecide(ctx)
 	if err != nil {
-		return failed(report, err)
+		return failedReport(report, err)
 	}
 	defer unlock()
 	if err := p.saveIntent(ctx, decisions); err != nil {
-		return failed(report, err)
+		return failedReport(report, err)
 	}
 	if err := p.applyAll(ctx, decisions); err != nil {
 		return p.abort(ctx, err)
@@ -114,7 +116,7 @@ func (p *applyRun) plan() error {
 	if err != nil {
 		return err
 	}
-	targets, problems, err := plan(p.bundle, known)
+	targets, problems, err := planTargets(p.bundle, known)
 	if err != nil {
 		return err
 	}
@@ -130,16 +132,16 @@ func (p *applyRun) plan() error {
 	return nil
 }
 
-// lockAndDecide locks all objects that the run may change, and decides about the targets. If the targets show that the
-// inventory was lost, it recovers the inventory and starts again, since then more objects must be locked at once.
+// lockAndDecide locks all objects that the run may change, and decides about the targets. If there is no record, but
+// the objects show that there was one, it rebuilds the inventory and starts again: all objects must be locked at once.
 func (p *applyRun) lockAndDecide(ctx context.Context) (decisions []decision, unlock func(), err error) {
-	if p.lost {
+	if p.inventoryLost {
 		if err := p.recoverInventory(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
 	for {
-		unlock, err := p.engine.objects.acquire(ctx, p.affectedKeys()...)
+		unlock, err := p.engine.objectLocks.acquire(ctx, p.affectedKeys()...)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -148,26 +150,28 @@ func (p *applyRun) lockAndDecide(ctx context.Context) (decisions []decision, unl
 			unlock()
 			return nil, nil, err
 		}
-		if p.lost || p.prior.Exists() || !p.hasAppliedTargets(decisions) {
+		if p.inventoryLost || p.prior.Exists() || !p.hasAppliedTargets(decisions) {
 			return decisions, unlock, nil
 		}
 		unlock()
-		p.lost = true
+		p.inventoryLost = true
 		if err := p.recoverInventory(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
 }
 
-// hasAppliedTargets returns whether a target was, or may have been, applied for the bundle's ID before.
+// hasAppliedTargets returns whether an earlier run has applied a target for the bundle's ID: the object has the marks
+// of the bundle and fields of our last apply. An object that could not be read counts, too.
 func (p *applyRun) hasAppliedTargets(decisions []decision) bool {
 	return slices.ContainsFunc(decisions, func(v decision) bool {
 		return v.unread || v.existing != nil && v.existing.OwnerKey() == p.engine.ownerScope.OwnerKey(p.bundle.ID) && v.existing.Fields != ""
 	})
 }
 
-// recoverInventory rebuilds a lost inventory from the objects with our labels. It continues if some objects cannot be
-// listed, which are then not pruned. It fails if the Helm releases cannot be listed, since their hooks would run again.
+// recoverInventory replaces prior by an inventory that is rebuilt from the objects with our marks. Objects that cannot
+// be listed are missing in it, so they are not pruned. It fails if the Helm releases cannot be listed, since their
+// hooks would run again.
 func (p *applyRun) recoverInventory(ctx context.Context) error {
 	rebuilt, err := p.engine.rebuildInventory(ctx, p.prior)
 	if err != nil {
@@ -206,7 +210,7 @@ func (p *applyRun) readAndDecide(ctx context.Context) ([]decision, error) {
 			return nil, err
 		}
 	}
-	requestedBy := requester{
+	run := runContext{
 		id: p.bundle.ID, ownerScope: p.engine.ownerScope, owner: p.bundle.Owner, trigger: p.trigger,
 		isImpersonated: p.bundle.Options.ServiceAccount != "", hasNewAccount: p.hasNewAccount(),
 	}
@@ -216,27 +220,27 @@ func (p *applyRun) readAndDecide(ctx context.Context) ([]decision, error) {
 			decisions[i] = decision{target: t, action: actionReject, unread: true, err: err}
 			continue
 		}
-		decisions[i] = decide(t, found[t.key()], p.prior.Entries[t.key()], requestedBy)
+		decisions[i] = decide(t, found[t.key()], p.prior.Entries[t.key()], run)
 	}
 	return decisions, nil
 }
 
-// hasNewAccount returns whether the objects were applied with another identity. They are applied again: the new one
-// may have other rights.
+// hasNewAccount returns whether another identity applied the objects before. Then all objects are applied again, since
+// the new identity may have other rights.
 func (p *applyRun) hasNewAccount() bool {
 	return p.prior.Exists() && p.prior.Options.ServiceAccount != p.bundle.Options.ServiceAccount
 }
 
-// saveIntent plans the next inventory. If the run has anything to write and the stored inventory does not cover the
-// plan, saveIntent saves the plan with the content of the bundle. The entry of an object that is not applied yet has no
-// UID: after a crash the next run reads whether the object exists.
+// saveIntent sets next to the planned inventory, and saves it with the content of the bundle. It saves nothing if the
+// run has nothing to write, or if the stored inventory covers the plan. The entry of an object that is not applied yet
+// has no UID: after a crash the next run reads whether the object exists.
 func (p *applyRun) saveIntent(ctx context.Context, decisions []decision) error {
 	p.next = p.prior.Edit()
 	p.next.Head = inventory.Head{
 		ID: p.bundle.ID, Owner: p.bundle.Owner, Options: p.bundle.Options, Digest: slices.Clone(p.digest[:]),
 		State: bundle.StateApplying, LastApplied: p.prior.LastApplied, Hub: cmp.Or(p.bundle.Hub, p.prior.Hub), Releases: p.next.Releases, Inputs: p.inputs(),
 	}
-	if p.isPartial() {
+	if p.isCorrectingFailed() {
 		p.next.State, p.next.Message = p.prior.State, p.prior.Message
 	}
 	if err := p.planReleases(); err != nil {
@@ -245,7 +249,7 @@ func (p *applyRun) saveIntent(ctx context.Context, decisions []decision) error {
 	p.saved = p.prior
 	p.defined = map[schema.GroupKind]bool{}
 	p.planKept()
-	needsWrite := p.only == nil && len(toPrune(p.prior.Entries, p.kept)) > 0 || !p.next.AreReleasesDeployed()
+	needsWrite := p.only == nil && len(toPrune(p.prior.Entries, p.keep)) > 0 || !p.next.AreReleasesDeployed()
 	for _, v := range decisions {
 		p.planEntry(v)
 		needsWrite = needsWrite || v.action == actionApply
@@ -256,7 +260,7 @@ func (p *applyRun) saveIntent(ctx context.Context, decisions []decision) error {
 	return p.save(ctx)
 }
 
-// inputs returns the inputs of the bundle. Those in the record are of the same bundle if it has the same digest.
+// inputs returns the inputs of the bundle. If it has none, the recorded ones are valid for the same digest.
 func (p *applyRun) inputs() string {
 	if p.bundle.Inputs == "" && p.prior.BundleDigest() == p.digest {
 		return p.prior.Inputs
@@ -264,10 +268,10 @@ func (p *applyRun) inputs() string {
 	return p.bundle.Inputs
 }
 
-// planEntry sets the entry of a decision's object in the next inventory, as it must be if the run is aborted right
-// after saveIntent: UID only if the object is known to be the bundle's, Claim if the object is to be taken over,
-// CompetingOwner if another bundle keeps it, and no Fields if the next run must apply the object again. An object that
-// is not known to exist, or that is not created, keeps its entry.
+// planEntry sets the entry of v's object in the next inventory, so that it is right if the run is aborted after
+// saveIntent: UID only if the object is the bundle's, Claim if the run takes the object over, CompetingOwner if another
+// bundle keeps it, and no Fields if the next run must apply the object again. The entry stays as it is if the object
+// could not be read, or does not exist and is not created.
 func (p *applyRun) planEntry(v decision) {
 	recorded, ok := p.next.Entries[v.key()]
 	if ok && (v.unread || v.action == actionNone && v.existing == nil) {
@@ -294,7 +298,7 @@ func (p *applyRun) planEntry(v decision) {
 	p.next.Entries[v.key()] = entry
 }
 
-// save stores the next inventory.
+// save stores the next inventory, with the content of the bundle if the stored record lacks it.
 func (p *applyRun) save(ctx context.Context) error {
 	var content *bundle.Bundle
 	if p.saved.BundleDigest() != p.digest || !p.saved.HasContent() {
@@ -352,8 +356,8 @@ type outcome struct {
 	err    error
 }
 
-// applyRank applies the objects of one rank concurrently. It begins with them in order: an object that is skipped after
-// a failure comes after the failed one, so the first failure is the same in each run.
+// applyRank applies the objects of one rank concurrently. It starts them in order, and starts no more after a failure:
+// each skipped object comes after the failed one, so the first failure is the same in each run.
 func (p *applyRun) applyRank(ctx context.Context, decisions []decision) (proceed bool, err error) {
 	if p.hasDefinedKinds(decisions) && !p.awaitServed(ctx) {
 		p.skipRemaining(decisions)
@@ -364,7 +368,7 @@ func (p *applyRun) applyRank(ctx context.Context, decisions []decision) (proceed
 	var mu sync.Mutex // guards proceed
 	canProceed := func() bool { mu.Lock(); defer mu.Unlock(); return proceed }
 	var work errgroup.Group
-	work.SetLimit(parallel)
+	work.SetLimit(maxConcurrent)
 	for i, v := range decisions {
 		if v.action == actionNone {
 			outcomes[i] = outcome{action: bundle.Unchanged}
@@ -377,7 +381,7 @@ func (p *applyRun) applyRank(ctx context.Context, decisions []decision) (proceed
 			continue
 		}
 		work.Go(func() error {
-			action, err := p.applyTarget(ctx, v)
+			action, err := p.executeDecision(ctx, v)
 			outcomes[i] = outcome{action, err}
 			if err != nil && !p.canTolerate(err) {
 				mu.Lock()
@@ -411,6 +415,7 @@ func (p *applyRun) recordOutcome(v decision, o outcome) {
 	p.changes = append(p.changes, change)
 }
 
+// skipRemaining records the objects as unchanged, or as skipped if they should be applied.
 func (p *applyRun) skipRemaining(decisions []decision) {
 	for _, v := range decisions {
 		if v.action == actionNone {
@@ -437,7 +442,7 @@ func (p *applyRun) canTolerate(err error) bool {
 // finish saves the result of the run, if it is not stored yet, and reports it.
 func (p *applyRun) finish(ctx context.Context) (bundle.Report, error) {
 	switch {
-	case p.isPartial(): // as saveIntent has set it
+	case p.isCorrectingFailed(): // next has the state and the message of prior
 	case len(p.failures) > 0:
 		p.next.State, p.next.Message = bundle.StateFailed, p.failures.Error()+p.pendingPruneMessage()
 	case p.waiting != nil:
@@ -466,15 +471,15 @@ func (p *applyRun) finish(ctx context.Context) (bundle.Report, error) {
 	return report, nil
 }
 
-// abort reports a run that ends with err. After a timeout it saves the inventory first, so that the next run continues
+// abort reports a run that ends with err. After ErrTimeUp it saves the inventory first, so that the next run continues
 // from there.
 func (p *applyRun) abort(ctx context.Context, err error) (bundle.Report, error) {
 	p.engine.waits.set(p.bundle.ID, nil)
-	report, err := failed(p.report(), err)
+	report, err := failedReport(p.report(), err)
 	if !errors.Is(context.Cause(ctx), ErrTimeUp) || p.saved.IsSaved(p.next) {
 		return report, err
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastSaveLimit)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortSaveTimeout)
 	defer cancel()
 	return report, errors.Join(err, p.save(last))
 }

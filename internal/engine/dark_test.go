@@ -74,7 +74,7 @@ func TestRequestWithoutAnAnswerEnds(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	t.Cleanup(func() { close(ended) })
-	e, err := engine.New(&rest.Config{Host: server.URL}, engine.Options{Namespace: c.records, RequestLimit: 100 * time.Millisecond})
+	e, err := engine.New(&rest.Config{Host: server.URL}, engine.Options{Namespace: c.records, RequestTimeout: 100 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ErrConflict is in every error about an object that another profile deploys.
+// ErrConflict is wrapped by each error about an object that another profile deploys.
 var ErrConflict = errors.New("conflict")
 
 // errDeleting is the error of an object that is being deleted.
@@ -23,7 +23,8 @@ var errDeleting = errors.New("it is being deleted; it is created again after tha
 type conflictError struct {
 	ref   kube.Ref
 	owner string
-	// competingOwner is the requestor that deploys the object for the same profile, "" if another profile does.
+	// competingOwner is the bundle ID of the requestor that deploys the object for the same profile, "" if another profile
+	// deploys it.
 	competingOwner string
 	// text is used instead of Sveltos' message.
 	text string
@@ -60,16 +61,16 @@ type decision struct {
 	action   action
 	adopt    bool  // mark the object as adopted
 	existing *live // nil if it does not exist
-	// claim is the resourceVersion of existing, if the object is taken over from another requestor of the same profile
-	// (the cluster was registered under another name). Otherwise it is "".
+	// claim is the resourceVersion of existing if the run takes the object over from another requestor of the same
+	// profile, "" otherwise. The other requestor is this cluster under another name.
 	claim string
 	// unread is true if it is not known whether the object exists.
 	unread bool
 	err    error
 }
 
-// requester is the bundle that a run applies, with the trigger of the run.
-type requester struct {
+// runContext has the facts about a run that its decisions depend on.
+type runContext struct {
 	id         bundle.ID
 	ownerScope inventory.OwnerScope
 	owner      bundle.Owner
@@ -82,8 +83,8 @@ type requester struct {
 	hasNewAccount bool
 }
 
-// ownerKey returns the owner key in the annotations of the requester's objects.
-func (r requester) ownerKey() string { return r.ownerScope.OwnerKey(r.id) }
+// ownerKey returns the key of the owner in the annotations of the bundle's objects.
+func (r runContext) ownerKey() string { return r.ownerScope.OwnerKey(r.id) }
 
 // trigger is the reason for a run.
 type trigger int
@@ -95,32 +96,32 @@ const (
 )
 
 // decide compares one target with the existing object and with its inventory entry.
-func decide(t *target, existing *live, recorded inventory.Entry, requestedBy requester) decision {
+func decide(t *target, existing *live, recorded inventory.Entry, run runContext) decision {
 	v := decision{target: t, existing: existing, action: actionApply}
-	if requestedBy.hasNewAccount {
+	if run.hasNewAccount {
 		recorded.Fields = "" // so that an object that has not changed is applied, too
 	}
-	if err := checkApplicable(t, existing, recorded, requestedBy); err != nil {
+	if err := checkApplicable(t, existing, recorded, run); err != nil {
 		v.action, v.err = actionReject, err
 		return v
 	}
 	if existing == nil {
-		if isExpiredJob(t, recorded, requestedBy) {
+		if isExpiredJob(t, recorded, run) {
 			v.action = actionNone
 		}
 		return v
 	}
-	return limitImpersonated(decideExisting(v, recorded, requestedBy), recorded, requestedBy)
+	return limitImpersonated(decideExisting(v, recorded, run), recorded, run)
 }
 
 // decideExisting is decide for a target that can be applied and exists.
-func decideExisting(v decision, recorded inventory.Entry, requestedBy requester) decision {
+func decideExisting(v decision, recorded inventory.Entry, run runContext) decision {
 	t, existing := v.target, v.existing
 	v.adopt = existing.IsAdopted()
 	switch {
 	case v.isLeftAlone():
 		v.action, v.adopt = actionNone, v.adopt || recorded.RecordsAdoption(existing.UID)
-	case existing.OwnerKey() == requestedBy.ownerKey():
+	case existing.OwnerKey() == run.ownerKey():
 		v.adopt = v.adopt || recorded.RecordsAdoption(existing.UID)
 		if t.marks.areOn(existing) && hasNotDrifted(existing, recorded) {
 			v.action = actionNone
@@ -128,31 +129,31 @@ func decideExisting(v decision, recorded inventory.Entry, requestedBy requester)
 	case existing.role == roleRecreated:
 		// The aggregation controller created it again after a deletion: it is not adopted, and has no other owner.
 	case t.rejectUnmanaged:
-		return decideUnmanaged(v, recorded, requestedBy)
+		return decideUnmanaged(v, recorded, run)
 	case !existing.IsMarked():
 		// The object with the recorded UID is ours, even if another client removed the labels and annotations. An object of
 		// the same Helm release belongs to the release, so it is deleted with it.
-		v.adopt = (recorded.UID != existing.UID || recorded.Adopted) && !existing.belongsTo(t.release)
-	case isFromOtherRequestor(t, existing, requestedBy), isFromOtherScope(existing, requestedBy):
-		return decideTakeover(v, recorded, requestedBy)
+		v.adopt = (recorded.UID != existing.UID || recorded.Adopted) && !existing.belongsToRelease(t.release)
+	case isFromOtherRequestor(t, existing, run), isFromOtherScope(existing, run):
+		return decideTakeover(v, recorded, run)
 	default:
-		if owner, keeps := currentOwner(t, existing, requestedBy.owner); keeps {
+		if owner, keeps := currentOwner(t, existing, run.owner); keeps {
 			v.action, v.err = actionReject, &conflictError{ref: t.ref, owner: owner}
 		}
 	}
 	return v
 }
 
-// limitImpersonated changes a decision about an existing object that a ServiceAccount applies, if the object has not
-// the recorded UID. Its ownership labels may be forged, so it counts as adopted, and is never deleted. If the labels
-// are those of another bundle, the decision is a conflict.
-func limitImpersonated(v decision, recorded inventory.Entry, requestedBy requester) decision {
-	if !requestedBy.isImpersonated || v.action != actionApply || recorded.UID == v.existing.UID {
+// limitImpersonated limits the decision to apply an existing object as a ServiceAccount. Unless the object has the
+// recorded UID, its ownership labels may be forged. So it counts as adopted, and is never deleted. Labels of another
+// bundle are a conflict.
+func limitImpersonated(v decision, recorded inventory.Entry, run runContext) decision {
+	if !run.isImpersonated || v.action != actionApply || recorded.UID == v.existing.UID {
 		return v
 	}
 	v.adopt = true
-	if v.existing.IsMarked() && v.existing.Requestor() != requestedBy.id.String() {
-		owner, _ := currentOwner(v.target, v.existing, requestedBy.owner)
+	if v.existing.IsMarked() && v.existing.Requestor() != run.id.String() {
+		owner, _ := currentOwner(v.target, v.existing, run.owner)
 		v.action, v.adopt, v.err = actionReject, false, &conflictError{ref: v.ref, owner: owner}
 	}
 	return v
@@ -160,30 +161,30 @@ func limitImpersonated(v decision, recorded inventory.Entry, requestedBy request
 
 // isExpiredJob returns whether a Job that does not exist was applied by this bundle before and has a
 // ttlSecondsAfterFinished: Kubernetes has deleted it after its end. It runs again only with another bundle.
-func isExpiredJob(t *target, recorded inventory.Entry, requestedBy requester) bool {
-	if t.ref.Kind != "Job" || t.ref.GVK().Group != "batch" || recorded.UID == "" || requestedBy.trigger == triggerDelivery {
+func isExpiredJob(t *target, recorded inventory.Entry, run runContext) bool {
+	if t.ref.Kind != "Job" || t.ref.GVK().Group != "batch" || recorded.UID == "" || run.trigger == triggerDelivery {
 		return false
 	}
 	_, expires, _ := unstructured.NestedFieldNoCopy(t.content, "spec", "ttlSecondsAfterFinished")
 	return expires
 }
 
-// isLeftAlone returns whether a createOnly target has another content than the existing object was applied with, or
-// another owner applied the object: then it must not be changed.
+// isLeftAlone returns whether an existing object of a createOnly target must not be changed: it was applied with other
+// content or by another owner, so its hash annotation differs.
 func (v decision) isLeftAlone() bool {
 	return v.createOnly && v.existing != nil && v.existing.Annotations[kube.AnnotationHash] != v.marks.annotations[kube.AnnotationHash]
 }
 
 // checkApplicable returns an error if a target cannot be applied now, independent of the owner of the existing object.
-func checkApplicable(t *target, existing *live, recorded inventory.Entry, requestedBy requester) error {
+func checkApplicable(t *target, existing *live, recorded inventory.Entry, run runContext) error {
 	switch {
 	case t.resource == (kube.Resource{}):
 		return errUnknownKind
-	case existing != nil && existing.OwnerScope().Hub != "" && existing.OwnerScope().Hub != requestedBy.ownerScope.Hub:
+	case existing != nil && existing.OwnerScope().Hub != "" && existing.OwnerScope().Hub != run.ownerScope.Hub:
 		return otherHubError(t, existing)
-	case recorded.CompetingOwner != "" && requestedBy.trigger == triggerDrift && (existing == nil || existing.OwnerKey() != requestedBy.ownerKey()):
+	case recorded.CompetingOwner != "" && run.trigger == triggerDrift && (existing == nil || existing.OwnerKey() != run.ownerKey()):
 		// Another requestor took it over. Only a new delivery can take it back, also if it was deleted since.
-		return competingOwnerError(t, requestedBy.owner, recorded.CompetingOwner)
+		return competingOwnerError(t, run.owner, recorded.CompetingOwner)
 	case existing != nil && existing.Deleting:
 		return errDeleting
 	}
@@ -197,17 +198,16 @@ func hasNotDrifted(existing *live, recorded inventory.Entry) bool {
 	return existing.IgnoresDrift() || (recorded.UID == existing.UID && recorded.Fields == existing.Fingerprint())
 }
 
-// isFromOtherRequestor returns whether an object was deployed from the same source for the same profile, but for
-// another requestor: the cluster was registered again under another name. The latest delivery owns the object. Drift
-// correction takes nothing back. isFromOtherScope is the same for a cluster that was registered again under its old
-// name, with another inventory.OwnerScope.
-func isFromOtherRequestor(t *target, existing *live, requestedBy requester) bool {
-	if existing.OwnerScope().IsLocal() || requestedBy.ownerScope.IsLocal() {
+// isFromOtherRequestor returns whether an object was deployed from the same source of the same profile for another
+// requestor: this cluster was registered under another name. isFromOtherScope does so for an earlier registration under
+// the same name. See decideTakeover.
+func isFromOtherRequestor(t *target, existing *live, run runContext) bool {
+	if existing.OwnerScope().IsLocal() || run.ownerScope.IsLocal() {
 		// The hub deploys it to its own cluster, for another cluster that can exist at the same time.
 		return false
 	}
-	if existing.Annotations[kube.AnnotationOwnerKind] != requestedBy.owner.Kind || existing.Annotations[kube.AnnotationOwnerName] != requestedBy.owner.Name ||
-		existing.Requestor() == "" || existing.Labels[kube.LabelReason] != requestedBy.id.Feature {
+	if existing.Annotations[kube.AnnotationOwnerKind] != run.owner.Kind || existing.Annotations[kube.AnnotationOwnerName] != run.owner.Name ||
+		existing.Requestor() == "" || existing.Labels[kube.LabelReason] != run.id.Feature {
 		return false
 	}
 	for _, name := range []string{kube.AnnotationReferenceKind, kube.AnnotationReferenceNS, kube.AnnotationReferenceName} {
@@ -227,9 +227,9 @@ func competingOwnerError(t *target, owner bundle.Owner, competingOwner string) e
 	return err
 }
 
-// currentOwner returns the owner of an object of another bundle, and whether it keeps the object. The owner with the
-// lower tier gets the object, and the current owner if the tiers are equal. Two profiles compare their own tiers, two
-// references of one profile compare the tiers of the references.
+// currentOwner returns the owner of an object of another bundle, and whether it keeps the object. The lower tier gets
+// the object; with equal tiers the current owner keeps it. Two profiles compare their own tiers, two references of one
+// profile compare the tiers of the references.
 func currentOwner(t *target, existing *live, owner bundle.Owner) (current string, keeps bool) {
 	kind, name := existing.Annotations[kube.AnnotationOwnerKind], existing.Annotations[kube.AnnotationOwnerName]
 	current = fmt.Sprintf("%s %s", kind, name)
@@ -261,8 +261,8 @@ const (
 	pruneAwait                     // the object is being deleted already
 )
 
-// decidePrune returns the action for an entry that the bundle no longer has, and the reason if the object is kept. It
-// also deletes a ClusterRole that the aggregation controller created again, although its UID is not the recorded one.
+// decidePrune returns the action for an entry that the bundle no longer has, and the reason if the object is kept. A
+// ClusterRole that the aggregation controller created again is deleted, although its UID is not the recorded one.
 func decidePrune(recorded inventory.Entry, existing *live, id bundle.ID, ownerScope inventory.OwnerScope) (pruneAction, string) {
 	switch {
 	case existing == nil:
@@ -271,7 +271,7 @@ func decidePrune(recorded inventory.Entry, existing *live, id bundle.ID, ownerSc
 		return pruneDelete, ""
 	case recorded.UID != "" && recorded.UID != existing.UID:
 		return pruneForget, "another client replaced it"
-	case recorded.FromHelm && !existing.IsMarked() && existing.belongsTo(strings.TrimPrefix(recorded.Origin, originOfRelease(""))):
+	case recorded.FromHelm && !existing.IsMarked() && existing.belongsToRelease(strings.TrimPrefix(recorded.Origin, originOfRelease(""))):
 		if existing.Annotations[kube.AnnotationKeep] == "keep" {
 			return pruneForget, "its " + kube.AnnotationKeep + " annotation says keep"
 		}

@@ -62,7 +62,7 @@ func TestPlanOrdersAndPlaces(t *testing.T) {
 			object("v1", "ConfigMap", "", "c1"), definition("Namespaced"), object("v1", "Namespace", "nonsense", "n"),
 		}},
 	}}
-	targets, _, err := plan(b, served())
+	targets, _, err := planTargets(b, served())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestPlanRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			item := bundle.Item{Objects: test.objects, Reference: bundle.Reference{Kind: "Secret", Namespace: "eu", Name: "s"}}
-			_, _, err := plan(bundle.Bundle{Items: []bundle.Item{item}}, served())
+			_, _, err := planTargets(bundle.Bundle{Items: []bundle.Item{item}}, served())
 			if err == nil || err.Error() != test.want {
 				t.Errorf("error: got %v, want %s", err, test.want)
 			}
@@ -148,7 +148,7 @@ func TestDecide(t *testing.T) {
 		Owner: bundle.Owner{Kind: "ClusterProfile", Name: "mine", Tier: 100},
 		Items: []bundle.Item{{Objects: []*unstructured.Unstructured{object("v1", "ConfigMap", "eu", "a")}}},
 	}
-	targets, _, err := plan(b, served())
+	targets, _, err := planTargets(b, served())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ func TestDecide(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := decide(targets[0], test.seen, test.had, requester{id: b.ID, owner: b.Owner, trigger: test.cause})
+			got := decide(targets[0], test.seen, test.had, runContext{id: b.ID, owner: b.Owner, trigger: test.cause})
 			if got.action != test.want || got.adopt != test.adopt {
 				t.Errorf("got verb %d, adopt %t, error %v; want verb %d, adopt %t", got.action, got.adopt, got.err, test.want, test.adopt)
 			}
@@ -226,7 +226,7 @@ func TestDecideAsServiceAccount(t *testing.T) {
 		ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "mine", Feature: "Resources"}, Owner: bundle.Owner{Kind: "Profile", Name: "p", Tier: 1},
 		Items: []bundle.Item{{Objects: []*unstructured.Unstructured{object("v1", "ConfigMap", "a", "a")}}},
 	}
-	targets, _, err := plan(b, served())
+	targets, _, err := planTargets(b, served())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +248,7 @@ func TestDecideAsServiceAccount(t *testing.T) {
 		"nobody's":                       {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{}, actionApply, true},
 		"it was created, its marks gone": {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u"}, actionApply, false},
 	} {
-		got := decide(targets[0], test.seen, test.had, requester{id: b.ID, owner: b.Owner, trigger: triggerDelivery, isImpersonated: true})
+		got := decide(targets[0], test.seen, test.had, runContext{id: b.ID, owner: b.Owner, trigger: triggerDelivery, isImpersonated: true})
 		if got.action != test.want || got.adopt != test.adopt {
 			t.Errorf("%s: got action %d, adopt %t, error %v; want %d, %t", name, got.action, got.adopt, got.err, test.want, test.adopt)
 		}

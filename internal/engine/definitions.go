@@ -20,14 +20,14 @@ import (
 )
 
 const (
-	// establishLimit is the timeout until a CustomResourceDefinition is established and its kinds are served.
-	establishLimit = time.Minute
+	// establishTimeout is the timeout until a CustomResourceDefinition is established and its kinds are served.
+	establishTimeout = time.Minute
 	// definitionReadInterval is the number of discovery requests per read of the CustomResourceDefinition itself.
 	// Definitions can have hundreds of kilobytes, so frequent reads slow down the API server.
 	definitionReadInterval = 20
 )
 
-// errUnserved is the error of a definition whose kinds are not served within establishLimit, although the API server
+// errUnserved is the error of a definition whose kinds are not served within establishTimeout, although the API server
 // did not refuse it.
 var errUnserved = errors.New("its kinds are not served yet")
 
@@ -69,7 +69,7 @@ func (p *applyRun) awaitServed(ctx context.Context) (proceed bool) {
 	if len(p.unserved) == 0 {
 		return true
 	}
-	unserved := p.engine.member.awaitDefinitions(withAccount(ctx, ""), p.unserved)
+	unserved := p.engine.member.pollDefinitions(withAccount(ctx, ""), p.unserved)
 	p.unserved = nil
 	p.engine.member.mapper.Reset()
 	proceed = true
@@ -88,10 +88,10 @@ func (p *applyRun) awaitServed(ctx context.Context) (proceed bool) {
 
 // awaitDefinitions waits until the API server serves all kinds of the pending CustomResourceDefinitions. It returns an
 // error for each definition that is not served. The keys are names of definitions.
-func (m *memberClient) awaitDefinitions(ctx context.Context, pending map[string]map[schema.GroupVersionKind]kube.Resource) map[string]error {
+func (m *memberClient) pollDefinitions(ctx context.Context, pending map[string]map[schema.GroupVersionKind]kube.Resource) map[string]error {
 	failed, reasons := map[string]error{}, map[string]string{}
 	tries := 0
-	err := wait.PollUntilContextTimeout(ctx, pollInterval, establishLimit, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, establishTimeout, true, func(ctx context.Context) (bool, error) {
 		tries++
 		served := m.servedResources(ctx, pending)
 		for name, kinds := range pending {
@@ -151,7 +151,8 @@ func areServed(kinds map[schema.GroupVersionKind]kube.Resource, served map[schem
 	return true
 }
 
-// definitionState reads a CustomResourceDefinition and returns crdState.
+// definitionState reads a CustomResourceDefinition and returns its crdState. If the read may succeed later, it returns
+// a reason and no error.
 func (m *memberClient) definitionState(ctx context.Context, name string) (established bool, reason string, err error) {
 	raw, err := m.restClient.Get().AbsPath("/apis", groupAPIExtensions, "v1", "customresourcedefinitions", name).Do(ctx).Raw()
 	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {

@@ -14,8 +14,8 @@ import (
 // deployed returns the description of the bundle of a record.
 func (e *Engine) deployed(rec *inventory.Record) bundle.Deployed {
 	inputs := rec.Inputs
-	if rec.Suspended || e.lost.has(rec.ID) {
-		inputs = "" // only a call of Converge makes the cluster equal the bundle
+	if rec.Suspended || e.lostBundles.has(rec.ID) {
+		inputs = "" // so that the hub delivers the bundle again, which calls Converge
 	}
 	return bundle.Deployed{
 		ID: rec.ID, Owner: rec.Owner, Hub: cmp.Or(rec.Hub, e.ownerScope.Hub), Removing: rec.State == bundle.StateRemoving, Orphan: rec.Orphan,
@@ -40,8 +40,8 @@ func (e *Engine) FindDeployed(ctx context.Context, id bundle.ID) (d bundle.Deplo
 	return e.deployed(rec), rec.Exists(), nil
 }
 
-// KnownDeployed lists the cached records, sorted by ID, without a request; ok is false before Run has listed them.
-func (e *Engine) KnownDeployed() (all []bundle.Deployed, ok bool) {
+// ListCachedDeployed lists the cached records, sorted by ID, without a request; ok is false before Run has listed them.
+func (e *Engine) ListCachedDeployed() (all []bundle.Deployed, ok bool) {
 	if !e.store.IsListed() {
 		return nil, false
 	}

@@ -27,28 +27,28 @@ type Options struct {
 	Namespace string
 	// OnCorrect is called after Run has changed objects, with the changes. It must not block for long.
 	OnCorrect func(bundle.ID, bundle.ChangeSet)
-	// OnReport is called if the report of a bundle changes without a call of Converge. It is also called if the record of
-	// a bundle no longer exists, and if a withdrawal is complete or begins to fail: then the caller must call Converge or
-	// Withdraw again. It may block, but not longer than Run's context.
+	// OnReport is called when the report of a bundle changes without a call of Converge. It is also called when the caller
+	// must call Converge or Withdraw again: the record of the bundle no longer exists, or a withdrawal is complete or
+	// begins to fail. It may block, but not longer than Run's context.
 	OnReport func(bundle.ID)
-	// Scope is the UID of the object that declares the cluster on the hub (inventory.OwnerScope.Registration), and Hub the
-	// UID of the hub. They separate this Engine from others on the same cluster: Engines of different scopes do not see
-	// each other's inventories. Objects of another hub are never changed. A delivery takes over objects of another scope
-	// of the same hub. Both are empty for a SveltosCluster.
+	// Scope is the UID of the object that declares the cluster on the hub (inventory.OwnerScope.Registration). Hub is the
+	// UID of the hub. Both are empty for a SveltosCluster. Engines of different scopes can work on one cluster: they do
+	// not see each other's inventories. An Engine never changes objects of another hub. A delivery takes over objects of
+	// another scope of the same hub.
 	Scope string
 	Hub   string
 	// Partitions divide the bundles among several processes. Nil: this Engine has all bundles of its scope. Otherwise the
 	// caller must call Serve before other methods for a bundle.
 	Partitions *inventory.Partitions
-	// RecordMemory limits the memory of the records: of the cached ones, and while they are decoded. It also limits that
-	// of the release records, while they are used. Nil is no limit.
+	// RecordMemory limits the memory of the records that are cached or decoded, and of the release records in use. Nil is
+	// no limit.
 	RecordMemory *kube.Reservation
-	// OnChange is called, while Run runs, for a bundle with the option CorrectDrift whose objects have changed: their
-	// status, or by this Engine. Events within a short time cause one call, and later ones a call after some seconds. The
-	// deletion of an object is not delayed. It may block, but not longer than Run's context.
+	// OnChange is called, while Run runs, for a bundle with the option CorrectDrift when the status of its objects
+	// changes, or when this Engine changes them. Events within a short time cause one call. The next call for the bundle
+	// follows after some seconds, except for the deletion of an object. It may block, but not longer than Run's context.
 	OnChange func(bundle.ID)
-	// RequestLimit limits each request to the cluster, except watches. Default: one minute.
-	RequestLimit time.Duration
+	// RequestTimeout limits each request to the cluster, except watches. Default: one minute.
+	RequestTimeout time.Duration
 	// Clock has the time of reports, retries and drift correction. Default: the real clock.
 	Clock clock.WithTicker
 }
@@ -68,24 +68,24 @@ type Engine struct {
 	// recordMemory is Options.RecordMemory.
 	recordMemory *kube.Reservation
 	observed     *observedStates
-	// running is true while Run runs, which then repeats failed runs.
-	running    atomic.Bool
-	failedRuns failedRuns
-	lost       lostBundles
+	// running is true while Run runs. Then Run repeats failed runs, and the caller must not.
+	running     atomic.Bool
+	failedRuns  failedRuns
+	lostBundles lostBundles
 
 	// A run or withdrawal locks its ID in ids, and then all its objects in objects, until it ends. So bundles with the
 	// same object see each other's ownership labels.
-	ids     *keyLock[bundle.ID]
-	objects *keyLock[kube.Ref]
+	bundleLocks *keyLock[bundle.ID]
+	objectLocks *keyLock[kube.Ref]
 	// waits has the conditions that Helm releases wait for.
 	waits waitList
-	// confirmed is closed by confirm once the hub has confirmed that ownerScope is that of this cluster.
-	confirmed chan struct{}
-	confirm   func()
+	// scopeConfirmed is closed by confirmScope when the hub has confirmed that ownerScope belongs to this cluster.
+	scopeConfirmed chan struct{}
+	confirmScope   func()
 }
 
-// New returns an Engine for the cluster of cfg, whose limits on requests per second hold for all its requests together.
-// It does not connect yet. It fails if cfg cannot be used.
+// New returns an Engine for the cluster of cfg. The limits of cfg on requests per second hold for all its requests
+// together. It does not connect yet. It fails if cfg cannot be used.
 func New(cfg *rest.Config, opts Options) (*Engine, error) {
 	if opts.Namespace == "" {
 		opts.Namespace = kube.AgentNamespace
@@ -110,25 +110,25 @@ func New(cfg *rest.Config, opts Options) (*Engine, error) {
 		cfg.UserAgent = "towline-engine"
 	}
 	cfg.Wrap(newImpersonator)
-	cfg.Wrap(limitRequests(cmp.Or(opts.RequestLimit, requestLimit)))
-	member, core, err := connect(cfg)
+	cfg.Wrap(limitRequests(cmp.Or(opts.RequestTimeout, defaultRequestTimeout)))
+	member, core, err := newMemberClient(cfg)
 	if err != nil {
 		return nil, err
 	}
 	e := &Engine{
 		member: member, clock: opts.Clock, onCorrect: opts.OnCorrect, onReport: opts.OnReport, onChange: opts.OnChange, ownerScope: inventory.OwnerScope{Hub: opts.Hub, Registration: opts.Scope},
 		recordMemory: opts.RecordMemory,
-		ids:          newKeyLock[bundle.ID](), objects: newKeyLock[kube.Ref](),
-		confirmed: make(chan struct{}), observed: &observedStates{byID: map[bundle.ID]map[kube.Ref]observedState{}},
+		bundleLocks:  newKeyLock[bundle.ID](), objectLocks: newKeyLock[kube.Ref](),
+		scopeConfirmed: make(chan struct{}), observed: &observedStates{byID: map[bundle.ID]map[kube.Ref]observedState{}},
 	}
-	e.confirm = sync.OnceFunc(func() { close(e.confirmed) })
+	e.confirmScope = sync.OnceFunc(func() { close(e.scopeConfirmed) })
 	e.store = inventory.NewPartitionedStore(core, member.metadataClient, opts.Namespace, e.ownerScope, opts.Partitions)
 	e.store.LimitMemory(opts.RecordMemory)
 	return e, nil
 }
 
-// connect makes the clients of the cluster of cfg, over one connection.
-func connect(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, error) {
+// newMemberClient returns the clients for the cluster of cfg, which share one HTTP client. It sends no request.
+func newMemberClient(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, error) {
 	client, err := rest.HTTPClientFor(cfg)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a client of the member: %w", err)
@@ -158,24 +158,24 @@ func connect(cfg *rest.Config) (*memberClient, corev1client.CoreV1Interface, err
 	}, core, nil
 }
 
-// Converge makes the cluster equal b: it applies new and changed objects, and prunes objects that b no longer has. If
-// the inventory is lost, Converge rebuilds it from the objects with our ownership labels. The error is nil if the
-// report's state is Applied, or Applying while a Helm release waits. It wraps ErrConflict if an object belongs to
-// another profile. After an error the next call continues from the inventory. It wraps bundle.TerminalError if Run
-// repeats the failed run, or if only another bundle can succeed: until then, further calls return the same result and
-// send no request. Without the option CorrectDrift, an applied bundle is not read again until it changes. Outdated
-// releases of the report have not begun, see CompareRenderings.
+// Converge makes the cluster equal b: it applies new and changed objects, and prunes objects that b lacks. It rebuilds
+// a lost inventory from the objects with our ownership labels. The error is nil if the report's state is Applied, or
+// Applying while a Helm release waits. After an error the next call continues from the inventory. The error wraps
+// ErrConflict if an object belongs to another profile. It wraps bundle.TerminalError if Run repeats the failed run, or
+// if only another bundle can succeed: further calls then return the same result without a request, until Run has
+// succeeded or b changes. Without the option CorrectDrift, an applied bundle is not read again until it changes. The
+// revisions of the releases in report.Outdated have not begun, see CompareRenderings.
 func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
-	p, unlock, err := e.newDelivery(ctx, b)
+	p, unlock, err := e.newRun(ctx, b)
 	if err != nil {
-		return failed(bundle.Report{ID: b.ID, Digest: p.digest}, err)
+		return failedReport(bundle.Report{ID: b.ID, Digest: p.digest}, err)
 	}
 	defer unlock()
 	if run := e.findFailedRun(b.ID, p.digest); run != nil {
 		return run.report, e.asTerminal(run.err)
 	}
 	if err := p.load(ctx); err != nil {
-		return failed(bundle.Report{ID: b.ID, Digest: p.digest}, err)
+		return failedReport(bundle.Report{ID: b.ID, Digest: p.digest}, err)
 	}
 	prior := p.prior
 	if !b.Options.CorrectDrift && prior.State == bundle.StateApplied && prior.BundleDigest() == p.digest {
@@ -189,27 +189,28 @@ func (e *Engine) Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, 
 	}
 	report, err := p.run(ctx)
 	if err == nil {
-		e.lost.remove(b.ID)
+		e.lostBundles.remove(b.ID)
 	}
 	return report, err
 }
 
-// newDelivery locks the ID of b and returns a run that has not begun. The caller must call load before run, and unlock
-// at the end.
-func (e *Engine) newDelivery(ctx context.Context, b bundle.Bundle) (p *applyRun, unlock func(), err error) {
+// newRun locks the ID of b and returns a run that has not begun; p is not nil with an error. The caller must call load
+// before run, and unlock at the end.
+func (e *Engine) newRun(ctx context.Context, b bundle.Bundle) (p *applyRun, unlock func(), err error) {
 	p = &applyRun{engine: e, bundle: b}
 	if p.digest, err = b.Digest(); err != nil {
 		return p, nil, err
 	}
-	unlock, err = e.ids.acquire(ctx, b.ID)
+	unlock, err = e.bundleLocks.acquire(ctx, b.ID)
 	return p, unlock, err
 }
 
-// load reads the record of the bundle.
+// load reads the record of the bundle into prior. It sets inventoryLost if the record is incomplete. If only its
+// content is incomplete, prior has no content and no digest, so that the run stores them again.
 func (p *applyRun) load(ctx context.Context) (err error) {
 	store := p.engine.store
 	if p.prior, err = store.Load(ctx, p.bundle.ID); errors.Is(err, inventory.ErrIncomplete) {
-		p.lost, err = true, nil
+		p.inventoryLost, err = true, nil
 	}
 	if err != nil {
 		return err
@@ -221,9 +222,10 @@ func (p *applyRun) load(ctx context.Context) (err error) {
 	return err
 }
 
-// resume converges the objects in only, or all objects if only is nil or the bundle is being applied, from the content
-// in the record of id. A suspended bundle is not changed. ok is false if there is no complete record, or if the bundle
-// is being withdrawn: then the content must be delivered again. The caller must hold the lock of id.
+// resume runs a bundle with the content in the record of id. It converges the objects in only, or all objects if only
+// is nil or the bundle is being applied. It does not change a suspended bundle. With a nil error, ok is false if the
+// content must be delivered again: there is no complete record, or the bundle is being withdrawn. The caller must hold
+// the lock of id.
 func (e *Engine) resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (report bundle.Report, ok bool, err error) {
 	prior, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) || (err == nil && (!prior.Exists() || prior.State == bundle.StateRemoving)) {
@@ -248,9 +250,9 @@ func (e *Engine) resume(ctx context.Context, id bundle.ID, only map[kube.Ref]boo
 	return report, true, err
 }
 
-// newResumedRun returns the run that resume begins. With triggerDrift, an object that another bundle has taken over
-// stays a conflict, even if it no longer exists. A retry of a failed bundle uses triggerRequest if none of those other
-// bundles is on the cluster any more: then it creates such objects again.
+// newResumedRun returns the run of resume. Its trigger matters for objects that another bundle has taken over and that
+// no longer exist. With triggerDrift they are conflicts. With triggerRequest they are created again: this is for the
+// retry of a failed bundle when no such other bundle is on the cluster.
 func (e *Engine) newResumedRun(b bundle.Bundle, prior *inventory.Record, only map[kube.Ref]bool) *applyRun {
 	if prior.State == bundle.StateApplying {
 		only = nil
@@ -272,8 +274,7 @@ func (e *Engine) hasCompetingBundle(rec *inventory.Record) bool {
 	return false
 }
 
-// CachedDigest returns the digest in the record of id as it was last read or written, without a request. ok is false if
-// there is none.
+// CachedDigest returns the digest in the cached record of id, without a request. ok is false if no record is cached.
 func (e *Engine) CachedDigest(id bundle.ID) (digest bundle.Digest, ok bool) {
 	rec := e.store.Cached(id)
 	if rec == nil {
@@ -298,14 +299,15 @@ func (e *Engine) RecordedDigest(ctx context.Context, id bundle.ID) (digest bundl
 	return rec.BundleDigest(), rec.State, true, nil
 }
 
-// ConfirmScope must be called when the hub has confirmed that Options.Scope is the registration of this cluster, since
-// the registration that the agent has stored may be outdated. Then Run deletes the records of earlier registrations.
-func (e *Engine) ConfirmScope() { e.confirm() }
+// ConfirmScope must be called when the hub has confirmed that Options.Scope is the registration of this cluster. An
+// agent stores its registration, which may be outdated. After the call Run deletes the records of earlier
+// registrations.
+func (e *Engine) ConfirmScope() { e.confirmScope() }
 
 func (e *Engine) now() time.Time { return e.clock.Now().UTC().Truncate(time.Second) }
 
-// failed returns report with the state and the message of a run that ended with err.
-func failed(report bundle.Report, err error) (bundle.Report, error) {
+// failedReport returns report as the report of a run that ended with err, and err.
+func failedReport(report bundle.Report, err error) (bundle.Report, error) {
 	report.State, report.Message = bundle.StateFailed, err.Error()
 	return report, err
 }

@@ -9,7 +9,7 @@ import (
 
 // Resume converges a bundle from the content in its record, as Run does.
 func (e *Engine) Resume(ctx context.Context, id bundle.ID) (report bundle.Report, ok bool, err error) {
-	unlock, err := e.ids.acquire(ctx, id)
+	unlock, err := e.bundleLocks.acquire(ctx, id)
 	if err != nil {
 		return bundle.Report{ID: id}, false, err
 	}

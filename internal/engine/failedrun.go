@@ -17,27 +17,27 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// permanence is the kind of change that a failed run needs to succeed.
-type permanence int
+// failureKind is the kind of change that a failed run needs to succeed. The constants are in ascending order of need.
+type failureKind int
 
 const (
-	failureTransient permanence = iota // it may succeed at any time
-	failureOfMember                    // it succeeds only after the cluster has changed, see refusedError
-	failureOfBundle                    // only another bundle can succeed
+	failureTransient failureKind = iota // it may succeed at any time
+	failureOfMember                     // it succeeds only after others have changed the cluster, see refusedError
+	failureOfBundle                     // only another bundle can succeed
 )
 
 // failedRun is a run of all objects of a bundle that failed in this process.
 type failedRun struct {
-	digest     bundle.Digest
-	report     bundle.Report
-	err        error
-	permanence permanence
-	failures   int       // runs of the same bundle that failed in a row
-	next       time.Time // when Run runs it again, unless only another bundle can succeed
+	digest      bundle.Digest
+	report      bundle.Report
+	err         error
+	kind        failureKind
+	failures    int       // runs of the same bundle that failed in a row
+	nextAttempt time.Time // when Run repeats it, unless kind is failureOfBundle
 }
 
-// failedRuns has the last run of each bundle that has failed. They are lost when the process ends: then each unfinished
-// bundle is run once more.
+// failedRuns has the last run of each bundle, if it failed. A stored failedRun is never changed. All are lost when the
+// process ends: then each unfinished bundle is run once more.
 type failedRuns struct {
 	mu   sync.Mutex // guards byID
 	byID map[bundle.ID]*failedRun
@@ -77,10 +77,10 @@ func (f *failedRuns) add(run *failedRun, ended time.Time) (isNew bool) {
 		run.failures += before.failures
 	}
 	pause := drift.MaxBackoff
-	if run.permanence == failureTransient {
+	if run.kind == failureTransient {
 		pause = drift.Backoff(run.failures - 1)
 	}
-	run.next = ended.Add(pause)
+	run.nextAttempt = ended.Add(pause)
 	if f.byID == nil {
 		f.byID = map[bundle.ID]*failedRun{}
 	}
@@ -93,12 +93,12 @@ func (f *failedRuns) postpone(id bundle.ID, now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	run := f.byID[id]
-	if run == nil || now.Before(run.next) {
+	if run == nil || now.Before(run.nextAttempt) {
 		return
 	}
 	postponed := *run
 	postponed.failures++
-	postponed.next = now.Add(drift.Backoff(postponed.failures - 1))
+	postponed.nextAttempt = now.Add(drift.Backoff(postponed.failures - 1))
 	f.byID[id] = &postponed
 }
 
@@ -116,16 +116,16 @@ func (f *failedRuns) endPause(id bundle.ID, changes bundle.ChangeSet, now time.T
 		}
 		if failed.Action == bundle.Failed && slices.ContainsFunc(changes, isApplied) {
 			ended := *run
-			ended.permanence, ended.next = failureTransient, now
+			ended.kind, ended.nextAttempt = failureTransient, now
 			f.byID[id] = &ended
 			return
 		}
 	}
 }
 
-// storeFailure stores the failure of a run of all objects, unless the context has ended, and forgets it after a run
-// without a failure. A run of some objects only ends the pause after the failure. It returns err, as a
-// bundle.TerminalError if the caller must not repeat the run.
+// storeFailure stores the failure of a run of all objects, unless the context has ended, and forgets it after a
+// success. A run of some objects only ends the pause after the failure. It returns err, as a bundle.TerminalError if
+// the caller must not repeat the run.
 func (p *applyRun) storeFailure(ctx context.Context, report bundle.Report, err error) error {
 	e, id := p.engine, p.bundle.ID
 	switch {
@@ -138,8 +138,8 @@ func (p *applyRun) storeFailure(ctx context.Context, report bundle.Report, err e
 	case p.only != nil || ctx.Err() != nil:
 		return err
 	}
-	run := &failedRun{digest: p.digest, report: report, err: err, permanence: permanenceOf(err)}
-	if run.permanence != failureOfBundle && !p.isStoredUnfinished() {
+	run := &failedRun{digest: p.digest, report: report, err: err, kind: failureKindOf(err)}
+	if run.kind != failureOfBundle && !p.isStoredUnfinished() {
 		e.failedRuns.forget(id) // Run finds no unfinished record, so the caller repeats the run
 		return err
 	}
@@ -147,7 +147,7 @@ func (p *applyRun) storeFailure(ctx context.Context, report bundle.Report, err e
 		log.FromContext(ctx).Error(err, "apply bundle", logkeys.Bundle, id.String(), logkeys.Profile, p.bundle.Owner.Name, logkeys.Digest, p.digest.String())
 	}
 	if e.isServedElsewhere(id) {
-		e.failedRuns.forget(id) // Release may have been called before add
+		e.failedRuns.forget(id) // StopServing may have been called before add
 	}
 	return e.asTerminal(err)
 }
@@ -162,7 +162,7 @@ func (p *applyRun) isStoredUnfinished() bool {
 	return stored.Exists() && stored.BundleDigest() == p.digest && stored.IsUnfinished()
 }
 
-// asTerminal returns err as a bundle.TerminalError while Run runs.
+// asTerminal returns err as a bundle.TerminalError while Run runs, which repeats the run.
 func (e *Engine) asTerminal(err error) error {
 	if !e.running.Load() {
 		return err
@@ -188,18 +188,18 @@ func (e *Engine) Failure(id bundle.ID, digest bundle.Digest) (report bundle.Repo
 	return bundle.Report{}, false
 }
 
-// nextAttempt returns the time at which an unfinished bundle is run again. It is zero if its last run is not known to
-// have failed. ok is false if only another bundle can succeed.
+// nextAttempt returns the time of the next run of an unfinished bundle. It is zero if no failed run of the bundle is
+// stored. ok is false if only another bundle can succeed.
 func (e *Engine) nextAttempt(id bundle.ID, digest bundle.Digest) (at time.Time, ok bool) {
 	run := e.failedRuns.get(id, digest)
 	if run == nil {
 		return time.Time{}, true
 	}
-	return run.next, run.permanence != failureOfBundle
+	return run.nextAttempt, run.kind != failureOfBundle
 }
 
-// reportOf returns the report of the last run of the bundle of rec if it has failed, since the run may have failed
-// without a change of the record. Otherwise it returns the report of rec.
+// reportOf returns the report of the failed run of rec's bundle, since a run may fail without a change of the record.
+// Otherwise it returns the report of rec.
 func (e *Engine) reportOf(rec *inventory.Record) bundle.Report {
 	if run := e.failedRuns.get(rec.ID, rec.BundleDigest()); run != nil && rec.IsUnfinished() {
 		report := run.report
@@ -214,7 +214,7 @@ func isSameReport(a, b bundle.Report) bool {
 	return a.Digest == b.Digest && a.State == b.State && a.Message == b.Message && slices.Equal(a.Kinds, b.Kinds) && slices.Equal(a.Outdated, b.Outdated)
 }
 
-// invalidBundleError is an error that every run of the bundle has.
+// invalidBundleError is an error of the bundle itself: each run of the bundle returns it.
 type invalidBundleError struct{ err error }
 
 // Error returns the reason.
@@ -223,12 +223,12 @@ func (e *invalidBundleError) Error() string { return e.err.Error() }
 // Unwrap returns the reason.
 func (e *invalidBundleError) Unwrap() error { return e.err }
 
-// permanenceOf returns the permanence of a failed run: the lowest one of its failures.
-func permanenceOf(err error) permanence {
+// failureKindOf returns the kind of a failed run: the lowest kind of its failures.
+func failureKindOf(err error) failureKind {
 	if failures, ok := errors.AsType[applyErrors](err); ok && len(failures) > 0 {
 		least := failureOfBundle
 		for _, failure := range failures {
-			least = min(least, permanenceOf(failure))
+			least = min(least, failureKindOf(failure))
 		}
 		return least
 	}
@@ -241,9 +241,8 @@ func permanenceOf(err error) permanence {
 	return failureTransient
 }
 
-// refusedError is the error of an object that the API server refuses as invalid. It can accept the object only after
-// another client has changed something on the cluster: has deleted an object whose immutable field differs, or has
-// changed a CustomResourceDefinition or an admission policy.
+// refusedError is the error of an object that the API server refuses as invalid. Only a change by another client can
+// help: of an object whose immutable field differs, of a CustomResourceDefinition, or of an admission policy.
 type refusedError struct{ err error }
 
 // Error returns the reason.
@@ -252,8 +251,8 @@ func (e *refusedError) Error() string { return e.err.Error() }
 // Unwrap returns the reason.
 func (e *refusedError) Unwrap() error { return e.err }
 
-// asRefused returns err as a refusedError if the API server has refused the object as invalid. A schema that this run
-// has changed may not be effective yet.
+// asRefused returns err as a refusedError if the API server has refused the object as invalid. It returns err itself if
+// this run has changed the schema, which may not be effective yet.
 func (p *applyRun) asRefused(v decision, err error) error {
 	if !apierrors.IsInvalid(err) && !apierrors.IsBadRequest(err) {
 		return err

@@ -9,8 +9,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxNamed is the maximum number of failures in a message. The others are only counted.
-const maxNamed = 5
+// maxNamedFailures is the maximum number of failures in a message. The others are only counted.
+const maxNamedFailures = 5
 
 // objectError is the error of one object that could not be applied or removed.
 type objectError struct {
@@ -35,11 +35,11 @@ type applyErrors []error
 // Error names the first failures. It is the same for the same failures.
 func (e applyErrors) Error() string {
 	var texts []string
-	for _, err := range e[:min(len(e), maxNamed)] {
+	for _, err := range e[:min(len(e), maxNamedFailures)] {
 		texts = append(texts, err.Error())
 	}
 	text := strings.Join(texts, "; ")
-	if more := len(e) - maxNamed; more > 0 {
+	if more := len(e) - maxNamedFailures; more > 0 {
 		text += fmt.Sprintf("; and %d more", more)
 	}
 	return text

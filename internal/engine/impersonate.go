@@ -13,7 +13,7 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-// accountKey is the key of a context with its identity.
+// accountKey is the context key of an identity.
 type accountKey struct{}
 
 // identity is the ServiceAccount "namespace/name" as which requests are sent, "" for this engine itself.
@@ -30,17 +30,17 @@ func withAccount(ctx context.Context, account string) context.Context {
 	return context.WithValue(ctx, accountKey{}, identity{account: account})
 }
 
-// withReadingAccount returns a context whose requests, also those that only read, are sent as the ServiceAccount
-// account: parts of the responses can be in reports, or decide what the engine writes, such as Helm's release records.
+// withReadingAccount returns a context whose requests are all sent as the ServiceAccount account, also those that only
+// read. It is for responses that get into reports or affect the objects that the engine writes, such as Helm's release
+// records.
 func withReadingAccount(ctx context.Context, account string) context.Context {
 	return context.WithValue(ctx, accountKey{}, identity{account: account, reads: true})
 }
 
-// removeAs sends a request that removes an object of a bundle with the ServiceAccount account, as that account. If that
-// is forbidden and isCreated is true, it sends the request as this engine: a withdrawal must not fail because the
-// ServiceAccount has lost its rights. isCreated must be false unless it is certain that the ServiceAccount, or this
-// engine, created the object: otherwise a ServiceAccount that may only change an object could delete it. Errors of both
-// identities name the missing verbs.
+// removeAs sends a request that removes an object, as the ServiceAccount account. If that is forbidden and isCreated is
+// true, it sends the request as this engine: a withdrawal must not fail because the ServiceAccount has lost its rights.
+// isCreated must be false unless the ServiceAccount or this engine certainly created the object: otherwise a
+// ServiceAccount that may only change an object could delete it. The error has the missing verbs of both identities.
 func removeAs(ctx context.Context, account string, isCreated bool, request func(context.Context) error) error {
 	err := request(withAccount(ctx, account))
 	if account == "" || !isCreated || !apierrors.IsForbidden(err) {

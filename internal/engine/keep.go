@@ -10,25 +10,25 @@ import (
 	"github.com/towline/towline/internal/inventory"
 )
 
-// maxKeptListed is how many kept objects a message lists.
+// maxKeptListed is the maximum number of kept objects that a message lists.
 const maxKeptListed = 10
 
 // planKept sets the objects that prune must not delete: the desired objects, and those with a Kept entry. With
 // KeepObjects, it first sets Kept in all entries that the bundle lacks.
 func (p *applyRun) planKept() {
-	p.kept = maps.Clone(p.desired)
+	p.keep = maps.Clone(p.desired)
 	for key, entry := range p.next.Entries {
 		if p.desired[key] || (!entry.Kept && !p.bundle.KeepObjects) {
 			continue
 		}
 		entry.Kept = true
 		p.next.Entries[key] = entry
-		p.kept[key] = true
+		p.keep[key] = true
 	}
 }
 
-// forgetMissing removes Kept entries from the inventory whose objects no longer exist.
-func (p *applyRun) forgetMissing(ctx context.Context) error {
+// forgetMissingKept deletes the Kept entries whose objects no longer exist from the next inventory.
+func (p *applyRun) forgetMissingKept(ctx context.Context) error {
 	var locations []objectLocation
 	for key, entry := range p.next.Entries {
 		if !entry.Kept {

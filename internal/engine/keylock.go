@@ -41,6 +41,7 @@ func awaitFreed(ctx context.Context, freed <-chan struct{}) error {
 	}
 }
 
+// try locks the keys if all are free. Otherwise it returns the channel that is closed at the next release.
 func (l *keyLock[K]) try(keys []K) (<-chan struct{}, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

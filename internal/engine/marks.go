@@ -69,17 +69,17 @@ func parseTier(text string) int32 {
 	return int32(tier)
 }
 
-// maxMarks limits the labels and the annotations of an existing object that are kept, in bytes. The longest valid ones
-// are those of a reference to a URL, whose other annotations have 2 KiB at most.
+// maxMarks limits the labels and the annotations of an existing object that are kept, in bytes. No valid ones are
+// longer: the longest are a reference to a URL and at most 2 KiB of others.
 const maxMarks = 8 << 10
 
-// live is the metadata of an existing object. Its labels and annotations are those that the engine uses.
+// live is the metadata of an existing object, with the labels and annotations that the engine uses.
 type live struct {
 	inventory.LiveMeta
-	// shared is true if other field managers have set fields of the object. The aggregation controller does not count: see
-	// roleRecreated.
-	shared bool
-	role   roleState // roleOwned if it is no ClusterRole
+	// hasOtherManager is true if other field managers than ours have set fields of the object. The aggregation controller
+	// does not count: see roleRecreated.
+	hasOtherManager bool
+	role            roleState // roleOrdinary if it is no ClusterRole
 	// hasPastManager is true if isPastManager is true for one of the field managers.
 	hasPastManager bool
 }
@@ -91,14 +91,14 @@ func liveOf(meta *metav1.PartialObjectMetadata) *live {
 		kube.AnnotationDriftIgnore, kube.AnnotationKeep, annotationReleaseName, annotationReleaseNamespace, annotationRevisionDigest,
 		workv1alpha1.WorkNameAnnotation, workv1alpha1.WorkNamespaceAnnotation))
 	existing.hasPastManager = slices.ContainsFunc(meta.ManagedFields, isPastManager)
-	existing.shared = slices.ContainsFunc(meta.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {
+	existing.hasOtherManager = slices.ContainsFunc(meta.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {
 		return entry.Manager != kube.FieldManager && entry.Manager != aggregationManager
 	})
 	return existing
 }
 
-// usedMarks returns the labels or annotations of an object that have one of the names, or the API group of Works as
-// prefix. It omits those that do not fit into maxMarks: of the names, the last ones, and of the Works any.
+// usedMarks returns the labels or annotations of an object that are in names, or have the API group of Works as prefix.
+// If they exceed maxMarks, it omits the last ones of names, and any of the Works.
 func usedMarks(all map[string]string, names []string) map[string]string {
 	used, size := map[string]string{}, 0
 	add := func(name string) {

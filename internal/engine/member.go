@@ -27,9 +27,9 @@ import (
 
 const (
 	// parallel is the maximum number of concurrent requests of one run.
-	parallel = 8
-	// recreateLimit is the timeout until a deleted object that is to be recreated no longer exists.
-	recreateLimit = 60 * time.Second
+	maxConcurrent = 8
+	// recreateTimeout is the timeout for the deletion of an object that is then created again.
+	recreateTimeout = 60 * time.Second
 	// pollInterval is the pause between two reads where a watch would cost more.
 	pollInterval = 50 * time.Millisecond
 )
@@ -45,20 +45,20 @@ type memberClient struct {
 	mapper          *kube.Mapper
 }
 
-func (m *memberClient) at(resource kube.Resource, namespace string) metadata.ResourceInterface {
+func (m *memberClient) metadataAt(resource kube.Resource, namespace string) metadata.ResourceInterface {
 	if resource.Namespaced {
 		return m.metadataClient.Resource(resource.GVR).Namespace(namespace)
 	}
 	return m.metadataClient.Resource(resource.GVR)
 }
 
-// apply sends the server-side apply request of an object, or of a subresource of it. With a uid, which the body must
-// have too, it changes the object with this UID, whatever manager owns the fields. It returns a conflict if no object
-// has this UID. Without a uid, it creates the object. If another client has created it meanwhile, with other values, it
-// returns a conflict: some of these fields may be excluded ones, which must not be overwritten.
+// apply sends the server-side apply request of an object, or of its subresource. With a uid, which the body must have
+// too, it changes the object with this UID, and takes fields over from other managers. It returns a conflict if no
+// object has this UID. Without a uid, it creates the object. It returns a conflict if another client has created it
+// meanwhile, with other values: some of these may be excluded fields, which must not be overwritten.
 func (m *memberClient) apply(ctx context.Context, t *target, body []byte, uid types.UID, subresources ...string) (*live, error) {
 	force := uid != ""
-	obj, err := m.at(t.resource, t.ref.Namespace).Patch(ctx, t.ref.Name, types.ApplyPatchType, body,
+	obj, err := m.metadataAt(t.resource, t.ref.Namespace).Patch(ctx, t.ref.Name, types.ApplyPatchType, body,
 		metav1.PatchOptions{FieldManager: kube.FieldManager, Force: &force}, subresources...)
 	if isOtherUID(err) {
 		return nil, apierrors.NewConflict(t.resource.GVR.GroupResource(), t.ref.Name, errReplaced)
@@ -86,7 +86,7 @@ func (m *memberClient) delete(ctx context.Context, location objectLocation, uid 
 
 // deleteWith is delete with another propagation policy.
 func (m *memberClient) deleteWith(ctx context.Context, location objectLocation, uid types.UID, propagation metav1.DeletionPropagation) error {
-	err := m.at(location.resource, location.key.Namespace).Delete(ctx, location.key.Name,
+	err := m.metadataAt(location.resource, location.key.Namespace).Delete(ctx, location.key.Name,
 		metav1.DeleteOptions{Preconditions: uidPrecondition(uid), PropagationPolicy: &propagation})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -119,7 +119,7 @@ func (m *memberClient) unmark(ctx context.Context, location objectLocation, exis
 	if err != nil {
 		return fmt.Errorf("encode patch: %w", err)
 	}
-	_, err = m.at(location.resource, location.key.Namespace).Patch(ctx, location.key.Name, types.MergePatchType, body,
+	_, err = m.metadataAt(location.resource, location.key.Namespace).Patch(ctx, location.key.Name, types.MergePatchType, body,
 		metav1.PatchOptions{FieldManager: kube.FieldManager})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -129,8 +129,8 @@ func (m *memberClient) unmark(ctx context.Context, location objectLocation, exis
 
 // awaitDeleted waits until the object with this UID no longer exists.
 func (m *memberClient) awaitDeleted(ctx context.Context, location objectLocation, uid types.UID) error {
-	err := wait.PollUntilContextTimeout(ctx, pollInterval, recreateLimit, true, func(ctx context.Context) (bool, error) {
-		obj, err := m.at(location.resource, location.key.Namespace).Get(ctx, location.key.Name, metav1.GetOptions{})
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, recreateTimeout, true, func(ctx context.Context) (bool, error) {
+		obj, err := m.metadataAt(location.resource, location.key.Namespace).Get(ctx, location.key.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return true, nil
 		}
@@ -156,18 +156,19 @@ func (m *memberClient) ensureNamespace(ctx context.Context, name string) error {
 	return err
 }
 
-// resolveKinds returns the resources of the given kinds. Unknown kinds are not in the result.
+// resolveKinds returns the resources of the given kinds. Kinds that are unknown after another discovery are not in the
+// result.
 func (m *memberClient) resolveKinds(gvks map[schema.GroupVersionKind]bool) (kinds, error) {
-	known, unknown, err := m.lookUp(gvks)
+	known, unknown, err := m.lookUpKinds(gvks)
 	if err != nil || !unknown {
 		return known, err
 	}
 	m.mapper.Reset()
-	known, _, err = m.lookUp(gvks)
+	known, _, err = m.lookUpKinds(gvks)
 	return known, err
 }
 
-func (m *memberClient) lookUp(gvks map[schema.GroupVersionKind]bool) (known kinds, unknown bool, err error) {
+func (m *memberClient) lookUpKinds(gvks map[schema.GroupVersionKind]bool) (known kinds, unknown bool, err error) {
 	known = kinds{exact: map[schema.GroupVersionKind]kube.Resource{}, any: map[schema.GroupVersionKind]kube.Resource{}}
 	for gvk := range gvks {
 		exact, err := m.mapper.Resource(gvk)

@@ -41,8 +41,8 @@ type Observation struct {
 
 // Observe returns the state of the objects in the record of id, in a fixed order, and nothing without a record. If more
 // than getLimit objects have the same kind and namespace, it reads their metadata first, and then only the changed
-// ones. With an error the health of the objects that could not be read is Unknown. After a request without a response
-// no further request is sent. There are no observations if the record could not be read.
+// objects. With an error, the health of the objects that could not be read is Unknown; without a readable record there
+// are no observations. After a request without a response it sends no further request.
 func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, error) {
 	rec, err := e.loadCached(ctx, id)
 	if err != nil {
@@ -53,9 +53,9 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 	unread := make(applyErrors, len(entries))
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
-	unchanged := e.unchanged(ctx, abort, entries, e.observed.get(id))
+	unchanged := e.findUnchanged(ctx, abort, entries, e.observed.get(id))
 	var work errgroup.Group
-	work.SetLimit(parallel)
+	work.SetLimit(maxConcurrent)
 	for i, entry := range entries {
 		if state, ok := unchanged[entry.Ref.Key()]; ok {
 			states[i] = state
@@ -73,14 +73,14 @@ func (e *Engine) Observe(ctx context.Context, id bundle.ID) ([]Observation, erro
 	// Errors are in unread and not in the group.
 	_ = work.Wait()
 	e.observed.set(id, states, unread)
-	existing := make([]Observation, len(entries))
+	observations := make([]Observation, len(entries))
 	for i, state := range states {
-		existing[i] = state.observation
+		observations[i] = state.observation
 	}
 	if unread = slices.DeleteFunc(unread, func(err error) bool { return err == nil }); len(unread) > 0 {
-		return existing, fmt.Errorf("observe %s: %w", id, unread)
+		return observations, fmt.Errorf("observe %s: %w", id, unread)
 	}
-	return existing, nil
+	return observations, nil
 }
 
 // loadCached returns the record of id from the cache, else from the cluster. The record is empty if there is none.
@@ -88,7 +88,7 @@ func (e *Engine) loadCached(ctx context.Context, id bundle.ID) (*inventory.Recor
 	if rec := e.store.Cached(id); rec != nil {
 		return rec, nil
 	}
-	unlock, err := e.ids.acquire(ctx, id)
+	unlock, err := e.bundleLocks.acquire(ctx, id)
 	if err != nil {
 		return nil, err
 	}
@@ -103,7 +103,7 @@ func (e *Engine) loadCached(ctx context.Context, id bundle.ID) (*inventory.Recor
 // observeObject reads one object of a record.
 func (m *memberClient) observeObject(ctx context.Context, entry inventory.Entry) (observedState, error) {
 	state := newObservedState(entry)
-	existing := &state.observation
+	observation := &state.observation
 	resource, err := m.mapper.AnyVersion(entry.Ref.GVK())
 	if meta.IsNoMatchError(err) {
 		return state, nil
@@ -111,7 +111,7 @@ func (m *memberClient) observeObject(ctx context.Context, entry inventory.Entry)
 	if err != nil {
 		return state, err
 	}
-	existing.Resource = resource.GVR.Resource
+	observation.Resource = resource.GVR.Resource
 	if entry.UID == "" {
 		return state, nil
 	}
@@ -123,11 +123,11 @@ func (m *memberClient) observeObject(ctx context.Context, entry inventory.Entry)
 		return state, fmt.Errorf("read %s: %w", entry.Ref, err)
 	}
 	if status, ok := obj.Object["status"]; ok {
-		if existing.Status, err = json.Marshal(status); err != nil {
+		if observation.Status, err = json.Marshal(status); err != nil {
 			return state, fmt.Errorf("encode the status of %s: %w", entry.Ref, err)
 		}
 	}
-	state.version, existing.Health = obj.GetResourceVersion(), healthOf(obj)
+	state.version, observation.Health = obj.GetResourceVersion(), healthOf(obj)
 	return state, nil
 }
 

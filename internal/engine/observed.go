@@ -61,10 +61,10 @@ func (o *observedStates) set(id bundle.ID, states []observedState, unread []erro
 // forget deletes the observations of id.
 func (o *observedStates) forget(id bundle.ID) { o.set(id, nil, nil) }
 
-// unchanged returns the cached states of the objects that have not changed or no longer exist, as their metadata shows.
-// The caller reads all other objects. unchanged reads metadata only where a list costs fewer requests than the objects:
-// for more than getLimit objects of one kind and namespace. It calls abort after a request without a response.
-func (e *Engine) unchanged(
+// findUnchanged returns the states of the objects that the caller need not read: their metadata shows that they have
+// not changed, or no longer exist. It reads metadata only where a list costs fewer requests than the objects: for more
+// than getLimit objects of one kind and namespace. It calls abort after a request without a response.
+func (e *Engine) findUnchanged(
 	ctx context.Context, abort context.CancelCauseFunc, entries []inventory.Entry, known map[kube.Ref]observedState,
 ) map[kube.Ref]observedState {
 	collections := map[collection][]objectLocation{}

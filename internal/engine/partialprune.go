@@ -67,7 +67,7 @@ func (p *applyRun) pendingPruneMessage() string {
 	}
 	waiting := 0
 	for key := range p.next.Entries {
-		if !p.kept[key] && !tried[key] {
+		if !p.keep[key] && !tried[key] {
 			waiting++
 		}
 	}

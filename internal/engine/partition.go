@@ -7,8 +7,8 @@ import (
 )
 
 // Serve begins to serve a partition: see inventory.Partitions. It sends no request. ended is closed when StopServing is
-// called: then the caller must cancel what it has called for the partition. The error wraps inventory.ErrNotServed if
-// another process serves the partition.
+// called: then the caller must cancel its calls for the partition. The error wraps inventory.ErrNotServed if another
+// process serves the partition.
 func (e *Engine) Serve(ctx context.Context, partition string) (ended <-chan struct{}, err error) {
 	return e.store.Serve(ctx, partition)
 }

@@ -28,8 +28,8 @@ type target struct {
 	ref   kube.Ref
 	rank  int
 	marks marks
-	// item is the index of the item of the bundle, for a bundle with Helm releases, and release its release as
-	// namespace/name.
+	// item is the index of the item in a bundle with Helm releases, 0 in other bundles. release is the release of the item
+	// as namespace/name, "" if it has none.
 	item    int
 	release string
 	// origin is inventory.Entry.Origin.
@@ -58,16 +58,17 @@ func (t *target) key() kube.Ref { return t.ref.Key() }
 
 func (t *target) isCRD() bool { return t.rank == rankCRD }
 
-// kinds has the resources of a bundle's kinds on the cluster: exact in the requested version, any in any version.
+// kinds has the resources of a bundle's kinds on the cluster: exact has the resource in the requested version, any the
+// resource in that or another served version.
 type kinds struct {
 	exact map[schema.GroupVersionKind]kube.Resource
 	any   map[schema.GroupVersionKind]kube.Resource
 }
 
-// plan lists the targets of b in the order in which they are applied. A bundle with RejectUnmanaged is that of a Work,
-// in which an invalid manifest must not block the others: plan returns a problem for each invalid object. For another
-// bundle it fails with the first one. An item that could not be decoded is a problem in each bundle.
-func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors, err error) {
+// planTargets lists the targets of b in the order in which they are applied. It fails with the first invalid object,
+// unless b has RejectUnmanaged: b then belongs to a Work, in which an invalid manifest must not block the others, so
+// each invalid object is a problem. An item that could not be decoded is a problem in both cases.
+func planTargets(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors, err error) {
 	exclusions, err := parseExclusions(b.Options.DriftExclusions)
 	if err != nil {
 		return nil, nil, &invalidBundleError{err}
@@ -108,7 +109,7 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors
 			setNamespace(t, item)
 			t.excluded = excludedPaths(exclusions, t.ref, t.content)
 			if first, ok := firstItem[t.key()]; ok {
-				err := fmt.Errorf("%s is listed twice: in %s and in %s", t.ref, describe(first), describe(item))
+				err := fmt.Errorf("%s is listed twice: in %s and in %s", t.ref, describeItem(first), describeItem(item))
 				if err := tolerate(err); err != nil {
 					return nil, nil, err
 				}
@@ -128,14 +129,14 @@ func plan(b bundle.Bundle, known kinds) (targets []*target, problems applyErrors
 	return targets, problems, nil
 }
 
-// newTarget returns the target of an object. It copies the fields that it changes, since others use the bundle too.
+// newTarget returns the target of an object. It copies the fields that it changes, since the bundle is shared.
 func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle) (*target, error) {
 	ref := kube.RefOf(obj)
 	switch {
 	case ref.Kind == "" || ref.Version == "":
-		return nil, fmt.Errorf("an object in %s has no kind or no apiVersion", describe(item))
+		return nil, fmt.Errorf("an object in %s has no kind or no apiVersion", describeItem(item))
 	case ref.Name == "":
-		return nil, fmt.Errorf("a %s in %s has no name", ref.Kind, describe(item))
+		return nil, fmt.Errorf("a %s in %s has no name", ref.Kind, describeItem(item))
 	}
 	content := maps.Clone(obj.Object)
 	metadata, ok := content["metadata"].(map[string]any)
@@ -214,8 +215,8 @@ func foldStringData(content map[string]any) error {
 	return nil
 }
 
-// setNamespace sets the namespace of a namespaced target and deletes that of a cluster-scoped one. It changes nothing
-// if the kind is unknown.
+// setNamespace sets the namespace of a namespaced target, and deletes the namespace of a cluster-scoped one. It changes
+// nothing if the kind is unknown.
 func setNamespace(t *target, item bundle.Item) {
 	resource := t.resource
 	if resource == (kube.Resource{}) {
@@ -236,21 +237,22 @@ func setNamespace(t *target, item bundle.Item) {
 	}
 }
 
-// setMarks sets the ownership labels and annotations of a target, with the digest of its content.
+// setMarks sets the ownership labels and annotations of a target, with the digest of its content. It also excludes the
+// replicas if the cluster decides about them.
 func setMarks(t *target, item bundle.Item, b bundle.Bundle) error {
 	digest, err := t.digest()
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", t.ref, err)
 	}
-	if t.retains() {
+	if t.hasRetainedReplicas() {
 		t.excluded = append(t.excluded, jsonPath{"spec", "replicas"})
 	}
 	t.marks = marksOf(b, item, digest)
 	return nil
 }
 
-// digest returns the digest of the content of a target. If there are any, its excluded fields and its subresources are
-// part of it, so that the object is applied again after a change of them.
+// digest returns the digest of the content of a target, its excluded fields and its subresources. After a change of one
+// of them the object is applied again.
 func (t *target) digest() (string, error) {
 	raw, err := json.Marshal(t.content)
 	if err != nil {
@@ -290,7 +292,7 @@ func (t *target) body(adopt bool, uid types.UID) map[string]any {
 	return body
 }
 
-func encode(ref kube.Ref, body map[string]any) ([]byte, error) {
+func encodeBody(ref kube.Ref, body map[string]any) ([]byte, error) {
 	raw, err := json.Marshal(body)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", ref, err)
@@ -298,6 +300,7 @@ func encode(ref kube.Ref, body map[string]any) ([]byte, error) {
 	return raw, nil
 }
 
+// mapOf returns value as a map, or an empty map if it is none.
 func mapOf(value any) map[string]any {
 	if m, ok := value.(map[string]any); ok && m != nil {
 		return m
@@ -306,7 +309,7 @@ func mapOf(value any) map[string]any {
 }
 
 // describe names the origin of an item in messages.
-func describe(item bundle.Item) string {
+func describeItem(item bundle.Item) string {
 	return cmp.Or(originOf(item), "the bundle")
 }
 

@@ -28,7 +28,7 @@ type removal struct {
 
 // removeOptions change how objects are removed.
 type removeOptions struct {
-	// instead replaces decisions by others.
+	// instead maps decisions to other decisions that replace them.
 	instead map[pruneAction]pruneAction
 	// propagation is the policy for dependents. Default: Background.
 	propagation metav1.DeletionPropagation
@@ -36,7 +36,8 @@ type removeOptions struct {
 	account string
 }
 
-// removeRank removes those objects of one rank that the bundle still owns. With an error it has removed nothing.
+// removeRank removes those objects of one rank that the bundle still owns. A removal has the error of its object. With
+// an error of its own it has removed nothing.
 func (e *Engine) removeRank(ctx context.Context, id bundle.ID, entries []inventory.Entry, options removeOptions) ([]removal, error) {
 	removals := make([]removal, len(entries))
 	locations, found, err := e.readEntries(ctx, entries)
@@ -44,7 +45,7 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, entries []invento
 		return nil, err
 	}
 	var work errgroup.Group
-	work.SetLimit(parallel)
+	work.SetLimit(maxConcurrent)
 	var mu sync.Mutex // guards removals
 	for i, entry := range entries {
 		existing := found[entry.Ref.Key()]
@@ -90,8 +91,8 @@ func (e *Engine) readEntries(ctx context.Context, entries []inventory.Entry) ([]
 	return locations, found, err
 }
 
-// locate returns the resource with which an object of a record is read. It is zero if the kind no longer exists, and
-// with it the object.
+// locate returns the resource with which an object of a record is read. It is zero if the kind no longer exists: then
+// its objects do not exist either.
 func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 	resource, err := e.member.mapper.AnyVersion(ref.GVK())
 	if err == nil || !meta.IsNoMatchError(err) {
@@ -111,12 +112,12 @@ func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 // prune removes the objects in the inventory that the bundle lacks, the highest rank first. Objects that are not
 // removed, because of an error or of other failures, stay in the inventory.
 func (p *applyRun) prune(ctx context.Context) error {
-	groups := toPrune(p.prior.Entries, p.kept)
+	groups := toPrune(p.prior.Entries, p.keep)
 	if len(p.failures) > 0 {
 		if groups = p.selectPrunable(groups); len(groups) == 0 {
 			return nil
 		}
-	} else if err := p.forgetMissing(ctx); err != nil {
+	} else if err := p.forgetMissingKept(ctx); err != nil {
 		return err
 	}
 	return p.pruneGroups(ctx, groups)
@@ -142,9 +143,8 @@ func (p *applyRun) pruneGroups(ctx context.Context, groups [][]inventory.Entry) 
 	return nil
 }
 
-// keepEntries keeps the entries of groups that are not pruned now, so that the next run prunes them. ClusterRoles are
-// in two groups (see orderRoles): those that an earlier group has deleted stay in the inventory, too, for the last
-// group.
+// keepEntries keeps the entries of groups that are not pruned now, so that the next run prunes them. orderRoles has put
+// ClusterRoles in two groups: those that are already deleted stay in the inventory, too, for the last group.
 func (p *applyRun) keepEntries(groups [][]inventory.Entry) {
 	for _, entry := range slices.Concat(groups...) {
 		p.next.Entries[entry.Ref.Key()] = entry
@@ -159,7 +159,7 @@ func (p *applyRun) pruneGroup(ctx context.Context, entries []inventory.Entry) (p
 	}
 	// An aggregated ClusterRole must be deleted before the roles that it aggregates, which are in a later group.
 	aggregated := slices.DeleteFunc(slices.Clone(removals), func(r removal) bool { return !r.existing.isAggregated() })
-	left, err := p.engine.remaining(ctx, aggregated)
+	left, err := p.engine.findRemaining(ctx, aggregated)
 	if err != nil {
 		return false, err
 	}

@@ -26,7 +26,7 @@ func rankOf(gk schema.GroupKind) int {
 	case groupAPIExtensions:
 		return rankCRD
 	case "scheduling.k8s.io", "storage.k8s.io", "networking.k8s.io", "policy":
-		return clusterRank(gk.Kind)
+		return infrastructureRank(gk.Kind)
 	case groupRBAC:
 		return rbacRank(gk.Kind)
 	case "apps", "batch", "autoscaling":
@@ -59,7 +59,7 @@ func coreRank(kind string) int {
 	return rankOther
 }
 
-func clusterRank(kind string) int {
+func infrastructureRank(kind string) int {
 	switch kind {
 	case "PriorityClass", "NetworkPolicy":
 		return 10

@@ -16,8 +16,8 @@ const (
 	// getLimit is the maximum number of objects of one kind and namespace that are read with get requests. More objects
 	// are read with a list request first.
 	getLimit = 3
-	// listFactor is the number of objects in a list that cost about as much as one get request. A longer list is not read
-	// to its end.
+	// listFactor is the number of listed objects that cost about as much as one get request. A list ends after listFactor
+	// objects per wanted object.
 	listFactor = 10
 	// pageSize is the maximum number of objects per list request.
 	pageSize = 500
@@ -46,8 +46,8 @@ func (m *memberClient) readMetadata(ctx context.Context, locations []objectLocat
 	return found, nil
 }
 
-// readMetadataEach is like readMetadata, and returns an error for each object that it could not read. It sends no
-// further request after a request without a response. It reads with the identity of this engine.
+// readMetadataEach is like readMetadata, and returns the error of each object that it could not read. It stops after a
+// request without a response. It reads as this engine, without impersonation.
 func (m *memberClient) readMetadataEach(ctx context.Context, locations []objectLocation) (found map[kube.Ref]*live, unread map[kube.Ref]error) {
 	ctx, abort := context.WithCancelCause(withAccount(ctx, ""))
 	defer abort(nil)
@@ -62,7 +62,7 @@ func (m *memberClient) readMetadataEach(ctx context.Context, locations []objectL
 	r.readCollections(ctx, collections)
 	for _, location := range locations {
 		if existing := r.found[location.key]; existing != nil && existing.role == roleUnknown {
-			if err := requestUnlessAborted(ctx, abort, func() error { return m.readRole(ctx, location, existing) }); err != nil {
+			if err := requestUnlessAborted(ctx, abort, func() error { return m.resolveRoleState(ctx, location, existing) }); err != nil {
 				r.unread[location.key] = err
 			}
 		}
@@ -81,13 +81,13 @@ type reader struct {
 	unread map[kube.Ref]error
 }
 
-// readCollections lists the collections from which many objects are requested. Then it sends a get request for each
-// object whose existence the lists leave open. The number of requests depends on the number of requested objects, and
-// not on the size of the collections.
+// readCollections lists each collection of which many objects are wanted. Then it gets each object that may exist and
+// was not listed. The number of requests depends on the number of wanted objects, and not on the size of the
+// collections.
 func (r *reader) readCollections(ctx context.Context, collections map[collection][]kube.Ref) {
 	var lists, gets errgroup.Group
-	lists.SetLimit(parallel)
-	gets.SetLimit(parallel)
+	lists.SetLimit(maxConcurrent)
+	gets.SetLimit(maxConcurrent)
 	rest := make(map[collection][]kube.Ref, len(collections))
 	var mu sync.Mutex // guards rest
 	for c, keys := range collections {
@@ -142,7 +142,7 @@ func (r *reader) add(key kube.Ref, obj *metav1.PartialObjectMetadata) {
 }
 
 func (r *reader) get(ctx context.Context, c collection, key kube.Ref) error {
-	obj, err := r.member.at(c.resource, c.namespace).Get(ctx, key.Name, metav1.GetOptions{})
+	obj, err := r.member.metadataAt(c.resource, c.namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -153,24 +153,24 @@ func (r *reader) get(ctx context.Context, c collection, key kube.Ref) error {
 	return nil
 }
 
-// list reads objects of one collection with list requests. It returns as undecided the keys of objects of which it is
-// not known whether they exist. First it lists the objects with our label: after the first delivery nearly all objects
-// have it. Then it lists the other objects.
+// list reads objects of one collection with list requests. undecided are the keys of the objects that may exist
+// although it has not found them. First it lists the objects with our label: after the first delivery nearly all
+// objects have it. Then it lists the other objects.
 func (r *reader) list(ctx context.Context, c collection, keys []kube.Ref) (undecided []kube.Ref, err error) {
-	undecided, isComplete, err := r.listSome(ctx, c, keys, kube.LabelReason)
+	undecided, isComplete, err := r.listUntilFound(ctx, c, keys, kube.LabelReason)
 	if err != nil || !isComplete || len(undecided) <= getLimit {
 		return undecided, err
 	}
-	undecided, isComplete, err = r.listSome(ctx, c, undecided, "!"+kube.LabelReason)
+	undecided, isComplete, err = r.listUntilFound(ctx, c, undecided, "!"+kube.LabelReason)
 	if isComplete {
 		undecided = nil // they do not exist
 	}
 	return undecided, err
 }
 
-// listSome lists objects of one collection until it has found all keys, at most listFactor objects per key. It returns
-// the keys that it has not found. isComplete is true if it has listed all objects.
-func (r *reader) listSome(ctx context.Context, c collection, keys []kube.Ref, selector string) (unfound []kube.Ref, isComplete bool, err error) {
+// listUntilFound lists the selected objects of one collection until it has found all keys, at most listFactor objects
+// per key. unfound are the keys that it has not found. isComplete is true if it has listed all selected objects.
+func (r *reader) listUntilFound(ctx context.Context, c collection, keys []kube.Ref, selector string) (unfound []kube.Ref, isComplete bool, err error) {
 	wanted := make(map[string]kube.Ref, len(keys))
 	for _, key := range keys {
 		wanted[key.Name] = key
@@ -179,7 +179,7 @@ func (r *reader) listSome(ctx context.Context, c collection, keys []kube.Ref, se
 	opts := metav1.ListOptions{LabelSelector: selector}
 	for budget > 0 && len(wanted) > 0 && !isComplete {
 		opts.Limit = int64(min(budget, pageSize))
-		page, err := r.member.at(c.resource, c.namespace).List(ctx, opts)
+		page, err := r.member.metadataAt(c.resource, c.namespace).List(ctx, opts)
 		if apierrors.IsNotFound(err) {
 			return nil, true, nil // the kind is no longer served
 		}
@@ -201,8 +201,8 @@ func (r *reader) listSome(ctx context.Context, c collection, keys []kube.Ref, se
 	return unfound, isComplete, nil
 }
 
-// requestUnlessAborted sends a request, and cancels ctx if there is no response. After that all requests fail with the
-// error of the request without a response.
+// requestUnlessAborted sends a request, and cancels ctx if there is no response. All later requests with ctx fail with
+// the error of that request.
 func requestUnlessAborted(ctx context.Context, abort context.CancelCauseFunc, request func() error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -21,8 +21,8 @@ import (
 	"github.com/towline/towline/internal/kube/logkeys"
 )
 
-// maxRebuilt is the maximum number of objects in a rebuilt inventory and of pages that are read for it, together. A
-// cluster could return pages without end.
+// maxRebuilt is the maximum number of objects and pages that are read to rebuild an inventory. A cluster could return
+// pages without end.
 const maxRebuilt = 100_000
 
 // maxRebuiltReleases is the maximum number of Helm releases in a rebuilt inventory.
@@ -74,7 +74,7 @@ func (m *memberClient) listMarked(ctx context.Context, id bundle.ID, ownerScope 
 	var found []inventory.Entry
 	filter, limit := bundleFilter{id, ownerScope}, kube.NewObjectLimit(maxRebuilt, "objects")
 	var work errgroup.Group
-	work.SetLimit(parallel)
+	work.SetLimit(maxConcurrent)
 	for _, group := range served {
 		gv, err := schema.ParseGroupVersion(group.GroupVersion)
 		if err != nil {
@@ -103,7 +103,7 @@ func (m *memberClient) listMarkedIn(
 	var found []inventory.Entry
 	selector := kube.LabelReason + "=" + filter.id.Feature
 	err := kube.EachMetadata(ctx, m.metadataClient.Resource(gvr), selector, limit, func(object *metav1.PartialObjectMetadata) error {
-		if !appliedFor(object, gvk.Group, filter) {
+		if !isAppliedFor(object, gvk.Group, filter) {
 			return nil
 		}
 		entry := recoveredEntry(gvk, object)
@@ -143,10 +143,10 @@ func isUnlistable(err error) bool {
 		apierrors.IsServiceUnavailable(err) || apierrors.IsInternalError(err)
 }
 
-// appliedFor returns whether our own apply request, in this API group, applied obj for a bundle. The ownership labels
+// isAppliedFor returns whether our own apply request, in this API group, applied obj for a bundle. The ownership labels
 // are not sufficient: restores, operators and users copy them. An object that is served in several groups counts in the
 // group in which it was applied.
-func appliedFor(obj *metav1.PartialObjectMetadata, group string, filter bundleFilter) bool {
+func isAppliedFor(obj *metav1.PartialObjectMetadata, group string, filter bundleFilter) bool {
 	if liveOf(obj).OwnerKey() != filter.ownerScope.OwnerKey(filter.id) || metav1.GetControllerOf(obj) != nil {
 		return false
 	}

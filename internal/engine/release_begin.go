@@ -12,9 +12,9 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// begin chooses the operation and starts it, unless the release must wait. After each RecoverAfter failed installations
-// in a row, the operation is the uninstallation of the failed one.
-func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
+// begin chooses the operation and starts it. done is false if the release must wait. After each RecoverAfter failed
+// installations in a row, the operation is the uninstallation of the failed one.
+func (d *releaseDeployment) begin(ctx context.Context) (done bool, err error) {
 	s := d.op.state
 	entries, err := d.op.releaseRecords().List(ctx, s.Key())
 	if err != nil {
@@ -31,11 +31,11 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 		beginOperation(s, inventory.Uninstalling, d.engine.now())
 		return true, nil
 	}
-	d.nextRevision(entries)
-	if err := d.failPending(ctx, entries); err != nil {
+	d.setNextRevision(entries)
+	if err := d.failPendingRevisions(ctx, entries); err != nil {
 		return false, err
 	}
-	// The new record makes MaxHistory records. At least one is left, and all if MaxHistory is 0.
+	// With the new record there are MaxHistory records, but at least one old record is left. 0 is no limit.
 	left := max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1))
 	if err := d.op.releaseRecords().Prune(ctx, s.Key(), entries, left, s.PreviousRevision); err != nil {
 		return false, err
@@ -43,10 +43,10 @@ func (d *releaseDeployment) begin(ctx context.Context) (bool, error) {
 	return true, d.start(ctx, entries)
 }
 
-// prepare checks for conflicts and creates the release namespace, for the release record. prepared is false if the
-// release cannot be deployed now.
+// prepare checks for conflicts, and creates the release namespace, in which the release record is. prepared is false if
+// the release cannot be deployed now.
 func (d *releaseDeployment) prepare(ctx context.Context) (prepared bool, err error) {
-	if conflicts := d.conflicts(); len(conflicts) > 0 {
+	if conflicts := d.findConflicts(); len(conflicts) > 0 {
 		// Report them, and apply nothing: all other decisions are dropped.
 		d.earlyApplied, d.proceed, d.decisions = true, false, nil
 		_, err := d.applyRanks(ctx, conflicts)
@@ -70,8 +70,8 @@ func (d *releaseDeployment) prepare(ctx context.Context) (prepared bool, err err
 	return true, nil
 }
 
-// nextRevision sets the number of the new revision, after the recorded ones, and the former revision.
-func (d *releaseDeployment) nextRevision(entries []release.Entry) {
+// setNextRevision sets the number of the new revision, which follows the recorded ones, and the previous revision.
+func (d *releaseDeployment) setNextRevision(entries []release.Entry) {
 	s := d.op.state
 	if s.Revision == 0 {
 		// A version of Towline without release records may have deployed it.
@@ -88,9 +88,9 @@ func (d *releaseDeployment) nextRevision(entries []release.Entry) {
 	s.SecretUID, s.SecretState = "", ""
 }
 
-// failPending sets the status of this bundle's pending revisions to failed. They are unfinished: the content of the
-// bundle has changed meanwhile.
-func (d *releaseDeployment) failPending(ctx context.Context, entries []release.Entry) error {
+// failPendingRevisions sets the status of this bundle's pending revisions to failed. They are unfinished, because the
+// content of the bundle has changed meanwhile.
+func (d *releaseDeployment) failPendingRevisions(ctx context.Context, entries []release.Entry) error {
 	for _, entry := range entries {
 		if !entry.Status.IsPending() || isFromHelm(entry) || d.op.isFromOtherBundle(entry) {
 			continue

@@ -14,8 +14,8 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// annotationRevisionDigest on the Secret of a release record holds the bundle.Item.RevisionDigest of the revision. If
-// the inventory is lost, Engine.rebuildReleases reads it, so that hooks do not run again.
+// annotationRevisionDigest on the Secret of a release record holds the bundle.Item.RevisionDigest of the revision.
+// Engine.rebuildReleases reads it if the inventory is lost, so that hooks do not run again.
 const annotationRevisionDigest = "towline.dev/revision-digest"
 
 // newReleaseOp returns an operation on a release.
@@ -52,8 +52,8 @@ func (p *applyRun) applyItems(ctx context.Context, decisions []decision) error {
 	return nil
 }
 
-// deployRelease continues the deployment of a release item. The decisions are those about the objects of the item.
-// proceed is false if the next items must wait.
+// deployRelease continues the deployment of a release item. decisions are about the objects of the item. proceed is
+// false if the next items must wait.
 func (p *applyRun) deployRelease(ctx context.Context, item bundle.Item, decisions []decision) (proceed bool, err error) {
 	s := p.next.FindRelease(releaseKey(item))
 	if s.Stage == inventory.StageDeployed {
@@ -75,9 +75,10 @@ func (p *applyRun) deployRelease(ctx context.Context, item bundle.Item, decision
 	return d.run(ctx)
 }
 
-// releaseDeployment is the deployment of one release in one run. Its steps return done: true if they have entered
-// another stage, false if the run of the release ends because it waits or has failed. proceed is true if the run may go
-// on to the next items of the bundle.
+// releaseDeployment is the deployment of one release in one run. It has the steps that need the run; releaseOp has
+// those that withdrawals need, too. A step returns done true after it has entered the next stage. It returns done false
+// if the release waits or has failed: then the deployment ends for this run. proceed is true if the run may continue
+// with the next items of the bundle.
 type releaseDeployment struct {
 	*applyRun
 	op        *releaseOp
@@ -155,7 +156,7 @@ func (d *releaseDeployment) step(ctx context.Context) (done bool, err error) {
 func (d *releaseDeployment) checkReady(ctx context.Context) (done bool, err error) {
 	s := d.op.state
 	if s.Options.Wait || s.Options.WaitForJobs || s.Options.Atomic {
-		if served, err := d.awaitDefinitions(ctx); err != nil || !served {
+		if served, err := d.awaitOwnDefinitions(ctx); err != nil || !served {
 			return false, err
 		}
 	}
@@ -192,7 +193,7 @@ func (d *releaseDeployment) hooksDisabled() bool {
 
 // awaitDefinitions waits until the kinds of the CustomResourceDefinitions of the release are served. If that fails, it
 // ends the run for the release. A definition that the API server refuses fails an atomic release.
-func (d *releaseDeployment) awaitDefinitions(ctx context.Context) (served bool, err error) {
+func (d *releaseDeployment) awaitOwnDefinitions(ctx context.Context) (served bool, err error) {
 	before := len(d.failures)
 	proceed := true
 	if s := d.op.state; s.Stage == inventory.StagePreHooks && s.Operation != inventory.RollingBack {
@@ -212,9 +213,9 @@ func (d *releaseDeployment) awaitDefinitions(ctx context.Context) (served bool, 
 	return false, d.takeAtomicFailures(before)
 }
 
-// takeAtomicFailures returns the failures of this release as a releaseError if it is atomic and they are final, and
-// removes them from the failures of the run. An API server that is slow or does not answer is no reason to undo a
-// release. The failures of this release are those from index before.
+// takeAtomicFailures removes the failures of an atomic release from those of the run, and returns them as a
+// releaseError. They are the failures from index before. It returns nil if one of them is temporary: an API server that
+// is slow or does not answer is no reason to undo a release.
 func (d *releaseDeployment) takeAtomicFailures(before int) error {
 	isTemporary := func(err error) bool { return errors.Is(err, errUnserved) || isUnanswered(err) }
 	if !d.op.state.Options.Atomic || len(d.failures) == before || slices.ContainsFunc(d.failures[before:], isTemporary) {
@@ -225,10 +226,11 @@ func (d *releaseDeployment) takeAtomicFailures(before int) error {
 	return &releaseError{text: reason}
 }
 
+// runHooks runs the hooks of an event, unless they are disabled, and enters the stage next.
 func (d *releaseDeployment) runHooks(ctx context.Context, event helm.HookEvent, next inventory.ReleaseStage) (bool, error) {
 	if event == helm.HookTest || !d.hooksDisabled() {
 		if len(release.ForEvent(d.op.hooks, event)) > 0 {
-			if served, err := d.awaitDefinitions(ctx); err != nil || !served {
+			if served, err := d.awaitOwnDefinitions(ctx); err != nil || !served {
 				return false, err
 			}
 		}
@@ -269,8 +271,8 @@ func (d *releaseDeployment) skipUnapplied() {
 	}
 }
 
-// applyObjects applies the manifest. After a failure of objects the next run retries the same revision, without its
-// hooks before the objects. The failure of an atomic release ends the revision.
+// applyObjects applies the manifest. After a failure of objects the next run retries the same revision, without its pre
+// hooks. The failure of an atomic release ends the revision.
 func (d *releaseDeployment) applyObjects(ctx context.Context) (bool, error) {
 	s := d.op.state
 	if s.Operation == inventory.RollingBack {
@@ -312,11 +314,12 @@ func (d *releaseDeployment) applyObjects(ctx context.Context) (bool, error) {
 
 // pruneDropped deletes the objects of the former revision that this revision lacks, as Helm does before it waits.
 func (d *releaseDeployment) pruneDropped(ctx context.Context) error {
-	return d.pruneGroups(ctx, toPrune(entriesOfRelease(d.prior, d.op.state.Key()), d.kept))
+	return d.pruneGroups(ctx, toPrune(entriesOfRelease(d.prior, d.op.state.Key()), d.keep))
 }
 
-// conflicts returns the decisions about objects of other owners. The caller runs no hook for a release with conflicts.
-func (d *releaseDeployment) conflicts() []decision {
+// findConflicts returns the decisions about objects of other owners. The caller runs no hook for a release with
+// conflicts.
+func (d *releaseDeployment) findConflicts() []decision {
 	var found []decision
 	for _, v := range d.decisions {
 		if errors.Is(v.err, ErrConflict) && !d.canTolerate(v.err) {
@@ -326,7 +329,8 @@ func (d *releaseDeployment) conflicts() []decision {
 	return found
 }
 
-// recordDeployed sets the status of the release record to deployed.
+// recordDeployed sets the status of the release record to deployed, and deletes old records. A rollback ends here, too,
+// with StageFailed.
 func (d *releaseDeployment) recordDeployed(ctx context.Context) (bool, error) {
 	s := d.op.state
 	description := s.Options.Description

@@ -12,7 +12,8 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// fail ends the operation of a release as failed. With the option atomic it begins the rollback or the uninstallation.
+// fail ends the operation of a release as failed. With the option atomic it begins the rollback of an upgrade, or the
+// uninstallation of an installation.
 func (d *releaseDeployment) fail(ctx context.Context, failure *releaseError) error {
 	s := d.op.state
 	now := d.engine.now()

@@ -25,13 +25,12 @@ import (
 )
 
 const (
-	// annotationHookRun on the object of a hook has the release, the revision, the event and the attempt that it was
-	// created for.
+	// annotationHookRun on the object of a hook has the release, the revision, the event and the attempt of its run.
 	annotationHookRun = "towline.dev/hook-run"
-	// logLines and logBytes limit the part of a failed hook's log that is reported, and logLimit the time to read it.
-	logLines = 10
-	logBytes = 2 << 10
-	logLimit = 5 * time.Second
+	// logLines and logBytes limit the log of a failed hook that is reported, and logTimeout the time to read it.
+	logLines   = 10
+	logBytes   = 2 << 10
+	logTimeout = 5 * time.Second
 )
 
 // releaseError is the error that ends an operation of a release as failed. The next attempt is a new revision.
@@ -53,13 +52,13 @@ type releaseOp struct {
 	hooks     []release.Hook
 	// waiting is the condition that the release waits for, or nil.
 	waiting *pendingWait
-	// releaseRecord is the release record of the item that is deployed: encoding its manifest is expensive.
+	// releaseRecord caches the release record of the deployed item, because encoding its manifest is expensive.
 	releaseRecord *helm.Release
-	// stored is the record from which the operation has its hooks or its item, nil if there is none.
+	// stored is the record that the hooks or the item were read from, nil if there is none.
 	stored *release.StoredRecord
 }
 
-// useRecord makes record the one from which the operation has its hooks or its item, until close is called.
+// useRecord keeps record, from which the hooks or the item are read, until close is called.
 func (o *releaseOp) useRecord(record *release.StoredRecord) {
 	o.close()
 	o.stored = record
@@ -68,7 +67,7 @@ func (o *releaseOp) useRecord(record *release.StoredRecord) {
 // close releases the memory of the operation. It must be called after the operation.
 func (o *releaseOp) close() { o.stored.Close() }
 
-// setWait makes the run end, and the release wait until isOver returns true: see pendingWait.
+// setWait makes the release wait until isOver returns true, after the end of the run: see pendingWait.
 func (o *releaseOp) setWait(message string, isOver func(context.Context) bool) {
 	account := o.account
 	o.waiting = &pendingWait{message: message, since: o.engine.clock.Now(), isOver: func(ctx context.Context) bool {
@@ -84,17 +83,17 @@ func (o *releaseOp) runHooks(ctx context.Context, event helm.HookEvent) (done bo
 		done, err := o.runHook(ctx, event, h)
 		var failure *releaseError
 		if errors.As(err, &failure) {
-			return false, errors.Join(err, o.deleteHooks(ctx, event, hooks[:i]))
+			return false, errors.Join(err, o.deleteSucceededHooks(ctx, event, hooks[:i]))
 		}
 		if err != nil || !done {
 			return false, err
 		}
 	}
-	return true, o.deleteHooks(ctx, event, hooks)
+	return true, o.deleteSucceededHooks(ctx, event, hooks)
 }
 
-// deleteHooks deletes the hooks with the delete policy hook-succeeded, last one first.
-func (o *releaseOp) deleteHooks(ctx context.Context, event helm.HookEvent, hooks []release.Hook) error {
+// deleteSucceededHooks deletes the hooks with the delete policy hook-succeeded, last one first.
+func (o *releaseOp) deleteSucceededHooks(ctx context.Context, event helm.HookEvent, hooks []release.Hook) error {
 	for _, h := range slices.Backward(hooks) {
 		if !h.IsDeletedOn(helm.HookSucceeded) {
 			continue
@@ -192,7 +191,7 @@ func (o *releaseOp) setHookWait(ctx context.Context, run *inventory.HookRun, ref
 	}
 	engine, uid := o.engine, run.UID
 	o.setWait(fmt.Sprintf("waiting for %s hook %s", run.Event, ref), func(ctx context.Context) bool {
-		obj, ok, err := engine.member.read(ctx, ref)
+		obj, ok, err := engine.member.readObject(ctx, ref)
 		if err != nil {
 			return !engine.now().Before(deadline)
 		}
@@ -249,7 +248,7 @@ func (o *releaseOp) deleteEarlierRun(ctx context.Context, h release.Hook, run *i
 	if !h.IsDeletedOn(helm.HookBeforeHookCreation) {
 		return true, nil
 	}
-	api := o.engine.member.at(resource, run.Ref.Namespace)
+	api := o.engine.member.metadataAt(resource, run.Ref.Namespace)
 	err = api.Delete(ctx, run.Ref.Name, metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)})
 	if apierrors.IsNotFound(err) {
 		return true, nil
@@ -267,7 +266,7 @@ func (o *releaseOp) deleteEarlierRun(ctx context.Context, h release.Hook, run *i
 	}
 	engine, ref := o.engine, run.Ref
 	o.setWait(fmt.Sprintf("waiting for the deletion of an earlier %s hook %s", run.Event, ref), func(ctx context.Context) bool {
-		_, ok, err := engine.member.read(ctx, ref)
+		_, ok, err := engine.member.readObject(ctx, ref)
 		return err == nil && !ok || !engine.now().Before(deadline)
 	})
 	return false, nil
@@ -375,7 +374,7 @@ func (o *releaseOp) readLogTail(ctx context.Context, ref kube.Ref) string {
 	if o.state.Sensitive {
 		return ""
 	}
-	ctx, cancel := context.WithTimeout(ctx, logLimit)
+	ctx, cancel := context.WithTimeout(ctx, logTimeout)
 	defer cancel()
 	pods := o.engine.member.core.Pods(ref.Namespace)
 	name := ref.Name

@@ -11,26 +11,27 @@ import (
 )
 
 // CompareRenderings compares b with the release records before it is delivered, and changes nothing. If the report has
-// Outdated releases, the caller must report it and must not call Converge. So a hub that has lost its
-// ConfigurationGroups can render the deployed revision once more, and no new revision begins. Converge compares each
-// release again before its revision begins, since other clients of Helm may work until then.
+// Outdated releases, the caller must report it and must not call Converge: the hub then renders them for their next
+// revisions. A hub that has lost its ConfigurationGroups thus renders a deployed revision as before, and no new
+// revision begins. Converge compares each release again before its revision begins, since other clients of Helm may
+// work until then.
 func (e *Engine) CompareRenderings(ctx context.Context, b bundle.Bundle) (bundle.Report, error) {
 	if !slices.ContainsFunc(b.Items, func(item bundle.Item) bool { return item.Release != nil && item.Release.IsUnconfirmed }) {
 		return bundle.Report{ID: b.ID}, nil
 	}
-	p, unlock, err := e.newDelivery(ctx, b)
+	p, unlock, err := e.newRun(ctx, b)
 	if err != nil {
-		return failed(bundle.Report{ID: b.ID, Digest: p.digest}, err)
+		return failedReport(bundle.Report{ID: b.ID, Digest: p.digest}, err)
 	}
 	defer unlock()
 	if err := p.load(ctx); err != nil {
-		return failed(bundle.Report{ID: b.ID, Digest: p.digest}, err)
+		return failedReport(bundle.Report{ID: b.ID, Digest: p.digest}, err)
 	}
 	report := p.prior.Report()
 	report.Digest, report.Outdated = p.digest, nil
 	outdated, err := p.findOutdated(ctx)
 	if err != nil {
-		return failed(report, err)
+		return failedReport(report, err)
 	}
 	for _, next := range outdated {
 		if next.Revision > 0 {
@@ -41,8 +42,8 @@ func (e *Engine) CompareRenderings(ctx context.Context, b bundle.Bundle) (bundle
 	return report, nil
 }
 
-// findOutdated returns the releases of the bundle that were rendered for a revision, except those whose revision has
-// begun. A release that the hub must render again has a Revision, the others have none.
+// findOutdated returns the releases whose templates read the revision, except those whose revision has begun. Revision
+// is set for a release that the hub must render again, and 0 for the others.
 func (p *applyRun) findOutdated(ctx context.Context) ([]bundle.OutdatedRelease, error) {
 	var all []bundle.OutdatedRelease
 	for _, item := range p.bundle.Items {
@@ -82,9 +83,8 @@ func (p *applyRun) hasBegun(item bundle.Item) (bool, error) {
 	return s.Digest == digest, err
 }
 
-// compareRendering compares the rendering of an item with the release records. If the item was rendered for another
-// revision or operation than the next one, it returns the next one. Otherwise it returns 0, also if the records of a
-// deployed release were deleted.
+// compareRendering returns the next revision and operation of a release if its item was rendered for others. It returns
+// 0 if the rendering is right, and if the records of a deployed release were deleted.
 func (p *applyRun) compareRendering(op *releaseOp, item bundle.Item, entries []release.Entry) (revision int, isUpgrade bool) {
 	if prior := p.prior.FindRelease(releaseKey(item)); len(entries) == 0 && prior != nil && prior.Revision > 0 {
 		return 0, false
@@ -96,8 +96,8 @@ func (p *applyRun) compareRendering(op *releaseOp, item bundle.Item, entries []r
 	return next.Revision, next.IsUpgrade
 }
 
-// setRenderingWait sets a wait and returns true if the hub must render the release again. Once the comparison has shown
-// that, only another bundle ends the wait, and the hub can rely on that: the release is not compared again.
+// setRenderingWait sets a wait and returns true if the hub must render the release again. Only another bundle ends this
+// wait. The release is not compared again, so that the hub can rely on the report.
 func (d *releaseDeployment) setRenderingWait(entries []release.Entry) bool {
 	s := d.op.state
 	if s.IsUnconfirmed {

@@ -34,7 +34,7 @@ func (p *applyRun) planReleases() error {
 	for i := range p.next.Releases {
 		s := &p.next.Releases[i]
 		if wanted[s.Key()] || s.Operation == inventory.Uninstalling && s.Digest == "" {
-			continue
+			continue // the bundle has it, or its uninstallation has begun
 		}
 		if p.bundle.KeepObjects || isReleaseKept(p.next, s.Key()) {
 			continue // the hub was restored from a backup: the objects are kept, and so is the release

@@ -56,12 +56,12 @@ func (o *releaseOp) asMemoryFailure(err error, revision int) error {
 		err, release.SecretName(o.state.Name, revision))}
 }
 
-// putReleaseRecord writes the release record of the operation's revision.
+// putReleaseRecord is releaseOp.putReleaseRecord for the item.
 func (d *releaseDeployment) putReleaseRecord(ctx context.Context, status common.Status, description string) error {
 	return d.op.putReleaseRecord(ctx, d.item, status, description)
 }
 
-// encodeReleaseRecord encodes the manifest of an item for the release record, unless that is done.
+// encodeReleaseRecord encodes the manifest of an item for the release record, unless it is encoded already.
 func (o *releaseOp) encodeReleaseRecord(item bundle.Item) (err error) {
 	if o.releaseRecord == nil {
 		o.releaseRecord, err = release.NewRecord(item, o.state.Revision)
@@ -69,6 +69,8 @@ func (o *releaseOp) encodeReleaseRecord(item bundle.Item) (err error) {
 	return err
 }
 
+// putReleaseRecord writes the record of the operation's revision, with the results of its hooks, and stores its UID and
+// state.
 func (o *releaseOp) putReleaseRecord(ctx context.Context, item bundle.Item, status common.Status, description string) error {
 	s := o.state
 	if err := o.encodeReleaseRecord(item); err != nil {
@@ -96,8 +98,8 @@ func (o *releaseOp) putReleaseRecord(ctx context.Context, item bundle.Item, stat
 	return nil
 }
 
-// verifyReleaseRecords corrects drift of release records: it writes a record again that was deleted or changed, or
-// writes a new revision after that of another client. It runs no hooks, since the objects are applied already.
+// verifyReleaseRecords corrects drift of release records: it writes a deleted or changed record again, with a new
+// revision if another client has added revisions. It runs no hooks, since the objects are applied already.
 func (p *applyRun) verifyReleaseRecords(ctx context.Context) error {
 	for i := range p.next.Releases {
 		s := &p.next.Releases[i]
@@ -197,7 +199,7 @@ func (e *Engine) rebuildReleases(ctx context.Context, id bundle.ID) ([]inventory
 	return found.Releases, nil
 }
 
-// isFromOtherBundle returns whether another bundle wrote the record of a revision, and so owns the release now.
+// isFromOtherBundle returns whether another bundle wrote a record, and so owns the release now.
 func (o *releaseOp) isFromOtherBundle(entry release.Entry) bool {
 	return !isFromHelm(entry) && !o.isFromBundle(entry.Secret)
 }
@@ -207,7 +209,7 @@ func (o *releaseOp) isFromBundle(secret metav1.ObjectMeta) bool {
 	return liveOf(&metav1.PartialObjectMetadata{ObjectMeta: secret}).OwnerKey() == o.engine.ownerScope.OwnerKey(o.id)
 }
 
-// isFromHelm returns whether another client of Helm wrote the record of a revision.
+// isFromHelm returns whether another client of Helm wrote a record.
 func isFromHelm(entry release.Entry) bool {
 	return liveOf(&metav1.PartialObjectMetadata{ObjectMeta: entry.Secret}).OwnerKey() == ""
 }
@@ -231,8 +233,8 @@ func (o *releaseOp) setHelmClientWait(last release.Entry) bool {
 	return true
 }
 
-// adoptFormer adds the objects of a former revision that the helm command deployed to the inventory, unless the new
-// revision has them, too. So they are deleted after the upgrade, as in Helm.
+// adoptFormer adds the objects of a former revision that the helm command deployed to the inventory, except those that
+// the new revision has. So they are deleted after the upgrade, as in Helm.
 func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	s := d.op.state
 	record, ok, err := d.op.releaseRecords().Get(ctx, s.Key(), s.PreviousRevision)
@@ -255,7 +257,7 @@ func (d *releaseDeployment) adoptFormer(ctx context.Context) error {
 	}
 	d.prior = d.prior.Edit()
 	for _, entry := range entries {
-		if existing := found[entry.Ref.Key()]; existing != nil && existing.belongsTo(s.Key().String()) {
+		if existing := found[entry.Ref.Key()]; existing != nil && existing.belongsToRelease(s.Key().String()) {
 			entry.UID = existing.UID
 			d.next.Entries[entry.Ref.Key()], d.prior.Entries[entry.Ref.Key()] = entry, entry
 		}
@@ -298,8 +300,8 @@ func firstNonZero(times ...time.Time) time.Time {
 	return time.Time{}
 }
 
-// belongsTo returns whether Helm's annotations assign the object to a release. key is namespace/name.
-func (l *live) belongsTo(key string) bool {
+// belongsToRelease returns whether Helm's annotations assign the object to a release. key is namespace/name.
+func (l *live) belongsToRelease(key string) bool {
 	return key != "" && l.Annotations[annotationReleaseNamespace]+"/"+l.Annotations[annotationReleaseName] == key
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// loadFormer replaces the item and the hooks of the operation by those in the record of the former revision.
+// loadFormer replaces the item and the hooks of the operation by those in the record of the previous revision.
 func (d *releaseDeployment) loadFormer(ctx context.Context) error {
 	record, ok, err := d.op.readReleaseRecord(ctx, d.op.state.PreviousRevision)
 	if err != nil {
@@ -28,8 +28,7 @@ func (d *releaseDeployment) loadFormer(ctx context.Context) error {
 }
 
 // applyFormer applies the manifest of the former revision, and deletes the objects that only the failed revision has.
-// It applies it with a run of its own, which has the former manifest as its bundle, and writes to the inventory of this
-// run.
+// It uses a second applyRun, whose bundle has the former manifest, and which shares the inventory of this run.
 func (d *releaseDeployment) applyFormer(ctx context.Context) (bool, error) {
 	s := d.op.state
 	former := bundle.Bundle{ID: d.bundle.ID, Owner: d.bundle.Owner, Options: d.bundle.Options, Items: []bundle.Item{d.item}}

@@ -31,7 +31,7 @@ func enterStage(s *inventory.ReleaseState, stage inventory.ReleaseStage, now tim
 	s.Stage, s.Changed = stage, now
 }
 
-// beginOperation starts an operation at its first stage.
+// beginOperation starts an operation at its first stage. Objects of former hooks that must be deleted become Abandoned.
 func beginOperation(s *inventory.ReleaseState, operation inventory.Operation, now time.Time) {
 	for _, run := range s.Hooks {
 		if run.UID != "" && (run.Phase == helm.HookPhaseRunning || run.DeleteOnSuccess) {
@@ -43,9 +43,8 @@ func beginOperation(s *inventory.ReleaseState, operation inventory.Operation, no
 }
 
 // beginUninstall begins to uninstall a release that the bundle no longer has. It deletes the digest, so that the
-// release is deployed again if the bundle has it again.
-// account is the ServiceAccount that deployed the
-// release: the hooks run as this account and not as another one with more rights.
+// release is deployed again if the bundle has it again. account is the ServiceAccount that deployed the release: the
+// hooks run as this account, and not as another one with more rights.
 func beginUninstall(s *inventory.ReleaseState, account string, now time.Time) {
 	s.Digest, s.IsUnconfirmed, s.NextRevision, s.UninstallAs = "", false, 0, account
 	beginOperation(s, inventory.Uninstalling, now)

@@ -19,8 +19,8 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-// loadRecordedHooks reads the hooks of the operation from the record of its revision, or from the oldest record, as
-// helm uninstall does. Without a record there are no hooks.
+// loadRecordedHooks reads the hooks of the operation from the record of its revision. If that is missing, it reads the
+// newest record before it, or else the oldest record, as helm uninstall does. Without a record there are no hooks.
 func (o *releaseOp) loadRecordedHooks(ctx context.Context, entries []release.Entry) error {
 	o.hooks = nil
 	for _, entry := range slices.Backward(entries) {
@@ -41,7 +41,7 @@ func (o *releaseOp) loadRecordedHooks(ctx context.Context, entries []release.Ent
 }
 
 // isNeverDeployed returns whether this bundle has neither deployed nor adopted the release: it has no record and no
-// objects of it.
+// objects of the release.
 func (o *releaseOp) isNeverDeployed(entries []release.Entry) bool {
 	for _, entry := range entriesOfRelease(o.inventory, o.state.Key()) {
 		if entry.UID != "" {
@@ -57,17 +57,17 @@ func (o *releaseOp) isNeverDeployed(entries []release.Entry) bool {
 func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
 	s := o.state
 	ctx = withReadingAccount(ctx, o.account)
-	records, entries, err := o.listToUninstall(ctx)
+	recordsCtx, entries, err := o.listToUninstall(ctx)
 	if err != nil {
 		return false, err
 	}
 	if err := o.deleteAbandoned(ctx); err != nil {
 		return false, err
 	}
-	isOwnedByOther := len(entries) > 0 && (o.isFromOtherBundle(entries[len(entries)-1]) || o.isNeverDeployed(entries))
+	removesObjectsOnly := len(entries) > 0 && (o.isFromOtherBundle(entries[len(entries)-1]) || o.isNeverDeployed(entries))
 	o.hooks = nil
-	if !isOwnedByOther && !s.Options.DisableUninstallHooks {
-		if err := o.loadRecordedHooks(records, entries); err != nil {
+	if !removesObjectsOnly && !s.Options.DisableUninstallHooks {
+		if err := o.loadRecordedHooks(recordsCtx, entries); err != nil {
 			return false, err
 		}
 	}
@@ -92,16 +92,17 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 		}
 		enterStage(s, next, o.engine.now())
 	}
-	if isOwnedByOther {
+	if removesObjectsOnly {
 		return true, nil
 	}
 	o.hooks = nil
 	o.close() // deleteReleaseRecords needs memory
-	return true, o.deleteReleaseRecords(records, entries)
+	return true, o.deleteReleaseRecords(recordsCtx, entries)
 }
 
-// listToUninstall lists the release records, and returns the context for further requests for them. If the
-// ServiceAccount has lost its rights, the engine reads and deletes the records that it has written for this bundle.
+// listToUninstall lists the release records, and returns the context for further requests about them. If the
+// ServiceAccount has lost its rights, the engine itself reads and deletes the records that it has written for this
+// bundle.
 func (o *releaseOp) listToUninstall(ctx context.Context) (context.Context, []release.Entry, error) {
 	entries, err := o.releaseRecords().List(ctx, o.state.Key())
 	if o.account == "" || !apierrors.IsForbidden(err) {
@@ -161,7 +162,7 @@ func (o *releaseOp) removeObjects(ctx context.Context, keep map[kube.Ref]bool, e
 		if err := removalErrors(removals); err != nil {
 			return false, err
 		}
-		left, err := o.engine.remaining(ctx, removals)
+		left, err := o.engine.findRemaining(ctx, removals)
 		if err != nil {
 			return false, err
 		}
@@ -186,7 +187,7 @@ func (o *releaseOp) setDeletionWait(left map[kube.Ref]bool) {
 	slices.SortFunc(refs, kube.CompareRefs)
 	engine := o.engine
 	o.setWait(fmt.Sprintf("waiting for the deletion of %s", refs[0]), func(ctx context.Context) bool {
-		obj, ok, err := engine.member.read(ctx, refs[0])
+		obj, ok, err := engine.member.readObject(ctx, refs[0])
 		return err == nil && (!ok || obj.GetDeletionTimestamp() == nil)
 	})
 }
@@ -212,7 +213,7 @@ func (p *applyRun) uninstallDropped(ctx context.Context) (done bool, err error) 
 		}
 		op := p.newReleaseOp(s, nil)
 		op.account = cmp.Or(s.UninstallAs, op.account)
-		done, err := op.uninstallAgain(ctx, p.kept)
+		done, err := op.uninstallWithRetry(ctx, p.keep)
 		var failure *releaseError
 		switch {
 		case errors.As(err, &failure):
@@ -229,8 +230,9 @@ func (p *applyRun) uninstallDropped(ctx context.Context) (done bool, err error) 
 	return true, nil
 }
 
-// uninstallAgain uninstalls a release. After a failure it begins again when retryAt has passed. It closes o.
-func (o *releaseOp) uninstallAgain(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
+// uninstallWithRetry uninstalls a release, and closes o. After a failure it begins again when retryAt has passed; until
+// then it returns the failure.
+func (o *releaseOp) uninstallWithRetry(ctx context.Context, keep map[kube.Ref]bool) (done bool, err error) {
 	defer o.close()
 	s := o.state
 	if s.Stage == inventory.StageFailed {
@@ -280,7 +282,7 @@ func (e *Engine) uninstallReleases(ctx context.Context, rec *inventory.Record) (
 			saved, err = e.store.Save(withAccount(ctx, ""), saved, next, nil)
 			return err
 		}}
-		done, err := op.uninstallAgain(ctx, nil)
+		done, err := op.uninstallWithRetry(ctx, nil)
 		e.waits.set(rec.ID, op.waiting)
 		if done {
 			next.DeleteRelease(s.Key())

@@ -20,10 +20,10 @@ import (
 )
 
 const (
-	// pollFirst and pollMost are the minimum and the maximum poll interval of a waiting release. Between them the interval
-	// is a tenth of the time since the wait began.
-	pollFirst = 200 * time.Millisecond
-	pollMost  = 2 * time.Second
+	// minPollInterval and maxPollInterval limit the poll interval of a waiting release. Between them the interval is a
+	// tenth of the time since the wait began.
+	minPollInterval = 200 * time.Millisecond
+	maxPollInterval = 2 * time.Second
 )
 
 // pendingWait is the condition that a release of a bundle waits for. The run has ended, so no key is locked.
@@ -76,11 +76,12 @@ func (e *Engine) pollPause(id bundle.ID) (pause time.Duration, ok bool) {
 	if w == nil {
 		return 0, false
 	}
-	return min(max(e.clock.Since(w.since)/10, pollFirst), pollMost), true
+	return min(max(e.clock.Since(w.since)/10, minPollInterval), maxPollInterval), true
 }
 
-// checkReady returns whether all objects of a release are ready by the rules of kstatus, and sets a wait if they are
-// not. With waitForJobs, Jobs must be complete; otherwise they are ignored.
+// checkReady returns whether the objects of a release are ready by the rules of kstatus. It sets a wait if they are
+// not, and fails with a releaseError after the timeout. Without waitForJobs it ignores Jobs, without wait all other
+// objects. A Job is ready when it is complete.
 func (o *releaseOp) checkReady(ctx context.Context) (done bool, err error) {
 	options := o.state.Options
 	var entries []inventory.Entry
@@ -130,7 +131,7 @@ func (e *Engine) listUnready(ctx context.Context, entries []inventory.Entry) (le
 
 // unreadyReason returns the reason why an object is not ready, or "" if it is ready.
 func (e *Engine) unreadyReason(ctx context.Context, entry inventory.Entry) (string, error) {
-	obj, ok, err := e.member.read(ctx, entry.Ref)
+	obj, ok, err := e.member.readObject(ctx, entry.Ref)
 	if err != nil {
 		return "", err
 	}
@@ -161,7 +162,7 @@ func (e *Engine) unreadyReason(ctx context.Context, entry inventory.Entry) (stri
 }
 
 // read reads a whole object from the API server. ok is false if it does not exist.
-func (m *memberClient) read(ctx context.Context, ref kube.Ref) (obj *unstructured.Unstructured, ok bool, err error) {
+func (m *memberClient) readObject(ctx context.Context, ref kube.Ref) (obj *unstructured.Unstructured, ok bool, err error) {
 	resource, err := m.mapper.AnyVersion(ref.GVK())
 	if meta.IsNoMatchError(err) {
 		return nil, false, nil

@@ -19,25 +19,25 @@ import (
 )
 
 const (
-	// labelRetainReplicas with the value "true" on an object of a bundle with RejectUnmanaged leaves the number of
-	// replicas of an existing object to its cluster.
+	// labelRetainReplicas with the value "true" on an object of a bundle with RejectUnmanaged excludes its replicas: they
+	// are applied only to a new object.
 	labelRetainReplicas = "resourcetemplate.karmada.io/retain-replicas"
-	// retainTries is the maximum number of attempts to apply an object that others change meanwhile.
+	// retainTries is the maximum number of attempts to apply an object that other clients change meanwhile.
 	retainTries = 5
 )
 
-// retains returns whether the cluster decides about the replicas of a target.
-func (t *target) retains() bool {
+// hasRetainedReplicas returns whether the replicas of a target are excluded by labelRetainReplicas.
+func (t *target) hasRetainedReplicas() bool {
 	_, scales := mapOf(t.content["spec"])["replicas"]
 	return scales && t.rejectUnmanaged && mapOf(mapOf(t.content["metadata"])["labels"])[labelRetainReplicas] == "true"
 }
 
-// sendRetaining applies a target without its excluded fields to the object with this UID. send must send the request
-// for the target that it gets. That target lacks the excluded fields, and our field manager does not own them, so the
-// API server does not change them. A list or map that managers own only as a whole must be sent as a whole: there the
-// target has the existing values of the excluded fields. So that they do not overwrite newer values, send must then
-// also send the resourceVersion, which is "" otherwise. sendRetaining repeats send after a conflict. It returns a
-// conflict if the object is deleted or replaced.
+// sendRetaining applies a target to the object with this UID, and leaves its excluded fields alone. First it removes
+// them from the fields that our manager owns. Then it calls send with a target that lacks them: so the API server does
+// not change them. In a list or map that managers own only as a whole, that target has the existing values of the
+// excluded fields. Then send must also send resourceVersion, so that it does not overwrite newer values; otherwise
+// resourceVersion is "". sendRetaining calls send again after a conflict. It returns a conflict if the object was
+// deleted or replaced.
 func (p *applyRun) sendRetaining(
 	ctx context.Context, v decision, uid types.UID, send func(ctx context.Context, t *target, resourceVersion string) (*live, error),
 ) (*live, error) {
@@ -65,16 +65,16 @@ func (p *applyRun) sendRetaining(
 		}
 		retaining := *v.target
 		retaining.content = r.content
-		now, err := send(ctx, &retaining, version)
+		result, err := send(ctx, &retaining, version)
 		if !apierrors.IsConflict(err) {
-			return now, err
+			return result, err
 		}
 	}
 	return nil, errBusy
 }
 
-// disownFields removes fields of an existing object from those that our field manager owns. It returns the
-// resourceVersion after that, and sends no request if the manager owns none of the fields.
+// disownFields removes fields of an existing object from the fields that our manager owns, and returns the new
+// resourceVersion. It sends no request if the manager owns none of them.
 func (p *applyRun) disownFields(ctx context.Context, v decision, existing *unstructured.Unstructured, disowned *fieldpath.Set) (string, error) {
 	var managers []metav1.ManagedFieldsEntry
 	changed := false
@@ -102,7 +102,7 @@ func (p *applyRun) disownFields(ctx context.Context, v decision, existing *unstr
 	return p.engine.member.replaceManagers(ctx, v.target, managers, existing.GetResourceVersion())
 }
 
-// isAnyOwnApply is inventory.IsOwnApply, but it is true for entries of subresources, too.
+// isAnyOwnApply is inventory.IsOwnApply, and also true for entries of subresources.
 func isAnyOwnApply(entry metav1.ManagedFieldsEntry) bool {
 	return entry.Manager == kube.FieldManager && entry.Operation == metav1.ManagedFieldsOperationApply && entry.FieldsV1 != nil
 }
@@ -116,10 +116,10 @@ type retention struct {
 	hasExisting bool
 }
 
-// excludeFields returns a copy of content with the excluded fields as sendRetaining describes. If we have applied the
-// object with another API version, it is not known which fields are ours, and the copy has all existing values.
+// excludeFields returns the content that sendRetaining applies. If we have applied the object with another API version,
+// our fields are not known, and the content has the existing values of all excluded fields.
 func excludeFields(content map[string]any, existing *unstructured.Unstructured, excluded []jsonPath) (retention, error) {
-	root := place{fields: &fieldpath.Set{}}
+	root := fieldNode{fields: &fieldpath.Set{}}
 	for _, entry := range existing.GetManagedFields() {
 		if entry.APIVersion != existing.GetAPIVersion() {
 			if isAnyOwnApply(entry) {
@@ -144,7 +144,7 @@ func excludeFields(content map[string]any, existing *unstructured.Unstructured, 
 	return r, nil
 }
 
-// lastItemsFirst returns paths without duplicates in an order in which the deletion of an item of a list changes no
+// lastItemsFirst returns paths without duplicates, higher list indexes first: the deletion of an item then changes no
 // index of a later path.
 func lastItemsFirst(paths []jsonPath) []jsonPath {
 	sorted := slices.Clone(paths)
@@ -152,7 +152,7 @@ func lastItemsFirst(paths []jsonPath) []jsonPath {
 	return slices.CompactFunc(sorted, slices.Equal)
 }
 
-// compareSegments compares indexes as numbers.
+// compareSegments compares list indexes as numbers, and other segments as text.
 func compareSegments(a, b string) int {
 	m, errA := strconv.Atoi(a)
 	n, errB := strconv.Atoi(b)
@@ -162,33 +162,34 @@ func compareSegments(a, b string) int {
 	return cmp.Compare(a, b)
 }
 
-// place is a map or a list in an object.
-type place struct {
+// fieldNode is a map or a list in an object.
+type fieldNode struct {
 	path fieldpath.Path
-	// fields are the fields or items in it that managers own. It is empty if managers own the place only as a whole, or if
-	// nobody owns anything in it.
+	// fields are the fields or items in it that managers own. It is empty if managers own the node only as a whole, or if
+	// they own nothing in it.
 	fields *fieldpath.Set
 }
 
-// below returns the place at an element.
-func (at place) below(element fieldpath.PathElement) place {
-	return place{path: at.pathOf(element), fields: at.fields.WithPrefix(element)}
+// below returns the child node at an element.
+func (at fieldNode) below(element fieldpath.PathElement) fieldNode {
+	return fieldNode{path: at.pathOf(element), fields: at.fields.WithPrefix(element)}
 }
 
-func (at place) pathOf(element fieldpath.PathElement) fieldpath.Path {
+func (at fieldNode) pathOf(element fieldpath.PathElement) fieldpath.Path {
 	return append(at.path.Copy(), element)
 }
 
-// isKey returns whether the place is an item of a list that a field identifies.
-func (at place) isKey(field string) bool {
+// isKey returns whether the node is an item of a list, and the field is one of the keys that identify the item.
+func (at fieldNode) isKey(field string) bool {
 	if len(at.path) == 0 || at.path[len(at.path)-1].Key == nil {
 		return false
 	}
 	return slices.ContainsFunc(*at.path[len(at.path)-1].Key, func(key value.Field) bool { return key.Name == field })
 }
 
-// retain returns a copy of desired in which the field at path is excluded.
-func (r *retention) retain(desired, existing any, path jsonPath, at place) any {
+// retain returns a copy of desired that lacks the excluded field at path, or has its existing value. at is the node of
+// desired.
+func (r *retention) retain(desired, existing any, path jsonPath, at fieldNode) any {
 	switch desired := desired.(type) {
 	case map[string]any:
 		return r.retainInMap(desired, mapOf(existing), path, at)
@@ -196,7 +197,7 @@ func (r *retention) retain(desired, existing any, path jsonPath, at place) any {
 		items, _ := existing.([]any)
 		return r.retainInList(desired, items, path, at)
 	case nil:
-		// An earlier revision can have had the field.
+		// Our manager may own the field since an earlier revision.
 		if fields, ok := existing.(map[string]any); ok {
 			return r.retainInMap(map[string]any{}, fields, path, at)
 		}
@@ -204,7 +205,8 @@ func (r *retention) retain(desired, existing any, path jsonPath, at place) any {
 	return desired
 }
 
-func (r *retention) retainInMap(desired, existing map[string]any, path jsonPath, at place) map[string]any {
+// retainInMap is retain for a map.
+func (r *retention) retainInMap(desired, existing map[string]any, path jsonPath, at fieldNode) map[string]any {
 	key := path[0]
 	element := fieldpath.PathElement{FieldName: &key}
 	copied := maps.Clone(desired)
@@ -223,7 +225,7 @@ func (r *retention) retainInMap(desired, existing map[string]any, path jsonPath,
 	delete(copied, key)
 	if !at.fields.Empty() {
 		r.excluded.Insert(at.pathOf(element))
-	} else if existingValue, exists := existing[key]; exists {
+	} else if existingValue, exists := existing[key]; exists { // managers own the map only as a whole
 		copied[key], r.hasExisting = existingValue, true
 	}
 	return copied
@@ -242,9 +244,9 @@ func isEmpty(value any) bool {
 	return false
 }
 
-// retainInList is retain for a list. The index in path counts the items in desired. An item that does not exist is
-// applied with all its fields.
-func (r *retention) retainInList(desired, existing []any, path jsonPath, at place) []any {
+// retainInList is retain for a list. The index in path is an index of desired. An item that does not exist is applied
+// with all its fields, unless the whole item is excluded.
+func (r *retention) retainInList(desired, existing []any, path jsonPath, at fieldNode) []any {
 	index, err := strconv.Atoi(path[0])
 	if err != nil || index < 0 || index >= len(desired) {
 		return desired
@@ -260,21 +262,22 @@ func (r *retention) retainInList(desired, existing []any, path jsonPath, at plac
 	case len(below.path) > 0:
 		r.excluded.Insert(below.path)
 		return slices.Delete(copied, index, index+1)
-	default:
+	default: // managers own the list only as a whole
 		copied[index], r.hasExisting = item, true
 	}
 	return copied
 }
 
-// findItem returns the existing item of a list that has the keys, or in a set the value, of a desired item, and its
-// place. If managers own no items, it returns the one with the same index, and a place without a path.
-func (at place) findItem(desired any, existing []any, index int) (item any, below place, exists bool) {
+// findItem returns the existing item of a list that is the same as a desired item, and its node. Equal items have the
+// same keys, or in a set the same value. If managers own no items, it returns the item with the same index, and a node
+// without a path.
+func (at fieldNode) findItem(desired any, existing []any, index int) (item any, below fieldNode, exists bool) {
 	sample, ok := at.anyItem()
 	if !ok {
 		if index < len(existing) {
 			item, exists = existing[index], true
 		}
-		return item, place{fields: &fieldpath.Set{}}, exists
+		return item, fieldNode{fields: &fieldpath.Set{}}, exists
 	}
 	for _, item := range existing {
 		element, ok := elementLike(sample, item)
@@ -282,19 +285,19 @@ func (at place) findItem(desired any, existing []any, index int) (item any, belo
 			return item, at.below(element), true
 		}
 	}
-	return nil, place{}, false
+	return nil, fieldNode{}, false
 }
 
-// anyItem returns the element of any item of a list. It returns false if managers own no items.
-func (at place) anyItem() (sample fieldpath.PathElement, ok bool) {
+// anyItem returns the element of an item of a list. ok is false if managers own no items.
+func (at fieldNode) anyItem() (sample fieldpath.PathElement, ok bool) {
 	use := func(element fieldpath.PathElement) { sample, ok = element, true }
 	at.fields.Children.Iterate(use)
 	at.fields.Members.Iterate(use)
 	return sample, ok
 }
 
-// elementLike returns the element that identifies an existing item of a list: its value in a set, or the values of its
-// keys. sample is the element of any item of the list, and shows which of them it is.
+// elementLike returns the element of an existing item of a list: its value in a set, or the values of its keys. sample
+// is the element of any item, and shows which of them the list has.
 func elementLike(sample fieldpath.PathElement, item any) (fieldpath.PathElement, bool) {
 	if sample.Value != nil {
 		return fieldpath.ValueElement(value.NewValueInterface(item)), true
@@ -312,8 +315,8 @@ func elementLike(sample fieldpath.PathElement, item any) (fieldpath.PathElement,
 	return fieldpath.KeyElement(keys...), true
 }
 
-// identifies returns whether an element of a list has the keys or the value of a desired item. The item may lack keys,
-// for which the API server sets defaults.
+// identifies returns whether an element has the keys or the value of a desired item. The item may lack keys for which
+// the API server sets defaults.
 func identifies(element fieldpath.PathElement, desired any) bool {
 	if element.Value != nil {
 		return fmt.Sprint((*element.Value).Unstructured()) == fmt.Sprint(desired)

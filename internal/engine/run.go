@@ -10,30 +10,31 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Run corrects drift until ctx ends: objects of bundles with the option CorrectDrift that others change or delete are
-// applied again, and runs that failed or were interrupted are retried. It needs nothing but the records on the cluster.
-// It returns nil when ctx has ended and everything that it started has ended too. It is called once.
+// Run corrects drift until ctx ends: it applies objects of bundles with the option CorrectDrift again after others have
+// changed or deleted them. It also retries runs that failed or were interrupted, and continues withdrawals. It needs
+// only the records on the cluster. It returns nil after ctx and all its goroutines have ended. It is called once.
 func (e *Engine) Run(ctx context.Context) error {
 	e.running.Store(true)
 	defer e.running.Store(false)
 	drift.New(drift.Options{
 		Engine: driftEngine{e}, Store: e.store, Metadata: e.member.metadataClient, Mapper: e.member.mapper, Clock: e.clock,
-		ScopeConfirmed: e.confirmed, OnCorrect: e.onCorrect, OnReport: e.onReport, OnLost: e.onLost, OnChange: e.onChange,
+		ScopeConfirmed: e.scopeConfirmed, OnCorrect: e.onCorrect, OnReport: e.onReport, OnLost: e.onLost, OnChange: e.onChange,
 	}).Run(ctx)
 	return nil
 }
 
-// onLost makes the next Converge of id run, and requests it.
+// onLost is called if the record of id no longer exists or has lost its content. It calls OnReport, so that the caller
+// calls Converge, and makes sure that Converge runs.
 func (e *Engine) onLost(id bundle.ID) {
 	e.failedRuns.forget(id)
 	if e.store.Cached(id) != nil { // otherwise FindDeployed does not find it either
-		e.lost.add(id)
+		e.lostBundles.add(id)
 	}
 	e.onReport(id)
 }
 
-// lostBundles are the bundles whose records have lost content, until Converge has stored it again. The heads of the
-// records do not show that.
+// lostBundles are the bundles whose records have lost content. Converge stores the content again and removes the
+// bundle. The heads of the records do not show the loss.
 type lostBundles struct {
 	mu   sync.Mutex // guards byID
 	byID map[bundle.ID]bool
@@ -60,14 +61,14 @@ func (l *lostBundles) has(id bundle.ID) bool {
 	return l.byID[id]
 }
 
-// driftEngine is the Engine as drift corrects with it.
+// driftEngine implements drift.Engine.
 type driftEngine struct{ engine *Engine }
 
 var _ drift.Engine = driftEngine{}
 
 // Acquire locks a bundle.
 func (d driftEngine) Acquire(ctx context.Context, id bundle.ID) (unlock func(), err error) {
-	return d.engine.ids.acquire(ctx, id)
+	return d.engine.bundleLocks.acquire(ctx, id)
 }
 
 // Resume converges objects of a bundle from its record.

@@ -12,7 +12,7 @@ import (
 // Suspend stops the correction of drift and the retries of id until the bundle is converged or withdrawn. It waits for
 // the end of the current run. It returns the report in the record, without a State if there is no complete record.
 func (e *Engine) Suspend(ctx context.Context, id bundle.ID) (bundle.Report, error) {
-	unlock, err := e.ids.acquire(ctx, id)
+	unlock, err := e.bundleLocks.acquire(ctx, id)
 	if err != nil {
 		return bundle.Report{ID: id}, fmt.Errorf("suspend %s: %w", id, err)
 	}

@@ -15,20 +15,21 @@ var errReplaced = errors.New("it was deleted or replaced just now; it is read ag
 // errBusy is the error of an object that changes faster than it can be read and applied.
 var errBusy = errors.New("other clients change it too often; it is read again")
 
-// decideUnmanaged decides about an existing object without the ownership labels of a bundle with RejectUnmanaged. An
-// object that such a bundle takes over belongs to it, and is deleted with it.
-func decideUnmanaged(v decision, recorded inventory.Entry, requestedBy requester) decision {
+// decideUnmanaged decides about a target with rejectUnmanaged whose object exists without the ownership labels of this
+// bundle. The run applies an object that lost its labels, and takes over an object of another scope. It takes over any
+// other object only with overwrite. Such an object is not adopted: it is deleted with the bundle.
+func decideUnmanaged(v decision, recorded inventory.Entry, run runContext) decision {
 	v.adopt = false
 	switch {
 	case !v.existing.IsMarked() && (recorded.UID == v.existing.UID || isFromSameWork(v.target, v.existing)):
 		return v
-	case !isFromOtherScope(v.existing, requestedBy) && !v.overwrite:
+	case !isFromOtherScope(v.existing, run) && !v.overwrite:
 		v.action, v.err = actionReject, unmanagedError(v.target, v.existing)
 		return v
 	case !v.existing.IsMarked():
 		return v
 	}
-	return decideTakeover(v, recorded, requestedBy)
+	return decideTakeover(v, recorded, run)
 }
 
 // isFromSameWork returns whether an object was applied for the same Work as t, by any agent.
@@ -47,16 +48,17 @@ func isFromSameWork(t *target, existing *live) bool {
 
 // isFromOtherScope returns whether an object has the labels of the same bundle from another registration of this
 // cluster with the same hub.
-func isFromOtherScope(existing *live, requestedBy requester) bool {
+func isFromOtherScope(existing *live, run runContext) bool {
 	theirs := existing.OwnerScope()
-	return existing.Requestor() == requestedBy.id.String() && theirs.Hub == requestedBy.ownerScope.Hub && theirs.Registration != requestedBy.ownerScope.Registration
+	return existing.Requestor() == run.id.String() && theirs.Hub == run.ownerScope.Hub && theirs.Registration != run.ownerScope.Registration
 }
 
-// decideTakeover decides about an object that an earlier requestor or registration has applied. The latest delivery
-// owns the object. A run that continues an aborted one does not take back an object that was delivered again meanwhile.
-func decideTakeover(v decision, recorded inventory.Entry, requestedBy requester) decision {
-	if requestedBy.trigger != triggerDelivery && (recorded.Claim == "" || recorded.Claim != v.existing.Version) {
-		v.action, v.err = actionReject, competingOwnerError(v.target, requestedBy.owner, v.existing.Requestor())
+// decideTakeover decides about an object that an earlier requestor or registration has applied. A new delivery takes it
+// over. A later run of the same delivery continues the takeover only if the object has not changed since (Claim):
+// otherwise it may have been delivered again for the other owner.
+func decideTakeover(v decision, recorded inventory.Entry, run runContext) decision {
+	if run.trigger != triggerDelivery && (recorded.Claim == "" || recorded.Claim != v.existing.Version) {
+		v.action, v.err = actionReject, competingOwnerError(v.target, run.owner, v.existing.Requestor())
 		return v
 	}
 	v.claim = v.existing.Version

@@ -22,7 +22,7 @@ import (
 // complete or begins to fail; without Run the caller must call again. An error names the objects that could not be
 // removed.
 func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error) {
-	unlock, err := e.ids.acquire(ctx, w.ID)
+	unlock, err := e.bundleLocks.acquire(ctx, w.ID)
 	if err != nil {
 		return false, err
 	}
@@ -40,14 +40,14 @@ func (e *Engine) Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, 
 
 // resumeWithdrawal continues the withdrawal of id. done is also true if no withdrawal is in progress.
 func (e *Engine) resumeWithdrawal(ctx context.Context, id bundle.ID) (done bool, err error) {
-	unlock, err := e.ids.acquire(ctx, id)
+	unlock, err := e.bundleLocks.acquire(ctx, id)
 	if err != nil {
 		return false, err
 	}
 	defer unlock()
 	rec, err := e.store.Load(ctx, id)
 	if errors.Is(err, inventory.ErrIncomplete) {
-		return true, nil // the requester calls Withdraw, which rebuilds the inventory
+		return true, nil // the caller of the Engine calls Withdraw, which rebuilds the inventory
 	}
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", id, err)
@@ -63,7 +63,7 @@ func (e *Engine) withdraw(ctx context.Context, rec *inventory.Record, w bundle.W
 	if !rec.Exists() && len(rec.Entries) == 0 && len(rec.Releases) == 0 {
 		return true, nil
 	}
-	unlock, err := e.objects.acquire(ctx, slices.Collect(maps.Keys(rec.Entries))...)
+	unlock, err := e.objectLocks.acquire(ctx, slices.Collect(maps.Keys(rec.Entries))...)
 	if err != nil {
 		return false, fmt.Errorf("withdraw %s: %w", w.ID, err)
 	}
@@ -131,7 +131,7 @@ func (e *Engine) removeAll(ctx context.Context, rec *inventory.Record) (done boo
 		if err := removalErrors(removals); err != nil {
 			return false, err
 		}
-		left, err := e.remaining(ctx, removals)
+		left, err := e.findRemaining(ctx, removals)
 		if err != nil || len(left) > 0 {
 			return false, err
 		}
@@ -152,10 +152,10 @@ func removalErrors(removals []removal) error {
 	return failures
 }
 
-// remaining reads the deleted objects again, and returns those that still exist, for example because of a finalizer. A
-// ClusterRole that the aggregation controller created again counts as deleted, since the last group of orderRoles
-// removes it. If it was created once more after that group, it counts as existing.
-func (e *Engine) remaining(ctx context.Context, removals []removal) (map[kube.Ref]bool, error) {
+// findRemaining reads the deleted objects again, and returns those that still exist, for example because of a
+// finalizer. A ClusterRole that the aggregation controller has created again counts as deleted, since the last group of
+// orderRoles removes it. It counts as existing if the deleted role was such a role, too.
+func (e *Engine) findRemaining(ctx context.Context, removals []removal) (map[kube.Ref]bool, error) {
 	var locations []objectLocation
 	before := map[kube.Ref]*live{}
 	for _, r := range removals {

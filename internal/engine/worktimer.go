@@ -70,8 +70,8 @@ func pauseWorkTimer(ctx context.Context) (resume func()) {
 	}
 }
 
-// requestLimit is the default of Options.RequestLimit. It is the default limit of the API server.
-const requestLimit = time.Minute
+// defaultRequestTimeout is the default of Options.RequestTimeout. It is the default limit of the API server.
+const defaultRequestTimeout = time.Minute
 
 // limitRequests wraps a transport. It ends each request after limit, its response included, except watches. It records
 // in the work timer of a request's context that the cluster responds.

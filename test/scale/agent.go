@@ -287,8 +287,8 @@ func (e *noopEngine) Failure(id bundle.ID, digest bundle.Digest) (bundle.Report,
 	return report, ok && report.Digest == digest
 }
 
-// KnownDeployed lists the accepted bundles.
-func (e *noopEngine) KnownDeployed() ([]bundle.Deployed, bool) {
+// ListCachedDeployed lists the accepted bundles.
+func (e *noopEngine) ListCachedDeployed() ([]bundle.Deployed, bool) {
 	all, err := e.ListDeployed(context.Background())
 	return all, err == nil
 }

@@ -45,8 +45,8 @@ type Engine interface {
 	CachedDigest(id bundle.ID) (digest bundle.Digest, ok bool)
 	// Failure returns the report of the last run of a bundle if it failed and the Worker must not repeat it.
 	Failure(id bundle.ID, digest bundle.Digest) (report bundle.Report, ok bool)
-	// KnownDeployed lists the cached inventories without a request; ok is false until they were read.
-	KnownDeployed() (all []bundle.Deployed, ok bool)
+	// ListCachedDeployed lists the cached inventories without a request; ok is false until they were read.
+	ListCachedDeployed() (all []bundle.Deployed, ok bool)
 }
 
 // Worker handles deliveries. Its Source calls Handle for one delivery per ID at a time.
@@ -281,7 +281,7 @@ func UnrequestedValue(engine Engine, source *deliver.AgentSource) (value string,
 	if engine == nil || source == nil {
 		return "", false
 	}
-	deployed, ok := engine.KnownDeployed()
+	deployed, ok := engine.ListCachedDeployed()
 	if !ok {
 		return "", false
 	}
