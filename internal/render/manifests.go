@@ -95,7 +95,7 @@ func NewManifestRenderer() *ManifestRenderer {
 // kube.ContentReservation.Add.
 func (r *ManifestRenderer) Render(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, *kube.Documents, error) {
 	// The keys have the reference because errors name it, and the scope of the calls of the sandbox.
-	key := fmt.Sprintf("%s %s %t %t %s", content.Reference, content.Digest, content.Template, content.Lua, subject.Confined)
+	key := fmt.Sprintf("%s %s %t %t %s", content.Reference, content.Digest, content.Template, content.Lua, subject.RestrictedNamespace)
 	// Content without templates that read anything is rendered once for all, then once for all subjects with the same
 	// resources, and otherwise for this subject only.
 	rendered, err := r.renderShared(key, dependsOnNothing, content, subject)
@@ -113,7 +113,7 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 			return nil, nil, expandErr
 		}
 		rendered, err = r.expanded.GetOrCompute(fmt.Sprintf("%s %x", content.Reference, hashTexts(texts)), func() (renderedManifests, int, error) {
-			return decodeContent(content.WithResultsOf(subject), texts, subject.Memory)
+			return decodeContent(content.WithSensitivityOf(subject), texts, subject.Memory)
 		})
 	}
 	return rendered.objects, rendered.documents, err
@@ -145,7 +145,7 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 		if err != nil {
 			return renderedManifests{}, 0, err
 		}
-		return decodeContent(content.WithResultsOf(subject), texts, subject.Memory)
+		return decodeContent(content.WithSensitivityOf(subject), texts, subject.Memory)
 	})
 }
 

@@ -61,7 +61,7 @@ func (w *Watcher) Load(ctx context.Context, summary types.NamespacedName, refs [
 		return source.Resources{}, err
 	}
 	// Before the objects are read, so that no change is missed.
-	w.setReferences(summary, summaryReferences{namespace: subject.Confined, all: resolved})
+	w.setReferences(summary, summaryReferences{namespace: subject.RestrictedNamespace, all: resolved})
 	return collect(refs, resolved, subject, func(reference source.ResourceReference) (pin, error) { return w.read(ctx, reference) })
 }
 
@@ -148,8 +148,8 @@ func (w *Watcher) resolve(ref configv1beta1.TemplateResourceRef, subject source.
 		return reference, nil
 	}
 	reference.Namespace = ""
-	if subject.Confined != "" {
-		return source.ResourceReference{}, phase.Invalidf("%s has no namespace: a Profile reads its own namespace %s only", reference, subject.Confined)
+	if subject.RestrictedNamespace != "" {
+		return source.ResourceReference{}, phase.Invalidf("%s has no namespace: a Profile reads its own namespace %s only", reference, subject.RestrictedNamespace)
 	}
 	return reference, nil
 }
@@ -177,7 +177,7 @@ func checkAllowed(reference source.ResourceReference, seen pin, subject source.S
 	if seen.content == nil && !isOptional {
 		return fmt.Errorf("%s %w", reference, source.ErrNotFound)
 	}
-	if subject.Confined != "" && isSecret(reference) && seen.content != nil && seen.secretType != libv1beta1.ProfileSecretType {
+	if subject.RestrictedNamespace != "" && isSecret(reference) && seen.content != nil && seen.secretType != libv1beta1.ProfileSecretType {
 		return phase.Invalidf("%s: its type is %q, but a Profile reads only Secrets of type %q", reference, seen.secretType, libv1beta1.ProfileSecretType)
 	}
 	return nil
