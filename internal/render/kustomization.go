@@ -123,7 +123,7 @@ func (r *KustomizationRenderer) Render(k Kustomization, subject source.Subject) 
 	if k.Path, err = cleanDirectory(k.Path); err != nil {
 		return nil, nil, phase.Invalidf("%s: path: %w", k.Content.Reference, err)
 	}
-	inputs, err := json.Marshal([]any{subject.Confined, k.Content.Reference, k.Content.Digest, k.Content.Sensitive, k.Path, k.Components, k.Namespace})
+	inputs, err := json.Marshal([]any{subject.RestrictedNamespace, k.Content.Reference, k.Content.Digest, k.Content.Sensitive, k.Path, k.Components, k.Namespace})
 	if err != nil {
 		return nil, nil, phase.Invalidf("%s: %w", k, err)
 	}
@@ -182,7 +182,7 @@ func (r *KustomizationRenderer) build(k Kustomization, key string, subject sourc
 	}
 	var output kustomizationOutput
 	err := r.sandbox.Call(sandbox.Call{
-		Function: buildFunction, Scope: subject.Confined, Key: buildFunction + " " + key, Limit: buildLimit, Input: input, Output: &output, Memory: subject.Memory,
+		Function: buildFunction, Scope: subject.RestrictedNamespace, Key: buildFunction + " " + key, Limit: buildLimit, Input: input, Output: &output, Memory: subject.Memory,
 		Callback: func(input json.RawMessage) (any, error) {
 			var name string
 			if err := json.Unmarshal(input, &name); err != nil {

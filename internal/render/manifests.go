@@ -99,7 +99,7 @@ func NewManifestRenderer() *ManifestRenderer {
 // errors of kube.ContentReservation.Add.
 func (r *ManifestRenderer) Render(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, *kube.Documents, error) {
 	// The keys have the reference because errors name it, and the scope because results are not used in another one.
-	key := fmt.Sprintf("%s %s %t %t %s", content.Reference, content.Digest, content.Template, content.Lua, subject.Confined)
+	key := fmt.Sprintf("%s %s %t %t %s", content.Reference, content.Digest, content.Template, content.Lua, subject.RestrictedNamespace)
 	// Content is rendered once for all subjects if no template reads anything, once for all subjects with the same
 	// resources if templates read only these, and otherwise for this subject.
 	rendered, err := r.renderShared(key, dependsOnNothing, content, subject)
@@ -117,7 +117,7 @@ func (r *ManifestRenderer) Render(content source.Content, subject source.Subject
 			return nil, nil, expandErr
 		}
 		rendered, err = r.expanded.GetOrCompute(fmt.Sprintf("%s %x", content.Reference, hashTexts(texts)), func() (renderedManifests, int, error) {
-			return decodeContent(content.WithResultsOf(subject), texts, subject.Memory)
+			return decodeContent(content.WithSensitivityOf(subject), texts, subject.Memory)
 		})
 	}
 	return rendered.objects, rendered.documents, err
@@ -150,7 +150,7 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 		if err != nil {
 			return renderedManifests{}, 0, err
 		}
-		return decodeContent(content.WithResultsOf(subject), texts, subject.Memory)
+		return decodeContent(content.WithSensitivityOf(subject), texts, subject.Memory)
 	})
 }
 

@@ -25,7 +25,7 @@ const (
 // SandboxFunctions returns the functions for the children of the sandbox that Charts, Changer, KustomizationRenderer
 // and source.Subject use.
 func SandboxFunctions() map[string]sandbox.Function {
-	functions := source.ExpandFunctions()
+	functions := source.SandboxFunctions()
 	functions[renderFunction], functions[patchFunction], functions[buildFunction] = renderInSandbox, patchInSandbox, buildInSandbox
 	return functions
 }

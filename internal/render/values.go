@@ -44,7 +44,7 @@ func Values(inline string, from []source.Content, subject source.Subject) (map[s
 			}
 			if err != nil {
 				err = phase.Invalidf("%s: %w", origin, err)
-				if content.WithResultsOf(subject).Sensitive {
+				if content.WithSensitivityOf(subject).Sensitive {
 					err = source.HideDetails(origin, err)
 				}
 				return nil, err

@@ -28,18 +28,18 @@ import (
 )
 
 const (
-	// maxTreesSize and maxSelectedSize limit the files of artifacts, and the manifests of them, in memory, in bytes.
-	// Further ones are read from the disk again.
+	// maxTreesSize and maxSelectedSize limit Artifacts.trees and Artifacts.selected, in bytes.
 	maxTreesSize    = 64 << 20
 	maxSelectedSize = 32 << 20
 )
 
 // Artifacts reads the content of Flux's sources. It downloads an artifact once for all members and profiles, and keeps
-// the last one of each source in a directory, which survives restarts and has a total size. It is safe for concurrent
-// use.
+// the last artifact of each source in a directory. The directory survives restarts and has a maximum size. Artifacts is
+// safe for concurrent use.
 type Artifacts struct {
-	// Objects returns a source from the hub's cache. It fails with NotFound if the object does not exist, with an error
-	// that wraps ErrNotFound if the hub has no such kind, and with PendingFlux.
+	// Objects returns a source from the hub's cache. It fails with the API error NotFound if the object does not exist,
+	// and with NewPendingFluxError before the cache has synced. A kind without a CRD is another error, so that optional
+	// sources are not taken for missing.
 	Objects func(ctx context.Context, ref Reference) (*unstructured.Unstructured, error)
 	// Egress limits the connections to the servers of artifacts. Default: no limit.
 	Egress *egress.Policy
@@ -47,17 +47,17 @@ type Artifacts struct {
 	dir      string
 	archives *fileCache
 	attempts *attempts[Content]
-	// trees has the files of artifacts by their digest. selected has the manifests in a directory: while it is in use, the
-	// tree is not needed.
+	// trees caches all files of an artifact by its digest. selected caches the manifests of a directory in an artifact, so
+	// that a tree that is evicted is not unpacked again for them.
 	trees, selected *cache.Cache[Content]
-	// unpacking is held while an artifact is unpacked: only one at a time is in memory twice.
+	// unpacking is held while an artifact is unpacked: then it is in memory twice.
 	unpacking sync.Mutex
 }
 
 // NewArtifacts returns Artifacts that stores the archives in dir, and creates dir if it does not exist. The caller must
 // set Objects.
 func NewArtifacts(dir string, clock clock.PassiveClock) (*Artifacts, error) {
-	archives, err := newFileCache(dir, maxArtifactFiles)
+	archives, err := newFileCache(dir, maxArtifactDirSize)
 	if err != nil {
 		return nil, err
 	}
@@ -66,9 +66,9 @@ func NewArtifacts(dir string, clock clock.PassiveClock) (*Artifacts, error) {
 	}, nil
 }
 
-// files returns the files of an artifact. Like Charts.Fetch, it returns a PendingError for a slow server, and the last
-// error for a growing time. A new digest is downloaded at once.
-func (a *Artifacts) files(ctx context.Context, ref Reference, artifact Artifact) (Content, error) {
+// fetchTree returns the files of an artifact, without Content.Reference. Like Charts.Fetch, it returns a PendingError
+// for a slow server, and the last error for a growing time. A new digest is downloaded at once.
+func (a *Artifacts) fetchTree(ctx context.Context, ref Reference, artifact Artifact) (Content, error) {
 	if known, ok := a.trees.Get(artifact.Digest); ok {
 		return known, nil
 	}
@@ -76,14 +76,15 @@ func (a *Artifacts) files(ctx context.Context, ref Reference, artifact Artifact)
 	if err != nil || address.Host == "" || address.Scheme != "http" && address.Scheme != "https" {
 		return Content{}, errors.New("its URL is not a URL with http or https")
 	}
-	// Each source has a directory of its own, so that one which hangs or fails does not hold up the others.
+	// source-controller has a directory for each source. As the repository's URL, it separates the failures of the
+	// sources.
 	request := chartRequest{repositoryURL: address.JoinPath("..").String(), name: ref.String(), version: artifact.Digest}
 	revision := func() string { return artifact.Digest + " " + artifact.URL }
-	return a.attempts.fetch(ctx, request, revision, func(ctx context.Context) (Content, error) { return a.fetch(ctx, ref, artifact) })
+	return a.attempts.fetch(ctx, request, revision, func(ctx context.Context) (Content, error) { return a.downloadAndUnpack(ctx, ref, artifact) })
 }
 
-// fetch downloads an artifact unless its archive is in the directory, and unpacks it.
-func (a *Artifacts) fetch(ctx context.Context, ref Reference, artifact Artifact) (Content, error) {
+// downloadAndUnpack downloads an artifact, unless its archive is in a.dir, and unpacks it.
+func (a *Artifacts) downloadAndUnpack(ctx context.Context, ref Reference, artifact Artifact) (Content, error) {
 	name := sha256.Sum256([]byte(ref.String()))
 	path := filepath.Join(a.dir, hex.EncodeToString(name[:]))
 	if verifyArchive(path, artifact.Digest) != nil {
@@ -96,7 +97,7 @@ func (a *Artifacts) fetch(ctx context.Context, ref Reference, artifact Artifact)
 	defer a.unpacking.Unlock()
 	raw, err := os.ReadFile(path)
 	if err == nil {
-		err = verifyDigest(bytes.NewReader(raw), artifact.Digest) // the archive of another revision can have replaced it
+		err = verifyDigest(bytes.NewReader(raw), artifact.Digest) // a concurrent download of another revision can have replaced it
 	}
 	if err != nil {
 		return Content{}, err
@@ -109,7 +110,7 @@ func (a *Artifacts) fetch(ctx context.Context, ref Reference, artifact Artifact)
 	return a.trees.GetOrPut(artifact.Digest, content, int(sizeOf(&content))), nil
 }
 
-// download stores an archive at path after its digest is verified. It follows no redirects: source-controller sends
+// download verifies the digest of an archive and stores it at path. It follows no redirects: source-controller sends
 // none.
 func (a *Artifacts) download(ctx context.Context, artifact Artifact, path string) error {
 	transport, err := newTransport(Login{}, a.Egress)
@@ -137,8 +138,8 @@ func (a *Artifacts) download(ctx context.Context, artifact Artifact, path string
 	}
 	defer os.Remove(file.Name()) // already renamed, unless something failed
 	size, err := io.Copy(file, io.LimitReader(response.Body, maxArchive+1))
-	if closed := file.Close(); err == nil {
-		err = closed
+	if closeErr := file.Close(); err == nil {
+		err = closeErr
 	}
 	if err != nil {
 		return stableError(withoutPath(err))

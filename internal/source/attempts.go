@@ -17,7 +17,7 @@ import (
 const (
 	// maxWait is the time for which the first caller waits for a request to a repository. Then it gets a PendingError.
 	maxWait = 2 * time.Second
-	// sharedWait is the age of a request up to which further callers wait for it, see attempts.join.
+	// sharedWait is the time after the start of a request for which further callers wait for it, see attempts.join.
 	sharedWait = 100 * time.Millisecond
 	// minRetry is the shortest PendingError.After of a request.
 	minRetry = 250 * time.Millisecond
@@ -31,15 +31,15 @@ const (
 // must try again after After.
 type PendingError struct {
 	After time.Duration
-	// repository is the URL without credentials.
+	// repository names the repository or source, without credentials.
 	repository string
 }
 
 // Error names the repository.
 func (e *PendingError) Error() string { return "waiting for " + e.repository }
 
-// attempts sends requests to repositories, whose results are of type V. It remembers which ones are under way, and
-// which ones failed.
+// attempts sends each request to a repository once for all concurrent callers, and delays requests after failures. V is
+// the type of the results.
 type attempts[V any] struct {
 	clock clock.PassiveClock
 
@@ -49,14 +49,14 @@ type attempts[V any] struct {
 
 // requestState is the state of the requests to one repository with one login, or for one chart in it.
 type requestState[V any] struct {
-	// running has the requests that are under way, by the key of the chart.
+	// running has the unfinished requests, by chartRequest.key.
 	running map[string]*flight[V]
 	backoff
-	// revisions identify the specs that have been tried since the first failure, see Charts.Fetch.
+	// revisions are the revisions of the specs that have been tried since the first failure, see Charts.Fetch.
 	revisions map[string]bool
 }
 
-// flight is a request that is under way, or has ended. Its callers share the result.
+// flight is a request that is running or has ended. Its callers share the result.
 type flight[V any] struct {
 	start time.Time
 	// done is closed when result and err are set.
@@ -65,16 +65,16 @@ type flight[V any] struct {
 	err    error
 }
 
-// backoff is the pause after failed requests, which grows with each failure.
+// backoff is the pause after failed requests. It grows with each failure.
 type backoff struct {
-	// err is the last error, nil after a success. Nothing is requested before retryAt.
+	// err is the last error, nil after a success. The next request is at retryAt or later.
 	err     error
 	pause   time.Duration
 	retryAt time.Time
 }
 
-// fail records an error at now.
-func (b *backoff) fail(err error, now time.Time) {
+// recordError begins a pause at now, because of err.
+func (b *backoff) recordError(err error, now time.Time) {
 	b.err = err
 	b.pause = min(max(2*b.pause, minPause), maxPause)
 	b.retryAt = now.Add(b.pause)
@@ -84,13 +84,14 @@ func newAttempts[V any](clock clock.PassiveClock) *attempts[V] {
 	return &attempts[V]{clock: clock, byKey: map[string]*requestState[V]{}}
 }
 
-// fetch returns the result of send, which sends a request. Callers with the same request share one call of send. It
-// returns a PendingError if the caller must not wait for the result any longer, and the errors of check.
+// fetch returns the result of send. Callers with the same request share one call of send, which continues after fetch
+// has returned. fetch returns a PendingError if the result takes too long, and the last error during the pause after
+// it. revision returns the revision of the caller's spec, which has one attempt at once. It may be nil.
 func (a *attempts[V]) fetch(
 	ctx context.Context, request chartRequest, revision func() string, send func(ctx context.Context) (V, error),
 ) (result V, err error) {
 	current, wait, err := a.join(request, revision, func() (V, error) {
-		// Other callers may wait for the same result: the request continues even if the first caller's context ends.
+		// Other callers may wait for the same result, so the request continues if the first caller's context ends.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchTimeout)
 		defer cancel()
 		return send(ctx)
@@ -110,20 +111,19 @@ func (a *attempts[V]) fetch(
 	}
 }
 
-// join returns the flight of a request, and the time for which the caller waits for it. It begins the flight if there
-// is none.
+// join returns the flight of a request, and the time for which the caller may wait for it. It starts the flight if
+// there is none.
 //
-// The caller that sends the only request to a repository waits for maxWait: a repository that hangs occupies its worker
-// and no other one. All other callers wait only until their flight is sharedWait old. That is enough for a fast
-// repository, and for a cached index, with which charts with a range of versions are found. If the request takes
-// longer, they try again, see pendingError.
+// The caller that starts the only running request to a repository waits for maxWait, so a repository that hangs blocks
+// one worker. All other callers wait until the flight is sharedWait old. That is enough for a fast repository, and for
+// a range of versions with a cached index. For a longer request, they get a PendingError and try again.
 func (a *attempts[V]) join(request chartRequest, revision func() string, send func() (V, error)) (current *flight[V], wait time.Duration, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err := a.check(request, revision); err != nil {
+	if err := a.checkAllowed(request, revision); err != nil {
 		return nil, 0, err
 	}
-	repository := a.get(request.repositoryKey())
+	repository := a.ensureState(request.repositoryKey())
 	if current, ok := repository.running[request.key()]; ok {
 		return current, sharedWait - a.clock.Since(current.start), nil
 	}
@@ -136,14 +136,14 @@ func (a *attempts[V]) join(request chartRequest, revision func() string, send fu
 	go func() {
 		defer close(current.done)
 		current.result, current.err = send()
-		a.end(request, current.err, revision)
+		a.recordResult(request, current.err, revision)
 	}()
 	return current, wait, nil
 }
 
-// pendingError returns the error for a request of that age. Until maxWait the callers try again after half the age. So
-// they get the result at most minRetry, or half the time of the request, after the caller that waits. A slower request
-// is checked less often, since each check is a reconcile of a summary.
+// pendingError returns the PendingError for a request that has run for age. Until maxWait, After is half the age, so
+// that the callers get the result soon after the end of the request. Later, After is the age: each try is a reconcile
+// of a summary.
 func pendingError(request chartRequest, age time.Duration) error {
 	after := max(age/2, minRetry)
 	if age >= maxWait {
@@ -152,92 +152,93 @@ func pendingError(request chartRequest, age time.Duration) error {
 	return &PendingError{After: after, repository: redacted(request.repositoryURL)}
 }
 
-// check returns an error if a chart must not be requested now: the last error of the repository or of the chart, or a
-// PendingError. A spec that has not been tried since the first failure is tried at once. The caller must hold mu.
-func (a *attempts[V]) check(request chartRequest, revision func() string) error {
+// checkAllowed returns an error if a chart must not be requested now: the last error of the repository or of the chart,
+// or a PendingError if the repository hangs. It allows, and records, one attempt of each revision during a pause. The
+// caller must hold mu.
+func (a *attempts[V]) checkAllowed(request chartRequest, revision func() string) error {
 	for _, key := range []string{request.repositoryKey(), request.key()} {
-		known, ok := a.byKey[key]
-		if !ok || known.err == nil {
+		state, ok := a.byKey[key]
+		if !ok || state.err == nil {
 			continue
 		}
-		if revision != nil && !known.revisions[revision()] {
-			known.revisions[revision()] = true
+		if revision != nil && !state.revisions[revision()] {
+			state.revisions[revision()] = true
 			return nil
 		}
-		if len(known.running) > 0 || a.clock.Now().Before(known.retryAt) {
-			return known.err
+		if len(state.running) > 0 || a.clock.Now().Before(state.retryAt) {
+			return state.err
 		}
 	}
-	if known, ok := a.byKey[request.repositoryKey()]; ok {
-		if age := a.age(known); age >= maxWait {
+	if state, ok := a.byKey[request.repositoryKey()]; ok {
+		if age := a.oldestAge(state); age >= maxWait {
 			return pendingError(request, age)
 		}
 	}
 	return nil
 }
 
-// age returns the age of the oldest request that is under way. The caller must hold mu.
-func (a *attempts[V]) age(known *requestState[V]) time.Duration {
+// oldestAge returns the age of the oldest running request. The caller must hold mu.
+func (a *attempts[V]) oldestAge(state *requestState[V]) time.Duration {
 	var oldest time.Duration
-	for _, current := range known.running {
+	for _, current := range state.running {
 		oldest = max(oldest, a.clock.Since(current.start))
 	}
 	return oldest
 }
 
-// end records the result of a request. After an error of the whole repository, no chart in it is requested for a while.
-// After any other error, only the same chart is not requested.
-func (a *attempts[V]) end(request chartRequest, err error, revision func() string) {
+// recordResult records the end of a request, with its error or nil. A repository error begins a pause for all charts in
+// the repository, and any other retriable error for this chart only.
+func (a *attempts[V]) recordResult(request chartRequest, err error, revision func() string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	repository := a.get(request.repositoryKey())
+	repository := a.ensureState(request.repositoryKey())
 	delete(repository.running, request.key())
 	switch {
 	case isRepositoryError(err):
-		a.fail(repository, err, revision)
+		a.recordError(repository, err, revision)
 	case isRetriable(err):
 		repository.reset()
-		a.fail(a.get(request.key()), err, revision)
+		a.recordError(a.ensureState(request.key()), err, revision)
 	default:
 		repository.reset()
 		delete(a.byKey, request.key())
 	}
-	maps.DeleteFunc(a.byKey, func(_ string, known *requestState[V]) bool {
-		return len(known.running) == 0 && (known.err == nil || a.clock.Since(known.retryAt) > 2*maxPause)
+	maps.DeleteFunc(a.byKey, func(_ string, state *requestState[V]) bool {
+		return len(state.running) == 0 && (state.err == nil || a.clock.Since(state.retryAt) > 2*maxPause)
 	})
 }
 
-// fail records an error. The caller must hold mu.
-func (a *attempts[V]) fail(known *requestState[V], err error, revision func() string) {
-	known.fail(err, a.clock.Now())
+// recordError begins a pause, in which revision is not tried again. The caller must hold mu.
+func (a *attempts[V]) recordError(state *requestState[V], err error, revision func() string) {
+	state.recordError(err, a.clock.Now())
 	if revision != nil {
-		known.revisions[revision()] = true
+		state.revisions[revision()] = true
 	}
 }
 
-func (a *attempts[V]) get(key string) *requestState[V] {
-	known, ok := a.byKey[key]
+func (a *attempts[V]) ensureState(key string) *requestState[V] {
+	state, ok := a.byKey[key]
 	if !ok {
-		known = &requestState[V]{running: map[string]*flight[V]{}, revisions: map[string]bool{}}
-		a.byKey[key] = known
+		state = &requestState[V]{running: map[string]*flight[V]{}, revisions: map[string]bool{}}
+		a.byKey[key] = state
 	}
-	return known
+	return state
 }
 
-// reset removes the failures. Requests that are running stay.
+// reset ends the pause. Running requests continue.
 func (s *requestState[V]) reset() {
 	s.backoff = backoff{}
 	clear(s.revisions)
 }
 
-// archiveError is an error of the download of a chart. The archive can be on another host than the index.
+// archiveError is an error of the download of an archive, which can be on another host than the index.
 type archiveError struct{ error }
 
 // Unwrap returns the wrapped error.
 func (e *archiveError) Unwrap() error { return e.error }
 
-// isRepositoryError returns whether an error concerns all charts of a repository: no response, too many requests, or a
-// server error for its index. Any other error for an archive concerns one chart.
+// isRepositoryError returns whether an error concerns all charts of a repository: the status Too Many Requests, or,
+// except for an archive, no response or a server error for the index.
 func isRepositoryError(err error) bool {
 	_, isArchive := errors.AsType[*archiveError](err)
 	if _, isNetwork := errors.AsType[net.Error](err); isNetwork {
@@ -249,8 +250,8 @@ func isRepositoryError(err error) bool {
 	return false
 }
 
-// isRetriable returns whether a later request can succeed although neither the profile nor the repository is changed. A
-// failed verification has a cache of its own.
+// isRetriable returns whether a later request can succeed without a change of the profile or of the repository.
+// ErrNotFound and ErrUnverified are not retriable here: Charts.failures caches them.
 func isRetriable(err error) bool {
 	_, isInvalid := errors.AsType[phase.Invalid](err)
 	return err != nil && !isInvalid && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrUnverified)

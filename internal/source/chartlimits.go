@@ -17,35 +17,33 @@ import (
 )
 
 const (
-	// maxChartSize limits all files of a chart, with those of the archives of subcharts in it. Helm limits each archive
-	// only.
+	// maxChartSize limits the bytes of all files of a chart and its subcharts. Helm limits each archive separately.
 	maxChartSize = 100 << 20
-	// maxChartNodes limits the values in the files of a chart that Helm parses when it loads the chart, those of subcharts
-	// included. Large charts have some ten thousand.
+	// maxChartNodes limits the YAML values in the files that Helm parses when it loads a chart and its subcharts. Large
+	// charts have some ten thousand.
 	maxChartNodes = 1_000_000
-	// maxChartEntries limits the files, directories and links of a chart, with those of subcharts: an empty one takes
-	// no size, but a KiB of memory. Large charts have some thousand.
+	// maxChartEntries limits the files, directories and links of a chart and its subcharts: an empty one has no size, but
+	// takes a KiB of memory. Large charts have some thousand.
 	maxChartEntries = 20_000
-	// maxChartHeaders limits what an archive has in addition to the data of files. A header can have any number of
-	// records.
+	// maxChartHeaders limits the bytes of the tar headers in an archive, since a header can have any number of records.
 	maxChartHeaders = 32 << 20
-	// maxFieldSize limits the names of files, and the fields of Chart.yaml that the hub keeps in memory and writes to
-	// objects.
+	// maxFieldSize limits the bytes of file names, and of the fields of Chart.yaml that the hub keeps in memory and writes
+	// to objects.
 	maxFieldSize = 1 << 10
-	// maxIconSize limits the icon of a chart, which can be a data URI.
+	// maxIconSize limits the bytes of the icon of a chart, which can be a data URI.
 	maxIconSize = 64 << 10
 )
 
-// chartLimits is what the files of a chart may still take. Helm loads a chart with all its subcharts into memory, and
-// parses their values, which can take a hundred times the size of the file.
+// chartLimits has the bytes, entries and values that further files of a chart may have. Helm loads a chart with all its
+// subcharts into memory. Parsed values can take a hundred times the size of their file.
 type chartLimits struct{ size, headers, entries, nodes int }
 
 func newChartLimits() *chartLimits {
 	return &chartLimits{size: maxChartSize, headers: maxChartHeaders, entries: maxChartEntries, nodes: maxChartNodes}
 }
 
-// addArchive subtracts the files in the archive of a chart that is a subchart of parents charts. It returns an error if
-// they exceed a limit, or if one of them cannot be read. It does not report other archives that are invalid: Helm does.
+// addArchive subtracts the files in the archive of a chart. parents is the number of charts above it. It returns an
+// error if the files exceed a limit, or if a file cannot be read. Helm reports archives that are invalid otherwise.
 func (l *chartLimits) addArchive(raw []byte, parents int) error {
 	unzipped, err := gzip.NewReader(bytes.NewReader(raw))
 	if err != nil {
@@ -64,7 +62,7 @@ func (l *chartLimits) addArchive(raw []byte, parents int) error {
 		stream.N = math.MaxInt64
 		data, err := io.ReadAll(io.LimitReader(files, int64(l.size)+1))
 		if err != nil {
-			return err // Helm does not read each file, and would load those after it
+			return err // Helm skips some files without reading them, and would load the files after this one
 		}
 		if err := l.addFile(header.Name, data, parents); err != nil {
 			return err
@@ -72,15 +70,15 @@ func (l *chartLimits) addArchive(raw []byte, parents int) error {
 	}
 }
 
-// addFile subtracts a file of a chart that is a subchart of parents charts. It returns an error if the file exceeds a
-// limit.
+// addFile subtracts a file of a chart. parents is the number of charts above the chart. It returns an error if the file
+// exceeds a limit.
 func (l *chartLimits) addFile(name string, data []byte, parents int) error {
 	if len(name) > maxFieldSize {
 		return fmt.Errorf("a file of the chart has a name of more than %d KiB", maxFieldSize>>10)
 	}
 	// Helm's loader changes the names in an archive in this way.
 	name = path.Clean(strings.ReplaceAll(name, `\`, "/"))
-	// Helm keeps the file of a subchart once for each chart above it. So this also limits the depth of subcharts.
+	// Helm keeps the file of a subchart once for each chart above it, so each copy counts. This also limits the depth.
 	parents += strings.Count(name, "charts/")
 	if l.entries -= 1 + parents; l.entries < 0 {
 		return fmt.Errorf("the chart and its subcharts have more than %d files", maxChartEntries)
@@ -122,7 +120,7 @@ func checkLoaded(loaded *helmchart.Chart, err error) error {
 	return err
 }
 
-// iconOf returns the icon of a chart. It returns "" for an icon that is too large: a chart works without it.
+// iconOf returns the icon of a chart, "" if it is too large: a chart works without it.
 func iconOf(metadata *helmchart.Metadata) string {
 	if len(metadata.Icon) > maxIconSize {
 		return ""

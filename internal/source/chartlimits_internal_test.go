@@ -87,7 +87,7 @@ func TestChartArchivesWithAnUnreadableFile(t *testing.T) {
 	}
 	copy(header[148:156], fmt.Sprintf("%06o\x00 ", sum))
 	raw := zipped(t, append(bytes.Clone(header), rawChart(t, maxChartEntries, tar.Header{Name: "a/b", Mode: 0o644})...))
-	if _, err := (&Charts{}).metadataOf(raw); err == nil {
+	if _, err := (&Charts{}).loadMetadata(raw); err == nil {
 		t.Error("a chart with too many files behind such a file is accepted")
 	}
 }
@@ -124,14 +124,14 @@ func TestChartArchivesOfManyEntries(t *testing.T) { //nolint:paralleltest // it 
 		"headers without a file": {zipped(t, endless), headers},
 	} {
 		fuzzing.Within(t, 1<<30, func() {
-			if _, err := (&Charts{}).metadataOf(test.raw); err == nil || !strings.Contains(err.Error(), test.want) {
+			if _, err := (&Charts{}).loadMetadata(test.raw); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%s (%d KiB): got error %.200q, want %q", name, len(test.raw)>>10, fmt.Sprint(err), test.want)
 			}
 		})
 	}
 	// The largest public charts have some thousand files.
 	for name, raw := range map[string][]byte{"files": zipped(t, rawChart(t, 10_000, empty)), "subcharts": inArchives(5)} {
-		if _, err := (&Charts{}).metadataOf(raw); err != nil {
+		if _, err := (&Charts{}).loadMetadata(raw); err != nil {
 			t.Errorf("a chart with many %s: %v", name, err)
 		}
 	}

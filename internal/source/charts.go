@@ -42,8 +42,8 @@ type Chart struct {
 	Artifact string    `json:"-"`
 }
 
-// Charts fetches chart archives and caches them in a directory, which survives restarts. Clusters share the archives.
-// Archives and indexes have a total size; the least recently used ones are fetched again.
+// Charts fetches chart archives and caches them in a directory, which survives restarts. All clusters share the
+// archives. Archives on disk and indexes in memory have a maximum total size; the least recently used ones are evicted.
 // An exact version in the cache is never requested again, even if the repository replaces its archive. The cache key
 // includes the login and the verification: an archive that was fetched with one login is not used for another one, and
 // an archive is in the cache for a verification only after it has been verified.
@@ -56,9 +56,10 @@ type Charts struct {
 	clock   clock.PassiveClock
 	flights singleflight.Group
 	indexes *cache.Cache[*index]
-	// known has charts whose archives are on disk, by the key of the request. An archive may have been deleted meanwhile.
-	known *cache.Cache[Chart]
-	// limits bounds the memory of the responses of all fetches. parsing is locked while an index is parsed or a chart is
+	// cachedCharts has the entries of archives on disk, by chartRequest.key. The archive of an entry may have been
+	// evicted.
+	cachedCharts *cache.Cache[Chart]
+	// limits bounds the memory of the responses of all fetches. parsing is held while an index is parsed or a chart is
 	// loaded: both take much memory.
 	limits  *fetchLimits
 	parsing sync.Mutex
@@ -73,14 +74,14 @@ type Charts struct {
 
 // NewCharts returns Charts that stores its archives in dir, and creates dir if it does not exist.
 func NewCharts(dir string, clock clock.PassiveClock) (*Charts, error) {
-	files, err := newFileCache(dir, maxChartFiles)
+	files, err := newFileCache(dir, maxChartDirSize)
 	if err != nil {
 		return nil, err
 	}
 	return &Charts{
 		dir: dir, files: files, clock: clock, attempts: newAttempts[Chart](clock),
-		known: cache.New[Chart](maxKnownCharts), indexes: cache.New[*index](maxIndexes), failures: map[string]failedRequest{},
-		limits:     newFetchLimits("the charts and indexes that are being fetched have", maxFetched),
+		cachedCharts: cache.New[Chart](maxCachedChartsSize), indexes: cache.New[*index](maxIndexesSize), failures: map[string]failedRequest{},
+		limits:     newFetchLimits("the charts and indexes that are being fetched have", maxFetchedSize),
 		publicRoot: publicRoot(filepath.Join(dir, "sigstore"), tuf.DefaultOptions()),
 	}, nil
 }
@@ -90,16 +91,18 @@ type repository interface {
 	// versions returns all versions of a chart, in any order and spelling. It fails with ErrNotFound if there is no
 	// such chart.
 	versions(ctx context.Context, name string) ([]string, error)
-	// locate finds the newest chart that version, exact or a range, allows. It fails with ErrNotFound if there is none.
+	// locate finds the newest version of a chart in version, which is an exact version or a range. It fails with
+	// ErrNotFound if there is none.
 	locate(ctx context.Context, name, version string) (location, error)
 	// download returns the archive at a location that locate returned.
 	download(ctx context.Context, at location) ([]byte, error)
-	// downloadProvenance returns the provenance file of that archive. It fails with ErrNotFound if there is none.
+	// downloadProvenance returns the provenance file of the archive. It fails with ErrNotFound if there is none.
 	downloadProvenance(ctx context.Context, at location) ([]byte, error)
 }
 
-// location is the location of one version of a chart in its repository. Digest is empty if the repository reports none.
-// File is the file name of the archive.
+// location is the location of one version of a chart in its repository. url is the URL of the archive, or the name of
+// the chart in an OCI registry. digest is the hex digest of the archive, "" if the index has none, or the digest of the
+// OCI manifest, "sha256:<hex>". file is the file name of the archive.
 type location struct {
 	version string
 	url     string
@@ -107,7 +110,8 @@ type location struct {
 	file    string
 }
 
-// chartRequest is a chart to fetch.
+// chartRequest is a chart to fetch. Artifacts uses it for artifacts, with the name of the source and the digest as
+// version.
 type chartRequest struct {
 	repositoryURL string
 	name          string
@@ -119,13 +123,13 @@ type chartRequest struct {
 // Fetch returns the archive of an expanded chart (see ExpandChart). Errors name the chart and the repository:
 // ErrNotFound if the repository does not have the chart, phase.Invalid if the profile or a Secret must be corrected,
 // and any other error for a repository that cannot be reached or returns an invalid response, which the caller retries.
-// ErrUnverified means that the chart lacks a valid signature that verification requires. This result is cached for a
-// minute, and ErrNotFound for 10 seconds.
+// ErrUnverified means that the chart has no valid signature that meets verification. It is cached for a minute, and
+// ErrNotFound for 10 seconds.
 //
-// It returns a PendingError if the repository does not respond within some seconds, and much sooner if another caller
-// already waits for the repository. The error of a repository that cannot be reached is remembered for a growing time,
-// up to 5 minutes: meanwhile calls return it at once. revision returns a text that identifies the spec with the chart.
-// A new spec, another URL and another login are tried at once. revision may be nil.
+// It returns a PendingError if the repository does not respond within 2 seconds, or within 100 milliseconds if another
+// caller already waits for the repository. The error of a repository that cannot be reached is returned without a
+// request during a pause that grows up to 5 minutes. A new spec, another URL and another login are tried at once.
+// revision identifies the spec with the chart. It may be nil.
 func (c *Charts) Fetch(
 	ctx context.Context, chart configv1beta1.HelmChart, login Login, verification Verification, revision func() string,
 ) (Chart, error) {
@@ -152,7 +156,7 @@ func (c *Charts) Fetch(
 	return fetched, nil
 }
 
-// opener returns the repository at an address.
+// opener returns a client for the repository at an address. It sends no request.
 type opener func(charts *Charts, address string, login Login, transport http.RoundTripper) repository
 
 // openerFor returns the opener for the scheme of a URL. It returns an error for a URL without a host.
@@ -171,6 +175,7 @@ func openerFor(address string) (opener, error) {
 	return nil, phase.Invalidf("repositoryURL %q does not begin with http://, https:// or oci://", redacted(address))
 }
 
+// fetch finds, downloads, verifies and stores a chart. Charts.attempts calls it once for concurrent requests.
 func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (fetched Chart, err error) {
 	if err := c.cachedFailure(request); err != nil {
 		return Chart{}, err
@@ -180,7 +185,7 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 		return Chart{}, err
 	}
 	defer disconnect()
-	defer func() { err = fetchError(ctx, err) }()
+	defer func() { err = cancelCause(ctx, err) }()
 	repository := open(c, request.repositoryURL, request.login, transport)
 	at, err := repository.locate(ctx, request.name, request.version)
 	if errors.Is(err, ErrNotFound) {
@@ -198,11 +203,11 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 	if err != nil {
 		return Chart{}, &archiveError{err}
 	}
-	metadata, err := c.metadataOf(archive)
+	metadata, err := c.loadMetadata(archive)
 	if err != nil {
 		return Chart{}, fmt.Errorf("read the archive: %w", err)
 	}
-	got := download{at: at, archive: archive, metadata: metadata}
+	got := downloadedChart{at: at, archive: archive, metadata: metadata}
 	err = c.verify(ctx, repository, exact, got)
 	if errors.Is(err, ErrUnverified) {
 		c.addFailure(request, err, unverifiedTTL)
@@ -213,8 +218,8 @@ func (c *Charts) fetch(ctx context.Context, request chartRequest, open opener) (
 	return c.store(exact, got)
 }
 
-// metadataOf returns the metadata of a chart that Helm can load.
-func (c *Charts) metadataOf(archive []byte) (*helmchart.Metadata, error) {
+// loadMetadata loads an archive with Helm's loader and returns the metadata. It fails if the chart exceeds a limit.
+func (c *Charts) loadMetadata(archive []byte) (*helmchart.Metadata, error) {
 	c.parsing.Lock()
 	defer c.parsing.Unlock()
 	if err := newChartLimits().addArchive(archive, 0); err != nil {
@@ -232,7 +237,7 @@ func (r chartRequest) repositoryKey() string {
 	return Repository{URL: r.repositoryURL, Login: r.login}.Key()
 }
 
-// key identifies the archive of a request in the cache. It ignores the leading v of a version.
+// key is the cache key of a request. It ignores the leading v of the version.
 func (r chartRequest) key() string {
 	parts := []string{r.repositoryURL, r.name, strings.TrimPrefix(r.version, "v"), r.login.digest()}
 	if !r.verification.isZero() {
@@ -243,9 +248,9 @@ func (r chartRequest) key() string {
 	return hex.EncodeToString(sum[:])
 }
 
-func (c *Charts) knownIndex(key string) *index {
+func (c *Charts) cachedIndex(key string) *index {
 	known, _ := c.indexes.Get(key)
 	return known
 }
 
-func (c *Charts) keepIndex(key string, fresh *index) { c.indexes.Put(key, fresh, fresh.size) }
+func (c *Charts) cacheIndex(key string, fresh *index) { c.indexes.Put(key, fresh, fresh.size) }

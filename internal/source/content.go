@@ -61,14 +61,15 @@ type File struct {
 // Content is the content of one ConfigMap, Secret or Flux source, or the files behind one URL. It must not be changed.
 type Content struct {
 	Reference Reference
-	// Files are sorted by name. There are none if the object of an optional reference does not exist.
+	// Files are sorted by name. Empty if the optional object does not exist.
 	Files []File
 	// Digest is "sha256:" and the hex digest of the files' names and bytes.
 	Digest string
-	// Version identifies the content of a URL, or the artifact of a Flux source, with everything that changes how it is
-	// delivered. It is "" for an object, and for an optional reference to nothing.
+	// Version identifies the content of a URL with Sensitive, or the artifact of a Flux source with Template and Lua. It
+	// is "" for a ConfigMap or Secret, and for a missing optional source.
 	Version string
-	// Sensitive is true if the content is from a Secret, or was fetched with credentials.
+	// Sensitive is true if the content is from a Secret, or was fetched with credentials. See WithSensitivityOf for
+	// templates.
 	Sensitive bool
 	// Template is true if the files are Go templates, and Lua if they are scripts in Lua, see Subject.
 	Template, Lua bool
@@ -76,34 +77,34 @@ type Content struct {
 	Subresources []string
 }
 
-// ManifestsReference expands the templates in ref for the subject. The namespace defaults to the cluster's namespace.
-// Errors are phase.Invalid, also for a namespace that Subject.Confined does not allow.
-func ManifestsReference(ref libv1beta1.PolicyRef, subject Subject) (Reference, error) {
+// ResolvePolicyRef expands the templates in ref for the subject. The namespace defaults to the cluster's namespace. All
+// errors are phase.Invalid, for example if Subject.RestrictedNamespace does not allow the namespace.
+func ResolvePolicyRef(ref libv1beta1.PolicyRef, subject Subject) (Reference, error) {
 	if ref.RemoteURL != nil {
-		return RemoteReference(ref.RemoteURL.RemoteSource, subject)
+		return ResolveRemoteSource(ref.RemoteURL.RemoteSource, subject)
 	}
-	return resolve(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
+	return expandReference(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
 }
 
-// ValuesReference is ManifestsReference for values.
-func ValuesReference(ref configv1beta1.ValueFrom, subject Subject) (Reference, error) {
-	return resolve(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
+// ResolveValueFrom is ResolvePolicyRef for an entry of valuesFrom.
+func ResolveValueFrom(ref configv1beta1.ValueFrom, subject Subject) (Reference, error) {
+	return expandReference(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
 }
 
-// LoginReference is ManifestsReference for the Secrets of a login.
-func LoginReference(ref corev1.SecretReference, subject Subject) (Reference, error) {
-	return resolve(Reference{Kind: kindSecret, Namespace: ref.Namespace, Name: ref.Name}, subject)
+// ResolveSecretRef is ResolvePolicyRef for a Secret with a login or keys.
+func ResolveSecretRef(ref corev1.SecretReference, subject Subject) (Reference, error) {
+	return expandReference(Reference{Kind: kindSecret, Namespace: ref.Namespace, Name: ref.Name}, subject)
 }
 
-// Contents reads the content that profiles refer to.
+// Contents reads the content that profiles refer to. It is safe for concurrent use.
 type Contents struct {
 	// Hub reads ConfigMaps and Secrets of the hub.
 	Hub client.Reader
 	// Remote fetches the content behind URLs.
 	Remote *RemoteFetcher
-	// Artifacts reads Flux sources. Without it, they are not supported.
+	// Artifacts reads Flux sources. If it is nil, they are not supported.
 	Artifacts *Artifacts
-	// Digests has the digests of ConfigMaps and Secrets, from NewDigests. Without it, each read computes the digest.
+	// Digests caches the digests of ConfigMaps and Secrets, see NewDigests. If it is nil, each read computes the digest.
 	Digests *cache.Cache[string]
 }
 
@@ -116,12 +117,12 @@ func NewDigests() *cache.Cache[string] { return cache.New[string](maxDigests) }
 // Manifests reads the content of ref. It fails with ErrNotFound if the object is missing and not optional, and with
 // phase.Invalid for a Secret of the wrong type or an unsupported annotation.
 func (c *Contents) Manifests(ctx context.Context, ref libv1beta1.PolicyRef, subject Subject) (Content, error) {
-	reference, err := ManifestsReference(ref, subject)
+	reference, err := ResolvePolicyRef(ref, subject)
 	if err != nil {
 		return Content{}, err
 	}
 	if reference.isObject() {
-		return c.read(ctx, reference, ref.Optional) // path has no effect
+		return c.read(ctx, reference, ref.Optional) // ref.Path is for sources and URLs
 	}
 	directory, err := subject.Expand("path of "+reference.String(), ref.Path)
 	if err == nil {
@@ -138,19 +139,20 @@ func (c *Contents) Manifests(ctx context.Context, ref libv1beta1.PolicyRef, subj
 		return content, err
 	}
 	content.Template = ref.RemoteURL.Template
-	return onlyManifests(content, directory)
+	return selectManifests(content, directory)
 }
 
 // Values reads the values in the ConfigMap or Secret of ref. It fails like Manifests.
 func (c *Contents) Values(ctx context.Context, ref configv1beta1.ValueFrom, subject Subject) (Content, error) {
-	reference, err := ValuesReference(ref, subject)
+	reference, err := ResolveValueFrom(ref, subject)
 	if err != nil {
 		return Content{}, err
 	}
 	return c.read(ctx, reference, ref.Optional)
 }
 
-func resolve(ref Reference, subject Subject) (Reference, error) {
+// expandReference expands the templates in the name and the namespace of ref, see ResolvePolicyRef.
+func expandReference(ref Reference, subject Subject) (Reference, error) {
 	var err error
 	if ref.Name, err = subject.Expand("name of a "+ref.Kind, ref.Name); err != nil {
 		return Reference{}, err
@@ -162,12 +164,13 @@ func resolve(ref Reference, subject Subject) (Reference, error) {
 	if ref.Name == "" {
 		return Reference{}, phase.Invalidf("a reference to a %s has no name", ref.Kind)
 	}
-	if subject.Confined != "" && ref.Namespace != subject.Confined {
-		return Reference{}, phase.Invalidf("%s: a Profile reads its own namespace %s only", ref, subject.Confined)
+	if subject.RestrictedNamespace != "" && ref.Namespace != subject.RestrictedNamespace {
+		return Reference{}, phase.Invalidf("%s: a Profile reads its own namespace %s only", ref, subject.RestrictedNamespace)
 	}
 	return ref, nil
 }
 
+// read returns all files of ref. There are none if it is optional and does not exist.
 func (c *Contents) read(ctx context.Context, ref Reference, isOptional bool) (Content, error) {
 	if ref.Kind == KindURL {
 		return c.readRemote(ctx, ref, isOptional)
@@ -186,13 +189,14 @@ func (c *Contents) read(ctx context.Context, ref Reference, isOptional bool) (Co
 		return Content{}, fmt.Errorf("read %s: %w", ref, err)
 	}
 	content := newContentWithoutDigest(ref, data)
-	content.Digest = c.digestOf(meta, content.Files)
+	content.Digest = c.filesDigest(meta, content.Files)
 	err = content.readAnnotations(meta.Annotations)
 	return content, err
 }
 
-// digestOf returns Content.Digest for the files of one version of an object. It computes it once for all clusters.
-func (c *Contents) digestOf(object metav1.ObjectMeta, files []File) string {
+// filesDigest returns Content.Digest for the files of object. It computes the digest once per version of the object,
+// and not for each cluster.
+func (c *Contents) filesDigest(object metav1.ObjectMeta, files []File) string {
 	if c.Digests == nil || object.UID == "" || object.ResourceVersion == "" {
 		return digestOfFiles(files)
 	}
@@ -203,8 +207,7 @@ func (c *Contents) digestOf(object metav1.ObjectMeta, files []File) string {
 	return c.Digests.GetOrPut(key, digestOfFiles(files), 1)
 }
 
-// readAnnotations sets the language and the subresources of the content by the annotations of its object. It returns an
-// error for annotations that are not supported.
+// readAnnotations sets Template, Lua and Subresources by the annotations of the object. All errors are phase.Invalid.
 func (c *Content) readAnnotations(annotations map[string]string) (err error) {
 	if c.Subresources, err = subresourcesOf(c.Reference, annotations); err != nil {
 		return err
@@ -217,7 +220,7 @@ func (c *Content) readAnnotations(annotations map[string]string) (err error) {
 	return nil
 }
 
-// isManifest returns whether a file can have manifests: by its extension, and unless it is a file of kustomize.
+// isManifest returns whether a file has the extension of manifests and is not a kustomization.yaml.
 func isManifest(name string) bool {
 	switch path.Base(name) {
 	case "kustomization.yaml", "kustomization.yml", "Kustomization":
@@ -230,6 +233,7 @@ func hasManifestExtension(name string) bool {
 	return slices.Contains([]string{".yaml", ".yml", ".json"}, path.Ext(name))
 }
 
+// readData returns the data of a ConfigMap or Secret. Its error wraps the error of hub.
 func readData(ctx context.Context, hub client.Reader, ref Reference) (metav1.ObjectMeta, map[string][]byte, error) {
 	key := client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}
 	switch ref.Kind {

@@ -260,7 +260,7 @@ func TestConfinedSubjectReadsOneNamespace(t *testing.T) {
 			"keyring.gpg": "keys", "cosign.pub": "PEM", "trusted_root.json": "{}"}),
 	)
 	hub, subject := hubWith(t, configMap("content", map[string]string{"a.yaml": "a"}))
-	subject.Confined = subject.Namespace
+	subject.RestrictedNamespace = subject.Namespace
 	subject.Cluster = func() (map[string]any, error) { return map[string]any{"elsewhere": elsewhere.Namespace}, nil }
 	if _, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: subject.Namespace, Name: "content"}, subject); err != nil {
 		t.Errorf("its own namespace: %v", err)

@@ -32,13 +32,13 @@ const signStatement = "https://sigstore.dev/cosign/sign/v1"
 // to the artifact.
 type cosignSignature struct {
 	bundle *bundle.Bundle
-	// payload is the signed text of the legacy layout, which has the digest of the artifact. It is nil in the other
-	// layout, where the artifact itself is signed.
+	// payload is the signed text in the legacy layout. It contains the digest of the artifact. It is nil for a Sigstore
+	// bundle, which signs the artifact.
 	payload []byte
 }
 
-// cosignRegistry lists the cosign signatures of an artifact. Each method also returns one error for each signature that
-// cannot be parsed.
+// cosignRegistry lists the cosign signatures of an artifact, one method per layout. The second result has an error for
+// each signature that cannot be parsed.
 type cosignRegistry interface {
 	legacySignatures(ctx context.Context, at location) ([]cosignSignature, []error, error)
 	bundleSignatures(ctx context.Context, at location) ([]cosignSignature, []error, error)
@@ -46,8 +46,8 @@ type cosignRegistry interface {
 
 var _ cosignRegistry = (*ociRegistry)(nil)
 
-// verifySignature returns nil if at least one signature of the artifact is valid and meets the requirements.
-func (c *Charts) verifySignature(ctx context.Context, repo repository, required Signature, at location) error {
+// verifySignature returns nil if at least one signature of the artifact is valid and meets required.
+func (c *Charts) verifySignature(ctx context.Context, repo repository, required SignatureRequirement, at location) error {
 	registry, ok := repo.(cosignRegistry)
 	if !ok {
 		return phase.Invalidf("cosign signs charts in OCI registries (oci://) only")
@@ -83,15 +83,15 @@ func (c *Charts) verifySignature(ctx context.Context, repo repository, required 
 	return unverified("none of its %d cosign signatures is valid, the last one because: %s", len(failures), oneLine(last))
 }
 
-// signaturePolicy verifies signatures as a Signature requires.
+// signaturePolicy is a SignatureRequirement in the form of the sigstore library.
 type signaturePolicy struct {
 	verifier *verify.Verifier
 	options  []verify.PolicyOption
 }
 
-// newSignaturePolicy returns the policy for a Signature. It fails with phase.Invalid if the Signature is not usable,
-// and with another error if the public trust root cannot be fetched.
-func (c *Charts) newSignaturePolicy(required Signature) (signaturePolicy, error) {
+// newSignaturePolicy returns the policy for a SignatureRequirement. It fails with phase.Invalid if required is not
+// valid, and with another error if the public trust root cannot be fetched.
+func (c *Charts) newSignaturePolicy(required SignatureRequirement) (signaturePolicy, error) {
 	if required.PublicKey != nil {
 		return newPublicKeyPolicy(required.PublicKey)
 	}
@@ -196,8 +196,8 @@ func (p signaturePolicy) verify(signed cosignSignature, digest string) error {
 	return checkPayload(signed.payload, digest)
 }
 
-// checkPayload returns nil if the signed text of a legacy signature has the digest of the artifact. Its errors have no
-// part of the text.
+// checkPayload returns nil if the signed text of a legacy signature contains the digest of the artifact. Errors contain
+// no part of the text.
 func checkPayload(payload []byte, digest string) error {
 	var claim struct {
 		Critical struct {

@@ -176,7 +176,7 @@ func TestKeylessSignaturesAreVerified(t *testing.T) {
 				t.Parallel()
 				chart := newSignedChart(t)
 				attach(t, chart)
-				err := chart.fetch(t, newCharts(t, t.TempDir()), source.Signature{Identities: test.identities, TrustRoot: test.root})
+				err := chart.fetch(t, newCharts(t, t.TempDir()), source.SignatureRequirement{Identities: test.identities, TrustRoot: test.root})
 				wantVerified(t, err, chart, test.want)
 			})
 		}
@@ -193,7 +193,7 @@ func TestKeylessSignaturesAreVerified(t *testing.T) {
 			t.Parallel()
 			chart := newSignedChart(t)
 			attach(chart)
-			err := chart.fetch(t, newCharts(t, t.TempDir()), source.Signature{Identities: []configv1beta1.OIDCIdentityMatch{exact}, TrustRoot: trusted})
+			err := chart.fetch(t, newCharts(t, t.TempDir()), source.SignatureRequirement{Identities: []configv1beta1.OIDCIdentityMatch{exact}, TrustRoot: trusted})
 			wantVerified(t, err, chart, "its cosign signature is not valid: ")
 		})
 	}
@@ -201,7 +201,7 @@ func TestKeylessSignaturesAreVerified(t *testing.T) {
 		t.Parallel()
 		chart := newSignedChart(t)
 		chart.attachClassic(t, classicKeyless(t, sigstore, chart.manifest.Digest.String()))
-		err := chart.fetch(t, newCharts(t, t.TempDir()), source.Signature{PublicKey: publicPEM(t, ecdsaKey(t))})
+		err := chart.fetch(t, newCharts(t, t.TempDir()), source.SignatureRequirement{PublicKey: publicPEM(t, ecdsaKey(t))})
 		wantVerified(t, err, chart, "expected key signature, not certificate")
 	})
 }

@@ -70,7 +70,7 @@ func (c signedChart) attachBundle(t *testing.T, bundle []byte) {
 }
 
 // Each call is for another spec, so that failures are not remembered.
-func (c signedChart) fetch(t *testing.T, charts *source.Charts, wanted source.Signature) error {
+func (c signedChart) fetch(t *testing.T, charts *source.Charts, wanted source.SignatureRequirement) error {
 	t.Helper()
 	return responded(func() error {
 		_, err := charts.Fetch(t.Context(), helmChart(c.address, "repo/hello", "0.1.0"), source.Login{PlainHTTP: true},
@@ -264,7 +264,7 @@ func TestSignaturesByKeyAreVerified(t *testing.T) {
 				t.Parallel()
 				chart := newSignedChart(t, options...)
 				test.attach(t, chart)
-				wanted := source.Signature{PublicKey: publicPEM(t, key)}
+				wanted := source.SignatureRequirement{PublicKey: publicPEM(t, key)}
 				if test.key != nil {
 					wanted.PublicKey = test.key
 				}
@@ -298,7 +298,7 @@ func TestAttestationsAreNoSignatures(t *testing.T) {
 	})
 	path := "/v2/charts/hello/manifests/" + attestation.Digest.String()
 	before := chart.server.counted(path)
-	err := chart.fetch(t, newCharts(t, t.TempDir()), source.Signature{PublicKey: publicPEM(t, key)})
+	err := chart.fetch(t, newCharts(t, t.TempDir()), source.SignatureRequirement{PublicKey: publicPEM(t, key)})
 	wantVerified(t, err, chart, "the chart has no cosign signature")
 	if got := chart.server.counted(path); got != before {
 		t.Error("the attestation was downloaded")
@@ -311,7 +311,7 @@ func TestSignatureOfATagThatWasMoved(t *testing.T) {
 	key, chart := ecdsaKey(t), newSignedChart(t)
 	chart.attachClassic(t, classicByKey(t, key, chart.manifest.Digest.String()))
 	push(t, chart.name+":0.1.0", exampleArchive(t, examples.Chart{Version: "0.1.0", AppVersion: "evil"}), chartMediaType)
-	charts, wanted := newCharts(t, t.TempDir()), source.Signature{PublicKey: publicPEM(t, key)}
+	charts, wanted := newCharts(t, t.TempDir()), source.SignatureRequirement{PublicKey: publicPEM(t, key)}
 	wantVerified(t, chart.fetch(t, charts, wanted), chart, "the chart has no cosign signature")
 
 	// The signed chart is also not accepted under another tag.
@@ -332,7 +332,7 @@ func TestSignatureIsVerifiedOnceForAKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wanted := source.Signature{PublicKey: publicPEM(t, key)}
+	wanted := source.SignatureRequirement{PublicKey: publicPEM(t, key)}
 	login := source.Login{PlainHTTP: true}
 	if _, err := charts.Fetch(t.Context(), helmChart(chart.address, "hello", "0.1.0"), login, source.Verification{}, nil); err != nil {
 		t.Fatal(err)
@@ -341,7 +341,7 @@ func TestSignatureIsVerifiedOnceForAKey(t *testing.T) {
 	chart.attachClassic(t, classicByKey(t, key, chart.manifest.Digest.String()))
 	clock.SetTime(time.Unix(61, 0))
 	wantVerified(t, chart.fetch(t, charts, wanted), chart, "")
-	other := source.Signature{PublicKey: publicPEM(t, ecdsaKey(t))}
+	other := source.SignatureRequirement{PublicKey: publicPEM(t, ecdsaKey(t))}
 	wantVerified(t, chart.fetch(t, charts, other), chart, "its cosign signature is not valid")
 	chart.server.exchange(http.NotFoundHandler())
 	wantVerified(t, chart.fetch(t, newCharts(t, dir), wanted), chart, "")
@@ -354,7 +354,7 @@ func TestSignatureNeedsARegistry(t *testing.T) {
 	t.Parallel()
 	address := serve(t, exampleRepository(t))
 	_, err := newCharts(t, t.TempDir()).Fetch(t.Context(), helmChart(address, "repo/hello", "0.1.0"), source.Login{},
-		source.Verification{Signature: &source.Signature{PublicKey: publicPEM(t, ecdsaKey(t))}}, nil)
+		source.Verification{Signature: &source.SignatureRequirement{PublicKey: publicPEM(t, ecdsaKey(t))}}, nil)
 	wantInvalid(t, err)
 	wantTexts(t, err, "chart repo/hello 0.1.0 in "+address+": signatureVerification: cosign signs charts in OCI registries (oci://) only")
 }
@@ -371,7 +371,7 @@ func TestRegistryThatFailsIsNoMissingSignature(t *testing.T) {
 		}
 		working.ServeHTTP(w, r)
 	}))
-	charts, wanted := newCharts(t, t.TempDir()), source.Signature{PublicKey: publicPEM(t, key)}
+	charts, wanted := newCharts(t, t.TempDir()), source.SignatureRequirement{PublicKey: publicPEM(t, key)}
 	err := chart.fetch(t, charts, wanted)
 	wantTexts(t, err, "503")
 	if errors.Is(err, source.ErrUnverified) {

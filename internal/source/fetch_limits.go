@@ -16,39 +16,39 @@ import (
 const (
 	// maxRemoteDownload limits the bytes that one fetch of a URL reads from the network.
 	maxRemoteDownload = 64 << 20
-	// maxRemoteTotal limits the content of all URLs, with what is being read from the network and unpacked.
+	// maxRemoteTotal limits the content of all URLs, including the bytes of running fetches, in bytes.
 	maxRemoteTotal = 256 << 20
-	// maxUnpacking is the number of archives that are unpacked at the same time. To unpack an archive takes no longer than
-	// its download.
+	// maxUnpacking is the maximum number of archives that are unpacked at the same time. More is not needed: unpacking is
+	// faster than the download.
 	maxUnpacking = 2
-	// remoteFileOverhead is the memory of a file in addition to its name and data.
+	// remoteFileOverhead is the memory of a file in addition to its name and data, in bytes.
 	remoteFileOverhead = 64
 )
 
-// fetchLimits bounds the memory of a RemoteFetcher, or of the fetches of charts.
+// fetchLimits bounds the memory of a RemoteFetcher, or of all fetches of a Charts.
 type fetchLimits struct {
-	// subject is the subject of the error, with its verb, such as "the content of all URLs has".
+	// subject is the beginning of the error, for example "the content of all URLs has".
 	subject   string
 	total     int64
 	used      atomic.Int64
 	unpacking chan struct{} // has an element for each archive that is being unpacked
-	// maxBlocking is the time after which a fetch is canceled if others need memory.
+	// maxBlocking is the constant maxBlocking, except in tests.
 	maxBlocking time.Duration
 
 	mu      sync.Mutex // guards the field below, and isCanceled of its elements
 	fetches []*cancelableFetch
 }
 
-// maxBlocking is the time for which a fetch can keep others from the memory that all have together: a repository that
-// sends large charts slowly would otherwise stop all fetches.
+// maxBlocking is the time after which a fetch can be canceled if other fetches need memory. Otherwise, a repository
+// that sends large charts slowly would block all fetches.
 const maxBlocking = 10 * time.Second
 
 // errSlowFetch is the cause of a fetch that was canceled because others need memory.
 var errSlowFetch = &sizeError{"it is slow, and others need its memory"}
 
-// cancelableFetch is a fetch that is canceled if others need its memory. done is closed when its memory is free.
+// cancelableFetch is a fetch that can be canceled if others need its memory. done is closed when its memory is free.
 type cancelableFetch struct {
-	download   *remoteDownload
+	download   *meteredDownload
 	start      time.Time
 	cancel     context.CancelCauseFunc
 	isCanceled bool
@@ -59,9 +59,9 @@ func newFetchLimits(subject string, total int64) *fetchLimits {
 	return &fetchLimits{subject: subject, total: total, unpacking: make(chan struct{}, maxUnpacking), maxBlocking: maxBlocking}
 }
 
-// cancelable returns a context for a fetch that is canceled when it has kept others from memory for too long. The
-// caller calls release when the memory of the fetch is free.
-func (l *fetchLimits) cancelable(ctx context.Context, download *remoteDownload) (fetchContext context.Context, release func()) {
+// cancelable registers a fetch and returns its context, which is canceled if the fetch is slow and others need memory.
+// The caller must close download and then call release.
+func (l *fetchLimits) cancelable(ctx context.Context, download *meteredDownload) (fetchContext context.Context, release func()) {
 	fetchContext, cancel := context.WithCancelCause(ctx)
 	fetch := &cancelableFetch{download: download, start: time.Now(), cancel: cancel, done: make(chan struct{})}
 	l.mu.Lock()
@@ -76,17 +76,18 @@ func (l *fetchLimits) cancelable(ctx context.Context, download *remoteDownload) 
 	}
 }
 
-// fetchError returns errSlowFetch instead of err if that was the reason: HTTP/2 returns only that ctx was canceled.
-func fetchError(ctx context.Context, err error) error {
+// cancelCause returns errSlowFetch instead of err if it is the cause of ctx. The error of HTTP/2 is only
+// context.Canceled.
+func cancelCause(ctx context.Context, err error) error {
 	if err != nil && errors.Is(context.Cause(ctx), errSlowFetch) {
 		return errSlowFetch
 	}
 	return err
 }
 
-// endLargest cancels the slow fetch with the most memory, and waits until it has ended. It returns false if there is
-// none, or if it does not end within a second. See cancelLargest for the parameters.
-func (l *fetchLimits) endLargest(download *remoteDownload, namespace string) bool {
+// endLargest calls cancelLargest and waits until the canceled fetch has ended. It returns false if there is no slow
+// fetch, or if the fetch does not end within a second.
+func (l *fetchLimits) endLargest(download *meteredDownload, namespace string) bool {
 	canceled := l.cancelLargest(download, namespace)
 	if canceled == nil {
 		return false
@@ -94,16 +95,16 @@ func (l *fetchLimits) endLargest(download *remoteDownload, namespace string) boo
 	select {
 	case <-canceled.done:
 		return true
-	case <-time.After(time.Second): // it is unpacking, or parses what it has fetched
+	case <-time.After(time.Second): // it is unpacking or parsing
 		return false
 	}
 }
 
-// cancelLargest cancels the fetch with the most memory of those that have run for maxBlocking, and returns it. It
-// returns nil if there is none. It never cancels the fetch of download, which needs the memory. If that one is itself
-// canceled, it cancels none: otherwise two slow fetches would cancel each other. With a namespace it cancels only
-// fetches of that namespace.
-func (l *fetchLimits) cancelLargest(download *remoteDownload, namespace string) *cancelableFetch {
+// cancelLargest cancels a slow fetch, which has run for maxBlocking, and returns it, or nil if there is none. It
+// chooses the fetch with the most memory in a namespace, or in all if namespace is "". download is the fetch that needs
+// memory. It is never canceled here. If it was canceled before, no fetch is: otherwise two slow fetches would cancel
+// each other.
+func (l *fetchLimits) cancelLargest(download *meteredDownload, namespace string) *cancelableFetch {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var largest *cancelableFetch
@@ -129,9 +130,10 @@ func (l *fetchLimits) cancelLargest(download *remoteDownload, namespace string) 
 	return largest
 }
 
-// reserve returns an error if n more bytes exceed the limit. The caller must free them. download, if it is not nil, is
-// the fetch that needs them: others may be canceled for it, those for its own namespace first.
-func (l *fetchLimits) reserve(n int64, download *remoteDownload) error {
+// reserve reserves n bytes, which the caller must free. It returns an error, and reserves nothing, if they exceed the
+// limit. download is the fetch that needs the bytes: slow fetches are canceled for it, in its own namespace first. If
+// download is nil, none is canceled.
+func (l *fetchLimits) reserve(n int64, download *meteredDownload) error {
 	for {
 		if l.used.Add(n) <= l.total {
 			return nil
@@ -149,15 +151,15 @@ func (l *fetchLimits) free(n int64) { l.used.Add(-n) }
 // so that one namespace cannot use all of it.
 type fetchShare struct {
 	limits *fetchLimits
-	// namespace is the namespace of all ClusterSummaries that use the URLs of the share. It is "", and there is no such
-	// limit, for URLs that are used in several namespaces, and for charts.
+	// namespace is the namespace of all ClusterSummaries that use the URLs of the share. It is "", and the share has no
+	// limit, for URLs with users in several namespaces and for charts.
 	namespace string
 	used      atomic.Int64
 }
 
-// reserve reserves n bytes in the share and in the limits. It fails if one of them would be exceeded. download is that
-// of fetchLimits.reserve.
-func (s *fetchShare) reserve(n int64, download *remoteDownload) error {
+// reserve reserves n bytes in the share and in s.limits, or returns an error and reserves nothing. See
+// fetchLimits.reserve for download.
+func (s *fetchShare) reserve(n int64, download *meteredDownload) error {
 	maximum := s.limits.total / 4 * 3
 	for s.used.Add(n) > maximum && s.namespace != "" {
 		s.used.Add(-n)
@@ -177,24 +179,23 @@ func (s *fetchShare) free(n int64) {
 	s.limits.free(n)
 }
 
-// remoteDownload is the reader of everything that one fetch reads from the network and unpacks. Its bytes count until
-// it is closed.
-type remoteDownload struct {
+// meteredDownload reads and unpacks all data of one fetch. Its bytes count in share until it is closed.
+type meteredDownload struct {
 	share *fetchShare
 	// maxSize is the maximum of size.
 	maxSize int64
 
 	mu sync.Mutex // guards the fields below: an SSH connection reads in a goroutine of its own, also after close
-	// size is the number of bytes from the network, and unpacked the number of unpacked bytes.
+	// size is the number of bytes from the network. unpacked is the number of unpacked bytes.
 	size, unpacked int64
 	closed         bool
 
 	held atomic.Int64 // the sum of size and unpacked, which other fetches read
 }
 
-// startUnpacking waits while maxUnpacking archives are being unpacked. Unless it returns an error, the caller must call
+// startUnpacking waits while maxUnpacking archives are being unpacked. If it returns no error, the caller must call
 // end.
-func (d *remoteDownload) startUnpacking(ctx context.Context) (end func(), err error) {
+func (d *meteredDownload) startUnpacking(ctx context.Context) (end func(), err error) {
 	unpacking := d.share.limits.unpacking
 	select {
 	case unpacking <- struct{}{}:
@@ -204,8 +205,8 @@ func (d *remoteDownload) startUnpacking(ctx context.Context) (end func(), err er
 	}
 }
 
-// unpack returns the files of an archive.
-func (d *remoteDownload) unpack(ctx context.Context, raw []byte) (map[string][]byte, error) {
+// unpack returns the files of an archive, whose size it counts.
+func (d *meteredDownload) unpack(ctx context.Context, raw []byte) (map[string][]byte, error) {
 	end, err := d.startUnpacking(ctx)
 	if err != nil {
 		return nil, err
@@ -217,10 +218,12 @@ func (d *remoteDownload) unpack(ctx context.Context, raw []byte) (map[string][]b
 }
 
 // reader returns a reader that counts the bytes of r.
-func (d *remoteDownload) reader(r io.Reader) io.Reader { return &countedReader{download: d, reader: r} }
+func (d *meteredDownload) reader(r io.Reader) io.Reader {
+	return &countedReader{download: d, reader: r}
+}
 
 // readAll reads all of r.
-func (d *remoteDownload) readAll(r io.Reader) ([]byte, error) {
+func (d *meteredDownload) readAll(r io.Reader) ([]byte, error) {
 	raw, err := io.ReadAll(d.reader(r))
 	if err != nil {
 		return nil, stableError(err)
@@ -228,7 +231,7 @@ func (d *remoteDownload) readAll(r io.Reader) ([]byte, error) {
 	return raw, nil
 }
 
-func (d *remoteDownload) add(n int64) error {
+func (d *meteredDownload) add(n int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
@@ -245,8 +248,8 @@ func (d *remoteDownload) add(n int64) error {
 	return nil
 }
 
-// addUnpacked counts bytes that are unpacked.
-func (d *remoteDownload) addUnpacked(n int64) error {
+// addUnpacked counts n bytes before they are unpacked.
+func (d *meteredDownload) addUnpacked(n int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.share.reserve(n, d); err != nil {
@@ -257,8 +260,8 @@ func (d *remoteDownload) addUnpacked(n int64) error {
 	return nil
 }
 
-// close frees the bytes, and ends all readers.
-func (d *remoteDownload) close() {
+// close frees the bytes. Later reads fail. It can be called more than once.
+func (d *meteredDownload) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.share.free(d.size + d.unpacked)
@@ -267,7 +270,7 @@ func (d *remoteDownload) close() {
 }
 
 type countedReader struct {
-	download *remoteDownload
+	download *meteredDownload
 	reader   io.Reader
 }
 

@@ -86,7 +86,7 @@ func TestContentOfAllURLsIsBounded(t *testing.T) {
 	want(shared, "")
 	want(fetch("/4", "us/a"), "the content of all URLs has more than 4 MiB")
 	shared.users.clear()
-	f.remove(shared)
+	f.removeIfUnused(shared)
 	want(fetch("/5", "us/a"), "")
 	// Another namespace uses the content of a file instead: it counts there.
 	file := RemoteUse{Reference: Reference{Kind: KindURL, URL: server + "/0"}, Interval: time.Hour}
@@ -105,7 +105,7 @@ func TestContentOfAllURLsIsBounded(t *testing.T) {
 	}
 	for _, s := range f.byReference {
 		s.users.clear()
-		f.remove(s)
+		f.removeIfUnused(s)
 	}
 	for namespace, share := range f.shares {
 		if used := share.used.Load(); used != 0 || f.Size() != 0 {
@@ -165,11 +165,11 @@ func TestSlowFetchesDoNotCancelEachOther(t *testing.T) {
 	limits := newFetchLimits("the content of all URLs has", 10)
 	limits.maxBlocking = 0
 	share := &fetchShare{limits: limits}
-	first, second := &remoteDownload{share: share, maxSize: 100}, &remoteDownload{share: share, maxSize: 100}
+	first, second := &meteredDownload{share: share, maxSize: 100}, &meteredDownload{share: share, maxSize: 100}
 	firstContext, releaseFirst := limits.cancelable(t.Context(), first)
 	defer releaseFirst()
 	secondContext, releaseSecond := limits.cancelable(t.Context(), second)
-	for _, download := range []*remoteDownload{first, second} {
+	for _, download := range []*meteredDownload{first, second} {
 		if err := download.add(5); err != nil {
 			t.Fatal(err)
 		}

@@ -29,23 +29,23 @@ func FluxKinds() []string {
 	return []string{string(libv1beta1.SourceGitRepository), string(libv1beta1.SourceOCIRepository), string(libv1beta1.SourceBucket)}
 }
 
-// IsFlux returns whether r is a source of Flux.
+// IsFlux returns whether r is a Flux source.
 func (r Reference) IsFlux() bool { return slices.Contains(FluxKinds(), r.Kind) }
 
-// Artifact is the archive that Flux's source-controller made of a source last.
+// Artifact is the latest archive that Flux's source-controller has made of a source (status.artifact).
 type Artifact struct {
 	URL string
 	// Digest is "<algorithm>:<hex>" of the archive.
 	Digest string
-	// IsTemplate and IsLua are true if the annotations of the source make its files templates or scripts.
+	// IsTemplate and IsLua are true if the source has the annotation for templates or for scripts.
 	IsTemplate, IsLua bool
 }
 
-// Version is Content.Version of content from a.
+// Version returns Content.Version for the content of the artifact.
 func (a Artifact) Version() string { return fmt.Sprint(a) }
 
-// ArtifactOf returns the artifact of a source, the zero Artifact if it has none. Nothing else of the object has an
-// effect on the content: a source that is suspended or not ready keeps its last artifact.
+// ArtifactOf returns the artifact of a source, the zero Artifact if it has none. A source that is suspended or not
+// ready keeps its last artifact, so its conditions are ignored.
 func ArtifactOf(object *unstructured.Unstructured) Artifact {
 	field := func(name string) string {
 		text, _, _ := unstructured.NestedString(object.Object, "status", "artifact", name) // a wrong type is no artifact
@@ -56,7 +56,7 @@ func ArtifactOf(object *unstructured.Unstructured) Artifact {
 	return Artifact{URL: field("url"), Digest: field("digest"), IsTemplate: isTemplate, IsLua: isLua}
 }
 
-// noArtifactError returns the error for a source without an artifact. It has the message of Flux.
+// noArtifactError returns the error for a source without an artifact. It contains the message of the condition Ready.
 func noArtifactError(ref Reference, object *unstructured.Unstructured) error {
 	reason := "Flux's source-controller has not reported on it"
 	conditions, _, _ := unstructured.NestedSlice(object.Object, "status", "conditions") // a wrong type is no condition
@@ -71,47 +71,49 @@ func noArtifactError(ref Reference, object *unstructured.Unstructured) error {
 	return fmt.Errorf("%s has no artifact: %s", ref, reason)
 }
 
-// PendingFlux returns the error of Artifacts.Objects while the objects are not known yet.
-func PendingFlux(ref Reference, after time.Duration) error {
+// NewPendingFluxError returns the error of Artifacts.Objects while the informer cache has not synced.
+func NewPendingFluxError(ref Reference, after time.Duration) error {
 	return &PendingError{After: after, repository: ref.String()}
 }
 
-// read returns all files of a source.
+// read returns all files of a source. There are none if an optional source does not exist.
 func (a *Artifacts) read(ctx context.Context, ref Reference, isOptional bool) (Content, error) {
-	artifact, err := a.find(ctx, ref)
+	artifact, err := a.findArtifact(ctx, ref)
 	if isOptional && errors.Is(err, ErrNotFound) {
 		return newContent(ref, nil), nil
 	}
 	if err != nil {
 		return Content{}, err
 	}
-	return a.tree(ctx, ref, artifact)
+	return a.readTree(ctx, ref, artifact)
 }
 
-// manifests is onlyManifests for a source.
+// manifests returns the manifests of a source at or below directory, see selectManifests. There are none if an optional
+// source does not exist.
 func (a *Artifacts) manifests(ctx context.Context, ref Reference, isOptional bool, directory string) (Content, error) {
-	artifact, err := a.find(ctx, ref)
+	artifact, err := a.findArtifact(ctx, ref)
 	if isOptional && errors.Is(err, ErrNotFound) {
 		return newContent(ref, nil), nil
 	}
 	if err != nil {
 		return Content{}, err
 	}
-	// The key has the reference because errors name it.
+	// Concurrent callers share errors, which contain the reference, so it is part of the key.
 	content, err := a.selected.GetOrCompute(fmt.Sprintf("%s %s %s", ref, artifact.Digest, directory), func() (Content, int, error) {
-		tree, err := a.tree(ctx, ref, artifact)
+		tree, err := a.readTree(ctx, ref, artifact)
 		if err != nil {
 			return Content{}, 0, err
 		}
-		content, err := onlyManifests(tree, directory)
+		content, err := selectManifests(tree, directory)
 		return content, int(sizeOf(&content)), err
 	})
 	content.Template, content.Lua, content.Version = artifact.IsTemplate, artifact.IsLua, artifact.Version()
 	return content, err
 }
 
-// find returns the artifact of a source. It fails with ErrNotFound if the object or its kind does not exist.
-func (a *Artifacts) find(ctx context.Context, ref Reference) (Artifact, error) {
+// findArtifact returns the artifact of a source. It fails with ErrNotFound if the object does not exist, and with
+// phase.Invalid for unsupported annotations.
+func (a *Artifacts) findArtifact(ctx context.Context, ref Reference) (Artifact, error) {
 	object, err := a.Objects(ctx, ref)
 	if apierrors.IsNotFound(err) {
 		return Artifact{}, fmt.Errorf("%s %w", ref, ErrNotFound)
@@ -122,7 +124,7 @@ func (a *Artifacts) find(ctx context.Context, ref Reference) (Artifact, error) {
 	if err := (&Content{Reference: ref}).readAnnotations(object.GetAnnotations()); err != nil {
 		return Artifact{}, err
 	}
-	if _, marked := object.GetAnnotations()[libv1beta1.SubresourcesAnnotation]; marked {
+	if _, hasSubresources := object.GetAnnotations()[libv1beta1.SubresourcesAnnotation]; hasSubresources {
 		return Artifact{}, phase.Invalidf("%s: annotation %s is for ConfigMaps and Secrets", ref, libv1beta1.SubresourcesAnnotation)
 	}
 	artifact := ArtifactOf(object)
@@ -132,9 +134,9 @@ func (a *Artifacts) find(ctx context.Context, ref Reference) (Artifact, error) {
 	return artifact, nil
 }
 
-// tree returns all files of an artifact.
-func (a *Artifacts) tree(ctx context.Context, ref Reference, artifact Artifact) (Content, error) {
-	content, err := a.files(ctx, ref, artifact)
+// readTree returns all files of an artifact, as content of the source ref.
+func (a *Artifacts) readTree(ctx context.Context, ref Reference, artifact Artifact) (Content, error) {
+	content, err := a.fetchTree(ctx, ref, artifact)
 	if err != nil {
 		return Content{}, fmt.Errorf("%s: artifact %s: %w", ref, redacted(artifact.URL), err)
 	}
@@ -142,9 +144,9 @@ func (a *Artifacts) tree(ctx context.Context, ref Reference, artifact Artifact) 
 	return content, nil
 }
 
-// onlyManifests returns content with the manifests at or below a directory: the files with the extension .yaml, .yml or
-// .json, without the files of kustomize. It fails with phase.Invalid if there is no such directory.
-func onlyManifests(content Content, directory string) (Content, error) {
+// selectManifests returns content with only the manifests at or below directory, see isManifest. It fails with
+// phase.Invalid if there are none.
+func selectManifests(content Content, directory string) (Content, error) {
 	files, err := filesBelow(content, directory)
 	if err != nil {
 		return Content{}, err
@@ -187,8 +189,8 @@ func cleanDirectory(ref Reference, directory string) (string, error) {
 	return clean, nil
 }
 
-// filesBelow returns the files in a directory and below it. The path of a file returns that file. It fails with
-// phase.Invalid if there is no such directory.
+// filesBelow returns the files at or below directory, a clean path of a directory or of one file. It fails with
+// phase.Invalid if there are none.
 func filesBelow(content Content, directory string) ([]File, error) {
 	if directory == "." {
 		return content.Files, nil

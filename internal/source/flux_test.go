@@ -266,7 +266,7 @@ func TestFluxSourceWithoutAnArtifact(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	confined := subject()
-	confined.Confined = "other"
+	confined.RestrictedNamespace = "other"
 	_, err = contents.Manifests(t.Context(), appRef(""), confined)
 	wantInvalid(t, err, "GitRepository eu/app", "own namespace other")
 }

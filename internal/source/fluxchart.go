@@ -38,10 +38,10 @@ func fluxKindOf(address string) (kind string, ok bool) {
 	return "", false
 }
 
-// ChartReference returns the Flux source of a chart and the path of the chart's directory in it, for a repositoryURL
-// like gitrepository://<namespace>/<name>/<path>. It returns the zero Reference for any other URL. Errors are
-// phase.Invalid, also for a namespace that Subject.Confined does not allow.
-func ChartReference(chart configv1beta1.HelmChart, subject Subject) (ref Reference, directory string, err error) {
+// ResolveChartSource returns the Flux source of a chart and the path of the chart's directory in it, for a
+// repositoryURL like gitrepository://<namespace>/<name>/<path>. It returns the zero Reference for any other URL. All
+// errors are phase.Invalid, for example if Subject.RestrictedNamespace does not allow the namespace.
+func ResolveChartSource(chart configv1beta1.HelmChart, subject Subject) (ref Reference, directory string, err error) {
 	address, err := subject.Expand("repositoryURL", chart.RepositoryURL)
 	if err != nil {
 		return Reference{}, "", err
@@ -55,23 +55,22 @@ func ChartReference(chart configv1beta1.HelmChart, subject Subject) (ref Referen
 	if parts[0] == "" || parts[1] == "" {
 		return Reference{}, "", phase.Invalidf("repositoryURL %q is not %s://<namespace>/<name>/<path>", address, strings.ToLower(kind))
 	}
-	ref, err = resolve(Reference{Kind: kind, Namespace: parts[0], Name: parts[1]}, subject)
+	ref, err = expandReference(Reference{Kind: kind, Namespace: parts[0], Name: parts[1]}, subject)
 	return ref, parts[2], err
 }
 
-// Package returns the archive of the chart in a directory of a Flux source, as `helm package` makes it: without the
-// files in .helmignore, and with the dependencies in its directory charts. The same files have the same archive. An
-// error about the chart names its directory and is phase.Invalid: only another artifact, or a change of the profile,
-// corrects it.
+// Package returns the archive of the chart in a directory of a Flux source, like `helm package`: without the files in
+// .helmignore, and with the dependencies in its directory charts. The archive is deterministic. An error about the
+// chart contains the directory and is phase.Invalid: only another artifact, or a change of the profile, corrects it.
 func (c *Charts) Package(ctx context.Context, chart configv1beta1.HelmChart, artifacts *Artifacts, subject Subject) (Chart, error) {
-	ref, directory, err := ChartReference(chart, subject)
+	ref, directory, err := ResolveChartSource(chart, subject)
 	if err != nil {
 		return Chart{}, err
 	}
 	if directory, err = cleanDirectory(ref, directory); err != nil {
 		return Chart{}, err
 	}
-	artifact, err := artifacts.find(ctx, ref)
+	artifact, err := artifacts.findArtifact(ctx, ref)
 	if err != nil {
 		return Chart{}, err
 	}
@@ -80,7 +79,7 @@ func (c *Charts) Package(ctx context.Context, chart configv1beta1.HelmChart, art
 		if cached, ok := c.cached(request); ok {
 			return cached, nil
 		}
-		tree, err := artifacts.tree(ctx, ref, artifact)
+		tree, err := artifacts.readTree(ctx, ref, artifact)
 		if err != nil {
 			return Chart{}, err
 		}
@@ -102,7 +101,7 @@ func (c *Charts) Package(ctx context.Context, chart configv1beta1.HelmChart, art
 	return found, checkVersion(chart, found)
 }
 
-// checkVersion returns an error if the version of a packaged chart is not one that the profile allows.
+// checkVersion returns an error if the chartVersion of the profile does not allow the version of a packaged chart.
 func checkVersion(chart configv1beta1.HelmChart, packaged Chart) error {
 	if chart.ChartVersion == "" {
 		return nil
@@ -118,39 +117,40 @@ func checkVersion(chart configv1beta1.HelmChart, packaged Chart) error {
 	return nil
 }
 
-func (c *Charts) packageChart(files []File, directory string) (download, error) {
-	work, err := os.MkdirTemp(c.dir, packagePrefix)
+// packageChart returns the archive of the chart in files, which are below directory. See Package.
+func (c *Charts) packageChart(files []File, directory string) (downloadedChart, error) {
+	workDir, err := os.MkdirTemp(c.dir, packagePrefix)
 	if err != nil {
-		return download{}, withoutPath(err)
+		return downloadedChart{}, withoutPath(err)
 	}
-	defer os.RemoveAll(work) //nolint:errcheck // a rest is only disk space
-	if err := writeFiles(work, files, directory); err != nil {
-		return download{}, err
+	defer os.RemoveAll(workDir) //nolint:errcheck // the next start of a hub deletes the rest
+	if err := writeFiles(workDir, files, directory); err != nil {
+		return downloadedChart{}, err
 	}
-	if _, err := os.Stat(filepath.Join(work, "Chart.yaml")); err != nil {
-		return download{}, phase.Invalidf("it has no Chart.yaml")
+	if _, err := os.Stat(filepath.Join(workDir, "Chart.yaml")); err != nil {
+		return downloadedChart{}, phase.Invalidf("it has no Chart.yaml")
 	}
 	c.parsing.Lock()
 	defer c.parsing.Unlock()
 	limits := newChartLimits()
 	for _, file := range files {
 		if err := limits.addFile(strings.TrimPrefix(file.Name, directory+"/"), file.Data, 0); err != nil {
-			return download{}, phase.Invalid{Err: err}
+			return downloadedChart{}, phase.Invalid{Err: err}
 		}
 	}
 	// Helm's loader honours .helmignore, and refuses a chart that is not valid.
-	loaded, err := loader.LoadDir(work)
+	loaded, err := loader.LoadDir(workDir)
 	if err := checkLoaded(loaded, err); err != nil {
-		return download{}, phase.Invalid{Err: err}
+		return downloadedChart{}, phase.Invalid{Err: err}
 	}
 	if missing := missingDependencies(loaded); len(missing) > 0 {
-		return download{}, phase.Invalidf("its dependencies are not in its directory charts: %s", strings.Join(missing, ", "))
+		return downloadedChart{}, phase.Invalidf("its dependencies are not in its directory charts: %s", strings.Join(missing, ", "))
 	}
 	archived, err := archiveChart(loaded)
-	return download{archive: archived, metadata: loaded.Metadata}, err
+	return downloadedChart{archive: archived, metadata: loaded.Metadata}, err
 }
 
-// missingDependencies returns the names of the dependencies that a chart does not contain.
+// missingDependencies returns the names of the dependencies in Chart.yaml that the chart does not contain.
 func missingDependencies(loaded *helmchart.Chart) []string {
 	var missing []string
 	for _, dependency := range loaded.Metadata.Dependencies {
@@ -163,9 +163,9 @@ func missingDependencies(loaded *helmchart.Chart) []string {
 }
 
 // writeFiles writes the files below a directory of a source to an empty directory.
-func writeFiles(work string, files []File, directory string) error {
+func writeFiles(workDir string, files []File, directory string) error {
 	for _, file := range files {
-		path := filepath.Join(work, filepath.FromSlash(strings.TrimPrefix(file.Name, directory+"/")))
+		path := filepath.Join(workDir, filepath.FromSlash(strings.TrimPrefix(file.Name, directory+"/")))
 		err := os.MkdirAll(filepath.Dir(path), 0o700)
 		if err == nil {
 			err = os.WriteFile(path, file.Data, 0o600)
@@ -177,7 +177,7 @@ func writeFiles(work string, files []File, directory string) error {
 	return nil
 }
 
-// archiveChart returns the files of a chart as a gzipped tar archive, sorted and without times.
+// archiveChart returns the files of a chart as a gzipped tar archive. It is deterministic: sorted and without times.
 func archiveChart(loaded *helmchart.Chart) ([]byte, error) {
 	files := slices.SortedFunc(slices.Values(loaded.Raw), func(a, b *common.File) int { return cmp.Compare(a.Name, b.Name) })
 	var archived bytes.Buffer

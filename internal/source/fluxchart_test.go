@@ -35,9 +35,9 @@ func packageChart(t *testing.T, charts *source.Charts, chart configv1beta1.HelmC
 	t.Helper()
 	h := newFluxHub(t)
 	h.publish("one", tarball(t, files))
-	ref, directory, err := source.ChartReference(chart, subject())
+	ref, directory, err := source.ResolveChartSource(chart, subject())
 	if err != nil || ref != app || directory != "charts/web" {
-		t.Fatalf("ChartReference() = %v, %q, %v", ref, directory, err)
+		t.Fatalf("ResolveChartSource() = %v, %q, %v", ref, directory, err)
 	}
 	return charts.Package(t.Context(), chart, h.contents().Artifacts, subject())
 }
@@ -116,11 +116,11 @@ func TestChartOfAFluxSourceThatIsNotValid(t *testing.T) {
 		"ocirepository://{{ .No }}/app": "repositoryURL",
 	} {
 		chart.RepositoryURL = url
-		_, _, err := source.ChartReference(chart, subject())
+		_, _, err := source.ResolveChartSource(chart, subject())
 		wantInvalid(t, err, want)
 	}
 	confined := subject()
-	confined.Confined = "us"
-	_, _, err = source.ChartReference(fluxChart(""), confined)
+	confined.RestrictedNamespace = "us"
+	_, _, err = source.ResolveChartSource(fluxChart(""), confined)
 	wantInvalid(t, err, "GitRepository eu/app: a Profile reads its own namespace us only")
 }

@@ -18,9 +18,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// functions returns the functions of templates: conversions, and the functions of Sprig except those that read the
-// environment or the clock or return random values (docs/adr/0016-functions-of-templates.md). Those that return keys or
-// values of a map sort them by key.
+// functions returns the deterministic template functions: conversions, and the functions of Sprig that neither read the
+// environment or the clock nor return random values (docs/adr/0016-functions-of-templates.md). keys and values are
+// sorted by key.
 func functions() template.FuncMap {
 	funcs := sprig.HermeticTxtFuncMap()
 	// Sprig lists these as hermetic although they return random values or read the clock.
@@ -42,24 +42,24 @@ func functions() template.FuncMap {
 	return funcs
 }
 
-// timeFunctions returns the functions of Sprig for times. Sprig's own ones take the time of the clock for a value that
-// is no time, and the time zone of the machine.
+// timeFunctions replaces Sprig's time functions, which use the time zone of the machine, and the current time if the
+// value is not a time.
 func timeFunctions() template.FuncMap {
 	inZone := func(layout string, value any, zone string) (string, error) {
 		location, err := time.LoadLocation(zone)
 		if err != nil || zone == "Local" {
 			return "", fmt.Errorf("time zone %q is not known", zone)
 		}
-		moment, err := momentOf(value)
+		moment, err := toTime(value)
 		return moment.In(location).Format(layout), err
 	}
 	utc := func(layout string, value any) (string, error) { return inZone(layout, value, "UTC") }
 	htmlInZone := func(value any, zone string) (string, error) { return inZone(time.DateOnly, value, zone) }
-	sprigs := sprig.TxtFuncMap()
+	sprigFuncs := sprig.TxtFuncMap()
 	return template.FuncMap{
 		"date": utc, "dateInZone": inZone, "date_in_zone": inZone, "htmlDateInZone": htmlInZone,
 		"htmlDate":   func(value any) (string, error) { return utc(time.DateOnly, value) },
-		"dateModify": sprigs["dateModify"], "date_modify": sprigs["date_modify"],
+		"dateModify": sprigFuncs["dateModify"], "date_modify": sprigFuncs["date_modify"],
 		"toDate": func(layout, text string) time.Time {
 			moment, _ := time.ParseInLocation(layout, text, time.UTC) // the zero time, as in Sprig
 			return moment
@@ -69,13 +69,13 @@ func timeFunctions() template.FuncMap {
 			if _, isTime := value.(time.Time); isTime {
 				return "", errors.New("the time since then differs each time")
 			}
-			return sprigs["durationRound"].(func(any) string)(value), nil
+			return sprigFuncs["durationRound"].(func(any) string)(value), nil
 		},
 	}
 }
 
-// momentOf returns a time, or one in seconds since 1970.
-func momentOf(value any) (time.Time, error) {
+// toTime converts a value of a template, a time or the seconds since 1970, to a time.
+func toTime(value any) (time.Time, error) {
 	switch value := value.(type) {
 	case time.Time:
 		return value, nil
@@ -87,7 +87,7 @@ func momentOf(value any) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("a %T is no time; mustToDate makes one of a text", value)
 }
 
-// sortedKeys replaces keys of Sprig, whose order is random. It sorts the keys of each map.
+// sortedKeys is Sprig's keys with a fixed order: the keys of each map are sorted.
 func sortedKeys(dicts ...map[string]any) []string {
 	all := []string{}
 	for _, dict := range dicts {
@@ -96,7 +96,7 @@ func sortedKeys(dicts ...map[string]any) []string {
 	return all
 }
 
-// sortedValues replaces values of Sprig, whose order is random. It sorts the values by key.
+// sortedValues is Sprig's values with a fixed order: by key.
 func sortedValues(dict map[string]any) []any {
 	all := []any{}
 	for _, key := range slices.Sorted(maps.Keys(dict)) {

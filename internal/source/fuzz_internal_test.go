@@ -230,7 +230,7 @@ func FuzzChartArchive(f *testing.F) {
 		var metadata *helmchart.Metadata
 		var err error
 		// A compressed archive can have files, headers and values up to their limits.
-		fuzzing.Within(t, 64<<20+uint64(len(raw))*20_000, func() { metadata, err = (&Charts{}).metadataOf(archive) })
+		fuzzing.Within(t, 64<<20+uint64(len(raw))*20_000, func() { metadata, err = (&Charts{}).loadMetadata(archive) })
 		fuzzing.OneLine(t, err)
 		if len(errorText(err)) > 16<<10 {
 			t.Errorf("an error of %d bytes", len(err.Error()))
@@ -398,7 +398,7 @@ func FuzzRepositoryURL(f *testing.F) {
 		want, errHost := registryHost(address)
 		switch repository := open(&Charts{}, address, Login{Username: "me", Password: secretPassword}, &http.Transport{}).(type) {
 		case *ociRegistry:
-			opened, err := repository.open(name)
+			opened, err := repository.openRepository(name)
 			check(err)
 			if err != nil {
 				return

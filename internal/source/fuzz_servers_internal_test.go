@@ -245,7 +245,7 @@ func FuzzTags(f *testing.F) {
 			}
 			return respond(request, status, http.Header{"Link": {link}}, body), nil
 		})
-		opened, err := registry.open("hello")
+		opened, err := registry.openRepository("hello")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,19 +15,19 @@ import (
 // kustomizationKey is the key of a ConfigMap or Secret that holds the archive of a kustomization.
 const kustomizationKey = "kustomize.tar.gz"
 
-// KustomizationReference is ManifestsReference for kustomizations.
-func KustomizationReference(ref configv1beta1.KustomizationRef, subject Subject) (Reference, error) {
+// ResolveKustomizationRef is ResolvePolicyRef for kustomizations.
+func ResolveKustomizationRef(ref configv1beta1.KustomizationRef, subject Subject) (Reference, error) {
 	if ref.RemoteURL != nil {
-		return RemoteReference(*ref.RemoteURL, subject)
+		return ResolveRemoteSource(*ref.RemoteURL, subject)
 	}
-	return resolve(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
+	return expandReference(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
 }
 
 // Kustomization reads the files of ref. It fails like Manifests, and with phase.Invalid for an object without data. See
-// Content.Archive for a ConfigMap or Secret. The files are no templates and no scripts, whatever the annotations of the
-// object say: values make the built objects templates.
+// Content.Archive for a ConfigMap or Secret. The caller must ignore Template and Lua: for a kustomization, the built
+// objects can be templates, but not the files.
 func (c *Contents) Kustomization(ctx context.Context, ref configv1beta1.KustomizationRef, subject Subject) (Content, error) {
-	reference, err := KustomizationReference(ref, subject)
+	reference, err := ResolveKustomizationRef(ref, subject)
 	if err != nil {
 		return Content{}, err
 	}
@@ -38,8 +38,8 @@ func (c *Contents) Kustomization(ctx context.Context, ref configv1beta1.Kustomiz
 	return content, err
 }
 
-// Unpacked returns content with the manifests of an archive in place of each key of a ConfigMap or Secret that is one.
-// Their names begin with the key. The limits are those of all archives together. It fails with phase.Invalid.
+// Unpacked replaces each archive in a ConfigMap or Secret by the manifests in it. Their names begin with the key of the
+// archive. The limits apply to all archives together. All errors are phase.Invalid.
 func (c Content) Unpacked(limits archive.Limits) (Content, error) {
 	isArchive := func(file File) bool { return archive.IsArchive(file.Data) }
 	if !c.Reference.isObject() || !slices.ContainsFunc(c.Files, isArchive) {
@@ -65,7 +65,7 @@ func (c Content) Unpacked(limits archive.Limits) (Content, error) {
 	return c, nil
 }
 
-// unpackManifests returns the manifests in an archive by their path, and takes all of its files off the limits.
+// unpackManifests returns the manifests in an archive, sorted by path, and subtracts all files in it from the limits.
 func unpackManifests(packed File, limits *archive.Limits) ([]File, error) {
 	files, err := archive.Read(packed.Data, *limits)
 	if err != nil {
@@ -85,12 +85,12 @@ func unpackManifests(packed File, limits *archive.Limits) ([]File, error) {
 	return manifests, nil
 }
 
-// isObject returns whether the content of r is the data of an object on the hub.
+// isObject returns whether r is a ConfigMap or Secret.
 func (r Reference) isObject() bool { return r.Kind == kindConfigMap || r.Kind == kindSecret }
 
 // Archive returns the file of a ConfigMap or Secret that holds an archive with the files of a kustomization:
-// kustomize.tar.gz, or the only file if it is an archive. Otherwise it returns false, and the files of the content are
-// those of the kustomization.
+// kustomize.tar.gz, or the only file if it is an archive. Otherwise it returns false, and c.Files are the files of the
+// kustomization.
 func (c Content) Archive() (File, bool) {
 	if !c.Reference.isObject() {
 		return File{}, false

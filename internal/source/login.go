@@ -30,15 +30,15 @@ import (
 type Login struct {
 	Username string
 	Password string
-	// CA are the PEM certificates of the repository's authorities. Default: the authorities of the system.
+	// CA has the PEM certificates of the authorities to trust. Default: the authorities of the system.
 	CA []byte
-	// InsecureSkipTLSVerify accepts any certificate of the repository.
+	// InsecureSkipTLSVerify accepts any certificate of the server.
 	InsecureSkipTLSVerify bool
 	// PlainHTTP connects to an OCI registry without TLS.
 	PlainHTTP bool
-	// PassCredentialsAll sends the login to every host that the repository's index names.
+	// PassCredentialsAll sends the login to every host in the URLs of the repository's index.
 	PassCredentialsAll bool
-	// Hosts are the only hosts that may get the login, each with or without a port. Empty: any host.
+	// Hosts are the hosts that may get the login, each with or without a port. Empty: any host.
 	Hosts []string
 }
 
@@ -47,9 +47,9 @@ func (l Login) isAllowed(server *url.URL) bool {
 	return len(l.Hosts) == 0 || slices.Contains(l.Hosts, server.Host) || slices.Contains(l.Hosts, server.Hostname())
 }
 
-// allowedHosts returns the only hosts to which the user name, the password and the token in a Secret may be sent, none
-// for any host. The author of a profile chooses the Secret and the URL, and need not have the right to read the Secret:
-// without this rule, the login of a database in the same namespace would be sent to a server of the author's choice.
+// allowedHosts returns Login.Hosts for the credentials in a Secret; nil means any host. It fails if they may not be
+// sent at all. The author of a profile chooses the Secret and the URL, but may have no access to the Secret. Without
+// this rule, the author could send the password of a database in the same namespace to any server.
 func allowedHosts(secret *corev1.Secret) ([]string, error) {
 	if names, ok := secret.Annotations[kube.AnnotationAllowedHosts]; ok {
 		hosts := strings.FieldsFunc(names, func(r rune) bool { return r == ',' || r == ' ' })
@@ -65,8 +65,8 @@ func allowedHosts(secret *corev1.Secret) ([]string, error) {
 	return nil, nil
 }
 
-// hostsFor returns allowedHosts, and an error if the server at address is not one of them.
-func hostsFor(secret *corev1.Secret, address string) ([]string, error) {
+// allowedHostsFor is allowedHosts that fails if the server at address is not allowed.
+func allowedHostsFor(secret *corev1.Secret, address string) ([]string, error) {
 	hosts, err := allowedHosts(secret)
 	if err != nil {
 		return nil, err
@@ -81,8 +81,7 @@ func hostsFor(secret *corev1.Secret, address string) ([]string, error) {
 	return hosts, nil
 }
 
-// digest identifies the login in cache keys, without its secrets. So charts that were read with one login are not
-// returned for another one.
+// digest identifies the login in cache keys, without its secrets.
 func (l Login) digest() string {
 	raw, _ := json.Marshal(l) // cannot fail for strings, bytes and bools
 	sum := sha256.Sum256(raw)
@@ -123,8 +122,9 @@ func LoginFor(ctx context.Context, hub client.Reader, chart configv1beta1.HelmCh
 	return login, nil
 }
 
+// readSecret returns the Secret of ref on the hub. It fails with ErrNotFound, or like ResolveSecretRef.
 func readSecret(ctx context.Context, hub client.Reader, ref corev1.SecretReference, subject Subject) (*corev1.Secret, error) {
-	reference, err := LoginReference(ref, subject)
+	reference, err := ResolveSecretRef(ref, subject)
 	if err != nil {
 		return nil, err
 	}
@@ -138,12 +138,12 @@ func readSecret(ctx context.Context, hub client.Reader, ref corev1.SecretReferen
 	return &secret, nil
 }
 
-// readCredentials sets the user name and the password for repositoryURL from secret. A Docker configuration names the
-// host of each login itself. Errors never contain data of the Secret.
+// readCredentials sets the user name and the password for repositoryURL from secret. A Docker configuration has the
+// host of each login, so it needs no annotation. Errors never contain data of the Secret.
 func (l *Login) readCredentials(secret *corev1.Secret, key, repositoryURL string) (err error) {
 	if user, ok := secret.Data[corev1.BasicAuthUsernameKey]; ok && key == "" {
 		l.Username, l.Password = string(user), string(secret.Data[corev1.BasicAuthPasswordKey])
-		l.Hosts, err = hostsFor(secret, repositoryURL)
+		l.Hosts, err = allowedHostsFor(secret, repositoryURL)
 		return err
 	}
 	host, err := registryHost(repositoryURL)
@@ -155,10 +155,11 @@ func (l *Login) readCredentials(secret *corev1.Secret, key, repositoryURL string
 	return err
 }
 
-// dockerLogin returns the login for repositoryURL, which is on host, in the Docker configuration of a Secret. If there
-// are several for the host, it is the one with the longest path that contains the repository, else the first by key.
+// dockerLogin returns the login for repositoryURL, whose host is host, from the Docker configuration in a Secret. Of
+// several logins for the host, it returns the login whose path is the longest prefix of the repository's, and the first
+// by key if no path is a prefix.
 func dockerLogin(secret *corev1.Secret, key, repositoryURL, host string) (username, password string, err error) {
-	raw, key := dockerConfig(secret, key)
+	raw, key := findDockerConfig(secret, key)
 	if raw == nil {
 		return "", "", fmt.Errorf("no key %q, and no keys username and password", cmp.Or(key, corev1.DockerConfigJsonKey))
 	}
@@ -180,7 +181,7 @@ func dockerLogin(secret *corev1.Secret, key, repositoryURL, host string) (userna
 		return "", "", fmt.Errorf("key %q has no login for %s", key, host)
 	}
 	slices.SortStableFunc(names, func(a, b string) int {
-		return cmp.Compare(commonPath(b, repositoryURL), commonPath(a, repositoryURL))
+		return cmp.Compare(matchedPathLength(b, repositoryURL), matchedPathLength(a, repositoryURL))
 	})
 	auth := config.Auths[names[0]]
 	if auth.Username != "" {
@@ -194,9 +195,9 @@ func dockerLogin(secret *corev1.Secret, key, repositoryURL, host string) (userna
 	return user, pass, nil
 }
 
-// commonPath returns the length of the path in name, the key of a Docker configuration, if repositoryURL is below it,
-// and -1 if not. Docker writes keys with the version of the API as their path, which is no path of repositories.
-func commonPath(name, repositoryURL string) int {
+// matchedPathLength returns the length of the path in name, the key of a Docker configuration, or -1 if repositoryURL
+// is not below it. The path /v1 or /v2 is the version of Docker's API, and counts as empty.
+func matchedPathLength(name, repositoryURL string) int {
 	path := repositoryPath(name)
 	switch {
 	case path == "" || path == "/v1" || path == "/v2":
@@ -207,7 +208,7 @@ func commonPath(name, repositoryURL string) int {
 	return -1
 }
 
-// repositoryPath returns the path of a URL, or of a key that has no scheme, without a slash at the end.
+// repositoryPath returns the path of a URL, or of an address without a scheme, without a slash at the end.
 func repositoryPath(address string) string {
 	if _, rest, hasScheme := strings.Cut(address, "://"); hasScheme {
 		address = rest
@@ -216,7 +217,9 @@ func repositoryPath(address string) string {
 	return strings.TrimRight("/"+path, "/")
 }
 
-func dockerConfig(secret *corev1.Secret, key string) (raw []byte, found string) {
+// findDockerConfig returns the Docker configuration in a Secret and its key, nil if there is none. key is the key to
+// use, or "".
+func findDockerConfig(secret *corev1.Secret, key string) (raw []byte, found string) {
 	if key != "" {
 		return secret.Data[key], key
 	}
@@ -245,7 +248,7 @@ func hasHost(address *url.URL) bool {
 	return hostName.MatchString(address.Hostname())
 }
 
-// registryHost returns the host and port of a URL, or of the key of a Docker configuration, which often has no scheme.
+// registryHost returns the host and port of a URL or of the key of a Docker configuration, with or without a scheme.
 func registryHost(address string) (string, error) {
 	if !strings.Contains(address, "://") {
 		address = "https://" + address

@@ -30,10 +30,11 @@ func nameInRepository(chart configv1beta1.HelmChart) string {
 // Key identifies the repository and the login, without secrets.
 func (r Repository) Key() string { return strings.TrimRight(r.URL, "/") + " " + r.Login.digest() }
 
-// Newest returns, by name, the newest version of each chart in a repository that is not a pre-release, or "" if it has
-// only pre-releases. It requests an index once for all charts, and the tags in a registry once per chart; both at most
-// once a minute. A chart whose versions cannot be read is missing from the result. The error then wraps ErrNotFound if
-// the repository does not have the chart, and phase.Invalid if the user must correct the URL or the CA.
+// Newest returns the newest versions of charts in a repository by name, without pre-releases. The version is "" if
+// there are only pre-releases. Newest requests an index once for all charts, and the tags in a registry once per chart;
+// both at most once a minute. A chart whose versions cannot be read is missing from the result, and has an error. It
+// wraps ErrNotFound if the repository does not have the chart, and phase.Invalid if the user must correct the URL or
+// the CA.
 func (c *Charts) Newest(ctx context.Context, r Repository, names []string) (map[string]string, error) {
 	open, err := openerFor(r.URL)
 	if err != nil {
@@ -86,8 +87,8 @@ func IsOutdated(version, newest string) bool {
 	return haveErr == nil && wantErr == nil && want.GreaterThan(have)
 }
 
-// indexError is an error of the index that all charts of a repository need. A registry has none: each chart has its own
-// tags, and can be denied to a login that may read others.
+// indexError is an error of the index, which all charts of a repository need. A registry has no indexError: each chart
+// has its own tags, and its own access rules.
 type indexError struct{ error }
 
 // Unwrap returns the wrapped error.

@@ -12,17 +12,17 @@ import (
 	kubejson "k8s.io/apimachinery/pkg/util/json"
 )
 
-// resourceFunctions are the names of the template functions that read Resources.
-func resourceFunctions() []string {
+// resourceFunctionNames returns the names of the functions in objectFunctions that read Resources.
+func resourceFunctionNames() []string {
 	return []string{"getResource", "copy", "getField", "setField", "removeField"}
 }
 
 // objectFunctions returns the template functions for objects of the hub. objects are the decoded objects of r.
 func (r Resources) objectFunctions(objects map[string]any) template.FuncMap {
-	// get returns a copy of an object, nil for an optional one that does not exist.
+	// get returns a copy of an object, nil if an optional object does not exist.
 	get := func(identifier string) (object map[string]any, err error) {
 		if found, ok := objects[identifier].(map[string]any); ok {
-			return deployable(found)
+			return withoutHubMetadata(found)
 		}
 		if !slices.Contains(r.Absent, identifier) {
 			err = fmt.Errorf("templateResourceRefs has no identifier %q", identifier)
@@ -65,9 +65,9 @@ func (r Resources) objectFunctions(objects map[string]any) template.FuncMap {
 	}
 }
 
-// deployable returns a copy of an object of the hub without the metadata that belongs to this object only. An owner or
-// a finalizer of the hub would delete the copy on another cluster, or prevent its deletion.
-func deployable(object map[string]any) (map[string]any, error) {
+// withoutHubMetadata returns a copy of an object of the hub that can be deployed to a member. On a member, the garbage
+// collector would delete an object with an owner of the hub, and a finalizer of the hub would block its deletion.
+func withoutHubMetadata(object map[string]any) (map[string]any, error) {
 	copied, err := copyObject(object)
 	if err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func copyObject(object map[string]any) (map[string]any, error) {
 	return fields, nil
 }
 
-// copyValue returns a copy of a value of a template with the types of JSON. Integers stay integers.
+// copyValue returns a deep copy of value as JSON types. Integers stay integers.
 func copyValue(value any) (any, error) {
 	raw, err := json.Marshal(value)
 	if err != nil {

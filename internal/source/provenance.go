@@ -13,11 +13,11 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// maxProvenanceBytes limits a provenance file: a Chart.yaml and a signature, which need a few KiB.
+// maxProvenanceBytes limits a provenance file. It contains a Chart.yaml and a signature, which need a few KiB.
 const maxProvenanceBytes = 4 << 20
 
 // verifyProvenance verifies the archive with its provenance file and the keys in keyring, as `helm pull --verify` does.
-func verifyProvenance(ctx context.Context, repo repository, keyring []byte, got download) error {
+func verifyProvenance(ctx context.Context, repo repository, keyring []byte, got downloadedChart) error {
 	keys, err := readKeyring(keyring)
 	if err != nil {
 		return phase.Invalidf("key %s: %s", keyKeyring, oneLine(err))
@@ -39,8 +39,8 @@ func verifyProvenance(ctx context.Context, repo repository, keyring []byte, got 
 	return nil
 }
 
-// checkProvenance returns an error if Helm needs too much memory to parse a provenance file. Tenants choose the keys,
-// so they can sign any.
+// checkProvenance returns an error if Helm would need too much memory to parse a provenance file. A valid signature is
+// no protection: tenants choose the keys.
 func checkProvenance(file []byte) error {
 	block, _ := clearsign.Decode(file)
 	if block == nil {

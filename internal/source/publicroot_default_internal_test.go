@@ -75,7 +75,7 @@ func verifyWithDefaults(t *testing.T, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = charts.newSignaturePolicy(Signature{Identities: []configv1beta1.OIDCIdentityMatch{{Issuer: ".", Subject: "."}}})
+	_, err = charts.newSignaturePolicy(SignatureRequirement{Identities: []configv1beta1.OIDCIdentityMatch{{Issuer: ".", Subject: "."}}})
 	if err == nil || !strings.Contains(err.Error(), "fetch the public trust root of Sigstore") || !strings.Contains(err.Error(), "Forbidden") {
 		t.Errorf("got %v, want the answer of the proxy", err)
 	}
@@ -122,7 +122,7 @@ func TestSignatureOfThePublicServices(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			policy, err := charts.newSignaturePolicy(Signature{
+			policy, err := charts.newSignaturePolicy(SignatureRequirement{
 				Identities: []configv1beta1.OIDCIdentityMatch{{Issuer: issuer, Subject: test.subject}}, TrustRoot: test.root,
 			})
 			if err != nil {

@@ -120,7 +120,7 @@ func TestPublicTrustRootIsUsedUnlessAnotherIsGiven(t *testing.T) {
 		t.Errorf("got %v and %v, want the public trust root", got, err)
 	}
 	charts.publicRoot = func() (root.TrustedMaterial, error) { return nil, errors.New("connection refused") }
-	_, err = charts.newSignaturePolicy(Signature{Identities: []configv1beta1.OIDCIdentityMatch{{Issuer: ".", Subject: "."}}})
+	_, err = charts.newSignaturePolicy(SignatureRequirement{Identities: []configv1beta1.OIDCIdentityMatch{{Issuer: ".", Subject: "."}}})
 	if err == nil || errors.As(err, &phase.Invalid{}) || errors.Is(err, ErrUnverified) {
 		t.Errorf("got %v, want an error that is tried again", err)
 	}

@@ -23,16 +23,16 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// maxTags limits the tags of one chart: a registry can return pages without end.
+// maxTags limits the tags of one chart: a registry can return an endless list of pages.
 const maxTags = 100_000
 
-// tagOverhead is the memory of a tag in addition to its text.
+// tagOverhead is the memory of a tag in addition to its text, in bytes.
 const tagOverhead = 16
 
-// maxManifest limits a manifest: registries accept up to 4 MiB.
+// maxManifest limits a manifest in bytes: registries accept up to 4 MiB.
 const maxManifest = 4 << 20
 
-// maxManifestNodes limits the values in a manifest: a layer of three bytes takes more than a hundred bytes of memory.
+// maxManifestNodes limits the JSON values in a manifest: a layer of three bytes takes over a hundred bytes of memory.
 const maxManifestNodes = 50_000
 
 // ociRegistry is a repository of charts in an OCI registry: one artifact per chart, one tag per version.
@@ -54,7 +54,7 @@ func newOCIRegistry(charts *Charts, address string, login Login, transport http.
 	}
 }
 
-func (r *ociRegistry) open(name string) (*remote.Repository, error) {
+func (r *ociRegistry) openRepository(name string) (*remote.Repository, error) {
 	opened, err := remote.NewRepository(r.base + "/" + name)
 	if err != nil {
 		// The error would have the whole URL, and so a password in it.
@@ -69,9 +69,9 @@ func (r *ociRegistry) open(name string) (*remote.Repository, error) {
 	return opened, nil
 }
 
-// locate finds exact versions by their tag and asks for the list of tags only to choose from a range.
+// locate requests the tag of an exact version. For a range, it lists the tags.
 func (r *ociRegistry) locate(ctx context.Context, name, version string) (location, error) {
-	opened, err := r.open(name)
+	opened, err := r.openRepository(name)
 	if err != nil {
 		return location{}, err
 	}
@@ -105,14 +105,14 @@ func (r *ociRegistry) locate(ctx context.Context, name, version string) (locatio
 	return location{}, ErrNotFound
 }
 
-// versions returns the tags of a chart as versions. It sends no request if they were listed within indexTTL: else each
-// cluster of a rollout would list them, and the registry would answer with too many requests.
+// versions returns the tags of a chart as versions. It sends no request if they were listed within indexTTL. Otherwise
+// each cluster of a rollout would list them, and the registry would return Too Many Requests.
 func (r *ociRegistry) versions(ctx context.Context, name string) ([]string, error) {
 	key := "tags " + r.base + "/" + name + " " + r.login.digest()
-	if known := r.charts.knownIndex(key); known != nil && r.charts.clock.Since(known.checked) < indexTTL {
+	if known := r.charts.cachedIndex(key); known != nil && r.charts.clock.Since(known.checked) < indexTTL {
 		return known.tags, nil
 	}
-	opened, err := r.open(name)
+	opened, err := r.openRepository(name)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func (r *ociRegistry) versions(ctx context.Context, name string) ([]string, erro
 	for _, version := range versions {
 		size += tagOverhead + len(version)
 	}
-	r.charts.keepIndex(key, &index{tags: versions, checked: r.charts.clock.Now(), size: size})
+	r.charts.cacheIndex(key, &index{tags: versions, checked: r.charts.clock.Now(), size: size})
 	return versions, nil
 }
 
@@ -168,7 +168,7 @@ func (r *ociRegistry) downloadProvenance(ctx context.Context, at location) ([]by
 func (r *ociRegistry) downloadLayer(
 	ctx context.Context, at location, limit int64, mediaTypes ...string,
 ) ([]byte, error) {
-	opened, err := r.open(at.url)
+	opened, err := r.openRepository(at.url)
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +178,7 @@ func (r *ociRegistry) downloadLayer(
 	}
 	for _, layer := range manifest.Layers {
 		if slices.Contains(mediaTypes, layer.MediaType) {
-			raw, err := fetch(ctx, opened, layer, limit)
+			raw, err := fetchBlob(ctx, opened, layer, limit)
 			if err != nil {
 				return nil, fmt.Errorf("download %s: %w", opened.Reference.Repository, err)
 			}
@@ -194,7 +194,7 @@ func readManifest(ctx context.Context, opened *remote.Repository, reference stri
 	if err != nil {
 		return ocispec.Manifest{}, fmt.Errorf("look up %s of %s: %w", reference, opened.Reference.Repository, registryError(err))
 	}
-	raw, err := fetch(ctx, opened, described, maxManifest)
+	raw, err := fetchBlob(ctx, opened, described, maxManifest)
 	if err != nil {
 		return ocispec.Manifest{}, fmt.Errorf("read the manifest %s of %s: %w", reference, opened.Reference.Repository, err)
 	}
@@ -216,8 +216,8 @@ func decodeManifest(raw []byte) (manifest ocispec.Manifest, err error) {
 	return manifest, nil
 }
 
-// fetch reads a blob or manifest of at most limit bytes and verifies its digest.
-func fetch(ctx context.Context, opened *remote.Repository, described ocispec.Descriptor, limit int64) ([]byte, error) {
+// fetchBlob reads a blob or manifest of at most limit bytes and verifies its digest.
+func fetchBlob(ctx context.Context, opened *remote.Repository, described ocispec.Descriptor, limit int64) ([]byte, error) {
 	if described.Size > limit {
 		return nil, fmt.Errorf("it has more than %d MiB", limit>>20)
 	}

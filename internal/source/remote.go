@@ -16,18 +16,18 @@ import (
 )
 
 const (
-	// remoteRetry is the time after which the reader of a URL that has not responded yet tries again, if no change is
-	// reported before.
+	// remoteRetry is PendingError.After for a URL without a response. RemoteFetcher.Changes usually reports the response
+	// earlier.
 	remoteRetry = time.Minute
-	// toleratedFailures is the number of successive failures for which the content of the last success is still read: one
-	// lost request changes no status.
+	// toleratedFailures is the number of successive failures for which Read still returns the former content, so that one
+	// lost request does not change a status.
 	toleratedFailures = 1
-	// remoteBacklog is the size of the channel for changes.
+	// remoteBacklog is the buffer of the channel for changes. The fetches wait while it is full.
 	remoteBacklog = 1024
 )
 
-// RemoteFetcher fetches the content behind URLs: once for all users of the same URL with the same Secret and options,
-// and again after the shortest interval of its users. It keeps the content in memory until there are no more users.
+// RemoteFetcher polls the content behind URLs, at the shortest interval of the users of a URL. Users with the same URL,
+// Secret and options share the content. It stays in memory until the last user is removed.
 //
 // Each URL has a goroutine of its own, so that a server that does not respond delays nothing else.
 type RemoteFetcher struct {
@@ -37,7 +37,7 @@ type RemoteFetcher struct {
 	hub    client.Reader
 	clock  clock.Clock
 	limits *fetchLimits
-	// timeout limits one request.
+	// timeout limits one request of a fetch.
 	timeout time.Duration
 	// toPoll sends new sources to Start, which polls them.
 	toPoll  chan *remoteSource
@@ -45,12 +45,12 @@ type RemoteFetcher struct {
 
 	mu          sync.Mutex // guards the fields below, and those of the sources; no other lock is acquired while it is held
 	byReference map[Reference]*remoteSource
-	byUser      map[string][]RemoteUse
-	// shares are by namespace. Entries are never deleted: there is one for each namespace that has used a URL.
+	byUser      map[string][]RemoteUse // by the key of the ClusterSummary
+	// shares has the share of each namespace that has used a URL. Entries are never deleted.
 	shares map[string]*fetchShare
 }
 
-// remoteSource is a URL with users.
+// remoteSource is a URL with users. One goroutine polls it.
 type remoteSource struct {
 	reference Reference
 	stop      chan struct{} // closed after the last user is removed
@@ -58,19 +58,19 @@ type remoteSource struct {
 
 	// The fields below are guarded by the mutex of the RemoteFetcher.
 	users remoteUsers
-	// content is the content of the last successful fetch, nil before the first. Its size is reserved in share. revision
-	// identifies it on the server.
+	// content is the content of the last successful fetch, nil before the first one. Its size is reserved in share. The
+	// server knows it as revision.
 	content  *Content
 	share    *fetchShare
 	revision remoteRevision
-	// failure is the pause after failed fetches, and failures the number of successive ones.
+	// failure is the pause after failed fetches. failures is the number of successive failed fetches.
 	failure  backoff
 	failures int
-	// login is the digest of the login of the last fetch.
+	// login is the digest of the login of the last fetch, "" before the first one.
 	login string
 }
 
-// NewRemoteFetcher returns a RemoteFetcher that reads the Secrets of logins from hub. Start must be called.
+// NewRemoteFetcher returns a RemoteFetcher that reads the Secrets of logins from hub. The caller must run Start.
 func NewRemoteFetcher(hub client.Reader, clock clock.Clock) *RemoteFetcher {
 	return &RemoteFetcher{
 		hub: hub, clock: clock, limits: newFetchLimits("the content of all URLs has", maxRemoteTotal), timeout: requestTimeout, toPoll: make(chan *remoteSource),
@@ -79,10 +79,10 @@ func NewRemoteFetcher(hub client.Reader, clock clock.Clock) *RemoteFetcher {
 	}
 }
 
-// Changes returns the channel of URLs with new content, with another error, or with another login.
+// Changes returns the channel that receives each URL with new content, another error or another login.
 func (f *RemoteFetcher) Changes() <-chan event.TypedGenericEvent[Reference] { return f.changes }
 
-// Start implements manager.Runnable. It polls until ctx ends, and waits for requests that are under way.
+// Start implements manager.Runnable. It polls all URLs until ctx ends, and returns after the last request has ended.
 func (f *RemoteFetcher) Start(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -96,10 +96,9 @@ func (f *RemoteFetcher) Start(ctx context.Context) error {
 	}
 }
 
-// Use replaces the URLs of a user, which is the key of a ClusterSummary, "<namespace>/<name>". A URL without users is
-// no longer polled, and its content is freed. Use must be called before the content is read, so that no change is
-// missed.
-func (f *RemoteFetcher) Use(ctx context.Context, user string, uses []RemoteUse) error {
+// SetUses replaces the URLs of a user. user is the key of a ClusterSummary, "<namespace>/<name>". A URL without users
+// is no longer polled, and its content is freed. The caller must call SetUses before Read, so that it misses no change.
+func (f *RemoteFetcher) SetUses(ctx context.Context, user string, uses []RemoteUse) error {
 	all := f.replaceUses(user, uses)
 	for i, added := range all {
 		select {
@@ -114,7 +113,7 @@ func (f *RemoteFetcher) Use(ctx context.Context, user string, uses []RemoteUse) 
 	return nil
 }
 
-// replaceUses returns the new sources.
+// replaceUses replaces the URLs of a user and returns the new sources, which the caller must send to toPoll.
 func (f *RemoteFetcher) replaceUses(user string, uses []RemoteUse) []*remoteSource {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -142,7 +141,7 @@ func (f *RemoteFetcher) replaceUses(user string, uses []RemoteUse) []*remoteSour
 		if used := f.byReference[former.Reference]; used != nil && intervals[former.Reference] == 0 {
 			used.users.remove(user)
 			f.moveToShare(used)
-			f.remove(used)
+			f.removeIfUnused(used)
 		}
 	}
 	f.byUser[user] = slices.Clone(uses)
@@ -152,8 +151,8 @@ func (f *RemoteFetcher) replaceUses(user string, uses []RemoteUse) []*remoteSour
 	return added
 }
 
-// remove stops a source without users. The caller must hold mu.
-func (f *RemoteFetcher) remove(unused *remoteSource) {
+// removeIfUnused stops a source and frees its content if it has no users. The caller must hold mu.
+func (f *RemoteFetcher) removeIfUnused(unused *remoteSource) {
 	if !unused.users.isEmpty() || f.byReference[unused.reference] != unused {
 		return
 	}
@@ -162,24 +161,25 @@ func (f *RemoteFetcher) remove(unused *remoteSource) {
 	unused.replaceContent(nil, nil)
 }
 
-// forget removes a source that is not polled, so that the next Use adds it again.
+// forget removes a source that was not sent to toPoll, so that the next SetUses adds it again.
 func (f *RemoteFetcher) forget(added *remoteSource) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	added.users.clear()
-	f.remove(added)
+	f.removeIfUnused(added)
 }
 
-// fetchNow ends the pause before the next fetch.
+// fetchNow ends the pause before the next fetch of the source.
 func (s *remoteSource) fetchNow() {
 	select {
 	case s.wake <- struct{}{}:
-	default: // it is already ended
+	default: // a fetch is already requested
 	}
 }
 
-// Read returns the content behind a URL that is in use. It sends no request: it returns a PendingError until the first
-// fetch ends, and the error of a URL whose fetches fail. The error wraps ErrNotFound if nothing is at the URL.
+// Read returns the last content behind a URL. A user must have it, see SetUses. Read sends no request. It returns a
+// PendingError until the first fetch ends, and the last error while fetches fail. The error wraps ErrNotFound if the
+// server has no such content.
 func (f *RemoteFetcher) Read(ctx context.Context, reference Reference) (Content, error) {
 	login, err := f.readLogin(ctx, reference)
 	if err != nil {
@@ -207,7 +207,7 @@ func (f *RemoteFetcher) Read(ctx context.Context, reference Reference) (Content,
 	return content, nil
 }
 
-// visibleError returns the error that readers get. The caller must hold the mutex of the RemoteFetcher.
+// visibleError returns the error that Read returns. The caller must hold the mutex of the RemoteFetcher.
 func (s *remoteSource) visibleError() error {
 	if s.content != nil && s.failures <= toleratedFailures {
 		return nil
@@ -215,7 +215,7 @@ func (s *remoteSource) visibleError() error {
 	return s.failure.err
 }
 
-// poll fetches a source again and again until it is stopped or ctx ends.
+// poll fetches a source repeatedly until it is stopped or ctx ends.
 func (f *RemoteFetcher) poll(ctx context.Context, s *remoteSource) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -241,8 +241,8 @@ func (f *RemoteFetcher) poll(ctx context.Context, s *remoteSource) {
 	}
 }
 
-// pause returns the pause before the next fetch. A missing file is no failure of the server: it is looked for at the
-// interval.
+// pause returns the pause before the next fetch. Content that is confirmed to be missing is requested at the interval,
+// and without a growing pause, since the server works.
 func (f *RemoteFetcher) pause(s *remoteSource) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -255,7 +255,8 @@ func (f *RemoteFetcher) pause(s *remoteSource) time.Duration {
 	return s.failure.pause
 }
 
-// intervalOf returns the interval of a source, also if its last user was just removed. The caller must hold mu.
+// intervalOf returns the shortest interval of the users of a source, or the default if its last user was just removed.
+// The caller must hold mu.
 func (f *RemoteFetcher) intervalOf(s *remoteSource) time.Duration {
 	if s.users.isEmpty() {
 		return defaultRemoteInterval
@@ -263,12 +264,12 @@ func (f *RemoteFetcher) intervalOf(s *remoteSource) time.Duration {
 	return s.users.shortestInterval()
 }
 
-// fetchAndReport fetches a source once, and reports a change.
+// fetchAndReport fetches a source once, and sends it to changes if Read returns another result than before.
 func (f *RemoteFetcher) fetchAndReport(ctx context.Context, s *remoteSource) {
 	f.mu.Lock()
 	known, share := s.revision, f.shareOf(s)
 	f.mu.Unlock()
-	fetched := remoteFetch{}
+	fetched := remoteResult{}
 	login, err := f.readLogin(ctx, s.reference)
 	if err == nil {
 		fetched, err = f.fetch(ctx, share, s.reference, login, known)
@@ -286,8 +287,9 @@ func (f *RemoteFetcher) fetchAndReport(ctx context.Context, s *remoteSource) {
 	}
 }
 
-// store keeps the result of a fetch, and returns whether readers get another result than before.
-func (f *RemoteFetcher) store(s *remoteSource, login remoteLogin, fetched remoteFetch, err error) bool {
+// store keeps the result of a fetch, and returns whether Read returns another result than before. It also returns true
+// when ErrNotFound is confirmed, since readRemote then returns another result.
+func (f *RemoteFetcher) store(s *remoteSource, login remoteLogin, fetched remoteResult, err error) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.byReference[s.reference] != s {
@@ -303,7 +305,7 @@ func (f *RemoteFetcher) store(s *remoteSource, login remoteLogin, fetched remote
 	}
 	if err != nil {
 		s.failures++
-		s.failure.fail(err, f.clock.Now())
+		s.failure.recordError(err, f.clock.Now())
 	} else {
 		s.revision, s.failures, s.failure = fetched.revision, 0, backoff{}
 		s.content.Sensitive = login.hasCredentials()
@@ -321,8 +323,8 @@ func (s *remoteSource) replaceContent(content *Content, share *fetchShare) {
 	s.content, s.share = content, share
 }
 
-// moveToShare moves the content of s to the share of its present users, which may exceed its limit then. The caller
-// must hold mu.
+// moveToShare moves the reserved size of s to the share of its present users. It may exceed the limit of the share. The
+// caller must hold mu.
 func (f *RemoteFetcher) moveToShare(s *remoteSource) {
 	share := f.shareOf(s)
 	if s.content == nil || s.share == share {
@@ -334,8 +336,8 @@ func (f *RemoteFetcher) moveToShare(s *remoteSource) {
 	s.share = share
 }
 
-// shareOf returns the share of the namespace of all users of s, or the share without a limit if they are in several
-// namespaces or there are none. The caller must hold mu.
+// shareOf returns the share of the users' namespace. If they are in several namespaces, or there are none, it returns
+// the share without a limit. The caller must hold mu.
 func (f *RemoteFetcher) shareOf(s *remoteSource) *fetchShare {
 	namespace := s.users.namespace()
 	if f.shares[namespace] == nil {
@@ -370,25 +372,25 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// isConfirmed returns whether more fetches in succession have failed than readers tolerate.
-func (f *RemoteFetcher) isConfirmed(reference Reference) bool {
+// isFailureConfirmed returns whether more than toleratedFailures successive fetches have failed.
+func (f *RemoteFetcher) isFailureConfirmed(reference Reference) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	used, ok := f.byReference[reference]
 	return ok && used.failures > toleratedFailures
 }
 
-// readRemote is read for a URL.
+// readRemote is Contents.read for a URL.
 func (c *Contents) readRemote(ctx context.Context, ref Reference, isOptional bool) (Content, error) {
 	content, err := c.Remote.Read(ctx, ref)
 	if !errors.Is(err, ErrNotFound) || !isOptional {
 		return content, err
 	}
-	if !c.Remote.isConfirmed(ref) {
+	if !c.Remote.isFailureConfirmed(ref) {
 		return Content{}, &PendingError{After: minPause, repository: ref.String()} // one failure must not delete what was delivered
 	}
 	return newContent(ref, nil), nil
 }
 
-// Size returns the size of all content and of what is being fetched, in bytes.
+// Size returns the size of all content and of all running fetches, in bytes.
 func (f *RemoteFetcher) Size() int64 { return f.limits.used.Load() }

@@ -21,50 +21,50 @@ import (
 
 // gitConnection is a connection to the service git-upload-pack of one repository.
 type gitConnection interface {
-	// advertisement returns the list of references.
+	// advertisement returns the server's list of references. It is called once.
 	advertisement(ctx context.Context) (io.ReadCloser, error)
 	// request sends a request and returns the response. It is called once, after advertisement.
 	request(ctx context.Context, body []byte) (io.ReadCloser, error)
 	close()
 }
 
-// errGitResponse replaces errors of the protocol, which can have texts of the server.
+// errGitResponse replaces errors of the protocol, which can contain text of the server.
 var errGitResponse = errors.New("the Git server refused the request or returned an invalid response")
 
-// fetchCommit fetches one commit of a Git repository without its history, if its hash has changed.
-func (r *remoteRequest) fetchCommit(ctx context.Context, parsed *url.URL) (remoteFetch, error) {
+// fetchCommit fetches the files of one commit of a Git repository, without its history, if its hash has changed.
+func (r *remoteRequest) fetchCommit(ctx context.Context, parsed *url.URL) (remoteResult, error) {
 	address, err := parseGitAddress(parsed.String())
 	if err != nil {
-		return remoteFetch{}, err
+		return remoteResult{}, err
 	}
 	if r.known.Digest != "" && r.known.Digest == address.ref {
-		return remoteFetch{isUnchanged: true, revision: r.known}, nil // a commit never changes
+		return remoteResult{isUnchanged: true, revision: r.known}, nil // a commit never changes
 	}
 	connection, err := r.connectGit(ctx, address)
 	if err != nil {
-		return remoteFetch{}, err
+		return remoteResult{}, err
 	}
 	defer connection.close()
 	advertised, err := readAdvertisement(ctx, connection)
 	if err != nil {
-		return remoteFetch{}, err
+		return remoteResult{}, err
 	}
 	hash, isAdvertised, err := findGitReference(advertised, address.ref)
 	if err != nil {
-		return remoteFetch{}, err
+		return remoteResult{}, err
 	}
-	fetched := remoteFetch{revision: remoteRevision{Digest: hash.String()}}
+	fetched := remoteResult{revision: remoteRevision{Digest: hash.String()}}
 	if fetched.revision == r.known {
 		fetched.isUnchanged = true
 		return fetched, nil
 	}
 	pack, err := r.fetchPack(ctx, connection, advertised, hash, isAdvertised)
 	if err != nil {
-		return remoteFetch{}, err
+		return remoteResult{}, err
 	}
 	end, err := r.download.startUnpacking(ctx)
 	if err != nil {
-		return remoteFetch{}, err
+		return remoteResult{}, err
 	}
 	defer end()
 	fetched.files, err = filesInPack(pack, hash, address.directory, r.download.addUnpacked)
@@ -105,7 +105,8 @@ func gitError(err error) error {
 	return errGitResponse
 }
 
-// findGitReference returns the hash of a branch, a tag, a reference or a commit, and whether the server advertises it.
+// findGitReference returns the hash of ref, see gitAddress.ref, and whether the server advertises it. It fails with
+// ErrNotFound for a missing branch or tag.
 func findGitReference(advertised *packp.AdvRefs, ref string) (hash plumbing.Hash, isAdvertised bool, err error) {
 	if ref == "" {
 		if advertised.Head == nil {
@@ -125,21 +126,21 @@ func findGitReference(advertised *packp.AdvRefs, ref string) (hash plumbing.Hash
 	return hash, slices.Contains(slices.Collect(maps.Values(advertised.References)), hash), nil
 }
 
-// fetchPack returns the pack with a commit. If the server does not send a commit that no reference points at, the pack
-// has the history of all branches and tags.
+// fetchPack returns a pack with the commit. Many servers send only commits that they advertise. From them, it fetches
+// the history of all branches and tags if the commit is not advertised.
 func (r *remoteRequest) fetchPack(
 	ctx context.Context, connection gitConnection, advertised *packp.AdvRefs, hash plumbing.Hash, isAdvertised bool,
 ) ([]byte, error) {
 	request := packp.NewUploadPackRequest()
-	wanted := capability.NewList()
+	capabilities := capability.NewList()
 	for _, name := range []capability.Capability{capability.Sideband64k, capability.OFSDelta, capability.NoProgress, capability.Shallow} {
 		if advertised.Capabilities.Supports(name) {
-			if err := wanted.Set(name); err != nil {
+			if err := capabilities.Set(name); err != nil {
 				return nil, errGitResponse
 			}
 		}
 	}
-	request.Capabilities, request.Wants = wanted, []plumbing.Hash{hash}
+	request.Capabilities, request.Wants = capabilities, []plumbing.Hash{hash}
 	if !isAdvertised && !advertised.Capabilities.Supports(capability.AllowReachableSHA1InWant) {
 		request.Wants = nil
 		for name, tip := range advertised.References {
@@ -147,7 +148,7 @@ func (r *remoteRequest) fetchPack(
 				request.Wants = append(request.Wants, tip)
 			}
 		}
-	} else if wanted.Supports(capability.Shallow) {
+	} else if capabilities.Supports(capability.Shallow) {
 		request.Depth = packp.DepthCommits(1)
 	}
 	if len(request.Wants) == 0 {
@@ -189,7 +190,7 @@ func (r *remoteRequest) readPack(ctx context.Context, connection gitConnection, 
 type gitHTTP struct {
 	*remoteRequest
 
-	// repository is the URL of the repository. After a redirect, it has the new location.
+	// repository is the URL of the repository. advertisement replaces it after a redirect.
 	repository *url.URL
 }
 
@@ -234,7 +235,7 @@ func (g *gitHTTP) send(ctx context.Context, method string, address *url.URL, bod
 	if method == http.MethodPost {
 		request.Header.Set("Content-Type", "application/x-"+gitService+"-request")
 	}
-	// The server may have redirected to another host.
+	// After a redirect to another host, no login is sent.
 	configured, err := parseGitAddress(g.reference.URL)
 	if err == nil && isSameOrigin(configured.url, address) {
 		g.login.authorize(request)

@@ -20,14 +20,14 @@ import (
 const (
 	// maxGitDepth limits the depth of directories, and of tags that point at tags.
 	maxGitDepth = 100
-	// maxGitTreeEntry is the size of a directory's entry with the longest name of a file.
+	// maxGitTreeEntry is the size of an entry with the longest file name in a Git tree, in bytes.
 	maxGitTreeEntry = 300
 )
 
 var errGitPack = errors.New("the Git server returned an invalid pack")
 
-// filesInPack returns the files of a commit below a directory, without symbolic links and submodules. hash is the
-// commit or a tag of it. reserve is called with the size of the unpacked objects before they are unpacked.
+// filesInPack returns the files of a commit at or below directory, without symbolic links and submodules. hash is the
+// commit or a tag of it. filesInPack calls reserve with the size of the unpacked objects before it unpacks them.
 func filesInPack(pack []byte, hash plumbing.Hash, directory string, reserve func(int64) error) (map[string][]byte, error) {
 	limits := archive.DefaultLimits()
 	size, err := checkPack(pack, limits)
@@ -45,7 +45,7 @@ func filesInPack(pack []byte, hash plumbing.Hash, directory string, reserve func
 	if _, err := parser.Parse(); err != nil {
 		return nil, errGitPack
 	}
-	// go-git decodes all entries at once, before they can be counted. A short one takes four times its size.
+	// go-git decodes all entries of a tree before they can be counted. A decoded short entry takes four times its size.
 	for _, tree := range objects.Trees {
 		if tree.Size() > int64(limits.Files)*maxGitTreeEntry {
 			return nil, fmt.Errorf("a directory of the Git repository has more than %d files", limits.Files)
@@ -71,15 +71,14 @@ func filesInPack(pack []byte, hash plumbing.Hash, directory string, reserve func
 	return walk.files, nil
 }
 
-// checkPack returns the size of the objects in a pack when they are unpacked, and an error if they have more bytes than
-// the limit.
+// checkPack returns the size of the objects in a pack when they are unpacked, and an error if they exceed the limits.
 func checkPack(pack []byte, limits archive.Limits) (int64, error) {
 	scanner := packfile.NewScanner(bytes.NewReader(pack))
 	_, count, err := scanner.Header()
 	if err != nil {
 		return 0, errGitPack
 	}
-	// There are more objects than files: trees and commits.
+	// Trees and commits are objects, too, so there are more objects than files.
 	if int64(count) > int64(limits.Files)*4 {
 		return 0, fmt.Errorf("the Git repository has more than %d objects", limits.Files*4)
 	}
@@ -89,7 +88,7 @@ func checkPack(pack []byte, limits archive.Limits) (int64, error) {
 		if err != nil {
 			return 0, errGitPack
 		}
-		// The scanner returns an error if the object is larger than its header says.
+		// The scanner returns an error if the object is larger than the length in its header.
 		if total += header.Length; header.Length < 0 || total > limits.Size {
 			return 0, gitSizeError(limits)
 		}
@@ -100,7 +99,7 @@ func checkPack(pack []byte, limits archive.Limits) (int64, error) {
 		if !header.Type.IsDelta() {
 			continue
 		}
-		size, ok := deltaTarget(start.prefix)
+		size, ok := deltaTargetSize(start.prefix)
 		if !ok {
 			return 0, errGitPack
 		}
@@ -115,18 +114,19 @@ func gitSizeError(limits archive.Limits) error {
 	return fmt.Errorf("the Git repository has more than %d MiB", limits.Size>>20)
 }
 
-// prefixWriter keeps the first bytes that are written.
+// prefixWriter keeps the first bytes: enough for the two sizes at the start of a delta.
 type prefixWriter struct{ prefix []byte }
 
 // Write implements io.Writer.
 func (w *prefixWriter) Write(p []byte) (int, error) {
-	const twoSizes = 20
-	w.prefix = append(w.prefix, p[:min(len(p), twoSizes-len(w.prefix))]...)
+	const maxTwoSizes = 20
+	w.prefix = append(w.prefix, p[:min(len(p), maxTwoSizes-len(w.prefix))]...)
 	return len(p), nil
 }
 
-// deltaTarget returns the size of the object that a delta makes: the second number in it.
-func deltaTarget(delta []byte) (int64, bool) {
+// deltaTargetSize returns the size of the object that a delta results in: the second number in the delta. It returns
+// false if the delta is not valid.
+func deltaTargetSize(delta []byte) (int64, bool) {
 	var size int64
 	for range 2 {
 		size = 0
@@ -161,13 +161,13 @@ func findCommit(objects *memory.Storage, hash plumbing.Hash) (*object.Commit, er
 	return commit, nil
 }
 
-// gitWalk collects the files of a tree. A tree can have the same tree many times, so all entries count.
+// gitWalk collects the files of a tree. Each path counts in the limits, since one subtree can have many paths.
 type gitWalk struct {
 	objects *memory.Storage
 	limits  archive.Limits
 	entries int
 	size    int64
-	// blobs has the content of files. It replaces the object, so that a file is in memory once.
+	// blobs has the content of files that are read. Their objects are deleted, so that the content is in memory once.
 	blobs map[plumbing.Hash][]byte
 	files map[string][]byte
 }

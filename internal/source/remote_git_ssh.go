@@ -17,11 +17,11 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// gitSSH is a connection over SSH.
+// gitSSH is a gitConnection over SSH.
 type gitSSH struct {
 	*remoteRequest
 
-	network net.Conn
+	conn    net.Conn
 	client  *ssh.Client
 	session *ssh.Session
 	stdin   io.WriteCloser
@@ -40,11 +40,11 @@ func (r *remoteRequest) dialGit(ctx context.Context, repository *url.URL) (gitCo
 	if err != nil {
 		return nil, r.secretError(err)
 	}
-	network, err := r.egress.Dial(ctx, &net.Dialer{Timeout: dialTimeout}, "tcp", host)
+	conn, err := r.egress.Dial(ctx, &net.Dialer{Timeout: dialTimeout}, "tcp", host)
 	if err != nil {
 		return nil, stableError(err)
 	}
-	connection := &gitSSH{remoteRequest: r, network: network}
+	connection := &gitSSH{remoteRequest: r, conn: conn}
 	var hostKeyErr error
 	config := &ssh.ClientConfig{
 		User: cmp.Or(repository.User.Username(), "git"), Auth: []ssh.AuthMethod{ssh.PublicKeys(signer)},
@@ -69,7 +69,7 @@ func (g *gitSSH) open(host, path string, config *ssh.ClientConfig) error {
 	if err := g.extendDeadline(); err != nil {
 		return stableError(err)
 	}
-	counted := countedConn{Conn: g.network, counted: g.download.reader(g.network)}
+	counted := countedConn{Conn: g.conn, counted: g.download.reader(g.conn)}
 	connected, channels, requests, err := ssh.NewClientConn(counted, host, config)
 	if err != nil {
 		return sshError(err)
@@ -82,7 +82,7 @@ func (g *gitSSH) open(host, path string, config *ssh.ClientConfig) error {
 		g.stdout, err = g.session.StdoutPipe()
 	}
 	if err == nil {
-		// The path is quoted as Git itself does it.
+		// This is Git's own quoting of the path.
 		err = g.session.Start(gitService + " '" + strings.NewReplacer("'", `'\''`, "!", `'\!'`).Replace(path) + "'")
 	}
 	if err != nil {
@@ -91,7 +91,7 @@ func (g *gitSSH) open(host, path string, config *ssh.ClientConfig) error {
 	return nil
 }
 
-// countedConn is a net.Conn with another Read.
+// countedConn is a net.Conn whose Read counts the bytes.
 type countedConn struct {
 	net.Conn
 
@@ -101,7 +101,7 @@ type countedConn struct {
 // Read implements net.Conn.
 func (c countedConn) Read(buffer []byte) (int, error) { return c.counted.Read(buffer) }
 
-// sshError returns an error of a connection without texts of the server.
+// sshError returns the error of a connection without text of the server.
 func sshError(err error) error {
 	if isNetworkError(err) {
 		return stableError(err)
@@ -112,9 +112,9 @@ func sshError(err error) error {
 	return errors.New("the SSH connection failed")
 }
 
-// extendDeadline gives the next request its time.
+// extendDeadline sets the deadline of the connection for the next request.
 func (g *gitSSH) extendDeadline() error {
-	return g.network.SetDeadline(time.Now().Add(g.timeout))
+	return g.conn.SetDeadline(time.Now().Add(g.timeout))
 }
 
 func (g *gitSSH) advertisement(context.Context) (io.ReadCloser, error) {
@@ -132,11 +132,11 @@ func (g *gitSSH) request(_ context.Context, body []byte) (io.ReadCloser, error) 
 }
 
 func (g *gitSSH) close() {
-	// Closing the connection ends the session; its error says only that it is closed.
-	_ = g.network.Close()
+	// This ends the session. The only error is that the connection is already closed.
+	_ = g.conn.Close()
 }
 
-// signer returns the key of the login.
+// signer returns the SSH key of the login. All errors are phase.Invalid.
 func (r *remoteRequest) signer() (ssh.Signer, error) {
 	if len(r.login.Identity) == 0 || len(r.login.KnownHosts) == 0 {
 		return nil, r.secretError(fmt.Errorf("the keys %s and %s are required for git+ssh", keyIdentity, keyKnownHosts))
@@ -162,7 +162,8 @@ func (k hostKeys) contains(key ssh.PublicKey) bool {
 	return slices.ContainsFunc(k, func(known ssh.PublicKey) bool { return string(known.Marshal()) == string(key.Marshal()) })
 }
 
-// algorithms returns all algorithms, those of the keys first: a server has keys of several types, and sends one.
+// algorithms returns all host key algorithms. The algorithms of the keys are first, since a server has keys of several
+// types and sends the first that the client accepts.
 func (k hostKeys) algorithms() []string {
 	var preferred []string
 	for _, key := range k {

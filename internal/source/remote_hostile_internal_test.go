@@ -30,7 +30,7 @@ import (
 )
 
 // fetchOnce fetches a URL with a login.
-func fetchOnce(t *testing.T, address string, login remoteLogin, timeout time.Duration) (remoteFetch, error) {
+func fetchOnce(t *testing.T, address string, login remoteLogin, timeout time.Duration) (remoteResult, error) {
 	t.Helper()
 	f := NewRemoteFetcher(nil, clock.RealClock{})
 	f.timeout = timeout

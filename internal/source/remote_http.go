@@ -15,35 +15,35 @@ import (
 )
 
 const (
-	// requestTimeout limits one request of a remote source, and remoteTimeout one fetch.
+	// requestTimeout limits one request to a URL. remoteTimeout limits one fetch, which can need several requests.
 	requestTimeout = 30 * time.Second
 	remoteTimeout  = 2 * time.Minute
 	// maxRedirects is the limit of the standard library.
 	maxRedirects = 10
 )
 
-// remoteRevision identifies the content behind a URL on its server.
+// remoteRevision identifies the content behind a URL for its server.
 type remoteRevision struct {
-	// ETag is the header field of a response. Last-Modified is of no use: a server can answer that an older file, which
-	// replaced a newer one, is not modified.
+	// ETag is the header field of the response. Last-Modified is not used: if an older file replaces a newer one, a server
+	// can respond Not Modified.
 	ETag string
 	// Digest is the digest of an OCI manifest, or the hash of a Git commit.
 	Digest string
 }
 
-// remoteFetch is the result of one fetch. files are by their clean relative path.
-type remoteFetch struct {
+// remoteResult is the result of one fetch. The keys of files are clean relative paths.
+type remoteResult struct {
 	files    map[string][]byte
 	revision remoteRevision
-	// isUnchanged is true, and there are no files, if the content has the known revision.
+	// isUnchanged is true if the content has the known revision. Then there are no files.
 	isUnchanged bool
-	// content has the files. Its size is reserved in share: the caller of fetch must call free, or keep the content.
+	// content has the files. Its size is reserved in share: the caller of fetch must keep the content or call free.
 	content *Content
 	share   *fetchShare
 }
 
 // free releases the memory that is reserved for the content, if there is any.
-func (f remoteFetch) free() {
+func (f remoteResult) free() {
 	if f.content != nil {
 		f.share.free(sizeOf(f.content))
 	}
@@ -53,32 +53,32 @@ func (f remoteFetch) free() {
 type remoteRequest struct {
 	reference Reference
 	login     remoteLogin
-	// known is the revision of the content that is already there, the zero revision if there is none.
+	// known is the revision of the last content, the zero revision if there is none.
 	known    remoteRevision
-	download *remoteDownload
+	download *meteredDownload
 	client   *http.Client
 	egress   *egress.Policy
 	timeout  time.Duration
 }
 
-// fetch fetches a URL. It returns the files as content, whose size is reserved in share. Errors contain no credentials
-// and no text that the server sent.
-func (f *RemoteFetcher) fetch(ctx context.Context, share *fetchShare, ref Reference, login remoteLogin, known remoteRevision) (fetched remoteFetch, err error) {
+// fetch fetches a URL once. The size of the returned content is reserved in share. Errors contain no credentials and no
+// text of the server.
+func (f *RemoteFetcher) fetch(ctx context.Context, share *fetchShare, ref Reference, login remoteLogin, known remoteRevision) (fetched remoteResult, err error) {
 	ctx, cancel := context.WithTimeout(ctx, remoteTimeout)
 	defer cancel()
-	download := &remoteDownload{share: share, maxSize: maxRemoteDownload}
+	download := &meteredDownload{share: share, maxSize: maxRemoteDownload}
 	ctx, release := f.limits.cancelable(ctx, download)
 	defer release() // runs after download.close, which frees the memory
 	defer download.close()
-	defer func() { err = fetchError(ctx, err) }()
+	defer func() { err = cancelCause(ctx, err) }()
 	transport, err := newTransport(login.Login, f.Egress)
 	if err != nil {
-		return remoteFetch{}, err
+		return remoteResult{}, err
 	}
 	defer transport.CloseIdleConnections()
 	address, err := url.Parse(ref.URL)
 	if err != nil {
-		return remoteFetch{}, errors.New("it is not a URL") // the reference was checked
+		return remoteResult{}, errors.New("it is not a URL") // the reference was checked
 	}
 	request := remoteRequest{
 		reference: ref, login: login, known: known, download: download,
@@ -94,35 +94,35 @@ func (f *RemoteFetcher) fetch(ctx context.Context, share *fetchShare, ref Refere
 	}
 	fetched, err = fetch(ctx, address)
 	if errors.Is(err, errStatusNotFound) && (login.hasCredentials() || address.RawQuery != "" && !isGit(address.Scheme)) {
-		return remoteFetch{}, errHidden
+		return remoteResult{}, errMaybeUnauthorized
 	}
 	if err != nil || fetched.isUnchanged {
 		return fetched, err
 	}
 	if len(fetched.files) == 0 {
-		return remoteFetch{}, errors.New("it has no files")
+		return remoteResult{}, errors.New("it has no files")
 	}
 	content := newContent(ref, fetched.files)
 	content.Sensitive = login.hasCredentials()
 	download.close() // from now on, the files count as content
 	if err := share.reserve(sizeOf(&content), nil); err != nil {
-		return remoteFetch{}, err
+		return remoteResult{}, err
 	}
-	return remoteFetch{content: &content, share: share, revision: fetched.revision}, nil
+	return remoteResult{content: &content, share: share, revision: fetched.revision}, nil
 }
 
 var (
-	// errStatusNotFound is the error of the status Not Found. Other errors that are ErrNotFound are proved by what the
-	// server sent, for example a list of branches without the one in the URL.
+	// errStatusNotFound is ErrNotFound for the status Not Found, which can also mean a lack of access. Other errors that
+	// are ErrNotFound have a proof, for example a list of branches without the branch in the URL.
 	errStatusNotFound = fmt.Errorf("%w", ErrNotFound)
-	// errHidden replaces errStatusNotFound if the request had credentials, or parameters, which can be credentials. It is
-	// not ErrNotFound: an optional URL would count as missing, and what was delivered would be deleted, because a token
-	// has expired.
-	errHidden = errors.New("404 Not Found, which is also the response of many servers to credentials that are not accepted")
+	// errMaybeUnauthorized replaces errStatusNotFound if the request had credentials, or parameters, which can be
+	// credentials. It is not ErrNotFound: otherwise the objects of an optional URL would be deleted because a token has
+	// expired.
+	errMaybeUnauthorized = errors.New("404 Not Found, which is also the response of many servers to credentials that are not accepted")
 )
 
-// checkRedirect refuses redirects from https to http. A redirect to another host gets neither credentials nor the URL
-// of the request before it, which can have credentials as parameters.
+// checkRedirect refuses redirects from https to http. It sends no credentials to another host, and no Referer to any
+// host, since the parameters of a URL can be credentials.
 func checkRedirect(next *http.Request, via []*http.Request) error {
 	if len(via) >= maxRedirects {
 		return fmt.Errorf("the server redirected more than %d times", maxRedirects)
@@ -144,11 +144,12 @@ func checkRedirect(next *http.Request, via []*http.Request) error {
 
 func isSameOrigin(a, b *url.URL) bool { return a.Scheme == b.Scheme && a.Host == b.Host }
 
-// fetchFile fetches a file or an archive. An unchanged one is not transferred again if the server supports it.
-func (r *remoteRequest) fetchFile(ctx context.Context, address *url.URL) (remoteFetch, error) {
+// fetchFile fetches a file or an archive. The server does not send it again if it supports ETags and the file is
+// unchanged.
+func (r *remoteRequest) fetchFile(ctx context.Context, address *url.URL) (remoteResult, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address.String(), nil)
 	if err != nil {
-		return remoteFetch{}, stableError(err)
+		return remoteResult{}, stableError(err)
 	}
 	r.login.authorize(request)
 	if r.known.ETag != "" {
@@ -156,26 +157,26 @@ func (r *remoteRequest) fetchFile(ctx context.Context, address *url.URL) (remote
 	}
 	response, err := r.do(request)
 	if err != nil {
-		return remoteFetch{}, err
+		return remoteResult{}, err
 	}
 	defer response.Body.Close()
 	if response.StatusCode == http.StatusNotModified {
-		return remoteFetch{isUnchanged: true, revision: r.known}, nil
+		return remoteResult{isUnchanged: true, revision: r.known}, nil
 	}
 	raw, err := r.download.readAll(response.Body)
 	if err != nil {
-		return remoteFetch{}, err
+		return remoteResult{}, err
 	}
 	if isEndUnknown(response) && !archive.IsArchive(raw) {
-		return remoteFetch{}, errors.New("the server does not send the length of its response, so a part of it cannot be told from the whole")
+		return remoteResult{}, errors.New("the server does not send the length of its response, so a part of it cannot be told from the whole")
 	}
-	fetched := remoteFetch{revision: remoteRevision{ETag: response.Header.Get("ETag")}}
+	fetched := remoteResult{revision: remoteRevision{ETag: response.Header.Get("ETag")}}
 	fetched.files, err = r.filesIn(ctx, raw, fileName(address))
 	return fetched, err
 }
 
-// isEndUnknown returns whether the end of the connection is the end of the body, so that a body that is cut off seems
-// to be complete. What is missing in it would be deleted on the members.
+// isEndUnknown returns whether the body ends with the connection. Then a truncated body seems to be complete, and the
+// objects in the missing part would be deleted on the members.
 func isEndUnknown(response *http.Response) bool {
 	return response.ProtoMajor == 1 && response.ContentLength < 0 && len(response.TransferEncoding) == 0 && !response.Uncompressed
 }
@@ -196,7 +197,7 @@ func (r *remoteRequest) do(request *http.Request) (*http.Response, error) {
 	return nil, statusError(response.StatusCode)
 }
 
-// statusError returns the error for the status of a response. It has no text of the server.
+// statusError returns the error for the status of a response, without text of the server.
 func statusError(code int) error {
 	if code == http.StatusNotFound || code == http.StatusGone {
 		return errStatusNotFound
@@ -209,8 +210,8 @@ func statusTextError(code int) *responseError {
 	return &responseError{code: code, status: strings.TrimSpace(fmt.Sprintf("%d %s", code, http.StatusText(code)))}
 }
 
-// filesIn returns the files of an archive, or data as a file with name. HTML is refused: it is a login page, or an
-// error with the status OK.
+// filesIn returns the files of an archive, or else one file with the name and the data. It refuses HTML, which is a
+// login page or an error with the status OK.
 func (r *remoteRequest) filesIn(ctx context.Context, data []byte, name string) (map[string][]byte, error) {
 	if archive.IsArchive(data) {
 		return r.download.unpack(ctx, data)

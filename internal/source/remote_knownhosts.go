@@ -14,8 +14,8 @@ import (
 	"golang.org/x/crypto/ssh/knownhosts"
 )
 
-// parseKnownHosts returns the keys of a host in a known_hosts file. address has a port. Certificates of authorities are
-// not supported, and revoked keys are omitted.
+// parseKnownHosts returns the keys of a host in a known_hosts file, without revoked keys. address is "<host>:<port>".
+// Lines with @cert-authority are ignored.
 func parseKnownHosts(file []byte, address string) (hostKeys, error) {
 	host := knownhosts.Normalize(address)
 	var keys, revoked hostKeys
@@ -38,7 +38,7 @@ func parseKnownHosts(file []byte, address string) (hostKeys, error) {
 	return slices.DeleteFunc(keys, revoked.contains), nil
 }
 
-// matchesHost returns whether one of the patterns, and no pattern with an exclamation mark, is for a host.
+// matchesHost returns whether a pattern matches the host, and no pattern that begins with an exclamation mark does.
 func matchesHost(patterns []string, host string) bool {
 	isMatch := false
 	for _, pattern := range patterns {
@@ -53,7 +53,7 @@ func matchesHost(patterns []string, host string) bool {
 	return isMatch
 }
 
-// matchesPattern compares a host with a name, a pattern with * and ?, or a hash.
+// matchesPattern returns whether a host matches a name, a pattern with * and ?, or a hashed name.
 func matchesPattern(pattern, host string) bool {
 	if hashed, ok := strings.CutPrefix(pattern, "|1|"); ok {
 		encodedSalt, encodedHash, _ := strings.Cut(hashed, "|")
@@ -69,7 +69,7 @@ func matchesPattern(pattern, host string) bool {
 	if pattern == host {
 		return true
 	}
-	// path.Match has character classes, which known_hosts has not.
+	// known_hosts has no character classes, but path.Match has.
 	isMatch, err := path.Match(strings.NewReplacer("[", `\[`, "]", `\]`).Replace(pattern), host)
 	return err == nil && isMatch
 }

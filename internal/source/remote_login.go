@@ -14,7 +14,8 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// The keys of the Secret of a remote source. Flux uses the names behind the first one of each.
+// The keys of the Secret of a remote source. The Secrets of Flux have bearerToken and ca.crt in place of token and
+// caFile.
 const (
 	keyToken       = "token"
 	keyBearerToken = "bearerToken"
@@ -40,7 +41,7 @@ func (l remoteLogin) digest() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// hasCredentials returns whether the login has more than the certificates of an authority.
+// hasCredentials returns whether the login has a token, a user name, a password or an SSH key.
 func (l remoteLogin) hasCredentials() bool {
 	return l.Token != "" || l.Username != "" || l.Password != "" || len(l.Identity) > 0
 }
@@ -54,26 +55,27 @@ func (l remoteLogin) authorize(request *http.Request) {
 	}
 }
 
-// readLogin reads the login for a URL from its Secret. It fails with ErrNotFound if the Secret is missing, and with
-// phase.Invalid if it has no login.
+// readLogin reads the login for a URL from its Secret. It fails with a loginError if the Secret cannot be read, and
+// with phase.Invalid if it has no login or the login must not be sent to the URL.
 func (f *RemoteFetcher) readLogin(ctx context.Context, ref Reference) (remoteLogin, error) {
 	login := remoteLogin{Login: Login{InsecureSkipTLSVerify: ref.InsecureSkipTLSVerify, PlainHTTP: ref.PlainHTTP}}
-	if _, hasLogin := ref.LoginReference(); !hasLogin {
+	if _, hasLogin := ref.LoginSecret(); !hasLogin {
 		return login, nil
 	}
-	// The namespace was checked when the reference was made.
+	// ResolveRemoteSource has checked the namespace.
 	secret, err := readSecret(ctx, f.hub, ref.secretRef(), Subject{})
 	if err != nil {
 		return remoteLogin{}, &loginError{err: fmt.Errorf("login for %s: %w", ref, err)}
 	}
-	login.Token = string(cmpBytes(secret.Data, keyToken, keyBearerToken))
+	login.Token = string(firstNonEmpty(secret.Data, keyToken, keyBearerToken))
 	login.Username = string(secret.Data[corev1.BasicAuthUsernameKey])
 	login.Password = string(secret.Data[corev1.BasicAuthPasswordKey])
-	login.CA = cmpBytes(secret.Data, keyCAFile, keyCACert)
+	login.CA = firstNonEmpty(secret.Data, keyCAFile, keyCACert)
 	login.Identity, login.KnownHosts = secret.Data[keyIdentity], secret.Data[keyKnownHosts]
-	// A key for SSH is not sent, but used: what it may read is deployed to the cluster of the profile's author.
+	// An SSH key is not sent, but it needs the same check: its repositories are deployed to clusters that the profile's
+	// author can read.
 	if login.Token != "" || login.Username != "" || login.Password != "" || len(login.Identity) > 0 {
-		if login.Hosts, err = hostsFor(secret, ref.URL); err != nil {
+		if login.Hosts, err = allowedHostsFor(secret, ref.URL); err != nil {
 			return remoteLogin{}, phase.Invalidf("login for %s: Secret %s/%s: %w", ref, secret.Namespace, secret.Name, err)
 		}
 	}
@@ -84,13 +86,13 @@ func (f *RemoteFetcher) readLogin(ctx context.Context, ref Reference) (remoteLog
 	return login, nil
 }
 
-// loginError is the error of a missing Secret. It is not ErrNotFound: only the content of a URL can be optional.
+// loginError is the error of a missing Secret. It hides ErrNotFound: only the content of a URL can be optional.
 type loginError struct{ err error }
 
 func (e *loginError) Error() string { return e.err.Error() }
 
-// cmpBytes returns the first value that is not empty.
-func cmpBytes(data map[string][]byte, keys ...string) []byte {
+// firstNonEmpty returns the value of the first key whose value is not empty.
+func firstNonEmpty(data map[string][]byte, keys ...string) []byte {
 	var found string
 	for _, key := range keys {
 		found = cmp.Or(found, string(data[key]))

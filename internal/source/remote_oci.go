@@ -22,32 +22,32 @@ import (
 const defaultTag = "latest"
 
 // fetchArtifact fetches the layers of an OCI artifact, if its digest has changed. A layer is an archive or a file.
-func (r *remoteRequest) fetchArtifact(ctx context.Context, address *url.URL) (remoteFetch, error) {
+func (r *remoteRequest) fetchArtifact(ctx context.Context, address *url.URL) (remoteResult, error) {
 	opened, err := r.openRepository(strings.TrimPrefix(address.String(), schemeOCI+"://"))
 	if err != nil {
-		return remoteFetch{}, err
+		return remoteResult{}, err
 	}
 	described, err := opened.Resolve(ctx, opened.Reference.Reference)
 	if err != nil {
-		return remoteFetch{}, registryError(err)
+		return remoteResult{}, registryError(err)
 	}
 	revision := remoteRevision{Digest: described.Digest.String()}
 	if revision == r.known {
-		return remoteFetch{isUnchanged: true, revision: revision}, nil
+		return remoteResult{isUnchanged: true, revision: revision}, nil
 	}
 	raw, err := r.readBlob(ctx, opened, described, maxManifest)
 	if err != nil {
-		return remoteFetch{}, fmt.Errorf("read its manifest: %w", err)
+		return remoteResult{}, fmt.Errorf("read its manifest: %w", err)
 	}
 	manifest, err := decodeManifest(raw)
 	if err != nil {
-		return remoteFetch{}, fmt.Errorf("read its manifest: %w", err)
+		return remoteResult{}, fmt.Errorf("read its manifest: %w", err)
 	}
 	if len(manifest.Layers) == 0 {
-		return remoteFetch{}, errors.New("it is not an OCI artifact with layers")
+		return remoteResult{}, errors.New("it is not an OCI artifact with layers")
 	}
 	files, err := r.readLayers(ctx, opened, manifest.Layers)
-	return remoteFetch{files: files, revision: revision}, err
+	return remoteResult{files: files, revision: revision}, err
 }
 
 func (r *remoteRequest) openRepository(name string) (*remote.Repository, error) {
@@ -114,7 +114,7 @@ func (r *remoteRequest) readBlob(ctx context.Context, opened *remote.Repository,
 	return raw, nil
 }
 
-// registryError returns an error of a registry without texts of the registry.
+// registryError returns the error of a registry without text of the registry.
 func registryError(err error) error {
 	if errors.Is(err, errdef.ErrNotFound) {
 		return errStatusNotFound

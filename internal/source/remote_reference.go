@@ -35,15 +35,15 @@ const (
 	schemeGitSSH   = "git+ssh"
 )
 
-// RemoteUse is the use of a URL by one user, which wants it to be fetched again after Interval.
+// RemoteUse is a URL of one user, with the interval at which the user needs it to be fetched.
 type RemoteUse struct {
 	Reference Reference
 	Interval  time.Duration
 }
 
-// UseRemote expands the templates in a remote source for the subject. It fails like RemoteReference.
-func UseRemote(remote libv1beta1.RemoteSource, subject Subject) (RemoteUse, error) {
-	reference, err := RemoteReference(remote, subject)
+// ResolveRemoteUse is ResolveRemoteSource with the interval of the source.
+func ResolveRemoteUse(remote libv1beta1.RemoteSource, subject Subject) (RemoteUse, error) {
+	reference, err := ResolveRemoteSource(remote, subject)
 	if err != nil {
 		return RemoteUse{}, err
 	}
@@ -54,9 +54,9 @@ func UseRemote(remote libv1beta1.RemoteSource, subject Subject) (RemoteUse, erro
 	return RemoteUse{Reference: reference, Interval: interval}, nil
 }
 
-// RemoteReference expands the templates in the URL and the secretRef of a remote source for the subject. Errors are
-// phase.Invalid, also for a namespace of the Secret that Subject.Confined does not allow.
-func RemoteReference(remote libv1beta1.RemoteSource, subject Subject) (Reference, error) {
+// ResolveRemoteSource expands the templates in the URL and the secretRef of a remote source for the subject. All errors
+// are phase.Invalid, for example if Subject.RestrictedNamespace does not allow the namespace of the Secret.
+func ResolveRemoteSource(remote libv1beta1.RemoteSource, subject Subject) (Reference, error) {
 	address, err := subject.Expand("remoteURL.url", remote.URL)
 	if err != nil {
 		return Reference{}, err
@@ -68,7 +68,7 @@ func RemoteReference(remote libv1beta1.RemoteSource, subject Subject) (Reference
 		Kind: KindURL, URL: address, InsecureSkipTLSVerify: remote.InsecureSkipTLSVerify, PlainHTTP: remote.PlainHTTP,
 	}
 	if remote.SecretRef != nil {
-		secret, err := LoginReference(*remote.SecretRef, subject)
+		secret, err := ResolveSecretRef(*remote.SecretRef, subject)
 		if err != nil {
 			return Reference{}, fmt.Errorf("remoteURL.secretRef: %w", err)
 		}
@@ -77,8 +77,8 @@ func RemoteReference(remote libv1beta1.RemoteSource, subject Subject) (Reference
 	return reference, nil
 }
 
-// Origin returns the kind, the namespace and the name of r for the status and for annotations: the name of a URL is the
-// URL without credentials.
+// Origin returns the kind, the namespace and the name of r for the status and for annotations. The name of a URL is the
+// URL without credentials, and its namespace is "".
 func (r Reference) Origin() (kind, namespace, name string) {
 	if r.Kind == KindURL {
 		return r.Kind, "", redactedRemote(r.URL)
@@ -86,17 +86,17 @@ func (r Reference) Origin() (kind, namespace, name string) {
 	return r.Kind, r.Namespace, r.Name
 }
 
-// LoginReference returns the reference to the Secret with the login for a URL, and false if there is none.
-func (r Reference) LoginReference() (Reference, bool) {
+// LoginSecret returns the reference to the Secret with the login for a URL, and false if there is none.
+func (r Reference) LoginSecret() (Reference, bool) {
 	return Reference{Kind: kindSecret, Namespace: r.Namespace, Name: r.Name}, r.Kind == KindURL && r.Name != ""
 }
 
-// secretRef is LoginReference as a field of the API.
+// secretRef returns LoginSecret as an API type.
 func (r Reference) secretRef() corev1.SecretReference {
 	return corev1.SecretReference{Namespace: r.Namespace, Name: r.Name}
 }
 
-// checkRemote returns an error for a URL that cannot be fetched, or with options that have no effect.
+// checkRemote returns an error if the URL cannot be fetched, or if an option has no effect for it.
 func checkRemote(address string, remote libv1beta1.RemoteSource) error {
 	parsed, err := url.Parse(address)
 	if err != nil || parsed.Host == "" {
@@ -166,8 +166,8 @@ func parseGitAddress(address string) (gitAddress, error) {
 	return git, nil
 }
 
-// redactedRemote returns a URL for messages: without what can be credentials, and with the parameters of the URL of a
-// Git repository.
+// redactedRemote returns a URL for messages, without parts that can be credentials. A Git URL keeps the parameters path
+// and ref.
 func redactedRemote(address string) string {
 	public, ok := withoutCredentials(address)
 	if !ok {
@@ -179,7 +179,7 @@ func redactedRemote(address string) string {
 	return public.String()
 }
 
-// gitParameters returns the parameters of a URL of a Git repository that Towline reads.
+// gitParameters returns the parameters path and ref of the URL of a Git repository.
 func gitParameters(address string) url.Values {
 	parameters := url.Values{}
 	if parsed, err := url.Parse(address); err == nil {

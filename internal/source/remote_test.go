@@ -111,13 +111,13 @@ func (r *remoteRun) use(user string, refs ...libv1beta1.PolicyRef) {
 	r.t.Helper()
 	var uses []source.RemoteUse
 	for _, ref := range refs {
-		use, err := source.UseRemote(ref.RemoteURL.RemoteSource, r.subject)
+		use, err := source.ResolveRemoteUse(ref.RemoteURL.RemoteSource, r.subject)
 		if err != nil {
 			r.t.Fatal(err)
 		}
 		uses = append(uses, use)
 	}
-	if err := r.fetcher.Use(r.t.Context(), user, uses); err != nil {
+	if err := r.fetcher.SetUses(r.t.Context(), user, uses); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -444,7 +444,7 @@ func TestRemoteIsFetchedWithAChangedSecret(t *testing.T) {
 func TestRemoteReference(t *testing.T) {
 	t.Parallel()
 	confined := subject()
-	confined.Confined = "eu"
+	confined.RestrictedNamespace = "eu"
 	for name, test := range map[string]struct {
 		remote libv1beta1.RemoteSource
 		want   string
@@ -460,12 +460,12 @@ func TestRemoteReference(t *testing.T) {
 		"Secret of others":    {remote: libv1beta1.RemoteSource{URL: "https://host/x", SecretRef: &corev1.SecretReference{Namespace: "us", Name: "s"}}, want: "reads its own namespace eu only"},
 		"Secret without name": {remote: libv1beta1.RemoteSource{URL: "https://host/x", SecretRef: &corev1.SecretReference{}}, want: "has no name"},
 	} {
-		_, err := source.RemoteReference(test.remote, confined)
+		_, err := source.ResolveRemoteSource(test.remote, confined)
 		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "secret@") {
 			t.Errorf("%s: got %v, want %s", name, err, test.want)
 		}
 	}
-	got, err := source.RemoteReference(libv1beta1.RemoteSource{URL: "git+https://host/{{ .ClusterName }}?path=/a/&ref=v1"}, confined)
+	got, err := source.ResolveRemoteSource(libv1beta1.RemoteSource{URL: "git+https://host/{{ .ClusterName }}?path=/a/&ref=v1"}, confined)
 	if err != nil || got.String() != "URL git+https://host/eu-1?path=%2Fa%2F&ref=v1" {
 		t.Errorf("got %s %v", got, err)
 	}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// remoteUsers are the users of a URL. It counts them by interval and by namespace, since thousands of ClusterSummaries
-// can use one URL, and each of their reconciles needs the shortest interval and the namespace.
+// remoteUsers has the users of a URL. It counts them by interval and by namespace, so that shortestInterval and
+// namespace are fast: thousands of ClusterSummaries can use one URL.
 type remoteUsers struct {
 	intervals   map[string]time.Duration // by user
 	byInterval  map[time.Duration]int
@@ -52,7 +52,7 @@ func (u remoteUsers) shortestInterval() time.Duration {
 	return slices.Min(slices.Collect(maps.Keys(u.byInterval)))
 }
 
-// namespace returns the namespace of all users, "" if they are in several ones or if there are none.
+// namespace returns the namespace of all users, "" if they are in several namespaces or if there are none.
 func (u remoteUsers) namespace() string {
 	if len(u.byNamespace) != 1 {
 		return ""

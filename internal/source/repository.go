@@ -29,7 +29,7 @@ const indexTTL = time.Minute
 // about 2 KiB.
 const maxChartURL = 8 << 10
 
-// index is a repository's index.yaml, with the header fields for conditional requests, or the tags of a chart in a
+// index is a repository's index.yaml with the header fields for conditional requests, or the tags of a chart in a
 // registry.
 type index struct {
 	Entries map[string][]*indexEntry `json:"entries"`
@@ -38,7 +38,7 @@ type index struct {
 	etag     string
 	modified string
 	checked  time.Time
-	size     int // at least what the index takes in memory, or the size of the tags
+	size     int // estimated memory in bytes, rather too large
 }
 
 type indexEntry struct {
@@ -153,17 +153,17 @@ func (r *httpRepository) downloadProvenance(ctx context.Context, at location) ([
 	return file, nil
 }
 
-// index returns the repository's index. It sends no request if the index was requested within maxAge.
+// index returns the repository's index. It sends no request if the cached index is younger than maxAge.
 func (r *httpRepository) index(ctx context.Context, maxAge time.Duration) (*index, error) {
 	key := "index " + r.url + " " + r.login.digest()
-	known := r.charts.knownIndex(key)
+	known := r.charts.cachedIndex(key)
 	if known != nil && r.charts.clock.Since(known.checked) < maxAge {
 		return known, nil
 	}
 	shared, err, _ := r.charts.flights.Do(key, func() (any, error) {
 		fresh, err := r.fetchIndex(ctx, known)
 		if err == nil {
-			r.charts.keepIndex(key, fresh)
+			r.charts.cacheIndex(key, fresh)
 		}
 		return fresh, err
 	})
@@ -173,7 +173,7 @@ func (r *httpRepository) index(ctx context.Context, maxAge time.Duration) (*inde
 	return shared.(*index), nil
 }
 
-// fetchIndex requests the index. If known is not nil, an unchanged index is not transferred again.
+// fetchIndex requests the index. known is the cached index, which is not transferred again if it is unchanged, or nil.
 func (r *httpRepository) fetchIndex(ctx context.Context, known *index) (*index, error) {
 	header := http.Header{}
 	if known != nil && known.etag != "" {
@@ -224,7 +224,7 @@ func parseIndex(raw []byte) (*index, error) {
 	}
 	parsed := &index{}
 	if err := unmarshal(raw, parsed); err != nil {
-		// The error would have parts of the response, which can be of a server that is not meant for users.
+		// The error would have parts of the response, which can be from an internal server that users must not read.
 		return nil, errors.New("the repository's index.yaml is not valid YAML, or not an index of charts")
 	}
 	if parsed.Entries == nil {
@@ -282,8 +282,8 @@ func redacted(address string) string {
 	return public.String()
 }
 
-// withoutCredentials returns a URL without its user, its query and its fragment. It returns false for a text that is
-// not a URL, and for one without a host that may have a user in its path, such as "me:password@example.com".
+// withoutCredentials returns a URL without its user, query and fragment. It returns false if address is not a URL, or
+// has no host and may have a password in its path, such as "me:password@example.com".
 func withoutCredentials(address string) (*url.URL, bool) {
 	parsed, err := url.Parse(address)
 	if err != nil || parsed.Host == "" && strings.Contains(parsed.Opaque+parsed.Path, "@") {

@@ -29,8 +29,8 @@ type Resources struct {
 	Absent []string
 	// HasSecret is true if one of the objects is a Secret.
 	HasSecret bool
-	// Digest identifies the references and the content of their objects. It changes only when something changes that
-	// counts according to a reference, or after a restart, since a reference sees the same version until then.
+	// Digest identifies the references and the content of their objects. A change that a reference ignores changes it only
+	// after a restart: until then, internal/hub/resources returns the same version of the object.
 	Digest string
 }
 
@@ -47,12 +47,12 @@ func (r Resources) decode() (map[string]any, error) {
 	return objects, nil
 }
 
-// ResourceReference identifies an object of any kind on the hub, and which of its changes count.
+// ResourceReference identifies an object of any kind on the hub, and the changes of it that cause a new reconcile.
 type ResourceReference struct {
 	APIVersion, Kind, Namespace, Name string
-	// IgnoreStatus is true if changes of the status do not count. It has no effect together with WatchFields.
+	// IgnoreStatus is true if changes of the status are ignored. It has no effect together with WatchFields.
 	IgnoreStatus bool
-	// WatchFields are the paths whose changes count, separated by line breaks. If it is empty, every change counts.
+	// WatchFields are the paths whose changes are not ignored, separated by line breaks. If it is empty, none is ignored.
 	WatchFields string
 }
 
@@ -68,8 +68,8 @@ func (r ResourceReference) String() string {
 	return r.APIVersion + " " + text
 }
 
-// ResolveResource expands the templates in ref for the subject. The namespace defaults to the cluster's namespace.
-// Errors are phase.Invalid, also for a namespace that Subject.Confined does not allow.
+// ResolveResource expands the templates in ref for the subject. The namespace defaults to the cluster's namespace. All
+// errors are phase.Invalid, for example if Subject.RestrictedNamespace does not allow the namespace.
 func ResolveResource(ref configv1beta1.TemplateResourceRef, subject Subject) (ResourceReference, error) {
 	subject.Resources = Resources{} // they are not read yet
 	groupVersion, err := schema.ParseGroupVersion(cmp.Or(ref.Resource.APIVersion, "v1"))
@@ -95,13 +95,13 @@ func ResolveResource(ref configv1beta1.TemplateResourceRef, subject Subject) (Re
 	if resolved.Kind == "" || resolved.Name == "" {
 		return ResourceReference{}, phase.Invalidf("the reference to %s needs a kind and a name", resolved)
 	}
-	if subject.Confined != "" && resolved.Namespace != subject.Confined {
-		return ResourceReference{}, phase.Invalidf("%s: a Profile reads its own namespace %s only", resolved, subject.Confined)
+	if subject.RestrictedNamespace != "" && resolved.Namespace != subject.RestrictedNamespace {
+		return ResourceReference{}, phase.Invalidf("%s: a Profile reads its own namespace %s only", resolved, subject.RestrictedNamespace)
 	}
 	return resolved, nil
 }
 
-// Digest returns a digest of what counts in an object, nil if it does not exist.
+// Digest returns the digest of the parts of object whose changes are not ignored. object is nil if it does not exist.
 func (r ResourceReference) Digest(object map[string]any) (string, error) {
 	var counts any = object
 	switch {
@@ -125,7 +125,7 @@ func (r ResourceReference) Digest(object map[string]any) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// withoutStatus returns a copy of object without its status and its version.
+// withoutStatus returns a copy of object without its status and its resourceVersion.
 func withoutStatus(object map[string]any) map[string]any {
 	stripped := (&unstructured.Unstructured{Object: object}).DeepCopy()
 	stripped.SetResourceVersion("")
@@ -133,7 +133,7 @@ func withoutStatus(object map[string]any) map[string]any {
 	return stripped.Object
 }
 
-// pathSegments returns the names in a path: of a JSON pointer, or separated by dots.
+// pathSegments returns the segments of a JSON pointer or of a path with dots, nil if a segment of the latter is empty.
 func pathSegments(path string) []string {
 	if pointer, ok := strings.CutPrefix(path, "/"); ok {
 		segments := strings.Split(pointer, "/")
@@ -149,7 +149,7 @@ func pathSegments(path string) []string {
 	return segments
 }
 
-// valueAt returns the value at a path. A number is an index in a list.
+// valueAt returns the value at a path, and false if there is none. In a list, a segment is the index of an item.
 func valueAt(value any, segments []string) (any, bool) {
 	for _, segment := range segments {
 		switch container := value.(type) {

@@ -13,7 +13,7 @@ func TestResolveResource(t *testing.T) {
 	t.Parallel()
 	resolve := func(resource corev1.ObjectReference, confined string, fields ...string) (source.ResourceReference, error) {
 		asked := subject()
-		asked.Confined = confined
+		asked.RestrictedNamespace = confined
 		return source.ResolveResource(configv1beta1.TemplateResourceRef{Resource: resource, WatchFields: fields}, asked)
 	}
 	got, err := resolve(corev1.ObjectReference{Kind: "Secret", Name: "{{ .ClusterName }}-login"}, "")

@@ -10,9 +10,9 @@ import (
 	"github.com/towline/towline/internal/script"
 )
 
-// RunScript runs a script in Lua. Its function evaluate gets the Resources of the subject, by identifier, as its
-// argument and as the global variable resources, and returns a table with the text resources. Errors are phase.Invalid
-// and begin with description, except for a sandbox.LimitError.
+// RunScript runs a script in Lua. The script defines a function evaluate. Its argument, which is also the global
+// variable resources, is a table of the subject's Resources by identifier. It returns a table whose field resources is
+// the text of the manifests. Errors are phase.Invalid and begin with description, or are a sandbox.LimitError.
 func (s Subject) RunScript(description, text string) (Expanded, error) {
 	return s.run(scriptFunction, expansion{Description: description, Text: text})
 }
@@ -41,7 +41,7 @@ func (e expansion) runScript(*currentLine) (Expanded, error) {
 	return expanded, nil
 }
 
-// scriptError returns the error of a script. A script that can read a Secret can write its data into the message.
+// scriptError returns the error of a script, without its message if the script can write data of a Secret into it.
 func (e expansion) scriptError(err error) error {
 	if e.Resources.HasSecret && errors.Is(err, script.ErrInvalid) {
 		return phase.Invalidf("run %s: the script failed (details are not shown, because the script can read a Secret)", e.Description)

@@ -37,12 +37,12 @@ const (
 	annotationTimestamp   = "dev.sigstore.cosign/rfc3161timestamp"
 )
 
-// legacySignatures reads the tag sha256-<digest>.sig. It has a layer for each signature: the content is the signed
-// text, and the annotations hold the signature.
+// legacySignatures reads the manifest with the tag sha256-<digest>.sig. It has a layer for each signature: the blob is
+// the signed text, and the annotations have the signature.
 func (r *ociRegistry) legacySignatures(
 	ctx context.Context, at location,
 ) (found []cosignSignature, unreadable []error, err error) {
-	opened, err := r.open(at.url)
+	opened, err := r.openRepository(at.url)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -61,7 +61,7 @@ func (r *ociRegistry) legacySignatures(
 			unreadable = append(unreadable, fmt.Errorf("it has more than %d MiB", maxSignatureBytes>>20))
 			continue
 		}
-		payload, err := fetch(ctx, opened, layer, maxSignatureBytes)
+		payload, err := fetchBlob(ctx, opened, layer, maxSignatureBytes)
 		if err != nil {
 			return nil, nil, fmt.Errorf("read a signature of %s: %w", opened.Reference.Repository, err)
 		}
@@ -80,7 +80,7 @@ func (r *ociRegistry) legacySignatures(
 func (r *ociRegistry) bundleSignatures(
 	ctx context.Context, at location,
 ) (found []cosignSignature, unreadable []error, err error) {
-	opened, err := r.open(at.url)
+	opened, err := r.openRepository(at.url)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -108,7 +108,7 @@ func (r *ociRegistry) bundleSignatures(
 			unreadable = append(unreadable, fmt.Errorf("it has more than %d MiB", maxSignatureBytes>>20))
 			continue
 		}
-		raw, err := fetch(ctx, opened, layer, maxSignatureBytes)
+		raw, err := fetchBlob(ctx, opened, layer, maxSignatureBytes)
 		if err != nil {
 			return nil, nil, fmt.Errorf("read a signature of %s: %w", opened.Reference.Repository, err)
 		}
@@ -151,9 +151,9 @@ func listSignatureReferrers(
 	return referrers, nil
 }
 
-// canBeSignature returns whether an artifact can hold a Sigstore bundle with a signature. Some registries report the
-// media type of the artifact's configuration as its artifact type, so these are accepted, too. Attestations have an
-// annotation of cosign and are not downloaded, since they can be large.
+// canBeSignature returns whether an artifact can be a Sigstore bundle with a signature. Some registries report the
+// media type of the artifact's configuration as its artifact type, so an empty configuration is accepted, too.
+// Attestations, which can be large, have an annotation of cosign and are refused.
 func canBeSignature(referrer ocispec.Descriptor) bool {
 	if predicate, ok := referrer.Annotations[annotationPredicate]; ok && predicate != signStatement {
 		return false

@@ -17,16 +17,16 @@ import (
 	"github.com/towline/towline/internal/sandbox"
 )
 
-// maxExpanded limits the size of an expanded template in bytes. It is larger than any single object may be.
+// maxExpanded limits an expanded template in bytes. A template can have many objects.
 const maxExpanded = 64 << 20
 
 // maxExpansionsSize limits the texts in Subject.Expansions in bytes.
 const maxExpansionsSize = 8 << 20
 
-// resourcesField is the field of templates with Subject.Resources.
+// resourcesField is the name of the template field that holds Subject.Resources.
 const resourcesField = "MgmtResources"
 
-// Subject is the cluster for which templates in names, chart fields and content are expanded. They have the fields
+// Subject is the cluster for which templates in names, chart fields and content are expanded. Templates have the fields
 // .Cluster (the whole object, as in YAML), .ClusterNamespace, .ClusterName and .MgmtResources (whole objects of the
 // hub, by identifier).
 type Subject struct {
@@ -34,38 +34,37 @@ type Subject struct {
 	Cluster   func() (map[string]any, error)
 	Namespace string
 	Name      string
-	// Profile identifies the profile with the template. After a sandbox.LimitError, other profiles with the same text are
-	// expanded: a slow template can be slow because of the clusters of one profile.
+	// Profile identifies the profile with the template. A sandbox.LimitError blocks a template for one profile only: the
+	// clusters of the profile can be the reason why the template is slow.
 	Profile string
-	// Confined is the only hub namespace that may be read for a Profile. It is empty for a ClusterProfile, which may read
-	// every namespace. It is also the Scope of all calls of the sandbox, whose results are not used for another one.
-	Confined string
+	// RestrictedNamespace is the only hub namespace that a Profile may read. It is empty for a ClusterProfile, which may
+	// read every namespace. It is also the Scope of all sandbox calls: scopes do not share results.
+	RestrictedNamespace string
 	// Resources are the objects of the hub that templates and scripts can read.
 	Resources Resources
-	// Sandbox expands the templates in child processes that call ExpandFunction. Without it, they are expanded in this
-	// process, and one that does not end is not stopped.
+	// Sandbox expands templates in child processes with SandboxFunctions. If it is nil, they are expanded in this process,
+	// without a time limit.
 	Sandbox *sandbox.Pool
-	// Expansions has the results of templates that read nothing of any subject, see NewExpansions. Without it, each of
-	// them is expanded for each subject.
+	// Expansions caches the results of templates that read nothing of the subject, see NewExpansions. Nil means no cache.
 	Expansions *cache.Cache[string]
-	// Memory counts the memory of what is rendered for the subject. Nil means no limit.
+	// Memory counts the memory of the content that is rendered for the subject. Nil means no limit.
 	Memory *kube.ContentReservation
 }
 
 // NewExpansions returns an empty cache for Subject.Expansions. All subjects can share it.
 func NewExpansions() *cache.Cache[string] { return cache.New[string](maxExpansionsSize) }
 
-// expandFunction and scriptFunction are names of ExpandFunctions. expandLimit is the time limit of one template or
+// expandFunction and scriptFunction are keys of SandboxFunctions. expandLimit limits the time of one template or
 // script.
 const (
 	expandFunction = "expand"
 	scriptFunction = "script"
 	expandLimit    = 10 * time.Second
-	// reportTime is the time before expandLimit at which a child reports its line.
-	reportTime = 2 * time.Second
+	// lineReportLead is how long before expandLimit a child reports the current line of its template.
+	lineReportLead = 2 * time.Second
 )
 
-// expansion is the input of ExpandFunctions.
+// expansion is the input of expandFunction and scriptFunction.
 type expansion struct {
 	Description, Text string
 	Cluster           json.RawMessage
@@ -73,8 +72,8 @@ type expansion struct {
 	Resources         Resources
 }
 
-// ExpandFunctions returns the functions of this package for the children of the sandbox.
-func ExpandFunctions() map[string]sandbox.Function {
+// SandboxFunctions returns the functions, by name, that the child processes of Subject.Sandbox must offer.
+func SandboxFunctions() map[string]sandbox.Function {
 	functions := map[string]sandbox.Function{substituteFunction: substituteInSandbox}
 	for name, function := range expansionFunctions() {
 		functions[name] = func(input json.RawMessage, callBack func(any) (json.RawMessage, error)) (any, error) {
@@ -83,8 +82,8 @@ func ExpandFunctions() map[string]sandbox.Function {
 				return nil, err
 			}
 			line := &currentLine{}
-			// Shortly before its end, the child tells where it is.
-			report := time.AfterFunc(expandLimit-reportTime, func() { _, _ = callBack(line.number.Load()) })
+			// The parent adds the line to the error of a template that exceeds the limit.
+			report := time.AfterFunc(expandLimit-lineReportLead, func() { _, _ = callBack(line.number.Load()) })
 			defer report.Stop()
 			return function(e, line)
 		}
@@ -96,10 +95,9 @@ func expansionFunctions() map[string]func(expansion, *currentLine) (Expanded, er
 	return map[string]func(expansion, *currentLine) (Expanded, error){expandFunction: expansion.expand, scriptFunction: expansion.runScript}
 }
 
-// Expand expands the templates in text. Errors are phase.Invalid and begin with description. A field that does not
-// exist is an error, and so is a function whose result differs between calls (now, randAlphaNum, genCA, env, ...),
-// since the result would be deployed again and again. It returns a sandbox.LimitError for a template that takes too
-// much time or memory.
+// Expand expands the templates in text. Errors are phase.Invalid and begin with description. A missing field is an
+// error, and so is a function whose result differs between calls (now, randAlphaNum, genCA, env, ...), since each new
+// result would be deployed. The error is a sandbox.LimitError if the template takes too much time or memory.
 func (s Subject) Expand(description, text string) (string, error) {
 	expanded, err := s.ExpandText(description, text)
 	return expanded.Text, err
@@ -108,16 +106,14 @@ func (s Subject) Expand(description, text string) (string, error) {
 // Expanded is the result of Subject.ExpandText and Subject.RunScript.
 type Expanded struct {
 	Text string
-	// IsShared is true if the templates read nothing of the subject, so that the result, also an error, is the same for
-	// all subjects.
+	// IsShared is true if the templates read nothing of the subject. Then all subjects have the same result or error.
 	IsShared bool
-	// OnlyResources is true if they read nothing of the subject but its Resources, so that the result is the same for all
-	// subjects with the same Resources.Digest.
+	// OnlyResources is true if the templates or the script read only the Resources of the subject. Then all subjects with
+	// the same Resources.Digest have the same result.
 	OnlyResources bool
 }
 
-// ExpandText is like Expand and returns what the result depends on. A text whose result is in Expansions is not
-// expanded again.
+// ExpandText is Expand that also returns whether the result depends on the subject. It uses the cache Expansions.
 func (s Subject) ExpandText(description, text string) (Expanded, error) {
 	if !strings.Contains(text, "{{") {
 		return Expanded{Text: text, IsShared: true}, nil
@@ -125,10 +121,9 @@ func (s Subject) ExpandText(description, text string) (Expanded, error) {
 	if s.Expansions == nil {
 		return s.expandTemplate(description, text)
 	}
-	// No function of templates has another result in the next call (see functions). So the text alone determines a result
-	// that is shared. A child can return any result, and that it is shared: it is used in its scope only. Errors also have
-	// the description, and are not cached.
-	key := fmt.Sprintf("%x %s", sha256.Sum256([]byte(text)), s.Confined)
+	// Template functions are deterministic (see functions), so the text determines a shared result. A compromised child
+	// can return any result and IsShared, so the key has the scope. Errors contain the description and are not cached.
+	key := fmt.Sprintf("%x %s", sha256.Sum256([]byte(text)), s.RestrictedNamespace)
 	if known, ok := s.Expansions.Get(key); ok {
 		return Expanded{Text: known, IsShared: true}, nil
 	}
@@ -164,7 +159,7 @@ func (s Subject) run(name string, e expansion) (Expanded, error) {
 	var expanded Expanded
 	line := 0
 	err := s.Sandbox.Call(sandbox.Call{
-		Function: name, Scope: s.Confined, Key: fmt.Sprintf("%s %s %x", name, s.Profile, sha256.Sum256([]byte(e.Text))),
+		Function: name, Scope: s.RestrictedNamespace, Key: fmt.Sprintf("%s %s %x", name, s.Profile, sha256.Sum256([]byte(e.Text))),
 		Member: s.Namespace + "/" + s.Name, Limit: expandLimit, Input: e, Output: &expanded, Memory: s.Memory,
 		Callback: func(input json.RawMessage) (any, error) { return nil, json.Unmarshal(input, &line) },
 		Detail: func() string {
@@ -194,21 +189,21 @@ func (e expansion) expand(line *currentLine) (Expanded, error) {
 	if err != nil {
 		return Expanded{IsShared: true}, phase.Invalidf("parse %s: %s", e.Description, templateMessage(err))
 	}
-	var read reads
+	var access dataAccess
 	for _, defined := range parsed.Templates() {
 		if defined.Tree != nil {
-			read = read.or(dataReader{isDotCounted: defined.Name() != templateName}.readsOf(defined.Root))
+			access = access.or(accessFinder{isDotCounted: defined.Name() != templateName}.accessOf(defined.Root))
 		}
 	}
-	expanded := Expanded{IsShared: read == reads{}, OnlyResources: read == reads{resources: true}}
-	if err := line.follow(parsed, e.Text); err != nil {
+	expanded := Expanded{IsShared: access == dataAccess{}, OnlyResources: access == dataAccess{resources: true}}
+	if err := line.addLineCalls(parsed, e.Text); err != nil {
 		return Expanded{}, err
 	}
 	out := &boundedBuilder{left: maxExpanded}
 	data := map[string]any{"Cluster": cluster, "ClusterNamespace": e.Namespace, "ClusterName": e.Name, resourcesField: objects}
 	if err := parsed.Execute(out, data); err != nil {
-		message := templateMessage(line.wrap(err))
-		if read.resources && e.Resources.HasSecret {
+		message := templateMessage(line.addLine(err))
+		if access.resources && e.Resources.HasSecret {
 			message = withoutValues(message)
 		}
 		return expanded, phase.Invalidf("expand %s: %s", e.Description, message)
@@ -225,7 +220,7 @@ func templateMessage(err error) string {
 	return strings.NewReplacer("template: "+templateName+":", "line ", `executing "`+templateName+`" at`, "at").Replace(err.Error())
 }
 
-// withoutValues returns the message of a template error without the parts that can have a value of the data.
+// withoutValues removes the parts of a template error's message that can contain a value.
 func withoutValues(message string) string {
 	for _, before := range []string{"error calling ", "range can't iterate over "} {
 		if start := strings.Index(message, before); start >= 0 {
@@ -241,7 +236,7 @@ func withoutValues(message string) string {
 
 var errTooLarge = errors.New("the result is larger than 64 MiB")
 
-// boundedBuilder is a strings.Builder with a limit: left is the number of bytes that can be added.
+// boundedBuilder is a strings.Builder that accepts at most left more bytes.
 type boundedBuilder struct {
 	strings.Builder
 	left int

@@ -10,7 +10,7 @@ import (
 	"github.com/towline/towline/internal/sandbox"
 )
 
-// substituteFunction is the name in the sandbox of the function that expands templates with values.
+// substituteFunction is the key of substituteInSandbox in SandboxFunctions.
 const substituteFunction = "substitute"
 
 // Text is a template with its description for errors.
@@ -22,8 +22,8 @@ type substitution struct {
 	Values map[string]string
 }
 
-// Substitute expands texts with values as their data: {{ .key }} is the value of a key. Functions, limits and errors
-// are those of Expand. A value that does not exist is an error.
+// Substitute expands texts with values as their data: {{ .key }} is the value of a key. A missing key is an error. The
+// functions, the limits and the errors are the same as in Expand. The result has the order of texts.
 func (s Subject) Substitute(texts []Text, values map[string]string) ([]string, error) {
 	input := substitution{Texts: texts, Values: values}
 	if s.Sandbox == nil {
@@ -35,7 +35,7 @@ func (s Subject) Substitute(texts []Text, values map[string]string) ([]string, e
 	}
 	var expanded []string
 	err = s.Sandbox.Call(sandbox.Call{
-		Function: substituteFunction, Scope: s.Confined, Key: fmt.Sprintf("%s %s %x", substituteFunction, s.Profile, sha256.Sum256(raw)),
+		Function: substituteFunction, Scope: s.RestrictedNamespace, Key: fmt.Sprintf("%s %s %x", substituteFunction, s.Profile, sha256.Sum256(raw)),
 		Member: s.Namespace + "/" + s.Name, Limit: expandLimit, Input: input, Output: &expanded, Memory: s.Memory,
 	})
 	if err == nil && len(expanded) != len(texts) {

@@ -23,29 +23,30 @@ const (
 	// dialTimeout and headerTimeout limit the wait for a repository that does not respond.
 	dialTimeout   = 10 * time.Second
 	headerTimeout = 30 * time.Second
-	// maxResponseHeader limits the header of a response.
+	// maxResponseHeader limits the header of a response in bytes.
 	maxResponseHeader = 64 << 10
-	// maxIndex is larger than any public index; the largest ones have about 30 MiB.
+	// maxIndex limits an index in bytes. The largest public indexes have about 30 MiB.
 	maxIndex = 128 << 20
-	// maxIndexNodes limits the values in an index. Each takes some hundred bytes of memory while the index is parsed, even
-	// if it has only two bytes. The largest public indexes have half as many.
+	// maxIndexNodes limits the values in an index. A value of two bytes takes some hundred bytes of memory while the index
+	// is parsed. The largest public indexes have 1.5 million.
 	maxIndexNodes = 3_000_000
-	// maxIndexes limits all cached indexes together.
-	maxIndexes = 128 << 20
-	// maxKnownCharts limits the entries of charts in memory. Others are read from disk again.
-	maxKnownCharts = 16 << 20
-	// maxFetched limits the responses of all repositories that are in memory at the same time: the callers of Charts.Fetch
-	// wait only a short time, so they do not limit the number of fetches.
-	maxFetched = 128 << 20
-	// maxArchive is Helm's limit for the size of an unpacked chart.
+	// maxIndexesSize limits all cached indexes together, in bytes.
+	maxIndexesSize = 128 << 20
+	// maxCachedChartsSize limits Charts.cachedCharts in bytes. Other entries are read from disk again.
+	maxCachedChartsSize = 16 << 20
+	// maxFetchedSize limits the responses of all running fetches of charts, in bytes. The number of fetches has no limit,
+	// since a fetch continues after Charts.Fetch has returned.
+	maxFetchedSize = 128 << 20
+	// maxArchive limits an archive in bytes. It is Helm's limit for an unpacked chart.
 	maxArchive = 100 << 20
 )
 
-// newTransport returns a transport for one fetch; the caller closes its idle connections.
+// newTransport returns a transport for one fetch. The caller must call CloseIdleConnections. A nil policy allows all
+// hosts.
 func newTransport(login Login, policy *egress.Policy) (egress.Transport, error) {
 	config := &tls.Config{
 		MinVersion: tls.VersionTLS12,
-		// A profile can set it for one repository.
+		// A profile can disable the verification for a repository.
 		InsecureSkipVerify: login.InsecureSkipTLSVerify,
 	}
 	if len(login.CA) > 0 {
@@ -59,16 +60,16 @@ func newTransport(login Login, policy *egress.Policy) (egress.Transport, error) 
 		TLSHandshakeTimeout:   dialTimeout,
 		ResponseHeaderTimeout: headerTimeout,
 		ForceAttemptHTTP2:     true,
-		// The default is 10 MiB. Short fields take ten times their size, in each fetch.
+		// The default is 10 MiB, and parsed short fields take ten times their size.
 		MaxResponseHeaderBytes: maxResponseHeader,
 	}
 	return policy.Transport(transport, &net.Dialer{Timeout: dialTimeout}), nil
 }
 
-// countedTransport counts the bytes of all responses.
+// countedTransport counts the bytes of all responses in download.
 type countedTransport struct {
 	next     egress.Transport
-	download *remoteDownload
+	download *meteredDownload
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -83,14 +84,14 @@ func (t countedTransport) RoundTrip(request *http.Request) (*http.Response, erro
 	return response, err
 }
 
-// connect returns a context and a transport for one fetch, whose responses count against the limit of all fetches until
-// the caller calls disconnect.
+// connect returns a context and a transport for one fetch. Its responses count in c.limits until the caller calls
+// disconnect, which is required. The context is canceled if the fetch is slow and others need its memory.
 func (c *Charts) connect(ctx context.Context, login Login) (fetchContext context.Context, transport http.RoundTripper, disconnect func(), err error) {
 	base, err := newTransport(login, c.Egress)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	counted := countedTransport{base, &remoteDownload{share: &fetchShare{limits: c.limits}, maxSize: maxIndex + maxArchive}}
+	counted := countedTransport{base, &meteredDownload{share: &fetchShare{limits: c.limits}, maxSize: maxIndex + maxArchive}}
 	fetchContext, release := c.limits.cancelable(ctx, counted.download)
 	return fetchContext, counted, func() {
 		base.CloseIdleConnections()
@@ -111,7 +112,7 @@ func readAtMost(r io.Reader, limit int64) ([]byte, error) {
 	return raw, nil
 }
 
-// isNetworkError returns whether err is an error of the network or a timeout.
+// isNetworkError returns whether err is an error of the network, a timeout or a cancellation.
 func isNetworkError(err error) bool {
 	_, isNetwork := errors.AsType[net.Error](err)
 	return isNetwork || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)

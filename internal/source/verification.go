@@ -29,22 +29,22 @@ const (
 	keyTrustRoot = "trusted_root.json"
 )
 
-// Verification lists the signatures that a chart must have. The zero Verification requires none.
+// Verification describes the signatures that a chart must have. The zero Verification requires none.
 type Verification struct {
 	// Keyring holds OpenPGP public keys. One of them must have signed the chart's provenance file. If it is nil, no
 	// provenance file is required.
 	Keyring []byte
 	// Signature describes the required cosign signature. If it is nil, none is required.
-	Signature *Signature
+	Signature *SignatureRequirement
 }
 
-// Signature requires a cosign signature: made with the key of PublicKey, or by one of Identities.
-type Signature struct {
-	// PublicKey in PEM. If it is nil, the signature must have a certificate for one of Identities.
+// SignatureRequirement describes the cosign signature that a chart must have: by PublicKey, or by one of Identities.
+type SignatureRequirement struct {
+	// PublicKey is in PEM. If it is nil, the signature must have a certificate for one of Identities.
 	PublicKey []byte
 	// Identities are the accepted identities. Issuer and subject are regular expressions.
 	Identities []configv1beta1.OIDCIdentityMatch
-	// TrustRoot is a trusted_root.json of Sigstore, which certificates are verified with. Nil means the trust root of
+	// TrustRoot is a trusted_root.json of Sigstore, for the verification of certificates. Nil means the trust root of
 	// Sigstore's public services.
 	TrustRoot []byte
 }
@@ -86,22 +86,22 @@ func VerificationFor(
 	return verification, nil
 }
 
-// signatureFor returns the Signature of a chart. Its errors begin with ".<field>: ": the caller puts
+// signatureFor returns the SignatureRequirement of a chart. Its errors begin with ".<field>: ": the caller puts
 // signatureVerification before them.
 func signatureFor(
 	ctx context.Context, hub client.Reader, wanted configv1beta1.SignatureVerification, subject Subject,
-) (*Signature, error) {
+) (*SignatureRequirement, error) {
 	if wanted.Provider == configv1beta1.SignatureProviderPublicKey {
 		key, err := readKey(ctx, hub, wanted.SecretRef, keyPublicKey, subject)
 		if err != nil {
 			return nil, fmt.Errorf(".secretRef: %w", err)
 		}
-		return &Signature{PublicKey: key}, nil
+		return &SignatureRequirement{PublicKey: key}, nil
 	}
 	if wanted.Provider != configv1beta1.SignatureProviderKeyless {
 		return nil, phase.Invalidf(".provider: %q is neither PublicKey nor Keyless", wanted.Provider)
 	}
-	signature := &Signature{}
+	signature := &SignatureRequirement{}
 	if wanted.SecretRef != nil {
 		root, err := readKey(ctx, hub, wanted.SecretRef, keyTrustRoot, subject)
 		if err != nil {
@@ -145,6 +145,7 @@ func expandIdentity(match configv1beta1.OIDCIdentityMatch, subject Subject) (con
 	return match, nil
 }
 
+// readKey returns the value of key in the Secret of ref. It fails like VerificationFor.
 func readKey(
 	ctx context.Context, hub client.Reader, ref *corev1.SecretReference, key string, subject Subject,
 ) ([]byte, error) {
@@ -170,15 +171,15 @@ func (v Verification) digest() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// download is an archive that is not verified yet, with its location in the repository.
-type download struct {
+// downloadedChart is an archive before its verification. A packaged chart has no location.
+type downloadedChart struct {
 	at       location
 	archive  []byte
 	metadata *helmchart.Metadata
 }
 
 // verify returns nil if the downloaded archive is the requested chart and has all signatures that the request requires.
-func (c *Charts) verify(ctx context.Context, repo repository, request chartRequest, got download) error {
+func (c *Charts) verify(ctx context.Context, repo repository, request chartRequest, got downloadedChart) error {
 	verification := request.verification
 	if verification.isZero() {
 		return nil
@@ -205,7 +206,7 @@ func unverified(format string, args ...any) error {
 	return phase.Invalid{Err: unverifiedError{fmt.Errorf(format, args...)}}
 }
 
-// unverifiedError is an error with its own message that errors.Is reports as ErrUnverified.
+// unverifiedError is ErrUnverified for errors.Is, but has its own message.
 type unverifiedError struct{ error }
 
 func (unverifiedError) Is(target error) bool { return target == ErrUnverified }

@@ -40,12 +40,12 @@ func TestVerificationFor(t *testing.T) {
 	}{
 		"none":        {},
 		"provenance":  {chart: provenance(keys), want: source.Verification{Keyring: []byte("keys")}},
-		"public key":  {chart: signature("PublicKey", keys), want: source.Verification{Signature: &source.Signature{PublicKey: []byte("PEM")}}},
-		"both":        {chart: both, want: source.Verification{Keyring: []byte("keys"), Signature: &source.Signature{PublicKey: []byte("PEM")}}},
-		"public root": {chart: signature("Keyless", nil, identity), want: source.Verification{Signature: &source.Signature{Identities: expanded}}},
+		"public key":  {chart: signature("PublicKey", keys), want: source.Verification{Signature: &source.SignatureRequirement{PublicKey: []byte("PEM")}}},
+		"both":        {chart: both, want: source.Verification{Keyring: []byte("keys"), Signature: &source.SignatureRequirement{PublicKey: []byte("PEM")}}},
+		"public root": {chart: signature("Keyless", nil, identity), want: source.Verification{Signature: &source.SignatureRequirement{Identities: expanded}}},
 		"own root": {
 			chart: signature("Keyless", keys, identity),
-			want:  source.Verification{Signature: &source.Signature{Identities: expanded, TrustRoot: []byte("{}")}},
+			want:  source.Verification{Signature: &source.SignatureRequirement{Identities: expanded, TrustRoot: []byte("{}")}},
 		},
 		"no keyring named":    {chart: provenance(nil), err: "provenanceVerification.keyringSecretRef: it must name a Secret with the key keyring.gpg"},
 		"no Secret":           {chart: provenance(none), err: "provenanceVerification.keyringSecretRef: Secret NS/none does not exist", later: true},

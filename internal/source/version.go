@@ -10,8 +10,7 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// IsExactVersion returns whether the chartVersion of a chart is one version and not a range. Its archive is not
-// requested again, see Charts.
+// IsExactVersion returns whether the chartVersion of a chart is one version and not a range, see Charts.
 func IsExactVersion(version string) bool { return isExact(version) }
 
 // isExact returns whether version is one version and not a range.
@@ -20,7 +19,7 @@ func isExact(version string) bool {
 	return err == nil
 }
 
-// spellings returns an exact version as given, and with the leading v added or removed.
+// spellings returns an exact version, unchanged and with the leading v added or removed.
 func spellings(version string) []string {
 	if bare, prefixed := strings.CutPrefix(version, "v"); prefixed {
 		return []string{version, bare}
@@ -28,9 +27,9 @@ func spellings(version string) []string {
 	return []string{version, "v" + version}
 }
 
-// chooseVersion returns the newest of versions in wanted, an exact version or a range in Helm's syntax. Pre-releases
-// count only if the range has one. It fails with ErrNotFound if there is none and with phase.Invalid if wanted is
-// invalid.
+// chooseVersion returns the newest version that wanted allows: an exact version or a range in Helm's syntax. A range
+// allows pre-releases only if it has one. It fails with ErrNotFound if no version is allowed, and with phase.Invalid if
+// wanted is not valid.
 func chooseVersion(versions []string, wanted string) (string, error) {
 	if isExact(wanted) {
 		for _, spelling := range spellings(wanted) {

@@ -197,7 +197,7 @@ func newRendering(t *testing.T, program string) *rendering {
 
 // subject returns the cluster of a tenant, or one of a ClusterProfile if the namespace is empty.
 func (r *rendering) subject(namespace string) source.Subject {
-	return source.Subject{Namespace: cmp.Or(namespace, "fleet"), Name: "cluster", Confined: namespace, Sandbox: r.pool, Expansions: r.expansions}
+	return source.Subject{Namespace: cmp.Or(namespace, "fleet"), Name: "cluster", RestrictedNamespace: namespace, Sandbox: r.pool, Expansions: r.expansions}
 }
 
 // results returns the results for a tenant by content.
@@ -234,10 +234,10 @@ func (r *rendering) results(namespace string) map[string]string {
 	objects, _, err = r.kustomizations.Render(k, subject)
 	add("kustomization with values", objects, err)
 	patches := []render.Patch{{Text: "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: public, namespace: default}\ndata: {b: public}"}}
-	changed, err := r.changer.Change(built, documents, render.Changes{Patches: patches, Scope: subject.Confined}, nil)
+	changed, err := r.changer.Change(built, documents, render.Changes{Patches: patches, Scope: subject.RestrictedNamespace}, nil)
 	add("patch", changed.Objects, err)
 	release, err := r.charts.Render(r.Context(), render.ChartRequest{
-		Chart: r.chart, Name: "public", Namespace: "public", KubeVersion: "v1.36.3", APIVersions: []string{"v1"}, Scope: subject.Confined,
+		Chart: r.chart, Name: "public", Namespace: "public", KubeVersion: "v1.36.3", APIVersions: []string{"v1"}, Scope: subject.RestrictedNamespace,
 	})
 	add("chart", release.Objects, err)
 	checker := check.Checker{Sandbox: r.pool, Cluster: client.ObjectKey{Namespace: subject.Namespace, Name: subject.Name}}

@@ -61,7 +61,7 @@ func (w *Watcher) Get(ctx context.Context, ref source.Reference) (*unstructured.
 		return nil, err
 	}
 	if !known.informer.HasSynced() {
-		return nil, source.PendingFlux(ref, syncDelay)
+		return nil, source.NewPendingFluxError(ref, syncDelay)
 	}
 	object := newObject(ref.Kind)
 	err = known.objects.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, object, client.UnsafeDisableDeepCopy)
@@ -79,13 +79,13 @@ func (w *Watcher) find(ref source.Reference) (watch, error) {
 		case w.wake <- struct{}{}:
 		default: // the check is already requested
 		}
-		return watch{}, source.PendingFlux(ref, syncDelay)
+		return watch{}, source.NewPendingFluxError(ref, syncDelay)
 	case meta.IsNoMatchError(known.err):
 		return watch{}, fmt.Errorf("%s: the hub has no kind %s of %s; is Flux's source-controller installed?", ref, ref.Kind, source.FluxGroupVersion())
 	case known.err != nil && (known.informer == nil || !known.informer.HasSynced()):
 		return watch{}, fmt.Errorf("%s: list the kind %s on the hub: %w", ref, ref.Kind, known.err)
 	case known.informer == nil:
-		return watch{}, source.PendingFlux(ref, syncDelay)
+		return watch{}, source.NewPendingFluxError(ref, syncDelay)
 	}
 	return *known, nil
 }

@@ -61,7 +61,7 @@ func (w *Watcher) Load(ctx context.Context, summary types.NamespacedName, refs [
 		return source.Resources{}, err
 	}
 	// The watch begins before the objects are read, so that no change is missed.
-	w.setReferences(summary, summaryReferences{namespace: subject.Confined, all: resolved})
+	w.setReferences(summary, summaryReferences{namespace: subject.RestrictedNamespace, all: resolved})
 	return collect(refs, resolved, subject, func(reference source.ResourceReference) (pin, error) { return w.readPinned(ctx, reference) })
 }
 
@@ -147,8 +147,8 @@ func (w *Watcher) resolve(ref configv1beta1.TemplateResourceRef, subject source.
 		return reference, nil
 	}
 	reference.Namespace = ""
-	if subject.Confined != "" {
-		return source.ResourceReference{}, phase.Invalidf("%s has no namespace: a Profile reads its own namespace %s only", reference, subject.Confined)
+	if subject.RestrictedNamespace != "" {
+		return source.ResourceReference{}, phase.Invalidf("%s has no namespace: a Profile reads its own namespace %s only", reference, subject.RestrictedNamespace)
 	}
 	return reference, nil
 }
@@ -176,7 +176,7 @@ func checkAllowed(reference source.ResourceReference, pinned pin, subject source
 	if pinned.content == nil && !isOptional {
 		return fmt.Errorf("%s %w", reference, source.ErrNotFound)
 	}
-	if subject.Confined != "" && isSecret(reference) && pinned.content != nil && pinned.secretType != libv1beta1.ProfileSecretType {
+	if subject.RestrictedNamespace != "" && isSecret(reference) && pinned.content != nil && pinned.secretType != libv1beta1.ProfileSecretType {
 		return phase.Invalidf("%s: its type is %q, but a Profile reads only Secrets of type %q", reference, pinned.secretType, libv1beta1.ProfileSecretType)
 	}
 	return nil

@@ -43,7 +43,7 @@ func TestKindsOfANamespace(t *testing.T) {
 	// load returns the error of a summary of a Profile in a namespace, or of a ClusterProfile.
 	load := func(namespace string, refs ...configv1beta1.TemplateResourceRef) error {
 		subject := w.subject()
-		subject.Namespace, subject.Confined = namespace, namespace
+		subject.Namespace, subject.RestrictedNamespace = namespace, namespace
 		if namespace == "" {
 			subject.Namespace = w.namespace
 		}

@@ -400,7 +400,7 @@ func TestProfilesReadTheirNamespace(t *testing.T) {
 	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "kubeconfig"}, StringData: map[string]string{"a": "b"}})
 	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "content"}, Type: libv1beta1.ProfileSecretType, StringData: map[string]string{"a": "b"}})
 	confined := w.subject()
-	confined.Confined = w.namespace
+	confined.RestrictedNamespace = w.namespace
 	summary := types.NamespacedName{Namespace: w.namespace, Name: "tenant"}
 	for name, test := range map[string]struct {
 		ref  configv1beta1.TemplateResourceRef

@@ -25,7 +25,7 @@ func patchReferences(r ComposeRequest) ([]source.Reference, error) {
 	var all []source.Reference
 	var first error
 	for _, ref := range r.Summary.Spec.ClusterProfileSpec.PatchesFrom {
-		resolved, err := source.ValuesReference(ref, r.Subject)
+		resolved, err := source.ResolveValueFrom(ref, r.Subject)
 		if err == nil {
 			all = append(all, resolved)
 		} else if first == nil {
@@ -45,7 +45,7 @@ func hasPatchTemplate(spec configv1beta1.ProfileSpec) bool {
 // from other objects.
 func (c *Composer) loadChanges(ctx context.Context, r ComposeRequest) (render.Changes, error) {
 	spec := r.Summary.Spec.ClusterProfileSpec
-	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations, Scope: r.Subject.Confined, Memory: r.Subject.Memory}
+	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations, Scope: r.Subject.RestrictedNamespace, Memory: r.Subject.Memory}
 	if err := changes.Validate(); err != nil {
 		return render.Changes{}, withReason(status.ReasonRender, err)
 	}
@@ -94,7 +94,7 @@ func decodePatches(content source.Content, subject source.Subject) ([]render.Pat
 		isPrivate := content.Sensitive
 		var patches []render.Patch
 		if err == nil {
-			isPrivate = content.WithResultsOf(subject).Sensitive
+			isPrivate = content.WithSensitivityOf(subject).Sensitive
 			patches, err = render.DecodePatches(origin, text, subject.Memory)
 		}
 		if err != nil && isPrivate {

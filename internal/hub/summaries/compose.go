@@ -159,7 +159,7 @@ func (c *Composer) References(r ComposeRequest) []source.Reference {
 func manifestReferences(r ComposeRequest) ([]source.Reference, error) {
 	all, first := patchReferences(r)
 	for _, ref := range r.Summary.Spec.ClusterProfileSpec.PolicyRefs {
-		resolved, err := source.ManifestsReference(ref, r.Subject)
+		resolved, err := source.ResolvePolicyRef(ref, r.Subject)
 		if err == nil {
 			all = append(all, resolved)
 		} else if first == nil {

@@ -217,7 +217,7 @@ func (c *Composer) fetchChart(ctx context.Context, r ComposeRequest, chart confi
 func chartRequest(r ComposeRequest, chart configv1beta1.HelmChart, archive source.Chart, values map[string]any) render.ChartRequest {
 	request := render.ChartRequest{
 		Chart: archive, Values: values, Name: chart.ReleaseName, Namespace: chart.ReleaseNamespace,
-		KubeVersion: r.Member.KubernetesVersion, APIVersions: r.Member.APIVersions, Scope: r.Subject.Confined, Memory: r.Subject.Memory,
+		KubeVersion: r.Member.KubernetesVersion, APIVersions: r.Member.APIVersions, Scope: r.Subject.RestrictedNamespace, Memory: r.Subject.Memory,
 	}
 	if options := chart.Options; options != nil {
 		request.SkipCRDs = options.SkipCRDs

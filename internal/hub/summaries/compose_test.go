@@ -38,7 +38,7 @@ func TestReferencesOfAProfileAreInItsNamespace(t *testing.T) {
 	}
 	references := func(confined string) []string {
 		var texts []string
-		for _, ref := range (&summaries.Composer{}).References(summaries.ComposeRequest{Summary: summary, Subject: source.Subject{Namespace: "eu", Confined: confined}}) {
+		for _, ref := range (&summaries.Composer{}).References(summaries.ComposeRequest{Summary: summary, Subject: source.Subject{Namespace: "eu", RestrictedNamespace: confined}}) {
 			texts = append(texts, ref.String())
 		}
 		return texts

@@ -27,9 +27,9 @@ func kustomizationReferences(r ComposeRequest) ([]source.Reference, error) {
 		}
 	}
 	for _, ref := range r.Summary.Spec.ClusterProfileSpec.KustomizationRefs {
-		add(source.KustomizationReference(ref, r.Subject))
+		add(source.ResolveKustomizationRef(ref, r.Subject))
 		for _, values := range ref.ValuesFrom {
-			add(source.ValuesReference(values, r.Subject))
+			add(source.ResolveValueFrom(values, r.Subject))
 		}
 	}
 	return all, first

@@ -16,7 +16,7 @@ import (
 func (c *Controller) setReferences(ctx context.Context, summary types.NamespacedName, references []source.Reference, uses []source.RemoteUse) error {
 	c.references.set(summary, references)
 	if fetcher := c.remoteFetcher(); fetcher != nil {
-		return fetcher.Use(ctx, summary.String(), uses)
+		return fetcher.SetUses(ctx, summary.String(), uses)
 	}
 	return nil
 }
@@ -53,7 +53,7 @@ func (c *Controller) requestsReferring(reference source.Reference) []reconcile.R
 func (c *Composer) RemoteUses(r ComposeRequest) []source.RemoteUse {
 	var all []source.RemoteUse
 	for _, remote := range remoteSources(r) {
-		if use, err := source.UseRemote(remote, r.Subject); err == nil {
+		if use, err := source.ResolveRemoteUse(remote, r.Subject); err == nil {
 			all = append(all, use)
 		}
 	}
@@ -79,7 +79,7 @@ func remoteSources(r ComposeRequest) []libv1beta1.RemoteSource {
 func loginReferences(references []source.Reference) []source.Reference {
 	var all []source.Reference
 	for _, reference := range references {
-		if login, ok := reference.LoginReference(); ok {
+		if login, ok := reference.LoginSecret(); ok {
 			all = append(all, login)
 		}
 	}

@@ -155,7 +155,7 @@ func TestURLThatChangesWhileABundleIsBuilt(t *testing.T) {
 	summary.Spec.ClusterProfileSpec.PolicyRefs = []libv1beta1.PolicyRef{{RemoteURL: &libv1beta1.RemoteURL{RemoteSource: remote}}}
 	request := ComposeRequest{Summary: summary, Subject: source.Subject{Namespace: "fleet", Name: "one"}}
 	composer := newTestComposer(r)
-	r.must(r.remote.Use(t.Context(), "web-one", composer.RemoteUses(request)))
+	r.must(r.remote.SetUses(t.Context(), "web-one", composer.RemoteUses(request)))
 	awaitURL(t, r, server.URL)
 	composition, err := composer.Compose(t.Context(), request, libv1beta1.FeatureResources)
 	reference := source.Reference{Kind: source.KindURL, URL: server.URL}

@@ -64,7 +64,7 @@ func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object, po
 	subject.Profile = profileKey(summary)
 	if owner.Kind == configv1beta1.ProfileKind {
 		// Users who may write Profiles in one namespace must not read other namespaces through them.
-		subject.Confined = summary.Namespace
+		subject.RestrictedNamespace = summary.Namespace
 	}
 	return subject, nil
 }

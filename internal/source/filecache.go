@@ -12,45 +12,45 @@ import (
 )
 
 const (
-	// maxChartFiles and maxArtifactFiles limit the directories of charts and of artifacts in bytes. Kubernetes deletes a
-	// pod whose emptyDir exceeds its limit, 2 GiB by default: so an author of profiles could stop the hub.
-	maxChartFiles    = 1 << 30
-	maxArtifactFiles = 512 << 20
-	// minFileSize is the size that counts for a small file.
+	// maxChartDirSize and maxArtifactDirSize limit the directories of charts and of artifacts in bytes. The kubelet evicts
+	// a pod whose emptyDir exceeds its sizeLimit (2 GiB by default for the hub), so profiles could otherwise stop the hub.
+	maxChartDirSize    = 1 << 30
+	maxArtifactDirSize = 512 << 20
+	// minFileSize is the counted size of a smaller file: about one block of the disk.
 	minFileSize = 4 << 10
-	// partialPrefix and packagePrefix are the prefixes of temporary files and directories. They are deleted when they are
-	// temporaryLife old: the hubs of several shards can have the same directory, so younger ones can be in use.
+	// partialPrefix and packagePrefix are the prefixes of temporary files and directories. A start of the hub deletes
+	// those that are temporaryFileTTL old. The hub of another shard can share the directory and use younger ones.
 	partialPrefix, packagePrefix = "partial-", "package-"
-	temporaryLife                = 10 * time.Minute
-	// touchInterval is the precision of the time of the last use of a file.
+	temporaryFileTTL             = 10 * time.Minute
+	// touchInterval is the precision of the recorded time of the last use of a file.
 	touchInterval = time.Minute
 )
 
-// fileCache is a directory with files up to a total size. The least recently used ones are deleted first; the time of
-// the last use is the modification time, so that it survives restarts. It is safe for concurrent use.
+// fileCache is a directory with files up to a total size. The least recently used files are deleted first. The time of
+// the last use is the modification time, which survives restarts. It is safe for concurrent use.
 type fileCache struct {
 	dir string
 
 	mu    sync.Mutex // guards the fields below; no other lock is acquired while it is held
 	limit int64
-	// used is at least the size of all files: a replaced file counts twice until evict counts again.
+	// used is at least the size of all files: a replaced file counts twice until evict computes used again.
 	used int64
 }
 
-// newFileCache creates dir if it does not exist. It deletes the temporary files of a hub that was killed, and the files
-// that exceed the limit.
+// newFileCache creates dir if it does not exist. It deletes the temporary files of a killed hub, and files until the
+// limit holds.
 func newFileCache(dir string, limit int64) (*fileCache, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create the directory %s: %w", filepath.Base(dir), err)
 	}
-	if err := deleteOldTemporaryFiles(dir, time.Now().Add(-temporaryLife)); err != nil {
+	if err := deleteOldTemporaryFiles(dir, time.Now().Add(-temporaryFileTTL)); err != nil {
 		return nil, err
 	}
 	f := &fileCache{dir: dir, limit: limit}
 	return f, f.evict()
 }
 
-// deleteOldTemporaryFiles deletes the temporary files and directories in dir that have not changed since an instant.
+// deleteOldTemporaryFiles deletes the temporary files and directories in dir that have not changed after since.
 func deleteOldTemporaryFiles(dir string, since time.Time) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -71,7 +71,7 @@ func deleteOldTemporaryFiles(dir string, since time.Time) error {
 	return nil
 }
 
-// touch records the use of a file.
+// touch sets the time of the last use of a file.
 func (f *fileCache) touch(path string) {
 	info, err := os.Stat(path)
 	if now := time.Now(); err == nil && now.Sub(info.ModTime()) > touchInterval {
@@ -79,7 +79,7 @@ func (f *fileCache) touch(path string) {
 	}
 }
 
-// add records a new file, and deletes the least recently used ones if all files exceed the limit.
+// add counts the file that the caller has created at path, and evicts files if all files exceed the limit.
 func (f *fileCache) add(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -95,8 +95,8 @@ func (f *fileCache) add(path string) error {
 	return f.evict()
 }
 
-// evict deletes the least recently used files until a tenth of the limit is free, if the files exceed it, so that the
-// directory is not read for each new file.
+// evict computes used. If it exceeds the limit, evict deletes the least recently used files until a tenth of the limit
+// is free, so that the next files do not cause another eviction.
 func (f *fileCache) evict() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -14,18 +14,18 @@ import (
 )
 
 const (
-	// unverifiedTTL is the time for which a failed verification is cached.
+	// unverifiedTTL is the time for which a failed verification is cached in Charts.failures.
 	unverifiedTTL = time.Minute
-	// missingTTL is the time for which it is cached that a chart does not exist. It is short: people deploy a chart
-	// right after they have published it.
+	// missingTTL is the time for which ErrNotFound is cached. It is short: users deploy a chart right after they publish
+	// it.
 	missingTTL = 10 * time.Second
 )
 
-// cached returns the requested chart if its archive is on disk. It verifies the digest of the archive, which an earlier
-// process can have written, if the chart is not in memory.
+// cached returns the requested chart if its archive is on disk, and marks it as used. If the entry is not in memory, an
+// earlier process may have written the archive, so its digest is verified.
 func (c *Charts) cached(request chartRequest) (Chart, bool) {
 	key := request.key()
-	chart, ok := c.known.Get(key)
+	chart, ok := c.cachedCharts.Get(key)
 	if ok {
 		_, err := os.Stat(chart.Path)
 		c.touch(key, chart)
@@ -37,7 +37,7 @@ func (c *Charts) cached(request chartRequest) (Chart, bool) {
 	}
 	chart.Path = c.archivePath(chart.Digest)
 	archive, err := os.ReadFile(chart.Path)
-	if err != nil || digestOf(archive) != chart.Digest {
+	if err != nil || archiveDigest(archive) != chart.Digest {
 		return Chart{}, false
 	}
 	c.addCached(key, chart)
@@ -45,16 +45,16 @@ func (c *Charts) cached(request chartRequest) (Chart, bool) {
 	return chart, true
 }
 
-// touch records the use of a chart.
+// touch sets the time of the last use of the files of a chart.
 func (c *Charts) touch(key string, chart Chart) {
 	c.files.touch(chart.Path)
 	c.files.touch(c.entryPath(key))
 }
 
-// store writes the archive, and then the entry that refers to it: so no incomplete archive is ever read.
-func (c *Charts) store(request chartRequest, got download) (Chart, error) {
+// store writes the archive and then the entry that refers to it, so that an entry never refers to a missing archive.
+func (c *Charts) store(request chartRequest, got downloadedChart) (Chart, error) {
 	chart := Chart{
-		Digest:     digestOf(got.archive),
+		Digest:     archiveDigest(got.archive),
 		Name:       got.metadata.Name,
 		Version:    got.metadata.Version,
 		AppVersion: got.metadata.AppVersion,
@@ -65,10 +65,10 @@ func (c *Charts) store(request chartRequest, got download) (Chart, error) {
 	if err != nil {
 		return Chart{}, fmt.Errorf("encode the entry of the chart: %w", err)
 	}
-	if err := c.write(chart.Path, got.archive); err != nil {
+	if err := c.writeFile(chart.Path, got.archive); err != nil {
 		return Chart{}, err
 	}
-	if err := c.write(c.entryPath(request.key()), entry); err != nil {
+	if err := c.writeFile(c.entryPath(request.key()), entry); err != nil {
 		return Chart{}, err
 	}
 	c.addCached(request.key(), chart)
@@ -77,18 +77,17 @@ func (c *Charts) store(request chartRequest, got download) (Chart, error) {
 
 func (c *Charts) addCached(key string, chart Chart) {
 	size := cache.MinSize + len(chart.Name) + len(chart.Version) + len(chart.AppVersion) + len(chart.Icon)
-	c.known.Put(key, chart, size)
+	c.cachedCharts.Put(key, chart, size)
 }
 
-// failedRequest is the error of a request that is not repeated before an instant.
+// failedRequest is the error that the same request returns until an instant.
 type failedRequest struct {
 	err   error
 	until time.Time
 }
 
-// cachedFailure returns the error if the same request failed a short time ago. So a chart without a valid signature is
-// downloaded once a minute, and the index for a version that does not exist requested every 10 seconds, and not once
-// per cluster.
+// cachedFailure returns the cached error of the same request, nil if there is none. Without it, each cluster would
+// download a chart without a valid signature, or the index for a missing version.
 func (c *Charts) cachedFailure(request chartRequest) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,15 +103,16 @@ func (c *Charts) addFailure(request chartRequest, err error, ttl time.Duration) 
 	c.failures[request.key()] = failedRequest{err: err, until: c.clock.Now().Add(ttl)}
 }
 
-func (c *Charts) write(path string, content []byte) error {
+// writeFile writes a file atomically: another process reads all of it or nothing.
+func (c *Charts) writeFile(path string, content []byte) error {
 	file, err := os.CreateTemp(c.dir, partialPrefix)
 	if err != nil {
 		return fmt.Errorf("store the chart: %w", err)
 	}
 	defer os.Remove(file.Name()) // already renamed, unless something failed
 	_, err = file.Write(content)
-	if closed := file.Close(); err == nil {
-		err = closed
+	if closeErr := file.Close(); err == nil {
+		err = closeErr
 	}
 	if err == nil {
 		err = os.Rename(file.Name(), path)
@@ -127,7 +127,7 @@ func (c *Charts) archivePath(digest string) string { return filepath.Join(c.dir,
 
 func (c *Charts) entryPath(key string) string { return filepath.Join(c.dir, key+".json") }
 
-func digestOf(archive []byte) string {
+func archiveDigest(archive []byte) string {
 	sum := sha256.Sum256(archive)
 	return hex.EncodeToString(sum[:])
 }

@@ -12,12 +12,12 @@ import (
 // lineFunction is the name of the template function that currentLine adds.
 const lineFunction = "towlineLine"
 
-// currentLine is the line of the part of a template that is being executed. The error of a template that is stopped
-// needs it, since text/template returns no line then. A part is an action outside all others, so that the line of a
-// range is always the same.
+// currentLine is the line of the top-level action of a template that is being executed. It completes the error of a
+// template that is stopped, for which text/template reports no line. Inside of a range it is the line of the range, so
+// that the message is always the same.
 type currentLine struct{ number atomic.Int64 }
 
-// functions returns the function that sets the line.
+// functions returns lineFunction, which sets the line.
 func (l *currentLine) functions() template.FuncMap {
 	return template.FuncMap{lineFunction: func(number int) string {
 		l.number.Store(int64(number))
@@ -25,8 +25,9 @@ func (l *currentLine) functions() template.FuncMap {
 	}}
 }
 
-// follow adds calls of lineFunction to a template with this text.
-func (l *currentLine) follow(parsed *template.Template, text string) error {
+// addLineCalls inserts calls of lineFunction before the top-level actions of a template. text is the text of the
+// template.
+func (l *currentLine) addLineCalls(parsed *template.Template, text string) error {
 	if parsed.Tree == nil || parsed.Root == nil {
 		return nil // the text is a comment, or defines other templates only
 	}
@@ -49,8 +50,8 @@ func (l *currentLine) follow(parsed *template.Template, text string) error {
 	return nil
 }
 
-// wrap adds the line to an error of text/template without a place.
-func (l *currentLine) wrap(err error) error {
+// addLine adds the line to errTooLarge, for which text/template reports none.
+func (l *currentLine) addLine(err error) error {
 	if !errors.Is(err, errTooLarge) {
 		return err
 	}

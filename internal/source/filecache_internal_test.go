@@ -74,7 +74,7 @@ func TestChartFilesHaveALimit(t *testing.T) {
 	for i := range 50 {
 		last = chartRequest{repositoryURL: "https://example.com", name: fmt.Sprint(i), version: "1.0.0"}
 		archive := bytes.Repeat([]byte{byte(i)}, minFileSize)
-		if _, err := charts.store(last, download{archive: archive, metadata: &chart.Metadata{Name: last.name, Version: "1.0.0"}}); err != nil {
+		if _, err := charts.store(last, downloadedChart{archive: archive, metadata: &chart.Metadata{Name: last.name, Version: "1.0.0"}}); err != nil {
 			t.Fatal(err)
 		}
 		left, err := os.ReadDir(charts.dir)
@@ -99,11 +99,11 @@ func TestIndexesHaveALimit(t *testing.T) {
 	}
 	const repositories = 20
 	for i := range repositories {
-		charts.keepIndex(fmt.Sprint(i), &index{size: maxIndexes / 4})
+		charts.cacheIndex(fmt.Sprint(i), &index{size: maxIndexesSize / 4})
 	}
 	known := 0
 	for i := range repositories {
-		if charts.knownIndex(fmt.Sprint(i)) != nil {
+		if charts.cachedIndex(fmt.Sprint(i)) != nil {
 			known++
 		}
 	}
@@ -111,7 +111,7 @@ func TestIndexesHaveALimit(t *testing.T) {
 		t.Errorf("%d indexes are cached, want 4", known)
 	}
 	fresh := &index{size: 1}
-	if charts.keepIndex(fmt.Sprint(repositories-1), fresh); charts.knownIndex(fmt.Sprint(repositories-1)) != fresh {
+	if charts.cacheIndex(fmt.Sprint(repositories-1), fresh); charts.cachedIndex(fmt.Sprint(repositories-1)) != fresh {
 		t.Error("a fresh index does not replace the former one")
 	}
 }
@@ -239,7 +239,7 @@ func TestChartsThatTakeMuchMemory(t *testing.T) {
 		"archives of subcharts": {subcharts, "the chart and its subcharts have more than 100 MiB"},
 		"archives in archives":  {map[string]string{"Chart.yaml": chartFile, "charts/b.tgz": string(archiveOf(t, subcharts))}, "the chart and its subcharts have more than 100 MiB"},
 	} {
-		if _, err := charts.metadataOf(archiveOf(t, test.files)); err == nil || !strings.Contains(err.Error(), test.want) {
+		if _, err := charts.loadMetadata(archiveOf(t, test.files)); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got error %v, want %q", name, err, test.want)
 		}
 		var files []File
@@ -250,7 +250,7 @@ func TestChartsThatTakeMuchMemory(t *testing.T) {
 			t.Errorf("%s, from a source of Flux: got error %v, want %q", name, err, test.want)
 		}
 	}
-	if metadata, err := charts.metadataOf(archiveOf(t, map[string]string{"Chart.yaml": chartFile, "values.yaml": "a: [1, 2]"})); err != nil || metadata.Name != "a" {
+	if metadata, err := charts.loadMetadata(archiveOf(t, map[string]string{"Chart.yaml": chartFile, "values.yaml": "a: [1, 2]"})); err != nil || metadata.Name != "a" {
 		t.Errorf("a chart: %+v, %v", metadata, err)
 	}
 }
@@ -267,7 +267,7 @@ func TestChartsWithLongFieldsAreRefused(t *testing.T) {
 		for file, text := range files {
 			fluxFiles = append(fluxFiles, File{Name: file, Data: []byte(text)})
 		}
-		_, ofRepository := charts.metadataOf(archiveOf(t, files))
+		_, ofRepository := charts.loadMetadata(archiveOf(t, files))
 		_, ofFlux := charts.packageChart(fluxFiles, "")
 		return map[string]error{"a repository": ofRepository, "a source of Flux": ofFlux}
 	}
@@ -304,7 +304,7 @@ func TestLargeIconsAreLeftOut(t *testing.T) {
 	}
 	for size, want := range map[int]int{64 << 10: 64 << 10, 64<<10 + 1: 0} {
 		request := chartRequest{repositoryURL: "https://example.com", name: fmt.Sprint(size), version: "1.0.0"}
-		stored, err := charts.store(request, download{metadata: &chart.Metadata{Icon: strings.Repeat("a", size)}})
+		stored, err := charts.store(request, downloadedChart{metadata: &chart.Metadata{Icon: strings.Repeat("a", size)}})
 		if err != nil || len(stored.Icon) != want {
 			t.Errorf("got an icon of %d bytes for one of %d, %v", len(stored.Icon), size, err)
 		}
@@ -327,7 +327,7 @@ func TestChartsInMemoryHaveALimit(t *testing.T) {
 	const count = 300 // their icons have more than 16 MiB
 	for i := range count {
 		metadata := &chart.Metadata{Name: fmt.Sprint(i), Icon: strings.Repeat("a", 64<<10)}
-		if _, err := charts.store(requestOf(i), download{archive: []byte(metadata.Name), metadata: metadata}); err != nil {
+		if _, err := charts.store(requestOf(i), downloadedChart{archive: []byte(metadata.Name), metadata: metadata}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -360,7 +360,7 @@ func TestTemporaryFilesOfAKilledHubAreDeleted(t *testing.T) {
 			return err
 		},
 	} {
-		dir, old := t.TempDir(), time.Now().Add(-2*temporaryLife)
+		dir, old := t.TempDir(), time.Now().Add(-2*temporaryFileTTL)
 		for _, file := range []string{"package-1/templates/a.yaml", "partial-1", "package-young/a", "partial-young", "kept.tgz", "sigstore/root.json"} {
 			path := filepath.Join(dir, filepath.FromSlash(file))
 			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte("a"), 0o600)); err != nil {
