@@ -121,13 +121,13 @@ func (c *Controller) listSummaries(ctx context.Context, m fleet.Member) ([]confi
 	if err := c.Live.List(ctx, &list, client.InNamespace(m.Namespace)); err != nil {
 		return nil, fmt.Errorf("list summaries of cluster %s: %w", m.Key(), err)
 	}
-	var ours []configv1beta1.ClusterSummary
+	var ofMember []configv1beta1.ClusterSummary
 	for _, summary := range list.Items {
 		if match.MemberID(&summary) == m.ID() {
-			ours = append(ours, summary)
+			ofMember = append(ofMember, summary)
 		}
 	}
-	return ours, nil
+	return ofMember, nil
 }
 
 // describePending returns the text for pending summaries: the first one, with its failure, and the number of others.

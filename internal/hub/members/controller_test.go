@@ -39,10 +39,10 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// noon is when the tests begin.
+// noon is the time at which the tests begin.
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
-// world is a hub whose one member is the hub's own cluster, with a controller that runs when it is told to.
+// world is a hub with one member, the hub's own cluster. Tests call Reconcile of its controller.
 type world struct {
 	testing.TB
 	client.Client
@@ -50,7 +50,7 @@ type world struct {
 	events     *events.FakeRecorder
 	controller *members.Controller
 	cluster    *clusterv1alpha1.Cluster
-	// away says that the hub's API server does not answer; otherwise it has answered since back.
+	// away is true if the hub's API server does not answer; otherwise it has answered since back.
 	away bool
 	back time.Time
 }
@@ -86,7 +86,7 @@ func newWorld(t *testing.T, name string, spec clusterv1alpha1.ClusterSpec) *worl
 	return w
 }
 
-// startMonitor makes the controller judge heartbeats as one that has just started.
+// startMonitor replaces the Heartbeats of the controller, as after a restart of the hub.
 func (w *world) startMonitor() {
 	w.controller.Heartbeats = &heartbeats.Monitor{Hub: w.Client, Live: w.Client, Clock: w.clock, AvailableSince: func() time.Time {
 		if w.away {
@@ -137,7 +137,7 @@ func (w *world) must(err error) {
 	}
 }
 
-// reconcile runs the controller once, and returns when it wants to run again.
+// reconcile runs the controller once, and returns RequeueAfter.
 func (w *world) reconcile() time.Duration {
 	w.Helper()
 	result, err := w.controller.Reconcile(w.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
@@ -152,7 +152,7 @@ func (w *world) read() {
 	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
 }
 
-// want reconciles and wants Ready to begin as given, and the taints to be these.
+// want reconciles, and checks the prefix of Ready and the taints.
 func (w *world) want(ready string, taints ...string) {
 	w.Helper()
 	w.reconcile()
@@ -177,7 +177,7 @@ func (w *world) ready() string {
 	return string(c.Status) + "/" + c.Reason + ": " + c.Message
 }
 
-// wantFailures wants so many looks to have failed in a row.
+// wantFailures checks the number of consecutive failed observations.
 func (w *world) wantFailures(want int) {
 	w.Helper()
 	if got, ok := w.controller.Failures(w.cluster.Name); got != want || !ok {
@@ -185,8 +185,8 @@ func (w *world) wantFailures(want int) {
 	}
 }
 
-// wantSaid wants these events since it was last called.
-func (w *world) wantSaid(want ...string) {
+// wantEvents checks the events since the last call.
+func (w *world) wantEvents(want ...string) {
 	w.Helper()
 	var got []string
 	for len(w.events.Events) > 0 {
@@ -197,7 +197,7 @@ func (w *world) wantSaid(want ...string) {
 	}
 }
 
-// change changes the spec as people do.
+// change changes the spec as a user does.
 func (w *world) change(change func(*clusterv1alpha1.ClusterSpec)) {
 	w.Helper()
 	before := w.cluster.DeepCopy()
@@ -221,11 +221,11 @@ const (
 	unreachable = "unreachable:NoSchedule"
 )
 
-func TestPushMemberIsAsked(t *testing.T) {
+func TestPushMemberIsObserved(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "push", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push, Zone: "z1"})
 	w.want("True/ClusterReady: ")
-	w.wantSaid("Normal ClusterReady cluster push is ready, Kubernetes v1.36.3")
+	w.wantEvents("Normal ClusterReady cluster push is ready, Kubernetes v1.36.3")
 	status := w.cluster.Status
 	if status.KubernetesVersion != "v1.36.3" || len(status.APIEnablements) == 0 || status.NodeSummary == nil || status.NodeSummary.ReadyNum != 1 {
 		t.Errorf("the status is %+v", status)
@@ -240,11 +240,11 @@ func TestPushMemberIsAsked(t *testing.T) {
 	if w.cluster.ResourceVersion != version {
 		t.Error("a second look wrote something")
 	}
-	w.wantSaid()
+	w.wantEvents()
 }
 
-// grades returns the grades in the spec as text: resource min..max of each.
-func (w *world) grades() []string {
+// formatResourceModels returns the resource models in the spec as text: resource min..max of each.
+func (w *world) formatResourceModels() []string {
 	var all []string
 	for _, model := range w.cluster.Spec.ResourceModels {
 		text := fmt.Sprint(model.Grade)
@@ -256,7 +256,7 @@ func (w *world) grades() []string {
 	return all
 }
 
-func TestClusterWithoutGradesGetsTheDefaultOnes(t *testing.T) {
+func TestClusterWithoutResourceModelsGetsTheDefaults(t *testing.T) {
 	t.Parallel()
 	defaults := []string{
 		"0 cpu 0..1 memory 0..4Gi", "1 cpu 1..2 memory 4Gi..16Gi", "2 cpu 2..4 memory 16Gi..32Gi", "3 cpu 4..8 memory 32Gi..64Gi", "4 cpu 8..16 memory 64Gi..128Gi",
@@ -266,36 +266,36 @@ func TestClusterWithoutGradesGetsTheDefaultOnes(t *testing.T) {
 	for name, mode := range map[string]clusterv1alpha1.ClusterSyncMode{"graded-push": clusterv1alpha1.Push, "graded-pull": clusterv1alpha1.Pull} {
 		w := newWorld(t, name, clusterv1alpha1.ClusterSpec{SyncMode: mode})
 		w.reconcile()
-		if diff := cmp.Diff(w.grades(), defaults); diff != "" {
+		if diff := cmp.Diff(w.formatResourceModels(), defaults); diff != "" {
 			t.Errorf("%s: got -, want +\n%s", name, diff)
 		}
 		version := w.cluster.ResourceVersion
 		if w.reconcile(); w.cluster.ResourceVersion != version {
 			t.Errorf("%s: a second look wrote something", name)
 		}
-		// Whoever applies a Cluster without grades does not take them away, so that nobody writes against anybody.
+		// A user who applies a Cluster without resource models does not delete the defaults.
 		applied := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": name}, "spec": map[string]any{"syncMode": string(mode), "region": "north"}}}
 		applied.SetGroupVersionKind(clusterv1alpha1.GroupVersion.WithKind(clusterv1alpha1.ClusterKind))
 		w.must(w.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(applied), client.FieldOwner("kubectl"), client.ForceOwnership))
 		w.read()
-		if diff := cmp.Diff(w.grades(), defaults); diff != "" || w.cluster.Spec.Region != "north" {
+		if diff := cmp.Diff(w.formatResourceModels(), defaults); diff != "" || w.cluster.Spec.Region != "north" {
 			t.Errorf("%s: it was applied: got -, want +\n%s", name, diff)
 		}
 		own := []clusterv1alpha1.ResourceModel{{Grade: 0, Ranges: []clusterv1alpha1.ResourceModelRange{{Name: "cpu", Max: resource.MustParse("7")}}}}
 		w.change(func(s *clusterv1alpha1.ClusterSpec) { s.ResourceModels = own })
 		w.reconcile()
-		if diff := cmp.Diff(w.grades(), []string{"0 cpu 0..7"}); diff != "" {
+		if diff := cmp.Diff(w.formatResourceModels(), []string{"0 cpu 0..7"}); diff != "" {
 			t.Errorf("%s: people's own: got -, want +\n%s", name, diff)
 		}
 		w.change(func(s *clusterv1alpha1.ClusterSpec) { s.ResourceModels = nil })
 		w.reconcile()
-		if diff := cmp.Diff(w.grades(), defaults); diff != "" {
+		if diff := cmp.Diff(w.formatResourceModels(), defaults); diff != "" {
 			t.Errorf("%s: without people's own: got -, want +\n%s", name, diff)
 		}
 	}
 }
 
-func TestMemberWhoseSpecMayNotBeWrittenIsAsked(t *testing.T) {
+func TestMemberWithRejectedSpecIsObserved(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "read-only", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
 	denied := errors.New("denied by a policy")
@@ -317,7 +317,7 @@ func TestMemberWhoseSpecMayNotBeWrittenIsAsked(t *testing.T) {
 	w.wantFailures(0)
 }
 
-func TestPushMemberFailsAndComesBack(t *testing.T) {
+func TestPushMemberFailsAndRecovers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "comes-back", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
 	var code atomic.Int32
@@ -339,7 +339,7 @@ func TestPushMemberFailsAndComesBack(t *testing.T) {
 	if w.cluster.Spec.Taints[0].TimeAdded == nil {
 		t.Error("a NoExecute taint has no time")
 	}
-	w.wantSaid("Normal ClusterReady cluster comes-back is ready, Kubernetes ")
+	w.wantEvents("Normal ClusterReady cluster comes-back is ready, Kubernetes ")
 	w.wantFailures(0)
 	code.Store(http.StatusServiceUnavailable)
 	w.want("True/ClusterReady: ", theirs)
@@ -347,31 +347,31 @@ func TestPushMemberFailsAndComesBack(t *testing.T) {
 	w.want("True/ClusterReady: ", theirs)
 	w.clock.Step(time.Second)
 	w.want("False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 503 Service Unavailable", theirs, notReady)
-	w.wantSaid("Warning ClusterNotReady cluster comes-back: cluster is reachable, and not ready: /readyz answers 503 Service Unavailable")
+	w.wantEvents("Warning ClusterNotReady cluster comes-back: cluster is reachable, and not ready: /readyz answers 503 Service Unavailable")
 	w.wantFailures(3)
 	code.Store(http.StatusOK)
 	w.want("False/ClusterNotReady: ", theirs, notReady)
 	w.wantFailures(0)
 	w.clock.Step(30 * time.Second)
 	w.want("True/ClusterReady: ", theirs)
-	w.wantSaid("Normal ClusterReady cluster comes-back is ready, Kubernetes ")
+	w.wantEvents("Normal ClusterReady cluster comes-back is ready, Kubernetes ")
 	api.Close()
 	w.want("True/ClusterReady: ", theirs)
 	w.clock.Step(30 * time.Second)
 	w.want("False/ClusterNotReachable: cluster is not reachable: dial tcp", theirs, notReady)
 }
 
-func TestPushMemberThatCannotBeDialled(t *testing.T) {
+func TestPushMemberWithoutConfig(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "no-dial", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
 	config := localkube.Shared(t).Config
 	w.controller.MemberConfig = dialling(nil, errors.New("spec.secretRef is not set"))
 	w.want("False/StatusCollectionFailed: cluster cannot be dialled: spec.secretRef is not set", notReady)
-	w.wantSaid("Warning StatusCollectionFailed cluster no-dial: cluster cannot be dialled: spec.secretRef is not set")
+	w.wantEvents("Warning StatusCollectionFailed cluster no-dial: cluster cannot be dialled: spec.secretRef is not set")
 	w.wantFailures(1)
 	w.controller.MemberConfig = dialling(config, nil)
 	w.want("True/ClusterReady: ")
-	w.wantSaid("Normal ClusterReady cluster no-dial is ready, Kubernetes v1.36.3")
+	w.wantEvents("Normal ClusterReady cluster no-dial is ready, Kubernetes v1.36.3")
 	w.clock.Step(time.Hour)
 	w.controller.MemberConfig = dialling(nil, apierrors.NewTimeoutError("the hub is busy", 1))
 	w.want("True/ClusterReady: ")
@@ -390,7 +390,7 @@ func TestPushMemberWhoseRegistrationIsNotFinished(t *testing.T) {
 	annotate(`"true"`)
 	w.controller.MemberConfig = dialling(nil, fmt.Errorf("read secret: %w", apierrors.NewNotFound(corev1.Resource("secrets"), "creds")))
 	w.want("False/RegistrationNotFinished: its registration is not finished", notReady)
-	w.wantSaid()
+	w.wantEvents()
 	if failures, known := w.controller.Failures("unfinished"); known {
 		t.Errorf("%d failures are counted", failures)
 	}
@@ -402,7 +402,7 @@ func TestPushMemberWhoseRegistrationIsNotFinished(t *testing.T) {
 	w.want("True/ClusterReady: ")
 }
 
-func TestMemberThatIsRefusedIsLeftAlone(t *testing.T) {
+func TestRefusedMemberIsIgnored(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "taken", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
 	w.report(metav1.ConditionFalse, fleet.ReasonTaken, "somebody else's")
@@ -413,7 +413,7 @@ func TestMemberThatIsRefusedIsLeftAlone(t *testing.T) {
 	}
 }
 
-func TestMemberThatIsRefusedWhileItIsAskedIsLeftAlone(t *testing.T) {
+func TestMemberThatIsRefusedDuringTheObservationIsIgnored(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "taken-meanwhile", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
 	config := localkube.Shared(t).Config
@@ -425,13 +425,13 @@ func TestMemberThatIsRefusedWhileItIsAskedIsLeftAlone(t *testing.T) {
 	w.want("False/" + fleet.ReasonTaken)
 }
 
-func TestMemberThatIsBeingRemovedGetsNoTaints(t *testing.T) {
+func TestDeletedMemberGetsNoTaints(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "leaves", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push, Zone: "z1"})
 	w.must(w.Delete(t.Context(), w.cluster))
 	w.controller.MemberConfig = dialling(nil, errors.New("its credentials are gone"))
 	w.want("False/StatusCollectionFailed: ")
-	w.wantSaid()
+	w.wantEvents()
 	if w.cluster.Spec.Zone != "z1" || w.cluster.Spec.ResourceModels != nil {
 		t.Error("the spec was changed")
 	}

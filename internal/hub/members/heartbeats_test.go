@@ -18,7 +18,7 @@ import (
 	"github.com/towline/towline/internal/fleet/heartbeats"
 )
 
-// space makes the execution space of a pull member, with the Lease of its agent.
+// space creates the execution namespace of a pull member, with the Lease of its agent.
 func (w *world) space() *coordinationv1.Lease {
 	w.Helper()
 	namespace := fleet.ExecutionSpace(w.cluster.Name)
@@ -34,7 +34,7 @@ func (w *world) beat(lease *coordinationv1.Lease, at time.Time) {
 	w.must(w.Update(w.Context(), lease))
 }
 
-func TestPullMemberIsJudgedByItsHeartbeats(t *testing.T) {
+func TestHeartbeatsDecideTheStatusOfAPullMember(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "pull", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
 	lease := w.space()
@@ -46,7 +46,7 @@ func TestPullMemberIsJudgedByItsHeartbeats(t *testing.T) {
 	w.want("Unknown/ClusterStatusNeverUpdated: ", unreachable)
 	w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")
 	w.want("True/ClusterReady: well")
-	w.wantSaid("Normal ClusterReady cluster pull is ready, Kubernetes ")
+	w.wantEvents("Normal ClusterReady cluster pull is ready, Kubernetes ")
 	// The member's clock is an hour behind.
 	w.beat(lease, w.clock.Now().Add(-time.Hour))
 	if next := w.reconcile(); next != 38*time.Second {
@@ -59,17 +59,17 @@ func TestPullMemberIsJudgedByItsHeartbeats(t *testing.T) {
 	w.want("True/ClusterReady: well")
 	w.clock.Step(time.Second)
 	w.want("Unknown/ClusterStatusUnknown: the agent of the cluster does not report any more", unreachable)
-	w.wantSaid("Warning ClusterStatusUnknown cluster pull: the agent of the cluster does not report any more")
+	w.wantEvents("Warning ClusterStatusUnknown cluster pull: the agent of the cluster does not report any more")
 	w.beat(lease, w.clock.Now())
 	if next := w.reconcile(); next != 0 || !strings.HasPrefix(w.ready(), "Unknown/") {
 		t.Errorf("Ready is %q, and it looks again after %s", w.ready(), next)
 	}
 	w.report(metav1.ConditionFalse, clusterv1alpha1.ReasonClusterNotReady, "ill")
 	w.want("False/ClusterNotReady: ill", notReady)
-	w.wantSaid("Warning ClusterNotReady cluster pull: ill")
+	w.wantEvents("Warning ClusterNotReady cluster pull: ill")
 }
 
-func TestRestartOfTheHubCallsNoLiveAgentSilent(t *testing.T) {
+func TestRestartOfTheHubMakesNoLiveAgentSilent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "new-hub", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
 	lease := w.space()
@@ -88,21 +88,21 @@ func TestRestartOfTheHubCallsNoLiveAgentSilent(t *testing.T) {
 			t.Errorf("it looks again after %s, want %s", next, heartbeats.KarmadaLimit)
 		}
 	}
-	w.wantSaid()
-	// It died with the hub.
+	w.wantEvents()
+	// The agent stopped together with the hub.
 	w.clock.Step(heartbeats.KarmadaLimit)
 	w.want("Unknown/ClusterStatusUnknown: ", unreachable)
-	w.wantSaid("Warning ClusterStatusUnknown cluster new-hub: the agent of the cluster does not report any more")
+	w.wantEvents("Warning ClusterStatusUnknown cluster new-hub: the agent of the cluster does not report any more")
 }
 
-// deaf is an API server that does not answer.
-type deaf struct{ client.Reader }
+// unreachableReader is an API server that does not answer.
+type unreachableReader struct{ client.Reader }
 
-func (deaf) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+func (unreachableReader) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
 	return errors.New("it does not answer")
 }
 
-func TestOutageOfTheHubCallsNoLiveAgentSilent(t *testing.T) {
+func TestOutageOfTheHubMakesNoLiveAgentSilent(t *testing.T) {
 	t.Parallel()
 	for name, dies := range map[string]bool{"hub-away": false, "hub-away-dies": true} {
 		w := newWorld(t, name, clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
@@ -110,7 +110,7 @@ func TestOutageOfTheHubCallsNoLiveAgentSilent(t *testing.T) {
 		w.beat(lease, noon)
 		w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")
 		w.reconcile()
-		w.away, w.controller.Heartbeats.Live = true, deaf{}
+		w.away, w.controller.Heartbeats.Live = true, unreachableReader{}
 		for range 18 {
 			w.clock.Step(10 * time.Second)
 			w.want("True/ClusterReady: well")
@@ -126,18 +126,18 @@ func TestOutageOfTheHubCallsNoLiveAgentSilent(t *testing.T) {
 		w.beat(lease, noon.Add(-time.Minute))
 		w.clock.Step(time.Second)
 		w.want("True/ClusterReady: well")
-		w.wantSaid()
+		w.wantEvents()
 	}
 }
 
-func TestSilenceThatCannotBeConfirmedIsNone(t *testing.T) {
+func TestUnconfirmedSilenceIsIgnored(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "not-confirmed", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
 	w.beat(w.space(), noon)
 	w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")
 	w.reconcile()
 	w.clock.Step(time.Minute)
-	w.controller.Heartbeats.Live = deaf{}
+	w.controller.Heartbeats.Live = unreachableReader{}
 	if _, err := w.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)}); err == nil {
 		t.Error("a Lease that cannot be read is no error")
 	}

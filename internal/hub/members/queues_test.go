@@ -32,11 +32,11 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// unanswered is how many push members do not answer in a test.
+// unanswered is the number of push members that do not answer in a test.
 const unanswered = 600
 
-// runHub runs a controller of a shard of its own until the test ends. It returns a client beside it, and how many
-// requests but watches the controller has made.
+// runHub runs a controller of a separate shard until the test ends. It returns a client, and the number of requests of
+// the controller without watches.
 func runHub(t *testing.T, shard string, dial func(context.Context, fleet.Member) (*rest.Config, error)) (client.Client, *atomic.Int32) {
 	t.Helper()
 	plane := localkube.Shared(t)
@@ -91,7 +91,7 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// member makes a Cluster of a shard.
+// member creates a Cluster of a shard.
 func member(t *testing.T, hub client.Client, shard string, name string, mode clusterv1alpha1.ClusterSyncMode) *clusterv1alpha1.Cluster {
 	t.Helper()
 	cluster := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{
@@ -104,7 +104,7 @@ func member(t *testing.T, hub client.Client, shard string, name string, mode clu
 	return cluster
 }
 
-// visits remembers when each of some members was asked how it is.
+// visits records the times at which each member was contacted.
 type visits struct {
 	mu    sync.Mutex
 	times []time.Time
@@ -116,7 +116,7 @@ func (v *visits) add() {
 	v.times = append(v.times, time.Now())
 }
 
-// longest returns the longest time between two visits, and how many there were.
+// longest returns the longest time between two visits, and the number of visits.
 func (v *visits) longest() (gap time.Duration, count int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -160,8 +160,7 @@ func TestMembersThatDoNotAnswerDoNotDelayTheOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It is 10 s and some jitter on a machine that does nothing else, and half a minute where a hundred wait for those
-	// that do not answer.
+	// It is 10 s and jitter on an idle machine, and half a minute if a hundred members wait for unresponsive ones.
 	if gap, _ := asked.longest(); gap > 20*time.Second {
 		t.Errorf("a member that answers was not asked for %s", gap)
 	}
@@ -185,8 +184,8 @@ func TestMembersThatDoNotAnswerDoNotDelayTheOthers(t *testing.T) {
 	}
 }
 
-// quiet waits until the hub has made no request for a second, and returns how many it made. A reconcile whose cache
-// lacks the last write repeats it once.
+// quiet waits until the hub has sent no request for a second, and returns the number of requests. A reconcile with a
+// stale cache repeats the last write once.
 func quiet(t *testing.T, requests *atomic.Int32) int32 {
 	t.Helper()
 	last := requests.Load()
@@ -235,7 +234,7 @@ func TestHeartbeatsCostTheHubNoRequest(t *testing.T) {
 	}
 }
 
-// An agent changes between ready and not ready all the time: each change is a write of the taints, and an event.
+// An agent continuously changes between ready and not ready. Each change causes a write of the taints, and an event.
 func TestChangesOfAnAgentAreLimited(t *testing.T) {
 	t.Parallel()
 	hub, requests := runHub(t, "flips", nil)

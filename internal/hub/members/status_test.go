@@ -57,7 +57,7 @@ func TestTaintsFollowReady(t *testing.T) {
 	}
 }
 
-func TestOnlyReportsOfTheAgentAreMarked(t *testing.T) {
+func TestReportIDChangesWithAgentReportsOnly(t *testing.T) {
 	t.Parallel()
 	mark := func(ready *metav1.Condition, at time.Time) string {
 		ready.LastTransitionTime = metav1.NewTime(at)
@@ -81,7 +81,7 @@ func TestOnlyReportsOfTheAgentAreMarked(t *testing.T) {
 	}
 }
 
-func TestLostFactsAreNoticed(t *testing.T) {
+func TestLostFactsTriggerAReconcile(t *testing.T) {
 	t.Parallel()
 	up := clusterv1alpha1.ClusterStatus{
 		KubernetesVersion: "v1.36.3", APIEnablements: []clusterv1alpha1.APIEnablement{{GroupVersion: "v1"}},

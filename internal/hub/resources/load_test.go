@@ -75,8 +75,8 @@ func TestObjectDeletedBeforeTheFirstList(t *testing.T) {
 	}
 }
 
-// TestDigestNamesTheContent changes a field that does not count, and refers to the object again: another content has
-// another digest, so that a rendering of the former one is not used.
+// TestDigestNamesTheContent changes a field that is not relevant, and refers to the object again: another content has
+// another digest, so that a cached rendering of the former content is not used.
 func TestDigestNamesTheContent(t *testing.T) {
 	t.Parallel()
 	settings := configMap("settings", "one")

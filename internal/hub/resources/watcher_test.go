@@ -277,8 +277,8 @@ func TestOneReadForAllSummaries(t *testing.T) {
 	}
 }
 
-// TestChangesThatCount refers to one object in three ways. A change reconciles only the summaries for which it counts,
-// and the others still see what they saw before.
+// TestChangesThatCount refers to one object in three ways. A change reconciles only the summaries to which it is
+// relevant, and the others keep their pins.
 func TestChangesThatCount(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

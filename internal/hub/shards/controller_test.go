@@ -135,8 +135,8 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
-// TestMoveDuringReconcile has a cache with the cluster in shard a, which was moved back to b: b must not be told that
-// all labels are as it left them, and a must not be told that they are its own.
+// TestMoveDuringReconcile has a cache with the cluster in shard a, although it was moved back to b: the annotation must
+// not claim that the objects have the labels of a or b.
 func TestMoveDuringReconcile(t *testing.T) {
 	t.Parallel()
 	for _, labelled := range []string{"b", fleet.BeingLabelled} {

@@ -28,7 +28,7 @@ import (
 	"github.com/towline/towline/test/controllers"
 )
 
-// stallingMembers is a transport to members of which those in the namespace stalling do not answer.
+// stallingMembers is a transport whose members in the namespace stalling do not answer.
 type stallingMembers struct {
 	deliver.Transport
 	stalling string
@@ -46,8 +46,8 @@ func (s *stallingMembers) ListDeployed(ctx context.Context, m fleet.Member) ([]b
 	return nil, ctx.Err()
 }
 
-// TestUnclaimedBundlesOfOtherNamespaces has more push members of one namespace that stall than are read at once. The
-// bundles of members of another namespace are read meanwhile.
+// TestUnclaimedBundlesOfOtherNamespaces has stalling push members of one namespace, more than are read concurrently.
+// The bundles of members of another namespace are read meanwhile.
 func TestUnclaimedBundlesOfOtherNamespaces(t *testing.T) {
 	t.Parallel()
 	plane := localkube.Shared(t)
