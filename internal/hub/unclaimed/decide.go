@@ -45,24 +45,25 @@ type evidence struct {
 	seenDeleted bool
 }
 
-// decide returns the decision for a bundle. A bundle is withdrawn in one of these cases:
+// decide returns the decision for a bundle. A bundle of another hub is withdrawn only if the user requested it, and one
+// of this hub in one of these cases:
 //
+//   - The user requested the withdrawal, and no summary has the bundle's feature.
 //   - Its summary no longer has the feature.
-//   - The user requested the withdrawal. Without a summary, a bundle of another hub is withdrawn only in this case.
 //   - A withdrawal has started, or the profile is being deleted.
 //   - This process has seen the deletion of the profile and of the summary.
 //   - The profile no longer matches, and the hub has a group or a ClusterConfiguration entry. Without them the hub may
 //     be restored from a backup that is older than the deployment.
 func decide(e evidence) decision {
 	switch {
-	case e.summary != nil && e.isDropped():
-		return withdraw
-	case e.summary != nil:
+	case e.summary != nil && !e.isDropped():
 		return claimed
 	case e.withdrawRequested:
 		return withdraw
 	case e.deployed.Hub != "" && e.deployed.Hub != e.hubUID:
 		return keep
+	case e.summary != nil:
+		return withdraw
 	case e.deployed.Removing, e.profile == profileDeleting:
 		return withdraw
 	case e.profile == profileMatches, e.profile == profileUndecided:
