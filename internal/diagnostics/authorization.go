@@ -21,24 +21,24 @@ import (
 const (
 	// reviewTimeout limits a request for a review, including the wait for a free slot.
 	reviewTimeout = 10 * time.Second
-	// maxConcurrentReviews limits the reviews for unknown clients, and separately the reviews for known ones, to
-	// protect the API server.
+	// maxConcurrentReviews limits the reviews of known clients, and separately the reviews of unknown ones, to protect
+	// the API server.
 	maxConcurrentReviews = 4
-	// allowedTTL and deniedTTL are how long a result is reused without another review. knownTTL is how long a client
-	// that was allowed need not wait behind unknown clients.
+	// allowedTTL and deniedTTL are the times for which a result is reused without another review. A client that was
+	// allowed is known for knownTTL, and does not wait behind unknown clients.
 	allowedTTL = time.Minute
 	deniedTTL  = 10 * time.Second
 	knownTTL   = time.Hour
-	// maxAllowed and maxDenied limit the cached results.
+	// maxAllowed limits the allowed and the known requests in the cache, and maxDenied the denied ones.
 	maxAllowed = 64
 	maxDenied  = 1024
 )
 
-// authorizer is a handler that passes authorised requests to another handler.
+// authorizer is the handler of RequireAuthorization.
 type authorizer struct {
 	tokenReviews  authenticationclient.TokenReviewInterface
 	accessReviews authorizationclient.SubjectAccessReviewInterface
-	// allowed, denied (with the HTTP status) and known have the hash of each access request as key.
+	// allowed, denied and known have accessRequest.hash as the key. The values of denied are HTTP status codes.
 	allowed *cache.LRUExpireCache
 	denied  *cache.LRUExpireCache
 	known   *cache.LRUExpireCache
@@ -83,8 +83,8 @@ func RequireAuthorization(config *rest.Config, handler http.Handler) (http.Handl
 	}, nil
 }
 
-// ServeHTTP passes an authorised request on, and responds to others with an error.
-func (g *authorizer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP implements http.Handler.
+func (a *authorizer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if !ok || token == "" {
 		http.Error(w, "a bearer token is required", http.StatusUnauthorized)
@@ -92,38 +92,38 @@ func (g *authorizer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	request := accessRequest{token, strings.ToLower(r.Method), r.URL.Path}
 	key := request.hash()
-	if _, ok := g.allowed.Get(key); ok {
-		g.handler.ServeHTTP(w, r)
+	if _, ok := a.allowed.Get(key); ok {
+		a.handler.ServeHTTP(w, r)
 		return
 	}
-	if status, ok := g.denied.Get(key); ok {
+	if status, ok := a.denied.Get(key); ok {
 		deny(w, status.(int)) //nolint:forcetypeassert // it has no other values
 		return
 	}
-	slots := g.unknownSlots
-	if _, ok := g.known.Get(key); ok {
-		slots = g.knownSlots
+	slots := a.unknownSlots
+	if _, ok := a.known.Get(key); ok {
+		slots = a.knownSlots
 	}
-	status, err := g.review(r.Context(), request, slots)
+	status, err := a.review(r.Context(), request, slots)
 	switch {
 	case err != nil:
 		log.FromContext(r.Context()).Info("cannot authorise a request for diagnostics", "reason", err.Error())
 		http.Error(w, "the API server does not answer the review", http.StatusServiceUnavailable)
 	case status != http.StatusOK:
-		g.known.Remove(key)
-		g.denied.Add(key, status, deniedTTL)
+		a.known.Remove(key)
+		a.denied.Add(key, status, deniedTTL)
 		deny(w, status)
 	default:
-		g.allowed.Add(key, struct{}{}, allowedTTL)
-		g.known.Add(key, struct{}{}, knownTTL)
-		g.handler.ServeHTTP(w, r)
+		a.allowed.Add(key, struct{}{}, allowedTTL)
+		a.known.Add(key, struct{}{}, knownTTL)
+		a.handler.ServeHTTP(w, r)
 	}
 }
 
 func deny(w http.ResponseWriter, status int) { http.Error(w, http.StatusText(status), status) }
 
 // review waits for a free slot, sends the two reviews, and returns the HTTP status of the result.
-func (g *authorizer) review(ctx context.Context, request accessRequest, slots chan struct{}) (int, error) {
+func (a *authorizer) review(ctx context.Context, request accessRequest, slots chan struct{}) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	select {
@@ -132,7 +132,7 @@ func (g *authorizer) review(ctx context.Context, request accessRequest, slots ch
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}
-	authenticated, err := g.tokenReviews.Create(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: request.token}}, metav1.CreateOptions{})
+	authenticated, err := a.tokenReviews.Create(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: request.token}}, metav1.CreateOptions{})
 	if err != nil {
 		return 0, fmt.Errorf("review token: %w", err)
 	}
@@ -144,7 +144,7 @@ func (g *authorizer) review(ctx context.Context, request accessRequest, slots ch
 	for key, values := range user.Extra {
 		extra[key] = authorizationv1.ExtraValue(values)
 	}
-	access, err := g.accessReviews.Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+	access, err := a.accessReviews.Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 		User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
 		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: request.path, Verb: request.method},
 	}}, metav1.CreateOptions{})

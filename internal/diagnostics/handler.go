@@ -8,8 +8,8 @@ import (
 )
 
 // Handler returns a handler that serves metrics on /metrics, and the profiles of package net/http/pprof below
-// /debug/pprof/. Each path needs the authorization that RequireAuthorization describes. Profiles have names of
-// functions and sizes, and no content of memory. The command line, which pprof can serve too, is not served.
+// /debug/pprof/. All paths are protected with RequireAuthorization. Profiles have names of functions and sizes, but no
+// content of memory. The command line of the process is not served.
 func Handler(config *rest.Config, metrics http.Handler) (http.Handler, error) {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics)

@@ -15,7 +15,7 @@ import (
 
 const (
 	headerTimeout   = 10 * time.Second
-	shutdownTimeout = 2 * time.Second
+	shutdownTimeout = 2 * time.Second // running requests are canceled after it
 )
 
 // Listen listens on a TCP address for Serve.
@@ -27,8 +27,8 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	return listener, nil
 }
 
-// SelfSignedTLS returns a TLS listener with a self-signed certificate, which is created for the first client. Clients
-// cannot verify it.
+// SelfSignedTLS returns a TLS listener. Its certificate is self-signed, so clients cannot verify it. The first client
+// triggers its creation.
 func SelfSignedTLS(listener net.Listener) net.Listener {
 	certificate := sync.OnceValues(func() (*tls.Certificate, error) {
 		crt, key, err := cert.GenerateSelfSignedCertKey("localhost", nil, nil)

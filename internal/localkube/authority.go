@@ -9,10 +9,9 @@ import (
 	"testing"
 )
 
-// Authority returns the certificate authority of the control plane and its clients, so that a test can issue
-// certificates that Kubernetes would not: short-lived or expired ones. It fails the test if the files of the authority
-// are missing.
-func (p *Plane) Authority(t testing.TB) (*x509.Certificate, *ecdsa.PrivateKey) {
+// CertificateAuthority returns the CA certificate and key of the control plane. With it, a test can issue certificates
+// that Kubernetes does not issue, for example expired ones.
+func (p *Plane) CertificateAuthority(t testing.TB) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	read := func(name string) []byte {
 		found, err := filepath.Glob(filepath.Join(p.Dir, "*", name))

@@ -12,13 +12,12 @@ import (
 // BinaryDirVariable is the environment variable with a directory that Binary searches.
 const BinaryDirVariable = "TOWLINE_BIN"
 
-// modulePath is the first line of this module's go.mod. `make build` writes to the bin directory beside it.
-const modulePath = "module github.com/towline/towline\n"
+// moduleLine is a line in this module's go.mod. `make build` writes to the directory bin beside the file.
+const moduleLine = "module github.com/towline/towline\n"
 
-// Binary returns the absolute path of a program that `make build` builds: towline, towline-agent,
-// localkube, kubectl or helm. It
-// searches the directory of the running executable, the directory in TOWLINE_BIN, bin/ of the module around the working
-// directory, and PATH.
+// Binary returns the absolute path of a program that `make build` builds: towline, towline-agent, localkube, kubectl or
+// helm. It searches the directory of the running executable, the directory in TOWLINE_BIN, the directory bin of the
+// module that contains the working directory, and PATH.
 func Binary(name string) (string, error) {
 	for _, dir := range binaryDirs() {
 		path := filepath.Join(dir, name)
@@ -47,7 +46,7 @@ func binaryDirs() []string {
 	return dirs
 }
 
-// moduleRoot returns the closest directory above the working directory that has this module's go.mod.
+// moduleRoot returns the working directory or its closest parent that has this module's go.mod.
 func moduleRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -55,7 +54,7 @@ func moduleRoot() (string, error) {
 	}
 	for {
 		text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-		if err == nil && bytes.Contains(text, []byte(modulePath)) {
+		if err == nil && bytes.Contains(text, []byte(moduleLine)) {
 			return dir, nil
 		}
 		parent := filepath.Dir(dir)

@@ -15,13 +15,13 @@
 //
 // Words:
 //
-//   - plane: a control plane with one node, in a process.
+//   - plane: a control plane with one node, in a process of its own.
 //   - exec image: a container image whose containers run as processes of a program on this machine. Containers of all
 //     other images do nothing and are reported as running.
 //   - network: a Linux network namespace (network.go). With a network of their own, planes and agents can have separate
 //     addresses on one machine, and tests can interrupt connections. NetworkForTest creates one (testnetwork.go).
 //
-// Stop ends a plane gracefully, Kill as kill -9 does, and Restart starts it again with the same objects and port.
+// Stop ends a plane gracefully, Kill ends it like kill -9, and Restart starts it again with the same objects and port.
 //
 // Start reading at Start and ForTest.
 package localkube

@@ -19,13 +19,14 @@ const namespaceDir = "/run/netns"
 // Network is the name of a network namespace, as `ip netns` lists it. The empty name is the network of this process.
 type Network string
 
-// Command returns a command that runs a program in the network. Use it like a command of exec.CommandContext: `ip netns
-// exec` replaces itself with the program, so signals reach the program. The end of ctx kills the program.
+// Command is exec.CommandContext for a program in the network. `ip netns exec` replaces itself with the program, so
+// signals reach the program.
 func (n Network) Command(ctx context.Context, program string, args ...string) *exec.Cmd {
 	program, args = n.wrap(program, args)
 	return exec.CommandContext(ctx, program, args...)
 }
 
+// wrap returns the command line that runs program in the network.
 func (n Network) wrap(program string, args []string) (string, []string) {
 	if n == "" {
 		return program, args
@@ -33,7 +34,7 @@ func (n Network) wrap(program string, args []string) (string, []string) {
 	return "ip", append([]string{"netns", "exec", string(n), program}, args...)
 }
 
-// Dial opens a connection from within the network. The address must have an IP address, not a name.
+// Dial opens a connection from within the network. The host in address must be an IP address, not a name.
 func (n Network) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	var (
 		dialer net.Dialer
@@ -46,8 +47,8 @@ func (n Network) Dial(ctx context.Context, network, address string) (net.Conn, e
 	return conn, err
 }
 
-// Listen opens a listener within the network. The address must have an IP address, not a name. Its connections may be
-// used anywhere.
+// Listen opens a listener within the network. The host in address must be an IP address, not a name. The listener works
+// in all goroutines.
 func (n Network) Listen(ctx context.Context, network, address string) (net.Listener, error) {
 	var (
 		config   net.ListenConfig
@@ -60,7 +61,7 @@ func (n Network) Listen(ctx context.Context, network, address string) (net.Liste
 	return listener, err
 }
 
-// within calls do on a thread in the network. A socket stays in the network in which it was opened.
+// within calls do on a thread in the network. A socket that do opens stays in the network.
 func (n Network) within(do func() error) error {
 	if n == "" {
 		return do()

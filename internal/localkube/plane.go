@@ -24,7 +24,7 @@ const (
 	stopTimeout = 15 * time.Second
 	// readyPollInterval is the time between two checks for the kubeconfig of a ready control plane.
 	readyPollInterval = 20 * time.Millisecond
-	// maxLog is how many bytes at the end of a control plane's log Log returns.
+	// maxLog is the maximum number of bytes that Log returns.
 	maxLog = 4096
 )
 
@@ -32,15 +32,15 @@ const (
 type Options struct {
 	// Name is the name of the cluster, of its only node and of the context in its kubeconfig. Default: "local".
 	Name string
-	// Dir is the directory for all files of the control plane. Another start with the same directory has the same
-	// objects. If it is empty, a temporary directory is used, which Stop deletes.
+	// Dir is the directory for all files of the control plane. A later start with the same directory has the same
+	// objects. Default: a temporary directory, which Stop deletes.
 	Dir string
 	// Port is the port of the API server. 0 selects a free one.
 	Port int
 	// Address is the IP address of the API server. Default: "127.0.0.1".
 	Address string
-	// Network is the network of the control plane and of the processes of its pods. It must exist while they run, with
-	// its loopback device up. Default: the network of this process.
+	// Network is the network of the control plane and of the processes of its pods. It must exist with its loopback
+	// device up while they run. Default: the network of this process.
 	Network Network
 	// Exec maps container images to programs. A container of such an image runs as a process of the program. Containers
 	// of other images do nothing and are reported as running.
@@ -58,12 +58,12 @@ type Plane struct {
 	// Name, Dir and Kubeconfig are the name, the data directory and the administrator's kubeconfig file. Containers of
 	// exec images log to Dir/pods/<namespace>_<pod>_<container>.log.
 	Name, Dir, Kubeconfig string
-	// Config is the administrator's client configuration, without a rate limit, for use in any network. Copy it before
-	// changing it.
+	// Config is the administrator's client configuration, without a rate limit. It connects from any network. Copy it
+	// before changing it.
 	Config *rest.Config
 
-	opts      Options
-	temporary bool
+	opts            Options
+	hasTemporaryDir bool
 
 	// mu guards process, and admits one of Stop, Kill and Restart at a time.
 	mu      sync.Mutex
@@ -79,9 +79,9 @@ type process struct {
 	err  error
 }
 
-// Start starts a control plane and waits until it is ready: the API server answers and namespaces get their
-// ServiceAccounts. If it is not ready before ctx ends, Start kills it. The error has the end of its log. The control
-// plane outlives ctx.
+// Start starts a control plane and waits until it is ready: the API server answers, and namespaces get their
+// ServiceAccounts. If ctx ends before, Start kills it and returns an error with the end of its log. If ctx ends later,
+// the control plane continues to run.
 func Start(ctx context.Context, opts Options) (*Plane, error) {
 	p := &Plane{opts: opts}
 	if p.opts.Name == "" {
@@ -99,7 +99,7 @@ func Start(ctx context.Context, opts Options) (*Plane, error) {
 		if err != nil {
 			return nil, fmt.Errorf("create the directory of control plane %s: %w", p.opts.Name, err)
 		}
-		p.opts.Dir, p.temporary = dir, true
+		p.opts.Dir, p.hasTemporaryDir = dir, true
 	}
 	dir, err := filepath.Abs(p.opts.Dir)
 	if err != nil {
@@ -107,7 +107,7 @@ func Start(ctx context.Context, opts Options) (*Plane, error) {
 	}
 	p.Name, p.Dir, p.Kubeconfig = p.opts.Name, dir, filepath.Join(dir, "kubeconfig")
 	if err := p.start(ctx); err != nil {
-		if p.temporary {
+		if p.hasTemporaryDir {
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 		return nil, err
@@ -115,23 +115,24 @@ func Start(ctx context.Context, opts Options) (*Plane, error) {
 	return p, nil
 }
 
+// start is Start with the options and the directory of p. The caller holds mu, or no other goroutine has p yet.
 func (p *Plane) start(ctx context.Context) error {
 	if err := os.MkdirAll(p.Dir, 0o700); err != nil {
 		return fmt.Errorf("start control plane %s: %w", p.Name, err)
 	}
-	// When the file exists again, the control plane is ready.
+	// awaitReady waits until the new control plane writes the file.
 	if err := os.Remove(p.Kubeconfig); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("start control plane %s: %w", p.Name, err)
 	}
-	started, err := p.launch()
+	launched, err := p.launch()
 	if err != nil {
 		return fmt.Errorf("start control plane %s: %w", p.Name, err)
 	}
-	if err := p.awaitReady(ctx, started); err != nil {
-		started.kill()
+	if err := p.awaitReady(ctx, launched); err != nil {
+		launched.kill()
 		return fmt.Errorf("start control plane %s: %w\n%s", p.Name, err, p.Log())
 	}
-	p.process = started
+	p.process = launched
 	return nil
 }
 
@@ -140,7 +141,7 @@ func (p *Plane) launch() (*process, error) {
 	args := []string{
 		"--lifeline", "--dir", p.Dir, "--name", p.Name, "--port", strconv.Itoa(p.opts.Port), "--kubeconfig", p.Kubeconfig,
 	}
-	if p.temporary {
+	if p.hasTemporaryDir {
 		args = append(args, "--temporary")
 	}
 	if p.opts.Processors > 0 {
@@ -161,7 +162,7 @@ func (p *Plane) launch() (*process, error) {
 	program, args := p.opts.Network.wrap(p.opts.Binary, args)
 	cmd := exec.Command(program, args...) //nolint:noctx // the control plane outlives the context of its start
 	cmd.Stdout, cmd.Stderr = log, log
-	// In its own process group, it does not get the Ctrl-C of the terminal: this process stops it in time.
+	// In its own process group, it gets no signal when the user presses Ctrl-C: this process stops it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	lifeline, err := cmd.StdinPipe()
 	if err != nil {
@@ -170,16 +171,16 @@ func (p *Plane) launch() (*process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	started := &process{cmd: cmd, lifeline: lifeline, done: make(chan struct{})}
+	launched := &process{cmd: cmd, lifeline: lifeline, done: make(chan struct{})}
 	go func() {
-		defer close(started.done)
-		started.err = cmd.Wait()
+		defer close(launched.done)
+		launched.err = cmd.Wait()
 	}()
-	return started, nil
+	return launched, nil
 }
 
-// awaitReady waits for the kubeconfig, and reads the client configuration and the port from it.
-func (p *Plane) awaitReady(ctx context.Context, started *process) error {
+// awaitReady waits for the kubeconfig, and sets the client configuration and the port of p from it.
+func (p *Plane) awaitReady(ctx context.Context, launched *process) error {
 	ticker := time.NewTicker(readyPollInterval)
 	defer ticker.Stop()
 	for {
@@ -188,8 +189,8 @@ func (p *Plane) awaitReady(ctx context.Context, started *process) error {
 		}
 		select {
 		case <-ticker.C:
-		case <-started.done:
-			return fmt.Errorf("the process ended: %w", errors.Join(started.err, errors.New("not ready yet")))
+		case <-launched.done:
+			return fmt.Errorf("the process ended: %w", errors.Join(launched.err, errors.New("not ready yet")))
 		case <-ctx.Done():
 			return fmt.Errorf("wait until it is ready: %w", context.Cause(ctx))
 		}
@@ -221,7 +222,7 @@ func (p *Plane) Network() Network { return p.opts.Network }
 // Port returns the port of the API server. A restart does not change it.
 func (p *Plane) Port() int { return p.opts.Port }
 
-// Log returns the end of the control plane's standard error, which has only errors.
+// Log returns the end of the control plane's log, which has only errors; "" if it cannot be read.
 func (p *Plane) Log() string {
 	text, err := os.ReadFile(p.logFile())
 	if err != nil {
@@ -232,18 +233,19 @@ func (p *Plane) Log() string {
 
 func (p *Plane) logFile() string { return filepath.Join(p.Dir, "localkube.log") }
 
-// Stop ends the control plane and the processes of its pods, and waits for that. Its objects stay in Dir, unless Dir is
-// temporary. It does nothing to a stopped control plane.
+// Stop ends the control plane and the processes of its pods, and waits until they have ended. It deletes a temporary
+// Dir. In another Dir, the objects stay. A second Stop does nothing.
 func (p *Plane) Stop() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	err := p.stop()
-	if p.temporary {
+	if p.hasTemporaryDir {
 		err = errors.Join(err, os.RemoveAll(p.Dir))
 	}
 	return err
 }
 
+// stop ends the process gracefully if it runs. The caller holds mu.
 func (p *Plane) stop() error {
 	if p.process == nil {
 		return nil
@@ -265,8 +267,8 @@ func (p *Plane) stop() error {
 	return nil
 }
 
-// Kill ends the control plane like kill -9, and waits for that. Its objects stay in Dir. It does nothing to a stopped
-// control plane.
+// Kill ends the control plane like kill -9, and waits until it has ended. Its objects stay in Dir. Kill does nothing
+// after Stop or Kill.
 func (p *Plane) Kill() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -277,22 +279,23 @@ func (p *Plane) Kill() error {
 	return nil
 }
 
-// discard is Kill, with an error if the control plane has ended by itself.
-func (p *Plane) discard() error {
+// killRunning is Kill, with an error if the control plane has ended by itself before.
+func (p *Plane) killRunning() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.process == nil {
 		return nil
 	}
-	ended := p.process
+	current := p.process
 	p.process = nil
-	ended.kill()
-	if status, ok := ended.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signal() == syscall.SIGKILL {
+	current.kill()
+	if status, ok := current.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signal() == syscall.SIGKILL {
 		return nil
 	}
-	return fmt.Errorf("control plane %s ended by itself: %s\n%s", p.Name, ended.cmd.ProcessState, p.Log())
+	return fmt.Errorf("control plane %s ended by itself: %s\n%s", p.Name, current.cmd.ProcessState, p.Log())
 }
 
+// kill kills the process if it runs, and waits until it has ended.
 func (p *process) kill() {
 	// The only possible error is that the process has ended.
 	_ = p.cmd.Process.Kill()
@@ -300,13 +303,13 @@ func (p *process) kill() {
 	_ = p.lifeline.Close()
 }
 
-// Restart stops the control plane if it runs, and starts it with the same objects and port. It returns when the control
-// plane is ready. It fails for a temporary directory after Stop, which deletes the directory.
+// Restart stops the control plane if it runs, starts it with the same objects and port, and waits until it is ready. It
+// must not be called after Stop if Dir is temporary.
 func (p *Plane) Restart(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// A graceful stop would delete a temporary directory.
-	if p.temporary && p.process != nil {
+	// After SIGTERM, the program would delete a temporary directory.
+	if p.hasTemporaryDir && p.process != nil {
 		p.process.kill()
 		p.process = nil
 	}

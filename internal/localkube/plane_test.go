@@ -128,7 +128,7 @@ func isListening(port int) bool {
 func TestRequestsAreCounted(t *testing.T) {
 	t.Parallel()
 	p := localkube.ForTest(t, localkube.Named("counted"))
-	before, err := p.Requests(t.Context())
+	before, err := p.CountRequests(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestRequestsAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	after, err := p.Requests(t.Context())
+	after, err := p.CountRequests(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,7 +33,7 @@ func (r Request) IsWrite() bool {
 	return r.Verb != "GET" && r.Verb != "LIST" && r.Verb != "WATCH"
 }
 
-// IsRead returns whether the request reads objects once. A watch is no such request.
+// IsRead returns whether the request reads objects once, so it is false for a watch.
 func (r Request) IsRead() bool { return r.Verb == "GET" || r.Verb == "LIST" }
 
 // RequestCounts is the number of requests of each kind.
@@ -41,10 +41,10 @@ type RequestCounts map[Request]int
 
 var requestMetric = regexp.MustCompile(`(?m)^apiserver_request_total\{(.*)\} ([0-9.e+]+)$`)
 
-// Requests reads from the metrics of the API server how many requests for resources it has answered since it was
-// started. A watch counts when it ends.
-func (p *Plane) Requests(ctx context.Context) (RequestCounts, error) {
-	metrics, err := p.metrics(ctx)
+// CountRequests returns the requests for resources that the API server has answered since its start, from its metrics.
+// A watch counts when it ends.
+func (p *Plane) CountRequests(ctx context.Context) (RequestCounts, error) {
+	metrics, err := p.readMetrics(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("metrics of %s: %w", p.Name, err)
 	}
@@ -68,7 +68,7 @@ func (p *Plane) Requests(ctx context.Context) (RequestCounts, error) {
 	return counts, nil
 }
 
-func (p *Plane) metrics(ctx context.Context) (string, error) {
+func (p *Plane) readMetrics(ctx context.Context) (string, error) {
 	httpClient, err := rest.HTTPClientFor(p.Config)
 	if err != nil {
 		return "", err
@@ -89,18 +89,18 @@ func (p *Plane) metrics(ctx context.Context) (string, error) {
 	return string(raw), err
 }
 
-// Since returns the requests after before, without the kinds that have none.
+// Since returns c minus the earlier counts before, without the kinds that did not grow.
 func (c RequestCounts) Since(before RequestCounts) RequestCounts {
-	after := RequestCounts{}
+	growth := RequestCounts{}
 	for request, count := range c {
 		if n := count - before[request]; n > 0 {
-			after[request] = n
+			growth[request] = n
 		}
 	}
-	return after
+	return growth
 }
 
-// Select returns the requests for which selected returns true.
+// Select returns the counts of the requests for which selected returns true.
 func (c RequestCounts) Select(selected func(Request) bool) RequestCounts {
 	found := maps.Clone(c)
 	maps.DeleteFunc(found, func(r Request, _ int) bool { return !selected(r) })

@@ -15,10 +15,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// maxPodLog is how many bytes at the end of a pod's output a failed test logs.
+// maxPodLog is the number of bytes at the end of a pod's output that a failed test logs.
 const maxPodLog = 20_000
 
-// testStartTimeout is how long a start may take in a test, on cores shared with many other tests.
+// testStartTimeout limits a start in a test. Other tests run on the same cores, so a start can be slow.
 const testStartTimeout = 3 * time.Minute
 
 // Option configures a control plane for a test.
@@ -49,14 +49,15 @@ func WithNetwork(network Network, address string) Option {
 // control plane and the output of its pods.
 func ForTest(t testing.TB, options ...Option) *Plane {
 	t.Helper()
-	p, err := start(t, options)
+	p, err := startForTest(t, options)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
 }
 
-// SeveralForTest is ForTest for a control plane per name. It starts them concurrently.
+// SeveralForTest is ForTest for one control plane per name. It starts them concurrently, and returns them in the order
+// of names.
 func SeveralForTest(t testing.TB, names []string, options ...Option) []*Plane {
 	t.Helper()
 	var (
@@ -65,7 +66,7 @@ func SeveralForTest(t testing.TB, names []string, options ...Option) []*Plane {
 		starts sync.WaitGroup
 	)
 	for i, name := range names {
-		starts.Go(func() { planes[i], errs[i] = start(t, append([]Option{Named(name)}, options...)) })
+		starts.Go(func() { planes[i], errs[i] = startForTest(t, append([]Option{Named(name)}, options...)) })
 	}
 	starts.Wait()
 	if err := errors.Join(errs...); err != nil {
@@ -74,12 +75,12 @@ func SeveralForTest(t testing.TB, names []string, options ...Option) []*Plane {
 	return planes
 }
 
-// start starts a control plane, and kills it when the test ends: nobody needs its data, and a graceful stop takes a
-// second. A control plane that has ended before fails the test.
-func start(t testing.TB, options []Option) (*Plane, error) {
+// startForTest starts a control plane, and kills it when the test ends, because a graceful stop takes a second. The
+// test fails if the control plane has ended before.
+func startForTest(t testing.TB, options []Option) (*Plane, error) {
 	opts := Options{Dir: t.TempDir()}
 	if _, isBenchmark := t.(*testing.B); !isBenchmark {
-		// Tests run many control planes beside each other: with one processor, each of them needs a fifth less of their time.
+		// Tests run many control planes at the same time. With one processor, each uses a fifth less processor time.
 		opts.Processors = 1
 	}
 	for _, change := range options {
@@ -92,7 +93,7 @@ func start(t testing.TB, options []Option) (*Plane, error) {
 		return nil, err
 	}
 	t.Cleanup(func() {
-		if err := p.discard(); err != nil {
+		if err := p.killRunning(); err != nil {
 			t.Error(err)
 		}
 		if t.Failed() {
@@ -119,7 +120,7 @@ func (p *Plane) writeLogs(t testing.TB) {
 	}
 }
 
-// shared starts the control plane of this test binary at the first call. The lifeline stops it when the binary ends.
+// shared starts the control plane of this test binary at the first call. The lifeline ends it with the binary.
 //
 //nolint:gochecknoglobals // one per test binary is the point, and it never changes
 var shared = sync.OnceValues(func() (*Plane, error) {
@@ -129,7 +130,7 @@ var shared = sync.OnceValues(func() (*Plane, error) {
 })
 
 // Shared returns a control plane for all tests of this test binary. The first call starts it, and it stops when the
-// binary ends. Use it for tests that have a Namespace of their own, or use cluster-wide names that no other test uses.
+// binary ends. A test must use its own Namespace, and names of cluster-scoped objects that no other test uses.
 func Shared(t testing.TB) *Plane {
 	t.Helper()
 	p, err := shared()
@@ -139,8 +140,8 @@ func Shared(t testing.TB) *Plane {
 	return p
 }
 
-// Namespace creates a namespace with a unique name that starts with prefix. It ends with the control plane: deleting
-// hundreds of namespaces beside the tests would delay the deletions that tests wait for by minutes.
+// Namespace creates a namespace with a unique name that starts with prefix. It is not deleted at the end of the test:
+// deleting hundreds of namespaces would delay, by minutes, the deletions that other tests wait for.
 func (p *Plane) Namespace(t testing.TB, prefix string) string {
 	t.Helper()
 	namespace, err := kubernetes.NewForConfigOrDie(p.Config).CoreV1().Namespaces().Create(t.Context(),

@@ -13,26 +13,26 @@ import (
 	"testing"
 )
 
-// NetworksVariable is the environment variable that, set to "required", makes tests fail instead of skip where network
-// namespaces are not available.
+// NetworksVariable is an environment variable. If it is "required", NetworkForTest fails the test where it would skip
+// it.
 const NetworksVariable = "TOWLINE_NETWORKS"
 
-// networkPrefix begins the names of the networks of tests. The ID of the test's process and a random part follow.
+// networkPrefix is the prefix of the names of networks for tests. The process ID of the test and a random part follow.
 const networkPrefix = "towline-"
 
 // NetworkForTest creates a network namespace with only a loopback device, and deletes it with all its devices when the
-// test ends. It skips the test if network namespaces are not available, or one of the programs is missing.
+// test ends. It skips the test if network namespaces are not available, or a program that the test needs is missing.
 func NetworkForTest(t testing.TB, programs ...string) Network {
 	t.Helper()
 	for _, program := range append([]string{"ip"}, programs...) {
 		if _, err := exec.LookPath(program); err != nil {
-			withoutNetwork(t, err)
+			skipOrFail(t, err)
 		}
 	}
 	removeStaleNetworks(t)
 	name := networkPrefix + strconv.Itoa(os.Getpid()) + "-" + strings.ToLower(rand.Text()[:8])
 	if err := runIP(t, "netns", "add", name); err != nil {
-		withoutNetwork(t, err)
+		skipOrFail(t, err)
 	}
 	t.Cleanup(func() {
 		if err := runIP(t, "netns", "delete", name); err != nil {
@@ -41,13 +41,13 @@ func NetworkForTest(t testing.TB, programs ...string) Network {
 	})
 	// Some sandboxes let a user create a namespace, but not enter it.
 	if err := runIP(t, "netns", "exec", name, "ip", "link", "set", "lo", "up"); err != nil {
-		withoutNetwork(t, err)
+		skipOrFail(t, err)
 	}
 	return Network(name)
 }
 
-// withoutNetwork skips or fails the test.
-func withoutNetwork(t testing.TB, reason error) {
+// skipOrFail skips or fails the test.
+func skipOrFail(t testing.TB, reason error) {
 	t.Helper()
 	if os.Getenv(NetworksVariable) == "required" {
 		t.Fatalf("network namespaces are not available: %v", reason)

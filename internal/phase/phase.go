@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// Step is one named step of a reconcile. Steps share the state S: earlier steps set fields for later ones.
+// Step is one named step of a reconcile. All steps get the same state: earlier steps set fields for later ones.
 type Step[S any] struct {
 	Name string
 	Run  func(ctx context.Context, state S) error
 }
 
-// Wait is the error of a step that must wait. After is the longest time until the next reconcile; zero means that a
-// watch triggers it.
+// Wait is the error of a step that must wait. After is the maximum time until the next reconcile; zero means that only
+// a watch triggers it. Reason names the awaited object or event.
 type Wait struct {
 	After  time.Duration
 	Reason string
@@ -46,12 +46,12 @@ const (
 	Retriable Kind = "Retriable" // a step returned any other error
 )
 
-// Outcome is the result of a reconcile: its kind, the step that ended it ("" if Done) and the error of that step.
+// Outcome is the result of a reconcile: its kind, the last step ("" if Done) and the error of this step.
 type Outcome struct {
 	Kind Kind
 	Step string
 	Err  error
-	// After is Wait.After.
+	// After is Wait.After, zero if the kind is not Waiting.
 	After time.Duration
 }
 
@@ -63,7 +63,7 @@ func (o Outcome) Message() string {
 	return o.Err.Error()
 }
 
-// Run runs the steps in order until one returns an error, and returns the outcome.
+// Run runs the steps in order until one returns an error. It finds a Wait or Invalid also in a wrapped error.
 func Run[S any](ctx context.Context, state S, steps []Step[S]) Outcome {
 	for _, step := range steps {
 		if err := step.Run(ctx, state); err != nil {

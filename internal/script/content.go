@@ -14,24 +14,23 @@ import (
 	lua "github.com/yuin/gopher-lua"
 )
 
-// maxDepth is the maximal depth of the tables that json.encode encodes, and of the text that json.decode decodes.
+// maxDepth limits the nesting of the tables for json.encode and of the text for json.decode.
 const maxDepth = 100
 
-// NewForContent is New with the functions for content: getResource, getLabel, getAnnotation, base64Encode,
-// base64Decode, and the modules json and strings, which are global variables and results of require. print has no
-// effect.
+// NewForContent is New with more functions: getResource, getLabel, getAnnotation, base64Encode and base64Decode. The
+// modules json and strings are global variables, and require returns them. print has no effect. The results of a script
+// are repeatable, so there are no random numbers.
 func NewForContent(ctx context.Context, script string) (*Script, error) {
 	return newScript(ctx, script, func(s *Script) {
-		s.openLibraries()
-		s.openContentLibraries()
-		// The same content must not differ between two runs.
+		s.addLibraries()
+		s.addContentLibraries()
 		for _, name := range []string{"random", "randomseed"} {
 			s.state.SetField(s.state.GetGlobal(lua.MathLibName), name, lua.LNil)
 		}
 	})
 }
 
-func (s *Script) openContentLibraries() {
+func (s *Script) addContentLibraries() {
 	modules := map[string]lua.LValue{
 		"json":    s.newModule(map[string]lua.LGFunction{"encode": s.encodeJSON, "decode": s.decodeJSON}),
 		"strings": s.newModule(s.stringFunctions()),
@@ -68,20 +67,20 @@ func (s *Script) newModule(functions map[string]lua.LGFunction) *lua.LTable {
 	return module
 }
 
-// pushText returns the result of create, which has at most size bytes, to the script.
-func (s *Script) pushText(state *lua.LState, size int, create func() string) int {
-	s.accountText(state, size)
+// pushText returns the result of create, which has at most maxBytes, to the script.
+func (s *Script) pushText(state *lua.LState, maxBytes int, create func() string) int {
+	s.accountText(state, maxBytes)
 	state.Push(lua.LString(create()))
 	return 1
 }
 
-// getResource returns the resource with an identifier, nil if there is none.
+// getResource(resources, identifier) returns a resource of the script's input, nil if it does not exist.
 func getResource(state *lua.LState) int {
 	state.Push(state.CheckTable(1).RawGetString(state.CheckString(2)))
 	return 1
 }
 
-// metadataGetter returns a function that returns a value of a map in the metadata of a resource, nil if there is none.
+// metadataGetter returns the function (resource, key) that returns metadata.<field>[key] of a resource, or nil.
 func metadataGetter(field string) lua.LGFunction {
 	return func(state *lua.LState) int {
 		value := lua.LValue(state.CheckTable(1))
@@ -98,7 +97,7 @@ func metadataGetter(field string) lua.LGFunction {
 	}
 }
 
-// decodeBase64 returns nil and a message if the text is not base64.
+// decodeBase64 returns the decoded text, or nil and a message if the text is not base64.
 func (s *Script) decodeBase64(state *lua.LState) int {
 	text := state.CheckString(1)
 	s.accountText(state, base64.StdEncoding.DecodedLen(len(text)))
@@ -112,7 +111,8 @@ func (s *Script) decodeBase64(state *lua.LState) int {
 	return 1
 }
 
-// stringFunctions returns the functions of the module strings, which have the names of functions of Go's package.
+// stringFunctions returns the functions of the module strings. Each does the same as the function of Go's package
+// strings with its name.
 func (s *Script) stringFunctions() map[string]lua.LGFunction {
 	functions := map[string]lua.LGFunction{
 		"Compare": func(state *lua.LState) int {
@@ -125,7 +125,7 @@ func (s *Script) stringFunctions() map[string]lua.LGFunction {
 			for i := range table.Len() {
 				parts = append(parts, table.RawGetInt(i+1))
 			}
-			return join(state, s.accountText, state.CheckString(2), parts)
+			return pushConcatenation(state, s.accountText, state.CheckString(2), parts)
 		},
 		"Replace": func(state *lua.LState) int {
 			text, old, replacement, n := state.CheckString(1), state.CheckString(2), state.CheckString(3), state.OptInt(4, -1)
@@ -167,6 +167,7 @@ func (s *Script) splitText(state *lua.LState) int {
 	return 1
 }
 
+// decodeJSON returns the decoded value, or nil and a message if the text is not JSON.
 func (s *Script) decodeJSON(state *lua.LState) int {
 	text := state.CheckString(1)
 	s.accountText(state, boundedProduct(len(text), captureSize)) // "[0,0,0]" becomes a list of values
@@ -184,7 +185,7 @@ func (s *Script) decodeJSON(state *lua.LState) int {
 	return 1
 }
 
-// depth returns the maximum number of brackets that are open in a JSON text. It counts brackets in strings, too.
+// depth returns the nesting of a JSON text. Brackets in strings can make the result too high.
 func depth(text string) int {
 	deepest, open := 0, 0
 	for i := range len(text) {

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// maxSteps is the maximal number of instructions of a script: a script over 10,000 objects takes some hundred
+	// maxSteps is the maximum number of instructions of a script. A typical script for 10,000 objects takes some hundred
 	// thousand.
 	maxSteps = 5_000_000
 	// maxMemory limits the growth of the heap while a script runs, in bytes. The child process in which the script runs
@@ -19,9 +19,9 @@ const (
 	// time.
 	maxMemory     = 128 << 20
 	checkInterval = 32
-	// maxGarbage limits the error of maxMemory in bytes: a larger heap is collected before a script.
+	// maxGarbage is the heap size in bytes above which garbage is collected before a script starts.
 	maxGarbage = maxMemory / 8
-	// heapMetric is the memory of live objects and garbage.
+	// heapMetric is the size of live objects and garbage.
 	heapMetric = "/memory/classes/heap/objects:bytes"
 )
 
@@ -51,14 +51,15 @@ var _ context.Context = (*scriptLimiter)(nil)
 
 func newScriptLimiter(ctx context.Context) *scriptLimiter {
 	if heapSize() > maxGarbage {
-		runtime.GC() // garbage of an earlier script would raise the limit
+		runtime.GC() // garbage would raise initialHeap, and so the limit
 	}
 	closed := make(chan struct{})
 	close(closed)
 	return &scriptLimiter{Context: ctx, initialHeap: heapSize(), start: time.Now(), initialTime: processorTime(), closed: closed}
 }
 
-// Done counts one instruction. It returns a closed channel if a limit is exceeded.
+// Done counts one instruction. It returns a closed channel if a limit is exceeded, and otherwise the channel of the
+// wrapped context.
 func (l *scriptLimiter) Done() <-chan struct{} {
 	l.steps++
 	switch {
@@ -80,8 +81,8 @@ func (l *scriptLimiter) Done() <-chan struct{} {
 	}
 }
 
-// exceedsTime returns true if the process has used more than scriptTimeout of processor time. The time for which a
-// script waits for a processor does not count.
+// exceedsTime returns true if the process has used more than scriptTimeout of processor time since the start. Waiting
+// for a processor does not count.
 func (l *scriptLimiter) exceedsTime() bool {
 	return time.Since(l.start) > scriptTimeout && processorTime()-l.initialTime > scriptTimeout
 }
@@ -96,7 +97,7 @@ func (l *scriptLimiter) exceedsMemory() bool {
 	return heapSize() > l.initialHeap+maxMemory/2
 }
 
-// Err returns the error of the exceeded limit.
+// Err returns the error of the exceeded limit or of the wrapped context, nil if there is none.
 func (l *scriptLimiter) Err() error {
 	return cmp.Or(l.err, l.Context.Err())
 }

@@ -8,19 +8,18 @@ import (
 )
 
 const (
-	// maxPatternLength is the maximal length of a pattern in bytes.
+	// maxPatternLength is the maximum length of a pattern in bytes.
 	maxPatternLength = 1024
-	// maxMatchCost limits the steps of one pattern match, which cannot be interrupted; a step takes about ten
-	// nanoseconds.
+	// maxMatchCost limits the matchCost of a pattern. A unit takes about ten nanoseconds.
 	maxMatchCost = 5e7
-	// maxMatchMemory limits the bytes that the results of all matches take. A match takes about matchSize, and
-	// captureSize for each capture.
+	// maxMatchMemory limits the bytes of all matches of one call. A match takes about matchSize bytes, and captureSize
+	// bytes for each capture.
 	maxMatchMemory, matchSize, captureSize = 32 << 20, 96, 16
-	// maxCopiedBytes limits the bytes that are copied to replace matches: each replacement copies the whole text.
+	// maxCopiedBytes limits the bytes that string.gsub copies. It copies the whole text for each match.
 	maxCopiedBytes = 4e9
 )
 
-// checkMatch raises an error if a pattern could take too long over its text.
+// checkMatch raises an error if matching the text (argument 1) with the pattern (argument 2) could take too long.
 func checkMatch(state *lua.LState) {
 	subject, pattern := state.CheckString(1), state.CheckString(2)
 	if len(pattern) > maxPatternLength {
@@ -31,7 +30,7 @@ func checkMatch(state *lua.LState) {
 	}
 }
 
-// checkMatches raises an error if a pattern could match too often.
+// checkMatches is checkMatch for all matches of a text. It also raises an error if they could take too much memory.
 func checkMatches(state *lua.LState) {
 	checkMatch(state)
 	subject, pattern := state.CheckString(1), state.CheckString(2)
@@ -40,7 +39,8 @@ func checkMatches(state *lua.LState) {
 	}
 }
 
-// checkReplace raises an error if replacing the matches could copy too many bytes.
+// checkReplace is checkMatches for string.gsub with a text as the replacement (argument 3). It also raises an error if
+// the call could copy too many bytes.
 func checkReplace(state *lua.LState) {
 	checkMatches(state)
 	subject, replacement := float64(len(state.CheckString(1))), float64(len(state.CheckString(3)))
@@ -48,14 +48,14 @@ func checkReplace(state *lua.LState) {
 	if limit := state.OptInt(4, -1); limit >= 0 {
 		matches = min(matches, float64(limit))
 	}
-	// A capture in the replacement is at most the whole text.
+	// Each capture in the replacement, such as %1, is at most as long as the whole text.
 	if matches*(subject+(matches+subject)*replacement) > maxCopiedBytes {
 		state.RaiseError("replacing %q may take too long in a text of %d bytes", state.CheckString(2), len(state.CheckString(1)))
 	}
 }
 
-// replaceMatches is string.gsub with a table or a function as the replacement. It counts each replacement, and copies
-// the text once.
+// replaceMatches is string.gsub with a table or a function as the replacement. It accounts for each replacement, and
+// copies the text once.
 func (s *Script) replaceMatches(state *lua.LState) int {
 	checkMatches(state)
 	subject := state.CheckString(1)
@@ -79,8 +79,9 @@ func (s *Script) replaceMatches(state *lua.LState) int {
 	return 2
 }
 
-// replacementOf returns the value of a table for the first capture, or the result of a function of all captures. Nil
-// and false stand for the text that matched.
+// replacementOf returns the replacement of a match: the value for the first capture in a table, or the result of a
+// function that gets all captures. If it is nil or false, the matched text stays. Without captures in the pattern, the
+// matched text is the only capture.
 func (s *Script) replacementOf(state *lua.LState, match *pm.MatchData, subject string) string {
 	captures := []lua.LValue{lua.LString(subject[match.Capture(0):match.Capture(1)])}
 	matched := captures[0].String()
@@ -115,19 +116,18 @@ func (s *Script) replacementOf(state *lua.LState, match *pm.MatchData, subject s
 	return value.String()
 }
 
-// matchCost returns the maximal number of steps of a match. Each start position multiplies it. So does each repetition
-// by its number of possible ends, which is at most the longest run of bytes that its item matches. Each step may read
-// the whole pattern.
+// matchCost returns the maximum cost of a match: the product of the length of the pattern, the number of start
+// positions, the number of possible ends of each repetition, and the length of the subject if the pattern has a scan.
 func matchCost(subject, pattern string) float64 {
-	steps := float64(len(pattern) + 1)
+	cost := float64(len(pattern) + 1)
 	rest, anchored := strings.CutPrefix(pattern, "^")
 	if !anchored {
-		steps *= float64(len(subject) + 1)
+		cost *= float64(len(subject) + 1)
 	}
-	hasScan, previous := false, "" // the item that the next repetition sign applies to
+	hasScan, previous := false, "" // previous is the item that the next repetition sign applies to
 	for rest != "" {
 		if previous != "" && strings.IndexByte("*+-?", rest[0]) >= 0 {
-			steps *= repetitionEnds(subject, previous, rest[0])
+			cost *= repetitionEnds(subject, previous, rest[0])
 			previous, rest = "", rest[1:]
 			continue
 		}
@@ -138,12 +138,12 @@ func matchCost(subject, pattern string) float64 {
 		hasScan, rest = hasScan || isScan, rest[length:]
 	}
 	if hasScan {
-		steps *= float64(len(subject) + 1)
+		cost *= float64(len(subject) + 1)
 	}
-	return steps
+	return cost
 }
 
-// repetitionEnds returns the number of possible ends of item repeated by sign.
+// repetitionEnds returns the maximum number of possible ends of an item with the repetition sign *, +, - or ?.
 func repetitionEnds(subject, item string, sign byte) float64 {
 	if sign == '?' {
 		return 2
@@ -151,8 +151,8 @@ func repetitionEnds(subject, item string, sign byte) float64 {
 	return float64(longestRun(subject, item) + 1)
 }
 
-// partLength returns the length of the first part of pattern. isScan is true for parts that can match any length:
-// balanced text and back references. They cannot be repeated.
+// partLength returns the length of the first part of pattern. A part is an item or a scan, which matches a text of any
+// length and cannot be repeated: balanced text (%b) and back references (%1).
 func partLength(pattern string) (length int, isScan bool) {
 	if pattern[0] == '%' && len(pattern) > 1 {
 		switch next := pattern[1]; {
@@ -165,7 +165,7 @@ func partLength(pattern string) (length int, isScan bool) {
 	return itemLength(pattern), false
 }
 
-// itemLength returns the length of the first item of pattern, which matches one byte.
+// itemLength returns the length of the first item of pattern.
 func itemLength(pattern string) int {
 	switch pattern[0] {
 	case '%':
@@ -200,11 +200,11 @@ func longestRun(subject, item string) int {
 	case len(item) == 1:
 		matches[item[0]] = true
 	default:
-		every := make([]byte, len(matches))
-		for i := range every {
-			every[i] = byte(i)
+		allBytes := make([]byte, len(matches))
+		for i := range allBytes {
+			allBytes[i] = byte(i)
 		}
-		found, err := pm.Find(item, every, 0, len(every))
+		found, err := pm.Find(item, allBytes, 0, len(allBytes))
 		if err != nil {
 			return len(subject)
 		}

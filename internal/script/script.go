@@ -18,23 +18,23 @@ import (
 const (
 	// scriptTimeout limits the processor time of one script.
 	scriptTimeout = 5 * time.Second
-	// maxRegistry is the maximal number of values on the stack, and maxCallDepth the maximal depth of calls.
+	// maxRegistry limits the values on the stack of the interpreter, and maxCallDepth the depth of calls.
 	maxRegistry  = 64 * 1024
 	maxCallDepth = 200
-	// maxArrayIndex is the highest index in the array part of a table: gaps below it take memory.
+	// maxArrayIndex is the highest index in the array part of a table. Missing elements below an index take memory.
 	maxArrayIndex = 1 << 18
 )
 
-// limitArrays sets a limit of the interpreter, once before its first use. By default one assignment may take a
-// gigabyte.
+// limitArrays sets maxArrayIndex once, before the first script. By default, one assignment to a high index can allocate
+// a gigabyte.
 //
 //nolint:gochecknoglobals // the interpreter keeps its limit in a package variable; this is the one place that sets it
 var limitArrays = sync.OnceFunc(func() { lua.MaxArrayIndex = maxArrayIndex })
 
-// ErrInvalid is wrapped by the errors that the author of a script must correct.
+// ErrInvalid is wrapped in errors that the author of a script must correct.
 var ErrInvalid = errors.New("invalid script")
 
-// Script is one script with its interpreter, which has few libraries and limits. It is not safe for concurrent use.
+// Script is one script with its interpreter, libraries and limits. It is not safe for concurrent use.
 type Script struct {
 	state   *lua.LState
 	limiter *scriptLimiter
@@ -42,13 +42,13 @@ type Script struct {
 	remainingText int
 }
 
-// New compiles and runs a script with the libraries base, table, string and math. The caller must call Close. The error
-// wraps ErrInvalid or is the error of a limit.
+// New compiles and runs a script with the libraries base, table, string and math. The limits apply to New and Evaluate
+// together. The caller must call Close. The error wraps ErrInvalid, or is the error of a limit or of ctx.
 func New(ctx context.Context, script string) (*Script, error) {
-	return newScript(ctx, script, (*Script).openLibraries)
+	return newScript(ctx, script, (*Script).addLibraries)
 }
 
-func newScript(ctx context.Context, script string, open func(*Script)) (*Script, error) {
+func newScript(ctx context.Context, script string, addLibraries func(*Script)) (*Script, error) {
 	chunk, err := parse.Parse(strings.NewReader(script), "script")
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s", ErrInvalid, strings.TrimPrefix(strings.TrimSpace(err.Error()), "script "))
@@ -63,8 +63,8 @@ func newScript(ctx context.Context, script string, open func(*Script)) (*Script,
 		state:   lua.NewState(lua.Options{SkipOpenLibs: true, CallStackSize: maxCallDepth, RegistryMaxSize: maxRegistry}),
 		limiter: newScriptLimiter(ctx), remainingText: maxText,
 	}
-	open(s)
-	s.state.SetContext(s.limiter) //nolint:contextcheck // the meter wraps ctx
+	addLibraries(s)
+	s.state.SetContext(s.limiter) //nolint:contextcheck // the limiter wraps ctx
 	if err := s.call(s.state.NewFunctionFromProto(proto), 0); err != nil {
 		s.Close()
 		return nil, err
@@ -77,8 +77,8 @@ func (s *Script) Close() {
 	s.state.Close()
 }
 
-// openLibraries adds the libraries for scripts.
-func (s *Script) openLibraries() {
+// addLibraries adds the libraries for all scripts.
+func (s *Script) addLibraries() {
 	for _, library := range []struct {
 		name string
 		open lua.LGFunction
@@ -99,7 +99,8 @@ func (s *Script) openLibraries() {
 	s.limitSort()
 }
 
-// limitSort checks the limits at each comparison of a sort.
+// limitSort makes table.sort check the limits at each comparison. By default, a sort without a comparison function
+// executes no instructions.
 func (s *Script) limitSort() {
 	library := s.state.GetGlobal(lua.TabLibName).(*lua.LTable)
 	sort := library.RawGetString("sort").(*lua.LFunction)
@@ -116,11 +117,12 @@ func (s *Script) limitSort() {
 		if state.GetTop() == 1 {
 			state.Push(less)
 		}
-		return call(state, sort)
+		return forwardCall(state, sort)
 	}))
 }
 
-// Evaluate sets a global variable, calls the function evaluate of the script with its value, and returns the result.
+// Evaluate sets the variable global to value, calls the function evaluate of the script with value, and returns the
+// result. Its errors are like the errors of New.
 func (s *Script) Evaluate(global string, value lua.LValue) (*lua.LTable, error) {
 	s.state.SetGlobal(global, value)
 	function, ok := s.state.GetGlobal("evaluate").(*lua.LFunction)
@@ -139,6 +141,7 @@ func (s *Script) Evaluate(global string, value lua.LValue) (*lua.LTable, error) 
 	return table, nil
 }
 
+// call calls function, and leaves this number of results on the stack. The same failure always gives the same message.
 func (s *Script) call(function *lua.LFunction, results int, arguments ...lua.LValue) error {
 	err := s.state.CallByParam(lua.P{Fn: function, NRet: results, Protect: true}, arguments...)
 	if err == nil {
@@ -147,7 +150,7 @@ func (s *Script) call(function *lua.LFunction, results int, arguments ...lua.LVa
 	var raised *lua.ApiError
 	isRaised := errors.As(err, &raised)
 	if limitErr := s.limiter.Err(); limitErr != nil {
-		// The other limits can end the same script at another line the next time, and messages must not change.
+		// The other limits can end the same script at another line the next time.
 		if line := lineOf(raised); line != "" && errors.Is(limitErr, errSteps) {
 			return fmt.Errorf("line %s: %w", line, limitErr)
 		}
@@ -156,7 +159,7 @@ func (s *Script) call(function *lua.LFunction, results int, arguments ...lua.LVa
 	if !isRaised {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	// The text of a table has its address, which differs each time.
+	// Only text and numbers are shown. The text of a table has its address, which differs each time.
 	message := "it raised a value that is not text"
 	if raised.Object != nil && (raised.Object.Type() == lua.LTString || raised.Object.Type() == lua.LTNumber) {
 		message = raised.Object.String()
@@ -167,7 +170,7 @@ func (s *Script) call(function *lua.LFunction, results int, arguments ...lua.LVa
 	return fmt.Errorf("%w: %s", ErrInvalid, message)
 }
 
-// lineOf returns the line at which a script was stopped, "" if the error does not have it.
+// lineOf returns the line at which a script was stopped, "" if it is unknown.
 func lineOf(raised *lua.ApiError) string {
 	if raised == nil || raised.Object == nil {
 		return ""
@@ -180,12 +183,12 @@ func lineOf(raised *lua.ApiError) string {
 	return line
 }
 
-// ToLua converts a part of an object; null becomes nil, so the field is missing.
+// ToLua converts a part of an unstructured object. Null becomes nil, so that the field is missing.
 func (s *Script) ToLua(part any) lua.LValue {
 	switch part := part.(type) {
 	case map[string]any:
 		table := s.state.NewTable()
-		for _, key := range slices.Sorted(maps.Keys(part)) { // pairs returns the keys in this order
+		for _, key := range slices.Sorted(maps.Keys(part)) { // the function pairs returns the keys in this order
 			table.RawSetString(key, s.ToLua(part[key]))
 		}
 		return table

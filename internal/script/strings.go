@@ -10,17 +10,17 @@ import (
 )
 
 const (
-	// maxText is the maximal number of bytes of text that a script may create.
+	// maxText is the maximum number of bytes of text that a script may create.
 	maxText = 64 << 20
-	// concatenateName is the name of the function that replaces the operator "..". It is not a valid name in scripts.
+	// concatenateName is the name of the function that replaces the operator "..". Scripts cannot use such a name.
 	concatenateName = "\x00concatenate"
 )
 
-// invalidFormat matches widths and precisions that Lua rejects, and Go's notation.
+// invalidFormat matches a width or precision of three digits, which Lua rejects, and "*" and "[", which only Go knows.
 var invalidFormat = regexp.MustCompile(`%[^a-zA-Z%]*(\d{3}|[*\[])`)
 
-// limitConcatenation replaces each ".." of a script by a call of a Go function: a text can be doubled thirty times in a
-// moment.
+// limitConcatenation replaces each ".." of a script by a call of a function that accounts for the text. Otherwise a
+// script could double a text thirty times in a moment.
 func limitConcatenation(chunk []ast.Stmt) { replaceConcatenation(reflect.ValueOf(chunk)) }
 
 // replaceConcatenation visits all parts of a script recursively.
@@ -57,7 +57,7 @@ func replaceConcatenation(part reflect.Value) {
 	}
 }
 
-// limitStrings adds the limits to the functions that create text or match patterns.
+// limitStrings replaces the functions that create text or match patterns by functions that check the limits first.
 func (s *Script) limitStrings() {
 	account := s.accountText
 	accountArguments := func(state *lua.LState) {
@@ -75,7 +75,7 @@ func (s *Script) limitStrings() {
 			if invalidFormat.MatchString(state.CheckString(1)) {
 				state.RaiseError("invalid format (width or precision)")
 			}
-			account(state, 100*len(state.CheckString(1)))
+			account(state, 100*len(state.CheckString(1))) // a width has at most two digits
 			accountArguments(state)
 		},
 		"rep": func(state *lua.LState) {
@@ -102,11 +102,11 @@ func (s *Script) limitStrings() {
 				return s.replaceMatches(state)
 			}
 			checkLimits(state)
-			return call(state, function)
+			return forwardCall(state, function)
 		}))
 	}
 	s.state.SetGlobal(concatenateName, s.state.NewFunction(func(state *lua.LState) int {
-		return join(state, account, "", []lua.LValue{state.Get(1), state.Get(2)})
+		return pushConcatenation(state, account, "", []lua.LValue{state.Get(1), state.Get(2)})
 	}))
 	s.state.GetGlobal(lua.TabLibName).(*lua.LTable).RawSetString("concat", s.state.NewFunction(func(state *lua.LState) int {
 		table := state.CheckTable(1)
@@ -114,11 +114,11 @@ func (s *Script) limitStrings() {
 		for i := max(state.OptInt(3, 1), 1); i <= min(state.OptInt(4, table.Len()), table.Len()); i++ {
 			parts = append(parts, table.RawGetInt(i))
 		}
-		return join(state, account, state.OptString(2, ""), parts)
+		return pushConcatenation(state, account, state.OptString(2, ""), parts)
 	}))
 }
 
-// accountText raises an error if the script creates too much text.
+// accountText subtracts bytes from remainingText. It raises an error if the script creates too much text.
 func (s *Script) accountText(state *lua.LState, bytes int) {
 	if s.remainingText -= bytes; s.remainingText < 0 || bytes < 0 {
 		s.remainingText = 0
@@ -126,16 +126,16 @@ func (s *Script) accountText(state *lua.LState, bytes int) {
 	}
 }
 
-// call calls function with the arguments of the running function, and returns its results.
-func call(state *lua.LState, function *lua.LFunction) int {
+// forwardCall calls function with the arguments of the running function, and returns its results to the script.
+func forwardCall(state *lua.LState, function *lua.LFunction) int {
 	arguments := state.GetTop()
 	state.Insert(function, 1)
 	state.Call(arguments, lua.MultRet)
 	return state.GetTop()
 }
 
-// join concatenates parts.
-func join(state *lua.LState, account func(*lua.LState, int), separator string, parts []lua.LValue) int {
+// pushConcatenation returns the parts, with the separator between them, as one text to the script.
+func pushConcatenation(state *lua.LState, account func(*lua.LState, int), separator string, parts []lua.LValue) int {
 	texts := make([]string, len(parts))
 	for i, part := range parts {
 		if !lua.LVCanConvToString(part) {

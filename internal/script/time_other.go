@@ -4,5 +4,5 @@ package script
 
 import "time"
 
-// processorTime returns the time, since the processor time is not known.
+// processorTime returns the wall-clock time, because the processor time is not available.
 func processorTime() time.Duration { return time.Duration(time.Now().UnixNano()) }

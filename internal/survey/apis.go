@@ -17,21 +17,21 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxStatusAPIs limits the API versions in the status of a Cluster, and the resources of each. maxStatusAPIBytes limits
-// all of them as JSON, in bytes. The API server of the hub would reject a larger status as a whole.
+// maxStatusAPIs limits the API versions in the status of a Cluster, and the resources of each version.
+// maxStatusAPIBytes limits their size as JSON. The hub's API server would reject the whole status if it were larger.
 const (
 	maxStatusAPIs     = 5000
 	maxStatusAPIBytes = 1 << 20
 )
 
-// listAPIs lists the APIs that the cluster serves. If some group versions fail, it returns the other ones and an error.
+// listAPIs lists the APIs of the cluster. If some group versions fail, it returns the others and an error.
 func (o *Observer) listAPIs() ([]clusterv1alpha1.APIEnablement, error) {
 	_, lists, err := o.discoveryClient.ServerGroupsAndResources()
-	return enablements(lists), err
+	return toAPIEnablements(lists), err
 }
 
-// enablements converts discovery results. The result is sorted and has no subresources.
-func enablements(lists []*metav1.APIResourceList) []clusterv1alpha1.APIEnablement {
+// toAPIEnablements converts discovery results. The result is sorted and has no subresources.
+func toAPIEnablements(lists []*metav1.APIResourceList) []clusterv1alpha1.APIEnablement {
 	var all []clusterv1alpha1.APIEnablement
 	for _, list := range lists {
 		api := clusterv1alpha1.APIEnablement{GroupVersion: list.GroupVersion}
@@ -53,8 +53,8 @@ func sortAPIs(all []clusterv1alpha1.APIEnablement) {
 	slices.SortFunc(all, func(a, b clusterv1alpha1.APIEnablement) int { return cmp.Compare(a.GroupVersion, b.GroupVersion) })
 }
 
-// failedGroupVersions returns the group versions that a discovery error is about. all is true if discovery failed as a
-// whole.
+// failedGroupVersions returns the group versions that failed in a discovery with the error err, or all if the whole
+// discovery failed.
 func failedGroupVersions(err error) (versions map[schema.GroupVersion]error, all bool) {
 	var failed *discovery.ErrGroupDiscoveryFailed
 	if errors.As(err, &failed) {
@@ -69,32 +69,32 @@ type discoveryResult struct {
 	err   error
 }
 
-// mergeAPIs returns the APIs of a cluster after a discovery, and the APIs among them that are unavailable now. An
-// unavailable API stays in the list, as it was known before: charts would render differently without it. old has the
-// APIs of the status, and unavailable those that failed in the previous discovery: others may have overwritten the
-// status.
-func mergeAPIs(old, unavailable []clusterv1alpha1.APIEnablement, result discoveryResult) (merged, nowUnavailable []clusterv1alpha1.APIEnablement) {
+// mergeAPIs returns the APIs of a cluster after a discovery, and the APIs among them that are unavailable now. An API
+// that was known before stays in the list while it is unavailable, since charts would render differently without it.
+// old has the APIs of the status. oldUnavailable has the APIs that failed in the previous discovery, in case another
+// client has removed them from the status.
+func mergeAPIs(old, oldUnavailable []clusterv1alpha1.APIEnablement, result discoveryResult) (merged, unavailable []clusterv1alpha1.APIEnablement) {
 	failed, all := failedGroupVersions(result.err)
 	if all || len(result.found) == 0 {
-		return old, unavailable
+		return old, oldUnavailable
 	}
 	known := make(map[string]bool, len(result.found))
 	for _, api := range result.found {
 		known[api.GroupVersion] = true
 	}
-	for _, api := range slices.Concat(old, unavailable) {
+	for _, api := range slices.Concat(old, oldUnavailable) {
 		gv, parseErr := schema.ParseGroupVersion(api.GroupVersion)
 		if _, hasFailed := failed[gv]; parseErr == nil && hasFailed && !known[api.GroupVersion] {
 			known[api.GroupVersion] = true
-			nowUnavailable = append(nowUnavailable, api)
+			unavailable = append(unavailable, api)
 		}
 	}
-	merged = slices.Concat(result.found, nowUnavailable)
+	merged = slices.Concat(result.found, unavailable)
 	sortAPIs(merged)
-	return merged, nowUnavailable
+	return merged, unavailable
 }
 
-// checkFitsStatus returns an error if the status of a Cluster cannot have the APIs.
+// checkFitsStatus returns an error if the APIs are too many or too large for the status of a Cluster.
 func checkFitsStatus(apis []clusterv1alpha1.APIEnablement) error {
 	if len(apis) > maxStatusAPIs {
 		return fmt.Errorf("the cluster serves more than %d API versions", maxStatusAPIs)

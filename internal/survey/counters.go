@@ -18,16 +18,16 @@ import (
 )
 
 const (
-	// maxNodes and maxPods limit the nodes and pods of a cluster, which could return objects without end. Kubernetes
-	// supports 5,000 nodes and 150,000 pods.
+	// maxNodes and maxPods limit the nodes and pods of a cluster, because a member could return objects without end.
+	// Kubernetes supports 5,000 nodes and 150,000 pods.
 	maxNodes = 20_000
 	maxPods  = 200_000
-	// maxName is the maximum length of the name of a node. An object with a longer name is not counted: no API server
-	// stores it.
+	// maxName is the maximum length of the name of a node in bytes. API servers reject longer names, so an object with
+	// one is not counted.
 	maxName = 253
-	// podMemory, nodeMemory and loadMemory are the bytes of one map entry for a pod, a node, and the load of a node. They
-	// include the unused part of a map that grows, but no names and no extended resources.
-	podMemory, nodeMemory, loadMemory = 192, 192, 256
+	// podEntryBytes, nodeEntryBytes and loadEntryBytes are the sizes of a map entry for a pod, a node, and the load of a
+	// node. They include free slots of the map, but no names and no extended resources.
+	podEntryBytes, nodeEntryBytes, loadEntryBytes = 192, 192, 256
 )
 
 // uidHash identifies an object in less memory than its UID.
@@ -38,20 +38,18 @@ func hashUID(uid types.UID) uidHash {
 	return uidHash(sum[:])
 }
 
-// pod is the stored part of a pod: its requests, and the name of its node (zero until it is scheduled).
+// pod is the counted part of a pod: its requests, and the name of its node (zero until it is scheduled).
 type pod struct {
 	node     unique.Handle[string]
 	requests amounts
 }
 
-// size returns how much memory p needs besides the struct, in bytes.
-func (p pod) size() int { return p.requests.size() }
+func (p pod) extraBytes() int { return p.requests.extraBytes() }
 
-// memory returns how much memory p needs in the counters, in bytes. Its resources count three times: they are in p, and
-// can be in two loads.
-func (p pod) memory() int64 { return podMemory + 3*int64(p.size()) }
+// The requests count three times: they are in p, and can be in two loads.
+func (p pod) totalBytes() int64 { return podEntryBytes + 3*int64(p.extraBytes()) }
 
-// node is the stored part of a node. podCapacity is the number of pods that it can run.
+// node is the counted part of a node. podCapacity is the number of pods that it can run.
 type node struct {
 	name        unique.Handle[string]
 	ready       bool
@@ -59,26 +57,25 @@ type node struct {
 	allocatable amounts
 }
 
-// size returns how much memory n needs besides the struct, in bytes.
-func (n node) size() int { return n.allocatable.size() }
+func (n node) extraBytes() int { return n.allocatable.extraBytes() }
 
-// memory returns how much memory n needs in the counters, in bytes.
-func (n node) memory() int64 { return nodeMemory + nameSize(n.name) + int64(n.size()) }
+func (n node) totalBytes() int64 { return nodeEntryBytes + nameBytes(n.name) + int64(n.extraBytes()) }
 
-// nameSize returns the size of the name of a node in bytes, 0 for the zero value.
-func nameSize(name unique.Handle[string]) int64 {
+// nameBytes returns the size of the name of a node, 0 for the zero value.
+func nameBytes(name unique.Handle[string]) int64 {
 	if name == (unique.Handle[string]{}) {
 		return 0
 	}
 	return int64(len(name.Value()))
 }
 
-// load is a number of pods and amounts of resources: what pods request, or what nodes can have at most.
+// load is a number of pods with amounts of resources: the requests of pods, or the capacity of nodes.
 type load struct {
 	pods    int64
 	amounts amounts
 }
 
+// add adds one pod (factor 1), or subtracts it (factor -1).
 func (l *load) add(requests amounts, factor int64) {
 	l.pods += factor
 	l.amounts.add(requests, factor)
@@ -86,20 +83,20 @@ func (l *load) add(requests amounts, factor int64) {
 
 // counters counts the nodes and pods of a cluster, and sums their resources.
 type counters struct {
-	// memory is reserved for the nodes and pods; nil for no limit.
-	memory *kube.Reservation
+	// reservation is the memory for the nodes and pods; nil for no limit.
+	reservation *kube.Reservation
 
 	// mu guards everything below.
 	mu sync.Mutex
-	// size is the part of memory that the nodes and pods need, in bytes.
-	size  int64
-	pods  map[uidHash]pod
-	nodes map[uidHash]node
+	// usedBytes is the part of reservation that the nodes and pods need.
+	usedBytes int64
+	pods      map[uidHash]pod
+	nodes     map[uidHash]node
 	// podLimit limits pods to maxPods, and nodeLimit limits nodes to maxNodes.
 	podLimit, nodeLimit *kube.ObjectLimit
 	maxPods, maxNodes   int64
-	// unscheduled is the load of the pods without a node, scheduled the load of all others, and loadByNode splits
-	// scheduled by node.
+	// unscheduled is the load of the pods without a node, and scheduled the load of all others. loadByNode has the load
+	// of each node name with pods.
 	unscheduled, scheduled load
 	loadByNode             map[unique.Handle[string]]*load
 	// podWatch and nodeWatch are the states of the two watches. synced is closed once both kinds were listed.
@@ -117,19 +114,20 @@ func newLimitedCounters(maxNodes, maxPods int64) *counters {
 	}
 }
 
-// entry is the stored part of an object, as a reflector passes it on. It is a runtime.Object for the lists of the
-// reflector.
-type entry[T sized] struct {
+// entry has the counted part of a pod or node. It implements runtime.Object, because a reflector keeps it in lists.
+type entry[T countedPart] struct {
 	uid   uidHash
 	value T
-	// isIgnored is true if the object was deleted, has finished or has an invalid node name, and does not count.
+	// isIgnored is true if the object does not count: it was deleted, has finished or has an invalid node name.
 	isIgnored bool
 }
 
-// sized is the stored part of a pod or node.
-type sized interface {
-	size() int
-	memory() int64
+// countedPart is a pod or node.
+type countedPart interface {
+	// extraBytes returns the memory that the value needs besides its struct.
+	extraBytes() int
+	// totalBytes returns the memory that the value needs in the counters.
+	totalBytes() int64
 }
 
 var _ runtime.Object = &entry[pod]{}
@@ -137,7 +135,7 @@ var _ runtime.Object = &entry[pod]{}
 // GetObjectKind returns no kind.
 func (*entry[T]) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
 
-// DeepCopyObject returns a copy. The value is never changed.
+// DeepCopyObject returns a copy that shares the map of the value, which is never changed.
 func (e *entry[T]) DeepCopyObject() runtime.Object {
 	copied := *e
 	return &copied
@@ -164,7 +162,7 @@ func newNodeEntry(n *corev1.Node) *entry[node] {
 		e.isIgnored = true
 		return e
 	}
-	e.value = node{name: unique.Make(n.Name), allocatable: amountsOf(n.Status.Allocatable)}
+	e.value = node{name: unique.Make(n.Name), allocatable: toAmounts(n.Status.Allocatable)}
 	e.value.podCapacity = n.Status.Allocatable.Pods().Value()
 	for _, condition := range n.Status.Conditions {
 		if condition.Type == corev1.NodeReady {
@@ -174,50 +172,50 @@ func newNodeEntry(n *corev1.Node) *entry[node] {
 	return e
 }
 
-// updateReserved reserves maxGrowth bytes of memory, calls update with mu locked, and releases the part that update did
-// not need. If the memory cannot be reserved, it does not call update.
-func (c *counters) updateReserved(maxGrowth int64, update func() error) error {
+// updateWithReservation reserves maxGrowth bytes, calls update with mu locked, and releases the bytes that update did
+// not need. If the bytes cannot be reserved, it returns an error and does not call update.
+func (c *counters) updateWithReservation(maxGrowth int64, update func() error) error {
 	// A reflector passes no context to its store. Add waits for a limited time.
-	if err := c.memory.Add(context.Background(), maxGrowth); err != nil {
+	if err := c.reservation.Add(context.Background(), maxGrowth); err != nil {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	before := c.size
+	before := c.usedBytes
 	err := update()
-	c.memory.Subtract(maxGrowth - (c.size - before))
+	c.reservation.Subtract(maxGrowth - (c.usedBytes - before))
 	return err
 }
 
-// setPod counts the current state of a pod. It returns an error if there are too many, or if there is no memory for it.
+// setPod counts the current state of a pod. It returns an error if the number of pods or the memory is exceeded.
 func (c *counters) setPod(e *entry[pod]) error {
-	return c.updateReserved(podGrowth(e), func() error { return c.setPodLocked(e) })
+	return c.updateWithReservation(podGrowth(e), func() error { return c.setPodLocked(e) })
 }
 
-// podGrowth returns the most memory that a pod adds to the counters, in bytes.
+// podGrowth returns the maximum number of bytes that a pod adds to the counters.
 func podGrowth(e *entry[pod]) int64 {
 	if e.isIgnored {
 		return 0
 	}
-	return e.value.memory() + loadMemory + nameSize(e.value.node)
+	return e.value.totalBytes() + loadEntryBytes + nameBytes(e.value.node)
 }
 
 // setPodLocked is setPod for callers that hold mu.
 func (c *counters) setPodLocked(e *entry[pod]) error {
 	if old, ok := c.pods[e.uid]; ok {
 		c.addToLoads(old, -1)
-		c.podLimit.Remove(old.size())
-		c.size -= old.memory()
+		c.podLimit.Remove(old.extraBytes())
+		c.usedBytes -= old.totalBytes()
 		delete(c.pods, e.uid)
 	}
 	if e.isIgnored {
 		return nil
 	}
-	if err := c.podLimit.Add(e.value.size()); err != nil {
+	if err := c.podLimit.Add(e.value.extraBytes()); err != nil {
 		return err
 	}
 	c.addToLoads(e.value, 1)
-	c.size += e.value.memory()
+	c.usedBytes += e.value.totalBytes()
 	c.pods[e.uid] = e.value
 	return nil
 }
@@ -233,33 +231,33 @@ func (c *counters) addToLoads(p pod, factor int64) {
 	if onNode == nil {
 		onNode = &load{}
 		c.loadByNode[p.node] = onNode
-		c.size += loadMemory + nameSize(p.node)
+		c.usedBytes += loadEntryBytes + nameBytes(p.node)
 	}
 	onNode.add(p.requests, factor)
 	if onNode.pods == 0 {
 		delete(c.loadByNode, p.node)
-		c.size -= loadMemory + nameSize(p.node)
+		c.usedBytes -= loadEntryBytes + nameBytes(p.node)
 	}
 }
 
-// setPods counts these pods and removes all others. The reflector has limited their number. It returns an error, and
-// changes nothing, if there is no memory for them.
-func (c *counters) setPods(all []*entry[pod]) error {
+// replacePods counts these pods and removes all others. If there is not enough memory for them, it returns an error and
+// changes nothing. kube.LimitedStore has limited their number, so setPodLocked cannot fail.
+func (c *counters) replacePods(all []*entry[pod]) error {
 	needed, loads := int64(0), map[unique.Handle[string]]bool{}
 	for _, e := range all {
 		if e.isIgnored {
 			continue
 		}
-		needed += e.value.memory()
-		if name := e.value.node; nameSize(name) > 0 && !loads[name] {
+		needed += e.value.totalBytes()
+		if name := e.value.node; nameBytes(name) > 0 && !loads[name] {
 			loads[name] = true
-			needed += loadMemory + nameSize(name)
+			needed += loadEntryBytes + nameBytes(name)
 		}
 	}
-	before := c.podsMemory() // stays valid: only the reflector of the pods changes them
-	// The earlier pods and all are in memory together for a moment, while the memory of the list is still reserved.
-	return c.updateReserved(max(0, needed-before), func() error {
-		c.size -= before
+	before := c.sumPodBytes() // stays valid, because only this reflector changes the pods
+	// The old and the new pods are in memory together for a moment. The reservation for the list covers the new ones.
+	return c.updateWithReservation(max(0, needed-before), func() error {
+		c.usedBytes -= before
 		c.pods, c.loadByNode = make(map[uidHash]pod, len(all)), map[unique.Handle[string]]*load{}
 		c.podLimit = kube.NewObjectLimit(c.maxPods, "pods")
 		c.unscheduled, c.scheduled = load{}, load{}
@@ -271,69 +269,69 @@ func (c *counters) setPods(all []*entry[pod]) error {
 	})
 }
 
-// podsMemory returns the part of size that the pods and their loads need.
-func (c *counters) podsMemory() (memory int64) {
+// sumPodBytes returns the part of usedBytes for the pods and their loads.
+func (c *counters) sumPodBytes() (sum int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.pods {
-		memory += p.memory()
+		sum += p.totalBytes()
 	}
 	for name := range c.loadByNode {
-		memory += loadMemory + nameSize(name)
+		sum += loadEntryBytes + nameBytes(name)
 	}
-	return memory
+	return sum
 }
 
-// nodesMemory returns the part of size that the nodes need.
-func (c *counters) nodesMemory() (memory int64) {
+// sumNodeBytes returns the part of usedBytes for the nodes.
+func (c *counters) sumNodeBytes() (sum int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, n := range c.nodes {
-		memory += n.memory()
+		sum += n.totalBytes()
 	}
-	return memory
+	return sum
 }
 
-// setNode is like setPod.
+// setNode counts the current state of a node, with the errors of setPod.
 func (c *counters) setNode(e *entry[node]) error {
-	return c.updateReserved(nodeGrowth(e), func() error { return c.setNodeLocked(e) })
+	return c.updateWithReservation(nodeGrowth(e), func() error { return c.setNodeLocked(e) })
 }
 
-// nodeGrowth returns the memory that a node adds to the counters, in bytes.
+// nodeGrowth returns the maximum number of bytes that a node adds to the counters.
 func nodeGrowth(e *entry[node]) int64 {
 	if e.isIgnored {
 		return 0
 	}
-	return e.value.memory()
+	return e.value.totalBytes()
 }
 
 // setNodeLocked is setNode for callers that hold mu.
 func (c *counters) setNodeLocked(e *entry[node]) error {
 	if old, ok := c.nodes[e.uid]; ok {
-		c.nodeLimit.Remove(old.size())
-		c.size -= old.memory()
+		c.nodeLimit.Remove(old.extraBytes())
+		c.usedBytes -= old.totalBytes()
 		delete(c.nodes, e.uid)
 	}
 	if e.isIgnored {
 		return nil
 	}
-	if err := c.nodeLimit.Add(e.value.size()); err != nil {
+	if err := c.nodeLimit.Add(e.value.extraBytes()); err != nil {
 		return err
 	}
-	c.size += e.value.memory()
+	c.usedBytes += e.value.totalBytes()
 	c.nodes[e.uid] = e.value
 	return nil
 }
 
-// setNodes is like setPods.
-func (c *counters) setNodes(all []*entry[node]) error {
+// replaceNodes counts these nodes and removes all others, with the errors of replacePods.
+func (c *counters) replaceNodes(all []*entry[node]) error {
 	needed := int64(0)
 	for _, e := range all {
 		needed += nodeGrowth(e)
 	}
-	before := c.nodesMemory()
-	return c.updateReserved(max(0, needed-before), func() error {
-		c.size -= before
+	before := c.sumNodeBytes()
+	return c.updateWithReservation(max(0, needed-before), func() error {
+		c.usedBytes -= before
 		c.nodes, c.nodeLimit = make(map[uidHash]node, len(all)), kube.NewObjectLimit(c.maxNodes, "nodes")
 		for _, e := range all {
 			_ = c.setNodeLocked(e)
@@ -343,7 +341,8 @@ func (c *counters) setNodes(all []*entry[node]) error {
 	})
 }
 
-// setSynced records that all objects of a kind are known, and closes synced once both kinds are. The caller holds mu.
+// setSynced records that all objects of a kind were listed, and closes synced once both kinds were. The caller holds
+// mu.
 func (c *counters) setSynced(state *watchState) {
 	state.setWatching()
 	state.hasSynced = true
@@ -356,8 +355,8 @@ func (c *counters) setSynced(state *watchState) {
 	}
 }
 
-// recordWatch records that the watch of a kind is established again.
-func (c *counters) recordWatch(state *watchState) {
+// setWatching records that the watch of a kind is established again.
+func (c *counters) setWatching(state *watchState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	state.setWatching()
@@ -370,8 +369,8 @@ func (c *counters) setFailed(state *watchState, verb string, err error, at time.
 	state.setFailed(verb, err, at)
 }
 
-// resetFailures restarts the time until a watch counts as lost. It is called while the cluster is unhealthy, which
-// explains the failures.
+// resetFailures restarts the time until a watch counts as lost. Observe calls it while the cluster is unhealthy,
+// because its health explains the failures.
 func (c *counters) resetFailures() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -393,23 +392,23 @@ func (c *counters) waitForSync(ctx context.Context, timeout time.Duration) {
 }
 
 // writeSummaries writes the counters into status. models are the spec.resourceModels of the Cluster. It removes stale
-// counters and returns the reasons. Counters of a kind that was never listed keep their old value.
-func (c *counters) writeSummaries(status *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel, at time.Time) (reasons []string) {
+// counters and returns the reasons. Until a kind is listed for the first time, the summaries with it stay unchanged.
+func (c *counters) writeSummaries(status *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel, now time.Time) (staleReasons []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	nodeFailure, nodesPending := c.nodeWatch.evaluate(at)
-	podFailure, podsPending := c.podWatch.evaluate(at)
-	var summary *clusterv1alpha1.NodeSummary
+	nodeFailure, nodesPending := c.nodeWatch.evaluate(now)
+	podFailure, podsPending := c.podWatch.evaluate(now)
+	var nodeSummary *clusterv1alpha1.NodeSummary
 	resources := &clusterv1alpha1.ResourceSummary{}
 	if nodeFailure == "" {
-		summary, resources.Allocatable = c.sumNodes()
+		nodeSummary, resources.Allocatable = c.sumNodes()
 	} else {
-		reasons = append(reasons, "nodes cannot be counted: "+nodeFailure)
+		staleReasons = append(staleReasons, "nodes cannot be counted: "+nodeFailure)
 	}
 	if podFailure == "" {
-		resources.Allocating, resources.Allocated = c.unscheduled.amounts.list(c.unscheduled.pods), c.scheduled.amounts.list(c.scheduled.pods)
+		resources.Allocating, resources.Allocated = c.unscheduled.amounts.toResourceList(c.unscheduled.pods), c.scheduled.amounts.toResourceList(c.scheduled.pods)
 	} else {
-		reasons = append(reasons, "pods cannot be counted: "+podFailure)
+		staleReasons = append(staleReasons, "pods cannot be counted: "+podFailure)
 	}
 	switch {
 	case nodeFailure != "" && podFailure != "":
@@ -418,13 +417,13 @@ func (c *counters) writeSummaries(status *clusterv1alpha1.ClusterStatus, models 
 		resources.AllocatableModelings = c.countGrades(models)
 	}
 	if !nodesPending {
-		status.NodeSummary = summary
+		status.NodeSummary = nodeSummary
 	}
-	// Equal quantities may differ in notation.
+	// Another notation of the same quantities must not change the status.
 	if !nodesPending && !podsPending && !equality.Semantic.DeepEqual(status.ResourceSummary, resources) {
 		status.ResourceSummary = resources
 	}
-	return reasons
+	return staleReasons
 }
 
 // sumNodes counts the nodes, and sums their allocatable resources.
@@ -438,34 +437,34 @@ func (c *counters) sumNodes() (*clusterv1alpha1.NodeSummary, corev1.ResourceList
 		capacity.pods += n.podCapacity
 		capacity.amounts.add(n.allocatable, 1)
 	}
-	return nodes, capacity.amounts.list(capacity.pods)
+	return nodes, capacity.amounts.toResourceList(capacity.pods)
 }
 
 // countGrades counts the nodes of each grade by their free resources.
 func (c *counters) countGrades(models []clusterv1alpha1.ResourceModel) []clusterv1alpha1.AllocatableModeling {
 	sorted := sortGrades(models)
 	var counts []clusterv1alpha1.AllocatableModeling
-	for _, g := range sorted {
-		counts = append(counts, clusterv1alpha1.AllocatableModeling{Grade: g.Grade})
+	for _, model := range sorted {
+		counts = append(counts, clusterv1alpha1.AllocatableModeling{Grade: model.Grade})
 	}
 	for _, n := range c.nodes {
 		if free, hasRoom := c.freeAmounts(n); hasRoom {
-			if grade := sorted.indexOf(free); grade >= 0 {
-				counts[grade].Count++
+			if i := sorted.indexOf(free); i >= 0 {
+				counts[i].Count++
 			}
 		}
 	}
 	return counts
 }
 
-// freeAmounts returns the allocatable resources of a node minus the requests of its pods, and whether the node has room
-// for one more pod.
+// freeAmounts returns the allocatable resources of a node minus the requests of its pods, which can be negative, and
+// whether the node has room for one more pod.
 func (c *counters) freeAmounts(n node) (free amounts, hasRoom bool) {
 	used := load{}
 	if onNode := c.loadByNode[n.name]; onNode != nil {
 		used = *onNode
 	}
-	// add changes the map of its receiver, and the map of the node must stay unchanged.
+	// free starts empty, because add changes the map of its receiver, and the map of n must stay unchanged.
 	free.add(n.allocatable, 1)
 	free.add(used.amounts, -1)
 	return free, n.podCapacity > used.pods

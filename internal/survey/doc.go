@@ -11,14 +11,14 @@
 // Observe takes these steps (observer.go):
 //
 //  1. checkHealth requests /readyz, or /healthz on old clusters (health.go).
-//  2. applyThresholds keeps the condition Ready until a change of health has lasted long enough (thresholds.go).
+//  2. applyThresholds keeps the old condition Ready until a change of health has lasted long enough (thresholds.go).
 //  3. If the cluster is healthy, discover reads its version and APIs, at most once a minute (apis.go). An API whose
 //     server does not answer stays in the list.
 //  4. summarize writes the numbers of nodes and pods, and the sums of resources (counters.go).
 //
 // Words:
 //
-//   - amounts: quantities of resources (resources.go); a load is a number of pods with their amounts.
+//   - amounts: quantities of resources (resources.go). A load is a number of pods with their amounts.
 //   - scheduled, unscheduled: a pod with or without a node. Karmada calls the sums of their requests allocated and
 //     allocating.
 //   - grade: the size class of a node by its free resources; spec.resourceModels defines the grades (models.go).

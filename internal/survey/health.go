@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// maxBody is how many bytes of a response are read: /readyz lists a few hundred checks at most.
+	// maxBody is the number of bytes of a response that are read. It is enough for a few hundred checks of /readyz.
 	maxBody = 64 << 10
 	// maxMessage is the maximum length of a message in bytes.
 	maxMessage = 512
@@ -56,7 +56,7 @@ func (o *Observer) readVersion(ctx context.Context) string {
 	return info.GitVersion
 }
 
-// get requests a path of the API server.
+// get sends a GET request to a path of the API server, and returns at most maxBody bytes of the body.
 func (o *Observer) get(ctx context.Context, path string) (code int, body []byte, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.base.JoinPath(path).String(), nil)
 	if err != nil {
@@ -97,7 +97,8 @@ func statusText(code int) string {
 	return strings.TrimSpace(fmt.Sprintf("%d %s", code, http.StatusText(code)))
 }
 
-// failedChecks lists the failed checks in the body of a health response: lines such as "[-]etcd failed: ...".
+// failedChecks returns ", failing: " and the names of the failed checks in the body of a health response, or "". Their
+// lines look like "[-]etcd failed: ...".
 func failedChecks(body string) string {
 	var checks []string
 	for line := range strings.Lines(body) {
@@ -115,8 +116,8 @@ func failedChecks(body string) string {
 // sourcePort matches the source address of a connection, whose port differs each time.
 var sourcePort = regexp.MustCompile(`(\b[0-9.]+|\[[0-9a-f:.%]+\]):[0-9]+->`)
 
-// StableMessage describes why a request to a cluster failed. The same cause always gives the same message: it leaves
-// out times, source ports and remaining timeouts.
+// StableMessage describes why a request to a cluster failed; err is not nil. The same cause always gives the same
+// message, without times, source ports and remaining timeouts.
 func StableMessage(err error) string {
 	var urlErr *url.Error
 	if errors.As(err, &urlErr) {

@@ -64,7 +64,7 @@ func observeServer(t *testing.T, s *largeServer) (*Observer, *clocktesting.FakeP
 		t.Fatal(err)
 	}
 	o.counters = newLimitedCounters(lowLimit, lowLimit)
-	o.counters.memory = s.memory
+	o.counters.reservation = s.memory
 	ended := make(chan error, 1)
 	go func() { ended <- o.Run(ctx) }()
 	t.Cleanup(func() {
@@ -253,7 +253,7 @@ func TestCountersWithoutMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server.memory = kube.NewResponseMemory(lowLimit*podMemory).Reserve("team-a", 0)
+			server.memory = kube.NewResponseMemory(lowLimit*podEntryBytes).Reserve("team-a", 0)
 			o, clock := observeServer(t, server)
 			wantReadyMessage(t, o, clock, server.resource+" cannot be counted: the cluster returned what needs too much memory")
 		})
@@ -298,18 +298,18 @@ func TestSizeOfCounters(t *testing.T) {
 				}
 			}
 			needed := heap() - before
-			t.Logf("%d bytes per pod, %d are counted", needed/number, sums.size/number)
-			if needed > sums.size {
-				t.Errorf("%d bytes are in memory, %d are counted", needed, sums.size)
+			t.Logf("%d bytes per pod, %d are counted", needed/number, sums.usedBytes/number)
+			if needed > sums.usedBytes {
+				t.Errorf("%d bytes are in memory, %d are counted", needed, sums.usedBytes)
 			}
-			if err := sums.setPods(nil); err != nil {
+			if err := sums.replacePods(nil); err != nil {
 				t.Fatal(err)
 			}
-			if err := sums.setNodes(nil); err != nil {
+			if err := sums.replaceNodes(nil); err != nil {
 				t.Fatal(err)
 			}
-			if sums.size != 0 {
-				t.Errorf("%d bytes are counted for nothing", sums.size)
+			if sums.usedBytes != 0 {
+				t.Errorf("%d bytes are counted for nothing", sums.usedBytes)
 			}
 		})
 	}
@@ -328,19 +328,19 @@ func TestListAgainNeedsNoMoreMemory(t *testing.T) {
 			nodes = append(nodes, newNodeEntry(testNode(fmt.Sprint("node-", i/onNode), "True")))
 		}
 	}
-	needed := number*podMemory + number/onNode*(loadMemory+nodeMemory+2*int64(len("node-10")))
+	needed := number*podEntryBytes + number/onNode*(loadEntryBytes+nodeEntryBytes+2*int64(len("node-10")))
 	memory := kube.NewResponseMemory(2 * needed * 11 / 10)
 	sums := newCounters()
-	sums.memory = memory.Reserve("team-a", 0)
+	sums.reservation = memory.Reserve("team-a", 0)
 	for i, part := range []int{1, 1, 2, 1} {
-		if err := errors.Join(sums.setPods(pods[:number/part]), sums.setNodes(nodes[:len(nodes)/part])); err != nil {
+		if err := errors.Join(sums.replacePods(pods[:number/part]), sums.replaceNodes(nodes[:len(nodes)/part])); err != nil {
 			t.Fatalf("list %d: %v", i, err)
 		}
 	}
-	if sums.size > needed || sums.size < needed*9/10 {
-		t.Errorf("%d bytes are counted, want %d", sums.size, needed)
+	if sums.usedBytes > needed || sums.usedBytes < needed*9/10 {
+		t.Errorf("%d bytes are counted, want %d", sums.usedBytes, needed)
 	}
-	sums.memory.Close()
+	sums.reservation.Close()
 	if err := memory.Reserve("team-b", 0).Resize(t.Context(), needed); err != nil {
 		t.Errorf("memory is not released: %v", err)
 	}

@@ -11,9 +11,8 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 )
 
-// DefaultResourceModels returns the resource models of a Cluster that sets none, as Karmada defines them. A node of
-// grade 0 has less than one CPU or less than 4 GiB of memory; grade 8 begins at 128 CPUs and 1024 GiB; most grades
-// double the one before.
+// DefaultResourceModels returns Karmada's resource models for a Cluster without spec.resourceModels. A node of grade 0
+// has less than one CPU or less than 4 GiB of memory. Grade 8 begins at 128 CPUs and 1024 GiB.
 func DefaultResourceModels() []clusterv1alpha1.ResourceModel {
 	const gib = 1 << 30
 	cpus := []int64{0, 1, 2, 4, 8, 16, 32, 64, 128, math.MaxInt64}
@@ -31,7 +30,7 @@ func DefaultResourceModels() []clusterv1alpha1.ResourceModel {
 // grades is a list of resource models, sorted by grade.
 type grades []clusterv1alpha1.ResourceModel
 
-// sortGrades sorts models. An empty list stands for the default models.
+// sortGrades returns models sorted by grade, or the default models if there are none.
 func sortGrades(models []clusterv1alpha1.ResourceModel) grades {
 	if len(models) == 0 {
 		return DefaultResourceModels()
@@ -41,9 +40,9 @@ func sortGrades(models []clusterv1alpha1.ResourceModel) grades {
 	return sorted
 }
 
-// indexOf returns the index of the grade of a node with these free amounts. The scarcest resource determines it: each
-// resource reaches the highest grade whose minimum it has, and the node has the lowest of these grades. It returns -1
-// if a resource does not reach the first grade.
+// indexOf returns the index of the grade of a node with these free amounts. Each resource reaches the highest grade
+// with a minimum of at most its amount. The lowest grade that a resource reaches is the grade of the node; -1 if a
+// resource reaches none.
 func (g grades) indexOf(free amounts) int {
 	lowest := len(g) - 1
 	reached := map[corev1.ResourceName]int{}

@@ -24,7 +24,7 @@ const (
 	// DefaultThreshold is how long a change of health must last before the condition Ready changes. It is Karmada's
 	// default.
 	DefaultThreshold = 30 * time.Second
-	// healthTimeout limits a request for health or version.
+	// healthTimeout limits checkHealth and readVersion.
 	healthTimeout = 5 * time.Second
 	// discoveryTimeout limits each request of a discovery.
 	discoveryTimeout = 8 * time.Second
@@ -56,7 +56,7 @@ type Observer struct {
 	discoveryClient *kube.Discovery
 	counters        *counters
 
-	// mu guards the fields below, and admits one observation at a time.
+	// mu guards the fields below. Observe holds it, so observations run one after the other.
 	mu sync.Mutex
 	// health is the current series of equal health results.
 	health streak
@@ -64,8 +64,8 @@ type Observer struct {
 	discoveredAt time.Time
 	// unavailableAPIs are the APIs that failed in the last discovery.
 	unavailableAPIs []clusterv1alpha1.APIEnablement
-	// hasWaited is true once an observation has waited for the counters.
-	hasWaited bool
+	// hasWaitedForSync is true once an observation has waited for the counters.
+	hasWaitedForSync bool
 }
 
 // NewObserver returns an Observer for the cluster of cfg, which it copies. It fails if cfg is invalid.
@@ -80,7 +80,7 @@ func NewObserver(cfg *rest.Config, opts Options) (*Observer, error) {
 		opts.FailureThreshold = DefaultThreshold
 	}
 	cfg = rest.CopyConfig(cfg)
-	// A timeout would end watches. The cluster's priority and fairness limits the rate better than a client can.
+	// A timeout would end watches. API Priority and Fairness of the cluster limits the rate of requests.
 	cfg.Timeout, cfg.QPS = 0, -1
 	cfg.ContentType = runtime.ContentTypeProtobuf
 	cfg.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
@@ -107,41 +107,41 @@ func NewObserver(cfg *rest.Config, opts Options) (*Observer, error) {
 	healthHTTPClient := *httpClient
 	healthHTTPClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	o := &Observer{opts: opts, base: base, httpClient: &healthHTTPClient, coreClient: coreClient, discoveryClient: discoveryClient, counters: newCounters()}
-	o.counters.memory = opts.Memory
+	o.counters.reservation = opts.Memory
 	return o, nil
 }
 
-// Observe returns the new status of the cluster. old is the current one, and models are its spec.resourceModels. It
-// reports failures in conditions. Data that cannot be read keeps its old value, but stale counters are removed. Observe
-// takes a few seconds if the cluster does not answer, and returns old if ctx ends.
+// Observe returns the new status of the cluster. old is its current status, which stays unchanged, and models are its
+// spec.resourceModels. Failures are reported in conditions. Data that cannot be read keeps its old value, but stale
+// counters are removed. Observe takes a few seconds if the cluster does not answer, and returns old if ctx ends.
 func (o *Observer) Observe(ctx context.Context, old clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel) clusterv1alpha1.ClusterStatus {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	found := o.checkHealth(ctx)
+	observed := o.checkHealth(ctx)
 	if ctx.Err() != nil {
 		return old
 	}
 	status := *old.DeepCopy()
-	at := o.opts.Clock.Now()
+	now := o.opts.Clock.Now()
 	oldReady := meta.FindStatusCondition(old.Conditions, clusterv1alpha1.ClusterConditionReady)
-	o.health = o.health.extend(found.Status == metav1.ConditionTrue, at)
-	ready := applyThresholds(oldReady, found, o.health, at, thresholds{o.opts.SuccessThreshold, o.opts.FailureThreshold})
-	setCondition(&status.Conditions, ready, at)
-	if found.Status != metav1.ConditionTrue {
+	o.health = o.health.extend(observed.Status == metav1.ConditionTrue, now)
+	ready := applyThresholds(oldReady, observed, o.health, now, thresholds{o.opts.SuccessThreshold, o.opts.FailureThreshold})
+	setCondition(&status.Conditions, ready, now)
+	if observed.Status != metav1.ConditionTrue {
 		o.counters.resetFailures()
 		return status
 	}
 	if oldReady == nil || oldReady.Status != metav1.ConditionTrue || len(old.APIEnablements) == 0 || old.KubernetesVersion == "" ||
-		at.Sub(o.discoveredAt) >= discoveryInterval {
+		now.Sub(o.discoveredAt) >= discoveryInterval {
 		o.discover(ctx, &status)
 	}
-	reasons := o.summarize(ctx, &status, models)
+	staleReasons := o.summarize(ctx, &status, models)
 	if ctx.Err() != nil {
 		return old
 	}
-	if len(reasons) > 0 && ready.Status == metav1.ConditionTrue {
-		ready.Message += "; " + strings.Join(reasons, "; ")
-		setCondition(&status.Conditions, ready, at)
+	if len(staleReasons) > 0 && ready.Status == metav1.ConditionTrue {
+		ready.Message += "; " + strings.Join(staleReasons, "; ")
+		setCondition(&status.Conditions, ready, now)
 	}
 	return status
 }
@@ -156,9 +156,9 @@ func (o *Observer) Failures() int {
 	return o.health.count
 }
 
-// discover reads the version and the APIs of the cluster into status.
+// discover reads the version and the APIs of the cluster into status, and sets the condition CompleteAPIEnablements.
 func (o *Observer) discover(ctx context.Context, status *clusterv1alpha1.ClusterStatus) {
-	at := o.opts.Clock.Now()
+	now := o.opts.Clock.Now()
 	if version := o.readVersion(ctx); version != "" {
 		status.KubernetesVersion = version
 	}
@@ -169,22 +169,23 @@ func (o *Observer) discover(ctx context.Context, status *clusterv1alpha1.Cluster
 	} else {
 		status.APIEnablements, o.unavailableAPIs = merged, unavailable
 	}
-	setCondition(&status.Conditions, completenessCondition(list, err), at)
-	o.discoveredAt = at
+	setCondition(&status.Conditions, completenessCondition(list, err), now)
+	o.discoveredAt = now
 }
 
-// summarize writes the counters of nodes and pods into status, and returns the reasons why some are stale.
-func (o *Observer) summarize(ctx context.Context, status *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel) (reasons []string) {
-	if !o.hasWaited {
-		o.hasWaited = true
+// summarize writes the counters of nodes and pods into status, and returns the reasons why some are stale. The first
+// call waits for the counters.
+func (o *Observer) summarize(ctx context.Context, status *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel) (staleReasons []string) {
+	if !o.hasWaitedForSync {
+		o.hasWaitedForSync = true
 		o.counters.waitForSync(ctx, syncTimeout)
 	}
 	return o.counters.writeSummaries(status, models, o.opts.Clock.Now())
 }
 
-// setCondition is meta.SetStatusCondition with the time of the Observer's clock: a new condition, and a condition whose
-// status changes, get the transition time at.
-func setCondition(conditions *[]metav1.Condition, condition metav1.Condition, at time.Time) {
-	condition.LastTransitionTime = metav1.NewTime(at)
+// setCondition is meta.SetStatusCondition with the time of the Observer's clock: now becomes the transition time of a
+// condition that is new or changes its status.
+func setCondition(conditions *[]metav1.Condition, condition metav1.Condition, now time.Time) {
+	condition.LastTransitionTime = metav1.NewTime(now)
 	meta.SetStatusCondition(conditions, condition)
 }

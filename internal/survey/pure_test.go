@@ -174,7 +174,7 @@ func TestUnavailableAPIsAreKept(t *testing.T) {
 
 func TestAPIsAreSortedAndWithoutSubresources(t *testing.T) {
 	t.Parallel()
-	got := enablements([]*metav1.APIResourceList{
+	got := toAPIEnablements([]*metav1.APIResourceList{
 		{GroupVersion: "b/v1", APIResources: []metav1.APIResource{{Name: "y", Kind: "Y"}, {Name: "x/status", Kind: "X"}, {Name: "x", Kind: "X"}}},
 		{GroupVersion: "a/v1"},
 	})
@@ -251,7 +251,7 @@ func TestPodsAskForTheMostThatTheyNeedAtOnce(t *testing.T) {
 			requests("cpu", "4", "memory", "1Gi"),
 		},
 	} {
-		if diff := cmp.Diff(podRequests(&c.spec).list(0), c.want); diff != "" {
+		if diff := cmp.Diff(podRequests(&c.spec).toResourceList(0), c.want); diff != "" {
 			t.Errorf("%s: got -, want +\n%s", name, diff)
 		}
 	}
@@ -348,7 +348,7 @@ func TestNodesAreGradedByTheScarcestResource(t *testing.T) {
 		"own, none":       {own, requests("cpu", "10"), -1},
 		"overcommitted":   {nil, requests("cpu", "-1", "memory", "1Gi"), -1},
 	} {
-		if got := sortGrades(c.models).indexOf(amountsOf(c.offer)); got != c.want {
+		if got := sortGrades(c.models).indexOf(toAmounts(c.offer)); got != c.want {
 			t.Errorf("%s: grade at %d, want %d", name, got, c.want)
 		}
 	}

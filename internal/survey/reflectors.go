@@ -28,19 +28,19 @@ const (
 	pageSize = 100
 )
 
-// Run maintains the counters of nodes and pods until ctx ends, closes Options.Memory, and returns nil. It retries while
-// the cluster does not answer, denies list and watch, or returns more than there is memory for; Observe reports the
-// known counters and the failure.
+// Run maintains the counters of nodes and pods until ctx ends, closes Options.Memory, and returns nil. It retries a
+// failed list or watch: the cluster does not answer, denies it, or returns too many objects. Observe reports the
+// failure.
 func (o *Observer) Run(ctx context.Context) error {
 	// Conditions report these failures. A log line for each attempt adds nothing.
 	ctx = klog.NewContext(ctx, logr.Discard())
-	listMemory := o.counters.memory.ForLists()
+	listMemory := o.counters.reservation.ForLists()
 	nodes, pods := o.counters.newStores(listMemory)
 	var all sync.WaitGroup
 	defer func() {
 		all.Wait()
 		listMemory.Close()
-		o.counters.memory.Close()
+		o.counters.reservation.Close()
 	}()
 	all.Go(func() {
 		source := o.trackFailures(&o.counters.nodeWatch, nodes.Source(o.nodeListWatch(), pageSize))
@@ -90,17 +90,17 @@ func (o *Observer) podListWatch() *cache.ListWatch {
 	}
 }
 
-// newStores returns the stores of the two reflectors, which update c. lists is for the lists of both.
-func (c *counters) newStores(lists *kube.Reservation) (nodes, pods *kube.LimitedStore) {
-	nodeEntries := &entryStore[*corev1.Node, node]{convert: newNodeEntry, put: c.setNode, replace: c.setNodes}
-	podEntries := &entryStore[*corev1.Pod, pod]{convert: newPodEntry, put: c.setPod, replace: c.setPods}
-	return kube.NewLimitedStore(nodeEntries, kube.NewObjectLimit(c.maxNodes, "nodes"), lists, nodeEntries.trim),
-		kube.NewLimitedStore(podEntries, kube.NewObjectLimit(c.maxPods, "pods"), lists, podEntries.trim)
+// newStores returns the stores of the two reflectors, which update c. The lists of both use listMemory.
+func (c *counters) newStores(listMemory *kube.Reservation) (nodes, pods *kube.LimitedStore) {
+	nodeStore := &entryStore[*corev1.Node, node]{convert: newNodeEntry, put: c.setNode, replace: c.replaceNodes}
+	podStore := &entryStore[*corev1.Pod, pod]{convert: newPodEntry, put: c.setPod, replace: c.replacePods}
+	return kube.NewLimitedStore(nodeStore, kube.NewObjectLimit(c.maxNodes, "nodes"), listMemory, nodeStore.trim),
+		kube.NewLimitedStore(podStore, kube.NewObjectLimit(c.maxPods, "pods"), listMemory, podStore.trim)
 }
 
 // entryStore is the store of a reflector for one kind. It converts each object to an entry, passes it to the counters
 // and keeps nothing itself.
-type entryStore[K runtime.Object, T sized] struct {
+type entryStore[K runtime.Object, T countedPart] struct {
 	convert func(K) *entry[T]
 	put     func(*entry[T]) error
 	replace func([]*entry[T]) error
@@ -119,10 +119,10 @@ func (s *entryStore[K, T]) toEntry(obj any) (*entry[T], bool) {
 	return nil, false
 }
 
-// trim converts an object of a list, so that whole objects are not in memory while the list is read.
+// trim converts an object of a list. LimitedStore calls it for each page, so that few whole objects are in memory.
 func (s *entryStore[K, T]) trim(obj runtime.Object) (trimmed runtime.Object, size int) {
 	if e, ok := s.toEntry(obj); ok {
-		return e, e.value.size()
+		return e, e.value.extraBytes()
 	}
 	return obj, 0
 }

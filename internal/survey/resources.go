@@ -7,29 +7,29 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// amounts holds a quantity of each resource. The resources that nearly every pod and node has are fields, to save
-// memory.
+// amounts has a quantity of each resource: CPU in thousandths, memory and ephemeral storage in bytes, others in units.
+// The resources that nearly every pod and node has are fields, to save memory.
 type amounts struct {
-	milliCPU, memory, storage int64
-	// others is nil for most pods. The map of a stored pod or node is never changed.
+	milliCPU, memory, ephemeralStorage int64
+	// others is nil for most pods. The map of a counted pod or node is never changed.
 	others map[corev1.ResourceName]int64
 }
 
-// size returns how much memory a needs besides the struct, in bytes.
-func (a amounts) size() int {
+// extraBytes returns the memory that a needs besides the struct.
+func (a amounts) extraBytes() int {
 	if a.others == nil {
 		return 0
 	}
-	const table, slot = 256, 32 // estimates for a small map, and for each of its entries
-	size := table
+	const mapBytes, entryBytes = 256, 32 // estimates for a small map, and for each of its entries
+	sum := mapBytes
 	for name := range a.others {
-		size += slot + len(name)
+		sum += entryBytes + len(name)
 	}
-	return size
+	return sum
 }
 
-// amountsOf converts a resource list. It leaves out the resource "pods", because pods are counted.
-func amountsOf(list corev1.ResourceList) amounts {
+// toAmounts converts a resource list. It leaves out "pods", which load and node have as a number.
+func toAmounts(list corev1.ResourceList) amounts {
 	var a amounts
 	for name, quantity := range list {
 		switch name {
@@ -38,19 +38,19 @@ func amountsOf(list corev1.ResourceList) amounts {
 		case corev1.ResourceMemory:
 			a.memory = quantity.Value()
 		case corev1.ResourceEphemeralStorage:
-			a.storage = quantity.Value()
+			a.ephemeralStorage = quantity.Value()
 		case corev1.ResourcePods:
 		default:
 			if value := quantity.Value(); value != 0 {
-				a.set(name, value)
+				a.setOther(name, value)
 			}
 		}
 	}
 	return a
 }
 
-// set sets an amount that has no field of its own.
-func (a *amounts) set(name corev1.ResourceName, value int64) {
+// setOther sets an amount that has no field of its own.
+func (a *amounts) setOther(name corev1.ResourceName, value int64) {
 	if a.others == nil {
 		a.others = map[corev1.ResourceName]int64{}
 	}
@@ -61,10 +61,10 @@ func (a *amounts) set(name corev1.ResourceName, value int64) {
 func (a *amounts) add(b amounts, factor int64) {
 	a.milliCPU += factor * b.milliCPU
 	a.memory += factor * b.memory
-	a.storage += factor * b.storage
+	a.ephemeralStorage += factor * b.ephemeralStorage
 	for name, value := range b.others {
 		if sum := a.others[name] + factor*value; sum != 0 {
-			a.set(name, sum)
+			a.setOther(name, sum)
 		} else {
 			delete(a.others, name)
 		}
@@ -73,10 +73,10 @@ func (a *amounts) add(b amounts, factor int64) {
 
 // raiseTo raises each amount to at least the amount in b.
 func (a *amounts) raiseTo(b amounts) {
-	a.milliCPU, a.memory, a.storage = max(a.milliCPU, b.milliCPU), max(a.memory, b.memory), max(a.storage, b.storage)
+	a.milliCPU, a.memory, a.ephemeralStorage = max(a.milliCPU, b.milliCPU), max(a.memory, b.memory), max(a.ephemeralStorage, b.ephemeralStorage)
 	for name, value := range b.others {
 		if value > a.others[name] {
-			a.set(name, value)
+			a.setOther(name, value)
 		}
 	}
 }
@@ -89,7 +89,7 @@ func (a amounts) quantity(name corev1.ResourceName) resource.Quantity {
 	case corev1.ResourceMemory:
 		return *resource.NewQuantity(a.memory, resource.BinarySI)
 	case corev1.ResourceEphemeralStorage:
-		return *resource.NewQuantity(a.storage, resource.BinarySI)
+		return *resource.NewQuantity(a.ephemeralStorage, resource.BinarySI)
 	}
 	if strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) {
 		return *resource.NewQuantity(a.others[name], resource.BinarySI)
@@ -97,8 +97,8 @@ func (a amounts) quantity(name corev1.ResourceName) resource.Quantity {
 	return *resource.NewQuantity(a.others[name], resource.DecimalSI)
 }
 
-// list returns the amounts that are not zero, and the number of pods.
-func (a amounts) list(pods int64) corev1.ResourceList {
+// toResourceList converts the amounts that are not zero, and adds the number of pods if it is not zero.
+func (a amounts) toResourceList(pods int64) corev1.ResourceList {
 	list := corev1.ResourceList{}
 	names := []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage}
 	for name := range a.others {
@@ -121,11 +121,11 @@ func (a amounts) list(pods int64) corev1.ResourceList {
 func podRequests(spec *corev1.PodSpec) amounts {
 	var sum, sidecars, initPeak amounts
 	for i := range spec.Containers {
-		sum.add(amountsOf(spec.Containers[i].Resources.Requests), 1)
+		sum.add(toAmounts(spec.Containers[i].Resources.Requests), 1)
 	}
 	for i := range spec.InitContainers {
 		container := &spec.InitContainers[i]
-		requested := amountsOf(container.Resources.Requests)
+		requested := toAmounts(container.Resources.Requests)
 		if container.RestartPolicy != nil && *container.RestartPolicy == corev1.ContainerRestartPolicyAlways {
 			// A sidecar keeps running beside all later containers.
 			sidecars.add(requested, 1)
@@ -139,13 +139,13 @@ func podRequests(spec *corev1.PodSpec) amounts {
 	if spec.Resources != nil {
 		sum.override(spec.Resources.Requests)
 	}
-	sum.add(amountsOf(spec.Overhead), 1)
+	sum.add(toAmounts(spec.Overhead), 1)
 	return sum
 }
 
 // override sets the amounts of the resources in list.
 func (a *amounts) override(list corev1.ResourceList) {
-	values := amountsOf(list)
+	values := toAmounts(list)
 	for name := range list {
 		switch name {
 		case corev1.ResourceCPU:
@@ -153,10 +153,10 @@ func (a *amounts) override(list corev1.ResourceList) {
 		case corev1.ResourceMemory:
 			a.memory = values.memory
 		case corev1.ResourceEphemeralStorage:
-			a.storage = values.storage
+			a.ephemeralStorage = values.ephemeralStorage
 		case corev1.ResourcePods:
 		default:
-			a.set(name, values.others[name])
+			a.setOther(name, values.others[name])
 		}
 	}
 }

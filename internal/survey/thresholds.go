@@ -12,7 +12,7 @@ type streak struct {
 	since   time.Time
 	// count is the number of results in the series.
 	count int
-	// isFirst is true for the first series of this process.
+	// isFirst is true for the first series of an Observer.
 	isFirst bool
 }
 
@@ -25,27 +25,27 @@ func (s streak) extend(healthy bool, at time.Time) streak {
 	return streak{healthy: healthy, since: at, count: 1, isFirst: s.count == 0}
 }
 
-// thresholds are the minimal durations of a series that changes the condition.
+// thresholds are how long a series must last until it changes the condition.
 type thresholds struct{ success, failure time.Duration }
 
-// applyThresholds returns the condition Ready of a cluster: found, or old (nil if there is none) until the series of
-// results has lasted long enough.
+// applyThresholds returns the condition Ready of a cluster: old until the series of results has lasted long enough,
+// then observed.
 //
-// Without a known status, found applies at once. So does the first healthy result of a process. But the first unhealthy
-// result of a process does not: a ready cluster stays ready until the threshold has passed.
-func applyThresholds(old *metav1.Condition, found metav1.Condition, series streak, at time.Time, limits thresholds) metav1.Condition {
-	if old == nil || old.Status == metav1.ConditionUnknown || old.Status == found.Status {
-		return found
+// observed applies at once if old is nil or Unknown, or if the first series of an Observer is healthy. After a restart,
+// a healthy cluster becomes ready at once, and an unhealthy one stays ready until the threshold has passed.
+func applyThresholds(old *metav1.Condition, observed metav1.Condition, series streak, at time.Time, limits thresholds) metav1.Condition {
+	if old == nil || old.Status == metav1.ConditionUnknown || old.Status == observed.Status {
+		return observed
 	}
 	limit := limits.failure
 	if series.healthy {
 		limit = limits.success
 		if series.isFirst {
-			return found
+			return observed
 		}
 	}
 	if at.Sub(series.since) < limit {
 		return *old
 	}
-	return found
+	return observed
 }

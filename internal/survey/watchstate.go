@@ -14,12 +14,12 @@ import (
 // attempts.
 const lostAfter = time.Minute
 
-// watchState is the state of the list and watch of one kind. Its owner locks it.
+// watchState is the state of the list and watch of one kind. counters.mu guards it.
 type watchState struct {
 	// hasSynced is true once all objects were listed. isLost is true while the known objects are stale.
 	hasSynced, isLost bool
-	// failingSince is the time of the first failure in a row; zero while requests succeed. message describes the
-	// failure in stable words.
+	// failingSince is the time of the first of consecutive failures; zero while requests succeed. message is the
+	// StableMessage of a failure.
 	failingSince time.Time
 	message      string
 }
@@ -72,7 +72,7 @@ func (o *Observer) trackFailures(state *watchState, source *cache.ListWatch) *ca
 			case err == nil && options.SendInitialEvents == nil:
 				// This watch continues an earlier one. A watch with initial events is a new list: setSynced records its
 				// success when Replace is called.
-				o.counters.recordWatch(state)
+				o.counters.setWatching(state)
 			}
 			return events, err
 		},

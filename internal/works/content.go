@@ -22,9 +22,9 @@ func BundleID(work *workv1alpha1.Work) bundle.ID {
 }
 
 // Bundle returns the desired state of a Work on its cluster: the manifests without server-set fields, with the
-// ownership labels and annotations of the Work. Existing unmanaged objects stay unchanged, unless the annotation of the
-// manifest or the Work is "overwrite". A manifest that cannot be decoded becomes an item with a Problem, and does not
-// block the others.
+// ownership labels and annotations of the Work. Existing unmanaged objects stay unchanged, unless the conflict
+// resolution annotation of the manifest or the Work is "overwrite". An invalid or duplicate manifest becomes an item
+// with a DecodeError, and does not block the others.
 func Bundle(work *workv1alpha1.Work) bundle.Bundle {
 	b := bundle.Bundle{
 		ID:      BundleID(work),
@@ -57,7 +57,8 @@ func Bundle(work *workv1alpha1.Work) bundle.Bundle {
 	return b
 }
 
-// decodeManifest decodes one manifest. It fails without kind, apiVersion or name.
+// decodeManifest decodes one manifest. It fails without kind, apiVersion or name, or if labels or annotations have
+// other values than strings.
 func decodeManifest(manifest workv1alpha1.Manifest) (*unstructured.Unstructured, error) {
 	obj := &unstructured.Unstructured{}
 	if err := utiljson.Unmarshal(manifest.Raw, &obj.Object); err != nil {

@@ -6,12 +6,12 @@
 // Execute takes one of these paths (execute.go):
 //
 //  1. A Work without finalizer is not applied: the caller adds it first, with EnsureFinalizer.
-//  2. A Work that is being deleted: remove its objects from the cluster, then its finalizer. With Orphan or
-//     preserveResourcesOnDeletion the objects stay. With Abandon the cluster gets no request. While the cluster is
-//     unreachable, the Work stays.
+//  2. For a Work that is being deleted, the engine removes its objects from the cluster, and then Execute removes the
+//     finalizer. With Orphan or preserveResourcesOnDeletion the objects stay. With Abandon the cluster gets no request.
+//     While the cluster is unreachable, the Work stays.
 //  3. A Work of a cluster that is being deregistered is not applied any more.
-//  4. A Work of an unreachable cluster: only its status is written. The health of all its objects is Unknown.
-//  5. A suspended Work: the engine stops changing its objects.
+//  4. For a Work of an unreachable cluster, only the status is written. The health of all its objects is Unknown.
+//  5. For a suspended Work, the engine stops changing its objects.
 //  6. Any other Work: Bundle converts its manifests (content.go) without server-set fields (serverfields.go), and the
 //     engine applies them.
 //
@@ -20,13 +20,14 @@
 //
 // Words:
 //
-//   - Work: Karmada's object for the manifests of one cluster. Its namespace is the execution space of the cluster.
+//   - Work: Karmada's object for manifests of one cluster. Its namespace is the execution space of the cluster.
 //   - bundle, inventory, converge, withdraw, suspend: see internal/bundle and internal/engine.
 //   - unresponsive: the cluster sent no response within the limit. A busy cluster sent some.
-//   - stale: the Work on the hub is newer than the Work that Execute got.
+//   - observation: the state of one object on the cluster, as the engine has read it.
+//   - stale: the Work on the hub is newer than the argument of Execute.
 //
-// A condition has the same message for the same problem, so that a status is not written twice. Nothing is kept in
-// memory: a new process continues from the status of the Work and the inventory on the cluster.
+// The same problem always gives the same message in a condition, so that the status is not written again. Nothing is
+// kept in memory: a new process continues from the status of the Work and the inventory on the cluster.
 //
 // Start reading at Executor.Execute.
 package works

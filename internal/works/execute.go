@@ -19,8 +19,8 @@ import (
 	"github.com/towline/towline/internal/engine"
 )
 
-// Limit is the default time limit of each call of the Engine. Waiting for locks of the Engine does not count.
-const Limit = time.Minute
+// DefaultLimit is the time limit of each call of the Engine. Waiting for locks of the Engine does not count.
+const DefaultLimit = time.Minute
 
 var (
 	// ErrUnresponsive is wrapped in errors about a cluster that sent no response within the limit.
@@ -34,8 +34,8 @@ var (
 type Engine interface {
 	// Converge makes the cluster equal b. The report lists the changes made, also with an error.
 	Converge(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
-	// Withdraw removes the objects of w.ID. done is false while a deleted object still exists. The Engine continues the
-	// withdrawal.
+	// Withdraw removes the objects of w.ID. done is false while a deleted object still exists; then the Engine continues
+	// the withdrawal itself.
 	Withdraw(ctx context.Context, w bundle.Withdrawal) (done bool, err error)
 	// Suspend stops changes to the objects of id until the next Converge or Withdraw. It returns the report of the last
 	// Converge; its State is empty if there was none.
@@ -46,7 +46,7 @@ type Engine interface {
 
 var _ Engine = (*engine.Engine)(nil)
 
-// ClusterState is the state of the cluster that a Work is for.
+// ClusterState is the state of the cluster of a Work.
 type ClusterState struct {
 	// Reachable is true if the cluster accepts changes now. Otherwise Execute only updates the status of the Work.
 	Reachable bool
@@ -54,10 +54,9 @@ type ClusterState struct {
 	UnreachableReason string
 	// Deregistering is true while the cluster is being deregistered: nothing is applied any more.
 	Deregistering bool
-	// Orphan leaves the objects of deleted Works on the cluster, without ownership labels.
+	// Orphan is true if the objects of deleted Works stay on the cluster, without ownership labels.
 	Orphan bool
-	// Abandon removes the finalizers of deleted Works without a request to the cluster. Executor.Engine may then be
-	// nil.
+	// Abandon is true if Works are deleted without a request to the cluster. Then Executor.Engine may be nil.
 	Abandon bool
 }
 
@@ -67,13 +66,13 @@ type Executor struct {
 	Hub    client.Client
 	Engine Engine
 	Clock  clock.PassiveClock
-	// Limit replaces the constant Limit unless it is zero.
+	// Limit is the time limit of each call of Engine. Default: DefaultLimit.
 	Limit time.Duration
 }
 
-// withLimit returns a context for requests to the cluster.
+// withLimit returns a context with the time limit, for one call of Engine.
 func (e *Executor) withLimit(ctx context.Context) (context.Context, context.CancelFunc) {
-	return engine.WithWorkLimit(ctx, cmp.Or(e.Limit, Limit))
+	return engine.WithWorkLimit(ctx, cmp.Or(e.Limit, DefaultLimit))
 }
 
 // wrapTimeout returns err. If the time limit of clusterCtx was reached, it wraps err with the cause: ErrUnresponsive if
@@ -90,8 +89,8 @@ func wrapTimeout(clusterCtx context.Context, err error) error {
 }
 
 // EnsureFinalizer adds the finalizer that delays the deletion of a Work until its objects are removed, and updates
-// work. It does nothing if the Work is being deleted. The error satisfies apierrors.IsConflict if work is not the
-// newest version.
+// work. It does nothing if the Work is being deleted. If work is not the newest version, the error satisfies
+// apierrors.IsConflict.
 func EnsureFinalizer(ctx context.Context, hub client.Client, work *workv1alpha1.Work) error {
 	if !work.DeletionTimestamp.IsZero() || controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer) {
 		return nil
@@ -105,14 +104,14 @@ func EnsureFinalizer(ctx context.Context, hub client.Client, work *workv1alpha1.
 }
 
 // Execute applies a Work, or removes its objects and then its finalizer if the Work is being deleted. It writes the
-// result to the status. The caller must call it again after an error, when the objects, the Work or the cluster state
-// change, and when the Engine calls engine.Options.OnReport. The error satisfies ErrStale if work is not the newest
-// version.
+// result to the status, and does not change work. The caller must call it again after an error, when the objects, the
+// Work or the cluster state change, and when the Engine calls engine.Options.OnReport. If work is not the newest
+// version, the error wraps ErrStale.
 //
-// A Work without the finalizer (see EnsureFinalizer) is not applied, because its deletion could be missed. If a Work
-// disappears without a deletion, its objects stay. While a Work is suspended, its objects are neither changed nor
-// protected from drift, but they are observed. While the cluster is unreachable, all objects keep the status that was
-// read last, with health Unknown.
+// A Work without the finalizer (see EnsureFinalizer) is not applied, because its deletion could be missed. While a Work
+// is suspended, its objects are observed, but not changed, and their drift is not corrected. While the cluster is
+// unreachable, all objects keep the status that was read last, with health Unknown. If the hub loses a Work without a
+// deletion, its objects stay.
 func (e *Executor) Execute(ctx context.Context, work *workv1alpha1.Work, state ClusterState) (err error) {
 	hasFinalizer := controllerutil.ContainsFinalizer(work, workv1alpha1.ExecutionFinalizer)
 	switch {
@@ -166,7 +165,7 @@ func (e *Executor) sync(ctx context.Context, work *workv1alpha1.Work, newStatus 
 	return condition, errors.Join(applyErr, observeErr)
 }
 
-// observe reads the state of the objects.
+// observe reads the state of the objects. If nothing can be read, it returns the last observations with the error.
 func (e *Executor) observe(ctx context.Context, work *workv1alpha1.Work) ([]engine.Observation, error) {
 	ctx, cancel := e.withLimit(ctx)
 	defer cancel()
@@ -177,28 +176,28 @@ func (e *Executor) observe(ctx context.Context, work *workv1alpha1.Work) ([]engi
 	return observations, wrapTimeout(ctx, err)
 }
 
-// apply makes the cluster equal the Work, and returns the condition Applied. There is no error if the caller must not
-// repeat a failed run.
+// apply makes the cluster equal the Work, and returns the condition Applied. It returns no error for a
+// bundle.TerminalError, after which the caller must not repeat the run.
 func (e *Executor) apply(ctx context.Context, work *workv1alpha1.Work) (metav1.Condition, error) {
 	ctx, cancel := e.withLimit(ctx)
 	defer cancel()
 	report, err := e.Engine.Converge(ctx, Bundle(work))
 	err = wrapTimeout(ctx, err)
-	done := report.Changes.Count(bundle.Created) + report.Changes.Count(bundle.Configured) + report.Changes.Count(bundle.Unchanged)
+	applied := report.Changes.Count(bundle.Created) + report.Changes.Count(bundle.Configured) + report.Changes.Count(bundle.Unchanged)
 	switch {
 	case err == nil:
 		return appliedCondition(), nil
-	case isUnresponsive(err) && done == 0:
+	case isUnresponsive(err) && applied == 0:
 		return unreachableCondition(work, ErrUnresponsive.Error()), err
 	}
-	condition := notAppliedCondition(done, len(work.Spec.Workload.Manifests), stableMessage(err, report.Message))
+	condition := notAppliedCondition(applied, len(work.Spec.Workload.Manifests), stableMessage(err, report.Message))
 	if _, isTerminal := errors.AsType[*bundle.TerminalError](err); isTerminal {
 		return condition, nil
 	}
 	return condition, err
 }
 
-// suspend stops changes for a Work, and returns the condition Applied for the progress so far.
+// suspend stops changes to the objects of a Work, and returns the condition Applied for the last run.
 func (e *Executor) suspend(ctx context.Context, work *workv1alpha1.Work) (metav1.Condition, error) {
 	ctx, cancel := e.withLimit(ctx)
 	defer cancel()
@@ -247,7 +246,7 @@ func (e *Executor) removeWork(ctx context.Context, work *workv1alpha1.Work, stat
 	return e.removeFinalizer(ctx, work)
 }
 
-// removeFinalizer is the last step for a deleted Work.
+// removeFinalizer removes the finalizer of a deleted Work, so that the API server deletes it.
 func (e *Executor) removeFinalizer(ctx context.Context, work *workv1alpha1.Work) error {
 	changed := work.DeepCopy()
 	controllerutil.RemoveFinalizer(changed, workv1alpha1.ExecutionFinalizer)

@@ -31,13 +31,14 @@ func appliedCondition() metav1.Condition {
 	}
 }
 
-func notAppliedCondition(done, all int, message string) metav1.Condition {
+func notAppliedCondition(applied, total int, message string) metav1.Condition {
 	return metav1.Condition{
 		Type: workv1alpha1.WorkApplied, Status: metav1.ConditionFalse, Reason: workv1alpha1.ReasonAppliedFailed,
-		Message: fmt.Sprintf("Failed to apply all manifests (%d/%d): %s", done, all, message),
+		Message: fmt.Sprintf("Failed to apply all manifests (%d/%d): %s", applied, total, message),
 	}
 }
 
+// pendingCondition is for manifests that were not applied at all when the Work was suspended.
 func pendingCondition() metav1.Condition {
 	return metav1.Condition{
 		Type: workv1alpha1.WorkApplied, Status: metav1.ConditionFalse, Reason: workv1alpha1.ReasonSuspendDispatching,
@@ -74,8 +75,8 @@ func suspendedCondition() metav1.Condition {
 	}
 }
 
-// unreachableCondition returns the condition Applied of a Work whose cluster is unreachable. A generation that was
-// applied still counts as applied.
+// unreachableCondition returns the condition Applied of a Work whose cluster is unreachable. If the current generation
+// was applied, the condition stays true.
 func unreachableCondition(work *workv1alpha1.Work, message string) metav1.Condition {
 	condition := notAppliedCondition(0, len(work.Spec.Workload.Manifests), message)
 	before := meta.FindStatusCondition(work.Status.Conditions, workv1alpha1.WorkApplied)
@@ -100,8 +101,8 @@ func isUnresponsive(err error) bool {
 	return ok || errors.Is(err, ErrUnresponsive)
 }
 
-// stableMessage returns the engine's message or a text for err. The same problem always gives the same text; connection
-// errors contain ports that differ each time.
+// stableMessage returns the engine's message, or the text of err if message is empty. The same problem always gives the
+// same text, so connection errors are replaced: they contain ports that differ each time.
 func stableMessage(err error, message string) string {
 	if isUnresponsive(err) {
 		return ErrUnresponsive.Error()
@@ -112,15 +113,14 @@ func stableMessage(err error, message string) string {
 	return kube.Truncate(cmp.Or(message, err.Error()), kube.MaxMessage)
 }
 
-// setCondition sets a condition in status.
+// setCondition sets a condition of the current generation in status.
 func (e *Executor) setCondition(status *workv1alpha1.WorkStatus, work *workv1alpha1.Work, condition metav1.Condition) {
 	condition.ObservedGeneration = work.Generation
 	condition.LastTransitionTime = metav1.NewTime(e.Clock.Now())
 	meta.SetStatusCondition(&status.Conditions, condition)
 }
 
-// patchStatus writes newStatus to the hub if it differs. The error satisfies ErrStale if work is not the newest
-// version.
+// patchStatus writes newStatus to the hub if it differs. If work is not the newest version, the error wraps ErrStale.
 func (e *Executor) patchStatus(ctx context.Context, work *workv1alpha1.Work, newStatus *workv1alpha1.WorkStatus) error {
 	if sameStatus(&work.Status, newStatus) {
 		return nil
@@ -134,7 +134,7 @@ func (e *Executor) patchStatus(ctx context.Context, work *workv1alpha1.Work, new
 	return nil
 }
 
-// sameStatus compares two statuses. It ignores the JSON notation of the object statuses.
+// sameStatus compares two statuses. Object statuses are equal if their decoded JSON is.
 func sameStatus(a, b *workv1alpha1.WorkStatus) bool {
 	if !equality.Semantic.DeepEqual(a.Conditions, b.Conditions) || len(a.ManifestStatuses) != len(b.ManifestStatuses) {
 		return false
@@ -176,7 +176,7 @@ func manifestStatuses(work *workv1alpha1.Work, observations []engine.Observation
 			status.Health = workv1alpha1.ResourceHealth(observation.Health)
 			switch {
 			case len(observation.Status) == 0 || observation.Status[0] != '{':
-				// Only an object can be stored.
+				// A RawExtension can have only a JSON object.
 			case size+len(observation.Status) > maxStatusBytes:
 				omitted++
 			default:
@@ -189,8 +189,7 @@ func manifestStatuses(work *workv1alpha1.Work, observations []engine.Observation
 	return statuses, omitted
 }
 
-// lastObservations returns the objects from the status of the Work, with the status that was read last and unknown
-// health.
+// lastObservations returns the observations in the status of the Work, with unknown health.
 func lastObservations(work *workv1alpha1.Work) []engine.Observation {
 	var all []engine.Observation
 	for _, status := range work.Status.ManifestStatuses {

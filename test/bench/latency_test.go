@@ -82,12 +82,12 @@ func BenchmarkChangeOnTenMembers(b *testing.B) {
 		members = append(members, bd.pull(fmt.Sprintf("member%d", i), "env=latency"))
 	}
 	for name, kind := range map[string]latencyKind{"ConfigMap": configMapLatency(), "Deployment": deploymentLatency()} {
-		before, err := bd.plane.Requests(b.Context())
+		before, err := bd.plane.CountRequests(b.Context())
 		if err != nil {
 			b.Fatal(err)
 		}
 		times := bd.edit(kind, members)
-		after, err := bd.plane.Requests(b.Context())
+		after, err := bd.plane.CountRequests(b.Context())
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -100,7 +100,7 @@ type usage struct {
 
 // measure reads the present usage.
 func (h *testHub) measure(ctx context.Context) (usage, error) {
-	requests, err := h.plane.Requests(ctx)
+	requests, err := h.plane.CountRequests(ctx)
 	if err != nil {
 		return usage{}, err
 	}

@@ -74,7 +74,7 @@ func (r *result) finish(ctx context.Context, hub *testHub, clusters int) error {
 		if err := hub.awaitQuiet(ctx); err != nil {
 			return err
 		}
-		last, err := hub.plane.Requests(ctx)
+		last, err := hub.plane.CountRequests(ctx)
 		if err != nil {
 			return err
 		}

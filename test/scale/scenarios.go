@@ -330,11 +330,11 @@ func (h *testHub) quietWindow() time.Duration {
 
 // awaitQuiet waits until there was no write of Towline for quietWindow.
 func (h *testHub) awaitQuiet(ctx context.Context) error {
-	before, err := h.plane.Requests(ctx)
+	before, err := h.plane.CountRequests(ctx)
 	for err == nil {
 		sleep(ctx, h.quietWindow())
 		var after localkube.RequestCounts
-		if after, err = h.plane.Requests(ctx); err != nil {
+		if after, err = h.plane.CountRequests(ctx); err != nil {
 			return err
 		}
 		if after.Since(before).Select(isWriteOfTowline).Total() == 0 {

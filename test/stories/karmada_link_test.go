@@ -266,7 +266,7 @@ func (w *world) expire(kubeconfig []byte) []byte {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	authority, key := w.hub.Authority(w.t)
+	authority, key := w.hub.CertificateAuthority(w.t)
 	for _, user := range config.AuthInfos {
 		block, _ := pem.Decode(user.ClientCertificateData)
 		template, err := x509.ParseCertificate(block.Bytes)

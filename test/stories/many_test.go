@@ -349,7 +349,7 @@ func (w *world) requests(plane *localkube.Plane) localkube.RequestCounts {
 // requestsFor returns the requests to the API server of a plane that are selected.
 func (w *world) requestsFor(plane *localkube.Plane, selected func(localkube.Request) bool) localkube.RequestCounts {
 	w.t.Helper()
-	counts, err := plane.Requests(w.t.Context())
+	counts, err := plane.CountRequests(w.t.Context())
 	if err != nil {
 		w.t.Fatal(err)
 	}

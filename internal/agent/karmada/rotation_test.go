@@ -93,7 +93,7 @@ func TestCertificateIsRenewedWithoutARestart(t *testing.T) {
 func (w *world) signShortLived(lifetime time.Duration) bootstrap.Certificate {
 	w.t.Helper()
 	return w.sign(time.Now().Add(lifetime), func(template *x509.Certificate, key *ecdsa.PrivateKey) ([]byte, error) {
-		authority, private := w.hub.Authority(w.t)
+		authority, private := w.hub.CertificateAuthority(w.t)
 		return x509.CreateCertificate(rand.Reader, template, authority, key.Public(), private)
 	})
 }

@@ -132,8 +132,9 @@ func (c *OwnerClient) WithOwner(references []metav1.OwnerReference, owner *metav
 	return desired
 }
 
-// FindForeignObject returns the reason why a namespace must be kept, or "" if it may be deleted: see foreign.ReasonToKeep. The
-// objects in own, their dependents, and the objects that Kubernetes creates in every namespace are no reason.
+// FindForeignObject returns the reason why a namespace must be kept, or "" if it may be deleted: see
+// foreign.ReasonToKeep. The objects in own, their dependents, and the objects that Kubernetes creates in every
+// namespace are no reason.
 func (c *OwnerClient) FindForeignObject(ctx context.Context, namespace string, own []ObjectRef) (string, error) {
 	memberClient, err := client.New(c.config, client.Options{})
 	if err != nil {

@@ -39,16 +39,16 @@ import (
 )
 
 const (
-	// workers is the number of concurrent reconciles. A Cluster that does not answer while it is removed blocks its
-	// worker for at most one timeout.
+	// workers is the number of concurrent reconciles. A member that does not answer blocks a worker until the timeout of
+	// the request.
 	workers = 50
 	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
 	retryMin = 200 * time.Millisecond
 	retryMax = 30 * time.Second
 	// reconcileTimeout limits one reconcile. The next reconcile continues with the unfinished steps.
 	reconcileTimeout = time.Minute
-	// The agent of a pull member can cause agentBurst reconciles of its Cluster at once, and then one per agentInterval.
-	// The same applies to its Works, which share a limit.
+	// An agent can cause agentBurst reconciles of its Cluster at once, and then one per agentInterval. Its Works have
+	// a limit of the same size.
 	agentInterval = 6 * time.Second
 	agentBurst    = 20
 )
@@ -57,21 +57,21 @@ const (
 // clusterv1alpha1.ClusterFinalizer, creates the execution namespace, sets the finalizer of its Works, and runs the
 // removal of deleted Clusters.
 type Controller struct {
-	// Hub reads Clusters from a cache; Live reads from the API server.
+	// Hub reads from caches. Live reads from the API server, and makes all writes.
 	Hub  client.Client
 	Live client.Client
 	// Shard selects the Clusters of this controller.
 	Shard fleet.Shard
 	// Config returns the connection to a push member.
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
-	// WithdrawRemaining withdraws the deployments on a member that belong to no summary and no Work, for example of a
-	// summary that was deleted by force. With Member.OnHub it withdraws what the hub deployed for m to the cluster of the
-	// hub. pending lists what is not withdrawn yet, and kept the deployments of other owners.
+	// WithdrawRemaining withdraws the deployments on a member without a summary or Work, for example because the summary
+	// was deleted by force. For m.OnHub() it withdraws the deployments for m on the hub's own cluster. pending lists the
+	// deployments that are not withdrawn yet, and kept the deployments of other owners. It may be nil.
 	WithdrawRemaining func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
 	// Forget discards the cached state of the member "namespace/name" and cancels running operations on it. It is
 	// called for Clusters that are deleted or abandoned. It may be nil.
 	Forget func(member string)
-	// Heartbeats judges the agents of pull members.
+	// Heartbeats evaluates the Leases of agents.
 	Heartbeats *heartbeats.Monitor
 	Events     events.EventRecorder
 	Clock      clock.PassiveClock
@@ -83,16 +83,16 @@ type Controller struct {
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	namespaces := &metav1.PartialObjectMetadata{}
 	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	ofAgents := ratelimit.New(agentInterval, agentBurst, c.Clock)
+	agentLimiter := ratelimit.New(agentInterval, agentBurst, c.Clock)
 	toCluster := handler.EnqueueRequestsFromMapFunc(c.clusterOfNamespace)
 	clusters := ctrl.NewControllerManagedBy(mgr).
 		Named("spaces").
-		Watches(&clusterv1alpha1.Cluster{}, ofAgents.Handler(requestFor, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), clusterChanged())).
-		Watches(&clusterv1alpha1.Cluster{}, handler.EnqueueRequestsFromMapFunc(c.clustersWithSameID), builder.WithPredicates(deleted())).
-		Watches(&workv1alpha1.Work{}, toCluster, builder.WithPredicates(deleted())).
-		Watches(&configv1beta1.ClusterSummary{}, toCluster, builder.WithPredicates(deleted())).
-		Watches(&coordinationv1.Lease{}, ofAgents.Handler(c.clusterOfNamespace, ratelimit.ByAgent), builder.WithPredicates(annotationsChanged())).
-		WatchesMetadata(namespaces, toCluster, builder.WithPredicates(deleted())).
+		Watches(&clusterv1alpha1.Cluster{}, agentLimiter.Handler(requestFor, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), clusterChanged())).
+		Watches(&clusterv1alpha1.Cluster{}, handler.EnqueueRequestsFromMapFunc(c.clustersWithSameID), builder.WithPredicates(onlyDeletes())).
+		Watches(&workv1alpha1.Work{}, toCluster, builder.WithPredicates(onlyDeletes())).
+		Watches(&configv1beta1.ClusterSummary{}, toCluster, builder.WithPredicates(onlyDeletes())).
+		Watches(&coordinationv1.Lease{}, agentLimiter.Handler(c.clusterOfNamespace, ratelimit.ByAgent), builder.WithPredicates(annotationsChanged())).
+		WatchesMetadata(namespaces, toCluster, builder.WithPredicates(onlyDeletes())).
 		WithOptions(controller.Options{
 			MaxConcurrentReconciles: workers,
 			ReconciliationTimeout:   reconcileTimeout,
@@ -101,7 +101,7 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 		Complete(c)
 	works := ctrl.NewControllerManagedBy(mgr).
 		Named("work-finalizer").
-		Watches(&workv1alpha1.Work{}, ofAgents.Handler(requestFor, agentOfWork), builder.WithPredicates(lacksFinalizer())).
+		Watches(&workv1alpha1.Work{}, agentLimiter.Handler(requestFor, agentOfWork), builder.WithPredicates(lacksFinalizer())).
 		Complete(&workReconciler{hub: c.Hub, live: c.Live, shard: c.Shard})
 	if !c.Shard.IsDefault() {
 		return errors.Join(clusters, works)
@@ -132,8 +132,8 @@ func relevantFields(cluster *clusterv1alpha1.Cluster) any {
 	}
 }
 
-// deleted selects delete events.
-func deleted() predicate.Predicate {
+// onlyDeletes selects delete events.
+func onlyDeletes() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
 		UpdateFunc: func(event.UpdateEvent) bool { return false },
@@ -153,14 +153,14 @@ func requestFor(_ context.Context, obj client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(obj)}}
 }
 
-// clusterOfNamespace maps obj, an execution namespace or an object in one, to its Cluster. Objects in the namespace are
-// relevant only while the Cluster is being deleted.
+// clusterOfNamespace maps an execution namespace, or an object in one, to its Cluster. It maps an object only while the
+// Cluster is being deleted.
 func (c *Controller) clusterOfNamespace(ctx context.Context, obj client.Object) []reconcile.Request {
-	space := obj.GetNamespace()
-	if space == "" {
-		space = obj.GetName()
+	namespace := obj.GetNamespace()
+	if namespace == "" {
+		namespace = obj.GetName()
 	}
-	name, ok := fleet.ClusterOfExecutionSpace(space)
+	name, ok := fleet.ClusterOfExecutionSpace(namespace)
 	if !ok {
 		return nil
 	}
@@ -174,7 +174,7 @@ func (c *Controller) clusterOfNamespace(ctx context.Context, obj client.Object) 
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 }
 
-// clustersWithSameID maps a deleted Cluster to the Clusters that could not get their ID because of it.
+// clustersWithSameID maps a deleted Cluster to the other Clusters with its ID, which can claim the ID now.
 func (c *Controller) clustersWithSameID(ctx context.Context, obj client.Object) []reconcile.Request {
 	deletedCluster := obj.(*clusterv1alpha1.Cluster)
 	list := &clusterv1alpha1.ClusterList{}
@@ -218,7 +218,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		{Name: "claim ID", Run: c.claimID},
 		{Name: "ensure finalizer", Run: c.ensureFinalizer},
 		{Name: "ensure namespace", Run: c.ensureNamespace},
-		{Name: "expire registration", Run: c.finishRegistration},
+		{Name: "finish registration", Run: c.finishRegistration},
 	}
 	if !cluster.DeletionTimestamp.IsZero() {
 		if !controllerutil.ContainsFinalizer(cluster, clusterv1alpha1.ClusterFinalizer) {
@@ -236,7 +236,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	outcome := phase.Run(ctx, s, steps)
 	switch {
 	case apierrors.IsConflict(outcome.Err):
-		// The cache is stale. Its update triggers a reconcile, if it has not come meanwhile.
+		// The cached Cluster is stale. The requeue is needed if the cache was updated during this reconcile.
 		return reconcile.Result{RequeueAfter: retryMin}, nil
 	case outcome.Kind == phase.Waiting:
 		c.recordWaiting(s, outcome.Message())
@@ -249,7 +249,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return reconcile.Result{RequeueAfter: s.requeueAfter}, nil
 }
 
-// recordWaiting records an event with the object that the removal waits for, if it has changed.
+// recordWaiting records an event when a removal waits for a new reason.
 func (c *Controller) recordWaiting(s *state, reason string) {
 	if !s.cluster.DeletionTimestamp.IsZero() && c.progress.recordEvent(s.cluster.UID, reason) {
 		c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, "RemovalPending", "Delete", "waiting for %s", reason)

@@ -6,8 +6,8 @@
 //  2. Validate the Cluster and claim its ID. Only one Cluster can have an ID.
 //  3. Set the finalizer and the ID of this hub.
 //  4. Create or repair the execution namespace and, in pull mode, the agent's RBAC.
-//  5. Complete the registration when the Cluster is ready and its agent is alive. RegistrationTimeout after the first
-//     use of the bootstrap token, delete the Cluster if its agent is silent and it has no content.
+//  5. Complete the registration when the Cluster is ready and its agent is alive. If that takes longer than
+//     RegistrationTimeout, and the agent is silent and the Cluster has no content, delete the Cluster.
 //
 // For a Cluster that is being deleted, the steps are:
 //
@@ -17,16 +17,23 @@
 //     itself.
 //  4. Delete the objects of the Cluster on the hub and its ClusterConfiguration, and remove the finalizer.
 //
-// Terms: to abandon a member is to leave the deployments on it, recorded in an annotation of the Cluster. A removal is
-// stalled if its pending work has not changed for stallTimeout and the member does not answer, or for maxStallTimeout.
+// Words:
+//
+//   - alive: a push member answers a request; the agent of a pull member renews its Lease.
+//   - pending work: text that describes what a removal waits for, for example two Works to be withdrawn.
+//   - stalled: the pending work has not changed for stallTimeout while the member is not alive, or for maxStallTimeout.
+//   - abandon: leave the deployments on the member, and record that in an annotation of the Cluster.
+//   - hub account: the ServiceAccount on a push member that this hub uses.
+//   - order: the annotation kube.AnnotationAgentOrder, which requests the agent to remove itself. The agent answers on
+//     its Lease.
 //
 // Invariants:
 //
-//   - A removal ends: no step waits forever for a member or for another controller.
+//   - A removal ends: each wait for a member or for another controller has a timeout.
 //   - Each step can be interrupted and repeated. All progress is in API objects; only the timeouts are in memory.
-//   - The status of a Cluster alone never abandons it, since it may be lost or come from a backup.
+//   - The status of a Cluster is not enough to abandon it, since it may be lost or come from a backup.
 //
-// A second controller sets the execution finalizer on Works.
+// A second controller sets the execution finalizer on Works (works.go).
 //
 // Start reading at Controller.Reconcile in controller.go; the steps are in ensure.go, removal.go, remaining.go and
 // registration.go.

@@ -31,14 +31,14 @@ const (
 	// idRetryInterval is the interval between two attempts to claim an ID that another Cluster has. The deletion of
 	// that Cluster triggers a reconcile sooner.
 	idRetryInterval = 30 * time.Second
-	// RegistrationTimeout is the time from the first use of a bootstrap token until its registration must be complete.
-	// After it, the Cluster of an abandoned registration is deleted.
+	// RegistrationTimeout is the time from the first use of a bootstrap token until the registration must be complete.
+	// Then the Cluster of an incomplete registration is deleted.
 	RegistrationTimeout = 15 * time.Minute
-	// registrationInterval is the interval between two checks of a registration while either its agent is alive or its
-	// Cluster is ready, but not both.
+	// registrationInterval is the interval between two checks of an incomplete registration whose Cluster is ready or
+	// whose time is over. No watch reports that its agent becomes alive or silent.
 	registrationInterval = 10 * time.Second
-	// namespaceRetryInterval is the interval between two checks whether the execution namespace of an earlier Cluster
-	// with the same name is deleted.
+	// namespaceRetryInterval is the interval between two checks while the execution namespace of an earlier Cluster with
+	// the same name is being deleted.
 	namespaceRetryInterval = time.Second
 )
 
@@ -60,7 +60,7 @@ func (c *Controller) clearDeregistration(ctx context.Context, s *state) error {
 // validate stops the reconcile of a Cluster that cannot have an execution namespace. Nothing is created for it, so it
 // needs no finalizer.
 func (c *Controller) validate(_ context.Context, s *state) error {
-	if isIDTaken(s.cluster) { // a reason to refuse it as well, but claimID tries again
+	if isIDTaken(s.cluster) { // Refused is set for this reason too, but claimID must try again
 		return nil
 	}
 	if s.member.Refused != "" {
@@ -82,7 +82,7 @@ func (c *Controller) claimID(ctx context.Context, s *state) error {
 	if err != nil && !errors.Is(err, karmada.ErrAlreadyRegistered) {
 		return err
 	}
-	if (err != nil) == isIDTaken(s.cluster) {
+	if (err != nil) == isIDTaken(s.cluster) { // the Ready condition is correct already
 		if err != nil {
 			s.requeueAfter = idRetryInterval
 			return phase.Invalid{Err: err}
@@ -91,7 +91,7 @@ func (c *Controller) claimID(ctx context.Context, s *state) error {
 	}
 	changed := s.cluster.DeepCopy()
 	if err == nil {
-		// The controller that checks the health of the Cluster sets the condition again.
+		// The health check of the Cluster sets the condition again.
 		meta.RemoveStatusCondition(&changed.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 	} else {
 		meta.SetStatusCondition(&changed.Status.Conditions, metav1.Condition{
@@ -101,8 +101,8 @@ func (c *Controller) claimID(ctx context.Context, s *state) error {
 	}
 	// The lock keeps the conditions of others.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
-	if failure := c.Live.Status().Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); failure != nil {
-		return fmt.Errorf("set the Ready condition for the cluster ID: %w", failure)
+	if patchErr := c.Live.Status().Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); patchErr != nil {
+		return fmt.Errorf("set the Ready condition for the cluster ID: %w", patchErr)
 	}
 	s.cluster, s.member, s.requeueAfter = changed, fleet.FromCluster(changed), idRetryInterval
 	if err != nil {
@@ -139,18 +139,18 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 
 // ensureNamespace creates or repairs the execution namespace, and the agent's RBAC for a pull member.
 func (c *Controller) ensureNamespace(ctx context.Context, s *state) error {
-	space := &corev1.Namespace{}
-	err := c.Live.Get(ctx, client.ObjectKey{Name: s.member.Namespace}, space)
-	if err == nil && space.DeletionTimestamp.IsZero() && karmada.BelongsToEarlierCluster(space, s.cluster) {
-		// The namespace of another Cluster that had the same name is deleted with all objects in it.
-		preconditions := client.Preconditions{UID: &space.UID, ResourceVersion: &space.ResourceVersion}
-		if err := c.Live.Delete(ctx, space, preconditions); client.IgnoreNotFound(err) != nil {
+	namespace := &corev1.Namespace{}
+	err := c.Live.Get(ctx, client.ObjectKey{Name: s.member.Namespace}, namespace)
+	if err == nil && namespace.DeletionTimestamp.IsZero() && karmada.BelongsToEarlierCluster(namespace, s.cluster) {
+		// It belongs to a deleted Cluster with the same name. All objects in it are deleted with it.
+		preconditions := client.Preconditions{UID: &namespace.UID, ResourceVersion: &namespace.ResourceVersion}
+		if err := c.Live.Delete(ctx, namespace, preconditions); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete the execution namespace of an earlier cluster: %w", err)
 		}
-		space.DeletionTimestamp = ptr.To(metav1.Now()) // as the API server has set it
+		namespace.DeletionTimestamp = ptr.To(metav1.Now()) // the API server has set it too
 	}
-	if err == nil && !space.DeletionTimestamp.IsZero() {
-		return phase.Wait{After: namespaceRetryInterval, Reason: "namespace " + space.Name + " of an earlier cluster to be deleted"}
+	if err == nil && !namespace.DeletionTimestamp.IsZero() {
+		return phase.Wait{After: namespaceRetryInterval, Reason: "namespace " + namespace.Name + " of an earlier cluster to be deleted"}
 	}
 	created, err := karmada.EnsureExecutionNamespace(ctx, c.Live, s.cluster)
 	if err != nil {
@@ -166,14 +166,14 @@ func (c *Controller) ensureNamespace(ctx context.Context, s *state) error {
 	return bootstrap.EnsureAgentRBAC(ctx, c.Live, s.cluster)
 }
 
-// finishRegistration completes the registration of a Cluster that is ready and whose agent is alive, or deletes the
-// Cluster if its registration is abandoned. Otherwise the holder of a bootstrap token could keep the ID of another
-// cluster without an agent. The annotation with the time of the first use is removed from a complete registration,
-// which never expires, even if Lease and status are lost.
+// finishRegistration completes the registration with a bootstrap token when the Cluster is ready and its agent is
+// alive. After RegistrationTimeout it deletes the Cluster of an incomplete registration, so that the holder of a token
+// cannot reserve the ID of another cluster forever. kube.AnnotationFirstUse, the time of the first use of the token,
+// marks an incomplete registration. A complete one never expires, even if the Lease and the status are lost.
 func (c *Controller) finishRegistration(ctx context.Context, s *state) error {
 	started, err := time.Parse(time.RFC3339, s.cluster.Annotations[kube.AnnotationFirstUse])
 	if err != nil {
-		return nil //nolint:nilerr // the registration is complete, or used no token
+		return nil //nolint:nilerr // the registration is complete, or it used no token
 	}
 	alive, err := c.checkHeartbeat(ctx, s)
 	if err != nil {
@@ -199,7 +199,7 @@ func (c *Controller) finishRegistration(ctx context.Context, s *state) error {
 	return nil
 }
 
-// completeRegistration records that the registration of the Cluster is complete.
+// completeRegistration removes kube.AnnotationFirstUse from the Cluster.
 func (c *Controller) completeRegistration(ctx context.Context, s *state) error {
 	changed := s.cluster.DeepCopy()
 	delete(changed.Annotations, kube.AnnotationFirstUse)
@@ -212,8 +212,8 @@ func (c *Controller) completeRegistration(ctx context.Context, s *state) error {
 	return nil
 }
 
-// deleteIncompleteRegistration deletes the Cluster of an abandoned registration. A Cluster with content is in use and
-// stays.
+// deleteIncompleteRegistration deletes the Cluster of an incomplete registration. If the Cluster has content, it is in
+// use, so deleteIncompleteRegistration completes the registration instead.
 func (c *Controller) deleteIncompleteRegistration(ctx context.Context, s *state) error {
 	for _, list := range []client.ObjectList{&workv1alpha1.WorkList{}, &libv1beta1.ConfigurationGroupList{}} {
 		if err := c.Live.List(ctx, list, client.InNamespace(s.member.Namespace), client.Limit(1)); err != nil {
@@ -226,7 +226,7 @@ func (c *Controller) deleteIncompleteRegistration(ctx context.Context, s *state)
 	log.FromContext(ctx).Info("deleting the cluster of an abandoned registration")
 	c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "RegistrationAbandoned", "Delete",
 		"no agent has made cluster %s ready within %s", s.cluster.Name, RegistrationTimeout)
-	// If the Cluster becomes ready meanwhile, this is a conflict.
+	// If the Cluster has become ready since it was read, the API server returns a conflict.
 	preconditions := client.Preconditions{UID: &s.cluster.UID, ResourceVersion: &s.cluster.ResourceVersion}
 	if err := c.Live.Delete(ctx, s.cluster, preconditions); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete the cluster of an abandoned registration: %w", err)
@@ -234,7 +234,7 @@ func (c *Controller) deleteIncompleteRegistration(ctx context.Context, s *state)
 	return nil
 }
 
-// getLease reads the Lease of the agent; nil if it does not exist.
+// getLease returns the Lease of the agent, nil if it does not exist.
 func (c *Controller) getLease(ctx context.Context, s *state) (*coordinationv1.Lease, error) {
 	lease := &coordinationv1.Lease{}
 	err := c.Live.Get(ctx, client.ObjectKey{Namespace: s.member.Namespace, Name: s.cluster.Name}, lease)

@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// progressTracker tracks how long the removals of Clusters have made no progress. It is in memory: after a restart of
-// the hub, the timeouts start again. The zero value is ready.
+// progressTracker tracks how long the removals of Clusters have made no progress. After a restart of the hub, the
+// timeouts start again. The zero value is ready to use.
 type progressTracker struct {
 	// mu guards clusters.
 	mu       sync.Mutex
@@ -17,12 +17,13 @@ type progressTracker struct {
 
 // progress is the progress of one removal.
 type progress struct {
-	pending      string
+	pending      string // the pending work
 	pendingSince time.Time
-	event        string
+	event        string // the text of the last event
 }
 
-func (p *progressTracker) forCluster(cluster types.UID) *progress {
+// getOrCreate returns the progress of a Cluster. The caller holds mu.
+func (p *progressTracker) getOrCreate(cluster types.UID) *progress {
 	if p.clusters == nil {
 		p.clusters = map[types.UID]*progress{}
 	}
@@ -32,27 +33,27 @@ func (p *progressTracker) forCluster(cluster types.UID) *progress {
 	return p.clusters[cluster]
 }
 
-// recordPending records the pending work and returns how long it has not changed.
-func (p *progressTracker) recordPending(cluster types.UID, remaining string, now time.Time) time.Duration {
+// recordPending records the pending work, and returns the time since its last change.
+func (p *progressTracker) recordPending(cluster types.UID, pendingWork string, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	v := p.forCluster(cluster)
-	if v.pending != remaining {
-		v.pending, v.pendingSince = remaining, now
+	current := p.getOrCreate(cluster)
+	if current.pending != pendingWork {
+		current.pending, current.pendingSince = pendingWork, now
 	}
-	return now.Sub(v.pendingSince)
+	return now.Sub(current.pendingSince)
 }
 
 // recordEvent records the text of an event and returns whether it differs from the last one.
 func (p *progressTracker) recordEvent(cluster types.UID, text string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	v := p.forCluster(cluster)
-	defer func() { v.event = text }()
-	return v.event != text
+	current := p.getOrCreate(cluster)
+	defer func() { current.event = text }()
+	return current.event != text
 }
 
-// remove removes a Cluster.
+// remove deletes the progress of a Cluster.
 func (p *progressTracker) remove(cluster types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -24,11 +24,10 @@ import (
 const (
 	// agentRemoved is the value that an agent sets as kube.AnnotationAgentOrder on its Lease before it removes itself.
 	agentRemoved = "removed"
-	// accountRemoved is the value of kube.AnnotationAgentOrder on the Cluster of a push member after the hub's account
-	// on the member is deleted.
+	// accountRemoved is the value of kube.AnnotationAgentOrder on the Cluster of a push member after the removal of the
+	// hub account.
 	accountRemoved = "dismissed"
-	// contactTimeout is the timeout of a request to a push member, and of the removal of the account on a member that
-	// is not ready.
+	// contactTimeout limits checkAlive, and the removal of the registration from an abandoned member.
 	contactTimeout = 5 * time.Second
 )
 
@@ -50,8 +49,8 @@ func (c *Controller) checkAlive(ctx context.Context, s *state) (bool, error) {
 	return err == nil, nil
 }
 
-// checkHeartbeat returns whether the agent of a pull member counts as alive. An agent that has never renewed its Lease
-// does not.
+// checkHeartbeat returns whether the agent of a pull member is alive. It returns false if the agent has never renewed
+// its Lease.
 func (c *Controller) checkHeartbeat(ctx context.Context, s *state) (bool, error) {
 	lease, err := c.getLease(ctx, s)
 	if err != nil || lease == nil || lease.Spec.RenewTime == nil {
@@ -68,7 +67,8 @@ func (c *Controller) memberClient(ctx context.Context, m fleet.Member) (client.C
 	return client.New(config, client.Options{Scheme: kube.Scheme()})
 }
 
-// memberConfig returns a configuration for requests to a push member that have a timeout.
+// memberConfig returns the configuration for requests to a push member. Each request has a timeout: stallTimeout, or
+// less if ctx ends sooner.
 func (c *Controller) memberConfig(ctx context.Context, m fleet.Member) (*rest.Config, error) {
 	config, err := c.Config(ctx, m)
 	if err != nil {
@@ -76,7 +76,7 @@ func (c *Controller) memberConfig(ctx context.Context, m fleet.Member) (*rest.Co
 	}
 	config = rest.CopyConfig(config)
 	config.Timeout = stallTimeout
-	// API discovery on the member takes no context.
+	// client.New and API discovery take no context.
 	if deadline, set := ctx.Deadline(); set {
 		config.Timeout = min(config.Timeout, max(time.Until(deadline), time.Second))
 	}
@@ -92,7 +92,7 @@ func (c *Controller) removeRegistration(ctx context.Context, s *state) error {
 	return c.removeHubAccount(ctx, s)
 }
 
-// removeHubAccount deletes the account of this hub on a push member.
+// removeHubAccount deletes the hub account on a push member, and sets accountRemoved on the Cluster.
 func (c *Controller) removeHubAccount(ctx context.Context, s *state) error {
 	if s.cluster.Annotations[kube.AnnotationAgentOrder] == accountRemoved || s.cluster.Spec.SecretRef == nil {
 		return nil
@@ -108,13 +108,13 @@ func (c *Controller) removeHubAccount(ctx context.Context, s *state) error {
 		return ctx.Err()
 	}
 	if apierrors.IsNotFound(err) && karmada.IsRegistering(s.cluster) {
-		// The registration has not written the Secret. If it fails, it removes the account itself.
+		// The registration runs and has not written the Secret yet. If it fails, it removes the account itself.
 		return c.setAgentOrder(ctx, s, accountRemoved)
 	}
 	// Unauthorized or Forbidden: most likely an earlier reconcile has deleted the account.
 	if err != nil && !apierrors.IsUnauthorized(err) && !apierrors.IsForbidden(err) {
-		if alive, failure := c.checkAlive(ctx, s); failure != nil || alive && c.progress.recordPending(s.cluster.UID, "account", c.Clock.Now()) < stallTimeout {
-			return errorOrWait(failure, "the deletion of the hub's account on the member ("+err.Error()+")")
+		if alive, aliveErr := c.checkAlive(ctx, s); aliveErr != nil || alive && c.progress.recordPending(s.cluster.UID, "account", c.Clock.Now()) < stallTimeout {
+			return errorOrWait(aliveErr, "the deletion of the hub's account on the member ("+err.Error()+")")
 		}
 		log.FromContext(ctx).Info("the hub's account stays on the cluster", logkeys.Reason, err.Error())
 		c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, "LeftBehind", "Delete",
@@ -136,8 +136,7 @@ func (c *Controller) deleteMemberObjects(ctx context.Context, s *state) error {
 	return err
 }
 
-// setAgentOrder sets kube.AnnotationAgentOrder on the Cluster: the request to the agent, or the record that the account
-// is removed.
+// setAgentOrder sets kube.AnnotationAgentOrder on the Cluster to kube.AgentOrderRemove or accountRemoved.
 func (c *Controller) setAgentOrder(ctx context.Context, s *state, order string) error {
 	changed := s.cluster.DeepCopy()
 	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, kube.AnnotationAgentOrder, order)
@@ -153,8 +152,8 @@ func isRemovalOrdered(cluster *clusterv1alpha1.Cluster) bool {
 	return cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
 }
 
-// orderAgentRemoval orders the agent to remove itself. An existing answer on the Lease comes from a backup, so it is
-// deleted first.
+// orderAgentRemoval orders the agent to remove itself. It first deletes an answer on the Lease, which comes from a
+// backup.
 func (c *Controller) orderAgentRemoval(ctx context.Context, s *state, lease *coordinationv1.Lease) error {
 	if lease.Annotations[kube.AnnotationAgentOrder] != "" {
 		changed := lease.DeepCopy()
@@ -166,7 +165,8 @@ func (c *Controller) orderAgentRemoval(ctx context.Context, s *state, lease *coo
 	return c.setAgentOrder(ctx, s, kube.AgentOrderRemove)
 }
 
-// removeAgent orders the agent to remove itself and waits for its answer.
+// removeAgent orders the agent to remove itself and waits for its answer. It does not wait for an agent that has never
+// renewed its Lease.
 func (c *Controller) removeAgent(ctx context.Context, s *state) error {
 	lease, err := c.getLease(ctx, s)
 	if err != nil || lease == nil || lease.Spec.RenewTime == nil {
@@ -174,7 +174,7 @@ func (c *Controller) removeAgent(ctx context.Context, s *state) error {
 	}
 	hasAnswered := lease.Annotations[kube.AnnotationAgentOrder] == agentRemoved
 	if hasAnswered && !isRemovalOrdered(s.cluster) {
-		// The agent has answered an order, so the cached Cluster is stale.
+		// The cached Cluster may be older than the order that the agent has answered.
 		if err := c.Live.Get(ctx, client.ObjectKeyFromObject(s.cluster), s.cluster); err != nil {
 			return fmt.Errorf("read cluster %s: %w", s.cluster.Name, err)
 		}
@@ -190,7 +190,7 @@ func (c *Controller) removeAgent(ctx context.Context, s *state) error {
 	const pendingWork = "its agent to remove itself"
 	limit := stallTimeout
 	if s.member.Abandoned {
-		// The member was unreachable a moment ago. An agent that reconnects still reads the order.
+		// The member was unreachable. If its agent is alive again, it gets contactTimeout to follow the order.
 		limit = contactTimeout
 		if alive, err := c.checkAlive(ctx, s); err != nil || !alive {
 			return err

@@ -7,10 +7,10 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// withdrawRemaining withdraws this hub's deployments that belong to no summary and no Work: those for the member on the
-// hub, and those on the member. It records the deployments of others, which stay.
+// withdrawRemaining withdraws this hub's deployments without a summary or Work: first the deployments for the member on
+// the hub's own cluster, then the deployments on the member. It records the deployments of other owners, which stay.
 func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
-	// After the order to the agent, all has been withdrawn.
+	// The order to the agent is set only after everything is withdrawn.
 	if c.WithdrawRemaining == nil || s.cluster.Annotations[kube.AnnotationAgentOrder] != "" {
 		return nil
 	}
@@ -18,7 +18,7 @@ func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
 	if err == nil && len(pending) == 0 && !s.member.Abandoned {
 		pending, kept, err = c.WithdrawRemaining(ctx, s.member)
 	}
-	if err != nil { // as pending work it ends, at the latest, when the removal is stalled
+	if err != nil { // counts as pending work, so that it blocks the removal only until the removal is stalled
 		pending = []string{"its other deployments (" + err.Error() + ")"}
 	}
 	if s.cluster, err = fleet.RecordLeftBehind(ctx, c.Live, s.cluster, kept...); err != nil {

@@ -33,8 +33,8 @@ const (
 	pollInterval = 5 * time.Second
 )
 
-// abandonUnreachable abandons the deployments on an unreachable member at once. A Ready condition that is not true may
-// be lost or come from a backup, so the member itself is checked.
+// abandonUnreachable abandons an unreachable member at once. It checks the member itself, because a Ready condition
+// that is missing or false may come from a backup.
 func (c *Controller) abandonUnreachable(ctx context.Context, s *state) error {
 	if s.member.Abandoned {
 		return nil
@@ -49,7 +49,7 @@ func (c *Controller) abandonUnreachable(ctx context.Context, s *state) error {
 	return c.abandon(ctx, s)
 }
 
-// abandon records on the Cluster that the deployments on the member are abandoned.
+// abandon records on the Cluster that the member is abandoned.
 func (c *Controller) abandon(ctx context.Context, s *state) error {
 	if s.member.Abandoned {
 		return nil
@@ -97,11 +97,12 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 	return c.forceDeleteAbandoned(ctx, s, pendingWork)
 }
 
-// forceDeleteAbandoned removes the finalizers of abandoned objects. The controllers of these objects get stallTimeout
-// to do so, since they report the objects that stay on the member.
+// forceDeleteAbandoned removes the finalizers of the summaries and Works of an abandoned member, and returns a
+// phase.Wait or an error. The controllers of these objects get stallTimeout to remove the finalizers themselves,
+// because they report the objects that stay on the member.
 func (c *Controller) forceDeleteAbandoned(ctx context.Context, s *state, pendingWork string) error {
 	if c.Forget != nil {
-		// Otherwise, running requests to the member wait until they time out.
+		// Cancel running requests to the member, which would block these controllers until they time out.
 		c.Forget(s.member.Key())
 	}
 	if s.member.Mode == fleet.Push && c.progress.recordPending(s.cluster.UID, "abandoned: "+pendingWork, c.Clock.Now()) < stallTimeout {
@@ -134,8 +135,7 @@ func (c *Controller) deleteOnce(ctx context.Context, obj client.Object) error {
 	return nil
 }
 
-// checkStalled returns whether the removal must stop waiting for pending work: it has made no progress for stallTimeout
-// while the member does not answer, or for maxStallTimeout.
+// checkStalled records the pending work, and returns whether the removal is stalled and must stop waiting for it.
 func (c *Controller) checkStalled(ctx context.Context, s *state, pendingWork string) (bool, error) {
 	stalledFor := c.progress.recordPending(s.cluster.UID, pendingWork, c.Clock.Now())
 	if stalledFor < stallTimeout {
@@ -156,15 +156,15 @@ func errorOrWait(err error, pendingWork string) error {
 	return phase.Wait{After: pollInterval, Reason: pendingWork}
 }
 
-// deleteHubObjects deletes the objects of the Cluster on the hub, including the RBAC of its agent. It does not wait for
-// the deletion of the execution namespace, which takes some seconds: other controllers remove the finalizers of objects
-// that are created in it later, since they see that the Cluster is deleted.
+// deleteHubObjects deletes the objects of the Cluster on the hub, including the RBAC of its agent. It does not wait
+// until the execution namespace is deleted, which takes some seconds. Objects that are still created in it do not block
+// its deletion: other controllers remove their finalizers, because the Cluster is deleted.
 func (c *Controller) deleteHubObjects(ctx context.Context, s *state) error {
 	return karmada.DeleteHubObjects(ctx, c.Live, s.cluster)
 }
 
-// deleteLeftovers deletes the objects of a Cluster that was deleted without its finalizer. Only the hub of the default
-// shard does so.
+// deleteLeftovers deletes the RBAC of a Cluster that lost its finalizer before it was deleted. Only the hub of the
+// default shard does so.
 func (c *Controller) deleteLeftovers(ctx context.Context, name string) error {
 	if !c.Shard.IsDefault() {
 		return nil
@@ -172,9 +172,9 @@ func (c *Controller) deleteLeftovers(ctx context.Context, name string) error {
 	return karmada.DeleteLeftoverRBAC(ctx, c.Live, name)
 }
 
-// deleteAllLeftovers calls deleteLeftovers for all Clusters that were deleted while the hub was not running.
+// deleteAllLeftovers is deleteLeftovers for all Clusters that were deleted while the hub was not running. It retries
+// until it succeeds or ctx ends.
 func (c *Controller) deleteAllLeftovers(ctx context.Context) error {
-	// It returns after a success, or when ctx ends.
 	_ = wait.PollUntilContextCancel(ctx, retryMax, true, func(ctx context.Context) (bool, error) {
 		err := karmada.DeleteAllLeftoverRBAC(ctx, c.Live)
 		if err != nil && ctx.Err() == nil {

@@ -23,8 +23,8 @@ type workReconciler struct {
 	shard     fleet.Shard
 }
 
-// agentOfWork is a key function for ratelimit.Limiter. An agent can remove the finalizer of its Works and change their
-// status. All Works of a Cluster share a limit.
+// agentOfWork is a key function for ratelimit.Limiter: all Works of a Cluster share a limit. An agent can trigger
+// reconciles, since it can change the finalizer and the status of its Works.
 func agentOfWork(_, after client.Object) string { return after.GetNamespace() }
 
 // lacksFinalizer selects Works without the finalizer that are not being deleted.
@@ -40,20 +40,20 @@ func lacksFinalizer() predicate.Predicate {
 }
 
 // Reconcile sets the finalizer on one Work of a Cluster that is not being deleted.
-func (h *workReconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
+func (r *workReconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	name, ok := fleet.ClusterOfExecutionSpace(req.Namespace)
 	if !ok {
 		return reconcile.Result{}, nil
 	}
 	cluster := &clusterv1alpha1.Cluster{}
-	if err := h.hub.Get(ctx, client.ObjectKey{Name: name}, cluster); err != nil {
+	if err := r.hub.Get(ctx, client.ObjectKey{Name: name}, cluster); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if !cluster.DeletionTimestamp.IsZero() || !h.shard.Serves(cluster) || fleet.FromCluster(cluster).Refused != "" {
+	if !cluster.DeletionTimestamp.IsZero() || !r.shard.Serves(cluster) || fleet.FromCluster(cluster).Refused != "" {
 		return reconcile.Result{}, nil
 	}
 	work := &workv1alpha1.Work{}
-	if err := h.hub.Get(ctx, req.NamespacedName, work); err != nil {
+	if err := r.hub.Get(ctx, req.NamespacedName, work); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	withFinalizer := work.DeepCopy()
@@ -62,7 +62,7 @@ func (h *workReconciler) Reconcile(ctx context.Context, req reconcile.Request) (
 	}
 	// The lock keeps the finalizers of others.
 	patch := client.MergeFromWithOptions(work, client.MergeFromWithOptimisticLock{})
-	if err := h.live.Patch(ctx, withFinalizer, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
+	if err := r.live.Patch(ctx, withFinalizer, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
 		return reconcile.Result{}, fmt.Errorf("add finalizer to Work %s: %w", req, err)
 	}
 	return reconcile.Result{}, nil

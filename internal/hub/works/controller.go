@@ -47,7 +47,7 @@ const (
 	retryMax = 5 * time.Minute
 	// reconcileTimeout limits one reconcile: it may use the limit of a cluster twice, to execute a Work and to report,
 	// and wait for other reconciles before.
-	reconcileTimeout = 3 * works.Limit
+	reconcileTimeout = 3 * works.DefaultLimit
 	// staleMin and staleMax bound the delay before a reconcile with a stale cache is retried. The delay doubles with
 	// each retry.
 	staleMin = 100 * time.Millisecond
@@ -68,7 +68,7 @@ type Controller struct {
 	// Changes has an event for each Work whose objects have changed on the member; see ChangeEvent.
 	Changes <-chan event.GenericEvent
 	Clock   clock.PassiveClock
-	// Limit is the time limit of one Work on a cluster. Default: works.Limit.
+	// Limit is the time limit of one Work on a cluster. Default: works.DefaultLimit.
 	Limit time.Duration
 
 	slots *slots.Slots
