@@ -71,7 +71,7 @@ func asHook(obj *unstructured.Unstructured, events string, weight int, policies 
 	return obj
 }
 
-// chart returns a healing bundle with one Helm release of these objects, and hooks among them.
+// chart returns a bundle with CorrectDrift and one Helm release of these objects, and hooks among them.
 func (c *cluster) chart(options bundle.ReleaseOptions, objects ...*unstructured.Unstructured) bundle.Bundle {
 	b := c.bundle("chart")
 	b.ID.Feature = "Helm"
