@@ -308,7 +308,7 @@ func mapOf(value any) map[string]any {
 	return map[string]any{}
 }
 
-// describe names the origin of an item in messages.
+// describeItem names the origin of an item in messages.
 func describeItem(item bundle.Item) string {
 	return cmp.Or(originOf(item), "the bundle")
 }

@@ -191,8 +191,8 @@ func (d *releaseDeployment) hooksDisabled() bool {
 	return false
 }
 
-// awaitDefinitions waits until the kinds of the CustomResourceDefinitions of the release are served. If that fails, it
-// ends the run for the release. A definition that the API server refuses fails an atomic release.
+// awaitOwnDefinitions waits until the kinds of the CustomResourceDefinitions of the release are served. If that fails,
+// it ends the run for the release. A definition that the API server refuses fails an atomic release.
 func (d *releaseDeployment) awaitOwnDefinitions(ctx context.Context) (served bool, err error) {
 	before := len(d.failures)
 	proceed := true

@@ -61,7 +61,7 @@ func fails(job *unstructured.Unstructured) *unstructured.Unstructured {
 	return job
 }
 
-// hook makes an object a hook: of events, with a weight and delete policies.
+// asHook makes an object a hook: of events, with a weight and delete policies.
 func asHook(obj *unstructured.Unstructured, events string, weight int, policies string) *unstructured.Unstructured {
 	annotations := map[string]string{helm.HookAnnotation: events, helm.HookWeightAnnotation: fmt.Sprint(weight)}
 	if policies != "" {
