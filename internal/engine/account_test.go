@@ -162,7 +162,8 @@ func TestChangedServiceAccount(t *testing.T) {
 	converge(t, c.engine(nil), b)
 }
 
-// TestWithdrawalAfterServiceAccountLostItsRights deletes what the ServiceAccount has created, and nothing else.
+// TestWithdrawalAfterServiceAccountLostItsRights deletes the objects that the ServiceAccount has created, and no
+// others.
 func TestWithdrawalAfterServiceAccountLostItsRights(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

@@ -142,7 +142,7 @@ func TestFieldsOfPastManagersAreTakenOver(t *testing.T) {
 	}
 }
 
-// TestLaterChangesByKubectlStay has a person add to an object after it is adopted: that is no past manager.
+// TestLaterChangesByKubectlStay has kubectl add to an object after its adoption: then kubectl is no past manager.
 func TestLaterChangesByKubectlStay(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -156,9 +156,9 @@ func TestLaterChangesByKubectlStay(t *testing.T) {
 	}
 }
 
-// TestCutAdoptionGoesOn cuts the line between taking the fields over and the apply request, and changes the object
-// before the first.
-func TestCutAdoptionGoesOn(t *testing.T) {
+// TestInterruptedAdoptionIsContinued cuts the line between taking the fields over and the apply request, and changes
+// the object before the first.
+func TestInterruptedAdoptionIsContinued(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.createAs("kubectl-client-side-apply", c.withData("m", "a", "b"))
@@ -198,7 +198,7 @@ func TestCutAdoptionGoesOn(t *testing.T) {
 	}
 }
 
-// TestObjectCreatedMeanwhileIsTakenOver has somebody create the object right before it is applied as a new one.
+// TestObjectCreatedMeanwhileIsTakenOver has another client create the object right before the engine does.
 func TestObjectCreatedMeanwhileIsTakenOver(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -219,7 +219,7 @@ func TestObjectCreatedMeanwhileIsTakenOver(t *testing.T) {
 	}
 }
 
-// TestAllocatedAndDefaultedFieldsSurviveAdoption has objects whose creator owns what the server has filled in.
+// TestAllocatedAndDefaultedFieldsSurviveAdoption has objects whose creator owns fields that the API server has set.
 func TestAllocatedAndDefaultedFieldsSurviveAdoption(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// replace does what "kubectl replace" does with the manifest of an object: it has the same UID, and no marks any more.
+// replace replaces an object by its manifest, as "kubectl replace" does: the UID stays, and the marks are deleted.
 func (c *cluster) replace(gvr schema.GroupVersionResource, obj *unstructured.Unstructured) {
 	c.t.Helper()
 	obj = obj.DeepCopy()
@@ -31,7 +31,7 @@ func (c *cluster) replace(gvr schema.GroupVersionResource, obj *unstructured.Uns
 	}
 }
 
-// dropAdoption takes the annotation that says "adopted" off an object, and no other mark.
+// dropAdoption deletes the annotation for adoption from an object, and no other mark.
 func (c *cluster) dropAdoption(name string) {
 	c.t.Helper()
 	c.patch(configMaps, name, `{"metadata":{"annotations":{"`+kube.AnnotationAdopted+`":null}}}`)
@@ -89,8 +89,8 @@ func (c *cluster) annotate(name, adopted string) {
 	c.patch(configMaps, name, `{"metadata":{"annotations":{"`+kube.AnnotationAdopted+`":"`+adopted+`"}}}`)
 }
 
-// TestAdoptionIsLearntFromTheAnnotation has a record that says nothing of adoption, as those of earlier versions.
-func TestAdoptionIsLearntFromTheAnnotation(t *testing.T) {
+// TestAdoptionIsReadFromTheAnnotation has a record without the adoption, as earlier versions wrote it.
+func TestAdoptionIsReadFromTheAnnotation(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	b := c.bundle("one", c.configMap("there", "1"))

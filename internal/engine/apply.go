@@ -189,7 +189,8 @@ func isNamespaceMissing(err error) bool {
 }
 
 // setEntry sets the entry of an applied object in the next inventory. Without a fingerprint, the next run applies the
-// object again. An entry that did not prove that the bundle applied the object stays Recovered.
+// object again. The entry is Recovered if the prior entry for the same UID does not prove that the bundle applied the
+// object.
 func (p *applyRun) setEntry(v decision, applied *live, fingerprint string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

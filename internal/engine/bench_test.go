@@ -45,7 +45,7 @@ func BenchmarkEngineApply(b *testing.B) {
 	}
 	b.Run("bare loop", func(b *testing.B) { bare(b, 1) })
 	b.Run("bare loop, 8 at once", func(b *testing.B) { bare(b, 8) })
-	// What the bare loops made would be adopted; the engine gets names of its own.
+	// The engine would adopt the objects of the bare loops, so it gets names of its own.
 	if err := c.objects.Resource(configMaps).Namespace(c.ns).DeleteCollection(b.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		b.Fatal(err)
 	}

@@ -49,7 +49,7 @@ func TestConvergeCreatesConfiguresAndPrunes(t *testing.T) {
 	}
 }
 
-func TestUnchangedPassReadsPerKindNotPerObject(t *testing.T) {
+func TestUnchangedRunReadsPerKindNotPerObject(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	var objects []*unstructured.Unstructured
@@ -62,7 +62,7 @@ func TestUnchangedPassReadsPerKindNotPerObject(t *testing.T) {
 	e := c.engine(meter) // a new process, which remembers nothing
 	wantChanges(t, converge(t, e, b).Changes, counts{bundle.Unchanged: 50})
 	if got := meter.take(); len(got) != 2 {
-		t.Errorf("requests of an unchanged pass: got %d, want the record and one list:\n%s", len(got), strings.Join(got, "\n"))
+		t.Errorf("requests of an unchanged run: got %d, want the record and one list:\n%s", len(got), strings.Join(got, "\n"))
 	}
 	objects[7] = c.configMap("cm-07", "2")
 	report := converge(t, e, c.bundle("many", objects...))
@@ -121,12 +121,12 @@ stringData: {password: secret}
 	wantChanges(t, converge(t, e, b).Changes, counts{bundle.Unchanged: 2, bundle.Configured: 1})
 }
 
-func TestPruneKeepsWhatUsersMadeAnew(t *testing.T) {
+func TestPruneKeepsObjectsThatUsersCreatedAgain(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
 	converge(t, e, c.bundle("one", c.configMap("a", "1"), c.configMap("b", "1")))
-	// With our marks on it, as from a backup: only the UID tells.
+	// It has our marks, as after a restore from a backup: only the UID shows the difference.
 	again := c.get(configMaps, c.ns, "b")
 	c.delete(configMaps, "b")
 	again.SetUID("")
@@ -197,7 +197,7 @@ func TestConflictsAreDecidedByTier(t *testing.T) {
 			if !strings.HasPrefix(report.Message, want) {
 				t.Errorf("message: got %q, want prefix %q", report.Message, want)
 			}
-			// The loser goes without touching what is not its own.
+			// The withdrawal of the loser changes no object of the winner.
 			withdraw(t, e, bundle.Withdrawal{ID: loser.ID})
 			if c.get(configMaps, c.ns, "shared") == nil {
 				t.Error("the loser's withdrawal deleted the winner's object")
@@ -243,7 +243,7 @@ func TestFailureNamesObjectAndKeepsTheRest(t *testing.T) {
 		t.Errorf("messages of the same failure differ: %q and %q", report.Message, again.Message)
 	}
 	if c.get(configMaps, c.ns, "old") == nil {
-		t.Error("a failed pass pruned")
+		t.Error("a failed run pruned")
 	}
 	deployed, err := e.ListDeployed(t.Context())
 	if err != nil || len(deployed) != 1 || deployed[0].Report.State != bundle.StateFailed || deployed[0].Report.Message != report.Message {
@@ -273,7 +273,7 @@ func TestDuplicatesAreRefusedBeforeAnythingIsWritten(t *testing.T) {
 	}
 }
 
-func TestForceReplacesWhatCannotBeChanged(t *testing.T) {
+func TestForceRecreatesImmutableObjects(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
@@ -329,7 +329,7 @@ func TestNamespacesAreCreatedAndKept(t *testing.T) {
 	}
 }
 
-func TestNamespacesOfTheBundleGoLast(t *testing.T) {
+func TestNamespacesOfTheBundleAreDeletedLast(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)

@@ -14,7 +14,7 @@ import (
 	"github.com/towline/towline/internal/bundle"
 )
 
-func TestCutAnywhereEndsRightAndOrphanFree(t *testing.T) {
+func TestInterruptedRunIsContinuedWithoutLeftovers(t *testing.T) {
 	t.Parallel()
 	for name, late := range map[string]bool{"request is lost": false, "answer is lost": true} {
 		t.Run(name, func(t *testing.T) {
@@ -24,7 +24,7 @@ func TestCutAnywhereEndsRightAndOrphanFree(t *testing.T) {
 			for c.cutOnce(&meter{late: late}, n) {
 				n++
 			}
-			t.Logf("a pass took %d requests", n)
+			t.Logf("a run took %d requests", n)
 			if n < 8 {
 				t.Errorf("it was cut only %d times", n)
 			}
@@ -59,7 +59,7 @@ func (c *cluster) cutOnce(line *meter, n int) bool {
 	return err != nil
 }
 
-func TestCutWithdrawalGoesOn(t *testing.T) {
+func TestInterruptedWithdrawalIsContinued(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	b := c.bundle("one", c.configMap("a", "1"), c.configMap("b", "1"))
@@ -130,7 +130,7 @@ spec:
 	c.deleteAndWait(definitions, "boats."+group)
 	wantChanges(t, converge(t, e, b).Changes, counts{bundle.Unchanged: 2, bundle.Created: 2})
 
-	// A finalizer keeps the boat, and the boat keeps its definition: what cleans up after it must not go before it.
+	// A finalizer keeps the boat, and the boat keeps its definition: the cleanup of the boat may need it.
 	c.patch(boats, "titanic", `{"metadata":{"finalizers":["example.com/salvage"]}}`)
 	done, err := e.Withdraw(t.Context(), bundle.Withdrawal{ID: b.ID})
 	if done || err != nil {
@@ -179,7 +179,7 @@ func TestLargeBundle(t *testing.T) {
 	t.Logf("created %d objects in %s", count, time.Since(began))
 	began = time.Now()
 	wantChanges(t, converge(t, c.engine(nil), b).Changes, counts{bundle.Unchanged: count})
-	t.Logf("an unchanged pass took %s", time.Since(began))
+	t.Logf("an unchanged run took %s", time.Since(began))
 	// Its content does not fit into one Secret, and can be read back.
 	report, ok, err := c.engine(nil).Resume(t.Context(), b.ID)
 	if err != nil || !ok || report.State != bundle.StateApplied {
@@ -199,7 +199,7 @@ func TestLargeBundle(t *testing.T) {
 		t.Errorf("have, with all parts back: got %t, %v", ok, err)
 	}
 	wantChanges(t, converge(t, e, c.bundle("large", objects[:10]...)).Changes, counts{bundle.Unchanged: 10, bundle.Deleted: count - 10})
-	c.wantRecords(1) // the old parts are gone
+	c.wantRecords(1) // the old parts are deleted
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID})
 	c.wantNames(configMaps)
 	c.wantRecords(0)
@@ -216,7 +216,7 @@ func noise(seed int) string {
 	return text.String()
 }
 
-func TestLeaveKeepsObjectsWithoutMarks(t *testing.T) {
+func TestOrphanKeepsObjectsWithoutMarks(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
@@ -237,7 +237,7 @@ func TestLeaveKeepsObjectsWithoutMarks(t *testing.T) {
 	}
 }
 
-func TestLostRecordIsRebuiltAndSaidToBeMissing(t *testing.T) {
+func TestLostRecordIsReportedAndRebuilt(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)
@@ -281,7 +281,7 @@ func (c *cluster) deleteAndWait(gvr schema.GroupVersionResource, name string) {
 	eventually(c.t, name+" is gone", func() bool { return c.get(gvr, "", name) == nil })
 }
 
-func TestEndedContextEndsThePass(t *testing.T) {
+func TestEndedContextEndsTheRun(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -47,7 +47,7 @@ func served() kinds {
 	return kinds{exact: known, any: known}
 }
 
-func TestPlanOrdersAndPlaces(t *testing.T) {
+func TestPlanTargetsOrdersAndSetsNamespaces(t *testing.T) {
 	t.Parallel()
 	b := bundle.Bundle{Items: []bundle.Item{
 		{Objects: []*unstructured.Unstructured{
@@ -113,7 +113,7 @@ func TestRanksFollowHelm(t *testing.T) {
 	}
 }
 
-func TestPlanRefuses(t *testing.T) {
+func TestPlanTargetsRefuses(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		objects []*unstructured.Unstructured
@@ -171,15 +171,15 @@ func TestDecide(t *testing.T) {
 		adopt bool
 		cause trigger
 	}{
-		"a rival's":                          {competingOwner, recorded, actionReject, false, triggerRequest},
-		"a rival's, seen by healing":         {competingOwner, recorded, actionReject, false, triggerDrift},
-		"a rival's, but ours is newer":       {competingOwner, inventory.Entry{}, actionApply, false, triggerDelivery},
-		"a rival's, claimed by a cut pass":   {competingOwner, inventory.Entry{Claim: "7"}, actionApply, false, triggerDrift},
-		"a rival's, changed since the claim": {competingOwner, inventory.Entry{Claim: "6"}, actionReject, false, triggerDrift},
-		"a rival's, gone, and ours is asked": {nil, inventory.Entry{CompetingOwner: "x"}, actionApply, false, triggerRequest},
-		"a rival's, gone, seen by healing":   {nil, inventory.Entry{CompetingOwner: "x"}, actionReject, false, triggerDrift},
-		"a rival's, left, seen by healing":   {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{CompetingOwner: "x"}, actionReject, false, triggerDrift},
-		"a rival's of another feature":       {mine(func(l *live) { l.Labels = nil; l.Annotations[kube.AnnotationRequestor] = "x" }), inventory.Entry{}, actionReject, false, triggerDelivery},
+		"a rival's":                            {competingOwner, recorded, actionReject, false, triggerRequest},
+		"a rival's, seen by healing":           {competingOwner, recorded, actionReject, false, triggerDrift},
+		"a rival's, but ours is newer":         {competingOwner, inventory.Entry{}, actionApply, false, triggerDelivery},
+		"a rival's, claimed by an aborted run": {competingOwner, inventory.Entry{Claim: "7"}, actionApply, false, triggerDrift},
+		"a rival's, changed since the claim":   {competingOwner, inventory.Entry{Claim: "6"}, actionReject, false, triggerDrift},
+		"a rival's, gone, and ours is asked":   {nil, inventory.Entry{CompetingOwner: "x"}, actionApply, false, triggerRequest},
+		"a rival's, gone, seen by healing":     {nil, inventory.Entry{CompetingOwner: "x"}, actionReject, false, triggerDrift},
+		"a rival's, left, seen by healing":     {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{CompetingOwner: "x"}, actionReject, false, triggerDrift},
+		"a rival's of another feature":         {mine(func(l *live) { l.Labels = nil; l.Annotations[kube.AnnotationRequestor] = "x" }), inventory.Entry{}, actionReject, false, triggerDelivery},
 		"a rival's, from another source of it": {mine(func(l *live) {
 			l.Annotations[kube.AnnotationRequestor], l.Annotations[kube.AnnotationReferenceName] = "x", "x"
 		}), inventory.Entry{}, actionReject, false, triggerDelivery},
@@ -195,7 +195,7 @@ func TestDecide(t *testing.T) {
 		"adopted stays so":                     {mine(func(l *live) { l.Annotations[kube.AnnotationAdopted] = "true" }), inventory.Entry{}, actionApply, true, triggerRequest},
 		"adopted, annotation lost":             {mine(func(l *live) { l.Fields = "g" }), inventory.Entry{UID: "u", Fields: "f", Adopted: true}, actionApply, true, triggerRequest},
 		"adopted, all marks taken off":         {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u", Fields: "f", Adopted: true}, actionApply, true, triggerRequest},
-		"adopted by a cut pass":                {mine(func(*live) {}), inventory.Entry{Adopted: true}, actionApply, true, triggerRequest},
+		"adopted by an aborted run":            {mine(func(*live) {}), inventory.Entry{Adopted: true}, actionApply, true, triggerRequest},
 		"adopted, then made anew":              {nil, inventory.Entry{UID: "u", Adopted: true}, actionApply, false, triggerRequest},
 		"adopted, then another's":              {mine(func(l *live) { l.UID = "x" }), inventory.Entry{UID: "u", Adopted: true}, actionApply, false, triggerRequest},
 		"a rival's, adopted under another UID": {competingOwner, inventory.Entry{Adopted: true}, actionApply, false, triggerDelivery},
@@ -218,8 +218,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestDecideAsServiceAccount applies as a ServiceAccount, which can write any marks: the engine must not delete for it
-// what somebody else has created.
+// TestDecideAsServiceAccount applies as a ServiceAccount, which can write any marks: the engine must not delete
+// objects of other creators for it.
 func TestDecideAsServiceAccount(t *testing.T) {
 	t.Parallel()
 	b := bundle.Bundle{
@@ -278,7 +278,7 @@ func TestDecidePrune(t *testing.T) {
 		"taken by another bundle":             {inventory.Entry{UID: "u"}, mine(kube.AnnotationRequestor, "x"), pruneForget},
 		"adopted":                             {inventory.Entry{UID: "u"}, mine(kube.AnnotationAdopted, "true"), pruneOrphan},
 		"adopted, annotation lost":            {inventory.Entry{UID: "u", Adopted: true}, mine(), pruneOrphan},
-		"adopted by a cut pass":               {inventory.Entry{Adopted: true}, mine(), pruneOrphan},
+		"adopted by an aborted run":           {inventory.Entry{Adopted: true}, mine(), pruneOrphan},
 		"adopted, then made anew by somebody": {inventory.Entry{UID: "v", Adopted: true}, mine(), pruneForget},
 		"adopted, then not marked":            {inventory.Entry{Adopted: true}, &live{LiveMeta: inventory.LiveMeta{UID: "u"}}, pruneForget},
 		"kept by its chart":                   {inventory.Entry{UID: "u"}, mine(kube.AnnotationKeep, "keep"), pruneOrphan},
@@ -297,7 +297,7 @@ func TestDecidePrune(t *testing.T) {
 	}
 }
 
-func TestGateGivesAllKeysOrNone(t *testing.T) {
+func TestKeyLockLocksAllKeysOrNone(t *testing.T) {
 	t.Parallel()
 	g := newKeyLock[string]()
 	unlock, err := g.acquire(t.Context(), "a", "b")

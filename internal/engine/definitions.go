@@ -86,8 +86,9 @@ func (p *applyRun) awaitServed(ctx context.Context) (proceed bool) {
 	return proceed
 }
 
-// awaitDefinitions waits until the API server serves all kinds of the pending CustomResourceDefinitions. It returns an
-// error for each definition that is not served. The keys are names of definitions.
+// pollDefinitions polls until the API server serves all kinds of the pending CustomResourceDefinitions, for
+// establishTimeout at most. The keys are names of definitions. It returns an error for each definition that is not
+// served.
 func (m *memberClient) pollDefinitions(ctx context.Context, pending map[string]map[schema.GroupVersionKind]kube.Resource) map[string]error {
 	failed, reasons := map[string]error{}, map[string]string{}
 	tries := 0

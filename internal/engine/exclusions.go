@@ -109,7 +109,7 @@ func excludedPaths(all []exclusion, ref kube.Ref, content map[string]any) []json
 		return paths
 	}
 	for i, path := range paths {
-		if path[0] == "stringData" { // see foldStringData
+		if path[0] == "stringData" { // see convertStringData
 			paths[i] = slices.Concat(jsonPath{"data"}, path[1:])
 		}
 	}

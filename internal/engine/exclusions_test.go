@@ -194,7 +194,7 @@ func TestExcludedFieldsStay(t *testing.T) {
 			t.Cleanup(func() { c.dropFinalizers(resource) })
 			converge(t, c.engine(nil), delivery("1", excluded.paths))
 			c.operate(resource, "it", excluded.change)
-			h := c.heal(t, nil)
+			h := c.runEngine(t, nil)
 			c.eventuallyHas(resource, "healed", excluded.healed)
 			if changes := converge(t, h.Engine, delivery("1", excluded.paths)).Changes; len(changes) != 1 || changes[0].Action != bundle.Unchanged {
 				t.Errorf("changes of the same delivery: %v", changes)
@@ -212,8 +212,8 @@ func TestExcludedFieldsStay(t *testing.T) {
 	}
 }
 
-// TestExclusionsAreForTheirTargets heals objects that no exclusion selects, and creates a deleted object with all its
-// fields.
+// TestExclusionsAreForTheirTargets corrects objects that no exclusion selects, and creates a deleted object with all
+// its fields.
 func TestExclusionsAreForTheirTargets(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
@@ -224,11 +224,11 @@ func TestExclusionsAreForTheirTargets(t *testing.T) {
 		{Paths: []string{"/data/key"}, Target: &libv1beta1.PatchSelector{Name: "healed", Kind: "Secret"}},
 		{Paths: []string{"/data/key"}, Target: &libv1beta1.PatchSelector{LabelSelector: "a=b"}},
 	}
-	h := c.heal(t, nil)
+	h := c.runEngine(t, nil)
 	converge(t, h.Engine, b)
 	c.patch(configMaps, "excluded", `{"data":{"key":"2"}}`)
 	c.patch(configMaps, "healed", `{"data":{"key":"2"}}`)
-	eventually(t, "healed", func() bool { return c.value("healed") == "1" })
+	eventually(t, "corrected", func() bool { return c.value("healed") == "1" })
 	if got := c.value("excluded"); got != "2" {
 		t.Errorf("excluded: got %q", got)
 	}

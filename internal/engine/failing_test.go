@@ -32,9 +32,9 @@ func convergeFailsFinally(t *testing.T, e *engine.Engine, b bundle.Bundle) bundl
 }
 
 // startRun returns an engine of which Run has begun: it has corrected drift.
-func (c *cluster) startRun(t *testing.T, m *meter, change ...func(*engine.Options)) *triggerDrift {
+func (c *cluster) startRun(t *testing.T, m *meter, change ...func(*engine.Options)) *runningEngine {
 	t.Helper()
-	h := c.heal(t, m, change...)
+	h := c.runEngine(t, m, change...)
 	sentinel := c.bundle("sentinel", c.configMap("sentinel", "1"))
 	converge(t, h.Engine, sentinel)
 	c.delete(configMaps, "sentinel")

@@ -153,7 +153,7 @@ func (c *cluster) configMap(name, value string) *unstructured.Unstructured {
 	}}
 }
 
-// bundle returns a healing bundle named name of these objects. All tests share one API server, so each has requestors
+// bundle returns a bundle with CorrectDrift of these objects. All tests share one API server, so each has requestors
 // of its own.
 func (c *cluster) bundle(name string, objects ...*unstructured.Unstructured) bundle.Bundle {
 	return bundle.Bundle{
@@ -201,7 +201,7 @@ func withdraw(t testing.TB, e *engine.Engine, w bundle.Withdrawal) {
 // waitLimit bounds every wait. Kubernetes can take half a minute to delete a namespace on a busy machine.
 const waitLimit = 2 * time.Minute
 
-// counts is what a ChangeSet says, in numbers.
+// counts is the number of changes in a ChangeSet, by action.
 type counts map[bundle.Action]int
 
 func wantChanges(t testing.TB, changes bundle.ChangeSet, want counts) {
@@ -225,10 +225,10 @@ func eventually(t testing.TB, what string, check func() bool) {
 	}
 }
 
-// errCut is what a request gets after the line was cut.
+// errCut is the error of a request after the line was cut.
 var errCut = errors.New("the line was cut")
 
-// meter counts requests, and cuts the line after as many as it is told.
+// meter counts requests, and fails all requests after a number of them.
 type meter struct {
 	mu      sync.Mutex
 	seen    []string
@@ -287,7 +287,7 @@ func (m *meter) loses() bool {
 	return m.cutting && m.late && m.left == 0
 }
 
-// countedBody counts what is read of an answer.
+// countedBody counts the bytes that are read of a response.
 type countedBody struct {
 	io.ReadCloser
 

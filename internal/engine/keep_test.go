@@ -8,9 +8,9 @@ import (
 	"github.com/towline/towline/internal/engine"
 )
 
-// TestOlderBundleKeepsWhatItLacks delivers an older bundle, as a hub does that was restored from a backup: what it
-// lacks is kept by it and by later bundles, is reported, and is removed by the withdrawal.
-func TestOlderBundleKeepsWhatItLacks(t *testing.T) {
+// TestOlderBundleKeepsObjectsThatItLacks delivers an older bundle, as a hub does that was restored from a backup. It
+// and later bundles keep and report the objects that it lacks. The withdrawal removes them.
+func TestOlderBundleKeepsObjectsThatItLacks(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.engine(nil)

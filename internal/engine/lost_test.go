@@ -61,7 +61,7 @@ func TestLossOfARecordIsNoticed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
-			h := c.heal(t, nil)
+			h := c.runEngine(t, nil)
 			b := c.big("one")
 			b.Inputs = "inputs"
 			converge(t, h.Engine, b)
@@ -91,7 +91,7 @@ func TestLossOfARecordIsNoticed(t *testing.T) {
 func TestWithdrawalIsNoLoss(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	h := c.heal(t, nil)
+	h := c.runEngine(t, nil)
 	b := c.big("one")
 	converge(t, h.Engine, b)
 	withdraw(t, h.Engine, bundle.Withdrawal{ID: b.ID})
@@ -147,7 +147,7 @@ func TestWithdrawWithoutARecordLeavesWhatIsToBeLeft(t *testing.T) {
 	c.wantRecords(0)
 }
 
-// copyMarks has somebody make a copy of a ConfigMap, with all labels and annotations.
+// copyMarks creates a copy of a ConfigMap as another client, with all labels and annotations.
 func (c *cluster) copyMarks(name string) {
 	c.t.Helper()
 	original, duplicate := c.get(configMaps, c.ns, name), c.configMap("copy", "1")

@@ -94,8 +94,9 @@ func (m *memberClient) deleteWith(ctx context.Context, location objectLocation, 
 	return err
 }
 
-// unmark deletes our ownership labels and annotations, and those of its Work, from the object with the UID of existing.
-func (m *memberClient) unmark(ctx context.Context, location objectLocation, existing *live) error {
+// removeMarks deletes our ownership labels and annotations from the object with the UID of existing, and the labels and
+// annotations of its Work.
+func (m *memberClient) removeMarks(ctx context.Context, location objectLocation, existing *live) error {
 	labels, annotations := map[string]any{kube.LabelReason: nil}, map[string]any{}
 	for _, name := range markNames() {
 		annotations[name] = nil

@@ -73,7 +73,7 @@ func BenchmarkMemberMemory(b *testing.B) {
 // heapSize returns the bytes of all objects in the heap that are in use.
 func heapSize() int64 {
 	runtime.GC()
-	runtime.GC() // the first one keeps what is in a sync.Pool
+	runtime.GC() // the first one keeps the content of each sync.Pool
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	return int64(stats.HeapAlloc) //nolint:gosec // it is far smaller

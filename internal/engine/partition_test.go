@@ -68,7 +68,7 @@ func TestMovedPartitionIsCorrectedByOneEngine(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	s := &shards{servedBy: map[string]string{"moving": "a", "staying": "b"}}
-	a, b := c.heal(t, nil, s.of("a")), c.heal(t, nil, s.of("b"))
+	a, b := c.runEngine(t, nil, s.of("a")), c.runEngine(t, nil, s.of("b"))
 	serve(t, a.Engine, "moving")
 	serve(t, b.Engine, "staying")
 	converge(t, a.Engine, c.bundle("moving", c.configMap("moved", "1")))
@@ -82,7 +82,7 @@ func TestMovedPartitionIsCorrectedByOneEngine(t *testing.T) {
 	corrected("stayed") // b watches ConfigMaps
 
 	for _, to := range []struct {
-		former, next *triggerDrift
+		former, next *runningEngine
 		name         string
 	}{{a, b, "b"}, {b, a, "a"}} {
 		s.move(t, "moving", to.former.Engine, to.name)
@@ -114,7 +114,7 @@ func TestReturnedPartitionHasNoFormerFailure(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	s := &shards{servedBy: map[string]string{"moving": "a"}}
-	a := c.heal(t, nil, s.of("a"))
+	a := c.runEngine(t, nil, s.of("a"))
 	serve(t, a.Engine, "moving")
 	immutable := c.configMap("immutable", "2")
 	if err := unstructured.SetNestedField(immutable.Object, true, "immutable"); err != nil {

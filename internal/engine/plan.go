@@ -151,10 +151,10 @@ func newTarget(obj *unstructured.Unstructured, item bundle.Item, b bundle.Bundle
 	releaseName := ""
 	if item.Release != nil {
 		releaseName = releaseKey(item).String()
-		markRelease(metadata, item.Release)
+		setHelmMetadata(metadata, item.Release)
 	}
 	if ref.Group == "" && ref.Kind == "Secret" {
-		if err := foldStringData(content); err != nil {
+		if err := convertStringData(content); err != nil {
 			return nil, fmt.Errorf("%s: %w", ref, err)
 		}
 	}
@@ -176,18 +176,18 @@ func isCreateOnly(item bundle.Item, n int) bool {
 	return item.Release != nil && !item.Release.Options.UpgradeCRDs && release.IsFromCRDFile(item, n)
 }
 
-// markRelease sets the label and the annotations by which Helm knows the objects of a release.
-func markRelease(metadata map[string]any, release *bundle.Release) {
+// setHelmMetadata sets the label and the annotations by which Helm knows the objects of a release.
+func setHelmMetadata(metadata map[string]any, release *bundle.Release) {
 	labels, annotations := maps.Clone(mapOf(metadata["labels"])), maps.Clone(mapOf(metadata["annotations"]))
 	labels[labelManagedBy] = managedByHelm
 	annotations[annotationReleaseName], annotations[annotationReleaseNamespace] = release.Name, release.Namespace
 	metadata["labels"], metadata["annotations"] = labels, annotations
 }
 
-// foldStringData converts a Secret's stringData to data, as the API server does when it stores the Secret. The server
-// records no field managers for stringData, so drift of it would not be noticed. The server treats null as an empty
-// map, and a null value as an empty string.
-func foldStringData(content map[string]any) error {
+// convertStringData converts a Secret's stringData to data, as the API server does when it stores the Secret. The
+// server records no field managers for stringData, so drift of it would not be noticed. The server treats null as an
+// empty map, and a null value as an empty string.
+func convertStringData(content map[string]any) error {
 	written, found := content["stringData"]
 	if !found {
 		return nil
@@ -308,7 +308,7 @@ func mapOf(value any) map[string]any {
 	return map[string]any{}
 }
 
-// describe names the origin of an item in messages.
+// describeItem names the origin of an item in messages.
 func describeItem(item bundle.Item) string {
 	return cmp.Or(originOf(item), "the bundle")
 }

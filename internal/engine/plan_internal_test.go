@@ -20,7 +20,7 @@ func TestStringDataBecomesData(t *testing.T) {
 		"null":          {secret: map[string]any{"stringData": nil}, want: map[string]any{}},
 		"null in a key": {secret: map[string]any{"stringData": map[string]any{"a": nil}}, want: map[string]any{"data": map[string]any{"a": ""}}},
 	} {
-		if err := foldStringData(test.secret); err != nil {
+		if err := convertStringData(test.secret); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if diff := cmp.Diff(test.want, test.secret); diff != "" {
@@ -28,7 +28,7 @@ func TestStringDataBecomesData(t *testing.T) {
 		}
 	}
 	for name, value := range map[string]any{"a text": "text", "a number in a key": map[string]any{"port": int64(80)}} {
-		if err := foldStringData(map[string]any{"stringData": value}); err == nil {
+		if err := convertStringData(map[string]any{"stringData": value}); err == nil {
 			t.Errorf("%s: got no error", name)
 		}
 	}

@@ -62,7 +62,7 @@ func (e *Engine) removeRank(ctx context.Context, id bundle.ID, entries []invento
 				})
 			case pruneOrphan:
 				err = removeAs(ctx, options.account, true, func(ctx context.Context) error {
-					return e.member.unmark(ctx, locations[i], existing)
+					return e.member.removeMarks(ctx, locations[i], existing)
 				})
 			case pruneForget, pruneAwait:
 			}

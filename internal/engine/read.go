@@ -88,11 +88,11 @@ func (r *reader) readCollections(ctx context.Context, collections map[collection
 	var lists, gets errgroup.Group
 	lists.SetLimit(maxConcurrent)
 	gets.SetLimit(maxConcurrent)
-	rest := make(map[collection][]kube.Ref, len(collections))
-	var mu sync.Mutex // guards rest
+	toGet := make(map[collection][]kube.Ref, len(collections))
+	var mu sync.Mutex // guards toGet
 	for c, keys := range collections {
 		if len(keys) <= getLimit {
-			rest[c] = keys
+			toGet[c] = keys
 			continue
 		}
 		lists.Go(func() error {
@@ -103,13 +103,13 @@ func (r *reader) readCollections(ctx context.Context, collections map[collection
 			})
 			mu.Lock()
 			defer mu.Unlock()
-			rest[c] = undecided
+			toGet[c] = undecided
 			return nil
 		})
 	}
 	// Errors are in unread and not in the group.
 	_ = lists.Wait()
-	for c, keys := range rest {
+	for c, keys := range toGet {
 		for _, key := range keys {
 			gets.Go(func() error {
 				r.try(ctx, []kube.Ref{key}, func() error { return r.get(ctx, c, key) })

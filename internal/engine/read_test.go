@@ -13,7 +13,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// createMany creates n ConfigMaps of somebody else, as change makes them.
+// createMany creates n ConfigMaps as another client. change changes each one.
 func (c *cluster) createMany(n int, prefix string, change func(*unstructured.Unstructured)) {
 	c.t.Helper()
 	var work errgroup.Group

@@ -36,8 +36,8 @@ func (d *releaseDeployment) begin(ctx context.Context) (done bool, err error) {
 		return false, err
 	}
 	// With the new record there are MaxHistory records, but at least one old record is left. 0 is no limit.
-	left := max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1))
-	if err := d.op.releaseRecords().Prune(ctx, s.Key(), entries, left, s.PreviousRevision); err != nil {
+	oldRecords := max(s.Options.MaxHistory-1, min(s.Options.MaxHistory, 1))
+	if err := d.op.releaseRecords().Prune(ctx, s.Key(), entries, oldRecords, s.PreviousRevision); err != nil {
 		return false, err
 	}
 	return true, d.start(ctx, entries)

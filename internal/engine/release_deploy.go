@@ -26,12 +26,12 @@ func (p *applyRun) newReleaseOp(s *inventory.ReleaseState, hooks []release.Hook)
 // applyItems applies the items in order, each Helm release in stages. It stops before an item that must wait.
 func (p *applyRun) applyItems(ctx context.Context, decisions []decision) error {
 	for i, item := range p.bundle.Items {
-		of := func(v decision) bool { return v.item == i }
-		start := slices.IndexFunc(decisions, of)
+		isOfItem := func(v decision) bool { return v.item == i }
+		start := slices.IndexFunc(decisions, isOfItem)
 		var own []decision
 		if start >= 0 {
 			end := start
-			for end < len(decisions) && of(decisions[end]) {
+			for end < len(decisions) && isOfItem(decisions[end]) {
 				end++
 			}
 			own, decisions = decisions[:end], decisions[end:]
@@ -191,8 +191,8 @@ func (d *releaseDeployment) hooksDisabled() bool {
 	return false
 }
 
-// awaitDefinitions waits until the kinds of the CustomResourceDefinitions of the release are served. If that fails, it
-// ends the run for the release. A definition that the API server refuses fails an atomic release.
+// awaitOwnDefinitions waits until the kinds of the CustomResourceDefinitions of the release are served. If that fails,
+// it ends the run for the release. A definition that the API server refuses fails an atomic release.
 func (d *releaseDeployment) awaitOwnDefinitions(ctx context.Context) (served bool, err error) {
 	before := len(d.failures)
 	proceed := true

@@ -63,7 +63,7 @@ func TestReleaseThatIsWantedAgainIsNotUninstalled(t *testing.T) {
 func TestReleaseOfAnotherBundleIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	h := c.heal(t, nil)
+	h := c.runEngine(t, nil)
 	loser := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(c.job("bye", true), "pre-delete", 0, ""))
 	deploy(t, h.Engine, loser)
 	winner := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "2"))

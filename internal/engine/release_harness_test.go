@@ -61,7 +61,7 @@ func fails(job *unstructured.Unstructured) *unstructured.Unstructured {
 	return job
 }
 
-// hook makes an object a hook: of events, with a weight and delete policies.
+// asHook makes an object a hook: of events, with a weight and delete policies.
 func asHook(obj *unstructured.Unstructured, events string, weight int, policies string) *unstructured.Unstructured {
 	annotations := map[string]string{helm.HookAnnotation: events, helm.HookWeightAnnotation: fmt.Sprint(weight)}
 	if policies != "" {
@@ -71,7 +71,7 @@ func asHook(obj *unstructured.Unstructured, events string, weight int, policies 
 	return obj
 }
 
-// chart returns a healing bundle with one Helm release of these objects, and hooks among them.
+// chart returns a bundle with CorrectDrift and one Helm release of these objects, and hooks among them.
 func (c *cluster) chart(options bundle.ReleaseOptions, objects ...*unstructured.Unstructured) bundle.Bundle {
 	b := c.bundle("chart")
 	b.ID.Feature = "Helm"

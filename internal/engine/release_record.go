@@ -118,12 +118,12 @@ func (p *applyRun) verifyReleaseRecords(ctx context.Context) error {
 }
 
 func (p *applyRun) verifyReleaseRecord(ctx context.Context, s *inventory.ReleaseState, item bundle.Item) error {
-	at := releaseRecordLocation(s)
-	found, err := p.engine.member.readMetadata(ctx, []objectLocation{at})
+	location := releaseRecordLocation(s)
+	found, err := p.engine.member.readMetadata(ctx, []objectLocation{location})
 	if err != nil {
 		return err
 	}
-	if existing := found[at.key]; existing != nil && existing.UID == s.SecretUID && existing.Fingerprint() == s.SecretState {
+	if existing := found[location.key]; existing != nil && existing.UID == s.SecretUID && existing.Fingerprint() == s.SecretState {
 		return nil
 	}
 	ctx = withReadingAccount(ctx, p.bundle.Options.ServiceAccount)

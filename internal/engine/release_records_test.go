@@ -13,10 +13,10 @@ import (
 	"github.com/towline/towline/internal/release"
 )
 
-func TestReleaseRecordsAreHealed(t *testing.T) {
+func TestDriftOfReleaseRecordsIsCorrected(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	h := c.heal(t, nil)
+	h := c.runEngine(t, nil)
 	b := c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "1"), asHook(c.job("once", true), "pre-install,pre-upgrade", 0, ""))
 	deploy(t, h.Engine, b)
 	ran := c.get(jobs, c.ns, "once").GetUID()
@@ -49,10 +49,10 @@ func TestReleaseRecordsAreHealed(t *testing.T) {
 	}
 }
 
-func TestRecordsAreNotHealedWhileHelmWorks(t *testing.T) {
+func TestReleaseRecordsAreNotCorrectedWhileHelmWorks(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	h := c.heal(t, nil)
+	h := c.runEngine(t, nil)
 	b := c.chart(bundle.ReleaseOptions{MaxHistory: 2}, c.configMap("main", "1"))
 	deploy(t, h.Engine, b)
 	// A person runs `helm upgrade` with a hook that takes its time.
@@ -99,7 +99,7 @@ func TestLostInventoryRunsNoHookAgain(t *testing.T) {
 func TestReleaseOfHelmIsAdoptedAsAnUpgrade(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	// What `helm install` leaves.
+	// The objects and the record are as after `helm install`.
 	marked := func(name string) *unstructured.Unstructured {
 		obj := c.configMap(name, "helm")
 		obj.SetLabels(map[string]string{"app.kubernetes.io/managed-by": "Helm"})

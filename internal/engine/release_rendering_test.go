@@ -238,7 +238,7 @@ func TestReleaseIsComparedAfterTheHelmClient(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
-			e := c.heal(t, nil).Engine
+			e := c.runEngine(t, nil).Engine
 			b := asInstallation(c.chart(bundle.ReleaseOptions{MaxHistory: 5}, c.configMap("main", "1")))
 			b.Items[0].Release.Revision = 2 // as the pending record demands
 			first := c.releaseItem("first", bundle.ReleaseOptions{}, c.configMap("first", "1"))

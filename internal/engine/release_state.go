@@ -31,7 +31,7 @@ func enterStage(s *inventory.ReleaseState, stage inventory.ReleaseStage, now tim
 	s.Stage, s.Changed = stage, now
 }
 
-// beginOperation starts an operation at its first stage. Objects of former hooks that must be deleted become Abandoned.
+// beginOperation starts an operation at its first stage. Former hooks whose objects must be deleted become Abandoned.
 func beginOperation(s *inventory.ReleaseState, operation inventory.Operation, now time.Time) {
 	for _, run := range s.Hooks {
 		if run.UID != "" && (run.Phase == helm.HookPhaseRunning || run.DeleteOnSuccess) {

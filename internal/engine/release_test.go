@@ -84,7 +84,7 @@ func TestReleaseRunsHooksInOrder(t *testing.T) {
 	c.wantRecords(0)
 }
 
-func TestWithdrawalThatLeavesObjectsLeavesTheRelease(t *testing.T) {
+func TestOrphaningWithdrawalKeepsTheRelease(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	b := c.chart(bundle.ReleaseOptions{}, c.configMap("main", "1"), asHook(c.job("bye", true), "pre-delete", 0, ""))

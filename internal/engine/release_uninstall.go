@@ -266,7 +266,7 @@ func (p *applyRun) hasItem(key release.Key) bool {
 func (e *Engine) removeReleases(ctx context.Context, rec *inventory.Record) (stored *inventory.Record, done bool, err error) {
 	if rec.Orphan {
 		e.waits.set(rec.ID, nil)
-		return rec, true, e.unmarkReleaseRecords(ctx, rec)
+		return rec, true, e.removeMarksOfReleaseRecords(ctx, rec)
 	}
 	return e.uninstallReleases(ctx, rec)
 }
@@ -301,8 +301,8 @@ func (e *Engine) uninstallReleases(ctx context.Context, rec *inventory.Record) (
 	return rec, true, nil
 }
 
-// unmarkReleaseRecords removes the ownership labels and annotations from the release records, which are kept.
-func (e *Engine) unmarkReleaseRecords(ctx context.Context, rec *inventory.Record) error {
+// removeMarksOfReleaseRecords removes the ownership labels and annotations from the release records, which are kept.
+func (e *Engine) removeMarksOfReleaseRecords(ctx context.Context, rec *inventory.Record) error {
 	for i := range rec.Releases {
 		op := &releaseOp{engine: e, id: rec.ID, state: &rec.Releases[i]}
 		entries, err := op.releaseRecords().List(ctx, op.state.Key())
@@ -314,8 +314,8 @@ func (e *Engine) unmarkReleaseRecords(ctx context.Context, rec *inventory.Record
 			if existing.OwnerKey() != e.ownerScope.OwnerKey(rec.ID) {
 				continue
 			}
-			at := releaseRecordLocation(&inventory.ReleaseState{Namespace: entry.Namespace, Name: entry.Name, Revision: entry.Revision})
-			if err := e.member.unmark(ctx, at, existing); err != nil {
+			location := releaseRecordLocation(&inventory.ReleaseState{Namespace: entry.Namespace, Name: entry.Name, Revision: entry.Revision})
+			if err := e.member.removeMarks(ctx, location, existing); err != nil {
 				return err
 			}
 		}

@@ -24,7 +24,7 @@ func (e *Engine) Run(ctx context.Context) error {
 }
 
 // onLost is called if the record of id no longer exists or has lost its content. It calls OnReport, so that the caller
-// calls Converge, and makes sure that Converge runs.
+// calls Converge or Withdraw, and makes sure that Converge runs.
 func (e *Engine) onLost(id bundle.ID) {
 	e.failedRuns.forget(id)
 	if e.store.Cached(id) != nil { // otherwise FindDeployed does not find it either

@@ -36,7 +36,7 @@ func (c *cluster) work(name string, objects ...*unstructured.Unstructured) bundl
 	return b
 }
 
-func TestGuardedBundleLeavesAloneWhatIsNotManaged(t *testing.T) {
+func TestRejectUnmanagedChangesNoUnmanagedObject(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	c.create(configMaps, c.configMap("theirs", "1"))
@@ -102,7 +102,7 @@ func TestManagedLabelAloneIsNotEnough(t *testing.T) {
 	}
 }
 
-func TestGuardedBundleLeavesAloneWhatAnotherDeploys(t *testing.T) {
+func TestRejectUnmanagedChangesNoObjectOfOtherOwners(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.of("hub", "scope")
@@ -114,7 +114,7 @@ func TestGuardedBundleLeavesAloneWhatAnotherDeploys(t *testing.T) {
 	}
 	second.Items[0].Overwrite = true
 	converge(t, e, second)
-	// The first one says so, and does not fight.
+	// The first one reports the conflict, and does not take the object back.
 	first.Items[0].Overwrite = true
 	converge(t, e, first)
 	convergeFails(t, e, second)
@@ -124,7 +124,7 @@ func TestGuardedBundleLeavesAloneWhatAnotherDeploys(t *testing.T) {
 	}
 }
 
-func TestAnotherHubsObjectsAreNotTouched(t *testing.T) {
+func TestObjectsOfOtherHubsAreNotChanged(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	ours, theirs, sveltos := c.of("hub-1", "scope-1"), c.of("hub-2", "scope-2"), c.of("", "")
@@ -153,12 +153,12 @@ func TestAnotherHubsObjectsAreNotTouched(t *testing.T) {
 	c.wantRecords(0)
 }
 
-func TestHealingHubsDoNotFight(t *testing.T) {
+func TestDriftCorrectionOfTwoHubsDoesNotConflict(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	var beats [2]*triggerDrift
+	var beats [2]*runningEngine
 	for i, hub := range []string{"hub-1", "hub-2"} {
-		beats[i] = c.healOf(t, hub)
+		beats[i] = c.runEngineOf(t, hub)
 	}
 	first, second := c.work("one", c.configMap("a", "1"), c.configMap("b", "1")), c.work("one", c.configMap("a", "2"), c.configMap("c", "2"))
 	converge(t, beats[0].Engine, first)
@@ -166,7 +166,7 @@ func TestHealingHubsDoNotFight(t *testing.T) {
 	c.patch(configMaps, "a", `{"data":{"key":"3"}}`)
 	c.delete(configMaps, "b")
 	c.delete(configMaps, "c")
-	eventually(t, "healed", func() bool { return c.value("a") == "1" && c.value("b") == "1" && c.value("c") == "2" })
+	eventually(t, "corrected", func() bool { return c.value("a") == "1" && c.value("b") == "1" && c.value("c") == "2" })
 	withdraw(t, beats[1].Engine, bundle.Withdrawal{ID: second.ID})
 	if got := []string{c.value("a"), c.value("b"), c.value("c")}; !cmp.Equal(got, []string{"1", "1", ""}) {
 		t.Errorf("after one hub has gone: got %v", got)
@@ -183,7 +183,7 @@ func TestOlderScopeIsTakenOver(t *testing.T) {
 	if got := c.get(configMaps, c.ns, "a").GetAnnotations()[kube.AnnotationScope]; got != "after" {
 		t.Errorf("scope: got %q", got)
 	}
-	// Whoever is left over from the registration before does not get it back, nor removes it.
+	// The engine of the earlier registration neither takes the object back nor removes it.
 	convergeFails(t, before, b)
 	withdraw(t, before, bundle.Withdrawal{ID: b.ID})
 	wantChanges(t, converge(t, after, b).Changes, counts{bundle.Unchanged: 1})
@@ -194,11 +194,11 @@ func TestOlderScopeIsTakenOver(t *testing.T) {
 	converge(t, c.of("", ""), sveltos)
 	converge(t, before, c.work("left", c.configMap("left", "1")))
 	// Until the hub has said so, it may be the wrong registration.
-	h := c.healOf(t, "hub")
+	h := c.runEngineOf(t, "hub")
 	healed := c.work("healed", c.configMap("healed", "1"))
 	converge(t, h.Engine, healed)
 	c.patch(configMaps, "healed", `{"data":{"key":"2"}}`)
-	eventually(t, "healed", func() bool { return c.value("healed") == "1" })
+	eventually(t, "corrected", func() bool { return c.value("healed") == "1" })
 	withdraw(t, h.Engine, bundle.Withdrawal{ID: healed.ID})
 	if got := len(c.recorded()); got != 4 {
 		t.Errorf("records before the scope is confirmed: got %d, want 4", got)
@@ -243,7 +243,7 @@ func TestScopesDoNotSeeEachOthersRecords(t *testing.T) {
 	}
 }
 
-func TestWithdrawalOfGuardedBundle(t *testing.T) {
+func TestWithdrawalWithRejectUnmanaged(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	e := c.of("hub", "scope")
@@ -273,18 +273,18 @@ func TestWithdrawalOfGuardedBundle(t *testing.T) {
 	c.wantRecords(0)
 }
 
-// healOf runs an engine of a hub.
-func (c *cluster) healOf(t *testing.T, hub string, change ...func(*engine.Options)) *triggerDrift {
+// runEngineOf runs an engine of a hub.
+func (c *cluster) runEngineOf(t *testing.T, hub string, change ...func(*engine.Options)) *runningEngine {
 	t.Helper()
-	return c.heal(t, nil, append(change, func(o *engine.Options) { o.Hub, o.Scope = hub, "of-"+hub })...)
+	return c.runEngine(t, nil, append(change, func(o *engine.Options) { o.Hub, o.Scope = hub, "of-"+hub })...)
 }
 
-func TestNewsAndHealthOfObjects(t *testing.T) {
+func TestOnChangeAndHealthOfObjects(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	var mu sync.Mutex // guards news
 	news := map[bundle.ID]int{}
-	h := c.healOf(t, "hub", func(o *engine.Options) {
+	h := c.runEngineOf(t, "hub", func(o *engine.Options) {
 		o.OnChange = func(id bundle.ID) { mu.Lock(); defer mu.Unlock(); news[id]++ }
 	})
 	told := func(id bundle.ID) int { mu.Lock(); defer mu.Unlock(); return news[id] }
@@ -338,7 +338,7 @@ spec: {accessModes: [ReadWriteOnce], storageClassName: none, resources: {request
 	}
 }
 
-func TestCutGuardedPassGoesOn(t *testing.T) {
+func TestInterruptedRunWithRejectUnmanagedIsContinued(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	for n := 1; ; n++ {
@@ -348,7 +348,7 @@ func TestCutGuardedPassGoesOn(t *testing.T) {
 		line := &meter{}
 		line.cutAfter(n)
 		_, err := c.engine(line, func(o *engine.Options) { o.Hub, o.Scope = "hub", "scope" }).Converge(t.Context(), b)
-		// What was applied before the cut is known for the Work's own, whatever the record says.
+		// An object that was applied before the interruption belongs to the Work, whether the record has it or not.
 		b.Items[0].Overwrite = c.get(configMaps, c.ns, "theirs").GetLabels()["karmada.io/managed"] == ""
 		converge(t, c.of("hub", "scope"), b)
 		withdraw(t, c.of("hub", "scope"), bundle.Withdrawal{ID: b.ID})

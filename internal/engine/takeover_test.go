@@ -7,12 +7,12 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// TestClusterRegisteredAnewTakesItsObjectsOver has two records for one profile on a member, as after a registration
+// TestClusterRegisteredAgainTakesOverItsObjects has two records for one profile on a member, as after a registration
 // under another name.
-func TestClusterRegisteredAnewTakesItsObjectsOver(t *testing.T) {
+func TestClusterRegisteredAgainTakesOverItsObjects(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	h := c.heal(t, nil)
+	h := c.runEngine(t, nil)
 	before := c.bundle("before", c.configMap("a", "1"), c.configMap("b", "1"), c.configMap("left", "1"))
 	before.Owner.Name = "profile"
 	converge(t, h.Engine, before)
@@ -24,13 +24,13 @@ func TestClusterRegisteredAnewTakesItsObjectsOver(t *testing.T) {
 		return err == nil && state == bundle.StateFailed
 	})
 
-	// The first one heals what nobody took over, and neither brings back what the second one drops nor takes back what it
-	// has.
+	// The first bundle is corrected where the second one has taken nothing over. It creates no objects again that the
+	// second one drops, and takes none back.
 	after.Items[0].Objects = after.Items[0].Objects[:1]
 	wantChanges(t, converge(t, h.Engine, after).Changes, counts{bundle.Unchanged: 1, bundle.Deleted: 1})
 	c.delete(configMaps, "left")
 	c.delete(configMaps, "a")
-	eventually(t, "healed", func() bool { return c.value("left") == "1" && c.value("a") == "1" })
+	eventually(t, "corrected", func() bool { return c.value("left") == "1" && c.value("a") == "1" })
 	if got := c.get(configMaps, c.ns, "a").GetAnnotations()[kube.AnnotationRequestor]; got != after.ID.String() {
 		t.Errorf("requestor: got %s, want %s", got, after.ID)
 	}
@@ -38,7 +38,7 @@ func TestClusterRegisteredAnewTakesItsObjectsOver(t *testing.T) {
 	withdraw(t, h.Engine, bundle.Withdrawal{ID: before.ID})
 	c.wantNames(configMaps, "a")
 
-	// What the first one is given anew it takes over again, once.
+	// A new delivery of the first bundle takes its objects over again, once.
 	again := c.bundle("before", c.configMap("a", "2"))
 	again.Owner.Name = "profile"
 	converge(t, h.Engine, again)
@@ -47,7 +47,7 @@ func TestClusterRegisteredAnewTakesItsObjectsOver(t *testing.T) {
 	eventually(t, "the other one applies it again", func() bool { return c.value("a") == "1" })
 }
 
-func TestCutTakeoverGoesOn(t *testing.T) {
+func TestInterruptedTakeoverIsContinued(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	before := c.bundle("before", c.configMap("a", "1"), c.configMap("b", "1"))

@@ -16,7 +16,7 @@ import (
 	"github.com/towline/towline/internal/engine"
 )
 
-func TestNothingMoreIsAskedWithoutAnAnswer(t *testing.T) {
+func TestNoRequestFollowsARequestWithoutResponse(t *testing.T) {
 	t.Parallel()
 	const parallel = 8
 	c := newCluster(t)
@@ -34,7 +34,7 @@ func TestNothingMoreIsAskedWithoutAnAnswer(t *testing.T) {
 	c.cfg = rest.CopyConfig(c.cfg)
 	c.cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
-			// The cluster goes dark when the record was read.
+			// The cluster stops answering after the record was read.
 			if dark.Load() && strings.Contains(r.URL.Path, "/namespaces/"+c.ns+"/") {
 				asked.Add(1)
 				return nil, errCut
@@ -62,7 +62,7 @@ func TestNothingMoreIsAskedWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-func TestRequestWithoutAnAnswerEnds(t *testing.T) {
+func TestRequestWithoutResponseEnds(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	ended := make(chan struct{})

@@ -18,27 +18,27 @@ import (
 	"github.com/towline/towline/internal/engine"
 )
 
-// triggerDrift is an engine that runs until the test ends.
-type triggerDrift struct {
+// runningEngine is an Engine that runs until the test ends.
+type runningEngine struct {
 	*engine.Engine
-	mu    sync.Mutex
-	heals []bundle.ChangeSet
+	mu          sync.Mutex
+	corrections []bundle.ChangeSet
 	// reports counts the calls of OnReport.
 	reports int
 }
 
-func (h *triggerDrift) count() int { h.mu.Lock(); defer h.mu.Unlock(); return len(h.heals) }
+func (h *runningEngine) count() int { h.mu.Lock(); defer h.mu.Unlock(); return len(h.corrections) }
 
-func (h *triggerDrift) reported() int { h.mu.Lock(); defer h.mu.Unlock(); return h.reports }
+func (h *runningEngine) reported() int { h.mu.Lock(); defer h.mu.Unlock(); return h.reports }
 
-func (c *cluster) heal(t *testing.T, m *meter, change ...func(*engine.Options)) *triggerDrift {
+func (c *cluster) runEngine(t *testing.T, m *meter, change ...func(*engine.Options)) *runningEngine {
 	t.Helper()
-	h := &triggerDrift{}
+	h := &runningEngine{}
 	h.Engine = c.engine(m, append(change, func(o *engine.Options) {
 		o.OnCorrect = func(_ bundle.ID, changes bundle.ChangeSet) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			h.heals = append(h.heals, changes)
+			h.corrections = append(h.corrections, changes)
 		}
 		o.OnReport = func(bundle.ID) {
 			h.mu.Lock()
@@ -67,17 +67,17 @@ func (c *cluster) value(name string) string {
 	return value
 }
 
-func TestHealPutsBackEditsAndDeletions(t *testing.T) {
+func TestRunCorrectsChangesAndDeletions(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	b := c.bundle("one", c.configMap("edited", "1"), c.configMap("deleted", "1"), c.configMap("unlabelled", "1"), c.configMap("shared", "1"))
 	converge(t, c.engine(nil), b)
-	c.heal(t, nil)
+	c.runEngine(t, nil)
 	c.patch(configMaps, "edited", `{"data":{"key":"2"}}`)
 	c.delete(configMaps, "deleted")
 	c.patch(configMaps, "unlabelled", `{"metadata":{"labels":null}}`)
 	c.patch(configMaps, "shared", `{"data":{"theirs":"2"}}`)
-	eventually(t, "healed", func() bool {
+	eventually(t, "corrected", func() bool {
 		return c.value("edited") == "1" && c.value("deleted") == "1" && len(c.names(configMaps)) == 4
 	})
 	if theirs, _, _ := unstructured.NestedString(c.get(configMaps, c.ns, "shared").Object, "data", "theirs"); theirs != "2" {
@@ -93,15 +93,15 @@ func TestHealPutsBackEditsAndDeletions(t *testing.T) {
 	c.wantNames(configMaps)
 }
 
-func TestHealWhatHappenedWhileNobodyLooked(t *testing.T) {
+func TestRunCorrectsEarlierDrift(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	b := c.bundle("one", c.configMap("edited", "1"), c.configMap("deleted", "1"))
 	converge(t, c.engine(nil), b)
 	c.patch(configMaps, "edited", `{"data":{"key":"2"}}`)
 	c.delete(configMaps, "deleted")
-	c.heal(t, nil)
-	eventually(t, "healed", func() bool { return c.value("edited") == "1" && c.value("deleted") == "1" })
+	c.runEngine(t, nil)
+	eventually(t, "corrected", func() bool { return c.value("edited") == "1" && c.value("deleted") == "1" })
 }
 
 // TestCorrectionOfAllObjectsIsReported corrects all objects of an applied bundle. During the correction the record has
@@ -142,7 +142,7 @@ func TestOwnWritesCauseNoRequests(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	m := &meter{}
-	h := c.heal(t, m)
+	h := c.runEngine(t, m)
 	var objects []*unstructured.Unstructured
 	for i := range 20 {
 		objects = append(objects, c.configMap(fmt.Sprintf("cm-%d", i), "1"))
@@ -154,7 +154,7 @@ func TestOwnWritesCauseNoRequests(t *testing.T) {
 	m.take()
 	// A heal that comes after proves that the watch has passed everything from before.
 	c.patch(configMaps, "cm-1", `{"data":{"key":"2"}}`)
-	eventually(t, "healed", func() bool { return c.value("cm-1") == "1" && h.count() > 0 })
+	eventually(t, "corrected", func() bool { return c.value("cm-1") == "1" && h.count() > 0 })
 	var writes []string
 	for _, line := range m.take() {
 		if strings.HasPrefix(line, "PATCH") {
@@ -172,7 +172,7 @@ func TestOwnWritesCauseNoRequests(t *testing.T) {
 func TestDriftIgnoredAndOneTimeObjectsStayEdited(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	h := c.heal(t, nil)
+	h := c.runEngine(t, nil)
 	ignored := c.configMap("ignored", "1")
 	ignored.SetAnnotations(map[string]string{"projectsveltos.io/driftDetectionIgnore": "ok"})
 	converge(t, h.Engine, c.bundle("one", ignored, c.configMap("normal", "1")))
@@ -182,20 +182,20 @@ func TestDriftIgnoredAndOneTimeObjectsStayEdited(t *testing.T) {
 	for _, name := range []string{"ignored", "once", "normal"} {
 		c.patch(configMaps, name, `{"data":{"key":"2"}}`)
 	}
-	eventually(t, "healed", func() bool { return c.value("normal") == "1" })
+	eventually(t, "corrected", func() bool { return c.value("normal") == "1" })
 	if got := []string{c.value("ignored"), c.value("once")}; !slices.Equal(got, []string{"2", "2"}) {
 		t.Errorf("values: got %v, want both 2", got)
 	}
 }
 
-func TestHealingEndsWithTheOption(t *testing.T) {
+func TestDriftCorrectionEndsWithTheOption(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	h := c.heal(t, nil)
+	h := c.runEngine(t, nil)
 	b := c.bundle("one", c.configMap("a", "1"))
 	converge(t, h.Engine, b)
 	c.patch(configMaps, "a", `{"data":{"key":"2"}}`)
-	eventually(t, "healed", func() bool { return c.value("a") == "1" })
+	eventually(t, "corrected", func() bool { return c.value("a") == "1" })
 	b.Options.CorrectDrift = false
 	wantChanges(t, converge(t, h.Engine, b).Changes, counts{bundle.Unchanged: 1})
 	sentinel := c.bundle("two", c.configMap("b", "1"))
@@ -208,7 +208,7 @@ func TestHealingEndsWithTheOption(t *testing.T) {
 	}
 }
 
-func TestCutPassIsFinishedByTheNextProcess(t *testing.T) {
+func TestInterruptedRunIsFinishedByTheNextProcess(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	b := c.bundle("one", c.configMap("a", "1"), c.configMap("b", "1"), c.configMap("c", "1"))
@@ -217,13 +217,13 @@ func TestCutPassIsFinishedByTheNextProcess(t *testing.T) {
 		line.cutAfter(n)
 		e := c.engine(line)
 		if _, err := e.Converge(t.Context(), b); err == nil {
-			t.Fatal("the pass was not cut")
+			t.Fatal("the run was not interrupted")
 		}
 		if _, state, ok, err := c.engine(nil).RecordedDigest(t.Context(), b.ID); err == nil && ok && state == bundle.StateApplying {
 			break
 		}
 	}
-	h := c.heal(t, nil)
+	h := c.runEngine(t, nil)
 	eventually(t, "applied", func() bool {
 		_, state, _, err := h.RecordedDigest(t.Context(), b.ID)
 		return err == nil && state == bundle.StateApplied
@@ -231,10 +231,10 @@ func TestCutPassIsFinishedByTheNextProcess(t *testing.T) {
 	c.wantNames(configMaps, "a", "b", "c")
 }
 
-func TestWithdrawnObjectsAreNotHealed(t *testing.T) {
+func TestWithdrawnObjectsAreNotCorrected(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	h := c.heal(t, nil)
+	h := c.runEngine(t, nil)
 	b := c.bundle("one", c.configMap("a", "1"))
 	converge(t, h.Engine, b)
 	sentinel := c.bundle("two", c.configMap("b", "1"))
@@ -245,10 +245,10 @@ func TestWithdrawnObjectsAreNotHealed(t *testing.T) {
 	c.wantNames(configMaps, "b")
 }
 
-func TestLoserTakesOverWhenTheWinnerGoes(t *testing.T) {
+func TestConflictEndsWhenTheOwnerIsWithdrawn(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	h := c.heal(t, nil)
+	h := c.runEngine(t, nil)
 	first := c.bundle("first", c.configMap("shared", "1"))
 	converge(t, h.Engine, first)
 	second := c.bundle("second", c.configMap("shared", "2"))
@@ -257,36 +257,36 @@ func TestLoserTakesOverWhenTheWinnerGoes(t *testing.T) {
 	eventually(t, "the other profile's object is there", func() bool { return c.value("shared") == "2" })
 }
 
-func TestFightsGetSlower(t *testing.T) {
+func TestRepeatedDriftIsCorrectedWithBackoff(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	h := c.heal(t, nil)
+	h := c.runEngine(t, nil)
 	converge(t, h.Engine, c.bundle("one", c.configMap("a", "1")))
 	began := time.Now()
-	// Each time we put it back, somebody changes it again at once. Three heals are free, then come 1 s and 2 s.
+	// Another client changes the object after each correction. Three corrections have no backoff, then 1 s and 2 s follow.
 	for round := range 5 {
 		c.patch(configMaps, "a", fmt.Sprintf(`{"data":{"key":"theirs-%d"}}`, round))
-		eventually(t, "healed", func() bool { return c.value("a") == "1" })
+		eventually(t, "corrected", func() bool { return c.value("a") == "1" })
 	}
 	if took := time.Since(began); took < 2*time.Second {
 		t.Errorf("five heals in a row took %s, want more than 2 s", took)
 	}
 }
 
-func TestDriftSeenWhileTheLineWasCutIsHealed(t *testing.T) {
+func TestDriftDuringAnOutageIsCorrected(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
 	line := &meter{}
-	h := c.heal(t, line)
+	h := c.runEngine(t, line)
 	converge(t, h.Engine, c.bundle("one", c.configMap("a", "1")))
 	c.patch(configMaps, "a", `{"data":{"key":"2"}}`)
-	eventually(t, "healed", func() bool { return c.value("a") == "1" })
-	// The watch lives on: what it sees can only be looked at later.
+	eventually(t, "corrected", func() bool { return c.value("a") == "1" })
+	// The watch stays open, but the engine can only read the object later.
 	line.cutAfter(0)
 	c.patch(configMaps, "a", `{"data":{"key":"3"}}`)
 	eventually(t, "a request failed", func() bool { return line.refused() > 0 })
 	line.mend()
-	eventually(t, "healed", func() bool { return c.value("a") == "1" })
+	eventually(t, "corrected", func() bool { return c.value("a") == "1" })
 }
 
 // TestExpiredJobRunsAgainOnlyWithAnotherBundle deletes a finished Job, as Kubernetes does after its
@@ -304,7 +304,7 @@ func TestExpiredJobRunsAgainOnlyWithAnotherBundle(t *testing.T) {
 		},
 	}}
 	b := c.bundle("one", c.configMap("deleted", "1"), job)
-	h := c.heal(t, nil)
+	h := c.runEngine(t, nil)
 	converge(t, h.Engine, b)
 	if err := c.objects.Resource(jobs).Namespace(c.ns).Delete(t.Context(), "expiring", metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}); err != nil {
 		t.Fatal(err)
