@@ -88,13 +88,16 @@ func (r *reader) readCollections(ctx context.Context, collections map[collection
 	var lists, gets errgroup.Group
 	lists.SetLimit(maxConcurrent)
 	gets.SetLimit(maxConcurrent)
-	toGet := make(map[collection][]kube.Ref, len(collections))
-	var mu sync.Mutex // guards toGet
+	toGet, toList := map[collection][]kube.Ref{}, map[collection][]kube.Ref{}
 	for c, keys := range collections {
 		if len(keys) <= getLimit {
 			toGet[c] = keys
-			continue
+		} else {
+			toList[c] = keys
 		}
+	}
+	var mu sync.Mutex // guards toGet until all lists have ended
+	for c, keys := range toList {
 		lists.Go(func() error {
 			var undecided []kube.Ref
 			r.try(ctx, keys, func() (err error) {
