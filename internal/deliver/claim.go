@@ -17,9 +17,10 @@ import (
 var errUnclaimed = errors.New("no namespace is claimed for its deliveries yet")
 
 // checkClaim returns nil if m.DeliveryNamespace has m's claim, which is an annotation on the namespace. It returns
-// errUnclaimed if no namespace has it, and another error if another namespace has it. m.DeliveryNamespace comes from an
-// annotation on the cluster object, which can be lost or changed: with the wrong namespace, the agent of another
-// cluster could read m's bundles, and m's deployed bundles would seem to be missing.
+// errUnclaimed if none of the namespaces that Towline chooses for m has it, and another error if another one of them
+// has it. m.DeliveryNamespace comes from an annotation on the cluster object, which can be lost or changed: with the
+// wrong namespace, the agent of another cluster could read m's bundles, and m's deployed bundles would seem to be
+// missing.
 func (t *PullTransport) checkClaim(ctx context.Context, m fleet.Member) error {
 	if m.DeliveryNamespace == "" {
 		return errors.New("it has no delivery namespace")

@@ -203,9 +203,9 @@ func (t *PullTransport) isContentStored(ctx context.Context, group *libv1beta1.C
 	return true, nil
 }
 
-// rewriteContent writes content that the agent reports as missing, and then resets status.contentMissing: the agent
-// watches its group, and fetches the content again. The hub writes no other part of a status. If the agent has changed
-// the status meanwhile, its status is kept.
+// rewriteContent writes content that the agent reports as missing, and then clears contentMissing and failureMessage of
+// the status: the agent watches its group, and fetches the content again. The hub writes no other fields of a status.
+// If the agent has changed the status meanwhile, its status is kept.
 func (t *PullTransport) rewriteContent(ctx context.Context, d desiredBundle, group *libv1beta1.ConfigurationGroup) (*libv1beta1.ConfigurationGroup, error) {
 	for _, item := range group.Spec.ConfigurationItems {
 		if item.ContentRef != nil {

@@ -285,7 +285,8 @@ func featureStatusOf(state bundle.State) libv1beta1.FeatureStatus {
 	}
 }
 
-// statusFor converts report to a status of group. Fields that report does not set stay as in old.
+// statusFor converts report to a status of group. It clears the message and the outdated releases of old; other fields
+// that report does not set stay as in old.
 func statusFor(group *libv1beta1.ConfigurationGroup, old libv1beta1.ConfigurationGroupStatus, report bundle.Report) libv1beta1.ConfigurationGroupStatus {
 	status := *old.DeepCopy()
 	status.DeploymentStatus = featureStatusOf(report.State)

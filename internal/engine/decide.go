@@ -13,7 +13,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// ErrConflict is wrapped by each error about an object that another profile deploys.
+// ErrConflict is wrapped by each error about an object that belongs to another bundle or hub, or to no bundle.
 var ErrConflict = errors.New("conflict")
 
 // errDeleting is the error of an object that is being deleted.
@@ -61,8 +61,8 @@ type decision struct {
 	action   action
 	adopt    bool  // mark the object as adopted
 	existing *live // nil if it does not exist
-	// claim is the resourceVersion of existing if the run takes the object over from another requestor of the same
-	// profile, "" otherwise. The other requestor is this cluster under another name.
+	// claim is the resourceVersion of existing if the run takes the object over from an earlier registration, or from a
+	// bundle of the same profile for this cluster under an earlier name; "" otherwise.
 	claim string
 	// unread is true if it is not known whether the object exists.
 	unread bool

@@ -73,8 +73,8 @@ type Engine struct {
 	failedRuns  failedRuns
 	lostBundles lostBundles
 
-	// A run or withdrawal locks its ID in ids, and then all its objects in objects, until it ends. So bundles with the
-	// same object see each other's ownership labels.
+	// A run or withdrawal locks its bundle, and then all its objects, until it ends. So bundles with the same object see
+	// each other's ownership labels.
 	bundleLocks *keyLock[bundle.ID]
 	objectLocks *keyLock[kube.Ref]
 	// waits has the conditions that Helm releases wait for.

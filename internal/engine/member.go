@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	// parallel is the maximum number of concurrent requests of one run.
+	// maxConcurrent is the maximum number of concurrent requests of one run.
 	maxConcurrent = 8
 	// recreateTimeout is the timeout for the deletion of an object that is then created again.
 	recreateTimeout = 60 * time.Second

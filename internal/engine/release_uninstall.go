@@ -223,6 +223,7 @@ func (p *applyRun) uninstallDropped(ctx context.Context) (done bool, err error) 
 			return false, err
 		case !done:
 			p.waiting = op.waiting
+			p.waiting.message = fmt.Sprintf("Helm release %s: %s", s.Key(), p.waiting.message)
 			return false, nil
 		}
 		p.next.DeleteRelease(s.Key())

@@ -9,7 +9,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// errReplaced is the error of an object that was deleted or replaced after it was read. The next run decides again.
+// errReplaced is the error of an object that was created, deleted or replaced after it was read. The next run decides
+// again.
 var errReplaced = errors.New("it was deleted or replaced just now; it is read again")
 
 // errBusy is the error of an object that changes faster than it can be read and applied.

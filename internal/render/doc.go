@@ -8,8 +8,8 @@
 //
 //  1. Read the facts about the chart, and remove the inputs that it does not read from the request (facts.go).
 //  2. Return the release from the cache that all members share, or render the chart for all members (chart.go).
-//  3. If its templates generate values, or look up an object that the chart renders itself, render the chart again for
-//     this release on this member, with its stored results.
+//  3. If its templates generate values, or look up objects, render the chart again for this release on this member,
+//     with its stored results and those that the member returns.
 //
 // Each rendering is a call in the sandbox (sandbox.go), which executes the templates with functions that use stored
 // results (generated.go, lookup.go), and collects the objects (release.go).

@@ -90,7 +90,7 @@ func (p *releaseBuilder) addTemplate(path, text string, disableHooks bool) error
 	if err == nil && slices.ContainsFunc(found, releaseObject.isHook) {
 		// Helm adds a line break to the documents of the manifest, but not to hooks.
 		var unchanged []releaseObject
-		unchanged, err = p.decode(path, separated, kube.DecodeLenient)
+		unchanged, err = decodeTemplate(path, separated, kube.DecodeLenient)
 		for i := range unchanged {
 			if unchanged[i].isHook() {
 				found[i] = unchanged[i]
@@ -120,17 +120,26 @@ func separateDocuments(text string) string {
 	return regexp.MustCompile(`(?m)^---[ \t]*`).ReplaceAllString(text, "--- ")
 }
 
-// decode decodes the objects in text. It fails if the whole release exceeds maxRenderedSize or kube.MaxObjects.
+// decode decodes the objects in text, and counts them. It fails if the release exceeds maxRenderedSize or
+// kube.MaxObjects.
 func (p *releaseBuilder) decode(path string, text []byte, decode func([]byte) ([]*unstructured.Unstructured, error)) ([]releaseObject, error) {
 	if p.size += len(text); p.size > maxRenderedSize {
 		return nil, phase.Invalidf("it renders to more than %d MiB", maxRenderedSize>>20)
 	}
+	found, err := decodeTemplate(path, text, decode)
+	if err != nil {
+		return nil, err
+	}
+	if p.count += len(found); p.count > kube.MaxObjects {
+		return nil, phase.Invalidf("it renders to more than %d objects", kube.MaxObjects)
+	}
+	return found, nil
+}
+
+func decodeTemplate(path string, text []byte, decode func([]byte) ([]*unstructured.Unstructured, error)) ([]releaseObject, error) {
 	objects, err := decode(text)
 	if err != nil {
 		return nil, phase.Invalidf("%s, %w", kube.OneLine(path), err)
-	}
-	if p.count += len(objects); p.count > kube.MaxObjects {
-		return nil, phase.Invalidf("it renders to more than %d objects", kube.MaxObjects)
 	}
 	found := make([]releaseObject, 0, len(objects))
 	for _, object := range objects {
