@@ -23,8 +23,8 @@ const (
 // children are the children of a Pool. They share a container with this process: if it exceeds its limit of memory,
 // Kubernetes kills all its processes. To prevent that, children are killed before all of them together take more than
 // limit: idle ones first, then the one with the most memory. An idle child has no work. If it uses the processor, it
-// may run code of an attacker outside of the limits of a call, and is killed. A system without /proc has none of these
-// limits.
+// may run code of an attacker outside of the limits of a call, and is killed. On a system without /proc, memory and
+// processor time of the children are unknown and not limited here.
 type children struct {
 	limit int64 // in bytes
 

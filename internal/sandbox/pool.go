@@ -18,8 +18,8 @@ import (
 
 const (
 	// A call that finds no idle child starts one at once if at most maxBusy calls of its scope run, and at most one for
-	// each processor core. Otherwise it first waits for startDelay for an idle child. So short calls share a few children,
-	// and long ones do not delay them.
+	// each processor core. Otherwise it first waits up to startDelay for an idle child. So short calls share a few
+	// children, and long calls delay them by startDelay at most.
 	maxBusy    = 4
 	startDelay = 250 * time.Millisecond
 	// maxPerKey is the maximum number of calls with the same key that run at the same time. A profile with an endless
@@ -29,9 +29,9 @@ const (
 	// maxPerScope is the maximum number of calls of a scope that run at the same time. On a machine with more than four
 	// processors, the maximum is two calls for each processor. Without it, one tenant could start any number of children.
 	maxPerScope = 8
-	// maxMessage is the maximum size of a message of a child in bytes, and maxValues the maximum number of its values,
-	// which kube.CountValues counts. A decoded message usually needs about six times its size, but one of many small
-	// values more memory than this process has.
+	// maxMessage is the maximum size of a message of a child in bytes, and maxValues the maximum number of JSON values in
+	// it. A decoded message usually takes about six times its size. A message of many small values would take more memory
+	// than this process has.
 	maxMessage = 64 << 20
 	maxValues  = 4_000_000
 	// After a call has exceeded a limit, calls with its key are not run for minPause. Each further failure doubles the
