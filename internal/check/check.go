@@ -14,23 +14,23 @@ import (
 	"github.com/towline/towline/internal/sandbox"
 )
 
-// maxMessage is the maximal length of a message in bytes. It is written to the status of a cluster.
+// maxMessage is the maximum length of a message in bytes. Messages are written to the status of a cluster.
 const maxMessage = 1024
 
 // Checker runs the checks of one cluster.
 type Checker struct {
-	// Sandbox runs the scripts. If it is nil, they run in this process, where all other work counts against their limit
-	// of memory: only tests do that.
+	// Sandbox runs the scripts. If it is nil, they run in this process, and all its work counts against their limit of
+	// memory. Only tests do that.
 	Sandbox *sandbox.Pool
-	// Cluster is the namespace and the name of the cluster. A script that exceeds a limit of the sandbox is not run again
-	// at once for the cluster. If it exceeds one for several clusters of a namespace, it is not run for any of them. Other
-	// namespaces have other users, and must not notice it.
+	// Cluster is the namespace and the name of the cluster. After a script has exceeded a limit of the sandbox, it is not
+	// run again for this cluster for some time. If it exceeds a limit for several clusters of a namespace, it is not run
+	// for any of them. Clusters of other namespaces are not affected, since they have other users.
 	Cluster client.ObjectKey
 }
 
 // Run evaluates checks in order and stops at the first one that fails. failure is "" if all pass, else "check <name>:
 // <message>" of the failed check; an invalid script fails its check. An error means that the objects could not be
-// listed, or that no script could be run. member must not be a cache, which would keep all listed objects.
+// listed, or that a script could not be run. member must not be a cache, which would keep all listed objects.
 func (c Checker) Run(ctx context.Context, member client.Reader, checks []libv1beta1.ClusterCheck) (failure string, err error) {
 	for i := range checks {
 		message, err := c.runCheck(ctx, member, &checks[i])
@@ -44,7 +44,7 @@ func (c Checker) Run(ctx context.Context, member client.Reader, checks []libv1be
 	return "", nil
 }
 
-// runCheck returns "" if the check passes, else the message.
+// runCheck returns "" if the check passes, else the message of the failure.
 func (c Checker) runCheck(ctx context.Context, member client.Reader, check *libv1beta1.ClusterCheck) (failure string, err error) {
 	var objects []json.RawMessage
 	size := 0
@@ -64,8 +64,8 @@ func (c Checker) runCheck(ctx context.Context, member client.Reader, check *libv
 		for _, object := range selected {
 			size += len(object)
 		}
-		if size > maxSize {
-			return "", fmt.Errorf("the objects of its selectors have more than %d MiB", maxSize>>20)
+		if size > maxObjectsSize {
+			return "", fmt.Errorf("the objects of its selectors have more than %d MiB", maxObjectsSize>>20)
 		}
 		objects = append(objects, selected...)
 	}
@@ -81,14 +81,15 @@ func scriptFailure(ctx context.Context, err error) (failure string, _ error) {
 	if ctx.Err() != nil {
 		return "", ctx.Err()
 	}
-	if couldNotRun(err) {
+	if isResourceShortage(err) {
 		return "", err
 	}
 	return err.Error(), nil
 }
 
-// couldNotRun returns whether err means that the hub could not run the script, which may be valid.
-func couldNotRun(err error) bool {
+// isResourceShortage returns whether err means that the script was not run, or not to its end, for lack of a process or
+// of memory. The script may be valid.
+func isResourceShortage(err error) bool {
 	return errors.Is(err, sandbox.ErrStart) || errors.Is(err, sandbox.ErrMemory) || kube.IsMemoryError(err)
 }
 

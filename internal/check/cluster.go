@@ -18,8 +18,8 @@ type Result struct {
 }
 
 // EvaluateCluster runs the liveness checks of spec, and before them the readiness checks if ready is false. ready is
-// the former Result.Ready. EvaluateCluster returns an error only if no script could be run: the cluster may be healthy.
-// The caller must ignore the result if ctx has ended.
+// the Ready of the previous Result. EvaluateCluster returns an error only if a script could not be run: the cluster may
+// be healthy. The caller must ignore the result if ctx has ended.
 func (c Checker) EvaluateCluster(ctx context.Context, member client.Reader, spec *libv1beta1.SveltosClusterSpec, ready bool) (Result, error) {
 	if !ready {
 		if failure, err := c.failureOf(ctx, member, "readiness", spec.ReadinessChecks); failure != "" || err != nil {
@@ -33,7 +33,7 @@ func (c Checker) EvaluateCluster(ctx context.Context, member client.Reader, spec
 // failureOf returns the Result.Failure of one list of checks. kind is "readiness" or "liveness".
 func (c Checker) failureOf(ctx context.Context, member client.Reader, kind string, checks []libv1beta1.ClusterCheck) (failure string, err error) {
 	failure, err = c.Run(ctx, member, checks)
-	if couldNotRun(err) {
+	if isResourceShortage(err) {
 		return "", err
 	}
 	if err != nil {

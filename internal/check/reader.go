@@ -17,8 +17,8 @@ import (
 // discoveryTimeout limits each request of the discovery client, because its methods have no context.
 const discoveryTimeout = 10 * time.Second
 
-// NewReader returns the client with which a Checker reads a cluster, which may be hostile. It discovers each kind once,
-// and has no cache: each run of checks must have its own.
+// NewReader returns the client with which a Checker reads a cluster, which may be hostile. It keeps the API resource of
+// each kind that it has discovered, so each run of checks must have its own client. It does not cache objects.
 func NewReader(config *rest.Config) (client.Reader, error) {
 	httpClient, err := rest.HTTPClientFor(config)
 	if err != nil {
@@ -34,8 +34,8 @@ func NewReader(config *rest.Config) (client.Reader, error) {
 }
 
 // restMapper implements RESTMapping, the only method of a RESTMapper that lists of unstructured objects need. The
-// embedded one has no mappings. Unlike the RESTMapper of package apiutil, restMapper reads only the API version of the
-// kind, so other API versions can neither fill the memory nor cause errors.
+// embedded RESTMapper has no mappings. Unlike the RESTMapper of package apiutil, restMapper reads only the API version
+// of the kind, so other API versions can neither fill the memory nor cause errors.
 type restMapper struct {
 	*meta.DefaultRESTMapper
 

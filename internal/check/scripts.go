@@ -14,8 +14,8 @@ import (
 	"github.com/towline/towline/internal/script"
 )
 
-// callTimeout limits the time of a call in the sandbox. It is longer than the limit of package script, which is checked
-// between instructions, and so does not stop a slow compilation or one endless instruction.
+// callTimeout is the limit of the time of a call in the sandbox. It is longer than the limit of package script. That
+// limit is checked between instructions only: it does not stop a slow compilation, or one instruction without end.
 const callTimeout = 15 * time.Second
 
 // The names of the functions in the sandbox.
@@ -24,7 +24,7 @@ const (
 	conditionFunction = "condition of a check"
 )
 
-// evaluation is the input of the functions: a script, and the objects that it gets.
+// evaluation is the input of a function: a script, and its objects.
 type evaluation struct {
 	Script  string
 	Objects []json.RawMessage
@@ -38,7 +38,7 @@ func Functions() map[string]sandbox.Function {
 	}
 }
 
-// asSandboxFunction returns function with JSON as its input.
+// asSandboxFunction returns a function of the sandbox that decodes its input and calls function.
 func asSandboxFunction[Result any](function func(evaluation) (Result, error)) sandbox.Function {
 	return func(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
 		var e evaluation
@@ -60,7 +60,7 @@ func (c Checker) filter(ctx context.Context, objects []json.RawMessage, script s
 	}
 	matching := make([]json.RawMessage, 0, len(indexes))
 	for _, i := range indexes {
-		// A child runs scripts of users: a wrong index must not end this process.
+		// A script may control the child: a wrong index must not end this process.
 		if i < 0 || i >= len(objects) {
 			return nil, fmt.Errorf("the sandbox returned index %d of %d objects", i, len(objects))
 		}
@@ -74,8 +74,8 @@ func (c Checker) evaluateCondition(ctx context.Context, script string, objects [
 	return callFunction(ctx, c, conditionFunction, evaluation{script, objects}, evaluation.conditionFailure)
 }
 
-// callFunction calls one of the functions, in the sandbox if there is one. It calls none after the end of ctx: a
-// cluster can have thousands of checks, and each call takes up to callTimeout.
+// callFunction calls one of the functions, in the sandbox if there is one. After the end of ctx it returns the error of
+// ctx: a cluster can have thousands of checks, and each call takes up to callTimeout.
 func callFunction[Result any](ctx context.Context, c Checker, name string, e evaluation, function func(evaluation) (Result, error)) (result Result, err error) {
 	if ctx.Err() != nil {
 		return result, ctx.Err()
@@ -121,7 +121,7 @@ func (e evaluation) matchingIndexes() (indexes []int, err error) {
 	return indexes, nil
 }
 
-// conditionFailure returns the message of a condition that does not pass, "" if it passes.
+// conditionFailure runs the script of a condition. It returns its message, "" if the condition passes.
 func (e evaluation) conditionFailure() (failure string, err error) {
 	interpreter, err := script.New(context.Background(), e.Script)
 	if err != nil {

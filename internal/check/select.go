@@ -21,9 +21,9 @@ import (
 const (
 	// pageSize is the number of objects per request.
 	pageSize = 500
-	// maxSize is the maximum size of the objects that one selector lists, and of those that all selectors of a check
-	// select, in bytes of JSON. It also limits a cluster that returns objects without end.
-	maxSize = 16 << 20
+	// maxObjectsSize is the maximum size, in bytes of JSON, of the objects that one selector lists, and of the objects
+	// that all selectors of a check select. A cluster may return objects without end.
+	maxObjectsSize = 16 << 20
 )
 
 // listObjects lists the objects with the kind, namespace, name and labels of selector, and returns them as JSON. A kind
@@ -35,19 +35,19 @@ func listObjects(ctx context.Context, member client.Reader, selector *libv1beta1
 	}
 	kind := schema.GroupVersionKind{Group: selector.Group, Version: selector.Version, Kind: selector.Kind}
 	var objects []json.RawMessage
-	size, next := 0, ""
+	size, continueToken := 0, ""
 	for {
 		page := &unstructured.UnstructuredList{}
 		page.SetGroupVersionKind(kind)
-		err := member.List(ctx, page, append(options, client.Limit(pageSize), client.Continue(next))...)
-		if meta.IsNoMatchError(err) || (apierrors.IsNotFound(err) && next == "") {
+		err := member.List(ctx, page, append(options, client.Limit(pageSize), client.Continue(continueToken))...)
+		if meta.IsNoMatchError(err) || (apierrors.IsNotFound(err) && continueToken == "") {
 			return nil, nil
 		}
 		if err != nil {
 			return nil, fmt.Errorf("list %s: %w", kind.Kind, err)
 		}
 		for i := range page.Items {
-			// Scripts do not need them, and they are half of many objects.
+			// Scripts do not need managed fields, which are half of many objects.
 			page.Items[i].SetManagedFields(nil)
 			raw, err := json.Marshal(page.Items[i].Object)
 			if err != nil {
@@ -55,10 +55,10 @@ func listObjects(ctx context.Context, member client.Reader, selector *libv1beta1
 			}
 			objects, size = append(objects, raw), size+len(raw)
 		}
-		if size > maxSize {
-			return nil, fmt.Errorf("list %s: the objects have more than %d MiB", kind.Kind, maxSize>>20)
+		if size > maxObjectsSize {
+			return nil, fmt.Errorf("list %s: the objects have more than %d MiB", kind.Kind, maxObjectsSize>>20)
 		}
-		if next = page.GetContinue(); next == "" {
+		if continueToken = page.GetContinue(); continueToken == "" {
 			return objects, nil
 		}
 	}

@@ -28,7 +28,7 @@ type addon struct {
 // chartType is the resource type of a release.
 const chartType = "helm chart"
 
-// addonsOf returns one row for each object and release, sorted.
+// addonsOf returns one row for each object and release, sorted by cluster, type, namespace and name.
 func addonsOf(configurations []configv1beta1.ClusterConfiguration) []addon {
 	var rows []addon
 	for i := range configurations {
@@ -83,7 +83,8 @@ func timeOf(t *metav1.Time) *time.Time {
 	return &t.Time
 }
 
-// mergeRows sorts rows. Rows that only differ in the profile and the time become one, with the latest time.
+// mergeRows sorts rows, and merges rows that differ only in the profiles and the time. A merged row has the latest
+// time.
 func mergeRows(rows []addon) []addon {
 	compare := func(a, b addon) int {
 		return cmp.Or(cmp.Compare(a.Cluster, b.Cluster), cmp.Compare(a.ResourceType, b.ResourceType),

@@ -27,7 +27,7 @@ func Run(ctx context.Context, args []string, streams command.Streams) int {
 	if len(args) > 0 {
 		name, rest = filepath.Base(args[0]), args[1:]
 	}
-	if agent, ok := agents.ByName(name); ok && (len(rest) == 0 || strings.HasPrefix(rest[0], "-")) {
+	if agent, ok := agents.CommandForProgram(name); ok && (len(rest) == 0 || strings.HasPrefix(rest[0], "-")) {
 		rest = append([]string{agent}, rest...)
 	}
 	root := New(name, streams) //nolint:contextcheck // commands get their context from command.Run

@@ -9,9 +9,9 @@ import (
 	"github.com/towline/towline/internal/join/karmada"
 )
 
-// memberContext returns the context of a kubeconfig for a cluster: the explicit one, else the one with the name of the
-// cluster, else the current one. It returns an error if that context does not exist, and "" if the kubeconfig has no
-// contexts and none is explicit.
+// memberContext returns the context of a kubeconfig for a cluster: explicit if it is not empty, else the context with
+// the name of the cluster, else the current-context. It returns an error if that context does not exist, and "" if the
+// kubeconfig has no contexts and explicit is empty.
 func memberContext(cfg *clientcmdapi.Config, explicit, cluster string) (string, error) {
 	if explicit != "" {
 		if cfg.Contexts[explicit] == nil {

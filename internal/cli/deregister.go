@@ -81,18 +81,18 @@ func (f *deregisterFlags) run(ctx context.Context, streams command.Streams) erro
 	progress := startProgress(streams, fmt.Sprintf("waiting for the hub to finish removing cluster %s/%s", r.Namespace, r.Name))
 	r.Progress = progress.setStep
 	if f.request.Wait == 0 {
-		r.Wait = -1 // join.Deregister takes 0 for its default
+		r.Wait = -1 // for join.Deregister, 0 means its default
 	}
-	departure, err := join.Deregister(ctx, hub, r)
+	result, err := join.Deregister(ctx, hub, r)
 	progress.stop()
 	if f.request.Wait == 0 && errors.Is(err, join.ErrStillDeregistering) {
 		streams.PrintErr("note: a running hub continues with the removal; run the command again with --wait to see its progress")
 		return nil
 	}
 	if err == nil {
-		err = printSummary(streams, r, departure)
+		err = printSummary(streams, r, result)
 	}
-	printKept(streams, departure.Kept)
+	printKept(streams, result.Kept)
 	return err
 }
 
@@ -107,10 +107,10 @@ func printKept(streams command.Streams, kept []join.Kept) {
 }
 
 // printSummary prints the objects that were deleted on the hub, and lists the objects that stay on the cluster.
-func printSummary(streams command.Streams, r join.DeregisterRequest, departure join.DeregisterResult) error {
+func printSummary(streams command.Streams, r join.DeregisterRequest, result join.DeregisterResult) error {
 	var text strings.Builder
 	fmt.Fprintf(&text, "Successfully deregistered cluster %s/%s\n\nDeleted resources:\n", r.Namespace, r.Name)
-	for _, ref := range departure.Deleted {
+	for _, ref := range result.Deleted {
 		name := ref.Name
 		if ref.Namespace != "" {
 			name = ref.Namespace + "/" + ref.Name
@@ -121,18 +121,18 @@ func printSummary(streams command.Streams, r join.DeregisterRequest, departure j
 		return fmt.Errorf("print the deleted objects: %w", err)
 	}
 	switch {
-	case departure.Forced && len(departure.Left) == 0:
+	case result.Forced && len(result.Left) == 0:
 		streams.PrintErr("note: cluster %s/%s was force-deregistered; no objects are known to be left behind there", r.Namespace, r.Name)
 		return nil
-	case departure.Forced:
+	case result.Forced:
 		streams.PrintErr("note: cluster %s/%s was force-deregistered; left behind there, as far as known:", r.Namespace, r.Name)
-	case len(departure.Left) > 0:
+	case len(result.Left) > 0:
 		streams.PrintErr("note: these objects stay on cluster %s/%s; they are no longer managed:", r.Namespace, r.Name)
 	}
-	for _, left := range departure.Left {
+	for _, left := range result.Left {
 		streams.PrintErr("  - %s", left)
 	}
-	if slices.Contains(departure.Left, fleet.AgentLeft) {
+	if slices.Contains(result.Left, fleet.AgentLeft) {
 		streams.PrintErr("note: to remove the agent, run these commands with the kubeconfig of that cluster:")
 		for _, command := range join.RemoveAgentCommands() {
 			streams.PrintErr("  %s", command)

@@ -9,7 +9,7 @@
 //
 //   - A function newX returns the cobra.Command with its texts and its flags. The flags are fields of a struct xFlags,
 //     in sections of the help (command.AddSection).
-//   - validate checks the flags before the command connects to a cluster.
+//   - validate or complete checks the flags before the command connects to a cluster.
 //   - run loads the kubeconfigs, makes one call of internal/join, internal/hub or an agent, and prints the result.
 //
 // Files:
@@ -19,7 +19,7 @@
 //     table.go): the commands of sveltosctl.
 //   - join.go, unjoin.go, token.go, register_endpoint.go, unregister.go: the commands of karmadactl.
 //   - hubcmd.go, demo.go: the commands hub and demo. internal/cli/demo has the steps of the demo.
-//   - connect.go: kubeconfigs of the sveltosctl commands, the hub and the demo. kubeconfigflags.go and contexts.go:
+//   - kubeconfig.go: kubeconfigs of the sveltosctl commands and the hub. kubeconfigflags.go and contexts.go:
 //     kubeconfigs of the karmadactl commands.
 //   - progress.go: progress on standard error.
 //
@@ -30,11 +30,11 @@
 //
 //   - Hub: the management cluster. Commands as in Karmada call it the control plane.
 //   - Member: the cluster that is registered. Its kubeconfig is separate from the kubeconfig of the hub.
-//   - Streams: the outputs of the program. Out gets data only, so that it can be piped into kubectl.
-//   - Progress: lines on standard error about the step that a command does or waits for.
+//   - Streams: the outputs of the program. Only data is written to Out, so that it can be piped into kubectl.
+//   - Progress: lines on standard error about the current step of a command.
 //   - Section: a group of flags in the help. `register cluster` also uses sections to find flags of the other mode.
-//   - Interrupted: the context has ended before the command has. The exit code is 130, also if the command failed while
-//     it stopped.
+//   - Interrupted: the context ends before the command does. The exit code is 130, also if the command then fails for
+//     another reason.
 //
 // Invariants:
 //

@@ -141,7 +141,7 @@ func (f *hubFlags) run(ctx context.Context) error {
 		}
 	}
 	log.FromContext(ctx).Info("hub starts", "server", config.Host, "version", command.Version())
-	go agents.LimitMemory(ctx)
+	go agents.ReduceMemory(ctx)
 	return runHub(ctx, config, f.options)
 }
 
@@ -154,6 +154,7 @@ func (f *hubFlags) complete() error {
 		return errors.New("--install-crds and --shard-key exclude each other; use --install-crds for the hub without a shard")
 	}
 	denied := f.deniedNetworks
+	// The list is nil if the flag is not set. An empty list removes the defaults.
 	if f.deniedNetworks == nil || len(f.deniedNetworks) > 0 {
 		denied = append(egress.DefaultDenied(), denied...)
 	}
@@ -229,20 +230,20 @@ func runDemoHub(ctx context.Context, kubeconfig string, options hub.Options) err
 // runHub runs a hub. A hub without a shard key first creates the admission policies, and the objects for clusters that
 // register with a bootstrap token.
 func runHub(ctx context.Context, config *rest.Config, options hub.Options) error {
-	startConfig := kube.Interruptible(ctx, config)
-	if err := checkAdmissionPolicies(ctx, startConfig); err != nil {
+	interruptible := kube.Interruptible(ctx, config)
+	if err := checkAdmissionPolicies(ctx, interruptible); err != nil {
 		return err
 	}
 	if !options.InstallCRDs {
-		if err := checkInstalled(ctx, startConfig); err != nil {
+		if err := checkInstalled(ctx, interruptible); err != nil {
 			return err
 		}
 	}
 	if options.ShardKey == "" {
-		if err := hub.EnsureAdmissionPolicies(ctx, startConfig); err != nil {
+		if err := hub.EnsureAdmissionPolicies(ctx, interruptible); err != nil {
 			return err
 		}
-		if err := prepareRegistration(ctx, startConfig, options); err != nil {
+		if err := ensureBootstrapObjects(ctx, interruptible, options); err != nil {
 			return err
 		}
 		go refreshAdmissionPolicies(ctx, config)
@@ -251,14 +252,14 @@ func runHub(ctx context.Context, config *rest.Config, options hub.Options) error
 	return hub.Run(ctx, config, options)
 }
 
-// policyInterval is the interval between two updates of the admission policies. The policy for tokens lists the
-// audiences of the API server. After an administrator has changed the audiences, agents can renew their tokens, which
-// live for a day, only once the policy is updated.
-const policyInterval = 10 * time.Minute
+// policyRefreshInterval is the interval between two updates of the admission policies. The policy for tokens lists the
+// audiences of the API server. If an administrator changes the audiences, agents cannot renew their tokens, which
+// expire after a day, until the policy is updated.
+const policyRefreshInterval = 10 * time.Minute
 
 // refreshAdmissionPolicies updates the policies until ctx ends.
 func refreshAdmissionPolicies(ctx context.Context, config *rest.Config) {
-	ticker := time.NewTicker(policyInterval)
+	ticker := time.NewTicker(policyRefreshInterval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -272,8 +273,8 @@ func refreshAdmissionPolicies(ctx context.Context, config *rest.Config) {
 	}
 }
 
-// prepareRegistration prepares the hub for clusters that register with a token.
-func prepareRegistration(ctx context.Context, config *rest.Config, options hub.Options) error {
+// ensureBootstrapObjects creates or updates the objects for clusters that register with a bootstrap token.
+func ensureBootstrapObjects(ctx context.Context, config *rest.Config, options hub.Options) error {
 	hubClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		return fmt.Errorf("connect to the hub: %w", err)
@@ -282,26 +283,26 @@ func prepareRegistration(ctx context.Context, config *rest.Config, options hub.O
 	if err != nil && !errors.Is(err, join.ErrNoHubAddress) {
 		return err
 	}
-	var last error
-	err = wait.PollUntilContextTimeout(ctx, prepareInterval, prepareTimeout, true, func(ctx context.Context) (bool, error) {
-		last = bootstrap.EnsureHubObjects(ctx, config, address)
-		if apierrors.IsNotFound(last) {
+	var lastErr error
+	err = wait.PollUntilContextTimeout(ctx, ensureInterval, ensureTimeout, true, func(ctx context.Context) (bool, error) {
+		lastErr = bootstrap.EnsureHubObjects(ctx, config, address)
+		if apierrors.IsNotFound(lastErr) {
 			return false, nil // an API server that has just started has no namespaces yet
 		}
-		return true, last
+		return true, lastErr
 	})
-	// After a timeout, the error of the last attempt says more than err.
-	return cmp.Or(last, err)
+	// After a timeout, the error of the last attempt has the reason.
+	return cmp.Or(lastErr, err)
 }
 
-// prepareInterval and prepareTimeout are the interval and the maximum duration of the attempts of prepareRegistration.
+// ensureInterval and ensureTimeout are the interval and the maximum duration of the attempts of ensureBootstrapObjects.
 const (
-	prepareTimeout  = time.Minute
-	prepareInterval = time.Second
+	ensureTimeout  = time.Minute
+	ensureInterval = time.Second
 )
 
-// checkAdmissionPolicies returns kube.ErrNoAdmissionPolicies for an API server without them. They limit agents and the
-// authors of ClusterSummaries.
+// checkAdmissionPolicies returns kube.ErrNoAdmissionPolicies if the API server does not support admission policies,
+// which limit agents and the authors of ClusterSummaries.
 func checkAdmissionPolicies(ctx context.Context, config *rest.Config) error {
 	hubClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
@@ -310,8 +311,8 @@ func checkAdmissionPolicies(ctx context.Context, config *rest.Config) error {
 	return kube.CheckAdmissionPolicies(ctx, hubClient)
 }
 
-// checkInstalled returns ErrNotInstalled if the hub does not have the kinds of Towline. It ignores other errors: the
-// hub returns them later.
+// checkInstalled returns join.ErrNotInstalled if the CustomResourceDefinitions of Towline are missing. It ignores other
+// errors: hub.Run returns them later.
 func checkInstalled(ctx context.Context, config *rest.Config) error {
 	hubClient, err := client.New(config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
@@ -323,7 +324,7 @@ func checkInstalled(ctx context.Context, config *rest.Config) error {
 	return nil
 }
 
-// sandboxFunctions returns the functions that the hub, and agents in the same program, run in child processes.
+// sandboxFunctions returns the functions that the hub, and agents in this program, run in child processes.
 func sandboxFunctions() map[string]sandbox.Function {
 	functions := render.SandboxFunctions()
 	maps.Copy(functions, check.Functions())

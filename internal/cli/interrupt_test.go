@@ -19,8 +19,9 @@ import (
 	"github.com/towline/towline/internal/cli/command"
 )
 
-// silent accepts connections and never responds. It returns its address. connected is called for each connection.
-func silent(t *testing.T, connected func()) string {
+// startSilentServer starts a server that accepts connections and never responds, and returns its address. connected is
+// called for each connection.
+func startSilentServer(t *testing.T, connected func()) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -69,7 +70,7 @@ func wantInterrupted(t *testing.T, lineFor func(kubeconfig string) string) {
 	defer cancel()
 	var interrupted time.Time
 	var once sync.Once
-	path := kubeconfigOf(t, "https://"+silent(t, func() { once.Do(func() { interrupted = time.Now(); cancel() }) }))
+	path := kubeconfigOf(t, "https://"+startSilentServer(t, func() { once.Do(func() { interrupted = time.Now(); cancel() }) }))
 	var out, errs bytes.Buffer
 	code := cli.Run(ctx, strings.Fields(lineFor(path)), command.Streams{Out: &out, Err: &errs})
 	// A hub logs before it connects.

@@ -32,7 +32,8 @@ func (m *memberFlags) add(flags *pflag.FlagSet, fileUsage string) {
 		"`namespace` of the credentials, on the control plane and on the cluster")
 }
 
-// restConfig returns the config of the cluster with a name.
+// restConfig returns the config of a cluster. name is its name, which is the default context, see memberContext. Reads
+// with the config are cancelled when ctx ends.
 func (m *memberFlags) restConfig(ctx context.Context, name string) (*rest.Config, error) {
 	loaded, err := m.load()
 	if err != nil {
@@ -49,7 +50,7 @@ func (m *memberFlags) restConfig(ctx context.Context, name string) (*rest.Config
 	return kube.Interruptible(ctx, config), nil
 }
 
-// clusterName returns the only argument of a command, the name of a cluster.
+// clusterName returns the only argument of a command, the name of a cluster, and validates it.
 func clusterName(args []string) (string, error) {
 	switch {
 	case len(args) > 1:

@@ -17,12 +17,12 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 )
 
-// deadEnd is a context without an API server.
-const deadEnd = "dead-end"
+// unreachable is a context without an API server.
+const unreachable = "dead-end"
 
-// several writes one kubeconfig with the contexts of hub and member and with deadEnd as the current context, and
-// returns its path.
-func (w *world) several(t *testing.T) string {
+// writeMergedKubeconfig writes one kubeconfig with the contexts of hub and member and with unreachable as the current
+// context, and returns its path.
+func (w *hubAndMember) writeMergedKubeconfig(t *testing.T) string {
 	t.Helper()
 	merged := clientcmdapi.NewConfig()
 	for _, file := range w.files {
@@ -34,9 +34,9 @@ func (w *world) several(t *testing.T) string {
 			merged.Contexts[name], merged.Clusters[name], merged.AuthInfos[name] = config.Contexts[name], config.Clusters[name], config.AuthInfos[name]
 		}
 	}
-	merged.Clusters[deadEnd] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1"}
-	merged.Contexts[deadEnd] = &clientcmdapi.Context{Cluster: deadEnd, AuthInfo: "hub-admin"}
-	merged.CurrentContext = deadEnd
+	merged.Clusters[unreachable] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1"}
+	merged.Contexts[unreachable] = &clientcmdapi.Context{Cluster: unreachable, AuthInfo: "hub-admin"}
+	merged.CurrentContext = unreachable
 	path := filepath.Join(t.TempDir(), "several")
 	if err := clientcmd.WriteToFile(*merged, path); err != nil {
 		t.Fatal(err)
@@ -52,9 +52,9 @@ func karmadactl(t *testing.T, line string) result {
 
 // TestContextsOfKarmadactl is one test, since its parts share a hub, a member and KUBECONFIG.
 func TestContextsOfKarmadactl(t *testing.T) {
-	w := newWorld(t)
-	several := w.several(t)
-	t.Setenv("KUBECONFIG", several)
+	w := startHubAndMember(t)
+	mergedFile := w.writeMergedKubeconfig(t)
+	t.Setenv("KUBECONFIG", mergedFile)
 	t.Run("join", func(t *testing.T) { w.joinsByContext(t) })
 	t.Run("impersonation", func(t *testing.T) { w.joinsWithImpersonation(t) })
 	t.Run("unjoin", func(t *testing.T) { w.unjoinsByContext(t) })
@@ -64,19 +64,19 @@ func TestContextsOfKarmadactl(t *testing.T) {
 	t.Run("unregister", func(t *testing.T) { w.unchecksByContext(t) })
 }
 
-// wantDeadEnd fails the test unless the command connects to deadEnd.
-func wantDeadEnd(t *testing.T, line string) {
+// wantUnreachable fails the test unless the command connects to unreachable.
+func wantUnreachable(t *testing.T, line string) {
 	t.Helper()
 	if got := karmadactl(t, line); got.code != 1 || !strings.Contains(got.err, "127.0.0.1:1") {
 		t.Errorf("%s: got %+v, want a failed connection to 127.0.0.1:1", line, got)
 	}
 }
 
-func (w *world) joinsByContext(t *testing.T) {
+func (w *hubAndMember) joinsByContext(t *testing.T) {
 	t.Helper()
-	wantDeadEnd(t, "join shop --dry-run")
-	wantDeadEnd(t, "join shop --dry-run --karmada-context=hub-admin")
-	wantDeadEnd(t, "join shop --dry-run --cluster-context=member-admin")
+	wantUnreachable(t, "join shop --dry-run")
+	wantUnreachable(t, "join shop --dry-run --karmada-context=hub-admin")
+	wantUnreachable(t, "join shop --dry-run --cluster-context=member-admin")
 	note := result{err: "note: dry run: nothing was changed; cluster shop can join\n"}
 	if got := karmadactl(t, "join shop --dry-run --karmada-context=hub-admin --cluster-context=member-admin"); got != note {
 		t.Errorf("join in a dry run: got %+v, want %+v", got, note)
@@ -95,7 +95,7 @@ func (w *world) joinsByContext(t *testing.T) {
 	}
 }
 
-func (w *world) joinsWithImpersonation(t *testing.T) {
+func (w *hubAndMember) joinsWithImpersonation(t *testing.T) {
 	t.Helper()
 	const join = "join other --dry-run --karmada-context=hub-admin --cluster-context=hub-admin --karmada-as=mara"
 	if got := karmadactl(t, join); got.code != 1 || !strings.Contains(got.err, `User "mara" cannot`) {
@@ -106,14 +106,14 @@ func (w *world) joinsWithImpersonation(t *testing.T) {
 	}
 }
 
-func (w *world) unjoinsByContext(t *testing.T) {
+func (w *hubAndMember) unjoinsByContext(t *testing.T) {
 	t.Helper()
 	account := client.ObjectKey{Namespace: "karmada-cluster", Name: "karmada-member-admin"}
 	if err := w.member.Get(t.Context(), account, &corev1.ServiceAccount{}); err != nil {
 		t.Fatalf("the account of the hub: %v", err)
 	}
-	wantDeadEnd(t, "unjoin member-admin")
-	wantDeadEnd(t, "unjoin member-admin --karmada-context="+deadEnd)
+	wantUnreachable(t, "unjoin member-admin")
+	wantUnreachable(t, "unjoin member-admin --karmada-context="+unreachable)
 	if got := karmadactl(t, "unjoin member-admin --karmada-context=hub-admin --cluster-kubeconfig="+os.Getenv("KUBECONFIG")); got.code != 0 || got.out != "" {
 		t.Errorf("unjoin: got %+v", got)
 	}
@@ -125,10 +125,10 @@ func (w *world) unjoinsByContext(t *testing.T) {
 	}
 }
 
-// passed is the output of a registration with --dry-run.
-const passed = "[preflight] Running pre-flight checks\n[preflight] All pre-flight checks were passed\n"
+// dryRunOutput is the output of a registration with --dry-run.
+const dryRunOutput = "[preflight] Running pre-flight checks\n[preflight] All pre-flight checks were passed\n"
 
-func (w *world) registersByThePrintedLine(t *testing.T) {
+func (w *hubAndMember) registersByThePrintedLine(t *testing.T) {
 	t.Helper()
 	for name, program := range map[string]string{"karmadactl": "karmadactl", "kubectl-karmada": "kubectl karmada", "towline": "towline"} {
 		printed := run(t, name, "token", "create", "--print-register-command", "--karmada-context=hub-admin")
@@ -139,7 +139,7 @@ func (w *world) registersByThePrintedLine(t *testing.T) {
 		// On the side of the cluster.
 		t.Setenv("KUBECONFIG", w.files[1])
 		got := run(t, append([]string{name}, append(strings.Fields(line[1]), "--dry-run")...)...)
-		if want := (result{out: passed}); got != want {
+		if want := (result{out: dryRunOutput}); got != want {
 			t.Errorf("%s %s: got %+v, want %+v", name, line[1], got, want)
 		}
 		t.Setenv("KUBECONFIG", w.files[0])
@@ -148,15 +148,15 @@ func (w *world) registersByThePrintedLine(t *testing.T) {
 
 const registration = "register 127.0.0.1:1 --dry-run --token=abcdef.0123456789abcdef --discovery-token-unsafe-skip-ca-verification=true"
 
-func (w *world) checksByContext(t *testing.T) {
+func (w *hubAndMember) checksByContext(t *testing.T) {
 	t.Helper()
-	wantDeadEnd(t, registration+" --discovery-timeout=1s")
-	if got, want := karmadactl(t, registration+" --context=member-admin"), (result{out: passed}); got != want {
+	wantUnreachable(t, registration+" --discovery-timeout=1s")
+	if got, want := karmadactl(t, registration+" --context=member-admin"), (result{out: dryRunOutput}); got != want {
 		t.Errorf("register: got %+v, want %+v", got, want)
 	}
 }
 
-func (w *world) failsPreflight(t *testing.T) {
+func (w *hubAndMember) failsPreflight(t *testing.T) {
 	t.Helper()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "karmada-system"}}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace.Name, Name: "karmada-agent-sa"}}
@@ -177,12 +177,12 @@ func (w *world) failsPreflight(t *testing.T) {
 			t.Errorf("%s: got %+v, want %+v", line, got, want)
 		}
 	}
-	if got := karmadactl(t, registration+" --context=member-admin --namespace=elsewhere"); got.code != 0 || got.out != passed {
+	if got := karmadactl(t, registration+" --context=member-admin --namespace=elsewhere"); got.code != 0 || got.out != dryRunOutput {
 		t.Errorf("in another namespace: got %+v", got)
 	}
 }
 
-func (w *world) unchecksByContext(t *testing.T) {
+func (w *hubAndMember) unchecksByContext(t *testing.T) {
 	t.Helper()
 	system := &corev1.Namespace{}
 	if err := w.member.Get(t.Context(), client.ObjectKey{Name: metav1.NamespaceSystem}, system); err != nil {
@@ -195,13 +195,13 @@ func (w *world) unchecksByContext(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	several := os.Getenv("KUBECONFIG")
-	wantDeadEnd(t, "unregister eu-1 --karmada-context=hub-admin --cluster-kubeconfig="+several)
-	wantDeadEnd(t, "unregister member-admin --karmada-config="+several+" --cluster-kubeconfig="+several)
+	mergedFile := os.Getenv("KUBECONFIG")
+	wantUnreachable(t, "unregister eu-1 --karmada-context=hub-admin --cluster-kubeconfig="+mergedFile)
+	wantUnreachable(t, "unregister member-admin --karmada-config="+mergedFile+" --cluster-kubeconfig="+mergedFile)
 	for name, line := range map[string]string{
 		// Without --karmada-config the context is one of KUBECONFIG.
-		"member-admin": "unregister member-admin --karmada-context=hub-admin --cluster-kubeconfig=" + several,
-		"eu-1":         "unregister eu-1 --karmada-config=" + several + " --karmada-context=hub-admin --cluster-kubeconfig=" + several + " --cluster-context=member-admin",
+		"member-admin": "unregister member-admin --karmada-context=hub-admin --cluster-kubeconfig=" + mergedFile,
+		"eu-1":         "unregister eu-1 --karmada-config=" + mergedFile + " --karmada-context=hub-admin --cluster-kubeconfig=" + mergedFile + " --cluster-context=member-admin",
 	} {
 		if got := karmadactl(t, line+" --dry-run"); got.code != 0 || got.out != "" {
 			t.Errorf("%s --dry-run: got %+v", line, got)

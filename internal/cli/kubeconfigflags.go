@@ -48,8 +48,8 @@ func isEmpty(config clientcmdapi.Config) bool {
 	return len(config.Contexts) == 0 && len(config.Clusters) == 0
 }
 
-// config returns the config of a context of the loaded kubeconfigs, "" for the current context. Without a kubeconfig
-// it returns the config of the cluster in which this process runs as a pod.
+// config returns the config of a context of the loaded kubeconfigs. context is "" for the current one. If loaded is
+// empty, it returns the config of the cluster in which this process runs as a pod.
 func (k kubeconfigFlags) config(loaded clientcmdapi.Config, context string) (*rest.Config, error) {
 	if !isEmpty(loaded) {
 		// Without access to the files the client cannot write them: current-context and tokens do not change.
@@ -82,8 +82,8 @@ type controlPlaneFlags struct {
 // controlPlaneUsage is the usage of --kubeconfig.
 const controlPlaneUsage = "`file` with the kubeconfig of the control plane (default KUBECONFIG, then ~/.kube/config)"
 
-// add adds the flags for the kubeconfig and its context. fileFlag is the name of the first one, and fileUsage its
-// usage.
+// add adds the flags for the kubeconfig and its context. fileFlag is the name of the flag for the kubeconfig, and
+// fileUsage its usage.
 func (c *controlPlaneFlags) add(flags *pflag.FlagSet, fileFlag, fileUsage string) {
 	c.fileFlag = fileFlag
 	flags.StringVar(&c.file, fileFlag, "", fileUsage)
@@ -109,7 +109,7 @@ func (c *controlPlaneFlags) validate() error {
 	return nil
 }
 
-// restConfig returns the config of the control plane.
+// restConfig returns the config of the control plane. Reads with it are cancelled when ctx ends.
 func (c *controlPlaneFlags) restConfig(ctx context.Context) (*rest.Config, error) {
 	loaded, err := c.load()
 	if err == nil {
@@ -135,7 +135,7 @@ func (c *controlPlaneFlags) client(ctx context.Context) (client.Client, error) {
 	return hubClient, nil
 }
 
-// clusterOfContext returns the cluster of a context of a loaded kubeconfig, "" for the current context.
+// clusterOfContext returns the cluster entry of a context of a loaded kubeconfig. context is "" for the current one.
 func clusterOfContext(loaded clientcmdapi.Config, context string) (*clientcmdapi.Cluster, error) {
 	name := cmp.Or(context, loaded.CurrentContext)
 	found, ok := loaded.Contexts[name]
@@ -149,7 +149,7 @@ func clusterOfContext(loaded clientcmdapi.Config, context string) (*clientcmdapi
 	return cluster, nil
 }
 
-// caCertificates returns the CA certificates of a cluster, in PEM.
+// caCertificates returns the CA certificates of a cluster entry, in PEM. A cluster entry without them is an error.
 func caCertificates(cluster *clientcmdapi.Cluster) ([]byte, error) {
 	ca := cluster.CertificateAuthorityData
 	if len(ca) == 0 && cluster.CertificateAuthority != "" {
@@ -164,8 +164,8 @@ func caCertificates(cluster *clientcmdapi.Cluster) ([]byte, error) {
 	return ca, nil
 }
 
-// maxVerbosity is the highest verbosity of clients. Above it they log the bodies of requests and responses, with
-// tokens.
+// maxVerbosity is the maximum verbosity. At higher levels client-go logs the bodies of requests and responses, which
+// contain tokens.
 const maxVerbosity = 7
 
 func addVerbosity(flags *pflag.FlagSet, level *int) {
@@ -173,7 +173,8 @@ func addVerbosity(flags *pflag.FlagSet, level *int) {
 		"`level` of the log on standard error: 6 for requests, 7 for requests with headers")
 }
 
-// withVerbosity returns a context with a logger of this level for the clients of this process, or ctx if level is 0.
+// withVerbosity returns a context with a logger of this level, and makes it the logger of all clients of this process.
+// If level is 0, it only returns ctx.
 func withVerbosity(ctx context.Context, level int, streams command.Streams) context.Context {
 	level = min(level, maxVerbosity)
 	if level <= 0 {

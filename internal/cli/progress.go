@@ -14,7 +14,7 @@ const (
 	nextProgress = 10 * time.Second
 )
 
-// progress prints the current step of a command on standard error: when the step changes, and periodically if it takes
+// progress prints the current step of a command on standard error: when the step changes, and again while it takes
 // long.
 type progress struct {
 	streams  command.Streams

@@ -28,7 +28,7 @@ func TestProgressWhileTheServerDoesNotRespond(t *testing.T) {
 	} {
 		t.Run(strings.Fields(args)[0]+"-"+strings.Fields(args)[1], func(t *testing.T) {
 			t.Parallel()
-			path := kubeconfigOf(t, "https://"+silent(t, func() {}))
+			path := kubeconfigOf(t, "https://"+startSilentServer(t, func() {}))
 			ctx, cancel := context.WithTimeout(t.Context(), 3500*time.Millisecond)
 			defer cancel()
 			var out, errs bytes.Buffer

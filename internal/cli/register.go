@@ -43,8 +43,8 @@ func addVerbose(flags *pflag.FlagSet, verbose *bool) {
 	flags.BoolVar(verbose, "verbose", false, "more progress on standard error")
 }
 
-// parse parses the labels and validates the request.
-func (f *registrationFlags) parse() error {
+// complete parses the labels and validates the request.
+func (f *registrationFlags) complete() error {
 	labels, err := parseLabels(f.labels)
 	if err != nil {
 		return fmt.Errorf("--labels: %w", err)
@@ -53,8 +53,8 @@ func (f *registrationFlags) parse() error {
 	return f.request.Validate()
 }
 
-// startProgress starts the progress of the registration on the hub at an address. mode is "push mode" or "pull mode",
-// optionally with the address of the cluster.
+// startProgress starts the progress of the registration. hub is the address of the hub. mode is "push mode" or "pull
+// mode", optionally with the address of the cluster.
 func (f *registrationFlags) startProgress(streams command.Streams, mode, hub string) *progress {
 	step := fmt.Sprintf("registering cluster %s/%s in %s with the hub %s", f.request.Namespace, f.request.Name, mode, hub)
 	if f.verbose {
@@ -82,7 +82,7 @@ type registerClusterFlags struct {
 	apply applyFlags
 }
 
-// newRegister returns the command of towline: `register <host:port>` of karmadactl with the subcommands of sveltosctl.
+// newRegister returns `register` of towline: `register <host:port>` of karmadactl with the subcommands of sveltosctl.
 func newRegister(streams command.Streams) *cobra.Command {
 	cmd := newRegisterEndpoint(streams)
 	cmd.Short = "Register a cluster: a SveltosCluster, or a Cluster of Karmada"
@@ -104,7 +104,7 @@ arguments, run token create --print-register-command with the kubeconfig of the 
 	return cmd
 }
 
-// newRegisterSveltos returns the command of sveltosctl.
+// newRegisterSveltos returns `register` of sveltosctl.
 func newRegisterSveltos(streams command.Streams) *cobra.Command {
 	return command.NewParent("register", "Register a cluster with the hub", registerCommands(streams)...)
 }
@@ -172,7 +172,7 @@ func (f *registerClusterFlags) addPush(flags *pflag.FlagSet) {
 
 // validate returns an error for wrong flags. It does not connect to a cluster.
 func (f *registerClusterFlags) validate(flags *pflag.FlagSet) error {
-	if err := f.parse(); err != nil {
+	if err := f.complete(); err != nil {
 		return err
 	}
 	if f.pullMode {
@@ -200,7 +200,7 @@ func (f *registerClusterFlags) validate(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// firstChanged returns the first flag of a section that is set on the command line, or nil.
+// firstChanged returns the first flag of a section that is set on the command line, nil if there is none.
 func firstChanged(flags *pflag.FlagSet, section string) *pflag.Flag {
 	for _, flag := range command.FlagsOfSection(flags, section) {
 		if flag.Changed {
@@ -263,7 +263,7 @@ func (f *registerClusterFlags) runPull(ctx context.Context, streams command.Stre
 		return err
 	}
 	if f.apply.isSet() {
-		return f.runApply(ctx, streams, request)
+		return f.runPullAndApply(ctx, streams, request)
 	}
 	if err := streams.RequireOpen(); err != nil {
 		return err
@@ -276,7 +276,8 @@ func (f *registerClusterFlags) runPull(ctx context.Context, streams command.Stre
 	return join.RegisterPull(ctx, hub, request, streams.Out)
 }
 
-func (f *registerClusterFlags) runApply(ctx context.Context, streams command.Streams, request join.PullRequest) error {
+// runPullAndApply applies the manifest instead of printing it, and waits until the cluster is ready.
+func (f *registerClusterFlags) runPullAndApply(ctx context.Context, streams command.Streams, request join.PullRequest) error {
 	member, err := f.apply.restConfig()
 	if err != nil {
 		return err

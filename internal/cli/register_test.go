@@ -39,8 +39,8 @@ func TestMain(m *testing.M) {
 // brokenImage is an image with a program that fails.
 const brokenImage = "registry.invalid/broken:v1"
 
-// world has a hub, a member, and a kubeconfig file for each.
-type world struct {
+// hubAndMember has a hub, a member, and a kubeconfig file for each.
+type hubAndMember struct {
 	hub, member   client.Client
 	hubPlane      *localkube.Plane
 	memberPlane   *localkube.Plane
@@ -48,13 +48,13 @@ type world struct {
 	memberContext string
 }
 
-func newWorld(t *testing.T) *world {
+func startHubAndMember(t *testing.T) *hubAndMember {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{
+	w := &hubAndMember{
 		hubPlane: localkube.ForTest(t, localkube.Named("hub")), memberContext: "member-admin",
 		memberPlane: localkube.ForTest(t, localkube.Named("member"), localkube.WithExec(join.DefaultAgentImage, self), localkube.WithExec(brokenImage, "/bin/false")),
 	}
@@ -69,7 +69,7 @@ func newWorld(t *testing.T) *world {
 	directory := t.TempDir()
 	for name, plane := range map[string]*localkube.Plane{"hub-admin": w.hubPlane, w.memberContext: w.memberPlane} {
 		file := filepath.Join(directory, name)
-		if err := os.WriteFile(file, renamed(t, plane.Kubeconfig, name), 0o600); err != nil {
+		if err := os.WriteFile(file, renamedKubeconfig(t, plane.Kubeconfig, name), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -79,8 +79,8 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// renamed returns a kubeconfig with one context, cluster and user of this name.
-func renamed(t *testing.T, file, name string) []byte {
+// renamedKubeconfig returns a kubeconfig with one context, cluster and user of this name.
+func renamedKubeconfig(t *testing.T, file, name string) []byte {
 	t.Helper()
 	config, err := clientcmd.LoadFromFile(file)
 	if err != nil {
@@ -100,7 +100,7 @@ func renamed(t *testing.T, file, name string) []byte {
 	return text
 }
 
-func (w *world) contents(t *testing.T) map[string]string {
+func (w *hubAndMember) contents(t *testing.T) map[string]string {
 	t.Helper()
 	contents := map[string]string{}
 	for _, file := range w.files {
@@ -115,7 +115,7 @@ func (w *world) contents(t *testing.T) map[string]string {
 
 // TestRegisterWithTheKubeconfigOfTheMember is one test, since its parts share a hub, a member and KUBECONFIG.
 func TestRegisterWithTheKubeconfigOfTheMember(t *testing.T) {
-	w := newWorld(t)
+	w := startHubAndMember(t)
 	before := w.contents(t)
 	missing := run(t, strings.Fields("sveltosctl register cluster --namespace=n --cluster=c --fleet-cluster-context=nowhere")...)
 	if want := `error: --fleet-cluster-context: there is no context "nowhere", only: hub-admin, member-admin` + "\n"; missing.err != want {
@@ -136,7 +136,7 @@ func TestRegisterWithTheKubeconfigOfTheMember(t *testing.T) {
 	}
 }
 
-func (w *world) generates(t *testing.T) {
+func (w *hubAndMember) generates(t *testing.T) {
 	t.Helper()
 	got := run(t, "sveltosctl", "generate", "kubeconfig", "--context="+w.memberContext)
 	if got.code != 1 || got.out != "" || !strings.Contains(got.err, "ServiceAccount projectsveltos/projectsveltos does not exist; --create makes it") {
@@ -159,7 +159,7 @@ func (w *world) generates(t *testing.T) {
 	}
 }
 
-func (w *world) registersByContext(t *testing.T) {
+func (w *hubAndMember) registersByContext(t *testing.T) {
 	t.Helper()
 	got := run(t, "sveltosctl", "register", "cluster", "--namespace=aks", "--cluster=pushed", "--fleet-cluster-context="+w.memberContext, "--shard=blue")
 	if want := (result{out: "cluster pushed successfully registered/updated in namespace aks.\n"}); got != want {
@@ -177,8 +177,8 @@ func (w *world) registersByContext(t *testing.T) {
 	}
 }
 
-// count returns the numbers of Deployments on the member and of SveltosClusters on the hub.
-func (w *world) count(t *testing.T) (agents, clusters int) {
+// countObjects returns the numbers of Deployments on the member and of SveltosClusters on the hub.
+func (w *hubAndMember) countObjects(t *testing.T) (agents, clusters int) {
 	t.Helper()
 	deployments, registered := &appsv1.DeploymentList{}, &libv1beta1.SveltosClusterList{}
 	if err := errors.Join(w.member.List(t.Context(), deployments), w.hub.List(t.Context(), registered, client.InNamespace("edge"))); err != nil {
@@ -197,12 +197,12 @@ func (c cancelingWriter) Write([]byte) (int, error) {
 	return 0, context.Canceled
 }
 
-func (w *world) undoesInterruptedRegistration(t *testing.T) {
+func (w *hubAndMember) undoesInterruptedRegistration(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var errs bytes.Buffer
 	code := cli.Run(ctx, strings.Fields(registerAndApply), command.Streams{Out: cancelingWriter{cancel}, Err: &errs})
-	agents, clusters := w.count(t)
+	agents, clusters := w.countObjects(t)
 	if code != 130 || !strings.Contains(errs.String(), "error: interrupted while registering cluster edge/c") || !strings.Contains(errs.String(), "; everything was taken back\n") || agents != 0 || clusters != 0 {
 		t.Errorf("got code %d, error output %q, %d agents and %d clusters", code, errs.String(), agents, clusters)
 	}
@@ -215,10 +215,10 @@ func (w *world) undoesInterruptedRegistration(t *testing.T) {
 	}
 }
 
-func (w *world) reportsWhyTheClusterIsNotReady(t *testing.T) {
+func (w *hubAndMember) reportsWhyTheClusterIsNotReady(t *testing.T) {
 	t.Helper()
 	got := run(t, strings.Fields(registerAndApply+"--wait=3s --agent-image="+brokenImage)...)
-	agents, clusters := w.count(t)
+	agents, clusters := w.countObjects(t)
 	if got.code != 1 || agents != 1 || clusters != 1 || !strings.Contains(got.out, "deployment.apps/sveltos-applier-manager created\n") {
 		t.Errorf("got %+v, %d agents and %d clusters", got, agents, clusters)
 	}
@@ -229,7 +229,7 @@ func (w *world) reportsWhyTheClusterIsNotReady(t *testing.T) {
 	}
 }
 
-func (w *world) waitsUntilReady(t *testing.T) {
+func (w *hubAndMember) waitsUntilReady(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

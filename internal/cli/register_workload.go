@@ -109,7 +109,7 @@ SveltosCluster reports it.`,
 	return cmd
 }
 
-// configure adds to cmd the flags that all providers have in common, the flags of one provider, and the run function.
+// configure adds the common flags of all providers, the flags of one provider in a section title, and the run function.
 func (f *workloadFlags) configure(streams command.Streams, cmd *cobra.Command, title string, addProvider func(*pflag.FlagSet)) {
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), streams, cmd.Flags()) }
@@ -124,7 +124,7 @@ func (f *workloadFlags) configure(streams command.Streams, cmd *cobra.Command, t
 }
 
 func (f *workloadFlags) run(ctx context.Context, streams command.Streams, flags *pflag.FlagSet) error {
-	if err := f.parse(); err != nil {
+	if err := f.complete(); err != nil {
 		return err
 	}
 	request := join.WorkloadRequest{Request: f.request, Identity: f.identity}

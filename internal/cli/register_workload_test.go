@@ -82,8 +82,8 @@ func TestWrongArgumentsForWorkloadIdentitiesFailBeforeConnecting(t *testing.T) {
 	}
 }
 
-// google serves the token endpoint of Google. Without a stored token it responds with an error.
-func google(t *testing.T) *atomic.Value {
+// serveGoogleTokens serves the token endpoint of Google. Without a stored token it responds with an error.
+func serveGoogleTokens(t *testing.T) *atomic.Value {
 	t.Helper()
 	answer := &atomic.Value{}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -117,7 +117,7 @@ func google(t *testing.T) *atomic.Value {
 }
 
 // createAdminToken creates a ServiceAccount with full permissions on the member, and returns its token.
-func (w *world) createAdminToken(t *testing.T) string {
+func (w *hubAndMember) createAdminToken(t *testing.T) string {
 	t.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "cloud"}}
 	request := &authenticationv1.TokenRequest{}
@@ -150,7 +150,7 @@ func waitUntil(t *testing.T, condition string, check func(context.Context) error
 
 // TestClusterWithoutAKubeconfig shows a member that the hub connects to with its own cloud identity.
 func TestClusterWithoutAKubeconfig(t *testing.T) {
-	w, answer := newWorld(t), google(t)
+	w, answer := startHubAndMember(t), serveGoogleTokens(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {

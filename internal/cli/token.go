@@ -130,10 +130,11 @@ func (f *tokenCreateFlags) run(ctx context.Context, streams command.Streams, pro
 	return nil
 }
 
-// tokenPlaceholder is the place of the token in the output. No other part of the output contains it.
+// tokenPlaceholder stands for the token in the output before the token exists. No other part of the output contains it.
 const tokenPlaceholder = "\x00"
 
-// registerCommand returns the command that registers a cluster, with tokenPlaceholder in place of the token.
+// registerCommand returns the command that registers a cluster, with tokenPlaceholder in place of the token. program is
+// the name under which the user has called this program.
 func (f *tokenCreateFlags) registerCommand(program string) (string, error) {
 	loaded, err := f.hub.load()
 	if err != nil {
@@ -166,7 +167,7 @@ func (f *tokenCreateFlags) registerCommand(program string) (string, error) {
 	return command, nil
 }
 
-// endpointOf returns the address of a server without its scheme.
+// endpointOf returns the host and port of a server, which must be an https URL without a path.
 func endpointOf(server string) (string, error) {
 	address, err := url.Parse(server)
 	if err != nil || address.Scheme != "https" || address.Host == "" || strings.Trim(address.Path, "/") != "" {

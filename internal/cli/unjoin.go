@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/join/karmada"
 )
 
-// addWait adds the flag for the time to wait for the removal of a cluster.
+// addWait adds the flag for the maximum time to wait for the removal of a cluster, for unjoin and unregister.
 func addWait(flags *pflag.FlagSet, wait *time.Duration) {
 	flags.DurationVar(wait, "wait", karmada.DefaultDeleteTimeout, "maximum time to wait for the removal of the cluster")
 }

@@ -15,13 +15,13 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxErrors is the number of bytes of a child's standard error that are kept: it begins with the reason for its end.
-const maxErrors = 4 << 10
+// maxStderr is the number of bytes of a child's standard error that are kept: it begins with the reason for its end.
+const maxStderr = 4 << 10
 
 const (
-	// maxWait is the maximum time of a call, as a multiple of Call.Limit. On a busy machine a child waits for a processor,
-	// and its input must not fail for this.
-	maxWait = 3
+	// maxTimeFactor is the maximum elapsed time of a call, as a multiple of Call.Limit. On a busy machine a child waits
+	// for a processor, and its call must not fail for this.
+	maxTimeFactor = 3
 	// minTimeCheck is the minimum time between two checks of a child's processor time.
 	minTimeCheck = 50 * time.Millisecond
 )
@@ -29,7 +29,7 @@ const (
 // ErrStart is wrapped by the error of a call for which no process could be started. The input may be valid.
 var ErrStart = errors.New("start a process of the sandbox")
 
-// messageError is the reason for the end of a child with a wrong message.
+// messageError is the error for an invalid message of a child, and the reason in the LimitError of the call.
 type messageError string
 
 // Error implements error.
@@ -46,35 +46,36 @@ type child struct {
 	process *exec.Cmd
 	in      io.WriteCloser
 	out     io.Reader
-	errors  *prefix
-	memory  int64
+	stderr  *limitedBuffer
+	memory  int64 // limit in bytes
 	// scope is the Call.Scope of all its calls.
 	scope string
 	// wait waits for the end of the process. It may be called several times.
 	wait func() error
-	// idleSince is the time of the last release, and useBeforeIdle the processor time used before. children.mu guards
-	// them.
-	idleSince     time.Time
-	useBeforeIdle time.Duration
+	// idleSince is the time of the last release, and cpuTimeBeforeIdle the processor time of the child then. children.mu
+	// guards them.
+	idleSince         time.Time
+	cpuTimeBeforeIdle time.Duration
 }
 
-// prefix keeps the first bytes that are written to it. It is no bytes.Buffer: io.Copy would use its ReadFrom, which has
-// no limit.
-type prefix struct{ text bytes.Buffer }
+// limitedBuffer keeps the first maxStderr bytes that are written to it. It is no bytes.Buffer: io.Copy would use the
+// ReadFrom of a bytes.Buffer, which has no limit.
+type limitedBuffer struct{ text bytes.Buffer }
 
 // Write implements io.Writer.
-func (p *prefix) Write(text []byte) (int, error) {
-	p.text.Write(text[:min(len(text), maxErrors-p.text.Len())])
+func (p *limitedBuffer) Write(text []byte) (int, error) {
+	p.text.Write(text[:min(len(text), maxStderr-p.text.Len())])
 	return len(text), nil
 }
 
-// startChild starts a child. It has no environment, which can have credentials, and ends when this process ends.
+// startChild starts a child. The child does not inherit the environment, which can have credentials. It ends when this
+// process ends. memory is its limit in bytes.
 func startChild(command []string, memory int64) (*child, error) {
 	started := &child{
-		process: exec.Command(command[0], command[1:]...), errors: &prefix{}, memory: memory, //nolint:noctx // it outlives a call; kill ends it
+		process: exec.Command(command[0], command[1:]...), stderr: &limitedBuffer{}, memory: memory, //nolint:noctx // it outlives a call; kill ends it
 	}
 	started.wait = sync.OnceValue(started.process.Wait)
-	started.process.Env, started.process.Dir, started.process.Stderr = []string{"GOMAXPROCS=2", fmt.Sprint("GOMEMLIMIT=", memory)}, "/", started.errors
+	started.process.Env, started.process.Dir, started.process.Stderr = []string{"GOMAXPROCS=2", fmt.Sprint("GOMEMLIMIT=", memory)}, "/", started.stderr
 	out, err := started.process.StdoutPipe()
 	if err == nil {
 		started.in, err = started.process.StdinPipe()
@@ -89,13 +90,13 @@ func startChild(command []string, memory int64) (*child, error) {
 	return started, nil
 }
 
-// exchange sends a call, calls callback when the function requests data, and returns the result. The memory of the
-// output stays reserved.
+// exchange sends a call, calls callback for each request of the function, and returns the result. The memory of the
+// output stays reserved, unless there is an error.
 func (c *child) exchange(call request, callback func(json.RawMessage) (any, error), reserved *kube.ContentReservation) (response, error) {
-	needed := int64(0) // memory of the result of the callback
+	callbackMemory := int64(0) // reserved for the result of the callback
 	for {
 		err := write(c.in, call)
-		if reserved.Subtract(needed); err != nil {
+		if reserved.Subtract(callbackMemory); err != nil {
 			return response{}, err
 		}
 		received, err := c.receive(reserved)
@@ -111,16 +112,17 @@ func (c *child) exchange(call request, callback func(json.RawMessage) (any, erro
 		}
 		result, callbackErr := callback(received.Callback)
 		reserved.Subtract(int64(len(received.Output) + len(received.Callback)))
-		needed = encodedSize(result) * encodedCost
-		if err := reserved.Add(needed); err != nil {
+		callbackMemory = encodedSize(result) * encodedCost
+		if err := reserved.Add(callbackMemory); err != nil {
 			return response{}, err
 		}
 		call = newCallbackResult(result, callbackErr)
 	}
 }
 
-// receive reads one message. The memory of its Output and its Callback stays reserved. The child sends the next one
-// only after the next request, so the decoder, with its memory, is not used again.
+// receive reads one message. The memory of its Output and its Callback stays reserved. Each message has a decoder of
+// its own, so that its buffer is freed: a decoder reads no part of the next message, which follows only the next
+// request.
 func (c *child) receive(reserved *kube.ContentReservation) (response, error) {
 	counted := &countedReader{in: c.out, reserved: reserved}
 	received, err := decodeMessage(counted)
@@ -128,7 +130,7 @@ func (c *child) receive(reserved *kube.ContentReservation) (response, error) {
 	return received, err
 }
 
-// decodeMessage decodes one message. With an error it returns an empty one.
+// decodeMessage reads and decodes one message. With an error it returns an empty one.
 func decodeMessage(in io.Reader) (response, error) {
 	var received response
 	limited := &io.LimitedReader{R: in, N: maxMessage}
@@ -144,8 +146,8 @@ func decodeMessage(in io.Reader) (response, error) {
 	return received, nil
 }
 
-// messageCost is the memory to read a message, for each byte of it: the buffer of the decoder, which doubles its size,
-// and the decoded message.
+// messageCost is the memory to read a message, in bytes for each of its bytes: the buffer of the decoder, which doubles
+// its size, and the decoded message.
 const messageCost = 3
 
 // countedReader reserves memory for a message while it is read.
@@ -173,33 +175,33 @@ func newCallbackResult(result any, err error) request {
 	return request{CallbackResult: raw}
 }
 
-// kill ends the process.
+// kill kills the process, and does not wait for its end.
 func (c *child) kill() {
 	_ = c.process.Process.Kill() // it may have ended already
 	c.in.Close()
 	go c.wait() //nolint:errcheck // so that no zombie remains; exitReason returns the error
 }
 
-// limitTime kills the child when it has used limit of processor time, or after maxWait times limit. stop ends this, and
-// returns false if the child was killed.
+// limitTime kills the child when it has used limit of processor time, or after maxTimeFactor times limit. The caller
+// must call stop, which ends the supervision, and returns false if the child was killed.
 func (c *child) limitTime(limit time.Duration) (stop func() bool) {
 	start := time.Now()
-	usedBefore, _ := c.processorTime()
+	usedAtStart, _ := c.processorTime()
 	ended, isInTime := make(chan struct{}), make(chan bool, 1)
 	go func() {
-		for rest := limit; rest > 0; {
+		for remaining := limit; remaining > 0; {
 			select {
 			case <-ended:
 				isInTime <- true
 				return
-			case <-time.After(max(rest, minTimeCheck)):
+			case <-time.After(max(remaining, minTimeCheck)):
 			}
 			elapsed := time.Since(start)
-			rest = maxWait*limit - elapsed
+			remaining = maxTimeFactor*limit - elapsed
 			if used, ok := c.processorTime(); ok {
-				rest = min(rest, limit-(used-usedBefore))
+				remaining = min(remaining, limit-(used-usedAtStart))
 			} else {
-				rest = 0 // the child has ended, or the system has no /proc
+				remaining = 0 // the child has ended, or the system has no /proc
 			}
 		}
 		c.kill()
@@ -228,7 +230,7 @@ func (c *child) processorTime() (used time.Duration, ok bool) {
 // exitReason waits for the end of the process and returns its reason.
 func (c *child) exitReason() string {
 	err := c.wait()
-	text := c.errors.text.Bytes()
+	text := c.stderr.text.Bytes()
 	switch {
 	case bytes.Contains(text, []byte("stack exceeds")):
 		return "it nests without end"

@@ -8,13 +8,13 @@ import (
 )
 
 const (
-	// maxIdle is the number of children that wait for calls, and idleTime the time after which they end. maxIdleMemory is
-	// the memory in bytes that each may keep, and maxIdleUse the processor time that each may use, for example to collect
-	// garbage. Most charts need less memory.
+	// maxIdle is the maximum number of idle children. An idle child is killed after maxIdleTime, or if it has used more
+	// than maxIdleCPU of processor time: collecting garbage takes less. A child that keeps more than maxIdleMemory, in
+	// bytes, does not become idle. Most charts need less.
 	maxIdle       = 8
-	idleTime      = time.Minute
+	maxIdleTime   = time.Minute
 	maxIdleMemory = 100 << 20
-	maxIdleUse    = time.Second
+	maxIdleCPU    = time.Second
 	// checkInterval is the time between two reads of the memory of all children, each of which takes some microseconds.
 	// A processor fills about 20 MiB in that time.
 	checkInterval = 20 * time.Millisecond
@@ -22,14 +22,14 @@ const (
 
 // children are the children of a Pool. They share a container with this process: if it exceeds its limit of memory,
 // Kubernetes kills all its processes. To prevent that, children are killed before all of them together take more than
-// limit: idle ones first, then the one with the most memory. An idle child has no work. Code of an attacker could work
-// in it without the limits of a call, so it is killed if it uses the processor. A system without /proc has no such
-// limits.
+// limit: idle ones first, then the one with the most memory. An idle child has no work. If it uses the processor, it
+// may run code of an attacker outside of the limits of a call, and is killed. On a system without /proc, memory and
+// processor time of the children are unknown and not limited here.
 type children struct {
 	limit int64 // in bytes
 
 	mu sync.Mutex // guards the fields below
-	// active has the children that run a call, idle the children that wait for one, longest wait first.
+	// active has the children that run a call, idle the others, the one that is idle longest first.
 	active, idle []*child
 	// released is closed and replaced when a child becomes idle.
 	released   chan struct{}
@@ -62,23 +62,23 @@ func (c *children) takeIdle(scope string) (taken *child, released <-chan struct{
 	return nil, c.released
 }
 
-// release makes an active child idle, or ends it if it has kept much memory. If there are too many, it ends the one
-// that waits longest.
-func (c *children) release(used *child) {
-	memory := used.usedMemory()
-	processorTime, _ := used.processorTime()
+// release makes an active child idle, or kills it if it keeps much memory. If there are too many idle children, it
+// kills the one that is idle longest.
+func (c *children) release(child *child) {
+	memory := child.usedMemory()
+	cpuTime, _ := child.processorTime()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := len(c.active)
-	if c.active = without(c.active, used); len(c.active) == before {
+	if c.active = without(c.active, child); len(c.active) == before {
 		return // it was killed for its memory
 	}
 	if memory > maxIdleMemory {
-		used.kill()
+		child.kill()
 		return
 	}
-	used.idleSince, used.useBeforeIdle = time.Now(), processorTime
-	if c.idle = append(c.idle, used); len(c.idle) > maxIdle {
+	child.idleSince, child.cpuTimeBeforeIdle = time.Now(), cpuTime
+	if c.idle = append(c.idle, child); len(c.idle) > maxIdle {
 		c.idle[0].kill()
 		c.idle = slices.Delete(c.idle, 0, 1)
 	}
@@ -88,11 +88,11 @@ func (c *children) release(used *child) {
 }
 
 // remove removes an active child. It returns false if the child was killed for its memory.
-func (c *children) remove(used *child) bool {
+func (c *children) remove(child *child) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := len(c.active)
-	c.active = without(c.active, used)
+	c.active = without(c.active, child)
 	return len(c.active) < before
 }
 
@@ -102,13 +102,14 @@ func without(list []*child, removed *child) []*child {
 
 // ensureWatched starts watch if the children need it and it does not run. The caller holds mu.
 func (c *children) ensureWatched() {
-	if !c.isWatching && c.needWatch() {
+	if !c.isWatching && c.needsWatch() {
 		c.isWatching = true
 		go c.watch()
 	}
 }
 
-func (c *children) needWatch() bool { return len(c.idle) > 0 || c.canExceed() }
+// needsWatch returns whether a child can exceed a limit that only watch checks. The caller holds mu.
+func (c *children) needsWatch() bool { return len(c.idle) > 0 || c.canExceed() }
 
 // canExceed returns whether the children exceed the limit if each reaches its own. The caller holds mu.
 func (c *children) canExceed() bool {
@@ -119,6 +120,7 @@ func (c *children) canExceed() bool {
 	return total > c.limit
 }
 
+// watch calls killExcess until the children need no further check.
 func (c *children) watch() {
 	ticker := time.NewTicker(checkInterval)
 	defer ticker.Stop()
@@ -127,23 +129,23 @@ func (c *children) watch() {
 	}
 }
 
-// killExcess kills idle children that have waited for idleTime or use the processor, and, if all children together
+// killExcess kills idle children that have waited for maxIdleTime or use the processor, and, if all children together
 // exceed the limit of memory, some of them. It returns false if the remaining children need no further check.
 func (c *children) killExcess() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.idle = slices.DeleteFunc(c.idle, func(idle *child) bool {
-		used, _ := idle.processorTime()
-		isExpired := time.Since(idle.idleSince) > idleTime || used-idle.useBeforeIdle > maxIdleUse
-		if isExpired {
+		cpuTime, _ := idle.processorTime()
+		mustEnd := time.Since(idle.idleSince) > maxIdleTime || cpuTime-idle.cpuTimeBeforeIdle > maxIdleCPU
+		if mustEnd {
 			idle.kill()
 		}
-		return isExpired
+		return mustEnd
 	})
 	if c.canExceed() {
 		c.killLargest()
 	}
-	c.isWatching = c.needWatch()
+	c.isWatching = c.needsWatch()
 	return c.isWatching
 }
 

@@ -12,11 +12,11 @@ import (
 )
 
 // confine limits the system calls of this process, with all its threads, to those that a Go program needs to compute
-// and to read and write open files. All others fail. A function that executes code of its input, because of a bug in an
-// interpreter, then cannot open files, such as the token of the hub in its pod, connect to the network, start programs,
-// or act on other processes. It cannot be undone. It returns an error if the kernel has no filters of system calls.
+// and to read and write open files. All others fail. So a function that executes code of its input, through a bug in an
+// interpreter, cannot open files (such as the token of the hub in its pod), connect to the network, start programs, or
+// act on other processes. It cannot be undone. It returns an error if the kernel does not support seccomp filters.
 func confine() error {
-	// Filters need it. All threads get it with the filter.
+	// The kernel requires no_new_privs for a filter. All threads get it together with the filter.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
@@ -43,7 +43,7 @@ const (
 // argument returns the offset of the lower half of the argument with this index.
 func argument(index uint32) uint32 { return 16 + 8*index }
 
-// systemCallFilter returns the filter of a process.
+// systemCallFilter returns the BPF program of confine. pid is the ID of this process.
 func systemCallFilter(pid uint32) []unix.SockFilter {
 	load := func(offset uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
@@ -51,13 +51,13 @@ func systemCallFilter(pid uint32) []unix.SockFilter {
 	result := func(action, errno uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: action | errno}
 	}
-	// equal skips that many instructions unless the loaded value is value.
-	equal := func(value uint32, otherwise uint8) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: otherwise, K: value}
+	// equal continues if the loaded value is value. Otherwise it skips a number of instructions.
+	equal := func(value uint32, skipped uint8) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: skipped, K: value}
 	}
 	allow, deny := result(unix.SECCOMP_RET_ALLOW, 0), result(unix.SECCOMP_RET_ERRNO, uint32(unix.EPERM))
 	filter := []unix.SockFilter{
-		// Numbers have another meaning in programs for another architecture.
+		// System calls of another architecture have other numbers.
 		load(offsetArch),
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 1, K: auditArch}, deny,
 		load(offsetNumber),
@@ -66,17 +66,17 @@ func systemCallFilter(pid uint32) []unix.SockFilter {
 		filter = append(filter, equal(number, 1), allow)
 	}
 	return append(filter,
-		// With other commands, the kernel sends a signal to any process of the user when a pipe can be read.
+		// fcntl: other commands can make the kernel send signals to any process of the user.
 		equal(unix.SYS_FCNTL, 6), load(argument(1)), equal(unix.F_GETFL, 1), allow, equal(unix.F_SETFL, 1), allow, deny,
-		// Shared memory does not count against the limit of memory.
+		// mmap: shared memory does not count against the limit of memory.
 		equal(unix.SYS_MMAP, 4), load(argument(3)),
 		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, Jf: 1, K: unix.MAP_SHARED}, deny, allow,
-		// The runtime of Go sends signals to its own threads.
+		// tgkill: the runtime of Go sends signals to its own threads.
 		equal(unix.SYS_TGKILL, 4), load(argument(0)), equal(pid, 1), allow, deny,
-		// A thread, not a process: that could outlast the limit of time.
+		// clone: threads only. A new process could outlast the limit of time.
 		equal(unix.SYS_CLONE, 4), load(argument(0)),
 		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JSET | unix.BPF_K, Jf: 1, K: unix.CLONE_THREAD}, allow, deny,
-		// Its flags are in memory. With this error, C libraries use clone.
+		// clone3: a filter cannot read its flags, which are in memory. After ENOSYS, C libraries use clone.
 		equal(unix.SYS_CLONE3, 1), result(unix.SECCOMP_RET_ERRNO, uint32(unix.ENOSYS)),
 		deny,
 	)

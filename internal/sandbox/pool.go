@@ -17,25 +17,25 @@ import (
 )
 
 const (
-	// maxBusy is the maximum number of running calls of a scope, at most one for each processor core, that start children
-	// without a delay. Further ones wait for startDelay for an idle child before they start one. So short calls share a
-	// few children, and long ones do not delay them.
+	// A call that finds no idle child starts one at once if at most maxBusy calls of its scope run, and at most one for
+	// each processor core. Otherwise it first waits up to startDelay for an idle child. So short calls share a few
+	// children, and long calls delay them by startDelay at most.
 	maxBusy    = 4
 	startDelay = 250 * time.Millisecond
-	// maxPerKey is the number of calls with the same key that run at the same time, since each of them can reach its
-	// limits: a profile with an endless template can have a thousand clusters. The other calls wait for them, and return
-	// their error.
+	// maxPerKey is the maximum number of calls with the same key that run at the same time. A profile with an endless
+	// template can have a thousand clusters, and the call for each of them reaches its limits. The other calls wait, and
+	// then return the error of the first ones.
 	maxPerKey = 2
 	// maxPerScope is the maximum number of calls of a scope that run at the same time. On a machine with more than four
 	// processors, the maximum is two calls for each processor. Without it, one tenant could start any number of children.
 	maxPerScope = 8
-	// maxMessage is the maximum size of a message of a child in bytes, and maxValues the maximum number of its values,
-	// which kube.CountValues counts. A decoded message usually needs about six times its size, but one of many small
-	// values more memory than this process has.
+	// maxMessage is the maximum size of a message of a child in bytes, and maxValues the maximum number of JSON values in
+	// it. A decoded message usually takes about six times its size. A message of many small values would take more memory
+	// than this process has.
 	maxMessage = 64 << 20
 	maxValues  = 4_000_000
-	// A call that exceeded a limit is not repeated for minPause, and for twice the former pause after each further
-	// failure, up to maxPause.
+	// After a call has exceeded a limit, calls with its key are not run for minPause. Each further failure doubles the
+	// pause, up to maxPause.
 	minPause = 30 * time.Second
 	maxPause = 5 * time.Minute
 )
@@ -50,25 +50,26 @@ type Pool struct {
 
 	mu sync.Mutex // guards the fields below
 	// running is the number of calls of each scope that have a child or wait for one.
-	running    map[string]int
-	failures   map[callKey]failure
-	callsByKey map[string]*keyCalls
+	running  map[string]int
+	failures map[callKey]failure
+	limiters map[string]*callLimiter
 }
 
-// callKey identifies the calls that a remembered failure applies to. An empty member stands for all members.
+// callKey identifies the calls to which a stored failure applies. An empty member stands for all members.
 type callKey struct{ key, member string }
 
-// keyCalls are the calls with one key that are running or waiting. Each running call has a value in slots.
-type keyCalls struct {
-	number int
-	slots  chan struct{}
+// callLimiter limits the running calls with one key, or in one scope. Each running call has a value in slots.
+type callLimiter struct {
+	calls int // running and waiting
+	slots chan struct{}
 }
 
-// failure is a call that exceeded a limit.
+// failure is a stored error of calls that exceeded a limit.
 type failure struct {
 	err error
 	// member is the Call.Member of the last failure.
-	member  string
+	member string
+	// pause is zero if only one member had the failure, once: calls for other members are run then.
 	pause   time.Duration
 	retryAt time.Time
 }
@@ -82,12 +83,12 @@ func NewPool(command []string, clock clock.PassiveClock) *Pool {
 	return &Pool{
 		command: command, memory: memory, children: newChildren(limit), clock: clock,
 		content: kube.NewContentMemory(max(minMemory, debug.SetMemoryLimit(-1)/4)),
-		running: map[string]int{}, failures: map[callKey]failure{}, callsByKey: map[string]*keyCalls{},
+		running: map[string]int{}, failures: map[callKey]failure{}, limiters: map[string]*callLimiter{},
 	}
 }
 
-// Memory returns the memory for inputs and outputs of calls, and for what is made of the outputs: a quarter of the
-// memory limit of this process, and at least 256 MiB. It is nil, which means no limit, for a nil Pool.
+// Memory returns the memory for inputs and outputs of calls, and for the objects that callers make from the outputs: a
+// quarter of the memory limit of this process, and at least 256 MiB. It is nil, which means no limit, for a nil Pool.
 func (p *Pool) Memory() *kube.ContentMemory {
 	if p == nil {
 		return nil
@@ -97,58 +98,61 @@ func (p *Pool) Memory() *kube.ContentMemory {
 
 // Call is one execution of a function.
 type Call struct {
+	// Function is the name of a function in the argument of Serve.
 	Function string
 	// Scope identifies the users who trust each other with the results of their calls, for example the namespace of a
-	// tenant. Calls share a child, and remembered errors, only within a scope: input that executes code in a child,
-	// because of a bug in an interpreter, determines the results of the further calls there. Callers that cache results
-	// must have the scope in their keys, too.
+	// tenant. Calls share children and stored errors only within a scope: if an input executes code in a child, through a
+	// bug in an interpreter, it can forge the results of all further calls in that child. For the same reason, callers
+	// that cache results must include the scope in their keys.
 	Scope string
-	// Key identifies the input without the data of a member, and Member the member with the data, if any. After a
+	// Key identifies the input without the data of a member, and Member is the member with the data, if any. After a
 	// LimitError, or an output that is too large for the memory of the scope, calls with the same key and member return
-	// the error for a growing time. If two members in succession had it, the data is not the reason, and calls for all
-	// members return it.
+	// the error for a growing time. If calls for two members fail in succession, the data is not the reason, and calls for
+	// all members return the error.
 	Key, Member string
 
-	// Limit is the maximum of processor time of the child, and a maxWait-th of the maximum time of the call.
+	// Limit is the maximum processor time of the call. The maximum elapsed time is maxTimeFactor times Limit.
 	Limit time.Duration
 	Input any
-	// Load returns the input, instead of Input. It is called only when the call may run, so that a waiting call does not
-	// keep a large input in memory.
+	// Load returns the input. If it is set, Input is ignored. It is called only when the call may run, so that a
+	// waiting call does not keep a large input in memory.
 	Load func() (any, error)
-	// LoadSize is the size in bytes of the input that Load returns, for which memory is reserved before.
+	// LoadSize is the size in bytes of the data in the input of Load. Memory for it is reserved before Load is called.
 	LoadSize int
 	// Output is a pointer that receives the output.
 	Output any
 	// Memory counts the memory of the input and of the output. Default: a reservation of Pool.Memory until Call returns.
 	Memory *kube.ContentReservation
-	// Callback is called when the function requests data. It must be nil for inputs with which the function requests none.
-	// Then a request is an error. Both the requests and the output can be forged: the caller must check what it relies on.
+	// Callback is called when the function requests data. If it is nil, a request is an error: it must be nil for inputs
+	// with which the function requests none. Requests and output can be forged: the caller must validate them.
 	Callback func(input json.RawMessage) (any, error)
-	// IsCallbackSlow is true if Callback can wait for a member. While it runs, the call does not count for the maximum of
-	// its scope.
+	// IsCallbackSlow is true if Callback can wait for a member. While Callback runs, the call does not count against
+	// maxPerScope.
 	IsCallbackSlow bool
-	// Detail returns a text to add to the reason of a call that took too long, for example where it was. It may be nil.
+	// Detail returns a text to add to the reason of a call that took too long, for example the place in the template. It
+	// may be nil.
 	Detail func() string
 }
 
-// LimitError is returned for a call that exceeded a limit.
+// LimitError is the error of a call that exceeded a limit.
 type LimitError struct{ reason string }
 
-// Error returns which limit was exceeded.
+// Error returns the limit that was exceeded, as a clause such as "it took longer than 5s".
 func (e *LimitError) Error() string { return e.reason }
 
-// Call runs a function in a child, and returns its error. It returns a LimitError if the child exceeds a limit. An
-// error that is a phase.Invalid in the child is one here, too. If there is no memory for the
-// input or the output, it returns the error of kube.ContentReservation.Add.
+// Call runs a function in a child, and returns its error. If the function returns a phase.Invalid, Call returns one,
+// too. It returns a LimitError if the call exceeds a limit, and an error that wraps ErrStart or ErrMemory if this
+// process or other calls are the reason. If there is no memory for the input or the output, it returns the error of
+// kube.ContentReservation.Add.
 func (p *Pool) Call(call Call) error {
 	call.Key = call.Scope + " " + call.Key
 	if call.Memory == nil {
 		call.Memory = p.content.Reserve(call.Scope)
 		defer call.Memory.Release()
 	}
-	isAlone := !call.Memory.HasReserved()
-	defer p.acquireKey(call.Key, maxPerKey)()
-	if err := p.failureOf(call); err != nil { // of a call that has ended meanwhile
+	hasOnlyThisCall := !call.Memory.HasReserved()
+	defer p.acquireSlot(call.Key, maxPerKey)()
+	if err := p.storedFailure(call); err != nil { // also of a call for which this one waited
 		return err
 	}
 	releaseScope := p.acquireScope(call.Scope)
@@ -159,11 +163,11 @@ func (p *Pool) Call(call Call) error {
 		return err
 	}
 	defer p.addRunning(call.Scope, -1)
-	used, err := p.acquireChild(call.Scope)
+	child, err := p.acquireChild(call.Scope)
 	if err != nil {
 		return err
 	}
-	stop := used.limitTime(call.Limit)
+	stop := child.limitTime(call.Limit)
 	callback := call.Callback
 	if callback != nil && call.IsCallbackSlow {
 		callback = func(input json.RawMessage) (any, error) {
@@ -175,35 +179,35 @@ func (p *Pool) Call(call Call) error {
 	hasReturned := false
 	defer func() {
 		if !hasReturned { // the callback panicked
-			used.kill()
-			p.children.remove(used)
+			child.kill()
+			p.children.remove(child)
 		}
 	}()
-	result, err := used.exchange(request{Function: call.Function, Input: input}, callback, call.Memory)
+	result, err := child.exchange(request{Function: call.Function, Input: input}, callback, call.Memory)
 	hasReturned = true
 	isInTime := stop()
 	if isInTime && err == nil {
-		p.children.release(used)
-		p.forget(call)
+		p.children.release(child)
+		p.deleteFailures(call)
 		return decodeResult(result, call.Output)
 	}
-	call.Memory.Subtract(int64(len(result.Output))) // it was too late
-	used.kill()
-	isKilled := !p.children.remove(used)
-	switch { // other calls may have caused these failures, which are not remembered, except the first
-	case errors.Is(err, kube.ErrContentTooLarge) && isAlone:
-		return p.remember(call, kube.ErrorForAll(err))
+	call.Memory.Subtract(int64(len(result.Output))) // an output after the limit of time is not used
+	child.kill()
+	isKilled := !p.children.remove(child)
+	switch { // other calls may be the reason for the failures of these cases: only the first is stored
+	case errors.Is(err, kube.ErrContentTooLarge) && hasOnlyThisCall:
+		return p.storeFailure(call, kube.ErrorForAll(err))
 	case kube.IsMemoryError(err):
 		return err
 	case isKilled:
 		return fmt.Errorf("%w: all calls together took more than %d MiB, and this one took the most", ErrMemory, p.children.limit>>20)
 	}
-	return p.remember(call, &LimitError{call.limitReason(used, isInTime, err)})
+	return p.storeFailure(call, &LimitError{call.limitReason(child, isInTime, err)})
 }
 
-// limitReason returns which limit the call has exceeded. err is the error of child.exchange.
-func (c Call) limitReason(used *child, isInTime bool, err error) string {
-	exitReason := used.exitReason()
+// limitReason returns the limit that the call has exceeded, for LimitError. err is the error of child.exchange.
+func (c Call) limitReason(child *child, isInTime bool, err error) string {
+	exitReason := child.exitReason()
 	wrongMessage, isWrong := errors.AsType[messageError](err)
 	switch {
 	case !isInTime && c.Detail != nil:
@@ -216,7 +220,7 @@ func (c Call) limitReason(used *child, isInTime bool, err error) string {
 	return exitReason
 }
 
-// inputSize returns about how many bytes the JSON of the input has.
+// inputSize returns the approximate size of the input as JSON, in bytes.
 func (c Call) inputSize() int64 {
 	if c.Load != nil {
 		return int64(c.LoadSize) * 4 / 3 // base64
@@ -224,7 +228,8 @@ func (c Call) inputSize() int64 {
 	return encodedSize(c.Input)
 }
 
-// encodeInput reserves memory for the input until release is called, and returns its JSON.
+// encodeInput reserves memory for the input, and returns the input as JSON. The caller must call release, also after an
+// error.
 func (c Call) encodeInput() (encoded json.RawMessage, release func(), err error) {
 	needed := int64(0)
 	release = func() { c.Memory.Subtract(needed) }
@@ -258,14 +263,14 @@ func (c Call) encodeInput() (encoded json.RawMessage, release func(), err error)
 // may be valid.
 var ErrMemory = errors.New("no memory is left for it")
 
-// decodeResult decodes the output and returns the error of a call. There may be both.
+// decodeResult decodes the output and returns the error of the function. A result can have both.
 func decodeResult(result response, output any) error {
 	if len(result.Output) > 0 {
 		if err := json.Unmarshal(result.Output, output); err != nil {
 			return fmt.Errorf("decode the result: %w", err)
 		}
 	}
-	// Errors of templates and charts can have their input, and each caller that adds to an error copies it.
+	// Errors of templates and charts can contain their input, and each caller that wraps an error copies its text.
 	text := kube.Truncate(result.Error, kube.MaxMessage)
 	switch {
 	case result.Invalid:
@@ -276,7 +281,8 @@ func decodeResult(result response, output any) error {
 	return nil
 }
 
-// acquireChild returns an idle child of the scope, or starts one.
+// acquireChild returns an idle child of the scope, or starts one. It adds the call to running, also with an error; the
+// caller must remove it.
 func (p *Pool) acquireChild(scope string) (*child, error) {
 	var delay time.Duration
 	if p.addRunning(scope, 1) > min(runtime.GOMAXPROCS(0), maxBusy) {
@@ -297,7 +303,7 @@ func (p *Pool) acquireChild(scope string) (*child, error) {
 	}
 }
 
-// addRunning changes the number of running calls of a scope, and returns it.
+// addRunning adds calls, which may be negative, to the number of running calls of a scope, and returns the sum.
 func (p *Pool) addRunning(scope string, calls int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -321,33 +327,33 @@ func (p *Pool) startChild(scope string) (*child, error) {
 
 // acquireScope waits until the scope may run another call. The caller must call release.
 func (p *Pool) acquireScope(scope string) (release func()) {
-	return p.acquireKey("scope "+scope, max(maxPerScope, 2*runtime.GOMAXPROCS(0)))
+	return p.acquireSlot("scope "+scope, max(maxPerScope, 2*runtime.GOMAXPROCS(0)))
 }
 
-// acquireKey waits until less than limit calls with the key are running. The caller must call release.
-func (p *Pool) acquireKey(key string, limit int) (release func()) {
+// acquireSlot waits until less than limit calls with the key are running. The caller must call release.
+func (p *Pool) acquireSlot(key string, limit int) (release func()) {
 	p.mu.Lock()
-	calls := p.callsByKey[key]
-	if calls == nil {
-		calls = &keyCalls{slots: make(chan struct{}, limit)}
-		p.callsByKey[key] = calls
+	limiter := p.limiters[key]
+	if limiter == nil {
+		limiter = &callLimiter{slots: make(chan struct{}, limit)}
+		p.limiters[key] = limiter
 	}
-	calls.number++
+	limiter.calls++
 	p.mu.Unlock()
-	calls.slots <- struct{}{}
+	limiter.slots <- struct{}{}
 	return func() {
-		<-calls.slots
+		<-limiter.slots
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if calls.number--; calls.number == 0 {
-			delete(p.callsByKey, key)
+		if limiter.calls--; limiter.calls == 0 {
+			delete(p.limiters, key)
 		}
 	}
 }
 
-// failureOf returns the error of the last call with the same key, for all members or for the same one, until its pause
-// ends.
-func (p *Pool) failureOf(call Call) error {
+// storedFailure returns the error of the last failed call with the key of call, for all members or for the same one,
+// until its pause ends.
+func (p *Pool) storedFailure(call Call) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, key := range []callKey{{key: call.Key}, {call.Key, call.Member}} {
@@ -358,16 +364,16 @@ func (p *Pool) failureOf(call Call) error {
 	return nil
 }
 
-// forget removes the failures of a call that succeeded. A key that succeeds for one member does so for others.
-func (p *Pool) forget(call Call) {
+// deleteFailures deletes the failures of a call that has succeeded, also the one for all members: the input is valid.
+func (p *Pool) deleteFailures(call Call) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.failures, callKey{key: call.Key})
 	delete(p.failures, callKey{call.Key, call.Member})
 }
 
-// remember returns err, and stores it for further calls.
-func (p *Pool) remember(call Call, err error) error {
+// storeFailure stores err for further calls, and returns it.
+func (p *Pool) storeFailure(call Call, err error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.failures, func(_ callKey, old failure) bool { return p.clock.Since(old.retryAt) > maxPause })

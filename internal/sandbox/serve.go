@@ -14,19 +14,19 @@ import (
 )
 
 const (
-	// minMemory and maxMemory are the bounds of the limit for the data of a child. Most charts need less than 100 MiB.
+	// minMemory and maxMemory are the bounds of the memory limit of a child, in bytes. Most charts need less than 100 MiB.
 	minMemory = 256 << 20
 	maxMemory = 1 << 30
-	// maxStack is the limit for the stack of a child. A stack that grows is copied: with the former one, it takes a small
-	// part of minMemory.
+	// maxStack is the maximum size of a stack in a child, in bytes. The runtime copies a stack that grows: the old and the
+	// new one together take a small part of minMemory.
 	maxStack = 64 << 20
 )
 
-// Function is a function that runs in a child. It may return an output together with an error. callBack calls
-// Call.Callback in the process of the Pool, and returns its result.
+// Function is a function that runs in a child. It may return an output together with an error. The output is encoded as
+// JSON. callBack calls Call.Callback in the process of the Pool, and returns its result.
 type Function func(input json.RawMessage, callBack func(input any) (json.RawMessage, error)) (output any, err error)
 
-// request is a message to a child: a call, or the result of a callback.
+// request is a message to a child: a call (Function, Input), or the result of a callback (CallbackResult, Error).
 type request struct {
 	Function       string          `json:"function,omitempty"`
 	Input          json.RawMessage `json:"input,omitempty"`
@@ -34,7 +34,7 @@ type request struct {
 	Error          string          `json:"error,omitempty"`
 }
 
-// response is a message from a child: a callback, or the result of the call.
+// response is a message from a child: a callback, or the result of the call (Output, Error).
 type response struct {
 	Callback json.RawMessage `json:"callback,omitempty"`
 	Output   json.RawMessage `json:"output,omitempty"`
@@ -43,14 +43,15 @@ type response struct {
 	Invalid bool `json:"invalid,omitempty"`
 }
 
-// Serve runs functions for the process that started this one, until in ends. Afterwards, too, this process can open no
-// files, use no network, and start no programs.
+// Serve runs functions for the process that started this one, until in ends. It returns an error if a function does not
+// exist, or if it cannot write to out. From its start, this process can open no files, use no network, and start no
+// programs, also after Serve returns.
 func Serve(functions map[string]Function, in io.Reader, out io.Writer) error {
 	memory := min(maxMemory, debug.SetMemoryLimit(-1)) // the Pool sets it in the environment
 	if err := limitData(uint64(memory)); err != nil {  //nolint:gosec // it is positive
 		return fmt.Errorf("limit the memory: %w", err)
 	}
-	debug.SetMemoryLimit(memory * 3 / 4) // the garbage collector works harder before the limit
+	debug.SetMemoryLimit(memory * 3 / 4) // near this limit, the garbage collector runs more often
 	debug.SetMaxStack(maxStack)
 	defer isolate()()
 	if err := confine(); err != nil {
@@ -75,8 +76,9 @@ func Serve(functions map[string]Function, in io.Reader, out io.Writer) error {
 	return nil
 }
 
-// isolate keeps the libraries of the functions from the network, as far as they use the default transport, and discards
-// their warnings: only the beginning of standard error is kept, for the reason of a crash. restore undoes that.
+// isolate makes requests with the default transport fail, so that the libraries of the functions do not use the
+// network. It also discards warnings of the libraries: only the first bytes of standard error are kept (maxStderr), and
+// they must have the reason of a crash. restore undoes both.
 func isolate() (restore func()) {
 	transport, stderr := http.DefaultTransport, os.Stderr
 	http.DefaultTransport, os.Stderr = refusingTransport{}, nil
@@ -95,7 +97,7 @@ func (refusingTransport) RoundTrip(request *http.Request) (*http.Response, error
 	return nil, fmt.Errorf("no request to %s: there is no network", request.URL.Host)
 }
 
-// serveCall runs one function. It returns before the function does if the caller ends.
+// serveCall runs one function, and writes its callbacks and its result to out. If the caller ends, it returns at once.
 func serveCall(function Function, input json.RawMessage, received <-chan request, out io.Writer) error {
 	if function == nil {
 		return errors.New("the function does not exist")

@@ -7,14 +7,14 @@ import (
 )
 
 const (
-	// encodedCost is the memory to send a message, for each byte of its JSON: the buffers of two encoders, which double
-	// their size, and the message.
+	// encodedCost is the memory to send a message, in bytes for each byte of its JSON: the buffers of two encoders, which
+	// double their size, and the message.
 	encodedCost = 4
-	// scalarSize is the size of a number, a bool or null, with what separates it from the next value.
+	// scalarSize is the size of a number, a bool or null in JSON, with its separator, in bytes.
 	scalarSize = 8
 )
 
-// encodedSize returns about how many bytes the JSON of value has.
+// encodedSize returns the approximate size of value as JSON, in bytes.
 func encodedSize(value any) int64 { return sizeOfValue(reflect.ValueOf(value)) }
 
 func sizeOfValue(v reflect.Value) int64 {
@@ -64,8 +64,8 @@ func sizeOfFields(v reflect.Value) int64 {
 	return size
 }
 
-// sizeOfText returns the size of the JSON of a text. Control characters, line separators and bytes that are no UTF-8
-// take six bytes.
+// sizeOfText returns the size of a text as JSON. Control characters, line separators and invalid UTF-8 bytes take six
+// bytes.
 func sizeOfText(text string) int64 {
 	size := int64(len(text)) + 2
 	for i := 0; i < len(text); {

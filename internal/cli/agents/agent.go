@@ -89,6 +89,6 @@ func (f *agentFlags) run(ctx context.Context, streams command.Streams) error {
 	options.Identity = cmp.Or(os.Getenv("HOSTNAME"), host)
 	log.FromContext(ctx).Info("agent starts", "cluster", options.Namespace+"/"+options.Name, "version", command.Version(),
 		"manifest", f.release)
-	go LimitMemory(ctx)
+	go ReduceMemory(ctx)
 	return agent.Run(ctx, options)
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/towline/towline/internal/cli/command"
 )
 
-// NewKarmadaAgent returns the agent of a Cluster. It has the flags of Karmada's agent, which users patch.
+// NewKarmadaAgent returns the command that runs the agent of a Cluster. It has the flags of Karmada's agent, because
+// users patch them in manifests.
 func NewKarmadaAgent(streams command.Streams) *cobra.Command {
 	options, logging := karmada.Options{}, command.LogFlags{}
 	cmd := &cobra.Command{
@@ -39,7 +40,7 @@ command. The agent can run anywhere with access to both sides: its cluster is th
 				}
 			}
 			log.FromContext(ctx).Info("agent starts", "cluster", options.Cluster, "version", command.Version())
-			go LimitMemory(ctx)
+			go ReduceMemory(ctx)
 			return karmada.Run(ctx, options)
 		},
 	}
@@ -48,7 +49,7 @@ command. The agent can run anywhere with access to both sides: its cluster is th
 	return cmd
 }
 
-// addKarmadaAgentFlags adds the flags of options in sections. Flags without a section are in command.SectionOther.
+// addKarmadaAgentFlags adds the flags of options in sections. All other flags are in command.SectionOther.
 func addKarmadaAgentFlags(flags *pflag.FlagSet, options *karmada.Options) {
 	all := pflag.NewFlagSet("", pflag.ContinueOnError)
 	options.AddFlags(all)

@@ -11,11 +11,11 @@ import (
 // madvCold makes pages the first ones that the kernel reclaims. Kernels before 5.4 do not support it.
 const madvCold = 20
 
-// mapping is a part of the memory of this process.
+// mapping is an address range of this process.
 type mapping struct{ start, end uintptr }
 
-// releaseProgram releases the pages of this program that cannot be written. Errors are ignored: the pages stay.
-func releaseProgram() {
+// releaseProgramPages releases the pages of this program that cannot be written. Errors are ignored: the pages stay.
+func releaseProgramPages() {
 	smaps, err := os.Open("/proc/self/smaps")
 	if err != nil {
 		return
@@ -28,7 +28,8 @@ func releaseProgram() {
 	}
 }
 
-// readOnlyMappings returns the mappings of files that were never written: the kernel can read their pages again.
+// readOnlyMappings returns the read-only mappings of files without modified pages. The kernel can read all their pages
+// again. In smaps, a line with the range of a mapping precedes the lines with its fields.
 func readOnlyMappings(smaps *bufio.Scanner) []mapping {
 	var (
 		found   []mapping

@@ -35,7 +35,7 @@ Anonymous:             0 kB
 
 func TestReleasedProgramIsNotResident(t *testing.T) { //nolint:paralleltest // other tests make pages resident
 	before := residentFile(t)
-	releaseProgram()
+	releaseProgramPages()
 	if after := residentFile(t); after > before*3/4 {
 		t.Errorf("resident pages of files: %d kB before and %d kB after", before, after)
 	}

@@ -2,5 +2,5 @@
 
 package agents
 
-// releaseProgram does nothing on this operating system.
-func releaseProgram() {}
+// releaseProgramPages does nothing on this operating system.
+func releaseProgramPages() {}

@@ -13,7 +13,8 @@ import (
 // that has no file system of its own, such as a pod of localkube.
 const serviceAccountVariable = "TOWLINE_SERVICEACCOUNT_DIR"
 
-// InClusterConfig returns the config of the cluster in which this process runs as a pod.
+// InClusterConfig returns the config of the cluster in which this process runs as a pod. Outside of a pod it returns
+// rest.ErrNotInCluster.
 func InClusterConfig() (*rest.Config, error) {
 	dir := os.Getenv(serviceAccountVariable)
 	if dir == "" {

@@ -44,8 +44,8 @@ func setKlogVerbosity(verbosity int) error {
 	return nil
 }
 
-// WithLogger returns a context with a logger that writes to out. It is the logger of the libraries in this process,
-// too.
+// WithLogger returns a context with a logger that writes to out, and makes it the logger of all libraries in this
+// process.
 func (l *LogFlags) WithLogger(ctx context.Context, out io.Writer) (context.Context, error) {
 	debug := max(l.verbosity-infoVerbosity, 0)
 	// logr's V(n) is slog's level -n.

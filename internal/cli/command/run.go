@@ -24,8 +24,8 @@ type Streams struct {
 	Err io.Writer // progress, notes, warnings, errors and logs
 	// Closed reports that the program was started with a closed standard output. Out discards its data then.
 	Closed bool
-	// Program is the path of this program. Processes of it expand templates and run scripts (NewSandbox); if Program is
-	// empty, this process does so.
+	// Program is the path of this program. Child processes with this program expand templates and run scripts
+	// (NewSandbox). If Program is empty, this process does that itself.
 	Program string
 }
 
@@ -72,7 +72,8 @@ func Run(ctx context.Context, root *cobra.Command, args []string, streams Stream
 }
 
 // interruptionMessage returns the message for a command that was interrupted and returned err. Some errors of package
-// join already are such messages; from others, join.InterruptedStep removes the error of the aborted request.
+// join begin with "interrupted while" already. For the others, join.InterruptedStep returns the step without the error
+// of the cancelled request.
 func interruptionMessage(err error) string {
 	text := oneLine(err)
 	switch {

@@ -9,7 +9,7 @@ import (
 // nameSandbox is the name of the command that NewSandbox returns.
 const nameSandbox = "sandbox"
 
-// NewSandbox returns the hidden command that serves functions to the process that started it.
+// NewSandbox returns the hidden command that runs functions for the process that started it (sandbox.Serve).
 func NewSandbox(streams Streams, functions map[string]sandbox.Function) *cobra.Command {
 	return &cobra.Command{
 		Use:    nameSandbox,

@@ -18,7 +18,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// waitTimeout is the maximum duration of each wait of the demo. On two cores none takes a tenth of it.
+// waitTimeout is the maximum duration of each wait of the demo. On two cores, every wait takes less than a tenth of it.
 const waitTimeout = 3 * time.Minute
 
 // Options are the options of Run.
@@ -27,7 +27,8 @@ type Options struct {
 	Exit bool
 	// Out gets the commands and their output, Err the progress.
 	Out, Err io.Writer
-	// RunHub runs the hub on the control plane of a kubeconfig until ctx ends. cacheDir is the hub's cache directory.
+	// RunHub runs the hub on the control plane of a kubeconfig until ctx ends. cacheDir is the hub's cache directory; the
+	// log of the hub must be hub.log in its parent directory.
 	RunHub func(ctx context.Context, kubeconfig, cacheDir string) error
 }
 
@@ -35,7 +36,7 @@ type Options struct {
 type demo struct {
 	terminal
 	opts       Options
-	dir        string // all files of the demo
+	dir        string // has all files of the demo
 	hub        *localkube.Plane
 	pullMember *localkube.Plane
 	pushMember *localkube.Plane

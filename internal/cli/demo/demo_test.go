@@ -51,8 +51,8 @@ func (w *transcript) String() string {
 	return w.text.String()
 }
 
-// start starts program as a demo whose temporary files are in dir.
-func start(t *testing.T, program, dir string, env ...string) *demoProcess {
+// startDemo starts program as a demo whose temporary files are in dir.
+func startDemo(t *testing.T, program, dir string, env ...string) *demoProcess {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), demoLimit)
 	p := &demoProcess{dir: dir, out: &transcript{}, err: &transcript{}}
@@ -73,8 +73,8 @@ func start(t *testing.T, program, dir string, env ...string) *demoProcess {
 	return p
 }
 
-// code waits for the end of the demo and returns its exit code, -1 if a signal ended it.
-func (p *demoProcess) code(t *testing.T) int {
+// exitCode waits for the end of the demo and returns its exit code, -1 if a signal ended it.
+func (p *demoProcess) exitCode(t *testing.T) int {
 	t.Helper()
 	err := p.cmd.Wait()
 	exit := &exec.ExitError{}
@@ -134,8 +134,8 @@ func workDirs(t *testing.T, dir string) []string {
 	return found
 }
 
-// towline finds the program as `make build` leaves it.
-func towline(t *testing.T) string {
+// towlinePath returns the path of the program that `make build` writes.
+func towlinePath(t *testing.T) string {
 	t.Helper()
 	program, err := localkube.Binary("towline")
 	if err != nil {
@@ -145,13 +145,13 @@ func towline(t *testing.T) string {
 }
 
 func TestDemoDeploysAndDeletesStaleDirectories(t *testing.T) {
-	dir, program := t.TempDir(), towline(t)
-	killed := start(t, program, dir)
+	dir, program := t.TempDir(), towlinePath(t)
+	killed := startDemo(t, program, dir)
 	killed.waitForOutput(t, "2/6 Start the hub")
 	if err := killed.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if code := killed.code(t); code != -1 {
+	if code := killed.exitCode(t); code != -1 {
 		t.Errorf("code of a killed demo: got %d", code)
 	}
 	killed.wantNoProcess(t, endLimit)
@@ -159,8 +159,8 @@ func TestDemoDeploysAndDeletesStaleDirectories(t *testing.T) {
 		t.Errorf("directories of a killed demo: got %v, want one", left)
 	}
 
-	p := start(t, program, dir)
-	if code := p.code(t); code != 0 {
+	p := startDemo(t, program, dir)
+	if code := p.exitCode(t); code != 0 {
 		t.Errorf("code: got %d, want 0", code)
 	}
 	for _, want := range []string{
@@ -179,12 +179,12 @@ func TestDemoDeploysAndDeletesStaleDirectories(t *testing.T) {
 }
 
 func TestInterruptedDemoDeletesEverything(t *testing.T) {
-	p := start(t, towline(t), t.TempDir())
+	p := startDemo(t, towlinePath(t), t.TempDir())
 	p.waitForOutput(t, "3/6 Register cluster01")
 	if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
-	if code := p.code(t); code != 130 {
+	if code := p.exitCode(t); code != 130 {
 		t.Errorf("code: got %d, want 130", code)
 	}
 	if !strings.Contains(p.err.String(), "error: interrupted: Register cluster01 in pull mode: its agent connects to the hub\n") {
@@ -198,7 +198,7 @@ func TestInterruptedDemoDeletesEverything(t *testing.T) {
 
 func TestDemoFailsWhereAProgramIsMissing(t *testing.T) {
 	// Programs in the directory of towline are found first, so that it needs its own directory.
-	content, err := os.ReadFile(towline(t))
+	content, err := os.ReadFile(towlinePath(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,8 +207,8 @@ func TestDemoFailsWhereAProgramIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	p := start(t, alone, dir, "TOWLINE_BIN=/does/not/exist", "PATH=/does/not/exist")
-	if code := p.code(t); code != 1 {
+	p := startDemo(t, alone, dir, "TOWLINE_BIN=/does/not/exist", "PATH=/does/not/exist")
+	if code := p.exitCode(t); code != 1 {
 		t.Errorf("code: got %d, want 1", code)
 	}
 	if !strings.Contains(p.err.String(), "find towline-agent: run `make build` first") {

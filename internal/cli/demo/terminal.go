@@ -20,21 +20,21 @@ import (
 )
 
 const (
-	// pollInterval is the interval of the checks of a wait.
+	// pollInterval is the interval between two reads of waitUntil.
 	pollInterval = 200 * time.Millisecond
-	// progressInterval is the interval of the progress of a wait.
+	// progressInterval is the minimum interval between two progress lines of waitUntil.
 	progressInterval = 2 * time.Second
 )
 
 // terminal prints the commands of the demo, their output, and progress.
 type terminal struct {
 	out, err io.Writer
-	// mu is held while a line is printed: control planes start in parallel.
+	// mu is held while a line is printed, since control planes start in parallel.
 	mu sync.Mutex
 }
 
-// commandLine is a command of the demo with the KUBECONFIG of a control plane. redirect is a file for its standard
-// output, if it is set.
+// commandLine is a command of the demo, with KUBECONFIG set to the kubeconfig of plane. redirect is a file for its
+// standard output, or "".
 type commandLine struct {
 	plane    *localkube.Plane
 	args     []string

@@ -37,7 +37,7 @@ func createWorkDir(parent string) (workDir, error) {
 	return workDir{path: path, lock: lock}, nil
 }
 
-// unlock unlocks the directory. The caller has deleted it.
+// unlock unlocks the directory. The caller must have deleted the directory before.
 func (w workDir) unlock() { _ = w.lock.Close() }
 
 // openLocked opens a file and locks it. A file that another process has locked is an error.
@@ -54,7 +54,7 @@ func openLocked(path string, flags int) (*os.File, error) {
 }
 
 // deleteStaleWorkDirs deletes the directories of demos that were killed, and returns their paths. It skips directories
-// without a lock file, since a demo may be creating it.
+// without a lock file: another demo may be creating the lock file.
 func deleteStaleWorkDirs(parent string) []string {
 	var deleted []string
 	locks, err := filepath.Glob(filepath.Join(parent, workDirPrefix+"*", lockName))

@@ -16,7 +16,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// loadingRules returns the rules that load a kubeconfig file, or for "" the files in KUBECONFIG, else ~/.kube/config.
+// loadingRules returns the rules to load a kubeconfig file, or for "" the files in KUBECONFIG, else ~/.kube/config.
 // They never write a file. The default rules of client-go can copy ~/.kube/.kubeconfig to ~/.kube/config.
 func loadingRules(file string) *clientcmd.ClientConfigLoadingRules {
 	if file != "" {
@@ -27,7 +27,7 @@ func loadingRules(file string) *clientcmd.ClientConfigLoadingRules {
 	return rules
 }
 
-// hubConfig returns currentConfig for the hub. Requests with it fail once ctx ends.
+// hubConfig returns the config of the hub from currentConfig. Reads with it are cancelled when ctx ends.
 func hubConfig(ctx context.Context) (*rest.Config, error) {
 	config, err := currentConfig("hub", "")
 	if err != nil {
