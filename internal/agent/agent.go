@@ -58,7 +58,8 @@ type agent struct {
 	// uninstaller removes the agent from its member when the hub requests that.
 	uninstaller *uninstaller
 	rejectedLog *session.AuthErrorLog
-	// duplicate is kept from session to session: on a bad connection a session is shorter than takeoverDelay.
+	// duplicate outlives a session. Otherwise a short session, on a bad connection, would restart the measurement of
+	// takeoverDelay.
 	duplicate duplicateRegistration
 	// source has the deliveries of the current session; nil without a session.
 	source atomic.Pointer[deliver.AgentSource]
@@ -67,7 +68,7 @@ type agent struct {
 }
 
 // Run runs the agent of one member. It returns nil when ctx ends or the agent has uninstalled itself on request of the
-// hub, and an error for invalid options, for example an address that it cannot listen on. It corrects drift from the
+// hub, and an error for invalid options. It corrects drift from the
 // inventory on the member, whether or not the hub is reachable, and reconnects by itself. Several agents for different
 // clusters can run in one process.
 func Run(ctx context.Context, opts Options) error {
@@ -135,10 +136,11 @@ func (a *agent) runEngineAndSessions(ctx context.Context) {
 	goroutines.Go(func() {
 		a.gate.RunWhileOpen(ctx, func(ctx context.Context) { _ = a.backoffLoop().Run(ctx, "correct drift", a.engine.Run) })
 	})
-	// Run returns when ctx ends, or session.ErrUninstalled.
+	// Run returns nil when ctx ends, and session.ErrUninstalled after an uninstallation.
 	_ = a.backoffLoop().Run(ctx, "connect to the hub", a.connect)
 }
 
+// backoffLoop returns a loop that ends after an uninstallation. LogIfRejected logs an error of the credential rarely.
 func (a *agent) backoffLoop() session.BackoffLoop {
 	return session.BackoffLoop{
 		Clock: a.opts.Clock, BeforeAttempt: a.metrics.Watchdog.Reset, LogError: a.rejectedLog.LogIfRejected,

@@ -62,8 +62,8 @@ func newChecks(member *rest.Config, checker check.Checker, clock clock.Clock, on
 	return &checks{member: member, checker: checker, clock: clock, runRequested: make(chan struct{}, 1), onChange: onChange}
 }
 
-// setCluster sets the SveltosCluster that has the checks. It requests a run if the checks have changed, or if other
-// checks apply because status.ready has changed.
+// setCluster sets the SveltosCluster that has the checks. It requests a run if the checks have changed, or
+// status.ready: the readiness checks run only while it is false.
 func (c *checks) setCluster(cluster *libv1beta1.SveltosCluster) {
 	spec := libv1beta1.SveltosClusterSpec{
 		ReadinessChecks: cluster.Spec.ReadinessChecks, LivenessChecks: cluster.Spec.LivenessChecks,
@@ -78,8 +78,8 @@ func (c *checks) setCluster(cluster *libv1beta1.SveltosCluster) {
 	if changed {
 		c.generation++
 		c.hasCluster, c.spec, c.reportedReady = true, *spec.DeepCopy(), cluster.Status.Ready
-		// reportStatus must not set ready before the readiness checks have run. They run if status.ready is false, for
-		// example because the SveltosCluster was created again.
+		// If status.ready is false, for example because the SveltosCluster was created again, the state is unknown until
+		// the readiness checks have run: reportStatus must not set ready before.
 		c.state.isKnown = c.state.isKnown && c.reportedReady
 	}
 	c.mu.Unlock()
@@ -158,8 +158,8 @@ func (c *checks) evaluate(ctx context.Context, spec *libv1beta1.SveltosClusterSp
 	return c.checker.EvaluateCluster(ctx, member, spec, isReady)
 }
 
-// nextState returns the state after a run with this result. Failures are counted up to threshold, and at least one if
-// the threshold is negative.
+// nextState returns the state after a run with this result. Without a failure, Result.Ready is true. Failures are
+// counted up to threshold, and at least one if the threshold is negative.
 func (s checksState) nextState(result check.Result, threshold int32) checksState {
 	if result.Failure == "" {
 		return checksState{isKnown: true, isReady: true}

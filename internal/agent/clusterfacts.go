@@ -21,8 +21,8 @@ const (
 	factsTimeout = 30 * time.Second
 	// factsRetryInterval is the time until the next attempt after a failed read.
 	factsRetryInterval = 5 * time.Second
-	// minKindsDelay is the minimal time from a changed definition to the read. An API server needs time to serve a new
-	// kind.
+	// minKindsDelay is the minimal time from a changed definition to the read of the served kinds. An API server needs
+	// time to serve a new kind.
 	minKindsDelay = 2 * time.Second
 	// maxKindsDelay is the maximal time from a changed definition to the read.
 	maxKindsDelay = 30 * time.Second
@@ -33,7 +33,8 @@ type clusterFacts struct {
 	member         *rest.Config
 	metadataClient metadata.Interface
 	clock          clock.Clock
-	// reportRequested holds one signal to report to the hub, readRequested one to read the facts again.
+	// reportRequested holds one signal to write the status of the SveltosCluster, which has the facts. readRequested
+	// holds one to read the facts again.
 	reportRequested chan struct{}
 	readRequested   chan struct{}
 
@@ -93,7 +94,8 @@ func (f *clusterFacts) read(ctx context.Context) error {
 func (f *clusterFacts) update(facts fleet.Facts) {
 	f.mu.Lock()
 	if !facts.Complete {
-		// An API that is unavailable for a moment must not change the rendered charts.
+		// Facts are incomplete if an APIService is unavailable. The earlier ones stay, since the hub renders charts with
+		// them.
 		facts.APIVersions = append(facts.APIVersions, f.facts.APIVersions...)
 		slices.Sort(facts.APIVersions)
 		facts.APIVersions = slices.Compact(facts.APIVersions)

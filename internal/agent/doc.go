@@ -23,14 +23,16 @@
 //
 //   - member: the cluster of this agent; hub: the management cluster.
 //   - registration: the credential, the Lease and the SveltosCluster of one name on the hub.
-//   - manifest: the YAML that a registration prints, with the agent's Deployment and the Secret with its credential.
+//   - manifest: the YAML that `sveltosctl register cluster` prints, with the agent's Deployment and the Secret with its
+//     credential.
 //   - claim: write the ID of the member into an annotation of the Lease. Then this member uses the registration.
 //   - session: the work with one credential.
-//   - facts: the version and the served kinds of the member.
+//   - facts: the version and the served kinds of the member. Definition: a CustomResourceDefinition or an APIService,
+//     which changes the served kinds.
 //   - checks: the readiness and liveness checks in the spec of the SveltosCluster.
-//   - paused: the engine applies and corrects nothing, except that it removes the bundles of a cluster that is being
-//     deregistered.
-//   - rejected: the hub does not accept the credential.
+//   - paused: the engine applies and corrects nothing. A cluster that is being deregistered is not paused.
+//   - unrequested: bundles on the member for which the hub has no group. The heartbeat reports them.
+//   - rejected: the hub does not accept the credential (Unauthorized).
 //   - removal request: an annotation on the SveltosCluster that is being deleted. The agent answers in its status.
 //
 // Start reading at Run, runSession and hubSession.run.

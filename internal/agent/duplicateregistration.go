@@ -17,7 +17,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// takeoverDelay is the time without heartbeats after which another member may take a registration over. It is the
+// takeoverDelay is the time without heartbeats after which another member may take a registration over: 90 s, the
 // longest time after which the hub reports a member as Down.
 const takeoverDelay = heartbeats.SveltosLimit
 
@@ -40,7 +40,7 @@ type duplicateRegistration struct {
 	loggedAt time.Time
 }
 
-// observe records the heartbeat in lease. It returns true if the other member has sent no new heartbeat for
+// observe records the heartbeat that lease contains. It returns true if the other member has sent no new heartbeat for
 // takeoverDelay by this agent's clock. It does not compare renewTime with this clock, because the clocks may differ.
 func (d *duplicateRegistration) observe(lease *coordinationv1.Lease) (isSilent bool) {
 	now, member := d.clock.Now(), lease.Annotations[kube.AnnotationMember]
@@ -68,8 +68,9 @@ func (d *duplicateRegistration) log(ctx context.Context, cluster types.Namespace
 			"then with this cluster's kubeconfig run: kubectl apply -f registration.yaml", cluster.Namespace))
 }
 
-// claimLease claims the Lease for this member. It returns errDuplicateRegistration if another member renews it.
-func (s *hubSession) claimLease(ctx context.Context, duplicate *duplicateRegistration) error {
+// claimLease claims the Lease for this member, if no other member has claimed it or the other one is silent. It returns
+// errDuplicateRegistration if another member renews it.
+func (s *hubSession) claimLease(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	lease := &coordinationv1.Lease{}
@@ -86,7 +87,7 @@ func (s *hubSession) claimLease(ctx context.Context, duplicate *duplicateRegistr
 		return nil
 	}
 	if holder != "" {
-		if !duplicate.observe(lease) {
+		if !s.duplicate.observe(lease) {
 			return errDuplicateRegistration
 		}
 		log.FromContext(ctx).Info("taking the registration over from a cluster that sends no heartbeats", "otherMember", holder)

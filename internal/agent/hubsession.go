@@ -70,7 +70,7 @@ func (a *agent) connect(ctx context.Context) error {
 
 // runSession runs one session.
 func (a *agent) runSession(ctx context.Context) error {
-	state, err := a.uninstaller.readState(ctx)
+	state, err := a.uninstaller.resumeOrRollBack(ctx)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,8 @@ func (a *agent) runSession(ctx context.Context) error {
 	if s.credential, err = a.openCredential(ctx); err != nil {
 		return err
 	}
-	// The token in the manifest is used only once, because other people may have a copy of it.
+	// The token in the manifest is used only once, because other people may have a copy of it. After the first exchange
+	// this does nothing.
 	if err := s.credential.Exchange(ctx); err != nil {
 		return err
 	}
@@ -144,7 +145,7 @@ func (a *agent) readMemberID(ctx context.Context) (types.UID, error) {
 // returns credentials.ErrSuperseded if the cluster is registered again meanwhile.
 func (s *hubSession) open(ctx context.Context) error {
 	for {
-		err := s.claimLease(ctx, &s.duplicate)
+		err := s.claimLease(ctx)
 		if err == nil {
 			s.rejectedLog.Reset()
 			return nil
@@ -185,6 +186,7 @@ func (s *hubSession) run(ctx context.Context) error {
 	s.source.Store(source)
 	defer s.source.Store(nil)
 	worker := &session.Worker{Source: source, Engine: s.engine, Gate: s.gate, OnKindsChanged: s.facts.requestRead, OnConverged: s.metrics.RecordConverge,
+		// The heartbeat reports the bundles that are not requested.
 		OnWithdrawn: func() { session.Signal(s.heartbeatRequested) },
 	}
 

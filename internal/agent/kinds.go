@@ -78,8 +78,8 @@ type kindsBackoff struct {
 	lastRead time.Time
 }
 
-// delay returns the time from a change of definitions, which was detected now, to the next read: minKindsDelay at
-// first. It doubles each time, up to maxKindsDelay, while each change comes within maxKindsDelay after a read.
+// delay returns the time from a change of definitions, which was detected now, to the next read. The first delay is
+// minKindsDelay. It doubles with each call, up to maxKindsDelay, and begins again after maxKindsDelay without a read.
 func (b *kindsBackoff) delay(now time.Time) time.Duration {
 	if b.backoff.Duration == 0 || now.Sub(b.lastRead) > maxKindsDelay {
 		b.backoff = wait.Backoff{Duration: minKindsDelay, Factor: 2, Cap: maxKindsDelay, Steps: math.MaxInt32}

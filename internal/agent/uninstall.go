@@ -33,7 +33,9 @@ func (a *agent) uninstall(ctx context.Context, hub client.Client) error {
 	return a.finishUninstall(ctx, state)
 }
 
-// finishUninstall answers the hub and then removes the agent. It returns session.ErrUninstalled after that.
+// finishUninstall answers the hub and then removes the agent, and returns session.ErrUninstalled. If the hub has
+// another cluster of this name now, it rolls the uninstallation back. A hub that does not accept the answer for ten
+// minutes gets none.
 func (a *agent) finishUninstall(ctx context.Context, state *session.UninstallState) error {
 	u := session.Uninstallation{Clock: a.opts.Clock, Answer: a.answerHub, RollBack: a.uninstaller.rollBack, Remove: a.uninstaller.remove}
 	return u.Finish(ctx, state)

@@ -73,9 +73,9 @@ func (u *uninstaller) secretObject() session.ObjectRef {
 	return session.NewObjectRef(corev1.SchemeGroupVersion.WithResource("secrets"), kube.AgentNamespace, u.secretName)
 }
 
-// readState returns the state of an uninstallation that has begun, or nil. It rolls back the uninstallation of an
-// earlier registration.
-func (u *uninstaller) readState(ctx context.Context) (*session.UninstallState, error) {
+// resumeOrRollBack returns the state of an uninstallation that has begun, or nil. It rolls back the uninstallation of
+// an earlier registration, whose state has another credential.
+func (u *uninstaller) resumeOrRollBack(ctx context.Context) (*session.UninstallState, error) {
 	secret, err := u.member.CoreV1().Secrets(kube.AgentNamespace).Get(ctx, u.secretName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, nil //nolint:nilnil // nil means no uninstallation
@@ -92,15 +92,15 @@ func (u *uninstaller) readState(ctx context.Context) (*session.UninstallState, e
 	return nil, u.rollBack(ctx)
 }
 
-// prepare sets owners on the agent's objects, unless the agent was replaced, and then writes the UninstallState. It
-// deletes nothing.
+// prepare sets owners on the agent's objects, unless the Deployment runs the agent of another registration, and then
+// writes the UninstallState. It deletes nothing.
 func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*session.UninstallState, error) {
-	replaced, err := u.isReplaced(ctx)
+	isOther, err := u.runsOtherRegistration(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var owner *metav1.OwnerReference
-	if !replaced {
+	if !isOther {
 		if owner, err = u.setOwners(ctx); err != nil {
 			return nil, err
 		}
@@ -148,18 +148,18 @@ func (u *uninstaller) ensureOwner(ctx context.Context) (*metav1.OwnerReference, 
 		}, metav1.CreateOptions{FieldManager: kube.FieldManager})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read ClusterRole %s: %w", agentRole, err)
+		return nil, fmt.Errorf("read or create ClusterRole %s: %w", agentRole, err)
 	}
 	return &metav1.OwnerReference{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: agentRole, UID: role.UID}, nil
 }
 
 // remove deletes the agent's objects. It returns session.ErrUninstalled once their deletion is certain.
 func (u *uninstaller) remove(ctx context.Context) error {
-	replaced, err := u.isReplaced(ctx)
+	isOther, err := u.runsOtherRegistration(ctx)
 	if err != nil {
 		return err
 	}
-	if replaced {
+	if isOther {
 		err = u.removeSecret(ctx)
 	} else {
 		err = u.removeAll(ctx)
@@ -192,7 +192,7 @@ func (u *uninstaller) removeAll(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read ClusterRole %s: %w", agentRole, err)
 	}
-	// Since prepare, others may have created objects in the namespace, or the ClusterRole again. So set the owners again.
+	// Since prepare, the namespace may have got foreign objects, and the ClusterRole may have another UID.
 	owner, err := u.setOwners(ctx)
 	if err != nil {
 		return err
@@ -209,7 +209,7 @@ func (u *uninstaller) removeAll(ctx context.Context) error {
 	return nil
 }
 
-// rollBack undoes prepare.
+// rollBack undoes prepare, except for a ClusterRole that ensureOwner created: a nil owner removes the reference.
 func (u *uninstaller) rollBack(ctx context.Context) error {
 	for _, o := range append(dependents(), agentNamespace(), u.secretObject()) {
 		if err := u.SetOwner(ctx, o, nil); err != nil {
@@ -219,9 +219,9 @@ func (u *uninstaller) rollBack(ctx context.Context) error {
 	return u.DeleteUninstallState(ctx, u.secretObject())
 }
 
-// isReplaced returns true if the Deployment runs the agent of another registration, because the manifest of that
-// registration was applied later. Then only the Secret belongs to this agent.
-func (u *uninstaller) isReplaced(ctx context.Context) (bool, error) {
+// runsOtherRegistration returns true if the Deployment runs the agent of another registration, because the manifest of
+// that registration was applied later. Then only the Secret belongs to this agent.
+func (u *uninstaller) runsOtherRegistration(ctx context.Context) (bool, error) {
 	deployment, err := u.member.AppsV1().Deployments(kube.AgentNamespace).Get(ctx, agentName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil

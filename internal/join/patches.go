@@ -180,7 +180,7 @@ func parsePatch(origin, text string) (patch, error) {
 	return p, err
 }
 
-// decodeDocument decodes text, which must be one YAML document within the limits of kube.CheckNodes.
+// decodeDocument decodes text, which must be one YAML document within the limits of kube.CheckValueCount.
 func decodeDocument(text string, into *any) error {
 	if err := kube.CheckValueCount([]byte(text)); err != nil {
 		return err

@@ -42,33 +42,6 @@ func DetectRestore(lw cache.ListerWatcher) *cache.ListWatch {
 	}
 }
 
-// RelistOnWatchEnd wraps lw, which has few objects. A watch that has ended is not resumed: it fails as expired, so that
-// the reflector lists again. That takes one request, where DetectRestore takes two, and a third one if the API server
-// does not have the events since the end of the watch.
-func RelistOnWatchEnd(lw cache.ListerWatcher) *cache.ListWatch {
-	inner := cache.ToListerWatcherWithContext(lw)
-	// isListed is true between a list and its watch. A reflector calls one function at a time.
-	isListed := false
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			list, err := inner.ListWithContext(ctx, opts)
-			isListed = err == nil
-			return list, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
-			switch {
-			case ptr.Deref(opts.SendInitialEvents, false):
-				opts.ResourceVersion = ""
-			case !isListed:
-				return nil, apierrors.NewResourceExpired("the watch has ended")
-			}
-			events, err := inner.WatchWithContext(ctx, opts)
-			isListed = isListed && err != nil
-			return events, err
-		},
-	}
-}
-
 // checkReached returns an error that makes a reflector list again if list is older than version.
 func checkReached(version string, list runtime.Object) error {
 	accessor, err := meta.ListAccessor(list)

@@ -58,34 +58,3 @@ func TestDetectRestore(t *testing.T) {
 		}
 	}
 }
-
-// TestRelistOnWatchEnd calls the functions as a reflector does whose watch ends twice: with an API server that sends
-// lists as a watch, and with one that does not.
-func TestRelistOnWatchEnd(t *testing.T) {
-	t.Parallel()
-	resumed := metav1.ListOptions{ResourceVersion: "10"}
-	recorder := &requestRecorder{}
-	lw := kube.RelistOnWatchEnd(recorder.listWatch())
-	for range 2 {
-		if _, err := lw.WatchWithContext(t.Context(), metav1.ListOptions{ResourceVersion: "11", SendInitialEvents: ptr.To(true)}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := lw.WatchWithContext(t.Context(), resumed); !apierrors.IsResourceExpired(err) {
-			t.Errorf("a watch is resumed: %v", err)
-		}
-	}
-	for range 2 {
-		if _, err := lw.ListWithContext(t.Context(), metav1.ListOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := lw.WatchWithContext(t.Context(), resumed); err != nil {
-			t.Errorf("the watch after a list: %v", err)
-		}
-		if _, err := lw.WatchWithContext(t.Context(), resumed); !apierrors.IsResourceExpired(err) {
-			t.Errorf("a watch is resumed after a list: %v", err)
-		}
-	}
-	if want := []string{"", "", "10", "10"}; recorder.lists != 2 || !slices.Equal(recorder.watches, want) {
-		t.Errorf("got %d lists and watches from %q, want 2 and %q", recorder.lists, recorder.watches, want)
-	}
-}

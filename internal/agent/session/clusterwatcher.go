@@ -32,9 +32,9 @@ func (w ClusterWatcher[T]) Run(ctx context.Context, hub client.WithWatch) {
 		raw.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, w.Key.Name).String()
 		return []client.ListOption{client.InNamespace(w.Key.Namespace), &client.ListOptions{Raw: &raw, Limit: raw.Limit, Continue: raw.Continue}}
 	}
-	// RetryConnection repeats requests while the API server is away. RelistOnWatchEnd also finds the object of a restored
+	// RetryConnection repeats requests while the API server is away, and DetectRestore lists again after a restore of
 	// etcd.
-	lister := cache.ToListWatcherWithWatchListSemantics(kube.RetryConnection(kube.RelistOnWatchEnd(&cache.ListWatch{
+	lister := cache.ToListWatcherWithWatchListSemantics(kube.RetryConnection(kube.DetectRestore(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, raw metav1.ListOptions) (runtime.Object, error) {
 			list := w.NewList()
 			err := hub.List(ctx, list, options(raw)...)

@@ -54,7 +54,7 @@ func New() *Watcher {
 }
 
 // Get returns a source from the cache. The caller must not change it. IsReferenced must return true for the kind,
-// otherwise Get always returns source.PendingFlux. See source.Artifacts for the errors.
+// otherwise Get always returns source.NewPendingFluxError. See source.Artifacts for the errors.
 func (w *Watcher) Get(ctx context.Context, ref source.Reference) (*unstructured.Unstructured, error) {
 	known, err := w.find(ref)
 	if err != nil {

@@ -139,7 +139,7 @@ func (w *Watcher) Start(ctx context.Context) error {
 	return err
 }
 
-// work calls do for the items of a queue until it is shut down. After an error it repeats the call with backoff.
+// runWorker calls do for the items of a queue until it is shut down. After an error it repeats the call with backoff.
 func runWorker[T comparable](ctx context.Context, queue workqueue.TypedRateLimitingInterface[T], do func(context.Context, T) error) {
 	for {
 		item, isShutDown := queue.Get()
