@@ -69,7 +69,8 @@ const (
 	// of an earlier version writes its holderIdentity and does not change the annotation, so that the two differ.
 	AnnotationDecrypts = "towline.dev/decrypts-content"
 	// AnnotationWithdraw on a SveltosCluster or Cluster is a user's request to withdraw the objects of deleted
-	// ClusterSummaries: their names, separated by commas. The hub removes the annotation when they are withdrawn.
+	// ClusterSummaries, or of those of another hub: their names, separated by commas. The hub removes the annotation when
+	// they are withdrawn.
 	AnnotationWithdraw = "towline.dev/withdraw"
 	// AnnotationMember is the uid of the member's namespace kube-system, which identifies the cluster. On an agent's Lease
 	// it is the cluster where the agent runs, on the SveltosCluster of a push-mode cluster the registered cluster.

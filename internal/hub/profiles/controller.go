@@ -115,6 +115,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		{Name: "check missing", Run: r.checkMissing},
 	}
 	if !profile.GetDeletionTimestamp().IsZero() {
+		// Without the step match no cluster matches, so writeSummaries deletes all summaries.
 		steps = []phase.Step[*state]{{Name: "load", Run: r.load}, {Name: "delete summaries", Run: r.writeSummaries}, {Name: "remove finalizer", Run: r.removeFinalizer}}
 	}
 	outcome := phase.Run(ctx, s, steps)

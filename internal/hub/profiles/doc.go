@@ -19,7 +19,9 @@
 //
 //   - unsupported: the profile uses fields that are not supported yet.
 //   - suspended: the profile is unsupported, invalid, paused, or waits. The reason is in its status.
-//   - matching cluster: a cluster that the profile selects, and that is or was ready. It must have a summary.
+//   - matching cluster: a cluster that the profile selects, and that is ready, has a summary, or is in clusterRefs. It
+//     must have a summary.
+//   - refused: a member whose name or namespace Towline does not accept (fleet.Member.Refused).
 //   - earlier profile: a deleted profile of the same kind and name, or the same profile before a restore of the hub.
 //   - OneTime: the sync mode in which a summary keeps the spec that was deployed.
 //

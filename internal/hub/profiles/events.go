@@ -23,9 +23,9 @@ import (
 	"github.com/towline/towline/internal/match"
 )
 
-// gatherInterval is the minimum time between a change of a profile's matching clusters and the next reconcile by a
-// cluster event. Each reconcile writes the list of all matching clusters, so one reconcile handles many clusters that
-// join at the same time.
+// gatherInterval is the time after a change of a profile's matching clusters in which cluster events cause no
+// reconcile. Each reconcile writes the list of all matching clusters, so one reconcile handles many clusters that join
+// at the same time.
 const gatherInterval = time.Second
 
 // summaryGatherInterval is the minimum time between a reconcile of a profile and the next reconcile by a summary event.
@@ -70,12 +70,14 @@ func (r *reconciler) clusterEvents() handler.EventHandler {
 				return
 			}
 			delay := time.Duration(0)
+			// The key is empty if no agent can have written the update.
 			if key := ratelimit.ByAgentOfCluster(e.ObjectOld, e.ObjectNew); key != "" {
 				delay = r.agentLimiter.Delay(key)
 			}
 			r.enqueueProfiles(ctx, queue, after.Namespace, delay, func(s match.Selection) bool { return isAffected(s, before, after) })
 		},
-		// The last state of the cluster is matched. Update events have enqueued the profiles that selected an earlier state.
+		// Selects excludes deleting members, so Deleting is reset to find the profiles that selected the cluster. Update
+		// events have enqueued those that selected an earlier state.
 		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) {
 			member := fleet.FromObject(e.Object)
 			member.Deleting = false
@@ -87,7 +89,7 @@ func (r *reconciler) clusterEvents() handler.EventHandler {
 // canAffectProfiles returns whether an update of a cluster can affect any profile. Most updates are reports of agents,
 // which cannot.
 func canAffectProfiles(before, after fleet.Member) bool {
-	return summaryDiffers(before, after) || before.Deleting != after.Deleting || !maps.Equal(before.Labels, after.Labels)
+	return affectsSummary(before, after) || before.Deleting != after.Deleting || !maps.Equal(before.Labels, after.Labels)
 }
 
 // isAffected returns whether an update of a cluster can change the members of a profile, or how the member's summary is
@@ -96,11 +98,11 @@ func isAffected(s match.Selection, before, after fleet.Member) bool {
 	if s.Selects(before) != s.Selects(after) {
 		return true
 	}
-	return s.Selects(after) && summaryDiffers(before, after)
+	return s.Selects(after) && affectsSummary(before, after)
 }
-
-// summaryDiffers returns whether the summary of a selected cluster can differ between two states of the cluster.
-func summaryDiffers(before, after fleet.Member) bool {
+//  affectsSummary returns whether an update of a selected cluster can affect its summary: Ready decides whether it has
+// one (match), and HasFinalizer and Refused how it is created (create, isDeliveredAtOnce).
+func affectsSummary(before, after fleet.Member) bool {
 	return before.Ready != after.Ready || before.HasFinalizer != after.HasFinalizer || before.Refused != after.Refused
 }
 

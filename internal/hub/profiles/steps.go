@@ -130,6 +130,7 @@ func (r *reconciler) match(ctx context.Context, s *state) error {
 	if err != nil {
 		return err
 	}
+	// A member with a summary matches also if it is not ready.
 	s.members, s.matched = selection.Members(members, s.membersWithSummary()), true
 	s.pullMembers = match.CountPull(s.members)
 	return nil
@@ -155,7 +156,7 @@ func (r *reconciler) writeSummaries(ctx context.Context, s *state) error {
 			return r.update(ctx, existing, r.desired(s, m, existing))
 		})
 	}
-	// While the profile is unsupported, nothing is deleted, since the matching clusters are unknown.
+	// While the profile is unsupported, nothing is deleted: the fields that are not supported may select more clusters.
 	writeUnmatched := r.deleteSummary
 	if s.unsupported != "" {
 		writeUnmatched = r.updateSpec
@@ -224,8 +225,8 @@ func (r *reconciler) createNamed(ctx context.Context, s *state, m fleet.Member, 
 
 // isDeliveredAtOnce returns whether a new summary for m is probably delivered at once. Such a summary is created with
 // the finalizer, which saves a request. Otherwise the summary controller adds the finalizer before the first delivery,
-// so that a summary without a delivery can be deleted while its member is unreachable. A OneTime summary with the
-// finalizer may have been delivered, see hasLostStatus.
+// so that a summary without a delivery can be deleted while its member is unreachable. It is false for OneTime, whose
+// finalizer means that the spec may have been delivered: see hasLostStatus.
 func isDeliveredAtOnce(s *state, m fleet.Member) bool {
 	return s.spec.SyncMode != configv1beta1.SyncModeOneTime && s.unsupported == "" &&
 		m.Ready && m.Refused == "" && !m.Down && !m.Paused && m.HasFinalizer
@@ -254,14 +255,14 @@ func (r *reconciler) desired(s *state, m fleet.Member, existing *configv1beta1.C
 	delete(annotations, lastApplied)
 	// Package shards writes this label.
 	delete(labels, fleet.LabelShard)
-	result.Labels = merged(withoutKeys(existing.Labels, existing.Annotations[copiedLabels]), labels, map[string]string{
+	result.Labels = merged(withoutKeys(existing.Labels, existing.Annotations[annotationCopiedLabels]), labels, map[string]string{
 		r.kind.label:                match.LabelValue(s.profile.GetName()),
 		libv1beta1.ClusterNameLabel: match.LabelValue(m.Name),
 		libv1beta1.ClusterTypeLabel: string(m.Type),
 	})
-	result.Annotations = merged(withoutKeys(existing.Annotations, existing.Annotations[copiedAnnotations]), annotations)
-	setCopied(result.Annotations, copiedLabels, labels)
-	setCopied(result.Annotations, copiedAnnotations, annotations)
+	result.Annotations = merged(withoutKeys(existing.Annotations, existing.Annotations[annotationCopiedAnnotations]), annotations)
+	setCopied(result.Annotations, annotationCopiedLabels, labels)
+	setCopied(result.Annotations, annotationCopiedAnnotations, annotations)
 	delete(result.Annotations, libv1beta1.ProfilePausedAnnotation)
 	result.Annotations[match.PullMembersAnnotation] = strconv.Itoa(s.pullMembers)
 	result.OwnerReferences = []metav1.OwnerReference{r.kind.ownerReference(s.profile)}
@@ -273,11 +274,11 @@ func (r *reconciler) desired(s *state, m fleet.Member, existing *configv1beta1.C
 // lastApplied is the annotation of kubectl apply, which must not be copied from the profile to a summary.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
-// copiedLabels and copiedAnnotations are annotations on a summary. They list the keys that were copied from the
-// profile. If a key is deleted from the profile, it is deleted from the summary; keys of others stay.
+// annotationCopiedLabels and annotationCopiedAnnotations are annotations on a summary. They list the keys that were
+// copied from the profile. If a key is deleted from the profile, it is deleted from the summary; keys of others stay.
 const (
-	copiedLabels      = "towline.dev/copied-labels"
-	copiedAnnotations = "towline.dev/copied-annotations"
+	annotationCopiedLabels      = "towline.dev/copied-labels"
+	annotationCopiedAnnotations = "towline.dev/copied-annotations"
 )
 
 // withoutKeys returns entries without some keys, which are separated by commas.

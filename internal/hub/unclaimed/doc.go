@@ -1,4 +1,4 @@
-// Package unclaimed finds bundles on members that have no ClusterSummary. It withdraws a bundle if there is evidence
+// Package unclaimed finds bundles on members that no ClusterSummary manages. It withdraws a bundle if there is evidence
 // that it must be withdrawn. It reports the others in a condition of the cluster, with the command that withdraws them.
 //
 // A ClusterSummary with its finalizer withdraws its bundles before it is deleted. Bundles remain without a summary if a
@@ -8,7 +8,7 @@
 // The hub runs Controller for the clusters of its shard. For each reachable cluster its steps are:
 //
 //  1. List the bundles on the cluster.
-//  2. Gather the evidence about each bundle without a summary, and call decide. Withdraw the bundle if it returns
+//  2. Gather the evidence about each bundle, and call decide. Withdraw the bundle if it returns
 //     withdraw.
 //  3. Delete the entries of withdrawn bundles from the ClusterConfiguration.
 //  4. When all withdrawals are complete, delete the annotation by which a user requested withdrawals.

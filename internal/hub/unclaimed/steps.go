@@ -280,8 +280,8 @@ func summariesToWithdraw(cluster client.Object) []string {
 	return strings.FieldsFunc(cluster.GetAnnotations()[kube.AnnotationWithdraw], func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// deleteWithdrawAnnotation deletes the withdraw annotation if no withdrawal is in progress. Names of existing summaries
-// in the annotation have no effect.
+// deleteWithdrawAnnotation deletes the withdraw annotation if no withdrawal is in progress. Names of summaries
+// that manage their bundles have no effect.
 func (c *Controller) deleteWithdrawAnnotation(ctx context.Context, s *state) error {
 	requested := summariesToWithdraw(s.cluster)
 	if len(requested) == 0 || s.isWithdrawing {

@@ -73,6 +73,7 @@ func (a agentObjects) cluster() string {
 	return a.role.Labels[RegistrationLabel]
 }
 
+// isEmpty returns whether there is no agent. A ServiceAccount alone is none: it has no rights.
 func (a agentObjects) isEmpty() bool { return a.role == nil && a.deployment == nil && a.secret == nil }
 
 // isUnfinished returns whether the objects are from a registration that is not finished.
@@ -93,7 +94,8 @@ func (a agentObjects) existingObjectErrors() []string {
 	if a.deployment != nil {
 		add(true, a.deployment.Name, "Deployment")
 	}
-	if a.role != nil && len(problems) == 0 { // Karmada does not report it
+	// Karmada does not report the ClusterRole, so it is reported only alone.
+	if a.role != nil && len(problems) == 0 {
 		problems = append(problems, "ClusterRole "+a.role.Name+" already exists")
 	}
 	return problems

@@ -139,8 +139,8 @@ func (g *registration) readCluster(ctx context.Context) (*clusterv1alpha1.Cluste
 	return cluster, nil
 }
 
-// awaitAccess waits until the agent may read its Cluster, and sets canReadCluster and hasCreatedCluster. The agent has
-// not started yet: a Cluster with a Kubernetes version in its status belongs to another agent.
+// awaitAccess waits until the agent may read its Cluster, and sets canReadCluster and hasCreatedCluster. Without a
+// renewal, the agent has not started yet: a Cluster with a Kubernetes version in its status belongs to another agent.
 func (g *registration) awaitAccess(ctx context.Context, timeout time.Duration) error {
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(context.Context) (bool, error) {

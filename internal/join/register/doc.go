@@ -27,5 +27,6 @@
 // if a registration or an agent created it and it holds no foreign objects, see package foreign.
 //
 // Terms: the cluster is the one that is registered, its client is memberClient. A Cluster is the API object on the
-// control plane, which other packages call hub. The id of a cluster is the uid of its kube-system namespace.
+// control plane. Messages say control plane, as Karmada does, and the code says hub. A run has a uid, its attempt. The
+// id of a cluster is the uid of its kube-system namespace.
 package register

@@ -58,6 +58,7 @@ const (
 // manifest has the inputs for the objects of one registration.
 type manifest struct {
 	request Request
+	// attempt is the uid of this run.
 	attempt string
 	// memberServer is the URL of the cluster's API server.
 	memberServer string

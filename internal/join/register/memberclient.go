@@ -27,7 +27,8 @@ type memberClient struct {
 	resources foreign.Resources
 }
 
-// newMemberClient returns a client whose reads end when ctx ends, see kube.Interruptible.
+// newMemberClient returns a client whose reads end when ctx ends. Reads that begin after that, in a rollback, do not,
+// see kube.Interruptible.
 func newMemberClient(ctx context.Context, config *rest.Config) (memberClient, error) {
 	config = kube.Interruptible(ctx, config)
 	config.WarningHandler, config.WarningHandlerWithContext = rest.NoWarnings{}, nil
@@ -49,7 +50,8 @@ func (m memberClient) get(ctx context.Context, key client.ObjectKey, obj client.
 	return err == nil, nil
 }
 
-// findObjectBeingUninstalled calls join.FindUninstalling for the objects of an agent in namespace.
+// findObjectBeingUninstalled returns kind and name of an object of the agent in namespace that is still to be deleted
+// by an uninstallation, and "" if there is none: see join.FindUninstalling.
 func (m memberClient) findObjectBeingUninstalled(ctx context.Context, namespace string) (string, error) {
 	role := &rbacv1.ClusterRole{}
 	if _, err := m.get(ctx, client.ObjectKey{Name: AgentRole(namespace)}, role); err != nil {

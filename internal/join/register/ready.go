@@ -112,7 +112,7 @@ func (r *readinessCheck) checkPod(pod *corev1.Pod) error {
 		waiting, last, name := container.State.Waiting, container.LastTerminationState.Terminated, pod.Name+"/"+container.Name
 		switch {
 		case container.RestartCount >= maxRestarts && last != nil && container.State.Running == nil:
-			return fmt.Errorf("it was started %d times and %s", container.RestartCount, kube.TerminationText(last))
+			return fmt.Errorf("it was restarted %d times and %s", container.RestartCount, kube.TerminationText(last))
 		case waiting == nil || !strings.Contains(waiting.Reason, "Image"):
 			delete(r.imageErrorSince, name)
 		case r.imageErrorSince[name].IsZero():

@@ -72,7 +72,8 @@ type registration struct {
 	request Request
 	token   bootstrap.Token
 	member  memberClient
-	log     *rollback.Log
+	// log has the writes of this run, for its rollback.
+	log *rollback.Log
 	// existing are the objects of an agent that preflight found. They decide the mode.
 	existing agentObjects
 	mode     registrationMode

@@ -37,8 +37,8 @@ type Request struct {
 	// Pins are hashes of public keys, see bootstrap.Discovery. They may be empty only with UnsafeSkipCA.
 	Pins         []string
 	UnsafeSkipCA bool
-	// DiscoveryTimeout limits each wait: for the control plane, for the certificate, and for the agent. With 0, there is
-	// no wait.
+	// DiscoveryTimeout limits each wait: for the control plane, for the certificate, and for the agent. It must be
+	// positive.
 	DiscoveryTimeout time.Duration
 	// Member is the configuration for the cluster.
 	Member *rest.Config

@@ -27,8 +27,8 @@ import (
 
 const (
 	// unregisteringAnnotation on the Secret is the uid of the Cluster that is being unregistered. The agent loses its
-	// access when the Cluster is deleted: for a later run that gets Forbidden, the annotation shows that the Cluster was
-	// deleted.
+	// access when the Cluster is deleted, so a later run with its kubeconfig gets Forbidden. The annotation then shows
+	// that the Cluster was deleted.
 	unregisteringAnnotation = "towline.dev/unregistering"
 	// uninstallingAnnotation on the Secret is written by an agent that uninstalls itself.
 	uninstallingAnnotation = "towline.dev/departing"
@@ -47,7 +47,7 @@ type UnregisterRequest struct {
 	// ClusterNamespace is the namespace of the agent's inventory on the cluster. The agent's Deployment takes precedence.
 	// Default: fleet.DefaultClusterNamespace.
 	ClusterNamespace string
-	// Timeout limits the wait for the deletion of the Cluster. With 0, there is no wait.
+	// Timeout limits all requests to the control plane, and the wait for the deletion of the Cluster. It must be positive.
 	Timeout time.Duration
 	// DryRun only runs the checks. Orphan keeps the propagated objects on the cluster. It needs Hub, since an agent may
 	// not request it.
@@ -114,7 +114,8 @@ type unregistration struct {
 // errNeedsHubKubeconfig is returned if the agent's kubeconfig cannot be used for the request.
 var errNeedsHubKubeconfig = errors.New("pass --karmada-config")
 
-// deleteCluster deletes the Cluster, and waits for the deletion. After a nil error, the caller must clean up the
+// deleteCluster reads the agent's objects into u, and completes u.request from them. Then it deletes the Cluster, and
+// waits for the deletion. After a nil error, the caller must clean up the
 // cluster, except in a dry run.
 func (u *unregistration) deleteCluster(ctx context.Context) error {
 	r := u.request
@@ -317,7 +318,7 @@ func (c cleanup) deleteLease(ctx context.Context) error {
 // deleteRole deletes the ClusterRole, and waits for the garbage collector.
 func (c cleanup) deleteRole(ctx context.Context) error {
 	role := c.objects.role
-	// Other agents can need a ClusterRole without the label of this registration.
+	// A ClusterRole without this label may be Karmada's own, and other agents may use it.
 	if role == nil || !isManaged(role) || role.GetLabels()[RegistrationLabel] != c.cluster {
 		return nil
 	}
@@ -334,7 +335,7 @@ func (c cleanup) deleteRole(ctx context.Context) error {
 	return nil
 }
 
-// isManaged returns whether a registration created obj. Karmada has the same label.
+// isManaged returns whether a registration of Towline or of Karmada created obj.
 func isManaged(obj client.Object) bool { return obj.GetLabels()[clusterv1alpha1.SystemLabel] == "true" }
 
 // deleteNamespace deletes the agent's namespace if a registration of this Cluster created it.
