@@ -241,12 +241,13 @@ func TestMissingClusterIsLogged(t *testing.T) {
 	w.createWork("one", "first")
 	w.wantValue("one", "first")
 	w.wantReady()
-	// The hub deletes the agent's permissions with the Cluster. Deployed objects stay, and drift is corrected.
+	// The hub deletes the agent's permissions with the Cluster. Deployed objects stay, and drift is corrected. The
+	// execution namespace stays here: its deletion would request to delete the objects of the Work.
 	cluster := w.cluster()
 	if err := w.hubClient.Delete(t.Context(), cluster); err != nil {
 		t.Fatal(err)
 	}
-	if err := joinkarmada.DeleteHubObjects(t.Context(), w.hubClient, cluster); err != nil {
+	if err := joinkarmada.DeleteLeftoverRBAC(t.Context(), w.hubClient, cluster.Name); err != nil {
 		t.Fatal(err)
 	}
 	w.eventually("the agent logs that the Cluster is missing", func(context.Context) error {
