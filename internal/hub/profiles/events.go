@@ -100,6 +100,7 @@ func isAffected(s match.Selection, before, after fleet.Member) bool {
 	}
 	return s.Selects(after) && affectsSummary(before, after)
 }
+
 // affectsSummary returns whether an update of a selected cluster can affect its summary: Ready decides whether it has
 // one (match), and HasFinalizer and Refused how it is created (create, isDeliveredAtOnce).
 func affectsSummary(before, after fleet.Member) bool {
