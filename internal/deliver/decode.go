@@ -24,8 +24,8 @@ type decoder struct {
 }
 
 // add decodes obj, the ConfigurationBundle to which the group's next item (reference) refers. It decompresses the
-// payload, within limits, and verifies the hash before it uses anything else. key has decrypted obj; it is nil if obj
-// was not encrypted.
+// payload, within limits, and verifies the hash before it uses anything else. key is the key with which
+// obj was decrypted, nil if it was not encrypted.
 func (d *decoder) add(reference libv1beta1.ConfigurationItem, obj *libv1beta1.ConfigurationBundle, key *contentKey) error {
 	headerText := obj.Annotations[annotationHeader]
 	if headerText == "" {

@@ -6,7 +6,8 @@
 //   - PushTransport (push.go) runs the engine in the hub, with a client of the member.
 //   - PullTransport (pull.go, deployed.go) writes the bundle to the hub's API server. In the member, AgentSource
 //     (agentsource.go, groups.go) watches and fetches it and writes reports, and the agent runs the engine.
-//   - LocalTransport (local.go) runs the engine in the hub, for bundles that members have on the hub's own cluster.
+//   - LocalTransport (local.go) runs the engine in the hub, for bundles with deploymentType Local: they are of a
+//     member, and their objects are on the hub's own cluster.
 //
 // In pull mode a bundle consists of these objects on the hub:
 //

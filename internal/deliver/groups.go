@@ -150,8 +150,8 @@ func (g *groupStore) Replace(objects []any, _ string) error {
 	return nil
 }
 
-// Resync queues the groups with the report Applying. The run of the report may have ended meanwhile, and nothing else
-// would correct the report. Handling such a group sends no request unless the report has changed.
+// Resync queues the groups with the report Applying. The run that reported Applying may have ended without a final
+// report, and nothing else would correct it. Handling such a group sends no request unless the report has changed.
 func (g *groupStore) Resync() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -18,7 +18,8 @@ type LocalTransport struct {
 
 var _ Transport = (*LocalTransport)(nil)
 
-// Deliver converges the hub to b. The engine records the digest that b has with the ID of the caller.
+// Deliver converges the hub to b. KnownDigest is the digest of b with the caller's ID, since the engine gets
+// b with another ID.
 func (d *LocalTransport) Deliver(ctx context.Context, m fleet.Member, b bundle.Bundle) (report bundle.Report, err error) {
 	callerID := b.ID
 	if b.KnownDigest, err = b.Digest(); err != nil {

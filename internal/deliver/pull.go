@@ -138,7 +138,7 @@ func (t *PullTransport) ensureContent(ctx context.Context, d desiredBundle, grou
 	if isObserved(group) && state == bundle.StateApplied {
 		return group, nil
 	}
-	// The content of the other groups stays on the hub until they are provisioned, so its encryption must be current.
+	// The content of a group that is not provisioned stays on the hub, so its encryption must be current.
 	isOutdated, err := t.hasOutdatedEncryption(ctx, d, group)
 	if err != nil {
 		return nil, err

@@ -203,7 +203,7 @@ func hasNotDrifted(existing *live, recorded inventory.Entry) bool {
 // the same name. See decideTakeover.
 func isFromOtherRequestor(t *target, existing *live, run runContext) bool {
 	if existing.OwnerScope().IsLocal() || run.ownerScope.IsLocal() {
-		// The hub deploys it to its own cluster, for another cluster that can exist at the same time.
+		// Local objects are of other clusters, so another requestor is no former name of this one.
 		return false
 	}
 	if existing.Annotations[kube.AnnotationOwnerKind] != run.owner.Kind || existing.Annotations[kube.AnnotationOwnerName] != run.owner.Name ||

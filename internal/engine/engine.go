@@ -44,8 +44,8 @@ type Options struct {
 	// no limit.
 	RecordMemory *kube.Reservation
 	// OnChange is called, while Run runs, for a bundle with the option CorrectDrift when the status of its objects
-	// changes, or when this Engine changes them. Events within a short time cause one call. The next call for the bundle
-	// follows after some seconds, except for the deletion of an object. It may block, but not longer than Run's context.
+	// changes, or when this Engine changes them. A bundle has at most one call in some seconds; the deletion of an object
+	// is reported at once. It may block, but not longer than Run's context.
 	OnChange func(bundle.ID)
 	// RequestTimeout limits each request to the cluster, except watches. Default: one minute.
 	RequestTimeout time.Duration

@@ -69,8 +69,8 @@ func parseTier(text string) int32 {
 	return int32(tier)
 }
 
-// maxMarks limits the labels and the annotations of an existing object that are kept, in bytes. No valid ones are
-// longer: the longest are a reference to a URL and at most 2 KiB of others.
+// maxMarks limits the labels and the annotations of an existing object that are kept, in bytes. Valid ones
+// are shorter: a reference to a URL, and at most 2 KiB of others.
 const maxMarks = 8 << 10
 
 // live is the metadata of an existing object, with the labels and annotations that the engine uses.

@@ -36,8 +36,8 @@ type removeOptions struct {
 	account string
 }
 
-// removeRank removes those objects of one rank that the bundle still owns. A removal has the error of its object. With
-// an error of its own it has removed nothing.
+// removeRank removes those objects of one rank that the bundle still owns. The errors of objects
+// are in the removals. It returns an error only if it has removed nothing.
 func (e *Engine) removeRank(ctx context.Context, id bundle.ID, entries []inventory.Entry, options removeOptions) ([]removal, error) {
 	removals := make([]removal, len(entries))
 	locations, found, err := e.readEntries(ctx, entries)

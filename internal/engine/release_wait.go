@@ -91,7 +91,7 @@ func (o *releaseOp) checkReady(ctx context.Context) (done bool, err error) {
 		}
 		entries = append(entries, entry)
 	}
-	slices.SortFunc(entries, func(a, b inventory.Entry) int { return kube.CompareRefs(a.Ref, b.Ref) }) // for the same reason in each run
+	slices.SortFunc(entries, func(a, b inventory.Entry) int { return kube.CompareRefs(a.Ref, b.Ref) }) // the message names the same object in each run
 	entries, reason, err := o.engine.listUnready(ctx, entries)
 	if err != nil || len(entries) == 0 {
 		return err == nil, err

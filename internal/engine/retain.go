@@ -297,7 +297,7 @@ func (at fieldNode) anyItem() (sample fieldpath.PathElement, ok bool) {
 }
 
 // elementLike returns the element of an existing item of a list: its value in a set, or the values of its keys. sample
-// is the element of any item, and shows which of them the list has.
+// is the element of any item, and shows whether the list is a set or has keys.
 func elementLike(sample fieldpath.PathElement, item any) (fieldpath.PathElement, bool) {
 	if sample.Value != nil {
 		return fieldpath.ValueElement(value.NewValueInterface(item)), true

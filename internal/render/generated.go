@@ -28,8 +28,8 @@ import (
 // is not deployed yet.
 type Generated map[string]json.RawMessage
 
-// Add returns the results to store after a rendering that used the results in used: these, and g without results of
-// lookup.
+// Add returns the results to store after a rendering that used the results in used: used, and the generated values of
+// g. It drops the other results of lookup.
 func (g Generated) Add(used Generated) Generated {
 	all := g.WithoutLookup()
 	maps.Copy(all, used)
@@ -126,8 +126,8 @@ func (c *templateFunctions) resultsToStore() (results Generated, isComplete bool
 		return others, false
 	}
 	if c.lookup == nil {
-		// The results for the other operation are kept: the same inputs can need that operation again, for example after the
-		// ConfigurationGroup of the member was lost.
+		// The results for the other operation are kept: after the loss of its ConfigurationGroup, the hub renders an
+		// installation again.
 		sameInputs := lookupPrefix + c.inputs + " "
 		for key, result := range c.stored {
 			if strings.HasPrefix(key, sameInputs) && !strings.HasPrefix(key, sameInputs+c.operation+" ") {

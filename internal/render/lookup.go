@@ -197,8 +197,8 @@ func hasKeepPolicy(encoded json.RawMessage) bool {
 	return object.GetAnnotations()[kube.AnnotationKeep] == "keep"
 }
 
-// remainsOnMember returns whether the member has the object as it was rendered after an installation. A hook may run at
-// another time, or be deleted after its success. Kubernetes adds data to a service account token.
+// remainsOnMember returns whether, after an installation, the member still has the object as rendered. A hook may run
+// at another time, or be deleted after its success. Kubernetes adds data to a service account token.
 func remainsOnMember(object *unstructured.Unstructured) bool {
 	if object.Object["type"] == string(corev1.SecretTypeServiceAccountToken) {
 		return false

@@ -57,7 +57,7 @@ func withoutPrivateText(patches []Patch, err error) error {
 // spec.patches, a list of such patches, or a strategic merge patch that names its object. Errors begin with origin. The
 // memory of the texts stays reserved.
 func DecodePatches(origin, text string, reserved *kube.ContentReservation) ([]Patch, error) {
-	_, added, err := reserved.AddForYAML([]byte(text)) // YAMLToJSON returns the errors other than memory errors again
+	_, added, err := reserved.AddForYAML([]byte(text)) // YAMLToJSON below finds the other errors too
 	if kube.IsMemoryError(err) {
 		return nil, fmt.Errorf("%s: %w", origin, err)
 	}
