@@ -89,7 +89,7 @@ func (r *hubCleanup) deleteOwn(ctx context.Context) error {
 			return err
 		}
 	}
-	// The claim marks the objects in the namespace as those of this cluster. It is removed last.
+	// The claim reserves the namespace for this cluster. It is removed last.
 	for _, namespace := range claimed {
 		if err := r.releaseNamespace(ctx, namespace); err != nil {
 			return err

@@ -82,7 +82,7 @@ func (c *Controller) observePush(ctx context.Context, s *state) error {
 	return nil
 }
 
-// isHubError returns whether an error of MemberConfig is a failure of the hub's API. It says nothing about the member.
+// isHubError returns whether an error of MemberConfig is a failure of the hub's API. The member may be healthy.
 func isHubError(err error) bool {
 	var netErr net.Error
 	return errors.As(err, &netErr) || errors.Is(err, context.DeadlineExceeded) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||

@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// maxPerKind limits the objects of one kind. A namespace with more is kept: those of a registration have far fewer.
+// maxPerKind limits the objects of one kind. A namespace with more is kept: a registration has far fewer.
 const maxPerKind = 500
 
 // Resources lists the namespaced resources that a cluster serves. A discovery client implements it.

@@ -99,7 +99,7 @@ func DeleteHubObjects(ctx context.Context, hub client.Client, cluster *clusterv1
 	return deleteOwned(ctx, hub, cluster.Name, hubObjects(cluster), apierrors.IsNotFound)
 }
 
-// deleteOwned deletes those of the objects that cluster owns. It ignores errors for which isIgnored is true.
+// deleteOwned deletes the objects that cluster owns. It ignores errors for which isIgnored is true.
 func deleteOwned(ctx context.Context, hub client.Client, cluster string, objects []*metav1.PartialObjectMetadata, isIgnored func(error) bool) error {
 	var errs []error
 	for _, obj := range objects {
