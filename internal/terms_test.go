@@ -16,9 +16,9 @@ import (
 
 // metaphors are words that no identifier may have. docs/glossary.md has the terms that are used instead.
 var metaphors = []string{
-	"asker", "belongings", "census", "circumstances", "claimant", "condemn", "doomed", "farewell", "fate", "feed", "footprint", "goodbye",
+	"asker", "belongings", "census", "circumstances", "claimant", "condemn", "departures", "doomed", "farewell", "fate", "feed", "footprint", "goodbye",
 	"healer", "hindrance", "hopeless", "hush", "inbox", "incumbent", "insist", "motive", "outbox", "patience", "petition", "premises",
-	"restless", "settlement", "shelf", "stow", "stranger", "strangers", "sweeper", "tally", "tenure", "vault", "verdict", "vigil",
+	"restless", "settlement", "shelf", "stow", "stranger", "strangers", "survey", "sweeper", "tally", "tenure", "vault", "verdict", "vigil",
 	"whereabouts", "whoever",
 }
 

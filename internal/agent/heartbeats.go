@@ -93,8 +93,8 @@ func (s *hubSession) writeLease(ctx context.Context, resourceVersion string) (*c
 	patch := map[string]any{"spec": map[string]any{
 		"holderIdentity": s.opts.Identity, "leaseDurationSeconds": int32(heartbeats.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(s.opts.Clock.Now()),
 	}}
-	// AnnotationDecrypts tells the hub that the agent with this identity reads encrypted content. AnnotationExchanged has
-	// the UID of the registration Secret whose token was exchanged, which the hub then deletes.
+	// AnnotationDecrypts has the identity of an agent that reads encrypted content. AnnotationExchanged has the UID of the
+	// registration Secret whose token was exchanged, which the hub then deletes.
 	annotations := map[string]any{kube.AnnotationDecrypts: s.opts.Identity}
 	exchanged := s.credential.ExchangedSecretUID()
 	if exchanged != s.reportedExchange {

@@ -91,8 +91,8 @@ func (k *contentKey) hash(plain [sha256.Size]byte) [sha256.Size]byte {
 	return [sha256.Size]byte(hmacOf(k.mac, string(plain[:])))
 }
 
-// withContentKey returns c with the key of a member, with which contentObject encrypts the payload. The hash and the
-// name of the chunk differ from those of c.
+// withContentKey returns c with the key of a member, with which contentObject encrypts the payload. The result
+// has another hash and name than c.
 func (e *encoder) withContentKey(key *contentKey, c chunk) chunk {
 	c.key, c.hash = key, key.hash(c.hash)
 	c.name = e.key.contentName(c.hash[:])

@@ -177,9 +177,9 @@ func TestWithdrawalAfterServiceAccountLostItsRights(t *testing.T) {
 	c.wantAll(configMaps, "theirs")
 }
 
-// TestForgedMarksDeleteNothing: a ServiceAccount that may change an object, and not delete it, marks the object as one
-// of its bundle. Without a record the engine finds its objects by their marks.
-func TestForgedMarksDeleteNothing(t *testing.T) {
+// TestForgedOwnershipDeletesNothing: a ServiceAccount that may change an object, and not delete it, marks the object as
+// one of its bundle. Without a record the engine finds its objects by their ownership annotations.
+func TestForgedOwnershipDeletesNothing(t *testing.T) {
 	t.Parallel()
 	for name, isDelivered := range map[string]bool{"delivered": true, "withdrawn without a delivery": false} {
 		t.Run(name, func(t *testing.T) {
@@ -187,7 +187,7 @@ func TestForgedMarksDeleteNothing(t *testing.T) {
 			c := newCluster(t)
 			c.allow("tenant", rule("", "configmaps", "create", "patch"))
 			b := c.as("tenant", c.bundle("p", c.configMap("victim", "1"), c.configMap("other", "1")))
-			// The tenant copies the marks from an object that was applied for his bundle before.
+			// The tenant copies the ownership annotations from an object that was applied for his bundle before.
 			converge(t, c.engine(nil), b)
 			marked := c.get(configMaps, c.ns, "victim")
 			c.loseRecords("head")

@@ -16,7 +16,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// replace replaces an object by its manifest, as "kubectl replace" does: the UID stays, and the marks are deleted.
+// replace replaces an object by its manifest, as "kubectl replace" does: the UID stays, and the ownership annotations
+// are deleted.
 func (c *cluster) replace(gvr schema.GroupVersionResource, obj *unstructured.Unstructured) {
 	c.t.Helper()
 	obj = obj.DeepCopy()
@@ -31,7 +32,7 @@ func (c *cluster) replace(gvr schema.GroupVersionResource, obj *unstructured.Uns
 	}
 }
 
-// dropAdoption deletes the annotation for adoption from an object, and no other mark.
+// dropAdoption deletes the annotation for adoption from an object, and no other ownership annotation.
 func (c *cluster) dropAdoption(name string) {
 	c.t.Helper()
 	c.patch(configMaps, name, `{"metadata":{"annotations":{"`+kube.AnnotationAdopted+`":null}}}`)
@@ -43,7 +44,7 @@ func (c *cluster) wantLeft(name string) {
 	if obj == nil {
 		c.t.Errorf("%s existed before, and was deleted", name)
 	} else if len(obj.GetAnnotations()) > 0 || len(obj.GetLabels()) > 0 {
-		c.t.Errorf("%s still has marks: %v %v", name, obj.GetLabels(), obj.GetAnnotations())
+		c.t.Errorf("%s still has ownership annotations: %v %v", name, obj.GetLabels(), obj.GetAnnotations())
 	}
 }
 
@@ -55,7 +56,7 @@ func TestAdoptedObjectsSurviveTheLossOfTheirMarks(t *testing.T) {
 		"made unreadable": func(c *cluster, _ *unstructured.Unstructured) { c.annotate("there", "maybe") },
 	} {
 		for name, after := range map[string]struct {
-			converge bool // the marks are put back before the object is no longer wanted
+			converge bool // the ownership annotations are restored before the object is no longer wanted
 			pruned   bool
 		}{
 			name + ", put back and withdrawn": {converge: true},

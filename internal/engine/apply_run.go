@@ -123,7 +123,7 @@ func (p *applyRun) plan() error {
 	p.failures = problems
 	p.desired = make(map[kube.Ref]bool, len(targets))
 	for _, t := range targets {
-		p.engine.ownerScope.Annotate(t.marks.annotations)
+		p.engine.ownerScope.Annotate(t.ownership.annotations)
 		p.desired[t.key()] = true
 		if p.only == nil || p.only[t.key()] {
 			p.targets = append(p.targets, t)
@@ -161,17 +161,17 @@ func (p *applyRun) lockAndDecide(ctx context.Context) (decisions []decision, unl
 	}
 }
 
-// hasAppliedTargets returns whether an earlier run has applied a target for the bundle's ID: the object has the marks
-// of the bundle and fields of our last apply. An object that could not be read counts, too.
+// hasAppliedTargets returns whether an earlier run has applied a target for the bundle's ID: the object has the
+// ownership annotations of the bundle, and fields of our last apply. An object that could not be read counts, too.
 func (p *applyRun) hasAppliedTargets(decisions []decision) bool {
 	return slices.ContainsFunc(decisions, func(v decision) bool {
 		return v.unread || v.existing != nil && v.existing.OwnerKey() == p.engine.ownerScope.OwnerKey(p.bundle.ID) && v.existing.Fields != ""
 	})
 }
 
-// recoverInventory replaces prior by an inventory that is rebuilt from the objects with our marks. Objects that cannot
-// be listed are missing in it, so they are not pruned. It fails if the Helm releases cannot be listed, since their
-// hooks would run again.
+// recoverInventory replaces prior by an inventory that is rebuilt from the objects with our ownership annotations.
+// Objects that cannot be listed are missing in it, so they are not pruned. It fails if the Helm releases cannot be
+// listed, since their hooks would run again.
 func (p *applyRun) recoverInventory(ctx context.Context) error {
 	rebuilt, err := p.engine.rebuildInventory(ctx, p.prior)
 	if err != nil {

@@ -126,7 +126,7 @@ func TestPruneKeepsObjectsThatUsersCreatedAgain(t *testing.T) {
 	c := newCluster(t)
 	e := c.engine(nil)
 	converge(t, e, c.bundle("one", c.configMap("a", "1"), c.configMap("b", "1")))
-	// It has our marks, as after a restore from a backup: only the UID shows the difference.
+	// It has our ownership annotations, as after a restore from a backup: only the UID shows the difference.
 	again := c.get(configMaps, c.ns, "b")
 	c.delete(configMaps, "b")
 	again.SetUID("")
@@ -156,7 +156,7 @@ func TestAdoptedObjectsSurvive(t *testing.T) {
 			t.Errorf("%s exists: got %t, want %t", name, got, want)
 		}
 		if obj != nil && (len(obj.GetAnnotations()) > 0 || len(obj.GetLabels()) > 0) {
-			t.Errorf("%s still has marks: %v %v", name, obj.GetLabels(), obj.GetAnnotations())
+			t.Errorf("%s still has ownership annotations: %v %v", name, obj.GetLabels(), obj.GetAnnotations())
 		}
 	}
 	c.wantRecords(0)

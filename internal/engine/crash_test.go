@@ -225,7 +225,7 @@ func TestOrphanKeepsObjectsWithoutMarks(t *testing.T) {
 	withdraw(t, e, bundle.Withdrawal{ID: b.ID, Orphan: true})
 	obj := c.get(configMaps, c.ns, "a")
 	if obj == nil || len(obj.GetAnnotations()) > 0 || len(obj.GetLabels()) > 0 {
-		t.Fatalf("got %v, want the object without marks", obj)
+		t.Fatalf("got %v, want the object without ownership annotations", obj)
 	}
 	c.wantRecords(0)
 	// Now it is the user's: the next profile adopts it.

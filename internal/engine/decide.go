@@ -59,7 +59,7 @@ const (
 type decision struct {
 	*target
 	action   action
-	adopt    bool  // mark the object as adopted
+	adopt    bool  // record on the object that it is adopted
 	existing *live // nil if it does not exist
 	// claim is the resourceVersion of existing if the run takes the object over from an earlier registration, or from a
 	// bundle of the same profile for this cluster under an earlier name; "" otherwise.
@@ -123,7 +123,7 @@ func decideExisting(v decision, recorded inventory.Entry, run runContext) decisi
 		v.action, v.adopt = actionNone, v.adopt || recorded.RecordsAdoption(existing.UID)
 	case existing.OwnerKey() == run.ownerKey():
 		v.adopt = v.adopt || recorded.RecordsAdoption(existing.UID)
-		if t.marks.areOn(existing) && hasNotDrifted(existing, recorded) {
+		if t.ownership.isOn(existing) && hasNotDrifted(existing, recorded) {
 			v.action = actionNone
 		}
 	case existing.role == roleRecreated:
@@ -172,7 +172,7 @@ func isExpiredJob(t *target, recorded inventory.Entry, run runContext) bool {
 // isLeftAlone returns whether an existing object of a createOnly target must not be changed: it was applied with other
 // content or by another owner, so its hash annotation differs.
 func (v decision) isLeftAlone() bool {
-	return v.createOnly && v.existing != nil && v.existing.Annotations[kube.AnnotationHash] != v.marks.annotations[kube.AnnotationHash]
+	return v.createOnly && v.existing != nil && v.existing.Annotations[kube.AnnotationHash] != v.ownership.annotations[kube.AnnotationHash]
 }
 
 // checkApplicable returns an error if a target cannot be applied now, independent of the owner of the existing object.
@@ -211,7 +211,7 @@ func isFromOtherRequestor(t *target, existing *live, run runContext) bool {
 		return false
 	}
 	for _, name := range []string{kube.AnnotationReferenceKind, kube.AnnotationReferenceNS, kube.AnnotationReferenceName} {
-		if existing.Annotations[name] != t.marks.annotations[name] {
+		if existing.Annotations[name] != t.ownership.annotations[name] {
 			return false
 		}
 	}
@@ -247,7 +247,7 @@ func currentOwner(t *target, existing *live, owner bundle.Owner) (current string
 	if existing.OwnerScope().IsLocal() {
 		current += " for " + existing.Requestor()
 	}
-	ours := parseTier(t.marks.annotations[kube.AnnotationReferenceTier])
+	ours := parseTier(t.ownership.annotations[kube.AnnotationReferenceTier])
 	return current, ours >= parseTier(existing.Annotations[kube.AnnotationReferenceTier])
 }
 

@@ -156,7 +156,7 @@ func TestDecide(t *testing.T) {
 		existing := &live{LiveMeta: inventory.LiveMeta{
 			UID: "u", Version: "7", Fields: "f", Labels: map[string]string{kube.LabelReason: "Resources"}, Annotations: map[string]string{},
 		}}
-		for name, value := range targets[0].marks.annotations {
+		for name, value := range targets[0].ownership.annotations {
 			existing.Annotations[name] = value
 		}
 		change(existing)
@@ -194,14 +194,14 @@ func TestDecide(t *testing.T) {
 		"no lists, changed":                    {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fields: "version 6"}, actionApply, false, triggerRequest},
 		"adopted stays so":                     {mine(func(l *live) { l.Annotations[kube.AnnotationAdopted] = "true" }), inventory.Entry{}, actionApply, true, triggerRequest},
 		"adopted, annotation lost":             {mine(func(l *live) { l.Fields = "g" }), inventory.Entry{UID: "u", Fields: "f", Adopted: true}, actionApply, true, triggerRequest},
-		"adopted, all marks taken off":         {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u", Fields: "f", Adopted: true}, actionApply, true, triggerRequest},
+		"adopted, without annotations":         {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u", Fields: "f", Adopted: true}, actionApply, true, triggerRequest},
 		"adopted by an aborted run":            {mine(func(*live) {}), inventory.Entry{Adopted: true}, actionApply, true, triggerRequest},
 		"adopted, then made anew":              {nil, inventory.Entry{UID: "u", Adopted: true}, actionApply, false, triggerRequest},
 		"adopted, then another's":              {mine(func(l *live) { l.UID = "x" }), inventory.Entry{UID: "u", Adopted: true}, actionApply, false, triggerRequest},
 		"a rival's, adopted under another UID": {competingOwner, inventory.Entry{Adopted: true}, actionApply, false, triggerDelivery},
 		"not marked":                           {&live{LiveMeta: inventory.LiveMeta{UID: "x"}}, inventory.Entry{}, actionApply, true, triggerRequest},
 		"role recreated":                       {&live{LiveMeta: inventory.LiveMeta{UID: "x"}, role: roleRecreated}, recorded, actionApply, false, triggerRequest},
-		"marks taken off":                      {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, recorded, actionApply, false, triggerRequest},
+		"without annotations":                  {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, recorded, actionApply, false, triggerRequest},
 		"on its way out":                       {mine(func(l *live) { l.Deleting = true }), recorded, actionReject, false, triggerRequest},
 		"another's": {mine(func(l *live) {
 			l.Annotations[kube.AnnotationRequestor], l.Annotations[kube.AnnotationOwnerName] = "x", "x"
@@ -218,7 +218,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestDecideAsServiceAccount applies as a ServiceAccount, which can write any marks: the engine must not delete
+// TestDecideAsServiceAccount applies as a ServiceAccount, which can write any annotation: the engine must not delete
 // objects of other creators for it.
 func TestDecideAsServiceAccount(t *testing.T) {
 	t.Parallel()
@@ -242,11 +242,11 @@ func TestDecideAsServiceAccount(t *testing.T) {
 		want  action
 		adopt bool
 	}{
-		"it was created":                 {existing(b.ID.String(), "p"), inventory.Entry{UID: "u", Fields: "other"}, actionApply, false},
-		"it has forged marks":            {existing(b.ID.String(), "p"), inventory.Entry{}, actionApply, true},
-		"another's with a worse tier":    {existing("ClusterSummary/other/Resources", "x"), inventory.Entry{}, actionReject, false},
-		"nobody's":                       {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{}, actionApply, true},
-		"it was created, its marks gone": {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u"}, actionApply, false},
+		"it was created":                   {existing(b.ID.String(), "p"), inventory.Entry{UID: "u", Fields: "other"}, actionApply, false},
+		"it has forged annotations":        {existing(b.ID.String(), "p"), inventory.Entry{}, actionApply, true},
+		"another's with a worse tier":      {existing("ClusterSummary/other/Resources", "x"), inventory.Entry{}, actionReject, false},
+		"nobody's":                         {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{}, actionApply, true},
+		"it was created, annotations gone": {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u"}, actionApply, false},
 	} {
 		got := decide(targets[0], test.seen, test.had, runContext{id: b.ID, owner: b.Owner, trigger: triggerDelivery, isImpersonated: true})
 		if got.action != test.want || got.adopt != test.adopt {

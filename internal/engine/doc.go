@@ -12,7 +12,7 @@
 //  3. saveIntent saves in the record the changes that the run is about to make.
 //  4. applyAll applies the objects rank by rank (apply.go; adopt.go takes over the fields of kubectl and helm,
 //     retain.go leaves excluded fields alone, definitions.go waits for CustomResourceDefinitions). With Helm releases
-//     it goes item by item, and each release in stages: release_plan.go, release_begin.go, release_deploy.go, and in
+//     it applies item by item, and each release in stages: release_plan.go, release_begin.go, release_deploy.go, and in
 //     case of a failure release_failure.go and release_rollback.go. A release prunes the objects that its new revision
 //     lacks before it waits for readiness.
 //  5. uninstallDropped and prune remove the other releases and objects that only the record has (release_uninstall.go,
@@ -26,7 +26,7 @@
 //     revision.
 //   - item: a Helm release of a bundle, or the objects of one reference. The origin of an object names its item.
 //   - target, decision: an object of the bundle, and the action for it. live is the metadata of the existing object.
-//   - marks: the ownership label and annotations of an object. They name the requestor, which is the bundle ID. The
+//   - ownership: the label and annotations of an object. They name the requestor, which is the bundle ID. The
 //     OwnerKey is the key of the requestor and the OwnerScope.
 //   - adopted: the object existed before the bundle applied it, so it is orphaned and not deleted.
 //   - rank: the position of a kind in the order of application. Stage: the progress of an operation on a release.

@@ -127,7 +127,7 @@ func TestWithdrawWithoutARecord(t *testing.T) {
 			c.wantNames(configMaps, "copy", "others")
 			adopted := c.get(configMaps, c.ns, "adopted")
 			if adopted == nil || adopted.GetAnnotations()[kube.AnnotationRequestor] != "" {
-				t.Errorf("what was there before: got %v, want it without marks", adopted)
+				t.Errorf("existing object: got %v, want it without ownership annotations", adopted)
 			}
 		})
 	}

@@ -98,7 +98,7 @@ func (m *memberClient) deleteWith(ctx context.Context, location objectLocation, 
 // annotations of its Work.
 func (m *memberClient) removeMarks(ctx context.Context, location objectLocation, existing *live) error {
 	labels, annotations := map[string]any{kube.LabelReason: nil}, map[string]any{}
-	for _, name := range markNames() {
+	for _, name := range ownershipAnnotations() {
 		annotations[name] = nil
 	}
 	if existing.Annotations[workv1alpha1.WorkNameAnnotation] != "" {

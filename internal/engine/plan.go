@@ -25,9 +25,9 @@ const defaultNamespace = "default"
 
 // target is one object of a bundle, ready to be compared with the cluster and applied.
 type target struct {
-	ref   kube.Ref
-	rank  int
-	marks marks
+	ref       kube.Ref
+	rank      int
+	ownership ownership
 	// item is the index of the item in a bundle with Helm releases, 0 in other bundles. release is the release of the item
 	// as namespace/name, "" if it has none.
 	item    int
@@ -247,7 +247,7 @@ func setMarks(t *target, item bundle.Item, b bundle.Bundle) error {
 	if t.hasRetainedReplicas() {
 		t.excluded = append(t.excluded, jsonPath{"spec", "replicas"})
 	}
-	t.marks = marksOf(b, item, digest)
+	t.ownership = ownershipOf(b, item, digest)
 	return nil
 }
 
@@ -275,9 +275,9 @@ func (t *target) body(adopt bool, uid types.UID) map[string]any {
 	body := maps.Clone(t.content)
 	metadata := maps.Clone(body["metadata"].(map[string]any))
 	labels := maps.Clone(mapOf(metadata["labels"]))
-	labels[kube.LabelReason] = t.marks.reason
+	labels[kube.LabelReason] = t.ownership.reason
 	annotations := maps.Clone(mapOf(metadata["annotations"]))
-	for name, value := range t.marks.annotations {
+	for name, value := range t.ownership.annotations {
 		annotations[name] = value
 	}
 	delete(annotations, kube.AnnotationAdopted)

@@ -213,7 +213,7 @@ func (d *releaseDeployment) awaitOwnDefinitions(ctx context.Context) (served boo
 	return false, d.takeAtomicFailures(before)
 }
 
-// takeAtomicFailures removes the failures of an atomic release from those of the run, and returns them as a
+// takeAtomicFailures removes the failures of an atomic release from the failures of the run, and returns them as a
 // releaseError. They are the failures from index before. It returns nil if one of them is temporary: an API server that
 // is slow or does not answer is no reason to undo a release.
 func (d *releaseDeployment) takeAtomicFailures(before int) error {

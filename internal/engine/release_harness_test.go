@@ -35,7 +35,7 @@ func (c *cluster) job(name string, ends bool) *unstructured.Unstructured {
 	}}
 }
 
-// wantAll is wantNames for all objects of a kind, those without our marks included.
+// wantAll is wantNames for all objects of a kind, those without our ownership annotations included.
 func (c *cluster) wantAll(gvr schema.GroupVersionResource, want ...string) {
 	c.t.Helper()
 	list, err := c.objects.Resource(gvr).Namespace(c.ns).List(c.t.Context(), metav1.ListOptions{})

@@ -224,6 +224,6 @@ func isObjectPath(path string) bool {
 	return objectPaths.MatchString(path) && !podLogs.MatchString(path)
 }
 
-// isHealthPath returns whether path is a health check of an API server. Its response is text, from which package survey
-// reports only the names of failed checks.
+// isHealthPath returns whether path is a health check of an API server. Its response is text, from which package
+// clusterstatus reports only the names of failed checks.
 func isHealthPath(path string) bool { return path == "/readyz" || path == "/healthz" }

@@ -31,7 +31,7 @@ func (w *world) wantDeadline(cluster *libv1beta1.SveltosCluster, not string) (de
 		}
 		return nil
 	})
-	// forceTimeout of package departures.
+	// forceTimeout of package deregistration.
 	const forceTimeout = 20 * time.Second
 	until, err := time.Parse(time.RFC3339, deadline)
 	w.must(err)

@@ -6,9 +6,9 @@
 //
 // The controllers are in subpackages:
 //
-//   - registrations and departures register and deregister SveltosClusters; clusters checks their health.
-//   - approvals approves the certificate requests of agents of Clusters; spaces manages the execution namespaces of
-//     Clusters and removes Clusters; members checks their health.
+//   - registration and deregistration register and deregister SveltosClusters; sveltosclusters checks their health.
+//   - approvals approves the certificate requests of agents of Clusters; executionnamespaces manages the execution
+//     namespaces of Clusters and removes Clusters; clusters checks their health.
 //   - profiles creates a ClusterSummary for each profile and matching cluster. summaries renders its content, and
 //     delivers it as bundles.
 //   - works executes the Works of push Clusters.

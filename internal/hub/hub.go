@@ -30,13 +30,13 @@ import (
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/fleet/identity"
-	"github.com/towline/towline/internal/hub/clusters"
 	"github.com/towline/towline/internal/hub/outdated"
 	"github.com/towline/towline/internal/hub/profiles"
 	"github.com/towline/towline/internal/hub/resources"
 	"github.com/towline/towline/internal/hub/rolerequests"
 	"github.com/towline/towline/internal/hub/shards"
 	"github.com/towline/towline/internal/hub/summaries"
+	"github.com/towline/towline/internal/hub/sveltosclusters"
 	"github.com/towline/towline/internal/hub/unclaimed"
 	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
@@ -275,7 +275,7 @@ func (h *hub) addControllers(ctx context.Context) error {
 		h.addChartChecker(composer),
 		h.addSveltosControllers(ctx, composer.Objects),
 		h.addKarmadaControllers(ctx),
-		(&clusters.Controller{
+		(&sveltosclusters.Controller{
 			Hub: h.GetClient(), Shard: shard, LimitConfig: h.members.LimitConnections, MemberConfig: h.members.Config, Forget: h.engines.forget, Heartbeats: h.heartbeats,
 			Sandbox: pool, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),

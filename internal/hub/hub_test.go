@@ -183,7 +183,7 @@ func TestInvalidContentChangesNothing(t *testing.T) {
 }
 
 // checkFailure returns nil once the Resources feature of profile on "one" has failed in that way, with an event that
-// says so.
+// has the message.
 func (w *world) checkFailure(profile client.Object, status, message string) error {
 	summary, err := w.summary(profile, "one")
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/hub/approvals"
-	"github.com/towline/towline/internal/hub/members"
-	"github.com/towline/towline/internal/hub/spaces"
+	"github.com/towline/towline/internal/hub/clusters"
+	"github.com/towline/towline/internal/hub/executionnamespaces"
 	hubworks "github.com/towline/towline/internal/hub/works"
 	"github.com/towline/towline/internal/works"
 )
@@ -23,14 +23,14 @@ func (h *hub) addKarmadaControllers(ctx context.Context) error {
 			return err
 		}
 	}
-	memberController := &members.Controller{
+	memberController := &clusters.Controller{
 		Hub: h.GetClient(), Shard: shard, MemberConfig: h.members.Config, ReserveMemory: h.members.ReserveCounterMemory,
 		Heartbeats: h.heartbeats, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 	}
 	h.metricsCollector.failedContacts = memberController.Failures
 	return errors.Join(
 		memberController.Setup(ctx, h),
-		(&spaces.Controller{
+		(&executionnamespaces.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Config: h.members.Config, WithdrawRemaining: h.bundleWithdrawer.Withdraw, Forget: h.engines.forget,
 			Heartbeats: h.heartbeats, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),

@@ -13,15 +13,15 @@ import (
 
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
-	"github.com/towline/towline/internal/hub/departures"
-	"github.com/towline/towline/internal/hub/registrations"
+	"github.com/towline/towline/internal/hub/deregistration"
+	"github.com/towline/towline/internal/hub/registration"
 	"github.com/towline/towline/internal/join"
 )
 
 // addSveltosControllers adds the controllers that register and deregister SveltosClusters. configMaps reads the
 // ConfigMap with the hub's address for agents.
 func (h *hub) addSveltosControllers(ctx context.Context, configMaps client.Reader) error {
-	locks := &registrations.ClusterLocks{}
+	locks := &registration.ClusterLocks{}
 	configWithTimeout := rest.CopyConfig(h.GetConfig())
 	configWithTimeout.Timeout = requestTimeout
 	hubDiscovery, err := discovery.NewDiscoveryClientForConfig(configWithTimeout)
@@ -29,18 +29,18 @@ func (h *hub) addSveltosControllers(ctx context.Context, configMaps client.Reade
 		return fmt.Errorf("create a client of the hub: %w", err)
 	}
 	return errors.Join(
-		(&registrations.Controller{
+		(&registration.Controller{
 			Hub: h.GetClient(), Live: h.live, Cache: h.GetCache(), Shard: h.opts.shard(), EnsureManifest: h.ensureManifestFunc(configMaps),
 			Locks: locks, Events: h.GetEventRecorder(reportingController),
 		}).Setup(ctx, h),
-		(&departures.Controller{
+		(&deregistration.Controller{
 			Hub: h.GetClient(), Live: h.live, Kinds: hubDiscovery, Shard: h.opts.shard(), Reachability: h.reachability(), Config: h.members.Config, DeleteMemberObjects: join.DeleteMemberObjects,
 			WithdrawRemaining: h.bundleWithdrawer.Withdraw, Forget: h.engines.forget, Locks: locks, Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 	)
 }
 
-func (h *hub) reachability() *departures.Reachability {
+func (h *hub) reachability() *deregistration.Reachability {
 	contact := func(ctx context.Context, m fleet.Member) (fleet.Facts, error) {
 		config, err := h.members.Config(ctx, m)
 		if err != nil {
@@ -48,7 +48,7 @@ func (h *hub) reachability() *departures.Reachability {
 		}
 		return fleet.Probe(ctx, config)
 	}
-	return &departures.Reachability{Live: h.live, Contact: contact, Heartbeats: h.heartbeats}
+	return &deregistration.Reachability{Live: h.live, Contact: contact, Heartbeats: h.heartbeats}
 }
 
 // unreachableReason returns a function for summaries.Controller. It returns why a SveltosCluster that is being deleted
@@ -61,7 +61,7 @@ func (h *hub) unreachableReason() func(ctx context.Context, cluster client.Objec
 			fleet.TypeSveltos: func() (string, error) {
 				return reachability.UnreachableReason(ctx, cluster.(*libv1beta1.SveltosCluster))
 			},
-			// spaces.Controller, which removes the Cluster, checks the member itself and abandons it if it is unreachable.
+			// executionnamespaces.Controller, which removes the Cluster, checks the member itself.
 			fleet.TypeKarmada: func() (string, error) { return "", nil },
 		}[m.Type]()
 	}

@@ -44,7 +44,7 @@ type ApplyRequest struct {
 // ErrNotReady is returned if a cluster is registered and its agent applied, but the cluster was not ready in time.
 var ErrNotReady = errors.New("the cluster is registered and its agent is applied, but it is not ready")
 
-// RegisterAndApply registers a cluster in pull mode, applies the manifest to the member, and writes lines like those of
+// RegisterAndApply registers a cluster in pull mode, applies the manifest to the member, and writes lines like
 // `kubectl apply` to out. Then it waits until the cluster is ready, and returns the member's Kubernetes version. If it
 // fails, or ctx ends, before the wait, it rolls both sides back. If the wait fails, it returns ErrNotReady and rolls
 // nothing back.

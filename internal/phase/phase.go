@@ -23,17 +23,19 @@ type Wait struct {
 // Error returns the reason.
 func (w Wait) Error() string { return w.Reason }
 
-// Invalid is an error that only the user can correct. The reconcile is not retried until an input changes.
-type Invalid struct{ Err error }
+// TerminalError is an error that only the user can correct. The reconcile is not retried until an input changes.
+type TerminalError struct{ Err error }
 
 // Error returns the text of the wrapped error.
-func (i Invalid) Error() string { return i.Err.Error() }
+func (e TerminalError) Error() string { return e.Err.Error() }
 
 // Unwrap returns the wrapped error.
-func (i Invalid) Unwrap() error { return i.Err }
+func (e TerminalError) Unwrap() error { return e.Err }
 
-// Invalidf returns an Invalid with a formatted message. The format may contain %w.
-func Invalidf(format string, args ...any) error { return Invalid{Err: fmt.Errorf(format, args...)} }
+// TerminalErrorf returns a TerminalError with a formatted message. The format may contain %w.
+func TerminalErrorf(format string, args ...any) error {
+	return TerminalError{Err: fmt.Errorf(format, args...)}
+}
 
 // Kind is the kind of an Outcome.
 type Kind string
@@ -42,7 +44,7 @@ type Kind string
 const (
 	Done      Kind = "Done"      // every step returned nil
 	Waiting   Kind = "Waiting"   // a step returned Wait
-	Rejected  Kind = "Rejected"  // a step returned Invalid
+	Terminal  Kind = "Terminal"  // a step returned TerminalError
 	Retriable Kind = "Retriable" // a step returned any other error
 )
 
@@ -63,7 +65,7 @@ func (o Outcome) Message() string {
 	return o.Err.Error()
 }
 
-// Run runs the steps in order until one returns an error. It finds a Wait or Invalid also in a wrapped error.
+// Run runs the steps in order until one returns an error. It finds a Wait or TerminalError also in a wrapped error.
 func Run[S any](ctx context.Context, state S, steps []Step[S]) Outcome {
 	for _, step := range steps {
 		if err := step.Run(ctx, state); err != nil {
@@ -78,9 +80,9 @@ func outcomeOf(step string, err error) Outcome {
 	if errors.As(err, &wait) {
 		return Outcome{Kind: Waiting, Step: step, Err: err, After: wait.After}
 	}
-	var invalid Invalid
-	if errors.As(err, &invalid) {
-		return Outcome{Kind: Rejected, Step: step, Err: err}
+	var terminal TerminalError
+	if errors.As(err, &terminal) {
+		return Outcome{Kind: Terminal, Step: step, Err: err}
 	}
 	return Outcome{Kind: Retriable, Step: step, Err: err}
 }

@@ -25,7 +25,7 @@ func TestRunEndsInOneOutcome(t *testing.T) {
 		"all steps pass":       {wantKind: phase.Done, wantRan: []string{"load", "act"}},
 		"an error is retried":  {errs: map[string]error{"load": boom}, wantKind: phase.Retriable, wantStep: "load", wantRan: []string{"load"}},
 		"a wrapped wait waits": {errs: map[string]error{"act": fmt.Errorf("act: %w", phase.Wait{After: time.Minute})}, wantKind: phase.Waiting, wantStep: "act", wantAfter: time.Minute, wantRan: []string{"load", "act"}},
-		"invalid is rejected":  {errs: map[string]error{"act": phase.Invalidf("act: %w", boom)}, wantKind: phase.Rejected, wantStep: "act", wantRan: []string{"load", "act"}},
+		"a terminal error":     {errs: map[string]error{"act": phase.TerminalErrorf("act: %w", boom)}, wantKind: phase.Terminal, wantStep: "act", wantRan: []string{"load", "act"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -41,7 +41,7 @@ func TestRunEndsInOneOutcome(t *testing.T) {
 			if got.Kind != tc.wantKind || got.Step != tc.wantStep || got.After != tc.wantAfter {
 				t.Errorf("Run() = %+v, want %s in %q after %s", got, tc.wantKind, tc.wantStep, tc.wantAfter)
 			}
-			if !errors.Is(got.Err, tc.errs[tc.wantStep]) && got.Kind != phase.Waiting && got.Kind != phase.Rejected {
+			if !errors.Is(got.Err, tc.errs[tc.wantStep]) && got.Kind != phase.Waiting && got.Kind != phase.Terminal {
 				t.Errorf("Run().Err = %v", got.Err)
 			}
 			if diff := cmp.Diff(tc.wantRan, ran); diff != "" {

@@ -33,7 +33,7 @@ const (
 	maxVariants     = 100
 )
 
-var errTooManyAPIs = phase.Invalidf("it checks more than %d API versions, or %d KiB of their names", maxCheckedAPIs, maxCheckedBytes>>10)
+var errTooManyAPIs = phase.TerminalErrorf("it checks more than %d API versions, or %d KiB of their names", maxCheckedAPIs, maxCheckedBytes>>10)
 
 // Has returns whether the member serves an API version, like Helm's method Has, and records the name.
 func (v recordingVersionSet) Has(name string) (bool, error) {

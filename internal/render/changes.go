@@ -51,11 +51,11 @@ func (c Changes) Validate() error {
 	} {
 		for _, key := range slices.Sorted(maps.Keys(field.values)) {
 			if kube.IsReservedKey(key) {
-				return phase.Invalidf("%s: only Towline sets %s", field.name, key)
+				return phase.TerminalErrorf("%s: only Towline sets %s", field.name, key)
 			}
 			problems := append(validation.IsQualifiedName(key), field.isInvalid(field.values[key])...)
 			if len(problems) > 0 {
-				return phase.Invalidf("%s: %s: %s", field.name, key, problems[0])
+				return phase.TerminalErrorf("%s: %s: %s", field.name, key, problems[0])
 			}
 		}
 	}
@@ -97,12 +97,12 @@ type Changed struct {
 }
 
 // Change applies the changes to objects, whose JSON documents caches. unpatched has the sorted indexes of the objects
-// to which patches are not applied. It returns a phase.Invalid for a patch that is invalid or cannot be applied, and a
-// sandbox.LimitError for patches that need too much time or memory.
+// to which patches are not applied. It returns a phase.TerminalError for a patch that is invalid or cannot be applied,
+// and a sandbox.LimitError for patches that need too much time or memory.
 func (c *Changer) Change(objects []*unstructured.Unstructured, documents *kube.Documents, changes Changes, unpatched []int) (Changed, error) {
 	objectsDigest, err := documents.Digest(objects)
 	if err != nil {
-		return Changed{}, phase.Invalid{Err: err}
+		return Changed{}, phase.TerminalError{Err: err}
 	}
 	changesDigest, err := changes.Digest()
 	if err != nil {
@@ -112,7 +112,7 @@ func (c *Changer) Change(objects []*unstructured.Unstructured, documents *kube.D
 	return c.changed.GetOrCompute(key, func() (Changed, int, error) {
 		docs, err := documents.Encode(objects)
 		if err != nil {
-			return Changed{}, 0, phase.Invalid{Err: err}
+			return Changed{}, 0, phase.TerminalError{Err: err}
 		}
 		patched, reserved, err := c.patch(key, docs, changes, unpatched)
 		if err != nil {
@@ -154,7 +154,7 @@ func (c Changes) setMetadata(object *unstructured.Unstructured) (*unstructured.U
 		case len(added) == 0:
 			continue
 		case !ok && metadata[name] != nil:
-			return nil, phase.Invalidf("metadata.%s of %s is not a map", name, kube.RefOf(object))
+			return nil, phase.TerminalErrorf("metadata.%s of %s is not a map", name, kube.RefOf(object))
 		case !ok:
 			existing = map[string]any{}
 		}

@@ -132,9 +132,9 @@ func TestPatches(t *testing.T) {
 			t.Parallel()
 			got, changed, err := change(t, render.Changes{Patches: c.patches})
 			if c.error != "" {
-				var invalid phase.Invalid
+				var invalid phase.TerminalError
 				if !errors.As(err, &invalid) || !strings.Contains(fmt.Sprint(err), c.error) {
-					t.Fatalf("got error %v, want a phase.Invalid with %q", err, c.error)
+					t.Fatalf("got error %v, want a phase.TerminalError with %q", err, c.error)
 				}
 				return
 			}

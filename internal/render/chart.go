@@ -120,9 +120,9 @@ func NewCharts(inSandbox *sandbox.Pool) *Charts {
 }
 
 // Render returns a release. Errors name the chart and the template or value. An error in the chart or its values is a
-// phase.Invalid. The caller can retry all other errors. They occur if ctx ends, the archive cannot be read, a function
-// in request fails, or the Kubernetes version or a required list of APIs is not known yet. A sandbox.LimitError is
-// returned for templates that take too much time or memory.
+// phase.TerminalError. The caller can retry all other errors. They occur if ctx ends, the archive cannot be read, a
+// function in request fails, or the Kubernetes version or a required list of APIs is not known yet. A
+// sandbox.LimitError is returned for templates that take too much time or memory.
 //
 // If ctx ends, Render returns at once and the templates continue in the background until their limit.
 func (c *Charts) Render(ctx context.Context, request ChartRequest) (Release, error) {
@@ -277,7 +277,7 @@ func (r ChartRequest) key() (string, error) {
 	slices.Sort(r.APIVersions)
 	raw, err := json.Marshal(r)
 	if err != nil {
-		return "", phase.Invalid{Err: fmt.Errorf("encode the values of release %s/%s: %w", r.Namespace, r.Name, err)}
+		return "", phase.TerminalError{Err: fmt.Errorf("encode the values of release %s/%s: %w", r.Namespace, r.Name, err)}
 	}
 	sum := sha256.Sum256(raw)
 	return hex.EncodeToString(sum[:]), nil
@@ -293,7 +293,7 @@ func (r ChartRequest) render(functions *templateFunctions) (Release, error) {
 	}
 	values := cloneMaps(r.Values)
 	if err := chartutil.ProcessDependencies(chart, values); err != nil {
-		return Release{}, phase.Invalid{Err: fmt.Errorf("process the subcharts: %w", err)}
+		return Release{}, phase.TerminalError{Err: fmt.Errorf("process the subcharts: %w", err)}
 	}
 	builder := &releaseBuilder{}
 	if err := r.addCRDs(builder, chart); err != nil {
@@ -323,11 +323,11 @@ func (r ChartRequest) buildRelease(chart *helmchart.Chart, builder *releaseBuild
 	}
 	metadata, err := json.Marshal(chart.Metadata)
 	if err != nil {
-		return Release{}, phase.Invalid{Err: fmt.Errorf("encode Chart.yaml: %w", err)}
+		return Release{}, phase.TerminalError{Err: fmt.Errorf("encode Chart.yaml: %w", err)}
 	}
 	defaults, err := json.Marshal(chart.Values)
 	if err != nil {
-		return Release{}, phase.Invalid{Err: fmt.Errorf("encode the default values: %w", err)}
+		return Release{}, phase.TerminalError{Err: fmt.Errorf("encode the default values: %w", err)}
 	}
 	release := builder.build()
 	if !functions.forMember && functions.looksUpOwnObject(release.Objects, r.Namespace) {
@@ -374,7 +374,7 @@ func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crd
 	}
 	renderValues, err := chartvalues.ToRenderValuesWithSchemaValidation(chart, values, options, capabilities, r.SkipSchemaValidation)
 	if err != nil {
-		return nil, phase.Invalid{Err: toOneLine(err)}
+		return nil, phase.TerminalError{Err: toOneLine(err)}
 	}
 	if r.checkedAPIs != nil {
 		renderValues["Capabilities"] = &recordingCapabilities{capabilities, recordingVersionSet{capabilities.APIVersions, r.checkedAPIs}}
@@ -384,7 +384,7 @@ func (r ChartRequest) execute(chart *helmchart.Chart, values map[string]any, crd
 	}
 	texts, err := engine.Engine{CustomTemplateFuncs: functions.funcMap()}.Render(chart, renderValues)
 	if err != nil {
-		return nil, phase.Invalid{Err: toOneLine(err)}
+		return nil, phase.TerminalError{Err: toOneLine(err)}
 	}
 	return texts, nil
 }
@@ -453,7 +453,7 @@ func (r ChartRequest) capabilities(crds []releaseObject) (*common.Capabilities, 
 	capabilities := common.DefaultCapabilities.Copy()
 	version, err := common.ParseKubeVersion(r.KubeVersion)
 	if err != nil {
-		return nil, phase.Invalidf("the Kubernetes version %q of the cluster: %w", r.KubeVersion, err)
+		return nil, phase.TerminalErrorf("the Kubernetes version %q of the cluster: %w", r.KubeVersion, err)
 	}
 	capabilities.KubeVersion = *version
 	served := slices.Clone(r.APIVersions)

@@ -134,7 +134,7 @@ func golden(t *testing.T, name string, objects []*unstructured.Unstructured) {
 
 func values(t *testing.T, text string) map[string]any {
 	t.Helper()
-	parsed, err := render.Values(text, nil, source.Subject{})
+	parsed, err := render.Values(text, nil, source.TemplateContext{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,7 +74,7 @@ func TestConcurrentContentsOfManyValues(t *testing.T) { //nolint:paralleltest //
 		large.Digest = fmt.Sprint(i)
 		err := kube.ErrMemoryInUse
 		for deadline := time.Now().Add(2 * time.Minute); errors.Is(err, kube.ErrMemoryInUse) && time.Now().Before(deadline); {
-			of := subject()
+			of := templateContext()
 			of.Memory = memory.Reserve("tenant")
 			if _, _, err = renderer.Render(large, of); err == nil {
 				<-time.After(100 * time.Millisecond) // the delivery
@@ -94,7 +94,7 @@ func TestConcurrentValuesWithAliases(t *testing.T) { //nolint:paralleltest // it
 	checkPeak(t, 24, 500<<20, func(i int) {
 		reserved := memory.Reserve("tenant")
 		defer reserved.Release()
-		of := subject()
+		of := templateContext()
 		of.Memory = reserved
 		var err error
 		if i%2 == 0 {

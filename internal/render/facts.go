@@ -42,7 +42,7 @@ type factsCache struct {
 
 func newFactsCache() *factsCache { return &factsCache{byDigest: cache.New[chartFacts](maxFactsSize)} }
 
-// get returns the facts of a chart. It fails with phase.Invalid if the chart cannot be installed on any member.
+// get returns the facts of a chart. It fails with phase.TerminalError if the chart cannot be installed on any member.
 func (t *factsCache) get(chart source.Chart) (chartFacts, error) {
 	return t.byDigest.GetOrCompute(chart.Digest, func() (chartFacts, int, error) {
 		t.loading.Lock()
@@ -59,7 +59,7 @@ func loadFacts(chart source.Chart) (chartFacts, error) {
 	}
 	facts, err := factsOf(loaded)
 	if err != nil {
-		return chartFacts{}, phase.Invalid{Err: fmt.Errorf("chart %s %s: %w", chart.Name, chart.Version, err)}
+		return chartFacts{}, phase.TerminalError{Err: fmt.Errorf("chart %s %s: %w", chart.Name, chart.Version, err)}
 	}
 	return facts, nil
 }
@@ -127,13 +127,13 @@ func (f chartFacts) usesReleaseFields(request ChartRequest) (revision, operation
 }
 
 // normalizeRequest removes the inputs that the chart does not read from request, so that requests with the same result
-// are equal. It fails with phase.Invalid if the chart does not support the member's version.
+// are equal. It fails with phase.TerminalError if the chart does not support the member's version.
 func (f chartFacts) normalizeRequest(request ChartRequest) (ChartRequest, error) {
 	if request.KubeVersion == "" {
 		return ChartRequest{}, fmt.Errorf("render chart %s: the Kubernetes version of the cluster is not known yet", f.name)
 	}
 	if f.kubeVersion != "" && !chartutil.IsCompatibleRange(f.kubeVersion, request.KubeVersion) {
-		return ChartRequest{}, phase.Invalidf("chart %s %s is for Kubernetes %s, but the cluster has %s",
+		return ChartRequest{}, phase.TerminalErrorf("chart %s %s is for Kubernetes %s, but the cluster has %s",
 			request.Chart.Name, request.Chart.Version, f.kubeVersion, request.KubeVersion)
 	}
 	valuesUseCapabilities := containsText(request.Values, usesCapabilities)

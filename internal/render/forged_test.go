@@ -40,7 +40,7 @@ func TestForgedMessages(t *testing.T) {
 	build := func(pool *sandbox.Pool) error {
 		files := []source.File{{Name: "kustomization.yaml", Data: []byte("resources: []")}}
 		k := render.Kustomization{Content: source.Content{Files: files}, Values: map[string]string{"a": "b"}}
-		_, _, err := render.NewKustomizationRenderer(pool).Render(k, source.Subject{Sandbox: pool})
+		_, _, err := render.NewKustomizationRenderer(pool).Render(k, source.TemplateContext{Sandbox: pool})
 		return err
 	}
 	objects, err := kube.DecodeManifest([]byte(toPatch))
@@ -52,7 +52,7 @@ func TestForgedMessages(t *testing.T) {
 		return err
 	}
 	substitute := func(pool *sandbox.Pool) error {
-		_, err := source.Subject{Sandbox: pool}.Substitute([]source.Text{{Text: "{{ .a }}"}}, nil)
+		_, err := source.TemplateContext{Sandbox: pool}.Substitute([]source.Text{{Text: "{{ .a }}"}}, nil)
 		return err
 	}
 	object := `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}`

@@ -144,7 +144,7 @@ func FuzzValues(f *testing.F) {
 		var values map[string]any
 		var err error
 		fuzzing.Within(t, 64<<20+uint64(len(inline)+len(file))*2_000, func() {
-			values, err = Values(inline, []source.Content{content}, source.Subject{Memory: reserved})
+			values, err = Values(inline, []source.Content{content}, source.TemplateContext{Memory: reserved})
 		})
 		fuzzing.OneLine(t, err)
 		if err != nil {

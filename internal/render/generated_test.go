@@ -218,7 +218,7 @@ func TestFailureToLoadGeneratedValues(t *testing.T) {
 	failure := errors.New("the hub does not answer")
 	chartRequest.Generated = func(context.Context) (render.Generated, error) { return nil, failure }
 	_, err := render.NewCharts(pool).Render(t.Context(), chartRequest)
-	var invalid phase.Invalid
+	var invalid phase.TerminalError
 	if !errors.Is(err, failure) || errors.As(err, &invalid) {
 		t.Errorf("got %v, want an error to try again after", err)
 	}

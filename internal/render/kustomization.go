@@ -48,30 +48,30 @@ type Kustomization struct {
 }
 
 // NewKustomization expands the templates in the fields and in the values of ref. from has the contents of valuesFrom:
-// they override ref.Values, and later contents override earlier ones. Errors are phase.Invalid and name the content and
-// the field.
-func NewKustomization(content source.Content, ref configv1beta1.KustomizationRef, from []source.Content, subject source.Subject) (Kustomization, error) {
+// they override ref.Values, and later contents override earlier ones. Errors are phase.TerminalError and name the
+// content and the field.
+func NewKustomization(content source.Content, ref configv1beta1.KustomizationRef, from []source.Content, tmplCtx source.TemplateContext) (Kustomization, error) {
 	k := Kustomization{
-		Content: content, Namespace: ref.TargetNamespace, Values: make(map[string]string, len(ref.Values)), HasPrivateValues: subject.Resources.HasSecret,
+		Content: content, Namespace: ref.TargetNamespace, Values: make(map[string]string, len(ref.Values)), HasPrivateValues: tmplCtx.Resources.HasSecret,
 	}
 	var err error
-	if k.Path, err = subject.Expand(fmt.Sprintf("%s, path", content.Reference), ref.Path); err != nil {
+	if k.Path, err = tmplCtx.Expand(fmt.Sprintf("%s, path", content.Reference), ref.Path); err != nil {
 		return Kustomization{}, err
 	}
 	for _, component := range ref.Components {
-		expanded, err := subject.Expand(fmt.Sprintf("%s, component %s", content.Reference, component), component)
+		expanded, err := tmplCtx.Expand(fmt.Sprintf("%s, component %s", content.Reference, component), component)
 		if err != nil {
 			return Kustomization{}, err
 		}
 		k.Components = append(k.Components, expanded)
 	}
 	for _, key := range slices.Sorted(maps.Keys(ref.Values)) {
-		if k.Values[key], err = subject.Expand(fmt.Sprintf("%s, value %s", content.Reference, key), ref.Values[key]); err != nil {
+		if k.Values[key], err = tmplCtx.Expand(fmt.Sprintf("%s, value %s", content.Reference, key), ref.Values[key]); err != nil {
 			return Kustomization{}, err
 		}
 	}
 	for _, values := range from {
-		texts, _, err := expandFiles(values, subject)
+		texts, _, err := expandFiles(values, tmplCtx)
 		if err != nil {
 			return Kustomization{}, err
 		}
@@ -117,20 +117,20 @@ func NewKustomizationRenderer(pool *sandbox.Pool) *KustomizationRenderer {
 }
 
 // Render builds k, and returns its objects with their documents. Neither must be changed. Errors that only a change of
-// the content or of the profile can correct are phase.Invalid. All errors name the content and the path.
-func (r *KustomizationRenderer) Render(k Kustomization, subject source.Subject) ([]*unstructured.Unstructured, *kube.Documents, error) {
+// the content or of the profile can correct are phase.TerminalError. All errors name the content and the path.
+func (r *KustomizationRenderer) Render(k Kustomization, tmplCtx source.TemplateContext) ([]*unstructured.Unstructured, *kube.Documents, error) {
 	var err error
 	if k.Path, err = cleanDirectory(k.Path); err != nil {
-		return nil, nil, phase.Invalidf("%s: path: %w", k.Content.Reference, err)
+		return nil, nil, phase.TerminalErrorf("%s: path: %w", k.Content.Reference, err)
 	}
-	inputs, err := json.Marshal([]any{subject.RestrictedNamespace, k.Content.Reference, k.Content.Digest, k.Content.Sensitive, k.Path, k.Components, k.Namespace})
+	inputs, err := json.Marshal([]any{tmplCtx.RestrictedNamespace, k.Content.Reference, k.Content.Digest, k.Content.Sensitive, k.Path, k.Components, k.Namespace})
 	if err != nil {
-		return nil, nil, phase.Invalidf("%s: %w", k, err)
+		return nil, nil, phase.TerminalErrorf("%s: %w", k, err)
 	}
 	key := string(inputs)
 	built, err := r.built.GetOrCompute(key, func() (builtKustomization, int, error) {
-		built, size, err := r.build(k, key, subject)
-		if _, isInvalid := errors.AsType[phase.Invalid](err); isInvalid {
+		built, size, err := r.build(k, key, tmplCtx)
+		if _, isInvalid := errors.AsType[phase.TerminalError](err); isInvalid {
 			return builtKustomization{err: err}, cache.MinSize + len(err.Error()), nil
 		}
 		return built, size, err
@@ -140,7 +140,7 @@ func (r *KustomizationRenderer) Render(k Kustomization, subject source.Subject) 
 	}
 	if err == nil && len(k.Values) > 0 && len(built.templates) > 0 {
 		built, err = r.substituted.GetOrCompute(fmt.Sprintf("%s %x", key, hashValues(k.Values)), func() (builtKustomization, int, error) {
-			return built.substitute(k, subject)
+			return built.substitute(k, tmplCtx)
 		})
 	}
 	if err != nil {
@@ -166,7 +166,7 @@ func hashValues(values map[string]string) []byte {
 }
 
 // build builds k in the sandbox, and also returns the size of the result.
-func (r *KustomizationRenderer) build(k Kustomization, key string, subject source.Subject) (builtKustomization, int, error) {
+func (r *KustomizationRenderer) build(k Kustomization, key string, tmplCtx source.TemplateContext) (builtKustomization, int, error) {
 	if r.sandbox == nil {
 		return builtKustomization{}, 0, errors.New("there is no sandbox to build it in")
 	}
@@ -182,7 +182,7 @@ func (r *KustomizationRenderer) build(k Kustomization, key string, subject sourc
 	}
 	var output kustomizationOutput
 	err := r.sandbox.Call(sandbox.Call{
-		Function: buildFunction, Scope: subject.RestrictedNamespace, Key: buildFunction + " " + key, Limit: buildLimit, Input: input, Output: &output, Memory: subject.Memory,
+		Function: buildFunction, Scope: tmplCtx.RestrictedNamespace, Key: buildFunction + " " + key, Limit: buildLimit, Input: input, Output: &output, Memory: tmplCtx.Memory,
 		Callback: func(input json.RawMessage) (any, error) {
 			var name string
 			if err := json.Unmarshal(input, &name); err != nil {
@@ -191,14 +191,14 @@ func (r *KustomizationRenderer) build(k Kustomization, key string, subject sourc
 			return files[name], nil
 		},
 	})
-	if _, isInvalid := errors.AsType[phase.Invalid](err); isInvalid && k.Content.Sensitive {
+	if _, isInvalid := errors.AsType[phase.TerminalError](err); isInvalid && k.Content.Sensitive {
 		// Messages of kustomize can contain whole files.
-		err = phase.Invalidf("kustomize failed (details are not shown, because the source is a Secret or needs one)")
+		err = phase.TerminalErrorf("kustomize failed (details are not shown, because the source is a Secret or needs one)")
 	}
 	if err != nil {
 		return builtKustomization{}, 0, err
 	}
-	return output.decode(subject.Memory)
+	return output.decode(tmplCtx.Memory)
 }
 
 // decode decodes the result of a build, reserves memory for it, and also returns its size.
@@ -219,13 +219,13 @@ func (o kustomizationOutput) decode(reserved *kube.ContentReservation) (builtKus
 }
 
 // substitute expands the objects that are templates, and also returns the size of the result.
-func (b builtKustomization) substitute(k Kustomization, subject source.Subject) (builtKustomization, int, error) {
+func (b builtKustomization) substitute(k Kustomization, tmplCtx source.TemplateContext) (builtKustomization, int, error) {
 	indices := slices.Sorted(maps.Keys(b.templates))
 	texts := make([]source.Text, 0, len(indices))
 	for _, i := range indices {
 		texts = append(texts, source.Text{Description: kube.RefOf(b.objects[i]).String(), Text: b.templates[i]})
 	}
-	expanded, err := subject.Substitute(texts, k.Values)
+	expanded, err := tmplCtx.Substitute(texts, k.Values)
 	if err != nil && k.Content.Sensitive {
 		err = source.HideDetails("the built objects, which are templates with values", err)
 	}
@@ -234,20 +234,20 @@ func (b builtKustomization) substitute(k Kustomization, subject source.Subject) 
 	}
 	substituted, added := builtKustomization{objects: slices.Clone(b.objects)}, int64(0)
 	for n, i := range indices {
-		decoded, memory, err := kube.DecodeManifestReserving(subject.Memory, []byte(expanded[n]))
+		decoded, memory, err := kube.DecodeManifestReserving(tmplCtx.Memory, []byte(expanded[n]))
 		added += memory
 		if err == nil && len(decoded) != 1 {
 			err = fmt.Errorf("it became %d objects", len(decoded))
 		}
 		if err != nil {
-			subject.Memory.Subtract(added)
+			tmplCtx.Memory.Subtract(added)
 		}
 		if kube.IsMemoryError(err) {
 			return builtKustomization{}, 0, err
 		}
 		if err != nil {
 			origin := texts[n].Description + " with its values"
-			err = phase.Invalidf("%s: %w", origin, err)
+			err = phase.TerminalErrorf("%s: %w", origin, err)
 			if k.HasPrivateValues || k.Content.Sensitive {
 				err = source.HideDetails(origin, err)
 			}
@@ -256,7 +256,7 @@ func (b builtKustomization) substitute(k Kustomization, subject source.Subject) 
 		substituted.objects[i] = decoded[0]
 	}
 	substituted.documents = kube.NewDocuments(substituted.objects)
-	if err := subject.Memory.MoveToDocuments(substituted.documents, added); err != nil {
+	if err := tmplCtx.Memory.MoveToDocuments(substituted.documents, added); err != nil {
 		return builtKustomization{}, 0, err
 	}
 	return substituted, cache.MinSize + int(substituted.documents.Memory()), nil

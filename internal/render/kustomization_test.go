@@ -109,7 +109,7 @@ func TestPathComponentsAndNamespaceChangeTheBuild(t *testing.T) {
 
 func TestValuesOfKustomizations(t *testing.T) {
 	t.Parallel()
-	s := subject()
+	s := templateContext()
 	s.Sandbox = pool
 	k := kustomizationOf("", files{
 		"kustomization.yaml": "resources: [a.yaml]\n",
@@ -176,13 +176,13 @@ func TestFilesAnywhereInTheTreeAreRead(t *testing.T) {
 	}
 }
 
-// TestBuildsAreShared builds a kustomization once for two subjects, and again for other inputs.
+// TestBuildsAreShared builds a kustomization once for two template contexts, and again for other inputs.
 func TestBuildsAreShared(t *testing.T) {
 	t.Parallel()
 	renderer := render.NewKustomizationRenderer(pool)
 	render := func(k render.Kustomization) any {
 		t.Helper()
-		s := subject()
+		s := templateContext()
 		s.Sandbox = pool
 		objects, _, err := renderer.Render(k, s)
 		if err != nil {
@@ -214,7 +214,7 @@ func TestBuildsAreShared(t *testing.T) {
 func TestFailedBuildsAreShared(t *testing.T) {
 	t.Parallel()
 	renderer := render.NewKustomizationRenderer(pool)
-	s := subject()
+	s := templateContext()
 	s.Sandbox = pool
 	k := archived(t, files{"kustomization.yaml": "resources: [gone.yaml]\n"})
 	render := func(k render.Kustomization, want string) {
@@ -238,8 +238,8 @@ func TestFailedBuildsAreShared(t *testing.T) {
 
 func wantInvalidKustomization(t *testing.T, err error, texts ...string) {
 	t.Helper()
-	if _, ok := errors.AsType[phase.Invalid](err); !ok {
-		t.Errorf("got %v, want a phase.Invalid", err)
+	if _, ok := errors.AsType[phase.TerminalError](err); !ok {
+		t.Errorf("got %v, want a phase.TerminalError", err)
 		return
 	}
 	for _, text := range texts {

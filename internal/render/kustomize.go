@@ -60,7 +60,7 @@ func buildInSandbox(input json.RawMessage, callBack func(any) (json.RawMessage, 
 	}
 	tree, err := k.newTree(callBack)
 	if err != nil {
-		return nil, phase.Invalid{Err: err}
+		return nil, phase.TerminalError{Err: err}
 	}
 	return tree.build(k)
 }
@@ -94,7 +94,7 @@ func (k kustomizationInput) newTree(callBack func(any) (json.RawMessage, error))
 func (t *sourceTree) build(k kustomizationInput) (output kustomizationOutput, err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
-			output, err = kustomizationOutput{}, phase.Invalidf("kustomize failed: %v", reason)
+			output, err = kustomizationOutput{}, phase.TerminalErrorf("kustomize failed: %v", reason)
 		}
 	}()
 	t.root = treePath(k.Path)
@@ -108,16 +108,16 @@ func (t *sourceTree) build(k kustomizationInput) (output kustomizationOutput, er
 		}
 	}
 	if !t.IsDir(t.root) {
-		return kustomizationOutput{}, phase.Invalid{Err: errors.New("the directory does not exist")}
+		return kustomizationOutput{}, phase.TerminalError{Err: errors.New("the directory does not exist")}
 	}
 	options := krusty.MakeDefaultOptions() // no plugins, no functions, no charts
 	options.LoadRestrictions, options.Reorder = types.LoadRestrictionsNone, krusty.ReorderOptionUnspecified
 	built, err := krusty.MakeKustomizer(options).Run(t, t.root)
 	if t.refused != nil {
-		return kustomizationOutput{}, phase.Invalid{Err: t.refused}
+		return kustomizationOutput{}, phase.TerminalError{Err: t.refused}
 	}
 	if err != nil {
-		return kustomizationOutput{}, phase.Invalid{Err: errors.New(describeBuildError(err))}
+		return kustomizationOutput{}, phase.TerminalError{Err: errors.New(describeBuildError(err))}
 	}
 	return newKustomizationOutput(built.Resources(), addsManagedBy)
 }
@@ -130,19 +130,19 @@ func newKustomizationOutput(resources []*resource.Resource, addsManagedBy bool) 
 			labels := map[string]string{konfig.ManagedbyLabelKey: managedBy}
 			maps.Copy(labels, built.GetLabels())
 			if err := built.SetLabels(labels); err != nil {
-				return kustomizationOutput{}, phase.Invalidf("%s %s: %s", built.GetKind(), built.GetName(), describeBuildError(err))
+				return kustomizationOutput{}, phase.TerminalErrorf("%s %s: %s", built.GetKind(), built.GetName(), describeBuildError(err))
 			}
 		}
 		text, err := built.AsYAML()
 		if err != nil {
-			return kustomizationOutput{}, phase.Invalidf("%s %s: %s", built.GetKind(), built.GetName(), describeBuildError(err))
+			return kustomizationOutput{}, phase.TerminalErrorf("%s %s: %s", built.GetKind(), built.GetName(), describeBuildError(err))
 		}
 		decoded, err := kube.DecodeManifest(text)
 		if err == nil && len(decoded) != 1 {
 			err = fmt.Errorf("it contains %d objects", len(decoded))
 		}
 		if err != nil {
-			return kustomizationOutput{}, phase.Invalidf("%s %s: %w", built.GetKind(), built.GetName(), err)
+			return kustomizationOutput{}, phase.TerminalErrorf("%s %s: %w", built.GetKind(), built.GetName(), err)
 		}
 		objects = append(objects, decoded[0].Object)
 		if bytes.Contains(text, []byte("{{")) {
@@ -151,7 +151,7 @@ func newKustomizationOutput(resources []*resource.Resource, addsManagedBy bool) 
 	}
 	raw, err := json.Marshal(objects)
 	if err == nil && len(raw) > maxBuilt {
-		err = phase.Invalidf("the objects have more than %d MiB", maxBuilt>>20)
+		err = phase.TerminalErrorf("the objects have more than %d MiB", maxBuilt>>20)
 	}
 	if err != nil {
 		return kustomizationOutput{}, err

@@ -32,7 +32,7 @@ func kustomizationOf(path string, tree files) render.Kustomization {
 
 // buildKustomization builds k without the results of other tests.
 func buildKustomization(k render.Kustomization) ([]*unstructured.Unstructured, error) {
-	s := subject()
+	s := templateContext()
 	s.Sandbox = pool
 	objects, _, err := render.NewKustomizationRenderer(pool).Render(k, s)
 	return objects, err

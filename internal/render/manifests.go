@@ -65,13 +65,13 @@ type renderedManifests struct {
 	dependsOn dependency
 }
 
-// dependency is the part of the subject that determines the result of templates.
+// dependency is the part of the template context that determines the result of templates.
 type dependency int
 
 const (
 	dependsOnNothing   dependency = iota
-	dependsOnResources            // only on Subject.Resources
-	dependsOnSubject
+	dependsOnResources            // only on TemplateContext.Resources
+	dependsOnTemplateContext
 )
 
 // dependencyOf returns the dependency of the result of a template or script.
@@ -82,7 +82,7 @@ func dependencyOf(expanded source.Expanded) dependency {
 	case expanded.OnlyResources:
 		return dependsOnResources
 	}
-	return dependsOnSubject
+	return dependsOnTemplateContext
 }
 
 // NewManifestRenderer returns a ManifestRenderer with empty caches.
@@ -95,53 +95,53 @@ func NewManifestRenderer() *ManifestRenderer {
 // Render returns the Kubernetes objects in content, in the order of its files, and their documents. Neither must be
 // changed. The items of a list replace the list. Each file is a YAML stream, or an archive of such files. If
 // content.Template is true, the files are templates of streams; if content.Lua is true, they are scripts that return
-// streams. Errors name the ConfigMap or Secret, the key, the document and the line. They are phase.Invalid, except
-// errors of kube.ContentReservation.Add.
-func (r *ManifestRenderer) Render(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, *kube.Documents, error) {
+// streams. Errors name the ConfigMap or Secret, the key, the document and the line. They are phase.TerminalError,
+// except errors of kube.ContentReservation.Add.
+func (r *ManifestRenderer) Render(content source.Content, tmplCtx source.TemplateContext) ([]*unstructured.Unstructured, *kube.Documents, error) {
 	// The keys have the reference because errors name it, and the scope because results are not used in another one.
-	key := fmt.Sprintf("%s %s %t %t %s", content.Reference, content.Digest, content.Template, content.Lua, subject.RestrictedNamespace)
-	// Content is rendered once for all subjects if no template reads anything, once for all subjects with the same
-	// resources if templates read only these, and otherwise for this subject.
-	rendered, err := r.renderShared(key, dependsOnNothing, content, subject)
+	key := fmt.Sprintf("%s %s %t %t %s", content.Reference, content.Digest, content.Template, content.Lua, tmplCtx.RestrictedNamespace)
+	// Content is rendered once for all template contexts if no template reads anything, once for all template contexts
+	// with the same resources if templates read only these, and otherwise for this template context.
+	rendered, err := r.renderShared(key, dependsOnNothing, content, tmplCtx)
 	if rendered.dependsOn == dependsOnResources {
-		rendered, err = r.renderShared(key+" "+subject.Resources.Digest, dependsOnResources, content, subject)
+		rendered, err = r.renderShared(key+" "+tmplCtx.Resources.Digest, dependsOnResources, content, tmplCtx)
 	}
-	if rendered.dependsOn == dependsOnSubject || errors.Is(err, errDependencyUnknown) {
-		content, release, unpackErr := r.unpack(content, subject.Memory)
+	if rendered.dependsOn == dependsOnTemplateContext || errors.Is(err, errDependencyUnknown) {
+		content, release, unpackErr := r.unpack(content, tmplCtx.Memory)
 		defer release()
 		if unpackErr != nil {
 			return nil, nil, unpackErr
 		}
-		texts, _, expandErr := expandFiles(content, subject)
+		texts, _, expandErr := expandFiles(content, tmplCtx)
 		if expandErr != nil {
 			return nil, nil, expandErr
 		}
 		rendered, err = r.expanded.GetOrCompute(fmt.Sprintf("%s %x", content.Reference, hashTexts(texts)), func() (renderedManifests, int, error) {
-			return decodeContent(content.WithSensitivityOf(subject), texts, subject.Memory)
+			return decodeContent(content.WithSensitivityOf(tmplCtx), texts, tmplCtx.Memory)
 		})
 	}
 	return rendered.objects, rendered.documents, err
 }
 
 // errDependencyUnknown is the error of renderShared if a template could not be expanded for another reason than
-// phase.Invalid, for example a limit of the sandbox. The expansion may succeed for another profile, so each caller
-// tries it.
+// phase.TerminalError, for example a limit of the sandbox. The expansion may succeed for another profile, so each
+// caller tries it.
 var errDependencyUnknown = errors.New("the template was not expanded")
 
-// renderShared renders content once for all subjects with the same key. If the result depends on more than allowed, it
-// returns only dependsOn.
-func (r *ManifestRenderer) renderShared(key string, allowed dependency, content source.Content, subject source.Subject) (renderedManifests, error) {
+// renderShared renders content once for all template contexts with the same key. If the result depends on more than
+// allowed, it returns only dependsOn.
+func (r *ManifestRenderer) renderShared(key string, allowed dependency, content source.Content, tmplCtx source.TemplateContext) (renderedManifests, error) {
 	return r.shared.GetOrCompute(key, func() (renderedManifests, int, error) {
-		content, release, err := r.unpack(content, subject.Memory)
+		content, release, err := r.unpack(content, tmplCtx.Memory)
 		defer release()
 		if err != nil {
 			return renderedManifests{}, 0, err
 		}
-		texts, dependsOn, err := expandFiles(content, subject)
+		texts, dependsOn, err := expandFiles(content, tmplCtx)
 		if kube.IsMemoryError(err) {
 			return renderedManifests{}, 0, err
 		}
-		if _, isInvalid := errors.AsType[phase.Invalid](err); err != nil && !isInvalid {
+		if _, isInvalid := errors.AsType[phase.TerminalError](err); err != nil && !isInvalid {
 			return renderedManifests{}, 0, errDependencyUnknown
 		}
 		if dependsOn > allowed {
@@ -150,7 +150,7 @@ func (r *ManifestRenderer) renderShared(key string, allowed dependency, content 
 		if err != nil {
 			return renderedManifests{}, 0, err
 		}
-		return decodeContent(content.WithSensitivityOf(subject), texts, subject.Memory)
+		return decodeContent(content.WithSensitivityOf(tmplCtx), texts, tmplCtx.Memory)
 	})
 }
 
@@ -161,7 +161,7 @@ func decodeContent(content source.Content, texts [][]byte, reserved *kube.Conten
 		size += len(text)
 	}
 	if size > maxContent {
-		return renderedManifests{}, 0, phase.Invalidf("%s has more than %d MiB of manifests", content.Reference, maxContent>>20)
+		return renderedManifests{}, 0, phase.TerminalErrorf("%s has more than %d MiB of manifests", content.Reference, maxContent>>20)
 	}
 	objects, added, err := decodeTexts(content, texts, reserved)
 	if err != nil {
@@ -197,12 +197,12 @@ func decodeTexts(content source.Content, texts [][]byte, reserved *kube.ContentR
 	return all, added, nil
 }
 
-// decodeError wraps the error of a text of content: a phase.Invalid, unless it is a memory error.
+// decodeError wraps the error of a text of content: a phase.TerminalError, unless it is a memory error.
 func decodeError(content source.Content, origin string, err error) error {
 	if kube.IsMemoryError(err) {
 		return fmt.Errorf("%s: %w", origin, err)
 	}
-	err = phase.Invalidf("%s, %w", origin, err)
+	err = phase.TerminalErrorf("%s, %w", origin, err)
 	if content.Sensitive {
 		err = source.HideDetails(origin, err)
 	}
@@ -211,11 +211,11 @@ func decodeError(content source.Content, origin string, err error) error {
 
 // expandFiles returns the text of each file of content. It expands templates and runs scripts. dependsOn is the
 // dependency of the result, also of an error.
-func expandFiles(content source.Content, subject source.Subject) (texts [][]byte, dependsOn dependency, err error) {
+func expandFiles(content source.Content, tmplCtx source.TemplateContext) (texts [][]byte, dependsOn dependency, err error) {
 	texts = make([][]byte, 0, len(content.Files))
-	expand := subject.ExpandText
+	expand := tmplCtx.ExpandText
 	if content.Lua {
-		expand = subject.RunScript
+		expand = tmplCtx.RunScript
 	}
 	for _, file := range content.Files {
 		if !content.Template && !content.Lua {

@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-func subject() source.Subject {
-	return source.Subject{
+func templateContext() source.TemplateContext {
+	return source.TemplateContext{
 		Namespace: "eu",
 		Name:      "eu-1",
 		Cluster: func() (map[string]any, error) {
@@ -78,7 +78,7 @@ func TestManifests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, err := renderManifests(test.content, subject())
+			got, err := renderManifests(test.content, templateContext())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -89,14 +89,14 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-func renderManifests(content source.Content, subject source.Subject) ([]*unstructured.Unstructured, error) {
-	objects, _, err := render.NewManifestRenderer().Render(content, subject)
+func renderManifests(content source.Content, tmplCtx source.TemplateContext) ([]*unstructured.Unstructured, error) {
+	objects, _, err := render.NewManifestRenderer().Render(content, tmplCtx)
 	return objects, err
 }
 
 func TestManifestsKeepsNumbers(t *testing.T) {
 	t.Parallel()
-	got, err := renderManifests(content("a", object("Thing", "a")+"spec: {big: 9007199254740993, small: 1, part: 1.5, text: \"1\"}\n"), subject())
+	got, err := renderManifests(content("a", object("Thing", "a")+"spec: {big: 9007199254740993, small: 1, part: 1.5, text: \"1\"}\n"), templateContext())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +126,7 @@ func TestManifestsNamesThePlaceOfAnError(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := renderManifests(test.content, subject())
+			_, err := renderManifests(test.content, templateContext())
 			wantInvalid(t, err, test.want)
 		})
 	}
@@ -139,7 +139,7 @@ func TestHasSecret(t *testing.T) {
 		object("ConfigMap", "a"): false,
 		"apiVersion: example.com/v1\nkind: Secret\nmetadata: {name: a}\n": false,
 	} {
-		objects, err := renderManifests(content("a", text), subject())
+		objects, err := renderManifests(content("a", text), templateContext())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +155,7 @@ func TestValuesPrecedence(t *testing.T) {
 	templated := content("c", "source: c of {{ .ClusterName }}\n")
 	templated.Template = true
 	got, err := render.Values("source: inline\nlist: [1, 2]\nnested: {kept: true, also: '{{ .ClusterName }}'}\n",
-		[]source.Content{templated, plain}, subject())
+		[]source.Content{templated, plain}, templateContext())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,22 +172,22 @@ func TestValuesPrecedence(t *testing.T) {
 
 func TestValuesNamesThePlaceOfAnError(t *testing.T) {
 	t.Parallel()
-	_, err := render.Values("a: [", nil, subject())
+	_, err := render.Values("a: [", nil, templateContext())
 	wantInvalid(t, err, "parse values")
-	_, err = render.Values("", []source.Content{content("a.yaml", "- a\n")}, subject())
+	_, err = render.Values("", []source.Content{content("a.yaml", "- a\n")}, templateContext())
 	wantInvalid(t, err, "parse values in ConfigMap eu/web, key a.yaml")
-	_, err = render.Values("{{ .Nothing }}", nil, subject())
+	_, err = render.Values("{{ .Nothing }}", nil, templateContext())
 	wantInvalid(t, err, "expand values", `"Nothing"`)
 }
 
-// wantInvalid checks that err is a phase.Invalid with all texts.
+// wantInvalid checks that err is a phase.TerminalError with all texts.
 func wantInvalid(t *testing.T, err error, texts ...string) {
 	t.Helper()
 	if err == nil {
 		t.Fatal("got no error")
 	}
-	if _, ok := errors.AsType[phase.Invalid](err); !ok {
-		t.Errorf("got %T, want phase.Invalid", err)
+	if _, ok := errors.AsType[phase.TerminalError](err); !ok {
+		t.Errorf("got %T, want phase.TerminalError", err)
 	}
 	for _, text := range texts {
 		if !strings.Contains(err.Error(), text) {
@@ -214,13 +214,13 @@ func TestManifestRendererSharesObjects(t *testing.T) {
 	expansions := 0
 	render := func(content source.Content, cluster string) []*unstructured.Unstructured {
 		t.Helper()
-		subject := subject()
-		subject.Name = cluster
-		subject.Cluster = func() (map[string]any, error) {
+		tmplCtx := templateContext()
+		tmplCtx.Name = cluster
+		tmplCtx.Cluster = func() (map[string]any, error) {
 			expansions++
 			return map[string]any{}, nil
 		}
-		objects, documents, err := renderer.Render(content, subject)
+		objects, documents, err := renderer.Render(content, tmplCtx)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -263,7 +263,7 @@ func TestManifestRendererSharesAfterALackOfMemory(t *testing.T) {
 	}
 	expansions := 0
 	render := func(namespace string) error {
-		of := subject()
+		of := templateContext()
 		of.Sandbox, of.Namespace, of.Memory = pool, namespace, memory.Reserve(namespace)
 		defer of.Memory.Release()
 		of.Cluster = func() (map[string]any, error) {
@@ -294,15 +294,15 @@ func TestManifestRendererSharesTemplatesThatReadResources(t *testing.T) {
 	script.Digest, script.Lua = "sha256:script", true
 	plain := content("a", object("Namespace", "web"))
 	plain.Digest = "sha256:script"
-	chartRequest := func(cluster, name string) source.Subject {
-		subject := subject()
-		subject.Name = cluster
-		subject.Resources = source.Resources{Digest: name, Objects: map[string]json.RawMessage{"Web": []byte(`{"metadata": {"name": "` + name + `"}}`)}}
-		return subject
+	chartRequest := func(cluster, name string) source.TemplateContext {
+		tmplCtx := templateContext()
+		tmplCtx.Name = cluster
+		tmplCtx.Resources = source.Resources{Digest: name, Objects: map[string]json.RawMessage{"Web": []byte(`{"metadata": {"name": "` + name + `"}}`)}}
+		return tmplCtx
 	}
-	render := func(content source.Content, subject source.Subject) *unstructured.Unstructured {
+	render := func(content source.Content, tmplCtx source.TemplateContext) *unstructured.Unstructured {
 		t.Helper()
-		objects, _, err := renderer.Render(content, subject)
+		objects, _, err := renderer.Render(content, tmplCtx)
 		if err != nil || len(objects) != 1 {
 			t.Fatalf("got %v, %v", objects, err)
 		}
@@ -332,7 +332,7 @@ func TestRenderingsOfOtherObjects(t *testing.T) {
 	template := content("a", object("ConfigMap", `{{ (getResource "Settings").data.name }}`))
 	template.Template, template.Digest = true, "template"
 	for _, name := range []string{"one", "two", "one"} {
-		s := subject()
+		s := templateContext()
 		s.Resources = source.Resources{
 			Objects: map[string]json.RawMessage{"Settings": json.RawMessage(`{"data": {"name": "` + name + `"}}`)}, Digest: "digest of " + name,
 		}
@@ -348,11 +348,11 @@ func TestRenderingsOfOtherObjects(t *testing.T) {
 func TestTextsOfManyValues(t *testing.T) {
 	t.Parallel()
 	many := "a: [{{ range until 2000 }}{{ range until 2000 }}{},{{ end }}{{ end }}]"
-	if _, err := render.Values(many, nil, subject()); err == nil || !strings.Contains(err.Error(), "parse values: it has more than 1000000 values") {
+	if _, err := render.Values(many, nil, templateContext()); err == nil || !strings.Contains(err.Error(), "parse values: it has more than 1000000 values") {
 		t.Errorf("values: got error %v, want one about their number", err)
 	}
 	aliases := "a: &a {{ repeat 5000 `0123456789` }}\n---\nb: &b {{ repeat 5000 `0123456789` }}\nc: [{{ range until 500 }}*b, {{ end }}]"
-	if _, err := render.Values(aliases, nil, subject()); err == nil || !strings.Contains(err.Error(), "parse values: aliases make it too large") {
+	if _, err := render.Values(aliases, nil, templateContext()); err == nil || !strings.Contains(err.Error(), "parse values: aliases make it too large") {
 		t.Errorf("values with aliases: got error %v, want one about their size", err)
 	}
 	aliases = "patch: &a " + strings.Repeat("x", 50<<10) + "\nb: [" + strings.Repeat("*a, ", 500) + "]"

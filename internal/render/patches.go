@@ -64,7 +64,7 @@ func DecodePatches(origin, text string, reserved *kube.ContentReservation) ([]Pa
 	defer func() { reserved.Subtract(max(0, added-int64(len(text)))) }()
 	raw, err := kube.YAMLToJSON([]byte(text))
 	if err != nil {
-		return nil, phase.Invalidf("%s: %w", origin, err)
+		return nil, phase.TerminalErrorf("%s: %w", origin, err)
 	}
 	var list []libv1beta1.Patch
 	var single libv1beta1.Patch
@@ -76,7 +76,7 @@ func DecodePatches(origin, text string, reserved *kube.ContentReservation) ([]Pa
 	case json.Unmarshal(raw, &object) == nil && object["kind"] != nil:
 		list = []libv1beta1.Patch{{Patch: text}}
 	default:
-		return nil, phase.Invalidf("%s: it has no field patch", origin)
+		return nil, phase.TerminalErrorf("%s: it has no field patch", origin)
 	}
 	patches := make([]Patch, 0, len(list))
 	for i, patch := range list {
@@ -85,7 +85,7 @@ func DecodePatches(origin, text string, reserved *kube.ContentReservation) ([]Pa
 			name = fmt.Sprintf("%s[%d]", origin, i)
 		}
 		if patch.Patch == "" {
-			return nil, phase.Invalidf("%s: it has no field patch", name)
+			return nil, phase.TerminalErrorf("%s: it has no field patch", name)
 		}
 		patches = append(patches, Patch{Origin: name, Text: patch.Patch, Target: patch.Target})
 	}
@@ -173,7 +173,7 @@ func applyPatches(p patchInput) (map[int]json.RawMessage, error) {
 			err = parsed.apply(objects)
 		}
 		if err != nil {
-			return nil, phase.Invalidf("%s: %w", patch.Origin, err)
+			return nil, phase.TerminalErrorf("%s: %w", patch.Origin, err)
 		}
 	}
 	changed := map[int]json.RawMessage{}
@@ -183,7 +183,7 @@ func applyPatches(p patchInput) (map[int]json.RawMessage, error) {
 		}
 		raw, err := json.Marshal(object.fields)
 		if err != nil {
-			return nil, phase.Invalidf("encode a patched object: %w", err)
+			return nil, phase.TerminalErrorf("encode a patched object: %w", err)
 		}
 		changed[object.index] = raw
 	}

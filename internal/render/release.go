@@ -124,14 +124,14 @@ func separateDocuments(text string) string {
 // kube.MaxObjects.
 func (p *releaseBuilder) decode(path string, text []byte, decode func([]byte) ([]*unstructured.Unstructured, error)) ([]releaseObject, error) {
 	if p.size += len(text); p.size > maxRenderedSize {
-		return nil, phase.Invalidf("it renders to more than %d MiB", maxRenderedSize>>20)
+		return nil, phase.TerminalErrorf("it renders to more than %d MiB", maxRenderedSize>>20)
 	}
 	found, err := decodeTemplate(path, text, decode)
 	if err != nil {
 		return nil, err
 	}
 	if p.count += len(found); p.count > kube.MaxObjects {
-		return nil, phase.Invalidf("it renders to more than %d objects", kube.MaxObjects)
+		return nil, phase.TerminalErrorf("it renders to more than %d objects", kube.MaxObjects)
 	}
 	return found, nil
 }
@@ -139,7 +139,7 @@ func (p *releaseBuilder) decode(path string, text []byte, decode func([]byte) ([
 func decodeTemplate(path string, text []byte, decode func([]byte) ([]*unstructured.Unstructured, error)) ([]releaseObject, error) {
 	objects, err := decode(text)
 	if err != nil {
-		return nil, phase.Invalidf("%s, %w", kube.OneLine(path), err)
+		return nil, phase.TerminalErrorf("%s, %w", kube.OneLine(path), err)
 	}
 	found := make([]releaseObject, 0, len(objects))
 	for _, object := range objects {

@@ -23,7 +23,7 @@ const (
 )
 
 // SandboxFunctions returns the functions for the children of the sandbox that Charts, Changer, KustomizationRenderer
-// and source.Subject use.
+// and source.TemplateContext use.
 func SandboxFunctions() map[string]sandbox.Function {
 	functions := source.SandboxFunctions()
 	functions[renderFunction], functions[patchFunction], functions[buildFunction] = renderInSandbox, patchInSandbox, buildInSandbox

@@ -17,8 +17,8 @@ func BenchmarkExpand(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			children := sandbox.NewPool([]string{os.Args[0], serve}, clock.RealClock{})
 			for i := 0; b.Loop(); i++ {
-				subject := source.Subject{Sandbox: children, Namespace: "ns", Name: "one", RestrictedNamespace: fmt.Sprint(i % namespaces)}
-				if _, err := subject.Expand("text", fmt.Sprintf("{{ upper %q }}", fmt.Sprint("text ", i))); err != nil {
+				tmplCtx := source.TemplateContext{Sandbox: children, Namespace: "ns", Name: "one", RestrictedNamespace: fmt.Sprint(i % namespaces)}
+				if _, err := tmplCtx.Expand("text", fmt.Sprintf("{{ upper %q }}", fmt.Sprint("text ", i))); err != nil {
 					b.Fatal(err)
 				}
 			}

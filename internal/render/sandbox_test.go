@@ -35,16 +35,16 @@ func TestTemplatesAreLimited(t *testing.T) {
 	cluster := func() (map[string]any, error) {
 		return map[string]any{"spec": map[string]any{"number": int64(12345678)}}, nil
 	}
-	subject := source.Subject{Sandbox: pool, Cluster: cluster, Namespace: "ns", Name: "one"}
-	if got, err := subject.Expand("text", `{{ .Cluster.spec.number }} {{ kindOf .Cluster.spec.number }} {{ .ClusterNamespace }}/{{ .ClusterName }}`); err != nil || got != "12345678 int64 ns/one" {
+	tmplCtx := source.TemplateContext{Sandbox: pool, Cluster: cluster, Namespace: "ns", Name: "one"}
+	if got, err := tmplCtx.Expand("text", `{{ .Cluster.spec.number }} {{ kindOf .Cluster.spec.number }} {{ .ClusterNamespace }}/{{ .ClusterName }}`); err != nil || got != "12345678 int64 ns/one" {
 		t.Errorf("got %q, error %v", got, err)
 	}
 	for text, want := range map[string]bool{`{{ .ClusterName }}`: false, `{{ upper "text" }}`: true} {
-		if got, err := subject.ExpandText("text", text); err != nil || got.IsShared != want {
+		if got, err := tmplCtx.ExpandText("text", text); err != nil || got.IsShared != want {
 			t.Errorf("%s: got %+v, error %v", text, got, err)
 		}
 	}
-	_, err = subject.Expand("the text", nested)
+	_, err = tmplCtx.Expand("the text", nested)
 	if limit, ok := errors.AsType[*sandbox.LimitError](err); !ok || err.Error() != "expand the text: "+limit.Error() {
 		t.Errorf("got %v, want an error", err)
 	}
@@ -75,8 +75,8 @@ func TestLimitOfOneClusterIsNotRememberedForOthers(t *testing.T) {
 	t.Parallel()
 	expand := func(profile, cluster string, number int64) error {
 		fields := func() (map[string]any, error) { return map[string]any{"number": number}, nil }
-		subject := source.Subject{Sandbox: pool, Cluster: fields, Profile: profile, Namespace: "ns", Name: cluster}
-		_, err := subject.Expand("text", "{{ range until (int .Cluster.number) }}{{ end }}")
+		tmplCtx := source.TemplateContext{Sandbox: pool, Cluster: fields, Profile: profile, Namespace: "ns", Name: cluster}
+		_, err := tmplCtx.Expand("text", "{{ range until (int .Cluster.number) }}{{ end }}")
 		return err
 	}
 	isLimited := func(err error) bool {

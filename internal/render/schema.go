@@ -20,7 +20,7 @@ const schemaURL = "file:///values.schema.json"
 // requests to any host that the hub reaches.
 func checkSchemas(loaded *helmchart.Chart) error {
 	if err := checkSchema(loaded.Schema); err != nil {
-		return phase.Invalidf("values.schema.json of chart %s: %w", loaded.Name(), toOneLine(err))
+		return phase.TerminalErrorf("values.schema.json of chart %s: %w", loaded.Name(), toOneLine(err))
 	}
 	for _, sub := range loaded.Dependencies() {
 		if err := checkSchemas(sub); err != nil {

@@ -14,37 +14,37 @@ import (
 
 // Values merges the values of a chart in this order: the inline text, which can be a template, the contents without
 // templates, and the contents with templates. Later values replace earlier ones; maps are merged and lists are
-// replaced. Errors name the source. They are phase.Invalid, except errors of kube.ContentReservation.Add.
-func Values(inline string, from []source.Content, subject source.Subject) (map[string]any, error) {
-	text, err := subject.Expand("values", inline)
+// replaced. Errors name the source. They are phase.TerminalError, except errors of kube.ContentReservation.Add.
+func Values(inline string, from []source.Content, tmplCtx source.TemplateContext) (map[string]any, error) {
+	text, err := tmplCtx.Expand("values", inline)
 	if err != nil {
 		return nil, err
 	}
-	merged, err := loadValues([]byte(text), subject.Memory)
+	merged, err := loadValues([]byte(text), tmplCtx.Memory)
 	if kube.IsMemoryError(err) {
 		return nil, fmt.Errorf("parse values: %w", err)
 	}
 	if err != nil {
-		err = phase.Invalidf("parse values: %w", err)
-		if subject.Resources.HasSecret {
+		err = phase.TerminalErrorf("parse values: %w", err)
+		if tmplCtx.Resources.HasSecret {
 			err = source.HideDetails("parse values", err)
 		}
 		return nil, err
 	}
 	for _, content := range plainFirst(from) {
-		texts, _, err := expandFiles(content, subject)
+		texts, _, err := expandFiles(content, tmplCtx)
 		if err != nil {
 			return nil, err
 		}
 		for i, raw := range texts {
-			values, err := loadValues(raw, subject.Memory)
+			values, err := loadValues(raw, tmplCtx.Memory)
 			origin := "parse values in " + originOf(content, content.Files[i])
 			if kube.IsMemoryError(err) {
 				return nil, fmt.Errorf("%s: %w", origin, err)
 			}
 			if err != nil {
-				err = phase.Invalidf("%s: %w", origin, err)
-				if content.WithSensitivityOf(subject).Sensitive {
+				err = phase.TerminalErrorf("%s: %w", origin, err)
+				if content.WithSensitivityOf(tmplCtx).Sensitive {
 					err = source.HideDetails(origin, err)
 				}
 				return nil, err

@@ -140,8 +140,8 @@ type LimitError struct{ reason string }
 // Error returns the limit that was exceeded, as a clause such as "it took longer than 5s".
 func (e *LimitError) Error() string { return e.reason }
 
-// Call runs a function in a child, and returns its error. If the function returns a phase.Invalid, Call returns one,
-// too. It returns a LimitError if the call exceeds a limit, and an error that wraps ErrStart or ErrMemory if this
+// Call runs a function in a child, and returns its error. If the function returns a phase.TerminalError, Call returns
+// one, too. It returns a LimitError if the call exceeds a limit, and an error that wraps ErrStart or ErrMemory if this
 // process or other calls are the reason. If there is no memory for the input or the output, it returns the error of
 // kube.ContentReservation.Add.
 func (p *Pool) Call(call Call) error {
@@ -254,7 +254,7 @@ func (c Call) encodeInput() (encoded json.RawMessage, release func(), err error)
 		}
 	}
 	if encoded, err = marshal(input); err != nil {
-		err = phase.Invalid{Err: err}
+		err = phase.TerminalError{Err: err}
 	}
 	return encoded, release, err
 }
@@ -274,7 +274,7 @@ func decodeResult(result response, output any) error {
 	text := kube.Truncate(result.Error, kube.MaxMessage)
 	switch {
 	case result.Invalid:
-		return phase.Invalid{Err: errors.New(text)}
+		return phase.TerminalError{Err: errors.New(text)}
 	case text != "":
 		return errors.New(text)
 	}

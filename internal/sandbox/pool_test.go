@@ -71,7 +71,7 @@ func functions() map[string]sandbox.Function {
 			return os.Getpid(), nil
 		},
 		"env":     func(json.RawMessage, ask) (any, error) { return os.Environ(), nil },
-		"invalid": func(json.RawMessage, ask) (any, error) { return "partly", phase.Invalidf("wrong input") },
+		"invalid": func(json.RawMessage, ask) (any, error) { return "partly", phase.TerminalErrorf("wrong input") },
 		"long":    func(json.RawMessage, ask) (any, error) { return nil, errors.New(strings.Repeat("x", 1<<20)) },
 		"endless": func(json.RawMessage, ask) (any, error) {
 			for { //nolint:staticcheck // this is its purpose
@@ -160,7 +160,7 @@ func TestCallsShareAProcess(t *testing.T) {
 	}
 	var text string
 	err := call("invalid", nil, &text)
-	if invalid, ok := errors.AsType[phase.Invalid](err); !ok || invalid.Error() != "wrong input" || text != "partly" {
+	if invalid, ok := errors.AsType[phase.TerminalError](err); !ok || invalid.Error() != "wrong input" || text != "partly" {
 		t.Errorf("got %q, error %v", text, err)
 	}
 	if err := call("long", nil, &text); err == nil || len(err.Error()) > kube.MaxMessage {

@@ -39,7 +39,7 @@ type response struct {
 	Callback json.RawMessage `json:"callback,omitempty"`
 	Output   json.RawMessage `json:"output,omitempty"`
 	Error    string          `json:"error,omitempty"`
-	// Invalid is true if the error is a phase.Invalid.
+	// Invalid is true if the error is a phase.TerminalError.
 	Invalid bool `json:"invalid,omitempty"`
 }
 
@@ -139,7 +139,7 @@ func newResponse(output any, err error) response {
 	var result response
 	raw, encodeErr := marshal(output)
 	if err = errors.Join(err, encodeErr); err != nil {
-		_, result.Invalid = errors.AsType[phase.Invalid](err)
+		_, result.Invalid = errors.AsType[phase.TerminalError](err)
 		result.Error = err.Error()
 	}
 	result.Output = raw

@@ -186,7 +186,7 @@ func verifyDigest(archive io.Reader, digest string) error {
 	case "sha512":
 		sum = sha512.New()
 	default:
-		return phase.Invalidf("its digest %q is not of sha256, sha384 or sha512", digest)
+		return phase.TerminalErrorf("its digest %q is not of sha256, sha384 or sha512", digest)
 	}
 	if _, err := io.Copy(sum, archive); err != nil {
 		return err

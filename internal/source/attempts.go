@@ -253,6 +253,6 @@ func isRepositoryError(err error) bool {
 // isRetriable returns whether a later request can succeed without a change of the profile or of the repository.
 // ErrNotFound and ErrUnverified are not retriable here: Charts.failures caches them.
 func isRetriable(err error) bool {
-	_, isInvalid := errors.AsType[phase.Invalid](err)
+	_, isInvalid := errors.AsType[phase.TerminalError](err)
 	return err != nil && !isInvalid && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrUnverified)
 }

@@ -121,10 +121,10 @@ type chartRequest struct {
 }
 
 // Fetch returns the archive of an expanded chart (see ExpandChart). Errors name the chart and the repository:
-// ErrNotFound if the repository does not have the chart, phase.Invalid if the profile or a Secret must be corrected,
-// and any other error for a repository that cannot be reached or returns an invalid response, which the caller retries.
-// ErrUnverified means that the chart has no valid signature that meets verification. It is cached for a minute, and
-// ErrNotFound for 10 seconds.
+// ErrNotFound if the repository does not have the chart, phase.TerminalError if the profile or a Secret must be
+// corrected, and any other error for a repository that cannot be reached or returns an invalid response, which the
+// caller retries. ErrUnverified means that the chart has no valid signature that meets verification. It is cached for a
+// minute, and ErrNotFound for 10 seconds.
 //
 // It returns a PendingError if the repository does not respond within 2 seconds, or within 100 milliseconds if another
 // caller already waits for the repository. The error of a repository that cannot be reached is returned without a
@@ -163,7 +163,7 @@ type opener func(charts *Charts, address string, login Login, transport http.Rou
 func openerFor(address string) (opener, error) {
 	scheme, _, hasScheme := strings.Cut(address, "://")
 	if _, err := registryHost(address); hasScheme && err != nil {
-		return nil, phase.Invalidf("repositoryURL %q has no valid host", redacted(address))
+		return nil, phase.TerminalErrorf("repositoryURL %q has no valid host", redacted(address))
 	}
 	switch {
 	case !hasScheme:
@@ -172,7 +172,7 @@ func openerFor(address string) (opener, error) {
 	case scheme == "oci":
 		return newOCIRegistry, nil
 	}
-	return nil, phase.Invalidf("repositoryURL %q does not begin with http://, https:// or oci://", redacted(address))
+	return nil, phase.TerminalErrorf("repositoryURL %q does not begin with http://, https:// or oci://", redacted(address))
 }
 
 // fetch finds, downloads, verifies and stores a chart. Charts.attempts calls it once for concurrent requests.

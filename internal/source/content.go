@@ -71,29 +71,30 @@ type Content struct {
 	// Sensitive is true if the content is from a Secret, or was fetched with credentials. See WithSensitivityOf for
 	// templates.
 	Sensitive bool
-	// Template is true if the files are Go templates, and Lua if they are scripts in Lua, see Subject.
+	// Template is true if the files are Go templates, and Lua if they are scripts in Lua, see TemplateContext.
 	Template, Lua bool
 	// Subresources are applied after each object in the content.
 	Subresources []string
 }
 
-// ResolvePolicyRef expands the templates in ref for the subject. The namespace defaults to the cluster's namespace. All
-// errors are phase.Invalid, for example if Subject.RestrictedNamespace does not allow the namespace.
-func ResolvePolicyRef(ref libv1beta1.PolicyRef, subject Subject) (Reference, error) {
+// ResolvePolicyRef expands the templates in ref for the template context. The namespace defaults to the cluster's
+// namespace. All errors are phase.TerminalError, for example if TemplateContext.RestrictedNamespace does not allow the
+// namespace.
+func ResolvePolicyRef(ref libv1beta1.PolicyRef, tmplCtx TemplateContext) (Reference, error) {
 	if ref.RemoteURL != nil {
-		return ResolveRemoteSource(ref.RemoteURL.RemoteSource, subject)
+		return ResolveRemoteSource(ref.RemoteURL.RemoteSource, tmplCtx)
 	}
-	return expandReference(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
+	return expandReference(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, tmplCtx)
 }
 
 // ResolveValueFrom is ResolvePolicyRef for an entry of valuesFrom.
-func ResolveValueFrom(ref configv1beta1.ValueFrom, subject Subject) (Reference, error) {
-	return expandReference(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
+func ResolveValueFrom(ref configv1beta1.ValueFrom, tmplCtx TemplateContext) (Reference, error) {
+	return expandReference(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, tmplCtx)
 }
 
 // ResolveSecretRef is ResolvePolicyRef for a Secret with a login or keys.
-func ResolveSecretRef(ref corev1.SecretReference, subject Subject) (Reference, error) {
-	return expandReference(Reference{Kind: kindSecret, Namespace: ref.Namespace, Name: ref.Name}, subject)
+func ResolveSecretRef(ref corev1.SecretReference, tmplCtx TemplateContext) (Reference, error) {
+	return expandReference(Reference{Kind: kindSecret, Namespace: ref.Namespace, Name: ref.Name}, tmplCtx)
 }
 
 // Contents reads the content that profiles refer to. It is safe for concurrent use.
@@ -115,16 +116,16 @@ const maxDigests = 8192
 func NewDigests() *cache.Cache[string] { return cache.New[string](maxDigests) }
 
 // Manifests reads the content of ref. It fails with ErrNotFound if the object is missing and not optional, and with
-// phase.Invalid for a Secret of the wrong type or an unsupported annotation.
-func (c *Contents) Manifests(ctx context.Context, ref libv1beta1.PolicyRef, subject Subject) (Content, error) {
-	reference, err := ResolvePolicyRef(ref, subject)
+// phase.TerminalError for a Secret of the wrong type or an unsupported annotation.
+func (c *Contents) Manifests(ctx context.Context, ref libv1beta1.PolicyRef, tmplCtx TemplateContext) (Content, error) {
+	reference, err := ResolvePolicyRef(ref, tmplCtx)
 	if err != nil {
 		return Content{}, err
 	}
 	if reference.isObject() {
 		return c.read(ctx, reference, ref.Optional) // ref.Path is for sources and URLs
 	}
-	directory, err := subject.Expand("path of "+reference.String(), ref.Path)
+	directory, err := tmplCtx.Expand("path of "+reference.String(), ref.Path)
 	if err == nil {
 		directory, err = cleanDirectory(reference, directory)
 	}
@@ -143,8 +144,8 @@ func (c *Contents) Manifests(ctx context.Context, ref libv1beta1.PolicyRef, subj
 }
 
 // Values reads the values in the ConfigMap or Secret of ref. It fails like Manifests.
-func (c *Contents) Values(ctx context.Context, ref configv1beta1.ValueFrom, subject Subject) (Content, error) {
-	reference, err := ResolveValueFrom(ref, subject)
+func (c *Contents) Values(ctx context.Context, ref configv1beta1.ValueFrom, tmplCtx TemplateContext) (Content, error) {
+	reference, err := ResolveValueFrom(ref, tmplCtx)
 	if err != nil {
 		return Content{}, err
 	}
@@ -152,20 +153,20 @@ func (c *Contents) Values(ctx context.Context, ref configv1beta1.ValueFrom, subj
 }
 
 // expandReference expands the templates in the name and the namespace of ref, see ResolvePolicyRef.
-func expandReference(ref Reference, subject Subject) (Reference, error) {
+func expandReference(ref Reference, tmplCtx TemplateContext) (Reference, error) {
 	var err error
-	if ref.Name, err = subject.Expand("name of a "+ref.Kind, ref.Name); err != nil {
+	if ref.Name, err = tmplCtx.Expand("name of a "+ref.Kind, ref.Name); err != nil {
 		return Reference{}, err
 	}
-	if ref.Namespace, err = subject.Expand("namespace of "+ref.Kind+" "+ref.Name, ref.Namespace); err != nil {
+	if ref.Namespace, err = tmplCtx.Expand("namespace of "+ref.Kind+" "+ref.Name, ref.Namespace); err != nil {
 		return Reference{}, err
 	}
-	ref.Namespace = cmp.Or(ref.Namespace, subject.Namespace)
+	ref.Namespace = cmp.Or(ref.Namespace, tmplCtx.Namespace)
 	if ref.Name == "" {
-		return Reference{}, phase.Invalidf("a reference to a %s has no name", ref.Kind)
+		return Reference{}, phase.TerminalErrorf("a reference to a %s has no name", ref.Kind)
 	}
-	if subject.RestrictedNamespace != "" && ref.Namespace != subject.RestrictedNamespace {
-		return Reference{}, phase.Invalidf("%s: a Profile reads its own namespace %s only", ref, subject.RestrictedNamespace)
+	if tmplCtx.RestrictedNamespace != "" && ref.Namespace != tmplCtx.RestrictedNamespace {
+		return Reference{}, phase.TerminalErrorf("%s: a Profile reads its own namespace %s only", ref, tmplCtx.RestrictedNamespace)
 	}
 	return ref, nil
 }
@@ -207,7 +208,8 @@ func (c *Contents) filesDigest(object metav1.ObjectMeta, files []File) string {
 	return c.Digests.GetOrPut(key, digestOfFiles(files), 1)
 }
 
-// readAnnotations sets Template, Lua and Subresources by the annotations of the object. All errors are phase.Invalid.
+// readAnnotations sets Template, Lua and Subresources by the annotations of the object. All errors are
+// phase.TerminalError.
 func (c *Content) readAnnotations(annotations map[string]string) (err error) {
 	if c.Subresources, err = subresourcesOf(c.Reference, annotations); err != nil {
 		return err
@@ -215,7 +217,7 @@ func (c *Content) readAnnotations(annotations map[string]string) (err error) {
 	_, c.Template = annotations[libv1beta1.TemplateAnnotation]
 	_, c.Lua = annotations[libv1beta1.LuaAnnotation]
 	if c.Template && c.Lua {
-		return phase.Invalidf("%s: it cannot have both annotations %s and %s", c.Reference, libv1beta1.TemplateAnnotation, libv1beta1.LuaAnnotation)
+		return phase.TerminalErrorf("%s: it cannot have both annotations %s and %s", c.Reference, libv1beta1.TemplateAnnotation, libv1beta1.LuaAnnotation)
 	}
 	return nil
 }
@@ -256,11 +258,11 @@ func readData(ctx context.Context, hub client.Reader, ref Reference) (metav1.Obj
 			return metav1.ObjectMeta{}, nil, err
 		}
 		if found.Type != libv1beta1.ProfileSecretType {
-			return metav1.ObjectMeta{}, nil, phase.Invalidf("its type is %q, but only Secrets of type %q can be deployed", found.Type, libv1beta1.ProfileSecretType)
+			return metav1.ObjectMeta{}, nil, phase.TerminalErrorf("its type is %q, but only Secrets of type %q can be deployed", found.Type, libv1beta1.ProfileSecretType)
 		}
 		return found.ObjectMeta, found.Data, nil
 	}
-	return metav1.ObjectMeta{}, nil, phase.Invalidf("kind %q is not supported yet", ref.Kind)
+	return metav1.ObjectMeta{}, nil, phase.TerminalErrorf("kind %q is not supported yet", ref.Kind)
 }
 
 func newContent(ref Reference, data map[string][]byte) Content {

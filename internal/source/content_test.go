@@ -19,23 +19,23 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// hubWith returns a client of a real API server, and a subject in a namespace of its own that holds objects.
-func hubWith(t *testing.T, objects ...client.Object) (client.Client, source.Subject) {
+// hubWith returns a client of a real API server, and a template context in a namespace of its own that holds objects.
+func hubWith(t *testing.T, objects ...client.Object) (client.Client, source.TemplateContext) {
 	t.Helper()
 	plane := localkube.Shared(t)
 	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	subject := subject()
-	subject.Namespace = plane.Namespace(t, "source")
+	tmplCtx := templateContext()
+	tmplCtx.Namespace = plane.Namespace(t, "source")
 	for _, object := range objects {
-		object.SetNamespace(subject.Namespace)
+		object.SetNamespace(tmplCtx.Namespace)
 		if err := hub.Create(t.Context(), object); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return hub, subject
+	return hub, tmplCtx
 }
 
 func contentsOf(hub client.Reader) *source.Contents { return &source.Contents{Hub: hub} }
@@ -53,14 +53,14 @@ func TestManifestsReadsConfigMaps(t *testing.T) {
 	web := configMap("web-eu-1", map[string]string{"b.yaml": "b", "a.yaml": "a"})
 	web.BinaryData = map[string][]byte{"aa": {0xff}}
 	web.Annotations = map[string]string{libv1beta1.TemplateAnnotation: "ok"}
-	hub, subject := hubWith(t, web)
+	hub, tmplCtx := hubWith(t, web)
 	ref := libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: "{{ .ClusterNamespace }}", Name: "web-{{ .ClusterName }}", Path: "has/no/effect"}
-	got, err := contentsOf(hub).Manifests(t.Context(), ref, subject)
+	got, err := contentsOf(hub).Manifests(t.Context(), ref, tmplCtx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := source.Content{
-		Reference: source.Reference{Kind: "ConfigMap", Namespace: subject.Namespace, Name: "web-eu-1"},
+		Reference: source.Reference{Kind: "ConfigMap", Namespace: tmplCtx.Namespace, Name: "web-eu-1"},
 		Files: []source.File{
 			{Name: "a.yaml", Data: []byte("a")},
 			{Name: "aa", Data: []byte{0xff}},
@@ -76,7 +76,7 @@ func TestManifestsReadsConfigMaps(t *testing.T) {
 	if err := hub.Update(t.Context(), web); err != nil {
 		t.Fatal(err)
 	}
-	changed, err := contentsOf(hub).Manifests(t.Context(), ref, subject)
+	changed, err := contentsOf(hub).Manifests(t.Context(), ref, tmplCtx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,19 +87,19 @@ func TestManifestsReadsConfigMaps(t *testing.T) {
 
 func TestManifestsReadsSecretsMadeForProfiles(t *testing.T) {
 	t.Parallel()
-	hub, subject := hubWith(t,
+	hub, tmplCtx := hubWith(t,
 		secret("made-for-it", libv1beta1.ProfileSecretType, map[string]string{"a.yaml": "a"}),
 		secret("something-else", corev1.SecretTypeOpaque, map[string]string{"a.yaml": "hidden"}),
 	)
-	got, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceSecret, Name: "made-for-it"}, subject)
+	got, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceSecret, Name: "made-for-it"}, tmplCtx)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !got.Sensitive || len(got.Files) != 1 || string(got.Files[0].Data) != "a" {
 		t.Errorf("got %+v, want one sensitive file", got)
 	}
-	_, err = contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceSecret, Name: "something-else"}, subject)
-	wantInvalid(t, err, "Secret "+subject.Namespace+"/something-else", `"Opaque"`, `"addons.projectsveltos.io/cluster-profile"`)
+	_, err = contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceSecret, Name: "something-else"}, tmplCtx)
+	wantInvalid(t, err, "Secret "+tmplCtx.Namespace+"/something-else", `"Opaque"`, `"addons.projectsveltos.io/cluster-profile"`)
 }
 
 // storedConfigMap is a hub with one ConfigMap.
@@ -122,7 +122,7 @@ func TestDigestIsComputedOncePerVersion(t *testing.T) {
 	digest := func(contents *source.Contents, text string) string {
 		t.Helper()
 		stored.Data = map[string]string{"a.yaml": text}
-		content, err := contents.Values(t.Context(), configv1beta1.ValueFrom{Kind: configv1beta1.ValueFromConfigMap, Name: "web"}, subject())
+		content, err := contents.Values(t.Context(), configv1beta1.ValueFrom{Kind: configv1beta1.ValueFromConfigMap, Name: "web"}, templateContext())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -148,16 +148,16 @@ func TestDigestIsComputedOncePerVersion(t *testing.T) {
 
 func TestMissingContent(t *testing.T) {
 	t.Parallel()
-	hub, subject := hubWith(t)
-	_, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "nowhere"}, subject)
+	hub, tmplCtx := hubWith(t)
+	_, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "nowhere"}, tmplCtx)
 	if !errors.Is(err, source.ErrNotFound) {
 		t.Errorf("got %v, want ErrNotFound", err)
 	}
-	wantTexts(t, err, "ConfigMap "+subject.Namespace+"/nowhere does not exist")
-	_, err = contentsOf(hub).Values(t.Context(), configv1beta1.ValueFrom{Kind: configv1beta1.ValueFromSecret, Name: "nowhere"}, subject)
-	wantTexts(t, err, "Secret "+subject.Namespace+"/nowhere does not exist")
+	wantTexts(t, err, "ConfigMap "+tmplCtx.Namespace+"/nowhere does not exist")
+	_, err = contentsOf(hub).Values(t.Context(), configv1beta1.ValueFrom{Kind: configv1beta1.ValueFromSecret, Name: "nowhere"}, tmplCtx)
+	wantTexts(t, err, "Secret "+tmplCtx.Namespace+"/nowhere does not exist")
 
-	got, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "nowhere", Optional: true}, subject)
+	got, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "nowhere", Optional: true}, tmplCtx)
 	if err != nil || len(got.Files) != 0 {
 		t.Errorf("optional and missing: got %v and %v, want nothing", got, err)
 	}
@@ -168,7 +168,7 @@ func TestContentThatIsNotSupportedIsRefused(t *testing.T) {
 	scripted, partial := configMap("scripted", nil), configMap("partial", nil)
 	scripted.Annotations = map[string]string{libv1beta1.LuaAnnotation: "", libv1beta1.TemplateAnnotation: ""}
 	partial.Annotations = map[string]string{libv1beta1.SubresourcesAnnotation: "status, /scale"}
-	hub, subject := hubWith(t, scripted, partial)
+	hub, tmplCtx := hubWith(t, scripted, partial)
 	for name, test := range map[string]struct {
 		ref  libv1beta1.PolicyRef
 		want string
@@ -178,7 +178,7 @@ func TestContentThatIsNotSupportedIsRefused(t *testing.T) {
 		"bad template":   {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "{{ .Nothing }}"}, "name of a ConfigMap"},
 		"both languages": {libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Name: "scripted"}, "cannot have both annotations"},
 	} {
-		_, err := contentsOf(hub).Manifests(t.Context(), test.ref, subject)
+		_, err := contentsOf(hub).Manifests(t.Context(), test.ref, tmplCtx)
 		t.Run(name, func(t *testing.T) { wantInvalid(t, err, test.want) })
 	}
 }
@@ -193,7 +193,7 @@ func annotated(name, hosts string) *corev1.Secret {
 func TestLogin(t *testing.T) {
 	t.Parallel()
 	docker := `{"auths":{"https://other.example.com/v1/":{"auth":"b3RoZXI6bm8="},"registry.example.com:5000":{"auth":"bWU6czpjcmV0"}}}`
-	hub, subject := hubWith(t,
+	hub, tmplCtx := hubWith(t,
 		secret("basic", libv1beta1.ProfileSecretType, map[string]string{"username": "me", "password": "s:cret"}),
 		secret("other", corev1.SecretTypeBasicAuth, map[string]string{"username": "me", "password": "s:cret"}),
 		annotated("named", "example.com, registry.example.com:5000"),
@@ -236,10 +236,10 @@ func TestLogin(t *testing.T) {
 		},
 		"other switches": {chart: chart(configv1beta1.RegistryCredentialsConfig{InsecureSkipTLSVerify: true, PlainHTTP: true}, ""), want: source.Login{InsecureSkipTLSVerify: true, PlainHTTP: true}},
 	} {
-		got, err := source.LoginFor(t.Context(), hub, test.chart, subject)
+		got, err := source.LoginFor(t.Context(), hub, test.chart, tmplCtx)
 		t.Run(name, func(t *testing.T) {
 			if test.err != "" {
-				wantTexts(t, err, strings.ReplaceAll(test.err, "NS", subject.Namespace))
+				wantTexts(t, err, strings.ReplaceAll(test.err, "NS", tmplCtx.Namespace))
 				return
 			}
 			if err != nil {
@@ -252,31 +252,31 @@ func TestLogin(t *testing.T) {
 	}
 }
 
-func TestConfinedSubjectReadsOneNamespace(t *testing.T) {
+func TestRestrictedContextReadsOneNamespace(t *testing.T) {
 	t.Parallel()
 	_, elsewhere := hubWith(t,
 		configMap("content", map[string]string{"a.yaml": "a"}),
 		secret("login", corev1.SecretTypeOpaque, map[string]string{"username": "me", "password": "s:cret", "ca.crt": "PEM",
 			"keyring.gpg": "keys", "cosign.pub": "PEM", "trusted_root.json": "{}"}),
 	)
-	hub, subject := hubWith(t, configMap("content", map[string]string{"a.yaml": "a"}))
-	subject.RestrictedNamespace = subject.Namespace
-	subject.Cluster = func() (map[string]any, error) { return map[string]any{"elsewhere": elsewhere.Namespace}, nil }
-	if _, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: subject.Namespace, Name: "content"}, subject); err != nil {
+	hub, tmplCtx := hubWith(t, configMap("content", map[string]string{"a.yaml": "a"}))
+	tmplCtx.RestrictedNamespace = tmplCtx.Namespace
+	tmplCtx.Cluster = func() (map[string]any, error) { return map[string]any{"elsewhere": elsewhere.Namespace}, nil }
+	if _, err := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: tmplCtx.Namespace, Name: "content"}, tmplCtx); err != nil {
 		t.Errorf("its own namespace: %v", err)
 	}
 	login := func(config configv1beta1.RegistryCredentialsConfig) error {
-		_, err := source.LoginFor(t.Context(), hub, configv1beta1.HelmChart{RepositoryURL: "oci://registry", RegistryCredentialsConfig: &config}, subject)
+		_, err := source.LoginFor(t.Context(), hub, configv1beta1.HelmChart{RepositoryURL: "oci://registry", RegistryCredentialsConfig: &config}, tmplCtx)
 		return err
 	}
 	verification := func(chart configv1beta1.HelmChart) error {
-		_, err := source.VerificationFor(t.Context(), hub, chart, subject)
+		_, err := source.VerificationFor(t.Context(), hub, chart, tmplCtx)
 		return err
 	}
 	for _, namespace := range []string{elsewhere.Namespace, "{{ .Cluster.elsewhere }}"} {
 		held := &corev1.SecretReference{Namespace: namespace, Name: "login"}
-		_, manifests := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: namespace, Name: "content"}, subject)
-		_, values := contentsOf(hub).Values(t.Context(), configv1beta1.ValueFrom{Kind: configv1beta1.ValueFromConfigMap, Namespace: namespace, Name: "content", Optional: true}, subject)
+		_, manifests := contentsOf(hub).Manifests(t.Context(), libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: namespace, Name: "content"}, tmplCtx)
+		_, values := contentsOf(hub).Values(t.Context(), configv1beta1.ValueFrom{Kind: configv1beta1.ValueFromConfigMap, Namespace: namespace, Name: "content", Optional: true}, tmplCtx)
 		for name, test := range map[string]struct {
 			err  error
 			want string
@@ -299,7 +299,7 @@ func TestConfinedSubjectReadsOneNamespace(t *testing.T) {
 			},
 		} {
 			t.Run(name+" in "+namespace, func(t *testing.T) {
-				wantInvalid(t, test.err, test.want+"a Profile reads its own namespace "+subject.Namespace+" only")
+				wantInvalid(t, test.err, test.want+"a Profile reads its own namespace "+tmplCtx.Namespace+" only")
 			})
 		}
 	}

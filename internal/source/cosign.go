@@ -50,7 +50,7 @@ var _ cosignRegistry = (*ociRegistry)(nil)
 func (c *Charts) verifySignature(ctx context.Context, repo repository, required SignatureRequirement, at location) error {
 	registry, ok := repo.(cosignRegistry)
 	if !ok {
-		return phase.Invalidf("cosign signs charts in OCI registries (oci://) only")
+		return phase.TerminalErrorf("cosign signs charts in OCI registries (oci://) only")
 	}
 	policy, err := c.newSignaturePolicy(required)
 	if err != nil {
@@ -89,8 +89,8 @@ type signaturePolicy struct {
 	options  []verify.PolicyOption
 }
 
-// newSignaturePolicy returns the policy for a SignatureRequirement. It fails with phase.Invalid if required is not
-// valid, and with another error if the public trust root cannot be fetched.
+// newSignaturePolicy returns the policy for a SignatureRequirement. It fails with phase.TerminalError if required is
+// not valid, and with another error if the public trust root cannot be fetched.
 func (c *Charts) newSignaturePolicy(required SignatureRequirement) (signaturePolicy, error) {
 	if required.PublicKey != nil {
 		return newPublicKeyPolicy(required.PublicKey)
@@ -105,13 +105,13 @@ func (c *Charts) newSignaturePolicy(required SignatureRequirement) (signaturePol
 	}
 	verifier, err := verify.NewVerifier(trusted, options...)
 	if err != nil {
-		return signaturePolicy{}, phase.Invalidf("the trust root: %s", oneLine(err))
+		return signaturePolicy{}, phase.TerminalErrorf("the trust root: %s", oneLine(err))
 	}
 	policy := signaturePolicy{verifier: verifier}
 	for _, match := range required.Identities {
 		identity, err := verify.NewShortCertificateIdentity("", match.Issuer, "", match.Subject)
 		if err != nil {
-			return signaturePolicy{}, phase.Invalidf("matchOIDCIdentity: %s", oneLine(err))
+			return signaturePolicy{}, phase.TerminalErrorf("matchOIDCIdentity: %s", oneLine(err))
 		}
 		policy.options = append(policy.options, verify.WithCertificateIdentity(identity))
 	}
@@ -123,11 +123,11 @@ func (c *Charts) newSignaturePolicy(required SignatureRequirement) (signaturePol
 func newPublicKeyPolicy(pem []byte) (signaturePolicy, error) {
 	key, err := cryptoutils.UnmarshalPEMToPublicKey(pem)
 	if err != nil {
-		return signaturePolicy{}, phase.Invalidf("key %s is not a public key in PEM: %s", keyPublicKey, oneLine(err))
+		return signaturePolicy{}, phase.TerminalErrorf("key %s is not a public key in PEM: %s", keyPublicKey, oneLine(err))
 	}
 	loaded, err := signature.LoadVerifier(key, crypto.SHA256)
 	if err != nil {
-		return signaturePolicy{}, phase.Invalidf("key %s: %s", keyPublicKey, oneLine(err))
+		return signaturePolicy{}, phase.TerminalErrorf("key %s: %s", keyPublicKey, oneLine(err))
 	}
 	unlimited := root.NewExpiringKey(loaded, time.Time{}, time.Time{})
 	trusted := root.NewTrustedPublicKeyMaterial(func(string) (root.TimeConstrainedVerifier, error) {
@@ -135,7 +135,7 @@ func newPublicKeyPolicy(pem []byte) (signaturePolicy, error) {
 	})
 	verifier, err := verify.NewVerifier(trusted, verify.WithNoObserverTimestamps())
 	if err != nil {
-		return signaturePolicy{}, phase.Invalidf("key %s: %s", keyPublicKey, oneLine(err))
+		return signaturePolicy{}, phase.TerminalErrorf("key %s: %s", keyPublicKey, oneLine(err))
 	}
 	return signaturePolicy{verifier: verifier, options: []verify.PolicyOption{verify.WithKey()}}, nil
 }
@@ -152,7 +152,7 @@ func (c *Charts) trustRoot(trustedRoot []byte) (root.TrustedMaterial, error) {
 	}
 	trusted, err := root.NewTrustedRootFromJSON(trustedRoot)
 	if err != nil {
-		return nil, phase.Invalidf("key %s: %s", keyTrustRoot, oneLine(err))
+		return nil, phase.TerminalErrorf("key %s: %s", keyTrustRoot, oneLine(err))
 	}
 	return trusted, nil
 }

@@ -5,7 +5,7 @@ import (
 	templateparse "text/template/parse"
 )
 
-// dataAccess lists the fields of the Subject that a node of a template may read.
+// dataAccess lists the fields of the TemplateContext that a node of a template may read.
 type dataAccess struct{ cluster, resources bool }
 
 func (r dataAccess) or(others ...dataAccess) dataAccess {

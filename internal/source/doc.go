@@ -14,7 +14,7 @@
 //
 //   - Content: the files of one ConfigMap, Secret, Flux source or URL, with a digest.
 //   - Artifact: the archive of a Flux source, which Flux's source-controller serves.
-//   - Subject: the cluster for which templates are expanded, and the hub namespace that they may read.
+//   - TemplateContext: the cluster for which templates are expanded, and the hub namespace that they may read.
 //   - Resources: the objects of the hub that templates and scripts can read. internal/hub/resources reads them.
 //   - Script: content in Lua that returns manifests. internal/script runs it.
 //   - Substitute: expand templates whose data are values, and not the fields of a cluster.
@@ -29,9 +29,12 @@
 //   - An exact version in the cache is not requested again. For a range, the index or the tags are requested at most
 //     once a minute. A missing chart is requested at most every 10 seconds.
 //   - An archive is stored for a Verification only after it has been verified.
-//   - Errors that a user must correct are phase.Invalid. Errors about missing objects and charts wrap ErrNotFound. All
-//     other errors are transient, and the caller retries. No error contains data of a Secret.
-//   - The same problem has the same message, so that the status of a ClusterSummary does not change on each retry.
+//   - Errors that a user must correct are phase.TerminalError. Errors about missing objects and charts wrap
+//
+// ErrNotFound. All
+//
+//	  other errors are transient, and the caller retries. No error contains data of a Secret.
+//	- The same problem has the same message, so that the status of a ClusterSummary does not change on each retry.
 //
 // Start reading at Charts.Fetch in charts.go and at Contents.Manifests in content.go.
 package source

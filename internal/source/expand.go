@@ -9,8 +9,8 @@ import (
 )
 
 // ExpandChart expands the templates in the fields of chart, except for the values, see render.Values. Errors are
-// phase.Invalid and name the field.
-func ExpandChart(chart configv1beta1.HelmChart, subject Subject) (configv1beta1.HelmChart, error) {
+// phase.TerminalError and name the field.
+func ExpandChart(chart configv1beta1.HelmChart, tmplCtx TemplateContext) (configv1beta1.HelmChart, error) {
 	release := chart.ReleaseNamespace + "/" + chart.ReleaseName
 	// The order is fixed, so that the same problem has the same message.
 	for _, field := range []struct {
@@ -24,13 +24,13 @@ func ExpandChart(chart configv1beta1.HelmChart, subject Subject) (configv1beta1.
 		{"releaseName", &chart.ReleaseName},
 		{"releaseNamespace", &chart.ReleaseNamespace},
 	} {
-		expanded, err := subject.Expand(field.name, *field.text)
+		expanded, err := tmplCtx.Expand(field.name, *field.text)
 		if err != nil {
 			return configv1beta1.HelmChart{}, fmt.Errorf("release %s: %w", release, err)
 		}
 		*field.text = expanded
 	}
-	options, err := expandOptions(chart.Options, subject)
+	options, err := expandOptions(chart.Options, tmplCtx)
 	if err != nil {
 		return configv1beta1.HelmChart{}, fmt.Errorf("release %s: %w", release, err)
 	}
@@ -39,18 +39,18 @@ func ExpandChart(chart configv1beta1.HelmChart, subject Subject) (configv1beta1.
 }
 
 // expandOptions returns options with the description and the labels expanded.
-func expandOptions(options *configv1beta1.HelmOptions, subject Subject) (*configv1beta1.HelmOptions, error) {
+func expandOptions(options *configv1beta1.HelmOptions, tmplCtx TemplateContext) (*configv1beta1.HelmOptions, error) {
 	if options == nil {
 		return nil, nil //nolint:nilnil // there are no options
 	}
 	expanded := *options // the options are in the informer cache
 	var err error
-	if expanded.Description, err = subject.Expand("options.description", options.Description); err != nil {
+	if expanded.Description, err = tmplCtx.Expand("options.description", options.Description); err != nil {
 		return nil, err
 	}
 	expanded.Labels = maps.Clone(options.Labels)
 	for _, name := range slices.Sorted(maps.Keys(options.Labels)) {
-		if expanded.Labels[name], err = subject.Expand("options.labels."+name, options.Labels[name]); err != nil {
+		if expanded.Labels[name], err = tmplCtx.Expand("options.labels."+name, options.Labels[name]); err != nil {
 			return nil, err
 		}
 	}

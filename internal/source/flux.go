@@ -112,7 +112,7 @@ func (a *Artifacts) manifests(ctx context.Context, ref Reference, isOptional boo
 }
 
 // findArtifact returns the artifact of a source. It fails with ErrNotFound if the object does not exist, and with
-// phase.Invalid for unsupported annotations.
+// phase.TerminalError for unsupported annotations.
 func (a *Artifacts) findArtifact(ctx context.Context, ref Reference) (Artifact, error) {
 	object, err := a.Objects(ctx, ref)
 	if apierrors.IsNotFound(err) {
@@ -125,7 +125,7 @@ func (a *Artifacts) findArtifact(ctx context.Context, ref Reference) (Artifact, 
 		return Artifact{}, err
 	}
 	if _, hasSubresources := object.GetAnnotations()[libv1beta1.SubresourcesAnnotation]; hasSubresources {
-		return Artifact{}, phase.Invalidf("%s: annotation %s is for ConfigMaps and Secrets", ref, libv1beta1.SubresourcesAnnotation)
+		return Artifact{}, phase.TerminalErrorf("%s: annotation %s is for ConfigMaps and Secrets", ref, libv1beta1.SubresourcesAnnotation)
 	}
 	artifact := ArtifactOf(object)
 	if artifact.URL == "" {
@@ -145,7 +145,7 @@ func (a *Artifacts) readTree(ctx context.Context, ref Reference, artifact Artifa
 }
 
 // selectManifests returns content with only the manifests at or below directory, see isManifest. It fails with
-// phase.Invalid if there are none.
+// phase.TerminalError if there are none.
 func selectManifests(content Content, directory string) (Content, error) {
 	files, err := filesBelow(content, directory)
 	if err != nil {
@@ -159,7 +159,7 @@ func selectManifests(content Content, directory string) (Content, error) {
 	}
 	if len(manifests) == 0 {
 		// To deploy nothing would delete everything.
-		return Content{}, phase.Invalidf("%s has no file that ends in .yaml, .yml or .json%s", content.Reference, belowText(directory))
+		return Content{}, phase.TerminalErrorf("%s has no file that ends in .yaml, .yml or .json%s", content.Reference, belowText(directory))
 	}
 	if len(manifests) < len(content.Files) {
 		selected := newContent(content.Reference, manifests)
@@ -184,13 +184,13 @@ func cleanDirectory(ref Reference, directory string) (string, error) {
 	}
 	clean, err := archive.CleanPath(directory)
 	if err != nil {
-		return "", phase.Invalidf("%s: path %w", ref, err)
+		return "", phase.TerminalErrorf("%s: path %w", ref, err)
 	}
 	return clean, nil
 }
 
 // filesBelow returns the files at or below directory, a clean path of a directory or of one file. It fails with
-// phase.Invalid if there are none.
+// phase.TerminalError if there are none.
 func filesBelow(content Content, directory string) ([]File, error) {
 	if directory == "." {
 		return content.Files, nil
@@ -202,7 +202,7 @@ func filesBelow(content Content, directory string) ([]File, error) {
 		}
 	}
 	if len(below) == 0 {
-		return nil, phase.Invalidf("%s has no directory %q", content.Reference, directory)
+		return nil, phase.TerminalErrorf("%s has no directory %q", content.Reference, directory)
 	}
 	return below, nil
 }

@@ -135,7 +135,7 @@ func TestManifestsOfAFluxSource(t *testing.T) {
 		"we":                                 nil,
 		"../elsewhere":                       nil,
 	} {
-		got, err := contents.Manifests(t.Context(), appRef(path), subject())
+		got, err := contents.Manifests(t.Context(), appRef(path), templateContext())
 		if want == nil {
 			wantInvalid(t, err, "GitRepository eu/app")
 			continue
@@ -152,7 +152,7 @@ func TestManifestsOfAFluxSource(t *testing.T) {
 			t.Errorf("%q: got %+v (-want +got):\n%s", path, got.Reference, diff)
 		}
 	}
-	_, err := contents.Manifests(t.Context(), appRef("we"), subject())
+	_, err := contents.Manifests(t.Context(), appRef("we"), templateContext())
 	wantInvalid(t, err, `GitRepository eu/app has no directory "we"`)
 	if got := h.server.counted("/gitrepository/eu/app/one.tar.gz"); got != 1 {
 		t.Errorf("the artifact was requested %d times, want 1", got)
@@ -167,7 +167,7 @@ func TestArtifactIsDownloadedOnceForAll(t *testing.T) {
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
-			_, err := fetched(func() (source.Content, error) { return contents.Manifests(t.Context(), appRef(""), subject()) })
+			_, err := fetched(func() (source.Content, error) { return contents.Manifests(t.Context(), appRef(""), templateContext()) })
 			if err != nil {
 				t.Error(err)
 			}
@@ -179,11 +179,11 @@ func TestArtifactIsDownloadedOnceForAll(t *testing.T) {
 	}
 	// After a restart it comes from the directory, also without the server.
 	h.server.exchange(http.NotFoundHandler())
-	if _, err := h.contents().Manifests(t.Context(), appRef(""), subject()); err != nil || h.server.counted("/gitrepository/eu/app/one.tar.gz") != 1 {
+	if _, err := h.contents().Manifests(t.Context(), appRef(""), templateContext()); err != nil || h.server.counted("/gitrepository/eu/app/one.tar.gz") != 1 {
 		t.Errorf("after a restart: got %v and %d requests, want 1", err, h.server.counted("/gitrepository/eu/app/one.tar.gz"))
 	}
 	h.publish("two", tarball(t, map[string]string{"a.yaml": "2"}))
-	if got, err := contents.Manifests(t.Context(), appRef(""), subject()); err != nil || string(got.Files[0].Data) != "2" {
+	if got, err := contents.Manifests(t.Context(), appRef(""), templateContext()); err != nil || string(got.Files[0].Data) != "2" {
 		t.Errorf("the second revision: got %+v, %v", got, err)
 	}
 }
@@ -194,7 +194,7 @@ func TestStoredArtifactIsVerified(t *testing.T) {
 	t.Parallel()
 	h := newFluxHub(t)
 	h.publish("one", tarball(t, map[string]string{"a.yaml": "one"}))
-	if _, err := h.contents().Manifests(t.Context(), appRef(""), source.Subject{}); err != nil {
+	if _, err := h.contents().Manifests(t.Context(), appRef(""), source.TemplateContext{}); err != nil {
 		t.Fatal(err)
 	}
 	stored, err := filepath.Glob(filepath.Join(h.dir, "*"))
@@ -204,13 +204,13 @@ func TestStoredArtifactIsVerified(t *testing.T) {
 	if err := os.WriteFile(stored[0], tarball(t, map[string]string{"a.yaml": "of another source"}), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got, err := h.contents().Manifests(t.Context(), appRef(""), source.Subject{})
+	got, err := h.contents().Manifests(t.Context(), appRef(""), source.TemplateContext{})
 	if err != nil || len(got.Files) != 1 || string(got.Files[0].Data) != "one" {
 		t.Errorf("got %q, %v", got.Files, err)
 	}
 	// The server has the other archive, too.
 	h.set(withArtifact(h.url+"/gitrepository/eu/app/one.tar.gz", "sha256:"+strings.Repeat("0", 64)))
-	if got, err := h.contents().Manifests(t.Context(), appRef(""), source.Subject{}); err == nil || len(got.Files) > 0 {
+	if got, err := h.contents().Manifests(t.Context(), appRef(""), source.TemplateContext{}); err == nil || len(got.Files) > 0 {
 		t.Errorf("content with another digest: got %q, %v", got.Files, err)
 	}
 }
@@ -221,15 +221,15 @@ func TestAnnotationsOfAFluxSource(t *testing.T) {
 	h.publish("one", tarball(t, map[string]string{"a.yaml": "1"}))
 	contents := h.contents()
 	h.objects[app].SetAnnotations(map[string]string{libv1beta1.TemplateAnnotation: "ok"})
-	if got, err := contents.Manifests(t.Context(), appRef(""), subject()); err != nil || !got.Template {
+	if got, err := contents.Manifests(t.Context(), appRef(""), templateContext()); err != nil || !got.Template {
 		t.Errorf("got %+v, %v, want templates", got, err)
 	}
 	h.objects[app].SetAnnotations(map[string]string{libv1beta1.LuaAnnotation: "ok"})
-	if got, err := contents.Manifests(t.Context(), appRef(""), subject()); err != nil || !got.Lua || got.Template {
+	if got, err := contents.Manifests(t.Context(), appRef(""), templateContext()); err != nil || !got.Lua || got.Template {
 		t.Errorf("got %+v, %v, want scripts", got, err)
 	}
 	h.objects[app].SetAnnotations(map[string]string{libv1beta1.LuaAnnotation: "ok", libv1beta1.TemplateAnnotation: "ok"})
-	_, err := contents.Manifests(t.Context(), appRef(""), subject())
+	_, err := contents.Manifests(t.Context(), appRef(""), templateContext())
 	wantInvalid(t, err, "GitRepository eu/app", libv1beta1.LuaAnnotation)
 }
 
@@ -238,11 +238,11 @@ func TestFluxSourceWithoutAnArtifact(t *testing.T) {
 	h := newFluxHub(t)
 	contents, optional := h.contents(), appRef("web")
 	optional.Optional = true
-	_, err := contents.Manifests(t.Context(), appRef(""), subject())
+	_, err := contents.Manifests(t.Context(), appRef(""), templateContext())
 	if wantTexts(t, err, "GitRepository eu/app does not exist"); !errors.Is(err, source.ErrNotFound) {
 		t.Errorf("got %v, want ErrNotFound", err)
 	}
-	if got, err := contents.Manifests(t.Context(), optional, subject()); err != nil || len(got.Files) > 0 {
+	if got, err := contents.Manifests(t.Context(), optional, templateContext()); err != nil || len(got.Files) > 0 {
 		t.Errorf("optional: got %+v, %v", got, err)
 	}
 	ready := map[string]any{"type": "Ready", "status": "False", "message": "authentication required"}
@@ -252,7 +252,7 @@ func TestFluxSourceWithoutAnArtifact(t *testing.T) {
 		"GitRepository eu/app has no artifact: it is suspended":                                 {"spec": map[string]any{"suspend": true}},
 	} {
 		h.set(object)
-		_, err := contents.Manifests(t.Context(), optional, subject())
+		_, err := contents.Manifests(t.Context(), optional, templateContext())
 		if wantTexts(t, err, want); err.Error() != want {
 			t.Errorf("got %q, want %q", err, want)
 		}
@@ -262,12 +262,12 @@ func TestFluxSourceWithoutAnArtifact(t *testing.T) {
 	object := h.objects[app].Object
 	object["spec"] = map[string]any{"suspend": true}
 	object["status"].(map[string]any)["conditions"] = []any{ready}
-	if got, err := contents.Manifests(t.Context(), optional, subject()); err != nil || len(got.Files) != 1 {
+	if got, err := contents.Manifests(t.Context(), optional, templateContext()); err != nil || len(got.Files) != 1 {
 		t.Errorf("got %+v, %v", got, err)
 	}
-	confined := subject()
-	confined.RestrictedNamespace = "other"
-	_, err = contents.Manifests(t.Context(), appRef(""), confined)
+	restricted := templateContext()
+	restricted.RestrictedNamespace = "other"
+	_, err = contents.Manifests(t.Context(), appRef(""), restricted)
 	wantInvalid(t, err, "GitRepository eu/app", "own namespace other")
 }
 
@@ -305,7 +305,7 @@ func TestArtifactsAreVerified(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h.dir = t.TempDir()
 			h.set(withArtifact(test.url, test.digest))
-			got, err := h.contents().Manifests(t.Context(), appRef(""), subject())
+			got, err := h.contents().Manifests(t.Context(), appRef(""), templateContext())
 			if test.want == "" {
 				if err != nil || len(got.Files) != 1 {
 					t.Errorf("got %+v, %v", got, err)
@@ -328,7 +328,7 @@ func TestFailingArtifactIsRetriedWithPauses(t *testing.T) {
 	contents := h.contents()
 	requests := func(path string) int { return h.server.counted("/gitrepository/eu/app/" + path + ".tar.gz") }
 	read := func() error {
-		_, err := contents.Manifests(t.Context(), appRef(""), subject())
+		_, err := contents.Manifests(t.Context(), appRef(""), templateContext())
 		return err
 	}
 	for range 20 {
@@ -359,7 +359,7 @@ func TestSlowArtifactKeepsNobodyWaiting(t *testing.T) {
 	}))
 	contents := h.contents()
 	read := func() error {
-		_, err := contents.Manifests(t.Context(), appRef(""), subject())
+		_, err := contents.Manifests(t.Context(), appRef(""), templateContext())
 		return err
 	}
 	_, isPending := errors.AsType[*source.PendingError](read())

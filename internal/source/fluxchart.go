@@ -40,9 +40,9 @@ func fluxKindOf(address string) (kind string, ok bool) {
 
 // ResolveChartSource returns the Flux source of a chart and the path of the chart's directory in it, for a
 // repositoryURL like gitrepository://<namespace>/<name>/<path>. It returns the zero Reference for any other URL. All
-// errors are phase.Invalid, for example if Subject.RestrictedNamespace does not allow the namespace.
-func ResolveChartSource(chart configv1beta1.HelmChart, subject Subject) (ref Reference, directory string, err error) {
-	address, err := subject.Expand("repositoryURL", chart.RepositoryURL)
+// errors are phase.TerminalError, for example if TemplateContext.RestrictedNamespace does not allow the namespace.
+func ResolveChartSource(chart configv1beta1.HelmChart, tmplCtx TemplateContext) (ref Reference, directory string, err error) {
+	address, err := tmplCtx.Expand("repositoryURL", chart.RepositoryURL)
 	if err != nil {
 		return Reference{}, "", err
 	}
@@ -53,17 +53,18 @@ func ResolveChartSource(chart configv1beta1.HelmChart, subject Subject) (ref Ref
 	_, rest, _ := strings.Cut(address, "://")
 	parts := append(strings.SplitN(rest, "/", 3), "", "")
 	if parts[0] == "" || parts[1] == "" {
-		return Reference{}, "", phase.Invalidf("repositoryURL %q is not %s://<namespace>/<name>/<path>", address, strings.ToLower(kind))
+		return Reference{}, "", phase.TerminalErrorf("repositoryURL %q is not %s://<namespace>/<name>/<path>", address, strings.ToLower(kind))
 	}
-	ref, err = expandReference(Reference{Kind: kind, Namespace: parts[0], Name: parts[1]}, subject)
+	ref, err = expandReference(Reference{Kind: kind, Namespace: parts[0], Name: parts[1]}, tmplCtx)
 	return ref, parts[2], err
 }
 
 // Package returns the archive of the chart in a directory of a Flux source, like `helm package`: without the files in
 // .helmignore, and with the dependencies in its directory charts. The archive is deterministic. An error about the
-// chart contains the directory and is phase.Invalid: only another artifact, or a change of the profile, corrects it.
-func (c *Charts) Package(ctx context.Context, chart configv1beta1.HelmChart, artifacts *Artifacts, subject Subject) (Chart, error) {
-	ref, directory, err := ResolveChartSource(chart, subject)
+// chart contains the directory and is phase.TerminalError: only another artifact, or a change of the profile, corrects
+// it.
+func (c *Charts) Package(ctx context.Context, chart configv1beta1.HelmChart, artifacts *Artifacts, tmplCtx TemplateContext) (Chart, error) {
+	ref, directory, err := ResolveChartSource(chart, tmplCtx)
 	if err != nil {
 		return Chart{}, err
 	}
@@ -108,11 +109,11 @@ func checkVersion(chart configv1beta1.HelmChart, packaged Chart) error {
 	}
 	constraint, err := semver.NewConstraint(chart.ChartVersion)
 	if err != nil {
-		return phase.Invalidf("chartVersion %q: %w", chart.ChartVersion, err)
+		return phase.TerminalErrorf("chartVersion %q: %w", chart.ChartVersion, err)
 	}
 	version, err := semver.NewVersion(packaged.Version)
 	if err != nil || !constraint.Check(version) {
-		return phase.Invalidf("%s has chart %s %s, and the profile wants chartVersion %s", chart.RepositoryURL, packaged.Name, packaged.Version, chart.ChartVersion)
+		return phase.TerminalErrorf("%s has chart %s %s, and the profile wants chartVersion %s", chart.RepositoryURL, packaged.Name, packaged.Version, chart.ChartVersion)
 	}
 	return nil
 }
@@ -128,23 +129,23 @@ func (c *Charts) packageChart(files []File, directory string) (downloadedChart, 
 		return downloadedChart{}, err
 	}
 	if _, err := os.Stat(filepath.Join(workDir, "Chart.yaml")); err != nil {
-		return downloadedChart{}, phase.Invalidf("it has no Chart.yaml")
+		return downloadedChart{}, phase.TerminalErrorf("it has no Chart.yaml")
 	}
 	c.parsing.Lock()
 	defer c.parsing.Unlock()
 	limits := newChartLimits()
 	for _, file := range files {
 		if err := limits.addFile(strings.TrimPrefix(file.Name, directory+"/"), file.Data, 0); err != nil {
-			return downloadedChart{}, phase.Invalid{Err: err}
+			return downloadedChart{}, phase.TerminalError{Err: err}
 		}
 	}
 	// Helm's loader honours .helmignore, and refuses a chart that is not valid.
 	loaded, err := loader.LoadDir(workDir)
 	if err := checkLoaded(loaded, err); err != nil {
-		return downloadedChart{}, phase.Invalid{Err: err}
+		return downloadedChart{}, phase.TerminalError{Err: err}
 	}
 	if missing := missingDependencies(loaded); len(missing) > 0 {
-		return downloadedChart{}, phase.Invalidf("its dependencies are not in its directory charts: %s", strings.Join(missing, ", "))
+		return downloadedChart{}, phase.TerminalErrorf("its dependencies are not in its directory charts: %s", strings.Join(missing, ", "))
 	}
 	archived, err := archiveChart(loaded)
 	return downloadedChart{archive: archived, metadata: loaded.Metadata}, err

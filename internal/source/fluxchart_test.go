@@ -35,11 +35,11 @@ func packageChart(t *testing.T, charts *source.Charts, chart configv1beta1.HelmC
 	t.Helper()
 	h := newFluxHub(t)
 	h.publish("one", tarball(t, files))
-	ref, directory, err := source.ResolveChartSource(chart, subject())
+	ref, directory, err := source.ResolveChartSource(chart, templateContext())
 	if err != nil || ref != app || directory != "charts/web" {
 		t.Fatalf("ResolveChartSource() = %v, %q, %v", ref, directory, err)
 	}
-	return charts.Package(t.Context(), chart, h.contents().Artifacts, subject())
+	return charts.Package(t.Context(), chart, h.contents().Artifacts, templateContext())
 }
 
 func TestChartOfAFluxSource(t *testing.T) {
@@ -116,11 +116,11 @@ func TestChartOfAFluxSourceThatIsNotValid(t *testing.T) {
 		"ocirepository://{{ .No }}/app": "repositoryURL",
 	} {
 		chart.RepositoryURL = url
-		_, _, err := source.ResolveChartSource(chart, subject())
+		_, _, err := source.ResolveChartSource(chart, templateContext())
 		wantInvalid(t, err, want)
 	}
-	confined := subject()
-	confined.RestrictedNamespace = "us"
-	_, _, err = source.ResolveChartSource(fluxChart(""), confined)
+	restricted := templateContext()
+	restricted.RestrictedNamespace = "us"
+	_, _, err = source.ResolveChartSource(fluxChart(""), restricted)
 	wantInvalid(t, err, "GitRepository eu/app: a Profile reads its own namespace us only")
 }

@@ -343,7 +343,7 @@ func FuzzSubstitute(f *testing.F) {
 // checkSubstitutionError checks that an error names the text, and that it has no secret that input does not have.
 func checkSubstitutionError(t *testing.T, err error, input string) {
 	t.Helper()
-	if _, isInvalid := errors.AsType[phase.Invalid](err); !isInvalid || !strings.Contains(err.Error(), "the first") {
+	if _, isInvalid := errors.AsType[phase.TerminalError](err); !isInvalid || !strings.Contains(err.Error(), "the first") {
 		t.Errorf("got %v, want that the first text is invalid", err)
 	}
 	fuzzing.HidesSecret(t, err, []byte(input+secretValue), secretValue)

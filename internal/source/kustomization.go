@@ -16,30 +16,30 @@ import (
 const kustomizationKey = "kustomize.tar.gz"
 
 // ResolveKustomizationRef is ResolvePolicyRef for kustomizations.
-func ResolveKustomizationRef(ref configv1beta1.KustomizationRef, subject Subject) (Reference, error) {
+func ResolveKustomizationRef(ref configv1beta1.KustomizationRef, tmplCtx TemplateContext) (Reference, error) {
 	if ref.RemoteURL != nil {
-		return ResolveRemoteSource(*ref.RemoteURL, subject)
+		return ResolveRemoteSource(*ref.RemoteURL, tmplCtx)
 	}
-	return expandReference(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, subject)
+	return expandReference(Reference{Kind: string(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, tmplCtx)
 }
 
-// Kustomization reads the files of ref. It fails like Manifests, and with phase.Invalid for an object without data. See
-// Content.Archive for a ConfigMap or Secret. The caller must ignore Template and Lua: for a kustomization, the built
-// objects can be templates, but not the files.
-func (c *Contents) Kustomization(ctx context.Context, ref configv1beta1.KustomizationRef, subject Subject) (Content, error) {
-	reference, err := ResolveKustomizationRef(ref, subject)
+// Kustomization reads the files of ref. It fails like Manifests, and with phase.TerminalError for an object without
+// data. See Content.Archive for a ConfigMap or Secret. The caller must ignore Template and Lua: for a kustomization,
+// the built objects can be templates, but not the files.
+func (c *Contents) Kustomization(ctx context.Context, ref configv1beta1.KustomizationRef, tmplCtx TemplateContext) (Content, error) {
+	reference, err := ResolveKustomizationRef(ref, tmplCtx)
 	if err != nil {
 		return Content{}, err
 	}
 	content, err := c.read(ctx, reference, ref.Optional)
 	if err == nil && len(content.Files) == 0 && !ref.Optional {
-		err = phase.Invalidf("%s has no data", reference)
+		err = phase.TerminalErrorf("%s has no data", reference)
 	}
 	return content, err
 }
 
 // Unpacked replaces each archive in a ConfigMap or Secret by the manifests in it. Their names begin with the key of the
-// archive. The limits apply to all archives together. All errors are phase.Invalid.
+// archive. The limits apply to all archives together. All errors are phase.TerminalError.
 func (c Content) Unpacked(limits archive.Limits) (Content, error) {
 	isArchive := func(file File) bool { return archive.IsArchive(file.Data) }
 	if !c.Reference.isObject() || !slices.ContainsFunc(c.Files, isArchive) {
@@ -55,9 +55,9 @@ func (c Content) Unpacked(limits archive.Limits) (Content, error) {
 		if err != nil {
 			origin := fmt.Sprintf("%s, key %s", c.Reference, file.Name)
 			if c.Sensitive {
-				return Content{}, HideDetails(origin, phase.Invalid{Err: err})
+				return Content{}, HideDetails(origin, phase.TerminalError{Err: err})
 			}
-			return Content{}, phase.Invalidf("%s: %w", origin, err)
+			return Content{}, phase.TerminalErrorf("%s: %w", origin, err)
 		}
 		all = append(all, manifests...)
 	}

@@ -18,10 +18,10 @@ func TestKustomizationReadsObjects(t *testing.T) {
 	web.BinaryData = map[string][]byte{"kustomize.tar.gz": {0xff}}
 	marked := configMap("marked", map[string]string{"kustomization.yaml": ""})
 	marked.Annotations = map[string]string{libv1beta1.TemplateAnnotation: "ok"}
-	hub, subject := hubWith(t, web, marked, configMap("empty", nil),
+	hub, tmplCtx := hubWith(t, web, marked, configMap("empty", nil),
 		secret("private", libv1beta1.ProfileSecretType, map[string]string{"kustomization.yaml": "a"}))
 	read := func(ref configv1beta1.KustomizationRef) (source.Content, error) {
-		return contentsOf(hub).Kustomization(t.Context(), ref, subject)
+		return contentsOf(hub).Kustomization(t.Context(), ref, tmplCtx)
 	}
 	got, err := read(configv1beta1.KustomizationRef{Kind: libv1beta1.SourceConfigMap, Namespace: "{{ .ClusterNamespace }}", Name: `{{ "web" }}`})
 	if err != nil {
@@ -41,7 +41,7 @@ func TestKustomizationReadsObjects(t *testing.T) {
 		t.Errorf("an optional one: got %+v, error %v", got, err)
 	}
 	for want, ref := range map[string]configv1beta1.KustomizationRef{
-		"ConfigMap " + subject.Namespace + "/empty has no data": {Kind: libv1beta1.SourceConfigMap, Name: "empty"},
+		"ConfigMap " + tmplCtx.Namespace + "/empty has no data": {Kind: libv1beta1.SourceConfigMap, Name: "empty"},
 	} {
 		_, err := read(ref)
 		wantInvalid(t, err, want)
@@ -101,7 +101,7 @@ func TestArchivesOfManifestsAreUnpacked(t *testing.T) {
 func TestSubstitute(t *testing.T) {
 	t.Parallel()
 	values := map[string]string{"region": "east", "a-b": "<&>"}
-	got, err := subject().Substitute([]source.Text{{Text: `{{ .region | upper }}`}, {Text: `{{ index . "a-b" }}`}, {Text: "text"}}, values)
+	got, err := templateContext().Substitute([]source.Text{{Text: `{{ .region | upper }}`}, {Text: `{{ index . "a-b" }}`}, {Text: "text"}}, values)
 	if diff := cmp.Diff([]string{"EAST", "<&>", "text"}, got); err != nil || diff != "" {
 		t.Errorf("error %v (-want +got):\n%s", err, diff)
 	}
@@ -111,7 +111,7 @@ func TestSubstitute(t *testing.T) {
 		"{{ randAlphaNum 5 }}": `function "randAlphaNum" not defined`,
 		"{{ range 10000000000 }}some text{{ end }}": "larger than 64 MiB",
 	} {
-		_, err := subject().Substitute([]source.Text{{Description: "the first"}, {Description: "the second", Text: text}}, values)
+		_, err := templateContext().Substitute([]source.Text{{Description: "the first"}, {Description: "the second", Text: text}}, values)
 		wantInvalid(t, err, want)
 	}
 }

@@ -89,9 +89,9 @@ func (l Login) digest() string {
 }
 
 // LoginFor reads the login of an expanded chart from its Secrets on the hub. Their namespace defaults to the cluster's
-// namespace. It fails with ErrNotFound if a Secret is missing, and with phase.Invalid if it has no login for the
-// repository or must not be read for the subject.
-func LoginFor(ctx context.Context, hub client.Reader, chart configv1beta1.HelmChart, subject Subject) (Login, error) {
+// namespace. It fails with ErrNotFound if a Secret is missing, and with phase.TerminalError if it has no login for the
+// repository or must not be read for the template context.
+func LoginFor(ctx context.Context, hub client.Reader, chart configv1beta1.HelmChart, tmplCtx TemplateContext) (Login, error) {
 	var login Login
 	if chart.Options != nil {
 		login.PassCredentialsAll = chart.Options.PassCredentialsAll
@@ -102,29 +102,29 @@ func LoginFor(ctx context.Context, hub client.Reader, chart configv1beta1.HelmCh
 	}
 	login.InsecureSkipTLSVerify, login.PlainHTTP = config.InsecureSkipTLSVerify, config.PlainHTTP
 	if config.CA != nil {
-		secret, err := readSecret(ctx, hub, *config.CA, subject)
+		secret, err := readSecret(ctx, hub, *config.CA, tmplCtx)
 		if err != nil {
 			return Login{}, fmt.Errorf("registryCredentialsConfig.ca: %w", err)
 		}
 		if login.CA = secret.Data["ca.crt"]; len(login.CA) == 0 {
-			return Login{}, phase.Invalidf("Secret %s/%s has no key ca.crt", secret.Namespace, secret.Name)
+			return Login{}, phase.TerminalErrorf("Secret %s/%s has no key ca.crt", secret.Namespace, secret.Name)
 		}
 	}
 	if config.Credentials != nil {
-		secret, err := readSecret(ctx, hub, *config.Credentials, subject)
+		secret, err := readSecret(ctx, hub, *config.Credentials, tmplCtx)
 		if err != nil {
 			return Login{}, fmt.Errorf("registryCredentialsConfig.credentials: %w", err)
 		}
 		if err := login.readCredentials(secret, config.Key, chart.RepositoryURL); err != nil {
-			return Login{}, phase.Invalidf("Secret %s/%s: %w", secret.Namespace, secret.Name, err)
+			return Login{}, phase.TerminalErrorf("Secret %s/%s: %w", secret.Namespace, secret.Name, err)
 		}
 	}
 	return login, nil
 }
 
 // readSecret returns the Secret of ref on the hub. It fails with ErrNotFound, or like ResolveSecretRef.
-func readSecret(ctx context.Context, hub client.Reader, ref corev1.SecretReference, subject Subject) (*corev1.Secret, error) {
-	reference, err := ResolveSecretRef(ref, subject)
+func readSecret(ctx context.Context, hub client.Reader, ref corev1.SecretReference, tmplCtx TemplateContext) (*corev1.Secret, error) {
+	reference, err := ResolveSecretRef(ref, tmplCtx)
 	if err != nil {
 		return nil, err
 	}

@@ -33,8 +33,8 @@ func (r Repository) Key() string { return strings.TrimRight(r.URL, "/") + " " + 
 // Newest returns the newest versions of charts in a repository by name, without pre-releases. The version is "" if
 // there are only pre-releases. Newest requests an index once for all charts, and the tags in a registry once per chart;
 // both at most once a minute. A chart whose versions cannot be read is missing from the result, and has an error. It
-// wraps ErrNotFound if the repository does not have the chart, and phase.Invalid if the user must correct the URL or
-// the CA.
+// wraps ErrNotFound if the repository does not have the chart, and phase.TerminalError if the user must correct the URL
+// or the CA.
 func (c *Charts) Newest(ctx context.Context, r Repository, names []string) (map[string]string, error) {
 	open, err := openerFor(r.URL)
 	if err != nil {

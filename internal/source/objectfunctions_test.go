@@ -25,8 +25,8 @@ func webResources() source.Resources {
 	}
 }
 
-func subjectWithResources() source.Subject {
-	withResources := subject()
+func contextWithResources() source.TemplateContext {
+	withResources := templateContext()
 	withResources.Resources = webResources()
 	return withResources
 }
@@ -44,7 +44,7 @@ func TestFunctionsAreDocumented(t *testing.T) {
 	}
 	for _, row := range rows {
 		function, example, want := row[1], row[2], row[3]
-		got, err := subjectWithResources().Expand(function, example)
+		got, err := contextWithResources().Expand(function, example)
 		if err != nil || strings.TrimSpace(got) != want || !strings.Contains(example, function) {
 			t.Errorf("%s: got %q, %v, want %q", example, got, err, want)
 		}
@@ -67,7 +67,7 @@ func TestObjectFunctions(t *testing.T) {
 		// An example of Sveltos: a list of maps is changed item by item.
 		`{{ $l := list }}{{ range list (dict "image" "a") (dict "image" "b") }}{{ $l = append $l (chainSetField . "image" "c") }}{{ end }}{{ $l }}`: "[map[image:c] map[image:c]]",
 	} {
-		if got, err := subjectWithResources().Expand("text", text); err != nil || got != want {
+		if got, err := contextWithResources().Expand("text", text); err != nil || got != want {
 			t.Errorf("%s: got %q, %v, want %q", text, got, err, want)
 		}
 	}
@@ -83,13 +83,13 @@ func TestErrorsShowNoSecrets(t *testing.T) {
 		`{{ .MgmtResources.Login.data.user }}`:                                 `map has no entry for key "user"`,
 		"{{ $p := b64dec .MgmtResources.Login.data.password }}\n{{ fail $p }}": "line 2:3: at <fail $p>: error calling fail (details",
 	} {
-		_, err := subjectWithResources().Expand("text", text)
+		_, err := contextWithResources().Expand("text", text)
 		wantInvalid(t, err, want)
 		if strings.Contains(err.Error(), "aHVudGVyMg") || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: got %q", text, err)
 		}
 	}
-	_, err := subjectWithResources().Expand("text", `{{ fail "reason" }}`)
+	_, err := contextWithResources().Expand("text", `{{ fail "reason" }}`)
 	wantInvalid(t, err, "error calling fail: reason")
 }
 
@@ -113,7 +113,7 @@ func TestTemplatesThatReadOnlyResources(t *testing.T) {
 		`{{ toYaml . }}`:  false,
 		`{{ upper "a" }}`: false, // it reads nothing
 	} {
-		got, err := subjectWithResources().ExpandText("text", text)
+		got, err := contextWithResources().ExpandText("text", text)
 		if err != nil || got.OnlyResources != want {
 			t.Errorf("%s: got %t, %v, want %t", text, got.OnlyResources, err, want)
 		}

@@ -20,7 +20,7 @@ const maxProvenanceBytes = 4 << 20
 func verifyProvenance(ctx context.Context, repo repository, keyring []byte, got downloadedChart) error {
 	keys, err := readKeyring(keyring)
 	if err != nil {
-		return phase.Invalidf("key %s: %s", keyKeyring, oneLine(err))
+		return phase.TerminalErrorf("key %s: %s", keyKeyring, oneLine(err))
 	}
 	file, err := repo.downloadProvenance(ctx, got.at)
 	if errors.Is(err, ErrNotFound) {

@@ -121,7 +121,7 @@ func TestPublicTrustRootIsUsedUnlessAnotherIsGiven(t *testing.T) {
 	}
 	charts.publicRoot = func() (root.TrustedMaterial, error) { return nil, errors.New("connection refused") }
 	_, err = charts.newSignaturePolicy(SignatureRequirement{Identities: []configv1beta1.OIDCIdentityMatch{{Issuer: ".", Subject: "."}}})
-	if err == nil || errors.As(err, &phase.Invalid{}) || errors.Is(err, ErrUnverified) {
+	if err == nil || errors.As(err, &phase.TerminalError{}) || errors.Is(err, ErrUnverified) {
 		t.Errorf("got %v, want an error that is tried again", err)
 	}
 	if _, err := charts.trustRoot([]byte(emptyRoot)); err != nil {

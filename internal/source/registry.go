@@ -58,7 +58,7 @@ func (r *ociRegistry) openRepository(name string) (*remote.Repository, error) {
 	opened, err := remote.NewRepository(r.base + "/" + name)
 	if err != nil {
 		// The error would have the whole URL, and so a password in it.
-		return nil, phase.Invalidf("%s with chart %q is not a reference to a registry", redacted("oci://"+r.base), name)
+		return nil, phase.TerminalErrorf("%s with chart %q is not a reference to a registry", redacted("oci://"+r.base), name)
 	}
 	opened.PlainHTTP = r.login.PlainHTTP
 	opened.Client = &auth.Client{

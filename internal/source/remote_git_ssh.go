@@ -136,7 +136,7 @@ func (g *gitSSH) close() {
 	_ = g.conn.Close()
 }
 
-// signer returns the SSH key of the login. All errors are phase.Invalid.
+// signer returns the SSH key of the login. All errors are phase.TerminalError.
 func (r *remoteRequest) signer() (ssh.Signer, error) {
 	if len(r.login.Identity) == 0 || len(r.login.KnownHosts) == 0 {
 		return nil, r.secretError(fmt.Errorf("the keys %s and %s are required for git+ssh", keyIdentity, keyKnownHosts))
@@ -152,7 +152,7 @@ func (r *remoteRequest) signer() (ssh.Signer, error) {
 }
 
 func (r *remoteRequest) secretError(err error) error {
-	return phase.Invalidf("Secret %s/%s: %w", r.reference.Namespace, r.reference.Name, err)
+	return phase.TerminalErrorf("Secret %s/%s: %w", r.reference.Namespace, r.reference.Name, err)
 }
 
 // hostKeys are the keys of one host.

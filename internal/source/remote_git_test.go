@@ -155,7 +155,7 @@ func TestRemoteFollowsBranches(t *testing.T) {
 	s.commit(map[string]string{"a.yaml": "two"})
 	r.pass(time.Minute)
 	r.awaitChange()
-	got, err := r.contents.Manifests(t.Context(), ref, r.subject)
+	got, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	if err != nil || filesOf(got)["a.yaml"] != "two" {
 		t.Errorf("after a push: %v %v", filesOf(got), err)
 	}
@@ -168,7 +168,7 @@ func TestRemoteFollowsBranches(t *testing.T) {
 	eventually(t, r.clock.HasWaiters)
 	r.pass(time.Minute)
 	eventually(t, r.clock.HasWaiters)
-	if _, err := r.contents.Manifests(t.Context(), remoteRef(s.url+"?ref="+first), r.subject); err != nil {
+	if _, err := r.contents.Manifests(t.Context(), remoteRef(s.url+"?ref="+first), r.tmplCtx); err != nil {
 		t.Error(err)
 	}
 }

@@ -56,14 +56,14 @@ func (l remoteLogin) authorize(request *http.Request) {
 }
 
 // readLogin reads the login for a URL from its Secret. It fails with a loginError if the Secret cannot be read, and
-// with phase.Invalid if it has no login or the login must not be sent to the URL.
+// with phase.TerminalError if it has no login or the login must not be sent to the URL.
 func (f *RemoteFetcher) readLogin(ctx context.Context, ref Reference) (remoteLogin, error) {
 	login := remoteLogin{Login: Login{InsecureSkipTLSVerify: ref.InsecureSkipTLSVerify, PlainHTTP: ref.PlainHTTP}}
 	if _, hasLogin := ref.LoginSecret(); !hasLogin {
 		return login, nil
 	}
 	// ResolveRemoteSource has checked the namespace.
-	secret, err := readSecret(ctx, f.hub, ref.secretRef(), Subject{})
+	secret, err := readSecret(ctx, f.hub, ref.secretRef(), TemplateContext{})
 	if err != nil {
 		return remoteLogin{}, &loginError{err: fmt.Errorf("login for %s: %w", ref, err)}
 	}
@@ -76,11 +76,11 @@ func (f *RemoteFetcher) readLogin(ctx context.Context, ref Reference) (remoteLog
 	// author can read.
 	if login.Token != "" || login.Username != "" || login.Password != "" || len(login.Identity) > 0 {
 		if login.Hosts, err = allowedHostsFor(secret, ref.URL); err != nil {
-			return remoteLogin{}, phase.Invalidf("login for %s: Secret %s/%s: %w", ref, secret.Namespace, secret.Name, err)
+			return remoteLogin{}, phase.TerminalErrorf("login for %s: Secret %s/%s: %w", ref, secret.Namespace, secret.Name, err)
 		}
 	}
 	if !login.hasCredentials() && len(login.CA) == 0 {
-		return remoteLogin{}, phase.Invalidf("login for %s: Secret %s/%s has none of the keys %s, %s and %s, %s, %s", ref, secret.Namespace, secret.Name,
+		return remoteLogin{}, phase.TerminalErrorf("login for %s: Secret %s/%s has none of the keys %s, %s and %s, %s, %s", ref, secret.Namespace, secret.Name,
 			keyToken, corev1.BasicAuthUsernameKey, corev1.BasicAuthPasswordKey, keyIdentity, keyCAFile)
 	}
 	return login, nil

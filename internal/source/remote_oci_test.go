@@ -98,19 +98,19 @@ func TestRemoteFollowsTags(t *testing.T) {
 	push(t, host+"/web:stable", tarGz(t, map[string]string{"a.yaml": "two"}), "application/vnd.cncf.flux.content.v1.tar+gzip")
 	r.pass(time.Minute)
 	r.awaitChange()
-	got, err := r.contents.Manifests(t.Context(), ref, r.subject)
+	got, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	if err != nil || filesOf(got)["a.yaml"] != "two" {
 		t.Errorf("got %v %v", filesOf(got), err)
 	}
 	r.secrets.set("login", map[string]string{"username": "me", "password": "wrong"})
-	_, err = r.contents.Manifests(t.Context(), ref, r.subject)
+	_, err = r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	if _, ok := errors.AsType[*source.PendingError](err); !ok {
 		t.Errorf("got %v, want a PendingError", err)
 	}
 	r.awaitChange()
 	r.pass(time.Minute)
 	r.awaitChange()
-	if _, err = r.contents.Manifests(t.Context(), ref, r.subject); err == nil || !strings.Contains(err.Error(), "401 Unauthorized") {
+	if _, err = r.contents.Manifests(t.Context(), ref, r.tmplCtx); err == nil || !strings.Contains(err.Error(), "401 Unauthorized") {
 		t.Errorf("with a wrong password: %v", err)
 	}
 }

@@ -23,13 +23,13 @@ func TestOptionalRemoteMayBeMissing(t *testing.T) {
 	}
 	ref.Optional = true
 	// After a restart, one failure must not delete what was delivered before.
-	_, err := r.contents.Manifests(t.Context(), ref, r.subject)
+	_, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	if _, isPending := errors.AsType[*source.PendingError](err); !isPending {
 		t.Errorf("after one failure: got %v, want a PendingError", err)
 	}
 	r.pass(defaultInterval)
 	r.awaitChange()
-	got, err := r.contents.Manifests(t.Context(), ref, r.subject)
+	got, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	if err != nil || len(got.Files) > 0 {
 		t.Errorf("got %v with %d files, want no content", err, len(got.Files))
 	}
@@ -46,7 +46,7 @@ func TestOptionalRemoteMayBeMissing(t *testing.T) {
 		_, _ = r.read(ref)
 		r.pass(time.Minute)
 		r.awaitChange()
-		if got, err := r.contents.Manifests(t.Context(), ref, r.subject); err == nil || errors.Is(err, source.ErrNotFound) || !strings.Contains(err.Error(), "404 Not Found, which") {
+		if got, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx); err == nil || errors.Is(err, source.ErrNotFound) || !strings.Contains(err.Error(), "404 Not Found, which") {
 			t.Errorf("with %s: got %d files, %v, want an error", name, len(got.Files), err)
 		}
 	}
@@ -71,7 +71,7 @@ func TestPathOfARemoteArchive(t *testing.T) {
 	digests := map[string]bool{}
 	for path, want := range map[string]string{"eu": "eu/a.yaml", "/{{ .Cluster.metadata.labels.env }}/": "test/a.yaml"} {
 		ref.Path = path
-		got, err := r.contents.Manifests(t.Context(), ref, r.subject)
+		got, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 		if diff := cmp.Diff(map[string]string{want: "1"}, filesOf(got)); err != nil || diff != "" {
 			t.Errorf("path %q: %v (-want +got):\n%s", path, err, diff)
 		}
@@ -82,7 +82,7 @@ func TestPathOfARemoteArchive(t *testing.T) {
 	}
 	for path, want := range map[string]string{"asia": `has no directory "asia"`, "../eu": "is not a path below the root", "README.md": `no file that ends in .yaml, .yml or .json below "README.md"`} {
 		ref.Path = path
-		_, err := r.contents.Manifests(t.Context(), ref, r.subject)
+		_, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 		wantInvalid(t, err, "URL "+server.URL+"/all.tgz", want)
 	}
 }

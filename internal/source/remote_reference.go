@@ -42,8 +42,8 @@ type RemoteUse struct {
 }
 
 // ResolveRemoteUse is ResolveRemoteSource with the interval of the source.
-func ResolveRemoteUse(remote libv1beta1.RemoteSource, subject Subject) (RemoteUse, error) {
-	reference, err := ResolveRemoteSource(remote, subject)
+func ResolveRemoteUse(remote libv1beta1.RemoteSource, tmplCtx TemplateContext) (RemoteUse, error) {
+	reference, err := ResolveRemoteSource(remote, tmplCtx)
 	if err != nil {
 		return RemoteUse{}, err
 	}
@@ -54,21 +54,22 @@ func ResolveRemoteUse(remote libv1beta1.RemoteSource, subject Subject) (RemoteUs
 	return RemoteUse{Reference: reference, Interval: interval}, nil
 }
 
-// ResolveRemoteSource expands the templates in the URL and the secretRef of a remote source for the subject. All errors
-// are phase.Invalid, for example if Subject.RestrictedNamespace does not allow the namespace of the Secret.
-func ResolveRemoteSource(remote libv1beta1.RemoteSource, subject Subject) (Reference, error) {
-	address, err := subject.Expand("remoteURL.url", remote.URL)
+// ResolveRemoteSource expands the templates in the URL and the secretRef of a remote source for the template context.
+// All errors are phase.TerminalError, for example if TemplateContext.RestrictedNamespace does not allow the namespace
+// of the Secret.
+func ResolveRemoteSource(remote libv1beta1.RemoteSource, tmplCtx TemplateContext) (Reference, error) {
+	address, err := tmplCtx.Expand("remoteURL.url", remote.URL)
 	if err != nil {
 		return Reference{}, err
 	}
 	if err := checkRemote(address, remote); err != nil {
-		return Reference{}, phase.Invalidf("remoteURL.url %s: %w", redactedRemote(address), err)
+		return Reference{}, phase.TerminalErrorf("remoteURL.url %s: %w", redactedRemote(address), err)
 	}
 	reference := Reference{
 		Kind: KindURL, URL: address, InsecureSkipTLSVerify: remote.InsecureSkipTLSVerify, PlainHTTP: remote.PlainHTTP,
 	}
 	if remote.SecretRef != nil {
-		secret, err := ResolveSecretRef(*remote.SecretRef, subject)
+		secret, err := ResolveSecretRef(*remote.SecretRef, tmplCtx)
 		if err != nil {
 			return Reference{}, fmt.Errorf("remoteURL.secretRef: %w", err)
 		}

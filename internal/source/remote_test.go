@@ -72,12 +72,12 @@ type remoteRun struct {
 	secrets  *secretReader
 	fetcher  *source.RemoteFetcher
 	contents *source.Contents
-	subject  source.Subject
+	tmplCtx  source.TemplateContext
 }
 
 func newRemoteRun(t *testing.T) *remoteRun {
 	t.Helper()
-	r := &remoteRun{t: t, clock: clocktesting.NewFakeClock(time.Now()), secrets: &secretReader{secrets: map[string]map[string]string{}}, subject: subject()}
+	r := &remoteRun{t: t, clock: clocktesting.NewFakeClock(time.Now()), secrets: &secretReader{secrets: map[string]map[string]string{}}, tmplCtx: templateContext()}
 	r.fetcher = source.NewRemoteFetcher(r.secrets, r.clock)
 	r.contents = &source.Contents{Hub: r.secrets, Remote: r.fetcher}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -111,7 +111,7 @@ func (r *remoteRun) use(user string, refs ...libv1beta1.PolicyRef) {
 	r.t.Helper()
 	var uses []source.RemoteUse
 	for _, ref := range refs {
-		use, err := source.ResolveRemoteUse(ref.RemoteURL.RemoteSource, r.subject)
+		use, err := source.ResolveRemoteUse(ref.RemoteURL.RemoteSource, r.tmplCtx)
 		if err != nil {
 			r.t.Fatal(err)
 		}
@@ -159,7 +159,7 @@ func (r *remoteRun) read(ref libv1beta1.PolicyRef) (source.Content, error) {
 	r.t.Helper()
 	r.use("reader", ref)
 	r.awaitChange()
-	return r.contents.Manifests(r.t.Context(), ref, r.subject)
+	return r.contents.Manifests(r.t.Context(), ref, r.tmplCtx)
 }
 
 // filesOf returns the files as text.
@@ -294,7 +294,7 @@ func TestRemoteIsFetchedOnceForAllUsers(t *testing.T) {
 	}
 	r.awaitChange()
 	for range 50 {
-		if _, err := r.contents.Manifests(t.Context(), ref, r.subject); err != nil {
+		if _, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -313,7 +313,7 @@ func TestRemoteIsFetchedOnceForAllUsers(t *testing.T) {
 	version.Store(1)
 	r.pass(time.Minute)
 	r.awaitChange()
-	got, err := r.contents.Manifests(t.Context(), ref, r.subject)
+	got, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,12 +332,12 @@ func TestRemoteIsForgottenAfterTheLastUser(t *testing.T) {
 	r.use("b", ref)
 	r.awaitChange()
 	r.use("a")
-	if _, err := r.contents.Manifests(t.Context(), ref, r.subject); err != nil {
+	if _, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx); err != nil {
 		t.Fatalf("with another user: %v", err)
 	}
 	eventually(t, r.clock.HasWaiters)
 	r.use("b")
-	if _, err := r.contents.Manifests(t.Context(), ref, r.subject); err == nil {
+	if _, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx); err == nil {
 		t.Error("the content is still there")
 	}
 	if held := r.fetcher.Size(); held != 0 {
@@ -376,12 +376,12 @@ func TestRemoteFailuresAreReportedAndPausesGrow(t *testing.T) {
 	status.Store(http.StatusInternalServerError)
 	r.pass(defaultInterval)
 	eventually(t, func() bool { return requests.Load() == 2 && r.clock.HasWaiters() })
-	if _, err := r.contents.Manifests(t.Context(), ref, r.subject); err != nil {
+	if _, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx); err != nil {
 		t.Errorf("after one failure: %v", err)
 	}
 	r.pass(10 * time.Second)
 	r.awaitChange()
-	_, err := r.contents.Manifests(t.Context(), ref, r.subject)
+	_, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	want := "URL " + server.URL + "/web.yaml: the server returned 500 Internal Server Error"
 	if err == nil || err.Error() != want {
 		t.Errorf("after two failures: got %v, want %s", err, want)
@@ -394,7 +394,7 @@ func TestRemoteFailuresAreReportedAndPausesGrow(t *testing.T) {
 	status.Store(0)
 	r.clock.Step(time.Second)
 	r.awaitChange()
-	if _, err := r.contents.Manifests(t.Context(), ref, r.subject); err != nil {
+	if _, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx); err != nil {
 		t.Errorf("after the recovery: %v", err)
 	}
 }
@@ -412,7 +412,7 @@ func TestRemoteThatHangsDelaysNothingElse(t *testing.T) {
 	if _, err := r.read(remoteRef(server.URL)); err != nil {
 		t.Error(err)
 	}
-	_, err := r.contents.Manifests(t.Context(), remoteRef(hanging.URL+"/1"), r.subject)
+	_, err := r.contents.Manifests(t.Context(), remoteRef(hanging.URL+"/1"), r.tmplCtx)
 	if pending, ok := errors.AsType[*source.PendingError](err); !ok || pending.After <= 0 || !strings.Contains(err.Error(), hanging.URL+"/1") {
 		t.Errorf("got %v, want a PendingError", err)
 	}
@@ -430,12 +430,12 @@ func TestRemoteIsFetchedWithAChangedSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.secrets.set("login", map[string]string{"token": "two"})
-	_, err := r.contents.Manifests(t.Context(), ref, r.subject)
+	_, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	if _, ok := errors.AsType[*source.PendingError](err); !ok {
 		t.Errorf("got %v, want a PendingError: content of the former login", err)
 	}
 	r.awaitChange()
-	got, err := r.contents.Manifests(t.Context(), ref, r.subject)
+	got, err := r.contents.Manifests(t.Context(), ref, r.tmplCtx)
 	if err != nil || string(got.Files[0].Data) != "for: Bearer two" {
 		t.Errorf("got %v %v", got.Files, err)
 	}
@@ -443,8 +443,8 @@ func TestRemoteIsFetchedWithAChangedSecret(t *testing.T) {
 
 func TestRemoteReference(t *testing.T) {
 	t.Parallel()
-	confined := subject()
-	confined.RestrictedNamespace = "eu"
+	restricted := templateContext()
+	restricted.RestrictedNamespace = "eu"
 	for name, test := range map[string]struct {
 		remote libv1beta1.RemoteSource
 		want   string
@@ -460,12 +460,12 @@ func TestRemoteReference(t *testing.T) {
 		"Secret of others":    {remote: libv1beta1.RemoteSource{URL: "https://host/x", SecretRef: &corev1.SecretReference{Namespace: "us", Name: "s"}}, want: "reads its own namespace eu only"},
 		"Secret without name": {remote: libv1beta1.RemoteSource{URL: "https://host/x", SecretRef: &corev1.SecretReference{}}, want: "has no name"},
 	} {
-		_, err := source.ResolveRemoteSource(test.remote, confined)
+		_, err := source.ResolveRemoteSource(test.remote, restricted)
 		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "secret@") {
 			t.Errorf("%s: got %v, want %s", name, err, test.want)
 		}
 	}
-	got, err := source.ResolveRemoteSource(libv1beta1.RemoteSource{URL: "git+https://host/{{ .ClusterName }}?path=/a/&ref=v1"}, confined)
+	got, err := source.ResolveRemoteSource(libv1beta1.RemoteSource{URL: "git+https://host/{{ .ClusterName }}?path=/a/&ref=v1"}, restricted)
 	if err != nil || got.String() != "URL git+https://host/eu-1?path=%2Fa%2F&ref=v1" {
 		t.Errorf("got %s %v", got, err)
 	}

@@ -18,10 +18,10 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// MaxResourcesSize is the maximum size of the Resources of a Subject in bytes of JSON.
+// MaxResourcesSize is the maximum size of the Resources of a TemplateContext in bytes of JSON.
 const MaxResourcesSize = 16 << 20
 
-// Resources are the objects of the hub that the templates of a Subject can read (templateResourceRefs).
+// Resources are the objects of the hub that the templates of a TemplateContext can read (templateResourceRefs).
 type Resources struct {
 	// Objects has the JSON of the objects by identifier, without managedFields.
 	Objects map[string]json.RawMessage
@@ -68,13 +68,14 @@ func (r ResourceReference) String() string {
 	return r.APIVersion + " " + text
 }
 
-// ResolveResource expands the templates in ref for the subject. The namespace defaults to the cluster's namespace. All
-// errors are phase.Invalid, for example if Subject.RestrictedNamespace does not allow the namespace.
-func ResolveResource(ref configv1beta1.TemplateResourceRef, subject Subject) (ResourceReference, error) {
-	subject.Resources = Resources{} // they are not read yet
+// ResolveResource expands the templates in ref for the template context. The namespace defaults to the cluster's
+// namespace. All errors are phase.TerminalError, for example if TemplateContext.RestrictedNamespace does not allow the
+// namespace.
+func ResolveResource(ref configv1beta1.TemplateResourceRef, tmplCtx TemplateContext) (ResourceReference, error) {
+	tmplCtx.Resources = Resources{} // they are not read yet
 	groupVersion, err := schema.ParseGroupVersion(cmp.Or(ref.Resource.APIVersion, "v1"))
 	if err != nil || groupVersion.Version == "" {
-		return ResourceReference{}, phase.Invalidf("apiVersion %q is invalid", ref.Resource.APIVersion)
+		return ResourceReference{}, phase.TerminalErrorf("apiVersion %q is invalid", ref.Resource.APIVersion)
 	}
 	resolved := ResourceReference{
 		APIVersion: groupVersion.String(), Kind: ref.Resource.Kind,
@@ -82,21 +83,21 @@ func ResolveResource(ref configv1beta1.TemplateResourceRef, subject Subject) (Re
 	}
 	for _, path := range ref.WatchFields {
 		if strings.ContainsAny(path, "[]{}*\n") || len(pathSegments(path)) == 0 {
-			return ResourceReference{}, phase.Invalidf("watchFields: %q is neither names that are separated by dots nor a JSON pointer", path)
+			return ResourceReference{}, phase.TerminalErrorf("watchFields: %q is neither names that are separated by dots nor a JSON pointer", path)
 		}
 	}
-	if resolved.Name, err = subject.Expand("name of a "+resolved.Kind, ref.Resource.Name); err != nil {
+	if resolved.Name, err = tmplCtx.Expand("name of a "+resolved.Kind, ref.Resource.Name); err != nil {
 		return ResourceReference{}, err
 	}
-	if resolved.Namespace, err = subject.Expand("namespace of "+resolved.Kind+" "+resolved.Name, ref.Resource.Namespace); err != nil {
+	if resolved.Namespace, err = tmplCtx.Expand("namespace of "+resolved.Kind+" "+resolved.Name, ref.Resource.Namespace); err != nil {
 		return ResourceReference{}, err
 	}
-	resolved.Namespace = cmp.Or(resolved.Namespace, subject.Namespace)
+	resolved.Namespace = cmp.Or(resolved.Namespace, tmplCtx.Namespace)
 	if resolved.Kind == "" || resolved.Name == "" {
-		return ResourceReference{}, phase.Invalidf("the reference to %s needs a kind and a name", resolved)
+		return ResourceReference{}, phase.TerminalErrorf("the reference to %s needs a kind and a name", resolved)
 	}
-	if subject.RestrictedNamespace != "" && resolved.Namespace != subject.RestrictedNamespace {
-		return ResourceReference{}, phase.Invalidf("%s: a Profile reads its own namespace %s only", resolved, subject.RestrictedNamespace)
+	if tmplCtx.RestrictedNamespace != "" && resolved.Namespace != tmplCtx.RestrictedNamespace {
+		return ResourceReference{}, phase.TerminalErrorf("%s: a Profile reads its own namespace %s only", resolved, tmplCtx.RestrictedNamespace)
 	}
 	return resolved, nil
 }

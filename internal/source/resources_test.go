@@ -11,9 +11,9 @@ import (
 
 func TestResolveResource(t *testing.T) {
 	t.Parallel()
-	resolve := func(resource corev1.ObjectReference, confined string, fields ...string) (source.ResourceReference, error) {
-		asked := subject()
-		asked.RestrictedNamespace = confined
+	resolve := func(resource corev1.ObjectReference, restricted string, fields ...string) (source.ResourceReference, error) {
+		asked := templateContext()
+		asked.RestrictedNamespace = restricted
 		return source.ResolveResource(configv1beta1.TemplateResourceRef{Resource: resource, WatchFields: fields}, asked)
 	}
 	got, err := resolve(corev1.ObjectReference{Kind: "Secret", Name: "{{ .ClusterName }}-login"}, "")
@@ -78,11 +78,11 @@ func TestDigestOfWhatCounts(t *testing.T) {
 func TestExpandChartExpandsOptions(t *testing.T) {
 	t.Parallel()
 	options := &configv1beta1.HelmOptions{Description: "for {{ .ClusterName }}", Labels: map[string]string{"a": "{{ .MgmtResources.Web.metadata.name }}"}}
-	got, err := source.ExpandChart(configv1beta1.HelmChart{Options: options}, subjectWithResources())
+	got, err := source.ExpandChart(configv1beta1.HelmChart{Options: options}, contextWithResources())
 	if err != nil || got.Options.Description != "for eu-1" || got.Options.Labels["a"] != "web" || options.Labels["a"] == "web" {
 		t.Errorf("got %+v, %v; options are %+v", got.Options, err, options)
 	}
 	options.Labels["a"] = "{{ .None }}"
-	_, err = source.ExpandChart(configv1beta1.HelmChart{ReleaseNamespace: "n", ReleaseName: "r", Options: options}, subject())
+	_, err = source.ExpandChart(configv1beta1.HelmChart{ReleaseNamespace: "n", ReleaseName: "r", Options: options}, templateContext())
 	wantInvalid(t, err, "release n/r: ", "options.labels.a")
 }

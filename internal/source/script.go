@@ -11,10 +11,11 @@ import (
 )
 
 // RunScript runs a script in Lua. The script defines a function evaluate. Its argument, which is also the global
-// variable resources, is a table of the subject's Resources by identifier. It returns a table whose field resources is
-// the text of the manifests. Errors are phase.Invalid and begin with description, or are a sandbox.LimitError.
-func (s Subject) RunScript(description, text string) (Expanded, error) {
-	return s.run(scriptFunction, expansion{Description: description, Text: text})
+// variable resources, is a table of the template context's Resources by identifier. It returns a table whose field
+// resources is the text of the manifests. Errors are phase.TerminalError and begin with description, or are a
+// sandbox.LimitError.
+func (c TemplateContext) RunScript(description, text string) (Expanded, error) {
+	return c.run(scriptFunction, expansion{Description: description, Text: text})
 }
 
 // runScript runs a script in this process.
@@ -35,7 +36,7 @@ func (e expansion) runScript(*currentLine) (Expanded, error) {
 	}
 	text, ok := result.RawGetString("resources").(lua.LString)
 	if !ok {
-		return expanded, phase.Invalidf("run %s: the field resources of the table that evaluate returns is not a text", e.Description)
+		return expanded, phase.TerminalErrorf("run %s: the field resources of the table that evaluate returns is not a text", e.Description)
 	}
 	expanded.Text = string(text)
 	return expanded, nil
@@ -44,7 +45,7 @@ func (e expansion) runScript(*currentLine) (Expanded, error) {
 // scriptError returns the error of a script, without its message if the script can write data of a Secret into it.
 func (e expansion) scriptError(err error) error {
 	if e.Resources.HasSecret && errors.Is(err, script.ErrInvalid) {
-		return phase.Invalidf("run %s: the script failed (details are not shown, because the script can read a Secret)", e.Description)
+		return phase.TerminalErrorf("run %s: the script failed (details are not shown, because the script can read a Secret)", e.Description)
 	}
-	return phase.Invalidf("run %s: %w", e.Description, err)
+	return phase.TerminalErrorf("run %s: %w", e.Description, err)
 }

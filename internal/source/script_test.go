@@ -6,7 +6,7 @@ import (
 
 func TestRunScript(t *testing.T) {
 	t.Parallel()
-	got, err := subjectWithResources().RunScript("text", `
+	got, err := contextWithResources().RunScript("text", `
 function evaluate(all)
   local web = getResource(resources, "Web")
   return {resources = web.metadata.name .. web.spec.replicas .. getLabel(all.Web, "tier") .. tostring(all.Other)}
@@ -25,11 +25,11 @@ func TestRunScriptNamesThePlaceOfAnError(t *testing.T) {
 		"function evaluate() return {} end": "run the text: the field resources of the table that evaluate returns is not a text",
 		"while true do end":                 "the script took ",
 	} {
-		subject := subjectWithResources()
-		subject.Resources.HasSecret = false
-		_, err := subject.RunScript("the text", text)
+		tmplCtx := contextWithResources()
+		tmplCtx.Resources.HasSecret = false
+		_, err := tmplCtx.RunScript("the text", text)
 		wantInvalid(t, err, want)
 	}
-	_, err := subjectWithResources().RunScript("the text", `function evaluate() error(resources.Web.metadata.name) end`)
+	_, err := contextWithResources().RunScript("the text", `function evaluate() error(resources.Web.metadata.name) end`)
 	wantInvalid(t, err, "run the text: the script failed (details are not shown, because the script can read a Secret)")
 }

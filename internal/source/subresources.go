@@ -18,7 +18,7 @@ func subresourcesOf(ref Reference, annotations map[string]string) ([]string, err
 		switch {
 		case name == "" || slices.Contains(all, name):
 		case len(validation.IsDNS1035Label(name)) > 0:
-			return nil, phase.Invalidf("%s: annotation %s: %q is not the name of a subresource", ref, libv1beta1.SubresourcesAnnotation, name)
+			return nil, phase.TerminalErrorf("%s: annotation %s: %q is not the name of a subresource", ref, libv1beta1.SubresourcesAnnotation, name)
 		default:
 			all = append(all, name)
 		}

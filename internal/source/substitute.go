@@ -24,19 +24,19 @@ type substitution struct {
 
 // Substitute expands texts with values as their data: {{ .key }} is the value of a key. A missing key is an error. The
 // functions, the limits and the errors are the same as in Expand. The result has the order of texts.
-func (s Subject) Substitute(texts []Text, values map[string]string) ([]string, error) {
+func (c TemplateContext) Substitute(texts []Text, values map[string]string) ([]string, error) {
 	input := substitution{Texts: texts, Values: values}
-	if s.Sandbox == nil {
+	if c.Sandbox == nil {
 		return input.expand()
 	}
 	raw, err := json.Marshal(texts)
 	if err != nil {
-		return nil, phase.Invalid{Err: err}
+		return nil, phase.TerminalError{Err: err}
 	}
 	var expanded []string
-	err = s.Sandbox.Call(sandbox.Call{
-		Function: substituteFunction, Scope: s.RestrictedNamespace, Key: fmt.Sprintf("%s %s %x", substituteFunction, s.Profile, sha256.Sum256(raw)),
-		Member: s.Namespace + "/" + s.Name, Limit: expandLimit, Input: input, Output: &expanded, Memory: s.Memory,
+	err = c.Sandbox.Call(sandbox.Call{
+		Function: substituteFunction, Scope: c.RestrictedNamespace, Key: fmt.Sprintf("%s %s %x", substituteFunction, c.Profile, sha256.Sum256(raw)),
+		Member: c.Namespace + "/" + c.Name, Limit: expandLimit, Input: input, Output: &expanded, Memory: c.Memory,
 	})
 	if err == nil && len(expanded) != len(texts) {
 		err = fmt.Errorf("the sandbox returned %d of %d texts", len(expanded), len(texts))
@@ -58,11 +58,11 @@ func (s substitution) expand() ([]string, error) {
 	for _, text := range s.Texts {
 		parsed, err := template.New(templateName).Option("missingkey=error").Funcs(functions()).Parse(text.Text)
 		if err != nil {
-			return nil, phase.Invalidf("parse %s: %s", text.Description, templateMessage(err))
+			return nil, phase.TerminalErrorf("parse %s: %s", text.Description, templateMessage(err))
 		}
 		out := &boundedBuilder{left: left}
 		if err := parsed.Execute(out, s.Values); err != nil {
-			return nil, phase.Invalidf("expand %s: %s", text.Description, withoutValues(templateMessage(err)))
+			return nil, phase.TerminalErrorf("expand %s: %s", text.Description, withoutValues(templateMessage(err)))
 		}
 		left = out.left
 		expanded = append(expanded, out.String())

@@ -52,7 +52,7 @@ func newTransport(login Login, policy *egress.Policy) (egress.Transport, error) 
 	if len(login.CA) > 0 {
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(login.CA) {
-			return egress.Transport{}, phase.Invalidf("the repository's CA is not PEM")
+			return egress.Transport{}, phase.TerminalErrorf("the repository's CA is not PEM")
 		}
 	}
 	transport := &http.Transport{

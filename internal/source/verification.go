@@ -19,7 +19,7 @@ import (
 )
 
 // ErrUnverified is wrapped by every error about a chart with a missing or invalid signature. Such an error is also
-// phase.Invalid.
+// phase.TerminalError.
 var ErrUnverified = errors.New("not verified")
 
 // The keys of the Secrets that a verification reads.
@@ -63,21 +63,21 @@ func VerificationSecrets(chart configv1beta1.HelmChart) []corev1.SecretReference
 
 // VerificationFor returns the Verification of an expanded chart, with the keys from the Secrets on the hub that the
 // chart refers to. The namespace of a Secret defaults to the cluster's. It fails with ErrNotFound if a Secret is
-// missing, and with phase.Invalid if a Secret lacks the key, if the subject may not read it, or if a field is not
-// valid.
+// missing, and with phase.TerminalError if a Secret lacks the key, if the template context may not read it, or if a
+// field is not valid.
 func VerificationFor(
-	ctx context.Context, hub client.Reader, chart configv1beta1.HelmChart, subject Subject,
+	ctx context.Context, hub client.Reader, chart configv1beta1.HelmChart, tmplCtx TemplateContext,
 ) (Verification, error) {
 	var verification Verification
 	if wanted := chart.ProvenanceVerification; wanted != nil {
-		keyring, err := readKey(ctx, hub, wanted.KeyringSecretRef, keyKeyring, subject)
+		keyring, err := readKey(ctx, hub, wanted.KeyringSecretRef, keyKeyring, tmplCtx)
 		if err != nil {
 			return Verification{}, fmt.Errorf("provenanceVerification.keyringSecretRef: %w", err)
 		}
 		verification.Keyring = keyring
 	}
 	if wanted := chart.SignatureVerification; wanted != nil {
-		signature, err := signatureFor(ctx, hub, *wanted, subject)
+		signature, err := signatureFor(ctx, hub, *wanted, tmplCtx)
 		if err != nil {
 			return Verification{}, fmt.Errorf("signatureVerification%w", err)
 		}
@@ -89,21 +89,21 @@ func VerificationFor(
 // signatureFor returns the SignatureRequirement of a chart. Its errors begin with ".<field>: ": the caller puts
 // signatureVerification before them.
 func signatureFor(
-	ctx context.Context, hub client.Reader, wanted configv1beta1.SignatureVerification, subject Subject,
+	ctx context.Context, hub client.Reader, wanted configv1beta1.SignatureVerification, tmplCtx TemplateContext,
 ) (*SignatureRequirement, error) {
 	if wanted.Provider == configv1beta1.SignatureProviderPublicKey {
-		key, err := readKey(ctx, hub, wanted.SecretRef, keyPublicKey, subject)
+		key, err := readKey(ctx, hub, wanted.SecretRef, keyPublicKey, tmplCtx)
 		if err != nil {
 			return nil, fmt.Errorf(".secretRef: %w", err)
 		}
 		return &SignatureRequirement{PublicKey: key}, nil
 	}
 	if wanted.Provider != configv1beta1.SignatureProviderKeyless {
-		return nil, phase.Invalidf(".provider: %q is neither PublicKey nor Keyless", wanted.Provider)
+		return nil, phase.TerminalErrorf(".provider: %q is neither PublicKey nor Keyless", wanted.Provider)
 	}
 	signature := &SignatureRequirement{}
 	if wanted.SecretRef != nil {
-		root, err := readKey(ctx, hub, wanted.SecretRef, keyTrustRoot, subject)
+		root, err := readKey(ctx, hub, wanted.SecretRef, keyTrustRoot, tmplCtx)
 		if err != nil {
 			return nil, fmt.Errorf(".secretRef: %w", err)
 		}
@@ -111,10 +111,10 @@ func signatureFor(
 	}
 	if len(wanted.MatchOIDCIdentity) == 0 {
 		// Everybody can get a certificate of the public Sigstore: a signature of any identity proves nothing.
-		return nil, phase.Invalidf(".matchOIDCIdentity: provider Keyless needs at least one identity")
+		return nil, phase.TerminalErrorf(".matchOIDCIdentity: provider Keyless needs at least one identity")
 	}
 	for i, match := range wanted.MatchOIDCIdentity {
-		expanded, err := expandIdentity(match, subject)
+		expanded, err := expandIdentity(match, tmplCtx)
 		if err != nil {
 			return nil, fmt.Errorf(".matchOIDCIdentity[%d].%w", i, err)
 		}
@@ -123,22 +123,22 @@ func signatureFor(
 	return signature, nil
 }
 
-// expandIdentity expands the templates in an identity. It fails with phase.Invalid if the result is empty or no regular
-// expression.
-func expandIdentity(match configv1beta1.OIDCIdentityMatch, subject Subject) (configv1beta1.OIDCIdentityMatch, error) {
+// expandIdentity expands the templates in an identity. It fails with phase.TerminalError if the result is empty or no
+// regular expression.
+func expandIdentity(match configv1beta1.OIDCIdentityMatch, tmplCtx TemplateContext) (configv1beta1.OIDCIdentityMatch, error) {
 	for _, field := range []struct {
 		name string
 		text *string
 	}{{"issuer", &match.Issuer}, {"subject", &match.Subject}} {
-		expanded, err := subject.Expand(field.name, *field.text)
+		expanded, err := tmplCtx.Expand(field.name, *field.text)
 		if err != nil {
 			return configv1beta1.OIDCIdentityMatch{}, fmt.Errorf("%s: %w", field.name, err)
 		}
 		if expanded == "" {
-			return configv1beta1.OIDCIdentityMatch{}, phase.Invalidf("%s: is empty", field.name)
+			return configv1beta1.OIDCIdentityMatch{}, phase.TerminalErrorf("%s: is empty", field.name)
 		}
 		if _, err := kube.CompilePattern(expanded); err != nil {
-			return configv1beta1.OIDCIdentityMatch{}, phase.Invalidf("%s: %w", field.name, err)
+			return configv1beta1.OIDCIdentityMatch{}, phase.TerminalErrorf("%s: %w", field.name, err)
 		}
 		*field.text = expanded
 	}
@@ -147,17 +147,17 @@ func expandIdentity(match configv1beta1.OIDCIdentityMatch, subject Subject) (con
 
 // readKey returns the value of key in the Secret of ref. It fails like VerificationFor.
 func readKey(
-	ctx context.Context, hub client.Reader, ref *corev1.SecretReference, key string, subject Subject,
+	ctx context.Context, hub client.Reader, ref *corev1.SecretReference, key string, tmplCtx TemplateContext,
 ) ([]byte, error) {
 	if ref == nil {
-		return nil, phase.Invalidf("it must name a Secret with the key %s", key)
+		return nil, phase.TerminalErrorf("it must name a Secret with the key %s", key)
 	}
-	secret, err := readSecret(ctx, hub, *ref, subject)
+	secret, err := readSecret(ctx, hub, *ref, tmplCtx)
 	if err != nil {
 		return nil, err
 	}
 	if len(secret.Data[key]) == 0 {
-		return nil, phase.Invalidf("Secret %s/%s has no key %s", secret.Namespace, secret.Name, key)
+		return nil, phase.TerminalErrorf("Secret %s/%s has no key %s", secret.Namespace, secret.Name, key)
 	}
 	return secret.Data[key], nil
 }
@@ -201,9 +201,9 @@ func (c *Charts) verify(ctx context.Context, repo repository, request chartReque
 	return nil
 }
 
-// unverified returns an error that is ErrUnverified and phase.Invalid.
+// unverified returns an error that is ErrUnverified and phase.TerminalError.
 func unverified(format string, args ...any) error {
-	return phase.Invalid{Err: unverifiedError{fmt.Errorf(format, args...)}}
+	return phase.TerminalError{Err: unverifiedError{fmt.Errorf(format, args...)}}
 }
 
 // unverifiedError is ErrUnverified for errors.Is, but has its own message.

@@ -13,7 +13,7 @@ import (
 
 func TestVerificationFor(t *testing.T) {
 	t.Parallel()
-	hub, subject := hubWith(t,
+	hub, tmplCtx := hubWith(t,
 		secret("keys-eu-1", corev1.SecretTypeOpaque, map[string]string{"keyring.gpg": "keys", "cosign.pub": "PEM", "trusted_root.json": "{}"}),
 		secret("empty", corev1.SecretTypeOpaque, map[string]string{"keyring.gpg": ""}),
 	)
@@ -35,7 +35,7 @@ func TestVerificationFor(t *testing.T) {
 		chart configv1beta1.HelmChart
 		want  source.Verification
 		err   string
-		// later says that the error is not phase.Invalid, as the Secret may come.
+		// later says that the error is not phase.TerminalError, as the Secret may come.
 		later bool
 	}{
 		"none":        {},
@@ -68,7 +68,7 @@ func TestVerificationFor(t *testing.T) {
 		},
 		"no provider": {chart: signature("", keys), err: `signatureVerification.provider: "" is neither PublicKey nor Keyless`},
 	} {
-		got, err := source.VerificationFor(t.Context(), hub, test.chart, subject)
+		got, err := source.VerificationFor(t.Context(), hub, test.chart, tmplCtx)
 		t.Run(name, func(t *testing.T) {
 			if test.err == "" {
 				if err != nil {
@@ -79,7 +79,7 @@ func TestVerificationFor(t *testing.T) {
 				}
 				return
 			}
-			want := strings.ReplaceAll(test.err, "NS", subject.Namespace)
+			want := strings.ReplaceAll(test.err, "NS", tmplCtx.Namespace)
 			if test.later {
 				wantTexts(t, err, want)
 				return

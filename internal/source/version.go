@@ -28,8 +28,8 @@ func spellings(version string) []string {
 }
 
 // chooseVersion returns the newest version that wanted allows: an exact version or a range in Helm's syntax. A range
-// allows pre-releases only if it has one. It fails with ErrNotFound if no version is allowed, and with phase.Invalid if
-// wanted is not valid.
+// allows pre-releases only if it has one. It fails with ErrNotFound if no version is allowed, and with
+// phase.TerminalError if wanted is not valid.
 func chooseVersion(versions []string, wanted string) (string, error) {
 	if isExact(wanted) {
 		for _, spelling := range spellings(wanted) {
@@ -41,7 +41,7 @@ func chooseVersion(versions []string, wanted string) (string, error) {
 	}
 	constraint, err := semver.NewConstraint(wanted)
 	if err != nil {
-		return "", phase.Invalid{Err: fmt.Errorf("parse chartVersion %q: %w", wanted, err)}
+		return "", phase.TerminalError{Err: fmt.Errorf("parse chartVersion %q: %w", wanted, err)}
 	}
 	var newest *semver.Version
 	for _, version := range versions {

@@ -195,9 +195,9 @@ func newRendering(t *testing.T, program string) *rendering {
 	}
 }
 
-// subject returns the cluster of a tenant, or one of a ClusterProfile if the namespace is empty.
-func (r *rendering) subject(namespace string) source.Subject {
-	return source.Subject{Namespace: cmp.Or(namespace, "fleet"), Name: "cluster", RestrictedNamespace: namespace, Sandbox: r.pool, Expansions: r.expansions}
+// template context returns the cluster of a tenant, or one of a ClusterProfile if the namespace is empty.
+func (r *rendering) templateContext(namespace string) source.TemplateContext {
+	return source.TemplateContext{Namespace: cmp.Or(namespace, "fleet"), Name: "cluster", RestrictedNamespace: namespace, Sandbox: r.pool, Expansions: r.expansions}
 }
 
 // results returns the results for a tenant by content.
@@ -207,7 +207,7 @@ func (r *rendering) results(namespace string) map[string]string {
 		manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: public, namespace: default}\ndata: {a: '%s'}\n"
 		script   = "function evaluate() return {resources = 'apiVersion: v1\\nkind: ConfigMap\\nmetadata: {name: public}'} end"
 	)
-	subject, results := r.subject(namespace), map[string]string{}
+	tmplCtx, results := r.templateContext(namespace), map[string]string{}
 	add := func(what string, result any, err error) {
 		if err != nil {
 			r.Fatalf("%s of %q: %v", what, namespace, err)
@@ -218,29 +218,29 @@ func (r *rendering) results(namespace string) map[string]string {
 		}
 		results[what] = string(text)
 	}
-	expanded, err := subject.Expand("text", `{{ upper "public" }}`)
+	expanded, err := tmplCtx.Expand("text", `{{ upper "public" }}`)
 	add("expansion", expanded, err)
 	file := func(text string) []source.File { return []source.File{{Name: "a.yaml", Data: []byte(text)}} }
 	reference := source.Reference{Kind: source.KindURL, URL: "https://example.com/public"}
-	objects, _, err := r.manifests.Render(source.Content{Reference: reference, Digest: "a", Template: true, Files: file(fmt.Sprintf(manifest, `{{ upper "a" }}`))}, subject)
+	objects, _, err := r.manifests.Render(source.Content{Reference: reference, Digest: "a", Template: true, Files: file(fmt.Sprintf(manifest, `{{ upper "a" }}`))}, tmplCtx)
 	add("template", objects, err)
-	objects, _, err = r.manifests.Render(source.Content{Reference: reference, Digest: "b", Lua: true, Files: file(script)}, subject)
+	objects, _, err = r.manifests.Render(source.Content{Reference: reference, Digest: "b", Lua: true, Files: file(script)}, tmplCtx)
 	add("script", objects, err)
 	files := append(file(fmt.Sprintf(manifest, "{{ .value }}")), source.File{Name: "kustomization.yaml", Data: []byte("resources: [a.yaml]")})
 	k := render.Kustomization{Content: source.Content{Reference: reference, Digest: "c", Files: files}}
-	built, documents, err := r.kustomizations.Render(k, subject)
+	built, documents, err := r.kustomizations.Render(k, tmplCtx)
 	add("kustomization", built, err)
 	k.Values = map[string]string{"value": "public"}
-	objects, _, err = r.kustomizations.Render(k, subject)
+	objects, _, err = r.kustomizations.Render(k, tmplCtx)
 	add("kustomization with values", objects, err)
 	patches := []render.Patch{{Text: "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: public, namespace: default}\ndata: {b: public}"}}
-	changed, err := r.changer.Change(built, documents, render.Changes{Patches: patches, Scope: subject.RestrictedNamespace}, nil)
+	changed, err := r.changer.Change(built, documents, render.Changes{Patches: patches, Scope: tmplCtx.RestrictedNamespace}, nil)
 	add("patch", changed.Objects, err)
 	release, err := r.charts.Render(r.Context(), render.ChartRequest{
-		Chart: r.chart, Name: "public", Namespace: "public", KubeVersion: "v1.36.3", APIVersions: []string{"v1"}, Scope: subject.RestrictedNamespace,
+		Chart: r.chart, Name: "public", Namespace: "public", KubeVersion: "v1.36.3", APIVersions: []string{"v1"}, Scope: tmplCtx.RestrictedNamespace,
 	})
 	add("chart", release.Objects, err)
-	checker := check.Checker{Sandbox: r.pool, Cluster: client.ObjectKey{Namespace: subject.Namespace, Name: subject.Name}}
+	checker := check.Checker{Sandbox: r.pool, Cluster: client.ObjectKey{Namespace: tmplCtx.Namespace, Name: tmplCtx.Name}}
 	failure, err := checker.Run(r.Context(), nil, []libv1beta1.ClusterCheck{{Name: "public", Condition: "function evaluate() return {pass = true} end"}})
 	add("check", failure, err)
 	return results
@@ -255,7 +255,7 @@ func TestExploitedSandboxOfAnotherTenant(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := newRendering(t, program)
-	if _, err := r.subject("attacker").Expand("text", "{{ upper "+strconv.Quote(exploit)+" }}"); err != nil {
+	if _, err := r.templateContext("attacker").Expand("text", "{{ upper "+strconv.Quote(exploit)+" }}"); err != nil {
 		t.Fatal(err)
 	}
 	for what, result := range r.results("attacker") {

@@ -14,10 +14,10 @@ import (
 
 	"github.com/towline/towline/internal/agent/session"
 	"github.com/towline/towline/internal/bundle"
+	"github.com/towline/towline/internal/clusterstatus"
 	"github.com/towline/towline/internal/deliver"
 	"github.com/towline/towline/internal/fleet"
 	joinkarmada "github.com/towline/towline/internal/join/karmada"
-	"github.com/towline/towline/internal/survey"
 )
 
 // requestTimeout limits each small request to the hub or the member.
@@ -28,7 +28,7 @@ type agent struct {
 	opts        Options
 	member      kubernetes.Interface
 	credentials credentialStore
-	observer    *survey.Observer
+	observer    *clusterstatus.Observer
 	metrics     *session.Metrics
 	probes      *session.Probes
 	watchdogs   *watchdogs
@@ -78,7 +78,7 @@ func Run(ctx context.Context, opts Options) error {
 	if a.uninstaller, err = newUninstaller(opts, a.credentials); err != nil {
 		return err
 	}
-	a.observer, err = survey.NewObserver(opts.Member, survey.Options{Clock: opts.Clock, SuccessThreshold: opts.SuccessThreshold, FailureThreshold: opts.FailureThreshold})
+	a.observer, err = clusterstatus.NewObserver(opts.Member, clusterstatus.Options{Clock: opts.Clock, SuccessThreshold: opts.SuccessThreshold, FailureThreshold: opts.FailureThreshold})
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
-	"github.com/towline/towline/internal/hub/spaces"
+	"github.com/towline/towline/internal/hub/executionnamespaces"
 	"github.com/towline/towline/internal/kube"
 )
 
@@ -53,7 +53,7 @@ func (c *Controller) isReadyBeforeTimeout(obj client.Object) bool {
 	if !ok || cluster.Annotations[kube.AnnotationBootstrapToken] == "" {
 		return false
 	}
-	return c.Clock.Since(cluster.CreationTimestamp.Time) < spaces.RegistrationTimeout && meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
+	return c.Clock.Since(cluster.CreationTimestamp.Time) < executionnamespaces.RegistrationTimeout && meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 }
 
 // completeRegistration restricts the token of a ready Cluster to this Cluster, which completes the registration.

@@ -14,8 +14,8 @@
 // rolled back, unless another request uses them.
 //
 // Terms: a registration is complete when its Cluster has been ready for completionDelay. Until then, and for at most
-// spaces.RegistrationTimeout, it can be retried with the same token. Afterwards the token is valid for its Cluster
-// only, or for none.
+// executionnamespaces.RegistrationTimeout, it can be retried with the same token. Afterwards the token is valid for its
+// Cluster only, or for none.
 //
 // Invariants:
 //

@@ -21,17 +21,17 @@ import (
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
-	"github.com/towline/towline/internal/hub/spaces"
+	"github.com/towline/towline/internal/hub/executionnamespaces"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
 )
 
 // TestReservationOfAForeignID: the holder of a bootstrap token registers a cluster with the ID of another cluster, and
-// tries to keep the ID without an agent. The other cluster can register after spaces.RegistrationTimeout, and then the
-// ID is its own.
+// tries to keep the ID without an agent. The other cluster can register after executionnamespaces.RegistrationTimeout,
+// and then the ID is its own.
 func TestReservationOfAForeignID(t *testing.T) {
 	t.Parallel()
-	const late = spaces.RegistrationTimeout - time.Minute
+	const late = executionnamespaces.RegistrationTimeout - time.Minute
 	for name, keep := range map[string]func(w *testEnv, cluster, id string, token bootstrap.Token, certificate bootstrap.Certificate){
 		"repeats-the-request": func(w *testEnv, cluster, id string, token bootstrap.Token, _ bootstrap.Certificate) {
 			_, err := w.request(w.tokenConfig(token), cluster, id)
@@ -79,7 +79,7 @@ func (w *testEnv) checkReservation(
 ) {
 	w.Helper()
 	clock := clocktesting.NewFakeClock(time.Now())
-	controller := &spaces.Controller{
+	controller := &executionnamespaces.Controller{
 		Hub: w.Client, Live: w.Client, Clock: clock, Heartbeats: &heartbeats.Monitor{Clock: clock}, Events: events.NewFakeRecorder(100),
 		Config: func(context.Context, fleet.Member) (*rest.Config, error) { return nil, errors.New("unreachable") },
 	}
@@ -100,7 +100,7 @@ func (w *testEnv) checkReservation(
 	keep(w, attacker, id, attackersToken, certificate)
 	if !isLate {
 		exists()
-		clock.Step(spaces.RegistrationTimeout - time.Minute)
+		clock.Step(executionnamespaces.RegistrationTimeout - time.Minute)
 	}
 	if !exists() {
 		w.Fatal("the Cluster is deleted before the timeout of the registration")
@@ -110,7 +110,7 @@ func (w *testEnv) checkReservation(
 
 	clock.Step(2 * time.Minute)
 	// The deletion of its namespace can take half a minute. An extended reservation would last 14 minutes more.
-	deadline := clock.Now().Add(spaces.RegistrationTimeout - 2*time.Minute)
+	deadline := clock.Now().Add(executionnamespaces.RegistrationTimeout - 2*time.Minute)
 	w.must(wait.PollUntilContextTimeout(w.Context(), 50*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) {
 		if clock.Now().Before(deadline) {
 			clock.Step(time.Second)
@@ -126,7 +126,7 @@ func (w *testEnv) checkReservation(
 		w.Errorf("the attacker's second registration: got %v, want a denial", err)
 	}
 	w.wantNone(attacker)
-	w.setFirstUse(attackersToken, spaces.RegistrationTimeout+time.Minute)
+	w.setFirstUse(attackersToken, executionnamespaces.RegistrationTimeout+time.Minute)
 	_, err = w.request(w.tokenConfig(attackersToken), attacker, id)
 	w.wantDenied(err, bootstrap.ReasonTokenSpent, "")
 }

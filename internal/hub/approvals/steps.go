@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
-	"github.com/towline/towline/internal/hub/spaces"
+	"github.com/towline/towline/internal/hub/executionnamespaces"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/phase"
@@ -67,7 +67,7 @@ func (c *Controller) grantRead(ctx context.Context, s *state) error {
 // checkDeadline denies a request whose requester has stopped waiting: its certificate and its Cluster would be unused.
 // The deadline is at most RegistrationTimeout after the creation, even if the requester waits longer.
 func (c *Controller) checkDeadline(_ context.Context, s *state) error {
-	deadline := s.csr.CreationTimestamp.Add(spaces.RegistrationTimeout)
+	deadline := s.csr.CreationTimestamp.Add(executionnamespaces.RegistrationTimeout)
 	if requesterDeadline := s.parsed.Until; !requesterDeadline.IsZero() && requesterDeadline.Before(deadline) {
 		deadline = requesterDeadline
 	}

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
-	"github.com/towline/towline/internal/hub/spaces"
+	"github.com/towline/towline/internal/hub/executionnamespaces"
 	"github.com/towline/towline/internal/join/bootstrap"
 	"github.com/towline/towline/internal/kube"
 )
@@ -57,7 +57,7 @@ func (c *Controller) bindToken(ctx context.Context, s *state) error {
 		return deniedf(bootstrap.ReasonTokenSpent, "bootstrap token %s has registered another cluster; use a new one", token.ID)
 	case c.isRetryExpired(secret):
 		return deniedf(bootstrap.ReasonTokenSpent, "bootstrap token %s was used for cluster %s more than %s ago; use a new one",
-			token.ID, s.parsed.Cluster, spaces.RegistrationTimeout)
+			token.ID, s.parsed.Cluster, executionnamespaces.RegistrationTimeout)
 	case hasRequest(secret, s.csr.UID):
 		return nil
 	}
@@ -69,7 +69,7 @@ func (c *Controller) bindToken(ctx context.Context, s *state) error {
 // valid time of the first use.
 func (c *Controller) isRetryExpired(secret *corev1.Secret) bool {
 	since, err := time.Parse(time.RFC3339, secret.Annotations[kube.AnnotationFirstUse])
-	return err != nil || c.Clock.Since(since) > spaces.RegistrationTimeout
+	return err != nil || c.Clock.Since(since) > executionnamespaces.RegistrationTimeout
 }
 
 // checkNotRemoved denies the request if the token is bound to a Cluster that is deleted or being deleted: to register

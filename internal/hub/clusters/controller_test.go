@@ -3,77 +3,83 @@ package clusters_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
-	"net/url"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/yaml"
 
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
 	"github.com/towline/towline/api/crds"
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
 	"github.com/towline/towline/internal/hub/clusters"
-	"github.com/towline/towline/internal/join"
 	"github.com/towline/towline/internal/kube"
 	"github.com/towline/towline/internal/localkube"
 )
 
-// start is a Friday at noon.
-var start = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+// noon is the time at which the tests begin.
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
 // world is a hub with one member, the hub's own cluster. Tests call Reconcile of its controller.
 type world struct {
 	testing.TB
 	client.Client
-	ns         string
 	clock      *clocktesting.FakeClock
 	events     *events.FakeRecorder
 	controller *clusters.Controller
-	cluster    *libv1beta1.SveltosCluster
+	cluster    *clusterv1alpha1.Cluster
 	// away is true if the hub's API server does not answer; otherwise it has answered since back.
 	away bool
 	back time.Time
 }
 
-func newWorld(t *testing.T, spec libv1beta1.SveltosClusterSpec) *world {
+func newWorld(t *testing.T, name string, spec clusterv1alpha1.ClusterSpec) *world {
 	t.Helper()
 	plane := localkube.Shared(t)
-	hub, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
+	hub, err := client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	installCRD(t, hub)
-	w := &world{
-		TB: t, Client: hub, ns: plane.Namespace(t, "clusters"), clock: clocktesting.NewFakeClock(start), events: events.NewFakeRecorder(100),
-	}
+	w := &world{TB: t, Client: hub, clock: clocktesting.NewFakeClock(noon), events: events.NewFakeRecorder(100)}
 	w.controller = &clusters.Controller{
-		Hub: hub, MemberConfig: func(context.Context, fleet.Member) (*rest.Config, error) { return plane.Config, nil },
-		Forget: func(string) {}, Events: w.events, Clock: w.clock,
+		Hub: hub, MemberConfig: dialling(plane.Config, nil), Events: w.events, Clock: w.clock,
 	}
 	w.startMonitor()
-	w.cluster = &libv1beta1.SveltosCluster{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one", Finalizers: []string{"example.com/test"}}, Spec: spec,
-	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.controller.Start(ctx) }()
+	w.cluster = &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{"example.com/test"}}, Spec: spec}
 	w.must(hub.Create(t.Context(), w.cluster))
 	t.Cleanup(func() {
-		w.cluster.Finalizers = nil
-		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
-		if err := hub.Patch(context.WithoutCancel(t.Context()), w.cluster, patch); err != nil {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		free := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"finalizers":null}}`))
+		if err := hub.Patch(context.WithoutCancel(t.Context()), w.cluster, free); err != nil {
 			t.Error(err)
 		}
 	})
@@ -90,6 +96,10 @@ func (w *world) startMonitor() {
 	}}
 }
 
+func dialling(config *rest.Config, err error) func(context.Context, fleet.Member) (*rest.Config, error) {
+	return func(context.Context, fleet.Member) (*rest.Config, error) { return config, err }
+}
+
 // crdOnce serves the tests of this binary, which share a control plane.
 var crdOnce sync.Mutex
 
@@ -97,7 +107,7 @@ func installCRD(t *testing.T, hub client.Client) {
 	t.Helper()
 	crdOnce.Lock()
 	defer crdOnce.Unlock()
-	files, err := fs.Glob(crds.FS, "*_sveltosclusters.yaml")
+	files, err := fs.Glob(crds.FS, "cluster.karmada.io_clusters.yaml")
 	if err != nil || len(files) != 1 {
 		t.Fatal(files, err)
 	}
@@ -113,7 +123,7 @@ func installCRD(t *testing.T, hub client.Client) {
 		t.Fatal(err)
 	}
 	err = wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		return hub.List(ctx, &libv1beta1.SveltosClusterList{}) == nil, nil
+		return hub.List(ctx, &clusterv1alpha1.ClusterList{}) == nil, nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -127,314 +137,302 @@ func (w *world) must(err error) {
 	}
 }
 
-// reconcile runs the controller once, and returns the status and RequeueAfter.
-func (w *world) reconcile() (libv1beta1.SveltosClusterStatus, time.Duration) {
+// reconcile runs the controller once, and returns RequeueAfter.
+func (w *world) reconcile() time.Duration {
 	w.Helper()
 	result, err := w.controller.Reconcile(w.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
 	w.must(err)
-	w.cluster = w.cluster.DeepCopy()
+	w.read()
+	return result.RequeueAfter
+}
+
+func (w *world) read() {
+	w.Helper()
+	w.cluster = &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: w.cluster.Name}}
 	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
-	return w.cluster.Status, result.RequeueAfter
 }
 
-// want reconciles and checks the connection in the status.
-func (w *world) want(ready bool, connection libv1beta1.ConnectionStatus, failures int32, message string) {
+// want reconciles, and checks the prefix of Ready and the taints.
+func (w *world) want(ready string, taints ...string) {
 	w.Helper()
-	got, _ := w.reconcile()
-	if got.Ready != ready || got.ConnectionStatus != connection || got.ConnectionFailures != failures || got.FailureMessage != message {
-		w.Errorf("ready %t, connection %q after %d failures: %q, want %t, %q, %d, %q", got.Ready, got.ConnectionStatus, got.ConnectionFailures,
-			got.FailureMessage, ready, connection, failures, message)
+	w.reconcile()
+	if got := w.ready(); !strings.HasPrefix(got, ready) {
+		w.Errorf("Ready is %q, want %q", got, ready)
+	}
+	var have []string
+	for _, taint := range w.cluster.Spec.Taints {
+		have = append(have, strings.TrimPrefix(taint.ToString(), "cluster.karmada.io/"))
+	}
+	if got, want := strings.Join(have, " "), strings.Join(taints, " "); got != want {
+		w.Errorf("the taints are %q, want %q", got, want)
 	}
 }
 
-// takeEvents returns the events since the last call.
-func (w *world) takeEvents() string {
-	var all []string
-	for {
-		select {
-		case event := <-w.events.Events:
-			all = append(all, strings.ReplaceAll(event, w.ns, "ns"))
-		default:
-			return strings.Join(all, "\n")
-		}
+// ready returns the condition Ready as status/reason: message.
+func (w *world) ready() string {
+	c := meta.FindStatusCondition(w.cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
+	if c == nil {
+		return ""
+	}
+	return string(c.Status) + "/" + c.Reason + ": " + c.Message
+}
+
+// wantFailures checks the number of consecutive failed observations.
+func (w *world) wantFailures(want int) {
+	w.Helper()
+	if got, ok := w.controller.Failures(w.cluster.Name); got != want || !ok {
+		w.Errorf("%d failures, known: %t, want %d", got, ok, want)
 	}
 }
 
-func (w *world) wantEvents(want string) {
+// wantEvents checks the events since the last call.
+func (w *world) wantEvents(want ...string) {
 	w.Helper()
-	if got := w.takeEvents(); got != want {
+	var got []string
+	for len(w.events.Events) > 0 {
+		got = append(got, <-w.events.Events)
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		w.Errorf("events are %q, want %q", got, want)
 	}
 }
 
-// change changes the spec.
-func (w *world) change(change func(*libv1beta1.SveltosClusterSpec)) {
+// change changes the spec as a user does.
+func (w *world) change(change func(*clusterv1alpha1.ClusterSpec)) {
 	w.Helper()
 	before := w.cluster.DeepCopy()
 	change(&w.cluster.Spec)
 	w.must(w.Patch(w.Context(), w.cluster, client.MergeFrom(before)))
 }
 
-func (w *world) configMap(name string) *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
-}
-
-// exists returns a check that passes if a ConfigMap of this name exists.
-func (w *world) exists(name string) []libv1beta1.ClusterCheck {
-	return []libv1beta1.ClusterCheck{{
-		Name:              name,
-		ResourceSelectors: []libv1beta1.ResourceSelector{{Version: "v1", Kind: "ConfigMap", Namespace: w.ns, Name: name}},
-		Condition:         `function evaluate() return {pass = #resources == 1, message = "there are " .. #resources} end`,
-	}}
+// report writes the condition Ready as an agent does.
+func (w *world) report(status metav1.ConditionStatus, reason, message string) {
+	w.Helper()
+	w.read()
+	before := w.cluster.DeepCopy()
+	meta.SetStatusCondition(&w.cluster.Status.Conditions, metav1.Condition{
+		Type: clusterv1alpha1.ClusterConditionReady, Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(w.clock.Now()),
+	})
+	w.must(w.Status().Patch(w.Context(), w.cluster, client.MergeFrom(before)))
 }
 
 const (
-	healthy = libv1beta1.ConnectionHealthy
-	down    = libv1beta1.ConnectionDown
+	notReady    = "not-ready:NoSchedule"
+	unreachable = "unreachable:NoSchedule"
 )
 
-func TestReadinessOfAPushMemberNeedsItsChecks(t *testing.T) {
+func TestPushMemberIsObserved(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, libv1beta1.SveltosClusterSpec{ConsecutiveFailureThreshold: 2})
-	w.change(func(s *libv1beta1.SveltosClusterSpec) {
-		s.ReadinessChecks, s.LivenessChecks = w.exists("first"), w.exists("later")
-	})
-	w.want(false, "", 1, "readiness check first: there are 0")
-	if _, next := w.reconcile(); next != 10*time.Second {
+	w := newWorld(t, "push", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push, Zone: "z1"})
+	w.want("True/ClusterReady: ")
+	w.wantEvents("Normal ClusterReady cluster push is ready, Kubernetes v1.36.3")
+	status := w.cluster.Status
+	if status.KubernetesVersion != "v1.36.3" || len(status.APIEnablements) == 0 || status.NodeSummary == nil || status.NodeSummary.ReadyNum != 1 {
+		t.Errorf("the status is %+v", status)
+	}
+	if len(w.cluster.Spec.Zones) != 1 || w.cluster.Spec.Zones[0] != "z1" || w.cluster.Spec.Zone != "" {
+		t.Errorf("zone is %q, zones are %q", w.cluster.Spec.Zone, w.cluster.Spec.Zones)
+	}
+	version := w.cluster.ResourceVersion
+	if next := w.reconcile(); next < 10*time.Second || next > 11*time.Second {
 		t.Errorf("it looks again after %s, want 10s", next)
 	}
-	if w.cluster.Status.Version == "" || w.cluster.Labels["projectsveltos.io/k8s-version"] == "" {
-		t.Errorf("nothing is known of a member that does not pass: %+v", w.cluster)
+	if w.cluster.ResourceVersion != version {
+		t.Error("a second look wrote something")
 	}
-	w.must(w.Create(t.Context(), w.configMap("first")))
-	w.must(w.Create(t.Context(), w.configMap("later")))
-	w.takeEvents()
-	w.want(true, healthy, 0, "")
-	w.wantEvents("Normal Ready cluster ns/one is ready, Kubernetes v1.36.3")
-	w.must(w.Delete(t.Context(), w.configMap("first")))
-	w.want(true, healthy, 0, "")
-	w.must(w.Delete(t.Context(), w.configMap("later")))
-	w.want(true, healthy, 1, "liveness check later: there are 0")
-	w.want(true, down, 2, "liveness check later: there are 0")
-	w.wantEvents("Warning Down cluster ns/one is down: liveness check later: there are 0")
-	w.want(true, down, 2, "liveness check later: there are 0")
-	w.must(w.Create(t.Context(), w.configMap("later")))
-	w.want(true, healthy, 0, "")
-	w.wantEvents("Normal Healthy cluster ns/one is healthy again")
+	w.wantEvents()
 }
 
-func TestChecksOfTheAgentDecideForAPullMember(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true, ConsecutiveFailureThreshold: 2})
-	lease := &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}, Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: start}},
+// formatResourceModels returns the resource models in the spec as text: resource min..max of each.
+func (w *world) formatResourceModels() []string {
+	var all []string
+	for _, model := range w.cluster.Spec.ResourceModels {
+		text := fmt.Sprint(model.Grade)
+		for _, within := range model.Ranges {
+			text += fmt.Sprintf(" %s %s..%s", within.Name, within.Min.String(), within.Max.String())
+		}
+		all = append(all, text)
 	}
-	w.must(w.Create(t.Context(), lease))
-	report := func(status string) {
-		t.Helper()
-		w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(`{"status":`+status+`}`))))
-	}
-	w.want(false, "", 0, "")
-	report(`{"agentCheckFailures":1,"agentCheckMessage":"readiness check c: no","failureMessage":"readiness check c: no"}`)
-	w.want(false, healthy, 1, "readiness check c: no")
-	report(`{"ready":true,"agentCheckFailures":null,"agentCheckMessage":null,"failureMessage":null}`)
-	w.want(true, healthy, 0, "")
-	report(`{"agentCheckFailures":1,"agentCheckMessage":"liveness check c: no"}`)
-	w.want(true, healthy, 1, "liveness check c: no")
-	report(`{"agentCheckFailures":2,"agentCheckMessage":"liveness check c: still no"}`)
-	w.want(true, down, 2, "liveness check c: still no")
-	w.clock.Step(heartbeats.SveltosLimit)
-	w.want(true, down, 2, libv1beta1.AgentReportTooOld)
-	lease.Spec.RenewTime = &metav1.MicroTime{Time: w.clock.Now()}
-	w.must(w.Update(t.Context(), lease))
-	w.want(true, down, 2, "liveness check c: still no")
-	report(`{"agentCheckFailures":null,"agentCheckMessage":null,"failureMessage":null}`)
-	w.want(true, healthy, 0, "")
+	return all
 }
 
-func TestActiveWindowPausesByTheClock(t *testing.T) {
+func TestClusterWithoutResourceModelsGetsTheDefaults(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true, ActiveWindow: &libv1beta1.ActiveWindow{From: "0 13 * * *", To: "30 13 * * *"}})
-	wantTurn := func(paused bool, after time.Duration, unpause, pause string) {
-		t.Helper()
-		status, next := w.reconcile()
-		if w.cluster.Spec.Paused != paused || next != after || shown(status.NextUnpause) != unpause || shown(status.NextPause) != pause {
-			t.Errorf("paused %t, looks again after %s, opens %s, closes %s, want %t, %s, %s, %s", w.cluster.Spec.Paused, next,
-				shown(status.NextUnpause), shown(status.NextPause), paused, after, unpause, pause)
+	defaults := []string{
+		"0 cpu 0..1 memory 0..4Gi", "1 cpu 1..2 memory 4Gi..16Gi", "2 cpu 2..4 memory 16Gi..32Gi", "3 cpu 4..8 memory 32Gi..64Gi", "4 cpu 8..16 memory 64Gi..128Gi",
+		"5 cpu 16..32 memory 128Gi..256Gi", "6 cpu 32..64 memory 256Gi..512Gi", "7 cpu 64..128 memory 512Gi..1Ti",
+		"8 cpu 128..9223372036854775807 memory 1Ti..9223372036854775807",
+	}
+	for name, mode := range map[string]clusterv1alpha1.ClusterSyncMode{"graded-push": clusterv1alpha1.Push, "graded-pull": clusterv1alpha1.Pull} {
+		w := newWorld(t, name, clusterv1alpha1.ClusterSpec{SyncMode: mode})
+		w.reconcile()
+		if diff := cmp.Diff(w.formatResourceModels(), defaults); diff != "" {
+			t.Errorf("%s: got -, want +\n%s", name, diff)
+		}
+		version := w.cluster.ResourceVersion
+		if w.reconcile(); w.cluster.ResourceVersion != version {
+			t.Errorf("%s: a second look wrote something", name)
+		}
+		// A user who applies a Cluster without resource models does not delete the defaults.
+		applied := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": name}, "spec": map[string]any{"syncMode": string(mode), "region": "north"}}}
+		applied.SetGroupVersionKind(clusterv1alpha1.GroupVersion.WithKind(clusterv1alpha1.ClusterKind))
+		w.must(w.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(applied), client.FieldOwner("kubectl"), client.ForceOwnership))
+		w.read()
+		if diff := cmp.Diff(w.formatResourceModels(), defaults); diff != "" || w.cluster.Spec.Region != "north" {
+			t.Errorf("%s: it was applied: got -, want +\n%s", name, diff)
+		}
+		own := []clusterv1alpha1.ResourceModel{{Grade: 0, Ranges: []clusterv1alpha1.ResourceModelRange{{Name: "cpu", Max: resource.MustParse("7")}}}}
+		w.change(func(s *clusterv1alpha1.ClusterSpec) { s.ResourceModels = own })
+		w.reconcile()
+		if diff := cmp.Diff(w.formatResourceModels(), []string{"0 cpu 0..7"}); diff != "" {
+			t.Errorf("%s: people's own: got -, want +\n%s", name, diff)
+		}
+		w.change(func(s *clusterv1alpha1.ClusterSpec) { s.ResourceModels = nil })
+		w.reconcile()
+		if diff := cmp.Diff(w.formatResourceModels(), defaults); diff != "" {
+			t.Errorf("%s: without people's own: got -, want +\n%s", name, diff)
 		}
 	}
-	wantTurn(true, time.Hour, "02 13:00", "02 13:30")
-	w.wantEvents("Normal Paused cluster ns/one is paused by its active window")
+}
+
+func TestMemberWithRejectedSpecIsObserved(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "read-only", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
+	denied := errors.New("denied by a policy")
+	w.controller.Hub = interceptor.NewClient(w.Client.(client.WithWatch), interceptor.Funcs{
+		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
+			return denied
+		},
+	})
+	for range 2 {
+		_, err := w.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)})
+		if !errors.Is(err, denied) {
+			t.Errorf("got %v, want that the spec may not be written", err)
+		}
+		w.read()
+		if got := w.ready(); !strings.HasPrefix(got, "True/ClusterReady: ") {
+			t.Errorf("Ready is %q", got)
+		}
+	}
+	w.wantFailures(0)
+}
+
+func TestPushMemberFailsAndRecovers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "comes-back", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
+	var code atomic.Int32
+	code.Store(http.StatusOK)
+	api := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/readyz" {
+			out.WriteHeader(int(code.Load()))
+			return
+		}
+		http.NotFound(out, r)
+	}))
+	t.Cleanup(api.Close)
+	config := &rest.Config{Host: api.URL}
+	w.controller.MemberConfig = dialling(config, nil)
+	people := corev1.Taint{Key: "example.com/theirs", Effect: corev1.TaintEffectNoExecute}
+	w.change(func(s *clusterv1alpha1.ClusterSpec) { s.Taints = []corev1.Taint{people} })
+	theirs := people.ToString()
+	w.want("True/ClusterReady: ", theirs)
+	if w.cluster.Spec.Taints[0].TimeAdded == nil {
+		t.Error("a NoExecute taint has no time")
+	}
+	w.wantEvents("Normal ClusterReady cluster comes-back is ready, Kubernetes ")
+	w.wantFailures(0)
+	code.Store(http.StatusServiceUnavailable)
+	w.want("True/ClusterReady: ", theirs)
+	w.clock.Step(29 * time.Second)
+	w.want("True/ClusterReady: ", theirs)
+	w.clock.Step(time.Second)
+	w.want("False/ClusterNotReady: cluster is reachable, and not ready: /readyz answers 503 Service Unavailable", theirs, notReady)
+	w.wantEvents("Warning ClusterNotReady cluster comes-back: cluster is reachable, and not ready: /readyz answers 503 Service Unavailable")
+	w.wantFailures(3)
+	code.Store(http.StatusOK)
+	w.want("False/ClusterNotReady: ", theirs, notReady)
+	w.wantFailures(0)
+	w.clock.Step(30 * time.Second)
+	w.want("True/ClusterReady: ", theirs)
+	w.wantEvents("Normal ClusterReady cluster comes-back is ready, Kubernetes ")
+	api.Close()
+	w.want("True/ClusterReady: ", theirs)
+	w.clock.Step(30 * time.Second)
+	w.want("False/ClusterNotReachable: cluster is not reachable: dial tcp", theirs, notReady)
+}
+
+func TestPushMemberWithoutConfig(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "no-dial", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
+	config := localkube.Shared(t).Config
+	w.controller.MemberConfig = dialling(nil, errors.New("spec.secretRef is not set"))
+	w.want("False/StatusCollectionFailed: cluster cannot be dialled: spec.secretRef is not set", notReady)
+	w.wantEvents("Warning StatusCollectionFailed cluster no-dial: cluster cannot be dialled: spec.secretRef is not set")
+	w.wantFailures(1)
+	w.controller.MemberConfig = dialling(config, nil)
+	w.want("True/ClusterReady: ")
+	w.wantEvents("Normal ClusterReady cluster no-dial is ready, Kubernetes v1.36.3")
 	w.clock.Step(time.Hour)
-	wantTurn(false, 30*time.Minute, "03 13:00", "02 13:30")
-	w.wantEvents("Normal Unpaused cluster ns/one is unpaused by its active window")
-	w.clock.Step(10 * time.Minute)
-	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.Paused = true })
-	wantTurn(true, 20*time.Minute, "03 13:00", "02 13:30")
-	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow.To = "00 14 * * *" })
-	wantTurn(false, 50*time.Minute, "03 13:00", "02 14:00")
-
-	w.takeEvents()
-	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow.To = "two" })
-	wantTurn(false, 0, "", "")
-	wrong := w.cluster.Status.FailureMessage
-	if !strings.HasPrefix(wrong, `spec.activeWindow.to: "two" is not a cron expression: `) {
-		t.Errorf("failureMessage is %q", wrong)
-	}
-	w.wantEvents("Warning Attention cluster ns/one: " + wrong)
-	wantTurn(false, 0, "", "")
-	w.wantEvents("")
-	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow.To = "15 13 * * *" })
-	w.clock.Step(10 * time.Minute)
-	wantTurn(true, 22*time.Hour+40*time.Minute+time.Hour, "03 13:00", "03 13:15")
-	if w.cluster.Status.FailureMessage != "" {
-		t.Errorf("failureMessage is %q", w.cluster.Status.FailureMessage)
-	}
-	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow = nil })
-	wantTurn(false, 0, "", "")
-	if w.cluster.Status.ActiveWindowHash != nil {
-		t.Error("the hash of a window that is gone stays")
-	}
+	w.controller.MemberConfig = dialling(nil, apierrors.NewTimeoutError("the hub is busy", 1))
+	w.want("True/ClusterReady: ")
+	w.clock.Step(time.Hour)
+	w.controller.MemberConfig = dialling(nil, apierrors.NewNotFound(corev1.Resource("secrets"), "creds"))
+	w.want(`False/StatusCollectionFailed: cluster cannot be dialled: secrets "creds" not found`, notReady)
 }
 
-func shown(t *metav1.Time) string {
-	if t == nil {
-		return ""
-	}
-	return t.UTC().Format("02 15:04")
-}
-
-func TestAgentCannotChangeTheTimesOfItsWindow(t *testing.T) {
+func TestPushMemberWhoseRegistrationIsNotFinished(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true, ActiveWindow: &libv1beta1.ActiveWindow{From: "0 13 * * *", To: "30 13 * * *"}})
-	_, err := join.Establish(t.Context(), w, w.cluster)
-	w.must(err)
-	w.reconcile()
-	if !w.cluster.Spec.Paused {
-		t.Fatal("the window is closed, and the cluster is not paused")
+	w := newWorld(t, "unfinished", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
+	annotate := func(value string) {
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"towline.dev/registration-unfinished":`+value+`}}}`))
+		w.must(w.Patch(t.Context(), w.cluster, patch))
 	}
-	config := rest.CopyConfig(localkube.Shared(t).Config)
-	config.Impersonate.UserName = "system:serviceaccount:" + w.ns + ":one"
-	config.Impersonate.Groups = []string{"system:serviceaccounts", "system:authenticated"}
-	agent, err := client.New(config, client.Options{Scheme: kube.Scheme()})
-	w.must(err)
-	memory := w.cluster.Annotations[clusters.AnnotationWindow]
-	for _, forged := range []string{
-		`{"status":{"nextUnpause":"2026-01-02T11:00:00Z","nextPause":"2026-01-02T23:00:00Z","activeWindowHash":"AAAA"}}`,
-		`{"status":{"nextUnpause":null,"nextPause":null,"activeWindowHash":null}}`,
-		`{"metadata":{"annotations":{"` + clusters.AnnotationWindow + `":null}},"status":{"ready":true}}`,
-	} {
-		w.must(agent.Status().Patch(t.Context(), w.cluster.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(forged))))
-		w.change(func(s *libv1beta1.SveltosClusterSpec) { s.Paused = false })
-		status, _ := w.reconcile()
-		if w.cluster.Spec.Paused || shown(status.NextUnpause) != "02 13:00" || shown(status.NextPause) != "02 13:30" || w.cluster.Annotations[clusters.AnnotationWindow] != memory {
-			t.Errorf("%s: paused %t, status %+v, memory %q, want %q", forged, w.cluster.Spec.Paused, status, w.cluster.Annotations[clusters.AnnotationWindow], memory)
-		}
+	annotate(`"true"`)
+	w.controller.MemberConfig = dialling(nil, fmt.Errorf("read secret: %w", apierrors.NewNotFound(corev1.Resource("secrets"), "creds")))
+	w.want("False/RegistrationNotFinished: its registration is not finished", notReady)
+	w.wantEvents()
+	if failures, known := w.controller.Failures("unfinished"); known {
+		t.Errorf("%d failures are counted", failures)
 	}
-	memoryless := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"`+clusters.AnnotationWindow+`":null}}}`))
-	if err := agent.Patch(t.Context(), w.cluster.DeepCopy(), memoryless); !apierrors.IsForbidden(err) {
-		t.Errorf("the agent patches its cluster: %v, want it to be forbidden", err)
-	}
-	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow = nil })
-	w.reconcile()
-	if w.cluster.Annotations[clusters.AnnotationWindow] != "" {
-		t.Error("the memory of a window that is gone stays")
+	annotate("null")
+	w.want("False/StatusCollectionFailed: ", notReady)
+	w.wantFailures(1)
+	annotate(`"true"`)
+	w.controller.MemberConfig = dialling(localkube.Shared(t).Config, nil)
+	w.want("True/ClusterReady: ")
+}
+
+func TestRefusedMemberIsIgnored(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "taken", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
+	w.report(metav1.ConditionFalse, fleet.ReasonTaken, "somebody else's")
+	version := w.cluster.ResourceVersion
+	w.want("False/" + fleet.ReasonTaken)
+	if w.cluster.ResourceVersion != version {
+		t.Error("something was written")
 	}
 }
 
-func TestInvalidWindowIsReportedWithOtherProblems(t *testing.T) {
+func TestMemberThatIsRefusedDuringTheObservationIsIgnored(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, libv1beta1.SveltosClusterSpec{ActiveWindow: &libv1beta1.ActiveWindow{From: "one", To: "0 17 * * *"}})
-	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.LivenessChecks = w.exists("none") })
-	status, _ := w.reconcile()
-	both := "liveness check none: there are 0; spec.activeWindow.from: \"one\" is not a cron expression: "
-	if !strings.HasPrefix(status.FailureMessage, both) {
-		t.Errorf("failureMessage is %q, want %q", status.FailureMessage, both)
-	}
-	if said := w.takeEvents(); !strings.Contains(said, "Warning Attention cluster ns/one: spec.activeWindow.from: ") {
-		t.Errorf("events are %q", said)
-	}
-	w.want(true, "", 2, status.FailureMessage)
-	w.want(true, down, 3, status.FailureMessage)
-	w.wantEvents("Warning Down cluster ns/one is down: " + status.FailureMessage)
-	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.ActiveWindow = nil })
-	w.want(true, down, 3, "liveness check none: there are 0")
-}
-
-func TestReadyPullMemberHasOneEvent(t *testing.T) {
-	t.Parallel()
-	for name, first := range map[string]string{
-		"at once":                       `{}`,
-		"after a check kept it from it": `{"agentCheckFailures":1,"agentCheckMessage":"readiness check c: no"}`,
-	} {
-		w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true})
-		lease := &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}, Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: start}},
-		}
-		w.must(w.Create(t.Context(), lease))
-		report := func(status string) {
-			t.Helper()
-			w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(`{"status":`+status+`}`))))
-			w.reconcile()
-		}
-		report(first)
-		w.takeEvents()
-		report(`{"ready":true,"version":"v1.36.3","agentCheckFailures":null,"agentCheckMessage":null}`)
-		if got := w.takeEvents(); got != "Normal Ready cluster ns/one is ready, Kubernetes v1.36.3" {
-			t.Errorf("%s: events are %q", name, got)
-		}
-		report(`{"agentCheckFailures":1,"agentCheckMessage":"liveness check c: no"}`)
-		report(`{"agentCheckFailures":null,"agentCheckMessage":null}`)
-		w.wantEvents("")
-	}
-}
-
-func TestDeregistrationHasNoOutageEvents(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, libv1beta1.SveltosClusterSpec{ConsecutiveFailureThreshold: 1})
-	w.want(true, healthy, 0, "")
-	w.must(w.Delete(t.Context(), w.cluster))
-	patch := `{"status":{"failureMessage":"deregistering: waiting"}}`
-	w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(patch))))
-	w.takeEvents()
+	w := newWorld(t, "taken-meanwhile", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push})
+	config := localkube.Shared(t).Config
 	w.controller.MemberConfig = func(context.Context, fleet.Member) (*rest.Config, error) {
-		return nil, errors.New("its credentials are gone")
+		w.report(metav1.ConditionFalse, fleet.ReasonTaken, "somebody else's")
+		return config, nil
 	}
-	w.want(true, down, 1, "deregistering: waiting")
-	w.wantEvents("")
+	w.want("False/" + fleet.ReasonTaken)
+	w.want("False/" + fleet.ReasonTaken)
 }
 
-func TestUnreachableMemberHasAStableMessage(t *testing.T) {
+func TestDeletedMemberGetsNoTaints(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, libv1beta1.SveltosClusterSpec{})
-	dialled := func(err error) func(context.Context, fleet.Member) (*rest.Config, error) {
-		return func(context.Context, fleet.Member) (*rest.Config, error) { return nil, err }
-	}
-	w.controller.MemberConfig = dialled(&url.Error{Op: "Get", URL: "https://10.0.0.1:6443/version?timeout=9.99s", Err: context.DeadlineExceeded})
-	w.want(false, "", 1, "does not answer within 10s")
-	w.controller.MemberConfig = dialled(errors.New(`Get "https://10.0.0.1/version?timeout=9.98s": read tcp 10.0.0.9:51312->10.0.0.1:443: connection reset by peer`))
-	w.want(false, "", 2, `Get "https://10.0.0.1/version": read tcp 10.0.0.1:443: connection reset by peer`)
-	w.controller.MemberConfig = dialled(errors.New(`Get "https://[::1]/version?timeout=9.97s": read tcp [::1]:51312->[::1]:443: connection reset by peer`))
-	w.want(false, down, 3, `Get "https://[::1]/version": read tcp [::1]:443: connection reset by peer`)
-}
-
-func TestFailedTokenRenewalIsReportedOnAHealthyMember(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, libv1beta1.SveltosClusterSpec{TokenRequestRenewalOption: &libv1beta1.TokenRequestRenewalOption{}})
-	message := "renew the token: spec.tokenRequestRenewalOption.renewTokenRequestInterval is not positive"
-	w.want(true, healthy, 0, message)
-	w.want(true, healthy, 0, message)
-	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.TokenRequestRenewalOption = nil })
-	w.want(true, healthy, 0, "")
-}
-
-func TestDeregistrationKeepsItsMessageAndIgnoresChecks(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, libv1beta1.SveltosClusterSpec{ConsecutiveFailureThreshold: 1})
-	w.change(func(s *libv1beta1.SveltosClusterSpec) { s.LivenessChecks = w.exists("none") })
-	w.want(true, down, 1, "liveness check none: there are 0")
+	w := newWorld(t, "leaves", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Push, Zone: "z1"})
 	w.must(w.Delete(t.Context(), w.cluster))
-	patch := `{"status":{"failureMessage":"deregistering: waiting"}}`
-	w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(patch))))
-	w.want(true, healthy, 0, "deregistering: waiting")
+	w.controller.MemberConfig = dialling(nil, errors.New("its credentials are gone"))
+	w.want("False/StatusCollectionFailed: ")
+	w.wantEvents()
+	if w.cluster.Spec.Zone != "z1" || w.cluster.Spec.ResourceModels != nil {
+		t.Error("the spec was changed")
+	}
 }

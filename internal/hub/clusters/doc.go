@@ -1,15 +1,14 @@
-// Package clusters reconciles SveltosClusters: it observes each member and writes its status, its labels and its active
-// window.
+// Package clusters reconciles Clusters: it observes each member and writes its status and its taints, and it completes
+// its spec.
 //
-// A reconcile has four steps. applyWindow pauses or unpauses the cluster by spec.activeWindow. contact observes the
-// member: it sends requests to a push member, and evaluates the heartbeats of the agent of a pull member. patchLabels
-// writes the labels of a push member. patchStatus writes the status and records events.
+// A reconcile has four steps. completeSpec writes defaults to the spec. observe sends requests to a push member, or
+// evaluates the heartbeats of the agent of a pull member. patchStatus writes the status and records events.
+// updateTaints writes the taints for a member that is not ready or not reachable.
 //
-// Push and pull members have separate queues, with one reconciler for both. A push member is contacted every minute, or
-// every 10 s until its readiness checks pass. A pull member is reconciled when its Lease or its status changes, and
-// when the time limit for its heartbeat expires. Failures of a member are written to the status; errors are failures of
-// the hub.
+// Push and pull members have separate queues. A push member is observed every 10 s with an observer, which watches the
+// nodes and pods of the member until the Cluster is deleted. A pull member is reconciled when its Lease or its status
+// changes, and when the time limit for its heartbeat expires. Its agent writes the status; the hub writes only the
+// status of a silent agent.
 //
-// Start reading at Controller.Reconcile in controller.go, then steps.go. status.go computes the status, and window.go
-// the active window. Other controllers read the result from the status of SveltosClusters.
+// Start reading at Controller.Reconcile in controller.go, then steps.go.
 package clusters

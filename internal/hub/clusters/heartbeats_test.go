@@ -3,40 +3,96 @@ package clusters_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/fleet"
 	"github.com/towline/towline/internal/fleet/heartbeats"
 )
 
-// behind is the time by which the clock of the member is slow.
-const behind = 2 * time.Minute
-
-// newPullWorld returns a world with a ready pull member, and the Lease of its agent.
-func newPullWorld(t *testing.T) (*world, *coordinationv1.Lease) {
-	t.Helper()
-	w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true})
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}
-	w.must(w.Create(t.Context(), lease))
-	w.renewLease(lease)
-	report := `{"status":{"ready":true,"version":"v1.36.3","agentLastReportTime":"` + start.Add(-behind).Format(time.RFC3339) + `"}}`
-	w.must(w.Status().Patch(t.Context(), w.cluster, client.RawPatch("application/merge-patch+json", []byte(report))))
-	w.want(true, healthy, 0, "")
-	w.takeEvents()
-	return w, lease
+// space creates the execution namespace of a pull member, with the Lease of its agent.
+func (w *world) space() *coordinationv1.Lease {
+	w.Helper()
+	namespace := fleet.ExecutionSpace(w.cluster.Name)
+	w.must(w.Create(w.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: w.cluster.Name}}
+	w.must(w.Create(w.Context(), lease))
+	return lease
 }
 
-// renewLease renews the Lease by the clock of the member.
-func (w *world) renewLease(lease *coordinationv1.Lease) {
+func (w *world) beat(lease *coordinationv1.Lease, at time.Time) {
 	w.Helper()
-	lease.Spec.RenewTime = &metav1.MicroTime{Time: w.clock.Now().Add(-behind)}
+	lease.Spec.RenewTime = &metav1.MicroTime{Time: at}
 	w.must(w.Update(w.Context(), lease))
+}
+
+func TestHeartbeatsDecideTheStatusOfAPullMember(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "pull", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
+	lease := w.space()
+	w.want("Unknown/ClusterStatusNeverUpdated: ", unreachable)
+	if _, ok := w.controller.Failures("pull"); ok {
+		t.Error("a member that nobody dials has failures")
+	}
+	w.clock.Step(time.Hour)
+	w.want("Unknown/ClusterStatusNeverUpdated: ", unreachable)
+	w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")
+	w.want("True/ClusterReady: well")
+	w.wantEvents("Normal ClusterReady cluster pull is ready, Kubernetes ")
+	// The member's clock is an hour behind.
+	w.beat(lease, w.clock.Now().Add(-time.Hour))
+	if next := w.reconcile(); next != 38*time.Second {
+		t.Errorf("it looks again after %s, want 38s", next)
+	}
+	w.clock.Step(37 * time.Second)
+	if next := w.reconcile(); next != time.Second {
+		t.Errorf("it looks again after %s, want 1s", next)
+	}
+	w.want("True/ClusterReady: well")
+	w.clock.Step(time.Second)
+	w.want("Unknown/ClusterStatusUnknown: the agent of the cluster does not report any more", unreachable)
+	w.wantEvents("Warning ClusterStatusUnknown cluster pull: the agent of the cluster does not report any more")
+	w.beat(lease, w.clock.Now())
+	if next := w.reconcile(); next != 0 || !strings.HasPrefix(w.ready(), "Unknown/") {
+		t.Errorf("Ready is %q, and it looks again after %s", w.ready(), next)
+	}
+	w.report(metav1.ConditionFalse, clusterv1alpha1.ReasonClusterNotReady, "ill")
+	w.want("False/ClusterNotReady: ill", notReady)
+	w.wantEvents("Warning ClusterNotReady cluster pull: ill")
+}
+
+func TestRestartOfTheHubMakesNoLiveAgentSilent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "new-hub", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
+	lease := w.space()
+	// The member's clock is two minutes behind.
+	const behind = 2 * time.Minute
+	w.beat(lease, noon.Add(-behind))
+	w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")
+	w.want("True/ClusterReady: well")
+	for range 3 {
+		w.clock.Step(heartbeats.KarmadaLimit - time.Second)
+		w.want("True/ClusterReady: well")
+		w.beat(lease, w.clock.Now().Add(-behind))
+		w.want("True/ClusterReady: well")
+		w.startMonitor()
+		if next := w.reconcile(); next != heartbeats.KarmadaLimit {
+			t.Errorf("it looks again after %s, want %s", next, heartbeats.KarmadaLimit)
+		}
+	}
+	w.wantEvents()
+	// The agent stopped together with the hub.
+	w.clock.Step(heartbeats.KarmadaLimit)
+	w.want("Unknown/ClusterStatusUnknown: ", unreachable)
+	w.wantEvents("Warning ClusterStatusUnknown cluster new-hub: the agent of the cluster does not report any more")
 }
 
 // unreachableReader is an API server that does not answer.
@@ -46,91 +102,47 @@ func (unreachableReader) Get(context.Context, client.ObjectKey, client.Object, .
 	return errors.New("it does not answer")
 }
 
-func TestOutageOfTheHubMakesNoMemberDown(t *testing.T) {
+func TestOutageOfTheHubMakesNoLiveAgentSilent(t *testing.T) {
 	t.Parallel()
-	for name, dies := range map[string]bool{"lives": false, "dies": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w, lease := newPullWorld(t)
-			w.away, w.controller.Heartbeats.Live = true, unreachableReader{}
-			for range 18 {
-				w.clock.Step(10 * time.Second)
-				w.want(true, healthy, 0, "")
-			}
-			w.away, w.back, w.controller.Heartbeats.Live = false, w.clock.Now(), w.Client
-			w.clock.Step(heartbeats.SveltosLimit - time.Second)
-			w.want(true, healthy, 0, "")
-			if dies {
-				w.clock.Step(time.Second)
-				w.want(true, down, 3, libv1beta1.AgentReportTooOld)
-				w.wantEvents("Warning Down cluster ns/one is down: " + libv1beta1.AgentReportTooOld)
-				return
-			}
-			w.renewLease(lease)
+	for name, dies := range map[string]bool{"hub-away": false, "hub-away-dies": true} {
+		w := newWorld(t, name, clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
+		lease := w.space()
+		w.beat(lease, noon)
+		w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")
+		w.reconcile()
+		w.away, w.controller.Heartbeats.Live = true, unreachableReader{}
+		for range 18 {
+			w.clock.Step(10 * time.Second)
+			w.want("True/ClusterReady: well")
+		}
+		w.away, w.back, w.controller.Heartbeats.Live = false, w.clock.Now(), w.Client
+		w.clock.Step(heartbeats.KarmadaLimit - time.Second)
+		w.want("True/ClusterReady: well")
+		if dies {
 			w.clock.Step(time.Second)
-			w.want(true, healthy, 0, "")
-			w.wantEvents("")
-		})
+			w.want("Unknown/ClusterStatusUnknown: ", unreachable)
+			continue
+		}
+		w.beat(lease, noon.Add(-time.Minute))
+		w.clock.Step(time.Second)
+		w.want("True/ClusterReady: well")
+		w.wantEvents()
 	}
 }
 
-func TestRestartOfTheHubMakesNoMemberDown(t *testing.T) {
+func TestUnconfirmedSilenceIsIgnored(t *testing.T) {
 	t.Parallel()
-	w, lease := newPullWorld(t)
-	for range 3 {
-		w.startMonitor()
-		w.want(true, healthy, 0, "")
-		w.clock.Step(30 * time.Second)
-		w.renewLease(lease)
-		w.want(true, healthy, 0, "")
-	}
-	w.wantEvents("")
-	// The agent stops together with the hub.
-	w.startMonitor()
-	w.want(true, healthy, 0, "")
-	w.clock.Step(heartbeats.SveltosLimit)
-	w.want(true, down, 3, libv1beta1.AgentReportTooOld)
-	w.wantEvents("Warning Down cluster ns/one is down: " + libv1beta1.AgentReportTooOld)
-	// Only a heartbeat makes it healthy, not another restart.
-	w.startMonitor()
-	w.want(true, down, 3, libv1beta1.AgentReportTooOld)
-	w.wantEvents("")
-	w.renewLease(lease)
-	w.want(true, healthy, 0, "")
-	w.wantEvents("Normal Healthy cluster ns/one is healthy again")
-}
-
-func TestSilenceIsConfirmedByTheAPIServer(t *testing.T) {
-	t.Parallel()
-	w, _ := newPullWorld(t)
-	w.clock.Step(heartbeats.SveltosLimit)
+	w := newWorld(t, "not-confirmed", clusterv1alpha1.ClusterSpec{SyncMode: clusterv1alpha1.Pull})
+	w.beat(w.space(), noon)
+	w.report(metav1.ConditionTrue, clusterv1alpha1.ReasonClusterReady, "well")
+	w.reconcile()
+	w.clock.Step(time.Minute)
 	w.controller.Heartbeats.Live = unreachableReader{}
 	if _, err := w.controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(w.cluster)}); err == nil {
 		t.Error("a Lease that cannot be read is no error")
 	}
-	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(w.cluster), w.cluster))
-	if got := w.cluster.Status.ConnectionStatus; got != healthy {
-		t.Errorf("the connection is %q", got)
+	w.read()
+	if got := w.ready(); !strings.HasPrefix(got, "True/") {
+		t.Errorf("Ready is %q", got)
 	}
-	w.controller.Heartbeats.Live = w.Client
-	w.want(true, down, 3, libv1beta1.AgentReportTooOld)
-}
-
-func TestAgentThatStopsBeforeItsFirstReportIsDown(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, libv1beta1.SveltosClusterSpec{PullMode: true})
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "one"}}
-	w.must(w.Create(t.Context(), lease))
-	w.want(false, "", 0, "")
-	w.clock.Step(time.Hour)
-	w.want(false, "", 0, "")
-	w.renewLease(lease)
-	if _, next := w.reconcile(); next != heartbeats.SveltosLimit {
-		t.Errorf("it looks again after %s, want 90s", next)
-	}
-	w.clock.Step(heartbeats.SveltosLimit)
-	w.want(false, down, 3, libv1beta1.AgentReportTooOld)
-	w.wantEvents("Warning Down cluster ns/one is down: " + libv1beta1.AgentReportTooOld)
-	w.renewLease(lease)
-	w.want(false, healthy, 0, "")
 }

@@ -5,311 +5,219 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"regexp"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
-	"github.com/towline/towline/internal/check"
+	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
+	"github.com/towline/towline/internal/clusterstatus"
 	"github.com/towline/towline/internal/fleet"
-	"github.com/towline/towline/internal/hub/slots"
-	"github.com/towline/towline/internal/join"
+	"github.com/towline/towline/internal/fleet/heartbeats"
+	"github.com/towline/towline/internal/join/karmada"
 	"github.com/towline/towline/internal/kube"
-	"github.com/towline/towline/internal/kube/logkeys"
 	"github.com/towline/towline/internal/phase"
 )
 
+// configTimeout limits one call of MemberConfig.
+const configTimeout = 5 * time.Second
+
 // state is the data that the steps of one reconcile share.
 type state struct {
-	cluster *libv1beta1.SveltosCluster
+	cluster *clusterv1alpha1.Cluster
 	member  fleet.Member
-	// status and labels are the desired values. finalStatus completes the status.
-	status libv1beta1.SveltosClusterStatus
-	labels map[string]string
-	// window is the evaluated active window, nil if the evaluation was skipped.
-	window *windowState
-	// problems are the problems other than a failed contact, separated by messageSeparator.
-	problems string
+	// status is the desired status.
+	status clusterv1alpha1.ClusterStatus
+	// specErr is the error of completeSpec. The last step returns it.
+	specErr error
 	// requeueAfter is the time until the next reconcile; zero means that only a watch event triggers it.
 	requeueAfter time.Duration
 }
 
-// requeueWithin limits the time until the next reconcile. Zero changes nothing.
-func (s *state) requeueWithin(after time.Duration) {
-	if after > 0 && (s.requeueAfter == 0 || after < s.requeueAfter) {
-		s.requeueAfter = after
-	}
+// observe calls observePush or evaluatePull.
+func (c *Controller) observe(ctx context.Context, s *state) error {
+	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.observePush, fleet.Pull: c.evaluatePull}[s.member.Mode](ctx, s)
 }
 
-// addProblem appends to s.problems.
-func (s *state) addProblem(problem string) {
-	if s.problems != "" {
-		s.problems += messageSeparator
-	}
-	s.problems += problem
-}
-
-// contact observes the member by contactPush or evaluatePull. It contacts no member that the hub refuses to manage.
-func (c *Controller) contact(ctx context.Context, s *state) error {
-	if s.member.Refused != "" {
-		s.status = withFailureMessage(s.cluster.Status, s.member.Refused)
+// observePush sends requests to a push member. A failure of the member is part of the status, not an error.
+func (c *Controller) observePush(ctx context.Context, s *state) error {
+	s.requeueAfter = wait.Jitter(observeInterval, observeJitter)
+	observer, err := c.ensureObserver(ctx, s)
+	if err != nil {
+		if ctx.Err() != nil || isHubError(err) {
+			return err
+		}
+		if apierrors.IsNotFound(err) && karmada.IsRegistering(s.cluster) {
+			s.status = registeringStatus(s.cluster.Status, c.Clock.Now())
+			return nil
+		}
+		c.updateFailures(s.cluster.Name, func(before int) int { return before + 1 })
+		s.status = noConfigStatus(s.cluster.Status, err, c.Clock.Now())
 		return nil
 	}
-	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.contactPush, fleet.Pull: c.evaluatePull}[s.member.Mode](ctx, s)
-}
-
-// contactPush sends requests to a push member and runs its checks. A failure of the member is part of the status, not
-// an error.
-func (c *Controller) contactPush(ctx context.Context, s *state) error {
-	s.requeueWithin(contactInterval)
-	threshold := s.cluster.Spec.ConsecutiveFailureThreshold
-	config, facts, err := c.probe(ctx, s.member)
+	observed := observer.Observe(ctx, s.cluster.Status, s.cluster.Spec.ResourceModels)
 	if ctx.Err() != nil {
-		return fmt.Errorf("contact %s: %w", s.member.Key(), ctx.Err())
+		return fmt.Errorf("observe %s: %w", s.member.Name, ctx.Err())
 	}
-	if err != nil {
-		s.status = withContactFailure(s.cluster.Status, threshold, stableMessage(err))
-		return nil
+	c.updateFailures(s.cluster.Name, func(before int) int {
+		if observer.Failures() == 0 {
+			return 0
+		}
+		return before + 1
+	})
+	// An observation can take seconds. If the Cluster was deleted, refused or changed to another mode meanwhile, the
+	// result must not be written.
+	latest := &clusterv1alpha1.Cluster{}
+	if err := c.Hub.Get(ctx, client.ObjectKeyFromObject(s.cluster), latest); err != nil {
+		return fmt.Errorf("read cluster %s: %w", s.member.Name, err)
 	}
-	checked, err := c.runChecks(ctx, config, s.cluster)
-	if err != nil {
-		return fmt.Errorf("check %s: %w", s.member.Key(), err)
+	if latest.UID != s.cluster.UID || latest.Spec.SyncMode != s.cluster.Spec.SyncMode || fleet.FromCluster(latest).Refused != "" {
+		return phase.Wait{After: conflictRetryDelay, Reason: "the cluster was replaced or changed during the observation"}
 	}
-	if !checked.Ready {
-		s.requeueWithin(readinessInterval)
-	}
-	facts = c.keepAPIVersions(client.ObjectKeyFromObject(s.cluster), s.cluster.Status.APIVersions, facts)
-	s.status = afterPushCheck(withFacts(s.cluster.Status, facts), threshold, checked)
-	s.labels, _ = desiredLabels(s.cluster.Labels, facts.Version)
-	c.renewToken(ctx, s)
+	s.cluster, s.member, s.status = latest, fleet.FromCluster(latest), observed
 	return nil
 }
 
-// probe returns the configuration for requests to a push member, and its version and APIs.
-func (c *Controller) probe(ctx context.Context, m fleet.Member) (*rest.Config, fleet.Facts, error) {
-	ctx, cancel := context.WithTimeout(ctx, contactTimeout)
-	defer cancel()
-	config, err := c.MemberConfig(ctx, m)
-	if err != nil {
-		return nil, fleet.Facts{}, err
-	}
-	facts, err := fleet.Probe(ctx, config)
-	return config, facts, err
-}
-
-// volatileText matches the variable parts of a network error: the source port and the remaining timeout.
-var volatileText = regexp.MustCompile(`(\b[0-9.]+|\[[0-9a-f:.%]+\]):[0-9]+->|\?timeout=[^"&\s]*`)
-
-// stableMessage returns the message for a failed contact, without variable parts.
-func stableMessage(err error) string {
-	var dnsErr *net.DNSError
+// isHubError returns whether an error of MemberConfig is a failure of the hub's API. The member may be healthy.
+func isHubError(err error) bool {
 	var netErr net.Error
-	isDNS := errors.As(err, &dnsErr)
-	if !isDNS && (errors.Is(err, context.DeadlineExceeded) || errors.As(err, &netErr) && netErr.Timeout()) {
-		return fmt.Sprintf("does not answer within %s", contactTimeout)
-	}
-	return volatileText.ReplaceAllString(err.Error(), "")
-}
-
-// runChecks runs the readiness and liveness checks of a push member. A failed check is in Result.Failure. It returns an
-// error if ctx ends or the sandbox cannot run the checks, and a phase.Wait if all slots are in use.
-func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Result, error) {
-	if !cluster.DeletionTimestamp.IsZero() {
-		// The objects on the cluster must be removed even if a check fails or the status was lost.
-		return check.Result{Ready: true}, nil
-	}
-	if len(cluster.Spec.ReadinessChecks)+len(cluster.Spec.LivenessChecks) == 0 {
-		return check.Result{Ready: true}, nil
-	}
-	release, ok := c.acquireCheckSlot(cluster)
-	if !ok {
-		return check.Result{}, phase.Wait{Reason: "the checks of other clusters are running"}
-	}
-	defer release()
-	checksCtx, cancel := context.WithTimeout(ctx, checksTimeout)
-	defer cancel()
-	memberClient, err := check.NewReader(config)
-	if err != nil {
-		return check.Result{Failure: err.Error()}, nil
-	}
-	checker := check.Checker{Sandbox: c.Sandbox, Cluster: client.ObjectKeyFromObject(cluster)}
-	result, err := checker.EvaluateCluster(checksCtx, memberClient, &cluster.Spec, cluster.Status.Ready)
-	return result, errors.Join(ctx.Err(), err)
-}
-
-// acquireCheckSlot acquires a slot for the checks of a cluster. If ok is true, the caller must call release after the
-// checks. Otherwise other members use all slots, and the cluster is reconciled again when a slot is free.
-func (c *Controller) acquireCheckSlot(cluster *libv1beta1.SveltosCluster) (release func(), ok bool) {
-	if c.checkSlots == nil {
-		return func() {}, true
-	}
-	pool := slots.Pool{Name: "checks", Workers: maxConcurrentChecks, Slow: maxSlowChecks}
-	key := slots.Key{Name: cluster.Namespace, Max: maxChecksOfNamespace, Shared: maxChecksOfNamespace}
-	slot, ok := c.checkSlots.Acquire(reconcile.Request{NamespacedName: client.ObjectKeyFromObject(cluster)}, pool, key)
-	start := c.Clock.Now()
-	return func() {
-		if c.Clock.Since(start) > slowChecks {
-			slot.Release(key.Name) // the namespace is slow
-			return
-		}
-		slot.Release()
-	}, ok
-}
-
-// renewToken renews the token of a push member before it expires. An error is only a problem for an event and
-// failureMessage, since the present token is still valid.
-func (c *Controller) renewToken(ctx context.Context, s *state) {
-	// The hub does not renew the tokens of a cloud identity.
-	if s.cluster.Spec.TokenRequestRenewalOption == nil || s.member.Identity != nil {
-		return
-	}
-	renewal := join.Renewal{Hub: c.Hub, Clock: c.Clock, Member: func(ctx context.Context, cluster *libv1beta1.SveltosCluster) (*rest.Config, error) {
-		return c.MemberConfig(ctx, fleet.FromSveltosCluster(cluster))
-	}}
-	if c.LimitConfig != nil {
-		renewal.Limit = func(config *rest.Config) error { return c.LimitConfig(config, s.cluster.Namespace) }
-	}
-	renewAfter, err := renewal.Run(ctx, s.cluster)
-	s.requeueWithin(renewAfter)
-	if err == nil || ctx.Err() != nil {
-		return
-	}
-	log.FromContext(ctx).Info("cannot renew the token; retrying", logkeys.Member, s.member.Key(), logkeys.Reason, err.Error())
-	s.addProblem(err.Error())
+	return errors.As(err, &netErr) || errors.Is(err, context.DeadlineExceeded) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
+		apierrors.IsTooManyRequests(err) || apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err)
 }
 
 // evaluatePull computes the status of a pull member from the heartbeats of its agent.
 func (c *Controller) evaluatePull(ctx context.Context, s *state) error {
-	lastReport := ""
-	if at := s.cluster.Status.AgentLastReportTime; at != nil {
-		lastReport = at.UTC().String()
-	}
-	liveness, err := c.Heartbeats.Evaluate(ctx, s.member, lastReport)
+	c.observers.drop(s.member.Name)
+	liveness, err := c.Heartbeats.Evaluate(ctx, s.member, reportID(s.cluster.Status))
 	if err != nil {
 		return err
 	}
-	if !s.cluster.Status.Ready {
-		c.rememberNotReady(client.ObjectKeyFromObject(s.cluster))
-	}
-	before := *s.cluster.Status.DeepCopy()
-	if s.member.Deleting {
-		// The objects on the cluster must be removed even if a check fails or the status was lost.
-		before.AgentCheckFailures, before.Ready = 0, before.Ready || liveness.HasReported
-	}
-	status, evaluateAfter := afterPullCheck(before, s.cluster.Spec.ConsecutiveFailureThreshold, liveness)
-	s.status = status
-	s.status.AgentCheckFailures = s.cluster.Status.AgentCheckFailures
-	s.requeueWithin(evaluateAfter)
-	return nil
-}
-
-// patchLabels writes the labels of a push member if they differ.
-func (c *Controller) patchLabels(ctx context.Context, s *state) error {
-	if equality.Semantic.DeepEqual(s.cluster.Labels, s.labels) {
+	if ready := readyCondition(s.cluster.Status); ready == nil || ready.Status == metav1.ConditionUnknown {
+		// The agent has never reported or is already silent: only a report changes that.
 		return nil
 	}
-	patched := s.cluster.DeepCopy()
-	patched.Labels = s.labels
-	if err := c.Hub.Patch(ctx, patched, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
-		return fmt.Errorf("label cluster %s: %w", s.member.Key(), err)
+	if liveness.State == heartbeats.Silent {
+		s.status = silentStatus(s.cluster.Status, c.Clock.Now())
+		return nil
 	}
-	patched.Status = s.cluster.Status
-	s.cluster = patched
+	s.requeueAfter = liveness.Remaining
 	return nil
 }
 
 // patchStatus writes the status if it differs, and records events about the changes.
 func (c *Controller) patchStatus(ctx context.Context, s *state) error {
 	before := s.cluster.Status
-	s.status = finalStatus(s)
 	if equality.Semantic.DeepEqual(before, s.status) {
+		c.recordEvents(s, before)
 		return nil
 	}
 	patched := s.cluster.DeepCopy()
-	// A merge patch does not change the other fields, which the agent of a pull member writes.
 	patched.Status = s.status
-	err := c.Hub.Status().Patch(ctx, patched, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager))
-	if apierrors.IsNotFound(err) {
-		return nil
+	// Optimistic lock: the list of conditions is written as a whole, and an agent or another controller can write it
+	// concurrently.
+	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
+	if err := c.Hub.Status().Patch(ctx, patched, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return waitOnConflict(fmt.Errorf("patch status of cluster %s: %w", s.member.Name, err))
 	}
-	if err != nil {
-		return fmt.Errorf("patch status of cluster %s: %w", s.member.Key(), err)
-	}
+	s.cluster = patched
 	c.recordEvents(s, before)
 	return nil
 }
 
-// recordEvents records the changes of the status as events. It records none for a cluster that is being deregistered:
-// the deregistration has its own events.
-func (c *Controller) recordEvents(s *state, before libv1beta1.SveltosClusterStatus) {
+// completeSpec writes the default resource models, and moves the deprecated field zone to zones. It is the first step,
+// so that the spec is complete when the cluster becomes ready. If the API server rejects the spec, the member is still
+// observed.
+func (c *Controller) completeSpec(ctx context.Context, s *state) error {
+	err := c.patchSpec(ctx, s, func(spec *clusterv1alpha1.ClusterSpec) {
+		if len(spec.ResourceModels) == 0 {
+			spec.ResourceModels = clusterstatus.DefaultResourceModels()
+		}
+		if spec.Zone != "" {
+			spec.Zones, spec.Zone = []string{spec.Zone}, ""
+		}
+	})
+	var conflict phase.Wait
+	if errors.As(err, &conflict) || apierrors.IsNotFound(err) {
+		return err
+	}
+	s.specErr = err
+	return nil
+}
+
+// updateTaints writes the taints that follow from the condition Ready.
+func (c *Controller) updateTaints(ctx context.Context, s *state) error {
+	return c.patchSpec(ctx, s, func(spec *clusterv1alpha1.ClusterSpec) {
+		spec.Taints = desiredTaints(spec.Taints, readyCondition(s.cluster.Status), c.Clock.Now())
+	})
+}
+
+// patchSpec changes the spec of a Cluster that is not being deleted.
+func (c *Controller) patchSpec(ctx context.Context, s *state, change func(*clusterv1alpha1.ClusterSpec)) error {
 	if s.member.Deleting {
+		return nil
+	}
+	patched := s.cluster.DeepCopy()
+	change(&patched.Spec)
+	if equality.Semantic.DeepEqual(s.cluster.Spec, patched.Spec) {
+		return nil
+	}
+	// Optimistic lock: users write taints, too, and each list is written as a whole.
+	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
+	if err := c.Hub.Patch(ctx, patched, patch, client.FieldOwner(kube.FieldManager)); err != nil {
+		return waitOnConflict(fmt.Errorf("patch spec of cluster %s: %w", s.member.Name, err))
+	}
+	s.cluster = patched
+	return nil
+}
+
+// waitOnConflict returns a phase.Wait for a write conflict, and any other error unchanged.
+func waitOnConflict(err error) error {
+	if apierrors.IsConflict(err) {
+		return phase.Wait{After: conflictRetryDelay, Reason: err.Error()}
+	}
+	return err
+}
+
+// recordEvents records a change of the condition Ready as an event. It records none for a Cluster that is being
+// deleted: the deregistration has its own events.
+func (c *Controller) recordEvents(s *state, before clusterv1alpha1.ClusterStatus) {
+	ready := readyCondition(s.status)
+	former, hasFormer := c.replaceLastReady(s.cluster.Name, conditionSummary(ready))
+	if !hasFormer {
+		former = conditionSummary(readyCondition(before))
+	}
+	if ready == nil || former == conditionSummary(ready) || s.member.Deleting || ready.Reason == clusterv1alpha1.ReasonRegistrationNotFinished {
 		return
 	}
-	now, hasBecomeReady := s.status, c.takeReadyTransition(s, before)
-	switch {
-	case hasBecomeReady && now.Version != "":
-		c.recordEvent(s, corev1.EventTypeNormal, "Ready", " is ready, Kubernetes "+now.Version)
-	case hasBecomeReady:
-		c.recordEvent(s, corev1.EventTypeNormal, "Ready", " is ready")
-	case now.ConnectionStatus == libv1beta1.ConnectionDown && before.ConnectionStatus != now.ConnectionStatus:
-		c.recordEvent(s, corev1.EventTypeWarning, "Down", " is down: "+now.FailureMessage)
-	case now.ConnectionStatus == libv1beta1.ConnectionHealthy && before.ConnectionStatus == libv1beta1.ConnectionDown:
-		c.recordEvent(s, corev1.EventTypeNormal, "Healthy", " is healthy again")
-	case now.FailureMessage != "" && now.FailureMessage != s.problems && now.FailureMessage != before.FailureMessage && !now.Ready:
-		c.recordEvent(s, corev1.EventTypeWarning, "NotReady", ": "+now.FailureMessage)
+	if ready.Status == metav1.ConditionTrue {
+		c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, ready.Reason, clusterv1alpha1.ClusterKind, "cluster %s is ready, Kubernetes %s",
+			s.cluster.Name, s.status.KubernetesVersion)
+		return
 	}
-	if s.problems != "" && !strings.Contains(before.FailureMessage, s.problems) {
-		c.recordEvent(s, corev1.EventTypeWarning, "Attention", ": "+s.problems)
-	}
+	c.Events.Eventf(s.cluster, nil, corev1.EventTypeWarning, ready.Reason, clusterv1alpha1.ClusterKind, "cluster %s: %s", s.cluster.Name, ready.Message)
 }
 
-// takeReadyTransition returns whether a member has become ready. For a pull member, whose agent writes Ready itself, it
-// compares with notReady, and removes the member from it.
-func (c *Controller) takeReadyTransition(s *state, before libv1beta1.SveltosClusterStatus) bool {
-	if s.member.Mode == fleet.Push || !s.status.Ready || s.status.ConnectionStatus != libv1beta1.ConnectionHealthy {
-		return s.status.Ready && !before.Ready
-	}
-	return c.forgetNotReady(client.ObjectKeyFromObject(s.cluster)) || before.ConnectionStatus == ""
-}
-
-// rememberNotReady adds a pull member to c.notReady.
-func (c *Controller) rememberNotReady(name types.NamespacedName) {
+// replaceLastReady replaces the entry of a Cluster in c.lastReady and returns the former entry; ok is false if there
+// was none.
+func (c *Controller) replaceLastReady(name, summary string) (former string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.notReady == nil {
-		c.notReady = map[types.NamespacedName]struct{}{}
+	if c.lastReady == nil {
+		c.lastReady = map[string]string{}
 	}
-	c.notReady[name] = struct{}{}
+	former, ok = c.lastReady[name]
+	c.lastReady[name] = summary
+	return former, ok
 }
 
-// forgetNotReady removes a pull member from c.notReady and returns whether it was there.
-func (c *Controller) forgetNotReady(name types.NamespacedName) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, wasNotReady := c.notReady[name]
-	delete(c.notReady, name)
-	return wasNotReady
-}
-
-// recordEvent records an event about the cluster. The message is "cluster <name>" and text.
-func (c *Controller) recordEvent(s *state, kind, reason, text string) {
-	c.Events.Eventf(s.cluster, nil, kind, reason, libv1beta1.SveltosClusterKind, "cluster %s%s", s.member.Key(), text)
-}
-
-// recordPauseEvent records that the active window paused or unpaused the cluster.
-func (c *Controller) recordPauseEvent(s *state) {
-	reason, text := "Unpaused", "unpaused"
-	if s.cluster.Spec.Paused {
-		reason, text = "Paused", "paused"
+// conditionSummary returns the status and the reason of a condition, "" for nil.
+func conditionSummary(ready *metav1.Condition) string {
+	if ready == nil {
+		return ""
 	}
-	c.Events.Eventf(s.cluster, nil, corev1.EventTypeNormal, reason, libv1beta1.SveltosClusterKind, "cluster %s is %s by its active window", s.member.Key(), text)
+	return string(ready.Status) + "/" + ready.Reason
 }

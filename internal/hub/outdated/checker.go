@@ -48,7 +48,7 @@ type Options struct {
 	// Interval is the time between two checks.
 	Interval time.Duration
 	Clock    clock.WithTicker
-	// Sandbox expands templates, see source.Subject.
+	// Sandbox expands templates, see source.TemplateContext.
 	Sandbox *sandbox.Pool
 	// Resources reads the objects of templateResourceRefs.
 	Resources *resources.Watcher

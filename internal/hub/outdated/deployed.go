@@ -43,11 +43,11 @@ func (c *Checker) queries(ctx context.Context) (map[string]*query, error) {
 	}
 	queries := map[string]*query{}
 	for _, summary := range deployed {
-		subject, err := summaries.SubjectFor(summary, clusters[match.MemberID(summary)], c.Sandbox)
+		tmplCtx, err := summaries.TemplateContextFor(summary, clusters[match.MemberID(summary)], c.Sandbox)
 		if err != nil {
 			continue // its profile is being deleted
 		}
-		charts, expandErr := c.expandedCharts(ctx, summary, subject)
+		charts, expandErr := c.expandedCharts(ctx, summary, tmplCtx)
 		for rel := range releasesOf(summary) {
 			chart, ok := charts[rel.namespace+"/"+rel.name]
 			if !ok && expandErr != nil {
@@ -61,7 +61,7 @@ func (c *Checker) queries(ctx context.Context) (map[string]*query, error) {
 			if source.IsFluxURL(chart.RepositoryURL) {
 				continue // a Flux source has only one version
 			}
-			login, err := source.LoginFor(ctx, c.Secrets, chart, subject)
+			login, err := source.LoginFor(ctx, c.Secrets, chart, tmplCtx)
 			repository, name := source.RepositoryOf(chart, login)
 			key := repository.Key()
 			if err != nil {
@@ -127,16 +127,16 @@ func releasesOf(summary *configv1beta1.ClusterSummary) map[release]string {
 
 // expandedCharts returns the charts of a summary by release. It omits charts with an invalid template, which are not
 // deployed. Another error, for example a sandbox.LimitError, is returned together with the other charts.
-func (c *Checker) expandedCharts(ctx context.Context, summary *configv1beta1.ClusterSummary, subject source.Subject) (charts map[string]configv1beta1.HelmChart, err error) {
-	if subject, err = summaries.WithResources(ctx, c.Resources, summary, subject); err != nil {
+func (c *Checker) expandedCharts(ctx context.Context, summary *configv1beta1.ClusterSummary, tmplCtx source.TemplateContext) (charts map[string]configv1beta1.HelmChart, err error) {
+	if tmplCtx, err = summaries.WithResources(ctx, c.Resources, summary, tmplCtx); err != nil {
 		return nil, err
 	}
 	charts = map[string]configv1beta1.HelmChart{}
 	for _, chart := range summary.Spec.ClusterProfileSpec.HelmCharts {
-		expanded, expandErr := source.ExpandChart(chart, subject)
+		expanded, expandErr := source.ExpandChart(chart, tmplCtx)
 		if expandErr == nil {
 			charts[expanded.ReleaseNamespace+"/"+expanded.ReleaseName] = expanded
-		} else if _, isInvalid := errors.AsType[phase.Invalid](expandErr); !isInvalid {
+		} else if _, isInvalid := errors.AsType[phase.TerminalError](expandErr); !isInvalid {
 			err = errors.Join(err, expandErr)
 		}
 	}

@@ -21,7 +21,7 @@ import (
 func (r *reconciler) statusOf(old configv1beta1.ProfileStatus, s *state, outcome phase.Outcome) configv1beta1.ProfileStatus {
 	updated := *old.DeepCopy()
 	switch {
-	case outcome.Kind == phase.Waiting || outcome.Kind == phase.Rejected:
+	case outcome.Kind == phase.Waiting || outcome.Kind == phase.Terminal:
 		updated.SuspensionReason = outcome.Message()
 	case s.matched:
 		// checkMissing may have waited for another reason before.

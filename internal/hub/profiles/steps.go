@@ -124,7 +124,7 @@ func (r *reconciler) match(ctx context.Context, s *state) error {
 	s.unsupported = status.UnsupportedMessage(r.Unsupported(*s.spec))
 	selection, err := r.selections.get(r.kind, s.profile)
 	if err != nil {
-		return phase.Invalid{Err: err}
+		return phase.TerminalError{Err: err}
 	}
 	members, err := fleet.List(ctx, r.Hub)
 	if err != nil {

@@ -51,34 +51,34 @@ type pin struct {
 
 // Load returns the objects that a summary refers to, and watches them until Forget or the next Load for the summary. It
 // must be called only in the reconcile of the summary. Errors name the identifier of the reference. They wrap
-// source.ErrNotFound if an object does not exist and is not optional, and are phase.Invalid if only the user can
+// source.ErrNotFound if an object does not exist and is not optional, and are phase.TerminalError if only the user can
 // correct them.
-func (w *Watcher) Load(ctx context.Context, summary types.NamespacedName, refs []configv1beta1.TemplateResourceRef, subject source.Subject) (source.Resources, error) {
-	resolved, err := w.resolveAll(refs, subject)
+func (w *Watcher) Load(ctx context.Context, summary types.NamespacedName, refs []configv1beta1.TemplateResourceRef, tmplCtx source.TemplateContext) (source.Resources, error) {
+	resolved, err := w.resolveAll(refs, tmplCtx)
 	if err != nil {
 		// The summary keeps its former references. A change of the spec or of the cluster can correct the error, and triggers
 		// a reconcile.
 		return source.Resources{}, err
 	}
 	// The watch begins before the objects are read, so that no change is missed.
-	w.setReferences(summary, summaryReferences{namespace: subject.RestrictedNamespace, all: resolved})
-	return collect(refs, resolved, subject, func(reference source.ResourceReference) (pin, error) { return w.readPinned(ctx, reference) })
+	w.setReferences(summary, summaryReferences{namespace: tmplCtx.RestrictedNamespace, all: resolved})
+	return collect(refs, resolved, tmplCtx, func(reference source.ResourceReference) (pin, error) { return w.readPinned(ctx, reference) })
 }
 
 // Read returns the same objects and errors as Load, but does not change the references of the summary. It is for
 // callers outside of the reconcile, which can have an old spec or cluster, or the spec of a deleted summary.
-func (w *Watcher) Read(ctx context.Context, refs []configv1beta1.TemplateResourceRef, subject source.Subject) (source.Resources, error) {
-	resolved, err := w.resolveAll(refs, subject)
+func (w *Watcher) Read(ctx context.Context, refs []configv1beta1.TemplateResourceRef, tmplCtx source.TemplateContext) (source.Resources, error) {
+	resolved, err := w.resolveAll(refs, tmplCtx)
 	if err != nil {
 		return source.Resources{}, err
 	}
-	return collect(refs, resolved, subject, func(reference source.ResourceReference) (pin, error) { return w.readUnwatched(ctx, reference) })
+	return collect(refs, resolved, tmplCtx, func(reference source.ResourceReference) (pin, error) { return w.readUnwatched(ctx, reference) })
 }
 
-func (w *Watcher) resolveAll(refs []configv1beta1.TemplateResourceRef, subject source.Subject) ([]source.ResourceReference, error) {
+func (w *Watcher) resolveAll(refs []configv1beta1.TemplateResourceRef, tmplCtx source.TemplateContext) ([]source.ResourceReference, error) {
 	resolved := make([]source.ResourceReference, 0, len(refs))
 	for _, ref := range refs {
-		reference, err := w.resolve(ref, subject)
+		reference, err := w.resolve(ref, tmplCtx)
 		if err != nil {
 			return nil, fmt.Errorf("templateResourceRefs %s: %w", ref.Identifier, err)
 		}
@@ -89,7 +89,7 @@ func (w *Watcher) resolveAll(refs []configv1beta1.TemplateResourceRef, subject s
 
 // collect reads the objects of refs. resolved has the same references, resolved.
 func collect(
-	refs []configv1beta1.TemplateResourceRef, resolved []source.ResourceReference, subject source.Subject, read func(source.ResourceReference) (pin, error),
+	refs []configv1beta1.TemplateResourceRef, resolved []source.ResourceReference, tmplCtx source.TemplateContext, read func(source.ResourceReference) (pin, error),
 ) (source.Resources, error) {
 	loaded := source.Resources{Objects: map[string]json.RawMessage{}}
 	sum := sha256.New()
@@ -100,7 +100,7 @@ func collect(
 			pinned, err = pin{}, nil
 		}
 		if err == nil {
-			err = checkAllowed(resolved[i], pinned, subject, ref.Optional)
+			err = checkAllowed(resolved[i], pinned, tmplCtx, ref.Optional)
 		}
 		if err != nil {
 			return source.Resources{}, fmt.Errorf("templateResourceRefs %s: %w", ref.Identifier, err)
@@ -112,7 +112,7 @@ func collect(
 		}
 		loaded.HasSecret = loaded.HasSecret || isSecret(resolved[i])
 		if size += len(pinned.content); size > source.MaxResourcesSize {
-			return source.Resources{}, phase.Invalidf("templateResourceRefs: the objects have more than %d MiB", source.MaxResourcesSize>>20)
+			return source.Resources{}, phase.TerminalErrorf("templateResourceRefs: the objects have more than %d MiB", source.MaxResourcesSize>>20)
 		}
 		// Each part is quoted, so that different references have different texts.
 		_, _ = fmt.Fprintf(sum, "%q %q %q\n", ref.Identifier, fmt.Sprint(resolved[i]), []string{resolved[i].WatchFields, strconv.FormatBool(resolved[i].IgnoreStatus), fmt.Sprintf("%x", sha256.Sum256(pinned.content))})
@@ -127,8 +127,8 @@ func collect(
 func (w *Watcher) Forget(summary types.NamespacedName) { w.setReferences(summary, summaryReferences{}) }
 
 // resolve expands the templates of a reference. The namespace is empty for a cluster-scoped kind.
-func (w *Watcher) resolve(ref configv1beta1.TemplateResourceRef, subject source.Subject) (source.ResourceReference, error) {
-	reference, err := source.ResolveResource(ref, subject)
+func (w *Watcher) resolve(ref configv1beta1.TemplateResourceRef, tmplCtx source.TemplateContext) (source.ResourceReference, error) {
+	reference, err := source.ResolveResource(ref, tmplCtx)
 	if err != nil {
 		return source.ResourceReference{}, err
 	}
@@ -147,8 +147,8 @@ func (w *Watcher) resolve(ref configv1beta1.TemplateResourceRef, subject source.
 		return reference, nil
 	}
 	reference.Namespace = ""
-	if subject.RestrictedNamespace != "" {
-		return source.ResourceReference{}, phase.Invalidf("%s has no namespace: a Profile reads its own namespace %s only", reference, subject.RestrictedNamespace)
+	if tmplCtx.RestrictedNamespace != "" {
+		return source.ResourceReference{}, phase.TerminalErrorf("%s has no namespace: a Profile reads its own namespace %s only", reference, tmplCtx.RestrictedNamespace)
 	}
 	return reference, nil
 }
@@ -172,12 +172,12 @@ func isSecret(reference source.ResourceReference) bool {
 // checkAllowed returns an error for an object that does not exist and is not optional, and for a Secret that a Profile
 // must not read: the namespace also has Secrets with kubeconfigs and tokens of clusters, which authors of Profiles may
 // not be allowed to read.
-func checkAllowed(reference source.ResourceReference, pinned pin, subject source.Subject, isOptional bool) error {
+func checkAllowed(reference source.ResourceReference, pinned pin, tmplCtx source.TemplateContext, isOptional bool) error {
 	if pinned.content == nil && !isOptional {
 		return fmt.Errorf("%s %w", reference, source.ErrNotFound)
 	}
-	if subject.RestrictedNamespace != "" && isSecret(reference) && pinned.content != nil && pinned.secretType != libv1beta1.ProfileSecretType {
-		return phase.Invalidf("%s: its type is %q, but a Profile reads only Secrets of type %q", reference, pinned.secretType, libv1beta1.ProfileSecretType)
+	if tmplCtx.RestrictedNamespace != "" && isSecret(reference) && pinned.content != nil && pinned.secretType != libv1beta1.ProfileSecretType {
+		return phase.TerminalErrorf("%s: its type is %q, but a Profile reads only Secrets of type %q", reference, pinned.secretType, libv1beta1.ProfileSecretType)
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func TestOtherReadersLeaveTheReferences(t *testing.T) {
 	w.create(former)
 	w.mustLoad("reader", w.ref("ConfigMap", "settings"))
 	for name, ref := range map[string]configv1beta1.TemplateResourceRef{"of the summary": w.ref("ConfigMap", "settings"), "former": w.ref("ConfigMap", "former")} {
-		got, err := w.Read(t.Context(), []configv1beta1.TemplateResourceRef{ref}, w.subject())
+		got, err := w.Read(t.Context(), []configv1beta1.TemplateResourceRef{ref}, w.templateContext())
 		if err != nil || !strings.Contains(string(got.Objects["x"]), `"value":"one"`) {
 			t.Errorf("the reference %s: got %s, %v", name, got.Objects["x"], err)
 		}

@@ -42,12 +42,12 @@ func TestKindsOfANamespace(t *testing.T) {
 	}
 	// load returns the error of a summary of a Profile in a namespace, or of a ClusterProfile.
 	load := func(namespace string, refs ...configv1beta1.TemplateResourceRef) error {
-		subject := w.subject()
-		subject.Namespace, subject.RestrictedNamespace = namespace, namespace
+		tmplCtx := w.templateContext()
+		tmplCtx.Namespace, tmplCtx.RestrictedNamespace = namespace, namespace
 		if namespace == "" {
-			subject.Namespace = w.namespace
+			tmplCtx.Namespace = w.namespace
 		}
-		_, err := w.Load(t.Context(), types.NamespacedName{Namespace: subject.Namespace, Name: "of-" + namespace}, refs, subject)
+		_, err := w.Load(t.Context(), types.NamespacedName{Namespace: tmplCtx.Namespace, Name: "of-" + namespace}, refs, tmplCtx)
 		return err
 	}
 	wantLoaded := func(what, namespace string, refs ...configv1beta1.TemplateResourceRef) {

@@ -102,11 +102,13 @@ func newCache(t *testing.T, config *rest.Config) cache.Cache {
 	return c
 }
 
-func (w *world) subject() source.Subject { return source.Subject{Namespace: w.namespace, Name: "one"} }
+func (w *world) templateContext() source.TemplateContext {
+	return source.TemplateContext{Namespace: w.namespace, Name: "one"}
+}
 
 func (w *world) load(summary string, refs ...configv1beta1.TemplateResourceRef) (source.Resources, error) {
 	w.Helper()
-	return w.Load(w.Context(), types.NamespacedName{Namespace: w.namespace, Name: summary}, refs, w.subject())
+	return w.Load(w.Context(), types.NamespacedName{Namespace: w.namespace, Name: summary}, refs, w.templateContext())
 }
 
 // mustLoad loads one object with the identifier x and returns its JSON.
@@ -399,8 +401,8 @@ func TestProfilesReadTheirNamespace(t *testing.T) {
 	w := newWorld(t)
 	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "kubeconfig"}, StringData: map[string]string{"a": "b"}})
 	w.create(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "content"}, Type: libv1beta1.ProfileSecretType, StringData: map[string]string{"a": "b"}})
-	confined := w.subject()
-	confined.RestrictedNamespace = w.namespace
+	restricted := w.templateContext()
+	restricted.RestrictedNamespace = w.namespace
 	summary := types.NamespacedName{Namespace: w.namespace, Name: "tenant"}
 	for name, test := range map[string]struct {
 		ref  configv1beta1.TemplateResourceRef
@@ -413,12 +415,12 @@ func TestProfilesReadTheirNamespace(t *testing.T) {
 		"no namespace":       {w.ref("Namespace", "default"), "Namespace default has no namespace: a Profile reads its own namespace"},
 		"a Secret of others": {w.ref("Secret", "kubeconfig"), `but a Profile reads only Secrets of type "addons.projectsveltos.io/cluster-profile"`},
 	} {
-		loaded, err := w.Load(t.Context(), summary, []configv1beta1.TemplateResourceRef{test.ref}, confined)
-		if _, isInvalid := errors.AsType[phase.Invalid](err); !isInvalid || !strings.Contains(err.Error(), test.want) || len(loaded.Objects) > 0 {
+		loaded, err := w.Load(t.Context(), summary, []configv1beta1.TemplateResourceRef{test.ref}, restricted)
+		if _, isInvalid := errors.AsType[phase.TerminalError](err); !isInvalid || !strings.Contains(err.Error(), test.want) || len(loaded.Objects) > 0 {
 			t.Errorf("%s: got %v, %v, want %s", name, loaded, err, test.want)
 		}
 	}
-	loaded, err := w.Load(t.Context(), summary, []configv1beta1.TemplateResourceRef{w.ref("Secret", "content")}, confined)
+	loaded, err := w.Load(t.Context(), summary, []configv1beta1.TemplateResourceRef{w.ref("Secret", "content")}, restricted)
 	if err != nil || !loaded.HasSecret || len(loaded.Objects) != 1 {
 		t.Errorf("a Secret for profiles: got %v, %v", loaded, err)
 	}

@@ -21,14 +21,14 @@ const (
 )
 
 // Compile returns the manifest with the Roles and ClusterRoles in contents, and a binding to the ServiceAccount of
-// request for each. Errors are phase.Invalid.
+// request for each. Errors are phase.TerminalError.
 func Compile(request *libv1beta1.RoleRequest, contents []source.Content) ([]byte, error) {
 	var manifest bytes.Buffer
 	manifest.WriteString("# The Roles of RoleRequest " + request.Name + "\n")
 	compiled := map[kube.Ref]bool{}
 	for _, content := range contents {
 		if content.Template || content.Lua {
-			return nil, phase.Invalidf("%s: roleRefs cannot be templates or scripts", content.Reference)
+			return nil, phase.TerminalErrorf("%s: roleRefs cannot be templates or scripts", content.Reference)
 		}
 		for _, file := range content.Files {
 			err := appendFile(&manifest, request, file, compiled)
@@ -45,18 +45,18 @@ func Compile(request *libv1beta1.RoleRequest, contents []source.Content) ([]byte
 }
 
 // appendFile appends the Roles and ClusterRoles in a file, with their bindings, to the manifest, and adds them to
-// compiled. Errors are phase.Invalid.
+// compiled. Errors are phase.TerminalError.
 func appendFile(manifest *bytes.Buffer, request *libv1beta1.RoleRequest, file source.File, compiled map[kube.Ref]bool) error {
 	roles, err := kube.DecodeManifest(file.Data)
 	if err != nil {
-		return phase.Invalid{Err: err}
+		return phase.TerminalError{Err: err}
 	}
 	for _, role := range roles {
 		if err := checkRole(role); err != nil {
-			return phase.Invalid{Err: err}
+			return phase.TerminalError{Err: err}
 		}
 		if compiled[kube.RefOf(role).Key()] {
-			return phase.Invalidf("%s is in roleRefs twice", kube.RefOf(role))
+			return phase.TerminalErrorf("%s is in roleRefs twice", kube.RefOf(role))
 		}
 		compiled[kube.RefOf(role).Key()] = true
 		if err := appendRole(manifest, request, role); err != nil {
@@ -97,7 +97,7 @@ func appendRole(manifest *bytes.Buffer, request *libv1beta1.RoleRequest, role *u
 	for _, object := range []any{role.Object, binding} {
 		document, err := json.Marshal(object)
 		if err != nil {
-			return phase.Invalidf("encode %s: %w", role.GetName(), err)
+			return phase.TerminalErrorf("encode %s: %w", role.GetName(), err)
 		}
 		manifest.WriteString("---\n")
 		manifest.Write(document)

@@ -103,7 +103,7 @@ func TestCompileRejects(t *testing.T) {
 		"ConfigMap default/roles, a.yaml: ClusterRole rbac.authorization.k8s.io admin is in roleRefs twice": slices.Repeat([]source.Content{content(clusterRole)}, 2),
 	} {
 		_, err := rolerequests.Compile(request(), contents)
-		var invalid phase.Invalid
+		var invalid phase.TerminalError
 		if !errors.As(err, &invalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %q", err, want)
 		}
@@ -122,7 +122,7 @@ func TestErrorsHideSecrets(t *testing.T) {
 		secret := content(text)
 		secret.Reference.Kind, secret.Sensitive = "Secret", true
 		_, err := rolerequests.Compile(request(), []source.Content{secret})
-		var invalid phase.Invalid
+		var invalid phase.TerminalError
 		if !errors.As(err, &invalid) || !strings.HasPrefix(err.Error(), "Secret default/roles, a.yaml") || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: got %v, want an error that names the key only", name, err)
 		}

@@ -55,7 +55,7 @@ func (c *Controller) patch(ctx context.Context, from, to *libv1beta1.RoleRequest
 func (c *Controller) compile(ctx context.Context, s *state) error {
 	var contents []source.Content
 	for _, ref := range s.request.Spec.RoleRefs {
-		content, err := c.Contents.Manifests(ctx, libv1beta1.PolicyRef{Kind: libv1beta1.SourceKind(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, source.Subject{})
+		content, err := c.Contents.Manifests(ctx, libv1beta1.PolicyRef{Kind: libv1beta1.SourceKind(ref.Kind), Namespace: ref.Namespace, Name: ref.Name}, source.TemplateContext{})
 		if errors.Is(err, source.ErrNotFound) {
 			return phase.Wait{Reason: err.Error()}
 		}
@@ -161,7 +161,7 @@ func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
 func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome) error {
 	changed := s.request.DeepCopy()
 	switch {
-	case outcome.Kind == phase.Waiting || outcome.Kind == phase.Rejected:
+	case outcome.Kind == phase.Waiting || outcome.Kind == phase.Terminal:
 		changed.Status.FailureMessage = ptr.To(outcome.Message())
 	case s.profile != nil:
 		changed.Status.FailureMessage = nil

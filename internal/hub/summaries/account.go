@@ -21,11 +21,11 @@ func localAccount(owner bundle.Owner, summary *configv1beta1.ClusterSummary) (st
 	name, namespace := summary.Labels[libv1beta1.ServiceAccountNameLabel], summary.Labels[libv1beta1.ServiceAccountNamespaceLabel]
 	if owner.Kind == configv1beta1.ProfileKind {
 		if name == "" {
-			return "", phase.Invalidf("a Profile deploys to the hub as a ServiceAccount of its namespace: set label %s of the Profile to the name of one that may write the objects",
+			return "", phase.TerminalErrorf("a Profile deploys to the hub as a ServiceAccount of its namespace: set label %s of the Profile to the name of one that may write the objects",
 				libv1beta1.ServiceAccountNameLabel)
 		}
 		if namespace != "" && namespace != summary.Namespace {
-			return "", phase.Invalidf("a Profile deploys to the hub as a ServiceAccount of its own namespace %s, and label %s names %s",
+			return "", phase.TerminalErrorf("a Profile deploys to the hub as a ServiceAccount of its own namespace %s, and label %s names %s",
 				summary.Namespace, libv1beta1.ServiceAccountNamespaceLabel, namespace)
 		}
 	}
@@ -43,7 +43,7 @@ func memberAccount(owner bundle.Owner, summary *configv1beta1.ClusterSummary) (s
 		namespace = cmp.Or(namespace, summary.Namespace)
 	}
 	if name == "" || namespace == "" {
-		return "", phase.Invalidf("labels %s and %s must be set together", libv1beta1.ServiceAccountNameLabel, libv1beta1.ServiceAccountNamespaceLabel)
+		return "", phase.TerminalErrorf("labels %s and %s must be set together", libv1beta1.ServiceAccountNameLabel, libv1beta1.ServiceAccountNamespaceLabel)
 	}
 	return namespace + "/" + name, nil
 }

@@ -25,7 +25,7 @@ func patchReferences(r ComposeRequest) ([]source.Reference, error) {
 	var all []source.Reference
 	var first error
 	for _, ref := range r.Summary.Spec.ClusterProfileSpec.PatchesFrom {
-		resolved, err := source.ResolveValueFrom(ref, r.Subject)
+		resolved, err := source.ResolveValueFrom(ref, r.TemplateContext)
 		if err == nil {
 			all = append(all, resolved)
 		} else if first == nil {
@@ -45,29 +45,29 @@ func hasPatchTemplate(spec configv1beta1.ProfileSpec) bool {
 // from other objects.
 func (c *Composer) loadChanges(ctx context.Context, r ComposeRequest) (render.Changes, error) {
 	spec := r.Summary.Spec.ClusterProfileSpec
-	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations, Scope: r.Subject.RestrictedNamespace, Memory: r.Subject.Memory}
+	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations, Scope: r.TemplateContext.RestrictedNamespace, Memory: r.TemplateContext.Memory}
 	if err := changes.Validate(); err != nil {
 		return render.Changes{}, withReason(status.ReasonRender, err)
 	}
 	if err := engine.CheckDriftExclusions(spec.DriftExclusions); err != nil {
-		return render.Changes{}, withReason(status.ReasonRender, phase.Invalid{Err: err})
+		return render.Changes{}, withReason(status.ReasonRender, phase.TerminalError{Err: err})
 	}
 	for i, patch := range spec.Patches {
 		origin := fmt.Sprintf("patches[%d]", i)
-		text, err := r.Subject.Expand(origin, patch.Patch)
+		text, err := r.TemplateContext.Expand(origin, patch.Patch)
 		if err != nil {
 			return render.Changes{}, withReason(status.ReasonRender, err)
 		}
-		isPrivate := r.Subject.Resources.HasSecret && text != patch.Patch
+		isPrivate := r.TemplateContext.Resources.HasSecret && text != patch.Patch
 		changes.Patches = append(changes.Patches, render.Patch{Origin: origin, Text: text, Target: patch.Target, IsPrivate: isPrivate})
 	}
 	var expanded, plain []render.Patch
 	for _, ref := range spec.PatchesFrom {
-		content, err := c.Contents.Values(ctx, ref, r.Subject)
+		content, err := c.Contents.Values(ctx, ref, r.TemplateContext)
 		if err != nil {
 			return render.Changes{}, withReason(status.ReasonSource, fmt.Errorf("patchesFrom: %w", err))
 		}
-		patches, err := decodePatches(content, r.Subject)
+		patches, err := decodePatches(content, r.TemplateContext)
 		if err != nil {
 			return render.Changes{}, withReason(status.ReasonRender, err)
 		}
@@ -83,19 +83,19 @@ func (c *Composer) loadChanges(ctx context.Context, r ComposeRequest) (render.Ch
 }
 
 // decodePatches returns the patches in an object of patchesFrom, in the order of its keys.
-func decodePatches(content source.Content, subject source.Subject) ([]render.Patch, error) {
+func decodePatches(content source.Content, tmplCtx source.TemplateContext) ([]render.Patch, error) {
 	var all []render.Patch
 	for _, file := range content.Files {
 		origin := fmt.Sprintf("patchesFrom %s, key %s", content.Reference, file.Name)
 		text, err := string(file.Data), error(nil)
 		if content.Template {
-			text, err = subject.Expand(origin, text)
+			text, err = tmplCtx.Expand(origin, text)
 		}
 		isPrivate := content.Sensitive
 		var patches []render.Patch
 		if err == nil {
-			isPrivate = content.WithSensitivityOf(subject).Sensitive
-			patches, err = render.DecodePatches(origin, text, subject.Memory)
+			isPrivate = content.WithSensitivityOf(tmplCtx).Sensitive
+			patches, err = render.DecodePatches(origin, text, tmplCtx.Memory)
 		}
 		if err != nil && isPrivate {
 			err = source.HideDetails(origin, err)
@@ -153,7 +153,7 @@ func (c *Composer) applyChanges(changes render.Changes, composed composedItems) 
 	composed.items = items
 	digest, err := changes.Digest()
 	if err != nil {
-		return composedItems{}, withReason(status.ReasonRender, phase.Invalid{Err: err})
+		return composedItems{}, withReason(status.ReasonRender, phase.TerminalError{Err: err})
 	}
 	composed.releases = slices.Clone(composed.releases)
 	for i := range composed.releases {

@@ -111,7 +111,7 @@ func TestPatchesOfProfile(t *testing.T) {
 			composer := newComposer(t, hub)
 			made, err := composer.Compose(t.Context(), requestForContent(c.edit), libv1beta1.FeatureResources)
 			if c.error != "" {
-				var invalid phase.Invalid
+				var invalid phase.TerminalError
 				if err == nil || !strings.Contains(err.Error(), c.error) || errors.Is(err, source.ErrNotFound) != c.isMissing || errors.As(err, &invalid) == c.isMissing {
 					t.Fatalf("got error %v, want %q", err, c.error)
 				}
@@ -139,7 +139,7 @@ func TestChangesAreComposedOnce(t *testing.T) {
 			s.Patches = []libv1beta1.Patch{setText("a")}
 			s.ExtraLabels = map[string]string{"a": "profile"}
 		})
-		r.Subject.Name = member
+		r.TemplateContext.Name = member
 		made, err := composer.Compose(t.Context(), r, libv1beta1.FeatureResources)
 		if err != nil {
 			t.Fatal(err)

@@ -49,9 +49,10 @@ type Composer struct {
 	MemberConfig map[fleet.Mode]func(ctx context.Context, m fleet.Member) (*rest.Config, error)
 	// ListDeployed lists the bundles of a member, see deliver.Transport.
 	ListDeployed func(ctx context.Context, m fleet.Member) ([]bundle.Deployed, error)
-	// Sandbox expands templates, see source.Subject.
+	// Sandbox expands templates, see source.TemplateContext.
 	Sandbox *sandbox.Pool
-	// Expansions has the results of templates that are the same for all clusters, see source.Subject. It may be nil.
+	// Expansions has the results of templates that are the same for all clusters, see source.TemplateContext. It may be
+	// nil.
 	Expansions *cache.Cache[string]
 	// HubUID is the UID of the hub's namespace kube-system. Every bundle has it.
 	HubUID string
@@ -65,10 +66,10 @@ type Composer struct {
 type ComposeRequest struct {
 	Summary *configv1beta1.ClusterSummary
 	Member  fleet.Member
-	// Subject has the data for templates. Owner and SharedBy are fields of the bundles.
-	Subject  source.Subject
-	Owner    bundle.Owner
-	SharedBy int
+	// TemplateContext has the data for templates. Owner and SharedBy are fields of the bundles.
+	TemplateContext source.TemplateContext
+	Owner           bundle.Owner
+	SharedBy        int
 	// Deployed are the Helm releases in the summary's bundle on the member.
 	Deployed []bundle.DeployedRelease
 	// State is the state of the Helm bundle on the member, "" if it is not known.
@@ -159,7 +160,7 @@ func (c *Composer) References(r ComposeRequest) []source.Reference {
 func manifestReferences(r ComposeRequest) ([]source.Reference, error) {
 	all, first := patchReferences(r)
 	for _, ref := range r.Summary.Spec.ClusterProfileSpec.PolicyRefs {
-		resolved, err := source.ResolvePolicyRef(ref, r.Subject)
+		resolved, err := source.ResolvePolicyRef(ref, r.TemplateContext)
 		if err == nil {
 			all = append(all, resolved)
 		} else if first == nil {
@@ -169,8 +170,8 @@ func manifestReferences(r ComposeRequest) ([]source.Reference, error) {
 	return all, first
 }
 
-// Compose builds the bundle of one feature. It returns a phase.Invalid for an error that only a change by the user can
-// correct, and source.ErrNotFound if a source does not exist.
+// Compose builds the bundle of one feature. It returns a phase.TerminalError for an error that only a change by the
+// user can correct, and source.ErrNotFound if a source does not exist.
 func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1beta1.FeatureID) (Composition, error) {
 	compose, ok := map[libv1beta1.FeatureID]func(context.Context, ComposeRequest) (composedItems, error){
 		libv1beta1.FeatureResources: c.composeManifests,
@@ -178,7 +179,7 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 		libv1beta1.FeatureKustomize: c.composeKustomizations,
 	}[feature]
 	if !ok {
-		return Composition{}, withReason(status.ReasonUnsupported, phase.Invalidf("feature %s is not supported yet", feature))
+		return Composition{}, withReason(status.ReasonUnsupported, phase.TerminalErrorf("feature %s is not supported yet", feature))
 	}
 	account, err := r.account()
 	if err != nil {
@@ -197,7 +198,7 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	if err := r.checkItems(composed.items); err != nil {
 		return Composition{}, withReason(status.ReasonRender, err)
 	}
-	hideSecrets(composed.items, r.Subject)
+	hideSecrets(composed.items, r.TemplateContext)
 	spec := r.Summary.Spec.ClusterProfileSpec
 	composition := Composition{Feature: feature, Releases: composed.releases, UnansweredLookups: composed.unansweredLookups, builtInputs: composed.builtInputs, Bundle: bundle.Bundle{
 		ID:    bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: r.Summary.Name, Feature: string(feature)},
@@ -214,14 +215,14 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 		Hub:      c.HubUID,
 	}}
 	if composition.Digest, err = composition.Bundle.Digest(); err != nil {
-		return Composition{}, withReason(status.ReasonRender, phase.Invalid{Err: err})
+		return Composition{}, withReason(status.ReasonRender, phase.TerminalError{Err: err})
 	}
 	composition.Bundle.KnownDigest = composition.Digest
 	return composition, nil
 }
 
-// checkObjects returns a phase.Invalid if a bundle has more than kube.MaxObjects objects, or if these have more than
-// kube.MaxValues values.
+// checkObjects returns a phase.TerminalError if a bundle has more than kube.MaxObjects objects, or if these have more
+// than kube.MaxValues values.
 func checkObjects(items []bundle.Item) error {
 	count, values := 0, 0
 	for _, item := range items {
@@ -229,10 +230,10 @@ func checkObjects(items []bundle.Item) error {
 		values += item.Documents.CountValues()
 	}
 	if values > kube.MaxValues {
-		return phase.Invalidf("the objects have more than %d values, and a cluster gets at most as many per feature of a profile", kube.MaxValues)
+		return phase.TerminalErrorf("the objects have more than %d values, and a cluster gets at most as many per feature of a profile", kube.MaxValues)
 	}
 	if count > kube.MaxObjects {
-		return phase.Invalidf("there are %d objects, and a cluster gets at most %d per feature of a profile", count, kube.MaxObjects)
+		return phase.TerminalErrorf("there are %d objects, and a cluster gets at most %d per feature of a profile", count, kube.MaxObjects)
 	}
 	return nil
 }
@@ -245,16 +246,16 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 	var contents []InputObject
 	tiers := map[kube.Ref]int32{}
 	for _, ref := range refs {
-		content, err := c.Contents.Manifests(ctx, ref, r.Subject)
+		content, err := c.Contents.Manifests(ctx, ref, r.TemplateContext)
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonSource, err)
 		}
 		contents = append(contents, InputObject{Reference: content.Reference, Version: content.Version})
-		objects, documents, err := c.Manifests.Render(content, r.Subject)
+		objects, documents, err := c.Manifests.Render(content, r.TemplateContext)
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonRender, err)
 		}
-		if err := r.Subject.Memory.AddDocuments(documents); err != nil {
+		if err := r.TemplateContext.Memory.AddDocuments(documents); err != nil {
 			return composedItems{}, withReason(status.ReasonRender, fmt.Errorf("%s: %w", content.Reference, err))
 		}
 		objects = withoutOverridden(objects, tierOrDefault(ref.Tier), tiers)

@@ -21,7 +21,7 @@ import (
 
 // composeReleases fetches and renders helmCharts in the order of the list, without the charts to uninstall.
 func (c *Composer) composeReleases(ctx context.Context, r ComposeRequest) (composedItems, error) {
-	charts, err := expandChartNames(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject)
+	charts, err := expandChartNames(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.TemplateContext)
 	if err == nil {
 		err = checkDistinct(charts)
 	}
@@ -50,7 +50,7 @@ func (c *Composer) composeReleases(ctx context.Context, r ComposeRequest) (compo
 }
 
 func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart) (composedItems, error) {
-	expanded, err := source.ExpandChart(chart, r.Subject)
+	expanded, err := source.ExpandChart(chart, r.TemplateContext)
 	if err != nil {
 		return composedItems{}, withReason(status.ReasonRender, err)
 	}
@@ -62,7 +62,7 @@ func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart c
 	if err != nil {
 		return composedItems{}, withReason(status.ReasonSource, err)
 	}
-	values, err := render.Values(expanded.Values, contents, r.Subject)
+	values, err := render.Values(expanded.Values, contents, r.TemplateContext)
 	if err != nil {
 		return composedItems{}, withReason(status.ReasonRender, err)
 	}
@@ -192,7 +192,7 @@ func (c *Composer) memberConfig(ctx context.Context, m fleet.Member) (*rest.Conf
 func (c *Composer) fetchChart(ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart) (source.Chart, []source.Content, error) {
 	var contents []source.Content
 	for _, ref := range chart.ValuesFrom {
-		content, err := c.Contents.Values(ctx, ref, r.Subject)
+		content, err := c.Contents.Values(ctx, ref, r.TemplateContext)
 		if err != nil {
 			return source.Chart{}, nil, err
 		}
@@ -202,11 +202,11 @@ func (c *Composer) fetchChart(ctx context.Context, r ComposeRequest, chart confi
 		archive, err := c.fetchFluxChart(ctx, r, chart)
 		return archive, contents, err
 	}
-	login, err := source.LoginFor(ctx, c.Objects, chart, r.Subject)
+	login, err := source.LoginFor(ctx, c.Objects, chart, r.TemplateContext)
 	if err != nil {
 		return source.Chart{}, nil, err
 	}
-	verification, err := source.VerificationFor(ctx, c.Objects, chart, r.Subject)
+	verification, err := source.VerificationFor(ctx, c.Objects, chart, r.TemplateContext)
 	if err != nil {
 		return source.Chart{}, nil, err
 	}
@@ -217,7 +217,7 @@ func (c *Composer) fetchChart(ctx context.Context, r ComposeRequest, chart confi
 func chartRequest(r ComposeRequest, chart configv1beta1.HelmChart, archive source.Chart, values map[string]any) render.ChartRequest {
 	request := render.ChartRequest{
 		Chart: archive, Values: values, Name: chart.ReleaseName, Namespace: chart.ReleaseNamespace,
-		KubeVersion: r.Member.KubernetesVersion, APIVersions: r.Member.APIVersions, Scope: r.Subject.RestrictedNamespace, Memory: r.Subject.Memory,
+		KubeVersion: r.Member.KubernetesVersion, APIVersions: r.Member.APIVersions, Scope: r.TemplateContext.RestrictedNamespace, Memory: r.TemplateContext.Memory,
 	}
 	if options := chart.Options; options != nil {
 		request.SkipCRDs = options.SkipCRDs
@@ -245,7 +245,7 @@ func encodeValues(values map[string]any) (json.RawMessage, error) {
 	}
 	raw, err := json.Marshal(values)
 	if err != nil {
-		return nil, phase.Invalid{Err: fmt.Errorf("encode values: %w", err)}
+		return nil, phase.TerminalError{Err: fmt.Errorf("encode values: %w", err)}
 	}
 	return raw, nil
 }

@@ -36,9 +36,9 @@ func TestReferencesOfAProfileAreInItsNamespace(t *testing.T) {
 			},
 		})
 	}
-	references := func(confined string) []string {
+	references := func(restricted string) []string {
 		var texts []string
-		for _, ref := range (&summaries.Composer{}).References(summaries.ComposeRequest{Summary: summary, Subject: source.Subject{Namespace: "eu", RestrictedNamespace: confined}}) {
+		for _, ref := range (&summaries.Composer{}).References(summaries.ComposeRequest{Summary: summary, TemplateContext: source.TemplateContext{Namespace: "eu", RestrictedNamespace: restricted}}) {
 			texts = append(texts, ref.String())
 		}
 		return texts

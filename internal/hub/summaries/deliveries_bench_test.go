@@ -94,7 +94,7 @@ func manifestsRequest(name, content string) summaries.ComposeRequest {
 		Summary: summary,
 		Member:  fleet.Member{Type: fleet.TypeKarmada, Namespace: "fleet", Name: name, Mode: fleet.Pull, DeliveryNamespace: name},
 		Owner:   bundle.Owner{Kind: "ClusterProfile", Name: content}, SharedBy: 1000,
-		Subject: source.Subject{Namespace: "fleet", Name: name},
+		TemplateContext: source.TemplateContext{Namespace: "fleet", Name: name},
 	}
 }
 

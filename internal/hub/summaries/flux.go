@@ -40,7 +40,7 @@ func (c *Controller) fluxInput(ctx context.Context, reference source.Reference) 
 // fetchFluxChart returns the chart in a directory of a Flux source.
 func (c *Composer) fetchFluxChart(ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart) (source.Chart, error) {
 	if chart.RegistryCredentialsConfig != nil || chart.SignatureVerification != nil || chart.ProvenanceVerification != nil {
-		return source.Chart{}, phase.Invalidf("repositoryURL %s: registryCredentialsConfig, signatureVerification and provenanceVerification are not for charts from a source of Flux, which has a secretRef and a verification of its own", chart.RepositoryURL)
+		return source.Chart{}, phase.TerminalErrorf("repositoryURL %s: registryCredentialsConfig, signatureVerification and provenanceVerification are not for charts from a source of Flux, which has a secretRef and a verification of its own", chart.RepositoryURL)
 	}
-	return c.Charts.Package(ctx, chart, c.Contents.Artifacts, r.Subject)
+	return c.Charts.Package(ctx, chart, c.Contents.Artifacts, r.TemplateContext)
 }

@@ -101,7 +101,7 @@ func generatedSecretName(m fleet.Member, release match.Release) client.ObjectKey
 // users delete such a Secret to generate new values.
 func generatedReferences(r ComposeRequest) []source.Reference {
 	var all []source.Reference
-	charts, _ := expandChartNames(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.Subject) // Compose returns the error
+	charts, _ := expandChartNames(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.TemplateContext) // Compose returns the error
 	for _, chart := range charts {
 		name := generatedSecretName(r.Member, match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName})
 		all = append(all, source.Reference{Kind: "Secret", Namespace: name.Namespace, Name: name.Name})
@@ -147,7 +147,7 @@ func (g *generatedStore) save(ctx context.Context, rendering string, used render
 	// If the values are too large, some are omitted, in this order: the rendered objects, so that lookup does not find
 	// them in the next upgrade; the results of lookup, so that every rendering reads the member; and all values that this
 	// rendering has not used.
-	var tooLarge phase.Invalid
+	var tooLarge phase.TerminalError
 	for _, values := range []render.Generated{all, all.WithoutRendered(), all.WithoutLookup(), used.WithoutLookup()} {
 		raw, err := encodeGenerated(values)
 		if err == nil {
@@ -225,14 +225,14 @@ func (g *generatedStore) write(ctx context.Context, raw []byte, owners []metav1.
 	return nil
 }
 
-// encodeGenerated returns values as compressed JSON. It fails with phase.Invalid if they are too large.
+// encodeGenerated returns values as compressed JSON. It fails with phase.TerminalError if they are too large.
 func encodeGenerated(values render.Generated) ([]byte, error) {
 	raw, err := json.Marshal(values)
 	if err != nil {
 		return nil, fmt.Errorf("encode generated values: %w", err)
 	}
 	if len(raw) > maxGeneratedDecoded {
-		return nil, phase.Invalidf("the generated values of the chart have %d MiB, the limit is %d", len(raw)>>20, maxGeneratedDecoded>>20)
+		return nil, phase.TerminalErrorf("the generated values of the chart have %d MiB, the limit is %d", len(raw)>>20, maxGeneratedDecoded>>20)
 	}
 	encoder, err := zstd.NewWriter(nil)
 	if err != nil {
@@ -241,7 +241,7 @@ func encodeGenerated(values render.Generated) ([]byte, error) {
 	defer encoder.Close()
 	compressed := encoder.EncodeAll(raw, nil)
 	if len(compressed) > maxGenerated {
-		return nil, phase.Invalidf("the compressed generated values of the chart have %d KiB, the limit of a Secret is %d", len(compressed)>>10, maxGenerated>>10)
+		return nil, phase.TerminalErrorf("the compressed generated values of the chart have %d KiB, the limit of a Secret is %d", len(compressed)>>10, maxGenerated>>10)
 	}
 	return compressed, nil
 }

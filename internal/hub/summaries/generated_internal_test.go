@@ -61,7 +61,7 @@ func TestSavedGeneratedValuesCanBeLoaded(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := store.save(t.Context(), "", render.Generated{"third": large(65 << 20)})
-	var invalid phase.Invalid
+	var invalid phase.TerminalError
 	if !errors.As(err, &invalid) || !strings.Contains(err.Error(), "the limit is 64") {
 		t.Errorf("got %v, want a refusal that names the limit", err)
 	}

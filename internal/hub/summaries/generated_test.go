@@ -66,7 +66,7 @@ func requestFor(member, address string) summaries.ComposeRequest {
 		Member: fleet.Member{
 			Type: fleet.TypeSveltos, Namespace: "fleet", Name: member, UID: "cluster-" + member, Mode: fleet.Pull, KubernetesVersion: "v1.36.0", APIVersions: []string{"v1", "apps/v1"},
 		},
-		Subject:         source.Subject{Namespace: "fleet", Name: member},
+		TemplateContext: source.TemplateContext{Namespace: "fleet", Name: member},
 		EnsureFinalizer: func(context.Context) error { return nil },
 	}
 }
@@ -290,7 +290,7 @@ func TestTooManyGeneratedValuesAreRefused(t *testing.T) {
 	hub := newHub(interceptor.Funcs{})
 	r := requestFor("one", charts(t, with(`password: "{{ randBytes 1100000 | sha256sum }}"`)))
 	_, err := newComposer(t, hub).Compose(t.Context(), r, libv1beta1.FeatureHelm)
-	var invalid phase.Invalid
+	var invalid phase.TerminalError
 	if !errors.As(err, &invalid) || !strings.Contains(fmt.Sprint(err), "the limit of a Secret is 1000") {
 		t.Errorf("got %v, want a refusal that names the limit", err)
 	}

@@ -130,7 +130,7 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 	if err != nil {
 		return currentInputs{}, nil //nolint:nilerr // Compose returns the error
 	}
-	inputs := BundleInputs{Account: account, Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.Subject.Resources.Digest}
+	inputs := BundleInputs{Account: account, Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.TemplateContext.Resources.Digest}
 	isTemplate := hasPatchTemplate(s.spec()) || hasReferenceTemplate(s.spec(), feature)
 	for _, reference := range references {
 		input, isMarked, err := c.inputOf(ctx, reference)

@@ -88,21 +88,21 @@ func chartReferences(r ComposeRequest) ([]source.Reference, error) {
 		first = cmp.Or(first, err)
 	}
 	for _, chart := range r.Summary.Spec.ClusterProfileSpec.HelmCharts {
-		if ref, _, err := source.ResolveChartSource(chart, r.Subject); ref.IsFlux() || err != nil {
+		if ref, _, err := source.ResolveChartSource(chart, r.TemplateContext); ref.IsFlux() || err != nil {
 			add(ref, err)
 		}
 		for _, ref := range chart.ValuesFrom {
-			add(source.ResolveValueFrom(ref, r.Subject))
+			add(source.ResolveValueFrom(ref, r.TemplateContext))
 		}
 		if login := chart.RegistryCredentialsConfig; login != nil {
 			for _, ref := range []*corev1.SecretReference{login.Credentials, login.CA} {
 				if ref != nil {
-					add(source.ResolveSecretRef(*ref, r.Subject))
+					add(source.ResolveSecretRef(*ref, r.TemplateContext))
 				}
 			}
 		}
 		for _, ref := range source.VerificationSecrets(chart) {
-			add(source.ResolveSecretRef(ref, r.Subject))
+			add(source.ResolveSecretRef(ref, r.TemplateContext))
 		}
 	}
 	return all, first

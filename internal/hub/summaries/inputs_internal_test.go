@@ -414,8 +414,8 @@ func TestSecretsOfTheHubMakeContentPrivate(t *testing.T) {
 	r := newRestarts(t)
 	composer := &Composer{Contents: &source.Contents{Hub: r.hub}, Objects: r.hub, Hub: r.hub, Manifests: render.NewManifestRenderer()}
 	for _, hasSecret := range []bool{false, true} {
-		subject := source.Subject{Namespace: "fleet", Name: "one", Resources: source.Resources{HasSecret: hasSecret}}
-		got, err := composer.Compose(t.Context(), ComposeRequest{Summary: r.summary(), Subject: subject}, libv1beta1.FeatureResources)
+		tmplCtx := source.TemplateContext{Namespace: "fleet", Name: "one", Resources: source.Resources{HasSecret: hasSecret}}
+		got, err := composer.Compose(t.Context(), ComposeRequest{Summary: r.summary(), TemplateContext: tmplCtx}, libv1beta1.FeatureResources)
 		if err != nil || len(got.Bundle.Items) != 2 || got.Bundle.Items[0].Sensitive != hasSecret || got.Bundle.Items[0].OnlySecretsPrivate == hasSecret {
 			t.Errorf("with a Secret %t: got %+v, %v", hasSecret, got.Bundle.Items, err)
 		}

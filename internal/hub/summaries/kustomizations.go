@@ -27,9 +27,9 @@ func kustomizationReferences(r ComposeRequest) ([]source.Reference, error) {
 		}
 	}
 	for _, ref := range r.Summary.Spec.ClusterProfileSpec.KustomizationRefs {
-		add(source.ResolveKustomizationRef(ref, r.Subject))
+		add(source.ResolveKustomizationRef(ref, r.TemplateContext))
 		for _, values := range ref.ValuesFrom {
-			add(source.ResolveValueFrom(values, r.Subject))
+			add(source.ResolveValueFrom(values, r.TemplateContext))
 		}
 	}
 	return all, first
@@ -59,11 +59,11 @@ func (c *Composer) composeKustomizations(ctx context.Context, r ComposeRequest) 
 		if len(kustomization.Content.Files) == 0 {
 			continue // an optional reference to an object that does not exist
 		}
-		objects, documents, err := c.Kustomizations.Render(kustomization, r.Subject)
+		objects, documents, err := c.Kustomizations.Render(kustomization, r.TemplateContext)
 		if err != nil {
 			return composedItems{}, withReason(status.ReasonRender, err)
 		}
-		if err := r.Subject.Memory.AddDocuments(documents); err != nil {
+		if err := r.TemplateContext.Memory.AddDocuments(documents); err != nil {
 			return composedItems{}, withReason(status.ReasonRender, fmt.Errorf("%s: %w", kustomization, err))
 		}
 		if objects = withoutOverridden(objects, tierOrDefault(ref.Tier), tiers); len(objects) == 0 {
@@ -89,20 +89,20 @@ func (c *Composer) composeKustomizations(ctx context.Context, r ComposeRequest) 
 // readKustomization reads the files and the values of ref, and expands its templates. isSensitive is true if any of
 // them is from a Secret.
 func (c *Composer) readKustomization(ctx context.Context, r ComposeRequest, ref configv1beta1.KustomizationRef) (k render.Kustomization, isSensitive bool, err error) {
-	content, err := c.Contents.Kustomization(ctx, ref, r.Subject)
+	content, err := c.Contents.Kustomization(ctx, ref, r.TemplateContext)
 	if err != nil {
 		return render.Kustomization{}, false, withReason(status.ReasonSource, err)
 	}
 	isSensitive = content.Sensitive
 	var from []source.Content
 	for _, values := range ref.ValuesFrom {
-		content, err := c.Contents.Values(ctx, values, r.Subject)
+		content, err := c.Contents.Values(ctx, values, r.TemplateContext)
 		if err != nil {
 			return render.Kustomization{}, false, withReason(status.ReasonSource, err)
 		}
 		from = append(from, content)
 		isSensitive = isSensitive || content.Sensitive
 	}
-	k, err = render.NewKustomization(content, ref, from, r.Subject)
+	k, err = render.NewKustomization(content, ref, from, r.TemplateContext)
 	return k, isSensitive, withReason(status.ReasonRender, err)
 }

@@ -131,7 +131,7 @@ func TestComposeManifests(t *testing.T) {
 		{Kind: "ConfigMap", Name: "covered", Tier: 200},
 		{Kind: "Secret", Name: "first", Tier: 50},
 	}
-	request := ComposeRequest{Summary: summary, Subject: source.Subject{Namespace: "fleet", Name: "one", Sandbox: pool}}
+	request := ComposeRequest{Summary: summary, TemplateContext: source.TemplateContext{Namespace: "fleet", Name: "one", Sandbox: pool}}
 	composition, err := newTestComposer(r).Compose(t.Context(), request, libv1beta1.FeatureResources)
 	if err != nil {
 		t.Fatal(err)
@@ -163,7 +163,7 @@ func TestComposeKustomizations(t *testing.T) {
 		{Kind: "ConfigMap", Name: "first", Tier: 50, ValuesFrom: []configv1beta1.ValueFrom{{Kind: "Secret", Name: "values"}}},
 	}
 	composer := newTestComposer(r)
-	request := ComposeRequest{Summary: summary, Subject: source.Subject{Namespace: "fleet", Name: "one", Sandbox: pool}}
+	request := ComposeRequest{Summary: summary, TemplateContext: source.TemplateContext{Namespace: "fleet", Name: "one", Sandbox: pool}}
 	composition, err := composer.Compose(t.Context(), request, libv1beta1.FeatureKustomize)
 	if err != nil {
 		t.Fatal(err)

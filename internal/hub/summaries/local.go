@@ -203,7 +203,7 @@ func checkLocal(items []bundle.Item) error {
 	for _, item := range items {
 		for _, obj := range item.Objects {
 			if reason := reservedReason(obj); reason != "" {
-				return phase.Invalidf("%s belongs to Towline: %s", kube.RefOf(obj), reason)
+				return phase.TerminalErrorf("%s belongs to Towline: %s", kube.RefOf(obj), reason)
 			}
 		}
 	}

@@ -83,7 +83,7 @@ func TestLookupReadsPushMembersOnly(t *testing.T) {
 		t.Errorf("found objects differ (-want +got):\n%s", diff)
 	}
 	_, err := composer.Compose(t.Context(), requestTo("three", fleet.Push), libv1beta1.FeatureHelm)
-	var invalid phase.Invalid
+	var invalid phase.TerminalError
 	if err == nil || errors.As(err, &invalid) || !strings.Contains(err.Error(), "no way to three") {
 		t.Errorf("got %v, want an error to try again after", err)
 	}
@@ -290,7 +290,7 @@ func TestReleaseThatIsListedTwice(t *testing.T) {
 	second.ReleaseName, second.Values = `{{ print "web" }}`, "message: other\n"
 	r.Summary.Spec.ClusterProfileSpec.HelmCharts = append(r.Summary.Spec.ClusterProfileSpec.HelmCharts, second)
 	_, err := newComposer(t, hub).Compose(t.Context(), r, libv1beta1.FeatureHelm)
-	var invalid phase.Invalid
+	var invalid phase.TerminalError
 	if !errors.As(err, &invalid) || !strings.Contains(err.Error(), "helm release site/web is listed twice") {
 		t.Errorf("got %v, want a refusal that names the release", err)
 	}

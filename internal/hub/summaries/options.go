@@ -19,7 +19,7 @@ const (
 	defaultRecoverAfter = 5
 )
 
-// releaseOptions converts the options of a chart for the engine. It fails with phase.Invalid for invalid options.
+// releaseOptions converts the options of a chart for the engine. It fails with phase.TerminalError for invalid options.
 func releaseOptions(options *configv1beta1.HelmOptions) (bundle.ReleaseOptions, error) {
 	var spec configv1beta1.HelmOptions
 	if options != nil {
@@ -39,7 +39,7 @@ func releaseOptions(options *configv1beta1.HelmOptions) (bundle.ReleaseOptions, 
 	}
 	if spec.Timeout != nil {
 		if spec.Timeout.Duration < 0 {
-			return bundle.ReleaseOptions{}, phase.Invalidf("options.timeout is negative: %s", spec.Timeout.Duration)
+			return bundle.ReleaseOptions{}, phase.TerminalErrorf("options.timeout is negative: %s", spec.Timeout.Duration)
 		}
 		release.Timeout = spec.Timeout.Duration
 	}
@@ -79,8 +79,8 @@ func isForced(options *configv1beta1.HelmOptions) bool {
 	return options != nil && options.UpgradeOptions != nil && options.UpgradeOptions.Force
 }
 
-// checkLabels returns phase.Invalid for labels that are not valid on the Secret of a release record, or that Helm sets
-// itself.
+// checkLabels returns phase.TerminalError for labels that are not valid on the Secret of a release record, or that Helm
+// sets itself.
 func checkLabels(labels map[string]string) error {
 	system := []string{"createdAt", "modifiedAt", "name", "owner", "status", "version"}
 	var problems []string
@@ -98,5 +98,5 @@ func checkLabels(labels map[string]string) error {
 	if len(problems) == 0 {
 		return nil
 	}
-	return phase.Invalidf("options.labels: %s", slices.Min(problems))
+	return phase.TerminalErrorf("options.labels: %s", slices.Min(problems))
 }

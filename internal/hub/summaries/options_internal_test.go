@@ -88,7 +88,7 @@ func TestBundlesHaveAMaximalNumberOfObjects(t *testing.T) {
 		t.Error(err)
 	}
 	err := checkObjects([]bundle.Item{half, half, {Objects: half.Objects[:1]}})
-	if _, isInvalid := errors.AsType[phase.Invalid](err); !isInvalid || !strings.HasPrefix(err.Error(), "there are 20001 objects") {
+	if _, isInvalid := errors.AsType[phase.TerminalError](err); !isInvalid || !strings.HasPrefix(err.Error(), "there are 20001 objects") {
 		t.Errorf("checkObjects() = %v", err)
 	}
 	// Each content has less values than a manifest may have.
@@ -98,7 +98,7 @@ func TestBundlesHaveAMaximalNumberOfObjects(t *testing.T) {
 		t.Error(err)
 	}
 	err = checkObjects([]bundle.Item{content, content})
-	if _, isInvalid := errors.AsType[phase.Invalid](err); !isInvalid || !strings.HasPrefix(err.Error(), "the objects have more than 3000000 values") {
+	if _, isInvalid := errors.AsType[phase.TerminalError](err); !isInvalid || !strings.HasPrefix(err.Error(), "the objects have more than 3000000 values") {
 		t.Errorf("checkObjects() = %v", err)
 	}
 }

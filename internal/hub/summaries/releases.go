@@ -61,15 +61,15 @@ func (c *Controller) expandNamesOfCluster(
 	if err != nil {
 		return nil, false, err
 	}
-	subjectFor := func(summary *configv1beta1.ClusterSummary) (source.Subject, error) {
-		subject, err := SubjectFor(summary, found, c.Composer.Sandbox)
+	templateContextFor := func(summary *configv1beta1.ClusterSummary) (source.TemplateContext, error) {
+		tmplCtx, err := TemplateContextFor(summary, found, c.Composer.Sandbox)
 		if err != nil {
-			return subject, err
+			return tmplCtx, err
 		}
-		subject.Expansions = c.Composer.Expansions
-		return WithResources(ctx, c.Resources, summary, subject)
+		tmplCtx.Expansions = c.Composer.Expansions
+		return WithResources(ctx, c.Resources, summary, tmplCtx)
 	}
-	return expandReleaseNames(summaries, subjectFor)
+	return expandReleaseNames(summaries, templateContextFor)
 }
 
 // expandReleaseNames expands the templates in the release names of summaries. The last summary is the reconciled one:
@@ -77,7 +77,7 @@ func (c *Controller) expandNamesOfCluster(
 // summary keeps the releases in its status instead, and isPartial is true: it must not lose a release, nor block the
 // reconciled summary. A summary with an invalid template also keeps them, since it changes nothing on the cluster.
 func expandReleaseNames(
-	summaries []configv1beta1.ClusterSummary, subjectFor func(*configv1beta1.ClusterSummary) (source.Subject, error),
+	summaries []configv1beta1.ClusterSummary, templateContextFor func(*configv1beta1.ClusterSummary) (source.TemplateContext, error),
 ) (all []configv1beta1.ClusterSummary, isPartial bool, err error) {
 	for i, summary := range summaries {
 		if !hasTemplatedRelease(summary) {
@@ -85,9 +85,9 @@ func expandReleaseNames(
 			continue
 		}
 		var charts []configv1beta1.HelmChart
-		subject, err := subjectFor(&summary)
+		tmplCtx, err := templateContextFor(&summary)
 		if err == nil {
-			charts, err = expandChartNames(summary.Spec.ClusterProfileSpec.HelmCharts, subject)
+			charts, err = expandChartNames(summary.Spec.ClusterProfileSpec.HelmCharts, tmplCtx)
 		}
 		isLast := i == len(summaries)-1
 		if err != nil && isLast && summary.DeletionTimestamp.IsZero() {
@@ -134,14 +134,14 @@ func canShareRelease(a, b *configv1beta1.ClusterSummary) bool {
 // expandChartNames expands the templates in the release names of charts. It omits a chart with an invalid template,
 // whose error the Composer reports. All other errors are temporary, for example a sandbox.LimitError: it returns them
 // together with the other charts.
-func expandChartNames(charts []configv1beta1.HelmChart, subject source.Subject) (expanded []configv1beta1.HelmChart, err error) {
+func expandChartNames(charts []configv1beta1.HelmChart, tmplCtx source.TemplateContext) (expanded []configv1beta1.HelmChart, err error) {
 	for _, chart := range charts {
 		release := chart.ReleaseNamespace + "/" + chart.ReleaseName
 		var expandErr error
-		if chart.ReleaseName, expandErr = subject.Expand("releaseName", chart.ReleaseName); expandErr == nil {
-			chart.ReleaseNamespace, expandErr = subject.Expand("releaseNamespace", chart.ReleaseNamespace)
+		if chart.ReleaseName, expandErr = tmplCtx.Expand("releaseName", chart.ReleaseName); expandErr == nil {
+			chart.ReleaseNamespace, expandErr = tmplCtx.Expand("releaseNamespace", chart.ReleaseNamespace)
 		}
-		if _, isInvalid := errors.AsType[phase.Invalid](expandErr); isInvalid {
+		if _, isInvalid := errors.AsType[phase.TerminalError](expandErr); isInvalid {
 			continue
 		}
 		if expandErr != nil {
@@ -163,7 +163,7 @@ func checkDistinct(charts []configv1beta1.HelmChart) error {
 			continue
 		}
 		if seen[release] {
-			return phase.Invalidf("helm release %s is listed twice", release)
+			return phase.TerminalErrorf("helm release %s is listed twice", release)
 		}
 		seen[release] = true
 	}
@@ -238,10 +238,10 @@ func withUninstallEntries(releases []configv1beta1.HelmChartSummary, charts []co
 	return all
 }
 
-// nextRevision returns the revision and the operation with which to render a release. They are those that the member
-// has reported in bundle.Report.Outdated, unless the inputs are new and the hub can read the member. Otherwise they are
-// those of the delivered release while the inputs do not change: a chart that reads them must not cause a new revision
-// by itself. For new inputs they follow the release records or the delivered release.
+// nextRevision returns the revision and the operation with which to render a release. If the member has reported them
+// in bundle.Report.Outdated, it returns these, unless the inputs are new and the hub can read the member. Otherwise,
+// while the inputs do not change, it returns the values of the delivered release: a chart that reads them must not
+// cause a new revision by itself. For new inputs it computes them from the release records or the delivered release.
 func (c *Composer) nextRevision(ctx context.Context, r ComposeRequest, key match.Release, inputs string) (revision int, isUpgrade bool, err error) {
 	former, ok := findRelease(r, key)
 	reported, isReported := findReported(r, key)

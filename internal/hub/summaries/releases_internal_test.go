@@ -24,8 +24,8 @@ import (
 // seems to be absent would be taken over by another profile, and its generated values would be deleted.
 func TestReleaseWhoseNameCannotBeExpandedIsKept(t *testing.T) {
 	t.Parallel()
-	broken := func(*configv1beta1.ClusterSummary) (source.Subject, error) {
-		return source.Subject{Name: "one", Sandbox: sandbox.NewPool([]string{"/does/not/exist"}, clocktesting.NewFakePassiveClock(time.Unix(0, 0)))}, nil
+	broken := func(*configv1beta1.ClusterSummary) (source.TemplateContext, error) {
+		return source.TemplateContext{Name: "one", Sandbox: sandbox.NewPool([]string{"/does/not/exist"}, clocktesting.NewFakePassiveClock(time.Unix(0, 0)))}, nil
 	}
 	templated := configv1beta1.HelmChart{ReleaseNamespace: "web", ReleaseName: "{{ .ClusterName }}-web"}
 	manager, other := configv1beta1.ClusterSummary{}, configv1beta1.ClusterSummary{}
@@ -50,13 +50,15 @@ func TestReleaseWhoseNameCannotBeExpandedIsKept(t *testing.T) {
 		t.Errorf("a summary that is being deleted: got %v, error %v; want the release in its status", all, err)
 	}
 	manager.Spec.ClusterProfileSpec.HelmCharts[0].ReleaseName = "{{ .NoField }}"
-	working := func(*configv1beta1.ClusterSummary) (source.Subject, error) { return source.Subject{Name: "one"}, nil }
+	working := func(*configv1beta1.ClusterSummary) (source.TemplateContext, error) {
+		return source.TemplateContext{Name: "one"}, nil
+	}
 	all, isPartial, err = expandReleaseNames([]configv1beta1.ClusterSummary{manager, other}, working)
 	if err != nil || isPartial || len(match.FindConflicts(&all[1], all[:1])) != 1 {
 		t.Errorf("an invalid template of a manager: got %v, %t, error %v; want its release to stay", all, isPartial, err)
 	}
 	invalid := configv1beta1.HelmChart{ReleaseNamespace: "web", ReleaseName: "{{ .NoField }}"}
-	if charts, err := expandChartNames([]configv1beta1.HelmChart{invalid}, source.Subject{Name: "one"}); err != nil || len(charts) > 0 {
+	if charts, err := expandChartNames([]configv1beta1.HelmChart{invalid}, source.TemplateContext{Name: "one"}); err != nil || len(charts) > 0 {
 		t.Errorf("an invalid template: got %v, error %v; want neither", charts, err)
 	}
 }

@@ -53,7 +53,7 @@ func (c *Controller) requestsReferring(reference source.Reference) []reconcile.R
 func (c *Composer) RemoteUses(r ComposeRequest) []source.RemoteUse {
 	var all []source.RemoteUse
 	for _, remote := range remoteSources(r) {
-		if use, err := source.ResolveRemoteUse(remote, r.Subject); err == nil {
+		if use, err := source.ResolveRemoteUse(remote, r.TemplateContext); err == nil {
 			all = append(all, use)
 		}
 	}

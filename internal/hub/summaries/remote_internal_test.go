@@ -93,7 +93,7 @@ func TestReferencesHaveLoginsOfURLs(t *testing.T) {
 	t.Parallel()
 	remote := &libv1beta1.RemoteURL{RemoteSource: libv1beta1.RemoteSource{URL: "https://host/a.yaml"}}
 	remote.SecretRef = &corev1.SecretReference{Name: "{{ .ClusterName }}"}
-	request := ComposeRequest{Summary: &configv1beta1.ClusterSummary{}, Subject: source.Subject{Namespace: "fleet", Name: "one"}}
+	request := ComposeRequest{Summary: &configv1beta1.ClusterSummary{}, TemplateContext: source.TemplateContext{Namespace: "fleet", Name: "one"}}
 	request.Summary.Spec.ClusterProfileSpec.PolicyRefs = []libv1beta1.PolicyRef{{RemoteURL: remote}}
 	got := (&Composer{}).References(request)
 	want := []source.Reference{
@@ -153,7 +153,7 @@ func TestURLThatChangesWhileABundleIsBuilt(t *testing.T) {
 	summary := r.summary()
 	remote := libv1beta1.RemoteSource{URL: server.URL}
 	summary.Spec.ClusterProfileSpec.PolicyRefs = []libv1beta1.PolicyRef{{RemoteURL: &libv1beta1.RemoteURL{RemoteSource: remote}}}
-	request := ComposeRequest{Summary: summary, Subject: source.Subject{Namespace: "fleet", Name: "one"}}
+	request := ComposeRequest{Summary: summary, TemplateContext: source.TemplateContext{Namespace: "fleet", Name: "one"}}
 	composer := newTestComposer(r)
 	r.must(r.remote.SetUses(t.Context(), "web-one", composer.RemoteUses(request)))
 	awaitURL(t, r, server.URL)

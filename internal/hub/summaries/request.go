@@ -33,14 +33,14 @@ func (c *Controller) newComposeRequest(s *state) (ComposeRequest, error) {
 	if err != nil {
 		return ComposeRequest{}, err
 	}
-	subject, err := SubjectFor(s.summary, s.cluster, c.Composer.Sandbox)
+	tmplCtx, err := TemplateContextFor(s.summary, s.cluster, c.Composer.Sandbox)
 	if err != nil {
 		return ComposeRequest{}, err
 	}
 	s.memory = c.Composer.Sandbox.Memory().Reserve(s.member.Namespace)
 	s.local.memory = s.memory
-	subject.Expansions, subject.Memory = c.Composer.Expansions, s.memory
-	request := ComposeRequest{Summary: s.summary, Member: s.member, Subject: subject, Owner: owner, SharedBy: match.PullMembers(s.summary)}
+	tmplCtx.Expansions, tmplCtx.Memory = c.Composer.Expansions, s.memory
+	request := ComposeRequest{Summary: s.summary, Member: s.member, TemplateContext: tmplCtx, Owner: owner, SharedBy: match.PullMembers(s.summary)}
 	if deployed := s.deployed[libv1beta1.FeatureHelm]; !deployed.Removing {
 		request.Deployed, request.State, request.Outdated = deployed.Releases, deployed.Report.State, deployed.Report.Outdated
 	}
@@ -53,24 +53,24 @@ func specDigest(summary *configv1beta1.ClusterSummary) string {
 	return fmt.Sprintf("%x", sha256.Sum256(raw))
 }
 
-// SubjectFor returns the data for the templates of a summary: its cluster, and the only namespace from which a Profile
-// can read. It returns a phase.Invalid for a summary without a profile.
-func SubjectFor(summary *configv1beta1.ClusterSummary, cluster client.Object, pool *sandbox.Pool) (source.Subject, error) {
+// TemplateContextFor returns the data for the templates of a summary: its cluster, and the only namespace from which a
+// Profile can read. It returns a phase.TerminalError for a summary without a profile.
+func TemplateContextFor(summary *configv1beta1.ClusterSummary, cluster client.Object, pool *sandbox.Pool) (source.TemplateContext, error) {
 	owner, err := ownerOf(summary)
 	if err != nil {
-		return source.Subject{}, err
+		return source.TemplateContext{}, err
 	}
-	subject := subjectOf(cluster, pool)
-	subject.Profile = profileKey(summary)
+	tmplCtx := templateContextOf(cluster, pool)
+	tmplCtx.Profile = profileKey(summary)
 	if owner.Kind == configv1beta1.ProfileKind {
 		// Users who may write Profiles in one namespace must not read other namespaces through them.
-		subject.RestrictedNamespace = summary.Namespace
+		tmplCtx.RestrictedNamespace = summary.Namespace
 	}
-	return subject, nil
+	return tmplCtx, nil
 }
 
-// subjectOf returns the data of a cluster for templates, without volatile fields.
-func subjectOf(cluster client.Object, pool *sandbox.Pool) source.Subject {
+// templateContextOf returns the data of a cluster for templates, without volatile fields.
+func templateContextOf(cluster client.Object, pool *sandbox.Pool) source.TemplateContext {
 	member := fleet.FromObject(cluster)
 	convert := sync.OnceValues(func() (map[string]any, error) {
 		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(fleet.WithoutVolatileFields(cluster))
@@ -79,7 +79,7 @@ func subjectOf(cluster client.Object, pool *sandbox.Pool) source.Subject {
 		}
 		return fields, nil
 	})
-	return source.Subject{Cluster: convert, Namespace: member.Namespace, Name: member.Name, Sandbox: pool}
+	return source.TemplateContext{Cluster: convert, Namespace: member.Namespace, Name: member.Name, Sandbox: pool}
 }
 
 // ProfileOf returns the owner reference of a summary to its profile, nil if it has none. An owner that is not the
@@ -102,10 +102,10 @@ func ownerOf(summary *configv1beta1.ClusterSummary) (bundle.Owner, error) {
 	profile := ProfileOf(summary)
 	if profile == nil {
 		if controller := metav1.GetControllerOf(summary); controller != nil {
-			return bundle.Owner{}, phase.Invalidf("ClusterSummary %s belongs to %s %s of %s, which is no profile",
+			return bundle.Owner{}, phase.TerminalErrorf("ClusterSummary %s belongs to %s %s of %s, which is no profile",
 				client.ObjectKeyFromObject(summary), controller.Kind, controller.Name, controller.APIVersion)
 		}
-		return bundle.Owner{}, phase.Invalidf("ClusterSummary %s belongs to no profile", client.ObjectKeyFromObject(summary))
+		return bundle.Owner{}, phase.TerminalErrorf("ClusterSummary %s belongs to no profile", client.ObjectKeyFromObject(summary))
 	}
 	owner := bundle.Owner{Kind: profile.Kind, Name: profile.Name, Tier: tierOrDefault(summary.Spec.ClusterProfileSpec.Tier)}
 	if owner.Kind == configv1beta1.ProfileKind {

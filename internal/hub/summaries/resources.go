@@ -15,34 +15,34 @@ import (
 
 var errNoResources = errors.New("no reader for templateResourceRefs")
 
-// WithResources returns subject with the objects of templateResourceRefs, which the templates of a summary can read. It
+// WithResources returns tmplCtx with the objects of templateResourceRefs, which the templates of a summary can read. It
 // does not watch them, so the reconcile of the summary uses loadResources. watcher may be nil for a summary without
 // templateResourceRefs.
-func WithResources(ctx context.Context, watcher *resources.Watcher, summary *configv1beta1.ClusterSummary, subject source.Subject) (source.Subject, error) {
+func WithResources(ctx context.Context, watcher *resources.Watcher, summary *configv1beta1.ClusterSummary, tmplCtx source.TemplateContext) (source.TemplateContext, error) {
 	refs := summary.Spec.ClusterProfileSpec.TemplateResourceRefs
 	if len(refs) == 0 {
-		return subject, nil
+		return tmplCtx, nil
 	}
 	if watcher == nil {
-		return subject, errNoResources
+		return tmplCtx, errNoResources
 	}
 	var err error
-	subject.Resources, err = watcher.Read(ctx, refs, subject)
-	return subject, withReason(status.ReasonSource, err)
+	tmplCtx.Resources, err = watcher.Read(ctx, refs, tmplCtx)
+	return tmplCtx, withReason(status.ReasonSource, err)
 }
 
 // loadResources is WithResources for the reconcile of the summary: it also watches the objects.
-func (c *Controller) loadResources(ctx context.Context, summary *configv1beta1.ClusterSummary, subject source.Subject) (source.Subject, error) {
+func (c *Controller) loadResources(ctx context.Context, summary *configv1beta1.ClusterSummary, tmplCtx source.TemplateContext) (source.TemplateContext, error) {
 	refs := summary.Spec.ClusterProfileSpec.TemplateResourceRefs
 	if c.Resources == nil && len(refs) > 0 {
-		return subject, errNoResources
+		return tmplCtx, errNoResources
 	}
 	if c.Resources == nil {
-		return subject, nil
+		return tmplCtx, nil
 	}
 	var err error
-	subject.Resources, err = c.Resources.Load(ctx, client.ObjectKeyFromObject(summary), refs, subject)
-	return subject, withReason(status.ReasonSource, err)
+	tmplCtx.Resources, err = c.Resources.Load(ctx, client.ObjectKeyFromObject(summary), refs, tmplCtx)
+	return tmplCtx, withReason(status.ReasonSource, err)
 }
 
 // forgetReferences ends the watches of the objects that a summary refers to, and the requests to its URLs.
@@ -54,9 +54,9 @@ func (c *Controller) forgetReferences(ctx context.Context, summary client.Object
 }
 
 // hideSecrets marks all items as sensitive if templates can read a Secret: each object can have data of the Secret.
-func hideSecrets(items []bundle.Item, subject source.Subject) {
+func hideSecrets(items []bundle.Item, tmplCtx source.TemplateContext) {
 	for i := range items {
-		if subject.Resources.HasSecret {
+		if tmplCtx.Resources.HasSecret {
 			items[i].Sensitive, items[i].OnlySecretsPrivate = true, false
 		}
 	}

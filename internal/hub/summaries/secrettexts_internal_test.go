@@ -68,8 +68,8 @@ func TestMessagesHaveNoTextOfSecrets(t *testing.T) {
 				if len(spec.KustomizationRefs) > 0 {
 					id = libv1beta1.FeatureKustomize
 				}
-				subject := source.Subject{Namespace: "fleet", Name: "one", Sandbox: pool}
-				_, err := composer.Compose(t.Context(), ComposeRequest{Summary: summary, Subject: subject}, id)
+				tmplCtx := source.TemplateContext{Namespace: "fleet", Name: "one", Sandbox: pool}
+				_, err := composer.Compose(t.Context(), ComposeRequest{Summary: summary, TemplateContext: tmplCtx}, id)
 				if err == nil {
 					continue
 				}
@@ -78,9 +78,9 @@ func TestMessagesHaveNoTextOfSecrets(t *testing.T) {
 					t.Errorf("%s, %q: %v", feature, text, err)
 				}
 			}
-			content, err := composer.Contents.Values(t.Context(), from[0], source.Subject{Namespace: "fleet", Name: "one"})
+			content, err := composer.Contents.Values(t.Context(), from[0], source.TemplateContext{Namespace: "fleet", Name: "one"})
 			r.must(err)
-			if _, err := render.Values("", []source.Content{content}, source.Subject{Namespace: "fleet", Name: "one", Sandbox: pool}); err != nil {
+			if _, err := render.Values("", []source.Content{content}, source.TemplateContext{Namespace: "fleet", Name: "one", Sandbox: pool}); err != nil {
 				failures["values"]++
 				if strings.Contains(err.Error(), secretText) {
 					t.Errorf("values, %q: %v", text, err)

@@ -105,7 +105,7 @@ func TestWorkForAProfileDoesNotGrowWithItsMembers(t *testing.T) {
 			for i := range members {
 				deliveries.Go(func() {
 					request := manifestsRequest(fmt.Sprintf("member-%d", i), "content-0")
-					request.SharedBy, request.Subject.Cluster = test.sharedBy, counter.expand
+					request.SharedBy, request.TemplateContext.Cluster = test.sharedBy, counter.expand
 					delivered, err := d.deliver(t.Context(), request)
 					if err == nil {
 						err = counter.add(delivered)

@@ -95,8 +95,9 @@ func (e *conflictError) Error() string {
 	return strings.Join(texts, "; ")
 }
 
-// Unwrap returns a phase.Invalid, so that the reconcile is not retried: a watch event of the other summary triggers it.
-func (e *conflictError) Unwrap() error { return phase.Invalid{Err: errors.New("conflict")} }
+// Unwrap returns a phase.TerminalError, so that the reconcile is not retried: a watch event of the other summary
+// triggers it.
+func (e *conflictError) Unwrap() error { return phase.TerminalError{Err: errors.New("conflict")} }
 
 // markConflicts returns releases with the status Conflict for each conflict. It adds an entry if there is none.
 func markConflicts(releases []configv1beta1.HelmChartSummary, conflicts []match.Conflict) []configv1beta1.HelmChartSummary {

@@ -250,7 +250,7 @@ func (s *state) reportUnsupported(message string) error {
 			Status: libv1beta1.FeatureStatusFailedNonRetriable,
 		})
 	}
-	return phase.Invalid{Err: err}
+	return phase.TerminalError{Err: err}
 }
 
 // reportUnreachable adds a skipped result for each feature: the member cannot be reached.
@@ -271,7 +271,7 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 		return err
 	}
 	request.EnsureFinalizer = func(ctx context.Context) error { return c.ensureFinalizer(ctx, s) }
-	if request.Subject, err = c.loadResources(ctx, s.summary, request.Subject); err != nil {
+	if request.TemplateContext, err = c.loadResources(ctx, s.summary, request.TemplateContext); err != nil {
 		s.reportFailures(err)
 		s.local.reportFailures(err)
 		return nil
@@ -399,7 +399,7 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 		return Composition{}, &conflictError{conflicts: request.Conflicts}
 	}
 	var composition Composition
-	if err := request.Subject.Memory.Retry(ctx, func() (err error) { // the wait for memory blocks no other reconcile
+	if err := request.TemplateContext.Memory.Retry(ctx, func() (err error) { // the wait for memory blocks no other reconcile
 		composition, err = c.Composer.Compose(ctx, request, feature)
 		return err
 	}); err != nil {
@@ -431,7 +431,7 @@ func (s *state) reportFailure(feature libv1beta1.FeatureID, err error) {
 	featureResult := status.FeatureResult{
 		Feature: feature, Kind: status.Failed, Err: err, Reason: reasonOf(err), Status: libv1beta1.FeatureStatusFailed,
 	}
-	var invalid phase.Invalid
+	var invalid phase.TerminalError
 	if errors.As(err, &invalid) {
 		featureResult.Status = libv1beta1.FeatureStatusFailedNonRetriable
 	} else {

@@ -19,8 +19,8 @@ func TestUnverifiedChartIsVerifiedAgain(t *testing.T) {
 		err  error
 		want time.Duration
 	}{
-		"not verified":  {phase.Invalidf("chart hello: %w", source.ErrUnverified), unverifiedInterval},
-		"invalid":       {phase.Invalid{Err: errors.New("no such field")}, 0},
+		"not verified":  {phase.TerminalErrorf("chart hello: %w", source.ErrUnverified), unverifiedInterval},
+		"invalid":       {phase.TerminalError{Err: errors.New("no such field")}, 0},
 		"not reachable": {errors.New("connection refused"), 0},
 	} {
 		s := &state{summary: &configv1beta1.ClusterSummary{}}

@@ -6,7 +6,7 @@
 //  1. cli calls EnsureHubObjects when the hub starts. It creates the objects for registrations with tokens.
 //  2. An operator calls CreateToken, ListTokens and DeleteToken with karmadactl token.
 //  3. package hub/approvals approves requests. It calls EnsureAgentPolicy, EnsureCSRReadRBAC and EnsureAgentRBAC.
-//     hub/spaces calls EnsureAgentRBAC too, to correct changes.
+//     hub/executionnamespaces calls EnsureAgentRBAC too, to correct changes.
 //
 // The steps on the side of the cluster, in package register and in the agent, are:
 //

@@ -244,8 +244,8 @@ func (j *registration) writeSecret(ctx context.Context, ref clusterv1alpha1.Loca
 	return nil
 }
 
-// caBundle returns own, the certificate authorities of the member's API server, and those of the caller's kubeconfig,
-// which may be a proxy's.
+// caBundle returns own, the certificate authorities of the member's API server, together with the certificate
+// authorities in the caller's kubeconfig, which may belong to a proxy.
 func (j *registration) caBundle(own []byte) ([]byte, error) {
 	config := rest.CopyConfig(j.request.Member)
 	if err := rest.LoadTLSFiles(config); err != nil {
