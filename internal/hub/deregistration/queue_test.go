@@ -21,8 +21,8 @@ import (
 	"github.com/towline/towline/test/controllers"
 )
 
-// TestDeregistrationsOfOtherNamespaces deregisters unresponsive push members of one namespace, more than are deregistered
-// concurrently. A member of another namespace is contacted meanwhile.
+// TestDeregistrationsOfOtherNamespaces deregisters unresponsive push members of one namespace, more than are
+// deregistered concurrently. A member of another namespace is contacted meanwhile.
 func TestDeregistrationsOfOtherNamespaces(t *testing.T) {
 	t.Parallel()
 	hubClient, plane := newHub(t)
