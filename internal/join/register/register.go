@@ -33,6 +33,7 @@ const (
 	lineObjects       = "[karmada-agent-start] Waiting the necessary secret and RBAC"
 	lineDeployment    = "[karmada-agent-start] Waiting karmada-agent Deployment"
 	lineFailed        = "karmadactl register failed and started deleting the created resources"
+	lineRenewalFailed = "karmadactl register failed and started restoring the agent's objects on the cluster"
 )
 
 // memberCleanupTimeout limits a cleanup: the termination of the agent's pods, and about ten requests.
@@ -59,7 +60,6 @@ func Register(ctx context.Context, request Request) error {
 		return nil
 	}
 	if err := g.run(ctx); err != nil {
-		request.Progress(lineFailed)
 		return g.rollBack(ctx, err)
 	}
 	request.Out("")
@@ -199,8 +199,10 @@ func (g *registration) rollBack(ctx context.Context, failure error) error {
 	}
 	var err error
 	if g.mode == modeRenew {
+		g.request.Progress(lineRenewalFailed)
 		err = g.log.RollBack(ctx)
 	} else {
+		g.request.Progress(lineFailed)
 		err = errors.Join(g.deleteCluster(ctx), g.cleanUpMember(ctx))
 	}
 	if err == nil {

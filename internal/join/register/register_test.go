@@ -314,7 +314,7 @@ func (w testEnv) breakPods(t *testing.T, namespace string, spoil func(*corev1.Co
 func TestRenewReplacesTheCertificate(t *testing.T) {
 	t.Parallel()
 	w := newTestEnv(t)
-	r, _, _ := w.request(t, "renewed")
+	r, _, talk := w.request(t, "renewed")
 	w.runAgent(t, "renewed")
 	r.Renew = true
 	wantText(t, register.Register(t.Context(), r), "there is no agent in namespace renewed")
@@ -333,6 +333,9 @@ func TestRenewReplacesTheCertificate(t *testing.T) {
 		if diff := cmp.Diff(before, w.kubeconfig(t, "renewed")); diff != "" {
 			t.Fatalf("kubeconfig after a failure at write %d (-before +after):\n%s", at, diff)
 		}
+	}
+	if !talk.contains("started restoring the agent's objects on the cluster") || talk.contains("deleting the created resources") {
+		t.Errorf("got %q, want that objects are restored, and not deleted", talk.get())
 	}
 	r.Member = member
 	if err := register.Register(t.Context(), r); err != nil {
