@@ -25,6 +25,45 @@ var metaphors = []string{
 // maxCommentColumns is the maximum width of a comment, with tabs counted as one column.
 const maxCommentColumns = 120
 
+// maxMarkdownColumns is the maximum width of a line in Markdown, except in tables, code blocks and headings.
+const maxMarkdownColumns = 100
+
+// TestMarkdownWidth checks the width of the documentation.
+func TestMarkdownWidth(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = filepath.WalkDir("../docs", func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, ".md") && !entry.IsDir() {
+			files = append(files, path)
+		}
+		return err
+	})
+	if err != nil || len(files) < 20 {
+		t.Fatalf("got %d files and error %v", len(files), err)
+	}
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		isCode, number := false, 0
+		for line := range strings.Lines(string(text)) {
+			line, number = strings.TrimRight(line, "\n"), number+1
+			trimmed := strings.TrimSpace(line)
+			if strings.HasPrefix(trimmed, "```") {
+				isCode = !isCode
+			}
+			isWrapped := !isCode && !strings.HasPrefix(trimmed, "|") && !strings.HasPrefix(trimmed, "#") && strings.Contains(trimmed, " ")
+			if width := utf8.RuneCountInString(line); isWrapped && width > maxMarkdownColumns {
+				t.Errorf("%s:%d: the line has %d columns, at most %d are allowed", path, number, width, maxMarkdownColumns)
+			}
+		}
+	}
+}
+
 // TestTerms checks the identifiers and the width of comments of all packages, tests included.
 func TestTerms(t *testing.T) {
 	t.Parallel()
