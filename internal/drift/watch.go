@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -63,12 +64,19 @@ func newWatchSet(c *Corrector) *watchSet {
 
 // update starts and stops watches so that there is one for each of the kinds, at most maxWatched. It omits kinds that
 // the API server does not serve. A kind whose definition is created later is added by the next call, which follows the
-// next change of a record.
+// next change of a record. If discovery fails, the running watches of the kind continue.
 func (w *watchSet) update(ctx context.Context, kinds []schema.GroupVersionKind) {
 	wanted := map[watchedKind]bool{}
 	for _, gvk := range kinds {
-		if resource, err := w.corrector.Mapper.AnyVersion(gvk); err == nil {
+		resource, err := w.corrector.Mapper.AnyVersion(gvk)
+		if err == nil {
 			wanted[watchedKind{gvk.GroupKind(), resource}] = true
+			continue
+		}
+		for kind := range w.running {
+			if kind.gk == gvk.GroupKind() && !meta.IsNoMatchError(err) {
+				wanted[kind] = true
+			}
 		}
 	}
 	for kind, cancel := range w.running {

@@ -2,6 +2,7 @@ package drift
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -9,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
 	fakediscovery "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	metadatafake "k8s.io/client-go/metadata/fake"
@@ -30,10 +32,10 @@ func newKindsWatchSet(t *testing.T, n int, partitions *inventory.Partitions) (*w
 		kinds = append(kinds, schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: kind})
 		served.APIResources = append(served.APIResources, metav1.APIResource{Name: fmt.Sprintf("kinds%04d", i), Kind: kind, Verbs: metav1.Verbs{"list", "watch"}})
 	}
-	discovery := &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{Resources: []*metav1.APIResourceList{served}}}
+	discoveryClient := &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{Resources: []*metav1.APIResourceList{served}}}
 	objects := metadatafake.NewSimpleMetadataClient(runtime.NewScheme())
 	store := inventory.NewPartitionedStore(fake.NewClientset().CoreV1(), objects, "records", inventory.OwnerScope{}, partitions)
-	w := newWatchSet(New(Options{Store: store, Metadata: objects, Mapper: kube.NewMapper(discovery), Clock: clock.RealClock{}}))
+	w := newWatchSet(New(Options{Store: store, Metadata: objects, Mapper: kube.NewMapper(discoveryClient), Clock: clock.RealClock{}}))
 	t.Cleanup(func() {
 		w.stop()
 		w.corrector.queue.ShutDown()
@@ -79,6 +81,29 @@ func TestWatchedKindsAreLimited(t *testing.T) {
 	}
 	w.update(ctx, append([]schema.GroupVersionKind{kinds[3]}, kinds[7:]...))
 	w.wantWatched(t, kinds[3:4], kinds[7:7+maxWatched-1])
+}
+
+// failingDiscovery is the discovery of a cluster that does not answer.
+type failingDiscovery struct {
+	discovery.ServerResourcesInterface
+}
+
+func (failingDiscovery) ServerGroupsAndResources() ([]*metav1.APIGroup, []*metav1.APIResourceList, error) {
+	return nil, nil, errors.New("no answer")
+}
+
+func TestWatchesContinueIfDiscoveryFails(t *testing.T) {
+	t.Parallel()
+	w, kinds := newKindsWatchSet(t, 3, nil)
+	w.update(t.Context(), kinds)
+	served := w.corrector.Mapper
+	w.corrector.Mapper = kube.NewMapper(failingDiscovery{})
+	w.update(t.Context(), kinds[1:])
+	w.wantWatched(t, kinds[1:])
+	w.corrector.Mapper = served
+	removed := schema.GroupVersionKind{Group: "example.com", Version: "v1", Kind: "NotServed"}
+	w.update(t.Context(), []schema.GroupVersionKind{kinds[2], removed})
+	w.wantWatched(t, kinds[2:])
 }
 
 func TestKindsOnTheHubClusterAreNotLimited(t *testing.T) {

@@ -8,7 +8,9 @@ import (
 	"slices"
 	"strings"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/towline/towline/internal/kube"
@@ -37,22 +39,39 @@ func RemoveDeregistration(cluster metav1.Object) bool {
 	return true
 }
 
-// AddDeregisterOptions adds options to the annotation kube.AnnotationDeregister of cluster, which the hub reads, and
-// updates cluster. hub must read from the API server.
+// AddDeregisterOptions adds options to the annotation kube.AnnotationDeregister of the cluster object, which the hub
+// reads. Then it sets the annotations and the resourceVersion of cluster. It returns NotFound if the object was deleted,
+// or was created again since cluster was read. hub must read from the API server.
 func AddDeregisterOptions(ctx context.Context, hub client.Client, cluster client.Object, options ...string) error {
-	existing := strings.FieldsFunc(cluster.GetAnnotations()[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
-	all := union(existing, options)
-	if slices.Equal(all, existing) {
-		return nil
+	gvk, err := hub.GroupVersionKindFor(cluster)
+	if err != nil {
+		return err
 	}
-	before := cluster.DeepCopyObject().(client.Object)
-	annotations := map[string]string{}
-	maps.Copy(annotations, cluster.GetAnnotations())
-	annotations[kube.AnnotationDeregister] = strings.Join(all, ",")
-	cluster.SetAnnotations(annotations)
-	if err := hub.Patch(ctx, cluster, client.MergeFrom(before), client.FieldOwner(kube.FieldManager)); err != nil {
+	live := &metav1.PartialObjectMetadata{}
+	// The hub and the command line can add options at the same time: with the lock, they do not overwrite each other's.
+	err = kube.RetryOnConflict(ctx, func() error {
+		live = &metav1.PartialObjectMetadata{}
+		live.SetGroupVersionKind(gvk)
+		if err := hub.Get(ctx, client.ObjectKeyFromObject(cluster), live); err != nil {
+			return err
+		}
+		if live.UID != cluster.GetUID() {
+			return apierrors.NewNotFound(schema.GroupResource{Group: gvk.Group, Resource: gvk.Kind}, cluster.GetName())
+		}
+		existing := strings.FieldsFunc(live.Annotations[kube.AnnotationDeregister], func(r rune) bool { return r == ',' })
+		all := union(existing, options)
+		if slices.Equal(all, existing) {
+			return nil
+		}
+		patch := client.MergeFromWithOptions(live.DeepCopy(), client.MergeFromWithOptimisticLock{})
+		metav1.SetMetaDataAnnotation(&live.ObjectMeta, kube.AnnotationDeregister, strings.Join(all, ","))
+		return hub.Patch(ctx, live, patch, client.FieldOwner(kube.FieldManager))
+	})
+	if err != nil {
 		return fmt.Errorf("annotate %s with the options of its deregistration: %w", kube.RefIn(hub.Scheme(), cluster), err)
 	}
+	cluster.SetAnnotations(live.Annotations)
+	cluster.SetResourceVersion(live.ResourceVersion)
 	return nil
 }
 

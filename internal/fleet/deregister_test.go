@@ -6,7 +6,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	clusterv1alpha1 "github.com/towline/towline/api/cluster/v1alpha1"
@@ -44,6 +46,42 @@ func TestRemoveDeregistration(t *testing.T) {
 				t.Errorf("annotations (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestAddDeregisterOptions has two clients that add options to a cluster that both have read before.
+func TestAddDeregisterOptions(t *testing.T) {
+	t.Parallel()
+	cluster := &clusterv1alpha1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "c", UID: "1", Annotations: map[string]string{kube.AnnotationDeregister: "keep-addons"}}}
+	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithObjects(cluster).Build()
+	first, second := cluster.DeepCopy(), cluster.DeepCopy()
+	for _, step := range []struct {
+		cluster *clusterv1alpha1.Cluster
+		options []string
+		want    string
+	}{
+		{first, []string{kube.DeregisterForce}, "keep-addons,force"},
+		{second, []string{kube.DeregisterAbandon, kube.DeregisterForce}, "keep-addons,force,abandon"},
+		{first, []string{kube.DeregisterAbandon}, "keep-addons,force,abandon"},
+	} {
+		if err := fleet.AddDeregisterOptions(t.Context(), hub, step.cluster, step.options...); err != nil {
+			t.Fatal(err)
+		}
+		live := &clusterv1alpha1.Cluster{}
+		if err := hub.Get(t.Context(), client.ObjectKeyFromObject(cluster), live); err != nil {
+			t.Fatal(err)
+		}
+		if got := live.Annotations[kube.AnnotationDeregister]; got != step.want {
+			t.Errorf("got options %q, want %q", got, step.want)
+		}
+		if diff := cmp.Diff(live, step.cluster); diff != "" {
+			t.Errorf("the cluster of the caller (-live +caller):\n%s", diff)
+		}
+	}
+	recreated := cluster.DeepCopy()
+	recreated.UID = "0"
+	if err := fleet.AddDeregisterOptions(t.Context(), hub, recreated, kube.DeregisterForce); !apierrors.IsNotFound(err) {
+		t.Errorf("got error %v for a cluster that was created again, want NotFound", err)
 	}
 }
 

@@ -73,7 +73,8 @@ func (k kustomizationInput) newTree(callBack func(any) (json.RawMessage, error))
 			return nil, err
 		}
 		var content []byte
-		return content, json.Unmarshal(raw, &content)
+		err = json.Unmarshal(raw, &content)
+		return content, err
 	}
 	names := k.Names
 	if k.ArchiveName != "" {

@@ -126,7 +126,8 @@ func renderInSandbox(input json.RawMessage, callBack func(any) (json.RawMessage,
 				return nil, err
 			}
 			var found map[string]any
-			return found, kubejson.Unmarshal(raw, &found) // integers stay integers
+			err = kubejson.Unmarshal(raw, &found) // integers stay integers
+			return found, err
 		}
 	}
 	release, err := r.Request.render(r.Request.functionsFor(r.Member, lookup))

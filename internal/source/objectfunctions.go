@@ -125,5 +125,6 @@ func copyValue(value any) (any, error) {
 		return nil, fmt.Errorf("copy a value: %w", err)
 	}
 	var copied any
-	return copied, kubejson.Unmarshal(raw, &copied)
+	err = kubejson.Unmarshal(raw, &copied)
+	return copied, err
 }

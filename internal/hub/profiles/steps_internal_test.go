@@ -114,6 +114,29 @@ func TestTerminatingSummaryHoldsUpNoOther(t *testing.T) {
 	}
 }
 
+// TestPauseDoesNotStopWithdrawals pauses a profile while the summary of a cluster that no longer matches is withdrawn.
+func TestPauseDoesNotStopWithdrawals(t *testing.T) {
+	t.Parallel()
+	w := newWorld(cluster("prod"), summary("matched", "p", "new", "a"), terminatingSummary("unmatched", "p", "new", "gone"))
+	profile := w.profile(t)
+	profile.Annotations = map[string]string{libv1beta1.ProfilePausedAnnotation: "true"}
+	if err := w.Hub.Update(t.Context(), profile); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.reconcile(t); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{"matched": true, "unmatched": false} {
+		live := &configv1beta1.ClusterSummary{}
+		if err := w.Hub.Get(t.Context(), client.ObjectKey{Namespace: "eu", Name: name}, live); err != nil {
+			t.Fatal(err)
+		}
+		if _, isPaused := live.Annotations[libv1beta1.ProfilePausedAnnotation]; isPaused != want {
+			t.Errorf("summary %s is paused: %t, want %t", name, isPaused, want)
+		}
+	}
+}
+
 // TestWaitingProfileIsReportedOnce reconciles a profile that waits several times.
 func TestWaitingProfileIsReportedOnce(t *testing.T) {
 	t.Parallel()

@@ -163,15 +163,15 @@ func (g *registration) preflight(ctx context.Context) error {
 	return nil
 }
 
-// checkControlPlane returns an error if the unfinished registration with this Secret was with another control plane:
-// its Cluster would stay there.
+// checkControlPlane returns an error if the unfinished registration with this Secret was with another control plane,
+// where its Cluster may have an agent.
 func (r Request) checkControlPlane(secret *corev1.Secret) error {
 	if secret == nil {
 		return nil
 	}
 	config, err := fleet.ParseKubeconfig(secret.Data[KubeconfigKey])
 	if err != nil {
-		return nil //nolint:nilerr // without a kubeconfig the earlier run has created no Cluster
+		return nil //nolint:nilerr // the other control plane deletes its unfinished Cluster after a time
 	}
 	if config.Host == "https://"+r.Endpoint {
 		return nil

@@ -115,8 +115,7 @@ type unregistration struct {
 var errNeedsHubKubeconfig = errors.New("pass --karmada-config")
 
 // deleteCluster reads the agent's objects into u, and completes u.request from them. Then it deletes the Cluster, and
-// waits for the deletion. After a nil error, the caller must clean up the
-// cluster, except in a dry run.
+// waits for the deletion. After a nil error, the caller must clean up the cluster, except in a dry run.
 func (u *unregistration) deleteCluster(ctx context.Context) error {
 	r := u.request
 	if err := u.readObjects(ctx); err != nil {
@@ -135,7 +134,11 @@ func (u *unregistration) deleteCluster(ctx context.Context) error {
 		if u.objects.isEmpty() {
 			return missing
 		}
-		r.Progress(missing.Error() + "; deleting the remaining objects of its registration on the cluster")
+		deleting := "deleting"
+		if r.DryRun {
+			deleting = "without --dry-run, unregister deletes"
+		}
+		r.Progress(missing.Error() + "; " + deleting + " the remaining objects of its registration on the cluster")
 		return nil
 	}
 	id, err := join.HubUID(ctx, u.member)

@@ -143,8 +143,13 @@ func TestUnregisterDryRun(t *testing.T) {
 	other.ClusterName = "nosuch"
 	wantText(t, register.Unregister(t.Context(), other), "no cluster object nosuch found in karmada control Plane")
 	w.delete(t, "", &clusterv1alpha1.Cluster{}, "rehearsed")
+	var reported string
+	u.Progress = func(line string) { reported += line + "\n" }
 	if err := register.Unregister(t.Context(), u); err != nil {
 		t.Errorf("what the control plane forgot: %v", err)
+	}
+	if want := "; without --dry-run, unregister deletes the remaining objects"; !strings.Contains(reported, want) {
+		t.Errorf("progress: got %q, want %q", reported, want)
 	}
 	if left := w.remaining(t, "rehearsed"); len(left) != 2 {
 		t.Errorf("left: got %v, want what there was", left)
