@@ -104,8 +104,8 @@ func (r *reconciler) ensureFinalizer(ctx context.Context, s *state) error {
 	return nil
 }
 
-// stopIfPaused stops the reconcile of a paused profile, after it has set the pause annotation on the summaries. It skips
-// summaries that are being deleted: the pause must not prevent their withdrawal.
+// stopIfPaused stops the reconcile of a paused profile, after it has set the pause annotation on the summaries. It
+// skips summaries that are being deleted: the pause must not prevent their withdrawal.
 func (r *reconciler) stopIfPaused(ctx context.Context, s *state) error {
 	if _, paused := s.profile.GetAnnotations()[libv1beta1.ProfilePausedAnnotation]; !paused {
 		return nil
