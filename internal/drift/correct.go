@@ -59,7 +59,7 @@ func (c *Corrector) correct(ctx context.Context, id bundle.ID, t *task) Result {
 	if rec == nil {
 		return Result{}
 	}
-	if t.checkRecord && c.isRecordLost(ctx, id) {
+	if t.checkRecord && c.checkRecord(ctx, id) {
 		return Result{IsLost: true}
 	}
 	only, needed := c.selectObjects(rec, t)
@@ -81,9 +81,9 @@ func (c *Corrector) correct(ctx context.Context, id bundle.ID, t *task) Result {
 	return result
 }
 
-// isRecordLost returns whether the record of id is lost. If it cannot be read, it is checked again later.
-func (c *Corrector) isRecordLost(ctx context.Context, id bundle.ID) bool {
-	lost, err := c.Store.IsLost(ctx, id)
+// checkRecord returns whether the bundle of id is lost. If its record cannot be read, it queues another check.
+func (c *Corrector) checkRecord(ctx context.Context, id bundle.ID) (isLost bool) {
+	isLost, err := c.Store.IsLost(ctx, id)
 	if err != nil {
 		c.retryRecordCheck(id)
 		return false
@@ -91,11 +91,11 @@ func (c *Corrector) isRecordLost(ctx context.Context, id bundle.ID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.recordFailures, id)
-	return lost
+	return isLost
 }
 
-// selectObjects returns the argument only of Engine.Resume: the objects to converge now, nil for all objects of the
-// bundle. needed is false if no object needs a run.
+// selectObjects returns the objects that Engine.Resume must converge now, nil for all objects of the bundle. needed is
+// false if no object needs a run.
 func (c *Corrector) selectObjects(rec *inventory.Record, t *task) (only map[kube.Ref]bool, needed bool) {
 	switch {
 	case rec.Suspended || rec.State == bundle.StateRemoving:
