@@ -46,7 +46,7 @@ type pod struct {
 
 func (p pod) extraBytes() int { return p.requests.extraBytes() }
 
-// The requests count three times: they are in p, and can be in two loads.
+// The requests count three times: for p, and for their share in scheduled and in loadByNode.
 func (p pod) totalBytes() int64 { return podEntryBytes + 3*int64(p.extraBytes()) }
 
 // node is the counted part of a node. podCapacity is the number of pods that it can run.
@@ -392,7 +392,7 @@ func (c *counters) waitForSync(ctx context.Context, timeout time.Duration) {
 }
 
 // writeSummaries writes the counters into status. models are the spec.resourceModels of the Cluster. It removes stale
-// counters and returns the reasons. Until a kind is listed for the first time, the summaries with it stay unchanged.
+// counters and returns the reasons. A summary of objects that were never listed stays unchanged.
 func (c *counters) writeSummaries(status *clusterv1alpha1.ClusterStatus, models []clusterv1alpha1.ResourceModel, now time.Time) (staleReasons []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -58,7 +58,7 @@ func (o *Observer) readVersion(ctx context.Context) string {
 
 // get sends a GET request to a path of the API server, and returns at most maxBody bytes of the body.
 func (o *Observer) get(ctx context.Context, path string) (code int, body []byte, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.base.JoinPath(path).String(), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.baseURL.JoinPath(path).String(), nil)
 	if err != nil {
 		return 0, nil, fmt.Errorf("create request: %w", err)
 	}

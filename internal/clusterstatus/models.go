@@ -40,9 +40,8 @@ func sortGrades(models []clusterv1alpha1.ResourceModel) grades {
 	return sorted
 }
 
-// indexOf returns the index of the grade of a node with these free amounts. Each resource reaches the highest grade
-// with a minimum of at most its amount. The lowest grade that a resource reaches is the grade of the node; -1 if a
-// resource reaches none.
+// indexOf returns the index of the grade of a node with these free amounts: the lowest of the grades of its resources.
+// The grade of a resource is the highest one whose minimum it reaches. indexOf returns -1 if a resource reaches none.
 func (g grades) indexOf(free amounts) int {
 	lowest := len(g) - 1
 	reached := map[corev1.ResourceName]int{}

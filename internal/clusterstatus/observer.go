@@ -50,7 +50,7 @@ type Options struct {
 // be called concurrently.
 type Observer struct {
 	opts            Options
-	base            *url.URL
+	baseURL         *url.URL
 	httpClient      *http.Client
 	coreClient      typedcorev1.CoreV1Interface
 	discoveryClient *kube.Discovery
@@ -84,7 +84,7 @@ func NewObserver(cfg *rest.Config, opts Options) (*Observer, error) {
 	cfg.Timeout, cfg.QPS = 0, -1
 	cfg.ContentType = runtime.ContentTypeProtobuf
 	cfg.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	base, _, err := rest.DefaultServerUrlFor(cfg)
+	baseURL, _, err := rest.DefaultServerUrlFor(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("parse the address of the cluster: %w", err)
 	}
@@ -106,7 +106,7 @@ func NewObserver(cfg *rest.Config, opts Options) (*Observer, error) {
 	}
 	healthHTTPClient := *httpClient
 	healthHTTPClient.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	o := &Observer{opts: opts, base: base, httpClient: &healthHTTPClient, coreClient: coreClient, discoveryClient: discoveryClient, counters: newCounters()}
+	o := &Observer{opts: opts, baseURL: baseURL, httpClient: &healthHTTPClient, coreClient: coreClient, discoveryClient: discoveryClient, counters: newCounters()}
 	o.counters.reservation = opts.Memory
 	return o, nil
 }

@@ -19,17 +19,18 @@ import (
 )
 
 const (
-	// retryFirst and retryLast bound the growing delay between attempts to list and watch; jitter at most doubles it.
-	retryFirst = time.Second
-	retryLast  = 30 * time.Second
+	// retryMin and retryMax bound the delay before a failed list or watch is retried. The delay doubles with each failure,
+	// and jitter at most doubles it again. retrySteps is enough for the delay to reach retryMax.
+	retryMin   = time.Second
+	retryMax   = 30 * time.Second
 	retrySteps = 8
 	// pageSize is the number of objects per page on clusters that cannot stream lists. A hub can read pages of many
 	// clusters at a time, and a decoded pod needs much memory.
 	pageSize = 100
 )
 
-// Run maintains the counters of nodes and pods until ctx ends, closes Options.Memory, and returns nil. It retries a
-// failed list or watch: the cluster does not answer, denies it, or returns too many objects. Observe reports the
+// Run maintains the counters of nodes and pods until ctx ends, closes Options.Memory, and returns nil. A list or watch
+// fails if the cluster does not answer, denies it, or returns too many objects. Run retries it, and Observe reports the
 // failure.
 func (o *Observer) Run(ctx context.Context) error {
 	// Conditions report these failures. A log line for each attempt adds nothing.
@@ -56,7 +57,7 @@ func (o *Observer) Run(ctx context.Context) error {
 // runReflector updates store with the objects of source until ctx ends.
 func runReflector(ctx context.Context, kind runtime.Object, source cache.ListerWatcher, store cache.TransformingStore) {
 	cache.NewReflectorWithOptions(source, kind, store, cache.ReflectorOptions{
-		Name: "survey", Backoff: &wait.Backoff{Duration: retryFirst, Cap: retryLast, Steps: retrySteps, Factor: 2, Jitter: 1},
+		Name: "survey", Backoff: &wait.Backoff{Duration: retryMin, Cap: retryMax, Steps: retrySteps, Factor: 2, Jitter: 1},
 	}).RunWithContext(ctx)
 }
 

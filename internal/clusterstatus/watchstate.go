@@ -38,8 +38,8 @@ func (s *watchState) setFailed(verb string, err error, at time.Time) {
 	}
 }
 
-// evaluate sets isLost if the requests have failed for long enough. It returns the failure message if the known objects
-// are stale, else "". isPending is true before the first list succeeds, until its failures have lasted lostAfter.
+// evaluate sets isLost if the requests have failed for lostAfter. It returns the failure message if the known objects
+// are stale, else "". isPending is true while they are not stale and were never listed.
 func (s *watchState) evaluate(at time.Time) (message string, isPending bool) {
 	s.isLost = s.isLost || !s.failingSince.IsZero() && at.Sub(s.failingSince) >= lostAfter
 	if s.isLost {

@@ -18,10 +18,9 @@ const (
 	quietPeriod = 10 * time.Minute
 )
 
-// Backoff returns the pause before the next attempt after the given number of consecutive failures: 1 s for zero
-// failures, doubled by each failure, at most 5 minutes.
-func Backoff(failures int) time.Duration {
-	return min(minBackoff<<min(failures, 10), MaxBackoff)
+// Backoff returns the pause after a failure: 1 s, doubled for each earlier consecutive failure, at most 5 minutes.
+func Backoff(earlierFailures int) time.Duration {
+	return min(minBackoff<<min(earlierFailures, 10), MaxBackoff)
 }
 
 // objectKey identifies an object of a bundle.
@@ -30,12 +29,11 @@ type objectKey struct {
 	key kube.Ref
 }
 
-// objectBackoff has the number of recent corrections of an object, the number of attempts to correct it that failed in
-// a row, and the time of the last correction or attempt.
+// objectBackoff delays the corrections of one object.
 type objectBackoff struct {
-	corrections int
-	failures    int
-	last        time.Time
+	corrections int       // successful corrections since the last quietPeriod without drift
+	failures    int       // attempts that failed in a row
+	last        time.Time // the last correction or attempt
 }
 
 // pause returns the time until the object may be corrected again; zero or less means now.
@@ -53,8 +51,8 @@ func (b objectBackoff) pause(now time.Time) time.Duration {
 // isOver returns whether the object has not drifted for quietPeriod.
 func (b objectBackoff) isOver(now time.Time) bool { return now.Sub(b.last) > quietPeriod }
 
-// unlessOver returns b, or a zero objectBackoff if b is over.
-func (b objectBackoff) unlessOver(now time.Time) objectBackoff {
+// orZeroIfOver returns b, or a zero objectBackoff if b is over.
+func (b objectBackoff) orZeroIfOver(now time.Time) objectBackoff {
 	if b.isOver(now) {
 		return objectBackoff{}
 	}

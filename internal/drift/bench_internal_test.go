@@ -51,7 +51,7 @@ func saveRecord(tb testing.TB, store *inventory.Store, i int) (key kube.Ref) {
 	for k := range 5 {
 		ref := kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "default", Name: fmt.Sprintf("object-%d-%d", i, k)}
 		key = ref.Key()
-		next.Entries[key] = inventory.Entry{Ref: ref, UID: types.UID("uid"), Fields: "same"}
+		next.Entries[key] = inventory.Entry{Ref: ref, UID: types.UID("uid"), Fingerprint: "same"}
 	}
 	if _, err := store.Save(context.Background(), none, next, &bundle.Bundle{ID: id}); err != nil {
 		tb.Fatal(err)

@@ -26,7 +26,7 @@ func (c *Corrector) processNext(ctx context.Context) bool {
 	return true
 }
 
-// processTask processes one bundle, and calls OnCorrect, OnReport and OnLost.
+// processTask processes one bundle, and calls OnCorrect, OnReport and OnRecordMissing.
 func (c *Corrector) processTask(ctx context.Context, id bundle.ID, t *task) {
 	if t.retry {
 		if rec := c.Store.Cached(id); rec != nil && rec.State == bundle.StateRemoving {
@@ -43,7 +43,7 @@ func (c *Corrector) processTask(ctx context.Context, id bundle.ID, t *task) {
 		c.OnReport(id)
 	}
 	if result.IsLost {
-		c.OnLost(id)
+		c.OnRecordMissing(id)
 	}
 }
 
@@ -52,27 +52,27 @@ func (c *Corrector) processTask(ctx context.Context, id bundle.ID, t *task) {
 func (c *Corrector) correct(ctx context.Context, id bundle.ID, t *task) Result {
 	unlock, err := c.Engine.Acquire(ctx, id)
 	if err != nil {
-		return Result{}
+		return Result{} // ctx has ended
 	}
 	defer unlock()
 	rec := c.Store.Cached(id)
 	if rec == nil {
 		return Result{}
 	}
-	if t.checkRecord && c.isRecordLost(ctx, id) {
+	if t.checkRecord && c.checkRecord(ctx, id) {
 		return Result{IsLost: true}
 	}
-	selected, needed := c.selectObjects(rec, t)
+	only, needed := c.selectObjects(rec, t)
 	if !needed {
 		return Result{}
 	}
-	result, err := c.Engine.Resume(ctx, id, selected)
+	result, err := c.Engine.Resume(ctx, id, only)
 	if result.IsLost || ctx.Err() != nil {
 		return result
 	}
-	c.recordResult(id, selected, result.Changes, err)
+	c.updateBackoffs(id, only, result.Changes, err)
 	if err != nil {
-		// The record does not show the drift if the run failed early, so keep the observed objects.
+		// If the run failed early, the record does not show the drift: keep the observed objects.
 		c.mergeFailedTask(id, t)
 	}
 	if after := c.Store.Cached(id); after != nil && after.IsUnfinished() {
@@ -81,9 +81,9 @@ func (c *Corrector) correct(ctx context.Context, id bundle.ID, t *task) Result {
 	return result
 }
 
-// isRecordLost returns whether the record of id is lost. If it cannot be read, it is checked again later.
-func (c *Corrector) isRecordLost(ctx context.Context, id bundle.ID) bool {
-	lost, err := c.Store.IsLost(ctx, id)
+// checkRecord returns whether the bundle of id is lost. If its record cannot be read, it queues another check.
+func (c *Corrector) checkRecord(ctx context.Context, id bundle.ID) (isLost bool) {
+	isLost, err := c.Store.IsLost(ctx, id)
 	if err != nil {
 		c.retryRecordCheck(id)
 		return false
@@ -91,27 +91,28 @@ func (c *Corrector) isRecordLost(ctx context.Context, id bundle.ID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.recordFailures, id)
-	return lost
+	return isLost
 }
 
-// selectObjects returns the objects to converge now, nil for all. needed is false if there are none.
-func (c *Corrector) selectObjects(rec *inventory.Record, t *task) (selected map[kube.Ref]bool, needed bool) {
+// selectObjects returns the objects that Engine.Resume must converge now, nil for all objects of the bundle. needed is
+// false if no object needs a run.
+func (c *Corrector) selectObjects(rec *inventory.Record, t *task) (only map[kube.Ref]bool, needed bool) {
 	switch {
 	case rec.Suspended || rec.State == bundle.StateRemoving:
 		return nil, false
 	case rec.IsUnfinished():
 		return c.selectUnfinished(rec, t)
-	case t.all && needsDriftCorrection(rec):
+	case t.resync && needsDriftCorrection(rec):
 		return nil, true
 	}
-	selected = c.selectDrifted(rec, t)
-	return selected, len(selected) > 0
+	drifted := c.selectDrifted(rec, t)
+	return drifted, len(drifted) > 0
 }
 
 // selectUnfinished is selectObjects for an unfinished bundle. An event can start the task of a retry before the retry
 // is due. Then selectUnfinished queues the retry again.
-func (c *Corrector) selectUnfinished(rec *inventory.Record, t *task) (selected map[kube.Ref]bool, needed bool) {
-	isRetry := t.retry || t.all
+func (c *Corrector) selectUnfinished(rec *inventory.Record, t *task) (only map[kube.Ref]bool, needed bool) {
+	isRetry := t.retry || t.resync
 	next, ok := c.Engine.NextAttempt(rec.ID, rec.BundleDigest())
 	isDue := ok && !c.Clock.Now().Before(next)
 	switch {
@@ -121,17 +122,15 @@ func (c *Corrector) selectUnfinished(rec *inventory.Record, t *task) (selected m
 		c.queueRetry(rec)
 	}
 	if !isDue && rec.State == bundle.StateApplying {
-		return nil, false // the Engine does not converge single objects of an interrupted run
+		return nil, false // the Engine would converge all objects, not only the drifted ones
 	}
-	// The Engine always converges all objects of an interrupted bundle, also if some are selected. With selected objects
-	// it does so even while a Helm release waits.
-	selected = c.selectDrifted(rec, t)
-	return selected, len(selected) > 0 || isDue && isRetry
+	drifted := c.selectDrifted(rec, t)
+	return drifted, len(drifted) > 0 || isDue && isRetry
 }
 
-// selectDrifted returns the observed objects that differ from the record, nil if there are none. An object whose
-// backoff has not passed is not returned, but queued again.
-func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (selected map[kube.Ref]bool) {
+// selectDrifted returns the observed objects that have drifted, nil if there are none. An object that must be corrected
+// later is not returned, but queued again.
+func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (drifted map[kube.Ref]bool) {
 	if !needsDriftCorrection(rec) {
 		return nil
 	}
@@ -139,7 +138,7 @@ func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (selected map[
 	defer c.mu.Unlock()
 	for key, o := range t.observed {
 		entry, ok := rec.FindTracked(key)
-		if !ok || !isDrifted(entry, o, hashOwnerKey(c.Store.Scope().OwnerKey(rec.ID))) || needsRetry(rec, entry) {
+		if !ok || !isDrifted(entry, o, hashOwnerKey(c.Store.Scope().OwnerKey(rec.ID))) || isLeftToRetry(rec, entry) {
 			continue
 		}
 		if pause := c.backoffs[objectKey{rec.ID, key}].pause(c.Clock.Now()); pause > 0 {
@@ -147,38 +146,39 @@ func (c *Corrector) selectDrifted(rec *inventory.Record, t *task) (selected map[
 			c.queue.AddAfter(rec.ID, pause)
 			continue
 		}
-		if selected == nil {
-			selected = map[kube.Ref]bool{}
+		if drifted == nil {
+			drifted = map[kube.Ref]bool{}
 		}
-		selected[key] = true
+		drifted[key] = true
 	}
-	return selected
+	return drifted
 }
 
-// needsRetry returns whether only the retry of a failed bundle can correct an object: the bundle has not applied the
+// isLeftToRetry returns whether only the retry of a failed bundle can correct an object: the bundle has not applied the
 // object, or its Helm releases are not deployed.
-func needsRetry(rec *inventory.Record, entry inventory.Entry) bool {
+func isLeftToRetry(rec *inventory.Record, entry inventory.Entry) bool {
 	return rec.State == bundle.StateFailed && (entry.UID == "" && !entry.IsReleaseRecord || !rec.AreReleasesDeployed())
 }
 
-// recordResult updates the backoff of the objects that a run has changed, or has failed to change.
-func (c *Corrector) recordResult(id bundle.ID, selected map[kube.Ref]bool, changes bundle.ChangeSet, err error) {
+// updateBackoffs updates the backoff of the objects that a run has changed, or has failed to change. only are the
+// selected objects of the run: if the run fails, all of them count as failed, except those in changes.
+func (c *Corrector) updateBackoffs(id bundle.ID, only map[kube.Ref]bool, changes bundle.ChangeSet, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := c.Clock.Now()
 	failed := map[kube.Ref]bool{}
-	for key := range selected {
+	for key := range only {
 		failed[key] = err != nil
 	}
 	for _, change := range changes {
 		key := change.Ref.Key()
 		failed[key] = change.Action == bundle.Failed
 		if change.Action == bundle.Created || change.Action == bundle.Configured {
-			c.backoffs[objectKey{id, key}] = objectBackoff{corrections: c.backoffs[objectKey{id, key}].unlessOver(now).corrections + 1, last: now}
+			c.backoffs[objectKey{id, key}] = objectBackoff{corrections: c.backoffs[objectKey{id, key}].orZeroIfOver(now).corrections + 1, last: now}
 		}
 	}
 	for key, hasFailed := range failed {
-		if b := c.backoffs[objectKey{id, key}].unlessOver(now); hasFailed {
+		if b := c.backoffs[objectKey{id, key}].orZeroIfOver(now); hasFailed {
 			c.backoffs[objectKey{id, key}] = objectBackoff{corrections: b.corrections, failures: b.failures + 1, last: now}
 		}
 	}

@@ -26,16 +26,16 @@ const (
 
 // Engine applies and removes bundles for a Corrector.
 type Engine interface {
-	// Acquire waits until id is not locked, and locks it until unlock is called.
+	// Acquire waits until id is not locked, and locks it until unlock is called. It fails only if ctx ends.
 	Acquire(ctx context.Context, id bundle.ID) (unlock func(), err error)
-	// Resume converges objects of the record of id to its content: the objects in only, or all objects if only is nil. The
-	// caller has acquired id.
+	// Resume converges the objects in only to the content of the record of id, or all objects if only is nil. In a bundle
+	// whose last run was interrupted it always converges all objects, but none if only is nil and a Helm release still
+	// waits. The caller has acquired id.
 	Resume(ctx context.Context, id bundle.ID, only map[kube.Ref]bool) (Result, error)
-	// ResumeWithdrawal acquires id and continues its withdrawal. done is true if no withdrawal is in progress
-	// afterwards.
+	// ResumeWithdrawal acquires id and continues its withdrawal. done is true if it is complete or none is in progress.
 	ResumeWithdrawal(ctx context.Context, id bundle.ID) (done bool, err error)
-	// NextAttempt returns the earliest time of the next run of all objects of an unfinished bundle, zero for now. ok is
-	// false if only another bundle can succeed.
+	// NextAttempt returns the earliest time of the next run of all objects of an unfinished bundle, zero if no failed run
+	// is known. ok is false if each run fails until the content of the bundle changes.
 	NextAttempt(id bundle.ID, digest bundle.Digest) (at time.Time, ok bool)
 	// PollPause returns the pause before the next check of a bundle that waits for a Helm release. ok is false if it does
 	// not wait.
@@ -46,9 +46,9 @@ type Engine interface {
 type Result struct {
 	Changes bundle.ChangeSet
 	// IsReportNew is true if the report of the bundle differs from the report before the run, or if StateApplying may have
-	// been reported during the run, which is outdated now.
+	// been reported during the run: the final report must replace it.
 	IsReportNew bool
-	// IsLost is true if the content must be delivered again.
+	// IsLost is true if the bundle is lost.
 	IsLost bool
 }
 
@@ -60,15 +60,19 @@ type Options struct {
 	Metadata metadata.Interface
 	Mapper   *kube.Mapper
 	Clock    clock.WithTicker
-	// ScopeConfirmed is closed when the hub has confirmed the scope of Store. Then records of earlier registrations are
-	// deleted.
+	// ScopeConfirmed is closed when the hub has confirmed the owner scope of Store. Then records of earlier registrations
+	// are deleted.
 	ScopeConfirmed <-chan struct{}
+
+	// The functions below are called by several goroutines, without a lock of the bundle. A worker corrects nothing while
+	// it waits for one of them. They must return when the context of Run ends.
+
 	// OnCorrect is called after a run that has changed objects, with the changes. It must return soon.
 	OnCorrect func(bundle.ID, bundle.ChangeSet)
 	// OnReport is called after a run whose report is new, and when a withdrawal in progress begins to fail.
 	OnReport func(bundle.ID)
-	// OnLost is called if the record of a bundle no longer exists: others have deleted it, or a withdrawal is complete.
-	OnLost func(bundle.ID)
+	// OnRecordMissing is called if a bundle is lost, or if its record was deleted because its withdrawal is complete.
+	OnRecordMissing func(bundle.ID)
 	// OnChange is called for each bundle with changed objects. It is called at most once per notifyInterval and bundle,
 	// and more often only if an object was deleted.
 	OnChange func(bundle.ID)
@@ -86,16 +90,16 @@ type Corrector struct {
 	tasks          map[bundle.ID]*task
 	withdrawals    map[bundle.ID]*withdrawal
 	recordFailures map[bundle.ID]int  // attempts to read the record that failed in a row
-	isRetryQueued  map[bundle.ID]bool // for a retry, or a check of a withdrawal
+	isRetryQueued  map[bundle.ID]bool // a retry or a check of a withdrawal is queued
 	backoffs       map[objectKey]objectBackoff
 }
 
 // task has the reasons why a bundle is in the queue.
 type task struct {
-	all         bool // compare every object
-	retry       bool // converge every object of an unfinished bundle, or check the withdrawal
-	checkRecord bool // check whether the record still exists
-	observed    map[kube.Ref]observation
+	resync      bool                     // converge every object, unless the drift of the bundle is not corrected
+	retry       bool                     // converge every object of an unfinished bundle, or check the withdrawal
+	checkRecord bool                     // check whether the record still exists
+	observed    map[kube.Ref]observation // the last event of each object that seemed to have drifted
 }
 
 // New returns a Corrector. It sends no request before Run.
@@ -142,8 +146,8 @@ func (c *Corrector) watchAll(ctx context.Context) {
 		for _, change := range changes {
 			c.queueUnfinished(change.Record)
 			// In the first round the lists of the new watches compare these objects.
-			if change.WasRead && !isFirst {
-				c.queueComparison(change.Record)
+			if change.MayHaveDrifted && !isFirst {
+				c.queueResync(change.Record)
 			}
 		}
 		select {
@@ -157,7 +161,7 @@ func (c *Corrector) watchAll(ctx context.Context) {
 			c.expireBackoffs()
 			for _, rec := range c.Store.ListCached() {
 				c.queueUnfinished(rec)
-				c.queueComparison(rec)
+				c.queueResync(rec)
 			}
 		}
 	}
@@ -195,7 +199,7 @@ func (c *Corrector) queueUnfinished(rec *inventory.Record) {
 	}
 }
 
-// queueRetry queues a retry of an unfinished bundle, unless only another bundle can succeed.
+// queueRetry queues a retry of an unfinished bundle, unless it would fail again.
 func (c *Corrector) queueRetry(rec *inventory.Record) {
 	next, ok := c.Engine.NextAttempt(rec.ID, rec.BundleDigest())
 	if !ok {
@@ -216,19 +220,18 @@ func (c *Corrector) queueRetry(rec *inventory.Record) {
 	c.queue.AddAfter(rec.ID, pause)
 }
 
-// queueComparison queues a comparison of all objects of a bundle. It does nothing for a bundle without drift
-// correction.
-func (c *Corrector) queueComparison(rec *inventory.Record) {
+// queueResync queues a run of all objects of a bundle. It does nothing for a bundle without drift correction.
+func (c *Corrector) queueResync(rec *inventory.Record) {
 	if !needsDriftCorrection(rec) {
 		return
 	}
 	c.mu.Lock()
-	c.taskFor(rec.ID).all = true
+	c.taskFor(rec.ID).resync = true
 	c.mu.Unlock()
 	c.queue.Add(rec.ID)
 }
 
-// expireBackoffs deletes the backoffs that have passed.
+// expireBackoffs deletes the backoffs of objects that have not drifted for quietPeriod.
 func (c *Corrector) expireBackoffs() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -251,15 +254,14 @@ func (c *Corrector) onEvent(key kube.Ref, o observation) {
 		entry, _ := rec.FindTracked(key)
 		c.notifier.add(rec.ID, o)
 		if rec.State == bundle.StateRemoving && o.deleted {
-			c.wakeWithdrawal(rec.ID)
+			c.queueWithdrawalCheckSoon(rec.ID)
 		}
 		if !needsDriftCorrection(rec) || !isDrifted(entry, o, hashOwnerKey(c.Store.Scope().OwnerKey(rec.ID))) {
 			continue
 		}
 		c.mu.Lock()
-		c.taskFor(rec.ID).observed[entry.Ref.Key()] = o // the key shares its strings with the record
+		c.taskFor(rec.ID).observed[entry.Ref.Key()] = o // the record has the same strings, which saves memory
 		c.mu.Unlock()
-		// Events during a run are collected for the next one.
 		c.queue.Add(rec.ID)
 	}
 }
@@ -281,7 +283,7 @@ func (c *Corrector) retryRecordCheck(id bundle.ID) {
 	c.queueRecordCheck(id, pause)
 }
 
-// mergeFailedTask adds the objects of a failed run to the next task, except objects with newer events.
+// mergeFailedTask adds the observed objects of a failed task to the next task, except objects with newer events there.
 func (c *Corrector) mergeFailedTask(id bundle.ID, failed *task) {
 	if len(failed.observed) == 0 {
 		return

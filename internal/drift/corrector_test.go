@@ -65,7 +65,7 @@ func newBundleInState(t *testing.T, state bundle.State, names ...string) *bundle
 	b.options = drift.Options{
 		Store: inventory.NewStore(core, objects, b.ns, inventory.OwnerScope{}), Metadata: objects,
 		Mapper: kube.NewMapper(discovery.NewDiscoveryClientForConfigOrDie(plane.Config)), Clock: clock.RealClock{},
-		OnCorrect: func(bundle.ID, bundle.ChangeSet) {}, OnReport: func(bundle.ID) {}, OnLost: func(bundle.ID) {}, OnChange: func(bundle.ID) {},
+		OnCorrect: func(bundle.ID, bundle.ChangeSet) {}, OnReport: func(bundle.ID) {}, OnRecordMissing: func(bundle.ID) {}, OnChange: func(bundle.ID) {},
 	}
 	none, err := b.options.Store.Load(t.Context(), b.id())
 	if err != nil {
@@ -81,7 +81,7 @@ func newBundleInState(t *testing.T, state bundle.State, names ...string) *bundle
 		if err != nil {
 			t.Fatal(err)
 		}
-		next.Entries[b.ref(name).Key()] = inventory.Entry{Ref: b.ref(name), UID: meta.UID, Fields: inventory.LiveMetaOf(meta).Fingerprint()}
+		next.Entries[b.ref(name).Key()] = inventory.Entry{Ref: b.ref(name), UID: meta.UID, Fingerprint: inventory.LiveMetaOf(meta).Fingerprint()}
 	}
 	if _, err := b.options.Store.Save(t.Context(), none, next, &bundle.Bundle{ID: b.id()}); err != nil {
 		t.Fatal(err)
@@ -178,7 +178,7 @@ func TestDeletedRecordIsReported(t *testing.T) {
 	t.Parallel()
 	b := newBundleOnMember(t, "untouched")
 	reported := make(chan bundle.ID, 1)
-	b.options.OnLost = func(id bundle.ID) {
+	b.options.OnRecordMissing = func(id bundle.ID) {
 		select {
 		case reported <- id:
 		default:

@@ -205,7 +205,7 @@ func TestMemoryOfObservations(t *testing.T) { //nolint:paralleltest // see above
 	next.State, next.Options.CorrectDrift = bundle.StateApplied, true
 	for i := range objects {
 		ref := kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "default", Name: fmt.Sprint(i)}
-		next.Entries[ref.Key()] = inventory.Entry{Ref: ref, UID: types.UID(uid), Fields: "same"}
+		next.Entries[ref.Key()] = inventory.Entry{Ref: ref, UID: types.UID(uid), Fingerprint: "same"}
 	}
 	if _, err := store.Save(t.Context(), none, next, &bundle.Bundle{ID: id}); err != nil {
 		t.Fatal(err)
@@ -221,7 +221,7 @@ func TestMemoryOfObservations(t *testing.T) { //nolint:paralleltest // see above
 		}
 	}
 	observed := c.tasks[id].observed
-	c.recordResult(id, selectedOf(observed), nil, context.Canceled)
+	c.updateBackoffs(id, selectedOf(observed), nil, context.Canceled)
 	if len(observed) != objects || len(c.backoffs) != objects {
 		t.Errorf("%d observations and %d backoffs are kept", len(observed), len(c.backoffs))
 	}

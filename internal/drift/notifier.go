@@ -18,15 +18,15 @@ const (
 	notifyDelay = 100 * time.Millisecond
 )
 
-// changeNotifier collects the bundles with changed objects, and notifies of each bundle at most once per
+// changeNotifier collects the bundles with changed objects, and calls OnChange for each bundle at most once per
 // notifyInterval, except after deletions.
 type changeNotifier struct {
 	// mu guards the fields below.
 	mu       sync.Mutex
 	pending  map[bundle.ID]bool
 	urgent   map[bundle.ID]bool
-	notified map[bundle.ID]time.Time // in the last notifyInterval
-	// added holds one signal that pending has new bundles for run.
+	notified map[bundle.ID]time.Time // the last calls of OnChange, in the last notifyInterval
+	// added has room for one signal. It wakes the goroutine of run, because pending has new bundles.
 	added chan struct{}
 }
 

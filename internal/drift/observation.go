@@ -59,21 +59,23 @@ func (o *listedObject) DeepCopyObject() runtime.Object {
 	return &copied
 }
 
-// isDrifted returns whether an object differs from the entry in the record of a bundle: entry.Fields is the fingerprint
-// of the object after the last apply. ownerKeyHash is the hash of the bundle's OwnerKey.
+// isDrifted returns whether an object differs from its entry in the record of a bundle. ownerKeyHash is the hash of the
+// owner key of the bundle.
 func isDrifted(entry inventory.Entry, o observation, ownerKeyHash string) bool {
 	switch {
 	case entry.CompetingOwner != "":
 		return false
 	case o.deleted:
+		// An object with another UID is not the applied one. Without a UID in the entry, the object must still be created.
 		return o.uid == "" || entry.UID == "" || entry.UID == o.uid
 	case o.ignored:
 		return false
 	case entry.IsReleaseRecord:
-		// Clients of Helm remove the ownership labels. The entry can be older than the last write of the release record.
-		return entry.UID != o.uid || entry.Fields != o.fingerprint
+		// The owner key is not compared, because clients of Helm remove it. The entry can be older than the last write of
+		// the release record by Towline: the worker compares again.
+		return entry.UID != o.uid || entry.Fingerprint != o.fingerprint
 	case entry.UID != o.uid && o.ownerKeyHash != ownerKeyHash:
-		return false // another owner's object has replaced the applied one
+		return false // an object of another owner, or without an owner key, has replaced the applied one
 	}
-	return entry.UID != o.uid || entry.Fields != o.fingerprint || (o.ownerKeyHash != "" && o.ownerKeyHash != ownerKeyHash)
+	return entry.UID != o.uid || entry.Fingerprint != o.fingerprint || (o.ownerKeyHash != "" && o.ownerKeyHash != ownerKeyHash)
 }

@@ -8,14 +8,14 @@ import (
 
 func TestIsDrifted(t *testing.T) {
 	t.Parallel()
-	applied := inventory.Entry{UID: "u", Fields: "f"}
+	applied := inventory.Entry{UID: "u", Fingerprint: "f"}
 	same := observation{uid: "u", fingerprint: "f", ownerKeyHash: "mine"}
 	with := func(change func(*observation)) observation {
 		o := same
 		change(&o)
 		return o
 	}
-	releaseRecord := inventory.Entry{UID: "u", Fields: "f", IsReleaseRecord: true}
+	releaseRecord := inventory.Entry{UID: "u", Fingerprint: "f", IsReleaseRecord: true}
 	for name, test := range map[string]struct {
 		entry    inventory.Entry
 		observed observation

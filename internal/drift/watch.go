@@ -27,8 +27,8 @@ type watchedKind struct {
 	resource kube.Resource
 }
 
-// watchSet has one metadata-only watch for each kind in Store.WatchedKinds, and one for the records. The watches select
-// objects with Towline's label.
+// watchSet has one metadata-only watch for each kind in Store.WatchedKinds, and one for the Secrets of the records. The
+// watches of kinds select the objects with Towline's label.
 type watchSet struct {
 	corrector *Corrector
 	running   map[watchedKind]context.CancelFunc
@@ -130,7 +130,8 @@ func (w *watchSet) watchRecords(ctx context.Context) {
 	w.runReflector(ctx, "engine records", w.corrector.Store.ListWatch(), kube.NewLimitedStore(sink, w.limit, w.memory, sink.trim))
 }
 
-// runReflector runs a reflector from lister to store in the background until ctx ends.
+// runReflector runs a reflector from lister to store in the background until ctx ends. While it lists, store trims each
+// object, and counts it in limit and memory until the list is complete. Objects of watch events are not trimmed.
 func (w *watchSet) runReflector(ctx context.Context, name string, lister *cache.ListWatch, store *kube.LimitedStore) {
 	source := store.Source(lister, pageSize)
 	reflector := cache.NewReflectorWithOptions(source, &metav1.PartialObjectMetadata{}, store, cache.ReflectorOptions{Name: name})
@@ -160,7 +161,7 @@ func (s *objectSink) key(obj *metav1.PartialObjectMetadata) kube.Ref {
 	return kube.Ref{Group: s.gk.Group, Kind: s.gk.Kind, Namespace: obj.Namespace, Name: obj.Name}
 }
 
-// trim returns the listedObject of an object.
+// trim returns the listedObject of an object, and the size of its observation in bytes.
 func (s *objectSink) trim(obj runtime.Object) (trimmed runtime.Object, size int) {
 	meta, ok := obj.(*metav1.PartialObjectMetadata)
 	if !ok {
@@ -184,7 +185,7 @@ func (s *objectSink) Update(obj any) error { return s.Add(obj) }
 // Delete reports an object that was deleted, or whose label was removed.
 func (s *objectSink) Delete(obj any) error {
 	if meta, ok := obj.(*metav1.PartialObjectMetadata); ok {
-		s.corrector.onEvent(s.key(meta), observation{deleted: true, uid: inventory.LiveMetaOf(meta).UID}) // cut as in records
+		s.corrector.onEvent(s.key(meta), observation{deleted: true, uid: inventory.LiveMetaOf(meta).UID}) // truncated, as in records
 	}
 	return nil
 }
@@ -244,7 +245,7 @@ func (s *recordSink) Delete(obj any) error {
 	return nil
 }
 
-// Replace queues a check of each record of which the list lacks a Secret.
+// Replace queues a check of each cached record with a Secret that is not in the list.
 func (s *recordSink) Replace(objects []any, _ string) error {
 	existing := map[string]bool{}
 	for _, obj := range objects {

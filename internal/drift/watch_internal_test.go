@@ -148,7 +148,7 @@ func newLimitedWatchSet(t *testing.T, server *largeServer, engine Engine) (*watc
 	next.State, next.Options.CorrectDrift = bundle.StateApplied, true
 	for _, name := range []string{"a", "b"} {
 		ref := kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "default", Name: name}
-		next.Entries[ref.Key()] = inventory.Entry{Ref: ref, UID: types.UID("uid"), Fields: "version 1"}
+		next.Entries[ref.Key()] = inventory.Entry{Ref: ref, UID: types.UID("uid"), Fingerprint: "version 1"}
 	}
 	if _, err := store.Save(t.Context(), none, next, &bundle.Bundle{ID: id}); err != nil {
 		t.Fatal(err)

@@ -21,18 +21,18 @@ func withdrawalPause(elapsed time.Duration) time.Duration {
 	return min(max(elapsed/4, minBackoff), MaxBackoff)
 }
 
-// ensureWithdrawalCheck queues a check of the withdrawal of id, unless a check is queued. A retry that was queued
-// before the withdrawal began does not count, because its pause can be long.
+// ensureWithdrawalCheck queues a check of the withdrawal of id, unless a check is queued. A retry that is queued since
+// before the withdrawal is not enough, because its pause can be long.
 func (c *Corrector) ensureWithdrawalCheck(id bundle.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.withdrawals[id] == nil || !c.isRetryQueued[id] {
-		c.queueWithdrawal(id)
+		c.queueWithdrawalCheckLocked(id)
 	}
 }
 
-// queueWithdrawal queues the next check of the withdrawal of id. The caller must hold mu.
-func (c *Corrector) queueWithdrawal(id bundle.ID) {
+// queueWithdrawalCheckLocked queues the next check of the withdrawal of id. The caller must hold mu.
+func (c *Corrector) queueWithdrawalCheckLocked(id bundle.ID) {
 	now := c.Clock.Now()
 	if c.withdrawals[id] == nil {
 		c.withdrawals[id] = &withdrawal{began: now}
@@ -42,9 +42,10 @@ func (c *Corrector) queueWithdrawal(id bundle.ID) {
 	c.queue.AddAfter(id, withdrawalPause(now.Sub(c.withdrawals[id].began)))
 }
 
-// wakeWithdrawal queues a check of the withdrawal of id, because one of its objects no longer exists. The check is at
-// least minBackoff after the last one, since each check reads all remaining objects of one rank of the deletion order.
-func (c *Corrector) wakeWithdrawal(id bundle.ID) {
+// queueWithdrawalCheckSoon queues a check of the withdrawal of id, because one of its objects no longer exists. The
+// check is at least minBackoff after the last one, since each check reads all remaining objects that are deleted in the
+// same step.
+func (c *Corrector) queueWithdrawalCheckSoon(id bundle.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	w := c.withdrawals[id]
@@ -56,7 +57,8 @@ func (c *Corrector) wakeWithdrawal(id bundle.ID) {
 	c.queue.AddAfter(id, w.checked.Add(minBackoff).Sub(c.Clock.Now()))
 }
 
-// forgetWithdrawal deletes the state of the withdrawal of id, if there is one. No withdrawal of id is in progress then.
+// forgetWithdrawal deletes the state of the withdrawal of id, if there is one. The caller has found that no withdrawal
+// of id is in progress.
 func (c *Corrector) forgetWithdrawal(id bundle.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -64,28 +66,28 @@ func (c *Corrector) forgetWithdrawal(id bundle.ID) {
 }
 
 // resumeWithdrawal continues a withdrawal that the hub has requested, also while the hub is unreachable. It calls
-// OnLost when the withdrawal is complete, and OnReport after the first of consecutive failures.
+// OnRecordMissing when the withdrawal is complete, and OnReport after the first of consecutive failures.
 func (c *Corrector) resumeWithdrawal(ctx context.Context, id bundle.ID) {
 	done, err := c.Engine.ResumeWithdrawal(ctx, id)
 	if done {
 		c.forgetWithdrawal(id)
-		c.OnLost(id)
+		c.OnRecordMissing(id)
 		return
 	}
 	if ctx.Err() != nil {
 		return
 	}
-	if beginsToFail := c.queueNextCheck(id, err != nil); beginsToFail {
+	if beginsToFail := c.finishWithdrawalCheck(id, err != nil); beginsToFail {
 		c.OnReport(id)
 	}
 }
 
-// queueNextCheck queues the next check after a check of the withdrawal of id. beginsToFail is true if this check has
-// failed and the check before it has not.
-func (c *Corrector) queueNextCheck(id bundle.ID, hasFailed bool) (beginsToFail bool) {
+// finishWithdrawalCheck stores the result of a check of the withdrawal of id, and queues the next check. beginsToFail
+// is true if this check has failed and the check before it has not.
+func (c *Corrector) finishWithdrawalCheck(id bundle.ID, hasFailed bool) (beginsToFail bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.queueWithdrawal(id)
+	c.queueWithdrawalCheckLocked(id)
 	w := c.withdrawals[id]
 	beginsToFail = hasFailed && !w.hasFailed
 	w.checked, w.hasFailed = c.Clock.Now(), hasFailed

@@ -47,7 +47,7 @@ type removal struct {
 	*Corrector
 	engine *removalEngine
 	object kube.Ref
-	// lost and reported count the calls of OnLost and OnReport.
+	// lost and reported count the calls of OnRecordMissing and OnReport.
 	lost, reported atomic.Int64
 }
 
@@ -61,7 +61,7 @@ func newRemoval(t *testing.T, before bundle.State, duration time.Duration) *remo
 	}
 	r.Corrector = New(Options{
 		Engine: r.engine, Store: newFakeStore(), Clock: clock.RealClock{},
-		OnLost: func(bundle.ID) { r.lost.Add(1) }, OnReport: func(bundle.ID) { r.reported.Add(1) },
+		OnRecordMissing: func(bundle.ID) { r.lost.Add(1) }, OnReport: func(bundle.ID) { r.reported.Add(1) },
 	})
 	none := &inventory.Record{Head: inventory.Head{ID: bundle.ID{RequestorKind: "ClusterSummary", RequestorName: "web", Feature: "Resources"}}}
 	next := none.Edit()

@@ -196,7 +196,7 @@ func (p *applyRun) setEntry(v decision, applied *live, fingerprint string) {
 	defer p.mu.Unlock()
 	prior := p.prior.Entries[v.key()]
 	p.next.Entries[v.key()] = inventory.Entry{
-		Ref: v.ref, UID: applied.UID, Fields: fingerprint, Adopted: applied.IsAdopted(), Origin: v.origin, Recovered: prior.UID == applied.UID && !prior.IsProvenApplied(),
+		Ref: v.ref, UID: applied.UID, Fingerprint: fingerprint, Adopted: applied.IsAdopted(), Origin: v.origin, Recovered: prior.UID == applied.UID && !prior.IsProvenApplied(),
 	}
 }
 

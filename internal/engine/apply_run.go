@@ -270,8 +270,8 @@ func (p *applyRun) inputs() string {
 
 // planEntry sets the entry of v's object in the next inventory, so that it is right if the run is aborted after
 // saveIntent: UID only if the object is the bundle's, Claim if the run takes the object over, CompetingOwner if another
-// bundle keeps it, and no Fields if the next run must apply the object again. The entry stays as it is if the object
-// could not be read, or does not exist and is not created.
+// bundle keeps it, and no Fingerprint if the next run must apply the object again. The entry stays as it is if the
+// object could not be read, or does not exist and is not created.
 func (p *applyRun) planEntry(v decision) {
 	recorded, ok := p.next.Entries[v.key()]
 	if ok && (v.unread || v.action == actionNone && v.existing == nil) {
@@ -286,14 +286,14 @@ func (p *applyRun) planEntry(v decision) {
 		entry.CompetingOwner = conflict.competingOwner
 	}
 	if v.existing != nil && v.action != actionReject && (v.existing.OwnerKey() == p.engine.ownerScope.OwnerKey(p.bundle.ID) || recorded.UID == v.existing.UID) {
-		entry.UID, entry.Fields = v.existing.UID, recorded.Fields
+		entry.UID, entry.Fingerprint = v.existing.UID, recorded.Fingerprint
 		entry.Recovered = recorded.UID == v.existing.UID && !recorded.IsProvenApplied()
 	}
 	switch {
 	case v.action == actionNone:
-		entry.Fields = v.existing.Fingerprint()
+		entry.Fingerprint = v.existing.Fingerprint()
 	case len(v.subresources) > 0, p.hasNewAccount():
-		entry.Fields = "" // after a crash or a failure before all of it is applied, the next run applies the object again
+		entry.Fingerprint = "" // after a crash or a failure before all of it is applied, the next run applies the object again
 	}
 	p.next.Entries[v.key()] = entry
 }

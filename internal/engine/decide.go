@@ -99,7 +99,7 @@ const (
 func decide(t *target, existing *live, recorded inventory.Entry, run runContext) decision {
 	v := decision{target: t, existing: existing, action: actionApply}
 	if run.hasNewAccount {
-		recorded.Fields = "" // so that an object that has not changed is applied, too
+		recorded.Fingerprint = "" // so that an object that has not changed is applied, too
 	}
 	if err := checkApplicable(t, existing, recorded, run); err != nil {
 		v.action, v.err = actionReject, err
@@ -195,7 +195,7 @@ func checkApplicable(t *target, existing *live, recorded inventory.Entry, run ru
 // fields, the API server removes the field from our managed fields, and their fingerprint differs from the recorded
 // one.
 func hasNotDrifted(existing *live, recorded inventory.Entry) bool {
-	return existing.IgnoresDrift() || (recorded.UID == existing.UID && recorded.Fields == existing.Fingerprint())
+	return existing.IgnoresDrift() || (recorded.UID == existing.UID && recorded.Fingerprint == existing.Fingerprint())
 }
 
 // isFromOtherRequestor returns whether an object was deployed from the same source of the same profile for another

@@ -162,7 +162,7 @@ func TestDecide(t *testing.T) {
 		change(existing)
 		return existing
 	}
-	recorded := inventory.Entry{UID: "u", Fields: "f"}
+	recorded := inventory.Entry{UID: "u", Fingerprint: "f"}
 	competingOwner := mine(func(l *live) { l.Annotations[kube.AnnotationRequestor] = "ClusterSummary/other/Resources" })
 	for name, test := range map[string]struct {
 		seen  *live
@@ -190,11 +190,11 @@ func TestDecide(t *testing.T) {
 		"other content":                        {mine(func(l *live) { l.Annotations[kube.AnnotationHash] = "sha256:00" }), recorded, actionApply, false, triggerRequest},
 		"label gone":                           {mine(func(l *live) { l.Labels = nil }), recorded, actionApply, false, triggerRequest},
 		"drift is ignored":                     {mine(func(l *live) { l.Fields, l.Annotations[kube.AnnotationDriftIgnore] = "g", "" }), recorded, actionNone, false, triggerRequest},
-		"no field lists":                       {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fields: "version 7"}, actionNone, false, triggerRequest},
-		"no lists, changed":                    {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fields: "version 6"}, actionApply, false, triggerRequest},
+		"no field lists":                       {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fingerprint: "version 7"}, actionNone, false, triggerRequest},
+		"no lists, changed":                    {mine(func(l *live) { l.Fields = "" }), inventory.Entry{UID: "u", Fingerprint: "version 6"}, actionApply, false, triggerRequest},
 		"adopted stays so":                     {mine(func(l *live) { l.Annotations[kube.AnnotationAdopted] = "true" }), inventory.Entry{}, actionApply, true, triggerRequest},
-		"adopted, annotation lost":             {mine(func(l *live) { l.Fields = "g" }), inventory.Entry{UID: "u", Fields: "f", Adopted: true}, actionApply, true, triggerRequest},
-		"adopted, without annotations":         {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u", Fields: "f", Adopted: true}, actionApply, true, triggerRequest},
+		"adopted, annotation lost":             {mine(func(l *live) { l.Fields = "g" }), inventory.Entry{UID: "u", Fingerprint: "f", Adopted: true}, actionApply, true, triggerRequest},
+		"adopted, without annotations":         {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{UID: "u", Fingerprint: "f", Adopted: true}, actionApply, true, triggerRequest},
 		"adopted by an aborted run":            {mine(func(*live) {}), inventory.Entry{Adopted: true}, actionApply, true, triggerRequest},
 		"adopted, then made anew":              {nil, inventory.Entry{UID: "u", Adopted: true}, actionApply, false, triggerRequest},
 		"adopted, then another's":              {mine(func(l *live) { l.UID = "x" }), inventory.Entry{UID: "u", Adopted: true}, actionApply, false, triggerRequest},
@@ -242,7 +242,7 @@ func TestDecideAsServiceAccount(t *testing.T) {
 		want  action
 		adopt bool
 	}{
-		"it was created":                   {existing(b.ID.String(), "p"), inventory.Entry{UID: "u", Fields: "other"}, actionApply, false},
+		"it was created":                   {existing(b.ID.String(), "p"), inventory.Entry{UID: "u", Fingerprint: "other"}, actionApply, false},
 		"it has forged annotations":        {existing(b.ID.String(), "p"), inventory.Entry{}, actionApply, true},
 		"another's with a worse tier":      {existing("ClusterSummary/other/Resources", "x"), inventory.Entry{}, actionReject, false},
 		"nobody's":                         {&live{LiveMeta: inventory.LiveMeta{UID: "u"}}, inventory.Entry{}, actionApply, true},

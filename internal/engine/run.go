@@ -18,7 +18,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	defer e.running.Store(false)
 	drift.New(drift.Options{
 		Engine: driftEngine{e}, Store: e.store, Metadata: e.member.metadataClient, Mapper: e.member.mapper, Clock: e.clock,
-		ScopeConfirmed: e.scopeConfirmed, OnCorrect: e.onCorrect, OnReport: e.onReport, OnLost: e.onLost, OnChange: e.onChange,
+		ScopeConfirmed: e.scopeConfirmed, OnCorrect: e.onCorrect, OnReport: e.onReport, OnRecordMissing: e.onLost, OnChange: e.onChange,
 	}).Run(ctx)
 	return nil
 }

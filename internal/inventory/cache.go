@@ -170,9 +170,9 @@ func (c *recordCache) removeObjects(cached *cachedRecord, former, next *Record) 
 // Change is a change of a cached record.
 type Change struct {
 	*Record
-	// WasRead is true if the record was read from the member. Another process may have written it, so its objects may have
-	// drifted unnoticed.
-	WasRead bool
+	// MayHaveDrifted is true if the record was read from the member: another process may have written it, so its objects
+	// may have drifted unnoticed.
+	MayHaveDrifted bool
 }
 
 // TakeChanges returns the records that were cached since the last call, except deleted records.
@@ -182,7 +182,7 @@ func (s *Store) TakeChanges() []Change {
 	var changes []Change
 	for _, cached := range s.cache.changed {
 		if s.cache.byID[cached.ID] == cached {
-			changes = append(changes, Change{Record: cached.Record, WasRead: cached.wasRead})
+			changes = append(changes, Change{Record: cached.Record, MayHaveDrifted: cached.wasRead})
 		}
 		cached.isChanged, cached.wasRead = false, false
 	}

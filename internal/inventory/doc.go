@@ -38,7 +38,7 @@
 //   - tracked: an object whose drift matters, see Record.FindTracked.
 //   - inline: stored in the head Secret. Cached records lack their inline values, to save memory.
 //   - incomplete: a part of the record is missing or cannot be decoded. The bundle must be delivered again.
-//   - fingerprint: a digest of the fields that Towline has set on an object (Entry.Fields, LiveMeta.Fingerprint).
+//   - fingerprint: a digest of the fields that Towline has set on an object (Entry.Fingerprint, LiveMeta.Fingerprint).
 //   - marked: has the ownership labels and annotations of a bundle. requestor: the annotation with the bundle ID.
 //   - owner key: the key of the owner of an object, which is a bundle ID in an OwnerScope.
 //   - kept: the bundle lacks the object, but the object is not pruned.

@@ -15,7 +15,7 @@ func BenchmarkPack(b *testing.B) {
 	var entries []Entry
 	for i := range 100 {
 		ref := kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "site", Name: fmt.Sprintf("object-%d", i)}
-		entries = append(entries, Entry{Ref: ref, UID: "00000000-0000-0000-0000-000000000000", Fields: "0123456789abcdef"})
+		entries = append(entries, Entry{Ref: ref, UID: "00000000-0000-0000-0000-000000000000", Fingerprint: "0123456789abcdef"})
 	}
 	used := compressor{limit: maxEntries}
 	b.ReportAllocs()

@@ -11,8 +11,8 @@ type Entry struct {
 	Ref kube.Ref `json:"ref"`
 	// UID is empty while the object was only planned: it may exist or not.
 	UID types.UID `json:"uid,omitempty"`
-	// Fields is the LiveMeta.Fingerprint of the object after the last apply.
-	Fields string `json:"fields,omitempty"`
+	// Fingerprint is the LiveMeta.Fingerprint of the object after the last apply.
+	Fingerprint string `json:"fields,omitempty"`
 	// Adopted is true if the object existed before it was applied: it is never deleted. If UID is empty, the object has
 	// not been adopted yet. Records of earlier versions lack Adopted, so kube.AnnotationAdopted on the object counts too.
 	Adopted bool `json:"adopted,omitempty"`

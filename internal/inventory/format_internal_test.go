@@ -50,7 +50,7 @@ func TestStoredFormatDoesNotChange(t *testing.T) {
 		},
 		"entry": {
 			Entry{
-				Ref: kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "web", Name: "c"}, UID: "u", Fields: "f", Adopted: true, Kept: true,
+				Ref: kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "web", Name: "c"}, UID: "u", Fingerprint: "f", Adopted: true, Kept: true,
 				Origin: "o", Claim: "7", FromHelm: true, IsReleaseRecord: true, CompetingOwner: "r",
 			},
 			`{"ref":{"version":"v1","kind":"ConfigMap","namespace":"web","name":"c"},"uid":"u","fields":"f","adopted":true,"kept":true,` +

@@ -15,7 +15,7 @@ import (
 // FuzzUnpack reads records, which the administrators of a member can change.
 func FuzzUnpack(f *testing.F) {
 	used := compressor{limit: maxEntries}
-	packed, err := used.pack([]Entry{{Ref: kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "a", Name: "b"}, UID: "c", Fields: "d"}})
+	packed, err := used.pack([]Entry{{Ref: kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "a", Name: "b"}, UID: "c", Fingerprint: "d"}})
 	if err != nil {
 		f.Fatal(err)
 	}

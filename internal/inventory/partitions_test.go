@@ -135,7 +135,7 @@ func TestPartitionMovesAndComesBack(t *testing.T) {
 	if records, err := b.ListPartition(t.Context(), "one"); err != nil || len(records) != 1 {
 		t.Errorf("ListPartition: got %v, %v", records, err)
 	}
-	if changes := b.TakeChanges(); len(changes) != 1 || !changes[0].WasRead {
+	if changes := b.TakeChanges(); len(changes) != 1 || !changes[0].MayHaveDrifted {
 		t.Errorf("changes: got %v", changes)
 	}
 	rec := m.serve(b, "one")

@@ -182,7 +182,7 @@ func (r *Record) FindTracked(key kube.Ref) (Entry, bool) {
 	for i := range r.Releases {
 		s := &r.Releases[i]
 		if s.Stage == StageDeployed && s.SecretUID != "" && s.SecretRef() == key {
-			return Entry{Ref: key, UID: s.SecretUID, Fields: s.SecretState, IsReleaseRecord: true}, true
+			return Entry{Ref: key, UID: s.SecretUID, Fingerprint: s.SecretState, IsReleaseRecord: true}, true
 		}
 	}
 	return Entry{}, false

@@ -111,7 +111,7 @@ func edited(rec *inventory.Record) *inventory.Record {
 	next := rec.Edit()
 	ref := kube.Ref{Version: "v1", Kind: "ConfigMap", Namespace: "web", Name: "a"}
 	next.State = bundle.StateApplied
-	next.Entries[ref.Key()] = inventory.Entry{Ref: ref, UID: "u", Fields: "f"}
+	next.Entries[ref.Key()] = inventory.Entry{Ref: ref, UID: "u", Fingerprint: "f"}
 	next.Releases = []inventory.ReleaseState{{Namespace: "web", Name: "nginx", Revision: 1, Stage: inventory.StageDeployed, SecretUID: "s"}}
 	return next
 }

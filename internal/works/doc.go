@@ -22,7 +22,7 @@
 //
 //   - Work: Karmada's object for manifests of one cluster. Its namespace is the execution space of the cluster.
 //   - bundle, inventory, converge, withdraw, suspend: see internal/bundle and internal/engine.
-//   - unresponsive: the cluster sent no response within the limit. A busy cluster sent some.
+//   - unresponsive: the cluster sent no response within the limit. A cluster that sent some is busy, not unresponsive.
 //   - observation: the state of one object on the cluster, as the engine has read it.
 //   - stale: the Work on the hub is newer than the argument of Execute.
 //

@@ -204,9 +204,9 @@ func lastObservations(work *workv1alpha1.Work) []engine.Observation {
 	return all
 }
 
-// findObservation returns the observation of a manifest's object. The engine may have changed the namespace of the
-// manifest: it sets the namespace default on an object of a namespaced kind without a namespace, and removes the
-// namespace of an object of a cluster-scoped kind.
+// findObservation returns the observation of a manifest's object, or one with health Unknown if there is none. The
+// engine may have changed the namespace of the manifest: it sets the namespace default on an object of a namespaced
+// kind without a namespace, and removes the namespace of an object of a cluster-scoped kind.
 func findObservation(ref kube.Ref, byKey map[kube.Ref]engine.Observation) engine.Observation {
 	namespaces := []string{ref.Namespace, ""}
 	if ref.Namespace == "" {

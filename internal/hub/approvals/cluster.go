@@ -73,8 +73,8 @@ func (c *Controller) getCluster(ctx context.Context, name string) (live *cluster
 	return live, err == nil, nil
 }
 
-// adoptCluster uses an existing Cluster for the request. Either the request is a retry: an earlier request with the
-// same token created the Cluster, which is not ready. Or the token is bound to this Cluster.
+// adoptCluster uses an existing Cluster for the request. The request must be a retry (an earlier request with the same
+// token created the Cluster, which is not ready yet), or its token must be bound to this Cluster.
 func (c *Controller) adoptCluster(ctx context.Context, s *state, existing *clusterv1alpha1.Cluster) error {
 	if existing.Spec.SyncMode != clusterv1alpha1.Pull || existing.Spec.ID != s.parsed.ID {
 		return s.takenError()

@@ -35,12 +35,11 @@ const (
 	// requester waits for the answer.
 	minRetryDelay = 200 * time.Millisecond
 	maxRetryDelay = 10 * time.Second
-	// requestBurst is the number of requests of one requester that are processed at once. After the burst, one request is
-	// processed per requestInterval, and the others are denied. A registration or renewal needs one request, and one for
-	// each retry.
+	// requestBurst is the number of requests that one requester can create at once. Afterwards one request is processed
+	// per requestInterval, and the others are denied. A registration or renewal needs one request, and one for each retry.
 	requestBurst    = 20
 	requestInterval = 10 * time.Second
-	// maxCounted is the maximum number of UIDs in Controller.counted.
+	// maxCounted is the maximum number of UIDs in Controller.countedUIDs.
 	maxCounted = 10_000
 )
 
@@ -54,10 +53,10 @@ type Controller struct {
 	Events events.EventRecorder
 	Clock  clock.Clock
 
-	// limiter limits the requests of one requester. counted has the UIDs of the requests that it has allowed. Setup sets
-	// both; without Setup, in tests, there is no limit.
-	limiter *ratelimit.Limiter
-	counted *lru.Cache
+	// limiter limits the requests of each requester. countedUIDs has the UIDs of the requests that it has allowed. Setup
+	// sets both; without Setup, in tests, there is no limit.
+	limiter     *ratelimit.Limiter
+	countedUIDs *lru.Cache
 }
 
 // CacheOptions returns the cache options for CertificateSigningRequests. The hub's manager must use them: the cache
@@ -68,7 +67,7 @@ func CacheOptions() (client.Object, cache.ByObject) {
 
 // Setup adds this controller and the one that completes registrations to mgr. It is called once, before mgr starts.
 func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
-	c.limiter, c.counted = ratelimit.New(requestInterval, requestBurst, c.Clock), lru.New(maxCounted)
+	c.limiter, c.countedUIDs = ratelimit.New(requestInterval, requestBurst, c.Clock), lru.New(maxCounted)
 	if err := c.setupCompletion(mgr); err != nil {
 		return err
 	}
@@ -82,19 +81,19 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 		Complete(c)
 }
 
-// exceedsLimit counts a request and returns whether its requester has exceeded requestBurst. Otherwise one requester
-// could occupy all workers. Each request counts once, at its first reconcile.
-func (c *Controller) exceedsLimit(csr *certificatesv1.CertificateSigningRequest) bool {
+// countRequest counts a request and returns whether its requester has exceeded the limit. Without the limit one
+// requester could occupy all workers. Each request counts once, at its first reconcile.
+func (c *Controller) countRequest(csr *certificatesv1.CertificateSigningRequest) (exceedsLimit bool) {
 	if c.limiter == nil {
 		return false
 	}
-	if _, isCounted := c.counted.Get(csr.UID); isCounted {
+	if _, isCounted := c.countedUIDs.Get(csr.UID); isCounted {
 		return false
 	}
 	if !c.limiter.Allow(csr.Spec.Username) {
 		return true
 	}
-	c.counted.Add(csr.UID, true)
+	c.countedUIDs.Add(csr.UID, true)
 	return false
 }
 
@@ -124,8 +123,8 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues("csr", csr.Name, "requester", csr.Spec.Username))
 	s := &state{csr: csr, parsed: parsed}
-	if c.exceedsLimit(csr) {
-		// The denial must send only one request: there is no grantRead, so the requester cannot read the denial.
+	if exceedsLimit := c.countRequest(csr); exceedsLimit {
+		// Deny with one request to the API server: without grantRead, so the requester cannot read the denial.
 		return reconcile.Result{}, c.setCondition(ctx, s, certificatesv1.CertificateDenied, &bootstrap.DeniedError{
 			Reason: bootstrap.ReasonTooManyRequests, Message: csr.Spec.Username + " creates too many requests; request again later",
 		})
@@ -141,7 +140,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		steps = append(steps, phase.Step[*state]{Name: "find cluster", Run: c.findCluster})
 	} else {
 		steps = append(steps,
-			phase.Step[*state]{Name: "bind token", Run: c.bindToken},
+			phase.Step[*state]{Name: "reserve token", Run: c.reserveToken},
 			phase.Step[*state]{Name: "ensure cluster", Run: c.ensureCluster},
 			phase.Step[*state]{Name: "ensure agent RBAC", Run: c.ensureAgentRBAC},
 			phase.Step[*state]{Name: "check deadline", Run: c.checkDeadline})

@@ -35,7 +35,7 @@ const (
 type ParsedCSR struct {
 	// Cluster is the name of the agent's Cluster.
 	Cluster string
-	// ID is the uid of that cluster's kube-system namespace; empty if Renewal.
+	// ID is the UID of that cluster's kube-system namespace; empty if Renewal.
 	ID string
 	// Renewal is true for the next certificate of a registered agent.
 	Renewal bool
@@ -59,7 +59,7 @@ func ValidateCSR(csr *certificatesv1.CertificateSigningRequest) (p ParsedCSR, is
 	if err != nil {
 		return ParsedCSR{}, true, oneLine(err)
 	}
-	if err := errors.Join(checkSubject(request), checkExtensions(request), checkKey(request), checkUsages(csr.Spec.Usages), checkLife(csr.Spec.ExpirationSeconds)); err != nil {
+	if err := errors.Join(checkSubject(request), checkExtensions(request), checkKey(request), checkUsages(csr.Spec.Usages), checkLifetime(csr.Spec.ExpirationSeconds)); err != nil {
 		return ParsedCSR{}, true, oneLine(err)
 	}
 	p.Cluster = strings.TrimPrefix(request.Subject.CommonName, bootstrap.AgentUserPrefix)
@@ -82,7 +82,8 @@ func oneLine(err error) error {
 	return errors.New(kube.OneLine(strings.ReplaceAll(err.Error(), "\n", "; ")))
 }
 
-// hasAgentSubject returns whether any request in text has the subject of an agent.
+// hasAgentSubject returns whether any PEM block in text requests the group or the user name of an agent. Text that
+// parseRequest rejects counts too: such a request must be denied, not ignored.
 func hasAgentSubject(text []byte) bool {
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
 		request, err := x509.ParseCertificateRequest(block.Bytes)
@@ -101,8 +102,8 @@ func hasAgentSubject(text []byte) bool {
 	return false
 }
 
-// parseRequest parses text, which must be exactly one request in PEM: otherwise the signer could sign another request
-// than the validated one.
+// parseRequest parses text, which must be exactly one request in PEM. With more text, the signer could sign another
+// request than the validated one.
 func parseRequest(text []byte) (*x509.CertificateRequest, error) {
 	block, rest := pem.Decode(text)
 	if block == nil || !bytes.HasPrefix(bytes.TrimSpace(text), []byte("-----BEGIN ")) {
@@ -188,9 +189,9 @@ func checkUsages(given []certificatesv1.KeyUsage) error {
 	return nil
 }
 
-// checkLife accepts a lifetime of at most bootstrap.MaxLife: a certificate cannot be revoked. A certificate without
+// checkLifetime accepts a lifetime of at most bootstrap.MaxLife: a certificate cannot be revoked. A certificate without
 // expirationSeconds gets the longest lifetime of the signer (--cluster-signing-duration), which can be ten years.
-func checkLife(seconds *int32) error {
+func checkLifetime(seconds *int32) error {
 	longest := int32(bootstrap.MaxLife / time.Second)
 	if seconds == nil {
 		return fmt.Errorf("spec.expirationSeconds is not set, and must be at most %d", longest)

@@ -38,9 +38,8 @@ type state struct {
 	cluster *clusterv1alpha1.Cluster
 	// firstUse is the time of the first use of the token, the value of kube.AnnotationFirstUse.
 	firstUse string
-	// boundUID is the UID of the only Cluster for which the token is valid, "" if the token has not completed a
-	// registration.
-	boundUID types.UID
+	// restrictedTo is the UID of the only Cluster for which the token is valid, "" if the token is not restricted.
+	restrictedTo types.UID
 }
 
 // denied returns a DeniedError with the text of err, or nil if err is nil.
@@ -78,8 +77,8 @@ func (c *Controller) checkDeadline(_ context.Context, s *state) error {
 	return nil
 }
 
-// checkRequestCount denies a requester with too many requests. Denied requests do not count, so that a requester cannot
-// lock itself out.
+// checkRequestCount denies a request if its requester has created too many earlier ones. Denied requests do not count,
+// so that a requester cannot lock itself out.
 func (c *Controller) checkRequestCount(ctx context.Context, s *state) error {
 	maximum := maxPerToken
 	if s.parsed.Renewal {

@@ -23,14 +23,14 @@ const (
 	// CertificateSigningRequests that created or used the object and are not denied. When the last of them is denied, the
 	// Cluster is deleted and the token is marked as unused.
 	requestsAnnotation = "towline.dev/certificate-requests"
-	// clusterUIDAnnotation, on the Secret of a bootstrap token, is the UID of the only Cluster for which the token is
-	// valid: the Cluster that it registered or adopted. A later Cluster with the same name needs another token.
+	// clusterUIDAnnotation, on the Secret of a restricted bootstrap token, is the UID of the only Cluster for which the
+	// token is valid. A later Cluster with the same name needs another token.
 	clusterUIDAnnotation = "towline.dev/registered-uid"
 )
 
-// bindToken binds the token to this cluster. The token is then valid for one registration, which can be retried until
-// it is complete or RegistrationTimeout has passed.
-func (c *Controller) bindToken(ctx context.Context, s *state) error {
+// reserveToken reserves the token for this cluster. The token is then valid for one registration, which can be retried
+// until it is complete or RegistrationTimeout has passed.
+func (c *Controller) reserveToken(ctx context.Context, s *state) error {
 	secret, found, err := c.getTokenSecret(ctx, s.parsed.TokenID)
 	if err != nil {
 		return err
@@ -45,7 +45,7 @@ func (c *Controller) bindToken(ctx context.Context, s *state) error {
 	if err := token.CheckUsable(c.Clock.Now()); err != nil {
 		return denied(bootstrap.ReasonInvalidToken, err)
 	}
-	s.boundUID = types.UID(secret.Annotations[clusterUIDAnnotation])
+	s.restrictedTo = types.UID(secret.Annotations[clusterUIDAnnotation])
 	s.firstUse = secret.Annotations[kube.AnnotationFirstUse]
 	patched := secret.DeepCopy()
 	switch usedFor := secret.Annotations[kube.AnnotationRegistered]; {
@@ -72,17 +72,17 @@ func (c *Controller) isRetryExpired(secret *corev1.Secret) bool {
 	return err != nil || c.Clock.Since(since) > executionnamespaces.RegistrationTimeout
 }
 
-// checkNotRemoved denies the request if the token is bound to a Cluster that is deleted or being deleted: to register
-// the cluster again, a user must create another token.
+// checkNotRemoved denies the request if the token is restricted to a Cluster that is deleted or being deleted: to
+// register the cluster again, a user must create another token.
 func (s *state) checkNotRemoved(existing *clusterv1alpha1.Cluster, found bool) error {
-	if s.boundUID == "" || found && existing.UID == s.boundUID && existing.DeletionTimestamp.IsZero() {
+	if s.restrictedTo == "" || found && existing.UID == s.restrictedTo && existing.DeletionTimestamp.IsZero() {
 		return nil
 	}
 	return deniedf(bootstrap.ReasonTokenSpent, "bootstrap token %s was for a cluster %s that was removed; use a new one",
 		s.parsed.TokenID, s.parsed.Cluster)
 }
 
-// restrictToken makes a token valid for cluster only. It does nothing unless the token was used for cluster and is not
+// restrictToken makes a token valid for cluster only. It does nothing unless the token is reserved for cluster and not
 // restricted yet.
 func (c *Controller) restrictToken(ctx context.Context, tokenID string, cluster *clusterv1alpha1.Cluster) error {
 	secret, found, err := c.getTokenSecret(ctx, tokenID)

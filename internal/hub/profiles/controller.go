@@ -42,7 +42,7 @@ const (
 type Controller struct {
 	// Hub reads profiles, clusters and summaries from a cache.
 	Hub client.Client
-	// Unsupported lists the fields of a profile that are not supported yet.
+	// Unsupported returns the fields in spec that are not supported yet, nil if there are none.
 	Unsupported func(spec configv1beta1.ProfileSpec) []string
 	Events      events.EventRecorder
 }
@@ -51,9 +51,9 @@ type Controller struct {
 type reconciler struct {
 	*Controller
 	kind       kind
-	selections selections
-	// matchTimes has the time of the last change of the matching clusters, and reconcileTimes the end of the last
-	// reconcile.
+	selections selectionCache
+	// matchTimes has, for each profile, the time of the last change of the matching clusters, and reconcileTimes the end
+	// of the last reconcile.
 	matchTimes, reconcileTimes profileTimes
 	// agentLimiter limits the reconciles that the agent of one member can cause by its status.
 	agentLimiter *ratelimit.Limiter
@@ -81,7 +81,7 @@ func (c *Controller) Setup(mgr ctrl.Manager) error {
 	return nil
 }
 
-// ignoreStatusUpdates drops updates of the status only.
+// ignoreStatusUpdates drops updates that change only the status.
 func ignoreStatusUpdates() predicate.Predicate {
 	return predicate.Or(predicate.GenerationChangedPredicate{}, predicate.LabelChangedPredicate{}, predicate.AnnotationChangedPredicate{}, deletionBegan())
 }
@@ -112,7 +112,7 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		{Name: "stop if paused", Run: r.stopIfPaused},
 		{Name: "match", Run: r.match},
 		{Name: "write summaries", Run: r.writeSummaries},
-		{Name: "check missing", Run: r.checkMissing},
+		{Name: "wait for uncreated", Run: r.waitForUncreated},
 	}
 	if !profile.GetDeletionTimestamp().IsZero() {
 		// Without the step match no cluster matches, so writeSummaries deletes all summaries.

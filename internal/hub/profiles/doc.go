@@ -7,8 +7,9 @@
 //  3. Match the clusters.
 //  4. Create missing summaries, update different ones, and delete the summaries of clusters that no longer match.
 //     Package summaries withdraws their deployments.
-//  5. Check whether a summary could not be created yet.
-//  6. Report the matching clusters, and why the profile is suspended, in the status of the profile.
+//  5. Retry later if a summary could not be created: its namespace is missing, or a summary of an earlier profile is
+//     still terminating.
+//  6. Report the matching clusters, and the reason of a suspension, in the status of the profile.
 //
 // If the profile is being deleted, all summaries are deleted, and then the finalizer is removed.
 //
@@ -18,10 +19,11 @@
 // Words:
 //
 //   - unsupported: the profile uses fields that are not supported yet.
-//   - suspended: the profile is unsupported, invalid, paused, or waits. The reason is in its status.
-//   - matching cluster: a cluster that the profile selects, and that is ready, has a summary, or is in clusterRefs. It
-//     must have a summary.
-//   - refused: a member whose name or namespace Towline does not accept (fleet.Member.Refused).
+//   - suspended: the profile is unsupported, invalid or paused, or waits for the deletion of an earlier profile's
+//     summary. The reason is in its status. Summaries are still written, except while it is paused or invalid.
+//   - matching cluster: a cluster that the profile selects, and that is ready, already has a summary, or is in
+//     clusterRefs. Each matching cluster gets a summary.
+//   - refused: a member with a name, a namespace or a field that Towline does not support (fleet.Member.Refused).
 //   - earlier profile: a deleted profile of the same kind and name, or the same profile before a restore of the hub.
 //   - OneTime: the sync mode in which a summary keeps the spec that was deployed.
 //
@@ -31,8 +33,8 @@
 //     profile is found by its name.
 //   - Before a summary is deleted, the fields that determine its withdrawal are updated from the profile.
 //   - Labels and annotations that others set on a summary stay.
-//   - After a restore of the hub, a profile takes over the summaries of an earlier profile with the same name. Each
-//     summary has one of two possible names.
+//   - After a restore of the hub, a profile takes over the summaries of an earlier profile with the same name. It finds
+//     them by their names: match.SummaryName, or match.DistinctSummaryName if another profile has the first name.
 //
 // Start reading at reconciler.Reconcile in controller.go; the steps are in steps.go.
 package profiles

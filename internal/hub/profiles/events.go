@@ -23,16 +23,17 @@ import (
 	"github.com/towline/towline/internal/match"
 )
 
-// gatherInterval is the time after a change of a profile's matching clusters in which cluster events cause no
-// reconcile. Each reconcile writes the list of all matching clusters, so one reconcile handles many clusters that join
-// at the same time.
+// gatherInterval is the minimum time between a change of a profile's matching clusters and the next reconcile by a
+// cluster event. Each reconcile writes the list of all matching clusters, so one reconcile handles many clusters that
+// join at the same time.
 const gatherInterval = time.Second
 
 // summaryGatherInterval is the minimum time between a reconcile of a profile and the next reconcile by a summary event.
 // Each reconcile compares all summaries, so one reconcile handles many events.
 const summaryGatherInterval = 200 * time.Millisecond
 
-// summaryEvents returns the handler of the events of summaries, which enqueues their profile.
+// summaryEvents returns the handler of the events of summaries, which enqueues their profile. It ignores creations:
+// only this controller creates summaries.
 func (r *reconciler) summaryEvents() handler.EventHandler {
 	enqueue := func(queue workqueue.TypedRateLimitingInterface[reconcile.Request], summary client.Object) {
 		owner := summaries.ProfileOf(summary)
@@ -101,8 +102,9 @@ func isAffected(s match.Selection, before, after fleet.Member) bool {
 	return s.Selects(after) && affectsSummary(before, after)
 }
 
-// affectsSummary returns whether an update of a selected cluster can affect its summary: Ready decides whether it has
-// one (match), and HasFinalizer and Refused how it is created (create, isDeliveredAtOnce).
+// affectsSummary returns whether an update of a selected cluster can affect its summary. Ready decides whether it has
+// one (match). HasFinalizer and Refused decide whether a new summary gets the finalizer (isDeliveredAtOnce). Refused
+// also decides whether its creation is retried while its namespace is missing (createNamed).
 func affectsSummary(before, after fleet.Member) bool {
 	return before.Ready != after.Ready || before.HasFinalizer != after.HasFinalizer || before.Refused != after.Refused
 }
@@ -134,8 +136,8 @@ func (r *reconciler) enqueueProfiles(
 	})
 }
 
-// selections caches the parsed selections of the profiles of one kind. The zero value is empty.
-type selections struct {
+// selectionCache caches the parsed selections of the profiles of one kind. The zero value is empty.
+type selectionCache struct {
 	// mu guards byName.
 	mu     sync.Mutex
 	byName map[types.NamespacedName]parsedSelection
@@ -150,7 +152,7 @@ type parsedSelection struct {
 }
 
 // get returns the selection of a profile.
-func (c *selections) get(k kind, profile client.Object) (match.Selection, error) {
+func (c *selectionCache) get(k kind, profile client.Object) (match.Selection, error) {
 	name := client.ObjectKeyFromObject(profile)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -168,7 +170,7 @@ func (c *selections) get(k kind, profile client.Object) (match.Selection, error)
 }
 
 // forget removes the selection of a deleted profile.
-func (c *selections) forget(name types.NamespacedName) {
+func (c *selectionCache) forget(name types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.byName, name)
@@ -181,7 +183,7 @@ type profileTimes struct {
 	last map[types.NamespacedName]time.Time
 }
 
-// record sets the time of a profile.
+// record sets the time of a profile to now.
 func (c *profileTimes) record(profile types.NamespacedName, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -59,13 +59,14 @@ func (k kind) ownerReference(profile client.Object) metav1.OwnerReference {
 // reference was lost in a restore, it checks the label.
 func (k kind) isCreatedFor(summary *configv1beta1.ClusterSummary, profile string) bool {
 	if metav1.GetControllerOf(summary) != nil {
-		return k.isOwnedBy(summary, profile)
+		return k.isOwnedByName(summary, profile)
 	}
 	return summary.Labels[k.label] == match.LabelValue(profile)
 }
 
-// isOwnedBy returns whether the controller of summary is a profile of the kind with this name and any UID.
-func (k kind) isOwnedBy(summary *configv1beta1.ClusterSummary, profile string) bool {
+// isOwnedByName returns whether the controller of summary is a profile of the kind with this name and any UID. Users
+// can set the owner reference, see summaries.ProfileOf.
+func (k kind) isOwnedByName(summary *configv1beta1.ClusterSummary, profile string) bool {
 	owner := summaries.ProfileOf(summary)
 	return owner != nil && owner.Kind == k.name && owner.Name == profile
 }

@@ -24,7 +24,7 @@ func (r *reconciler) statusOf(old configv1beta1.ProfileStatus, s *state, outcome
 	case outcome.Kind == phase.Waiting || outcome.Kind == phase.Terminal:
 		updated.SuspensionReason = outcome.Message()
 	case s.matched:
-		// checkMissing may have waited for another reason before.
+		// If waitForUncreated failed for a missing namespace, it has not returned this reason.
 		updated.SuspensionReason = cmp.Or(s.unsupported, r.terminatingReason(s))
 	}
 	updated.ReconciliationSuspended = updated.SuspensionReason != ""

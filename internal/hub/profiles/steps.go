@@ -180,10 +180,10 @@ func (r *reconciler) updateSpec(ctx context.Context, s *state, summary *configv1
 	return r.update(ctx, summary, updated)
 }
 
-// create creates the summary for m, or takes over the summary of an earlier profile with the same name. The name is
-// match.SummaryName, or match.DistinctSummaryName if a summary of another profile has the first name.
+// create creates the summary for m, or takes over the summary of an earlier profile with the same name. A new summary
+// is named match.SummaryName, or match.DistinctSummaryName if a summary of another profile has the first name.
 func (r *reconciler) create(ctx context.Context, s *state, m fleet.Member) error {
-	// The loop ends with match.SummaryName, so that free has this name if both are free.
+	// The loop ends with match.SummaryName, so that a new summary gets this name if both are free.
 	free := ""
 	for _, name := range []string{match.DistinctSummaryName(r.kind.name, s.profile.GetName(), m), match.SummaryName(r.kind.name, s.profile.GetName(), m)} {
 		existing := &configv1beta1.ClusterSummary{}
@@ -211,8 +211,8 @@ func (r *reconciler) createNamed(ctx context.Context, s *state, m fleet.Member, 
 	}
 	err := r.Hub.Create(ctx, summary, client.FieldOwner(kube.FieldManager))
 	if apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-		// The registration creates the namespace, but never for a refused member. checkMissing returns the error after the
-		// other members are handled.
+		// The registration creates the namespace, but never for a refused member. waitForUncreated returns the error after
+		// the other members are handled.
 		if m.Refused == "" {
 			s.mu.Lock()
 			s.withoutNamespace++
@@ -229,8 +229,8 @@ func (r *reconciler) createNamed(ctx context.Context, s *state, m fleet.Member, 
 
 // isDeliveredAtOnce returns whether a new summary for m is probably delivered at once. Such a summary is created with
 // the finalizer, which saves a request. Otherwise the summary controller adds the finalizer before the first delivery,
-// so that a summary without a delivery can be deleted while its member is unreachable. It is false for OneTime, whose
-// finalizer means that the spec may have been delivered: see hasLostStatus.
+// so that a summary without a delivery can be deleted while its member is unreachable. For OneTime it is false, because
+// mayBeDelivered takes the finalizer as a sign of a delivery.
 func isDeliveredAtOnce(s *state, m fleet.Member) bool {
 	return s.spec.SyncMode != configv1beta1.SyncModeOneTime && s.unsupported == "" &&
 		m.Ready && m.Refused == "" && !m.Down && !m.Paused && m.HasFinalizer
@@ -238,7 +238,7 @@ func isDeliveredAtOnce(s *state, m fleet.Member) bool {
 
 // takeOver makes the profile the owner of a summary of an earlier profile with the same name. After a restore of the
 // hub the profile has a new UID, and without takeOver the deployments would be withdrawn and deployed again. If the
-// garbage collector deletes the summary already, the profile waits.
+// summary is being deleted already, by the garbage collector, the profile waits.
 func (r *reconciler) takeOver(ctx context.Context, s *state, m fleet.Member, summary *configv1beta1.ClusterSummary) error {
 	if !summary.DeletionTimestamp.IsZero() {
 		s.mu.Lock()
@@ -285,7 +285,7 @@ const (
 	annotationCopiedAnnotations = "towline.dev/copied-annotations"
 )
 
-// withoutKeys returns entries without some keys, which are separated by commas.
+// withoutKeys returns entries without the keys in the comma-separated list keys.
 func withoutKeys(entries map[string]string, keys string) map[string]string {
 	kept := maps.Clone(entries)
 	for key := range strings.SplitSeq(keys, ",") {
@@ -294,11 +294,11 @@ func withoutKeys(entries map[string]string, keys string) map[string]string {
 	return kept
 }
 
-// setCopied sets the annotation name to the keys of copied, or deletes it if there are none.
-func setCopied(annotations map[string]string, name string, copied map[string]string) {
-	delete(annotations, name)
+// setCopied sets annotations[annotation] to the keys of copied, or deletes it if there are none.
+func setCopied(annotations map[string]string, annotation string, copied map[string]string) {
+	delete(annotations, annotation)
 	if len(copied) > 0 {
-		annotations[name] = strings.Join(slices.Sorted(maps.Keys(copied)), ",")
+		annotations[annotation] = strings.Join(slices.Sorted(maps.Keys(copied)), ",")
 	}
 }
 
@@ -312,12 +312,12 @@ func merged(parts ...map[string]string) map[string]string {
 }
 
 // specFor returns the spec for a summary: the spec of the profile, or, for a provisioned OneTime summary, its existing
-// spec with the fields of the profile that determine its matching and withdrawal. An existing spec is kept only if the
-// owner reference proves that the profile wrote it. The result shares memory with the profile and existing.
+// spec with the fields of the profile that determine its matching and withdrawal. The existing spec is kept only if the
+// owner reference names the profile. The result shares memory with the profile and existing.
 func (r *reconciler) specFor(s *state, existing *configv1beta1.ClusterSummary) configv1beta1.ProfileSpec {
 	spec := *s.spec
-	wasDelivered := isProvisioned(existing) || hasLostStatus(existing)
-	if spec.SyncMode != configv1beta1.SyncModeOneTime || !wasDelivered || !r.kind.isOwnedBy(existing, s.profile.GetName()) {
+	wasDelivered := isProvisioned(existing) || mayBeDelivered(existing)
+	if spec.SyncMode != configv1beta1.SyncModeOneTime || !wasDelivered || !r.kind.isOwnedByName(existing, s.profile.GetName()) {
 		return spec
 	}
 	kept := existing.Spec.ClusterProfileSpec
@@ -328,14 +328,14 @@ func (r *reconciler) specFor(s *state, existing *configv1beta1.ClusterSummary) c
 	return kept
 }
 
-// hasLostStatus returns whether a OneTime summary has the finalizer, but no status. It may have been delivered, so its
-// spec stays until its status is reported.
-func hasLostStatus(summary *configv1beta1.ClusterSummary) bool {
+// mayBeDelivered returns whether a OneTime summary has the finalizer, but no status: its status is not written yet, or
+// was lost in a restore. It may have been delivered, so its spec stays until its status is reported.
+func mayBeDelivered(summary *configv1beta1.ClusterSummary) bool {
 	isOneTime := summary.Spec.ClusterProfileSpec.SyncMode == configv1beta1.SyncModeOneTime
 	return isOneTime && len(summary.Status.FeatureSummaries) == 0 && controllerutil.ContainsFinalizer(summary, configv1beta1.ClusterSummaryFinalizer)
 }
 
-// isProvisioned returns whether all features of summary have been provisioned.
+// isProvisioned returns whether summary has a provisioned feature, and all other features are provisioned or removed.
 func isProvisioned(summary *configv1beta1.ClusterSummary) bool {
 	provisioned := 0
 	for _, feature := range summary.Status.FeatureSummaries {
@@ -368,10 +368,10 @@ func (r *reconciler) update(ctx context.Context, existing, changed *configv1beta
 	return nil
 }
 
-// checkMissing returns an error while a namespace is missing, so that the reconcile is retried with backoff: there is
-// no watch on namespaces. While a summary of an earlier profile is being deleted, it returns a phase.Wait with a delay,
-// since the deletion triggers no reconcile if the summary has no owner reference.
-func (r *reconciler) checkMissing(_ context.Context, s *state) error {
+// waitForUncreated returns an error while the namespace of a summary is missing, so that the reconcile is retried with
+// backoff: there is no watch on namespaces. While a summary of an earlier profile is being deleted, it returns a
+// phase.Wait with a delay, since the deletion triggers no reconcile if the summary has no owner reference.
+func (r *reconciler) waitForUncreated(_ context.Context, s *state) error {
 	if s.withoutNamespace > 0 {
 		return fmt.Errorf("%d matching clusters have no namespace for their summary yet", s.withoutNamespace)
 	}
