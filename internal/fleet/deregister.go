@@ -40,8 +40,8 @@ func RemoveDeregistration(cluster metav1.Object) bool {
 }
 
 // AddDeregisterOptions adds options to the annotation kube.AnnotationDeregister of the cluster object, which the hub
-// reads. Then it sets the annotations and the resourceVersion of cluster. It returns NotFound if the object was deleted,
-// or was created again since cluster was read. hub must read from the API server.
+// reads. Then it sets the annotations and the resourceVersion of cluster. It returns NotFound if the object was
+// deleted, or was created again since cluster was read. hub must read from the API server.
 func AddDeregisterOptions(ctx context.Context, hub client.Client, cluster client.Object, options ...string) error {
 	gvk, err := hub.GroupVersionKindFor(cluster)
 	if err != nil {
