@@ -34,9 +34,9 @@ type workQueue struct {
 	namespace string
 	clock     clock.WithTicker
 	resync    time.Duration
-	gate      *session.Gate
-	executor  *works.Executor
-	// clusterState returns the current state of the member.
+	// startDeliveries sets gate, executor and clusterState, which returns the current state of the member.
+	gate         *session.Gate
+	executor     *works.Executor
 	clusterState func() works.ClusterState
 	queue        workqueue.TypedRateLimitingInterface[string]
 	// hasSynced is true once the Works were listed.
@@ -45,7 +45,7 @@ type workQueue struct {
 	// mu guards the fields below.
 	mu     sync.Mutex
 	byName map[string]*workv1alpha1.Work
-	// runsOfVersion counts the executions of each Work in the version in byName.
+	// runsOfVersion counts the executions of each Work since its version in byName was stored.
 	runsOfVersion map[string]int
 }
 
@@ -96,7 +96,8 @@ func (w *workQueue) listWatch() cache.ListerWatcher {
 	}), kube.AgentReconnectInterval), w.hub)
 }
 
-// processNext executes one Work; it returns false after the shutdown of the queue.
+// processNext waits for the next Work and for the open gate, and executes it. It returns false after the shutdown of
+// the queue.
 func (w *workQueue) processNext(ctx context.Context) bool {
 	name, shutdown := w.queue.Get()
 	if shutdown {
@@ -166,15 +167,15 @@ func (w *workQueue) Update(obj any) error {
 		return nil
 	}
 	// The second execution of one version has compared its result with an outdated status, so the Work is executed again.
-	if hasChanged(old, work) || w.runsOfVersion[work.Name] > 1 {
+	if hasMoreChangesThanStatus(old, work) || w.runsOfVersion[work.Name] > 1 {
 		w.queue.Add(work.Name)
 	}
 	w.runsOfVersion[work.Name] = 0
 	return nil
 }
 
-// hasChanged returns true if more than the status has changed.
-func hasChanged(old, work *workv1alpha1.Work) bool {
+// hasMoreChangesThanStatus returns true if old is nil, or if more than the status has changed.
+func hasMoreChangesThanStatus(old, work *workv1alpha1.Work) bool {
 	return old == nil || old.UID != work.UID || old.Generation != work.Generation || old.DeletionTimestamp.IsZero() != work.DeletionTimestamp.IsZero() ||
 		!slices.Equal(old.Finalizers, work.Finalizers) || !maps.Equal(old.Annotations, work.Annotations) || !maps.Equal(old.Labels, work.Labels)
 }
