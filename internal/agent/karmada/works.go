@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -39,8 +38,6 @@ type workQueue struct {
 	executor     *works.Executor
 	clusterState func() works.ClusterState
 	queue        workqueue.TypedRateLimitingInterface[string]
-	// hasSynced is true once the Works were listed.
-	hasSynced atomic.Bool
 
 	// mu guards the fields below.
 	mu     sync.Mutex
@@ -206,7 +203,6 @@ func (w *workQueue) Replace(objects []any, _ string) error {
 	defer w.mu.Unlock()
 	maps.DeleteFunc(w.byName, func(name string, _ *workv1alpha1.Work) bool { return !present[name] })
 	maps.DeleteFunc(w.runsOfVersion, func(name string, _ int) bool { return !present[name] })
-	w.hasSynced.Store(true)
 	return nil
 }
 

@@ -49,7 +49,8 @@ type Engine interface {
 	ListCachedDeployed() (all []bundle.Deployed, ok bool)
 }
 
-// Worker handles deliveries. Its Source calls Handle for one delivery per ID at a time. All fields are required.
+// Worker handles deliveries. Its Source calls Handle for one delivery per ID at a time. All exported fields are
+// required.
 type Worker struct {
 	Source Source
 	Engine Engine
