@@ -27,7 +27,8 @@ import (
 )
 
 const (
-	// requestTimeout limits each small request to the hub or the member. The uninstaller's requests have no limit.
+	// requestTimeout is the timeout of a request to the hub or the member. Most requests of an uninstallation, which lists
+	// the objects of every kind, have none.
 	requestTimeout = 15 * time.Second
 	// memberRetryInterval is the time between two attempts to read the paused state from the member.
 	memberRetryInterval = time.Second
@@ -50,27 +51,27 @@ type agent struct {
 	namespaces corev1client.NamespaceInterface
 	engine     driftCorrectingEngine
 	// gate is closed while the cluster is paused.
-	gate    *session.Gate
-	facts   *clusterFacts
-	checks  *checks
+	gate   *session.Gate
+	facts  *clusterFacts
+	checks *checks
+	// metrics also has the watchdog of the heartbeat loop.
 	metrics *session.Metrics
 	probes  *session.Probes
 	// uninstaller removes the agent from its member when the hub requests that.
 	uninstaller *uninstaller
 	rejectedLog *session.AuthErrorLog
-	// duplicate outlives a session. Otherwise a short session, on a bad connection, would restart the measurement of
-	// takeoverDelay.
+	// duplicate is kept across sessions: a new session after a failed request must not restart takeoverDelay.
 	duplicate duplicateRegistration
-	// source has the deliveries of the current session; nil without a session.
+	// source receives the deliveries of the current session; nil between sessions.
 	source atomic.Pointer[deliver.AgentSource]
-	// otherRegistrations are the Secrets that logOtherRegistrations has logged.
+	// otherRegistrations are the names of the Secrets that logOtherRegistrations has logged.
 	otherRegistrations []string
 }
 
 // Run runs the agent of one member. It returns nil when ctx ends or the agent has uninstalled itself on request of the
-// hub, and an error for invalid options. It corrects drift from the
-// inventory on the member, whether or not the hub is reachable, and reconnects by itself. Several agents for different
-// clusters can run in one process.
+// hub. It returns an error for invalid options, or if it cannot serve the addresses in the options. It corrects drift
+// from the inventory on the member even without the hub, and reconnects to the hub after each error. Several agents for
+// different clusters can run in one process.
 func Run(ctx context.Context, opts Options) error {
 	opts, err := opts.complete()
 	if err != nil {
@@ -140,7 +141,8 @@ func (a *agent) runEngineAndSessions(ctx context.Context) {
 	_ = a.backoffLoop().Run(ctx, "connect to the hub", a.connect)
 }
 
-// backoffLoop returns a loop that ends after an uninstallation. LogIfRejected logs an error of the credential rarely.
+// backoffLoop returns a loop that retries until the agent has uninstalled itself. It logs a rejected credential at most
+// every session.LogInterval.
 func (a *agent) backoffLoop() session.BackoffLoop {
 	return session.BackoffLoop{
 		Clock: a.opts.Clock, BeforeAttempt: a.metrics.Watchdog.Reset, LogError: a.rejectedLog.LogIfRejected,
@@ -158,8 +160,8 @@ func (a *agent) clusterKey() client.ObjectKey {
 	return client.ObjectKey{Namespace: a.opts.Namespace, Name: a.opts.Name}
 }
 
-// readPaused returns true if the cluster was paused at the last contact with the hub, or if ctx ends. It retries until
-// the member responds. A member that is not registered yet is not paused.
+// readPaused returns true if the cluster was paused at the last contact with the hub. It retries until the member
+// responds, and returns true if ctx ends before. A member that is not registered yet is not paused.
 func (a *agent) readPaused(ctx context.Context) bool {
 	for {
 		a.metrics.Watchdog.Reset()
@@ -181,7 +183,8 @@ func (a *agent) readPaused(ctx context.Context) bool {
 	}
 }
 
-// onReport queues a bundle whose report has changed, so that it is reported to the hub.
+// onReport is called by the engine when the report of a bundle has changed. It queues the delivery of this bundle
+// again, so that the Worker writes the report to the hub.
 func (a *agent) onReport(id bundle.ID) {
 	if source := a.source.Load(); source != nil {
 		source.Wake(id)

@@ -28,7 +28,7 @@ const (
 
 // checksState is the state of the member according to the checks. Without checks the member is ready.
 type checksState struct {
-	// isKnown is false until the checks have run for the SveltosCluster. isReady is check.Result.Ready.
+	// isKnown is false until the checks have run. isReady is true if the readiness checks have passed.
 	isKnown bool
 	isReady bool
 	// failures is the number of failed runs in a row, and message describes the last failure.
@@ -48,7 +48,8 @@ type checks struct {
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// hasCluster is true after the first setCluster. spec has the checks, and reportedReady is the reported status.ready.
+	// hasCluster is true after the first setCluster. spec has only the checks and their threshold, and reportedReady is
+	// status.ready of the SveltosCluster.
 	hasCluster    bool
 	spec          libv1beta1.SveltosClusterSpec
 	reportedReady bool
@@ -62,8 +63,8 @@ func newChecks(member *rest.Config, checker check.Checker, clock clock.Clock, on
 	return &checks{member: member, checker: checker, clock: clock, runRequested: make(chan struct{}, 1), onChange: onChange}
 }
 
-// setCluster sets the SveltosCluster that has the checks. It requests a run if the checks have changed, or
-// status.ready: the readiness checks run only while it is false.
+// setCluster sets the SveltosCluster that has the checks. It requests a run if the checks or status.ready have changed.
+// The readiness checks run only while status.ready is false.
 func (c *checks) setCluster(cluster *libv1beta1.SveltosCluster) {
 	spec := libv1beta1.SveltosClusterSpec{
 		ReadinessChecks: cluster.Spec.ReadinessChecks, LivenessChecks: cluster.Spec.LivenessChecks,
@@ -79,7 +80,7 @@ func (c *checks) setCluster(cluster *libv1beta1.SveltosCluster) {
 		c.generation++
 		c.hasCluster, c.spec, c.reportedReady = true, *spec.DeepCopy(), cluster.Status.Ready
 		// If status.ready is false, for example because the SveltosCluster was created again, the state is unknown until
-		// the readiness checks have run: reportStatus must not set ready before.
+		// the readiness checks have run: reportStatus must not set it to true before.
 		c.state.isKnown = c.state.isKnown && c.reportedReady
 	}
 	c.mu.Unlock()
@@ -113,7 +114,6 @@ func (c *checks) hasChecks() bool {
 	return len(c.spec.ReadinessChecks)+len(c.spec.LivenessChecks) > 0
 }
 
-// runOnce runs the checks once.
 func (c *checks) runOnce(ctx context.Context) {
 	c.mu.Lock()
 	spec, isReady, generation := c.spec, c.reportedReady, c.generation
@@ -158,8 +158,8 @@ func (c *checks) evaluate(ctx context.Context, spec *libv1beta1.SveltosClusterSp
 	return c.checker.EvaluateCluster(ctx, member, spec, isReady)
 }
 
-// nextState returns the state after a run with this result. Without a failure, Result.Ready is true. Failures are
-// counted up to threshold, and at least one if the threshold is negative.
+// nextState returns the state after a run with this result. Without a failure, Result.Ready is true. The number of
+// failures is between 1 and threshold; zero means checksThreshold.
 func (s checksState) nextState(result check.Result, threshold int32) checksState {
 	if result.Failure == "" {
 		return checksState{isKnown: true, isReady: true}

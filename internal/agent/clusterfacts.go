@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// factsTimeout is the time in which the member must list its APIs.
+	// factsTimeout limits one read of the facts.
 	factsTimeout = 30 * time.Second
 	// factsRetryInterval is the time until the next attempt after a failed read.
 	factsRetryInterval = 5 * time.Second
@@ -33,8 +33,7 @@ type clusterFacts struct {
 	member         *rest.Config
 	metadataClient metadata.Interface
 	clock          clock.Clock
-	// reportRequested holds one signal to write the status of the SveltosCluster, which has the facts. readRequested
-	// holds one to read the facts again.
+	// reportRequested holds one signal for hubSession.runReports, readRequested one signal for run to read again.
 	reportRequested chan struct{}
 	readRequested   chan struct{}
 
@@ -49,7 +48,7 @@ func newClusterFacts(member *rest.Config, metadataClient metadata.Interface, clo
 	}
 }
 
-// run reads the facts at once, after each interval and on request, until ctx ends. It calls onRead after each
+// run reads the facts at once, after each factsInterval and on request, until ctx ends. It calls onRead after each
 // successful read.
 func (f *clusterFacts) run(ctx context.Context, onRead func()) {
 	var backoff kindsBackoff
@@ -94,8 +93,8 @@ func (f *clusterFacts) read(ctx context.Context) error {
 func (f *clusterFacts) update(facts fleet.Facts) {
 	f.mu.Lock()
 	if !facts.Complete {
-		// Facts are incomplete if an APIService is unavailable. The earlier ones stay, since the hub renders charts with
-		// them.
+		// Facts are incomplete if an APIService is unavailable. The earlier APIs stay, since the hub renders charts for the
+		// reported APIs.
 		facts.APIVersions = append(facts.APIVersions, f.facts.APIVersions...)
 		slices.Sort(facts.APIVersions)
 		facts.APIVersions = slices.Compact(facts.APIVersions)
@@ -121,7 +120,8 @@ func (f *clusterFacts) requestReport() { session.Signal(f.reportRequested) }
 // requestRead requests a read of the facts, because kinds may have changed.
 func (f *clusterFacts) requestRead() { session.Signal(f.readRequested) }
 
-// reportedVersion returns the version for the status of the SveltosCluster: without build metadata if possible.
+// reportedVersion returns the version for the status of the SveltosCluster: fleet.PlainVersion, or an invalid version
+// unchanged.
 func reportedVersion(facts fleet.Facts) string {
 	if plain := fleet.PlainVersion(facts.Version); plain != "" {
 		return plain

@@ -12,8 +12,8 @@
 //  3. runSession opens the credential, which is in a Secret of the member, and exchanges the manifest's token for
 //     the agent's own (package credentials). If an uninstallation has begun, runSession only continues it
 //     (hubsession.go).
-//  4. hubSession.open waits until the hub accepts the credential, and claims the Lease of the cluster, so that only one
-//     member uses a registration (duplicateregistration.go).
+//  4. claimLeaseWithRetry waits until the hub accepts the credential, and claims the Lease of the cluster, so that only
+//     one member uses a registration (duplicateregistration.go).
 //  5. Until the session ends it runs in parallel: heartbeats (heartbeats.go), the status of the SveltosCluster
 //     (status.go), bundles (session.Worker), and the renewal of the credential (credentials.Credential).
 //  6. A session ends when the cluster is registered again or another member takes the registration over, and the next
@@ -26,12 +26,13 @@
 //   - manifest: the YAML that `sveltosctl register cluster` prints, with the agent's Deployment and the Secret with its
 //     credential.
 //   - claim: write the ID of the member into an annotation of the Lease. Then this member uses the registration.
-//   - session: the work with one credential.
+//   - session: the work for the hub with one credential.
 //   - facts: the version and the served kinds of the member. Definition: a CustomResourceDefinition or an APIService,
 //     which changes the served kinds.
 //   - checks: the readiness and liveness checks in the spec of the SveltosCluster.
 //   - paused: the engine applies and corrects nothing. A cluster that is being deregistered is not paused.
-//   - unrequested: bundles on the member for which the hub has no group. The heartbeat reports them.
+//   - delivery: a request of the hub, in a ConfigurationGroup, to apply or remove one bundle.
+//   - unrequested: a bundle on the member without a ConfigurationGroup on the hub. The heartbeat reports it.
 //   - rejected: the hub does not accept the credential (Unauthorized).
 //   - removal request: an annotation on the SveltosCluster that is being deleted. The agent answers in its status.
 //

@@ -28,7 +28,7 @@ var (
 	errTakenOver = errors.New("another cluster took the registration over")
 )
 
-// duplicateRegistration observes in the Lease another member that uses the same registration.
+// duplicateRegistration tracks the heartbeats of another member that uses the same registration.
 type duplicateRegistration struct {
 	clock clock.PassiveClock
 	// member is the ID of the other member, renewTime is the time of its last heartbeat by its own clock, and observedAt
@@ -68,15 +68,15 @@ func (d *duplicateRegistration) log(ctx context.Context, cluster types.Namespace
 			"then with this cluster's kubeconfig run: kubectl apply -f registration.yaml", cluster.Namespace))
 }
 
-// claimLease claims the Lease for this member, if no other member has claimed it or the other one is silent. It returns
-// errDuplicateRegistration if another member renews it.
+// claimLease claims the Lease for this member. It returns errDuplicateRegistration if another member has claimed the
+// Lease and renews it.
 func (s *hubSession) claimLease(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	lease := &coordinationv1.Lease{}
 	err := s.hubClient.Get(ctx, s.leaseKey, lease)
 	if apierrors.IsNotFound(err) {
-		// No other member uses the registration. Heartbeats fail until the hub has created the Lease again.
+		// No other member uses the registration. Heartbeats fail until the hub has created the Lease, and then claim it.
 		return nil
 	}
 	if err != nil {
@@ -93,6 +93,6 @@ func (s *hubSession) claimLease(ctx context.Context) error {
 		log.FromContext(ctx).Info("taking the registration over from a cluster that sends no heartbeats", "otherMember", holder)
 	}
 	// This fails if another member has written the Lease since it was read.
-	_, err = s.writeLease(ctx, lease.ResourceVersion)
+	_, err = s.patchHeartbeat(ctx, lease.ResourceVersion)
 	return err
 }

@@ -62,17 +62,18 @@ func (s *hubSession) runHeartbeats(ctx context.Context) error {
 	}
 }
 
-// nextHeartbeatRetry returns the delay after a failed heartbeat. previous is the delay after the heartbeat before it,
-// zero if that was accepted.
+// nextHeartbeatRetry returns the delay after a failed heartbeat. previous is the delay after the previous heartbeat,
+// zero if the hub accepted that heartbeat.
 func nextHeartbeatRetry(previous, interval time.Duration) time.Duration {
 	return min(max(2*previous, firstHeartbeatRetry), session.MaxRetryDelay, interval)
 }
 
-// renewLease renews the Lease, and claims it if no member holds it. It returns errTakenOver if another member holds it.
+// renewLease renews the Lease, and claims it if no member has claimed it. It returns errTakenOver if another member
+// has.
 func (s *hubSession) renewLease(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	lease, err := s.writeLease(ctx, "")
+	lease, err := s.patchHeartbeat(ctx, "")
 	if err != nil {
 		return err
 	}
@@ -80,21 +81,21 @@ func (s *hubSession) renewLease(ctx context.Context) error {
 	case string(s.memberID):
 		return nil
 	case "":
-		_, err := s.writeLease(ctx, lease.ResourceVersion)
+		_, err := s.patchHeartbeat(ctx, lease.ResourceVersion)
 		return err
 	default:
 		return errTakenOver
 	}
 }
 
-// writeLease renews the Lease and returns it. With a resourceVersion it also claims the Lease for this member, and
-// fails if the Lease has another version.
-func (s *hubSession) writeLease(ctx context.Context, resourceVersion string) (*coordinationv1.Lease, error) {
+// patchHeartbeat writes a heartbeat to the Lease and returns the result. With a resourceVersion it also claims the
+// Lease for this member, and fails if the Lease has another version.
+func (s *hubSession) patchHeartbeat(ctx context.Context, resourceVersion string) (*coordinationv1.Lease, error) {
 	patch := map[string]any{"spec": map[string]any{
 		"holderIdentity": s.opts.Identity, "leaseDurationSeconds": int32(heartbeats.LeaseDuration / time.Second), "renewTime": metav1.NewMicroTime(s.opts.Clock.Now()),
 	}}
-	// AnnotationDecrypts has the identity of an agent that reads encrypted content. AnnotationExchanged has the UID of the
-	// registration Secret whose token was exchanged, which the hub then deletes.
+	// AnnotationDecrypts shows the hub that this agent can read encrypted content. AnnotationExchanged names the Secret on
+	// the hub to which the exchanged token of the manifest is bound. The hub deletes this Secret.
 	annotations := map[string]any{kube.AnnotationDecrypts: s.opts.Identity}
 	exchanged := s.credential.ExchangedSecretUID()
 	if exchanged != s.reportedExchange {

@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	// credentialCheckInterval is the time between two checks of the stored credential by a waiting session, and between
-	// two reads of a Lease that another member holds.
+	// credentialCheckInterval is the time after which a waiting session checks again whether the cluster was registered
+	// again. It is also the time between two reads of a Lease that another member holds.
 	credentialCheckInterval = 5 * time.Second
 	// rejectedRetryInterval is the time between two attempts with a credential that the hub rejects. An API server that
 	// starts can reject a valid one.
@@ -36,15 +36,15 @@ const (
 	hubQPS = 50
 )
 
-// hubSession is the connection of an agent to the hub with one credential.
+// hubSession is the work of an agent for the hub with one credential.
 type hubSession struct {
 	*agent
 	credential *credentials.Credential
 	hubClient  client.WithWatch
 	leaseKey   client.ObjectKey
-	// memberID is the UID of the member's namespace kube-system. Several members may use one credential.
+	// memberID is the UID of the member's namespace kube-system. It differs even if two members use one credential.
 	memberID types.UID
-	// reportedExchange is the credential.ExchangedSecretUID that this session has written to the Lease.
+	// reportedExchange is the value of credential.ExchangedSecretUID that this session has written to the Lease.
 	reportedExchange types.UID
 	// heartbeatRequested holds one signal to send a heartbeat now.
 	heartbeatRequested chan struct{}
@@ -55,7 +55,8 @@ type hubSession struct {
 	storedPaused *bool
 }
 
-// connect runs sessions one after the other, until one ends with an error that needs a delay or is final.
+// connect runs sessions. It starts a new one at once after a new registration or a takeover. After any other end it
+// returns the error, so that its BackoffLoop delays the next call or ends.
 func (a *agent) connect(ctx context.Context) error {
 	for {
 		err := a.runSession(ctx)
@@ -68,7 +69,8 @@ func (a *agent) connect(ctx context.Context) error {
 	}
 }
 
-// runSession runs one session.
+// runSession continues an uninstallation if one has begun. Otherwise it runs one session, and uninstalls the agent if
+// the hub requests that.
 func (a *agent) runSession(ctx context.Context) error {
 	state, err := a.uninstaller.resumeOrRollBack(ctx)
 	if err != nil {
@@ -84,8 +86,8 @@ func (a *agent) runSession(ctx context.Context) error {
 	if s.credential, err = a.openCredential(ctx); err != nil {
 		return err
 	}
-	// The token in the manifest is used only once, because other people may have a copy of it. After the first exchange
-	// this does nothing.
+	// The token in the manifest is used only once, because others may have a copy of the manifest. After the first
+	// exchange this does nothing.
 	if err := s.credential.Exchange(ctx); err != nil {
 		return err
 	}
@@ -96,7 +98,7 @@ func (a *agent) runSession(ctx context.Context) error {
 		return err
 	}
 	s.leaseKey = client.ObjectKey{Namespace: s.credential.DeliveryNamespace(), Name: a.opts.Name}
-	if err := s.open(ctx); err != nil {
+	if err := s.claimLeaseWithRetry(ctx); err != nil {
 		return err
 	}
 	err = s.run(a.rejectedLog.WithFilteredLog(ctx))
@@ -113,7 +115,7 @@ func (a *agent) openCredential(ctx context.Context) (*credentials.Credential, er
 	})
 }
 
-// newHubClient returns a client for the kinds that an agent uses. It does not request the hub's list of APIs.
+// newHubClient returns a client for the kinds that an agent uses. It needs no discovery requests.
 func newHubClient(config *rest.Config) (client.WithWatch, error) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	for _, kind := range []string{libv1beta1.SveltosClusterKind, libv1beta1.ConfigurationGroupKind, libv1beta1.ConfigurationBundleKind} {
@@ -141,9 +143,9 @@ func (a *agent) readMemberID(ctx context.Context) (types.UID, error) {
 	return namespace.UID, nil
 }
 
-// open waits until the hub accepts the credential and no other member uses the registration, and claims the Lease. It
-// returns credentials.ErrSuperseded if the cluster is registered again meanwhile.
-func (s *hubSession) open(ctx context.Context) error {
+// claimLeaseWithRetry claims the Lease. It retries while the hub rejects the credential or another member uses the
+// registration. It returns credentials.ErrSuperseded if the cluster is registered again meanwhile.
+func (s *hubSession) claimLeaseWithRetry(ctx context.Context) error {
 	for {
 		err := s.claimLease(ctx)
 		if err == nil {
@@ -165,7 +167,7 @@ func (s *hubSession) open(ctx context.Context) error {
 	}
 }
 
-// waitForRetry waits for duration. It returns an error at once if ctx ends or the cluster is registered again.
+// waitForRetry waits for duration. If ctx ends or the cluster is registered again, it returns an error earlier.
 func (s *hubSession) waitForRetry(ctx context.Context, duration time.Duration) error {
 	for end := s.opts.Clock.Now().Add(duration); s.opts.Clock.Now().Before(end); {
 		s.metrics.Watchdog.Reset()
@@ -179,14 +181,15 @@ func (s *hubSession) waitForRetry(ctx context.Context, duration time.Duration) e
 	return nil
 }
 
-// run serves the session until ctx ends or the credential is superseded. It returns session.ErrUninstallRequested if
-// the hub requests the removal of the agent, and errTakenOver if another member uses the registration now.
+// run runs the tasks of the session in parallel. It returns session.ErrUninstallRequested if the hub requests the
+// removal of the agent, errTakenOver if another member has claimed the Lease, and otherwise the result of
+// credentials.Credential.Run: nil if ctx ends, or an error if the credential is superseded or rejected.
 func (s *hubSession) run(ctx context.Context) error {
 	source := deliver.NewAgentSource(s.hubClient, s.credential.DeliveryNamespace(), s.opts.Name)
 	s.source.Store(source)
 	defer s.source.Store(nil)
 	worker := &session.Worker{Source: source, Engine: s.engine, Gate: s.gate, OnKindsChanged: s.facts.requestRead, OnConverged: s.metrics.RecordConverge,
-		// The heartbeat reports the bundles that are not requested.
+		// The heartbeat reports the unrequested bundles, which have changed.
 		OnWithdrawn: func() { session.Signal(s.heartbeatRequested) },
 	}
 

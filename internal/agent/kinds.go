@@ -25,7 +25,7 @@ import (
 // ctx ends.
 func (f *clusterFacts) watchKinds(ctx context.Context) {
 	logger := log.FromContext(ctx)
-	// The reflectors log nothing, because run logs a member that does not answer.
+	// The reflectors log nothing, because clusterFacts.run logs a member that does not answer.
 	ctx = klog.NewContext(ctx, logr.Discard())
 	var goroutines sync.WaitGroup
 	defer goroutines.Wait()

@@ -20,8 +20,8 @@ const (
 	// defaultHeartbeat is the time between two renewals of the Lease. The hub reports a member as Down after two missed
 	// renewals: see heartbeats.LeaseDuration.
 	defaultHeartbeat = 20 * time.Second
-	// reportInterval is the maximal time between two reports on the SveltosCluster. Sveltos tools treat an agent as dead
-	// after ten minutes without a report.
+	// reportInterval is the maximal time between two reports in the status of the SveltosCluster. Sveltos tools treat an
+	// agent as dead after ten minutes without a report.
 	reportInterval = 5 * time.Minute
 	// factsInterval is the maximal time between two reads of the member's facts. The agent also reads them when a
 	// definition changes.
@@ -50,8 +50,8 @@ type Options struct {
 	Heartbeat time.Duration
 	// TokenLife is the requested lifetime of the agent's tokens for the hub. Default: credentials.DefaultLife.
 	TokenLife time.Duration
-	// SandboxCommand starts a process that serves check.Functions. If it is empty, the scripts of checks run in this
-	// process, and all memory of this process counts against their memory limit.
+	// SandboxCommand is the command line of a process that runs the scripts of checks (check.Functions). Default: the
+	// scripts run in this process, whose whole memory then counts against their memory limit.
 	SandboxCommand []string
 	// Clock is the clock of the agent. Default: the real clock.
 	Clock clock.WithTicker

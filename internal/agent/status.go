@@ -21,7 +21,7 @@ import (
 // session.MaxRetryDelay.
 const firstReportRetry = time.Second
 
-// runReports reports at once, after each interval and on request, until ctx ends.
+// runReports calls reportStatus at once, after each reportInterval and on request, until ctx ends.
 func (s *hubSession) runReports(ctx context.Context) {
 	retry := time.Duration(0)
 	for {
@@ -48,7 +48,7 @@ func (s *hubSession) reportStatus(ctx context.Context) error {
 	defer cancel()
 	facts, state := s.facts.latest(), s.checks.latest()
 	if facts.Version == "" || !state.isKnown {
-		// The status must not become ready before the member's API has responded and its checks have passed.
+		// The member's API has not responded, or the checks have not run, so it is not known whether the member is ready.
 		return nil
 	}
 	status := state.statusFields()

@@ -33,9 +33,8 @@ func (a *agent) uninstall(ctx context.Context, hub client.Client) error {
 	return a.finishUninstall(ctx, state)
 }
 
-// finishUninstall answers the hub and then removes the agent, and returns session.ErrUninstalled. If the hub has
-// another cluster of this name now, it rolls the uninstallation back. A hub that does not accept the answer for ten
-// minutes gets none.
+// finishUninstall answers the hub, removes the agent, and returns session.ErrUninstalled. If the hub has another
+// cluster of this name now, it rolls the uninstallation back instead.
 func (a *agent) finishUninstall(ctx context.Context, state *session.UninstallState) error {
 	u := session.Uninstallation{Clock: a.opts.Clock, Answer: a.answerHub, RollBack: a.uninstaller.rollBack, Remove: a.uninstaller.remove}
 	return u.Finish(ctx, state)
@@ -67,7 +66,7 @@ func (a *agent) writeAnswer(ctx context.Context, hub client.Client, state *sessi
 	if err := hub.Get(ctx, a.clusterKey(), cluster); err != nil {
 		return fmt.Errorf("read SveltosCluster %s: %w", a.clusterKey(), err)
 	}
-	if cluster.UID != state.Cluster {
+	if cluster.UID != state.ClusterUID {
 		return session.ErrOtherCluster
 	}
 	if cluster.Status.AgentRemovedAt != nil {

@@ -73,8 +73,8 @@ func (u *uninstaller) secretObject() session.ObjectRef {
 	return session.NewObjectRef(corev1.SchemeGroupVersion.WithResource("secrets"), kube.AgentNamespace, u.secretName)
 }
 
-// resumeOrRollBack returns the state of an uninstallation that has begun, or nil. It rolls back the uninstallation of
-// an earlier registration, whose state has another credential.
+// resumeOrRollBack returns the state of an uninstallation that has begun, nil if none has. If the state has another
+// credential, it is from an earlier registration: then resumeOrRollBack rolls the uninstallation back.
 func (u *uninstaller) resumeOrRollBack(ctx context.Context) (*session.UninstallState, error) {
 	secret, err := u.member.CoreV1().Secrets(kube.AgentNamespace).Get(ctx, u.secretName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -92,27 +92,27 @@ func (u *uninstaller) resumeOrRollBack(ctx context.Context) (*session.UninstallS
 	return nil, u.rollBack(ctx)
 }
 
-// prepare sets owners on the agent's objects, unless the Deployment runs the agent of another registration, and then
-// writes the UninstallState. It deletes nothing.
+// prepare makes the agent's objects dependents of the ClusterRole, unless the Deployment runs the agent of another
+// registration. Then it writes the UninstallState. It deletes nothing.
 func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*session.UninstallState, error) {
-	isOther, err := u.runsOtherRegistration(ctx)
+	isReplaced, err := u.runsOtherRegistration(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var owner *metav1.OwnerReference
-	if !isOther {
+	if !isReplaced {
 		if owner, err = u.setOwners(ctx); err != nil {
 			return nil, err
 		}
 	}
 	secrets := u.member.CoreV1().Secrets(kube.AgentNamespace)
-	state := &session.UninstallState{Cluster: cluster, Since: u.clock.Now().UTC()}
+	state := &session.UninstallState{ClusterUID: cluster, Since: u.clock.Now().UTC()}
 	err = kube.RetryOnConflict(ctx, func() error {
 		secret, err := secrets.Get(ctx, u.secretName, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
-		state.Credential = session.Fingerprint(secret)
+		state.CredentialHash = session.Fingerprint(secret)
 		return u.WriteUninstallState(ctx, u.secretObject(), state, map[string]any{
 			"resourceVersion": secret.ResourceVersion, "ownerReferences": u.WithOwner(secret.OwnerReferences, owner),
 		})
@@ -123,7 +123,8 @@ func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*session.
 	return state, nil
 }
 
-// setOwners makes the agent's objects, except the Secret, dependents of the ClusterRole.
+// setOwners makes the agent's objects, except the Secret, dependents of the ClusterRole. It returns the reference to
+// the ClusterRole.
 func (u *uninstaller) setOwners(ctx context.Context) (*metav1.OwnerReference, error) {
 	owner, err := u.ensureOwner(ctx)
 	if err != nil {
@@ -153,13 +154,14 @@ func (u *uninstaller) ensureOwner(ctx context.Context) (*metav1.OwnerReference, 
 	return &metav1.OwnerReference{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "ClusterRole", Name: agentRole, UID: role.UID}, nil
 }
 
-// remove deletes the agent's objects. It returns session.ErrUninstalled once their deletion is certain.
+// remove deletes the agent's objects, and then returns session.ErrUninstalled. The garbage collector may still be
+// deleting dependents.
 func (u *uninstaller) remove(ctx context.Context) error {
-	isOther, err := u.runsOtherRegistration(ctx)
+	isReplaced, err := u.runsOtherRegistration(ctx)
 	if err != nil {
 		return err
 	}
-	if isOther {
+	if isReplaced {
 		err = u.removeSecret(ctx)
 	} else {
 		err = u.removeAll(ctx)
@@ -187,7 +189,7 @@ func deleteInBackground() metav1.DeleteOptions {
 func (u *uninstaller) removeAll(ctx context.Context) error {
 	_, err := u.member.RbacV1().ClusterRoles().Get(ctx, agentRole, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return nil
+		return nil // an earlier call has deleted it
 	}
 	if err != nil {
 		return fmt.Errorf("read ClusterRole %s: %w", agentRole, err)
@@ -248,7 +250,7 @@ func (u *uninstaller) setNamespaceOwner(ctx context.Context, owner *metav1.Owner
 	}
 	reason := "it was not created by a registration"
 	if live.Labels[agentLabel] == agentLabelValue {
-		if reason, err = u.FindForeignObject(ctx, kube.AgentNamespace, append(dependents(), u.secretObject())); err != nil {
+		if reason, err = u.ReasonToKeepNamespace(ctx, kube.AgentNamespace, append(dependents(), u.secretObject())); err != nil {
 			// A permanent error, for example of a conversion webhook, must not prevent the removal.
 			reason = err.Error()
 		}

@@ -1,6 +1,13 @@
 // Package credentials keeps the credential of the agent of a SveltosCluster for the hub: it reads the kubeconfig that a
 // registration wrote to the cluster, exchanges its token at once, and renews the token before it expires. Each session
 // of the agent calls Open, Exchange and Run. Start reading there.
+//
+// Words:
+//
+//   - manifest: the YAML that registers a cluster. It has a Secret with a kubeconfig, which has the manifest's token.
+//   - exchange: replace the manifest's token with a token of the agent, because others may have a copy of the manifest.
+//   - renewed: has a token that the agent has requested, not the manifest's token.
+//   - superseded: the Secret has a later kubeconfig than the one in use, because the cluster was registered again.
 package credentials
 
 import (
@@ -36,8 +43,8 @@ const (
 	// renewedKey is the key of a second copy of the renewed kubeconfig. A `kubectl apply` of the manifest overwrites
 	// join.KubeconfigKey, but not this key.
 	renewedKey = "renewed-kubeconfig"
-	// secretPoll is the maximum interval between two reads of the Secret by Run, to detect a new manifest.
-	secretPoll = 5 * time.Second
+	// secretPollInterval is the maximum time between two reads of the Secret by Run, to detect a new manifest.
+	secretPollInterval = 5 * time.Second
 	// renewRetryMin and renewRetryMax are the limits of the backoff between attempts to renew, without the jitter.
 	renewRetryMin = time.Second
 	renewRetryMax = 10 * time.Second
@@ -77,24 +84,25 @@ type Options struct {
 // Credential is the address of the hub and a token that Run renews. Clients with the configuration of Config always use
 // the current token.
 type Credential struct {
-	opts      Options
-	config    *rest.Config
-	address   join.HubAddress
-	namespace string                     // the delivery namespace
-	current   atomic.Pointer[join.Token] // the token in use
+	opts              Options
+	config            *rest.Config
+	address           join.HubAddress
+	deliveryNamespace string                     // on the hub
+	current           atomic.Pointer[join.Token] // the token in use
 	// isRenewed is false for the manifest's token, and true for a token that the agent requested.
 	isRenewed          atomic.Bool
-	exchangedSecretUID atomic.Pointer[types.UID]
+	exchangedSecretUID atomic.Pointer[types.UID] // see ExchangedSecretUID; never nil
 	// isRejected is true if the last response of the hub was 401 Unauthorized.
 	isRejected atomic.Bool
 }
 
 // storedKubeconfig is the parsed kubeconfig of one key of the Secret.
 type storedKubeconfig struct {
-	config    *rest.Config
-	address   join.HubAddress
-	namespace string
-	token     join.Token
+	config  *rest.Config
+	address join.HubAddress
+	// deliveryNamespace is the namespace of the current context.
+	deliveryNamespace string
+	token             join.Token
 	// isRenewed is true for the kubeconfig of renewedKey.
 	isRenewed bool
 	// exchangedSecretUID is the value of annotation kube.AnnotationExchanged on the Secret.
@@ -114,7 +122,7 @@ func Open(ctx context.Context, opts Options) (*Credential, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Credential{opts: opts, config: latest.config, address: latest.address, namespace: latest.namespace}
+	c := &Credential{opts: opts, config: latest.config, address: latest.address, deliveryNamespace: latest.deliveryNamespace}
 	c.current.Store(&latest.token)
 	c.isRenewed.Store(latest.isRenewed)
 	exchanged := latest.exchangedSecretUID
@@ -123,7 +131,7 @@ func Open(ctx context.Context, opts Options) (*Credential, error) {
 	}
 	c.exchangedSecretUID.Store(&exchanged)
 	c.config.BearerToken = ""
-	c.config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &bearer{credential: c, next: next} })
+	c.config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &bearerTransport{credential: c, next: next} })
 	return c, nil
 }
 
@@ -173,7 +181,7 @@ func parseKubeconfig(kubeconfig []byte) (storedKubeconfig, error) {
 		address.ProxyURL = cluster.ProxyURL
 	}
 	return storedKubeconfig{
-		config: config, address: address, namespace: cmp.Or(current.Namespace, metav1.NamespaceDefault), token: join.ReadToken(config.BearerToken),
+		config: config, address: address, deliveryNamespace: cmp.Or(current.Namespace, metav1.NamespaceDefault), token: join.ReadToken(config.BearerToken),
 	}, nil
 }
 
@@ -181,14 +189,14 @@ func parseKubeconfig(kubeconfig []byte) (storedKubeconfig, error) {
 func (c *Credential) Config() *rest.Config { return rest.CopyConfig(c.config) }
 
 // DeliveryNamespace returns the hub namespace with the cluster's groups and bundles.
-func (c *Credential) DeliveryNamespace() string { return c.namespace }
+func (c *Credential) DeliveryNamespace() string { return c.deliveryNamespace }
 
 // Expires returns the expiry of the current token, zero if it is not known.
 func (c *Credential) Expires() time.Time { return c.current.Load().Expires }
 
-// ExchangedSecretUID returns the UID of the Secret to which the exchanged manifest token is bound. It returns "" before
-// the exchange, and if that token was not bound to a Secret. An annotation of the kubeconfig Secret has it for
-// restarts.
+// ExchangedSecretUID returns the UID of the Secret on the hub to which the exchanged token of the manifest is bound. It
+// returns "" before the exchange, and if the token was not bound to a Secret. An annotation of the kubeconfig Secret
+// stores it for restarts.
 func (c *Credential) ExchangedSecretUID() types.UID { return *c.exchangedSecretUID.Load() }
 
 // Exchange replaces the manifest's token with a new token of the agent's ServiceAccount. It does nothing for a token
@@ -249,7 +257,7 @@ func (c *Credential) requestToken(ctx context.Context) (string, error) {
 func (c *Credential) writeSecret(ctx context.Context, token string, exchanged types.UID) error {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	kubeconfig, err := clientcmd.Write(*c.address.Kubeconfig(token, c.namespace))
+	kubeconfig, err := clientcmd.Write(*c.address.Kubeconfig(token, c.deliveryNamespace))
 	if err != nil {
 		return fmt.Errorf("encode renewed kubeconfig: %w", err)
 	}
@@ -274,13 +282,13 @@ func (c *Credential) Run(ctx context.Context) error {
 	retry := newRenewBackoff()
 	next := c.firstRenewal()
 	for {
-		if !c.sleep(ctx, min(next.Sub(c.opts.Clock.Now()), secretPoll)) {
+		if !c.sleep(ctx, min(next.Sub(c.opts.Clock.Now()), secretPollInterval)) {
 			return nil
 		}
 		if c.IsSuperseded(ctx) {
 			return ErrSuperseded
 		}
-		// After a 401 response Renew makes one more request with the token, before Run returns ErrRejected.
+		// After a 401 response to any request, Renew is called early: only its error decides that the token is rejected.
 		if c.opts.Clock.Now().Before(next) && !c.isRejected.Load() {
 			continue
 		}
@@ -337,14 +345,14 @@ func (c *Credential) sleep(ctx context.Context, pause time.Duration) bool {
 	}
 }
 
-// bearer is a transport that adds the current token to each request, and sets isRejected from the response.
-type bearer struct {
+// bearerTransport is a transport that adds the current token to each request, and sets isRejected from the response.
+type bearerTransport struct {
 	credential *Credential
 	next       http.RoundTripper
 }
 
 // RoundTrip sends a copy of the request with the current token.
-func (b *bearer) RoundTrip(request *http.Request) (*http.Response, error) {
+func (b *bearerTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 	request = request.Clone(request.Context())
 	request.Header.Set("Authorization", "Bearer "+b.credential.current.Load().Text)
 	response, err := b.next.RoundTrip(request)
@@ -356,4 +364,4 @@ func (b *bearer) RoundTrip(request *http.Request) (*http.Response, error) {
 
 // WrappedRoundTripper returns the next transport. It implements RoundTripperWrapper of
 // k8s.io/apimachinery/pkg/util/net.
-func (b *bearer) WrappedRoundTripper() http.RoundTripper { return b.next }
+func (b *bearerTransport) WrappedRoundTripper() http.RoundTripper { return b.next }

@@ -42,7 +42,7 @@ func credentialFixture(t *testing.T, plane *localkube.Plane) (credentials.Option
 	return credentials.Options{Secrets: secrets, Secret: name, Namespace: namespace, Name: "c", Life: 10 * time.Minute}, kubeconfig
 }
 
-// works says whether the hub accepts the configuration.
+// works returns whether the hub accepts the token of config.
 func works(t *testing.T, config *rest.Config, o credentials.Options) bool {
 	t.Helper()
 	_, err := kubernetes.NewForConfigOrDie(config).CoordinationV1().Leases(o.Namespace).Get(t.Context(), o.Name, metav1.GetOptions{})
@@ -154,7 +154,7 @@ func TestCredentialStopsWhenTheClusterIsRegisteredAgain(t *testing.T) {
 	}
 }
 
-func TestOpenCredentialSaysWhatIsMissing(t *testing.T) {
+func TestOpenNamesTheMissingSecretAndKey(t *testing.T) {
 	t.Parallel()
 	plane, _ := hub(t)
 	o, _ := credentialFixture(t, plane)

@@ -37,7 +37,7 @@ func exchanged(t *testing.T, o credentials.Options) *credentials.Credential {
 	return credential
 }
 
-func TestExchangeKnowsWhatTheManifestsTokenWasBoundTo(t *testing.T) {
+func TestExchangeReturnsTheSecretOfTheManifestsToken(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	o, _ := credentialFixture(t, plane)
@@ -71,10 +71,10 @@ func TestExchangeKnowsWhatTheManifestsTokenWasBoundTo(t *testing.T) {
 	if err := hubClient.Delete(t.Context(), secretNamed(o.Namespace, join.AnchorSecret("c"))); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the agent's own token is worthless without the anchor", func() bool { return !works(t, copied, o) })
+	eventually(t, "the agent's own token is rejected without the anchor Secret", func() bool { return !works(t, copied, o) })
 }
 
-func TestACopiedManifestIsWorthlessOnceItsSecretIsGone(t *testing.T) {
+func TestTokenOfACopiedManifestIsRevokedWithItsSecret(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	o, _ := credentialFixture(t, plane)
@@ -85,7 +85,7 @@ func TestACopiedManifestIsWorthlessOnceItsSecretIsGone(t *testing.T) {
 	if err := hubClient.Delete(t.Context(), secretNamed(o.Namespace, join.RegistrationSecret("c"))); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the manifest's token is worthless", func() bool { return !works(t, credential.Config(), o) })
+	eventually(t, "the manifest's token is rejected", func() bool { return !works(t, credential.Config(), o) })
 	if err := credential.Exchange(t.Context()); !errors.Is(err, credentials.ErrRejected) {
 		t.Errorf("got error %v, want ErrRejected", err)
 	}
@@ -122,7 +122,7 @@ func TestRenewingKeepsBindingProxyAndCertificateAuthority(t *testing.T) {
 	if err := hubClient.Delete(t.Context(), secretNamed(o.Namespace, join.AnchorSecret("c"))); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the renewed token is worthless without the anchor", func() bool { return !works(t, credential.Config(), o) })
+	eventually(t, "the renewed token is rejected without the anchor Secret", func() bool { return !works(t, credential.Config(), o) })
 }
 
 func TestRenewingKeepsTheProxy(t *testing.T) {
@@ -141,11 +141,11 @@ func TestRenewingKeepsTheProxy(t *testing.T) {
 		t.Error("the exchange did not go through the proxy")
 	}
 	if !works(t, again.Config(), o) || proxy.used.Load() == used {
-		t.Error("the kept way to the hub does not go through the proxy")
+		t.Error("the stored kubeconfig does not use the proxy")
 	}
 }
 
-func TestRevokeMakesEveryEarlierTokenWorthless(t *testing.T) {
+func TestRevokeInvalidatesEarlierTokens(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	o, _ := credentialFixture(t, plane)
@@ -160,8 +160,8 @@ func TestRevokeMakesEveryEarlierTokenWorthless(t *testing.T) {
 	eventually(t, "the next second", func() bool { return time.Since(credential.Expires().Add(-o.Life)) > time.Second })
 	fresh := registered(t, plane, r)
 	config, _ := agentConfig(t, fresh)
-	eventually(t, "the stolen manifest is worthless", func() bool { return !works(t, stolen, o) })
-	eventually(t, "the agent's own token is worthless", func() bool { return !works(t, credential.Config(), o) })
+	eventually(t, "the token of the stolen manifest is rejected", func() bool { return !works(t, stolen, o) })
+	eventually(t, "the agent's own token is rejected", func() bool { return !works(t, credential.Config(), o) })
 	if err := credential.Renew(t.Context()); !errors.Is(err, credentials.ErrRejected) {
 		t.Errorf("got error %v, want ErrRejected", err)
 	}
@@ -179,7 +179,7 @@ func TestRevokeMakesEveryEarlierTokenWorthless(t *testing.T) {
 	}
 }
 
-func TestRunNoticesThatTheCredentialIsRefused(t *testing.T) {
+func TestRunReturnsErrRejected(t *testing.T) {
 	t.Parallel()
 	plane, hubClient := hub(t)
 	o, _ := credentialFixture(t, plane)
@@ -204,7 +204,7 @@ func TestRunNoticesThatTheCredentialIsRefused(t *testing.T) {
 	}
 }
 
-// proxy is an HTTP CONNECT proxy that counts the ways it opened.
+// proxy is an HTTP CONNECT proxy that counts its connections.
 type proxy struct {
 	url  string
 	used atomic.Int64

@@ -20,7 +20,7 @@ import (
 	joinkarmada "github.com/towline/towline/internal/join/karmada"
 )
 
-// requestTimeout limits each small request to the hub or the member.
+// requestTimeout is the timeout of a request to the hub or the member. Most requests of an uninstallation have none.
 const requestTimeout = 15 * time.Second
 
 // agent is one running agent.
@@ -29,9 +29,10 @@ type agent struct {
 	member      kubernetes.Interface
 	credentials credentialStore
 	observer    *clusterstatus.Observer
-	metrics     *session.Metrics
-	probes      *session.Probes
-	watchdogs   *watchdogs
+	// metrics also has the watchdog of the heartbeat loop.
+	metrics   *session.Metrics
+	probes    *session.Probes
+	watchdogs *watchdogs
 	// memberID is the UID of the member's namespace kube-system.
 	memberID string
 	// gate is closed while this agent is not the leader, because another agent may be changing the member.
@@ -44,15 +45,16 @@ type agent struct {
 	missingLog *session.AuthErrorLog
 	// pendingRenewal is a renewed certificate that could not be stored yet.
 	pendingRenewal *renewal
-	// source and workQueue belong to the current session; nil without one.
+	// source receives the deliveries of the current session, workQueue its Works; nil between sessions.
 	source    atomic.Pointer[deliver.AgentSource]
 	workQueue atomic.Pointer[workQueue]
 }
 
-// Run runs the agent of one member until ctx ends, or until the agent has uninstalled itself on request of the hub, and
-// then returns nil. It corrects drift from the inventory on the member, whether or not the hub is reachable, and
-// reconnects by itself. It fails for invalid options, and with joinkarmada.ErrAlreadyRegistered if the Cluster belongs
-// to another member. Several agents for different Clusters can run in one process.
+// Run runs the agent of one member. It returns nil when ctx ends or the agent has uninstalled itself on request of the
+// hub. It returns an error for invalid options, if it cannot serve the addresses in the options, and with
+// joinkarmada.ErrAlreadyRegistered if the Cluster belongs to another member. It corrects drift from the inventory on
+// the member even without the hub, and reconnects to the hub after each error. Several agents for different Clusters
+// can run in one process.
 func Run(ctx context.Context, opts Options) error {
 	opts, err := opts.complete()
 	if err != nil {
@@ -116,7 +118,7 @@ func (a *agent) run(ctx context.Context) error {
 	return err
 }
 
-// runSessions runs sessions one after the other until ctx ends or one returns a final error. The engine ends with them.
+// runSessions runs sessions one after the other until ctx ends or one returns a final error. Then it stops the engine.
 func (a *agent) runSessions(ctx context.Context) error {
 	a.watchdogs.heartbeat.Reset()
 	a.watchdogs.inSession.Store(true)
@@ -126,7 +128,7 @@ func (a *agent) runSessions(ctx context.Context) error {
 	return a.backoffLoop().Run(ctx, "connect to the hub", a.connect)
 }
 
-// ensureMemberID sets memberID unless it is set, and then marks the agent as ready.
+// ensureMemberID reads memberID unless it is known. The agent is ready once the member has returned it.
 func (a *agent) ensureMemberID(ctx context.Context) error {
 	if a.memberID != "" {
 		return nil
@@ -154,7 +156,8 @@ func (a *agent) backoffLoop() session.BackoffLoop {
 	}
 }
 
-// onReport wakes the delivery of a bundle whose report has changed, or requeues its Work.
+// onReport is called by the engine when the report of a bundle has changed. It queues the delivery or the Work of this
+// bundle again, so that the report is written to the hub.
 func (a *agent) onReport(id bundle.ID) {
 	if source := a.source.Load(); source != nil {
 		source.Wake(id)
@@ -164,8 +167,9 @@ func (a *agent) onReport(id bundle.ID) {
 	}
 }
 
-// onChanged requeues a Work when one of its objects has changed.
-func (a *agent) onChanged(id bundle.ID) {
+// onObjectChange is called by the engine when an object of a bundle has changed. It queues the Work of this bundle
+// again.
+func (a *agent) onObjectChange(id bundle.ID) {
 	if queue := a.workQueue.Load(); queue != nil && a.opts.isEnabled(workStatus) {
 		queue.requeue(id)
 	}

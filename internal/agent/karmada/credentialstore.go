@@ -26,10 +26,10 @@ import (
 const lifetimeAnnotation = "towline.dev/certificate-life"
 
 // errReplaced ends a session because the stored kubeconfig is not the one in use: the cluster was registered again, or
-// its credential was renewed.
+// another agent has renewed the certificate.
 var errReplaced = errors.New("the kubeconfig of the hub was replaced")
 
-// agentState is kept on the member, for starts while the hub is away.
+// agentState is kept on the member, so that an agent that starts without the hub can start the engine.
 type agentState struct {
 	// clusterUID is the UID of the Cluster, and hubID the ID of the hub; empty before the first connection.
 	clusterUID, hubID string
@@ -47,9 +47,10 @@ func stateFromAnnotations(annotations map[string]string) agentState {
 
 // credentialStore stores the kubeconfig of the hub, and the agentState.
 type credentialStore interface {
-	// read returns the stored kubeconfig and state. The state is zero if none is stored.
+	// read returns the stored kubeconfig and state. Without a stored state it returns a zero agentState.
 	read(ctx context.Context) (kubeconfig []byte, state agentState, err error)
-	// replace stores the kubeconfig renewed instead of used. It returns errReplaced if used is not the stored kubeconfig.
+	// replace replaces the stored kubeconfig used by renewed, and stores state. It returns errReplaced, and stores
+	// nothing, if used is not the stored kubeconfig.
 	replace(ctx context.Context, used, renewed []byte, state agentState) error
 	saveState(ctx context.Context, state agentState) error
 }

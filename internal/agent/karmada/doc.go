@@ -22,9 +22,11 @@
 // Words:
 //
 //   - member: the cluster of this agent; hub: the management cluster.
-//   - session: the work with one kubeconfig and one Cluster object.
+//   - session: the work for the hub with one kubeconfig and one Cluster object.
 //   - leader: the elected agent. Only the leader changes the member, because the gate of the others is closed. A leader
 //     whose member does not answer loses the election, and keeps reporting until another agent reports.
+//   - superseded: another agent sends heartbeats while this one is not the leader. It then ends its sessions.
+//   - delivery: a request of the hub to apply or remove a bundle of a profile.
 //   - state: the UIDs of the Cluster and the hub, and the requested lifetime of the certificate; kept on the member.
 //   - state object: the Secret or ConfigMap that has the state, and during an uninstallation its progress.
 //   - rejected: the hub does not accept the certificate.

@@ -20,7 +20,7 @@ import (
 // errSuperseded ends a session because another agent of the Cluster sends heartbeats while this one is not the leader.
 var errSuperseded = errors.New("another agent of the Cluster reports")
 
-// leaderElection starts and stops the sessions of one of several agents of a Cluster.
+// leaderElection starts and stops the sessions of this agent, which is one of several agents of a Cluster.
 type leaderElection struct {
 	agent *agent
 	// ended receives the final error of runSessions.
@@ -35,9 +35,9 @@ type leaderElection struct {
 }
 
 // runElection runs sessions while no other agent of the Cluster is leader. It returns when ctx ends or with a final
-// error. The agents elect a leader by a Lease on the member. A leader that cannot renew the Lease, because the member
-// does not answer, stops changing the member. It keeps reporting to the hub until another agent, which may reach the
-// member, sends heartbeats.
+// error. The agents elect a leader by a Lease on the member. If the member does not answer, the leader cannot renew the
+// Lease and stops changing the member. It keeps reporting to the hub until another agent, which may reach the member,
+// sends heartbeats.
 func (a *agent) runElection(ctx context.Context) error {
 	if !a.opts.LeaderElect {
 		a.gate.SetClosed(false)
@@ -89,7 +89,7 @@ func (e *leaderElection) runElector(ctx, electionCtx context.Context) error {
 		LeaseDuration: a.opts.ElectDuration, RenewDeadline: a.opts.ElectDeadline, RetryPeriod: a.opts.ElectRetry,
 		ReleaseOnCancel: true, Name: register.DefaultAgentDeployment,
 		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(leading context.Context) { e.onStartedLeading(ctx, leading) },
+			OnStartedLeading: func(leadingCtx context.Context) { e.onStartedLeading(ctx, leadingCtx) },
 			OnStoppedLeading: func() { e.onStoppedLeading() },
 			OnNewLeader: func(identity string) {
 				if identity != a.opts.Identity {
@@ -115,12 +115,12 @@ func (a *agent) ensureElectNamespace(ctx context.Context) error {
 	return ensureNamespace(ctx, a.member, a.opts.ElectNamespace)
 }
 
-// onStartedLeading opens the gate and starts the sessions unless they run. leading ends when the agent is not the
+// onStartedLeading opens the gate and starts the sessions unless they run. leadingCtx ends when the agent is not the
 // leader any more.
-func (e *leaderElection) onStartedLeading(ctx, leading context.Context) {
+func (e *leaderElection) onStartedLeading(ctx, leadingCtx context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if leading.Err() != nil || ctx.Err() != nil {
+	if leadingCtx.Err() != nil || ctx.Err() != nil {
 		return
 	}
 	e.agent.gate.SetClosed(false)
@@ -146,7 +146,7 @@ func (e *leaderElection) startLocked(ctx context.Context) {
 	e.stop = func() { cancel(); sessions.Wait() }
 }
 
-// onStoppedLeading closes the gate, so that the agent does not change the member. The sessions continue.
+// onStoppedLeading closes the gate, so that the agent does not change the member. The sessions continue to report.
 func (e *leaderElection) onStoppedLeading() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

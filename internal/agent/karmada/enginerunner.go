@@ -29,8 +29,8 @@ func (r *engineRunner) setSessionsContext(ctx context.Context) {
 	r.sessionsCtx = ctx
 }
 
-// ensureEngine returns the running engine for this UID of the Cluster and this hub ID. It stops another engine and
-// starts this one if necessary.
+// ensureEngine returns the running engine for this UID of the Cluster and this hub ID. If none runs, it stops an engine
+// for another UID or hub, and starts a new one.
 //
 //nolint:contextcheck // the engine outlives the session that starts it
 func (r *engineRunner) ensureEngine(ctx context.Context, clusterUID, hubID string) (*engine.Engine, error) {
@@ -41,7 +41,7 @@ func (r *engineRunner) ensureEngine(ctx context.Context, clusterUID, hubID strin
 	}
 	r.stopLocked()
 	a := r.agent
-	// The uninstaller deletes the namespace only if it has the system label, which ensureNamespace sets.
+	// ensureNamespace sets the system label. The uninstaller keeps a namespace without it.
 	err := kube.RetryOn(ctx, func(error) bool { return ctx.Err() == nil }, func() error {
 		return ensureNamespace(ctx, a.member, a.opts.ClusterNamespace)
 	})
@@ -49,7 +49,7 @@ func (r *engineRunner) ensureEngine(ctx context.Context, clusterUID, hubID strin
 		return nil, err
 	}
 	newEngine, err := engine.New(a.opts.Member, engine.Options{
-		Namespace: a.opts.ClusterNamespace, Scope: clusterUID, Hub: hubID, OnCorrect: a.metrics.RecordCorrection, OnReport: a.onReport, OnChange: a.onChanged, Clock: a.opts.Clock,
+		Namespace: a.opts.ClusterNamespace, Scope: clusterUID, Hub: hubID, OnCorrect: a.metrics.RecordCorrection, OnReport: a.onReport, OnChange: a.onObjectChange, Clock: a.opts.Clock,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("create the engine for the member: %w", err)

@@ -59,7 +59,7 @@ type hubSession struct {
 	reportRequested chan struct{}
 	// heartbeatsStarted is closed after the first heartbeat.
 	heartbeatsStarted chan struct{}
-	// end ends the session. run returns its argument.
+	// end ends the session with an error, which run returns.
 	end context.CancelCauseFunc
 	// isHeartbeatFailing is true if the hub did not accept the last heartbeat.
 	isHeartbeatFailing bool
@@ -71,7 +71,8 @@ type hubSession struct {
 	reportedUnrequested *string
 }
 
-// connect runs sessions one after the other, until one ends with an error that needs a delay or is final.
+// connect runs sessions. It starts a new one at once after errReplaced or errRecreated. After any other end it returns
+// the error, so that its BackoffLoop delays the next call or ends.
 func (a *agent) connect(ctx context.Context) error {
 	for {
 		err := a.runSession(ctx)
@@ -84,13 +85,14 @@ func (a *agent) connect(ctx context.Context) error {
 	}
 }
 
-// runSession runs one session.
+// runSession continues an uninstallation if one has begun. Otherwise it starts the engine of the last session, runs one
+// session, and uninstalls the agent if the hub requests that.
 func (a *agent) runSession(ctx context.Context) error {
 	kubeconfig, state, err := a.credentials.read(ctx)
 	if err != nil {
 		return err
 	}
-	uninstallState, err := a.uninstaller.readState(ctx)
+	uninstallState, err := a.uninstaller.resumeOrRollBack(ctx)
 	if err != nil {
 		return err
 	}
@@ -122,7 +124,7 @@ func (a *agent) runSession(ctx context.Context) error {
 	return err
 }
 
-// open waits until the hub accepts the certificate, verifies the Cluster, and starts the engine for it.
+// open waits until the hub accepts the certificate, verifies and stores the Cluster, and starts the engine for it.
 func (s *hubSession) open(ctx context.Context) error {
 	cluster, err := s.awaitCluster(ctx)
 	if err != nil {
@@ -146,12 +148,12 @@ func (s *hubSession) open(ctx context.Context) error {
 	if s.engine, err = s.engineRunner.ensureEngine(ctx, string(cluster.UID), hub); err != nil {
 		return err
 	}
-	s.engine.ConfirmScope() // it may delete the records of earlier registrations now
+	s.engine.ConfirmScope() // the hub has confirmed the UID: the engine may delete inventories of earlier registrations
 	return s.patchSpec(ctx, cluster)
 }
 
-// awaitCluster reads the Cluster once the hub accepts the certificate. It returns errReplaced if the kubeconfig is
-// replaced meanwhile.
+// awaitCluster waits until the hub accepts the certificate, and returns the Cluster. It returns errReplaced if the
+// kubeconfig is replaced meanwhile, and errClusterMissing if the Cluster is missing.
 func (s *hubSession) awaitCluster(ctx context.Context) (*clusterv1alpha1.Cluster, error) {
 	for {
 		cluster, err := s.readCluster(ctx)
@@ -186,7 +188,7 @@ func (s *hubSession) readCluster(ctx context.Context) (*clusterv1alpha1.Cluster,
 	return cluster, nil
 }
 
-// waitForRetry waits for duration. It returns an error at once if ctx ends or the kubeconfig is replaced.
+// waitForRetry waits for duration. If ctx ends or the kubeconfig is replaced, it returns an error earlier.
 func (s *hubSession) waitForRetry(ctx context.Context, duration time.Duration) error {
 	for end := s.opts.Clock.Now().Add(duration); s.opts.Clock.Now().Before(end); {
 		s.metrics.Watchdog.Reset()
@@ -201,7 +203,7 @@ func (s *hubSession) waitForRetry(ctx context.Context, duration time.Duration) e
 }
 
 // verifyCluster returns joinkarmada.AlreadyRegisteredError, which ends the agent, unless the Cluster belongs to this
-// member.
+// member: by its ID, its mode, and the Ready condition, in which the hub reports that another Cluster has the ID.
 func (s *hubSession) verifyCluster(ctx context.Context, cluster *clusterv1alpha1.Cluster) error {
 	ready := meta.FindStatusCondition(cluster.Status.Conditions, clusterv1alpha1.ClusterConditionReady)
 	if cluster.Spec.ID == s.memberID && cluster.Spec.SyncMode == clusterv1alpha1.Pull && (ready == nil || ready.Reason != fleet.ReasonTaken) {
@@ -212,15 +214,15 @@ func (s *hubSession) verifyCluster(ctx context.Context, cluster *clusterv1alpha1
 	return taken
 }
 
-// patchSpec writes the description of the member in the options into the spec of the Cluster.
+// patchSpec writes the options that describe the member, for example Region, into the spec of the Cluster.
 func (s *hubSession) patchSpec(ctx context.Context, cluster *clusterv1alpha1.Cluster) error {
 	spec := map[string]any{}
-	for field, value := range map[string]struct{ have, want string }{
+	for field, value := range map[string]struct{ current, desired string }{
 		"apiEndpoint": {cluster.Spec.APIEndpoint, s.opts.APIEndpoint}, "proxyURL": {cluster.Spec.ProxyURL, s.opts.ProxyURL},
 		"provider": {cluster.Spec.Provider, s.opts.Provider}, "region": {cluster.Spec.Region, s.opts.Region},
 	} {
-		if value.want != "" && value.want != value.have {
-			spec[field] = value.want
+		if value.desired != "" && value.desired != value.current {
+			spec[field] = value.desired
 		}
 	}
 	if len(s.opts.Zones) > 0 && !slices.Equal(s.opts.Zones, cluster.Spec.Zones) {
@@ -244,7 +246,8 @@ func (s *hubSession) patchSpec(ctx context.Context, cluster *clusterv1alpha1.Clu
 	return nil
 }
 
-// run works for the hub until ctx ends, the kubeconfig is replaced, or another error ends the session.
+// run runs the tasks of the session in parallel. It returns nil if ctx ends, errReplaced if the kubeconfig is replaced,
+// and the error of onClusterChange or end if one of them ends the session.
 func (s *hubSession) run(ctx context.Context) error {
 	server := s.transport.config.Host
 	log.FromContext(ctx).Info("connected to the hub", "server", server)
@@ -301,7 +304,7 @@ func (s *hubSession) startDeliveries(ctx context.Context, goroutines *sync.WaitG
 	})
 }
 
-// clusterState returns the state of the member for Works. The Executor itself detects an unresponsive member.
+// clusterState returns the state of the member for the Executor of Works, which itself detects an unresponsive member.
 func (s *hubSession) clusterState() works.ClusterState {
 	member := fleet.FromCluster(s.cluster.Load())
 	return works.ClusterState{Reachable: true, Deregistering: member.Deleting, Orphan: member.Deleting && member.KeepAddons}
@@ -332,7 +335,7 @@ func (s *hubSession) onClusterChange(ctx context.Context, cluster *clusterv1alph
 	return nil
 }
 
-// countingEngine counts the calls of Converge in the metrics.
+// countingEngine counts the attempts to apply Works in the metrics. The session.Worker counts those of bundles.
 type countingEngine struct {
 	*engine.Engine
 	metrics *session.Metrics

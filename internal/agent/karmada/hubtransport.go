@@ -70,8 +70,8 @@ func newHubTransport(kubeconfig []byte, o Options) (*hubTransport, error) {
 }
 
 // setKubeconfig uses the identity of a kubeconfig for all later requests. Pending requests finish with the old
-// identity. Open watches could outlive the old identity: they end as if the hub had ended them, and their clients open
-// new ones.
+// identity. Open watches, which could last longer than the old certificate is valid, end as if the hub had ended them.
+// Then their clients open new ones.
 func (t *hubTransport) setKubeconfig(kubeconfig []byte) (*rest.Config, error) {
 	config, err := t.parseKubeconfig(kubeconfig)
 	if err != nil {
@@ -196,7 +196,7 @@ func (t *hubTransport) withCertificate(certificate, key []byte) ([]byte, error) 
 	return clientcmd.Write(*raw)
 }
 
-// newHubClient returns a client for the few kinds that an agent uses. It needs no discovery requests.
+// newHubClient returns a client for the kinds that an agent uses. It needs no discovery requests.
 func newHubClient(config *rest.Config) (client.WithWatch, error) {
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(clusterv1alpha1.GroupVersion.WithKind("Cluster"), meta.RESTScopeRoot)
@@ -238,15 +238,15 @@ func certificateAlerts() []tls.AlertError { return []tls.AlertError{42, 43, 44, 
 func isMissingCluster(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) }
 
 const (
-	// maxShortLifetime and backdate are constants of the Kubernetes signers. NotBefore of a certificate is backdate before
-	// its issue. Up to a requested lifetime of maxShortLifetime, the certificate is valid for the requested lifetime after
-	// its issue, so its total lifetime is backdate longer.
+	// The Kubernetes signers set NotBefore to the time of issue minus backdate. For a requested lifetime of at most
+	// maxShortLifetime they set NotAfter to the time of issue plus this lifetime. Then the time from NotBefore to NotAfter
+	// is backdate longer than the requested lifetime.
 	maxShortLifetime = 8 * time.Hour
 	backdate         = 5 * time.Minute
 )
 
-// requestedLifetime returns the lifetime that was requested for certificate: from annotation, the value of
-// lifetimeAnnotation, if that is for certificate, and otherwise computed from its times.
+// requestedLifetime returns the lifetime that was requested for certificate. annotation is the value of
+// lifetimeAnnotation. If it is for another certificate, the lifetime is computed from NotBefore and NotAfter.
 func requestedLifetime(certificate *x509.Certificate, annotation string) time.Duration {
 	var lifetime, id string
 	if n, _ := fmt.Sscanf(annotation, "%s %s", &lifetime, &id); n == 2 && id == certificateID(certificate) {

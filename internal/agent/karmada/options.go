@@ -60,7 +60,7 @@ type Options struct {
 	LeaseRenewFraction float64
 	// SuccessThreshold and FailureThreshold are how long a change of health must last before it is reported.
 	SuccessThreshold, FailureThreshold time.Duration
-	// ResourceModeling counts the nodes by the grades of the Cluster.
+	// ResourceModeling counts the nodes by the grades in spec.resourceModels of the Cluster.
 	ResourceModeling bool
 	// MemberQPS and HubQPS limit the agent's requests per second to the member and the hub, beyond a burst.
 	MemberQPS, HubQPS     float32
@@ -235,8 +235,8 @@ func (o Options) validateTiming() error {
 	return nil
 }
 
-// watchdogInterval is the interval of the loop that resets the watchdog: the heartbeats or, if they are disabled, the
-// renewal of the certificate.
+// watchdogInterval is the maximal interval of the loop that resets the watchdog: the heartbeats or, if they are
+// disabled, watchCredential, which can wait for a certificate.
 func (o Options) watchdogInterval() time.Duration {
 	if o.isEnabled(clusterStatus) {
 		return o.heartbeatInterval()

@@ -22,14 +22,15 @@ const (
 	rotationTimeout = 5 * time.Minute
 	// minRotationInterval is the minimal time between two renewals, even for short lifetimes.
 	minRotationInterval = 5 * time.Second
-	// retryRotationFirst and retryRotationLast bound the growing delay between attempts to renew.
-	retryRotationFirst = time.Second
-	retryRotationLast  = 10 * time.Second
-	// deniedRotationInterval is the delay after the hub has denied a renewal. Each request leaves objects on the hub.
+	// minRotationRetry and maxRotationRetry bound the growing delay between attempts to renew.
+	minRotationRetry = time.Second
+	maxRotationRetry = 10 * time.Second
+	// deniedRotationInterval is the delay after the hub has denied a renewal. It is long, because each request leaves
+	// objects on the hub.
 	deniedRotationInterval = 10 * time.Minute
 )
 
-// renewal is an issued certificate. It is stored before it is used.
+// renewal is an issued certificate, which must be stored before it is used.
 type renewal struct {
 	// oldKubeconfig has the previous certificate, and newKubeconfig the issued one.
 	oldKubeconfig, newKubeconfig []byte
@@ -37,8 +38,8 @@ type renewal struct {
 	lifetime                     time.Duration // as it was requested
 }
 
-// watchCredential renews the certificate in time, until ctx ends. It returns errReplaced when the stored kubeconfig is
-// not the one in use.
+// watchCredential renews the certificate in time. It returns nil when ctx ends, and errReplaced when the stored
+// kubeconfig is not the one in use.
 func (s *hubSession) watchCredential(ctx context.Context) error {
 	retry := newRotationBackoff()
 	next := s.nextCertificateCheck(ctx)
@@ -50,7 +51,7 @@ func (s *hubSession) watchCredential(ctx context.Context) error {
 		if !s.sleepUntil(ctx, nextCheck) {
 			return nil
 		}
-		if !s.opts.isEnabled(clusterStatus) {
+		if !s.opts.isEnabled(clusterStatus) { // no heartbeats reset the watchdog
 			s.metrics.Watchdog.Reset()
 		}
 		if s.isReplaced(ctx) {
@@ -63,7 +64,7 @@ func (s *hubSession) watchCredential(ctx context.Context) error {
 			next = s.nextCertificateCheck(ctx)
 			continue
 		}
-		if err := s.rotate(ctx); err != nil {
+		if err := s.renewCertificate(ctx); err != nil {
 			if errors.Is(err, errReplaced) {
 				return errReplaced
 			}
@@ -82,7 +83,7 @@ func (s *hubSession) watchCredential(ctx context.Context) error {
 }
 
 func newRotationBackoff() *wait.Backoff {
-	return &wait.Backoff{Duration: retryRotationFirst, Factor: 2, Jitter: 0.5, Steps: 10, Cap: retryRotationLast}
+	return &wait.Backoff{Duration: minRotationRetry, Factor: 2, Jitter: 0.5, Steps: 10, Cap: maxRotationRetry}
 }
 
 // rotationRetryDelay returns the delay before the next attempt to renew, after an attempt that failed with err.
@@ -93,7 +94,7 @@ func rotationRetryDelay(err error, retry *wait.Backoff) time.Duration {
 	return retry.Step()
 }
 
-// nextCertificateCheck returns the time of the next check of the certificate; zero for never.
+// nextCertificateCheck returns the time of the next check whether the renewal is due; zero for never.
 func (s *hubSession) nextCertificateCheck(ctx context.Context) time.Time {
 	certificate := s.transport.certificate()
 	if !s.opts.isEnabled(certRotation) {
@@ -115,15 +116,16 @@ func (s *hubSession) isRenewalDue() bool {
 	return !s.opts.Clock.Now().Before(renewalTime(s.transport.certificate(), s.opts.RotationThreshold))
 }
 
-// isReplaced returns true if the stored kubeconfig is not the one in use. It returns false if it cannot be read.
+// isReplaced reads the stored kubeconfig, and returns true if it is not the one in use. It returns false if the read
+// fails.
 func (s *hubSession) isReplaced(ctx context.Context) bool {
 	kubeconfig, _, err := s.credentials.read(ctx)
 	return err == nil && !bytes.Equal(kubeconfig, s.transport.kubeconfig)
 }
 
-// rotate renews the certificate. It stores the new certificate before it uses it, so that a restart at any time finds a
-// valid certificate.
-func (s *hubSession) rotate(ctx context.Context) error {
+// renewCertificate renews the certificate. It stores the new certificate before it uses it, so that a restart at any
+// time finds a valid certificate.
+func (s *hubSession) renewCertificate(ctx context.Context) error {
 	issued := s.pendingRenewal
 	if issued == nil || !bytes.Equal(issued.oldKubeconfig, s.transport.kubeconfig) {
 		var err error
@@ -145,8 +147,8 @@ func (s *hubSession) rotate(ctx context.Context) error {
 	return nil
 }
 
-// requestCertificate requests the next certificate from the hub. It returns errReplaced if the kubeconfig is replaced
-// meanwhile.
+// requestCertificate requests the next certificate from the hub and waits for it. It returns errReplaced if the
+// kubeconfig is replaced meanwhile.
 func (s *hubSession) requestCertificate(ctx context.Context) (*renewal, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var checker sync.WaitGroup

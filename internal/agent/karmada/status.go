@@ -31,7 +31,7 @@ const minHeartbeatTimeout = 5 * time.Second
 // heartbeatJitter spreads the heartbeats of many agents: each comes up to this fraction of the interval early or late.
 const heartbeatJitter = 0.04
 
-// runReports observes the member and reports at once, after each interval and on request, until ctx ends.
+// runReports calls reportStatus at once, after each StatusInterval and on request, until ctx ends.
 func (s *hubSession) runReports(ctx context.Context) {
 	isLogged, retry := false, reportRetry
 	for {
@@ -98,7 +98,7 @@ func (s *hubSession) reportStatus(ctx context.Context) error {
 	changed.Status = status
 	patchCtx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	if !s.gate.IsOpen() {
+	if !s.gate.IsOpen() { // not the leader
 		if _, err := s.checkSuperseded(patchCtx); err != nil {
 			return err
 		}
@@ -153,7 +153,7 @@ func (s *hubSession) runHeartbeats(ctx context.Context) {
 	}
 }
 
-// sendHeartbeat renews the Lease once.
+// sendHeartbeat calls renewLease once, and logs and records the result.
 func (s *hubSession) sendHeartbeat(ctx context.Context) {
 	err := s.renewLease(ctx)
 	if ctx.Err() != nil {
@@ -178,25 +178,25 @@ func (s *hubSession) sendHeartbeat(ctx context.Context) {
 	s.metrics.RecordHeartbeat(err)
 }
 
-// logIfMissing reads the Cluster. It returns true, and logs that, if the Cluster is missing.
+// logIfMissing reads the Cluster. If the Cluster is missing, it logs that and returns true.
 func (s *hubSession) logIfMissing(ctx context.Context) bool {
 	_, err := s.readCluster(ctx)
 	return s.missingLog.LogIfRejected(ctx, err)
 }
 
-// renewLease sends a heartbeat. An agent that is not the leader first checks that no other agent sends heartbeats.
+// renewLease writes a heartbeat. An agent that is not the leader first checks that no other agent sends heartbeats.
 func (s *hubSession) renewLease(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, min(requestTimeout, max(minHeartbeatTimeout, s.opts.heartbeatInterval())))
 	defer cancel()
 	if s.gate.IsOpen() {
-		return s.writeLease(ctx, map[string]any{})
+		return s.patchHeartbeat(ctx, map[string]any{})
 	}
 	return kube.RetryOnConflict(ctx, func() error {
 		version, err := s.checkSuperseded(ctx)
 		if err != nil {
 			return err
 		}
-		return s.writeLease(ctx, map[string]any{"resourceVersion": version})
+		return s.patchHeartbeat(ctx, map[string]any{"resourceVersion": version})
 	})
 }
 
@@ -217,8 +217,9 @@ func (s *hubSession) checkSuperseded(ctx context.Context) (version string, err e
 	return lease.ResourceVersion, nil
 }
 
-// writeLease renews the Lease, and adds metadata to the patch.
-func (s *hubSession) writeLease(ctx context.Context, metadata map[string]any) error {
+// patchHeartbeat writes a heartbeat to the Lease. metadata is empty, or has the resourceVersion that the Lease must
+// have.
+func (s *hubSession) patchHeartbeat(ctx context.Context, metadata map[string]any) error {
 	annotations := map[string]any{kube.AnnotationDecrypts: s.opts.Identity}
 	metadata["annotations"] = annotations
 	unrequested, known := session.UnrequestedValue(s.engine, s.source.Load())

@@ -21,6 +21,7 @@ import (
 // removedAnswer is the agent's answer to the removal request, in kube.AnnotationAgentOrder on its Lease.
 const removedAnswer = "removed"
 
+// errNoUninstallState is returned by remove if the uninstallation was rolled back after prepare.
 var errNoUninstallState = errors.New("the state of the uninstallation is missing")
 
 // uninstall removes the agent if the hub still requests that. After a restart, finishUninstall continues from the
@@ -41,8 +42,8 @@ func (a *agent) uninstall(ctx context.Context, hub client.Client) error {
 	return a.finishUninstall(ctx, state)
 }
 
-// finishUninstall stops the engine, answers the hub and then removes the agent. It returns session.ErrUninstalled after
-// that.
+// finishUninstall stops the engine, answers the hub, removes the agent, and returns session.ErrUninstalled. If the hub
+// has another Cluster of this name now, it rolls the uninstallation back instead.
 func (a *agent) finishUninstall(ctx context.Context, state *session.UninstallState) error {
 	a.engineRunner.stop()
 	u := session.Uninstallation{Clock: a.opts.Clock, Answer: a.answerHub, RollBack: a.uninstaller.rollBack, Remove: a.uninstaller.remove}
@@ -79,7 +80,7 @@ func (a *agent) writeAnswer(ctx context.Context, hub client.Client, state *sessi
 	if err := hub.Get(ctx, a.clusterKey(), cluster); err != nil {
 		return fmt.Errorf("read Cluster %s: %w", a.opts.Cluster, err)
 	}
-	if cluster.UID != state.Cluster {
+	if cluster.UID != state.ClusterUID {
 		return session.ErrOtherCluster
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationAgentOrder: removedAnswer}}})
@@ -90,9 +91,9 @@ func (a *agent) writeAnswer(ctx context.Context, hub client.Client, state *sessi
 	return err
 }
 
-// readState returns the state of an uninstallation that has begun, or nil. It rolls back the uninstallation of an
-// earlier registration.
-func (u *uninstaller) readState(ctx context.Context) (*session.UninstallState, error) {
+// resumeOrRollBack returns the state of an uninstallation that has begun, nil if none has. If the state is from an
+// earlier registration, resumeOrRollBack rolls the uninstallation back.
+func (u *uninstaller) resumeOrRollBack(ctx context.Context) (*session.UninstallState, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	object, err := u.Get(ctx, u.stateObject)
@@ -118,7 +119,7 @@ func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*session.
 	if err != nil {
 		return nil, err
 	}
-	state := &session.UninstallState{Cluster: cluster, Credential: credential, Since: u.opts.Clock.Now().UTC()}
+	state := &session.UninstallState{ClusterUID: cluster, CredentialHash: credential, Since: u.opts.Clock.Now().UTC()}
 	err = kube.RetryOnConflict(ctx, func() error {
 		object, err := u.Get(ctx, u.stateObject)
 		if err != nil {
@@ -132,9 +133,10 @@ func (u *uninstaller) prepare(ctx context.Context, cluster types.UID) (*session.
 	return state, nil
 }
 
-// remove deletes the agent's objects. It returns session.ErrUninstalled after that.
+// remove deletes the agent's objects, and then returns session.ErrUninstalled. The garbage collector may still be
+// deleting dependents.
 func (u *uninstaller) remove(ctx context.Context) error {
-	state, err := u.readState(ctx)
+	state, err := u.resumeOrRollBack(ctx)
 	if err != nil {
 		return err
 	}

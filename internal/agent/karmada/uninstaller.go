@@ -23,7 +23,7 @@ type uninstaller struct {
 	*session.OwnerClient
 	opts        Options
 	credentials credentialStore
-	// agentNamespace is the namespace of the agent, and stateObject the Secret or ConfigMap that has its state.
+	// agentNamespace is the namespace of the agent. stateObject is the Secret or ConfigMap that has its state.
 	agentNamespace string
 	stateObject    session.ObjectRef
 }
@@ -45,7 +45,7 @@ func (u *uninstaller) role() session.ObjectRef {
 	return session.NewObjectRef(rbacv1.SchemeGroupVersion.WithResource("clusterroles"), "", u.Name)
 }
 
-// objects returns the agent's namespaced objects.
+// objects returns the agent's namespaced objects, which are not foreign in a namespace.
 func (u *uninstaller) objects() []session.ObjectRef {
 	return []session.ObjectRef{
 		session.NewObjectRef(corev1.SchemeGroupVersion.WithResource("serviceaccounts"), u.agentNamespace, register.AgentServiceAccount),
@@ -112,7 +112,7 @@ func (u *uninstaller) deleteIfExists(ctx context.Context, o session.ObjectRef) e
 	return err
 }
 
-// isRemovable returns whether a namespace was created for this agent and has no foreign objects.
+// isRemovable returns whether a namespace exists, was created for this agent, and has no foreign objects.
 func (u *uninstaller) isRemovable(ctx context.Context, o session.ObjectRef) (bool, error) {
 	live, err := u.Get(ctx, o)
 	if apierrors.IsNotFound(err) {
@@ -124,6 +124,6 @@ func (u *uninstaller) isRemovable(ctx context.Context, o session.ObjectRef) (boo
 	if cluster := live.Labels[register.RegistrationLabel]; live.Labels[clusterv1alpha1.SystemLabel] != "true" || (cluster != "" && cluster != u.opts.Cluster) {
 		return false, nil
 	}
-	foreign, err := u.FindForeignObject(ctx, o.Name, u.objects())
-	return foreign == "" && err == nil, err
+	reason, err := u.ReasonToKeepNamespace(ctx, o.Name, u.objects())
+	return reason == "" && err == nil, err
 }

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -34,18 +33,16 @@ type workQueue struct {
 	namespace string
 	clock     clock.WithTicker
 	resync    time.Duration
-	gate      *session.Gate
-	executor  *works.Executor
-	// clusterState returns the current state of the member.
+	// startDeliveries sets gate, executor and clusterState, which returns the current state of the member.
+	gate         *session.Gate
+	executor     *works.Executor
 	clusterState func() works.ClusterState
 	queue        workqueue.TypedRateLimitingInterface[string]
-	// hasSynced is true once the Works were listed.
-	hasSynced atomic.Bool
 
 	// mu guards the fields below.
 	mu     sync.Mutex
 	byName map[string]*workv1alpha1.Work
-	// runsOfVersion counts the executions of each Work in the version in byName.
+	// runsOfVersion counts the executions of each Work since its version in byName was stored.
 	runsOfVersion map[string]int
 }
 
@@ -96,7 +93,8 @@ func (w *workQueue) listWatch() cache.ListerWatcher {
 	}), kube.AgentReconnectInterval), w.hub)
 }
 
-// processNext executes one Work; it returns false after the shutdown of the queue.
+// processNext waits for the next Work and for the open gate, and executes it. It returns false after the shutdown of
+// the queue.
 func (w *workQueue) processNext(ctx context.Context) bool {
 	name, shutdown := w.queue.Get()
 	if shutdown {
@@ -166,15 +164,15 @@ func (w *workQueue) Update(obj any) error {
 		return nil
 	}
 	// The second execution of one version has compared its result with an outdated status, so the Work is executed again.
-	if hasChanged(old, work) || w.runsOfVersion[work.Name] > 1 {
+	if hasMoreChangesThanStatus(old, work) || w.runsOfVersion[work.Name] > 1 {
 		w.queue.Add(work.Name)
 	}
 	w.runsOfVersion[work.Name] = 0
 	return nil
 }
 
-// hasChanged returns true if more than the status has changed.
-func hasChanged(old, work *workv1alpha1.Work) bool {
+// hasMoreChangesThanStatus returns true if old is nil, or if more than the status has changed.
+func hasMoreChangesThanStatus(old, work *workv1alpha1.Work) bool {
 	return old == nil || old.UID != work.UID || old.Generation != work.Generation || old.DeletionTimestamp.IsZero() != work.DeletionTimestamp.IsZero() ||
 		!slices.Equal(old.Finalizers, work.Finalizers) || !maps.Equal(old.Annotations, work.Annotations) || !maps.Equal(old.Labels, work.Labels)
 }
@@ -205,7 +203,6 @@ func (w *workQueue) Replace(objects []any, _ string) error {
 	defer w.mu.Unlock()
 	maps.DeleteFunc(w.byName, func(name string, _ *workv1alpha1.Work) bool { return !present[name] })
 	maps.DeleteFunc(w.runsOfVersion, func(name string, _ int) bool { return !present[name] })
-	w.hasSynced.Store(true)
 	return nil
 }
 

@@ -59,8 +59,8 @@ func (l *AuthErrorLog) Reset() {
 	l.lastLogged = time.Time{}
 }
 
-// WithFilteredLog returns ctx with a log that leaves out the single errors of rejected requests, because a watch
-// retries several times a second at first.
+// WithFilteredLog returns ctx with a log that drops the errors of rejected requests and calls LogIfRejected instead. A
+// watch would log several of them per second.
 func (l *AuthErrorLog) WithFilteredLog(ctx context.Context) context.Context {
 	logger := log.FromContext(ctx)
 	return log.IntoContext(ctx, logger.WithSink(filteredSink{logger.GetSink(), l, logger}))
@@ -77,15 +77,15 @@ type filteredSink struct {
 var _ logr.CallDepthLogSink = filteredSink{}
 
 // Error logs err, unless it is the error of a rejected request.
-func (h filteredSink) Error(err error, message string, facts ...any) {
+func (h filteredSink) Error(err error, message string, keysAndValues ...any) {
 	if !h.authErrors.logIfRejected(h.unfiltered, err) {
-		h.LogSink.Error(err, message, facts...)
+		h.LogSink.Error(err, message, keysAndValues...)
 	}
 }
 
 // WithValues returns a log with more values.
-func (h filteredSink) WithValues(facts ...any) logr.LogSink {
-	return filteredSink{h.LogSink.WithValues(facts...), h.authErrors, h.unfiltered}
+func (h filteredSink) WithValues(keysAndValues ...any) logr.LogSink {
+	return filteredSink{h.LogSink.WithValues(keysAndValues...), h.authErrors, h.unfiltered}
 }
 
 // WithName returns a log with that name.

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// retryFirst is the delay after the first failure of a BackoffLoop.
-	retryFirst = time.Second
+	// minRetryDelay is the delay after the first failure of a BackoffLoop.
+	minRetryDelay = time.Second
 	// MaxRetryDelay is the maximum delay between attempts to reach the hub. Up to three loops are nested, such as the
 	// loops of the connection and of its watches. So every agent retries within 30 s after an outage of the hub.
 	MaxRetryDelay = 10 * time.Second
@@ -22,7 +22,7 @@ const (
 	jitter = 0.2
 )
 
-// BackoffLoop runs the long-lived tasks of an agent.
+// BackoffLoop runs the long-lived tasks of an agent. All fields are required.
 type BackoffLoop struct {
 	Clock clock.Clock
 	// BeforeAttempt is called before each attempt.
@@ -36,7 +36,7 @@ type BackoffLoop struct {
 // Run runs task until ctx ends or task returns a final error, which Run returns. It restarts task after a growing
 // delay, also if task returns nil. action completes the log message "cannot <action>".
 func (l BackoffLoop) Run(ctx context.Context, action string, task func(context.Context) error) error {
-	pause := retryFirst
+	pause := minRetryDelay
 	for {
 		l.BeforeAttempt()
 		started := l.Clock.Now()
@@ -48,7 +48,7 @@ func (l BackoffLoop) Run(ctx context.Context, action string, task func(context.C
 			return err
 		}
 		if l.Clock.Since(started) > stableTime {
-			pause = retryFirst
+			pause = minRetryDelay
 		}
 		if err != nil && !l.LogError(ctx, err) {
 			log.FromContext(ctx).Info("cannot "+action+"; retrying", "reason", err.Error())

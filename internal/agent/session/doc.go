@@ -18,8 +18,10 @@
 //
 // Words:
 //
-//   - delivery: a request of the hub to apply or remove a bundle; see internal/deliver.
-//   - inventory: the record on the member of the applied objects; see internal/inventory.
+//   - delivery: the hub's request to apply or remove a bundle, see internal/deliver. To wake it is to queue it again.
+//   - group: the object on the hub that has a delivery, and the report about it.
+//   - converge: make the member equal a bundle. Outdated: a Helm release that the hub must render again before.
+//   - inventory: the record on the member of the applied objects of one bundle; see internal/inventory.
 //   - foreign object: an object in the agent's namespace that neither the agent nor Kubernetes created there.
 //   - rejected credential: the hub responds, but with Unauthorized or Forbidden.
 //   - state object: the Secret or ConfigMap on the member that has the UninstallState in an annotation.

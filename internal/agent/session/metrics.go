@@ -49,7 +49,7 @@ func NewMetrics(kind fleet.Type, cluster types.NamespacedName, watchdog *Watchdo
 	return m
 }
 
-// RecordHeartbeat records a heartbeat that the hub accepted (nil) or rejected.
+// RecordHeartbeat records a heartbeat. err is nil if the hub accepted it.
 func (m *Metrics) RecordHeartbeat(err error) {
 	m.Watchdog.Reset()
 	if err != nil {

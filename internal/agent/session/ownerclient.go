@@ -44,7 +44,7 @@ func (o ObjectRef) String() string {
 }
 
 // OwnerClient sets owner references of an agent's objects, so that the garbage collector deletes them with their owner.
-// An agent could not delete them one by one: its own permissions and its Deployment are among them.
+// The agent cannot delete them one by one: they include its own permissions and its Deployment.
 type OwnerClient struct {
 	Metadata metadata.Interface
 	// Kind and Name identify the owner, regardless of its UID.
@@ -56,9 +56,9 @@ type OwnerClient struct {
 // NewOwnerClient returns an OwnerClient for owners of that kind and name on a member.
 func NewOwnerClient(member *rest.Config, kind, name string) (*OwnerClient, error) {
 	config := rest.CopyConfig(member)
-	// FindForeignObject lists every kind, including deprecated ones.
+	// ReasonToKeepNamespace lists every kind, including deprecated ones.
 	config.WarningHandler = rest.NoWarnings{}
-	// FindForeignObject sends a request per kind, and the hub waits for the uninstallation.
+	// ReasonToKeepNamespace sends a request per kind, and the hub waits for the uninstallation.
 	config.QPS = -1
 	metadataClient, err := metadata.NewForConfig(config)
 	if err != nil {
@@ -132,10 +132,10 @@ func (c *OwnerClient) WithOwner(references []metav1.OwnerReference, owner *metav
 	return desired
 }
 
-// FindForeignObject returns the reason why a namespace must be kept, or "" if it may be deleted: see
-// foreign.ReasonToKeep. The objects in own, their dependents, and the objects that Kubernetes creates in every
-// namespace are no reason.
-func (c *OwnerClient) FindForeignObject(ctx context.Context, namespace string, own []ObjectRef) (string, error) {
+// ReasonToKeepNamespace returns the reason why a namespace must be kept, usually a foreign object, or "" if it may be
+// deleted: see foreign.ReasonToKeep. The objects in own, their dependents, and the objects that Kubernetes creates in
+// every namespace are no reason.
+func (c *OwnerClient) ReasonToKeepNamespace(ctx context.Context, namespace string, own []ObjectRef) (string, error) {
 	memberClient, err := client.New(c.config, client.Options{})
 	if err != nil {
 		return "", fmt.Errorf("create a client for the member: %w", err)

@@ -19,8 +19,8 @@ import (
 	"github.com/towline/towline/internal/diagnostics"
 )
 
-// watchdogTimeout is the time without an attempt at a heartbeat after which the agent must be restarted. It is long
-// enough for several slow requests. If missedHeartbeats intervals of heartbeats are longer, they are the timeout.
+// The timeout of a Watchdog is the longer one of watchdogTimeout, which is enough for several slow requests, and
+// missedHeartbeats intervals. The agent must be restarted if its loop does not call Reset for this time.
 const (
 	watchdogTimeout  = 5 * time.Minute
 	missedHeartbeats = 5
@@ -65,7 +65,8 @@ func (w *Watchdog) Check() error {
 }
 
 // Run serves on the two addresses until ctx ends; an empty address is skipped. An address in use is skipped with a log
-// message, because agents of several clusters may share a machine and work without it.
+// message, because several agents may share a machine and an agent works without it. Other errors of Listen are
+// returned.
 func (p *Probes) Run(ctx context.Context, health, metrics string) error {
 	authorizedHandler, err := diagnostics.Handler(p.Member, promhttp.HandlerFor(p.Metrics, promhttp.HandlerOpts{}))
 	if err != nil {

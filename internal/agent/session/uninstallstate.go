@@ -33,11 +33,11 @@ var (
 
 // UninstallState is the value of uninstallAnnotation, in JSON.
 type UninstallState struct {
-	// Cluster is the UID of the cluster object whose removal was requested.
-	Cluster types.UID `json:"cluster"`
-	// Credential is a hash of the credential at that time. Another credential belongs to a later registration, which
+	// ClusterUID is the UID of the cluster object whose removal was requested.
+	ClusterUID types.UID `json:"cluster"`
+	// CredentialHash is a hash of the credential at that time. Another credential belongs to a later registration, which
 	// must stay.
-	Credential string `json:"credential"`
+	CredentialHash string `json:"credential"`
 	// Since is the time of the request.
 	Since time.Time `json:"since"`
 }
@@ -54,11 +54,11 @@ func HasUninstallState(object client.Object) bool {
 	return found
 }
 
-// ReadUninstallState returns the state in a state object. It returns nil for the state of an agent with another
-// credential. The caller must roll that uninstallation back.
-func ReadUninstallState(ctx context.Context, object client.Object, credential string) *UninstallState {
+// ReadUninstallState returns the state in a state object. It returns nil if the state has another hash of a credential.
+// The caller must roll that uninstallation back.
+func ReadUninstallState(ctx context.Context, object client.Object, credentialHash string) *UninstallState {
 	state := &UninstallState{}
-	if json.Unmarshal([]byte(object.GetAnnotations()[uninstallAnnotation]), state) == nil && state.Credential == credential {
+	if json.Unmarshal([]byte(object.GetAnnotations()[uninstallAnnotation]), state) == nil && state.CredentialHash == credentialHash {
 		return state
 	}
 	log.FromContext(ctx).Info("the cluster was registered again during the uninstallation of its agent; keeping the agent")
@@ -83,13 +83,14 @@ func (c *OwnerClient) DeleteUninstallState(ctx context.Context, o ObjectRef) err
 // Uninstallation has the steps that complete a prepared uninstallation.
 type Uninstallation struct {
 	Clock clock.PassiveClock
-	// Answer answers the hub's request. It returns ErrOtherCluster if the hub has not requested it for this cluster.
+	// Answer answers the hub's request. It returns ErrOtherCluster if the cluster on the hub has not state.ClusterUID.
 	Answer func(ctx context.Context, state *UninstallState) error
 	// RollBack undoes the preparation. Remove deletes the agent's objects, and returns ErrUninstalled.
 	RollBack, Remove func(ctx context.Context) error
 }
 
-// Finish answers the hub and then removes the agent. It returns ErrUninstalled after that.
+// Finish answers the hub, removes the agent, and returns ErrUninstalled. If Answer returns ErrOtherCluster, it rolls
+// back instead. For other errors of Answer the caller must retry; after answerTimeout they are ignored.
 func (u Uninstallation) Finish(ctx context.Context, state *UninstallState) error {
 	err := u.Answer(ctx, state)
 	switch {

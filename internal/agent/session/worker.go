@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// corruptRetryInterval is the time until content that does not match its hashes is fetched again. The hub writes it
-	// again only after a user has deleted it.
+	// corruptRetryInterval is the time until content that does not match its hashes is fetched again. It is long, because
+	// the hub writes such content again only after a user has deleted it.
 	corruptRetryInterval = 5 * time.Minute
 	// startReportDelay is the time after which a bundle without Helm releases is reported as being applied. Most bundles
 	// are applied sooner, and only their result is reported.
@@ -37,11 +37,11 @@ type Source interface {
 // Engine is the part of *engine.Engine that a Worker uses.
 type Engine interface {
 	deliver.Engine
-	// CompareRenderings returns a report with Outdated releases if the bundle must not be converged.
+	// CompareRenderings changes nothing. If the report has Outdated releases, the caller must not call Converge.
 	CompareRenderings(ctx context.Context, b bundle.Bundle) (bundle.Report, error)
-	// RecordedDigest returns the digest and state in the inventory of id; ok is false if there is no complete inventory.
+	// RecordedDigest reads the digest and state in the inventory of id; ok is false if there is no complete inventory.
 	RecordedDigest(ctx context.Context, id bundle.ID) (digest bundle.Digest, state bundle.State, ok bool, err error)
-	// CachedDigest returns the digest in the inventory of id as it was last read or written; ok is false if there is none.
+	// CachedDigest returns the digest in the cached inventory of id, without a request; ok is false if none is cached.
 	CachedDigest(id bundle.ID) (digest bundle.Digest, ok bool)
 	// Failure returns the report of the last run of a bundle if it failed and the Worker must not repeat it.
 	Failure(id bundle.ID, digest bundle.Digest) (report bundle.Report, ok bool)
@@ -49,7 +49,8 @@ type Engine interface {
 	ListCachedDeployed() (all []bundle.Deployed, ok bool)
 }
 
-// Worker handles deliveries. Its Source calls Handle for one delivery per ID at a time.
+// Worker handles deliveries. Its Source calls Handle for one delivery per ID at a time. All exported fields are
+// required.
 type Worker struct {
 	Source Source
 	Engine Engine
@@ -57,16 +58,16 @@ type Worker struct {
 	Gate *Gate
 	// OnKindsChanged is called after the kinds that the member serves may have changed.
 	OnKindsChanged func()
-	// OnConverged is called with the result of each attempt to apply a bundle.
+	// OnConverged is called with the result of each attempt to apply a bundle; nil if Outdated releases prevented it.
 	OnConverged func(error)
-	// OnWithdrawn is called after a bundle was removed and before the removal is reported. So the agent can first remove
-	// the bundle from kube.AnnotationUnrequested of its Lease.
+	// OnWithdrawn is called after a bundle was removed and before the removal is reported. The agent then updates
+	// kube.AnnotationUnrequested of its Lease.
 	OnWithdrawn func()
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// olderDigests are the digests of requested bundles that are older than the applied ones, because the hub was restored
-	// from a backup. A restart of the agent may lose them.
+	// olderDigests has the digests of bundles that the hub requests although the member has newer versions: the hub was
+	// restored from a backup. They are lost when the agent restarts.
 	olderDigests map[bundle.ID]bundle.Digest
 	// wakeScheduled has the bundles that wakeLater will wake.
 	wakeScheduled map[bundle.ID]bool
@@ -79,7 +80,7 @@ func (w *Worker) Handle(ctx context.Context, d deliver.Delivery) error {
 	if !ok {
 		return ctx.Err()
 	}
-	if hasWaited {
+	if hasWaited { // the delivery may have changed meanwhile
 		latest, ok := w.Source.Find(d.ID)
 		if !ok {
 			return nil
@@ -93,7 +94,7 @@ func (w *Worker) Handle(ctx context.Context, d deliver.Delivery) error {
 }
 
 func (w *Worker) deploy(ctx context.Context, d deliver.Delivery) error {
-	if isAnswered, err := w.answerFromInventory(ctx, d); isAnswered || err != nil {
+	if isReported, err := w.reportIfDeployed(ctx, d); isReported || err != nil {
 		return err
 	}
 	b, err := w.Source.Fetch(ctx, d)
@@ -155,7 +156,7 @@ var errStartNotReported = errors.New("the start is not reported")
 // startReportDelay. It fails with deliver.ErrReplaced or errStartNotReported if nothing was applied.
 func (w *Worker) converge(ctx context.Context, d deliver.Delivery, b bundle.Bundle) (bundle.Report, error) {
 	if slices.ContainsFunc(b.Items, func(item bundle.Item) bool { return item.Release != nil }) {
-		// The report makes the hub keep this rendering, so that an agent that is killed continues with it. Without the
+		// After the report the hub keeps this rendering, so that the agent can continue with it after a restart. Without the
 		// report the hub may replace the rendering, so no revision may begin.
 		if err := w.Source.ReportStart(ctx, d); err != nil {
 			return bundle.Report{}, fmt.Errorf("%w: %w", errStartNotReported, err)
@@ -179,9 +180,9 @@ func (w *Worker) converge(ctx context.Context, d deliver.Delivery, b bundle.Bund
 	return report, err
 }
 
-// answerFromInventory reports the state in the inventory if the member has the bundle of d already, so that no content
-// is transferred. The Engine itself finishes an unfinished bundle, and then wakes the delivery.
-func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (isAnswered bool, err error) {
+// reportIfDeployed reports the state in the inventory if the member has the bundle of d already, so that no content is
+// transferred. If the bundle is not completely applied, the Engine itself completes it and then wakes the delivery.
+func (w *Worker) reportIfDeployed(ctx context.Context, d deliver.Delivery) (isReported bool, err error) {
 	if report, ok := w.Engine.Failure(d.ID, d.Digest); ok {
 		return true, w.Source.Report(ctx, d, report)
 	}
@@ -192,6 +193,7 @@ func (w *Worker) answerFromInventory(ctx context.Context, d deliver.Delivery) (i
 	if err != nil {
 		return false, fmt.Errorf("read the inventory of %s: %w", d.ID, err)
 	}
+	// The hub has a report that the member has applied this bundle, but the member has applied another one since then.
 	if ok && digest != d.Digest && state == bundle.StateApplied && d.Reported.State == bundle.StateApplied && d.Reported.Digest == d.Digest {
 		w.recordOlder(ctx, d)
 	}
@@ -232,8 +234,8 @@ func (w *Worker) isOlder(d deliver.Delivery) bool {
 	return w.olderDigests[d.ID] != (bundle.Digest{}) && w.olderDigests[d.ID] == d.Digest
 }
 
-// reportResult reports the result of an attempt. err is the error of the attempt. It returns err, so that the caller
-// retries, except for a bundle.TerminalError, after which a retry cannot succeed.
+// reportResult reports the result of an attempt, and its error err. It returns err, so that the caller retries, unless
+// err is a bundle.TerminalError, after which a retry cannot succeed.
 func (w *Worker) reportResult(ctx context.Context, d deliver.Delivery, report bundle.Report, err error) error {
 	w.OnConverged(err)
 	if changesKinds(report.Changes) {
@@ -255,7 +257,7 @@ func (w *Worker) reportResult(ctx context.Context, d deliver.Delivery, report bu
 
 func (w *Worker) withdraw(ctx context.Context, d deliver.Delivery) error {
 	if d.Reported.State == bundle.StateRemoved {
-		// Other clients may have written this status although the bundle is deployed.
+		// Another client may have written StateRemoved although the bundle is deployed.
 		if _, deployed, err := w.Engine.FindDeployed(ctx, d.ID); err != nil || !deployed {
 			return err
 		}

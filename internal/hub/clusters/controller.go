@@ -35,21 +35,21 @@ import (
 
 const (
 	// pushWorkers is the number of push members that are observed concurrently. A member that does not answer occupies
-	// a worker for about 5 s of every 10 s. Thus other members are delayed only if 1,000 members do not answer. A
-	// worker that waits needs a few KiB.
+	// a worker for about 5 s of every 10 s. Thus other members are delayed only if 1,000 members do not answer. So many
+	// workers are cheap: each needs a few KiB.
 	pushWorkers = 500
 	// pullWorkers is the number of pull members that are evaluated concurrently. An evaluation sends requests to the
 	// hub only.
 	pullWorkers = 10
-	// observeInterval is the time between two observations of a push member, as in Karmada. Up to observeJitter times this
-	// interval is added.
+	// observeInterval is the minimal time between two observations of a push member, as in Karmada. A random part of
+	// observeJitter times this interval is added.
 	observeInterval = 10 * time.Second
 	observeJitter   = 0.1
 	// conflictRetryDelay is the time until the next reconcile after a write conflict.
 	conflictRetryDelay = 100 * time.Millisecond
 	// minRetryDelay is the delay after the first error. It doubles with each further error, up to observeInterval.
 	minRetryDelay = 200 * time.Millisecond
-	// The agent of a pull member can cause agentBurst evaluations of it at once, and then one per agentInterval.
+	// The agent of a pull member can cause agentBurst evaluations of its Cluster at once, and then one per agentInterval.
 	agentInterval = time.Second
 	agentBurst    = 20
 	// credentialsIndex finds the Clusters whose credentials are in a Secret.
@@ -65,7 +65,7 @@ type Controller struct {
 	// MemberConfig returns the configuration for requests to a push member. It must return the same pointer until the
 	// configuration changes.
 	MemberConfig func(ctx context.Context, m fleet.Member) (*rest.Config, error)
-	// ReserveMemory returns a Reservation for the counters of nodes and pods of a push member. Default: no limit.
+	// ReserveMemory returns a Reservation for the counters of nodes and pods of a push member. It may be nil: no limit.
 	ReserveMemory func(m fleet.Member) *kube.Reservation
 	// Heartbeats evaluates the agents of pull members.
 	Heartbeats *heartbeats.Monitor
@@ -78,8 +78,8 @@ type Controller struct {
 
 	// mu guards lastReady and failures.
 	mu sync.Mutex
-	// lastReady has, by the name of a Cluster, the conditionSummary at the last reconcile. With it the controller records
-	// events about changes of Ready that agents write. After a restart of the hub an event can be missing.
+	// lastReady has, by the name of a Cluster, the conditionSummary of Ready at the last reconcile. The controller needs
+	// it to record events about changes that agents write. After a restart of the hub an event can be missing.
 	lastReady map[string]string
 	// failures has the number of consecutive failed observations of each push member, by the name of its Cluster.
 	failures map[string]int
@@ -123,7 +123,7 @@ func (c *Controller) newBuilder(mgr ctrl.Manager, mode clusterv1alpha1.ClusterSy
 		})
 }
 
-// hasMode passes events about Clusters with the mode, and updates that change it to another mode.
+// hasMode passes events about Clusters with the mode, and updates from or to this mode.
 func hasMode(mode clusterv1alpha1.ClusterSyncMode) predicate.Predicate {
 	matches := func(obj client.Object) bool { return obj.(*clusterv1alpha1.Cluster).Spec.SyncMode == mode }
 	return predicate.Funcs{
@@ -134,8 +134,8 @@ func hasMode(mode clusterv1alpha1.ClusterSyncMode) predicate.Predicate {
 }
 
 // needsReconcile drops updates of the status that this controller wrote. It passes changes of the spec and of the
-// annotations, changes of the condition Ready of a pull member, and for a push member lost facts and changes of
-// Refused.
+// annotations. For a pull member it also passes changes of the condition Ready, and for a push member changes of
+// Refused and the loss of parts of the status, see hasLostFacts.
 func needsReconcile() predicate.Predicate {
 	statusChanged := predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*clusterv1alpha1.Cluster), e.ObjectNew.(*clusterv1alpha1.Cluster)
@@ -158,7 +158,8 @@ func readyCondition(status clusterv1alpha1.ClusterStatus) *metav1.Condition {
 	return meta.FindStatusCondition(status.Conditions, clusterv1alpha1.ClusterConditionReady)
 }
 
-// clustersOfSecret returns the Clusters whose credentials are in the Secret. Their next reconcile calls MemberConfig.
+// clustersOfSecret returns the Clusters whose credentials are in the Secret. It marks their observers as stale, so that
+// the next reconcile calls MemberConfig.
 func (c *Controller) clustersOfSecret(ctx context.Context, secret client.Object) []reconcile.Request {
 	var clusters clusterv1alpha1.ClusterList
 	if err := c.Hub.List(ctx, &clusters, client.MatchingFields{credentialsIndex: client.ObjectKeyFromObject(secret).String()}); err != nil {
@@ -179,7 +180,7 @@ func requestFor(_ context.Context, cluster client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 }
 
-// clusterOfLease returns the Cluster whose agent renews the Lease.
+// clusterOfLease returns the Cluster whose agent renews the Lease; none for other Leases.
 func clusterOfLease(_ context.Context, lease client.Object) []reconcile.Request {
 	cluster, ok := fleet.ClusterOfExecutionSpace(lease.GetNamespace())
 	if !ok || lease.GetName() != cluster {
@@ -188,8 +189,8 @@ func clusterOfLease(_ context.Context, lease client.Object) []reconcile.Request 
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Name: cluster}}}
 }
 
-// reconcilerFor returns a reconciler that ignores members with another mode: the mode can change while a request is
-// queued.
+// reconcilerFor returns a reconciler that ignores members with another mode, because the mode can change while a
+// request is queued.
 func (c *Controller) reconcilerFor(mode clusterv1alpha1.ClusterSyncMode) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 		cluster := &clusterv1alpha1.Cluster{}
@@ -235,7 +236,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 }
 
 // Failures returns the number of consecutive observations of a push member that failed or found it unhealthy. name is
-// the name of its Cluster. ok is false if the member has not been observed.
+// the name of its Cluster. ok is false if the member has not been observed since the hub started.
 func (c *Controller) Failures(name string) (times int, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/towline/towline/internal/clusterstatus"
 )
 
-// configCheckInterval is the time between two calls of MemberConfig for a healthy member. A change of its Secret or its
+// configCheckInterval is the time between two calls of MemberConfig for a ready member. A change of its Secret or its
 // spec triggers a call at once.
 const configCheckInterval = time.Minute
 
@@ -22,7 +22,7 @@ type observers struct {
 	// mu guards all fields, and the fields of each runningObserver.
 	mu     sync.Mutex
 	byName map[string]*runningObserver
-	// started sends new observers to run.
+	// started passes new observers to run.
 	started chan *runningObserver
 }
 
@@ -37,7 +37,7 @@ type runningObserver struct {
 	checkedAt  time.Time
 	// isStale is true if MemberConfig must be called again, because the Secret has changed.
 	isStale bool
-	stop    chan struct{}
+	stop    chan struct{} // closed to stop the observer
 }
 
 // startedChan returns o.started, which it creates if necessary.
@@ -126,7 +126,7 @@ func (o *observers) recordCheck(r *runningObserver, generation int64, at time.Ti
 	r.generation, r.checkedAt, r.isStale = generation, at, false
 }
 
-// isCurrent returns whether r can be used without calling MemberConfig.
+// isCurrent returns whether r, which may be nil, can be used without a call of MemberConfig.
 func (o *observers) isCurrent(r *runningObserver, s *state, now time.Time) bool {
 	ready := readyCondition(s.cluster.Status)
 	o.mu.Lock()
@@ -135,8 +135,9 @@ func (o *observers) isCurrent(r *runningObserver, s *state, now time.Time) bool 
 		ready != nil && ready.Status == metav1.ConditionTrue
 }
 
-// ensureObserver returns the observer of a push member. It starts a new observer if the configuration or the UID of the
-// Cluster has changed.
+// ensureObserver returns the running observer of a push member. It starts a new one if MemberConfig returns another
+// configuration, or if the UID of the Cluster has changed. Its errors are the errors of MemberConfig, and of
+// NewObserver for an invalid configuration. If the hub fails, it returns the existing observer instead.
 func (c *Controller) ensureObserver(ctx context.Context, s *state) (*clusterstatus.Observer, error) {
 	name, now := s.cluster.Name, c.Clock.Now()
 	existing := c.observers.get(name)

@@ -12,8 +12,8 @@ import (
 	"github.com/towline/towline/internal/clusterstatus"
 )
 
-// reportID returns a string that changes with each report of an agent, "" if the agent has not reported. Ready is
-// Unknown if the hub wrote it.
+// reportID returns a string that changes with each report of an agent, "" if the agent has not reported. Only the hub
+// sets Ready to Unknown, so that status is no report.
 func reportID(status clusterv1alpha1.ClusterStatus) string {
 	ready := readyCondition(status)
 	if ready == nil || ready.Status == metav1.ConditionUnknown {
@@ -29,7 +29,7 @@ func silentStatus(old clusterv1alpha1.ClusterStatus, now time.Time) clusterv1alp
 	}, now)
 }
 
-// noConfigStatus returns the status of a Cluster for which MemberConfig returned err.
+// noConfigStatus returns the status of a Cluster for which ensureObserver returned err.
 func noConfigStatus(old clusterv1alpha1.ClusterStatus, err error, now time.Time) clusterv1alpha1.ClusterStatus {
 	return withReady(old, metav1.Condition{
 		Status: metav1.ConditionFalse, Reason: clusterv1alpha1.ReasonStatusCollectionFailed, Message: "cluster cannot be dialled: " + clusterstatus.StableMessage(err),
@@ -56,8 +56,8 @@ func withReady(old clusterv1alpha1.ClusterStatus, ready metav1.Condition, now ti
 }
 
 // desiredTaints returns existing with the NoSchedule taint for the condition Ready, or without it if the cluster is
-// ready. Taints of users stay. A NoExecute taint without timeAdded gets the present time, since tolerations count from
-// it.
+// ready. Taints of users stay. A NoExecute taint without timeAdded gets the present time, because tolerationSeconds
+// count from timeAdded.
 func desiredTaints(existing []corev1.Taint, ready *metav1.Condition, now time.Time) []corev1.Taint {
 	desiredKey := ""
 	switch {

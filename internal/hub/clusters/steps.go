@@ -30,7 +30,7 @@ const configTimeout = 5 * time.Second
 type state struct {
 	cluster *clusterv1alpha1.Cluster
 	member  fleet.Member
-	// status is the desired status.
+	// status is the desired status. patchStatus writes it.
 	status clusterv1alpha1.ClusterStatus
 	// specErr is the error of completeSpec. The last step returns it.
 	specErr error
@@ -38,12 +38,13 @@ type state struct {
 	requeueAfter time.Duration
 }
 
-// observe calls observePush or evaluatePull.
+// observe computes s.status by the mode of the member.
 func (c *Controller) observe(ctx context.Context, s *state) error {
 	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.observePush, fleet.Pull: c.evaluatePull}[s.member.Mode](ctx, s)
 }
 
-// observePush sends requests to a push member. A failure of the member is part of the status, not an error.
+// observePush sends requests to a push member and sets s.status. A failure of the member is part of the status, not an
+// error.
 func (c *Controller) observePush(ctx context.Context, s *state) error {
 	s.requeueAfter = wait.Jitter(observeInterval, observeJitter)
 	observer, err := c.ensureObserver(ctx, s)
@@ -82,14 +83,15 @@ func (c *Controller) observePush(ctx context.Context, s *state) error {
 	return nil
 }
 
-// isHubError returns whether an error of MemberConfig is a failure of the hub's API. The member may be healthy.
+// isHubError returns whether an error of MemberConfig is a failure of a request to the hub: the member may be healthy.
 func isHubError(err error) bool {
 	var netErr net.Error
 	return errors.As(err, &netErr) || errors.Is(err, context.DeadlineExceeded) || apierrors.IsServerTimeout(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsTooManyRequests(err) || apierrors.IsInternalError(err) || apierrors.IsServiceUnavailable(err)
 }
 
-// evaluatePull computes the status of a pull member from the heartbeats of its agent.
+// evaluatePull sets s.status from the heartbeats of the agent of a pull member. While the agent is not silent, s.status
+// is the status that the agent has written.
 func (c *Controller) evaluatePull(ctx context.Context, s *state) error {
 	c.observers.drop(s.member.Name)
 	liveness, err := c.Heartbeats.Evaluate(ctx, s.member, reportID(s.cluster.Status))
@@ -97,7 +99,7 @@ func (c *Controller) evaluatePull(ctx context.Context, s *state) error {
 		return err
 	}
 	if ready := readyCondition(s.cluster.Status); ready == nil || ready.Status == metav1.ConditionUnknown {
-		// The agent has never reported or is already silent: only a report changes that.
+		// The agent has never reported, or the hub has reported it as silent: only a report of the agent changes that.
 		return nil
 	}
 	if liveness.State == heartbeats.Silent {
@@ -117,8 +119,8 @@ func (c *Controller) patchStatus(ctx context.Context, s *state) error {
 	}
 	patched := s.cluster.DeepCopy()
 	patched.Status = s.status
-	// Optimistic lock: the list of conditions is written as a whole, and an agent or another controller can write it
-	// concurrently.
+	// The patch has the whole list of conditions. The optimistic lock keeps concurrent changes of it by an agent or
+	// another controller.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Hub.Status().Patch(ctx, patched, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return waitOnConflict(fmt.Errorf("patch status of cluster %s: %w", s.member.Name, err))
@@ -129,8 +131,8 @@ func (c *Controller) patchStatus(ctx context.Context, s *state) error {
 }
 
 // completeSpec writes the default resource models, and moves the deprecated field zone to zones. It is the first step,
-// so that the spec is complete when the cluster becomes ready. If the API server rejects the spec, the member is still
-// observed.
+// so that the spec is complete when the cluster becomes ready. If the API server rejects the spec, it sets s.specErr,
+// so that the other steps run first.
 func (c *Controller) completeSpec(ctx context.Context, s *state) error {
 	err := c.patchSpec(ctx, s, func(spec *clusterv1alpha1.ClusterSpec) {
 		if len(spec.ResourceModels) == 0 {
@@ -148,14 +150,14 @@ func (c *Controller) completeSpec(ctx context.Context, s *state) error {
 	return nil
 }
 
-// updateTaints writes the taints that follow from the condition Ready.
+// updateTaints writes desiredTaints to the spec.
 func (c *Controller) updateTaints(ctx context.Context, s *state) error {
 	return c.patchSpec(ctx, s, func(spec *clusterv1alpha1.ClusterSpec) {
 		spec.Taints = desiredTaints(spec.Taints, readyCondition(s.cluster.Status), c.Clock.Now())
 	})
 }
 
-// patchSpec changes the spec of a Cluster that is not being deleted.
+// patchSpec patches the spec with the result of change. It does nothing for a Cluster that is being deleted.
 func (c *Controller) patchSpec(ctx context.Context, s *state, change func(*clusterv1alpha1.ClusterSpec)) error {
 	if s.member.Deleting {
 		return nil
@@ -165,7 +167,7 @@ func (c *Controller) patchSpec(ctx context.Context, s *state, change func(*clust
 	if equality.Semantic.DeepEqual(s.cluster.Spec, patched.Spec) {
 		return nil
 	}
-	// Optimistic lock: users write taints, too, and each list is written as a whole.
+	// The patch has whole lists. The optimistic lock keeps concurrent changes of them, for example taints of users.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Hub.Patch(ctx, patched, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return waitOnConflict(fmt.Errorf("patch spec of cluster %s: %w", s.member.Name, err))

@@ -47,8 +47,8 @@ const (
 	retryMax = 30 * time.Second
 	// reconcileTimeout limits one reconcile. The next reconcile continues with the unfinished steps.
 	reconcileTimeout = time.Minute
-	// An agent can cause agentBurst reconciles of its Cluster at once, and then one per agentInterval. Its Works have
-	// a limit of the same size.
+	// An agent can cause agentBurst reconciles of its Cluster at once, and then one per agentInterval. A second limit of
+	// the same size is for the reconciles of its Works.
 	agentInterval = 6 * time.Second
 	agentBurst    = 20
 )
@@ -64,9 +64,9 @@ type Controller struct {
 	Shard fleet.Shard
 	// Config returns the connection to a push member.
 	Config func(ctx context.Context, m fleet.Member) (*rest.Config, error)
-	// WithdrawRemaining withdraws the deployments on a member without a summary or Work, for example because the summary
-	// was deleted by force. For m.OnHub() it withdraws the deployments for m on the hub's own cluster. pending lists the
-	// deployments that are not withdrawn yet, and kept the deployments of other owners. It may be nil.
+	// WithdrawRemaining withdraws the deployments on a member that have no summary or Work, for example because the
+	// summary was deleted by force. For m.OnHub() it withdraws the deployments for m on the hub's own cluster. pending
+	// describes the deployments that are not withdrawn yet, and kept the deployments of other owners. It may be nil.
 	WithdrawRemaining func(ctx context.Context, m fleet.Member) (pending, kept []string, err error)
 	// Forget discards the cached state of the member "namespace/name" and cancels running operations on it. It is
 	// called for Clusters that are deleted or abandoned. It may be nil.
@@ -106,7 +106,7 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 	if !c.Shard.IsDefault() {
 		return errors.Join(clusters, works)
 	}
-	return errors.Join(clusters, works, mgr.Add(manager.RunnableFunc(c.deleteAllLeftovers)))
+	return errors.Join(clusters, works, mgr.Add(manager.RunnableFunc(c.deleteAllLeftoverRBAC)))
 }
 
 // clusterChanged selects updates that can change the result of a reconcile. It drops periodic status reports of
@@ -153,8 +153,8 @@ func requestFor(_ context.Context, obj client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(obj)}}
 }
 
-// clusterOfNamespace maps an execution namespace, or an object in one, to its Cluster. It maps an object only while the
-// Cluster is being deleted.
+// clusterOfNamespace maps an execution namespace, or an object in it, to its Cluster. It ignores the object unless the
+// Cluster is being deleted: only a removal waits for such objects.
 func (c *Controller) clusterOfNamespace(ctx context.Context, obj client.Object) []reconcile.Request {
 	namespace := obj.GetNamespace()
 	if namespace == "" {
@@ -192,8 +192,9 @@ func (c *Controller) clustersWithSameID(ctx context.Context, obj client.Object) 
 	return requests
 }
 
-// state is shared by the steps of one reconcile.
+// state is the data that the steps of one reconcile share.
 type state struct {
+	// cluster is the last known version of the Cluster, and member is computed from it.
 	cluster *clusterv1alpha1.Cluster
 	member  fleet.Member
 	// requeueAfter is the delay before the next reconcile; zero for none.
@@ -205,7 +206,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	cluster := &clusterv1alpha1.Cluster{}
 	err := c.Hub.Get(ctx, req.NamespacedName, cluster)
 	if apierrors.IsNotFound(err) {
-		err = c.deleteLeftovers(ctx, req.Name)
+		err = c.deleteLeftoverRBAC(ctx, req.Name)
 	}
 	if err != nil || cluster.UID == "" || !c.Shard.Serves(cluster) {
 		return reconcile.Result{}, err
@@ -236,7 +237,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	outcome := phase.Run(ctx, s, steps)
 	switch {
 	case apierrors.IsConflict(outcome.Err):
-		// The cached Cluster is stale. The requeue is needed if the cache was updated during this reconcile.
+		// The cached Cluster was stale. clusterChanged may drop the event of the newer version, which would trigger a retry.
 		return reconcile.Result{RequeueAfter: retryMin}, nil
 	case outcome.Kind == phase.Waiting:
 		c.recordWaiting(s, outcome.Message())

@@ -2,7 +2,7 @@
 //
 // The hub runs Controller for the Clusters of its shard. For a Cluster that is not being deleted, its steps are:
 //
-//  1. Remove the annotations of an earlier removal, if the Cluster was restored from a backup.
+//  1. Remove the annotations of an earlier removal: the Cluster was restored from a backup.
 //  2. Validate the Cluster and claim its ID. Only one Cluster can have an ID.
 //  3. Set the finalizer and the ID of this hub.
 //  4. Create or repair the execution namespace and, in pull mode, the agent's RBAC.
@@ -19,7 +19,10 @@
 //
 // Words:
 //
-//   - alive: a push member answers a request; the agent of a pull member renews its Lease.
+//   - deployment: a bundle or a Work on a member. It stays there until it is withdrawn.
+//   - content: the Works and ConfigurationGroups in an execution namespace.
+//   - refused: a field of the Cluster is not supported or not allowed, see fleet.Member.Refused. Nothing is created.
+//   - alive: a push member answers a request; the agent of a pull member renews its Lease. Silent: not alive.
 //   - pending work: text that describes what a removal waits for, for example two Works to be withdrawn.
 //   - stalled: the pending work has not changed for stallTimeout while the member is not alive, or for maxStallTimeout.
 //   - abandon: leave the deployments on the member, and record that in an annotation of the Cluster.
@@ -33,8 +36,6 @@
 //   - Each step can be interrupted and repeated. All progress is in API objects; only the timeouts are in memory.
 //   - The status of a Cluster is not enough to abandon it, since it may be lost or come from a backup.
 //
-// A second controller sets the execution finalizer on Works (works.go).
-//
-// Start reading at Controller.Reconcile in controller.go; the steps are in ensure.go, removal.go, remaining.go and
-// registration.go.
+// A second controller sets the execution finalizer on Works (works.go). Start reading at Controller.Reconcile in
+// controller.go; the steps are in ensure.go, removal.go, remaining.go and registration.go.
 package executionnamespaces

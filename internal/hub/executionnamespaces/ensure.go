@@ -34,8 +34,8 @@ const (
 	// RegistrationTimeout is the time from the first use of a bootstrap token until the registration must be complete.
 	// Then the Cluster of an incomplete registration is deleted.
 	RegistrationTimeout = 15 * time.Minute
-	// registrationInterval is the interval between two checks of an incomplete registration whose Cluster is ready or
-	// whose time is over. No watch reports that its agent becomes alive or silent.
+	// registrationInterval is the interval between two checks of an incomplete registration whose Cluster is ready, or
+	// that has exceeded RegistrationTimeout. No watch reports that its agent becomes alive or silent.
 	registrationInterval = 10 * time.Second
 	// namespaceRetryInterval is the interval between two checks while the execution namespace of an earlier Cluster with
 	// the same name is being deleted.
@@ -48,7 +48,7 @@ func (c *Controller) clearDeregistration(ctx context.Context, s *state) error {
 	if !fleet.RemoveDeregistration(changed) {
 		return nil
 	}
-	// The lock makes the patch fail if the Cluster has been deleted meanwhile.
+	// The optimistic lock makes the patch fail if the Cluster has been deleted meanwhile.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("remove the annotations of an earlier removal: %w", err)
@@ -57,10 +57,9 @@ func (c *Controller) clearDeregistration(ctx context.Context, s *state) error {
 	return nil
 }
 
-// validate stops the reconcile of a Cluster that cannot have an execution namespace. Nothing is created for it, so it
-// needs no finalizer.
+// validate stops the reconcile of a refused Cluster. Nothing is created for it, so it needs no finalizer.
 func (c *Controller) validate(_ context.Context, s *state) error {
-	if isIDTaken(s.cluster) { // Refused is set for this reason too, but claimID must try again
+	if isIDTaken(s.cluster) { // this sets Refused too, but claimID must try again
 		return nil
 	}
 	if s.member.Refused != "" {
@@ -75,8 +74,8 @@ func isIDTaken(cluster *clusterv1alpha1.Cluster) bool {
 	return ready != nil && ready.Reason == fleet.ReasonTaken
 }
 
-// claimID reserves the ID for the Cluster. If another Cluster has the ID, it sets the Ready condition and stops the
-// reconcile.
+// claimID reserves the ID for the Cluster. If another Cluster has the ID, it reports that in the Ready condition and
+// stops the reconcile until idRetryInterval has passed.
 func (c *Controller) claimID(ctx context.Context, s *state) error {
 	err := karmada.ReserveID(ctx, c.Live, s.cluster)
 	if err != nil && !errors.Is(err, karmada.ErrAlreadyRegistered) {
@@ -99,7 +98,7 @@ func (c *Controller) claimID(ctx context.Context, s *state) error {
 			LastTransitionTime: metav1.NewTime(c.Clock.Now()),
 		})
 	}
-	// The lock keeps the conditions of others.
+	// The optimistic lock keeps the conditions of others.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if patchErr := c.Live.Status().Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); patchErr != nil {
 		return fmt.Errorf("set the Ready condition for the cluster ID: %w", patchErr)
@@ -128,7 +127,7 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	if !changed {
 		return nil
 	}
-	// The lock keeps the finalizers of others, and fails if the Cluster has changed since it was read.
+	// The optimistic lock keeps the finalizers of others.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Live.Patch(ctx, withFinalizer, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("add finalizer: %w", err)
@@ -137,12 +136,13 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 	return nil
 }
 
-// ensureNamespace creates or repairs the execution namespace, and the agent's RBAC for a pull member.
+// ensureNamespace creates or repairs the execution namespace, and the agent's RBAC for a pull member. It first deletes
+// the namespace of an earlier Cluster with the same name.
 func (c *Controller) ensureNamespace(ctx context.Context, s *state) error {
 	namespace := &corev1.Namespace{}
 	err := c.Live.Get(ctx, client.ObjectKey{Name: s.member.Namespace}, namespace)
 	if err == nil && namespace.DeletionTimestamp.IsZero() && karmada.BelongsToEarlierCluster(namespace, s.cluster) {
-		// It belongs to a deleted Cluster with the same name. All objects in it are deleted with it.
+		// All objects of the earlier Cluster are deleted with its namespace.
 		preconditions := client.Preconditions{UID: &namespace.UID, ResourceVersion: &namespace.ResourceVersion}
 		if err := c.Live.Delete(ctx, namespace, preconditions); client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("delete the execution namespace of an earlier cluster: %w", err)
@@ -168,14 +168,14 @@ func (c *Controller) ensureNamespace(ctx context.Context, s *state) error {
 
 // finishRegistration completes the registration with a bootstrap token when the Cluster is ready and its agent is
 // alive. After RegistrationTimeout it deletes the Cluster of an incomplete registration, so that the holder of a token
-// cannot reserve the ID of another cluster forever. kube.AnnotationFirstUse, the time of the first use of the token,
-// marks an incomplete registration. A complete one never expires, even if the Lease and the status are lost.
+// cannot reserve the ID of another cluster forever. An incomplete registration has kube.AnnotationFirstUse, the time of
+// the first use of the token. A complete registration never expires, even if the Lease and the status are lost.
 func (c *Controller) finishRegistration(ctx context.Context, s *state) error {
 	started, err := time.Parse(time.RFC3339, s.cluster.Annotations[kube.AnnotationFirstUse])
 	if err != nil {
 		return nil //nolint:nilerr // the registration is complete, or it used no token
 	}
-	alive, err := c.checkHeartbeat(ctx, s)
+	alive, err := c.isAgentAlive(ctx, s)
 	if err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func (c *Controller) finishRegistration(ctx context.Context, s *state) error {
 func (c *Controller) completeRegistration(ctx context.Context, s *state) error {
 	changed := s.cluster.DeepCopy()
 	delete(changed.Annotations, kube.AnnotationFirstUse)
-	// The lock makes the patch fail if the Cluster has changed since it was read.
+	// The optimistic lock makes the patch fail if the Cluster has changed since it was read.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("record that the registration is complete: %w", err)
@@ -234,7 +234,7 @@ func (c *Controller) deleteIncompleteRegistration(ctx context.Context, s *state)
 	return nil
 }
 
-// getLease returns the Lease of the agent, nil if it does not exist.
+// getLease returns the Lease of the agent from the API server, nil if it does not exist.
 func (c *Controller) getLease(ctx context.Context, s *state) (*coordinationv1.Lease, error) {
 	lease := &coordinationv1.Lease{}
 	err := c.Live.Get(ctx, client.ObjectKey{Namespace: s.member.Namespace, Name: s.cluster.Name}, lease)

@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// progressTracker tracks how long the removals of Clusters have made no progress. After a restart of the hub, the
-// timeouts start again. The zero value is ready to use.
+// progressTracker tracks how long the removals of Clusters have made no progress. It is only in memory: after a restart
+// of the hub, the timeouts start again. The zero value is ready to use.
 type progressTracker struct {
 	// mu guards clusters.
 	mu       sync.Mutex

@@ -27,14 +27,14 @@ const (
 	// accountRemoved is the value of kube.AnnotationAgentOrder on the Cluster of a push member after the removal of the
 	// hub account.
 	accountRemoved = "dismissed"
-	// contactTimeout limits checkAlive, and the removal of the registration from an abandoned member.
+	// contactTimeout limits the request of isAlive, and the removal of the registration from an abandoned member.
 	contactTimeout = 5 * time.Second
 )
 
-// checkAlive returns whether a push member answers, or the agent of a pull member renews its Lease.
-func (c *Controller) checkAlive(ctx context.Context, s *state) (bool, error) {
+// isAlive returns whether a push member answers a request, or the agent of a pull member renews its Lease.
+func (c *Controller) isAlive(ctx context.Context, s *state) (bool, error) {
 	if s.member.Mode == fleet.Pull {
-		return c.checkHeartbeat(ctx, s)
+		return c.isAgentAlive(ctx, s)
 	}
 	contactCtx, cancel := context.WithTimeout(ctx, contactTimeout)
 	defer cancel()
@@ -45,13 +45,12 @@ func (c *Controller) checkAlive(ctx context.Context, s *state) (bool, error) {
 	if ctx.Err() != nil {
 		return false, ctx.Err()
 	}
-	// An unreachable member is a result, not an error.
 	return err == nil, nil
 }
 
-// checkHeartbeat returns whether the agent of a pull member is alive. It returns false if the agent has never renewed
-// its Lease.
-func (c *Controller) checkHeartbeat(ctx context.Context, s *state) (bool, error) {
+// isAgentAlive returns whether the agent of a pull member renews its Lease. It returns true for an agent about which
+// the hub does not know that yet (heartbeats.Unknown), and false for an agent that has never renewed its Lease.
+func (c *Controller) isAgentAlive(ctx context.Context, s *state) (bool, error) {
 	lease, err := c.getLease(ctx, s)
 	if err != nil || lease == nil || lease.Spec.RenewTime == nil {
 		return false, err
@@ -108,12 +107,12 @@ func (c *Controller) removeHubAccount(ctx context.Context, s *state) error {
 		return ctx.Err()
 	}
 	if apierrors.IsNotFound(err) && karmada.IsRegistering(s.cluster) {
-		// The registration runs and has not written the Secret yet. If it fails, it removes the account itself.
+		// A registration is running and has not written the Secret yet. If it fails, it removes the account itself.
 		return c.setAgentOrder(ctx, s, accountRemoved)
 	}
 	// Unauthorized or Forbidden: most likely an earlier reconcile has deleted the account.
 	if err != nil && !apierrors.IsUnauthorized(err) && !apierrors.IsForbidden(err) {
-		if alive, aliveErr := c.checkAlive(ctx, s); aliveErr != nil || alive && c.progress.recordPending(s.cluster.UID, "account", c.Clock.Now()) < stallTimeout {
+		if alive, aliveErr := c.isAlive(ctx, s); aliveErr != nil || alive && c.progress.recordPending(s.cluster.UID, "account", c.Clock.Now()) < stallTimeout {
 			return errorOrWait(aliveErr, "the deletion of the hub's account on the member ("+err.Error()+")")
 		}
 		log.FromContext(ctx).Info("the hub's account stays on the cluster", logkeys.Reason, err.Error())
@@ -123,6 +122,7 @@ func (c *Controller) removeHubAccount(ctx context.Context, s *state) error {
 	return c.setAgentOrder(ctx, s, accountRemoved)
 }
 
+// deleteMemberObjects deletes the objects of the registration on a push member, including the hub account.
 func (c *Controller) deleteMemberObjects(ctx context.Context, s *state) error {
 	hubID := s.cluster.Annotations[kube.AnnotationHub]
 	config, err := c.memberConfig(ctx, s.member)
@@ -147,13 +147,13 @@ func (c *Controller) setAgentOrder(ctx context.Context, s *state, order string) 
 	return nil
 }
 
-// isRemovalOrdered returns whether the agent has been ordered to remove itself.
+// isRemovalOrdered returns whether the Cluster has the order to the agent.
 func isRemovalOrdered(cluster *clusterv1alpha1.Cluster) bool {
 	return cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
 }
 
-// orderAgentRemoval orders the agent to remove itself. It first deletes an answer on the Lease, which comes from a
-// backup.
+// orderAgentRemoval orders the agent to remove itself. It first deletes an answer on the Lease: before the order an
+// answer can only come from a backup.
 func (c *Controller) orderAgentRemoval(ctx context.Context, s *state, lease *coordinationv1.Lease) error {
 	if lease.Annotations[kube.AnnotationAgentOrder] != "" {
 		changed := lease.DeepCopy()
@@ -192,7 +192,7 @@ func (c *Controller) removeAgent(ctx context.Context, s *state) error {
 	if s.member.Abandoned {
 		// The member was unreachable. If its agent is alive again, it gets contactTimeout to follow the order.
 		limit = contactTimeout
-		if alive, err := c.checkAlive(ctx, s); err != nil || !alive {
+		if alive, err := c.isAlive(ctx, s); err != nil || !alive {
 			return err
 		}
 	}

@@ -7,10 +7,10 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// withdrawRemaining withdraws this hub's deployments without a summary or Work: first the deployments for the member on
-// the hub's own cluster, then the deployments on the member. It records the deployments of other owners, which stay.
+// withdrawRemaining withdraws this hub's deployments that have no summary or Work: first the deployments for the member
+// on the hub's own cluster, then the deployments on the member. It records the deployments of other owners, which stay.
 func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
-	// The order to the agent is set only after everything is withdrawn.
+	// Only a later step sets this annotation, so everything is withdrawn already.
 	if c.WithdrawRemaining == nil || s.cluster.Annotations[kube.AnnotationAgentOrder] != "" {
 		return nil
 	}
@@ -18,7 +18,7 @@ func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
 	if err == nil && len(pending) == 0 && !s.member.Abandoned {
 		pending, kept, err = c.WithdrawRemaining(ctx, s.member)
 	}
-	if err != nil { // counts as pending work, so that it blocks the removal only until the removal is stalled
+	if err != nil { // the error counts as pending work: it blocks the removal only until the removal is stalled
 		pending = []string{"its other deployments (" + err.Error() + ")"}
 	}
 	if s.cluster, err = fleet.RecordLeftBehind(ctx, c.Live, s.cluster, kept...); err != nil {

@@ -29,12 +29,12 @@ const (
 	// maxStallTimeout is how long a step may make no progress while the member is alive. After it, the deployments on
 	// the member are abandoned.
 	maxStallTimeout = 2 * time.Minute
-	// pollInterval is the interval between two checks of pending work, in case no watch triggers one.
+	// pollInterval is the maximal interval between two checks of pending work. A watch usually triggers one sooner.
 	pollInterval = 5 * time.Second
 )
 
-// abandonUnreachable abandons an unreachable member at once. It checks the member itself, because a Ready condition
-// that is missing or false may come from a backup.
+// abandonUnreachable abandons a member that is not ready and not alive, without a wait. The Ready condition is not
+// enough, because a condition that is missing or false may come from a backup.
 func (c *Controller) abandonUnreachable(ctx context.Context, s *state) error {
 	if s.member.Abandoned {
 		return nil
@@ -43,13 +43,13 @@ func (c *Controller) abandonUnreachable(ctx context.Context, s *state) error {
 	if ready != nil && ready.Status == metav1.ConditionTrue {
 		return nil
 	}
-	if alive, err := c.checkAlive(ctx, s); alive || err != nil {
+	if alive, err := c.isAlive(ctx, s); alive || err != nil {
 		return err
 	}
 	return c.abandon(ctx, s)
 }
 
-// abandon records on the Cluster that the member is abandoned.
+// abandon records on the Cluster that the member is abandoned: its deployments stay.
 func (c *Controller) abandon(ctx context.Context, s *state) error {
 	if s.member.Abandoned {
 		return nil
@@ -97,9 +97,9 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 	return c.forceDeleteAbandoned(ctx, s, pendingWork)
 }
 
-// forceDeleteAbandoned removes the finalizers of the summaries and Works of an abandoned member, and returns a
-// phase.Wait or an error. The controllers of these objects get stallTimeout to remove the finalizers themselves,
-// because they report the objects that stay on the member.
+// forceDeleteAbandoned removes the finalizers of the summaries and Works of an abandoned member. It returns a
+// phase.Wait or an error, never nil. The controllers of these objects first get stallTimeout to remove the finalizers
+// themselves, because they record which objects stay on the member.
 func (c *Controller) forceDeleteAbandoned(ctx context.Context, s *state, pendingWork string) error {
 	if c.Forget != nil {
 		// Cancel running requests to the member, which would block these controllers until they time out.
@@ -135,7 +135,7 @@ func (c *Controller) deleteOnce(ctx context.Context, obj client.Object) error {
 	return nil
 }
 
-// checkStalled records the pending work, and returns whether the removal is stalled and must stop waiting for it.
+// checkStalled records the pending work, and returns whether the removal is stalled. Then it must stop waiting.
 func (c *Controller) checkStalled(ctx context.Context, s *state, pendingWork string) (bool, error) {
 	stalledFor := c.progress.recordPending(s.cluster.UID, pendingWork, c.Clock.Now())
 	if stalledFor < stallTimeout {
@@ -144,7 +144,7 @@ func (c *Controller) checkStalled(ctx context.Context, s *state, pendingWork str
 	if stalledFor >= maxStallTimeout {
 		return true, nil
 	}
-	alive, err := c.checkAlive(ctx, s)
+	alive, err := c.isAlive(ctx, s)
 	return !alive, err
 }
 
@@ -157,24 +157,24 @@ func errorOrWait(err error, pendingWork string) error {
 }
 
 // deleteHubObjects deletes the objects of the Cluster on the hub, including the RBAC of its agent. It does not wait
-// until the execution namespace is deleted, which takes some seconds. Objects that are still created in it do not block
-// its deletion: other controllers remove their finalizers, because the Cluster is deleted.
+// until the execution namespace is deleted, which takes some seconds. Objects that are created in it meanwhile do not
+// block its deletion: other controllers remove their finalizers, because the Cluster is deleted.
 func (c *Controller) deleteHubObjects(ctx context.Context, s *state) error {
 	return karmada.DeleteHubObjects(ctx, c.Live, s.cluster)
 }
 
-// deleteLeftovers deletes the RBAC of a Cluster that lost its finalizer before it was deleted. Only the hub of the
-// default shard does so.
-func (c *Controller) deleteLeftovers(ctx context.Context, name string) error {
+// deleteLeftoverRBAC deletes the RBAC of a Cluster that was deleted without its finalizer, so that deleteHubObjects did
+// not run. Only the hub of the default shard does so, because the shard of a deleted Cluster is not known.
+func (c *Controller) deleteLeftoverRBAC(ctx context.Context, name string) error {
 	if !c.Shard.IsDefault() {
 		return nil
 	}
 	return karmada.DeleteLeftoverRBAC(ctx, c.Live, name)
 }
 
-// deleteAllLeftovers is deleteLeftovers for all Clusters that were deleted while the hub was not running. It retries
-// until it succeeds or ctx ends.
-func (c *Controller) deleteAllLeftovers(ctx context.Context) error {
+// deleteAllLeftoverRBAC is deleteLeftoverRBAC for all Clusters that were deleted while the hub was not running. It
+// retries until it succeeds or ctx ends.
+func (c *Controller) deleteAllLeftoverRBAC(ctx context.Context) error {
 	_ = wait.PollUntilContextCancel(ctx, retryMax, true, func(ctx context.Context) (bool, error) {
 		err := karmada.DeleteAllLeftoverRBAC(ctx, c.Live)
 		if err != nil && ctx.Err() == nil {
@@ -194,7 +194,7 @@ func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
 	if err := summaries.DeleteConfiguration(ctx, c.Live, s.member); err != nil {
 		return err
 	}
-	// The lock keeps the finalizers of others.
+	// The optimistic lock keeps the finalizers of others.
 	patch := client.MergeFromWithOptions(s.cluster, client.MergeFromWithOptimisticLock{})
 	if err := c.Live.Patch(ctx, changed, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("remove finalizer: %w", err)

@@ -82,7 +82,7 @@ func (w *testEnv) createWork(t *testing.T, cluster string) *workv1alpha1.Work {
 	return work
 }
 
-// execute withdraws a Work once it is deleted, as whoever executes it does, and says what its cluster was then.
+// execute withdraws a Work once it is deleted, as the controller of Works does, and returns its Cluster at that time.
 func (w *testEnv) execute(ctx context.Context, work *workv1alpha1.Work) (*clusterv1alpha1.Cluster, error) {
 	name, _ := fleet.ClusterOfExecutionSpace(work.Namespace)
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name)}

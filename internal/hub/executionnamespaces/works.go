@@ -60,7 +60,7 @@ func (r *workReconciler) Reconcile(ctx context.Context, req reconcile.Request) (
 	if !work.DeletionTimestamp.IsZero() || !controllerutil.AddFinalizer(withFinalizer, workv1alpha1.ExecutionFinalizer) {
 		return reconcile.Result{}, nil
 	}
-	// The lock keeps the finalizers of others.
+	// The optimistic lock keeps the finalizers of others.
 	patch := client.MergeFromWithOptions(work, client.MergeFromWithOptimisticLock{})
 	if err := r.live.Patch(ctx, withFinalizer, patch, client.FieldOwner(kube.FieldManager)); client.IgnoreNotFound(err) != nil {
 		return reconcile.Result{}, fmt.Errorf("add finalizer to Work %s: %w", req, err)

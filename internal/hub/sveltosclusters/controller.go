@@ -41,7 +41,8 @@ const (
 	// answer, or 480 in their namespace.
 	pushWorkers = 100
 	// pushNamespaceWorkers is the maximum number of workers for the members in one namespace, which belong to one tenant.
-	// The other workers are reserved for namespaces without a running contact; a fleet with one namespace cannot use them.
+	// The other workers are reserved for namespaces without a running contact. In a fleet with one namespace they are
+	// idle.
 	pushNamespaceWorkers = 80
 	// pullWorkers is the number of pull members that are evaluated concurrently. An evaluation sends requests to the
 	// hub only.
@@ -78,12 +79,12 @@ type Controller struct {
 	Hub client.Client
 	// Shard selects the clusters of this controller.
 	Shard fleet.Shard
-	// LimitConfig limits the connections of a renewed configuration for a push member in namespace. It may be nil.
+	// LimitConfig limits the connections of config, a renewed configuration for a push member in namespace. It may be nil.
 	LimitConfig func(config *rest.Config, namespace string) error
 	// MemberConfig returns the configuration for requests to a push member.
 	MemberConfig func(ctx context.Context, m fleet.Member) (*rest.Config, error)
-	// Forget drops all cached state of the member "namespace/name". It is called when the member is deleted or belongs
-	// to another shard.
+	// Forget drops all cached state of the member "namespace/name". It is called when the SveltosCluster does not exist or
+	// belongs to another shard.
 	Forget func(member string)
 	// Heartbeats evaluates the agents of pull members.
 	Heartbeats *heartbeats.Monitor
@@ -94,8 +95,8 @@ type Controller struct {
 
 	// mu guards notReady and formerAPIs.
 	mu sync.Mutex
-	// notReady has the pull members that were not ready at the last reconcile. The change to ready is recorded as an
-	// event, unless the hub restarts in between.
+	// notReady has the pull members that were not ready at the last reconcile. Their change to ready is recorded as an
+	// event, unless the hub restarts before.
 	notReady map[types.NamespacedName]struct{}
 	// formerAPIs has the merged API list of each push member that last returned an incomplete list; see keepAPIVersions.
 	formerAPIs map[types.NamespacedName][]string
@@ -145,8 +146,8 @@ func (c *Controller) newBuilder(mgr ctrl.Manager, name string, mode fleet.Mode, 
 		})
 }
 
-// reconcilerFor returns a reconciler that ignores members with another mode: the mode can change while a request is
-// queued.
+// reconcilerFor returns a reconciler that ignores members with another mode, because the mode can change while a
+// request is queued.
 func (c *Controller) reconcilerFor(mode fleet.Mode) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 		if mode == fleet.Push {
@@ -233,17 +234,18 @@ func hasLostFacts(before, after libv1beta1.SveltosClusterStatus) bool {
 	return before.Ready && !after.Ready || before.Version != "" && after.Version == "" || len(before.APIVersions) > 0 && len(after.APIVersions) == 0
 }
 
-// agentReport has the fields of the status that the agent of a pull member writes, and the fields that the controller
-// derives from them. If one of them changes, the member is reconciled.
+// agentReport has the fields of the status of a pull member that its agent writes, and the fields that this controller
+// computes from them. If one of them changes, the member is reconciled.
 type agentReport struct {
-	// reportedAt is a heartbeat: a new value restarts the heartbeat limit when the controller reads it.
+	// reportedAt counts as a heartbeat: the time limit for the next heartbeat begins when the controller reads a new
+	// value.
 	reportedAt    time.Time
 	ready         bool
-	failure       string
+	message       string
 	checkFailures int32
-	check         string
+	checkMessage  string
 	connection    libv1beta1.ConnectionStatus
-	failures      int32
+	failures      int32 // of the connection
 }
 
 func agentReportIn(s libv1beta1.SveltosClusterStatus) agentReport {
@@ -290,20 +292,21 @@ func (c *Controller) forget(name types.NamespacedName) {
 	delete(c.formerAPIs, name)
 }
 
-// keepAPIVersions returns facts. If its list of APIs is incomplete, because an aggregated API does not answer, it adds
-// the former APIs: otherwise charts would be rendered without the API. old is the list in the status. The controller
-// keeps a copy of the result, because the status can be lost before the member returns a complete list.
-func (c *Controller) keepAPIVersions(name types.NamespacedName, old []string, facts fleet.Facts) fleet.Facts {
+// keepAPIVersions returns facts. If the list of APIs is incomplete, because an aggregated API does not answer, it adds
+// the former APIs, unless the list would not fit the status. Without them charts would be rendered as if the member did
+// not serve the API. former is the list in the status. If the status was lost, keepAPIVersions uses the result of the
+// last call with an incomplete list.
+func (c *Controller) keepAPIVersions(name types.NamespacedName, former []string, facts fleet.Facts) fleet.Facts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if facts.Complete {
 		delete(c.formerAPIs, name)
 		return facts
 	}
-	if len(old) == 0 {
-		old = c.formerAPIs[name]
+	if len(former) == 0 {
+		former = c.formerAPIs[name]
 	}
-	all := slices.Concat(old, facts.APIVersions)
+	all := slices.Concat(former, facts.APIVersions)
 	slices.Sort(all)
 	if all = slices.Compact(all); fitsStatus(all) {
 		facts.APIVersions = all

@@ -10,6 +10,16 @@
 // when the time limit for its heartbeat expires. Failures of a member are written to the status; errors are failures of
 // the hub.
 //
+// Words:
+//
+//   - facts: the version and the served APIs of a member.
+//   - checks: the readiness and liveness checks in the spec of a SveltosCluster, which are Lua scripts.
+//   - active window: two cron expressions. The first one unpauses the cluster, the second one pauses it.
+//   - refused: a field of the SveltosCluster is not supported or not allowed, see fleet.Member.Refused.
+//   - Down: the connection status after several failed contacts or checks in a row, or while an agent is silent.
+//   - slot: the right to use a worker, see package slots.
+//   - problem: an error that is only written to failureMessage and an event, for example of the active window.
+//
 // Start reading at Controller.Reconcile in controller.go, then steps.go. status.go computes the status, and window.go
 // the active window. Other controllers read the result from the status of SveltosClusters.
 package sveltosclusters

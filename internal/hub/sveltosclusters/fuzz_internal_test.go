@@ -27,8 +27,8 @@ func FuzzWindow(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if state.untilNext <= 0 || !state.unpause.After(now) || !state.pause.After(now) {
-			t.Errorf("at %s the window opens at %s and closes at %s", now, state.unpause, state.pause)
+		if state.untilNext <= 0 || !state.nextUnpause.After(now) || !state.nextPause.After(now) {
+			t.Errorf("at %s the window opens at %s and closes at %s", now, state.nextUnpause, state.nextPause)
 		}
 		if err := writeWindowRecord(cluster, state); err != nil || readWindowRecord(cluster) == nil {
 			t.Errorf("the record cannot be read again: %v", err)

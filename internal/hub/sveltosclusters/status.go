@@ -36,9 +36,9 @@ func fitsStatus(apis []string) bool {
 	return len(apis) <= kube.MaxAPIs && text <= kube.MaxAPIText
 }
 
-// afterPushCheck returns the status of a push member that answered, by the result of its checks. threshold is the
-// number of failures that make the member Down; zero means defaultThreshold.
-func afterPushCheck(old libv1beta1.SveltosClusterStatus, threshold int32, result check.Result) libv1beta1.SveltosClusterStatus {
+// statusOfPush returns the status of a push member that answered, by the result of its checks. threshold is the number
+// of failures that make the member Down; zero means defaultThreshold.
+func statusOfPush(old libv1beta1.SveltosClusterStatus, threshold int32, result check.Result) libv1beta1.SveltosClusterStatus {
 	updated := withHealthyConnection(old)
 	if result.Failure != "" {
 		updated = withContactFailure(old, threshold, result.Failure)
@@ -54,8 +54,8 @@ func withHealthyConnection(old libv1beta1.SveltosClusterStatus) libv1beta1.Svelt
 	return updated
 }
 
-// withContactFailure returns old with one more connection failure. The count stops at threshold, so that the status of
-// a member that stays Down does not change.
+// withContactFailure returns old with one more connection failure, and with Down if there are threshold failures. The
+// count stops there, so that the status of a member that stays Down does not change.
 func withContactFailure(old libv1beta1.SveltosClusterStatus, threshold int32, message string) libv1beta1.SveltosClusterStatus {
 	threshold = cmp.Or(threshold, defaultThreshold)
 	updated := *old.DeepCopy()
@@ -67,9 +67,9 @@ func withContactFailure(old libv1beta1.SveltosClusterStatus, threshold int32, me
 	return updated
 }
 
-// afterPullCheck returns the status of a pull member by the liveness of its agent, and the time until the agent must be
-// evaluated again; zero means that only a heartbeat or a report can change the status.
-func afterPullCheck(old libv1beta1.SveltosClusterStatus, threshold int32, liveness heartbeats.Liveness) (libv1beta1.SveltosClusterStatus, time.Duration) {
+// statusOfPull returns the status of a pull member by the liveness of its agent, and the time until the agent must be
+// evaluated again. Zero means that only a heartbeat or a report can change the status.
+func statusOfPull(old libv1beta1.SveltosClusterStatus, threshold int32, liveness heartbeats.Liveness) (libv1beta1.SveltosClusterStatus, time.Duration) {
 	threshold = cmp.Or(threshold, defaultThreshold)
 	switch {
 	case !liveness.HasReported:
@@ -80,19 +80,19 @@ func afterPullCheck(old libv1beta1.SveltosClusterStatus, threshold int32, livene
 		silent.ConnectionFailures, silent.ConnectionStatus = threshold, libv1beta1.ConnectionDown
 		return silent, 0
 	case liveness.State == heartbeats.Unknown && old.ConnectionStatus == libv1beta1.ConnectionDown && old.AgentCheckFailures < threshold:
-		// The hub has restarted and has seen no heartbeat yet, so Down stays.
+		// The hub has restarted and has seen no heartbeat of the agent yet, so Down stays.
 		return old, liveness.Remaining
 	case !old.Ready && old.AgentCheckFailures == 0 && old.ConnectionStatus != libv1beta1.ConnectionDown:
 		// The agent has renewed its Lease and has not reported yet.
 		return old, liveness.Remaining
 	default:
-		return afterAgentChecks(old, threshold), liveness.Remaining
+		return withAgentChecks(old, threshold), liveness.Remaining
 	}
 }
 
-// afterAgentChecks returns the status of a pull member whose agent is alive. old has the results of its checks, which
+// withAgentChecks returns the status of a pull member whose agent is alive, by the results of the checks in old, which
 // the agent has written.
-func afterAgentChecks(old libv1beta1.SveltosClusterStatus, threshold int32) libv1beta1.SveltosClusterStatus {
+func withAgentChecks(old libv1beta1.SveltosClusterStatus, threshold int32) libv1beta1.SveltosClusterStatus {
 	updated := withHealthyConnection(old)
 	if old.AgentCheckFailures <= 0 {
 		return updated
@@ -106,7 +106,7 @@ func afterAgentChecks(old libv1beta1.SveltosClusterStatus, threshold int32) libv
 	return updated
 }
 
-// withFailureMessage returns old with another message. It is for members that the hub refuses to manage.
+// withFailureMessage returns old with another message, for a refused member.
 func withFailureMessage(old libv1beta1.SveltosClusterStatus, message string) libv1beta1.SveltosClusterStatus {
 	updated := *old.DeepCopy()
 	updated.FailureMessage = message
@@ -115,13 +115,13 @@ func withFailureMessage(old libv1beta1.SveltosClusterStatus, message string) lib
 
 // finalStatus returns the status to write: s.status with the times of the active window, and with s.problems in its
 // message. A connection failure comes first in the message. AgentReportTooOld stays the complete message, because
-// clients compare it. While the cluster is being deregistered the message stays, since package deregistration writes
-// it.
+// clients compare it. While the cluster is being deregistered, the message does not change, since package
+// deregistration writes it.
 func finalStatus(s *state) libv1beta1.SveltosClusterStatus {
 	updated := *s.status.DeepCopy()
 	updated.LastReconciledTokenRequestAt = s.cluster.Status.LastReconciledTokenRequestAt
 	if s.window != nil {
-		updated.NextUnpause, updated.NextPause, updated.ActiveWindowHash = s.window.unpause, s.window.pause, s.window.hash
+		updated.NextUnpause, updated.NextPause, updated.ActiveWindowHash = s.window.nextUnpause, s.window.nextPause, s.window.hash
 	}
 	// Remove the problems that an earlier reconcile has appended.
 	updated.FailureMessage, _, _ = strings.Cut(updated.FailureMessage, messageSeparator+windowFieldPrefix)
@@ -140,7 +140,8 @@ func finalStatus(s *state) libv1beta1.SveltosClusterStatus {
 	return updated
 }
 
-// isSpecMessage returns whether message is about an error in the spec. If the error still exists, s.problems has it.
+// isSpecMessage returns whether message is an earlier message about an error in the spec. If the error still exists,
+// s.problems or Member.Refused has it.
 func isSpecMessage(message string) bool {
 	return strings.HasPrefix(message, windowFieldPrefix) || fleet.IsRefusal(message)
 }

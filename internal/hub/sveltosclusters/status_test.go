@@ -22,10 +22,10 @@ func TestContactIsCounted(t *testing.T) {
 	facts := fleet.Facts{Version: "v1.31.6+k3s1", APIVersions: []string{"v1"}, Complete: true}
 	up := clusterStatus{Ready: true, Version: "v1.31.6+k3s1", APIVersions: []string{"v1"}, ConnectionStatus: libv1beta1.ConnectionHealthy}
 	reached := func(old clusterStatus, facts fleet.Facts) clusterStatus {
-		return afterPushCheck(withFacts(old, facts), 0, check.Result{Ready: true})
+		return statusOfPush(withFacts(old, facts), 0, check.Result{Ready: true})
 	}
 	fails := func(old clusterStatus, liveness check.Result) clusterStatus {
-		return afterPushCheck(withFacts(old, facts), 2, liveness)
+		return statusOfPush(withFacts(old, facts), 2, liveness)
 	}
 	unready, unwell := check.Result{Failure: "readiness check c: no"}, check.Result{Ready: true, Failure: "liveness check c: no"}
 	with := func(change func(*clusterStatus)) clusterStatus {
@@ -183,9 +183,9 @@ func TestHeartbeatsExpire(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, next := afterPullCheck(tc.old, 0, tc.liveness)
+			got, next := statusOfPull(tc.old, 0, tc.liveness)
 			if diff := cmp.Diff(tc.want, got); diff != "" || next != tc.wantNext {
-				t.Errorf("afterPullCheck() next %s, want %s (-want +got):\n%s", next, tc.wantNext, diff)
+				t.Errorf("statusOfPull() next %s, want %s (-want +got):\n%s", next, tc.wantNext, diff)
 			}
 		})
 	}

@@ -35,15 +35,15 @@ type state struct {
 	// status and labels are the desired values. finalStatus completes the status.
 	status libv1beta1.SveltosClusterStatus
 	labels map[string]string
-	// window is the evaluated active window, nil if the evaluation was skipped.
+	// window is the evaluated active window, nil if the cluster is being deregistered. For an invalid window it is empty.
 	window *windowState
-	// problems are the problems other than a failed contact, separated by messageSeparator.
+	// problems are the problems that do not fail a contact, separated by messageSeparator.
 	problems string
 	// requeueAfter is the time until the next reconcile; zero means that only a watch event triggers it.
 	requeueAfter time.Duration
 }
 
-// requeueWithin limits the time until the next reconcile. Zero changes nothing.
+// requeueWithin limits s.requeueAfter to after. Zero or less changes nothing.
 func (s *state) requeueWithin(after time.Duration) {
 	if after > 0 && (s.requeueAfter == 0 || after < s.requeueAfter) {
 		s.requeueAfter = after
@@ -58,7 +58,7 @@ func (s *state) addProblem(problem string) {
 	s.problems += problem
 }
 
-// contact observes the member by contactPush or evaluatePull. It contacts no member that the hub refuses to manage.
+// contact observes the member by its mode and sets s.status. It does not contact a refused member.
 func (c *Controller) contact(ctx context.Context, s *state) error {
 	if s.member.Refused != "" {
 		s.status = withFailureMessage(s.cluster.Status, s.member.Refused)
@@ -67,8 +67,8 @@ func (c *Controller) contact(ctx context.Context, s *state) error {
 	return map[fleet.Mode]func(context.Context, *state) error{fleet.Push: c.contactPush, fleet.Pull: c.evaluatePull}[s.member.Mode](ctx, s)
 }
 
-// contactPush sends requests to a push member and runs its checks. A failure of the member is part of the status, not
-// an error.
+// contactPush sends requests to a push member, runs its checks, and renews its token. A failure of the member is part
+// of the status, not an error.
 func (c *Controller) contactPush(ctx context.Context, s *state) error {
 	s.requeueWithin(contactInterval)
 	threshold := s.cluster.Spec.ConsecutiveFailureThreshold
@@ -88,7 +88,7 @@ func (c *Controller) contactPush(ctx context.Context, s *state) error {
 		s.requeueWithin(readinessInterval)
 	}
 	facts = c.keepAPIVersions(client.ObjectKeyFromObject(s.cluster), s.cluster.Status.APIVersions, facts)
-	s.status = afterPushCheck(withFacts(s.cluster.Status, facts), threshold, checked)
+	s.status = statusOfPush(withFacts(s.cluster.Status, facts), threshold, checked)
 	s.labels, _ = desiredLabels(s.cluster.Labels, facts.Version)
 	c.renewToken(ctx, s)
 	return nil
@@ -106,10 +106,11 @@ func (c *Controller) probe(ctx context.Context, m fleet.Member) (*rest.Config, f
 	return config, facts, err
 }
 
-// volatileText matches the variable parts of a network error: the source port and the remaining timeout.
+// volatileText matches the parts of a network error that differ at each attempt: the source port and the timeout.
 var volatileText = regexp.MustCompile(`(\b[0-9.]+|\[[0-9a-f:.%]+\]):[0-9]+->|\?timeout=[^"&\s]*`)
 
-// stableMessage returns the message for a failed contact, without variable parts.
+// stableMessage returns the message for a failed contact, without volatileText. The status of a member that fails in
+// the same way does not change.
 func stableMessage(err error) string {
 	var dnsErr *net.DNSError
 	var netErr net.Error
@@ -120,8 +121,8 @@ func stableMessage(err error) string {
 	return volatileText.ReplaceAllString(err.Error(), "")
 }
 
-// runChecks runs the readiness and liveness checks of a push member. A failed check is in Result.Failure. It returns an
-// error if ctx ends or the sandbox cannot run the checks, and a phase.Wait if all slots are in use.
+// runChecks runs the readiness and liveness checks of a push member. A failed check is in Result.Failure, not an error.
+// It returns an error if ctx ends or the sandbox cannot run the checks, and a phase.Wait if all slots are in use.
 func (c *Controller) runChecks(ctx context.Context, config *rest.Config, cluster *libv1beta1.SveltosCluster) (check.Result, error) {
 	if !cluster.DeletionTimestamp.IsZero() {
 		// The objects on the cluster must be removed even if a check fails or the status was lost.
@@ -165,8 +166,8 @@ func (c *Controller) acquireCheckSlot(cluster *libv1beta1.SveltosCluster) (relea
 	}, ok
 }
 
-// renewToken renews the token of a push member before it expires. An error is only a problem for an event and
-// failureMessage, since the present token is still valid.
+// renewToken renews the token of a push member before it expires. It adds an error to s.problems and does not fail the
+// reconcile, since the present token is still valid.
 func (c *Controller) renewToken(ctx context.Context, s *state) {
 	// The hub does not renew the tokens of a cloud identity.
 	if s.cluster.Spec.TokenRequestRenewalOption == nil || s.member.Identity != nil {
@@ -187,7 +188,7 @@ func (c *Controller) renewToken(ctx context.Context, s *state) {
 	s.addProblem(err.Error())
 }
 
-// evaluatePull computes the status of a pull member from the heartbeats of its agent.
+// evaluatePull sets s.status from the heartbeats and the reports of the agent of a pull member.
 func (c *Controller) evaluatePull(ctx context.Context, s *state) error {
 	lastReport := ""
 	if at := s.cluster.Status.AgentLastReportTime; at != nil {
@@ -198,16 +199,16 @@ func (c *Controller) evaluatePull(ctx context.Context, s *state) error {
 		return err
 	}
 	if !s.cluster.Status.Ready {
-		c.rememberNotReady(client.ObjectKeyFromObject(s.cluster))
+		c.markNotReady(client.ObjectKeyFromObject(s.cluster))
 	}
 	before := *s.cluster.Status.DeepCopy()
 	if s.member.Deleting {
 		// The objects on the cluster must be removed even if a check fails or the status was lost.
 		before.AgentCheckFailures, before.Ready = 0, before.Ready || liveness.HasReported
 	}
-	status, evaluateAfter := afterPullCheck(before, s.cluster.Spec.ConsecutiveFailureThreshold, liveness)
+	status, evaluateAfter := statusOfPull(before, s.cluster.Spec.ConsecutiveFailureThreshold, liveness)
 	s.status = status
-	s.status.AgentCheckFailures = s.cluster.Status.AgentCheckFailures
+	s.status.AgentCheckFailures = s.cluster.Status.AgentCheckFailures // only the agent writes it
 	s.requeueWithin(evaluateAfter)
 	return nil
 }
@@ -222,7 +223,7 @@ func (c *Controller) patchLabels(ctx context.Context, s *state) error {
 	if err := c.Hub.Patch(ctx, patched, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("label cluster %s: %w", s.member.Key(), err)
 	}
-	patched.Status = s.cluster.Status
+	patched.Status = s.cluster.Status // s.status was computed from it
 	s.cluster = patched
 	return nil
 }
@@ -235,7 +236,7 @@ func (c *Controller) patchStatus(ctx context.Context, s *state) error {
 		return nil
 	}
 	patched := s.cluster.DeepCopy()
-	// A merge patch does not change the other fields, which the agent of a pull member writes.
+	// The merge patch changes only the fields that differ: the agent of a pull member may write others concurrently.
 	patched.Status = s.status
 	err := c.Hub.Status().Patch(ctx, patched, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager))
 	if apierrors.IsNotFound(err) {
@@ -272,17 +273,17 @@ func (c *Controller) recordEvents(s *state, before libv1beta1.SveltosClusterStat
 	}
 }
 
-// takeReadyTransition returns whether a member has become ready. For a pull member, whose agent writes Ready itself, it
-// compares with notReady, and removes the member from it.
+// takeReadyTransition returns whether a member has become ready. The agent of a pull member writes Ready itself, so
+// that before.Ready can be true already. So it compares with c.notReady instead, and removes the member from it.
 func (c *Controller) takeReadyTransition(s *state, before libv1beta1.SveltosClusterStatus) bool {
 	if s.member.Mode == fleet.Push || !s.status.Ready || s.status.ConnectionStatus != libv1beta1.ConnectionHealthy {
 		return s.status.Ready && !before.Ready
 	}
-	return c.forgetNotReady(client.ObjectKeyFromObject(s.cluster)) || before.ConnectionStatus == ""
+	return c.unmarkNotReady(client.ObjectKeyFromObject(s.cluster)) || before.ConnectionStatus == ""
 }
 
-// rememberNotReady adds a pull member to c.notReady.
-func (c *Controller) rememberNotReady(name types.NamespacedName) {
+// markNotReady adds a pull member to c.notReady.
+func (c *Controller) markNotReady(name types.NamespacedName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.notReady == nil {
@@ -291,8 +292,8 @@ func (c *Controller) rememberNotReady(name types.NamespacedName) {
 	c.notReady[name] = struct{}{}
 }
 
-// forgetNotReady removes a pull member from c.notReady and returns whether it was there.
-func (c *Controller) forgetNotReady(name types.NamespacedName) bool {
+// unmarkNotReady removes a pull member from c.notReady and returns whether it was there.
+func (c *Controller) unmarkNotReady(name types.NamespacedName) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, wasNotReady := c.notReady[name]
@@ -301,8 +302,8 @@ func (c *Controller) forgetNotReady(name types.NamespacedName) bool {
 }
 
 // recordEvent records an event about the cluster. The message is "cluster <name>" and text.
-func (c *Controller) recordEvent(s *state, kind, reason, text string) {
-	c.Events.Eventf(s.cluster, nil, kind, reason, libv1beta1.SveltosClusterKind, "cluster %s%s", s.member.Key(), text)
+func (c *Controller) recordEvent(s *state, eventType, reason, text string) {
+	c.Events.Eventf(s.cluster, nil, eventType, reason, libv1beta1.SveltosClusterKind, "cluster %s%s", s.member.Key(), text)
 }
 
 // recordPauseEvent records that the active window paused or unpaused the cluster.

@@ -20,8 +20,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// maxWindowAge limits the search for the last time when a window opened or closed. The cron library has the same limit
-// for the next time.
+// maxWindowAge limits the search for the last time when a window opened or closed. The cron library searches the next
+// time within the same limit.
 const maxWindowAge = 5 * 366 * 24 * time.Hour
 
 // AnnotationWindow on a SveltosCluster contains a windowRecord in JSON: the next times of the active window when the
@@ -36,17 +36,17 @@ const windowFieldPrefix = "spec.activeWindow."
 type windowState struct {
 	// paused is the desired spec.paused.
 	paused bool
-	// unpause and pause are the next times when the window opens and closes, and hash identifies the window. They are
-	// written to the status and to the annotation; they are nil without a window.
-	unpause, pause *metav1.Time
-	hash           []byte
+	// nextUnpause and nextPause are the next times when the window opens and closes, and hash identifies the window. They
+	// are written to the status and to the annotation; they are nil without a window.
+	nextUnpause, nextPause *metav1.Time
+	hash                   []byte
 	// untilNext is the time until the window opens or closes, 0 without a window.
 	untilNext time.Duration
 }
 
 // windowRecord is the value of AnnotationWindow.
 type windowRecord struct {
-	// Unpause and Pause are the next opening and closing of the window at the time of the evaluation.
+	// Unpause and Pause are the next times, seen from the last evaluation, when the window opens and closes.
 	Unpause metav1.Time `json:"unpause"`
 	Pause   metav1.Time `json:"pause"`
 	// Hash identifies the window to which the times belong.
@@ -66,13 +66,13 @@ func readWindowRecord(cluster *libv1beta1.SveltosCluster) *windowRecord {
 	return record
 }
 
-// writeWindowRecord writes desired to the annotation of a cluster.
+// writeWindowRecord sets the annotation of cluster, in memory, to the times of desired. It removes it without a window.
 func writeWindowRecord(cluster *libv1beta1.SveltosCluster, desired windowState) error {
 	if desired.hash == nil {
 		delete(cluster.Annotations, AnnotationWindow)
 		return nil
 	}
-	text, err := json.Marshal(windowRecord{Unpause: *desired.unpause, Pause: *desired.pause, Hash: desired.hash})
+	text, err := json.Marshal(windowRecord{Unpause: *desired.nextUnpause, Pause: *desired.nextPause, Hash: desired.hash})
 	if err != nil {
 		return fmt.Errorf("encode the times of the active window: %w", err)
 	}
@@ -80,14 +80,14 @@ func writeWindowRecord(cluster *libv1beta1.SveltosCluster, desired windowState) 
 	return nil
 }
 
-// evaluateWindow evaluates the active window of a cluster. It changes spec.paused only if the window is new, or has
-// opened or closed since the annotation was written. In between users can change spec.paused.
+// evaluateWindow evaluates the active window of a cluster. The result differs from spec.paused only if the window is
+// new, or has opened or closed since the annotation was written. In between users can change spec.paused.
 func evaluateWindow(cluster *libv1beta1.SveltosCluster, now time.Time) (windowState, error) {
 	result := windowState{paused: cluster.Spec.Paused}
 	window, record := cluster.Spec.ActiveWindow, readWindowRecord(cluster)
 	if window == nil {
 		if record != nil && record.Unpause.Before(&record.Pause) {
-			// The user has removed a closed window: the cluster must not stay paused.
+			// A user has removed the window while it was closed: the cluster must not stay paused.
 			result.paused = false
 		}
 		return result, nil
@@ -110,7 +110,7 @@ func evaluateWindow(cluster *libv1beta1.SveltosCluster, now time.Time) (windowSt
 	}
 	hash := sha256.Sum256([]byte(window.From + window.To))
 	result.hash, result.untilNext = hash[:], min(opens.Sub(now), closes.Sub(now))
-	result.unpause, result.pause = &metav1.Time{Time: opens}, &metav1.Time{Time: closes}
+	result.nextUnpause, result.nextPause = &metav1.Time{Time: opens}, &metav1.Time{Time: closes}
 	if record == nil || !bytes.Equal(record.Hash, result.hash) || !record.Unpause.After(now) || !record.Pause.After(now) {
 		// A window that opens and closes at the same moment is closed.
 		result.paused = !lastFired(from, now).After(lastFired(to, now))
@@ -118,7 +118,8 @@ func evaluateWindow(cluster *libv1beta1.SveltosCluster, now time.Time) (windowSt
 	return result, nil
 }
 
-// parseCron parses an expression in the format of Sveltos: five fields, or a name like @daily.
+// parseCron parses an expression in the format of Sveltos: five fields, or a name like @daily. Times are in UTC unless
+// the expression has a time zone.
 func parseCron(expression string) (cron.Schedule, error) {
 	if strings.Contains(expression, "TZ=") && !strings.Contains(expression, " ") {
 		return nil, fmt.Errorf("%q is not a cron expression: it has a time zone alone", expression) // the library panics
@@ -133,8 +134,8 @@ func parseCron(expression string) (cron.Schedule, error) {
 	return schedule, nil
 }
 
-// lastFired returns the last time, at most now, when schedule fired. It returns the zero time if schedule did not fire
-// within maxWindowAge.
+// lastFired returns the last time until now when schedule fired. It returns the zero time if schedule did not fire
+// within maxWindowAge. schedule can only compute the next time, so lastFired is a binary search.
 func lastFired(schedule cron.Schedule, now time.Time) time.Time {
 	hasFiredWithin := func(secondsAgo int) bool {
 		next := schedule.Next(now.Add(-time.Duration(secondsAgo) * time.Second))
@@ -155,8 +156,8 @@ func (c *Controller) applyWindow(ctx context.Context, s *state) error {
 	}
 	desired, err := evaluateWindow(s.cluster, c.Clock.Now())
 	if err != nil {
-		// Only a user can correct the window. The cluster and its annotation stay as they are, and the status has no
-		// next times.
+		// Only a user can correct the window. The cluster and its annotation do not change, and the status gets no next
+		// times.
 		s.addProblem(err.Error())
 		s.window = &windowState{}
 		return nil

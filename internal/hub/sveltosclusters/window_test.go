@@ -52,7 +52,7 @@ func TestWindowOpensAndCloses(t *testing.T) {
 			hash := sha256.Sum256([]byte(tc.from + tc.to))
 			unpause, pause := at(t, tc.unpause), at(t, tc.closes)
 			want := windowState{
-				paused: tc.paused, unpause: &metav1.Time{Time: unpause}, pause: &metav1.Time{Time: pause}, hash: hash[:],
+				paused: tc.paused, nextUnpause: &metav1.Time{Time: unpause}, nextPause: &metav1.Time{Time: pause}, hash: hash[:],
 				untilNext: min(unpause.Sub(now), pause.Sub(now)),
 			}
 			if diff := cmp.Diff(want, got, cmp.AllowUnexported(windowState{})); diff != "" || err != nil {
@@ -67,7 +67,7 @@ func TestWindowKeepsUserPauseBetweenItsTimes(t *testing.T) {
 	window := &libv1beta1.ActiveWindow{From: "0 8 * * *", To: "0 17 * * *"}
 	hash := sha256.Sum256([]byte(window.From + window.To))
 	memory := func(unpause, pause string) windowState {
-		return windowState{unpause: &metav1.Time{Time: at(t, unpause)}, pause: &metav1.Time{Time: at(t, pause)}, hash: hash[:]}
+		return windowState{nextUnpause: &metav1.Time{Time: at(t, unpause)}, nextPause: &metav1.Time{Time: at(t, pause)}, hash: hash[:]}
 	}
 	open, closed := memory("03 08:00:00", "02 17:00:00"), memory("03 08:00:00", "03 17:00:00")
 	tests := map[string]struct {
