@@ -58,7 +58,8 @@ type Worker struct {
 	Gate *Gate
 	// OnKindsChanged is called after the kinds that the member serves may have changed.
 	OnKindsChanged func()
-	// OnConverged is called with the result of each attempt to apply a bundle; nil if Outdated releases prevented it.
+	// OnConverged is called with the result of each attempt to apply a bundle. It is not called if the agent applies
+	// nothing because the hub must render Outdated releases again.
 	OnConverged func(error)
 	// OnWithdrawn is called after a bundle was removed and before the removal is reported. The agent then updates
 	// kube.AnnotationUnrequested of its Lease.
@@ -237,7 +238,9 @@ func (w *Worker) isOlder(d deliver.Delivery) bool {
 // reportResult reports the result of an attempt, and its error err. It returns err, so that the caller retries, unless
 // err is a bundle.TerminalError, after which a retry cannot succeed.
 func (w *Worker) reportResult(ctx context.Context, d deliver.Delivery, report bundle.Report, err error) error {
-	w.OnConverged(err)
+	if err != nil || len(report.Outdated) == 0 {
+		w.OnConverged(err)
+	}
 	if changesKinds(report.Changes) {
 		w.OnKindsChanged()
 	}
