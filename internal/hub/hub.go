@@ -282,8 +282,8 @@ func (h *hub) addControllers(ctx context.Context) error {
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport, Configurations: configurations,
 			RecheckDelay: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck, fleet.Local: pushRecheck}, Wakeups: h.engines.reportedSummaries, UnreachableReason: h.unreachableReason(),
-			Started:   h.metricsRecorder.recordStart,
-			Resources: h.resources, Flux: h.newFluxWatcher(composer.Contents.Artifacts), Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
+			OnDeliveryStart: h.metricsRecorder.recordStart,
+			Resources:       h.resources, Flux: h.newFluxWatcher(composer.Contents.Artifacts), Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&shards.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, SummaryIndex: summaries.ClusterIndex, LabelGroups: h.labelGroups,
@@ -347,7 +347,7 @@ func (h *hub) addFleetControllers(ctx context.Context, contents *source.Contents
 		}
 	}
 	return errors.Join(
-		(&profiles.Controller{Hub: h.GetClient(), Unsupported: summaries.Unsupported, Events: h.GetEventRecorder(reportingController)}).Setup(h),
+		(&profiles.Controller{Hub: h.GetClient(), Unsupported: summaries.UnsupportedFields, Events: h.GetEventRecorder(reportingController)}).Setup(h),
 		(&rolerequests.Controller{Hub: h.GetClient(), Contents: contents}).Setup(h),
 	)
 }

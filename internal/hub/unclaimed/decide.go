@@ -82,7 +82,7 @@ func (e evidence) isDropped() bool {
 	if !e.summary.DeletionTimestamp.IsZero() || e.deployed.Requested || spec.SyncMode == configv1beta1.SyncModeOneTime {
 		return false
 	}
-	spec = summaries.ContentFor(spec, e.deployed.on.Mode)
+	spec = summaries.SpecForMode(spec, e.deployed.on.Mode)
 	return map[string]bool{
 		string(libv1beta1.FeatureResources): len(spec.PolicyRefs) == 0,
 		string(libv1beta1.FeatureHelm):      len(spec.HelmCharts) == 0,
