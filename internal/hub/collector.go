@@ -34,8 +34,8 @@ func newDesc(name, help string, labels []string) *prometheus.Desc {
 	return prometheus.NewDesc(prometheus.BuildFQName(metricsNamespace, "", name), help, labels, nil)
 }
 
-// metricsCollector reads the state of the fleet from the cache at the time of a scrape. It has no state of its own, so
-// that deleted objects have no metrics.
+// metricsCollector computes metrics from the objects in the cache when it is scraped. So deleted objects have no
+// metrics.
 type metricsCollector struct {
 	hub   client.Reader
 	shard fleet.Shard
@@ -142,8 +142,8 @@ func (c *metricsCollector) collectSveltosStatus(to chan<- prometheus.Metric, sta
 	}
 }
 
-// collectKarmadaContact sends the metrics that are not in the status of a Cluster: for push mode the number of failed
-// requests, for pull mode the time when the agent renewed its Lease.
+// collectKarmadaContact sends the metrics that are not in the status of a Cluster: the number of failed requests (push
+// mode), or the time when the agent renewed its Lease (pull mode).
 func (c *metricsCollector) collectKarmadaContact(ctx context.Context, to chan<- prometheus.Metric, member fleet.Member, labels []string) {
 	if member.Mode == fleet.Push {
 		if failed, ok := c.failedContacts(member.Name); ok {

@@ -7,9 +7,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// compactMark replaces the managed fields of an object that is compact already. A streaming list of a reflector calls
-// the transform function twice for each object. The second call must not write the object, since it may share memory
-// with cached objects. An object from an API server has nil or non-empty managed fields.
+// compactMark replaces the managed fields of an object after compact. A reflector with a streaming list calls the
+// transform function twice for each object, and the second call must not change the object, since it may share memory
+// with cached objects. The mark differs from the managed fields of API servers, which are nil or not empty.
 //
 //nolint:gochecknoglobals // it never changes
 var compactMark = []metav1.ManagedFieldsEntry{}

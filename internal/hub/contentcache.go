@@ -72,13 +72,13 @@ func (c *contentCache) Get(ctx context.Context, key client.ObjectKey, obj client
 }
 
 // getVersion returns the cached object of the wanted version. If there is none, it reads the object from the API
-// server, which may have a newer version. Concurrent callers that want the same version share one request. Its result
-// is not older, since the version existed before the request.
+// server, which may have a newer version but no older one. Concurrent callers that want the same version share one
+// request.
 func (c *contentCache) getVersion(ctx context.Context, wanted version) (client.Object, error) {
 	if hit, ok := c.byVersion.Get(wanted.key()); ok {
 		return hit, nil
 	}
-	// The end of the first caller must not cancel the request, since others wait for it. The client has a timeout.
+	// If the context of the first caller ends, the request continues, since others wait for it. The client has a timeout.
 	requestCtx := context.WithoutCancel(ctx)
 	answer := c.requests.DoChan(wanted.key(), func() (any, error) {
 		if hit, ok := c.byVersion.Get(wanted.key()); ok {

@@ -22,9 +22,15 @@
 // push member (engines.go), the cache of ConfigMaps and Secrets (contentcache.go), leader election (leader.go), health
 // (health.go) and metrics (collector.go, recorder.go).
 //
-// Terms: a hub serves a cluster if the cluster is in its shard. It reconciles the summaries of the cluster only when
-// all of them have the shard label, since its cache lacks the others (fleet.Shard.SeesAll). The default shard has all
-// clusters without the shard annotation; only its hub runs the controllers that concern the whole fleet.
+// Terms:
+//
+//   - serve: a hub serves a cluster if the cluster is in its shard. It reconciles the summaries of the cluster only
+//     when all of them have the shard label, since its cache lacks the others (fleet.Shard.SeesAll).
+//   - default shard: all clusters without the shard annotation. Only its hub runs the controllers that concern the
+//     whole fleet.
+//   - local: of the hub's own cluster, to which content with deploymentType Local is deployed (local.go).
+//   - partition: the inventory records of the hub's own cluster that belong to the content of one cluster.
+//   - release a member: cancel the operations of its engine, because this hub no longer manages the member.
 //
 // Invariants:
 //

@@ -27,9 +27,9 @@ const changeBacklog = 1024
 // engines runs one engine per push member, from the first call of engineFor until forget is called.
 type engines struct {
 	members *fleet.Clients
-	// hub and partitions are for the engine of the hub's own cluster (local.go): its client configuration, and the
+	// hubConfig and partitions are for the engine of the hub's own cluster (local.go): its client configuration, and the
 	// partitions of its inventory.
-	hub        *rest.Config
+	hubConfig  *rest.Config
 	partitions *inventory.Partitions
 	// isServed returns whether this hub manages a member.
 	isServed func(context.Context, fleet.Member) (bool, error)
@@ -57,11 +57,11 @@ type memberEngine struct {
 	engine *engine.Engine
 	// recordMemory limits the memory of the member's inventory records; nil for the hub's own cluster.
 	recordMemory *kube.Reservation
-	// previous is the done channel of the replaced engine; nil if there is none.
+	// previous is the channel done of the engine that this one replaces; nil if there is none.
 	previous <-chan struct{}
-	// stop is closed to stop the engine. run closes done at its end.
+	// stop is closed to stop the engine. run closes done when it returns.
 	stop, done chan struct{}
-	// release closes released when this hub no longer manages the member. This cancels running operations.
+	// release closes released when this hub no longer manages the member. This cancels the running operations.
 	released <-chan struct{}
 	release  func()
 }
@@ -74,11 +74,11 @@ func engineOwnerOf(m fleet.Member) engineOwner {
 	return engineOwner{uid: m.UID, namespace: m.MemberNamespace, scope: m.Scope, hub: m.Hub}
 }
 
-func newEngines(members *fleet.Clients, hub *rest.Config, isServed func(context.Context, fleet.Member) (bool, error),
+func newEngines(members *fleet.Clients, hubConfig *rest.Config, isServed func(context.Context, fleet.Member) (bool, error),
 	recordDrift func(fleet.Member, bundle.ID, bundle.ChangeSet),
 ) *engines {
 	return &engines{
-		members: members, hub: hub, isServed: isServed, recordDrift: recordDrift,
+		members: members, hubConfig: hubConfig, isServed: isServed, recordDrift: recordDrift,
 		reportedSummaries: make(chan event.GenericEvent, changeBacklog), changedWorks: make(chan event.GenericEvent, changeBacklog),
 		stopped: make(chan struct{}), toRun: make(chan *memberEngine), byMember: map[string]*memberEngine{},
 	}
@@ -136,7 +136,7 @@ func (e *engines) forTransport(ctx context.Context, m fleet.Member) (deliver.Eng
 // engineFor returns the engine of a push member or of selfMember. It creates an engine if there is none, or if the
 // credentials or the registration of the member have changed.
 func (e *engines) engineFor(ctx context.Context, m fleet.Member) (*memberEngine, error) {
-	config := e.hub
+	config := e.hubConfig
 	if m.Mode != fleet.Local {
 		var err error
 		if config, err = e.members.Config(ctx, m); err != nil {
@@ -157,8 +157,8 @@ func (e *engines) engineFor(ctx context.Context, m fleet.Member) (*memberEngine,
 			return nil, fmt.Errorf("start engine of %s: %w", m.Key(), ctx.Err())
 		}
 	}
-	// The shard is checked after the engine is added: if the cache still has the old shard, the event about the new shard
-	// comes later, and its handler calls forget.
+	// The shard must be checked after the engine is added: if the cache still has the old shard now, the event about the
+	// new shard comes later, and a controller calls forget.
 	isServed, err := e.isServed(ctx, m)
 	if err != nil {
 		return nil, err
@@ -231,7 +231,7 @@ func (e *engines) getOrCreate(m fleet.Member, config *rest.Config) (*memberEngin
 	if err != nil {
 		return nil, false, fmt.Errorf("create engine of %s: %w", m.Key(), err)
 	}
-	created.ConfirmScope() // m comes from the hub, so it is the present registration
+	created.ConfirmScope() // m was read from the hub, so its registration is the current one
 	released := make(chan struct{})
 	started := &memberEngine{
 		member: m.Key(), owner: engineOwnerOf(m), config: config, engine: created, recordMemory: options.RecordMemory,
@@ -279,8 +279,8 @@ func (e *engines) onCorrect(m fleet.Member) func(bundle.ID, bundle.ChangeSet) {
 	}
 }
 
-// requestorOf returns the member and the bundle ID that the requestor of a bundle uses. In the engine of the hub's own
-// cluster, the ID also contains the member, and is parsed; otherwise the arguments are returned.
+// requestorOf returns the member and the bundle ID as the ClusterSummary knows them. In the engine of the hub's own
+// cluster, id also contains the member, and requestorOf parses it. For all other engines it returns m and id.
 func requestorOf(m fleet.Member, id bundle.ID) (fleet.Member, bundle.ID) {
 	if m.Mode != fleet.Local {
 		return m, id
@@ -290,7 +290,7 @@ func requestorOf(m fleet.Member, id bundle.ID) (fleet.Member, bundle.ID) {
 }
 
 // onReport returns the function that an engine calls when its report about a bundle changes. The function triggers a
-// reconcile of the requestor, which no watch triggers.
+// reconcile of the ClusterSummary or the Work, since no watch on the hub does.
 func (e *engines) onReport(m fleet.Member) func(bundle.ID) {
 	return func(id bundle.ID) {
 		if id.RequestorKind != configv1beta1.ClusterSummaryKind {
@@ -303,8 +303,8 @@ func (e *engines) onReport(m fleet.Member) func(bundle.ID) {
 	}
 }
 
-// onChange returns the function that an engine calls when an object changes. The function triggers a reconcile of the
-// Work, whose status has the health of its objects. It ignores summaries, whose status has no health.
+// onChange returns the function that an engine calls when an object of a bundle changes. The function triggers a
+// reconcile of a Work, whose status has the health of its objects. It ignores summaries, whose status has no health.
 func (e *engines) onChange(m fleet.Member) func(bundle.ID) {
 	return func(id bundle.ID) {
 		change, ok := hubworks.ChangeEvent(m, id)
@@ -315,8 +315,8 @@ func (e *engines) onChange(m fleet.Member) func(bundle.ID) {
 	}
 }
 
-// send sends change, and waits while the channel is full until the hub stops. It also sends after the engine is
-// replaced: the new engine may not report the change again, since the record can already be deleted.
+// send sends change. While the channel is full it waits, until the hub stops. It also sends a change of an engine that
+// was replaced: the new engine does not report it again if the record of the bundle is already deleted.
 func (e *engines) send(to chan<- event.GenericEvent, change event.GenericEvent) {
 	select {
 	case to <- change:

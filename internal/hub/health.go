@@ -26,9 +26,9 @@ const (
 	// maxAnswerAge is the maximum age of the API server's last answer while the hub is ready. Two failed checks in a row
 	// keep the hub ready.
 	maxAnswerAge = 3*checkInterval + checkTimeout
-	// maxAnswerGap is the maximum time between two answers; a longer gap is an outage. A single failed check is no outage.
-	// After an outage the heartbeat limit of each agent starts again. With frequent single failures no agent would become
-	// silent if they counted as outages.
+	// maxAnswerGap is the maximum time between two answers; a longer gap is an outage. After an outage the heartbeat limit
+	// of each agent starts again. A single failed check is no outage: otherwise, with frequent single failures, the hub
+	// would never find that an agent is silent.
 	maxAnswerGap = 2*checkInterval + checkTimeout
 	// maxCheckAge is the maximum time since the last check. If it is exceeded, the process hangs and must be restarted.
 	maxCheckAge = time.Minute
@@ -46,10 +46,10 @@ type health struct {
 
 	// mu guards the following fields.
 	mu sync.Mutex
-	// areCachesSynced returns whether all caches are synced; it is nil while the hub starts. cachesSynced is its last
-	// result.
-	areCachesSynced func(context.Context) (bool, error)
-	cachesSynced    bool
+	// checkCaches returns whether all caches are synced; it is nil until setCacheCheck is called. areCachesSynced is its
+	// last result.
+	checkCaches     func(context.Context) (bool, error)
+	areCachesSynced bool
 	// checkedAt is the end of the last check, and answeredAt the time of the API server's last answer. unsyncedSince is
 	// the first check with an answer and caches that are not synced; zero if they are synced or there is no answer.
 	// availableFrom is the time of the first answer after the last outage.
@@ -71,11 +71,11 @@ func newHealth(cfg *rest.Config, clock clock.WithTickerAndDelayedExecution) (*he
 	}, nil
 }
 
-// setCacheCheck sets areCachesSynced. The hub is not ready until it is called.
+// setCacheCheck sets checkCaches. The hub is not ready until it is called.
 func (h *health) setCacheCheck(areSynced func(context.Context) (bool, error)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.areCachesSynced = areSynced
+	h.checkCaches = areSynced
 }
 
 // run checks the API server and the caches periodically until ctx ends.
@@ -86,8 +86,8 @@ func (h *health) run(ctx context.Context) {
 		h.check(ctx)
 		h.mu.Lock()
 		wait := ticker.C()
-		if !h.cachesSynced && h.areCachesSynced != nil && h.clock.Since(h.answeredAt) < checkInterval {
-			// The hub is ready as soon as the caches are synced: check more often.
+		if !h.areCachesSynced && h.checkCaches != nil && h.clock.Since(h.answeredAt) < checkInterval {
+			// Check more often, so that the hub is ready soon after the caches are synced.
 			wait = h.clock.After(checkInterval / 10)
 		}
 		h.mu.Unlock()
@@ -104,7 +104,7 @@ func (h *health) check(ctx context.Context) {
 	defer cancel()
 	probeErr := h.probe(ctx)
 	h.mu.Lock()
-	areSynced := h.areCachesSynced
+	areSynced := h.checkCaches
 	h.mu.Unlock()
 	synced := false
 	if areSynced != nil {
@@ -113,7 +113,7 @@ func (h *health) check(ctx context.Context) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.checkedAt, h.cachesSynced = h.clock.Now(), synced
+	h.checkedAt, h.areCachesSynced = h.clock.Now(), synced
 	if probeErr == nil {
 		if h.checkedAt.Sub(h.answeredAt) > maxAnswerGap {
 			h.availableFrom = h.checkedAt
@@ -163,15 +163,15 @@ func (h *health) Ready() error {
 	switch {
 	case h.clock.Since(h.answeredAt) > maxAnswerAge:
 		return errors.New("the API server of the hub does not answer")
-	case !h.cachesSynced:
+	case !h.areCachesSynced:
 		return errors.New("informer caches are not synced yet")
 	default:
 		return nil
 	}
 }
 
-// cachesSyncedFunc returns a function for setCacheCheck. It checks the informers of the main kinds.
-func cachesSyncedFunc(informers cache.Informers) func(context.Context) (bool, error) {
+// cacheCheckFunc returns a function for setCacheCheck. It checks the informers of the main kinds.
+func cacheCheckFunc(informers cache.Informers) func(context.Context) (bool, error) {
 	kinds := append(fleet.Kinds(), &libv1beta1.ConfigurationGroup{}, &configv1beta1.ClusterSummary{}, &coordinationv1.Lease{})
 	return func(ctx context.Context) (bool, error) {
 		for _, kind := range kinds {

@@ -55,7 +55,7 @@ func TestHealth(t *testing.T) {
 				}
 			}
 			if tc.led {
-				h.leaseTracker.recordWrite(clock.Now(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
+				h.leaseTracker.recordLeaseWrite(clock.Now(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
 			}
 			clock.Step(tc.ago)
 			if err := h.Alive(); (err == nil) != tc.alive {
@@ -72,8 +72,8 @@ func TestReleasedLeaseIsNotOverdue(t *testing.T) {
 	t.Parallel()
 	clock := testclock.NewFakeClock(time.Unix(1e9, 0))
 	lead := newLeaseTracker(clock)
-	lead.recordWrite(clock.Now(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
-	lead.recordWrite(clock.Now(), resourcelock.LeaderElectionRecord{}, "me")
+	lead.recordLeaseWrite(clock.Now(), resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, "me")
+	lead.recordLeaseWrite(clock.Now(), resourcelock.LeaderElectionRecord{}, "me")
 	clock.Step(time.Hour)
 	if lead.isOverdue() {
 		t.Error("it counts as lost")

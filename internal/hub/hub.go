@@ -119,8 +119,8 @@ func Run(ctx context.Context, cfg *rest.Config, opts Options) error {
 	if reasons := validation.IsDNS1123Label(opts.ShardKey); opts.ShardKey != "" && len(reasons) > 0 {
 		return fmt.Errorf("shard key %q: %s", opts.ShardKey, reasons[0])
 	}
-	// This process uses one half of the container's memory. The children of the sandbox use three eighths of that half
-	// (see sandbox.NewPool). The rest is a reserve for short peaks.
+	// This process uses one half of the container's memory. The child processes of the sandbox use three eighths of that
+	// half (see sandbox.NewPool). The rest is a reserve for short peaks.
 	debug.SetMemoryLimit(containerMemory() / 2)
 	cfg = rest.CopyConfig(cfg)
 	cfg.UserAgent = rest.DefaultKubernetesUserAgent() + "/towline-hub"
@@ -185,7 +185,7 @@ func newManager(cfg *rest.Config, opts Options, leaseTracker *leaseTracker) (ctr
 		Controller: config.Controller{
 			// Tests run a second hub in the same process.
 			SkipNameValidation: ptr.To(true),
-			// A hub that is not the leader fills its caches in advance.
+			// A hub that is not the leader fills its caches, so that it can become the leader at once.
 			EnableWarmup: ptr.To(true),
 		},
 	}
@@ -282,8 +282,8 @@ func (h *hub) addControllers(ctx context.Context) error {
 		(&summaries.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, Composer: composer, Transport: transport, Configurations: configurations,
 			RecheckDelay: map[fleet.Mode]time.Duration{fleet.Push: pushRecheck, fleet.Local: pushRecheck}, Wakeups: h.engines.reportedSummaries, UnreachableReason: h.unreachableReason(),
-			Started:   h.metricsRecorder.recordStart,
-			Resources: h.resources, Flux: h.newFluxWatcher(composer.Contents.Artifacts), Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
+			OnDeliveryStart: h.metricsRecorder.recordStart,
+			Resources:       h.resources, Flux: h.newFluxWatcher(composer.Contents.Artifacts), Events: h.GetEventRecorder(reportingController), Clock: clock.RealClock{},
 		}).Setup(ctx, h),
 		(&shards.Controller{
 			Hub: h.GetClient(), Live: h.live, Shard: shard, SummaryIndex: summaries.ClusterIndex, LabelGroups: h.labelGroups,
@@ -347,7 +347,7 @@ func (h *hub) addFleetControllers(ctx context.Context, contents *source.Contents
 		}
 	}
 	return errors.Join(
-		(&profiles.Controller{Hub: h.GetClient(), Unsupported: summaries.Unsupported, Events: h.GetEventRecorder(reportingController)}).Setup(h),
+		(&profiles.Controller{Hub: h.GetClient(), Unsupported: summaries.UnsupportedFields, Events: h.GetEventRecorder(reportingController)}).Setup(h),
 		(&rolerequests.Controller{Hub: h.GetClient(), Contents: contents}).Setup(h),
 	)
 }
@@ -357,7 +357,7 @@ func (h *hub) hashKey() status.HashKey { return h.bundleKey.ForStatus() }
 
 // setupMetrics registers the metrics, and gives health the check of the manager's caches.
 func (h *hub) setupMetrics(ctx context.Context) error {
-	h.health.setCacheCheck(cachesSyncedFunc(h.GetCache()))
+	h.health.setCacheCheck(cacheCheckFunc(h.GetCache()))
 	h.metricsRecorder = newMetricsRecorder(h.GetCache(), h.opts.shard(), h.Elected(), clock.RealClock{})
 	h.metricsRecorder.hashKey = h.hashKey()
 	h.metricsCollector = newMetricsCollector(h.GetCache(), h.opts.shard(), h.Elected())
@@ -433,7 +433,7 @@ func (h *hub) newTransport() (deliver.Transport, error) {
 	return countingTransport{deliver.ByMode{fleet.Push: &deliver.PushTransport{Engines: h.engines.forTransport}, fleet.Pull: pull, fleet.Local: local}, h.metricsRecorder.operations}, nil
 }
 
-// newComposer returns the composer that makes the bundles of summaries.
+// newComposer returns the Composer, which builds the bundles of summaries.
 func newComposer(ctx context.Context, mgr ctrl.Manager, live client.Client, opts Options, pool *sandbox.Pool) (*summaries.Composer, error) {
 	hubUID, err := join.HubUID(ctx, live)
 	if err != nil {

@@ -22,11 +22,11 @@ import (
 // If a hub is killed, another hub becomes the leader within 15 s: the Lease expires leaseDuration after its last
 // renewal, and other hubs try to acquire it every retryPeriod.
 //
-// A leader that cannot renew the Lease starts no writes after writeDeadline, and cancels the writes without a response:
-// it sends none after the Lease has expired. An API server can still execute a write that it has received. The leader
-// keeps its caches and tries to renew the Lease until renewDeadline, since the restart of an API server takes longer
-// than writeDeadline. It stays the leader if it succeeds before another hub acquires the Lease. The process ends after
-// renewDeadline, or when it reads that another hub has acquired the Lease.
+// A leader that cannot renew the Lease starts no writes after writeDeadline, and cancels the writes without a response.
+// So it sends no write after the Lease has expired, but an API server can still execute a write that it has received.
+// The leader keeps its caches and tries to renew the Lease until renewDeadline, since the restart of an API server
+// takes longer than writeDeadline. It stays the leader if it succeeds before another hub acquires the Lease. The
+// process ends after renewDeadline, or when it reads that another hub has acquired the Lease.
 const (
 	leaseDuration = 10 * time.Second
 	writeDeadline = 8 * time.Second
@@ -123,10 +123,10 @@ func (t *leaseTracker) cancelWrites() {
 	}
 }
 
-// recordWrite records that this process wrote the Lease: it acquired or renewed it, or released it, with an empty
+// recordLeaseWrite records that this process wrote the Lease: it acquired or renewed it, or released it, with an empty
 // holder identity. sent is the time before the request, since other hubs may count the Lease from then. identity is the
 // holder identity of this process.
-func (t *leaseTracker) recordWrite(sent time.Time, record resourcelock.LeaderElectionRecord, identity string) {
+func (t *leaseTracker) recordLeaseWrite(sent time.Time, record resourcelock.LeaderElectionRecord, identity string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if record.HolderIdentity != identity {
@@ -144,8 +144,8 @@ func (t *leaseTracker) recordWrite(sent time.Time, record resourcelock.LeaderEle
 	})
 }
 
-// recordRead records the holder of the Lease that was read.
-func (t *leaseTracker) recordRead(holder, identity string) {
+// recordLeaseRead records the holder of the Lease that was read.
+func (t *leaseTracker) recordLeaseRead(holder, identity string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ended || t.renewed.IsZero() || holder == identity {
@@ -163,13 +163,14 @@ func (t *leaseTracker) isLeadershipLost() bool {
 	return t.ended
 }
 
-// fenceWrites wraps a transport so that it sends writes only while canWrite returns true, and cancels writes that have
-// no response then, for example because they still connect. Otherwise a leader that can reach members, but not the
-// hub's API server, would change members concurrently with the next leader.
+// fenceWrites wraps a transport so that it sends writes only while canWrite returns true. When canWrite becomes false,
+// it cancels the writes without a response. Otherwise a leader that can reach members, but not the hub's API server,
+// would change members concurrently with the next leader.
 func (t *leaseTracker) fenceWrites(next http.RoundTripper) http.RoundTripper {
 	return fence{next: next, leaseTracker: t}
 }
 
+// fence is the transport of fenceWrites.
 type fence struct {
 	next         http.RoundTripper
 	leaseTracker *leaseTracker
@@ -243,7 +244,7 @@ func newLock(cfg *rest.Config, shard fleet.Shard, leaseTracker *leaseTracker) (r
 func (l *trackedLock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
 	if err == nil {
-		l.leaseTracker.recordRead(record.HolderIdentity, l.Identity())
+		l.leaseTracker.recordLeaseRead(record.HolderIdentity, l.Identity())
 	}
 	return record, raw, err
 }
@@ -272,7 +273,7 @@ func (l *trackedLock) write(
 	sent := l.leaseTracker.clock.Now()
 	err := write(ctx, record)
 	if err == nil {
-		l.leaseTracker.recordWrite(sent, record, l.Identity())
+		l.leaseTracker.recordLeaseWrite(sent, record, l.Identity())
 	}
 	return err
 }

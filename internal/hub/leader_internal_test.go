@@ -105,17 +105,17 @@ func TestUnsentWritesAreCanceled(t *testing.T) {
 	mine := resourcelock.LeaderElectionRecord{HolderIdentity: "me"}
 	for name, loseLead := range map[string]func(*leaseTracker){
 		"not renewed":       func(*leaseTracker) { <-time.After(time.Second) },
-		"another hub leads": func(tracker *leaseTracker) { tracker.recordRead("another one", "me") },
+		"another hub leads": func(tracker *leaseTracker) { tracker.recordLeaseRead("another one", "me") },
 		"released": func(tracker *leaseTracker) {
-			tracker.recordWrite(time.Now(), resourcelock.LeaderElectionRecord{}, "me")
+			tracker.recordLeaseWrite(time.Now(), resourcelock.LeaderElectionRecord{}, "me")
 		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			tracker := newLeaseTracker(clock.RealClock{})
-			tracker.recordWrite(time.Now(), mine, "me")
+			tracker.recordLeaseWrite(time.Now(), mine, "me")
 			write, read := dial(t, tracker, http.MethodPut), dial(t, tracker, http.MethodGet)
 			<-time.After(writeDeadline / 2)
-			tracker.recordWrite(time.Now(), mine, "me")
+			tracker.recordLeaseWrite(time.Now(), mine, "me")
 			<-time.After(writeDeadline - time.Second)
 			synctest.Wait()
 			if len(write) > 0 {

@@ -17,9 +17,9 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// Content with deploymentType Local is deployed to the hub's own cluster. One engine of the hub, for selfMember, does
-// this for all clusters. The engines of all shards share one inventory scope. In it, each cluster has a partition,
-// which only the hub of its shard serves.
+// Content with deploymentType Local is deployed to the hub's own cluster. In each hub, one engine does this for all
+// clusters: the engine of selfMember. The engines of all shards store their records in one inventory scope. In this
+// scope each cluster has a partition, and only the hub of the cluster's shard serves it (inventory.Partitions).
 
 // selfMember returns the member for the engine of the hub's own cluster. Its key differs from all registered members,
 // because its namespace is empty.
@@ -77,8 +77,8 @@ func (e *engines) releaseLocal(cluster fleet.ID) {
 	}
 }
 
-// localPartitions returns the partitions of this hub: one for each cluster of its shard. The default shard also serves
-// the partitions of clusters that do not exist, so that it withdraws their bundles.
+// localPartitions returns the partitions that this hub serves: one for each cluster of its shard. The default shard
+// also serves the partitions of clusters that do not exist, so that it withdraws their bundles.
 func (h *hub) localPartitions() *inventory.Partitions {
 	return &inventory.Partitions{
 		Of: func(id bundle.ID) string {

@@ -24,8 +24,9 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// metricsRecorder counts deployments of features on the clusters of a shard while this hub is the leader. It derives
-// outcomes from the status of summaries, in the same way for push and pull mode.
+// metricsRecorder has the metrics about events: the deployments, withdrawals and drift corrections of features on the
+// clusters of a shard while this hub is the leader. It derives the results from changes of the status of summaries, in
+// the same way for push and pull mode. metricsCollector has the metrics about the current state.
 type metricsRecorder struct {
 	hub     client.Reader
 	shard   fleet.Shard
@@ -115,6 +116,8 @@ func (t *metricsRecorder) isCounted(summary *configv1beta1.ClusterSummary) bool 
 	return err == nil && t.shard.Serves(cluster)
 }
 
+// summaryChanged handles an update of a summary: it counts the deployments and withdrawals that have ended, and records
+// the start of others.
 func (t *metricsRecorder) summaryChanged(before, after any) {
 	old, okOld := before.(*configv1beta1.ClusterSummary)
 	current, okCurrent := after.(*configv1beta1.ClusterSummary)
@@ -125,7 +128,7 @@ func (t *metricsRecorder) summaryChanged(before, after any) {
 		key := featureKey{summary: client.ObjectKeyFromObject(current), feature: feature.FeatureID}
 		result, ended := outcomeOf(status.FeatureOf(old.Status, feature.FeatureID), feature, t.hashKey)
 		if !ended {
-			if isRunning(feature.Status) {
+			if isInProgress(feature.Status) {
 				t.recordStart(key.summary, key.feature)
 			}
 			continue
@@ -154,8 +157,8 @@ func outcomeOf(old, current configv1beta1.FeatureSummary, key status.HashKey) (r
 	}
 }
 
-// isRunning returns whether s is the status of a deployment or withdrawal in progress.
-func isRunning(s libv1beta1.FeatureStatus) bool {
+// isInProgress returns whether s is the status of a deployment or withdrawal in progress.
+func isInProgress(s libv1beta1.FeatureStatus) bool {
 	return s == libv1beta1.FeatureStatusProvisioning || s == libv1beta1.FeatureStatusRemoving || s == libv1beta1.FeatureStatusAgentRemoving
 }
 
@@ -205,7 +208,7 @@ func (t *metricsRecorder) clusterDeleted(obj any) {
 	}
 }
 
-// forget deletes the metrics of a cluster that is deleted or in another shard.
+// forget deletes the metrics of a cluster that was deleted, or that has moved to another shard.
 func (t *metricsRecorder) forget(cluster client.Object) {
 	member := fleet.FromObject(cluster)
 	labels := prometheus.Labels{"cluster_type": string(member.Type), "cluster_namespace": member.Namespace, "cluster_name": member.Name}

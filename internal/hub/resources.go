@@ -10,8 +10,8 @@ import (
 	"github.com/towline/towline/internal/hub/resources"
 )
 
-// newResources returns the watcher of the objects that templates refer to. It has its own cache, so that it can stop
-// watching a kind that templates no longer refer to.
+// newResources returns the watcher of the objects that templates refer to (templateResourceRefs). It has its own cache,
+// so that it can stop watching a kind that templates no longer refer to.
 func newResources(mgr ctrl.Manager, live client.Client) (*resources.Watcher, error) {
 	kinds, err := cache.New(mgr.GetConfig(), cache.Options{
 		Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(), HTTPClient: mgr.GetHTTPClient(),

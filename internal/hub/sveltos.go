@@ -40,6 +40,7 @@ func (h *hub) addSveltosControllers(ctx context.Context, configMaps client.Reade
 	)
 }
 
+// reachability returns the check whether a SveltosCluster that is being deleted is reachable.
 func (h *hub) reachability() *deregistration.Reachability {
 	contact := func(ctx context.Context, m fleet.Member) (fleet.Facts, error) {
 		config, err := h.members.Config(ctx, m)

@@ -22,7 +22,7 @@ type ResultKind string
 
 // The kinds of results.
 const (
-	// Delivered means that the bundle with DesiredDigest was delivered, with Report as the result.
+	// Delivered means that the bundle with DesiredDigest was delivered. Report has the result on the member.
 	Delivered ResultKind = "Delivered"
 	// Failed means that the bundle could not be built or delivered because of Err. The bundle that was delivered before
 	// is not changed.
@@ -66,8 +66,7 @@ type ReconcileResult struct {
 	HashKey HashKey
 }
 
-// ComputeStatus returns the new status of a ClusterSummary: old, changed by the result of a reconcile. It does not
-// change old.
+// ComputeStatus returns the new status of a ClusterSummary: a copy of old with the result of a reconcile.
 func ComputeStatus(old configv1beta1.ClusterSummaryStatus, reconcile ReconcileResult) configv1beta1.ClusterSummaryStatus {
 	updated := *old.DeepCopy()
 	dependencies := NoDependencies
@@ -160,7 +159,7 @@ func computeFromReport(old configv1beta1.FeatureSummary, result FeatureResult, k
 	case bundle.StateFailed:
 		result.Err, result.Reason, result.Status = reportError(report.Message), cmp.Or(result.Reason, ReasonApply), libv1beta1.FeatureStatusFailed
 		if !isSameDigest {
-			updated.FailureMessage = "" // withFailure counts the same failure of a new bundle
+			updated.FailureMessage = "" // so that withFailure counts a failure of a new bundle that has the same message
 		}
 		return withFailure(updated, result)
 	case bundle.StateApplying:
@@ -181,9 +180,9 @@ func isFailureReport(r FeatureResult) bool {
 	return r.Report.State == bundle.StateFailed && (r.Report.Digest == r.DesiredDigest || r.Report.Digest == bundle.Digest{})
 }
 
-// withPending returns the summary of a feature whose bundle is not applied yet. If the bundle has not changed since old
-// was written (isSameDigest), a failed feature stays failed until the member reports another result, so that retries do
-// not change its status.
+// withPending returns the summary of a feature whose bundle is not applied yet. If old is about the same bundle
+// (isSameDigest), a failed feature stays failed until the member reports another result, so that retries do not change
+// its status.
 func withPending(old configv1beta1.FeatureSummary, isSameDigest bool) configv1beta1.FeatureSummary {
 	if isSameDigest && old.Status == libv1beta1.FeatureStatusFailed {
 		return old
@@ -264,7 +263,7 @@ func setReleases(s *configv1beta1.ClusterSummaryStatus, result FeatureResult) {
 	isApplied := result.Kind == Delivered && result.Report.State == bundle.StateApplied && result.Report.Digest == result.DesiredDigest
 	if !isApplied {
 		for _, old := range s.HelmReleaseSummaries {
-			index := slices.IndexFunc(releases, func(r configv1beta1.HelmChartSummary) bool { return sameRelease(r, old) })
+			index := slices.IndexFunc(releases, func(r configv1beta1.HelmChartSummary) bool { return isSameRelease(r, old) })
 			switch {
 			case index < 0:
 				releases = append(releases, old)
@@ -285,6 +284,6 @@ func SortReleases(releases []configv1beta1.HelmChartSummary) []configv1beta1.Hel
 	return sorted
 }
 
-func sameRelease(a, b configv1beta1.HelmChartSummary) bool {
+func isSameRelease(a, b configv1beta1.HelmChartSummary) bool {
 	return a.ReleaseName == b.ReleaseName && a.ReleaseNamespace == b.ReleaseNamespace
 }

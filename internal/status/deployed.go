@@ -28,7 +28,7 @@ func EachDeployedFeature(s configv1beta1.ClusterConfigurationStatus, visit func(
 // the objects on the cluster and Local for the objects on the hub.
 func ListDeployed(
 	s configv1beta1.ClusterConfigurationStatus,
-	isWanted func(kind, profile string, feature libv1beta1.FeatureID, on libv1beta1.DeploymentType) bool,
+	isWanted func(kind, profile string, feature libv1beta1.FeatureID, deploymentType libv1beta1.DeploymentType) bool,
 ) []string {
 	var all []string
 	EachDeployedFeature(s, func(kind, profile string, feature configv1beta1.DeployedFeature) {
@@ -44,13 +44,14 @@ func ListDeployed(
 	return all
 }
 
+// listOnMember describes the releases and objects of a feature on the member.
 func listOnMember(feature configv1beta1.DeployedFeature) []string {
 	var all []string
 	for _, chart := range feature.Charts {
 		all = append(all, fmt.Sprintf("Helm release %s/%s", chart.Namespace, chart.ReleaseName))
 	}
 	if feature.FeatureID == libv1beta1.FeatureHelm && len(all) > 0 {
-		return all // the releases stand for their objects
+		return all // the objects of the releases are not listed
 	}
 	for _, resource := range ResourcesOf(feature, libv1beta1.DeploymentTypeRemote) {
 		all = append(all, refOfDeployed(resource).String())

@@ -50,8 +50,8 @@ func Events(old, updated configv1beta1.ClusterSummaryStatus, m fleet.Member) []E
 	return events
 }
 
-// summaryReason returns the reason of the feature whose message is the message of the summary. Without such a feature
-// the message is about the cluster.
+// summaryReason returns the event reason for the message of the summary: the reason of the feature with the same
+// message. Without such a feature the message is about the cluster, and the reason is ReasonNotReady.
 func summaryReason(s configv1beta1.ClusterSummaryStatus) string {
 	for _, feature := range s.FeatureSummaries {
 		if feature.FailureMessage == s.FailureMessage {
@@ -89,6 +89,7 @@ func featureEvent(old, updated configv1beta1.FeatureSummary, m fleet.Member) (ev
 	}
 }
 
+// failureReason returns the event reason for the message of a feature.
 func failureReason(f configv1beta1.FeatureSummary) string {
 	switch {
 	case f.FailureReason == ReasonConflict:

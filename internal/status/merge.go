@@ -13,11 +13,11 @@ import (
 // localPrefix is the prefix of messages about the cluster of the hub.
 const localPrefix = "on the hub (deploymentType Local): "
 
-// MergeLocal returns the results of the member's features, combined with the results of the same features on the
-// cluster of the hub. A feature is Withdrawn only if both clusters have withdrawn it. Two reports are merged to one,
-// with the member's digest and the worse state. Otherwise Failed, Skipped and Withdrawing win over Delivered, and the
-// messages of both clusters are joined. hasRemote and hasLocal return whether the profile has content of a feature for
-// the member or the hub.
+// MergeLocal returns one result per feature from the results for the member (remote) and for the cluster of the hub
+// (local). A feature is Withdrawn only if both clusters have withdrawn it. Two Delivered results are merged to one,
+// with the member's digest and the worse state. If only one result is Delivered, the other one (Failed, Skipped or
+// Withdrawing) counts. If none is, the errors of both are joined. hasRemote and hasLocal return whether the profile has
+// content of a feature for the member or the hub.
 func MergeLocal(remote, local []FeatureResult, hasRemote, hasLocal func(libv1beta1.FeatureID) bool) []FeatureResult {
 	merged := slices.DeleteFunc(slices.Clone(remote), func(r FeatureResult) bool { return r.Kind == Withdrawn && hasLocal(r.Feature) })
 	for _, result := range local {
@@ -77,7 +77,7 @@ func mergeResults(remote, local FeatureResult) FeatureResult {
 	return remote
 }
 
-// convertFailureReport returns a Failed result for a Delivered result with the report of a failure, and r otherwise.
+// convertFailureReport returns r as a Failed result if it is Delivered with the report of a failure, otherwise r.
 func convertFailureReport(r FeatureResult) FeatureResult {
 	if r.Kind != Delivered || !isFailureReport(r) {
 		return r
@@ -88,8 +88,9 @@ func convertFailureReport(r FeatureResult) FeatureResult {
 	}
 }
 
-// mergeReports returns the result for the member with the worse state of both reports: the state and the message of the
-// hub's report if it is a failure and the member's report is not, or if it is not Applied and the member's report is.
+// mergeReports returns the result for the member, with the worse state of both reports and its message. A failure is
+// worse than any other state, and each other state is worse than Applied. If both are failures, or both are Applied,
+// the messages are joined.
 func mergeReports(remote, local FeatureResult) FeatureResult {
 	merged := remote
 	report := &merged.Report

@@ -42,15 +42,15 @@ const (
 	// their namespace.
 	workers = 50
 	// namespaceWorkers is the maximum number of workers for the members in one namespace, which belong to one tenant. The
-	// other workers are reserved for namespaces without a running reconcile; a fleet with one namespace cannot use them.
+	// other workers are reserved for namespaces without a running reconcile. In a fleet with one namespace they are idle.
 	namespaceWorkers = 40
 	// pollInterval is the interval between two checks of pending work: there is no watch for an agent that stops its
 	// heartbeats, or for a namespace that is deleted.
 	pollInterval = 30 * time.Second
 	// shortPollInterval is the interval for pending work that takes seconds.
 	shortPollInterval = 2 * time.Second
-	// retractTimeout is the timeout for the deletion of the hub's identity on a push member: about five requests.
-	retractTimeout = 30 * time.Second
+	// memberDeletionTimeout is the timeout for the deletion of the hub's identity on a push member: about five requests.
+	memberDeletionTimeout = 30 * time.Second
 	// retryMin and retryMax bound the delay before a failed reconcile is retried. The delay doubles with each failure.
 	retryMin = 500 * time.Millisecond
 	retryMax = time.Minute
@@ -66,7 +66,8 @@ type Controller struct {
 	// Hub reads SveltosClusters and ClusterSummaries from a cache; Live reads from the API server.
 	Hub  client.Client
 	Live client.Client
-	// Kinds discovers the kinds of objects on the hub. With it the hub deletes only namespaces without other objects.
+	// Kinds discovers the kinds of objects on the hub. The hub deletes a namespace only if no objects of these kinds are
+	// in it, except its own.
 	Kinds foreign.Resources
 	// Reachability checks whether members are reachable.
 	Reachability *Reachability
@@ -112,8 +113,8 @@ func (c *Controller) Setup(_ context.Context, mgr ctrl.Manager) error {
 		Complete(reconcile.Func(c.reconcileInSlot))
 }
 
-// reconcileInSlot calls Reconcile if the namespace of the cluster has a free worker. Otherwise the request is queued
-// again when it has one.
+// reconcileInSlot calls Reconcile if the namespace of the cluster has a free worker. Otherwise slots queues the request
+// again when the namespace has one.
 func (c *Controller) reconcileInSlot(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	key := slots.Key{Name: req.Namespace, Max: namespaceWorkers, Shared: namespaceWorkers}
 	slot, ok := c.slots.Acquire(req, slots.Pool{Workers: workers, Slow: workers}, key)
@@ -150,7 +151,7 @@ func requestFor(_ context.Context, cluster client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKeyFromObject(cluster)}}
 }
 
-// summaryDeleting drops updates of summaries that are not being deleted.
+// summaryDeleting ignores updates of summaries that are not being deleted.
 func summaryDeleting() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool { return !e.ObjectNew.GetDeletionTimestamp().IsZero() }}
 }
@@ -195,8 +196,8 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return reconcile.Result{}, reported
 }
 
-// getDeregistering reads a cluster that this controller must deregister. Otherwise found is false. It reads the cache
-// and then the API server, since a cluster in the cache may have been deleted and registered again.
+// getDeregistering reads a cluster. found is false unless this controller must deregister it. It reads the cache and
+// then the API server, since a cluster in the cache may have been deleted and registered again.
 func (c *Controller) getDeregistering(ctx context.Context, req reconcile.Request) (cluster *libv1beta1.SveltosCluster, found bool, err error) {
 	for _, hubClient := range []client.Client{c.Hub, c.Live} {
 		cluster = &libv1beta1.SveltosCluster{}

@@ -4,7 +4,7 @@
 //
 //  1. Check whether the member is reachable, and whether the deregistration must be forced.
 //  2. Delete the summaries, and wait until they are withdrawn from the member.
-//  3. Withdraw this hub's other deployments.
+//  3. Withdraw this hub's other bundles: they have no summary (package unclaimed).
 //  4. Remove the registration from the member: in push mode the hub deletes its identity, in pull mode the agent
 //     removes itself.
 //  5. Delete the objects of the registration on the hub.
@@ -14,6 +14,12 @@
 // namespace with the identity of the member is being deleted. A forced deregistration has a deadline. After the
 // deadline, the hub adds the option abandon to the cluster: the remaining summaries are deleted without a withdrawal,
 // and their objects stay on the member. An annotation of the cluster and events list the objects that stay.
+//
+// Terms:
+//
+//   - identity: the ServiceAccount of the hub on a push member, with its RBAC objects (join.DeleteMemberObjects).
+//   - order, answer: the annotation by which the hub orders an agent to remove itself, and status.agentRemovedAt.
+//   - left behind: an object or a bundle that stays on the member or on the hub.
 //
 // Invariants:
 //

@@ -32,13 +32,13 @@ func (c *Controller) checkForce(ctx context.Context, s *state) error {
 		return err
 	}
 	if !s.member.Forced {
-		deleting, err := c.Reachability.deletingNamespace(ctx, s.member)
+		terminating, err := c.Reachability.terminatingNamespace(ctx, s.member)
 		if err != nil {
 			return err
 		}
 		grace := s.cluster.Spec.CleanupGracePeriod
 		expired := s.unreachable != "" && grace != nil && c.Clock.Since(s.cluster.DeletionTimestamp.Time) >= grace.Duration
-		if deleting == "" && !expired {
+		if terminating == "" && !expired {
 			return nil
 		}
 		if err := c.addOption(ctx, s, kube.DeregisterForce); err != nil {
@@ -67,8 +67,8 @@ func (c *Controller) addOption(ctx context.Context, s *state, option string) err
 	return nil
 }
 
-// deadline returns the deadline of a forced deregistration. set is false without one. It ignores an annotation that is
-// later than forceTimeout from now, which the hub cannot have written.
+// deadline returns the deadline of a forced deregistration; set is false if there is none. It ignores a deadline more
+// than forceTimeout from now, which the hub cannot have written.
 func (c *Controller) deadline(cluster *libv1beta1.SveltosCluster) (until time.Time, set bool) {
 	until, err := time.Parse(time.RFC3339, cluster.Annotations[kube.AnnotationDeadline])
 	return until, err == nil && !until.After(c.Clock.Now().Add(forceTimeout))
@@ -85,7 +85,8 @@ func (c *Controller) setDeadline(cluster *libv1beta1.SveltosCluster) {
 	metav1.SetMetaDataAnnotation(&cluster.ObjectMeta, kube.AnnotationDeadline, until)
 }
 
-// timeLeft returns the time until the deadline of a forced deregistration. checkForce has set the deadline.
+// timeLeft returns the time until the deadline of a forced deregistration, zero or less after it. checkForce has set
+// the deadline.
 func (c *Controller) timeLeft(s *state) time.Duration {
 	until, _ := c.deadline(s.cluster)
 	return min(until.Sub(c.Clock.Now()), forceTimeout)

@@ -34,12 +34,12 @@ func (r *Reachability) UnreachableReason(ctx context.Context, cluster *libv1beta
 	if m.Mode == fleet.Push {
 		return r.checkPush(ctx, m)
 	}
-	deleting, err := r.deletingNamespace(ctx, m)
+	terminating, err := r.terminatingNamespace(ctx, m)
 	if err != nil {
 		return "", err
 	}
-	if deleting != "" {
-		return "namespace " + deleting + " is being deleted, and its agent's identity with it", nil
+	if terminating != "" {
+		return "namespace " + terminating + " is being deleted, and its agent's identity with it", nil
 	}
 	liveness, hasReported, err := r.evaluateAgent(ctx, cluster)
 	switch {
@@ -53,6 +53,7 @@ func (r *Reachability) UnreachableReason(ctx context.Context, cluster *libv1beta
 	return "", nil
 }
 
+// checkPush returns the reason why a push member is unreachable, "" if it answers a request.
 func (r *Reachability) checkPush(ctx context.Context, m fleet.Member) (string, error) {
 	contactCtx, cancel := context.WithTimeout(ctx, contactTimeout)
 	defer cancel()
@@ -67,8 +68,8 @@ func (r *Reachability) checkPush(ctx context.Context, m fleet.Member) (string, e
 	return "", nil
 }
 
-// deletingNamespace returns the name of a namespace of the member that is being deleted, "" if there is none.
-func (r *Reachability) deletingNamespace(ctx context.Context, m fleet.Member) (string, error) {
+// terminatingNamespace returns the name of a namespace of the member that is being deleted, "" if there is none.
+func (r *Reachability) terminatingNamespace(ctx context.Context, m fleet.Member) (string, error) {
 	names := []string{m.Namespace}
 	if m.Mode == fleet.Pull && m.DeliveryNamespace != m.Namespace {
 		names = append(names, m.DeliveryNamespace)
@@ -86,9 +87,9 @@ func (r *Reachability) deletingNamespace(ctx context.Context, m fleet.Member) (s
 	return "", nil
 }
 
-// evaluateAgent evaluates the agent of a pull member. hasReported is true if the status or a Lease shows that the agent
-// has ever reported: the status may be lost in an edit or a restore. A Lease that is older than the cluster is of an
-// earlier cluster with the same name, and does not count.
+// evaluateAgent evaluates the heartbeats of the agent of a pull member. hasReported is true if the status or the Lease
+// shows that the agent has ever reported. Both are read, since an edit or a restore can delete the status. A Lease that
+// is older than the cluster belongs to an earlier cluster with the same name, and is ignored.
 func (r *Reachability) evaluateAgent(ctx context.Context, cluster *libv1beta1.SveltosCluster) (
 	liveness heartbeats.Liveness, hasReported bool, err error,
 ) {

@@ -65,8 +65,9 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 	return s.waitFor(describePending(summaries))
 }
 
-// withdrawRemaining withdraws this hub's bundles without a summary: first the bundles for the member on the hub, and
-// then the bundles on the member. It does nothing after the deadline, or after the agent was ordered to remove itself.
+// withdrawRemaining withdraws this hub's bundles without a summary: first the member's bundles on the hub
+// (deploymentType Local), and then the bundles on the member. It does nothing after the deadline, or after the agent
+// was ordered to remove itself.
 func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
 	isRemovalOrdered := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
 	if c.WithdrawRemaining == nil || isRemovalOrdered || (s.member.Forced && c.timeLeft(s) <= 0) {
@@ -79,7 +80,7 @@ func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
 	case s.unreachable != "" && s.member.Forced:
 		return nil // a forced deregistration does not wait for an unreachable member
 	case s.unreachable != "":
-		return c.awaitAgent(ctx, s)
+		return c.waitForAgent(ctx, s)
 	}
 	return c.withdrawRemainingFrom(ctx, s, s.member)
 }
@@ -101,10 +102,10 @@ func (c *Controller) withdrawRemainingFrom(ctx context.Context, s *state, on fle
 	return nil
 }
 
-// awaitAgent returns a phase.Wait for an unreachable agent: its cluster may have bundles without ClusterSummaries,
-// which it must withdraw before it removes itself. It returns nil for a push member, and for an agent that has never
-// reported.
-func (c *Controller) awaitAgent(ctx context.Context, s *state) error {
+// waitForAgent returns a phase.Wait for an unreachable agent: it must withdraw the bundles without ClusterSummaries,
+// which its cluster may have, before it removes itself. waitForAgent returns nil for a push member, and for an agent
+// that has never reported.
+func (c *Controller) waitForAgent(ctx context.Context, s *state) error {
 	if s.member.Mode != fleet.Pull {
 		return nil
 	}
@@ -114,10 +115,10 @@ func (c *Controller) awaitAgent(ctx context.Context, s *state) error {
 	return s.waitFor("its agent, to withdraw its deployments")
 }
 
-// listSummaries lists the summaries of a member from the API server, since the cache may lack some.
+// listSummaries lists the summaries of a member from the API server, since the cache may lack some. It does not select
+// them by labels, since labels can be lost.
 func (c *Controller) listSummaries(ctx context.Context, m fleet.Member) ([]configv1beta1.ClusterSummary, error) {
 	var list configv1beta1.ClusterSummaryList
-	// Labels select no summaries here, since they can be lost.
 	if err := c.Live.List(ctx, &list, client.InNamespace(m.Namespace)); err != nil {
 		return nil, fmt.Errorf("list summaries of cluster %s: %w", m.Key(), err)
 	}
@@ -154,7 +155,7 @@ func (s *state) waitFor(pendingWork string) error {
 }
 
 // removeRegistration removes the objects of the registration from the member. A forced deregistration does not wait for
-// an unreachable member, and waits for a reachable one until its deadline.
+// an unreachable member. It waits for a reachable member until the deadline.
 func (c *Controller) removeRegistration(ctx context.Context, s *state) error {
 	if s.member.Mode == fleet.Pull {
 		return c.removeAgent(ctx, s)
@@ -210,7 +211,7 @@ func (c *Controller) removeHubIdentity(ctx context.Context, s *state) error {
 	if s.cluster.Annotations[join.AnnotationMemberIdentity] != "true" {
 		return nil
 	}
-	err := c.retractMember(ctx, s)
+	err := c.deleteMemberObjects(ctx, s)
 	switch {
 	case err == nil:
 		return c.recordIdentityRemoved(ctx, s)
@@ -224,8 +225,8 @@ func (c *Controller) removeHubIdentity(ctx context.Context, s *state) error {
 	return fmt.Errorf("remove the hub's identity on it: %w", err)
 }
 
-// recordIdentityRemoved records that the identity of this hub on the member is deleted. The hub cannot check this again
-// after the next step, which deletes the credentials.
+// recordIdentityRemoved records that the identity of this hub on the member is deleted: after the next step, which
+// deletes the credentials, the hub cannot check it again.
 func (c *Controller) recordIdentityRemoved(ctx context.Context, s *state) error {
 	changed := s.cluster.DeepCopy()
 	delete(changed.Annotations, join.AnnotationMemberIdentity)
@@ -236,7 +237,8 @@ func (c *Controller) recordIdentityRemoved(ctx context.Context, s *state) error 
 	return nil
 }
 
-func (c *Controller) retractMember(ctx context.Context, s *state) error {
+// deleteMemberObjects calls DeleteMemberObjects with memberDeletionTimeout.
+func (c *Controller) deleteMemberObjects(ctx context.Context, s *state) error {
 	member, err := c.Config(ctx, s.member)
 	if err != nil {
 		return err
@@ -245,10 +247,10 @@ func (c *Controller) retractMember(ctx context.Context, s *state) error {
 	if err != nil {
 		return err
 	}
-	limitedCtx, cancel := context.WithTimeout(ctx, retractTimeout)
+	limitedCtx, cancel := context.WithTimeout(ctx, memberDeletionTimeout)
 	defer cancel()
-	// The request is also sent to a member that is unreachable: it may reject the hub only because an earlier reconcile
-	// has deleted the identity.
+	// The request is also sent to a member that counts as unreachable: if an earlier reconcile has deleted the identity,
+	// the member rejects the hub.
 	return c.DeleteMemberObjects(limitedCtx, member, hubUID, s.cluster)
 }
 

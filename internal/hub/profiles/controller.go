@@ -59,7 +59,7 @@ type reconciler struct {
 	agentLimiter *ratelimit.Limiter
 }
 
-// Setup adds one controller to mgr for each kind of profile. The caller must add summaries.OwnerIndex to mgr.
+// Setup adds one controller to mgr for each kind of profile. The caller must add summaries.ProfileIndex to mgr.
 func (c *Controller) Setup(mgr ctrl.Manager) error {
 	for _, kind := range kinds() {
 		r := &reconciler{Controller: c, kind: kind, agentLimiter: ratelimit.New(agentInterval, agentBurst, clock.RealClock{})}

@@ -78,8 +78,8 @@ func (s *state) membersWithSummary() map[fleet.ID]bool {
 // the cache and must not be changed.
 func (r *reconciler) load(ctx context.Context, s *state) error {
 	var list configv1beta1.ClusterSummaryList
-	owner := summaries.OwnerKey(r.kind.name, s.profile.GetNamespace(), s.profile.GetUID())
-	if err := r.Hub.List(ctx, &list, client.MatchingFields{summaries.OwnerIndex: owner}, client.UnsafeDisableDeepCopy); err != nil {
+	owner := summaries.ProfileIndexKey(r.kind.name, s.profile.GetNamespace(), s.profile.GetUID())
+	if err := r.Hub.List(ctx, &list, client.MatchingFields{summaries.ProfileIndex: owner}, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list summaries: %w", err)
 	}
 	s.summaries = make(map[fleet.ID]*configv1beta1.ClusterSummary, len(list.Items))

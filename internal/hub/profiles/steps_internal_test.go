@@ -41,7 +41,7 @@ func newWorld(objects ...client.Object) *world {
 	profile := clusterProfile("p", labelled("prod"))
 	profile.UID, profile.Finalizers = "new", []string{configv1beta1.ClusterProfileFinalizer}
 	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithObjects(append(objects, profile)...).
-		WithStatusSubresource(profile).WithIndex(&configv1beta1.ClusterSummary{}, summaries.OwnerIndex, summaries.OwnerKeys).
+		WithStatusSubresource(profile).WithIndex(&configv1beta1.ClusterSummary{}, summaries.ProfileIndex, summaries.ProfileIndexKeys).
 		WithInterceptorFuncs(interceptor.Funcs{
 			SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
 				w.statusPatches++

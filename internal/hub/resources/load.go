@@ -33,16 +33,16 @@ var (
 	errTooManyKindsOfNamespace = fmt.Errorf("the templates of Profiles in this namespace already refer to %d other kinds of objects", maxKindsOfNamespace)
 )
 
-// version is one version of an object.
+// version is one version of an object. It is empty if the object does not exist.
 type version struct {
-	// content is the JSON of the object without managedFields, nil if it does not exist.
+	// content is the JSON of the object without managedFields.
 	content         json.RawMessage
 	resourceVersion string
-	// secretType is the type of a Secret.
+	// secretType is the type of a Secret, "" for other objects.
 	secretType corev1.SecretType
 }
 
-// pin is the version that a reference sees, with the digest of its relevant fields.
+// pin is the version that Load returns for a reference, with the digest of its relevant fields.
 type pin struct {
 	version
 
@@ -56,8 +56,8 @@ type pin struct {
 func (w *Watcher) Load(ctx context.Context, summary types.NamespacedName, refs []configv1beta1.TemplateResourceRef, tmplCtx source.TemplateContext) (source.Resources, error) {
 	resolved, err := w.resolveAll(refs, tmplCtx)
 	if err != nil {
-		// The summary keeps its former references. A change of the spec or of the cluster can correct the error, and triggers
-		// a reconcile.
+		// The summary keeps its former references. The error is corrected by a change of the spec or of the cluster, and both
+		// trigger a reconcile.
 		return source.Resources{}, err
 	}
 	// The watch begins before the objects are read, so that no change is missed.
@@ -66,7 +66,7 @@ func (w *Watcher) Load(ctx context.Context, summary types.NamespacedName, refs [
 }
 
 // Read returns the same objects and errors as Load, but does not change the references of the summary. It is for
-// callers outside of the reconcile, which can have an old spec or cluster, or the spec of a deleted summary.
+// callers outside of the reconcile of the summary: their spec or cluster can be old, or the summary can be deleted.
 func (w *Watcher) Read(ctx context.Context, refs []configv1beta1.TemplateResourceRef, tmplCtx source.TemplateContext) (source.Resources, error) {
 	resolved, err := w.resolveAll(refs, tmplCtx)
 	if err != nil {
@@ -87,7 +87,7 @@ func (w *Watcher) resolveAll(refs []configv1beta1.TemplateResourceRef, tmplCtx s
 	return resolved, nil
 }
 
-// collect reads the objects of refs. resolved has the same references, resolved.
+// collect reads the objects of refs. resolved has the resolved reference of each.
 func collect(
 	refs []configv1beta1.TemplateResourceRef, resolved []source.ResourceReference, tmplCtx source.TemplateContext, read func(source.ResourceReference) (pin, error),
 ) (source.Resources, error) {
@@ -138,7 +138,7 @@ func (w *Watcher) resolve(ref configv1beta1.TemplateResourceRef, tmplCtx source.
 	}
 	mapping, err := w.live.RESTMapper().RESTMapping(gvk.GroupKind(), gvk.Version)
 	if meta.IsNoMatchError(err) {
-		return reference, nil // readPinned returns the error, and the kind is requested again
+		return reference, nil // the function that reads the object returns the error
 	}
 	if err != nil {
 		return source.ResourceReference{}, fmt.Errorf("find the kind of %s: %w", reference, err)
@@ -153,7 +153,7 @@ func (w *Watcher) resolve(ref configv1beta1.TemplateResourceRef, tmplCtx source.
 	return reference, nil
 }
 
-// kindError returns the error of the last attempt to watch a kind, nil without one.
+// kindError returns the error of the last attempt to watch a kind, nil if it was watched or not tried yet.
 func (w *Watcher) kindError(gvk schema.GroupVersionKind) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -182,8 +182,8 @@ func checkAllowed(reference source.ResourceReference, pinned pin, tmplCtx source
 	return nil
 }
 
-// readPinned returns the pin of a reference. It reads the object if no reference has read it. setReferences must have
-// added the reference.
+// readPinned returns the pin of a reference, which setReferences must have added. If the reference has no pin, it pins
+// the last version of the object, and reads the object first if it was never read.
 func (w *Watcher) readPinned(ctx context.Context, reference source.ResourceReference) (pin, error) {
 	key := keyOf(reference)
 	w.mu.Lock()
@@ -215,7 +215,8 @@ func (w *Watcher) readPinned(ctx context.Context, reference source.ResourceRefer
 	return w.addPin(watched, reference)
 }
 
-// readUnwatched returns the pin of a reference. Without a pin it reads the object and stores nothing.
+// readUnwatched returns the pin of a reference, also if no summary has the reference. Without a pin it reads the object
+// and stores nothing.
 func (w *Watcher) readUnwatched(ctx context.Context, reference source.ResourceReference) (pin, error) {
 	key := keyOf(reference)
 	w.mu.Lock()
@@ -273,7 +274,8 @@ func digestOf(reference source.ResourceReference, latest version) (string, error
 	return reference.Digest(content)
 }
 
-// readLive reads an object from the API server.
+// readLive reads an object from the API server. It returns an empty version if the object does not exist, and an error
+// that wraps source.ErrNotFound if the API server does not serve the kind.
 func (w *Watcher) readLive(ctx context.Context, key objectKey, reference source.ResourceReference) (version, error) {
 	object := &unstructured.Unstructured{}
 	object.SetGroupVersionKind(key.gvk)
@@ -293,8 +295,8 @@ func (w *Watcher) readLive(ctx context.Context, key objectKey, reference source.
 	}
 	read := version{content: content, resourceVersion: object.GetResourceVersion()}
 	if isSecret(reference) {
-		kind, _, _ := unstructured.NestedString(object.Object, "type")
-		read.secretType = corev1.SecretType(kind)
+		secretType, _, _ := unstructured.NestedString(object.Object, "type")
+		read.secretType = corev1.SecretType(secretType)
 	}
 	return read, nil
 }
@@ -338,8 +340,8 @@ func (w *Watcher) getCachedVersion(ctx context.Context, key objectKey) (string, 
 		informers = w.contentCache
 	}
 	object := metadataOf(key.gvk)
-	// Get waits for the first list until the context ends: the objects of a kind whose list takes long would occupy all
-	// workers.
+	// With a canceled context, Get does not wait for the first list of the informer: the objects of a kind whose list
+	// takes long would otherwise occupy all workers.
 	withoutWait, cancel := context.WithCancel(ctx)
 	cancel()
 	err := informers.Get(withoutWait, client.ObjectKey{Namespace: key.namespace, Name: key.name}, object, client.UnsafeDisableDeepCopy)
@@ -349,7 +351,7 @@ func (w *Watcher) getCachedVersion(ctx context.Context, key objectKey) (string, 
 	return object.ResourceVersion, err
 }
 
-// readAgain reads an object and returns the summaries whose relevant fields have changed.
+// readAgain reads an object, stores its version, and returns the summaries whose relevant fields have changed.
 func (w *Watcher) readAgain(ctx context.Context, key objectKey, watched *watchedObject) (map[types.NamespacedName]struct{}, error) {
 	watched.readMu.Lock()
 	defer watched.readMu.Unlock()

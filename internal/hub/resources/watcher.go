@@ -54,11 +54,11 @@ type watchedObject struct {
 
 	// summaries has the summaries that refer to the object, by reference.
 	summaries map[source.ResourceReference]map[types.NamespacedName]struct{}
-	// isRead is true after the object was read. Then latest is its last version, without content if it does not exist.
+	// isRead is true after the object was read. Then latest is the version that was read last, at the time readAt.
 	isRead bool
 	latest version
 	readAt time.Time
-	// pins has the version that each reference sees.
+	// pins has the pin of each reference for which Load has read the object.
 	pins map[source.ResourceReference]pin
 }
 
@@ -79,11 +79,11 @@ type Watcher struct {
 	objects map[objectKey]*watchedObject
 	// references has the references of each summary.
 	references map[types.NamespacedName]summaryReferences
-	// kindUses has the number of references to each kind, by namespace of the Profile. kindErrors has the reason why a
-	// kind cannot be watched.
+	// kindUses has the number of references to each kind, by namespace of the Profile ("" for ClusterProfiles). kindErrors
+	// has the reason why a kind cannot be watched.
 	kindUses   map[schema.GroupVersionKind]map[string]int
 	kindErrors map[schema.GroupVersionKind]error
-	// watchedKinds has the watched kinds, with the namespace for which they count.
+	// watchedKinds has the watched kinds, with the namespace whose limit maxKindsOfNamespace counts them.
 	watchedKinds map[schema.GroupVersionKind]string
 }
 
@@ -178,7 +178,7 @@ func (w *Watcher) setReferences(summary types.NamespacedName, references summary
 }
 
 // addKindUse counts a reference of a namespace to a kind. A kind that is not watched is queued again for each new
-// namespace, since the maxKindsOfNamespace of the others can be used up. The caller must hold mu.
+// namespace, since the other namespaces may have reached maxKindsOfNamespace. The caller must hold mu.
 func (w *Watcher) addKindUse(gvk schema.GroupVersionKind, namespace string) {
 	if w.kindUses[gvk] == nil {
 		w.kindUses[gvk] = map[string]int{}
@@ -189,7 +189,7 @@ func (w *Watcher) addKindUse(gvk schema.GroupVersionKind, namespace string) {
 	}
 }
 
-// removeKindUse is the opposite of addKindUse.
+// removeKindUse reverts addKindUse. The caller must hold mu.
 func (w *Watcher) removeKindUse(gvk schema.GroupVersionKind, namespace string) {
 	if w.kindUses[gvk][namespace]--; w.kindUses[gvk][namespace] == 0 {
 		delete(w.kindUses[gvk], namespace)
@@ -200,6 +200,7 @@ func (w *Watcher) removeKindUse(gvk schema.GroupVersionKind, namespace string) {
 	}
 }
 
+// addReference adds summary to the object of a reference. The caller must hold mu.
 func (w *Watcher) addReference(summary types.NamespacedName, reference source.ResourceReference) {
 	key := keyOf(reference)
 	watched := w.objects[key]
@@ -213,6 +214,8 @@ func (w *Watcher) addReference(summary types.NamespacedName, reference source.Re
 	watched.summaries[reference][summary] = struct{}{}
 }
 
+// deleteReference reverts addReference, and deletes the pin and the object if no other summary needs them. The caller
+// must hold mu.
 func (w *Watcher) deleteReference(summary types.NamespacedName, reference source.ResourceReference) {
 	key := keyOf(reference)
 	watched := w.objects[key]
@@ -269,8 +272,7 @@ func (w *Watcher) ensureKind(ctx context.Context, gvk schema.GroupVersionKind) e
 		if delete(w.watchedKinds, gvk); isNeeded {
 			w.watchedKinds[gvk] = namespace
 		}
-		// The references can have changed meanwhile.
-		w.kindQueue.Add(gvk)
+		w.kindQueue.Add(gvk) // check again, since the references can have changed meanwhile
 	}
 	summaries := w.summariesOf(gvk)
 	w.mu.Unlock()
@@ -361,7 +363,7 @@ func (w *Watcher) onEvent(gvk schema.GroupVersionKind, obj any, isDeleted bool) 
 	w.objectQueue.AddAfter(key, minReadInterval-time.Since(watched.readAt))
 }
 
-// enqueue sends summaries to Changed.
+// enqueue sends summaries to Changed. It waits until the controller has received them, or until ctx ends.
 func (w *Watcher) enqueue(ctx context.Context, summaries map[types.NamespacedName]struct{}) {
 	for name := range summaries {
 		summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}

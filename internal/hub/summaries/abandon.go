@@ -21,8 +21,8 @@ func (s *state) orphansObjects() bool {
 	return s.isDeleting() && (s.member.KeepAddons || s.spec().StopMatchingBehavior == configv1beta1.LeavePolicies)
 }
 
-// isOrphaned returns whether a withdrawal that orphans the objects of a feature has begun, and the cluster object does
-// not exist any more. While it exists, orphansObjects reads the option from it.
+// isOrphaned returns whether the cluster object does not exist any more, and a withdrawal that orphans the objects of a
+// feature has begun. While the cluster object exists, orphansObjects reads the option from it.
 func (s *state) isOrphaned(feature libv1beta1.FeatureID) bool {
 	deployed := s.deployed[feature]
 	return s.cluster == nil && deployed.Removing && deployed.Orphan
@@ -35,7 +35,7 @@ func (c *Controller) abandonReason(ctx context.Context, s *state) (string, error
 	if s.cluster == nil {
 		return "does not exist; nothing was withdrawn from it", nil
 	}
-	if !s.isDeleting() || !s.member.Forced || len(s.featuresToWithdraw()) == 0 && s.local.withdrawn {
+	if !s.isDeleting() || !s.member.Forced || len(s.featuresToWithdraw()) == 0 && s.local.isWithdrawn {
 		return "", nil
 	}
 	if s.member.Abandoned {
@@ -55,10 +55,10 @@ type abandonment struct {
 }
 
 // abandon completes the deletion of the summary without a withdrawal. It writes the list of objects that stay on the
-// cluster and on the hub to the cluster object. The command that deregisters the cluster reads it there.
+// cluster and on the hub to the cluster object, from which the command that deregisters the cluster reads the list.
 func (c *Controller) abandon(ctx context.Context, s *state, reason string) error {
 	onMember, onHub := s.featuresToWithdraw(), s.local.pendingWithdrawals()
-	s.withdrawn, s.local.withdrawn = true, true
+	s.isWithdrawn, s.local.isWithdrawn = true, true
 	if len(onMember)+len(onHub) == 0 {
 		return nil
 	}
@@ -95,7 +95,7 @@ func (c *Controller) reportAbandoned(ctx context.Context, s *state) error {
 
 // pendingWithdrawals returns the features to withdraw that this reconcile has not withdrawn yet.
 func (s *state) pendingWithdrawals() []libv1beta1.FeatureID {
-	if s.withdrawn {
+	if s.isWithdrawn {
 		return nil
 	}
 	return slices.DeleteFunc(s.featuresToWithdraw(), func(f libv1beta1.FeatureID) bool { return slices.Contains(s.removedFeatures, f) })

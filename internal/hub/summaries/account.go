@@ -10,13 +10,12 @@ import (
 	"github.com/towline/towline/internal/phase"
 )
 
-// The labels of a profile can name a ServiceAccount. Requests for its content then impersonate this ServiceAccount: one
-// of the member on the member, and one of the hub on the cluster of the hub (deploymentType Local).
+// The labels of a profile can name a ServiceAccount. Requests for its content then impersonate it: on a member the
+// ServiceAccount of the member with this name, and on the hub the ServiceAccount of the hub (deploymentType Local).
 
 // localAccount returns the "namespace/name" of the ServiceAccount as which the content of a profile is applied to the
 // cluster of the hub, "" for the identity of the hub. A ClusterProfile can deploy with the permissions of the hub. A
-// Profile cannot, since its author may have permissions in one namespace only: it must name a ServiceAccount of its
-// namespace.
+// Profile must name a ServiceAccount of its namespace, since its author may have permissions in this namespace only.
 func localAccount(owner bundle.Owner, summary *configv1beta1.ClusterSummary) (string, error) {
 	name, namespace := summary.Labels[libv1beta1.ServiceAccountNameLabel], summary.Labels[libv1beta1.ServiceAccountNamespaceLabel]
 	if owner.Kind == configv1beta1.ProfileKind {
@@ -33,7 +32,7 @@ func localAccount(owner bundle.Owner, summary *configv1beta1.ClusterSummary) (st
 }
 
 // memberAccount returns the "namespace/name" of the ServiceAccount of the member as which the content of a profile is
-// applied, "" for the identity of the hub or the agent. For a Profile the namespace defaults to that of the Profile.
+// applied, "" for the identity of the hub or the agent. The namespace defaults to the namespace of a Profile.
 func memberAccount(owner bundle.Owner, summary *configv1beta1.ClusterSummary) (string, error) {
 	name, namespace := summary.Labels[libv1beta1.ServiceAccountNameLabel], summary.Labels[libv1beta1.ServiceAccountNamespaceLabel]
 	if name == "" && namespace == "" {
@@ -57,13 +56,13 @@ func (r ComposeRequest) account() (string, error) {
 }
 
 // withdrawalAccount returns the ServiceAccount as which the bundle of a feature is withdrawn, "" for the ServiceAccount
-// in the record of the bundle. Only without a record do the labels count: they may have changed since the bundle was
-// applied, and deletion hooks must not run as another ServiceAccount.
+// in the record of the bundle. The labels name the ServiceAccount only if there is no record: they may have changed
+// since the bundle was applied, and deletion hooks must not run as another ServiceAccount.
 func (s *state) withdrawalAccount(feature libv1beta1.FeatureID) string {
 	if _, isRecorded := s.deployed[feature]; isRecorded {
 		return ""
 	}
-	owner, err := ownerOf(s.summary)
+	owner, err := bundleOwnerOf(s.summary)
 	if err != nil {
 		return ""
 	}

@@ -40,9 +40,9 @@ func hasPatchTemplate(spec configv1beta1.ProfileSpec) bool {
 	return slices.ContainsFunc(spec.Patches, func(p libv1beta1.Patch) bool { return strings.Contains(p.Patch, "{{") })
 }
 
-// loadChanges reads the patches, the labels and the annotations of a profile, and expands the templates in patches. As
-// in Sveltos, the patches of the spec are first, then the patches from objects with the template annotation, then those
-// from other objects.
+// loadChanges reads the patches, the labels and the annotations of a profile, and expands the templates in patches. The
+// order of patches is that of Sveltos: the patches of the spec, the patches from objects with the template annotation,
+// and the patches from other objects.
 func (c *Composer) loadChanges(ctx context.Context, r ComposeRequest) (render.Changes, error) {
 	spec := r.Summary.Spec.ClusterProfileSpec
 	changes := render.Changes{Labels: spec.ExtraLabels, Annotations: spec.ExtraAnnotations, Scope: r.TemplateContext.RestrictedNamespace, Memory: r.TemplateContext.Memory}
@@ -82,7 +82,8 @@ func (c *Composer) loadChanges(ctx context.Context, r ComposeRequest) (render.Ch
 	return changes, nil
 }
 
-// decodePatches returns the patches in an object of patchesFrom, in the order of its keys.
+// decodePatches returns the patches in an object of patchesFrom, in the order of its keys. Errors about a patch that is
+// from a Secret, or whose template can read one, do not show its text.
 func decodePatches(content source.Content, tmplCtx source.TemplateContext) ([]render.Patch, error) {
 	var all []render.Patch
 	for _, file := range content.Files {
@@ -111,14 +112,14 @@ func decodePatches(content source.Content, tmplCtx source.TemplateContext) ([]re
 	return all, nil
 }
 
-// inputsWithChanges adds the digest of the changes to the inputs of a release, since another patch can require another
-// revision. It returns "" if inputs is "".
-func inputsWithChanges(inputs string, changes render.Changes) (string, error) {
+// inputsDigestWithChanges returns the digest of a release's inputs and of the changes, since another patch can require
+// another revision. It returns "" if inputsDigest is "": the chart does not read its revision.
+func inputsDigestWithChanges(inputsDigest string, changes render.Changes) (string, error) {
 	digest, err := changes.Digest()
-	if inputs == "" || digest == "" || err != nil {
-		return inputs, err
+	if inputsDigest == "" || digest == "" || err != nil {
+		return inputsDigest, err
 	}
-	sum := sha256.Sum256([]byte(inputs + " " + digest))
+	sum := sha256.Sum256([]byte(inputsDigest + " " + digest))
 	return hex.EncodeToString(sum[:]), nil
 }
 
@@ -162,8 +163,8 @@ func (c *Composer) applyChanges(changes render.Changes, composed composedItems) 
 	return composed, nil
 }
 
-// unpatchedObjects returns the indexes of the objects of an item that must not be patched: objects in the crds
-// directories of a chart, as with a post-renderer of Helm, and the hooks of the releases in unpatchedHooks.
+// unpatchedObjects returns the indexes of the objects of an item that must not be patched: objects from the crds
+// directories of a chart, which Helm does not post-render either, and the hooks of the releases in unpatchedHooks.
 func unpatchedObjects(item bundle.Item, unpatchedHooks []match.Release) []int {
 	if item.Release == nil {
 		return nil
@@ -178,7 +179,8 @@ func unpatchedObjects(item bundle.Item, unpatchedHooks []match.Release) []int {
 	return indexes
 }
 
-// releaseWithPaths returns a copy of a release with the template paths at these indexes only.
+// releaseWithPaths returns a copy of a release with only the template paths at indexes, which are the paths of the
+// objects that remain after the changes.
 func releaseWithPaths(r bundle.Release, indexes []int) *bundle.Release {
 	paths := make([]string, 0, len(indexes))
 	for _, i := range indexes {

@@ -80,13 +80,13 @@ type ComposeRequest struct {
 	// further conflicts, because a release name of another summary cannot be expanded now.
 	Conflicts           []match.Conflict
 	hasUnknownConflicts bool
-	// charts are the charts of the summary, with expanded names.
+	// charts are the charts of the summary, with expanded release names. They are set only for the feature Helm.
 	charts []configv1beta1.HelmChart
 	// EnsureFinalizer adds the finalizer to the summary. It is called before generated values are stored: without the
 	// finalizer, they would not be deleted with the summary.
 	EnsureFinalizer func(ctx context.Context) error
 
-	// IsLocal is true if Summary has the content for the cluster of the hub, and false for the member.
+	// IsLocal is true if the spec of Summary has the content for the cluster of the hub, false if for the member.
 	IsLocal bool
 
 	// changes are the patches, labels and annotations of the profile for all rendered objects. Compose sets it.
@@ -139,6 +139,7 @@ func (e *ComposeError) Error() string { return e.Err.Error() }
 // Unwrap returns the wrapped error.
 func (e *ComposeError) Unwrap() error { return e.Err }
 
+// withReason returns err as a ComposeError, nil if err is nil.
 func withReason(reason string, err error) error {
 	if err == nil {
 		return nil
@@ -198,7 +199,7 @@ func (c *Composer) Compose(ctx context.Context, r ComposeRequest, feature libv1b
 	if err := r.checkItems(composed.items); err != nil {
 		return Composition{}, withReason(status.ReasonRender, err)
 	}
-	hideSecrets(composed.items, r.TemplateContext)
+	markSensitive(composed.items, r.TemplateContext)
 	spec := r.Summary.Spec.ClusterProfileSpec
 	composition := Composition{Feature: feature, Releases: composed.releases, UnansweredLookups: composed.unansweredLookups, builtInputs: composed.builtInputs, Bundle: bundle.Bundle{
 		ID:    bundle.ID{RequestorKind: configv1beta1.ClusterSummaryKind, RequestorName: r.Summary.Name, Feature: string(feature)},
@@ -280,8 +281,9 @@ func (c *Composer) composeManifests(ctx context.Context, r ComposeRequest) (comp
 	return composedItems{items: items, builtInputs: builtInputs{contents: contents}}, nil
 }
 
-// withoutOverridden returns objects without those that a reference with a lower tier also contains, and adds the others
-// to tiers. Duplicates within one tier stay, so that the member reports the conflict. It does not change objects.
+// withoutOverridden returns the objects of a reference that no former reference with a lower tier contains. tiers has
+// the tier of each object of the former references; the returned objects are added to it. Duplicates within one tier
+// stay, so that the member reports the conflict. It does not change the slice objects.
 func withoutOverridden(objects []*unstructured.Unstructured, tier int32, tiers map[kube.Ref]int32) []*unstructured.Unstructured {
 	kept := make([]*unstructured.Unstructured, 0, len(objects))
 	for _, obj := range objects {

@@ -23,7 +23,7 @@ import (
 func (c *Composer) composeReleases(ctx context.Context, r ComposeRequest) (composedItems, error) {
 	charts, err := expandChartNames(r.Summary.Spec.ClusterProfileSpec.HelmCharts, r.TemplateContext)
 	if err == nil {
-		err = checkDistinct(charts)
+		err = checkDuplicateReleases(charts)
 	}
 	if err != nil {
 		return composedItems{}, withReason(status.ReasonRender, err)
@@ -49,6 +49,7 @@ func (c *Composer) composeReleases(ctx context.Context, r ComposeRequest) (compo
 	return all, nil
 }
 
+// composeRelease fetches and renders one chart of the spec.
 func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart) (composedItems, error) {
 	expanded, err := source.ExpandChart(chart, r.TemplateContext)
 	if err != nil {
@@ -70,23 +71,24 @@ func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart c
 	if err != nil {
 		return composedItems{}, withReason(status.ReasonRender, err)
 	}
-	release, rendered, from, err := c.renderRelease(ctx, r, expanded, chartRequest(r, expanded, archive, values))
+	release, rendered, inputs, err := c.renderRelease(ctx, r, expanded, chartRequest(r, expanded, archive, values))
 	if err != nil {
 		return composedItems{}, withReason(status.ReasonRender, err)
 	}
 	release.Options = options
 	release.Data.Values = encoded
-	fromSecret := rendered.MemberSpecific || slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive })
+	// Generated values can be passwords, and lookup can read Secrets of the member.
+	isSensitive := rendered.MemberSpecific || slices.ContainsFunc(contents, func(c source.Content) bool { return c.Sensitive })
 	item := bundle.Item{
 		Objects:               rendered.Objects,
 		Documents:             rendered.Documents,
 		Release:               &release,
-		Sensitive:             fromSecret || render.HasSecret(rendered.Objects),
-		OnlySecretsPrivate:    !fromSecret,
+		Sensitive:             isSensitive || render.HasSecret(rendered.Objects),
+		OnlySecretsPrivate:    !isSensitive,
 		SkipNamespaceCreation: !createsNamespace(expanded),
 		Force:                 isForced(expanded.Options),
 	}
-	all := composedItems{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{c.releaseSummary(expanded, archive, encoded)}, builtInputs: from}
+	all := composedItems{items: []bundle.Item{item}, releases: []configv1beta1.HelmChartSummary{c.releaseSummary(expanded, archive, encoded)}, builtInputs: inputs}
 	if expanded.Options != nil && expanded.Options.PostRenderStrategy == configv1beta1.PostRenderNoHooks {
 		all.unpatchedHooks = []match.Release{{Namespace: release.Namespace, Name: release.Name}}
 	}
@@ -96,14 +98,14 @@ func (c *Composer) composeRelease(ctx context.Context, r ComposeRequest, chart c
 	return all, nil
 }
 
-// renderRelease renders a chart and stores its generated values. from has the inputs that are known after that.
+// renderRelease renders a chart and stores its generated values. It returns the release without options and values.
 func (c *Composer) renderRelease(
 	ctx context.Context, r ComposeRequest, chart configv1beta1.HelmChart, request render.ChartRequest,
-) (next bundle.Release, rendered render.Release, from builtInputs, err error) {
+) (next bundle.Release, rendered render.Release, inputs builtInputs, err error) {
 	release := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
 	inputsDigest, err := c.Renderer.InputsDigest(request)
 	if err == nil {
-		inputsDigest, err = inputsWithChanges(inputsDigest, r.changes)
+		inputsDigest, err = inputsDigestWithChanges(inputsDigest, r.changes)
 	}
 	if err != nil {
 		return bundle.Release{}, render.Release{}, builtInputs{}, err
@@ -130,7 +132,7 @@ func (c *Composer) renderRelease(
 	if err := store.save(ctx, renderingID(inputsDigest, request.Revision, request.IsUpgrade), rendered.Generated); err != nil {
 		return bundle.Release{}, render.Release{}, builtInputs{}, err
 	}
-	if from, err = c.releaseInputs(chart, request, rendered); err != nil {
+	if inputs, err = c.releaseInputs(chart, request, rendered); err != nil {
 		return bundle.Release{}, render.Release{}, builtInputs{}, err
 	}
 	archive := request.Chart
@@ -141,24 +143,24 @@ func (c *Composer) renderRelease(
 		Data: bundle.ReleaseData{Chart: rendered.Chart, Defaults: rendered.Defaults, Notes: rendered.Notes, Paths: rendered.Paths},
 	}
 	next.IsUnconfirmed = inputsDigest != "" && !isConfirmed(r, next)
-	return next, rendered, store.addInputs(from), nil
+	return next, rendered, store.addInputs(inputs), nil
 }
 
-// releaseInputs returns the inputs of a rendered release that are known after it is rendered.
-func (c *Composer) releaseInputs(chart configv1beta1.HelmChart, request render.ChartRequest, rendered render.Release) (from builtInputs, err error) {
-	if request.Chart.Artifact != "" {
-		from.contents = []InputObject{{Reference: request.Chart.Source, Version: request.Chart.Artifact}}
+// releaseInputs returns the inputs of a release that are known only after it is rendered, without the generated values.
+func (c *Composer) releaseInputs(chart configv1beta1.HelmChart, request render.ChartRequest, rendered render.Release) (inputs builtInputs, err error) {
+	if request.Chart.Artifact != "" { // the chart is from a Flux source
+		inputs.contents = []InputObject{{Reference: request.Chart.Source, Version: request.Chart.Artifact}}
 	} else {
-		from.hasUnknownInputs = !source.IsExactVersion(chart.ChartVersion)
+		inputs.hasUnknownInputs = !source.IsExactVersion(chart.ChartVersion)
 	}
-	from.hasUnknownInputs = from.hasUnknownInputs || rendered.IsTransient
-	from.readsVersion, from.readsAPIs, err = c.Renderer.ReadsCapabilities(request)
-	return from, err
+	inputs.hasUnknownInputs = inputs.hasUnknownInputs || rendered.IsTransient
+	inputs.readsVersion, inputs.readsAPIs, err = c.Renderer.ReadsCapabilities(request)
+	return inputs, err
 }
 
-// lookupFunc returns the function that reads objects of m as a ServiceAccount, or as the hub if account is "". It
-// returns nil if the hub cannot connect to m. The account limits the read, since a chart can copy an object that it
-// reads into the objects that it deploys.
+// lookupFunc returns the function that reads objects of m as the ServiceAccount account, or as the hub if account is
+// "". It returns nil if the hub cannot connect to m. A chart must not read more than the ServiceAccount may, since it
+// can copy an object that it reads into the objects that it deploys.
 func (c *Composer) lookupFunc(ctx context.Context, m fleet.Member, account string) render.LookupFunc {
 	if c.MemberConfig[m.Mode] == nil {
 		return nil
@@ -230,7 +232,7 @@ func chartRequest(r ComposeRequest, chart configv1beta1.HelmChart, archive sourc
 	return request
 }
 
-// createsNamespace returns installOptions.createNamespace, which defaults to true.
+// createsNamespace returns the option installOptions.createNamespace, which defaults to true.
 func createsNamespace(chart configv1beta1.HelmChart) bool {
 	if chart.Options == nil || chart.Options.InstallOptions == nil || chart.Options.InstallOptions.CreateNamespace == nil {
 		return true

@@ -48,7 +48,7 @@ func (c *Controller) recordOn(s *state, owner metav1.OwnerReference) {
 		changes = append(changes, configv1beta1.DeployedFeature{FeatureID: feature})
 	}
 	for _, feature := range updated.FeatureSummaries {
-		// Each reconcile removes the entry, since a removal before the last start may not have been written.
+		// Each reconcile removes the entry again: the hub may have stopped before it wrote an earlier removal.
 		if feature.Status == libv1beta1.FeatureStatusRemoved {
 			changes = append(changes, configv1beta1.DeployedFeature{FeatureID: feature.FeatureID})
 		}
@@ -70,10 +70,9 @@ const (
 
 // Configurations writes ClusterConfigurations, which list the objects that each profile has deployed on a cluster. It
 // is their only writer, so that the reconciles of a cluster's profiles do not cause conflicts. Changes are pending in
-// memory until they are written: removals and the first change at once, others after ConfigurationInterval. Pending
-// changes that are lost with the process are set again by the reconciles after the next start. unclaimed.Controller
-// deletes the entries of summaries that do not exist. The controllers that deregister clusters call
-// DeleteConfiguration.
+// memory until they are written: removals and the first change at once, others after ConfigurationInterval. If pending
+// changes are lost with the process, the reconciles after the next start set them again. unclaimed.Controller removes
+// the entries of summaries that do not exist. The controllers that deregister clusters call DeleteConfiguration.
 type Configurations struct {
 	hub   client.Client
 	live  client.Reader
@@ -89,8 +88,8 @@ type Configurations struct {
 }
 
 // ConfigurationInterval returns the minimum time between two writes of a ClusterConfiguration with this number of
-// objects and charts. The changes of many profiles in that time are one write. A larger number has a longer interval,
-// since each write contains all entries.
+// objects and charts. All changes in that time are written together. The interval grows with the number, since each
+// write contains all entries.
 func ConfigurationInterval(entries int) time.Duration {
 	return min(max(minConfigurationInterval, time.Duration(entries)*intervalPerEntry), maxConfigurationInterval)
 }
@@ -101,23 +100,26 @@ type pendingConfiguration struct {
 	changes map[deployedKey]*deployedChange
 }
 
-// deployedKey identifies the entry of one profile and one feature for the cluster of one deployment type.
+// deployedKey identifies the entry of one profile and one feature, for the objects on the member (deployment type
+// Remote) or on the hub (Local).
 type deployedKey struct {
-	kind, profile string
-	feature       libv1beta1.FeatureID
-	on            libv1beta1.DeploymentType
+	kind, profile  string
+	feature        libv1beta1.FeatureID
+	deploymentType libv1beta1.DeploymentType
 }
 
+// deployedChange replaces the entry of feature, or removes it if feature has neither resources nor charts. owner is the
+// reference to the profile.
 type deployedChange struct {
-	owner   metav1.OwnerReference
-	feature configv1beta1.DeployedFeature
-	on      libv1beta1.DeploymentType
+	owner          metav1.OwnerReference
+	feature        configv1beta1.DeployedFeature
+	deploymentType libv1beta1.DeploymentType
 }
 
 // applyTo returns the status with the changes.
 func (p pendingConfiguration) applyTo(current configv1beta1.ClusterConfigurationStatus) configv1beta1.ClusterConfigurationStatus {
 	for _, change := range p.sorted() {
-		current = status.SetDeployedFeature(current, change.owner.Kind, change.owner.Name, change.feature, change.on)
+		current = status.SetDeployedFeature(current, change.owner.Kind, change.owner.Name, change.feature, change.deploymentType)
 	}
 	return current
 }
@@ -125,12 +127,12 @@ func (p pendingConfiguration) applyTo(current configv1beta1.ClusterConfiguration
 // sorted returns the changes in a fixed order.
 func (p pendingConfiguration) sorted() []*deployedChange {
 	return slices.SortedFunc(maps.Values(p.changes), func(a, b *deployedChange) int {
-		return cmp.Or(cmp.Compare(a.owner.Kind, b.owner.Kind), cmp.Compare(a.owner.Name, b.owner.Name), cmp.Compare(a.feature.FeatureID, b.feature.FeatureID), cmp.Compare(a.on, b.on))
+		return cmp.Or(cmp.Compare(a.owner.Kind, b.owner.Kind), cmp.Compare(a.owner.Name, b.owner.Name), cmp.Compare(a.feature.FeatureID, b.feature.FeatureID), cmp.Compare(a.deploymentType, b.deploymentType))
 	})
 }
 
-// NewConfigurations returns the writer of a shard; Start must run for the writes. hub reads from a cache, which can
-// lack the objects with the label of another shard; live reads from the API server.
+// NewConfigurations returns the writer for a shard. It writes only while Start runs. hub reads from a cache, which can
+// lack the objects with the label of another shard. live reads from the API server.
 func NewConfigurations(hub client.Client, live client.Reader, shard fleet.Shard) *Configurations {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[client.ObjectKey](minRetryDelay, maxRetryDelay)
 	return &Configurations{
@@ -155,14 +157,14 @@ func DeleteConfiguration(ctx context.Context, hub client.Writer, m fleet.Member)
 	return nil
 }
 
-// Set replaces the entries of the profile owner for the features in changes, and returns before they are written. The
-// entry of a feature without resources and charts is removed. With Member.OnHub, Set replaces only the resources on the
-// cluster of the hub, otherwise only those on the member.
+// Set replaces the entries of the profile owner for the features in changes, and returns before they are written. It
+// removes the entry of a feature without resources and charts. If m is a Member.OnHub, it replaces only the resources
+// on the cluster of the hub, otherwise only the resources on the member.
 func (c *Configurations) Set(m fleet.Member, owner metav1.OwnerReference, changes []configv1beta1.DeployedFeature) {
 	if len(changes) == 0 {
 		return
 	}
-	key, on := ConfigurationKey(m), deploymentTypeOf(m.Mode)
+	key, deploymentType := ConfigurationKey(m), deploymentTypeOf(m.Mode)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.pending[key] == nil {
@@ -170,11 +172,11 @@ func (c *Configurations) Set(m fleet.Member, owner metav1.OwnerReference, change
 	}
 	c.pending[key].member = m
 	for _, change := range changes {
-		c.pending[key].changes[deployedKey{owner.Kind, owner.Name, change.FeatureID, on}] = &deployedChange{owner, change, on}
+		c.pending[key].changes[deployedKey{owner.Kind, owner.Name, change.FeatureID, deploymentType}] = &deployedChange{owner, change, deploymentType}
 	}
 	delay := time.Until(c.nextWrites[key])
 	if slices.ContainsFunc(changes, isRemoval) {
-		delay = 0 // it may be the last change of the cluster
+		delay = 0 // after its last removal the cluster can be deleted
 	}
 	c.queue.AddAfter(key, delay)
 }
@@ -284,7 +286,7 @@ func (c *Configurations) pendingFeature(key client.ObjectKey, owner metav1.Owner
 // Read returns the status of the ClusterConfiguration of m on the API server, with the pending changes.
 func (c *Configurations) Read(ctx context.Context, m fleet.Member) (configv1beta1.ClusterConfigurationStatus, error) {
 	key := ConfigurationKey(m)
-	// The snapshot is first: a change that is written meanwhile is applied twice, which is harmless.
+	// The snapshot must be first: a change that is written between both reads is then applied twice and not lost.
 	pending, _ := c.snapshot(key)
 	existing := &configv1beta1.ClusterConfiguration{}
 	if err := c.live.Get(ctx, key, existing); client.IgnoreNotFound(err) != nil {
@@ -293,8 +295,8 @@ func (c *Configurations) Read(ctx context.Context, m fleet.Member) (configv1beta
 	return pending.applyTo(existing.Status), nil
 }
 
-// write applies changes to the ClusterConfiguration, and returns the minimum time until its next write. It reads the
-// object from the cache, or from the API server if the cache does not have it and after a conflict.
+// write applies pending to the ClusterConfiguration, and returns the minimum time until its next write. It reads the
+// object from the cache, and from the API server if the cache lacks the object or after a conflict.
 func (c *Configurations) write(ctx context.Context, key client.ObjectKey, pending pendingConfiguration) (time.Duration, error) {
 	var reader client.Reader = c.hub
 	interval := minConfigurationInterval
@@ -326,7 +328,7 @@ func countEntries(s configv1beta1.ClusterConfigurationStatus) (count int) {
 }
 
 // apply writes the metadata and the status updated, or deletes the object if updated has no entries. existing has no
-// resourceVersion if the object does not exist.
+// resourceVersion if the object does not exist. A conflict error means that existing is stale.
 func (c *Configurations) apply(
 	ctx context.Context, key client.ObjectKey, pending pendingConfiguration,
 	existing *configv1beta1.ClusterConfiguration, updated configv1beta1.ClusterConfigurationStatus,
@@ -382,8 +384,7 @@ func isNamespaceDeleted(err error) bool {
 	return details != nil && details.Kind == "namespaces"
 }
 
-// desiredOwners returns existing with the owner reference of a profile if updated lists the profile, and without the
-// reference otherwise.
+// desiredOwners returns existing with the owner reference of a profile if updated lists the profile, otherwise without.
 func desiredOwners(existing []metav1.OwnerReference, updated configv1beta1.ClusterConfigurationStatus, owner metav1.OwnerReference) []metav1.OwnerReference {
 	isOfProfile := func(r metav1.OwnerReference) bool { return r.Kind == owner.Kind && r.Name == owner.Name }
 	others := slices.DeleteFunc(slices.Clone(existing), isOfProfile)
@@ -391,7 +392,7 @@ func desiredOwners(existing []metav1.OwnerReference, updated configv1beta1.Clust
 		return others
 	}
 	if owner.UID == "" {
-		return existing // the profile is deleted, and some of its objects stay
+		return existing // the UID is not known, since the profile is deleted: some of its objects stay on the cluster
 	}
 	reference := metav1.OwnerReference{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID}
 	if index := slices.IndexFunc(existing, isOfProfile); index >= 0 && existing[index] == reference {

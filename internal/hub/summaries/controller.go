@@ -43,7 +43,7 @@ import (
 )
 
 const (
-	// A failed reconcile is repeated after minRetryDelay, and then after twice the former delay, up to maxRetryDelay.
+	// minRetryDelay is the delay of the first retry of a failed reconcile. The delay doubles up to maxRetryDelay.
 	minRetryDelay = 500 * time.Millisecond
 	maxRetryDelay = 5 * time.Minute
 	// reconcileTimeout bounds one reconcile, so that members that never answer do not block all workers. The next
@@ -65,8 +65,8 @@ const (
 	maxDeletedClusters = 10_000
 	// ClusterIndex is the name of the index of summaries by the text of their cluster's fleet.ID.
 	ClusterIndex = "cluster"
-	// OwnerIndex is the name of the index of summaries by their profiles, see OwnerKey.
-	OwnerIndex = "owner"
+	// ProfileIndex is the name of the index of summaries by their profiles, see ProfileIndexKey.
+	ProfileIndex = "owner"
 )
 
 // Controller delivers profiles to clusters. It reconciles ClusterSummaries: one per profile and cluster.
@@ -75,24 +75,26 @@ type Controller struct {
 	Hub  client.Client
 	Live client.Reader
 	// Shard selects the clusters of this hub.
-	Shard    fleet.Shard
-	Composer *Composer
-	// Resources reads the objects of templateResourceRefs.
-	Resources *resources.Watcher
+	Shard fleet.Shard
+	// Composer builds bundles, and Transport delivers them.
+	Composer  *Composer
 	Transport deliver.Transport
+	// Resources reads and watches the objects of templateResourceRefs.
+	Resources *resources.Watcher
 	// Configurations writes the ClusterConfigurations.
 	Configurations *Configurations
 	// RecheckDelay is, by mode, the delay until a bundle with outdated releases is rendered again. It is zero for a mode
 	// in which a watch triggers the reconcile.
 	RecheckDelay map[fleet.Mode]time.Duration
 	// UnreachableReason returns the reason why a SveltosCluster that is deregistered by force is unreachable, "" if it is
-	// reachable. It returns "" for a Cluster.
+	// reachable. It returns "" for a Cluster: the controller that deregisters the Cluster checks this.
 	UnreachableReason func(ctx context.Context, cluster client.Object) (string, error)
 	// Wakeups is the channel of the summaries to reconcile after changes on push members, which no watch on the hub
 	// reports.
 	Wakeups <-chan event.GenericEvent
-	// Started is called before the first delivery of a bundle that the status does not have yet. It may be nil.
-	Started func(summary client.ObjectKey, feature libv1beta1.FeatureID)
+	// OnDeliveryStart is called before the delivery of a bundle whose hash is not in the status of the feature yet. It may
+	// be nil.
+	OnDeliveryStart func(summary client.ObjectKey, feature libv1beta1.FeatureID)
 	// Flux watches the sources of Flux that summaries refer to.
 	Flux   *fluxsources.Watcher
 	Events events.EventRecorder
@@ -105,8 +107,9 @@ type Controller struct {
 	references *referenceIndex
 	ownWrites  ownWrites
 	starts     deliveryStarts
-	slots      *slots.Slots
-	// raisedProfiles has the OwnerKeys of the profiles whose summaries raisePriority has queued.
+	// slots limits the concurrent reconciles for one cluster, profile or namespace (workers.go).
+	slots *slots.Slots
+	// raisedProfiles has the ProfileIndexKeys of the profiles whose summaries raisePriority has queued.
 	raisedProfiles *lru.Cache
 	// deletedClusters has the fleet.ID of the clusters that were deleted while this process watched them.
 	deletedClusters *lru.Cache
@@ -125,7 +128,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
-	if err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, OwnerIndex, OwnerKeys); err != nil {
+	if err := mgr.GetFieldIndexer().IndexField(ctx, &configv1beta1.ClusterSummary{}, ProfileIndex, ProfileIndexKeys); err != nil {
 		return err
 	}
 	if err := c.watchDeletions(ctx, mgr.GetCache()); err != nil {
@@ -206,6 +209,8 @@ func reportChanged() predicate.Predicate {
 	}}
 }
 
+// summaryOfGroup returns the request for the summary whose bundle a ConfigurationGroup delivers, nil for a group of
+// another requestor, for example of a Work.
 func summaryOfGroup(_ context.Context, obj client.Object) []reconcile.Request {
 	id, ok := deliver.IDOf(obj)
 	ref := obj.(*libv1beta1.ConfigurationGroup).Spec.SourceRef
@@ -242,9 +247,10 @@ func (c *Controller) summariesWithSameRelease(ctx context.Context, obj client.Ob
 	}))
 }
 
-// findMember returns the member of summary and its cluster object. cluster is nil if it does not exist. isServed is
-// true if this hub reconciles the summary: the cluster belongs to its shard, and the cache has all summaries of the
-// cluster. The default shard also serves summaries whose cluster does not exist, so that their finalizers are removed.
+// findMember returns the member of summary and its cluster object. cluster is nil if it does not exist; member then has
+// only type, namespace and name. isServed is true if this hub reconciles the summary: the cluster belongs to its shard,
+// and the cache has all summaries of the cluster. The default shard also serves the summaries of all shards whose
+// cluster does not exist, so that their finalizers are removed.
 func (c *Controller) findMember(ctx context.Context, summary *configv1beta1.ClusterSummary) (member fleet.Member, cluster client.Object, isServed bool, err error) {
 	target := match.MemberID(summary)
 	member, cluster, err = fleet.Get(ctx, c.Hub, target.Type, target.Namespace, target.Name)
@@ -282,9 +288,10 @@ func (c *Controller) enqueueReferring(kind string) handler.EventHandler {
 	})
 }
 
-// Reconcile delivers one profile to one cluster, or withdraws it. If no slot is free, req is queued again later.
+// Reconcile delivers one profile to one cluster, or withdraws it. If no slot is free, it ends, and slots queues req
+// again when a slot is free.
 func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	defer c.slots.Skip(req) // for a request that ends without Acquire
+	defer c.slots.Skip(req) // gives a slot that was kept for req to another request if Acquire is not called
 	summary := &configv1beta1.ClusterSummary{}
 	if err := c.Hub.Get(ctx, req.NamespacedName, summary); err != nil {
 		if apierrors.IsNotFound(err) {
@@ -305,7 +312,7 @@ func (c *Controller) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{RequeueAfter: staleDelay}, nil
 	}
 	if !c.Shard.HasLabel(summary) {
-		// The cache keeps only a part of the status of a summary of another shard.
+		// The summary is of another shard, and its cluster does not exist. The cache has only a part of its status.
 		summary = &configv1beta1.ClusterSummary{}
 		if err := c.Live.Get(ctx, req.NamespacedName, summary); err != nil {
 			return reconcile.Result{}, client.IgnoreNotFound(err)
@@ -362,7 +369,7 @@ func (c *Controller) reconcileSummary(ctx context.Context, s *state) (reconcile.
 	return result(s, outcome, err)
 }
 
-// result returns the result of a reconcile. statusErr is the error of writing the status or removing the finalizer.
+// result returns the result of a reconcile. statusErr is the error of report or removeFinalizer.
 func result(s *state, outcome phase.Outcome, statusErr error) (reconcile.Result, error) {
 	if apierrors.IsConflict(statusErr) || apierrors.IsConflict(outcome.Err) {
 		// The cache is behind.
@@ -377,7 +384,7 @@ func result(s *state, outcome phase.Outcome, statusErr error) (reconcile.Result,
 	if s.retryErr != nil {
 		return reconcile.Result{}, s.retryErr
 	}
-	if s.statusEdited {
+	if s.isStatusEdited {
 		return reconcile.Result{RequeueAfter: staleDelay}, nil
 	}
 	if outcome.Kind == phase.Waiting {

@@ -38,7 +38,7 @@ func (c *Controller) ensureFinalizer(ctx context.Context, s *state) error {
 
 // removeFinalizer removes the finalizer of a deleted summary after everything is withdrawn or abandoned.
 func (c *Controller) removeFinalizer(ctx context.Context, s *state) error {
-	if !s.isDeleting() || !s.withdrawn || !s.local.withdrawn {
+	if !s.isDeleting() || !s.isWithdrawn || !s.local.isWithdrawn {
 		return nil
 	}
 	updated := s.summary.DeepCopy()

@@ -23,8 +23,8 @@ func (c *Controller) setupFlux(mgr manager.Manager) error {
 	return mgr.Add(c.Flux)
 }
 
-// fluxInput returns the version of a source's artifact, "" if it has no artifact. readsCluster is true if the files in
-// the artifact are templates or scripts.
+// fluxInput returns a source with the version of its artifact. Version is "" if the source has no artifact.
+// readsCluster is true if the files in the artifact are templates or scripts.
 func (c *Controller) fluxInput(ctx context.Context, reference source.Reference) (input InputObject, readsCluster bool) {
 	object, err := c.fluxObject(ctx, reference)
 	if err != nil {

@@ -39,7 +39,7 @@ func (f *fluxCase) inputs(t *testing.T) string {
 	summary.Spec.ClusterProfileSpec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceGitRepository, Namespace: "flux", Name: "app", Path: f.path}}
 	s := newState(summary, f.cluster, fleet.FromSveltosCluster(f.cluster))
 	s.member.Mode = fleet.Pull
-	inputs, err := c.inputsOf(t.Context(), s, ComposeRequest{Summary: summary, TemplateContext: templateContextOf(f.cluster, nil)}, libv1beta1.FeatureResources)
+	inputs, err := c.inputsOf(t.Context(), s, ComposeRequest{Summary: summary, TemplateContext: templateContextOfCluster(f.cluster, nil)}, libv1beta1.FeatureResources)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,7 +42,9 @@ const (
 )
 
 // generatedStore stores the generated values of one release on one member in a Secret on the hub. A rendering calls
-// load if the chart generates values. save must be called before the rendered objects are delivered.
+// load if the chart generates values. save must be called before the rendered objects are delivered. render.Generated
+// also has results of lookup, and the rendered objects that lookup finds in the next upgrade: they are pending until
+// the member has deployed the rendering.
 type generatedStore struct {
 	hub     client.Client
 	member  fleet.Member
@@ -59,7 +61,7 @@ type generatedStore struct {
 	// stored has the values that load has read. Both are nil before load.
 	secret *corev1.Secret
 	stored render.Generated
-	// isIncomplete is true if save has omitted results that the rendering used, so that the next rendering can get others.
+	// isIncomplete is true if save has omitted results that the rendering used: the next rendering can get other results.
 	isIncomplete bool
 }
 
@@ -67,7 +69,7 @@ type generatedStore struct {
 func (c *Composer) newGeneratedStore(r ComposeRequest, release match.Release) *generatedStore {
 	store := &generatedStore{hub: c.Hub, member: r.Member, summary: r.Summary, release: release, ensureFinalizer: r.EnsureFinalizer}
 	store.isManagedByOther = slices.ContainsFunc(r.Conflicts, func(conflict match.Conflict) bool { return conflict.Release == release })
-	former, ok := findRelease(r, release)
+	former, ok := findDeployedRelease(r, release)
 	if !ok || store.isManagedByOther {
 		return store
 	}
@@ -111,8 +113,9 @@ func generatedReferences(r ComposeRequest) []source.Reference {
 
 func (g *generatedStore) key() client.ObjectKey { return generatedSecretName(g.member, g.release) }
 
-// load returns the stored values for the next rendering. The pending objects of a rendering that the member has started
-// to deploy count as deployed. It reads from the API server: with a stale cache the chart would generate new values.
+// load returns the stored values for the next rendering. Pending objects count as deployed if the member may have
+// started to deploy their rendering. load reads from the API server: with a stale cache the chart would generate new
+// values.
 func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
 	secret := &corev1.Secret{}
 	err := g.hub.Get(ctx, g.key(), secret)
@@ -129,8 +132,9 @@ func (g *generatedStore) load(ctx context.Context) (render.Generated, error) {
 	return stored.PromotePending(g.startedID)
 }
 
-// save adds the values that a rendering used to the loaded values, and stores them. Without load it does nothing. It
-// fails with a conflict if another process has changed the Secret since load.
+// save adds the values that a rendering used to the loaded values, and stores them. It does nothing if load was not
+// called. rendering is the renderingID. save fails with a conflict if another process has changed the Secret since
+// load.
 func (g *generatedStore) save(ctx context.Context, rendering string, used render.Generated) error {
 	if g.secret == nil || len(used) == 0 {
 		return nil
@@ -141,12 +145,12 @@ func (g *generatedStore) save(ctx context.Context, rendering string, used render
 	}
 	g.isIncomplete = !hasResults(all, used)
 	owners := addOwner(addOwner(g.secret.OwnerReferences, clusterOwner(g.member)), summaryOwner(g.summary))
-	if len(owners) == len(g.secret.OwnerReferences) && isSame(all, g.stored) {
+	if len(owners) == len(g.secret.OwnerReferences) && equalGenerated(all, g.stored) {
 		return nil
 	}
-	// If the values are too large, some are omitted, in this order: the rendered objects, so that lookup does not find
-	// them in the next upgrade; the results of lookup, so that every rendering reads the member; and all values that this
-	// rendering has not used.
+	// If the values are too large, save omits the rendered objects, and lookup then does not find them in the next
+	// upgrade. If that is not enough, it also omits the results of lookup, and each rendering then reads the member. At
+	// last it omits all values that this rendering has not used.
 	var tooLarge phase.TerminalError
 	for _, values := range []render.Generated{all, all.WithoutRendered(), all.WithoutLookup(), used.WithoutLookup()} {
 		raw, err := encodeGenerated(values)
@@ -161,9 +165,9 @@ func (g *generatedStore) save(ctx context.Context, rendering string, used render
 	return tooLarge
 }
 
-// merge returns the loaded values and the values that a rendering used. Its rendered objects are pending until the
-// member has deployed them. Only the summary that manages the release stores results of lookup: otherwise two summaries
-// would overwrite each other's results, and each change of the Secret would reconcile both.
+// merge returns the loaded values together with the values that a rendering used. Only the summary that manages the
+// release stores results of lookup and objects: otherwise two summaries would overwrite each other's results, and each
+// change of the Secret would reconcile both.
 func (g *generatedStore) merge(rendering string, used render.Generated) (render.Generated, error) {
 	if g.isManagedByOther {
 		all := maps.Clone(g.stored)
@@ -199,10 +203,11 @@ func (g *generatedStore) addInputs(b builtInputs) builtInputs {
 	return b
 }
 
-func isSame(a, b render.Generated) bool {
+func equalGenerated(a, b render.Generated) bool {
 	return maps.EqualFunc(a, b, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) })
 }
 
+// write creates the Secret, or updates it if it still has the resourceVersion of load.
 func (g *generatedStore) write(ctx context.Context, raw []byte, owners []metav1.OwnerReference) error {
 	if err := g.ensureFinalizer(ctx); err != nil {
 		return err

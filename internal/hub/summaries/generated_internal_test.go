@@ -52,7 +52,7 @@ func TestSavedGeneratedValuesCanBeLoaded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !isSame(stored, used) {
+		if !equalGenerated(stored, used) {
 			t.Error("the loaded values are not the used ones")
 		}
 	}

@@ -62,9 +62,9 @@ func addOwner(owners []metav1.OwnerReference, owner metav1.OwnerReference) []met
 	return append(slices.Clone(owners), owner)
 }
 
-// cleanUpGenerated removes the summary from the owners of the generated values of its uninstalled releases. Another
-// summary with the same release becomes the owner; without one the values are deleted. The values of an orphaned
-// release are kept, unless its cluster is being deregistered.
+// cleanUpGenerated removes the summary from the owners of the generated values of its uninstalled releases. The other
+// summaries with the same release become the owners. If there are none, the values are deleted. The values of an
+// orphaned release are kept, unless its cluster is being deregistered.
 func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
 	if s.cluster == nil || !s.isUninstallComplete() || s.orphansObjects() && !s.member.Deleting {
 		return nil
@@ -94,12 +94,13 @@ func (c *Controller) cleanUpGenerated(ctx context.Context, s *state) error {
 	return nil
 }
 
-// isUninstallComplete returns whether all releases that the summary no longer has are uninstalled from the member.
+// isUninstallComplete returns whether all releases that the summary no longer has are uninstalled from the member. If
+// the summary still has releases, the member uninstalls the others when it applies the bundle.
 func (s *state) isUninstallComplete() bool {
 	const helm = libv1beta1.FeatureHelm
 	switch {
 	case s.isDeleting():
-		return s.withdrawn
+		return s.isWithdrawn
 	case !s.specHas(helm):
 		return !s.isOneTimeDone(helm) && (slices.Contains(s.removedFeatures, helm) || !slices.Contains(s.featuresToWithdraw(), helm))
 	}

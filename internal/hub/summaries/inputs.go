@@ -25,28 +25,27 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// A delivered bundle has a digest of its inputs: in its ConfigurationGroup, or in push mode in its record on the
-// member. While the current inputs have the same digest, a bundle that the member has applied is neither built nor
-// delivered again. So an unchanged summary needs only reads from the cache after a restart of the hub, and one read of
-// the member's records in push mode. It fetches no chart, expands no template and reads no content. The digest is only
-// an optimization: without one, the bundle is built.
+// The hub stores a digest of the inputs of a delivered bundle: in its ConfigurationGroup, or in push mode in its record
+// on the member. While the current inputs have the same digest, a bundle that the member has applied is neither built
+// nor delivered again. So after a restart of the hub, the reconcile of an unchanged summary fetches no chart, expands
+// no template of the content and reads no content. It reads only from the cache, and in push mode the member's records
+// once. The digest is only an optimization: without one, the bundle is built.
 //
-// Bundles for the hub's own cluster have no digest, and neither have bundles with Composition.hasUnknownInputs.
+// Bundles for the hub's own cluster and bundles with Composition.hasUnknownInputs have no digest.
 
-// BundleInputs are the inputs of the bundle of one feature. The digest is calculated from its JSON. If a field changes,
-// the bundle is built again:
+// BundleInputs are the inputs of the bundle of one feature. The digest is calculated from their JSON. The bundle is
+// built again after a change of any field.
 type BundleInputs struct {
-	// Code: after an upgrade of the hub, the same inputs can be rendered differently.
+	// Code is Composer.CodeVersion: after an upgrade of the hub, the same inputs can be rendered differently.
 	Code string
-	// Summary and Generation: the spec has the references and the options. The UID is for a summary that is deleted and
-	// created again, or restored from a backup, with the same generation.
+	// Summary is the UID of the summary, and Generation stands for its spec. The UID is needed because a summary that was
+	// created again, or restored from a backup, can have the same generation with another spec.
 	Summary    types.UID
 	Generation int64
-	// Owner: a profile that takes over the summary is the new owner of the objects. A Profile can read less content than
-	// a ClusterProfile.
+	// Owner is the profile: another profile that takes over the summary becomes the owner of the objects, and can have
+	// permission to read other content.
 	Owner bundle.Owner
-	// Objects: the referenced objects, whose content can change. Their names are the results of the templates in
-	// references.
+	// Objects are the referenced objects. The templates in their names are expanded.
 	Objects []InputObject
 	// Resources is source.Resources.Digest, for the objects of templateResourceRefs.
 	Resources string
@@ -74,9 +73,9 @@ type currentInputs struct {
 	isKnown bool
 }
 
-// digestFor returns the digest for a bundle that was built after the inputs were read, "" if it has none. It has none
-// if the content of a URL or a Flux source has changed since: the digest would be of the former content, which such a
-// source, unlike an object, can have again.
+// digestFor returns the digest for a bundle that was built after the inputs were read, "" if it must have none. That is
+// also the case if the content of a URL or a Flux source has changed in between: i has the version of the former
+// content, and such a source can return to that version, unlike an object to a former resourceVersion.
 func (i currentInputs) digestFor(built Composition) (string, error) {
 	if !i.isKnown || built.hasUnknownInputs {
 		return "", nil
@@ -92,7 +91,7 @@ func (i currentInputs) digestFor(built Composition) (string, error) {
 		}
 	}
 	if i.Helm != nil {
-		i.Helm = i.Helm.withBuilt(built)
+		i.Helm = i.Helm.afterBuild(built)
 	}
 	return i.Digest()
 }
@@ -107,17 +106,17 @@ func (i currentInputs) matchesDigest(digest string) (bool, error) {
 		variants = i.Helm.variants()
 	}
 	for _, i.Helm = range variants {
-		present, err := i.Digest()
-		if err != nil || present == digest {
+		current, err := i.Digest()
+		if err != nil || current == digest {
 			return err == nil, err
 		}
 	}
 	return false, nil
 }
 
-// inputsOf returns the inputs of a feature's bundle, without a digest if a referenced object does not exist. It reads
-// the cache before the bundle is built. If the cache is behind, the bundle has the digest of older inputs, and the
-// watch event of the change causes another reconcile.
+// inputsOf returns the inputs of a feature's bundle. isKnown is false for example if a referenced object does not
+// exist. It must be called before the bundle is built: if the cache is behind, the bundle then has the digest of older
+// inputs, and the watch event of the change causes another reconcile.
 func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, feature libv1beta1.FeatureID) (currentInputs, error) {
 	if s.isLocal() || c.Composer.CodeVersion == "" || r.hasUnknownConflicts {
 		return currentInputs{}, nil
@@ -131,18 +130,18 @@ func (c *Controller) inputsOf(ctx context.Context, s *state, r ComposeRequest, f
 		return currentInputs{}, nil //nolint:nilerr // Compose returns the error
 	}
 	inputs := BundleInputs{Account: account, Code: c.Composer.CodeVersion, Summary: s.summary.UID, Generation: s.summary.Generation, Owner: r.Owner, Resources: r.TemplateContext.Resources.Digest}
-	isTemplate := hasPatchTemplate(s.spec()) || hasReferenceTemplate(s.spec(), feature)
+	readsCluster := hasPatchTemplate(s.spec()) || hasReferenceTemplate(s.spec(), feature)
 	for _, reference := range references {
-		input, isMarked, err := c.inputOf(ctx, reference)
+		input, contentReadsCluster, err := c.inputOf(ctx, reference)
 		if err != nil {
 			return currentInputs{}, err
 		}
 		if input.Version == "" {
 			return currentInputs{}, nil
 		}
-		inputs.Objects, isTemplate = append(inputs.Objects, input), isTemplate || isMarked
+		inputs.Objects, readsCluster = append(inputs.Objects, input), readsCluster || contentReadsCluster
 	}
-	if isTemplate {
+	if readsCluster {
 		if inputs.Cluster, err = json.Marshal(fleet.WithoutVolatileFields(s.cluster)); err != nil {
 			return currentInputs{}, fmt.Errorf("encode cluster %s: %w", s.member.Key(), err)
 		}
@@ -164,7 +163,7 @@ func referencesOf(r ComposeRequest, feature libv1beta1.FeatureID) ([]source.Refe
 	}[feature](r)
 }
 
-// Digest returns the digest to store in the ConfigurationGroup or the record.
+// Digest returns the digest that is stored in the ConfigurationGroup or the record.
 func (i BundleInputs) Digest() (string, error) {
 	raw, err := json.Marshal(i)
 	if err != nil {
@@ -188,8 +187,8 @@ func hasReferenceTemplate(spec configv1beta1.ProfileSpec, feature libv1beta1.Fea
 	})
 }
 
-// inputOf returns the current version of an object, "" if it does not exist or is not known yet. readsCluster is true
-// if templates or scripts in its content can read the cluster.
+// inputOf returns an object with its current version. Version is "" if the object does not exist, or if its version is
+// not known yet. readsCluster is true if templates or scripts in its content can read the cluster.
 func (c *Controller) inputOf(ctx context.Context, reference source.Reference) (input InputObject, readsCluster bool, err error) {
 	if reference.Kind == source.KindURL {
 		return c.Composer.urlInput(ctx, reference), false, nil
@@ -218,15 +217,16 @@ func (c *Controller) readMetadata(ctx context.Context, reference source.Referenc
 	return object, nil
 }
 
-// reuseDelivered adds the result of a feature without building its bundle, and returns true, if the delivered bundle
-// was built from the same inputs and the member has applied it. In all other states, or with an outdated release, the
-// bundle must be built and delivered again.
+// reuseDelivered checks whether the member has applied a bundle that was built from the same inputs. If so, it adds the
+// result of that bundle and returns true. In any other state, or with an outdated release, it returns false: the bundle
+// must be built and delivered again.
 func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1beta1.FeatureID, inputs currentInputs) (bool, error) {
 	deployed, ok := s.deployed[feature]
 	if !ok || deployed.Removing || deployed.Report.State != bundle.StateApplied || len(deployed.Report.Outdated) > 0 {
 		return false, nil
 	}
-	// The first reconcile after the report must build the bundle, to record its objects.
+	// The first reconcile after the member has reported Applied must build the bundle, since recordDeployed lists its
+	// objects in the ClusterConfiguration.
 	old := s.featureSummary(feature)
 	if old.Status != libv1beta1.FeatureStatusProvisioned || !s.result.HashKey.IsHashOf(old.Hash, deployed.Report.Digest) {
 		return false, nil
@@ -240,16 +240,16 @@ func (c *Controller) reuseDelivered(ctx context.Context, s *state, feature libv1
 	}
 	updated := status.ComputeStatus(s.summary.Status, status.ReconcileResult{Features: []status.FeatureResult{result}, HashKey: s.result.HashKey})
 	owner := ProfileOf(s.summary)
-	if owner == nil || !c.Configurations.hasDeployed(ctx, s.member, *owner, status.FeatureOf(updated, feature)) {
+	if owner == nil || !c.Configurations.hasEntryOf(ctx, s.member, *owner, status.FeatureOf(updated, feature)) {
 		return false, nil
 	}
 	s.addResult(result)
 	return true, nil
 }
 
-// hasDeployed returns whether the cached ClusterConfiguration of m, or a pending change of it, lists the objects or the
-// charts that a feature applied last. The hub may have been killed before it wrote them.
-func (c *Configurations) hasDeployed(ctx context.Context, m fleet.Member, owner metav1.OwnerReference, feature configv1beta1.FeatureSummary) bool {
+// hasEntryOf returns whether the cached ClusterConfiguration of m, or a pending change of it, lists the objects or the
+// charts of the bundle that a feature applied last. They are missing if the hub was killed before it wrote them.
+func (c *Configurations) hasEntryOf(ctx context.Context, m fleet.Member, owner metav1.OwnerReference, feature configv1beta1.FeatureSummary) bool {
 	if pending, ok := c.pendingFeature(ConfigurationKey(m), owner, feature.FeatureID); ok {
 		return matchesLastApplied(pending, pending.Resources, feature)
 	}
@@ -261,9 +261,9 @@ func (c *Configurations) hasDeployed(ctx context.Context, m fleet.Member, owner 
 	return ok && matchesLastApplied(deployed, status.ResourcesOf(deployed, libv1beta1.DeploymentTypeRemote), feature)
 }
 
-// matchesLastApplied returns whether an entry, with its resources on the member, is of the bundle that a feature
-// applied last. LastAppliedTime has whole seconds, so the hash is compared, too. An entry has no hash if it was written
-// with an earlier CustomResourceDefinition.
+// matchesLastApplied returns whether an entry of the ClusterConfiguration is of the bundle that a feature applied last.
+// resources are the objects on the member in that entry. Several bundles can have the same LastAppliedTime, which has
+// whole seconds, so the hash is compared, too. An entry has no hash if an earlier CustomResourceDefinition pruned it.
 func matchesLastApplied(entry configv1beta1.DeployedFeature, resources []configv1beta1.DeployedResource, feature configv1beta1.FeatureSummary) bool {
 	if len(entry.Hash) > 0 && !bytes.Equal(entry.Hash, feature.Hash) {
 		return false
@@ -274,7 +274,7 @@ func matchesLastApplied(entry configv1beta1.DeployedFeature, resources []configv
 	return len(resources) > 0 && resources[0].LastAppliedTime.Equal(feature.LastAppliedTime)
 }
 
-// CodeVersion returns the digest of the program at path: the same program renders the same inputs equally.
+// CodeVersion returns the digest of the executable at path. The same executable renders the same inputs equally.
 func CodeVersion(path string) (string, error) {
 	program, err := os.Open(path)
 	if err != nil {

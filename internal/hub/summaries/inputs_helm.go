@@ -13,20 +13,20 @@ import (
 	"github.com/towline/towline/internal/status"
 )
 
-// HelmInputs are the inputs that only the feature Helm has. They do not include the archive of a chart with an exact
-// version, which does not change, nor the revision and the operation of a release: while the other inputs do not
-// change, the deployed release determines both. If a field changes, the bundle is built again:
+// HelmInputs are the inputs that only the feature Helm has. The archive of a chart with an exact version is not an
+// input, since it does not change. The revision and the operation of a release are not inputs, since they change only
+// with another input or for an outdated release (nextRevision). The bundle is built again after a change of any field.
 type HelmInputs struct {
 	// KubernetesVersion and APIVersions are fields of the member. Each is empty if no chart can read it: then a new kind
 	// on the member does not change the digest.
 	KubernetesVersion string   `json:",omitempty"`
 	APIVersions       []string `json:",omitempty"`
-	// Conflicts: another summary can become the manager of a release, or no longer be it.
+	// Conflicts are the releases that other summaries manage.
 	Conflicts []match.Conflict `json:",omitempty"`
 	// Generated are the Secrets with generated values and results of lookup. Version is empty if the Secret does not
 	// exist. Users delete such a Secret to generate new values.
 	Generated []InputObject `json:",omitempty"`
-	// Releases are the releases in the status of the summary: lost or edited entries are written again.
+	// Releases are the releases in the status of the summary: the bundle is built again to restore lost or edited entries.
 	Releases []configv1beta1.HelmChartSummary `json:",omitempty"`
 }
 
@@ -46,9 +46,9 @@ func (c *Controller) helmInputsOf(ctx context.Context, s *state, r ComposeReques
 	return inputs, nil
 }
 
-// withBuilt returns the inputs after the bundle was built: without the versions that its charts do not read, with its
-// releases, and with the Secrets that its charts have written, which the cache may not have yet.
-func (i *HelmInputs) withBuilt(built Composition) *HelmInputs {
+// afterBuild returns the inputs after the bundle was built: without the versions that its charts do not read, with its
+// releases, and with the new versions of the Secrets with generated values, which the cache may not have yet.
+func (i *HelmInputs) afterBuild(built Composition) *HelmInputs {
 	inputs := *i
 	if !built.readsVersion {
 		inputs.KubernetesVersion = ""
@@ -68,8 +68,8 @@ func (i *HelmInputs) withBuilt(built Composition) *HelmInputs {
 }
 
 // variants returns the inputs for charts that read the Kubernetes version and the API versions, only the Kubernetes
-// version, or none. It is not known before the build which of them the delivered bundle has. A chart that reads the API
-// versions counts as reading both.
+// version, or neither. Only a build shows which of them applies, so the digest of the delivered bundle is compared with
+// all three. A chart that reads the API versions counts as a chart that reads both.
 func (i *HelmInputs) variants() []*HelmInputs {
 	versionOnly := *i
 	versionOnly.APIVersions = nil

@@ -274,7 +274,7 @@ func TestObjectsOfAChartAreInputs(t *testing.T) {
 	digest := func() string {
 		t.Helper()
 		s := newState(summary, cluster, fleet.FromSveltosCluster(cluster))
-		inputs, err := c.inputsOf(t.Context(), s, ComposeRequest{Summary: summary, TemplateContext: templateContextOf(cluster, nil)}, libv1beta1.FeatureHelm)
+		inputs, err := c.inputsOf(t.Context(), s, ComposeRequest{Summary: summary, TemplateContext: templateContextOfCluster(cluster, nil)}, libv1beta1.FeatureHelm)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -86,7 +86,7 @@ func newRestarts(t *testing.T) *restarts {
 		{Kind: "ConfigMap", Namespace: "fleet", Name: "content"}, {Kind: "ConfigMap", Namespace: "fleet", Name: "optional", Optional: true},
 	}
 	hub := fake.NewClientBuilder().WithScheme(kube.Scheme()).WithRESTMapper(testrestmapper.TestOnlyStaticRESTMapper(kube.Scheme())).WithStatusSubresource(summary, cluster, &configv1beta1.ClusterConfiguration{}).
-		WithIndex(&corev1.Secret{}, generatedIndex, generatedOwnerUIDs).WithIndex(summary, OwnerIndex, OwnerKeys).WithIndex(summary, ClusterIndex, func(obj client.Object) []string {
+		WithIndex(&corev1.Secret{}, generatedIndex, generatedOwnerUIDs).WithIndex(summary, ProfileIndex, ProfileIndexKeys).WithIndex(summary, ClusterIndex, func(obj client.Object) []string {
 		return []string{match.MemberID(obj.(*configv1beta1.ClusterSummary)).String()}
 	}).WithObjects(cluster, summary, content("content", "1"), content("optional", "1")).Build()
 	r := &restarts{t: t, hub: hub, Reader: hub, codeVersion: "v1", feature: libv1beta1.FeatureResources, deployed: map[bundle.ID]bundle.Deployed{}}

@@ -23,9 +23,10 @@ import (
 )
 
 // Content with deploymentType Local is deployed to the cluster of the hub, once for each matching cluster. A reconcile
-// has a second state for it, whose member is fleet.Member.OnHub. The same steps build, deliver and withdraw a separate
-// bundle for each feature. The status of the summary has the worse state of both bundles.
+// has a second state for this content, the local state. Its member is fleet.Member.OnHub. The same steps build, deliver
+// and withdraw a separate bundle for each feature. The status of the summary has the worse state of both bundles.
 
+// newState returns the state of a reconcile, with its local state.
 func newState(summary *configv1beta1.ClusterSummary, cluster client.Object, member fleet.Member) *state {
 	local := &state{summary: summary, cluster: cluster, member: member.OnHub()}
 	return &state{summary: summary, cluster: cluster, member: member, local: local}
@@ -43,8 +44,8 @@ func deploymentTypeOf(mode fleet.Mode) libv1beta1.DeploymentType {
 	return libv1beta1.DeploymentTypeRemote
 }
 
-// ContentFor returns spec with the content for the hub in the mode Local, and for the member in the other modes.
-func ContentFor(spec configv1beta1.ProfileSpec, mode fleet.Mode) configv1beta1.ProfileSpec {
+// SpecForMode returns spec with only the content for the hub in the mode Local, and for the member in the other modes.
+func SpecForMode(spec configv1beta1.ProfileSpec, mode fleet.Mode) configv1beta1.ProfileSpec {
 	if mode != fleet.Local && !hasLocal(spec) {
 		return spec
 	}
@@ -69,24 +70,24 @@ func hasLocal(spec configv1beta1.ProfileSpec) bool {
 		})
 }
 
-// allWantedFeatures returns the wanted features for the member or the hub.
+// allWantedFeatures returns the features that are wanted on the member, on the hub or on both.
 func (s *state) allWantedFeatures() []libv1beta1.FeatureID {
 	return slices.DeleteFunc(allFeatures(), func(f libv1beta1.FeatureID) bool {
 		return !slices.Contains(s.wantedFeatures(), f) && !slices.Contains(s.local.wantedFeatures(), f)
 	})
 }
 
-// forMode returns the request for the content of the hub in the mode Local, and of the member in the other modes.
+// forMode returns r with SpecForMode.
 func (r ComposeRequest) forMode(mode fleet.Mode) ComposeRequest {
 	summary := *r.Summary
-	summary.Spec.ClusterProfileSpec = ContentFor(summary.Spec.ClusterProfileSpec, mode)
+	summary.Spec.ClusterProfileSpec = SpecForMode(summary.Spec.ClusterProfileSpec, mode)
 	r.Summary, r.IsLocal = &summary, mode == fleet.Local
 	return r
 }
 
 // withdrawLocal withdraws the unwanted features from the cluster of the hub. It runs before the checks of the member,
-// since it does not need the member. If other content must be deployed to the hub first, withdrawFeatures withdraws the
-// features later.
+// since it does not need the member. If the hub gets new features, withdrawFeatures withdraws the unwanted ones after
+// the new ones are delivered.
 func (c *Controller) withdrawLocal(ctx context.Context, s *state) error {
 	if err := c.findDeployed(ctx, s.local); err != nil || s.local.hasNewFeatures() {
 		return err
@@ -108,9 +109,10 @@ func (c *Controller) withdrawLocal(ctx context.Context, s *state) error {
 	return nil
 }
 
-// canWithdrawLocal returns whether the objects on the hub may be deleted. If the cluster object of a deleted summary
-// does not exist, the reason can be that the hub was restored from a backup without it. So the objects are deleted only
-// if this process has seen the deletion of the cluster, or if the profile is being deleted.
+// canWithdrawLocal returns whether the objects on the hub may be deleted. It is false if the cluster object of a
+// deleted summary may only be missing because the hub was restored from a backup. Without the cluster object, it is
+// true only if this process has seen the deletion of the cluster, if the profile is being deleted, or if the withdrawal
+// has begun.
 func (c *Controller) canWithdrawLocal(ctx context.Context, s *state) (bool, error) {
 	if s.cluster != nil || !s.isDeleting() {
 		return true, nil
@@ -118,7 +120,7 @@ func (c *Controller) canWithdrawLocal(ctx context.Context, s *state) (bool, erro
 	_, isDeletionSeen := c.deletedClusters.Get(s.member.ID())
 	hasDeployed := slices.ContainsFunc(slices.Collect(maps.Values(s.local.deployed)), func(d bundle.Deployed) bool { return !d.Removing })
 	if isDeletionSeen || !hasDeployed {
-		return true, nil // also if the withdrawal of all features has begun
+		return true, nil
 	}
 	owner := ProfileOf(s.summary)
 	if owner == nil {
@@ -133,8 +135,8 @@ func (c *Controller) canWithdrawLocal(ctx context.Context, s *state) (bool, erro
 }
 
 // watchDeletions adds the clusters for which the watch reports a deletion to deletedClusters. It does not add a cluster
-// that is only missing in a relist. Its handler does nothing else, so that it is never behind: otherwise a reconcile
-// could abandon the objects of a cluster whose deletion is not in deletedClusters yet.
+// that is only missing in a relist, as after a restore of the hub. It uses handlers of its own that return at once:
+// with a slow handler, a reconcile could abandon the objects of a cluster whose deletion is not in deletedClusters yet.
 func (c *Controller) watchDeletions(ctx context.Context, clusters cache.Informers) error {
 	for _, kind := range fleet.Kinds() {
 		informer, err := clusters.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
@@ -148,7 +150,7 @@ func (c *Controller) watchDeletions(ctx context.Context, clusters cache.Informer
 				}
 			},
 			DeleteFunc: func(obj any) {
-				if cluster, ok := obj.(client.Object); ok { // it is toolscache.DeletedFinalStateUnknown after a relist
+				if cluster, ok := obj.(client.Object); ok { // after a relist, obj is a toolscache.DeletedFinalStateUnknown
 					c.deletedClusters.Add(fleet.FromObject(cluster).ID(), true)
 				}
 			},
@@ -185,11 +187,11 @@ func (s *state) mergeLocal() {
 	s.isClusterSlow = s.isClusterSlow || s.local.isClusterSlow
 	s.isProfileSlow = s.isProfileSlow || s.local.isProfileSlow
 	if s.local.recheckAfter > 0 {
-		s.requeueBefore(s.local.recheckAfter)
+		s.requeueWithin(s.local.recheckAfter)
 	}
 }
 
-// checkItems returns an error if items must not be delivered.
+// checkItems returns a phase.TerminalError if items must not be delivered.
 func (r ComposeRequest) checkItems(items []bundle.Item) error {
 	if err := checkObjects(items); err != nil || !r.IsLocal {
 		return err
@@ -197,8 +199,8 @@ func (r ComposeRequest) checkItems(items []bundle.Item) error {
 	return checkLocal(items)
 }
 
-// checkLocal returns an error if items have an object that belongs to Towline itself. Otherwise, a wrong name in the
-// content could replace the hub's own objects, or the state of a cluster.
+// checkLocal returns an error if items have an object that belongs to Towline itself. Without this check, content with
+// a wrong name could replace the hub's own objects, or the cluster objects and their state.
 func checkLocal(items []bundle.Item) error {
 	for _, item := range items {
 		for _, obj := range item.Objects {

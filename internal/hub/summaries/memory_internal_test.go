@@ -88,7 +88,7 @@ func TestNamespaceWithoutMemory(t *testing.T) { //nolint:paralleltest // it chan
 		}
 		_, err = c.composeFeature(t.Context(), s, request, libv1beta1.FeatureResources)
 		if err != nil {
-			s.reportFailure(libv1beta1.FeatureResources, err)
+			s.addFailedResult(libv1beta1.FeatureResources, err)
 		}
 		return s, err
 	}
@@ -124,11 +124,11 @@ func TestMemoryErrorOfAnotherClusterIsNotSlow(t *testing.T) {
 	t.Parallel()
 	memory := kube.NewContentMemory(64 << 20)
 	s := &state{summary: &configv1beta1.ClusterSummary{}, memory: memory.Reserve("one")}
-	s.reportFailure(libv1beta1.FeatureResources, memory.Reserve("two").Add(100<<20))
+	s.addFailedResult(libv1beta1.FeatureResources, memory.Reserve("two").Add(100<<20))
 	if s.isClusterSlow || s.isProfileSlow {
 		t.Error("the cluster is slow because another one has no memory")
 	}
-	s.reportFailure(libv1beta1.FeatureResources, s.memory.Add(100<<20))
+	s.addFailedResult(libv1beta1.FeatureResources, s.memory.Add(100<<20))
 	if !s.isClusterSlow {
 		t.Error("the cluster without memory is not slow")
 	}

@@ -74,7 +74,7 @@ func limitOrDefault(count *int32, fallback int) int {
 	return max(0, int(*count))
 }
 
-// isForced returns whether an object is deleted and created again if an immutable field has changed.
+// isForced returns bundle.Item.Force: whether an object is deleted and created again if an immutable field changes.
 func isForced(options *configv1beta1.HelmOptions) bool {
 	return options != nil && options.UpgradeOptions != nil && options.UpgradeOptions.Force
 }

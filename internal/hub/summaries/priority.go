@@ -14,31 +14,32 @@ import (
 // maxRaised is the maximum number of entries in Controller.raisedProfiles.
 const maxRaised = 4096
 
-// OwnerKey returns the value of OwnerIndex for a profile. The namespace of a ClusterProfile is "". The UID alone is not
-// enough: a user who may write summaries in one namespace can set any UID in their owner references, for example the
-// UID of a Profile in another namespace.
-func OwnerKey(kind, namespace string, uid types.UID) string {
+// ProfileIndexKey returns the value of ProfileIndex for a profile. The namespace of a ClusterProfile is "". The UID
+// alone is not enough: a user who may write summaries in one namespace can set any UID in their owner references, for
+// example the UID of a Profile in another namespace.
+func ProfileIndexKey(kind, namespace string, uid types.UID) string {
 	return kind + "/" + namespace + "/" + string(uid)
 }
 
-// OwnerKeys returns the values of OwnerIndex for a summary. A Profile has summaries in its own namespace only.
-func OwnerKeys(summary client.Object) []string {
+// ProfileIndexKeys returns the values of ProfileIndex for a summary. A Profile has summaries in its own namespace only.
+func ProfileIndexKeys(summary client.Object) []string {
 	profile := ProfileOf(summary)
 	switch {
 	case profile == nil:
 		return nil
 	case profile.Kind == configv1beta1.ProfileKind:
-		return []string{OwnerKey(profile.Kind, summary.GetNamespace(), profile.UID)}
+		return []string{ProfileIndexKey(profile.Kind, summary.GetNamespace(), profile.UID)}
 	}
-	return []string{OwnerKey(profile.Kind, "", profile.UID)}
+	return []string{ProfileIndexKey(profile.Kind, "", profile.UID)}
 }
 
-// raisePriority queues the other summaries of the profile with the normal priority, if the delivered bundle of s was
-// built from other inputs. It skips summaries that this process has reconciled. After a start of the hub, all summaries
-// are in the queue with a low priority, and most of them are unchanged. If one of them has changed, its profile or the
-// content has probably changed, and so the other summaries of the profile are delivered before the unchanged ones.
+// raisePriority delivers the summaries of a changed profile before unchanged ones. After a start of the hub, all
+// summaries are in the queue with a low priority, and most of them are unchanged. If the bundle of s was delivered with
+// other inputs, the profile or its content has probably changed. Then the other summaries of the profile are queued
+// with the normal priority, except those that this process has already reconciled. delivered is the digest of the
+// delivered inputs, "" if there is none.
 func (c *Controller) raisePriority(ctx context.Context, s *state, delivered string, inputs currentInputs) error {
-	owners := OwnerKeys(s.summary)
+	owners := ProfileIndexKeys(s.summary)
 	if delivered == "" || !inputs.isKnown || len(owners) == 0 {
 		return nil
 	}
@@ -51,12 +52,12 @@ func (c *Controller) raisePriority(ctx context.Context, s *state, delivered stri
 	}
 	c.raisedProfiles.Add(owner, nil)
 	var list configv1beta1.ClusterSummaryList
-	if err := c.Hub.List(ctx, &list, client.MatchingFields{OwnerIndex: owner}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := c.Hub.List(ctx, &list, client.MatchingFields{ProfileIndex: owner}, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list the summaries of the same profile: %w", err)
 	}
 	for i := range list.Items {
 		key := types.NamespacedName{Namespace: list.Items[i].Namespace, Name: list.Items[i].Name}
-		if !c.references.has(key) {
+		if !c.references.hasReferences(key) {
 			c.slots.Queue.Add(reconcile.Request{NamespacedName: key}) // with the normal priority
 		}
 	}

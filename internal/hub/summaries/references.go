@@ -9,8 +9,8 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// referenceIndex has the objects on the hub to which each summary refers. References can be templates, so the
-// reconciles fill the index. After a restart it lacks a summary until its first reconcile.
+// referenceIndex has the objects on the hub to which each summary refers. References can be templates, so each
+// reconcile sets the references of its summary. After a restart the index lacks a summary until its first reconcile.
 type referenceIndex struct {
 	// mu guards both maps.
 	mu sync.Mutex
@@ -59,8 +59,8 @@ func (w *referenceIndex) summariesFor(object source.Reference) []types.Namespace
 	return summaries
 }
 
-// has returns whether summary refers to objects. It returns false before the first reconcile of the summary.
-func (w *referenceIndex) has(summary types.NamespacedName) bool {
+// hasReferences returns whether summary refers to objects. It returns false before the first reconcile of the summary.
+func (w *referenceIndex) hasReferences(summary types.NamespacedName) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.objects[summary]) > 0

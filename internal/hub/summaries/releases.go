@@ -73,9 +73,10 @@ func (c *Controller) expandNamesOfCluster(
 }
 
 // expandReleaseNames expands the templates in the release names of summaries. The last summary is the reconciled one:
-// if one of its names cannot be expanded now, the error is returned, unless the summary is being deleted. Any other
-// summary keeps the releases in its status instead, and isPartial is true: it must not lose a release, nor block the
-// reconciled summary. A summary with an invalid template also keeps them, since it changes nothing on the cluster.
+// if one of its names cannot be expanded now, the error is returned, unless the summary is being deleted. If a name of
+// any other summary cannot be expanded now, isPartial is true, and that summary also gets the releases in its status:
+// otherwise it would lose a release, or block the reconciled summary. Another summary with an invalid template gets
+// them, too, since it cannot be deployed and so changes nothing on the cluster.
 func expandReleaseNames(
 	summaries []configv1beta1.ClusterSummary, templateContextFor func(*configv1beta1.ClusterSummary) (source.TemplateContext, error),
 ) (all []configv1beta1.ClusterSummary, isPartial bool, err error) {
@@ -131,9 +132,9 @@ func canShareRelease(a, b *configv1beta1.ClusterSummary) bool {
 		slices.ContainsFunc(inA, func(r match.Release) bool { return slices.Contains(inB, r) })
 }
 
-// expandChartNames expands the templates in the release names of charts. It omits a chart with an invalid template,
-// whose error the Composer reports. All other errors are temporary, for example a sandbox.LimitError: it returns them
-// together with the other charts.
+// expandChartNames expands the templates in the release names of charts. It omits a chart with an invalid template
+// without an error, since Composer.Compose returns that error. All other errors are temporary, for example a
+// sandbox.LimitError: it returns them joined, with the charts that it has expanded.
 func expandChartNames(charts []configv1beta1.HelmChart, tmplCtx source.TemplateContext) (expanded []configv1beta1.HelmChart, err error) {
 	for _, chart := range charts {
 		release := chart.ReleaseNamespace + "/" + chart.ReleaseName
@@ -153,9 +154,9 @@ func expandChartNames(charts []configv1beta1.HelmChart, tmplCtx source.TemplateC
 	return expanded, err
 }
 
-// checkDistinct returns an error if two charts have the same release: each would replace the objects and the stored
-// values of the other one.
-func checkDistinct(charts []configv1beta1.HelmChart) error {
+// checkDuplicateReleases returns an error if two charts have the same release: each would replace the objects and the
+// stored values of the other one.
+func checkDuplicateReleases(charts []configv1beta1.HelmChart) error {
 	seen := map[match.Release]bool{}
 	for _, chart := range charts {
 		release := match.Release{Namespace: chart.ReleaseNamespace, Name: chart.ReleaseName}
@@ -171,8 +172,8 @@ func checkDistinct(charts []configv1beta1.HelmChart) error {
 }
 
 // restoreReleaseStatus adds the releases of the spec to the status of each summary that lost its status and still has a
-// Helm bundle on the member. It omits releases that another summary manages, so that no release changes its manager. It
-// modifies only the summaries in memory.
+// Helm bundle on the member. Otherwise match.FindConflicts would not count the summary as their manager. It omits
+// releases that another summary manages. It changes only the summaries in memory.
 func (c *Controller) restoreReleaseStatus(ctx context.Context, m fleet.Member, cluster clusterSummaries) error {
 	all := []*configv1beta1.ClusterSummary{cluster.summary}
 	for i := range cluster.all {
@@ -238,20 +239,26 @@ func withUninstallEntries(releases []configv1beta1.HelmChartSummary, charts []co
 	return all
 }
 
-// nextRevision returns the revision and the operation with which to render a release. If the member has reported them
-// in bundle.Report.Outdated, it returns these, unless the inputs are new and the hub can read the member. Otherwise,
-// while the inputs do not change, it returns the values of the delivered release: a chart that reads them must not
-// cause a new revision by itself. For new inputs it computes them from the release records or the delivered release.
-func (c *Composer) nextRevision(ctx context.Context, r ComposeRequest, key match.Release, inputs string) (revision int, isUpgrade bool, err error) {
-	former, ok := findRelease(r, key)
-	reported, isReported := findReported(r, key)
-	if isReported && (c.MemberConfig[r.Member.Mode] == nil || former.Inputs == inputs) {
+// nextRevision returns the revision and the operation with which to render a release. inputsDigest is
+// bundle.Release.Inputs. The first case that applies counts:
+//
+//   - The member has reported values for the outdated release, and either the inputs are unchanged or the hub cannot
+//     read the member: the reported values.
+//   - The summary has not delivered the release: the values by the release records.
+//   - The inputs are unchanged: the delivered values, since a chart that reads them must not cause a revision by
+//     itself.
+//   - The inputs are new: values by the release records if the hub can read the member, otherwise by the delivered
+//     ones.
+func (c *Composer) nextRevision(ctx context.Context, r ComposeRequest, key match.Release, inputsDigest string) (revision int, isUpgrade bool, err error) {
+	former, ok := findDeployedRelease(r, key)
+	reported, isReported := findReportedRevision(r, key)
+	if isReported && (c.MemberConfig[r.Member.Mode] == nil || former.Inputs == inputsDigest) {
 		return reported.Revision, reported.IsUpgrade, nil
 	}
 	if !ok {
-		return c.nextRevisionFromRecords(ctx, r, key, inputs)
+		return c.nextRevisionFromRecords(ctx, r, key, inputsDigest)
 	}
-	if former.Inputs == inputs {
+	if former.Inputs == inputsDigest {
 		return former.Revision, former.IsUpgrade, nil
 	}
 	if c.MemberConfig[r.Member.Mode] == nil && former.Inputs != "" && !r.mayHaveBegun(key) {
@@ -259,17 +266,17 @@ func (c *Composer) nextRevision(ctx context.Context, r ComposeRequest, key match
 	}
 	if c.MemberConfig[r.Member.Mode] != nil {
 		// Failed attempts and other clients of Helm may have created further revisions.
-		revision, isUpgrade, err = c.nextRevisionFromRecords(ctx, r, key, inputs)
+		revision, isUpgrade, err = c.nextRevisionFromRecords(ctx, r, key, inputsDigest)
 		if err != nil || revision > 1 {
 			return revision, isUpgrade, err
 		}
-		// The records were deleted: count from the delivered revision.
+		// There are no records, since they were deleted: count from the delivered revision.
 	}
 	return max(1, former.Revision) + 1, true, nil
 }
 
-// findRelease returns a release of the summary's bundle on the member.
-func findRelease(r ComposeRequest, key match.Release) (bundle.DeployedRelease, bool) {
+// findDeployedRelease returns a release of the summary's bundle on the member. ok is false if the bundle lacks it.
+func findDeployedRelease(r ComposeRequest, key match.Release) (deployed bundle.DeployedRelease, ok bool) {
 	for _, d := range r.Deployed {
 		if d.Namespace == key.Namespace && d.Name == key.Name {
 			return d, true
@@ -285,8 +292,8 @@ func (r ComposeRequest) mayHaveBegun(key match.Release) bool {
 		!slices.ContainsFunc(r.Outdated, func(o bundle.OutdatedRelease) bool { return matchesRelease(o, key) })
 }
 
-// findReported returns the outdated release for which the member has reported a revision and an operation.
-func findReported(r ComposeRequest, key match.Release) (reported bundle.OutdatedRelease, ok bool) {
+// findReportedRevision returns the outdated release for which the member has reported a revision and an operation.
+func findReportedRevision(r ComposeRequest, key match.Release) (reported bundle.OutdatedRelease, ok bool) {
 	i := slices.IndexFunc(r.Outdated, func(o bundle.OutdatedRelease) bool { return matchesRelease(o, key) && o.Revision > 0 })
 	if i < 0 {
 		return bundle.OutdatedRelease{}, false
@@ -298,20 +305,21 @@ func matchesRelease(o bundle.OutdatedRelease, key match.Release) bool {
 	return o.Namespace == key.Namespace && o.Name == key.Name
 }
 
-// isConfirmed returns whether the member can deploy a release without comparing its revision with the release records:
-// the member has reported the revision for the same inputs, or the delivered release is the same and confirmed.
-// Otherwise another client of Helm that repeatedly writes revisions could block the deployment.
+// isConfirmed returns whether the member can deploy a release without comparing its revision with the release records.
+// It is true if the member has reported the revision for the same inputs, or if the delivered release is the same and
+// confirmed. If the member compared again, another client of Helm that often writes revisions could block the
+// deployment.
 func isConfirmed(r ComposeRequest, next bundle.Release) bool {
 	key := match.Release{Namespace: next.Namespace, Name: next.Name}
-	former, _ := findRelease(r, key)
-	_, isReported := findReported(r, key)
+	former, _ := findDeployedRelease(r, key)
+	_, isReported := findReportedRevision(r, key)
 	return isReported && former.Inputs == next.Inputs || slices.Contains(r.Deployed, bundle.DeployedRelease{
 		Namespace: next.Namespace, Name: next.Name, Inputs: next.Inputs, Revision: next.Revision, IsUpgrade: next.IsUpgrade,
 	})
 }
 
-// nextRevisionFromBundles replaces nextRevisionFromRecords for a member that the hub cannot read. It looks for the
-// release in the bundles of all profiles, and returns revision 1 if none has it.
+// nextRevisionFromBundles replaces nextRevisionFromRecords for a member that the hub cannot read. It searches the
+// bundles of all profiles for the release, and returns revision 1 and no upgrade if no bundle has it.
 func (c *Composer) nextRevisionFromBundles(ctx context.Context, m fleet.Member, key match.Release) (revision int, isUpgrade bool, err error) {
 	deployed, err := c.ListDeployed(ctx, m)
 	if err != nil {
@@ -329,8 +337,8 @@ func (c *Composer) nextRevisionFromBundles(ctx context.Context, m fleet.Member, 
 
 // nextRevisionFromRecords returns the next revision and operation by the release records on a member, which helm or
 // another profile may have written. If the last record was written for this summary with the same inputs, it returns
-// the revision and the operation of that record: the inventory of the member was lost.
-func (c *Composer) nextRevisionFromRecords(ctx context.Context, r ComposeRequest, key match.Release, inputs string) (revision int, isUpgrade bool, err error) {
+// the revision and the operation of that record: the member has deployed the release, but lost its inventory.
+func (c *Composer) nextRevisionFromRecords(ctx context.Context, r ComposeRequest, key match.Release, inputsDigest string) (revision int, isUpgrade bool, err error) {
 	if c.MemberConfig[r.Member.Mode] == nil {
 		return c.nextRevisionFromBundles(ctx, r.Member, key)
 	}
@@ -338,7 +346,7 @@ func (c *Composer) nextRevisionFromRecords(ctx context.Context, r ComposeRequest
 	if err != nil {
 		return 0, false, err
 	}
-	next := release.NextRendering(entries, inputs, func(secret metav1.ObjectMeta) bool { return isWrittenFor(r, secret) })
+	next := release.NextRendering(entries, inputsDigest, func(secret metav1.ObjectMeta) bool { return isWrittenFor(r, secret) })
 	return next.Revision, next.IsUpgrade, nil
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// setReferences replaces the references of a summary, and the URLs that it uses.
+// setReferences replaces the references of a summary, and the URLs that it uses with the intervals of their requests.
 func (c *Controller) setReferences(ctx context.Context, summary types.NamespacedName, references []source.Reference, uses []source.RemoteUse) error {
 	c.references.set(summary, references)
 	if fetcher := c.remoteFetcher(); fetcher != nil {
@@ -48,8 +48,8 @@ func (c *Controller) requestsReferring(reference source.Reference) []reconcile.R
 	return all
 }
 
-// RemoteUses returns the URLs that the bundles are built from. It omits URLs that cannot be resolved: Compose returns
-// their errors.
+// RemoteUses returns the URLs that the bundles are built from, with the intervals of their requests. It omits URLs that
+// cannot be resolved: Compose returns their errors.
 func (c *Composer) RemoteUses(r ComposeRequest) []source.RemoteUse {
 	var all []source.RemoteUse
 	for _, remote := range remoteSources(r) {
@@ -86,7 +86,7 @@ func loginReferences(references []source.Reference) []source.Reference {
 	return all
 }
 
-// urlInput returns the version of the content behind a URL, "" if it is not known. Compose returns the error.
+// urlInput returns a URL with the version of its content. Version is "" after an error, which Compose returns.
 func (c *Composer) urlInput(ctx context.Context, reference source.Reference) InputObject {
 	content, err := c.Contents.Remote.Read(ctx, reference)
 	if err != nil {

@@ -23,7 +23,7 @@ func TestStartOfDeployment(t *testing.T) {
 	t.Parallel()
 	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: "fleet", Name: "profile-one"}}
 	var started []libv1beta1.FeatureID
-	c := &Controller{Started: func(_ client.ObjectKey, feature libv1beta1.FeatureID) { started = append(started, feature) }}
+	c := &Controller{OnDeliveryStart: func(_ client.ObjectKey, feature libv1beta1.FeatureID) { started = append(started, feature) }}
 	s := newState(summary, nil, fleet.Member{Type: fleet.TypeSveltos, Namespace: "fleet", Name: "one", Mode: fleet.Pull})
 	delivered := bundle.Digest{1}
 	s.summary.Status.FeatureSummaries = []configv1beta1.FeatureSummary{{

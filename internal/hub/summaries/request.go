@@ -22,14 +22,14 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// Unsupported returns the fields of a spec that have no effect yet.
-func Unsupported(spec configv1beta1.ProfileSpec) []string {
+// UnsupportedFields returns the fields of a spec that have no effect yet.
+func UnsupportedFields(spec configv1beta1.ProfileSpec) []string {
 	return append(render.Unsupported(spec), match.UnsupportedRefs(spec)...)
 }
 
-// newComposeRequest returns the request to build the bundles of a summary, and begins the reservation s.memory.
+// newComposeRequest returns the request to build the bundles of a summary. It sets s.memory, which the caller releases.
 func (c *Controller) newComposeRequest(s *state) (ComposeRequest, error) {
-	owner, err := ownerOf(s.summary)
+	owner, err := bundleOwnerOf(s.summary)
 	if err != nil {
 		return ComposeRequest{}, err
 	}
@@ -47,7 +47,7 @@ func (c *Controller) newComposeRequest(s *state) (ComposeRequest, error) {
 	return request, nil
 }
 
-// specDigest identifies the spec of a profile. It is the same for all clusters.
+// specDigest returns a digest of the spec of a profile. It is the same for all clusters.
 func specDigest(summary *configv1beta1.ClusterSummary) string {
 	raw, _ := json.Marshal(summary.Spec.ClusterProfileSpec) // cannot fail for this type
 	return fmt.Sprintf("%x", sha256.Sum256(raw))
@@ -56,11 +56,11 @@ func specDigest(summary *configv1beta1.ClusterSummary) string {
 // TemplateContextFor returns the data for the templates of a summary: its cluster, and the only namespace from which a
 // Profile can read. It returns a phase.TerminalError for a summary without a profile.
 func TemplateContextFor(summary *configv1beta1.ClusterSummary, cluster client.Object, pool *sandbox.Pool) (source.TemplateContext, error) {
-	owner, err := ownerOf(summary)
+	owner, err := bundleOwnerOf(summary)
 	if err != nil {
 		return source.TemplateContext{}, err
 	}
-	tmplCtx := templateContextOf(cluster, pool)
+	tmplCtx := templateContextOfCluster(cluster, pool)
 	tmplCtx.Profile = profileKey(summary)
 	if owner.Kind == configv1beta1.ProfileKind {
 		// Users who may write Profiles in one namespace must not read other namespaces through them.
@@ -69,8 +69,8 @@ func TemplateContextFor(summary *configv1beta1.ClusterSummary, cluster client.Ob
 	return tmplCtx, nil
 }
 
-// templateContextOf returns the data of a cluster for templates, without volatile fields.
-func templateContextOf(cluster client.Object, pool *sandbox.Pool) source.TemplateContext {
+// templateContextOfCluster returns the data of a cluster for templates, without volatile fields.
+func templateContextOfCluster(cluster client.Object, pool *sandbox.Pool) source.TemplateContext {
 	member := fleet.FromObject(cluster)
 	convert := sync.OnceValues(func() (map[string]any, error) {
 		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(fleet.WithoutVolatileFields(cluster))
@@ -96,9 +96,9 @@ func ProfileOf(summary client.Object) *metav1.OwnerReference {
 	return controller
 }
 
-// ownerOf returns the profile of a summary. A summary without a profile is an error, since nothing would confine its
-// content to a namespace.
-func ownerOf(summary *configv1beta1.ClusterSummary) (bundle.Owner, error) {
+// bundleOwnerOf returns the profile of a summary as the owner of bundles. It returns a phase.TerminalError for a
+// summary without a profile, since its content would not be restricted to a namespace.
+func bundleOwnerOf(summary *configv1beta1.ClusterSummary) (bundle.Owner, error) {
 	profile := ProfileOf(summary)
 	if profile == nil {
 		if controller := metav1.GetControllerOf(summary); controller != nil {

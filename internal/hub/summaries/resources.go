@@ -53,8 +53,9 @@ func (c *Controller) forgetReferences(ctx context.Context, summary client.Object
 	return c.setReferences(ctx, summary, nil, nil)
 }
 
-// hideSecrets marks all items as sensitive if templates can read a Secret: each object can have data of the Secret.
-func hideSecrets(items []bundle.Item, tmplCtx source.TemplateContext) {
+// markSensitive marks all items as sensitive if templates can read a Secret by templateResourceRefs: each object can
+// have data of the Secret.
+func markSensitive(items []bundle.Item, tmplCtx source.TemplateContext) {
 	for i := range items {
 		if tmplCtx.Resources.HasSecret {
 			items[i].Sensitive, items[i].OnlySecretsPrivate = true, false

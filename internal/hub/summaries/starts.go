@@ -16,17 +16,17 @@ import (
 // agents report the result earlier, which saves one write of the status.
 const startDelay = 2 * time.Second
 
-// deliveryStarts has the summaries whose delivery has started and whose status does not have the start yet. The zero
-// value is ready to use.
+// deliveryStarts has the time of each started delivery for which the status is not Provisioning yet. The zero value is
+// ready to use.
 type deliveryStarts struct {
 	// mu guards since.
 	mu sync.Mutex
-	// since has the time of the start.
+	// since has the time of the start, by summary.
 	since map[client.ObjectKey]time.Time
 }
 
-// remaining returns the time until the status must be written. The first call for a summary records the start and
-// returns startDelay.
+// remaining returns the time until the status must be written, zero or less if that time has passed. The first call for
+// a summary records the start and returns startDelay.
 func (d *deliveryStarts) remaining(summary client.ObjectKey, now time.Time) time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -48,17 +48,16 @@ func (d *deliveryStarts) forget(summary client.ObjectKey) {
 	delete(d.since, summary)
 }
 
-// reportStart calls Started, and writes the status Provisioning before the delivery to a push member, which can take
-// minutes. In pull mode the ConfigurationGroup records the start, and the status follows when the agent reports (see
-// isStartOnly).
+// reportStart calls OnDeliveryStart, and writes the status Provisioning before the delivery to a push member, which can
+// take minutes. In pull mode report writes the status when the agent reports, or after startDelay (isStartOnly).
 func (c *Controller) reportStart(ctx context.Context, s *state) error {
 	started := status.ReconcileResult{HashKey: s.result.HashKey}
 	for _, composition := range s.compositions {
 		old := s.featureSummary(composition.Feature)
-		if !s.result.HashKey.IsHashOf(old.Hash, composition.Digest) || !isDelivered(old.Status) {
+		if !s.result.HashKey.IsHashOf(old.Hash, composition.Digest) || !hasDeliveryBegun(old.Status) {
 			started.Features = append(started.Features, status.FeatureResult{Feature: composition.Feature, Kind: status.Delivered, DesiredDigest: composition.Digest, Releases: composition.Releases})
-			if c.Started != nil {
-				c.Started(client.ObjectKeyFromObject(s.summary), composition.Feature)
+			if c.OnDeliveryStart != nil {
+				c.OnDeliveryStart(client.ObjectKeyFromObject(s.summary), composition.Feature)
 			}
 		}
 	}

@@ -57,7 +57,7 @@ func unreachableReason(m fleet.Member) string {
 	}
 }
 
-// unreachableStatus returns the status of a feature while its member is unreachable.
+// unreachableStatus returns the status of a feature while its member is unreachable. old is the status before.
 func unreachableStatus(old libv1beta1.FeatureStatus, m fleet.Member) libv1beta1.FeatureStatus {
 	switch {
 	case !m.Ready || m.Refused != "":
@@ -78,8 +78,8 @@ func removingStatus(m fleet.Member) libv1beta1.FeatureStatus {
 	}[m.Mode]
 }
 
-// isDelivered returns whether the delivery of a feature with this status has begun.
-func isDelivered(s libv1beta1.FeatureStatus) bool {
+// hasDeliveryBegun returns whether the delivery of a feature with this status has begun.
+func hasDeliveryBegun(s libv1beta1.FeatureStatus) bool {
 	return s == libv1beta1.FeatureStatusProvisioning || s == libv1beta1.FeatureStatusProvisioned || s == libv1beta1.FeatureStatusFailed
 }
 
@@ -116,8 +116,8 @@ func markConflicts(releases []configv1beta1.HelmChartSummary, conflicts []match.
 	return marked
 }
 
-// reasonOf returns the event reason for the error of a bundle that could not be built.
-func reasonOf(err error) string {
+// eventReasonOfError returns the event reason for the error of a bundle that could not be built.
+func eventReasonOfError(err error) string {
 	var conflict *conflictError
 	var composeErr *ComposeError
 	switch {
@@ -132,9 +132,9 @@ func reasonOf(err error) string {
 	}
 }
 
-// reportReason returns the event reason for a report of a member, "" for the default reason. The engine's message about
-// an object of another profile contains "conflict was detected".
-func reportReason(report bundle.Report) string {
+// eventReasonOfReport returns the event reason for a report of a member, "" for the default reason. The engine's
+// message about an object of another profile contains "conflict was detected".
+func eventReasonOfReport(report bundle.Report) string {
 	if report.State == bundle.StateFailed && strings.Contains(report.Message, "conflict was detected") {
 		return status.ReasonConflict
 	}
@@ -144,7 +144,7 @@ func reportReason(report bundle.Report) string {
 // report writes the status if it differs, and records events for the changes.
 func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome) error {
 	if outcome.Kind == phase.Retriable {
-		// A request to the hub's API server failed: the state of the member is not known.
+		// A request to the hub's API server failed, so the results are incomplete.
 		return nil
 	}
 	updated := status.ComputeStatus(s.summary.Status, s.result)
@@ -153,7 +153,7 @@ func (c *Controller) report(ctx context.Context, s *state, outcome phase.Outcome
 		return c.writeStatus(ctx, s, updated)
 	}
 	if remaining := c.starts.remaining(client.ObjectKeyFromObject(s.summary), c.Clock.Now()); remaining > 0 {
-		s.requeueBefore(remaining)
+		s.requeueWithin(remaining)
 		return nil
 	}
 	return c.writeStatus(ctx, s, updated)
@@ -189,7 +189,7 @@ func (c *Controller) writeStatus(ctx context.Context, s *state, updated configv1
 	}
 	patched := s.summary.DeepCopy()
 	patched.Status = updated
-	// The lock prevents a reconcile with a stale cache from overwriting a newer status.
+	// The optimistic lock prevents a reconcile with a stale cache from overwriting a newer status.
 	patch := client.MergeFromWithOptions(s.summary, client.MergeFromWithOptimisticLock{})
 	name := client.ObjectKeyFromObject(patched)
 	c.ownWrites.begin(name)
@@ -198,7 +198,7 @@ func (c *Controller) writeStatus(ctx context.Context, s *state, updated configv1
 		return client.IgnoreNotFound(fmt.Errorf("patch status of summary %s: %w", client.ObjectKeyFromObject(s.summary), err))
 	}
 	s.summary = patched
-	s.statusEdited = c.ownWrites.end(name, patched.ResourceVersion, c.Clock.Now())
+	s.isStatusEdited = c.ownWrites.end(name, patched.ResourceVersion, c.Clock.Now())
 	events := status.Events(before, updated, s.member)
 	for _, composition := range s.compositions {
 		if !s.result.HashKey.IsHashOf(status.FeatureOf(before, composition.Feature).Hash, composition.Digest) {
@@ -225,8 +225,8 @@ func (c *Controller) recordEvent(summary *configv1beta1.ClusterSummary, event st
 	c.Events.Eventf(summary, nil, event.Type, event.Reason, configv1beta1.ClusterSummaryKind, "%s", event.Note)
 }
 
-// lookupEvents returns an event for each release whose chart looks up objects that the hub cannot read, if the chart or
-// its version differs from the old status.
+// lookupEvents returns an event for each release whose chart looks up objects that the hub cannot read. It omits a
+// release whose chart and version are in the old status, so that each chart has one event.
 func lookupEvents(old configv1beta1.ClusterSummaryStatus, c Composition, m fleet.Member) []status.Event {
 	var events []status.Event
 	for _, release := range c.UnansweredLookups {

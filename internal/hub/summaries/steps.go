@@ -51,23 +51,24 @@ type state struct {
 	// reconcile if there is no error; zero means that only a watch event triggers it.
 	retryErr     error
 	recheckAfter time.Duration
-	// statusEdited is true if another client changed the status after this reconcile wrote it.
-	statusEdited bool
+	// isStatusEdited is true if another client changed the status after this reconcile wrote it.
+	isStatusEdited bool
 	// isClusterSlow is true if the member has not answered a request in time, if the requests to it took all the time of
 	// the reconcile, or if the hub has no memory for its content. isProfileSlow is true if a rendering took too long.
 	isClusterSlow, isProfileSlow bool
-	// withdrawn is true if no feature must be withdrawn. The finalizer is removed if it is true in both states.
-	withdrawn bool
-	// canAbandon is set in the local state: the deletion of the summary does not wait for the withdrawal from the hub.
+	// isWithdrawn is true after all unwanted features were withdrawn from the cluster of this state. The finalizer is
+	// removed if it is true in both states.
+	isWithdrawn bool
+	// canAbandon is set in the local state: the deletion of the summary need not wait for the withdrawal from the hub.
 	canAbandon bool
-	// abandonment is set if objects of a deleted summary stay without a withdrawal.
+	// abandonment is set if objects of a deleted summary stay without a withdrawal, otherwise nil.
 	abandonment *abandonment
 	// local is the state for the content that the summary deploys to the cluster of the hub. It is nil in that state.
 	local *state
 }
 
-// requeueBefore requests the next reconcile within delay.
-func (s *state) requeueBefore(delay time.Duration) {
+// requeueWithin requests the next reconcile within delay.
+func (s *state) requeueWithin(delay time.Duration) {
 	if s.recheckAfter == 0 || delay < s.recheckAfter {
 		s.recheckAfter = delay
 	}
@@ -77,7 +78,7 @@ func (s *state) isDeleting() bool { return !s.summary.DeletionTimestamp.IsZero()
 
 // spec returns the spec with the content for the cluster of this state: the member or the hub.
 func (s *state) spec() configv1beta1.ProfileSpec {
-	return ContentFor(s.summary.Spec.ClusterProfileSpec, s.member.Mode)
+	return SpecForMode(s.summary.Spec.ClusterProfileSpec, s.member.Mode)
 }
 
 func (s *state) addResult(featureResult status.FeatureResult) {
@@ -101,7 +102,7 @@ func allFeatures() []libv1beta1.FeatureID {
 	return []libv1beta1.FeatureID{libv1beta1.FeatureResources, libv1beta1.FeatureHelm, libv1beta1.FeatureKustomize}
 }
 
-// specHas returns whether the spec has entries for a feature.
+// specHas returns whether the spec for the cluster of this state has entries for a feature.
 func (s *state) specHas(feature libv1beta1.FeatureID) bool {
 	return map[libv1beta1.FeatureID]bool{
 		libv1beta1.FeatureResources: len(s.spec().PolicyRefs) > 0,
@@ -118,9 +119,9 @@ func (s *state) wantedFeatures() []libv1beta1.FeatureID {
 	return slices.DeleteFunc(allFeatures(), func(f libv1beta1.FeatureID) bool { return !s.specHas(f) })
 }
 
-// featuresToWithdraw returns the features that are not wanted and that the member has, in reverse order of deployment.
-// The record on the member can be lost. So the member may also have a feature in the status, or in the spec of a
-// deleted summary.
+// featuresToWithdraw returns the features that are not wanted and that the member may have, in reverse order of
+// deployment. The member may have a feature if it has a record of it. Since the record can be lost, the member may also
+// have the features in the status, and those in the spec of a deleted summary.
 func (s *state) featuresToWithdraw() []libv1beta1.FeatureID {
 	var features []libv1beta1.FeatureID
 	for _, feature := range slices.Backward(allFeatures()) {
@@ -130,7 +131,7 @@ func (s *state) featuresToWithdraw() []libv1beta1.FeatureID {
 		_, deployed := s.deployed[feature]
 		reported := s.featureSummary(feature).Status
 		if s.isLocal() || s.local != nil && s.local.specHas(feature) && !s.specHas(feature) {
-			reported = libv1beta1.FeatureStatusRemoved // the status is about the other cluster, too, so only the record counts
+			reported = libv1beta1.FeatureStatusRemoved // ignore the status, which can be about the other cluster
 		}
 		mayBeDeployed := reported != "" || s.isDeleting() && s.specHas(feature)
 		if deployed || (mayBeDeployed && reported != libv1beta1.FeatureStatusRemoved) {
@@ -162,7 +163,7 @@ func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 			return nil // a deregistration by force does not wait for the member
 		}
 		if err != nil {
-			return s.reportDeployedUnknown(err)
+			return s.addReadFailedResults(err)
 		}
 		if ok {
 			s.deployed[feature] = deployed
@@ -171,9 +172,9 @@ func (c *Controller) findDeployed(ctx context.Context, s *state) error {
 	return nil
 }
 
-// reportDeployedUnknown adds results for a failed read of the deployed bundles. It returns a phase.Wait, which ends the
-// reconcile before a delivery or a withdrawal.
-func (s *state) reportDeployedUnknown(err error) error {
+// addReadFailedResults adds a result for each feature after findDeployed failed. It returns a phase.Wait, which ends
+// the reconcile before a delivery or a withdrawal.
+func (s *state) addReadFailedResults(err error) error {
 	s.isClusterSlow = isTimeout(err)
 	s.retryErr = errors.Join(s.retryErr, err)
 	featureResult := status.FeatureResult{Kind: status.Failed, Err: err, Reason: status.ReasonDeliver, Status: libv1beta1.FeatureStatusFailed}
@@ -206,8 +207,8 @@ func (c *Controller) checkSuspended(_ context.Context, s *state) error {
 
 // checkSupported ends the reconcile if the profile has an unsupported field.
 func (c *Controller) checkSupported(_ context.Context, s *state) error {
-	if message := status.UnsupportedMessage(Unsupported(s.summary.Spec.ClusterProfileSpec)); message != "" {
-		return s.reportUnsupported(message)
+	if message := status.UnsupportedMessage(UnsupportedFields(s.summary.Spec.ClusterProfileSpec)); message != "" {
+		return s.addUnsupportedResults(message)
 	}
 	return nil
 }
@@ -218,7 +219,7 @@ func (c *Controller) checkReachable(_ context.Context, s *state) error {
 		return nil
 	}
 	if reason := unreachableReason(s.member); reason != "" {
-		s.reportUnreachable(reason)
+		s.addUnreachableResults(reason)
 		return phase.Wait{Reason: reason}
 	}
 	if !s.isDeleting() && !s.member.HasFinalizer {
@@ -240,8 +241,8 @@ func (s *state) pauseReason() string {
 	return ""
 }
 
-// reportUnsupported adds a failed result for each feature. Deployed objects do not change.
-func (s *state) reportUnsupported(message string) error {
+// addUnsupportedResults adds a failed result for each feature. Deployed objects do not change.
+func (s *state) addUnsupportedResults(message string) error {
 	err := errors.New(message)
 	s.result.FailureMessage = message
 	for _, feature := range s.allWantedFeatures() {
@@ -253,8 +254,8 @@ func (s *state) reportUnsupported(message string) error {
 	return phase.TerminalError{Err: err}
 }
 
-// reportUnreachable adds a skipped result for each feature: the member cannot be reached.
-func (s *state) reportUnreachable(message string) {
+// addUnreachableResults adds a skipped result for each feature.
+func (s *state) addUnreachableResults(message string) {
 	s.result.FailureMessage = message
 	for _, feature := range append(s.allWantedFeatures(), s.featuresToWithdraw()...) {
 		s.addResult(status.FeatureResult{
@@ -272,8 +273,8 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	}
 	request.EnsureFinalizer = func(ctx context.Context) error { return c.ensureFinalizer(ctx, s) }
 	if request.TemplateContext, err = c.loadResources(ctx, s.summary, request.TemplateContext); err != nil {
-		s.reportFailures(err)
-		s.local.reportFailures(err)
+		s.addFailedResults(err)
+		s.local.addFailedResults(err)
 		return nil
 	}
 	var references []source.Reference
@@ -281,11 +282,11 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 	err = s.memory.Retry(ctx, func() error {
 		references = append(c.Composer.References(request), generatedReferences(request)...)
 		uses = c.Composer.RemoteUses(request)
-		return s.memory.TakeFailure() // a reference that was not expanded for lack of memory would not be watched
+		return s.memory.TakeFailure() // without memory, templates in references are not expanded: it would not watch these
 	})
 	if err != nil {
-		s.reportFailures(err)
-		s.local.reportFailures(err)
+		s.addFailedResults(err)
+		s.local.addFailedResults(err)
 		return nil
 	}
 	if err := c.setReferences(ctx, client.ObjectKeyFromObject(s.summary), references, uses); err != nil {
@@ -301,7 +302,7 @@ func (c *Controller) compose(ctx context.Context, s *state) error {
 func (c *Controller) composeFeatures(ctx context.Context, s *state, request ComposeRequest) error {
 	for _, feature := range s.wantedFeatures() {
 		if s.isOneTimeDone(feature) {
-			s.restoreOneTimeStatus(feature)
+			s.addOneTimeResult(feature)
 			continue
 		}
 		composition, isReused, err := c.composeOrReuse(ctx, s, request, feature)
@@ -309,14 +310,14 @@ func (c *Controller) composeFeatures(ctx context.Context, s *state, request Comp
 			continue
 		}
 		if apierrors.IsConflict(err) {
-			return err // the summary or its generated values have changed: result requeues the summary
+			return err // the cached summary or its generated values are stale: the function result requeues the summary
 		}
 		if pending, ok := errors.AsType[*source.PendingError](err); ok {
-			s.requeueBefore(pending.After) // the source is not read yet, and the status does not change
+			s.requeueWithin(pending.After) // the source has not responded yet: the feature keeps its status
 			continue
 		}
 		if err != nil {
-			s.reportFailure(feature, err)
+			s.addFailedResult(feature, err)
 			continue
 		}
 		s.compositions = append(s.compositions, composition)
@@ -324,22 +325,22 @@ func (c *Controller) composeFeatures(ctx context.Context, s *state, request Comp
 	return nil
 }
 
-// isOneTimeDone returns whether the member has deployed a feature with syncMode OneTime. It is false for a feature that
-// was deployed in another mode: another delivery stops the correction of its drift.
+// isOneTimeDone returns whether the member has deployed a feature with syncMode OneTime, so that it is not delivered
+// again. It is false after a deployment in another mode: one more delivery stops the correction of its drift.
 func (s *state) isOneTimeDone(feature libv1beta1.FeatureID) bool {
 	deployed, ok := s.deployed[feature]
 	if s.isDeleting() || s.spec().SyncMode != configv1beta1.SyncModeOneTime || !ok || deployed.CorrectDrift || deployed.Removing {
 		return false
 	}
-	// During a first delivery the status is Provisioning. If a provisioned feature has no report, the report was lost, and
-	// the member sends it again.
+	// During the first delivery the report is pending, and the status is Provisioning. With any other status here, the
+	// report of a completed delivery was lost, and the member sends it again.
 	reported := s.featureSummary(feature).Status
 	isReportLost := deployed.Report.State == bundle.StatePending && (reported == libv1beta1.FeatureStatusProvisioned || reported == "")
 	return deployed.Report.State == bundle.StateApplied || isReportLost
 }
 
-// restoreOneTimeStatus adds a result for a OneTime feature that the member has applied and whose status was lost.
-func (s *state) restoreOneTimeStatus(feature libv1beta1.FeatureID) {
+// addOneTimeResult adds a result for a OneTime feature that the member has applied and whose status was lost.
+func (s *state) addOneTimeResult(feature libv1beta1.FeatureID) {
 	deployed := s.deployed[feature]
 	if s.featureSummary(feature).Status == libv1beta1.FeatureStatusProvisioned || deployed.Report.State != bundle.StateApplied {
 		return
@@ -383,7 +384,7 @@ func (c *Controller) loadConflicts(ctx context.Context, s *state, request Compos
 		return request, err
 	}
 	if loaded.isPartial {
-		s.requeueBefore(unexpandedInterval) // no watch reports that the name can be expanded again
+		s.requeueWithin(unexpandedInterval) // no watch reports that the name can be expanded again
 	}
 	if err := c.restoreReleaseStatus(ctx, s.member, loaded); err != nil {
 		return request, err
@@ -399,7 +400,7 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 		return Composition{}, &conflictError{conflicts: request.Conflicts}
 	}
 	var composition Composition
-	if err := request.TemplateContext.Memory.Retry(ctx, func() (err error) { // the wait for memory blocks no other reconcile
+	if err := request.TemplateContext.Memory.Retry(ctx, func() (err error) {
 		composition, err = c.Composer.Compose(ctx, request, feature)
 		return err
 	}); err != nil {
@@ -409,27 +410,27 @@ func (c *Controller) composeFeature(ctx context.Context, s *state, request Compo
 	return composition, nil
 }
 
-// reportFailures adds a failed result for each feature that is not done. Deployed objects do not change.
-func (s *state) reportFailures(err error) {
+// addFailedResults adds a failed result for each wanted feature that is not isOneTimeDone.
+func (s *state) addFailedResults(err error) {
 	for _, feature := range s.wantedFeatures() {
 		if s.isOneTimeDone(feature) {
-			s.restoreOneTimeStatus(feature)
+			s.addOneTimeResult(feature)
 			continue
 		}
-		s.reportFailure(feature, err)
+		s.addFailedResult(feature, err)
 	}
 }
 
-// reportFailure adds the result for a feature whose bundle could not be built.
-func (s *state) reportFailure(feature libv1beta1.FeatureID, err error) {
+// addFailedResult adds the failed result of a feature whose bundle could not be built.
+func (s *state) addFailedResult(feature libv1beta1.FeatureID, err error) {
 	if _, ok := errors.AsType[*sandbox.LimitError](err); ok {
 		s.isProfileSlow = true
 	}
 	if kube.IsMemoryError(err) && !s.memory.IsErrorOfOther(err) {
-		s.isClusterSlow = true // and not the profile: memory is limited per namespace
+		s.isClusterSlow = true // not isProfileSlow, since memory is limited per namespace of clusters
 	}
 	featureResult := status.FeatureResult{
-		Feature: feature, Kind: status.Failed, Err: err, Reason: reasonOf(err), Status: libv1beta1.FeatureStatusFailed,
+		Feature: feature, Kind: status.Failed, Err: err, Reason: eventReasonOfError(err), Status: libv1beta1.FeatureStatusFailed,
 	}
 	var invalid phase.TerminalError
 	if errors.As(err, &invalid) {
@@ -455,8 +456,8 @@ func (c *Controller) deliver(ctx context.Context, s *state) error {
 	return c.deliverBundles(ctx, s.local)
 }
 
-// deliverBundles delivers the bundles of one state in order. The transport can return both an error and a report: if
-// the report has StateFailed, it has the reason of the failure.
+// deliverBundles delivers the bundles of one state in order. The transport can return an error with a report. If the
+// state of the report is StateFailed, the result has the message of the report, otherwise the error.
 func (c *Controller) deliverBundles(ctx context.Context, s *state) error {
 	for _, composition := range s.compositions {
 		composition.Bundle.KeepObjects = s.hasNewerBundle(composition)
@@ -467,7 +468,7 @@ func (c *Controller) deliverBundles(ctx context.Context, s *state) error {
 		}
 		featureResult := status.FeatureResult{
 			Feature: composition.Feature, Kind: status.Delivered, DesiredDigest: composition.Digest, Report: report,
-			Reason: reportReason(report), Releases: composition.Releases,
+			Reason: eventReasonOfReport(report), Releases: composition.Releases,
 		}
 		if err == nil {
 			s.delivered = append(s.delivered, composition.Feature)
@@ -487,7 +488,8 @@ func (c *Controller) deliverBundles(ctx context.Context, s *state) error {
 }
 
 // hasNewerBundle returns whether a push member has applied another bundle than c, although c is Provisioned in the
-// status: the hub was restored from a backup. In pull mode the agent detects that.
+// status: the hub was restored from a backup. The delivery must keep the objects that c lacks. In pull mode the agent
+// detects this.
 func (s *state) hasNewerBundle(c Composition) bool {
 	if s.isLocal() {
 		return false // the objects on the hub were restored from the same backup

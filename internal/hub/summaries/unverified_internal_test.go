@@ -24,7 +24,7 @@ func TestUnverifiedChartIsVerifiedAgain(t *testing.T) {
 		"not reachable": {errors.New("connection refused"), 0},
 	} {
 		s := &state{summary: &configv1beta1.ClusterSummary{}}
-		s.reportFailure(libv1beta1.FeatureHelm, withReason("SourceFailed", test.err))
+		s.addFailedResult(libv1beta1.FeatureHelm, withReason("SourceFailed", test.err))
 		if s.recheckAfter != test.want {
 			t.Errorf("%s: reconciled after %s, want %s", name, s.recheckAfter, test.want)
 		}

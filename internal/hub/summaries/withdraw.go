@@ -15,8 +15,8 @@ import (
 const forcedTimeout = 20 * time.Second
 
 // withdrawFeatures withdraws the features that are no longer wanted: all features if the summary is deleted. If the
-// hub's cluster gets new features, its old ones are withdrawn after these are delivered, since their sources may not
-// exist yet.
+// hub's cluster gets new features, its unwanted features are withdrawn after the new ones are delivered. So it keeps
+// them while a source of the new ones does not exist yet.
 func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
 	if s.local.hasNewFeatures() && s.local.hasDeliveredNewFeatures() {
 		if err := c.withdrawFrom(ctx, s.local); err != nil {
@@ -30,17 +30,17 @@ func (c *Controller) withdrawFeatures(ctx context.Context, s *state) error {
 	if reason == "" {
 		return c.withdrawFrom(ctx, s)
 	}
-	if !s.local.withdrawn && !s.local.canAbandon {
-		return nil // abandon must run only once, after the withdrawal from the hub
+	if !s.local.isWithdrawn && !s.local.canAbandon {
+		return nil // abandon must run only once, and so only after the withdrawal from the hub
 	}
 	return c.abandon(ctx, s, reason)
 }
 
-// withdrawFrom withdraws features from the member or from the hub. While deleted objects still exist, the engine of the
-// cluster continues, and its report triggers the next reconcile: by Wakeups, or by the ConfigurationGroup of a pull
-// member.
+// withdrawFrom withdraws the unwanted features from the cluster of s, and sets isWithdrawn. While deleted objects still
+// exist, the engine of the cluster continues, and its report triggers the next reconcile: by Wakeups, or by the
+// ConfigurationGroup of a pull member.
 func (c *Controller) withdrawFrom(ctx context.Context, s *state) error {
-	s.withdrawn = true
+	s.isWithdrawn = true
 	for _, feature := range s.featuresToWithdraw() {
 		w := bundle.Withdrawal{ID: s.bundleID(feature), Orphan: s.orphansObjects() || s.isOrphaned(feature), ServiceAccount: s.withdrawalAccount(feature)}
 		done, err := c.withdraw(ctx, s.member, w)
@@ -53,7 +53,7 @@ func (c *Controller) withdrawFrom(ctx context.Context, s *state) error {
 			s.removedFeatures = append(s.removedFeatures, feature)
 			continue
 		}
-		s.withdrawn = false
+		s.isWithdrawn = false
 		s.isClusterSlow = s.isClusterSlow || isTimeout(err)
 		s.retryErr = errors.Join(s.retryErr, err)
 		featureResult := status.FeatureResult{Feature: feature, Kind: status.Withdrawing, Err: err, Status: removingStatus(s.member)}

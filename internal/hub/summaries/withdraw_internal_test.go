@@ -39,8 +39,8 @@ func TestWithdrawalIsNotPolled(t *testing.T) {
 		if err := c.withdrawFrom(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		if s.withdrawn || s.recheckAfter != 0 {
-			t.Errorf("%v: withdrawn %t, requested again after %s, want never", mode, s.withdrawn, s.recheckAfter)
+		if s.isWithdrawn || s.recheckAfter != 0 {
+			t.Errorf("%v: withdrawn %t, requested again after %s, want never", mode, s.isWithdrawn, s.recheckAfter)
 		}
 	}
 }

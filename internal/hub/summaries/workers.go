@@ -26,16 +26,17 @@ const (
 	slowPullWorkers = 10
 	slowPushWorkers = 30
 	// The clusters of one namespace, which belong to one tenant, occupy at most four fifths of the workers, and four
-	// fifths of the workers for slow clusters and profiles. When so many workers are in use, the others serve only
-	// namespaces without a running reconcile. A fleet with one namespace cannot use them.
+	// fifths of the workers for slow clusters and profiles. When so many workers are in use, the other workers serve only
+	// namespaces without a running reconcile. In a fleet with one namespace they are idle.
 	pullNamespaceWorkers     = 24
 	pushNamespaceWorkers     = 80
 	slowPullNamespaceWorkers = 8
 	slowPushNamespaceWorkers = 24
 )
 
-// workersFor returns the pool and the keys of a summary's reconcile. They limit the workers that one cluster, one
-// profile or one namespace occupies. The fields Max, Shared and Slow are described at slots.Key.
+// workersFor returns the slots that a summary's reconcile needs: its pool of workers, and a key each for its cluster,
+// profile and namespace. A key limits the workers that, for example, one cluster occupies. See slots.Key for the
+// fields.
 func workersFor(summary *configv1beta1.ClusterSummary, m fleet.Member) (slots.Pool, []slots.Key) {
 	if m.Mode != fleet.Push {
 		return slots.Pool{Name: string(fleet.Pull), Workers: pullWorkers, Slow: slowPullWorkers},
@@ -69,6 +70,7 @@ func clusterKey(m fleet.Member) string { return "cluster " + m.ID().String() }
 // namespaceKey returns the key of the namespace of a cluster. Each Cluster has a namespace of its own.
 func namespaceKey(m fleet.Member) string { return "namespace " + m.Namespace }
 
+// profileKey returns the key of the profile of a summary, or of the summary itself if it has no profile.
 func profileKey(summary *configv1beta1.ClusterSummary) string {
 	owner := ProfileOf(summary)
 	if owner == nil {

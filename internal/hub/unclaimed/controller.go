@@ -41,14 +41,14 @@ const (
 	workers          = 50
 	reconcileTimeout = time.Minute
 	// namespaceWorkers is the maximum number of workers for the clusters in one namespace, which belong to one tenant. The
-	// other workers are reserved for namespaces without a running reconcile; a fleet with one namespace cannot use them.
+	// other workers are reserved for namespaces without a running reconcile. In a fleet with one namespace they are idle.
 	namespaceWorkers = 40
 	// resyncInterval is the interval between two reconciles of a cluster without unclaimed bundles. A reconcile sends
 	// no request to a pull member and one metadata list to a push member. Up to resyncJitter of the interval is added.
 	resyncInterval = 30 * time.Minute
 	resyncJitter   = 0.2
-	// eventDelay batches events into one reconcile: an agent that continuously changes its objects causes at most one
-	// reconcile in this time.
+	// eventDelay is the delay of a reconcile after an event: an agent that continuously changes its objects causes at most
+	// one reconcile in this time.
 	eventDelay = 2 * time.Second
 	// unclaimedResyncInterval is the interval between two reconciles of a cluster with unclaimed bundles. It is longer
 	// than the time until an agent's Lease no longer lists a withdrawn bundle.
@@ -114,8 +114,8 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	return controllerBuilder.Complete(reconcile.TypedFunc[fleet.ID](c.reconcileInSlot))
 }
 
-// reconcileInSlot calls Reconcile if the namespace of the cluster has a free worker. Otherwise the request is queued
-// again when it has one.
+// reconcileInSlot calls Reconcile if the namespace of the cluster has a free worker. Otherwise slots queues the request
+// again when the namespace has one.
 func (c *Controller) reconcileInSlot(ctx context.Context, id fleet.ID) (reconcile.Result, error) {
 	key := slots.Key{Name: id.Namespace, Max: namespaceWorkers, Shared: namespaceWorkers}
 	slot, ok := c.slots.Acquire(id, slots.Pool{Workers: workers, Slow: workers}, key)
@@ -147,8 +147,8 @@ func enqueueDelayed(mapFunc func(context.Context, client.Object) []fleet.ID) han
 }
 
 // recordDeletions selects deletions and adds them to seenDeleted. It does not add an object that is only missing in a
-// relist (DeleteStateUnknown), since the watch may have missed that it was created again. It does not add a summary
-// that only got the label of another shard.
+// relist (DeleteStateUnknown), since the watch may have missed that the object was created again. It does not add a
+// summary that only got the label of another shard.
 func (c *Controller) recordDeletions() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(event.CreateEvent) bool { return false },
@@ -287,7 +287,7 @@ func (c *Controller) Reconcile(ctx context.Context, id fleet.ID) (reconcile.Resu
 		return reconcile.Result{}, err
 	}
 	if member.Deleting || member.Paused || !member.HasFinalizer || member.Refused != "" || !isReachable(member) {
-		return reconcile.Result{}, nil // a watch event triggers the next reconcile; deregistration withdraws its own bundles
+		return reconcile.Result{}, nil // a watch event triggers the next reconcile; a deregistration uses BundleWithdrawer
 	}
 	ctx = log.IntoContext(ctx, log.FromContext(ctx).WithValues(logkeys.Member, member.Key()))
 	s := &state{cluster: cluster, member: member}

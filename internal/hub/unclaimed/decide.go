@@ -38,22 +38,22 @@ type evidence struct {
 	profile profileState
 	// withdrawRequested is true if the user has requested the withdrawal (kube.AnnotationWithdraw).
 	withdrawRequested bool
-	// isListed is true if the cluster's ClusterConfiguration lists the bundle. Then the hub's data is newer than the
-	// first deployment of the bundle.
+	// isListed is true if the cluster's ClusterConfiguration lists the bundle. This proves that the hub was not restored
+	// from a backup that is older than the first deployment of the bundle.
 	isListed bool
 	// seenDeleted is true if this process has seen the deletion of the summary and of the profile.
 	seenDeleted bool
 }
 
-// decide returns the decision for a bundle. A bundle of another hub is withdrawn only if the user requested it, and one
-// of this hub in one of these cases:
+// decide returns the decision for a bundle. A bundle of another hub is withdrawn only in the first of these cases, and
+// a bundle of this hub in each of them:
 //
 //   - The user requested the withdrawal, and no summary has the bundle's feature.
 //   - Its summary no longer has the feature.
 //   - A withdrawal has started, or the profile is being deleted.
 //   - This process has seen the deletion of the profile and of the summary.
-//   - The profile no longer matches, and the hub has a group or a ClusterConfiguration entry. Without them the hub may
-//     be restored from a backup that is older than the deployment.
+//   - The profile no longer matches, and the hub has a group or a ClusterConfiguration entry for the bundle. Without
+//     them the hub may have been restored from a backup that is older than the deployment.
 func decide(e evidence) decision {
 	switch {
 	case e.summary != nil && !e.isDropped():
@@ -76,13 +76,13 @@ func decide(e evidence) decision {
 }
 
 // isDropped returns whether the summary no longer has the bundle's feature. It returns false for bundles with a group,
-// because the summary controller withdraws them, and for OneTime bundles, because they stay.
+// because summaries.Controller withdraws them, and for syncMode OneTime, because such bundles stay.
 func (e evidence) isDropped() bool {
 	spec := e.summary.Spec.ClusterProfileSpec
 	if !e.summary.DeletionTimestamp.IsZero() || e.deployed.Requested || spec.SyncMode == configv1beta1.SyncModeOneTime {
 		return false
 	}
-	spec = summaries.ContentFor(spec, e.deployed.on.Mode)
+	spec = summaries.SpecForMode(spec, e.deployed.location.Mode)
 	return map[string]bool{
 		string(libv1beta1.FeatureResources): len(spec.PolicyRefs) == 0,
 		string(libv1beta1.FeatureHelm):      len(spec.HelmCharts) == 0,

@@ -33,11 +33,11 @@ func TestDecide(t *testing.T) {
 		"summary no longer has the feature, bundle has a group": {evidence{summary: summary(""), deployed: locatedBundle{Deployed: requested}}, claimed},
 		"summary no longer has the feature, OneTime":            {evidence{summary: summary(configv1beta1.SyncModeOneTime)}, claimed},
 		"summary has the feature for the member only": {evidence{
-			summary: summary("", libv1beta1.PolicyRef{}), deployed: locatedBundle{Deployed: resources, on: fleet.Member{Mode: fleet.Local}},
+			summary: summary("", libv1beta1.PolicyRef{}), deployed: locatedBundle{Deployed: resources, location: fleet.Member{Mode: fleet.Local}},
 		}, withdraw},
 		"summary has the feature for the hub": {evidence{
 			summary:  summary("", libv1beta1.PolicyRef{DeploymentType: libv1beta1.DeploymentTypeLocal}),
-			deployed: locatedBundle{Deployed: resources, on: fleet.Member{Mode: fleet.Local}},
+			deployed: locatedBundle{Deployed: resources, location: fleet.Member{Mode: fleet.Local}},
 		}, claimed},
 		"summary is being deleted":                                      {evidence{summary: deleted}, claimed},
 		"summary of this hub lacks the feature of another hub's bundle": {evidence{summary: summary(""), deployed: locatedBundle{Deployed: foreign}}, keep},

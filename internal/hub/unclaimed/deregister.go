@@ -48,8 +48,8 @@ func (r BundleWithdrawer) Withdraw(ctx context.Context, m fleet.Member) (pending
 	return pending, kept, nil
 }
 
-// isFromThisHub returns whether this hub delivered a bundle. If the inventory does not name the hub, a group or an
-// entry in the ClusterConfiguration is sufficient. All bundles of a Member.OnHub are from this hub.
+// isFromThisHub returns whether this hub delivered a bundle. All bundles with a group or of a Member.OnHub are from
+// this hub. If the inventory does not name the hub, an entry in the ClusterConfiguration is sufficient.
 func (r BundleWithdrawer) isFromThisHub(ctx context.Context, m fleet.Member, d bundle.Deployed) (bool, error) {
 	switch {
 	case d.Requested, m.Mode == fleet.Local:

@@ -8,8 +8,7 @@
 // The hub runs Controller for the clusters of its shard. For each reachable cluster its steps are:
 //
 //  1. List the bundles on the cluster.
-//  2. Gather the evidence about each bundle, and call decide. Withdraw the bundle if it returns
-//     withdraw.
+//  2. Gather the evidence about each bundle, and call decide. Withdraw the bundle if decide returns withdraw.
 //  3. Delete the entries of withdrawn bundles from the ClusterConfiguration.
 //  4. When all withdrawals are complete, delete the annotation by which a user requested withdrawals.
 //  5. Report the bundles that are kept.
@@ -17,9 +16,14 @@
 // The controllers that deregister clusters call BundleWithdrawer.Withdraw, which withdraws all bundles of this hub from
 // a member.
 //
-// Terms: a bundle is claimed if a summary or a profile manages it. It is kept if there is no evidence that it must be
-// withdrawn. It is listed if the ClusterConfiguration of the cluster has its feature. It is requested if a group exists
-// for it on the hub (pull mode).
+// Terms:
+//
+//   - bundle: the objects of one feature of a profile on one cluster. Its ID names its ClusterSummary.
+//   - claimed: a summary or a profile manages the bundle.
+//   - kept: there is no evidence that the bundle must be withdrawn.
+//   - listed: the ClusterConfiguration of the cluster, which lists deployed objects, has the feature of the bundle.
+//   - requested: the bundle has a ConfigurationGroup on the hub (pull mode).
+//   - on the hub: content with deploymentType Local is deployed to the hub's own cluster, in bundles of their own.
 //
 // Invariants:
 //

@@ -100,7 +100,7 @@ func Describe(d bundle.Deployed) string {
 	return text
 }
 
-// describe returns Describe, with the location if it is the hub.
+// describe returns Describe, followed by "on the hub" for a bundle on the hub.
 func (l locatedBundle) describe() string {
 	if l.isOnHub() {
 		return Describe(l.Deployed) + " on the hub"
@@ -108,6 +108,7 @@ func (l locatedBundle) describe() string {
 	return Describe(l.Deployed)
 }
 
+// annotateCommand returns the kubectl command that annotates the cluster, without the annotation.
 func annotateCommand(m fleet.Member) string {
 	return map[fleet.Type]string{
 		fleet.TypeSveltos: "kubectl annotate sveltosclusters.lib.projectsveltos.io --namespace=" + m.Namespace + " " + m.Name,

@@ -40,10 +40,10 @@ type state struct {
 // locatedBundle is a bundle and its location: the member, or fleet.Member.OnHub.
 type locatedBundle struct {
 	bundle.Deployed
-	on fleet.Member
+	location fleet.Member
 }
 
-func (l locatedBundle) isOnHub() bool { return l.on.Mode == fleet.Local }
+func (l locatedBundle) isOnHub() bool { return l.location.Mode == fleet.Local }
 
 // listBundles reads the bundles on the cluster, and the bundles for it on the hub.
 func (c *Controller) listBundles(ctx context.Context, s *state) error {
@@ -54,7 +54,7 @@ func (c *Controller) listBundles(ctx context.Context, s *state) error {
 		}
 		for _, d := range deployed {
 			if d.ID.RequestorKind == configv1beta1.ClusterSummaryKind {
-				s.deployed = append(s.deployed, locatedBundle{Deployed: d, on: on})
+				s.deployed = append(s.deployed, locatedBundle{Deployed: d, location: on})
 			}
 		}
 	}
@@ -71,7 +71,7 @@ func (c *Controller) withdrawBundles(ctx context.Context, s *state) error {
 	for _, d := range slices.Clone(s.deployed) {
 		e := evidence{deployed: d, hubUID: c.HubUID, summary: s.summaries[d.ID.RequestorName], withdrawRequested: slices.Contains(requested, d.ID.RequestorName)}
 		if e.summary != nil && !e.isDropped() {
-			continue // the summary controller manages it
+			continue // summaries.Controller manages it
 		}
 		orphan, err := c.gatherEvidence(ctx, s, &e)
 		if err != nil {
@@ -79,8 +79,9 @@ func (c *Controller) withdrawBundles(ctx context.Context, s *state) error {
 		}
 		switch decide(e) {
 		case withdraw:
-			// The bundle is withdrawn before the next one is checked: the evidence can become stale.
-			err = c.withdraw(ctx, s, d.on, bundle.Withdrawal{ID: d.ID, Orphan: orphan || (d.Removing && d.Orphan)})
+			// The bundle is withdrawn before the next one is checked, since the evidence can become stale. A withdrawal that has
+			// started keeps its option Orphan.
+			err = c.withdraw(ctx, s, d.location, bundle.Withdrawal{ID: d.ID, Orphan: orphan || (d.Removing && d.Orphan)})
 		case keep:
 			s.kept = append(s.kept, d)
 		case claimed:
@@ -105,10 +106,9 @@ func (c *Controller) listSummaries(ctx context.Context, m fleet.Member) (map[str
 	return known, nil
 }
 
-// gatherEvidence reads the facts about the bundle from the API server into e. orphan is true if the profile has
-// LeavePolicies: a withdrawal must keep the objects.
+// gatherEvidence reads the facts about the bundle from the API server into e. It replaces the cached summary in e.
+// orphan is true if a withdrawal must keep the objects, since the profile has LeavePolicies.
 func (c *Controller) gatherEvidence(ctx context.Context, s *state, e *evidence) (orphan bool, err error) {
-	// The cached summary in e can be stale.
 	summary := &configv1beta1.ClusterSummary{}
 	err = c.Live.Get(ctx, client.ObjectKey{Namespace: s.member.Namespace, Name: e.deployed.ID.RequestorName}, summary)
 	if client.IgnoreNotFound(err) != nil {
@@ -127,7 +127,7 @@ func (c *Controller) gatherEvidence(ctx context.Context, s *state, e *evidence) 
 	namespace, name := splitName(owner)
 	e.seenDeleted = e.profile == profileMissing && c.wasDeletionSeen(deletion{owner.Kind, namespace, name}) &&
 		c.wasDeletionSeen(deletion{configv1beta1.ClusterSummaryKind, s.member.Namespace, e.deployed.ID.RequestorName})
-	e.isListed, err = isListed(ctx, c.Live, e.deployed.on, e.deployed.Deployed)
+	e.isListed, err = isListed(ctx, c.Live, e.deployed.location, e.deployed.Deployed)
 	return spec != nil && spec.StopMatchingBehavior == configv1beta1.LeavePolicies, err
 }
 
@@ -144,7 +144,8 @@ func splitName(owner bundle.Owner) (namespace, name string) {
 	return "", owner.Name
 }
 
-// getProfile reads the profile of a bundle from the API server, nil if it does not exist.
+// getProfile reads the profile of a bundle from the API server. It returns nil if the profile does not exist, or is not
+// known.
 func (c *Controller) getProfile(ctx context.Context, owner bundle.Owner) (client.Object, *configv1beta1.ProfileSpec, error) {
 	namespace, name := splitName(owner)
 	var profile client.Object
@@ -199,7 +200,7 @@ func isListed(ctx context.Context, hub client.Reader, m fleet.Member, d bundle.D
 	return slices.ContainsFunc(features, func(f configv1beta1.DeployedFeature) bool { return string(f.FeatureID) == d.ID.Feature }), nil
 }
 
-// withdraw withdraws one bundle.
+// withdraw requests the withdrawal of one bundle. If the withdrawal is complete, it removes the bundle from s.deployed.
 func (c *Controller) withdraw(ctx context.Context, s *state, on fleet.Member, w bundle.Withdrawal) error {
 	done, err := c.Transport.Withdraw(ctx, on, w)
 	if err != nil {
@@ -210,7 +211,7 @@ func (c *Controller) withdraw(ctx context.Context, s *state, on fleet.Member, w 
 		return nil
 	}
 	s.withdrawnCount++
-	s.deployed = slices.DeleteFunc(s.deployed, func(d locatedBundle) bool { return d.ID == w.ID && d.on.Mode == on.Mode })
+	s.deployed = slices.DeleteFunc(s.deployed, func(d locatedBundle) bool { return d.ID == w.ID && d.location.Mode == on.Mode })
 	log.FromContext(ctx).Info("withdrew a bundle without a summary", logkeys.Bundle, w.ID.String())
 	return nil
 }
@@ -222,7 +223,7 @@ func (c *Controller) deleteStaleEntries(ctx context.Context, s *state) error {
 	if err := c.Hub.Get(ctx, summaries.ConfigurationKey(s.member), configuration); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	// An entry can be newer than s.summaries, but its summary is in the cache before it.
+	// The summaries are listed again, after the entries: a new summary is in the cache before its entry.
 	current, err := c.listSummaries(ctx, s.member)
 	if err != nil {
 		return err
@@ -246,7 +247,7 @@ func (c *Controller) deleteStaleOn(s *state, on fleet.Member, listed configv1bet
 		staleFeatures := slices.DeleteFunc(features, func(feature configv1beta1.DeployedFeature) bool {
 			return owners[owner] || slices.ContainsFunc(s.deployed, func(d locatedBundle) bool {
 				_, name := splitName(d.Owner)
-				return d.on.Mode == on.Mode && d.Owner.Kind == owner.Kind && name == owner.Name && d.ID.Feature == string(feature.FeatureID)
+				return d.location.Mode == on.Mode && d.Owner.Kind == owner.Kind && name == owner.Name && d.ID.Feature == string(feature.FeatureID)
 			})
 		})
 		if len(staleFeatures) == 0 {
