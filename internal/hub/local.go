@@ -115,7 +115,7 @@ func (h *hub) watchShards(ctx context.Context) error {
 			h.engines.releaseLocal(fleet.FromObject(cluster).ID())
 		}
 	}
-	for _, kind := range fleet.Kinds() {
+	for _, kind := range fleet.NewObjects() {
 		informer, err := h.GetCache().GetInformer(ctx, kind, cache.BlockUntilSynced(false))
 		if err != nil {
 			return fmt.Errorf("watch the shards of clusters: %w", err)

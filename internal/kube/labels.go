@@ -49,10 +49,10 @@ const (
 	// AnnotationDeregister on a SveltosCluster or Cluster has options for its deregistration: DeregisterKeep and
 	// DeregisterForce, separated by a comma.
 	AnnotationDeregister = "towline.dev/deregister"
-	// AnnotationAgentOrder on a SveltosCluster or a pull-mode Cluster that is being deleted is the hub's request to its
-	// agent: AgentOrderRemove. The agent of a Cluster answers with the same annotation on its Lease. On a push-mode
+	// AnnotationAgentRequest on a SveltosCluster or a pull-mode Cluster that is being deleted is the hub's request to its
+	// agent: AgentRequestRemove. The agent of a Cluster answers with the same annotation on its Lease. On a push-mode
 	// Cluster it records that the hub's account on the member is deleted.
-	AnnotationAgentOrder = "towline.dev/agent-order"
+	AnnotationAgentRequest = "towline.dev/agent-order"
 	// AnnotationDeadline on a SveltosCluster that is deregistered by force is the time (RFC 3339) until which the hub
 	// waits in the current step.
 	AnnotationDeadline = "towline.dev/deregister-deadline"
@@ -107,11 +107,11 @@ const (
 	AnnotationFirstUse = "towline.dev/registered-since"
 )
 
-// Values of AnnotationDeregister and AnnotationAgentOrder.
+// Values of AnnotationDeregister and AnnotationAgentRequest.
 const (
-	DeregisterKeep   = "keep-addons" // keep the deployed objects on the member
-	DeregisterForce  = "force"       // keep objects that cannot be reached or are not deleted in time
-	AgentOrderRemove = "remove"      // the agent must remove itself from the member
+	DeregisterKeep     = "keep-addons" // keep the deployed objects on the member
+	DeregisterForce    = "force"       // keep objects that cannot be reached or are not deleted in time
+	AgentRequestRemove = "remove"      // the agent must remove itself from the member
 	// DeregisterAbandon is added by the hub after the deadline of a deregistration by force. Objects that are not
 	// withdrawn by then stay.
 	DeregisterAbandon = "abandon"

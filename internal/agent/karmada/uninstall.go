@@ -18,7 +18,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// removedAnswer is the agent's answer to the removal request, in kube.AnnotationAgentOrder on its Lease.
+// removedAnswer is the agent's answer to the removal request, in kube.AnnotationAgentRequest on its Lease.
 const removedAnswer = "removed"
 
 var errNoUninstallState = errors.New("the state of the uninstallation is missing")
@@ -82,7 +82,7 @@ func (a *agent) writeAnswer(ctx context.Context, hub client.Client, state *sessi
 	if cluster.UID != state.Cluster {
 		return session.ErrOtherCluster
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationAgentOrder: removedAnswer}}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationAgentRequest: removedAnswer}}})
 	if err != nil {
 		return fmt.Errorf("encode answer: %w", err)
 	}

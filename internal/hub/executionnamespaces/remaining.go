@@ -11,7 +11,7 @@ import (
 // the hub's own cluster, then the deployments on the member. It records the deployments of other owners, which stay.
 func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
 	// The order to the agent is set only after everything is withdrawn.
-	if c.WithdrawRemaining == nil || s.cluster.Annotations[kube.AnnotationAgentOrder] != "" {
+	if c.WithdrawRemaining == nil || s.cluster.Annotations[kube.AnnotationAgentRequest] != "" {
 		return nil
 	}
 	pending, kept, err := c.WithdrawRemaining(ctx, s.member.OnHub())
