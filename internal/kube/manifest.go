@@ -57,9 +57,9 @@ func DecodeLenient(stream []byte) ([]*unstructured.Unstructured, error) {
 	return objects, err
 }
 
-// DecodeManifestOfHelm is DecodeLenient, but adds a line break to each document, as Helm does in the manifest of a
+// DecodeHelmManifest is DecodeLenient, but adds a line break to each document, as Helm does in the manifest of a
 // release. A block scalar at the end of a document may then end with the line break.
-func DecodeManifestOfHelm(stream []byte) ([]*unstructured.Unstructured, error) {
+func DecodeHelmManifest(stream []byte) ([]*unstructured.Unstructured, error) {
 	objects, _, err := decodeStream(stream, func(text []byte) ([]byte, error) {
 		raw, err := yaml.YAMLToJSON(append(text[:len(text):len(text)], '\n'))
 		if err != nil {
