@@ -59,8 +59,8 @@ const (
 	// AnnotationLeftBehind on a SveltosCluster or Cluster that is being deleted lists the objects that stay on the member,
 	// as JSON.
 	AnnotationLeftBehind = "towline.dev/left-behind"
-	// AnnotationExchanged on an agent's Lease is the uid of a Secret. The token of a manifest that the agent exchanged
-	// last is bound to this Secret.
+	// AnnotationExchanged on an agent's Lease is the uid of the hub's Secret to which the token in the agent's manifest
+	// was bound. The agent sets it after it has exchanged the token, and the hub then deletes the Secret.
 	AnnotationExchanged = "towline.dev/exchanged"
 	// AnnotationUnrequested on an agent's Lease lists, as JSON, the bundles that are on the member and have no group on
 	// the hub.
@@ -68,9 +68,9 @@ const (
 	// AnnotationDecrypts on an agent's Lease is the holderIdentity of the agent if it can read encrypted content. An agent
 	// of an earlier version writes its holderIdentity and does not change the annotation, so that the two differ.
 	AnnotationDecrypts = "towline.dev/decrypts-content"
-	// AnnotationWithdraw on a SveltosCluster or Cluster is a user's request to withdraw the objects of deleted
-	// ClusterSummaries, or of those of another hub: their names, separated by commas. The hub removes the annotation when
-	// they are withdrawn.
+	// AnnotationWithdraw on a SveltosCluster or Cluster is a user's request to withdraw the objects of ClusterSummaries
+	// that are deleted or belong to another hub: their names, separated by commas. The hub removes the annotation when
+	// the objects are withdrawn.
 	AnnotationWithdraw = "towline.dev/withdraw"
 	// AnnotationMember is the uid of the member's namespace kube-system, which identifies the cluster. On an agent's Lease
 	// it is the cluster where the agent runs, on the SveltosCluster of a push-mode cluster the registered cluster.
