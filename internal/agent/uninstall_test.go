@@ -32,7 +32,7 @@ func (w *world) addFinalizer() {
 // requestRemoval writes the hub's removal request.
 func (w *world) requestRemoval() {
 	w.t.Helper()
-	w.patchCluster(`{"metadata":{"annotations":{"` + kube.AnnotationAgentOrder + `":"` + kube.AgentOrderRemove + `"}}}`)
+	w.patchCluster(`{"metadata":{"annotations":{"` + kube.AnnotationAgentRequest + `":"` + kube.AgentRequestRemove + `"}}}`)
 }
 
 func (w *world) patchCluster(patch string) {

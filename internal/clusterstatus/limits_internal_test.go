@@ -255,7 +255,7 @@ func TestCountersWithoutMemory(t *testing.T) {
 			t.Parallel()
 			server.memory = kube.NewResponseMemory(lowLimit*podEntryBytes).Reserve("team-a", 0)
 			o, clock := observeServer(t, server)
-			wantReadyMessage(t, o, clock, server.resource+" cannot be counted: the cluster returned what needs too much memory")
+			wantReadyMessage(t, o, clock, server.resource+" cannot be counted: the cluster returned data that needs too much memory")
 		})
 	}
 }

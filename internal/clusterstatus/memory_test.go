@@ -43,7 +43,7 @@ func TestPodObjectsAreNotKept(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var following sync.WaitGroup
 	following.Go(func() {
-		runReflector(ctx, &corev1.Pod{}, cache.ToListWatcherWithWatchListSemantics(pods.Source(source.listWatch(), pageSize), nil), pods)
+		runReflector(ctx, &corev1.Pod{}, cache.ToListWatcherWithWatchListSemantics(pods.ListWatch(source.listWatch(), pageSize), nil), pods)
 	})
 	t.Cleanup(func() {
 		cancel()

@@ -44,11 +44,11 @@ func (o *Observer) Run(ctx context.Context) error {
 		o.counters.reservation.Close()
 	}()
 	all.Go(func() {
-		source := o.trackFailures(&o.counters.nodeWatch, nodes.Source(o.nodeListWatch(), pageSize))
+		source := o.trackFailures(&o.counters.nodeWatch, nodes.ListWatch(o.nodeListWatch(), pageSize))
 		runReflector(ctx, &corev1.Node{}, cache.ToListWatcherWithWatchListSemantics(source, o.coreClient), nodes)
 	})
 	all.Go(func() {
-		source := o.trackFailures(&o.counters.podWatch, pods.Source(o.podListWatch(), pageSize))
+		source := o.trackFailures(&o.counters.podWatch, pods.ListWatch(o.podListWatch(), pageSize))
 		runReflector(ctx, &corev1.Pod{}, cache.ToListWatcherWithWatchListSemantics(source, o.coreClient), pods)
 	})
 	return nil

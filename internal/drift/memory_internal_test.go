@@ -68,7 +68,7 @@ func TestMemoryOfListedObjects(t *testing.T) { //nolint:paralleltest // see abov
 		}
 		// listPages lists up to maximum objects, and returns how many were passed.
 		listPages := func(store *kube.LimitedStore, maximum int) (list kruntime.Object, listed int, err error) {
-			list, err = store.Source(&cache.ListWatch{ListWithContextFunc: func(context.Context, metav1.ListOptions) (kruntime.Object, error) {
+			list, err = store.ListWatch(&cache.ListWatch{ListWithContextFunc: func(context.Context, metav1.ListOptions) (kruntime.Object, error) {
 				page := &metav1.PartialObjectMetadataList{ListMeta: metav1.ListMeta{Continue: "next"}}
 				page.Items = append(page.Items, *decodedObject(t, fmt.Sprintf(format, listed), "ClusterSummary/eu/web/Resources"))
 				if listed++; listed == maximum {

@@ -68,7 +68,7 @@ func newWatchSet(c *Corrector) *watchSet {
 func (w *watchSet) update(ctx context.Context, kinds []schema.GroupVersionKind) {
 	wanted := map[watchedKind]bool{}
 	for _, gvk := range kinds {
-		resource, err := w.corrector.Mapper.AnyVersion(gvk)
+		resource, err := w.corrector.Mapper.ResourceInAnyVersion(gvk)
 		if err == nil {
 			wanted[watchedKind{gvk.GroupKind(), resource}] = true
 			continue
@@ -133,7 +133,7 @@ func (w *watchSet) watchRecords(ctx context.Context) {
 // runReflector runs a reflector from lister to store in the background until ctx ends. While it lists, store trims each
 // object, and counts it in limit and memory until the list is complete. Objects of watch events are not trimmed.
 func (w *watchSet) runReflector(ctx context.Context, name string, lister *cache.ListWatch, store *kube.LimitedStore) {
-	source := store.Source(lister, pageSize)
+	source := store.ListWatch(lister, pageSize)
 	reflector := cache.NewReflectorWithOptions(source, &metav1.PartialObjectMetadata{}, store, cache.ReflectorOptions{Name: name})
 	w.reflectors.Go(func() {
 		defer store.Close()

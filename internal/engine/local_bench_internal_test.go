@@ -20,9 +20,9 @@ func BenchmarkListPartition(b *testing.B) {
 	for _, partitions := range []int{10, 1_000} {
 		b.Run(fmt.Sprintf("%d partitions", partitions), func(b *testing.B) {
 			store := inventory.NewPartitionedStore(fake.NewClientset().CoreV1(), metadatafake.NewSimpleMetadataClient(runtime.NewScheme()), "records", inventory.LocalScope(), &inventory.Partitions{
-				Of:     func(id bundle.ID) string { return id.RequestorName },
-				List:   func(context.Context) ([]string, error) { return nil, nil },
-				Serves: func(context.Context, string) (bool, error) { return true, nil },
+				Of:           func(id bundle.ID) string { return id.RequestorName },
+				ListAssigned: func(context.Context) ([]string, error) { return nil, nil },
+				IsAssigned:   func(context.Context, string) (bool, error) { return true, nil },
 			})
 			e := &Engine{store: store}
 			var partition string

@@ -181,7 +181,7 @@ func (m *memberClient) lookUpKinds(gvks map[schema.GroupVersionKind]bool) (known
 			return known, false, err
 		}
 		unknown = true
-		other, err := m.mapper.AnyVersion(gvk)
+		other, err := m.mapper.ResourceInAnyVersion(gvk)
 		if err == nil {
 			known.any[gvk] = other
 		} else if !meta.IsNoMatchError(err) {

@@ -104,7 +104,7 @@ func (e *Engine) loadCached(ctx context.Context, id bundle.ID) (*inventory.Recor
 func (m *memberClient) observeObject(ctx context.Context, entry inventory.Entry) (observedState, error) {
 	state := newObservedState(entry)
 	observation := &state.observation
-	resource, err := m.mapper.AnyVersion(entry.Ref.GVK())
+	resource, err := m.mapper.ResourceInAnyVersion(entry.Ref.GVK())
 	if meta.IsNoMatchError(err) {
 		return state, nil
 	}

@@ -72,7 +72,7 @@ func (e *Engine) findUnchanged(
 		if state, ok := known[entry.Ref.Key()]; !ok || state.uid != entry.UID {
 			continue
 		}
-		resource, err := e.member.mapper.AnyVersion(entry.Ref.GVK())
+		resource, err := e.member.mapper.ResourceInAnyVersion(entry.Ref.GVK())
 		if err != nil {
 			continue // the caller reads the object, and gets the error
 		}

@@ -42,7 +42,7 @@ func (s *shards) of(process string) func(*engine.Options) {
 		o.Scope = inventory.LocalScope().Registration
 		o.Partitions = &inventory.Partitions{
 			Of: func(id bundle.ID) string { return id.RequestorName[strings.LastIndex(id.RequestorName, "-")+1:] },
-			List: func(context.Context) (all []string, err error) {
+			ListAssigned: func(context.Context) (all []string, err error) {
 				for _, partition := range []string{"moving", "staying"} {
 					if isServed(partition) {
 						all = append(all, partition)
@@ -50,7 +50,7 @@ func (s *shards) of(process string) func(*engine.Options) {
 				}
 				return all, nil
 			},
-			Serves: func(_ context.Context, partition string) (bool, error) { return isServed(partition), nil },
+			IsAssigned: func(_ context.Context, partition string) (bool, error) { return isServed(partition), nil },
 		}
 	}
 }

@@ -94,7 +94,7 @@ func (e *Engine) readEntries(ctx context.Context, entries []inventory.Entry) ([]
 // locate returns the resource with which an object of a record is read. It is zero if the kind no longer exists: then
 // its objects do not exist either.
 func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
-	resource, err := e.member.mapper.AnyVersion(ref.GVK())
+	resource, err := e.member.mapper.ResourceInAnyVersion(ref.GVK())
 	if err == nil || !meta.IsNoMatchError(err) {
 		return resource, err
 	}
@@ -106,7 +106,7 @@ func (e *Engine) locate(ref kube.Ref) (kube.Resource, error) {
 		return kube.Resource{}, nil
 	}
 	e.member.mapper.Reset()
-	return e.member.mapper.AnyVersion(ref.GVK())
+	return e.member.mapper.ResourceInAnyVersion(ref.GVK())
 }
 
 // prune removes the objects in the inventory that the bundle lacks, the highest rank first. Objects that are not

@@ -147,7 +147,7 @@ func (d *releaseDeployment) step(ctx context.Context) (done bool, err error) {
 	case s.Stage == inventory.StagePostHooks:
 		return d.runHooks(ctx, post, inventory.StageTests)
 	case s.Stage == inventory.StageTests && s.Options.RunTests && s.Operation != inventory.RollingBack:
-		return d.runHooks(ctx, helm.HookTest, inventory.StageRecord)
+		return d.runHooks(ctx, helm.HookTest, inventory.StageHelmRecord)
 	}
 	return d.recordDeployed(ctx)
 }

@@ -125,7 +125,7 @@ func (o *releaseOp) deleteHook(ctx context.Context, event helm.HookEvent, h rele
 // deleteAbandoned deletes the hook objects of operations that were replaced before they ended.
 func (o *releaseOp) deleteAbandoned(ctx context.Context) error {
 	for _, run := range o.state.Abandoned {
-		resource, err := o.engine.member.mapper.AnyVersion(run.Ref.GVK())
+		resource, err := o.engine.member.mapper.ResourceInAnyVersion(run.Ref.GVK())
 		if meta.IsNoMatchError(err) {
 			continue // a kind that is not served has no objects
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 // tooMuchMemory is in the message of a release that needs a record for which limitedEngine has not enough memory.
-const tooMuchMemory = "the cluster returned what needs too much memory"
+const tooMuchMemory = "the cluster returned data that needs too much memory"
 
 // tooLarge is the size of notes for which a limitedEngine has not enough memory.
 const tooLarge = 10 << 20

@@ -271,7 +271,7 @@ func (d *releaseDeployment) entriesOfFormer(objects []*unstructured.Unstructured
 	var entries []inventory.Entry
 	for _, obj := range objects {
 		ref := kube.RefOf(obj)
-		resource, err := d.engine.member.mapper.AnyVersion(ref.GVK())
+		resource, err := d.engine.member.mapper.ResourceInAnyVersion(ref.GVK())
 		if meta.IsNoMatchError(err) {
 			continue // a kind that the cluster does not serve has no objects
 		}

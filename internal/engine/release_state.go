@@ -53,7 +53,7 @@ func beginUninstall(s *inventory.ReleaseState, account string, now time.Time) {
 // isAfterObjects returns whether the stage is after the objects were applied and before the release is deployed.
 func isAfterObjects(s *inventory.ReleaseState) bool {
 	switch s.Stage {
-	case inventory.StageWait, inventory.StagePostHooks, inventory.StageTests, inventory.StageRecord:
+	case inventory.StageWait, inventory.StagePostHooks, inventory.StageTests, inventory.StageHelmRecord:
 		return s.Operation == inventory.Installing || s.Operation == inventory.Upgrading
 	case inventory.StageBegin, inventory.StagePreHooks, inventory.StageObjects, inventory.StageDeployed, inventory.StageFailed:
 	}

@@ -86,7 +86,7 @@ func (o *releaseOp) uninstall(ctx context.Context, keep map[kube.Ref]bool) (done
 		if done, err := step.run(); err != nil || !done {
 			return false, err
 		}
-		next := inventory.StageRecord
+		next := inventory.StageHelmRecord
 		if i+1 < len(steps) {
 			next = steps[i+1].stage
 		}

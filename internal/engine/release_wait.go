@@ -163,7 +163,7 @@ func (e *Engine) unreadyReason(ctx context.Context, entry inventory.Entry) (stri
 
 // readObject reads a whole object from the API server. ok is false if it does not exist.
 func (m *memberClient) readObject(ctx context.Context, ref kube.Ref) (obj *unstructured.Unstructured, ok bool, err error) {
-	resource, err := m.mapper.AnyVersion(ref.GVK())
+	resource, err := m.mapper.ResourceInAnyVersion(ref.GVK())
 	if meta.IsNoMatchError(err) {
 		return nil, false, nil
 	}

@@ -20,7 +20,7 @@ func (c *Clients) configFromAccess(ctx context.Context, m Member) (*rest.Config,
 	if m.Access.Secret.Name == "" {
 		return nil, fmt.Errorf("connect to %s: spec.secretRef is missing", m.Key())
 	}
-	if config := c.currentConfig(ctx, m, m.Access.Secret); config != nil {
+	if config := c.cachedConfigIfCurrent(ctx, m, m.Access.Secret); config != nil {
 		return config, nil
 	}
 	secret := &corev1.Secret{}
@@ -29,7 +29,7 @@ func (c *Clients) configFromAccess(ctx context.Context, m Member) (*rest.Config,
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if config := c.configOfVersion(m, secret); config != nil {
+	if config := c.lookUpCached(m, secret); config != nil {
 		return config, nil
 	}
 	config, err := c.newAccessConfig(m, secret)

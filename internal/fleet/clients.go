@@ -38,7 +38,8 @@ type Clients struct {
 	hubConfig *rest.Config
 	identity  IdentityPolicy
 	egress    *egress.Policy
-	// responseMemory limits the memory for the responses of members, and recordMemory the memory for the records on them.
+	// responseMemory limits the memory for the responses of members. recordMemory limits the memory for inventory records
+	// and for counters of nodes and pods, which the hub reads from members.
 	responseMemory, recordMemory *kube.ResponseMemory
 
 	// mu guards cache.
@@ -58,8 +59,8 @@ type SecretReaders struct {
 // cachedConfig is a configuration with the inputs that it was built from. It is valid while they are the same.
 type cachedConfig struct {
 	config *rest.Config
-	// registration is Member.UID. A later registration under the same name can be of another cluster, while the cache of
-	// the metadata still has the Secret of the earlier one.
+	// registration is Member.UID. After another registration under the same name, the cached metadata can still be of the
+	// old Secret: without this field, the configuration of the old cluster would be returned.
 	registration string
 	// secretUID and resourceVersion identify the version of the Secret, if there is one. key is Member.KubeconfigKey.
 	secretUID       types.UID
@@ -77,7 +78,7 @@ type cachedConfig struct {
 // SveltosCluster gets the permissions of the hub. identity limits the members with a cloud identity. policy limits the
 // connections to all members but the hub.
 func NewClients(secrets SecretReaders, hubConfig *rest.Config, identity IdentityPolicy, policy *egress.Policy) *Clients {
-	responses, records := newResponseMemory()
+	responses, records := newMemory()
 	return &Clients{secrets: secrets, hubConfig: hubConfig, identity: identity, egress: policy, responseMemory: responses, recordMemory: records, cache: map[string]cachedConfig{}}
 }
 
@@ -113,7 +114,7 @@ func (c *Clients) Config(ctx context.Context, m Member) (*rest.Config, error) {
 // configFromKubeconfig returns the client configuration of a member with a kubeconfig.
 func (c *Clients) configFromKubeconfig(ctx context.Context, m Member) (*rest.Config, error) {
 	key := types.NamespacedName{Namespace: m.Namespace, Name: m.KubeconfigSecret}
-	if config := c.currentConfig(ctx, m, key); config != nil {
+	if config := c.cachedConfigIfCurrent(ctx, m, key); config != nil {
 		return config, nil
 	}
 	secret := &corev1.Secret{}
@@ -122,7 +123,7 @@ func (c *Clients) configFromKubeconfig(ctx context.Context, m Member) (*rest.Con
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if config := c.configOfVersion(m, secret); config != nil {
+	if config := c.lookUpCached(m, secret); config != nil {
 		return config, nil
 	}
 	config, err := configFromSecret(secret, m.KubeconfigKey)
@@ -138,9 +139,9 @@ func (c *Clients) configFromKubeconfig(ctx context.Context, m Member) (*rest.Con
 	return config, nil
 }
 
-// currentConfig returns the cached configuration of m if it was built from the version of the Secret in the cache of
-// the metadata. It returns nil if the caller must read the Secret.
-func (c *Clients) currentConfig(ctx context.Context, m Member, secret types.NamespacedName) *rest.Config {
+// cachedConfigIfCurrent returns the cached configuration of m if it was built from the version of the Secret that the
+// cached metadata has. It returns nil if the caller must read the Secret.
+func (c *Clients) cachedConfigIfCurrent(ctx context.Context, m Member, secret types.NamespacedName) *rest.Config {
 	if c.secrets.Metadata == nil {
 		return nil
 	}
@@ -151,12 +152,12 @@ func (c *Clients) currentConfig(ctx context.Context, m Member, secret types.Name
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.configOfVersion(m, metadata)
+	return c.lookUpCached(m, metadata)
 }
 
-// configOfVersion returns the cached configuration of m if it was built from this version of the Secret and from the
+// lookUpCached returns the cached configuration of m if it was built from this version of the Secret and from the
 // fields of m, else nil. The caller must hold mu.
-func (c *Clients) configOfVersion(m Member, secret metav1.Object) *rest.Config {
+func (c *Clients) lookUpCached(m Member, secret metav1.Object) *rest.Config {
 	cached := c.cache[m.Key()]
 	if cached.registration != m.UID || cached.secretUID != secret.GetUID() || cached.resourceVersion != secret.GetResourceVersion() ||
 		cached.key != m.KubeconfigKey || !equality.Semantic.DeepEqual(cached.access, m.Access) || !equality.Semantic.DeepEqual(cached.identity, m.Identity) {

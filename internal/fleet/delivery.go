@@ -45,8 +45,9 @@ func DerivedNamespace(namespace, cluster string) string {
 	return strings.Trim(name[:min(len(name), maxNamespace-hashLength-1)], "-") + "-" + suffix
 }
 
-// DeliveryHolder returns the value of kube.AnnotationDeliveryHolder on the delivery namespace of a cluster: in the own
-// namespace of the cluster its name, otherwise its namespace and name.
+// DeliveryHolder returns the value of kube.AnnotationDeliveryHolder on the delivery namespace of a cluster, which
+// reserves the namespace for its deliveries. It is the cluster's name in the own namespace of the cluster, and
+// otherwise "namespace/name".
 func DeliveryHolder(namespace, cluster, deliveryNamespace string) string {
 	if deliveryNamespace == namespace {
 		return cluster
@@ -54,7 +55,8 @@ func DeliveryHolder(namespace, cluster, deliveryNamespace string) string {
 	return namespace + "/" + cluster
 }
 
-// ContentKeySecret returns the name of the Secret in the delivery namespace with the content key of a cluster.
+// ContentKeySecret returns the name of the Secret in the delivery namespace with the content key of a cluster, which
+// encrypts its sensitive content.
 func ContentKeySecret(cluster string) string { return cluster + "-sveltos-content-key" }
 
 // ValidatePullName returns an error message if the name of a pull-mode cluster is too long for a registration, else "".

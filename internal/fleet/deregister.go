@@ -21,7 +21,7 @@ import (
 // removed, since a later deregistration would skip its first steps. The options of the user stay.
 func RemoveDeregistration(cluster metav1.Object) bool {
 	annotations := maps.Clone(cluster.GetAnnotations())
-	for _, key := range []string{kube.AnnotationAgentOrder, kube.AnnotationDeadline, kube.AnnotationLeftBehind} {
+	for _, key := range []string{kube.AnnotationAgentRequest, kube.AnnotationDeadline, kube.AnnotationLeftBehind} {
 		delete(annotations, key)
 	}
 	options := strings.Split(annotations[kube.AnnotationDeregister], ",")

@@ -27,7 +27,7 @@ func TestRemoveDeregistration(t *testing.T) {
 		"people's own": {map[string]string{kube.AnnotationDeregister: "keep-addons,force"}, map[string]string{kube.AnnotationDeregister: "keep-addons,force"}, false},
 		"the hub's": {
 			map[string]string{
-				"a": "b", kube.AnnotationAgentOrder: "remove", kube.AnnotationDeadline: "x", kube.AnnotationLeftBehind: "[]",
+				"a": "b", kube.AnnotationAgentRequest: "remove", kube.AnnotationDeadline: "x", kube.AnnotationLeftBehind: "[]",
 				kube.AnnotationDeregister: "abandon,force",
 			},
 			map[string]string{"a": "b", kube.AnnotationDeregister: "force"}, true,

@@ -20,9 +20,10 @@
 //
 //   - member: a managed cluster. The object that declares it is a SveltosCluster or a Cluster.
 //   - push, pull: the hub connects to the member, or the agent in the member connects to the hub.
-//   - refused: the object has a name, namespace or field for which Towline must not touch the cluster. Member.Refused
-//     has the message.
+//   - refused: Towline must not touch the cluster, because its object has a name, namespace or field that is not
+//     accepted, or the ID of an older Cluster. Member.Refused has the message.
 //   - execution space: the hub namespace karmada-es-<name> of a Cluster. It is the namespace of its Member.
+//   - group: a ConfigurationGroup, which carries a bundle to the agent of a pull member.
 //   - delivery namespace: the hub namespace with the groups of a pull member.
 //   - access: endpoint, proxy and token Secret in the spec of a Cluster.
 //   - scope: the UID of the cluster object, which separates the inventories of successive registrations.

@@ -29,7 +29,7 @@ func (c *Clients) configFromIdentity(ctx context.Context, m Member) (*rest.Confi
 		return nil, fmt.Errorf("connect to %s: %w", m.Key(), err)
 	}
 	if m.Identity.CASecretRef != nil {
-		if config := c.currentConfig(ctx, m, authoritySecret(m)); config != nil {
+		if config := c.cachedConfigIfCurrent(ctx, m, authoritySecret(m)); config != nil {
 			return config, nil
 		}
 	}
@@ -40,6 +40,7 @@ func (c *Clients) configFromIdentity(ctx context.Context, m Member) (*rest.Confi
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	cached, authority := c.cache[m.Key()], secret.Data[AuthorityKey]
+	// The authority is compared, not the version of the Secret: other changes of the Secret keep the pointer.
 	config := cached.config
 	if config == nil || !equality.Semantic.DeepEqual(cached.identity, m.Identity) || !bytes.Equal(cached.authority, authority) {
 		if config, err = c.newIdentityConfig(m, authority); err != nil {

@@ -49,7 +49,7 @@ func FromCluster(c *clusterv1alpha1.Cluster) Member {
 		KeepAddons: hasDeregisterOption(c, kube.DeregisterKeep),
 		Forced:     hasDeregisterOption(c, kube.DeregisterForce),
 		Abandoned:  hasDeregisterOption(c, kube.DeregisterAbandon),
-		// Without its ID, the hub could not distinguish its own objects from the objects of other hubs.
+		// Until the Cluster has the ID of the hub, the hub could not distinguish its objects from those of other hubs.
 		HasFinalizer:      slices.Contains(c.Finalizers, clusterv1alpha1.ClusterFinalizer) && c.Annotations[kube.AnnotationHub] != "",
 		Shard:             c.Annotations[libv1beta1.ShardAnnotation],
 		IsSharded:         isSharded(c),

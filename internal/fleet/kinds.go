@@ -40,7 +40,8 @@ func kinds() map[Type]kind {
 	return map[Type]kind{TypeSveltos: sveltosKind(), TypeKarmada: karmadaKind()}
 }
 
-// kindOfType returns the kind of the objects that declare members of a type; ok is false for an unknown type.
+// kindOfType returns the kind of the objects that declare members of a type; ok is false for an unknown type. It builds
+// no map, because it is called for each event of a ClusterSummary.
 func kindOfType(t Type) (k kind, ok bool) {
 	switch t {
 	case TypeSveltos:
@@ -82,8 +83,8 @@ func karmadaKind() kind {
 	}
 }
 
-// Kinds returns a new, empty object of each kind that declares members, in a constant order.
-func Kinds() []client.Object {
+// NewObjects returns a new, empty object of each kind that declares members, in a constant order.
+func NewObjects() []client.Object {
 	all := kinds()
 	objects := make([]client.Object, 0, len(all))
 	for _, t := range slices.Sorted(maps.Keys(all)) {

@@ -42,8 +42,8 @@ type Member struct {
 	// Refused is a message about a field of the cluster object that Towline does not support or accept, "" for none.
 	// Nothing is done on a refused cluster.
 	Refused string
-	// HasFinalizer is true once the hub has set its finalizer (and, on a Cluster, the ID of the hub). Before that nothing
-	// is deployed: it could not be removed before the cluster object.
+	// HasFinalizer is true once the hub has set its finalizer (and, on a Cluster, the ID of the hub). Nothing is deployed
+	// before: without the finalizer, the cluster object could be deleted before the deployed objects are removed.
 	HasFinalizer bool
 	// Deleting is true while the cluster is being deregistered. The next three fields are options of the deregistration.
 	// KeepAddons keeps the deployed objects. With Forced the hub does not wait for an unreachable cluster. Abandoned is
@@ -54,8 +54,8 @@ type Member struct {
 	Abandoned  bool
 	// Shard is the shard of hubs that manages the cluster; "" is the default shard.
 	Shard string
-	// IsSharded is true if the cluster belongs to a shard other than the default one, or did so before. Its
-	// ClusterSummaries and ConfigurationGroups can have the label of another shard. Then the cache of the hub lacks them.
+	// IsSharded is true if the cluster belongs to a shard other than the default one, or did so before. The cache of this
+	// hub may then lack ClusterSummaries and ConfigurationGroups that still have the label of the former shard.
 	IsSharded bool
 	// KubernetesVersion is the gitVersion of the member; "" until known.
 	KubernetesVersion string
@@ -63,8 +63,8 @@ type Member struct {
 	APIVersions []string
 	// DeliveryNamespace is the hub namespace with the groups and bundles of a pull member; "" for a push member.
 	DeliveryNamespace string
-	// KubeconfigSecret is the Secret in Namespace with the kubeconfig of a push member, and KubeconfigKey is its key. An
-	// empty key stands for the first key in alphabetical order.
+	// KubeconfigSecret is the Secret in Namespace with the kubeconfig of a push member; "" for the cluster of the hub and
+	// for members with Identity or Access. KubeconfigKey is its key; "" stands for the first key in alphabetical order.
 	KubeconfigSecret string
 	KubeconfigKey    string
 	// Identity is set for push members that the hub accesses with its cloud identity; nil for all others.
@@ -109,8 +109,8 @@ func (m Member) ID() ID { return ID{Type: m.Type, Namespace: m.Namespace, Name: 
 // is refused.
 func (m Member) Key() string { return m.Namespace + "/" + m.Name }
 
-// OnHub returns m with the mode Local: the target for objects that a profile of m deploys to the cluster of the hub.
-// That needs neither an agent nor a connection to m.
+// OnHub returns m with the mode Local: the target for objects that a profile deploys to the cluster of the hub for
+// each matching cluster, here m. That needs neither an agent nor a connection to m.
 func (m Member) OnHub() Member {
 	m.Mode = Local
 	return m

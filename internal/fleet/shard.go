@@ -101,8 +101,8 @@ func (s Shard) Selector() labels.Selector {
 	return labels.NewSelector().Add(*requirement)
 }
 
-// Predicate admits events of clusters that the shard manages, and the event of a cluster that leaves it: the controller
-// must check Serves again.
+// Predicate admits events of clusters that the shard manages, the event of a cluster that leaves it, and the deletions
+// of all clusters: the controller must check Serves again.
 func (s Shard) Predicate() predicate.Predicate {
 	return predicate.Funcs{
 		CreateFunc: func(e event.CreateEvent) bool { return s.Serves(e.Object) },

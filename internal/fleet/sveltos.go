@@ -92,8 +92,8 @@ func PlainVersion(gitVersion string) string {
 // RefusedSuffix is the end of Member.Refused for an unsupported field.
 const RefusedSuffix = " is not supported yet"
 
-// overrideSuffix is the end of annotations that name a ConfigMap with patches for an agent of Sveltos. Towline has only
-// the agent of libv1beta1.AgentConfigAnnotation.
+// overrideSuffix is the end of the annotations that name a ConfigMap with patches for one of the agents of Sveltos.
+// Towline supports only libv1beta1.AgentConfigAnnotation, which patches its own agent.
 const overrideSuffix = "/config-override-ref"
 
 // IsRefusal returns true if message can be Member.Refused of a SveltosCluster.
@@ -101,7 +101,8 @@ func IsRefusal(message string) bool {
 	return message == longPullName || message == foreignDelivery || message == reservedNamespace || strings.HasSuffix(message, RefusedSuffix)
 }
 
-// sveltosRefusal returns Member.Refused for c: a message about the first unsupported field or annotation, or "".
+// sveltosRefusal returns Member.Refused for c: a message about the first namespace, name, annotation or field that is
+// not accepted, or "".
 func sveltosRefusal(c *libv1beta1.SveltosCluster) string {
 	if _, reserved := ClusterOfExecutionSpace(c.Namespace); reserved {
 		return reservedNamespace

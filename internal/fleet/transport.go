@@ -43,15 +43,15 @@ const (
 	maxMemory = 1 << 30
 )
 
-// newResponseMemory returns the memory for the responses of all members, and for their records and counters. Each is a
-// quarter of the memory limit of this process, which hub.Run sets to half of GOMEMLIMIT. SetMemoryLimit(-1) only
-// returns the limit.
-func newResponseMemory() (responses, records *kube.ResponseMemory) {
+// newMemory returns the memory for the responses of all members, and for their records and counters. Each is a quarter
+// of the memory limit of this process, which is half of the container's memory after hub.Run. If the process has no
+// limit, responses have maxMemory, and records are not limited. SetMemoryLimit(-1) only returns the limit.
+func newMemory() (responses, records *kube.ResponseMemory) {
 	quarter := max(minMemory, debug.SetMemoryLimit(-1)/4)
 	return kube.NewResponseMemory(min(maxMemory, quarter)), kube.NewResponseMemory(quarter)
 }
 
-// uncountedRecordMemory is the memory that the records of a member can use without a reservation, in bytes. The records
+// uncountedRecordMemory is the number of bytes of each ReserveRecordMemory that do not count as reserved. The records
 // of 6,000 objects need about as much.
 const uncountedRecordMemory = 8 << 20
 
@@ -60,8 +60,8 @@ func (c *Clients) ReserveRecordMemory(m Member) *kube.Reservation {
 	return c.recordMemory.Reserve(m.Namespace, uncountedRecordMemory)
 }
 
-// uncountedCounterMemory is the memory that the counters of nodes and pods of a member can use without a reservation,
-// in bytes. 5,000 pods need less.
+// uncountedCounterMemory is the number of bytes of each ReserveCounterMemory that do not count as reserved. 5,000 pods
+// need less.
 const uncountedCounterMemory = 2 << 20
 
 // ReserveCounterMemory returns a Reservation for the counters of nodes and pods of a member. The caller must close it.
@@ -152,7 +152,7 @@ func (t memberTransport) RoundTrip(request *http.Request) (*http.Response, error
 			response.Body = kube.RequireObject(response.Body)
 		}
 		// client-go decodes the body by its media type, also as YAML. As YAML it could be another object than the one that
-		// was checked as JSON. The parameters of a JSON media type are for aggregated discovery, and stay.
+		// was checked as JSON, so another type becomes JSON. JSON stays as it is: aggregated discovery needs its parameters.
 		if mediaType, _, err := mime.ParseMediaType(response.Header.Get("Content-Type")); content != kube.ContentText && (err != nil || mediaType != runtime.ContentTypeJSON) {
 			response.Header.Set("Content-Type", runtime.ContentTypeJSON)
 		}

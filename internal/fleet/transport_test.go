@@ -30,7 +30,7 @@ func TestResponsesOfMembersAreLimited(t *testing.T) {
 	t.Cleanup(server.Close)
 	response := get(t, server, "/version", "")
 	defer response.Body.Close()
-	if read, err := io.Copy(io.Discard, response.Body); err == nil || !strings.Contains(err.Error(), "the cluster returned what needs too much memory: more than 512 MiB") {
+	if read, err := io.Copy(io.Discard, response.Body); err == nil || !strings.Contains(err.Error(), "the cluster returned data that needs too much memory: more than 512 MiB") {
 		t.Errorf("read %d bytes, error %v", read, err)
 	}
 }
@@ -39,7 +39,7 @@ func TestResponsesOfMembersAreLimited(t *testing.T) {
 func TestContentOfMembers(t *testing.T) {
 	t.Parallel()
 	const metadataOnly = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-	const notJSON, tooMuch = "the cluster returned something other than JSON objects", "the cluster returned what needs too much memory: more than 10 MiB"
+	const notJSON, tooMuch = "the cluster returned something other than JSON objects", "the cluster returned data that needs too much memory: more than 10 MiB"
 	repeated := func(text string, n int) string { return strings.TrimSuffix(strings.Repeat(text+",", n), ",") }
 	deep := `{"metadata":{"managedFields":[{"fieldsV1":{"f:a":[` + repeated(`{"":0}`, 20_000) + `]}}]}}`
 	for name, test := range map[string]struct{ path, accept, contentType, body, want string }{

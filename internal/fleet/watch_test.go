@@ -60,7 +60,7 @@ func TestLongEventsOfAListAreListed(t *testing.T) {
 	api := objects.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"})
 	stored := cache.NewStore(cache.MetaNamespaceKeyFunc)
 	store := kube.NewLimitedStore(stored, kube.NewObjectLimit(100, "objects"), nil, func(obj runtime.Object) (runtime.Object, int) { return obj, 0 })
-	source := store.Source(&cache.ListWatch{
+	source := store.ListWatch(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return api.List(ctx, options)
 		},

@@ -59,7 +59,7 @@ func (w *world) removeAgentWhenOrdered(cluster *libv1beta1.SveltosCluster) {
 		if err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
 			return err
 		}
-		if cluster.DeletionTimestamp.IsZero() || cluster.Annotations[kube.AnnotationAgentOrder] != kube.AgentOrderRemove {
+		if cluster.DeletionTimestamp.IsZero() || cluster.Annotations[kube.AnnotationAgentRequest] != kube.AgentRequestRemove {
 			return fmt.Errorf("annotations are %v", cluster.Annotations)
 		}
 		return nil

@@ -172,7 +172,7 @@ func (h *health) Ready() error {
 
 // cacheCheckFunc returns a function for setCacheCheck. It checks the informers of the main kinds.
 func cacheCheckFunc(informers cache.Informers) func(context.Context) (bool, error) {
-	kinds := append(fleet.Kinds(), &libv1beta1.ConfigurationGroup{}, &configv1beta1.ClusterSummary{}, &coordinationv1.Lease{})
+	kinds := append(fleet.NewObjects(), &libv1beta1.ConfigurationGroup{}, &configv1beta1.ClusterSummary{}, &coordinationv1.Lease{})
 	return func(ctx context.Context) (bool, error) {
 		for _, kind := range kinds {
 			informer, err := informers.GetInformer(ctx, kind, cache.BlockUntilSynced(false))

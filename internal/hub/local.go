@@ -85,7 +85,7 @@ func (h *hub) localPartitions() *inventory.Partitions {
 			cluster, _, _ := deliver.ParseLocalID(id)
 			return deliver.LocalPartition(cluster)
 		},
-		List: func(ctx context.Context) ([]string, error) {
+		ListAssigned: func(ctx context.Context) ([]string, error) {
 			clusters, err := fleet.Objects(ctx, h.GetClient())
 			if err != nil {
 				return nil, err
@@ -98,7 +98,7 @@ func (h *hub) localPartitions() *inventory.Partitions {
 			}
 			return all, nil
 		},
-		Serves: func(ctx context.Context, partition string) (bool, error) {
+		IsAssigned: func(ctx context.Context, partition string) (bool, error) {
 			cluster, err := fleet.Object(ctx, h.GetClient(), deliver.ParseLocalPartition(partition))
 			if apierrors.IsNotFound(err) {
 				return h.opts.shard().IsDefault(), nil
@@ -115,7 +115,7 @@ func (h *hub) watchShards(ctx context.Context) error {
 			h.engines.releaseLocal(fleet.FromObject(cluster).ID())
 		}
 	}
-	for _, kind := range fleet.Kinds() {
+	for _, kind := range fleet.NewObjects() {
 		informer, err := h.GetCache().GetInformer(ctx, kind, cache.BlockUntilSynced(false))
 		if err != nil {
 			return fmt.Errorf("watch the shards of clusters: %w", err)

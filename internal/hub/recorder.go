@@ -90,7 +90,7 @@ func (t *metricsRecorder) watch(ctx context.Context, informers cache.Informers) 
 	handlers := map[client.Object]toolscache.ResourceEventHandler{
 		&configv1beta1.ClusterSummary{}: toolscache.ResourceEventHandlerFuncs{UpdateFunc: t.summaryChanged, DeleteFunc: t.summaryDeleted},
 	}
-	for _, cluster := range fleet.Kinds() {
+	for _, cluster := range fleet.NewObjects() {
 		handlers[cluster] = toolscache.ResourceEventHandlerFuncs{UpdateFunc: t.clusterChanged, DeleteFunc: t.clusterDeleted}
 	}
 	for obj, handler := range handlers {

@@ -175,7 +175,7 @@ func TestDeregistrationIgnoresOrdersOfAnEarlierOne(t *testing.T) {
 	w.wantProvisioned(w.profile(nil), "one")
 	// The cluster is restored from a backup during its deregistration.
 	update(w, one, func(c *libv1beta1.SveltosCluster) {
-		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationAgentOrder, kube.AgentOrderRemove)
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationAgentRequest, kube.AgentRequestRemove)
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationDeadline, "2026-01-02T03:04:05Z")
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationLeftBehind, `["something"]`)
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, kube.AnnotationDeregister, kube.DeregisterForce+","+kube.DeregisterAbandon)

@@ -53,8 +53,9 @@ func newRecordCache() *recordCache {
 	}
 }
 
-// hashIndex finds records by the hash of a key. The caller must check the key, because two keys can have the same hash.
-// Most keys have one record, so first has one record per hash, and more has any others.
+// hashIndex finds records by the hash of a key: a hash takes 8 bytes, less than the strings of a Ref. The caller must
+// check the key, because two keys can have the same hash. Most keys have one record, so first has one record per hash,
+// and more has any others.
 type hashIndex struct {
 	first map[uint64]*cachedRecord
 	more  map[uint64][]*cachedRecord
@@ -148,8 +149,8 @@ func (c *recordCache) addObjects(cached *cachedRecord, rec *Record) {
 	}
 }
 
-// removeObjects removes the tracked objects of a former record from the indexes. Objects that next tracks too stay in
-// byObject. In kinds they are still counted once, because addObjects has counted them for next.
+// removeObjects removes the tracked objects of a former record from byObject, unless next tracks them too. It subtracts
+// all of them from kinds: the caller has called addObjects for next before, so its objects are counted separately.
 func (c *recordCache) removeObjects(cached *cachedRecord, former, next *Record) {
 	for ref := range former.tracked() {
 		isTracked := false
@@ -324,7 +325,8 @@ func (s *Store) IsListed() bool {
 	return s.cache.isListed
 }
 
-// IsPartitionListed returns whether the cache has all records of the partition of id: other records do not exist.
+// IsPartitionListed returns whether the cache has all records of the partition of id. If true, an ID of the partition
+// that is not cached has no record.
 func (s *Store) IsPartitionListed(id bundle.ID) bool {
 	s.cache.mu.Lock()
 	defer s.cache.mu.Unlock()

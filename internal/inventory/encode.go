@@ -20,8 +20,8 @@ const (
 	maxEntries = 32 << 20
 )
 
-// maxUnsized is the maximum size, in bytes, of a value whose zstd frame has no size: an encoder may omit
-// FrameContentSize only for up to 255 bytes.
+// maxUnsized is the maximum size, in bytes, of a value whose zstd frame has no size: the encoder of pack omits
+// FrameContentSize only for up to 255 bytes. Larger values without a size are rejected.
 const maxUnsized = 255
 
 // compressor compresses values as JSON. It keeps encoders and decoders in pools, because each of them has tables of
@@ -51,9 +51,9 @@ func (c *compressor) pack(value any) ([]byte, error) {
 	return encoder.EncodeAll(raw, nil), nil
 }
 
-// unpack is the reverse of pack. It decompresses a value, and calls decode with its JSON. records is the Reservation of
-// the cached records, nil for no limit. Until decode returns, unpack reserves memory for the JSON and for a value of
-// type decoded, for the same namespace as records. If the value is invalid, the error wraps ErrIncomplete.
+// unpack is the reverse of pack: it decompresses a value, and calls decode with its JSON. Until decode returns, it
+// reserves memory for the JSON and for a value of type decoded. This memory counts for the namespace of records, which
+// is the Reservation of the cached records, nil for no limit. If the value is invalid, the error wraps ErrIncomplete.
 func (c *compressor) unpack(ctx context.Context, packed []byte, records *kube.Reservation, decoded kube.DecodedType, decode func(raw []byte) error) error {
 	var header zstd.Header
 	if err := header.Decode(packed); err != nil || header.FrameContentSize > c.limit {

@@ -35,9 +35,9 @@ type Entry struct {
 	CompetingOwner string `json:"rival,omitempty"`
 }
 
-// RecordsAdoption returns whether the entry is for the object with this UID, and the object existed before it was
-// applied. While the entry has no UID, the caller must make sure that the object is marked for the bundle.
-func (e Entry) RecordsAdoption(uid types.UID) bool {
+// IsAdoptionOf returns whether the entry is for the object with this UID, and the object existed before it was applied.
+// While the entry has no UID, the caller must make sure that the object is marked for the bundle.
+func (e Entry) IsAdoptionOf(uid types.UID) bool {
 	return e.Adopted && (e.UID == "" || e.UID == uid)
 }
 

@@ -28,7 +28,7 @@ func (s *Store) ListHeads(ctx context.Context) ([]*Record, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list records: %w", err)
 		}
-		listed += max(1, len(page.Items))
+		listed += max(1, len(page.Items)) // an empty page counts, so that endless empty pages end
 		if err := s.checkNumber(listed); err != nil {
 			return nil, err
 		}
@@ -69,9 +69,9 @@ func (s *Store) readHead(ctx context.Context, secret *metav1.PartialObjectMetada
 }
 
 // List reads all records on the member into the cache, page by page. It caches an incomplete record with only its ID
-// and version. With Partitions, it first serves the partitions that Partitions.List returns. For a record of another
-// partition it calls Partitions.Serves, and serves this partition too if the result is true. It skips the records of
-// all others.
+// and version. With Partitions, it first serves the partitions that Partitions.ListAssigned returns. For a record of
+// another partition it calls Partitions.IsAssigned, and serves this partition too if the result is true. It skips the
+// records of all others.
 func (s *Store) List(ctx context.Context) error {
 	unlock, err := s.lockListing(ctx)
 	if err != nil {
@@ -114,7 +114,7 @@ func (s *Store) readPages(ctx context.Context, selector string, isWanted func(co
 		if err != nil {
 			return fmt.Errorf("list records: %w", err)
 		}
-		listed += max(1, len(page.Items))
+		listed += max(1, len(page.Items)) // an empty page counts, so that endless empty pages end
 		if err := s.checkNumber(listed); err != nil {
 			return err
 		}

@@ -31,8 +31,8 @@ const (
 // all other methods.
 func (s *Store) LimitMemory(memory *kube.Reservation) { s.memory = memory }
 
-// ReserveLists returns a Reservation for all lists of objects that are read from the member at the same time, nil if
-// the memory is not limited. The caller must close it.
+// ReserveLists returns the Reservation that all concurrent lists of objects of the member share, nil if the memory is
+// not limited. The caller must close it.
 func (s *Store) ReserveLists() *kube.Reservation { return s.memory.ForLists() }
 
 // memoryOfEntries returns the memory of the entries of rec without their texts.

@@ -13,16 +13,16 @@ import (
 // ErrNotServed is in the error for a partition that another process serves.
 var ErrNotServed = errors.New("another process serves it")
 
-// Partitions divide the records of a scope among processes. Each process reads all records of the partitions that it
-// serves, and caches no others. If a partition moves, both processes can serve it for a moment. Then the
-// resourceVersion of a record prevents that one process overwrites a change of the other one.
+// Partitions divide the records of a scope among processes. Each process serves the partitions that are assigned to it:
+// it reads and caches all their records, and caches no others. If a partition moves, both processes can serve it for a
+// moment. Then the resourceVersion of a record prevents that one process overwrites a change of the other one.
 type Partitions struct {
 	// Of returns the partition of a record.
 	Of func(bundle.ID) string
-	// List lists the known partitions that this process serves. Serves returns whether this process serves a partition,
-	// which List may not know.
-	List   func(ctx context.Context) ([]string, error)
-	Serves func(ctx context.Context, partition string) (bool, error)
+	// ListAssigned lists the known partitions that are assigned to this process. IsAssigned returns whether a partition
+	// is, also for a partition that ListAssigned does not know.
+	ListAssigned func(ctx context.Context) ([]string, error)
+	IsAssigned   func(ctx context.Context, partition string) (bool, error)
 }
 
 // servedPartition is a partition that this process serves.
@@ -57,18 +57,18 @@ func (s *Store) partitionOf(id bundle.ID) (served *servedPartition, ok bool) {
 }
 
 // Serve begins to serve a partition, unless it is served already. It sends no request. ended is closed when StopServing
-// is called. The error wraps ErrNotServed if another process serves the partition.
+// is called. The error wraps ErrNotServed if the partition is not assigned to this process.
 func (s *Store) Serve(ctx context.Context, partition string) (ended <-chan struct{}, err error) {
 	served, isNew := s.addPartition(partition)
 	// The partition is added before the check. If it moves to another shard after the check, StopServing then finds it.
-	isServed, err := s.partitions.Serves(ctx, partition)
+	isAssigned, err := s.partitions.IsAssigned(ctx, partition)
 	if err != nil {
 		if isNew {
 			s.StopServing(partition)
 		}
 		return nil, fmt.Errorf("serve %s: %w", partition, err)
 	}
-	if !isServed {
+	if !isAssigned {
 		s.StopServing(partition)
 		return nil, fmt.Errorf("serve %s: %w", partition, ErrNotServed)
 	}
@@ -172,12 +172,12 @@ func (s *Store) cachedPartition(partition string) (records []*Record, ok bool) {
 	return records, true
 }
 
-// servePartitions begins to serve all known partitions, and returns them.
+// servePartitions begins to serve the partitions that ListAssigned returns, and returns all served partitions.
 func (s *Store) servePartitions(ctx context.Context) (map[string]*servedPartition, error) {
 	if s.partitions == nil {
 		return nil, nil //nolint:nilnil // there are none
 	}
-	names, err := s.partitions.List(ctx)
+	names, err := s.partitions.ListAssigned(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list partitions: %w", err)
 	}
@@ -204,8 +204,8 @@ func (s *Store) setPartitionsListed(listed map[string]*servedPartition) {
 	}
 }
 
-// partitionFilter returns a function that returns whether the record of an ID must be read. It begins to serve the
-// partitions that Partitions.List has not returned, if this process serves them.
+// partitionFilter returns a function that returns whether the record of an ID must be read. It also begins to serve
+// partitions that ListAssigned has not returned, if they are assigned to this process.
 func (s *Store) partitionFilter() func(context.Context, bundle.ID) (bool, error) {
 	if s.partitions == nil {
 		return func(context.Context, bundle.ID) (bool, error) { return true, nil }

@@ -24,7 +24,7 @@ func (o owners) of(process string) *inventory.Partitions {
 			partition, _, _ := strings.Cut(id.RequestorName, "/")
 			return partition
 		},
-		List: func(context.Context) (all []string, err error) {
+		ListAssigned: func(context.Context) (all []string, err error) {
 			for partition, owner := range o {
 				if owner == process {
 					all = append(all, partition)
@@ -32,7 +32,7 @@ func (o owners) of(process string) *inventory.Partitions {
 			}
 			return all, nil
 		},
-		Serves: func(_ context.Context, partition string) (bool, error) {
+		IsAssigned: func(_ context.Context, partition string) (bool, error) {
 			owner, ok := o[partition]
 			return owner == process || !ok && process == "default", nil
 		},

@@ -22,7 +22,7 @@ type Record struct {
 	entryData storedValue // Entries as they are stored
 	// version is the resourceVersion of the head Secret, "" if there is none.
 	version string
-	// memory is an estimate of the memory of Head and Entries when they were last read, in bytes.
+	// memory is an estimate of the memory of Head and Entries in bytes. Each read and each save sets it.
 	memory int64
 	// isIncomplete is true for a record that exists but could not be read: it has only the ID and the version.
 	isIncomplete bool
@@ -45,7 +45,7 @@ type Head struct {
 	Inputs string `json:"inputs,omitempty"`
 	// Orphan is true if a withdrawal is in progress that keeps the objects.
 	Orphan bool `json:"leave,omitempty"`
-	// Suspended is true if drift is not corrected and nothing is retried until the bundle is converged.
+	// Suspended is true if drift is not corrected and nothing is retried until the engine's Converge is called again.
 	Suspended bool `json:"suspended,omitempty"`
 	// Releases are the states of the Helm releases of the bundle.
 	Releases []ReleaseState `json:"releases,omitempty"`

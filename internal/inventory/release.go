@@ -30,15 +30,15 @@ type ReleaseStage string
 
 // The stages of an operation, in order; StageDeployed and StageFailed end it.
 const (
-	StageBegin     ReleaseStage = ""
-	StagePreHooks  ReleaseStage = "pre-hooks"
-	StageObjects   ReleaseStage = "objects"
-	StageWait      ReleaseStage = "wait"
-	StagePostHooks ReleaseStage = "post-hooks"
-	StageTests     ReleaseStage = "tests"
-	StageRecord    ReleaseStage = "record"
-	StageDeployed  ReleaseStage = "deployed"
-	StageFailed    ReleaseStage = "failed"
+	StageBegin      ReleaseStage = ""
+	StagePreHooks   ReleaseStage = "pre-hooks"
+	StageObjects    ReleaseStage = "objects"
+	StageWait       ReleaseStage = "wait"
+	StagePostHooks  ReleaseStage = "post-hooks"
+	StageTests      ReleaseStage = "tests"
+	StageHelmRecord ReleaseStage = "record"
+	StageDeployed   ReleaseStage = "deployed"
+	StageFailed     ReleaseStage = "failed"
 )
 
 // ReleaseState is the state of one Helm release. It is data only: the engine decides about stages, and saves the state
@@ -61,7 +61,7 @@ type ReleaseState struct {
 	// Attempt identifies the operation. It is part of the annotation of its hooks.
 	Attempt string `json:"attempt,omitempty"`
 	// Message is the reason of the last failure, and Failures the number of consecutive failures. FailuresAtUninstall is
-	// the value of Failures at the last uninstallation by RecoverAfter.
+	// the value of Failures at the last uninstallation for bundle.ReleaseOptions.RecoverAfter.
 	Message             string `json:"message,omitempty"`
 	Failures            int    `json:"failures,omitempty"`
 	FailuresAtUninstall int    `json:"recovered,omitempty"`
@@ -72,21 +72,21 @@ type ReleaseState struct {
 	// Existed is true if objects of the release were deployed before its first recorded revision: they are not
 	// uninstalled after a failure.
 	Existed bool `json:"existed,omitempty"`
-	// ObjectsApplied is true if the objects with Digest are applied on the member.
+	// ObjectsApplied is true if the objects of the item that Digest identifies are applied.
 	ObjectsApplied bool `json:"objectsApplied,omitempty"`
 	// UninstallAs is set when the uninstallation begins. It is the "namespace/name" of the ServiceAccount that deployed
 	// the release. If it is "", the account of the bundle is used.
 	UninstallAs string `json:"uninstallAs,omitempty"`
 	// Options are the options of the item. They are used after the bundle no longer has the item.
 	Options bundle.ReleaseOptions `json:"options,omitzero"`
-	// Inputs, RenderedRevision and IsUpgrade are copied from bundle.Release. Inputs is empty if no template reads the
-	// revision.
+	// Inputs, RenderedRevision and IsUpgrade are Inputs, Revision and IsUpgrade of bundle.Release: the revision and the
+	// operation for which the hub has rendered it. They are empty if no template reads the revision or the operation.
 	Inputs           string `json:"inputs,omitempty"`
 	RenderedRevision int    `json:"renderedRevision,omitempty"`
 	IsUpgrade        bool   `json:"isUpgrade,omitempty"`
-	// IsUnconfirmed is copied from bundle.Release. The engine then compares RenderedRevision with the release records
-	// of Helm, and sets IsUnconfirmed to false. If they differ, it sets NextRevision and NextIsUpgrade, for which the
-	// hub must render the release again.
+	// IsUnconfirmed is true if the engine must compare RenderedRevision with the release records of Helm. Afterwards it
+	// is false. If they differ, the engine sets NextRevision and NextIsUpgrade, for which the hub must render the release
+	// again.
 	IsUnconfirmed bool `json:"isUnconfirmed,omitempty"`
 	NextRevision  int  `json:"nextRevision,omitempty"`
 	NextIsUpgrade bool `json:"nextIsUpgrade,omitempty"`
@@ -135,8 +135,8 @@ func (r *Record) FindRelease(key release.Key) *ReleaseState {
 	return nil
 }
 
-// DeployedReleases describes the releases as they were delivered. If Inputs is empty, no template reads the revision,
-// and Revision is the recorded one. Otherwise it is RenderedRevision.
+// DeployedReleases returns, for the hub, each release with the revision for which it was rendered, or with its Helm
+// revision if no template reads the revision or the operation.
 func (r *Record) DeployedReleases() []bundle.DeployedRelease {
 	var all []bundle.DeployedRelease
 	for _, s := range r.Releases {
@@ -152,9 +152,9 @@ func (r *Record) DeployedReleases() []bundle.DeployedRelease {
 	return all
 }
 
-// outdatedReleases returns Report.Outdated of the bundle. It is nil if no release has a NextRevision. Otherwise it has
-// all releases that have not begun and whose templates read the revision, since the hub renders them together. Revision
-// is 0 for a release whose rendering is still valid.
+// outdatedReleases returns Report.Outdated of the bundle. It is nil if no release that has not begun has NextRevision.
+// Otherwise it has all releases that have not begun and have Inputs, since the hub renders them together. Revision is 0
+// for a release that has no NextRevision.
 func (r *Record) outdatedReleases() []bundle.OutdatedRelease {
 	if !slices.ContainsFunc(r.Releases, func(s ReleaseState) bool { return s.NextRevision > 0 && !s.HasBegun() }) {
 		return nil

@@ -109,7 +109,7 @@ func NewPartitionedStore(core corev1client.CoreV1Interface, objects metadata.Int
 func (s *Store) Scope() OwnerScope { return s.scope }
 
 // IsHubCluster returns whether the Store is on the cluster of the hub, which has the objects of all clusters for
-// deploymentType Local. Only there it has Partitions.
+// deploymentType Local. Only such a Store is created with Partitions.
 func (s *Store) IsHubCluster() bool { return s.partitions != nil }
 
 // Changes returns a channel that has a value when the cached records have changed since a value was last received. It
@@ -298,7 +298,8 @@ func (s *Store) IsComplete(ctx context.Context, rec *Record) (bool, error) {
 }
 
 // Save replaces prior by next. prior must be the last result of Load or Save for the ID, or a copy of it. If content is
-// nil, the content of prior stays. Save returns the stored record, which is a copy of next.
+// nil, the content of prior stays. Save returns the stored record, which is a copy of next. It fails with a Conflict or
+// AlreadyExists if another process has changed or created the record.
 func (s *Store) Save(ctx context.Context, prior, next *Record, content *bundle.Bundle) (*Record, error) {
 	saved := next.Edit()
 	saved.content = prior.content

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// Each value that an alias adds increases the count by aliasedValue, and each byte of its text by aliasedByte. The
-	// limit of a million is 125,000 values, or 1 MiB of text: API servers store no much larger objects.
+	// Each value that an alias adds increases the count by aliasedValue, and each byte of its text by aliasedByte. So
+	// maxDocumentValues allows 125,000 such values, or 1 MiB of such text. API servers do not store much larger objects.
 	aliasedValue = 8
 	aliasedByte  = 1
 	// maxDepth is the maximum depth that the parser allows in text. A deeper value contains itself, by an alias.
@@ -62,7 +62,7 @@ func hasDirective(text []byte) bool {
 
 // countAliasesInDocument is countAliases for one document. It returns 0 if the document cannot be decoded.
 func countAliasesInDocument(document []byte) int {
-	e := expansion{values: -2 * countIndicators(document), bytes: -len(document)}
+	e := expandedSize{values: -2 * countIndicators(document), bytes: -len(document)}
 	var root yamlNode
 	if goyaml.Unmarshal(document, &root) != nil {
 		return 0
@@ -73,15 +73,15 @@ func countAliasesInDocument(document []byte) int {
 	return e.count()
 }
 
-// expansion counts the values of a document and the bytes of their text, including the copies of aliases. It starts at
-// minus twice countIndicators, which can miss half of the values, so that only copies result in a positive count.
-type expansion struct {
+// expandedSize counts the values of a document and the bytes of their text, including the copies of aliases. It starts
+// at minus twice countIndicators, which can miss half of the values, so that only copies result in a positive count.
+type expandedSize struct {
 	values, bytes int
 	visited       int
 	isFailed      bool
 }
 
-func (e *expansion) count() int {
+func (e *expandedSize) count() int {
 	return max(0, e.values)*aliasedValue + max(0, e.bytes)*aliasedByte
 }
 
@@ -97,7 +97,7 @@ func (n *yamlNode) UnmarshalYAML(decode func(any) error) error {
 
 // add counts a value and those in it. It continues after an error, because the decoder can report it after it has
 // decoded all other values.
-func (e *expansion) add(node yamlNode, depth int) {
+func (e *expandedSize) add(node yamlNode, depth int) {
 	e.values, e.visited = e.values+1, e.visited+1
 	if depth > maxDepth {
 		e.values = maxStreamValues

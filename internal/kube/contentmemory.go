@@ -31,17 +31,17 @@ type sharedDocuments struct {
 }
 
 const (
-	// retryTime is the time after which ContentReservation.Retry makes no further call: each can take the time limit of a
-	// rendering.
+	// retryTime is the time after which ContentReservation.Retry makes no further call. It is short, because one call can
+	// take as long as a rendering.
 	retryTime = 4 * time.Second
 	// retryPause is the first pause of retryAttempts calls. Each further one is twice as long.
 	retryPause    = 250 * time.Millisecond
 	retryAttempts = 5
 )
 
-// freeContent is the memory in bytes that each ContentReservation can have without a reservation: once for Documents,
-// and once for all other content. A ConfigMap of 45 KB with manifests needs about as much.
-const freeContent = 512 << 10
+// uncountedContent is the number of uncounted bytes of each ContentReservation: once for Documents, and once for all
+// other content. A ConfigMap of 45 KB with manifests needs about as much.
+const uncountedContent = 512 << 10
 
 // ErrContentTooLarge is wrapped by the error for content that needs more memory than a namespace can ever have.
 // ErrMemoryInUse is wrapped if memory can become available later: see ContentReservation.Retry. Callers that wait for
@@ -76,12 +76,12 @@ func NewContentMemory(total int64) *ContentMemory {
 // maxPerNamespace returns the maximum for one namespace in bytes.
 func (m *ContentMemory) maxPerNamespace() int64 { return m.memory.total / 2 }
 
-// Reserve returns a ContentReservation, of nothing yet, for a cluster in namespace. The caller must release it.
+// Reserve returns an empty ContentReservation for a cluster in namespace. The caller must release it.
 func (m *ContentMemory) Reserve(namespace string) *ContentReservation {
 	if m == nil {
 		return nil
 	}
-	return &ContentReservation{memory: m, namespace: namespace, otherContent: m.memory.Reserve(namespace, freeContent), documents: map[*Documents]bool{}}
+	return &ContentReservation{memory: m, namespace: namespace, otherContent: m.memory.Reserve(namespace, uncountedContent), documents: map[*Documents]bool{}}
 }
 
 // ContentReservation is the memory of the content of one reconcile. It is safe for concurrent use. A nil
@@ -95,10 +95,10 @@ type ContentReservation struct {
 	mu sync.Mutex // guards the fields below; it is locked after memory.mu
 	// documents has the Documents of the reconcile. The value is true if memory.documents has them; the others are small.
 	documents map[*Documents]bool
-	// sharedBytes is the memory of the shared Documents, freeBytes of the small ones.
-	sharedBytes, freeBytes int64
-	isReleased             bool
-	// hasFailed is true if there was no memory since the last call of TakeFailure.
+	// sharedBytes is the memory of the shared Documents, smallBytes of the small ones.
+	sharedBytes, smallBytes int64
+	isReleased              bool
+	// hasFailed is true if a call has failed with ErrMemoryInUse since the last call of TakeFailure.
 	hasFailed bool
 }
 
@@ -149,21 +149,21 @@ func (r *ContentReservation) checkLimit(n int64) error {
 	if r.isReleased { // a rendering continues after the end of its reconcile
 		return r.toContentError(ErrMemoryInUse)
 	}
-	if r.sharedBytes+r.otherContent.currentSize()+n-freeContent > r.memory.maxPerNamespace() {
+	if r.sharedBytes+r.otherContent.currentSize()+n-uncountedContent > r.memory.maxPerNamespace() {
 		return r.toContentError(ErrTooMuchMemory)
 	}
 	return nil
 }
 
-// HasReserved returns whether r has more than its free memory. Then Add can fail although it adds less than the limit
-// of a namespace.
+// HasReserved returns whether r has more than its uncounted bytes. Then Add can fail although it adds less than the
+// limit of a namespace.
 func (r *ContentReservation) HasReserved() bool {
 	if r == nil {
 		return false
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.sharedBytes > 0 || r.otherContent.currentSize() > freeContent
+	return r.sharedBytes > 0 || r.otherContent.currentSize() > uncountedContent
 }
 
 // IsErrorOfOther returns whether err is the memory error of another ContentReservation, for example in another
@@ -245,11 +245,11 @@ func (r *ContentReservation) addSmallDocuments(d *Documents, size int64) bool {
 	if _, ok := r.documents[d]; ok || r.isReleased {
 		return true
 	}
-	if r.freeBytes+size > freeContent {
+	if r.smallBytes+size > uncountedContent {
 		return false
 	}
 	r.documents[d] = false
-	r.freeBytes += size
+	r.smallBytes += size
 	return true
 }
 
@@ -349,7 +349,7 @@ func (r *ContentReservation) releaseDocuments(kept map[*Documents]bool) {
 		}
 		delete(r.documents, d)
 		if !isShared {
-			r.freeBytes -= d.Memory()
+			r.smallBytes -= d.Memory()
 			continue
 		}
 		r.sharedBytes -= d.Memory()

@@ -150,9 +150,9 @@ func TestContentMemoryIsReleasedAfterSnapshot(t *testing.T) {
 			t.Fatal(err)
 		}
 		reserved.releaseAfter(snapshot)
-		if memory.memory.reserved != before || len(memory.documents) != 1 || reserved.sharedBytes != kept.Memory() || reserved.freeBytes != 0 {
+		if memory.memory.reserved != before || len(memory.documents) != 1 || reserved.sharedBytes != kept.Memory() || reserved.smallBytes != 0 {
 			t.Fatalf("%d bytes, %d Documents, %d and %d bytes of this reservation stay", memory.memory.reserved-before, len(memory.documents),
-				reserved.sharedBytes, reserved.freeBytes)
+				reserved.sharedBytes, reserved.smallBytes)
 		}
 	}
 	reserved.Release()

@@ -130,7 +130,8 @@ func newDiscoveryBudget() *Budget {
 }
 
 // GroupsAndMaybeResources implements discovery.AggregatedDiscoveryInterface. If it returns no resources, the caller
-// reads all API versions at once. The functions of package discovery call it; the methods of DiscoveryClient do not.
+// reads all API versions at the same time, with a request for each. The functions of package discovery call it; the
+// methods of DiscoveryClient do not.
 func (c limitedClient) GroupsAndMaybeResources() (
 	groups *metav1.APIGroupList, resources map[schema.GroupVersion]*metav1.APIResourceList, failed map[schema.GroupVersion]error, err error,
 ) {
@@ -199,30 +200,30 @@ func (t budgetTransport) RoundTrip(request *http.Request) (*http.Response, error
 	case <-request.Context().Done():
 		return nil, request.Context().Err()
 	}
-	end := sync.OnceFunc(func() { <-t.running })
+	release := sync.OnceFunc(func() { <-t.running })
 	budget := t.newBudget()
 	if err := budget.Err(); err != nil {
-		end()
+		release()
 		return nil, err
 	}
 	response, err := t.RoundTripper.RoundTrip(request)
 	if err != nil {
-		end()
+		release()
 		return response, err
 	}
-	response.Body = closingBody{budget.Limit(response.Body), end}
+	response.Body = closingBody{budget.Limit(response.Body), release}
 	return response, nil
 }
 
-// closingBody is the body of a response that calls end when it is closed.
+// closingBody is the body of a response that calls release when it is closed.
 type closingBody struct {
 	io.ReadCloser
 
-	end func()
+	release func()
 }
 
 // Close closes the body.
 func (b closingBody) Close() error {
-	defer b.end()
+	defer b.release()
 	return b.ReadCloser.Close()
 }

@@ -15,14 +15,14 @@
 // The limits exist because a member can be hostile: its API server, and the texts of its users, must not exhaust the
 // memory of the hub. A response is limited in this order: ResponseMemory.Limit wraps its body, the body scans the JSON
 // without decoding it (jsonScanner), reserves the estimated memory, and releases it when the response must be decoded.
-// An object that is kept needs a Reservation of its own. ContentMemory does the same for rendered content.
+// A kept object needs another Reservation. ContentMemory does the same for rendered content.
 //
 // These words have one meaning:
 //
 //   - A value is a JSON or YAML value: an object, an array, a text, a number, a boolean or null.
 //   - A Reservation is a changeable amount of memory in bytes. It limits only this amount: nothing is allocated.
-//   - Uncounted or free bytes are the first bytes of a Reservation, which need no memory of the total.
-//   - A namespace of a Reservation is the namespace on the hub of the cluster that needs it. Each has its own limit.
+//   - Uncounted bytes are the first bytes of a Reservation, which need no memory of the total.
+//   - The namespace of a Reservation is the hub namespace of the cluster for which it is. Each has its own limit.
 //   - Content is the charts, manifests and objects that the hub renders and delivers.
 //
 // Start reading at the part that you need; for the limits at ResponseMemory.

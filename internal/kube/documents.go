@@ -61,7 +61,7 @@ func sizeOf(objects []*unstructured.Unstructured) (size documentsSize) {
 	return size
 }
 
-// isFor returns whether d caches this list.
+// isFor returns whether d caches this list: the same slice, not an equal one.
 func (d *Documents) isFor(objects []*unstructured.Unstructured) bool {
 	return d != nil && len(objects) > 0 && len(d.objects) == len(objects) && &d.objects[0] == &objects[0]
 }

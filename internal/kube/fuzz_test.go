@@ -27,7 +27,7 @@ func FuzzDecodeManifest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		for name, decode := range map[string]func([]byte) ([]*unstructured.Unstructured, error){
 			"with memory": func(stream []byte) ([]*unstructured.Unstructured, error) { return decodeReserving(t, stream) },
-			"strict":      kube.DecodeManifest, "lenient": kube.DecodeLenient, "of Helm": kube.DecodeManifestOfHelm,
+			"strict":      kube.DecodeManifest, "lenient": kube.DecodeLenient, "of Helm": kube.DecodeHelmManifest,
 		} {
 			var objects []*unstructured.Unstructured
 			var err error

@@ -49,18 +49,18 @@ const (
 	// AnnotationDeregister on a SveltosCluster or Cluster has options for its deregistration: DeregisterKeep and
 	// DeregisterForce, separated by a comma.
 	AnnotationDeregister = "towline.dev/deregister"
-	// AnnotationAgentOrder on a SveltosCluster or a pull-mode Cluster that is being deleted is the hub's request to its
-	// agent: AgentOrderRemove. The agent of a Cluster answers with the same annotation on its Lease. On a push-mode
+	// AnnotationAgentRequest on a SveltosCluster or a pull-mode Cluster that is being deleted is the hub's request to its
+	// agent: AgentRequestRemove. The agent of a Cluster answers with the same annotation on its Lease. On a push-mode
 	// Cluster it records that the hub's account on the member is deleted.
-	AnnotationAgentOrder = "towline.dev/agent-order"
+	AnnotationAgentRequest = "towline.dev/agent-order"
 	// AnnotationDeadline on a SveltosCluster that is deregistered by force is the time (RFC 3339) until which the hub
 	// waits in the current step.
 	AnnotationDeadline = "towline.dev/deregister-deadline"
 	// AnnotationLeftBehind on a SveltosCluster or Cluster that is being deleted lists the objects that stay on the member,
 	// as JSON.
 	AnnotationLeftBehind = "towline.dev/left-behind"
-	// AnnotationExchanged on an agent's Lease is the uid of a Secret. The token of a manifest that the agent exchanged
-	// last is bound to this Secret.
+	// AnnotationExchanged on an agent's Lease is the uid of the hub's Secret to which the token in the agent's manifest
+	// was bound. The agent sets it after it has exchanged the token, and the hub then deletes the Secret.
 	AnnotationExchanged = "towline.dev/exchanged"
 	// AnnotationUnrequested on an agent's Lease lists, as JSON, the bundles that are on the member and have no group on
 	// the hub.
@@ -68,9 +68,9 @@ const (
 	// AnnotationDecrypts on an agent's Lease is the holderIdentity of the agent if it can read encrypted content. An agent
 	// of an earlier version writes its holderIdentity and does not change the annotation, so that the two differ.
 	AnnotationDecrypts = "towline.dev/decrypts-content"
-	// AnnotationWithdraw on a SveltosCluster or Cluster is a user's request to withdraw the objects of deleted
-	// ClusterSummaries, or of those of another hub: their names, separated by commas. The hub removes the annotation when
-	// they are withdrawn.
+	// AnnotationWithdraw on a SveltosCluster or Cluster is a user's request to withdraw the objects of ClusterSummaries
+	// that are deleted or belong to another hub: their names, separated by commas. The hub removes the annotation when
+	// the objects are withdrawn.
 	AnnotationWithdraw = "towline.dev/withdraw"
 	// AnnotationMember is the uid of the member's namespace kube-system, which identifies the cluster. On an agent's Lease
 	// it is the cluster where the agent runs, on the SveltosCluster of a push-mode cluster the registered cluster.
@@ -107,11 +107,11 @@ const (
 	AnnotationFirstUse = "towline.dev/registered-since"
 )
 
-// Values of AnnotationDeregister and AnnotationAgentOrder.
+// Values of AnnotationDeregister and AnnotationAgentRequest.
 const (
-	DeregisterKeep   = "keep-addons" // keep the deployed objects on the member
-	DeregisterForce  = "force"       // keep objects that cannot be reached or are not deleted in time
-	AgentOrderRemove = "remove"      // the agent must remove itself from the member
+	DeregisterKeep     = "keep-addons" // keep the deployed objects on the member
+	DeregisterForce    = "force"       // keep objects that cannot be reached or are not deleted in time
+	AgentRequestRemove = "remove"      // the agent must remove itself from the member
 	// DeregisterAbandon is added by the hub after the deadline of a deregistration by force. Objects that are not
 	// withdrawn by then stay.
 	DeregisterAbandon = "abandon"

@@ -68,9 +68,9 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 			return 0, errProtobuf
 		}
 	}
-	values := b.scanner.values()
+	before := b.scanner.values()
 	b.scanner.scan(p[:n])
-	b.budget.values.Add(values - b.scanner.values())
+	b.budget.values.Add(before - b.scanner.values())
 	if b.budget.Err() != nil {
 		return int(min(int64(n), left)), b.budget.exceeded
 	}
@@ -83,17 +83,17 @@ type jsonCounts struct {
 	objects  int64 // opening brackets of objects
 	arrays   int64 // opening brackets of arrays
 	fields   int64 // commas in objects
-	items    int64 // commas in arrays that are fields of the object, as the items of a list
+	items    int64 // commas in arrays that are a field of the object, such as the items of a list
 	elements int64 // commas in other arrays
 }
 
-// jsonScanner scans JSON in parts, without decoding it.
+// jsonScanner scans JSON in parts, without decoding it. "The object" is the outermost object or, in an event of a
+// watch, the object of the event.
 type jsonScanner struct {
 	// all counts the characters of all levels, shallow only those of the first maxMetadataDepth levels.
 	all, shallow jsonCounts
 
-	// isEvent is true for events of a watch, which have their object in a field. The scanner then looks for the kind in
-	// the objects at depth 2, and not in the outermost object.
+	// isEvent is true for events of a watch, which have the object in a field: the object then is at depth 2.
 	isEvent bool
 	// hasKind and hasVersion are true if the object has the fields kind and apiVersion.
 	hasKind, hasVersion bool
@@ -125,14 +125,14 @@ const (
 	fieldVersion = "apiVersion"
 )
 
-// maxText limits text. It is longer than each kind, and than each name that encoding/json reads as apiVersion.
+// maxText limits text. Each kind is shorter, and each name of a field that encoding/json reads as apiVersion.
 const maxText = maxKindName + 1
 
 // maxMetadataDepth is the depth of the entries of metadata.managedFields in a list. Deeper values of metadata are not
 // decoded.
 const maxMetadataDepth = 6
 
-// objectDepth returns the depth in the object whose kind is needed.
+// objectDepth returns the depth in the object.
 func (s *jsonScanner) objectDepth() int {
 	if s.isEvent {
 		return 2
@@ -224,7 +224,7 @@ func (c *jsonCounts) add(other jsonCounts) {
 	c.elements += other.elements
 }
 
-// values returns the number of values.
+// values returns the estimated number of values.
 func (s *jsonScanner) values() int64 {
 	return s.all.objects + s.all.arrays + s.all.fields + s.all.items + s.all.elements
 }

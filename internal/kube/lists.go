@@ -102,7 +102,7 @@ type LimitedStore struct {
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// count and reserved are the parts of limit.count and of memory for the current list.
+	// count and reserved are the objects and the bytes that the current list has added to limit and to memory.
 	count, reserved int64
 	isClosed        bool
 }
@@ -117,9 +117,9 @@ func NewLimitedStore(store cache.ReflectorStore, limit *ObjectLimit, memory *Res
 	return &LimitedStore{ReflectorStore: store, limit: limit, memory: memory, trim: trim}
 }
 
-// Source wraps source for the reflector. It lists in pages of pageSize objects, without a resource version: for the
-// version 0, which a reflector requests, an API server returns all objects in one page.
-func (s *LimitedStore) Source(source *cache.ListWatch, pageSize int64) *cache.ListWatch {
+// ListWatch wraps source for the reflector of s. It lists in pages of pageSize objects, without a resource version: for
+// the version 0, which a reflector requests, an API server returns all objects in one page.
+func (s *LimitedStore) ListWatch(source *cache.ListWatch, pageSize int64) *cache.ListWatch {
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
 			s.releaseList()
@@ -143,7 +143,7 @@ func (s *LimitedStore) Source(source *cache.ListWatch, pageSize int64) *cache.Li
 			if s.storeErr != nil {
 				s.releaseList()
 				if options.SendInitialEvents != nil {
-					return nil, s.storeErr // the reflector lists then, which returns the error again
+					return nil, s.storeErr // the reflector then lists, and the list returns and clears the error
 				}
 				return nil, s.takeStoreErr()
 			}

@@ -54,7 +54,7 @@ func TestListsReserveMemory(t *testing.T) {
 				func(obj runtime.Object) (runtime.Object, int) { return obj, 0 })
 			ended := make(chan error, 1)
 			go func() {
-				_, err := store.Source(&cache.ListWatch{ListWithContextFunc: c.list}, 500).ListWithContext(ctx, metav1.ListOptions{})
+				_, err := store.ListWatch(&cache.ListWatch{ListWithContextFunc: c.list}, 500).ListWithContext(ctx, metav1.ListOptions{})
 				ended <- err
 			}()
 			return store, ended
@@ -127,7 +127,7 @@ func TestListsReleaseMemory(t *testing.T) {
 	if memory.reserved == 0 {
 		t.Error("a stream reserves nothing")
 	}
-	_, err := store.Source(&cache.ListWatch{ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+	_, err := store.ListWatch(&cache.ListWatch{ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
 		cancel()
 		return nil, ctx.Err()
 	}}, 500).ListWithContext(ctx, metav1.ListOptions{})
@@ -162,7 +162,7 @@ func TestRefusedListEndsItsWatch(t *testing.T) {
 	t.Parallel()
 	events := watch.NewFake()
 	store := NewLimitedStore(refusingStore{}, NewObjectLimit(10, "objects"), nil, func(obj runtime.Object) (runtime.Object, int) { return obj, 0 })
-	source := store.Source(&cache.ListWatch{
+	source := store.ListWatch(&cache.ListWatch{
 		WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) { return events, nil },
 	}, 500)
 	streamed := metav1.ListOptions{SendInitialEvents: ptr.To(true)}

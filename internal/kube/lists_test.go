@@ -42,7 +42,7 @@ func newNamesStore(t *testing.T, limit *kube.ObjectLimit) (*kube.LimitedStore, f
 	t.Helper()
 	store := kube.NewLimitedStore(cache.NewStore(cache.MetaNamespaceKeyFunc), limit, nil, func(obj runtime.Object) (runtime.Object, int) { return obj, 0 })
 	return store, func(names ...string) error {
-		source := store.Source(&cache.ListWatch{ListWithContextFunc: func(_ context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		source := store.ListWatch(&cache.ListWatch{ListWithContextFunc: func(_ context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			first := 0
 			_, _ = fmt.Sscan(options.Continue, &first)
 			list := &corev1.ConfigMapList{Items: []corev1.ConfigMap{{ObjectMeta: metav1.ObjectMeta{Name: names[first]}}}}

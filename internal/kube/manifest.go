@@ -45,8 +45,8 @@ func DecodeManifest(stream []byte) ([]*unstructured.Unstructured, error) {
 	return objects, err
 }
 
-// DecodeManifestReserving is DecodeManifest, and reserves memory before it decodes. The objects keep added bytes in
-// reserved, which the caller must release after use.
+// DecodeManifestReserving is DecodeManifest, and reserves memory before it decodes. Afterwards added bytes stay
+// reserved for the objects. The caller must subtract them after use.
 func DecodeManifestReserving(reserved *ContentReservation, stream []byte) (objects []*unstructured.Unstructured, added int64, err error) {
 	return decodeStream(stream, yaml.YAMLToJSONStrict, reserved)
 }
@@ -57,9 +57,9 @@ func DecodeLenient(stream []byte) ([]*unstructured.Unstructured, error) {
 	return objects, err
 }
 
-// DecodeManifestOfHelm is DecodeLenient, but adds a line break to each document, as Helm does in the manifest of a
+// DecodeHelmManifest is DecodeLenient, but adds a line break to each document, as Helm does in the manifest of a
 // release. A block scalar at the end of a document may then end with the line break.
-func DecodeManifestOfHelm(stream []byte) ([]*unstructured.Unstructured, error) {
+func DecodeHelmManifest(stream []byte) ([]*unstructured.Unstructured, error) {
 	objects, _, err := decodeStream(stream, func(text []byte) ([]byte, error) {
 		raw, err := yaml.YAMLToJSON(append(text[:len(text):len(text)], '\n'))
 		if err != nil {
@@ -176,7 +176,7 @@ type locatedError string
 // Error implements error.
 func (e locatedError) Error() string { return string(e) }
 
-// decode returns the objects in a document, which keep added bytes in reserved. values is the number of values in the
+// decode returns the objects in a document, for which added bytes stay reserved. values is the number of values in the
 // stream so far, to which decode adds the values in this document.
 func (d document) decode(convert converter, reserved *ContentReservation, values *int) (objects []*unstructured.Unstructured, added int64, err error) {
 	if len(d.text) > maxDocument {
@@ -192,7 +192,7 @@ func (d document) decode(convert converter, reserved *ContentReservation, values
 	}
 	raw, err := convert(d.text)
 	if err != nil {
-		return nil, 0, locatedError(d.located(err))
+		return nil, 0, locatedError(d.locateError(err))
 	}
 	var content any
 	if err := utiljson.Unmarshal(raw, &content); err != nil {
@@ -207,8 +207,8 @@ func (d document) decode(convert converter, reserved *ContentReservation, values
 	return objects, min(needed, MemoryOfValue(content)), nil
 }
 
-// located returns the text of a YAML error with its line numbers counted from the beginning of the stream.
-func (d document) located(err error) string {
+// locateError returns the text of a YAML error with its line numbers counted from the beginning of the stream.
+func (d document) locateError(err error) string {
 	text := strings.NewReplacer("error converting YAML to JSON: ", "", "yaml: ", "", "unmarshal errors:\n  ", "", "\n  ", "; ").Replace(err.Error())
 	numbers := regexp.MustCompile(`line (\d+)`)
 	if !numbers.MatchString(text) {

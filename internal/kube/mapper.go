@@ -69,10 +69,10 @@ func (m *Mapper) Resource(gvk schema.GroupVersionKind) (Resource, error) {
 	return found, nil
 }
 
-// AnyVersion returns the resource of gvk in its version, or in the preferred version of the server. This is sufficient
-// for metadata, which is the same in all versions. The error satisfies meta.IsNoMatchError if the server does not serve
-// the kind.
-func (m *Mapper) AnyVersion(gvk schema.GroupVersionKind) (Resource, error) {
+// ResourceInAnyVersion returns the resource of gvk in its version or, if that is not served, in the preferred version
+// of the server. This is sufficient for metadata, which is the same in all versions. The error satisfies
+// meta.IsNoMatchError if the server does not serve the kind.
+func (m *Mapper) ResourceInAnyVersion(gvk schema.GroupVersionKind) (Resource, error) {
 	found, err := m.Resource(gvk)
 	if !meta.IsNoMatchError(err) {
 		return found, err
@@ -108,8 +108,8 @@ func (m *Mapper) find(kind schema.GroupKind, version string) (Resource, error) {
 	return Resource{}, noMatch
 }
 
-// IsNoLongerServed reads from the server whether it no longer serves gvk, without the cache. A missing mapping is not
-// sufficient: an aggregated API server may be unavailable.
+// IsNoLongerServed asks the server, not the cache, whether it no longer serves gvk. A missing mapping is no proof: an
+// aggregated API server may be unavailable.
 func (m *Mapper) IsNoLongerServed(gvk schema.GroupVersionKind) (bool, error) {
 	list, err := m.client.ServerResourcesForGroupVersion(gvk.GroupVersion().String())
 	if apierrors.IsNotFound(err) {
@@ -126,7 +126,7 @@ func (m *Mapper) IsNoLongerServed(gvk schema.GroupVersionKind) (bool, error) {
 	return true, nil
 }
 
-// load returns the kinds that the cluster serves, without those of API versions that fail.
+// load returns the kinds that the cluster serves. It omits API versions whose discovery fails.
 func (m *Mapper) load() (servedKinds, error) {
 	if loaded := m.loaded.Load(); loaded != nil {
 		return *loaded, nil

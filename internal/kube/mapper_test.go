@@ -175,8 +175,8 @@ func TestMapperIsLikeRESTMapper(t *testing.T) {
 			if meta.IsNoMatchError(err) {
 				mapping, err = want.RESTMapping(gvk.GroupKind())
 			}
-			found, gotErr = got.AnyVersion(gvk)
-			compareMapping(t, fmt.Sprintf("legacy %t: AnyVersion(%s)", isLegacy, gvk), mapped{found, gotErr}, mappedBy(mapping, err))
+			found, gotErr = got.ResourceInAnyVersion(gvk)
+			compareMapping(t, fmt.Sprintf("legacy %t: ResourceInAnyVersion(%s)", isLegacy, gvk), mapped{found, gotErr}, mappedBy(mapping, err))
 		}
 	}
 }
@@ -209,7 +209,7 @@ func TestMapperDoesNotGuess(t *testing.T) {
 	t.Parallel()
 	mapper := kube.NewMapper(newDiscovery(t, sampleAPIs().serve(t).URL))
 	for _, kind := range []string{"PodList", "List", "pod"} {
-		found, err := mapper.AnyVersion(schema.GroupVersionKind{Version: "v1", Kind: kind})
+		found, err := mapper.ResourceInAnyVersion(schema.GroupVersionKind{Version: "v1", Kind: kind})
 		var noMatch *meta.NoKindMatchError
 		if !errors.As(err, &noMatch) || noMatch.GroupKind.Kind != kind {
 			t.Errorf("%s: got %v and error %v, want no match", kind, found, err)
@@ -254,7 +254,7 @@ func TestMapperLoadsOnce(t *testing.T) {
 		cluster.handler.Store(broken)
 		for range 2 {
 			before := cluster.requests.Load()
-			if _, err := mapper.AnyVersion(pod); err == nil || meta.IsNoMatchError(err) {
+			if _, err := mapper.ResourceInAnyVersion(pod); err == nil || meta.IsNoMatchError(err) {
 				t.Errorf("got error %v of a cluster that %s", err, name)
 			}
 			if cluster.requests.Load() == before {

@@ -72,10 +72,10 @@ func RetryConnection(lw cache.ListerWatcher, interval time.Duration) *cache.List
 
 // retryConnection calls request until it succeeds, fails with an error that is not due to an outage, or ctx ends.
 func retryConnection[T any](ctx context.Context, interval time.Duration, request func() (T, error)) (T, error) {
-	newPause := func() *wait.Backoff {
+	newBackoff := func() *wait.Backoff {
 		return &wait.Backoff{Duration: interval / 16, Cap: interval, Steps: 6, Factor: 2, Jitter: 1}
 	}
-	pause, isOutage := newPause(), false
+	backoff, isOutage := newBackoff(), false
 	var reached time.Time // by the first request after the outage
 	for {
 		result, err := request()
@@ -85,14 +85,14 @@ func retryConnection[T any](ctx context.Context, interval time.Duration, request
 		case !isOutage || !IsUnavailable(err):
 			return result, err
 		case reached.IsZero():
-			reached, pause = time.Now(), newPause()
+			reached, backoff = time.Now(), newBackoff()
 		case time.Since(reached) > apiServerStartup:
 			return result, err
 		}
 		select {
 		case <-ctx.Done():
 			return result, err
-		case <-time.After(pause.Step()):
+		case <-time.After(backoff.Step()):
 		}
 	}
 }

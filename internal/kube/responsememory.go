@@ -14,9 +14,9 @@ import (
 )
 
 // ResponseMemory limits the memory for the responses of clusters while they are read and decoded, and for the kept
-// parts of them: in total, and for the clusters of one namespace. After a reservation a namespace has at most as much
-// memory as is left: half of the total, or a quarter if another namespace has a half. So all namespaces together can
-// never reserve the total. Create it with NewResponseMemory. It is safe for concurrent use.
+// parts of them: in total, and for the clusters of one namespace. A namespace can reserve at most as much as it leaves
+// for all others: half of the total, or a quarter if another namespace has a half. So all namespaces together never
+// reserve the total. Create it with NewResponseMemory. It is safe for concurrent use.
 //
 // It estimates the memory from the bytes and the JSON values of the responses. The estimate is for the worst JSON,
 // several times the need of an ordinary response.
@@ -69,7 +69,7 @@ const (
 )
 
 // ErrTooMuchMemory is the error for a response that needs more memory than can ever be reserved.
-var ErrTooMuchMemory = errors.New("the cluster returned what needs too much memory")
+var ErrTooMuchMemory = errors.New("the cluster returned data that needs too much memory")
 
 // errNotJSON is the error for responses that are no JSON: values of other formats cannot be counted.
 var errNotJSON = errors.New("the cluster returned something other than JSON objects")
@@ -165,14 +165,14 @@ func (m *ResponseMemory) LimitEvents(body io.ReadCloser, namespace string, conte
 	return limited
 }
 
-// Reserve returns a Reservation, of nothing yet, for a cluster in namespace. Its first bytes, as many as uncounted, are
-// not reserved. The caller must close it.
+// Reserve returns an empty Reservation for a cluster in namespace. uncounted is the number of its first bytes that need
+// no memory of the total. The caller must close it.
 func (m *ResponseMemory) Reserve(namespace string, uncounted int64) *Reservation {
 	return &Reservation{memory: m, namespace: namespace, uncounted: uncounted}
 }
 
-// tryAdd adds delta, which can be negative, to what is reserved for namespace. If there is not enough memory, ok is
-// false, and released is closed when memory is released.
+// tryAdd adds delta, which can be negative, to the memory that is reserved for namespace. If there is not enough
+// memory, ok is false, and released is closed when memory is released.
 func (m *ResponseMemory) tryAdd(namespace string, delta int64) (ok bool, released <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -203,7 +203,7 @@ func (m *ResponseMemory) move(from, to string, n int64) {
 	m.released = make(chan struct{})
 }
 
-// Reservation is the memory for one response, or for what is kept of the responses of one cluster. It is safe for
+// Reservation is the memory for one response, or for the kept parts of the responses of one cluster. It is safe for
 // concurrent use. A nil Reservation has no limit.
 type Reservation struct {
 	memory    *ResponseMemory
@@ -239,7 +239,7 @@ func (r *Reservation) resize(ctx context.Context, newSize func(size int64) int64
 	}
 	timer := time.NewTimer(maxWait)
 	defer timer.Stop()
-	noMemory := fmt.Errorf("the hub has not enough memory for the responses of clusters in namespace %s, because it has others of them; it tries again", r.namespace)
+	noMemory := fmt.Errorf("the hub has not enough memory for the responses of clusters in namespace %s at the moment; it tries again", r.namespace)
 	for !ok && err == nil {
 		select {
 		case <-released:
@@ -341,7 +341,8 @@ func (r *Reservation) ForSameNamespace() *Reservation {
 	return r.memory.Reserve(r.namespace, uncountedPerResponse)
 }
 
-// ForLists is ForSameNamespace for all lists of one cluster that LimitedStores read at the same time.
+// ForLists is ForSameNamespace for lists of one cluster. All LimitedStores that read lists of the cluster at the same
+// time share the result.
 func (r *Reservation) ForLists() *Reservation {
 	if r == nil {
 		return nil
@@ -360,7 +361,8 @@ func (r *Reservation) Close() {
 	r.size, r.reserved, r.isClosed = 0, 0, true
 }
 
-// releaseWhenDecoded releases the memory when a response must have been decoded, and closes r if it was the last one.
+// releaseWhenDecoded empties r, and releases its memory after the time to decode a response of this size. It closes r
+// if the response was the last one.
 func (r *Reservation) releaseWhenDecoded(isLast bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

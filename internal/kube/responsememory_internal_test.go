@@ -144,7 +144,7 @@ func wantReserved(t *testing.T, memory *ResponseMemory, namespace string, n int6
 func TestResponseMemory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		const tooLarge, noMemory = "the cluster returned what needs too much memory: more than 6 MiB", "the hub has not enough memory for the responses of clusters in namespace"
+		const tooLarge, noMemory = "the cluster returned data that needs too much memory: more than 6 MiB", "the hub has not enough memory for the responses of clusters in namespace"
 		memory := NewResponseMemory(12 << 20)
 		// A byte of text costs three, and uncountedPerResponse need no reservation.
 		ofText := func(mebibytes float64) int64 { return int64((mebibytes*(1<<20) + uncountedPerResponse) / byteCost) }

@@ -18,7 +18,7 @@ const (
 	maxGroup                           = 8
 )
 
-// escapedSize is the size in bytes of a character in JSON that must be escaped there.
+// escapedSize is the size in bytes of an escaped character in JSON.
 const escapedSize = 6
 
 // MemoryOfValue returns the memory of a decoded JSON value and of its JSON, in bytes.

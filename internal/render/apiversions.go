@@ -120,8 +120,8 @@ func (c *Charts) renderForCheckedAPIs(ctx context.Context, request ChartRequest)
 		return Release{}, err
 	}
 	variantsKey := "API variants of " + baseKey
-	cached, _ := c.sharedReleases.Get(variantsKey)
-	key, isKnown := cached.apiVariants.find(request.APIVersions)
+	variantsEntry, _ := c.sharedReleases.Get(variantsKey)
+	key, isKnown := variantsEntry.apiVariants.find(request.APIVersions)
 	if !isKnown {
 		if key, err = request.key(); err != nil {
 			return Release{}, err
@@ -135,18 +135,18 @@ func (c *Charts) renderForCheckedAPIs(ctx context.Context, request ChartRequest)
 	return release, err
 }
 
-// addVariant adds a rendering to the cached variants, unless a concurrent caller has added one for the same API
-// versions.
+// addVariant adds a rendering to the variants in the cache entry of key, unless a concurrent caller has added one for
+// the same API versions.
 func (c *Charts) addVariant(key string, added apiVariant, apiVersions []string) {
 	c.variantsMu.Lock()
 	defer c.variantsMu.Unlock()
-	cached, _ := c.sharedReleases.Get(key)
-	if _, ok := cached.apiVariants.find(apiVersions); ok {
+	entry, _ := c.sharedReleases.Get(key)
+	if _, ok := entry.apiVariants.find(apiVersions); ok {
 		return
 	}
 	added.served = added.checked.servedOf(sets.New(apiVersions...))
-	cached.apiVariants = cached.apiVariants.with(added)
-	c.sharedReleases.Put(key, cached, cached.apiVariants.size())
+	entry.apiVariants = entry.apiVariants.with(added)
+	c.sharedReleases.Put(key, entry, entry.apiVariants.size())
 }
 
 // usesAPIs returns whether text reads fields of .Capabilities other than the Kubernetes and Helm versions.

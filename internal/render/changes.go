@@ -20,7 +20,7 @@ import (
 // maxChangedSize limits the cache of a Changer, in bytes of memory.
 const maxChangedSize = 32 << 20
 
-// Changes are the changes of a profile to rendered objects. The patches are applied first, in their order.
+// Changes are the changes of a profile to all its objects. The patches are applied first, in their order.
 type Changes struct {
 	Patches []Patch `json:"patches,omitempty"`
 	// Labels and Annotations are set on all objects, and replace existing values.
@@ -75,8 +75,8 @@ func (c Changes) Digest() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// Changer changes rendered objects, once for all members with the same objects and Changes. It is safe for concurrent
-// use.
+// Changer changes the objects of profiles, once for all members with the same objects and Changes. It is safe for
+// concurrent use.
 type Changer struct {
 	sandbox *sandbox.Pool
 	changed *cache.Cache[Changed]
@@ -134,6 +134,7 @@ func (c *Changer) Change(objects []*unstructured.Unstructured, documents *kube.D
 			result.Objects, result.Indexes = append(result.Objects, object), append(result.Indexes, i)
 		}
 		result.Documents = kube.NewDocuments(result.Objects)
+		// MoveToDocuments releases reserved also if it fails.
 		if err := changes.Memory.MoveToDocuments(result.Documents, reserved); err != nil {
 			return Changed{}, 0, err
 		}

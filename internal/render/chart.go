@@ -79,8 +79,8 @@ type ChartRequest struct {
 	// owners.
 	Owner string `json:"-"`
 	// Generated returns the stored results of former renderings of the release. It is called only if the chart must be
-	// rendered for each member. The caller must store the result of Generated.Add for Release.Generated before it delivers
-	// the release.
+	// rendered for each member. Before the caller delivers the release, it must store
+	// stored.AfterRendering(release.Generated), where stored is the result of this call.
 	Generated func(ctx context.Context) (Generated, error) `json:"-"`
 	// Lookup reads the member for charts that call lookup. If it is nil, lookup finds only the Secrets and ConfigMaps of
 	// the last rendering in Generated.
@@ -198,7 +198,7 @@ func (c *Charts) renderForAll(key string, request ChartRequest) (Release, error)
 	}
 	release, err := c.renderUncached(request, nil)
 	if err == nil {
-		c.sharedReleases.GetOrPut(key, release, release.size())
+		c.sharedReleases.GetOrPut(key, release, release.size()) // keeps an existing entry
 	}
 	return release, err
 }
@@ -231,10 +231,10 @@ func (c *Charts) renderForMember(ctx context.Context, sharedKey string, request 
 		return release, err
 	}
 	// The next request has this key: the caller stores the values that this rendering has generated.
-	if key, err = request.memberKey(sharedKey, stored.Add(release.Generated)); err != nil {
+	if key, err = request.memberKey(sharedKey, stored.AfterRendering(release.Generated)); err != nil {
 		return Release{}, err
 	}
-	c.memberReleases.GetOrPut(key, release, release.size())
+	c.memberReleases.GetOrPut(key, release, release.size()) // keeps an existing entry
 	return release, nil
 }
 

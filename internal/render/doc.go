@@ -28,9 +28,10 @@
 //   - Pending: rendered objects of a rendering that the member has possibly not started to deploy, see WithPending.
 //   - Member-specific: the release depends on Generated or on lookup, so it is not shared and counts as sensitive.
 //   - Unanswered: a lookup found nothing because the hub cannot read the member.
-//   - Inputs: a digest of the chart, the values and the options. While it is the same, templates read the same results
-//     of lookup, the same revision and the same operation ("install" or "upgrade").
-//   - Scope: the namespace of a Profile, "" for ClusterProfiles. Results are not used in another scope.
+//   - Inputs: a digest of the chart, the values and the options. While it is the same, templates read the same revision
+//     and the same operation ("install" or "upgrade"), and for each operation the same results of lookup.
+//   - Scope: the namespace of a Profile, "" for ClusterProfiles (TemplateContext.RestrictedNamespace). Results are not
+//     used in another scope.
 //
 // Invariants:
 //

@@ -113,7 +113,7 @@ func FuzzKustomization(f *testing.F) {
 			return
 		}
 		var objects []unstructured.Unstructured
-		if len(output.Objects) > maxBuilt || json.Unmarshal(output.Objects, &objects) != nil && string(output.Objects) != "[]" {
+		if len(output.Objects) > maxBuildOutput || json.Unmarshal(output.Objects, &objects) != nil && string(output.Objects) != "[]" {
 			t.Errorf("%d bytes of objects: %.200s", len(output.Objects), output.Objects)
 		}
 		for _, object := range objects {

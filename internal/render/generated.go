@@ -20,17 +20,17 @@ import (
 // Generated holds the results of the non-deterministic template functions of a release as JSON: randAlphaNum, genCA,
 // now and similar functions, and lookup. The key identifies the call: the template, the function, a digest of the
 // arguments, and the number of the call. The key of a lookup has the inputs and the operation instead of the template:
-// after the installation, lookup would find the objects of the release itself, and that alone must not upgrade the
-// release.
+// while both are equal, the result is used again. Otherwise lookup would find the objects of the release itself after
+// the installation, and that alone would upgrade the release.
 //
 // For a member that the hub cannot read, Generated also holds the Secrets and ConfigMaps of the deployed rendering that
 // its templates look up. Their key identifies the arguments of lookup. WithPending adds the objects of a rendering that
 // is not deployed yet.
 type Generated map[string]json.RawMessage
 
-// Add returns the results to store after a rendering that used the results in used: used, and the generated values of
-// g. It drops the other results of lookup.
-func (g Generated) Add(used Generated) Generated {
+// AfterRendering returns the results to store after a rendering for which g was stored and which used the results in
+// used: used, and the generated values of g. It drops the results of lookup and the rendered objects that only g has.
+func (g Generated) AfterRendering(used Generated) Generated {
 	all := g.WithoutLookup()
 	maps.Copy(all, used)
 	return all
@@ -81,10 +81,11 @@ type templateFunctions struct {
 	stored, used Generated
 	// lookup reads the member. If it is nil, the stored objects of the last rendering answer the lookups.
 	lookup LookupFunc
-	// inputs is a digest of the chart, the values and the options. operation is "install" or "upgrade".
+	// inputs is a digest of the chart, the values and the options, and the LookupAccount. operation is "install" or
+	// "upgrade".
 	inputs, operation string
-	// lookedUp has the calls of lookup. Without the function lookup, it has only calls that are storable. lookupErr is the
-	// last error of lookup.
+	// lookedUp has the calls of the template function lookup. If the field lookup is nil, it has only storable calls.
+	// lookupErr is the last error of lookup.
 	lookedUp  map[lookupCall]bool
 	lookupErr error
 	// needsMember is true if a template called a function that needs forMember.
@@ -126,8 +127,8 @@ func (c *templateFunctions) resultsToStore() (results Generated, isComplete bool
 		return others, false
 	}
 	if c.lookup == nil {
-		// The results for the other operation are kept: after the loss of its ConfigurationGroup, the hub renders an
-		// installation again.
+		// An upgrade also keeps the results of the installation: if the ConfigurationGroup is lost, the hub renders the
+		// installation again and needs them.
 		sameInputs := lookupPrefix + c.inputs + " "
 		for key, result := range c.stored {
 			if strings.HasPrefix(key, sameInputs) && !strings.HasPrefix(key, sameInputs+c.operation+" ") {

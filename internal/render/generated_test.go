@@ -35,7 +35,7 @@ func (m *member) render(t *testing.T, charts *render.Charts, chartRequest render
 		return m.kept, nil
 	}
 	release := rendered(t, charts, chartRequest)
-	m.kept = m.kept.Add(release.Generated)
+	m.kept = m.kept.AfterRendering(release.Generated)
 	return release
 }
 

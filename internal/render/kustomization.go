@@ -27,9 +27,9 @@ const (
 	// kustomize takes about 7 s for 1,000 Deployments.
 	buildFunction = "kustomize"
 	buildLimit    = time.Minute
-	// maxBuiltSize and maxSubstitutedSize limit the two caches of a KustomizationRenderer, in bytes of memory.
-	maxBuiltSize       = 32 << 20
-	maxSubstitutedSize = 16 << 20
+	// maxBuiltCache and maxSubstitutedCache limit the two caches of a KustomizationRenderer, in bytes of memory.
+	maxBuiltCache       = 32 << 20
+	maxSubstitutedCache = 16 << 20
 )
 
 // Kustomization has the inputs of one build.
@@ -112,7 +112,7 @@ type builtKustomization struct {
 // NewKustomizationRenderer returns a KustomizationRenderer with empty caches. Without a pool, Render fails.
 func NewKustomizationRenderer(pool *sandbox.Pool) *KustomizationRenderer {
 	return &KustomizationRenderer{
-		sandbox: pool, built: cache.New[builtKustomization](maxBuiltSize), substituted: cache.New[builtKustomization](maxSubstitutedSize),
+		sandbox: pool, built: cache.New[builtKustomization](maxBuiltCache), substituted: cache.New[builtKustomization](maxSubstitutedCache),
 	}
 }
 

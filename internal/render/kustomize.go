@@ -43,8 +43,8 @@ type kustomizationOutput struct {
 // label, since the library has no version.
 const managedBy = "kustomize-v5.8.1"
 
-// maxBuilt is the maximum size of the objects of a build in bytes. The hub decodes them.
-const maxBuilt = 16 << 20
+// maxBuildOutput is the maximum size of the objects of a build in bytes. The hub decodes them.
+const maxBuildOutput = 16 << 20
 
 // maxBuildMessage is the maximum length of an error of kustomize, which can contain whole files, in bytes.
 const maxBuildMessage = 1 << 10
@@ -151,8 +151,8 @@ func newKustomizationOutput(resources []*resource.Resource, addsManagedBy bool) 
 		}
 	}
 	raw, err := json.Marshal(objects)
-	if err == nil && len(raw) > maxBuilt {
-		err = phase.TerminalErrorf("the objects have more than %d MiB", maxBuilt>>20)
+	if err == nil && len(raw) > maxBuildOutput {
+		err = phase.TerminalErrorf("the objects have more than %d MiB", maxBuildOutput>>20)
 	}
 	if err != nil {
 		return kustomizationOutput{}, err

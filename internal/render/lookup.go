@@ -118,8 +118,9 @@ func (c *templateFunctions) readObject(call lookupCall) (json.RawMessage, error)
 }
 
 // storeRendered adds to the results the rendered objects that the templates look up, for the next upgrade. It does
-// nothing if lookup reads the member. If the objects together are too large, it omits the largest ones. objects are all
-// objects of the release, and namespace is its namespace.
+// nothing if lookup reads the member. In a rendering for all members there is nothing to store: buildRelease has ended
+// it if looksUpOwnObject. If the objects together are too large, it omits the largest ones. objects are all objects of
+// the release, and namespace is its namespace.
 func (c *templateFunctions) storeRendered(objects []*unstructured.Unstructured, namespace string) error {
 	if c.lookup != nil {
 		return nil
@@ -136,7 +137,7 @@ func (c *templateFunctions) storeRendered(objects []*unstructured.Unstructured, 
 		switch {
 		case !c.lookedUp[call] || !remainsOnMember(object):
 		case isStored && !isAppliedByUpgrade(object):
-			kept[call] = former
+			kept[call] = former // a hook of only the installation: the member has the former object
 		default:
 			result, err := lookupResult(object, call.namespace)
 			if err != nil {
@@ -157,8 +158,8 @@ func (c *templateFunctions) storeRendered(objects []*unstructured.Unstructured, 
 			c.used[key] = object
 			continue
 		}
-		// Lookup will not find the object in the next rendering, so this call counts as unanswered. Its result, if empty,
-		// need not be stored: the next rendering finds nothing either.
+		// Lookup will not find the object in the next rendering. If this call has found nothing either, it counts as
+		// unanswered, and its result need not be stored.
 		if result := c.resultKey(call); string(c.used[result]) == "{}" {
 			c.unanswered = true
 			delete(c.used, result)

@@ -30,7 +30,8 @@ const maxContent = 32 << 20
 // members. Other templates are expanded for each member, and equal results are decoded once. It is safe for concurrent
 // use.
 type ManifestRenderer struct {
-	// shared has the objects by content and, if the templates read them, resources. expanded has them by expanded text.
+	// shared has the objects by the digest of their content and, if templates read resources, the digest of these.
+	// expanded has the objects by their expanded text.
 	shared, expanded *cache.Cache[renderedManifests]
 	// unpacking is locked while an archive is unpacked: only one archive at a time needs memory for both forms, packed and
 	// unpacked.
@@ -98,7 +99,8 @@ func NewManifestRenderer() *ManifestRenderer {
 // streams. Errors name the ConfigMap or Secret, the key, the document and the line. They are phase.TerminalError,
 // except errors of kube.ContentReservation.Add.
 func (r *ManifestRenderer) Render(content source.Content, tmplCtx source.TemplateContext) ([]*unstructured.Unstructured, *kube.Documents, error) {
-	// The keys have the reference because errors name it, and the scope because results are not used in another one.
+	// All keys have the reference, because errors name it. The keys of shared have the scope, RestrictedNamespace, because
+	// a child of the sandbox has expanded the result. The keys of expanded need none: they have the expanded text.
 	key := fmt.Sprintf("%s %s %t %t %s", content.Reference, content.Digest, content.Template, content.Lua, tmplCtx.RestrictedNamespace)
 	// Content is rendered once for all template contexts if no template reads anything, once for all template contexts
 	// with the same resources if templates read only these, and otherwise for this template context.
@@ -213,7 +215,7 @@ func decodeError(content source.Content, origin string, err error) error {
 // dependency of the result, also of an error.
 func expandFiles(content source.Content, tmplCtx source.TemplateContext) (texts [][]byte, dependsOn dependency, err error) {
 	texts = make([][]byte, 0, len(content.Files))
-	expand := tmplCtx.ExpandText
+	expand := tmplCtx.ExpandTracked
 	if content.Lua {
 		expand = tmplCtx.RunScript
 	}

@@ -204,7 +204,6 @@ type parsedPatch struct {
 	merges     []*resource.Resource
 	// selector is nil for a strategic merge patch that names its object.
 	selector            *types.SelectorRegex
-	hasNamespace        bool
 	labels, annotations labels.Selector
 }
 
@@ -242,7 +241,6 @@ func (p *parsedPatch) setTarget(target libv1beta1.PatchSelector) (err error) {
 			return fmt.Errorf("target: %w", err)
 		}
 	}
-	p.hasNamespace = target.Namespace != ""
 	p.selector, err = types.NewSelectorRegex(&types.Selector{ResId: resid.ResId{
 		Gvk:  resid.Gvk{Group: target.Group, Version: target.Version, Kind: target.Kind},
 		Name: target.Name, Namespace: target.Namespace,
@@ -294,7 +292,7 @@ func (p *parsedPatch) apply(objects []*patchedObject) error {
 // selects returns whether an object is a target of the patch.
 func (p *parsedPatch) selects(object *unstructured.Unstructured, id resid.ResId) bool {
 	return p.selector.MatchGvk(id.Gvk) && p.selector.MatchName(id.Name) &&
-		(!p.hasNamespace || p.selector.MatchNamespace(id.EffectiveNamespace())) &&
+		p.selector.MatchNamespace(id.EffectiveNamespace()) &&
 		p.labels.Matches(labels.Set(object.GetLabels())) && p.annotations.Matches(labels.Set(object.GetAnnotations()))
 }
 

@@ -17,9 +17,10 @@ type pendingObjects struct {
 	Objects   Generated `json:"objects"`
 }
 
-// WithPending returns g, the results of a rendering that is not deployed, with the rendered objects of former, the
-// results of the deployed rendering. The rendered objects of g become pending objects: until the member deploys the
-// rendering, it has the objects of former, and lookup must find these. rendering is the ID that PromotePending gets.
+// WithPending returns the results to store for a rendering that is not deployed. g has its results, and former the
+// results of the deployed rendering. The result has the rendered objects of former, which the member has and lookup
+// must find until the member deploys the rendering. The rendered objects of g become pending objects. rendering is an
+// ID of the rendering, to be passed to PromotePending.
 func (g Generated) WithPending(rendering string, former Generated) (Generated, error) {
 	objects, deployed := g.renderedObjects(), former.renderedObjects()
 	all := g.WithoutRendered()
@@ -35,8 +36,8 @@ func (g Generated) WithPending(rendering string, former Generated) (Generated, e
 	return all, nil
 }
 
-// PromotePending returns g without pending objects. If the pending objects are of the given rendering, they replace the
-// rendered objects.
+// PromotePending returns g without pending objects. If they are of rendering, which is the deployed one, they replace
+// the rendered objects.
 func (g Generated) PromotePending(rendering string) (Generated, error) {
 	all := maps.Clone(g)
 	delete(all, pendingKey)

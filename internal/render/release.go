@@ -36,8 +36,8 @@ type Release struct {
 	// the next upgrade. If the lookup results have more than 64 KiB together, they are omitted. If the objects have more,
 	// the largest ones are omitted.
 	Generated Generated
-	// Unanswered is true if a call of lookup found nothing because ChartRequest.Lookup is nil. A call for an object that
-	// Generated has is answered: before the installation the object does not exist.
+	// Unanswered is true if a call of lookup found nothing because ChartRequest.Lookup is nil. A call does not count if
+	// Generated has its object for the next upgrade: before the installation, the empty result is right.
 	Unanswered bool
 	// MemberSpecific is true if the release contains values that were generated for one member, or read from it.
 	MemberSpecific bool
@@ -77,7 +77,7 @@ type releaseBuilder struct {
 
 // addCRDs adds the objects of a file of a crds directory.
 func (p *releaseBuilder) addCRDs(path string, text []byte) error {
-	found, err := p.decode(path, text, kube.DecodeLenient)
+	found, err := p.decode(path, text, kube.DecodeLenient) // the last of duplicate keys counts, as in Helm
 	p.crds = append(p.crds, found...)
 	return err
 }
@@ -86,7 +86,7 @@ func (p *releaseBuilder) addCRDs(path string, text []byte) error {
 // crd-install of Helm 2.
 func (p *releaseBuilder) addTemplate(path, text string, disableHooks bool) error {
 	separated := []byte(separateDocuments(text))
-	found, err := p.decode(path, separated, kube.DecodeManifestOfHelm)
+	found, err := p.decode(path, separated, kube.DecodeHelmManifest)
 	if err == nil && slices.ContainsFunc(found, releaseObject.isHook) {
 		// Helm adds a line break to the documents of the manifest, but not to hooks.
 		var unchanged []releaseObject

@@ -40,7 +40,7 @@ func TestTemplatesAreLimited(t *testing.T) {
 		t.Errorf("got %q, error %v", got, err)
 	}
 	for text, want := range map[string]bool{`{{ .ClusterName }}`: false, `{{ upper "text" }}`: true} {
-		if got, err := tmplCtx.ExpandText("text", text); err != nil || got.IsShared != want {
+		if got, err := tmplCtx.ExpandTracked("text", text); err != nil || got.IsShared != want {
 			t.Errorf("%s: got %+v, error %v", text, got, err)
 		}
 	}

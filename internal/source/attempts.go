@@ -31,12 +31,12 @@ const (
 // must try again after After.
 type PendingError struct {
 	After time.Duration
-	// repository names the repository or source, without credentials.
-	repository string
+	// awaited names the repository or source, without credentials.
+	awaited string
 }
 
-// Error names the repository.
-func (e *PendingError) Error() string { return "waiting for " + e.repository }
+// Error names the repository or source.
+func (e *PendingError) Error() string { return "waiting for " + e.awaited }
 
 // attempts sends each request to a repository once for all concurrent callers, and delays requests after failures. V is
 // the type of the results.
@@ -86,7 +86,8 @@ func newAttempts[V any](clock clock.PassiveClock) *attempts[V] {
 
 // fetch returns the result of send. Callers with the same request share one call of send, which continues after fetch
 // has returned. fetch returns a PendingError if the result takes too long, and the last error during the pause after
-// it. revision returns the revision of the caller's spec, which has one attempt at once. It may be nil.
+// it. revision returns the revision of the caller's spec: each new revision is tried once during a pause. It may be
+// nil.
 func (a *attempts[V]) fetch(
 	ctx context.Context, request chartRequest, revision func() string, send func(ctx context.Context) (V, error),
 ) (result V, err error) {
@@ -149,7 +150,7 @@ func pendingError(request chartRequest, age time.Duration) error {
 	if age >= maxWait {
 		after = age
 	}
-	return &PendingError{After: after, repository: redacted(request.repositoryURL)}
+	return &PendingError{After: after, awaited: redacted(request.repositoryURL)}
 }
 
 // checkAllowed returns an error if a chart must not be requested now: the last error of the repository or of the chart,

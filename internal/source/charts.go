@@ -88,8 +88,8 @@ func NewCharts(dir string, clock clock.PassiveClock) (*Charts, error) {
 
 // repository is a chart repository. Its methods return when ctx ends.
 type repository interface {
-	// versions returns all versions of a chart, in any order and spelling. It fails with ErrNotFound if there is no
-	// such chart.
+	// versions returns all versions of a chart, in any order, with or without a leading v. It fails with ErrNotFound if
+	// there is no such chart.
 	versions(ctx context.Context, name string) ([]string, error)
 	// locate finds the newest version of a chart in version, which is an exact version or a range. It fails with
 	// ErrNotFound if there is none.

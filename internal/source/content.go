@@ -37,7 +37,7 @@ type Reference struct {
 	Kind      string
 	Namespace string
 	Name      string
-	// URL is set for KindURL. Then Namespace and Name are those of the Secret with the login, or "".
+	// URL is set for KindURL. Then Namespace and Name name the Secret with the login, or are "".
 	URL string
 	// InsecureSkipTLSVerify and PlainHTTP are the options of the connection to the URL.
 	InsecureSkipTLSVerify, PlainHTTP bool
@@ -65,8 +65,8 @@ type Content struct {
 	Files []File
 	// Digest is "sha256:" and the hex digest of the files' names and bytes.
 	Digest string
-	// Version identifies the content of a URL with Sensitive, or the artifact of a Flux source with Template and Lua. It
-	// is "" for a ConfigMap or Secret, and for a missing optional source.
+	// Version changes with Digest and Sensitive of a URL, and with the artifact, Template and Lua of a Flux source. It is
+	// "" for a ConfigMap or Secret, and for a missing optional source.
 	Version string
 	// Sensitive is true if the content is from a Secret, or was fetched with credentials. See WithSensitivityOf for
 	// templates.

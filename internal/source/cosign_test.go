@@ -321,7 +321,7 @@ func TestSignatureOfATagThatWasMoved(t *testing.T) {
 	push(t, signed.name+":0.2.0", archive, chartMediaType)
 	_, err := charts.Fetch(t.Context(), helmChart(signed.address, "hello", "0.2.0"), source.Login{PlainHTTP: true}, source.Verification{Signature: &wanted}, nil)
 	wantInvalid(t, err)
-	wantTexts(t, err, "the archive is that of chart hello 0.1.0")
+	wantTexts(t, err, "the archive contains chart hello 0.1.0")
 }
 
 func TestSignatureIsVerifiedOnceForAKey(t *testing.T) {

@@ -30,11 +30,8 @@
 //     once a minute. A missing chart is requested at most every 10 seconds.
 //   - An archive is stored for a Verification only after it has been verified.
 //   - Errors that a user must correct are phase.TerminalError. Errors about missing objects and charts wrap
-//
-// ErrNotFound. All
-//
-//	  other errors are transient, and the caller retries. No error contains data of a Secret.
-//	- The same problem has the same message, so that the status of a ClusterSummary does not change on each retry.
+//     ErrNotFound. All other errors are transient, and the caller retries. No error contains data of a Secret.
+//   - The same problem has the same message, so that the status of a ClusterSummary does not change on each retry.
 //
 // Start reading at Charts.Fetch in charts.go and at Contents.Manifests in content.go.
 package source

@@ -59,9 +59,9 @@ func newFetchLimits(subject string, total int64) *fetchLimits {
 	return &fetchLimits{subject: subject, total: total, unpacking: make(chan struct{}, maxUnpacking), maxBlocking: maxBlocking}
 }
 
-// cancelable registers a fetch and returns its context, which is canceled if the fetch is slow and others need memory.
+// register registers a fetch and returns its context, which is canceled if the fetch is slow and others need memory.
 // The caller must close download and then call release.
-func (l *fetchLimits) cancelable(ctx context.Context, download *meteredDownload) (fetchContext context.Context, release func()) {
+func (l *fetchLimits) register(ctx context.Context, download *meteredDownload) (fetchContext context.Context, release func()) {
 	fetchContext, cancel := context.WithCancelCause(ctx)
 	fetch := &cancelableFetch{download: download, start: time.Now(), cancel: cancel, done: make(chan struct{})}
 	l.mu.Lock()

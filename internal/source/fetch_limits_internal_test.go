@@ -166,9 +166,9 @@ func TestSlowFetchesDoNotCancelEachOther(t *testing.T) {
 	limits.maxBlocking = 0
 	share := &fetchShare{limits: limits}
 	first, second := &meteredDownload{share: share, maxSize: 100}, &meteredDownload{share: share, maxSize: 100}
-	firstContext, releaseFirst := limits.cancelable(t.Context(), first)
+	firstContext, releaseFirst := limits.register(t.Context(), first)
 	defer releaseFirst()
-	secondContext, releaseSecond := limits.cancelable(t.Context(), second)
+	secondContext, releaseSecond := limits.register(t.Context(), second)
 	for _, download := range []*meteredDownload{first, second} {
 		if err := download.add(5); err != nil {
 			t.Fatal(err)

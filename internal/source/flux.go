@@ -73,7 +73,7 @@ func noArtifactError(ref Reference, object *unstructured.Unstructured) error {
 
 // NewPendingFluxError returns the error of Artifacts.Objects while the informer cache has not synced.
 func NewPendingFluxError(ref Reference, after time.Duration) error {
-	return &PendingError{After: after, repository: ref.String()}
+	return &PendingError{After: after, awaited: ref.String()}
 }
 
 // read returns all files of a source. There are none if an optional source does not exist.

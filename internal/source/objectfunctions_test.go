@@ -113,7 +113,7 @@ func TestTemplatesThatReadOnlyResources(t *testing.T) {
 		`{{ toYaml . }}`:  false,
 		`{{ upper "a" }}`: false, // it reads nothing
 	} {
-		got, err := contextWithResources().ExpandText("text", text)
+		got, err := contextWithResources().ExpandTracked("text", text)
 		if err != nil || got.OnlyResources != want {
 			t.Errorf("%s: got %t, %v, want %t", text, got.OnlyResources, err, want)
 		}

@@ -137,7 +137,7 @@ func TestProvenanceIsVerified(t *testing.T) {
 		"no signature in the file":  {archive: archive, file: []byte("name: hello\n"), keyring: trusted, want: "signature block not found"},
 		"another version's file":    {archive: archive, file: sign(t, signer, other, "hello-0.2.0.tgz"), keyring: trusted, want: `no SHA`},
 		"another chart's file":      {archive: archive, file: sign(t, signer, other, "kyverno-0.1.0.tgz"), keyring: trusted, want: `no SHA`},
-		"another chart's archive":   {archive: other, file: sign(t, signer, other, "hello-0.1.0.tgz"), keyring: trusted, want: "the archive is that of chart hello 0.2.0"},
+		"another chart's archive":   {archive: other, file: sign(t, signer, other, "hello-0.1.0.tgz"), keyring: trusted, want: "the archive contains chart hello 0.2.0"},
 		"aliases":                   {archive: archive, file: []byte(aliases), keyring: trusted, want: "aliases make it too large"},
 		"expired key":               {archive: archive, file: sign(t, expired, archive, "hello-0.1.0.tgz"), keyring: keyring(t, expired), want: "expired"},
 		"garbage keyring":           {archive: archive, file: good, keyring: []byte("garbage"), want: "key keyring.gpg: "},

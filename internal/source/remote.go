@@ -191,7 +191,7 @@ func (f *RemoteFetcher) Read(ctx context.Context, reference Reference) (Content,
 	if !ok {
 		return Content{}, fmt.Errorf("%s has no user", reference)
 	}
-	pending := fmt.Errorf("%s: %w", reference, &PendingError{After: remoteRetry, repository: redactedRemote(reference.URL)})
+	pending := fmt.Errorf("%s: %w", reference, &PendingError{After: remoteRetry, awaited: redactedRemote(reference.URL)})
 	if used.login == "" {
 		return Content{}, pending
 	}
@@ -296,7 +296,7 @@ func (f *RemoteFetcher) store(s *remoteSource, login remoteLogin, fetched remote
 		fetched.free()
 		return false // the last user was removed meanwhile
 	}
-	before, hadLogin, hadDigest := s.visibleError(), s.login, digestIn(s.content)
+	errBefore, loginBefore, digestBefore := s.visibleError(), s.login, digestIn(s.content)
 	s.login = login.digest()
 	if fetched.content != nil && fetched.content.Digest == digestIn(s.content) {
 		fetched.free()
@@ -310,8 +310,7 @@ func (f *RemoteFetcher) store(s *remoteSource, login remoteLogin, fetched remote
 		s.revision, s.failures, s.failure = fetched.revision, 0, backoff{}
 		s.content.Sensitive = login.hasCredentials()
 	}
-	after := s.visibleError()
-	return hadLogin != s.login || hadDigest != digestIn(s.content) || errorText(before) != errorText(after) ||
+	return loginBefore != s.login || digestBefore != digestIn(s.content) || errorText(errBefore) != errorText(s.visibleError()) ||
 		s.content == nil && s.failures == toleratedFailures+1
 }
 
@@ -387,7 +386,7 @@ func (c *Contents) readRemote(ctx context.Context, ref Reference, isOptional boo
 		return content, err
 	}
 	if !c.Remote.isFailureConfirmed(ref) {
-		return Content{}, &PendingError{After: minPause, repository: ref.String()} // one failure must not delete what was delivered
+		return Content{}, &PendingError{After: minPause, awaited: ref.String()} // one failure must not delete deployed objects
 	}
 	return newContent(ref, nil), nil
 }

@@ -126,8 +126,8 @@ func findGitReference(advertised *packp.AdvRefs, ref string) (hash plumbing.Hash
 	return hash, slices.Contains(slices.Collect(maps.Values(advertised.References)), hash), nil
 }
 
-// fetchPack returns a pack with the commit. Many servers send only commits that they advertise. From them, it fetches
-// the history of all branches and tags if the commit is not advertised.
+// fetchPack returns a pack with the commit. Many servers send only commits that they advertise. If such a server does
+// not advertise the commit, fetchPack fetches the history of all branches and tags.
 func (r *remoteRequest) fetchPack(
 	ctx context.Context, connection gitConnection, advertised *packp.AdvRefs, hash plumbing.Hash, isAdvertised bool,
 ) ([]byte, error) {

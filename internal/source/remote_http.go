@@ -67,7 +67,7 @@ func (f *RemoteFetcher) fetch(ctx context.Context, share *fetchShare, ref Refere
 	ctx, cancel := context.WithTimeout(ctx, remoteTimeout)
 	defer cancel()
 	download := &meteredDownload{share: share, maxSize: maxRemoteDownload}
-	ctx, release := f.limits.cancelable(ctx, download)
+	ctx, release := f.limits.register(ctx, download)
 	defer release() // runs after download.close, which frees the memory
 	defer download.close()
 	defer func() { err = cancelCause(ctx, err) }()
@@ -168,7 +168,7 @@ func (r *remoteRequest) fetchFile(ctx context.Context, address *url.URL) (remote
 		return remoteResult{}, err
 	}
 	if isEndUnknown(response) && !archive.IsArchive(raw) {
-		return remoteResult{}, errors.New("the server does not send the length of its response, so a part of it cannot be told from the whole")
+		return remoteResult{}, errors.New("the server does not send the length of its response, so a truncated response would not be noticed")
 	}
 	fetched := remoteResult{revision: remoteRevision{ETag: response.Header.Get("ETag")}}
 	fetched.files, err = r.filesIn(ctx, raw, fileName(address))

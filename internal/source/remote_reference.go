@@ -168,7 +168,7 @@ func parseGitAddress(address string) (gitAddress, error) {
 }
 
 // redactedRemote returns a URL for messages, without parts that can be credentials. A Git URL keeps the parameters path
-// and ref.
+// and ref. For an invalid URL it returns a text that can follow the word URL.
 func redactedRemote(address string) string {
 	public, ok := withoutCredentials(address)
 	if !ok {

@@ -37,8 +37,8 @@ type index struct {
 
 	etag     string
 	modified string
-	checked  time.Time
-	size     int // estimated memory in bytes, rather too large
+	checked  time.Time // the time of the last response with these entries or tags, or with Not Modified
+	size     int       // estimated memory in bytes, rather too large
 }
 
 type indexEntry struct {

@@ -29,8 +29,8 @@ type Resources struct {
 	Absent []string
 	// HasSecret is true if one of the objects is a Secret.
 	HasSecret bool
-	// Digest identifies the references and the content of their objects. A change that a reference ignores changes it only
-	// after a restart: until then, internal/hub/resources returns the same version of the object.
+	// Digest identifies the references and the content of their objects. It stays the same after a change that a reference
+	// ignores, until a restart: internal/hub/resources returns the former version of the object until then.
 	Digest string
 }
 
@@ -52,7 +52,8 @@ type ResourceReference struct {
 	APIVersion, Kind, Namespace, Name string
 	// IgnoreStatus is true if changes of the status are ignored. It has no effect together with WatchFields.
 	IgnoreStatus bool
-	// WatchFields are the paths whose changes are not ignored, separated by line breaks. If it is empty, none is ignored.
+	// WatchFields are the paths, separated by line breaks, whose changes are not ignored. "" means all fields, except the
+	// status with IgnoreStatus.
 	WatchFields string
 }
 
@@ -104,21 +105,21 @@ func ResolveResource(ref configv1beta1.TemplateResourceRef, tmplCtx TemplateCont
 
 // Digest returns the digest of the parts of object whose changes are not ignored. object is nil if it does not exist.
 func (r ResourceReference) Digest(object map[string]any) (string, error) {
-	var counts any = object
+	var relevant any = object
 	switch {
 	case object == nil:
-		counts = nil
+		relevant = nil
 	case r.WatchFields != "":
 		values := []any{}
 		for path := range strings.SplitSeq(r.WatchFields, "\n") {
 			value, found := valueAt(object, pathSegments(path))
 			values = append(values, value, found)
 		}
-		counts = values
+		relevant = values
 	case r.IgnoreStatus:
-		counts = withoutStatus(object)
+		relevant = withoutStatus(object)
 	}
-	raw, err := json.Marshal(counts)
+	raw, err := json.Marshal(relevant)
 	if err != nil {
 		return "", fmt.Errorf("encode %s: %w", r, err)
 	}

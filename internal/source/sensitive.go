@@ -24,8 +24,8 @@ func HideDetails(description string, err error) error {
 	return phase.TerminalErrorf("%s: it is invalid (details are not shown, because they can have text of a Secret, or of a source that needs one)", description)
 }
 
-// WithSensitivityOf returns c. Sensitive is also set if its templates or scripts can read a Secret in
-// template context.Resources.
+// WithSensitivityOf returns c, with Sensitive set also if its templates or scripts can read a Secret in
+// tmplCtx.Resources.
 func (c Content) WithSensitivityOf(tmplCtx TemplateContext) Content {
 	c.Sensitive = c.Sensitive || tmplCtx.Resources.HasSecret && (c.Template || c.Lua)
 	return c

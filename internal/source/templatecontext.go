@@ -100,11 +100,11 @@ func expansionFunctions() map[string]func(expansion, *currentLine) (Expanded, er
 // an error, and so is a function whose result differs between calls (now, randAlphaNum, genCA, env, ...), since each
 // new result would be deployed. The error is a sandbox.LimitError if the template takes too much time or memory.
 func (c TemplateContext) Expand(description, text string) (string, error) {
-	expanded, err := c.ExpandText(description, text)
+	expanded, err := c.ExpandTracked(description, text)
 	return expanded.Text, err
 }
 
-// Expanded is the result of TemplateContext.ExpandText and TemplateContext.RunScript.
+// Expanded is the result of TemplateContext.ExpandTracked and TemplateContext.RunScript.
 type Expanded struct {
 	Text string
 	// IsShared is true if the templates read nothing of the template context. Then all template contexts have the same
@@ -115,9 +115,9 @@ type Expanded struct {
 	OnlyResources bool
 }
 
-// ExpandText is Expand that also returns whether the result depends on the template context. It uses the cache
+// ExpandTracked is Expand that also returns whether the result depends on the template context. It uses the cache
 // Expansions.
-func (c TemplateContext) ExpandText(description, text string) (Expanded, error) {
+func (c TemplateContext) ExpandTracked(description, text string) (Expanded, error) {
 	if !strings.Contains(text, "{{") {
 		return Expanded{Text: text, IsShared: true}, nil
 	}

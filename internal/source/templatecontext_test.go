@@ -123,7 +123,7 @@ func TestResultsWithoutTemplateContextAreShared(t *testing.T) {
 		`{{ block "t" . }}text{{ end }}`:                                  false,
 		`{{ .Cluster.metadata.labels.region }}`:                           false, // an error
 	} {
-		got, err := templateContext().ExpandText("text", text)
+		got, err := templateContext().ExpandTracked("text", text)
 		if got.IsShared != want {
 			t.Errorf("%s: got %t, want %t (error: %v)", text, got.IsShared, want, err)
 		}
@@ -153,11 +153,11 @@ func TestSharedResultsAreExpandedOnce(t *testing.T) {
 					return map[string]any{}, nil
 				}
 				on := source.TemplateContext{Name: cluster, Cluster: read, Resources: webResources(), Expansions: known}
-				got, err := on.ExpandText("text of "+cluster, test.text)
+				got, err := on.ExpandTracked("text of "+cluster, test.text)
 				if got.Text != test.want[i] || (err != nil) != (test.want[i] == "") || err != nil && !strings.Contains(err.Error(), "text of "+cluster) {
 					t.Errorf("cluster %s: got %+v, error %v, want %q", cluster, got, err, test.want[i])
 				}
-				if _, err := on.ExpandText("text", "another "+test.text); (err != nil) != (test.want[i] == "") {
+				if _, err := on.ExpandTracked("text", "another "+test.text); (err != nil) != (test.want[i] == "") {
 					t.Errorf("another text for cluster %s: %v", cluster, err)
 				}
 			}

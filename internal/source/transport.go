@@ -92,7 +92,7 @@ func (c *Charts) connect(ctx context.Context, login Login) (fetchContext context
 		return nil, nil, nil, err
 	}
 	counted := countedTransport{base, &meteredDownload{share: &fetchShare{limits: c.limits}, maxSize: maxIndex + maxArchive}}
-	fetchContext, release := c.limits.cancelable(ctx, counted.download)
+	fetchContext, release := c.limits.register(ctx, counted.download)
 	return fetchContext, counted, func() {
 		base.CloseIdleConnections()
 		counted.download.close()

@@ -186,7 +186,7 @@ func (c *Charts) verify(ctx context.Context, repo repository, request chartReque
 	}
 	// A signature covers the archive, but not the name and version under which the repository lists it.
 	if got.metadata.Name != path.Base(request.name) || tagOf(got.metadata.Version) != tagOf(got.at.version) {
-		return unverified("the archive is that of chart %s %s", got.metadata.Name, got.metadata.Version)
+		return unverified("the archive contains chart %s %s", got.metadata.Name, got.metadata.Version)
 	}
 	if verification.Keyring != nil {
 		if err := verifyProvenance(ctx, repo, verification.Keyring, got); err != nil {

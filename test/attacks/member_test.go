@@ -81,7 +81,7 @@ func TestMemberWithoutEnd(t *testing.T) {
 	}
 	const (
 		tooLong       = "the cluster returned more than 16 MiB or 800000 values"
-		tooMuchMemory = "the cluster returned what needs too much memory: more than 128 MiB"
+		tooMuchMemory = "the cluster returned data that needs too much memory: more than 128 MiB"
 	)
 	for name, test := range map[string]struct {
 		discovery, pods http.HandlerFunc

@@ -126,7 +126,7 @@ func (c *comparison) decode(manifest string) (objects, error) {
 	}
 	found := objects{}
 	for _, object := range list {
-		resource, err := c.member.mapper.AnyVersion(object.GroupVersionKind())
+		resource, err := c.member.mapper.ResourceInAnyVersion(object.GroupVersionKind())
 		if err == nil && resource.Namespaced && object.GetNamespace() == "" {
 			object.SetNamespace(namespace)
 		}
@@ -185,7 +185,7 @@ func (c *comparison) compare(want rendering) (found, hooks []string) {
 func (c *comparison) withNamespaces(of objects) objects {
 	fresh := objects{}
 	for _, object := range of {
-		resource, err := c.member.mapper.AnyVersion(object.GroupVersionKind())
+		resource, err := c.member.mapper.ResourceInAnyVersion(object.GroupVersionKind())
 		switch {
 		case err != nil:
 		case !resource.Namespaced:

@@ -18,7 +18,7 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// removedAnswer is the agent's answer to the removal request, in kube.AnnotationAgentOrder on its Lease.
+// removedAnswer is the agent's answer to the removal request, in kube.AnnotationAgentRequest on its Lease.
 const removedAnswer = "removed"
 
 // errNoUninstallState is returned by remove if the uninstallation was rolled back after prepare.
@@ -83,7 +83,7 @@ func (a *agent) writeAnswer(ctx context.Context, hub client.Client, state *sessi
 	if cluster.UID != state.ClusterUID {
 		return session.ErrOtherCluster
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationAgentOrder: removedAnswer}}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{kube.AnnotationAgentRequest: removedAnswer}}})
 	if err != nil {
 		return fmt.Errorf("encode answer: %w", err)
 	}

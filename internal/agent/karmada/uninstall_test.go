@@ -71,7 +71,7 @@ func (w *world) requestRemoval() {
 	if err := w.hubClient.Delete(w.t.Context(), w.cluster()); err != nil {
 		w.t.Fatal(err)
 	}
-	w.patchCluster(`{"metadata":{"annotations":{"` + kube.AnnotationAgentOrder + `":"` + kube.AgentOrderRemove + `"}}}`)
+	w.patchCluster(`{"metadata":{"annotations":{"` + kube.AnnotationAgentRequest + `":"` + kube.AgentRequestRemove + `"}}}`)
 }
 
 func (w *world) addFinalizer() {
@@ -83,7 +83,7 @@ func (w *world) wantAnswer() {
 	w.t.Helper()
 	w.eventually("the hub has the answer", func(ctx context.Context) error {
 		lease, err := w.lease(ctx)
-		if err == nil && lease.Annotations[kube.AnnotationAgentOrder] != removedAnswer {
+		if err == nil && lease.Annotations[kube.AnnotationAgentRequest] != removedAnswer {
 			err = errors.New("the Lease has no answer")
 		}
 		return err
@@ -188,9 +188,9 @@ func testNoUninstall(t *testing.T) {
 			}
 		}
 	}
-	w.patchCluster(`{"metadata":{"annotations":{"` + kube.AnnotationAgentOrder + `":"` + kube.AgentOrderRemove + `"}}}`)
+	w.patchCluster(`{"metadata":{"annotations":{"` + kube.AnnotationAgentRequest + `":"` + kube.AgentRequestRemove + `"}}}`)
 	untouched("a request on a Cluster that is not being deleted")
-	w.patchCluster(`{"metadata":{"annotations":{"` + kube.AnnotationAgentOrder + `":null}}}`)
+	w.patchCluster(`{"metadata":{"annotations":{"` + kube.AnnotationAgentRequest + `":null}}}`)
 	if err := w.hubClient.Delete(t.Context(), w.cluster()); err != nil {
 		t.Fatal(err)
 	}

@@ -45,7 +45,7 @@ type UninstallState struct {
 // IsUninstallRequested returns true if a cluster object has the hub's removal request, which is valid only while the
 // object is being deleted.
 func IsUninstallRequested(cluster client.Object) bool {
-	return cluster.GetDeletionTimestamp() != nil && cluster.GetAnnotations()[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+	return cluster.GetDeletionTimestamp() != nil && cluster.GetAnnotations()[kube.AnnotationAgentRequest] == kube.AgentRequestRemove
 }
 
 // HasUninstallState returns whether a state object has a state.

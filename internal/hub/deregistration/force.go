@@ -78,7 +78,7 @@ func (c *Controller) deadline(cluster *libv1beta1.SveltosCluster) (until time.Ti
 // the agent was ordered to remove itself, the deadline of its answer.
 func (c *Controller) setDeadline(cluster *libv1beta1.SveltosCluster) {
 	limit := forceTimeout
-	if cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove {
+	if cluster.Annotations[kube.AnnotationAgentRequest] == kube.AgentRequestRemove {
 		limit = agentTimeout
 	}
 	until := c.Clock.Now().Add(limit).UTC().Format(time.RFC3339)

@@ -69,7 +69,7 @@ func (c *Controller) withdraw(ctx context.Context, s *state) error {
 // (deploymentType Local), and then the bundles on the member. It does nothing after the deadline, or after the agent
 // was ordered to remove itself.
 func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
-	isRemovalOrdered := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+	isRemovalOrdered := s.cluster.Annotations[kube.AnnotationAgentRequest] == kube.AgentRequestRemove
 	if c.WithdrawRemaining == nil || isRemovalOrdered || (s.member.Forced && c.timeLeft(s) <= 0) {
 		return nil
 	}
@@ -165,7 +165,7 @@ func (c *Controller) removeRegistration(ctx context.Context, s *state) error {
 
 // removeAgent orders the agent to remove itself and waits for its answer.
 func (c *Controller) removeAgent(ctx context.Context, s *state) error {
-	isRemovalOrdered := s.cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+	isRemovalOrdered := s.cluster.Annotations[kube.AnnotationAgentRequest] == kube.AgentRequestRemove
 	if isRemovalOrdered && s.cluster.Status.AgentRemovedAt != nil {
 		return nil
 	}
@@ -195,7 +195,7 @@ func (c *Controller) orderAgentRemoval(ctx context.Context, s *state) error {
 		s.cluster = changed
 	}
 	ordered := s.cluster.DeepCopy()
-	metav1.SetMetaDataAnnotation(&ordered.ObjectMeta, kube.AnnotationAgentOrder, kube.AgentOrderRemove)
+	metav1.SetMetaDataAnnotation(&ordered.ObjectMeta, kube.AnnotationAgentRequest, kube.AgentRequestRemove)
 	if s.member.Forced {
 		c.setDeadline(ordered)
 	}

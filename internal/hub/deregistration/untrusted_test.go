@@ -113,7 +113,7 @@ func TestStaleAnswerOfAgentIsIgnored(t *testing.T) {
 	})
 	for range 3 {
 		w.want("its agent to remove itself", 30*time.Second, false)
-		if order := w.cluster.Annotations[kube.AnnotationAgentOrder]; order != kube.AgentOrderRemove {
+		if order := w.cluster.Annotations[kube.AnnotationAgentRequest]; order != kube.AgentRequestRemove {
 			t.Errorf("the agent is ordered to %q", order)
 		}
 	}

@@ -88,9 +88,9 @@ func TestChangesOfAnAgentAreLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the agent is ordered to remove itself", func() bool {
-		return w.has(t, w.hubClient, c) && c.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+		return w.has(t, w.hubClient, c) && c.Annotations[kube.AnnotationAgentRequest] == kube.AgentRequestRemove
 	})
-	if err := patch(lease, fmt.Sprintf(`{"metadata":{"annotations":{%q:"removed"}}}`, kube.AnnotationAgentOrder)); err != nil {
+	if err := patch(lease, fmt.Sprintf(`{"metadata":{"annotations":{%q:"removed"}}}`, kube.AnnotationAgentRequest)); err != nil {
 		t.Fatal(err)
 	}
 	w.wantDeleted(t, c.Name)

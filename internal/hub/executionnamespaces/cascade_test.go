@@ -141,7 +141,7 @@ func (w *testEnv) deleteCluster(t *testing.T, c *clusterv1alpha1.Cluster, cascad
 		if !w.has(t, w.hubClient, lease) {
 			t.Fatal("no Lease")
 		}
-		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, kube.AnnotationAgentOrder, "removed")
+		metav1.SetMetaDataAnnotation(&lease.ObjectMeta, kube.AnnotationAgentRequest, "removed")
 		if err := w.hubClient.Update(t.Context(), lease); err != nil {
 			t.Fatal(err)
 		}

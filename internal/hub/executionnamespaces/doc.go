@@ -27,8 +27,8 @@
 //   - stalled: the pending work has not changed for stallTimeout while the member is not alive, or for maxStallTimeout.
 //   - abandon: leave the deployments on the member, and record that in an annotation of the Cluster.
 //   - hub account: the ServiceAccount on a push member that this hub uses.
-//   - order: the annotation kube.AnnotationAgentOrder, which requests the agent to remove itself. The agent answers on
-//     its Lease.
+//   - order: the annotation kube.AnnotationAgentRequest, which requests the agent to remove itself. The agent answers
+//     on its Lease.
 //
 // Invariants:
 //

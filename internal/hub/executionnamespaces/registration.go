@@ -22,9 +22,9 @@ import (
 )
 
 const (
-	// agentRemoved is the value that an agent sets as kube.AnnotationAgentOrder on its Lease before it removes itself.
+	// agentRemoved is the value that an agent sets as kube.AnnotationAgentRequest on its Lease before it removes itself.
 	agentRemoved = "removed"
-	// accountRemoved is the value of kube.AnnotationAgentOrder on the Cluster of a push member after the removal of the
+	// accountRemoved is the value of kube.AnnotationAgentRequest on the Cluster of a push member after the removal of the
 	// hub account.
 	accountRemoved = "dismissed"
 	// contactTimeout limits the request of isAlive, and the removal of the registration from an abandoned member.
@@ -93,7 +93,7 @@ func (c *Controller) removeRegistration(ctx context.Context, s *state) error {
 
 // removeHubAccount deletes the hub account on a push member, and sets accountRemoved on the Cluster.
 func (c *Controller) removeHubAccount(ctx context.Context, s *state) error {
-	if s.cluster.Annotations[kube.AnnotationAgentOrder] == accountRemoved || s.cluster.Spec.SecretRef == nil {
+	if s.cluster.Annotations[kube.AnnotationAgentRequest] == accountRemoved || s.cluster.Spec.SecretRef == nil {
 		return nil
 	}
 	limit := stallTimeout
@@ -136,10 +136,10 @@ func (c *Controller) deleteMemberObjects(ctx context.Context, s *state) error {
 	return err
 }
 
-// setAgentOrder sets kube.AnnotationAgentOrder on the Cluster to kube.AgentOrderRemove or accountRemoved.
+// setAgentOrder sets kube.AnnotationAgentRequest on the Cluster to kube.AgentRequestRemove or accountRemoved.
 func (c *Controller) setAgentOrder(ctx context.Context, s *state, order string) error {
 	changed := s.cluster.DeepCopy()
-	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, kube.AnnotationAgentOrder, order)
+	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, kube.AnnotationAgentRequest, order)
 	if err := c.Live.Patch(ctx, changed, client.MergeFrom(s.cluster), client.FieldOwner(kube.FieldManager)); err != nil {
 		return fmt.Errorf("annotate the cluster with the order to the agent: %w", err)
 	}
@@ -149,20 +149,20 @@ func (c *Controller) setAgentOrder(ctx context.Context, s *state, order string) 
 
 // isRemovalOrdered returns whether the Cluster has the order to the agent.
 func isRemovalOrdered(cluster *clusterv1alpha1.Cluster) bool {
-	return cluster.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+	return cluster.Annotations[kube.AnnotationAgentRequest] == kube.AgentRequestRemove
 }
 
 // orderAgentRemoval orders the agent to remove itself. It first deletes an answer on the Lease: before the order an
 // answer can only come from a backup.
 func (c *Controller) orderAgentRemoval(ctx context.Context, s *state, lease *coordinationv1.Lease) error {
-	if lease.Annotations[kube.AnnotationAgentOrder] != "" {
+	if lease.Annotations[kube.AnnotationAgentRequest] != "" {
 		changed := lease.DeepCopy()
-		delete(changed.Annotations, kube.AnnotationAgentOrder)
+		delete(changed.Annotations, kube.AnnotationAgentRequest)
 		if err := c.Live.Patch(ctx, changed, client.MergeFrom(lease), client.FieldOwner(kube.FieldManager)); err != nil {
 			return fmt.Errorf("delete an earlier answer of the agent: %w", err)
 		}
 	}
-	return c.setAgentOrder(ctx, s, kube.AgentOrderRemove)
+	return c.setAgentOrder(ctx, s, kube.AgentRequestRemove)
 }
 
 // removeAgent orders the agent to remove itself and waits for its answer. It does not wait for an agent that has never
@@ -172,7 +172,7 @@ func (c *Controller) removeAgent(ctx context.Context, s *state) error {
 	if err != nil || lease == nil || lease.Spec.RenewTime == nil {
 		return err
 	}
-	hasAnswered := lease.Annotations[kube.AnnotationAgentOrder] == agentRemoved
+	hasAnswered := lease.Annotations[kube.AnnotationAgentRequest] == agentRemoved
 	if hasAnswered && !isRemovalOrdered(s.cluster) {
 		// The cached Cluster may be older than the order that the agent has answered.
 		if err := c.Live.Get(ctx, client.ObjectKeyFromObject(s.cluster), s.cluster); err != nil {

@@ -11,7 +11,7 @@ import (
 // on the hub's own cluster, then the deployments on the member. It records the deployments of other owners, which stay.
 func (c *Controller) withdrawRemaining(ctx context.Context, s *state) error {
 	// Only a later step sets this annotation, so everything is withdrawn already.
-	if c.WithdrawRemaining == nil || s.cluster.Annotations[kube.AnnotationAgentOrder] != "" {
+	if c.WithdrawRemaining == nil || s.cluster.Annotations[kube.AnnotationAgentRequest] != "" {
 		return nil
 	}
 	pending, kept, err := c.WithdrawRemaining(ctx, s.member.OnHub())

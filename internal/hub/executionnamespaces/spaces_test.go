@@ -246,9 +246,9 @@ func TestAgentIsOrderedToRemoveItself(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the agent is ordered to remove itself", func() bool {
-		return w.has(t, w.hubClient, c) && c.Annotations[kube.AnnotationAgentOrder] == kube.AgentOrderRemove
+		return w.has(t, w.hubClient, c) && c.Annotations[kube.AnnotationAgentRequest] == kube.AgentRequestRemove
 	})
-	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, kube.AnnotationAgentOrder, "removed")
+	metav1.SetMetaDataAnnotation(&lease.ObjectMeta, kube.AnnotationAgentRequest, "removed")
 	if err := w.hubClient.Update(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}

@@ -149,7 +149,7 @@ func TestStaleAnswerOfAgentIsIgnored(t *testing.T) {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "karmada-es-" + name, Name: name}}
 	answer := func() {
 		t.Helper()
-		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"`+kube.AnnotationAgentOrder+`":"removed"}}}`))
+		patch := client.RawPatch("application/merge-patch+json", []byte(`{"metadata":{"annotations":{"`+kube.AnnotationAgentRequest+`":"removed"}}}`))
 		if err := s.hubClient.Patch(t.Context(), lease, patch); err != nil {
 			t.Fatal(err)
 		}
@@ -161,7 +161,7 @@ func TestStaleAnswerOfAgentIsIgnored(t *testing.T) {
 	}
 	for range 3 {
 		s.step(t, name)
-		if c := s.cluster(t, name); c == nil || c.Annotations[kube.AnnotationAgentOrder] != kube.AgentOrderRemove {
+		if c := s.cluster(t, name); c == nil || c.Annotations[kube.AnnotationAgentRequest] != kube.AgentRequestRemove {
 			t.Fatalf("the agent is not ordered to remove itself: %v", c)
 		}
 	}
@@ -178,7 +178,7 @@ func TestRemovalStartsWithoutOrdersOfAnEarlierOne(t *testing.T) {
 	s := newManualController(t, sharedEnv(t))
 	c := &clusterv1alpha1.Cluster{ObjectMeta: named(name), Spec: clusterv1alpha1.ClusterSpec{ID: name, SyncMode: clusterv1alpha1.Pull}}
 	c.Annotations = map[string]string{
-		libv1beta1.ShardAnnotation: "stepped", kube.AnnotationAgentOrder: kube.AgentOrderRemove,
+		libv1beta1.ShardAnnotation: "stepped", kube.AnnotationAgentRequest: kube.AgentRequestRemove,
 		kube.AnnotationDeregister: kube.DeregisterAbandon + "," + kube.DeregisterKeep,
 	}
 	if err := s.hubClient.Create(t.Context(), c); err != nil {
@@ -186,7 +186,7 @@ func TestRemovalStartsWithoutOrdersOfAnEarlierOne(t *testing.T) {
 	}
 	s.step(t, name)
 	got := s.cluster(t, name).Annotations
-	if order, how := got[kube.AnnotationAgentOrder], got[kube.AnnotationDeregister]; order != "" || how != kube.DeregisterKeep {
+	if order, how := got[kube.AnnotationAgentRequest], got[kube.AnnotationDeregister]; order != "" || how != kube.DeregisterKeep {
 		t.Errorf("annotations are %v", got)
 	}
 }

@@ -71,7 +71,7 @@ func (c *Controller) Setup(mgr ctrl.Manager) error {
 				MaxConcurrentReconciles: workers,
 				RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](retryMin, retryMax),
 			})
-		for _, cluster := range fleet.Kinds() {
+		for _, cluster := range fleet.NewObjects() {
 			controllerBuilder = controllerBuilder.Watches(cluster, r.clusterEvents())
 		}
 		if err := controllerBuilder.Complete(r); err != nil {

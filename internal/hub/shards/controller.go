@@ -59,7 +59,7 @@ func (c *Controller) Setup(mgr ctrl.Manager) error {
 			MaxConcurrentReconciles: workers,
 			RateLimiter:             workqueue.NewTypedItemExponentialFailureRateLimiter[fleet.ID](minRetryDelay, maxRetryDelay),
 		})
-	for _, cluster := range fleet.Kinds() {
+	for _, cluster := range fleet.NewObjects() {
 		built = built.Watches(cluster, handler.TypedEnqueueRequestsFromMapFunc(idOf), builder.WithPredicates(shardChanged()))
 	}
 	if c.Shard.IsDefault() {

@@ -165,7 +165,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	if c.remoteFetcher() != nil {
 		controllerBuilder = controllerBuilder.WatchesRawSource(c.changedURLSource())
 	}
-	for _, cluster := range fleet.Kinds() {
+	for _, cluster := range fleet.NewObjects() {
 		controllerBuilder = controllerBuilder.Watches(cluster, agentLimiter.Handler(c.summariesOfCluster, ratelimit.ByAgentOfCluster), builder.WithPredicates(c.Shard.Predicate(), memberChanged()))
 	}
 	return controllerBuilder.Complete(c)

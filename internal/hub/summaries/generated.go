@@ -176,9 +176,9 @@ func (g *generatedStore) merge(rendering string, used render.Generated) (render.
 	}
 	deployed, err := g.stored.PromotePending(g.deployedID)
 	if err != nil || rendering == "" || rendering == g.deployedID {
-		return deployed.Add(used), err
+		return deployed.AfterRendering(used), err
 	}
-	return deployed.Add(used).WithPending(rendering, deployed)
+	return deployed.AfterRendering(used).WithPending(rendering, deployed)
 }
 
 // hasResults returns whether values has all results of template functions in used. Rendered objects may be missing.

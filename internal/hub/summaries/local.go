@@ -138,7 +138,7 @@ func (c *Controller) canWithdrawLocal(ctx context.Context, s *state) (bool, erro
 // that is only missing in a relist, as after a restore of the hub. It uses handlers of its own that return at once:
 // with a slow handler, a reconcile could abandon the objects of a cluster whose deletion is not in deletedClusters yet.
 func (c *Controller) watchDeletions(ctx context.Context, clusters cache.Informers) error {
-	for _, kind := range fleet.Kinds() {
+	for _, kind := range fleet.NewObjects() {
 		informer, err := clusters.GetInformer(ctx, kind, cache.BlockUntilSynced(false))
 		if err != nil {
 			return fmt.Errorf("watch the deletion of clusters: %w", err)

@@ -86,7 +86,7 @@ type Controller struct {
 // Setup adds the controller to mgr. summaries.Controller must be set up before, because it adds the index of summaries.
 func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 	c.seenDeleted, c.slots = lru.New(maxSeenDeleted), slots.NewTyped[fleet.ID]()
-	for _, cluster := range fleet.Kinds() {
+	for _, cluster := range fleet.NewObjects() {
 		if err := mgr.GetFieldIndexer().IndexField(ctx, cluster, deliveryIndex, deliveryNamespaceOf); err != nil {
 			return err
 		}
@@ -108,7 +108,7 @@ func (c *Controller) Setup(ctx context.Context, mgr ctrl.Manager) error {
 			ReconciliationTimeout:   reconcileTimeout,
 			RateLimiter:             c.slots.RateLimiter(workqueue.NewTypedItemExponentialFailureRateLimiter[fleet.ID](minRetryDelay, maxRetryDelay)),
 		})
-	for _, cluster := range fleet.Kinds() {
+	for _, cluster := range fleet.NewObjects() {
 		controllerBuilder = controllerBuilder.Watches(cluster, enqueueDelayed(idOf), builder.WithPredicates(c.Shard.Predicate(), clusterChanged()))
 	}
 	return controllerBuilder.Complete(reconcile.TypedFunc[fleet.ID](c.reconcileInSlot))

@@ -39,7 +39,7 @@ func TestClusterOfLeaseIsFoundByIndex(t *testing.T) {
 				return hub.List(ctx, list, opts...)
 			},
 		})
-	for _, kind := range fleet.Kinds() {
+	for _, kind := range fleet.NewObjects() {
 		builder = builder.WithIndex(kind, deliveryIndex, deliveryNamespaceOf)
 	}
 	c := &Controller{Hub: builder.Build()}
