@@ -59,17 +59,17 @@ func (g grants) allows(want grant) bool {
 
 // lines returns the grants as text, one line for all verbs on a resource.
 func (g grants) lines() []string {
-	byThing := map[grant][]string{}
+	byTarget := map[grant][]string{}
 	for one := range g {
-		thing := one
-		thing.verb = ""
-		byThing[thing] = append(byThing[thing], one.verb)
+		target := one
+		target.verb = ""
+		byTarget[target] = append(byTarget[target], one.verb)
 	}
 	var lines []string
-	for thing, verbs := range byThing {
+	for target, verbs := range byTarget {
 		slices.SortFunc(verbs, func(a, b string) int { return cmp.Compare(verbRank(a), verbRank(b)) })
 		lines = append(lines, fmt.Sprintf("%-14s %-58s %-8s %s",
-			cmp.Or(thing.namespace, "everywhere"), thing.resource, cmp.Or(thing.name, "all"), strings.Join(verbs, ", ")))
+			cmp.Or(target.namespace, "everywhere"), target.resource, cmp.Or(target.name, "all"), strings.Join(verbs, ", ")))
 	}
 	slices.Sort(lines)
 	return lines

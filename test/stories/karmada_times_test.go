@@ -30,10 +30,10 @@ func TestKarmadaTimes(t *testing.T) {
 	}
 	for range rounds {
 		w.wantNoNamespaces(plane)
-		measure("join, until it says so", func() {
+		measure("join, until the command ends", func() {
 			w.runShell(w.hub, fmt.Sprintf("karmadactl join timed --kubeconfig=%s --cluster-kubeconfig=%s", w.hub.Kubeconfig, plane.Kubeconfig))
 		})
-		measure("join, from then until Ready", func() { w.awaitClusterStatus("timed", "True") })
+		measure("join, then until Ready", func() { w.awaitClusterStatus("timed", "True") })
 		measure("unjoin, nothing deployed", func() {
 			w.runShell(w.hub, fmt.Sprintf("karmadactl unjoin timed --kubeconfig=%s --cluster-kubeconfig=%s", w.hub.Kubeconfig, plane.Kubeconfig))
 		})
@@ -81,7 +81,7 @@ func TestKarmadaTimes(t *testing.T) {
 	perMinute := float64(requests) * float64(time.Minute) / float64(idleFor)
 	var text strings.Builder
 	for _, what := range []string{
-		"register, until Ready", "join, until it says so", "join, from then until Ready", "agent killed, until Ready is Unknown", "unjoin, nothing deployed", "unregister, nothing deployed",
+		"register, until Ready", "join, until the command ends", "join, then until Ready", "agent killed, until Ready is Unknown", "unjoin, nothing deployed", "unregister, nothing deployed",
 	} {
 		slices.Sort(times[what])
 		fmt.Fprintf(&text, "%-42s %s\n", what, strings.Trim(fmt.Sprint(times[what]), "[]"))
@@ -95,7 +95,7 @@ func TestKarmadaTimes(t *testing.T) {
 		t.Errorf("a dead agent was detected after %s", missed)
 	}
 	for _, what := range []string{"unjoin, nothing deployed", "unregister, nothing deployed"} {
-		if median := times[what][rounds/2]; median > 10*time.Second { // what polling every ten seconds would take
+		if median := times[what][rounds/2]; median > 10*time.Second { // polling every ten seconds would take so long
 			t.Errorf("%s took %s", what, median)
 		}
 	}
