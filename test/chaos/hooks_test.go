@@ -162,7 +162,8 @@ func (l *hookLog) checkKept(edition int, jobs []batchv1.Job) error {
 	return nil
 }
 
-// TestCheckKeptFindsRecreatedJob checks that checkKept reports a Job that was created again, and accepts a Job that exists.
+// TestCheckKeptFindsRecreatedJob checks that checkKept reports a Job that was created again, and accepts a Job that
+// exists.
 func TestCheckKeptFindsRecreatedJob(t *testing.T) {
 	t.Parallel()
 	job := func(uid types.UID) batchv1.Job {

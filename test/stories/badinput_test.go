@@ -238,7 +238,7 @@ func (w *world) awaitFailureReport(namespace, summary string, texts []string) {
 		if err := w.client(w.hub).List(w.t.Context(), &events, client.InNamespace(namespace)); err != nil {
 			return err
 		}
-		last := errors.New("there is no warning")
+		last := errors.New("no warning event exists")
 		for _, event := range events.Items {
 			if event.Regarding.Name != summary || event.Type != "Warning" {
 				continue

@@ -176,7 +176,7 @@ func (s *commandsStory) adoptsHelmRelease() {
 	s.wantHistory("1 superseded commands-0.1.0: Install complete", "2 deployed commands-0.2.0: Upgrade complete")
 	s.wantRuns("the adoption", map[string]int{"pre-install": 1, "pre-upgrade": 1, "post-upgrade": 1})
 	if err := s.wantMissing(s.plane, &corev1.ConfigMap{}, "dropped", "web"); err != nil {
-		s.t.Errorf("an object that version 2 drops: %v", err)
+		s.t.Errorf("the object that version 2 drops: %v", err)
 	}
 	if data := s.kubectl(s.plane, "get", "configmap", "kept", "-n", "web", "-o", "jsonpath={.data}"); data != `{"version":"0.2.0"}` {
 		s.t.Errorf("an object with a field that version 2 drops has %s", data)

@@ -165,7 +165,7 @@ func (s *generatedStory) handOver() {
 	s.eventually("the generated values are deleted", func() error {
 		out, err := s.try(s.hub, "kubectl", "get", "secrets", "-n", "fleet", "--field-selector=type=towline.dev/generated-values", "-o", "name")
 		if err == nil && out != "" {
-			err = fmt.Errorf("there are %s", out)
+			err = fmt.Errorf("Secrets still exist: %s", out)
 		}
 		return err
 	})

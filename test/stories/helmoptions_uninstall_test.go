@@ -76,7 +76,7 @@ func (s *optionStory) deployWithReplicaSet(propagation string) {
 	s.eventually("the Deployment has a ReplicaSet", func() error {
 		out, err := s.try(s.plane, "kubectl", "get", "replicasets", "-n", s.release, "-o", "name")
 		if err == nil && out == "" {
-			err = errors.New("it has none")
+			err = errors.New("no ReplicaSet exists")
 		}
 		return err
 	})
@@ -124,7 +124,7 @@ func (s *optionStory) deletesDependents(propagation string) {
 	s.eventually("the Deployment and the ReplicaSet are deleted", func() error {
 		out, err := s.try(s.plane, "kubectl", "get", "deployments,replicasets", "-n", s.release, "-o", "name")
 		if err == nil && out != "" {
-			err = fmt.Errorf("there are %s", out)
+			err = fmt.Errorf("objects still exist: %s", out)
 		}
 		return err
 	})

@@ -130,7 +130,7 @@ func (w *world) stopAgents(insiders []insider) {
 		w.eventually("the agent of "+i.cluster+" stops", func() error {
 			out, err := w.try(i.plane, "kubectl", "get", "pods", "-n", kube.AgentNamespace, "-o", "name")
 			if err == nil && out != "" {
-				err = fmt.Errorf("there is %s", out)
+				err = fmt.Errorf("pods still exist: %s", out)
 			}
 			return err
 		})

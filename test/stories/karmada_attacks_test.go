@@ -180,10 +180,10 @@ func (w *world) forgedRequests(spent string) {
 	ignored := map[string]string{}
 	for what, p := range map[string]certificateRequest{
 		"a kubelet": validRequest("fresh", id).with(func(p *certificateRequest) { p.signer = certificatesv1.KubeletServingSignerName }),
-		"an agent who is a master": validRequest("fresh", id).with(func(p *certificateRequest) {
+		"an agent in system:masters": validRequest("fresh", id).with(func(p *certificateRequest) {
 			p.request.Subject.Organization = []string{bootstrap.AgentsGroup, "system:masters"}
 		}),
-		"a master": validRequest("fresh", id).with(func(p *certificateRequest) {
+		"a user in system:masters": validRequest("fresh", id).with(func(p *certificateRequest) {
 			p.request.Subject.CommonName, p.request.Subject.Organization = "admin", []string{"system:masters"}
 		}),
 	} {

@@ -34,7 +34,7 @@ func (w *world) rejectsUntrustedHubs(plane *localkube.Plane) {
 	expired := strings.Fields(w.createTokenCommand("--ttl=1s"))[4]
 	w.eventually("the token expires", func() error {
 		if out := w.runShell(w.hub, "karmadactl token list"); strings.Contains(out, expired) && !strings.Contains(w.tableRow(out, expired), "<invalid>") {
-			return fmt.Errorf("it is in the list:\n%s", out)
+			return fmt.Errorf("the token is still listed:\n%s", out)
 		}
 		return nil
 	})

@@ -181,7 +181,7 @@ func (w *world) killAgent(plane *localkube.Plane) error {
 		}
 		return syscall.Kill(pid, syscall.SIGKILL)
 	}
-	return errors.New("there is none")
+	return errors.New("no agent runs")
 }
 
 // killHubDuringRegister kills the hub before it has approved the request, and starts it again.
@@ -205,7 +205,7 @@ func (w *world) killHubDuringRegister(outer *world, plane *localkube.Plane) {
 				return nil
 			}
 		}
-		return errors.New("there is no request")
+		return errors.New("no request for a certificate exists")
 	})
 	outer.startHub()
 	if err := cmd.Wait(); err != nil {
@@ -229,7 +229,7 @@ func (w *world) unregisterWithDeadAgent(plane *localkube.Plane) {
 	took := time.Since(began)
 	w.t.Logf("unregister of a member without an agent took %s", took.Round(time.Millisecond))
 	if took > hangTimeout {
-		w.t.Errorf("unregister took %s", took)
+		w.t.Errorf("unregister took %s, want at most %s", took, hangTimeout)
 	}
 	w.wantNoCluster(plane.Name)
 	w.awaitDeployed(plane)
@@ -344,7 +344,7 @@ func (w *world) unjoinUnreachableMember(plane *localkube.Plane) {
 	took := time.Since(began)
 	w.t.Logf("unjoin of an unreachable member took %s", took.Round(time.Millisecond))
 	if took > hangTimeout {
-		w.t.Errorf("unjoin took %s", took)
+		w.t.Errorf("unjoin took %s, want at most %s", took, hangTimeout)
 	}
 	w.wantNoCluster(plane.Name)
 }
@@ -360,7 +360,7 @@ func (w *world) deleteUnreachableMember(plane *localkube.Plane) {
 	began := time.Now()
 	_, err := output(w.shellCommand(w.hub, w.unregister(plane)))
 	if took := time.Since(began); took > hangTimeout {
-		w.t.Errorf("unregister took %s", took)
+		w.t.Errorf("unregister took %s, want at most %s", took, hangTimeout)
 	}
 	wantExit(w.t, err, 1, plane.Config.Host, "kubectl delete cluster "+plane.Name)
 	w.t.Logf("unregister of an unreachable member: %v after %s", err, time.Since(began).Round(time.Millisecond))

@@ -75,7 +75,7 @@ func (w *world) wantGroupsIn(want ...string) {
 	out := w.kubectl(w.hub, "get", "configurationgroups", "-A", "--no-headers", "-o", "custom-columns=NAMESPACE:.metadata.namespace")
 	got := slices.Compact(slices.Sorted(strings.FieldsSeq(out)))
 	if !slices.Equal(got, want) {
-		w.t.Errorf("there are groups in the namespaces %q, want %q", got, want)
+		w.t.Errorf("namespaces with groups: got %q, want %q", got, want)
 	}
 }
 
@@ -88,7 +88,7 @@ func (w *world) awaitSummary(namespace, cluster string) {
 			return err
 		}
 		if len(names) != 1 {
-			return fmt.Errorf("there are summaries %q, want one", names)
+			return fmt.Errorf("got summaries %q, want one", names)
 		}
 		return w.wantStatuses(namespace, names[0], "Provisioned")
 	})
@@ -97,7 +97,7 @@ func (w *world) awaitSummary(namespace, cluster string) {
 func (w *world) wantNoSummary(namespace, cluster string) error {
 	names, err := w.listSummaries(namespace, cluster)
 	if err == nil && len(names) > 0 {
-		err = fmt.Errorf("there are summaries %q", names)
+		err = fmt.Errorf("got summaries %q, want none", names)
 	}
 	return err
 }

@@ -163,7 +163,7 @@ func (w *world) raceRequests() {
 	w.eventually("no object of the races is left", func() error {
 		for key := range w.dump(w.hub) {
 			if strings.Contains(key, racePrefix) {
-				return errors.New("there is " + key)
+				return errors.New("object still exists: " + key)
 			}
 		}
 		return nil

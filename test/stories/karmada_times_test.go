@@ -111,7 +111,7 @@ func (w *world) wantNoNamespaces(plane *localkube.Plane) {
 	w.eventually("the namespaces of "+plane.Name+" are deleted", func() error {
 		out, err := w.try(plane, "kubectl", "get", "namespaces", "-o", "name")
 		if err == nil && strings.Contains(out, "karmada-") {
-			err = fmt.Errorf("there are %q", out)
+			err = fmt.Errorf("namespaces still exist: %q", out)
 		}
 		return err
 	})

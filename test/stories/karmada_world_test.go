@@ -231,7 +231,7 @@ func (w *world) stopAgent(plane *localkube.Plane) {
 	w.eventually("the agent of "+plane.Name+" stops", func() error {
 		out, err := w.try(plane, "kubectl", "get", "pods", "-n", agentSpace, "-o", "name")
 		if err == nil && out != "" {
-			err = fmt.Errorf("there is %s", out)
+			err = fmt.Errorf("pods still exist: %s", out)
 		}
 		return err
 	})

@@ -98,7 +98,7 @@ func (w *world) keptManifest(namespace, cluster string) string {
 			return err
 		}
 		if encoded == "" {
-			return errors.New("there is no manifest in it yet")
+			return errors.New("the Secret has no manifest yet")
 		}
 		manifest, err = base64.StdEncoding.DecodeString(encoded)
 		return err
@@ -125,7 +125,7 @@ func (w *world) wantNoAgent(plane *localkube.Plane) {
 			return err
 		}
 		if left := strings.Fields(out); len(left) > 0 {
-			return fmt.Errorf("left: %q", left)
+			return fmt.Errorf("objects still exist: %q", left)
 		}
 		return nil
 	})

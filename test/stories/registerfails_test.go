@@ -134,7 +134,7 @@ func (f *failureWorld) failAt(side string, nth int, args, before []string) bool 
 		}, args)
 		if !run.reached {
 			if run.err != nil {
-				f.w.t.Fatalf("%s: there is no such write, but the command failed: %v: %s", what, run.err, run.stderr)
+				f.w.t.Fatalf("%s: the command made no such write, and failed: %v: %s", what, run.err, run.stderr)
 			}
 			return false
 		}

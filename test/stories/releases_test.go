@@ -20,7 +20,7 @@ type target struct {
 }
 
 // chartProfile is a ClusterProfile with one chart for all targets. The chart, the release and its namespace have the
-// same name.
+// name of the profile.
 type chartProfile struct {
 	*world
 	name    string

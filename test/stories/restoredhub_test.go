@@ -145,7 +145,7 @@ func (w *world) wantVersions(member *localkube.Plane, want ...string) {
 		out, err := w.try(member, "kubectl", "get", "configmaps", "-n", "default", "--field-selector=metadata.name!=kube-root-ca.crt",
 			"-o", `jsonpath={range .items[*]}{.metadata.name}={.data.version}{" "}{end}`)
 		if err == nil && strings.TrimSpace(out) != strings.Join(want, " ") {
-			err = fmt.Errorf("it has %q, want %q", out, want)
+			err = fmt.Errorf("got %q, want %q", out, want)
 		}
 		return err
 	})

@@ -111,7 +111,7 @@ func TestRoleRequest(t *testing.T) {
 		key := client.ObjectKey{Namespace: "build", Name: "rolerequest:eng-access:edit"}
 		for _, obj := range []client.Object{&rbacv1.Role{}, &rbacv1.RoleBinding{}} {
 			if err := w.client(member).Get(t.Context(), key, obj); err == nil || !apierrors.IsNotFound(err) {
-				return fmt.Errorf("%T is there, error %v", obj, err) //nolint:errorlint // it can be nil
+				return fmt.Errorf("%T still exists, error %v", obj, err) //nolint:errorlint // it can be nil
 			}
 		}
 		return nil
