@@ -31,34 +31,34 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// TestAgentDrivesTheHub: an agent changes its status all the time, so that the hub renders its content all the time. It
-// also writes large values, which fill the memory of the hub.
+// TestAgentDrivesTheHub: an agent changes its status very often, so that the hub would render its content as often. It
+// also writes large values, which would fill the memory of the hub.
 func TestAgentDrivesTheHub(t *testing.T) {
 	w := newWorld(t)
 	tenant := w.tenant()
 	cluster := w.pullCluster(tenant, "edge")
-	w.must(tenant.Create(t.Context(), &corev1.ConfigMap{
+	w.noError(tenant.Create(t.Context(), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content", Annotations: map[string]string{libv1beta1.TemplateAnnotation: "ok"}},
 		Data: map[string]string{"a": `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "default"},
 			"data": {"cluster": "{{ .Cluster.status.version }}-{{ get .Cluster.status ` + "`apiVersions`" + ` }}"}}`},
 	}))
-	w.profile(tenant, "content", func(spec *configv1beta1.ProfileSpec) {
+	w.createProfile(tenant, "content", func(spec *configv1beta1.ProfileSpec) {
 		spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content"}}
 	})
-	group := w.onlyGroup(w.ns, func() {})
-	agent := w.agentOf(fleet.FromSveltosCluster(cluster))
+	group := w.awaitGroup(w.ns, func() {})
+	agent := w.agentClient(fleet.FromSveltosCluster(cluster))
 	w.reportFailures(agent, group, func() {})
-	w.failure("content", saying(lastFailure))
+	w.awaitFailure("content", hasTexts(lastFailure))
 
 	renderings := w.changeVersions(group, func(i int) {
 		before := cluster.DeepCopy()
 		cluster.Status.Version, cluster.Status.APIVersions = fmt.Sprintf("v1.34.%d", i), []string{fmt.Sprintf("attack%d/v1", i)}
-		w.must(agent.Status().Patch(t.Context(), cluster, client.MergeFrom(before)))
+		w.noError(agent.Status().Patch(t.Context(), cluster, client.MergeFrom(before)))
 	})
 	if renderings < 2 {
 		t.Errorf("%d changes of the version caused %d renderings", reports, renderings)
 	}
-	w.wantRendered(w.ns, fmt.Sprintf("v1.34.%d-[attack%[1]d/v1]", reports-1), func() {})
+	w.awaitRendered(w.ns, fmt.Sprintf("v1.34.%d-[attack%[1]d/v1]", reports-1), func() {})
 
 	before := cluster.DeepCopy()
 	cluster.Status.Version = strings.Repeat("1", 1<<20)
@@ -67,8 +67,8 @@ func TestAgentDrivesTheHub(t *testing.T) {
 	}
 }
 
-// TestKarmadaAgentDrivesTheHub is TestAgentDrivesTheHub with the certificate of the agent of a Cluster. It also renews
-// its Lease all the time.
+// TestKarmadaAgentDrivesTheHub is TestAgentDrivesTheHub with the certificate of the agent of a Cluster. The agent also
+// renews its Lease very often.
 func TestKarmadaAgentDrivesTheHub(t *testing.T) {
 	w := newWorld(t)
 	cluster, agent := w.karmadaCluster(w.ns + "-edge")
@@ -79,11 +79,11 @@ func TestKarmadaAgentDrivesTheHub(t *testing.T) {
 	renew := func() {
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: m.DeliveryNamespace, Name: m.Name}}
 		now := time.Now().UTC().Format(metav1.RFC3339Micro)
-		w.must(agent.Patch(t.Context(), lease, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"renewTime":%q,"holderIdentity":"pod"}}`, now))))
-		w.must(report(`{"conditions":[{"type":"Ready","status":"True","reason":"ClusterReady","message":"ok","lastTransitionTime":"2026-01-01T00:00:00Z"}]}`))
+		w.noError(agent.Patch(t.Context(), lease, client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"renewTime":%q,"holderIdentity":"pod"}}`, now))))
+		w.noError(report(`{"conditions":[{"type":"Ready","status":"True","reason":"ClusterReady","message":"ok","lastTransitionTime":"2026-01-01T00:00:00Z"}]}`))
 	}
-	w.must(report(`{"kubernetesVersion":"v1.34.0"}`))
-	w.must(w.Create(t.Context(), &corev1.ConfigMap{
+	w.noError(report(`{"kubernetesVersion":"v1.34.0"}`))
+	w.noError(w.Create(t.Context(), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content", Annotations: map[string]string{libv1beta1.TemplateAnnotation: "ok"}},
 		Data: map[string]string{"a": `{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "default"},
 			"data": {"cluster": "{{ .Cluster.status.kubernetesVersion }}"}}`},
@@ -92,15 +92,15 @@ func TestKarmadaAgentDrivesTheHub(t *testing.T) {
 		ClusterRefs: []corev1.ObjectReference{fleet.Reference(m)},
 		PolicyRefs:  []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content"}},
 	}}
-	w.must(w.Create(t.Context(), profile))
+	w.noError(w.Create(t.Context(), profile))
 	w.Cleanup(func() { _ = w.Delete(context.WithoutCancel(t.Context()), profile) }) // its members keep it
-	group := w.onlyGroup(m.DeliveryNamespace, renew)
+	group := w.awaitGroup(m.DeliveryNamespace, renew)
 	w.reportFailures(agent, group, renew)
 	w.changeVersions(group, func(i int) {
 		renew()
-		w.must(report(fmt.Sprintf(`{"kubernetesVersion":"v1.34.%d"}`, i+1)))
+		w.noError(report(fmt.Sprintf(`{"kubernetesVersion":"v1.34.%d"}`, i+1)))
 	})
-	w.wantRendered(m.DeliveryNamespace, fmt.Sprintf("v1.34.%d", reports), renew)
+	w.awaitRendered(m.DeliveryNamespace, fmt.Sprintf("v1.34.%d", reports), renew)
 
 	var resources []string
 	for i := range 1001 {
@@ -118,14 +118,14 @@ func TestKarmadaAgentDrivesTheHub(t *testing.T) {
 	}
 }
 
-// reports is the number of changes of an agent that drives the hub. lastFailure is the message of its last report.
+// reports is the number of changes of an attacking agent. lastFailure is the message of its last report.
 const (
 	reports     = 150
 	lastFailure = "attack 149"
 )
 
-// onlyGroup waits for the only group in a namespace, and calls each meanwhile.
-func (w *world) onlyGroup(namespace string, each func()) *libv1beta1.ConfigurationGroup {
+// awaitGroup waits for the only group in a namespace. It calls each in every check.
+func (w *world) awaitGroup(namespace string, each func()) *libv1beta1.ConfigurationGroup {
 	w.Helper()
 	groups := &libv1beta1.ConfigurationGroupList{}
 	w.eventually("the content is delivered", func() error {
@@ -138,7 +138,7 @@ func (w *world) onlyGroup(namespace string, each func()) *libv1beta1.Configurati
 	return &groups.Items[0]
 }
 
-// reportFailures has an agent report ever other failures of a group, and checks the number of reconciles.
+// reportFailures has an agent report a different failure of a group each time, and checks the number of reconciles.
 func (w *world) reportFailures(agent client.Client, group *libv1beta1.ConfigurationGroup, each func()) {
 	w.Helper()
 	written := w.countWrites(group.Spec.SourceRef.Namespace)
@@ -148,24 +148,24 @@ func (w *world) reportFailures(agent client.Client, group *libv1beta1.Configurat
 			DeploymentStatus: libv1beta1.FeatureStatusFailed, FailureMessage: fmt.Sprintf("attack %d", i),
 			ObservedGeneration: group.Generation, ObservedRequestorHash: group.Spec.RequestorHash,
 		}
-		w.must(agent.Status().Patch(w.Context(), group, client.MergeFrom(before)))
+		w.noError(agent.Status().Patch(w.Context(), group, client.MergeFrom(before)))
 		each()
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-w.Context().Done():
 		}
 	}
-	// A reconcile writes the status. The attack takes 8 s or more: the burst of 20, and one in each 6 s.
+	// A reconcile writes the status. The attack takes at least 8 s: 20 reports in a burst, then one in each 6 s.
 	if n := written.Load(); n < 2 || n > reports/2 {
 		w.Errorf("%d reports caused %d reconciles", reports, n)
 	}
 }
 
-// changeVersions has an agent change the version of its cluster, and checks the number of renderings. Each one with
+// changeVersions has an agent change the version of its cluster, and checks the number of renderings. A rendering with
 // another version changes the group. It returns the number.
 func (w *world) changeVersions(group *libv1beta1.ConfigurationGroup, change func(i int)) int64 {
 	w.Helper()
-	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(group), group))
+	w.noError(w.Get(w.Context(), client.ObjectKeyFromObject(group), group))
 	first := group.Generation
 	for i := range reports {
 		change(i)
@@ -174,7 +174,7 @@ func (w *world) changeVersions(group *libv1beta1.ConfigurationGroup, change func
 		case <-w.Context().Done():
 		}
 	}
-	w.must(w.Get(w.Context(), client.ObjectKeyFromObject(group), group))
+	w.noError(w.Get(w.Context(), client.ObjectKeyFromObject(group), group))
 	n := group.Generation - first
 	if n > reports/2 {
 		w.Errorf("%d changes of the version caused %d renderings", reports, n)
@@ -182,18 +182,18 @@ func (w *world) changeVersions(group *libv1beta1.ConfigurationGroup, change func
 	return n
 }
 
-// wantRendered waits until the content in a namespace has a text, and calls each meanwhile.
-func (w *world) wantRendered(namespace, text string, each func()) {
+// awaitRendered waits until the content in a namespace has a text. It calls each in every check.
+func (w *world) awaitRendered(namespace, text string, each func()) {
 	w.Helper()
 	w.eventually("the content is rendered with the last version", func() error {
 		each()
 		var rendered strings.Builder
-		for _, content := range w.content(namespace) {
+		for _, content := range w.awaitBundles(namespace) {
 			frame, err := zstd.NewReader(bytes.NewReader(content.Spec.Payload))
-			w.must(err)
+			w.noError(err)
 			_, err = frame.WriteTo(&rendered)
 			frame.Close()
-			w.must(err)
+			w.noError(err)
 		}
 		return wantText(rendered.String(), text)
 	})
@@ -202,18 +202,18 @@ func (w *world) wantRendered(namespace, text string, each func()) {
 // karmadaCluster registers a Cluster in pull mode, and returns a client with the certificate of its agent.
 func (w *world) karmadaCluster(name string) (*clusterv1alpha1.Cluster, client.Client) {
 	w.Helper()
-	w.must(bootstrap.EnsureHubObjects(w.Context(), w.hub.Config, join.HubAddress{Server: w.hub.Config.Host, CA: w.hub.Config.CAData}))
+	w.noError(bootstrap.EnsureHubObjects(w.Context(), w.hub.Config, join.HubAddress{Server: w.hub.Config.Host, CA: w.hub.Config.CAData}))
 	token, err := bootstrap.CreateToken(w.Context(), w, bootstrap.TokenOptions{TTL: time.Hour})
-	w.must(err)
+	w.noError(err)
 	config := rest.AnonymousClientConfig(w.hub.Config)
 	config.BearerToken = token.String()
-	w.eventually("the hub knows the token", func() error {
+	w.eventually("the hub accepts the token", func() error {
 		return w.clientFor(config).Create(w.Context(), &authenticationv1.SelfSubjectReview{})
 	})
 	ctx, cancel := context.WithTimeout(w.Context(), waitTimeout)
 	defer cancel()
 	certificate, err := bootstrap.RequestCertificate(ctx, config, bootstrap.CertificateRequest{Cluster: name, ID: name, Lifetime: time.Hour})
-	w.must(err)
+	w.noError(err)
 	config = rest.AnonymousClientConfig(w.hub.Config)
 	config.CertData, config.KeyData = certificate.CertPEM, certificate.KeyPEM
 	agent, cluster := w.clientFor(config), &clusterv1alpha1.Cluster{}
@@ -226,15 +226,15 @@ func (w *world) karmadaCluster(name string) (*clusterv1alpha1.Cluster, client.Cl
 	return cluster, agent
 }
 
-// TestAgentDrivesItsRegistration: an agent changes between Down and Healthy all the time, so that the hub checks the
-// objects of its registration all the time. It also changes its status all the time while it is deregistered.
+// TestAgentDrivesItsRegistration: an agent changes between Down and Healthy very often, so that the hub would check the
+// objects of its registration as often. It also changes its status very often while it is deregistered.
 func TestAgentDrivesItsRegistration(t *testing.T) {
 	w := newWorld(t)
 	cluster := w.pullCluster(w.tenant(), "edge")
-	agent := w.agentOf(fleet.FromSveltosCluster(cluster))
+	agent := w.agentClient(fleet.FromSveltosCluster(cluster))
 	report := func(status string) {
 		t.Helper()
-		w.must(agent.Status().Patch(t.Context(), cluster.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(status))))
+		w.noError(agent.Status().Patch(t.Context(), cluster.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(status))))
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-t.Context().Done():
@@ -248,7 +248,7 @@ func TestAgentDrivesItsRegistration(t *testing.T) {
 		connection := []libv1beta1.ConnectionStatus{libv1beta1.ConnectionDown, libv1beta1.ConnectionHealthy}[i%2]
 		report(fmt.Sprintf(`{"status":{"ready":%t,"connectionStatus":%q,"failureMessage":"registering: %d"}}`, i%2 == 1, connection, i))
 	}
-	// The attack takes 8 s or more: the burst of 20, and one in each 6 s.
+	// The attack takes at least 8 s: 20 changes in a burst, then one in each 6 s.
 	if n := checks() - first; n < 2 || n > changes/2 {
 		t.Errorf("%d changes caused %d checks of the registration", changes, n)
 	}
@@ -262,7 +262,7 @@ func TestAgentDrivesItsRegistration(t *testing.T) {
 		return nil
 	})
 
-	w.must(w.Delete(t.Context(), cluster))
+	w.noError(w.Delete(t.Context(), cluster))
 	reads := func() int {
 		return hubRequests.count(http.MethodGet, "/apis/"+libv1beta1.GroupVersion.String()+"/namespaces/"+w.ns+"/sveltosclusters/edge")
 	}
@@ -286,9 +286,9 @@ func TestAgentDrivesItsRegistration(t *testing.T) {
 func (w *world) countWrites(namespace string) *atomic.Int32 {
 	w.Helper()
 	watching, err := client.NewWithWatch(w.hub.Config, client.Options{Scheme: kube.Scheme()})
-	w.must(err)
+	w.noError(err)
 	events, err := watching.Watch(w.Context(), &configv1beta1.ClusterSummaryList{}, client.InNamespace(namespace))
-	w.must(err)
+	w.noError(err)
 	w.Cleanup(events.Stop)
 	count := &atomic.Int32{}
 	go func() {

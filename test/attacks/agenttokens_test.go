@@ -22,13 +22,13 @@ import (
 
 const tenYears = 87600 * time.Hour
 
-// TestTokensOfAnAgent: an agent, or somebody with a copy of its token, requests tokens that live longer, outlast its
-// revocation, count for other systems, or are another account's.
+// TestTokensOfAnAgent: an attacker with the token of an agent requests tokens that live longer, stay valid after its
+// revocation, are valid for other systems, or belong to another account.
 func TestTokensOfAnAgent(t *testing.T) {
 	w := newWorld(t)
 	m := fleet.FromSveltosCluster(w.pullCluster(w.tenant(), "edge"))
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}}
-	agent, anchor := w.withToken(account), join.AnchorSecret(m.Name)
+	agent, anchor := w.accountClient(account), join.AnchorSecret(m.Name)
 	request := func(of *corev1.ServiceAccount, secret string, life time.Duration, audiences ...string) error {
 		token := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(int64(life.Seconds())), Audiences: audiences}}
 		if secret != "" {
@@ -38,25 +38,25 @@ func TestTokensOfAnAgent(t *testing.T) {
 	}
 	const day = 24 * time.Hour
 	w.eventually("the agent gets a token of a day", func() error { return request(account, anchor, day) })
-	w.wantForbidden("a token of ten years", "at most 86400 seconds", func() error { return request(account, anchor, tenYears) })
-	w.wantForbidden("a token without its Secret", "bound to Secret", func() error { return request(account, "", day) })
-	w.wantForbidden("a token for a cloud", "only tokens for the API server", func() error { return request(account, anchor, day, "sts.amazonaws.com") })
-	w.wantForbidden("a token of another account", "cannot create resource", func() error {
+	w.awaitForbidden("a token of ten years", "at most 86400 seconds", func() error { return request(account, anchor, tenYears) })
+	w.awaitForbidden("a token without its Secret", "bound to Secret", func() error { return request(account, "", day) })
+	w.awaitForbidden("a token for a cloud", "only tokens for the API server", func() error { return request(account, anchor, day, "sts.amazonaws.com") })
+	w.awaitForbidden("a token of another account", "cannot create resource", func() error {
 		return request(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: "default"}}, "", day)
 	})
 }
 
-// TestTokensAfterThePolicyIsDeleted: somebody has deleted the policy for the tokens of agents, and a tenant registers a
-// cluster. Its agent requests a token that lives longer.
+// TestTokensAfterThePolicyIsDeleted: the policy for the tokens of agents is deleted, and a tenant registers a cluster.
+// Its agent requests a token that lives longer.
 func TestTokensAfterThePolicyIsDeleted(t *testing.T) {
 	w := newWorld(t)
 	tenant, policy := w.tenant(), metav1.ObjectMeta{Name: "towline-token-life"}
-	w.must(client.IgnoreNotFound(w.Delete(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: policy})))
-	w.must(client.IgnoreNotFound(w.Delete(t.Context(), &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: policy})))
+	w.noError(client.IgnoreNotFound(w.Delete(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: policy})))
+	w.noError(client.IgnoreNotFound(w.Delete(t.Context(), &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: policy})))
 	m := fleet.FromSveltosCluster(w.pullCluster(tenant, "late"))
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}}
-	agent := w.withToken(account)
-	w.wantForbidden("a token of ten years", "at most 86400 seconds", func() error {
+	agent := w.accountClient(account)
+	w.awaitForbidden("a token of ten years", "at most 86400 seconds", func() error {
 		return agent.SubResource("token").Create(t.Context(), account, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 			ExpirationSeconds: ptr.To(int64(tenYears.Seconds())),
 			BoundObjectRef:    &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Secret", Name: join.AnchorSecret(m.Name)},
@@ -64,18 +64,18 @@ func TestTokensAfterThePolicyIsDeleted(t *testing.T) {
 	})
 }
 
-// TestBootstrapTokenOfAnAttacker: the holder of a bootstrap token wants a certificate for ten years, one for each of
-// several clusters, and the ID of another cluster for himself. TestReservationOfAForeignID in internal/hub/approvals
-// shows, with a clock, that he loses the ID with his registration.
+// TestBootstrapTokenOfAnAttacker: the holder of a bootstrap token requests a certificate for ten years, certificates
+// for several clusters, and the ID of another cluster. TestReservationOfAForeignID in internal/hub/approvals checks,
+// with a clock, that the attacker loses the ID with the registration.
 func TestBootstrapTokenOfAnAttacker(t *testing.T) {
 	w := newWorld(t)
-	w.must(bootstrap.EnsureHubObjects(t.Context(), w.hub.Config, join.HubAddress{Server: w.hub.Config.Host, CA: w.hub.Config.CAData}))
+	w.noError(bootstrap.EnsureHubObjects(t.Context(), w.hub.Config, join.HubAddress{Server: w.hub.Config.Host, CA: w.hub.Config.CAData}))
 	holder := func() *rest.Config {
 		token, err := bootstrap.CreateToken(t.Context(), w, bootstrap.TokenOptions{TTL: time.Hour})
-		w.must(err)
+		w.noError(err)
 		config := rest.AnonymousClientConfig(w.hub.Config)
 		config.BearerToken = token.String()
-		w.eventually("the hub knows the token", func() error {
+		w.eventually("the hub accepts the token", func() error {
 			return w.clientFor(config).Create(t.Context(), &authenticationv1.SelfSubjectReview{})
 		})
 		return config
@@ -101,9 +101,9 @@ func TestBootstrapTokenOfAnAttacker(t *testing.T) {
 	if err := w.Get(t.Context(), client.ObjectKey{Name: squatter}, &clusterv1alpha1.Cluster{}); client.IgnoreNotFound(err) != nil || err == nil {
 		t.Errorf("a denied request: got Cluster %s, error %v", squatter, err)
 	}
-	w.must(request(attacker, squatter, id, time.Hour))
+	w.noError(request(attacker, squatter, id, time.Hour))
 	wantDenied("a second cluster", bootstrap.ReasonTokenSpent, request(attacker, second, w.ns+"-other", time.Hour))
 	wantDenied("the name of the attacker", bootstrap.ReasonClusterTaken, request(victim, squatter, w.ns+"-other", time.Hour))
 	// The denied request has not used up the token of the victim.
-	w.must(request(victim, owner, w.ns+"-owner", time.Hour))
+	w.noError(request(victim, owner, w.ns+"-owner", time.Hour))
 }

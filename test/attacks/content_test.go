@@ -31,8 +31,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// canary is the text of a Secret that the attackers want to read.
-const canary = "canary-in-a-secret"
+// secretText is the text of a Secret that the attackers want to read.
+const secretText = "canary-in-a-secret"
 
 // resource is a kind that can be listed in a namespace.
 type resource struct {
@@ -40,15 +40,15 @@ type resource struct {
 	kind   schema.GroupVersionKind
 }
 
-// readableResources returns all kinds in namespaces but Secrets that can be listed.
+// readableResources returns all namespaced kinds that can be listed, except for Secrets.
 func (w *world) readableResources() []resource {
 	w.Helper()
 	lists, err := discovery.NewDiscoveryClientForConfigOrDie(w.hub.Config).ServerPreferredNamespacedResources()
-	w.must(err)
+	w.noError(err)
 	var all []resource
 	for _, list := range lists {
 		version, err := schema.ParseGroupVersion(list.GroupVersion)
-		w.must(err)
+		w.noError(err)
 		for _, r := range list.APIResources {
 			if strings.Contains(strings.Join(r.Verbs, " "), "list") && (version.Group != "" || r.Name != "secrets") {
 				all = append(all, resource{r.Name, version.WithKind(r.Kind)})
@@ -58,14 +58,14 @@ func (w *world) readableResources() []resource {
 	return all
 }
 
-// search lists everything in the namespaces, and returns the objects with the text, as kind/name.
-func (w *world) search(attacker client.Client, resources []resource, text string, namespaces ...string) (found []string) {
+// findText lists all objects in the namespaces, and returns the objects with the text, as kind/name.
+func (w *world) findText(attacker client.Client, resources []resource, text string, namespaces ...string) (found []string) {
 	w.Helper()
 	for _, r := range resources {
 		for _, namespace := range namespaces {
 			list := &unstructured.UnstructuredList{}
 			list.SetGroupVersionKind(r.kind.GroupVersion().WithKind(r.kind.Kind + "List"))
-			w.must(attacker.List(w.Context(), list, client.InNamespace(namespace)))
+			w.noError(attacker.List(w.Context(), list, client.InNamespace(namespace)))
 			for _, item := range list.Items {
 				if contains(w, item.Object, text) {
 					found = append(found, r.kind.Kind+"/"+item.GetName())
@@ -76,7 +76,7 @@ func (w *world) search(attacker client.Client, resources []resource, text string
 	return found
 }
 
-// contains returns whether a value has the text, also in base64 and compressed.
+// contains returns whether a value has the text, also in base64 or compressed.
 func contains(w *world, value any, text string) bool {
 	switch value := value.(type) {
 	case map[string]any:
@@ -97,7 +97,7 @@ func contains(w *world, value any, text string) bool {
 			return strings.Contains(value, text)
 		}
 		decoder, err := zstd.NewReader(nil)
-		w.must(err)
+		w.noError(err)
 		defer decoder.Close()
 		stream, _ := decoder.DecodeAll(decoded, nil) // most values are not compressed
 		return bytes.Contains(bytes.Join([][]byte{[]byte(value), decoded, stream}, nil), []byte(text))
@@ -105,32 +105,32 @@ func contains(w *world, value any, text string) bool {
 	return false
 }
 
-// secretOfATenant writes a Secret, and a Profile that deploys it to the clusters of the test. The objects in it are a
-// Secret and a ConfigMap.
-func (w *world) secretOfATenant(tenant client.Client) {
+// deploySecret writes a Secret, and a Profile that deploys it to the clusters of the test. Its objects are a Secret and
+// a ConfigMap.
+func (w *world) deploySecret(tenant client.Client) {
 	w.Helper()
-	w.must(w.Create(w.Context(), &corev1.Secret{
+	w.noError(w.Create(w.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"}, Type: libv1beta1.ProfileSecretType,
 		StringData: map[string]string{"objects.yaml": `
 apiVersion: v1
 kind: Secret
 metadata: {namespace: default, name: login}
-stringData: {password: ` + canary + `}
+stringData: {password: ` + secretText + `}
 ---
 apiVersion: v1
 kind: ConfigMap
 metadata: {namespace: default, name: from-a-secret}
-data: {token: ` + canary + `}
+data: {token: ` + secretText + `}
 `},
 	}))
-	w.profile(tenant, "deploys", func(spec *configv1beta1.ProfileSpec) {
+	w.createProfile(tenant, "deploys", func(spec *configv1beta1.ProfileSpec) {
 		spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: "Secret", Namespace: w.ns, Name: "content"}}
 	})
 }
 
-// secretsInContent writes Secrets, and Profiles that use them in templates, values and patches of other content. It
-// returns the texts of the Secrets by their use. The text of a release's value is in no object.
-func (w *world) secretsInContent(tenant client.Client) map[string]string {
+// deployContentWithSecrets writes Secrets, and Profiles that use them in templates, values and patches. It returns the
+// texts of the Secrets by their use. The text in the values of a release is in no object.
+func (w *world) deployContentWithSecrets(tenant client.Client) map[string]string {
 	w.Helper()
 	texts := map[string]string{}
 	secret := func(name, key, format string, uses ...string) {
@@ -139,7 +139,7 @@ func (w *world) secretsInContent(tenant client.Client) map[string]string {
 			texts[use] = "canary-for-" + use
 			args = append(args, texts[use])
 		}
-		w.must(w.Create(w.Context(), &corev1.Secret{
+		w.noError(w.Create(w.Context(), &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Type: libv1beta1.ProfileSecretType,
 			StringData: map[string]string{key: fmt.Sprintf(format, args...)},
 		}))
@@ -153,7 +153,7 @@ func (w *world) secretsInContent(tenant client.Client) map[string]string {
 		if isTemplate {
 			metav1.SetMetaDataAnnotation(&object.ObjectMeta, libv1beta1.TemplateAnnotation, "ok")
 		}
-		w.must(tenant.Create(w.Context(), object))
+		w.noError(tenant.Create(w.Context(), object))
 	}
 	object := func(name, token string) string {
 		return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: %s}\ndata: {token: '%s'}\n", name, token)
@@ -162,7 +162,7 @@ func (w *world) secretsInContent(tenant client.Client) map[string]string {
 	configMap("build", false, map[string]string{"kustomization.yaml": "resources: [a.yaml]\n", "a.yaml": object("from-a-kustomization", "{{ .token }}")})
 	configMap("plain", false, map[string]string{"a.yaml": object("patched", "")})
 	charts, err := examples.Repository(examples.Chart{Name: "leak", Version: "1.0.0", Files: map[string]string{"templates/leak.yaml": object("from-a-chart", "{{ .Values.token }}")}})
-	w.must(err)
+	w.noError(err)
 	repository := httptest.NewServer(charts)
 	w.Cleanup(repository.Close)
 	from := func(secret string) []configv1beta1.ValueFrom {
@@ -190,18 +190,18 @@ func (w *world) secretsInContent(tenant client.Client) map[string]string {
 			spec.PolicyRefs, spec.PatchesFrom = policy("plain"), from("patch")
 		},
 	} {
-		w.profile(tenant, name, change)
+		w.createProfile(tenant, name, change)
 	}
 	return texts
 }
 
-// wantContent fetches the deliveries of a cluster as its agent does, until their content has all texts.
-func (w *world) wantContent(m fleet.Member, texts map[string]string) {
+// awaitContent fetches the deliveries of a cluster like its agent, until their content has all texts.
+func (w *world) awaitContent(m fleet.Member, texts map[string]string) {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.Context(), waitTimeout)
 	defer cancel()
 	hubClient, err := client.NewWithWatch(w.hub.Config, client.Options{Scheme: kube.Scheme()})
-	w.must(err)
+	w.noError(err)
 	agent := deliver.NewAgentSource(hubClient, m.DeliveryNamespace, m.Name)
 	var mu sync.Mutex // guards missing
 	missing := maps.Clone(texts)
@@ -229,8 +229,8 @@ func (w *world) wantContent(m fleet.Member, texts map[string]string) {
 	}
 }
 
-// content waits for the deliveries in a namespace, and returns their content.
-func (w *world) content(namespace string) []libv1beta1.ConfigurationBundle {
+// awaitBundles waits for the deliveries in a namespace, and returns their content.
+func (w *world) awaitBundles(namespace string) []libv1beta1.ConfigurationBundle {
 	w.Helper()
 	list := &libv1beta1.ConfigurationBundleList{}
 	w.eventually("deliveries in "+namespace, func() error {
@@ -251,13 +251,13 @@ func (w *world) content(namespace string) []libv1beta1.ConfigurationBundle {
 func TestSecretsInCustomResources(t *testing.T) {
 	w := newWorld(t)
 	tenant := w.tenant()
-	w.secretOfATenant(tenant)
-	texts := w.secretsInContent(tenant)
-	texts["manifest"] = canary
+	w.deploySecret(tenant)
+	texts := w.deployContentWithSecrets(tenant)
+	texts["manifest"] = secretText
 	namespaces := []string{kube.AgentNamespace} // shared content
 	for _, name := range []string{"one", "two"} {
 		m := fleet.FromSveltosCluster(w.pullCluster(tenant, name))
-		w.wantContent(m, texts)
+		w.awaitContent(m, texts)
 		namespaces = append(namespaces, m.DeliveryNamespace)
 	}
 	resources := w.readableResources()
@@ -265,30 +265,30 @@ func TestSecretsInCustomResources(t *testing.T) {
 	for _, r := range resources {
 		viewer.Rules = append(viewer.Rules, rbacv1.PolicyRule{APIGroups: []string{r.kind.Group}, Resources: []string{r.plural}, Verbs: []string{"get", "list", "watch"}})
 	}
-	w.must(w.Create(w.Context(), viewer))
+	w.noError(w.Create(w.Context(), viewer))
 	role := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: viewer.Name}
-	attacker := w.bound("viewer", &rbacv1.RoleBinding{RoleRef: role})
+	attacker := w.accountWithBinding("viewer", &rbacv1.RoleBinding{RoleRef: role})
 	for _, namespace := range namespaces {
 		if namespace == w.ns {
 			continue
 		}
-		w.must(w.Create(w.Context(), &rbacv1.RoleBinding{
+		w.noError(w.Create(w.Context(), &rbacv1.RoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: w.ns + "-viewer"}, RoleRef: role,
 			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: w.ns, Name: "viewer"}},
 		}))
 	}
 	for use, text := range texts {
-		if found := w.search(attacker, resources, text, namespaces...); len(found) > 0 {
+		if found := w.findText(attacker, resources, text, namespaces...); len(found) > 0 {
 			t.Errorf("a user without rights on Secrets finds the content of the Secret for the %s in %v", use, found)
 		}
 	}
-	// He finds content that is not encrypted.
+	// The user finds content that is not encrypted.
 	encoder, err := zstd.NewWriter(nil)
-	w.must(err)
+	w.noError(err)
 	plain := &libv1beta1.ConfigurationBundle{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "plain"}}
-	plain.Spec.Payload = encoder.EncodeAll([]byte(canary), nil)
-	w.must(w.Create(w.Context(), plain))
-	if found := w.search(attacker, resources, canary, namespaces...); len(found) != 1 {
+	plain.Spec.Payload = encoder.EncodeAll([]byte(secretText), nil)
+	w.noError(w.Create(w.Context(), plain))
+	if found := w.findText(attacker, resources, secretText, namespaces...); len(found) != 1 {
 		t.Errorf("the search finds %v, want the content that is not encrypted", found)
 	}
 }
@@ -298,19 +298,19 @@ func TestSecretsInCustomResources(t *testing.T) {
 func TestKeysOfOtherClusters(t *testing.T) {
 	w := newWorld(t)
 	tenant := w.tenant()
-	w.secretOfATenant(tenant)
+	w.deploySecret(tenant)
 	var members []fleet.Member
 	for _, name := range []string{"one", "two"} {
 		m := fleet.FromSveltosCluster(w.pullCluster(tenant, name))
-		w.content(m.DeliveryNamespace)
+		w.awaitBundles(m.DeliveryNamespace)
 		members = append(members, m)
 	}
 	for i, m := range members {
-		agent := w.agentOf(m)
+		agent := w.agentClient(m)
 		own := client.ObjectKey{Namespace: m.DeliveryNamespace, Name: fleet.ContentKeySecret(m.Name)}
 		w.eventually("the agent of "+m.Name+" reads its key", func() error { return agent.Get(w.Context(), own, &corev1.Secret{}) })
 		other := members[1-i].DeliveryNamespace
-		for _, bundle := range w.content(other) {
+		for _, bundle := range w.awaitBundles(other) {
 			if err := agent.Get(w.Context(), client.ObjectKeyFromObject(&bundle), &libv1beta1.ConfigurationBundle{}); !apierrors.IsForbidden(err) {
 				t.Errorf("agent %s reads content of the other cluster: %v", m.Name, err)
 			}
@@ -320,7 +320,7 @@ func TestKeysOfOtherClusters(t *testing.T) {
 				t.Errorf("agent %s lists the Secrets in %s: %v", m.Name, namespace, err)
 			}
 			secrets := &corev1.SecretList{}
-			w.must(w.List(w.Context(), secrets, client.InNamespace(namespace)))
+			w.noError(w.List(w.Context(), secrets, client.InNamespace(namespace)))
 			for _, secret := range secrets.Items {
 				err := agent.Get(w.Context(), client.ObjectKeyFromObject(&secret), &corev1.Secret{})
 				if client.ObjectKeyFromObject(&secret) != own && !apierrors.IsForbidden(err) {

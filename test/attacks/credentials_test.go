@@ -22,7 +22,7 @@ func loginIn(secret string) *corev1.SecretReference {
 	return &corev1.SecretReference{Name: secret}
 }
 
-// chartFrom returns a change of a Profile that deploys a chart with a login.
+// chartFrom returns a function that makes a Profile deploy a chart with a login.
 func chartFrom(address, secret string) func(*configv1beta1.ProfileSpec) {
 	return func(spec *configv1beta1.ProfileSpec) {
 		spec.HelmCharts = []configv1beta1.HelmChart{{
@@ -32,19 +32,19 @@ func chartFrom(address, secret string) func(*configv1beta1.ProfileSpec) {
 	}
 }
 
-// remoteFrom returns a change of a Profile that deploys a file with a login.
+// remoteFrom returns a function that makes a Profile deploy a file with a login.
 func remoteFrom(address, secret string) func(*configv1beta1.ProfileSpec) {
 	return func(spec *configv1beta1.ProfileSpec) {
 		spec.PolicyRefs = []libv1beta1.PolicyRef{{RemoteURL: &libv1beta1.RemoteURL{RemoteSource: libv1beta1.RemoteSource{URL: address, SecretRef: loginIn(secret)}}}}
 	}
 }
 
-// TestRegistryCredentials: the author of a Profile has no right on Secrets, and wants the hub to send the ones of his
-// namespace to a server of his.
+// TestRegistryCredentials: the author of a Profile has no right on Secrets, and wants the hub to send the Secrets of
+// the author's namespace to the author's server.
 func TestRegistryCredentials(t *testing.T) {
 	w := newWorld(t)
 	tenant := w.tenant()
-	server := w.listen(func(rw http.ResponseWriter, _ *http.Request) { http.Error(rw, "no", http.StatusForbidden) })
+	server := w.startListener(func(rw http.ResponseWriter, _ *http.Request) { http.Error(rw, "no", http.StatusForbidden) })
 	host := strings.TrimPrefix(server.URL, "http://")
 	for name, secret := range map[string]*corev1.Secret{
 		"database": {Type: corev1.SecretTypeBasicAuth},
@@ -54,7 +54,7 @@ func TestRegistryCredentials(t *testing.T) {
 	} {
 		secret.Namespace, secret.Name = w.ns, name
 		secret.StringData = map[string]string{"username": "admin", "password": name, "token": name}
-		w.must(w.Create(t.Context(), secret))
+		w.noError(w.Create(t.Context(), secret))
 	}
 	w.pullCluster(tenant, "mine")
 	for _, secret := range []string{"database", "token", "for-them"} {
@@ -62,45 +62,45 @@ func TestRegistryCredentials(t *testing.T) {
 			"chart": chartFrom(server.URL, secret), "registry": chartFrom("oci://"+host, secret), "file": remoteFrom(server.URL+"/x.yaml", secret),
 		} {
 			name := fmt.Sprintf("%s-%s", secret, kind)
-			w.profile(tenant, name, change)
-			w.failure(name, saying("Secret "+w.ns+"/"+secret))
+			w.createProfile(tenant, name, change)
+			w.awaitFailure(name, hasTexts("Secret "+w.ns+"/"+secret))
 		}
 	}
-	if requests, _ := server.sent(); requests > 0 {
+	if requests, _ := server.received(); requests > 0 {
 		t.Errorf("the server got %d requests", requests)
 	}
-	// A login for this host is sent, so the server would have seen the others.
-	w.profile(tenant, "allowed", chartFrom(server.URL, "for-us"))
-	w.failure("allowed", saying("403"))
-	if _, credentials := server.sent(); len(credentials) == 0 {
+	// The hub sends a login for this host, so it would also have sent the others.
+	w.createProfile(tenant, "allowed", chartFrom(server.URL, "for-us"))
+	w.awaitFailure("allowed", hasTexts("403"))
+	if _, credentials := server.received(); len(credentials) == 0 {
 		t.Error("the login for this host was not sent")
 	}
 }
 
-// TestRegistryCredentialsRedirected: a server that may have a login sends the hub to another port of the same host,
-// where somebody else listens.
+// TestRegistryCredentialsRedirected: a server that may get a login redirects the hub to another port of the same host,
+// where another server listens.
 func TestRegistryCredentialsRedirected(t *testing.T) {
 	w := newWorld(t)
 	tenant := w.tenant()
-	other := w.listen(func(rw http.ResponseWriter, _ *http.Request) { http.Error(rw, "no", http.StatusTeapot) })
-	server := w.listen(func(rw http.ResponseWriter, r *http.Request) {
+	other := w.startListener(func(rw http.ResponseWriter, _ *http.Request) { http.Error(rw, "no", http.StatusTeapot) })
+	server := w.startListener(func(rw http.ResponseWriter, r *http.Request) {
 		http.Redirect(rw, r, other.URL+r.URL.Path, http.StatusFound)
 	})
-	w.must(w.Create(t.Context(), &corev1.Secret{
+	w.noError(w.Create(t.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "login"}, Type: libv1beta1.ProfileSecretType,
 		StringData: map[string]string{"username": "admin", "password": "s3cret"},
 	}))
 	w.pullCluster(tenant, "mine")
-	w.profile(tenant, "chart", chartFrom(server.URL, "login"))
-	w.profile(tenant, "registry", chartFrom("oci://"+strings.TrimPrefix(server.URL, "http://"), "login"))
-	w.profile(tenant, "file", remoteFrom(server.URL+"/x.yaml", "login"))
+	w.createProfile(tenant, "chart", chartFrom(server.URL, "login"))
+	w.createProfile(tenant, "registry", chartFrom("oci://"+strings.TrimPrefix(server.URL, "http://"), "login"))
+	w.createProfile(tenant, "file", remoteFrom(server.URL+"/x.yaml", "login"))
 	for _, name := range []string{"chart", "registry", "file"} {
-		w.failure(name, saying("418"))
+		w.awaitFailure(name, hasTexts("418"))
 	}
-	if _, credentials := server.sent(); len(credentials) == 0 {
+	if _, credentials := server.received(); len(credentials) == 0 {
 		t.Error("the login was not sent to its own server")
 	}
-	if requests, credentials := other.sent(); requests == 0 || len(credentials) > 0 {
+	if requests, credentials := other.received(); requests == 0 || len(credentials) > 0 {
 		t.Errorf("the other server got %d requests with the credentials %q", requests, credentials)
 	}
 }

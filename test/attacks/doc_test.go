@@ -1,5 +1,5 @@
-// Package attacks tries what a tenant, an agent or the administrator of a member could do to the rest, with the
-// credentials that they have. There is one test per kind of attack in the threat table of SECURITY.md.
+// Package attacks tests attacks of a tenant, an agent or the administrator of a member on other users, with their own
+// credentials. There is one test for each kind of attack in the threat table of SECURITY.md.
 //
 // The tests share one hub, which runs in this process; only TestTenantFillsTheMemory starts its own. A tenant is a
 // ServiceAccount with all rights on Towline's kinds and on ConfigMaps of its namespace, and none on Secrets.
@@ -8,7 +8,7 @@
 //
 //  1. The cloud identity of the hub: TestCloudIdentity.
 //  2. Kubeconfigs in Secrets of members: TestKubeconfigOfAMember.
-//  3. One tenant stops the hub: TestHostileContentOfATenant, TestMemberWithoutEnd, TestPushMembersThatStall,
+//  3. One tenant stops the hub: TestHostileContentOfATenant, TestEndlessMemberResponses, TestPushMembersThatStall,
 //     TestTenantFillsTheMemory.
 //  4. An agent drives the hub: TestAgentDrivesTheHub, TestKarmadaAgentDrivesTheHub, TestAgentDrivesItsRegistration.
 //  5. Secrets in custom resources: TestSecretsInCustomResources, TestKeysOfOtherClusters, TestRolesOfUsers.
@@ -18,7 +18,7 @@
 //  8. Tenants: TestSummaryOfATenant, TestSummaryForAForeignCluster, TestSummaryWithTheUIDOfAProfile,
 //     TestLabelsOfClusters, TestPatchesOfAgents, TestExistenceOfSecrets, TestAccountsOfProfiles,
 //     TestProfileAsServiceAccount.
-//  9. mgmt/mgmt: TestHubOfItsOwn.
+//  9. mgmt/mgmt: TestRegistrationOfTheHubCluster.
 //  10. Tokens and certificates of agents: TestTokensOfAnAgent, TestTokensAfterThePolicyIsDeleted,
 //     TestBootstrapTokenOfAnAttacker.
 //  11. Checks: TestChecksBesideARollout.

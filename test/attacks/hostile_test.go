@@ -16,7 +16,7 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// hostileContent takes all time or memory. message is a part of the message about it.
+// hostileContent uses all time or memory. message is a part of the message about it.
 type hostileContent struct{ name, annotation, text, message string }
 
 func hostileContents() []hostileContent {
@@ -27,13 +27,13 @@ func hostileContents() []hostileContent {
 		{"looping", libv1beta1.LuaAnnotation, "function evaluate() while true do end end", "steps"},
 		{"constants", libv1beta1.LuaAnnotation, manyConstants(100_000), "took longer than"},
 		{"allocating", libv1beta1.LuaAnnotation, "function evaluate() local t, list = {}, {}; for i = 1, 200 do list[i] = i end; for i = 1, 1e9 do t[i] = {unpack(list)} end end", "too much memory"},
-		// Nothing of it needs a child process.
-		{"aliases", "example.com/plain", aliasesOf(50<<10, 4000), "aliases make it too large"},
+		// This content needs no child process.
+		{"aliases", "example.com/plain", aliasConfigMap(50<<10, 4000), "aliases make it too large"},
 	}
 }
 
-// aliasesOf returns a ConfigMap with aliases of a text of size bytes. Their copies have no limit in the parser.
-func aliasesOf(size, aliases int) string {
+// aliasConfigMap returns a ConfigMap with aliases of a text of size bytes. The parser does not limit their copies.
+func aliasConfigMap(size, aliases int) string {
 	return "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, namespace: default}\nx: &a " + strings.Repeat("x", size) +
 		"\ny: [" + strings.Repeat("*a, ", aliases) + "]\n"
 }
@@ -49,16 +49,16 @@ func manyConstants(n int) string {
 	return script.String()
 }
 
-// TestHostileContentOfATenant: a tenant has contents that take all time or memory, for several clusters: together more
-// than the hub has workers. Each fails with its limit, and the changes of another tenant are delivered meanwhile.
+// TestHostileContentOfATenant: a tenant has contents that use all time or memory, for several clusters: together more
+// than the hub has workers. Each fails at its limit, and the changes of another tenant are delivered meanwhile.
 func TestHostileContentOfATenant(t *testing.T) {
 	w := newWorld(t)
 	other := &world{TB: w.TB, Client: w.Client, hub: w.hub, ns: w.hub.Namespace(t, "other")}
 	victim, attacker := other.tenant(), w.tenant()
 	delivery := fleet.FromSveltosCluster(other.pullCluster(victim, "healthy")).DeliveryNamespace
 	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: other.ns, Name: "content"}, Data: configMap("default", "first")}
-	w.must(victim.Create(t.Context(), content))
-	other.contentProfile(victim, "healthy", "healthy")
+	w.noError(victim.Create(t.Context(), content))
+	other.createContentProfile(victim, "healthy", "healthy")
 	// delivered returns the references to the content for the cluster of the victim.
 	delivered := func() (items []libv1beta1.ConfigurationItem, err error) {
 		groups := &libv1beta1.ConfigurationGroupList{}
@@ -68,27 +68,27 @@ func TestHostileContentOfATenant(t *testing.T) {
 		}
 		return items, err
 	}
-	other.content(delivery)
+	other.awaitBundles(delivery)
 
 	const clusters = 6 // with 7 contents, 42 summaries for 30 workers
 	for i := range clusters {
 		w.pullCluster(attacker, fmt.Sprint("hostile-", i))
 	}
 	for _, hostile := range hostileContents() {
-		w.must(attacker.Create(t.Context(), &corev1.ConfigMap{
+		w.noError(attacker.Create(t.Context(), &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: hostile.name, Annotations: map[string]string{hostile.annotation: "ok"}},
 			Data:       map[string]string{"objects.yaml": hostile.text},
 		}))
-		w.profile(attacker, hostile.name, func(spec *configv1beta1.ProfileSpec) {
+		w.createProfile(attacker, hostile.name, func(spec *configv1beta1.ProfileSpec) {
 			spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: hostile.name}}
 		})
 	}
-	w.wantSummaries(clusters * len(hostileContents()))
+	w.awaitSummaries(clusters * len(hostileContents()))
 	for i := range 3 {
 		before, err := delivered()
-		w.must(err)
+		w.noError(err)
 		content.Data = configMap("default", fmt.Sprint("change ", i))
-		w.must(victim.Update(t.Context(), content))
+		w.noError(victim.Update(t.Context(), content))
 		from := time.Now()
 		w.eventually("a change of the other tenant is delivered", func() error {
 			after, err := delivered()
@@ -102,12 +102,12 @@ func TestHostileContentOfATenant(t *testing.T) {
 		}
 	}
 	for _, hostile := range hostileContents() {
-		w.failure(hostile.name, saying(hostile.message))
+		w.awaitFailure(hostile.name, hasTexts(hostile.message))
 	}
 }
 
-// wantSummaries waits until the hub has created n summaries in the namespace of the test.
-func (w *world) wantSummaries(n int) {
+// awaitSummaries waits until the hub has created n summaries in the namespace of the test.
+func (w *world) awaitSummaries(n int) {
 	w.Helper()
 	w.eventually("summaries", func() error {
 		summaries := &configv1beta1.ClusterSummaryList{}

@@ -20,13 +20,13 @@ import (
 // hubMemory is the memory limit of the hub in the tests, in bytes. The chart sets the same limit.
 const hubMemory = 2 << 30
 
-// hubProcess is a hub in a process of its own, on a control plane of its own.
+// hubProcess is a hub in its own process, with its own control plane.
 type hubProcess struct {
 	plane   *localkube.Plane
 	process int
 }
 
-// startHub starts a hub whose memory limit is hubMemory. The test fails if the hub ends before it.
+// startHub starts a hub whose memory limit is hubMemory. The test fails if the hub ends before the test.
 func startHub(t *testing.T) hubProcess {
 	t.Helper()
 	plane, err := localkube.Start(t.Context(), localkube.Options{Name: "hub"})
@@ -75,7 +75,7 @@ func (h hubProcess) memory() (hubItself, children uint64) {
 	}
 	for _, process := range processes {
 		stat, err := process.Stat()
-		// A process that is being started has the memory and the arguments of the hub until it executes its program.
+		// A new process has the memory and the arguments of the hub until it executes its program.
 		arguments, _ := process.CmdLine()
 		isChild := err == nil && stat.PPID == h.process && slices.Contains(arguments, "sandbox")
 		if !isChild && process.PID != h.process {

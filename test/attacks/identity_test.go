@@ -15,14 +15,14 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// TestCloudIdentity: whoever may create SveltosClusters has the hub sign a token for somebody else's EKS cluster, and
-// send it to a server of his.
+// TestCloudIdentity: an attacker who may create SveltosClusters wants the hub to sign a token for another user's EKS
+// cluster, and to send it to the attacker's server.
 func TestCloudIdentity(t *testing.T) {
 	w := newWorld(t)
 	server := newListener(func(rw http.ResponseWriter, _ *http.Request) { http.Error(rw, "no", http.StatusForbidden) })
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	// identify registers the victim's cluster with an endpoint, and waits until the hub says text about it.
+	// identify registers the victim's cluster with an endpoint, and waits until its failure message has text.
 	identify := func(tenant client.Client, name, endpoint, text string) {
 		t.Helper()
 		cluster := &libv1beta1.SveltosCluster{
@@ -32,8 +32,8 @@ func TestCloudIdentity(t *testing.T) {
 				CASecretRef: &corev1.SecretReference{Name: "ca"},
 			}},
 		}
-		w.must(tenant.Create(t.Context(), cluster))
-		w.eventually("the hub connects, or says why not", func() error {
+		w.noError(tenant.Create(t.Context(), cluster))
+		w.eventually("the hub has tried to connect", func() error {
 			if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
 				return err
 			}
@@ -43,7 +43,7 @@ func TestCloudIdentity(t *testing.T) {
 	prepare := func() client.Client {
 		t.Helper()
 		tenant := w.clusterOwner()
-		w.must(tenant.Create(t.Context(), &corev1.Secret{
+		w.noError(tenant.Create(t.Context(), &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "ca"}, Data: map[string][]byte{"ca.crt": certificateOf(server.Server)},
 		}))
 		return tenant
@@ -52,34 +52,34 @@ func TestCloudIdentity(t *testing.T) {
 
 	// In a namespace that may use the identity, tokens go only to the hosts that the operator has listed.
 	w.ns = cloudNamespace
-	w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}})))
+	w.noError(client.IgnoreAlreadyExists(w.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}})))
 	tenant := prepare()
 	identify(tenant, "elsewhere", strings.Replace(server.URL, "127.0.0.1", "localhost", 1), "--workload-identity-hosts")
-	if requests, _ := server.sent(); requests > 0 {
+	if requests, _ := server.received(); requests > 0 {
 		t.Errorf("the server got %d requests", requests)
 	}
 	identify(tenant, "listed", server.URL, "403")
-	if _, credentials := server.sent(); len(credentials) == 0 || !strings.HasPrefix(credentials[0], "Bearer k8s-aws-v1.") {
+	if _, credentials := server.received(); len(credentials) == 0 || !strings.HasPrefix(credentials[0], "Bearer k8s-aws-v1.") {
 		t.Errorf("a listed host got the credentials %q, want a token", credentials)
 	}
 }
 
-// TestExistenceOfSecrets: an author of SveltosClusters without rights on Secrets wants to know which ones exist, in his
-// namespace, which may use the cloud identity of the hub, and in another one that may use it, too: there also which
-// ones have a certificate authority, as those of TLS and of ServiceAccounts have.
+// TestExistenceOfSecrets: an author of SveltosClusters without rights on Secrets wants to find out which Secrets exist
+// in the author's namespace and in other ones, and which Secrets in other namespaces have a certificate authority. The
+// author's namespace may use the cloud identity of the hub.
 func TestExistenceOfSecrets(t *testing.T) {
 	w := newWorld(t)
 	for _, namespace := range []string{cloudNamespace, otherCloudNamespace} {
-		w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})))
-		w.must(w.Create(t.Context(), &corev1.Secret{
+		w.noError(client.IgnoreAlreadyExists(w.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}})))
+		w.noError(w.Create(t.Context(), &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "existing"}, StringData: map[string]string{"password": "s3cret"},
 		}))
 	}
-	w.must(w.Create(t.Context(), &corev1.Secret{
+	w.noError(w.Create(t.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: otherCloudNamespace, Name: "authority"}, Data: map[string][]byte{fleet.AuthorityKey: w.hub.Config.CAData},
 	}))
 	foreign := w.ns
-	w.must(w.Create(t.Context(), &corev1.Secret{
+	w.noError(w.Create(t.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: foreign, Name: "authority"}, Data: map[string][]byte{fleet.AuthorityKey: w.hub.Config.CAData},
 	}))
 	w.ns = cloudNamespace
@@ -101,8 +101,8 @@ func TestExistenceOfSecrets(t *testing.T) {
 					CASecretRef: &corev1.SecretReference{Namespace: test.namespace, Name: secret},
 				}},
 			}
-			w.must(tenant.Create(t.Context(), cluster))
-			w.eventually("the hub says why it does not connect", func() error {
+			w.noError(tenant.Create(t.Context(), cluster))
+			w.eventually("the hub reports why it does not connect", func() error {
 				if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
 					return err
 				}

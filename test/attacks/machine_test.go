@@ -26,8 +26,8 @@ import (
 func TestKubeconfigOfAMember(t *testing.T) {
 	w := newWorld(t)
 	trace, secret := filepath.Join(t.TempDir(), "trace"), filepath.Join(t.TempDir(), "secret")
-	w.must(os.WriteFile(secret, []byte("a token of the operator"), 0o600))
-	server := w.listen(nil)
+	w.noError(os.WriteFile(secret, []byte("a token of the operator"), 0o600))
+	server := w.startListener(nil)
 	for name, user := range map[string]*clientcmdapi.AuthInfo{
 		"runs": {Exec: &clientcmdapi.ExecConfig{
 			APIVersion: "client.authentication.k8s.io/v1", Command: "touch", Args: []string{trace}, InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
@@ -38,34 +38,34 @@ func TestKubeconfigOfAMember(t *testing.T) {
 			Clusters: map[string]*clientcmdapi.Cluster{"c": {Server: server.URL}}, AuthInfos: map[string]*clientcmdapi.AuthInfo{"c": user},
 			Contexts: map[string]*clientcmdapi.Context{"c": {Cluster: "c", AuthInfo: "c"}}, CurrentContext: "c",
 		})
-		w.must(err)
+		w.noError(err)
 		namespace := w.hub.Namespace(t, name)
-		w.must(w.Create(t.Context(), &corev1.Secret{
+		w.noError(w.Create(t.Context(), &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "karmada-kubeconfig"}, Data: map[string][]byte{"karmada-kubeconfig": raw},
 		}))
-		var said bytes.Buffer
+		var output bytes.Buffer
 		args := []string{"karmadactl", "unregister", "edge", "--cluster-kubeconfig=" + w.hub.Kubeconfig, "--namespace=" + namespace}
-		if code := cli.Run(t.Context(), args, command.Streams{Out: &said, Err: &said}); code == 0 || !strings.Contains(said.String(), "Secret "+namespace+"/karmada-kubeconfig") {
-			t.Errorf("%s: exit code %d, output %s", name, code, said.String())
+		if code := cli.Run(t.Context(), args, command.Streams{Out: &output, Err: &output}); code == 0 || !strings.Contains(output.String(), "Secret "+namespace+"/karmada-kubeconfig") {
+			t.Errorf("%s: exit code %d, output %s", name, code, output.String())
 		}
 	}
 	if _, err := os.Stat(trace); err == nil {
 		t.Error("the kubeconfig has run a program")
 	}
-	if _, credentials := server.sent(); len(credentials) > 0 {
+	if _, credentials := server.received(); len(credentials) > 0 {
 		t.Errorf("the server got %q", credentials)
 	}
 }
 
-// TestHubOfItsOwn: whoever may write in the namespace mgmt registers the hub's own cluster, which gives him all rights
-// of the hub. The hub of the tests runs without --register-self.
-func TestHubOfItsOwn(t *testing.T) {
+// TestRegistrationOfTheHubCluster: an attacker who may write in the namespace mgmt registers the hub's own cluster, to
+// get all rights of the hub. The hub of the tests runs without --register-self.
+func TestRegistrationOfTheHubCluster(t *testing.T) {
 	w := newWorld(t)
 	w.ns = fleet.HubNamespace
-	w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}})))
+	w.noError(client.IgnoreAlreadyExists(w.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.ns}})))
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: fleet.HubName}}
-	w.must(w.tenant().Create(t.Context(), cluster))
-	w.eventually("the hub refuses", func() error {
+	w.noError(w.tenant().Create(t.Context(), cluster))
+	w.eventually("the hub refuses the cluster", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
 			return err
 		}

@@ -40,7 +40,7 @@ func (w *world) hostileMember(discovery, pods http.HandlerFunc) (cluster clientc
 		case r.URL.Path != "/version" && discovery != nil:
 			discovery(counted, r)
 		default:
-			_, _ = fmt.Fprint(rw, replies[r.URL.Path]) // the hub may have gone
+			_, _ = fmt.Fprint(rw, replies[r.URL.Path]) // the hub may have closed the connection
 		}
 	}))
 	w.Cleanup(server.Close)
@@ -59,7 +59,7 @@ func (c countingWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// endless writes begin, and then repeated until the connection ends.
+// endless writes begin, and then repeated again and again until the connection ends.
 func endless(begin, repeated string) http.HandlerFunc {
 	block := []byte(strings.Repeat(repeated, 1+(64<<10)/len(repeated)))
 	return func(rw http.ResponseWriter, _ *http.Request) {
@@ -70,14 +70,14 @@ func endless(begin, repeated string) http.HandlerFunc {
 	}
 }
 
-// TestMemberWithoutEnd: the administrator of a push member returns APIs and pages without end, to fill the memory of
-// the hub. Each is refused long before, and another member is served.
-func TestMemberWithoutEnd(t *testing.T) {
+// TestEndlessMemberResponses: the administrator of a push member returns endless APIs and pages, to fill the memory of
+// the hub. The hub stops reading each early, and serves another member.
+func TestEndlessMemberResponses(t *testing.T) {
 	w := newWorld(t)
 	owner := w.clusterOwner()
 	pages := func(rw http.ResponseWriter, _ *http.Request) {
 		pod := fmt.Sprintf(`{"metadata":{"name":"p","annotations":{"a":%q}}}`, strings.Repeat("x", 1<<20))
-		_, _ = fmt.Fprintf(rw, `{"kind":"PodList","apiVersion":"v1","metadata":{"continue":"next"},"items":[%s]}`, pod) // the hub may have gone
+		_, _ = fmt.Fprintf(rw, `{"kind":"PodList","apiVersion":"v1","metadata":{"continue":"next"},"items":[%s]}`, pod) // the hub may have closed the connection
 	}
 	const (
 		tooLong       = "the cluster returned more than 16 MiB or 800000 values"
@@ -97,7 +97,7 @@ func TestMemberWithoutEnd(t *testing.T) {
 		"many-items": {nil, endless(`{"kind":"PodList","apiVersion":"v1","items":[`, `{},`), tooMuchMemory, 64 << 20},
 	} {
 		server, sent := w.hostileMember(test.discovery, test.pods)
-		cluster := w.pushCluster(owner, name, libv1beta1.SveltosClusterSpec{LivenessChecks: checksOf(passingScript)}, server)
+		cluster := w.pushCluster(owner, name, libv1beta1.SveltosClusterSpec{LivenessChecks: podChecks(passingScript)}, server)
 		// Two requests can wait for each other's memory until both fail. The hub contacts the member again after a minute.
 		w.eventuallyWithin(5*time.Minute, "the hub refuses "+name, func() error {
 			if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
@@ -105,11 +105,11 @@ func TestMemberWithoutEnd(t *testing.T) {
 			}
 			return wantText(cluster.Status.FailureMessage, test.want)
 		})
-		// The hub may have contacted it some times.
+		// The hub may have contacted the member several times.
 		if n := sent.Load(); n > 5*test.maxSent {
 			t.Errorf("%s: the hub has read %d MiB", name, n>>20)
 		}
-		w.must(owner.Delete(t.Context(), cluster))
+		w.noError(owner.Delete(t.Context(), cluster))
 	}
-	w.sharedCluster("healthy", w.hub)
+	w.registerPushCluster("healthy", w.hub)
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// maxEvent is the length of the events of a hostile member in bytes: a hub without limits must fail, and not fill the
-// machine of the test.
+// maxEvent is the length of the events of a hostile member in bytes: it limits the memory of a hub without limits, so
+// that this machine survives.
 const maxEvent = 96 << 20
 
 // The numbers of values in a response about the APIs, and in a page of a list. When they are decoded, they need 300 MiB
@@ -30,15 +30,16 @@ const (
 	manyObjects = 3_900_000
 )
 
-// membersPerKind is the number of members that return the same. endedLists is the number of lists of objects that
-// have ended for which the test waits.
+// membersPerKind is the number of members with the same responses. The test waits for endedLists lists of objects that
+// have ended.
 const (
 	membersPerKind = 25
 	endedLists     = 5
 )
 
-// The numbers of honest pages of a list of objects, before one that waits, and of objects in a page, which needs no
-// reservation. The lists of all members need more memory than a namespace can have, which is enough for maxWaiting.
+// honestPages is the number of pages of a list of objects before one that waits, and objectsOfPage the number of
+// objects in a page, which needs no reservation. The lists of all members need more memory than a namespace can have,
+// which is enough for maxWaiting lists.
 const (
 	maxWaiting    = 14
 	honestPages   = 100
@@ -46,25 +47,25 @@ const (
 	nameBytes     = 500
 )
 
-// elements is a part of a response with n values, which need hundreds of times as much memory as text.
-func elements(n int) string { return strings.TrimSuffix(strings.Repeat("null,", n), ",") }
+// nullElements returns a part of a response with n values. They need hundreds of times as much memory as their text.
+func nullElements(n int) string { return strings.TrimSuffix(strings.Repeat("null,", n), ",") }
 
-// isOfObjects returns whether a list is one of objects for their watch. The Secrets of records are such objects.
-func isOfObjects(r *http.Request) bool {
+// isMetadataList returns whether a request lists objects for their watch. The Secrets of records are among them.
+func isMetadataList(r *http.Request) bool {
 	return strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata") && !strings.Contains(r.URL.Query().Get("labelSelector"), "=head")
 }
 
 // fillingMember serves a cluster that fills the memory of the hub by all its responses for one kind of request: "apis",
-// "lists", "events" or "objects". It counts them; of the lists of objects, those that begin again after one was refused
-// or has expired.
+// "lists", "events" or "objects". It counts these requests; for "objects" only the lists that begin again after one was
+// refused or has expired.
 func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled *atomic.Int64) {
 	w.Helper()
 	filled = &atomic.Int64{}
 	replies := discoveryReplies()
 	replies["/api/v1"] = `{"kind":"APIResourceList","groupVersion":"v1","resources":[` +
 		`{"name":"secrets","namespaced":true,"kind":"Secret","verbs":["list"]},{"name":"configmaps","namespaced":true,"kind":"ConfigMap","verbs":["list"]}]}`
-	apis := `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[` + elements(manyAPIs) + `]}`
-	list := `"apiVersion":"v1","metadata":{"continue":"next"},"items":[` + elements(manyObjects) + `]}`
+	apis := `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"v1","resources":[` + nullElements(manyAPIs) + `]}`
+	list := `"apiVersion":"v1","metadata":{"continue":"next"},"items":[` + nullElements(manyObjects) + `]}`
 	event := strings.Repeat("x", 1<<20)
 	page := strings.TrimSuffix(strings.Repeat(`{"metadata":{"name":"`+strings.Repeat("a", nameBytes)+`"}},`, objectsOfPage), ",")
 	var begun, waiting atomic.Int64 // lists of objects
@@ -74,7 +75,7 @@ func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled
 		switch reply, isDiscovery := replies[r.URL.Path]; {
 		case kind == "apis" && r.URL.Path == "/api/v1":
 			filled.Add(1)
-			_, _ = fmt.Fprint(rw, apis) // here and below the hub may have gone
+			_, _ = fmt.Fprint(rw, apis) // here and below the hub may have closed the connection
 		case isDiscovery:
 			_, _ = fmt.Fprint(rw, reply)
 		case kind == "events" && isWatch:
@@ -85,7 +86,7 @@ func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled
 			}
 		case isWatch:
 			http.Error(rw, "", http.StatusServiceUnavailable)
-		case kind == "objects" && isList && isOfObjects(r):
+		case kind == "objects" && isList && isMetadataList(r):
 			next := 1
 			_, _ = fmt.Sscan(r.URL.Query().Get("continue"), &next)
 			if next > honestPages {
@@ -116,7 +117,7 @@ func (w *world) fillingMember(kind string) (cluster clientcmdapi.Cluster, filled
 	return clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: certificateOf(server)}, filled
 }
 
-// TestTenantFillsTheMemory: a tenant has many push members, which return at the same time what needs as much memory as
+// TestTenantFillsTheMemory: a tenant has many push members, whose responses at the same time need as much memory as
 // possible, and contents that need as much. The hub with its children stays below the limit of its container. Meanwhile
 // it delivers the changes of another tenant, and of a ClusterProfile for the clusters of both. The test is not
 // parallel: other tests would wait for the processors.
@@ -126,11 +127,11 @@ func TestTenantFillsTheMemory(t *testing.T) {
 	w.Client = w.clientFor(attacked.plane.Config)
 	other := &world{TB: w.TB, Client: w.Client, hub: w.hub, ns: w.hub.Namespace(t, "other")}
 	victim, attacker, owner := other.tenant(), w.tenant(), w.clusterOwner()
-	other.sharedCluster("healthy", w.hub)
+	other.registerPushCluster("healthy", w.hub)
 	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: other.ns, Name: "content"}, Data: configMap(other.ns, "first")}
-	w.must(victim.Create(t.Context(), content))
-	other.contentProfile(victim, "web", "healthy")
-	other.wantDelivered("first", waitTimeout)
+	w.noError(victim.Create(t.Context(), content))
+	other.createContentProfile(victim, "web", "healthy")
+	other.awaitDelivered("first", waitTimeout)
 
 	stop := attacked.largestMemory()
 	var members []string
@@ -142,8 +143,8 @@ func TestTenantFillsTheMemory(t *testing.T) {
 			members = append(members, w.pushCluster(owner, fmt.Sprint(kind, "-", i), libv1beta1.SveltosClusterSpec{}, server).Name)
 		}
 	}
-	w.must(attacker.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"}, Data: configMap("default", "hostile")}))
-	w.contentProfile(attacker, "hostile", members...)
+	w.noError(attacker.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"}, Data: configMap("default", "hostile")}))
+	w.createContentProfile(attacker, "hostile", members...)
 	platform := other.platformProfile(append(w.references(members...), other.references("healthy")...))
 	w.fillingContents(attacker)
 	for kind, n := range filled {
@@ -154,13 +155,13 @@ func TestTenantFillsTheMemory(t *testing.T) {
 			return nil
 		})
 	}
-	w.wantResults(testedContents)
+	w.awaitResults(testedContents)
 	for _, text := range []string{"second", "third"} {
 		content.Data = configMap(other.ns, text)
-		w.must(victim.Update(t.Context(), content))
-		other.wantDelivered(text, waitTimeout)
+		w.noError(victim.Update(t.Context(), content))
+		other.awaitDelivered(text, waitTimeout)
 		platform.update(text)
-		platform.wantDelivered(text, waitTimeout)
+		platform.awaitDelivered(text, waitTimeout)
 	}
 	all, hubItself, children := stop()
 	if t.Logf("at most %d MiB of memory: the hub %d, its children %d", all>>20, hubItself>>20, children>>20); all > hubMemory {
@@ -168,7 +169,7 @@ func TestTenantFillsTheMemory(t *testing.T) {
 	}
 }
 
-// platform is a world whose namespace has the content of a ClusterProfile, and gets its objects.
+// platform is a world whose namespace has the content and the objects of a ClusterProfile.
 type platform struct{ *world }
 
 // platformProfile has the administrator create a ClusterProfile for clusters. Its content is large enough to need a
@@ -176,8 +177,8 @@ type platform struct{ *world }
 func (w *world) platformProfile(clusters []corev1.ObjectReference) platform {
 	w.Helper()
 	p := platform{&world{TB: w.TB, Client: w.Client, hub: w.hub, ns: w.hub.Namespace(w.TB, "platform")}}
-	p.must(p.Create(p.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: p.ns, Name: "content"}, Data: p.content("first")}))
-	p.must(p.Create(p.Context(), &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: p.ns}, Spec: configv1beta1.ProfileSpec{
+	p.noError(p.Create(p.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: p.ns, Name: "content"}, Data: p.content("first")}))
+	p.noError(p.Create(p.Context(), &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: p.ns}, Spec: configv1beta1.ProfileSpec{
 		ClusterRefs: clusters,
 		PolicyRefs:  []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: p.ns, Name: "content"}},
 	}}))
@@ -188,9 +189,9 @@ func (w *world) platformProfile(clusters []corev1.ObjectReference) platform {
 func (p platform) update(text string) {
 	p.Helper()
 	content := &corev1.ConfigMap{}
-	p.must(p.Get(p.Context(), client.ObjectKey{Namespace: p.ns, Name: "content"}, content))
+	p.noError(p.Get(p.Context(), client.ObjectKey{Namespace: p.ns, Name: "content"}, content))
 	content.Data = p.content(text)
-	p.must(p.Update(p.Context(), content))
+	p.noError(p.Update(p.Context(), content))
 }
 
 // content returns manifests with a text, and 200 KB more.

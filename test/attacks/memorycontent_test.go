@@ -17,13 +17,13 @@ import (
 	"github.com/towline/towline/examples"
 )
 
-// contentsPerKind is the number of contents of each kind in fillingContents. The contents take memory from each other,
-// and some wait for minutes: the test waits until testedContents of all have a result, which is less than half of them.
+// contentsPerKind is the number of contents of each kind in fillingContents. The contents compete for memory, and some
+// wait for minutes: the test waits until testedContents of all have a result, which is less than half of them.
 const contentsPerKind, testedContents = 8, 24
 
-// The numbers of values in a manifest and in the result of a chart: a few more, and the hub refuses them, since they
-// need more than 128 MiB while they are decoded. A profile of manifestsPerProfile manifests needs nearly as much until
-// it is delivered.
+// The numbers of values in a manifest and in the result of a chart. With a few more the hub would refuse them, since
+// they would need more than 128 MiB while they are decoded. A profile of manifestsPerProfile manifests needs nearly as
+// much until it is delivered.
 const (
 	valuesPerManifest   = 155_000
 	valuesPerChart      = 290_000
@@ -44,7 +44,7 @@ func (w *world) fillingContents(tenant client.Client) {
 		charts[i] = examples.Chart{Name: fmt.Sprint("values-", i), Version: "1.0.0", Files: map[string]string{"templates/a.yaml": manifest(i, fmt.Sprintf("{{ range %d }}{},{{ end }}", valuesPerChart))}}
 	}
 	repository, err := examples.Repository(charts...)
-	w.must(err)
+	w.noError(err)
 	file := bytes.Repeat([]byte("# "+strings.Repeat("x", 1021)+"\n"), 25<<10)
 	escaped := bytes.Repeat([]byte{1}, 20<<20)
 	tree := tarOf(w, map[string][]byte{"kustomization.yaml": []byte("resources: [large.yaml]"), "large.yaml": escaped})
@@ -79,27 +79,27 @@ func (w *world) fillingContents(tenant client.Client) {
 		} {
 			name := fmt.Sprint(kind, "-", i)
 			annotation := map[string]string{"template": libv1beta1.TemplateAnnotation, "manifest": "example.com/plain"}[kind]
-			w.must(tenant.Create(w.Context(), &corev1.ConfigMap{
+			w.noError(tenant.Create(w.Context(), &corev1.ConfigMap{
 				ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Annotations: map[string]string{annotation: "ok"}}, Data: map[string]string{"objects.yaml": text},
 			}))
-			w.profile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
+			w.createProfile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
 				spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: name}}
 			})
 		}
-		w.profile(tenant, fmt.Sprint("many-", i), func(spec *configv1beta1.ProfileSpec) {
+		w.createProfile(tenant, fmt.Sprint("many-", i), func(spec *configv1beta1.ProfileSpec) {
 			for n := range manifestsPerProfile {
 				spec.PolicyRefs = append(spec.PolicyRefs, libv1beta1.PolicyRef{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: fmt.Sprint("manifest-", (i+n)%contentsPerKind)})
 			}
 		})
-		w.profile(tenant, fmt.Sprint("chart-", i), chart("", charts[i].Name))
-		w.profile(tenant, fmt.Sprint("text-", i), chart(fmt.Sprint("/text/", i), "a"))
-		w.profile(tenant, fmt.Sprint("values-", i), chart(fmt.Sprint("/values/", i), "a"))
-		w.profile(tenant, fmt.Sprint("file-", i), remoteFrom(fmt.Sprint(server.URL, "/file/", i), ""))
-		w.profile(tenant, fmt.Sprint("escaped-", i), func(spec *configv1beta1.ProfileSpec) {
+		w.createProfile(tenant, fmt.Sprint("chart-", i), chart("", charts[i].Name))
+		w.createProfile(tenant, fmt.Sprint("text-", i), chart(fmt.Sprint("/text/", i), "a"))
+		w.createProfile(tenant, fmt.Sprint("values-", i), chart(fmt.Sprint("/values/", i), "a"))
+		w.createProfile(tenant, fmt.Sprint("file-", i), remoteFrom(fmt.Sprint(server.URL, "/file/", i), ""))
+		w.createProfile(tenant, fmt.Sprint("escaped-", i), func(spec *configv1beta1.ProfileSpec) {
 			remoteFrom(server.URL+"/escaped/0.yaml", "")(spec)
 			spec.PolicyRefs[0].RemoteURL.Template = true
 		})
-		w.profile(tenant, fmt.Sprint("tree-", i), func(spec *configv1beta1.ProfileSpec) {
+		w.createProfile(tenant, fmt.Sprint("tree-", i), func(spec *configv1beta1.ProfileSpec) {
 			spec.KustomizationRefs = []configv1beta1.KustomizationRef{{RemoteURL: &libv1beta1.RemoteSource{URL: server.URL + "/tree/0.tar"}}}
 		})
 	}
@@ -111,16 +111,16 @@ func tarOf(w *world, files map[string][]byte) []byte {
 	var out bytes.Buffer
 	archive := tar.NewWriter(&out)
 	for name, content := range files {
-		w.must(archive.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(content))}))
+		w.noError(archive.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(content))}))
 		_, err := archive.Write(content)
-		w.must(err)
+		w.noError(err)
 	}
-	w.must(archive.Close())
+	w.noError(archive.Close())
 	return out.Bytes()
 }
 
-// wantResults waits until n contents of fillingContents have been delivered, or have failed.
-func (w *world) wantResults(n int) {
+// awaitResults waits until n contents of fillingContents have been delivered, or have failed.
+func (w *world) awaitResults(n int) {
 	w.Helper()
 	w.eventually("results of the contents", func() error {
 		summaries := &configv1beta1.ClusterSummaryList{}

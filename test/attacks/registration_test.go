@@ -17,13 +17,13 @@ import (
 	"github.com/towline/towline/internal/fleet"
 )
 
-// TestPullModeOfAnEmptySpec: a tenant changes the mode of a cluster, with the whole spec, so that the hub would use
-// other credentials for it.
+// TestPullModeOfAnEmptySpec: a tenant changes the mode of a cluster by a patch of the whole spec, so that the hub would
+// use other credentials for it.
 func TestPullModeOfAnEmptySpec(t *testing.T) {
 	w := newWorld(t)
 	tenant := w.tenant()
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "mine"}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true}}
-	w.must(tenant.Create(t.Context(), cluster))
+	w.noError(tenant.Create(t.Context(), cluster))
 	for _, patch := range []string{`{"spec":null}`, `{"spec":{"pullMode":null}}`, `{"spec":{"pullMode":false}}`} {
 		err := tenant.Patch(t.Context(), cluster.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(patch)))
 		if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.pullMode") {
@@ -41,7 +41,7 @@ const maxRegistration = 15 * time.Second
 func TestRegistrationThatHangs(t *testing.T) {
 	w := newWorld(t)
 	tenant := w.tenant()
-	w.pullCluster(tenant, "first") // has the namespace of the tenant for its deliveries
+	w.pullCluster(tenant, "first") // its deliveries are in the namespace of the tenant
 	var hanging []*libv1beta1.SveltosCluster
 	for i := range 24 {
 		name := fmt.Sprint("hanging-", i)
@@ -54,7 +54,7 @@ func TestRegistrationThatHangs(t *testing.T) {
 	victim := other.tenant()
 
 	for _, cluster := range hanging {
-		w.must(tenant.Create(t.Context(), cluster))
+		w.noError(tenant.Create(t.Context(), cluster))
 	}
 	from := time.Now()
 	other.pullCluster(victim, "healthy")
@@ -76,10 +76,10 @@ func (w *world) hangingNamespace(name string) {
 	w.Helper()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	held := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "held", Finalizers: []string{"example.com/held"}}}
-	w.must(w.Create(w.Context(), namespace))
-	w.must(w.Create(w.Context(), held))
+	w.noError(w.Create(w.Context(), namespace))
+	w.noError(w.Create(w.Context(), held))
 	w.Cleanup(func() {
 		_ = w.Patch(context.WithoutCancel(w.Context()), held, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))) // the hub of the tests ends soon
 	})
-	w.must(w.Delete(w.Context(), namespace))
+	w.noError(w.Delete(w.Context(), namespace))
 }

@@ -26,32 +26,32 @@ import (
 // internalText is the response of a server that is not meant for users.
 const internalText = "internal-secret"
 
-// TestServerSideRequestForgery: the author of a Profile wants the hub to request addresses of its own surroundings, and
-// to show him the responses. The hub of the tests denies 127.0.0.3, which stands for them.
+// TestServerSideRequestForgery: the author of a Profile wants the hub to send requests to internal addresses, and to
+// return the responses. The hub of the tests denies 127.0.0.3, which stands for them.
 func TestServerSideRequestForgery(t *testing.T) {
 	w := newWorld(t)
 	tenant := w.tenant()
 	w.pullCluster(tenant, "mine")
 	var reached atomic.Int32
 	denied := w.serveAt(deniedAddress, func(http.ResponseWriter, *http.Request) { reached.Add(1) })
-	redirecting := w.listen(func(rw http.ResponseWriter, r *http.Request) {
+	redirecting := w.startListener(func(rw http.ResponseWriter, r *http.Request) {
 		http.Redirect(rw, r, denied.URL+"/metadata", http.StatusFound)
 	})
 	host := strings.TrimPrefix(denied.URL, "http://")
 	for name, address := range map[string]string{
 		"metadata": "http://169.254.169.254/latest", "in-v6": "http://[::ffff:169.254.169.254]/latest", "direct": denied.URL, "redirect": redirecting.URL,
 	} {
-		w.profile(tenant, "chart-"+name, chartFrom(address, ""))
-		w.profile(tenant, "file-"+name, remoteFrom(address, ""))
-		w.failure("chart-"+name, saying("does not connect to this address"))
-		w.failure("file-"+name, saying("does not connect to this address"))
+		w.createProfile(tenant, "chart-"+name, chartFrom(address, ""))
+		w.createProfile(tenant, "file-"+name, remoteFrom(address, ""))
+		w.awaitFailure("chart-"+name, hasTexts("does not connect to this address"))
+		w.awaitFailure("file-"+name, hasTexts("does not connect to this address"))
 	}
-	w.must(w.Create(t.Context(), w.loginBySSH(host)))
+	w.noError(w.Create(t.Context(), w.loginBySSH(host)))
 	for name, remote := range map[string]struct{ address, secret string }{
 		"git": {"git+http://" + host + "/x.git", ""}, "ssh": {"git+ssh://" + host + "/x.git", "ssh"}, "oci": {"oci://" + host + "/x:1", ""},
 	} {
-		w.profile(tenant, "remote-"+name, remoteFrom(remote.address, remote.secret))
-		w.failure("remote-"+name, saying("does not connect to this address"))
+		w.createProfile(tenant, "remote-"+name, remoteFrom(remote.address, remote.secret))
+		w.awaitFailure("remote-"+name, hasTexts("does not connect to this address"))
 	}
 	if n := reached.Load(); n > 0 {
 		t.Errorf("the denied server got %d requests", n)
@@ -62,11 +62,11 @@ func TestServerSideRequestForgery(t *testing.T) {
 func (w *world) loginBySSH(host string) *corev1.Secret {
 	w.Helper()
 	_, key, err := ed25519.GenerateKey(nil)
-	w.must(err)
+	w.noError(err)
 	signer, err := ssh.NewSignerFromKey(key)
-	w.must(err)
+	w.noError(err)
 	identity, err := ssh.MarshalPrivateKey(key, "")
-	w.must(err)
+	w.noError(err)
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "ssh"}, Type: libv1beta1.ProfileSecretType,
 		Data: map[string][]byte{"identity": pem.EncodeToMemory(identity), "known_hosts": []byte(knownhosts.Line([]string{host}, signer.PublicKey()))},
@@ -87,25 +87,25 @@ func TestResponsesAreNotRepeated(t *testing.T) {
 		"error": func(rw http.ResponseWriter, _ *http.Request) {
 			http.Error(rw, `{"errors":[{"code":"DENIED","message":"`+internalText+`"}]}`, http.StatusForbidden)
 		},
-		"no-http":     bytesOf("-ERR " + internalText + "\r\n"),
-		"status-code": bytesOf("HTTP/1.1 " + internalText + "\r\n\r\n"),
-		"location":    bytesOf("HTTP/1.1 302 Found\r\nLocation: http://%zz" + internalText + "\r\nContent-Length: 0\r\n\r\n"),
+		"no-http":     rawResponse("-ERR " + internalText + "\r\n"),
+		"status-code": rawResponse("HTTP/1.1 " + internalText + "\r\n\r\n"),
+		"location":    rawResponse("HTTP/1.1 302 Found\r\nLocation: http://%zz" + internalText + "\r\nContent-Length: 0\r\n\r\n"),
 	} {
-		server := w.listen(handler)
+		server := w.startListener(handler)
 		host := strings.TrimPrefix(server.URL, "http://")
-		w.profile(tenant, name+"-chart", chartFrom(server.URL, ""))
-		w.profile(tenant, name+"-registry", chartFrom("oci://"+host, ""))
-		w.profile(tenant, name+"-file", remoteFrom(server.URL+"/x.yaml", ""))
+		w.createProfile(tenant, name+"-chart", chartFrom(server.URL, ""))
+		w.createProfile(tenant, name+"-registry", chartFrom("oci://"+host, ""))
+		w.createProfile(tenant, name+"-file", remoteFrom(server.URL+"/x.yaml", ""))
 		for _, kind := range []string{"chart", "registry", "file"} {
-			if message := w.failure(name+"-"+kind, nil); strings.Contains(message, internalText) {
+			if message := w.awaitFailure(name+"-"+kind, nil); strings.Contains(message, internalText) {
 				t.Errorf("%s %s: the status has the response: %s", name, kind, message)
 			}
 		}
 	}
 }
 
-// bytesOf returns a handler that answers without HTTP.
-func bytesOf(answer string) http.HandlerFunc {
+// rawResponse returns a handler that writes a response without HTTP.
+func rawResponse(answer string) http.HandlerFunc {
 	return func(rw http.ResponseWriter, _ *http.Request) {
 		if connection, _, err := http.NewResponseController(rw).Hijack(); err == nil {
 			_, _ = connection.Write([]byte(answer))
@@ -114,8 +114,8 @@ func bytesOf(answer string) http.HandlerFunc {
 	}
 }
 
-// TestEndpointsOfClusters: whoever may create SveltosClusters and their Secrets wants the hub to request addresses as
-// if they were API servers.
+// TestEndpointsOfClusters: an attacker who may create SveltosClusters and their Secrets wants the hub to send requests
+// to internal addresses, as if they were API servers.
 func TestEndpointsOfClusters(t *testing.T) {
 	w := newWorld(t)
 	owner := w.clusterOwner()
@@ -128,7 +128,7 @@ func TestEndpointsOfClusters(t *testing.T) {
 	}))
 	t.Cleanup(internal.Close)
 	ca := certificateOf(internal)
-	banner, refusing := w.listen(bytesOf("-ERR "+internalText+"\r\n")), w.listen(bytesOf("HTTP/1.1 407 "+internalText+"\r\nContent-Length: 0\r\n\r\n"))
+	banner, refusing := w.startListener(rawResponse("-ERR "+internalText+"\r\n")), w.startListener(rawResponse("HTTP/1.1 407 "+internalText+"\r\nContent-Length: 0\r\n\r\n"))
 	redirecting := httptest.NewTLSServer(http.RedirectHandler(internal.URL+"/"+internalText, http.StatusFound))
 	t.Cleanup(redirecting.Close)
 	for name, test := range map[string]struct {
@@ -165,8 +165,8 @@ func TestEndpointsOfClusters(t *testing.T) {
 	}
 }
 
-// TestResponsesOfMembersAreNotRepeated: the owner of a cluster has it answer the discovery, and redirect all else to a
-// server that is not meant for users. Or that server is the cluster, and returns JSON for all paths.
+// TestResponsesOfMembersAreNotRepeated: a cluster answers the discovery, and redirects all other requests to a server
+// that is not meant for users. Or that server is the cluster, and returns JSON for all paths.
 func TestResponsesOfMembersAreNotRepeated(t *testing.T) {
 	w := newWorld(t)
 	owner, tenant := w.clusterOwner(), w.tenant()
@@ -181,7 +181,7 @@ func TestResponsesOfMembersAreNotRepeated(t *testing.T) {
 		"/apis":    `{"kind":"APIGroupList","apiVersion":"v1","groups":[]}`,
 		"/api/v1":  `{"kind":"APIResourceList","groupVersion":"v1","resources":[{"name":"configmaps","namespaced":true,"kind":"ConfigMap","verbs":["list","get","patch"]}]}`,
 	}
-	w.must(tenant.Create(t.Context(), &corev1.ConfigMap{
+	w.noError(tenant.Create(t.Context(), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"},
 		Data:       map[string]string{"a": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, namespace: default}\n"},
 	}))
@@ -204,12 +204,12 @@ func TestResponsesOfMembersAreNotRepeated(t *testing.T) {
 		cluster := w.pushCluster(owner, name, libv1beta1.SveltosClusterSpec{}, clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: certificateOf(server)})
 		before := cluster.DeepCopy()
 		cluster.Labels = map[string]string{"test": w.ns + name}
-		w.must(owner.Patch(t.Context(), cluster, client.MergeFrom(before)))
-		w.profile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
+		w.noError(owner.Patch(t.Context(), cluster, client.MergeFrom(before)))
+		w.createProfile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
 			spec.ClusterSelector.MatchLabels = cluster.Labels
 			spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content"}}
 		})
-		if message := w.failure(name, saying(test.want)); strings.Contains(message, internalText) {
+		if message := w.awaitFailure(name, hasTexts(test.want)); strings.Contains(message, internalText) {
 			t.Errorf("%s: the status has the response: %s", name, message)
 		}
 	}
@@ -222,12 +222,12 @@ func (w *world) pushCluster(owner client.Client, name string, spec libv1beta1.Sv
 		Clusters: map[string]*clientcmdapi.Cluster{"c": &server}, AuthInfos: map[string]*clientcmdapi.AuthInfo{"c": {Token: "t"}},
 		Contexts: map[string]*clientcmdapi.Context{"c": {Cluster: "c", AuthInfo: "c"}}, CurrentContext: "c",
 	})
-	w.must(err)
-	w.must(owner.Create(w.Context(), &corev1.Secret{
+	w.noError(err)
+	w.noError(owner.Create(w.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name + "-sveltos-kubeconfig"}, Data: map[string][]byte{"kubeconfig": raw},
 	}))
 	cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Spec: spec}
-	w.must(owner.Create(w.Context(), cluster))
+	w.noError(owner.Create(w.Context(), cluster))
 	return cluster
 }
 
@@ -235,7 +235,7 @@ func (w *world) pushCluster(owner client.Client, name string, spec libv1beta1.Sv
 func (w *world) serveAt(address string, handler http.HandlerFunc) *httptest.Server {
 	w.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(w.Context(), "tcp", net.JoinHostPort(address, "0"))
-	w.must(err)
+	w.noError(err)
 	server := httptest.NewUnstartedServer(handler)
 	_ = server.Listener.Close()
 	server.Listener = listener

@@ -20,7 +20,7 @@ import (
 func (w *world) installRoles() {
 	w.Helper()
 	raw, err := os.ReadFile("../../config/hub.yaml")
-	w.must(err)
+	w.noError(err)
 	count := 0
 	for doc := range strings.SplitSeq(string(raw), "\n---\n") {
 		role := &rbacv1.ClusterRole{}
@@ -29,7 +29,7 @@ func (w *world) installRoles() {
 		}
 		switch role.Name {
 		case "towline-view", "towline-edit", "towline-admin":
-			w.must(client.IgnoreAlreadyExists(w.Create(w.Context(), role)))
+			w.noError(client.IgnoreAlreadyExists(w.Create(w.Context(), role)))
 			count++
 		}
 	}
@@ -38,8 +38,8 @@ func (w *world) installRoles() {
 	}
 }
 
-// TestRolesOfUsers: users with a role of Towline, or with the role of Kubernetes to which it is added, try what the
-// role does not allow. The roles are bound in the whole cluster.
+// TestRolesOfUsers: users with a role of Towline, or with the role of Kubernetes to which it is added, try requests
+// that the role does not allow. The roles are bound in the whole cluster.
 func TestRolesOfUsers(t *testing.T) {
 	w := newWorld(t)
 	w.installRoles()
@@ -78,12 +78,12 @@ func TestRolesOfUsers(t *testing.T) {
 		"view": {profiles}, "edit": {profiles, own, "read secrets"}, "admin": {profiles, own, "read content", "read groups", "read secrets"},
 	} {
 		account := &corev1.ServiceAccount{ObjectMeta: meta(name)}
-		w.must(w.Create(w.Context(), account))
-		w.must(w.Create(w.Context(), &rbacv1.ClusterRoleBinding{
+		w.noError(w.Create(w.Context(), account))
+		w.noError(w.Create(w.Context(), &rbacv1.ClusterRoleBinding{
 			ObjectMeta: metav1.ObjectMeta{Name: w.ns + "-" + name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
 			Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: w.ns, Name: name}},
 		}))
-		user := w.withToken(account)
+		user := w.accountClient(account)
 		for _, what := range allowed {
 			w.eventually(name+" may "+what, func() error { return attempts[what](user) })
 		}

@@ -33,12 +33,12 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// exploited is the argument with which the tests start their binary as a child of the sandbox that executes code of the
-// attacker.
-const exploited = "exploited"
+// childArgument is the argument with which the tests start their binary as a child of the sandbox that executes code of
+// the attacker.
+const childArgument = "exploited"
 
-// targets are what the attacker tries to reach from a child.
-type targets struct {
+// attackTargets are resources that the attacker tries to access from a child.
+type attackTargets struct {
 	File, Address string
 	Process       int
 }
@@ -57,8 +57,8 @@ func serveExploited() error {
 			return function(input, callBack)
 		}
 	}
-	functions[exploited] = func(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
-		var to targets
+	functions[childArgument] = func(input json.RawMessage, _ func(any) (json.RawMessage, error)) (any, error) {
+		var to attackTargets
 		if err := json.Unmarshal(input, &to); err != nil {
 			return nil, err
 		}
@@ -72,7 +72,7 @@ func serveExploited() error {
 	return sandbox.Serve(functions, os.Stdin, os.Stdout)
 }
 
-// exploit is the content that exploits a child.
+// exploit is content that exploits a bug in a child.
 const exploit = "exploit this child"
 
 // forgedResults are the results of an exploited child, by function. All have the text "forged".
@@ -90,7 +90,7 @@ func forgedResults() map[string]string {
 }
 
 // attacks are functions that return nil if they succeed.
-func (to targets) attacks() map[string]func() error {
+func (to attackTargets) attacks() map[string]func() error {
 	read := func(name string) func() error {
 		return func() error {
 			_, err := os.ReadFile(name)
@@ -132,8 +132,8 @@ func (to targets) attacks() map[string]func() error {
 }
 
 // TestExploitedSandbox: the content of a tenant executes code in a child that renders it. The child runs as the user of
-// the hub, in its pod: it can neither read the token of the hub there, nor use the network, nor reach the process of
-// the hub.
+// the hub, in its pod: it can neither read the token of the hub, nor use the network, nor access the process of the
+// hub.
 func TestExploitedSandbox(t *testing.T) {
 	t.Parallel()
 	program, err := os.Executable()
@@ -147,10 +147,10 @@ func TestExploitedSandbox(t *testing.T) {
 	server := newListener(nil)
 	server.Start()
 	t.Cleanup(server.Close)
-	to := targets{File: token, Address: server.Listener.Addr().String(), Process: os.Getpid()}
+	to := attackTargets{File: token, Address: server.Listener.Addr().String(), Process: os.Getpid()}
 	failures := map[string]string{}
-	call := sandbox.Call{Function: exploited, Key: exploited, Limit: time.Minute, Input: to, Output: &failures}
-	if err := sandbox.NewPool([]string{program, exploited}, clock.RealClock{}).Call(call); err != nil {
+	call := sandbox.Call{Function: childArgument, Key: childArgument, Limit: time.Minute, Input: to, Output: &failures}
+	if err := sandbox.NewPool([]string{program, childArgument}, clock.RealClock{}).Call(call); err != nil {
 		t.Fatal(err)
 	}
 	for what := range to.attacks() {
@@ -180,7 +180,7 @@ type rendering struct {
 
 func newRendering(t *testing.T, program string) *rendering {
 	t.Helper()
-	pool := sandbox.NewPool([]string{program, exploited}, clock.RealClock{})
+	pool := sandbox.NewPool([]string{program, childArgument}, clock.RealClock{})
 	packed, err := examples.Chart{Name: "public", Version: "1.0.0"}.Archive()
 	if err != nil {
 		t.Fatal(err)
@@ -247,7 +247,8 @@ func (r *rendering) results(namespace string) map[string]string {
 }
 
 // TestExploitedSandboxOfAnotherTenant: the content of a tenant executes code in a child that renders it. The child
-// returns forged results for public contents, which other tenants and ClusterProfiles have as well. They get their own.
+// returns forged results for public contents, which other tenants and ClusterProfiles also use. They get correct
+// results.
 func TestExploitedSandboxOfAnotherTenant(t *testing.T) {
 	t.Parallel()
 	program, err := os.Executable()
@@ -279,8 +280,8 @@ func TestContentReachesNothing(t *testing.T) {
 	tenant := w.tenant()
 	w.pullCluster(tenant, "member")
 	file := filepath.Join(t.TempDir(), "token")
-	w.must(os.WriteFile(file, []byte("a-token-of-the-hub"), 0o600))
-	server := w.listen(nil)
+	w.noError(os.WriteFile(file, []byte("a-token-of-the-hub"), 0o600))
+	server := w.startListener(nil)
 	const (
 		manifest             = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: loot, namespace: default}\ndata: {loot: %q}\n"
 		asTemplate, asScript = "projectsveltos.io/template", "projectsveltos.io/lua"
@@ -309,15 +310,15 @@ func TestContentReachesNothing(t *testing.T) {
 		if test.annotation != "" {
 			content.Annotations = map[string]string{test.annotation: "ok"}
 		}
-		w.must(tenant.Create(t.Context(), content))
-		w.profile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
+		w.noError(tenant.Create(t.Context(), content))
+		w.createProfile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
 			if test.annotation == "" {
 				spec.KustomizationRefs = []configv1beta1.KustomizationRef{{Kind: "ConfigMap", Name: name}}
 			} else {
 				spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: "ConfigMap", Name: name}}
 			}
 		})
-		message := w.failure(name, nil)
+		message := w.awaitFailure(name, nil)
 		if err := wantText(message, test.want); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -327,20 +328,20 @@ func TestContentReachesNothing(t *testing.T) {
 		examples.Chart{Name: "schema", Version: "1.0.0", Files: map[string]string{"values.schema.json": fmt.Sprintf(`{"$ref": %q}`, "file://"+file)}},
 		examples.Chart{Name: "schema-url", Version: "1.0.0", Files: map[string]string{"values.schema.json": fmt.Sprintf(`{"$ref": %q}`, server.URL)}},
 	)
-	w.must(err)
+	w.noError(err)
 	repository := httptest.NewServer(charts)
 	t.Cleanup(repository.Close)
 	for name, want := range map[string]string{"environment": "not defined", "schema": "without a network", "schema-url": "without a network"} {
-		w.profile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
+		w.createProfile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
 			spec.HelmCharts = []configv1beta1.HelmChart{{
 				RepositoryURL: repository.URL, RepositoryName: "r", ChartName: "r/" + name, ChartVersion: "1.0.0", ReleaseNamespace: name,
 			}}
 		})
-		if err := wantText(w.failure(name, nil), want); err != nil {
+		if err := wantText(w.awaitFailure(name, nil), want); err != nil {
 			t.Errorf("chart %s: %v", name, err)
 		}
 	}
-	if n, _ := server.sent(); n > 0 {
+	if n, _ := server.received(); n > 0 {
 		t.Errorf("the server got %d requests", n)
 	}
 }

@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// stallTime is the time until a stalling member ends a response, less than the time limit of a request.
+	// stallTime is the time before a stalling member ends a response: less than the time limit of a request.
 	stallTime = 50 * time.Second
 	// maxDelay is the maximum delay of a change of another tenant during an attack.
 	maxDelay = time.Minute
 )
 
 // stallingMember serves the version and the discovery of a cluster at once, and each other response after stallTime.
-// reads is the number of requests for an inventory that wait. The hub sends one in each reconcile.
+// reads is the number of inventory requests that wait. The hub sends one in each reconcile.
 func (w *world) stallingMember() (cluster clientcmdapi.Cluster, reads *atomic.Int64) {
 	w.Helper()
 	reads = &atomic.Int64{}
@@ -33,7 +33,7 @@ func (w *world) stallingMember() (cluster clientcmdapi.Cluster, reads *atomic.In
 	server := httptest.NewTLSServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if reply, ok := replies[r.URL.Path]; ok {
 			rw.Header().Set("Content-Type", "application/json")
-			_, _ = fmt.Fprint(rw, reply) // the hub may have gone
+			_, _ = fmt.Fprint(rw, reply) // the hub may have closed the connection
 			return
 		}
 		if r.Method == http.MethodGet && !r.URL.Query().Has("labelSelector") {
@@ -56,19 +56,19 @@ func configMap(namespace, text string) map[string]string {
 	return map[string]string{"objects.yaml": fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: %s, name: delivered}\ndata: {text: %q}\n", namespace, text)}
 }
 
-// contentProfile has the tenant create a Profile that delivers the ConfigMap content to clusters of the test.
-func (w *world) contentProfile(tenant client.Client, name string, clusters ...string) {
+// createContentProfile has the tenant create a Profile that delivers the ConfigMap content to clusters of the test.
+func (w *world) createContentProfile(tenant client.Client, name string, clusters ...string) {
 	w.Helper()
-	w.profile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
+	w.createProfile(tenant, name, func(spec *configv1beta1.ProfileSpec) {
 		spec.ClusterSelector = metav1.LabelSelector{}
 		spec.ClusterRefs = w.references(clusters...)
 		spec.PolicyRefs = []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: w.ns, Name: "content"}}
 	})
 }
 
-// wantDelivered waits until the ConfigMap of a content with a text is in the namespace of the test, on the hub. It is
-// an error if that takes longer than within.
-func (w *world) wantDelivered(text string, within time.Duration) {
+// awaitDelivered waits until the ConfigMap of a content with a text is in the namespace of the test, on the hub. It
+// fails the test if that takes longer than within.
+func (w *world) awaitDelivered(text string, within time.Duration) {
 	w.Helper()
 	from, found := time.Now(), &corev1.ConfigMap{}
 	w.eventually("text "+text+" is delivered", func() error {
@@ -89,11 +89,11 @@ func TestPushMembersThatStall(t *testing.T) {
 	w := newWorld(t)
 	other := &world{TB: w.TB, Client: w.Client, hub: w.hub, ns: w.hub.Namespace(t, "other")}
 	victim, attacker, owner := other.tenant(), w.tenant(), w.clusterOwner() // the attacker has two accounts
-	other.sharedCluster("healthy", w.hub)
+	other.registerPushCluster("healthy", w.hub)
 	content := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: other.ns, Name: "content"}, Data: configMap(other.ns, "first")}
-	w.must(victim.Create(t.Context(), content))
-	other.contentProfile(victim, "web", "healthy")
-	other.wantDelivered("first", waitTimeout)
+	w.noError(victim.Create(t.Context(), content))
+	other.createContentProfile(victim, "web", "healthy")
+	other.awaitDelivered("first", waitTimeout)
 
 	server, reads := w.stallingMember()
 	var members []string
@@ -101,13 +101,13 @@ func TestPushMembersThatStall(t *testing.T) {
 		members = append(members, w.pushCluster(owner, fmt.Sprint("stalling-", i), libv1beta1.SveltosClusterSpec{}, server).Name)
 	}
 	for _, name := range members {
-		w.wantReady(name)
+		w.awaitReady(name)
 	}
-	w.must(attacker.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"}, Data: configMap("default", "hostile")}))
+	w.noError(attacker.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content"}, Data: configMap("default", "hostile")}))
 	for _, name := range []string{"one", "two"} {
-		w.contentProfile(attacker, name, members...)
+		w.createContentProfile(attacker, name, members...)
 	}
-	// They get 80 of the workers, less those for the members of other tests.
+	// The attacker gets 80 of the workers, minus the ones for the members of other tests.
 	const occupied = 70
 	w.eventually("the members have all workers that they can have", func() error {
 		if n := reads.Load(); n < occupied {
@@ -117,7 +117,7 @@ func TestPushMembersThatStall(t *testing.T) {
 	})
 	for _, text := range []string{"second", "third", "fourth"} {
 		content.Data = configMap(other.ns, text)
-		w.must(victim.Update(t.Context(), content))
-		other.wantDelivered(text, maxDelay)
+		w.noError(victim.Update(t.Context(), content))
+		other.awaitDelivered(text, maxDelay)
 	}
 }

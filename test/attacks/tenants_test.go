@@ -20,8 +20,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// wantForbidden waits until write is refused with text: the API server needs a moment for a new policy.
-func (w *world) wantForbidden(what, text string, write func() error) {
+// awaitForbidden waits until write is refused with text: the API server needs a moment for a new policy.
+func (w *world) awaitForbidden(what, text string, write func() error) {
 	w.Helper()
 	w.eventually(what, func() error {
 		if err := write(); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), text) {
@@ -31,7 +31,7 @@ func (w *world) wantForbidden(what, text string, write func() error) {
 	})
 }
 
-// TestSummaryOfATenant: a tenant with all rights on Towline's kinds in his namespace writes a ClusterSummary that
+// TestSummaryOfATenant: a tenant with all rights on Towline's kinds in one namespace writes a ClusterSummary that
 // belongs to a ClusterProfile, which may read the Secrets of all namespaces.
 func TestSummaryOfATenant(t *testing.T) {
 	w := newWorld(t)
@@ -45,12 +45,12 @@ func TestSummaryOfATenant(t *testing.T) {
 		ClusterProfileSpec: configv1beta1.ProfileSpec{PolicyRefs: []libv1beta1.PolicyRef{{Kind: "Secret", Namespace: "kube-system", Name: "token"}}},
 	}
 	const text = "may write one that belongs to a ClusterProfile"
-	w.wantForbidden("a new summary", text, func() error {
+	w.awaitForbidden("a new summary", text, func() error {
 		return tenant.Create(t.Context(), &configv1beta1.ClusterSummary{
 			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "forged", OwnerReferences: claimed}, Spec: spec,
 		})
 	})
-	w.wantForbidden("a summary that belongs to something else", text, func() error {
+	w.awaitForbidden("a summary that belongs to something else", text, func() error {
 		other := slices.Clone(claimed)
 		other[0].APIVersion, other[0].Kind = "v1", "ConfigMap"
 		return tenant.Create(t.Context(), &configv1beta1.ClusterSummary{
@@ -64,21 +64,21 @@ func TestSummaryOfATenant(t *testing.T) {
 			APIVersion: configv1beta1.GroupVersion.Group + "/v9", Kind: configv1beta1.ProfileKind, Name: "platform", UID: claimed[0].UID,
 		},
 	} {
-		w.wantForbidden("a summary with "+what, text, func() error {
+		w.awaitForbidden("a summary with "+what, text, func() error {
 			return tenant.Create(t.Context(), &configv1beta1.ClusterSummary{
 				ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "forged", OwnerReferences: []metav1.OwnerReference{owner}}, Spec: spec,
 			})
 		})
 	}
-	w.wantForbidden("a summary with the label of a ClusterProfile", text, func() error {
+	w.awaitForbidden("a summary with the label of a ClusterProfile", text, func() error {
 		return tenant.Create(t.Context(), &configv1beta1.ClusterSummary{
 			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "forged", Labels: map[string]string{configv1beta1.ClusterProfileNameLabel: "platform"}}, Spec: spec,
 		})
 	})
-	// Without an owner and the label, the hub does nothing with it.
+	// Without an owner and the label, the hub ignores it.
 	summary := &configv1beta1.ClusterSummary{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "later"}, Spec: spec}
-	w.must(tenant.Create(t.Context(), summary))
-	w.wantForbidden("an owner that is added", text, func() error {
+	w.noError(tenant.Create(t.Context(), summary))
+	w.awaitForbidden("an owner that is added", text, func() error {
 		changed := summary.DeepCopy()
 		changed.OwnerReferences = claimed
 		return tenant.Patch(t.Context(), changed, client.MergeFrom(summary))
@@ -90,7 +90,7 @@ func TestSummaryOfATenant(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: w.ns},
 		Spec:       configv1beta1.ProfileSpec{ClusterSelector: metav1.LabelSelector{MatchLabels: cluster.Labels}},
 	}
-	w.must(w.Create(t.Context(), profile))
+	w.noError(w.Create(t.Context(), profile))
 	t.Cleanup(func() { _ = w.Delete(w.Context(), profile) })
 	var summaries configv1beta1.ClusterSummaryList
 	w.eventually("the hub creates the summary", func() error {
@@ -101,12 +101,12 @@ func TestSummaryOfATenant(t *testing.T) {
 		return err
 	})
 	existing := &summaries.Items[0]
-	w.wantForbidden("other content", text, func() error {
+	w.awaitForbidden("other content", text, func() error {
 		changed := existing.DeepCopy()
 		changed.Spec.ClusterProfileSpec.PolicyRefs = spec.ClusterProfileSpec.PolicyRefs
 		return tenant.Patch(t.Context(), changed, client.MergeFrom(existing))
 	})
-	w.wantForbidden("another owner and content", text, func() error {
+	w.awaitForbidden("another owner and content", text, func() error {
 		changed := existing.DeepCopy()
 		changed.OwnerReferences, changed.Labels = nil, nil
 		changed.Spec.ClusterProfileSpec.PolicyRefs = spec.ClusterProfileSpec.PolicyRefs
@@ -114,29 +114,29 @@ func TestSummaryOfATenant(t *testing.T) {
 	})
 	annotated := existing.DeepCopy()
 	metav1.SetMetaDataAnnotation(&annotated.ObjectMeta, "note", "harmless")
-	w.must(tenant.Patch(t.Context(), annotated, client.MergeFrom(existing)))
+	w.noError(tenant.Patch(t.Context(), annotated, client.MergeFrom(existing)))
 }
 
-// TestSummaryForAForeignCluster: a tenant writes a summary of his own Profile, for a cluster of another namespace.
+// TestSummaryForAForeignCluster: a tenant writes a summary of the tenant's Profile, for a cluster of another namespace.
 func TestSummaryForAForeignCluster(t *testing.T) {
 	w := newWorld(t)
 	tenant, foreign := w.tenant(), w.hub.Namespace(t, "victim")
 	victim := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: foreign, Name: "prod"}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true}}
-	w.must(w.Create(t.Context(), victim))
+	w.noError(w.Create(t.Context(), victim))
 	// A paused Profile does not delete the summary, although it matches no cluster.
 	profile := &configv1beta1.Profile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "mine", Annotations: map[string]string{libv1beta1.ProfilePausedAnnotation: "true"}},
 		Spec:       configv1beta1.ProfileSpec{ClusterSelector: metav1.LabelSelector{MatchLabels: w.labels()}},
 	}
-	w.must(tenant.Create(t.Context(), profile))
+	w.noError(tenant.Create(t.Context(), profile))
 	summary := &configv1beta1.ClusterSummary{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "prod", OwnerReferences: []metav1.OwnerReference{
 			*metav1.NewControllerRef(profile, configv1beta1.GroupVersion.WithKind(configv1beta1.ProfileKind)),
 		}},
 		Spec: configv1beta1.ClusterSummarySpec{ClusterNamespace: foreign, ClusterName: "prod", ClusterType: libv1beta1.ClusterTypeSveltos},
 	}
-	w.must(tenant.Create(t.Context(), summary))
-	w.eventually("the hub looks for the cluster in the namespace of the tenant", func() error {
+	w.noError(tenant.Create(t.Context(), summary))
+	w.eventually("the hub reads the cluster from the namespace of the tenant", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(summary), summary); err != nil {
 			return err
 		}
@@ -149,13 +149,13 @@ func TestSummaryForAForeignCluster(t *testing.T) {
 }
 
 // TestSummaryWithTheUIDOfAProfile: the namespace of a tenant has a summary that names the UID of a ClusterProfile, or
-// of somebody else's Profile, as that of another owner. An earlier version allowed the tenant to create it. Then he
-// labels his cluster so that the ClusterProfile matches: the hub must not read a Secret for the content of that
-// summary, and not deploy it to the namespace of others.
+// of another user's Profile, as its owner. An earlier version allowed the tenant to create it. Then the tenant labels a
+// cluster so that the ClusterProfile matches: the hub must not read a Secret for the content of that summary, and not
+// deploy it to the namespace of others.
 func TestSummaryWithTheUIDOfAProfile(t *testing.T) {
 	w := newWorld(t)
 	tenant, foreign := w.tenant(), w.hub.Namespace(t, "victim")
-	w.must(w.Create(t.Context(), &corev1.Secret{
+	w.noError(w.Create(t.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: foreign, Name: "victim"}, StringData: map[string]string{"password": "s3cret"},
 	}))
 	selector := map[string]string{"test": w.ns, "go": "yes"}
@@ -163,11 +163,11 @@ func TestSummaryWithTheUIDOfAProfile(t *testing.T) {
 		SyncMode: configv1beta1.SyncModeOneTime, ClusterSelector: metav1.LabelSelector{MatchLabels: selector},
 		PolicyRefs: []libv1beta1.PolicyRef{{Kind: libv1beta1.SourceConfigMap, Namespace: foreign, Name: "harmless", Optional: true}},
 	}}
-	w.must(w.Create(t.Context(), profile))
+	w.noError(w.Create(t.Context(), profile))
 	t.Cleanup(func() { _ = w.Delete(w.Context(), profile) })
 	theirs := &configv1beta1.Profile{ObjectMeta: metav1.ObjectMeta{Namespace: foreign, Name: "theirs"}}
-	w.must(w.Create(t.Context(), theirs))
-	w.must(tenant.Create(t.Context(), &corev1.ConfigMap{
+	w.noError(w.Create(t.Context(), theirs))
+	w.noError(tenant.Create(t.Context(), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "content", Annotations: map[string]string{libv1beta1.TemplateAnnotation: "ok"}},
 		Data: map[string]string{"a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: " + foreign +
 			", name: stolen}\ndata: {password: '{{ .MgmtResources.victim.data.password }}'}\n"},
@@ -192,7 +192,7 @@ func TestSummaryWithTheUIDOfAProfile(t *testing.T) {
 				},
 			},
 		}
-		w.must(w.Create(t.Context(), forged))
+		w.noError(w.Create(t.Context(), forged))
 		return forged
 	}
 	forged := forge("forged", metav1.OwnerReference{APIVersion: "unknown.example.com/v1", Kind: "Foo", Name: "x", UID: profile.UID})
@@ -204,7 +204,7 @@ func TestSummaryWithTheUIDOfAProfile(t *testing.T) {
 
 	relabelled := cluster.DeepCopy()
 	relabelled.Labels = selector
-	w.must(tenant.Patch(t.Context(), relabelled, client.MergeFrom(cluster)))
+	w.noError(tenant.Patch(t.Context(), relabelled, client.MergeFrom(cluster)))
 	w.eventually("the ClusterProfile has a summary of its own", func() error {
 		stolen := &corev1.ConfigMap{}
 		if err := w.Get(t.Context(), client.ObjectKey{Namespace: foreign, Name: "stolen"}, stolen); err == nil {
@@ -226,35 +226,35 @@ func TestSummaryWithTheUIDOfAProfile(t *testing.T) {
 	})
 
 	// The Profile of the others neither deletes the summary nor waits for it.
-	w.must(w.Delete(t.Context(), theirs))
+	w.noError(w.Delete(t.Context(), theirs))
 	w.eventually("the Profile of the others is deleted", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(theirs), theirs); !apierrors.IsNotFound(err) {
 			return fmt.Errorf("error %w, finalizers %v", err, theirs.Finalizers)
 		}
 		return nil
 	})
-	w.must(w.Get(t.Context(), client.ObjectKeyFromObject(ofProfile), ofProfile))
+	w.noError(w.Get(t.Context(), client.ObjectKeyFromObject(ofProfile), ofProfile))
 	if ofProfile.DeletionTimestamp != nil {
 		t.Error("the Profile of the others has deleted the summary of the tenant")
 	}
 }
 
-// TestLabelsOfClusters: a tenant labels his cluster so that a ClusterProfile delivers to it. The administrator has
+// TestLabelsOfClusters: a tenant labels a cluster so that a ClusterProfile delivers to it. The administrator has
 // applied the policy and the example of docs/tenants.md.
 func TestLabelsOfClusters(t *testing.T) {
 	w := newWorld(t)
 	w.ns = "team-b"
 	for _, file := range []string{"../../config/policies/cluster-labels.yaml", "../../examples/tenants.yaml"} {
 		raw, err := os.ReadFile(file)
-		w.must(err)
+		w.noError(err)
 		for document := range strings.SplitSeq(string(raw), "\n---\n") {
 			obj := &unstructured.Unstructured{}
-			w.must(yaml.Unmarshal([]byte(document), obj))
+			w.noError(yaml.Unmarshal([]byte(document), obj))
 			if obj.GetKind() == "ValidatingAdmissionPolicyBinding" {
-				// The other tests have the same hub.
-				w.must(unstructured.SetNestedField(obj.Object, w.ns, "spec", "matchResources", "namespaceSelector", "matchLabels", corev1.LabelMetadataName))
+				// The other tests use the same hub.
+				w.noError(unstructured.SetNestedField(obj.Object, w.ns, "spec", "matchResources", "namespaceSelector", "matchLabels", corev1.LabelMetadataName))
 			}
-			w.must(client.IgnoreAlreadyExists(w.Create(t.Context(), obj)))
+			w.noError(client.IgnoreAlreadyExists(w.Create(t.Context(), obj)))
 		}
 	}
 	tenant := w.tenant()
@@ -263,40 +263,40 @@ func TestLabelsOfClusters(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: labels}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
 		}
 	}
-	w.wantForbidden("a cluster with a label of others", "may not have these values of labels: env", func() error {
+	w.awaitForbidden("a cluster with a label of others", "may not have these values of labels: env", func() error {
 		return tenant.Create(t.Context(), cluster("stolen", map[string]string{"env": "production", "tier": "web"}))
 	})
 	mine := cluster("mine", map[string]string{"env": "test", "tier": "web"})
-	w.must(tenant.Create(t.Context(), mine))
+	w.noError(tenant.Create(t.Context(), mine))
 	relabel := func(user client.Client, labels map[string]string) error {
-		w.must(w.Get(t.Context(), client.ObjectKeyFromObject(mine), mine))
+		w.noError(w.Get(t.Context(), client.ObjectKeyFromObject(mine), mine))
 		changed := mine.DeepCopy()
 		changed.Labels = labels
 		return user.Patch(t.Context(), changed, client.MergeFrom(mine))
 	}
-	w.wantForbidden("a changed label", "may not have these values of labels: env", func() error {
+	w.awaitForbidden("a changed label", "may not have these values of labels: env", func() error {
 		return relabel(tenant, map[string]string{"env": "production"})
 	})
-	w.must(relabel(w, map[string]string{"env": "production", "tier": "web", "restricted": "true"}))
-	w.must(relabel(tenant, map[string]string{"env": "production", "tier": "api", "restricted": "true"}))
-	w.wantForbidden("a removed label", "only an administrator may remove these labels: restricted", func() error {
+	w.noError(relabel(w, map[string]string{"env": "production", "tier": "web", "restricted": "true"}))
+	w.noError(relabel(tenant, map[string]string{"env": "production", "tier": "api", "restricted": "true"}))
+	w.awaitForbidden("a removed label", "only an administrator may remove these labels: restricted", func() error {
 		return relabel(tenant, map[string]string{"env": "production"})
 	})
 }
 
-// TestPatchesOfAgents: a tenant has the ConfigMap of another namespace used as patches, to read it in his manifest.
+// TestPatchesOfAgents: a tenant uses the ConfigMap of another namespace as patches, to read it in the agent's manifest.
 func TestPatchesOfAgents(t *testing.T) {
 	w := newWorld(t)
 	foreign := w.hub.Namespace(t, "foreign")
-	w.must(w.Create(t.Context(), &corev1.ConfigMap{
+	w.noError(w.Create(t.Context(), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: foreign, Name: "settings"}, Data: map[string]string{"a": "{kind: Deployment, metadata: {labels: {password: secret}}}"},
 	}))
 	cluster := &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: "mine", Annotations: map[string]string{libv1beta1.AgentConfigAnnotation: foreign + "/settings"}},
 		Spec:       libv1beta1.SveltosClusterSpec{PullMode: true},
 	}
-	w.must(w.tenant().Create(t.Context(), cluster))
-	w.eventually("the hub refuses", func() error {
+	w.noError(w.tenant().Create(t.Context(), cluster))
+	w.eventually("the hub refuses the patches", func() error {
 		if err := w.Get(t.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
 			return err
 		}

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// testsIn returns the names that match a pattern with one group in the Go files of tests in a directory.
+// testsIn returns the names that match a pattern with one group in the Go test files of a directory.
 func testsIn(t *testing.T, directory, name, pattern string) map[string]bool {
 	t.Helper()
 	found, expression := map[string]bool{}, regexp.MustCompile(pattern)

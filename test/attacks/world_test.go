@@ -48,8 +48,8 @@ const deniedAddress = "127.0.0.3"
 // The clusters of cloudNamespace and otherCloudNamespace may use the cloud identity of the hub.
 const cloudNamespace, otherCloudNamespace = "cloud", "other-cloud"
 
-// TestMain is also the child process in which the hub expands templates, the one of TestExploitedSandbox, and the hub
-// of TestTenantFillsTheMemory.
+// TestMain also runs as the child process in which the hub expands templates, as the child of TestExploitedSandbox, and
+// as the hub of TestTenantFillsTheMemory.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "sandbox" {
 		if code := cli.Run(context.Background(), []string{"towline", "sandbox"}, command.Streams{Out: os.Stdout, Err: os.Stderr}); code != 0 {
@@ -69,7 +69,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	if len(os.Args) == 2 && os.Args[1] == exploited {
+	if len(os.Args) == 2 && os.Args[1] == childArgument {
 		if err := serveExploited(); err != nil {
 			panic(err)
 		}
@@ -79,7 +79,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// sharedHub starts the hub of all tests. It ends with the test binary.
+// sharedHub starts the hub of all tests. It runs until the test binary ends.
 var sharedHub = sync.OnceValues(func() (*localkube.Plane, error) {
 	ctx := context.Background()
 	debug.SetMemoryLimit(hubMemory)
@@ -110,7 +110,7 @@ var sharedHub = sync.OnceValues(func() (*localkube.Plane, error) {
 	return plane, nil
 })
 
-// runHub runs the hub of the tests until ctx ends. program is this program.
+// runHub runs the hub of the tests until ctx ends. program is the path of this program.
 func runHub(ctx context.Context, config *rest.Config, program string) error {
 	policy, err := egress.New(nil, append(egress.DefaultDenied(), deniedAddress+"/32"))
 	if err != nil {
@@ -120,7 +120,7 @@ func runHub(ctx context.Context, config *rest.Config, program string) error {
 		Egress:         policy,
 		Identity:       fleet.IdentityPolicy{Namespaces: []string{cloudNamespace, otherCloudNamespace}, Hosts: []string{"127.0.0.1"}},
 		SandboxCommand: []string{program, "sandbox"},
-		// The tests report once for the agents of clusters in pull mode.
+		// The tests report only once for the agents of clusters in pull mode.
 		HeartbeatLimits: map[fleet.Type]time.Duration{fleet.TypeSveltos: time.Hour},
 	})
 }
@@ -155,7 +155,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
 
-// world is the hub as its administrator sees it, with a namespace for the test.
+// world is the hub from its administrator's view, with a namespace for the test.
 type world struct {
 	testing.TB
 	client.Client
@@ -178,11 +178,11 @@ func newWorld(t *testing.T) *world {
 func (w *world) clientFor(config *rest.Config) client.Client {
 	w.Helper()
 	c, err := client.New(config, client.Options{Scheme: kube.Scheme()})
-	w.must(err)
+	w.noError(err)
 	return c
 }
 
-func (w *world) must(err error) {
+func (w *world) noError(err error) {
 	w.Helper()
 	if err != nil {
 		w.Fatal(err)
@@ -195,7 +195,7 @@ func (w *world) eventually(what string, check func() error) {
 	w.eventuallyWithin(waitTimeout, what, check)
 }
 
-// eventuallyWithin is eventually with another bound than waitTimeout.
+// eventuallyWithin is eventually with a timeout.
 func (w *world) eventuallyWithin(timeout time.Duration, what string, check func() error) {
 	w.Helper()
 	var last error
@@ -227,36 +227,36 @@ func (w *world) clusterOwner() client.Client {
 // account returns a client with the token of a new ServiceAccount that has rights in the namespace of the test.
 func (w *world) account(name string, rules ...rbacv1.PolicyRule) client.Client {
 	w.Helper()
-	w.must(w.Create(w.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Rules: rules}))
-	return w.bound(name, &rbacv1.RoleBinding{RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}})
+	w.noError(w.Create(w.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}, Rules: rules}))
+	return w.accountWithBinding(name, &rbacv1.RoleBinding{RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}})
 }
 
-// bound returns a client with the token of a new ServiceAccount, to which binding gives its role.
-func (w *world) bound(name string, binding *rbacv1.RoleBinding) client.Client {
+// accountWithBinding returns a client with the token of a new ServiceAccount, to which binding gives its role.
+func (w *world) accountWithBinding(name string, binding *rbacv1.RoleBinding) client.Client {
 	w.Helper()
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name}}
 	binding.ObjectMeta = account.ObjectMeta
 	binding.Subjects = []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: w.ns, Name: name}}
-	w.must(w.Create(w.Context(), account))
-	w.must(w.Create(w.Context(), binding))
-	return w.withToken(account)
+	w.noError(w.Create(w.Context(), account))
+	w.noError(w.Create(w.Context(), binding))
+	return w.accountClient(account)
 }
 
-// withToken returns a client with a token of a ServiceAccount.
-func (w *world) withToken(account *corev1.ServiceAccount) client.Client {
+// accountClient returns a client with a token of a ServiceAccount.
+func (w *world) accountClient(account *corev1.ServiceAccount) client.Client {
 	w.Helper()
 	request := &authenticationv1.TokenRequest{}
-	w.must(w.SubResource("token").Create(w.Context(), account, request))
+	w.noError(w.SubResource("token").Create(w.Context(), account, request))
 	config := rest.AnonymousClientConfig(w.hub.Config)
 	config.BearerToken = request.Status.Token
 	return w.clientFor(config)
 }
 
-// agentOf returns a client with a token of the identity that the hub has created for the agent of a cluster in pull
+// agentClient returns a client with a token of the identity that the hub has created for the agent of a cluster in pull
 // mode. It waits until the rights of this identity apply.
-func (w *world) agentOf(m fleet.Member) client.Client {
+func (w *world) agentClient(m fleet.Member) client.Client {
 	w.Helper()
-	agent := w.withToken(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}})
+	agent := w.accountClient(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name}})
 	w.eventually("the agent of "+m.Name+" has its rights", func() error {
 		return errors.Join(
 			agent.Get(w.Context(), client.ObjectKey{Namespace: m.Namespace, Name: m.Name}, &libv1beta1.SveltosCluster{}),
@@ -271,7 +271,7 @@ func (w *world) pullCluster(tenant client.Client, name string) *libv1beta1.Svelt
 	cluster := &libv1beta1.SveltosCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name, Labels: w.labels()}, Spec: libv1beta1.SveltosClusterSpec{PullMode: true},
 	}
-	w.must(tenant.Create(w.Context(), cluster))
+	w.noError(tenant.Create(w.Context(), cluster))
 	w.eventually("heartbeat of "+name, func() error {
 		if err := w.Get(w.Context(), client.ObjectKeyFromObject(cluster), cluster); err != nil {
 			return err
@@ -287,15 +287,15 @@ func (w *world) pullCluster(tenant client.Client, name string) *libv1beta1.Svelt
 	})
 	before := cluster.DeepCopy()
 	cluster.Status.Ready, cluster.Status.Version = true, "v1.34.0"
-	w.must(w.Status().Patch(w.Context(), cluster, client.MergeFrom(before)))
+	w.noError(w.Status().Patch(w.Context(), cluster, client.MergeFrom(before)))
 	return cluster
 }
 
 // labels are the labels of the clusters of the test.
 func (w *world) labels() map[string]string { return map[string]string{"test": w.ns} }
 
-// profile has the tenant create a Profile for the clusters of the test.
-func (w *world) profile(tenant client.Client, name string, change func(*configv1beta1.ProfileSpec)) *configv1beta1.Profile {
+// createProfile has the tenant create a Profile for the clusters of the test.
+func (w *world) createProfile(tenant client.Client, name string, change func(*configv1beta1.ProfileSpec)) *configv1beta1.Profile {
 	w.Helper()
 	profile := &configv1beta1.Profile{
 		ObjectMeta: metav1.ObjectMeta{Namespace: w.ns, Name: name},
@@ -305,12 +305,12 @@ func (w *world) profile(tenant client.Client, name string, change func(*configv1
 	for i := range profile.Spec.HelmCharts {
 		profile.Spec.HelmCharts[i].ReleaseName = name
 	}
-	w.must(tenant.Create(w.Context(), profile))
+	w.noError(tenant.Create(w.Context(), profile))
 	return profile
 }
 
-// failure waits until a feature of a summary of the profile fails, and returns its message. isWanted may be nil.
-func (w *world) failure(profile string, isWanted func(message string) bool) string {
+// awaitFailure waits until a feature of a summary of the profile fails, and returns its message. isWanted may be nil.
+func (w *world) awaitFailure(profile string, isWanted func(message string) bool) string {
 	w.Helper()
 	var message string
 	w.eventually("profile "+profile+" fails", func() error {
@@ -342,8 +342,8 @@ func wantText(message, text string) error {
 	return nil
 }
 
-// saying returns a function for failure that wants all texts in the message.
-func saying(texts ...string) func(string) bool {
+// hasTexts returns a function for awaitFailure that requires all texts in the message.
+func hasTexts(texts ...string) func(string) bool {
 	return func(message string) bool {
 		return !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(message, text) })
 	}
@@ -358,8 +358,8 @@ type listener struct {
 	credentials []string
 }
 
-// listen starts a server, which responds with handler.
-func (w *world) listen(handler http.HandlerFunc) *listener {
+// startListener starts a server, which responds with handler.
+func (w *world) startListener(handler http.HandlerFunc) *listener {
 	w.Helper()
 	l := newListener(handler)
 	l.Start()
@@ -382,7 +382,7 @@ func newListener(handler http.HandlerFunc) *listener {
 	return l
 }
 
-func (l *listener) sent() (requests int, credentials []string) {
+func (l *listener) received() (requests int, credentials []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.requests, slices.Clone(l.credentials)

@@ -28,36 +28,36 @@ import (
 const (
 	// waitTimeout bounds every wait.
 	waitTimeout = 2 * time.Minute
-	// glance is how often a wait looks where there is nothing to watch.
-	glance = 100 * time.Millisecond
-	// calm is how long a process is left alone between two measurements.
-	calm = 15 * time.Second
-	// settleTime is how long a process is left alone before its memory is read: an agent releases what it does not use
-	// every two minutes.
+	// pollInterval is the time between two checks of a wait without a watch.
+	pollInterval = 100 * time.Millisecond
+	// pauseTime is the pause between two measurements.
+	pauseTime = 15 * time.Second
+	// settleTime is the idle time of a process before its memory is read: an agent releases unused memory every two
+	// minutes.
 	settleTime = 150 * time.Second
 	// processorWindow is the time over which the use of processors is measured. Linux counts in 10 ms: 0.2 millicores.
 	processorWindow = time.Minute
 )
 
-// bed is a hub with Towline running in it, to measure on.
-type bed struct {
+// testBench is a hub with Towline, on which benchmarks measure.
+type testBench struct {
 	*testing.B
 	dir   string
 	plane *localkube.Plane
 	hub   client.Client
 }
 
-// newBed starts a hub; it is stopped when the benchmark ends.
-func newBed(b *testing.B) *bed {
+// newTestBench starts a hub; it is stopped when the benchmark ends.
+func newTestBench(b *testing.B) *testBench {
 	b.Helper()
-	bd := &bed{B: b, dir: b.TempDir(), plane: localkube.ForTest(b, localkube.Named("hub"))}
+	bd := &testBench{B: b, dir: b.TempDir(), plane: localkube.ForTest(b, localkube.Named("hub"))}
 	bd.hub = bd.client(bd.plane)
 	bd.startHub()
-	bd.eventually("the hub registers itself", func(ctx context.Context) error { return bd.isReady(ctx, "mgmt", "mgmt") })
+	bd.eventually("the hub registers itself", func(ctx context.Context) error { return bd.wantReady(ctx, "mgmt", "mgmt") })
 	return bd
 }
 
-func (b *bed) startHub() {
+func (b *testBench) startHub() {
 	b.Helper()
 	cmd := exec.CommandContext(context.WithoutCancel(b.Context()), b.binary("towline"), "hub", "--install-crds",
 		"--diagnostics-address=127.0.0.1:0", "--health-address=127.0.0.1:0", "--cache-dir="+filepath.Join(b.dir, "cache"))
@@ -77,27 +77,27 @@ func (b *bed) startHub() {
 	})
 }
 
-// pull starts a member and registers it in pull mode, in a namespace of its name.
-func (b *bed) pull(name, labels string) *localkube.Plane {
+// startPullMember starts a member and registers it in pull mode, in a namespace with its name.
+func (b *testBench) startPullMember(name, labels string) *localkube.Plane {
 	b.Helper()
 	plane := localkube.ForTest(b, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, b.binary("towline-agent")))
 	manifest := b.run(b.plane, "", "sveltosctl", "register", "cluster", "--namespace="+name, "--cluster="+name, "--pullmode", "--labels="+labels)
 	b.run(plane, manifest, "kubectl", "apply", "-f", "-")
-	b.eventually(name+" is ready", func(ctx context.Context) error { return b.isReady(ctx, name, name) })
+	b.eventually(name+" is ready", func(ctx context.Context) error { return b.wantReady(ctx, name, name) })
 	return plane
 }
 
-// push starts a member and registers it in push mode, in a namespace of its name.
-func (b *bed) push(name, labels string) *localkube.Plane {
+// startPushMember starts a member and registers it in push mode, in a namespace with its name.
+func (b *testBench) startPushMember(name, labels string) *localkube.Plane {
 	b.Helper()
 	plane := localkube.ForTest(b, localkube.Named(name))
 	b.run(b.plane, "", "kubectl", "create", "namespace", name)
 	b.run(b.plane, "", "sveltosctl", "register", "cluster", "--namespace="+name, "--cluster="+name, "--kubeconfig="+plane.Kubeconfig, "--labels="+labels)
-	b.eventually(name+" is ready", func(ctx context.Context) error { return b.isReady(ctx, name, name) })
+	b.eventually(name+" is ready", func(ctx context.Context) error { return b.wantReady(ctx, name, name) })
 	return plane
 }
 
-func (b *bed) isReady(ctx context.Context, namespace, name string) error {
+func (b *testBench) wantReady(ctx context.Context, namespace, name string) error {
 	var cluster libv1beta1.SveltosCluster
 	if err := b.hub.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, &cluster); err != nil {
 		return err
@@ -108,7 +108,7 @@ func (b *bed) isReady(ctx context.Context, namespace, name string) error {
 	return nil
 }
 
-func (b *bed) client(plane *localkube.Plane) client.Client {
+func (b *testBench) client(plane *localkube.Plane) client.Client {
 	b.Helper()
 	c, err := client.New(plane.Config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
@@ -117,7 +117,7 @@ func (b *bed) client(plane *localkube.Plane) client.Client {
 	return c
 }
 
-func (b *bed) binary(name string) string {
+func (b *testBench) binary(name string) string {
 	b.Helper()
 	path, err := localkube.Binary(name)
 	if err != nil {
@@ -126,8 +126,8 @@ func (b *bed) binary(name string) string {
 	return path
 }
 
-// run runs one of our binaries with KUBECONFIG set to the plane's and returns its standard output.
-func (b *bed) run(plane *localkube.Plane, stdin, binary string, args ...string) string {
+// run runs one of our programs with KUBECONFIG set to the plane's and returns its standard output.
+func (b *testBench) run(plane *localkube.Plane, stdin, binary string, args ...string) string {
 	b.Helper()
 	cmd := exec.CommandContext(b.Context(), b.binary(binary), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig)
@@ -142,15 +142,15 @@ func (b *bed) run(plane *localkube.Plane, stdin, binary string, args ...string) 
 }
 
 // apply applies a manifest to the hub.
-func (b *bed) apply(manifest string) {
+func (b *testBench) apply(manifest string) {
 	b.Helper()
 	b.run(b.plane, manifest, "kubectl", "apply", "-f", "-")
 }
 
-func (b *bed) eventually(what string, check func(context.Context) error) {
+func (b *testBench) eventually(what string, check func(context.Context) error) {
 	b.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(b.Context(), glance, waitTimeout, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(b.Context(), pollInterval, waitTimeout, true, func(ctx context.Context) (bool, error) {
 		last = check(ctx)
 		return last == nil, nil
 	})
@@ -159,8 +159,8 @@ func (b *bed) eventually(what string, check func(context.Context) error) {
 	}
 }
 
-// rss is the resident memory of a process in MiB, once it has been left alone for a while.
-func (b *bed) rss(pid int) float64 {
+// residentMemory returns the resident memory of a process in MiB, after settleTime.
+func (b *testBench) residentMemory(pid int) float64 {
 	b.Helper()
 	<-time.After(settleTime)
 	raw, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
@@ -170,7 +170,7 @@ func (b *bed) rss(pid int) float64 {
 	_, after, _ := strings.Cut(string(raw), "VmRSS:")
 	fields := strings.Fields(after)
 	if len(fields) < 2 || fields[1] != "kB" {
-		b.Fatalf("process %d says nothing of its memory", pid)
+		b.Fatalf("the status of process %d has no VmRSS", pid)
 	}
 	kib, err := strconv.ParseFloat(fields[0], 64)
 	if err != nil {
@@ -179,8 +179,8 @@ func (b *bed) rss(pid int) float64 {
 	return kib / 1024
 }
 
-// millicores returns the use of processors of a process over processorWindow, in thousandths of a processor.
-func (b *bed) millicores(pid int) float64 {
+// millicores returns the processor use of a process over processorWindow, in thousandths of a processor.
+func (b *testBench) millicores(pid int) float64 {
 	b.Helper()
 	began, before := time.Now(), b.processorSeconds(pid)
 	<-time.After(processorWindow)
@@ -188,7 +188,7 @@ func (b *bed) millicores(pid int) float64 {
 }
 
 // processorSeconds returns the processor time that a process has used.
-func (b *bed) processorSeconds(pid int) float64 {
+func (b *testBench) processorSeconds(pid int) float64 {
 	b.Helper()
 	process, err := procfs.NewProc(pid)
 	if err != nil {
@@ -202,7 +202,7 @@ func (b *bed) processorSeconds(pid int) float64 {
 }
 
 // agentPID finds the process of a cluster's agent, which its pod started.
-func (b *bed) agentPID(cluster string) int {
+func (b *testBench) agentPID(cluster string) int {
 	b.Helper()
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -213,7 +213,7 @@ func (b *bed) agentPID(cluster string) int {
 		if err != nil {
 			continue
 		}
-		// Processes come and go: one that cannot be read is not the one.
+		// A process that has ended is skipped.
 		raw, _ := os.ReadFile(filepath.Join("/proc", entry.Name(), "cmdline"))
 		if slices.Contains(strings.Split(string(raw), "\x00"), "--cluster-name="+cluster) {
 			return pid
@@ -223,9 +223,9 @@ func (b *bed) agentPID(cluster string) int {
 	return 0
 }
 
-// watch sends the text of each event of the objects of a kind in a namespace of a plane, unless it is "", until the
-// benchmark ends.
-func (b *bed) watch(out chan<- string, plane *localkube.Plane, list client.ObjectList, namespace string, text func(watch.Event) string) {
+// watch sends the text of each event of the objects of a kind in a namespace of a plane until the benchmark ends. It
+// skips an event whose text is "".
+func (b *testBench) watch(out chan<- string, plane *localkube.Plane, list client.ObjectList, namespace string, text func(watch.Event) string) {
 	b.Helper()
 	watcher, err := client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
@@ -260,7 +260,7 @@ func (b *bed) watch(out chan<- string, plane *localkube.Plane, list client.Objec
 }
 
 // reportQuantiles reports the median and the 99th percentile in milliseconds.
-func (b *bed) reportQuantiles(times []time.Duration) {
+func (b *testBench) reportQuantiles(times []time.Duration) {
 	slices.Sort(times)
 	for _, percent := range []int{50, 99} {
 		nearest := times[(len(times)*percent+99)/100-1]

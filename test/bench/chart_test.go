@@ -26,20 +26,20 @@ import (
 )
 
 const (
-	// definitions and others are how many CustomResourceDefinitions and other objects the chart has, and definitionFields
-	// makes it render to 5 MiB: Kyverno's chart is like that.
+	// definitions and others are the numbers of CustomResourceDefinitions and of other objects in the chart.
+	// definitionFields makes its rendering 5 MiB long, like that of Kyverno's chart.
 	definitions      = 20
 	others           = 40
 	definitionFields = 1500
 )
 
 // BenchmarkChartInstall compares `helm install` of a chart of the size of Kyverno's with an installation by the engine,
-// rendering included, on the same API server: until the release record says deployed, and until the kinds of the chart
-// are served, which `helm install` does not wait for.
+// including the rendering, on the same API server: until the release record has the status deployed, and until the
+// kinds of the chart are served. `helm install` does not wait for the latter.
 func BenchmarkChartInstall(b *testing.B) {
 	log.SetLogger(logr.Discard())
 	plane := localkube.ForTest(b, localkube.Named("member"))
-	bd := &bed{B: b, dir: b.TempDir(), plane: plane}
+	bd := &testBench{B: b, dir: b.TempDir(), plane: plane}
 	archive := bd.packageChart()
 	objects := metadata.NewForConfigOrDie(plane.Config)
 	var helm, deployed, served time.Duration
@@ -49,11 +49,11 @@ func BenchmarkChartInstall(b *testing.B) {
 		deployed, served = deployed+untilDeployed, served+untilServed
 	}
 	for b.Loop() {
-		// The first installation on an API server is not like the later ones, so each has the same mean position.
+		// The first installation on an API server is slower than later ones, so both kinds have the same mean position.
 		for _, install := range []func(){byHelm, byEngine, byEngine, byHelm} {
 			install()
 			bd.awaitNoDefinitions(objects)
-			<-time.After(calm)
+			<-time.After(pauseTime)
 		}
 	}
 	installs := 2 * float64(b.N)
@@ -64,20 +64,20 @@ func BenchmarkChartInstall(b *testing.B) {
 	b.ReportMetric(deployed.Seconds()/helm.Seconds(), "engine/helm")
 }
 
-func (b *bed) installByHelm(plane *localkube.Plane, archive string) time.Duration {
+func (b *testBench) installByHelm(plane *localkube.Plane, archive string) time.Duration {
 	b.Helper()
 	begin := time.Now()
 	b.run(plane, "", "helm", "install", "large", archive, "--namespace=helm", "--create-namespace")
 	took := time.Since(begin)
 	// The API server can keep a definition for minutes if it is deleted while its status still changes.
-	<-time.After(calm)
+	<-time.After(pauseTime)
 	b.run(plane, "", "helm", "uninstall", "large", "--namespace=helm")
 	return took
 }
 
 // installByEngine renders the chart, applies it, and withdraws it again. It returns the time until the release is
-// deployed, and until everything that the chart defines is served.
-func (b *bed) installByEngine(plane *localkube.Plane, objects metadata.Interface, archive string) (deployed, served time.Duration) {
+// deployed, and until all kinds of the chart are served.
+func (b *testBench) installByEngine(plane *localkube.Plane, objects metadata.Interface, archive string) (deployed, served time.Duration) {
 	b.Helper()
 	begin := time.Now()
 	ctx, stop := context.WithCancel(b.Context())
@@ -85,8 +85,8 @@ func (b *bed) installByEngine(plane *localkube.Plane, objects metadata.Interface
 	recorded := make(chan time.Duration, 1)
 	go func() {
 		secrets := objects.Resource(schema.GroupVersionResource{Version: "v1", Resource: "secrets"}).Namespace("engine")
-		// It ends without a result if the installation fails, which is reported below.
-		_ = wait.PollUntilContextCancel(ctx, glance, true, func(ctx context.Context) (bool, error) {
+		// The loop ends without a result if the installation fails, which is reported below.
+		_ = wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
 			record, err := secrets.Get(ctx, "sh.helm.release.v1.large.v1", metav1.GetOptions{})
 			return err == nil && record.Labels["status"] == "deployed", nil
 		})
@@ -115,7 +115,7 @@ func (b *bed) installByEngine(plane *localkube.Plane, objects metadata.Interface
 	}
 	served = time.Since(begin)
 	deployed = <-recorded
-	<-time.After(calm) // as in installByHelm
+	<-time.After(pauseTime) // as in installByHelm
 	changed := time.Now()
 	b.eventually("the release is uninstalled", func(ctx context.Context) error {
 		if done, err := e.Withdraw(ctx, bundle.Withdrawal{ID: id}); err != nil || !done {
@@ -128,7 +128,7 @@ func (b *bed) installByEngine(plane *localkube.Plane, objects metadata.Interface
 }
 
 // awaitNoDefinitions waits until the definitions of the chart are deleted.
-func (b *bed) awaitNoDefinitions(objects metadata.Interface) {
+func (b *testBench) awaitNoDefinitions(objects metadata.Interface) {
 	b.Helper()
 	changed := time.Now()
 	b.eventually("the definitions are deleted", func(context.Context) error {
@@ -142,14 +142,14 @@ func (b *bed) awaitNoDefinitions(objects metadata.Interface) {
 // changeDefinitions changes the definitions of the chart, if the last change was some time ago, and returns their
 // number. After a conflict the API server can pause for minutes before it tries again to delete a definition, unless
 // the definition changes.
-func (b *bed) changeDefinitions(objects metadata.Interface, changed *time.Time) (left int) {
+func (b *testBench) changeDefinitions(objects metadata.Interface, changed *time.Time) (left int) {
 	b.Helper()
 	definitions := objects.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 	list, err := definitions.List(b.Context(), metav1.ListOptions{})
 	if err != nil {
 		b.Fatal(err)
 	}
-	if time.Since(*changed) < calm {
+	if time.Since(*changed) < pauseTime {
 		return len(list.Items)
 	}
 	*changed = time.Now()
@@ -164,7 +164,7 @@ func (b *bed) changeDefinitions(objects metadata.Interface, changed *time.Time) 
 }
 
 // packageChart writes the chart and returns the path of its archive.
-func (b *bed) packageChart() string {
+func (b *testBench) packageChart() string {
 	b.Helper()
 	chart := filepath.Join(b.dir, "large")
 	write := func(name, text string) {
@@ -214,7 +214,7 @@ spec:
 %[2]s`, i, fields.String())
 }
 
-// otherObjects are four objects; the index of the file goes in.
+// otherObjects are four objects; the verb is replaced by the index of the file.
 const otherObjects = `apiVersion: v1
 kind: ServiceAccount
 metadata: {name: "{{ .Release.Name }}-%[1]d"}

@@ -1,2 +1,3 @@
-// Package bench measures what users wait for and pay for, on real control planes: it prints, and does not judge.
+// Package bench measures the latencies and the resources of Towline on real control planes. It prints them, and
+// compares them with no limit.
 package bench

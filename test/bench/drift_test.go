@@ -34,12 +34,12 @@ spec:
 // BenchmarkDriftToCorrected measures the time from the response to an edit or a deletion of an object on a member to
 // the watch event of its correction.
 func BenchmarkDriftToCorrected(b *testing.B) {
-	for mode, member := range map[string]func(*bed) *localkube.Plane{
-		"pull": func(b *bed) *localkube.Plane { return b.pull("member", "env=drift") },
-		"push": func(b *bed) *localkube.Plane { return b.push("member", "env=drift") },
+	for mode, member := range map[string]func(*testBench) *localkube.Plane{
+		"pull": func(b *testBench) *localkube.Plane { return b.startPullMember("member", "env=drift") },
+		"push": func(b *testBench) *localkube.Plane { return b.startPushMember("member", "env=drift") },
 	} {
 		b.Run(mode, func(b *testing.B) {
-			bd := newBed(b)
+			bd := newTestBench(b)
 			plane := member(bd)
 			source := &corev1.ConfigMap{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "drift"},
@@ -59,7 +59,7 @@ func BenchmarkDriftToCorrected(b *testing.B) {
 				},
 				"delete": func(c client.Client, obj *corev1.ConfigMap) error { return c.Delete(b.Context(), obj) },
 			} {
-				times := bd.correct(bd.client(plane), corrected, drift) // once, and not b.N times
+				times := bd.measureCorrections(bd.client(plane), corrected, drift) // once, and not b.N times
 				b.Run(action, func(b *testing.B) {
 					measured := *bd
 					measured.B = b
@@ -71,8 +71,8 @@ func BenchmarkDriftToCorrected(b *testing.B) {
 	}
 }
 
-// correct lets each object drift once, and returns the times until the corrections.
-func (b *bed) correct(memberClient client.Client, corrected <-chan string, drift func(client.Client, *corev1.ConfigMap) error) []time.Duration {
+// measureCorrections makes each object drift once, and returns the times until the corrections.
+func (b *testBench) measureCorrections(memberClient client.Client, corrected <-chan string, drift func(client.Client, *corev1.ConfigMap) error) []time.Duration {
 	b.Helper()
 	var times []time.Duration
 	for i := range driftObjects {
@@ -99,8 +99,9 @@ func driftContent() string {
 	return objects.String()
 }
 
-// watchCorrections returns the names of the objects on a member that are as they were applied, one for each event.
-func (b *bed) watchCorrections(plane *localkube.Plane) <-chan string {
+// watchCorrections returns a channel that gets the name of an object on a member with each event in which it is
+// unchanged from the applied one.
+func (b *testBench) watchCorrections(plane *localkube.Plane) <-chan string {
 	b.Helper()
 	names := make(chan string, driftObjects)
 	b.watch(names, plane, &corev1.ConfigMapList{}, driftNamespace, func(event watch.Event) string {
@@ -113,7 +114,7 @@ func (b *bed) watchCorrections(plane *localkube.Plane) <-chan string {
 	return names
 }
 
-func (b *bed) awaitCorrection(corrected <-chan string) string {
+func (b *testBench) awaitCorrection(corrected <-chan string) string {
 	b.Helper()
 	select {
 	case name := <-corrected:

@@ -15,7 +15,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// edits is the number of changes that are measured, one after the other.
+// edits is the number of measured changes, one after the other.
 const edits = 50
 
 const latencyProfile = `
@@ -60,33 +60,33 @@ spec:
 // BenchmarkChangeToApplied measures the time from a change of a ConfigMap on the hub, which a profile refers to, to the
 // changed object on the member.
 func BenchmarkChangeToApplied(b *testing.B) {
-	for mode, member := range map[string]func(*bed) *localkube.Plane{
-		"pull": func(b *bed) *localkube.Plane { return b.pull("member", "env=latency") },
-		"push": func(b *bed) *localkube.Plane { return b.push("member", "env=latency") },
+	for mode, member := range map[string]func(*testBench) *localkube.Plane{
+		"pull": func(b *testBench) *localkube.Plane { return b.startPullMember("member", "env=latency") },
+		"push": func(b *testBench) *localkube.Plane { return b.startPushMember("member", "env=latency") },
 	} {
 		b.Run(mode, func(b *testing.B) {
-			bd := newBed(b)
-			times := bd.edit(configMapLatency(), []*localkube.Plane{member(bd)}) // once, and not b.N times
+			bd := newTestBench(b)
+			times := bd.measureEdits(configMapLatency(), []*localkube.Plane{member(bd)}) // once, and not b.N times
 			b.ReportMetric(0, "ns/op")
 			bd.reportQuantiles(times)
 		})
 	}
 }
 
-// BenchmarkChangeOnTenMembers measures the same with ten pull members, each with an agent, and the requests to the hub
-// for each change and member: those of Towline that change objects, and all reads. Heartbeats do not count.
+// BenchmarkChangeOnTenMembers measures the same with ten pull members, each with an agent. It also counts the requests
+// to the hub for each change and member: Towline's requests that change objects, and all reads, without heartbeats.
 func BenchmarkChangeOnTenMembers(b *testing.B) {
-	bd := newBed(b)
+	bd := newTestBench(b)
 	var members []*localkube.Plane
 	for i := range 10 {
-		members = append(members, bd.pull(fmt.Sprintf("member%d", i), "env=latency"))
+		members = append(members, bd.startPullMember(fmt.Sprintf("member%d", i), "env=latency"))
 	}
 	for name, kind := range map[string]latencyKind{"ConfigMap": configMapLatency(), "Deployment": deploymentLatency()} {
 		before, err := bd.plane.CountRequests(b.Context())
 		if err != nil {
 			b.Fatal(err)
 		}
-		times := bd.edit(kind, members)
+		times := bd.measureEdits(kind, members)
 		after, err := bd.plane.CountRequests(b.Context())
 		if err != nil {
 			b.Fatal(err)
@@ -107,9 +107,9 @@ func BenchmarkChangeOnTenMembers(b *testing.B) {
 	}
 }
 
-// edit deploys an object of kind to all members, changes it repeatedly, and returns the times from each change until it
-// was on each member. It removes profile and content in the end.
-func (b *bed) edit(kind latencyKind, members []*localkube.Plane) []time.Duration {
+// measureEdits deploys an object of kind to all members, changes it repeatedly, and returns the times from each change
+// until it was on each member. At the end it deletes the profile and the content.
+func (b *testBench) measureEdits(kind latencyKind, members []*localkube.Plane) []time.Duration {
 	b.Helper()
 	texts := make(chan string, len(members))
 	for _, member := range members {
@@ -134,7 +134,7 @@ func (b *bed) edit(kind latencyKind, members []*localkube.Plane) []time.Duration
 		b.Fatal(err)
 	}
 	b.apply(latencyProfile)
-	b.await(texts, text, len(members), time.Now())
+	b.awaitTexts(texts, text, len(members), time.Now())
 	var times []time.Duration
 	for i := range edits {
 		text := content(i + 1)
@@ -142,15 +142,15 @@ func (b *bed) edit(kind latencyKind, members []*localkube.Plane) []time.Duration
 		if err := b.hub.Update(b.Context(), source); err != nil {
 			b.Fatal(err)
 		}
-		times = append(times, b.await(texts, text, len(members), began)...)
+		times = append(times, b.awaitTexts(texts, text, len(members), began)...)
 	}
 	b.run(b.plane, "", "kubectl", "delete", "clusterprofile", "latency")
 	b.run(b.plane, "", "kubectl", "delete", "configmap", "latency")
 	return times
 }
 
-// await waits until a text has come from n members, and returns the times since began.
-func (b *bed) await(texts <-chan string, want string, n int, began time.Time) []time.Duration {
+// awaitTexts waits until a text has come from n members, and returns the times since began.
+func (b *testBench) awaitTexts(texts <-chan string, want string, n int, began time.Time) []time.Duration {
 	b.Helper()
 	deadline := time.After(waitTimeout)
 	var times []time.Duration

@@ -13,28 +13,28 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// loadObjects is how many objects an agent gets.
+// loadObjects is the number of objects of an agent under load.
 const loadObjects = 500
 
-// BenchmarkAgentMemory measures the memory and the use of processors of an agent that has nothing to do, and its memory
-// after it applied 500 objects.
+// BenchmarkAgentMemory measures the memory and the processor use of an idle agent, and its memory after it applied 500
+// objects.
 func BenchmarkAgentMemory(b *testing.B) {
-	bd := newBed(b)
-	bd.pull("memory", "env=memory")
+	bd := newTestBench(b)
+	bd.startPullMember("memory", "env=memory")
 	pid := bd.agentPID("memory")
-	b.ReportMetric(bd.rss(pid), "idle-MiB")
+	b.ReportMetric(bd.residentMemory(pid), "idle-MiB")
 	b.ReportMetric(bd.millicores(pid), "idle-millicores")
-	b.ReportMetric(0, "ns/op") // this is not about time
+	b.ReportMetric(0, "ns/op") // the time has no meaning
 	bd.createSource("load", loadObjects)
 	for range b.N {
 		bd.apply(profileOf("load", "memory"))
-		bd.provisioned()
+		bd.awaitProvisioned()
 	}
-	b.ReportMetric(bd.rss(pid), fmt.Sprintf("after-%d-objects-MiB", loadObjects))
+	b.ReportMetric(bd.residentMemory(pid), fmt.Sprintf("after-%d-objects-MiB", loadObjects))
 }
 
-// createSource creates a ConfigMap on the hub that holds that many objects.
-func (b *bed) createSource(name string, objects int) {
+// createSource creates a ConfigMap on the hub with this number of objects.
+func (b *testBench) createSource(name string, objects int) {
 	b.Helper()
 	var text strings.Builder
 	for i := range objects {
@@ -58,8 +58,8 @@ spec:
 `, source, env)
 }
 
-// provisioned waits until the only summary is provisioned.
-func (b *bed) provisioned() {
+// awaitProvisioned waits until the only summary is provisioned.
+func (b *testBench) awaitProvisioned() {
 	b.Helper()
 	b.eventually("the profile is provisioned", func(ctx context.Context) error {
 		var list configv1beta1.ClusterSummaryList

@@ -27,8 +27,8 @@ var (
 	rounds = flag.Int("rounds", 3, "number of rounds")
 )
 
-// TestChaos runs rounds of faults and changes. A failure names the seed and the round; with both flags the same plans
-// are made again.
+// TestChaos runs rounds of faults and changes. A failure names the seed and the round; the two flags repeat the same
+// plan.
 func TestChaos(t *testing.T) {
 	f := newFleet(t, "push-1", "push-2", "pull-1", "pull-2", "pull-3")
 	m := newModel()
@@ -40,17 +40,17 @@ func TestChaos(t *testing.T) {
 		m.env[member.name] = environments()[i%len(environments())]
 		f.register(member, m.env[member.name])
 	}
-	f.prepareHub()
-	f.settle(m)
+	f.createForeignOnHub()
+	f.awaitModel(m)
 	for number := range *rounds {
 		began := time.Now()
 		r := &round{fleet: f, model: m, random: rand.New(rand.NewPCG(*seed, uint64(number))), end: map[*link]func(){}} //nolint:gosec // a plan is no secret
 		t.Logf("seed %d, round %d", *seed, number)
-		r.restore()
-		r.disturb()
-		r.heal()
+		r.restoreFleet()
+		r.makeFaultsAndChanges()
+		r.endFaults()
 		faults := time.Since(began)
-		f.settle(m)
+		f.awaitModel(m)
 		t.Logf("seed %d, round %d: settled %.1f s after %.1f s of faults", *seed, number, (time.Since(began) - faults).Seconds(), faults.Seconds())
 	}
 }
@@ -65,8 +65,8 @@ type round struct {
 	hasLeft bool
 }
 
-// restore creates the profiles and registers the members that were deleted in the last round.
-func (r *round) restore() {
+// restoreFleet creates the profiles and registers the members that were deleted in the last round.
+func (r *round) restoreFleet() {
 	r.t.Helper()
 	for _, p := range r.model.profiles {
 		if p.isAbsent {
@@ -84,11 +84,11 @@ func (r *round) restore() {
 	}
 }
 
-// disturb makes changes and faults in random order, with pauses of up to two seconds.
-func (r *round) disturb() {
+// makeFaultsAndChanges makes faults and changes in random order, with pauses of up to two seconds.
+func (r *round) makeFaultsAndChanges() {
 	r.t.Helper()
-	faults := []func(){r.killHub, r.killAgent, r.killAgent, r.killServer, r.disturbLink, r.disturbLink, r.disturbLink}
-	changes := []func(){r.changeContent, r.changeContent, r.changeSelector, r.relabel, r.relabel, r.upgradeChart, r.drift, r.drift, r.deregister, r.deleteProfile}
+	faults := []func(){r.killHub, r.killAgent, r.killAgent, r.killServer, r.toggleLinkFault, r.toggleLinkFault, r.toggleLinkFault}
+	changes := []func(){r.changeContent, r.changeContent, r.changeSelector, r.relabel, r.relabel, r.upgradeChart, r.causeDrift, r.causeDrift, r.deregister, r.deleteProfile}
 	for range 8 + r.random.IntN(6) {
 		pick(r.random, faults)()
 		pick(r.random, changes)()
@@ -100,8 +100,8 @@ func (r *round) disturb() {
 	}
 }
 
-// heal ends all faults.
-func (r *round) heal() {
+// endFaults ends all faults.
+func (r *round) endFaults() {
 	r.t.Helper()
 	for _, end := range r.end {
 		end()
@@ -147,8 +147,8 @@ func (r *round) killServer() {
 	})
 }
 
-// disturbLink begins a fault of a link, or ends the one that it has.
-func (r *round) disturbLink() {
+// toggleLinkFault begins a fault of a random link, or ends the current one.
+func (r *round) toggleLinkFault() {
 	links := []*link{r.hubLink}
 	for _, m := range r.members {
 		links = append(links, m.link)
@@ -204,7 +204,7 @@ func (r *round) relabel() {
 		return
 	}
 	r.t.Logf("%s has env=%s", m.name, env)
-	r.try("relabel "+m.name, func() error {
+	r.retry("relabel "+m.name, func() error {
 		cluster := &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: clusters, Name: m.name}}
 		patch := fmt.Sprintf(`{"metadata":{"labels":{"env":%q}}}`, env)
 		return r.admin.Patch(r.t.Context(), cluster, client.RawPatch("application/merge-patch+json", []byte(patch)))
@@ -212,40 +212,40 @@ func (r *round) relabel() {
 	r.model.env[m.name] = env
 }
 
-// deregister takes one member out of the fleet, at most once per round.
+// deregister deregisters one member, at most once per round.
 func (r *round) deregister() {
 	m := pick(r.random, r.members)
 	if r.hasLeft {
 		return
 	}
 	r.hasLeft = true
-	r.t.Logf("%s leaves the fleet", m.name)
-	r.try("deregister "+m.name, func() error {
+	r.t.Logf("%s is deregistered", m.name)
+	r.retry("deregister "+m.name, func() error {
 		return client.IgnoreNotFound(r.admin.Delete(r.t.Context(), &libv1beta1.SveltosCluster{ObjectMeta: metav1.ObjectMeta{Namespace: clusters, Name: m.name}}))
 	})
 	delete(r.model.env, m.name)
 	m.hasLeft = true
 }
 
-// drift changes or deletes an object that a profile or the chart has deployed.
-func (r *round) drift() {
+// causeDrift changes or deletes an object that a profile or the chart has deployed.
+func (r *round) causeDrift() {
 	m, isDeletion := pick(r.random, r.members), r.random.IntN(2) == 0
-	key := client.ObjectKey{Namespace: site, Name: pick(r.random, r.model.profiles).name + "-kept"}
+	key := client.ObjectKey{Namespace: contentNamespace, Name: pick(r.random, r.model.profiles).name + "-kept"}
 	if r.random.IntN(4) == 0 {
 		key = client.ObjectKey{Namespace: chartProfile, Name: chartObject}
 	}
 	r.t.Logf("%s of %s is deleted (or changed): %t", key.Name, m.name, isDeletion)
-	err := r.driftOf(m, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}, isDeletion)
+	err := r.changeObject(m, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}, isDeletion)
 	if err != nil && !apierrors.IsNotFound(err) {
 		r.t.Logf("no drift: %v", err) // its API server is down
 	}
 }
 
-func (r *round) driftOf(m *member, object *corev1.ConfigMap, isDeletion bool) error {
+func (r *round) changeObject(m *member, object *corev1.ConfigMap, isDeletion bool) error {
 	if isDeletion {
 		return m.admin.Delete(r.t.Context(), object)
 	}
-	key := "text" // a key that no profile has would be one of others, and would stay
+	key := "text" // a key that no profile has would belong to another client, and would stay
 	if object.Name == chartObject {
 		key = "edition"
 	}
@@ -256,7 +256,7 @@ func (r *round) driftOf(m *member, object *corev1.ConfigMap, isDeletion bool) er
 func (f *fleet) applyProfile(p *profile) {
 	f.t.Helper()
 	if p.isAbsent {
-		f.try("delete profile "+p.name, func() error {
+		f.retry("delete profile "+p.name, func() error {
 			return client.IgnoreNotFound(f.admin.Delete(f.t.Context(), &configv1beta1.ClusterProfile{ObjectMeta: metav1.ObjectMeta{Name: p.name}}))
 		})
 		return
@@ -265,7 +265,7 @@ func (f *fleet) applyProfile(p *profile) {
 	objects := p.objects()
 	for _, name := range slices.Sorted(maps.Keys(objects)) {
 		text := objects[name]
-		fmt.Fprintf(&content, "    ---\n    apiVersion: v1\n    kind: ConfigMap\n    metadata: {namespace: %s, name: %s}\n    data: {text: %q}\n", site, name, text)
+		fmt.Fprintf(&content, "    ---\n    apiVersion: v1\n    kind: ConfigMap\n    metadata: {namespace: %s, name: %s}\n    data: {text: %q}\n", contentNamespace, name, text)
 	}
 	f.apply("profile "+p.name, fmt.Sprintf(`
 apiVersion: v1
@@ -308,7 +308,7 @@ func (f *fleet) apply(what, manifest string) {
 		f.t.Fatal(err)
 	}
 	for _, object := range objects {
-		f.try("apply "+what, func() error {
+		f.retry("apply "+what, func() error {
 			applied := client.ApplyConfigurationFromUnstructured(object.DeepCopy())
 			return f.admin.Apply(f.t.Context(), applied, client.FieldOwner("chaos"), client.ForceOwnership)
 		})

@@ -31,12 +31,12 @@ import (
 // reportInterval is the time between two reports of a fleet that has not settled.
 const reportInterval = time.Minute
 
-// settle waits until the fleet is as the model says.
-func (f *fleet) settle(m *model) {
+// awaitModel waits until the fleet is as the model requires.
+func (f *fleet) awaitModel(m *model) {
 	f.t.Helper()
-	f.wantIntact() // what is wrong for good is found before the wait
+	f.wantNoPermanentError() // a permanent error is found before the wait
 	nextReport := time.Now().Add(reportInterval)
-	err := until(f.t.Context(), settleTimeout, func() error {
+	err := pollUntil(f.t.Context(), settleTimeout, func() error {
 		err := f.compare(m)
 		if err != nil && time.Now().After(nextReport) {
 			f.t.Logf("not settled yet: %v", err)
@@ -48,8 +48,8 @@ func (f *fleet) settle(m *model) {
 		f.logUnfinishedGroups()
 		f.t.Fatalf("the fleet does not settle: %v", err)
 	}
-	f.wantIntact()
-	m.settled()
+	f.wantNoPermanentError()
+	m.recordSettled()
 	for _, member := range f.members {
 		f.labelManaged(m, member)
 		if _, isRegistered := m.env[member.name]; !isRegistered && member.agent != nil {
@@ -59,9 +59,9 @@ func (f *fleet) settle(m *model) {
 	}
 }
 
-// wantIntact checks what cannot become right again: the objects of others, hooks that ran twice, and programs that have
-// crashed.
-func (f *fleet) wantIntact() {
+// wantNoPermanentError checks for errors that no retry repairs: changed objects of others, hooks that ran twice, and
+// programs that have crashed.
+func (f *fleet) wantNoPermanentError() {
 	f.t.Helper()
 	f.wantForeign("hub", f.admin, f.foreign)
 	if err := f.hub.check(); err != nil {
@@ -74,18 +74,18 @@ func (f *fleet) wantIntact() {
 				f.t.Fatal(err)
 			}
 		}
-		if err := errors.Join(member.hooks.checkRepeated(), f.checkOnce(member)); err != nil {
+		if err := errors.Join(member.hooks.checkRepeated(), f.checkHooksRanOnce(member)); err != nil {
 			f.t.Fatalf("%s: %v", member.name, err)
 		}
 	}
 }
 
-// checkOnce returns an error if a revision has failed because a hook whose Job existed was run again. A revision can
-// also fail because a newer one has replaced it.
-func (f *fleet) checkOnce(on *member) error {
+// checkHooksRanOnce returns an error if a revision has failed because a hook whose Job existed was run again. A
+// revision can also fail because a newer one has replaced it.
+func (f *fleet) checkHooksRanOnce(on *member) error {
 	f.t.Helper()
 	var records corev1.SecretList
-	f.try("list the release records of "+on.name, func() error {
+	f.retry("list the release records of "+on.name, func() error {
 		return on.admin.List(f.t.Context(), &records, client.InNamespace(chartProfile))
 	})
 	var errs []error
@@ -113,7 +113,7 @@ func decodeRecord(encoded []byte) (string, error) {
 	return string(text), err
 }
 
-// compare returns the differences between the fleet and the model. All kinds are listed only when nothing else differs.
+// compare returns the differences between the fleet and the model. It lists all kinds only if nothing else differs.
 func (f *fleet) compare(m *model) error {
 	ctx := f.t.Context()
 	errs := []error{
@@ -143,7 +143,7 @@ func named(name string, err error) error {
 // compareMember compares the objects on a member.
 func (f *fleet) compareMember(ctx context.Context, m *model, on *member) error {
 	var list corev1.ConfigMapList
-	if err := on.admin.List(ctx, &list, client.InNamespace(site)); err != nil {
+	if err := on.admin.List(ctx, &list, client.InNamespace(contentNamespace)); err != nil {
 		return err
 	}
 	found := map[string]string{}
@@ -161,7 +161,7 @@ func (f *fleet) compareMember(ctx context.Context, m *model, on *member) error {
 	err := on.admin.Get(ctx, client.ObjectKey{Namespace: chartProfile, Name: chartObject}, edition)
 	if _, isRegistered := m.env[on.name]; !isRegistered {
 		if err == nil {
-			err = errors.New("the chart is still there")
+			err = errors.New("the chart is still deployed")
 		}
 		return errors.Join(client.IgnoreNotFound(err), on.hooks.checkUninstalled(m.hadChart[on.name]))
 	}
@@ -178,8 +178,8 @@ func (f *fleet) compareMember(ctx context.Context, m *model, on *member) error {
 	return errors.Join(compareRecords(ctx, m, on), on.hooks.checkDeployed(m.chart), on.hooks.checkKept(m.chart, jobs.Items))
 }
 
-// compareRecords checks that a member has a record of each of its bundles and no other one, and one deployed revision
-// and no unfinished one of the release.
+// compareRecords checks that a member has a record of each of its bundles and no other record, and that the release has
+// one deployed and no unfinished revision.
 func compareRecords(ctx context.Context, m *model, on *member) error {
 	var list corev1.SecretList
 	if err := on.admin.List(ctx, &list); err != nil {
@@ -257,7 +257,7 @@ func compareReleases(summary *configv1beta1.ClusterSummary) error {
 	return difference("releases", want, found)
 }
 
-// compareProfiles compares the matches in the status of profiles.
+// compareProfiles compares the matching clusters in the status of profiles.
 func (f *fleet) compareProfiles(ctx context.Context, m *model) error {
 	errs := []error{f.compareMatching(ctx, chartProfile, m.registered())}
 	for _, p := range m.profiles {
@@ -340,7 +340,7 @@ func (f *fleet) compareGroups(ctx context.Context, m *model) error {
 	return difference("groups", want, found)
 }
 
-// logUnfinishedGroups logs who has written the groups that are not provisioned, and when.
+// logUnfinishedGroups logs the field managers and times of the groups that are not provisioned.
 func (f *fleet) logUnfinishedGroups() {
 	var list libv1beta1.ConfigurationGroupList
 	if err := f.admin.List(f.t.Context(), &list); err != nil {

@@ -1,5 +1,5 @@
 // Package chaos kills and disconnects the programs of a fleet at random times, while profiles, labels and clusters
-// change, and compares the fleet with a model when it has settled.
+// change, and compares the fleet with a model after it has settled.
 //
 // The fleet is a hub, two members in push mode and three in pull mode, all with real API servers. Each round makes a
 // plan of changes and faults from the seed and the number of the round, so that a plan can be repeated; the processes

@@ -24,15 +24,15 @@ import (
 )
 
 const (
-	// adoptedObject exists on each member before content-0 adopts it. Others have set othersKey in its data.
+	// adoptedObject exists on each member before content-0 adopts it. Another client has set othersKey in its data.
 	adoptedObject = "content-0-adopted"
 	othersKey     = "others"
-	// adoptedText is its text in the profile, and textBefore the one before.
+	// adoptedText is its text in the profile, and textBefore the text before.
 	adoptedText = "adopted"
 	textBefore  = "before the adoption"
-	// othersLabel is a label that others set on managed objects. Its value is foreignOwner.
+	// othersLabel is a label that another client sets on managed objects. Its value is foreignOwner.
 	othersLabel = "example.com/marked-by"
-	// anyHash stands for the hash in an annotation.
+	// anyHash replaces the hash in an annotation.
 	anyHash = "any"
 )
 
@@ -63,7 +63,7 @@ func compareManaged(ctx context.Context, m *model, on *member) error {
 			}
 		}
 	}
-	want := m.managed(on.name)
+	want := m.managedObjects(on.name)
 	if on.hasLeft {
 		delete(want, chartDefinition)
 		delete(found, chartDefinition)
@@ -86,10 +86,10 @@ func fixedChartObjects() []string {
 // installation does not manage it.
 const chartDefinition = "CustomResourceDefinition /greetings.charted.examples.towline.dev"
 
-// compareAdopted checks that adoptedObject is the one that existed before, with the data of others.
+// compareAdopted checks that adoptedObject has the same UID as before, and the data of the other client.
 func compareAdopted(ctx context.Context, on *member) error {
 	adopted := &corev1.ConfigMap{}
-	if err := on.admin.Get(ctx, client.ObjectKey{Namespace: site, Name: adoptedObject}, adopted); err != nil {
+	if err := on.admin.Get(ctx, client.ObjectKey{Namespace: contentNamespace, Name: adoptedObject}, adopted); err != nil {
 		return fmt.Errorf("read the object that a profile adopts: %w", err)
 	}
 	hasText := adopted.Data["text"] == adoptedText || adopted.Data["text"] == textBefore
@@ -99,13 +99,13 @@ func compareAdopted(ctx context.Context, on *member) error {
 	return nil
 }
 
-// labelManaged sets the label of others on a managed object of a member.
+// labelManaged sets the label of another client on a managed object of a member.
 func (f *fleet) labelManaged(m *model, on *member) {
 	f.t.Helper()
 	for _, p := range m.selected(on.name) {
-		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: site, Name: p.name + "-kept"}}
+		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: contentNamespace, Name: p.name + "-kept"}}
 		patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, othersLabel, foreignOwner)
-		f.try("label an object of "+on.name, func() error {
+		f.retry("label an object of "+on.name, func() error {
 			return on.admin.Patch(f.t.Context(), object, client.RawPatch("application/merge-patch+json", []byte(patch)))
 		})
 		on.labelled[describe("ConfigMap", object)] = object.UID
@@ -116,14 +116,14 @@ func (f *fleet) labelManaged(m *model, on *member) {
 func (f *fleet) createAdopted(m *member) {
 	f.t.Helper()
 	object := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: site, Name: adoptedObject},
+		ObjectMeta: metav1.ObjectMeta{Namespace: contentNamespace, Name: adoptedObject},
 		Data:       map[string]string{"text": textBefore, othersKey: foreignOwner},
 	}
-	f.try("create the object that a profile adopts", func() error { return m.admin.Create(f.t.Context(), object) })
+	f.retry("create the object that a profile adopts", func() error { return m.admin.Create(f.t.Context(), object) })
 	m.adopted = object.UID
 }
 
-// listManaged lists the objects on a member that have the ownership label of Towline, except those of others and
+// listManaged lists the objects on a member that have the ownership label of Towline, except for objects of others and
 // release records.
 func listManaged(ctx context.Context, on *member) ([]unstructured.Unstructured, error) {
 	discoveryClient, err := discovery.NewDiscoveryClientForConfig(on.plane.Config)
@@ -179,8 +179,9 @@ func normalized(object *unstructured.Unstructured) string {
 	return string(text)
 }
 
-// managed returns the objects that a member must have, with the marks of Towline, as text by kind and key.
-func (m *model) managed(member string) map[string]string {
+// managedObjects returns the objects that a member must have, with Towline's labels and annotations, as text by kind
+// and key.
+func (m *model) managedObjects(member string) map[string]string {
 	all := map[string]string{}
 	add := func(object map[string]any) {
 		content := &unstructured.Unstructured{Object: object}
@@ -198,7 +199,7 @@ func (m *model) managed(member string) map[string]string {
 				marks[kube.AnnotationAdopted] = "true"
 				data[othersKey] = foreignOwner
 			}
-			add(configMap(site, name, map[string]any{kube.LabelReason: string(libv1beta1.FeatureResources)}, marks, data))
+			add(configMap(contentNamespace, name, map[string]any{kube.LabelReason: string(libv1beta1.FeatureResources)}, marks, data))
 		}
 	}
 	if _, isRegistered := m.env[member]; isRegistered {

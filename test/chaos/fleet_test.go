@@ -32,14 +32,15 @@ import (
 const (
 	// clusters is the hub namespace of all clusters.
 	clusters = "fleet"
-	// site is the member namespace of the objects of all profiles. It exists before, so that it is nobody's.
-	site = "site"
-	// chartProfile is the profile with the chart, its release, and the namespace of that.
+	// contentNamespace is the member namespace of the objects of all profiles. It exists before, so that no profile owns
+	// it.
+	contentNamespace = "site"
+	// chartProfile is the name of the profile with the chart, of its release, and of the namespace of the release.
 	chartProfile = "charted"
 	// chartObject is the ConfigMap of the chart.
 	chartObject = "edition"
-	// settleTimeout is loose: a slow machine must pass, a hang must fail. An agent whose connection is lost takes up to a
-	// minute to notice that.
+	// settleTimeout is loose: a slow machine must pass, a hang must fail. An agent needs up to a minute to notice a lost
+	// connection.
 	settleTimeout = 5 * time.Minute
 	// retryTimeout limits a change by the test while an API server is down.
 	retryTimeout = 2 * time.Minute
@@ -59,8 +60,8 @@ type member struct {
 	hooks   *hookLog
 	foreign foreignLog
 	hasLeft bool // the member has left the fleet in some round
-	// labelled has the UIDs of the managed objects on which others have set a label, by kind and key. adopted is the UID
-	// of adoptedObject.
+	// labelled has the UIDs of the managed objects on which another client has set a label, by kind and key. adopted is
+	// the UID of adoptedObject.
 	labelled map[string]types.UID
 	adopted  types.UID
 }
@@ -98,7 +99,7 @@ func newFleet(t *testing.T, names ...string) *fleet {
 			target = f.plane
 		}
 		m.link = newLink(t, name, hostOf(target))
-		f.prepare(m)
+		f.createForeignOnMember(m)
 		f.members = append(f.members, m)
 	}
 	return f
@@ -119,8 +120,8 @@ func hostOf(plane *localkube.Plane) string { return strings.TrimPrefix(plane.Con
 
 // serveChart starts a repository with the chart: a ConfigMap, a hook before and two after each install and upgrade, and
 // a hook before the uninstallation. The hook onceHook has another name in each edition, and is not deleted unless it
-// fails: a second run fails because its Job exists, also if the log of hooks has missed the first run while the API
-// server was down.
+// fails: a second run fails because its Job exists, also if the log of hooks has no first run because the API server
+// was down.
 func serveChart(t *testing.T) string {
 	t.Helper()
 	const hook = `
@@ -168,12 +169,12 @@ func (f *fleet) linkedKubeconfig(plane *localkube.Plane, through *link) string {
 	return path
 }
 
-// prepare makes the namespaces of a member and objects of others in them, beside those that the profiles deploy. On the
-// first member of each mode, the namespace of the agent also has objects of others.
-func (f *fleet) prepare(m *member) {
+// createForeignOnMember creates the namespaces of a member with objects of others, beside the objects of the profiles.
+// On the first member of each mode, the namespace of the agent also has objects of others.
+func (f *fleet) createForeignOnMember(m *member) {
 	f.t.Helper()
 	m.foreign, m.labelled = foreignLog{}, map[string]types.UID{}
-	namespaces := []string{site, chartProfile, "theirs"}
+	namespaces := []string{contentNamespace, chartProfile, "theirs"}
 	if strings.HasSuffix(m.name, "-1") {
 		namespaces = append(namespaces, kube.AgentNamespace)
 	}
@@ -186,9 +187,9 @@ func (f *fleet) prepare(m *member) {
 	m.hooks = watchHooks(f.t, m.plane)
 }
 
-// prepareHub makes objects of others on the hub, in the namespace of the clusters and in the delivery namespace of a
-// member that has one of its own. They have the name of the kubeconfig of a member in push mode.
-func (f *fleet) prepareHub() {
+// createForeignOnHub creates objects of others on the hub, in the namespace of the clusters and in the delivery
+// namespace of a member that has its own one. They have the name of the kubeconfig of a member in push mode.
+func (f *fleet) createForeignOnHub() {
 	f.t.Helper()
 	const name = "pull-2-sveltos-kubeconfig"
 	f.createForeignClusterRole(f.admin, f.foreign)
@@ -196,10 +197,10 @@ func (f *fleet) prepareHub() {
 	f.createForeign(f.admin, f.foreign, clusters+"--pull-2", name)
 }
 
-// register brings a member into the fleet.
+// register registers a member.
 func (f *fleet) register(m *member, env string) {
 	f.t.Helper()
-	f.try("delete the Jobs of the former release", func() error {
+	f.retry("delete the Jobs of the former release", func() error {
 		return m.hooks.jobs.DeleteCollection(f.t.Context(), metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}, metav1.ListOptions{})
 	})
 	m.hooks.reset()
@@ -214,7 +215,7 @@ func (f *fleet) register(m *member, env string) {
 	f.startAgent(m, manifest)
 }
 
-// startAgent runs the agent of a member as its Deployment says, but as a process of the test that can be killed.
+// startAgent runs the agent of a member like its Deployment, but as a process of the test that can be killed.
 func (f *fleet) startAgent(m *member, manifest string) {
 	f.t.Helper()
 	objects, err := kube.DecodeManifest([]byte(manifest))
@@ -238,7 +239,7 @@ func (f *fleet) startAgent(m *member, manifest string) {
 	}
 	for i, arg := range args {
 		if strings.HasPrefix(arg, "--diagnostics-address=") {
-			args[i] = "--diagnostics-address=127.0.0.1:0" // the ports of all agents are on one machine
+			args[i] = "--diagnostics-address=127.0.0.1:0" // all agents use the ports of this machine
 		}
 	}
 	token := f.command(m.plane, "", "kubectl", "create", "token", "sveltos-applier-manager", "-n", kube.AgentNamespace, "--duration=24h")
@@ -267,7 +268,7 @@ func (f *fleet) save(name, text string) string {
 func (f *fleet) command(plane *localkube.Plane, stdin, program string, args ...string) string {
 	f.t.Helper()
 	var stdout, stderr bytes.Buffer
-	f.try(program+" "+strings.Join(args, " "), func() error {
+	f.retry(program+" "+strings.Join(args, " "), func() error {
 		stdout.Reset()
 		stderr.Reset()
 		cmd := exec.CommandContext(f.t.Context(), binaryPath(f.t, program), args...)
@@ -281,16 +282,16 @@ func (f *fleet) command(plane *localkube.Plane, stdin, program string, args ...s
 	return stdout.String()
 }
 
-// try repeats a change until it succeeds: API servers are down for some seconds.
-func (f *fleet) try(what string, change func() error) {
+// retry repeats a change until it succeeds: API servers are down for some seconds.
+func (f *fleet) retry(what string, change func() error) {
 	f.t.Helper()
-	if err := until(f.t.Context(), retryTimeout, change); err != nil {
+	if err := pollUntil(f.t.Context(), retryTimeout, change); err != nil {
 		f.t.Fatalf("%s: %v", what, err)
 	}
 }
 
-// until repeats check until it succeeds. It returns the last error.
-func until(ctx context.Context, timeout time.Duration, check func() error) error {
+// pollUntil repeats check until it succeeds. It returns the last error.
+func pollUntil(ctx context.Context, timeout time.Duration, check func() error) error {
 	deadline := time.After(timeout)
 	for {
 		err := check()

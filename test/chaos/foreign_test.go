@@ -21,12 +21,12 @@ const (
 	foreignOwner = "others"
 )
 
-// foreignLog has the objects of others on one cluster as they were made: uid and resourceVersion by kind and name. Of
-// the namespaces in which Towline registers clusters it has no resourceVersion: Towline may change its labels on them.
+// foreignLog has the original objects of others on one cluster: uid and resourceVersion by kind and name. It has no
+// resourceVersion for the namespaces in which Towline registers clusters: Towline may change its labels on them.
 type foreignLog map[string]string
 
-// foreignObjects returns objects of others in a namespace. They have the marks that Sveltos and Helm set, and that
-// Towline sets beside its own ones.
+// foreignObjects returns objects of others in a namespace. They have the labels and annotations that Sveltos and Helm
+// set, and that Towline sets beside its own ones.
 func foreignObjects(namespace, name string) []client.Object {
 	meta := foreignMeta(namespace, name)
 	return []client.Object{
@@ -54,7 +54,7 @@ func isForeign(object client.Object) bool { return object.GetLabels()[ownerLabel
 func (f *fleet) createForeign(admin client.Client, made foreignLog, namespace, name string) {
 	f.t.Helper()
 	for _, object := range foreignObjects(namespace, name) {
-		f.try("create an object of others in namespace "+namespace, func() error { return admin.Create(f.t.Context(), object) })
+		f.retry("create an object of others in namespace "+namespace, func() error { return admin.Create(f.t.Context(), object) })
 		kind, err := admin.GroupVersionKindFor(object)
 		if err != nil {
 			f.t.Fatal(err)
@@ -75,7 +75,7 @@ func (l foreignLog) add(kind string, object client.Object) {
 func (f *fleet) createNamespace(admin client.Client, made foreignLog, name string) {
 	f.t.Helper()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{ownerLabel: foreignOwner}}}
-	f.try("create namespace "+name, func() error {
+	f.retry("create namespace "+name, func() error {
 		err := admin.Create(f.t.Context(), namespace)
 		if apierrors.IsAlreadyExists(err) {
 			return admin.Get(f.t.Context(), client.ObjectKeyFromObject(namespace), namespace)
@@ -85,19 +85,19 @@ func (f *fleet) createNamespace(admin client.Client, made foreignLog, name strin
 	made.add("Namespace", namespace)
 }
 
-// createForeignClusterRole creates a ClusterRole of others, with the same marks as foreignObjects.
+// createForeignClusterRole creates a ClusterRole of others, with the same labels and annotations as foreignObjects.
 func (f *fleet) createForeignClusterRole(admin client.Client, made foreignLog) {
 	f.t.Helper()
 	role := &rbacv1.ClusterRole{ObjectMeta: foreignMeta("", "theirs")}
-	f.try("create a ClusterRole of others", func() error { return admin.Create(f.t.Context(), role) })
+	f.retry("create a ClusterRole of others", func() error { return admin.Create(f.t.Context(), role) })
 	made.add("ClusterRole", role)
 }
 
-// wantForeign checks that the objects of others on a cluster are as they were made.
+// wantForeign checks that the objects of others on a cluster are unchanged.
 func (f *fleet) wantForeign(cluster string, admin client.Client, made foreignLog) {
 	f.t.Helper()
 	found := foreignLog{}
-	f.try("list the objects of others on "+cluster, func() error {
+	f.retry("list the objects of others on "+cluster, func() error {
 		clear(found)
 		kinds := []schema.GroupVersionKind{core("ConfigMap"), core("Secret"), core("ServiceAccount"), core("Namespace"), rbac("Role"), rbac("ClusterRole")}
 		objects, err := listMetadata(f.t.Context(), admin, kinds, client.MatchingLabels{ownerLabel: foreignOwner})

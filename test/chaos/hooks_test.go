@@ -19,14 +19,14 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// deleteHook is the hook of the chart before an uninstallation. onceHook and the edition are the name of the hook whose
+// deleteHook is the hook of the chart before an uninstallation. onceHook with the edition is the name of the hook whose
 // Job is deleted only if the hook fails.
 const (
 	deleteHook = "delete"
 	onceHook   = "once-"
 )
 
-// hookLog notes every Job that was created for a hook of the chart.
+// hookLog records every Job that was created for a hook of the chart.
 type hookLog struct {
 	jobs typedbatchv1.JobInterface
 	mu   sync.Mutex // guards the fields below
@@ -52,7 +52,7 @@ func watchHooks(t *testing.T, plane *localkube.Plane) *hookLog {
 	t.Cleanup(func() { cancel(); reader.Wait() })
 	reader.Go(func() {
 		for ctx.Err() == nil {
-			events, err := jobs.Watch(ctx, metav1.ListOptions{ResourceVersion: l.seen(), AllowWatchBookmarks: true})
+			events, err := jobs.Watch(ctx, metav1.ListOptions{ResourceVersion: l.resourceVersion(), AllowWatchBookmarks: true})
 			if err == nil {
 				for event := range events.ResultChan() {
 					l.add(event)
@@ -71,7 +71,7 @@ func watchHooks(t *testing.T, plane *localkube.Plane) *hookLog {
 	return l
 }
 
-func (l *hookLog) seen() string {
+func (l *hookLog) resourceVersion() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.version
@@ -86,7 +86,7 @@ func (l *hookLog) add(event watch.Event) {
 	defer l.mu.Unlock()
 	l.version = job.ResourceVersion
 	if event.Type != watch.Bookmark {
-		l.note(job)
+		l.record(job)
 	}
 }
 
@@ -95,12 +95,12 @@ func (l *hookLog) addList(list *batchv1.JobList) {
 	defer l.mu.Unlock()
 	l.version = list.ResourceVersion
 	for i := range list.Items {
-		l.note(&list.Items[i])
+		l.record(&list.Items[i])
 	}
 }
 
-// note notes a Job. The caller holds mu.
-func (l *hookLog) note(job *batchv1.Job) {
+// record records a Job. The caller holds mu.
+func (l *hookLog) record(job *batchv1.Job) {
 	if l.ignored[job.UID] {
 		return
 	}
@@ -110,7 +110,7 @@ func (l *hookLog) note(job *batchv1.Job) {
 	}
 }
 
-// reset forgets what was created: a new registration installs the chart again.
+// reset deletes the records: a new registration installs the chart again.
 func (l *hookLog) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,7 +138,7 @@ func (l *hookLog) checkRepeated() error {
 	return nil
 }
 
-// count returns how often a hook was created, for any edition. The caller holds mu.
+// count returns the number of times that a hook was created, in all editions. The caller holds mu.
 func (l *hookLog) count(hook string) int {
 	count := 0
 	for key, uids := range l.created {
@@ -162,8 +162,9 @@ func (l *hookLog) checkKept(edition int, jobs []batchv1.Job) error {
 	return nil
 }
 
-// TestJobOfOnceHookIsMissed checks that a Job which was created again is found, and one which exists is accepted.
-func TestJobOfOnceHookIsMissed(t *testing.T) {
+// TestCheckKeptFindsRecreatedJob checks that checkKept reports a Job that was created again, and accepts a Job that
+// exists.
+func TestCheckKeptFindsRecreatedJob(t *testing.T) {
 	t.Parallel()
 	job := func(uid types.UID) batchv1.Job {
 		return batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: onceHook + "3", UID: uid, Annotations: map[string]string{"edition": "3"}}}
@@ -193,8 +194,8 @@ func (l *hookLog) checkDeployed(edition int) error {
 	return nil
 }
 
-// checkUninstalled returns an error unless the hook of the uninstallation ran. It can only run for a release that was
-// deployed, and that is certain if the fleet had settled with it.
+// checkUninstalled returns an error unless the hook of the uninstallation ran. It need not run for a release that was
+// not deployed; wasDeployed is true if the fleet had settled with the release.
 func (l *hookLog) checkUninstalled(wasDeployed bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

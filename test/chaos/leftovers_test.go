@@ -42,8 +42,8 @@ func (f *fleet) compareLeftovers(ctx context.Context, m *model, of *member) erro
 	return errors.Join(named("on the hub", onHub), named("on the member", wantNone(ctx, of.admin, onMember, isOfTowline)))
 }
 
-// wantNone returns an error with the objects for which isLeft returns true. A namespace with objects of others stays
-// with its labels.
+// wantNone returns an error with the objects for which isLeft returns true. A namespace with objects of others may
+// stay, with its labels.
 func wantNone(
 	ctx context.Context, admin client.Client, kinds []schema.GroupVersionKind, isLeft func(*metav1.PartialObjectMetadata) bool,
 ) error {
@@ -76,7 +76,8 @@ func isInEveryNamespace(object *metav1.PartialObjectMetadata) bool {
 	return object.Kind == "ServiceAccount" && object.Name == "default" || object.Kind == "ConfigMap" && object.Name == "kube-root-ca.crt"
 }
 
-// isOfTowline returns whether an object on a member has a mark of Towline, or is in the namespace of the agent.
+// isOfTowline returns whether an object on a member has a label or annotation of Towline, or is in the namespace of the
+// agent.
 func isOfTowline(object *metav1.PartialObjectMetadata) bool {
 	keys := slices.AppendSeq(slices.Collect(maps.Keys(object.Labels)), maps.Keys(object.Annotations))
 	return object.Namespace == kube.AgentNamespace || object.Labels["app.kubernetes.io/name"] == "sveltos-applier" ||

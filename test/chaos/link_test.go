@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// linkState is how a link treats its connections.
+// linkState is the state of a link.
 type linkState string
 
 const (
@@ -22,8 +22,8 @@ const (
 	linkSlow linkState = "slow"
 )
 
-// slowness is the delay of a slow link in each direction.
-const slowness = 400 * time.Millisecond
+// slowDelay is the delay of a slow link in each direction.
+const slowDelay = 400 * time.Millisecond
 
 // link is a TCP proxy in front of an API server.
 type link struct {
@@ -38,7 +38,7 @@ type link struct {
 	closed  bool
 }
 
-// connection is one connection through a link. A lost one stays open, and nothing is forwarded on it any more.
+// connection is one connection through a link. A lost connection stays open, but the link forwards nothing on it.
 type connection struct {
 	client, server net.Conn
 	isLost         bool // guarded by link.mu
@@ -112,12 +112,13 @@ func (l *link) remove(c *connection) {
 	delete(l.open, c)
 }
 
-// forward copies from one side to the other until one of them ends. A lost connection is read and not forwarded.
+// forward copies from one side to the other until one of them ends. Data of a lost connection is read and not
+// forwarded.
 func (l *link) forward(c *connection, to, from net.Conn) {
 	buffer := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buffer)
-		if n > 0 && l.awaitTurn(c) {
+		if n > 0 && l.awaitOpen(c) {
 			if _, writeErr := to.Write(buffer[:n]); writeErr != nil {
 				err = writeErr
 			}
@@ -129,8 +130,8 @@ func (l *link) forward(c *connection, to, from net.Conn) {
 	}
 }
 
-// awaitTurn waits until data can be forwarded. It returns false for a lost connection.
-func (l *link) awaitTurn(c *connection) bool {
+// awaitOpen waits until data can be forwarded. It returns false for a lost connection.
+func (l *link) awaitOpen(c *connection) bool {
 	isDelayed := false
 	for {
 		state, changed := l.current()
@@ -145,7 +146,7 @@ func (l *link) awaitTurn(c *connection) bool {
 		case state == linkSlow && !isDelayed:
 			isDelayed = true
 			select {
-			case <-time.After(slowness):
+			case <-time.After(slowDelay):
 			case <-changed:
 			}
 		default:
@@ -154,7 +155,7 @@ func (l *link) awaitTurn(c *connection) bool {
 	}
 }
 
-// endBoth closes both sides of a connection, unless it is lost: then each side must find out by itself.
+// endBoth closes both sides of a connection. A lost connection stays open: each side must detect the loss.
 func (l *link) endBoth(c *connection) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -177,17 +178,17 @@ func (l *link) set(state linkState) {
 	if state == linkCut {
 		l.closeAll()
 	}
-	l.announce()
+	l.notify()
 }
 
-// loseConnections makes all open connections half-open: both sides believe that they exist, and nothing arrives.
+// loseConnections makes all open connections half-open: they stay open on both sides, and no data is forwarded.
 func (l *link) loseConnections() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for c := range l.open {
 		c.isLost = true
 	}
-	l.announce()
+	l.notify()
 }
 
 func (l *link) close() {
@@ -196,7 +197,7 @@ func (l *link) close() {
 	defer l.mu.Unlock()
 	l.closed = true
 	l.closeAll()
-	l.announce()
+	l.notify()
 }
 
 // closeAll closes all connections. The caller holds mu.
@@ -206,13 +207,13 @@ func (l *link) closeAll() {
 	}
 }
 
-// announce wakes everyone who waits for a change. The caller holds mu.
-func (l *link) announce() {
+// notify wakes the goroutines that wait for a change. The caller holds mu.
+func (l *link) notify() {
 	close(l.changed)
 	l.changed = make(chan struct{})
 }
 
-// TestLink checks the states of a link with an echo server: a chaos that disturbs nothing proves nothing.
+// TestLink checks the states of a link with an echo server, since TestChaos also passes if the links have no faults.
 func TestLink(t *testing.T) {
 	t.Parallel()
 	echo, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")

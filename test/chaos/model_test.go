@@ -18,7 +18,7 @@ type profile struct {
 }
 
 // objects returns the texts of the ConfigMaps on a member by their names. From each edition to the next, one object
-// stays, one changes, one is added and one is deleted. One profile has adoptedObject, too.
+// stays, one changes, one is added and one is deleted. One profile also has adoptedObject.
 func (p *profile) objects() map[string]string {
 	all := map[string]string{
 		p.name + "-kept":    "always the same",
@@ -40,7 +40,7 @@ type model struct {
 	env map[string]string
 	// hadChart has the members that were registered when the fleet last settled, so that they had the chart.
 	hadChart map[string]bool
-	// chartContent has the content of fixedChartObjects as it was found first.
+	// chartContent has the first observed content of fixedChartObjects.
 	chartContent map[string]string
 }
 
@@ -82,8 +82,8 @@ func (m *model) matching(p *profile) []string {
 // registered returns the sorted names of the registered members, all of which have the chart.
 func (m *model) registered() []string { return slices.Sorted(maps.Keys(m.env)) }
 
-// settled records that the members have what the model requires.
-func (m *model) settled() {
+// recordSettled records that the members have the state of the model.
+func (m *model) recordSettled() {
 	clear(m.hadChart)
 	for member := range m.env {
 		m.hadChart[member] = true
@@ -122,7 +122,7 @@ func (m *model) deployed() []string {
 		all = append(all, prefix, fmt.Sprintf("%s %s Helm: release %[2]s/%[2]s 0.1.0", prefix, chartProfile))
 		for _, p := range m.selected(member) {
 			for name := range p.objects() {
-				all = append(all, fmt.Sprintf("%s %s Resources: v1 ConfigMap %s/%s Remote", prefix, p.name, site, name))
+				all = append(all, fmt.Sprintf("%s %s Resources: v1 ConfigMap %s/%s Remote", prefix, p.name, contentNamespace, name))
 			}
 		}
 	}

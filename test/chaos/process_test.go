@@ -17,7 +17,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// restartPause is the time after which a program that ended is started again, as its Deployment would.
+// restartPause is the time before a program that has ended is started again, as its Deployment would.
 const restartPause = 500 * time.Millisecond
 
 // process is a program that is started again whenever it ends.
@@ -80,7 +80,7 @@ func (p *process) keepRunning(ctx context.Context) {
 	}
 }
 
-// recordEnd records why a process has ended, unless the test has stopped it.
+// recordEnd records the reason for which a process has ended, unless the test has stopped it.
 func (p *process) recordEnd(ctx context.Context, state *os.ProcessState) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -106,7 +106,7 @@ func (p *process) kill() {
 	}
 }
 
-// stop kills the process for good.
+// stop kills the process and does not start it again.
 func (p *process) stop() {
 	p.cancel()
 	<-p.done
@@ -148,8 +148,8 @@ func (b *tailBuffer) String() string {
 	return string(text[max(0, len(text)-maxTail):])
 }
 
-// unexpectedEnd returns an error if a program has crashed, or a hub has ended by itself for another reason than a lost
-// lead or an API server that does not answer while it starts. The Deployment would start it again in each case.
+// unexpectedEnd returns an error if a program has crashed, or a hub has ended for another reason than a lost Lease or
+// an API server that does not answer while it starts. The Deployment would start it again in each case.
 func (p *process) unexpectedEnd(state *os.ProcessState, isKilled bool, output string) error {
 	status, _ := state.Sys().(syscall.WaitStatus)
 	lines := strings.Split(strings.TrimSpace(output), "\n")

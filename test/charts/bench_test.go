@@ -19,12 +19,12 @@ import (
 	"github.com/towline/towline/internal/source"
 )
 
-// chartVariable names one chart archive.
+// chartVariable is the environment variable with the path of a chart archive.
 const chartVariable = "TOWLINE_CHART"
 
-// BenchmarkInstall measures `helm install` of a chart beside an installation by the engine alone, in turns on one
-// control plane. The engine runs the chart's hooks and writes the release record, as helm does; rendering is not
-// counted for it.
+// BenchmarkInstall measures `helm install` of a chart and an installation by the engine alone, alternately on one
+// control plane. The engine runs the chart's hooks and writes the release record, like helm; its time does not include
+// the rendering.
 func BenchmarkInstall(b *testing.B) {
 	archive := os.Getenv(chartVariable)
 	if archive == "" {
@@ -137,7 +137,7 @@ func runHelm(b *testing.B, plane *localkube.Plane, args ...string) {
 	}
 }
 
-// pause waits before the next look at a release that waits for something.
+// pause waits before the next check of a release that is not deployed yet.
 func pause(b *testing.B) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), poll/2)

@@ -17,13 +17,13 @@ import (
 )
 
 const (
-	// archivesVariable names a directory with packaged charts. Beside NAME-VERSION.tgz may be NAME-VERSION.yaml, the
-	// values to install with, and NAME-VERSION.upgrade.yaml, the values to upgrade to. Without the latter a value of the
-	// chart is changed that changes its manifest.
+	// archivesVariable is the environment variable with a directory of packaged charts. Optional files beside
+	// NAME-VERSION.tgz are NAME-VERSION.yaml, the values of the installation, and NAME-VERSION.upgrade.yaml, the values of
+	// the upgrade. Without the latter, the upgrade changes a value of the chart that changes its manifest.
 	archivesVariable = "TOWLINE_CHARTS"
-	// modeVariable is push or pull. Without it each chart is deployed in both modes.
+	// modeVariable is the environment variable with push or pull. Without it each chart is deployed in both modes.
 	modeVariable = "TOWLINE_CHARTS_MODE"
-	// namespace is that of every release.
+	// namespace is the namespace of every release.
 	namespace = "compared"
 )
 
@@ -59,7 +59,7 @@ func TestCharts(t *testing.T) {
 					defer results.add(c)
 					c.run()
 				})
-				if !succeeded || !m.empty(t) {
+				if !succeeded || !m.deleteLeftovers(t) {
 					h.removeMember(t, m)
 					m = nil
 				}
@@ -130,12 +130,12 @@ func newComparison(t *testing.T, h *hub, m *member, archive string) *comparison 
 	c.row = row{chart: c.chart, version: c.at, mode: m.mode}
 	if raw, err := os.ReadFile(base + ".yaml"); err == nil {
 		c.values = string(raw)
-		c.note("values: %s", strings.Join(strings.Fields(filepath.Base(base+".yaml")), " "))
+		c.addNote("values: %s", strings.Join(strings.Fields(filepath.Base(base+".yaml")), " "))
 	}
 	return c
 }
 
-func (c *comparison) note(format string, args ...any) {
+func (c *comparison) addNote(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	c.Logf("note: %s", text)
 	if !slices.Contains(c.row.notes, text) {
@@ -143,8 +143,9 @@ func (c *comparison) note(format string, args ...any) {
 	}
 }
 
-// judge returns yes with the number of objects, or no with the number of differences after they are reported.
-func (c *comparison) judge(step string, differences []string, objects int) string {
+// reportDifferences reports differences. It returns yes with the number of objects, or no with the number of
+// differences.
+func (c *comparison) reportDifferences(step string, differences []string, objects int) string {
 	switch {
 	case len(differences) > 0:
 		c.Errorf("%s: %d differences:\n  %s", step, len(differences), strings.Join(differences, "\n  "))
@@ -158,27 +159,27 @@ func (c *comparison) judge(step string, differences []string, objects int) strin
 func (c *comparison) run() {
 	began := time.Now()
 	defer func() { c.Logf("took %.0f s", time.Since(began).Seconds()) }()
-	before := c.prepare()
+	before := c.readInventory()
 	want := c.render(c.values, false)
 	c.random = c.randomPaths(want)
 	deployed := time.Now()
 	c.deploy(c.values)
 	if problem := c.hub.awaitProvisioned(c.member); problem != "" {
-		c.delete(before, want)
-		c.judgeFailure(problem)
+		c.deleteRelease(before, want)
+		c.reportFailure(problem)
 		return
 	}
-	c.note("deployed in %.1f s", time.Since(deployed).Seconds())
+	c.addNote("deployed in %.1f s", time.Since(deployed).Seconds())
 	differences, hooks := c.compare(want)
-	c.row.objects = c.judge("objects after install", differences, len(want.manifest)+len(want.crds))
-	c.row.hooks = c.judge("hooks after install", append(hooks, c.hooksRun("install")...), len(want.hooks))
+	c.row.objects = c.reportDifferences("objects after install", differences, len(want.manifest)+len(want.crds))
+	c.row.hooks = c.reportDifferences("hooks after install", append(hooks, c.failedHooks("install")...), len(want.hooks))
 	c.checkRevision(1)
-	want = c.change(want)
-	c.delete(before, want)
+	want = c.upgradeRelease(want)
+	c.deleteRelease(before, want)
 }
 
-// judgeFailure reports that the chart is not deployed: a failure, unless helm cannot install it either.
-func (c *comparison) judgeFailure(problem string) {
+// reportFailure reports that the chart is not deployed: as a failure, unless helm cannot install it either.
+func (c *comparison) reportFailure(problem string) {
 	c.Helper()
 	file := filepath.Join(c.TempDir(), "values.yaml")
 	if err := os.WriteFile(file, []byte(c.values), 0o600); err != nil {
@@ -191,20 +192,20 @@ func (c *comparison) judgeFailure(problem string) {
 		return
 	}
 	c.row.objects = "helm fails, too"
-	c.note("towline: %s", problem)
-	c.note("helm: %s", err)
+	c.addNote("towline: %s", problem)
+	c.addNote("helm: %s", err)
 	_, err = run(c.Context(), c.member.plane, "", "helm", "uninstall", c.chart, "-n", namespace, "--ignore-not-found", "--no-hooks")
 	if err != nil {
-		c.note("helm: %s", err)
+		c.addNote("helm: %s", err)
 	}
 }
 
-// prepare reads the member and returns its inventory.
-func (c *comparison) prepare() map[string]bool {
+// readInventory reads the member and returns its inventory.
+func (c *comparison) readInventory() map[string]bool {
 	c.Helper()
 	c.member.mapper.Reset()
 	before := c.member.inventory(c.T)
-	crds, err := c.decode(must(c.T, c.member.plane, "helm", "show", "crds", c.archive))
+	crds, err := c.decode(mustRun(c.T, c.member.plane, "helm", "show", "crds", c.archive))
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -215,10 +216,10 @@ func (c *comparison) prepare() map[string]bool {
 	return before
 }
 
-// checkRevision lets the hub reconcile the summary again and reports revisions that nothing has asked for.
+// checkRevision makes the hub reconcile the summary again and reports additional revisions.
 func (c *comparison) checkRevision(want int) {
 	c.Helper()
-	c.hub.touch(c.T, c.member)
+	c.hub.changeLabel(c.T, c.member)
 	var revisions []int
 	got := 0
 	await(settleTime, func() string {
@@ -259,12 +260,12 @@ func (c *comparison) revisions() []int {
 	return revisions
 }
 
-// explainRevision logs how the last two revisions differ.
+// explainRevision logs the differences of the last two revisions.
 func (c *comparison) explainRevision(revisions []int) {
 	c.Helper()
 	var manifests []objects
 	for _, r := range revisions[max(0, len(revisions)-2):] {
-		manifest := must(c.T, c.member.plane, "helm", "get", "manifest", "-n", namespace, c.chart, "--revision", strconv.Itoa(r))
+		manifest := mustRun(c.T, c.member.plane, "helm", "get", "manifest", "-n", namespace, c.chart, "--revision", strconv.Itoa(r))
 		found, err := c.decode(manifest)
 		if err != nil {
 			c.Fatal(err)
@@ -276,8 +277,8 @@ func (c *comparison) explainRevision(revisions []int) {
 	}
 }
 
-// change upgrades the release to other values, if there are any that change the manifest.
-func (c *comparison) change(installed rendering) rendering {
+// upgradeRelease upgrades the release to other values, if there are any that change the manifest.
+func (c *comparison) upgradeRelease(installed rendering) rendering {
 	values, what := c.changedValues()
 	if values == "" {
 		c.row.upgrade = "no value to change"
@@ -296,7 +297,7 @@ func (c *comparison) change(installed rendering) rendering {
 	}
 	want := c.render(values, true)
 	differences, hooks := c.compare(want)
-	c.row.upgrade = c.judge("upgrade with "+what, slices.Concat(differences, hooks, c.hooksRun("upgrade")), len(want.manifest)+len(want.crds))
+	c.row.upgrade = c.reportDifferences("upgrade with "+what, slices.Concat(differences, hooks, c.failedHooks("upgrade")), len(want.manifest)+len(want.crds))
 	c.checkRevision(2)
 	if len(want.manifest) < len(installed.manifest) {
 		want.manifest = installed.manifest
@@ -304,7 +305,7 @@ func (c *comparison) change(installed rendering) rendering {
 	return want
 }
 
-// changedValues returns values for an upgrade, and what they change.
+// changedValues returns values for an upgrade, and the name of the change.
 func (c *comparison) changedValues() (values, what string) {
 	if raw, err := os.ReadFile(c.base + ".upgrade.yaml"); err == nil {
 		return string(raw), filepath.Base(c.base) + ".upgrade.yaml"
@@ -315,7 +316,7 @@ func (c *comparison) changedValues() (values, what string) {
 		if err := yaml.Unmarshal([]byte(c.values), &changed); err != nil {
 			c.Fatal(err)
 		}
-		set(changed, candidate.path, candidate.value)
+		setValue(changed, candidate.path, candidate.value)
 		raw, err := yaml.Marshal(changed)
 		if err != nil {
 			c.Fatal(err)
@@ -328,16 +329,16 @@ func (c *comparison) changedValues() (values, what string) {
 	return "", ""
 }
 
-// delete deletes the profile and reports what is left on the member.
-func (c *comparison) delete(before map[string]bool, want rendering) {
+// deleteRelease deletes the profile and reports the objects that are left on the member.
+func (c *comparison) deleteRelease(before map[string]bool, want rendering) {
 	c.hub.deleteProfile(c.T, c.profile)
-	if problem := c.hub.awaitGone(c.member, deployLimit); problem != "" {
+	if problem := c.hub.awaitNoSummaries(c.member, deployLimit); problem != "" {
 		c.row.uninstall = "failed"
 		c.Errorf("uninstall: %s", problem)
 		return
 	}
 	c.row.uninstall, c.row.remainder = "yes", "none"
-	if left := c.member.awaitClean(c.T, before, want); len(left) > 0 {
+	if left := c.member.awaitRemoved(c.T, before, want); len(left) > 0 {
 		c.row.remainder = fmt.Sprintf("%d objects", len(left))
 		c.Errorf("left after uninstall: %d objects that helm does not leave:\n  %s", len(left), strings.Join(left, "\n  "))
 	}

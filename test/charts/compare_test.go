@@ -23,7 +23,7 @@ import (
 // objects are objects by kind, namespace and name.
 type objects map[string]*unstructured.Unstructured
 
-// rendering is what helm renders of a chart.
+// rendering has the objects that helm renders for a chart.
 type rendering struct {
 	// crds come from the crds directories.
 	crds, manifest, hooks objects
@@ -38,7 +38,7 @@ func (c *comparison) render(values string, upgrade bool) rendering {
 	return r
 }
 
-// tryRender returns what `helm template` prints, with the version and the API versions of the member.
+// tryRender returns the output of `helm template`, with the version and the API versions of the member.
 func (c *comparison) tryRender(values string, upgrade bool) (rendering, error) {
 	file := filepath.Join(c.TempDir(), "values.yaml")
 	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
@@ -52,7 +52,7 @@ func (c *comparison) tryRender(values string, upgrade bool) (rendering, error) {
 	args := []string{
 		"template", c.chart, c.archive, "-n", namespace, "-f", file, "--kube-version", version.GitVersion, "--api-versions", strings.Join(c.apis, ","),
 	}
-	if upgrade { // it looks up passwords that the installation generated
+	if upgrade { // its templates look up passwords that the installation generated
 		args = append(args, "--is-upgrade", "--dry-run=server")
 	}
 	text, err := run(c.Context(), c.member.plane, "", "helm", args...)
@@ -73,7 +73,7 @@ func (c *comparison) tryRender(values string, upgrade bool) (rendering, error) {
 	return r, nil
 }
 
-// apiVersions returns the API versions of the member, and those that the CRDs of the chart add.
+// apiVersions returns the API versions of the member, and the ones that the CRDs of the chart add.
 func (c *comparison) apiVersions(crds objects) ([]string, error) {
 	_, lists, err := c.member.discovery.ServerGroupsAndResources()
 	if err != nil && !discovery.IsGroupDiscoveryFailedError(err) {
@@ -101,7 +101,7 @@ func (c *comparison) apiVersions(crds objects) ([]string, error) {
 	return slices.Compact(versions), nil
 }
 
-// randomPaths returns the paths at which another rendering of the chart differs.
+// randomPaths returns the paths at which a second rendering of the chart differs from the first.
 func (c *comparison) randomPaths(first rendering) paths {
 	second := c.render(c.values, false)
 	random := paths{}
@@ -113,12 +113,12 @@ func (c *comparison) randomPaths(first rendering) paths {
 		}
 	}
 	if len(random) > 0 {
-		c.note("random values at %d paths", len(random))
+		c.addNote("random values at %d paths", len(random))
 	}
 	return random
 }
 
-// decode reads a manifest. Objects without a namespace get that of the release, as far as their kinds are namespaced.
+// decode reads a manifest. Namespaced objects without a namespace get the namespace of the release.
 func (c *comparison) decode(manifest string) (objects, error) {
 	list, err := kube.DecodeLenient([]byte(manifest))
 	if err != nil {
@@ -149,15 +149,15 @@ func scopeOf(key string) string {
 	return scope
 }
 
-// compare returns how the release record, the live objects and the recorded hooks differ from what helm renders.
+// compare returns the differences of the release record, the live objects and the recorded hooks from helm's rendering.
 func (c *comparison) compare(want rendering) (found, hooks []string) {
 	c.Helper()
 	c.member.mapper.Reset()
-	manifest, err := c.decode(must(c.T, c.member.plane, "helm", "get", "manifest", "-n", namespace, c.chart))
+	manifest, err := c.decode(mustRun(c.T, c.member.plane, "helm", "get", "manifest", "-n", namespace, c.chart))
 	if err != nil {
 		c.Fatal(err)
 	}
-	recorded, err := c.decode(must(c.T, c.member.plane, "helm", "get", "hooks", "-n", namespace, c.chart))
+	recorded, err := c.decode(mustRun(c.T, c.member.plane, "helm", "get", "hooks", "-n", namespace, c.chart))
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func (c *comparison) compare(want rendering) (found, hooks []string) {
 	for _, key := range slices.Sorted(maps.Keys(want.crds)) {
 		found = append(found, c.compareLive(key, want.crds[key])...)
 	}
-	// Where values are random, the record holds those that were deployed.
+	// Where values are random, the record has the deployed ones.
 	applied := want.manifest
 	if len(c.random) > 0 {
 		applied = manifest
@@ -198,8 +198,8 @@ func (c *comparison) withNamespaces(of objects) objects {
 	return fresh
 }
 
-// compareLive returns how the live object differs from what it would be if exactly the rendered one were applied in its
-// place: fields that are applied and not rendered, or rendered and not applied, show.
+// compareLive returns the differences between the live object and the result of applying the rendered one to it, as a
+// dry run: fields that are applied and not rendered, or rendered and not applied.
 func (c *comparison) compareLive(key string, rendered *unstructured.Unstructured) []string {
 	resource, err := c.member.mapper.Resource(rendered.GroupVersionKind())
 	if err != nil {
@@ -210,7 +210,7 @@ func (c *comparison) compareLive(key string, rendered *unstructured.Unstructured
 	if err != nil {
 		return []string{key + ": " + err.Error()}
 	}
-	raw, err := json.Marshal(withMarks(rendered, live))
+	raw, err := json.Marshal(withOwnershipMetadata(rendered, live))
 	if err != nil {
 		return []string{key + ": " + err.Error()}
 	}
@@ -219,22 +219,22 @@ func (c *comparison) compareLive(key string, rendered *unstructured.Unstructured
 		metav1.PatchOptions{FieldManager: kube.FieldManager, Force: &force, DryRun: []string{metav1.DryRunAll}})
 	if err != nil {
 		if apierrors.IsInternalError(err) || apierrors.IsInvalid(err) {
-			c.note("%s cannot be compared: %s", key, err)
+			c.addNote("%s cannot be compared: %s", key, err)
 			return nil
 		}
 		return []string{key + ": apply as a dry run: " + err.Error()}
 	}
-	return diff("live "+key, cleaned(applied), cleaned(live), nil)
+	return diff("live "+key, comparableContent(applied), comparableContent(live), nil)
 }
 
-// withMarks returns an object with the marks of the live one. Without them the API server gives a Job without labels
-// the labels of its pods.
-func withMarks(rendered, live *unstructured.Unstructured) *unstructured.Unstructured {
+// withOwnershipMetadata returns a rendered object with the ownership labels and annotations of the live one. Without
+// them the API server gives a Job without labels the labels of its pods.
+func withOwnershipMetadata(rendered, live *unstructured.Unstructured) *unstructured.Unstructured {
 	marked := rendered.DeepCopy()
 	for _, field := range []string{"labels", "annotations"} {
 		all, _, _ := unstructured.NestedStringMap(marked.Object, "metadata", field)
 		marks, _, _ := unstructured.NestedStringMap(live.Object, "metadata", field)
-		maps.DeleteFunc(marks, func(name, _ string) bool { return !isMark(name, live.GetKind()) })
+		maps.DeleteFunc(marks, func(name, _ string) bool { return !isOwnershipMetadata(name, live.GetKind()) })
 		if len(marks) == 0 {
 			continue
 		}
@@ -242,14 +242,14 @@ func withMarks(rendered, live *unstructured.Unstructured) *unstructured.Unstruct
 			all = map[string]string{}
 		}
 		maps.Copy(all, marks)
-		_ = unstructured.SetNestedStringMap(marked.Object, all, "metadata", field) // metadata is a map: it has the name
+		_ = unstructured.SetNestedStringMap(marked.Object, all, "metadata", field) // metadata is a map, since it has the name
 	}
 	return marked
 }
 
-// cleaned returns the content of an object without the marks of Towline and Helm and without what the API server keeps
-// in it.
-func cleaned(object *unstructured.Unstructured) map[string]any {
+// comparableContent returns the content of an object without the labels and annotations of Towline and Helm, and
+// without the fields that the API server sets.
+func comparableContent(object *unstructured.Unstructured) map[string]any {
 	copied := object.DeepCopy()
 	for _, field := range []string{"managedFields", "resourceVersion", "generation", "creationTimestamp", "uid"} {
 		unstructured.RemoveNestedField(copied.Object, "metadata", field)
@@ -257,7 +257,7 @@ func cleaned(object *unstructured.Unstructured) map[string]any {
 	unstructured.RemoveNestedField(copied.Object, "status")
 	for _, field := range []string{"labels", "annotations"} {
 		kept, _, _ := unstructured.NestedMap(copied.Object, "metadata", field)
-		maps.DeleteFunc(kept, func(name string, _ any) bool { return isMark(name, copied.GetKind()) })
+		maps.DeleteFunc(kept, func(name string, _ any) bool { return isOwnershipMetadata(name, copied.GetKind()) })
 		if len(kept) == 0 {
 			unstructured.RemoveNestedField(copied.Object, "metadata", field)
 		} else {
@@ -267,9 +267,9 @@ func cleaned(object *unstructured.Unstructured) map[string]any {
 	return copied.Object
 }
 
-// isMark returns whether Towline or Helm sets a label or annotation on objects of a kind. Towline marks the CRDs of
-// crds directories as kept.
-func isMark(name, kind string) bool {
+// isOwnershipMetadata returns whether Towline or Helm sets a label or annotation on objects of a kind. Towline
+// annotates the CRDs of crds directories as kept.
+func isOwnershipMetadata(name, kind string) bool {
 	prefix, _, _ := strings.Cut(name, "/")
 	return name == "app.kubernetes.io/managed-by" || slices.Contains([]string{"projectsveltos.io", "towline.dev", "meta.helm.sh"}, prefix) ||
 		name == kube.AnnotationKeep && kind == "CustomResourceDefinition"
@@ -288,7 +288,7 @@ func differences(want, got objects, ignored paths) []string {
 			}
 			continue
 		}
-		found = append(found, diff(key, cleaned(want[key]), cleaned(got[key]), ignored)...)
+		found = append(found, diff(key, comparableContent(want[key]), comparableContent(got[key]), ignored)...)
 	}
 	for _, key := range slices.Sorted(maps.Keys(got)) {
 		if want[key] == nil && !ignored[scopeOf(key)] {
@@ -298,7 +298,7 @@ func differences(want, got objects, ignored paths) []string {
 	return found
 }
 
-// diff returns the paths at which two values differ, but for ignored ones.
+// diff returns the paths at which two values differ, except for ignored ones.
 func diff(path string, want, got any, ignored paths) []string {
 	if ignored[path] {
 		return nil
@@ -324,7 +324,7 @@ func diff(path string, want, got any, ignored paths) []string {
 	case []any:
 		got, ok := got.([]any)
 		if !ok || len(got) != len(want) {
-			return []string{fmt.Sprintf("%s: want %d elements, got %v", path, len(want), short(got))}
+			return []string{fmt.Sprintf("%s: want %d elements, got %v", path, len(want), abbreviate(got))}
 		}
 		var found []string
 		for i := range want {
@@ -335,10 +335,10 @@ func diff(path string, want, got any, ignored paths) []string {
 	if reflect.DeepEqual(want, got) {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s: want %s, got %s", path, short(want), short(got))}
+	return []string{fmt.Sprintf("%s: want %s, got %s", path, abbreviate(want), abbreviate(got))}
 }
 
-func short(value any) string {
+func abbreviate(value any) string {
 	text := fmt.Sprintf("%#v", value)
 	return text[:min(len(text), 120)]
 }

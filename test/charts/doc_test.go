@@ -1,2 +1,2 @@
-// Package charts compares what Towline deploys with what Helm renders, for chart archives of the user's choice.
+// Package charts compares Towline's deployments with Helm's renderings, for chart archives of the user's choice.
 package charts

@@ -30,15 +30,15 @@ import (
 )
 
 const (
-	// poll is the interval at which a wait checks.
+	// poll is the interval between two checks of a wait.
 	poll = 200 * time.Millisecond
-	// deployLimit is how long a deployment, and a removal, may take.
+	// deployLimit is the maximum time of a deployment, and of a removal.
 	deployLimit = 3 * time.Minute
-	// failLimit is how long a deployment may fail, retries included.
+	// failLimit is the maximum time for which a deployment may fail, with retries.
 	failLimit = 30 * time.Second
-	// settleTime is how long a revision that nothing has asked for is waited for.
+	// settleTime is the time for which checkRevision waits for additional revisions.
 	settleTime = 3 * time.Second
-	// emptyLimit is how long it may take to empty a member.
+	// emptyLimit is the maximum time of deleteLeftovers.
 	emptyLimit = time.Minute
 )
 
@@ -96,9 +96,9 @@ func newHub(t *testing.T, archives []string) *hub {
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // an error means that it has ended
 		_ = cmd.Wait()         // it was killed
-		_ = log.Close()        // it is read by nobody any more
+		_ = log.Close()        // the process has ended
 	})
-	h.eventually(t, "the hub registers itself", func() error { return h.isReady("mgmt", "mgmt") })
+	h.eventually(t, "the hub registers itself", func() error { return h.wantReady("mgmt", "mgmt") })
 	return h
 }
 
@@ -115,17 +115,17 @@ func (h *hub) newMember(t *testing.T, mode string) *member {
 	m.mapper = kube.NewMapper(m.discovery)
 	register := []string{"register", "cluster", "--namespace=" + name, "--cluster=" + name, "--labels=member=" + name}
 	if mode == "pull" {
-		apply(t, plane, must(t, h.plane, "sveltosctl", append(register, "--pullmode")...))
+		apply(t, plane, mustRun(t, h.plane, "sveltosctl", append(register, "--pullmode")...))
 	} else {
-		must(t, h.plane, "kubectl", "create", "namespace", name)
-		must(t, h.plane, "sveltosctl", append(register, "--kubeconfig="+plane.Kubeconfig)...)
+		mustRun(t, h.plane, "kubectl", "create", "namespace", name)
+		mustRun(t, h.plane, "sveltosctl", append(register, "--kubeconfig="+plane.Kubeconfig)...)
 	}
-	h.eventually(t, name+" is ready", func() error { return h.isReady(name, name) })
+	h.eventually(t, name+" is ready", func() error { return h.wantReady(name, name) })
 	m.initial = m.inventory(t)
 	return m
 }
 
-// removeMember stops a member and lets the hub forget it.
+// removeMember stops a member and deletes its SveltosCluster.
 func (h *hub) removeMember(t *testing.T, m *member) {
 	t.Helper()
 	if err := m.plane.Stop(); err != nil {
@@ -137,13 +137,13 @@ func (h *hub) removeMember(t *testing.T, m *member) {
 	}
 }
 
-// touch changes a label of the member that no profile selects.
-func (h *hub) touch(t *testing.T, m *member) {
+// changeLabel changes a label of the member that no profile selects.
+func (h *hub) changeLabel(t *testing.T, m *member) {
 	t.Helper()
-	must(t, h.plane, "kubectl", "label", "sveltoscluster", "-n", m.name, m.name, "--overwrite", "touched="+strconv.FormatInt(time.Now().UnixNano(), 10))
+	mustRun(t, h.plane, "kubectl", "label", "sveltoscluster", "-n", m.name, m.name, "--overwrite", "touched="+strconv.FormatInt(time.Now().UnixNano(), 10))
 }
 
-func (h *hub) isReady(namespace, name string) error {
+func (h *hub) wantReady(namespace, name string) error {
 	out, err := run(context.Background(), h.plane, "", "kubectl", "get", "sveltosclusters", "-n", namespace, name, "-o", "jsonpath={.status.ready}")
 	if err == nil && out != "true" {
 		return fmt.Errorf("cluster %s is not ready", name)
@@ -173,7 +173,7 @@ func (c *comparison) deploy(values string) {
 
 func (h *hub) deleteProfile(t *testing.T, name string) {
 	t.Helper()
-	must(t, h.plane, "kubectl", "delete", "clusterprofile", name, "--wait=false")
+	mustRun(t, h.plane, "kubectl", "delete", "clusterprofile", name, "--wait=false")
 }
 
 // summaries returns the feature summaries of a member.
@@ -189,7 +189,7 @@ func (h *hub) summaries(m *member) (features []configv1beta1.FeatureSummary, fou
 }
 
 // awaitProvisioned waits until the profile is provisioned on the member. It returns the problem if that does not happen
-// in time, or if it fails for failLimit.
+// in time, or if the deployment fails for failLimit.
 func (h *hub) awaitProvisioned(m *member) string {
 	problem, failing := "", time.Time{}
 	await(deployLimit, func() string {
@@ -210,15 +210,15 @@ func (h *hub) awaitProvisioned(m *member) string {
 		case failing.IsZero():
 			failing = time.Now()
 		case time.Since(failing) > failLimit:
-			return "" // it is not going to succeed
+			return "" // stop the wait; the problem stays
 		}
 		return problem
 	})
 	return problem
 }
 
-// awaitGone waits until the member has no summary any more.
-func (h *hub) awaitGone(m *member, limit time.Duration) string {
+// awaitNoSummaries waits until the member has no summary.
+func (h *hub) awaitNoSummaries(m *member, limit time.Duration) string {
 	return await(limit, func() string {
 		features, found, err := h.summaries(m)
 		if err != nil || found {
@@ -291,7 +291,7 @@ func run(ctx context.Context, plane *localkube.Plane, stdin, program string, arg
 	return string(out), nil
 }
 
-func must(t *testing.T, plane *localkube.Plane, program string, args ...string) string {
+func mustRun(t *testing.T, plane *localkube.Plane, program string, args ...string) string {
 	t.Helper()
 	out, err := run(t.Context(), plane, "", program, args...)
 	if err != nil {

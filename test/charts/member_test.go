@@ -19,13 +19,13 @@ import (
 
 func secrets() schema.GroupVersionResource { return corev1.SchemeGroupVersion.WithResource("secrets") }
 
-// hooksRun returns which hooks of an operation did not run with success.
-func (c *comparison) hooksRun(operation string) []string {
+// failedHooks returns the hooks of an operation that did not succeed.
+func (c *comparison) failedHooks(operation string) []string {
 	c.Helper()
 	var status struct {
 		Hooks []helm.Hook `json:"hooks"`
 	}
-	if err := json.Unmarshal([]byte(must(c.T, c.member.plane, "helm", "status", "-n", namespace, c.chart, "-o", "json")), &status); err != nil {
+	if err := json.Unmarshal([]byte(mustRun(c.T, c.member.plane, "helm", "status", "-n", namespace, c.chart, "-o", "json")), &status); err != nil {
 		c.Fatal(err)
 	}
 	var missed []string
@@ -46,7 +46,7 @@ type item struct {
 	meta     *metav1.PartialObjectMetadata
 }
 
-// inventory returns the keys of everything on the member, but for events, leases and the like.
+// inventory returns the keys of all objects on the member, except for kinds like events and leases.
 func (m *member) inventory(t *testing.T) map[string]bool {
 	t.Helper()
 	found := map[string]bool{}
@@ -89,28 +89,28 @@ func (m *member) items(t *testing.T) map[string]item {
 	return found
 }
 
-// empty deletes everything that was not on the member before the first chart: the namespaces and definitions that helm
-// leaves. It returns whether that succeeded.
-func (m *member) empty(t *testing.T) bool {
+// deleteLeftovers deletes all objects that were not on the member before the first chart: the namespaces and
+// definitions that helm leaves. It returns whether that succeeded.
+func (m *member) deleteLeftovers(t *testing.T) bool {
 	t.Helper()
 	return await(emptyLimit, func() string {
 		problem := ""
 		for key, it := range m.items(t) {
 			if !m.initial[key] && it.meta.Namespace != kube.AgentNamespace {
 				problem = key + " is still there"
-				m.remove(t, it)
+				m.deleteObject(t, it)
 			}
 		}
 		return problem
 	}) == ""
 }
 
-// remove deletes an object, and the finalizers whose controller is not running.
-func (m *member) remove(t *testing.T, it item) {
+// deleteObject deletes an object, and the finalizers whose controller is not running.
+func (m *member) deleteObject(t *testing.T, it item) {
 	t.Helper()
 	api := m.metadata.Resource(it.resource).Namespace(it.meta.Namespace)
 	if it.meta.DeletionTimestamp == nil {
-		_ = api.Delete(t.Context(), it.meta.Name, metav1.DeleteOptions{}) // the next round sees a failure
+		_ = api.Delete(t.Context(), it.meta.Name, metav1.DeleteOptions{}) // the next check reports a failure
 		return
 	}
 	if len(it.meta.Finalizers) > 0 && it.resource.Group != "apiextensions.k8s.io" {
@@ -119,20 +119,21 @@ func (m *member) remove(t *testing.T, it item) {
 	}
 }
 
-// isTransient returns whether objects of a kind come and go without anybody's doing.
+// isTransient returns whether the cluster creates and deletes objects of a kind by itself.
 func isTransient(kind string) bool {
 	return slices.Contains([]string{"Event", "Lease", "Endpoints", "EndpointSlice", "ComponentStatus", "Node", "ControllerRevision", "IPAddress"}, kind)
 }
 
-// isAutomatic returns whether the cluster itself makes an object: in every namespace, for every CRD, as part of
-// another, or from the claim template of a StatefulSet. Helm leaves the latter, too.
+// isAutomatic returns whether the cluster itself creates an object: in every namespace, for every CRD, as part of
+// another object, or from the claim template of a StatefulSet. Helm leaves the latter, too.
 func isAutomatic(kind string, o *metav1.PartialObjectMetadata) bool {
 	return o.Name == "kube-root-ca.crt" || kind == "PersistentVolumeClaim" && o.Annotations[kube.AnnotationRequestor] == "" || kind == "ServiceAccount" && o.Name == "default" || metav1.GetControllerOf(o) != nil ||
 		kind == "APIService" && o.Labels["kube-aggregator.kubernetes.io/automanaged"] != ""
 }
 
-// awaitClean returns what is on the member beside what was there before, and beside what helm leaves, too.
-func (m *member) awaitClean(t *testing.T, before map[string]bool, want rendering) []string {
+// awaitRemoved waits until the member has only the objects from before and the objects that helm leaves. It returns the
+// other ones.
+func (m *member) awaitRemoved(t *testing.T, before map[string]bool, want rendering) []string {
 	t.Helper()
 	var left []string
 	await(30*time.Second, func() string {
@@ -148,9 +149,9 @@ func (m *member) awaitClean(t *testing.T, before map[string]bool, want rendering
 	return left
 }
 
-// staysAfterHelm returns whether an object stays after `helm uninstall`: the namespace, that of
-// Towline itself, namespaces of objects, CRDs of the crds directory, objects with
-// resource-policy keep, and hooks that no policy deletes.
+// staysAfterHelm returns whether an object stays after `helm uninstall`: the namespace of the release, Towline's
+// namespace, namespaces of objects, CRDs of the crds directory, objects with resource-policy keep, and hooks that no
+// policy deletes.
 func staysAfterHelm(key string, want rendering) bool {
 	if key == "Namespace. /"+namespace || key == "Namespace. /"+kube.AgentNamespace || want.crds[key] != nil {
 		return true
@@ -209,8 +210,8 @@ func candidates(values map[string]any) []candidate {
 	return slices.Concat(replicas[:min(len(replicas), 6)], tags[:min(len(tags), 6)], memory[:min(len(memory), 6)])
 }
 
-// set sets the value at a path.
-func set(values map[string]any, path []string, value any) {
+// setValue sets the value at a path.
+func setValue(values map[string]any, path []string, value any) {
 	for _, name := range path[:len(path)-1] {
 		nested, ok := values[name].(map[string]any)
 		if !ok {

@@ -15,7 +15,7 @@ type row struct {
 	notes []string
 }
 
-// table is the results in Markdown.
+// table has the results in Markdown.
 type table struct{ rows strings.Builder }
 
 // add adds the result of a comparison that has ended.

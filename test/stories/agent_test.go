@@ -17,9 +17,9 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// looseAgent is a pull member whose agent is a process of the story and not of a pod: it can be killed, and it sees the
-// hub and its own cluster through gates. Everything else is as the printed manifest says.
-type looseAgent struct {
+// processAgent is a pull member whose agent is a process of the story instead of a pod: the story can kill it, and it
+// connects to the hub and to its own cluster through gates. It has the arguments of the printed manifest.
+type processAgent struct {
 	w              *world
 	plane          *localkube.Plane
 	hub, member    *gate
@@ -30,23 +30,23 @@ type looseAgent struct {
 	credentialsDir string
 }
 
-// looseAgent registers a new pull member, runs its agent and waits until it is ready.
-func (w *world) looseAgent(namespace, cluster, labels string) *looseAgent {
+// startProcessAgent registers a new pull member, runs its agent and waits until the cluster is ready.
+func (w *world) startProcessAgent(namespace, cluster, labels string) *processAgent {
 	w.t.Helper()
-	// Nothing is said about the agent's image, so that its pod is reported as running, and runs nothing.
-	a := &looseAgent{w: w, plane: localkube.ForTest(w.t, localkube.Named(cluster)), namespace: namespace, cluster: cluster}
-	a.hub, a.member = w.gate(rest.AnonymousClientConfig(w.hub.Config)), w.gate(rest.AnonymousClientConfig(a.plane.Config))
+	// No program is registered for the agent's image: its pod is reported as running, and runs nothing.
+	a := &processAgent{w: w, plane: localkube.ForTest(w.t, localkube.Named(cluster)), namespace: namespace, cluster: cluster}
+	a.hub, a.member = w.startGate(rest.AnonymousClientConfig(w.hub.Config)), w.startGate(rest.AnonymousClientConfig(a.plane.Config))
 	manifest := w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace="+namespace, "--cluster="+cluster, "--pullmode", "--labels="+labels)
 	w.kubectlApply(a.plane, a.readManifest(manifest))
 	a.writeCredentials()
 	a.start()
-	w.ready(namespace, cluster)
+	w.awaitReady(namespace, cluster)
 	return a
 }
 
-// readManifest takes the agent's arguments out of the manifest and returns it with the way to the hub leading through
-// the gate.
-func (a *looseAgent) readManifest(manifest string) string {
+// readManifest reads the agent's arguments from the manifest, and returns the manifest with the gate as the address of
+// the hub.
+func (a *processAgent) readManifest(manifest string) string {
 	a.w.t.Helper()
 	documents := strings.Split(manifest, "---\n")
 	for i, document := range documents {
@@ -56,21 +56,21 @@ func (a *looseAgent) readManifest(manifest string) string {
 			a.parse(document, &deployment)
 			a.args = slices.Clone(deployment.Spec.Template.Spec.Containers[0].Args)
 		case strings.Contains(document, "kind: Secret\n"):
-			documents[i] = a.detour(document)
+			documents[i] = a.gatedKubeconfig(document)
 		}
 	}
 	return strings.Join(documents, "---\n")
 }
 
-func (a *looseAgent) parse(document string, into any) {
+func (a *processAgent) parse(document string, into any) {
 	a.w.t.Helper()
 	if err := yaml.UnmarshalStrict([]byte(document), into); err != nil {
 		a.w.t.Fatal(err)
 	}
 }
 
-// detour returns the Secret with a kubeconfig that leads through the gate.
-func (a *looseAgent) detour(document string) string {
+// gatedKubeconfig returns the Secret with a kubeconfig for the gate.
+func (a *processAgent) gatedKubeconfig(document string) string {
 	a.w.t.Helper()
 	var secret corev1.Secret
 	a.parse(document, &secret)
@@ -78,7 +78,7 @@ func (a *looseAgent) detour(document string) string {
 	if err != nil {
 		a.w.t.Fatal(err)
 	}
-	raw, err := clientcmd.Write(*a.hub.through(config))
+	raw, err := clientcmd.Write(*a.hub.throughGate(config))
 	if err != nil {
 		a.w.t.Fatal(err)
 	}
@@ -86,9 +86,9 @@ func (a *looseAgent) detour(document string) string {
 	return strings.Replace(document, base64.StdEncoding.EncodeToString(secret.Data[join.KubeconfigKey]), encoded, 1)
 }
 
-// writeCredentials writes what a pod finds at /var/run/secrets, with the gate's certificate in place of the API
+// writeCredentials writes the files of a pod's /var/run/secrets, with the certificate of the gate instead of the API
 // server's.
-func (a *looseAgent) writeCredentials() {
+func (a *processAgent) writeCredentials() {
 	a.w.t.Helper()
 	a.credentialsDir = filepath.Join(a.w.dir, a.cluster)
 	if err := os.MkdirAll(a.credentialsDir, 0o700); err != nil {
@@ -104,8 +104,8 @@ func (a *looseAgent) writeCredentials() {
 	}
 }
 
-// start starts the agent, with the arguments of the manifest. Ports of its own would be taken by other stories.
-func (a *looseAgent) start() {
+// start starts the agent with the arguments of the manifest, but on a free port: other stories run agents, too.
+func (a *processAgent) start() {
 	a.w.t.Helper()
 	args := slices.Clone(a.args)
 	for i, arg := range args {

@@ -21,18 +21,19 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// badCase is one mistake of a user: a profile that was delivered well is changed for the worse.
+// badCase is one mistake of a user: a change for the worse of a profile that was delivered.
 type badCase struct {
 	// good is added to the good profile of the case.
 	good string
-	// breaks is applied to the hub after the good profile of the case has been delivered. %[1]s stands for the name of the
-	// case, %[2]s for the URL of the chart repository and %[3]s for one where nobody listens.
-	breaks string
-	// names are texts of the message: the thing, the place, and what is wrong.
-	names []string
+	// broken is applied to the hub after the good profile of the case has been delivered. %[1]s stands for the name of the
+	// case, %[2]s for the URL of the chart repository and %[3]s for a URL without a server.
+	broken string
+	// texts must be in the message: the object, the place, and the mistake.
+	texts []string
 }
 
-// badGood is the good profile of a case. It has the case's name in everything, so that all cases fit on one cluster.
+// badGood is the good profile of a case. The name of the case is in all its names, so that all cases fit on one
+// cluster.
 const badGood = `
 ---
 apiVersion: v1
@@ -82,41 +83,41 @@ const badChart = `
 func badCases() map[string]badCase {
 	return map[string]badCase{
 		"broken-yaml": {
-			breaks: "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: %[1]s}\ndata:\n  objects.yaml: |\n    apiVersion: v1\n    kind: [ConfigMap\n",
-			names:  []string{"ConfigMap", "default/broken-yaml", "objects.yaml"},
+			broken: "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: %[1]s}\ndata:\n  objects.yaml: |\n    apiVersion: v1\n    kind: [ConfigMap\n",
+			texts:  []string{"ConfigMap", "default/broken-yaml", "objects.yaml"},
 		},
 		"missing-reference": {
-			breaks: badProfile + "  - {kind: ConfigMap, namespace: default, name: nobody-made-this}\n",
-			names:  []string{"ConfigMap", "default/nobody-made-this"},
+			broken: badProfile + "  - {kind: ConfigMap, namespace: default, name: nobody-made-this}\n",
+			texts:  []string{"ConfigMap", "default/nobody-made-this"},
 		},
 		"missing-chart": {
-			breaks: badProfile + chartOf("%[2]s", "no-such-chart", ""),
-			names:  []string{"no-such-chart", "http://127.0.0.1:"},
+			broken: badProfile + chartOf("%[2]s", "no-such-chart", ""),
+			texts:  []string{"no-such-chart", "http://127.0.0.1:"},
 		},
 		"chart-does-not-render": {
-			breaks: badProfile + chartOf("%[2]s", "bad-template", ""),
-			names:  []string{"bad-template", "templates/broken.yaml", "nobodyDefined"},
+			broken: badProfile + chartOf("%[2]s", "bad-template", ""),
+			texts:  []string{"bad-template", "templates/broken.yaml", "nobodyDefined"},
 		},
 		"values-fail-schema": {
 			good:   chartOf("%[2]s", "hello", "      replicas: 2\n"),
-			breaks: badProfile + chartOf("%[2]s", "hello", "      replicas: many\n"),
-			names:  []string{"hello", "replicas"},
+			broken: badProfile + chartOf("%[2]s", "hello", "      replicas: many\n"),
+			texts:  []string{"hello", "replicas"},
 		},
 		"refused-object": {
-			breaks: badGood + "    ---\n    apiVersion: v1\n    kind: Service\n    metadata: {namespace: %[1]s, name: third}\n    spec: {ports: [{port: 99999}]}\n",
-			names:  []string{"Service", "refused-object/third", "99999"},
+			broken: badGood + "    ---\n    apiVersion: v1\n    kind: Service\n    metadata: {namespace: %[1]s, name: third}\n    spec: {ports: [{port: 99999}]}\n",
+			texts:  []string{"Service", "refused-object/third", "99999"},
 		},
 		"unknown-kind": {
-			breaks: badGood + "    ---\n    apiVersion: example.org/v1\n    kind: Unheard\n    metadata: {namespace: %[1]s, name: third}\n",
-			names:  []string{"Unheard", "example.org"},
+			broken: badGood + "    ---\n    apiVersion: example.org/v1\n    kind: Unheard\n    metadata: {namespace: %[1]s, name: third}\n",
+			texts:  []string{"Unheard", "example.org"},
 		},
 		"unreachable-repository": {
-			breaks: badProfile + chartOf("%[3]s", "hello", ""),
-			names:  []string{"hello", "http://127.0.0.1:", "connection refused"},
+			broken: badProfile + chartOf("%[3]s", "hello", ""),
+			texts:  []string{"hello", "http://127.0.0.1:", "connection refused"},
 		},
 		"field-without-effect": {
-			breaks: badProfile + "  dependsOn: [other]\n",
-			names:  []string{"dependsOn"},
+			broken: badProfile + "  dependsOn: [other]\n",
+			texts:  []string{"dependsOn"},
 		},
 	}
 }
@@ -126,25 +127,25 @@ func chartOf(repository, chart, values string) string {
 	return strings.NewReplacer("%[2]s", repository, "%[3]s", chart, "%[4]s", values).Replace(badChart)
 }
 
-// TestBadInput makes one mistake after the other in profiles that were good. Each is told by name, on the summaries and
-// as an event, and nothing that was delivered is touched, neither on a pull nor on a push member.
+// TestBadInput makes a mistake in each of several delivered profiles. Each mistake is named on the summaries and in an
+// event, and no delivered object is changed, neither on a pull nor on a push member.
 func TestBadInput(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
-	members := w.badMembers()
+	members := w.startBadMembers()
 	charts := badRepository(t)
-	deliveries := w.deliverGood(members, badCases(), "%[2]s", charts, "%[3]s", nobodyListens)
+	deliveries := w.deliverGood(members, badCases(), "%[2]s", charts, "%[3]s", unreachableURL)
 	deliveries.makeMistakes()
-	deliveries.wantAllTold()
+	deliveries.awaitFailureReports()
 }
 
-// badMembers are a pull and a push member with env=bad.
-func (w *world) badMembers() map[string]*localkube.Plane {
+// startBadMembers starts a pull and a push member with env=bad.
+func (w *world) startBadMembers() map[string]*localkube.Plane {
 	w.t.Helper()
 	return map[string]*localkube.Plane{"edge pull-1": w.pullMember("edge", "pull-1", "env=bad"), "cloud push-1": w.pushMember("cloud", "push-1", "env=bad")}
 }
 
-// badDeliveries are the good profiles of cases on members, which are known by namespace and name.
+// badDeliveries has the good profiles of cases on members. The keys of members are namespace/name.
 type badDeliveries struct {
 	*world
 	members map[string]*localkube.Plane
@@ -154,7 +155,7 @@ type badDeliveries struct {
 	before map[string]map[string]fingerprint
 }
 
-// deliverGood delivers the good profile of each case to the members. In the texts of the cases it replaces fills.
+// deliverGood delivers the good profile of each case to the members. It replaces fills in the texts of the cases.
 func (w *world) deliverGood(members map[string]*localkube.Plane, cases map[string]badCase, fills ...string) *badDeliveries {
 	w.t.Helper()
 	d := &badDeliveries{world: w, members: members, cases: cases, fills: fills, before: map[string]map[string]fingerprint{}}
@@ -164,7 +165,7 @@ func (w *world) deliverGood(members map[string]*localkube.Plane, cases map[strin
 	for member, plane := range members {
 		namespace, cluster, _ := strings.Cut(member, " ")
 		for name := range cases {
-			w.provisioned(namespace, name+"-sveltos-"+cluster)
+			w.awaitProvisioned(namespace, name+"-sveltos-"+cluster)
 			d.before[member+" "+name] = w.fingerprints(plane, name)
 		}
 	}
@@ -179,29 +180,29 @@ func (d *badDeliveries) fill(name, text string) string {
 func (d *badDeliveries) makeMistakes() {
 	d.t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(d.cases)) {
-		d.apply(d.hub, d.fill(name, d.cases[name].breaks))
+		d.apply(d.hub, d.fill(name, d.cases[name].broken))
 	}
 }
 
-// wantAllTold waits until the mistakes are told, and compares what was delivered before.
-func (d *badDeliveries) wantAllTold() {
+// awaitFailureReports waits until the mistakes are reported, and compares the delivered objects with the ones before.
+func (d *badDeliveries) awaitFailureReports() {
 	d.t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(d.cases)) {
 		for member, plane := range d.members {
 			namespace, cluster, _ := strings.Cut(member, " ")
 			d.t.Run(name+"/"+cluster, func(t *testing.T) {
-				told := *d.world
-				told.t = t
-				told.wantTold(namespace, name+"-sveltos-"+cluster, d.cases[name].names)
-				if diff := cmp.Diff(d.before[member+" "+name], told.fingerprints(plane, name)); diff != "" {
-					t.Errorf("what was delivered before (-want +got):\n%s", diff)
+				subtest := *d.world
+				subtest.t = t
+				subtest.awaitFailureReport(namespace, name+"-sveltos-"+cluster, d.cases[name].texts)
+				if diff := cmp.Diff(d.before[member+" "+name], subtest.fingerprints(plane, name)); diff != "" {
+					t.Errorf("delivered objects (-before +after):\n%s", diff)
 				}
 			})
 		}
 	}
 }
 
-// badRepository serves the example chart, and one that does not render.
+// badRepository serves the example chart, and a chart that does not render.
 func badRepository(t *testing.T) string {
 	t.Helper()
 	repository, err := examples.Repository(
@@ -216,29 +217,28 @@ func badRepository(t *testing.T) string {
 	return server.URL
 }
 
-// nobodyListens is a URL at which nobody listens. A port that a test closes can become the port of another test's
-// server.
-const nobodyListens = "http://127.0.0.1:1"
+// unreachableURL is a URL without a server. A port that a test closes can become the port of another test's server.
+const unreachableURL = "http://127.0.0.1:1"
 
-// wantTold waits until a summary says it failed, with a message that holds all texts, and until an event says so, too.
-func (w *world) wantTold(namespace, summary string, texts []string) {
+// awaitFailureReport waits until a summary has failed with a message that has all texts, and until an event has them.
+func (w *world) awaitFailureReport(namespace, summary string, texts []string) {
 	w.t.Helper()
 	message := ""
-	w.eventually(summary+" tells what is wrong", func() error {
+	w.eventually(summary+" reports the failure", func() error {
 		var got configv1beta1.ClusterSummary
 		if err := w.client(w.hub).Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: summary}, &got); err != nil {
 			return err
 		}
-		message = failureOf(got)
+		message = failureMessage(got)
 		return wantTexts(message, texts)
 	})
 	w.t.Logf("%s: %s", summary, message)
-	w.eventually("an event tells what is wrong", func() error {
+	w.eventually("an event reports the failure", func() error {
 		var events eventsv1.EventList
 		if err := w.client(w.hub).List(w.t.Context(), &events, client.InNamespace(namespace)); err != nil {
 			return err
 		}
-		last := errors.New("there is no warning")
+		last := errors.New("no warning event exists")
 		for _, event := range events.Items {
 			if event.Regarding.Name != summary || event.Type != "Warning" {
 				continue
@@ -251,9 +251,9 @@ func (w *world) wantTold(namespace, summary string, texts []string) {
 	})
 }
 
-// untouched records what Towline made in a namespace of members, which are known by namespace/name. The function that
-// it returns waits until the summaries of a profile tell what is wrong, and compares the objects.
-func (w *world) untouched(members map[string]*localkube.Plane, profile, namespace string) func(texts ...string) {
+// expectUntouched records Towline's objects in a namespace of members, whose keys are namespace/name. The returned
+// function waits until the summaries of a profile report the failure, and compares the objects.
+func (w *world) expectUntouched(members map[string]*localkube.Plane, profile, namespace string) func(texts ...string) {
 	w.t.Helper()
 	before := map[string]map[string]fingerprint{}
 	for member, plane := range members {
@@ -265,16 +265,16 @@ func (w *world) untouched(members map[string]*localkube.Plane, profile, namespac
 		w.t.Helper()
 		for member, plane := range members {
 			fleet, cluster, _ := strings.Cut(member, "/")
-			w.wantTold(fleet, profile+"-sveltos-"+cluster, texts)
+			w.awaitFailureReport(fleet, profile+"-sveltos-"+cluster, texts)
 			if diff := cmp.Diff(before[member], w.fingerprints(plane, namespace)); diff != "" {
-				w.t.Errorf("what was delivered to %s before (-want +got):\n%s", member, diff)
+				w.t.Errorf("objects on %s (-before +after):\n%s", member, diff)
 			}
 		}
 	}
 }
 
-// failureOf returns what a summary says of its failures, "" if nothing failed.
-func failureOf(summary configv1beta1.ClusterSummary) string {
+// failureMessage returns the failure messages of a summary, "" if nothing failed.
+func failureMessage(summary configv1beta1.ClusterSummary) string {
 	var messages []string
 	if summary.Status.FailureMessage != "" {
 		messages = append(messages, summary.Status.FailureMessage)
@@ -299,7 +299,7 @@ func wantTexts(message string, texts []string) error {
 // fingerprint changes whenever an object is written.
 type fingerprint struct{ UID, ResourceVersion string }
 
-// fingerprints returns those of the ConfigMaps and Services of a namespace that Towline made.
+// fingerprints returns the fingerprints of Towline's ConfigMaps and Services in a namespace.
 func (w *world) fingerprints(plane *localkube.Plane, namespace string) map[string]fingerprint {
 	w.t.Helper()
 	prints := map[string]fingerprint{}
@@ -318,14 +318,14 @@ func (w *world) fingerprints(plane *localkube.Plane, namespace string) map[strin
 	return prints
 }
 
-// TestBadInputOnTheCommandLine makes the mistakes that a command refuses: each is told on standard error, and leaves
-// nothing behind.
+// TestBadInputOnTheCommandLine makes mistakes that a command refuses: each is reported on standard error, and no object
+// is created.
 func TestBadInputOnTheCommandLine(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	w.kubectl(w.hub, "create", "namespace", "cloud")
 	nothing := w.save("not-a-kubeconfig", "this is not a kubeconfig\n")
-	nobody := w.save("unreachable.kubeconfig", unreachableKubeconfig("https://127.0.0.1:1"))
+	unreachable := w.save("unreachable.kubeconfig", unreachableKubeconfig("https://127.0.0.1:1"))
 	for name, tc := range map[string]struct {
 		args  []string
 		names []string
@@ -339,7 +339,7 @@ func TestBadInputOnTheCommandLine(t *testing.T) {
 			names: []string{nothing + "-2", "no such file"},
 		},
 		"a kubeconfig to a cluster that does not answer": {
-			args:  []string{"--namespace=cloud", "--cluster=mistaken", "--kubeconfig=" + nobody},
+			args:  []string{"--namespace=cloud", "--cluster=mistaken", "--kubeconfig=" + unreachable},
 			names: []string{"--kubeconfig", "127.0.0.1", "cannot be reached"},
 		},
 		"labels that do not parse": {
@@ -364,10 +364,10 @@ func TestBadInputOnTheCommandLine(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			told := *w
-			told.t = t
-			before := told.inventory()
-			stdout, err := told.try(w.hub, "sveltosctl", append([]string{"register", "cluster"}, tc.args...)...)
+			subtest := *w
+			subtest.t = t
+			before := subtest.listRegistrationObjects()
+			stdout, err := subtest.try(w.hub, "sveltosctl", append([]string{"register", "cluster"}, tc.args...)...)
 			if err == nil {
 				t.Fatal("the command succeeded")
 			}
@@ -377,15 +377,15 @@ func TestBadInputOnTheCommandLine(t *testing.T) {
 			if err := wantTexts(err.Error(), tc.names); err != nil {
 				t.Error(err)
 			}
-			if diff := cmp.Diff(before, told.inventory()); diff != "" {
-				t.Errorf("what is on the hub (-before +after):\n%s", diff)
+			if diff := cmp.Diff(before, subtest.listRegistrationObjects()); diff != "" {
+				t.Errorf("objects on the hub (-before +after):\n%s", diff)
 			}
 		})
 	}
 }
 
-// inventory names everything that a registration could leave behind.
-func (w *world) inventory() []string {
+// listRegistrationObjects lists the names of all objects that a registration could leave on the hub.
+func (w *world) listRegistrationObjects() []string {
 	w.t.Helper()
 	out := w.kubectl(w.hub, "get", "namespaces,sveltosclusters,serviceaccounts,secrets,roles,rolebindings,clusterroles,clusterrolebindings,leases", "-A",
 		"-o", `jsonpath={range .items[*]}{.kind} {.metadata.namespace}/{.metadata.name}{"\n"}{end}`)

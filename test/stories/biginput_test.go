@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	// manyConfigMaps is how many objects the profile has, in manySources ConfigMaps of the hub.
+	// manyConfigMaps is the number of objects of the profile, in manySources ConfigMaps of the hub.
 	manyConfigMaps = 2000
 	manySources    = 20
-	// bigFiles files of bigFile bytes each are what the big chart renders: 6 MiB.
+	// The big chart renders bigFiles files of bigFile bytes each: 6 MiB.
 	bigFiles = 48
 	bigFile  = 128 << 10
 )
 
-// bigTemplate makes a ConfigMap of every file of the chart.
+// bigTemplate renders a ConfigMap for each file of the chart.
 const bigTemplate = `
 {{- range $path, $_ := .Files.Glob "blobs/*" }}
 ---
@@ -42,19 +42,19 @@ data:
 
 // TestBigInput delivers a profile of 2,000 ConfigMaps and a chart whose rendering exceeds 5 MiB to a pull member.
 func TestBigInput(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	member := w.pullMember("edge", "edge-1", "env=big")
 
 	t.Run("2000 ConfigMaps", func(t *testing.T) {
-		told := *w
-		told.t = t
-		told.deliverMany(member)
+		subtest := *w
+		subtest.t = t
+		subtest.deliverMany(member)
 	})
 	t.Run("a chart of 6 MiB", func(t *testing.T) {
-		told := *w
-		told.t = t
-		told.deliverBig(member)
+		subtest := *w
+		subtest.t = t
+		subtest.deliverBig(member)
 	})
 }
 
@@ -77,8 +77,8 @@ func (w *world) deliverMany(member *localkube.Plane) {
 	began := time.Now()
 	w.apply(w.hub, "apiVersion: config.projectsveltos.io/v1beta1\nkind: ClusterProfile\nmetadata: {name: many}\nspec:\n"+
 		"  clusterSelector: {matchLabels: {env: big}}\n  policyRefs:\n"+refs.String())
-	w.eventually("all ConfigMaps are there", func() error { return w.wantCount(member, "many", manyConfigMaps) })
-	w.provisioned("edge", "many-sveltos-edge-1")
+	w.eventually("all ConfigMaps are on the member", func() error { return w.wantCount(member, "many", manyConfigMaps) })
+	w.awaitProvisioned("edge", "many-sveltos-edge-1")
 	w.t.Logf("%d ConfigMaps provisioned in %.1f s", manyConfigMaps, time.Since(began).Seconds())
 }
 
@@ -110,7 +110,7 @@ spec:
     releaseNamespace: big
     helmChartAction: Install
 `, server.URL))
-	w.provisioned("edge", "big-sveltos-edge-1")
+	w.awaitProvisioned("edge", "big-sveltos-edge-1")
 	w.t.Logf("a rendering of %d MiB provisioned in %.1f s", bigFiles*bigFile>>20, time.Since(began).Seconds())
 	for i := range bigFiles {
 		name := fmt.Sprintf("blob-%d", i)
@@ -119,12 +119,12 @@ spec:
 			w.t.Fatal(err)
 		}
 		if got.Data["blob"] != files["blobs/"+name] {
-			w.t.Errorf("%s arrived with %d bytes that are not those of the chart", name, len(got.Data["blob"]))
+			w.t.Errorf("ConfigMap %s has %d bytes that differ from the chart", name, len(got.Data["blob"]))
 		}
 	}
 }
 
-// wantCount says what is wrong unless a namespace has that many ConfigMaps of ours.
+// wantCount returns an error unless a namespace has this number of Towline's ConfigMaps.
 func (w *world) wantCount(plane *localkube.Plane, namespace string, want int) error {
 	var list metav1.PartialObjectMetadataList
 	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMapList"))
@@ -137,7 +137,7 @@ func (w *world) wantCount(plane *localkube.Plane, namespace string, want int) er
 	return nil
 }
 
-// noise returns text of that length that compresses to no less than half, always the same for one seed.
+// noise returns text of a length that compresses to no less than half of it. The same seed gives the same text.
 func noise(seed uint64, length int) string {
 	source := rand.NewPCG(seed, 1)
 	raw := make([]byte, length/2)

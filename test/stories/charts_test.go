@@ -2,7 +2,7 @@ package stories
 
 import "github.com/towline/towline/examples"
 
-// charts stand in for those of the seeds: they have the shapes that make the originals hard to deploy.
+// charts stand in for the charts of the seeds: they have the properties that make the originals hard to deploy.
 func charts() []examples.Chart {
 	return []examples.Chart{
 		{},
@@ -12,8 +12,8 @@ func charts() []examples.Chart {
 	}
 }
 
-// kyvernoFiles have the shape of Kyverno's chart: its CustomResourceDefinitions are templates, its ClusterRoles are
-// aggregated, a ConfigMap outlives the release, and hooks prepare, migrate resources, scale down and test.
+// kyvernoFiles resemble Kyverno's chart: its CustomResourceDefinitions are templates, its ClusterRoles are aggregated,
+// a ConfigMap stays after the uninstallation, and hooks prepare, migrate resources, scale down and test.
 func kyvernoFiles() map[string]string {
 	return map[string]string{
 		"templates/crds.yaml":               kyvernoCRD,
@@ -213,8 +213,8 @@ spec:
   - {name: test, image: "docker.io/library/busybox:1.37", args: [wget, -qO-, "https://{{ .Release.Name }}:9443/health/liveness"]}
 `
 
-// tetragonFiles have the shape of Tetragon's chart: a DaemonSet, an operator that installs the
-// CustomResourceDefinitions itself, and files that come in through tpl.
+// tetragonFiles resemble Tetragon's chart: a DaemonSet, an operator that installs the CustomResourceDefinitions itself,
+// and files that templates include with tpl.
 func tetragonFiles() map[string]string {
 	return map[string]string{
 		"templates/daemonset.yaml": tetragonAgent,

@@ -32,169 +32,169 @@ spec:
   policyRefs: [{kind: ConfigMap, namespace: default, name: leaving}]
 `
 
-// TestDeregisterPull takes clusters in pull mode out of the fleet: a healthy one, one whose add-ons shall stay, one
-// whose agent is dead, one that is gone for good, and one whose deregistration is cut off half-way. A neighbour in the
-// same namespace notices nothing.
+// TestDeregisterPull deregisters clusters in pull mode: a healthy one, one whose deployed objects must stay, one whose
+// agent is stopped, one whose control plane does not run any more, and one whose deregistration is interrupted. Another
+// cluster in the same namespace is not affected.
 func TestDeregisterPull(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	w.apply(w.hub, deregisterProfile)
 	neighbour := w.pullMember("fleet", "neighbour", "env=leaving")
-	w.has(neighbour)
-	w.provisioned("fleet", "leaving-sveltos-neighbour")
-	w.bundlesGone()
-	before := w.traces("neighbour")
-	// It is missed only after 90 s of silence, which go by while the others leave.
-	gone := w.pullMember("fleet", "gone", "env=leaving")
-	w.has(gone)
-	w.provisioned("fleet", "leaving-sveltos-gone")
-	if err := gone.Kill(); err != nil {
+	w.awaitDeployed(neighbour)
+	w.awaitProvisioned("fleet", "leaving-sveltos-neighbour")
+	w.awaitNoBundles()
+	before := w.listClusterObjects("neighbour")
+	// The hub marks it as Down only after 90 s without a heartbeat, while the subtests run.
+	stopped := w.pullMember("fleet", "gone", "env=leaving")
+	w.awaitDeployed(stopped)
+	w.awaitProvisioned("fleet", "leaving-sveltos-gone")
+	if err := stopped.Kill(); err != nil {
 		t.Fatal(err)
 	}
 
 	t.Run("healthy", func(t *testing.T) {
-		w := w.in(t)
+		w := w.forSubtest(t)
 		plane := w.pullMember("fleet", "healthy", "env=leaving")
-		w.has(plane)
+		w.awaitDeployed(plane)
 		out := w.run(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=healthy")
 		if !strings.HasPrefix(out, "Successfully deregistered cluster fleet/healthy\n\nDeleted resources:\n  - ") {
 			t.Errorf("deregister printed %q", out)
 		}
-		w.hasNot(plane)
+		w.wantWithdrawn(plane)
 		w.wantNoAgent(plane)
-		w.wantNoTrace("healthy")
+		w.wantNoClusterObjects("healthy")
 	})
-	t.Run("keeping what is deployed", func(t *testing.T) {
-		w := w.in(t)
+	t.Run("keeping the deployed objects", func(t *testing.T) {
+		w := w.forSubtest(t)
 		plane := w.pullMember("fleet", "keeping", "env=leaving")
-		w.has(plane)
+		w.awaitDeployed(plane)
 		w.run(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=keeping", "--keep-addons")
 		w.wantNoAgent(plane)
-		w.has(plane)
-		w.wantNoTrace("keeping")
+		w.awaitDeployed(plane)
+		w.wantNoClusterObjects("keeping")
 	})
-	t.Run("agent dead, and back", func(t *testing.T) {
-		w := w.in(t)
-		agent := w.looseAgent("fleet", "dead", "env=leaving")
-		w.has(agent.plane)
+	t.Run("agent stopped and restarted", func(t *testing.T) {
+		w := w.forSubtest(t)
+		agent := w.startProcessAgent("fleet", "dead", "env=leaving")
+		w.awaitDeployed(agent.plane)
 		agent.process.kill()
 		_, err := w.try(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=dead", "--wait=3s")
 		wantError(t, err, "fleet/dead", "waiting for", "--force")
-		w.has(agent.plane)
+		w.awaitDeployed(agent.plane)
 		agent.start()
 		w.run(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=dead")
-		w.hasNot(agent.plane)
+		w.wantWithdrawn(agent.plane)
 		w.wantNoAgent(agent.plane)
-		w.wantNoTrace("dead")
+		w.wantNoClusterObjects("dead")
 	})
 	t.Run("interrupted half-way", func(t *testing.T) {
-		outer := w // the hub that is started again must outlive this part
-		w := w.in(t)
-		agent := w.looseAgent("fleet", "halfway", "env=leaving")
-		w.has(agent.plane)
+		outer := w // the restarted hub must run after this subtest
+		w := w.forSubtest(t)
+		agent := w.startProcessAgent("fleet", "halfway", "env=leaving")
+		w.awaitDeployed(agent.plane)
 		agent.process.kill()
 		cut := w.start("deregister", w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=halfway")
-		w.eventually("the deregistration is under way", func() error { return w.isLeaving("fleet", "halfway") })
-		_ = cut.cmd.Process.Signal(os.Interrupt) // an error means that it has ended, which is judged below
+		w.eventually("the deregistration has begun", func() error { return w.wantDeregistering("fleet", "halfway") })
+		_ = cut.cmd.Process.Signal(os.Interrupt) // an error means that it has ended, and the exit code is checked below
 		<-cut.exited
 		if code := cut.cmd.ProcessState.ExitCode(); code != 130 {
 			t.Errorf("an interrupted deregistration exits with %d, want 130", code)
 		}
-		outer.hubOS.kill()
+		outer.hubProcess.kill()
 		agent.start()
 		outer.startHub()
 		w.run(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=halfway")
-		w.hasNot(agent.plane)
+		w.wantWithdrawn(agent.plane)
 		w.wantNoAgent(agent.plane)
-		w.wantNoTrace("halfway")
+		w.wantNoClusterObjects("halfway")
 	})
-	t.Run("gone for good", func(t *testing.T) {
-		w := w.in(t)
-		out, err := w.tryBoth(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=gone", "--wait=3s", "--force")
+	t.Run("control plane stopped for good", func(t *testing.T) {
+		w := w.forSubtest(t)
+		out, err := w.tryCombined(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=gone", "--wait=3s", "--force")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(out, "left behind") || !strings.Contains(out, "delivered") {
-			t.Errorf("deregister --force does not say what it left behind: %q", out)
+			t.Errorf("deregister --force printed %q, want the objects that it left behind", out)
 		}
-		w.wantNoTrace("gone")
+		w.wantNoClusterObjects("gone")
 	})
 
-	w.has(neighbour)
-	w.ready("fleet", "neighbour")
-	if diff := cmp.Diff(before, w.traces("neighbour")); diff != "" {
+	w.awaitDeployed(neighbour)
+	w.awaitReady("fleet", "neighbour")
+	if diff := cmp.Diff(before, w.listClusterObjects("neighbour")); diff != "" {
 		t.Errorf("objects of the neighbour on the hub (-before +after):\n%s", diff)
 	}
 }
 
-// TestDeregisterPush is the same in push mode.
+// TestDeregisterPush is TestDeregisterPull in push mode.
 func TestDeregisterPush(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	w.apply(w.hub, deregisterProfile)
 	w.kubectl(w.hub, "create", "namespace", "fleet")
-	neighbour := w.pushInto("fleet", "neighbour")
-	w.has(neighbour)
-	before := w.traces("neighbour")
+	neighbour := w.pushMemberIn("fleet", "neighbour")
+	w.awaitDeployed(neighbour)
+	before := w.listClusterObjects("neighbour")
 
 	t.Run("healthy", func(t *testing.T) {
-		w := w.in(t)
-		plane := w.pushInto("fleet", "healthy")
-		w.has(plane)
+		w := w.forSubtest(t)
+		plane := w.pushMemberIn("fleet", "healthy")
+		w.awaitDeployed(plane)
 		w.run(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=healthy")
-		w.hasNot(plane)
-		w.wantNoTrace("healthy")
+		w.wantWithdrawn(plane)
+		w.wantNoClusterObjects("healthy")
 	})
-	t.Run("gone for a while, then for good", func(t *testing.T) {
-		w := w.in(t)
-		plane := w.pushInto("fleet", "gone")
-		w.has(plane)
+	t.Run("control plane stopped", func(t *testing.T) {
+		w := w.forSubtest(t)
+		plane := w.pushMemberIn("fleet", "gone")
+		w.awaitDeployed(plane)
 		if err := plane.Kill(); err != nil {
 			t.Fatal(err)
 		}
 		_, err := w.try(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=gone", "--wait=3s")
 		wantError(t, err, "fleet/gone", "waiting for", "--force")
-		out, err := w.tryBoth(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=gone", "--wait=3s", "--force")
+		out, err := w.tryCombined(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=gone", "--wait=3s", "--force")
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !strings.Contains(out, "left behind") {
-			t.Errorf("deregister --force does not say what it left behind: %q", out)
+			t.Errorf("deregister --force printed %q, want the objects that it left behind", out)
 		}
-		w.wantNoTrace("gone")
+		w.wantNoClusterObjects("gone")
 	})
 	t.Run("hub killed half-way", func(t *testing.T) {
-		outer := w // the hub that is started again must outlive this part
-		w := w.in(t)
-		plane := w.pushInto("fleet", "halfway")
-		w.has(plane)
-		outer.hubOS.kill()
+		outer := w // the restarted hub must run after this subtest
+		w := w.forSubtest(t)
+		plane := w.pushMemberIn("fleet", "halfway")
+		w.awaitDeployed(plane)
+		outer.hubProcess.kill()
 		_, err := w.try(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=halfway", "--wait=2s")
 		wantError(t, err, "fleet/halfway", "hub")
-		w.has(plane)
+		w.awaitDeployed(plane)
 		outer.startHub()
 		w.run(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=halfway")
-		w.hasNot(plane)
-		w.wantNoTrace("halfway")
+		w.wantWithdrawn(plane)
+		w.wantNoClusterObjects("halfway")
 	})
 
-	w.has(neighbour)
-	if diff := cmp.Diff(before, w.traces("neighbour")); diff != "" {
+	w.awaitDeployed(neighbour)
+	if diff := cmp.Diff(before, w.listClusterObjects("neighbour")); diff != "" {
 		t.Errorf("objects of the neighbour on the hub (-before +after):\n%s", diff)
 	}
 }
 
-// pushInto starts a member and registers it in push mode in a namespace that exists.
-func (w *world) pushInto(namespace, cluster string) *localkube.Plane {
+// pushMemberIn starts a member and registers it in push mode in a namespace that exists.
+func (w *world) pushMemberIn(namespace, cluster string) *localkube.Plane {
 	w.t.Helper()
 	plane := w.member(cluster)
 	w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace="+namespace, "--cluster="+cluster, "--kubeconfig="+plane.Kubeconfig, "--labels=env=leaving")
-	w.ready(namespace, cluster)
+	w.awaitReady(namespace, cluster)
 	return plane
 }
 
-// has waits until the profile's object is on a member.
-func (w *world) has(plane *localkube.Plane) {
+// awaitDeployed waits until the profile's object is on a member.
+func (w *world) awaitDeployed(plane *localkube.Plane) {
 	w.t.Helper()
 	w.eventually("the profile is on "+plane.Name, func() error {
 		_, err := w.data(plane, "default", "delivered")
@@ -202,16 +202,16 @@ func (w *world) has(plane *localkube.Plane) {
 	})
 }
 
-// hasNot checks that it is not: a deregistration that says that it is done has withdrawn it.
-func (w *world) hasNot(plane *localkube.Plane) {
+// wantWithdrawn checks that the profile's object is not on a member: a deregistration withdraws it before it ends.
+func (w *world) wantWithdrawn(plane *localkube.Plane) {
 	w.t.Helper()
-	if err := w.absent(plane, &corev1.ConfigMap{}, "delivered", "default"); err != nil {
+	if err := w.wantMissing(plane, &corev1.ConfigMap{}, "delivered", "default"); err != nil {
 		w.t.Error(err)
 	}
 }
 
-// isLeaving says what is wrong unless the cluster is being deregistered.
-func (w *world) isLeaving(namespace, cluster string) error {
+// wantDeregistering returns an error unless the cluster is being deregistered.
+func (w *world) wantDeregistering(namespace, cluster string) error {
 	found := &libv1beta1.SveltosCluster{}
 	err := w.client(w.hub).Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: cluster}, found)
 	if err == nil && found.DeletionTimestamp == nil {
@@ -220,8 +220,8 @@ func (w *world) isLeaving(namespace, cluster string) error {
 	return err
 }
 
-// traces lists the objects of the hub that name a cluster.
-func (w *world) traces(cluster string) []string {
+// listClusterObjects lists the objects of the hub with the name of a cluster in a name, a namespace or a label.
+func (w *world) listClusterObjects(cluster string) []string {
 	w.t.Helper()
 	var found []string
 	kinds := "namespaces,sveltosclusters,serviceaccounts,secrets,roles,rolebindings,leases,clusterroles,clusterrolebindings," +
@@ -235,11 +235,11 @@ func (w *world) traces(cluster string) []string {
 	return found
 }
 
-// wantNoTrace checks that the hub has nothing of a cluster any more.
-func (w *world) wantNoTrace(cluster string) {
+// wantNoClusterObjects waits until the hub has no object of a cluster.
+func (w *world) wantNoClusterObjects(cluster string) {
 	w.t.Helper()
-	w.eventually("the hub has nothing of "+cluster, func() error {
-		if found := w.traces(cluster); len(found) > 0 {
+	w.eventually("the hub has no object of "+cluster, func() error {
+		if found := w.listClusterObjects(cluster); len(found) > 0 {
 			return fmt.Errorf("found %q", found)
 		}
 		return nil
@@ -254,13 +254,13 @@ func wantError(t *testing.T, err error, texts ...string) {
 	}
 	for _, text := range texts {
 		if !strings.Contains(err.Error(), text) {
-			t.Errorf("error %q does not say %q", err, text)
+			t.Errorf("error is %q, want %q in it", err, text)
 		}
 	}
 }
 
-// tryBoth is try with the standard error after the standard output.
-func (w *world) tryBoth(plane *localkube.Plane, binary string, args ...string) (string, error) {
+// tryCombined is try, but it returns the standard output and the standard error.
+func (w *world) tryCombined(plane *localkube.Plane, binary string, args ...string) (string, error) {
 	cmd := w.command(plane, binary, args...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -269,8 +269,8 @@ func (w *world) tryBoth(plane *localkube.Plane, binary string, args ...string) (
 	return string(out), nil
 }
 
-// in returns the world for a subtest.
-func (w *world) in(t *testing.T) *world {
+// forSubtest returns the world for a subtest.
+func (w *world) forSubtest(t *testing.T) *world {
 	t.Helper()
 	inner := *w
 	inner.t = t

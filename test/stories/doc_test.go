@@ -1,3 +1,3 @@
-// Package stories tells what users do with Towline, one file a story, with the built binaries, the real kubectl and
+// Package stories runs the workflows of users, one file for each story, with the built binaries, the real kubectl and
 // real control planes.
 package stories

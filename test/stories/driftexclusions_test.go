@@ -58,13 +58,13 @@ spec:
 %s`
 
 // TestDriftExclusions changes the replicas of a Deployment on the members, which the profile excludes, and a field that
-// it does not exclude. Only the latter is corrected, also after restarts and further deliveries, until the profile no
-// longer excludes the replicas. An invalid exclusion and a deleted source are told, and change nothing.
+// the profile does not exclude. Only the latter is corrected, also after restarts and further deliveries, until the
+// profile no longer excludes the replicas. An invalid exclusion and a deleted source are reported, and change nothing.
 func TestDriftExclusions(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
-	w.serve(examples.Chart{})
-	agent := w.looseAgent("fleet-pulled", "pulled", "env=excluded")
+	w.serveRepository(examples.Chart{})
+	agent := w.startProcessAgent("fleet-pulled", "pulled", "env=excluded")
 	members := map[string]*localkube.Plane{"pulled": agent.plane, "pushed": w.pushMember("fleet-pushed", "pushed", "env=excluded")}
 	everywhere := func(what string, replicas int32, text, page string) {
 		t.Helper()
@@ -95,7 +95,7 @@ func TestDriftExclusions(t *testing.T) {
 	everywhere("the text is corrected", 5, "first", "first")
 
 	agent.process.kill()
-	w.hubOS.kill()
+	w.hubProcess.kill()
 	change("theirs, too")
 	agent.start()
 	w.startHub()
@@ -103,7 +103,7 @@ func TestDriftExclusions(t *testing.T) {
 
 	w.apply(w.hub, fmt.Sprintf(excludedContent, 2, "alone"))
 	everywhere("a change of the content alone", 5, "alone", "first")
-	untouched := w.untouched(map[string]*localkube.Plane{"fleet-pulled/pulled": members["pulled"], "fleet-pushed/pushed": members["pushed"]}, "excluded", "excluded")
+	untouched := w.expectUntouched(map[string]*localkube.Plane{"fleet-pulled/pulled": members["pulled"], "fleet-pushed/pushed": members["pushed"]}, "excluded", "excluded")
 	wantFailure := func(texts ...string) {
 		t.Helper()
 		untouched(texts...)
@@ -135,8 +135,8 @@ func (w *world) patchObject(plane *localkube.Plane, object client.Object, name, 
 	}
 }
 
-// wantExcluded returns an error unless the Deployments have these replicas, the ConfigMap of the content this text, and
-// that of the chart this page.
+// wantExcluded returns an error unless the Deployments have these replicas, the ConfigMap of the content has this text,
+// and the ConfigMap of the chart has this page.
 func (w *world) wantExcluded(plane *localkube.Plane, replicas int32, text, page string) error {
 	for _, name := range []string{"web", "chart"} {
 		found := &appsv1.Deployment{}

@@ -14,8 +14,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// decrypted returns the payload of a bundle, as somebody reads it who may read the Secret with the key.
-func (w *world) decrypted(bundle libv1beta1.ConfigurationBundle) []byte {
+// decryptPayload returns the payload of a bundle. It reads the key from the Secret in the namespace of the bundle.
+func (w *world) decryptPayload(bundle libv1beta1.ConfigurationBundle) []byte {
 	w.t.Helper()
 	if bundle.Annotations["towline.dev/encryption"] == "" {
 		return bundle.Spec.Payload

@@ -19,17 +19,17 @@ import (
 )
 
 const (
-	// quietTime is the time in which requests are counted, and quietRequests the number of requests to one API server that
-	// are a handful: the contested objects are corrected a few times.
+	// quietTime is the time in which requests are counted, and quietRequests the maximum number of requests to one API
+	// server: the contested objects are corrected a few times.
 	quietTime     = 2 * time.Minute
 	quietRequests = 20
-	// contests is the number of corrections of a contested object after which the pauses between them are long.
-	contests = 8
+	// fastCorrections is the number of corrections of a contested object after which the pauses between them are long.
+	fastCorrections = 8
 )
 
 // quietProfiles has a profile with the same object in two references, one with a manifest that is no YAML, one with an
-// object that the API server refuses, and one with a refused object beside an object that somebody else edits whenever
-// it is corrected.
+// object that the API server refuses, and one with a refused object and an object that another client edits after each
+// correction.
 const quietProfiles = `
 apiVersion: config.projectsveltos.io/v1beta1
 kind: ClusterProfile
@@ -101,10 +101,10 @@ metadata: {namespace: default, name: contested}
 data: {"object.yaml": "{apiVersion: v1, kind: ConfigMap, metadata: {namespace: quiet, name: contested}, data: {text: ours}}"}
 `
 
-// TestFailingBundleIsQuiet delivers bundles that cannot be applied. They cost next to no requests, and their status
-// stays true, until their content is corrected.
+// TestFailingBundleIsQuiet delivers bundles that cannot be applied. They cost few requests, and their status stays true
+// until their content is corrected.
 func TestFailingBundleIsQuiet(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	members := map[string]*localkube.Plane{
 		"far": w.pullMember("far", "far", "env=quiet"), "near": w.pushMember("near", "near", "env=quiet"),
@@ -119,18 +119,18 @@ func TestFailingBundleIsQuiet(t *testing.T) {
 			if profile == "unreadable" {
 				status = "FailedNonRetriable"
 			}
-			w.eventually(profile+" fails on "+name, func() error { return statuses.want(profile+"-sveltos-"+name, status, text) })
+			w.eventually(profile+" reports its failure on "+name, func() error { return statuses.want(profile+"-sveltos-"+name, status, text) })
 		}
 	}
 	for name, plane := range members {
-		contest := w.startContest(plane)
-		w.eventually("the corrections on "+name+" become rare", contest.isSlow)
+		editor := w.startCompetingEditor(plane)
+		w.eventually("the corrections on "+name+" become rare", editor.wantRareCorrections)
 	}
 
 	// The agent checks its credential and the hub its API server every 5 s.
 	checks := int(quietTime / (5 * time.Second))
 	heartbeats := map[string]localkube.RequestCounts{"hub": {{Verb: "GET", Resource: "namespaces"}: checks}, "far": {{Verb: "GET", Resource: "secrets"}: checks}}
-	statuses.forget()
+	statuses.reset()
 	planes := map[string]*localkube.Plane{"hub": w.hub, "far": members["far"], "near": members["near"]}
 	before := map[string]localkube.RequestCounts{}
 	for name, plane := range planes {
@@ -144,7 +144,7 @@ func TestFailingBundleIsQuiet(t *testing.T) {
 			t.Errorf("%d requests to %s in %s, want at most %d:\n%s", cost.Total(), name, quietTime, quietRequests, cost)
 		}
 	}
-	if changes := statuses.seen(); len(changes) > 0 {
+	if changes := statuses.list(); len(changes) > 0 {
 		t.Errorf("statuses were written although nothing has changed: %q", changes)
 	}
 
@@ -152,14 +152,14 @@ func TestFailingBundleIsQuiet(t *testing.T) {
 	w.apply(w.hub, fmt.Sprintf(quietContent, "key", "other", "x"))
 	for name := range members {
 		for profile := range texts {
-			w.provisioned(name, profile+"-sveltos-"+name)
+			w.awaitProvisioned(name, profile+"-sveltos-"+name)
 		}
 	}
 	t.Logf("all are provisioned %s after the correction", time.Since(began).Round(time.Millisecond))
 }
 
 // isWorkload selects the requests that deliver and apply bundles. It omits watches, which are opened again from time to
-// time, the edits of startContest, and heartbeats.
+// time, the edits of startCompetingEditor, and heartbeats.
 func isWorkload(r localkube.Request) bool {
 	switch {
 	case r.Verb == "WATCH", r.Verb == "PATCH" && r.Resource == "configmaps":
@@ -170,11 +170,11 @@ func isWorkload(r localkube.Request) bool {
 	return strings.HasSuffix(r.Group, ".projectsveltos.io") || r.Resource == "events"
 }
 
-// statusLog has the statuses of summaries, as a watch returned them.
+// statusLog has the statuses of summaries from a watch.
 type statusLog struct {
 	// mu guards the fields below.
 	mu sync.Mutex
-	// latest has the last status of each summary, and changes the statuses since forget.
+	// latest has the last status of each summary, and changes the statuses since reset.
 	latest  map[string]string
 	changes []string
 }
@@ -182,7 +182,7 @@ type statusLog struct {
 func (w *world) watchStatuses() *statusLog {
 	w.t.Helper()
 	log := &statusLog{latest: map[string]string{}}
-	(&crowd{w: w}).follow(&configv1beta1.ClusterSummaryList{}, func(event watch.Event) {
+	(&rolloutWatch{w: w}).follow(&configv1beta1.ClusterSummaryList{}, func(event watch.Event) {
 		summary, ok := event.Object.(*configv1beta1.ClusterSummary)
 		if !ok {
 			return
@@ -199,9 +199,9 @@ func (w *world) watchStatuses() *statusLog {
 	return log
 }
 
-func (l *statusLog) forget() { l.mu.Lock(); defer l.mu.Unlock(); l.changes = nil }
+func (l *statusLog) reset() { l.mu.Lock(); defer l.mu.Unlock(); l.changes = nil }
 
-func (l *statusLog) seen() []string { l.mu.Lock(); defer l.mu.Unlock(); return l.changes }
+func (l *statusLog) list() []string { l.mu.Lock(); defer l.mu.Unlock(); return l.changes }
 
 // want returns an error unless the last status of a summary has the status and the text.
 func (l *statusLog) want(summary, status, text string) error {
@@ -213,13 +213,13 @@ func (l *statusLog) want(summary, status, text string) error {
 	return nil
 }
 
-// contest edits the object contested on a member whenever it is corrected, until the story ends.
-type contest struct {
+// competingEditor edits the object contested on a member after each correction, until the story ends.
+type competingEditor struct {
 	mu          sync.Mutex // guards corrections
 	corrections int
 }
 
-func (w *world) startContest(plane *localkube.Plane) *contest {
+func (w *world) startCompetingEditor(plane *localkube.Plane) *competingEditor {
 	w.t.Helper()
 	watcher, err := client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
@@ -230,7 +230,7 @@ func (w *world) startContest(plane *localkube.Plane) *contest {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	c := &contest{}
+	c := &competingEditor{}
 	var editor sync.WaitGroup
 	editor.Go(func() {
 		for event := range events.ResultChan() {
@@ -250,11 +250,11 @@ func (w *world) startContest(plane *localkube.Plane) *contest {
 	return c
 }
 
-// isSlow returns an error until the object was corrected several times in a row.
-func (c *contest) isSlow() error {
+// wantRareCorrections returns an error until the object was corrected fastCorrections times.
+func (c *competingEditor) wantRareCorrections() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.corrections < contests {
+	if c.corrections < fastCorrections {
 		return fmt.Errorf("it was corrected %d times", c.corrections)
 	}
 	return nil

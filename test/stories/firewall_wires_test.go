@@ -14,23 +14,23 @@ import (
 )
 
 const (
-	// hubAddress is where the hub's API server listens, on the loopback device of the hub's network. These addresses exist
-	// in the networks of one story only, so that every story may use the same.
+	// hubAddress is the address of the hub's API server, on the loopback device of the hub's network. These addresses
+	// exist in the networks of one story only, so that every story may use the same.
 	hubAddress = "10.231.0.1"
-	// dialTimeout is how long a dial may take that is to fail because nobody answers.
+	// dialTimeout limits a dial to an address that does not answer.
 	dialTimeout = time.Second
 )
 
-// plug is one end of a cable.
-type plug struct {
+// cableEnd is one end of a cable.
+type cableEnd struct {
 	network localkube.Network
 	device  string
-	// address is the device's own, with the length of the subnet's prefix.
+	// address is the address of the device, with the length of the subnet's prefix.
 	address string
 }
 
-// networks makes networks that have nothing but their loopback device.
-func networks(t *testing.T, n int) []localkube.Network {
+// newNetworks creates networks that have only a loopback device.
+func newNetworks(t *testing.T, n int) []localkube.Network {
 	t.Helper()
 	made := make([]localkube.Network, n)
 	for i := range made {
@@ -39,18 +39,18 @@ func networks(t *testing.T, n int) []localkube.Network {
 	return made
 }
 
-// cable joins two networks.
-func cable(t *testing.T, a, b plug) {
+// connectNetworks connects two networks with a cable.
+func connectNetworks(t *testing.T, a, b cableEnd) {
 	t.Helper()
-	inside(t, a.network, "", "ip", "link", "add", a.device, "type", "veth", "peer", "name", b.device, "netns", string(b.network))
-	for _, end := range []plug{a, b} {
-		inside(t, end.network, "", "ip", "address", "add", end.address, "dev", end.device)
-		inside(t, end.network, "", "ip", "link", "set", end.device, "up")
+	runInNetwork(t, a.network, "", "ip", "link", "add", a.device, "type", "veth", "peer", "name", b.device, "netns", string(b.network))
+	for _, end := range []cableEnd{a, b} {
+		runInNetwork(t, end.network, "", "ip", "address", "add", end.address, "dev", end.device)
+		runInNetwork(t, end.network, "", "ip", "link", "set", end.device, "up")
 	}
 }
 
-// inside runs a program in a network, with text as its standard input, and returns its output.
-func inside(t *testing.T, network localkube.Network, text, program string, args ...string) string {
+// runInNetwork runs a program in a network, with text as its standard input, and returns its output.
+func runInNetwork(t *testing.T, network localkube.Network, text, program string, args ...string) string {
 	t.Helper()
 	cmd := network.Command(t.Context(), program, args...)
 	cmd.Stdin = strings.NewReader(text)
@@ -61,7 +61,7 @@ func inside(t *testing.T, network localkube.Network, text, program string, args 
 	return out
 }
 
-// dial says what is wrong unless somebody answers at the address.
+// dial returns an error unless a server answers at the address.
 func dial(t *testing.T, from localkube.Network, address string) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), dialTimeout)
@@ -73,12 +73,12 @@ func dial(t *testing.T, from localkube.Network, address string) error {
 	return err
 }
 
-// connectProxy is an HTTP proxy that knows only CONNECT, and only to one address.
+// connectProxy is an HTTP proxy that supports only CONNECT, and only to one address.
 type connectProxy struct {
 	network localkube.Network
 	target  string
 
-	// mu guards what follows. granted counts the connections that were made, refused lists the other requests.
+	// mu guards the fields below. granted counts the established connections, refused lists the other requests.
 	mu      sync.Mutex
 	granted int
 	refused []string
@@ -86,7 +86,7 @@ type connectProxy struct {
 	copying sync.WaitGroup
 }
 
-// serveProxy serves a proxy at an address of a network, for connections to target, until the story ends.
+// serveProxy runs a proxy at an address of a network, for connections to target, until the story ends.
 func serveProxy(t *testing.T, network localkube.Network, address, target string) *connectProxy {
 	t.Helper()
 	p := &connectProxy{network: network, target: target}
@@ -96,9 +96,9 @@ func serveProxy(t *testing.T, network localkube.Network, address, target string)
 	}
 	server := &http.Server{Handler: p, ReadHeaderTimeout: waitTimeout}
 	var serving sync.WaitGroup
-	serving.Go(func() { _ = server.Serve(listener) }) // it ends with an error, since it is closed
+	serving.Go(func() { _ = server.Serve(listener) }) // it returns an error when the server is closed
 	t.Cleanup(func() {
-		_ = server.Close() // nothing of it is needed any more
+		_ = server.Close() // the error is of no interest
 		serving.Wait()
 		p.close()
 	})
@@ -126,20 +126,20 @@ func (p *connectProxy) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		_ = upstream.Close()
 		return
 	}
-	// A client that has gone is noticed by the copying below.
+	// The copying below notices that the client has closed the connection.
 	_, _ = io.WriteString(client, "HTTP/1.1 200 Connection established\r\n\r\n")
-	p.join(client, upstream)
+	p.copyBothWays(client, upstream)
 }
 
-// join copies both ways until one side ends.
-func (p *connectProxy) join(a, b net.Conn) {
+// copyBothWays copies in both directions until one side ends.
+func (p *connectProxy) copyBothWays(a, b net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.granted++
 	p.open = append(p.open, a, b)
 	for _, way := range [][2]net.Conn{{a, b}, {b, a}} {
 		p.copying.Go(func() {
-			_, _ = io.Copy(way[0], way[1]) // however it ends, both sides learn of it
+			_, _ = io.Copy(way[0], way[1]) // both connections are closed in each case
 			_ = way[0].Close()
 			_ = way[1].Close()
 		})
@@ -155,8 +155,8 @@ func (p *connectProxy) close() {
 	p.copying.Wait()
 }
 
-// want checks that the proxy was used for nothing but what it is for.
-func (p *connectProxy) want(t *testing.T) {
+// wantOnlyGranted checks that the proxy was used, and only for connections to its target.
+func (p *connectProxy) wantOnlyGranted(t *testing.T) {
 	t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -54,7 +54,7 @@ func fluxKinds() map[string]string {
 }
 
 // fluxProfiles are the profiles of the story, by name: manifests, a chart and a kustomization of each kind of source,
-// and others. All are there before Flux is.
+// and others. They are applied before Flux is installed.
 func fluxProfiles() map[string]string {
 	all := map[string]string{
 		"plain": "policyRefs: [{kind: ConfigMap, namespace: flux, name: plain}]",
@@ -71,21 +71,21 @@ func fluxProfiles() map[string]string {
 	return all
 }
 
-// fluxStory is TestFluxSources.
+// fluxStory has the servers and the members of TestFluxSources.
 type fluxStory struct {
 	*world
 	git    *gitServer
 	oci    *ociRepository
 	bucket *bucketServer
-	// members are by the name of the cluster, and namespaces have their namespaces on the hub.
+	// The keys of members are the names of the clusters. namespaces has their namespaces on the hub.
 	members    map[string]*localkube.Plane
 	namespaces map[string]string
 }
 
-// TestFluxSources deploys what Flux's source-controller reads from a Git server, a registry and a bucket, on a member
-// in pull mode and one in push mode. The profiles are there before Flux is installed, and nobody touches them later.
+// TestFluxSources deploys content that Flux's source-controller reads from a Git server, a registry and a bucket, on a
+// member in pull mode and one in push mode. The profiles are applied before Flux is installed, and do not change later.
 func TestFluxSources(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	s := &fluxStory{
 		world: w, git: newGitServer(w.t), namespaces: map[string]string{"pull-1": "edge", "push-1": "cloud"},
@@ -96,25 +96,25 @@ func TestFluxSources(t *testing.T) {
 	controller := s.startSourceController()
 	s.deliversAllSources()
 	s.followsPushes()
-	s.namesBadContent()
-	s.outlivesTheGitServer()
-	s.outlivesTheSource()
+	s.reportsBadContent()
+	s.survivesGitServerOutage()
+	s.survivesSourceDeletion()
 	controller.kill()
-	s.outlivesTheController()
+	s.survivesControllerStop()
 }
 
-func (s *fluxStory) profile(name, spec string) {
+func (s *fluxStory) applyProfile(name, spec string) {
 	s.t.Helper()
 	s.apply(s.hub, fmt.Sprintf("apiVersion: config.projectsveltos.io/v1beta1\nkind: ClusterProfile\nmetadata: {name: %s}\nspec:\n  clusterSelector: {matchLabels: {env: flux}}\n  %s\n", name, spec))
 }
 
-func (s *fluxStory) plain(text string) {
+func (s *fluxStory) applyPlainContent(text string) {
 	s.t.Helper()
 	s.apply(s.hub, fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: flux, name: plain}\ndata:\n  content.yaml: %q\n", fluxManifest("plain", text)))
 }
 
-// want waits until a ConfigMap has the text on both members.
-func (s *fluxStory) want(name, text string) {
+// awaitText waits until a ConfigMap has the text on both members.
+func (s *fluxStory) awaitText(name, text string) {
 	s.t.Helper()
 	for cluster, member := range s.members {
 		s.eventually(fmt.Sprintf("%s has %s: %s", cluster, name, text), func() error {
@@ -127,8 +127,8 @@ func (s *fluxStory) want(name, text string) {
 	}
 }
 
-// wantStatus waits until the profile's summaries have a status.
-func (s *fluxStory) wantStatus(profile, status string) {
+// awaitStatus waits until the profile's summaries have a status.
+func (s *fluxStory) awaitStatus(profile, status string) {
 	s.t.Helper()
 	for cluster, namespace := range s.namespaces {
 		s.eventually(profile+" on "+cluster+" is "+status, func() error {
@@ -137,16 +137,16 @@ func (s *fluxStory) wantStatus(profile, status string) {
 	}
 }
 
-// wantFailure waits until the profile's summaries have a message with the texts. The message has no password.
-func (s *fluxStory) wantFailure(profile string, texts ...string) {
+// awaitFailure waits until the profile's summaries have a message with the texts. The message has no password.
+func (s *fluxStory) awaitFailure(profile string, texts ...string) {
 	s.t.Helper()
 	for cluster, namespace := range s.namespaces {
-		s.eventually(profile+" on "+cluster+" names what is wrong", func() error {
+		s.eventually(profile+" on "+cluster+" reports the failure", func() error {
 			var got configv1beta1.ClusterSummary
 			if err := s.client(s.hub).Get(s.t.Context(), client.ObjectKey{Namespace: namespace, Name: profile + "-sveltos-" + cluster}, &got); err != nil {
 				return err
 			}
-			message := failureOf(got)
+			message := failureMessage(got)
 			if strings.Contains(message, gitPassword) {
 				s.t.Errorf("the message has the password: %s", message)
 			}
@@ -155,7 +155,7 @@ func (s *fluxStory) wantFailure(profile string, texts ...string) {
 	}
 }
 
-// fingerprintsOf returns what the members have.
+// fingerprintsOf returns the fingerprints of Towline's objects on the members.
 func (s *fluxStory) fingerprintsOf(namespace string) map[string]fingerprint {
 	s.t.Helper()
 	all := map[string]fingerprint{}
@@ -167,7 +167,7 @@ func (s *fluxStory) fingerprintsOf(namespace string) map[string]fingerprint {
 	return all
 }
 
-// wantUntouched compares what the members have with before, without the object of the profile plain.
+// wantUntouched compares the objects on the members with before, except for the object of the profile plain.
 func (s *fluxStory) wantUntouched(before map[string]fingerprint) {
 	s.t.Helper()
 	now := s.fingerprintsOf("flux-content")
@@ -178,19 +178,19 @@ func (s *fluxStory) wantUntouched(before map[string]fingerprint) {
 	}
 }
 
-// beforeFluxIsInstalled applies the profiles. The one without Flux is served.
+// beforeFluxIsInstalled applies the profiles. The profile without Flux is deployed.
 func (s *fluxStory) beforeFluxIsInstalled() {
 	s.t.Helper()
 	s.kubectl(s.hub, "create", "namespace", "flux")
-	s.plain("one")
+	s.applyPlainContent("one")
 	for name, spec := range fluxProfiles() {
-		s.profile(name, spec)
+		s.applyProfile(name, spec)
 	}
-	s.want("plain", "one")
-	s.wantFailure("git", "GitRepository flux/platform: the hub has no kind GitRepository", "is Flux's source-controller installed?")
+	s.awaitText("plain", "one")
+	s.awaitFailure("git", "GitRepository flux/platform: the hub has no kind GitRepository", "is Flux's source-controller installed?")
 	for name, kind := range fluxKinds() {
-		s.wantFailure(name+"-chart", "hello", kind+" flux/platform: the hub has no kind "+kind)
-		s.wantFailure(name+"-kustomized", kind+" flux/platform: the hub has no kind "+kind)
+		s.awaitFailure(name+"-chart", "hello", kind+" flux/platform: the hub has no kind "+kind)
+		s.awaitFailure(name+"-kustomized", kind+" flux/platform: the hub has no kind "+kind)
 	}
 }
 
@@ -200,11 +200,11 @@ func (s *fluxStory) deliversAllSources() {
 	s.oci, s.bucket = s.newOCIRepository("platform"), s.newBucketServer("platform")
 	s.publish("one")
 	s.git.pushFiles(map[string]string{"moved/here.yaml": fluxManifest("git-moved", "one")})
-	s.apply(s.hub, fmt.Sprintf(fluxSources, gitPassword, ca(s.git.Server), s.git.URL+"/repo.git", s.oci.url, s.bucket.address))
-	s.wantAll("one", "web", "db", "kustomized", "chart")
-	s.want("git-moved", "one")
+	s.apply(s.hub, fmt.Sprintf(fluxSources, gitPassword, certificatePEM(s.git.Server), s.git.URL+"/repo.git", s.oci.url, s.bucket.address))
+	s.awaitTexts("one", "web", "db", "kustomized", "chart")
+	s.awaitText("git-moved", "one")
 	for name := range fluxProfiles() {
-		s.wantStatus(name, "Provisioned")
+		s.awaitStatus(name, "Provisioned")
 	}
 	for cluster, member := range s.members {
 		for name := range fluxKinds() {
@@ -218,7 +218,7 @@ func (s *fluxStory) deliversAllSources() {
 	}
 }
 
-// publish makes files with the text the content of all sources: a commit, an artifact and objects.
+// publish publishes files with the text in all sources: as a commit, an artifact and the objects of a bucket.
 func (s *fluxStory) publish(text string) {
 	s.t.Helper()
 	s.git.pushFiles(s.fluxFiles("git", text))
@@ -226,12 +226,12 @@ func (s *fluxStory) publish(text string) {
 	s.bucket.put(s.fluxFiles("bucket", text))
 }
 
-// wantAll waits until the objects of each kind of source have the text.
-func (s *fluxStory) wantAll(text string, names ...string) {
+// awaitTexts waits until the objects of each kind of source have the text.
+func (s *fluxStory) awaitTexts(text string, names ...string) {
 	s.t.Helper()
 	for kind := range fluxKinds() {
 		for _, name := range names {
-			s.want(kind+"-"+name, text)
+			s.awaitText(kind+"-"+name, text)
 		}
 	}
 }
@@ -240,38 +240,38 @@ func (s *fluxStory) wantAll(text string, names ...string) {
 func (s *fluxStory) followsPushes() {
 	s.t.Helper()
 	s.publish("two")
-	s.wantAll("two", "web", "db", "kustomized", "chart")
+	s.awaitTexts("two", "web", "db", "kustomized", "chart")
 	for name := range fluxProfiles() {
-		s.wantStatus(name, "Provisioned")
+		s.awaitStatus(name, "Provisioned")
 	}
 }
 
-// namesBadContent pushes what cannot be deployed. What was delivered before stays.
-func (s *fluxStory) namesBadContent() {
+// reportsBadContent pushes content that cannot be deployed. The objects that were delivered before stay.
+func (s *fluxStory) reportsBadContent() {
 	s.t.Helper()
 	before := s.fingerprintsOf("flux-content")
 	s.git.git("-C", "work", "mv", "moved", "elsewhere")
 	s.git.pushFiles(map[string]string{"apps/web/broken.yaml": "kind: [ConfigMap\n", "kustomized/base/kustomization.yaml": "resources: [gone.yaml]\n"})
-	s.wantFailure("git", "GitRepository flux/platform", "apps/web/broken.yaml")
-	s.wantFailure("git-kustomized", "GitRepository flux/platform, path kustomized/overlay", `kustomized/base/kustomization.yaml: resources: "gone.yaml" does not exist`)
-	s.wantFailure("moved", `GitRepository flux/platform has no directory "moved"`)
+	s.awaitFailure("git", "GitRepository flux/platform", "apps/web/broken.yaml")
+	s.awaitFailure("git-kustomized", "GitRepository flux/platform, path kustomized/overlay", `kustomized/base/kustomization.yaml: resources: "gone.yaml" does not exist`)
+	s.awaitFailure("moved", `GitRepository flux/platform has no directory "moved"`)
 	s.wantUntouched(before)
 	s.git.git("-C", "work", "mv", "elsewhere", "moved")
 	s.git.pushFiles(map[string]string{
 		"apps/web/broken.yaml": fluxManifest("git-mended", "three"), "kustomized/base/kustomization.yaml": "resources: [kustomized.yaml]\n",
 	})
-	s.want("git-mended", "three")
+	s.awaitText("git-mended", "three")
 	for _, name := range []string{"git", "git-kustomized", "moved"} {
-		s.wantStatus(name, "Provisioned")
+		s.awaitStatus(name, "Provisioned")
 	}
 }
 
-// outlivesTheGitServer stops the Git server until Flux reports that.
-func (s *fluxStory) outlivesTheGitServer() {
+// survivesGitServerOutage stops the Git server until Flux reports that.
+func (s *fluxStory) survivesGitServerOutage() {
 	s.t.Helper()
 	before := s.fingerprintsOf("flux-content")
 	s.git.Close()
-	s.eventually("Flux reports that the Git server is away", func() error {
+	s.eventually("Flux reports that the Git server does not answer", func() error {
 		repository := &unstructured.Unstructured{}
 		repository.SetGroupVersionKind(source.FluxGroupVersion().WithKind("GitRepository"))
 		if err := s.client(s.hub).Get(s.t.Context(), client.ObjectKey{Namespace: "flux", Name: "platform"}, repository); err != nil {
@@ -285,36 +285,36 @@ func (s *fluxStory) outlivesTheGitServer() {
 		}
 		return errors.New("it is ready")
 	})
-	s.plain("while the Git server is away")
-	s.want("plain", "while the Git server is away")
-	s.wantStatus("git", "Provisioned")
+	s.applyPlainContent("while the Git server is away")
+	s.awaitText("plain", "while the Git server is away")
+	s.awaitStatus("git", "Provisioned")
 	s.wantUntouched(before)
 }
 
-// outlivesTheSource deletes the GitRepository.
-func (s *fluxStory) outlivesTheSource() {
+// survivesSourceDeletion deletes the GitRepository.
+func (s *fluxStory) survivesSourceDeletion() {
 	s.t.Helper()
 	before := s.fingerprintsOf("flux-content")
 	s.kubectl(s.hub, "delete", "gitrepository", "-n", "flux", "platform")
-	s.wantFailure("git", "GitRepository flux/platform does not exist")
-	s.wantFailure("git-chart", "GitRepository flux/platform does not exist")
-	s.wantFailure("git-kustomized", "GitRepository flux/platform does not exist")
+	s.awaitFailure("git", "GitRepository flux/platform does not exist")
+	s.awaitFailure("git-chart", "GitRepository flux/platform does not exist")
+	s.awaitFailure("git-kustomized", "GitRepository flux/platform does not exist")
 	s.wantUntouched(before)
 }
 
-// outlivesTheController restarts the hub while source-controller does not run, and deploys another profile with content
-// that the hub has.
-func (s *fluxStory) outlivesTheController() {
+// survivesControllerStop restarts the hub while source-controller does not run, and deploys another profile with
+// content that the hub has in its cache.
+func (s *fluxStory) survivesControllerStop() {
 	s.t.Helper()
 	before := s.fingerprintsOf("flux-content")
-	s.hubOS.kill()
+	s.hubProcess.kill()
 	s.startHub()
-	s.profile("late", "policyRefs: [{kind: OCIRepository, namespace: flux, name: platform, path: apps/web}]\n  tier: 50")
-	s.plain("while source-controller is away")
-	s.want("plain", "while source-controller is away")
-	s.wantStatus("late", "Provisioned")
-	s.wantStatus("bucket", "Provisioned")
-	s.want("bucket-web", "two")
+	s.applyProfile("late", "policyRefs: [{kind: OCIRepository, namespace: flux, name: platform, path: apps/web}]\n  tier: 50")
+	s.applyPlainContent("while source-controller is away")
+	s.awaitText("plain", "while source-controller is away")
+	s.awaitStatus("late", "Provisioned")
+	s.awaitStatus("bucket", "Provisioned")
+	s.awaitText("bucket-web", "two")
 	delete(before, "pull-1 ConfigMap oci-web") // the profile with the lower tier takes it over
 	delete(before, "push-1 ConfigMap oci-web")
 	s.wantUntouched(before)

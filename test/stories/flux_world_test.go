@@ -31,7 +31,7 @@ import (
 )
 
 // fluxFiles are the content of a source: two directories with manifests, a kustomization, and a chart. The files of
-// kustomize are no manifests. The names of the objects and of the chart begin with the name of the source.
+// kustomize are not manifests. The names of the objects and of the chart begin with the name of the source.
 func (w *world) fluxFiles(name, text string) map[string]string {
 	w.t.Helper()
 	files := map[string]string{
@@ -86,7 +86,7 @@ func (w *world) newOCIRepository(repository string) *ociRepository {
 	return &ociRepository{world: w, url: "oci://" + address, target: target}
 }
 
-// push makes an artifact with files the one of the tag latest.
+// push pushes an artifact with files, with the tag latest.
 func (r *ociRepository) push(files map[string]string) {
 	r.t.Helper()
 	layer, err := oras.PushBytes(r.t.Context(), r.target, "application/vnd.cncf.flux.content.v1.tar+gzip", r.tarball(files))
@@ -174,7 +174,7 @@ func (s *bucketServer) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// startSourceController runs Flux's source-controller against the hub, as a pod there would.
+// startSourceController runs Flux's source-controller for the hub.
 func (w *world) startSourceController() *process {
 	w.t.Helper()
 	listener, err := (&net.ListenConfig{}).Listen(w.t.Context(), "tcp", "127.0.0.1:0")

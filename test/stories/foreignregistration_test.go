@@ -16,49 +16,50 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// TestForeignRegistration removes clusters from the fleet that the sveltosctl of Sveltos registered in pull mode: with
-// a hub and without one, with kubectl alone, and after their SveltosCluster. The identity of the agent stays and is
-// listed, and the listed commands delete it.
+// TestForeignRegistration deregisters clusters that the sveltosctl of Sveltos registered in pull mode: with a hub and
+// without one, with kubectl alone, and after the deletion of their SveltosCluster. The identity of the agent stays and
+// is listed, and the listed commands delete it.
 func TestForeignRegistration(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 
 	t.Run("with a hub", func(t *testing.T) {
-		w := w.in(t)
+		w := w.forSubtest(t)
 		w.registerForeign("prod-cluster")
 		w.wantForeignRefused("prod-cluster")
-		agent := w.foreignAgent("prod-cluster")
+		agent := w.foreignAgentConfig("prod-cluster")
 		w.wantForeignDeregistered("prod-cluster")
-		w.eventually("its tokens are worthless", func() error {
-			if err := mayReadGroups(w, agent); !apierrors.IsUnauthorized(err) {
+		w.eventually("the hub refuses its tokens", func() error {
+			if err := wantGroupsReadable(w, agent); !apierrors.IsUnauthorized(err) {
 				return fmt.Errorf("got error %w, want Unauthorized", err)
 			}
 			return nil
 		})
 	})
 	t.Run("with kubectl", func(t *testing.T) {
-		w := w.in(t)
+		w := w.forSubtest(t)
 		w.registerForeign("by-kubectl")
 		w.wantForeignRefused("by-kubectl")
 		w.kubectl(w.hub, "delete", "sveltoscluster", "by-kubectl", "-n", "fleet", "--timeout=60s")
 		reason := "ServiceAccount fleet/by-kubectl: Towline did not create it; to delete it: kubectl delete serviceaccount by-kubectl -n fleet"
-		w.eventually("an event tells it", func() error { return w.hasEvent("by-kubectl", reason) })
+		w.eventually("an event has the reason", func() error { return w.wantEvent("by-kubectl", reason) })
 		_, err := w.try(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster=by-kubectl")
 		wantError(t, err, reason, "deregister cluster fleet/by-kubectl: the cluster is not registered")
-		if found := w.traces("by-kubectl"); len(found) != 6 {
+		if found := w.listClusterObjects("by-kubectl"); len(found) != 6 {
 			t.Errorf("the hub has %q, want the six objects of the identity", found)
 		}
 	})
 
-	w.hubOS.kill()
+	w.hubProcess.kill()
 	t.Run("without a hub", func(t *testing.T) {
-		w := w.in(t)
+		w := w.forSubtest(t)
 		w.registerForeign("hubless")
 		w.wantForeignDeregistered("hubless")
 	})
 }
 
-// registerForeign makes what the sveltosctl of Sveltos makes on the hub for a cluster in namespace fleet.
+// registerForeign creates the objects that the sveltosctl of Sveltos creates on the hub for a cluster in namespace
+// fleet.
 func (w *world) registerForeign(cluster string) {
 	w.t.Helper()
 	raw, err := os.ReadFile("../../internal/join/testdata/sveltos-registration.yaml")
@@ -68,7 +69,7 @@ func (w *world) registerForeign(cluster string) {
 	w.apply(w.hub, strings.NewReplacer("NAMESPACE", "fleet", "CLUSTER", cluster).Replace(string(raw)))
 }
 
-// wantForeignRefused waits until the hub says that it does not take a cluster over.
+// wantForeignRefused waits until the hub reports that it does not take over a cluster.
 func (w *world) wantForeignRefused(cluster string) {
 	w.t.Helper()
 	w.eventually("the hub refuses "+cluster, func() error {
@@ -83,12 +84,12 @@ func (w *world) wantForeignRefused(cluster string) {
 	})
 }
 
-// wantForeignDeregistered deregisters a cluster, and wants the command to delete the SveltosCluster, and to list the
-// identity with the commands that delete it. It runs these commands.
+// wantForeignDeregistered deregisters a cluster. The command must delete the SveltosCluster, and list the identity with
+// the commands that delete it. wantForeignDeregistered runs these commands.
 func (w *world) wantForeignDeregistered(cluster string) {
 	w.t.Helper()
 	place := "fleet/" + cluster
-	out, err := w.tryBoth(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster="+cluster)
+	out, err := w.tryCombined(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster="+cluster)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -104,24 +105,24 @@ func (w *world) wantForeignDeregistered(cluster string) {
 		// Kubernetes deletes the token Secret of a ServiceAccount that is deleted.
 		w.kubectl(w.hub, append(strings.Fields(command[1]), "--ignore-not-found")...)
 	}
-	if found := w.traces(cluster); len(found) > 0 {
+	if found := w.listClusterObjects(cluster); len(found) > 0 {
 		w.t.Errorf("the hub still has %q", found)
 	}
 }
 
-// foreignAgent returns how the agent of a cluster connects to the hub.
-func (w *world) foreignAgent(cluster string) *rest.Config {
+// foreignAgentConfig returns a client configuration with the credential of the agent of a cluster.
+func (w *world) foreignAgentConfig(cluster string) *rest.Config {
 	w.t.Helper()
 	config := rest.AnonymousClientConfig(w.hub.Config)
 	config.BearerToken = strings.TrimSpace(w.kubectl(w.hub, "create", "token", cluster, "-n", "fleet"))
-	if err := mayReadGroups(w, config); err != nil {
+	if err := wantGroupsReadable(w, config); err != nil {
 		w.t.Fatal(err)
 	}
 	return config
 }
 
-// mayReadGroups says what is wrong unless a credential lets its holder read what is delivered in namespace fleet.
-func mayReadGroups(w *world, config *rest.Config) error {
+// wantGroupsReadable returns an error unless a credential may read the groups in namespace fleet.
+func wantGroupsReadable(w *world, config *rest.Config) error {
 	agent, err := client.New(config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
 		return err
@@ -140,8 +141,8 @@ func mayReadGroups(w *world, config *rest.Config) error {
 	return nil
 }
 
-// hasEvent says what is wrong unless a warning about a cluster in namespace fleet has a text.
-func (w *world) hasEvent(cluster, text string) error {
+// wantEvent returns an error unless a warning about a cluster in namespace fleet has a text.
+func (w *world) wantEvent(cluster, text string) error {
 	out, err := w.try(w.hub, "kubectl", "get", "events", "-n", "fleet", "-o",
 		`jsonpath={range .items[?(@.reason=="LeftBehind")]}{.involvedObject.name}: {.message}{"\n"}{end}`)
 	if err != nil {

@@ -21,73 +21,74 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// moment is a request at which a gate holds whoever makes it.
-type moment struct {
-	// method is that of HTTP; "" stands for all that write.
+// requestMatch selects a request that a gate blocks.
+type requestMatch struct {
+	// method is an HTTP method; "" stands for all methods that write.
 	method string
 	path   *regexp.Regexp
-	// program is what the request's User-Agent must start with.
+	// program is the prefix of the request's User-Agent.
 	program string
-	// body is a text that the request's body must contain.
+	// body is a text in the request's body.
 	body string
-	// nth is which of the matching requests is meant; 0 and 1 mean the first.
+	// nth is the number of the request among the matching ones; 0 and 1 mean the first.
 	nth int
-	// answered means that the API server does what was asked, but the answer never arrives.
+	// answered means that the API server fulfils the request, but the client gets no response.
 	answered bool
-	// forbidden means that the request, and every later one of the same method and path, is refused rather than held.
+	// forbidden means that this request, and each later one with the same method and path, is refused instead of blocked.
 	forbidden bool
 }
 
-// is says whether a request is of that kind.
-func (m moment) is(r *http.Request) bool {
+// matches returns whether the method, the program and the path of a request match.
+func (m requestMatch) matches(r *http.Request) bool {
 	writes := r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch || r.Method == http.MethodDelete
-	// Asking who may do what is a POST that writes nothing.
+	// A review of permissions is a POST that writes nothing.
 	writes = writes && !strings.HasPrefix(r.URL.Path, "/apis/authorization.k8s.io/")
 	asked := r.Method == m.method || (m.method == "" && writes)
 	return asked && strings.HasPrefix(r.UserAgent(), m.program) && m.path.MatchString(r.URL.Path)
 }
 
-// trap waits for a moment; sprung is closed when a request is held, and resumed when it is forwarded after all.
-type trap struct {
-	moment
-	seen    int
-	sprung  chan struct{}
+// blockedRequest has the state of a requestMatch. reached is closed when a request is blocked, and resumed when that
+// request is forwarded.
+type blockedRequest struct {
+	requestMatch
+	matched int
+	reached chan struct{}
 	resumed chan struct{}
 	once    *sync.Once
 }
 
-// gate is a reverse proxy in front of an API server. It can hold one request until whoever made it is gone, so that a
-// process is killed exactly there.
+// gate is a reverse proxy in front of an API server. It can block one request until the client ends, so that a process
+// is killed exactly at this request.
 type gate struct {
 	server *httptest.Server
 	proxy  *httputil.ReverseProxy
 
 	// mu guards the fields below.
 	mu   sync.Mutex
-	trap *trap
-	// held is the trap of the last request that was held.
-	held *trap
-	// answers are those of the API server since record was called; nil before.
-	answers []answer
+	next *blockedRequest
+	// blocked is the last request that was blocked. next waits for its request.
+	blocked *blockedRequest
+	// responses are the responses of the API server since startRecording was called; nil before.
+	responses []response
 }
 
-// answer is what the API server said to a request.
-type answer struct {
+// response is a response of the API server to a request.
+type response struct {
 	method string
 	path   string
 	code   int
 }
 
-// gate opens a gate to the API server of config. Whoever comes through it acts with the credentials of config, or with
-// his own if config has none.
-func (w *world) gate(config *rest.Config) *gate {
+// startGate starts a gate to the API server of config. Its clients act with the credentials of config, or with their
+// own if config has none.
+func (w *world) startGate(config *rest.Config) *gate {
 	w.t.Helper()
 	upstream, err := url.Parse(config.Host)
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	config = rest.CopyConfig(config)
-	// Many watches and requests at once: each on a connection of its own is simplest.
+	// HTTP/1.1 gives each of the many watches and requests its own connection.
 	config.NextProtos = []string{"http/1.1"}
 	transport, err := rest.TransportFor(config)
 	if err != nil {
@@ -103,13 +104,13 @@ func (w *world) gate(config *rest.Config) *gate {
 		},
 		Transport:      transport,
 		FlushInterval:  -1,
-		ModifyResponse: g.note,
-		// A client or an API server that is killed in the middle is the point of all this.
+		ModifyResponse: g.recordResponse,
+		// The stories kill clients and API servers in the middle of requests.
 		ErrorHandler: func(rw http.ResponseWriter, _ *http.Request, _ error) { rw.WriteHeader(http.StatusBadGateway) },
 	}
 	g.server = httptest.NewUnstartedServer(g)
 	g.server.EnableHTTP2 = true
-	g.server.Config.ErrorLog = log.New(io.Discard, "", 0) // the same, in the middle of a handshake
+	g.server.Config.ErrorLog = log.New(io.Discard, "", 0) // or in the middle of a handshake
 	g.server.StartTLS()
 	w.t.Cleanup(func() {
 		g.server.CloseClientConnections()
@@ -118,18 +119,18 @@ func (w *world) gate(config *rest.Config) *gate {
 	return g
 }
 
-// hold makes the gate hold the request of that moment.
-func (g *gate) hold(m moment) *trap {
-	t := &trap{moment: m, sprung: make(chan struct{}), resumed: make(chan struct{}), once: &sync.Once{}}
+// block makes the gate block the request that m selects.
+func (g *gate) block(m requestMatch) *blockedRequest {
+	t := &blockedRequest{requestMatch: m, reached: make(chan struct{}), resumed: make(chan struct{}), once: &sync.Once{}}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.trap = t
+	g.next = t
 	return t
 }
 
-// ServeHTTP forwards a request unless it is the one to hold.
+// ServeHTTP forwards a request unless the gate blocks it.
 func (g *gate) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	t, caught, err := g.caught(r)
+	t, caught, err := g.match(r)
 	if err != nil {
 		http.Error(rw, err.Error(), http.StatusBadGateway)
 		return
@@ -139,14 +140,14 @@ func (g *gate) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if t.forbidden {
-		t.once.Do(func() { close(t.sprung) })
+		t.once.Do(func() { close(t.reached) })
 		forbid(rw, r)
 		return
 	}
 	if t.answered {
 		g.proxy.ServeHTTP(httptest.NewRecorder(), r)
 	}
-	t.once.Do(func() { close(t.sprung) })
+	t.once.Do(func() { close(t.reached) })
 	select {
 	case <-t.resumed:
 		g.proxy.ServeHTTP(rw, r)
@@ -154,19 +155,19 @@ func (g *gate) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// resume forwards the request that is held. It must not be one whose answer is withheld.
+// resume forwards the blocked request. It must not be used with answered.
 func (g *gate) resume() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	close(g.held.resumed)
+	close(g.blocked.resumed)
 }
 
-// caught returns the trap, and whether the request springs it.
-func (g *gate) caught(r *http.Request) (t *trap, caught bool, err error) {
+// match returns whether the request is the one to block, and its state.
+func (g *gate) match(r *http.Request) (t *blockedRequest, caught bool, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	t = g.trap
-	if t == nil || !t.is(r) {
+	t = g.next
+	if t == nil || !t.matches(r) {
 		return nil, false, nil
 	}
 	body, err := io.ReadAll(r.Body)
@@ -177,63 +178,63 @@ func (g *gate) caught(r *http.Request) (t *trap, caught bool, err error) {
 	if !bytes.Contains(body, []byte(t.body)) {
 		return nil, false, nil
 	}
-	if t.seen++; t.seen < t.nth {
+	if t.matched++; t.matched < t.nth {
 		return nil, false, nil
 	}
-	g.trap, g.held = nil, t
+	g.next, g.blocked = nil, t
 	if t.forbidden {
-		g.trap = &trap{moment: moment{method: r.Method, program: t.program, path: regexp.MustCompile("^" + regexp.QuoteMeta(r.URL.Path) + "$"), forbidden: true}, sprung: t.sprung, once: t.once}
+		g.next = &blockedRequest{requestMatch: requestMatch{method: r.Method, program: t.program, path: regexp.MustCompile("^" + regexp.QuoteMeta(r.URL.Path) + "$"), forbidden: true}, reached: t.reached, once: t.once}
 	}
 	return t, true, nil
 }
 
-// release forgets the trap.
-func (g *gate) release() {
+// clear makes the gate block no request.
+func (g *gate) clear() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.trap = nil
+	g.next = nil
 }
 
-// forbid answers as an API server whose authorizer denies the request.
+// forbid responds as an API server whose authorizer denies the request.
 func forbid(rw http.ResponseWriter, r *http.Request) {
 	rw.Header().Set("Content-Type", "application/json")
 	rw.WriteHeader(http.StatusForbidden)
 	_, _ = fmt.Fprintf(rw, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"%s %s is forbidden"}`, r.Method, r.URL.Path)
 }
 
-// record makes the gate remember answers, from now on.
-func (g *gate) record() {
+// startRecording makes the gate record responses.
+func (g *gate) startRecording() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.answers = []answer{}
+	g.responses = []response{}
 }
 
-func (g *gate) note(r *http.Response) error {
+func (g *gate) recordResponse(r *http.Response) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.answers != nil {
-		g.answers = append(g.answers, answer{method: r.Request.Method, path: r.Request.URL.Path, code: r.StatusCode})
+	if g.responses != nil {
+		g.responses = append(g.responses, response{method: r.Request.Method, path: r.Request.URL.Path, code: r.StatusCode})
 	}
 	return nil
 }
 
-// failures lists the recorded requests that the API server did not fulfil.
-func (g *gate) failures() []string {
-	return g.recorded(func(a answer) bool { return a.code >= http.StatusBadRequest })
+// listFailures lists the recorded requests that the API server did not fulfil.
+func (g *gate) listFailures() []string {
+	return g.listRecorded(func(a response) bool { return a.code >= http.StatusBadRequest })
 }
 
-// fetches lists the recorded reads of bundles.
-func (g *gate) fetches() []string {
-	return g.recorded(func(a answer) bool {
+// listBundleReads lists the recorded reads of bundles.
+func (g *gate) listBundleReads() []string {
+	return g.listRecorded(func(a response) bool {
 		return a.method == http.MethodGet && strings.Contains(a.path, "/configurationbundles/")
 	})
 }
 
-func (g *gate) recorded(which func(answer) bool) []string {
+func (g *gate) listRecorded(which func(response) bool) []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var found []string
-	for _, a := range g.answers {
+	for _, a := range g.responses {
 		if which(a) {
 			found = append(found, fmt.Sprintf("%s %s: %d", a.method, a.path, a.code))
 		}
@@ -241,17 +242,17 @@ func (g *gate) recorded(which func(answer) bool) []string {
 	return found
 }
 
-// wait waits until a request is held.
-func (w *world) wait(t *trap) {
+// awaitBlocked waits until a request is blocked.
+func (w *world) awaitBlocked(t *blockedRequest) {
 	w.t.Helper()
 	select {
-	case <-t.sprung:
+	case <-t.reached:
 	case <-time.After(waitTimeout):
 		w.t.Fatalf("no %s %s (%q, number %d) within %s", t.method, t.path, t.body, t.nth, waitTimeout)
 	}
 }
 
-// ca returns the certificate by which clients of the gate know it, PEM-encoded.
+// ca returns the certificate of the gate, PEM-encoded.
 func (g *gate) ca() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: g.server.Certificate().Raw})
 }
@@ -261,23 +262,24 @@ func (g *gate) port() string {
 	return port
 }
 
-// through returns config with the way through the gate in place of the one it had.
-func (g *gate) through(config *clientcmdapi.Config) *clientcmdapi.Config {
+// throughGate returns config with the address of the gate.
+func (g *gate) throughGate(config *clientcmdapi.Config) *clientcmdapi.Config {
 	config = config.DeepCopy()
 	cluster := config.Clusters[config.Contexts[config.CurrentContext].Cluster]
 	cluster.Server, cluster.CertificateAuthorityData, cluster.TLSServerName = g.server.URL, g.ca(), ""
 	return config
 }
 
-// kubeconfig writes a kubeconfig without credentials of worth that leads through the gate and returns its path.
-func (w *world) kubeconfig(name string, g *gate) string {
+// writeGateKubeconfig writes a kubeconfig with the address of the gate and without valid credentials, and returns its
+// path.
+func (w *world) writeGateKubeconfig(name string, g *gate) string {
 	w.t.Helper()
 	config := clientcmdapi.NewConfig()
 	config.Clusters["gate"] = clientcmdapi.NewCluster()
-	config.AuthInfos["nobody"] = &clientcmdapi.AuthInfo{Token: "none"} // without any, kubectl asks for a password
+	config.AuthInfos["nobody"] = &clientcmdapi.AuthInfo{Token: "none"} // without a token, kubectl asks for a password
 	config.Contexts["gate"] = &clientcmdapi.Context{Cluster: "gate", AuthInfo: "nobody"}
 	config.CurrentContext = "gate"
-	raw, err := clientcmd.Write(*g.through(config))
+	raw, err := clientcmd.Write(*g.throughGate(config))
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/crypto/ssh/knownhosts"
 )
 
-// gitServer serves the repository repo.git by Git's own programs: by https with a password, and by SSH with a key.
+// gitServer serves the repository repo.git with the programs of Git: by https with a password, and by SSH with a key.
 type gitServer struct {
 	*httptest.Server
 
@@ -30,7 +30,7 @@ type gitServer struct {
 	packs      atomic.Int64 // packs that were sent by https
 	ssh        net.Listener
 	sshAddress string
-	// identity is the private key of a user, and hostKey the public key of the SSH server, in its known_hosts format.
+	// identity is the private key of a user. knownHosts is the public key of the SSH server, in known_hosts format.
 	identity, knownHosts string
 }
 
@@ -63,7 +63,7 @@ func newGitServer(t *testing.T) *gitServer {
 	return s
 }
 
-// git runs Git in the directory of the server, without any configuration of the machine.
+// git runs Git in the directory of the server, without the Git configuration of the machine.
 func (s *gitServer) git(args ...string) string {
 	s.t.Helper()
 	command := s.command(args...)
@@ -124,7 +124,7 @@ func (s *gitServer) newKey() (string, ssh.Signer) {
 	return string(pem.EncodeToMemory(block)), signer
 }
 
-// serveSSH starts the SSH server, which lets the user git in with the key identity.
+// serveSSH starts the SSH server, which accepts the user git with the key identity.
 func (s *gitServer) serveSSH() {
 	s.t.Helper()
 	identity, user := s.newKey()
@@ -191,12 +191,12 @@ func (s *gitServer) runCommand(channel ssh.Channel, line string) {
 	}
 	command := s.command("upload-pack", strings.TrimSuffix(path, "'"))
 	command.Stdin, command.Stdout = channel, channel
-	_ = command.Run() // the client stops when it has what it needs
+	_ = command.Run() // the client closes the connection when it has the pack
 	_, _ = channel.SendRequest("exit-status", false, make([]byte, 4))
 	_ = channel.Close()
 }
 
-// publicKey returns the public key of a signer as known_hosts has it.
+// publicKey returns the public key of a signer in known_hosts format.
 func publicKey(signer ssh.Signer) string {
 	return strings.Fields(string(ssh.MarshalAuthorizedKey(signer.PublicKey())))[1]
 }

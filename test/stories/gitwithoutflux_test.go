@@ -19,12 +19,12 @@ spec:
 `
 
 // TestGitWithoutFlux deploys the manifests of a Git repository by https and by SSH, in push and in pull mode. Pushes
-// arrive by themselves, tags and commits stay as they are, an SSH server with another host key is refused, and a server
-// that goes away changes nothing that is deployed.
+// are deployed, tags and commits stay as they are, an SSH server with another host key is refused, and the end of a
+// server changes no deployed object.
 func TestGitWithoutFlux(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
-	members := w.remoteMembers()
+	members := w.startRemoteMembers()
 	server := newGitServer(t)
 	w.gitSecrets(server)
 	const password = ", secretRef: {namespace: default, name: git-password}"
@@ -44,26 +44,26 @@ func TestGitWithoutFlux(t *testing.T) {
 	server.git("-C", "work", "tag", "--annotate", "--message", "a", "v1.0.0")
 	server.push("README.md", "the tag is pushed")
 	server.pushFiles(map[string]string{"kustomize/kustomization.yaml": "resources: [objects.yaml]", "kustomize/objects.yaml": remoteMap("kustomize", "one")})
-	w.remoteProfile("branch", byHTTPS+"?ref=main&path=branch", password)
-	w.remoteProfile("tag", byHTTPS+"?ref=v1.0.0&path=tag", password)
-	w.remoteProfile("commit", byHTTPS+"?ref="+first+"&path=commit", password)
-	w.remoteProfile("ssh", bySSH+"?path=ssh", key)
+	w.createRemoteProfile("branch", byHTTPS+"?ref=main&path=branch", password)
+	w.createRemoteProfile("tag", byHTTPS+"?ref=v1.0.0&path=tag", password)
+	w.createRemoteProfile("commit", byHTTPS+"?ref="+first+"&path=commit", password)
+	w.createRemoteProfile("ssh", bySSH+"?path=ssh", key)
 	w.apply(w.hub, fmt.Sprintf(gitKustomization, bySSH))
 	for _, name := range []string{"branch", "tag", "commit", "ssh", "kustomize"} {
-		w.wantRemoteText(members, name, "one")
-		w.allProvisioned(members, name)
+		w.awaitRemoteText(members, name, "one")
+		w.awaitAllProvisioned(members, name)
 	}
 	if got := server.packs.Load(); got != 3 {
 		t.Errorf("%d packs were sent by https, want 3: one for each profile, for all clusters", got)
 	}
 
 	tree("two")
-	w.wantRemoteText(members, "branch", "two")
-	w.wantRemoteText(members, "ssh", "two")
+	w.awaitRemoteText(members, "branch", "two")
+	w.awaitRemoteText(members, "ssh", "two")
 	server.push("kustomize/objects.yaml", remoteMap("kustomize", "two"))
-	w.wantRemoteText(members, "kustomize", "two")
-	w.wantRemoteText(members, "tag", "one")
-	w.wantRemoteText(members, "commit", "one")
+	w.awaitRemoteText(members, "kustomize", "two")
+	w.awaitRemoteText(members, "tag", "one")
+	w.awaitRemoteText(members, "commit", "one")
 
 	w.gitBadInput(members, server, byHTTPS, bySSH)
 
@@ -72,9 +72,9 @@ func TestGitWithoutFlux(t *testing.T) {
 		t.Fatal(err)
 	}
 	server.CloseClientConnections()
-	w.wantFailure(members, "branch", "URL "+byHTTPS, "ref=main")
+	w.awaitFailures(members, "branch", "URL "+byHTTPS, "ref=main")
 	server.push("ssh/objects.yaml", remoteMap("ssh", "three"))
-	w.wantRemoteText(members, "ssh", "three")
+	w.awaitRemoteText(members, "ssh", "three")
 	after := w.remoteFingerprints(members)
 	for cluster := range members {
 		delete(before[cluster], "ConfigMap ssh")
@@ -89,30 +89,30 @@ func TestGitWithoutFlux(t *testing.T) {
 		t.Fatal(err)
 	}
 	for profile, query := range map[string]string{"ssh": "?path=ssh", "kustomize": ""} {
-		w.wantFailure(members, profile, "URL git+ssh://"+server.sshAddress+"/repo.git"+query+": ", "connection refused")
+		w.awaitFailures(members, profile, "URL git+ssh://"+server.sshAddress+"/repo.git"+query+": ", "connection refused")
 	}
 	if diff := cmp.Diff(before, w.remoteFingerprints(members)); diff != "" {
 		t.Errorf("deployed objects after the end of the SSH server (-before +after):\n%s", diff)
 	}
 }
 
-// gitSecrets makes the logins, good ones and bad ones.
+// gitSecrets creates the Secrets with valid and invalid logins.
 func (w *world) gitSecrets(server *gitServer) {
 	w.t.Helper()
-	w.secret("git-password", map[string]string{"username": "me", "password": gitPassword, "caFile": ca(server.Server)})
-	w.secret("git-wrong-password", map[string]string{"username": "me", "password": "wrong", "caFile": ca(server.Server)})
-	w.secret("git-key", map[string]string{"identity": server.identity, "known_hosts": server.knownHosts})
+	w.createSecret("git-password", map[string]string{"username": "me", "password": gitPassword, "caFile": certificatePEM(server.Server)})
+	w.createSecret("git-wrong-password", map[string]string{"username": "me", "password": "wrong", "caFile": certificatePEM(server.Server)})
+	w.createSecret("git-key", map[string]string{"identity": server.identity, "known_hosts": server.knownHosts})
 	otherKey, other := server.newKey()
-	w.secret("git-wrong-key", map[string]string{"identity": otherKey, "known_hosts": server.knownHosts})
+	w.createSecret("git-wrong-key", map[string]string{"identity": otherKey, "known_hosts": server.knownHosts})
 	host := server.sshAddress[:len("127.0.0.1")]
-	w.secret("git-wrong-host", map[string]string{
+	w.createSecret("git-wrong-host", map[string]string{
 		"identity":    server.identity,
 		"known_hosts": fmt.Sprintf("[%s]%s ssh-ed25519 %s", host, server.sshAddress[len(host):], publicKey(other)),
 	})
-	w.secret("git-no-host", map[string]string{"identity": server.identity})
+	w.createSecret("git-no-host", map[string]string{"identity": server.identity})
 }
 
-// gitBadInput makes mistakes in profiles, each of which is named.
+// gitBadInput makes mistakes in profiles. Each mistake is reported by name.
 func (w *world) gitBadInput(members remoteMembers, server *gitServer, byHTTPS, bySSH string) {
 	w.t.Helper()
 	for name, test := range map[string]struct {
@@ -127,7 +127,7 @@ func (w *world) gitBadInput(members remoteMembers, server *gitServer, byHTTPS, b
 		"wrong-host":     {bySSH, "git-wrong-host", []string{"the host key of " + server.sshAddress, "is not in known_hosts of Secret default/git-wrong-host"}},
 		"no-host":        {bySSH, "git-no-host", []string{"Secret default/git-no-host", "identity and known_hosts are required"}},
 	} {
-		w.remoteProfile(name, test.url, ", secretRef: {namespace: default, name: "+test.secret+"}")
-		w.wantFailure(members, name, append(test.names, "URL git+")...)
+		w.createRemoteProfile(name, test.url, ", secretRef: {namespace: default, name: "+test.secret+"}")
+		w.awaitFailures(members, name, append(test.names, "URL git+")...)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// serve starts a repository with charts of a story's own.
-func (w *world) serve(charts ...examples.Chart) {
+// serveRepository starts a repository with charts of the story.
+func (w *world) serveRepository(charts ...examples.Chart) {
 	w.t.Helper()
 	repository, err := examples.Repository(charts...)
 	if err != nil {
@@ -28,23 +28,23 @@ func (w *world) serve(charts ...examples.Chart) {
 	w.Charts = server.URL
 }
 
-// helmMember is a member on which a story deploys one chart: a profile of its own, named after the release, selects it.
+// helmMember is a member on which a story deploys one chart. A profile named after the release selects it.
 type helmMember struct {
 	*world
 	plane   *localkube.Plane
 	cluster string // also its mode: pushed or pulled
 	chart   string
 	version string
-	release string // also its namespace and the name of the profile
+	release string // also its namespace and a part of the name of the profile
 	values  map[string]any
 	options map[string]any
 	// login names a Secret in namespace fleet with the login for the repository; "" stands for none.
 	login string
-	// shared names a profile for several members, and the mode that they are labelled with.
+	// shared is the name of a profile for several members, and the value of the label mode that it selects.
 	shared string
 }
 
-// manifest is the profile.
+// manifest returns the profile.
 func (m *helmMember) manifest() string {
 	m.t.Helper()
 	values, err := yaml.Marshal(m.values)
@@ -84,8 +84,8 @@ func (m *helmMember) deploy() {
 	m.apply(m.hub, m.manifest())
 }
 
-// deployed waits until a revision of the release is deployed and its summary reports that.
-func (m *helmMember) deployed(revision int) {
+// awaitRevision waits until a revision of the release is deployed and its summary reports that.
+func (m *helmMember) awaitRevision(revision int) {
 	m.t.Helper()
 	m.eventually(fmt.Sprintf("revision %d of %s is deployed on %s", revision, m.release, m.cluster), func() error {
 		reported := m.wantStatuses("fleet", m.summary(), "Provisioned")
@@ -99,9 +99,9 @@ func (m *helmMember) deployed(revision int) {
 	})
 }
 
-// failed waits until the summary reports that the chart failed, with a message that holds all the texts, and returns
-// the message.
-func (m *helmMember) failed(texts ...string) string {
+// awaitFailure waits until the summary reports that the chart failed, with a message that has all texts. It returns the
+// message.
+func (m *helmMember) awaitFailure(texts ...string) string {
 	m.t.Helper()
 	var message string
 	m.eventually(fmt.Sprintf("%s fails on %s", m.release, m.cluster), func() error {
@@ -128,13 +128,13 @@ func (m *helmMember) failed(texts ...string) string {
 	return message
 }
 
-// gatedPushMember registers a member in push mode that the hub sees through a gate.
+// gatedPushMember registers a member in push mode. The hub connects to it through a gate.
 func (w *world) gatedPushMember(namespace, cluster, labels string) (*localkube.Plane, *gate) {
 	w.t.Helper()
 	plane := localkube.ForTest(w.t, localkube.Named(cluster))
-	g := w.gate(plane.Config)
+	g := w.startGate(plane.Config)
 	w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace="+namespace, "--cluster="+cluster,
-		"--kubeconfig="+w.kubeconfig(cluster+".kubeconfig", g), "--labels="+labels)
-	w.ready(namespace, cluster)
+		"--kubeconfig="+w.writeGateKubeconfig(cluster+".kubeconfig", g), "--labels="+labels)
+	w.awaitReady(namespace, cluster)
 	return plane, g
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// helm runs the real helm command against a plane and returns its standard output. Its repositories are those of the
+// helm runs the real helm command against a plane and returns its standard output. It has the Helm repositories of the
 // story.
 func (w *world) helm(plane *localkube.Plane, args ...string) string {
 	w.t.Helper()
@@ -22,7 +22,7 @@ func (w *world) helm(plane *localkube.Plane, args ...string) string {
 	return out
 }
 
-// tryHelm is helm for commands that may fail; the error holds the standard error.
+// tryHelm is helm for commands that may fail; the error has the standard error.
 func (w *world) tryHelm(plane *localkube.Plane, args ...string) (string, error) {
 	cmd := w.command(plane, "helm", args...)
 	for _, kind := range []string{"CACHE", "CONFIG", "DATA"} {
@@ -37,7 +37,7 @@ type chartRepository struct {
 	URL  string
 }
 
-// newChartRepository serves the packages of later calls of publish.
+// newChartRepository serves the packages that later calls of publishChart write.
 func (w *world) newChartRepository() chartRepository {
 	w.t.Helper()
 	dist := filepath.Join(w.dir, "dist")
@@ -46,22 +46,22 @@ func (w *world) newChartRepository() chartRepository {
 	return chartRepository{dist: dist, URL: server.URL}
 }
 
-// publish runs `make chart` for a release of Towline; the repository then holds that release only.
-func (w *world) publish(r chartRepository, version string) {
+// publishChart runs `make chart` for a release of Towline; the repository then has only that release.
+func (w *world) publishChart(r chartRepository, version string) {
 	w.t.Helper()
-	w.make("chart", "VERSION="+version, "DIST="+r.dist, "HELM="+w.binary("helm"))
+	w.runMake("chart", "VERSION="+version, "DIST="+r.dist, "HELM="+w.binary("helm"))
 }
 
-// publishFormer makes the repository hold a release of the former chart only.
-func (w *world) publishFormer(r chartRepository, version string) {
+// publishFormerChart makes the repository serve only a release of the former chart.
+func (w *world) publishFormerChart(r chartRepository, version string) {
 	w.t.Helper()
 	charts := filepath.Join(r.dist, "charts")
 	w.helm(w.hub, "package", "testdata/formerchart", "--version="+strings.TrimPrefix(version, "v"), "--app-version="+version, "--destination="+charts)
 	w.helm(w.hub, "repo", "index", charts)
 }
 
-// make runs make at the root of the repository.
-func (w *world) make(args ...string) {
+// runMake runs make at the root of the repository.
+func (w *world) runMake(args ...string) {
 	w.t.Helper()
 	cmd := exec.CommandContext(w.t.Context(), "make", append([]string{"-C", "../.."}, args...)...)
 	// This make must not inherit the flags of the make that runs the tests.

@@ -20,8 +20,8 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// commandsChart is a chart of which version 2 drops an object and a field of version 1. Its hooks are Jobs that stay,
-// so that each run has a UID.
+// commandsChart is a chart. Its version 2 drops an object and a field of version 1. Its hooks are Jobs that are not
+// deleted, so that each run has a UID.
 func commandsChart(version int) examples.Chart {
 	c := examples.Chart{Name: "commands", Version: fmt.Sprintf("0.%d.0", version), AppVersion: fmt.Sprintf("%d.0.0", version), Files: map[string]string{
 		"templates/hooks.yaml": `
@@ -66,18 +66,18 @@ metadata: {name: dropped, namespace: {{ .Release.Namespace }}}
 	return c
 }
 
-// commandsStory is a member on which a person uses Helm too.
+// commandsStory is a member on which a user runs Helm, too.
 type commandsStory struct {
 	*helmMember
 	archives string // a directory
 	log      *hookLog
 }
 
-// TestHelmCommands uses the real Helm on members, before, between and after our revisions.
+// TestHelmCommands runs the real Helm on members, before, between and after Towline's revisions.
 func TestHelmCommands(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
-	w.serve(commandsChart(1), commandsChart(2), revisionChart())
+	w.serveRepository(commandsChart(1), commandsChart(2), revisionChart())
 	for _, cluster := range []string{"pushed", "pulled"} {
 		m := &helmMember{world: w, cluster: cluster, chart: "commands", version: "0.2.0", release: "web", values: map[string]any{"message": "one"}}
 		if cluster == "pushed" {
@@ -87,7 +87,7 @@ func TestHelmCommands(t *testing.T) {
 		}
 		t.Run(cluster, func(t *testing.T) {
 			t.Parallel()
-			m.world = w.in(t)
+			m.world = w.forSubtest(t)
 			s := &commandsStory{helmMember: m, archives: t.TempDir(), log: m.watchHooks(m.plane, m.release)}
 			for version := 1; version <= 2; version++ {
 				raw, err := commandsChart(version).Archive()
@@ -98,12 +98,12 @@ func TestHelmCommands(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			s.isAdopted()
-			s.showsTheTruth()
+			s.adoptsHelmRelease()
+			s.helmReadsRelease()
 			s.upgradeByHand()
 			s.uninstallByHand()
 			s.rollsBack()
-			s.endsWithTheProfile()
+			s.uninstallsWithProfile()
 			s.readsItsRevision()
 			s.waitsForHelm()
 		})
@@ -167,28 +167,28 @@ func (s *commandsStory) wantRuns(what string, want map[string]int) {
 	})
 }
 
-// isAdopted installs version 1 with the helm command. The profile adopts it with an upgrade to version 2.
-func (s *commandsStory) isAdopted() {
+// adoptsHelmRelease installs version 1 with the helm command. The profile adopts it with an upgrade to version 2.
+func (s *commandsStory) adoptsHelmRelease() {
 	s.t.Helper()
 	s.helm("install", "web", s.archive(1), "-n", "web", "--create-namespace", "--set", "message=by hand")
 	s.deploy()
-	s.deployed(2)
+	s.awaitRevision(2)
 	s.wantHistory("1 superseded commands-0.1.0: Install complete", "2 deployed commands-0.2.0: Upgrade complete")
 	s.wantRuns("the adoption", map[string]int{"pre-install": 1, "pre-upgrade": 1, "post-upgrade": 1})
-	if err := s.absent(s.plane, &corev1.ConfigMap{}, "dropped", "web"); err != nil {
-		s.t.Errorf("an object that version 2 drops: %v", err)
+	if err := s.wantMissing(s.plane, &corev1.ConfigMap{}, "dropped", "web"); err != nil {
+		s.t.Errorf("the object that version 2 drops: %v", err)
 	}
 	if data := s.kubectl(s.plane, "get", "configmap", "kept", "-n", "web", "-o", "jsonpath={.data}"); data != `{"version":"0.2.0"}` {
 		s.t.Errorf("an object with a field that version 2 drops has %s", data)
 	}
 }
 
-// showsTheTruth reads the release with every command that does.
-func (s *commandsStory) showsTheTruth() {
+// helmReadsRelease reads the release with every helm command that reads.
+func (s *commandsStory) helmReadsRelease() {
 	s.t.Helper()
 	s.values["message"] = "two"
 	s.deploy()
-	s.deployed(3)
+	s.awaitRevision(3)
 	// Two revisions are kept by default.
 	s.wantHistory("2 superseded commands-0.2.0: Upgrade complete", "3 deployed commands-0.2.0: Upgrade complete")
 
@@ -244,8 +244,8 @@ func (s *commandsStory) documents(stream string) []string {
 	return all
 }
 
-// message returns an error unless the release's page has the message.
-func (s *commandsStory) message(want string) error {
+// wantMessage returns an error unless the release's page has the message.
+func (s *commandsStory) wantMessage(want string) error {
 	out, err := s.try(s.plane, "kubectl", "get", "configmap", "web-page", "-n", "web", "-o", "jsonpath={.data.index\\.html}")
 	if err == nil && !strings.Contains(out, "<h1>"+want+"</h1>") {
 		err = fmt.Errorf("the page is %q, want %q", out, want)
@@ -264,23 +264,23 @@ func (s *commandsStory) allValues(revision int) map[string]any {
 	return values
 }
 
-// upgradeByHand deploys other values with the helm command. Towline corrects that as drift. Only the hooks of Helm's
-// own upgrade run.
+// upgradeByHand deploys other values with the helm command. Towline corrects that as drift, without its hooks: only the
+// hooks of Helm's own upgrade run.
 func (s *commandsStory) upgradeByHand() {
 	s.t.Helper()
 	s.helm("upgrade", "web", s.archive(2), "-n", "web", "--set", "message=by hand", "--force-conflicts")
-	s.eventually("the values of the profile are back", func() error {
+	s.eventually("the values of the profile are deployed again", func() error {
 		history := s.history()
 		if last := history[len(history)-1]; last != "5 deployed commands-0.2.0: Drift corrected by Towline" {
 			return fmt.Errorf("the last revision is %q", last)
 		}
-		return s.message("two")
+		return s.wantMessage("two")
 	})
 	s.wantHistory("4 superseded commands-0.2.0: Upgrade complete", "5 deployed commands-0.2.0: Drift corrected by Towline")
 	ofHelm, ours := s.allValues(4), s.allValues(5)
 	ofHelm["message"] = "two"
 	if diff := cmp.Diff(ofHelm, ours); diff != "" || len(ours) < 2 {
-		s.t.Errorf("helm get values --all (-revision of helm +ours):\n%s", diff)
+		s.t.Errorf("helm get values --all (-revision of helm +revision of Towline):\n%s", diff)
 	}
 	if got := s.helm("get", "values", "web", "-n", "web", "-o", "json"); strings.TrimSpace(got) != `{"message":"two"}` {
 		s.t.Errorf("helm get values printed %s after an upgrade by hand", got)
@@ -292,7 +292,7 @@ func (s *commandsStory) upgradeByHand() {
 func (s *commandsStory) uninstallByHand() {
 	s.t.Helper()
 	s.helm("uninstall", "web", "-n", "web")
-	s.eventually("the release is back", func() error {
+	s.eventually("the release is deployed again", func() error {
 		out, err := s.try(s.plane, "helm", "list", "-n", "web", "-o", "json")
 		if err != nil || !strings.Contains(out, `"status":"deployed"`) {
 			return errors.Join(err, fmt.Errorf("helm list prints %s", out))
@@ -300,7 +300,7 @@ func (s *commandsStory) uninstallByHand() {
 		if _, err := s.try(s.plane, "kubectl", "get", "deployment", "web", "-n", "web"); err != nil {
 			return err
 		}
-		return s.message("two")
+		return s.wantMessage("two")
 	})
 	s.wantRuns("an uninstallation by hand", map[string]int{"pre-install": 1, "pre-upgrade": 3, "post-upgrade": 3, "pre-delete": 1})
 }
@@ -316,12 +316,12 @@ func (s *commandsStory) rollsBack() {
 	s.options = map[string]any{"atomic": true, "upgradeOptions": map[string]any{"maxHistory": 3}}
 	s.values["message"] = "three"
 	s.deploy()
-	s.deployed(last + 1)
+	s.awaitRevision(last + 1)
 	s.values = map[string]any{"message": "broken", "fails": true}
 	s.deploy()
-	s.failed(" failed: post-upgrade hook Job batch web/hook-fails failed", "; rolled back to revision ")
+	s.awaitFailure(" failed: post-upgrade hook Job batch web/hook-fails failed", "; rolled back to revision ")
 	// The next attempt begins after a second.
-	s.eventually("the values are rolled back", func() error { return s.message("three") })
+	s.eventually("the values are rolled back", func() error { return s.wantMessage("three") })
 	history = s.history()
 	s.values = map[string]any{"message": "four"}
 	if !slices.ContainsFunc(history, func(line string) bool { return strings.Contains(line, " failed commands-0.2.0: post-upgrade hook") }) ||
@@ -330,15 +330,16 @@ func (s *commandsStory) rollsBack() {
 	}
 	s.deploy()
 	s.eventually("the next upgrade is deployed", func() error {
-		return errors.Join(s.message("four"), s.wantStatuses("fleet", s.summary(), "Provisioned"))
+		return errors.Join(s.wantMessage("four"), s.wantStatuses("fleet", s.summary(), "Provisioned"))
 	})
 	if history := s.history(); len(history) > 3 {
 		s.t.Errorf("maxHistory is 3, and helm history prints %q", history)
 	}
 }
 
-// endsWithTheProfile deletes the profile. The release is uninstalled, except for objects that a resource policy keeps.
-func (s *commandsStory) endsWithTheProfile() {
+// uninstallsWithProfile deletes the profile. The release is uninstalled, except for objects that a resource policy
+// keeps.
+func (s *commandsStory) uninstallsWithProfile() {
 	s.t.Helper()
 	before := s.hookRuns()["pre-delete"]
 	s.kubectl(s.hub, "delete", "clusterprofile", s.profile(), "--wait=false")
@@ -347,7 +348,7 @@ func (s *commandsStory) endsWithTheProfile() {
 		if err == nil && strings.TrimSpace(out) != "[]" {
 			err = fmt.Errorf("helm list prints %s", out)
 		}
-		return errors.Join(err, s.absent(s.plane, &appsv1.Deployment{}, "web", "web"))
+		return errors.Join(err, s.wantMissing(s.plane, &appsv1.Deployment{}, "web", "web"))
 	})
 	if after := s.hookRuns()["pre-delete"]; after != before+1 {
 		s.t.Errorf("the hook before the uninstallation ran %d times", after-before)

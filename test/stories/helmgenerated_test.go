@@ -25,8 +25,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// generatingChart generates a password and certificates, and asks for the APIs of the member. It looks up its own
-// Secret: as in charts with Bitnami's library, an upgrade fails without it and takes the password from it.
+// generatingChart generates a password and certificates, and checks the APIs of the member. It looks up its own Secret,
+// like charts with Bitnami's library: an upgrade fails without the Secret, and takes the password from it.
 func generatingChart() examples.Chart {
 	return examples.Chart{Name: "generating", Files: map[string]string{"templates/generated.yaml": `
 {{- $ca := genCA "the story" 365 }}
@@ -75,19 +75,19 @@ spec:
   policyRefs: [{kind: ConfigMap, namespace: default, name: widgets}]
 `
 
-// generatedStory is a fleet with the chart, and the generated values of each member.
+// generatedStory has members with the chart, and the generated values of each member.
 type generatedStory struct {
 	*world
 	members []*helmMember
 	values  map[string]map[string]string // by cluster
 }
 
-// TestHelmGeneratedValues upgrades a chart that generates a password and certificates. Each member keeps its own,
-// whatever happens, and nobody else can read them.
+// TestHelmGeneratedValues upgrades a chart that generates a password and certificates. Each member keeps its own values
+// after each event, and no other member can read them.
 func TestHelmGeneratedValues(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
-	w.serve(generatingChart())
+	w.serveRepository(generatingChart())
 	s := &generatedStory{world: w, values: map[string]map[string]string{}}
 	for cluster, plane := range map[string]*localkube.Plane{
 		"pushed": w.pushMember("fleet", "pushed", "mode=all"), "pulled": w.pullMember("fleet", "pulled", "mode=all"),
@@ -103,12 +103,12 @@ func TestHelmGeneratedValues(t *testing.T) {
 		s.values[m.cluster] = m.generated()
 	}
 	s.wantDifferent()
-	w.hubOS.kill()
-	w.startHub() // its renderings find the Secret, and make no revision
+	w.hubProcess.kill()
+	w.startHub() // its rendering finds the Secret, and creates no revision
 	s.upgrade(2)
 	s.wantSame("an upgrade")
 
-	w.hubOS.kill()
+	w.hubProcess.kill()
 	if err := os.RemoveAll(filepath.Join(w.dir, "cache")); err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func TestHelmGeneratedValues(t *testing.T) {
 		w.eventually("the chart sees the new API of "+m.cluster, func() error {
 			seen, err := w.data(m.plane, m.release, "seen")
 			if want := map[string]string{"found": "true", "message": "3", "widgets": "true"}; err == nil && !maps.Equal(seen, want) {
-				err = fmt.Errorf("it says %s", seen)
+				err = fmt.Errorf("its values are %s", seen)
 			}
 			return err
 		})
@@ -138,16 +138,16 @@ func TestHelmGeneratedValues(t *testing.T) {
 	s.handOver()
 }
 
-// handOver moves the release to another profile that waits for it, then to one that takes it from that.
+// handOver moves the release to another profile that waits for it, then to a third one with a lower tier.
 func (s *generatedStory) handOver() {
 	s.t.Helper()
 	s.deployBy("waiting", 100, "4")
-	s.reported("waiting", "FailedNonRetriable")
+	s.awaitStatus("waiting", "FailedNonRetriable")
 	s.kubectl(s.hub, "delete", "clusterprofile", "all")
-	s.reported("waiting", "Provisioned")
+	s.awaitStatus("waiting", "Provisioned")
 	s.wantSame("another profile waited for the release")
 	s.deployBy("taking", 50, "5")
-	s.reported("taking", "Provisioned")
+	s.awaitStatus("taking", "Provisioned")
 	s.kubectl(s.hub, "delete", "clusterprofile", "waiting")
 	s.wantSame("another profile took the release over")
 	s.deployBy("taking", 50, "6")
@@ -165,13 +165,13 @@ func (s *generatedStory) handOver() {
 	s.eventually("the generated values are deleted", func() error {
 		out, err := s.try(s.hub, "kubectl", "get", "secrets", "-n", "fleet", "--field-selector=type=towline.dev/generated-values", "-o", "name")
 		if err == nil && out != "" {
-			err = fmt.Errorf("there are %s", out)
+			err = fmt.Errorf("Secrets still exist: %s", out)
 		}
 		return err
 	})
 }
 
-// deployBy deploys the release by a profile of this name.
+// deployBy deploys the release with a profile of this name.
 func (s *generatedStory) deployBy(profile string, tier int, message string) {
 	s.t.Helper()
 	s.members[0].values = map[string]any{"message": message}
@@ -179,8 +179,8 @@ func (s *generatedStory) deployBy(profile string, tier int, message string) {
 	s.apply(s.hub, strings.Replace(manifest, "spec:\n", fmt.Sprintf("spec:\n  tier: %d\n", tier), 1))
 }
 
-// reported waits until the summaries of a profile have a status.
-func (s *generatedStory) reported(profile, status string) {
+// awaitStatus waits until the summaries of a profile have a status.
+func (s *generatedStory) awaitStatus(profile, status string) {
 	s.t.Helper()
 	for _, m := range s.members {
 		s.eventually("profile "+profile+" on "+m.cluster, func() error {
@@ -195,11 +195,11 @@ func (s *generatedStory) upgrade(revision int) {
 	s.members[0].values = map[string]any{"message": fmt.Sprint(revision)}
 	s.members[0].deploy()
 	for _, m := range s.members {
-		m.deployed(revision)
+		m.awaitRevision(revision)
 	}
 }
 
-// wantDifferent checks that no two members got the same.
+// wantDifferent checks that all members have different values.
 func (s *generatedStory) wantDifferent() {
 	s.t.Helper()
 	for key := range s.values["pushed"] {
@@ -218,7 +218,7 @@ func (s *generatedStory) wantSame(after string) {
 	s.t.Helper()
 	for _, m := range s.members {
 		if diff := cmp.Diff(s.values[m.cluster], m.generated()); diff != "" {
-			s.t.Errorf("values of %s after this: %s (-want +got):\n%s", m.cluster, after, diff)
+			s.t.Errorf("generated values of %s after %s (-want +got):\n%s", m.cluster, after, diff)
 		}
 	}
 }
@@ -240,7 +240,7 @@ func (m *helmMember) generated() map[string]string {
 	return values
 }
 
-// wantHidden checks that the password and the key are in no object of a plane but Secrets.
+// wantHidden checks that only Secrets of a plane have the password and the key.
 func (w *world) wantHidden(plane *localkube.Plane, values map[string]string) {
 	w.t.Helper()
 	listed := w.kubectl(plane, "api-resources", "--verbs=list", "-o", "name")
@@ -255,13 +255,13 @@ func (w *world) wantHidden(plane *localkube.Plane, values map[string]string) {
 	}
 }
 
-// payloads holds the content of all bundles that were ever on the hub, by namespace.
+// payloads has the content of all bundles that were ever on the hub, by namespace.
 type payloads struct {
 	mu  sync.Mutex // guards all
 	all map[string][]libv1beta1.ConfigurationBundle
 }
 
-// watchPayloads collects the content of bundles from now on.
+// watchPayloads collects the content of bundles from this time on.
 func (w *world) watchPayloads() *payloads {
 	w.t.Helper()
 	c, err := client.NewWithWatch(w.hub.Config, client.Options{Scheme: kube.Scheme()})
@@ -302,7 +302,7 @@ func (p *payloads) contents(w *world) map[string][]string {
 	contents := map[string][]string{}
 	for namespace, all := range p.all {
 		for _, bundle := range all {
-			text, err := decoder.DecodeAll(w.decrypted(bundle), nil)
+			text, err := decoder.DecodeAll(w.decryptPayload(bundle), nil)
 			if err != nil {
 				w.t.Fatal(errors.Join(fmt.Errorf("content of a bundle in %s", namespace), err))
 			}

@@ -21,7 +21,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// hookEvent is something that happened to a hook or an object of a chart.
+// hookEvent is an event of a hook or an object of a chart.
 type hookEvent struct {
 	version  int64 // the resource version, which counts the writes of the whole cluster
 	what     string
@@ -41,7 +41,7 @@ type hookLog struct {
 // annotationRevision is on all objects of the hooks' chart.
 const annotationRevision = "stories.towline.dev/revision"
 
-// watchHooks starts a log of a namespace, which need not exist yet.
+// watchHooks starts a log of a namespace. The namespace may be created later.
 func (w *world) watchHooks(plane *localkube.Plane, namespace string) *hookLog {
 	w.t.Helper()
 	c, err := dynamic.NewForConfig(plane.Config)
@@ -60,7 +60,7 @@ func (w *world) watchHooks(plane *localkube.Plane, namespace string) *hookLog {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		// The API server ends a watch that is slow, as on a busy machine.
+		// The API server ends a slow watch, for example on a busy machine.
 		events, err := watchtools.NewRetryWatcherWithContext(ctx, list.GetResourceVersion(), &cache.ListWatch{
 			WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 				return c.Resource(gvr).Namespace(namespace).Watch(ctx, options)
@@ -137,7 +137,7 @@ func (l *hookLog) last() int64 {
 	return last
 }
 
-// has returns whether an event was seen for a revision.
+// has returns whether an event was logged for a revision.
 func (l *hookLog) has(what, name, revision string) bool { return l.count(what, name, revision) > 0 }
 
 func (l *hookLog) count(what, name, revision string) int {

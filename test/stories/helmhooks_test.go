@@ -16,8 +16,8 @@ import (
 	"github.com/towline/towline/examples"
 )
 
-// hookTemplate has hooks for every event, in reverse order: what makes Helm run them as it does are their weights and
-// names. A subchart has a hook of its own for each.
+// hookTemplate has hooks for every event, in reverse order: Helm orders them by their weights and names. A subchart has
+// its own hook for each event.
 const hookTemplate = `
 {{- $policies := dict "early" "before-hook-creation,hook-succeeded" "late" "before-hook-creation,hook-failed" "only" "" "fails" "hook-failed" "hangs" "" }}
 {{- $weights := dict "early" -5 "late" 5 "only" 0 "fails" 9 "hangs" 9 }}
@@ -105,48 +105,48 @@ type hookStory struct {
 	log      *hookLog
 	revision int
 	gate     *gate // in front of the member
-	// deployer is the process that deploys: the agent, or the hub in push mode. both are the agent and the hub. bystander
-	// is the hub in pull mode, which is killed while the agent continues; the zero victim in push mode.
-	deployer, both, bystander victim
+	// deployer is the process that deploys: the agent, or the hub in push mode. both are the agent and the hub. hubAlone
+	// is the hub in pull mode, which is killed while the agent continues; it is the zero victim in push mode.
+	deployer, both, hubAlone victim
 }
 
 // TestHelmHooks deploys a chart with every kind of hook. It is the longest story, and waits most of the time: it starts
-// first, beside those whose turn it is.
+// first, and its subtests take no slots.
 func TestHelmHooks(t *testing.T) {
 	t.Parallel()
 	t.Run("push", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t)
-		w.serve(hookedChart())
+		w.serveRepository(hookedChart())
 		w.kubectl(w.hub, "create", "namespace", "fleet")
 		plane, gate := w.gatedPushMember("fleet", "pushed", "mode=pushed")
-		s := w.hookStory(&helmMember{world: w, plane: plane, cluster: "pushed"})
-		s.gate, s.deployer = gate, victim{kill: func() { w.hubOS.kill() }, start: func() { w.startHub() }}
+		s := w.newHookStory(&helmMember{world: w, plane: plane, cluster: "pushed"})
+		s.gate, s.deployer = gate, victim{kill: func() { w.hubProcess.kill() }, start: func() { w.startHub() }}
 		s.both = s.deployer
-		s.lifeOfRelease()
-		s.killedWhileUninstalled(s.deployer)
-		s.uninstalled()
+		s.runLifecycle()
+		s.killDuringUninstall(s.deployer)
+		s.awaitUninstalled()
 	})
 	t.Run("pull", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t)
-		w.serve(hookedChart())
-		agent := w.looseAgent("fleet", "pulled", "mode=pulled")
-		s := w.hookStory(&helmMember{world: w, plane: agent.plane, cluster: "pulled"})
+		w.serveRepository(hookedChart())
+		agent := w.startProcessAgent("fleet", "pulled", "mode=pulled")
+		s := w.newHookStory(&helmMember{world: w, plane: agent.plane, cluster: "pulled"})
 		s.gate, s.deployer = agent.member, victim{kill: func() { agent.process.kill() }, start: agent.start}
 		s.both = victim{
-			kill:  func() { agent.process.kill(); w.hubOS.kill() },
+			kill:  func() { agent.process.kill(); w.hubProcess.kill() },
 			start: func() { w.startHub(); agent.start() },
 		}
-		s.bystander = victim{kill: func() { w.hubOS.kill() }, start: func() {
+		s.hubAlone = victim{kill: func() { w.hubProcess.kill() }, start: func() {
 			agent.member.resume()
-			s.eventually("the agent continues without the hub", func() error { return s.seen("created", "hook-post-upgrade-late") })
+			s.eventually("the agent continues without the hub", func() error { return s.wantHookEvent("created", "hook-post-upgrade-late") })
 			w.startHub()
 		}}
-		s.lifeOfRelease()
+		s.runLifecycle()
 
-		// The order reaches the agent. Then the hub and its API server stop, and the agent continues without them.
-		s.killedWhileUninstalled(victim{
+		// The agent gets the removal request. Then the hub and its API server stop, and the agent continues without them.
+		s.killDuringUninstall(victim{
 			kill: func() {
 				s.both.kill()
 				if err := w.hub.Stop(); err != nil {
@@ -155,16 +155,16 @@ func TestHelmHooks(t *testing.T) {
 			},
 			start: agent.start,
 		})
-		s.uninstalled()
+		s.awaitUninstalled()
 		if err := w.hub.Restart(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		w.startHub()
-		w.eventually("the hub hears of it", func() error { return w.absent(w.hub, &configv1beta1.ClusterSummary{}, s.summary(), "fleet") })
+		w.eventually("the hub deletes the summary", func() error { return w.wantMissing(w.hub, &configv1beta1.ClusterSummary{}, s.summary(), "fleet") })
 	})
 }
 
-func (w *world) hookStory(m *helmMember) *hookStory {
+func (w *world) newHookStory(m *helmMember) *hookStory {
 	m.chart, m.version, m.release = "hooked", "0.1.0", "hooked"
 	return &hookStory{helmMember: m, log: w.watchHooks(m.plane, m.release)}
 }
@@ -184,14 +184,14 @@ func (s *hookStory) upgrade(values map[string]any) {
 	s.deploy()
 }
 
-func (s *hookStory) seen(what, name string) error {
+func (s *hookStory) wantHookEvent(what, name string) error {
 	if !s.log.has(what, name, strconv.Itoa(s.revision)) {
-		return fmt.Errorf("%s %s was not seen at revision %d", what, name, s.revision)
+		return fmt.Errorf("%s %s was not logged for revision %d", what, name, s.revision)
 	}
 	return nil
 }
 
-// hooksOf returns the expected events when the hooks of an event run. If again is true, the objects of an earlier run
+// hooksOf returns the expected events when the hooks of an event run. again means that the objects of an earlier run
 // exist.
 func hooksOf(event string, again bool) []string {
 	name := func(part string) string { return "hook-" + event + "-" + part }
@@ -213,8 +213,8 @@ func hooksOf(event string, again bool) []string {
 	return append(all, "deleted "+name("note"), "deleted "+name("early"))
 }
 
-// wantHooks waits until the hooks of events, one after the other, are all that happened to hooks since a resource
-// version. Objects of the release appear where the event "objects" is.
+// wantHooks waits until the events of hooks since a resource version are exactly the given events, one after the other.
+// The event "objects" stands for the objects of the release.
 func (s *hookStory) wantHooks(since int64, again bool, events ...string) {
 	s.t.Helper()
 	var want []string
@@ -242,22 +242,22 @@ func (s *hookStory) wantHooks(since int64, again bool, events ...string) {
 	})
 }
 
-// lifeOfRelease installs and upgrades the release, with hooks that fail and hang, and with processes killed meanwhile.
-func (s *hookStory) lifeOfRelease() {
+// runLifecycle installs and upgrades the release, with hooks that fail and hang, and with processes killed meanwhile.
+func (s *hookStory) runLifecycle() {
 	s.t.Helper()
 	s.options = map[string]any{"runTests": true}
-	s.killedWhileInstalled()
-	s.deployed(1)
+	s.killDuringInstall()
+	s.awaitRevision(1)
 	s.wantHooks(0, false, "pre-install", "objects", "post-install", "test")
 
-	// An upgrade changes the ConfigMap, and creates and deletes nothing, so that only hooks are seen.
+	// An upgrade changes the ConfigMap, and creates and deletes nothing, so that only hooks have events.
 	since := s.log.last()
 	s.upgrade(nil)
-	s.deployed(2)
+	s.awaitRevision(2)
 	s.wantHooks(since, true, "pre-upgrade", "post-upgrade", "test")
 
 	s.options = map[string]any{"timeout": "45s"}
-	s.killedWhileUpgraded()
+	s.killDuringUpgrade()
 	s.hookHangs()
 	s.hookFails()
 
@@ -267,7 +267,7 @@ func (s *hookStory) lifeOfRelease() {
 		if err == nil && data["revision"] != strconv.Itoa(s.revision) {
 			err = fmt.Errorf("values of revision %s are deployed, want %d", data["revision"], s.revision)
 		}
-		return errors.Join(err, s.wantStatuses("fleet", s.summary(), "Provisioned"), s.seen("ended", "hook-post-upgrade-late"))
+		return errors.Join(err, s.wantStatuses("fleet", s.summary(), "Provisioned"), s.wantHookEvent("ended", "hook-post-upgrade-late"))
 	})
 	if repeated := s.log.repeated(); len(repeated) > 0 {
 		s.t.Errorf("hooks on %s ran more than once: %q", s.cluster, repeated)
@@ -278,7 +278,7 @@ func (s *hookStory) lifeOfRelease() {
 func (s *hookStory) hookHangs() {
 	s.t.Helper()
 	s.upgrade(map[string]any{"hangs": "pre-upgrade"})
-	s.eventually("the hook runs", func() error { return s.seen("created", "hook-pre-upgrade-hangs") })
+	s.eventually("the hook runs", func() error { return s.wantHookEvent("created", "hook-pre-upgrade-hangs") })
 	s.apply(s.hub, fmt.Sprintf(`
 apiVersion: v1
 kind: ConfigMap
@@ -296,12 +296,12 @@ spec:
   clusterSelector: {matchLabels: {mode: %s}}
   policyRefs: [{kind: ConfigMap, namespace: default, name: meanwhile}]
 `, s.cluster))
-	s.provisioned("fleet", "meanwhile-sveltos-"+s.cluster)
+	s.awaitProvisioned("fleet", "meanwhile-sveltos-"+s.cluster)
 	if err := s.wantStatuses("fleet", s.summary(), "Provisioning"); err != nil {
 		s.t.Errorf("the other profile was not deployed while the hook was running: %v", err)
 	}
-	s.failed("upgrade of revision", "pre-upgrade hook Job batch hooked/hook-pre-upgrade-hangs failed: it did not end within 45s")
-	// A hook with the default policy stays, for people to look at.
+	s.awaitFailure("upgrade of revision", "pre-upgrade hook Job batch hooked/hook-pre-upgrade-hangs failed: it did not end within 45s")
+	// A hook with the default policy stays, so that users can read its logs.
 	s.kubectl(s.plane, "get", "job", "hook-pre-upgrade-hangs", "-n", s.release)
 }
 
@@ -309,12 +309,12 @@ spec:
 func (s *hookStory) hookFails() {
 	s.t.Helper()
 	s.upgrade(map[string]any{"fails": "post-upgrade"})
-	s.failed("upgrade of revision", "post-upgrade hook Job batch hooked/hook-post-upgrade-fails failed: Job was active longer than specified deadline")
-	s.eventually("the failed hook is deleted", func() error { return s.seen("deleted", "hook-post-upgrade-fails") })
+	s.awaitFailure("upgrade of revision", "post-upgrade hook Job batch hooked/hook-post-upgrade-fails failed: Job was active longer than specified deadline")
+	s.eventually("the failed hook is deleted", func() error { return s.wantHookEvent("deleted", "hook-post-upgrade-fails") })
 }
 
-// uninstalled waits until the release is no longer there, and checks the hooks before and after that.
-func (s *hookStory) uninstalled() {
+// awaitUninstalled waits until the release is uninstalled, and checks the hooks before and after that.
+func (s *hookStory) awaitUninstalled() {
 	s.t.Helper()
 	s.eventually("the release is uninstalled", func() error {
 		records := &corev1.SecretList{}

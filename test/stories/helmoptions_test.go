@@ -16,7 +16,7 @@ import (
 	"github.com/towline/towline/examples"
 )
 
-// optionsChart is a chart for one option, of which the CustomResourceDefinition follows the name.
+// optionsChart is a chart for one option. Its CustomResourceDefinition has the name of the chart.
 func optionsChart(name string) examples.Chart {
 	return examples.Chart{Name: name, Files: map[string]string{
 		"templates/greeting.yaml":             "",
@@ -81,13 +81,12 @@ type optionStory struct {
 	log *hookLog
 }
 
-// optionStories are the options and what each does. Not in it are takeOwnership, which needs no test of its own, since
-// Towline always adopts objects, runTests, which TestHelmHooks shows, and atomic upgrades, which TestHelmCommands
-// shows.
+// optionStories are the options with their effects. It lacks takeOwnership, since Towline always adopts objects,
+// runTests, which TestHelmHooks checks, and atomic upgrades, which TestHelmCommands checks.
 func optionStories() map[string]func(*optionStory) {
 	return map[string]func(*optionStory){
-		"labels-description-subnotes-maxhistory": (*optionStory).recordsAreMarked,
-		"skipcrds-skipschemavalidation":          (*optionStory).skips,
+		"labels-description-subnotes-maxhistory": (*optionStory).labelsRecords,
+		"skipcrds-skipschemavalidation":          (*optionStory).skipsCRDsAndValidation,
 		"wait-timeout": func(s *optionStory) {
 			s.waits("claim", map[string]any{"wait": true, "timeout": "10s"}, "not ready within 10s: PersistentVolumeClaim "+s.release+"/never-bound")
 		},
@@ -106,12 +105,12 @@ func optionStories() map[string]func(*optionStory) {
 		},
 		"createnamespace":     (*optionStory).needsNamespace,
 		"atomic-install":      (*optionStory).undoesInstallation,
-		"recoverafter":        (*optionStory).recovers,
-		"cleanuponfail":       (*optionStory).cleansUp,
-		"force":               (*optionStory).forces,
+		"recoverafter":        (*optionStory).uninstallsAfterFailures,
+		"cleanuponfail":       (*optionStory).deletesCreatedObjects,
+		"force":               (*optionStory).forcesReplacement,
 		"upgradecrds":         (*optionStory).upgradesCRDs,
 		"keephistory-replace": (*optionStory).keepsHistory,
-		"deletionpropagation": (*optionStory).orphans,
+		"deletionpropagation": (*optionStory).orphansDependents,
 		"deletionpropagation-background": func(s *optionStory) {
 			s.deletesDependents("background")
 		},
@@ -120,25 +119,25 @@ func optionStories() map[string]func(*optionStory) {
 		},
 		"passcredentialsall": (*optionStory).passesCredentials,
 		"resetvalues":        (*optionStory).resetsValues,
-		"refused":            (*optionStory).isRefused,
+		"refused":            (*optionStory).refusesOptions,
 	}
 }
 
 // TestHelmOptions deploys a release for each option and checks the effect of the option.
 func TestHelmOptions(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	var charts []examples.Chart
 	for name := range optionStories() {
 		charts = append(charts, optionsChart(name))
 	}
 	charts = append(charts, changedCRDs("upgradecrds"))
-	w.serve(charts...)
+	w.serveRepository(charts...)
 	push, pull := w.pushMember("fleet", "pushed", "mode=pushed"), w.pullMember("fleet", "pulled", "mode=pulled")
 	for name, story := range optionStories() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := w.in(t)
+			w := w.forSubtest(t)
 			for _, m := range []*helmMember{{world: w, plane: push, cluster: "pushed"}, {world: w, plane: pull, cluster: "pulled"}} {
 				m.chart, m.version, m.release = name, "0.1.0", name
 				story(&optionStory{helmMember: m, log: w.watchHooks(m.plane, name)})
@@ -147,7 +146,7 @@ func TestHelmOptions(t *testing.T) {
 	}
 }
 
-// upgrade deploys values beside a revision with options.
+// upgrade deploys values, the number of the revision, and options.
 func (s *optionStory) upgrade(revision int, options map[string]any, values ...string) {
 	s.t.Helper()
 	s.options, s.values = options, map[string]any{"revision": revision}
@@ -157,15 +156,15 @@ func (s *optionStory) upgrade(revision int, options map[string]any, values ...st
 	s.deploy()
 }
 
-func (s *optionStory) recordsAreMarked() {
+func (s *optionStory) labelsRecords() {
 	s.t.Helper()
 	options := map[string]any{
 		"labels": map[string]any{"team": "a"}, "description": "by the story", "upgradeOptions": map[string]any{"maxHistory": 1, "subNotes": true},
 	}
 	s.upgrade(1, options)
-	s.deployed(1)
+	s.awaitRevision(1)
 	s.upgrade(2, options)
-	s.deployed(2)
+	s.awaitRevision(2)
 	s.eventually("one revision is left", func() error {
 		out, err := s.try(s.plane, "kubectl", "get", "secrets", "-n", s.release, "-l", "owner=helm,team=a", "-o", "jsonpath={.items[*].metadata.name}")
 		if want := "sh.helm.release.v1." + s.release + ".v2"; err == nil && out != want {
@@ -177,34 +176,34 @@ func (s *optionStory) recordsAreMarked() {
 		s.t.Errorf("helm history does not print the description:\n%s", out)
 	}
 	if out := s.run(s.plane, "helm", "get", "notes", s.release, "-n", s.release); !strings.Contains(out, "The subchart greets.") {
-		s.t.Errorf("helm get notes does not print those of the subchart:\n%s", out)
+		s.t.Errorf("helm get notes does not print the notes of the subchart:\n%s", out)
 	}
 }
 
-func (s *optionStory) skips() {
+func (s *optionStory) skipsCRDsAndValidation() {
 	s.t.Helper()
 	s.values = map[string]any{"message": ""}
 	s.options = map[string]any{"skipCRDs": true}
 	s.deploy()
-	s.failed("message")
+	s.awaitFailure("message")
 	s.options["skipSchemaValidation"] = true
 	s.deploy()
-	s.deployed(1)
+	s.awaitRevision(1)
 	const crd = ".examples.towline.dev"
-	if err := s.absent(s.plane, &apiextensionsv1.CustomResourceDefinition{}, "greetings."+s.release+crd, ""); err != nil {
+	if err := s.wantMissing(s.plane, &apiextensionsv1.CustomResourceDefinition{}, "greetings."+s.release+crd, ""); err != nil {
 		s.t.Error(err)
 	}
 	s.options = map[string]any{"skipSchemaValidation": true}
 	s.deploy()
-	s.eventually("the CustomResourceDefinition is there", func() error {
-		if s.absent(s.plane, &apiextensionsv1.CustomResourceDefinition{}, "greetings."+s.release+crd, "") == nil {
-			return errors.New("it is not")
+	s.eventually("the CustomResourceDefinition is created", func() error {
+		if s.wantMissing(s.plane, &apiextensionsv1.CustomResourceDefinition{}, "greetings."+s.release+crd, "") == nil {
+			return errors.New("it does not exist")
 		}
 		return nil
 	})
 }
 
-// changedCRDs is version 0.2.0 of a chart, whose CustomResourceDefinition has a short name.
+// changedCRDs is version 0.2.0 of a chart. Its CustomResourceDefinition has a short name.
 func changedCRDs(name string) examples.Chart {
 	c := optionsChart(name)
 	c.Version = "0.2.0"
@@ -221,7 +220,7 @@ spec:
 	return c
 }
 
-// upgradesCRDs upgrades to a chart with another CustomResourceDefinition. Only with the option it is changed.
+// upgradesCRDs upgrades to a chart with another CustomResourceDefinition. Only the option makes Towline change it.
 func (s *optionStory) upgradesCRDs() {
 	s.t.Helper()
 	for i, step := range []struct {
@@ -234,7 +233,7 @@ func (s *optionStory) upgradesCRDs() {
 	} {
 		s.version = step.version
 		s.upgrade(i+1, step.options)
-		s.deployed(i + 1)
+		s.awaitRevision(i + 1)
 		got := s.kubectl(s.plane, "get", "crd", "greetings."+s.release+".examples.towline.dev", "-o", "jsonpath={.spec.names.shortNames[*]}")
 		if got != step.want {
 			s.t.Errorf("%s, revision %d of chart %s: short names %q, want %q", s.cluster, i+1, step.version, got, step.want)
@@ -246,18 +245,18 @@ func (s *optionStory) upgradesCRDs() {
 func (s *optionStory) waits(value string, options map[string]any, message string) {
 	s.t.Helper()
 	s.upgrade(1, nil, value)
-	s.deployed(1)
+	s.awaitRevision(1)
 	s.upgrade(2, options, value)
-	s.failed("upgrade of revision", message)
+	s.awaitFailure("upgrade of revision", message)
 }
 
 // runsHooks installs, upgrades and removes the release, and expects hooks of these events only.
 func (s *optionStory) runsHooks(options map[string]any, events ...string) {
 	s.t.Helper()
 	s.upgrade(1, options)
-	s.deployed(1)
+	s.awaitRevision(1)
 	s.upgrade(2, options)
-	s.deployed(2)
+	s.awaitRevision(2)
 	s.remove()
 	var got []string
 	for _, line := range s.log.list(0) {
@@ -273,7 +272,7 @@ func (s *optionStory) runsHooks(options map[string]any, events ...string) {
 func (s *optionStory) needsNamespace() {
 	s.t.Helper()
 	s.upgrade(1, map[string]any{"installOptions": map[string]any{"createNamespace": false}})
-	s.failed(fmt.Sprintf("namespaces %q not found", s.release))
+	s.awaitFailure(fmt.Sprintf("namespaces %q not found", s.release))
 	s.kubectl(s.plane, "create", "namespace", s.release)
 	s.eventually("it is deployed", func() error { return s.wantStatuses("fleet", s.summary(), "Provisioned") })
 }
@@ -281,24 +280,24 @@ func (s *optionStory) needsNamespace() {
 func (s *optionStory) undoesInstallation() {
 	s.t.Helper()
 	s.upgrade(1, map[string]any{"atomic": true}, "fails")
-	s.failed("install of revision", "failed: post-install hook")
+	s.awaitFailure("install of revision", "failed: post-install hook")
 	s.eventually("the installation is undone", func() error {
 		lines := s.log.list(0)
 		if !slices.Contains(lines, "deleted main") {
-			return fmt.Errorf("what happened: %q", lines)
+			return fmt.Errorf("the events are %q", lines)
 		}
 		return nil
 	})
 }
 
-func (s *optionStory) recovers() {
+func (s *optionStory) uninstallsAfterFailures() {
 	s.t.Helper()
 	s.upgrade(1, map[string]any{"installOptions": map[string]any{"recoverAfterConsecutiveFailures": 2}}, "fails")
 	s.eventually("it is uninstalled after two failures", func() error {
 		lines := s.log.list(0)
 		at := slices.Index(lines, "deleted main")
 		if at < 0 {
-			return fmt.Errorf("what happened: %q", lines)
+			return fmt.Errorf("the events are %q", lines)
 		}
 		failures := 0
 		for _, line := range lines[:at] {
@@ -313,27 +312,27 @@ func (s *optionStory) recovers() {
 	})
 }
 
-func (s *optionStory) cleansUp() {
+func (s *optionStory) deletesCreatedObjects() {
 	s.t.Helper()
 	options := map[string]any{"upgradeOptions": map[string]any{"cleanupOnFail": true}}
 	s.upgrade(1, options)
-	s.deployed(1)
+	s.awaitRevision(1)
 	s.upgrade(2, options, "added", "fails")
-	s.failed("upgrade of revision", "hook-fails")
-	s.eventually("what the upgrade created is deleted", func() error {
+	s.awaitFailure("upgrade of revision", "hook-fails")
+	s.eventually("the objects that the upgrade created are deleted", func() error {
 		if lines := s.log.list(0); !slices.Contains(lines, "created added") || !slices.Contains(lines, "deleted added") || slices.Contains(lines, "deleted main") {
-			return fmt.Errorf("what happened: %q", lines)
+			return fmt.Errorf("the events are %q", lines)
 		}
 		return nil
 	})
 }
 
-func (s *optionStory) forces() {
+func (s *optionStory) forcesReplacement() {
 	s.t.Helper()
 	s.upgrade(1, nil, "immutable")
-	s.deployed(1)
+	s.awaitRevision(1)
 	s.upgrade(2, nil, "immutable")
-	s.failed("immutable")
+	s.awaitFailure("immutable")
 	s.upgrade(2, map[string]any{"upgradeOptions": map[string]any{"force": true}}, "immutable")
 	s.eventually("the object is replaced", func() error {
 		out, err := s.try(s.plane, "kubectl", "get", "configmap", "main", "-n", s.release, "-o", "jsonpath={.data.revision}")
@@ -344,8 +343,8 @@ func (s *optionStory) forces() {
 	})
 }
 
-// isRefused asks for options that have no meaning where the hub renders. They are refused by name.
-func (s *optionStory) isRefused() {
+// refusesOptions sets options that have no meaning since the hub renders. They are refused by name.
+func (s *optionStory) refusesOptions() {
 	s.t.Helper()
 	for option, options := range map[string]map[string]any{
 		"dependencyUpdate":                    {"dependencyUpdate": true},
@@ -357,13 +356,13 @@ func (s *optionStory) isRefused() {
 		"upgradeOptions.recreate":             {"upgradeOptions": map[string]any{"recreate": true}},
 	} {
 		s.upgrade(1, options)
-		s.failed("spec.helmCharts[0].options." + option)
+		s.awaitFailure("spec.helmCharts[0].options." + option)
 	}
 	// The API server validates the objects, which disableOpenAPIValidation could not change.
 	s.upgrade(1, nil)
 	s.values["unknown"] = "undeclared"
 	s.deploy()
-	s.failed("ConfigMap "+s.release+"/main", "undeclared: field not declared in schema")
+	s.awaitFailure("ConfigMap "+s.release+"/main", "undeclared: field not declared in schema")
 }
 
 // passesCredentials deploys from a repository whose index names an archive on another host, which requires the login.
@@ -400,9 +399,9 @@ stringData: {username: story, password: teller}
 	w.Charts = index.URL
 	s.world = &w
 	s.upgrade(1, nil)
-	s.failed(archives.URL+"/"+name, "401 Unauthorized")
+	s.awaitFailure(archives.URL+"/"+name, "401 Unauthorized")
 	s.upgrade(1, map[string]any{"passCredentialsAll": true})
-	s.deployed(1)
+	s.awaitRevision(1)
 }
 
 // resetsValues upgrades with and without resetValues: both drop the values of the former revision.
@@ -414,7 +413,7 @@ func (s *optionStory) resetsValues() {
 		s.t.Helper()
 		revision++
 		s.upgrade(len(values), options, values...)
-		s.deployed(revision)
+		s.awaitRevision(revision)
 		return s.run(s.plane, "helm", "get", "manifest", s.release, "-n", s.release) + s.run(s.plane, "helm", "get", "values", s.release, "-n", s.release) +
 			s.kubectl(s.plane, "get", "deployments,configmaps", "-n", s.release, "-o", `jsonpath={range .items[*]}{.kind} {.metadata.name} {.data.revision}{"\n"}{end}`)
 	}

@@ -17,7 +17,7 @@ import (
 func (s *optionStory) remove() {
 	s.t.Helper()
 	s.beginRemoval()
-	s.removed()
+	s.awaitRemoved()
 }
 
 func (s *optionStory) beginRemoval() {
@@ -25,10 +25,10 @@ func (s *optionStory) beginRemoval() {
 	s.kubectl(s.hub, "delete", "clusterprofile", s.profile(), "--wait=false")
 }
 
-func (s *optionStory) removed() {
+func (s *optionStory) awaitRemoved() {
 	s.t.Helper()
 	s.eventually("the release is withdrawn", func() error {
-		return errors.Join(s.absent(s.hub, &configv1beta1.ClusterSummary{}, s.summary(), "fleet"), s.absent(s.plane, &corev1.ConfigMap{}, "main", s.release))
+		return errors.Join(s.wantMissing(s.hub, &configv1beta1.ClusterSummary{}, s.summary(), "fleet"), s.wantMissing(s.plane, &corev1.ConfigMap{}, "main", s.release))
 	})
 }
 
@@ -37,11 +37,11 @@ func (s *optionStory) keepsHistory() {
 	s.t.Helper()
 	options := map[string]any{"installOptions": map[string]any{"replace": true}, "uninstallOptions": map[string]any{"keepHistory": true}}
 	s.upgrade(1, options)
-	s.deployed(1)
+	s.awaitRevision(1)
 	s.remove()
 	s.wantHistory("1 uninstalled")
 	s.upgrade(2, options)
-	s.deployed(2)
+	s.awaitRevision(2)
 	s.wantHistory("1 uninstalled", "2 deployed")
 	var got []string
 	for _, line := range s.log.list(0) {
@@ -54,7 +54,7 @@ func (s *optionStory) keepsHistory() {
 	}
 }
 
-// wantHistory compares the revisions that helm history prints, as "revision status".
+// wantHistory checks the revisions that helm history prints, as "revision status".
 func (s *optionStory) wantHistory(want ...string) {
 	s.t.Helper()
 	var got []string
@@ -72,21 +72,21 @@ func (s *optionStory) wantHistory(want ...string) {
 func (s *optionStory) deployWithReplicaSet(propagation string) {
 	s.t.Helper()
 	s.upgrade(1, map[string]any{"uninstallOptions": map[string]any{"deletionPropagation": propagation}})
-	s.deployed(1)
+	s.awaitRevision(1)
 	s.eventually("the Deployment has a ReplicaSet", func() error {
 		out, err := s.try(s.plane, "kubectl", "get", "replicasets", "-n", s.release, "-o", "name")
 		if err == nil && out == "" {
-			err = errors.New("it has none")
+			err = errors.New("no ReplicaSet exists")
 		}
 		return err
 	})
 }
 
-func (s *optionStory) orphans() {
+func (s *optionStory) orphansDependents() {
 	s.t.Helper()
 	s.deployWithReplicaSet("orphan")
 	s.remove()
-	if err := s.absent(s.plane, &appsv1.Deployment{}, s.release, s.release); err != nil {
+	if err := s.wantMissing(s.plane, &appsv1.Deployment{}, s.release, s.release); err != nil {
 		s.t.Error(err)
 	}
 	if out := s.kubectl(s.plane, "get", "replicasets", "-n", s.release, "-o", `jsonpath={.items[*].metadata.ownerReferences}`); out != "" {
@@ -97,41 +97,41 @@ func (s *optionStory) orphans() {
 	}
 }
 
-// deletesDependents uninstalls the release while a finalizer delays the deletion of its ReplicaSet. Only in the
-// foreground the Deployment waits for that.
+// deletesDependents uninstalls the release while a finalizer delays the deletion of its ReplicaSet. Only with
+// foreground propagation, the Deployment waits for that.
 func (s *optionStory) deletesDependents(propagation string) {
 	s.t.Helper()
 	s.deployWithReplicaSet(propagation)
 	hold := func(finalizers string) {
 		s.t.Helper()
-		s.kubectl(s.plane, "patch", s.kubectlName("replicasets"), "-n", s.release, "--type=merge", "-p", `{"metadata":{"finalizers":`+finalizers+`}}`)
+		s.kubectl(s.plane, "patch", s.onlyObject("replicasets"), "-n", s.release, "--type=merge", "-p", `{"metadata":{"finalizers":`+finalizers+`}}`)
 	}
 	hold(`["stories.towline.dev/hold"]`)
 	s.beginRemoval()
 	s.eventually("the ReplicaSet is being deleted", func() error {
 		out, err := s.try(s.plane, "kubectl", "get", "replicasets", "-n", s.release, "-o", "jsonpath={.items[*].metadata.deletionTimestamp}")
 		if err == nil && out == "" {
-			err = errors.New("it is not")
+			err = errors.New("it has no deletionTimestamp")
 		}
 		return err
 	})
-	gone := s.absent(s.plane, &appsv1.Deployment{}, s.release, s.release)
-	if waits := propagation == "foreground"; (gone != nil) != waits {
-		s.t.Errorf("%s on %s: the Deployment waits for its ReplicaSet: %t, want %t", propagation, s.cluster, gone != nil, waits)
+	existsErr := s.wantMissing(s.plane, &appsv1.Deployment{}, s.release, s.release)
+	if waits := propagation == "foreground"; (existsErr != nil) != waits {
+		s.t.Errorf("%s on %s: the Deployment waits for its ReplicaSet: %t, want %t", propagation, s.cluster, existsErr != nil, waits)
 	}
 	hold("null")
-	s.removed()
+	s.awaitRemoved()
 	s.eventually("the Deployment and the ReplicaSet are deleted", func() error {
 		out, err := s.try(s.plane, "kubectl", "get", "deployments,replicasets", "-n", s.release, "-o", "name")
 		if err == nil && out != "" {
-			err = fmt.Errorf("there are %s", out)
+			err = fmt.Errorf("objects still exist: %s", out)
 		}
 		return err
 	})
 }
 
-// kubectlName returns the only object of a kind in the namespace of the release, as kubectl names it.
-func (s *optionStory) kubectlName(kind string) string {
+// onlyObject returns the only object of a kind in the namespace of the release, as kubectl names it.
+func (s *optionStory) onlyObject(kind string) string {
 	s.t.Helper()
 	return strings.TrimSpace(s.kubectl(s.plane, "get", kind, "-n", s.release, "-o", "name"))
 }

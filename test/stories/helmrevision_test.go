@@ -35,7 +35,7 @@ spec:
 }
 
 // readsItsRevision deploys a release whose templates read the revision, after two revisions of the helm command. Only
-// changes of the values make revisions, whatever is lost.
+// changes of the values make revisions, also after reports are deleted.
 func (s *commandsStory) readsItsRevision() {
 	s.t.Helper()
 	m := *s
@@ -54,26 +54,26 @@ func (s *commandsStory) readsItsRevision() {
 	m.helm("install", "reader", archive, "-n", "reader", "--create-namespace", "--set", "message=by hand")
 	m.helm("upgrade", "reader", archive, "-n", "reader", "--set", "message=by hand")
 	m.deploy()
-	m.wantRead(3, "3 false true a")
+	m.wantTemplateText(3, "3 false true a")
 
-	m.losesReports()
-	m.wantRead(3, "3 false true a")
+	m.deleteReports()
+	m.wantTemplateText(3, "3 false true a")
 	m.values["message"] = "b"
 	m.deploy()
-	m.wantRead(4, "4 false true b")
-	m.losesReports()
-	m.wantRead(4, "4 false true b")
+	m.wantTemplateText(4, "4 false true b")
+	m.deleteReports()
+	m.wantTemplateText(4, "4 false true b")
 
-	// The profile leaves the release on the member and comes back.
+	// The profile is deleted and leaves the release on the member, and is created again.
 	m.kubectl(m.hub, "patch", "clusterprofile", m.profile(), "--type=merge", "-p", `{"spec":{"stopMatchingBehavior":"LeavePolicies"}}`)
 	m.kubectl(m.hub, "delete", "clusterprofile", m.profile())
-	m.eventually("the profile has left", func() error { return m.absent(m.hub, &configv1beta1.ClusterSummary{}, m.summary(), "fleet") })
+	m.eventually("the summary is deleted", func() error { return m.wantMissing(m.hub, &configv1beta1.ClusterSummary{}, m.summary(), "fleet") })
 	m.deploy()
-	m.wantRead(5, "5 false true b")
+	m.wantTemplateText(5, "5 false true b")
 }
 
-// waitsForHelm deploys a release while a person installs it with the helm command. Its templates read that the revision
-// after that is an upgrade.
+// waitsForHelm deploys a release while a user installs it with the helm command. The templates of the next revision
+// read that it is an upgrade.
 func (s *commandsStory) waitsForHelm() {
 	s.t.Helper()
 	m := *s
@@ -102,14 +102,14 @@ func (s *commandsStory) waitsForHelm() {
 	if err := <-installed; err != nil {
 		s.t.Fatal(err)
 	}
-	m.wantRead(2, "2 false true a")
+	m.wantTemplateText(2, "2 false true a")
 }
 
-// wantRead waits until a revision is deployed, and compares the text that its template has written. There must be no
-// other revisions.
-func (s *commandsStory) wantRead(revision int, want string) {
+// wantTemplateText waits until a revision is deployed, and compares the text that its template has written. helm
+// history must have no further revisions.
+func (s *commandsStory) wantTemplateText(revision int, want string) {
 	s.t.Helper()
-	s.deployed(revision)
+	s.awaitRevision(revision)
 	if got := s.kubectl(s.plane, "get", "configmap", "revision", "-n", s.release, "-o", "jsonpath={.data.read}"); got != want {
 		s.t.Errorf("the templates of revision %d on %s read %q, want %q", revision, s.cluster, got, want)
 	}
@@ -130,15 +130,15 @@ func (s *commandsStory) wantRead(revision int, want string) {
 	}
 }
 
-// losesReports deletes the status of the summary, and in pull mode its ConfigurationGroup, and waits until the hub has
-// them again.
-func (s *commandsStory) losesReports() {
+// deleteReports deletes the status of the summary, and in pull mode its ConfigurationGroup, and waits until the hub has
+// written them again.
+func (s *commandsStory) deleteReports() {
 	s.t.Helper()
 	if s.cluster == "pulled" {
 		groups := []string{"configurationgroups", "-n", "fleet", "-o", "jsonpath={range .items[*]}{.metadata.uid}={.status.status}{\"\\n\"}{end}"}
 		before, _, _ := strings.Cut(s.kubectl(s.hub, append([]string{"get"}, groups...)...), "=")
 		s.kubectl(s.hub, "delete", "configurationgroups", "-n", "fleet", "--all")
-		s.eventually("the group is there again", func() error {
+		s.eventually("the group exists again", func() error {
 			out, err := s.try(s.hub, "kubectl", append([]string{"get"}, groups...)...)
 			if err == nil && (strings.HasPrefix(out, before) || strings.TrimSpace(out) == "" || !strings.HasSuffix(strings.TrimSpace(out), "=Provisioned")) {
 				err = fmt.Errorf("the groups are %q", out)
@@ -147,7 +147,7 @@ func (s *commandsStory) losesReports() {
 		})
 	}
 	s.kubectl(s.hub, "patch", "clustersummary", s.summary(), "-n", "fleet", "--subresource=status", "--type=merge", "-p", `{"status":null}`)
-	s.eventually("the status is there again", func() error {
+	s.eventually("the status is written again", func() error {
 		return s.wantStatuses("fleet", s.summary(), "Provisioned")
 	})
 }

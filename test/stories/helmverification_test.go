@@ -29,44 +29,44 @@ import (
 	"github.com/towline/towline/examples"
 )
 
-// publication is a way to publish charts and to sign them.
-type publication interface {
-	// publish publishes a version of the chart, signed with a key, or unsigned if key is negative. If tampered, another
-	// archive is signed.
+// signedCharts publishes and signs charts.
+type signedCharts interface {
+	// publish publishes a version of the chart, signed with a key, or unsigned if key is negative. If tampered, the
+	// signature is for another archive.
 	publish(version string, key int, tampered bool)
 	// secret returns the key and the value of the Secret with the public half of a key.
 	secret(key int) (name string, value []byte)
-	// chart returns the fields of an item of helmCharts that ask for the verification with Secret default/<name>.
+	// chart returns the fields of an item of helmCharts that require the verification with Secret default/<name>.
 	chart(name string) map[string]any
 }
 
 // TestHelmVerification deploys charts only if they are signed with the key that the profile names, in both modes.
 func TestHelmVerification(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	targets := []target{
 		{"fleet", "pushed", w.pushMember("fleet", "pushed", "stories=yes")},
 		{"fleet", "pulled", w.pullMember("fleet", "pulled", "stories=yes")},
 	}
 	for name, test := range map[string]struct {
-		publication
+		signedCharts
 		tampered, unsigned, wrongKey string
 	}{
 		"proven": {
-			newProvenRepository(t, "proven"), "sha256 sum does not match for proven-0.2.0.tgz", "the chart has no provenance file",
+			newProvenanceRepository(t, "proven"), "sha256 sum does not match for proven-0.2.0.tgz", "the chart has no provenance file",
 			"signature made by unknown entity",
 		},
 		"cosigned": {newCosignedRegistry(t, "cosigned"), "it signs another artifact, not sha256:", "the chart has no cosign signature", "its cosign signature is not valid"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := &chartProfile{world: w.in(t), name: name, targets: targets}
-			p.verifies(test.publication, test.tampered, test.unsigned, test.wrongKey)
+			p := &chartProfile{world: w.forSubtest(t), name: name, targets: targets}
+			p.wantVerification(test.signedCharts, test.tampered, test.unsigned, test.wrongKey)
 		})
 	}
 }
 
-func (p *chartProfile) verifies(charts publication, tampered, unsigned, wrongKey string) {
+func (p *chartProfile) wantVerification(charts signedCharts, tampered, unsigned, wrongKey string) {
 	p.t.Helper()
 	charts.publish("0.1.0", 0, false)
 	charts.publish("0.2.0", 0, true)
@@ -79,28 +79,28 @@ func (p *chartProfile) verifies(charts publication, tampered, unsigned, wrongKey
 		p.deploy(nil, nil)
 	}
 	deploy("0.1.0")
-	p.deployed(1)
+	p.awaitRevision(1)
 	for version, reason := range map[string]string{"0.2.0": tampered, "0.3.0": unsigned, "0.4.0": wrongKey} {
 		deploy(version)
-		p.failed("FailedNonRetriable", "chart stories/"+p.name+" "+version, reason)
+		p.awaitFailure("FailedNonRetriable", "chart stories/"+p.name+" "+version, reason)
 		p.wantChart(1, p.name+"-0.1.0")
 	}
 	deploy("0.4.0")
-	p.failed(wrongKey)
+	p.awaitFailure(wrongKey)
 	p.trust(charts, 1)
-	p.deployed(2)
+	p.awaitRevision(2)
 	p.wantChart(2, p.name+"-0.4.0")
 }
 
 // trust writes the Secret with the public half of a key.
-func (p *chartProfile) trust(charts publication, key int) {
+func (p *chartProfile) trust(charts signedCharts, key int) {
 	p.t.Helper()
 	name, value := charts.secret(key)
 	p.apply(p.hub, fmt.Sprintf("{apiVersion: v1, kind: Secret, metadata: {namespace: default, name: %s}, data: {%s: %s}}\n",
 		p.name, name, base64.StdEncoding.EncodeToString(value)))
 }
 
-// wantChart checks which chart is the last revision on the members.
+// wantChart checks the revision and the chart of the last revision on the members.
 func (p *chartProfile) wantChart(revision int, chart string) {
 	p.t.Helper()
 	for _, at := range p.targets {
@@ -115,7 +115,7 @@ func (p *chartProfile) wantChart(revision int, chart string) {
 	}
 }
 
-// archives returns the archive of a version, and the one that is signed for it.
+// archives returns the archive of a version, and the archive that the signature is for.
 func archives(t *testing.T, name, version string, tampered bool) (archive, signed []byte) {
 	t.Helper()
 	archive, err := examples.Chart{Name: name, Version: version}.Archive()
@@ -131,8 +131,8 @@ func archives(t *testing.T, name, version string, tampered bool) (archive, signe
 	return archive, signed
 }
 
-// provenRepository is a Helm repository with provenance files.
-type provenRepository struct {
+// provenanceRepository is a Helm repository with provenance files.
+type provenanceRepository struct {
 	t    *testing.T
 	name string
 	url  string
@@ -142,9 +142,9 @@ type provenRepository struct {
 	files map[string][]byte
 }
 
-func newProvenRepository(t *testing.T, name string) *provenRepository {
+func newProvenanceRepository(t *testing.T, name string) *provenanceRepository {
 	t.Helper()
-	r := &provenRepository{t: t, name: name, files: map[string][]byte{}}
+	r := &provenanceRepository{t: t, name: name, files: map[string][]byte{}}
 	for range 2 {
 		key, err := openpgp.NewEntity("publisher", "", "publisher@example.com", &packet.Config{Algorithm: packet.PubKeyAlgoEdDSA})
 		if err != nil {
@@ -158,7 +158,7 @@ func newProvenRepository(t *testing.T, name string) *provenRepository {
 	return r
 }
 
-func (r *provenRepository) serve(out http.ResponseWriter, in *http.Request) {
+func (r *provenanceRepository) serve(out http.ResponseWriter, in *http.Request) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	content, ok := r.files[in.URL.Path]
@@ -166,10 +166,10 @@ func (r *provenRepository) serve(out http.ResponseWriter, in *http.Request) {
 		http.NotFound(out, in)
 		return
 	}
-	_, _ = out.Write(content) // the hub judges by what it gets
+	_, _ = out.Write(content) // the hub reports a failed request
 }
 
-func (r *provenRepository) publish(version string, key int, tampered bool) {
+func (r *provenanceRepository) publish(version string, key int, tampered bool) {
 	r.t.Helper()
 	archive, signed := archives(r.t, r.name, version, tampered)
 	file := fmt.Sprintf("%s-%s.tgz", r.name, version)
@@ -190,7 +190,7 @@ func (r *provenRepository) publish(version string, key int, tampered bool) {
 	r.files["/"+file+".prov"] = []byte(text)
 }
 
-func (r *provenRepository) secret(key int) (name string, value []byte) {
+func (r *provenanceRepository) secret(key int) (name string, value []byte) {
 	r.t.Helper()
 	var keyring bytes.Buffer
 	if err := r.keys[key].Serialize(&keyring); err != nil {
@@ -199,7 +199,7 @@ func (r *provenRepository) secret(key int) (name string, value []byte) {
 	return "keyring.gpg", keyring.Bytes()
 }
 
-func (r *provenRepository) chart(name string) map[string]any {
+func (r *provenanceRepository) chart(name string) map[string]any {
 	return map[string]any{
 		"repositoryURL": r.url,
 		"provenanceVerification": map[string]any{

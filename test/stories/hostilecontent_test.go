@@ -69,8 +69,8 @@ data:
     i: &i [*h, *h, *h, *h, *h, *h, *h, *h, *h, *h]
 `
 
-// hostileCases have content that takes too much of the hub, or more than it may have. %[2]s stands for the URL of a
-// chart repository and %[4]s for the URL of a hostile server.
+// hostileCases have content that takes too much memory or time of the hub, or accesses more than it may. %[2]s stands
+// for the URL of a chart repository and %[4]s for the URL of a hostile server.
 func hostileCases(t *testing.T) map[string]badCase {
 	t.Helper()
 	archive := func(headers ...tar.Header) string {
@@ -81,31 +81,31 @@ func hostileCases(t *testing.T) map[string]badCase {
 	}
 	const kustomization = "kustomization.yaml"
 	return map[string]badCase{
-		"tar-bomb":         {breaks: archive(tar.Header{Name: "bomb", Size: 150 << 20}), names: []string{"default/tar-bomb-archive", "kustomize.tar.gz", `more than 32 MiB (at "bomb")`}},
-		"symbolic-link":    {breaks: archive(tar.Header{Name: kustomization, Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}), names: []string{"default/symbolic-link-archive", `"kustomization.yaml" is a link`}},
-		"path-outside":     {breaks: archive(tar.Header{Name: "../../etc/passwd", Size: 1}), names: []string{"default/path-outside-archive", `"../../etc/passwd" is not a path below the root`}},
-		"asks-the-network": {breaks: archive(tar.Header{Name: kustomization, PAXRecords: map[string]string{"CONTENT": "resources: ['https://127.0.0.1:1/x.yaml']"}}), names: []string{"default/asks-the-network-archive", "resources: \"https://127.0.0.1:1/x.yaml\" is remote, and a kustomization is built without a network"}},
-		"zip-bomb":         {breaks: remote("zip-bomb", ""), names: []string{"/zip-bomb", `more than 100 MiB (at "bomb.yaml")`}},
-		"endless-body":     {breaks: remote("endless-body", ""), names: []string{"/endless-body", "more than 64 MiB"}},
+		"tar-bomb":         {broken: archive(tar.Header{Name: "bomb", Size: 150 << 20}), texts: []string{"default/tar-bomb-archive", "kustomize.tar.gz", `more than 32 MiB (at "bomb")`}},
+		"symbolic-link":    {broken: archive(tar.Header{Name: kustomization, Typeflag: tar.TypeSymlink, Linkname: "/etc/passwd"}), texts: []string{"default/symbolic-link-archive", `"kustomization.yaml" is a link`}},
+		"path-outside":     {broken: archive(tar.Header{Name: "../../etc/passwd", Size: 1}), texts: []string{"default/path-outside-archive", `"../../etc/passwd" is not a path below the root`}},
+		"asks-the-network": {broken: archive(tar.Header{Name: kustomization, PAXRecords: map[string]string{"CONTENT": "resources: ['https://127.0.0.1:1/x.yaml']"}}), texts: []string{"default/asks-the-network-archive", "resources: \"https://127.0.0.1:1/x.yaml\" is remote, and a kustomization is built without a network"}},
+		"zip-bomb":         {broken: remote("zip-bomb", ""), texts: []string{"/zip-bomb", `more than 100 MiB (at "bomb.yaml")`}},
+		"endless-body":     {broken: remote("endless-body", ""), texts: []string{"/endless-body", "more than 64 MiB"}},
 		"redirect": {
-			breaks: "---\napiVersion: v1\nkind: Secret\nmetadata: {namespace: default, name: token}\ntype: addons.projectsveltos.io/cluster-profile\nstringData: {token: s3cret}\n" +
+			broken: "---\napiVersion: v1\nkind: Secret\nmetadata: {namespace: default, name: token}\ntype: addons.projectsveltos.io/cluster-profile\nstringData: {token: s3cret}\n" +
 				remote("redirect", ", secretRef: {namespace: default, name: token}"),
-			names: []string{"/redirect", "403 Forbidden"},
+			texts: []string{"/redirect", "403 Forbidden"},
 		},
-		"endless-template": {breaks: hostileTemplate + "{{ range 1000000000000 }}{{ end }}\n", names: []string{"ConfigMap default/endless-template, key objects.yaml", "took longer than 10s"}},
-		"endless-output":   {breaks: hostileTemplate + "{{ range 1000000000000 }}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{{ end }}\n", names: []string{"ConfigMap default/endless-output, key objects.yaml", "larger than 64 MiB"}},
-		"many-objects":     {breaks: badProfile + chartOf("%[2]s", "many-objects", ""), names: []string{"many-objects", "there are more than 20000 objects"}},
-		"billion-laughs":   {breaks: hostileLaughs, names: []string{"ConfigMap default/billion-laughs, key objects.yaml", "aliases make it too large"}},
+		"endless-template": {broken: hostileTemplate + "{{ range 1000000000000 }}{{ end }}\n", texts: []string{"ConfigMap default/endless-template, key objects.yaml", "took longer than 10s"}},
+		"endless-output":   {broken: hostileTemplate + "{{ range 1000000000000 }}xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx{{ end }}\n", texts: []string{"ConfigMap default/endless-output, key objects.yaml", "larger than 64 MiB"}},
+		"many-objects":     {broken: badProfile + chartOf("%[2]s", "many-objects", ""), texts: []string{"many-objects", "there are more than 20000 objects"}},
+		"billion-laughs":   {broken: hostileLaughs, texts: []string{"ConfigMap default/billion-laughs, key objects.yaml", "aliases make it too large"}},
 	}
 }
 
-// TestHostileContent changes profiles that were good to hostile ones. Each is refused by name, nothing that was
-// delivered is touched, the hub takes no more than its memory, and another profile is served meanwhile.
+// TestHostileContent changes good profiles to hostile ones. Each is refused by name, no delivered object is changed,
+// the hub stays below its memory limit, and another profile is delivered meanwhile.
 func TestHostileContent(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
-	members := w.badMembers()
-	w.serve(examples.Chart{Name: "many-objects", Version: "1.0.0", Files: map[string]string{
+	members := w.startBadMembers()
+	w.serveRepository(examples.Chart{Name: "many-objects", Version: "1.0.0", Files: map[string]string{
 		"templates/many.yaml": "{{ range 50000 }}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: \"c{{ . }}\"}\n{{ end }}",
 	}})
 	server := newHostileServer(t)
@@ -114,13 +114,13 @@ func TestHostileContent(t *testing.T) {
 	w.apply(w.hub, neighbourProfile("content", "content", "matchLabels: {env: bad}"))
 	for member := range members {
 		namespace, cluster, _ := strings.Cut(member, " ")
-		w.provisioned(namespace, "content-sveltos-"+cluster)
+		w.awaitProvisioned(namespace, "content-sveltos-"+cluster)
 	}
 	healthy := map[string]*localkube.Plane{"push-1": members["cloud push-1"], "pull-1": members["edge pull-1"]}
 	memory := w.watchHubMemory()
 	deliveries.makeMistakes()
 	w.measureChange("while hostile content arrives", "two", healthy)
-	deliveries.wantAllTold()
+	deliveries.awaitFailureReports()
 	w.measureChange("among hostile content", "three", healthy)
 	if largest := memory(); largest > maxHubMemory {
 		t.Errorf("the hub and its children took %d MiB", largest>>20)
@@ -134,7 +134,7 @@ func TestHostileContent(t *testing.T) {
 	}
 }
 
-// hostileTar returns a compressed archive. A PAX record CONTENT is the content of a file, and not written; all other
+// hostileTar returns a compressed archive. A PAX record CONTENT is the content of a file, and is not written; all other
 // files have zeros.
 func hostileTar(t *testing.T, headers ...tar.Header) []byte {
 	t.Helper()
@@ -170,14 +170,14 @@ func (zeros) Read(buffer []byte) (int, error) {
 	return len(buffer), nil
 }
 
-// hostileServer serves a zip bomb and a body without end, and redirects to another host.
+// hostileServer serves a zip bomb and an endless body, and redirects to another host.
 type hostileServer struct {
 	*httptest.Server
 
 	mu          sync.Mutex // guards the fields below
 	credentials string     // of the last request that was redirected
 	visits      int        // requests to the other host
-	leaked      string     // credentials that the other host has got
+	leaked      string     // credentials that the other host received
 }
 
 func newHostileServer(t *testing.T) *hostileServer {
@@ -229,12 +229,12 @@ func hostileZip(t *testing.T) []byte {
 	return buffer.Bytes()
 }
 
-// watchHubMemory returns a function that ends the watch and returns the largest memory in bytes that the hub had
-// together with its children.
+// watchHubMemory samples the memory of the hub and its children. The returned function ends that and returns the
+// maximum in bytes.
 func (w *world) watchHubMemory() func() int64 {
 	w.t.Helper()
 	ended, largest := make(chan struct{}), make(chan int64)
-	pid := w.hubOS.cmd.Process.Pid
+	pid := w.hubProcess.cmd.Process.Pid
 	go func() {
 		most := int64(0)
 		for {
@@ -243,28 +243,28 @@ func (w *world) watchHubMemory() func() int64 {
 				largest <- most
 				return
 			case <-time.After(200 * time.Millisecond):
-				most = max(most, memoryOfFamily(pid))
+				most = max(most, processTreeMemory(pid))
 			}
 		}
 	}()
 	return func() int64 { close(ended); return <-largest }
 }
 
-// memoryOfFamily returns the private memory in bytes of a process and its children.
-func memoryOfFamily(pid int) int64 {
+// processTreeMemory returns the private memory in bytes of a process and its children.
+func processTreeMemory(pid int) int64 {
 	sum := int64(0)
 	all, _ := filepath.Glob("/proc/[0-9]*/status") // the pattern is valid
 	for _, path := range all {
 		status, _ := os.ReadFile(path) // the process may have ended
-		if field(status, "Pid") == pid || field(status, "PPid") == pid {
-			sum += int64(field(status, "RssAnon")) << 10
+		if statusField(status, "Pid") == pid || statusField(status, "PPid") == pid {
+			sum += int64(statusField(status, "RssAnon")) << 10
 		}
 	}
 	return sum
 }
 
-// field returns a number in the status of a process, -1 if there is none.
-func field(status []byte, name string) int {
+// statusField returns a number in the status of a process, -1 if there is none.
+func statusField(status []byte, name string) int {
 	for line := range strings.Lines(string(status)) {
 		if rest, ok := strings.CutPrefix(line, name+":"); ok {
 			if number, err := strconv.Atoi(strings.Fields(rest)[0]); err == nil {

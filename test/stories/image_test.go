@@ -25,7 +25,8 @@ import (
 	"oras.land/oras-go/v2/registry/remote"
 )
 
-// platformsVariable is the environment variable with the platforms to build images for. Default: that of this machine.
+// platformsVariable is the environment variable with the platforms to build images for. The default is the platform of
+// this machine.
 const platformsVariable = "TOWLINE_PLATFORMS"
 
 // releaseImage runs `make image` for a release of Towline and pushes the image to a registry. It returns the name of
@@ -37,7 +38,7 @@ func (w *world) releaseImage(dist, version string) (image, program string) {
 	image = strings.TrimPrefix(server.URL, "http://") + "/towline"
 	own := "linux/" + runtime.GOARCH
 	platforms := cmp.Or(os.Getenv(platformsVariable), own)
-	w.make("image", "IMAGE="+image, "VERSION="+version, "PLATFORMS="+platforms, "DIST="+dist, "PUSH=1", "PLAIN_HTTP=1")
+	w.runMake("image", "IMAGE="+image, "VERSION="+version, "PLATFORMS="+platforms, "DIST="+dist, "PUSH=1", "PLAIN_HTTP=1")
 
 	repository, err := remote.NewRepository(image)
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// hubOnPlane makes the hub fit for a plane, whose pods share the ports and the loopback addresses of this machine, and
-// mount no volumes.
+// hubOnPlane adapts the hub to a plane: pods share the ports and the loopback addresses of this machine, and mount no
+// volumes.
 const hubOnPlane = `
 image:
   repository: %s
@@ -34,7 +34,7 @@ extraArgs:
 - --denied-networks=
 `
 
-// edgeCluster is registered without a command.
+// edgeCluster is a cluster that is registered without a command.
 const edgeCluster = `
 apiVersion: v1
 kind: Namespace
@@ -46,7 +46,7 @@ metadata: {name: shop, namespace: edge}
 spec: {pullMode: true}
 `
 
-// helmWorld is a world whose hub is installed by Helm, with a chart repository to install it from.
+// helmWorld is a world with a hub that Helm installs, and with a chart repository to install it from.
 type helmWorld struct {
 	*world
 	releases chartRepository
@@ -56,8 +56,8 @@ type helmWorld struct {
 	rke2, aks *localkube.Plane
 }
 
-// newHelmWorld starts a plane for the hub, with nothing on it. Its node runs the images of two releases. The program of
-// the second one is from the image that `make image` builds.
+// newHelmWorld starts an empty plane for the hub. Its node runs the images of two releases. The program of the second
+// one is from the image that `make image` builds.
 func newHelmWorld(t *testing.T) *helmWorld {
 	t.Helper()
 	charts, err := examples.Repository(charts()...)
@@ -79,16 +79,16 @@ func newHelmWorld(t *testing.T) *helmWorld {
 // TestInstallByHelm installs the hub with the commands of seed 001 and the former chart, upgrades it to charts/towline
 // and an image of `make image` with members connected, uninstalls and reinstalls it.
 func TestInstallByHelm(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newHelmWorld(t)
-	w.publishFormer(w.releases, "v1.0.1")
+	w.publishFormerChart(w.releases, "v1.0.1")
 	w.helm(w.hub, "repo", "add", "projectsveltos", w.releases.URL)
 	w.helm(w.hub, "repo", "update")
 	w.install("1.0.1")
 	w.wantRunning("towline-hub")
 	w.eventually("the hub registers itself", func() error {
 		out, err := w.try(w.hub, "kubectl", "get", "sveltoscluster", "-A")
-		return errors.Join(err, wantFields(w.row(out, "mgmt"), "mgmt", "mgmt", "true", "v1.36.3", "*"))
+		return errors.Join(err, wantFields(w.tableRow(out, "mgmt"), "mgmt", "mgmt", "true", "v1.36.3", "*"))
 	})
 
 	w.rke2 = w.pullMember("rke2", "cluster01", "env=test")
@@ -100,7 +100,7 @@ func TestInstallByHelm(t *testing.T) {
 			"clustersummary.config.projectsveltos.io/deploy-kyverno-sveltos-cluster01")
 	})
 	w.wantKyverno()
-	before := w.fleet()
+	before := w.fleetIdentities()
 
 	members := w.start("watch of the members", w.hub, "kubectl", "get", "sveltosclusters", "-A", "--watch", "--no-headers",
 		"-o", "custom-columns=NAME:.metadata.name,READY:.status.ready,CONNECTION:.status.connectionStatus")
@@ -115,14 +115,14 @@ func TestInstallByHelm(t *testing.T) {
 	}
 	members.stop()
 	w.wantConnected(members.out.String())
-	before = w.fleet()
+	before = w.fleetIdentities()
 
 	uninstalled := w.helm(w.hub, "uninstall", "projectsveltos", "-n", "projectsveltos")
 	if want := `release "projectsveltos" uninstalled`; !strings.Contains(uninstalled, want) {
 		t.Errorf("helm uninstall printed %q, want %q", uninstalled, want)
 	}
 	w.wantRunning()
-	w.agentRenews()
+	w.awaitLeaseRenewal()
 	w.wantFleet("uninstall", before)
 
 	w.install("1.0.2", "--set", "shards={eu}")
@@ -132,7 +132,7 @@ func TestInstallByHelm(t *testing.T) {
 	w.wantFleet("install again", before)
 }
 
-// install runs the command of the seed, with what the plane needs.
+// install runs the command of the seed, with the values that the plane needs.
 func (w *helmWorld) install(version string, options ...string) {
 	w.t.Helper()
 	printed := w.helm(w.hub, append([]string{
@@ -153,7 +153,7 @@ func (w *helmWorld) upgrade() {
 	if err != nil || former == "" {
 		w.t.Fatalf("the former chart has no policy that limits tokens: %v", err)
 	}
-	w.publish(w.releases, "v1.0.2")
+	w.publishChart(w.releases, "v1.0.2")
 	w.helm(w.hub, "repo", "update")
 	w.helm(w.hub, "upgrade", "projectsveltos", "projectsveltos/projectsveltos", "-n", "projectsveltos", "--version=1.0.2", "--reset-then-reuse-values",
 		"--set", "replicas=2", "--set", "shards={eu}", "--set", "crds.install=false", "--set", "managementCluster.url="+w.hub.Config.Host)
@@ -200,7 +200,7 @@ func (w *helmWorld) wantConnected(watched string) {
 	}
 }
 
-// deployAfterUpgrade shows that the values of the upgrade hold: the hub's address, the image of agents, and the shard.
+// deployAfterUpgrade checks the values of the upgrade: the hub's address, the image of agents, and the shard.
 func (w *helmWorld) deployAfterUpgrade() {
 	w.t.Helper()
 	w.kubectlApply(w.hub, edgeCluster)
@@ -212,7 +212,7 @@ func (w *helmWorld) deployAfterUpgrade() {
 		}
 		return w.wantManifest(manifest)
 	})
-	// The hub of shard eu takes cluster02 over.
+	// The hub of shard eu becomes responsible for cluster02.
 	w.kubectl(w.hub, "annotate", "sveltosclusters", "cluster02", "-n", "aks", "sharding.projectsveltos.io/key=eu")
 	w.kubectl(w.hub, "label", "sveltosclusters", "cluster01", "-n", "rke2", "req=tetragon")
 	w.kubectl(w.hub, "label", "sveltosclusters", "cluster02", "-n", "aks", "req=tetragon")
@@ -220,7 +220,7 @@ func (w *helmWorld) deployAfterUpgrade() {
 	w.wantTetragon()
 }
 
-// wantManifest checks that an agent's manifest has the image of the hub, and the address that the chart was given.
+// wantManifest checks that an agent's manifest has the image of the hub, and the address of the chart's values.
 func (w *helmWorld) wantManifest(manifest []byte) error {
 	if want := "image: " + w.image + ":v1.0.2\n"; !bytes.Contains(manifest, []byte(want)) {
 		return fmt.Errorf("the manifest does not contain %q", want)
@@ -248,8 +248,8 @@ func (w *helmWorld) wantTetragon() {
 	}
 }
 
-// redeploy clears the status of the summaries of tetragon: the hub that was installed again finds out that nothing is
-// to do.
+// redeploy clears the status of the summaries of tetragon: the hub that was installed again reports that they are
+// provisioned.
 func (w *helmWorld) redeploy() {
 	w.t.Helper()
 	for namespace, summary := range map[string]string{
@@ -263,10 +263,10 @@ func (w *helmWorld) redeploy() {
 // wantKyverno waits until both clusters are ready and have kyverno.
 func (w *helmWorld) wantKyverno() {
 	w.t.Helper()
-	w.ready("rke2", "cluster01")
-	w.ready("aks", "cluster02")
-	w.provisioned("rke2", "deploy-kyverno-sveltos-cluster01")
-	w.provisioned("aks", "deploy-kyverno-sveltos-cluster02")
+	w.awaitReady("rke2", "cluster01")
+	w.awaitReady("aks", "cluster02")
+	w.awaitProvisioned("rke2", "deploy-kyverno-sveltos-cluster01")
+	w.awaitProvisioned("aks", "deploy-kyverno-sveltos-cluster02")
 	for _, plane := range []*localkube.Plane{w.rke2, w.aks} {
 		w.wantDeployments(plane, "kyverno", "deployment.apps/kyverno-latest")
 	}
@@ -277,11 +277,10 @@ func (w *helmWorld) hubPods() []string {
 	return strings.Fields(w.kubectl(w.hub, "get", "pods", "-n", "projectsveltos", "-o", "jsonpath={.items[*].metadata.name}"))
 }
 
-// wantRunning waits until `kubectl get pods -n projectsveltos` shows exactly one running pod per name, of the
-// Deployment of that name.
+// wantRunning waits until `kubectl get pods -n projectsveltos` shows exactly one running pod for each Deployment.
 func (w *helmWorld) wantRunning(deployments ...string) {
 	w.t.Helper()
-	w.eventually("the pods of the hub are those of "+strings.Join(deployments, ", "), func() error {
+	w.eventually("the pods of the hub belong to "+strings.Join(deployments, ", "), func() error {
 		table := w.kubectl(w.hub, "get", "pods", "-n", "projectsveltos", "--no-headers", "--sort-by=metadata.name")
 		var got []string
 		for line := range strings.Lines(table) {
@@ -300,8 +299,8 @@ func (w *helmWorld) wantRunning(deployments ...string) {
 	})
 }
 
-// agentRenews waits until the agent of cluster01 has renewed its Lease again.
-func (w *helmWorld) agentRenews() {
+// awaitLeaseRenewal waits until the agent of cluster01 has renewed its Lease.
+func (w *helmWorld) awaitLeaseRenewal() {
 	w.t.Helper()
 	since := time.Now()
 	hubClient := w.client(w.hub)
@@ -317,8 +316,8 @@ func (w *helmWorld) agentRenews() {
 	})
 }
 
-// fleet returns the identities of all that an upgrade and an uninstall must keep, by where it is.
-func (w *helmWorld) fleet() map[string][]string {
+// fleetIdentities returns the identities of all objects that an upgrade and an uninstallation must keep, by cluster.
+func (w *helmWorld) fleetIdentities() map[string][]string {
 	w.t.Helper()
 	identities := map[string][]string{}
 	list := func(plane *localkube.Plane, columns, kinds string, scope ...string) {
@@ -338,18 +337,18 @@ func (w *helmWorld) fleet() map[string][]string {
 	return identities
 }
 
-// wantFleet checks that nothing of the fleet was deleted, made anew or changed.
+// wantFleet checks that no object of the fleet was deleted, created again or changed.
 func (w *helmWorld) wantFleet(step string, before map[string][]string) {
 	w.t.Helper()
-	if diff := cmp.Diff(before, w.fleet()); diff != "" {
+	if diff := cmp.Diff(before, w.fleetIdentities()); diff != "" {
 		w.t.Errorf("fleet after %s (-before +after):\n%s", step, diff)
 	}
 }
 
 // TestInstallByHelmTakesOver makes a release of a hub that was installed with config/hub.yaml, and moves its cache.
 func TestInstallByHelmTakesOver(t *testing.T) {
-	awaitTurn(t)
-	// Nothing runs here: pods of an unknown image are reported as running.
+	awaitSlot(t)
+	// No program runs here: pods of an unknown image are reported as running.
 	w := &world{t: t, dir: t.TempDir(), hub: localkube.ForTest(t, localkube.Named("hub")), clients: &sync.Map{}}
 	w.kubectl(w.hub, "apply", "-f", "../../config/hub.yaml")
 	get := func(path string) string {

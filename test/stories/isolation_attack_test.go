@@ -20,11 +20,11 @@ import (
 	libv1beta1 "github.com/towline/towline/api/lib/v1beta1"
 )
 
-// intruder is the mark that an attack tries to leave.
-const intruder = "intruder"
+// attackMark is the label that an attack tries to set.
+const attackMark = "intruder"
 
-// loot are the kinds of objects that belong to one cluster.
-var loot = []schema.GroupVersionResource{
+// ownedKinds are the kinds of objects that belong to one cluster.
+var ownedKinds = []schema.GroupVersionResource{
 	libv1beta1.GroupVersion.WithResource("configurationbundles"),
 	libv1beta1.GroupVersion.WithResource("configurationgroups"),
 	libv1beta1.GroupVersion.WithResource("sveltosclusters"),
@@ -37,16 +37,16 @@ var loot = []schema.GroupVersionResource{
 	{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings"},
 }
 
-// withStatus are those of them that have a status of their own.
-var withStatus = []string{"configurationgroups", "sveltosclusters", "clustersummaries", "clusters", "works"}
+// kindsWithStatus are the resources of ownedKinds with the subresource status.
+var kindsWithStatus = []string{"configurationgroups", "sveltosclusters", "clustersummaries", "clusters", "works"}
 
-// possession is an object of a cluster.
-type possession struct {
+// ownedObject is an object of a cluster.
+type ownedObject struct {
 	resource schema.GroupVersionResource
 	object   *unstructured.Unstructured
 }
 
-func (p possession) String() string {
+func (p ownedObject) String() string {
 	return fmt.Sprintf("%s %s/%s", p.resource.Resource, p.object.GetNamespace(), p.object.GetName())
 }
 
@@ -56,32 +56,32 @@ type attempt struct {
 	try func() error
 }
 
-// attack makes every kind of request for b's objects with a's credential. All that is not documented must be refused,
-// and b's objects must be what they were.
+// attack makes every kind of request for b's objects with a's credential. All requests that are not documented must be
+// refused, and b's objects must be unchanged.
 func (w *world) attack(a, b insider, documented permissions) {
 	w.t.Helper()
-	before := w.possessions(b, a)
+	before := w.listOwnedObjects(b, a)
 	for kind := range map[string]bool{"configurationbundles": true, "configurationgroups": true, "sveltosclusters": true, "secrets": true, "leases": true} {
-		if !slices.ContainsFunc(before, func(p possession) bool { return p.resource.Resource == kind }) {
+		if !slices.ContainsFunc(before, func(p ownedObject) bool { return p.resource.Resource == kind }) {
 			w.t.Fatalf("%s has no %s to attack", b.cluster, kind)
 		}
 	}
 	w.attackObjects(a, b, before, documented)
-	if diff := gocmp.Diff(essence(before), essence(w.possessions(b, a))); diff != "" {
-		w.t.Errorf("%s changed what belongs to %s (-before +after):\n%s", a.cluster, b.cluster, diff)
+	if diff := gocmp.Diff(comparableObjects(before), comparableObjects(w.listOwnedObjects(b, a))); diff != "" {
+		w.t.Errorf("%s changed objects of %s (-before +after):\n%s", a.cluster, b.cluster, diff)
 	}
 }
 
-// attackObjects makes every kind of request for targets, which are b's, with a's credential. All that is not documented
-// must be refused.
-func (w *world) attackObjects(a, b insider, targets []possession, documented permissions) {
+// attackObjects makes every kind of request for targets, which are b's, with a's credential. All requests that are not
+// documented must be refused.
+func (w *world) attackObjects(a, b insider, targets []ownedObject, documented permissions) {
 	w.t.Helper()
 	attempts := slices.Concat(w.onObjects(a, targets), w.onKinds(a, b), w.onTokens(a, b))
-	allowed := documented.of(w.t, a)
-	attempts = slices.DeleteFunc(attempts, func(x attempt) bool { return allowed.allow(x.grant) })
+	allowed := documented.forAgent(w.t, a)
+	attempts = slices.DeleteFunc(attempts, func(x attempt) bool { return allowed.allows(x.grant) })
 	answers := make([]error, len(attempts))
 	var pending sync.WaitGroup
-	gate := make(chan struct{}, asking)
+	gate := make(chan struct{}, parallelRequests)
 	for i, x := range attempts {
 		pending.Go(func() {
 			gate <- struct{}{}
@@ -91,20 +91,20 @@ func (w *world) attackObjects(a, b insider, targets []possession, documented per
 	}
 	pending.Wait()
 	for i, err := range answers {
-		if !refused(err) {
+		if !isRefused(err) {
 			w.t.Errorf("%s against %s: %+v was answered with %v, want Forbidden", a.cluster, b.cluster, attempts[i].grant, err)
 		}
 	}
 	w.t.Logf("%s against %s: %d requests for %d objects refused", a.cluster, b.cluster, len(attempts), len(targets))
 }
 
-// possessions reads b's objects as an administrator: what is in its delivery namespace or beside its SveltosCluster,
-// and is not a's.
-func (w *world) possessions(b, a insider) []possession {
+// listOwnedObjects reads b's objects as an administrator: objects in its delivery namespace or beside its
+// SveltosCluster, except for a's.
+func (w *world) listOwnedObjects(b, a insider) []ownedObject {
 	w.t.Helper()
 	hub := dynamic.NewForConfigOrDie(w.hub.Config)
-	var found []possession
-	for _, resource := range loot {
+	var found []ownedObject
+	for _, resource := range ownedKinds {
 		for _, namespace := range slices.Compact([]string{b.namespace, b.delivery}) {
 			list, err := hub.Resource(resource).Namespace(namespace).List(w.t.Context(), metav1.ListOptions{})
 			if err != nil {
@@ -112,7 +112,7 @@ func (w *world) possessions(b, a insider) []possession {
 			}
 			for _, item := range list.Items {
 				if namedAfter(item.GetName(), b.cluster) || namespace == b.delivery && !namedAfter(item.GetName(), a.cluster) {
-					found = append(found, possession{resource, &item})
+					found = append(found, ownedObject{resource, &item})
 				}
 			}
 		}
@@ -124,14 +124,14 @@ func namedAfter(name, cluster string) bool {
 	return slices.Contains(strings.Split(name, "-"), cluster)
 }
 
-// essence prints what must not change by name. Where the hub itself notices that the agents are stopped, only the
-// intruder's mark counts.
-func essence(possessions []possession) map[string]string {
+// comparableObjects returns the objects as text, by name. It omits fields and objects that the hub itself changes after
+// the agents stop, unless they have attackMark.
+func comparableObjects(possessions []ownedObject) map[string]string {
 	result := map[string]string{}
 	for _, p := range possessions {
 		object := p.object.DeepCopy()
-		text, _ := json.Marshal(object.Object) // it came as JSON
-		if strings.Contains(string(text), intruder) {
+		text, _ := json.Marshal(object.Object) // it was read as JSON
+		if strings.Contains(string(text), attackMark) {
 			result[p.String()] = string(text)
 			continue
 		}
@@ -143,7 +143,7 @@ func essence(possessions []possession) map[string]string {
 			text, _ = json.Marshal(object.Object)
 		case "secrets":
 			if strings.HasSuffix(object.GetName(), "-sveltos-registration") {
-				continue // comes and goes by itself
+				continue // the hub creates and deletes it
 			}
 		}
 		result[p.String()] = string(text)
@@ -151,13 +151,13 @@ func essence(possessions []possession) map[string]string {
 	return result
 }
 
-// onObjects are requests for objects by name.
-func (w *world) onObjects(a insider, targets []possession) (attempts []attempt) {
+// onObjects returns requests for objects by name.
+func (w *world) onObjects(a insider, targets []ownedObject) (attempts []attempt) {
 	client, ctx := dynamic.NewForConfigOrDie(a.config), w.t.Context()
 	for _, p := range targets {
 		c, name := client.Resource(p.resource).Namespace(p.object.GetNamespace()), p.object.GetName()
 		marked := p.object.DeepCopy()
-		marked.SetLabels(map[string]string{intruder: intruder})
+		marked.SetLabels(map[string]string{attackMark: attackMark})
 		g := grant{p.object.GetNamespace(), resourceName(p.resource.Group, p.resource.Resource), name, ""}
 		add := func(verb, subresource string, try func(path ...string) error) {
 			g, path := g, []string(nil)
@@ -167,7 +167,7 @@ func (w *world) onObjects(a insider, targets []possession) (attempts []attempt) 
 			attempts = append(attempts, attempt{g, func() error { return try(path...) }})
 		}
 		subresources := []string{""}
-		if slices.Contains(withStatus, p.resource.Resource) {
+		if slices.Contains(kindsWithStatus, p.resource.Resource) {
 			subresources = append(subresources, "status")
 		}
 		for _, subresource := range subresources {
@@ -190,10 +190,10 @@ func (w *world) onObjects(a insider, targets []possession) (attempts []attempt) 
 	return attempts
 }
 
-// onKinds are requests for all objects of a kind, in a namespace and everywhere.
+// onKinds returns requests for all objects of a kind, in a namespace and in all.
 func (w *world) onKinds(a, b insider) (attempts []attempt) {
 	client, ctx := dynamic.NewForConfigOrDie(a.config), w.t.Context()
-	for _, resource := range loot {
+	for _, resource := range ownedKinds {
 		for _, namespace := range slices.Compact([]string{b.namespace, b.delivery, ""}) {
 			var c dynamic.ResourceInterface = client.Resource(resource)
 			if namespace != "" {
@@ -210,8 +210,8 @@ func (w *world) onKinds(a, b insider) (attempts []attempt) {
 			add("create", func() error {
 				object := &unstructured.Unstructured{}
 				object.SetAPIVersion(resource.GroupVersion().String())
-				object.SetKind("Intruder") // who may not create is told so before anybody looks at what
-				object.SetName(b.cluster + "-" + intruder)
+				object.SetKind("Intruder") // the hub checks the permission before the kind
+				object.SetName(b.cluster + "-" + attackMark)
 				_, err := c.Create(ctx, object, metav1.CreateOptions{})
 				return err
 			})
@@ -229,7 +229,7 @@ func (w *world) watch(c dynamic.ResourceInterface, options metav1.ListOptions) e
 	return err
 }
 
-// onTokens are requests for tokens of ServiceAccounts that are not a's.
+// onTokens returns requests for tokens of ServiceAccounts that are not a's.
 func (w *world) onTokens(a, b insider) (attempts []attempt) {
 	accounts := kubernetes.NewForConfigOrDie(a.config).CoreV1()
 	for _, namespace := range slices.Compact([]string{b.namespace, b.delivery}) {

@@ -25,28 +25,28 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// asking is how many questions are asked at once.
-const asking = 32
+// parallelRequests is the number of reviews that are requested at once.
+const parallelRequests = 32
 
-// verbs are those of all requests for resources.
+// verbs are the verbs of all requests for resources.
 var verbs = []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
 
-// grant is one thing that somebody may do.
+// grant is one permission.
 type grant struct {
-	// namespace is "" for what may be done everywhere.
+	// namespace is "" for a permission in all namespaces.
 	namespace string
 	// resource is written like configurationgroups.lib.projectsveltos.io/status.
 	resource string
-	// name is "" for what may be done with any object.
+	// name is "" for a permission on all objects.
 	name string
 	verb string
 }
 
-// grants are kept by what they allow.
+// grants is a set of permissions.
 type grants map[grant]bool
 
-// allow says whether a request is granted.
-func (g grants) allow(want grant) bool {
+// allows returns whether a request is granted.
+func (g grants) allows(want grant) bool {
 	for _, namespace := range []string{want.namespace, ""} {
 		for _, name := range []string{want.name, ""} {
 			if g[grant{namespace, want.resource, name, want.verb}] {
@@ -57,19 +57,19 @@ func (g grants) allow(want grant) bool {
 	return false
 }
 
-// lines prints the grants, one line for all verbs on a thing.
+// lines returns the grants as text, one line for all verbs on a resource.
 func (g grants) lines() []string {
-	byThing := map[grant][]string{}
+	byTarget := map[grant][]string{}
 	for one := range g {
-		thing := one
-		thing.verb = ""
-		byThing[thing] = append(byThing[thing], one.verb)
+		target := one
+		target.verb = ""
+		byTarget[target] = append(byTarget[target], one.verb)
 	}
 	var lines []string
-	for thing, verbs := range byThing {
+	for target, verbs := range byTarget {
 		slices.SortFunc(verbs, func(a, b string) int { return cmp.Compare(verbRank(a), verbRank(b)) })
 		lines = append(lines, fmt.Sprintf("%-14s %-58s %-8s %s",
-			cmp.Or(thing.namespace, "everywhere"), thing.resource, cmp.Or(thing.name, "all"), strings.Join(verbs, ", ")))
+			cmp.Or(target.namespace, "everywhere"), target.resource, cmp.Or(target.name, "all"), strings.Join(verbs, ", ")))
 	}
 	slices.Sort(lines)
 	return lines
@@ -83,8 +83,8 @@ type permission struct {
 	resources, verbs []string
 }
 
-// of returns what the row allows one agent.
-func (p permission) of(a insider) (grants, error) {
+// forAgent returns the permissions that the row gives one agent.
+func (p permission) forAgent(a insider) (grants, error) {
 	places := map[string]string{
 		"its delivery namespace": a.delivery, "its execution space": a.delivery, "the cluster's namespace": a.namespace, "namespace `projectsveltos`": kube.AgentNamespace, "everywhere": "",
 	}
@@ -92,7 +92,7 @@ func (p permission) of(a insider) (grants, error) {
 	place, ok := places[p.where]
 	name, ok2 := names[p.whose]
 	if !ok || !ok2 {
-		return nil, fmt.Errorf("the row %+v does not say where and whose in the words that this test knows: %v and %v",
+		return nil, fmt.Errorf("the row %+v has an unknown place or owner, want one of %v and %v",
 			p, slices.Sorted(maps.Keys(places)), slices.Sorted(maps.Keys(names)))
 	}
 	granted := grants{}
@@ -104,7 +104,7 @@ func (p permission) of(a insider) (grants, error) {
 	return granted, nil
 }
 
-// permissions is the table in SECURITY.md.
+// permissions is a table in SECURITY.md.
 type permissions []permission
 
 var (
@@ -148,12 +148,12 @@ func parsePermissions(t *testing.T, text string) permissions {
 	return rows
 }
 
-// of returns what the table allows one agent.
-func (p permissions) of(t *testing.T, a insider) grants {
+// forAgent returns the permissions that the table gives one agent.
+func (p permissions) forAgent(t *testing.T, a insider) grants {
 	t.Helper()
 	all := grants{}
 	for _, row := range p {
-		granted, err := row.of(a)
+		granted, err := row.forAgent(a)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -162,17 +162,17 @@ func (p permissions) of(t *testing.T, a insider) grants {
 	return all
 }
 
-// surface is what the hub serves, as its administrator sees it.
+// surface has the resources and objects that the hub serves.
 type surface struct {
 	namespaces []string
-	// resources include subresources; those of namespaces are in namespaced as well.
+	// resources includes subresources. namespaced has the namespaced ones.
 	resources  []string
 	namespaced map[string]bool
-	// objects are the names of all objects, by namespace and resource; subresources have none of their own.
+	// objects has the names of all objects, by namespace and resource, but not for subresources.
 	objects map[[2]string][]string
 }
 
-// surface asks the hub for everything that it serves and has.
+// surface reads all resources and objects of the hub, as its administrator.
 func (w *world) surface() surface {
 	w.t.Helper()
 	_, lists, err := kubernetes.NewForConfigOrDie(w.hub.Config).Discovery().ServerGroupsAndResources()
@@ -203,11 +203,11 @@ func (w *world) surface() surface {
 	return s
 }
 
-// collect notes the names of all objects of a resource.
+// collect adds the names of all objects of a resource.
 func (w *world) collect(s *surface, resource schema.GroupVersionResource, name string) {
 	w.t.Helper()
 	config := rest.CopyConfig(w.hub.Config)
-	config.WarningHandler = rest.NoWarnings{} // old kinds are asked about too
+	config.WarningHandler = rest.NoWarnings{} // deprecated kinds are listed, too
 	list, err := metadata.NewForConfigOrDie(config).Resource(resource).List(w.t.Context(), metav1.ListOptions{})
 	if err != nil {
 		w.t.Fatal(err)
@@ -230,27 +230,27 @@ func resourceName(group, resource string) string {
 	return resource + "." + group
 }
 
-// wantAllowed asks the hub about every verb on every resource: everywhere, in every namespace, and on every object by
-// name. It prints what is allowed, and compares it with what is documented.
+// wantAllowed requests a review for every verb on every resource: in all namespaces, in each namespace, and on each
+// object by name. It logs the permissions, and compares them with the documented ones.
 func (w *world) wantAllowed(a insider, s surface, documented permissions) {
 	w.t.Helper()
 	began := time.Now()
-	requester := w.requester(a)
+	reviewer := w.newAccessReviewer(a)
 	got := grants{}
 	asked := 0
 	for _, questions := range []func(surface, insider) []grant{anythingAnywhere, anythingInNamespaces, namedObjects} {
-		open := slices.DeleteFunc(questions(s, a), got.allow) // a wider question has been answered with yes
+		open := slices.DeleteFunc(questions(s, a), got.allows) // a wider permission is granted
 		asked += len(open)
-		for i, yes := range requester.ask(open) {
+		for i, yes := range reviewer.ask(open) {
 			if yes {
 				got[open[i]] = true
 			}
 		}
 	}
-	w.t.Logf("the agent of %s/%s, with the delivery namespace %s, was refused all of %d things that it may not do (%.1f s). It may:\n%s",
+	w.t.Logf("the agent of %s/%s, with the delivery namespace %s, lacks %d permissions (%.1f s) and has these:\n%s",
 		a.namespace, a.cluster, a.delivery, asked-len(got), time.Since(began).Seconds(), strings.Join(got.lines(), "\n"))
-	if diff := gocmp.Diff(documented.of(w.t, a).lines(), got.lines()); diff != "" {
-		w.t.Errorf("what the agent of %s may do (-SECURITY.md +hub):\n%s", a.cluster, diff)
+	if diff := gocmp.Diff(documented.forAgent(w.t, a).lines(), got.lines()); diff != "" {
+		w.t.Errorf("permissions of the agent of %s (-SECURITY.md +hub):\n%s", a.cluster, diff)
 	}
 }
 
@@ -272,8 +272,8 @@ func anythingInNamespaces(s surface, _ insider) (questions []grant) {
 	return questions
 }
 
-// namedObjects asks about every object that there is, but for those that every cluster has, and about the agent's own
-// name in the namespaces that know it.
+// namedObjects returns questions about each object, except for the ones in every cluster, and about the agent's own
+// name in its namespaces.
 func namedObjects(s surface, a insider) (questions []grant) {
 	for _, resource := range s.resources {
 		whole, _, _ := strings.Cut(resource, "/")
@@ -281,7 +281,7 @@ func namedObjects(s surface, a insider) (questions []grant) {
 			if key[1] != whole {
 				continue
 			}
-			for _, name := range slices.DeleteFunc(slices.Clone(names), func(name string) bool { return everybodys(key[0], name) }) {
+			for _, name := range slices.DeleteFunc(slices.Clone(names), func(name string) bool { return isInEveryCluster(key[0], name) }) {
 				questions = append(questions, verbsByName(grant{key[0], resource, name, ""})...)
 			}
 		}
@@ -294,8 +294,8 @@ func namedObjects(s surface, a insider) (questions []grant) {
 	return questions
 }
 
-// everybodys says whether an object is one that every cluster has.
-func everybodys(namespace, name string) bool {
+// isInEveryCluster returns whether every cluster has an object of this name.
+func isInEveryCluster(namespace, name string) bool {
 	return strings.HasPrefix(namespace, "kube-") || namespace == "" && strings.HasPrefix(name, "system:")
 }
 
@@ -308,34 +308,34 @@ func everyVerb(g grant) []grant {
 	return questions
 }
 
-// verbsByName leaves out those verbs whose requests name no object.
+// verbsByName omits the verbs whose requests name no object.
 func verbsByName(g grant) []grant {
 	return slices.DeleteFunc(everyVerb(g), func(g grant) bool {
 		return g.verb == "deletecollection" || g.verb == "create" && !strings.Contains(g.resource, "/")
 	})
 }
 
-// requester asks the hub what an agent may do, with the agent's credential.
-type requester struct {
+// accessReviewer requests reviews of permissions with an agent's credential.
+type accessReviewer struct {
 	w   *world
 	hub kubernetes.Interface
 }
 
-func (w *world) requester(a insider) requester {
+func (w *world) newAccessReviewer(a insider) accessReviewer {
 	config := rest.CopyConfig(a.config)
 	config.ContentType = "application/vnd.kubernetes.protobuf" // there are many thousands of questions
-	return requester{w: w, hub: kubernetes.NewForConfigOrDie(config)}
+	return accessReviewer{w: w, hub: kubernetes.NewForConfigOrDie(config)}
 }
 
 // ask returns the answers, in the order of the questions.
-func (a requester) ask(questions []grant) []bool {
+func (a accessReviewer) ask(questions []grant) []bool {
 	a.w.t.Helper()
 	ctx, cancel := context.WithTimeout(a.w.t.Context(), waitTimeout)
 	defer cancel()
-	answers, failures := make([]bool, len(questions)), make([]error, asking)
+	answers, failures := make([]bool, len(questions)), make([]error, parallelRequests)
 	next := make(chan int)
 	var workers sync.WaitGroup
-	for worker := range asking {
+	for worker := range parallelRequests {
 		workers.Go(func() {
 			for i := range next {
 				var err error
@@ -358,7 +358,7 @@ func (a requester) ask(questions []grant) []bool {
 	return answers
 }
 
-func (a requester) may(ctx context.Context, g grant) (bool, error) {
+func (a accessReviewer) may(ctx context.Context, g grant) (bool, error) {
 	whole, subresource, _ := strings.Cut(g.resource, "/")
 	resource, group, _ := strings.Cut(whole, ".")
 	review, err := a.hub.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{

@@ -21,7 +21,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// isolationProfile sends every member something that may be shared and something that may not.
+// isolationProfile delivers content that may be shared, and a Secret, which may not, to each member.
 const isolationProfile = `
 ---
 apiVersion: v1
@@ -53,7 +53,7 @@ spec:
   - {kind: Secret, namespace: default, name: for-each}
 `
 
-// insider is an agent whose credential has fallen into the wrong hands.
+// insider is an agent whose credential an attacker has.
 type insider struct {
 	namespace string
 	cluster   string
@@ -64,10 +64,10 @@ type insider struct {
 	plane  *localkube.Plane
 }
 
-// TestIsolation tries the credential of each of four agents, of which two share a hub namespace, on everything that the
-// hub serves. The agents are stopped by then, so that whatever changes on the hub was changed by an insider.
+// TestIsolation tries the credential of each of four agents, two of them in the same hub namespace, on all resources of
+// the hub. The agents are stopped before, so that each change on the hub is made by an attack.
 func TestIsolation(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	insiders := w.insiders(
 		insider{namespace: "shared", cluster: "alpha"}, insider{namespace: "shared", cluster: "beta"},
@@ -77,10 +77,10 @@ func TestIsolation(t *testing.T) {
 		t.Fatalf("two agents share the delivery namespace %s", one)
 	}
 	w.stopAgents(insiders)
-	// The hub deletes content that the agents have applied, and delivers nothing to clusters that are Down. So it is
-	// delivered now.
+	// The hub deletes content that the agents have applied, and delivers nothing to clusters that are Down. So the content
+	// is delivered now.
 	w.apply(w.hub, isolationProfile)
-	w.eventually("there is something to steal", func() error { return w.staged(insiders) })
+	w.eventually("the hub has content of each agent", func() error { return w.wantContent(insiders) })
 
 	allowed := documented(t)
 	surface := w.surface()
@@ -97,7 +97,7 @@ func TestIsolation(t *testing.T) {
 	}
 }
 
-// insiders registers members and takes the credentials of their agents.
+// insiders registers members and reads the credentials of their agents.
 func (w *world) insiders(insiders ...insider) []insider {
 	w.t.Helper()
 	var names []string
@@ -114,8 +114,8 @@ func (w *world) insiders(insiders ...insider) []insider {
 	for n := range insiders {
 		i := &insiders[n]
 		i.plane = planes[n]
-		w.ready(i.namespace, i.cluster)
-		w.eventually("the agent of "+i.cluster+" exchanges its token", func() error { return w.steal(i, manifests[i.cluster]) })
+		w.awaitReady(i.namespace, i.cluster)
+		w.eventually("the agent of "+i.cluster+" exchanges its token", func() error { return w.readAgentCredential(i, manifests[i.cluster]) })
 	}
 	return insiders
 }
@@ -130,15 +130,16 @@ func (w *world) stopAgents(insiders []insider) {
 		w.eventually("the agent of "+i.cluster+" stops", func() error {
 			out, err := w.try(i.plane, "kubectl", "get", "pods", "-n", kube.AgentNamespace, "-o", "name")
 			if err == nil && out != "" {
-				err = fmt.Errorf("there is %s", out)
+				err = fmt.Errorf("pods still exist: %s", out)
 			}
 			return err
 		})
 	}
 }
 
-// steal reads the agent's way to the hub from its member, once it is another one than the manifest's.
-func (w *world) steal(i *insider, manifest string) error {
+// readAgentCredential reads the agent's kubeconfig from its member, once it differs from the kubeconfig in the
+// manifest.
+func (w *world) readAgentCredential(i *insider, manifest string) error {
 	secret := &corev1.Secret{}
 	key := client.ObjectKey{Namespace: kube.AgentNamespace, Name: join.KubeconfigSecret(i.cluster)}
 	if err := w.client(i.plane).Get(w.t.Context(), key, secret); err != nil {
@@ -146,7 +147,7 @@ func (w *world) steal(i *insider, manifest string) error {
 	}
 	kubeconfig := secret.Data[join.KubeconfigKey]
 	if strings.Contains(manifest, base64.StdEncoding.EncodeToString(kubeconfig)) {
-		return errors.New("it is still the manifest's")
+		return errors.New("it is the kubeconfig of the manifest")
 	}
 	loaded, err := clientcmd.NewClientConfigFromBytes(kubeconfig)
 	if err != nil {
@@ -160,9 +161,9 @@ func (w *world) steal(i *insider, manifest string) error {
 	return err
 }
 
-// staged says what is missing until every delivery namespace holds a group and a bundle of its own, and the shared one
-// a bundle.
-func (w *world) staged(insiders []insider) error {
+// wantContent returns an error until every delivery namespace has a group and a bundle, and the shared namespace has a
+// bundle.
+func (w *world) wantContent(insiders []insider) error {
 	namespaces := []string{kube.AgentNamespace}
 	for _, i := range insiders {
 		namespaces = append(namespaces, i.delivery)
@@ -183,8 +184,8 @@ func (w *world) staged(insiders []insider) error {
 	return nil
 }
 
-// wantSharedByNameOnly checks that shared content can be had by whoever was told its name, and by nobody else; and that
-// none of it came from a Secret.
+// wantSharedByNameOnly checks that an agent can read shared content by name, and cannot list it; and that no shared
+// content came from a Secret.
 func (w *world) wantSharedByNameOnly(a insider) {
 	w.t.Helper()
 	var bundles libv1beta1.ConfigurationBundleList
@@ -201,16 +202,16 @@ func (w *world) wantSharedByNameOnly(a insider) {
 		}
 	}
 	if _, err := shared.Get(w.t.Context(), "config-00000000000000000000", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		w.t.Errorf("%s asks for a shared bundle that does not exist: got %v, want not found", a.cluster, err)
+		w.t.Errorf("%s requests a shared bundle that does not exist: got %v, want not found", a.cluster, err)
 	}
 	_, listErr := shared.List(w.t.Context(), metav1.ListOptions{})
 	_, watchErr := shared.Watch(w.t.Context(), metav1.ListOptions{})
 	for verb, err := range map[string]error{"list": listErr, "watch": watchErr} {
-		if !refused(err) {
+		if !isRefused(err) {
 			w.t.Errorf("%s may %s shared bundles: %v", a.cluster, verb, err)
 		}
 	}
 }
 
-// refused says whether the hub refused a request because of who made it.
-func refused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) }
+// isRefused returns whether the hub refused a request because of its credential.
+func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) }

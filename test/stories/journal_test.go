@@ -17,25 +17,25 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// changeCount counts what happened to one object.
+// changeCount counts the events of one object.
 type changeCount struct{ Added, Modified, Deleted int }
 
-// journal writes down everything that happens to the ConfigMaps of one namespace.
-type journal struct {
+// changeJournal counts the events of the ConfigMaps in one namespace.
+type changeJournal struct {
 	w         *world
 	plane     *localkube.Plane
 	namespace string
 	marks     int
 
-	// mu guards what follows; changed is closed and replaced with every event.
+	// mu guards the fields below; changed is closed and replaced with every event.
 	mu       sync.Mutex
 	counters map[string]changeCount
 	lost     error
 	changed  chan struct{}
 }
 
-// journal starts to write down what happens in a namespace of a plane from now on.
-func (w *world) journal(plane *localkube.Plane, namespace string) *journal {
+// startJournal starts to count the events in a namespace of a plane.
+func (w *world) startJournal(plane *localkube.Plane, namespace string) *changeJournal {
 	w.t.Helper()
 	c, err := client.NewWithWatch(plane.Config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
@@ -53,7 +53,7 @@ func (w *world) journal(plane *localkube.Plane, namespace string) *journal {
 		cancel()
 		w.t.Fatal(err)
 	}
-	j := &journal{w: w, plane: plane, namespace: namespace, counters: map[string]changeCount{}, changed: make(chan struct{})}
+	j := &changeJournal{w: w, plane: plane, namespace: namespace, counters: map[string]changeCount{}, changed: make(chan struct{})}
 	var reader sync.WaitGroup
 	reader.Go(func() { j.read(events.ResultChan()) })
 	w.t.Cleanup(func() {
@@ -64,18 +64,18 @@ func (w *world) journal(plane *localkube.Plane, namespace string) *journal {
 	return j
 }
 
-func (j *journal) read(events <-chan watch.Event) {
+func (j *changeJournal) read(events <-chan watch.Event) {
 	for event := range events {
 		j.note(event)
 	}
 }
 
-func (j *journal) note(event watch.Event) {
+func (j *changeJournal) note(event watch.Event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	object, ok := event.Object.(*corev1.ConfigMap)
 	if !ok {
-		j.lost = fmt.Errorf("the watch of %s brought %s: %v", j.namespace, event.Type, event.Object)
+		j.lost = fmt.Errorf("the watch of %s returned event %s: %v", j.namespace, event.Type, event.Object)
 		return
 	}
 	if object.Name == rootCertificates {
@@ -95,11 +95,11 @@ func (j *journal) note(event watch.Event) {
 	j.changed = make(chan struct{})
 }
 
-// rootCertificates is the ConfigMap that Kubernetes itself puts into every namespace.
+// rootCertificates is the ConfigMap that Kubernetes creates in every namespace.
 const rootCertificates = "kube-root-ca.crt"
 
-// page returns what happened since the last page, once everything that happened before the call is written down.
-func (j *journal) page() map[string]changeCount {
+// nextPage returns the events since the last page, including all events before the call.
+func (j *changeJournal) nextPage() map[string]changeCount {
 	j.w.t.Helper()
 	j.marks++
 	mark := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: j.namespace, Name: fmt.Sprintf("bookmark-%d", j.marks)}}
@@ -108,7 +108,7 @@ func (j *journal) page() map[string]changeCount {
 	}
 	deadline := time.After(waitTimeout)
 	for {
-		page, next, err := j.until(mark.Name)
+		page, next, err := j.pageUntil(mark.Name)
 		if err != nil {
 			j.w.t.Fatal(err)
 		}
@@ -118,13 +118,14 @@ func (j *journal) page() map[string]changeCount {
 		select {
 		case <-next:
 		case <-deadline:
-			j.w.t.Fatalf("the watch of %s did not bring %s within %s", j.namespace, mark.Name, waitTimeout)
+			j.w.t.Fatalf("the watch of %s did not return %s within %s", j.namespace, mark.Name, waitTimeout)
 		}
 	}
 }
 
-// until returns the page that ends with mark, or what to wait for if mark has not come yet.
-func (j *journal) until(mark string) (page map[string]changeCount, next <-chan struct{}, err error) {
+// pageUntil returns the page that ends with mark, or a channel that is closed with the next event if the watch has not
+// returned mark yet.
+func (j *changeJournal) pageUntil(mark string) (page map[string]changeCount, next <-chan struct{}, err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.lost != nil {
@@ -139,15 +140,15 @@ func (j *journal) until(mark string) (page map[string]changeCount, next <-chan s
 	return page, nil, nil
 }
 
-// want turns the page and checks that exactly this happened.
-func (j *journal) want(what string, want map[string]changeCount) {
+// wantChanges compares the next page.
+func (j *changeJournal) wantChanges(what string, want map[string]changeCount) {
 	j.w.t.Helper()
-	if diff := cmp.Diff(want, j.page()); diff != "" {
-		j.w.t.Errorf("%s: what happened to the objects (-want +got):\n%s", what, diff)
+	if diff := cmp.Diff(want, j.nextPage()); diff != "" {
+		j.w.t.Errorf("%s: events of the objects (-want +got):\n%s", what, diff)
 	}
 }
 
-// configMaps returns the ConfigMaps of a namespace by name, without those that are not the story's.
+// configMaps returns the ConfigMaps of a namespace that Towline applied, by name.
 func (w *world) configMaps(plane *localkube.Plane, namespace string) map[string]corev1.ConfigMap {
 	w.t.Helper()
 	var list corev1.ConfigMapList

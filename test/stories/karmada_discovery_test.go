@@ -19,30 +19,30 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// untrustworthyHubs tries to register with what cannot be trusted: a hub that is not the one of the hash, what it says
-// about itself being tampered with or passed on by somebody in between, and tokens that are not, or not any more, the
-// hub's. plane is registered already; under any other name it would be refused for that, but it does not come so far.
-func (w *world) untrustworthyHubs(plane *localkube.Plane) {
+// rejectsUntrustedHubs tries to register with a hub whose hash is another one, with cluster-info that an impostor
+// changes or passes on, and with tokens that are not valid for the hub. plane is already registered; each attempt must
+// fail before that is checked.
+func (w *world) rejectsUntrustedHubs(plane *localkube.Plane) {
 	w.t.Helper()
-	hub, member := w.settled(w.hub), w.settled(plane)
-	line := w.token()
+	hub, member := w.awaitStable(w.hub), w.awaitStable(plane)
+	line := w.createTokenCommand()
 	fields := strings.Fields(line)
 	address, token, pin := fields[2], fields[4], fields[6]
 	id, _, _ := strings.Cut(token, ".")
-	deleted := strings.Fields(w.token())[4]
-	w.typed(w.hub, "karmadactl token delete "+deleted)
-	expired := strings.Fields(w.token("--ttl=1s"))[4]
+	deleted := strings.Fields(w.createTokenCommand())[4]
+	w.runShell(w.hub, "karmadactl token delete "+deleted)
+	expired := strings.Fields(w.createTokenCommand("--ttl=1s"))[4]
 	w.eventually("the token expires", func() error {
-		if out := w.typed(w.hub, "karmadactl token list"); strings.Contains(out, expired) && !strings.Contains(w.row(out, expired), "<invalid>") {
-			return fmt.Errorf("it is in the list:\n%s", out)
+		if out := w.runShell(w.hub, "karmadactl token list"); strings.Contains(out, expired) && !strings.Contains(w.tableRow(out, expired), "<invalid>") {
+			return fmt.Errorf("the token is still listed:\n%s", out)
 		}
 		return nil
 	})
 	forged := id + ".0123456789abcdef"
 	for what, worthless := range map[string]string{"a deleted token": deleted, "an expired token": expired, "a forged token": forged, "a made-up token": "aaaaaa.0123456789abcdef"} {
-		w.wantUnheard(what, worthless)
+		w.wantTokenRejected(what, worthless)
 	}
-	in := w.between(nil)
+	in := w.startImpostor(nil)
 	for _, attempt := range []struct{ what, address, token, pin, want string }{
 		{"a wrong hash", address, token, "--discovery-token-ca-cert-hash=sha256:" + strings.Repeat("0", 64), "pinned"},
 		{"a deleted token", address, deleted, "--discovery-token-ca-cert-hash=" + pin, "is invalid for this cluster or it has expired"},
@@ -50,12 +50,12 @@ func (w *world) untrustworthyHubs(plane *localkube.Plane) {
 		{"a forged token", address, forged, "--discovery-token-ca-cert-hash=" + pin, "JWS signature"},
 		{"a made-up token", address, "aaaaaa.0123456789abcdef", "--discovery-token-ca-cert-hash=" + pin, "is invalid for this cluster or it has expired"},
 		{"a forged token and no hash", address, forged, "--discovery-token-unsafe-skip-ca-verification=true", "JWS signature"},
-		{"cluster-info tampered with", w.between(w.tampered), token, "--discovery-token-ca-cert-hash=" + pin, "JWS signature"},
-		{"cluster-info tampered with and no hash", w.between(w.tampered), token, "--discovery-token-unsafe-skip-ca-verification=true", "JWS signature"},
-		{"somebody in between", in, token, "--discovery-token-ca-cert-hash=" + pin, "couldn't validate the identity of the API Server"},
+		{"cluster-info tampered with", w.startImpostor(w.replaceAuthority), token, "--discovery-token-ca-cert-hash=" + pin, "JWS signature"},
+		{"cluster-info tampered with and no hash", w.startImpostor(w.replaceAuthority), token, "--discovery-token-unsafe-skip-ca-verification=true", "JWS signature"},
+		{"an impostor", in, token, "--discovery-token-ca-cert-hash=" + pin, "couldn't validate the identity of the API Server"},
 	} {
-		// The namespace is another one than that of the agent that is there.
-		_, err := output(w.types(plane, fmt.Sprintf("karmadactl register %s --token %s %s --cluster-name=attacked --namespace=attacked --discovery-timeout=3s",
+		// The namespace differs from the one of the agent that runs.
+		_, err := output(w.shellCommand(plane, fmt.Sprintf("karmadactl register %s --token %s %s --cluster-name=attacked --namespace=attacked --discovery-timeout=3s",
 			attempt.address, attempt.token, attempt.pin)))
 		if err == nil || !strings.Contains(err.Error(), "error: ") || !strings.Contains(err.Error(), attempt.want) {
 			w.t.Errorf("%s: register ended with %v, want an error with %q", attempt.what, err, attempt.want)
@@ -65,19 +65,19 @@ func (w *world) untrustworthyHubs(plane *localkube.Plane) {
 	w.wantUnchanged("an untrustworthy hub", plane, member)
 }
 
-// impostor stands between a cluster and the hub, with a certificate of its own.
+// impostor is a server between a cluster and the hub, with its own certificate.
 type impostor struct {
 	hub    *rest.Config
 	ca     []byte
 	change func(info *corev1.ConfigMap, ca []byte) error
 }
 
-// between starts an impostor that passes cluster-info on, after a change, and returns its address.
-func (w *world) between(change func(info *corev1.ConfigMap, ca []byte) error) string {
+// startImpostor starts an impostor that returns cluster-info of the hub after a change, and returns its address.
+func (w *world) startImpostor(change func(info *corev1.ConfigMap, ca []byte) error) string {
 	w.t.Helper()
 	i := &impostor{hub: rest.AnonymousClientConfig(w.hub.Config), change: change}
 	server := httptest.NewUnstartedServer(i)
-	server.Config.ErrorLog = log.New(io.Discard, "", 0) // that nobody believes it is the point
+	server.Config.ErrorLog = log.New(io.Discard, "", 0) // clients must not trust its certificate
 	server.StartTLS()
 	w.t.Cleanup(server.Close)
 	i.ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
@@ -99,11 +99,11 @@ func (i *impostor) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	info.APIVersion, info.Kind = "v1", "ConfigMap"
 	rw.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(rw).Encode(info) // whoever asked may have gone
+	_ = json.NewEncoder(rw).Encode(info) // the client may have closed the connection
 }
 
-// tampered puts the impostor's authority in place of the hub's. It cannot sign that.
-func (w *world) tampered(info *corev1.ConfigMap, ca []byte) error {
+// replaceAuthority replaces the hub's certificate authority by the impostor's. The impostor cannot sign that.
+func (w *world) replaceAuthority(info *corev1.ConfigMap, ca []byte) error {
 	config, err := clientcmd.Load([]byte(info.Data["kubeconfig"]))
 	if err != nil {
 		return err

@@ -22,53 +22,53 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// TestKarmadaFaults lets things go wrong at every moment of a cluster's life in pull mode.
+// TestKarmadaFaults makes faults at every step of the life of a cluster in pull mode.
 func TestKarmadaFaults(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	planes := w.karmadaMembers("shaky", "dead", "gone")
-	shaky, dead, gone := planes[0], planes[1], planes[2]
-	w.registers(gone) // and with it what all clusters share on the hub
+	shaky, dead, unreachable := planes[0], planes[1], planes[2]
+	w.registerMember(unreachable) // it also creates the objects that all clusters share on the hub
 
-	t.Run("register interrupted at each of its lines", func(t *testing.T) { w.in(t).interruptedRegister(shaky) })
+	t.Run("register interrupted at each of its lines", func(t *testing.T) { w.forSubtest(t).interruptRegister(shaky) })
 	t.Run("the hub killed between request and approval", func(t *testing.T) {
-		inner := w.in(t)
-		inner.killedHub(w, shaky)
+		inner := w.forSubtest(t)
+		inner.killHubDuringRegister(w, shaky)
 	})
-	// The others mind neither each other nor the hub; two of them mostly wait.
+	// The other subtests run in parallel: they affect neither each other nor the hub, and two of them mostly wait.
 	for name, part := range map[string]func(*world){
 		"the life of a member": func(w *world) {
-			w.t.Run("register killed at each of its lines", func(t *testing.T) { w.in(t).killedRegister(shaky) })
-			w.t.Run("the agent killed while it is waited for", func(t *testing.T) { w.in(t).killedAgent(shaky) })
-			w.t.Run("unregister interrupted half-way", func(t *testing.T) { w.in(t).interruptedUnregister(shaky) })
-			w.t.Run("a certificate that has expired", func(t *testing.T) { w.in(t).expiredCertificate(shaky) })
+			w.t.Run("register killed at each of its lines", func(t *testing.T) { w.forSubtest(t).killRegister(shaky) })
+			w.t.Run("the agent killed while register waits for it", func(t *testing.T) { w.forSubtest(t).killAgentDuringRegister(shaky) })
+			w.t.Run("unregister interrupted half-way", func(t *testing.T) { w.forSubtest(t).interruptUnregister(shaky) })
+			w.t.Run("a certificate that has expired", func(t *testing.T) { w.forSubtest(t).startWithExpiredCertificate(shaky) })
 		},
 		"the agent dead": func(w *world) {
-			w.t.Run("unregister", func(t *testing.T) { w.in(t).deadAgent(dead) })
-			w.t.Run("three rotations of the certificate", func(t *testing.T) { w.in(t).rotations(dead) })
-			w.t.Run("unjoin with the member gone", func(t *testing.T) { w.in(t).joinedMemberGone(dead) })
+			w.t.Run("unregister", func(t *testing.T) { w.forSubtest(t).unregisterWithDeadAgent(dead) })
+			w.t.Run("three rotations of the certificate", func(t *testing.T) { w.forSubtest(t).rotateCertificate(dead) })
+			w.t.Run("unjoin with an unreachable member", func(t *testing.T) { w.forSubtest(t).unjoinUnreachableMember(dead) })
 		},
-		"the member gone": func(w *world) { w.memberGone(gone) },
+		"an unreachable member": func(w *world) { w.deleteUnreachableMember(unreachable) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			part(w.in(t))
+			part(w.forSubtest(t))
 		})
 	}
 }
 
-// forever is when a command hangs that nothing but a member or an agent keeps waiting.
-const forever = 75 * time.Second
+// hangTimeout is the time after which a command hangs although it need not wait for a member or an agent.
+const hangTimeout = 75 * time.Second
 
-// stages are the lines of register at which something can happen.
-func stages() []string {
+// registerLines are the lines that register prints for its steps.
+func registerLines() []string {
 	return slices.DeleteFunc(strings.Split(registerOutput, "\n"), func(line string) bool { return !strings.HasPrefix(line, "[") })
 }
 
-// until runs a register command and sends it a signal as soon as it has printed a line.
-func (w *world) until(plane *localkube.Plane, command, line string, signal syscall.Signal) error {
+// signalAtLine runs a register command and sends it a signal as soon as it has printed a line.
+func (w *world) signalAtLine(plane *localkube.Plane, command, line string, signal syscall.Signal) error {
 	w.t.Helper()
-	cmd := w.types(plane, command)
+	cmd := w.shellCommand(plane, command)
 	var stdout, stderr lockedBuffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Start(); err != nil {
@@ -94,14 +94,14 @@ func (w *world) until(plane *localkube.Plane, command, line string, signal sysca
 	}
 }
 
-// interruptedRegister presses Ctrl-C at each line. Each time both sides are as they were, and in the end it works with
-// the same token.
-func (w *world) interruptedRegister(plane *localkube.Plane) {
+// interruptRegister sends SIGINT at each line. Each time the hub and the member are unchanged, and at last the command
+// succeeds with the same token.
+func (w *world) interruptRegister(plane *localkube.Plane) {
 	w.t.Helper()
-	line := w.token()
-	hub, member := w.settled(w.hub), w.settled(plane)
-	for _, stage := range stages() {
-		err := w.until(plane, line, stage, syscall.SIGINT)
+	line := w.createTokenCommand()
+	hub, member := w.awaitStable(w.hub), w.awaitStable(plane)
+	for _, stage := range registerLines() {
+		err := w.signalAtLine(plane, line, stage, syscall.SIGINT)
 		exit := &exec.ExitError{}
 		if !errors.As(err, &exit) || exit.ExitCode() != 130 {
 			w.t.Errorf("interrupted at %q: got %v, want exit code 130", stage, err)
@@ -109,57 +109,56 @@ func (w *world) interruptedRegister(plane *localkube.Plane) {
 		w.wantUnchanged("an interruption at "+stage, w.hub, hub)
 		w.wantUnchanged("an interruption at "+stage, plane, member)
 	}
-	w.typed(plane, line)
-	w.clusterReady(plane.Name, "Pull")
-	w.unregisters(plane)
+	w.runShell(plane, line)
+	w.awaitClusterReady(plane.Name, "Pull")
+	w.unregisterCompletely(plane)
 }
 
-// killedRegister kills the command at each line. What it leaves does not keep the next attempt from working, with the
-// same token.
-func (w *world) killedRegister(plane *localkube.Plane) {
+// killRegister kills the command at each line. The next attempt with the same token succeeds.
+func (w *world) killRegister(plane *localkube.Plane) {
 	w.t.Helper()
-	for _, stage := range stages() {
-		line := w.token()
-		if err := w.until(plane, line, stage, syscall.SIGKILL); err == nil {
+	for _, stage := range registerLines() {
+		line := w.createTokenCommand()
+		if err := w.signalAtLine(plane, line, stage, syscall.SIGKILL); err == nil {
 			w.t.Errorf("register was not killed at %q", stage)
 		}
-		if out, err := output(w.types(plane, line)); err != nil {
-			w.t.Fatalf("register, after one that was killed at %q: %v\n%s", stage, err, out)
+		if out, err := output(w.shellCommand(plane, line)); err != nil {
+			w.t.Fatalf("register after a kill at %q: %v\n%s", stage, err, out)
 		}
-		w.clusterReady(plane.Name, "Pull")
-		w.unregisters(plane)
+		w.awaitClusterReady(plane.Name, "Pull")
+		w.unregisterCompletely(plane)
 	}
 }
 
-// unregisters takes a member out of the fleet, and checks that nothing is left.
-func (w *world) unregisters(plane *localkube.Plane) {
+// unregisterCompletely unregisters a member, and checks that no object is left.
+func (w *world) unregisterCompletely(plane *localkube.Plane) {
 	w.t.Helper()
-	w.typed(plane, w.unregister(plane))
-	w.wantLeft(plane)
+	w.runShell(plane, w.unregister(plane))
+	w.wantRemoved(plane)
 }
 
 func (w *world) unregister(plane *localkube.Plane) string {
 	return fmt.Sprintf("karmadactl unregister %s --cluster-kubeconfig=%s --karmada-config=%s", plane.Name, plane.Kubeconfig, w.hub.Kubeconfig)
 }
 
-// killedAgent kills the agent as soon as it runs, while register waits for it. The Deployment starts it again, and
-// register ends well.
-func (w *world) killedAgent(plane *localkube.Plane) {
+// killAgentDuringRegister kills the agent as soon as it runs, while register waits for it. The Deployment starts it
+// again, and register succeeds.
+func (w *world) killAgentDuringRegister(plane *localkube.Plane) {
 	w.t.Helper()
-	cmd := w.types(plane, w.token())
+	cmd := w.shellCommand(plane, w.createTokenCommand())
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
 		w.t.Fatal(err)
 	}
-	w.eventually("there is an agent to kill", func() error { return w.killAgent(plane) })
+	w.eventually("the agent runs", func() error { return w.killAgent(plane) })
 	if err := cmd.Wait(); err != nil {
 		w.t.Fatalf("register, whose agent was killed once: %v\n%s", err, out.String())
 	}
 	if err := w.wantCluster(plane.Name, "Pull", "True"); err != nil {
 		w.t.Error(err)
 	}
-	w.unregisters(plane)
+	w.unregisterCompletely(plane)
 }
 
 // killAgent kills the process of the agent's container with SIGKILL. It is a process of this story: localkube runs
@@ -170,7 +169,7 @@ func (w *world) killAgent(plane *localkube.Plane) error {
 		return err
 	}
 	for _, command := range commands {
-		args, _ := os.ReadFile(command) // many end while we look
+		args, _ := os.ReadFile(command) // a process may have ended
 		environment, _ := os.ReadFile(filepath.Join(filepath.Dir(command), "environ"))
 		ours := bytes.Contains(append([]byte{0}, environment...), fmt.Appendf(nil, "\x00KUBERNETES_SERVICE_PORT=%d\x00", plane.Port()))
 		if !ours || !bytes.HasPrefix(args, []byte("/bin/karmada-agent\x00")) {
@@ -182,21 +181,21 @@ func (w *world) killAgent(plane *localkube.Plane) error {
 		}
 		return syscall.Kill(pid, syscall.SIGKILL)
 	}
-	return errors.New("there is none")
+	return errors.New("no agent runs")
 }
 
-// killedHub kills the hub before it has approved the request, and starts it again.
-func (w *world) killedHub(outer *world, plane *localkube.Plane) {
+// killHubDuringRegister kills the hub before it has approved the request, and starts it again.
+func (w *world) killHubDuringRegister(outer *world, plane *localkube.Plane) {
 	w.t.Helper()
-	line := w.token()
-	outer.hubOS.kill()
-	cmd := w.types(plane, line)
+	line := w.createTokenCommand()
+	outer.hubProcess.kill()
+	cmd := w.shellCommand(plane, line)
 	var out lockedBuffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
 		w.t.Fatal(err)
 	}
-	w.eventually("register asks for a certificate", func() error {
+	w.eventually("register requests a certificate", func() error {
 		requests := &certificatesv1.CertificateSigningRequestList{}
 		if err := w.client(w.hub).List(w.t.Context(), requests); err != nil {
 			return err
@@ -206,82 +205,82 @@ func (w *world) killedHub(outer *world, plane *localkube.Plane) {
 				return nil
 			}
 		}
-		return errors.New("there is no request")
+		return errors.New("no request for a certificate exists")
 	})
 	outer.startHub()
 	if err := cmd.Wait(); err != nil {
-		w.t.Fatalf("register, with a hub that was away: %v\n%s", err, out.String())
+		w.t.Fatalf("register, with a restarted hub: %v\n%s", err, out.String())
 	}
 	if err := w.wantCluster(plane.Name, "Pull", "True"); err != nil {
 		w.t.Error(err)
 	}
-	w.unregisters(plane)
+	w.unregisterCompletely(plane)
 }
 
-// deadAgent unregisters a member whose agent is dead. It ends before long, and only what was propagated stays on the
-// member.
-func (w *world) deadAgent(plane *localkube.Plane) {
+// unregisterWithDeadAgent unregisters a member whose agent is stopped. The command ends within hangTimeout, and only
+// the propagated object stays on the member.
+func (w *world) unregisterWithDeadAgent(plane *localkube.Plane) {
 	w.t.Helper()
-	w.registers(plane)
-	w.sends(plane, "stays")
+	w.registerMember(plane)
+	w.propagateWork(plane, "stays")
 	w.stopAgent(plane)
 	began := time.Now()
-	w.typed(plane, w.unregister(plane))
+	w.runShell(plane, w.unregister(plane))
 	took := time.Since(began)
-	w.t.Logf("unregistering a member whose agent is dead took %s", took.Round(time.Millisecond))
-	if took > forever {
-		w.t.Errorf("unregister took %s", took)
+	w.t.Logf("unregister of a member without an agent took %s", took.Round(time.Millisecond))
+	if took > hangTimeout {
+		w.t.Errorf("unregister took %s, want at most %s", took, hangTimeout)
 	}
 	w.wantNoCluster(plane.Name)
-	w.has(plane)
-	// It stays, and so does the agent's record of it, which nobody but the agent may judge.
+	w.awaitDeployed(plane)
+	// The object stays, and so does its record: only the agent may decide about it.
 	w.kubectl(plane, "delete", "configmap", "delivered")
 	w.kubectl(plane, "delete", "namespace", "karmada-cluster")
-	w.wantBare(plane)
+	w.wantCleanMember(plane)
 }
 
-// interruptedUnregister presses Ctrl-C while the hub waits for the agent, and unregisters again.
-func (w *world) interruptedUnregister(plane *localkube.Plane) {
+// interruptUnregister sends SIGINT while the hub waits for the agent, and unregisters again.
+func (w *world) interruptUnregister(plane *localkube.Plane) {
 	w.t.Helper()
-	w.registers(plane)
-	w.sends(plane, "goes")
+	w.registerMember(plane)
+	w.propagateWork(plane, "goes")
 	w.stopAgent(plane)
 	cut := w.start("unregister", plane, "karmadactl", strings.Fields(w.unregister(plane))[1:]...)
-	w.eventually("the removal is under way", func() error {
-		cluster, err := w.cluster(plane.Name)
+	w.eventually("the removal has begun", func() error {
+		cluster, err := w.readCluster(plane.Name)
 		if err == nil && cluster.DeletionTimestamp.IsZero() {
 			err = errors.New("the Cluster is not being deleted")
 		}
 		return err
 	})
-	_ = cut.cmd.Process.Signal(os.Interrupt) // an error means that it has ended, which is judged below
+	_ = cut.cmd.Process.Signal(os.Interrupt) // an error means that it has ended, and the exit code is checked below
 	<-cut.exited
 	if code := cut.cmd.ProcessState.ExitCode(); code != 130 {
 		w.t.Errorf("an interrupted unregister exits with %d, want 130", code)
 	}
 	w.kubectl(plane, "scale", "deployment", "karmada-agent", "-n", agentSpace, "--replicas=1")
-	w.typed(plane, w.unregister(plane))
-	if err := w.absent(plane, &corev1.ConfigMap{}, "delivered", "default"); err != nil {
+	w.runShell(plane, w.unregister(plane))
+	if err := w.wantMissing(plane, &corev1.ConfigMap{}, "delivered", "default"); err != nil {
 		w.t.Error(err)
 	}
-	w.wantLeft(plane)
+	w.wantRemoved(plane)
 }
 
-// rotations lets an agent renew its certificate three times. It lives for ten minutes, the least that Kubernetes gives,
-// and is renewed as soon as a third of what the signer writes into it is over, which is dated back by five minutes.
-func (w *world) rotations(plane *localkube.Plane) {
+// rotateCertificate waits until an agent has renewed its certificate three times. It is valid for ten minutes, the
+// minimum of Kubernetes. The signer dates it back by five minutes, and the agent renews it after a third of that total.
+func (w *world) rotateCertificate(plane *localkube.Plane) {
 	w.t.Helper()
-	w.registers(plane, "--cert-expiration-seconds=600")
-	agent := w.freeAgent(plane, "--cert-rotation-remaining-time-threshold=0.66", "--cert-rotation-checking-interval=1s")
-	w.eventually("three new certificates have been in use, and those before the last have expired", func() error {
-		if used, expired := agent.link.certificates(); expired < 3 {
+	w.registerMember(plane, "--cert-expiration-seconds=600")
+	agent := w.startLinkedAgent(plane, "--cert-rotation-remaining-time-threshold=0.66", "--cert-rotation-checking-interval=1s")
+	w.eventually("three certificates have expired after their renewal", func() error {
+		if used, expired := agent.link.certificateCounts(); expired < 3 {
 			return fmt.Errorf("there have been %d certificates, and %d have expired", used, expired)
 		}
 		return nil
 	})
-	w.sends(plane, "with a new certificate")
-	w.clusterReady(plane.Name, "Pull")
-	if failed := agent.link.failures(); len(failed) > 0 {
+	w.propagateWork(plane, "with a new certificate")
+	w.awaitClusterReady(plane.Name, "Pull")
+	if failed := agent.link.listFailures(); len(failed) > 0 {
 		w.t.Errorf("requests of the agent failed: %q", failed)
 	}
 	select {
@@ -291,14 +290,15 @@ func (w *world) rotations(plane *localkube.Plane) {
 	}
 	agent.stop()
 	w.kubectl(plane, "scale", "deployment", "karmada-agent", "-n", agentSpace, "--replicas=1")
-	w.unregisters(plane)
+	w.unregisterCompletely(plane)
 }
 
-// expiredCertificate lets an agent start with a certificate that has expired. It says what to run, and that helps.
-func (w *world) expiredCertificate(plane *localkube.Plane) {
+// startWithExpiredCertificate starts an agent with a certificate that has expired. The log of the agent names the
+// command that repairs it.
+func (w *world) startWithExpiredCertificate(plane *localkube.Plane) {
 	w.t.Helper()
-	w.registers(plane)
-	w.sends(plane, "before")
+	w.registerMember(plane)
+	w.propagateWork(plane, "before")
 	_, kubeconfig := w.agentConfig(plane)
 	w.stopAgent(plane)
 	secret := &corev1.Secret{}
@@ -306,63 +306,64 @@ func (w *world) expiredCertificate(plane *localkube.Plane) {
 	if err := c.Get(w.t.Context(), client.ObjectKey{Namespace: agentSpace, Name: agentSecret}, secret); err != nil {
 		w.t.Fatal(err)
 	}
-	secret.Data[agentSecret] = w.expire(kubeconfig)
+	secret.Data[agentSecret] = w.expireCertificate(kubeconfig)
 	if err := c.Update(w.t.Context(), secret); err != nil {
 		w.t.Fatal(err)
 	}
 	w.kubectl(plane, "scale", "deployment", "karmada-agent", "-n", agentSpace, "--replicas=1")
 	advice := regexp.MustCompile(`karmadactl token create --cluster-name=` + plane.Name + ` --print-register-command`)
-	w.eventually("the agent says what to run", func() error {
+	w.eventually("the agent logs the command", func() error {
 		logs, err := filepath.Glob(filepath.Join(plane.Dir, "pods", agentSpace+"_karmada-agent-*.log"))
 		for _, log := range logs {
 			if text, _ := os.ReadFile(log); advice.Match(text) {
 				return nil
 			}
 		}
-		return fmt.Errorf("none of %q does (%w)", logs, errors.Join(err, errors.New("no advice")))
+		return fmt.Errorf("the logs %q do not name it: %w", logs, errors.Join(err, errors.New("no advice")))
 	})
-	line := strings.TrimSpace(w.typed(w.hub, fmt.Sprintf("karmadactl token create --cluster-name=%s --print-register-command", plane.Name)))
+	line := strings.TrimSpace(w.runShell(w.hub, fmt.Sprintf("karmadactl token create --cluster-name=%s --print-register-command", plane.Name)))
 	if !strings.HasSuffix(line, " --cluster-name "+plane.Name+" --renew") {
 		w.t.Errorf("token create printed %q", line)
 	}
-	w.typed(plane, line)
-	w.sends(plane, "with another certificate")
-	w.clusterReady(plane.Name, "Pull")
-	w.unregisters(plane)
+	w.runShell(plane, line)
+	w.propagateWork(plane, "with another certificate")
+	w.awaitClusterReady(plane.Name, "Pull")
+	w.unregisterCompletely(plane)
 }
 
-// joinedMemberGone takes out a cluster that the hub dials, when nobody answers there any more.
-func (w *world) joinedMemberGone(plane *localkube.Plane) {
+// unjoinUnreachableMember unjoins a cluster in push mode that does not answer.
+func (w *world) unjoinUnreachableMember(plane *localkube.Plane) {
 	w.t.Helper()
-	w.joins(plane)
-	w.sends(plane, "lost")
+	w.joinMember(plane)
+	w.propagateWork(plane, "lost")
 	if err := plane.Kill(); err != nil {
 		w.t.Fatal(err)
 	}
 	began := time.Now()
-	w.typed(w.hub, "karmadactl unjoin "+plane.Name)
+	w.runShell(w.hub, "karmadactl unjoin "+plane.Name)
 	took := time.Since(began)
-	w.t.Logf("unjoining a member that is gone took %s", took.Round(time.Millisecond))
-	if took > forever {
-		w.t.Errorf("unjoin took %s", took)
+	w.t.Logf("unjoin of an unreachable member took %s", took.Round(time.Millisecond))
+	if took > hangTimeout {
+		w.t.Errorf("unjoin took %s, want at most %s", took, hangTimeout)
 	}
 	w.wantNoCluster(plane.Name)
 }
 
-// memberGone deletes a Cluster whose member is gone. The command that needs the member says so, and does not hang.
-func (w *world) memberGone(plane *localkube.Plane) {
+// deleteUnreachableMember deletes a Cluster whose member does not answer. unregister, which needs the member, fails
+// before hangTimeout.
+func (w *world) deleteUnreachableMember(plane *localkube.Plane) {
 	w.t.Helper()
-	w.sends(plane, "lost")
+	w.propagateWork(plane, "lost")
 	if err := plane.Kill(); err != nil {
 		w.t.Fatal(err)
 	}
 	began := time.Now()
-	_, err := output(w.types(w.hub, w.unregister(plane)))
-	if took := time.Since(began); took > forever {
-		w.t.Errorf("unregister took %s", took)
+	_, err := output(w.shellCommand(w.hub, w.unregister(plane)))
+	if took := time.Since(began); took > hangTimeout {
+		w.t.Errorf("unregister took %s, want at most %s", took, hangTimeout)
 	}
-	exits(w.t, err, 1, plane.Config.Host, "kubectl delete cluster "+plane.Name)
-	w.t.Logf("unregistering a member that is gone: %v after %s", err, time.Since(began).Round(time.Millisecond))
+	wantExit(w.t, err, 1, plane.Config.Host, "kubectl delete cluster "+plane.Name)
+	w.t.Logf("unregister of an unreachable member: %v after %s", err, time.Since(began).Round(time.Millisecond))
 	w.kubectl(w.hub, "delete", "cluster", plane.Name, "--ignore-not-found", "--timeout=90s")
 	w.wantNoCluster(plane.Name)
 }

@@ -16,68 +16,69 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// races is how many times the same member is registered under two names at once, and sameName how many times two
-// members are under one name; lanes is how many such races run at the same time.
+// races is the number of times that one member is registered under two names at once, and sameName the number of times
+// that two members are registered under one name. lanes of them run at the same time.
 const (
 	races    = 100
 	sameName = 20
 	lanes    = 4
 )
 
-// TestKarmadaIdentity shows that a cluster has one name and a name one cluster, whoever comes at the same time; and
-// that who is refused harms nobody.
+// TestKarmadaIdentity checks that a cluster has one name and a name one cluster, also if they register at the same
+// time, and that a refused registration changes nothing.
 func TestKarmadaIdentity(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	planes := w.karmadaMembers("alpha", "beta")
 	alpha, beta := planes[0], planes[1]
-	w.registers(alpha)
-	w.sends(alpha, "before")
+	w.registerMember(alpha)
+	w.propagateWork(alpha, "before")
 
-	t.Run("a live cluster's name", func(t *testing.T) { w.in(t).liveName(alpha, beta) })
-	t.Run("a member under two names", func(t *testing.T) { w.in(t).twoNames(alpha) })
-	t.Run("made with kubectl", func(t *testing.T) { w.in(t).madeWithKubectl(alpha) })
-	t.Run("raced by hand", func(t *testing.T) { w.in(t).racedByHand(beta) })
-	t.Run(fmt.Sprintf("raced %d times", races), func(t *testing.T) { w.in(t).races() })
+	t.Run("the name of another cluster", func(t *testing.T) { w.forSubtest(t).rejectsUsedName(alpha, beta) })
+	t.Run("a member under two names", func(t *testing.T) { w.forSubtest(t).rejectsSecondName(alpha) })
+	t.Run("created with kubectl", func(t *testing.T) { w.forSubtest(t).ignoresManualCluster(alpha) })
+	t.Run("two commands at once", func(t *testing.T) { w.forSubtest(t).raceRegisterCommands(beta) })
+	t.Run(fmt.Sprintf("two requests at once, %d times", races), func(t *testing.T) { w.forSubtest(t).raceRequests() })
 
-	w.sends(alpha, "after")
-	w.clusterReady("alpha", "Pull")
+	w.propagateWork(alpha, "after")
+	w.awaitClusterReady("alpha", "Pull")
 }
 
-// liveName registers and joins another member under a name that is taken. The cluster that has it keeps working.
-func (w *world) liveName(alpha, beta *localkube.Plane) {
+// rejectsUsedName registers and joins a member under the name of another cluster. That cluster keeps working.
+func (w *world) rejectsUsedName(alpha, beta *localkube.Plane) {
 	w.t.Helper()
-	hub, member := w.settled(w.hub), w.settled(beta)
+	hub, member := w.awaitStable(w.hub), w.awaitStable(beta)
 	id := w.kubectl(beta, "get", "namespace", "kube-system", "-o", "jsonpath={.metadata.uid}")
 	taken := fmt.Sprintf("the cluster ID %s or the cluster name alpha has been registered", id)
-	_, err := output(w.types(beta, w.token("--ttl=10m")+" --cluster-name=alpha"))
-	exits(w.t, err, 1, "alpha", "registered")
-	_, err = output(w.types(beta, fmt.Sprintf("karmadactl join alpha --kubeconfig=%s --cluster-kubeconfig=%s", w.hub.Kubeconfig, beta.Kubeconfig)))
-	exits(w.t, err, 1, taken)
+	_, err := output(w.shellCommand(beta, w.createTokenCommand("--ttl=10m")+" --cluster-name=alpha"))
+	wantExit(w.t, err, 1, "alpha", "registered")
+	_, err = output(w.shellCommand(beta, fmt.Sprintf("karmadactl join alpha --kubeconfig=%s --cluster-kubeconfig=%s", w.hub.Kubeconfig, beta.Kubeconfig)))
+	wantExit(w.t, err, 1, taken)
 	w.wantUnchanged("registering under a name that is taken", w.hub, hub)
 	w.wantUnchanged("registering under a name that is taken", beta, member)
-	w.sends(alpha, "still working")
-	w.clusterReady("alpha", "Pull")
+	w.propagateWork(alpha, "still working")
+	w.awaitClusterReady("alpha", "Pull")
 }
 
-// twoNames registers and joins a member that is registered under another name.
-func (w *world) twoNames(alpha *localkube.Plane) {
+// rejectsSecondName registers and joins a member that is registered under another name.
+func (w *world) rejectsSecondName(alpha *localkube.Plane) {
 	w.t.Helper()
-	w.settled(alpha)
-	hub, member := w.settled(w.hub), w.settled(alpha)
+	w.awaitStable(alpha)
+	hub, member := w.awaitStable(w.hub), w.awaitStable(alpha)
 	taken := fmt.Sprintf("the cluster ID %s or the cluster name other has been registered", w.kubectl(alpha, "get", "namespace", "kube-system", "-o", "jsonpath={.metadata.uid}"))
-	_, err := output(w.types(alpha, w.token("--ttl=10m")+" --cluster-name=other --namespace=other"))
-	exits(w.t, err, 1, "registered")
-	_, err = output(w.types(alpha, fmt.Sprintf("karmadactl join other --kubeconfig=%s --cluster-kubeconfig=%s", w.hub.Kubeconfig, alpha.Kubeconfig)))
-	exits(w.t, err, 1, taken)
+	_, err := output(w.shellCommand(alpha, w.createTokenCommand("--ttl=10m")+" --cluster-name=other --namespace=other"))
+	wantExit(w.t, err, 1, "registered")
+	_, err = output(w.shellCommand(alpha, fmt.Sprintf("karmadactl join other --kubeconfig=%s --cluster-kubeconfig=%s", w.hub.Kubeconfig, alpha.Kubeconfig)))
+	wantExit(w.t, err, 1, taken)
 	w.wantUnchanged("a second name", w.hub, hub)
 	w.wantUnchanged("a second name", alpha, member)
 }
 
-// madeWithKubectl makes a Cluster by hand whose id is another's. Nothing is done to it, and it can be deleted.
-func (w *world) madeWithKubectl(alpha *localkube.Plane) {
+// ignoresManualCluster creates a Cluster with the id of another one. The hub does nothing with it, and it can be
+// deleted.
+func (w *world) ignoresManualCluster(alpha *localkube.Plane) {
 	w.t.Helper()
-	hub := w.settled(w.hub)
+	hub := w.awaitStable(w.hub)
 	id := w.kubectl(w.hub, "get", "cluster", alpha.Name, "-o", "jsonpath={.spec.id}")
 	w.apply(w.hub, fmt.Sprintf(`
 apiVersion: cluster.karmada.io/v1alpha1
@@ -85,7 +86,7 @@ kind: Cluster
 metadata: {name: copy}
 spec: {syncMode: Push, id: %s, apiEndpoint: %q, insecureSkipTLSVerification: true}
 `, id, alpha.Config.Host))
-	w.eventually("the copy is told that it is one", func() error {
+	w.eventually("the copy is refused", func() error {
 		out, err := w.try(w.hub, "kubectl", "get", "cluster", "copy", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")].status}: {.status.conditions[?(@.type=="Ready")].message}`)
 		if want := fmt.Sprintf("False: the cluster ID %s or the cluster name copy has been registered", id); err == nil && out != want {
 			err = fmt.Errorf("Ready is %q, want %q", out, want)
@@ -96,15 +97,15 @@ spec: {syncMode: Push, id: %s, apiEndpoint: %q, insecureSkipTLSVerification: tru
 	w.wantUnchanged("a copy that came and went", w.hub, hub)
 }
 
-// racedByHand runs two commands at once that bring the same member in under two names. One of them wins, and the other
-// leaves nothing.
-func (w *world) racedByHand(plane *localkube.Plane) {
+// raceRegisterCommands runs two commands at once that register the same member under two names. One of them succeeds,
+// and the other one leaves no object.
+func (w *world) raceRegisterCommands(plane *localkube.Plane) {
 	w.t.Helper()
 	joins := func(name string) string {
 		return fmt.Sprintf("karmadactl join %s --kubeconfig=%s --cluster-kubeconfig=%s", name, w.hub.Kubeconfig, plane.Kubeconfig)
 	}
 	registers := func(name string) string {
-		return w.token() + " --cluster-name=" + name + " --namespace=karmada-" + name
+		return w.createTokenCommand() + " --cluster-name=" + name + " --namespace=karmada-" + name
 	}
 	for round, lines := range []map[string]string{
 		{"one": joins("one"), "two": joins("two")},
@@ -114,8 +115,8 @@ func (w *world) racedByHand(plane *localkube.Plane) {
 		var both sync.WaitGroup
 		failures := map[string]*error{"one": new(error), "two": new(error)}
 		for name, line := range lines {
-			cmd := w.types(plane, line)
-			both.Go(func() { *failures[name] = runs(cmd) })
+			cmd := w.shellCommand(plane, line)
+			both.Go(func() { *failures[name] = runCommand(cmd) })
 		}
 		both.Wait()
 		winner, loser := "one", "two"
@@ -123,25 +124,25 @@ func (w *world) racedByHand(plane *localkube.Plane) {
 			winner, loser = loser, winner
 		}
 		if *failures[winner] != nil {
-			w.t.Fatalf("round %d: nobody won: %v and %v", round, *failures["one"], *failures["two"])
+			w.t.Fatalf("round %d: both commands failed: %v and %v", round, *failures["one"], *failures["two"])
 		}
-		exits(w.t, *failures[loser], 1, "registered")
+		wantExit(w.t, *failures[loser], 1, "registered")
 		w.wantNoCluster(loser)
-		w.clusterBecomes(winner, "True")
+		w.awaitClusterStatus(winner, "True")
 		w.kubectl(w.hub, "delete", "cluster", winner, "--timeout=60s")
 		w.wantNoCluster(winner)
-		w.wantBare(plane)
+		w.wantCleanMember(plane)
 	}
 }
 
-func runs(cmd *exec.Cmd) error {
+func runCommand(cmd *exec.Cmd) error {
 	_, err := output(cmd)
 	return err
 }
 
-// races races requests, which is where the hub decides: of the same id under two names, and of two ids under one name.
-// Exactly one of each two gets a certificate, and the other is told why not.
-func (w *world) races() {
+// raceRequests creates two requests at once, several times: with one id and two names, and with one name and two ids.
+// The hub approves exactly one of the two, and denies the other one with the reason.
+func (w *world) raceRequests() {
 	w.t.Helper()
 	var all sync.WaitGroup
 	failures := make([]error, races+sameName)
@@ -150,54 +151,54 @@ func (w *world) races() {
 		all.Go(func() {
 			gate <- struct{}{}
 			defer func() { <-gate }()
-			failures[round] = w.race(round)
+			failures[round] = w.raceOnce(round)
 		})
 	}
 	all.Wait()
 	if err := errors.Join(failures...); err != nil {
 		w.t.Error(err)
 	}
-	// The winners leave; of the losers there never was anything.
-	w.kubectl(w.hub, "delete", "clusters", "-l", raced+"=true", "--timeout=120s")
-	w.eventually("nothing is left of the races", func() error {
+	// The winners are deleted; the losers have no objects.
+	w.kubectl(w.hub, "delete", "clusters", "-l", racePrefix+"=true", "--timeout=120s")
+	w.eventually("no object of the races is left", func() error {
 		for key := range w.dump(w.hub) {
-			if strings.Contains(key, raced) {
-				return errors.New("there is " + key)
+			if strings.Contains(key, racePrefix) {
+				return errors.New("object still exists: " + key)
 			}
 		}
 		return nil
 	})
 }
 
-// raced is how the names of all begin that are registered in races.
-const raced = "raced"
+// racePrefix is the prefix of the names in raceRequests.
+const racePrefix = "raced"
 
-// contender is one of two who want the same.
-type contender struct {
+// competitor is one of two requests for the same name or id.
+type competitor struct {
 	name, id string
 	decision decision
 	err      error
 }
 
-// race is one race.
-func (w *world) race(round int) error {
-	one := contender{name: fmt.Sprintf("%s-%d-a", raced, round), id: string(uuid.NewUUID())}
-	two := contender{name: fmt.Sprintf("%s-%d-b", raced, round), id: one.id}
+// raceOnce creates two requests at once.
+func (w *world) raceOnce(round int) error {
+	one := competitor{name: fmt.Sprintf("%s-%d-a", racePrefix, round), id: string(uuid.NewUUID())}
+	two := competitor{name: fmt.Sprintf("%s-%d-b", racePrefix, round), id: one.id}
 	if round >= races {
-		two = contender{name: one.name, id: string(uuid.NewUUID())}
+		two = competitor{name: one.name, id: string(uuid.NewUUID())}
 	}
-	contenders := []*contender{&one, &two}
+	contenders := []*competitor{&one, &two}
 	var pair sync.WaitGroup
 	for _, c := range contenders {
-		token, err := w.makeToken()
+		token, err := w.createToken()
 		if err != nil {
 			return err
 		}
-		config := w.bearer(token.String())
+		config := w.tokenConfig(token.String())
 		pair.Go(func() {
 			var name string
-			if name, c.err = w.files(config, honest(c.name, c.id)); c.err == nil {
-				c.decision, c.err = w.decided(name)
+			if name, c.err = w.createRequest(config, validRequest(c.name, c.id)); c.err == nil {
+				c.decision, c.err = w.awaitDecision(name)
 			}
 		})
 	}
@@ -214,16 +215,16 @@ func (w *world) race(round int) error {
 		winner, loser = two, one
 	}
 	if want := fmt.Sprintf("the cluster ID %s or the cluster name %s has been registered", loser.id, loser.name); !strings.Contains(loser.decision.message, want) {
-		return fmt.Errorf("%s: the loser was told %q, want %q", what, loser.decision.message, want)
+		return fmt.Errorf("%s: the message of the loser is %q, want %q", what, loser.decision.message, want)
 	}
-	if err := w.won(winner, loser); err != nil {
+	if err := w.wantWinner(winner, loser); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
 }
 
-// won checks that the hub knows the winner and not the loser, and marks the winner.
-func (w *world) won(winner, loser contender) error {
+// wantWinner checks that the hub has the Cluster of the winner and not of the loser, and labels the former.
+func (w *world) wantWinner(winner, loser competitor) error {
 	hub := w.client(w.hub)
 	clusters := &clusterv1alpha1.ClusterList{}
 	if err := hub.List(w.t.Context(), clusters); err != nil {
@@ -238,7 +239,7 @@ func (w *world) won(winner, loser contender) error {
 	if want := winner.name + " is " + winner.id; len(found) != 1 || found[0] != want {
 		return fmt.Errorf("the hub has %q, want only %q", found, want)
 	}
-	mark := fmt.Appendf(nil, `{"metadata":{"labels":{%q:"true"}}}`, raced)
+	mark := fmt.Appendf(nil, `{"metadata":{"labels":{%q:"true"}}}`, racePrefix)
 	cluster := &clusterv1alpha1.Cluster{}
 	cluster.Name = winner.name
 	return hub.Patch(w.t.Context(), cluster, client.RawPatch(types.MergePatchType, mark))

@@ -25,32 +25,32 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// hubLink stands between an agent and the hub, checks its certificate as the hub does, and remembers what it asks and
-// what it is answered. For it a certificate has expired as soon as a newer one has been in use for a while.
+// hubLink is a proxy between an agent and the hub. It verifies the agent's certificate like the hub, and records
+// requests and responses. It refuses a certificate after a newer one has been in use for a while.
 type hubLink struct {
 	server *httptest.Server
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// answers are those since forget was called, and serials the certificates that they were asked with, in the order in
-	// which they appeared.
-	answers []answer
-	serials []string
-	// watches are the paths of the watches that were opened since then.
+	// responses are the responses since reset was called. serials are the certificates of the requests, in the order of
+	// their first use.
+	responses []response
+	serials   []string
+	// watches are the paths of the watches that were opened since reset.
 	watches []string
-	// open ends the requests that are under way, by the certificate that each was made with.
+	// open has the functions that end the open requests.
 	open map[*http.Request]context.CancelFunc
-	// expired is how many of the serials are not valid any more.
+	// expired is the number of serials that are no longer valid.
 	expired int
-	// lost are the requests and connections that failed before the hub could answer.
+	// lost are the requests and connections that failed before the hub could respond.
 	lost []string
 }
 
-// overlap is how long an agent may take to leave its old certificate behind.
+// overlap is the time in which an agent may still use its old certificate.
 const overlap = 15 * time.Second
 
-// link opens a link to the hub.
-func (w *world) link() *hubLink {
+// startHubLink starts a link to the hub.
+func (w *world) startHubLink() *hubLink {
 	w.t.Helper()
 	upstream, err := url.Parse(w.hub.Config.Host)
 	if err != nil {
@@ -66,27 +66,27 @@ func (w *world) link() *hubLink {
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(upstream)
-			// The link acts for whoever the certificate says.
+			// The link impersonates the subject of the certificate.
 			subject := r.In.TLS.PeerCertificates[0].Subject
 			r.Out.Header.Set("Impersonate-User", subject.CommonName)
 			r.Out.Header["Impersonate-Group"] = subject.Organization
 		},
 		Transport:      transport,
 		FlushInterval:  -1,
-		ModifyResponse: l.note,
+		ModifyResponse: l.recordResponse,
 		ErrorHandler: func(rw http.ResponseWriter, r *http.Request, err error) {
-			if r.Context().Err() == nil { // otherwise nobody waits for the answer any more
-				l.loses(fmt.Sprintf("%s %s: %v", r.Method, r.URL.Path, err))
+			if r.Context().Err() == nil { // otherwise the client has ended the request
+				l.recordLost(fmt.Sprintf("%s %s: %v", r.Method, r.URL.Path, err))
 			}
 			rw.WriteHeader(http.StatusBadGateway)
 		},
 	}
 	authorities := x509.NewCertPool()
 	authorities.AppendCertsFromPEM(w.hub.Config.CAData)
-	l.server = httptest.NewUnstartedServer(l.admits(proxy))
+	l.server = httptest.NewUnstartedServer(l.checkCertificates(proxy))
 	l.server.TLS = &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: authorities}
 	l.server.EnableHTTP2 = true
-	l.server.Config.ErrorLog = log.New(handshakes{l}, "", 0)
+	l.server.Config.ErrorLog = log.New(tlsErrorLog{l}, "", 0)
 	l.server.StartTLS()
 	w.t.Cleanup(func() {
 		l.server.CloseClientConnections()
@@ -95,36 +95,36 @@ func (w *world) link() *hubLink {
 	return l
 }
 
-func (l *hubLink) note(r *http.Response) error {
+func (l *hubLink) recordResponse(r *http.Response) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.answers = append(l.answers, answer{method: r.Request.Method, path: r.Request.URL.Path, code: r.StatusCode})
+	l.responses = append(l.responses, response{method: r.Request.Method, path: r.Request.URL.Path, code: r.StatusCode})
 	return nil
 }
 
-// admits lets the requests through whose certificate has not expired.
-func (l *hubLink) admits(next http.Handler) http.Handler {
+// checkCertificates forwards the requests whose certificate has not expired.
+func (l *hubLink) checkCertificates(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithCancel(r.Context())
 		defer cancel()
-		if !l.enters(r, cancel) {
+		if !l.startRequest(r, cancel) {
 			http.Error(rw, "the certificate has expired", http.StatusUnauthorized)
 			return
 		}
-		defer l.leaves(r)
+		defer l.endRequest(r)
 		next.ServeHTTP(rw, r.WithContext(ctx))
 	})
 }
 
-// enters notes a request and its certificate, and says whether that is still good.
-func (l *hubLink) enters(r *http.Request, cancel context.CancelFunc) bool {
+// startRequest records a request and its certificate, and returns whether the certificate is still valid.
+func (l *hubLink) startRequest(r *http.Request, cancel context.CancelFunc) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	serial := serialOf(r)
 	if !slices.Contains(l.serials, serial) {
 		l.serials = append(l.serials, serial)
 		newest := len(l.serials) - 1
-		time.AfterFunc(overlap, func() { l.expires(newest) })
+		time.AfterFunc(overlap, func() { l.expireCertificates(newest) })
 	}
 	if slices.Index(l.serials, serial) < l.expired {
 		l.lost = append(l.lost, fmt.Sprintf("%s %s: made with a certificate that has expired", r.Method, r.URL.Path))
@@ -137,14 +137,14 @@ func (l *hubLink) enters(r *http.Request, cancel context.CancelFunc) bool {
 	return true
 }
 
-func (l *hubLink) leaves(r *http.Request) {
+func (l *hubLink) endRequest(r *http.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.open, r)
 }
 
-// expires makes the first n certificates worthless, and ends the requests that are still open with them.
-func (l *hubLink) expires(n int) {
+// expireCertificates makes the first n certificates invalid, and ends the open requests with them.
+func (l *hubLink) expireCertificates(n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.expired = max(l.expired, n)
@@ -158,63 +158,62 @@ func (l *hubLink) expires(n int) {
 
 func serialOf(r *http.Request) string { return r.TLS.PeerCertificates[0].SerialNumber.String() }
 
-func (l *hubLink) loses(what string) {
+func (l *hubLink) recordLost(what string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.lost = append(l.lost, what)
 }
 
-// handshakes is where a server says what went wrong with connections.
-type handshakes struct{ link *hubLink }
+// tlsErrorLog records the failed TLS handshakes of a server.
+type tlsErrorLog struct{ link *hubLink }
 
-func (h handshakes) Write(line []byte) (int, error) {
+func (h tlsErrorLog) Write(line []byte) (int, error) {
 	if bytes.Contains(line, []byte("TLS handshake error")) {
-		h.link.loses(strings.TrimSpace(string(line)))
+		h.link.recordLost(strings.TrimSpace(string(line)))
 	}
 	return len(line), nil
 }
 
-// watched are the paths and field selectors of the watches that were opened, each once.
-func (l *hubLink) watched() []string {
+// watchPaths returns the paths and field selectors of the watches that were opened, each once.
+func (l *hubLink) watchPaths() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Compact(slices.Sorted(slices.Values(l.watches)))
 }
 
-// forget begins to remember anew.
-func (l *hubLink) forget() {
+// reset deletes the recorded requests.
+func (l *hubLink) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.answers, l.watches, l.lost = nil, nil, nil
+	l.responses, l.watches, l.lost = nil, nil, nil
 }
 
-// certificates is how many there have been, and how many of them have expired.
-func (l *hubLink) certificates() (used, expired int) {
+// certificateCounts returns the number of certificates, and of expired ones.
+func (l *hubLink) certificateCounts() (used, expired int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.serials), l.expired
 }
 
-// asked counts the requests, by what they are for.
-func (l *hubLink) asked() map[string]int {
+// requestCounts counts the requests by method and path.
+func (l *hubLink) requestCounts() map[string]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	counts := map[string]int{}
-	for _, a := range l.answers {
+	for _, a := range l.responses {
 		counts[a.method+" "+a.path]++
 	}
 	return counts
 }
 
-// failures lists the requests and connections that failed, and those that the hub did not fulfil. An agent that asks
-// what became of its request for a certificate is told that it may not know until there is something to know. A status
-// of a Work is written under an optimistic lock: one that follows another before the agent's cache has the former is
-// refused, and written again.
-func (l *hubLink) failures() (failed []string) {
+// listFailures lists the requests and connections that failed, and the requests that the hub did not fulfil. The hub
+// refuses two kinds of requests in normal operation: an agent reads its request for a certificate before it may, and it
+// writes the status of a Work under an optimistic lock, before its cache has its last write. The agent retries both.
+func (l *hubLink) listFailures() (failed []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	failed = slices.Clone(l.lost)
-	for _, a := range l.answers {
+	for _, a := range l.responses {
 		waits := a.method == http.MethodGet && strings.Contains(a.path, "/certificatesigningrequests/")
 		isStale := a.code == http.StatusConflict && strings.Contains(a.path, "/works/") && strings.HasSuffix(a.path, "/status")
 		if a.code >= http.StatusBadRequest && !isStale && !waits {
@@ -224,21 +223,21 @@ func (l *hubLink) failures() (failed []string) {
 	return failed
 }
 
-// freeAgent is the agent of a registered member that runs beside it, as a process of the story, and reaches the hub
-// through a link.
-type freeAgent struct {
+// linkedAgent is the agent of a registered member that runs as a process of the story, and connects to the hub through
+// a link.
+type linkedAgent struct {
 	*process
 	link *hubLink
-	// kubeconfig is the file with its way to the hub.
+	// kubeconfig is the file with its kubeconfig for the hub.
 	kubeconfig string
 }
 
-// freeAgent stops the agent of a member and starts one outside of it.
-func (w *world) freeAgent(plane *localkube.Plane, flags ...string) *freeAgent {
+// startLinkedAgent stops the agent of a member and starts a linkedAgent.
+func (w *world) startLinkedAgent(plane *localkube.Plane, flags ...string) *linkedAgent {
 	w.t.Helper()
 	_, raw := w.agentConfig(plane)
 	w.stopAgent(plane)
-	a := &freeAgent{link: w.link()}
+	a := &linkedAgent{link: w.startHubLink()}
 	config, err := clientcmd.Load(raw)
 	if err != nil {
 		w.t.Fatal(err)
@@ -258,9 +257,9 @@ func (w *world) freeAgent(plane *localkube.Plane, flags ...string) *freeAgent {
 	return a
 }
 
-// expire puts an expired certificate in the place of the one in a kubeconfig: signed by the hub, with the same key and
-// subject, but for yesterday.
-func (w *world) expire(kubeconfig []byte) []byte {
+// expireCertificate replaces the certificate in a kubeconfig by an expired one: signed by the hub, with the same key
+// and subject, but from yesterday.
+func (w *world) expireCertificate(kubeconfig []byte) []byte {
 	w.t.Helper()
 	config, err := clientcmd.Load(kubeconfig)
 	if err != nil {

@@ -27,58 +27,58 @@ import (
 	"github.com/towline/towline/internal/kube"
 )
 
-// certificateRequest is a request for a certificate, as anybody may word it.
+// certificateRequest is a request for a certificate with any content.
 type certificateRequest struct {
 	request x509.CertificateRequest
 	usages  []certificatesv1.KeyUsage
 	signer  string
-	// id is what the request says is the cluster's.
+	// id is the id of the cluster in the request.
 	id string
-	// life is spec.expirationSeconds, nil for the longest life of the signer.
-	life *int32
+	// expirationSeconds is spec.expirationSeconds, nil for the longest life of the signer.
+	expirationSeconds *int32
 }
 
-// honest is the request of a cluster that registers.
-func honest(cluster, id string) certificateRequest {
+// validRequest is the request of a cluster that registers.
+func validRequest(cluster, id string) certificateRequest {
 	return certificateRequest{
-		request: x509.CertificateRequest{Subject: pkix.Name{CommonName: bootstrap.AgentUser(cluster), Organization: []string{bootstrap.AgentsGroup}}},
-		usages:  []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
-		signer:  bootstrap.Signer,
-		id:      id,
-		life:    ptr.To[int32](3600),
+		request:           x509.CertificateRequest{Subject: pkix.Name{CommonName: bootstrap.AgentUser(cluster), Organization: []string{bootstrap.AgentsGroup}}},
+		usages:            []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+		signer:            bootstrap.Signer,
+		id:                id,
+		expirationSeconds: ptr.To[int32](3600),
 	}
 }
 
-// but returns p with a change.
-func (p certificateRequest) but(change func(p *certificateRequest)) certificateRequest {
+// with returns p with a change.
+func (p certificateRequest) with(change func(p *certificateRequest)) certificateRequest {
 	change(&p)
 	return p
 }
 
-// bearer connects to the hub with a token and nothing else.
-func (w *world) bearer(token string) *rest.Config {
+// tokenConfig returns a client configuration with only a token.
+func (w *world) tokenConfig(token string) *rest.Config {
 	config := rest.AnonymousClientConfig(w.hub.Config)
 	config.BearerToken, config.QPS = token, -1
 	return config
 }
 
-// bootstrapToken makes a token, as an administrator of the hub.
-func (w *world) bootstrapToken() bootstrap.Token {
+// newBootstrapToken creates a token, as an administrator of the hub.
+func (w *world) newBootstrapToken() bootstrap.Token {
 	w.t.Helper()
-	token, err := w.makeToken()
+	token, err := w.createToken()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	return token
 }
 
-func (w *world) makeToken() (bootstrap.Token, error) {
+func (w *world) createToken() (bootstrap.Token, error) {
 	hub := w.client(w.hub)
 	return bootstrap.CreateToken(w.t.Context(), hub, bootstrap.TokenOptions{TTL: time.Hour})
 }
 
-// files hands a certificateRequest in, with the credential of config, and returns the name of the request.
-func (w *world) files(config *rest.Config, p certificateRequest) (string, error) {
+// createRequest creates a request with the credential of config, and returns its name.
+func (w *world) createRequest(config *rest.Config, p certificateRequest) (string, error) {
 	csr, err := p.csr()
 	if err != nil {
 		return "", err
@@ -90,13 +90,13 @@ func (w *world) files(config *rest.Config, p certificateRequest) (string, error)
 		if made, last = requests.Create(ctx, csr, metav1.CreateOptions{}); last == nil {
 			csr.Name = made.Name
 		}
-		// An API server takes a moment to know a new token.
+		// An API server needs a moment before it accepts a new token.
 		return !apierrors.IsUnauthorized(last), nil
 	})
 	return csr.Name, errors.Join(err, last)
 }
 
-// csr is the object that a certificateRequest is handed in as.
+// csr returns the API object of the request.
 func (p certificateRequest) csr() (*certificatesv1.CertificateSigningRequest, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -109,7 +109,7 @@ func (p certificateRequest) csr() (*certificatesv1.CertificateSigningRequest, er
 	csr := &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "request-", Labels: map[string]string{"karmada.io/system": "true"}},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: raw}), SignerName: p.signer, Usages: p.usages, ExpirationSeconds: p.life,
+			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: raw}), SignerName: p.signer, Usages: p.usages, ExpirationSeconds: p.expirationSeconds,
 		},
 	}
 	if p.id != "" {
@@ -120,15 +120,15 @@ func (p certificateRequest) csr() (*certificatesv1.CertificateSigningRequest, er
 	return csr, nil
 }
 
-// decision is what became of a request.
+// decision is the decision about a request.
 type decision struct {
 	approved, denied bool
 	message          string
 	certificate      []byte
 }
 
-// decision reads what became of a request so far.
-func (w *world) decision(ctx context.Context, name string) (decision, error) {
+// readDecision reads the decision about a request.
+func (w *world) readDecision(ctx context.Context, name string) (decision, error) {
 	csr, err := kubernetes.NewForConfigOrDie(w.hub.Config).CertificatesV1().CertificateSigningRequests().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return decision{}, err
@@ -145,26 +145,26 @@ func (w *world) decision(ctx context.Context, name string) (decision, error) {
 	return v, nil
 }
 
-// decided waits until a request is approved or denied.
-func (w *world) decided(name string) (decision, error) {
+// awaitDecision waits until a request is approved or denied.
+func (w *world) awaitDecision(name string) (decision, error) {
 	var v decision
 	err := wait.PollUntilContextTimeout(w.t.Context(), pollInterval/2, waitTimeout, true, func(ctx context.Context) (bool, error) {
 		var err error
-		v, err = w.decision(ctx, name)
+		v, err = w.readDecision(ctx, name)
 		return v.approved || v.denied, err
 	})
 	return v, err
 }
 
-// wantDenied checks that a certificateRequest is denied, for a reason.
+// wantDenied checks that a request is denied with a reason.
 func (w *world) wantDenied(what string, config *rest.Config, p certificateRequest, reason string) {
 	w.t.Helper()
-	name, err := w.files(config, p)
+	name, err := w.createRequest(config, p)
 	if err != nil {
 		w.t.Errorf("%s: %v", what, err)
 		return
 	}
-	v, err := w.decided(name)
+	v, err := w.awaitDecision(name)
 	switch {
 	case err != nil:
 		w.t.Errorf("%s: no decision: %v", what, err)
@@ -175,36 +175,36 @@ func (w *world) wantDenied(what string, config *rest.Config, p certificateReques
 	}
 }
 
-// wantUnheard checks that a token opens nothing, not even for a request.
-func (w *world) wantUnheard(what, token string) {
+// wantTokenRejected checks that a token is refused, also for a request.
+func (w *world) wantTokenRejected(what, token string) {
 	w.t.Helper()
-	config := w.bearer(token)
+	config := w.tokenConfig(token)
 	_, err := kubernetes.NewForConfigOrDie(config).Discovery().ServerVersion()
 	if !apierrors.IsUnauthorized(err) {
-		w.t.Errorf("%s: the hub answers %v, want Unauthorized", what, err)
+		w.t.Errorf("%s: the hub returns %v, want Unauthorized", what, err)
 	}
-	csr, err := honest("attacked", "00000000-0000-4000-8000-000000000003").csr()
+	csr, err := validRequest("attacked", "00000000-0000-4000-8000-000000000003").csr()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	_, err = kubernetes.NewForConfigOrDie(config).CertificatesV1().CertificateSigningRequests().Create(w.t.Context(), csr, metav1.CreateOptions{})
 	if !apierrors.IsUnauthorized(err) {
-		w.t.Errorf("%s: a request is answered with %v, want Unauthorized", what, err)
+		w.t.Errorf("%s: a request returns %v, want Unauthorized", what, err)
 	}
 }
 
-// wantIgnored checks that requests which are none of our business have been left to others.
-func (w *world) wantIgnored(names map[string]string) {
+// wantUndecided checks that the hub has decided nothing about requests of other signers or other groups.
+func (w *world) wantUndecided(names map[string]string) {
 	w.t.Helper()
 	for what, name := range names {
-		if v, err := w.decision(w.t.Context(), name); err != nil || v.approved || v.denied || len(v.certificate) > 0 {
+		if v, err := w.readDecision(w.t.Context(), name); err != nil || v.approved || v.denied || len(v.certificate) > 0 {
 			w.t.Errorf("%s: got %+v and %v, want it undecided", what, v, err)
 		}
 	}
 }
 
-// forgeries are requests that nobody may have, by what is wrong with each, and what is said about them.
-func forgeries(id string) map[string]struct {
+// forgedRequestCases are requests that must be denied, by their mistake, each with a text of the reason.
+func forgedRequestCases(id string) map[string]struct {
 	certificateRequest
 	reason string
 } {
@@ -212,38 +212,38 @@ func forgeries(id string) map[string]struct {
 		certificateRequest
 		reason string
 	}
-	fresh := honest("fresh", id)
-	server, _ := url.Parse("https://hub") // it is one
+	fresh := validRequest("fresh", id)
+	server, _ := url.Parse("https://hub") // it is valid
 	return map[string]forgery{
-		"the reserved name": {honest("rbac-generator", id), "rbac-generator"},
-		"no name":           {honest("", id), "name"},
-		"a path for a name": {honest("../fresh", id), "name"},
-		"an organisation more": {fresh.but(func(p *certificateRequest) {
+		"the reserved name": {validRequest("rbac-generator", id), "rbac-generator"},
+		"no name":           {validRequest("", id), "name"},
+		"a path for a name": {validRequest("../fresh", id), "name"},
+		"an additional organisation": {fresh.with(func(p *certificateRequest) {
 			p.request.Subject.Organization = []string{bootstrap.AgentsGroup, "developers"}
 		}), "organization"},
-		"no organisation":          {fresh.but(func(p *certificateRequest) { p.request.Subject.Organization = nil }), "organization"},
-		"another organisation":     {fresh.but(func(p *certificateRequest) { p.request.Subject.Organization = []string{"developers"} }), "organization"},
-		"an organisational unit":   {fresh.but(func(p *certificateRequest) { p.request.Subject.OrganizationalUnit = []string{"x"} }), "attribute"},
-		"a DNS name":               {fresh.but(func(p *certificateRequest) { p.request.DNSNames = []string{"hub"} }), "alternative names"},
-		"an e-mail address":        {fresh.but(func(p *certificateRequest) { p.request.EmailAddresses = []string{"a@hub"} }), "alternative names"},
-		"an IP address":            {fresh.but(func(p *certificateRequest) { p.request.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)} }), "alternative names"},
-		"a URI":                    {fresh.but(func(p *certificateRequest) { p.request.URIs = []*url.URL{server} }), "alternative names"},
-		"a usage more":             {fresh.but(func(p *certificateRequest) { p.usages = append(p.usages[:2:2], certificatesv1.UsageCertSign) }), "usages"},
-		"a usage less":             {fresh.but(func(p *certificateRequest) { p.usages = p.usages[1:] }), "usages"},
-		"no id":                    {honest("fresh", ""), "kube-system"},
-		"no life":                  {fresh.but(func(p *certificateRequest) { p.life = nil }), "expirationSeconds"},
-		"a life of ten years":      {fresh.but(func(p *certificateRequest) { p.life = ptr.To[int32](10 * 365 * 24 * 3600) }), "expirationSeconds"},
-		"the name of nobody in O=": {certificateRequest{request: x509.CertificateRequest{Subject: pkix.Name{CommonName: "admin", Organization: []string{bootstrap.AgentsGroup}}}, usages: fresh.usages, signer: fresh.signer, id: id, life: fresh.life}, "common name"},
+		"no organisation":            {fresh.with(func(p *certificateRequest) { p.request.Subject.Organization = nil }), "organization"},
+		"another organisation":       {fresh.with(func(p *certificateRequest) { p.request.Subject.Organization = []string{"developers"} }), "organization"},
+		"an organisational unit":     {fresh.with(func(p *certificateRequest) { p.request.Subject.OrganizationalUnit = []string{"x"} }), "attribute"},
+		"a DNS name":                 {fresh.with(func(p *certificateRequest) { p.request.DNSNames = []string{"hub"} }), "alternative names"},
+		"an e-mail address":          {fresh.with(func(p *certificateRequest) { p.request.EmailAddresses = []string{"a@hub"} }), "alternative names"},
+		"an IP address":              {fresh.with(func(p *certificateRequest) { p.request.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)} }), "alternative names"},
+		"a URI":                      {fresh.with(func(p *certificateRequest) { p.request.URIs = []*url.URL{server} }), "alternative names"},
+		"an additional usage":        {fresh.with(func(p *certificateRequest) { p.usages = append(p.usages[:2:2], certificatesv1.UsageCertSign) }), "usages"},
+		"a missing usage":            {fresh.with(func(p *certificateRequest) { p.usages = p.usages[1:] }), "usages"},
+		"no id":                      {validRequest("fresh", ""), "kube-system"},
+		"no expiration":              {fresh.with(func(p *certificateRequest) { p.expirationSeconds = nil }), "expirationSeconds"},
+		"an expiration of ten years": {fresh.with(func(p *certificateRequest) { p.expirationSeconds = ptr.To[int32](10 * 365 * 24 * 3600) }), "expirationSeconds"},
+		"an unknown name in O=":      {certificateRequest{request: x509.CertificateRequest{Subject: pkix.Name{CommonName: "admin", Organization: []string{bootstrap.AgentsGroup}}}, usages: fresh.usages, signer: fresh.signer, id: id, expirationSeconds: fresh.expirationSeconds}, "common name"},
 	}
 }
 
-// wantUnspent checks that a token has registered nothing.
-func (w *world) wantUnspent(token bootstrap.Token) {
+// wantTokenUnused checks that a token has registered no cluster.
+func (w *world) wantTokenUnused(token bootstrap.Token) {
 	w.t.Helper()
 	secret := &corev1.Secret{}
 	err := w.client(w.hub).Get(w.t.Context(), bootstrap.TokenSecret(token.ID), secret)
 	if err == nil && secret.Annotations[kube.AnnotationRegistered] != "" {
-		err = errors.New("it says that it registered " + secret.Annotations[kube.AnnotationRegistered])
+		err = errors.New("it has registered " + secret.Annotations[kube.AnnotationRegistered])
 	}
 	if err != nil {
 		w.t.Errorf("the token of all the attacks: %v", err)

@@ -12,7 +12,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// pairWork is a Work with two objects, and with what else its spec and the annotations of its first manifest say.
+// pairWork is a Work with two objects, further fields of its spec, and annotations of its first manifest.
 const pairWork = `
 apiVersion: work.karmada.io/v1alpha1
 kind: Work
@@ -34,26 +34,26 @@ spec:
       spec: {ports: [{port: 80}], selector: {app: second}}
 `
 
-// works shows what becomes of a Work on a member: each of its objects is reported on, healed, kept from changes while
-// the Work is suspended, and left there if that is what the Work says; and what is somebody else's is not taken without
-// being told to.
-func (w *world) works(plane *localkube.Plane) {
+// checkWorks applies a Work with two objects to a member. Each object has a status, is corrected after drift, stays
+// unchanged while the Work is suspended, and stays on the member if the Work requires it. An object of another client
+// is taken over only if the Work requires it.
+func (w *world) checkWorks(plane *localkube.Plane) {
 	w.t.Helper()
 	pair := func(spec, annotations, text string) {
 		w.apply(w.hub, fmt.Sprintf(pairWork, plane.Name, spec, annotations, text))
 	}
-	// Somebody else's object of the same name.
+	// An object of another client, with the same name.
 	w.kubectl(plane, "create", "configmap", "first", "--from-literal=text=foreign")
 	pair("suspendDispatching: false", "", "ours")
-	w.workSays(plane, workv1alpha1.WorkApplied, workv1alpha1.ReasonAppliedFailed, "first")
-	w.says(plane, "foreign")
+	w.awaitWorkCondition(plane, workv1alpha1.WorkApplied, workv1alpha1.ReasonAppliedFailed, "first")
+	w.wantObjectText(plane, "foreign")
 	pair("suspendDispatching: false", "work.karmada.io/conflict-resolution: overwrite", "ours")
-	w.workSays(plane, workv1alpha1.WorkApplied, workv1alpha1.ReasonAppliedSuccessful, "")
-	w.becomes(plane, "ours")
+	w.awaitWorkCondition(plane, workv1alpha1.WorkApplied, workv1alpha1.ReasonAppliedSuccessful, "")
+	w.awaitObjectText(plane, "ours")
 	w.eventually("both manifests have a status", func() error { return w.wantManifests(plane) })
 
 	w.kubectl(plane, "patch", "configmap", "first", "-p", `{"data":{"text":"drifted"}}`)
-	w.becomes(plane, "ours")
+	w.awaitObjectText(plane, "ours")
 	w.kubectl(plane, "delete", "service", "second")
 	w.eventually("the object is recreated", func() error {
 		_, err := w.try(plane, "kubectl", "get", "service", "second")
@@ -61,48 +61,49 @@ func (w *world) works(plane *localkube.Plane) {
 	})
 
 	pair("suspendDispatching: true", "work.karmada.io/conflict-resolution: overwrite", "later")
-	w.workSays(plane, workv1alpha1.WorkDispatching, workv1alpha1.ReasonSuspendDispatching, "")
-	w.says(plane, "ours")
+	w.awaitWorkCondition(plane, workv1alpha1.WorkDispatching, workv1alpha1.ReasonSuspendDispatching, "")
+	w.wantObjectText(plane, "ours")
 	pair("suspendDispatching: false", "work.karmada.io/conflict-resolution: overwrite", "later")
-	w.becomes(plane, "later")
-	w.workSays(plane, workv1alpha1.WorkDispatching, workv1alpha1.ReasonDispatching, "")
+	w.awaitObjectText(plane, "later")
+	w.awaitWorkCondition(plane, workv1alpha1.WorkDispatching, workv1alpha1.ReasonDispatching, "")
 
 	pair("preserveResourcesOnDeletion: true", "work.karmada.io/conflict-resolution: overwrite", "later")
-	w.workSays(plane, workv1alpha1.WorkApplied, workv1alpha1.ReasonAppliedSuccessful, "")
+	w.awaitWorkCondition(plane, workv1alpha1.WorkApplied, workv1alpha1.ReasonAppliedSuccessful, "")
 	w.kubectl(w.hub, "delete", "work", "pair", "-n", "karmada-es-"+plane.Name, "--timeout=60s")
-	w.says(plane, "later")
+	w.wantObjectText(plane, "later")
 	for _, object := range []string{"configmap/first", "service/second"} {
 		if marks := w.kubectl(plane, "get", object, "-o", "jsonpath={.metadata.labels}{.metadata.annotations}"); strings.Contains(marks, "karmada.io") {
-			w.t.Errorf("%s, which was left on %s, still has the marks %s", object, plane.Name, marks)
+			w.t.Errorf("%s, which stays on %s, still has the marks %s", object, plane.Name, marks)
 		}
 		w.kubectl(plane, "delete", object)
 	}
 }
 
-// workSays waits until a condition of the Work, as it is written now, has a reason, and a message with a text in it.
-func (w *world) workSays(plane *localkube.Plane, condition, reason, text string) {
+// awaitWorkCondition waits until a condition of the current generation of the Work has a reason, and a message with a
+// text.
+func (w *world) awaitWorkCondition(plane *localkube.Plane, condition, reason, text string) {
 	w.t.Helper()
-	w.eventually(fmt.Sprintf("the Work of %s says %s", plane.Name, reason), func() error {
-		work, err := w.work(plane)
+	w.eventually(fmt.Sprintf("the Work of %s has a condition with reason %s", plane.Name, reason), func() error {
+		work, err := w.readWork(plane)
 		if err != nil {
 			return err
 		}
 		found := meta.FindStatusCondition(work.Status.Conditions, condition)
 		if found == nil || found.ObservedGeneration != work.Generation || found.Reason != reason || !strings.Contains(found.Message, text) {
-			return fmt.Errorf("generation %d says %+v, want %s with %q", work.Generation, work.Status.Conditions, reason, text)
+			return fmt.Errorf("generation %d has conditions %+v, want %s with %q", work.Generation, work.Status.Conditions, reason, text)
 		}
 		return nil
 	})
 }
 
-func (w *world) work(plane *localkube.Plane) (*workv1alpha1.Work, error) {
+func (w *world) readWork(plane *localkube.Plane) (*workv1alpha1.Work, error) {
 	work := &workv1alpha1.Work{}
 	return work, w.client(w.hub).Get(w.t.Context(), client.ObjectKey{Namespace: "karmada-es-" + plane.Name, Name: "pair"}, work)
 }
 
 // wantManifests checks that each manifest of the Work has its status, in order, and is healthy.
 func (w *world) wantManifests(plane *localkube.Plane) error {
-	work, err := w.work(plane)
+	work, err := w.readWork(plane)
 	if err != nil {
 		return err
 	}
@@ -116,26 +117,26 @@ func (w *world) wantManifests(plane *localkube.Plane) error {
 	return nil
 }
 
-// text reads what the object of a member says.
-func (w *world) text(plane *localkube.Plane) (string, error) {
+// objectText reads the text of the object of a member.
+func (w *world) objectText(plane *localkube.Plane) (string, error) {
 	return w.try(plane, "kubectl", "get", "configmap", "first", "-o", "jsonpath={.data.text}")
 }
 
-// says checks that the object of a member says a text.
-func (w *world) says(plane *localkube.Plane, want string) {
+// wantObjectText checks the text of the object of a member.
+func (w *world) wantObjectText(plane *localkube.Plane, want string) {
 	w.t.Helper()
-	if got, err := w.text(plane); err != nil || got != want {
-		w.t.Errorf("the object on %s says %q (%v), want %q", plane.Name, got, err, want)
+	if got, err := w.objectText(plane); err != nil || got != want {
+		w.t.Errorf("the object on %s has text %q (%v), want %q", plane.Name, got, err, want)
 	}
 }
 
-// becomes waits until it does.
-func (w *world) becomes(plane *localkube.Plane, want string) {
+// awaitObjectText waits until the object of a member has a text.
+func (w *world) awaitObjectText(plane *localkube.Plane, want string) {
 	w.t.Helper()
-	w.eventually("the object on "+plane.Name+" says "+want, func() error {
-		got, err := w.text(plane)
+	w.eventually("the object on "+plane.Name+" has text "+want, func() error {
+		got, err := w.objectText(plane)
 		if err == nil && got != want {
-			err = errors.New("it says " + got)
+			err = errors.New("its text is " + got)
 		}
 		return err
 	})

@@ -33,7 +33,7 @@ const (
 	agentSecret = "karmada-kubeconfig"
 )
 
-// karmadaWork is a Work for one cluster, with one object that the stories look for.
+// karmadaWork is a Work for one cluster, with one object.
 const karmadaWork = `
 apiVersion: work.karmada.io/v1alpha1
 kind: Work
@@ -50,55 +50,54 @@ spec:
       data: {text: %q}
 `
 
-// karmadaMembers starts members in which the agent's image runs as our binary.
+// karmadaMembers starts members. The agent's image runs our program.
 func (w *world) karmadaMembers(names ...string) []*localkube.Plane {
 	w.t.Helper()
 	return localkube.SeveralForTest(w.t, names, localkube.WithExec(join.DefaultAgentImage, w.binary("towline-agent")))
 }
 
-// types runs a line in a shell, as somebody does who has our programs on his path and the plane's kubeconfig in his
-// environment.
-func (w *world) types(plane *localkube.Plane, line string) *exec.Cmd {
+// shellCommand runs a line in a shell, with Towline's programs in PATH and the plane's kubeconfig in KUBECONFIG.
+func (w *world) shellCommand(plane *localkube.Plane, line string) *exec.Cmd {
 	cmd := exec.CommandContext(w.t.Context(), "sh", "-c", "exec "+line)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig, "PATH="+filepath.Dir(w.binary("kubectl"))+":"+os.Getenv("PATH"))
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
 }
 
-// typed is types for a line that must succeed. It returns the standard output.
-func (w *world) typed(plane *localkube.Plane, line string) string {
+// runShell is shellCommand for a line that must succeed. It returns the standard output.
+func (w *world) runShell(plane *localkube.Plane, line string) string {
 	w.t.Helper()
-	out, err := output(w.types(plane, line))
+	out, err := output(w.shellCommand(plane, line))
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	return out
 }
 
-// token makes a bootstrap token on the hub and returns the register command that is printed with it.
-func (w *world) token(flags ...string) string {
+// createTokenCommand creates a bootstrap token on the hub and returns the printed register command.
+func (w *world) createTokenCommand(flags ...string) string {
 	w.t.Helper()
-	line := w.typed(w.hub, strings.Join(append([]string{"karmadactl token create --print-register-command"}, flags...), " "))
+	line := w.runShell(w.hub, strings.Join(append([]string{"karmadactl token create --print-register-command"}, flags...), " "))
 	return strings.TrimSuffix(line, "\n")
 }
 
-// joins brings a member in by push, under the name of its control plane.
-func (w *world) joins(plane *localkube.Plane) {
+// joinMember joins a member, under the name of its control plane.
+func (w *world) joinMember(plane *localkube.Plane) {
 	w.t.Helper()
-	w.typed(w.hub, fmt.Sprintf("karmadactl join %s --kubeconfig=%s --cluster-kubeconfig=%s", plane.Name, w.hub.Kubeconfig, plane.Kubeconfig))
-	w.clusterReady(plane.Name, "Push")
+	w.runShell(w.hub, fmt.Sprintf("karmadactl join %s --kubeconfig=%s --cluster-kubeconfig=%s", plane.Name, w.hub.Kubeconfig, plane.Kubeconfig))
+	w.awaitClusterReady(plane.Name, "Push")
 }
 
-// registers brings a member in by pull, under the name of its control plane.
-func (w *world) registers(plane *localkube.Plane, flags ...string) {
+// registerMember registers a member, under the name of its control plane.
+func (w *world) registerMember(plane *localkube.Plane, flags ...string) {
 	w.t.Helper()
-	w.typed(plane, strings.Join(append([]string{w.token()}, flags...), " "))
+	w.runShell(plane, strings.Join(append([]string{w.createTokenCommand()}, flags...), " "))
 	if err := w.wantCluster(plane.Name, "Pull", "True"); err != nil {
-		w.t.Errorf("right after it was registered: %v", err)
+		w.t.Errorf("right after the registration: %v", err)
 	}
 }
 
-// wantCluster says what is wrong unless `kubectl get clusters` says so of a cluster.
+// wantCluster returns an error unless `kubectl get clusters` prints this line for a cluster.
 func (w *world) wantCluster(name, mode, ready string) error {
 	out, err := w.try(w.hub, "kubectl", "get", "clusters")
 	if err != nil {
@@ -108,23 +107,23 @@ func (w *world) wantCluster(name, mode, ready string) error {
 	if ready != "True" {
 		version = "*"
 	}
-	return wantFields(w.row(out, name), name, version, mode, ready, "*")
+	return wantFields(w.tableRow(out, name), name, version, mode, ready, "*")
 }
 
-func (w *world) clusterReady(name, mode string) {
+func (w *world) awaitClusterReady(name, mode string) {
 	w.t.Helper()
 	w.eventually(name+" is ready", func() error { return w.wantCluster(name, mode, "True") })
 }
 
-// cluster reads a Cluster.
-func (w *world) cluster(name string) (*clusterv1alpha1.Cluster, error) {
+// readCluster reads a Cluster.
+func (w *world) readCluster(name string) (*clusterv1alpha1.Cluster, error) {
 	found := &clusterv1alpha1.Cluster{}
 	err := w.client(w.hub).Get(w.t.Context(), client.ObjectKey{Name: name}, found)
 	return found, err
 }
 
-// clusterBecomes waits for a status of Ready more closely than kubectl can, and returns how long it took.
-func (w *world) clusterBecomes(name, status string) time.Duration {
+// awaitClusterStatus waits for a status of Ready with short pauses, and returns the time that it took.
+func (w *world) awaitClusterStatus(name, status string) time.Duration {
 	w.t.Helper()
 	began, c := time.Now(), w.client(w.hub)
 	err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, waitTimeout, true, func(ctx context.Context) (bool, error) {
@@ -139,40 +138,40 @@ func (w *world) clusterBecomes(name, status string) time.Duration {
 	return time.Since(began)
 }
 
-// sends gives a cluster a Work, and waits until its object is there.
-func (w *world) sends(plane *localkube.Plane, text string) {
+// propagateWork creates a Work for a cluster, and waits until its object is on the member.
+func (w *world) propagateWork(plane *localkube.Plane, text string) {
 	w.t.Helper()
 	w.apply(w.hub, fmt.Sprintf(karmadaWork, plane.Name, text))
-	w.eventually(plane.Name+" has what the Work says", func() error {
+	w.eventually(plane.Name+" has the object of the Work", func() error {
 		data, err := w.data(plane, "default", "delivered")
 		if err == nil && data["text"] != text {
-			err = fmt.Errorf("it says %q, want %q", data["text"], text)
+			err = fmt.Errorf("its text is %q, want %q", data["text"], text)
 		}
 		return err
 	})
 }
 
-// wantLeft checks that neither side has anything of a cluster any more, and that the member is rid of agents and of
-// what a registration makes.
-func (w *world) wantLeft(plane *localkube.Plane) {
+// wantRemoved checks that the hub has no object of a cluster, and that the member has no agent and no object of a
+// registration.
+func (w *world) wantRemoved(plane *localkube.Plane) {
 	w.t.Helper()
 	w.wantNoCluster(plane.Name)
-	w.wantBare(plane)
+	w.wantCleanMember(plane)
 }
 
-// wantNoCluster checks that the hub has nothing of a cluster any more.
+// wantNoCluster waits until the hub has no object of a cluster.
 func (w *world) wantNoCluster(name string) {
 	w.t.Helper()
-	w.eventually("the hub has nothing of "+name, func() error {
-		if found := w.karmadaTraces(name); len(found) > 0 {
+	w.eventually("the hub has no object of "+name, func() error {
+		if found := w.listKarmadaObjects(name); len(found) > 0 {
 			return fmt.Errorf("found %q", found)
 		}
 		return nil
 	})
 }
 
-// karmadaTraces lists the hub's objects that name a cluster.
-func (w *world) karmadaTraces(name string) []string {
+// listKarmadaObjects lists the hub's objects that name a cluster.
+func (w *world) listKarmadaObjects(name string) []string {
 	w.t.Helper()
 	var found []string
 	for key := range w.dump(w.hub) {
@@ -186,10 +185,10 @@ func (w *world) karmadaTraces(name string) []string {
 	return found
 }
 
-// wantBare checks that a member has nothing that a registration, or the fleet, made.
-func (w *world) wantBare(plane *localkube.Plane) {
+// wantCleanMember waits until a member has no object of a registration or of the fleet.
+func (w *world) wantCleanMember(plane *localkube.Plane) {
 	w.t.Helper()
-	w.eventually(plane.Name+" is as it was", func() error {
+	w.eventually(plane.Name+" has no object of Towline", func() error {
 		kinds := "namespaces,serviceaccounts,secrets,clusterroles,clusterrolebindings,roles,rolebindings,deployments,pods,configmaps,leases"
 		out, err := w.try(plane, "kubectl", "get", kinds, "-A", "--no-headers", "-o", "custom-columns=KIND:.kind,NS:.metadata.namespace,NAME:.metadata.name")
 		if err != nil {
@@ -198,7 +197,7 @@ func (w *world) wantBare(plane *localkube.Plane) {
 		var found []string
 		for line := range strings.Lines(out) {
 			if strings.Contains(line, "karmada-") || strings.Contains(line, " delivered") || strings.Contains(line, "towline") {
-				if !strings.Contains(line, "kube-root-ca.crt") && !strings.Contains(line, " default\n") { // every namespace has those
+				if !strings.Contains(line, "kube-root-ca.crt") && !strings.Contains(line, " default\n") { // every namespace has these
 					found = append(found, strings.Join(strings.Fields(line), " "))
 				}
 			}
@@ -210,7 +209,7 @@ func (w *world) wantBare(plane *localkube.Plane) {
 	})
 }
 
-// agentConfig reads the agent's way to the hub from its member, and the kubeconfig that says it.
+// agentConfig reads the agent's kubeconfig for the hub from its member.
 func (w *world) agentConfig(plane *localkube.Plane) (*rest.Config, []byte) {
 	w.t.Helper()
 	secret := &corev1.Secret{}
@@ -225,21 +224,21 @@ func (w *world) agentConfig(plane *localkube.Plane) (*rest.Config, []byte) {
 	return config, secret.Data[agentSecret]
 }
 
-// stopAgent stops the agent of a member, by its Deployment.
+// stopAgent scales the Deployment of a member's agent to zero.
 func (w *world) stopAgent(plane *localkube.Plane) {
 	w.t.Helper()
 	w.kubectl(plane, "scale", "deployment", "karmada-agent", "-n", agentSpace, "--replicas=0")
 	w.eventually("the agent of "+plane.Name+" stops", func() error {
 		out, err := w.try(plane, "kubectl", "get", "pods", "-n", agentSpace, "-o", "name")
 		if err == nil && out != "" {
-			err = fmt.Errorf("there is %s", out)
+			err = fmt.Errorf("pods still exist: %s", out)
 		}
 		return err
 	})
 }
 
-// dumped are the kinds of objects that a registration, or an attack on one, could change.
-func dumped() []string {
+// dumpedKinds are the kinds of objects that a registration, or an attack on one, can change.
+func dumpedKinds() []string {
 	return []string{
 		"v1/Namespace", "v1/ServiceAccount", "v1/Secret", "v1/ConfigMap", "coordination.k8s.io/v1/Lease", "apps/v1/Deployment",
 		"rbac.authorization.k8s.io/v1/Role", "rbac.authorization.k8s.io/v1/RoleBinding",
@@ -251,12 +250,12 @@ func dumped() []string {
 	}
 }
 
-// dump returns what a control plane has: every object of those kinds as JSON, by kind and name, without what changes by
-// itself.
+// dump returns every object of dumpedKinds as JSON, by kind and name. It omits fields and objects that change by
+// themselves.
 func (w *world) dump(plane *localkube.Plane) map[string]string {
 	w.t.Helper()
 	c, found := w.client(plane), map[string]string{}
-	for _, kind := range dumped() {
+	for _, kind := range dumpedKinds() {
 		list := &unstructured.UnstructuredList{}
 		list.SetGroupVersionKind(schema.FromAPIVersionAndKind(path.Dir(kind), path.Base(kind)+"List"))
 		err := c.List(w.t.Context(), list)
@@ -267,10 +266,10 @@ func (w *world) dump(plane *localkube.Plane) map[string]string {
 			w.t.Fatal(err)
 		}
 		for _, item := range list.Items {
-			if passing(&item) {
+			if isTransient(&item) {
 				continue
 			}
-			still(&item)
+			removeTransientFields(&item)
 			text, err := json.Marshal(item.Object)
 			if err != nil {
 				w.t.Fatal(err)
@@ -281,9 +280,9 @@ func (w *world) dump(plane *localkube.Plane) map[string]string {
 	return found
 }
 
-// passing says whether an object comes and goes with requests: bootstrap tokens, what belongs to requests for
+// isTransient returns whether an object is created and deleted with requests: bootstrap tokens, objects of requests for
 // certificates, and the Leases of Kubernetes itself.
-func passing(object *unstructured.Unstructured) bool {
+func isTransient(object *unstructured.Unstructured) bool {
 	if object.GetKind() == "Lease" && strings.HasPrefix(object.GetNamespace(), "kube-") {
 		return true
 	}
@@ -295,9 +294,9 @@ func passing(object *unstructured.Unstructured) bool {
 	return strings.HasPrefix(object.GetName(), "bootstrap-token-")
 }
 
-// still takes away from an object what changes by itself: its status, the times of heartbeats, and the signatures of
-// cluster-info.
-func still(object *unstructured.Unstructured) {
+// removeTransientFields removes the fields that change by themselves: the status, the times of heartbeats, and the
+// signatures of cluster-info.
+func removeTransientFields(object *unstructured.Unstructured) {
 	object.SetManagedFields(nil)
 	object.SetResourceVersion("")
 	unstructured.RemoveNestedField(object.Object, "status")
@@ -313,8 +312,8 @@ func still(object *unstructured.Unstructured) {
 	}
 }
 
-// settled waits until a control plane changes no more by itself, and returns what it has.
-func (w *world) settled(plane *localkube.Plane) map[string]string {
+// awaitStable waits until the objects of a control plane no longer change by themselves, and returns them.
+func (w *world) awaitStable(plane *localkube.Plane) map[string]string {
 	w.t.Helper()
 	last := map[string]string(nil)
 	err := wait.PollUntilContextTimeout(w.t.Context(), 500*time.Millisecond, waitTimeout, true, func(context.Context) (bool, error) {
@@ -324,18 +323,18 @@ func (w *world) settled(plane *localkube.Plane) map[string]string {
 		return same, nil
 	})
 	if err != nil {
-		w.t.Fatalf("%s does not come to rest: %v", plane.Name, err)
+		w.t.Fatalf("the objects of %s still change: %v", plane.Name, err)
 	}
 	return last
 }
 
-// differences says what is different, if anything is.
+// differences returns an error with the differences, nil if there are none.
 func differences(before, after map[string]string) error {
 	var found []error
 	for key, was := range before {
 		switch is, ok := after[key]; {
 		case !ok:
-			found = append(found, fmt.Errorf("%s is gone", key))
+			found = append(found, fmt.Errorf("%s was deleted", key))
 		case is != was:
 			found = append(found, fmt.Errorf("%s was %s and is %s", key, was, is))
 		}
@@ -348,14 +347,14 @@ func differences(before, after map[string]string) error {
 	return errors.Join(found...)
 }
 
-// wantUnchanged waits until a control plane is what it was. What is taken back may take a moment.
+// wantUnchanged waits until the objects of a control plane are the same as before. A rollback can take a moment.
 func (w *world) wantUnchanged(what string, plane *localkube.Plane, before map[string]string) {
 	w.t.Helper()
 	w.eventually(what+" leaves "+plane.Name+" as it was", func() error { return differences(before, w.dump(plane)) })
 }
 
-// exits checks the exit code of a command that was run with output, and that its error is one line.
-func exits(t *testing.T, err error, code int, texts ...string) {
+// wantExit checks the exit code of a command that output ran, and that its error is one line.
+func wantExit(t *testing.T, err error, code int, texts ...string) {
 	t.Helper()
 	wantError(t, err, append([]string{"error: "}, texts...)...)
 	exit := &exec.ExitError{}

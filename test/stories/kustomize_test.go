@@ -68,11 +68,11 @@ func kustomizeTree(mode string) map[string]string {
 	return tree
 }
 
-// TestKustomize deploys kustomizations from a ConfigMap and a Secret to a pull and a push member: changes arrive by
-// themselves, drift is corrected, bad input and a deleted source change nothing that was delivered, and the objects are
-// removed with the profile.
+// TestKustomize deploys kustomizations from a ConfigMap and a Secret to a pull and a push member: changes of the
+// sources are deployed, drift is corrected, bad input and a deleted source change no delivered object, and the objects
+// are deleted with the profile.
 func TestKustomize(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	s := newKustomizeStory(t)
 	s.applySources(kustomizeTree("first"))
 	s.w.apply(s.w.hub, kustomizeProfile)
@@ -85,7 +85,7 @@ func TestKustomize(t *testing.T) {
 	s.w.apply(s.w.hub, strings.Split(strings.Replace(kustomizeProfile, "blue", "green", 1), "---")[0])
 	s.wantSettings("second", "green")
 
-	s.disturb()
+	s.causeDrift()
 	s.wantSettings("second", "green")
 	s.wantFailures()
 
@@ -193,8 +193,8 @@ func (s *kustomizeStory) wantSettings(mode, color string) {
 	}
 }
 
-// wantReported wants the feature in the ConfigurationGroup of the pull member, in the summary, in its wide table and in
-// the ClusterConfiguration.
+// wantReported checks that the ConfigurationGroup of the pull member, the summary, its wide table and the
+// ClusterConfiguration have the feature.
 func (s *kustomizeStory) wantReported() {
 	s.w.t.Helper()
 	groups := &libv1beta1.ConfigurationGroupList{}
@@ -206,7 +206,7 @@ func (s *kustomizeStory) wantReported() {
 	}
 	for name := range s.members {
 		summary := "kustom-sveltos-" + name
-		row := s.w.row(s.w.kubectl(s.w.hub, "get", "clustersummaries", "-n", s.namespaces[name], "-o", "wide"), summary)
+		row := s.w.tableRow(s.w.kubectl(s.w.hub, "get", "clustersummaries", "-n", s.namespaces[name], "-o", "wide"), summary)
 		if err := wantFields(row, summary, "*", "Provisioned"); err != nil {
 			s.w.t.Error(err)
 		}
@@ -233,8 +233,8 @@ func (s *kustomizeStory) wantReported() {
 	}
 }
 
-// disturb edits one object on the members, and deletes another one, which must exist again.
-func (s *kustomizeStory) disturb() {
+// causeDrift edits one object on the members, and deletes another one, which must exist again.
+func (s *kustomizeStory) causeDrift() {
 	s.w.t.Helper()
 	for name, member := range s.members {
 		settings, login := &corev1.ConfigMap{}, &corev1.Secret{}
@@ -250,7 +250,7 @@ func (s *kustomizeStory) disturb() {
 	}
 }
 
-// wantFailures breaks the source, and deletes it. Both are reported, and the members keep what they have.
+// wantFailures breaks the source, and deletes it. Both are reported, and the members keep their objects.
 func (s *kustomizeStory) wantFailures() {
 	s.w.t.Helper()
 	before := map[string]map[string]fingerprint{}
@@ -263,7 +263,7 @@ func (s *kustomizeStory) wantFailures() {
 	wantFailure := func(texts ...string) {
 		s.w.t.Helper()
 		for name, member := range s.members {
-			s.w.wantTold(s.namespaces[name], "kustom-sveltos-"+name, texts)
+			s.w.awaitFailureReport(s.namespaces[name], "kustom-sveltos-"+name, texts)
 			if diff := cmp.Diff(before[name], s.w.fingerprints(member, "shop")); diff != "" {
 				s.w.t.Errorf("objects on %s (-want +got):\n%s", name, diff)
 			}
@@ -297,7 +297,7 @@ func (s *kustomizeStory) applyExample() {
 			}
 			return s.w.client(member).Get(s.w.t.Context(), client.ObjectKey{Namespace: "greeter", Name: "example-greeter"}, &corev1.Service{})
 		})
-		s.w.provisioned(s.namespaces[name], "greeter-sveltos-"+name)
+		s.w.awaitProvisioned(s.namespaces[name], "greeter-sveltos-"+name)
 	}
 }
 

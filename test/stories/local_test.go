@@ -65,7 +65,7 @@ const localCluster = "same"
 // TestLocal deploys objects to the hub for a member in pull mode and one in push mode with the same name, together with
 // objects on the members.
 func TestLocal(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := localWorld{world: newWorld(t)}
 	w.grantContent(rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps", "namespaces", "services"}, Verbs: []string{"*"}})
 	w.members = map[string]*localkube.Plane{
@@ -73,32 +73,32 @@ func TestLocal(t *testing.T) {
 	}
 	w.apply(w.hub, fmt.Sprintf(localContent, "first"))
 	w.apply(w.hub, fmt.Sprintf(localProfile, "WithdrawPolicies", "Local"))
-	w.everywhere("objects arrive on the hub and on the members", "first")
+	w.awaitTexts("objects arrive on the hub and on the members", "first")
 	w.wantListed()
 
 	w.apply(w.hub, fmt.Sprintf(localContent, "second"))
-	w.everywhere("a change arrives by itself", "second")
+	w.awaitTexts("a change arrives by itself", "second")
 	w.correctsDrift()
 	w.refusesBadContent()
-	w.limitsProfiles()
+	w.restrictsTenants()
 	w.keepsWithoutSource()
-	w.hubOS.kill()
+	w.hubProcess.kill()
 	w.startHub()
 	w.correctsDrift()
 	w.kustomizes()
 	w.withdraws()
 }
 
-// about returns the name of the object on the hub for the cluster in a namespace.
-func about(namespace string) string { return "about-" + namespace + "-" + localCluster }
+// hubObjectName returns the name of the object on the hub for the cluster in a namespace.
+func hubObjectName(namespace string) string { return "about-" + namespace + "-" + localCluster }
 
-// everywhere waits until both clusters have their objects with this text, on the hub and on the member.
-func (w localWorld) everywhere(what, text string) {
+// awaitTexts waits until both clusters have their objects with this text, on the hub and on the member.
+func (w localWorld) awaitTexts(what, text string) {
 	w.t.Helper()
 	for namespace, member := range w.members {
 		w.eventually(what+" for "+namespace, func() error {
 			return errors.Join(
-				w.wantObject(w.hub, about(namespace), map[string]string{"text": text, "cluster": localCluster}),
+				w.wantObject(w.hub, hubObjectName(namespace), map[string]string{"text": text, "cluster": localCluster}),
 				w.wantObject(member, "remote", map[string]string{"text": text}),
 				w.wantStatuses(namespace, "local-sveltos-"+localCluster, "Provisioned"),
 			)
@@ -122,7 +122,7 @@ func (w localWorld) wantObject(plane *localkube.Plane, name string, data map[str
 func (w localWorld) wantListed() {
 	w.t.Helper()
 	for namespace := range w.members {
-		want := []string{"Remote ConfigMap local/remote", "Local ConfigMap local/" + about(namespace)}
+		want := []string{"Remote ConfigMap local/remote", "Local ConfigMap local/" + hubObjectName(namespace)}
 		w.eventually("the objects are listed", func() error {
 			found := &configv1beta1.ClusterConfiguration{}
 			if err := w.client(w.hub).Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: "sveltos--" + localCluster}, found); err != nil {
@@ -147,16 +147,16 @@ func (w localWorld) wantListed() {
 // correctsDrift changes one object on the hub and deletes the other.
 func (w localWorld) correctsDrift() {
 	w.t.Helper()
-	changed := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "local", Name: about("fleet-pulled")}}
+	changed := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "local", Name: hubObjectName("fleet-pulled")}}
 	patch := client.RawPatch("application/merge-patch+json", []byte(`{"data":{"text":"drift"}}`))
 	if err := w.client(w.hub).Patch(w.t.Context(), changed, patch); err != nil {
 		w.t.Fatal(err)
 	}
-	deleted := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "local", Name: about("fleet-pushed")}}
+	deleted := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "local", Name: hubObjectName("fleet-pushed")}}
 	if err := w.client(w.hub).Delete(w.t.Context(), deleted); err != nil {
 		w.t.Fatal(err)
 	}
-	w.everywhere("drift is corrected", "second")
+	w.awaitTexts("drift is corrected", "second")
 }
 
 // refusesBadContent delivers content that the API server or Towline refuses, and an object that another cluster has.
@@ -173,13 +173,13 @@ func (w localWorld) refusesBadContent() {
 	} {
 		w.apply(w.hub, strings.Replace(fmt.Sprintf(localContent, "second"), "  objects.yaml: |\n", "  bad.yaml: '"+bad.object+"'\n  objects.yaml: |\n", 1))
 		for namespace := range w.members {
-			w.wantTold(namespace, "local-sveltos-"+localCluster, bad.want)
+			w.awaitFailureReport(namespace, "local-sveltos-"+localCluster, bad.want)
 		}
 		if diff := cmp.Diff(before, w.fingerprints(w.hub, "local")); diff != "" {
 			w.t.Errorf("refused by %s: objects on the hub (-before +after):\n%s", what, diff)
 		}
 		w.apply(w.hub, fmt.Sprintf(localContent, "second"))
-		w.everywhere("the failure ends", "second")
+		w.awaitTexts("the content is valid again", "second")
 	}
 	w.apply(w.hub, sharedLocal)
 	w.eventually("one of two clusters has the same object, and the other one a conflict", func() error {
@@ -222,7 +222,7 @@ spec:
 
 // wantAbsent returns an error if the hub has a ConfigMap.
 func (w localWorld) wantAbsent(namespace, name string) error {
-	return w.absent(w.hub, &corev1.ConfigMap{}, name, namespace)
+	return w.wantMissing(w.hub, &corev1.ConfigMap{}, name, namespace)
 }
 
 // localTenant is a Profile with the labels %[1]s, whose content for the hub is a ConfigMap in namespace %[2]s.
@@ -255,8 +255,8 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: tenant}
 subjects: [{kind: ServiceAccount, namespace: fleet-pushed, name: tenant}]
 `
 
-// limitsProfiles deploys a Profile to the hub as a ServiceAccount of its namespace only.
-func (w localWorld) limitsProfiles() {
+// restrictsTenants deploys a Profile to the hub as a ServiceAccount of its namespace only.
+func (w localWorld) restrictsTenants() {
 	w.t.Helper()
 	const label = "projectsveltos.io/serviceaccount-"
 	for _, refused := range []struct {
@@ -268,13 +268,13 @@ func (w localWorld) limitsProfiles() {
 		{label + "name: tenant", "local", []string{"ConfigMap local/tenant", "system:serviceaccount:fleet-pushed:tenant", "cannot patch"}},
 	} {
 		w.apply(w.hub, fmt.Sprintf(localTenant, refused.labels, refused.namespace))
-		w.wantTold("fleet-pushed", "p--tenant-sveltos-"+localCluster, refused.want)
+		w.awaitFailureReport("fleet-pushed", "p--tenant-sveltos-"+localCluster, refused.want)
 		if err := w.wantAbsent(refused.namespace, "tenant"); err != nil {
 			w.t.Error(err)
 		}
 	}
 	w.apply(w.hub, fmt.Sprintf(localTenant, label+"name: tenant", "fleet-pushed"))
-	w.provisioned("fleet-pushed", "p--tenant-sveltos-"+localCluster)
+	w.awaitProvisioned("fleet-pushed", "p--tenant-sveltos-"+localCluster)
 	if _, err := w.data(w.hub, "fleet-pushed", "tenant"); err != nil {
 		w.t.Error(err)
 	}
@@ -288,13 +288,13 @@ func (w localWorld) keepsWithoutSource() {
 	before := w.fingerprints(w.hub, "local")
 	w.kubectl(w.hub, "delete", "configmap", "for-hub")
 	for namespace := range w.members {
-		w.wantTold(namespace, "local-sveltos-"+localCluster, []string{"on the hub (deploymentType Local)", "default/for-hub"})
+		w.awaitFailureReport(namespace, "local-sveltos-"+localCluster, []string{"on the hub (deploymentType Local)", "default/for-hub"})
 	}
 	if diff := cmp.Diff(before, w.fingerprints(w.hub, "local")); diff != "" {
 		w.t.Errorf("without the source: objects on the hub (-before +after):\n%s", diff)
 	}
 	w.apply(w.hub, fmt.Sprintf(localContent, "second"))
-	w.everywhere("the source is back", "second")
+	w.awaitTexts("the source exists again", "second")
 }
 
 // localKustomization is a kustomization for the hub.
@@ -335,7 +335,7 @@ func (w localWorld) kustomizes() {
 		w.eventually("the kustomization for "+namespace+" is on the hub", func() error {
 			return w.wantObject(w.hub, name, map[string]string{"text": "third"})
 		})
-		if err := w.absent(member, &corev1.ConfigMap{}, name, "local"); err != nil {
+		if err := w.wantMissing(member, &corev1.ConfigMap{}, name, "local"); err != nil {
 			w.t.Errorf("on the member of %s: %v", namespace, err)
 		}
 	}
@@ -352,26 +352,26 @@ func (w localWorld) withdraws() {
 	w.apply(w.hub, fmt.Sprintf(localProfile, "WithdrawPolicies", "Remote"))
 	for namespace, member := range w.members {
 		w.eventually("the content moves to "+namespace, func() error {
-			return errors.Join(w.wantAbsent("local", about(namespace)), w.wantObject(member, about(namespace), map[string]string{"text": "second", "cluster": localCluster}))
+			return errors.Join(w.wantAbsent("local", hubObjectName(namespace)), w.wantObject(member, hubObjectName(namespace), map[string]string{"text": "second", "cluster": localCluster}))
 		})
 	}
 	w.apply(w.hub, fmt.Sprintf(localProfile, "WithdrawPolicies", "Local"))
-	w.everywhere("the content moves back", "second")
+	w.awaitTexts("the content moves back", "second")
 
 	w.kubectl(w.hub, "label", "sveltoscluster", "-n", "fleet-pulled", localCluster, "env=other", "--overwrite")
-	w.eventually("the cluster no longer matches", func() error { return w.wantAbsent("local", about("fleet-pulled")) })
-	if err := w.wantObject(w.hub, about("fleet-pushed"), map[string]string{"text": "second", "cluster": localCluster}); err != nil {
+	w.eventually("the cluster no longer matches", func() error { return w.wantAbsent("local", hubObjectName("fleet-pulled")) })
+	if err := w.wantObject(w.hub, hubObjectName("fleet-pushed"), map[string]string{"text": "second", "cluster": localCluster}); err != nil {
 		w.t.Error(err)
 	}
 	w.kubectl(w.hub, "label", "sveltoscluster", "-n", "fleet-pulled", localCluster, "env=local", "--overwrite")
-	w.everywhere("the cluster matches again", "second")
+	w.awaitTexts("the cluster matches again", "second")
 
 	w.run(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet-pulled", "--cluster="+localCluster)
-	w.eventually("the deregistered cluster has nothing on the hub", func() error { return w.wantAbsent("local", about("fleet-pulled")) })
+	w.eventually("the deregistered cluster has nothing on the hub", func() error { return w.wantAbsent("local", hubObjectName("fleet-pulled")) })
 
 	if err := w.members["fleet-pushed"].Stop(); err != nil {
 		w.t.Fatal(err)
 	}
 	w.kubectl(w.hub, "delete", "clusterprofile", "local", "--wait=false")
-	w.eventually("what an unreachable member has on the hub is withdrawn", func() error { return w.wantAbsent("local", about("fleet-pushed")) })
+	w.eventually("the objects on the hub of an unreachable member are withdrawn", func() error { return w.wantAbsent("local", hubObjectName("fleet-pushed")) })
 }

@@ -13,17 +13,18 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// longStories take minutes, so they start before the others: if the last story to start is a long one, all wait for it.
+// longStories take minutes, so they start before the others: if the last story to start is a long one, the run waits
+// for it.
 var longStories = []string{
-	"TestHelmHooks/push", "TestHelmHooks/pull", "TestNothingLostHub", "TestNothingLostAgent", "TestKarmadaTimes", "TestNothingLostWithoutHub", "TestMany",
+	"TestNothingLostHub", "TestNothingLostAgent", "TestKarmadaTimes", "TestNothingLostWithoutHub", "TestMany",
 	"TestFailingBundleIsQuiet", "TestDeregisterPull", "TestDeregisterPush", "TestKarmadaFaults", "TestKarmadaIdentity", "TestHelmCommands", "TestRegisterFailsEverywhere",
 }
 
-// turns limits the stories that run at the same time.
-var turns = &turnQueue{}
+// slots limits the stories that run at the same time.
+var slots = &slotQueue{}
 
-// turnQueue admits a number of stories at the same time. If several wait, longStories are first.
-type turnQueue struct {
+// slotQueue admits a number of stories at the same time. If several wait, longStories are first.
+type slotQueue struct {
 	mu      sync.Mutex
 	free    int
 	waiting []waitingStory
@@ -36,17 +37,17 @@ type waitingStory struct {
 }
 
 // wait returns when the story may run.
-func (q *turnQueue) wait(name string) {
+func (q *slotQueue) wait(name string) {
 	story := waitingStory{name: name, start: make(chan struct{})}
 	q.change(func() { q.waiting = append(q.waiting, story) })
 	<-story.start
 }
 
-// end admits another story after the end of one.
-func (q *turnQueue) end() { q.change(func() { q.free++ }) }
+// end returns the slot of a story that has ended.
+func (q *slotQueue) end() { q.change(func() { q.free++ }) }
 
-// change changes the queue, and admits stories.
-func (q *turnQueue) change(f func()) {
+// change changes the queue with f, and admits stories.
+func (q *slotQueue) change(f func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	f()
@@ -57,16 +58,16 @@ func (q *turnQueue) change(f func()) {
 	}
 }
 
-// TestMain makes -parallel the number of stories that run at the same time. As the testing package counts, a story with
-// parallel subtests gives its place away when they begin, and they queue behind all other stories: its control planes
-// run idle for minutes meanwhile. A run of all stories fails if the hub has a right that none of them uses.
+// TestMain makes -parallel the number of stories that run at the same time. In the testing package, a story with
+// parallel subtests gives up its slot when they begin, and they queue behind all other stories: its control planes are
+// idle for minutes meanwhile. A run of all stories fails if no story uses a right of the hub.
 func TestMain(m *testing.M) {
 	flag.Parse()
 	parallel, err := strconv.Atoi(flag.Lookup("test.parallel").Value.String())
 	if err != nil {
 		panic(err)
 	}
-	turns.free = parallel
+	slots.free = parallel
 	if err := flag.Set("test.parallel", "1000"); err != nil {
 		panic(err)
 	}
@@ -78,7 +79,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// isRunOfAll returns whether all stories run, and none is skipped: without networks, some stories are.
+// isRunOfAll returns whether no story is skipped: without networks, some stories are.
 func isRunOfAll(flagValue, getenv func(string) string) bool {
 	for _, selection := range []string{"run", "skip", "list"} {
 		if flagValue(selection) != "" {
@@ -104,10 +105,10 @@ func TestRunOfAll(t *testing.T) {
 	}
 }
 
-// awaitTurn runs the story and its subtests beside others, as many as -parallel says.
-func awaitTurn(t *testing.T) {
+// awaitSlot runs the story and its subtests in parallel with others, up to the number of -parallel.
+func awaitSlot(t *testing.T) {
 	t.Helper()
 	t.Parallel()
-	turns.wait(t.Name())
-	t.Cleanup(turns.end)
+	slots.wait(t.Name())
+	t.Cleanup(slots.end)
 }

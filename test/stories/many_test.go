@@ -28,30 +28,30 @@ import (
 
 const (
 	// crowdSize pull members share crowdPlanes control planes. Members on one control plane get different objects, since
-	// they would fight over the same ones. There is one group of members for each place on a control plane; a group gets
-	// the same.
+	// they would be in conflict over the same ones. So each member of a control plane is in another group; all members of
+	// a group get the same objects.
 	crowdSize   = 20
 	crowdPlanes = 4
-	// crowdObjects is how many objects each member gets.
+	// crowdObjects is the number of objects of each member.
 	crowdObjects = 10
 )
 
-// TestMany lands one profile on 20 pull members at once and prints how long it took and what it cost.
+// TestMany deploys one profile to 20 pull members at once and logs the time and the cost.
 func TestMany(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	planes := w.planes(crowdPlanes)
 	for i := range crowdSize {
-		w.crowdMember(planes[i%crowdPlanes], crowdName(i), crowdGroup(i))
+		w.runCrowdMember(planes[i%crowdPlanes], crowdName(i), crowdGroup(i))
 		if i%crowdPlanes == 0 {
 			w.apply(w.hub, crowdContent(crowdGroup(i)))
 		}
 	}
 	for i := range crowdSize {
-		w.ready(crowdName(i), crowdName(i))
+		w.awaitReady(crowdName(i), crowdName(i))
 	}
 
-	seen := w.watchCrowd()
+	seen := w.watchRollout()
 	before := w.requests(w.hub)
 	began := time.Now()
 	w.apply(w.hub, `
@@ -63,8 +63,8 @@ spec:
   policyRefs:
   - {kind: ConfigMap, namespace: default, name: "{{ .Cluster.metadata.labels.group }}"}
 `)
-	times := seen.provisioned(began)
-	seen.swept()
+	times := seen.awaitProvisioned(began)
+	seen.awaitNoBundles()
 	cost := w.requests(w.hub).Since(before)
 	for i := range crowdSize {
 		if err := w.wantCount(planes[i%crowdPlanes], crowdGroup(i), crowdObjects); err != nil {
@@ -87,7 +87,7 @@ func crowdName(i int) string { return fmt.Sprintf("crowd-%02d", i) }
 
 func crowdGroup(i int) string { return fmt.Sprintf("group-%d", i/crowdPlanes) }
 
-// crowdContent is the ConfigMap with what the members of a group get, in a namespace with the name of the group.
+// crowdContent is the ConfigMap with the content for the members of a group, in a namespace with the name of the group.
 func crowdContent(group string) string {
 	var objects strings.Builder
 	for i := range crowdObjects {
@@ -97,7 +97,7 @@ func crowdContent(group string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: %s}\ndata:\n  objects.yaml: |\n%s", group, objects.String())
 }
 
-// planes starts control planes at once.
+// planes starts n control planes at the same time.
 func (w *world) planes(n int) []*localkube.Plane {
 	w.t.Helper()
 	names := make([]string, n)
@@ -107,9 +107,9 @@ func (w *world) planes(n int) []*localkube.Plane {
 	return localkube.SeveralForTest(w.t, names)
 }
 
-// crowdMember registers a pull member of that name, in a namespace of that name, and runs its agent in this process
-// until the story ends.
-func (w *world) crowdMember(plane *localkube.Plane, name, group string) {
+// runCrowdMember registers a pull member with this name, in a namespace with this name, and runs its agent in this
+// process until the story ends.
+func (w *world) runCrowdMember(plane *localkube.Plane, name, group string) {
 	w.t.Helper()
 	var manifest bytes.Buffer
 	request := join.PullRequest{Request: join.Request{Namespace: name, Name: name, Labels: map[string]string{"env": "crowd", "group": group}}}
@@ -128,7 +128,7 @@ func (w *world) crowdMember(plane *localkube.Plane, name, group string) {
 	})
 }
 
-// applyCredentials applies what a manifest holds beside the agent's own pod: the namespace and the Secret.
+// applyCredentials applies the namespace and the Secret of a manifest, without the agent's Deployment.
 func (w *world) applyCredentials(plane *localkube.Plane, manifest string) {
 	w.t.Helper()
 	member := w.client(plane)
@@ -150,24 +150,24 @@ func (w *world) applyCredentials(plane *localkube.Plane, manifest string) {
 	}
 }
 
-// crowd watches the summaries and bundles of a rollout.
-type crowd struct {
+// rolloutWatch watches the summaries and bundles of a rollout.
+type rolloutWatch struct {
 	w *world
 
-	// mu guards what follows; changed is closed and replaced with every news.
+	// mu guards the fields below; changed is closed and replaced with every event.
 	mu sync.Mutex
-	// done says when the summary of that name first was provisioned.
+	// done has the time at which the summary with this name was first provisioned.
 	done map[string]time.Time
-	// staged are the bundles on the hub, and bundles has the sizes of all that ever were.
-	staged  map[client.ObjectKey]struct{}
+	// current are the bundles on the hub, and bundles has the sizes of all bundles since the start.
+	current map[client.ObjectKey]struct{}
 	bundles map[client.ObjectKey]int
 	changed chan struct{}
 }
 
-func (w *world) watchCrowd() *crowd {
+func (w *world) watchRollout() *rolloutWatch {
 	w.t.Helper()
-	c := &crowd{
-		w: w, done: map[string]time.Time{}, staged: map[client.ObjectKey]struct{}{}, bundles: map[client.ObjectKey]int{},
+	c := &rolloutWatch{
+		w: w, done: map[string]time.Time{}, current: map[client.ObjectKey]struct{}{}, bundles: map[client.ObjectKey]int{},
 		changed: make(chan struct{}),
 	}
 	c.follow(&configv1beta1.ClusterSummaryList{}, c.noteSummary)
@@ -175,7 +175,7 @@ func (w *world) watchCrowd() *crowd {
 	return c
 }
 
-func (c *crowd) follow(list client.ObjectList, note func(watch.Event)) {
+func (c *rolloutWatch) follow(list client.ObjectList, note func(watch.Event)) {
 	c.w.t.Helper()
 	watcher, err := client.NewWithWatch(c.w.hub.Config, client.Options{Scheme: kube.Scheme()})
 	if err != nil {
@@ -197,7 +197,7 @@ func (c *crowd) follow(list client.ObjectList, note func(watch.Event)) {
 	})
 }
 
-func (c *crowd) noteSummary(event watch.Event) {
+func (c *rolloutWatch) noteSummary(event watch.Event) {
 	summary, ok := event.Object.(*configv1beta1.ClusterSummary)
 	if !ok || len(summary.Status.FeatureSummaries) == 0 {
 		return
@@ -213,10 +213,10 @@ func (c *crowd) noteSummary(event watch.Event) {
 		return
 	}
 	c.done[summary.Name] = time.Now()
-	c.tell()
+	c.notify()
 }
 
-func (c *crowd) noteBundle(event watch.Event) {
+func (c *rolloutWatch) noteBundle(event watch.Event) {
 	bundle, ok := event.Object.(*libv1beta1.ConfigurationBundle)
 	if !ok {
 		return
@@ -225,22 +225,22 @@ func (c *crowd) noteBundle(event watch.Event) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if event.Type == watch.Deleted {
-		delete(c.staged, key)
+		delete(c.current, key)
 	} else {
-		c.staged[key] = struct{}{}
+		c.current[key] = struct{}{}
 		c.bundles[key] = sizeOf(c.w, bundle)
 	}
-	c.tell()
+	c.notify()
 }
 
-// tell wakes who waits. The caller holds mu.
-func (c *crowd) tell() {
+// notify wakes the goroutines that wait. The caller holds mu.
+func (c *rolloutWatch) notify() {
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
 
-// provisioned waits until all members are, and returns how long each took, sorted.
-func (c *crowd) provisioned(began time.Time) []time.Duration {
+// awaitProvisioned waits until all members are provisioned, and returns their sorted times.
+func (c *rolloutWatch) awaitProvisioned(began time.Time) []time.Duration {
 	c.w.t.Helper()
 	deadline := time.After(waitTimeout)
 	for {
@@ -258,13 +258,13 @@ func (c *crowd) provisioned(began time.Time) []time.Duration {
 	}
 }
 
-// swept waits until no bundle is left on the hub. It asks for nothing, since requests are counted.
-func (c *crowd) swept() {
+// awaitNoBundles waits until no bundle is left on the hub. It sends no requests, since these are counted.
+func (c *rolloutWatch) awaitNoBundles() {
 	c.w.t.Helper()
 	deadline := time.After(waitTimeout)
 	for {
 		c.mu.Lock()
-		left, changed := len(c.staged), c.changed
+		left, changed := len(c.current), c.changed
 		c.mu.Unlock()
 		if left == 0 {
 			return
@@ -277,7 +277,7 @@ func (c *crowd) swept() {
 	}
 }
 
-func (c *crowd) times(began time.Time) ([]time.Duration, <-chan struct{}) {
+func (c *rolloutWatch) times(began time.Time) ([]time.Duration, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var times []time.Duration
@@ -287,8 +287,8 @@ func (c *crowd) times(began time.Time) ([]time.Duration, <-chan struct{}) {
 	return times, c.changed
 }
 
-// bundleBytes is the size of all bundles that there ever were.
-func (c *crowd) bundleBytes() int {
+// bundleBytes returns the total size of all bundles since the start.
+func (c *rolloutWatch) bundleBytes() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	total := 0
@@ -298,7 +298,7 @@ func (c *crowd) bundleBytes() int {
 	return total
 }
 
-// hubBytes is the size of what the hub keeps for the profile.
+// hubBytes returns the size of the hub's objects for the profile.
 func (w *world) hubBytes() int {
 	w.t.Helper()
 	total := 0
@@ -311,7 +311,7 @@ func (w *world) hubBytes() int {
 	return total
 }
 
-// recordBytes is the size of the records that the agents keep on their members.
+// recordBytes returns the size of the agents' records on their members.
 func (w *world) recordBytes(planes []*localkube.Plane) int {
 	w.t.Helper()
 	total := 0
@@ -329,7 +329,7 @@ func (w *world) recordBytes(planes []*localkube.Plane) int {
 	return total
 }
 
-// sizeOf is the length of an object as JSON, which is how custom resources are stored.
+// sizeOf returns the length of an object as JSON. Custom resources are stored as JSON.
 func sizeOf(w *world, object any) int {
 	raw, err := json.Marshal(object)
 	if err != nil {
@@ -338,7 +338,7 @@ func sizeOf(w *world, object any) int {
 	return len(raw)
 }
 
-// requests returns the requests to the API server of a plane for what Towline stores: its own kinds, and events.
+// requests returns the requests to the API server of a plane for Towline's kinds and events.
 func (w *world) requests(plane *localkube.Plane) localkube.RequestCounts {
 	w.t.Helper()
 	return w.requestsFor(plane, func(r localkube.Request) bool {
@@ -346,7 +346,7 @@ func (w *world) requests(plane *localkube.Plane) localkube.RequestCounts {
 	})
 }
 
-// requestsFor returns the requests to the API server of a plane that are selected.
+// requestsFor returns the selected requests to the API server of a plane.
 func (w *world) requestsFor(plane *localkube.Plane, selected func(localkube.Request) bool) localkube.RequestCounts {
 	w.t.Helper()
 	counts, err := plane.CountRequests(w.t.Context())
@@ -364,7 +364,7 @@ func quantile(sorted []time.Duration, percent int) time.Duration {
 }
 
 func table(rows ...[]string) string {
-	var out strings.Builder // takes everything without an error
+	var out strings.Builder // its writes return no error
 	writer := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
 		_, _ = fmt.Fprintln(writer, "  "+strings.Join(row, "\t"))

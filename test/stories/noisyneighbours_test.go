@@ -30,15 +30,15 @@ const (
 	hangingProfiles = 5
 )
 
-// TestNoisyNeighbours has push clusters, a chart repository and a Git server that never answer, and templates that do
+// TestNoisyNeighbours has push clusters, a chart repository and a Git server that never respond, and templates that do
 // not end. Healthy members get changes as fast as before, and the others recover.
 func TestNoisyNeighbours(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
-	w.serve(examples.Chart{Name: "endless", Version: "0.1.0", Files: map[string]string{
+	w.serveRepository(examples.Chart{Name: "endless", Version: "0.1.0", Files: map[string]string{
 		"templates/endless.yaml": "{{ range 1000000000000 }}{{ end }}",
 	}}, examples.Chart{Name: "endless", Version: "0.2.0"})
-	repository := newRepositoryGate(t)
+	repository := newHangingRepository(t)
 	pushed := w.pushMember("fleet", "pushed", "mode=healthy")
 	pulled := w.pullMember("fleet", "pulled", "mode=healthy")
 	proxy := newHangingProxy(t, pushed)
@@ -50,7 +50,7 @@ func TestNoisyNeighbours(t *testing.T) {
 		w.apply(w.hub, hangingCluster(t, name, proxy, pushed))
 	}
 	for _, name := range hanging {
-		w.ready("fleet", name)
+		w.awaitReady("fleet", name)
 	}
 	w.apply(w.hub, neighbourContent("one"))
 	w.apply(w.hub, neighbourProfile("content", "content", "matchExpressions: [{key: mode, operator: Exists}]"))
@@ -58,7 +58,7 @@ func TestNoisyNeighbours(t *testing.T) {
 		w.apply(w.hub, neighbourProfile(hangingProfile(i), hangingProfile(i), "matchLabels: {mode: hanging}"))
 	}
 	for _, name := range append(hanging, "pushed", "pulled") {
-		w.provisioned("fleet", "content-sveltos-"+name)
+		w.awaitProvisioned("fleet", "content-sveltos-"+name)
 	}
 
 	proxy.hang()
@@ -72,10 +72,10 @@ func TestNoisyNeighbours(t *testing.T) {
 	w.apply(w.hub, fmt.Sprintf(gitProfile, git))
 	w.measureChange("while the others begin to hang", "two", healthy)
 	for _, cluster := range []string{"pushed", "pulled"} {
-		w.failsWith("endless-text-sveltos-"+cluster, "ConfigMap default/endless-text, key a.yaml: it took longer than 10s")
-		w.failsWith("endless-sveltos-"+cluster, "render chart endless 0.1.0: it took longer than 30s")
-		w.failsWith("silent-sveltos-"+cluster, "chart stories/hello 0.1.0 in "+repository.URL+": get "+repository.URL+"/index.yaml")
-		w.failsWith("git-sveltos-"+cluster, "URL "+git+": ")
+		w.awaitFailedSummary("endless-text-sveltos-"+cluster, "ConfigMap default/endless-text, key a.yaml: it took longer than 10s")
+		w.awaitFailedSummary("endless-sveltos-"+cluster, "render chart endless 0.1.0: it took longer than 30s")
+		w.awaitFailedSummary("silent-sveltos-"+cluster, "chart stories/hello 0.1.0 in "+repository.URL+": get "+repository.URL+"/index.yaml")
+		w.awaitFailedSummary("git-sveltos-"+cluster, "URL "+git+": ")
 	}
 	latest := w.requireQuickChange("while the others hang", healthy)
 
@@ -85,20 +85,21 @@ func TestNoisyNeighbours(t *testing.T) {
 	w.apply(w.hub, strings.Replace(silent, "releaseName: silent", "releaseName: answers", 1))
 	w.kubectl(w.hub, "delete", "clusterprofile", "endless-text", "git")
 	for _, cluster := range []string{"pushed", "pulled"} {
-		w.provisioned("fleet", "endless-sveltos-"+cluster)
-		w.provisioned("fleet", "silent-sveltos-"+cluster)
+		w.awaitProvisioned("fleet", "endless-sveltos-"+cluster)
+		w.awaitProvisioned("fleet", "silent-sveltos-"+cluster)
 	}
 	for _, name := range hanging {
 		w.eventually(name+" gets the change", func() error { return w.hasContent(pushed, name, latest) })
-		w.provisioned("fleet", "content-sveltos-"+name)
+		w.awaitProvisioned("fleet", "content-sveltos-"+name)
 	}
 }
 
-// quickChange is the goal for the time of a change to a healthy member, whatever the others do.
+// quickChange is the maximum time of a change to a healthy member, with and without the hanging clusters.
 const quickChange = 2 * time.Second
 
-// requireQuickChange changes the content, and requires that half of the changes are on all members within quickChange.
-// Other tests can delay some changes; a hub whose workers wait for the others delays all. It returns the last version.
+// requireQuickChange changes the content several times, and requires that half of the changes are on all members within
+// quickChange. Other tests can delay some changes; a hub whose workers wait for the others delays all. It returns the
+// last version.
 func (w *world) requireQuickChange(when string, members map[string]*localkube.Plane) (version string) {
 	w.t.Helper()
 	const changes = 10
@@ -115,7 +116,7 @@ func (w *world) requireQuickChange(when string, members map[string]*localkube.Pl
 	return version
 }
 
-// measureChange changes the content, and logs and returns how long it takes to the healthy members.
+// measureChange changes the content, and logs and returns the time until it is on the healthy members.
 func (w *world) measureChange(when, version string, members map[string]*localkube.Plane) time.Duration {
 	w.t.Helper()
 	began := time.Now()
@@ -133,7 +134,7 @@ func (w *world) measureChange(when, version string, members map[string]*localkub
 			w.t.Logf("%s: a change on the hub is on the member %s after %s, with kubectl", when, name, took.Round(time.Millisecond))
 			// The limit is loose, for busy machines, and no more than the time that a chart may take.
 			if took > 30*time.Second {
-				w.t.Errorf("%s: the change arrived at %s after %s", when, name, took)
+				w.t.Errorf("%s: the change is on %s after %s", when, name, took)
 			}
 		})
 	}
@@ -151,8 +152,8 @@ func (w *world) hasContent(plane *localkube.Plane, cluster, version string) erro
 	return err
 }
 
-// failsWith waits until the message of a failed summary has text and no password.
-func (w *world) failsWith(summary, text string) {
+// awaitFailedSummary waits until the message of a failed summary has text and no password.
+func (w *world) awaitFailedSummary(summary, text string) {
 	w.t.Helper()
 	w.eventually(summary+" fails", func() error {
 		out, err := w.try(w.hub, "kubectl", "get", "clustersummary", summary, "-n", "fleet", "-o",
@@ -332,20 +333,20 @@ func (p *hangingProxy) set(hangs bool) {
 	p.connections = nil
 }
 
-// repositoryGate is a chart repository and a Git server that do not answer until answer is called.
-type repositoryGate struct {
+// hangingRepository is a chart repository and a Git server that do not respond until answer is called.
+type hangingRepository struct {
 	*httptest.Server
 	answered chan struct{}
 	once     sync.Once
 }
 
-func newRepositoryGate(t *testing.T) *repositoryGate {
+func newHangingRepository(t *testing.T) *hangingRepository {
 	t.Helper()
 	charts, err := examples.Repository()
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &repositoryGate{answered: make(chan struct{})}
+	g := &hangingRepository{answered: make(chan struct{})}
 	g.Server = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		select {
 		case <-g.answered:
@@ -358,4 +359,4 @@ func newRepositoryGate(t *testing.T) *repositoryGate {
 	return g
 }
 
-func (g *repositoryGate) answer() { g.once.Do(func() { close(g.answered) }) }
+func (g *hangingRepository) answer() { g.once.Do(func() { close(g.answered) }) }

@@ -19,8 +19,8 @@ import (
 const (
 	lostNamespace = "lost"
 	lostSummary   = "nothing-lost-sveltos-edge-1"
-	// lostParts is how many ConfigMaps of the hub the profile of these stories has; each becomes a bundle of its own.
-	lostParts = 3
+	// editionParts is the number of ConfigMaps on the hub for the profile of these stories; each becomes a bundle.
+	editionParts = 3
 )
 
 const lostProfile = `
@@ -38,14 +38,14 @@ spec:
   - {kind: ConfigMap, namespace: default, name: part-3}
 `
 
-// edition is what the profile of these stories wants: objects of the member by name, each with a text.
+// edition is the desired state of these stories: the texts of the member's objects, by name.
 type edition map[string]string
 
-// lostEdition is edition n. From each one to the next, every part keeps one object, changes one, drops one and adds
-// one.
-func lostEdition(n int) edition {
+// newEdition returns edition n. From each edition to the next, every part keeps one object, changes one, drops one and
+// adds one.
+func newEdition(n int) edition {
 	e := edition{}
-	for part := 1; part <= lostParts; part++ {
+	for part := 1; part <= editionParts; part++ {
 		e[fmt.Sprintf("part-%d-kept", part)] = "always the same"
 		e[fmt.Sprintf("part-%d-changed", part)] = fmt.Sprintf("edition %d", n)
 		e[fmt.Sprintf("part-%d-only-in-%d", part, n)] = "comes and goes"
@@ -60,10 +60,10 @@ func (e edition) without(name string) edition {
 	return e
 }
 
-// manifest returns the hub's ConfigMaps that hold the edition.
+// manifest returns the hub's ConfigMaps with the edition.
 func (e edition) manifest() string {
 	var out strings.Builder
-	for part := 1; part <= lostParts; part++ {
+	for part := 1; part <= editionParts; part++ {
 		name := fmt.Sprintf("part-%d", part)
 		fmt.Fprintf(&out, "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: %s}\ndata:\n  objects.yaml: |\n", name)
 		for _, object := range slices.Sorted(maps.Keys(e)) {
@@ -75,8 +75,8 @@ func (e edition) manifest() string {
 	return out.String()
 }
 
-// changes says what happens to the objects of a member, each once, when it goes from one edition to another.
-func changes(from, to edition) map[string]changeCount {
+// changesBetween returns the expected events of a member's objects from one edition to another.
+func changesBetween(from, to edition) map[string]changeCount {
 	want := map[string]changeCount{}
 	for name, text := range to {
 		before, had := from[name]
@@ -95,9 +95,9 @@ func changes(from, to edition) map[string]changeCount {
 	return want
 }
 
-// arrives waits until the member has exactly the edition and the summary says so, and checks that its objects have one
-// writer.
-func (w *world) arrives(plane *localkube.Plane, want edition) {
+// awaitEdition waits until the member has exactly the edition and the summary is provisioned, and checks that the
+// objects have one field manager.
+func (w *world) awaitEdition(plane *localkube.Plane, want edition) {
 	w.t.Helper()
 	w.eventually("the member has the edition", func() error {
 		got := edition{}
@@ -109,7 +109,7 @@ func (w *world) arrives(plane *localkube.Plane, want edition) {
 		}
 		return w.wantStatuses("edge", lostSummary, "Provisioned")
 	})
-	w.bundlesGone()
+	w.awaitNoBundles()
 	for name, object := range w.configMaps(plane, lostNamespace) {
 		for _, entry := range object.ManagedFields {
 			if entry.Manager != kube.FieldManager {
@@ -129,77 +129,77 @@ var (
 	objectPath      = regexp.MustCompile(`/namespaces/` + lostNamespace + `/configmaps/[^/]+$`)
 )
 
-// stage is a point of a rollout at which a process is killed.
+// stage is a request of a rollout at which a process is killed.
 type stage struct {
 	name string
 	gate *gate
-	moment
-	// meanwhile changes what the profile wants while the process is dead.
+	requestMatch
+	// meanwhile means that the profile changes while the process is dead.
 	meanwhile bool
 }
 
 // TestNothingLostAgent kills the agent with -9 at every stage of a rollout.
 func TestNothingLostAgent(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
-	agent := w.looseAgent("edge", "edge-1", "env=lost")
+	agent := w.startProcessAgent("edge", "edge-1", "env=lost")
 	w.apply(w.hub, lostProfile)
 	w.killAtStages(agent.plane, victim{kill: func() { agent.process.kill() }, start: agent.start}, []stage{
-		{name: "before it reads the first bundle", gate: agent.hub, moment: moment{method: "GET", path: bundlePath}},
-		{name: "between two bundles", gate: agent.hub, moment: moment{method: "GET", path: bundlePath, nth: 2}},
-		{name: "before it writes its record", gate: agent.member, moment: moment{method: "PUT", path: recordPath}},
-		{name: "after it wrote its record, unheard", gate: agent.member, moment: moment{method: "PUT", path: recordPath, answered: true}},
-		{name: "before it applies the first object", gate: agent.member, moment: moment{method: "PATCH", path: objectPath}},
-		{name: "half-way through the objects", gate: agent.member, moment: moment{method: "PATCH", path: objectPath, nth: 4}},
-		{name: "after an object was applied, unheard", gate: agent.member, moment: moment{method: "PATCH", path: objectPath, nth: 3, answered: true}},
-		{name: "before it prunes", gate: agent.member, moment: moment{method: "DELETE", path: objectPath}},
-		{name: "after it pruned, unheard", gate: agent.member, moment: moment{method: "DELETE", path: objectPath, answered: true}},
-		{name: "before it notes what it applied", gate: agent.member, moment: moment{method: "PUT", path: recordPath, nth: 2}},
-		{name: "before it reports", gate: agent.hub, moment: moment{method: "PATCH", path: groupStatusPath, body: `"observedRequestorHash"`}},
-		{name: "after it reported, unheard", gate: agent.hub, moment: moment{method: "PATCH", path: groupStatusPath, body: `"observedRequestorHash"`, answered: true}},
-		{name: "half-way, and the profile drops an object meanwhile", gate: agent.member, moment: moment{method: "PATCH", path: objectPath, nth: 4}, meanwhile: true},
+		{name: "before it reads the first bundle", gate: agent.hub, requestMatch: requestMatch{method: "GET", path: bundlePath}},
+		{name: "between two bundles", gate: agent.hub, requestMatch: requestMatch{method: "GET", path: bundlePath, nth: 2}},
+		{name: "before it writes its record", gate: agent.member, requestMatch: requestMatch{method: "PUT", path: recordPath}},
+		{name: "after it wrote its record, response lost", gate: agent.member, requestMatch: requestMatch{method: "PUT", path: recordPath, answered: true}},
+		{name: "before it applies the first object", gate: agent.member, requestMatch: requestMatch{method: "PATCH", path: objectPath}},
+		{name: "half-way through the objects", gate: agent.member, requestMatch: requestMatch{method: "PATCH", path: objectPath, nth: 4}},
+		{name: "after an object was applied, response lost", gate: agent.member, requestMatch: requestMatch{method: "PATCH", path: objectPath, nth: 3, answered: true}},
+		{name: "before it prunes", gate: agent.member, requestMatch: requestMatch{method: "DELETE", path: objectPath}},
+		{name: "after it pruned, response lost", gate: agent.member, requestMatch: requestMatch{method: "DELETE", path: objectPath, answered: true}},
+		{name: "before it records the applied objects", gate: agent.member, requestMatch: requestMatch{method: "PUT", path: recordPath, nth: 2}},
+		{name: "before it reports", gate: agent.hub, requestMatch: requestMatch{method: "PATCH", path: groupStatusPath, body: `"observedRequestorHash"`}},
+		{name: "after it reported, response lost", gate: agent.hub, requestMatch: requestMatch{method: "PATCH", path: groupStatusPath, body: `"observedRequestorHash"`, answered: true}},
+		{name: "half-way, and the profile drops an object meanwhile", gate: agent.member, requestMatch: requestMatch{method: "PATCH", path: objectPath, nth: 4}, meanwhile: true},
 	})
 }
 
 // TestNothingLostHub kills the hub with -9 at every stage of a rollout.
 func TestNothingLostHub(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	member := w.pullMember("edge", "edge-1", "env=lost")
-	hub := w.gate(w.hub.Config)
-	w.hubOS.kill()
-	w.hubKubeconfig = w.kubeconfig("through-gate.kubeconfig", hub)
+	hub := w.startGate(w.hub.Config)
+	w.hubProcess.kill()
+	w.hubKubeconfig = w.writeGateKubeconfig("through-gate.kubeconfig", hub)
 	w.startHub()
 	w.apply(w.hub, lostProfile)
-	w.killAtStages(member, victim{kill: func() { w.hubOS.kill() }, start: func() { w.startHub() }}, []stage{
-		{name: "before it writes the first bundle", gate: hub, moment: moment{method: "POST", path: bundlesPath}},
-		{name: "between two bundles", gate: hub, moment: moment{method: "POST", path: bundlesPath, nth: 2}},
-		{name: "between bundles and group", gate: hub, moment: moment{method: "PATCH", path: groupPath}},
-		{name: "after it wrote the group, unheard", gate: hub, moment: moment{method: "PATCH", path: groupPath, answered: true}},
-		{name: "before it says Provisioned", gate: hub, moment: moment{method: "PATCH", path: summaryStatus, body: `"Provisioned"`}},
-		{name: "after it said Provisioned, unheard", gate: hub, moment: moment{method: "PATCH", path: summaryStatus, body: `"Provisioned"`, answered: true}},
-		{name: "before it removes a bundle", gate: hub, moment: moment{method: "DELETE", path: bundlePath}},
-		{name: "between bundles and group, and the profile drops an object meanwhile", gate: hub, moment: moment{method: "PATCH", path: groupPath}, meanwhile: true},
+	w.killAtStages(member, victim{kill: func() { w.hubProcess.kill() }, start: func() { w.startHub() }}, []stage{
+		{name: "before it writes the first bundle", gate: hub, requestMatch: requestMatch{method: "POST", path: bundlesPath}},
+		{name: "between two bundles", gate: hub, requestMatch: requestMatch{method: "POST", path: bundlesPath, nth: 2}},
+		{name: "between bundles and group", gate: hub, requestMatch: requestMatch{method: "PATCH", path: groupPath}},
+		{name: "after it wrote the group, response lost", gate: hub, requestMatch: requestMatch{method: "PATCH", path: groupPath, answered: true}},
+		{name: "before it reports Provisioned", gate: hub, requestMatch: requestMatch{method: "PATCH", path: summaryStatus, body: `"Provisioned"`}},
+		{name: "after it reported Provisioned, response lost", gate: hub, requestMatch: requestMatch{method: "PATCH", path: summaryStatus, body: `"Provisioned"`, answered: true}},
+		{name: "before it removes a bundle", gate: hub, requestMatch: requestMatch{method: "DELETE", path: bundlePath}},
+		{name: "between bundles and group, and the profile drops an object meanwhile", gate: hub, requestMatch: requestMatch{method: "PATCH", path: groupPath}, meanwhile: true},
 	})
 }
 
 // victim is the process that a story kills.
 type victim struct{ kill, start func() }
 
-// killAtStages rolls out one edition a stage, kills the victim there, starts it again and checks that nothing is lost,
-// done twice or left over.
+// killAtStages rolls out one edition for each stage, kills the victim there, starts it again and checks that no change
+// is missing, is made twice, or is left over.
 func (w *world) killAtStages(member *localkube.Plane, v victim, stages []stage) {
 	w.t.Helper()
-	now := lostEdition(0)
+	now := newEdition(0)
 	w.apply(w.hub, now.manifest())
-	w.arrives(member, now)
-	journal := w.journal(member, lostNamespace)
+	w.awaitEdition(member, now)
+	journal := w.startJournal(member, lostNamespace)
 	for i, s := range stages {
-		next := lostEdition(i + 1)
+		next := newEdition(i + 1)
 		began := time.Now()
-		trap := s.gate.hold(s.moment)
+		blocked := s.gate.block(s.requestMatch)
 		w.apply(w.hub, next.manifest())
-		w.wait(trap)
+		w.awaitBlocked(blocked)
 		v.kill()
 		dropped := ""
 		if s.meanwhile {
@@ -208,36 +208,35 @@ func (w *world) killAtStages(member *localkube.Plane, v victim, stages []stage) 
 			w.apply(w.hub, next.manifest())
 		}
 		v.start()
-		w.arrives(member, next)
-		happened := journal.page()
+		w.awaitEdition(member, next)
+		happened := journal.nextPage()
 		if t := happened[dropped]; t.Added != t.Deleted || t.Added > 1 {
-			w.t.Errorf("killed %s: the dropped object %s was touched like this: %+v", s.name, dropped, t)
+			w.t.Errorf("killed %s: the dropped object %s has the events %+v", s.name, dropped, t)
 		}
 		delete(happened, dropped)
-		if diff := cmp.Diff(changes(now, next), happened); diff != "" {
-			w.t.Errorf("killed %s: what happened to the objects (-want +got):\n%s", s.name, diff)
+		if diff := cmp.Diff(changesBetween(now, next), happened); diff != "" {
+			w.t.Errorf("killed %s: events of the objects (-want +got):\n%s", s.name, diff)
 		}
-		w.t.Logf("killed %s: right again %.1f s after the change", s.name, time.Since(began).Seconds())
+		w.t.Logf("killed %s: the edition was complete %.1f s after the change", s.name, time.Since(began).Seconds())
 		now = next
 	}
 }
 
 // TestNothingLostWithoutHub stops the hub's API server for a minute.
 func TestNothingLostWithoutHub(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	const (
 		outage = time.Minute
-		// catchUp is how soon a change must arrive after an outage: whoever waits for a lost server asks it every few
-		// seconds.
+		// catchUp is the maximum time of a change after an outage: clients retry a lost server every few seconds.
 		catchUp = 45 * time.Second
 	)
 	w := newWorld(t)
 	member := w.pullMember("edge", "edge-1", "env=lost")
-	now := lostEdition(0)
+	now := newEdition(0)
 	w.apply(w.hub, lostProfile+now.manifest())
-	w.arrives(member, now)
+	w.awaitEdition(member, now)
 	before := w.configMaps(member, lostNamespace)
-	journal := w.journal(member, lostNamespace)
+	journal := w.startJournal(member, lostNamespace)
 
 	if err := w.hub.Stop(); err != nil {
 		t.Fatal(err)
@@ -245,46 +244,46 @@ func TestNothingLostWithoutHub(t *testing.T) {
 	over := time.After(outage)
 	w.kubectl(member, "patch", "configmap", "part-1-changed", "-n", lostNamespace, "--type=merge", "-p", `{"data":{"text":"by hand"}}`)
 	w.kubectl(member, "delete", "configmap", "part-2-kept", "-n", lostNamespace, "--wait=false")
-	w.eventually("the member heals without the hub", func() error {
+	w.eventually("drift is corrected without the hub", func() error {
 		healed := w.configMaps(member, lostNamespace)
 		if got := healed["part-1-changed"].Data["text"]; got != now["part-1-changed"] {
-			return fmt.Errorf("the edited object says %q", got)
+			return fmt.Errorf("the edited object has text %q", got)
 		}
 		if healed["part-2-kept"].Data["text"] != now["part-2-kept"] {
-			return errors.New("the deleted object is not back")
+			return errors.New("the deleted object does not exist again")
 		}
 		return nil
 	})
 	<-over
-	journal.want("during the outage", map[string]changeCount{"part-1-changed": {Modified: 2}, "part-2-kept": {Added: 1, Deleted: 1}})
+	journal.wantChanges("during the outage", map[string]changeCount{"part-1-changed": {Modified: 2}, "part-2-kept": {Added: 1, Deleted: 1}})
 
 	if err := w.hub.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	next := lostEdition(1)
+	next := newEdition(1)
 	began := time.Now()
 	w.apply(w.hub, next.manifest())
 	w.restartHubIfEnded()
-	w.arrives(member, next)
+	w.awaitEdition(member, next)
 	took := time.Since(began)
-	t.Logf("caught up %.1f s after the hub's API server was back", took.Seconds())
+	t.Logf("caught up %.1f s after the hub's API server started", took.Seconds())
 	if took > catchUp {
-		t.Errorf("it took %s to catch up after the hub's API server was back, want at most %s", took, catchUp)
+		t.Errorf("the change took %s after the hub's API server started, want at most %s", took, catchUp)
 	}
-	journal.want("after the outage", changes(now, next))
+	journal.wantChanges("after the outage", changesBetween(now, next))
 	for name, object := range w.configMaps(member, lostNamespace) {
 		if was, had := before[name]; had && was.UID != object.UID && name != "part-2-kept" {
-			t.Errorf("%s is not the object it was: uid %s, was %s", name, object.UID, was.UID)
+			t.Errorf("%s has uid %s, want %s", name, object.UID, was.UID)
 		}
 	}
 }
 
-// restartHubIfEnded does for the hub what its Deployment does.
+// restartHubIfEnded starts the hub again after its end, as its Deployment would.
 func (w *world) restartHubIfEnded() {
 	w.t.Helper()
 	select {
-	case <-w.hubOS.exited:
-		w.t.Logf("the hub ended while its API server was away; starting it again, as its Deployment would")
+	case <-w.hubProcess.exited:
+		w.t.Logf("the hub ended while its API server was stopped; starting it again, as its Deployment would")
 		w.startHub()
 	default:
 	}

@@ -77,13 +77,13 @@ data:
     patch: |
 %s`
 
-// TestPatches patches and labels the objects of a ConfigMap and of a chart with a hook. A change of the patches arrives
-// by itself, an invalid patch and a deleted object with patches change nothing, and a label that the profile no longer
+// TestPatches patches and labels the objects of a ConfigMap and of a chart with a hook. A change of the patches is
+// deployed, an invalid patch and a deleted object with patches change nothing, and a label that the profile no longer
 // has is removed.
 func TestPatches(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
-	w.serve(examples.Chart{Files: map[string]string{
+	w.serveRepository(examples.Chart{Files: map[string]string{
 		"templates/hook.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: hook, annotations: {helm.sh/hook: pre-install}}\ndata: {text: rendered}\n",
 	}})
 	members := map[string]*localkube.Plane{"pulled": w.pullMember("fleet-pulled", "pulled", "env=patched"), "pushed": w.pushMember("fleet-pushed", "pushed", "env=patched")}
@@ -121,7 +121,7 @@ func TestPatches(t *testing.T) {
 		return w.wantPatched(member, "manifest", cluster, "second on "+cluster, extras("a b", "c"))
 	})
 
-	wantFailure := w.untouched(map[string]*localkube.Plane{"fleet-pulled/pulled": members["pulled"], "fleet-pushed/pushed": members["pushed"]}, "patched", "patched")
+	wantFailure := w.expectUntouched(map[string]*localkube.Plane{"fleet-pulled/pulled": members["pulled"], "fleet-pushed/pushed": members["pushed"]}, "patched", "patched")
 	setPatch("{op: replace, path: /nothing/text, value: third}")
 	wantFailure("patchesFrom ConfigMap default/patches, key added", "cannot be applied to ConfigMap", "/nothing/text")
 	for cluster := range members {

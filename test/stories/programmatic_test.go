@@ -56,10 +56,10 @@ spec:
   policyRefs: [{kind: ConfigMap, namespace: default, name: programmatic}]
 `
 
-// TestProgrammaticRegistration registers two clusters with nothing but kubectl apply of a SveltosCluster on the hub and
-// of the manifest that the hub keeps on the member, and takes them out of the fleet with nothing but kubectl delete.
+// TestProgrammaticRegistration registers two clusters with only kubectl apply: of a SveltosCluster on the hub, and of
+// the manifest that the hub keeps on the member. It deregisters them with only kubectl delete.
 func TestProgrammaticRegistration(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	members := map[string]*localkube.Plane{"first": w.member("first"), "second": w.member("second")}
 	w.apply(w.hub, programmaticClusters)
@@ -70,25 +70,25 @@ func TestProgrammaticRegistration(t *testing.T) {
 		}
 	}
 	for name := range members {
-		w.ready("edge", name)
-		w.eventually("the manifest of "+name+" is kept no longer than it is needed", func() error {
-			return w.absent(w.hub, &corev1.Secret{}, name+"-sveltos-registration", "edge")
+		w.awaitReady("edge", name)
+		w.eventually("the manifest of "+name+" is deleted after the registration", func() error {
+			return w.wantMissing(w.hub, &corev1.Secret{}, name+"-sveltos-registration", "edge")
 		})
 	}
 	w.apply(w.hub, programmaticProfile)
 	for _, plane := range members {
-		w.has(plane)
+		w.awaitDeployed(plane)
 	}
 	w.kubectl(w.hub, "delete", "sveltoscluster", "first", "-n", "edge", "--timeout=60s")
 	w.wantNoAgent(members["first"])
-	if err := w.absent(members["first"], &corev1.ConfigMap{}, "delivered", "default"); err != nil {
+	if err := w.wantMissing(members["first"], &corev1.ConfigMap{}, "delivered", "default"); err != nil {
 		t.Error(err)
 	}
-	w.ready("edge", "second")
+	w.awaitReady("edge", "second")
 	w.kubectl(members["second"], "get", "configmap", "delivered")
 }
 
-// keptManifest returns the manifest of a cluster that the hub keeps.
+// keptManifest waits until the hub keeps the manifest of a cluster, and returns it.
 func (w *world) keptManifest(namespace, cluster string) string {
 	w.t.Helper()
 	var manifest []byte
@@ -98,7 +98,7 @@ func (w *world) keptManifest(namespace, cluster string) string {
 			return err
 		}
 		if encoded == "" {
-			return errors.New("there is no manifest in it yet")
+			return errors.New("the Secret has no manifest yet")
 		}
 		manifest, err = base64.StdEncoding.DecodeString(encoded)
 		return err
@@ -106,26 +106,26 @@ func (w *world) keptManifest(namespace, cluster string) string {
 	return string(manifest)
 }
 
-// absent says what is wrong unless an object is not there.
-func (w *world) absent(plane *localkube.Plane, kind client.Object, name, namespace string) error {
+// wantMissing returns an error unless an object does not exist.
+func (w *world) wantMissing(plane *localkube.Plane, kind client.Object, name, namespace string) error {
 	err := w.client(plane).Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, kind)
 	if err == nil {
-		return fmt.Errorf("%T %s/%s is there", kind, namespace, name)
+		return fmt.Errorf("%T %s/%s exists", kind, namespace, name)
 	}
 	return client.IgnoreNotFound(err)
 }
 
-// wantNoAgent waits until nothing is left on a member of what the manifest put there.
+// wantNoAgent waits until a member has no object of the agent's manifest.
 func (w *world) wantNoAgent(plane *localkube.Plane) {
 	w.t.Helper()
-	w.eventually("nothing of the agent is left on "+plane.Name, func() error {
+	w.eventually("no object of the agent is left on "+plane.Name, func() error {
 		out, err := w.try(plane, "kubectl", "get", "namespaces,clusterroles,clusterrolebindings,deployments,services,serviceaccounts,pods,secrets", "-A",
 			"-l", "app.kubernetes.io/name=sveltos-applier", "-o", "name")
 		if err != nil {
 			return err
 		}
 		if left := strings.Fields(out); len(left) > 0 {
-			return fmt.Errorf("left: %q", left)
+			return fmt.Errorf("objects still exist: %q", left)
 		}
 		return nil
 	})

@@ -21,26 +21,26 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// registration is one way to register a cluster, with the hub and the member behind gates.
+// registration is a command that registers a cluster. It connects to the hub and the member through gates.
 type registration struct {
 	name string
-	// args are those of `sveltosctl register cluster`.
+	// args are the arguments of `sveltosctl register cluster`.
 	args []string
-	// memberSide says that the command writes to the member, too.
+	// memberSide means that the command also writes to the member.
 	memberSide bool
-	// existing is registered before anything fails.
+	// existing means that the cluster is registered before.
 	existing bool
 }
 
-// TestRegisterFailsEverywhere lets every way to register fail at each of its writes, once because a permission is
-// missing and once by Ctrl-C. Whatever it made is gone then, on both sides, and the next attempt works.
+// TestRegisterFailsEverywhere fails each registration at each of its writes, once with a denied permission and once by
+// SIGINT. Then all its objects are deleted, on both sides, and the next attempt succeeds.
 func TestRegisterFailsEverywhere(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	member := w.member("member")
-	f := &failing{w: w, member: member, hub: w.gate(w.hub.Config), memberGate: w.gate(member.Config)}
-	f.kubeconfigs()
-	f.ground()
+	f := &failureWorld{w: w, member: member, hub: w.startGate(w.hub.Config), memberGate: w.startGate(member.Config)}
+	f.writeKubeconfigs()
+	f.registerNeighbour()
 	for _, r := range []registration{
 		{name: "pull", args: []string{"--pullmode", "--labels=env=new"}},
 		{name: "pull again", existing: true, args: []string{"--pullmode", "--labels=more=labels", "--revoke"}},
@@ -48,30 +48,30 @@ func TestRegisterFailsEverywhere(t *testing.T) {
 		{name: "push by kubeconfig", args: []string{"--kubeconfig=" + member.Kubeconfig, "--labels=env=new"}},
 		{name: "push by context", memberSide: true, args: []string{"--fleet-cluster-context=member"}},
 	} {
-		t.Run(r.name, func(t *testing.T) { f.in(t).everywhere(r) })
+		t.Run(r.name, func(t *testing.T) { f.forSubtest(t).failAtEveryWrite(r) })
 	}
 }
 
-// failing is the world of the story.
-type failing struct {
+// failureWorld is the world of the story.
+type failureWorld struct {
 	w               *world
 	member          *localkube.Plane
 	hub, memberGate *gate
-	// kubeconfig leads to both through the gates; its current context is the hub.
+	// kubeconfig has the gates to both planes; its current context is the hub.
 	kubeconfig string
 }
 
-func (f *failing) in(t *testing.T) *failing {
+func (f *failureWorld) forSubtest(t *testing.T) *failureWorld {
 	t.Helper()
 	inner := *f
-	inner.w = f.w.in(t)
+	inner.w = f.w.forSubtest(t)
 	return &inner
 }
 
-func (f *failing) kubeconfigs() {
+func (f *failureWorld) writeKubeconfigs() {
 	f.w.t.Helper()
-	f.w.kubeconfig("hub.yaml", f.hub)
-	f.w.kubeconfig("member.yaml", f.memberGate)
+	f.w.writeGateKubeconfig("hub.yaml", f.hub)
+	f.w.writeGateKubeconfig("member.yaml", f.memberGate)
 	both, err := clientcmd.LoadFromFile(filepath.Join(f.w.dir, "hub.yaml"))
 	if err != nil {
 		f.w.t.Fatal(err)
@@ -89,15 +89,15 @@ func (f *failing) kubeconfigs() {
 	f.kubeconfig = f.w.save("both.yaml", string(raw))
 }
 
-// ground registers another cluster: what all clusters share is there, then. It also makes the namespace, since one
-// takes Kubernetes seconds to delete.
-func (f *failing) ground() {
+// registerNeighbour registers another cluster, which creates the objects that all clusters share. It also creates the
+// namespace, since Kubernetes needs seconds to delete one.
+func (f *failureWorld) registerNeighbour() {
 	f.w.t.Helper()
 	f.w.run(f.w.hub, "sveltosctl", "register", "cluster", "--namespace=others", "--cluster=neighbour", "--pullmode")
 	f.w.kubectl(f.w.hub, "create", "namespace", "failing")
 }
 
-func (f *failing) everywhere(r registration) {
+func (f *failureWorld) failAtEveryWrite(r registration) {
 	f.w.t.Helper()
 	args := append([]string{"register", "cluster", "--namespace=failing", "--cluster=unlucky"}, r.args...)
 	sides := []string{"hub"}
@@ -109,32 +109,32 @@ func (f *failing) everywhere(r registration) {
 			f.w.run(f.w.hub, "sveltosctl", "register", "cluster", "--namespace=failing", "--cluster=unlucky", "--pullmode", "--labels=env=old")
 			f.w.keptManifest("failing", "unlucky")
 		}
-		f.settle()
+		f.awaitStable()
 		before, nth := f.snapshot(), 1
-		for f.failsAt(side, nth, args, before) {
+		for f.failAt(side, nth, args, before) {
 			nth++
 		}
 		if nth < 3 {
-			f.w.t.Errorf("only %d writes to the %s were seen", nth-1, side)
+			f.w.t.Errorf("the command made only %d writes to the %s", nth-1, side)
 		}
 		f.w.t.Logf("failed at each of %d writes to the %s, and then succeeded", nth-1, side)
-		// It leaves for the next way to come.
+		// The cluster is deregistered for the next registration.
 		f.w.run(f.w.hub, "sveltosctl", "deregister", "cluster", "--namespace=failing", "--cluster=unlucky")
 	}
 }
 
-// failsAt lets the command fail at its nth write to one side, in both ways. It returns false if the command makes fewer
+// failAt fails the command at its nth write to one side, in both ways. It returns false if the command makes fewer
 // writes, and has succeeded.
-func (f *failing) failsAt(side string, nth int, args, before []string) bool {
+func (f *failureWorld) failAt(side string, nth int, args, before []string) bool {
 	f.w.t.Helper()
 	for _, how := range []string{"permission", "SIGINT"} {
 		what := fmt.Sprintf("%s at write %d to the %s", how, nth, side)
-		run := f.trapped(map[string]*gate{"hub": f.hub, "member": f.memberGate}[side], moment{
+		run := f.runUntilBlocked(map[string]*gate{"hub": f.hub, "member": f.memberGate}[side], requestMatch{
 			program: "sveltosctl/", path: regexp.MustCompile("."), nth: nth, forbidden: how == "permission",
 		}, args)
-		if !run.sprung {
+		if !run.reached {
 			if run.err != nil {
-				f.w.t.Fatalf("%s: there is no such write, but the command failed: %v: %s", what, run.err, run.stderr)
+				f.w.t.Fatalf("%s: the command made no such write, and failed: %v: %s", what, run.err, run.stderr)
 			}
 			return false
 		}
@@ -147,7 +147,7 @@ func (f *failing) failsAt(side string, nth int, args, before []string) bool {
 		if strings.Contains(run.stdout, "kind: Secret") {
 			f.w.t.Errorf("%s: a manifest was printed", what)
 		}
-		f.w.eventually(what+" leaves everything as it was", func() error {
+		f.w.eventually(what+" leaves all objects unchanged", func() error {
 			if diff := cmp.Diff(before, f.snapshot()); diff != "" {
 				return fmt.Errorf("-before +after:\n%s\n%s", diff, run.stderr)
 			}
@@ -157,20 +157,20 @@ func (f *failing) failsAt(side string, nth int, args, before []string) bool {
 	return true
 }
 
-// outcome is what became of one run of the command.
+// outcome is the result of one run of the command.
 type outcome struct {
 	err            error
 	code           int
 	stdout, stderr string
-	// sprung says that the command came to the moment that was waited for.
-	sprung bool
+	// reached means that the command made the request.
+	reached bool
 }
 
-// trapped runs the command, which is interrupted at a moment unless that is forbidden.
-func (f *failing) trapped(g *gate, m moment, args []string) outcome {
+// runUntilBlocked runs the command. At the request it is interrupted, unless the request is forbidden.
+func (f *failureWorld) runUntilBlocked(g *gate, m requestMatch, args []string) outcome {
 	f.w.t.Helper()
-	t := g.hold(m)
-	defer g.release()
+	t := g.block(m)
+	defer g.clear()
 	cmd := f.command(args...)
 	var stdout, stderr lockedBuffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -180,7 +180,7 @@ func (f *failing) trapped(g *gate, m moment, args []string) outcome {
 	ended := make(chan struct{})
 	go func() {
 		select {
-		case <-t.sprung:
+		case <-t.reached:
 			if !m.forbidden {
 				_ = cmd.Process.Signal(os.Interrupt) // an error means that it has ended
 			}
@@ -191,14 +191,14 @@ func (f *failing) trapped(g *gate, m moment, args []string) outcome {
 	close(ended)
 	o := outcome{err: err, code: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String()}
 	select {
-	case <-t.sprung:
-		o.sprung = true
+	case <-t.reached:
+		o.reached = true
 	default:
 	}
 	return o
 }
 
-// errorLines returns the lines of a command's talk that are errors.
+// errorLines returns the errors in the standard error of a command.
 func errorLines(stderr string) []string {
 	var lines []string
 	for line := range strings.Lines(stderr) {
@@ -209,7 +209,7 @@ func errorLines(stderr string) []string {
 	return lines
 }
 
-func (f *failing) command(args ...string) *exec.Cmd {
+func (f *failureWorld) command(args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(f.w.t.Context(), f.w.binary("sveltosctl"), args...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+f.kubeconfig)
 	cmd.WaitDelay = 5 * time.Second
@@ -217,19 +217,19 @@ func (f *failing) command(args ...string) *exec.Cmd {
 }
 
 // snapshot lists the objects of both sides by name, with the labels of clusters.
-func (f *failing) snapshot() []string {
+func (f *failureWorld) snapshot() []string {
 	f.w.t.Helper()
 	kinds := []string{
 		"v1/Namespace", "v1/ServiceAccount", "v1/Secret", "coordination.k8s.io/v1/Lease",
 		"rbac.authorization.k8s.io/v1/Role", "rbac.authorization.k8s.io/v1/RoleBinding",
 		"rbac.authorization.k8s.io/v1/ClusterRole", "rbac.authorization.k8s.io/v1/ClusterRoleBinding",
 	}
-	found := f.rows(f.w.hub, append(kinds, "lib.projectsveltos.io/v1beta1/SveltosCluster")...)
-	return append(found, f.rows(f.member, append(kinds, "apps/v1/Deployment", "v1/Service")...)...)
+	found := f.listObjects(f.w.hub, append(kinds, "lib.projectsveltos.io/v1beta1/SveltosCluster")...)
+	return append(found, f.listObjects(f.member, append(kinds, "apps/v1/Deployment", "v1/Service")...)...)
 }
 
-// rows lists the objects of some kinds. What a namespace that is going away still holds does not count.
-func (f *failing) rows(plane *localkube.Plane, kinds ...string) []string {
+// listObjects lists the objects of some kinds, except for the namespace terminating and its objects.
+func (f *failureWorld) listObjects(plane *localkube.Plane, kinds ...string) []string {
 	f.w.t.Helper()
 	c := f.w.client(plane)
 	var rows []string
@@ -245,7 +245,7 @@ func (f *failing) rows(plane *localkube.Plane, kinds ...string) []string {
 				row += fmt.Sprintf(" %v", obj.Labels)
 			}
 			if obj.DeletionTimestamp != nil {
-				row += going
+				row += deletionMark
 			}
 			if obj.Namespace != "terminating" && obj.Name != "terminating" {
 				rows = append(rows, row)
@@ -255,58 +255,57 @@ func (f *failing) rows(plane *localkube.Plane, kinds ...string) []string {
 	return rows
 }
 
-// going marks what is being deleted, in a snapshot.
-const going = " (going)"
+// deletionMark is in the lines of a snapshot for objects that are being deleted.
+const deletionMark = " (going)"
 
-// settle waits until the hub has done what it does by itself: two looks in a row are the same, and nothing is being
-// deleted.
-func (f *failing) settle() {
+// awaitStable waits until two snapshots in a row are equal, and no object is being deleted.
+func (f *failureWorld) awaitStable() {
 	f.w.t.Helper()
 	last := []string(nil)
 	err := wait.PollUntilContextTimeout(f.w.t.Context(), time.Second, waitTimeout, true, func(context.Context) (bool, error) {
 		now := f.snapshot()
-		same := last != nil && cmp.Equal(last, now) && !strings.Contains(strings.Join(now, ""), going)
+		same := last != nil && cmp.Equal(last, now) && !strings.Contains(strings.Join(now, ""), deletionMark)
 		last = now
 		return same, nil
 	})
 	if err != nil {
-		f.w.t.Fatalf("the hub does not come to rest: %v", err)
+		f.w.t.Fatalf("the objects still change: %v", err)
 	}
 }
 
-// TestRegisterFailsClearly gives the command what cannot work. Each attempt is one line on standard error that names
-// the thing, and leaves nothing.
+// TestRegisterFailsClearly runs the command with invalid input. Each attempt prints one line on standard error that
+// names the mistake, and leaves no object.
 func TestRegisterFailsClearly(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	member := localkube.ForTest(t, localkube.Named("member"))
-	f := &failing{w: w, member: member, kubeconfig: w.hub.Kubeconfig}
-	f.ground()
+	f := &failureWorld{w: w, member: member, kubeconfig: w.hub.Kubeconfig}
+	f.registerNeighbour()
 	w.apply(w.hub, failingGround)
 	w.kubectl(w.hub, "delete", "namespace", "terminating", "--wait=false")
 	w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace=taken", "--cluster=pushed", "--kubeconfig="+member.Kubeconfig)
-	w.ready("taken", "pushed")
-	const nobody = "https://127.0.0.1:1"
-	good := read(t, member.Kubeconfig)
+	w.awaitReady("taken", "pushed")
+	const unreachable = "https://127.0.0.1:1"
+	good := readFile(t, member.Kubeconfig)
 	saved := func(name, text string) string { return "--kubeconfig=" + w.save(name, text) }
-	f.settle()
+	f.awaitStable()
 	before := f.snapshot()
 	for name, tc := range map[string]struct {
 		args []string
 		env  string
 		want []string
 	}{
-		"hub down":              {args: []string{"--namespace=a", "--cluster=b", "--pullmode"}, env: w.save("down.yaml", strings.ReplaceAll(read(t, w.hub.Kubeconfig), w.hub.Config.Host, nobody)), want: []string{"refused"}},
+		"hub down":              {args: []string{"--namespace=a", "--cluster=b", "--pullmode"}, env: w.save("down.yaml", strings.ReplaceAll(readFile(t, w.hub.Kubeconfig), w.hub.Config.Host, unreachable)), want: []string{"refused"}},
 		"name taken by push":    {args: []string{"--namespace=taken", "--cluster=pushed", "--pullmode"}, want: []string{"taken/pushed", "push mode", "deregister"}},
 		"name taken by another": {args: []string{"--namespace=taken", "--cluster=foreign", "--pullmode"}, want: []string{"ServiceAccount", "taken/foreign"}},
 		"namespace terminating": {args: []string{"--namespace=terminating", "--cluster=b", "--pullmode"}, want: []string{"terminating"}},
 		"terminating, push":     {args: []string{"--namespace=terminating", "--cluster=b", "--kubeconfig=" + member.Kubeconfig}, want: []string{"terminating"}},
-		"no way":                {args: []string{"--namespace=a", "--cluster=b"}, want: []string{"either kubeconfig or fleet-cluster-context must be specified"}},
+		"no kubeconfig":         {args: []string{"--namespace=a", "--cluster=b"}, want: []string{"either kubeconfig or fleet-cluster-context must be specified"}},
 		"not a kubeconfig":      {args: []string{"--namespace=a", "--cluster=b", saved("garbage.yaml", "hello: [")}, want: []string{"--kubeconfig"}},
 		"exec plugin": {args: []string{"--namespace=a", "--cluster=b", saved("exec.yaml", withUser(good, "    exec: {apiVersion: client.authentication.k8s.io/v1, command: aws, interactiveMode: Never}"))},
 			want: []string{"--kubeconfig", "aws"}},
 		"points at a file": {args: []string{"--namespace=a", "--cluster=b", saved("file.yaml", withUser(good, "    client-certificate: /etc/me.crt"))}, want: []string{"--kubeconfig", "/etc/me.crt"}},
-		"member down":      {args: []string{"--namespace=a", "--cluster=b", saved("nobody.yaml", strings.ReplaceAll(good, member.Config.Host, nobody))}, want: []string{"--kubeconfig", nobody}},
+		"member down":      {args: []string{"--namespace=a", "--cluster=b", saved("nobody.yaml", strings.ReplaceAll(good, member.Config.Host, unreachable))}, want: []string{"--kubeconfig", unreachable}},
 		"no such context":  {args: []string{"--namespace=a", "--cluster=b", "--fleet-cluster-context=nowhere"}, want: []string{"nowhere"}},
 		"bad labels":       {args: []string{"--namespace=a", "--cluster=b", "--pullmode", "--labels=x"}, want: []string{"invalid key-value pair format: x"}},
 		"bad token life":   {args: []string{"--namespace=a", "--cluster=b", "--pullmode", "--token-lifetime=1m"}, want: []string{"--token-lifetime", "10m"}},
@@ -333,7 +332,7 @@ func TestRegisterFailsClearly(t *testing.T) {
 			}
 			for _, text := range tc.want {
 				if !strings.Contains(lines[0], text) {
-					t.Errorf("error %q does not say %q", lines[0], text)
+					t.Errorf("error is %q, want %q in it", lines[0], text)
 				}
 			}
 			if diff := cmp.Diff(before, f.snapshot()); diff != "" {
@@ -361,7 +360,7 @@ kind: ConfigMap
 metadata: {namespace: terminating, name: held, finalizers: [example.com/held]}
 `
 
-func read(t *testing.T, path string) string {
+func readFile(t *testing.T, path string) string {
 	t.Helper()
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -370,7 +369,7 @@ func read(t *testing.T, path string) string {
 	return string(raw)
 }
 
-// withUser returns a kubeconfig whose user has another way to prove who he is.
+// withUser returns a kubeconfig whose user has other credentials.
 func withUser(kubeconfig, credentials string) string {
 	return regexp.MustCompile(`(?ms)^users:.*?user:\n(\s+\S+: .*?\n)+`).ReplaceAllStringFunc(kubeconfig, func(users string) string {
 		head, _, _ := strings.Cut(users, "user:\n")

@@ -19,13 +19,13 @@ type target struct {
 	plane              *localkube.Plane
 }
 
-// chartProfile is a ClusterProfile with one chart for all targets. Its name is also that of the chart, of the release
-// and of its namespace.
+// chartProfile is a ClusterProfile with one chart for all targets. The chart, the release and its namespace have the
+// name of the profile.
 type chartProfile struct {
 	*world
 	name    string
 	targets []target
-	// chart has fields of the item of helmCharts beside those that manifest sets.
+	// chart has further fields of the item of helmCharts.
 	chart map[string]any
 }
 
@@ -59,18 +59,18 @@ func (w *world) yaml(value any) string {
 
 func (p *chartProfile) summary(at target) string { return p.name + "-sveltos-" + at.cluster }
 
-// everywhere waits until check passes for each target.
-func (p *chartProfile) everywhere(what string, check func(at target) error) {
+// eventuallyEverywhere waits until check passes for each target.
+func (p *chartProfile) eventuallyEverywhere(what string, check func(at target) error) {
 	p.t.Helper()
 	for _, at := range p.targets {
 		p.eventually(p.name+": "+what+" on "+at.cluster, func() error { return check(at) })
 	}
 }
 
-// deployed waits until a revision of the release is deployed everywhere.
-func (p *chartProfile) deployed(revision int) {
+// awaitRevision waits until a revision of the release is deployed to all targets.
+func (p *chartProfile) awaitRevision(revision int) {
 	p.t.Helper()
-	p.everywhere(fmt.Sprintf("revision %d is deployed", revision), func(at target) error {
+	p.eventuallyEverywhere(fmt.Sprintf("revision %d is deployed", revision), func(at target) error {
 		if err := p.wantStatuses(at.namespace, p.summary(at), "Provisioned"); err != nil {
 			return err
 		}
@@ -85,13 +85,13 @@ func (p *chartProfile) deployed(revision int) {
 	})
 }
 
-// failed waits until the summaries of all targets report a failure with the texts.
-func (p *chartProfile) failed(texts ...string) {
+// awaitFailure waits until the summaries of all targets report a failure with the texts.
+func (p *chartProfile) awaitFailure(texts ...string) {
 	p.t.Helper()
-	p.everywhere("the release fails", func(at target) error { return p.failure(at, texts...) })
+	p.eventuallyEverywhere("the release fails", func(at target) error { return p.wantFailureTexts(at, texts...) })
 }
 
-func (p *chartProfile) failure(at target, texts ...string) error {
+func (p *chartProfile) wantFailureTexts(at target, texts ...string) error {
 	summary := &configv1beta1.ClusterSummary{}
 	if err := p.client(p.hub).Get(p.t.Context(), client.ObjectKey{Namespace: at.namespace, Name: p.summary(at)}, summary); err != nil {
 		return err

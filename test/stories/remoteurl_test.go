@@ -22,7 +22,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// remoteToken is the token of the file server. It must be in no message.
+// remoteToken is the token of the file server. No message may have it.
 const remoteToken = "correct-horse-battery-staple"
 
 // fileServer serves files by https to clients with a token.
@@ -92,13 +92,13 @@ func (s *fileServer) counts(path string) (requests, bodies int) {
 	return s.requests[path], s.bodies[path]
 }
 
-// ca returns the certificate of a server.
-func ca(server *httptest.Server) string {
+// certificatePEM returns the certificate of a server in PEM.
+func certificatePEM(server *httptest.Server) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
 }
 
-// secret makes a Secret in the namespace default on the hub.
-func (w *world) secret(name string, data map[string]string) {
+// createSecret creates a Secret in the namespace default on the hub.
+func (w *world) createSecret(name string, data map[string]string) {
 	w.t.Helper()
 	text := "apiVersion: v1\nkind: Secret\nmetadata: {namespace: default, name: " + name + "}\ntype: addons.projectsveltos.io/cluster-profile\nstringData:\n"
 	for key, value := range data {
@@ -107,8 +107,8 @@ func (w *world) secret(name string, data map[string]string) {
 	w.apply(w.hub, text)
 }
 
-// remoteProfile makes a ClusterProfile with one URL. options are further fields of remoteURL.
-func (w *world) remoteProfile(name, address, options string) {
+// createRemoteProfile creates a ClusterProfile with one URL. options are further fields of remoteURL.
+func (w *world) createRemoteProfile(name, address, options string) {
 	w.t.Helper()
 	w.apply(w.hub, fmt.Sprintf(`
 apiVersion: config.projectsveltos.io/v1beta1
@@ -126,8 +126,8 @@ func remoteMap(name, text string) string {
 	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: remote, name: %s}\ndata: {text: %q}\n", name, text)
 }
 
-// archived returns a tar.gz archive with one file.
-func archived(t *testing.T, name, text string) []byte {
+// archiveFile returns a tar.gz archive with one file.
+func archiveFile(t *testing.T, name, text string) []byte {
 	t.Helper()
 	var raw bytes.Buffer
 	zipped := gzip.NewWriter(&raw)
@@ -147,12 +147,12 @@ func archived(t *testing.T, name, text string) []byte {
 // remoteMembers are the clusters with the label env=remote, by their namespace and name.
 type remoteMembers map[string]*localkube.Plane
 
-func (w *world) remoteMembers() remoteMembers {
+func (w *world) startRemoteMembers() remoteMembers {
 	return remoteMembers{"edge/pull-1": w.pullMember("edge", "pull-1", "env=remote"), "cloud/push-1": w.pushMember("cloud", "push-1", "env=remote")}
 }
 
-// wantRemoteText waits until a ConfigMap in the namespace remote of all members has a text.
-func (w *world) wantRemoteText(members remoteMembers, name, text string) {
+// awaitRemoteText waits until a ConfigMap in the namespace remote of all members has a text.
+func (w *world) awaitRemoteText(members remoteMembers, name, text string) {
 	w.t.Helper()
 	for cluster, plane := range members {
 		w.eventually(cluster+" has the text of "+name, func() error {
@@ -165,17 +165,17 @@ func (w *world) wantRemoteText(members remoteMembers, name, text string) {
 	}
 }
 
-// allProvisioned waits until a profile is deployed on all members.
-func (w *world) allProvisioned(members remoteMembers, profile string) {
+// awaitAllProvisioned waits until a profile is deployed on all members.
+func (w *world) awaitAllProvisioned(members remoteMembers, profile string) {
 	w.t.Helper()
 	for cluster := range members {
 		namespace, name, _ := strings.Cut(cluster, "/")
-		w.provisioned(namespace, profile+"-sveltos-"+name)
+		w.awaitProvisioned(namespace, profile+"-sveltos-"+name)
 	}
 }
 
-// wantFailure waits until the summaries of a profile have a message with all texts, and without secrets.
-func (w *world) wantFailure(members remoteMembers, profile string, texts ...string) {
+// awaitFailures waits until the summaries of a profile have a message with all texts, and without secrets.
+func (w *world) awaitFailures(members remoteMembers, profile string, texts ...string) {
 	w.t.Helper()
 	for cluster := range members {
 		namespace, name, _ := strings.Cut(cluster, "/")
@@ -186,7 +186,7 @@ func (w *world) wantFailure(members remoteMembers, profile string, texts ...stri
 			if err != nil {
 				return err
 			}
-			message = failureOf(summary)
+			message = failureMessage(summary)
 			return wantTexts(message, texts)
 		})
 		if strings.Contains(message, remoteToken) || strings.Contains(message, "text of the server") {
@@ -205,38 +205,38 @@ func (w *world) remoteFingerprints(members remoteMembers) map[string]map[string]
 	return all
 }
 
-// TestRemoteURL deploys files, an archive and an OCI artifact from servers, in push and in pull mode. A change arrives
-// by itself, nothing unchanged is sent again, and a server that fails changes nothing that is deployed.
+// TestRemoteURL deploys files, an archive and an OCI artifact from servers, in push and in pull mode. A change is
+// deployed, unchanged content is not sent again, and a failing server changes no deployed object.
 func TestRemoteURL(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
-	members := w.remoteMembers()
+	members := w.startRemoteMembers()
 	server, artifacts := newFileServer(t), newCosignedRegistry(t, "web")
 	const login = ", secretRef: {namespace: default, name: file-login}"
-	w.secret("file-login", map[string]string{"token": remoteToken, "caFile": ca(server.Server)})
+	w.createSecret("file-login", map[string]string{"token": remoteToken, "caFile": certificatePEM(server.Server)})
 	server.put("/app.yaml", []byte(remoteMap("app", "one")))
-	server.put("/all.tgz", archived(t, "deep/all.yml", remoteMap("all", "one")))
+	server.put("/all.tgz", archiveFile(t, "deep/all.yml", remoteMap("all", "one")))
 	for cluster := range members {
 		_, name, _ := strings.Cut(cluster, "/")
 		server.put("/"+name+".yaml", []byte(strings.ReplaceAll(remoteMap("own", "%"), "%", "{{ .ClusterName }}")))
 	}
-	artifacts.push("stable", "application/vnd.cncf.flux.content.v1.tar+gzip", archived(t, "web.yaml", remoteMap("web", "one")), nil)
+	artifacts.push("stable", "application/vnd.cncf.flux.content.v1.tar+gzip", archiveFile(t, "web.yaml", remoteMap("web", "one")), nil)
 	artifact := "oci://" + artifacts.host + "/charts/web:stable"
-	w.remoteProfile("hangs", server.URL+"/hangs", login)
-	w.remoteProfile("app", server.URL+"/app.yaml?token="+remoteToken, login)
-	w.remoteProfile("all", server.URL+"/all.tgz", login)
-	w.remoteProfile("own", server.URL+"/{{ .ClusterName }}.yaml", login+", template: true")
-	w.remoteProfile("web", artifact, ", plainHTTP: true")
+	w.createRemoteProfile("hangs", server.URL+"/hangs", login)
+	w.createRemoteProfile("app", server.URL+"/app.yaml?token="+remoteToken, login)
+	w.createRemoteProfile("all", server.URL+"/all.tgz", login)
+	w.createRemoteProfile("own", server.URL+"/{{ .ClusterName }}.yaml", login+", template: true")
+	w.createRemoteProfile("web", artifact, ", plainHTTP: true")
 	w.remoteKustomizations(server, artifacts, login)
 	for _, name := range []string{"app", "all", "web", "tgz-built", "oci-built"} {
-		w.wantRemoteText(members, name, "one")
+		w.awaitRemoteText(members, name, "one")
 	}
 	for cluster, plane := range members {
 		_, name, _ := strings.Cut(cluster, "/")
-		w.wantRemoteText(remoteMembers{cluster: plane}, "own", name)
+		w.awaitRemoteText(remoteMembers{cluster: plane}, "own", name)
 	}
 	for _, name := range []string{"app", "all", "own", "web", "built"} {
-		w.allProvisioned(members, name)
+		w.awaitAllProvisioned(members, name)
 	}
 
 	requested, _ := server.counts("/app.yaml")
@@ -247,19 +247,19 @@ func TestRemoteURL(t *testing.T) {
 		return nil
 	})
 	server.put("/app.yaml", []byte(remoteMap("app", "two")))
-	artifacts.push("stable", "application/vnd.cncf.flux.content.v1.tar+gzip", archived(t, "web.yaml", remoteMap("web", "two")), nil)
-	w.wantRemoteText(members, "app", "two")
-	w.wantRemoteText(members, "web", "two")
+	artifacts.push("stable", "application/vnd.cncf.flux.content.v1.tar+gzip", archiveFile(t, "web.yaml", remoteMap("web", "two")), nil)
+	w.awaitRemoteText(members, "app", "two")
+	w.awaitRemoteText(members, "web", "two")
 	if _, bodies := server.counts("/app.yaml"); bodies != 2 {
 		t.Errorf("the file was sent %d times, want 2: once for each version, for all clusters", bodies)
 	}
 
 	w.remoteBadInput(members, server, login)
-	w.wantFailure(members, "hangs", "URL "+server.URL+"/hangs", "no response in time")
+	w.awaitFailures(members, "hangs", "URL "+server.URL+"/hangs", "no response in time")
 	w.remoteOutage(members, server, artifacts)
 }
 
-// remoteKustomizations makes a profile with two kustomizations: a directory of an archive, and an artifact.
+// remoteKustomizations creates a profile with two kustomizations: a directory of an archive, and an artifact.
 func (w *world) remoteKustomizations(server *fileServer, artifacts *cosignedRegistry, login string) {
 	w.t.Helper()
 	files := func(prefix string) map[string]string {
@@ -285,12 +285,12 @@ spec:
 `, server.URL+"/built.tgz", login, "oci://"+artifacts.host+"/charts/web:built"))
 }
 
-// remoteBadInput makes mistakes in profiles, each of which is named.
+// remoteBadInput makes mistakes in profiles. Each mistake is reported by name.
 func (w *world) remoteBadInput(members remoteMembers, server *fileServer, login string) {
 	w.t.Helper()
 	server.put("/page", []byte("<!DOCTYPE html><p>text of the server"))
 	server.put("/broken.yaml", []byte("kind: [ConfigMap"))
-	server.put("/readme.tgz", archived(w.t, "README.md", "text"))
+	server.put("/readme.tgz", archiveFile(w.t, "README.md", "text"))
 	server.put("/laughs.yaml", billionLaughs())
 	for name, test := range map[string]struct {
 		path, options string
@@ -305,8 +305,8 @@ func (w *world) remoteBadInput(members remoteMembers, server *fileServer, login 
 		"no-ca":     {"/app.yaml", "", []string{"certificate signed by unknown authority"}},
 		"no-secret": {"/app.yaml", ", secretRef: {namespace: default, name: nobody-made-this}", []string{"default/nobody-made-this"}},
 	} {
-		w.remoteProfile(name, server.URL+test.path, test.options)
-		w.wantFailure(members, name, append(test.names, server.URL+test.path)...)
+		w.createRemoteProfile(name, server.URL+test.path, test.options)
+		w.awaitFailures(members, name, append(test.names, server.URL+test.path)...)
 	}
 	w.remoteOptional(members, server, login)
 	refused := fmt.Sprintf(`
@@ -322,7 +322,8 @@ spec:
 	}
 }
 
-// remoteOptional has optional URLs at which nothing is yet: only a request without credentials proves that.
+// remoteOptional has optional URLs that do not exist yet. The hub concludes that only from a request without
+// credentials.
 func (w *world) remoteOptional(members remoteMembers, server *fileServer, login string) {
 	w.t.Helper()
 	var isPublished atomic.Bool
@@ -345,12 +346,12 @@ spec:
 `
 	w.apply(w.hub, fmt.Sprintf(profile, "public", public.URL+"/public.yaml", ""))
 	w.apply(w.hub, fmt.Sprintf(profile, "optional", server.URL+"/optional.yaml", login))
-	w.allProvisioned(members, "public")
-	w.wantFailure(members, "optional", "404 Not Found", server.URL+"/optional.yaml")
+	w.awaitAllProvisioned(members, "public")
+	w.awaitFailures(members, "optional", "404 Not Found", server.URL+"/optional.yaml")
 	isPublished.Store(true)
 	server.put("/optional.yaml", []byte(remoteMap("optional", "one")))
-	w.wantRemoteText(members, "public", "one")
-	w.wantRemoteText(members, "optional", "one")
+	w.awaitRemoteText(members, "public", "one")
+	w.awaitRemoteText(members, "optional", "one")
 }
 
 // billionLaughs returns YAML that is much larger when its aliases are expanded.
@@ -362,28 +363,28 @@ func billionLaughs() []byte {
 	return []byte(text)
 }
 
-// remoteOutage stops the file server in two ways. The deployed objects stay, and another source is served.
+// remoteOutage stops the file server in two ways. The deployed objects stay, and content of another source is deployed.
 func (w *world) remoteOutage(members remoteMembers, server *fileServer, artifacts *cosignedRegistry) {
 	w.t.Helper()
 	before := w.remoteFingerprints(members)
 	server.setStatus(http.StatusInternalServerError)
-	w.wantFailure(members, "app", "URL "+server.URL+"/app.yaml: the server returned 500 Internal Server Error")
+	w.awaitFailures(members, "app", "URL "+server.URL+"/app.yaml: the server returned 500 Internal Server Error")
 	if diff := cmp.Diff(before, w.remoteFingerprints(members)); diff != "" {
 		w.t.Errorf("deployed objects (-before +after):\n%s", diff)
 	}
-	artifacts.push("stable", "application/vnd.cncf.flux.content.v1.tar+gzip", archived(w.t, "web.yaml", remoteMap("web", "three")), nil)
-	w.wantRemoteText(members, "web", "three")
+	artifacts.push("stable", "application/vnd.cncf.flux.content.v1.tar+gzip", archiveFile(w.t, "web.yaml", remoteMap("web", "three")), nil)
+	w.awaitRemoteText(members, "web", "three")
 	server.setStatus(0)
 	server.put("/app.yaml", []byte(remoteMap("app", "four")))
-	w.wantRemoteText(members, "app", "four")
-	w.allProvisioned(members, "app")
+	w.awaitRemoteText(members, "app", "four")
+	w.awaitAllProvisioned(members, "app")
 
 	before = w.remoteFingerprints(members)
 	if err := server.Listener.Close(); err != nil {
 		w.t.Fatal(err)
 	}
 	server.CloseClientConnections()
-	w.wantFailure(members, "app", "URL "+server.URL+"/app.yaml")
+	w.awaitFailures(members, "app", "URL "+server.URL+"/app.yaml")
 	if diff := cmp.Diff(before, w.remoteFingerprints(members)); diff != "" {
 		w.t.Errorf("deployed objects (-before +after):\n%s", diff)
 	}

@@ -41,11 +41,11 @@ spec:
 `, name, content)
 }
 
-// TestRestoredHub restores the hub's etcd from a snapshot that is several profile changes old. What the hub does not
-// know any more stays on the members and is reported, with the command that withdraws it; what it knows is deployed
+// TestRestoredHub restores the hub's etcd from a snapshot that is several profile changes old. Objects of unknown
+// profiles stay on the members and are reported, with the command that withdraws them; known profiles are deployed
 // again.
 func TestRestoredHub(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	members := map[string]*localkube.Plane{
 		"pushed": w.pushMember("fleet", "pushed", "changed=deploy,deleted=deploy,created=deploy,unlabelled=deploy"),
@@ -58,11 +58,11 @@ func TestRestoredHub(t *testing.T) {
 	for cluster, member := range members {
 		w.wantVersions(member, "changed=1", "deleted=1", "unlabelled=1")
 		for _, name := range []string{"changed", "deleted", "unlabelled"} {
-			w.provisioned("fleet", name+"-sveltos-"+cluster)
+			w.awaitProvisioned("fleet", name+"-sveltos-"+cluster)
 		}
 	}
-	w.bundlesGone()
-	snapshot := w.snapshot()
+	w.awaitNoBundles()
+	snapshot := w.snapshotEtcd()
 
 	w.apply(w.hub, restoredProfile("changed", "2", "changed", "added"))
 	w.apply(w.hub, restoredProfile("created", "1", "created"))
@@ -71,19 +71,19 @@ func TestRestoredHub(t *testing.T) {
 	for cluster, member := range members {
 		w.wantVersions(member, "added=2", "changed=2", "created=1", "labelled=1")
 		for _, name := range []string{"changed", "created", "labelled"} {
-			w.provisioned("fleet", name+"-sveltos-"+cluster)
+			w.awaitProvisioned("fleet", name+"-sveltos-"+cluster)
 		}
 	}
 
-	w.hubOS.kill()
-	w.restore(snapshot)
+	w.hubProcess.kill()
+	w.restoreEtcd(snapshot)
 	w.startHub()
 	for cluster, member := range members {
 		w.wantVersions(member, "added=2", "changed=1", "created=1", "deleted=1", "labelled=1", "unlabelled=1")
 		for _, name := range []string{"changed", "deleted", "unlabelled"} {
-			w.provisioned("fleet", name+"-sveltos-"+cluster)
+			w.awaitProvisioned("fleet", name+"-sveltos-"+cluster)
 		}
-		w.eventually("the hub reports what it keeps", func() error {
+		w.eventually("the hub reports the objects of unknown profiles", func() error {
 			return errors.Join(
 				w.wantText("clustersummary", "changed-sveltos-"+cluster, "{.status.featureSummaries[*].failureMessage}", "ConfigMap default/added"),
 				w.wantText("sveltoscluster", cluster, unclaimedMessage, "created-sveltos-"+cluster, "labelled-sveltos-"+cluster, "ClusterProfile created"),
@@ -91,7 +91,7 @@ func TestRestoredHub(t *testing.T) {
 		})
 	}
 
-	// The command that the condition names withdraws one of them; the profile that comes back takes the other.
+	// The command in the condition withdraws one of the bundles; a profile that is created again takes over the other one.
 	for cluster := range members {
 		message := w.kubectl(w.hub, "get", "sveltoscluster", cluster, "-n", "fleet", "-o", "jsonpath="+unclaimedMessage)
 		_, command, _ := strings.Cut(message, "run: ")
@@ -103,7 +103,7 @@ func TestRestoredHub(t *testing.T) {
 	}
 	w.kubectl(w.hub, "label", "sveltosclusters", "--all", "-n", "fleet", "labelled=deploy")
 	for cluster := range members {
-		w.provisioned("fleet", "labelled-sveltos-"+cluster)
+		w.awaitProvisioned("fleet", "labelled-sveltos-"+cluster)
 		w.eventually("nothing is unclaimed any more", func() error {
 			out, err := w.try(w.hub, "kubectl", "get", "sveltoscluster", cluster, "-n", "fleet", "-o", "jsonpath={.status.conditions}{.metadata.annotations.towline\\.dev/withdraw}")
 			if err == nil && strings.Trim(out, "[]") != "" {
@@ -113,17 +113,17 @@ func TestRestoredHub(t *testing.T) {
 		})
 	}
 
-	// A deregistration withdraws everything, also what is kept of a later version.
+	// A deregistration withdraws all objects, also the ones of a later version.
 	for cluster, member := range members {
 		w.run(w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster="+cluster)
 		w.wantVersions(member)
 	}
 }
 
-// unclaimedMessage is the path of the message about what a cluster keeps.
+// unclaimedMessage is the path of the message about the objects of unknown profiles.
 const unclaimedMessage = `{.status.conditions[?(@.type=="UnclaimedBundles")].message}`
 
-// wantText says what is wrong unless a field of an object in namespace fleet has all texts.
+// wantText returns an error unless a field of an object in namespace fleet has all texts.
 func (w *world) wantText(kind, name, path string, texts ...string) error {
 	args := []string{"get", kind, "-n", "fleet", "-o", "jsonpath=" + path}
 	if name != "" {
@@ -132,7 +132,7 @@ func (w *world) wantText(kind, name, path string, texts ...string) error {
 	out, err := w.try(w.hub, "kubectl", args...)
 	for _, text := range texts {
 		if err == nil && !strings.Contains(out, text) {
-			err = fmt.Errorf("%s %s says %q, want %q in it", kind, name, out, text)
+			err = fmt.Errorf("%s %s has %q, want %q in it", kind, name, out, text)
 		}
 	}
 	return err
@@ -141,32 +141,32 @@ func (w *world) wantText(kind, name, path string, texts ...string) error {
 // wantVersions waits until a member has exactly these ConfigMaps in its namespace default, as name=version.
 func (w *world) wantVersions(member *localkube.Plane, want ...string) {
 	w.t.Helper()
-	w.eventually("what is on "+member.Name, func() error {
+	w.eventually("the versions on "+member.Name, func() error {
 		out, err := w.try(member, "kubectl", "get", "configmaps", "-n", "default", "--field-selector=metadata.name!=kube-root-ca.crt",
 			"-o", `jsonpath={range .items[*]}{.metadata.name}={.data.version}{" "}{end}`)
 		if err == nil && strings.TrimSpace(out) != strings.Join(want, " ") {
-			err = fmt.Errorf("it has %q, want %q", out, want)
+			err = fmt.Errorf("got %q, want %q", out, want)
 		}
 		return err
 	})
 }
 
-// snapshot stops the hub's API server, copies its etcd, and starts it again. It returns where the copy is.
-func (w *world) snapshot() string {
+// snapshotEtcd stops the hub's API server, copies its etcd, and starts it again. It returns the directory of the copy.
+func (w *world) snapshotEtcd() string {
 	w.t.Helper()
 	dir := filepath.Join(w.dir, "snapshot")
 	w.whileStopped(func() error { return os.CopyFS(dir, os.DirFS(filepath.Join(w.hub.Dir, "etcd"))) })
 	return dir
 }
 
-// restore replaces the hub's etcd by a copy.
-func (w *world) restore(dir string) {
+// restoreEtcd replaces the hub's etcd by a copy.
+func (w *world) restoreEtcd(dir string) {
 	w.t.Helper()
 	etcd := filepath.Join(w.hub.Dir, "etcd")
 	w.whileStopped(func() error { return errors.Join(os.RemoveAll(etcd), os.CopyFS(etcd, os.DirFS(dir))) })
 }
 
-// whileStopped does something while the hub's API server is stopped.
+// whileStopped calls do while the hub's API server is stopped.
 func (w *world) whileStopped(do func() error) {
 	w.t.Helper()
 	err := w.hub.Kill()

@@ -26,8 +26,8 @@ import (
 )
 
 // Each story runs its hub with the ServiceAccount of config/hub.yaml, without the binding to cluster-admin. The log of
-// the hub has each of its requests. A request that config/hub.yaml does not allow fails the story. After all stories, a
-// right that none of them has used fails the run, unless unusedRights has the reason.
+// the hub has each of its requests. A request that config/hub.yaml does not allow fails the story. After all stories,
+// an unused right fails the run, unless unusedRights has the reason.
 
 // unusedRights are the rights that no story uses, with the reason for which the hub needs them.
 func unusedRights() map[string]string {
@@ -134,12 +134,12 @@ type hubRequests struct {
 
 var usedRights = &hubRequests{all: map[hubRequest]bool{}}
 
-// requestLog is the log of a hub. It collects its requests, and writes the rest of the log to rest.
+// requestLog reads the log of a hub. It collects the requests, and writes the other lines to rest.
 type requestLog struct {
 	rest io.Writer
 	host string
 	used *hubRequests
-	// isMember is true for a hub that has more rights, which are of no interest.
+	// isMember is true for a hub with further rights, whose requests are ignored.
 	isMember bool
 
 	line bytes.Buffer
@@ -164,8 +164,8 @@ func (w *world) hubRequests(out io.Writer) io.Writer {
 	return l
 }
 
-// check fails the story if the API server has refused a request for which config/hub.yaml has no right. It also refuses
-// to create objects in a namespace that is being deleted, for example.
+// check fails the story if the API server has refused a request for which config/hub.yaml has no right. The API server
+// also refuses other requests, for example to create objects in a namespace that is being deleted.
 func (l *requestLog) check(t testing.TB) {
 	rights, err := hubRights()
 	if err != nil {
@@ -180,7 +180,7 @@ func (l *requestLog) check(t testing.TB) {
 	}
 }
 
-// Write implements io.Writer. Only one goroutine calls it, which reads the output of the hub.
+// Write implements io.Writer. Only the goroutine that reads the output of the hub calls it.
 func (l *requestLog) Write(text []byte) (int, error) {
 	for line := range bytes.Lines(text) {
 		l.line.Write(line)
@@ -264,7 +264,7 @@ func parseHubRequest(method string, address *url.URL, status string) []hubReques
 // hubRight is one verb of one resource in a rule of config/hub.yaml.
 type hubRight struct {
 	hubRequest
-	// role is for messages.
+	// role has the name of the role for messages.
 	role string
 }
 
@@ -310,7 +310,7 @@ func (r hubRight) allows(request hubRequest) bool {
 		(r.namespace == "" || r.namespace == request.namespace) && (r.name == "" || r.name == request.name)
 }
 
-// unused returns the rights in config/hub.yaml that nothing has used.
+// unused returns the rights in config/hub.yaml that no story has used.
 func (u *hubRequests) unused() ([]string, error) {
 	rights, err := hubRights()
 	if err != nil {
@@ -336,7 +336,7 @@ func (u *hubRequests) unused() ([]string, error) {
 	return unused, nil
 }
 
-// grantContent gives the hub the rights for content with deploymentType Local, and for objects that templates refer to:
+// grantContent gives the hub rights for content with deploymentType Local, and for objects that templates refer to:
 // they depend on the content, so an administrator grants them.
 func (w *world) grantContent(rules ...rbacv1.PolicyRule) {
 	w.t.Helper()
@@ -356,9 +356,9 @@ func (w *world) grantContent(rules ...rbacv1.PolicyRule) {
 // registerSelf starts the hub again as a member of its own fleet, for which config/hub.yaml binds it to cluster-admin.
 func (w *world) registerSelf() {
 	w.t.Helper()
-	w.hubOS.kill()
+	w.hubProcess.kill()
 	w.grantContent(rbacv1.PolicyRule{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}},
 		rbacv1.PolicyRule{NonResourceURLs: []string{"*"}, Verbs: []string{"*"}})
 	w.startHub("--register-self")
-	w.ready("mgmt", "mgmt")
+	w.awaitReady("mgmt", "mgmt")
 }

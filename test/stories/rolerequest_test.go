@@ -15,7 +15,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// profileOfAccount deploys as a ServiceAccount, which needs not exist.
+// profileOfAccount deploys as a ServiceAccount, which need not exist.
 const profileOfAccount = `
 apiVersion: v1
 kind: ConfigMap
@@ -62,9 +62,9 @@ spec:
 `
 
 // TestRoleRequest gives a ServiceAccount rights on a member in each mode. A profile is deployed as this ServiceAccount,
-// which fails before. When the RoleRequest is deleted, the rights are withdrawn.
+// and fails before that. When the RoleRequest is deleted, the rights are withdrawn.
 func TestRoleRequest(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	members := map[string]*localkube.Plane{"pulled": w.pullMember("fleet-pulled", "pulled", "env=internal"), "pushed": w.pushMember("fleet-pushed", "pushed", "env=internal")}
 	everywhere := func(what string, check func(cluster string, member *localkube.Plane) error) {
@@ -111,7 +111,7 @@ func TestRoleRequest(t *testing.T) {
 		key := client.ObjectKey{Namespace: "build", Name: "rolerequest:eng-access:edit"}
 		for _, obj := range []client.Object{&rbacv1.Role{}, &rbacv1.RoleBinding{}} {
 			if err := w.client(member).Get(t.Context(), key, obj); err == nil || !apierrors.IsNotFound(err) {
-				return fmt.Errorf("%T is there, error %v", obj, err) //nolint:errorlint // it can be nil
+				return fmt.Errorf("%T still exists, error %v", obj, err) //nolint:errorlint // it can be nil
 			}
 		}
 		return nil

@@ -8,7 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// appliedManifest is what `kubectl apply` of a registration prints, but for the last line, which names the cluster.
+// appliedManifest is the output of `kubectl apply` for a registration, except for the last line, which names the
+// cluster.
 const appliedManifest = `namespace/projectsveltos created
 serviceaccount/sveltos-applier-manager created
 clusterrole.rbac.authorization.k8s.io/sveltos-applier-manager-role created
@@ -17,9 +18,9 @@ service/sveltos-applier-metrics-service created
 deployment.apps/sveltos-applier-manager created
 `
 
-// TestSeed000 registers a cluster in pull mode as the documentation of the original does.
+// TestSeed000RegisterInPullMode registers a cluster in pull mode with the commands of the original documentation.
 func TestSeed000RegisterInPullMode(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	member := w.member("prod-cluster")
 
@@ -34,7 +35,7 @@ func TestSeed000RegisterInPullMode(t *testing.T) {
 	if err := wantFields(strings.SplitN(table, "\n", 2)[0], "NAME", "READY", "VERSION", "AGE"); err != nil {
 		t.Error(err)
 	}
-	if err := wantFields(w.row(table, "prod-cluster"), "prod-cluster", "*"); err != nil {
+	if err := wantFields(w.tableRow(table, "prod-cluster"), "prod-cluster", "*"); err != nil {
 		t.Errorf("READY and VERSION must be empty before the agent connects: %v", err)
 	}
 	labels := w.kubectl(w.hub, "get", "sveltoscluster", "prod-cluster", "-n", "monitoring", "-o", "jsonpath={.metadata.labels}")
@@ -49,7 +50,7 @@ func TestSeed000RegisterInPullMode(t *testing.T) {
 
 	w.eventually("prod-cluster is ready", func() error {
 		table := w.kubectl(w.hub, "get", "sveltoscluster", "-n", "monitoring")
-		return wantFields(w.row(table, "prod-cluster"), "prod-cluster", "true", "v1.36.3", "*")
+		return wantFields(w.tableRow(table, "prod-cluster"), "prod-cluster", "true", "v1.36.3", "*")
 	})
 	w.eventually("the agent's pod runs", func() error {
 		return wantFields(rowWithPrefix(w.kubectl(member, "get", "pods", "-n", "projectsveltos"), "sveltos-applier-manager-"), "*", "1/1", "Running", "0", "*")

@@ -58,40 +58,40 @@ spec:
     repositoryURL: %s
 `
 
-// TestSeed001 mixes modes: one pull and one push cluster, one profile on both, a second one on the cluster that is
-// labelled for it.
+// TestSeed001PullAndPush has one pull and one push cluster, one profile on both, and a second one on the cluster with
+// its label.
 func TestSeed001PullAndPush(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	w.registerSelf()
 	rke2, aks := w.member("cluster01"), w.member("cluster02")
 
-	if err := wantFields(w.row(w.kubectl(w.hub, "get", "sveltoscluster", "-A"), "mgmt"), "mgmt", "mgmt", "true", "v1.36.3", "*"); err != nil {
+	if err := wantFields(w.tableRow(w.kubectl(w.hub, "get", "sveltoscluster", "-A"), "mgmt"), "mgmt", "mgmt", "true", "v1.36.3", "*"); err != nil {
 		t.Error(err)
 	}
 	manifest := w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace=rke2", "--cluster=cluster01", "--pullmode", "--labels=env=test")
-	if err := wantFields(w.row(w.kubectl(w.hub, "get", "sveltosclusters", "-A"), "cluster01"), "rke2", "cluster01", "*"); err != nil {
+	if err := wantFields(w.tableRow(w.kubectl(w.hub, "get", "sveltosclusters", "-A"), "cluster01"), "rke2", "cluster01", "*"); err != nil {
 		t.Error(err)
 	}
 	applied := w.kubectl(rke2, "apply", "-f", w.save("rke2_reg.yaml", manifest))
 	if diff := cmp.Diff(appliedManifest+"secret/cluster01-sveltos-kubeconfig created\n", applied); diff != "" {
 		t.Errorf("kubectl apply (-want +got):\n%s", diff)
 	}
-	w.ready("rke2", "cluster01")
+	w.awaitReady("rke2", "cluster01")
 
 	w.kubectl(w.hub, "create", "namespace", "aks")
 	printed := w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace=aks", "--cluster=cluster02", "--kubeconfig="+aks.Kubeconfig, "--labels=env=test")
 	if want := "cluster cluster02 successfully registered/updated in namespace aks."; strings.TrimSuffix(printed, "\n") != want {
 		t.Errorf("register printed %q, want %q", printed, want)
 	}
-	w.ready("aks", "cluster02")
+	w.awaitReady("aks", "cluster02")
 	w.wantClusterTable()
 
 	kyverno := []*kyvernoRelease{w.newKyvernoRelease(rke2, "rke2", "cluster01"), w.newKyvernoRelease(aks, "aks", "cluster02")}
 	w.deployToBoth()
 	for _, release := range kyverno {
 		w.wantDeployments(release.plane, "kyverno", "deployment.apps/kyverno-latest")
-		release.isComplete()
+		release.wantComplete()
 	}
 	w.deployToLabelled()
 	w.wantDeployments(rke2, "kube-system", "deployment.apps/tetragon")
@@ -107,11 +107,11 @@ func TestSeed001PullAndPush(t *testing.T) {
 	}
 	w.kubectl(w.hub, "delete", "clusterprofile", "deploy-kyverno")
 	for _, release := range kyverno {
-		release.isUninstalled()
+		release.awaitUninstalled()
 	}
 }
 
-// kyvernoRelease is the release of the seed's kyverno on one member.
+// kyvernoRelease is the kyverno release of the seed on one member.
 type kyvernoRelease struct {
 	*world
 	plane              *localkube.Plane
@@ -142,8 +142,8 @@ func (r *kyvernoRelease) wantHooks(event string, want ...string) {
 	})
 }
 
-// isComplete checks the objects that make the chart hard to deploy.
-func (r *kyvernoRelease) isComplete() {
+// wantComplete checks the objects that make the chart hard to deploy.
+func (r *kyvernoRelease) wantComplete() {
 	r.t.Helper()
 	r.wantHooks("the installation", "prepare")
 	for _, object := range [][]string{
@@ -166,16 +166,16 @@ func (r *kyvernoRelease) isComplete() {
 	})
 }
 
-// isUninstalled waits until the release is uninstalled. Only the ConfigMap with the annotation keep stays.
-func (r *kyvernoRelease) isUninstalled() {
+// awaitUninstalled waits until the release is uninstalled. Only the ConfigMap with the annotation keep stays.
+func (r *kyvernoRelease) awaitUninstalled() {
 	r.t.Helper()
 	r.wantHooks("the uninstallation", "prepare", "prepare", "migrate-resources", "scale-to-zero")
 	r.eventually("kyverno is uninstalled", func() error {
 		return errors.Join(
-			r.absent(r.plane, &apiextensionsv1.CustomResourceDefinition{}, "clusterpolicies.kyverno.io", ""),
-			r.absent(r.plane, &admissionv1.ValidatingWebhookConfiguration{}, "kyverno-latest-policy", ""),
-			r.absent(r.plane, &rbacv1.ClusterRole{}, "kyverno-latest:admission-controller", ""),
-			r.absent(r.plane, &appsv1.Deployment{}, "kyverno-latest", "kyverno"),
+			r.wantMissing(r.plane, &apiextensionsv1.CustomResourceDefinition{}, "clusterpolicies.kyverno.io", ""),
+			r.wantMissing(r.plane, &admissionv1.ValidatingWebhookConfiguration{}, "kyverno-latest-policy", ""),
+			r.wantMissing(r.plane, &rbacv1.ClusterRole{}, "kyverno-latest:admission-controller", ""),
+			r.wantMissing(r.plane, &appsv1.Deployment{}, "kyverno-latest", "kyverno"),
 		)
 	})
 	r.kubectl(r.plane, "get", "configmap", "kyverno-latest-config", "-n", "kyverno")
@@ -190,7 +190,7 @@ func (w *world) wantDeployments(plane *localkube.Plane, namespace string, want .
 	}
 }
 
-// wantClusterTable checks the table with labels that the seed prints.
+// wantClusterTable compares the table of clusters with labels with the seed's.
 func (w *world) wantClusterTable() {
 	w.t.Helper()
 	const version = "v1.36.3"
@@ -228,13 +228,13 @@ func (w *world) deployToBoth() {
 			"clustersummary.config.projectsveltos.io/deploy-kyverno-sveltos-cluster02",
 			"clustersummary.config.projectsveltos.io/deploy-kyverno-sveltos-cluster01")
 	})
-	w.provisioned("rke2", "deploy-kyverno-sveltos-cluster01")
-	w.provisioned("aks", "deploy-kyverno-sveltos-cluster02")
+	w.awaitProvisioned("rke2", "deploy-kyverno-sveltos-cluster01")
+	w.awaitProvisioned("aks", "deploy-kyverno-sveltos-cluster02")
 	seen := bundles.out.String()
 	if !regexp.MustCompile(`(?m)^rke2\s+config-[a-z0-9]{20}\s`).MatchString(seen) || strings.Contains(seen, "aks") {
-		w.t.Errorf("bundles must be seen in rke2 and only there:\n%s", seen)
+		w.t.Errorf("the watch must show bundles in rke2 only:\n%s", seen)
 	}
-	w.bundlesGone()
+	w.awaitNoBundles()
 }
 
 func (w *world) deployToLabelled() {
@@ -249,7 +249,7 @@ func (w *world) deployToLabelled() {
 			"clustersummary.config.projectsveltos.io/deploy-kyverno-sveltos-cluster01",
 			"clustersummary.config.projectsveltos.io/tetragon-rke2-deploy-sveltos-cluster01")
 	})
-	w.provisioned("rke2", "tetragon-rke2-deploy-sveltos-cluster01")
+	w.awaitProvisioned("rke2", "tetragon-rke2-deploy-sveltos-cluster01")
 }
 
 func (w *world) withdrawFromUnlabelled() {
@@ -260,10 +260,10 @@ func (w *world) withdrawFromUnlabelled() {
 			"clustersummary.config.projectsveltos.io/deploy-kyverno-sveltos-cluster02",
 			"clustersummary.config.projectsveltos.io/deploy-kyverno-sveltos-cluster01")
 	})
-	w.provisioned("rke2", "deploy-kyverno-sveltos-cluster01")
+	w.awaitProvisioned("rke2", "deploy-kyverno-sveltos-cluster01")
 }
 
-// wantNames says what is wrong unless `kubectl get <kinds> -A -o name` prints exactly these.
+// wantNames returns an error unless `kubectl get <kinds> -A -o name` prints exactly these names.
 func (w *world) wantNames(kinds string, want ...string) error {
 	out, err := w.try(w.hub, "kubectl", "get", kinds, "-A", "-o", "name")
 	if err != nil {

@@ -29,15 +29,16 @@ spec:
     helmChartAction: Install
 `
 
-// TestSeed003 follows the article: register a private cluster, deploy a chart to it and watch it land.
+// TestSeed003PrivateCluster follows the article: it registers a private cluster, deploys a chart to it and watches the
+// rollout.
 func TestSeed003PrivateCluster(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	private := w.member("kind-private")
 
 	manifest := w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace=default", "--cluster=kind-private", "--labels=env=staging", "--pullmode")
 	table := w.kubectl(w.hub, "get", "sveltosclusters.lib.projectsveltos.io", "-A")
-	if err := wantFields(w.row(table, "kind-private"), "default", "kind-private", "*"); err != nil {
+	if err := wantFields(w.tableRow(table, "kind-private"), "default", "kind-private", "*"); err != nil {
 		t.Error(err)
 	}
 	w.kubectl(private, "apply", "-f", w.save("applier.yaml", manifest))
@@ -46,28 +47,28 @@ func TestSeed003PrivateCluster(t *testing.T) {
 	})
 	w.eventually("kind-private is ready", func() error {
 		table := w.kubectl(w.hub, "get", "sveltosclusters.lib.projectsveltos.io", "-A")
-		return wantFields(w.row(table, "kind-private"), "default", "kind-private", "true", "v1.36.3", "*")
+		return wantFields(w.tableRow(table, "kind-private"), "default", "kind-private", "true", "v1.36.3", "*")
 	})
 
-	// A watch misses nothing, however short a state lasts.
+	// A watch also returns states that last a short time.
 	summaries := w.start("watch of summaries", w.hub, "kubectl", "get", "clustersummaries.config.projectsveltos.io", "-o", "wide", "--watch")
 	bundles := w.start("watch of bundles", w.hub, "kubectl", "get", "configurationbundle", "-A", "--watch")
 	w.kubectlApply(w.hub, fmt.Sprintf(kyvernoProfile, w.Charts))
 
 	const summary = "kyvernooinstall-sveltos-kind-private"
 	w.eventually("the chart is provisioned", func() error {
-		return wantFields(w.row(w.kubectl(w.hub, "get", "clustersummaries.config.projectsveltos.io", "-o", "wide"), summary), summary, "*", "Provisioned")
+		return wantFields(w.tableRow(w.kubectl(w.hub, "get", "clustersummaries.config.projectsveltos.io", "-o", "wide"), summary), summary, "*", "Provisioned")
 	})
-	w.eventually("the watch saw Provisioning before Provisioned", func() error {
+	w.eventually("the watch returned Provisioning before Provisioned", func() error {
 		if !regexp.MustCompile(`(?s)` + summary + `\s+\S+\s+Provisioning\s.*` + summary + `\s+\S+\s+Provisioned\s`).MatchString(summaries.out.String()) {
 			return fmt.Errorf("the watch printed:\n%s", summaries.out)
 		}
 		return nil
 	})
 	if !regexp.MustCompile(`(?m)^default\s+config-[a-z0-9]{20}\s`).MatchString(bundles.out.String()) {
-		t.Errorf("no bundle was seen while provisioning:\n%s", bundles.out)
+		t.Errorf("the watch returned no bundle while provisioning:\n%s", bundles.out)
 	}
-	w.bundlesGone()
+	w.awaitNoBundles()
 
 	description := w.kubectl(w.hub, "describe", "clustersummaries.config.projectsveltos.io/"+summary)
 	for _, want := range []string{
@@ -78,7 +79,7 @@ func TestSeed003PrivateCluster(t *testing.T) {
 			t.Errorf("the description does not match %s:\n%s", want, description)
 		}
 	}
-	w.eventually("the chart's workload is there", func() error {
+	w.eventually("the chart's Deployment exists", func() error {
 		out, err := w.try(private, "kubectl", "get", "deployments", "-n", "kyverno", "-o", "name")
 		if err == nil && !strings.Contains(out, "deployment.apps/") {
 			return errors.New("no deployment in namespace kyverno")
@@ -87,14 +88,14 @@ func TestSeed003PrivateCluster(t *testing.T) {
 	})
 }
 
-// bundlesGone waits until the hub holds no bundle any more.
-func (w *world) bundlesGone() {
+// awaitNoBundles waits until the hub has no bundle.
+func (w *world) awaitNoBundles() {
 	w.t.Helper()
 	w.eventually("the bundles are removed", func() error {
 		found := &libv1beta1.ConfigurationBundleList{}
 		err := w.client(w.hub).List(w.t.Context(), found)
 		if len(found.Items) > 0 {
-			err = fmt.Errorf("still there: %d, for example %s", len(found.Items), found.Items[0].Name)
+			err = fmt.Errorf("%d bundles are left, for example %s", len(found.Items), found.Items[0].Name)
 		}
 		return err
 	})

@@ -17,17 +17,18 @@ const (
 	password = "correct-horse-battery-staple"
 )
 
-// TestSharedContent deploys large content with a Secret, and content from a Secret, to several pull members. What is
-// not secret is created once on the hub, and the rest once for each member; everything is deleted after it is applied.
+// TestSharedContent deploys large content with a Secret, and content from a Secret, to several pull members. Content
+// without secrets is created once on the hub, and the other content once for each member; all is deleted after it is
+// applied.
 func TestSharedContent(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	planes := w.planes(sharers)
 	for i, plane := range planes {
-		w.crowdMember(plane, sharer(i), "sharers")
+		w.runCrowdMember(plane, sharer(i), "sharers")
 	}
 	for i := range sharers {
-		w.ready(sharer(i), sharer(i))
+		w.awaitReady(sharer(i), sharer(i))
 	}
 	text := noise(1, 200<<10)
 	w.apply(w.hub, fmt.Sprintf(`
@@ -62,7 +63,7 @@ stringData:
     data: {password: %[2]s}
 `, text, password))
 	payloads := w.watchPayloads()
-	seen := w.watchCrowd()
+	seen := w.watchRollout()
 	before := w.requests(w.hub)
 	w.apply(w.hub, `
 apiVersion: config.projectsveltos.io/v1beta1
@@ -75,12 +76,12 @@ spec:
   - {kind: Secret, namespace: default, name: private}
 `)
 	for i, plane := range planes {
-		w.provisioned(sharer(i), "shared-sveltos-"+sharer(i))
+		w.awaitProvisioned(sharer(i), "shared-sveltos-"+sharer(i))
 		for _, name := range []string{"configmap/before", "secret/login", "configmap/after", "configmap/from-secret"} {
 			w.kubectl(plane, "get", name, "-n", "default")
 		}
 	}
-	seen.swept()
+	seen.awaitNoBundles()
 
 	creation := localkube.Request{Verb: "POST", Group: libv1beta1.GroupVersion.Group, Resource: "configurationbundles"}
 	const shared, private = 2, 2 // bundles: before and after the Secret; the Secret, and the content from a Secret

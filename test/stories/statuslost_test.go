@@ -21,8 +21,8 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// tampering is something that happens to the status of a ClusterSummary behind the hub's back. older is a status that
-// it had before.
+// tampering returns another status of a ClusterSummary, which the test writes instead of the hub. older is an earlier
+// status of the summary.
 type tampering func(older configv1beta1.ClusterSummaryStatus) configv1beta1.ClusterSummaryStatus
 
 // tamperings are the ways in which a status is lost.
@@ -39,7 +39,7 @@ var tamperings = map[string]tampering{
 	"restored": func(older configv1beta1.ClusterSummaryStatus) configv1beta1.ClusterSummaryStatus { return older },
 }
 
-// statusProfile is a ClusterProfile on one member whose status gets lost.
+// statusProfile is a ClusterProfile on one member. Its status is lost.
 type statusProfile struct {
 	*world
 	name      string
@@ -49,7 +49,7 @@ type statusProfile struct {
 	older     configv1beta1.ClusterSummaryStatus
 }
 
-// manifest is the profile as its author writes it: a ConfigMap, and from version 2 on a chart.
+// manifest returns the profile: with a ConfigMap, and from version 2 on with a chart.
 func (p *statusProfile) manifest(version int) string {
 	text := fmt.Sprintf(`
 apiVersion: v1
@@ -126,22 +126,21 @@ func (p *statusProfile) tamper() bool {
 	}
 }
 
-// tamperUntilGone changes the status again and again until the summary is gone.
-func (p *statusProfile) tamperUntilGone() {
+// tamperUntilDeleted changes the status repeatedly until the summary is deleted.
+func (p *statusProfile) tamperUntilDeleted() {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), waitTimeout)
 	defer cancel()
 	for p.tamper() {
 		select {
 		case <-ctx.Done():
-			p.t.Fatalf("summary %s is not gone within %s", p.summary(), waitTimeout)
-		case <-time.After(time.Second): // the hub needs a moment between two of them
+			p.t.Fatalf("summary %s is not deleted within %s", p.summary(), waitTimeout)
+		case <-time.After(time.Second): // the hub needs a moment between two changes
 		}
 	}
 }
 
-// wantDeployed waits until the member has a version, and the summary reports these features, and no others, as
-// provisioned.
+// wantDeployed waits until the member has a version, and the summary reports exactly these features as provisioned.
 func (p *statusProfile) wantDeployed(version string, features ...string) {
 	p.t.Helper()
 	p.eventually(p.name+" is deployed", func() error {
@@ -168,14 +167,14 @@ func (p *statusProfile) wantDeployed(version string, features ...string) {
 	})
 }
 
-// objects lists what the profile has on the member, with uids and resourceVersions.
+// objects lists the objects of the profile on the member, with uids and resourceVersions.
 func (p *statusProfile) objects() string {
 	p.t.Helper()
 	format := `custom-columns=KIND:.kind,NAME:.metadata.name,UID:.metadata.uid,VERSION:.metadata.resourceVersion`
 	return p.kubectl(p.member, "get", "configmap", p.name, "-o", format) + p.kubectl(p.member, "get", "services", "-n", p.name, "-o", format)
 }
 
-// wantWithdrawn waits until member and hub have nothing of the profile.
+// wantWithdrawn waits until the member and the hub have no object of the profile.
 func (p *statusProfile) wantWithdrawn() {
 	p.t.Helper()
 	p.eventually(p.name+" is withdrawn", func() error {
@@ -183,14 +182,14 @@ func (p *statusProfile) wantWithdrawn() {
 		if strings.Contains(groups, p.summary()) {
 			return errors.New("a group is left")
 		}
-		return errors.Join(p.absent(p.member, &corev1.ConfigMap{}, p.name, "default"), p.absent(p.member, &appsv1.Deployment{}, p.name, p.name))
+		return errors.Join(p.wantMissing(p.member, &corev1.ConfigMap{}, p.name, "default"), p.wantMissing(p.member, &appsv1.Deployment{}, p.name, p.name))
 	})
 }
 
-// TestStatusLost loses the status of ClusterSummaries in every way, at every moment: the member always gets what it
-// should have, nothing on it is touched without need, and the status is true again soon. Withdrawals do not need it.
+// TestStatusLost loses the status of ClusterSummaries in every way, at every step: the member always gets the desired
+// objects, no object is changed without need, and the status is soon true again. Withdrawals do not need the status.
 func TestStatusLost(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	push, pull := w.pushMember("fleet", "pushed", "tier=one"), w.pullMember("fleet", "pulled", "tier=one")
 	w.serveCharts()
@@ -200,12 +199,12 @@ func TestStatusLost(t *testing.T) {
 			&statusProfile{name: "push-" + what, cluster: "pushed", member: push, tampering: tampering},
 			&statusProfile{name: "pull-" + what, cluster: "pulled", member: pull, tampering: tampering})
 	}
-	t.Run("alone", func(t *testing.T) {
+	t.Run("one profile at a time", func(t *testing.T) {
 		for _, p := range all {
 			t.Run(p.name, func(t *testing.T) {
 				t.Parallel()
 				p := *p
-				p.world = w.in(t)
+				p.world = w.forSubtest(t)
 				p.losesStatusAtEveryMoment()
 			})
 		}
@@ -218,7 +217,7 @@ func TestStatusLost(t *testing.T) {
 	w.losesGroupStatus(all)
 
 	// The hub is killed between the loss and the withdrawal.
-	w.hubOS.kill()
+	w.hubProcess.kill()
 	for _, p := range all {
 		p.tamper()
 		w.kubectl(w.hub, "delete", "clusterprofile", p.name, "--wait=false")
@@ -236,7 +235,7 @@ func TestStatusLost(t *testing.T) {
 		done := w.start("deregister", w.hub, "sveltosctl", "deregister", "cluster", "--namespace=fleet", "--cluster="+cluster)
 		for _, p := range all {
 			if p.cluster == cluster {
-				p.tamperUntilGone()
+				p.tamperUntilDeleted()
 			}
 		}
 		<-done.exited
@@ -249,7 +248,7 @@ func TestStatusLost(t *testing.T) {
 	}
 }
 
-// serveCharts serves a chart of its own for every profile: they are on the same member, and each chart defines a kind.
+// serveCharts serves a chart for each profile: the profiles are on the same member, and each chart defines a kind.
 func (w *world) serveCharts() {
 	w.t.Helper()
 	var charts []examples.Chart
@@ -285,7 +284,7 @@ func (p *statusProfile) losesStatusAtEveryMoment() {
 
 	p.tamper()
 	p.label("-")
-	p.tamperUntilGone()
+	p.tamperUntilDeleted()
 	p.wantWithdrawn()
 	p.label("=deploy")
 	p.wantDeployed("3", "Resources", "Helm")
@@ -294,11 +293,11 @@ func (p *statusProfile) losesStatusAtEveryMoment() {
 
 	p.tamper()
 	p.kubectl(p.hub, "delete", "clusterprofile", p.name, "--wait=false")
-	p.tamperUntilGone()
+	p.tamperUntilDeleted()
 	p.wantWithdrawn()
 }
 
-// losesClusterStatus clears the status of the clusters: their summaries stay, and what they deployed.
+// losesClusterStatus clears the status of the clusters: their summaries stay, and so do the deployed objects.
 func (w *world) losesClusterStatus(all []*statusProfile) {
 	w.t.Helper()
 	before := map[string]string{}
@@ -309,7 +308,7 @@ func (w *world) losesClusterStatus(all []*statusProfile) {
 		w.kubectl(w.hub, "patch", "sveltoscluster", cluster, "-n", "fleet", "--subresource=status", "--type=merge", "-p", `{"status":null}`)
 	}
 	for _, cluster := range []string{"pushed", "pulled"} {
-		w.ready("fleet", cluster)
+		w.awaitReady("fleet", cluster)
 	}
 	for _, p := range all {
 		p.wantDeployed("2", "Resources", "Helm")
@@ -334,5 +333,5 @@ func (w *world) losesGroupStatus(all []*statusProfile) {
 	for _, p := range all {
 		p.wantDeployed("2", "Resources", "Helm")
 	}
-	w.bundlesGone()
+	w.awaitNoBundles()
 }

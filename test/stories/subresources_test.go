@@ -36,7 +36,7 @@ spec:
 
 // TestSubresources deploys the status of an object in a ConfigMap with the annotation for it, and changes it.
 func TestSubresources(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	members := []*localkube.Plane{w.pullMember("fleet-pulled", "pulled", "env=status"), w.pushMember("fleet-pushed", "pushed", "env=status")}
 	for _, ip := range []string{"10.0.0.1", "10.0.0.2"} {

@@ -33,7 +33,7 @@ spec:
     schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-// resourcesProfiles are two profiles with the same objects. For the first one fewer changes count.
+// resourcesProfiles are two profiles with the same objects. The first one ignores more changes.
 const resourcesProfiles = `
 apiVersion: v1
 kind: Secret
@@ -115,10 +115,10 @@ type resourcesStory struct {
 	anna       *unstructured.Unstructured
 }
 
-// TestTemplateResources changes objects of the hub that templates read: what counts arrives by itself, what does not
-// count is not delivered, and what is missing is told and changes nothing.
+// TestTemplateResources changes objects of the hub that templates read. Relevant changes are delivered, other changes
+// are not, and a missing object is reported and changes nothing.
 func TestTemplateResources(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	w.grantContent(rbacv1.PolicyRule{APIGroups: []string{"stories.towline.dev"}, Resources: []string{"boats"}, Verbs: []string{"get", "list", "watch"}})
 	s := &resourcesStory{world: w, namespaces: map[string]string{"pull-1": "edge", "push-1": "cloud"}, members: map[string]*localkube.Plane{
@@ -126,12 +126,12 @@ func TestTemplateResources(t *testing.T) {
 	}}
 	payloads := w.watchPayloads()
 	w.apply(w.hub, fmt.Sprintf(resourcesProfiles, password))
-	s.told("result", "templateResourceRefs Anna", "Boat default/anna", "the hub has no kind Boat in stories.towline.dev/v1")
+	s.awaitReports("result", "templateResourceRefs Anna", "Boat default/anna", "the hub has no kind Boat in stories.towline.dev/v1")
 	s.createAnna()
 	want := map[string]string{"password": password, "sails": "1", "place": "", "watched": "1", "other": "1", "extra": ""}
 	s.wantResult(want)
 
-	s.ignoresWhatDoesNotCount(want)
+	s.ignoresUnreadFields(want)
 	w.setLogin("other-password")
 	want["password"] = "other-password"
 	s.wantResult(want)
@@ -141,22 +141,22 @@ func TestTemplateResources(t *testing.T) {
 	want["extra"] = "there"
 	s.wantResult(want)
 
-	before := s.results()
+	before := s.resultVersions()
 	w.kubectl(w.hub, "delete", "secret", "login", "-n", "default")
-	s.told("result", "templateResourceRefs Login", "Secret default/login does not exist")
-	if diff := cmp.Diff(before, s.results()); diff != "" {
+	s.awaitReports("result", "templateResourceRefs Login", "Secret default/login does not exist")
+	if diff := cmp.Diff(before, s.resultVersions()); diff != "" {
 		t.Errorf("after the deletion of the Secret (-want +got):\n%s", diff)
 	}
 	w.setLogin("third-password")
 	want["password"] = "third-password"
 	s.wantResult(want)
-	w.hubOS.kill()
+	w.hubProcess.kill()
 	w.setLogin("password-of-a-hub-that-was-away")
 	w.startHub()
 	want["password"] = "password-of-a-hub-that-was-away"
 	s.wantResult(want)
 
-	s.confinesTenants()
+	s.restrictsTenants()
 	for _, content := range payloads.contents(w)[kube.AgentNamespace] {
 		if strings.Contains(content, "password") {
 			t.Errorf("a shared bundle has data of the Secret: %s", content)
@@ -170,7 +170,7 @@ func (w *world) setLogin(password string) {
 	w.apply(w.hub, "apiVersion: v1\nkind: Secret\nmetadata: {namespace: default, name: login}\nstringData: {password: "+password+"}\n")
 }
 
-// createAnna installs the kind of an object and creates it.
+// createAnna installs a kind and creates an object of it.
 func (s *resourcesStory) createAnna() {
 	s.t.Helper()
 	s.apply(s.hub, boatsDefinition)
@@ -186,11 +186,11 @@ func (s *resourcesStory) createAnna() {
 	}
 }
 
-// ignoresWhatDoesNotCount changes the status of one object and a field of another one. The second profile tells when
-// the hub has seen the change.
-func (s *resourcesStory) ignoresWhatDoesNotCount(want map[string]string) {
+// ignoresUnreadFields changes the status of one object and a field of another one. The second profile shows that the
+// hub has read the change.
+func (s *resourcesStory) ignoresUnreadFields(want map[string]string) {
 	s.t.Helper()
-	before, requests := s.results(), s.requests(s.hub)
+	before, requests := s.resultVersions(), s.requests(s.hub)
 	s.setAnna("harbour", "status", "place")
 	if err := s.client(s.hub).Status().Update(s.t.Context(), s.anna); err != nil {
 		s.t.Fatal(err)
@@ -198,10 +198,10 @@ func (s *resourcesStory) ignoresWhatDoesNotCount(want map[string]string) {
 	s.wantData("marker", map[string]string{"place": "harbour", "other": "1"})
 	s.apply(s.hub, "apiVersion: v1\nkind: ConfigMap\nmetadata: {namespace: default, name: size}\ndata: {watched: '1', other: '2'}\n")
 	s.wantData("marker", map[string]string{"place": "harbour", "other": "2"})
-	if diff := cmp.Diff(before, s.results()); diff != "" {
-		s.t.Errorf("changes that do not count (-want +got):\n%s", diff)
+	if diff := cmp.Diff(before, s.resultVersions()); diff != "" {
+		s.t.Errorf("results after irrelevant changes (-want +got):\n%s", diff)
 	}
-	// The marker of the pull member was written twice, and nothing else.
+	// Only the marker of the pull member was written, twice.
 	creation := localkube.Request{Verb: "POST", Group: libv1beta1.GroupVersion.Group, Resource: "configurationbundles"}
 	if got := s.requests(s.hub).Since(requests)[creation]; got != 2 {
 		s.t.Errorf("%d bundles were written, want 2 for the marker", got)
@@ -225,8 +225,8 @@ func (s *resourcesStory) setAnna(value any, path ...string) {
 	}
 }
 
-// confinesTenants lets a Profile refer to objects that it must not read.
-func (s *resourcesStory) confinesTenants() {
+// restrictsTenants has a Profile refer to objects that it must not read.
+func (s *resourcesStory) restrictsTenants() {
 	s.t.Helper()
 	secrets := map[string]string{"pull-1": join.AnchorSecret("pull-1"), "push-1": "push-1-sveltos-kubeconfig"}
 	for resource, text := range map[string]string{
@@ -241,21 +241,21 @@ func (s *resourcesStory) confinesTenants() {
 			s.apply(s.hub, fmt.Sprintf(tenantProfile, namespace, filled[cluster].Replace(resource)))
 		}
 		for cluster, namespace := range s.namespaces {
-			s.wantTold(namespace, "p--tenant-sveltos-"+cluster, []string{"templateResourceRefs Theirs", filled[cluster].Replace(text)})
+			s.awaitFailureReport(namespace, "p--tenant-sveltos-"+cluster, []string{"templateResourceRefs Theirs", filled[cluster].Replace(text)})
 		}
 	}
 }
 
-// told waits until the summaries of a profile tell what is wrong.
-func (s *resourcesStory) told(profile string, texts ...string) {
+// awaitReports waits until the summaries of a profile report the failure.
+func (s *resourcesStory) awaitReports(profile string, texts ...string) {
 	s.t.Helper()
 	for cluster, namespace := range s.namespaces {
-		s.wantTold(namespace, profile+"-sveltos-"+cluster, texts)
+		s.awaitFailureReport(namespace, profile+"-sveltos-"+cluster, texts)
 	}
 }
 
-// results are the versions of the result on the members, and of the group on the hub.
-func (s *resourcesStory) results() map[string]string {
+// resultVersions returns the versions of the result on the members, and of the group on the hub.
+func (s *resourcesStory) resultVersions() map[string]string {
 	s.t.Helper()
 	versions := map[string]string{}
 	for cluster, plane := range s.members {
@@ -281,7 +281,7 @@ func (s *resourcesStory) wantResult(want map[string]string) {
 	s.t.Helper()
 	s.wantData("result", want)
 	for cluster, namespace := range s.namespaces {
-		s.provisioned(namespace, "result-sveltos-"+cluster)
+		s.awaitProvisioned(namespace, "result-sveltos-"+cluster)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/towline/towline/internal/localkube"
 )
 
-// orderChart shows its version, and the values that it is rendered with.
+// orderChart writes its version and its values into an object.
 func orderChart(version string) examples.Chart {
 	return examples.Chart{Name: "order", Version: version, Files: map[string]string{"values.schema.json": "{}", "templates/order.yaml": `
 apiVersion: v1
@@ -112,13 +112,13 @@ data:
     data: {of: %[2]s, text: "{{ is no template }}"}
 `
 
-// TestTemplates expands templates and runs scripts for a pull and a push member. Changes of what they read arrive by
-// themselves. What is deleted or cannot be expanded is told by name, with the line, and nothing that was delivered is
-// touched.
+// TestTemplates expands templates and runs scripts for a pull and a push member. Changes of the objects that they read
+// are delivered. A deleted object or an invalid template is reported by name, with the line, and no delivered object is
+// changed.
 func TestTemplates(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
-	w.serve(orderChart("0.1.0"), orderChart("0.2.0"))
+	w.serveRepository(orderChart("0.1.0"), orderChart("0.2.0"))
 	members := map[string]*localkube.Plane{
 		"pull-1": w.pullMember("edge", "pull-1", "env=templates,city=rome,chart=0.1.0"), "push-1": w.pushMember("cloud", "push-1", "env=templates,city=oslo,chart=0.1.0"),
 	}
@@ -144,14 +144,14 @@ func TestTemplates(t *testing.T) {
 	}
 	w.wantExpanded(members, namespaces, "other.example.com", "back", "0.2.0")
 
-	wantFailure := w.untouched(map[string]*localkube.Plane{"edge/pull-1": members["pull-1"], "cloud/push-1": members["push-1"]}, "templates", "site")
+	wantFailure := w.expectUntouched(map[string]*localkube.Plane{"edge/pull-1": members["pull-1"], "cloud/push-1": members["push-1"]}, "templates", "site")
 	w.kubectl(w.hub, "delete", "configmap", "templated")
 	wantFailure("ConfigMap default/templated does not exist")
 	w.apply(w.hub, profile)
 	w.wantExpanded(members, namespaces, "other.example.com", "back", "0.2.0")
 
 	w.appliesExample(members, namespaces)
-	w.tellsBadTemplates(members, namespaces)
+	w.reportsBadTemplates(members, namespaces)
 }
 
 // wantExpanded waits until the members have the objects of templatesProfile, expanded with the host and the tier of the
@@ -175,7 +175,7 @@ func (w *world) wantExpanded(members map[string]*localkube.Plane, namespaces map
 				return err
 			})
 		}
-		w.provisioned(namespaces[cluster], "templates-sveltos-"+cluster)
+		w.awaitProvisioned(namespaces[cluster], "templates-sveltos-"+cluster)
 	}
 }
 
@@ -188,7 +188,7 @@ func (w *world) appliesExample(members map[string]*localkube.Plane, namespaces m
 	}
 	w.apply(w.hub, strings.ReplaceAll(string(example), "env: test", "env: templates"))
 	for cluster, plane := range members {
-		w.provisioned(namespaces[cluster], "registry-sveltos-"+cluster)
+		w.awaitProvisioned(namespaces[cluster], "registry-sveltos-"+cluster)
 		got, err := w.data(plane, "kube-public", "cluster")
 		if diff := cmp.Diff(map[string]string{"name": cluster, "env": "templates"}, got); err != nil || diff != "" {
 			w.t.Errorf("the settings of %s: %v (-want +got):\n%s", cluster, err, diff)
@@ -199,10 +199,10 @@ func (w *world) appliesExample(members map[string]*localkube.Plane, namespaces m
 	}
 }
 
-// templateCase is a template or script that is good at first.
+// templateCase is a template or script that is valid at first.
 type templateCase struct {
 	annotation, bad string
-	names           []string
+	texts           []string
 }
 
 func templateCases() map[string]templateCase {
@@ -227,8 +227,8 @@ func caseContent(name, annotation, text string) string {
 		name, annotation, text)
 }
 
-// tellsBadTemplates breaks templates and scripts that were delivered.
-func (w *world) tellsBadTemplates(members map[string]*localkube.Plane, namespaces map[string]string) {
+// reportsBadTemplates breaks templates and scripts that were delivered.
+func (w *world) reportsBadTemplates(members map[string]*localkube.Plane, namespaces map[string]string) {
 	w.t.Helper()
 	cases := templateCases()
 	names := slices.Sorted(maps.Keys(cases))
@@ -247,7 +247,7 @@ func (w *world) tellsBadTemplates(members map[string]*localkube.Plane, namespace
 	before := map[string]map[string]fingerprint{}
 	for cluster, plane := range members {
 		for _, name := range names {
-			w.provisioned(namespaces[cluster], name+"-sveltos-"+cluster)
+			w.awaitProvisioned(namespaces[cluster], name+"-sveltos-"+cluster)
 		}
 		before[cluster] = w.fingerprints(plane, "bad")
 		if len(before[cluster]) < len(names) {
@@ -257,10 +257,10 @@ func (w *world) tellsBadTemplates(members map[string]*localkube.Plane, namespace
 	w.apply(w.hub, bad.String())
 	for cluster, plane := range members {
 		for _, name := range names {
-			w.wantTold(namespaces[cluster], name+"-sveltos-"+cluster, append(cases[name].names, "ConfigMap default/"+name+", key objects.yaml"))
+			w.awaitFailureReport(namespaces[cluster], name+"-sveltos-"+cluster, append(cases[name].texts, "ConfigMap default/"+name+", key objects.yaml"))
 		}
 		if diff := cmp.Diff(before[cluster], w.fingerprints(plane, "bad")); diff != "" {
-			w.t.Errorf("what was delivered to %s before (-want +got):\n%s", cluster, diff)
+			w.t.Errorf("objects on %s (-before +after):\n%s", cluster, diff)
 		}
 	}
 }

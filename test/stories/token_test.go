@@ -36,72 +36,72 @@ import (
 )
 
 const (
-	// tokenLife is the shortest that Kubernetes gives.
+	// tokenLife is the minimum of Kubernetes.
 	tokenLife = 10 * time.Minute
 	tokenNS   = "tokens"
 	tokenName = "renewing"
 )
 
-// TestToken follows one agent's credential: three renewals without a failed request, a copied manifest that is
-// worthless, and an agent that was offline until its token had expired.
+// TestToken follows one agent's credential: three renewals without a failed request, a copied manifest whose token is
+// invalid, and an agent that was offline until its token had expired.
 func TestToken(t *testing.T) {
-	awaitTurn(t)
+	awaitSlot(t)
 	w := newWorld(t)
 	w.apply(w.hub, deregisterProfile)
-	// Nothing is said about the agent's image: the agent runs in this process, by a clock that the story sets.
-	s := &tokenStory{w: w, plane: localkube.ForTest(t, localkube.Named(tokenName)), hub: w.gate(rest.AnonymousClientConfig(w.hub.Config))}
-	loose := &looseAgent{w: w, plane: s.plane, hub: s.hub}
+	// No program is registered for the agent's image: the agent runs in this process, with a clock that the story sets.
+	s := &tokenStory{w: w, plane: localkube.ForTest(t, localkube.Named(tokenName)), hub: w.startGate(rest.AnonymousClientConfig(w.hub.Config))}
+	loose := &processAgent{w: w, plane: s.plane, hub: s.hub}
 	manifest := w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace="+tokenNS, "--cluster="+tokenName, "--pullmode", "--labels=env=leaving")
 	w.apply(s.plane, loose.readManifest(manifest))
 	copied := s.token()
-	s.uses(copied, nil)
+	s.wantRequest(copied, nil)
 
 	agent := s.startAgent()
-	w.ready(tokenNS, tokenName)
-	w.has(s.plane)
-	s.hub.record()
+	w.awaitReady(tokenNS, tokenName)
+	w.awaitDeployed(s.plane)
+	s.hub.startRecording()
 	for range 3 {
-		s.renews(agent)
+		s.renewToken(agent)
 	}
 	w.kubectl(s.plane, "delete", "configmap", "delivered")
-	w.has(s.plane)
-	if failed := s.hub.failures(); len(failed) > 0 {
+	w.awaitDeployed(s.plane)
+	if failed := s.hub.listFailures(); len(failed) > 0 {
 		t.Errorf("requests of the agent failed: %q", failed)
 	}
-	w.eventually("the copied manifest's token is worthless", func() error { return s.refused(copied) })
+	w.eventually("the copied manifest's token is invalid", func() error { return s.wantRefused(copied) })
 
 	agent.stop()
-	s.expire()
+	s.expireToken()
 	agent = s.startAgent()
-	w.eventually("the agent says what to run", func() error {
+	w.eventually("the agent logs the command", func() error {
 		for _, text := range []string{"sveltosctl register cluster --namespace=" + tokenNS + " --cluster=" + tokenName + " --pullmode", "kubectl apply -f"} {
 			if !strings.Contains(agent.log.String(), text) {
-				return fmt.Errorf("its log does not say %q:\n%s", text, tail(agent.log.String()))
+				return fmt.Errorf("its log does not have %q:\n%s", text, tail(agent.log.String()))
 			}
 		}
 		return nil
 	})
 	w.kubectl(s.plane, "delete", "configmap", "delivered")
-	w.has(s.plane) // it heals meanwhile
+	w.awaitDeployed(s.plane) // it corrects drift meanwhile
 	uid := w.kubectl(s.plane, "get", "configmap", "delivered", "-o", "jsonpath={.metadata.uid}/{.metadata.resourceVersion}")
-	s.hub.record()
+	s.hub.startRecording()
 	manifest = w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace="+tokenNS, "--cluster="+tokenName, "--pullmode")
 	w.apply(s.plane, loose.readManifest(manifest))
-	w.eventually("the agent takes the new way to the hub", func() error {
-		agent.clock.Step(time.Minute) // it looks from time to time
-		return s.beatsAfter(agent.clock.Now().Add(-time.Minute))
+	w.eventually("the agent uses the new kubeconfig", func() error {
+		agent.clock.Step(time.Minute) // it checks the Secret from time to time
+		return s.wantHeartbeatAfter(agent.clock.Now().Add(-time.Minute))
 	})
-	if fetched := s.hub.fetches(); len(fetched) > 0 {
-		t.Errorf("the repaired agent fetched %q: it lost its record", fetched)
+	if fetched := s.hub.listBundleReads(); len(fetched) > 0 {
+		t.Errorf("the repaired agent read %q, want nothing since it has its record", fetched)
 	}
 	if now := w.kubectl(s.plane, "get", "configmap", "delivered", "-o", "jsonpath={.metadata.uid}/{.metadata.resourceVersion}"); now != uid {
-		t.Errorf("the repair touched what was deployed: %s, then %s", uid, now)
+		t.Errorf("the repair changed the uid of the deployed object: %s, then %s", uid, now)
 	}
 
 	stolen := s.token()
-	s.uses(stolen, nil)
+	s.wantRequest(stolen, nil)
 	w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace="+tokenNS, "--cluster="+tokenName, "--pullmode", "--revoke")
-	w.eventually("--revoke makes every older token worthless", func() error { return s.refused(stolen) })
+	w.eventually("--revoke makes every older token invalid", func() error { return s.wantRefused(stolen) })
 }
 
 // tokenStory is a pull member whose agent runs in the test.
@@ -111,7 +111,7 @@ type tokenStory struct {
 	hub   *gate
 }
 
-// timedAgent is an agent of this process.
+// timedAgent is an agent in this process, with the clock of the story.
 type timedAgent struct {
 	clock *clocktesting.FakeClock
 	log   *lockedBuffer
@@ -152,7 +152,7 @@ func logInto(out *lockedBuffer) logr.Logger {
 	return funcr.New(func(prefix, args string) { _, _ = fmt.Fprintln(out, prefix, args) }, funcr.Options{LogTimestamp: true})
 }
 
-// token returns the token that the member's Secret has now.
+// token returns the token in the member's Secret.
 func (s *tokenStory) token() string {
 	s.w.t.Helper()
 	config, err := clientcmd.RESTConfigFromKubeConfig(s.secret().Data[join.KubeconfigKey])
@@ -172,8 +172,8 @@ func (s *tokenStory) secret() *corev1.Secret {
 	return secret
 }
 
-// ask asks the hub for the agent's own cluster object with a token.
-func (s *tokenStory) ask(token string) error {
+// readCluster reads the agent's SveltosCluster from the hub with a token.
+func (s *tokenStory) readCluster(token string) error {
 	config := rest.AnonymousClientConfig(s.w.hub.Config)
 	config.BearerToken = token
 	c, err := client.New(config, client.Options{Scheme: kube.Scheme(), Mapper: s.w.client(s.w.hub).RESTMapper()})
@@ -183,38 +183,38 @@ func (s *tokenStory) ask(token string) error {
 	return c.Get(s.w.t.Context(), client.ObjectKey{Namespace: tokenNS, Name: tokenName}, &libv1beta1.SveltosCluster{})
 }
 
-func (s *tokenStory) uses(token string, want error) {
+func (s *tokenStory) wantRequest(token string, want error) {
 	s.w.t.Helper()
-	if err := s.ask(token); !errors.Is(err, want) {
+	if err := s.readCluster(token); !errors.Is(err, want) {
 		s.w.t.Fatalf("a request with the token: %v, want %v", err, want)
 	}
 }
 
-func (s *tokenStory) refused(token string) error {
-	err := s.ask(token)
+func (s *tokenStory) wantRefused(token string) error {
+	err := s.readCluster(token)
 	if err == nil || !strings.Contains(err.Error(), "Unauthorized") {
-		return fmt.Errorf("a request with it gets %w, want Unauthorized", err)
+		return fmt.Errorf("a request with the token returns %w, want Unauthorized", err)
 	}
 	return nil
 }
 
-// renews lets four fifths of the token's life pass and waits until there is a new one that works.
-func (s *tokenStory) renews(a *timedAgent) {
+// renewToken lets four fifths of the token's life pass and waits until the Secret has a new, valid token.
+func (s *tokenStory) renewToken(a *timedAgent) {
 	s.w.t.Helper()
 	before := s.token()
 	a.clock.Step(tokenLife * 8 / 10)
 	s.w.eventually("the token is renewed", func() error {
 		a.clock.Step(time.Second)
 		if s.token() == before {
-			return errors.New("it is still the same")
+			return errors.New("the token is still the same")
 		}
 		return nil
 	})
-	s.uses(s.token(), nil)
+	s.wantRequest(s.token(), nil)
 }
 
-// beatsAfter says what is wrong unless the hub has a heartbeat that is later than at.
-func (s *tokenStory) beatsAfter(at time.Time) error {
+// wantHeartbeatAfter returns an error unless the hub has a heartbeat that is later than at.
+func (s *tokenStory) wantHeartbeatAfter(at time.Time) error {
 	out, err := s.w.try(s.w.hub, "kubectl", "get", "lease", tokenName, "-n", tokenNS, "-o", "jsonpath={.spec.renewTime}")
 	if err != nil {
 		return err
@@ -229,9 +229,9 @@ func (s *tokenStory) beatsAfter(at time.Time) error {
 	return nil
 }
 
-// expire puts an expired token of the agent in place of the one in the member's Secret: signed by the hub, with the
-// claims of that one, but from yesterday.
-func (s *tokenStory) expire() {
+// expireToken replaces the token in the member's Secret by an expired one: signed by the hub, with the same claims, but
+// from yesterday.
+func (s *tokenStory) expireToken() {
 	s.w.t.Helper()
 	live := s.token()
 	parts := strings.Split(live, ".")
@@ -246,7 +246,7 @@ func (s *tokenStory) expire() {
 	yesterday := time.Now().Add(-24 * time.Hour)
 	claims["iat"], claims["nbf"], claims["exp"] = yesterday.Unix(), yesterday.Unix(), yesterday.Add(tokenLife).Unix()
 	expired := s.sign(parts[0], claims)
-	if err := s.refused(expired); err != nil {
+	if err := s.wantRefused(expired); err != nil {
 		s.w.t.Fatal(err)
 	}
 	secret := s.secret()

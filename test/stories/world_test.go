@@ -33,28 +33,28 @@ const (
 	waitTimeout = 4 * time.Minute
 	// pollInterval is the minimum time between two checks of a wait.
 	pollInterval = 250 * time.Millisecond
-	// pollCost is the maximum part of a wait that its checks take. Many start kubectl, which takes a fifth of a second of
-	// a processor.
+	// pollCost is the maximum part of a wait that its checks take. Many start kubectl, which needs 0.2 s of processor
+	// time.
 	pollCost = 0.25
 )
 
-// world is a hub with Towline running in it, a chart repository, and as many members as the story starts.
+// world is a hub with Towline, a chart repository, and the members that the story starts.
 type world struct {
-	t     *testing.T
-	dir   string
-	hub   *localkube.Plane
-	hubOS *process
-	// clients has the administrator's client of each plane. A new client asks for all APIs of its server first.
+	t          *testing.T
+	dir        string
+	hub        *localkube.Plane
+	hubProcess *process
+	// clients has the administrator's client of each plane. A new client first lists all APIs of its server.
 	clients *sync.Map
 	// hubKubeconfig is the kubeconfig of `towline hub`.
 	hubKubeconfig string
-	// granted is true if the hub has more rights than config/hub.yaml gives it.
+	// granted is true if the hub has more rights than config/hub.yaml defines.
 	granted bool
 	// Charts is the URL of a Helm repository with the example chart under every name that the stories use.
 	Charts string
 }
 
-// newWorld starts the hub and waits until it has registered itself.
+// newWorld starts the hub and waits until it serves its CRDs.
 func newWorld(t *testing.T, options ...localkube.Option) *world {
 	t.Helper()
 	repository, err := examples.Repository(charts()...)
@@ -71,13 +71,13 @@ func newWorld(t *testing.T, options ...localkube.Option) *world {
 	return w
 }
 
-// startHub runs `towline hub` with more flags; it is stopped when the story ends.
+// startHub runs `towline hub` with further flags; it is stopped when the story ends.
 func (w *world) startHub(flags ...string) {
 	w.t.Helper()
 	flags = append([]string{"hub", "--install-crds", "--register-self=false", "--v=11", "--diagnostics-address=127.0.0.1:0", "--health-address=127.0.0.1:0", "--cache-dir=" + filepath.Join(w.dir, "cache")}, flags...)
 	// The memory limit of the chart, which also limits the children of the hub.
 	env := []string{"KUBECONFIG=" + w.hubKubeconfig, "GOMEMLIMIT=2GiB", "GOGC=100"}
-	w.hubOS = w.startFiltered(w.hubRequests, w.hub.Network(), "hub", env, "towline", flags...)
+	w.hubProcess = w.startFiltered(w.hubRequests, w.hub.Network(), "hub", env, "towline", flags...)
 	w.eventually("the hub installs its CRDs", func() error {
 		c := w.client(w.hub)
 		return errors.Join(c.List(w.t.Context(), &libv1beta1.SveltosClusterList{}), c.List(w.t.Context(), &configv1beta1.ClusterProfileList{}),
@@ -85,33 +85,33 @@ func (w *world) startHub(flags ...string) {
 	})
 }
 
-// member starts a member cluster in which the agent's image runs as our binary.
+// member starts a member cluster. The agent's image runs our program.
 func (w *world) member(name string) *localkube.Plane {
 	w.t.Helper()
 	return localkube.ForTest(w.t, localkube.Named(name), localkube.WithExec(join.DefaultAgentImage, w.binary("towline-agent")))
 }
 
-// pullMember registers a started member in pull mode and waits until it is ready.
+// pullMember starts a member, registers it in pull mode and waits until it is ready.
 func (w *world) pullMember(namespace, cluster, labels string) *localkube.Plane {
 	w.t.Helper()
 	plane := w.member(cluster)
 	manifest := w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace="+namespace, "--cluster="+cluster, "--pullmode", "--labels="+labels)
 	w.apply(plane, manifest)
-	w.ready(namespace, cluster)
+	w.awaitReady(namespace, cluster)
 	return plane
 }
 
-// pushMember registers a started member in push mode and waits until it is ready.
+// pushMember starts a member, registers it in push mode and waits until it is ready.
 func (w *world) pushMember(namespace, cluster, labels string) *localkube.Plane {
 	w.t.Helper()
 	plane := w.member(cluster)
 	w.kubectl(w.hub, "create", "namespace", namespace)
 	w.run(w.hub, "sveltosctl", "register", "cluster", "--namespace="+namespace, "--cluster="+cluster, "--kubeconfig="+plane.Kubeconfig, "--labels="+labels)
-	w.ready(namespace, cluster)
+	w.awaitReady(namespace, cluster)
 	return plane
 }
 
-func (w *world) ready(namespace, cluster string) {
+func (w *world) awaitReady(namespace, cluster string) {
 	w.t.Helper()
 	w.eventually(cluster+" is ready", func() error {
 		found := &libv1beta1.SveltosCluster{}
@@ -123,15 +123,15 @@ func (w *world) ready(namespace, cluster string) {
 	})
 }
 
-// provisioned waits until the summary says so for every feature it has.
-func (w *world) provisioned(namespace, summary string) {
+// awaitProvisioned waits until the status of every feature of the summary is Provisioned.
+func (w *world) awaitProvisioned(namespace, summary string) {
 	w.t.Helper()
 	w.eventually(summary+" is provisioned", func() error {
 		return w.wantStatuses(namespace, summary, "Provisioned")
 	})
 }
 
-// wantStatuses says what is wrong unless every feature of the summary has the status want.
+// wantStatuses returns an error unless every feature of the summary has the status want.
 func (w *world) wantStatuses(namespace, summary, want string) error {
 	found := &configv1beta1.ClusterSummary{}
 	if err := w.client(w.hub).Get(w.t.Context(), client.ObjectKey{Namespace: namespace, Name: summary}, found); err != nil {
@@ -148,7 +148,7 @@ func (w *world) wantStatuses(namespace, summary, want string) error {
 	return nil
 }
 
-// client talks to a plane as its administrator.
+// client returns the administrator's client of a plane.
 func (w *world) client(plane *localkube.Plane) client.Client {
 	w.t.Helper()
 	if known, ok := w.clients.Load(plane); ok {
@@ -175,8 +175,8 @@ func (w *world) kubectl(plane *localkube.Plane, args ...string) string {
 	return w.run(plane, "kubectl", args...)
 }
 
-// apply applies a manifest as kubectl apply --server-side --force-conflicts does, without a process: kubectl takes a
-// fifth of a second of a processor for it.
+// apply applies a manifest like kubectl apply --server-side --force-conflicts, but without starting kubectl, which
+// needs 0.2 s of processor time.
 func (w *world) apply(plane *localkube.Plane, manifest string) {
 	w.t.Helper()
 	objects, err := kube.DecodeManifest([]byte(manifest))
@@ -215,7 +215,7 @@ func (w *world) kubectlApply(plane *localkube.Plane, manifest string) string {
 	return out
 }
 
-// run runs one of our binaries with KUBECONFIG set to the plane's and fails the story if it fails.
+// run runs one of our programs with KUBECONFIG set to the plane's, and fails the story if the program fails.
 func (w *world) run(plane *localkube.Plane, binary string, args ...string) string {
 	w.t.Helper()
 	out, err := w.try(plane, binary, args...)
@@ -225,14 +225,14 @@ func (w *world) run(plane *localkube.Plane, binary string, args ...string) strin
 	return out
 }
 
-// try is run for commands that may fail; the error holds the standard error.
+// try is run for commands that may fail; the error has the standard error.
 func (w *world) try(plane *localkube.Plane, binary string, args ...string) (string, error) {
 	return output(w.command(plane, binary, args...))
 }
 
 func (w *world) command(plane *localkube.Plane, binary string, args ...string) *exec.Cmd {
 	cmd := plane.Network().Command(w.t.Context(), w.binary(binary), args...)
-	// kubectl caches by address what a server has. A later story's control plane may get the same address.
+	// kubectl caches the APIs of a server by its address. A later story's control plane may get the same address.
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+plane.Kubeconfig, "KUBECACHEDIR="+filepath.Join(w.dir, "kubectl"))
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
@@ -255,7 +255,7 @@ func output(cmd *exec.Cmd) (string, error) {
 	return stdout.String(), nil
 }
 
-// eventually waits until check passes and fails the story with its last error if it never does.
+// eventually waits until check returns nil. After waitTimeout it fails the story with the last error.
 func (w *world) eventually(what string, check func() error) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), waitTimeout)
@@ -275,8 +275,8 @@ func (w *world) eventually(what string, check func() error) {
 	}
 }
 
-// row returns the line of a kubectl table whose NAME is name, "" if there is none.
-func (w *world) row(table, name string) string {
+// tableRow returns the line of a kubectl table whose NAME is name, "" if there is none.
+func (w *world) tableRow(table, name string) string {
 	for line := range strings.Lines(table) {
 		for i, field := range strings.Fields(line) {
 			if i < 2 && field == name {
@@ -287,7 +287,7 @@ func (w *world) row(table, name string) string {
 	return ""
 }
 
-// wantFields compares the fields of a line; "*" stands for anything.
+// wantFields compares the fields of a line; "*" stands for any text.
 func wantFields(line string, want ...string) error {
 	got := strings.Fields(line)
 	if len(got) != len(want) {
@@ -301,7 +301,7 @@ func wantFields(line string, want ...string) error {
 	return nil
 }
 
-// process is a program that runs beside the story.
+// process is a program that runs in the background.
 type process struct {
 	cmd    *exec.Cmd
 	out    *lockedBuffer
@@ -315,7 +315,7 @@ func (w *world) start(what string, plane *localkube.Plane, binary string, args .
 	return w.startIn(plane.Network(), what, []string{"KUBECONFIG=" + plane.Kubeconfig}, binary, args...)
 }
 
-// startWith is start with any environment in place of a plane.
+// startWith is start with an environment instead of a plane.
 func (w *world) startWith(what string, env []string, binary string, args ...string) *process {
 	w.t.Helper()
 	return w.startIn("", what, env, binary, args...)
@@ -343,7 +343,7 @@ func (w *world) startFiltered(
 	}
 	go func() {
 		defer close(p.exited)
-		_ = cmd.Wait() // the story judges by what it sees, and many of these are killed on purpose
+		_ = cmd.Wait() // stories kill many programs on purpose
 	}()
 	w.t.Cleanup(func() {
 		p.stop()
@@ -354,7 +354,7 @@ func (w *world) startFiltered(
 	return p
 }
 
-// stop asks the process to end and waits for it; after ten seconds it is killed.
+// stop interrupts the process and waits for its end; after ten seconds it is killed.
 func (p *process) stop() {
 	_ = p.cmd.Process.Signal(os.Interrupt) // an error means that it has ended
 	select {
